@@ -1,0 +1,60 @@
+/* driver.h - every CUDA call goes through here, and nothing above knows CUDA's types.
+ *
+ * The table is filled from libcuda.so.1 or from the simulated driver by dlopen: nothing links either. An address on the
+ * device has a type of its own, so that the host cannot dereference it by accident.
+ */
+#ifndef FCDP_DRIVER_H
+#define FCDP_DRIVER_H
+
+#include "alloc/fcdp.h"
+
+typedef enum fcdp_driver_kind { FCDP_DRIVER_AUTO, FCDP_DRIVER_CUDA, FCDP_DRIVER_SIM } fcdp_driver_kind;
+typedef struct fcdp_driver fcdp_driver;
+typedef struct fcdp_dptr { uint64_t addr; } fcdp_dptr;          /* a device address */
+typedef struct fcdp_phys { uint64_t handle; } fcdp_phys;        /* a physical allocation (CUmemGenericAllocationHandle) */
+typedef void *fcdp_stream;                                      /* CUstream; NULL is the legacy default stream */
+typedef void *fcdp_event;                                       /* CUevent, timing disabled */
+
+static inline fcdp_dptr fcdp__dptr_add(fcdp_dptr p, size_t bytes) { return (fcdp_dptr){p.addr + bytes}; }
+
+/* Load the driver and take device `ordinal`'s primary context. AUTO: CUDA where a device answers, else sim. The sim library
+ * is $FCDP_SIM_LIBRARY, else `sim_library` (may be NULL). FCDP_ERR_UNSUPPORTED with a text that says what to do when the
+ * asked driver or device is not there. Calls made later from any thread bind the context to that thread themselves. */
+fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, fcdp_driver **drv_out) FCDP_MUST_CHECK;
+void fcdp__driver_close(fcdp_driver *drv);
+bool fcdp__driver_is_sim(const fcdp_driver *drv);
+size_t fcdp__driver_page_bytes(const fcdp_driver *drv);         /* mapping granularity, 2 MiB */
+int fcdp__driver_numa_node(const fcdp_driver *drv);             /* the device's NUMA node, -1 when unknown */
+fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out, size_t *total_bytes_out) FCDP_MUST_CHECK;
+
+/* Physical memory and ranges; rules: facts of cuMemMap (whole handles, offset 0), cuMemUnmap (whole mappings). */
+fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *phys_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr *base_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_range_free(fcdp_driver *drv, fcdp_dptr base, size_t bytes) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_map(fcdp_driver *drv, fcdp_dptr at, size_t bytes, fcdp_phys phys) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes) FCDP_MUST_CHECK;
+/* Read-write for this device, one contiguous fully mapped range. NOT_READY is retried after a synchronise. */
+fcdp_status fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes) FCDP_MUST_CHECK;
+
+/* Copies, asynchronous on `stream` (with unpinned host memory the driver may make them synchronous). */
+fcdp_status fcdp__driver_copy_h2d(fcdp_driver *drv, fcdp_dptr dst, const void *src, size_t bytes, fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, size_t bytes, fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src, size_t bytes, fcdp_stream stream) FCDP_MUST_CHECK;
+
+fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) FCDP_MUST_CHECK; /* non-blocking, high priority */
+void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream);
+fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
+void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event);
+fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK; /* FCDP_OK or FCDP_PENDING */
+
+/* Page-lock host memory for asynchronous copies (cuMemHostRegister, portable; chunks of <= 64 GiB). `at` page aligned.
+ * FCDP_ERR_NO_HOST_MEM with the limit (RLIMIT_MEMLOCK) in the text when that is the cause. */
+fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
+
+#endif
