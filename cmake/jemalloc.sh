@@ -1,0 +1,102 @@
+#!/bin/bash
+# Builds the private jemalloc once and prints the folder that holds it (include/jemalloc/jemalloc.h,
+# lib/libjemalloc_pic.a). Called by tools/setup.sh and by FindJemallocPrivate.cmake. stdout: that folder, nothing else.
+#
+# Why a private one: a distribution's jemalloc cannot be loaded into a running Python (initial-exec TLS), and linking
+# its archive would capture our own malloc and free. This one has no initial-exec TLS, a prefix (je_) and a private
+# namespace, so it lives beside whatever allocator the process uses.
+#
+# FCDP_JEMALLOC          a folder that already holds such a build: used as it is
+# FCDP_JEMALLOC_TARBALL  jemalloc-5.3.0.tar.bz2, already downloaded
+# FCDP_CACHE             where the build is kept (default ${XDG_CACHE_HOME:-~/.cache}/fcdp)
+set -euo pipefail
+
+VERSION=5.3.0
+SHA256=2db82d1e7119df3e71b7640219b6dfe84789bc0537983c3b7ac4f7189aecfeaa
+URL=https://github.com/jemalloc/jemalloc/releases/download/$VERSION/jemalloc-$VERSION.tar.bz2
+FLAGS=(--disable-initial-exec-tls --with-jemalloc-prefix=je_ --with-private-namespace=fcdp_ --disable-cxx
+       --enable-static --disable-shared --disable-doc --disable-libdl)
+case $(uname -m) in aarch64) FLAGS+=(--with-lg-page=16) ;; esac   # kernels there have pages of 4, 16 or 64 KiB
+CFLAGS="-O2 -fPIC -fvisibility=hidden"
+
+say() { echo "jemalloc: $*" >&2; }
+complete() { [ -f "$1/include/jemalloc/jemalloc.h" ] && [ -f "$1/lib/libjemalloc_pic.a" ]; }
+genuine() { [ -f "$1" ] && echo "$SHA256  $1" | sha256sum --check --status; }
+
+if [ -n "${FCDP_JEMALLOC:-}" ]; then
+    complete "$FCDP_JEMALLOC" || { say "FCDP_JEMALLOC=$FCDP_JEMALLOC lacks include/jemalloc/jemalloc.h or lib/libjemalloc_pic.a"; exit 1; }
+    echo "$FCDP_JEMALLOC"; exit 0
+fi
+
+cache=${FCDP_CACHE:-${XDG_CACHE_HOME:-${HOME:?neither HOME nor FCDP_CACHE is set}/.cache}/fcdp}
+key=$(echo "$VERSION $(uname -m) ${FLAGS[*]} $CFLAGS" | sha256sum | cut -c1-12)
+dir=$cache/jemalloc-$VERSION-$key
+complete "$dir" && { echo "$dir"; exit 0; }
+
+mkdir -p "$cache"
+exec 9>"$cache/jemalloc.lock"
+flock 9                                   # a second build at the same time waits for the first and takes its result
+complete "$dir" && { echo "$dir"; exit 0; }
+
+for tool in cc make bzip2 tar sha256sum; do
+    command -v $tool >/dev/null || { say "needs '$tool': apt-get install build-essential bzip2"; exit 1; }
+done
+tmp=$(mktemp -d "$cache/build.XXXXXX")
+trap 'rm -rf "$tmp"' EXIT
+tarball=$tmp/jemalloc.tar.bz2
+
+# The distribution's own source package, through apt with private lists: no root, and the system's lists stay as they are.
+from_apt() {
+    command -v apt-get >/dev/null || return 1
+    local apt=$tmp/apt f
+    mkdir -p "$apt/lists/partial" "$apt/parts" "$apt/archives/partial"
+    for f in /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list.d/ubuntu.sources; do
+        [ -r "$f" ] && sed 's/^Types:.*/Types: deb-src/' "$f" >"$apt/parts/$(basename "$f")"
+    done
+    [ -r /etc/apt/sources.list ] && sed -n 's/^deb\(-src\)\?[[:space:]]/deb-src /p' /etc/apt/sources.list | sort -u >"$apt/parts/main.list"
+    local opts=(-q -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$apt/parts" -o Dir::State::Lists="$apt/lists"
+                -o Dir::Cache="$apt" -o Dir::Cache::archives="$apt/archives" -o APT::Sandbox::User= -o Acquire::Languages=none
+                -o Acquire::Retries=2 -o Acquire::http::Timeout=60)
+    (cd "$apt" && apt-get "${opts[@]}" update && apt-get "${opts[@]}" source --download-only jemalloc) >"$tmp/apt.log" 2>&1 || return 1
+    for f in "$apt"/jemalloc_*.orig.tar.bz2; do
+        genuine "$f" && mv "$f" "$tarball" && return 0
+    done
+    return 1
+}
+
+from_release() {
+    if command -v curl >/dev/null; then curl -fsSL --retry 2 --connect-timeout 20 -o "$tarball" "$URL" 2>"$tmp/url.log"
+    elif command -v wget >/dev/null; then wget -q -T 20 -t 2 -O "$tarball" "$URL" 2>"$tmp/url.log"
+    else python3 -c 'import sys, urllib.request; urllib.request.urlretrieve(*sys.argv[1:])' "$URL" "$tarball" 2>"$tmp/url.log"
+    fi && genuine "$tarball"
+}
+
+if [ -n "${FCDP_JEMALLOC_TARBALL:-}" ]; then
+    genuine "$FCDP_JEMALLOC_TARBALL" || { say "FCDP_JEMALLOC_TARBALL=$FCDP_JEMALLOC_TARBALL is not jemalloc-$VERSION.tar.bz2 (sha256 $SHA256)"; exit 1; }
+    cp "$FCDP_JEMALLOC_TARBALL" "$tarball"
+else
+    say "fetching the source of $VERSION (apt's source package, else the release tarball)"
+    from_apt || from_release || {
+        tail -n 3 "$tmp"/apt.log "$tmp"/url.log 2>/dev/null | sed 's/^/  /' >&2 || true
+        say "no source: neither 'apt-get source jemalloc' nor $URL gave version $VERSION."
+        say "Download that file elsewhere and set FCDP_JEMALLOC_TARBALL=/path/to/jemalloc-$VERSION.tar.bz2"
+        exit 1
+    }
+fi
+
+say "building $VERSION, once, into $dir (about 90 s on two cores)"
+mkdir "$tmp/src"
+tar -xjf "$tarball" -C "$tmp/src" --strip-components=1
+log=$cache/jemalloc-build.log
+(cd "$tmp/src" && unset CPPFLAGS LDFLAGS LIBS && ./configure "${FLAGS[@]}" CFLAGS="$CFLAGS" && make -j"$(nproc)" build_lib_static) >"$log" 2>&1 </dev/null || {
+    tail -n 20 "$log" >&2
+    say "build failed; the whole log is $log"
+    exit 1
+}
+mkdir -p "$tmp/out/include/jemalloc" "$tmp/out/lib"
+cp "$tmp/src/include/jemalloc/jemalloc.h" "$tmp/out/include/jemalloc/"
+cp "$tmp/src/lib/libjemalloc_pic.a" "$tmp/out/lib/"
+cp "$tmp/src/COPYING" "$tmp/out/"
+rm -rf "$dir"
+mv "$tmp/out" "$dir"
+echo "$dir"
