@@ -1,0 +1,114 @@
+/* engine.h - groups, their gathers, and the one worker that runs them in order.
+ *
+ * An engine belongs to a process and a device: driver, page pool, tiering, the node's host memory, and a worker thread. A comm is one
+ * shard process group seen as nodes x ranks, with its transport. A group is one FSDP parameter group: a region, its validity, its counts.
+ * Jobs run one at a time in the order of submission, which is the program's order and so the same on every rank: collectives of
+ * different ranks meet, and the peak of device pages is a function of the program alone.
+ *
+ * What an unshard does: map the region's pages; restore the fresh spans; gather the stale extents as the plan says. What a reshard
+ * does: keep the region on the device if policy says so, else store its slice and unmap it.
+ *
+ * Ballots: whether a rank kept or released a region is its own decision, and yet the ranks of a node restore together. So at the end of
+ * release number q each rank writes q * 2 + released on the board (word q % 2: a peer can be at most one release ahead), and a restore first waits for
+ * all words of its q. If nobody released, nothing moves. If anybody did, by slice: all join the all-gather (who kept has the
+ * bytes already, in place); whole: who kept stores its slice so that who released can read all of it.
+ *
+ * Lock: FCDP_RANK_ENGINE guards queue, job states and counters. The worker holds no lock while it moves bytes.
+ */
+#ifndef FCDP_ENGINE_H
+#define FCDP_ENGINE_H
+
+#include "alloc/options.h"
+#include "comm/plan.h"
+#include "comm/transport.h"
+#include "comm/validity.h"
+#include "tiering/region.h"
+
+typedef struct fcdp_engine fcdp_engine;
+typedef struct fcdp_comm fcdp_comm;
+typedef struct fcdp_group fcdp_group;
+typedef struct fcdp_job fcdp_job;
+
+typedef struct fcdp_engine_config {
+    fcdp_options options;
+    fcdp_driver_kind driver;    /* CUDA for groups on a GPU, SIM for groups on CPUs */
+    int ordinal;                /* device index */
+    const char *sim_library;    /* where the simulated driver lies, may be NULL */
+    uint32_t local, node_size;  /* this rank's index in its node, ranks per node */
+} fcdp_engine_config;
+
+fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **engine_out) FCDP_MUST_CHECK;
+/* Finishes the queue, stops the worker, frees groups and comms that are left. */
+void fcdp_engine_destroy(fcdp_engine *engine);
+bool fcdp_engine_is_sim(const fcdp_engine *engine);
+/* The node's host memory: local rank 0 creates, the others join with its ticket. Once, before the first group. */
+fcdp_status fcdp_engine_host_create(fcdp_engine *engine, fcdp_host_ticket *ticket_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_engine_host_join(fcdp_engine *engine, const fcdp_host_ticket *ticket) FCDP_MUST_CHECK;
+/* Wait until the queue is empty; the first error of a job nobody waited for (a reshard's), once. */
+fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
+
+/* `topology->local` and node_size must be the engine's (else FCDP_ERR_UNSUPPORTED). The transport's ctx stays the caller's. */
+fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology, const fcdp_transport *transport, fcdp_comm **comm_out) FCDP_MUST_CHECK;
+void fcdp_comm_destroy(fcdp_comm *comm);        /* its groups first */
+
+/* A group's layout is made here; it cannot be used before it is attached to host memory. `name` for messages. */
+fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_extent_spec *specs, uint32_t n_extents, fcdp_group **group_out) FCDP_MUST_CHECK;
+/* Drains, unmaps, detaches; the leader's block is freed (the others must have detached: the caller has a barrier before). */
+void fcdp_group_destroy(fcdp_group *group);
+/* Leader: carve the group's block. Every rank, leader included: attach at the leader's offset; then the region exists. */
+fcdp_status fcdp_group_carve(fcdp_group *group, uint64_t *offset_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) FCDP_MUST_CHECK;
+/* Addresses of the extents' storages, for life; bytes of extent i = n_ranks * shard_bytes. */
+fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i);
+size_t fcdp_group_bytes(const fcdp_group *group);       /* of the region */
+
+/* Observe every extent's signals (arrays of n_extents; `shards[i]` NULL: no fingerprint). stale_out[i]: the mask of reasons, 0 fresh. */
+void fcdp_group_observe(fcdp_group *group, const fcdp_signals *signals, const fcdp_scene *scene, const void *const *shards,
+                        const size_t *shard_bytes, uint8_t *stale_out);
+/* Has a cheap signal of any extent moved since the last observation? The index of the first such extent, -1: none. */
+int fcdp_group_moved(const fcdp_group *group, const fcdp_signals *signals);
+/* Somebody wrote into the gathered copy: never store or reuse it. */
+void fcdp_group_spoil(fcdp_group *group);
+
+typedef enum fcdp_pass { FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER } fcdp_pass;
+
+/* Submit. `stale` (n_extents, agreed by all ranks) selects what crosses the nodes; inputs[i]: device address of this rank's shard of extent i in
+ * the gathered dtype (shard_bytes long), read only where stale, and kept alive by the caller until the job is waited for. `stream`: the
+ * stream that wrote the inputs and last used the region. */
+fcdp_status fcdp_group_unshard(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream, fcdp_job **job_out) FCDP_MUST_CHECK;
+/* Only the inter-node step of the unshard that will follow with the same `stale`, into the group's column. That unshard uses it;
+ * any other unshard, or fcdp_group_unprefetch, throws it away. No-op (*job_out = NULL) when nothing is stale. */
+fcdp_status fcdp_group_prefetch(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs, fcdp_stream stream, fcdp_job **job_out) FCDP_MUST_CHECK;
+bool fcdp_group_is_prefetched(const fcdp_group *group, const uint8_t *stale);
+fcdp_status fcdp_group_unprefetch(fcdp_group *group) FCDP_MUST_CHECK;
+/* Submit the release that policy decides on. `stream`: the one that last used the region. */
+fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
+
+/* Until the job is done, then its status (text set). The bytes are then in place for any stream. Releases the job. */
+fcdp_status fcdp_job_wait(fcdp_job *job) FCDP_MUST_CHECK;
+
+typedef struct fcdp_counts {
+    uint64_t calls, inter_bytes_sent, intra_bytes_sent;
+} fcdp_counts;
+
+typedef struct fcdp_group_stats {
+    const char *name;           /* borrowed from the group */
+    size_t bytes;               /* region */
+    uint64_t gathers_made, gathers_avoided;     /* unshards that crossed the link / that did not */
+    uint64_t gathers_forward, gathers_backward; /* of those made */
+    const char *state;          /* "device", "host", "mixed", "invalid" */
+} fcdp_group_stats;
+
+typedef struct fcdp_engine_stats {
+    fcdp_counts gather, restore;
+    fcdp_tiering_stats moves;
+    size_t device_bytes, device_peak_bytes;     /* the pool's live pages */
+    size_t device_budget_bytes;
+    size_t host_bytes, host_peak_bytes;         /* the node's */
+} fcdp_engine_stats;
+
+void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out);
+void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out);
+void fcdp_engine_reset_peaks(fcdp_engine *engine);
+
+#endif

@@ -1,0 +1,59 @@
+/* validity.h - is a gathered copy of a parameter still what its shard says? Pure: signals in, a verdict out.
+ *
+ * A version counter alone trains wrongly, silently (foreach and fused optimizers over DTensors move none), so every signal that a
+ * parameter gives is compared with what it was when the copy was gathered, and any change makes it stale. A fingerprint of
+ * the shard's bytes is the one signal that nothing escapes; where there is none, a change of grad mode and gradients that
+ * were reduced without any optimizer hook ever firing count as changes.
+ *
+ * observed: the signals of now, taken by fcdp__validity_observe. accepted: those of the copy, set to `observed` by
+ * fcdp__validity_accept when its gather is done. fresh <=> accepted exists and equals observed under the rules.
+ */
+#ifndef FCDP_VALIDITY_H
+#define FCDP_VALIDITY_H
+
+#include "alloc/fcdp.h"
+
+typedef struct fcdp_signals {           /* of one parameter */
+    uint64_t object_id;                 /* of the sharded parameter: load_state_dict(assign=True) changes it */
+    uint64_t storage;                   /* address of the shard's storage */
+    uint64_t version_outer;             /* DTensor's counter: p.mul_, p.copy_, load_state_dict */
+    uint64_t version_local;             /* its local tensor's: to_local().mul_ */
+    uint64_t version_data;              /* the padded flat shard's */
+    uint64_t optimizer_steps;           /* steps of optimizers that may have written it */
+    uint64_t dtypes;                    /* stored and gathered dtype, any encoding */
+    uint64_t requires_grad;
+} fcdp_signals;
+
+typedef struct fcdp_scene {             /* of the whole process, at the moment of the observation */
+    bool grad_mode;
+    bool optimizer_seen;                /* a step hook has ever fired for this model */
+    uint64_t reductions;                /* backward passes that reduced gradients of this group */
+} fcdp_scene;
+
+typedef enum fcdp_stale {               /* why, a mask; 0 is fresh */
+    FCDP_STALE_NEW = 1,                 /* never gathered, or spoiled */
+    FCDP_STALE_IDENTITY = 2,            /* object, storage, dtype or requires_grad */
+    FCDP_STALE_VERSION = 4,             /* one of the three counters */
+    FCDP_STALE_OPTIMIZER = 8,
+    FCDP_STALE_FINGERPRINT = 16,
+    FCDP_STALE_GRAD_MODE = 32,          /* only without a fingerprint */
+    FCDP_STALE_REDUCED = 64,            /* only without a fingerprint and without any optimizer hook */
+} fcdp_stale;
+
+typedef struct fcdp_validity fcdp_validity; /* of one group: n parameters */
+
+fcdp_status fcdp__validity_create(uint32_t n, fcdp_validity **validity_out) FCDP_MUST_CHECK;
+void fcdp__validity_destroy(fcdp_validity *validity);
+/* `shard`/`shard_bytes`: host-readable bytes to fingerprint (XXH3, 64 bit), NULL where they cannot be read: no fingerprint. The mask of reasons. */
+uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, const fcdp_scene *scene,
+                                const void *shard, size_t shard_bytes);
+/* The copy now being gathered is that of the last observation. */
+void fcdp__validity_accept(fcdp_validity *validity, uint32_t i);
+/* The copy of every parameter is worthless (someone wrote into it). */
+void fcdp__validity_spoil(fcdp_validity *validity);
+/* The cheap signals alone against the last observation (no fingerprint): has something changed since the ranks agreed? */
+bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals);
+/* "optimizer step, version counter" for messages; static or thread-local storage. */
+const char *fcdp__stale_text(uint32_t mask);
+
+#endif
