@@ -1,0 +1,249 @@
+/* options.c - the table of every FCDP_* variable, and the one parser that reads it.
+ *
+ * A default is the table's own text, read by the same parser as a user's value. Nothing here acts on a value.
+ */
+#include "alloc/options.h"
+
+#include <ctype.h>
+#include <locale.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum value_kind {
+    VALUE_TEXT,   /* a known name that someone else reads */
+    VALUE_FLAG,   /* `values` is 0|1, into a bool */
+    VALUE_CHOICE, /* index in `values`, into an enum of the same order */
+    VALUE_INT,    /* min..max, into an int */
+    VALUE_REAL,   /* min..max, into a double */
+    VALUE_BYTES,  /* digits and an optional K, M, G or T, into a size_t */
+} value_kind;
+
+typedef struct option_parser {
+    value_kind kind;
+    size_t offset;
+    double min, max;
+} option_parser;
+
+#define FIELD(kind, field, min, max) {VALUE_##kind, offsetof(fcdp_options, field), min, max}
+#define NO_FIELD {VALUE_TEXT, 0, 0, 0}
+#define BYTES_VALUES "bytes, e.g. 512M or 8G"
+
+/* name, values, default, help, parser */
+#define OPTIONS(X)                                                                                                     \
+    X("FCDP", "0|1", "0", "turn FCDP on in an unmodified FSDP2 script", FIELD(FLAG, enabled, 0, 1))                    \
+    X("FCDP_DRIVER", "auto|cuda|sim", "auto", "the device: CUDA, the simulated one, or CUDA where a device answers",   \
+      FIELD(CHOICE, driver, 0, 0))                                                                                     \
+    X("FCDP_TAU", "0..1", "0",                                                                                         \
+      "while device use is below this share of the budget, a group stays on the device after its forward",            \
+      FIELD(REAL, tau, 0, 1))                                                                                          \
+    X("FCDP_RESTORE", "slice|whole", "slice",                                                                          \
+      "restore by this rank's slice and a gather within the node, or by one copy of the whole region",                \
+      FIELD(CHOICE, restore, 0, 0))                                                                                    \
+    X("FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)",                   \
+      FIELD(INT, local_size, 0, 65536))                                                                                \
+    X("FCDP_DEVICE_BUDGET", BYTES_VALUES, "0", "device memory for gathered parameters; 0: what is free at start",      \
+      FIELD(BYTES, device_budget_bytes, 0, 0))                                                                         \
+    X("FCDP_HOST_BUDGET", BYTES_VALUES, "0", "host memory per node; 0: what the machine and its cgroup allow",         \
+      FIELD(BYTES, host_budget_bytes, 0, 0))                                                                           \
+    X("FCDP_PIN", "auto|require|never", "auto", "page-lock the host tier: where possible, or stop if not, or never",   \
+      FIELD(CHOICE, pin, 0, 0))                                                                                        \
+    X("FCDP_FINGERPRINT", "auto|always|never", "auto",                                                                 \
+      "compare parameters by content to find changes that nothing announced", FIELD(CHOICE, fingerprint, 0, 0))        \
+    X("FCDP_PREFETCH", "0..1", "1", "groups gathered ahead of their forward", FIELD(INT, prefetch, 0, 1))              \
+    X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank", FIELD(REAL, timeout_s, 0.1, 86400))     \
+    X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, 3 every invariant",       \
+      FIELD(INT, check, 0, 3))                                                                                         \
+    X("FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr", FIELD(CHOICE, log, 0, 0))              \
+    X("FCDP_SUMMARY", "0|1", "1", "the two lines at exit: what was saved, what it cost", FIELD(FLAG, summary, 0, 1))   \
+    X("FCDP_SIM_LIBRARY", "path", "", "the simulated driver, libfcdp_simgpu.so", NO_FIELD)                             \
+    X("FCDP_SIM_CAPACITY", BYTES_VALUES, "", "simulated device memory", NO_FIELD)                                      \
+    X("FCDP_SIM_PCIE", "bytes per second", "", "simulated rate between host and device", NO_FIELD)                     \
+    X("FCDP_SIM_FAIL", "NAME:N:CODE", "", "the simulated driver's N-th call of NAME fails", NO_FIELD)                  \
+    X("FCDP_SIM_POISON", "0|1", "", "the simulated driver fills released pages with a pattern", NO_FIELD)              \
+    X("FCDP_CACHE", "path", "", "where the set-up keeps what it builds once", NO_FIELD)                                \
+    X("FCDP_JEMALLOC", "path", "", "the private jemalloc to build with", NO_FIELD)
+
+#define AS_ROW(name, values, fallback, help, ...) {name, values, fallback, help},
+#define AS_PARSER(name, values, fallback, help, ...) __VA_ARGS__,
+
+static const fcdp_option_row rows[] = {OPTIONS(AS_ROW)};
+static const option_parser parsers[] = {OPTIONS(AS_PARSER)};
+enum { N_ROWS = sizeof rows / sizeof rows[0] };
+
+/* Names that start so belong to fcdp-lab, which checks them itself. */
+static const char lab_prefix[] = "FCDP_LAB_";
+
+const fcdp_option_row *fcdp_options_table(size_t *n_out)
+{
+    *n_out = N_ROWS;
+    return rows;
+}
+
+/* "a|b|c" as "a, b or c". */
+static void choices_describe(const char *values, char *text, size_t n_bytes)
+{
+    size_t at = 0;
+    const char *last_bar = strrchr(values, '|');
+    for (const char *c = values; *c && at + 8 < n_bytes; c++) {
+        if (*c != '|') text[at++] = *c;
+        else at += (size_t)snprintf(text + at, n_bytes - at, c == last_bar ? " or " : ", ");
+    }
+    text[at] = '\0';
+}
+
+static fcdp_status value_refused(const fcdp_option_row *row, const option_parser *parser, const char *value)
+{
+    char allowed[128];
+    if (parser->kind == VALUE_INT)
+        snprintf(allowed, sizeof allowed, "a whole number from %.0f to %.0f", parser->min, parser->max);
+    else if (parser->kind == VALUE_REAL)
+        snprintf(allowed, sizeof allowed, "a number from %g to %g", parser->min, parser->max);
+    else if (parser->kind == VALUE_BYTES)
+        snprintf(allowed, sizeof allowed, "bytes, such as 512M or 8G (K, M, G, T are powers of 1024)");
+    else
+        choices_describe(row->values, allowed, sizeof allowed);
+    return fcdp__fail(FCDP_ERR_OPTION, "%s=%s: expected %s", row->name, value, allowed);
+}
+
+static bool choice_parse(const char *values, const char *value, int *index_out)
+{
+    size_t n_value = strlen(value);
+    int index = 0;
+    for (const char *at = values;; index++) {
+        size_t n = strcspn(at, "|");
+        if (n == n_value && memcmp(at, value, n) == 0) {
+            *index_out = index;
+            return true;
+        }
+        if (!at[n]) return false;
+        at += n + 1;
+    }
+}
+
+/* A decimal number with '.', whatever locale the program set. */
+static bool real_parse(const char *value, double min, double max, double *real_out)
+{
+    if (!isdigit((unsigned char)value[0]) || value[strspn(value, "0123456789.eE+-")]) return false;
+    locale_t c_locale = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
+    if (!c_locale) return false;
+    char *end;
+    double real = strtod_l(value, &end, c_locale);
+    freelocale(c_locale);
+    if (*end || !isfinite(real) || real < min || real > max) return false;
+    *real_out = real;
+    return true;
+}
+
+static bool int_parse(const char *value, double min, double max, int *number_out)
+{
+    if (value[strspn(value, "0123456789")]) return false;
+    double number;
+    if (!real_parse(value, min, max, &number)) return false;
+    *number_out = (int)number;
+    return true;
+}
+
+static bool bytes_parse(const char *value, size_t *bytes_out)
+{
+    static const char units[] = "KMGT";
+    size_t bytes = 0;
+    const char *at = value;
+    for (; isdigit((unsigned char)*at); at++)
+        if (__builtin_mul_overflow(bytes, 10, &bytes) || __builtin_add_overflow(bytes, (size_t)(*at - '0'), &bytes))
+            return false;
+    if (at == value) return false;
+    if (*at) {
+        const char *unit = strchr(units, toupper((unsigned char)*at));
+        if (!unit || at[1]) return false;
+        if (__builtin_mul_overflow(bytes, (size_t)1 << (10 * (unit - units + 1)), &bytes)) return false;
+    }
+    *bytes_out = bytes;
+    return true;
+}
+
+static fcdp_status value_store(size_t row, const char *value, fcdp_options *options)
+{
+    const option_parser *parser = &parsers[row];
+    void *field = (char *)options + parser->offset;
+    int index = 0;
+    bool ok = true;
+    switch (parser->kind) {
+    case VALUE_TEXT: break;
+    case VALUE_FLAG:
+        ok = choice_parse(rows[row].values, value, &index);
+        if (ok) *(bool *)field = index;
+        break;
+    case VALUE_CHOICE:
+        ok = choice_parse(rows[row].values, value, &index);
+        if (ok) memcpy(field, &index, sizeof index); /* an enum of non-negative constants has int's representation */
+        break;
+    case VALUE_INT: ok = int_parse(value, parser->min, parser->max, field); break;
+    case VALUE_REAL: ok = real_parse(value, parser->min, parser->max, field); break;
+    case VALUE_BYTES: ok = bytes_parse(value, field); break;
+    }
+    return ok ? FCDP_OK : value_refused(&rows[row], parser, value);
+}
+
+static size_t edit_distance(const char *a, size_t n_a, const char *b)
+{
+    enum { MAX_NAME = 64 };
+    size_t previous[MAX_NAME + 1], current[MAX_NAME + 1], n_b = strlen(b);
+    FCDP_CHECK(0, n_b <= MAX_NAME);
+    for (size_t j = 0; j <= n_b; j++) previous[j] = j;
+    for (size_t i = 1; i <= n_a; i++) {
+        current[0] = i;
+        for (size_t j = 1; j <= n_b; j++) {
+            size_t best = previous[j - 1] + (a[i - 1] != b[j - 1]);
+            if (previous[j] + 1 < best) best = previous[j] + 1;
+            if (current[j - 1] + 1 < best) best = current[j - 1] + 1;
+            current[j] = best;
+        }
+        memcpy(previous, current, (n_b + 1) * sizeof *current);
+    }
+    return previous[n_b];
+}
+
+static fcdp_status name_refused(const char *name, size_t n_name)
+{
+    size_t nearest = 0, nearest_distance = SIZE_MAX;
+    for (size_t row = 0; row < N_ROWS; row++) {
+        size_t distance = edit_distance(name, n_name, rows[row].name);
+        if (distance < nearest_distance) {
+            nearest = row;
+            nearest_distance = distance;
+        }
+    }
+    return fcdp__fail(FCDP_ERR_OPTION, "%.*s is not an option; did you mean %s?", (int)n_name, name, rows[nearest].name);
+}
+
+static fcdp_status variable_load(const char *variable, fcdp_options *options)
+{
+    size_t n_name = strcspn(variable, "=");
+    bool ours = strncmp(variable, "FCDP", 4) == 0 && (n_name == 4 || variable[4] == '_');
+    if (!ours || !variable[n_name]) return FCDP_OK;
+    if (strncmp(variable, lab_prefix, sizeof lab_prefix - 1) == 0) return FCDP_OK;
+
+    const char *value = variable + n_name + 1;
+    for (size_t row = 0; row < N_ROWS; row++) {
+        if (strlen(rows[row].name) != n_name || memcmp(rows[row].name, variable, n_name) != 0) continue;
+        return value[0] ? value_store(row, value, options) : FCDP_OK;
+    }
+    return name_refused(variable, n_name);
+}
+
+fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out)
+{
+    fcdp_options options = {0};
+    for (size_t row = 0; row < N_ROWS; row++) {
+        fcdp_status status = value_store(row, rows[row].fallback, &options);
+        FCDP_CHECK(0, status == FCDP_OK);
+    }
+    for (; *envp; envp++) {
+        fcdp_status status = variable_load(*envp, &options);
+        if (status) return status;
+    }
+    *options_out = options;
+    return FCDP_OK;
+}
