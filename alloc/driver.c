@@ -72,7 +72,6 @@ enum {
     X(cuCtxGetCurrent, (CUcontext *ctx))                                                                               \
     X(cuCtxSetCurrent, (CUcontext ctx))                                                                                \
     X(cuCtxSynchronize, (void))                                                                                        \
-    X(cuCtxGetStreamPriorityRange, (int *least, int *greatest))                                                        \
     X(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes))                                                      \
     X(cuMemGetAllocationGranularity, (size_t *bytes, const CUmemAllocationProp *prop, int option))                     \
     X(cuMemCreate, (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,               \
@@ -115,6 +114,8 @@ struct fcdp_driver {
 
 /* NOT_READY from cuMemSetAccess means work in flight; one synchronise has always been enough, so a few are plenty. */
 enum { MAX_ACCESS_TRIES = 8 };
+/* Lower is more urgent; the driver clamps to what the device has. */
+enum { HIGHEST_PRIORITY = -1000 };
 /* Newer drivers refuse a single registration of 512 GiB and more. */
 static const size_t pin_chunk_bytes = (size_t)64 << 30;
 
@@ -433,12 +434,9 @@ fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src
 
 fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out)
 {
-    int least = 0, greatest = 0;
     CUstream stream;
-    CUresult result = CALL(drv, cuCtxGetStreamPriorityRange, &least, &greatest);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuCtxGetStreamPriorityRange(device %d)", drv->ordinal);
-    result = CALL(drv, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING, greatest);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuStreamCreateWithPriority(priority %d)", greatest);
+    CUresult result = CALL(drv, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING, HIGHEST_PRIORITY);
+    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuStreamCreateWithPriority(device %d)", drv->ordinal);
     *stream_out = stream;
     return FCDP_OK;
 }

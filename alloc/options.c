@@ -59,9 +59,9 @@ typedef struct option_parser {
     X("FCDP_SUMMARY", "0|1", "1", "the two lines at exit: what was saved, what it cost", FIELD(FLAG, summary, 0, 1))   \
     X("FCDP_SIM_LIBRARY", "path", "", "the simulated driver, libfcdp_simgpu.so", NO_FIELD)                             \
     X("FCDP_SIM_CAPACITY", BYTES_VALUES, "", "simulated device memory", NO_FIELD)                                      \
-    X("FCDP_SIM_PCIE", "bytes per second", "", "simulated rate between host and device", NO_FIELD)                     \
-    X("FCDP_SIM_FAIL", "NAME:N:CODE", "", "the simulated driver's N-th call of NAME fails", NO_FIELD)                  \
-    X("FCDP_SIM_POISON", "0|1", "", "the simulated driver fills released pages with a pattern", NO_FIELD)              \
+    X("FCDP_SIM_PCIE", "GB/s", "", "simulated rate between host and device, each way", NO_FIELD)                       \
+    X("FCDP_SIM_FAIL", "NAME:N[:CODE]", "", "the simulated driver's N-th call of NAME fails with CODE", NO_FIELD)      \
+    X("FCDP_SIM_POISON", "0|1", "", "the simulated driver fills fresh pages with a pattern", NO_FIELD)                 \
     X("FCDP_CACHE", "path", "", "where the set-up keeps what it builds once", NO_FIELD)                                \
     X("FCDP_JEMALLOC", "path", "", "the private jemalloc to build with", NO_FIELD)
 

@@ -3,7 +3,9 @@
  * Handles are pooled: a page given back is cached, not released (release costs 23 us, create 8-193 us). The pool knows no
  * region and no tensor: under pressure it asks its reclaimer, a function that the layer above registers.
  *
- *     created = live + cached          live <= budget / page_bytes          peak_live = max over time of live
+ *     created = live + cached      live + cached <= budget / page_bytes      peak_live = max over time of live
+ *
+ * All functions may be called from any thread.
  */
 #ifndef FCDP_PAGES_H
 #define FCDP_PAGES_H
@@ -13,7 +15,8 @@
 typedef struct fcdp_pool fcdp_pool;
 
 /* Give back at least `n_pages` to the pool if you can (by fcdp__pool_give). Called on the thread that is in
- * fcdp__pool_take, without the pool's lock. Returns the pages given back; 0: nothing left to reclaim. */
+ * fcdp__pool_take, without the pool's lock, perhaps on several threads at once. Returns the pages given back; 0: nothing
+ * left to reclaim. It must not take pages. */
 typedef size_t (*fcdp_reclaim_fn)(void *ctx, size_t n_pages);
 
 typedef struct fcdp_pool_stats {
@@ -32,6 +35,9 @@ void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaim_fn reclaim, void *ct
  * the reclaimer until it gives nothing more. FCDP_ERR_NO_DEVICE_MEM with a text that says who holds what. */
 fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
 void fcdp__pool_give(fcdp_pool *pool, size_t n, const fcdp_phys *pages);
+/* Pages taken whose mapping could not be undone: they must never be mapped elsewhere, so their handles are released and
+ * the pool forgets them. */
+void fcdp__pool_forget(fcdp_pool *pool, size_t n, const fcdp_phys *pages);
 /* Release the cached handles to the driver; the bytes released. */
 size_t fcdp__pool_trim(fcdp_pool *pool);
 void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out);

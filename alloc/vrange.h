@@ -1,7 +1,8 @@
 /* vrange.h - a reserved range of device addresses that keeps its address for life; pages come and go under it.
  *
  * No policy here. Unmapping does not wait for work on the device: the caller gates it on events of every stream that used
- * the range. A range is either wholly mapped or wholly unmapped.
+ * the range. A range is either wholly mapped or wholly unmapped. A range has no lock: its owner serialises map, unmap and
+ * destroy.
  */
 #ifndef FCDP_VRANGE_H
 #define FCDP_VRANGE_H
