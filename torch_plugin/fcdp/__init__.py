@@ -1,0 +1,69 @@
+"""FCDP, Fully Cached Data Parallel: FSDP2 whose gathered parameters stay on the node until they change.
+
+``FCDP=1 torchrun train.py`` turns it on in an unmodified script; nothing here needs to be imported for that.
+
+Importing this package is light: torch and the C core are loaded when FSDP2 is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Error", "OptionError", "enable", "options", "reset_peaks", "stats"]
+__version__ = "0.1.0"
+
+
+class OptionError(ValueError):
+    """An FCDP_* environment variable is unknown or malformed; the message names the nearest valid one."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Error":  # lives in the C core
+        from fcdp._fcdp import Error
+
+        return Error
+    raise AttributeError(f"module 'fcdp' has no attribute {name!r}")
+
+
+def enable() -> None:
+    """Turn FCDP on in this process, as ``FCDP=1`` does. Call it before the first ``fully_shard``.
+
+    Raises OptionError when an FCDP_* variable is malformed.
+    """
+    from fcdp import _enable
+
+    _enable.install()
+
+
+def stats() -> dict[str, Any]:
+    """What FCDP did so far in this process.
+
+    Bytes are of this rank unless said otherwise; ``inter_bytes_sent`` are those to ranks on other nodes. Keys:
+
+    - ``enabled``, ``driver`` ("sim" or "cuda"), ``topology`` (nodes, ranks_per_node, node, local_rank; None before the first gather);
+    - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree (FCDP's own),
+      plain_gather, reduce_scatter, all_reduce (FSDP2's, counted from their sizes and a ring over the ranks);
+    - ``moves``: h2d_bytes, d2h_bytes and counts of stores, loads, drops, evictions;
+    - ``gathers``: made, avoided, and of those made: forward, backward;
+    - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state;
+    - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
+    - ``bypassed``: groups left to plain FSDP2 and why;
+    - ``saved``: inter-node bytes per node that plain FSDP2's flat gathers would have sent, and that FCDP's gathers did send.
+    """
+    from fcdp import report
+
+    return report.stats()
+
+
+def reset_peaks() -> None:
+    """Set the peaks in ``stats()`` to the current values."""
+    from fcdp import report
+
+    report.reset_peaks()
+
+
+def options() -> list[dict[str, str]]:
+    """Every FCDP_* environment variable: name, values, default, help."""
+    from fcdp._fcdp import options_table
+
+    return [dict(zip(("name", "values", "default", "help"), row)) for row in options_table()]

@@ -1,0 +1,129 @@
+"""torch.distributed's side: what the core's plan needs from process groups.
+
+A Shards object is one shard process group seen as nodes x ranks: two lanes (the ranks of this node; the ranks with this local index on
+every node) and one group for agreements. The lanes belong to the core's worker, the agreement group to the thread that
+runs the model, so each is used in program order.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+
+from fcdp import _fcdp
+
+
+class Unsupported(Exception):
+    """FCDP cannot serve this process group; the text says why."""
+
+
+def local_size(option: int) -> int:
+    """Ranks per node: FCDP_LOCAL_SIZE, else what the launcher says."""
+    if option:
+        return option
+    text = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE", "")
+    try:
+        return int(text)
+    except ValueError:
+        raise Unsupported("the launcher does not say how many ranks a node has (LOCAL_WORLD_SIZE); set FCDP_LOCAL_SIZE") from None
+
+
+class Shards:
+    """The lanes of one shard process group. Creating it is a collective of the group."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device, size_option: int, timeout_s: float):
+        self.group, self.device = group, device
+        self.ranks = dist.get_process_group_ranks(group)
+        self.rank = dist.get_rank(group)
+        self.agreements = 0
+        self.agree_bytes = 0
+        try:
+            size, problem = local_size(size_option), ""
+        except Unsupported as error:
+            size, problem = 0, str(error)
+        sizes = self._gather_ints(size)
+        if not all(sizes):
+            raise Unsupported(problem or "a rank does not know how many ranks its node has; set FCDP_LOCAL_SIZE")
+        if len(set(sizes)) > 1:
+            raise Unsupported(f"ranks per node differ: the group's ranks say {sizes}; FCDP needs the same number on every node")
+        node_of = [rank // size for rank in self.ranks]
+        self.node_of = b"".join(node.to_bytes(4, "little") for node in node_of)
+        try:
+            self.topology: dict[str, int] = _fcdp.topology(self.node_of, self.rank)
+        except _fcdp.Error as error:
+            raise Unsupported(error.args[0]) from None
+        self.node_size, self.local = self.topology["ranks_per_node"], self.topology["local_rank"]
+        node = self.topology["node"]
+        timeout = timedelta(seconds=timeout_s)
+        inter = [self.ranks[n * self.node_size + self.local] for n in range(self.topology["nodes"])]
+        intra = self.ranks[node * self.node_size : (node + 1) * self.node_size]
+        self.lanes = {
+            _fcdp.LANE_INTER: _new_group(inter, timeout, "fcdp_inter"),
+            _fcdp.LANE_INTRA: _new_group(intra, timeout, "fcdp_intra"),
+        }
+        self.agreement = _new_group(self.ranks, timeout, "fcdp_agree")
+
+    def _gather_ints(self, value: int) -> list[int]:
+        mine = torch.tensor([value], dtype=torch.int64, device=self.device)
+        out = torch.empty(len(self.ranks), dtype=torch.int64, device=self.device)
+        dist.all_gather_into_tensor(out, mine, group=self.group)
+        return out.tolist()
+
+    def agree(self, votes: bytes) -> bytes:
+        """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at the same agreement."""
+        self.agreements += 1
+        stamp = (self.agreements + len(votes)) % 256
+        ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8).to(self.device)
+        try:
+            dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.agreement)
+        except Exception as error:
+            raise RuntimeError(f"fcdp: agreement {self.agreements} of {len(self.ranks)} ranks on what is stale did not come: {error}") from error
+        self.agree_bytes += len(votes) + 2
+        result = bytes(ballot.cpu().numpy())
+        if result[-2] + result[-1] != 255:
+            raise RuntimeError(
+                f"fcdp: the ranks are not in the same place (agreement {self.agreements}, {len(votes)} votes); do all ranks run the same model code?"
+            )
+        return result[:-2]
+
+    def refuse_together(self, problem: str | None) -> None:
+        """Raise Unsupported on every rank if any rank has a problem."""
+        if self.agree(b"\1" if problem else b"\0") == b"\0":
+            return
+        problems: list[Any] = [None] * len(self.ranks)
+        dist.all_gather_object(problems, problem, group=self.agreement)
+        first = next(rank for rank, text in enumerate(problems) if text)
+        raise Unsupported(f"{problems[first]}" if self.ranks[first] == dist.get_rank() else f"rank {self.ranks[first]}: {problems[first]}")
+
+    def from_leader(self, payload: bytes, length: int) -> bytes:
+        """`payload` of the node's local rank 0, on every rank of the node. `length` bytes everywhere."""
+        out = torch.zeros(self.node_size * length, dtype=torch.uint8)
+        out[self.local * length : (self.local + 1) * length] = torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8)
+        out = out.to(self.device)
+        part = out[self.local * length : (self.local + 1) * length].clone()
+        dist.all_gather_into_tensor(out, part, group=self.lanes[_fcdp.LANE_INTRA])
+        return bytes(out[:length].cpu().numpy())
+
+    def transport(self, owner: Any) -> Callable[[int, int, int], None]:
+        """The core's all_gather: in place over `n * bytes` at `address`. Runs on the core's worker."""
+        kind, index = (1, 0) if self.device.type == "cpu" else (2, self.device.index or 0)
+        places = {_fcdp.LANE_INTER: self.topology["node"], _fcdp.LANE_INTRA: self.local}
+        sizes = {lane: dist.get_world_size(group) for lane, group in self.lanes.items()}
+
+        def all_gather(lane: int, address: int, length: int) -> None:
+            out = torch.from_dlpack(_fcdp.dlpack(address, sizes[lane] * length, 1, 8, kind, index, owner))
+            mine = out.narrow(0, places[lane] * length, length)
+            dist.all_gather_into_tensor(out, mine, group=self.lanes[lane])
+            if kind == 2:
+                torch.cuda.current_stream(self.device).synchronize()
+
+        return all_gather
+
+
+def _new_group(ranks: list[int], timeout: timedelta, name: str) -> dist.ProcessGroup:
+    kwargs = {"group_desc": name} if "group_desc" in dist.new_group.__code__.co_varnames else {}
+    return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, **kwargs)

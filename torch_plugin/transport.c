@@ -1,0 +1,31 @@
+/* transport.c - a transport whose collectives are a Python callable (torch.distributed). Runs on the worker. */
+#include "torch_plugin/binding.h"
+
+/* The pending Python exception as the failure text of this thread. GIL held. */
+static fcdp_status exception_status(void) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *text = value ? PyObject_Str(value) : NULL;
+    const char *chars = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    fcdp_status status = fcdp__fail(FCDP_ERR_TRANSPORT, "%s", chars ? chars : "the collective raised an exception");
+    PyErr_Clear();
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return status;
+}
+
+static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, fcdp_dptr buffer, size_t bytes) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *result = PyObject_CallFunction(ctx, "iKn", (int)lane, (unsigned long long)buffer.addr, (Py_ssize_t)bytes);
+    fcdp_status status = result ? FCDP_OK : exception_status();
+    Py_XDECREF(result);
+    PyGILState_Release(gil);
+    return status;
+}
+
+fcdp_transport binding_transport(PyObject *callable) {
+    return (fcdp_transport){.ctx = callable, .all_gather = python_all_gather};
+}
