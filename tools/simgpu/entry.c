@@ -1,0 +1,51 @@
+/* The gate that every entry point passes, and the state that it looks at. */
+#include <unistd.h>
+
+#include "tools/simgpu/internal.h"
+
+struct sim_state sim = {
+    .lock = PTHREAD_MUTEX_INITIALIZER,
+    .progress = PTHREAD_COND_INITIALIZER,
+    .generation = 1,
+};
+
+static const uint8_t needs[SIM_N_ENTRIES] = {
+#define X(name, need) [SIM_##name] = need,
+    SIM_ENTRIES(X)
+#undef X
+};
+
+static _Thread_local unsigned current_generation; /* 0: no context is current */
+static _Thread_local bool in_host_function;
+
+void simgpu__context_set_current(bool current) {
+    current_generation = current ? atomic_load(&sim.generation) : 0;
+}
+
+bool simgpu__context_is_current(void) { return current_generation == atomic_load(&sim.generation); }
+
+void simgpu__host_function_mark(bool running) { in_host_function = running; }
+
+/* In a forked child the parent's lock may be held for ever and its workers are gone, so nothing may touch them. */
+bool simgpu__forked(void) {
+    int owner = atomic_load(&sim.owner_pid);
+    return owner != 0 && owner != getpid();
+}
+
+CUresult simgpu__enter(enum sim_entry entry) {
+    if (simgpu__forked()) return CUDA_ERROR_NOT_INITIALIZED;
+    CUresult fault = simgpu__fault_count(entry);
+    if (fault != CUDA_SUCCESS) return fault;
+    if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
+    if (needs[entry] == SIM_NEEDS_NOTHING) return CUDA_SUCCESS;
+    if (!atomic_load(&sim.initialised)) return CUDA_ERROR_NOT_INITIALIZED;
+    if (needs[entry] == SIM_NEEDS_INIT) return CUDA_SUCCESS;
+    if (!simgpu__context_is_current()) return CUDA_ERROR_INVALID_CONTEXT;
+    if (atomic_load(&sim.context_refs) == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return (CUresult)atomic_load(&sim.sticky);
+}
+
+void simgpu__sticky_set(CUresult code) {
+    if (atomic_load(&sim.sticky) == CUDA_SUCCESS) atomic_store(&sim.sticky, code);
+    pthread_cond_broadcast(&sim.progress);
+}

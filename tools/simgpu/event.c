@@ -1,0 +1,97 @@
+/* Events: an event is the point of the stream where it was last recorded. */
+#include <stdlib.h>
+
+#include "tools/simgpu/internal.h"
+
+struct event {
+    struct sim_point *point; /* NULL: never recorded, which counts as done */
+};
+
+static struct sim_table event_table = {.tag = 0x45};
+
+size_t simgpu__event_count(void) { return event_table.n_live; }
+
+static struct event *event_of(CUevent event) { return simgpu__table_get(&event_table, (uintptr_t)event); }
+
+static void event_drop(void *item) {
+    struct event *event = item;
+    simgpu__point_drop(event->point);
+    free(event);
+}
+
+void simgpu__event_reset(void) { simgpu__table_clear(&event_table, event_drop); }
+
+CUresult cuEventCreate(CUevent *event_out, unsigned int flags) {
+    SIM_ENTER(cuEventCreate);
+    if (!event_out || (flags & ~(unsigned)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)))
+        return CUDA_ERROR_INVALID_VALUE;
+    bool shared = flags & CU_EVENT_INTERPROCESS;
+    if (shared && !(flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
+    if (shared) return CUDA_ERROR_NOT_SUPPORTED;
+    struct event *event = calloc(1, sizeof *event);
+    if (!event) return CUDA_ERROR_OUT_OF_MEMORY;
+    sim_lock();
+    uint64_t id = simgpu__table_put(&event_table, event);
+    if (!id) {
+        free(event);
+        return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    *event_out = (CUevent)(uintptr_t)id;
+    return sim_unlock_with(CUDA_SUCCESS);
+}
+
+CUresult cuEventDestroy_v2(CUevent event) {
+    SIM_ENTER(cuEventDestroy_v2);
+    sim_lock();
+    struct event *taken = simgpu__table_take(&event_table, (uintptr_t)event);
+    if (taken) event_drop(taken);
+    return sim_unlock_with(taken ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    SIM_ENTER(cuEventRecord);
+    sim_lock();
+    struct event *of = event_of(event);
+    struct sim_stream *on = simgpu__stream_of(stream);
+    if (!of || !on) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    struct sim_point *point = simgpu__point_new();
+    if (!point) return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
+    point->refs++;
+    CUresult result = simgpu__stream_push(on, &(struct sim_op){.work = SIM_POINT, .point = point});
+    if (result != CUDA_SUCCESS) {
+        simgpu__point_drop(point);
+        return sim_unlock_with(result);
+    }
+    simgpu__point_drop(of->point);
+    of->point = point;
+    return sim_unlock_with(CUDA_SUCCESS);
+}
+
+CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
+    SIM_ENTER(cuStreamWaitEvent);
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
+    sim_lock();
+    struct event *of = event_of(event);
+    struct sim_stream *on = simgpu__stream_of(stream);
+    if (!of || !on) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    if (!of->point || of->point->done) return sim_unlock_with(CUDA_SUCCESS);
+    of->point->refs++;
+    return sim_unlock_with(simgpu__stream_push(on, &(struct sim_op){.work = SIM_WAIT_POINT, .waits_for = of->point}));
+}
+
+CUresult cuEventQuery(CUevent event) {
+    SIM_ENTER(cuEventQuery);
+    sim_lock();
+    struct event *of = event_of(event);
+    if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    bool done = !of->point || of->point->done;
+    return sim_unlock_with(done ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+    SIM_ENTER(cuEventSynchronize);
+    sim_lock();
+    struct event *of = event_of(event);
+    if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    return sim_unlock_with(of->point ? simgpu__point_wait(of->point) : CUDA_SUCCESS);
+}

@@ -1,0 +1,250 @@
+/*
+ * What the files of the simulated GPU share: one lock, one state, and who owns which part of it.
+ *
+ * One lock, `sim.lock`, guards every table and queue. Work itself (copies, fills, host functions) runs on the streams'
+ * workers without it; an operation that runs is marked so, which is how unmap knows that its memory is in use.
+ */
+#ifndef FCDP_SIMGPU_INTERNAL_H
+#define FCDP_SIMGPU_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tools/simgpu/simgpu.h"
+#include "tools/simgpu/simgpu_cuda.h"
+
+#define SIM_PAGE_BYTES ((size_t)2 << 20)
+
+/* ---- entry points (entry.c) ------------------------------------------------------------------------------------ */
+
+enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
+
+#define SIM_ENTRIES(X)                                                                                             \
+    X(cuInit, SIM_NEEDS_NOTHING)                                                                                   \
+    X(cuDriverGetVersion, SIM_NEEDS_NOTHING)                                                                       \
+    X(cuGetErrorName, SIM_NEEDS_NOTHING)                                                                           \
+    X(cuGetErrorString, SIM_NEEDS_NOTHING)                                                                         \
+    X(cuDeviceGetCount, SIM_NEEDS_INIT)                                                                            \
+    X(cuDeviceGet, SIM_NEEDS_INIT)                                                                                 \
+    X(cuDeviceGetName, SIM_NEEDS_INIT)                                                                             \
+    X(cuDeviceGetAttribute, SIM_NEEDS_INIT)                                                                        \
+    X(cuDeviceTotalMem_v2, SIM_NEEDS_INIT)                                                                         \
+    X(cuDevicePrimaryCtxRetain, SIM_NEEDS_INIT)                                                                    \
+    X(cuDevicePrimaryCtxRelease_v2, SIM_NEEDS_INIT)                                                                \
+    X(cuCtxSetCurrent, SIM_NEEDS_INIT)                                                                             \
+    X(cuCtxGetCurrent, SIM_NEEDS_INIT)                                                                             \
+    X(cuCtxSynchronize, SIM_NEEDS_CONTEXT)                                                                         \
+    X(cuMemGetInfo_v2, SIM_NEEDS_CONTEXT)                                                                          \
+    X(cuMemGetAllocationGranularity, SIM_NEEDS_INIT)                                                               \
+    X(cuMemCreate, SIM_NEEDS_CONTEXT)                                                                              \
+    X(cuMemRelease, SIM_NEEDS_CONTEXT)                                                                             \
+    X(cuMemExportToShareableHandle, SIM_NEEDS_CONTEXT)                                                             \
+    X(cuMemImportFromShareableHandle, SIM_NEEDS_CONTEXT)                                                           \
+    X(cuMemAddressReserve, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuMemAddressFree, SIM_NEEDS_CONTEXT)                                                                         \
+    X(cuMemMap, SIM_NEEDS_CONTEXT)                                                                                 \
+    X(cuMemUnmap, SIM_NEEDS_CONTEXT)                                                                               \
+    X(cuMemSetAccess, SIM_NEEDS_CONTEXT)                                                                           \
+    X(cuMemGetAccess, SIM_NEEDS_CONTEXT)                                                                           \
+    X(cuStreamCreate, SIM_NEEDS_CONTEXT)                                                                           \
+    X(cuStreamCreateWithPriority, SIM_NEEDS_CONTEXT)                                                               \
+    X(cuStreamDestroy_v2, SIM_NEEDS_CONTEXT)                                                                       \
+    X(cuStreamSynchronize, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuStreamQuery, SIM_NEEDS_CONTEXT)                                                                            \
+    X(cuStreamWaitEvent, SIM_NEEDS_CONTEXT)                                                                        \
+    X(cuStreamWaitValue32_v2, SIM_NEEDS_CONTEXT)                                                                   \
+    X(cuStreamWriteValue32_v2, SIM_NEEDS_CONTEXT)                                                                  \
+    X(cuLaunchHostFunc, SIM_NEEDS_CONTEXT)                                                                         \
+    X(cuEventCreate, SIM_NEEDS_CONTEXT)                                                                            \
+    X(cuEventDestroy_v2, SIM_NEEDS_CONTEXT)                                                                        \
+    X(cuEventRecord, SIM_NEEDS_CONTEXT)                                                                            \
+    X(cuEventQuery, SIM_NEEDS_CONTEXT)                                                                             \
+    X(cuEventSynchronize, SIM_NEEDS_CONTEXT)                                                                       \
+    X(cuMemcpyAsync, SIM_NEEDS_CONTEXT)                                                                            \
+    X(cuMemcpyHtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                                     \
+    X(cuMemcpyDtoHAsync_v2, SIM_NEEDS_CONTEXT)                                                                     \
+    X(cuMemcpyDtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                                     \
+    X(cuMemsetD8Async, SIM_NEEDS_CONTEXT)                                                                          \
+    X(cuMemHostRegister_v2, SIM_NEEDS_CONTEXT)                                                                     \
+    X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)
+
+enum sim_entry {
+#define X(name, need) SIM_##name,
+    SIM_ENTRIES(X)
+#undef X
+        SIM_N_ENTRIES
+};
+
+/* The gate of every entry point, taken without the lock: counts the call, then answers in CUDA's order of refusal. */
+CUresult simgpu__enter(enum sim_entry entry);
+#define SIM_ENTER(entry)                                                                                           \
+    do {                                                                                                           \
+        CUresult refused_ = simgpu__enter(SIM_##entry);                                                            \
+        if (refused_ != CUDA_SUCCESS) return refused_;                                                             \
+    } while (0)
+
+/* Device 0 is current for this thread; cleared by a reset. */
+void simgpu__context_set_current(bool current);
+bool simgpu__context_is_current(void);
+/* This thread runs a host function of a stream, which must not call CUDA. */
+void simgpu__host_function_mark(bool running);
+bool simgpu__forked(void);
+
+/* ---- counting and failing calls (fault.c) ---------------------------------------------------------------------- */
+
+int simgpu__fault_find(const char *name); /* enum sim_entry, SIM_N_ENTRIES for any, -1 unknown */
+void simgpu__fault_arm(int entry, unsigned long n, int code);
+CUresult simgpu__fault_count(enum sim_entry entry); /* the code to fail with, or CUDA_SUCCESS */
+void simgpu__fault_clear(void);
+
+/* ---- settings (settings.c) ------------------------------------------------------------------------------------- */
+
+/* Reads the environment once; false, after a line on stderr, when a setting is malformed. Takes the lock. */
+bool simgpu__settings_load(void);
+
+/* ---- ids (table.c): handles that cannot be dereferenced, are never reused and are checked ---------------------- */
+
+struct sim_table {
+    uint8_t tag;
+    size_t n_live;
+    size_t n_slots;
+    size_t n_capacity;
+    uint32_t first_free; /* slot + 1; 0: none */
+    struct sim_slot *slots;
+};
+
+uint64_t simgpu__table_put(struct sim_table *table, void *item); /* 0: no memory */
+void *simgpu__table_get(const struct sim_table *table, uint64_t id);
+void *simgpu__table_take(struct sim_table *table, uint64_t id);
+/* Takes every item out and hands it to `drop`. */
+void simgpu__table_clear(struct sim_table *table, void (*drop)(void *item));
+
+/* ---- physical memory (phys.c) ---------------------------------------------------------------------------------- */
+
+struct sim_phys;
+
+/* One reference is a handle's or a map's; the last one gives the memory back. All under the lock. */
+void simgpu__phys_keep(struct sim_phys *phys);
+void simgpu__phys_drop(struct sim_phys *phys);
+struct sim_phys *simgpu__phys_of(CUmemGenericAllocationHandle handle);
+size_t simgpu__phys_bytes(const struct sim_phys *phys);
+bool simgpu__phys_is_host(const struct sim_phys *phys);
+/* Puts the memory at `address`, inaccessible. False: out of memory maps. */
+bool simgpu__phys_place(const struct sim_phys *phys, void *address);
+size_t simgpu__phys_handles(void);
+void simgpu__phys_reset(void);
+
+/* ---- addresses (vspace.c, host.c) ------------------------------------------------------------------------------ */
+
+enum sim_place {
+    SIM_FOREIGN,  /* nothing that the simulator knows */
+    SIM_RESERVED, /* inside one reservation; mapped and granted or not */
+    SIM_PINNED,   /* inside one registration */
+    SIM_MIXED     /* across the border of one of those */
+};
+
+enum sim_place simgpu__place_of(uintptr_t address, size_t bytes);
+/* Every byte of a range inside a reservation is mapped, and the device may access it so. */
+bool simgpu__vspace_granted(uintptr_t address, size_t bytes, bool write);
+/* Every byte is mapped to memory located on the host. */
+bool simgpu__vspace_is_host(uintptr_t address, size_t bytes);
+enum sim_place simgpu__vspace_place(uintptr_t address, size_t bytes);
+enum sim_place simgpu__host_place(uintptr_t address, size_t bytes);
+void simgpu__vspace_count(size_t *n_ranges_out, size_t *n_maps_out);
+size_t simgpu__host_count(void);
+void simgpu__vspace_reset(void);
+void simgpu__host_reset(void);
+
+/* ---- streams (stream.c), their work (work.c), events (event.c) -------------------------------------------------- */
+
+/* A point in a stream that something waits for: an event's recorded state, or a synchronous copy's end. */
+struct sim_point {
+    unsigned refs;
+    bool done;
+};
+
+enum sim_work { SIM_COPY, SIM_FILL, SIM_POINT, SIM_WAIT_POINT, SIM_WAIT_VALUE, SIM_WRITE_VALUE, SIM_HOST_FUNCTION };
+enum sim_link { SIM_LINK_NONE, SIM_LINK_TO_DEVICE, SIM_LINK_TO_HOST, SIM_N_LINKS };
+
+struct sim_op {
+    struct sim_op *next;
+    uint64_t seq;  /* order of enqueueing over all streams */
+    bool running;  /* its memory is in use without the lock */
+    enum sim_work work;
+    enum sim_link link;
+    uintptr_t dst; /* what is written, and, for SIM_WAIT_VALUE, nothing */
+    uintptr_t src; /* what is read */
+    size_t bytes;
+    uint32_t value;
+    unsigned flags;
+    struct sim_point *waits_for;
+    struct sim_point *point; /* done when the operation is */
+    CUhostFn function;
+    void *user_data;
+};
+
+struct sim_stream;
+
+struct sim_stream *simgpu__stream_of(CUstream stream); /* NULL: no such stream */
+/* Enqueues a copy of `op`; the stream takes over the op's point references. CUDA_ERROR_OUT_OF_MEMORY or success. */
+CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op);
+/* Waits, giving the lock up meanwhile, until the point is done; then the sticky error or success. */
+CUresult simgpu__point_wait(struct sim_point *point);
+struct sim_point *simgpu__point_new(void);
+void simgpu__point_drop(struct sim_point *point);
+/* An operation that is queued (or, with running_only, that runs) reads or writes a byte of the range. */
+bool simgpu__stream_uses(uintptr_t address, size_t bytes, bool running_only);
+void simgpu__stream_wait_unused(uintptr_t address, size_t bytes);
+void simgpu__stream_sync_all(void);
+size_t simgpu__stream_count(void);
+void simgpu__stream_reset(void);
+size_t simgpu__event_count(void);
+void simgpu__event_reset(void);
+
+/* Whether the op's memory is what it needs at the moment it starts; under the lock. */
+bool simgpu__work_is_legal(const struct sim_op *op);
+/* Performs a copy, fill, value write or host function; without the lock. `finish_ns` is from simgpu__link_book. */
+void simgpu__work_perform(const struct sim_op *op, uint64_t finish_ns);
+bool simgpu__work_value_reached(const struct sim_op *op);
+/* Books the op's bytes on its link; the monotonic time when they are through, 0 when the link is unlimited. */
+uint64_t simgpu__link_book(const struct sim_op *op);
+
+/* ---- the state ------------------------------------------------------------------------------------------------- */
+
+struct sim_state {
+    pthread_mutex_t lock;
+    pthread_cond_t progress; /* an operation ended, a point is done, the sticky error is set, a worker left */
+
+    /* read by the gate without the lock, written under it */
+    atomic_bool initialised;
+    atomic_int owner_pid;     /* 0 before cuInit; another process's after a fork */
+    atomic_uint generation;   /* of the state; a reset starts a new one, which voids every thread's current context */
+    atomic_uint context_refs;
+    atomic_int sticky;        /* CUresult */
+
+    /* under the lock */
+    bool settings_loaded;
+    bool settings_valid;
+    bool poison;
+    size_t capacity_bytes;
+    size_t used_bytes; /* sum of the bytes of physical device memory alive */
+    double link_bytes_per_ns;
+    uint64_t link_free_ns[SIM_N_LINKS];
+};
+
+extern struct sim_state sim;
+
+static inline void sim_lock(void) { pthread_mutex_lock(&sim.lock); }
+static inline void sim_unlock(void) { pthread_mutex_unlock(&sim.lock); }
+static inline CUresult sim_unlock_with(CUresult result) {
+    pthread_mutex_unlock(&sim.lock);
+    return result;
+}
+
+/* The error that stays until a reset; under the lock. */
+void simgpu__sticky_set(CUresult code);
+
+#endif

@@ -1,0 +1,63 @@
+/*
+ * The control side of the simulated GPU: what a test may set and ask, beyond what CUDA offers.
+ *
+ * libfcdp_simgpu.so exports CUDA driver entry points (simgpu_cuda.h) over memfd and mmap. Each process has one
+ * simulated device. No CUDA type appears here, so any layer's tests can include it.
+ *
+ * Settings are read from the environment when cuInit or a function of this header is first called:
+ *   FCDP_SIM_CAPACITY  bytes of device memory, suffix K, M, G or T (powers of 1024); default 16G
+ *   FCDP_SIM_PCIE      GB/s (1e9 bytes) that host-to-device copies share, and device-to-host copies share likewise;
+ *                      0, the default, is as fast as memory
+ *   FCDP_SIM_FAIL      NAME:N[:CODE]: the N-th call of NAME (`any`: of any entry point) fails with CODE (default 999)
+ *   FCDP_SIM_POISON    1: fresh physical memory is filled with 0xA5, so that reading a page never written shows
+ * A malformed one makes cuInit fail with CUDA_ERROR_INVALID_VALUE, after one line on stderr that names it.
+ *
+ * All functions are thread-safe, except that simgpu_reset must not run beside a cu* call. In a forked child they do
+ * nothing, as cu* calls do there.
+ */
+#ifndef FCDP_SIMGPU_H
+#define FCDP_SIMGPU_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SIMGPU_API __attribute__((visibility("default")))
+
+/* What this process still holds. Nothing leaked: all zero. */
+struct simgpu_live {
+    size_t handles;       /* created or imported, not released */
+    size_t ranges;        /* address reservations */
+    size_t maps;
+    size_t streams;       /* without the null stream */
+    size_t events;
+    size_t registrations; /* of host memory */
+    size_t device_bytes;  /* physical device memory created here that a handle or a map keeps alive */
+};
+
+/* Back to the state before cuInit: pending work is dropped, everything is freed, counts and faults are cleared, the
+ * sticky error is gone, and the environment is read again at the next use. */
+SIMGPU_API void simgpu_reset(void);
+
+SIMGPU_API void simgpu_set_capacity(size_t bytes);
+SIMGPU_API void simgpu_set_pcie(double gigabytes_per_s); /* 0: unlimited */
+
+/* The n-th call from now (1: the next) of `entry` fails with `code` and has no other effect; then the fault is spent.
+ * NULL or "any": of any entry point. A name may leave out its _v2. n = 0 disarms. One fault is armed at a time.
+ * Returns 0, or -1 when no entry point has that name. */
+SIMGPU_API int simgpu_fail_nth(const char *entry, unsigned long n, int code);
+
+/* Calls of `entry` since the last reset, failed ones too; NULL or "any": of all. 0 for an unknown name. */
+SIMGPU_API unsigned long simgpu_calls(const char *entry);
+
+/* The i-th entry point's exported name, NULL past the last: to walk over all of them. */
+SIMGPU_API const char *simgpu_entry_name(unsigned i);
+
+SIMGPU_API void simgpu_live(struct simgpu_live *live_out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

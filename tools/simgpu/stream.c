@@ -1,0 +1,326 @@
+/*
+ * Streams: queues in order, each drained by a thread of its own that starts with the first work that cannot be done on
+ * the spot.
+ *
+ * The null stream (0, or CU_STREAM_LEGACY) orders itself against every stream without CU_STREAM_NON_BLOCKING, both ways:
+ * its work waits for all their earlier work, and their later work waits for it. Since operations are numbered across
+ * streams, both are a look at the queues' heads. CU_STREAM_PER_THREAD is refused.
+ *
+ * Once the sticky error is set, queued work is dropped: points still become done, so that nobody waits for ever.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "tools/simgpu/internal.h"
+
+#define VALUE_POLL_NS 50000 /* how often a waiting stream looks at the memory, as a device would poll it */
+
+/* head..tail is the queue; the head stays there while it runs. */
+struct sim_stream {
+    struct sim_stream *next; /* all streams but the null stream, also those destroyed with work left */
+    struct sim_op *head;
+    struct sim_op *tail;
+    pthread_cond_t work; /* the queue got an operation, or closing is set */
+    bool non_blocking;
+    bool has_worker;
+    bool closing; /* destroyed: the worker ends when the queue is empty */
+};
+
+static struct sim_table stream_table = {.tag = 0x53};
+static struct sim_stream null_stream = {.work = PTHREAD_COND_INITIALIZER};
+static struct sim_stream *streams;
+static unsigned n_workers;
+static uint64_t last_seq;
+static bool stopping; /* a reset drops all work */
+
+size_t simgpu__stream_count(void) { return stream_table.n_live; }
+
+struct sim_stream *simgpu__stream_of(CUstream stream) {
+    if (!stream || stream == CU_STREAM_LEGACY) return &null_stream;
+    return simgpu__table_get(&stream_table, (uintptr_t)stream);
+}
+
+/* ---- points ---------------------------------------------------------------------------------------------------- */
+
+struct sim_point *simgpu__point_new(void) {
+    struct sim_point *point = calloc(1, sizeof *point);
+    if (point) point->refs = 1;
+    return point;
+}
+
+void simgpu__point_drop(struct sim_point *point) {
+    if (point && --point->refs == 0) free(point);
+}
+
+CUresult simgpu__point_wait(struct sim_point *point) {
+    point->refs++;
+    while (!point->done)
+        pthread_cond_wait(&sim.progress, &sim.lock);
+    simgpu__point_drop(point);
+    return (CUresult)atomic_load(&sim.sticky);
+}
+
+/* ---- when an operation may start ------------------------------------------------------------------------------- */
+
+static bool work_is_dropped(void) { return stopping || atomic_load(&sim.sticky) != CUDA_SUCCESS; }
+
+static bool has_work_before(const struct sim_stream *stream, uint64_t seq) {
+    return stream->head && stream->head->seq < seq;
+}
+
+static bool is_ordered(const struct sim_stream *stream, uint64_t seq) {
+    if (stream->non_blocking) return true;
+    if (stream != &null_stream) return !has_work_before(&null_stream, seq);
+    for (const struct sim_stream *other = streams; other; other = other->next)
+        if (!other->non_blocking && has_work_before(other, seq)) return false;
+    return true;
+}
+
+static bool may_start(const struct sim_stream *stream, const struct sim_op *op) {
+    if (!is_ordered(stream, op->seq)) return false;
+    if (op->work == SIM_WAIT_POINT) return op->waits_for->done;
+    if (op->work == SIM_WAIT_VALUE) return !simgpu__work_is_legal(op) || simgpu__work_value_reached(op);
+    return true;
+}
+
+static void wait_for_turn(const struct sim_op *op) {
+    if (op->work != SIM_WAIT_VALUE) {
+        pthread_cond_wait(&sim.progress, &sim.lock);
+        return;
+    }
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += VALUE_POLL_NS;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    pthread_cond_clockwait(&sim.progress, &sim.lock, CLOCK_MONOTONIC, &until);
+}
+
+/* ---- the worker ------------------------------------------------------------------------------------------------ */
+
+static void op_destroy(struct sim_op *op) {
+    simgpu__point_drop(op->waits_for);
+    simgpu__point_drop(op->point);
+    free(op);
+}
+
+static void run_head(struct sim_stream *stream) {
+    struct sim_op *op = stream->head;
+    while (!work_is_dropped() && !may_start(stream, op))
+        wait_for_turn(op);
+    if (!work_is_dropped() && !simgpu__work_is_legal(op)) simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
+    if (!work_is_dropped()) {
+        uint64_t finish_ns = simgpu__link_book(op);
+        op->running = true;
+        sim_unlock();
+        simgpu__work_perform(op, finish_ns);
+        sim_lock();
+    }
+    stream->head = op->next;
+    if (!stream->head) stream->tail = NULL;
+    if (op->point) op->point->done = true;
+    op_destroy(op);
+    pthread_cond_broadcast(&sim.progress);
+}
+
+static void stream_free(struct sim_stream *stream) {
+    struct sim_stream **link = &streams;
+    while (*link != stream)
+        link = &(*link)->next;
+    *link = stream->next;
+    pthread_cond_destroy(&stream->work);
+    free(stream);
+}
+
+static void *stream_worker(void *argument) {
+    struct sim_stream *stream = argument;
+    sim_lock();
+    for (;;) {
+        while (!stream->head && !stream->closing)
+            pthread_cond_wait(&stream->work, &sim.lock);
+        if (!stream->head) break;
+        run_head(stream);
+    }
+    stream->has_worker = false;
+    if (stream != &null_stream) stream_free(stream);
+    n_workers--;
+    pthread_cond_broadcast(&sim.progress);
+    sim_unlock();
+    return NULL;
+}
+
+/* Signals are the program's threads' business. */
+static bool start_worker(struct sim_stream *stream) {
+    if (stream->has_worker) return true;
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool started = pthread_create(&thread, NULL, stream_worker, stream) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!started) return false;
+    pthread_setname_np(thread, "simgpu-stream");
+    pthread_detach(thread);
+    stream->has_worker = true;
+    n_workers++;
+    return true;
+}
+
+/* Nothing before it, and it takes no time. */
+static bool is_done_at_once(const struct sim_stream *stream, const struct sim_op *op) {
+    if (op->work == SIM_WAIT_POINT && op->waits_for->done) return true;
+    return op->work == SIM_POINT && !stream->head && is_ordered(stream, last_seq + 1);
+}
+
+CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op) {
+    struct sim_op *queued = malloc(sizeof *queued);
+    bool at_once = is_done_at_once(stream, op);
+    if (!queued || (!at_once && !start_worker(stream))) {
+        free(queued);
+        simgpu__point_drop(op->waits_for);
+        simgpu__point_drop(op->point);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *queued = *op;
+    queued->next = NULL;
+    queued->running = false;
+    queued->seq = ++last_seq;
+    if (at_once) {
+        if (queued->point) queued->point->done = true;
+        op_destroy(queued);
+        return CUDA_SUCCESS;
+    }
+    *(stream->tail ? &stream->tail->next : &stream->head) = queued;
+    stream->tail = queued;
+    pthread_cond_signal(&stream->work);
+    return CUDA_SUCCESS;
+}
+
+/* ---- who uses memory ------------------------------------------------------------------------------------------- */
+
+static bool overlaps(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
+    return a && a < b + b_bytes && b < a + a_bytes;
+}
+
+static bool queue_uses(const struct sim_stream *stream, uintptr_t address, size_t bytes, bool running_only) {
+    for (const struct sim_op *op = stream->head; op; op = op->next) {
+        if (running_only && !op->running) return false;
+        if (overlaps(op->dst, op->bytes, address, bytes) || overlaps(op->src, op->bytes, address, bytes)) return true;
+    }
+    return false;
+}
+
+bool simgpu__stream_uses(uintptr_t address, size_t bytes, bool running_only) {
+    if (queue_uses(&null_stream, address, bytes, running_only)) return true;
+    for (const struct sim_stream *stream = streams; stream; stream = stream->next)
+        if (queue_uses(stream, address, bytes, running_only)) return true;
+    return false;
+}
+
+void simgpu__stream_wait_unused(uintptr_t address, size_t bytes) {
+    while (simgpu__stream_uses(address, bytes, false))
+        pthread_cond_wait(&sim.progress, &sim.lock);
+}
+
+static bool any_work_before(uint64_t seq) {
+    if (has_work_before(&null_stream, seq)) return true;
+    for (const struct sim_stream *stream = streams; stream; stream = stream->next)
+        if (has_work_before(stream, seq)) return true;
+    return false;
+}
+
+void simgpu__stream_sync_all(void) {
+    uint64_t end = last_seq + 1;
+    while (any_work_before(end))
+        pthread_cond_wait(&sim.progress, &sim.lock);
+}
+
+/* ---- entry points ---------------------------------------------------------------------------------------------- */
+
+static CUresult stream_create(CUstream *stream_out, unsigned int flags) {
+    if (!stream_out || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING)) return CUDA_ERROR_INVALID_VALUE;
+    struct sim_stream *stream = calloc(1, sizeof *stream);
+    if (!stream) return CUDA_ERROR_OUT_OF_MEMORY;
+    stream->non_blocking = flags & CU_STREAM_NON_BLOCKING;
+    pthread_cond_init(&stream->work, NULL);
+    sim_lock();
+    uint64_t id = simgpu__table_put(&stream_table, stream);
+    if (!id) {
+        pthread_cond_destroy(&stream->work);
+        free(stream);
+        return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    stream->next = streams;
+    streams = stream;
+    *stream_out = (CUstream)(uintptr_t)id;
+    return sim_unlock_with(CUDA_SUCCESS);
+}
+
+CUresult cuStreamCreate(CUstream *stream_out, unsigned int flags) {
+    SIM_ENTER(cuStreamCreate);
+    return stream_create(stream_out, flags);
+}
+
+/* A priority is a hint, which every stream here ignores. */
+CUresult cuStreamCreateWithPriority(CUstream *stream_out, unsigned int flags, int priority) {
+    SIM_ENTER(cuStreamCreateWithPriority);
+    (void)priority;
+    return stream_create(stream_out, flags);
+}
+
+static void stream_close(void *item) {
+    struct sim_stream *stream = item;
+    if (!stream->has_worker) {
+        stream_free(stream);
+        return;
+    }
+    stream->closing = true;
+    pthread_cond_signal(&stream->work);
+}
+
+CUresult cuStreamDestroy_v2(CUstream stream) {
+    SIM_ENTER(cuStreamDestroy_v2);
+    sim_lock();
+    struct sim_stream *taken = simgpu__table_take(&stream_table, (uintptr_t)stream);
+    if (taken) stream_close(taken);
+    return sim_unlock_with(taken ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
+}
+
+void simgpu__stream_reset(void) {
+    stopping = true;
+    simgpu__table_clear(&stream_table, stream_close);
+    null_stream.closing = true;
+    pthread_cond_signal(&null_stream.work);
+    pthread_cond_broadcast(&sim.progress);
+    while (n_workers > 0)
+        pthread_cond_wait(&sim.progress, &sim.lock);
+    null_stream.closing = false;
+    stopping = false;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+    SIM_ENTER(cuStreamSynchronize);
+    sim_lock();
+    struct sim_stream *of = simgpu__stream_of(stream);
+    if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    struct sim_point *end = simgpu__point_new();
+    if (!end) return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
+    end->refs++;
+    CUresult result = simgpu__stream_push(of, &(struct sim_op){.work = SIM_POINT, .point = end});
+    if (result == CUDA_SUCCESS) result = simgpu__point_wait(end);
+    simgpu__point_drop(end);
+    return sim_unlock_with(result);
+}
+
+CUresult cuStreamQuery(CUstream stream) {
+    SIM_ENTER(cuStreamQuery);
+    sim_lock();
+    struct sim_stream *of = simgpu__stream_of(stream);
+    if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    bool idle = !of->head && is_ordered(of, last_seq + 1);
+    return sim_unlock_with(idle ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
+}

@@ -1,0 +1,74 @@
+/* What operations do when their turn comes, and how long the simulated PCIe link takes for them. */
+#include <errno.h>
+#include <string.h>
+#include <time.h>
+
+#include "tools/simgpu/internal.h"
+
+enum sim_place simgpu__place_of(uintptr_t address, size_t bytes) {
+    enum sim_place host = simgpu__host_place(address, bytes);
+    return host != SIM_FOREIGN ? host : simgpu__vspace_place(address, bytes);
+}
+
+static bool is_accessible(uintptr_t address, size_t bytes, bool write) {
+    switch (simgpu__place_of(address, bytes)) {
+    case SIM_RESERVED: return simgpu__vspace_granted(address, bytes, write);
+    case SIM_MIXED: return false;
+    default: return true;
+    }
+}
+
+bool simgpu__work_is_legal(const struct sim_op *op) {
+    return (!op->dst || is_accessible(op->dst, op->bytes, true)) &&
+           (!op->src || is_accessible(op->src, op->bytes, false));
+}
+
+/* Pairs with whatever store, of any thread or process, made the value; acquire, so that what was written before it is
+ * seen by the operations behind the wait. */
+bool simgpu__work_value_reached(const struct sim_op *op) {
+    uint32_t now = __atomic_load_n((const uint32_t *)op->src, __ATOMIC_ACQUIRE);
+    switch (op->flags) {
+    case CU_STREAM_WAIT_VALUE_EQ: return now == op->value;
+    case CU_STREAM_WAIT_VALUE_AND: return (now & op->value) != 0;
+    case CU_STREAM_WAIT_VALUE_NOR: return ~(now | op->value) != 0;
+    default: return (int32_t)(now - op->value) >= 0;
+    }
+}
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* Copies of one direction share the link one after another: each starts when the one before is through. */
+uint64_t simgpu__link_book(const struct sim_op *op) {
+    if (op->link == SIM_LINK_NONE || sim.link_bytes_per_ns <= 0) return 0;
+    uint64_t now = now_ns(), *free_ns = &sim.link_free_ns[op->link];
+    uint64_t start = *free_ns > now ? *free_ns : now;
+    *free_ns = start + (uint64_t)((double)op->bytes / sim.link_bytes_per_ns);
+    return *free_ns;
+}
+
+static void until_ns(uint64_t finish_ns) {
+    struct timespec at = {.tv_sec = (time_t)(finish_ns / 1000000000u), .tv_nsec = (long)(finish_ns % 1000000000u)};
+    while (finish_ns && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR)
+        continue;
+}
+
+void simgpu__work_perform(const struct sim_op *op, uint64_t finish_ns) {
+    switch (op->work) {
+    case SIM_COPY: memmove((void *)op->dst, (const void *)op->src, op->bytes); break;
+    case SIM_FILL: memset((void *)op->dst, (int)op->value, op->bytes); break;
+    case SIM_WRITE_VALUE: __atomic_store_n((uint32_t *)op->dst, op->value, __ATOMIC_RELEASE); break;
+    case SIM_HOST_FUNCTION:
+        simgpu__host_function_mark(true);
+        op->function(op->user_data);
+        simgpu__host_function_mark(false);
+        break;
+    case SIM_POINT:
+    case SIM_WAIT_POINT:
+    case SIM_WAIT_VALUE: break;
+    }
+    until_ns(finish_ns);
+}
