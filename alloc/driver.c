@@ -40,6 +40,7 @@ enum {
     CUDA_SUCCESS = 0,
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
+    CUDA_ERROR_OPERATING_SYSTEM = 304,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
     CUDA_ERROR_NOT_SUPPORTED = 801,
@@ -116,8 +117,7 @@ struct fcdp_driver {
 enum { MAX_ACCESS_TRIES = 8 };
 /* Lower is more urgent; the driver clamps to what the device has. */
 enum { HIGHEST_PRIORITY = -1000 };
-/* Newer drivers refuse a single registration of 512 GiB and more. */
-static const size_t pin_chunk_bytes = (size_t)64 << 30;
+size_t fcdp__driver_pin_chunk_bytes = (size_t)64 << 30;
 
 /* ---- calls and failures ---------------------------------------------------------------------------------------- */
 
@@ -495,30 +495,45 @@ fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event)
 
 /* ---- host memory ----------------------------------------------------------------------------------------------- */
 
+/* Bytes that this process has locked by mlock; what a driver pinned need not be among them. */
+static size_t locked_bytes(void)
+{
+    char line[256];
+    size_t kib = 0;
+    FILE *file = fopen("/proc/self/status", "re");
+    if (!file) return 0;
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "VmLck: %zu kB", &kib) == 1) break;
+    fclose(file);
+    return kib << 10;
+}
+
 static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at, size_t bytes, size_t n_done)
 {
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
     (void)getrlimit(RLIMIT_MEMLOCK, &limit);
+    size_t n_locked = locked_bytes();
     bool limited = limit.rlim_cur != RLIM_INFINITY;
-    bool too_much = limited && bytes > limit.rlim_cur && result != CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    if (result != CUDA_ERROR_OUT_OF_MEMORY && !too_much)
+    bool no_room = result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_OPERATING_SYSTEM ||
+                   (limited && n_locked + bytes > limit.rlim_cur);
+    if (!no_room || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
         return call_failed(drv, result, "cuMemHostRegister(%p, %zu bytes, after %zu)", at, bytes, n_done);
 
     char allowed[64] = "unlimited";
-    if (limited) snprintf(allowed, sizeof allowed, "%llu bytes", (unsigned long long)limit.rlim_cur);
+    if (limited) snprintf(allowed, sizeof allowed, "limited to %llu bytes", (unsigned long long)limit.rlim_cur);
     return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
-                      "cuMemHostRegister(%p, %zu bytes, after %zu): %s; locked memory is limited to %s (RLIMIT_MEMLOCK): raise "
-                      "it (ulimit -l unlimited), free host memory, or set FCDP_PIN=never",
-                      at, bytes, n_done, result_name(drv, result), allowed);
+                      "cuMemHostRegister(%p, %zu bytes, after %zu): %s; locked memory is %s (RLIMIT_MEMLOCK), %zu bytes are "
+                      "locked: raise the limit (ulimit -l unlimited), free host memory, or set FCDP_PIN=never",
+                      at, bytes, n_done, result_name(drv, result), allowed, n_locked);
 }
 
 fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes)
 {
     for (size_t n_done = 0; n_done < bytes;) {
-        size_t n = bytes - n_done < pin_chunk_bytes ? bytes - n_done : pin_chunk_bytes;
+        size_t n = bytes - n_done < fcdp__driver_pin_chunk_bytes ? bytes - n_done : fcdp__driver_pin_chunk_bytes;
         CUresult result = CALL(drv, cuMemHostRegister_v2, (char *)at + n_done, n, CU_MEMHOSTREGISTER_PORTABLE);
         if (result != CUDA_SUCCESS) {
-            for (size_t undo = 0; undo < n_done; undo += pin_chunk_bytes)
+            for (size_t undo = 0; undo < n_done; undo += fcdp__driver_pin_chunk_bytes)
                 (void)CALL(drv, cuMemHostUnregister, (char *)at + undo);
             return pin_failed(drv, result, at, bytes, n_done);
         }
@@ -530,7 +545,7 @@ fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes)
 fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes)
 {
     fcdp_status status = FCDP_OK;
-    for (size_t n_done = 0; n_done < bytes; n_done += pin_chunk_bytes) { /* the same chunks as host_pin */
+    for (size_t n_done = 0; n_done < bytes; n_done += fcdp__driver_pin_chunk_bytes) { /* the same chunks as host_pin */
         CUresult result = CALL(drv, cuMemHostUnregister, (char *)at + n_done);
         if (result != CUDA_SUCCESS && !status) status = call_failed(drv, result, "cuMemHostUnregister(%p)", (char *)at + n_done);
     }

@@ -19,7 +19,8 @@ static inline fcdp_dptr fcdp__dptr_add(fcdp_dptr p, size_t bytes) { return (fcdp
 
 /* Load the driver and take device `ordinal`'s primary context. AUTO: CUDA where a device answers, else sim. The sim library
  * is $FCDP_SIM_LIBRARY, else `sim_library` (may be NULL). FCDP_ERR_UNSUPPORTED with a text that says what to do when the
- * asked driver or device is not there. Calls made later from any thread bind the context to that thread themselves. */
+ * asked driver or device is not there. Calls made later, from any thread, bind the context for their own duration:
+ * the thread's current context is afterwards what it was before. */
 fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, fcdp_driver **drv_out) FCDP_MUST_CHECK;
 void fcdp__driver_close(fcdp_driver *drv);
 bool fcdp__driver_is_sim(const fcdp_driver *drv);
@@ -52,7 +53,9 @@ fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_s
 fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK; /* FCDP_OK or FCDP_PENDING */
 
-/* Page-lock host memory for asynchronous copies (cuMemHostRegister, portable; chunks of <= 64 GiB). `at` page aligned.
+/* One registration's largest size: newer drivers refuse 512 GiB and more. 64 GiB; tests lower it. */
+extern size_t fcdp__driver_pin_chunk_bytes;
+/* Page-lock host memory for asynchronous copies (cuMemHostRegister, portable, in chunks; all or none). `at` page aligned.
  * FCDP_ERR_NO_HOST_MEM with the limit (RLIMIT_MEMLOCK) in the text when that is the cause. */
 fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;

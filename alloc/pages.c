@@ -26,7 +26,7 @@ struct fcdp_pool {
     size_t n_cached;   /* handles on the stack, the reserved ones among them */
     size_t n_promised; /* pages that takes in progress will make live */
     size_t n_reserved; /* of n_cached: for takes in progress */
-    size_t n_given;    /* pages ever given back: what the reclaimer really achieved */
+    uint64_t n_moves;  /* gives and ends of takes, ever: whether another attempt to take could end differently */
     size_t n_driver_creates, n_reclaims;
     fcdp_phys *stack; /* room for n_budget */
 };
@@ -104,17 +104,27 @@ void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaim_fn reclaim, void *ct
 
 /* ---- take ------------------------------------------------------------------------------------------------------ */
 
+/* How often a take starts over because other threads moved pages while its own reclaimer found nothing. */
+enum { MAX_LOST_RACES = 64 };
+
 /* A take in progress: of its n pages, n_reserved lie on the stack for it. */
 typedef struct promise {
     size_t n, n_reserved;
 } promise;
 
-/* Under lock: promise `n` pages if the budget allows, else false with the pages that are missing. */
-static bool promise_make(fcdp_pool *pool, size_t n, promise *promise_out, size_t *n_missing_out)
+/* Why an attempt failed, and the pool's moves when it did. */
+typedef struct shortage {
+    size_t n_missing;
+    uint64_t n_moves;
+    bool driver_full; /* the device refused, below the budget */
+} shortage;
+
+/* Under lock: promise `n` pages if the budget allows. */
+static bool promise_make(fcdp_pool *pool, size_t n, promise *promise_out, shortage *shortage_out)
 {
     size_t n_spoken_for = pool->n_live + pool->n_promised;
     if (n_spoken_for + n > pool->n_budget) {
-        *n_missing_out = n_spoken_for + n - pool->n_budget;
+        *shortage_out = (shortage){n_spoken_for + n - pool->n_budget, pool->n_moves, false};
         return false;
     }
     size_t n_idle = pool->n_cached - pool->n_reserved;
@@ -157,14 +167,12 @@ static fcdp_status promise_create_one(fcdp_pool *pool, promise *mine)
     return FCDP_OK;
 }
 
-/* One attempt without the reclaimer. FCDP_PENDING: `n_missing_out` pages must come back first, because the budget is spent
- * or the device itself is full (`driver_full_out`). */
-static fcdp_status take_try(fcdp_pool *pool, size_t n, fcdp_phys *pages_out, size_t *n_missing_out, bool *driver_full_out)
+/* One attempt without the reclaimer. FCDP_PENDING: not without pages that come back first. */
+static fcdp_status take_try(fcdp_pool *pool, size_t n, fcdp_phys *pages_out, shortage *shortage_out)
 {
     promise mine;
-    *driver_full_out = false;
     fcdp__lock_acquire(&pool->lock);
-    bool promised = promise_make(pool, n, &mine, n_missing_out);
+    bool promised = promise_make(pool, n, &mine, shortage_out);
     pool_leave(pool);
     if (!promised) return FCDP_PENDING;
 
@@ -173,28 +181,27 @@ static fcdp_status take_try(fcdp_pool *pool, size_t n, fcdp_phys *pages_out, siz
     fcdp__lock_acquire(&pool->lock);
     if (!status) promise_keep(pool, &mine, pages_out);
     else promise_break(pool, &mine);
+    pool->n_moves++;
+    *shortage_out = (shortage){mine.n - mine.n_reserved, pool->n_moves, true};
     pool_leave(pool);
-    if (status != FCDP_ERR_NO_DEVICE_MEM) return status;
-    *n_missing_out = mine.n - mine.n_reserved;
-    *driver_full_out = true;
-    return FCDP_PENDING;
+    return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
 }
 
-/* Ask the reclaimer for `n` pages. True when pages did come back. */
-static bool take_reclaim(fcdp_pool *pool, size_t n)
+/* Ask the reclaimer for what is missing; the pages it gave back. False when nothing has moved since the attempt failed,
+ * whatever the reclaimer says: another attempt would fail the same way. */
+static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_back_out)
 {
     fcdp__lock_acquire(&pool->lock);
     fcdp_reclaim_fn reclaim = pool->reclaim;
     void *ctx = pool->reclaim_ctx;
-    size_t n_given = pool->n_given;
     if (reclaim) pool->n_reclaims++;
     pool_leave(pool);
-    if (!reclaim || reclaim(ctx, n) == 0) return false;
+    *n_back_out = reclaim ? reclaim(ctx, missing->n_missing) : 0;
 
     fcdp__lock_acquire(&pool->lock);
-    bool progress = pool->n_given != n_given; /* its word is not enough: a take must end */
+    bool moved = pool->n_moves != missing->n_moves;
     pool_leave(pool);
-    return progress;
+    return moved;
 }
 
 static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full)
@@ -218,15 +225,15 @@ static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full)
 
 fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out)
 {
-    size_t n_missing = 0;
-    bool driver_full = false, more = true;
-    while (n <= pool->n_budget) {
-        fcdp_status status = take_try(pool, n, pages_out, &n_missing, &driver_full);
+    shortage missing = {0};
+    for (unsigned n_lost = 0; n <= pool->n_budget && n_lost < MAX_LOST_RACES;) {
+        fcdp_status status = take_try(pool, n, pages_out, &missing);
         if (status != FCDP_PENDING) return status;
-        if (!more) break; /* that was the last try: others may have given pages meanwhile */
-        more = take_reclaim(pool, n_missing);
+        size_t n_back;
+        if (!take_reclaim(pool, &missing, &n_back)) break;
+        if (n_back == 0) n_lost++;
     }
-    return take_failed(pool, n, driver_full);
+    return take_failed(pool, n, missing.driver_full);
 }
 
 /* ---- give, trim, stats ----------------------------------------------------------------------------------------- */
@@ -240,7 +247,7 @@ void fcdp__pool_give(fcdp_pool *pool, size_t n, const fcdp_phys *pages)
         pool->stack[pool->n_cached++] = pages[i];
     }
     pool->n_live -= n;
-    pool->n_given += n;
+    pool->n_moves++;
     pool_leave(pool);
 }
 
@@ -250,6 +257,7 @@ void fcdp__pool_forget(fcdp_pool *pool, size_t n, const fcdp_phys *pages)
     FCDP_CHECK(0, n <= pool->n_live);
     pool->n_live -= n;
     pool->n_created -= n;
+    pool->n_moves++;
     pool_leave(pool);
     for (size_t i = 0; i < n; i++) (void)page_release(pool, pages[i]);
 }
