@@ -1,0 +1,191 @@
+"""The terminal and the JSON document. Uses rich where it is installed, plain lines where it is not."""
+
+import contextlib
+import json
+import os
+import platform
+import sys
+import time
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+except ImportError:
+    Console = None
+
+_LINE_EVERY_S = 10.0
+
+
+def document(args, setup, figures):
+    return {
+        "schema": 1,
+        "job": list(setup.job),
+        "network": {"nodes": setup.nodes, "ranks_per_node": setup.ranks, "rate": args.rate, "delay_s": setup.delay_s},
+        "env": setup.env,
+        "repeat": args.repeat,
+        "warmup": args.warmup,
+        "machine": {"cpus": len(os.sched_getaffinity(0)), "kernel": platform.release(), "python": platform.python_version()},
+        "modes": figures,
+    }
+
+
+def write_json(doc, path):
+    with open(path, "w") as f:
+        json.dump(doc, f, indent=1)
+        f.write("\n")
+
+
+def _number(value, form="{:.3g}", none="–"):
+    return none if value is None else form.format(value)
+
+
+def _ratio(value, reference):
+    return f" ({value / reference:.2f}x)" if value is not None and reference else ""
+
+
+def _mega(n_bytes):
+    return "–" if n_bytes is None else f"{n_bytes / 1e6:.1f}"
+
+
+def _equal(mode, is_reference):
+    if is_reference:
+        return "reference"
+    equal = mode["equal"]
+    if equal["shards"] is None:
+        same = {True: "losses equal", False: "losses differ", None: "–"}[equal["losses"]]
+        return f"{same} (other shards)" if equal["losses"] is not None else same
+    return "yes, every step" if equal["shards"] else f"NO, from step {equal['first_difference']}"
+
+
+COLUMNS = ("mode", "step s", "sent MB", "sent W", "gathered MB", "state MB", "host MB", "bitwise equal")
+
+
+def rows(doc):
+    first = doc["modes"][0]
+    for mode in doc["modes"]:
+        is_reference = mode is first
+        ratio = (lambda key: "") if is_reference else (lambda key: _ratio(mode[key], first[key]))  # noqa: B023
+        yield (
+            mode["name"],
+            _number(mode["step_s"], "{:.3f}") + ratio("step_s"),
+            _mega(mode["sent_bytes_per_step"]) + ratio("sent_bytes_per_step"),
+            _number(mode["sent_W_per_step"], "{:.3f}"),
+            _mega(mode["device_gathered_peak_bytes"]) + ratio("device_gathered_peak_bytes"),
+            _mega(mode["device_state_bytes"]),
+            _mega(mode["host_peak_bytes"]),
+            _equal(mode, is_reference),
+        )
+
+
+def caption(doc):
+    net, w = doc["network"], next((m["W_bytes"] for m in doc["modes"] if m["W_bytes"]), None)
+    delay = f", {net['delay_s'] * 1e3:g} ms one way" if net["delay_s"] else ""
+    parts = f"{net['nodes']} nodes x {net['ranks_per_node']} ranks, {net['rate']}{delay}; sent is per node and step"
+    return parts + (f"; W = {w / 1e6:.1f} MB" if w else "")
+
+
+def splits(doc):
+    """One line per mode whose traffic is known by collective."""
+    for mode in doc["modes"]:
+        split = mode["sent_bytes_per_step_by_collective"]
+        unit = mode["W_bytes"]
+        if not split or not unit:
+            continue
+        parts = ", ".join(f"{kind} {n / unit:.3f}" for kind, n in split.items() if n)
+        counted = sum(split.values())
+        gap = abs(counted / mode["sent_bytes_per_step"] - 1) if mode["sent_bytes_per_step"] else 0
+        yield (f"{mode['name']}: sent by collective, in W: {parts}; "
+               f"fcdp.stats() {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)")  # fmt: skip
+    for mode in doc["modes"]:
+        for bypass in (mode["runs"][0]["fcdp"] or {}).get("bypassed") or []:
+            yield f"{mode['name']}: left to plain FSDP2: {bypass['group']}: {bypass['reason']}"
+
+
+class Screen:
+    """Progress and errors on stderr, the table on stdout."""
+
+    def __init__(self):
+        self._out = Console() if Console else None
+        self._err = Console(stderr=True) if Console else None
+
+    @contextlib.contextmanager
+    def run(self, label):
+        progress = _Spinner(self._err, label) if self._err and self._err.is_terminal else _Lines(label)
+        with progress:
+            yield progress
+
+    def error(self, text):
+        print(f"fcdp-lab: {text}", file=sys.stderr, flush=True)
+
+    def table(self, doc):
+        if self._out:
+            table = Table(caption=caption(doc), caption_justify="left")
+            for column in COLUMNS:
+                table.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
+            for row in rows(doc):
+                table.add_row(*row)
+            width = None if self._out.is_terminal else 132
+            self._out.print(table, width=width, crop=False)
+        else:
+            for line in [COLUMNS, *rows(doc)]:
+                print("  ".join(f"{cell:<18}" for cell in line).rstrip())
+            print(caption(doc))
+        for line in splits(doc):
+            print(line)
+
+
+class _Progress:
+    def __init__(self, label):
+        self.label = label
+        self.started = time.monotonic()
+        self.steps = 0
+
+    def describe(self, steps, step_s, last_line):
+        self.steps = steps
+        elapsed = f"{time.monotonic() - self.started:.0f} s"
+        if not steps:
+            return f"{self.label}: starting, {elapsed}"
+        pace = f", {step_s:.2f} s/step" if step_s is not None else ""
+        return f"{self.label}: step {steps}{pace}, {elapsed}" + (f" | {last_line.strip()[:60]}" if last_line else "")
+
+    def done(self):
+        return f"{self.label}: {self.steps} steps in {time.monotonic() - self.started:.0f} s"
+
+
+class _Spinner(_Progress):
+    def __init__(self, console, label):
+        super().__init__(label)
+        self._console = console
+        self._status = console.status(f"{label}: starting")
+
+    def __enter__(self):
+        self._status.start()
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self._status.stop()
+        if kind is None:
+            self._console.print(self.done(), highlight=False, markup=False)
+
+    def update(self, steps, step_s, last_line):
+        from rich.text import Text
+
+        self._status.update(Text(self.describe(steps, step_s, last_line)))
+
+
+class _Lines(_Progress):
+    def __init__(self, label):
+        super().__init__(label)
+        self._next = self.started + _LINE_EVERY_S
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if kind is None:
+            print(self.done(), file=sys.stderr, flush=True)
+
+    def update(self, steps, step_s, last_line):
+        if time.monotonic() >= self._next:
+            self._next += _LINE_EVERY_S
+            print(self.describe(steps, step_s, last_line), file=sys.stderr, flush=True)
