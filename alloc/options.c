@@ -51,6 +51,9 @@ typedef struct option_parser {
       FIELD(CHOICE, pin, 0, 0))                                                                                        \
     X("FCDP_FINGERPRINT", "auto|always|never", "auto",                                                                 \
       "compare parameters by content to find changes that nothing announced", FIELD(CHOICE, fingerprint, 0, 0))        \
+    X("FCDP_AGREE", "forward|unshard", "forward",                                                                      \
+      "how often the ranks agree on what is stale; unshard: for models that write parameters inside forward",          \
+      FIELD(CHOICE, agree, 0, 0))                                                                                      \
     X("FCDP_PREFETCH", "0..1", "1", "groups gathered ahead of their forward", FIELD(INT, prefetch, 0, 1))              \
     X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank", FIELD(REAL, timeout_s, 0.1, 86400))     \
     X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, 3 every invariant",       \

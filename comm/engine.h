@@ -65,8 +65,9 @@ size_t fcdp_group_bytes(const fcdp_group *group);       /* of the region */
 /* Observe every extent's signals (arrays of n_extents; `shards[i]` NULL: no fingerprint). stale_out[i]: the mask of reasons, 0 fresh. */
 void fcdp_group_observe(fcdp_group *group, const fcdp_signals *signals, const fcdp_scene *scene, const void *const *shards,
                         const size_t *shard_bytes, uint8_t *stale_out);
-/* Has a cheap signal of any extent moved since the last observation? The index of the first such extent, -1: none. */
-int fcdp_group_moved(const fcdp_group *group, const fcdp_signals *signals);
+/* Audit: moved_out[i] is 1 where a signal or the fingerprint of extent i changed since it was last observed. Arrays as for observe. */
+void fcdp_group_moved(const fcdp_group *group, const fcdp_signals *signals, const void *const *shards, const size_t *shard_bytes,
+                      uint8_t *moved_out);
 /* Somebody wrote into the gathered copy: never store or reuse it. */
 void fcdp_group_spoil(fcdp_group *group);
 
