@@ -1,0 +1,141 @@
+"""Cases that count instead of comparing: a model large enough that W, the bytes of its parameters, dwarfs any agreement.
+They record what comes out too, so that a count is never taken from a run that trained wrongly."""
+import torch
+
+from cases_basic import adamw
+from models import Net, shard, train_only
+from run import COUNTING, case
+
+DIM, BLOCKS = 192, 4
+
+
+def parameter_bytes(model):
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def large(**kwargs):
+    return Net(dim=DIM, n_blocks=BLOCKS, **kwargs)
+
+
+@case(into=COUNTING)
+def count_full(run):
+    model = large()
+    run.record("W", parameter_bytes(model))
+    shard(model)
+    optimizer = adamw(model)
+    run.step(model, optimizer)
+    for step in range(3):
+        run.mark("forward")
+        loss = run.loss(model)
+        run.mark("backward")
+        loss.backward()
+        run.mark("step")
+        optimizer.step()
+        optimizer.zero_grad()
+    run.mark("end")
+    run.finish(model)
+
+
+@case(into=COUNTING)
+def count_accumulation(run):
+    model = large()
+    run.record("W", parameter_bytes(model))
+    shard(model)
+    optimizer = adamw(model)
+    run.step(model, optimizer)
+    for step in range(2):
+        for micro in range(4):
+            run.mark("first" if micro == 0 else "later")
+            run.loss(model).backward()
+        run.mark("step")
+        optimizer.step()
+        optimizer.zero_grad()
+    run.mark("end")
+    run.finish(model)
+
+
+@case(into=COUNTING)
+def count_evaluation(run):
+    model = large()
+    run.record("W", parameter_bytes(model))
+    shard(model)
+    optimizer = adamw(model)
+    for step in range(2):
+        run.step(model, optimizer)
+        run.mark("first evaluation")
+        run.evaluate(model)
+        for _ in range(3):
+            run.mark("evaluation")
+            run.evaluate(model)
+        run.mark("step")
+    run.mark("end")
+    run.finish(model)
+
+
+@case(into=COUNTING)
+def count_frozen(run):
+    model = train_only(large(), "blocks.3", "head")
+    run.record("W", parameter_bytes(model))
+    run.record("W frozen", sum(p.numel() * p.element_size() for p in model.blocks[:3].parameters()))
+    shard(model)
+    optimizer = adamw(model)
+    run.mark("first")
+    run.step(model, optimizer)
+    for _ in range(3):
+        run.mark("later")
+        run.step(model, optimizer)
+        run.evaluate(model)
+    run.mark("end")
+    run.finish(model)
+
+
+@case(into=COUNTING)
+def count_lora(run):
+    model = train_only(large(lora=4), "lora_")
+    run.record("W", parameter_bytes(model))
+    run.record("W trainable", sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad))
+    shard(model)
+    optimizer = adamw(model)
+    run.mark("first")
+    run.step(model, optimizer)
+    for _ in range(3):
+        run.mark("later")
+        run.step(model, optimizer)
+    run.mark("end")
+    run.finish(model)
+
+
+@case(into=COUNTING)
+def count_bf16(run):
+    from models import BF16_COMPUTE
+    model = large()
+    run.record("W", parameter_bytes(model) // 2)
+    shard(model, mp_policy=BF16_COMPUTE)
+    optimizer = adamw(model)
+    run.step(model, optimizer)
+    for _ in range(2):
+        run.mark("forward")
+        loss = run.loss(model)
+        run.mark("backward")
+        loss.backward()
+        run.mark("step")
+        optimizer.step()
+        optimizer.zero_grad()
+    run.mark("end")
+    run.finish(model)
+
+
+@case(into=COUNTING)
+def count_nothing_after_deletion(run):
+    """A dead model holds no byte in any tier."""
+    run.mark("before")
+    model = shard(large())
+    optimizer = adamw(model)
+    run.train(model, optimizer, steps=2)
+    run.mark("alive")
+    run.finish(model)
+    del model, optimizer
+    from run import collect
+    collect()
+    torch.distributed.barrier()
+    run.mark("after")

@@ -1,0 +1,462 @@
+"""How a model is cut and where it lies: nesting, meshes, placements, tensor subclasses, meta init, compile, other
+models beside it, other modes of torch around it."""
+import contextlib
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.utils.flop_counter import FlopCounterMode
+
+import compat
+from cases_basic import adamw
+from models import Block, Net, shard, train_only, world_mesh
+from run import Unsupported, case, collect, reshard_all
+from subclass import Bf16AllGather
+
+
+@case
+def nested_groups(run):
+    model = Net()
+    mesh = world_mesh()
+    for block in model.blocks:
+        fully_shard(block.up, mesh=mesh)
+        fully_shard(block.down, mesh=mesh)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    compat.sum_only(model)
+    optimizer = adamw(model)
+    for _ in range(3):
+        run.step(model, optimizer, micro_batches=2)
+        run.evaluate(model)
+    run.finish(model)
+
+
+@case
+def nested_groups_checkpointed(run):
+    model = Net(checkpoint_around="non_reentrant")
+    mesh = world_mesh()
+    for block in model.blocks:
+        fully_shard(block.up, mesh=mesh)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    compat.sum_only(model)
+    run.train(model, adamw(model))
+    run.finish(model)
+
+
+@case
+def one_group_in_all(run):
+    model = Net()
+    fully_shard(model, mesh=world_mesh())
+    compat.sum_only(model)
+    optimizer = adamw(model)
+    for _ in range(3):
+        run.step(model, optimizer, micro_batches=2)
+        run.evaluate(model)
+    run.finish(model)
+
+
+@case
+def groups_without_parameters(run):
+    model = Net()
+    model.blocks.insert(1, nn.Dropout(0.1))
+    model.order = [0, 1, 2, 3]
+    shard(model)
+    run.train(model, adamw(model))
+    run.finish(model)
+
+
+@case
+def tiny_parameters(run):
+    """Groups of fewer elements than ranks: most shards are empty, and a slice holds several parameters."""
+    model = nn.Sequential(*(nn.Linear(n, n + 1) for n in (1, 2, 3, 4)))
+    for layer in model:
+        fully_shard(layer, mesh=world_mesh())
+    fully_shard(model, mesh=world_mesh())
+    compat.sum_only(model)
+    optimizer = adamw(model)
+    for _ in range(4):
+        x = torch.randn(3, 1, generator=run.data)
+        loss = (model(x) ** 2).mean()
+        run.record("loss", loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    run.finish(model)
+
+
+@case
+def parameter_without_elements(run):
+    model = Net()
+    for block in model.blocks:
+        block.nothing = nn.Parameter(torch.empty(0, 7))
+    shard(model)
+    run.train(model, adamw(model))
+    run.finish(model)
+
+
+@case
+def parameters_of_many_dimensions(run):
+    class Conv(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 7, 3, padding=1)
+            self.norm = nn.BatchNorm2d(7)
+            self.back = nn.ConvTranspose2d(7, 3, 3, padding=1)
+
+        def forward(self, x):
+            return x + self.back(torch.relu(self.norm(self.conv(x))))
+
+    model = nn.Sequential(Conv(), Conv())
+    for layer in model:
+        fully_shard(layer, mesh=world_mesh())
+    fully_shard(model, mesh=world_mesh())
+    compat.sum_only(model)
+    optimizer = adamw(model)
+    for _ in range(3):
+        loss = (model(torch.randn(2, 3, 5, 5, generator=run.data)) ** 2).mean()
+        run.record("loss", loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    run.finish(model)
+
+
+@case
+def double_precision(run):
+    model = shard(Net().double())
+    optimizer = adamw(model)
+    for _ in range(3):
+        x, y = run.batch(torch.float64)
+        loss = ((model(x) - y) ** 2).mean()
+        run.record("loss", loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    run.finish(model)
+
+
+@case
+def sharded_along_the_second_dimension(run):
+    model = Net(dim=24)
+
+    def placement(parameter):
+        return Shard(1) if parameter.ndim == 2 and parameter.shape[1] % 4 == 0 else None
+
+    shard(model, shard_placement_fn=placement)
+    optimizer = adamw(model)
+    run.train(model, optimizer, micro_batches=2)
+    run.finish(model)
+
+
+def hybrid(rows):
+    """HSDP over a given arrangement of the ranks: rows are shard groups, columns replicate."""
+
+    def train(run):
+        if run.world != 4:
+            raise Unsupported("needs 4 ranks")
+        mesh = DeviceMesh("cpu", torch.tensor(rows), mesh_dim_names=("replicate", "shard"))
+        model = shard(Net(), mesh=mesh)
+        optimizer = adamw(model)
+        for _ in range(3):
+            run.step(model, optimizer, micro_batches=2)
+            run.evaluate(model)
+        run.finish(model)
+
+    return train
+
+
+case(hybrid([[0, 1], [2, 3]]), name="hsdp_sharded_inside_the_nodes")
+case(hybrid([[0, 2], [1, 3]]), name="hsdp_sharded_across_the_nodes")
+
+
+@case
+def mesh_in_another_order(run):
+    """The shard group's ranks alternate between the nodes: a node's blocks are not contiguous in it."""
+    if run.world != 4:
+        raise Unsupported("needs 4 ranks")
+    model = shard(Net(), mesh=DeviceMesh("cpu", [0, 2, 1, 3]))
+    run.train(model, adamw(model), micro_batches=2)
+    run.finish(model)
+
+
+@case
+def mesh_of_half_of_the_ranks(run):
+    """Two models, each on two ranks of different nodes, train at a different pace."""
+    if run.world != 4:
+        raise Unsupported("needs 4 ranks")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["a"]
+    model = shard(Net(), mesh=mesh)
+    optimizer = adamw(model)
+    run.train(model, optimizer, steps=2 + run.rank % 2)
+    run.finish(model)
+
+
+@case
+def all_gather_extension(run):
+    """A tensor subclass with fsdp_pre_all_gather, as float8 training has: gathered as bf16."""
+    model = Net()
+    for block in model.blocks:
+        block.up.weight = nn.Parameter(Bf16AllGather(block.up.weight.detach().clone()))
+        block.up.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(module.weight.dtype),))
+        block.up.register_forward_hook(lambda module, inputs, output: output.float())
+        block.up.bias = None
+    shard(model)
+    optimizer = adamw(model)
+    run.train(model, optimizer)
+    run.finish(model)
+
+
+@case
+def parameters_offloaded_to_cpu(run):
+    model = shard(Net(), offload_policy=CPUOffloadPolicy(pin_memory=False))
+    run.train(model, adamw(model), micro_batches=2)
+    run.finish(model)
+
+
+@case
+def ignored_parameters(run):
+    model = Net()
+    ignored = {p for b in model.blocks for p in b.norm.parameters()}
+    for p in ignored:
+        p.requires_grad_(False)
+    mesh = world_mesh()
+    try:
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, ignored_params=ignored)
+        fully_shard(model, mesh=mesh, ignored_params=ignored)
+    except TypeError as error:
+        raise Unsupported(str(error)) from None
+    compat.sum_only(model)
+    run.train(model, adamw(model))
+    run.finish(model)
+
+
+@case
+def built_on_meta(run):
+    with torch.device("meta"):
+        model = Net()
+    shard(model)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for p in model.parameters():
+            local = p.to_local()
+            local.copy_(torch.randn(local.shape, generator=run.data) * 0.2)
+    run.train(model, adamw(model))
+    run.finish(model)
+
+
+@case
+def materialized_again_in_mid_run(run):
+    """_apply gives every parameter a new tensor."""
+    model = shard(Net())
+    run.train(model, adamw(model), steps=2)
+    model._apply(lambda t: t.clone())
+    run.evaluate(model)
+    model._apply(lambda t: t * 0.875)
+    run.train(model, adamw(model), steps=2)
+    run.finish(model)
+
+
+@case
+def teacher_beside_a_student(run):
+    student, teacher = shard(Net()), shard(train_only(Net(dim=16), "nothing"))
+    optimizer = adamw(student)
+    for _ in range(3):
+        x, y = run.batch()
+        with torch.no_grad():
+            target = teacher(x)
+        loss = ((student(x) - target - y) ** 2).mean()
+        run.record("loss", loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    run.finish(student)
+
+
+@case
+def teacher_inside_of_the_students_forward(run):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.student = Net()
+
+        def forward(self, x):
+            with torch.no_grad():
+                target = teacher(x)
+            return self.student(x) - target
+
+    teacher = shard(train_only(Net(dim=16), "nothing"))
+    model = Both()
+    shard(model, blocks=model.student.blocks)
+    optimizer = adamw(model)
+    run.train(model, optimizer)
+    run.finish(model)
+
+
+@case
+def model_deleted_and_made_again(run):
+    """New parameters come to lie, and to be counted, where the dead ones were."""
+    for dim in (24, 24, 16, 24):
+        model = shard(Net(dim=dim))
+        optimizer = adamw(model)
+        run.train(model, optimizer, steps=2)
+        run.finish(model)
+        del model, optimizer
+        collect()
+
+
+@case
+def optimizer_made_again(run):
+    model = shard(Net())
+    for _ in range(3):
+        optimizer = adamw(model)
+        run.train(model, optimizer, steps=1)
+        del optimizer
+        collect()
+        run.evaluate(model)
+    run.finish(model)
+
+
+def compiled(what):
+    def train(run):
+        torch._dynamo.reset()
+        model = shard(Net(dim=16, n_blocks=2))
+        for block in model.blocks:
+            if what == "blocks":
+                block.compile(backend="aot_eager")
+            else:
+                block.up.compile(backend="eager")
+        optimizer = adamw(model)
+        run.train(model, optimizer, steps=2)
+        run.evaluate(model)
+        run.train(model, optimizer, steps=1)
+        run.finish(model)
+        torch._dynamo.reset()
+
+    return train
+
+
+case(compiled("blocks"), name="compiled_blocks_aot_eager")
+case(compiled("inside"), name="compiled_inside_of_blocks")
+
+
+@contextlib.contextmanager
+def default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def counting_flops(run):
+    counter = FlopCounterMode(display=False)
+    with counter:
+        yield
+    run.record("flops", counter.get_total_flops())
+
+
+def inside(context):
+    def train(run):
+        model = shard(Net())
+        optimizer = adamw(model)
+        for _ in range(3):
+            with context(run):
+                loss = run.loss(model)
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        run.finish(model)
+
+    return train
+
+
+CONTEXTS = {
+    "default_dtype_bfloat16": lambda run: default_dtype(torch.bfloat16),
+    "device_context": lambda run: torch.device("cpu"),
+    "flop_counter": counting_flops,
+    "anomaly_mode": lambda run: torch.autograd.set_detect_anomaly(True),
+    "saved_tensors_copied": lambda run: torch.autograd.graph.save_on_cpu(pin_memory=False),
+    "saved_tensors_cloned": lambda run: torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t),
+    "deterministic": lambda run: deterministic(),
+    "autocast": lambda run: torch.autocast("cpu", torch.bfloat16),
+    "profiler": lambda run: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+}
+
+
+@contextlib.contextmanager
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+for name, context in CONTEXTS.items():
+    case(inside(context), name=f"inside_{name}")
+
+
+@case
+def collectives_of_the_users_own(run):
+    """A script's own collectives stand between FSDP2's, in the middle of forward and backward."""
+    model = shard(Net())
+    optimizer = adamw(model)
+
+    def sum_up(tensor):
+        total = tensor.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    model.blocks[1].register_forward_hook(
+        lambda module, inputs, output: output - sum_up(output).mean())
+    for _ in range(3):
+        loss = run.loss(model)
+        run.record("mean", sum_up(loss))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        dist.barrier()
+    run.finish(model)
+
+
+@case
+def ranks_of_uneven_speed(run):
+    """One rank does far more of its own work between the collectives: nothing may depend on who comes first."""
+    model = shard(Net())
+    optimizer = adamw(model)
+    x = torch.randn(300, 300, generator=run.data)
+
+    def work(module, inputs):
+        for _ in range(4):
+            torch.mm(x, x)
+
+    if run.rank == 1:
+        for block in model.blocks:
+            block.up.register_forward_pre_hook(work)
+    run.train(model, optimizer, micro_batches=2)
+    reshard_all(model)
+    run.finish(model)
+
+
+@case
+def new_block_put_in_mid_run(run):
+    """The model is built anew around old blocks: groups come and go."""
+    model = shard(Net())
+    run.train(model, adamw(model), steps=2)
+    state = {k: v.full_tensor() for k, v in model.state_dict().items()}
+    torch.manual_seed(99)
+    grown = Net(n_blocks=4)
+    grown.load_state_dict(state, strict=False)
+    del model
+    collect()
+    grown.blocks[3] = Block(24)
+    shard(grown)
+    run.train(grown, adamw(grown), steps=2)
+    run.finish(grown)

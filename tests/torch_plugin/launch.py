@@ -1,0 +1,155 @@
+"""Starting jobs of several ranks and seeing to it that nothing of them is left: every process carries a tag in its
+environment, by which it is found and ended even where torchrun gave it a session of its own."""
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+
+HERE = pathlib.Path(__file__).resolve().parent
+WORLD = 4
+TAG_NAME = "TEST_JOB_TAG"  # not FCDP_*: FCDP refuses options that it does not know
+
+
+def environment(tag, tmp, extra=None):
+    """A clean environment: no FCDP option of the caller's reaches a job unless the test says so."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "NCCL_"))}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        env.pop(name, None)
+    env.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TMPDIR=str(tmp), PYTHONFAULTHANDLER="1", PYTHONUNBUFFERED="1",
+               TORCHINDUCTOR_CACHE_DIR=str(tmp / "inductor"))
+    env[TAG_NAME] = tag
+    env.update(extra or {})
+    return env
+
+
+def new_tag():
+    return uuid.uuid4().hex
+
+
+def tagged(tag):
+    """The live processes of a job, by the tag in their environment."""
+    needle = f"{TAG_NAME}={tag}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as f:
+                if needle not in f.read().split(b"\0"):
+                    continue
+            with open(f"/proc/{entry}/stat") as f:
+                if f.read().rsplit(")", 1)[1].split()[0] != "Z":
+                    found.append(int(entry))
+        except OSError:
+            continue
+    return found
+
+
+def signal_all(tag, signum):
+    for pid in tagged(tag):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def end(tag, process=None, deadline_s=10):
+    signal_all(tag, signal.SIGKILL)
+    if process is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(deadline_s)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Job:
+    """What a launch left behind: exit code, output, and one JSON for each rank."""
+
+    def __init__(self, returncode, output, timed_out, ranks, seconds):
+        self.returncode, self.output, self.timed_out = returncode, output, timed_out
+        self.ranks, self.seconds = ranks, seconds
+
+
+def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, timeout_s=300):
+    tmp.mkdir(parents=True, exist_ok=True)
+    tag = new_tag()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(n_ranks),
+               "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", tag, "--local-addr", "127.0.0.1",
+               str(script), *map(str, arguments)]
+    began = time.monotonic()
+    log = tmp / "output.txt"
+    with open(log, "wb") as sink:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, cwd=HERE,
+                                   env=environment(tag, tmp, env), start_new_session=True)
+        timed_out = False
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            signal_all(tag, signal.SIGUSR1)  # faulthandler writes where every thread stands
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+        finally:
+            end(tag, process)
+    ranks = []
+    for path in sorted(tmp.glob("rank*.json"), key=lambda p: int(p.stem[4:])):
+        ranks.append(json.loads(path.read_text()))
+    return Job(process.returncode, log.read_text(errors="replace"), timed_out, ranks, time.monotonic() - began)
+
+
+def run_cases(names, tmp, env=None, mutant=None, timeout_s=300, max_launches=12):
+    """Runs the cases in one job; where one of them breaks the job, the rest go on in another.  Returns, for each case, a
+    list of the ranks' results, and all the jobs."""
+    results, jobs, left = {}, [], list(names)
+    while left and len(jobs) < max_launches:
+        folder = tmp / f"launch{len(jobs)}"
+        folder.mkdir(parents=True)
+        (folder / "cases.txt").write_text("\n".join(left))
+        arguments = ["--out", folder, "--cases", folder / "cases.txt"] + (["--mutant", mutant] if mutant else [])
+        job = torchrun(HERE / "worker.py", arguments, folder, env, timeout_s=timeout_s)
+        jobs.append(job)
+        done = [name for name in left if len(job.ranks) == WORLD and all(name in rank["cases"] for rank in job.ranks)]
+        for name in done:
+            results[name] = [rank["cases"][name] for rank in job.ranks]
+        clean = job.returncode == 0 and len(done) == len(left)
+        if clean:
+            return results, jobs
+        broken_inside = bool(done) and any(r["error"] for r in results[done[-1]])
+        if not broken_inside and len(done) < len(left):
+            # It died or hung inside the case after the last one that all ranks finished.
+            name = left[len(done)]
+            what = "timed out" if job.timed_out else f"ended with {job.returncode}"
+            results[name] = [{"events": [], "marks": [], "error": f"the job {what} in this case",
+                              "traceback": job.output[-6000:]}] * WORLD
+            done.append(name)
+        left = [name for name in left if name not in results]
+    for name in left:
+        results[name] = [{"events": [], "marks": [], "error": f"not run: {max_launches} launches broke before it",
+                          "traceback": ""}] * WORLD
+    return results, jobs
+
+
+def first_difference(expected, got):
+    """Where two lists of ranks' results differ first, in words; None where they are equal bit for bit."""
+    for rank, (one, other) in enumerate(zip(expected, got)):
+        if one.get("unsupported") != other.get("unsupported"):
+            return f"rank {rank}: unsupported differs: {one.get('unsupported')!r}, {other.get('unsupported')!r}"
+        for i, (a, b) in enumerate(zip(one["events"], other["events"])):
+            if a[:2] != b[:2]:
+                return f"rank {rank}, event {i}: {a[0]} = {a[2]!r} ({a[1]}) expected, {b[0]} = {b[2]!r} ({b[1]}) found" \
+                       + (f"; then raised {other['error']}" if other["error"] else "")
+        if (one["error"] or "").split(":")[0] != (other["error"] or "").split(":")[0]:
+            return f"rank {rank}: error {one['error']!r} expected, {other['error']!r} found\n{other.get('traceback') or ''}"
+        if len(one["events"]) != len(other["events"]):
+            return f"rank {rank}: {len(one['events'])} events expected, {len(other['events'])} found"
+    if len(expected) != len(got):
+        return f"{len(expected)} ranks expected, {len(got)} found"
+    return None

@@ -1,0 +1,108 @@
+"""One rank of a job under torchrun: runs the named cases one after another and writes what came out, as JSON, after each.
+
+A case that raises on every rank alike is a result.  One that raises on some ranks leaves the others inside a collective:
+the job ends there and the launcher starts another one for the cases that are left."""
+import argparse
+import datetime
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+import cases  # noqa: F401  (fills the registries)
+import compat
+import run as runs
+
+FLIGHT_TIMEOUT_S = 40
+
+
+def agree(store, key, rank, world, mine):
+    """Every rank's word on a case, over the store: it works where the process group no longer does."""
+    store.set(f"{key}/{rank}", mine)
+    keys = [f"{key}/{other}" for other in range(world)]
+    store.wait(keys, datetime.timedelta(seconds=2 * FLIGHT_TIMEOUT_S))
+    return [store.get(k).decode() for k in keys]
+
+
+def run_case(name, function, rank, world, fcdp):
+    run = runs.Run(name, rank, world, fcdp)
+    result = {"events": run.events, "marks": run.marks, "error": None}
+    before = fcdp.stats() if fcdp else None
+    began = time.monotonic()
+    try:
+        function(run)
+        run.finish_process_state()
+    except runs.Unsupported as reason:
+        result["unsupported"] = str(reason)
+    except Exception as error:
+        result["error"] = f"{type(error).__name__}: {error}"
+        result["traceback"] = traceback.format_exc()
+    result["seconds"] = time.monotonic() - began
+    if fcdp:
+        runs.collect()
+        result["stats"] = [before, fcdp.stats()]
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--cases", required=True, help="a file with one name a line")
+    parser.add_argument("--mutant", help="break FSDP2's gathers in a known way first (mutants.py)")
+    arguments = parser.parse_args()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    torch.set_num_threads(1)
+    compat.prepare()
+    mutant = None
+    if arguments.mutant:
+        import mutants
+
+        mutant = mutants.install(arguments.mutant)
+    with open(arguments.cases) as f:
+        names = f.read().split()
+    registry = {**runs.CASES, **runs.COUNTING}
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=FLIGHT_TIMEOUT_S))
+    store = dist.PrefixStore("cases", dist.distributed_c10d._get_default_store())
+    fcdp = runs.import_fcdp()
+    gc.freeze()  # the collections that cases ask for look at the cases' own objects
+    with open("/proc/self/maps") as f:
+        ours_mapped = sorted({line.split()[-1] for line in f if "fcdp" in os.path.basename(line.split()[-1])})
+    head = {"torch": torch.__version__, "modules": sorted(m for m in sys.modules if m.split(".")[0] in ("fcdp", "_fcdp")),
+            "mapped": ours_mapped, "enabled": bool(fcdp)}
+    out = {"head": head, "cases": {}}
+    path = os.path.join(arguments.out, f"rank{rank}.json")
+
+    broken = False
+    for name in names:
+        if mutant:
+            mutant.forget()
+        result = run_case(name, registry[name], rank, world, fcdp)
+        out["cases"][name] = result
+        words = agree(store, name, rank, world, "raised" if result["error"] else "done")
+        broken = len(set(words)) > 1
+        if broken:
+            result["error"] = result["error"] or "another rank raised: " + ", ".join(
+                f"rank {r} {word}" for r, word in enumerate(words))
+        with open(path + ".part", "w") as f:
+            json.dump(out, f)
+        os.replace(path + ".part", path)
+        if broken:
+            print(f"case {name} broke the job: {words}", file=sys.stderr, flush=True)
+            break
+    if broken:
+        os._exit(17)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
