@@ -9,8 +9,11 @@
  *     inter     all-gather of the column's blocks, in place, over the nodes             (the only step that crosses the slow link)
  *     scatter   big extents: column block b, extent i -> region, extent i, shard (b, local)
  *     intra     big extents: for each b an in-place all-gather over the node of shards (b, 0..g-1) of extent i
- *     small     small extents (< FCDP_PLAN_SMALL_BYTES a shard) together: packed, one all-gather over the node, unpacked
- *     restore   a span none of whose bytes must cross the link: from the host tier (tiering decides how)
+ *     small     small extents (< FCDP_PLAN_SMALL_BYTES a shard) together: their parts of all blocks packed into slot `local` of the
+ *               column's small area, one in-place all-gather over the node, unpacked to the region
+ *     restore   a span that keeps at least one fresh extent: from the host tier, before the stale ones are gathered over it
+ *
+ * A node of one rank has no intra step: scatter is the whole of it, and every extent counts as big.
  */
 #ifndef FCDP_PLAN_H
 #define FCDP_PLAN_H
@@ -31,7 +34,7 @@ typedef struct fcdp_plan {
     uint32_t void_mask;         /* spans wholly stale: nothing of the old copy is wanted */
     size_t block_bytes;         /* bytes this rank sends to each other node = its share of the stale extents */
     size_t small_bytes;         /* the small extents' part of a block, at its end */
-    size_t column_bytes;        /* n_nodes * block_bytes, then room for the small step: (1 + node_size) * n_nodes * small_bytes */
+    size_t column_bytes;        /* n_nodes * block_bytes, then the small step's area: node_size slots of n_nodes * small_bytes */
     uint32_t n_big, n_small;
     fcdp_plan_extent extents[]; /* n_big big ones, then n_small small ones; shards of 0 bytes are left out */
 } fcdp_plan;

@@ -1,12 +1,14 @@
-/* validity.h - is a gathered copy of a parameter still what its shard says? Pure: signals in, a verdict out.
+/* validity.h - is a gathered copy of a parameter still what its shard says? Pure: signals in, a verdict out. Not thread-safe.
  *
  * A version counter alone trains wrongly, silently (foreach and fused optimizers over DTensors move none), so every signal that a
  * parameter gives is compared with what it was when the copy was gathered, and any change makes it stale. A fingerprint of
  * the shard's bytes is the one signal that nothing escapes; where there is none, a change of grad mode and gradients that
  * were reduced without any optimizer hook ever firing count as changes.
  *
- * observed: the signals of now, taken by fcdp__validity_observe. accepted: those of the copy, set to `observed` by
- * fcdp__validity_accept when its gather is done. fresh <=> accepted exists and equals observed under the rules.
+ * observed: the signals of now, taken by fcdp__validity_observe. accepted: those of the copy, set by fcdp__validity_accept when its
+ * gather is done, to what was observed when the gather was submitted (fcdp__validity_observed; shards may be observed again meanwhile).
+ *
+ *     fresh <=> accepted exists and equals observed under the rules
  */
 #ifndef FCDP_VALIDITY_H
 #define FCDP_VALIDITY_H
@@ -30,6 +32,14 @@ typedef struct fcdp_scene {             /* of the whole process, at the moment o
     uint64_t reductions;                /* backward passes that reduced gradients of this group */
 } fcdp_scene;
 
+typedef struct fcdp_observation {       /* of one parameter; only fcdp__validity_* looks inside */
+    fcdp_signals signals;
+    uint64_t fingerprint;
+    uint64_t reductions;
+    uint64_t grad_mode_changes;         /* between observations of this parameter, so far: a change there and back counts twice */
+    bool exists, has_fingerprint, grad_mode;
+} fcdp_observation;
+
 typedef enum fcdp_stale {               /* why, a mask; 0 is fresh */
     FCDP_STALE_NEW = 1,                 /* never gathered, or spoiled */
     FCDP_STALE_IDENTITY = 2,            /* object, storage, dtype or requires_grad */
@@ -47,13 +57,15 @@ void fcdp__validity_destroy(fcdp_validity *validity);
 /* `shard`/`shard_bytes`: host-readable bytes to fingerprint (XXH3, 64 bit), NULL where they cannot be read: no fingerprint. The mask of reasons. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, const fcdp_scene *scene,
                                 const void *shard, size_t shard_bytes);
-/* The copy now being gathered is that of the last observation. */
-void fcdp__validity_accept(fcdp_validity *validity, uint32_t i);
+/* The last observation: what a gather submitted now will bring. */
+fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i);
+/* The copy is now what `gathered` saw. One that saw nothing (never observed) leaves the copy stale. */
+void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_observation *gathered);
 /* The copy of every parameter is worthless (someone wrote into it). */
 void fcdp__validity_spoil(fcdp_validity *validity);
-/* The cheap signals alone against the last observation (no fingerprint): has something changed since the ranks agreed? */
-bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals);
-/* "optimizer step, version counter" for messages; static or thread-local storage. */
+/* Signals, and the fingerprint where `shard` is not NULL, against the last observation: has something changed since the ranks agreed? */
+bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, const void *shard, size_t shard_bytes);
+/* "optimizer step, version counter" for messages; thread-local storage. */
 const char *fcdp__stale_text(uint32_t mask);
 
 #endif

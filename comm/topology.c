@@ -1,0 +1,64 @@
+/* topology.c - nodes x ranks out of "rank r is on node x"; refuses everything that is not regular, with the
+ * reason. */
+#include "comm/topology.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct run { /* ranks side by side on one node */
+    uint32_t node, first, n;
+} run;
+
+static uint32_t runs_find(const uint32_t *node_of, uint32_t n_ranks, run *runs_out) {
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        if (n == 0 || runs_out[n - 1].node != node_of[r]) runs_out[n++] = (run){node_of[r], r, 0};
+        runs_out[n - 1].n++;
+    }
+    return n;
+}
+
+static fcdp_status runs_check(const run *runs, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t j = 0; j < i; j++)
+            if (runs[j].node == runs[i].node)
+                return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                                  "the ranks of node %u do not stand side by side in the shard group: rank "
+                                  "%u follows another node's, "
+                                  "and ranks %u to %u are on node %u too; order the ranks node by node",
+                                  runs[i].node, runs[i].first, runs[j].first, runs[j].first + runs[j].n - 1,
+                                  runs[j].node);
+    for (uint32_t i = 1; i < n; i++)
+        if (runs[i].n != runs[0].n)
+            return fcdp__fail(
+                FCDP_ERR_UNSUPPORTED,
+                "ranks per node differ: %u on node %u, %u on node %u; start the same number on every node",
+                runs[0].n, runs[0].node, runs[i].n, runs[i].node);
+    if (n == 1)
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "all %u ranks of the shard group are on one node: no gather crosses nodes, nothing to save",
+            runs[0].n);
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__topology_make(const uint32_t *node_of, uint32_t n_ranks, uint32_t rank,
+                                fcdp_topology *topology_out) {
+    if (n_ranks == 0 || rank >= n_ranks)
+        return fcdp__fail(FCDP_ERR_INVALID, "topology: rank %u of %u ranks", rank, n_ranks);
+    run *runs = malloc(n_ranks * sizeof *runs);
+    if (!runs) return fcdp__fail(FCDP_ERR_SYSTEM, "topology: no memory for %u ranks", n_ranks);
+    uint32_t n_nodes = runs_find(node_of, n_ranks, runs);
+    fcdp_status status = runs_check(runs, n_nodes);
+    free(runs);
+    if (status) return status;
+
+    uint32_t node_size = n_ranks / n_nodes;
+    *topology_out = (fcdp_topology){.n_ranks = n_ranks,
+                                    .n_nodes = n_nodes,
+                                    .node_size = node_size,
+                                    .rank = rank,
+                                    .node = rank / node_size,
+                                    .local = rank % node_size};
+    return FCDP_OK;
+}

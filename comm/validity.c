@@ -1,0 +1,112 @@
+/* validity.c - compares what is observed with what was gathered. Which signals exist and why: validity.h. */
+#include "comm/validity.h"
+
+#define XXH_INLINE_ALL
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+typedef struct parameter {
+    fcdp_observation observed, accepted;
+} parameter;
+
+struct fcdp_validity {
+    uint32_t n;
+    parameter parameters[];
+};
+
+fcdp_status fcdp__validity_create(uint32_t n, fcdp_validity **validity_out) {
+    fcdp_validity *validity = calloc(1, sizeof *validity + n * sizeof validity->parameters[0]);
+    if (!validity) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the validity of %u parameters", n);
+    validity->n = n;
+    *validity_out = validity;
+    return FCDP_OK;
+}
+
+void fcdp__validity_destroy(fcdp_validity *validity) {
+    free(validity);
+}
+
+/* The signals that hold with or without a fingerprint. */
+static uint32_t signals_differ(const fcdp_signals *a, const fcdp_signals *b) {
+    uint32_t mask = 0;
+    if (a->object_id != b->object_id || a->storage != b->storage || a->dtypes != b->dtypes ||
+        a->requires_grad != b->requires_grad)
+        mask |= FCDP_STALE_IDENTITY;
+    if (a->version_outer != b->version_outer || a->version_local != b->version_local ||
+        a->version_data != b->version_data)
+        mask |= FCDP_STALE_VERSION;
+    if (a->optimizer_steps != b->optimizer_steps) mask |= FCDP_STALE_OPTIMIZER;
+    return mask;
+}
+
+static uint32_t observation_differs(const fcdp_observation *now, const fcdp_observation *copy,
+                                    bool optimizer_seen) {
+    if (!copy->exists) return FCDP_STALE_NEW;
+    uint32_t mask = signals_differ(&now->signals, &copy->signals);
+    if (now->has_fingerprint && copy->has_fingerprint)
+        return now->fingerprint == copy->fingerprint ? mask : mask | FCDP_STALE_FINGERPRINT;
+    if (now->grad_mode_changes != copy->grad_mode_changes) mask |= FCDP_STALE_GRAD_MODE;
+    if (!optimizer_seen && now->reductions != copy->reductions) mask |= FCDP_STALE_REDUCED;
+    return mask;
+}
+
+uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
+                                const fcdp_scene *scene, const void *shard, size_t shard_bytes) {
+    FCDP_CHECK(1, i < validity->n);
+    parameter *p = &validity->parameters[i];
+    bool grad_mode_changed = p->observed.exists && p->observed.grad_mode != scene->grad_mode;
+    p->observed = (fcdp_observation){
+        .signals = *signals,
+        .fingerprint = shard ? XXH3_64bits(shard, shard_bytes) : 0,
+        .reductions = scene->reductions,
+        .grad_mode_changes = p->observed.grad_mode_changes + grad_mode_changed,
+        .exists = true,
+        .has_fingerprint = shard != NULL,
+        .grad_mode = scene->grad_mode,
+    };
+    return observation_differs(&p->observed, &p->accepted, scene->optimizer_seen);
+}
+
+fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i) {
+    FCDP_CHECK(1, i < validity->n);
+    return validity->parameters[i].observed;
+}
+
+void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_observation *gathered) {
+    FCDP_CHECK(1, i < validity->n);
+    validity->parameters[i].accepted = *gathered;
+}
+
+void fcdp__validity_spoil(fcdp_validity *validity) {
+    for (uint32_t i = 0; i < validity->n; i++) validity->parameters[i].accepted.exists = false;
+}
+
+bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
+                          const void *shard, size_t shard_bytes) {
+    FCDP_CHECK(1, i < validity->n);
+    const fcdp_observation *observed = &validity->parameters[i].observed;
+    if (!observed->exists || signals_differ(signals, &observed->signals)) return true;
+    return shard && observed->has_fingerprint && XXH3_64bits(shard, shard_bytes) != observed->fingerprint;
+}
+
+const char *fcdp__stale_text(uint32_t mask) {
+    static const struct {
+        uint32_t bit;
+        const char *text;
+    } reasons[] = {
+        {FCDP_STALE_NEW, "never gathered"},        {FCDP_STALE_IDENTITY, "another tensor"},
+        {FCDP_STALE_VERSION, "version counter"},   {FCDP_STALE_OPTIMIZER, "optimizer step"},
+        {FCDP_STALE_FINGERPRINT, "content"},       {FCDP_STALE_GRAD_MODE, "grad mode changed"},
+        {FCDP_STALE_REDUCED, "gradients reduced"},
+    };
+    static _Thread_local char text[160];
+    if (!mask) return "fresh";
+    text[0] = 0;
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        if (!(mask & reasons[i].bit)) continue;
+        if (text[0]) strcat(text, ", ");
+        strcat(text, reasons[i].text); /* all of them together are under 100 bytes */
+    }
+    return text;
+}
