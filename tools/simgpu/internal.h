@@ -134,6 +134,8 @@ size_t simgpu__phys_bytes(const struct sim_phys *phys);
 bool simgpu__phys_is_host(const struct sim_phys *phys);
 /* Puts the memory at `address`, inaccessible. False: out of memory maps. */
 bool simgpu__phys_place(const struct sim_phys *phys, void *address);
+/* Somebody is granted access; whether somebody was before. */
+bool simgpu__phys_grant(struct sim_phys *phys);
 size_t simgpu__phys_handles(void);
 void simgpu__phys_reset(void);
 

@@ -33,6 +33,7 @@ struct sim_phys {
     bool on_host;
     int numa_node; /* -1: anywhere */
     bool is_charged;
+    bool was_granted; /* its pages probably exist */
 };
 
 static struct sim_arena device_arena = {.name = "fcdp-simgpu-device"};
@@ -73,6 +74,12 @@ void simgpu__phys_reset(void) {
     simgpu__table_clear(&handles, drop_item);
     simgpu__arena_close(&device_arena);
     simgpu__arena_close(&host_arena);
+}
+
+bool simgpu__phys_grant(struct sim_phys *phys) {
+    bool before = phys->was_granted;
+    phys->was_granted = true;
+    return before;
 }
 
 static int fd_of(const struct sim_phys *phys) { return phys->arena ? phys->arena->fd : phys->fd; }
@@ -250,6 +257,7 @@ static struct sim_phys *phys_import(int fd) {
     struct sim_phys *phys = calloc(1, sizeof *phys);
     if (!phys) return NULL;
     *phys = (struct sim_phys){.refs = 1, .bytes = (size_t)about.st_size, .on_host = on_host, .numa_node = -1};
+    phys->was_granted = true;
     phys->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (phys->fd < 0) {
         free(phys);
