@@ -1,0 +1,72 @@
+/* host_internal.h - what host.c and board.c share: the slab's header and the board's layout in shared memory.
+ *
+ *     slab  = header page | block | ...          block = board page | data
+ *     board = FCDP_HOST_MAX_SLICES cache lines, line i written by slice i alone
+ */
+#ifndef FCDP_HOST_INTERNAL_H
+#define FCDP_HOST_INTERNAL_H
+
+#include "tiering/carve.h"
+#include "tiering/headroom.h"
+#include "tiering/host.h"
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+enum { FCDP_HOST_MAX_SLICES = 64, FCDP_BOARD_LINE_WORDS = 16 };
+#define FCDP_SLAB_MAGIC UINT64_C(0x0042414c53504443)    /* "CDPSLAB" */
+enum { FCDP_SLAB_VERSION = 1 };
+enum { FCDP_MEMBER_ABSENT = 0, FCDP_MEMBER_LEFT = -1 };
+
+typedef struct fcdp_slab_member {       /* who writes slice i's words */
+    _Atomic int32_t pid;                /* release, after start_time; FCDP_MEMBER_*; acquire in member_gone() */
+    uint64_t start_time;                /* of that process, so that a reused pid is not taken for it */
+} fcdp_slab_member;
+
+typedef struct fcdp_slab_header {
+    uint64_t magic, capacity_bytes, page_bytes;
+    uint32_t version, n_slices;
+    _Atomic uint64_t carved_bytes, peak_bytes;      /* written by the leader (the peak's reset: by anyone), read by all */
+    fcdp_slab_member members[FCDP_HOST_MAX_SLICES];
+} fcdp_slab_header;
+
+typedef struct fcdp_board_line { _Atomic uint32_t words[FCDP_BOARD_LINE_WORDS]; } fcdp_board_line;
+
+_Static_assert(sizeof(fcdp_slab_header) <= 4096, "the header fits the smallest page");
+_Static_assert(sizeof(fcdp_board_line) * FCDP_HOST_MAX_SLICES == 4096, "the board is one page");
+_Static_assert((int)FCDP_BOARD_N_WORDS <= (int)FCDP_BOARD_LINE_WORDS, "the words of a slice share its line");
+
+typedef struct fcdp_host_span {         /* leader's note of a block */
+    struct fcdp_host_span *next;
+    uint64_t offset;
+    size_t bytes;
+} fcdp_host_span;
+
+/* carved_bytes = sum of spans' bytes <= budget_bytes (leader) */
+struct fcdp_host {
+    fcdp_host_config config;
+    pid_t pid;
+    int fd;
+    size_t page_bytes;
+    fcdp_slab_header *header;
+    _Atomic unsigned n_blocks;          /* attached here */
+    atomic_bool pin_warned;
+    /* leader only */
+    fcdp_carver *carver;
+    char limit[192];                    /* who set the budget */
+    fcdp_lock lock;                     /* FCDP_RANK_HOST: spans, and carved_bytes <= budget_bytes */
+    fcdp_host_span *spans;
+};
+
+struct fcdp_host_block {
+    fcdp_host *host;
+    fcdp_board_line *board;             /* start of the mapping */
+    char *data;
+    size_t data_bytes, map_bytes;
+    bool pinned;
+};
+
+/* Start time of `pid` in clock ticks since boot (field 22 of /proc/PID/stat); false when it is gone or a zombie. */
+bool fcdp__process_start_time(int32_t pid, uint64_t *start_time_out);
+
+#endif
