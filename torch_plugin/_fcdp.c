@@ -41,10 +41,10 @@ METHOD(options_load) {
     options = loaded;
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
-    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i}", "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau",
+    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i}", "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau",
                          loaded.tau, "restore", (int)loaded.restore, "local_size", loaded.local_size, "fingerprint",
                          (int)loaded.fingerprint, "prefetch", loaded.prefetch, "timeout_s", loaded.timeout_s, "log", (int)loaded.log,
-                         "summary", loaded.summary);
+                         "summary", loaded.summary, "agree", (int)loaded.agree);
 }
 
 METHOD(options_table) {
@@ -281,11 +281,21 @@ METHOD(group_observe) {
     return stale;
 }
 
+/* (group, signals, shards, shard_bytes) -> n bytes, nonzero where something changed since the last observation */
 METHOD(group_moved) {
-    PyObject *handle, *signals;
-    if (!PyArg_ParseTuple(args, "OS:group_moved", &handle, &signals)) return NULL;
+    PyObject *handle, *signals, *shards, *sizes;
+    if (!PyArg_ParseTuple(args, "OSSS:group_moved", &handle, &signals, &shards, &sizes)) return NULL;
     fcdp_group *group = group_of(handle);
-    return group ? PyLong_FromLong(fcdp_group_moved(group, (const void *)PyBytes_AsString(signals))) : NULL;
+    if (!group) return NULL;
+    Py_ssize_t n = PyBytes_Size(shards) / (Py_ssize_t)sizeof(uint64_t);
+    PyObject *moved = PyBytes_FromStringAndSize(NULL, n);
+    if (!moved) return NULL;
+    uint8_t *moved_out = (uint8_t *)PyBytes_AsString(moved);
+    const void *s = PyBytes_AsString(signals), *at = PyBytes_AsString(shards), *bytes = PyBytes_AsString(sizes);
+    Py_BEGIN_ALLOW_THREADS
+    fcdp_group_moved(group, s, at, bytes, moved_out);
+    Py_END_ALLOW_THREADS
+    return moved;
 }
 
 METHOD(group_spoil) {

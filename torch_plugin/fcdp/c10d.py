@@ -125,5 +125,4 @@ class Shards:
 
 
 def _new_group(ranks: list[int], timeout: timedelta, name: str) -> dist.ProcessGroup:
-    kwargs = {"group_desc": name} if "group_desc" in dist.new_group.__code__.co_varnames else {}
-    return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, **kwargs)
+    return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=name)

@@ -1,0 +1,376 @@
+"""Where FCDP enters FSDP2: the only file with FSDP2's private names.
+
+FSDP2's own state machine is left as it is: it shards and unshards when it always did, so what a user sees on the modules is what plain
+FSDP2 shows. Only what an unshard and a reshard *do* changes: the gather (`foreach_all_gather`), the copy-out (nothing left to copy: the
+bytes are already in the parameters), and the freeing of the unsharded storages (FCDP's pages are unmapped instead, or kept).
+
+Tried with torch 2.6 to 2.15; the signatures are checked when FSDP2 is imported, and on a mismatch plain FSDP2 runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from types import ModuleType
+from typing import Any, Callable, Iterator
+
+import torch
+import torch.distributed as dist
+
+from fcdp import OptionError, _fcdp
+from fcdp.c10d import Unsupported
+from fcdp.runtime import Group, Pending, runtime, say
+
+
+class _Here(threading.local):
+    """What FSDP2 is doing on this thread; its gather function is not told."""
+
+    state: Any = None  # FSDPState whose hook runs
+    param_group: Any = None  # FSDPParamGroup being unsharded
+
+
+_here = _Here()
+_dtype_codes: dict[torch.dtype | None, int] = {}
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+class _Extent:
+    """One FSDPParam, as the core sees it."""
+
+    def __init__(self, fsdp_param: Any, index: int):
+        self.fsdp_param = fsdp_param
+        self.index = index
+        self._objects: tuple[Any, ...] = ()
+        self._serial = 0  # of the objects that hold the shard: an id() can be used again
+        self._unsharded_version: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.fsdp_param._param_fqn or self.fsdp_param._module_info.param_name
+
+    @property
+    def steps(self) -> int:
+        """Steps of optimizers that have this parameter."""
+        return getattr(self.fsdp_param.sharded_param, "_fcdp_steps", 0)
+
+    def gathered_dtype(self) -> torch.dtype:
+        return self.fsdp_param.param_dtype or self.fsdp_param._sharded_param_data.dtype
+
+    def shard(self) -> torch.Tensor:
+        return self.fsdp_param._sharded_param_data
+
+    def signals(self) -> tuple[int, ...]:
+        """In the order of comm/validity.h's fcdp_signals."""
+        param, data = self.fsdp_param.sharded_param, self.fsdp_param._sharded_param_data
+        local = param._local_tensor
+        if not self._objects or any(a is not b for a, b in zip(self._objects, (param, local, data))):
+            self._objects = (param, local, data)
+            self._serial += 1
+        # Without a fingerprint any optimizer may have written any trainable parameter.
+        anonymous = runtime.steps if param.requires_grad and not runtime.fingerprints(data.device) else 0
+        codes = _dtype_codes.setdefault(data.dtype, len(_dtype_codes) + 1), _dtype_codes.setdefault(self.gathered_dtype(), len(_dtype_codes) + 1)
+        return (
+            self._serial, data.untyped_storage().data_ptr(), _version(param), _version(local), _version(data),
+            self.steps + anonymous, codes[0] << 16 | codes[1], int(param.requires_grad),
+        )  # fmt: skip
+
+    def written(self) -> bool:
+        """Somebody wrote into the gathered parameter since it was last asked; plain FSDP2 drops such a write at reshard."""
+        unsharded = getattr(self.fsdp_param, "_unsharded_param", None)
+        if unsharded is None:
+            return False
+        before, self._unsharded_version = self._unsharded_version or 0, _version(unsharded)
+        return self._unsharded_version != before
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """The parameter groups of a state: one, or (newer torch) several."""
+    many = getattr(state, "_fsdp_param_groups", None)
+    if many is not None:
+        return list(many)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+
+
+def _tree(param_group: Any) -> list[Any]:
+    """All parameter groups under the root whose hook runs, in module order; just this one outside of any."""
+    states = _here.state._state_ctx.all_states if _here.state is not None else []
+    found = [group for state in states for group in _groups_of(state)]
+    return found if any(group is param_group for group in found) else [param_group]
+
+
+def _why_not(param_group: Any) -> str | None:
+    """Why FCDP leaves this group to plain FSDP2; None: it serves."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    if not isinstance(param_group.mesh_info, FSDPMeshInfo):
+        return "its parameters are replicated, not sharded"
+    if param_group._use_post_forward_mesh:
+        return "reshard_after_forward is an int, so it keeps shards of its own after forward"
+    if param_group.device.type not in ("cpu", "cuda"):
+        return f"device type {param_group.device.type} is not supported"
+    comm = getattr(param_group, "_all_gather_comm", None)
+    if comm is not None and type(comm) is not collectives.DefaultAllGather:
+        return f"it has a custom all-gather ({type(comm).__name__})"
+    output_fn = getattr(param_group, "_all_gather_output_fn", None)
+    if output_fn is not None and output_fn is not collectives._default_all_gather_output_fn:
+        return "it has a custom all-gather output function"
+    for fsdp_param in param_group.fsdp_params:
+        if hasattr(fsdp_param._sharded_local_tensor, "fsdp_pre_all_gather"):
+            return "a parameter has an fsdp_pre_all_gather extension"
+        if fsdp_param.fsdp_placement.dim != 0:
+            return f"a parameter is sharded on dim {fsdp_param.fsdp_placement.dim}; only dim 0 is supported"
+        if getattr(fsdp_param, "keep_unsharded_storage", False):
+            return "set_keep_unsharded_storage is on"
+        if fsdp_param.all_gather_outputs or hasattr(fsdp_param, "_unsharded_param"):
+            return "it was gathered before FCDP could take it over"
+        if fsdp_param._sharded_param_data.numel() == 0 and fsdp_param._orig_size.numel() != 0:
+            return "a parameter has an empty padded shard"
+    return None
+
+
+def _describe(param_group: Any) -> tuple[str, list[_Extent], list[tuple[int, int]], Callable]:
+    fsdp_params = param_group.fsdp_params
+    extents = [_Extent(fsdp_param, i) for i, fsdp_param in enumerate(fsdp_params)]
+    specs = [
+        (extent.fsdp_param._sharded_param_data.numel() * extent.gathered_dtype().itemsize, int(extent.fsdp_param.sharded_param.requires_grad))
+        for extent in extents
+    ]
+
+    def collect(indices: list[int]) -> dict[int, torch.Tensor]:
+        return {i: fsdp_params[i].all_gather_inputs[0].detach() for i in indices}
+
+    return param_group._module_fqn or "", extents, specs, collect
+
+
+def _adopt(param_groups: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
+    """Decide for every group of `param_groups` that is sharded over `process_group`: FCDP's or plain. Collective."""
+    mine = [g for g in param_groups if "_fcdp" not in g.__dict__]
+    serve = []
+    for param_group in mine:
+        reason = _why_not(param_group)
+        if reason is None and param_group._all_gather_process_group is not process_group:
+            continue  # its own turn will come
+        param_group._fcdp = None
+        if reason is None:
+            serve.append(param_group)
+        else:
+            runtime.bypass(param_group._module_fqn or "", reason)
+    if not serve:
+        return
+    try:
+        shards = runtime.connect(process_group, device)
+        groups = runtime.attach(shards, [_describe(param_group) for param_group in serve])
+    except Unsupported as error:
+        for param_group in serve:
+            runtime.bypass(param_group._module_fqn or "", str(error))
+        return
+    for param_group, group in zip(serve, groups):
+        param_group._fcdp = group
+        tensors = group.tensors([extent.gathered_dtype() for extent in group.extents], device)
+        for fsdp_param, tensor in zip(param_group.fsdp_params, tensors):
+            tensor._fcdp_owned = True
+            fsdp_param.all_gather_outputs = [tensor]
+
+
+def _stream(device: torch.device) -> int:
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def _served(groups: list[Any]) -> list[Group]:
+    return [group._fcdp for group in groups if group.__dict__.get("_fcdp") is not None]
+
+
+def _wrap(owner: Any, name: str) -> Callable[[Callable], Callable]:
+    """Replace owner.name by a function that gets the original as its first argument."""
+
+    def decorate(function: Callable) -> Callable:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        wrapper._torchdynamo_disable = True  # FSDP2's hooks run outside of compiled graphs
+        setattr(owner, name, wrapper)
+        return function
+
+    return decorate
+
+
+def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module: ModuleType) -> Iterator[str]:
+    """What of FSDP2 is not as FCDP knows it."""
+
+    def begins(function: Any, names: tuple[str, ...]) -> bool:
+        try:
+            return tuple(inspect.signature(function).parameters)[: len(names)] == names
+        except (TypeError, ValueError):
+            return False
+
+    functions = {
+        "foreach_all_gather": ("fsdp_params", "group", "async_op", "all_gather_copy_in_stream", "all_gather_stream", "device"),
+        "foreach_all_gather_copy_out": ("all_gather_result", "fsdp_params", "group"),
+        "foreach_reduce": ("fsdp_params", "unsharded_grads", "reduce_scatter_group"),
+    }
+    for name, parameters in functions.items():
+        if not begins(getattr(group_module, name, None), parameters):
+            yield f"{name}({', '.join(parameters)}, ...)"
+    fields = getattr(getattr(group_module, "AllGatherResult", None), "_fields", ())
+    if fields[:3] != ("all_gather_output", "all_gather_event", "all_gather_work") or len(fields) != 6:
+        yield "AllGatherResult with six fields"
+    if not begins(getattr(param_module, "free_storage", None), ("tensor",)):
+        yield "free_storage(tensor)"
+    wanted = {
+        getattr(group_module, "FSDPParamGroup", None): ("unshard", "_to_sharded", "is_sharded", "post_backward", "finalize_backward"),
+        getattr(param_module, "FSDPParam", None): ("all_gather_inputs", "init_all_gather_outputs", "alloc_all_gather_outputs"),
+        getattr(state_module, "FSDPState", None): ("_pre_forward", "_pre_backward"),
+    }
+    for owner, names in wanted.items():
+        for name in names:
+            if not hasattr(owner, name):
+                yield f"{getattr(owner, '__name__', 'a class')}.{name}"
+
+
+def install(state_module: ModuleType) -> None:
+    """Patch FSDP2, just imported as `state_module` and those it imports. Raises OptionError for a malformed FCDP_* variable."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param as param_module
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
+
+    if getattr(group_module, "_fcdp_installed", False):
+        return
+    try:
+        runtime.load_options()
+    except _fcdp.Error as error:
+        raise OptionError(error.args[0]) from None
+    missing = list(_mismatches(group_module, param_module, state_module))
+    if missing:
+        runtime.bypass("every group", f"torch {torch.__version__} does not have FSDP2 as FCDP knows it ({missing[0]}); use torch 2.6 to 2.15")
+        return
+    group_module._fcdp_installed = True
+    _patch_collectives(group_module, param_module)
+    _patch_group(group_module.FSDPParamGroup)
+    _patch_state(state_module.FSDPState)
+    torch.optim.optimizer.register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if hasattr(param, "_local_tensor"):  # a sharded one
+                param._fcdp_steps = getattr(param, "_fcdp_steps", 0) + 1
+    runtime.optimizer_stepped()
+
+
+def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> None:
+    class Gathered(group_module.AllGatherResult):
+        """What FSDP2 carries from its gather to its copy-out."""
+
+        pending: Pending
+
+    reduce_signature = inspect.signature(group_module.foreach_reduce)
+
+    @_wrap(group_module, "foreach_all_gather")
+    def gather(original, fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs):
+        param_group = _here.param_group
+        served = None
+        if param_group is not None and param_group.fsdp_params is fsdp_params:
+            tree = _tree(param_group)
+            if "_fcdp" not in param_group.__dict__:
+                _adopt(tree, group, device)
+            served = param_group.__dict__.get("_fcdp")
+        if served is None:
+            sizes = [p.padded_sharded_param_size.numel() * (p.param_dtype or p._sharded_param_data.dtype).itemsize for p in fsdp_params]
+            runtime.count_plain("plain_gather", group, sum(sizes) * (group.size() - 1))
+            return original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
+        forward = param_group._training_state.name == "FORWARD" and not runtime.in_backward()
+        result = Gathered(torch.empty(0), None, None, [], [], [])
+        result.pending = runtime.unshard(served, _served(tree), forward, _stream(device))
+        return result
+
+    @_wrap(group_module, "foreach_all_gather_copy_out")
+    def copy_out(original, result, *args, **kwargs):
+        if isinstance(result, Gathered):
+            result.pending.wait()  # the bytes are where they belong
+        else:
+            original(result, *args, **kwargs)
+
+    @_wrap(group_module, "foreach_reduce")
+    def reduce(original, *args, **kwargs):
+        bound = reduce_signature.bind(*args, **kwargs).arguments
+        fsdp_params, grads, group = bound["fsdp_params"], bound["unsharded_grads"], bound["reduce_scatter_group"]
+        if group is not None and grads:
+            n = group.size()
+            dtype = bound.get("reduce_dtype") or grads[0].dtype
+            total = sum(p.padded_sharded_param_size.numel() for p in fsdp_params) * n * dtype.itemsize
+            # gloo reduces everywhere and keeps a part: two rounds of the ring
+            rounds = 2 if fsdp_params[0].device.type == "cpu" else 1
+            runtime.count_plain("reduce_scatter", group, rounds * total * (n - 1) // n)
+        try:
+            return original(*args, **kwargs)
+        except RuntimeError as error:
+            if group is None or not runtime.groups:
+                raise
+            runtime.failed = True
+            names = ", ".join(sorted({_Extent(p, 0).name for p in fsdp_params})[:3])
+            raise RuntimeError(f"fcdp: the gradients of {names}, ... were not reduced over {group.size()} ranks: {error}") from error
+
+    @_wrap(param_module, "free_storage")
+    def free_storage(original, tensor):
+        if not getattr(tensor, "_fcdp_owned", False):
+            original(tensor)
+
+
+def _patch_group(cls: type) -> None:
+    @_wrap(cls, "unshard")
+    def unshard(original, self, *args, **kwargs):
+        outer, _here.param_group = _here.param_group, self
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _here.param_group = outer
+
+    @_wrap(cls, "_to_sharded")
+    def to_sharded(original, self):
+        was_sharded = self.is_sharded
+        original(self)
+        if not was_sharded and self.__dict__.get("_fcdp") is not None:
+            runtime.release(self._fcdp, _stream(self.device))
+
+    @_wrap(cls, "post_backward")
+    def post_backward(original, self, *args):
+        if self.__dict__.get("_fcdp") is not None and self.reduce_grads:
+            self._fcdp.reduced()
+        return original(self, *args)
+
+    @_wrap(cls, "finalize_backward")
+    def finalize_backward(original, self):
+        abandoned = getattr(self._all_gather_result, "pending", None)
+        original(self)
+        if abandoned is not None:  # a prefetch that nobody used
+            abandoned.wait()
+            runtime.release(abandoned.group, _stream(self.device))
+
+
+def _patch_state(cls: type) -> None:
+    @_wrap(cls, "_pre_forward")
+    def pre_forward(original, self, *args, **kwargs):
+        if not runtime.in_backward() and (self._is_root is not False or self._state_ctx.iter_forward_root is None):
+            runtime.new_forward()
+        return _inside(self, original, *args, **kwargs)
+
+    @_wrap(cls, "_pre_backward")
+    def pre_backward(original, self, *args, **kwargs):
+        if not self._state_ctx.post_backward_final_callback_queued:
+            runtime.new_backward()
+        return _inside(self, original, *args, **kwargs)
+
+    def _inside(state: Any, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        outer, _here.state = _here.state, state
+        try:
+            return function(state, *args, **kwargs)
+        finally:
+            _here.state = outer

@@ -1,0 +1,82 @@
+"""What FCDP did, as numbers: `fcdp.stats()` and the two lines at exit."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_KINDS = ("calls", "inter_bytes_sent", "intra_bytes_sent")
+
+
+def _counts(values: Any) -> dict[str, int]:
+    return dict(zip(_KINDS, values))
+
+
+def stats() -> dict[str, Any]:
+    runtime_module = sys.modules.get("fcdp.runtime")
+    if runtime_module is None or not runtime_module.runtime.options:
+        return {"enabled": False}
+    runtime = runtime_module.runtime
+    from fcdp import _fcdp
+
+    out: dict[str, Any] = {
+        "enabled": True, "driver": None, "topology": None,
+        "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
+        "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
+        "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0},
+        "groups": [], "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0},
+        "bypassed": [dict(entry) for entry in runtime.bypassed], "saved": dict(runtime.saved),
+    }  # fmt: skip
+    if runtime.engine is None:
+        return out
+    core = _fcdp.engine_stats(runtime.engine)
+    served = [shards for _, shards in runtime.shards.values() if hasattr(shards, "topology")]
+    if served:
+        out["topology"] = dict(served[0].topology)
+    out["driver"] = core["driver"]
+    out["collectives"]["gather"], out["collectives"]["restore"] = _counts(core["gather"]), _counts(core["restore"])
+    agreements = sum(shards.agreements for shards in served)
+    # an all-reduce: each byte leaves a rank about twice, and a node through its last rank
+    out["collectives"]["agree"] = _counts((agreements, sum(2 * s.agree_bytes for s in served if s.local == s.node_size - 1), 0))
+    out["moves"], out["device_bytes"], out["host_bytes"] = core["moves"], core["device_bytes"], core["host_bytes"]
+    groups = sorted((_fcdp.group_stats(group.handle) for group in list(runtime.groups)), key=lambda entry: entry["name"])
+    out["groups"] = groups
+    for key, of in (("made", "gathers_made"), ("avoided", "gathers_avoided"), ("forward", "gathers_forward"), ("backward", "gathers_backward")):
+        out["gathers"][key] = sum(entry[of] for entry in groups)
+    return out
+
+
+def reset_peaks() -> None:
+    from fcdp import _fcdp
+    from fcdp.runtime import runtime
+
+    if runtime.engine is not None:
+        _fcdp.engine_reset_peaks(runtime.engine)
+
+
+def _human(bytes_: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if bytes_ < 1000:
+            return f"{bytes_:.3g} {unit}"
+        bytes_ /= 1000
+    return f"{bytes_:.3g} TB"
+
+
+def summary() -> None:
+    """Two lines from rank 0: what was saved, what it cost."""
+    from fcdp.runtime import runtime, say
+
+    if not runtime.options.get("summary") or not runtime.groups:
+        return
+    now = stats()
+    plain, sent = now["saved"]["plain_bytes"], now["saved"]["gather_bytes"]
+    gathers = now["gathers"]
+    share = f"{100 * (1 - sent / plain):.1f} % fewer" if plain else "nothing gathered"
+    say(
+        f"saved {_human(plain - sent)} between nodes per node: gathers sent {_human(sent)} instead of {_human(plain)} ({share}); "
+        f"{gathers['avoided']} of {gathers['made'] + gathers['avoided']} gathers did not leave the node"
+    )
+    say(
+        f"cost {_human(now['host_bytes']['peak'])} of host memory per node, {_human(now['device_bytes']['peak'])} of device memory at most; "
+        f"moved {_human(now['moves']['h2d_bytes'])} to the device and {_human(now['moves']['d2h_bytes'])} to the host"
+    )

@@ -1,0 +1,391 @@
+"""One process's FCDP: the engine, the groups it serves, and when the ranks agree on what is stale.
+
+FSDP2's names are in fsdp2.py, process groups in c10d.py; what is stale, what moves and how is decided in C.
+
+Agreement. A hit must be a hit on every rank, or collectives hang. `scene` numbers the moments after which a copy may not be trusted
+without asking all ranks again: the start of a root forward, the start of a backward, an optimizer step. All of them happen on every
+rank in the same order. The first unshard in a new scene agrees for all groups of its tree at once (one small MAX); inside a
+backward that has already agreed, only for the group at hand. A group that reduced gradients since is asked again, alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import weakref
+from array import array
+from typing import Any, Callable, Iterable, Protocol
+
+import torch
+import torch.distributed as dist
+
+from fcdp import _fcdp
+from fcdp.c10d import Shards, Unsupported
+
+log = logging.getLogger("fcdp")
+
+# DLPack's (code, bits) of the dtypes that parameters have; others are taken as bytes and viewed.
+_DLPACK = {
+    torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16), torch.bfloat16: (4, 16),
+    torch.int8: (0, 8), torch.int16: (0, 16), torch.int32: (0, 32), torch.int64: (0, 64), torch.uint8: (1, 8),
+}  # fmt: skip
+
+
+class Extent(Protocol):
+    """One parameter, as fsdp2.py shows it."""
+
+    name: str
+
+    def signals(self) -> Iterable[int]: ...
+    def shard(self) -> torch.Tensor: ...
+    def written(self) -> bool: ...
+
+
+def say(text: str) -> None:
+    """One line to the user, from rank 0 alone."""
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK", "0"))
+    if rank == 0 and runtime.options.get("log", 1) > 0:
+        print(f"fcdp: {text}", file=sys.stderr, flush=True)
+
+
+class Group:
+    """A parameter group that FCDP serves."""
+
+    def __init__(self, name: str, extents: list[Any], shards: Shards, handle: Any, shard_bytes: list[int], collect: Callable):
+        self.name, self.extents, self.shards, self.handle = name, extents, shards, handle
+        self.shard_bytes = shard_bytes
+        self.collect = collect              # (stale indices) -> {index: 1-D shard in the gathered dtype}
+        self.n = len(extents)
+        self.scene = -1                     # of the last agreement
+        self.backward = -1                  # number of the backward whose agreement covered this group
+        self.stale = b"\1" * self.n         # agreed, of `scene`; zeroed once gathered
+        self.reductions = 0
+        self.next: weakref.ref[Group] | None = None     # followed it in the last forward
+        self.prefetch: tuple[Any, list[torch.Tensor]] | None = None
+        self.live = False                   # unsharded, to be released
+
+    def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
+        """The extents' final storages, one tensor each, for life."""
+        kind, index = (1, 0) if device.type == "cpu" else (2, device.index or 0)
+        out = []
+        with torch.inference_mode(False):
+            for i, dtype in enumerate(dtypes):
+                bytes_ = self.shard_bytes[i] * len(self.shards.ranks)
+                if bytes_ == 0:
+                    out.append(torch.empty(0, dtype=dtype, device=device))
+                    continue
+                code, bits = _DLPACK.get(dtype, (1, 8))
+                capsule = _fcdp.dlpack(_fcdp.group_extent(self.handle, i), bytes_ * 8 // bits, code, bits, kind, index, self.handle)
+                flat = torch.from_dlpack(capsule)
+                out.append(flat if dtype in _DLPACK else flat.view(dtype))
+        return out
+
+    def _evidence(self) -> tuple[bytes, bytes, bytes]:
+        """Signals, and where the shards' bytes can be read, for the core."""
+        signals, addresses, sizes = array("Q"), array("Q"), array("Q")
+        readable = runtime.fingerprints(self.shards.device)
+        for extent in self.extents:
+            signals.extend(extent.signals())
+            shard = extent.shard() if readable else None
+            addresses.append((shard.data_ptr() or 1) if shard is not None else 0)  # 0: cannot be read
+            sizes.append(shard.numel() * shard.element_size() if shard is not None else 0)
+        return signals.tobytes(), addresses.tobytes(), sizes.tobytes()
+
+    def observe(self) -> bytes:
+        """Reasons why each extent's copy is stale, as this rank sees it; 0 is fresh."""
+        signals, addresses, sizes = self._evidence()
+        # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
+        grad = runtime.in_backward() or torch.is_grad_enabled()
+        seen = any(extent.steps for extent in self.extents)
+        return _fcdp.group_observe(self.handle, signals, grad, seen, self.reductions, addresses, sizes)
+
+    def moved(self) -> bytes:
+        """Which extents' shards have changed since they were last observed; 0 is unchanged."""
+        return _fcdp.group_moved(self.handle, *self._evidence())
+
+    def inputs(self) -> tuple[bytes, list[torch.Tensor]]:
+        """Addresses of the stale extents' shards, and the tensors that keep them alive."""
+        wanted = [i for i, flag in enumerate(self.stale) if flag and self.shard_bytes[i]]
+        addresses, keep = array("Q", [0]) * self.n, []
+        for i, tensor in self.collect(wanted).items():
+            if tensor.numel() * tensor.element_size() != self.shard_bytes[i] or not tensor.is_contiguous():
+                raise RuntimeError(
+                    f"fcdp: the shard of {self.extents[i].name} has {tensor.numel() * tensor.element_size()} bytes now, "
+                    f"{self.shard_bytes[i]} when FCDP first saw it; a parameter's size and dtype must not change after the first forward"
+                )
+            addresses[i] = tensor.data_ptr()
+            keep.append(tensor)
+        return addresses.tobytes(), keep
+
+    def reduced(self) -> None:
+        """Its gradients have been reduced: an optimizer may step inside this backward."""
+        self.reductions += 1
+        self.scene = -1
+
+    def discard_prefetch(self) -> None:
+        if self.prefetch is not None:
+            job, _ = self.prefetch
+            self.prefetch = None
+            _fcdp.job_wait(job)
+            _fcdp.group_unprefetch(self.handle)
+
+
+class Pending:
+    """An unshard under way."""
+
+    def __init__(self, group: Group, job: Any, keep: list[torch.Tensor]):
+        self.group, self.job, self.keep = group, job, keep
+
+    def wait(self) -> None:
+        try:
+            _fcdp.job_wait(self.job)
+        except _fcdp.Error as error:
+            raise RuntimeError(f"fcdp: {error.args[0]}") from None
+        finally:
+            self.keep = []
+
+
+class Runtime:
+    def __init__(self) -> None:
+        self.options: dict[str, Any] = {}
+        self.engine: Any = None
+        self.engine_shape: tuple | None = None
+        self.shards: dict[int, tuple[Any, Shards | Unsupported]] = {}   # by id of the process group, which the entry keeps
+        self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self.bypassed: list[dict[str, str]] = []
+        self.scene = 0
+        self.backward = 0
+        self.last_forward: weakref.ref[Group] | None = None
+        self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
+        self.saved = {"plain_bytes": 0, "gather_bytes": 0}
+        self.steps = 0
+        self.failed = False
+
+    def load_options(self) -> None:
+        self.options = _fcdp.options_load()
+
+    def fingerprints(self, device: torch.device) -> bool:
+        return device.type == "cpu" and self.options["fingerprint"] != _fcdp.FINGERPRINT_NEVER
+
+    @staticmethod
+    def in_backward() -> bool:
+        return torch._C._current_graph_task_id() != -1
+
+    # When copies may not be trusted without asking again.
+
+    def new_forward(self) -> None:
+        self.scene += 1
+        self.last_forward = None
+
+    def new_backward(self) -> None:
+        self.scene += 1
+        self.backward += 1
+
+    def optimizer_stepped(self) -> None:
+        self.steps += 1
+        self.scene += 1
+
+    # Serving.
+
+    def connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards:
+        """The lanes and the comm of a shard group; made once, by all its ranks together. Raises Unsupported, for ever."""
+        known = self.shards.get(id(group))
+        if known is None:
+            known = (group, self._connect(group, device))
+            self.shards[id(group)] = known
+        if isinstance(known[1], Unsupported):
+            raise known[1]
+        return known[1]
+
+    def _connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards | Unsupported:
+        try:
+            shards = Shards(group, device, self.options["local_size"], self.options["timeout_s"])
+            problem = None
+            try:
+                self._need_engine(shards)
+            except (_fcdp.Error, Unsupported) as error:
+                problem = str(error.args[0])
+            shards.refuse_together(problem)
+            self._share_host_memory(shards)
+            shards.comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, shards.transport(None))
+            return shards
+        except Unsupported as error:
+            return error
+
+    def _need_engine(self, shards: Shards) -> None:
+        device = shards.device
+        shape = (device.type, device.index, shards.node_size, shards.local)
+        if self.engine is not None:
+            if self.engine_shape != shape:
+                raise Unsupported(f"another shard group of this process has {self.engine_shape[2]} ranks per node, this one {shards.node_size}")
+            return
+        asked = self.options["driver"]
+        kind = _fcdp.DRIVER_SIM if device.type == "cpu" else _fcdp.DRIVER_CUDA
+        if asked == _fcdp.DRIVER_CUDA and kind == _fcdp.DRIVER_SIM:
+            raise Unsupported("FCDP_DRIVER=cuda, but the model is on the CPU (is there a CUDA device?); use FCDP_DRIVER=auto, or sim")
+        if asked == _fcdp.DRIVER_SIM and kind == _fcdp.DRIVER_CUDA:
+            raise Unsupported("FCDP_DRIVER=sim, but the model is on a CUDA device; use FCDP_DRIVER=auto")
+        library = os.path.join(os.path.dirname(__file__), "libfcdp_simgpu.so")
+        self.engine = _fcdp.engine_create(kind, device.index or 0, library, shards.local, shards.node_size)
+        self.engine_shape = shape
+        self.host_ready = False
+
+    def _share_host_memory(self, shards: Shards) -> None:
+        if self.host_ready:
+            return
+        ticket, problem = b"", None
+        if shards.local == 0:
+            try:
+                ticket = _fcdp.engine_host_create(self.engine)
+            except _fcdp.Error as error:
+                problem = error.args[0]
+        shards.refuse_together(problem)
+        length = int.from_bytes(shards.from_leader(len(ticket).to_bytes(4, "little"), 4), "little")
+        ticket = shards.from_leader(ticket, length)
+        if shards.local != 0:
+            try:
+                _fcdp.engine_host_join(self.engine, ticket)
+            except _fcdp.Error as error:
+                problem = error.args[0]
+        shards.refuse_together(problem)
+        self.host_ready = True
+
+    def attach(self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable]]) -> list[Group]:
+        """Groups for (name, extents, (shard_bytes, span) per extent, collect), all or none; a collective of the shard group."""
+        _fcdp.engine_drain(self.engine)
+        handles: list[Any] = []
+        offsets, problem = array("Q", [0]) * len(described), None
+        try:
+            for i, (name, _, specs, _) in enumerate(described):
+                handles.append(_fcdp.group_create(shards.comm, name, specs))
+                if shards.local == 0:
+                    offsets[i] = _fcdp.group_carve(handles[i])
+        except _fcdp.Error as error:
+            problem = error.args[0]
+        shards.refuse_together(problem)
+        offsets = array("Q", shards.from_leader(offsets.tobytes(), 8 * len(described)))
+        try:
+            for handle, offset in zip(handles, offsets):
+                _fcdp.group_attach(handle, offset)
+        except _fcdp.Error as error:
+            problem = error.args[0]
+        shards.refuse_together(problem)
+        made = []
+        for handle, (name, extents, specs, collect) in zip(handles, described):
+            group = Group(name, extents, shards, handle, [bytes_ for bytes_, _ in specs], collect)
+            self.groups.add(group)
+            made.append(group)
+        return made
+
+    def bypass(self, name: str, reason: str) -> None:
+        """Said once per reason; the group is FSDP2's from here on."""
+        if not any(entry["reason"] == reason for entry in self.bypassed):
+            say(f"plain FSDP2 for {name or 'the root group'}: {reason}")
+        self.bypassed.append({"group": name, "reason": reason})
+
+    def agree(self, groups: list[Group]) -> None:
+        """Agree on what is stale in `groups` (of one shard group)."""
+        for group in groups:
+            group.discard_prefetch()
+        votes = b"".join(group.observe() for group in groups)
+        agreed = groups[0].shards.agree(bytes(1 if mask else 0 for mask in votes))
+        at = 0
+        for group in groups:
+            group.stale = agreed[at : at + group.n]
+            at += group.n
+            group.scene = self.scene
+            group.backward = self.backward
+
+    def unshard(self, group: Group, tree: list[Group], forward: bool, stream: int) -> Pending:
+        """Submit the gather or restore of `group`. `tree`: the served groups of its root, itself among them."""
+        if group.scene != self.scene or self.options["agree"]:
+            alone = self.options["agree"] or self.in_backward() and group.backward == self.backward
+            self.agree([group] if alone else [g for g in tree if g.shards is group.shards])
+        else:
+            self._audit(group)
+        inputs, keep = group.inputs()
+        pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
+        prefetched = group.prefetch
+        group.prefetch = None
+        job = _fcdp.group_unshard(group.handle, group.stale, inputs, pass_, stream)
+        if prefetched is not None:
+            keep += prefetched[1]
+        self._count(group)
+        group.stale = bytes(group.n)
+        group.live = True
+        if forward and self.options["prefetch"] and not self.options["agree"]:
+            self._look_ahead(group, stream)
+        return Pending(group, job, keep)
+
+    def _audit(self, group: Group) -> None:
+        """What is reused (a fresh copy, a prefetched column) must still be what the ranks agreed on."""
+        for i, moved in enumerate(group.moved()):
+            if moved and (group.prefetch is not None or not group.stale[i]):
+                raise RuntimeError(
+                    f"fcdp: {group.extents[i].name} was written inside forward or backward, after the ranks had agreed on what is "
+                    "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
+                )
+
+    def _look_ahead(self, group: Group, stream: int) -> None:
+        """Start the inter-node part of the group that followed last time, while this one computes."""
+        last = self.last_forward() if self.last_forward is not None else None
+        if last is not None and last is not group:
+            last.next = weakref.ref(group)
+        self.last_forward = weakref.ref(group)
+        following = group.next() if group.next is not None else None
+        if (
+            following is None or following is group or following.live or following.prefetch is not None
+            or following.scene != self.scene or following.shards is not group.shards or not any(following.stale)
+        ):  # fmt: skip
+            return
+        inputs, keep = following.inputs()
+        job = _fcdp.group_prefetch(following.handle, following.stale, inputs, stream)
+        if job is not None:
+            following.prefetch = (job, keep)
+
+    def release(self, group: Group, stream: int) -> None:
+        """FSDP2 resharded the group."""
+        if not group.live:
+            return
+        group.live = False
+        if any([extent.written() for extent in group.extents]):
+            _fcdp.group_spoil(group.handle)
+            group.scene = -1
+        _fcdp.group_reshard(group.handle, stream)
+
+    # Counting.
+
+    def _count(self, group: Group) -> None:
+        """Inter-node bytes per node: of a flat ring all-gather, as plain FSDP2 makes it, and of this gather."""
+        shards = group.shards
+        self.saved["plain_bytes"] += sum(group.shard_bytes) * (len(shards.ranks) - 1)
+        sent = sum(bytes_ for bytes_, flag in zip(group.shard_bytes, group.stale) if flag)
+        self.saved["gather_bytes"] += sent * (shards.topology["nodes"] - 1) * shards.node_size
+
+    def count_plain(self, kind: str, group: dist.ProcessGroup, bytes_per_hop: int) -> None:
+        """A collective of FSDP2's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next."""
+        entry = self.plain[kind]
+        entry[0] += 1
+        known = self.shards.get(id(group))
+        if known is None or isinstance(known[1], Unsupported):
+            return
+        shards = known[1]
+        crosses = shards.local == shards.node_size - 1
+        entry[1 if crosses else 2] += bytes_per_hop
+
+
+runtime = Runtime()
+
+
+@atexit.register
+def _end() -> None:
+    from fcdp import report
+
+    if runtime.engine is None:
+        return
+    report.summary()
+    # A job may hang on a peer that is gone: then the process's end frees everything as well.
+    if not any(group.live or group.prefetch for group in list(runtime.groups)) and not runtime.failed:
+        _fcdp.engine_destroy(runtime.engine)
