@@ -1,0 +1,426 @@
+/* The driver table on the simulated driver: opening, failures by name and number, contexts of threads, order, pinning. */
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include "tests/alloc/support.h"
+
+/* Of the simulated driver, beside the table. */
+int cuCtxGetCurrent(void **ctx);
+int cuCtxSetCurrent(void *ctx);
+int cuDevicePrimaryCtxRetain(void **ctx, int device);
+int cuDevicePrimaryCtxRelease_v2(int device);
+
+enum { MIB = 1 << 20, PAGE = 2 * MIB };
+
+static void open_tells_the_device(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    size_t free_bytes = 0, total_bytes = 0;
+    assert_int_equal(fcdp__driver_page_bytes(drv), PAGE);
+    assert_in_range(fcdp__driver_numa_node(drv) + 1, 0, 1024);
+    assert_ok(fcdp__driver_mem_info(drv, &free_bytes, &total_bytes));
+    assert_true(free_bytes > 0 && free_bytes <= total_bytes);
+    fcdp__driver_close(drv);
+}
+
+static void assert_unsupported(fcdp_driver_kind kind, int ordinal, const char *sim_library)
+{
+    fcdp_driver *drv = NULL;
+    assert_int_equal(fcdp__driver_open(kind, ordinal, sim_library, &drv), FCDP_ERR_UNSUPPORTED);
+    assert_null(drv);
+}
+
+static void a_missing_library_says_what_to_do(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    fcdp__driver_close(drv);
+    char *named = strdup(getenv("FCDP_SIM_LIBRARY"));
+
+    assert_ok(fcdp__driver_open(FCDP_DRIVER_SIM, 0, "/nowhere/first.so", &drv)); /* the variable goes before the argument */
+    fcdp__driver_close(drv);
+    unsetenv("FCDP_SIM_LIBRARY");
+    assert_ok(fcdp__driver_open(FCDP_DRIVER_SIM, 0, named, &drv));
+    fcdp__driver_close(drv);
+    assert_unsupported(FCDP_DRIVER_SIM, 0, NULL);
+    assert_string_equal(fcdp_error_text(), "FCDP_DRIVER=sim, but no simulated driver is known: set FCDP_SIM_LIBRARY to the path of "
+                                           "libfcdp_simgpu.so");
+    setenv("FCDP_SIM_LIBRARY", "/nowhere/sim.so", 1);
+    assert_unsupported(FCDP_DRIVER_SIM, 0, named);
+    assert_text("FCDP_DRIVER=sim, but /nowhere/sim.so: cannot open");
+    setenv("FCDP_SIM_LIBRARY", "libc.so.6", 1);
+    assert_unsupported(FCDP_DRIVER_SIM, 0, NULL);
+    assert_text("libc.so.6 has no cuInit: it is too old");
+    setenv("FCDP_SIM_LIBRARY", named, 1);
+    free(named);
+}
+
+static void an_absent_device_says_how_many_there_are(void **state)
+{
+    (void)state;
+    fcdp__driver_close(driver_open_sim());
+    assert_unsupported(FCDP_DRIVER_SIM, 7, NULL);
+    assert_string_equal(fcdp_error_text(), "device 7 was asked for, but there are 1 (0 to 0); see CUDA_VISIBLE_DEVICES");
+    assert_unsupported(FCDP_DRIVER_SIM, -1, NULL);
+}
+
+static void open_fails_cleanly_at_every_call(void **state)
+{
+    (void)state;
+    fcdp__driver_close(driver_open_sim());
+    size_t n_failed = 0;
+    for (unsigned long n = 1;; n++) {
+        simgpu_reset();
+        unsigned long before = simgpu_calls(NULL);
+        assert_int_equal(simgpu_fail_nth(NULL, n, CUDA_UNKNOWN), 0);
+        fcdp_driver *drv = NULL;
+        fcdp_status status = fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &drv);
+        bool spent = simgpu_calls(NULL) - before >= n;
+        if (status) assert_true(strlen(fcdp_error_text()) > 0);
+        else fcdp__driver_close(drv); /* some calls only ask: an attribute that is not told has a default */
+        n_failed += status != FCDP_OK;
+        assert_int_equal(simgpu_fail_nth(NULL, 0, 0), 0);
+        bool close_failed = !spent || n == simgpu_calls(NULL) - before; /* the fault may have hit the close itself */
+        if (!close_failed) assert_int_not_equal(cuDevicePrimaryCtxRelease_v2(0), 0); /* no reference is left */
+        assert_nothing_lives();
+        if (!spent) break;
+    }
+    assert_true(n_failed >= 5);
+    simgpu_reset();
+}
+
+static void a_refused_init_is_named(void **state)
+{
+    (void)state;
+    fcdp__driver_close(driver_open_sim());
+    assert_int_equal(simgpu_fail_nth("cuInit", 1, CUDA_NO_DEVICE), 0);
+    assert_unsupported(FCDP_DRIVER_SIM, 0, NULL);
+    assert_string_equal(fcdp_error_text(), "FCDP_DRIVER=sim, but cuInit: CUDA_ERROR_NO_DEVICE");
+}
+
+/* ---- failures -------------------------------------------------------------------------------------------------- */
+
+typedef struct world {
+    fcdp_driver *drv;
+    fcdp_dptr base;
+    fcdp_phys phys;
+    fcdp_stream stream;
+    fcdp_event event;
+    char *host;
+} world;
+
+static world world_create(void)
+{
+    world w = {.drv = driver_open_sim()};
+    assert_ok(fcdp__driver_range_reserve(w.drv, 2 * PAGE, &w.base));
+    assert_ok(fcdp__driver_phys_create(w.drv, PAGE, &w.phys));
+    assert_ok(fcdp__driver_map(w.drv, w.base, PAGE, w.phys));
+    assert_ok(fcdp__driver_set_access(w.drv, w.base, PAGE));
+    assert_ok(fcdp__driver_stream_create(w.drv, &w.stream));
+    assert_ok(fcdp__driver_event_create(w.drv, &w.event));
+    w.host = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(w.host, MAP_FAILED);
+    return w;
+}
+
+static void world_destroy(world *w)
+{
+    fcdp__driver_event_destroy(w->drv, w->event);
+    fcdp__driver_stream_destroy(w->drv, w->stream);
+    assert_ok(fcdp__driver_unmap(w->drv, w->base, PAGE));
+    assert_ok(fcdp__driver_phys_release(w->drv, w->phys));
+    assert_ok(fcdp__driver_range_free(w->drv, w->base, 2 * PAGE));
+    munmap(w->host, PAGE);
+    assert_nothing_lives();
+    fcdp__driver_close(w->drv);
+}
+
+/* Each entry once: so that any of them can be made to fail. Outputs must stay as they were. */
+static fcdp_status entry_run(world *w, int entry)
+{
+    fcdp_phys phys = {77};
+    fcdp_dptr base = {77};
+    fcdp_stream stream = (void *)77;
+    fcdp_event event = (void *)77;
+    size_t free_bytes = 77, total_bytes = 77;
+    fcdp_status status = FCDP_OK;
+    switch (entry) {
+    case 0: status = fcdp__driver_mem_info(w->drv, &free_bytes, &total_bytes); break;
+    case 1: status = fcdp__driver_phys_create(w->drv, PAGE, &phys); break;
+    case 2: status = fcdp__driver_phys_release(w->drv, w->phys); break;
+    case 3: status = fcdp__driver_range_reserve(w->drv, PAGE, &base); break;
+    case 4: status = fcdp__driver_range_free(w->drv, w->base, 2 * PAGE); break;
+    case 5: status = fcdp__driver_map(w->drv, fcdp__dptr_add(w->base, PAGE), PAGE, w->phys); break;
+    case 6: status = fcdp__driver_unmap(w->drv, w->base, PAGE); break;
+    case 7: status = fcdp__driver_set_access(w->drv, w->base, PAGE); break;
+    case 8: status = fcdp__driver_copy_h2d(w->drv, w->base, w->host, 4096, w->stream); break;
+    case 9: status = fcdp__driver_copy_d2h(w->drv, w->host, w->base, 4096, w->stream); break;
+    case 10: status = fcdp__driver_copy_d2d(w->drv, w->base, fcdp__dptr_add(w->base, 8192), 4096, w->stream); break;
+    case 11: status = fcdp__driver_stream_create(w->drv, &stream); break;
+    case 12: status = fcdp__driver_stream_sync(w->drv, w->stream); break;
+    case 13: status = fcdp__driver_stream_wait(w->drv, w->stream, w->event); break;
+    case 14: status = fcdp__driver_event_create(w->drv, &event); break;
+    case 15: status = fcdp__driver_event_record(w->drv, w->event, w->stream); break;
+    case 16: status = fcdp__driver_event_sync(w->drv, w->event); break;
+    case 17: status = fcdp__driver_event_query(w->drv, w->event); break;
+    case 18: status = fcdp__driver_host_pin(w->drv, w->host, PAGE); break;
+    }
+    assert_true(phys.handle == 77 && base.addr == 77 && stream == (void *)77 && event == (void *)77);
+    assert_true(free_bytes == 77 && total_bytes == 77);
+    return status;
+}
+
+static void every_failure_names_its_call(void **state)
+{
+    (void)state;
+    static const char *const calls[] = {
+        "cuMemGetInfo", "cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap", "cuMemUnmap",
+        "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuStreamCreateWithPriority",
+        "cuStreamSynchronize", "cuStreamWaitEvent", "cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuEventQuery",
+        "cuMemHostRegister"};
+    world w = world_create();
+    for (int entry = 0; entry < (int)(sizeof calls / sizeof calls[0]); entry++) {
+        assert_int_equal(simgpu_fail_nth(calls[entry], 1, CUDA_UNKNOWN), 0);
+        assert_int_equal(entry_run(&w, entry), FCDP_ERR_DRIVER);
+        assert_text(calls[entry]);
+        assert_text("CUDA_ERROR_UNKNOWN");
+        assert_int_equal(simgpu_fail_nth("cuCtxGetCurrent", 1, CUDA_UNKNOWN), 0); /* the binding around it */
+        assert_int_equal(entry_run(&w, entry), FCDP_ERR_DRIVER);
+        assert_text(calls[entry]);
+    }
+    world_destroy(&w);
+}
+
+static void failures_map_to_what_callers_do(void **state)
+{
+    (void)state;
+    world w = world_create();
+    size_t free_bytes, total_bytes;
+    char numbers[96];
+    assert_ok(fcdp__driver_mem_info(w.drv, &free_bytes, &total_bytes));
+    snprintf(numbers, sizeof numbers, "device 0 has %zu of %zu bytes free", free_bytes, total_bytes);
+    assert_int_equal(simgpu_fail_nth("cuMemCreate", 1, CUDA_OUT_OF_MEMORY), 0);
+    assert_int_equal(entry_run(&w, 1), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("cuMemCreate(2097152 bytes, device 0): CUDA_ERROR_OUT_OF_MEMORY");
+    assert_text(numbers);
+
+    assert_int_equal(simgpu_fail_nth("cuMemCreate", 1, 801), 0);
+    assert_int_equal(entry_run(&w, 1), FCDP_ERR_UNSUPPORTED);
+    assert_int_equal(simgpu_fail_nth("cuMemCreate", 1, 12345), 0); /* a code that this driver has no name for */
+    assert_int_equal(entry_run(&w, 1), FCDP_ERR_DRIVER);
+    assert_text("CUresult 12345");
+    assert_int_equal(simgpu_fail_nth("cuMemAddressReserve", 1, CUDA_OUT_OF_MEMORY), 0);
+    assert_int_equal(entry_run(&w, 3), FCDP_ERR_DRIVER); /* addresses: nothing that could be reclaimed */
+    assert_int_equal(simgpu_fail_nth("cuEventQuery", 1, CUDA_NOT_READY), 0);
+    assert_int_equal(entry_run(&w, 17), FCDP_PENDING);
+    assert_int_equal(simgpu_fail_nth("cuMemHostRegister", 1, CUDA_OUT_OF_MEMORY), 0);
+    assert_int_equal(entry_run(&w, 18), FCDP_ERR_NO_HOST_MEM);
+    assert_text("RLIMIT_MEMLOCK");
+    world_destroy(&w);
+}
+
+static void real_exhaustion_is_out_of_device_memory(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    fcdp_phys pages[3], more;
+    simgpu_set_capacity(3 * PAGE);
+    for (int i = 0; i < 3; i++) assert_ok(fcdp__driver_phys_create(drv, PAGE, &pages[i]));
+    assert_int_equal(fcdp__driver_phys_create(drv, PAGE, &more), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("device 0 has 0 of 6291456 bytes free");
+    for (int i = 0; i < 3; i++) assert_ok(fcdp__driver_phys_release(drv, pages[i]));
+    fcdp__driver_close(drv);
+    simgpu_reset();
+}
+
+static void access_not_ready_is_tried_again(void **state)
+{
+    (void)state;
+    world w = world_create();
+    unsigned long n_calls = simgpu_calls("cuMemSetAccess"), n_syncs = simgpu_calls("cuCtxSynchronize");
+    assert_int_equal(simgpu_fail_nth("cuMemSetAccess", 1, CUDA_NOT_READY), 0);
+    assert_ok(fcdp__driver_set_access(w.drv, w.base, PAGE));
+    assert_int_equal(simgpu_calls("cuMemSetAccess") - n_calls, 2);
+    assert_int_equal(simgpu_calls("cuCtxSynchronize") - n_syncs, 1);
+    world_destroy(&w);
+}
+
+/* ---- contexts -------------------------------------------------------------------------------------------------- */
+
+typedef struct visit {
+    world *w;
+    bool bound_before;
+    fcdp_status status;
+    bool same_after;
+} visit;
+
+static void *visit_from_thread(void *arg)
+{
+    visit *v = arg;
+    void *before = NULL, *after = NULL;
+    if (v->bound_before && (cuDevicePrimaryCtxRetain(&before, 0) || cuCtxSetCurrent(before))) return NULL;
+    char bytes[64] = "written by another thread";
+    fcdp_event event;
+    v->status = fcdp__driver_copy_h2d(v->w->drv, v->w->base, bytes, sizeof bytes, v->w->stream);
+    if (!v->status) v->status = fcdp__driver_event_create(v->w->drv, &event);
+    if (!v->status) v->status = fcdp__driver_event_record(v->w->drv, event, v->w->stream);
+    if (!v->status) v->status = fcdp__driver_event_sync(v->w->drv, event);
+    if (!v->status) fcdp__driver_event_destroy(v->w->drv, event);
+    v->same_after = cuCtxGetCurrent(&after) == 0 && after == before;
+    if (v->bound_before) cuDevicePrimaryCtxRelease_v2(0);
+    return NULL;
+}
+
+static void any_thread_may_call_and_keeps_its_context(void **state)
+{
+    (void)state;
+    world w = world_create();
+    for (int bound = 0; bound < 2; bound++) {
+        visit v = {.w = &w, .bound_before = bound, .status = FCDP_ERR_INVALID};
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, visit_from_thread, &v), 0);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(v.status, FCDP_OK);
+        assert_true(v.same_after);
+    }
+    assert_ok(fcdp__driver_copy_d2h(w.drv, w.host, w.base, 64, w.stream));
+    assert_ok(fcdp__driver_stream_sync(w.drv, w.stream));
+    assert_string_equal(w.host, "written by another thread");
+    world_destroy(&w);
+}
+
+static void two_drivers_share_the_device(void **state)
+{
+    (void)state;
+    fcdp_driver *one = driver_open_sim(), *two = driver_open_any();
+    fcdp_phys page;
+    fcdp__driver_close(one);
+    assert_ok(fcdp__driver_phys_create(two, PAGE, &page));
+    assert_ok(fcdp__driver_phys_release(two, page));
+    fcdp__driver_close(two);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------------------------- */
+
+/* Host -> device on one stream; device -> device -> host on another that waits for the first by an event. */
+static void an_event_orders_two_streams(void **state)
+{
+    (void)state;
+    enum { N = PAGE / 2, ROUNDS = 20 };
+    fcdp_driver *drv = driver_open_any();
+    fcdp_dptr base;
+    fcdp_phys phys;
+    fcdp_stream up, down;
+    fcdp_event event;
+    unsigned char *sent = malloc(N), *received = malloc(N);
+    assert_ok(fcdp__driver_range_reserve(drv, PAGE, &base));
+    assert_ok(fcdp__driver_phys_create(drv, PAGE, &phys));
+    assert_ok(fcdp__driver_map(drv, base, PAGE, phys));
+    assert_ok(fcdp__driver_set_access(drv, base, PAGE));
+    assert_ok(fcdp__driver_stream_create(drv, &up));
+    assert_ok(fcdp__driver_stream_create(drv, &down));
+    assert_ok(fcdp__driver_event_create(drv, &event));
+    for (int round = 0; round < ROUNDS; round++) {
+        memset(sent, round + 1, N);
+        assert_ok(fcdp__driver_copy_h2d(drv, base, sent, N, up));
+        assert_ok(fcdp__driver_event_record(drv, event, up));
+        assert_ok(fcdp__driver_stream_wait(drv, down, event));
+        assert_ok(fcdp__driver_copy_d2d(drv, fcdp__dptr_add(base, N), base, N, down));
+        assert_ok(fcdp__driver_copy_d2h(drv, received, fcdp__dptr_add(base, N), N, down));
+        assert_ok(fcdp__driver_event_record(drv, event, down));
+        assert_ok(fcdp__driver_event_sync(drv, event));
+        assert_int_equal(fcdp__driver_event_query(drv, event), FCDP_OK);
+        assert_memory_equal(sent, received, N);
+    }
+    fcdp__driver_event_destroy(drv, event);
+    fcdp__driver_stream_destroy(drv, up);
+    fcdp__driver_stream_destroy(drv, down);
+    assert_ok(fcdp__driver_unmap(drv, base, PAGE));
+    assert_ok(fcdp__driver_phys_release(drv, phys));
+    assert_ok(fcdp__driver_range_free(drv, base, PAGE));
+    fcdp__driver_close(drv);
+    free(sent);
+    free(received);
+}
+
+/* ---- pinning --------------------------------------------------------------------------------------------------- */
+
+static size_t n_registered(void)
+{
+    struct simgpu_live live;
+    simgpu_live(&live);
+    return live.registrations;
+}
+
+static void pinning_is_all_or_nothing(void **state)
+{
+    (void)state;
+    enum { CHUNK = 64 << 10, N_CHUNKS = 5, BYTES = N_CHUNKS * CHUNK - 4096 };
+    world w = world_create();
+    size_t usual_bytes = fcdp__driver_pin_chunk_bytes;
+    assert_int_equal(usual_bytes, 64ull << 30);
+    fcdp__driver_pin_chunk_bytes = CHUNK;
+    for (unsigned long n = 1; n <= N_CHUNKS; n++) {
+        assert_int_equal(simgpu_fail_nth("cuMemHostRegister", n, CUDA_OUT_OF_MEMORY), 0);
+        assert_int_equal(fcdp__driver_host_pin(w.drv, w.host, BYTES), FCDP_ERR_NO_HOST_MEM);
+        assert_int_equal(n_registered(), 0);
+    }
+    assert_ok(fcdp__driver_host_pin(w.drv, w.host, BYTES));
+    assert_int_equal(n_registered(), N_CHUNKS);
+    assert_int_equal(fcdp__driver_host_pin(w.drv, w.host, BYTES), FCDP_ERR_DRIVER); /* already */
+    assert_text("ALREADY_REGISTERED");
+    assert_int_equal(n_registered(), N_CHUNKS);
+    assert_ok(fcdp__driver_host_unpin(w.drv, w.host, BYTES));
+    assert_int_equal(n_registered(), 0);
+    assert_int_equal(fcdp__driver_host_unpin(w.drv, w.host, BYTES), FCDP_ERR_DRIVER);
+    fcdp__driver_pin_chunk_bytes = usual_bytes;
+    world_destroy(&w);
+}
+
+/* In a child of its own: the limit and the user change. Exits with the number of the expectation that broke. */
+static void pin_beyond_the_limit(void *arg)
+{
+    (void)arg;
+    struct rlimit limit = {MIB, MIB};
+    fcdp_driver *drv;
+    char *at = mmap(NULL, 8 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED || setrlimit(RLIMIT_MEMLOCK, &limit)) _exit(1);
+    if (fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &drv)) _exit(2);
+    if (geteuid() == 0 && setresuid(65534, 65534, 65534)) _exit(3); /* root may lock without limit */
+    if (fcdp__driver_host_pin(drv, at, 8 * MIB) != FCDP_ERR_NO_HOST_MEM) _exit(4);
+    if (!strstr(fcdp_error_text(), "limited to 1048576 bytes (RLIMIT_MEMLOCK)")) _exit(5);
+    if (!strstr(fcdp_error_text(), "8388608 bytes") || !strstr(fcdp_error_text(), "ulimit -l")) _exit(6);
+    _exit(42);
+}
+
+static void a_memlock_limit_is_named(void **state)
+{
+    (void)state;
+    fcdp__driver_close(driver_open_sim());
+    simgpu_reset(); /* the child is the one that initialises */
+    int wait_status = child_run(pin_beyond_the_limit, NULL);
+    assert_true(WIFEXITED(wait_status));
+    assert_int_equal(WEXITSTATUS(wait_status), 42);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(open_tells_the_device),
+        cmocka_unit_test(a_missing_library_says_what_to_do),
+        cmocka_unit_test(an_absent_device_says_how_many_there_are),
+        cmocka_unit_test(open_fails_cleanly_at_every_call),
+        cmocka_unit_test(a_refused_init_is_named),
+        cmocka_unit_test(every_failure_names_its_call),
+        cmocka_unit_test(failures_map_to_what_callers_do),
+        cmocka_unit_test(real_exhaustion_is_out_of_device_memory),
+        cmocka_unit_test(access_not_ready_is_tried_again),
+        cmocka_unit_test(any_thread_may_call_and_keeps_its_context),
+        cmocka_unit_test(two_drivers_share_the_device),
+        cmocka_unit_test(an_event_orders_two_streams),
+        cmocka_unit_test(pinning_is_all_or_nothing),
+        cmocka_unit_test(a_memlock_limit_is_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
