@@ -27,7 +27,7 @@ def full(kind):
     def train(run):
         model = shard(Net())
         optimizer = OPTIMIZERS[kind](trainable(model))
-        run.train(model, optimizer, steps=4)
+        run.train(model, optimizer, steps=3)
         run.finish(model, optimizer)
 
     return train
@@ -49,7 +49,7 @@ def full_dropout(run):
 def full_clipped(run):
     model = shard(Net())
     optimizer = adamw(model)
-    for _ in range(4):
+    for _ in range(3):
         run.loss(model).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         run.record("norm", norm)
@@ -62,7 +62,7 @@ def full_clipped(run):
 def bf16_compute(run):
     model = shard(Net(), mp_policy=BF16_COMPUTE)
     optimizer = adamw(model)
-    run.train(model, optimizer, steps=4)
+    run.train(model, optimizer, steps=3)
     run.finish(model, optimizer)
 
 
@@ -105,7 +105,7 @@ def bf16_parameters(run):
 def frozen_groups(run):
     model = train_only(Net(n_blocks=4), "blocks.2", "blocks.3", "head")
     shard(model)
-    run.train(model, adamw(model), steps=4)
+    run.train(model, adamw(model), steps=3)
     run.finish(model)
 
 
@@ -113,7 +113,7 @@ def frozen_groups(run):
 def frozen_but_the_head(run):
     model = train_only(Net(), "head")
     shard(model)
-    run.train(model, adamw(model), steps=4)
+    run.train(model, adamw(model), steps=3)
     run.finish(model)
 
 
@@ -129,7 +129,7 @@ def frozen_groups_accumulated(run):
 def lora(run):
     model = train_only(Net(lora=4), "lora_", "head")
     shard(model)
-    run.train(model, adamw(model), steps=4)
+    run.train(model, adamw(model), steps=3)
     run.finish(model)
 
 
@@ -137,7 +137,7 @@ def lora(run):
 def lora_bf16_compute(run):
     model = train_only(Net(lora=4), "lora_", "head")
     shard(model, mp_policy=BF16_COMPUTE)
-    run.train(model, adamw(model), steps=4)
+    run.train(model, adamw(model), steps=3)
     run.finish(model)
 
 

@@ -109,7 +109,7 @@ def edited(place, write, rank=None, frozen=False):
 
     def train(run):
         edit = only_on(rank, write)
-        model = train_only(Net(lora=3), "lora_", "head") if frozen else Net()
+        model = train_only(Net(n_blocks=2, lora=3), "lora_", "head") if frozen else Net(n_blocks=2)
         shard(model)
         optimizer = adamw(model)
         sharded = list(model.parameters())
@@ -226,7 +226,7 @@ def ema(write, mode, reshard_first, look_first):
     """Weights averaged over time take the model's place for an evaluation and give it back."""
 
     def train(run):
-        model = shard(Net())
+        model = shard(Net(n_blocks=2))
         optimizer = adamw(model)
         sharded = list(model.parameters())
         averages = [local_of(p).clone() for p in sharded]
@@ -265,7 +265,7 @@ def scaled_state(model, factor=0.875):
 
 def loaded(how, place):
     def train(run):
-        model = shard(Net())
+        model = shard(Net(n_blocks=2))
         optimizer = adamw(model)
 
         def load():
@@ -319,7 +319,7 @@ def checkpoint_api(full, place):
     """torch.distributed.checkpoint's own way in and out of a model in mid-run."""
 
     def train(run):
-        model = shard(Net())
+        model = shard(Net(n_blocks=2))
         optimizer = adamw(model)
         options = StateDictOptions(full_state_dict=full)
         saved = None

@@ -42,7 +42,7 @@ def by_hand(update, evaluate=False, micro_batches=1, **shard_kwargs):
     def train(run):
         model = shard(Net(), **shard_kwargs)
         parameters = trainable(model)
-        for _ in range(4):
+        for _ in range(3):
             for _ in range(micro_batches):
                 run.loss(model).backward()
             if update is sgd_foreach:
@@ -73,7 +73,7 @@ def raw_optimizer_beside_torch_optim(run):
     mine = [p for n, p in model.named_parameters() if "blocks.1" in n or "blocks.3" in n]
     theirs = [p for n, p in model.named_parameters() if "blocks.1" not in n and "blocks.3" not in n]
     optimizer = torch.optim.AdamW(theirs, lr=1e-2, foreach=True)
-    for step in range(4):
+    for step in range(3):
         run.loss(model).backward()
         optimizer.step()
         run.evaluate(model)
@@ -138,7 +138,7 @@ def in_backward(update, order=None, frozen=(), around=None, micro_batches=1):
                     parameter.grad = None
 
             parameter.register_post_accumulate_grad_hook(hook)
-        for _ in range(4):
+        for _ in range(3):
             for _ in range(micro_batches):
                 run.loss(model).backward()
         run.finish(model)
@@ -320,7 +320,7 @@ def teacher_is_a_moving_average(run):
     student, teacher = shard(Net()), shard(train_only(Net(), "nothing"))
     optimizer = adamw(student)
     pairs = list(zip(teacher.parameters(), student.parameters()))
-    for _ in range(4):
+    for _ in range(3):
         x, y = run.batch()
         with torch.no_grad():
             target = teacher(x)
