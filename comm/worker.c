@@ -58,7 +58,8 @@ static void *worker_main(void *arg) {
 static int thread_start(fcdp_worker *worker, const char *name) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the new thread inherits the mask: signals go to the program's own */
+    pthread_sigmask(SIG_SETMASK, &all,
+                    &before); /* the new thread inherits the mask: signals go to the program's own */
     int error = pthread_create(&worker->thread, NULL, worker_main, worker);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!error) pthread_setname_np(worker->thread, name);
@@ -103,8 +104,10 @@ void fcdp__worker_submit(fcdp_worker *worker, fcdp_work *work) {
     work->next = NULL;
     work->done = false;
     fcdp__lock_acquire(&worker->lock);
-    if (worker->last) worker->last->next = work;
-    else worker->first = work;
+    if (worker->last)
+        worker->last->next = work;
+    else
+        worker->first = work;
     worker->last = work;
     if (work->waited) {
         work->next_waited = worker->waited;
@@ -124,7 +127,8 @@ fcdp_status fcdp__worker_wait(fcdp_worker *worker, fcdp_work *work) {
     fcdp__lock_release(&worker->lock);
 
     fcdp_status status = work->status;
-    if (status) status = fcdp__fail(status, "%s", work->text ? work->text : "no memory for the text of the failure");
+    if (status)
+        status = fcdp__fail(status, "%s", work->text ? work->text : "no memory for the text of the failure");
     free(work->text);
     work->text = NULL;
     return status;

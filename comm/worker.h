@@ -1,4 +1,5 @@
-/* worker.h - one thread that runs works one at a time, in the order of submission. Knows nothing of what they do.
+/* worker.h - one thread that runs works one at a time, in the order of submission. Knows nothing of what they
+ * do.
  *
  * A work's owner embeds fcdp_work as its first member. A work that is waited for belongs to the waiter once
  * fcdp__worker_wait returns; one that nobody waits for is disposed of by the worker.
@@ -14,9 +15,9 @@ typedef struct fcdp_worker fcdp_worker;
 typedef struct fcdp_work fcdp_work;
 
 struct fcdp_work {
-    fcdp_status (*run)(fcdp_work *work);   /* on the worker; a failure's text is that of the worker's thread */
+    fcdp_status (*run)(fcdp_work *work); /* on the worker; a failure's text is that of the worker's thread */
     void (*dispose)(fcdp_work *work);
-    bool waited;                           /* somebody will call fcdp__worker_wait, once */
+    bool waited; /* somebody will call fcdp__worker_wait, once */
     /* the worker's */
     fcdp_work *next, *next_waited;
     bool done;

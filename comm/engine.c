@@ -1,0 +1,385 @@
+/* engine.c - engines, comms and groups from creation to destruction, and what they have counted. */
+#include "comm/engine.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "comm/group.h"
+
+fcdp_status fcdp__engine_check(const fcdp_engine *engine, const char *what) {
+    if (engine->pid == getpid()) return FCDP_OK;
+    return fcdp__fail(
+        FCDP_ERR_UNSUPPORTED,
+        "%s belongs to process %d; a forked child (%d) cannot use it: start fresh processes instead", what,
+        (int)engine->pid, (int)getpid());
+}
+
+static bool engine_is_foreign(const fcdp_engine *engine) {
+    return engine->pid != getpid();
+}
+
+/* ---- events ---- */
+
+fcdp_status fcdp__event_take(fcdp_engine *engine, fcdp_event_node **event_out) {
+    fcdp__lock_acquire(&engine->lock);
+    fcdp_event_node *node = engine->idle_events;
+    if (node) engine->idle_events = node->next;
+    fcdp__lock_release(&engine->lock);
+    if (!node) {
+        node = malloc(sizeof *node);
+        if (!node) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for an event");
+        fcdp_status status = fcdp__driver_event_create(engine->drv, &node->event);
+        if (status) {
+            free(node);
+            return status;
+        }
+    }
+    *event_out = node;
+    return FCDP_OK;
+}
+
+void fcdp__event_give(fcdp_engine *engine, fcdp_event_node *event) {
+    fcdp__lock_acquire(&engine->lock);
+    event->next = engine->idle_events;
+    engine->idle_events = event;
+    fcdp__lock_release(&engine->lock);
+}
+
+/* ---- failures of jobs that nobody waits for ---- */
+
+void fcdp__group_late_set(fcdp_group *group, fcdp_status status) {
+    fcdp_engine *engine = group->comm->engine;
+    fcdp__lock_acquire(&engine->lock);
+    if (!group->late_status) {
+        group->late_status = status;
+        snprintf(group->late_text, sizeof group->late_text, "%s", fcdp_error_text());
+    }
+    fcdp__lock_release(&engine->lock);
+}
+
+/* With the engine's lock. */
+static fcdp_status late_move(fcdp_group *group, char *text_out) {
+    fcdp_status status = group->late_status;
+    if (status) memcpy(text_out, group->late_text, FCDP_LATE_TEXT_BYTES);
+    group->late_status = FCDP_OK;
+    return status;
+}
+
+fcdp_status fcdp__group_late_take(fcdp_group *group, char *text_out) {
+    fcdp_engine *engine = group->comm->engine;
+    fcdp__lock_acquire(&engine->lock);
+    fcdp_status status = late_move(group, text_out);
+    fcdp__lock_release(&engine->lock);
+    return status;
+}
+
+fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
+    fcdp_status status = fcdp__engine_check(engine, "the engine");
+    if (status) return status;
+    fcdp__worker_drain(engine->worker);
+    char text[FCDP_LATE_TEXT_BYTES];
+    fcdp__lock_acquire(&engine->lock);
+    for (fcdp_comm *comm = engine->comms; comm && !status; comm = comm->next)
+        for (fcdp_group *group = comm->groups; group && !status; group = group->next)
+            status = late_move(group, text);
+    fcdp__lock_release(&engine->lock);
+    return status ? fcdp__fail(status, "%s", text) : FCDP_OK;
+}
+
+/* ---- engine ---- */
+
+static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
+    fcdp_status status =
+        fcdp__driver_open(config->driver, config->ordinal, config->sim_library, &engine->drv);
+    if (!status) status = fcdp__pool_create(engine->drv, config->options.device_budget_bytes, &engine->pool);
+    fcdp_tiering_config tiering = {engine->drv, engine->pool, config->local, config->node_size};
+    if (!status) status = fcdp__tiering_create(&tiering, &engine->tiering);
+    if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->stream);
+    if (!status) status = fcdp__worker_create("fcdp-worker", &engine->worker);
+    return status;
+}
+
+/* Whatever engine_open got; the worker first, nothing runs after it. */
+static void engine_close(fcdp_engine *engine) {
+    fcdp__worker_destroy(engine->worker);
+    while (engine->comms) fcdp_comm_destroy(engine->comms);
+    while (engine->idle_events) {
+        fcdp_event_node *node = engine->idle_events;
+        engine->idle_events = node->next;
+        fcdp__driver_event_destroy(engine->drv, node->event);
+        free(node);
+    }
+    if (engine->host) fcdp__host_destroy(engine->host);
+    if (engine->stream) fcdp__driver_stream_destroy(engine->drv, engine->stream);
+    if (engine->tiering) fcdp__tiering_destroy(engine->tiering);
+    if (engine->pool) fcdp__pool_destroy(engine->pool);
+    if (engine->drv) fcdp__driver_close(engine->drv);
+    fcdp__lock_destroy(&engine->lock);
+    free(engine);
+}
+
+fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **engine_out) {
+    if (config->node_size == 0 || config->local >= config->node_size)
+        return fcdp__fail(FCDP_ERR_INVALID, "engine: local rank %u of %u", config->local, config->node_size);
+    fcdp_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for an engine");
+    engine->pid = getpid();
+    engine->options = config->options;
+    engine->local = config->local;
+    engine->node_size = config->node_size;
+    fcdp__lock_init(&engine->lock, FCDP_RANK_ENGINE);
+    fcdp_status status = engine_open(engine, config);
+    if (status) {
+        char text[1024];
+        snprintf(text, sizeof text, "%s", fcdp_error_text());
+        engine_close(engine);
+        return fcdp__fail(status, "%s", text);
+    }
+    *engine_out = engine;
+    return FCDP_OK;
+}
+
+void fcdp_engine_destroy(fcdp_engine *engine) {
+    if (!engine || engine_is_foreign(engine)) return;
+    engine_close(engine);
+}
+
+bool fcdp_engine_is_sim(const fcdp_engine *engine) {
+    return fcdp__driver_is_sim(engine->drv);
+}
+
+static fcdp_host_config host_config(const fcdp_engine *engine) {
+    return (fcdp_host_config){
+        .drv = engine->drv,
+        .budget_bytes = engine->options.host_budget_bytes,
+        .numa_node = fcdp__driver_numa_node(engine->drv),
+        .pin = engine->options.pin,
+        .slice = engine->local,
+        .n_slices = engine->node_size,
+        .timeout_s = engine->options.timeout_s,
+    };
+}
+
+static fcdp_status host_check(const fcdp_engine *engine) {
+    fcdp_status status = fcdp__engine_check(engine, "the engine");
+    if (!status && engine->host)
+        status = fcdp__fail(FCDP_ERR_INVALID, "the engine has its host memory already");
+    return status;
+}
+
+fcdp_status fcdp_engine_host_create(fcdp_engine *engine, fcdp_host_ticket *ticket_out) {
+    fcdp_host_config config = host_config(engine);
+    fcdp_status status = host_check(engine);
+    return status ? status : fcdp__host_create(&config, &engine->host, ticket_out);
+}
+
+fcdp_status fcdp_engine_host_join(fcdp_engine *engine, const fcdp_host_ticket *ticket) {
+    fcdp_host_config config = host_config(engine);
+    fcdp_status status = host_check(engine);
+    return status ? status : fcdp__host_join(&config, ticket, &engine->host);
+}
+
+/* ---- comm ---- */
+
+fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
+                             const fcdp_transport *transport, fcdp_comm **comm_out) {
+    fcdp_status status = fcdp__engine_check(engine, "the engine");
+    if (status) return status;
+    if (topology->local != engine->local || topology->node_size != engine->node_size)
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                          "this shard group puts the process at local rank %u of %u, its node's host memory "
+                          "knows it as %u of %u: the group "
+                          "must take all ranks of a node, in the launcher's order",
+                          topology->local, topology->node_size, engine->local, engine->node_size);
+    fcdp_comm *comm = calloc(1, sizeof *comm);
+    if (!comm) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a comm");
+    *comm = (fcdp_comm){.engine = engine, .topology = *topology, .transport = *transport};
+    fcdp__lock_acquire(&engine->lock);
+    comm->next = engine->comms;
+    engine->comms = comm;
+    fcdp__lock_release(&engine->lock);
+    *comm_out = comm;
+    return FCDP_OK;
+}
+
+void fcdp_comm_destroy(fcdp_comm *comm) {
+    if (!comm || engine_is_foreign(comm->engine)) return;
+    while (comm->groups) fcdp_group_destroy(comm->groups);
+    fcdp_engine *engine = comm->engine;
+    fcdp__lock_acquire(&engine->lock);
+    fcdp_comm **link = &engine->comms;
+    while (*link != comm) link = &(*link)->next;
+    *link = comm->next;
+    fcdp__lock_release(&engine->lock);
+    free(comm);
+}
+
+/* ---- group ---- */
+
+static void group_free(fcdp_group *group) {
+    fcdp__validity_destroy(group->validity);
+    fcdp__layout_destroy(group->layout);
+    fcdp__seen_free(&group->prefetched_seen);
+    free(group->prefetched);
+    free(group->name);
+    fcdp__lock_destroy(&group->lock);
+    free(group);
+}
+
+static fcdp_status group_make(fcdp_group *group, const char *name, const fcdp_extent_spec *specs,
+                              uint32_t n_extents) {
+    const fcdp_topology *topology = &group->comm->topology;
+    group->name = strdup(name);
+    if (!group->name) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
+    fcdp_status status =
+        fcdp__layout_create(specs, n_extents, topology->n_ranks, topology->node_size, &group->layout);
+    if (!status && group->layout->bytes == 0)
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s' has no bytes to gather", name);
+    return status ? status : fcdp__validity_create(n_extents, &group->validity);
+}
+
+fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_extent_spec *specs,
+                              uint32_t n_extents, fcdp_group **group_out) {
+    fcdp_engine *engine = comm->engine;
+    fcdp_status status = fcdp__engine_check(engine, name);
+    if (status) return status;
+    fcdp_group *group = calloc(1, sizeof *group);
+    if (!group) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
+    group->comm = comm;
+    fcdp__lock_init(&group->lock, FCDP_RANK_ENGINE);
+    status = group_make(group, name, specs, n_extents);
+    if (status) {
+        group_free(group);
+        return status;
+    }
+    fcdp__lock_acquire(&engine->lock);
+    group->next = comm->groups;
+    comm->groups = group;
+    fcdp__lock_release(&engine->lock);
+    *group_out = group;
+    return FCDP_OK;
+}
+
+/* The worker is idle or gone. */
+static void group_detach(fcdp_group *group) {
+    if (group->column) fcdp__vrange_destroy(group->column);
+    if (group->in_use) fcdp__region_end_use(group->region);
+    if (group->region) fcdp__region_destroy(group->region);
+    if (group->block) fcdp__host_detach(group->block);
+    if (group->carved) fcdp__host_free(group->comm->engine->host, group->offset);
+}
+
+void fcdp_group_destroy(fcdp_group *group) {
+    if (!group || engine_is_foreign(group->comm->engine)) return;
+    fcdp_engine *engine = group->comm->engine;
+    if (engine->worker) fcdp__worker_drain(engine->worker);
+    fcdp__lock_acquire(&engine->lock);
+    fcdp_group **link = &group->comm->groups;
+    while (*link != group) link = &(*link)->next;
+    *link = group->next;
+    fcdp_status late = group->late_status;
+    fcdp__lock_release(&engine->lock);
+    if (late) fcdp__log(FCDP_LOG_WARN, "%s", group->late_text);
+    group_detach(group);
+    group_free(group);
+}
+
+fcdp_status fcdp_group_carve(fcdp_group *group, uint64_t *offset_out) {
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_status status = fcdp__engine_check(engine, group->name);
+    if (status) return status;
+    if (!engine->host || engine->local != 0 || group->carved)
+        return fcdp__fail(FCDP_ERR_INVALID,
+                          "'%s': only local rank 0 carves host memory, once, after it has created it",
+                          group->name);
+    status = fcdp__host_carve(engine->host, group->layout->bytes, &group->offset);
+    if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
+    group->carved = true;
+    *offset_out = group->offset;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_status status = fcdp__engine_check(engine, group->name);
+    if (status) return status;
+    if (!engine->host || group->region)
+        return fcdp__fail(FCDP_ERR_INVALID, "'%s': attach once, after the engine has its host memory",
+                          group->name);
+    fcdp_host_block *block;
+    status = fcdp__host_attach(engine->host, offset, group->layout->bytes, &block);
+    if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
+    status = fcdp__region_create(engine->tiering, group->name, group->layout, block, &group->region);
+    if (status) {
+        fcdp__host_detach(block);
+        return status;
+    }
+    group->block = block;
+    return FCDP_OK;
+}
+
+fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i) {
+    FCDP_CHECK(1, group->region && i < group->layout->n_extents);
+    return fcdp__dptr_add(fcdp__region_base(group->region), group->layout->extents[i].offset_bytes);
+}
+
+size_t fcdp_group_bytes(const fcdp_group *group) {
+    return group->layout->bytes;
+}
+
+/* ---- stats ---- */
+
+static const char *group_state(const fcdp_group *group) {
+    if (!group->region) return "invalid";
+    fcdp_region_state state;
+    fcdp__region_state(group->region, &state);
+    uint32_t n_device = 0, n_host = 0, n_invalid = 0;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        if (group->layout->span[s].bytes == 0) continue;
+        if (state.span[s].on_device)
+            n_device++;
+        else if (state.span[s].slice_on_host)
+            n_host++;
+        else
+            n_invalid++;
+    }
+    uint32_t n = n_device + n_host + n_invalid;
+    return n_device == n ? "device" : n_host == n ? "host" : n_invalid == n ? "invalid" : "mixed";
+}
+
+void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out) {
+    fcdp_engine *engine = group->comm->engine;
+    *stats_out = (fcdp_group_stats){.name = group->name, .bytes = group->layout->bytes, .state = "invalid"};
+    if (engine_is_foreign(engine)) return;
+    fcdp__lock_acquire(&engine->lock);
+    stats_out->gathers_made = group->gathers_made;
+    stats_out->gathers_avoided = group->gathers_avoided;
+    stats_out->gathers_forward = group->gathers_forward;
+    stats_out->gathers_backward = group->gathers_backward;
+    fcdp__lock_release(&engine->lock);
+    stats_out->state = group_state(group);
+}
+
+void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
+    *stats_out = (fcdp_engine_stats){0};
+    if (engine_is_foreign(engine)) return;
+    fcdp_pool_stats pool;
+    fcdp__pool_stats(engine->pool, &pool);
+    stats_out->device_bytes = pool.live_pages * pool.page_bytes;
+    stats_out->device_peak_bytes = pool.peak_live_pages * pool.page_bytes;
+    stats_out->device_budget_bytes = pool.budget_bytes;
+    fcdp__tiering_stats(engine->tiering, &stats_out->moves);
+    if (engine->host) fcdp__host_usage(engine->host, &stats_out->host_bytes, &stats_out->host_peak_bytes);
+    fcdp__lock_acquire(&engine->lock);
+    stats_out->gather = engine->gather;
+    stats_out->restore = engine->restore;
+    fcdp__lock_release(&engine->lock);
+}
+
+void fcdp_engine_reset_peaks(fcdp_engine *engine) {
+    if (engine_is_foreign(engine)) return;
+    fcdp__pool_reset_peak(engine->pool);
+    if (engine->host) fcdp__host_reset_peak(engine->host);
+}

@@ -1,0 +1,134 @@
+/* group.h - the engine's structs, for the files that are the engine: engine.c (lifecycle, stats), submit.c
+ * (the caller's side of every job), gather.c and restore.c (the worker's side).
+ */
+#ifndef FCDP_GROUP_H
+#define FCDP_GROUP_H
+
+#include <sys/types.h>
+
+#include "comm/engine.h"
+#include "comm/worker.h"
+
+enum { FCDP_LATE_TEXT_BYTES = 512 };
+
+typedef struct fcdp_event_node {
+    struct fcdp_event_node *next;
+    fcdp_event event;
+} fcdp_event_node;
+
+struct fcdp_engine {
+    pid_t pid; /* a forked child has no worker and shares the device's mappings: it must not touch them */
+    fcdp_options options;
+    uint32_t local, node_size;
+    fcdp_driver *drv;
+    fcdp_pool *pool;
+    fcdp_tiering *tiering;
+    fcdp_host *host;    /* NULL until created or joined */
+    fcdp_stream stream; /* the worker's own */
+    fcdp_worker *worker;
+    fcdp_lock lock;
+    /* guarded by lock */
+    fcdp_comm *comms;
+    fcdp_event_node *idle_events;
+    fcdp_counts gather, restore;
+};
+
+struct fcdp_comm {
+    fcdp_engine *engine;
+    fcdp_comm *next;
+    fcdp_topology topology;
+    fcdp_transport transport;
+    fcdp_group *groups; /* guarded by the engine's lock */
+};
+
+typedef struct fcdp_seen { /* what a stale extent looked like when its gather was submitted */
+    uint32_t extent;
+    fcdp_observation observation;
+} fcdp_seen;
+
+typedef struct fcdp_seen_list {
+    uint32_t n;
+    fcdp_seen *items;
+} fcdp_seen_list;
+
+struct fcdp_group {
+    fcdp_comm *comm;
+    fcdp_group *next;
+    char *name;
+    fcdp_layout *layout;
+    bool carved;
+    uint64_t offset;
+    fcdp_host_block *block; /* NULL until attached, as is region */
+    fcdp_region *region;
+
+    fcdp_lock lock; /* rank ENGINE; never together with the engine's or the worker's */
+    /* guarded by lock: the order of submissions, the same on every rank */
+    fcdp_validity *validity;
+    uint64_t n_spoils;
+    uint32_t n_releases;
+    bool is_unsharded;
+    uint8_t *prefetched;            /* the staleness of the prefetch that waits for its unshard, NULL: none */
+    fcdp_seen_list prefetched_seen; /* the shards' signals at that prefetch */
+
+    /* guarded by the engine's lock */
+    uint64_t gathers_made, gathers_avoided, gathers_forward, gathers_backward;
+    fcdp_status late_status; /* of a job nobody waits for */
+    char late_text[FCDP_LATE_TEXT_BYTES];
+
+    /* the worker's alone */
+    bool in_use;         /* between a successful begin_use and its end_use */
+    fcdp_vrange *column; /* NULL until the first inter step; mapped only while it holds something */
+    bool column_full;    /* a prefetch's bytes wait in it */
+    char prefetch_text[FCDP_LATE_TEXT_BYTES]; /* why the last prefetch failed */
+    uint64_t content_spoils; /* n_spoils when the region was last gathered wholly; behind n_spoils: written to
+                                since */
+    uint32_t owed_epochs[FCDP_N_SPANS]; /* fills that failed before the region had pages: the peers have
+                                           counted them */
+};
+
+struct fcdp_job {
+    fcdp_work work; /* first */
+    fcdp_group *group;
+    fcdp_event_node *event; /* on the caller's stream at submission */
+    /* unshard and prefetch */
+    fcdp_pass pass;
+    fcdp_plan *plan;
+    uint64_t *inputs; /* in the order of plan->extents */
+    fcdp_seen_list seen;
+    bool use_column, after_release;
+    /* unshard and reshard */
+    uint64_t n_spoils;
+    uint32_t n_releases;
+};
+
+/* gather.c: jobs' run functions. */
+fcdp_status fcdp__job_unshard(fcdp_work *work) FCDP_MUST_CHECK;
+fcdp_status fcdp__job_prefetch(fcdp_work *work) FCDP_MUST_CHECK;
+fcdp_status fcdp__job_unprefetch(fcdp_work *work) FCDP_MUST_CHECK;
+
+/* restore.c */
+fcdp_status fcdp__job_reshard(fcdp_work *work) FCDP_MUST_CHECK;
+/* Bring the plan's restore spans to the device. In use. */
+fcdp_status fcdp__group_restore(fcdp_job *job) FCDP_MUST_CHECK;
+/* Pages under the region and the reclaimer away. */
+fcdp_status fcdp__group_enter(fcdp_group *group) FCDP_MUST_CHECK;
+/* After a failure: nothing of the copy is believed any more, in any tier, and the next observation says
+ * stale. `filling`: spans that the peers may have filled. Keeps the thread's failure text. Returns `status`.
+ */
+fcdp_status fcdp__group_void(fcdp_group *group, fcdp_event_node *event, uint32_t filling,
+                             fcdp_status status) FCDP_MUST_CHECK;
+
+/* engine.c */
+fcdp_status fcdp__event_take(fcdp_engine *engine, fcdp_event_node **event_out) FCDP_MUST_CHECK;
+void fcdp__event_give(fcdp_engine *engine, fcdp_event_node *event);
+/* Remember the failure of a job that nobody waits for, with the thread's text. */
+void fcdp__group_late_set(fcdp_group *group, fcdp_status status);
+/* Take it; FCDP_OK when there is none. `text_out`: FCDP_LATE_TEXT_BYTES. */
+fcdp_status fcdp__group_late_take(fcdp_group *group, char *text_out) FCDP_MUST_CHECK;
+/* FCDP_ERR_UNSUPPORTED in a forked child. */
+fcdp_status fcdp__engine_check(const fcdp_engine *engine, const char *what) FCDP_MUST_CHECK;
+/* submit.c */
+void fcdp__seen_free(fcdp_seen_list *seen);
+void fcdp__job_dispose(fcdp_work *work);
+
+#endif

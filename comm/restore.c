@@ -1,0 +1,241 @@
+/* restore.c - a region between the device and the host tier: release by policy, ballots, restore.
+ *
+ * What a rank did at release q is its own decision, its vote says which:
+ *     kept        the region stayed on the device (the reclaimer may have taken its pages since, without
+ * asking anyone: it then wrote the whole of it to the host, or found all slices there) released    this
+ * rank's slice is on the host, the pages are gone void        the copy is worthless (written to, or a
+ * failure) and a restore, for a node of more than one rank, goes by the votes of all and by what this rank's
+ * own region is now:
+ *
+ *     votes of the node   this rank now        FCDP_RESTORE=slice                    FCDP_RESTORE=whole
+ *     --------------------------------------------------------------------------------------------------------------
+ *     all kept            on the device        nothing                               nothing
+ *     all kept            kept, then evicted   H2D of the whole span, alone          H2D of the whole span,
+ * alone some released       released             H2D of its slice, all-gather          waits for all slices,
+ * H2D of the whole some released       on the device        all-gather (its slice is in place)    stores its
+ * slice for the others some released       kept, then evicted   H2D of its slice, all-gather          H2D of
+ * the whole span any void            any                  fails on every rank alike, so that nobody waits in
+ * a collective
+ *
+ * Whether there is an all-gather depends on the votes alone, which all ranks read alike; what a rank moves
+ * before it depends on its own region, which nobody else needs to know. "Kept, then evicted" needs no row of
+ * its own for a node with several of them: each has all bytes on the host. Who kept and was evicted has
+ * published its slice in doing so, so that a released peer's wait for all slices (whole) ends.
+ *
+ * The words. Release q writes its vote to word q % 2; the restore after it reads the words of q. Between two
+ * releases of a rank lies an unshard, which either waits for every peer's vote (a fresh span) or meets every
+ * peer in an all-gather within the node (all stale), so nobody writes the word of q + 2 before everybody has
+ * read that of q. For the same reason no rank writes host bytes of a new epoch while another still reads
+ * those of the old one.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/group.h"
+#include "tiering/policy.h"
+
+enum { VOTE_KEPT = 0, VOTE_RELEASED = 1, VOTE_VOID = 2, VOTES_PER_RELEASE = 4 };
+
+static fcdp_engine *engine_of(const fcdp_group *group) {
+    return group->comm->engine;
+}
+
+static fcdp_board_word ballot_word(uint32_t n_releases) {
+    return n_releases % 2 ? FCDP_BOARD_BALLOT_1 : FCDP_BOARD_BALLOT_0;
+}
+
+static void vote(fcdp_group *group, uint32_t n_releases, uint32_t what) {
+    if (group->comm->topology.node_size == 1) return;
+    fcdp__board_publish(group->block, ballot_word(n_releases), n_releases * VOTES_PER_RELEASE + what);
+}
+
+fcdp_status fcdp__group_enter(fcdp_group *group) {
+    if (group->in_use) return FCDP_OK;
+    fcdp_status status = fcdp__region_begin_use(group->region);
+    if (status) return status;
+    group->in_use = true;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        for (; group->owed_epochs[s] > 0; group->owed_epochs[s]--) {
+            fcdp__region_filled(group->region, 1u << s);
+            fcdp__region_invalidate(group->region, 1u << s);
+        }
+    return FCDP_OK;
+}
+
+/* The epochs of a node's ranks count fills, and say whose stored slices belong together: so a fill that
+ * failed here counts too, since it may have succeeded on a peer. */
+static void epochs_advance(fcdp_group *group, uint32_t filling) {
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        if (!(filling & 1u << s)) continue;
+        if (group->in_use)
+            fcdp__region_filled(group->region, 1u << s);
+        else
+            group->owed_epochs[s]++;
+    }
+}
+
+/* Void content needs no pages; but they go only once the device is known to be done with them. */
+static void pages_leave(fcdp_group *group, fcdp_event_node *event) {
+    fcdp_engine *engine = engine_of(group);
+    if (!group->in_use) return;
+    if (fcdp__driver_stream_sync(engine->drv, engine->stream) ||
+        fcdp__driver_event_sync(engine->drv, event->event))
+        return;
+    fcdp__region_end_use(group->region);
+    group->in_use = false;
+    if (fcdp__region_drop(group->region, NULL))
+        fcdp__log(FCDP_LOG_WARN, "'%s' keeps device pages that it does not need: %s", group->name,
+                  fcdp_error_text());
+}
+
+fcdp_status fcdp__group_void(fcdp_group *group, fcdp_event_node *event, uint32_t filling,
+                             fcdp_status status) {
+    char text[1024];
+    snprintf(text, sizeof text, "%s", fcdp_error_text());
+    epochs_advance(group, filling);
+    fcdp__region_invalidate(group->region, FCDP_SPAN_MASK_ALL);
+    pages_leave(group, event);
+    fcdp__lock_acquire(&group->lock);
+    fcdp__validity_spoil(group->validity);
+    fcdp__lock_release(&group->lock);
+    return fcdp__fail(status, "%s", text);
+}
+
+/* ---- release ---- */
+
+static bool policy_keeps(fcdp_engine *engine) {
+    fcdp_pool_stats stats;
+    fcdp__pool_stats(engine->pool, &stats);
+    return fcdp__policy_keeps(engine->options.tau, stats.live_pages * stats.page_bytes, stats.budget_bytes);
+}
+
+static void use_end(fcdp_group *group) {
+    fcdp__region_end_use(group->region);
+    group->in_use = false;
+}
+
+/* The device is done with the region. `vote_out` is what to vote, whatever the status. */
+static fcdp_status release_by_policy(fcdp_job *job, uint32_t *vote_out) {
+    fcdp_group *group = job->group;
+    *vote_out = VOTE_KEPT;
+    if (policy_keeps(engine_of(group))) {
+        use_end(group);
+        return FCDP_OK;
+    }
+    *vote_out = VOTE_VOID;
+    fcdp_status status = fcdp__region_store(group->region, job->event->event);
+    if (status) return status;
+    use_end(group);
+    status = fcdp__region_drop(group->region, NULL);
+    if (!status) *vote_out = VOTE_RELEASED;
+    return status;
+}
+
+/* The unshard before this release failed, and said so. What is left? */
+static uint32_t vote_unused(const fcdp_job *job) {
+    fcdp_region_state state;
+    fcdp__region_state(job->group->region, &state);
+    bool on_device = job->n_spoils == job->group->content_spoils, on_host = on_device;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        if (job->group->layout->span[s].bytes == 0) continue;
+        on_device = on_device && state.span[s].on_device;
+        on_host = on_host && state.span[s].slice_on_host;
+    }
+    return on_device ? VOTE_KEPT : on_host ? VOTE_RELEASED : VOTE_VOID;
+}
+
+fcdp_status fcdp__job_reshard(fcdp_work *work) {
+    fcdp_job *job = (fcdp_job *)work;
+    fcdp_group *group = job->group;
+    if (!group->in_use) {
+        vote(group, job->n_releases, vote_unused(job));
+        return FCDP_OK;
+    }
+    uint32_t what = VOTE_VOID;
+    fcdp_status status = fcdp__driver_event_sync(engine_of(group)->drv, job->event->event);
+    if (!status && job->n_spoils == group->content_spoils) status = release_by_policy(job, &what);
+    if (what == VOTE_VOID) {
+        fcdp_status cause =
+            status ? fcdp__fail(status, "releasing '%s': %s", group->name, fcdp_error_text()) : FCDP_OK;
+        status = fcdp__group_void(group, job->event, 0, cause);
+    }
+    vote(group, job->n_releases, what);
+    if (status) fcdp__group_late_set(group, status);
+    return status;
+}
+
+/* ---- restore ---- */
+
+typedef struct mix {
+    bool any_released, any_void;
+} mix;
+
+static fcdp_status votes_read(const fcdp_job *job, mix *mix_out) {
+    const fcdp_group *group = job->group;
+    uint32_t node_size = group->comm->topology.node_size;
+    *mix_out = (mix){false, false};
+    if (node_size == 1 || !job->after_release) return FCDP_OK;
+    fcdp_board_word word = ballot_word(job->n_releases);
+    fcdp_status status = fcdp__board_wait_all(group->block, word, job->n_releases * VOTES_PER_RELEASE,
+                                              "the release before this restore");
+    if (status) return status;
+    for (uint32_t l = 0; l < node_size; l++) {
+        uint32_t voted = fcdp__board_read(group->block, word, l) - job->n_releases * VOTES_PER_RELEASE;
+        if (voted == VOTE_RELEASED) mix_out->any_released = true;
+        if (voted != VOTE_RELEASED && voted != VOTE_KEPT) mix_out->any_void = true;
+    }
+    return FCDP_OK;
+}
+
+/* All ranks of the node: the span from everybody's slice. */
+static fcdp_status span_gather(const fcdp_group *group, uint32_t s, bool on_device) {
+    fcdp_engine *engine = engine_of(group);
+    const fcdp_transport *transport = &group->comm->transport;
+    uint32_t node_size = group->comm->topology.node_size;
+    size_t slice_bytes = group->layout->span[s].bytes / node_size;
+    fcdp_status status = on_device ? FCDP_OK : fcdp__region_load_slice(group->region, s);
+    if (!status && node_size > 1) {
+        fcdp_dptr at = fcdp__dptr_add(fcdp__region_base(group->region), group->layout->span[s].offset_bytes);
+        status = transport->all_gather(transport->ctx, FCDP_LANE_INTRA, at, slice_bytes);
+        fcdp__lock_acquire(&engine->lock);
+        engine->restore.calls++;
+        engine->restore.intra_bytes_sent += (node_size - 1) * slice_bytes;
+        fcdp__lock_release(&engine->lock);
+    }
+    if (!status && !on_device) fcdp__region_loaded(group->region, s);
+    return status;
+}
+
+static fcdp_status span_restore(const fcdp_group *group, uint32_t s, bool any_released) {
+    fcdp_region_state state;
+    fcdp__region_state(group->region, &state);
+    const fcdp_span_state *span = &state.span[s];
+    if (!span->on_device && !span->slice_on_host)
+        return fcdp__fail(
+            FCDP_ERR_INVALID,
+            "no valid copy is left of what should be fresh: it was never gathered, or a failure voided it");
+    bool whole = engine_of(group)->options.restore == FCDP_RESTORE_WHOLE;
+    if (group->comm->topology.node_size == 1) return span->on_device ? FCDP_OK : span_gather(group, s, false);
+    if (any_released && !whole) return span_gather(group, s, span->on_device);
+    if (!span->on_device) return fcdp__region_load_whole(group->region, s);
+    return any_released ? fcdp__region_store(group->region, NULL) : FCDP_OK;
+}
+
+fcdp_status fcdp__group_restore(fcdp_job *job) {
+    fcdp_group *group = job->group;
+    if (!job->plan->restore_mask) return FCDP_OK;
+    if (job->n_spoils != group->content_spoils)
+        return fcdp__fail(FCDP_ERR_INVALID,
+                          "restoring '%s': its gathered copy was written to since; gather it again",
+                          group->name);
+    mix mix;
+    fcdp_status status = votes_read(job, &mix);
+    if (!status && mix.any_void)
+        status =
+            fcdp__fail(FCDP_ERR_PEER,
+                       "a rank of this node lost its copy to an earlier failure or a write; gather it again");
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (job->plan->restore_mask & 1u << s) status = span_restore(group, s, mix.any_released);
+    if (status) return fcdp__fail(status, "restoring '%s': %s", group->name, fcdp_error_text());
+    return FCDP_OK;
+}
