@@ -57,6 +57,8 @@ def _parser():
     add("--repeat", type=int, default=1, metavar="N", help="run the modes N times, interleaved; medians are reported")
     add("--warmup", type=int, default=2, metavar="N", help="steps at the start that do not count (default 2)")
     add("--timeout", type=float, default=900, metavar="S", help="seconds that one run may take (default 900)")
+    add("--grace", type=float, default=15, metavar="S",
+        help="once a node failed, seconds for the others to say why they fail too (default 15)")  # fmt: skip
     add("--json", metavar="FILE", help="write all figures (fields: tools/lab/README.md)")
     add("--svg", metavar="FILE", help="draw time and bytes of the modes (needs matplotlib)")
     add("--logs", metavar="DIR", help="keep every rank's output and records there (else kept on failure only)")
@@ -80,8 +82,8 @@ def _check_counts(args, fail):
     for name in ("repeat", "warmup"):
         if getattr(args, name) < 1:
             fail(f"--{name} must be at least 1")
-    if args.timeout <= 0:
-        fail("--timeout must be above 0")
+    if args.timeout <= 0 or args.grace < 0:
+        fail("--timeout must be above 0, --grace at least 0")
 
 
 def _check_job(args, job, fail):
@@ -97,8 +99,8 @@ def _check_job(args, job, fail):
 
 def _check_outputs(args, fail):
     for option, path in (("--json", args.json), ("--svg", args.svg)):
-        folder = os.path.dirname(os.path.abspath(path)) if path else "."
-        if not os.access(folder, os.W_OK):
+        folder = os.path.dirname(os.path.abspath(path or "."))
+        if path and not os.access(folder, os.W_OK):
             fail(f"{option} {path}: cannot write into {folder}")
     if args.svg and importlib.util.find_spec("matplotlib") is None:
         fail("--svg needs matplotlib: pip install matplotlib")
@@ -122,7 +124,7 @@ def parse(argv):
     try:
         setup = lab.Setup(
             tuple(job), args.nodes, args.ranks, network.parse_rate(args.rate), network.parse_delay(args.delay),
-            dict(modes.parse_setting(text) for text in args.env), args.launcher, args.python, args.timeout,
+            dict(modes.parse_setting(text) for text in args.env), args.launcher, args.python, args.timeout, args.grace,
         )  # fmt: skip
         return args, modes.select(args.modes, args.mode), setup
     except ValueError as error:

@@ -14,8 +14,6 @@ import traceback
 from fcdp_lab import launch, namespaces, network
 from fcdp_lab.sandbox import send
 
-_GRACE_S = 15.0
-
 
 def run(plan, events_fd):
     """Never returns."""
@@ -74,7 +72,7 @@ class _Engine:
                 continue
             node, exit_code = self._nodes.pop(pid), os.waitstatus_to_exitcode(status)
             if exit_code != 0 and deadline is None:
-                code, deadline = 1, time.monotonic() + _GRACE_S
+                code, deadline = 1, time.monotonic() + self._plan["grace_s"]
             if exit_code < 0:
                 send(self._events_fd, kind="node_exit", node=node, code=exit_code, sent=None, received=None)
         return code

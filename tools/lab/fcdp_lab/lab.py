@@ -41,6 +41,7 @@ class Setup:
     launcher: str
     python: str
     timeout_s: float
+    grace_s: float
 
 
 @dataclasses.dataclass
@@ -114,6 +115,7 @@ def _plan(setup, mode, folder):
         "logs": f"{folder}/logs",
         "launcher": setup.launcher,
         "python": setup.python,
+        "grace_s": setup.grace_s,
         "job": [*setup.job, *mode.args],
         "env": rank_environment(setup, mode, folder),
     }
