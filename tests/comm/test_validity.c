@@ -1,0 +1,199 @@
+/* Every signal alone makes a copy stale; so do the silent writes that no version counter shows. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "comm/validity.h"
+
+typedef struct fixture {
+    fcdp_validity *validity;
+    fcdp_signals signals;
+    fcdp_scene scene;
+    uint8_t shard[1000];
+    bool readable; /* the shard's bytes can be fingerprinted */
+} fixture;
+
+static uint32_t observe(fixture *f) {
+    return fcdp__validity_observe(f->validity, 0, &f->signals, &f->scene, f->readable ? f->shard : NULL,
+                                  sizeof f->shard);
+}
+
+static void gather(fixture *f) {
+    fcdp_observation seen = fcdp__validity_observed(f->validity, 0);
+    fcdp__validity_accept(f->validity, 0, &seen);
+}
+
+/* A parameter that has been gathered and is fresh. */
+static fixture fixture_fresh(bool readable) {
+    fixture f = {.signals = {1, 2, 3, 4, 5, 6, 7, 1}, .scene = {true, true, 4}, .readable = readable};
+    for (size_t i = 0; i < sizeof f.shard; i++) f.shard[i] = (uint8_t)(i * 7);
+    assert_int_equal(fcdp__validity_create(1, &f.validity), FCDP_OK);
+    assert_int_equal(observe(&f), FCDP_STALE_NEW);
+    gather(&f);
+    assert_int_equal(observe(&f), 0);
+    return f;
+}
+
+static void test_each_signal_alone(void **state) {
+    (void)state;
+    static const struct {
+        size_t offset;
+        uint32_t mask;
+    } rows[] = {
+        {offsetof(fcdp_signals, object_id), FCDP_STALE_IDENTITY},
+        {offsetof(fcdp_signals, storage), FCDP_STALE_IDENTITY},
+        {offsetof(fcdp_signals, dtypes), FCDP_STALE_IDENTITY},
+        {offsetof(fcdp_signals, requires_grad), FCDP_STALE_IDENTITY},
+        {offsetof(fcdp_signals, version_outer), FCDP_STALE_VERSION},
+        {offsetof(fcdp_signals, version_local), FCDP_STALE_VERSION},
+        {offsetof(fcdp_signals, version_data), FCDP_STALE_VERSION},
+        {offsetof(fcdp_signals, optimizer_steps), FCDP_STALE_OPTIMIZER},
+    };
+    for (int readable = 0; readable < 2; readable++)
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            fixture f = fixture_fresh(readable);
+            uint64_t *signal = (uint64_t *)((char *)&f.signals + rows[i].offset);
+            *signal += 1;
+            assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, NULL, 0));
+            assert_int_equal(observe(&f), rows[i].mask);
+            assert_false(fcdp__validity_moved(f.validity, 0, &f.signals, NULL, 0));
+            assert_int_equal(observe(&f), rows[i].mask); /* until it is gathered, whoever looks */
+            gather(&f);
+            assert_int_equal(observe(&f), 0);
+            fcdp__validity_destroy(f.validity);
+        }
+}
+
+/* AdamW(foreach=True) and fused=True over DTensors move no counter; only the step hook tells. */
+static void test_silent_optimizer_over_dtensors(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(false);
+    f.signals.optimizer_steps++;
+    assert_int_equal(observe(&f), FCDP_STALE_OPTIMIZER);
+    fcdp__validity_destroy(f.validity);
+}
+
+/* An EMA swap through .data around an evaluation: no counter, no step, and the swap back must show too. */
+static void test_silent_swap_around_an_evaluation(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(false);
+    f.scene.grad_mode = false; /* swapped in */
+    assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
+    gather(&f);
+    assert_int_equal(observe(&f), 0);
+    f.scene.grad_mode = true; /* swapped out */
+    assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
+    fcdp__validity_destroy(f.validity);
+}
+
+/* The evaluation observed the parameter but did not use it; after it the mode is the accepted one again. */
+static void test_swap_that_was_never_gathered(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(false);
+    f.scene.grad_mode = false;
+    assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
+    f.scene.grad_mode = true;
+    assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
+    fcdp__validity_destroy(f.validity);
+}
+
+/* Hand-written updates: no optimizer hook ever fires, so every backward that reduced gradients counts. */
+static void test_silent_hand_written_update(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(false);
+    f.scene.reductions++;
+    assert_int_equal(observe(&f), 0); /* an optimizer has been seen: accumulation */
+    f.scene.optimizer_seen = false;
+    assert_int_equal(observe(&f), FCDP_STALE_REDUCED);
+    fcdp__validity_destroy(f.validity);
+}
+
+static void test_fingerprint_decides_where_there_is_one(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(true);
+    f.scene = (fcdp_scene){false, false, 9};
+    assert_int_equal(observe(&f), 0); /* an evaluation over unchanged bytes costs nothing */
+    f.shard[999] ^= 1;
+    assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, f.shard, sizeof f.shard));
+    assert_false(fcdp__validity_moved(f.validity, 0, &f.signals, NULL, 0));
+    assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
+    f.shard[999] ^= 1;
+    assert_int_equal(observe(&f), 0);
+    fcdp__validity_destroy(f.validity);
+}
+
+static void test_no_fingerprint_now_falls_back(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(true);
+    f.readable = false;
+    assert_int_equal(observe(&f), 0);
+    f.scene.grad_mode = false;
+    assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
+    fcdp__validity_destroy(f.validity);
+}
+
+/* The shard is written and observed while its gather runs: the copy that arrives is the old one's. */
+static void test_accept_is_of_the_submission(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(true);
+    f.signals.optimizer_steps++;
+    assert_int_equal(observe(&f), FCDP_STALE_OPTIMIZER);
+    fcdp_observation submitted = fcdp__validity_observed(f.validity, 0);
+    f.signals.optimizer_steps++;
+    f.shard[0] ^= 1;
+    assert_true(observe(&f) != 0);
+    fcdp__validity_accept(f.validity, 0, &submitted);
+    assert_int_equal(observe(&f), FCDP_STALE_OPTIMIZER | FCDP_STALE_FINGERPRINT);
+    fcdp__validity_destroy(f.validity);
+}
+
+static void test_spoil(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(true);
+    fcdp__validity_spoil(f.validity);
+    assert_int_equal(observe(&f), FCDP_STALE_NEW);
+    gather(&f);
+    assert_int_equal(observe(&f), 0);
+    fcdp__validity_destroy(f.validity);
+}
+
+static void test_never_observed(void **state) {
+    (void)state;
+    fixture f = {.readable = false};
+    assert_int_equal(fcdp__validity_create(1, &f.validity), FCDP_OK);
+    assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, NULL, 0));
+    gather(&f); /* of an observation that never was */
+    assert_int_equal(observe(&f), FCDP_STALE_NEW);
+    fcdp__validity_destroy(f.validity);
+}
+
+static void test_texts(void **state) {
+    (void)state;
+    assert_string_equal(fcdp__stale_text(0), "fresh");
+    assert_string_equal(fcdp__stale_text(FCDP_STALE_OPTIMIZER | FCDP_STALE_VERSION),
+                        "version counter, optimizer step");
+    for (uint32_t bit = 1; bit <= FCDP_STALE_REDUCED; bit <<= 1)
+        assert_true(strlen(fcdp__stale_text(bit)) > 0);
+    assert_true(strlen(fcdp__stale_text(127)) > 60);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_signal_alone),
+        cmocka_unit_test(test_silent_optimizer_over_dtensors),
+        cmocka_unit_test(test_silent_swap_around_an_evaluation),
+        cmocka_unit_test(test_swap_that_was_never_gathered),
+        cmocka_unit_test(test_silent_hand_written_update),
+        cmocka_unit_test(test_fingerprint_decides_where_there_is_one),
+        cmocka_unit_test(test_no_fingerprint_now_falls_back),
+        cmocka_unit_test(test_accept_is_of_the_submission),
+        cmocka_unit_test(test_spoil),
+        cmocka_unit_test(test_never_observed),
+        cmocka_unit_test(test_texts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
