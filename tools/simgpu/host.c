@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "tools/simgpu/internal.h"
@@ -39,11 +40,15 @@ enum sim_place simgpu__host_place(uintptr_t address, size_t bytes) {
     return inside ? SIM_PINNED : SIM_MIXED;
 }
 
+/* The system calls themselves: sanitizers turn mlock and munlock into nothing. */
+static bool lock_pages(void *address, size_t bytes) { return syscall(SYS_mlock, address, bytes) == 0; }
+static void unpin(void *address, size_t bytes) { syscall(SYS_munlock, address, bytes); }
+
 size_t simgpu__host_count(void) { return n_registrations; }
 
 void simgpu__host_reset(void) {
     for (size_t i = 0; i < n_registrations; i++)
-        munlock((void *)registrations[i].address, registrations[i].bytes);
+        unpin((void *)registrations[i].address, registrations[i].bytes);
     free(registrations);
     registrations = NULL;
     n_registrations = n_capacity = 0;
@@ -64,9 +69,9 @@ static bool is_mapped(void *address, size_t bytes) { return msync(address, bytes
 
 static CUresult pin(void *address, size_t bytes) {
     if (!is_mapped(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
-    if (mlock(address, bytes) == 0) return CUDA_SUCCESS;
+    if (lock_pages(address, bytes)) return CUDA_SUCCESS;
     int error = errno;
-    munlock(address, bytes); /* what it locked before it failed */
+    unpin(address, bytes); /* what it locked before it failed */
     return error == EAGAIN ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
@@ -108,7 +113,7 @@ CUresult cuMemHostUnregister(void *address) {
     i = index_of((uintptr_t)address); /* the wait gave the lock up */
     if (i == n_registrations || registrations[i].address != (uintptr_t)address)
         return sim_unlock_with(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-    munlock(address, registrations[i].bytes);
+    unpin(address, registrations[i].bytes);
     n_registrations--;
     memmove(&registrations[i], &registrations[i + 1], (n_registrations - i) * sizeof *registrations);
     return sim_unlock_with(CUDA_SUCCESS);

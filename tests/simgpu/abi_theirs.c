@@ -1,0 +1,32 @@
+/* NVIDIA's side. Including both headers also makes the compiler compare every prototype. */
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cuda.h>
+
+#include "tests/simgpu/abi_values.h"
+#include "tools/simgpu/simgpu_cuda.h"
+
+#ifdef SIMGPU_OWN_TYPES
+#error "cuda.h did not come first"
+#endif
+
+const struct abi_value abi_theirs[] = {ABI_VALUES(ABI_ROW){NULL, 0}};
+
+#define TEXT(name) #name
+#define EXPORTED(name) TEXT(name)
+const char *const abi_their_names[] = {
+    EXPORTED(cuInit), EXPORTED(cuDriverGetVersion), EXPORTED(cuGetErrorName), EXPORTED(cuGetErrorString),
+    EXPORTED(cuDeviceGetCount), EXPORTED(cuDeviceGet), EXPORTED(cuDeviceGetName), EXPORTED(cuDeviceGetAttribute),
+    EXPORTED(cuDeviceTotalMem), EXPORTED(cuDevicePrimaryCtxRetain), EXPORTED(cuDevicePrimaryCtxRelease),
+    EXPORTED(cuCtxSetCurrent), EXPORTED(cuCtxGetCurrent), EXPORTED(cuCtxSynchronize), EXPORTED(cuMemGetInfo),
+    EXPORTED(cuMemGetAllocationGranularity), EXPORTED(cuMemCreate), EXPORTED(cuMemRelease),
+    EXPORTED(cuMemExportToShareableHandle), EXPORTED(cuMemImportFromShareableHandle), EXPORTED(cuMemAddressReserve),
+    EXPORTED(cuMemAddressFree), EXPORTED(cuMemMap), EXPORTED(cuMemUnmap), EXPORTED(cuMemSetAccess),
+    EXPORTED(cuMemGetAccess), EXPORTED(cuStreamCreate), EXPORTED(cuStreamCreateWithPriority),
+    EXPORTED(cuStreamDestroy), EXPORTED(cuStreamSynchronize), EXPORTED(cuStreamQuery), EXPORTED(cuStreamWaitEvent),
+    EXPORTED(cuStreamWaitValue32), EXPORTED(cuStreamWriteValue32), EXPORTED(cuLaunchHostFunc),
+    EXPORTED(cuEventCreate), EXPORTED(cuEventDestroy), EXPORTED(cuEventRecord), EXPORTED(cuEventQuery),
+    EXPORTED(cuEventSynchronize), EXPORTED(cuMemcpyAsync), EXPORTED(cuMemcpyHtoDAsync), EXPORTED(cuMemcpyDtoHAsync),
+    EXPORTED(cuMemcpyDtoDAsync), EXPORTED(cuMemsetD8Async), EXPORTED(cuMemHostRegister),
+    EXPORTED(cuMemHostUnregister), NULL};

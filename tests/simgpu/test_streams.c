@@ -1,0 +1,365 @@
+/* Streams, events, values in memory, host functions, and illegal accesses of pending work. */
+#include <stdatomic.h>
+#include <string.h>
+
+#include "tests/simgpu/support.h"
+
+static CUstream stream_make(unsigned flags) {
+    CUstream stream;
+    OK(cuStreamCreate(&stream, flags));
+    return stream;
+}
+
+static CUevent event_make(void) {
+    CUevent event;
+    OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    return event;
+}
+
+/* Host functions that note the order in which they ran. */
+struct log {
+    atomic_uint n;
+    unsigned seen[256];
+};
+
+struct note {
+    struct log *log;
+    unsigned number;
+};
+
+static void note_function(void *argument) {
+    struct note *note = argument;
+    note->log->seen[atomic_fetch_add(&note->log->n, 1)] = note->number;
+}
+
+static void note_push(CUstream stream, struct note *note, struct log *log, unsigned number) {
+    *note = (struct note){log, number};
+    OK(cuLaunchHostFunc(stream, note_function, note));
+}
+
+static void a_stream_keeps_order(void **state) {
+    (void)state;
+    CUstream stream = stream_make(CU_STREAM_NON_BLOCKING);
+    struct log log = {0};
+    struct note notes[256];
+    for (unsigned i = 0; i < 256; i++)
+        note_push(stream, &notes[i], &log, i);
+    OK(cuStreamSynchronize(stream));
+    for (unsigned i = 0; i < 256; i++)
+        assert_int_equal(log.seen[i], i);
+}
+
+static void query_tells_pending_from_done(void **state) {
+    (void)state;
+    CUstream stream = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent event = event_make();
+    struct gate gate;
+    OK(cuEventQuery(event)); /* never recorded */
+    OK(cuEventSynchronize(event));
+    OK(cuStreamQuery(stream));
+    gate_close(&gate, stream);
+    OK(cuEventRecord(event, stream));
+    REFUSED(cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+    REFUSED(cuEventQuery(event), CUDA_ERROR_NOT_READY);
+    gate_open(&gate);
+    OK(cuEventSynchronize(event));
+    OK(cuEventQuery(event));
+    OK(cuStreamSynchronize(stream));
+    OK(cuStreamQuery(stream));
+}
+
+static void a_stream_waits_for_what_the_event_had_captured(void **state) {
+    (void)state;
+    CUstream first = stream_make(CU_STREAM_NON_BLOCKING), second = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent event = event_make();
+    struct gate gate, later;
+    struct log log = {0};
+    struct note notes[2];
+    gate_close(&gate, first);
+    note_push(first, &notes[0], &log, 1);
+    OK(cuEventRecord(event, first));
+    OK(cuStreamWaitEvent(second, event, 0));
+    note_push(second, &notes[1], &log, 2);
+    gate_close(&later, first); /* behind the recorded point, and recorded anew: second does not wait for it */
+    OK(cuEventRecord(event, first));
+    OK(cuEventDestroy_v2(event));
+    REFUSED(cuStreamQuery(second), CUDA_ERROR_NOT_READY);
+    gate_open(&gate);
+    OK(cuStreamSynchronize(second));
+    assert_int_equal(log.n, 2);
+    assert_int_equal(log.seen[0], 1);
+    gate_open(&later);
+    OK(cuCtxSynchronize());
+}
+
+static void the_null_stream_orders_itself_with_blocking_streams(void **state) {
+    (void)state;
+    CUstream blocking = stream_make(0), free_running = stream_make(CU_STREAM_NON_BLOCKING);
+    struct gate gate;
+    struct log log = {0};
+    struct note notes[4];
+    gate_close(&gate, blocking);
+    note_push(blocking, &notes[0], &log, 1);
+    note_push(NULL, &notes[1], &log, 2);
+    note_push(blocking, &notes[2], &log, 3);
+    REFUSED(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+    note_push(free_running, &notes[3], &log, 4);
+    OK(cuStreamSynchronize(free_running)); /* it waits for nobody */
+    assert_int_equal(log.seen[0], 4);
+    gate_open(&gate);
+    OK(cuCtxSynchronize());
+    for (unsigned i = 1; i < 4; i++)
+        assert_int_equal(log.seen[i], i);
+}
+
+static void the_null_stream_is_also_called_legacy(void **state) {
+    (void)state;
+    struct gate gate;
+    gate_close(&gate, CU_STREAM_LEGACY);
+    REFUSED(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+    gate_open(&gate);
+    OK(cuStreamSynchronize(NULL));
+    REFUSED(cuStreamSynchronize(CU_STREAM_PER_THREAD), CUDA_ERROR_INVALID_HANDLE);
+    REFUSED(cuStreamDestroy_v2(NULL), CUDA_ERROR_INVALID_HANDLE);
+}
+
+static void a_destroyed_stream_finishes_its_work(void **state) {
+    (void)state;
+    CUstream stream = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent event = event_make();
+    struct gate gate;
+    struct log log = {0};
+    struct note note;
+    gate_close(&gate, stream);
+    note_push(stream, &note, &log, 1);
+    OK(cuEventRecord(event, stream));
+    OK(cuStreamDestroy_v2(stream));
+    assert_int_equal(live_now().streams, 0);
+    REFUSED(cuStreamSynchronize(stream), CUDA_ERROR_INVALID_HANDLE);
+    REFUSED(cuStreamDestroy_v2(stream), CUDA_ERROR_INVALID_HANDLE);
+    gate_open(&gate);
+    OK(cuEventSynchronize(event));
+    assert_int_equal(log.n, 1);
+}
+
+static void foreign_handles_are_invalid(void **state) {
+    (void)state;
+    CUstream stream = stream_make(0);
+    CUevent event = event_make();
+    REFUSED(cuEventRecord((CUevent)(void *)stream, stream), CUDA_ERROR_INVALID_HANDLE);
+    REFUSED(cuEventRecord(event, (CUstream)(void *)event), CUDA_ERROR_INVALID_HANDLE);
+    REFUSED(cuStreamWaitEvent(stream, NULL, 0), CUDA_ERROR_INVALID_HANDLE);
+    OK(cuEventDestroy_v2(event));
+    REFUSED(cuEventDestroy_v2(event), CUDA_ERROR_INVALID_HANDLE);
+    REFUSED(cuEventQuery(event), CUDA_ERROR_INVALID_HANDLE);
+}
+
+static void call_cuda(void *argument) {
+    CUresult *results = argument;
+    size_t free_bytes, total_bytes;
+    results[0] = cuMemGetInfo_v2(&free_bytes, &total_bytes);
+    results[1] = cuCtxSynchronize();
+    results[2] = cuInit(0);
+}
+
+static void fact_9_host_functions_must_not_call_cuda(void **state) {
+    (void)state;
+    CUresult results[3] = {0};
+    OK(cuLaunchHostFunc(NULL, call_cuda, results));
+    OK(cuStreamSynchronize(NULL));
+    for (int i = 0; i < 3; i++)
+        REFUSED(results[i], CUDA_ERROR_NOT_PERMITTED);
+    OK(cuCtxSynchronize());
+}
+
+static void streams_meet_at_a_value_in_device_memory(void **state) {
+    (void)state;
+    struct pages pages = pages_make(1);
+    CUstream waiting = stream_make(CU_STREAM_NON_BLOCKING), writing = stream_make(CU_STREAM_NON_BLOCKING);
+    struct log log = {0};
+    struct note note;
+    OK(cuStreamWaitValue32_v2(waiting, pages.at, 3, CU_STREAM_WAIT_VALUE_GEQ));
+    note_push(waiting, &note, &log, 1);
+    OK(cuStreamWriteValue32_v2(writing, pages.at, 2, CU_STREAM_WRITE_VALUE_DEFAULT));
+    OK(cuStreamSynchronize(writing));
+    REFUSED(cuStreamQuery(waiting), CUDA_ERROR_NOT_READY);
+    OK(cuStreamWriteValue32_v2(writing, pages.at, 4, CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER));
+    OK(cuStreamSynchronize(waiting));
+    assert_int_equal(log.n, 1);
+}
+
+static void a_value_is_compared_as_asked(void **state) {
+    (void)state;
+    static const struct {
+        unsigned flags;
+        uint32_t value, not_yet, reached;
+    } cases[] = {{CU_STREAM_WAIT_VALUE_GEQ, 5, 4, 6},
+                 {CU_STREAM_WAIT_VALUE_GEQ, 1, 0xFFFFFFFF, 1}, /* cyclic: -1 is before 1 */
+                 {CU_STREAM_WAIT_VALUE_EQ, 5, 6, 5},
+                 {CU_STREAM_WAIT_VALUE_AND, 4, 3, 6},
+                 {CU_STREAM_WAIT_VALUE_NOR, 1, 0xFFFFFFFE, 0}};
+    CUstream stream = stream_make(CU_STREAM_NON_BLOCKING);
+    uint32_t *value = host_make(4096, true);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        __atomic_store_n(value, cases[i].not_yet, __ATOMIC_RELEASE);
+        OK(cuStreamWaitValue32_v2(stream, (uintptr_t)value, cases[i].value, cases[i].flags));
+        REFUSED(cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+        __atomic_store_n(value, cases[i].reached, __ATOMIC_RELEASE); /* a plain CPU thread's store */
+        OK(cuStreamSynchronize(stream));
+    }
+    OK(cuMemHostUnregister(value));
+    host_destroy(value, 4096);
+}
+
+static void values_live_where_the_device_reaches_them(void **state) {
+    (void)state;
+    struct pages pages = pages_make(1);
+    static uint32_t unregistered;
+    REFUSED(cuStreamWaitValue32_v2(NULL, (uintptr_t)&unregistered, 0, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(cuStreamWriteValue32_v2(NULL, (uintptr_t)&unregistered, 0, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(cuStreamWaitValue32_v2(NULL, pages.at + 2, 0, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(cuStreamWaitValue32_v2(NULL, pages.at, 0, 4), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(cuStreamWaitValue32_v2(NULL, pages.at, 0, CU_STREAM_WAIT_VALUE_FLUSH), CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(cuStreamWriteValue32_v2(NULL, pages.at, 0, 2), CUDA_ERROR_INVALID_VALUE);
+}
+
+/* Every later call says 700, as after a fault on a GPU; a reset ends it. */
+static void assert_sticky(void) {
+    size_t free_bytes, total_bytes;
+    int count;
+    REFUSED(cuCtxSynchronize(), CUDA_ERROR_ILLEGAL_ADDRESS);
+    REFUSED(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_ERROR_ILLEGAL_ADDRESS);
+    OK(cuDeviceGetCount(&count));
+    fresh_device(NULL);
+    OK(cuCtxSynchronize());
+}
+
+static void fact_3_unmapping_what_pending_work_uses_is_an_illegal_access(void **state) {
+    (void)state;
+    struct pages pages = pages_make(3);
+    CUstream stream = stream_make(CU_STREAM_NON_BLOCKING);
+    struct gate gate;
+    struct log log = {0};
+    struct note note;
+    gate_close(&gate, stream);
+    OK(cuMemsetD8Async(pages.at + PAGE, 1, PAGE, stream));
+    note_push(stream, &note, &log, 1);
+    OK(cuMemUnmap(pages.at + 2 * PAGE, PAGE)); /* its neighbour is not used */
+    REFUSED(cuMemUnmap(pages.at, 2 * PAGE), CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_true(can_read(pages.at));
+    gate_open(&gate);
+    assert_sticky();
+    assert_int_equal(log.n, 0); /* host functions do not run after an error */
+}
+
+static void fact_3_unmapping_behind_an_event_is_fine(void **state) {
+    (void)state;
+    struct pages pages = pages_make(1);
+    CUstream stream = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent event = event_make();
+    OK(cuMemsetD8Async(pages.at, 1, PAGE, stream));
+    OK(cuEventRecord(event, stream));
+    OK(cuEventSynchronize(event));
+    OK(cuMemUnmap(pages.at, PAGE));
+    OK(cuCtxSynchronize());
+}
+
+static void unmapping_what_a_value_is_waited_for_in_is_an_illegal_access(void **state) {
+    (void)state;
+    struct pages pages = pages_make(1);
+    CUstream stream = stream_make(CU_STREAM_NON_BLOCKING);
+    OK(cuStreamWaitValue32_v2(stream, pages.at + 8, 1, CU_STREAM_WAIT_VALUE_EQ));
+    REFUSED(cuMemUnmap(pages.at, PAGE), CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_sticky();
+}
+
+static void copies_of_memory_without_a_grant_are_illegal_accesses(void **state) {
+    (void)state;
+    for (int kind = 0; kind < 3; kind++) {
+        struct pages pages = pages_make(3);
+        if (kind == 0) OK(cuMemUnmap(pages.at + PAGE, PAGE));                      /* a hole */
+        if (kind == 1) OK(cuMemSetAccess(pages.at + PAGE, PAGE, &no_access, 1));   /* mapped, not granted */
+        if (kind == 2) OK(cuMemSetAccess(pages.at + PAGE, PAGE, &read_only, 1));   /* written, granted for reading */
+        OK(cuMemsetD8Async(pages.at, 1, 3 * PAGE, NULL));
+        REFUSED(cuStreamSynchronize(NULL), CUDA_ERROR_ILLEGAL_ADDRESS);
+        assert_sticky();
+    }
+}
+
+static void reading_needs_a_read_grant_only(void **state) {
+    (void)state;
+    struct pages pages = pages_make(2);
+    bytes_at(pages.at)[9] = 9;
+    OK(cuMemSetAccess(pages.at, PAGE, &read_only, 1));
+    OK(cuMemcpyDtoDAsync_v2(pages.at + PAGE, pages.at, PAGE, NULL));
+    OK(cuStreamSynchronize(NULL));
+    assert_int_equal(bytes_at(pages.at + PAGE)[9], 9);
+}
+
+/* An access is checked when the work starts, so a grant that comes in time is fine. */
+static void a_grant_may_come_after_the_enqueueing(void **state) {
+    (void)state;
+    struct pages pages = pages_make(1);
+    struct gate gate;
+    gate_close(&gate, NULL);
+    OK(cuMemSetAccess(pages.at, PAGE, &no_access, 1));
+    OK(cuMemsetD8Async(pages.at, 6, PAGE, NULL));
+    OK(cuMemSetAccess(pages.at, PAGE, &read_write, 1));
+    gate_open(&gate);
+    OK(cuStreamSynchronize(NULL));
+    assert_int_equal(bytes_at(pages.at)[PAGE - 1], 6);
+}
+
+static void waiting_streams_end_when_the_device_fails(void **state) {
+    (void)state;
+    struct pages pages = pages_make(2);
+    CUstream stuck = stream_make(CU_STREAM_NON_BLOCKING), failing = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent event = event_make();
+    OK(cuStreamWaitValue32_v2(stuck, pages.at, 1, CU_STREAM_WAIT_VALUE_EQ));
+    OK(cuEventRecord(event, stuck));
+    OK(cuStreamWaitEvent(NULL, event, 0));
+    OK(cuMemUnmap(pages.at + PAGE, PAGE));
+    OK(cuMemsetD8Async(pages.at + PAGE, 1, 1, failing));
+    CUresult result = cuStreamSynchronize(NULL);
+    assert_int_equal(result, CUDA_ERROR_ILLEGAL_ADDRESS);
+    assert_sticky();
+}
+
+static void a_reset_drops_pending_work(void **state) {
+    (void)state;
+    struct pages pages = pages_make(1);
+    struct log log = {0};
+    struct note note;
+    CUstream stream = stream_make(CU_STREAM_NON_BLOCKING);
+    OK(cuStreamWaitValue32_v2(stream, pages.at, 1, CU_STREAM_WAIT_VALUE_EQ));
+    note_push(stream, &note, &log, 1);
+    simgpu_reset();
+    assert_int_equal(log.n, 0);
+    struct simgpu_live live = live_now(), nothing = {0};
+    assert_memory_equal(&live, &nothing, sizeof live);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        test(a_stream_keeps_order),
+        test(query_tells_pending_from_done),
+        test(a_stream_waits_for_what_the_event_had_captured),
+        test(the_null_stream_orders_itself_with_blocking_streams),
+        test(the_null_stream_is_also_called_legacy),
+        test(a_destroyed_stream_finishes_its_work),
+        test(foreign_handles_are_invalid),
+        test(fact_9_host_functions_must_not_call_cuda),
+        test(streams_meet_at_a_value_in_device_memory),
+        test(a_value_is_compared_as_asked),
+        test(values_live_where_the_device_reaches_them),
+        test(fact_3_unmapping_what_pending_work_uses_is_an_illegal_access),
+        test(fact_3_unmapping_behind_an_event_is_fine),
+        test(unmapping_what_a_value_is_waited_for_in_is_an_illegal_access),
+        test(copies_of_memory_without_a_grant_are_illegal_accesses),
+        test(reading_needs_a_read_grant_only),
+        test(a_grant_may_come_after_the_enqueueing),
+        test(waiting_streams_end_when_the_device_fails),
+        test(a_reset_drops_pending_work),
+    };
+    return cmocka_run_group_tests_name("simgpu streams", tests, NULL, NULL);
+}
