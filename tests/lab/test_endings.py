@@ -117,6 +117,7 @@ def test_the_first_failing_rank_is_named_with_its_own_words(lab, action, said):
     assert lab.processes() == []
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_traceback_stands_alone(lab):
     pytest.importorskip("torch")
     text = FAILING.format(action="fail_in_own_function()").replace("signal.pause()", "")

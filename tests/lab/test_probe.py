@@ -1,0 +1,79 @@
+"""The probe in real FSDP2 jobs: bytes, memory and digests against what is known beforehand."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+
+DIM, LAYERS, STEPS = 512, 4, 6
+LAYER_BYTES = DIM * DIM * 4
+TRAIN = f"""
+import sys, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear({DIM}, {DIM}, bias=False) for _ in range({LAYERS})])
+for layer in model:
+    fully_shard(layer, reshard_after_forward="keep" not in sys.argv)
+fully_shard(model, reshard_after_forward="keep" not in sys.argv)
+if hasattr(model, "set_force_sum_reduction_for_comms"):
+    model.set_force_sum_reduction_for_comms(True)
+lr = 0.02 if "faster" in sys.argv else 0.01
+if "many" in sys.argv:
+    optimizers = [torch.optim.SGD([p], lr=lr) for p in model.parameters()]
+else:
+    optimizers = [torch.optim.SGD(model.parameters(), lr=lr)]
+for step in range({STEPS}):
+    loss = model(torch.ones(2, {DIM})).square().mean()
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    model.zero_grad()
+    print("loss", loss.item())
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, namespaces_allowed):
+    from conftest import Lab
+
+    lab = Lab(tmp_path_factory.mktemp("probe"))
+    options = ["--ranks", "1", "--modes", "fsdp", "--svg", str(lab.folder / "out.svg")]
+    for definition in ("same: SOME=THING", "faster: -- faster", "keep: -- keep", "many: -- many"):
+        options += ["--mode", definition]
+    document = lab.figures(lab.script(TRAIN), options=options)
+    return {mode["name"]: mode for mode in document["modes"]} | {"svg": (lab.folder / "out.svg").read_text()}
+
+
+def test_w_is_the_bytes_of_all_parameters(trained):
+    assert trained["fsdp"]["W_bytes"] == trained["fsdp"]["runs"][0]["parameter_bytes"] == LAYERS * LAYER_BYTES
+
+
+def test_two_nodes_of_one_rank_send_two_halves_for_gathers_and_one_w_for_gradients(trained):
+    """gloo's reduce-scatter sends twice the (n - 1)/n W that it needs: facts of the backend, not of FSDP2."""
+    assert trained["fsdp"]["sent_W_per_step"] == pytest.approx(2.0, rel=0.03)
+    assert trained["keep"]["sent_W_per_step"] == pytest.approx(1.5, rel=0.03)
+
+
+def test_gathered_bytes_follow_fsdp2_s_schedule(trained):
+    peak = {name: trained[name]["device_gathered_peak_bytes"] / LAYER_BYTES for name in ("fsdp", "keep")}
+    assert 2 <= peak["fsdp"] <= 3, "a layer in use, and the output that is or was gathered for it"
+    assert LAYERS <= peak["keep"] <= LAYERS + 2
+
+
+def test_training_is_compared_step_by_step(trained):
+    assert trained["same"]["equal"] == {"shards": True, "losses": True, "first_difference": None}
+    assert trained["keep"]["equal"]["shards"] is True
+    assert trained["faster"]["equal"]["shards"] is False
+    assert trained["faster"]["equal"]["first_difference"] == 1
+
+
+def test_steps_are_those_of_one_optimizer_where_there_are_many(trained):
+    assert trained["fsdp"]["runs"][0]["steps"] == trained["many"]["runs"][0]["steps"] == STEPS
+    assert trained["many"]["equal"]["losses"] is True
+
+
+def test_the_picture_names_every_mode(trained):
+    assert all(f">{name}<" in trained["svg"] for name in ("fsdp", "same", "faster", "keep", "many"))
