@@ -43,9 +43,9 @@ static void host_free(fcdp_host *host)
 
 static fcdp_status host_alloc(const fcdp_host_config *config, fcdp_host **host_out)
 {
-    if (!config->n_slices || config->n_slices > FCDP_HOST_MAX_SLICES || config->slice >= config->n_slices)
+    if (!config->n_slices || config->n_slices > FCDP_MAX_SLICES || config->slice >= config->n_slices)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: slice %u of %u; a node may have 1 to %d ranks", config->slice,
-                          config->n_slices, FCDP_HOST_MAX_SLICES);
+                          config->n_slices, FCDP_MAX_SLICES);
     fcdp_host *host = calloc(1, sizeof *host);
     if (!host) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     host->config = *config;
@@ -342,3 +342,5 @@ void fcdp__host_detach(fcdp_host_block *block)
 }
 
 void *fcdp__host_data(const fcdp_host_block *block) { return block->data; }
+
+size_t fcdp__host_data_bytes(const fcdp_host_block *block) { return block->data_bytes; }

@@ -16,6 +16,7 @@
 
 #include "alloc/driver.h"
 #include "alloc/options.h"
+#include "tiering/layout.h"
 
 typedef struct fcdp_host fcdp_host;
 typedef struct fcdp_host_block fcdp_host_block;
@@ -30,7 +31,7 @@ typedef struct fcdp_host_config {
     size_t budget_bytes;                /* 0: what the machine (MemAvailable) and the cgroup's limit leave */
     int numa_node;                      /* -1: wherever */
     fcdp_pin_mode pin;
-    uint32_t slice, n_slices;           /* this rank's index in the node, ranks of the node (<= 64) */
+    uint32_t slice, n_slices;           /* this rank's index in the node, ranks of the node (<= FCDP_MAX_SLICES) */
     double timeout_s;
 } fcdp_host_config;
 
@@ -51,6 +52,7 @@ void fcdp__host_reset_peak(fcdp_host *host);
 fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes, fcdp_host_block **block_out) FCDP_MUST_CHECK;
 void fcdp__host_detach(fcdp_host_block *block);
 void *fcdp__host_data(const fcdp_host_block *block);
+size_t fcdp__host_data_bytes(const fcdp_host_block *block);
 
 typedef enum fcdp_board_word {
     FCDP_BOARD_STORED_0,        /* epoch of span 0 whose slice this rank has stored */

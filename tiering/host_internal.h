@@ -1,7 +1,7 @@
 /* host_internal.h - what host.c and board.c share: the slab's header and the board's layout in shared memory.
  *
  *     slab  = header page | block | ...          block = board page | data
- *     board = FCDP_HOST_MAX_SLICES cache lines, line i written by slice i alone
+ *     board = FCDP_MAX_SLICES cache lines, line i written by slice i alone
  */
 #ifndef FCDP_HOST_INTERNAL_H
 #define FCDP_HOST_INTERNAL_H
@@ -13,7 +13,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-enum { FCDP_HOST_MAX_SLICES = 64, FCDP_BOARD_LINE_WORDS = 16 };
+enum { FCDP_BOARD_LINE_WORDS = 16 };
 #define FCDP_SLAB_MAGIC UINT64_C(0x0042414c53504443)    /* "CDPSLAB" */
 enum { FCDP_SLAB_VERSION = 1 };
 enum { FCDP_MEMBER_ABSENT = 0, FCDP_MEMBER_LEFT = -1 };
@@ -27,13 +27,13 @@ typedef struct fcdp_slab_header {
     uint64_t magic, capacity_bytes, page_bytes;
     uint32_t version, n_slices;
     _Atomic uint64_t carved_bytes, peak_bytes;      /* written by the leader (the peak's reset: by anyone), read by all */
-    fcdp_slab_member members[FCDP_HOST_MAX_SLICES];
+    fcdp_slab_member members[FCDP_MAX_SLICES];
 } fcdp_slab_header;
 
 typedef struct fcdp_board_line { _Atomic uint32_t words[FCDP_BOARD_LINE_WORDS]; } fcdp_board_line;
 
 _Static_assert(sizeof(fcdp_slab_header) <= 4096, "the header fits the smallest page");
-_Static_assert(sizeof(fcdp_board_line) * FCDP_HOST_MAX_SLICES == 4096, "the board is one page");
+_Static_assert(sizeof(fcdp_board_line) * FCDP_MAX_SLICES == 4096, "the board is one page");
 _Static_assert((int)FCDP_BOARD_N_WORDS <= (int)FCDP_BOARD_LINE_WORDS, "the words of a slice share its line");
 
 typedef struct fcdp_host_span {         /* leader's note of a block */

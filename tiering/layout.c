@@ -31,7 +31,7 @@ static fcdp_status place_span(const fcdp_extent_spec *specs, uint8_t s, fcdp_lay
 
 fcdp_status fcdp__layout_create(const fcdp_extent_spec *specs, uint32_t n_extents, uint32_t n_shards,
                                 uint32_t n_slices, fcdp_layout **layout_out) {
-    if ((!specs && n_extents) || !n_shards || !n_slices)
+    if ((!specs && n_extents) || !n_shards || !n_slices || n_slices > FCDP_MAX_SLICES)
         return fcdp__fail(FCDP_ERR_INVALID, "layout: %u extents, %u shards, %u slices", n_extents, n_shards, n_slices);
     for (uint32_t i = 0; i < n_extents; i++)
         if (specs[i].span >= FCDP_N_SPANS)

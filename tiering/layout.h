@@ -15,6 +15,7 @@
 enum { FCDP_SPAN_FROZEN = 0, FCDP_SPAN_TRAINABLE = 1, FCDP_N_SPANS = 2 };
 enum { FCDP_SPAN_MASK_ALL = 3 };
 enum { FCDP_EXTENT_ALIGN = 512 };
+enum { FCDP_MAX_SLICES = 64 };             /* ranks per node */
 
 typedef struct fcdp_extent_spec {
     size_t shard_bytes;         /* one rank's shard, padded as FSDP pads it, in the dtype that is gathered; may be 0 */

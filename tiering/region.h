@@ -45,7 +45,8 @@ typedef struct fcdp_region_state {
     fcdp_span_state span[FCDP_N_SPANS];
 } fcdp_region_state;
 
-/* `layout` and `name` are copied, `block` is borrowed (data_bytes >= layout->bytes; NULL: no host tier, the region can then only be kept). */
+/* `layout` and `name` are copied, `block` is borrowed (data_bytes >= layout->bytes; NULL: no host tier, the region can then only be
+ * kept). A block serves one region, since its board counts that region's epochs. */
 fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout, fcdp_host_block *block,
                                 fcdp_region **region_out) FCDP_MUST_CHECK;
 void fcdp__region_destroy(fcdp_region *region);
@@ -56,6 +57,7 @@ void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out);
 
 /* Map pages if there are none, and keep the reclaimer away until end_use. Nested uses count. */
 fcdp_status fcdp__region_begin_use(fcdp_region *region) FCDP_MUST_CHECK;
+/* The device must be done with the pages (the caller has waited for its streams): from now on the reclaimer may unmap them. */
 void fcdp__region_end_use(fcdp_region *region);
 
 /* The spans' bytes are void in every tier (their parameters changed). */
@@ -66,7 +68,8 @@ void fcdp__region_filled(fcdp_region *region, uint32_t span_mask);
 /* D2H of this rank's slice of every span that is on the device and not yet on the host, after `after` (an event on the stream that last
  * wrote or read the pages, NULL: nothing pending); waits, then publishes the epochs on the board. */
 fcdp_status fcdp__region_store(fcdp_region *region, fcdp_event after) FCDP_MUST_CHECK;
-/* H2D of this rank's slice of `span`; the other slices are the caller's to all-gather, then fcdp__region_loaded. In use. */
+/* H2D of this rank's slice of `span`; the other slices are the caller's to all-gather, then fcdp__region_loaded. In use. Loads of a span that is
+ * on the device move nothing. */
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;
 /* The other slices have arrived: the span is on the device. */
 void fcdp__region_loaded(fcdp_region *region, uint32_t span);
