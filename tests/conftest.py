@@ -1,0 +1,14 @@
+"""What all Python tests share."""
+
+import pathlib
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+STARTS_RANKS = ("torch_plugin", "lab")  # folders whose tests start processes that import torch
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in STARTS_RANKS:
+            item.add_marker(pytest.mark.slow)

@@ -1,0 +1,118 @@
+"""Who may know whom: layers include in one direction, and what belongs to one file stays in it."""
+
+import pathlib
+import re
+import tokenize
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LAYERS = ["alloc", "tiering", "comm", "torch_plugin"]  # each may include itself and what is left of it
+DRIVER_MAY_INCLUDE = {"alloc/fcdp.h"}  # and files of its own; it is under the rest of alloc/
+
+# Names of CUDA's driver API: in the driver's file, and in what plays CUDA.
+CUDA = re.compile(r"\b(CUresult|CUdeviceptr|CU[a-z]\w+|CU_[A-Z]\w+|cu[A-Z]\w+)\b")
+# FSDP2's private modules, classes and functions.
+FSDP2 = re.compile(r"_fully_shard\b|_fsdp_\w+|\bFSDP(Param|ParamGroup|State|MeshInfo|CommContext)\b|\bforeach_all_gather\w*|\bAllGatherResult\b")
+SYSTEM_ONLY_IN = {"Python.h": "torch_plugin", "numa.h": "tiering", "numaif.h": "tiering", "jemalloc/jemalloc.h": "tiering"}
+NOWHERE = re.compile(r"^(cuda|cuda_runtime|nccl|nvml)\.h$|^torch/|^ATen/|^c10/")
+
+
+def c_files(*folders):
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.[ch]"))
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def includes(path, kind):
+    opening, closing = {"own": '""', "system": "<>"}[kind]
+    return re.findall(rf'^\s*#\s*include\s+{opening}([^{closing}]+){closing}', path.read_text(), re.MULTILINE)
+
+
+def code_of(path):
+    """A C file without comments."""
+    return re.sub(r"/\*.*?\*/|//[^\n]*", " ", path.read_text(), flags=re.DOTALL)
+
+
+EVERYTHING = c_files(*LAYERS, "tools", "tests")
+
+
+def test_files_were_found():
+    assert {name_of(p).split("/")[0] for p in EVERYTHING} >= {*LAYERS, "tools", "tests"}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_includes_itself_and_lower_layers_only(layer):
+    allowed = LAYERS[: LAYERS.index(layer) + 1]
+    wrong = [f"{name_of(p)} includes {i}" for p in c_files(layer) for i in includes(p, "own") if i.split("/")[0] not in allowed]
+    assert not wrong
+
+
+def test_the_driver_is_under_the_rest_of_alloc():
+    wrong = [f"{name_of(p)} includes {i}" for p in (ROOT / "alloc").glob("driver*.[ch]") for i in includes(p, "own")
+             if i not in DRIVER_MAY_INCLUDE and not i.startswith("alloc/driver")]  # fmt: skip
+    assert not wrong
+
+
+def test_the_simulated_gpu_knows_nothing_of_its_users():
+    wrong = [f"{name_of(p)} includes {i}" for p in c_files("tools/simgpu") for i in includes(p, "own") if not i.startswith("tools/simgpu/")]
+    assert not wrong
+
+
+def test_every_include_is_a_path_from_the_root_and_exists():
+    wrong = [f"{name_of(p)} includes {i}" for p in EVERYTHING for i in includes(p, "own") if not (ROOT / i).is_file()]
+    assert not wrong
+
+
+def test_no_header_includes_itself_over_others():
+    edges = {name_of(p): includes(p, "own") for p in EVERYTHING}
+    done, path = set(), []
+
+    def visit(name):
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name not in done:
+            path.append(name)
+            for included in edges.get(name, ()):
+                visit(included)
+            done.add(path.pop())
+
+    for name in edges:
+        visit(name)
+
+
+def test_foreign_headers_stay_where_they_belong():
+    wrong = []
+    for path in c_files(*LAYERS, "tools"):
+        for included in includes(path, "system"):
+            home = SYSTEM_ONLY_IN.get(included)
+            if NOWHERE.search(included) or (home and not name_of(path).startswith(home + "/")):
+                wrong.append(f"{name_of(path)} includes <{included}>")
+    assert not wrong
+
+
+def test_cuda_names_appear_in_the_driver_alone():
+    wrong = [f"{name_of(p)}: {found[0]}" for p in c_files(*LAYERS, "tools") if not name_of(p).startswith(("alloc/driver", "tools/simgpu/"))
+             if (found := CUDA.search(code_of(p)))]  # fmt: skip
+    assert not wrong
+
+
+def words_of(path):
+    """A Python file's names and strings, without comments and prose."""
+    with tokenize.open(path) as lines:
+        for token in tokenize.generate_tokens(lines.readline):
+            if token.type == tokenize.NAME or (token.type == tokenize.STRING and not re.search(r"\s", token.string)):
+                yield token.start[0], token.string
+
+
+def test_private_names_of_fsdp2_appear_in_one_file():
+    wrong = []
+    for path in sorted((ROOT / "torch_plugin").rglob("*.py")):
+        if path.name == "fsdp2.py":
+            continue
+        for line, word in words_of(path):
+            # _enable.py waits for one of FSDP2's modules to be imported, and so names it.
+            if FSDP2.search(word) and not (path.name == "_enable.py" and word.startswith('"torch.distributed.fsdp.')):
+                wrong.append(f"{name_of(path)}:{line}: {word}")
+    assert not wrong
