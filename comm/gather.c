@@ -229,7 +229,9 @@ static void unshard_count(const fcdp_job *job) {
     fcdp__lock_release(&group->comm->engine->lock);
 }
 
-static fcdp_status column_discard(fcdp_job *job) {
+/* The job may start: it has its event, and no prefetch that it does not use is in the way. */
+static fcdp_status job_begin(fcdp_job *job) {
+    if (job->refused) return fcdp__fail(job->refused, "gathering '%s': %s", job->group->name, job->refused_text);
     if (job->use_column) return FCDP_OK;
     fcdp_status status = column_unmap(job->group);
     return status ? step_fail(job->group, "after a prefetch that is not used", status) : FCDP_OK;
@@ -248,7 +250,7 @@ static fcdp_status unshard_steps(fcdp_job *job) {
 fcdp_status fcdp__job_unshard(fcdp_work *work) {
     fcdp_job *job = (fcdp_job *)work;
     fcdp_group *group = job->group;
-    fcdp_status status = column_discard(job);
+    fcdp_status status = job_begin(job);
     if (!status) {
         status = fcdp__group_enter(group);
         if (status)
@@ -270,7 +272,7 @@ fcdp_status fcdp__job_unshard(fcdp_work *work) {
 fcdp_status fcdp__job_prefetch(fcdp_work *work) {
     fcdp_job *job = (fcdp_job *)work;
     fcdp_group *group = job->group;
-    fcdp_status status = column_discard(job);
+    fcdp_status status = job_begin(job);
     if (!status) status = inter_step(job);
     if (!status) return FCDP_OK;
     status = column_abandon(group, status);
@@ -280,7 +282,7 @@ fcdp_status fcdp__job_prefetch(fcdp_work *work) {
 
 fcdp_status fcdp__job_unprefetch(fcdp_work *work) {
     fcdp_job *job = (fcdp_job *)work;
-    fcdp_status status = column_discard(job);
+    fcdp_status status = job_begin(job);
     if (status) fcdp__group_late_set(job->group, status);
     return status;
 }

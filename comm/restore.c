@@ -77,7 +77,7 @@ static void epochs_advance(fcdp_group *group, uint32_t filling) {
 /* Void content needs no pages; but they go only once the device is known to be done with them. */
 static void pages_leave(fcdp_group *group, fcdp_event_node *event) {
     fcdp_engine *engine = engine_of(group);
-    if (!group->in_use) return;
+    if (!group->in_use || !event) return;
     if (fcdp__driver_stream_sync(engine->drv, engine->stream) ||
         fcdp__driver_event_sync(engine->drv, event->event))
         return;
@@ -144,6 +144,12 @@ static uint32_t vote_unused(const fcdp_job *job) {
     return on_device ? VOTE_KEPT : on_host ? VOTE_RELEASED : VOTE_VOID;
 }
 
+/* Until the device is done with the region. */
+static fcdp_status release_await(const fcdp_job *job) {
+    if (job->refused) return fcdp__fail(job->refused, "%s", job->refused_text);
+    return fcdp__driver_event_sync(engine_of(job->group)->drv, job->event->event);
+}
+
 fcdp_status fcdp__job_reshard(fcdp_work *work) {
     fcdp_job *job = (fcdp_job *)work;
     fcdp_group *group = job->group;
@@ -152,7 +158,7 @@ fcdp_status fcdp__job_reshard(fcdp_work *work) {
         return FCDP_OK;
     }
     uint32_t what = VOTE_VOID;
-    fcdp_status status = fcdp__driver_event_sync(engine_of(group)->drv, job->event->event);
+    fcdp_status status = release_await(job);
     if (!status && job->n_spoils == group->content_spoils) status = release_by_policy(job, &what);
     if (what == VOTE_VOID) {
         fcdp_status cause =

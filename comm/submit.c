@@ -4,6 +4,7 @@
  * Decisions that must be the same on every rank (does an unshard follow a release, does it use a prefetch)
  * are made here, from the order of submissions, never from what has happened on this rank.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,10 +72,16 @@ static fcdp_status job_create(fcdp_group *group, fcdp_status (*run)(fcdp_work *)
     return FCDP_OK;
 }
 
-static fcdp_status job_record_event(fcdp_job *job, fcdp_stream stream) {
+static void job_record_event(fcdp_job *job, fcdp_stream stream) {
     fcdp_engine *engine = job->group->comm->engine;
-    fcdp_status status = fcdp__event_take(engine, &job->event);
-    return status ? status : fcdp__driver_event_record(engine->drv, job->event->event, stream);
+    job->refused = fcdp__event_take(engine, &job->event);
+    if (!job->refused) {
+        job->refused = fcdp__driver_event_record(engine->drv, job->event->event, stream);
+        if (!job->refused) return;
+        fcdp__event_give(engine, job->event);
+        job->event = NULL;
+    }
+    snprintf(job->refused_text, sizeof job->refused_text, "%s", fcdp_error_text());
 }
 
 static fcdp_status job_plan(fcdp_job *job, const uint8_t *stale, const uint64_t *inputs) {
@@ -140,7 +147,8 @@ static fcdp_status unshard_prepare(fcdp_job *job, const uint8_t *stale, const ui
                                    fcdp_pass pass, fcdp_stream stream) {
     job->pass = pass;
     fcdp_status status = job_plan(job, stale, inputs);
-    return status ? status : job_record_event(job, stream);
+    if (!status) job_record_event(job, stream);
+    return status;
 }
 
 fcdp_status fcdp_group_unshard(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs,
@@ -232,18 +240,13 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream) {
     fcdp_job *job;
     fcdp_status status = job_create(group, fcdp__job_reshard, false, &job);
     if (status) return status;
-    status = job_record_event(job, stream);
-    bool placed = false;
-    if (!status) {
-        fcdp__lock_acquire(&group->lock);
-        placed = reshard_place(job);
-        fcdp__lock_release(&group->lock);
-    }
-    if (placed)
-        fcdp__worker_submit(group->comm->engine->worker, &job->work);
-    else
-        fcdp__job_dispose(&job->work);
-    return status;
+    job_record_event(job, stream);
+    fcdp__lock_acquire(&group->lock);
+    bool placed = reshard_place(job);
+    fcdp__lock_release(&group->lock);
+    if (placed) fcdp__worker_submit(group->comm->engine->worker, &job->work);
+    else fcdp__job_dispose(&job->work);
+    return FCDP_OK;
 }
 
 fcdp_status fcdp_job_wait(fcdp_job *job) {
