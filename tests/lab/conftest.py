@@ -20,7 +20,7 @@ class Lab:
         self.folder = folder
         self.python = sys.executable
         self.mark = uuid.uuid4().hex
-        self.env = {**os.environ, "PYTHONPATH": str(ROOT / "tools" / "lab"), "LAB_TEST_MARK": self.mark}
+        self.env = {**os.environ, "PYTHONPATH": str(ROOT / "tools" / "lab"), "LAB_TEST_MARK": self.mark, "TMPDIR": str(folder)}
 
     def script(self, text, name="script.py"):
         path = self.folder / name

@@ -20,6 +20,7 @@ from fcdp_lab import modes, network
         (["--mode", "hpz: --reshard 2"], "script arguments go after --"),
         (["--mode", "fsdp: FCDP=1"], "defined twice"),
         (["--env", "X"], "'X' is not KEY=VALUE"),
+        (["--env", "FCDP=1"], "define a mode instead"),
         (["--repeat", "0"], "--repeat must be at least 1"),
         (["--json", "/nowhere/at/all.json"], "cannot write into"),
         (["--python", "/no/such/python"], "no such interpreter"),

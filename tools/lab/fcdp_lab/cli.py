@@ -122,9 +122,12 @@ def parse(argv):
     if missing:
         fail(f"cannot find {' and '.join(missing)}: install iproute2 (apt-get install iproute2)")
     try:
+        env = dict(modes.parse_setting(text) for text in args.env)
+        if "FCDP" in env:
+            fail("--env FCDP would change every mode, fsdp too: define a mode instead, e.g. --mode 'mine: FCDP=1'")
         setup = lab.Setup(
             tuple(job), args.nodes, args.ranks, network.parse_rate(args.rate), network.parse_delay(args.delay),
-            dict(modes.parse_setting(text) for text in args.env), args.launcher, args.python, args.timeout, args.grace,
+            env, args.launcher, args.python, args.timeout, args.grace,
         )  # fmt: skip
         return args, modes.select(args.modes, args.mode), setup
     except ValueError as error:
