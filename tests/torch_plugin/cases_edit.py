@@ -54,10 +54,9 @@ def detached_mul(ps):
 
 
 def inference_mul(ps):
-    """Under inference mode a tensor created outside of it still counts versions; a view made inside does not."""
     with torch.inference_mode():
         for p in ps:
-            local_of(p).data.mul_(0.875)
+            local_of(p).mul_(0.875)
 
 
 def raw_scale(ps):
@@ -91,65 +90,64 @@ def raw_swap_between_parameters(ps):
             a[:], b[:] = b.copy(), a.copy()
 
 
-WRITES = [param_mul, param_copy, local_mul, data_mul, data_local_mul, foreach_mul, detached_mul, inference_mul, raw_scale,
-          raw_one_ulp, raw_swap_halves, raw_swap_between_parameters]
+WRITES = {
+    "counted": [param_mul, param_copy, local_mul, detached_mul, inference_mul],
+    "uncounted": [data_mul, data_local_mul, foreach_mul],
+    "raw": [raw_scale, raw_one_ulp, raw_swap_halves, raw_swap_between_parameters],
+}
 ONE_RANK = [local_mul, data_local_mul, inference_mul, raw_scale, raw_one_ulp]
 
 
-def only_on(rank, write):
-    def edit(run, ps):
-        if rank is None or run.rank == rank:
-            write(ps)
-
-    return edit
-
-
-def edited(place, write, rank=None, frozen=False):
-    """`place` is always one where no optimizer has stepped since the last gather: what the edit alone must tell."""
+def edited(place, writes, rank=None, frozen=False):
+    """One write after another, each at a place where no optimizer has stepped since the last gather, so that the write
+    alone must tell.  With `rank` only that rank writes: the others learn of it, or gather at cross purposes."""
 
     def train(run):
-        edit = only_on(rank, write)
         model = train_only(Net(n_blocks=2, lora=3), "lora_", "head") if frozen else Net(n_blocks=2)
         shard(model)
         optimizer = adamw(model)
         sharded = list(model.parameters())
         run.step(model, optimizer)
-        if place == "between_steps":
-            run.evaluate(model)
-            reshard_all(model)
-            edit(run, sharded)
-            run.step(model, optimizer)
-        elif place == "between_micro_batches":
-            run.loss(model).backward()
-            edit(run, sharded)
-            run.loss(model).backward()
-            edit(run, sharded)
-            run.loss(model).backward()
-            optimizer.step()
-        elif place == "between_forward_and_backward":
-            loss = run.loss(model)
-            edit(run, sharded)
+        for write in writes:
+            tag = f"loss around {write.__name__}"
+
+            def edit():
+                if rank is None or run.rank == rank:
+                    write(sharded)
+
+            if place == "between_evaluations":
+                with torch.no_grad():
+                    run.loss(model, tag)
+                    edit()
+                    run.loss(model, tag)
+                continue
+            loss = run.loss(model, tag)
+            if place == "between_forward_and_backward":
+                edit()
             loss.backward()
-            optimizer.step()
-        elif place == "between_evaluations":
-            with torch.no_grad():
-                for _ in range(3):
-                    run.loss(model, "eval")
-                    edit(run, sharded)
-        run.loss(model)
+            for i, p in enumerate(sharded):
+                if p.grad is not None:
+                    run.record(f"gradient {i} around {write.__name__}", p.grad)
+            if place == "between_micro_batches":
+                edit()
+            elif place == "after_an_evaluation":
+                run.evaluate(model)
+                reshard_all(model)
+                edit()
+        run.step(model, optimizer)
         run.finish(model)
 
     return train
 
 
-for write in WRITES:
-    for place in ("between_steps", "between_micro_batches", "between_forward_and_backward", "between_evaluations"):
-        case(edited(place, write), name=f"edit_{write.__name__}_{place}")
-for write in ONE_RANK:
-    for place in ("between_micro_batches", "between_forward_and_backward", "between_evaluations"):
-        case(edited(place, write, rank=2), name=f"edit_{write.__name__}_{place}_on_one_rank")
-for write in (param_mul, data_mul, foreach_mul, raw_one_ulp):
-    case(edited("between_micro_batches", write, frozen=True), name=f"edit_{write.__name__}_of_frozen_groups")
+PLACES = ("between_micro_batches", "between_forward_and_backward", "between_evaluations", "after_an_evaluation")
+for place in PLACES:
+    for kind, writes in WRITES.items():
+        case(edited(place, writes), name=f"edits_{kind}_{place}")
+for place in PLACES[:3]:
+    case(edited(place, ONE_RANK, rank=2), name=f"edits_on_one_rank_{place}")
+case(edited("between_micro_batches", [param_mul, data_mul, foreach_mul, raw_one_ulp], frozen=True),
+     name="edits_of_frozen_groups")
 
 
 @case
@@ -230,7 +228,7 @@ def ema(write, mode, reshard_first, look_first):
         optimizer = adamw(model)
         sharded = list(model.parameters())
         averages = [local_of(p).clone() for p in sharded]
-        for _ in range(3):
+        for _ in range(2):
             run.step(model, optimizer)
             for average, p in zip(averages, sharded):
                 average.lerp_(local_of(p).detach(), 0.5)

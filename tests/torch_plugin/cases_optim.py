@@ -40,7 +40,7 @@ def sgd_foreach(parameters, lr=0.05):
 
 def by_hand(update, evaluate=False, micro_batches=1, **shard_kwargs):
     def train(run):
-        model = shard(Net(), **shard_kwargs)
+        model = shard(Net(n_blocks=2), **shard_kwargs)
         parameters = trainable(model)
         for _ in range(3):
             for _ in range(micro_batches):

@@ -364,9 +364,9 @@ def counting_flops(run):
 
 def inside(context):
     def train(run):
-        model = shard(Net())
+        model = shard(Net(n_blocks=2))
         optimizer = adamw(model)
-        for _ in range(3):
+        for _ in range(2):
             with context(run):
                 loss = run.loss(model)
                 loss.backward()

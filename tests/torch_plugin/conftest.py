@@ -1,0 +1,42 @@
+import importlib.util
+
+import pytest
+
+import launch
+
+PLAIN = "plain"
+CONFIGURATIONS = {
+    f"tau{tau}-{restore}": {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": str(tau), "FCDP_RESTORE": restore,
+                            "FCDP_TIMEOUT": "60"}
+    for tau in (0, 1) for restore in ("slice", "whole")
+}
+
+
+def have_fcdp():
+    return importlib.util.find_spec("fcdp") is not None
+
+
+needs_fcdp = pytest.mark.skipif(not have_fcdp(), reason="fcdp is not installed in this interpreter")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "mutants: shows that the cases can fail; slow, one job for each mutant")
+
+
+class Launches:
+    """One job for each (what to run, configuration), started when a test first asks for it and kept for the session."""
+
+    def __init__(self, factory):
+        self.factory, self.known = factory, {}
+
+    def get(self, names, configuration):
+        key = (tuple(names), configuration)
+        if key not in self.known:
+            tmp = self.factory.mktemp(configuration)
+            self.known[key] = launch.run_cases(names, tmp, CONFIGURATIONS.get(configuration))
+        return self.known[key]
+
+
+@pytest.fixture(scope="session")
+def launches(tmp_path_factory):
+    return Launches(tmp_path_factory)

@@ -1,0 +1,199 @@
+"""Wrong caches, each wrong in one known way, put over plain FSDP2's gathers: what the cases are there to catch.
+
+The real collective always runs, so nothing hangs; then the part of the result that the mutant believes unchanged is
+overwritten with what it remembers.  A case that no mutant fails has no teeth."""
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+class Mutant:
+    """`believes(param, state)` says whether a remembered gather is still good; `state` is what it saw at that gather."""
+
+    def __init__(self):
+        self.steps = 0
+        self.flips = 0
+        self.hooks_fired = False
+        self.backwards = 0
+        self.mode = None
+        self.memory = {}
+
+    def forget(self):
+        self.memory.clear()
+        self.hooks_fired = False
+
+    def look(self, p):
+        return ()
+
+    def believes(self, p, seen):
+        return seen == self.look(p)
+
+    def key(self, p):
+        return id(p)
+
+    # What real caches watch.
+    def counters(self, p):
+        return (id(p.sharded_param), p.sharded_param._version, p._sharded_local_tensor._version,
+                p._sharded_param_data._version, p._sharded_param_data.data_ptr(), p.sharded_param.requires_grad)
+
+    def optimizer_steps(self, p):
+        return self.steps if p.sharded_param.requires_grad else 0
+
+    def content(self, p):
+        data = p._sharded_param_data
+        return bytes(data.contiguous().view(torch.uint8).numpy().tobytes()) if data.numel() else b""
+
+    def in_backward(self):
+        return torch._C._current_graph_task_id() != -1
+
+
+class Always(Mutant):
+    """The first gather is good for ever."""
+
+
+class VersionOnly(Mutant):
+    look = Mutant.counters
+
+
+class StepHookOnly(Mutant):
+    look = Mutant.optimizer_steps
+
+
+class Signals(Mutant):
+    """Counters and optimizer hooks: rules 1 and 2."""
+
+    def look(self, p):
+        return self.counters(p), self.optimizer_steps(p)
+
+
+class SignalsAndFlips(Mutant):
+    """Rules 1 to 4: everything but the content."""
+
+    def look(self, p):
+        unannounced = 0 if self.hooks_fired else self.backwards
+        return self.counters(p), self.optimizer_steps(p), self.flips, unannounced
+
+
+class NeverInBackward(Mutant):
+    """Right in forward; a backward takes what its forward had."""
+
+    def look(self, p):
+        return self.content(p)
+
+    def believes(self, p, seen):
+        return self.in_backward() or super().believes(p, seen)
+
+
+class OwnShardOnly(Mutant):
+    """Right about this rank's shard, deaf to the other ranks: no agreement."""
+
+    def look(self, p):
+        return self.content(p)
+
+
+class Sum(Mutant):
+    """Watches a fingerprint that no order changes."""
+
+    def look(self, p):
+        data = p._sharded_param_data
+        return sorted(data.float().flatten().tolist())
+
+
+class TrainableOnly(Mutant):
+    """Frozen parameters never change, do they; the others are watched by content."""
+
+    def look(self, p):
+        return self.content(p) if p.sharded_param.requires_grad else b""
+
+
+class ByName(Mutant):
+    """Knows parameters by name and shape: another model's are the same to it."""
+
+    def key(self, p):
+        return p._param_fqn, tuple(p._orig_size)
+
+    def look(self, p):
+        return self.steps
+
+
+class KeepsEdits(Mutant):
+    """Stores a region when it is resharded: an edit of the gathered parameters is gathered ever after."""
+
+    after_reshard = True
+
+    def look(self, p):
+        return self.content(p)
+
+
+class DrawsRandomNumbers(Mutant):
+    def believes(self, p, seen):
+        torch.rand(1)
+        return False
+
+
+MUTANTS = {
+    "always": Always, "version_only": VersionOnly, "step_hook_only": StepHookOnly, "signals": Signals,
+    "signals_and_flips": SignalsAndFlips, "never_in_backward": NeverInBackward, "own_shard_only": OwnShardOnly,
+    "sum": Sum, "trainable_only": TrainableOnly, "by_name": ByName, "keeps_edits": KeepsEdits,
+    "draws_random_numbers": DrawsRandomNumbers,
+}
+
+
+def install(name):
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
+
+    mutant = MUTANTS[name]()
+    gather, reshard, forward = module.foreach_all_gather, module.FSDPParamGroup.reshard, module.FSDPParamGroup.pre_forward
+    post_backward = module.FSDPParamGroup.post_backward
+
+    def stepped(optimizer, args, kwargs):
+        mutant.steps += 1
+        mutant.hooks_fired = True
+
+    register_optimizer_step_post_hook(stepped)
+
+    def pre_forward(group, *args, **kwargs):
+        mode = torch.is_grad_enabled()
+        if mutant.mode not in (None, mode):
+            mutant.flips += 1
+        mutant.mode = mode
+        return forward(group, *args, **kwargs)
+
+    def after_backward(group, *args):
+        mutant.backwards += 1
+        return post_backward(group, *args)
+
+    @torch.no_grad()
+    def foreach_all_gather(fsdp_params, group, *args, **kwargs):
+        result = gather(fsdp_params, group, *args, **kwargs)
+        if isinstance(result.all_gather_work, dist.distributed_c10d.Work):
+            result.all_gather_work.wait()
+        rows = result.all_gather_output.view(group.size(), -1)
+        at = 0
+        for p, size in zip(fsdp_params, result.all_gather_input_split_sizes):
+            part = rows[:, at:at + size]
+            at += size
+            if not hasattr(p, "_sharded_param_data") or p.sharded_state.name != "SHARDED":
+                continue
+            known = mutant.memory.get(mutant.key(p))
+            if known and known[1].shape == part.shape and known[1].dtype == part.dtype and mutant.believes(p, known[0]):
+                part.copy_(known[1])
+            else:
+                mutant.memory[mutant.key(p)] = [mutant.look(p), part.clone(), p]
+        return result
+
+    def reshard_and_store(group):
+        if group.is_unsharded:
+            for p in group.fsdp_params:
+                known = mutant.memory.get(mutant.key(p))
+                out = p.all_gather_outputs[0] if len(p.all_gather_outputs) == 1 else None
+                if known and out is not None and out.dtype == known[1].dtype and out.numel() == known[1].numel():
+                    known[1].copy_(out.view(known[1].shape))
+        return reshard(group)
+
+    module.foreach_all_gather = foreach_all_gather
+    module.FSDPParamGroup.pre_forward = pre_forward
+    module.FSDPParamGroup.post_backward = after_backward
+    if getattr(mutant, "after_reshard", False):
+        module.FSDPParamGroup.reshard = reshard_and_store
+    return mutant
