@@ -226,6 +226,7 @@ static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full)
 fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out)
 {
     shortage missing = {0};
+    if (n == 0) return FCDP_OK;
     for (unsigned n_lost = 0; n <= pool->n_budget && n_lost < MAX_LOST_RACES;) {
         fcdp_status status = take_try(pool, n, pages_out, &missing);
         if (status != FCDP_PENDING) return status;
@@ -240,6 +241,7 @@ fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out)
 
 void fcdp__pool_give(fcdp_pool *pool, size_t n, const fcdp_phys *pages)
 {
+    if (n == 0) return; /* no move: a take that waits for one must not start over */
     fcdp__lock_acquire(&pool->lock);
     FCDP_CHECK(0, n <= pool->n_live);
     for (size_t i = 0; i < n; i++) {

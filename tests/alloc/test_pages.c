@@ -1,0 +1,447 @@
+/* The page pool: budget, reuse, reclaim from inside a take, exhaustion below the budget, concurrent takers. */
+#include <stdatomic.h>
+
+#include "alloc/pages.h"
+
+#include "tests/alloc/support.h"
+
+enum { PAGE = 2 << 20, MAX_PAGES = 256, N_SLOTS = 1 << 16 };
+
+static void assert_counts(fcdp_pool *pool, size_t n_live, size_t n_cached)
+{
+    fcdp_pool_stats stats;
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.live_pages, n_live);
+    assert_int_equal(stats.cached_pages, n_cached);
+}
+
+static fcdp_pool *pool_open(fcdp_driver *drv, size_t n_pages)
+{
+    fcdp_pool *pool = NULL;
+    assert_ok(fcdp__pool_create(drv, n_pages * PAGE, &pool));
+    return pool;
+}
+
+static void pool_close(fcdp_pool *pool, fcdp_driver *drv)
+{
+    fcdp__pool_destroy(pool);
+    if (fcdp__driver_is_sim(drv)) assert_nothing_lives();
+    fcdp__driver_close(drv);
+}
+
+static void pages_are_reused_not_released(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys pages[8];
+    fcdp_pool_stats stats;
+    for (int round = 0; round < 10; round++) {
+        assert_ok(fcdp__pool_take(pool, 5, pages));
+        assert_counts(pool, 5, 0);
+        fcdp__pool_give(pool, 2, pages);
+        assert_counts(pool, 3, 2);
+        fcdp__pool_give(pool, 3, pages + 2);
+        assert_counts(pool, 0, 5);
+    }
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.n_creates, 5);
+    assert_int_equal(stats.n_reclaims, 0);
+    assert_int_equal(stats.page_bytes, PAGE);
+    assert_int_equal(stats.budget_bytes, 8 * PAGE);
+    assert_int_equal(fcdp__pool_trim(pool), 5 * PAGE);
+    assert_counts(pool, 0, 0);
+    assert_int_equal(fcdp__pool_trim(pool), 0);
+    assert_ok(fcdp__pool_take(pool, 8, pages));
+    fcdp__pool_give(pool, 8, pages);
+    pool_close(pool, drv);
+}
+
+static void the_peak_is_kept_and_reset(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys pages[8];
+    fcdp_pool_stats stats;
+    assert_ok(fcdp__pool_take(pool, 6, pages));
+    fcdp__pool_give(pool, 5, pages);
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.peak_live_pages, 6);
+    fcdp__pool_reset_peak(pool);
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.peak_live_pages, 1);
+    assert_int_equal(fcdp__pool_take(pool, 8, pages), FCDP_ERR_NO_DEVICE_MEM); /* what failed was never live */
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.peak_live_pages, 1);
+    fcdp__pool_give(pool, 1, pages + 5);
+    pool_close(pool, drv);
+}
+
+static void the_budget_holds_and_the_text_tells_it(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = NULL;
+    fcdp_phys pages[9], untouched = {77};
+    assert_int_equal(fcdp__pool_create(drv, PAGE - 1, &pool), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("FCDP_DEVICE_BUDGET");
+    assert_null(pool);
+
+    assert_ok(fcdp__pool_create(drv, 8 * PAGE + PAGE / 2, &pool)); /* half a page is no page */
+    assert_ok(fcdp__pool_take(pool, 0, &untouched));
+    assert_ok(fcdp__pool_take(pool, 6, pages));
+    fcdp__pool_give(pool, 1, pages + 5);
+    assert_int_equal(fcdp__pool_take(pool, 4, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("no device memory for 8 MiB");
+    assert_text("the budget is 17 MiB, in use 10 MiB and idle in the pool 2 MiB");
+    assert_text("raise FCDP_DEVICE_BUDGET");
+    assert_int_equal(untouched.handle, 77);
+    assert_int_equal(fcdp__pool_take(pool, SIZE_MAX, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_counts(pool, 5, 1);
+    assert_ok(fcdp__pool_take(pool, 3, pages + 5));
+    assert_counts(pool, 8, 0);
+    fcdp__pool_give(pool, 8, pages);
+    pool_close(pool, drv);
+}
+
+static void no_budget_means_what_is_free(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = NULL;
+    size_t free_bytes, total_bytes;
+    fcdp_pool_stats stats;
+    assert_ok(fcdp__driver_mem_info(drv, &free_bytes, &total_bytes));
+    assert_ok(fcdp__pool_create(drv, 0, &pool));
+    fcdp__pool_stats(pool, &stats);
+    assert_in_range(stats.budget_bytes, free_bytes / 2, total_bytes);
+    pool_close(pool, drv);
+}
+
+/* ---- reclaim --------------------------------------------------------------------------------------------------- */
+
+/* Pages that somebody holds and could spare. */
+typedef struct spare {
+    fcdp_pool *pool;
+    fcdp_lock lock;
+    fcdp_phys pages[MAX_PAGES];
+    size_t n, n_asked, at_most;
+    bool lies;
+} spare;
+
+static size_t spare_reclaim(void *ctx, size_t n_pages)
+{
+    spare *s = ctx;
+    fcdp__lock_acquire(&s->lock);
+    s->n_asked = n_pages;
+    size_t n = n_pages < s->n ? n_pages : s->n;
+    if (s->at_most && n > s->at_most) n = s->at_most;
+    s->n -= n;
+    fcdp__pool_give(s->pool, n, s->pages + s->n);
+    fcdp__lock_release(&s->lock);
+    return s->lies ? n_pages : n;
+}
+
+static spare *spare_create(fcdp_pool *pool)
+{
+    spare *s = calloc(1, sizeof *s);
+    s->pool = pool;
+    fcdp__lock_init(&s->lock, FCDP_RANK_REGION); /* above the pool's: taking it proves that the pool's is not held */
+    fcdp__pool_set_reclaimer(pool, spare_reclaim, s);
+    return s;
+}
+
+static void spare_destroy(spare *s)
+{
+    fcdp__pool_set_reclaimer(s->pool, NULL, NULL);
+    fcdp__pool_give(s->pool, s->n, s->pages);
+    fcdp__lock_destroy(&s->lock);
+    free(s);
+}
+
+static void a_take_asks_for_what_is_missing(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 10);
+    spare *s = spare_create(pool);
+    fcdp_phys pages[10];
+    fcdp_pool_stats stats;
+    assert_ok(fcdp__pool_take(pool, 6, s->pages));
+    s->n = 6;
+    assert_ok(fcdp__pool_take(pool, 4, pages));
+    assert_int_equal(s->n, 6); /* not asked while the budget allows */
+    assert_ok(fcdp__pool_take(pool, 3, pages + 4));
+    assert_int_equal(s->n_asked, 3);
+    assert_int_equal(s->n, 3);
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.n_reclaims, 1);
+
+    s->at_most = 1; /* one page at a time is progress */
+    assert_ok(fcdp__pool_take(pool, 3, pages + 7));
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.n_reclaims, 4);
+    assert_int_equal(stats.n_creates, 10);
+
+    fcdp_phys more;
+    assert_int_equal(fcdp__pool_take(pool, 1, &more), FCDP_ERR_NO_DEVICE_MEM);
+    s->lies = true; /* claims pages that did not come: the take ends all the same */
+    assert_int_equal(fcdp__pool_take(pool, 1, &more), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take(pool, 11, &more), FCDP_ERR_NO_DEVICE_MEM);
+    fcdp__pool_give(pool, 10, pages);
+    spare_destroy(s);
+    pool_close(pool, drv);
+}
+
+static void a_hopeless_take_evicts_nothing(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 4);
+    spare *s = spare_create(pool);
+    fcdp_phys pages[5];
+    assert_ok(fcdp__pool_take(pool, 4, s->pages));
+    s->n = 4;
+    assert_int_equal(fcdp__pool_take(pool, 5, pages), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(s->n, 4);
+    spare_destroy(s);
+    pool_close(pool, drv);
+}
+
+/* Others fill the device: the driver refuses although the budget would allow. */
+static void a_full_device_is_reclaimed_too(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    simgpu_set_capacity(6 * PAGE);
+    fcdp_pool *pool = pool_open(drv, 100);
+    spare *s = spare_create(pool);
+    fcdp_phys pages[6];
+    assert_ok(fcdp__pool_take(pool, 4, s->pages));
+    s->n = 4;
+    assert_ok(fcdp__pool_take(pool, 5, pages)); /* 2 from the driver, 3 from the reclaimer */
+    assert_int_equal(s->n_asked, 3);
+    assert_int_equal(s->n, 1);
+    assert_int_equal(fcdp__pool_take(pool, 3, pages + 5), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("the device has 0 of 12 MiB free");
+    assert_text("other allocations fill the device");
+    assert_counts(pool, 5, 1); /* the page that came back is idle, for others to take */
+    fcdp__pool_give(pool, 5, pages);
+    spare_destroy(s);
+    pool_close(pool, drv);
+    simgpu_reset();
+}
+
+static void other_driver_errors_pass_through(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys pages[4];
+    assert_int_equal(simgpu_fail_nth("cuMemCreate", 3, CUDA_UNKNOWN), 0);
+    assert_int_equal(fcdp__pool_take(pool, 4, pages), FCDP_ERR_DRIVER);
+    assert_text("cuMemCreate");
+    assert_counts(pool, 0, 2); /* what was created is not lost */
+    assert_ok(fcdp__pool_take(pool, 4, pages));
+    fcdp__pool_give(pool, 4, pages);
+    assert_int_equal(simgpu_fail_nth("cuMemRelease", 2, CUDA_UNKNOWN), 0);
+    assert_int_equal(fcdp__pool_trim(pool), 4 * PAGE); /* a failure that passes loses nothing */
+    pool_close(pool, drv);
+}
+
+static void forgotten_pages_leave_the_counts(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 4);
+    fcdp_phys pages[4];
+    assert_ok(fcdp__pool_take(pool, 4, pages));
+    fcdp__pool_forget(pool, 3, pages);
+    assert_counts(pool, 1, 0);
+    assert_ok(fcdp__pool_take(pool, 3, pages));
+    fcdp__pool_give(pool, 4, pages);
+    pool_close(pool, drv);
+}
+
+static void give_twice(void *arg)
+{
+    fcdp_pool *pool = arg;
+    fcdp_phys pages[2], again[2];
+    fcdp__check_level = 3;
+    if (fcdp__pool_take(pool, 2, pages)) _exit(1);
+    again[0] = again[1] = pages[0];
+    fcdp__pool_give(pool, 2, again);
+}
+
+static void give_too_many(void *arg)
+{
+    fcdp_phys pages[3] = {{1}, {2}, {3}};
+    fcdp__pool_give(arg, 3, pages);
+}
+
+static void misuse_aborts(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    fcdp_pool *pool = pool_open(drv, 4);
+    fcdp_phys pages[2];
+    assert_ok(fcdp__pool_take(pool, 2, pages));
+    fcdp__pool_give(pool, 2, pages); /* cached, so that the child, where the driver answers nothing, can take them */
+    assert_dies(give_twice, pool, SIGABRT);
+    assert_dies(give_too_many, pool, SIGABRT);
+    pool_close(pool, drv);
+}
+
+/* ---- many threads ---------------------------------------------------------------------------------------------- */
+
+enum { N_THREADS = 4, N_ROUNDS = 3000, MOST_IN_HAND = 8 };
+
+/* The oracle: who owns each handle. A handle's slot is found by its value, which is unique while the pool lives. */
+typedef struct owners {
+    _Atomic uint64_t handle[N_SLOTS];
+    atomic_int owner[N_SLOTS];
+} owners;
+
+static size_t owners_slot(owners *o, uint64_t handle)
+{
+    for (size_t i = handle * 0x9E3779B97F4A7C15u % N_SLOTS;; i = (i + 1) % N_SLOTS) {
+        uint64_t seen = 0;
+        if (atomic_compare_exchange_strong(&o->handle[i], &seen, handle) || seen == handle) return i;
+    }
+}
+
+typedef struct taker {
+    fcdp_pool *pool;
+    spare *spare; /* NULL: gives back itself */
+    owners *owners;
+    uint64_t seed;
+    int id;
+    size_t n_taken, n_refused;
+    const char *broken;
+} taker;
+
+static void taker_put_back(taker *t, size_t n, fcdp_phys *pages)
+{
+    for (size_t i = 0; i < n; i++) {
+        int me = t->id;
+        if (!atomic_compare_exchange_strong(&t->owners->owner[owners_slot(t->owners, pages[i].handle)], &me, 0))
+            t->broken = "a page in hand changed its owner";
+    }
+    if (!t->spare || t->seed % 3 == 0) {
+        fcdp__pool_give(t->pool, n, pages);
+        return;
+    }
+    fcdp__lock_acquire(&t->spare->lock);
+    memcpy(t->spare->pages + t->spare->n, pages, n * sizeof *pages);
+    t->spare->n += n;
+    fcdp__lock_release(&t->spare->lock);
+}
+
+static void *taker_run(void *arg)
+{
+    taker *t = arg;
+    fcdp_phys hand[MOST_IN_HAND];
+    size_t n_hand = 0;
+    for (int round = 0; round < N_ROUNDS && !t->broken; round++) {
+        size_t n = random_below(&t->seed, MOST_IN_HAND + 1);
+        if (n_hand + n <= MOST_IN_HAND) {
+            fcdp_status status = fcdp__pool_take(t->pool, n, hand + n_hand);
+            if (status && status != FCDP_ERR_NO_DEVICE_MEM) t->broken = "a take failed for another reason than memory";
+            t->n_refused += status != FCDP_OK;
+            for (size_t i = n_hand; !status && i < n_hand + n; i++) {
+                int nobody = 0;
+                size_t slot = owners_slot(t->owners, hand[i].handle);
+                if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &nobody, t->id)) t->broken = "a page has two owners";
+            }
+            if (!status) n_hand += n;
+            if (!status) t->n_taken += n;
+        } else {
+            n = 1 + random_below(&t->seed, n_hand);
+            n_hand -= n;
+            taker_put_back(t, n, hand + n_hand);
+        }
+        if (round % 512 == 0) (void)fcdp__pool_trim(t->pool);
+    }
+    taker_put_back(t, n_hand, hand);
+    return NULL;
+}
+
+/* `n_budget` pages; with `sparing`, pages not in hand are kept until the reclaimer takes them. The takers' refusals. */
+static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, bool sparing)
+{
+    fcdp_driver *drv = driver_open_sim();
+    simgpu_set_capacity(n_capacity * PAGE);
+    fcdp_pool *pool = pool_open(drv, n_budget);
+    spare *s = sparing ? spare_create(pool) : NULL;
+    owners *o = calloc(1, sizeof *o);
+    taker takers[N_THREADS];
+    pthread_t threads[N_THREADS];
+    uint64_t seed = seed_choose(test);
+    size_t n_refused = 0, n_taken = 0;
+    for (int i = 0; i < N_THREADS; i++) {
+        takers[i] = (taker){.pool = pool, .spare = s, .owners = o, .seed = seed + (uint64_t)i, .id = i + 1};
+        assert_int_equal(pthread_create(&threads[i], NULL, taker_run, &takers[i]), 0);
+    }
+    for (int i = 0; i < N_THREADS; i++) {
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+        if (takers[i].broken) fail_msg("%s", takers[i].broken);
+        n_refused += takers[i].n_refused;
+        n_taken += takers[i].n_taken;
+    }
+    fcdp_pool_stats stats;
+    fcdp__pool_stats(pool, &stats);
+    assert_true(n_taken > 0);
+    assert_true(stats.peak_live_pages <= n_budget);
+    assert_int_equal(stats.live_pages, s ? s->n : 0);
+    if (s) spare_destroy(s);
+    free(o);
+    pool_close(pool, drv);
+    simgpu_reset();
+    return n_refused;
+}
+
+static void takers_with_room_are_never_refused(void **state)
+{
+    (void)state;
+    assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, false), 0);
+}
+
+static void takers_with_little_room_share_it(void **state)
+{
+    (void)state;
+    takers_run(__func__, MOST_IN_HAND + 2, MAX_PAGES, false);
+}
+
+static void takers_reclaim_from_each_other(void **state)
+{
+    (void)state;
+    assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, true), 0);
+}
+
+static void takers_reclaim_on_a_full_device(void **state)
+{
+    (void)state;
+    takers_run(__func__, N_THREADS * MOST_IN_HAND, N_THREADS * MOST_IN_HAND / 2, true);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pages_are_reused_not_released),
+        cmocka_unit_test(the_peak_is_kept_and_reset),
+        cmocka_unit_test(the_budget_holds_and_the_text_tells_it),
+        cmocka_unit_test(no_budget_means_what_is_free),
+        cmocka_unit_test(a_take_asks_for_what_is_missing),
+        cmocka_unit_test(a_hopeless_take_evicts_nothing),
+        cmocka_unit_test(a_full_device_is_reclaimed_too),
+        cmocka_unit_test(other_driver_errors_pass_through),
+        cmocka_unit_test(forgotten_pages_leave_the_counts),
+        cmocka_unit_test(misuse_aborts),
+        cmocka_unit_test(takers_with_room_are_never_refused),
+        cmocka_unit_test(takers_with_little_room_share_it),
+        cmocka_unit_test(takers_reclaim_from_each_other),
+        cmocka_unit_test(takers_reclaim_on_a_full_device),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
