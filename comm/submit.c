@@ -153,7 +153,7 @@ static fcdp_status unshard_prepare(fcdp_job *job, const uint8_t *stale, const ui
 
 fcdp_status fcdp_group_unshard(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs,
                                fcdp_pass pass, fcdp_stream stream, fcdp_job **job_out) {
-    fcdp_job *job;
+    fcdp_job *job = NULL;
     fcdp_status status = job_create(group, fcdp__job_unshard, true, &job);
     if (status) return status;
     status = unshard_prepare(job, stale, inputs, pass, stream);
@@ -182,7 +182,7 @@ static void prefetch_place(fcdp_job *job, const uint8_t *stale, uint8_t *copy) {
 
 fcdp_status fcdp_group_prefetch(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs,
                                 fcdp_stream stream, fcdp_job **job_out) {
-    fcdp_job *job;
+    fcdp_job *job = NULL;
     fcdp_status status = job_create(group, fcdp__job_prefetch, true, &job);
     if (status) return status;
     status = unshard_prepare(job, stale, inputs, FCDP_PASS_OTHER, stream);
@@ -212,7 +212,7 @@ bool fcdp_group_is_prefetched(const fcdp_group *group, const uint8_t *stale) {
 }
 
 fcdp_status fcdp_group_unprefetch(fcdp_group *group) {
-    fcdp_job *job;
+    fcdp_job *job = NULL;
     fcdp_status status = job_create(group, fcdp__job_unprefetch, false, &job);
     if (status) return status;
     fcdp__lock_acquire(&group->lock);
@@ -237,7 +237,7 @@ static bool reshard_place(fcdp_job *job) {
 }
 
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream) {
-    fcdp_job *job;
+    fcdp_job *job = NULL;
     fcdp_status status = job_create(group, fcdp__job_reshard, false, &job);
     if (status) return status;
     job_record_event(job, stream);

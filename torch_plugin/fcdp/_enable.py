@@ -37,8 +37,11 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 
 def _patch(module: ModuleType) -> None:
-    from fcdp import fsdp2
-
+    try:
+        from fcdp import fsdp2
+    except ImportError as error:  # a wheel of another platform, say
+        print(f"fcdp: plain FSDP2 runs: FCDP's core cannot be loaded ({error}); install the fcdp wheel again", file=sys.stderr, flush=True)
+        return
     fsdp2.install(module)
 
 
