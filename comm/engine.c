@@ -104,6 +104,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
 /* Whatever engine_open got; the worker first, nothing runs after it. */
 static void engine_close(fcdp_engine *engine) {
     fcdp__worker_destroy(engine->worker);
+    engine->worker = NULL;
     while (engine->comms) fcdp_comm_destroy(engine->comms);
     while (engine->idle_events) {
         fcdp_event_node *node = engine->idle_events;
