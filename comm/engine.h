@@ -9,9 +9,13 @@
  * does: keep the region on the device if policy says so, else store its slice and unmap it.
  *
  * Ballots: whether a rank kept or released a region is its own decision, and yet the ranks of a node restore together. So at the end of
- * release number q each rank writes q * 2 + released on the board (word q % 2: a peer can be at most one release ahead), and a restore first waits for
- * all words of its q. If nobody released, nothing moves. If anybody did, by slice: all join the all-gather (who kept has the
- * bytes already, in place); whole: who kept stores its slice so that who released can read all of it.
+ * release number q each rank writes q * 4 + its vote (kept, released, void) on the board (word q % 2: a peer can be at most one release ahead), and
+ * a restore first waits for all words of its q. If nobody released, nothing moves. If anybody did, by slice: all join the all-gather (who
+ * kept has the bytes already, in place); whole: who kept stores its slice so that who released can read all of it. A void vote (a rank's
+ * copy is lost) makes the restore fail on every rank of the node alike. restore.c has the table.
+ *
+ * After a failed job nothing of the group's copy is believed any more, in any tier: every extent is observed stale, and an unshard that gathers
+ * all of it succeeds again. Calls on one group are the caller's to order; a group's jobs keep the order even when one fails.
  *
  * Lock: FCDP_RANK_ENGINE guards queue, job states and counters. The worker holds no lock while it moves bytes.
  */
@@ -68,7 +72,7 @@ void fcdp_group_observe(fcdp_group *group, const fcdp_signals *signals, const fc
 /* Audit: moved_out[i] is 1 where a signal or the fingerprint of extent i changed since it was last observed. Arrays as for observe. */
 void fcdp_group_moved(const fcdp_group *group, const fcdp_signals *signals, const void *const *shards, const size_t *shard_bytes,
                       uint8_t *moved_out);
-/* Somebody wrote into the gathered copy: never store or reuse it. */
+/* Somebody wrote into the gathered copy: never store or reuse it. Every extent is stale; an unshard that says otherwise fails. */
 void fcdp_group_spoil(fcdp_group *group);
 
 typedef enum fcdp_pass { FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER } fcdp_pass;
@@ -85,7 +89,8 @@ fcdp_status fcdp_group_unprefetch(fcdp_group *group) FCDP_MUST_CHECK;
 /* Submit the release that policy decides on. `stream`: the one that last used the region. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
 
-/* Until the job is done, then its status (text set). The bytes are then in place for any stream. Releases the job. */
+/* Until the job is done, then its status (text set); for an unshard also the failure of an earlier reshard of its group that nobody has been
+ * told of. The bytes are then in place for any stream. Releases the job. Before its group is destroyed; a job that is never waited for goes with the engine. */
 fcdp_status fcdp_job_wait(fcdp_job *job) FCDP_MUST_CHECK;
 
 typedef struct fcdp_counts {

@@ -231,7 +231,8 @@ static void unshard_count(const fcdp_job *job) {
 
 /* The job may start: it has its event, and no prefetch that it does not use is in the way. */
 static fcdp_status job_begin(fcdp_job *job) {
-    if (job->refused) return fcdp__fail(job->refused, "gathering '%s': %s", job->group->name, job->refused_text);
+    if (job->refused)
+        return fcdp__fail(job->refused, "gathering '%s': %s", job->group->name, job->refused_text);
     if (job->use_column) return FCDP_OK;
     fcdp_status status = column_unmap(job->group);
     return status ? step_fail(job->group, "after a prefetch that is not used", status) : FCDP_OK;

@@ -88,9 +88,11 @@ struct fcdp_group {
 
 struct fcdp_job {
     fcdp_work work; /* first */
-    fcdp_group *group;
+    fcdp_engine *engine;
+    fcdp_group *group; /* may be gone when a job that was never waited for is disposed of */
     fcdp_event_node *event; /* on the caller's stream at submission; NULL: the driver refused one */
-    fcdp_status refused;    /* why: the job keeps its place in the order, which the peers count on, and fails there */
+    fcdp_status
+        refused; /* why: the job keeps its place in the order, which the peers count on, and fails there */
     char refused_text[FCDP_LATE_TEXT_BYTES];
     /* unshard and prefetch */
     fcdp_pass pass;

@@ -51,7 +51,7 @@ void fcdp__seen_free(fcdp_seen_list *seen) {
 
 void fcdp__job_dispose(fcdp_work *work) {
     fcdp_job *job = (fcdp_job *)work;
-    if (job->event) fcdp__event_give(job->group->comm->engine, job->event);
+    if (job->event) fcdp__event_give(job->engine, job->event);
     if (job->plan) fcdp__plan_destroy(job->plan);
     free(job->inputs);
     fcdp__seen_free(&job->seen);
@@ -66,6 +66,7 @@ static fcdp_status job_create(fcdp_group *group, fcdp_status (*run)(fcdp_work *)
         return fcdp__fail(FCDP_ERR_INVALID, "'%s' is not attached to host memory yet", group->name);
     fcdp_job *job = calloc(1, sizeof *job);
     if (!job) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a job of '%s'", group->name);
+    job->engine = group->comm->engine;
     job->group = group;
     job->work = (fcdp_work){.run = run, .dispose = fcdp__job_dispose, .waited = waited};
     *job_out = job;
@@ -73,7 +74,7 @@ static fcdp_status job_create(fcdp_group *group, fcdp_status (*run)(fcdp_work *)
 }
 
 static void job_record_event(fcdp_job *job, fcdp_stream stream) {
-    fcdp_engine *engine = job->group->comm->engine;
+    fcdp_engine *engine = job->engine;
     job->refused = fcdp__event_take(engine, &job->event);
     if (!job->refused) {
         job->refused = fcdp__driver_event_record(engine->drv, job->event->event, stream);
@@ -244,18 +245,20 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream) {
     fcdp__lock_acquire(&group->lock);
     bool placed = reshard_place(job);
     fcdp__lock_release(&group->lock);
-    if (placed) fcdp__worker_submit(group->comm->engine->worker, &job->work);
-    else fcdp__job_dispose(&job->work);
+    if (placed)
+        fcdp__worker_submit(group->comm->engine->worker, &job->work);
+    else
+        fcdp__job_dispose(&job->work);
     return FCDP_OK;
 }
 
 fcdp_status fcdp_job_wait(fcdp_job *job) {
-    fcdp_group *group = job->group;
-    fcdp_status status = fcdp__engine_check(group->comm->engine, group->name);
+    fcdp_status status = fcdp__engine_check(job->engine, "the job");
     if (status) return status;
-    status = fcdp__worker_wait(group->comm->engine->worker, &job->work);
+    status = fcdp__worker_wait(job->engine->worker, &job->work);
     char late_text[FCDP_LATE_TEXT_BYTES];
-    fcdp_status late = job->work.run == fcdp__job_unshard ? fcdp__group_late_take(group, late_text) : FCDP_OK;
+    fcdp_status late =
+        job->work.run == fcdp__job_unshard ? fcdp__group_late_take(job->group, late_text) : FCDP_OK;
     if (late)
         status = status ? fcdp__fail(status, "%s; before that: %s", fcdp_error_text(), late_text)
                         : fcdp__fail(late, "%s", late_text);
