@@ -114,8 +114,10 @@ def shard(model, args, device):
     for block in model.blocks:
         fully_shard(block, mesh=mesh, reshard_after_forward=args.reshard_after_forward, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=args.reshard_after_forward, mp_policy=policy)
-    if device.type == "cpu" and hasattr(model, "set_force_sum_reduction_for_comms"):
-        model.set_force_sum_reduction_for_comms(True)  # gloo cannot average
+    if device.type == "cpu":
+        if not hasattr(model, "set_force_sum_reduction_for_comms"):
+            sys.exit(f"FSDP2 on CPUs needs torch 2.8 or later, this is {torch.__version__}: gloo cannot average gradients")
+        model.set_force_sum_reduction_for_comms(True)
 
 
 def text_files():
