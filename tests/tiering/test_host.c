@@ -1,0 +1,458 @@
+/* The host tier seen from one process: budgets and bytes, tickets that do not fit, forks, pinning, and waiting in vain. */
+#include "tests/alloc/support.h"
+
+#include <fcntl.h>
+#include <linux/capability.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "tiering/host.h"
+
+enum { KIB4 = 4096 };
+
+static fcdp_host_config config_of(uint32_t slice, uint32_t n_slices)
+{
+    return (fcdp_host_config){.budget_bytes = 256 << 20, .numa_node = -1, .pin = FCDP_PIN_NEVER, .slice = slice, .n_slices = n_slices, .timeout_s = 30};
+}
+
+static size_t physical_bytes(const fcdp_host_ticket *ticket)
+{
+    struct stat st;
+    assert_int_equal(fstat(ticket->fd, &st), 0);
+    return (size_t)st.st_blocks * 512;
+}
+
+static void assert_usage(const fcdp_host *host, size_t current, size_t peak)
+{
+    size_t current_bytes, peak_bytes;
+    fcdp__host_usage(host, &current_bytes, &peak_bytes);
+    assert_int_equal(current_bytes, current);
+    assert_int_equal(peak_bytes, peak);
+}
+
+static void carved_bytes_are_exact_and_physical_ones_near(void **state)
+{
+    (void)state;
+    enum { N = 24 };
+    uint64_t rng = seed_choose("host bytes"), offsets[N];
+    size_t data[N], carved = 0, sum = 0;
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_ticket ticket;
+    fcdp_host *host;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_usage(host, 0, 0);
+    for (int i = 0; i < N; i++) {
+        fcdp_host_block *block;
+        data[i] = 300000 + random_below(&rng, 6 << 20);
+        assert_ok(fcdp__host_carve(host, data[i], &offsets[i]));
+        assert_ok(fcdp__host_attach(host, offsets[i], data[i], &block));
+        memset(fcdp__host_data(block), 0x5a, data[i]);
+        fcdp__board_publish(block, FCDP_BOARD_STORED_0, 1);
+        assert_int_equal((uintptr_t)fcdp__host_data(block) % KIB4, 0);
+        fcdp__host_detach(block);
+        sum += data[i];
+        carved += KIB4 + fcdp__round_up(data[i], KIB4);
+        assert_usage(host, carved, carved);
+    }
+    size_t physical = physical_bytes(&ticket);
+    print_message("%.2f MiB of data, %.2f MiB carved, %.2f MiB physical: %+.2f %%\n", (double)sum / 0x1p20, (double)carved / 0x1p20,
+                  (double)physical / 0x1p20, 100 * ((double)physical / (double)sum - 1));
+    assert_true(physical >= sum && (double)physical <= 1.03 * (double)sum);
+    for (int i = 0; i < N; i += 2) {
+        fcdp__host_free(host, offsets[i]);
+        carved -= KIB4 + fcdp__round_up(data[i], KIB4);
+        sum -= data[i];
+    }
+    assert_true((double)physical_bytes(&ticket) <= 1.03 * (double)sum);
+    size_t peak;
+    fcdp__host_usage(host, &sum, &peak);
+    assert_true(sum == carved && peak > carved);
+    fcdp__host_reset_peak(host);
+    assert_usage(host, carved, carved);
+    for (int i = 1; i < N; i += 2) fcdp__host_free(host, offsets[i]);
+    assert_usage(host, 0, carved);
+    assert_true(physical_bytes(&ticket) <= KIB4); /* the header */
+    fcdp__host_destroy(host);
+}
+
+/* Blocks come and go at random: they never overlap, and a new one is always zero. */
+static void blocks_never_overlap_and_start_as_zero(void **state)
+{
+    (void)state;
+    enum { N = 40 };
+    struct { uint64_t offset; size_t bytes; fcdp_host_block *block; } live[N] = {0};
+    uint64_t rng = seed_choose("host blocks");
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_ticket ticket;
+    fcdp_host *host;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    for (int round = 0; round < 600; round++) {
+        size_t i = random_below(&rng, N);
+        if (live[i].block) {
+            uint8_t *data = fcdp__host_data(live[i].block);
+            for (size_t b = 0; b < live[i].bytes; b += 1000) assert_int_equal(data[b], (uint8_t)(i + 1));
+            fcdp__host_detach(live[i].block);
+            fcdp__host_free(host, live[i].offset);
+            live[i].block = NULL;
+            continue;
+        }
+        live[i].bytes = 1 + random_below(&rng, (size_t)1 << (8 + random_below(&rng, 14)));
+        assert_ok(fcdp__host_carve(host, live[i].bytes, &live[i].offset));
+        assert_true(live[i].offset % KIB4 == 0 && live[i].offset >= KIB4);
+        for (size_t k = 0; k < N; k++)
+            if (k != i && live[k].block)
+                assert_true(live[i].offset + KIB4 + live[i].bytes <= live[k].offset || live[k].offset + KIB4 + live[k].bytes <= live[i].offset);
+        assert_ok(fcdp__host_attach(host, live[i].offset, live[i].bytes, &live[i].block));
+        uint8_t *data = fcdp__host_data(live[i].block);
+        for (size_t b = 0; b < live[i].bytes; b += 1000) assert_int_equal(data[b], 0);
+        for (int word = 0; word < FCDP_BOARD_N_WORDS; word++) assert_int_equal(fcdp__board_read(live[i].block, (fcdp_board_word)word, 0), 0);
+        memset(data, (int)(i + 1), live[i].bytes);
+        fcdp__board_publish(live[i].block, FCDP_BOARD_BALLOT_1, 7);
+    }
+    for (size_t i = 0; i < N; i++)
+        if (live[i].block) {
+            fcdp__host_detach(live[i].block);
+            fcdp__host_free(host, live[i].offset);
+        }
+    assert_true(physical_bytes(&ticket) <= KIB4);
+    fcdp__host_destroy(host);
+}
+
+static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state)
+{
+    (void)state;
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_ticket ticket;
+    fcdp_host *host;
+    uint64_t offset, second;
+    config.budget_bytes = 10 << 20;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_carve(host, 6 << 20, &offset));
+    assert_int_equal(fcdp__host_carve(host, 5 << 20, &second), FCDP_ERR_NO_HOST_MEM);
+    assert_text("5.0 MiB");
+    assert_text("6.0 of 10.0 MiB");
+    assert_text("FCDP_HOST_BUDGET");
+    assert_usage(host, (6 << 20) + KIB4, (6 << 20) + KIB4);
+    assert_ok(fcdp__host_carve(host, (4 << 20) - 2 * KIB4, &second)); /* to the last byte */
+    assert_usage(host, 10 << 20, 10 << 20);
+    assert_int_equal(fcdp__host_carve(host, 1, &second), FCDP_ERR_NO_HOST_MEM);
+    fcdp__host_free(host, offset);
+    assert_ok(fcdp__host_carve(host, 5 << 20, &offset));
+    assert_int_equal(fcdp__host_carve(host, SIZE_MAX - 100, &second), FCDP_ERR_NO_HOST_MEM);
+    assert_int_equal(fcdp__host_carve(host, 0, &second), FCDP_ERR_INVALID);
+    fcdp__host_destroy(host);
+
+    config.budget_bytes = 0; /* what the machine leaves */
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_int_equal(fcdp__host_carve(host, (size_t)1 << 50, &offset), FCDP_ERR_NO_HOST_MEM);
+    assert_int_equal(fcdp__host_carve(host, ticket.capacity_bytes / 2, &offset), FCDP_ERR_NO_HOST_MEM);
+    assert_text("7/8 of");
+    fcdp__host_destroy(host);
+
+    config.budget_bytes = SIZE_MAX / 2;
+    assert_int_equal(fcdp__host_create(&config, &host, &ticket), FCDP_ERR_OPTION);
+}
+
+static void a_slab_cannot_be_truncated_under_its_users(void **state)
+{
+    (void)state;
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_ticket ticket;
+    fcdp_host *host;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_int_equal(ftruncate(ticket.fd, 0), -1);
+    assert_int_equal(ftruncate(ticket.fd, (off_t)ticket.capacity_bytes * 2), -1);
+    assert_true(fcntl(ticket.fd, F_GETFD) & FD_CLOEXEC);
+    fcdp__host_destroy(host);
+}
+
+static void a_ticket_that_does_not_fit_is_refused(void **state)
+{
+    (void)state;
+    fcdp_host_config config = config_of(0, 2), second = config_of(1, 2), third = config_of(1, 3), same = config_of(0, 2);
+    fcdp_host_ticket ticket, bad;
+    fcdp_host *host, *peer = NULL;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    bad = ticket, bad.inode++;
+    assert_int_equal(fcdp__host_join(&second, &bad, &peer), FCDP_ERR_UNSUPPORTED);
+    bad = ticket, bad.pid_start_time++;
+    assert_int_equal(fcdp__host_join(&second, &bad, &peer), FCDP_ERR_UNSUPPORTED);
+    assert_text("container");
+    bad = ticket, bad.pid = 0x3fffffff;
+    assert_int_equal(fcdp__host_join(&second, &bad, &peer), FCDP_ERR_UNSUPPORTED);
+    assert_text("FCDP_LOCAL_SIZE");
+    bad = ticket, bad.fd = 4000;
+    assert_int_equal(fcdp__host_join(&second, &bad, &peer), FCDP_ERR_UNSUPPORTED);
+    assert_text("/proc");
+    bad = ticket, bad.capacity_bytes /= 2;
+    assert_int_equal(fcdp__host_join(&second, &bad, &peer), FCDP_ERR_UNSUPPORTED);
+    assert_int_equal(fcdp__host_join(&third, &ticket, &peer), FCDP_ERR_UNSUPPORTED);
+    assert_text("FCDP_LOCAL_SIZE");
+    assert_int_equal(fcdp__host_join(&same, &ticket, &peer), FCDP_ERR_INVALID);
+    assert_text("already taken");
+    assert_null(peer);
+    assert_ok(fcdp__host_join(&second, &ticket, &peer));
+    uint64_t offset;
+    assert_int_equal(fcdp__host_carve(peer, 4096, &offset), FCDP_ERR_INVALID);
+    fcdp__host_destroy(peer);
+    fcdp__host_destroy(host);
+}
+
+static void an_offset_outside_of_the_slab_is_refused(void **state)
+{
+    (void)state;
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_ticket ticket;
+    fcdp_host *host;
+    fcdp_host_block *block = NULL;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    const uint64_t bad[] = {0, 1, KIB4 + 1, ticket.capacity_bytes, ticket.capacity_bytes - KIB4, UINT64_MAX - KIB4 + 1};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        assert_int_equal(fcdp__host_attach(host, bad[i], 100, &block), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__host_attach(host, KIB4, SIZE_MAX - 10, &block), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__host_attach(host, KIB4, 0, &block), FCDP_ERR_INVALID);
+    assert_null(block);
+    fcdp__host_destroy(host);
+}
+
+static void carve_in_child(void *arg)
+{
+    uint64_t offset;
+    if (fcdp__host_carve(arg, 4096, &offset) != FCDP_ERR_INVALID) _exit(1);
+    fcdp__host_destroy(arg);
+}
+
+static void a_forked_child_leaves_the_parents_memory_alone(void **state)
+{
+    (void)state;
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_ticket ticket;
+    fcdp_host *host;
+    fcdp_host_block *block;
+    uint64_t offset;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_carve(host, 1 << 20, &offset));
+    assert_ok(fcdp__host_attach(host, offset, 1 << 20, &block));
+    memset(fcdp__host_data(block), 3, 1 << 20);
+    assert_int_equal(child_run(carve_in_child, host), 0);
+    assert_int_equal(((char *)fcdp__host_data(block))[12345], 3);
+    fcdp__host_detach(block);
+    fcdp__host_free(host, offset);
+    assert_ok(fcdp__host_carve(host, 2 << 20, &offset));
+    fcdp__host_destroy(host);
+}
+
+static void waiting_ends_with_the_names_of_those_who_did_not_come(void **state)
+{
+    (void)state;
+    fcdp_host_config config = config_of(0, 3), second = config_of(1, 3);
+    fcdp_host_ticket ticket;
+    fcdp_host *host, *peer;
+    fcdp_host_block *block, *peers;
+    uint64_t offset;
+    config.timeout_s = 0.25;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_join(&second, &ticket, &peer));
+    assert_ok(fcdp__host_carve(host, 4096, &offset));
+    assert_ok(fcdp__host_attach(host, offset, 4096, &block));
+    assert_ok(fcdp__host_attach(peer, offset, 4096, &peers));
+    fcdp__board_publish(block, FCDP_BOARD_STORED_1, 0x7fffffff); /* far from the others' 0: the order is modulo 2^32 */
+    assert_int_equal(fcdp__board_wait_all(block, FCDP_BOARD_STORED_1, 0x7fffffff, "the weights of layer 3"), FCDP_ERR_TIMEOUT);
+    assert_text("the weights of layer 3");
+    assert_text("slice 1 (process");
+    assert_text("slice 2 (never joined)");
+    assert_null(strstr(fcdp_error_text(), "slice 0"));
+    fcdp__board_publish(peers, FCDP_BOARD_STORED_1, 0x80000001); /* two further on */
+    fcdp__host_detach(peers);
+    fcdp__host_destroy(peer);
+    assert_int_equal(fcdp__board_wait_all(block, FCDP_BOARD_STORED_1, 0x7fffffff, "it"), FCDP_ERR_TIMEOUT);
+    assert_null(strstr(fcdp_error_text(), "slice 1"));
+    assert_int_equal(fcdp__board_wait_all(block, FCDP_BOARD_STORED_0, 1, "it"), FCDP_ERR_PEER);
+    assert_text("slice 1 (has left)");
+    fcdp__host_detach(block);
+    fcdp__host_destroy(host);
+}
+
+typedef struct pingpong { fcdp_host_block *block; fcdp_status status; } pingpong;
+
+static void *answer(void *arg)
+{
+    pingpong *p = arg;
+    for (uint32_t i = 1; i <= 2000 && !p->status; i++) {
+        fcdp__board_publish(p->block, FCDP_BOARD_BALLOT_0, i);
+        p->status = fcdp__board_wait_all(p->block, FCDP_BOARD_BALLOT_0, i, "pong");
+    }
+    return NULL;
+}
+
+static void waiters_are_woken_not_polled(void **state)
+{
+    (void)state;
+    fcdp_host_config config = config_of(0, 2), second = config_of(1, 2);
+    fcdp_host_ticket ticket;
+    fcdp_host *host, *peer;
+    pingpong mine = {0}, theirs = {0};
+    uint64_t offset;
+    pthread_t thread;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_join(&second, &ticket, &peer));
+    assert_ok(fcdp__host_carve(host, 1, &offset));
+    assert_ok(fcdp__host_attach(host, offset, 1, &mine.block));
+    assert_ok(fcdp__host_attach(peer, offset, 1, &theirs.block));
+    uint64_t start_ns = fcdp__now_ns();
+    assert_int_equal(pthread_create(&thread, NULL, answer, &theirs), 0);
+    answer(&mine);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_ok(mine.status);
+    assert_ok(theirs.status);
+    /* A missed wake-up costs 100 ms: 2000 rounds of them would take 200 s. */
+    assert_true(fcdp__now_ns() - start_ns < 60u * 1000000000u);
+    fcdp__host_detach(mine.block);
+    fcdp__host_detach(theirs.block);
+    fcdp__host_destroy(peer);
+    fcdp__host_destroy(host);
+}
+
+/* ---- pinning: in processes of their own, since limits and capabilities do not come back ---- */
+
+static void privilege_drop(void)
+{
+    struct rlimit limit = {64 << 10, 64 << 10};
+    struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct data[2];
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) || syscall(SYS_capget, &header, data)) exit(90);
+    data[CAP_IPC_LOCK / 32].effective &= ~(1u << (CAP_IPC_LOCK % 32));
+    data[CAP_IPC_LOCK / 32].permitted &= ~(1u << (CAP_IPC_LOCK % 32));
+    if (syscall(SYS_capset, &header, data)) exit(91);
+}
+
+/* Two blocks: what attach says, on stdout; warnings on stderr. */
+static int pin_main(fcdp_pin_mode pin)
+{
+    fcdp_options options;
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_ticket ticket;
+    fcdp_host *host;
+    fcdp_host_block *blocks[2] = {0};
+    uint64_t offsets[2];
+    privilege_drop();
+    config.pin = pin;
+    if (fcdp_options_load(environ, &options) || fcdp__driver_open(options.driver, 0, NULL, &config.drv)) return 92;
+    if (fcdp__host_create(&config, &host, &ticket)) return 93;
+    for (int i = 0; i < 2; i++) {
+        if (fcdp__host_carve(host, 1 << 20, &offsets[i])) return 94;
+        fcdp_status status = fcdp__host_attach(host, offsets[i], 1 << 20, &blocks[i]);
+        printf("%s: %s\n", fcdp_status_name(status), status ? fcdp_error_text() : "");
+        if (!status) memset(fcdp__host_data(blocks[i]), 1, 1 << 20);
+    }
+    for (int i = 0; i < 2; i++) fcdp__host_detach(blocks[i]);
+    fcdp__host_destroy(host);
+    fcdp__driver_close(config.drv);
+    return 0;
+}
+
+static void pin_run(const char *mode, char *text, size_t text_bytes)
+{
+    char command[512], self[256] = {0};
+    assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    snprintf(command, sizeof command, "exec '%s' pin %s 2>&1", self, mode);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    size_t n = fread(text, 1, text_bytes - 1, pipe);
+    text[n] = 0;
+    int status = pclose(pipe);
+    if (status) fail_msg("status %#x: %s", status, text);
+}
+
+static int count(const char *text, const char *part)
+{
+    int n = 0;
+    while ((text = strstr(text, part))) n++, text += strlen(part);
+    return n;
+}
+
+static bool memlock_is_the_drivers_limit(void)
+{
+    const char *driver = getenv("FCDP_DRIVER");
+    return driver && !strcmp(driver, "sim");
+}
+
+static void a_memlock_limit_is_a_warning_or_an_error(void **state)
+{
+    (void)state;
+    char text[8192];
+    if (!memlock_is_the_drivers_limit()) {
+        print_message("needs FCDP_DRIVER=sim: a real driver's pinning does not count against RLIMIT_MEMLOCK\n");
+        skip();
+    }
+    pin_run("auto", text, sizeof text);
+    assert_int_equal(count(text, "ok: "), 2);
+    assert_int_equal(count(text, "warning: "), 1); /* once, not per block */
+    if (!strstr(text, "RLIMIT_MEMLOCK")) fail_msg("%s", text);
+    pin_run("require", text, sizeof text);
+    assert_int_equal(count(text, "out of host memory: "), 2);
+    if (!strstr(text, "RLIMIT_MEMLOCK") || !strstr(text, "FCDP_PIN=require")) fail_msg("%s", text);
+    pin_run("never", text, sizeof text);
+    assert_int_equal(count(text, "ok: "), 2);
+    assert_int_equal(count(text, "warning: "), 0);
+}
+
+static size_t locked_kib(void)
+{
+    char line[256];
+    size_t kib = 0;
+    FILE *file = fopen("/proc/self/status", "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file))
+        if (sscanf(line, "VmLck: %zu", &kib) == 1) break;
+    fclose(file);
+    return kib;
+}
+
+static void exactly_the_data_is_pinned(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_ticket ticket;
+    fcdp_host *host;
+    fcdp_host_block *block;
+    uint64_t offset;
+    config.drv = drv;
+    config.pin = FCDP_PIN_REQUIRE;
+    size_t before = locked_kib(), data = 3000001;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_carve(host, data, &offset));
+    assert_ok(fcdp__host_attach(host, offset, data, &block));
+    assert_int_equal(locked_kib() - before, fcdp__round_up(data, KIB4) / 1024);
+    assert_true(physical_bytes(&ticket) <= 2 * KIB4 + fcdp__round_up(data, KIB4));
+    fcdp__host_detach(block);
+    assert_int_equal(locked_kib(), before);
+    fcdp__host_destroy(host);
+    fcdp__driver_close(drv);
+    assert_nothing_lives();
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 3 && !strcmp(argv[1], "pin"))
+        return pin_main(!strcmp(argv[2], "auto") ? FCDP_PIN_AUTO : !strcmp(argv[2], "require") ? FCDP_PIN_REQUIRE : FCDP_PIN_NEVER);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(carved_bytes_are_exact_and_physical_ones_near),
+        cmocka_unit_test(blocks_never_overlap_and_start_as_zero),
+        cmocka_unit_test(the_budget_is_kept_and_the_refusal_says_what_to_do),
+        cmocka_unit_test(a_slab_cannot_be_truncated_under_its_users),
+        cmocka_unit_test(a_ticket_that_does_not_fit_is_refused),
+        cmocka_unit_test(an_offset_outside_of_the_slab_is_refused),
+        cmocka_unit_test(a_forked_child_leaves_the_parents_memory_alone),
+        cmocka_unit_test(waiting_ends_with_the_names_of_those_who_did_not_come),
+        cmocka_unit_test(waiters_are_woken_not_polled),
+        cmocka_unit_test(a_memlock_limit_is_a_warning_or_an_error),
+        cmocka_unit_test(exactly_the_data_is_pinned),
+    };
+    return cmocka_run_group_tests_name("tiering_host", tests, NULL, NULL);
+}
