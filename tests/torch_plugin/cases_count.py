@@ -3,14 +3,11 @@ They record what comes out too, so that a count is never taken from a run that t
 import torch
 
 from cases_basic import adamw
-from models import Net, shard, train_only
-from run import COUNTING, case
+from ledger import Tower, open_ledger, parameter_bytes
+from models import BF16_COMPUTE, Net, shard, train_only
+from run import COUNTING, case, collect
 
 DIM, BLOCKS = 192, 4
-
-
-def parameter_bytes(model):
-    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def large(**kwargs):
@@ -107,7 +104,6 @@ def count_lora(run):
 
 @case(into=COUNTING)
 def count_bf16(run):
-    from models import BF16_COMPUTE
     model = large()
     run.record("W", parameter_bytes(model) // 2)
     shard(model, mp_policy=BF16_COMPUTE)
@@ -135,7 +131,41 @@ def count_nothing_after_deletion(run):
     run.mark("alive")
     run.finish(model)
     del model, optimizer
-    from run import collect
     collect()
     torch.distributed.barrier()
     run.mark("after")
+
+
+def memory(exact):
+    """Peaks of gathered parameters over steady steps: FSDP2's own in a plain run, FCDP's in its run."""
+
+    def train(run):
+        model = Tower(exact=exact)
+        run.record("W", parameter_bytes(model))
+        ledger = None if run.fcdp else open_ledger()
+        try:
+            shard(model)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            for step in range(4):
+                if step == 1:
+                    if ledger:
+                        ledger.reset()
+                    else:
+                        run.fcdp.reset_peaks()
+                loss = (model(torch.randn(2, 512, generator=run.data)) ** 2).mean()
+                run.record("loss", loss)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            run.mark("end")
+            run.extra["plain_peak"] = ledger.peak if ledger else None
+        finally:
+            if ledger:
+                ledger.close()
+        run.finish(model)
+
+    return train
+
+
+case(memory(True), into=COUNTING, name="memory_whole_pages")
+case(memory(False), into=COUNTING, name="memory_odd_sizes")

@@ -153,3 +153,60 @@ def first_difference(expected, got):
     if len(expected) != len(got):
         return f"{len(expected)} ranks expected, {len(got)} found"
     return None
+
+
+class Rank:
+    def __init__(self, process, out, err):
+        self.process, self.out_path, self.err_path = process, out, err
+
+    @property
+    def returncode(self):
+        return self.process.returncode
+
+    @property
+    def out(self):
+        return self.out_path.read_text(errors="replace")
+
+    @property
+    def err(self):
+        return self.err_path.read_text(errors="replace")
+
+
+class Spawned:
+    """Ranks started without torchrun, whose own killing of the survivors would hide what they have to say."""
+
+    def __init__(self, script, arguments, tmp, env=None, rank_env=None, n_ranks=WORLD, prefix=(), preexec=None):
+        tmp.mkdir(parents=True, exist_ok=True)
+        self.tag, self.tmp, self.ranks, self.timed_out = new_tag(), tmp, [], False
+        port = free_port()
+        for rank in range(n_ranks):
+            own = environment(self.tag, tmp, env)
+            own.update(RANK=str(rank), WORLD_SIZE=str(n_ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
+                       MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(n_ranks))
+            own.update((rank_env or {}).get(rank, {}))
+            paths = tmp / f"out{rank}.txt", tmp / f"err{rank}.txt"
+            with open(paths[0], "wb") as out, open(paths[1], "wb") as err:
+                process = subprocess.Popen([*prefix, sys.executable, str(script), *map(str, arguments)], cwd=HERE, env=own,
+                                           stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+                                           preexec_fn=preexec)
+            self.ranks.append(Rank(process, *paths))
+
+    def wait(self, timeout_s):
+        """True where every rank ended by itself in time; none is alive afterwards in any case."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            for rank in self.ranks:
+                rank.process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.timed_out = True
+            signal_all(self.tag, signal.SIGUSR1)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.ranks[0].process.wait(2)
+        self.left_alive = [] if self.timed_out else tagged(self.tag)
+        signal_all(self.tag, signal.SIGKILL)
+        for rank in self.ranks:
+            rank.process.wait(10)
+        return not self.timed_out
+
+    def report(self):
+        return "\n".join(f"--- rank {i}: exit {r.returncode}\n{r.out[-1500:]}\n{r.err[-4000:]}" for i, r in enumerate(self.ranks))

@@ -52,7 +52,7 @@ def preview(value):
 class Run:
     def __init__(self, name, rank, world, fcdp=None):
         self.name, self.rank, self.world, self.fcdp = name, rank, world, fcdp
-        self.events, self.marks = [], []
+        self.events, self.marks, self.extra = [], [], {}
         random.seed(5)
         np.random.seed(5)
         torch.manual_seed(1234)

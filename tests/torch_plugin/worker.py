@@ -33,7 +33,7 @@ def agree(store, key, rank, world, mine):
 
 def run_case(name, function, rank, world, fcdp):
     run = runs.Run(name, rank, world, fcdp)
-    result = {"events": run.events, "marks": run.marks, "error": None}
+    result = {"events": run.events, "marks": run.marks, "extra": run.extra, "error": None}
     before = fcdp.stats() if fcdp else None
     began = time.monotonic()
     try:

@@ -1,0 +1,156 @@
+"""How often parameters cross the nodes, from fcdp.stats(): once per real change, in forward, and never otherwise."""
+import pytest
+
+import cases  # noqa: F401
+import launch
+import run
+from conftest import PLAIN, needs_fcdp
+from test_matrix import NAMES
+
+pytestmark = needs_fcdp
+COUNTS = [name for name in run.COUNTING if name.startswith("count_")]
+SETTINGS = ["tau0-slice", "tau1-slice"]
+RANKS_PER_NODE = 2
+
+
+@pytest.fixture(params=SETTINGS)
+def counted(request, launches):
+    plain, _ = launches.get(list(run.COUNTING), PLAIN)
+    results, _ = launches.get(list(run.COUNTING), request.param)
+
+    def of(name):
+        difference = launch.first_difference(plain[name], results[name])
+        assert difference is None, difference
+        return Count(results[name])
+
+    return of
+
+
+class Count:
+    """A counting case's marks, summed over the ranks of each node."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+        self.values = {tag: int(text) for tag, _, text in ranks[0]["events"] if tag.startswith("W")}
+
+    def spans(self, label):
+        """The index of every span that starts at a mark of this label."""
+        marks = self.ranks[0]["marks"]
+        return [i for i in range(len(marks) - 1) if marks[i][0] == label]
+
+    def sent(self, span, kinds):
+        """Inter-node bytes of these kinds within a span, by node."""
+        nodes = [0] * (len(self.ranks) // RANKS_PER_NODE)
+        for rank, result in enumerate(self.ranks):
+            for sign, (_, stats) in ((-1, result["marks"][span]), (1, result["marks"][span + 1])):
+                for kind in kinds:
+                    entry = stats["collectives"].get(kind, {})
+                    nodes[rank // RANKS_PER_NODE] += sign * entry.get("inter_bytes_sent", 0)
+        return nodes
+
+    def gathers(self, span, key):
+        return [r["marks"][span + 1][1]["gathers"][key] - r["marks"][span][1]["gathers"][key] for r in self.ranks]
+
+    def everything(self, span):
+        kinds = {k for r in self.ranks for _, stats in r["marks"] for k in stats["collectives"]}
+        return self.sent(span, kinds)
+
+
+GATHERS = ("gather", "restore", "plain_gather")
+
+
+def test_full_fine_tuning_gathers_in_forward_only(counted):
+    count = counted("count_full")
+    w = count.values["W"]
+    for span in count.spans("forward"):
+        for node in count.sent(span, GATHERS):
+            assert 0.45 * w <= node <= 0.51 * w, (node, w)
+    for span in count.spans("backward"):
+        assert count.sent(span, GATHERS) == [0, 0]
+        assert count.gathers(span, "made") == [0] * 4 and count.gathers(span, "backward") == [0] * 4
+        assert max(count.sent(span, ("agree",))) < 0.01 * w
+
+
+def test_bf16_gathers_half_of_it(counted):
+    count = counted("count_bf16")
+    w = count.values["W"]
+    for span in count.spans("forward"):
+        for node in count.sent(span, GATHERS):
+            assert 0.45 * w <= node <= 0.52 * w, (node, w)
+    for span in count.spans("backward"):
+        assert count.sent(span, GATHERS) == [0, 0]
+
+
+def test_micro_batches_gather_once(counted):
+    count = counted("count_accumulation")
+    w = count.values["W"]
+    for span in count.spans("first"):
+        assert max(count.sent(span, GATHERS)) <= 0.51 * w
+    assert len(count.spans("later")) == 6
+    for span in count.spans("later"):
+        assert count.sent(span, GATHERS) == [0, 0]
+        assert max(count.sent(span, ("agree",))) < 0.01 * w
+
+
+def test_evaluation_without_a_step_sends_next_to_nothing(counted):
+    count = counted("count_evaluation")
+    w = count.values["W"]
+    for span in count.spans("first evaluation"):
+        assert max(count.sent(span, GATHERS)) <= 0.51 * w
+    for span in count.spans("evaluation"):
+        assert max(count.everything(span)) < 0.01 * w
+
+
+def test_frozen_groups_are_gathered_once(counted):
+    count = counted("count_frozen")
+    trainable = count.values["W"] - count.values["W frozen"]
+    for span in count.spans("later"):  # a training forward and an evaluation after the step: two versions at most
+        assert max(count.sent(span, GATHERS)) <= 2 * 0.51 * trainable
+    for result in count.ranks:
+        groups = {g["name"]: g for g in result["marks"][-1][1]["groups"]}
+        earlier = {g["name"]: g for g in result["marks"][1][1]["groups"]}
+        for name in ("blocks.0", "blocks.1", "blocks.2"):
+            assert groups[name]["gathers_made"] == earlier[name]["gathers_made"], name
+
+
+def test_lora_gathers_the_adapters_alone(counted):
+    count = counted("count_lora")
+    for span in count.spans("later"):
+        assert max(count.sent(span, GATHERS)) <= 0.51 * count.values["W trainable"] + 4096
+
+
+def test_a_deleted_model_holds_nothing(counted):
+    count = counted("count_nothing_after_deletion")
+    for result in count.ranks:
+        stats = dict((label, s) for label, s in result["marks"])
+        assert stats["alive"]["host_bytes"]["peak"] > 0
+        assert stats["after"]["device_bytes"]["current"] <= stats["before"]["device_bytes"]["current"]
+        assert stats["after"]["host_bytes"]["current"] <= stats["before"]["host_bytes"]["current"]
+
+
+BYPASSED = {
+    "hsdp_sharded_inside_the_nodes": "node",
+    "reshard_after_forward_2": "reshard_after_forward",
+    "all_gather_extension": "fsdp_pre_all_gather",
+    "sharded_along_the_second_dimension": "Shard",
+}
+
+
+@pytest.mark.parametrize("name", BYPASSED)
+def test_what_cannot_be_served_is_left_to_fsdp2_and_said(launches, name):
+    results, jobs = launches.get(NAMES, "tau0-slice")
+    for result in results[name]:
+        before, after = result["stats"]
+        new = after["bypassed"][len(before["bypassed"]):]
+        assert new, "nothing was recorded"
+        assert all(BYPASSED[name].lower() in entry["reason"].lower() for entry in new), new
+    assert any(BYPASSED[name].lower() in line.lower() for job in jobs for line in job.output.splitlines()
+               if line.startswith("fcdp:"))
+
+
+@pytest.mark.parametrize("name", ["full_adamw_foreach", "lora", "nested_groups", "tied_weights_in_a_list_of_modules",
+                                  "hsdp_sharded_across_the_nodes", "mixed_dtypes_in_one_group"])
+def test_what_can_be_served_is(launches, name):
+    for result in launches.get(NAMES, "tau0-slice")[0][name]:
+        before, after = result["stats"]
+        assert after["bypassed"] == before["bypassed"]

@@ -1,0 +1,63 @@
+"""A rank dies by SIGKILL: the others end, say what did not come, and leave nothing on the machine."""
+import signal
+
+import pytest
+
+import launch
+from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
+from leftovers import Leftovers
+
+TIMEOUT_S = 90
+PLACES = ["forward", "backward", "gather", "optimizer"]
+GROUPS = ("blocks.", "root")
+
+
+def kill(tmp_path, where, configuration, victim=2):
+    """Plain FSDP2 ends cleanly at such a death, on gloo; with FCDP it must too."""
+    before = Leftovers(tmp_path)
+    env = dict(CONFIGURATIONS.get(configuration, {}))
+    if env:
+        env["FCDP_TIMEOUT"] = "20"
+    job = launch.Spawned(launch.HERE / "victim.py", [where, "--victim", victim], tmp_path, env)
+    in_time = job.wait(TIMEOUT_S)
+    assert in_time, "a survivor hangs\n" + job.report()
+    assert job.ranks[victim].returncode == -signal.SIGKILL, job.report()
+    assert "dies now" in job.ranks[victim].out
+    for i, rank in enumerate(job.ranks):
+        assert "step 1" in rank.out and "step 4" not in rank.out, job.report()
+        if i != victim:
+            assert rank.returncode > 0, f"rank {i} must end with an error of its own\n" + job.report()
+            assert "Error" in rank.err, job.report()
+    assert job.left_alive == []
+    assert before.found() == []
+    return job
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_plain_fsdp2_ends(tmp_path, where):
+    kill(tmp_path, where, PLAIN)
+
+
+def survivors(job, victim=2):
+    return [rank.err for i, rank in enumerate(job.ranks) if i != victim]
+
+
+@needs_fcdp
+@pytest.mark.parametrize("configuration", ["tau0-slice", "tau0-whole", "tau1-slice"])
+@pytest.mark.parametrize("where", PLACES)
+def test_survivors_name_what_did_not_come(tmp_path, configuration, where):
+    job = kill(tmp_path, where, configuration)
+    said = [err for err in survivors(job) if any("fcdp" in line for line in err.splitlines())]
+    if where == "backward":  # nothing of FCDP's may be under way there: then FSDP2's own reduction says it
+        assert all("fcdp" in err or "reduce_scatter" in err for err in survivors(job)), job.report()
+        return
+    assert said, "no survivor names what FCDP waited for\n" + job.report()
+    if where in ("forward", "gather"):
+        assert any(group in line for err in said for line in err.splitlines() if "fcdp" in line for group in GROUPS), job.report()
+
+
+@needs_fcdp
+@pytest.mark.parametrize("where", ["forward", "gather"])
+def test_the_first_rank_dies(tmp_path, where):
+    """It holds the store and is the leader of its node's host memory."""
+    kill(tmp_path, where, "tau0-slice", victim=0)
