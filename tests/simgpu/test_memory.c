@@ -11,6 +11,7 @@ static void fact_1_map_takes_offset_zero_and_the_whole_handle(void **state) {
     CUdeviceptr at = range_make(4 * PAGE);
     CUmemGenericAllocationHandle handle = handle_make(2 * PAGE);
     REFUSED(cuMemMap(at, PAGE, PAGE, handle, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(cuMemMap(at, 2 * PAGE, PAGE, handle, 0), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemMap(at, PAGE, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemMap(at, 4 * PAGE, 0, handle, 0), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemMap(at, 2 * PAGE, 0, handle, 1), CUDA_ERROR_INVALID_VALUE);
@@ -317,6 +318,34 @@ static void fact_18_adjacent_pages_merge_in_the_kernels_table(void **state) {
     assert_int_equal(count_in("/proc/self/maps", "fcdp-simgpu-device"), 1);
 }
 
+/* Where in the device's memfd the memory at an address lies. */
+static size_t offset_of(CUdeviceptr at) {
+    char line[512];
+    unsigned long begin, end, offset, found = (unsigned long)-1;
+    FILE *stream = fopen("/proc/self/maps", "r");
+    while (fgets(line, sizeof line, stream))
+        if (sscanf(line, "%lx-%lx %*s %lx", &begin, &end, &offset) == 3 && begin <= at && at < end)
+            found = offset + (at - begin);
+    fclose(stream);
+    return found;
+}
+
+static void freed_neighbours_become_one_extent(void **state) {
+    (void)state;
+    static const unsigned orders[][3] = {{0, 1, 2}, {2, 1, 0}, {0, 2, 1}, {1, 0, 2}};
+    for (size_t k = 0; k < sizeof orders / sizeof *orders; k++) {
+        fresh_device(NULL);
+        CUmemGenericAllocationHandle pages[5];
+        CUdeviceptr at = range_make(3 * PAGE);
+        for (int i = 0; i < 5; i++)
+            pages[i] = handle_make(PAGE);
+        for (int i = 0; i < 3; i++)
+            OK(cuMemRelease(pages[1 + orders[k][i]]));
+        OK(cuMemMap(at, 3 * PAGE, 0, handle_make(3 * PAGE), 0));
+        assert_int_equal(offset_of(at), PAGE);
+    }
+}
+
 static int open_descriptors(void) {
     int n = 0;
     for (int fd = 0; fd < 1024; fd++)
@@ -355,6 +384,7 @@ int main(void) {
         test(fact_7_host_memory_is_mapped_beside_device_memory),
         test(fact_10_a_remap_at_the_same_address_shows_the_new_memory),
         test(fact_18_adjacent_pages_merge_in_the_kernels_table),
+        test(freed_neighbours_become_one_extent),
         test(a_thousand_handles_need_one_descriptor),
     };
     return cmocka_run_group_tests_name("simgpu memory", tests, NULL, NULL);

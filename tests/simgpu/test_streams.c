@@ -112,6 +112,22 @@ static void the_null_stream_orders_itself_with_blocking_streams(void **state) {
         assert_int_equal(log.seen[i], i);
 }
 
+/* An event on an idle stream is done at once, unless the null stream holds it back. */
+static void blocking_streams_wait_for_the_null_stream(void **state) {
+    (void)state;
+    CUstream blocking = stream_make(0), free_running = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent held = event_make(), free_event = event_make();
+    struct gate gate;
+    gate_close(&gate, NULL);
+    OK(cuEventRecord(held, blocking));
+    OK(cuEventRecord(free_event, free_running));
+    REFUSED(cuEventQuery(held), CUDA_ERROR_NOT_READY);
+    OK(cuEventQuery(free_event));
+    gate_open(&gate);
+    OK(cuEventSynchronize(held));
+    OK(cuStreamQuery(NULL));
+}
+
 static void the_null_stream_is_also_called_legacy(void **state) {
     (void)state;
     struct gate gate;
@@ -345,6 +361,7 @@ int main(void) {
         test(query_tells_pending_from_done),
         test(a_stream_waits_for_what_the_event_had_captured),
         test(the_null_stream_orders_itself_with_blocking_streams),
+        test(blocking_streams_wait_for_the_null_stream),
         test(the_null_stream_is_also_called_legacy),
         test(a_destroyed_stream_finishes_its_work),
         test(foreign_handles_are_invalid),
