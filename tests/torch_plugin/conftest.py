@@ -19,10 +19,6 @@ def have_fcdp():
 needs_fcdp = pytest.mark.skipif(not have_fcdp(), reason="fcdp is not installed in this interpreter")
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "mutants: shows that the cases can fail; slow, one job for each mutant")
-
-
 class Launches:
     """One job for each (what to run, configuration), started when a test first asks for it and kept for the session."""
 

@@ -78,7 +78,23 @@ class Job:
         self.ranks, self.seconds = ranks, seconds
 
 
-def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, timeout_s=300):
+def wait_while_it_moves(process, tmp, stall_s):
+    """Waits for the end.  False where no rank has written a result for `stall_s`: a loaded machine is slow, not hung."""
+    moved = time.monotonic()
+    seen = None
+    while True:
+        try:
+            process.wait(1)
+            return True
+        except subprocess.TimeoutExpired:
+            now = sorted((p.name, p.stat().st_mtime_ns) for p in tmp.glob("rank*.json"))
+            if now != seen:
+                seen, moved = now, time.monotonic()
+            if time.monotonic() - moved > stall_s:
+                return False
+
+
+def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, stall_s=120):
     tmp.mkdir(parents=True, exist_ok=True)
     tag = new_tag()
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(n_ranks),
@@ -89,14 +105,13 @@ def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, timeout_s=300):
     with open(log, "wb") as sink:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, cwd=HERE,
                                    env=environment(tag, tmp, env), start_new_session=True)
-        timed_out = False
+        timed_out = True
         try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-            signal_all(tag, signal.SIGUSR1)  # faulthandler writes where every thread stands
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2)
+            timed_out = not wait_while_it_moves(process, tmp, stall_s)
+            if timed_out:
+                signal_all(tag, signal.SIGUSR1)  # faulthandler writes where every thread stands
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(2)
         finally:
             end(tag, process)
     ranks = []
@@ -105,7 +120,7 @@ def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, timeout_s=300):
     return Job(process.returncode, log.read_text(errors="replace"), timed_out, ranks, time.monotonic() - began)
 
 
-def run_cases(names, tmp, env=None, mutant=None, timeout_s=300, max_launches=12):
+def run_cases(names, tmp, env=None, max_launches=12):
     """Runs the cases in one job; where one of them breaks the job, the rest go on in another.  Returns, for each case, a
     list of the ranks' results, and all the jobs."""
     results, jobs, left = {}, [], list(names)
@@ -113,8 +128,8 @@ def run_cases(names, tmp, env=None, mutant=None, timeout_s=300, max_launches=12)
         folder = tmp / f"launch{len(jobs)}"
         folder.mkdir(parents=True)
         (folder / "cases.txt").write_text("\n".join(left))
-        arguments = ["--out", folder, "--cases", folder / "cases.txt"] + (["--mutant", mutant] if mutant else [])
-        job = torchrun(HERE / "worker.py", arguments, folder, env, timeout_s=timeout_s)
+        arguments = ["--out", folder, "--cases", folder / "cases.txt"]
+        job = torchrun(HERE / "worker.py", arguments, folder, env)
         jobs.append(job)
         done = [name for name in left if len(job.ranks) == WORLD and all(name in rank["cases"] for rank in job.ranks)]
         for name in done:
@@ -126,7 +141,7 @@ def run_cases(names, tmp, env=None, mutant=None, timeout_s=300, max_launches=12)
         if not broken_inside and len(done) < len(left):
             # It died or hung inside the case after the last one that all ranks finished.
             name = left[len(done)]
-            what = "timed out" if job.timed_out else f"ended with {job.returncode}"
+            what = "hung" if job.timed_out else f"ended with {job.returncode}"
             results[name] = [{"events": [], "marks": [], "error": f"the job {what} in this case",
                               "traceback": job.output[-6000:]}] * WORLD
             done.append(name)

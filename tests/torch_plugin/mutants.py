@@ -18,10 +18,6 @@ class Mutant:
         self.mode = None
         self.memory = {}
 
-    def forget(self):
-        self.memory.clear()
-        self.hooks_fired = False
-
     def look(self, p):
         return ()
 
@@ -119,8 +115,6 @@ class ByName(Mutant):
 class KeepsEdits(Mutant):
     """Stores a region when it is resharded: an edit of the gathered parameters is gathered ever after."""
 
-    after_reshard = True
-
     def look(self, p):
         return self.content(p)
 
@@ -139,61 +133,86 @@ MUTANTS = {
 }
 
 
-def install(name):
+class Switch:
+    """FSDP2 with at most one mutant at work; `become` chooses it."""
+
+    def __init__(self):
+        self.active = None
+
+    def become(self, name):
+        self.active = MUTANTS[name]() if name else None
+
+
+def remembered(mutant, p):
+    return mutant.memory.get(mutant.key(p))
+
+
+def spoil(mutant, fsdp_params, group, result):
+    """Overwrites what the mutant takes for unchanged by what it remembers, and remembers the rest."""
+    if isinstance(result.all_gather_work, dist.distributed_c10d.Work):
+        result.all_gather_work.wait()
+    rows = result.all_gather_output.view(group.size(), -1)
+    at = 0
+    for p, size in zip(fsdp_params, result.all_gather_input_split_sizes):
+        part = rows[:, at:at + size]
+        at += size
+        if p.sharded_state.name != "SHARDED":
+            continue
+        known = remembered(mutant, p)
+        if known and known[1].shape == part.shape and known[1].dtype == part.dtype and mutant.believes(p, known[0]):
+            part.copy_(known[1])
+        else:
+            # The parameter is kept too: its id must not come to mean another one.
+            mutant.memory[mutant.key(p)] = [mutant.look(p), part.clone(), p]
+
+
+def store_what_is_resharded(mutant, group):
+    for p in group.fsdp_params:
+        known = remembered(mutant, p)
+        if known and len(p.all_gather_outputs) == 1:
+            out = p.all_gather_outputs[0]
+            if out.dtype == known[1].dtype and out.numel() == known[1].numel():
+                known[1].copy_(out.view(known[1].shape))
+
+
+def install():
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
 
-    mutant = MUTANTS[name]()
-    gather, reshard, forward = module.foreach_all_gather, module.FSDPParamGroup.reshard, module.FSDPParamGroup.pre_forward
-    post_backward = module.FSDPParamGroup.post_backward
+    switch, Group = Switch(), module.FSDPParamGroup
+    gather, reshard, pre_forward, post_backward = (module.foreach_all_gather, Group.reshard, Group.pre_forward,
+                                                   Group.post_backward)
 
     def stepped(optimizer, args, kwargs):
-        mutant.steps += 1
-        mutant.hooks_fired = True
-
-    register_optimizer_step_post_hook(stepped)
-
-    def pre_forward(group, *args, **kwargs):
-        mode = torch.is_grad_enabled()
-        if mutant.mode not in (None, mode):
-            mutant.flips += 1
-        mutant.mode = mode
-        return forward(group, *args, **kwargs)
-
-    def after_backward(group, *args):
-        mutant.backwards += 1
-        return post_backward(group, *args)
+        if switch.active:
+            switch.active.steps += 1
+            switch.active.hooks_fired = True
 
     @torch.no_grad()
     def foreach_all_gather(fsdp_params, group, *args, **kwargs):
         result = gather(fsdp_params, group, *args, **kwargs)
-        if isinstance(result.all_gather_work, dist.distributed_c10d.Work):
-            result.all_gather_work.wait()
-        rows = result.all_gather_output.view(group.size(), -1)
-        at = 0
-        for p, size in zip(fsdp_params, result.all_gather_input_split_sizes):
-            part = rows[:, at:at + size]
-            at += size
-            if not hasattr(p, "_sharded_param_data") or p.sharded_state.name != "SHARDED":
-                continue
-            known = mutant.memory.get(mutant.key(p))
-            if known and known[1].shape == part.shape and known[1].dtype == part.dtype and mutant.believes(p, known[0]):
-                part.copy_(known[1])
-            else:
-                mutant.memory[mutant.key(p)] = [mutant.look(p), part.clone(), p]
+        if switch.active:
+            spoil(switch.active, fsdp_params, group, result)
         return result
 
-    def reshard_and_store(group):
-        if group.is_unsharded:
-            for p in group.fsdp_params:
-                known = mutant.memory.get(mutant.key(p))
-                out = p.all_gather_outputs[0] if len(p.all_gather_outputs) == 1 else None
-                if known and out is not None and out.dtype == known[1].dtype and out.numel() == known[1].numel():
-                    known[1].copy_(out.view(known[1].shape))
+    def before_forward(group, *args, **kwargs):
+        if switch.active:
+            mode = torch.is_grad_enabled()
+            switch.active.flips += switch.active.mode not in (None, mode)
+            switch.active.mode = mode
+        return pre_forward(group, *args, **kwargs)
+
+    def after_backward(group, *args):
+        if switch.active:
+            switch.active.backwards += 1
+        return post_backward(group, *args)
+
+    def before_reshard(group):
+        if isinstance(switch.active, KeepsEdits) and group.is_unsharded:
+            with torch.no_grad():
+                store_what_is_resharded(switch.active, group)
         return reshard(group)
 
-    module.foreach_all_gather = foreach_all_gather
-    module.FSDPParamGroup.pre_forward = pre_forward
-    module.FSDPParamGroup.post_backward = after_backward
-    if getattr(mutant, "after_reshard", False):
-        module.FSDPParamGroup.reshard = reshard_and_store
-    return mutant
+    register_optimizer_step_post_hook(stepped)
+    module.foreach_all_gather, Group.pre_forward = foreach_all_gather, before_forward
+    Group.post_backward, Group.reshard = after_backward, before_reshard
+    return switch

@@ -54,19 +54,18 @@ def run_case(name, function, rank, world, fcdp):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
-    parser.add_argument("--cases", required=True, help="a file with one name a line")
-    parser.add_argument("--mutant", help="break FSDP2's gathers in a known way first (mutants.py)")
+    parser.add_argument("--cases", required=True, help="a file with one name a line; NAME@MUTANT: over a wrong cache (mutants.py)")
     arguments = parser.parse_args()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     compat.prepare()
-    mutant = None
-    if arguments.mutant:
-        import mutants
-
-        mutant = mutants.install(arguments.mutant)
     with open(arguments.cases) as f:
         names = f.read().split()
+    switch = None
+    if any("@" in name for name in names):
+        import mutants
+
+        switch = mutants.install()
     registry = {**runs.CASES, **runs.COUNTING}
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -83,9 +82,10 @@ def main():
 
     broken = False
     for name in names:
-        if mutant:
-            mutant.forget()
-        result = run_case(name, registry[name], rank, world, fcdp)
+        plain_name, _, mutant = name.partition("@")
+        if switch:
+            switch.become(mutant)
+        result = run_case(plain_name, registry[plain_name], rank, world, fcdp)
         out["cases"][name] = result
         words = agree(store, name, rank, world, "raised" if result["error"] else "done")
         broken = len(set(words)) > 1

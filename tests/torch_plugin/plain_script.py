@@ -1,0 +1,46 @@
+"""An FSDP2 script as a user writes it, for launches that are given something wrong: a few steps, then a digest of what
+came out in digest<RANK>.txt under the folder that it is given."""
+import datetime
+import faulthandler
+import hashlib
+import json
+import pathlib
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+
+import compat
+from models import Net, shard
+from run import Run, raw_bytes
+
+
+def main():
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    torch.set_num_threads(1)
+    compat.prepare()
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    rank = dist.get_rank()
+    run = Run("plain script", rank, dist.get_world_size())
+    model = shard(Net(dim=128, n_blocks=4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    digest = hashlib.blake2b()
+    for step in range(3):
+        loss = run.loss(model)
+        digest.update(raw_bytes(loss))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step}", flush=True)
+    for parameter in optimizer.param_groups[0]["params"]:
+        digest.update(raw_bytes(parameter))
+    fcdp = sys.modules.get("fcdp")
+    stats = fcdp.stats() if fcdp else None
+    pathlib.Path(sys.argv[1], f"result{rank}.json").write_text(json.dumps({"digest": digest.hexdigest(), "stats": stats}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Wrong options and machines that cannot serve: a clear message, and then either plain FSDP2, bit for bit, or a stop
+before the first step.  Never a wrong number, never a hang."""
+import json
+import os
+import resource
+import shutil
+import subprocess
+
+import pytest
+
+import launch
+from conftest import needs_fcdp
+from leftovers import Leftovers
+
+TIMEOUT_S = 180
+SCRIPT = launch.HERE / "plain_script.py"
+
+
+class Outcome:
+    def __init__(self, job, tmp):
+        self.job = job
+        self.messages = [[line for line in (r.err + r.out).splitlines() if "fcdp:" in line.lower()] for r in job.ranks]
+        self.results = [json.loads(p.read_text()) if (p := tmp / f"result{i}.json").exists() else None
+                        for i in range(len(job.ranks))]
+
+    def stopped(self):
+        """Every rank ended with an error before its first step; what it said."""
+        for rank, result in zip(self.job.ranks, self.results):
+            assert rank.returncode > 0 and "step" not in rank.out and result is None, self.job.report()
+        return self.job.ranks[0].err
+
+    def went_on(self, plain):
+        """Every rank trained to the end, bit for bit as plain FSDP2; what rank 0 said, once."""
+        for rank, result, expected in zip(self.job.ranks, self.results, plain.results):
+            assert rank.returncode == 0, self.job.report()
+            assert result["digest"] == expected["digest"], "training differs\n" + self.job.report()
+        return [line for line in self.messages[0] if "plain fsdp2" in line.lower()]
+
+
+def start(tmp_path, env=None, **kwargs):
+    before = Leftovers(tmp_path)
+    job = launch.Spawned(SCRIPT, [tmp_path], tmp_path, env, **kwargs)
+    assert job.wait(TIMEOUT_S), "hangs\n" + job.report()
+    assert job.left_alive == [] and before.found() == []
+    return Outcome(job, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    outcome = start(tmp_path_factory.mktemp("plain"))
+    for rank, messages in zip(outcome.job.ranks, outcome.messages):
+        assert rank.returncode == 0 and not messages, outcome.job.report()
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same on one rank."""
+    return start(tmp_path_factory.mktemp("alone"), n_ranks=1)
+
+
+def on(**options):
+    return {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TIMEOUT": "60", **options}
+
+
+def test_the_script_runs_plain(plain):
+    assert all(result["digest"] for result in plain.results)
+
+
+@needs_fcdp
+def test_the_script_runs_under_fcdp(plain, tmp_path):
+    outcome = start(tmp_path, on())
+    assert outcome.went_on(plain) == []
+    assert outcome.results[0]["stats"]["gathers"]["avoided"] > 0
+    assert [len(m) for m in outcome.messages] == [2, 0, 0, 0], outcome.messages
+
+
+WRONG = {
+    "FCDP=maybe": ({"FCDP": "maybe"}, ["FCDP=maybe", "0 or 1"]),
+    "FCDP_TAU=1.5": (on(FCDP_TAU="1.5"), ["FCDP_TAU=1.5", "from 0 to 1"]),
+    "FCDP_TAU=half": (on(FCDP_TAU="half"), ["FCDP_TAU=half", "from 0 to 1"]),
+    "FCDP_TAU=nan": (on(FCDP_TAU="nan"), ["FCDP_TAU=nan", "from 0 to 1"]),
+    "FCDP_TAUU=0.5": (on(FCDP_TAUU="0.5"), ["FCDP_TAUU", "FCDP_TAU"]),
+    "FCDP_RESTOR=whole": (on(FCDP_RESTOR="whole"), ["FCDP_RESTOR", "FCDP_RESTORE"]),
+    "FCDP_RESTORE=slices": (on(FCDP_RESTORE="slices"), ["FCDP_RESTORE=slices", "slice", "whole"]),
+    "FCDP_LOCAL_SIZE=-1": (on(FCDP_LOCAL_SIZE="-1"), ["FCDP_LOCAL_SIZE=-1"]),
+    "FCDP_LOCAL_SIZE=2.5": (on(FCDP_LOCAL_SIZE="2.5"), ["FCDP_LOCAL_SIZE=2.5", "whole number"]),
+    "FCDP_DRIVER=gpu": (on(FCDP_DRIVER="gpu"), ["FCDP_DRIVER=gpu", "cuda", "sim"]),
+    "FCDP_HOST_BUDGET=lots": (on(FCDP_HOST_BUDGET="lots"), ["FCDP_HOST_BUDGET=lots", "8G"]),
+}
+
+
+@needs_fcdp
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_option_stops_before_the_first_step(tmp_path, name):
+    env, words = WRONG[name]
+    said = start(tmp_path, env, n_ranks=1).stopped()
+    last = said.strip().splitlines()[-1]
+    for word in words:
+        assert word in last, f"{word!r} is not in the error: {last}"
+
+
+@needs_fcdp
+@pytest.mark.parametrize("name", ["FCDP=maybe", "FCDP_TAU=1.5", "FCDP_TAUU=0.5"])
+def test_a_wrong_option_stops_every_rank(tmp_path, name):
+    env, words = WRONG[name]
+    outcome = start(tmp_path, env)
+    assert all(word in outcome.stopped() for word in words)
+
+
+@needs_fcdp
+def test_an_option_on_one_rank_alone_is_wrong_everywhere(tmp_path, plain):
+    """The ranks must not go separate ways: all stop, or all go on alike."""
+    outcome = start(tmp_path, on(), rank_env={2: {"FCDP_TAU": "1.5"}})
+    assert outcome.job.ranks[2].returncode > 0 and "FCDP_TAU=1.5" in outcome.job.ranks[2].err
+    for rank, result in zip(outcome.job.ranks, outcome.results):
+        assert rank.returncode > 0 and result is None, outcome.job.report()
+
+
+@needs_fcdp
+def test_off_says_nothing(tmp_path, plain):
+    outcome = start(tmp_path, {"FCDP": "0", "FCDP_TAUU": "1"})
+    outcome.went_on(plain)
+    assert outcome.messages == [[], [], [], []]
+
+
+def has_cuda():
+    return os.path.exists("/dev/nvidiactl")
+
+
+GOES_ON = {
+    "cuda_without_a_gpu": (on(FCDP_DRIVER="cuda"), {}, ["FCDP_DRIVER"]),
+    "local_size_that_does_not_divide": (on(FCDP_LOCAL_SIZE="3"), {}, ["ranks per node", "FCDP_LOCAL_SIZE"]),
+    "nodes_of_different_size": ({"FCDP": "1"}, {0: {"LOCAL_WORLD_SIZE": "3"}, 1: {"LOCAL_WORLD_SIZE": "3"},
+                                                2: {"LOCAL_WORLD_SIZE": "3"}, 3: {"LOCAL_WORLD_SIZE": "1"}},
+                                ["ranks per node"]),
+    "one_node": ({"FCDP": "1"}, {}, ["node"]),
+    "host_memory_too_small": (on(FCDP_HOST_BUDGET="1M"), {}, ["host", "FCDP_HOST_BUDGET"]),
+    "device_memory_too_small": (on(FCDP_DEVICE_BUDGET="2M"), {}, ["device", "FCDP_DEVICE_BUDGET"]),
+}
+
+
+@needs_fcdp
+@pytest.mark.parametrize("name", GOES_ON)
+def test_what_cannot_be_served_trains_as_plain_fsdp2(tmp_path, plain, name):
+    if name == "cuda_without_a_gpu" and has_cuda():
+        pytest.skip("this machine has a GPU")
+    env, rank_env, words = GOES_ON[name]
+    outcome = start(tmp_path, env, rank_env=rank_env)
+    if name == "device_memory_too_small" and outcome.job.ranks[0].returncode:
+        said = [outcome.stopped()]  # an error before the first step is as good
+    else:
+        said = outcome.went_on(plain)
+        assert len(said) == 1 and said[0].startswith("fcdp:"), outcome.messages[0]
+        assert not any("plain fsdp2" in line.lower() for messages in outcome.messages[1:] for line in messages)
+        assert outcome.results[0]["stats"]["bypassed"], "nothing is recorded in stats()"
+    for word in words:
+        assert word.lower() in said[0].lower(), f"{word!r} is not in: {said[0]}"
+
+
+@needs_fcdp
+def test_one_rank_is_served_by_fsdp2(tmp_path, alone):
+    outcome = start(tmp_path, {"FCDP": "1"}, n_ranks=1)
+    outcome.went_on(alone)
+
+
+@needs_fcdp
+@pytest.mark.parametrize("seam", ["foreach_all_gather", "foreach_all_gather_copy_out"])
+def test_a_torch_with_other_seams(tmp_path, plain, seam):
+    paths = [str(launch.HERE / "other_seams"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    outcome = start(tmp_path, on(OTHER_SEAM=seam, PYTHONPATH=os.pathsep.join(paths)))
+    said = outcome.went_on(plain)
+    assert len(said) == 1 and seam in said[0], outcome.messages[0]
+    assert outcome.job.ranks[1].returncode == 0 and not outcome.messages[1]
+
+
+def little_memlock():
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
+
+
+def without_ipc_lock():
+    """A command prefix under which a process may lock no more than its limit; None where it cannot be had."""
+    if os.geteuid():
+        return ()
+    prefix = ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock")
+    if not shutil.which("setpriv"):
+        return None
+    try_it = subprocess.run([*prefix, "grep", "CapEff", "/proc/self/status"], capture_output=True, text=True)
+    if try_it.returncode or int(try_it.stdout.split()[1], 16) & (1 << 14):
+        return None
+    return prefix
+
+
+def with_little_memlock(tmp_path, **options):
+    prefix = without_ipc_lock()
+    if prefix is None:
+        pytest.skip("CAP_IPC_LOCK cannot be dropped here (setpriv)")
+    return start(tmp_path, on(**options), prefix=prefix, preexec=little_memlock)
+
+
+@needs_fcdp
+def test_memlock_too_small_trains_unpinned(tmp_path, plain):
+    outcome = with_little_memlock(tmp_path)
+    outcome.went_on(plain)
+    said = [line for line in outcome.messages[0] if "pin" in line]
+    assert said and any(word in said[0] for word in ("memlock", "RLIMIT_MEMLOCK", "ulimit -l")), outcome.messages[0]
+
+
+@needs_fcdp
+def test_memlock_too_small_where_pinning_is_required(tmp_path, plain):
+    outcome = with_little_memlock(tmp_path, FCDP_PIN="require")
+    if outcome.job.ranks[0].returncode:
+        said = outcome.stopped()
+    else:
+        said = "\n".join(outcome.went_on(plain))
+    assert "FCDP_PIN" in said and any(word in said for word in ("memlock", "RLIMIT_MEMLOCK", "ulimit -l")), said
