@@ -118,14 +118,14 @@ static void the_link_keeps_its_rate(void **state) {
     unsigned char *host = host_make(2 * bytes, true);
     memset(bytes_at(pages.at), 1, 2 * bytes);
     memset(host, 1, 2 * bytes);
-    simgpu_set_pcie(0.1);
-    double expected = (double)bytes / 0.1e9, best = 1e9;
-    for (int attempt = 0; attempt < 5 && best > 1.2 * expected; attempt++) { /* a busy machine may delay one */
+    simgpu_set_pcie(0.03); /* so slow that a busy machine's scheduling is small against it */
+    double expected = (double)bytes / 0.03e9, best = 1e9;
+    for (int attempt = 0; attempt < 5 && best > 1.2 * expected; attempt++) {
         double seconds = seconds_for(pages.at, host, bytes);
         assert_true(seconds >= 0.99 * expected);
         if (seconds < best) best = seconds;
     }
-    print_message("16.8 MB up and 8.4 MB down at 0.1 GB/s: %.3f s, expected %.3f s\n", best, expected);
+    print_message("16.8 MB up and 8.4 MB down at 0.03 GB/s: %.3f s, expected %.3f s\n", best, expected);
     assert_true(best <= 1.2 * expected);
     OK(cuMemHostUnregister(host));
     host_destroy(host, 2 * bytes);
