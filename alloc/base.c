@@ -1,7 +1,8 @@
 /* base.c - status names, the thread's failure text, the log, checks, ranked locks, the clock.
  *
- * Knows no option by more than FCDP_CHECK: that one is read when the library is loaded, so that locks and invariants are
- * checked from the first call on, whoever that call comes from. Whether its value is well formed is options.c's to say.
+ * Knows no option by more than FCDP_CHECK: that one is read when the library is loaded, so that locks and
+ * invariants are checked from the first call on, whoever that call comes from. Whether its value is well
+ * formed is options.c's to say.
  */
 #include "alloc/fcdp.h"
 
@@ -20,35 +21,46 @@ static _Thread_local char failure_text[TEXT_BYTES];
 static atomic_int log_threshold = FCDP_LOG_WARN;
 int fcdp__check_level;
 
-__attribute__((constructor)) static void check_level_init(void)
-{
+__attribute__((constructor)) static void check_level_init(void) {
     const char *value = getenv("FCDP_CHECK");
     if (value && value[0] >= '0' && value[0] <= '3' && !value[1]) fcdp__check_level = value[0] - '0';
 }
 
-const char *fcdp_status_name(fcdp_status status)
-{
+const char *fcdp_status_name(fcdp_status status) {
     switch (status) {
-    case FCDP_OK: return "ok";
-    case FCDP_PENDING: return "pending";
-    case FCDP_ERR_INVALID: return "invalid argument";
-    case FCDP_ERR_NO_DEVICE_MEM: return "out of device memory";
-    case FCDP_ERR_NO_HOST_MEM: return "out of host memory";
-    case FCDP_ERR_DRIVER: return "driver error";
-    case FCDP_ERR_SYSTEM: return "system error";
-    case FCDP_ERR_UNSUPPORTED: return "unsupported here";
-    case FCDP_ERR_OPTION: return "bad option";
-    case FCDP_ERR_TIMEOUT: return "timeout";
-    case FCDP_ERR_PEER: return "peer failed";
-    case FCDP_ERR_TRANSPORT: return "transport error";
+    case FCDP_OK:
+        return "ok";
+    case FCDP_PENDING:
+        return "pending";
+    case FCDP_ERR_INVALID:
+        return "invalid argument";
+    case FCDP_ERR_NO_DEVICE_MEM:
+        return "out of device memory";
+    case FCDP_ERR_NO_HOST_MEM:
+        return "out of host memory";
+    case FCDP_ERR_DRIVER:
+        return "driver error";
+    case FCDP_ERR_SYSTEM:
+        return "system error";
+    case FCDP_ERR_UNSUPPORTED:
+        return "unsupported here";
+    case FCDP_ERR_OPTION:
+        return "bad option";
+    case FCDP_ERR_TIMEOUT:
+        return "timeout";
+    case FCDP_ERR_PEER:
+        return "peer failed";
+    case FCDP_ERR_TRANSPORT:
+        return "transport error";
     }
     return "unknown status";
 }
 
-const char *fcdp_error_text(void) { return failure_text; }
+const char *fcdp_error_text(void) {
+    return failure_text;
+}
 
-fcdp_status fcdp__fail(fcdp_status status, const char *format, ...)
-{
+fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) {
     char text[TEXT_BYTES]; /* not failure_text itself: an argument may point into it */
     va_list args;
     va_start(args, format);
@@ -58,14 +70,12 @@ fcdp_status fcdp__fail(fcdp_status status, const char *format, ...)
     return status;
 }
 
-void fcdp_log_set_level(fcdp_log_level level)
-{
+void fcdp_log_set_level(fcdp_log_level level) {
     atomic_store_explicit(&log_threshold, level, memory_order_relaxed);
 }
 
 /* One write per line: the lines of ranks that share a terminal stay whole. */
-static void line_write(const char *line, size_t n_bytes)
-{
+static void line_write(const char *line, size_t n_bytes) {
     while (n_bytes > 0) {
         ssize_t n_written = write(STDERR_FILENO, line, n_bytes);
         if (n_written < 0 && errno == EINTR) continue;
@@ -75,8 +85,7 @@ static void line_write(const char *line, size_t n_bytes)
     }
 }
 
-void fcdp__log(fcdp_log_level level, const char *format, ...)
-{
+void fcdp__log(fcdp_log_level level, const char *format, ...) {
     static const char *const words[] = {"", "warning: ", "info: ", "debug: "};
     if ((int)level > atomic_load_explicit(&log_threshold, memory_order_relaxed)) return;
 
@@ -93,36 +102,33 @@ void fcdp__log(fcdp_log_level level, const char *format, ...)
     errno = saved_errno;
 }
 
-void fcdp__check_failed(const char *expr, const char *file, int line)
-{
+void fcdp__check_failed(const char *expr, const char *file, int line) {
     char text[LINE_BYTES];
-    int n_bytes = snprintf(text, sizeof text, "fcdp: check failed, state is corrupt: %s (%s:%d)\n", expr, file, line);
+    int n_bytes =
+        snprintf(text, sizeof text, "fcdp: check failed, state is corrupt: %s (%s:%d)\n", expr, file, line);
     if (n_bytes > 0) line_write(text, n_bytes < LINE_BYTES ? (size_t)n_bytes : LINE_BYTES - 1);
     abort();
 }
 
-/* The locks that this thread holds, in the order taken. Kept at every check level, so that the level may change while
- * locks are held. */
+/* The locks that this thread holds, in the order taken. Kept at every check level, so that the level may
+ * change while locks are held. */
 static _Thread_local struct {
     const fcdp_lock *locks[MAX_HELD];
     int n;
 } held;
 
-static bool held_allows(const fcdp_lock *lock)
-{
+static bool held_allows(const fcdp_lock *lock) {
     for (int i = 0; i < held.n; i++)
         if (held.locks[i]->rank <= lock->rank) return false;
     return true;
 }
 
-static void held_push(const fcdp_lock *lock)
-{
+static void held_push(const fcdp_lock *lock) {
     FCDP_CHECK(0, held.n < MAX_HELD);
     held.locks[held.n++] = lock;
 }
 
-static void held_remove(const fcdp_lock *lock)
-{
+static void held_remove(const fcdp_lock *lock) {
     int at = held.n - 1;
     while (at >= 0 && held.locks[at] != lock) at--;
     FCDP_CHECK(0, at >= 0); /* released by a thread that does not hold it */
@@ -130,37 +136,34 @@ static void held_remove(const fcdp_lock *lock)
     held.n--;
 }
 
-void fcdp__lock_init(fcdp_lock *lock, fcdp_lock_rank rank)
-{
+void fcdp__lock_init(fcdp_lock *lock, fcdp_lock_rank rank) {
     FCDP_CHECK(0, pthread_mutex_init(&lock->mutex, NULL) == 0);
     lock->rank = rank;
 }
 
-void fcdp__lock_destroy(fcdp_lock *lock) { FCDP_CHECK(0, pthread_mutex_destroy(&lock->mutex) == 0); }
+void fcdp__lock_destroy(fcdp_lock *lock) {
+    FCDP_CHECK(0, pthread_mutex_destroy(&lock->mutex) == 0);
+}
 
-void fcdp__lock_acquire(fcdp_lock *lock)
-{
+void fcdp__lock_acquire(fcdp_lock *lock) {
     FCDP_CHECK(2, held_allows(lock)); /* before the wait: a cycle aborts instead of hanging */
     FCDP_CHECK(0, pthread_mutex_lock(&lock->mutex) == 0);
     held_push(lock);
 }
 
-void fcdp__lock_release(fcdp_lock *lock)
-{
+void fcdp__lock_release(fcdp_lock *lock) {
     held_remove(lock);
     FCDP_CHECK(0, pthread_mutex_unlock(&lock->mutex) == 0);
 }
 
-void fcdp__lock_wait(fcdp_lock *lock, pthread_cond_t *cond)
-{
+void fcdp__lock_wait(fcdp_lock *lock, pthread_cond_t *cond) {
     held_remove(lock);
     FCDP_CHECK(2, held_allows(lock));
     FCDP_CHECK(0, pthread_cond_wait(cond, &lock->mutex) == 0);
     held_push(lock);
 }
 
-uint64_t fcdp__now_ns(void)
-{
+uint64_t fcdp__now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;

@@ -1,8 +1,9 @@
-/* driver.c - the table of CUDA driver calls, from libcuda.so.1 or from the simulated driver; the only file with CUDA types.
+/* driver.c - the table of CUDA driver calls, from libcuda.so.1 or from the simulated driver; the only file
+ * with CUDA types.
  *
- * Knows no page pool, no region and no policy: each function is one driver call (or a bounded retry of one), a context
- * bound around it, and a failure text with the call's name and numbers. The few types and constants are declared here, so
- * that building needs no CUDA; they are ABI and do not change.
+ * Knows no page pool, no region and no policy: each function is one driver call (or a bounded retry of one),
+ * a context bound around it, and a failure text with the call's name and numbers. The few types and constants
+ * are declared here, so that building needs no CUDA; they are ABI and do not change.
  */
 #include "alloc/driver.h"
 
@@ -20,7 +21,9 @@ typedef void *CUstream;
 typedef void *CUevent;
 typedef unsigned long long CUdeviceptr;
 typedef unsigned long long CUmemGenericAllocationHandle;
-typedef struct CUmemLocation { int type, id; } CUmemLocation;
+typedef struct CUmemLocation {
+    int type, id;
+} CUmemLocation;
 typedef struct CUmemAllocationProp {
     int type, requestedHandleTypes;
     CUmemLocation location;
@@ -62,6 +65,7 @@ enum {
 };
 
 /* Every symbol that FCDP uses, under the name that libcuda exports. */
+/* clang-format off */
 #define CUDA_CALLS(X)                                                                                                  \
     X(cuInit, (unsigned flags))                                                                                        \
     X(cuGetErrorName, (CUresult result, const char **name))                                                            \
@@ -99,6 +103,7 @@ enum {
     X(cuEventQuery, (CUevent event))                                                                                   \
     X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                                  \
     X(cuMemHostUnregister, (void *at))
+/* clang-format on */
 
 struct fcdp_driver {
     struct {
@@ -113,63 +118,66 @@ struct fcdp_driver {
     bool is_sim;
 };
 
-/* NOT_READY from cuMemSetAccess means work in flight; one synchronise has always been enough, so a few are plenty. */
+/* NOT_READY from cuMemSetAccess means work in flight, which a synchronise ends, unless others keep adding
+ * some. */
 enum { MAX_ACCESS_TRIES = 8 };
 /* Lower is more urgent; the driver clamps to what the device has. */
 enum { HIGHEST_PRIORITY = -1000 };
 size_t fcdp__driver_pin_chunk_bytes = (size_t)64 << 30;
 
-/* ---- calls and failures ---------------------------------------------------------------------------------------- */
+/* ---- calls and failures ---- */
 
-static const char *result_name(const fcdp_driver *drv, CUresult result)
-{
+static const char *result_name(const fcdp_driver *drv, CUresult result) {
     const char *name = NULL;
-    if (drv->api.cuGetErrorName && drv->api.cuGetErrorName(result, &name) == CUDA_SUCCESS && name) return name;
+    if (drv->api.cuGetErrorName && drv->api.cuGetErrorName(result, &name) == CUDA_SUCCESS && name)
+        return name;
     return "an unknown CUDA error";
 }
 
-/* The calling thread's context is ours during a call and what it was before afterwards: threads of the program may work
- * with other devices. In the usual case it is the same context, and this is one look into the thread's own state. */
-static CUresult context_enter(const fcdp_driver *drv, CUcontext *before_out)
-{
+/* The calling thread's context is ours during a call and what it was before afterwards: threads of the
+ * program may work with other devices. In the usual case it is the same context, and this is one look into
+ * the thread's own state. */
+static CUresult context_enter(const fcdp_driver *drv, CUcontext *before_out) {
     CUresult result = drv->api.cuCtxGetCurrent(before_out);
     if (result != CUDA_SUCCESS || *before_out == drv->ctx) return result;
     return drv->api.cuCtxSetCurrent(drv->ctx);
 }
 
-static void context_leave(const fcdp_driver *drv, CUcontext before)
-{
+static void context_leave(const fcdp_driver *drv, CUcontext before) {
     if (before == drv->ctx) return;
     CUresult result = drv->api.cuCtxSetCurrent(before);
     if (result != CUDA_SUCCESS)
-        fcdp__log(FCDP_LOG_WARN, "cuCtxSetCurrent (back to the thread's own context): %s", result_name(drv, result));
+        fcdp__log(FCDP_LOG_WARN, "cuCtxSetCurrent (back to the thread's own context): %s",
+                  result_name(drv, result));
 }
 
 /* CALL(drv, cuFoo, args...): the CUresult of one driver call made with the context bound. */
-#define CALL(drv, name, ...)                                                                                           \
-    __extension__({                                                                                                    \
-        CUcontext before_ = NULL;                                                                                      \
-        CUresult result_ = context_enter(drv, &before_);                                                               \
-        if (result_ == CUDA_SUCCESS) {                                                                                 \
-            result_ = (drv)->api.name(__VA_ARGS__);                                                                    \
-            context_leave(drv, before_);                                                                               \
-        }                                                                                                              \
-        result_;                                                                                                       \
+#define CALL(drv, name, ...)                                                                                 \
+    __extension__({                                                                                          \
+        CUcontext before_ = NULL;                                                                            \
+        CUresult result_ = context_enter(drv, &before_);                                                     \
+        if (result_ == CUDA_SUCCESS) {                                                                       \
+            result_ = (drv)->api.name(__VA_ARGS__);                                                          \
+            context_leave(drv, before_);                                                                     \
+        }                                                                                                    \
+        result_;                                                                                             \
     })
 
-static fcdp_status result_status(CUresult result)
-{
+static fcdp_status result_status(CUresult result) {
     switch (result) {
-    case CUDA_SUCCESS: return FCDP_OK;
-    case CUDA_ERROR_OUT_OF_MEMORY: return FCDP_ERR_NO_DEVICE_MEM;
-    case CUDA_ERROR_NOT_SUPPORTED: return FCDP_ERR_UNSUPPORTED;
-    default: return FCDP_ERR_DRIVER;
+    case CUDA_SUCCESS:
+        return FCDP_OK;
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        return FCDP_ERR_NO_DEVICE_MEM;
+    case CUDA_ERROR_NOT_SUPPORTED:
+        return FCDP_ERR_UNSUPPORTED;
+    default:
+        return FCDP_ERR_DRIVER;
     }
 }
 
-/* The failure text of `result` from a call that `format` describes, e.g. "cuMemMap(0x7f00, 2097152 bytes)". */
-static fcdp_status FCDP_PRINTF(3, 4) call_failed(fcdp_driver *drv, CUresult result, const char *format, ...)
-{
+/* The failure text of `result` from a call that `format` describes, e.g. "cuMemMap(7f00, 4096 bytes)". */
+static fcdp_status FCDP_PRINTF(3, 4) call_failed(fcdp_driver *drv, CUresult result, const char *format, ...) {
     char call[256];
     va_list args;
     va_start(args, format);
@@ -177,35 +185,34 @@ static fcdp_status FCDP_PRINTF(3, 4) call_failed(fcdp_driver *drv, CUresult resu
     va_end(args);
 
     size_t free_bytes, total_bytes;
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && CALL(drv, cuMemGetInfo_v2, &free_bytes, &total_bytes) == CUDA_SUCCESS)
+    if (result == CUDA_ERROR_OUT_OF_MEMORY &&
+        CALL(drv, cuMemGetInfo_v2, &free_bytes, &total_bytes) == CUDA_SUCCESS)
         return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM, "%s: %s; device %d has %zu of %zu bytes free", call,
                           result_name(drv, result), drv->ordinal, free_bytes, total_bytes);
     return fcdp__fail(result_status(result), "%s: %s (CUresult %d)", call, result_name(drv, result), result);
 }
 
-/* ---- open and close -------------------------------------------------------------------------------------------- */
+/* ---- open and close ---- */
 
-/* Fill the table from the library at `path`. The library is never unloaded: it has threads of its own, and others may
- * use it. On failure `reason_out` says why. */
-static bool api_load(fcdp_driver *drv, const char *path, char *reason_out, size_t n_reason)
-{
+/* Fill the table from the library at `path`. The library is never unloaded: it has threads of its own, and
+ * others may use it. On failure `reason_out` says why. */
+static bool api_load(fcdp_driver *drv, const char *path, char *reason_out, size_t n_reason) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         snprintf(reason_out, n_reason, "%s", dlerror());
         return false;
     }
-#define AS_LOAD(name, args)                                                                                            \
-    if (!(*(void **)&drv->api.name = dlsym(library, #name))) {                                                         \
-        snprintf(reason_out, n_reason, "%s has no %s: it is too old", path, #name);                                    \
-        return false;                                                                                                  \
+#define AS_LOAD(name, args)                                                                                  \
+    if (!(*(void **)&drv->api.name = dlsym(library, #name))) {                                               \
+        snprintf(reason_out, n_reason, "%s has no %s: it is too old", path, #name);                          \
+        return false;                                                                                        \
     }
     CUDA_CALLS(AS_LOAD)
     return true;
 }
 
 /* Whether at least one device answers through the loaded table. */
-static bool device_answers(fcdp_driver *drv, char *reason_out, size_t n_reason)
-{
+static bool device_answers(fcdp_driver *drv, char *reason_out, size_t n_reason) {
     int count = 0;
     CUresult result = drv->api.cuInit(0);
     if (result != CUDA_SUCCESS) {
@@ -218,15 +225,13 @@ static bool device_answers(fcdp_driver *drv, char *reason_out, size_t n_reason)
     return false;
 }
 
-static int attribute_get(const fcdp_driver *drv, int attribute, int fallback)
-{
+static int attribute_get(const fcdp_driver *drv, int attribute, int fallback) {
     int value;
     return drv->api.cuDeviceGetAttribute(&value, attribute, drv->device) == CUDA_SUCCESS ? value : fallback;
 }
 
 /* The device's NUMA node: drivers before 12.2 do not know the attribute, the kernel knows the PCI slot's. */
-static int numa_node_find(const fcdp_driver *drv)
-{
+static int numa_node_find(const fcdp_driver *drv) {
     int node = attribute_get(drv, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
     int bus = attribute_get(drv, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, -1);
     int slot = attribute_get(drv, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, -1);
@@ -242,27 +247,30 @@ static int numa_node_find(const fcdp_driver *drv)
     return node;
 }
 
-static fcdp_status granularity_get(fcdp_driver *drv)
-{
-    CUresult result = CALL(drv, cuMemGetAllocationGranularity, &drv->page_bytes, &drv->prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuMemGetAllocationGranularity(device %d)", drv->ordinal);
+static fcdp_status granularity_get(fcdp_driver *drv) {
+    CUresult result = CALL(drv, cuMemGetAllocationGranularity, &drv->page_bytes, &drv->prop,
+                           CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    if (result != CUDA_SUCCESS)
+        return call_failed(drv, result, "cuMemGetAllocationGranularity(device %d)", drv->ordinal);
     if (drv->page_bytes && !(drv->page_bytes & (drv->page_bytes - 1))) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_UNSUPPORTED, "device %d maps memory in units of %zu bytes, which is no power of two",
-                      drv->ordinal, drv->page_bytes);
+    return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                      "device %d maps memory in units of %zu bytes, which is no power of two", drv->ordinal,
+                      drv->page_bytes);
 }
 
 /* The table is loaded and a device answers: take device `ordinal`. */
-static fcdp_status device_take(fcdp_driver *drv, int ordinal)
-{
+static fcdp_status device_take(fcdp_driver *drv, int ordinal) {
     int count = 0;
     drv->ordinal = ordinal;
     if (drv->api.cuDeviceGetCount(&count) == CUDA_SUCCESS && (ordinal < 0 || ordinal >= count))
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "device %d was asked for, but there are %d (0 to %d); see CUDA_VISIBLE_DEVICES",
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                          "device %d was asked for, but there are %d (0 to %d); see CUDA_VISIBLE_DEVICES",
                           ordinal, count, count - 1);
     CUresult result = drv->api.cuDeviceGet(&drv->device, ordinal);
     if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuDeviceGet(%d)", ordinal);
     if (attribute_get(drv, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1) == 0)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "device %d cannot map memory (cuMemMap); FCDP cannot work on it", ordinal);
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                          "device %d cannot map memory (cuMemMap); FCDP cannot work on it", ordinal);
 
     drv->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                       .location = {CU_MEM_LOCATION_TYPE_DEVICE, drv->device}};
@@ -271,18 +279,19 @@ static fcdp_status device_take(fcdp_driver *drv, int ordinal)
     drv->numa_node = numa_node_find(drv);
 
     result = drv->api.cuDevicePrimaryCtxRetain(&drv->ctx, drv->device);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuDevicePrimaryCtxRetain(device %d)", ordinal);
+    if (result != CUDA_SUCCESS)
+        return call_failed(drv, result, "cuDevicePrimaryCtxRetain(device %d)", ordinal);
     fcdp_status status = granularity_get(drv);
     if (status) (void)drv->api.cuDevicePrimaryCtxRelease_v2(drv->device);
     return status;
 }
 
-static bool sim_answers(fcdp_driver *drv, const char *sim_library, char *reason_out, size_t n_reason)
-{
+static bool sim_answers(fcdp_driver *drv, const char *sim_library, char *reason_out, size_t n_reason) {
     const char *path = getenv("FCDP_SIM_LIBRARY");
     if (!path || !path[0]) path = sim_library;
     if (!path || !path[0]) {
-        snprintf(reason_out, n_reason, "no simulated driver is known: set FCDP_SIM_LIBRARY to the path of libfcdp_simgpu.so");
+        snprintf(reason_out, n_reason,
+                 "no simulated driver is known: set FCDP_SIM_LIBRARY to the path of libfcdp_simgpu.so");
         return false;
     }
     drv->is_sim = true;
@@ -290,25 +299,29 @@ static bool sim_answers(fcdp_driver *drv, const char *sim_library, char *reason_
 }
 
 /* Load the table that `kind` asks for. */
-static fcdp_status table_open(fcdp_driver *drv, fcdp_driver_kind kind, const char *sim_library)
-{
+static fcdp_status table_open(fcdp_driver *drv, fcdp_driver_kind kind, const char *sim_library) {
     char no_cuda[512] = "", no_sim[512] = "";
     if (kind != FCDP_DRIVER_SIM) {
-        if (api_load(drv, "libcuda.so.1", no_cuda, sizeof no_cuda) && device_answers(drv, no_cuda, sizeof no_cuda))
+        if (api_load(drv, "libcuda.so.1", no_cuda, sizeof no_cuda) &&
+            device_answers(drv, no_cuda, sizeof no_cuda))
             return FCDP_OK;
         if (kind == FCDP_DRIVER_CUDA)
-            return fcdp__fail(FCDP_ERR_UNSUPPORTED, "FCDP_DRIVER=cuda, but no CUDA device answers (%s); use FCDP_DRIVER=auto, "
-                              "or sim to run without a GPU", no_cuda);
+            return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                              "FCDP_DRIVER=cuda, but no CUDA device answers (%s); use FCDP_DRIVER=auto, "
+                              "or sim to run without a GPU",
+                              no_cuda);
     }
     if (sim_answers(drv, sim_library, no_sim, sizeof no_sim)) return FCDP_OK;
     if (kind == FCDP_DRIVER_SIM) return fcdp__fail(FCDP_ERR_UNSUPPORTED, "FCDP_DRIVER=sim, but %s", no_sim);
-    return fcdp__fail(FCDP_ERR_UNSUPPORTED, "FCDP_DRIVER=auto, but no CUDA device answers (%s), and %s", no_cuda, no_sim);
+    return fcdp__fail(FCDP_ERR_UNSUPPORTED, "FCDP_DRIVER=auto, but no CUDA device answers (%s), and %s",
+                      no_cuda, no_sim);
 }
 
-fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, fcdp_driver **drv_out)
-{
+fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *sim_library,
+                              fcdp_driver **drv_out) {
     fcdp_driver *drv = calloc(1, sizeof *drv);
-    if (!drv) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for the driver table (%zu bytes)", sizeof *drv);
+    if (!drv)
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for the driver table (%zu bytes)", sizeof *drv);
     fcdp_status status = table_open(drv, kind, sim_library);
     if (!status) status = device_take(drv, ordinal);
     if (status) {
@@ -319,23 +332,28 @@ fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *si
     return FCDP_OK;
 }
 
-void fcdp__driver_close(fcdp_driver *drv)
-{
+void fcdp__driver_close(fcdp_driver *drv) {
     if (!drv) return;
     CUresult result = drv->api.cuDevicePrimaryCtxRelease_v2(drv->device);
     if (result != CUDA_SUCCESS)
-        fcdp__log(FCDP_LOG_DEBUG, "cuDevicePrimaryCtxRelease(device %d): %s", drv->ordinal, result_name(drv, result));
+        fcdp__log(FCDP_LOG_DEBUG, "cuDevicePrimaryCtxRelease(device %d): %s", drv->ordinal,
+                  result_name(drv, result));
     free(drv);
 }
 
-bool fcdp__driver_is_sim(const fcdp_driver *drv) { return drv->is_sim; }
-size_t fcdp__driver_page_bytes(const fcdp_driver *drv) { return drv->page_bytes; }
-int fcdp__driver_numa_node(const fcdp_driver *drv) { return drv->numa_node; }
+bool fcdp__driver_is_sim(const fcdp_driver *drv) {
+    return drv->is_sim;
+}
+size_t fcdp__driver_page_bytes(const fcdp_driver *drv) {
+    return drv->page_bytes;
+}
+int fcdp__driver_numa_node(const fcdp_driver *drv) {
+    return drv->numa_node;
+}
 
-/* ---- physical memory and ranges -------------------------------------------------------------------------------- */
+/* ---- physical memory and ranges ---- */
 
-fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out, size_t *total_bytes_out)
-{
+fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out, size_t *total_bytes_out) {
     size_t free_bytes, total_bytes;
     CUresult result = CALL(drv, cuMemGetInfo_v2, &free_bytes, &total_bytes);
     if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuMemGetInfo(device %d)", drv->ordinal);
@@ -344,123 +362,122 @@ fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out, size
     return FCDP_OK;
 }
 
-fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *phys_out)
-{
+fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *phys_out) {
     CUmemGenericAllocationHandle handle;
     CUresult result = CALL(drv, cuMemCreate, &handle, bytes, &drv->prop, 0);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuMemCreate(%zu bytes, device %d)", bytes, drv->ordinal);
+    if (result != CUDA_SUCCESS)
+        return call_failed(drv, result, "cuMemCreate(%zu bytes, device %d)", bytes, drv->ordinal);
     phys_out->handle = handle;
     return FCDP_OK;
 }
 
-fcdp_status fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys)
-{
+fcdp_status fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys) {
     CUresult result = CALL(drv, cuMemRelease, phys.handle);
     if (result == CUDA_SUCCESS) return FCDP_OK;
     return call_failed(drv, result, "cuMemRelease(handle %#llx)", (unsigned long long)phys.handle);
 }
 
-fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr *base_out)
-{
+fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr *base_out) {
     CUdeviceptr base;
     CUresult result = CALL(drv, cuMemAddressReserve, &base, bytes, drv->page_bytes, 0, 0);
     /* Out of addresses, not of memory: nothing that policy could reclaim. */
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
-        return fcdp__fail(FCDP_ERR_DRIVER, "cuMemAddressReserve(%zu bytes): %s: no device addresses are left for the range",
+        return fcdp__fail(FCDP_ERR_DRIVER,
+                          "cuMemAddressReserve(%zu bytes): %s: no device addresses are left for the range",
                           bytes, result_name(drv, result));
     if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuMemAddressReserve(%zu bytes)", bytes);
     base_out->addr = base;
     return FCDP_OK;
 }
 
-fcdp_status fcdp__driver_range_free(fcdp_driver *drv, fcdp_dptr base, size_t bytes)
-{
+fcdp_status fcdp__driver_range_free(fcdp_driver *drv, fcdp_dptr base, size_t bytes) {
     CUresult result = CALL(drv, cuMemAddressFree, base.addr, bytes);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemAddressFree(%#llx, %zu bytes)", (unsigned long long)base.addr, bytes);
+    return call_failed(drv, result, "cuMemAddressFree(%#llx, %zu bytes)", (unsigned long long)base.addr,
+                       bytes);
 }
 
-fcdp_status fcdp__driver_map(fcdp_driver *drv, fcdp_dptr at, size_t bytes, fcdp_phys phys)
-{
+fcdp_status fcdp__driver_map(fcdp_driver *drv, fcdp_dptr at, size_t bytes, fcdp_phys phys) {
     CUresult result = CALL(drv, cuMemMap, at.addr, bytes, 0, phys.handle, 0);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemMap(%#llx, %zu bytes, handle %#llx)", (unsigned long long)at.addr, bytes,
-                       (unsigned long long)phys.handle);
+    return call_failed(drv, result, "cuMemMap(%#llx, %zu bytes, handle %#llx)", (unsigned long long)at.addr,
+                       bytes, (unsigned long long)phys.handle);
 }
 
-fcdp_status fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes)
-{
+fcdp_status fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes) {
     CUresult result = CALL(drv, cuMemUnmap, at.addr, bytes);
     if (result == CUDA_SUCCESS) return FCDP_OK;
     return call_failed(drv, result, "cuMemUnmap(%#llx, %zu bytes)", (unsigned long long)at.addr, bytes);
 }
 
-fcdp_status fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes)
-{
+fcdp_status fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes) {
     CUmemAccessDesc desc = {{CU_MEM_LOCATION_TYPE_DEVICE, drv->device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     CUresult result = CALL(drv, cuMemSetAccess, at.addr, bytes, &desc, 1);
     for (int i = 1; result == CUDA_ERROR_NOT_READY && i < MAX_ACCESS_TRIES; i++) {
         result = CALL(drv, cuCtxSynchronize);
-        if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuCtxSynchronize before another cuMemSetAccess");
+        if (result != CUDA_SUCCESS)
+            return call_failed(drv, result, "cuCtxSynchronize before another cuMemSetAccess");
         result = CALL(drv, cuMemSetAccess, at.addr, bytes, &desc, 1);
     }
     if (result == CUDA_SUCCESS) return FCDP_OK;
     return call_failed(drv, result, "cuMemSetAccess(%#llx, %zu bytes)", (unsigned long long)at.addr, bytes);
 }
 
-/* ---- copies, streams, events ----------------------------------------------------------------------------------- */
+/* ---- copies, streams, events ---- */
 
-fcdp_status fcdp__driver_copy_h2d(fcdp_driver *drv, fcdp_dptr dst, const void *src, size_t bytes, fcdp_stream stream)
-{
+fcdp_status fcdp__driver_copy_h2d(fcdp_driver *drv, fcdp_dptr dst, const void *src, size_t bytes,
+                                  fcdp_stream stream) {
     CUresult result = CALL(drv, cuMemcpyHtoDAsync_v2, dst.addr, src, bytes, stream);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemcpyHtoDAsync(to %#llx, from %p, %zu bytes)", (unsigned long long)dst.addr, src, bytes);
+    return call_failed(drv, result, "cuMemcpyHtoDAsync(to %#llx, from %p, %zu bytes)",
+                       (unsigned long long)dst.addr, src, bytes);
 }
 
-fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, size_t bytes, fcdp_stream stream)
-{
+fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, size_t bytes,
+                                  fcdp_stream stream) {
     CUresult result = CALL(drv, cuMemcpyDtoHAsync_v2, dst, src.addr, bytes, stream);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemcpyDtoHAsync(to %p, from %#llx, %zu bytes)", dst, (unsigned long long)src.addr, bytes);
-}
-
-fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src, size_t bytes, fcdp_stream stream)
-{
-    CUresult result = CALL(drv, cuMemcpyDtoDAsync_v2, dst.addr, src.addr, bytes, stream);
-    if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemcpyDtoDAsync(to %#llx, from %#llx, %zu bytes)", (unsigned long long)dst.addr,
+    return call_failed(drv, result, "cuMemcpyDtoHAsync(to %p, from %#llx, %zu bytes)", dst,
                        (unsigned long long)src.addr, bytes);
 }
 
-fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out)
-{
+fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src, size_t bytes,
+                                  fcdp_stream stream) {
+    CUresult result = CALL(drv, cuMemcpyDtoDAsync_v2, dst.addr, src.addr, bytes, stream);
+    if (result == CUDA_SUCCESS) return FCDP_OK;
+    return call_failed(drv, result, "cuMemcpyDtoDAsync(to %#llx, from %#llx, %zu bytes)",
+                       (unsigned long long)dst.addr, (unsigned long long)src.addr, bytes);
+}
+
+fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) {
     CUstream stream;
-    CUresult result = CALL(drv, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING, HIGHEST_PRIORITY);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuStreamCreateWithPriority(device %d)", drv->ordinal);
+    CUresult result =
+        CALL(drv, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING, HIGHEST_PRIORITY);
+    if (result != CUDA_SUCCESS)
+        return call_failed(drv, result, "cuStreamCreateWithPriority(device %d)", drv->ordinal);
     *stream_out = stream;
     return FCDP_OK;
 }
 
-void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream)
-{
+void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamDestroy_v2, stream);
-    if (result != CUDA_SUCCESS) fcdp__log(FCDP_LOG_DEBUG, "cuStreamDestroy(%p): %s", stream, result_name(drv, result));
+    if (result != CUDA_SUCCESS)
+        fcdp__log(FCDP_LOG_DEBUG, "cuStreamDestroy(%p): %s", stream, result_name(drv, result));
 }
 
-fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream)
-{
+fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamSynchronize, stream);
     return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuStreamSynchronize(%p)", stream);
 }
 
-fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event)
-{
+fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) {
     CUresult result = CALL(drv, cuStreamWaitEvent, stream, event, 0);
-    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuStreamWaitEvent(%p, event %p)", stream, event);
+    return result == CUDA_SUCCESS
+               ? FCDP_OK
+               : call_failed(drv, result, "cuStreamWaitEvent(%p, event %p)", stream, event);
 }
 
-fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out)
-{
+fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) {
     CUevent event;
     CUresult result = CALL(drv, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
     if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuEventCreate(device %d)", drv->ordinal);
@@ -468,36 +485,33 @@ fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out)
     return FCDP_OK;
 }
 
-void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event)
-{
+void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event) {
     CUresult result = CALL(drv, cuEventDestroy_v2, event);
-    if (result != CUDA_SUCCESS) fcdp__log(FCDP_LOG_DEBUG, "cuEventDestroy(%p): %s", event, result_name(drv, result));
+    if (result != CUDA_SUCCESS)
+        fcdp__log(FCDP_LOG_DEBUG, "cuEventDestroy(%p): %s", event, result_name(drv, result));
 }
 
-fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream)
-{
+fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) {
     CUresult result = CALL(drv, cuEventRecord, event, stream);
-    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuEventRecord(%p, stream %p)", event, stream);
+    return result == CUDA_SUCCESS ? FCDP_OK
+                                  : call_failed(drv, result, "cuEventRecord(%p, stream %p)", event, stream);
 }
 
-fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event)
-{
+fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event) {
     CUresult result = CALL(drv, cuEventSynchronize, event);
     return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuEventSynchronize(%p)", event);
 }
 
-fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event)
-{
+fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) {
     CUresult result = CALL(drv, cuEventQuery, event);
     if (result == CUDA_ERROR_NOT_READY) return FCDP_PENDING;
     return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuEventQuery(%p)", event);
 }
 
-/* ---- host memory ----------------------------------------------------------------------------------------------- */
+/* ---- host memory ---- */
 
 /* Bytes that this process has locked by mlock; what a driver pinned need not be among them. */
-static size_t locked_bytes(void)
-{
+static size_t locked_bytes(void) {
     char line[256];
     size_t kib = 0;
     FILE *file = fopen("/proc/self/status", "re");
@@ -508,8 +522,8 @@ static size_t locked_bytes(void)
     return kib << 10;
 }
 
-static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at, size_t bytes, size_t n_done)
-{
+static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at, size_t bytes,
+                              size_t n_done) {
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};
     (void)getrlimit(RLIMIT_MEMLOCK, &limit);
     size_t n_locked = locked_bytes();
@@ -520,18 +534,22 @@ static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at,
         return call_failed(drv, result, "cuMemHostRegister(%p, %zu bytes, after %zu)", at, bytes, n_done);
 
     char allowed[64] = "unlimited";
-    if (limited) snprintf(allowed, sizeof allowed, "limited to %llu bytes", (unsigned long long)limit.rlim_cur);
-    return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
-                      "cuMemHostRegister(%p, %zu bytes, after %zu): %s; locked memory is %s (RLIMIT_MEMLOCK), %zu bytes are "
-                      "locked: raise the limit (ulimit -l unlimited), free host memory, or set FCDP_PIN=never",
-                      at, bytes, n_done, result_name(drv, result), allowed, n_locked);
+    if (limited)
+        snprintf(allowed, sizeof allowed, "limited to %llu bytes", (unsigned long long)limit.rlim_cur);
+    return fcdp__fail(
+        FCDP_ERR_NO_HOST_MEM,
+        "cuMemHostRegister(%p, %zu bytes, after %zu): %s; locked memory is %s (RLIMIT_MEMLOCK), %zu bytes "
+        "are "
+        "locked: raise the limit (ulimit -l unlimited), free host memory, or set FCDP_PIN=never",
+        at, bytes, n_done, result_name(drv, result), allowed, n_locked);
 }
 
-fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes)
-{
+fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) {
     for (size_t n_done = 0; n_done < bytes;) {
-        size_t n = bytes - n_done < fcdp__driver_pin_chunk_bytes ? bytes - n_done : fcdp__driver_pin_chunk_bytes;
-        CUresult result = CALL(drv, cuMemHostRegister_v2, (char *)at + n_done, n, CU_MEMHOSTREGISTER_PORTABLE);
+        size_t n =
+            bytes - n_done < fcdp__driver_pin_chunk_bytes ? bytes - n_done : fcdp__driver_pin_chunk_bytes;
+        CUresult result =
+            CALL(drv, cuMemHostRegister_v2, (char *)at + n_done, n, CU_MEMHOSTREGISTER_PORTABLE);
         if (result != CUDA_SUCCESS) {
             for (size_t undo = 0; undo < n_done; undo += fcdp__driver_pin_chunk_bytes)
                 (void)CALL(drv, cuMemHostUnregister, (char *)at + undo);
@@ -542,12 +560,13 @@ fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes)
     return FCDP_OK;
 }
 
-fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes)
-{
+fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) {
     fcdp_status status = FCDP_OK;
-    for (size_t n_done = 0; n_done < bytes; n_done += fcdp__driver_pin_chunk_bytes) { /* the same chunks as host_pin */
+    for (size_t n_done = 0; n_done < bytes;
+         n_done += fcdp__driver_pin_chunk_bytes) { /* the same chunks as host_pin */
         CUresult result = CALL(drv, cuMemHostUnregister, (char *)at + n_done);
-        if (result != CUDA_SUCCESS && !status) status = call_failed(drv, result, "cuMemHostUnregister(%p)", (char *)at + n_done);
+        if (result != CUDA_SUCCESS && !status)
+            status = call_failed(drv, result, "cuMemHostUnregister(%p)", (char *)at + n_done);
     }
     return status;
 }

@@ -6,7 +6,6 @@
 
 #include <ctype.h>
 #include <locale.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,11 +25,14 @@ typedef struct option_parser {
     double min, max;
 } option_parser;
 
-#define FIELD(kind, field, min, max) {VALUE_##kind, offsetof(fcdp_options, field), min, max}
-#define NO_FIELD {VALUE_TEXT, 0, 0, 0}
+#define FIELD(kind, field, min, max)                                                                         \
+    { VALUE_##kind, offsetof(fcdp_options, field), min, max }
+#define NO_FIELD                                                                                             \
+    { VALUE_TEXT, 0, 0, 0 }
 #define BYTES_VALUES "bytes, e.g. 512M or 8G"
 
 /* name, values, default, help, parser */
+/* clang-format off */
 #define OPTIONS(X)                                                                                                     \
     X("FCDP", "0|1", "0", "turn FCDP on in an unmodified FSDP2 script", FIELD(FLAG, enabled, 0, 1))                    \
     X("FCDP_DRIVER", "auto|cuda|sim", "auto", "the device: CUDA, the simulated one, or CUDA where a device answers",   \
@@ -68,6 +70,7 @@ typedef struct option_parser {
     X("FCDP_CACHE", "path", "", "where the set-up keeps what it builds once", NO_FIELD)                                \
     X("FCDP_JEMALLOC", "path", "", "the private jemalloc to build with", NO_FIELD)
 
+/* clang-format on */
 #define AS_ROW(name, values, fallback, help, ...) {name, values, fallback, help},
 #define AS_PARSER(name, values, fallback, help, ...) __VA_ARGS__,
 
@@ -78,26 +81,25 @@ enum { N_ROWS = sizeof rows / sizeof rows[0] };
 /* Names that start so belong to fcdp-lab, which checks them itself. */
 static const char lab_prefix[] = "FCDP_LAB_";
 
-const fcdp_option_row *fcdp_options_table(size_t *n_out)
-{
+const fcdp_option_row *fcdp_options_table(size_t *n_out) {
     *n_out = N_ROWS;
     return rows;
 }
 
 /* "a|b|c" as "a, b or c". */
-static void choices_describe(const char *values, char *text, size_t n_bytes)
-{
+static void choices_describe(const char *values, char *text, size_t n_bytes) {
     size_t at = 0;
     const char *last_bar = strrchr(values, '|');
     for (const char *c = values; *c && at + 8 < n_bytes; c++) {
-        if (*c != '|') text[at++] = *c;
-        else at += (size_t)snprintf(text + at, n_bytes - at, c == last_bar ? " or " : ", ");
+        if (*c != '|')
+            text[at++] = *c;
+        else
+            at += (size_t)snprintf(text + at, n_bytes - at, c == last_bar ? " or " : ", ");
     }
     text[at] = '\0';
 }
 
-static fcdp_status value_refused(const fcdp_option_row *row, const option_parser *parser, const char *value)
-{
+static fcdp_status value_refused(const fcdp_option_row *row, const option_parser *parser, const char *value) {
     char allowed[128];
     if (parser->kind == VALUE_INT)
         snprintf(allowed, sizeof allowed, "a whole number from %.0f to %.0f", parser->min, parser->max);
@@ -110,8 +112,7 @@ static fcdp_status value_refused(const fcdp_option_row *row, const option_parser
     return fcdp__fail(FCDP_ERR_OPTION, "%s=%s: expected %s", row->name, value, allowed);
 }
 
-static bool choice_parse(const char *values, const char *value, int *index_out)
-{
+static bool choice_parse(const char *values, const char *value, int *index_out) {
     size_t n_value = strlen(value);
     int index = 0;
     for (const char *at = values;; index++) {
@@ -126,21 +127,19 @@ static bool choice_parse(const char *values, const char *value, int *index_out)
 }
 
 /* A decimal number with '.', whatever locale the program set. */
-static bool real_parse(const char *value, double min, double max, double *real_out)
-{
+static bool real_parse(const char *value, double min, double max, double *real_out) {
     if (!isdigit((unsigned char)value[0]) || value[strspn(value, "0123456789.eE+-")]) return false;
     locale_t c_locale = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
     if (!c_locale) return false;
     char *end;
     double real = strtod_l(value, &end, c_locale);
     freelocale(c_locale);
-    if (*end || !isfinite(real) || real < min || real > max) return false;
+    if (*end || !(real >= min && real <= max)) return false; /* nor an infinity */
     *real_out = real;
     return true;
 }
 
-static bool int_parse(const char *value, double min, double max, int *number_out)
-{
+static bool int_parse(const char *value, double min, double max, int *number_out) {
     if (value[strspn(value, "0123456789")]) return false;
     double number;
     if (!real_parse(value, min, max, &number)) return false;
@@ -148,13 +147,13 @@ static bool int_parse(const char *value, double min, double max, int *number_out
     return true;
 }
 
-static bool bytes_parse(const char *value, size_t *bytes_out)
-{
+static bool bytes_parse(const char *value, size_t *bytes_out) {
     static const char units[] = "KMGT";
     size_t bytes = 0;
     const char *at = value;
     for (; isdigit((unsigned char)*at); at++)
-        if (__builtin_mul_overflow(bytes, 10, &bytes) || __builtin_add_overflow(bytes, (size_t)(*at - '0'), &bytes))
+        if (__builtin_mul_overflow(bytes, 10, &bytes) ||
+            __builtin_add_overflow(bytes, (size_t)(*at - '0'), &bytes))
             return false;
     if (at == value) return false;
     if (*at) {
@@ -166,31 +165,38 @@ static bool bytes_parse(const char *value, size_t *bytes_out)
     return true;
 }
 
-static fcdp_status value_store(size_t row, const char *value, fcdp_options *options)
-{
+static fcdp_status value_store(size_t row, const char *value, fcdp_options *options) {
     const option_parser *parser = &parsers[row];
     void *field = (char *)options + parser->offset;
     int index = 0;
     bool ok = true;
     switch (parser->kind) {
-    case VALUE_TEXT: break;
+    case VALUE_TEXT:
+        break;
     case VALUE_FLAG:
         ok = choice_parse(rows[row].values, value, &index);
         if (ok) *(bool *)field = index;
         break;
     case VALUE_CHOICE:
         ok = choice_parse(rows[row].values, value, &index);
-        if (ok) memcpy(field, &index, sizeof index); /* an enum of non-negative constants has int's representation */
+        if (ok)
+            memcpy(field, &index,
+                   sizeof index); /* an enum of non-negative constants has int's representation */
         break;
-    case VALUE_INT: ok = int_parse(value, parser->min, parser->max, field); break;
-    case VALUE_REAL: ok = real_parse(value, parser->min, parser->max, field); break;
-    case VALUE_BYTES: ok = bytes_parse(value, field); break;
+    case VALUE_INT:
+        ok = int_parse(value, parser->min, parser->max, field);
+        break;
+    case VALUE_REAL:
+        ok = real_parse(value, parser->min, parser->max, field);
+        break;
+    case VALUE_BYTES:
+        ok = bytes_parse(value, field);
+        break;
     }
     return ok ? FCDP_OK : value_refused(&rows[row], parser, value);
 }
 
-static size_t edit_distance(const char *a, size_t n_a, const char *b)
-{
+static size_t edit_distance(const char *a, size_t n_a, const char *b) {
     enum { MAX_NAME = 64 };
     size_t previous[MAX_NAME + 1], current[MAX_NAME + 1], n_b = strlen(b);
     FCDP_CHECK(0, n_b <= MAX_NAME);
@@ -208,8 +214,7 @@ static size_t edit_distance(const char *a, size_t n_a, const char *b)
     return previous[n_b];
 }
 
-static fcdp_status name_refused(const char *name, size_t n_name)
-{
+static fcdp_status name_refused(const char *name, size_t n_name) {
     size_t nearest = 0, nearest_distance = SIZE_MAX;
     for (size_t row = 0; row < N_ROWS; row++) {
         size_t distance = edit_distance(name, n_name, rows[row].name);
@@ -218,11 +223,11 @@ static fcdp_status name_refused(const char *name, size_t n_name)
             nearest_distance = distance;
         }
     }
-    return fcdp__fail(FCDP_ERR_OPTION, "%.*s is not an option; did you mean %s?", (int)n_name, name, rows[nearest].name);
+    return fcdp__fail(FCDP_ERR_OPTION, "%.*s is not an option; did you mean %s?", (int)n_name, name,
+                      rows[nearest].name);
 }
 
-static fcdp_status variable_load(const char *variable, fcdp_options *options)
-{
+static fcdp_status variable_load(const char *variable, fcdp_options *options) {
     size_t n_name = strcspn(variable, "=");
     bool ours = strncmp(variable, "FCDP", 4) == 0 && (n_name == 4 || variable[4] == '_');
     if (!ours || !variable[n_name]) return FCDP_OK;
@@ -236,8 +241,7 @@ static fcdp_status variable_load(const char *variable, fcdp_options *options)
     return name_refused(variable, n_name);
 }
 
-fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out)
-{
+fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out) {
     fcdp_options options = {0};
     for (size_t row = 0; row < N_ROWS; row++) {
         fcdp_status status = value_store(row, rows[row].fallback, &options);

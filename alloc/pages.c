@@ -1,16 +1,17 @@
-/* pages.c - the pool of physical pages: the accounting of one budget, a stack of idle handles, and whom to ask for more.
+/* pages.c - the pool of physical pages: the accounting of one budget, a stack of idle handles, and whom to
+ * ask for more.
  *
- * Maps nothing and knows no region. The lock guards counts and the stack alone: driver calls and the reclaimer run
- * without it, so a take that creates or evicts does not hold up a give.
+ * Maps nothing and knows no region. The lock guards counts and the stack alone: driver calls and the
+ * reclaimer run without it, so a take that creates or evicts does not hold up a give.
  */
 #include "alloc/pages.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A take first promises itself its pages in the counts, then creates what the stack lacks and pushes it there as reserved,
- * and at the end pops all of its pages at once. So a handle is always live or on the stack, and two takes never count
- * the same page or the same budget twice:
+/* A take first promises itself its pages in the counts, then creates what the stack lacks and pushes it there
+ * as reserved, and at the end pops all of its pages at once. So a handle is always live or on the stack, and
+ * two takes never count the same page or the same budget twice:
  *
  *     n_created = n_live + n_cached                    n_created + (n_promised - n_reserved) <= n_budget
  *     n_live + n_promised <= n_budget                  n_reserved <= n_cached, n_reserved <= n_promised
@@ -26,66 +27,71 @@ struct fcdp_pool {
     size_t n_cached;   /* handles on the stack, the reserved ones among them */
     size_t n_promised; /* pages that takes in progress will make live */
     size_t n_reserved; /* of n_cached: for takes in progress */
-    uint64_t n_moves;  /* gives and ends of takes, ever: whether another attempt to take could end differently */
+    uint64_t
+        n_moves; /* gives and ends of takes, ever: whether another attempt to take could end differently */
     size_t n_driver_creates, n_reclaims;
     fcdp_phys *stack; /* room for n_budget */
 };
 
-static bool pool_is_valid(const fcdp_pool *pool)
-{
+static bool pool_is_valid(const fcdp_pool *pool) {
     return pool->n_created == pool->n_live + pool->n_cached && pool->n_reserved <= pool->n_cached &&
            pool->n_reserved <= pool->n_promised && pool->n_live + pool->n_promised <= pool->n_budget &&
-           pool->n_created + (pool->n_promised - pool->n_reserved) <= pool->n_budget && pool->n_live <= pool->n_peak;
+           pool->n_created + (pool->n_promised - pool->n_reserved) <= pool->n_budget &&
+           pool->n_live <= pool->n_peak;
 }
 
-static bool stack_holds(const fcdp_pool *pool, fcdp_phys page)
-{
+static bool stack_holds(const fcdp_pool *pool, fcdp_phys page) {
     for (size_t i = 0; i < pool->n_cached; i++)
         if (pool->stack[i].handle == page.handle) return true;
     return false;
 }
 
-static void pool_leave(fcdp_pool *pool)
-{
+static void pool_leave(fcdp_pool *pool) {
     FCDP_CHECK(3, pool_is_valid(pool));
     fcdp__lock_release(&pool->lock);
 }
 
-fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool **pool_out)
-{
+fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool **pool_out) {
     size_t total_bytes, page_bytes = fcdp__driver_page_bytes(drv);
     fcdp_status status = FCDP_OK;
     if (!budget_bytes) status = fcdp__driver_mem_info(drv, &budget_bytes, &total_bytes);
     if (status) return status;
     if (budget_bytes < page_bytes)
-        return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM, "a device budget of %zu bytes is less than one page of %zu bytes; raise "
-                          "FCDP_DEVICE_BUDGET or free device memory", budget_bytes, page_bytes);
+        return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
+                          "a device budget of %zu bytes is less than one page of %zu bytes; raise "
+                          "FCDP_DEVICE_BUDGET or free device memory",
+                          budget_bytes, page_bytes);
 
     fcdp_pool *pool = calloc(1, sizeof *pool);
     fcdp_phys *stack = calloc(budget_bytes / page_bytes, sizeof *stack);
     if (!pool || !stack) {
         free(pool);
         free(stack);
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for the list of %zu device pages", budget_bytes / page_bytes);
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for the list of %zu device pages",
+                          budget_bytes / page_bytes);
     }
-    *pool = (fcdp_pool){.drv = drv, .page_bytes = page_bytes, .budget_bytes = budget_bytes,
-                        .n_budget = budget_bytes / page_bytes, .stack = stack};
+    *pool = (fcdp_pool){.drv = drv,
+                        .page_bytes = page_bytes,
+                        .budget_bytes = budget_bytes,
+                        .n_budget = budget_bytes / page_bytes,
+                        .stack = stack};
     fcdp__lock_init(&pool->lock, FCDP_RANK_POOL);
     *pool_out = pool;
     return FCDP_OK;
 }
 
-/* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for good. */
-static fcdp_status page_release(fcdp_pool *pool, fcdp_phys page)
-{
+/* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for
+ * good. */
+static fcdp_status page_release(fcdp_pool *pool, fcdp_phys page) {
     fcdp_status status = fcdp__driver_phys_release(pool->drv, page);
     if (status) status = fcdp__driver_phys_release(pool->drv, page);
-    if (status) fcdp__log(FCDP_LOG_WARN, "a device page of %zu bytes is lost: %s", pool->page_bytes, fcdp_error_text());
+    if (status)
+        fcdp__log(FCDP_LOG_WARN, "a device page of %zu bytes is lost: %s", pool->page_bytes,
+                  fcdp_error_text());
     return status;
 }
 
-void fcdp__pool_destroy(fcdp_pool *pool)
-{
+void fcdp__pool_destroy(fcdp_pool *pool) {
     if (!pool) return;
     FCDP_CHECK(1, pool->n_live == 0 && pool->n_promised == 0);
     (void)fcdp__pool_trim(pool);
@@ -94,15 +100,14 @@ void fcdp__pool_destroy(fcdp_pool *pool)
     free(pool);
 }
 
-void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaim_fn reclaim, void *ctx)
-{
+void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaim_fn reclaim, void *ctx) {
     fcdp__lock_acquire(&pool->lock);
     pool->reclaim = reclaim;
     pool->reclaim_ctx = ctx;
     pool_leave(pool);
 }
 
-/* ---- take ------------------------------------------------------------------------------------------------------ */
+/* ---- take ---- */
 
 /* How often a take starts over because other threads moved pages while its own reclaimer found nothing. */
 enum { MAX_LOST_RACES = 64 };
@@ -120,8 +125,7 @@ typedef struct shortage {
 } shortage;
 
 /* Under lock: promise `n` pages if the budget allows. */
-static bool promise_make(fcdp_pool *pool, size_t n, promise *promise_out, shortage *shortage_out)
-{
+static bool promise_make(fcdp_pool *pool, size_t n, promise *promise_out, shortage *shortage_out) {
     size_t n_spoken_for = pool->n_live + pool->n_promised;
     if (n_spoken_for + n > pool->n_budget) {
         *shortage_out = (shortage){n_spoken_for + n - pool->n_budget, pool->n_moves, false};
@@ -135,15 +139,13 @@ static bool promise_make(fcdp_pool *pool, size_t n, promise *promise_out, shorta
 }
 
 /* Under lock: give up the promise; what was reserved or created for it is idle on the stack. */
-static void promise_break(fcdp_pool *pool, const promise *mine)
-{
+static void promise_break(fcdp_pool *pool, const promise *mine) {
     pool->n_promised -= mine->n;
     pool->n_reserved -= mine->n_reserved;
 }
 
 /* Under lock: all pages are reserved; pop them. */
-static void promise_keep(fcdp_pool *pool, const promise *mine, fcdp_phys *pages_out)
-{
+static void promise_keep(fcdp_pool *pool, const promise *mine, fcdp_phys *pages_out) {
     promise_break(pool, mine);
     pool->n_cached -= mine->n;
     pool->n_live += mine->n;
@@ -152,8 +154,7 @@ static void promise_keep(fcdp_pool *pool, const promise *mine, fcdp_phys *pages_
 }
 
 /* Create one handle for the promise, without the lock during the driver's call. */
-static fcdp_status promise_create_one(fcdp_pool *pool, promise *mine)
-{
+static fcdp_status promise_create_one(fcdp_pool *pool, promise *mine) {
     fcdp_phys page;
     fcdp_status status = fcdp__driver_phys_create(pool->drv, pool->page_bytes, &page);
     if (status) return status;
@@ -168,8 +169,7 @@ static fcdp_status promise_create_one(fcdp_pool *pool, promise *mine)
 }
 
 /* One attempt without the reclaimer. FCDP_PENDING: not without pages that come back first. */
-static fcdp_status take_try(fcdp_pool *pool, size_t n, fcdp_phys *pages_out, shortage *shortage_out)
-{
+static fcdp_status take_try(fcdp_pool *pool, size_t n, fcdp_phys *pages_out, shortage *shortage_out) {
     promise mine;
     fcdp__lock_acquire(&pool->lock);
     bool promised = promise_make(pool, n, &mine, shortage_out);
@@ -179,18 +179,19 @@ static fcdp_status take_try(fcdp_pool *pool, size_t n, fcdp_phys *pages_out, sho
     fcdp_status status = FCDP_OK;
     while (!status && mine.n_reserved < mine.n) status = promise_create_one(pool, &mine);
     fcdp__lock_acquire(&pool->lock);
-    if (!status) promise_keep(pool, &mine, pages_out);
-    else promise_break(pool, &mine);
+    if (!status)
+        promise_keep(pool, &mine, pages_out);
+    else
+        promise_break(pool, &mine);
     pool->n_moves++;
     *shortage_out = (shortage){mine.n - mine.n_reserved, pool->n_moves, true};
     pool_leave(pool);
     return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
 }
 
-/* Ask the reclaimer for what is missing; the pages it gave back. False when nothing has moved since the attempt failed,
- * whatever the reclaimer says: another attempt would fail the same way. */
-static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_back_out)
-{
+/* Ask the reclaimer for what is missing; the pages it gave back. False when nothing has moved since the
+ * attempt failed, whatever the reclaimer says: another attempt would fail the same way. */
+static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_back_out) {
     fcdp__lock_acquire(&pool->lock);
     fcdp_reclaim_fn reclaim = pool->reclaim;
     void *ctx = pool->reclaim_ctx;
@@ -204,27 +205,29 @@ static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_bac
     return moved;
 }
 
-static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full)
-{
+static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full) {
     const size_t mib = 1 << 20;
     size_t free_bytes = 0, total_bytes = 0;
     fcdp_pool_stats stats;
     fcdp__pool_stats(pool, &stats);
     if (fcdp__driver_mem_info(pool->drv, &free_bytes, &total_bytes)) total_bytes = 0;
     const char *advice = "use smaller groups or a smaller FCDP_TAU";
-    if (driver_full) advice = "other allocations fill the device: use a smaller batch or a smaller FCDP_TAU, or set FCDP_DEVICE_BUDGET "
-                              "to what is left for FCDP";
+    if (driver_full)
+        advice = "other allocations fill the device: use a smaller batch or a smaller FCDP_TAU, or set "
+                 "FCDP_DEVICE_BUDGET "
+                 "to what is left for FCDP";
     else if (total_bytes && free_bytes + stats.cached_pages * stats.page_bytes >= n * stats.page_bytes)
         advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
-    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
-                      "no device memory for %zu MiB of gathered parameters: the budget is %zu MiB, in use %zu MiB and idle in the "
-                      "pool %zu MiB, nothing of it can be taken back now; the device has %zu of %zu MiB free; %s",
-                      n * stats.page_bytes / mib, stats.budget_bytes / mib, stats.live_pages * stats.page_bytes / mib,
-                      stats.cached_pages * stats.page_bytes / mib, free_bytes / mib, total_bytes / mib, advice);
+    return fcdp__fail(
+        FCDP_ERR_NO_DEVICE_MEM,
+        "no device memory for %zu MiB of gathered parameters: the budget is %zu MiB, in use %zu MiB and idle "
+        "in the "
+        "pool %zu MiB, nothing of it can be taken back now; the device has %zu of %zu MiB free; %s",
+        n * stats.page_bytes / mib, stats.budget_bytes / mib, stats.live_pages * stats.page_bytes / mib,
+        stats.cached_pages * stats.page_bytes / mib, free_bytes / mib, total_bytes / mib, advice);
 }
 
-fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out)
-{
+fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) {
     shortage missing = {0};
     if (n == 0) return FCDP_OK;
     for (unsigned n_lost = 0; n <= pool->n_budget && n_lost < MAX_LOST_RACES;) {
@@ -237,10 +240,9 @@ fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out)
     return take_failed(pool, n, missing.driver_full);
 }
 
-/* ---- give, trim, stats ----------------------------------------------------------------------------------------- */
+/* ---- give, trim, stats ---- */
 
-void fcdp__pool_give(fcdp_pool *pool, size_t n, const fcdp_phys *pages)
-{
+void fcdp__pool_give(fcdp_pool *pool, size_t n, const fcdp_phys *pages) {
     if (n == 0) return; /* no move: a take that waits for one must not start over */
     fcdp__lock_acquire(&pool->lock);
     FCDP_CHECK(0, n <= pool->n_live);
@@ -253,8 +255,7 @@ void fcdp__pool_give(fcdp_pool *pool, size_t n, const fcdp_phys *pages)
     pool_leave(pool);
 }
 
-void fcdp__pool_forget(fcdp_pool *pool, size_t n, const fcdp_phys *pages)
-{
+void fcdp__pool_forget(fcdp_pool *pool, size_t n, const fcdp_phys *pages) {
     fcdp__lock_acquire(&pool->lock);
     FCDP_CHECK(0, n <= pool->n_live);
     pool->n_live -= n;
@@ -264,8 +265,7 @@ void fcdp__pool_forget(fcdp_pool *pool, size_t n, const fcdp_phys *pages)
     for (size_t i = 0; i < n; i++) (void)page_release(pool, pages[i]);
 }
 
-size_t fcdp__pool_trim(fcdp_pool *pool)
-{
+size_t fcdp__pool_trim(fcdp_pool *pool) {
     size_t n_released = 0;
     for (;;) {
         fcdp__lock_acquire(&pool->lock);
@@ -278,8 +278,7 @@ size_t fcdp__pool_trim(fcdp_pool *pool)
     }
 }
 
-void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out)
-{
+void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out) {
     fcdp__lock_acquire(&pool->lock);
     *stats_out = (fcdp_pool_stats){
         .page_bytes = pool->page_bytes,
@@ -293,8 +292,7 @@ void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out)
     pool_leave(pool);
 }
 
-void fcdp__pool_reset_peak(fcdp_pool *pool)
-{
+void fcdp__pool_reset_peak(fcdp_pool *pool) {
     fcdp__lock_acquire(&pool->lock);
     pool->n_peak = pool->n_live;
     pool_leave(pool);

@@ -1,4 +1,5 @@
-/* support.h - what the tests of alloc share: the driver that $FCDP_DRIVER names, a seeded generator, children that die. */
+/* support.h - what the tests of alloc share: the driver that $FCDP_DRIVER names, a seeded generator, children
+ * that die. */
 #ifndef FCDP_TESTS_ALLOC_SUPPORT_H
 #define FCDP_TESTS_ALLOC_SUPPORT_H
 
@@ -18,22 +19,28 @@
 #include "alloc/options.h"
 #include "tools/simgpu/simgpu.h"
 
-enum { CUDA_INVALID_VALUE = 1, CUDA_OUT_OF_MEMORY = 2, CUDA_NO_DEVICE = 100, CUDA_NOT_READY = 600, CUDA_UNKNOWN = 999 };
+enum {
+    CUDA_INVALID_VALUE = 1,
+    CUDA_OUT_OF_MEMORY = 2,
+    CUDA_NO_DEVICE = 100,
+    CUDA_NOT_READY = 600,
+    CUDA_UNKNOWN = 999
+};
 extern char **environ;
 
-#define assert_ok(call)                                                                                                \
-    do {                                                                                                               \
-        fcdp_status status_ = (call);                                                                                  \
-        if (status_) fail_msg("%s: %s (%s)", #call, fcdp_status_name(status_), fcdp_error_text());                     \
+#define assert_ok(call)                                                                                      \
+    do {                                                                                                     \
+        fcdp_status status_ = (call);                                                                        \
+        if (status_) fail_msg("%s: %s (%s)", #call, fcdp_status_name(status_), fcdp_error_text());           \
     } while (0)
 
-#define assert_text(part)                                                                                              \
-    do {                                                                                                               \
-        if (!strstr(fcdp_error_text(), (part))) fail_msg("\"%s\" is not in \"%s\"", (part), fcdp_error_text());        \
+#define assert_text(part)                                                                                    \
+    do {                                                                                                     \
+        if (!strstr(fcdp_error_text(), (part)))                                                              \
+            fail_msg("\"%s\" is not in \"%s\"", (part), fcdp_error_text());                                  \
     } while (0)
 
-static inline fcdp_driver *driver_open_any(void)
-{
+static inline fcdp_driver *driver_open_any(void) {
     fcdp_options options;
     fcdp_driver *drv = NULL;
     assert_ok(fcdp_options_load(environ, &options));
@@ -42,8 +49,7 @@ static inline fcdp_driver *driver_open_any(void)
 }
 
 /* Faults and leak counts are the simulated driver's: elsewhere such a test skips. */
-static inline fcdp_driver *driver_open_sim(void)
-{
+static inline fcdp_driver *driver_open_sim(void) {
     simgpu_reset();
     fcdp_driver *drv = driver_open_any();
     if (fcdp__driver_is_sim(drv)) return drv;
@@ -53,8 +59,7 @@ static inline fcdp_driver *driver_open_sim(void)
     return NULL;
 }
 
-static inline void assert_nothing_lives(void)
-{
+static inline void assert_nothing_lives(void) {
     struct simgpu_live live;
     simgpu_live(&live);
     assert_int_equal(live.handles, 0);
@@ -67,19 +72,19 @@ static inline void assert_nothing_lives(void)
 }
 
 /* splitmix64 */
-static inline uint64_t random_next(uint64_t *state)
-{
+static inline uint64_t random_next(uint64_t *state) {
     uint64_t z = *state += 0x9E3779B97F4A7C15u;
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
     z = (z ^ z >> 27) * 0x94D049BB133111EBu;
     return z ^ z >> 31;
 }
 
-static inline size_t random_below(uint64_t *state, size_t n) { return (size_t)(random_next(state) % n); }
+static inline size_t random_below(uint64_t *state, size_t n) {
+    return (size_t)(random_next(state) % n);
+}
 
 /* $TEST_SEED, else a new one; printed, so that a failure can be run again. */
-static inline uint64_t seed_choose(const char *test)
-{
+static inline uint64_t seed_choose(const char *test) {
     const char *given = getenv("TEST_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : fcdp__now_ns();
     print_message("%s: TEST_SEED=%#llx\n", test, (unsigned long long)seed);
@@ -87,8 +92,7 @@ static inline uint64_t seed_choose(const char *test)
 }
 
 /* Run `body` in a child with default signal actions and no standard error; its wait status. */
-static inline int child_run(void (*body)(void *), void *arg)
-{
+static inline int child_run(void (*body)(void *), void *arg) {
     fflush(NULL);
     pid_t pid = fork();
     assert_true(pid >= 0);
@@ -104,8 +108,7 @@ static inline int child_run(void (*body)(void *), void *arg)
     return wait_status;
 }
 
-static inline void assert_dies(void (*body)(void *), void *arg, int signal_number)
-{
+static inline void assert_dies(void (*body)(void *), void *arg, int signal_number) {
     int wait_status = child_run(body, arg);
     if (!WIFSIGNALED(wait_status) || WTERMSIG(wait_status) != signal_number)
         fail_msg("expected death by signal %d, got wait status %#x", signal_number, wait_status);

@@ -1,8 +1,7 @@
 /* Status names, the failure text, the log, checks and lock ranks. */
 #include "tests/alloc/support.h"
 
-static void every_status_has_a_name_of_its_own(void **state)
-{
+static void every_status_has_a_name_of_its_own(void **state) {
     (void)state;
     for (int a = FCDP_ERR_TRANSPORT; a <= FCDP_PENDING; a++) {
         assert_string_not_equal(fcdp_status_name((fcdp_status)a), "unknown status");
@@ -14,8 +13,7 @@ static void every_status_has_a_name_of_its_own(void **state)
 
 #define fail_with(...) assert_int_equal(fcdp__fail(FCDP_ERR_PEER, __VA_ARGS__), FCDP_ERR_PEER)
 
-static void a_text_may_wrap_the_one_before(void **state)
-{
+static void a_text_may_wrap_the_one_before(void **state) {
     (void)state;
     assert_int_equal(fcdp__fail(FCDP_ERR_SYSTEM, "open: %s", "no such file"), FCDP_ERR_SYSTEM);
     assert_int_equal(fcdp__fail(FCDP_ERR_PEER, "joining: %s", fcdp_error_text()), FCDP_ERR_PEER);
@@ -25,15 +23,13 @@ static void a_text_may_wrap_the_one_before(void **state)
     assert_memory_equal(fcdp_error_text(), "joining: ", 9);
 }
 
-static void *text_of_new_thread(void *arg)
-{
+static void *text_of_new_thread(void *arg) {
     strcpy(arg, fcdp_error_text());
     fail_with("%s", "of the other thread");
     return NULL;
 }
 
-static void a_text_is_its_threads(void **state)
-{
+static void a_text_is_its_threads(void **state) {
     (void)state;
     char seen[64] = "unset";
     pthread_t thread;
@@ -45,8 +41,7 @@ static void a_text_is_its_threads(void **state)
 }
 
 /* What fcdp__log writes at threshold `threshold`, one line of each level. */
-static void log_capture(fcdp_log_level threshold, char *text, size_t n_bytes)
-{
+static void log_capture(fcdp_log_level threshold, char *text, size_t n_bytes) {
     int pipe_fds[2], saved = dup(STDERR_FILENO);
     assert_int_equal(pipe(pipe_fds), 0);
     dup2(pipe_fds[1], STDERR_FILENO);
@@ -65,8 +60,7 @@ static void log_capture(fcdp_log_level threshold, char *text, size_t n_bytes)
     text[n] = '\0';
 }
 
-static void the_log_has_a_threshold(void **state)
-{
+static void the_log_has_a_threshold(void **state) {
     (void)state;
     char text[512];
     log_capture(FCDP_LOG_QUIET, text, sizeof text);
@@ -74,17 +68,16 @@ static void the_log_has_a_threshold(void **state)
     log_capture(FCDP_LOG_WARN, text, sizeof text);
     assert_string_equal(text, "fcdp: summary\nfcdp: warning: 3 of them\n");
     log_capture(FCDP_LOG_DEBUG, text, sizeof text);
-    assert_string_equal(text, "fcdp: summary\nfcdp: warning: 3 of them\nfcdp: info: told\nfcdp: debug: detail\n");
+    assert_string_equal(text,
+                        "fcdp: summary\nfcdp: warning: 3 of them\nfcdp: info: told\nfcdp: debug: detail\n");
 }
 
-static void check_at(void *arg)
-{
+static void check_at(void *arg) {
     fcdp__check_level = 1;
     FCDP_CHECK(*(int *)arg, 1 + 1 == 3);
 }
 
-static void a_failed_check_aborts_at_its_level(void **state)
-{
+static void a_failed_check_aborts_at_its_level(void **state) {
     (void)state;
     int level = 0;
     assert_dies(check_at, &level, SIGABRT);
@@ -96,8 +89,7 @@ static void a_failed_check_aborts_at_its_level(void **state)
 
 static fcdp_lock region, pool;
 
-static void locks_in_order(void *arg)
-{
+static void locks_in_order(void *arg) {
     (void)arg;
     fcdp__check_level = 2;
     fcdp__lock_acquire(&region);
@@ -108,29 +100,25 @@ static void locks_in_order(void *arg)
     fcdp__lock_release(&pool);
 }
 
-static void locks_against_order(void *arg)
-{
+static void locks_against_order(void *arg) {
     fcdp__check_level = *(int *)arg;
     fcdp__lock_acquire(&pool);
     fcdp__lock_acquire(&region);
 }
 
-static void lock_twice(void *arg)
-{
+static void lock_twice(void *arg) {
     (void)arg;
     fcdp__check_level = 2;
     fcdp__lock_acquire(&pool);
     fcdp__lock_acquire(&pool); /* aborts instead of hanging */
 }
 
-static void release_without(void *arg)
-{
+static void release_without(void *arg) {
     (void)arg;
     fcdp__lock_release(&pool);
 }
 
-static void lock_ranks_are_checked(void **state)
-{
+static void lock_ranks_are_checked(void **state) {
     (void)state;
     int level = 2;
     fcdp__lock_init(&region, FCDP_RANK_REGION);
@@ -148,8 +136,7 @@ static void lock_ranks_are_checked(void **state)
 static pthread_cond_t turn = PTHREAD_COND_INITIALIZER;
 static int whose;
 
-static void *take_turns(void *arg)
-{
+static void *take_turns(void *arg) {
     int me = *(int *)arg;
     for (int i = 0; i < 100; i++) {
         fcdp__lock_acquire(&pool);
@@ -161,8 +148,7 @@ static void *take_turns(void *arg)
     return NULL;
 }
 
-static void waiting_gives_the_lock_up(void **state)
-{
+static void waiting_gives_the_lock_up(void **state) {
     (void)state;
     int zero = 0, one = 1;
     pthread_t other;
@@ -173,8 +159,7 @@ static void waiting_gives_the_lock_up(void **state)
     fcdp__lock_destroy(&pool);
 }
 
-static void the_clock_is_monotonic(void **state)
-{
+static void the_clock_is_monotonic(void **state) {
     (void)state;
     uint64_t before = fcdp__now_ns();
     for (int i = 0; i < 1000; i++) {
@@ -184,8 +169,7 @@ static void the_clock_is_monotonic(void **state)
     }
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_status_has_a_name_of_its_own),
         cmocka_unit_test(a_text_may_wrap_the_one_before),

@@ -1,4 +1,5 @@
-/* The driver table on the simulated driver: opening, failures by name and number, contexts of threads, order, pinning. */
+/* The driver table on the simulated driver: opening, failures by name and number, contexts of threads, order,
+ * pinning. */
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -12,8 +13,7 @@ int cuDevicePrimaryCtxRelease_v2(int device);
 
 enum { MIB = 1 << 20, PAGE = 2 * MIB };
 
-static void open_tells_the_device(void **state)
-{
+static void open_tells_the_device(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
     size_t free_bytes = 0, total_bytes = 0;
@@ -24,28 +24,29 @@ static void open_tells_the_device(void **state)
     fcdp__driver_close(drv);
 }
 
-static void assert_unsupported(fcdp_driver_kind kind, int ordinal, const char *sim_library)
-{
+static void assert_unsupported(fcdp_driver_kind kind, int ordinal, const char *sim_library) {
     fcdp_driver *drv = NULL;
     assert_int_equal(fcdp__driver_open(kind, ordinal, sim_library, &drv), FCDP_ERR_UNSUPPORTED);
     assert_null(drv);
 }
 
-static void a_missing_library_says_what_to_do(void **state)
-{
+static void a_missing_library_says_what_to_do(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
     fcdp__driver_close(drv);
     char *named = strdup(getenv("FCDP_SIM_LIBRARY"));
 
-    assert_ok(fcdp__driver_open(FCDP_DRIVER_SIM, 0, "/nowhere/first.so", &drv)); /* the variable goes before the argument */
+    assert_ok(fcdp__driver_open(FCDP_DRIVER_SIM, 0, "/nowhere/first.so",
+                                &drv)); /* the variable goes before the argument */
     fcdp__driver_close(drv);
     unsetenv("FCDP_SIM_LIBRARY");
     assert_ok(fcdp__driver_open(FCDP_DRIVER_SIM, 0, named, &drv));
     fcdp__driver_close(drv);
     assert_unsupported(FCDP_DRIVER_SIM, 0, NULL);
-    assert_string_equal(fcdp_error_text(), "FCDP_DRIVER=sim, but no simulated driver is known: set FCDP_SIM_LIBRARY to the path of "
-                                           "libfcdp_simgpu.so");
+    assert_string_equal(
+        fcdp_error_text(),
+        "FCDP_DRIVER=sim, but no simulated driver is known: set FCDP_SIM_LIBRARY to the path of "
+        "libfcdp_simgpu.so");
     setenv("FCDP_SIM_LIBRARY", "/nowhere/sim.so", 1);
     assert_unsupported(FCDP_DRIVER_SIM, 0, named);
     assert_text("FCDP_DRIVER=sim, but /nowhere/sim.so: cannot open");
@@ -56,17 +57,16 @@ static void a_missing_library_says_what_to_do(void **state)
     free(named);
 }
 
-static void an_absent_device_says_how_many_there_are(void **state)
-{
+static void an_absent_device_says_how_many_there_are(void **state) {
     (void)state;
     fcdp__driver_close(driver_open_sim());
     assert_unsupported(FCDP_DRIVER_SIM, 7, NULL);
-    assert_string_equal(fcdp_error_text(), "device 7 was asked for, but there are 1 (0 to 0); see CUDA_VISIBLE_DEVICES");
+    assert_string_equal(fcdp_error_text(),
+                        "device 7 was asked for, but there are 1 (0 to 0); see CUDA_VISIBLE_DEVICES");
     assert_unsupported(FCDP_DRIVER_SIM, -1, NULL);
 }
 
-static void open_fails_cleanly_at_every_call(void **state)
-{
+static void open_fails_cleanly_at_every_call(void **state) {
     (void)state;
     fcdp__driver_close(driver_open_sim());
     size_t n_failed = 0;
@@ -77,12 +77,16 @@ static void open_fails_cleanly_at_every_call(void **state)
         fcdp_driver *drv = NULL;
         fcdp_status status = fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &drv);
         bool spent = simgpu_calls(NULL) - before >= n;
-        if (status) assert_true(strlen(fcdp_error_text()) > 0);
-        else fcdp__driver_close(drv); /* some calls only ask: an attribute that is not told has a default */
+        if (status)
+            assert_true(strlen(fcdp_error_text()) > 0);
+        else
+            fcdp__driver_close(drv); /* some calls only ask: an attribute that is not told has a default */
         n_failed += status != FCDP_OK;
         assert_int_equal(simgpu_fail_nth(NULL, 0, 0), 0);
-        bool close_failed = !spent || n == simgpu_calls(NULL) - before; /* the fault may have hit the close itself */
-        if (!close_failed) assert_int_not_equal(cuDevicePrimaryCtxRelease_v2(0), 0); /* no reference is left */
+        bool close_failed =
+            !spent || n == simgpu_calls(NULL) - before; /* the fault may have hit the close itself */
+        if (!close_failed)
+            assert_int_not_equal(cuDevicePrimaryCtxRelease_v2(0), 0); /* no reference is left */
         assert_nothing_lives();
         if (!spent) break;
     }
@@ -90,8 +94,7 @@ static void open_fails_cleanly_at_every_call(void **state)
     simgpu_reset();
 }
 
-static void a_refused_init_is_named(void **state)
-{
+static void a_refused_init_is_named(void **state) {
     (void)state;
     fcdp__driver_close(driver_open_sim());
     assert_int_equal(simgpu_fail_nth("cuInit", 1, CUDA_NO_DEVICE), 0);
@@ -99,7 +102,7 @@ static void a_refused_init_is_named(void **state)
     assert_string_equal(fcdp_error_text(), "FCDP_DRIVER=sim, but cuInit: CUDA_ERROR_NO_DEVICE");
 }
 
-/* ---- failures -------------------------------------------------------------------------------------------------- */
+/* ---- failures ---- */
 
 typedef struct world {
     fcdp_driver *drv;
@@ -110,8 +113,7 @@ typedef struct world {
     char *host;
 } world;
 
-static world world_create(void)
-{
+static world world_create(void) {
     world w = {.drv = driver_open_sim()};
     assert_ok(fcdp__driver_range_reserve(w.drv, 2 * PAGE, &w.base));
     assert_ok(fcdp__driver_phys_create(w.drv, PAGE, &w.phys));
@@ -124,8 +126,7 @@ static world world_create(void)
     return w;
 }
 
-static void world_destroy(world *w)
-{
+static void world_destroy(world *w) {
     fcdp__driver_event_destroy(w->drv, w->event);
     fcdp__driver_stream_destroy(w->drv, w->stream);
     assert_ok(fcdp__driver_unmap(w->drv, w->base, PAGE));
@@ -137,8 +138,7 @@ static void world_destroy(world *w)
 }
 
 /* Each entry once: so that any of them can be made to fail. Outputs must stay as they were. */
-static fcdp_status entry_run(world *w, int entry)
-{
+static fcdp_status entry_run(world *w, int entry) {
     fcdp_phys phys = {77};
     fcdp_dptr base = {77};
     fcdp_stream stream = (void *)77;
@@ -146,39 +146,77 @@ static fcdp_status entry_run(world *w, int entry)
     size_t free_bytes = 77, total_bytes = 77;
     fcdp_status status = FCDP_OK;
     switch (entry) {
-    case 0: status = fcdp__driver_mem_info(w->drv, &free_bytes, &total_bytes); break;
-    case 1: status = fcdp__driver_phys_create(w->drv, PAGE, &phys); break;
-    case 2: status = fcdp__driver_phys_release(w->drv, w->phys); break;
-    case 3: status = fcdp__driver_range_reserve(w->drv, PAGE, &base); break;
-    case 4: status = fcdp__driver_range_free(w->drv, w->base, 2 * PAGE); break;
-    case 5: status = fcdp__driver_map(w->drv, fcdp__dptr_add(w->base, PAGE), PAGE, w->phys); break;
-    case 6: status = fcdp__driver_unmap(w->drv, w->base, PAGE); break;
-    case 7: status = fcdp__driver_set_access(w->drv, w->base, PAGE); break;
-    case 8: status = fcdp__driver_copy_h2d(w->drv, w->base, w->host, 4096, w->stream); break;
-    case 9: status = fcdp__driver_copy_d2h(w->drv, w->host, w->base, 4096, w->stream); break;
-    case 10: status = fcdp__driver_copy_d2d(w->drv, w->base, fcdp__dptr_add(w->base, 8192), 4096, w->stream); break;
-    case 11: status = fcdp__driver_stream_create(w->drv, &stream); break;
-    case 12: status = fcdp__driver_stream_sync(w->drv, w->stream); break;
-    case 13: status = fcdp__driver_stream_wait(w->drv, w->stream, w->event); break;
-    case 14: status = fcdp__driver_event_create(w->drv, &event); break;
-    case 15: status = fcdp__driver_event_record(w->drv, w->event, w->stream); break;
-    case 16: status = fcdp__driver_event_sync(w->drv, w->event); break;
-    case 17: status = fcdp__driver_event_query(w->drv, w->event); break;
-    case 18: status = fcdp__driver_host_pin(w->drv, w->host, PAGE); break;
+    case 0:
+        status = fcdp__driver_mem_info(w->drv, &free_bytes, &total_bytes);
+        break;
+    case 1:
+        status = fcdp__driver_phys_create(w->drv, PAGE, &phys);
+        break;
+    case 2:
+        status = fcdp__driver_phys_release(w->drv, w->phys);
+        break;
+    case 3:
+        status = fcdp__driver_range_reserve(w->drv, PAGE, &base);
+        break;
+    case 4:
+        status = fcdp__driver_range_free(w->drv, w->base, 2 * PAGE);
+        break;
+    case 5:
+        status = fcdp__driver_map(w->drv, fcdp__dptr_add(w->base, PAGE), PAGE, w->phys);
+        break;
+    case 6:
+        status = fcdp__driver_unmap(w->drv, w->base, PAGE);
+        break;
+    case 7:
+        status = fcdp__driver_set_access(w->drv, w->base, PAGE);
+        break;
+    case 8:
+        status = fcdp__driver_copy_h2d(w->drv, w->base, w->host, 4096, w->stream);
+        break;
+    case 9:
+        status = fcdp__driver_copy_d2h(w->drv, w->host, w->base, 4096, w->stream);
+        break;
+    case 10:
+        status = fcdp__driver_copy_d2d(w->drv, w->base, fcdp__dptr_add(w->base, 8192), 4096, w->stream);
+        break;
+    case 11:
+        status = fcdp__driver_stream_create(w->drv, &stream);
+        break;
+    case 12:
+        status = fcdp__driver_stream_sync(w->drv, w->stream);
+        break;
+    case 13:
+        status = fcdp__driver_stream_wait(w->drv, w->stream, w->event);
+        break;
+    case 14:
+        status = fcdp__driver_event_create(w->drv, &event);
+        break;
+    case 15:
+        status = fcdp__driver_event_record(w->drv, w->event, w->stream);
+        break;
+    case 16:
+        status = fcdp__driver_event_sync(w->drv, w->event);
+        break;
+    case 17:
+        status = fcdp__driver_event_query(w->drv, w->event);
+        break;
+    case 18:
+        status = fcdp__driver_host_pin(w->drv, w->host, PAGE);
+        break;
     }
     assert_true(phys.handle == 77 && base.addr == 77 && stream == (void *)77 && event == (void *)77);
     assert_true(free_bytes == 77 && total_bytes == 77);
     return status;
 }
 
-static void every_failure_names_its_call(void **state)
-{
+static void every_failure_names_its_call(void **state) {
     (void)state;
     static const char *const calls[] = {
-        "cuMemGetInfo", "cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap", "cuMemUnmap",
-        "cuMemSetAccess", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuStreamCreateWithPriority",
-        "cuStreamSynchronize", "cuStreamWaitEvent", "cuEventCreate", "cuEventRecord", "cuEventSynchronize", "cuEventQuery",
-        "cuMemHostRegister"};
+        "cuMemGetInfo",        "cuMemCreate",       "cuMemRelease",      "cuMemAddressReserve",
+        "cuMemAddressFree",    "cuMemMap",          "cuMemUnmap",        "cuMemSetAccess",
+        "cuMemcpyHtoDAsync",   "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuStreamCreateWithPriority",
+        "cuStreamSynchronize", "cuStreamWaitEvent", "cuEventCreate",     "cuEventRecord",
+        "cuEventSynchronize",  "cuEventQuery",      "cuMemHostRegister"};
     world w = world_create();
     for (int entry = 0; entry < (int)(sizeof calls / sizeof calls[0]); entry++) {
         assert_int_equal(simgpu_fail_nth(calls[entry], 1, CUDA_UNKNOWN), 0);
@@ -192,8 +230,7 @@ static void every_failure_names_its_call(void **state)
     world_destroy(&w);
 }
 
-static void failures_map_to_what_callers_do(void **state)
-{
+static void failures_map_to_what_callers_do(void **state) {
     (void)state;
     world w = world_create();
     size_t free_bytes, total_bytes;
@@ -207,7 +244,8 @@ static void failures_map_to_what_callers_do(void **state)
 
     assert_int_equal(simgpu_fail_nth("cuMemCreate", 1, 801), 0);
     assert_int_equal(entry_run(&w, 1), FCDP_ERR_UNSUPPORTED);
-    assert_int_equal(simgpu_fail_nth("cuMemCreate", 1, 12345), 0); /* a code that this driver has no name for */
+    assert_int_equal(simgpu_fail_nth("cuMemCreate", 1, 12345),
+                     0); /* a code that this driver has no name for */
     assert_int_equal(entry_run(&w, 1), FCDP_ERR_DRIVER);
     assert_text("CUresult 12345");
     assert_int_equal(simgpu_fail_nth("cuMemAddressReserve", 1, CUDA_OUT_OF_MEMORY), 0);
@@ -220,8 +258,7 @@ static void failures_map_to_what_callers_do(void **state)
     world_destroy(&w);
 }
 
-static void real_exhaustion_is_out_of_device_memory(void **state)
-{
+static void real_exhaustion_is_out_of_device_memory(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
     fcdp_phys pages[3], more;
@@ -234,8 +271,7 @@ static void real_exhaustion_is_out_of_device_memory(void **state)
     simgpu_reset();
 }
 
-static void access_not_ready_is_tried_again(void **state)
-{
+static void access_not_ready_is_tried_again(void **state) {
     (void)state;
     world w = world_create();
     unsigned long n_calls = simgpu_calls("cuMemSetAccess"), n_syncs = simgpu_calls("cuCtxSynchronize");
@@ -246,7 +282,7 @@ static void access_not_ready_is_tried_again(void **state)
     world_destroy(&w);
 }
 
-/* ---- contexts -------------------------------------------------------------------------------------------------- */
+/* ---- contexts ---- */
 
 typedef struct visit {
     world *w;
@@ -255,8 +291,7 @@ typedef struct visit {
     bool same_after;
 } visit;
 
-static void *visit_from_thread(void *arg)
-{
+static void *visit_from_thread(void *arg) {
     visit *v = arg;
     void *before = NULL, *after = NULL;
     if (v->bound_before && (cuDevicePrimaryCtxRetain(&before, 0) || cuCtxSetCurrent(before))) return NULL;
@@ -272,8 +307,7 @@ static void *visit_from_thread(void *arg)
     return NULL;
 }
 
-static void any_thread_may_call_and_keeps_its_context(void **state)
-{
+static void any_thread_may_call_and_keeps_its_context(void **state) {
     (void)state;
     world w = world_create();
     for (int bound = 0; bound < 2; bound++) {
@@ -290,8 +324,7 @@ static void any_thread_may_call_and_keeps_its_context(void **state)
     world_destroy(&w);
 }
 
-static void two_drivers_share_the_device(void **state)
-{
+static void two_drivers_share_the_device(void **state) {
     (void)state;
     fcdp_driver *one = driver_open_sim(), *two = driver_open_any();
     fcdp_phys page;
@@ -301,11 +334,10 @@ static void two_drivers_share_the_device(void **state)
     fcdp__driver_close(two);
 }
 
-/* ---- copies ---------------------------------------------------------------------------------------------------- */
+/* ---- copies ---- */
 
 /* Host -> device on one stream; device -> device -> host on another that waits for the first by an event. */
-static void an_event_orders_two_streams(void **state)
-{
+static void an_event_orders_two_streams(void **state) {
     (void)state;
     enum { N = PAGE / 2, ROUNDS = 20 };
     fcdp_driver *drv = driver_open_any();
@@ -344,17 +376,15 @@ static void an_event_orders_two_streams(void **state)
     free(received);
 }
 
-/* ---- pinning --------------------------------------------------------------------------------------------------- */
+/* ---- pinning ---- */
 
-static size_t n_registered(void)
-{
+static size_t n_registered(void) {
     struct simgpu_live live;
     simgpu_live(&live);
     return live.registrations;
 }
 
-static void pinning_is_all_or_nothing(void **state)
-{
+static void pinning_is_all_or_nothing(void **state) {
     (void)state;
     enum { CHUNK = 64 << 10, N_CHUNKS = 5, BYTES = N_CHUNKS * CHUNK - 4096 };
     world w = world_create();
@@ -378,9 +408,9 @@ static void pinning_is_all_or_nothing(void **state)
     world_destroy(&w);
 }
 
-/* In a child of its own: the limit and the user change. Exits with the number of the expectation that broke. */
-static void pin_beyond_the_limit(void *arg)
-{
+/* In a child of its own: the limit and the user change. Exits with the number of the expectation that broke.
+ */
+static void pin_beyond_the_limit(void *arg) {
     (void)arg;
     struct rlimit limit = {MIB, MIB};
     fcdp_driver *drv;
@@ -394,8 +424,7 @@ static void pin_beyond_the_limit(void *arg)
     _exit(42);
 }
 
-static void a_memlock_limit_is_named(void **state)
-{
+static void a_memlock_limit_is_named(void **state) {
     (void)state;
     fcdp__driver_close(driver_open_sim());
     simgpu_reset(); /* the child is the one that initialises */
@@ -404,8 +433,7 @@ static void a_memlock_limit_is_named(void **state)
     assert_int_equal(WEXITSTATUS(wait_status), 42);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(open_tells_the_device),
         cmocka_unit_test(a_missing_library_says_what_to_do),

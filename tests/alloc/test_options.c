@@ -3,14 +3,12 @@
 
 #include "tests/alloc/support.h"
 
-static fcdp_status load_one(const char *variable, fcdp_options *options)
-{
+static fcdp_status load_one(const char *variable, fcdp_options *options) {
     char *envp[] = {(char *)variable, NULL};
     return fcdp_options_load(envp, options);
 }
 
-static void assert_refused(const char *variable, const char *text)
-{
+static void assert_refused(const char *variable, const char *text) {
     fcdp_options options, untouched;
     memset(&options, 0x5A, sizeof options);
     memcpy(&untouched, &options, sizeof options);
@@ -19,8 +17,7 @@ static void assert_refused(const char *variable, const char *text)
     assert_memory_equal(&options, &untouched, sizeof options);
 }
 
-static void assert_default(const fcdp_options *options)
-{
+static void assert_default(const fcdp_options *options) {
     assert_false(options->enabled);
     assert_int_equal(options->driver, FCDP_DRIVER_AUTO);
     assert_true(options->tau == 0);
@@ -37,17 +34,16 @@ static void assert_default(const fcdp_options *options)
     assert_true(options->summary);
 }
 
-static void nothing_set_gives_the_defaults(void **state)
-{
+static void nothing_set_gives_the_defaults(void **state) {
     (void)state;
-    static char *const ours_not[] = {"PATH=/bin", "FCDPX=1", "XFCDP_TAU=7", "fcdp_tau=7", "FCDP_NOVALUE", "FCD=1", "", NULL};
+    static char *const ours_not[] = {"PATH=/bin", "FCDPX=1", "XFCDP_TAU=7", "fcdp_tau=7", "FCDP_NOVALUE",
+                                     "FCD=1",     "",        NULL};
     fcdp_options options;
     assert_ok(fcdp_options_load(ours_not, &options));
     assert_default(&options);
 }
 
-static void an_empty_value_is_the_default(void **state)
-{
+static void an_empty_value_is_the_default(void **state) {
     (void)state;
     size_t n_rows;
     const fcdp_option_row *rows = fcdp_options_table(&n_rows);
@@ -60,8 +56,7 @@ static void an_empty_value_is_the_default(void **state)
     }
 }
 
-static void every_row_is_complete_and_its_default_is_allowed(void **state)
-{
+static void every_row_is_complete_and_its_default_is_allowed(void **state) {
     (void)state;
     size_t n_rows;
     const fcdp_option_row *rows = fcdp_options_table(&n_rows);
@@ -78,14 +73,31 @@ static void every_row_is_complete_and_its_default_is_allowed(void **state)
     }
 }
 
-static void values_reach_their_fields(void **state)
-{
+static void values_reach_their_fields(void **state) {
     (void)state;
-    static char *const envp[] = {"FCDP=1", "FCDP_DRIVER=sim", "FCDP_TAU=0.25", "FCDP_RESTORE=whole", "FCDP_LOCAL_SIZE=8",
-                                 "FCDP_DEVICE_BUDGET=8G", "FCDP_HOST_BUDGET=512m", "FCDP_PIN=never", "FCDP_FINGERPRINT=always",
-                                 "FCDP_PREFETCH=0", "FCDP_TIMEOUT=2.5", "FCDP_CHECK=3", "FCDP_LOG=debug", "FCDP_SUMMARY=0",
-                                 "FCDP_SIM_LIBRARY=/x/y.so", "FCDP_SIM_CAPACITY=1G", "FCDP_SIM_PCIE=12", "FCDP_SIM_FAIL=cuMemMap:3",
-                                 "FCDP_SIM_POISON=1", "FCDP_CACHE=/tmp", "FCDP_JEMALLOC=/j", "FCDP_LAB_ANYTHING=at all", NULL};
+    static char *const envp[] = {"FCDP=1",
+                                 "FCDP_DRIVER=sim",
+                                 "FCDP_TAU=0.25",
+                                 "FCDP_RESTORE=whole",
+                                 "FCDP_LOCAL_SIZE=8",
+                                 "FCDP_DEVICE_BUDGET=8G",
+                                 "FCDP_HOST_BUDGET=512m",
+                                 "FCDP_PIN=never",
+                                 "FCDP_FINGERPRINT=always",
+                                 "FCDP_PREFETCH=0",
+                                 "FCDP_TIMEOUT=2.5",
+                                 "FCDP_CHECK=3",
+                                 "FCDP_LOG=debug",
+                                 "FCDP_SUMMARY=0",
+                                 "FCDP_SIM_LIBRARY=/x/y.so",
+                                 "FCDP_SIM_CAPACITY=1G",
+                                 "FCDP_SIM_PCIE=12",
+                                 "FCDP_SIM_FAIL=cuMemMap:3",
+                                 "FCDP_SIM_POISON=1",
+                                 "FCDP_CACHE=/tmp",
+                                 "FCDP_JEMALLOC=/j",
+                                 "FCDP_LAB_ANYTHING=at all",
+                                 NULL};
     fcdp_options options;
     assert_ok(fcdp_options_load(envp, &options));
     assert_true(options.enabled);
@@ -104,8 +116,7 @@ static void values_reach_their_fields(void **state)
     assert_false(options.summary);
 }
 
-static void every_choice_is_its_enums_constant(void **state)
-{
+static void every_choice_is_its_enums_constant(void **state) {
     (void)state;
     static const struct {
         const char *variable;
@@ -133,12 +144,12 @@ static void every_choice_is_its_enums_constant(void **state)
         int value;
         assert_ok(load_one(cases[i].variable, &options));
         memcpy(&value, (char *)&options + cases[i].offset, sizeof value);
-        if (value != cases[i].constant) fail_msg("%s gave %d, not %d", cases[i].variable, value, cases[i].constant);
+        if (value != cases[i].constant)
+            fail_msg("%s gave %d, not %d", cases[i].variable, value, cases[i].constant);
     }
 }
 
-static void a_refusal_says_what_is_allowed(void **state)
-{
+static void a_refusal_says_what_is_allowed(void **state) {
     (void)state;
 #define BYTES_EXPECTED "expected bytes, such as 512M or 8G (K, M, G, T are powers of 1024)"
     static const char *const cases[][2] = {
@@ -160,7 +171,8 @@ static void a_refusal_says_what_is_allowed(void **state)
         {"FCDP_RESTORE=half", "FCDP_RESTORE=half: expected slice or whole"},
         {"FCDP_LOCAL_SIZE=-1", "FCDP_LOCAL_SIZE=-1: expected a whole number from 0 to 65536"},
         {"FCDP_LOCAL_SIZE=2.0", "FCDP_LOCAL_SIZE=2.0: expected a whole number from 0 to 65536"},
-        {"FCDP_LOCAL_SIZE=99999999999999999999", "FCDP_LOCAL_SIZE=99999999999999999999: expected a whole number from 0 to 65536"},
+        {"FCDP_LOCAL_SIZE=99999999999999999999",
+         "FCDP_LOCAL_SIZE=99999999999999999999: expected a whole number from 0 to 65536"},
         {"FCDP_DEVICE_BUDGET=8X", "FCDP_DEVICE_BUDGET=8X: " BYTES_EXPECTED},
         {"FCDP_DEVICE_BUDGET=8GB", "FCDP_DEVICE_BUDGET=8GB: " BYTES_EXPECTED},
         {"FCDP_DEVICE_BUDGET=G", "FCDP_DEVICE_BUDGET=G: " BYTES_EXPECTED},
@@ -179,8 +191,7 @@ static void a_refusal_says_what_is_allowed(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) assert_refused(cases[i][0], cases[i][1]);
 }
 
-static void an_unknown_name_gets_the_nearest(void **state)
-{
+static void an_unknown_name_gets_the_nearest(void **state) {
     (void)state;
     static const char *const cases[][2] = {
         {"FCDP_TAUU=0.5", "FCDP_TAUU is not an option; did you mean FCDP_TAU?"},
@@ -195,8 +206,7 @@ static void an_unknown_name_gets_the_nearest(void **state)
 }
 
 /* One edit away from a name, the name is what is suggested. */
-static void one_slip_is_always_recognised(void **state)
-{
+static void one_slip_is_always_recognised(void **state) {
     (void)state;
     size_t n_rows;
     const fcdp_option_row *rows = fcdp_options_table(&n_rows);
@@ -206,7 +216,8 @@ static void one_slip_is_always_recognised(void **state)
         char variable[96];
         size_t n = strlen(name), at = 5 + random_below(&rng, n - 4);
         char letter = (char)('A' + random_below(&rng, 26));
-        snprintf(variable, sizeof variable, "%.*s%c%s=1", (int)at, name, letter, name + at); /* a letter too many */
+        snprintf(variable, sizeof variable, "%.*s%c%s=1", (int)at, name, letter,
+                 name + at); /* a letter too many */
         fcdp_options options;
         if (strncmp(variable, "FCDP_LAB_", 9) == 0) continue;
         assert_int_equal(load_one(variable, &options), FCDP_ERR_OPTION);
@@ -216,8 +227,7 @@ static void one_slip_is_always_recognised(void **state)
     }
 }
 
-static void numbers_round_trip(void **state)
-{
+static void numbers_round_trip(void **state) {
     (void)state;
     static const char units[] = "KMGT";
     uint64_t rng = seed_choose(__func__);
@@ -234,8 +244,10 @@ static void numbers_round_trip(void **state)
         assert_ok(load_one(variable, &options));
         assert_int_equal(options.host_budget_bytes, bytes);
 
-        size_t unit = random_below(&rng, 4), number = (size_t)random_next(&rng) >> (10 * (unit + 1) + random_below(&rng, 20));
-        snprintf(variable, sizeof variable, "FCDP_DEVICE_BUDGET=%zu%c", number, units[unit] | (round % 2 ? 0x20 : 0));
+        size_t unit = random_below(&rng, 4),
+               number = (size_t)random_next(&rng) >> (10 * (unit + 1) + random_below(&rng, 20));
+        snprintf(variable, sizeof variable, "FCDP_DEVICE_BUDGET=%zu%c", number,
+                 units[unit] | (round % 2 ? 0x20 : 0));
         assert_ok(load_one(variable, &options));
         assert_int_equal(options.device_budget_bytes, number << (10 * (unit + 1)));
 
@@ -247,8 +259,7 @@ static void numbers_round_trip(void **state)
 }
 
 /* No bytes at all make the parser do anything but accept or refuse with a text. */
-static void garbage_is_refused_with_a_text(void **state)
-{
+static void garbage_is_refused_with_a_text(void **state) {
     (void)state;
     static const char alphabet[] = "0123456789.eE+-xKMGTkmgt |=_,nainf\t\x80";
     size_t n_rows;
@@ -258,7 +269,8 @@ static void garbage_is_refused_with_a_text(void **state)
         char variable[128];
         const fcdp_option_row *row = &rows[random_below(&rng, n_rows)];
         size_t at = (size_t)snprintf(variable, sizeof variable, "%s=", row->name);
-        for (size_t n = random_below(&rng, 12); n > 0; n--) variable[at++] = alphabet[random_below(&rng, sizeof alphabet - 1)];
+        for (size_t n = random_below(&rng, 12); n > 0; n--)
+            variable[at++] = alphabet[random_below(&rng, sizeof alphabet - 1)];
         variable[at] = '\0';
         fcdp_options options;
         fcdp_status status = load_one(variable, &options);
@@ -274,8 +286,7 @@ static void garbage_is_refused_with_a_text(void **state)
     }
 }
 
-static void a_locale_with_commas_changes_nothing(void **state)
-{
+static void a_locale_with_commas_changes_nothing(void **state) {
     (void)state;
     fcdp_options options;
     if (!setlocale(LC_NUMERIC, "de_DE.UTF-8") && !setlocale(LC_NUMERIC, "fr_FR.UTF-8")) {
@@ -287,8 +298,7 @@ static void a_locale_with_commas_changes_nothing(void **state)
     assert_true(options.tau == 0.5);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_set_gives_the_defaults),
         cmocka_unit_test(an_empty_value_is_the_default),

@@ -1,4 +1,5 @@
-/* The page pool: budget, reuse, reclaim from inside a take, exhaustion below the budget, concurrent takers. */
+/* The page pool: budget, reuse, reclaim from inside a take, exhaustion below the budget, concurrent takers.
+ */
 #include <stdatomic.h>
 
 #include "alloc/pages.h"
@@ -7,30 +8,26 @@
 
 enum { PAGE = 2 << 20, MAX_PAGES = 256, N_SLOTS = 1 << 16 };
 
-static void assert_counts(fcdp_pool *pool, size_t n_live, size_t n_cached)
-{
+static void assert_counts(fcdp_pool *pool, size_t n_live, size_t n_cached) {
     fcdp_pool_stats stats;
     fcdp__pool_stats(pool, &stats);
     assert_int_equal(stats.live_pages, n_live);
     assert_int_equal(stats.cached_pages, n_cached);
 }
 
-static fcdp_pool *pool_open(fcdp_driver *drv, size_t n_pages)
-{
+static fcdp_pool *pool_open(fcdp_driver *drv, size_t n_pages) {
     fcdp_pool *pool = NULL;
     assert_ok(fcdp__pool_create(drv, n_pages * PAGE, &pool));
     return pool;
 }
 
-static void pool_close(fcdp_pool *pool, fcdp_driver *drv)
-{
+static void pool_close(fcdp_pool *pool, fcdp_driver *drv) {
     fcdp__pool_destroy(pool);
     if (fcdp__driver_is_sim(drv)) assert_nothing_lives();
     fcdp__driver_close(drv);
 }
 
-static void pages_are_reused_not_released(void **state)
-{
+static void pages_are_reused_not_released(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
     fcdp_pool *pool = pool_open(drv, 8);
@@ -57,8 +54,7 @@ static void pages_are_reused_not_released(void **state)
     pool_close(pool, drv);
 }
 
-static void the_peak_is_kept_and_reset(void **state)
-{
+static void the_peak_is_kept_and_reset(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
     fcdp_pool *pool = pool_open(drv, 8);
@@ -71,15 +67,15 @@ static void the_peak_is_kept_and_reset(void **state)
     fcdp__pool_reset_peak(pool);
     fcdp__pool_stats(pool, &stats);
     assert_int_equal(stats.peak_live_pages, 1);
-    assert_int_equal(fcdp__pool_take(pool, 8, pages), FCDP_ERR_NO_DEVICE_MEM); /* what failed was never live */
+    assert_int_equal(fcdp__pool_take(pool, 8, pages),
+                     FCDP_ERR_NO_DEVICE_MEM); /* what failed was never live */
     fcdp__pool_stats(pool, &stats);
     assert_int_equal(stats.peak_live_pages, 1);
     fcdp__pool_give(pool, 1, pages + 5);
     pool_close(pool, drv);
 }
 
-static void the_budget_holds_and_the_text_tells_it(void **state)
-{
+static void the_budget_holds_and_the_text_tells_it(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
     fcdp_pool *pool = NULL;
@@ -105,8 +101,7 @@ static void the_budget_holds_and_the_text_tells_it(void **state)
     pool_close(pool, drv);
 }
 
-static void no_budget_means_what_is_free(void **state)
-{
+static void no_budget_means_what_is_free(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
     fcdp_pool *pool = NULL;
@@ -119,7 +114,7 @@ static void no_budget_means_what_is_free(void **state)
     pool_close(pool, drv);
 }
 
-/* ---- reclaim --------------------------------------------------------------------------------------------------- */
+/* ---- reclaim ---- */
 
 /* Pages that somebody holds and could spare. */
 typedef struct spare {
@@ -130,8 +125,7 @@ typedef struct spare {
     bool lies;
 } spare;
 
-static size_t spare_reclaim(void *ctx, size_t n_pages)
-{
+static size_t spare_reclaim(void *ctx, size_t n_pages) {
     spare *s = ctx;
     fcdp__lock_acquire(&s->lock);
     s->n_asked = n_pages;
@@ -143,25 +137,23 @@ static size_t spare_reclaim(void *ctx, size_t n_pages)
     return s->lies ? n_pages : n;
 }
 
-static spare *spare_create(fcdp_pool *pool)
-{
+static spare *spare_create(fcdp_pool *pool) {
     spare *s = calloc(1, sizeof *s);
     s->pool = pool;
-    fcdp__lock_init(&s->lock, FCDP_RANK_REGION); /* above the pool's: taking it proves that the pool's is not held */
+    fcdp__lock_init(&s->lock,
+                    FCDP_RANK_REGION); /* above the pool's: taking it proves that the pool's is not held */
     fcdp__pool_set_reclaimer(pool, spare_reclaim, s);
     return s;
 }
 
-static void spare_destroy(spare *s)
-{
+static void spare_destroy(spare *s) {
     fcdp__pool_set_reclaimer(s->pool, NULL, NULL);
     fcdp__pool_give(s->pool, s->n, s->pages);
     fcdp__lock_destroy(&s->lock);
     free(s);
 }
 
-static void a_take_asks_for_what_is_missing(void **state)
-{
+static void a_take_asks_for_what_is_missing(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
     fcdp_pool *pool = pool_open(drv, 10);
@@ -194,8 +186,7 @@ static void a_take_asks_for_what_is_missing(void **state)
     pool_close(pool, drv);
 }
 
-static void a_hopeless_take_evicts_nothing(void **state)
-{
+static void a_hopeless_take_evicts_nothing(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
     fcdp_pool *pool = pool_open(drv, 4);
@@ -210,8 +201,7 @@ static void a_hopeless_take_evicts_nothing(void **state)
 }
 
 /* Others fill the device: the driver refuses although the budget would allow. */
-static void a_full_device_is_reclaimed_too(void **state)
-{
+static void a_full_device_is_reclaimed_too(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
     simgpu_set_capacity(6 * PAGE);
@@ -233,8 +223,7 @@ static void a_full_device_is_reclaimed_too(void **state)
     simgpu_reset();
 }
 
-static void other_driver_errors_pass_through(void **state)
-{
+static void other_driver_errors_pass_through(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
     fcdp_pool *pool = pool_open(drv, 8);
@@ -250,8 +239,7 @@ static void other_driver_errors_pass_through(void **state)
     pool_close(pool, drv);
 }
 
-static void forgotten_pages_leave_the_counts(void **state)
-{
+static void forgotten_pages_leave_the_counts(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
     fcdp_pool *pool = pool_open(drv, 4);
@@ -264,8 +252,7 @@ static void forgotten_pages_leave_the_counts(void **state)
     pool_close(pool, drv);
 }
 
-static void give_twice(void *arg)
-{
+static void give_twice(void *arg) {
     fcdp_pool *pool = arg;
     fcdp_phys pages[2], again[2];
     fcdp__check_level = 3;
@@ -274,37 +261,36 @@ static void give_twice(void *arg)
     fcdp__pool_give(pool, 2, again);
 }
 
-static void give_too_many(void *arg)
-{
+static void give_too_many(void *arg) {
     fcdp_phys pages[3] = {{1}, {2}, {3}};
     fcdp__pool_give(arg, 3, pages);
 }
 
-static void misuse_aborts(void **state)
-{
+static void misuse_aborts(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
     fcdp_pool *pool = pool_open(drv, 4);
     fcdp_phys pages[2];
     assert_ok(fcdp__pool_take(pool, 2, pages));
-    fcdp__pool_give(pool, 2, pages); /* cached, so that the child, where the driver answers nothing, can take them */
+    fcdp__pool_give(pool, 2,
+                    pages); /* cached, so that the child, where the driver answers nothing, can take them */
     assert_dies(give_twice, pool, SIGABRT);
     assert_dies(give_too_many, pool, SIGABRT);
     pool_close(pool, drv);
 }
 
-/* ---- many threads ---------------------------------------------------------------------------------------------- */
+/* ---- many threads ---- */
 
-enum { N_THREADS = 4, N_ROUNDS = 3000, MOST_IN_HAND = 8 };
+enum { N_THREADS = 4, N_ROUNDS = 10000, MOST_IN_HAND = 8 };
 
-/* The oracle: who owns each handle. A handle's slot is found by its value, which is unique while the pool lives. */
+/* The oracle: who owns each handle. A handle's slot is found by its value, which is unique while the pool
+ * lives. */
 typedef struct owners {
     _Atomic uint64_t handle[N_SLOTS];
     atomic_int owner[N_SLOTS];
 } owners;
 
-static size_t owners_slot(owners *o, uint64_t handle)
-{
+static size_t owners_slot(owners *o, uint64_t handle) {
     for (size_t i = handle * 0x9E3779B97F4A7C15u % N_SLOTS;; i = (i + 1) % N_SLOTS) {
         uint64_t seen = 0;
         if (atomic_compare_exchange_strong(&o->handle[i], &seen, handle) || seen == handle) return i;
@@ -321,11 +307,11 @@ typedef struct taker {
     const char *broken;
 } taker;
 
-static void taker_put_back(taker *t, size_t n, fcdp_phys *pages)
-{
+static void taker_put_back(taker *t, size_t n, fcdp_phys *pages) {
     for (size_t i = 0; i < n; i++) {
         int me = t->id;
-        if (!atomic_compare_exchange_strong(&t->owners->owner[owners_slot(t->owners, pages[i].handle)], &me, 0))
+        if (!atomic_compare_exchange_strong(&t->owners->owner[owners_slot(t->owners, pages[i].handle)], &me,
+                                            0))
             t->broken = "a page in hand changed its owner";
     }
     if (!t->spare || t->seed % 3 == 0) {
@@ -338,8 +324,7 @@ static void taker_put_back(taker *t, size_t n, fcdp_phys *pages)
     fcdp__lock_release(&t->spare->lock);
 }
 
-static void *taker_run(void *arg)
-{
+static void *taker_run(void *arg) {
     taker *t = arg;
     fcdp_phys hand[MOST_IN_HAND];
     size_t n_hand = 0;
@@ -347,12 +332,14 @@ static void *taker_run(void *arg)
         size_t n = random_below(&t->seed, MOST_IN_HAND + 1);
         if (n_hand + n <= MOST_IN_HAND) {
             fcdp_status status = fcdp__pool_take(t->pool, n, hand + n_hand);
-            if (status && status != FCDP_ERR_NO_DEVICE_MEM) t->broken = "a take failed for another reason than memory";
+            if (status && status != FCDP_ERR_NO_DEVICE_MEM)
+                t->broken = "a take failed for another reason than memory";
             t->n_refused += status != FCDP_OK;
             for (size_t i = n_hand; !status && i < n_hand + n; i++) {
                 int nobody = 0;
                 size_t slot = owners_slot(t->owners, hand[i].handle);
-                if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &nobody, t->id)) t->broken = "a page has two owners";
+                if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &nobody, t->id))
+                    t->broken = "a page has two owners";
             }
             if (!status) n_hand += n;
             if (!status) t->n_taken += n;
@@ -361,15 +348,15 @@ static void *taker_run(void *arg)
             n_hand -= n;
             taker_put_back(t, n, hand + n_hand);
         }
-        if (round % 512 == 0) (void)fcdp__pool_trim(t->pool);
+        if (round % 2048 == 0) (void)fcdp__pool_trim(t->pool);
     }
     taker_put_back(t, n_hand, hand);
     return NULL;
 }
 
-/* `n_budget` pages; with `sparing`, pages not in hand are kept until the reclaimer takes them. The takers' refusals. */
-static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, bool sparing)
-{
+/* `n_budget` pages; with `sparing`, pages not in hand are kept until the reclaimer takes them. The takers'
+ * refusals. */
+static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, bool sparing) {
     fcdp_driver *drv = driver_open_sim();
     simgpu_set_capacity(n_capacity * PAGE);
     fcdp_pool *pool = pool_open(drv, n_budget);
@@ -401,32 +388,27 @@ static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, b
     return n_refused;
 }
 
-static void takers_with_room_are_never_refused(void **state)
-{
+static void takers_with_room_are_never_refused(void **state) {
     (void)state;
     assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, false), 0);
 }
 
-static void takers_with_little_room_share_it(void **state)
-{
+static void takers_with_little_room_share_it(void **state) {
     (void)state;
     takers_run(__func__, MOST_IN_HAND + 2, MAX_PAGES, false);
 }
 
-static void takers_reclaim_from_each_other(void **state)
-{
+static void takers_reclaim_from_each_other(void **state) {
     (void)state;
     assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, true), 0);
 }
 
-static void takers_reclaim_on_a_full_device(void **state)
-{
+static void takers_reclaim_on_a_full_device(void **state) {
     (void)state;
     takers_run(__func__, N_THREADS * MOST_IN_HAND, N_THREADS * MOST_IN_HAND / 2, true);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages_are_reused_not_released),
         cmocka_unit_test(the_peak_is_kept_and_reset),

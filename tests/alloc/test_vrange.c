@@ -1,4 +1,5 @@
-/* Ranges: one address for life, contents, faults when unmapped, every failing driver call, a random schedule. */
+/* Ranges: one address for life, contents, faults when unmapped, every failing driver call, a random schedule.
+ */
 #include "alloc/vrange.h"
 #include "tests/alloc/support.h"
 
@@ -9,63 +10,61 @@ typedef struct world {
     fcdp_pool *pool;
 } world;
 
-static world world_create(fcdp_driver *drv, size_t n_pages)
-{
+static world world_create(fcdp_driver *drv, size_t n_pages) {
     world w = {.drv = drv};
     assert_ok(fcdp__pool_create(drv, n_pages * PAGE, &w.pool));
     return w;
 }
 
-static void world_destroy(world *w)
-{
+static void world_destroy(world *w) {
     bool is_sim = fcdp__driver_is_sim(w->drv);
     fcdp__pool_destroy(w->pool);
     if (is_sim) assert_nothing_lives();
     fcdp__driver_close(w->drv);
 }
 
-static size_t n_live_pages(world *w)
-{
+static size_t n_live_pages(world *w) {
     fcdp_pool_stats stats;
     fcdp__pool_stats(w->pool, &stats);
     return stats.live_pages;
 }
 
 /* The 64-bit word at byte `at` of a range holding pattern `tag`. */
-static uint64_t pattern_word(uint64_t tag, size_t at) { return (tag << 40) ^ at * 0x9E3779B97F4A7C15u; }
-
-enum { N_PROBES = 4 };
-
-static size_t probe_offset(size_t page, int probe) { return page * PAGE + (size_t)probe * (PAGE - 8) / (N_PROBES - 1) / 8 * 8; }
-
-/* A few words of each page, its first and last among them, by copies: so that a real device can run this too. */
-static void pattern_write(world *w, const fcdp_vrange *range, uint64_t tag)
-{
-    for (size_t page = 0; page < fcdp__vrange_n_pages(range); page++) {
-        for (int i = 0; i < N_PROBES; i++) {
-            size_t at = probe_offset(page, i);
-            uint64_t word = pattern_word(tag, at);
-            assert_ok(fcdp__driver_copy_h2d(w->drv, fcdp__dptr_add(fcdp__vrange_base(range), at), &word, 8, NULL));
-            assert_ok(fcdp__driver_stream_sync(w->drv, NULL));
-        }
-    }
+static uint64_t pattern_word(uint64_t tag, size_t at) {
+    return (tag << 40) ^ at * 0x9E3779B97F4A7C15u;
 }
 
-static void pattern_check(world *w, const fcdp_vrange *range, uint64_t tag)
-{
-    for (size_t page = 0; page < fcdp__vrange_n_pages(range); page++) {
-        for (int i = 0; i < N_PROBES; i++) {
-            size_t at = probe_offset(page, i);
-            uint64_t word = 0;
-            assert_ok(fcdp__driver_copy_d2h(w->drv, &word, fcdp__dptr_add(fcdp__vrange_base(range), at), 8, NULL));
-            assert_ok(fcdp__driver_stream_sync(w->drv, NULL));
-            assert_true(word == pattern_word(tag, at));
-        }
-    }
+enum { N_PROBES = 4, MOST_PAGES = 8 };
+
+static size_t probe_offset(size_t page, int probe) {
+    return page * PAGE + (size_t)probe * (PAGE - 8) / (N_PROBES - 1) / 8 * 8;
 }
 
-static void the_address_stays_the_pages_change(void **state)
-{
+/* A few words of each page, its first and last among them, by copies: a real device can run this too. */
+static void pattern_write(world *w, const fcdp_vrange *range, uint64_t tag) {
+    uint64_t words[MOST_PAGES * N_PROBES];
+    for (size_t i = 0; i < fcdp__vrange_n_pages(range) * N_PROBES; i++) {
+        size_t at = probe_offset(i / N_PROBES, (int)(i % N_PROBES));
+        words[i] = pattern_word(tag, at);
+        assert_ok(
+            fcdp__driver_copy_h2d(w->drv, fcdp__dptr_add(fcdp__vrange_base(range), at), &words[i], 8, NULL));
+    }
+    assert_ok(fcdp__driver_stream_sync(w->drv, NULL));
+}
+
+static void pattern_check(world *w, const fcdp_vrange *range, uint64_t tag) {
+    uint64_t words[MOST_PAGES * N_PROBES] = {0};
+    for (size_t i = 0; i < fcdp__vrange_n_pages(range) * N_PROBES; i++) {
+        fcdp_dptr at =
+            fcdp__dptr_add(fcdp__vrange_base(range), probe_offset(i / N_PROBES, (int)(i % N_PROBES)));
+        assert_ok(fcdp__driver_copy_d2h(w->drv, &words[i], at, 8, NULL));
+    }
+    assert_ok(fcdp__driver_stream_sync(w->drv, NULL));
+    for (size_t i = 0; i < fcdp__vrange_n_pages(range) * N_PROBES; i++)
+        assert_true(words[i] == pattern_word(tag, probe_offset(i / N_PROBES, (int)(i % N_PROBES))));
+}
+
+static void the_address_stays_the_pages_change(void **state) {
     (void)state;
     world w = world_create(driver_open_any(), 16);
     fcdp_vrange *range;
@@ -88,8 +87,7 @@ static void the_address_stays_the_pages_change(void **state)
     world_destroy(&w);
 }
 
-static void two_ranges_never_share_a_page(void **state)
-{
+static void two_ranges_never_share_a_page(void **state) {
     (void)state;
     world w = world_create(driver_open_any(), 6);
     fcdp_vrange *one, *two;
@@ -114,8 +112,7 @@ static void two_ranges_never_share_a_page(void **state)
     world_destroy(&w);
 }
 
-static void a_mapped_range_is_unmapped_by_its_end(void **state)
-{
+static void a_mapped_range_is_unmapped_by_its_end(void **state) {
     (void)state;
     world w = world_create(driver_open_any(), 2);
     fcdp_vrange *range;
@@ -127,8 +124,7 @@ static void a_mapped_range_is_unmapped_by_its_end(void **state)
     world_destroy(&w);
 }
 
-static void a_range_beyond_the_budget_takes_nothing(void **state)
-{
+static void a_range_beyond_the_budget_takes_nothing(void **state) {
     (void)state;
     world w = world_create(driver_open_any(), 3);
     fcdp_vrange *range, *nothing = NULL;
@@ -143,12 +139,13 @@ static void a_range_beyond_the_budget_takes_nothing(void **state)
     world_destroy(&w);
 }
 
-/* ---- what a touch meets (the simulated driver lets the CPU in where CUDA lets the device in) -------------------- */
+/* ---- what a touch meets: the simulated driver lets the CPU in where CUDA lets the device in ---- */
 
-static void touch(void *at) { *(volatile char *)at = 1; }
+static void touch(void *at) {
+    *(volatile char *)at = 1;
+}
 
-static void an_unmapped_range_faults(void **state)
-{
+static void an_unmapped_range_faults(void **state) {
     (void)state;
     world w = world_create(driver_open_sim(), 2);
     fcdp_vrange *range;
@@ -166,12 +163,11 @@ static void an_unmapped_range_faults(void **state)
     world_destroy(&w);
 }
 
-/* ---- the n-th driver call fails -------------------------------------------------------------------------------- */
+/* ---- the n-th driver call fails ---- */
 
-/* A short life: create, map, write, unmap, map, destroy while mapped. Returns the first failure. Whatever failed, the
- * range is at every point wholly mapped or wholly unmapped, and another attempt works. */
-static fcdp_status life_run(world *w)
-{
+/* A short life: create, map, write, unmap, map, destroy while mapped. Returns the first failure. Whatever
+ * failed, the range is at every point wholly mapped or wholly unmapped, and another attempt works. */
+static fcdp_status life_run(world *w) {
     fcdp_vrange *range = NULL;
     fcdp_status first = fcdp__vrange_create(w->drv, w->pool, 3 * PAGE, &range);
     if (first) {
@@ -186,7 +182,8 @@ static fcdp_status life_run(world *w)
             assert_ok(fcdp__vrange_map(range));
         }
         assert_int_equal(n_live_pages(w), 3);
-        memset((char *)fcdp__vrange_base(range).addr, round + 1, 3 * PAGE);
+        for (int page = 0; page < 3; page++)
+            ((char *)fcdp__vrange_base(range).addr)[page * PAGE] = (char)(round + 1);
         if (round == 1) break;
         status = fcdp__vrange_unmap(range);
         assert_true(fcdp__vrange_is_mapped(range) == (status != FCDP_OK));
@@ -201,8 +198,7 @@ static fcdp_status life_run(world *w)
     return first;
 }
 
-static void every_failing_call_leaves_nothing_behind(void **state)
-{
+static void every_failing_call_leaves_nothing_behind(void **state) {
     (void)state;
     const int codes[] = {CUDA_INVALID_VALUE, CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN};
     size_t n_failed = 0, n_survived = 0;
@@ -216,7 +212,8 @@ static void every_failing_call_leaves_nothing_behind(void **state)
             bool spent = simgpu_calls(NULL) - before >= n;
             simgpu_fail_nth(NULL, 0, 0);
             n_failed += status != FCDP_OK;
-            n_survived += status == FCDP_OK && spent; /* a destroy that tried again, or the way back to a thread's context */
+            n_survived += status == FCDP_OK &&
+                          spent; /* a destroy that tried again, or the way back to a thread's context */
             assert_int_equal(n_live_pages(&w), 0);
             world_destroy(&w);
             if (!spent) break;
@@ -228,13 +225,13 @@ static void every_failing_call_leaves_nothing_behind(void **state)
 }
 
 /* A failed map whose rollback fails too: the pages stay out of everybody's reach until an undo works. */
-static void a_failed_rollback_is_undone_later(void **state)
-{
+static void a_failed_rollback_is_undone_later(void **state) {
     (void)state;
     world w = world_create(driver_open_sim(), 4);
     fcdp_vrange *range;
     assert_ok(fcdp__vrange_create(w.drv, w.pool, 3 * PAGE, &range));
-    /* A page that another mapping of the same address blocks: the third cuMemMap fails by itself, the unmap by order. */
+    /* A page that another mapping of the same address blocks: the third cuMemMap fails by itself, the unmap
+     * by order. */
     fcdp_phys blocker;
     fcdp_dptr third = fcdp__dptr_add(fcdp__vrange_base(range), 2 * PAGE);
     assert_ok(fcdp__driver_phys_create(w.drv, PAGE, &blocker));
@@ -257,9 +254,9 @@ static void a_failed_rollback_is_undone_later(void **state)
     world_destroy(&w);
 }
 
-/* ---- random schedule ------------------------------------------------------------------------------------------- */
+/* ---- random schedule ---- */
 
-enum { N_RANGES = 12, BUDGET = 24, N_STEPS = 3000 };
+enum { N_RANGES = 12, BUDGET = 24, N_STEPS = 1500 };
 
 typedef struct slot {
     fcdp_vrange *range;
@@ -274,8 +271,7 @@ typedef struct schedule {
     size_t n_mapped_pages;
 } schedule;
 
-static void slot_map(schedule *s, slot *one)
-{
+static void slot_map(schedule *s, slot *one) {
     size_t n = fcdp__vrange_n_pages(one->range);
     fcdp_status status = fcdp__vrange_map(one->range);
     assert_int_equal(status, s->n_mapped_pages + n <= BUDGET ? FCDP_OK : FCDP_ERR_NO_DEVICE_MEM);
@@ -286,11 +282,11 @@ static void slot_map(schedule *s, slot *one)
     pattern_write(s->w, one->range, one->tag);
 }
 
-static void slot_step(schedule *s, slot *one)
-{
+static void slot_step(schedule *s, slot *one) {
     size_t action = random_below(&s->rng, 8);
     if (!one->range) {
-        assert_ok(fcdp__vrange_create(s->w->drv, s->w->pool, 1 + random_below(&s->rng, 6 * PAGE), &one->range));
+        assert_ok(
+            fcdp__vrange_create(s->w->drv, s->w->pool, 1 + random_below(&s->rng, 6 * PAGE), &one->range));
         one->base = fcdp__vrange_base(one->range).addr;
     } else if (action == 0) {
         if (one->mapped) s->n_mapped_pages -= fcdp__vrange_n_pages(one->range);
@@ -308,8 +304,7 @@ static void slot_step(schedule *s, slot *one)
     }
 }
 
-static void a_random_schedule_agrees_with_the_oracle(void **state)
-{
+static void a_random_schedule_agrees_with_the_oracle(void **state) {
     (void)state;
     world w = world_create(driver_open_any(), BUDGET);
     schedule s = {.w = &w, .rng = seed_choose(__func__)};
@@ -330,8 +325,7 @@ static void a_random_schedule_agrees_with_the_oracle(void **state)
     world_destroy(&w);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_address_stays_the_pages_change),
         cmocka_unit_test(two_ranges_never_share_a_page),
