@@ -68,8 +68,10 @@ typedef struct option_parser {
     X("FCDP_SIM_FAIL", "NAME:N[:CODE]", "", "the simulated driver's N-th call of NAME fails with CODE", NO_FIELD)      \
     X("FCDP_SIM_POISON", "0|1", "", "the simulated driver fills fresh pages with a pattern", NO_FIELD)                 \
     X("FCDP_CACHE", "path", "", "where the set-up keeps what it builds once", NO_FIELD)                                \
-    X("FCDP_JEMALLOC", "path", "", "the private jemalloc to build with", NO_FIELD)
-
+    X("FCDP_PYTHON", "path", "", "the Python that the set-up builds on", NO_FIELD)                                     \
+    X("FCDP_JEMALLOC", "path", "", "a private jemalloc to build with", NO_FIELD)                                       \
+    X("FCDP_JEMALLOC_TARBALL", "path", "", "the release from which the set-up builds jemalloc", NO_FIELD)              \
+    X("FCDP_TEST_SEED", "number", "", "the seed of the tests' random schedules", NO_FIELD)
 /* clang-format on */
 #define AS_ROW(name, values, fallback, help, ...) {name, values, fallback, help},
 #define AS_PARSER(name, values, fallback, help, ...) __VA_ARGS__,

@@ -83,11 +83,11 @@ static inline size_t random_below(uint64_t *state, size_t n) {
     return (size_t)(random_next(state) % n);
 }
 
-/* $TEST_SEED, else a new one; printed, so that a failure can be run again. */
+/* $FCDP_TEST_SEED, else a new one; printed, so that a failure can be run again. */
 static inline uint64_t seed_choose(const char *test) {
-    const char *given = getenv("TEST_SEED");
+    const char *given = getenv("FCDP_TEST_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : fcdp__now_ns();
-    print_message("%s: TEST_SEED=%#llx\n", test, (unsigned long long)seed);
+    print_message("%s: FCDP_TEST_SEED=%#llx\n", test, (unsigned long long)seed);
     return seed;
 }
 
