@@ -146,14 +146,15 @@ virtual_environment() {
 
 pip() { "$PY" -m pip --disable-pip-version-check --no-input "$@"; }
 
-# Without an NVIDIA device the CPU build does (200 MB instead of 3 GB), where its index can be reached.
+# Without an NVIDIA device the CPU build does (200 MB instead of 3 GB), where its index can be reached. Not compiled ahead:
+# Python does that for the few modules that are used, while all of torch takes a minute.
 torch_install() {
     if [ "$(uname -m)" = x86_64 ] && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && [ ! -e /dev/dxg ]; then
-        pip install --progress-bar off --timeout 10 --retries 0 -c tools/constraints.txt \
+        pip install --progress-bar off --no-compile --timeout 10 --retries 0 -c tools/constraints.txt \
             --index-url https://download.pytorch.org/whl/cpu torch && return 0
         echo "The index of CPU builds did not answer; taking the package index's torch."
     fi
-    pip install --progress-bar off -c tools/constraints.txt torch
+    pip install --progress-bar off --no-compile -c tools/constraints.txt torch
 }
 
 python_packages() {
