@@ -27,6 +27,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->host_budget_bytes, 0);
     assert_int_equal(options->pin, FCDP_PIN_AUTO);
     assert_int_equal(options->fingerprint, FCDP_FINGERPRINT_AUTO);
+    assert_int_equal(options->agree, FCDP_AGREE_FORWARD);
     assert_int_equal(options->prefetch, 1);
     assert_true(options->timeout_s == 300);
     assert_int_equal(options->check, 0);
@@ -134,6 +135,8 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_FINGERPRINT=auto", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_AUTO},
         {"FCDP_FINGERPRINT=always", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_ALWAYS},
         {"FCDP_FINGERPRINT=never", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_NEVER},
+        {"FCDP_AGREE=forward", offsetof(fcdp_options, agree), FCDP_AGREE_FORWARD},
+        {"FCDP_AGREE=unshard", offsetof(fcdp_options, agree), FCDP_AGREE_UNSHARD},
         {"FCDP_LOG=quiet", offsetof(fcdp_options, log), FCDP_LOG_QUIET},
         {"FCDP_LOG=warn", offsetof(fcdp_options, log), FCDP_LOG_WARN},
         {"FCDP_LOG=info", offsetof(fcdp_options, log), FCDP_LOG_INFO},
@@ -182,6 +185,7 @@ static void a_refusal_says_what_is_allowed(void **state) {
         {"FCDP_HOST_BUDGET=16777216T", "FCDP_HOST_BUDGET=16777216T: " BYTES_EXPECTED},
         {"FCDP_PIN=1", "FCDP_PIN=1: expected auto, require or never"},
         {"FCDP_FINGERPRINT=on", "FCDP_FINGERPRINT=on: expected auto, always or never"},
+        {"FCDP_AGREE=always", "FCDP_AGREE=always: expected forward or unshard"},
         {"FCDP_PREFETCH=2", "FCDP_PREFETCH=2: expected a whole number from 0 to 1"},
         {"FCDP_TIMEOUT=0", "FCDP_TIMEOUT=0: expected a number from 0.1 to 86400"},
         {"FCDP_CHECK=4", "FCDP_CHECK=4: expected a whole number from 0 to 3"},
