@@ -65,6 +65,7 @@ class Group:
         self.next: weakref.ref[Group] | None = None     # followed it in the last forward
         self.prefetch: tuple[Any, list[torch.Tensor]] | None = None
         self.live = False                   # unsharded, to be released
+        self.released = -1                  # the scene of its last release
 
     def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
         """The extents' final storages, one tensor each, for life."""
@@ -149,6 +150,7 @@ class Pending:
 
 class Runtime:
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.options: dict[str, Any] = {}
         self.engine: Any = None
         self.engine_shape: tuple | None = None
@@ -289,6 +291,7 @@ class Runtime:
         """Agree on what is stale in `groups` (of one shard group)."""
         for group in groups:
             group.discard_prefetch()
+        _drain()  # a release under way may find that somebody wrote into its copy
         votes = b"".join(group.observe() for group in groups)
         agreed = groups[0].shards.agree(bytes(1 if mask else 0 for mask in votes))
         at = 0
@@ -321,7 +324,12 @@ class Runtime:
 
     def _audit(self, group: Group) -> None:
         """What is reused (a fresh copy, a prefetched column) must still be what the ranks agreed on."""
-        for i, moved in enumerate(group.moved()):
+        if group.released == self.scene:  # used again without an agreement between: its release may have found a write
+            _drain()
+            changed = group.observe()
+        else:
+            changed = group.moved()
+        for i, moved in enumerate(changed):
             if moved and (group.prefetch is not None or not group.stale[i]):
                 raise RuntimeError(
                     f"fcdp: {group.extents[i].name} was written inside forward or backward, after the ranks had agreed on what is "
@@ -350,6 +358,7 @@ class Runtime:
         if not group.live:
             return
         group.live = False
+        group.released = self.scene
         if any([extent.written() for extent in group.extents]):
             _fcdp.group_spoil(group.handle)
             group.scene = -1
@@ -376,6 +385,13 @@ class Runtime:
         entry[1 if crosses else 2] += bytes_per_hop
 
 
+def _drain() -> None:
+    try:
+        _fcdp.engine_drain(runtime.engine)
+    except _fcdp.Error as error:
+        raise RuntimeError(f"fcdp: {error.args[0]}") from None
+
+
 runtime = Runtime()
 
 
@@ -383,7 +399,7 @@ runtime = Runtime()
 def _end() -> None:
     from fcdp import report
 
-    if runtime.engine is None:
+    if runtime.engine is None or runtime.pid != os.getpid():  # nothing done, or a forked child
         return
     report.summary()
     # A job may hang on a peer that is gone: then the process's end frees everything as well.
