@@ -3,7 +3,7 @@
  * work; contents are right throughout, and at the end nothing lives and every pool is balanced. */
 #include "tests/tiering/support.h"
 
-static const fcdp_extent_spec SPECS[] = {{40000, FCDP_SPAN_FROZEN}, {30000, FCDP_SPAN_TRAINABLE}, {501, FCDP_SPAN_TRAINABLE}};
+static const fcdp_extent_spec SPECS[] = {{1500, FCDP_SPAN_FROZEN}, {1200, FCDP_SPAN_TRAINABLE}, {501, FCDP_SPAN_TRAINABLE}};
 enum { N_SPECS = sizeof SPECS / sizeof SPECS[0], N_RANKS = 2, BOTH = FCDP_SPAN_MASK_ALL };
 
 static void gather(group *g, uint32_t span_mask)

@@ -5,7 +5,7 @@
  */
 #include "tests/tiering/support.h"
 
-enum { N_GROUPS = 4, N_STEPS = 400 };
+enum { N_GROUPS = 4, N_STEPS = 300 };
 
 typedef struct model_span { bool on_device, slice_on_host, whole_on_host; uint32_t epoch; } model_span;
 typedef struct model { bool mapped; unsigned n_uses; model_span span[FCDP_N_SPANS]; } model;
@@ -232,9 +232,9 @@ static void schedules_of(uint32_t n_ranks, int n_rounds)
     }
 }
 
-static void a_rank_alone(void **state) { (void)state; schedules_of(1, 4); }
-static void two_ranks(void **state) { (void)state; schedules_of(2, 4); }
-static void five_ranks(void **state) { (void)state; schedules_of(5, 2); }
+static void a_rank_alone(void **state) { (void)state; schedules_of(1, 3); }
+static void two_ranks(void **state) { (void)state; schedules_of(2, 3); }
+static void five_ranks(void **state) { (void)state; schedules_of(5, 1); }
 
 int main(void)
 {
