@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from models import BATCH, IN, OUT, TiedLM
+from subclass import Bf16AllGather
 
 CASES = {}
 COUNTING = {}
@@ -34,6 +35,8 @@ def case(function=None, *, into=CASES, name=None):
 def raw_bytes(value):
     if isinstance(value, DTensor):
         value = value._local_tensor
+    if isinstance(value, Bf16AllGather):
+        value = value._data
     if isinstance(value, torch.Tensor):
         data = value.detach().contiguous().clone()
         head = f"{data.dtype}{tuple(data.shape)}".encode()
