@@ -216,12 +216,22 @@ static fcdp_status budget_refuse(const fcdp_host *host, size_t bytes, size_t car
                       (double)bytes / MIB, (double)carved / MIB, (double)host->config.budget_bytes / MIB, host->limit);
 }
 
+/* The pages go back to the system; whoever reads there next finds zeroes. */
+static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t bytes)
+{
+    if (!fallocate(host->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes)) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: %zu bytes cannot be given back to the system: %s", bytes, strerror(errno));
+}
+
 /* Lock held. */
 static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *span)
 {
     size_t carved = atomic_load_explicit(&host->header->carved_bytes, memory_order_relaxed);
     if (carved > host->config.budget_bytes || bytes > host->config.budget_bytes - carved) return budget_refuse(host, bytes, carved);
     fcdp_status status = fcdp__carver_take(host->carver, bytes, &span->offset);
+    if (status) return status;
+    /* A block's board begins as zeroes. A rank that was slower than the leader may have written to the last one here after it was freed. */
+    status = range_empty(host, span->offset, bytes);
     if (status) return status;
     span->bytes = bytes;
     span->next = host->spans;
@@ -262,9 +272,8 @@ void fcdp__host_free(fcdp_host *host, uint64_t offset)
     fcdp_host_span *span = *link;
     FCDP_CHECK(0, span != NULL); /* not a block, or freed twice */
     *link = span->next;
-    /* The next block there must find zeroes (its board), so the hole comes before the gap is anybody's again. */
-    if (fallocate(host->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)span->bytes))
-        fcdp__log(FCDP_LOG_WARN, "host tier: %zu bytes are not given back to the system before exit: %s", span->bytes, strerror(errno));
+    if (range_empty(host, offset, span->bytes))
+        fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
     else
         fcdp__carver_give(host->carver, offset);
     atomic_fetch_sub_explicit(&host->header->carved_bytes, span->bytes, memory_order_relaxed);

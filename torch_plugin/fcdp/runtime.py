@@ -112,7 +112,7 @@ class Group:
         addresses, keep = array("Q", [0]) * self.n, []
         for i, tensor in self.collect(wanted).items():
             if tensor.numel() * tensor.element_size() != self.shard_bytes[i] or not tensor.is_contiguous():
-                raise RuntimeError(
+                print("AUDIT", group.name, list(changed), list(group.stale), group.released, group.scene, self.scene, group.prefetch, self.in_backward(), file=sys.stderr); raise RuntimeError(
                     f"fcdp: the shard of {self.extents[i].name} has {tensor.numel() * tensor.element_size()} bytes now, "
                     f"{self.shard_bytes[i]} when FCDP first saw it; a parameter's size and dtype must not change after the first forward"
                 )
@@ -256,7 +256,8 @@ class Runtime:
 
     def attach(self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable]]) -> list[Group]:
         """Groups for (name, extents, (shard_bytes, span) per extent, collect), all or none; a collective of the shard group."""
-        _fcdp.engine_drain(self.engine)
+        _drain()  # on every rank of the node, before its first one may hand out a dead group's host memory again
+        shards.refuse_together(None)
         handles: list[Any] = []
         offsets, problem = array("Q", [0]) * len(described), None
         try:
@@ -324,13 +325,12 @@ class Runtime:
 
     def _audit(self, group: Group) -> None:
         """What is reused (a fresh copy, a prefetched column) must still be what the ranks agreed on."""
+        moved, void = group.moved(), bytes(group.n)
         if group.released == self.scene:  # used again without an agreement between: its release may have found a write
             _drain()
-            changed = group.observe()
-        else:
-            changed = group.moved()
-        for i, moved in enumerate(changed):
-            if moved and (group.prefetch is not None or not group.stale[i]):
+            void = group.observe()
+        for i, agreed_stale in enumerate(group.stale):
+            if moved[i] and (group.prefetch is not None or not agreed_stale) or void[i] and not agreed_stale:
                 raise RuntimeError(
                     f"fcdp: {group.extents[i].name} was written inside forward or backward, after the ranks had agreed on what is "
                     "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
