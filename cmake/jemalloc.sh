@@ -86,11 +86,11 @@ else
     }
 fi
 
-say "building $VERSION, once, into $dir (about 90 s on two cores)"
+say "building $VERSION, once, into $dir (about a minute on two cores)"
 mkdir "$tmp/src"
 tar -xjf "$tarball" -C "$tmp/src" --strip-components=1
 log=$cache/jemalloc-build.log
-(cd "$tmp/src" && unset CPPFLAGS LDFLAGS LIBS && ./configure "${FLAGS[@]}" CFLAGS="$CFLAGS" && make -j"$(nproc)" build_lib_static) >"$log" 2>&1 </dev/null || {
+(cd "$tmp/src" && unset CPPFLAGS LDFLAGS LIBS && ./configure "${FLAGS[@]}" CFLAGS="$CFLAGS" && make -j"$(nproc)" lib/libjemalloc_pic.a) >"$log" 2>&1 </dev/null || {
     tail -n 20 "$log" >&2
     say "build failed; the whole log is $log"
     exit 1

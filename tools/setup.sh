@@ -213,9 +213,6 @@ setup() {
     python_packages
     product
     echo "Set-up: $((SECONDS - start)) s"
-    # Names of the set-up are not options of FCDP, which refuses those that it does not know.
-    unset FCDP_PYTHON FCDP_CACHE FCDP_JEMALLOC_TARBALL
-    export -n FCDP_JEMALLOC
     [ "$fcdp_was" = unset ] || export FCDP=$fcdp_was
 }
 
