@@ -178,7 +178,7 @@ python_packages() {
 # --- the product ----------------------------------------------------------------------------------------------------
 
 sources_hash() {                          # of all that the wheel is made of
-    find pyproject.toml CMakeLists.txt LICENSE NOTICE cmake alloc tiering comm torch_plugin tools/*/ -path 'tools/demo/*' -prune -o \
+    find pyproject.toml CMakeLists.txt LICENSE NOTICE README.md cmake alloc tiering comm torch_plugin tools/*/ -path 'tools/demo/*' -prune -o \
         -type f ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-64
 }
 
