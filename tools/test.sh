@@ -39,8 +39,8 @@ failed=0
 report() { summary+=("$(printf '%-38s %-8s %s' "$1" "$2" "$3")"); [ "$2" != FAILED ] || failed=1; }
 
 build_tests() {     # PRESET
-    cmake --preset "$1" || { rm -rf "build/$1"; cmake --preset "$1"; }   # once more without what another place or tool left
-    cmake --build --preset "$1"
+    # Once more without what another place or another cmake left there.
+    { cmake --preset "$1" || { rm -rf "build/$1" && cmake --preset "$1"; }; } && cmake --build --preset "$1"
 }
 
 # Prints "name: why" for each test that a ctest report calls skipped; a test says why on its last line.
