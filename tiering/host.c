@@ -232,7 +232,10 @@ static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *s
     if (status) return status;
     /* A block's board begins as zeroes. A rank that was slower than the leader may have written to the last one here after it was freed. */
     status = range_empty(host, span->offset, bytes);
-    if (status) return status;
+    if (status) {
+        fcdp__carver_give(host->carver, span->offset);
+        return status;
+    }
     span->bytes = bytes;
     span->next = host->spans;
     host->spans = span;

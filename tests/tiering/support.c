@@ -27,6 +27,20 @@ void node_open(node *node, uint32_t n_ranks, size_t pool_pages)
     }
 }
 
+/* Before the context goes and takes registrations with it. Events and streams may wait for it: destroying one is not tried
+ * twice, since CUDA may have destroyed it and reported an earlier error. */
+static void assert_memory_is_given_back(void)
+{
+    struct simgpu_live live;
+    simgpu_live(&live);
+    assert_int_equal(live.registrations, 0);
+    assert_int_equal(live.maps, 0);
+    assert_int_equal(live.handles, 0);
+    assert_int_equal(live.ranges, 0);
+    assert_int_equal(live.device_bytes, 0);
+    assert_true(steps_may_fail_once || live.events + live.streams == 0);
+}
+
 void node_close(node *node)
 {
     for (uint32_t r = node->n; r-- > 0;) {
@@ -40,6 +54,7 @@ void node_close(node *node)
     }
     bool is_sim = fcdp__driver_is_sim(node->drv);
     fcdp__driver_stream_destroy(node->drv, node->stream);
+    if (is_sim) assert_memory_is_given_back();
     fcdp__driver_close(node->drv);
     if (is_sim) assert_nothing_lives();
 }

@@ -1,5 +1,9 @@
 /* One region at a time: its states, what it refuses, what faults, and what eviction leaves behind. */
+#include <pthread.h>
+#include <sched.h>
+
 #include "tests/tiering/support.h"
+#include "tiering/region_internal.h"
 
 static const fcdp_extent_spec SPECS[] = {{3000, FCDP_SPAN_TRAINABLE}, {70000, FCDP_SPAN_FROZEN}, {1, FCDP_SPAN_TRAINABLE}, {90001, FCDP_SPAN_TRAINABLE}};
 enum { N_SPECS = sizeof SPECS / sizeof SPECS[0] };
@@ -270,33 +274,126 @@ static void a_block_serves_one_region(void **state)
     node_close(&n);
 }
 
+/* The trainable span of epoch 1 reaches the pages only at the end of much queued work; `written` is recorded after it. In use. */
+static fcdp_event fill_late(group *g, uint8_t *want)
+{
+    node *n = g->node;
+    fcdp_event written;
+    fcdp_piece span = g->layout->span[FCDP_SPAN_TRAINABLE];
+    fcdp_dptr base = fcdp__region_base(g->regions[0]), aside = fcdp__dptr_add(base, PAGE / 2);
+    content_make(g, FCDP_SPAN_TRAINABLE, 1, span.offset_bytes, span.bytes, want);
+    assert_ok(fcdp__driver_copy_h2d(n->drv, aside, want, span.bytes, n->stream));
+    assert_ok(fcdp__driver_stream_sync(n->drv, n->stream));
+    for (int i = 0; i < 400; i++) assert_ok(fcdp__driver_copy_d2d(n->drv, base, fcdp__dptr_add(aside, PAGE / 8), PAGE / 4, n->stream));
+    assert_ok(fcdp__driver_copy_d2d(n->drv, fcdp__dptr_add(base, span.offset_bytes), aside, span.bytes, n->stream));
+    assert_ok(fcdp__driver_event_create(n->drv, &written));
+    assert_ok(fcdp__driver_event_record(n->drv, written, n->stream));
+    fcdp__region_filled(g->regions[0], 1u << FCDP_SPAN_TRAINABLE);
+    return written;
+}
+
+static const fcdp_extent_spec LATE_SPECS[] = {{100000, FCDP_SPAN_TRAINABLE}};
+
+static void late_open(node *n, group *g, uint8_t **want_out)
+{
+    node_open(n, 1, 2);
+    group_open(g, n, "late", LATE_SPECS, 1, 8);
+    assert_ok(fcdp__region_begin_use(g->regions[0]));
+    *want_out = malloc(g->layout->bytes);
+    assert_non_null(*want_out);
+}
+
+static void late_close(node *n, group *g, uint8_t *want, fcdp_event written)
+{
+    fcdp__driver_event_destroy(n->drv, written);
+    free(want);
+    group_close(g);
+    node_close(n);
+}
+
 static void a_store_waits_for_the_work_before_it(void **state)
 {
     (void)state;
     node n;
     group g;
-    fcdp_event written;
-    uint8_t *late;
-    node_open(&n, 1, 2);
-    group_open(&g, &n, "late", SPECS, N_SPECS, 8);
-    fcdp_piece span = g.layout->span[FCDP_SPAN_TRAINABLE];
-    late = malloc(span.bytes);
-    content_make(&g, FCDP_SPAN_TRAINABLE, 1, span.offset_bytes, span.bytes, late);
-    assert_ok(fcdp__driver_event_create(n.drv, &written));
-    assert_ok(fcdp__region_begin_use(g.regions[0]));
-    fcdp__region_filled(g.regions[0], 1u << FCDP_SPAN_TRAINABLE);
-    /* many copies of garbage, then the right one, all still queued when the store is asked for */
-    for (int i = 0; i < 200; i++)
-        assert_ok(fcdp__driver_copy_d2d(n.drv, fcdp__region_base(g.regions[0]), fcdp__dptr_add(fcdp__region_base(g.regions[0]), PAGE / 2), PAGE / 2, n.stream));
-    assert_ok(fcdp__driver_copy_h2d(n.drv, fcdp__dptr_add(fcdp__region_base(g.regions[0]), span.offset_bytes), late, span.bytes, n.stream));
-    assert_ok(fcdp__driver_event_record(n.drv, written, n.stream));
+    uint8_t *want;
+    late_open(&n, &g, &want);
+    fcdp_event written = fill_late(&g, want);
+    if (fcdp__driver_is_sim(n.drv)) assert_int_equal(fcdp__driver_event_query(n.drv, written), FCDP_PENDING); /* else nothing is shown */
     assert_ok(fcdp__region_store(g.regions[0], written));
     fcdp__region_end_use(g.regions[0]);
     assert_ok(fcdp__region_drop(g.regions[0], written));
-    assert_memory_equal((char *)fcdp__host_data(g.blocks[0]) + span.offset_bytes, late, span.bytes);
-    fcdp__driver_event_destroy(n.drv, written);
-    free(late);
-    group_close(&g);
+    assert_memory_equal(fcdp__host_data(g.blocks[0]), want, g.layout->bytes);
+    late_close(&n, &g, want, written);
+}
+
+/* Whoever was told that the store failed may reuse the memory: no copy of it may land later. */
+static void a_failed_store_leaves_no_copy_behind(void **state)
+{
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    fcdp__driver_close(drv);
+    node n;
+    group g;
+    uint8_t *want, *then;
+    late_open(&n, &g, &want);
+    then = malloc(g.layout->bytes);
+    fcdp_event written = fill_late(&g, want);
+    assert_int_equal(simgpu_fail_nth("cuEventRecord", 1, CUDA_UNKNOWN), 0);
+    assert_int_equal(fcdp__region_store(g.regions[0], written), FCDP_ERR_DRIVER);
+    memcpy(then, fcdp__host_data(g.blocks[0]), g.layout->bytes);
+    assert_int_equal(fcdp__board_read(g.blocks[0], FCDP_BOARD_STORED_1, 0), 0);
+    assert_span(g.regions[0], FCDP_SPAN_TRAINABLE, true, false, false, 1);
+    assert_ok(fcdp__region_store(g.regions[0], written)); /* on the same stream, so what was left behind has landed now */
+    assert_memory_equal(then, want, g.layout->bytes);
+    fcdp__region_end_use(g.regions[0]);
+    free(then);
+    late_close(&n, &g, want, written);
+}
+
+typedef struct storer { fcdp_region *region; fcdp_event after; fcdp_status status; } storer;
+
+static void *store_run(void *arg)
+{
+    storer *s = arg;
+    s->status = fcdp__region_store(s->region, s->after);
+    return NULL;
+}
+
+static bool is_moving(fcdp_region *region)
+{
+    fcdp__lock_acquire(&region->tiering->lock);
+    bool moving = region->moving;
+    fcdp__lock_release(&region->tiering->lock);
+    return moving;
+}
+
+/* The only pages are those of a region that another thread is just storing: they are waited for, and there is no error. */
+static void pages_of_a_region_being_stored_are_waited_for(void **state)
+{
+    (void)state;
+    node n;
+    group late, next;
+    uint8_t *want;
+    pthread_t thread;
+    node_open(&n, 1, 1);
+    group_open(&late, &n, "late", LATE_SPECS, 1, 8);
+    group_open(&next, &n, "next", SPECS, N_SPECS, 9);
+    want = malloc(late.layout->bytes);
+    assert_ok(fcdp__region_begin_use(late.regions[0]));
+    storer s = {late.regions[0], fill_late(&late, want), FCDP_OK};
+    fcdp__region_end_use(late.regions[0]);
+    assert_int_equal(pthread_create(&thread, NULL, store_run, &s), 0);
+    while (!is_moving(late.regions[0]) && !state_of(late.regions[0]).span[FCDP_SPAN_TRAINABLE].slice_on_host) sched_yield();
+    assert_ok(fcdp__region_begin_use(next.regions[0]));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_ok(s.status);
+    assert_span(late.regions[0], FCDP_SPAN_TRAINABLE, false, true, true, 1);
+    fcdp__region_end_use(next.regions[0]);
+    fcdp__driver_event_destroy(n.drv, s.after);
+    free(want);
+    group_close(&late);
+    group_close(&next);
     node_close(&n);
 }
 
@@ -354,6 +451,8 @@ int main(void)
         cmocka_unit_test(without_host_memory_a_region_can_only_be_kept),
         cmocka_unit_test(a_block_serves_one_region),
         cmocka_unit_test(a_store_waits_for_the_work_before_it),
+        cmocka_unit_test(a_failed_store_leaves_no_copy_behind),
+        cmocka_unit_test(pages_of_a_region_being_stored_are_waited_for),
         cmocka_unit_test(a_touch_of_a_dropped_region_faults),
     };
     return cmocka_run_group_tests_name("tiering_region", tests, NULL, NULL);
