@@ -6,7 +6,7 @@
  */
 #include <stdio.h>
 
-#include "comm/group.h"
+#include "comm/imprint.h"
 
 static fcdp_status step_fail(const fcdp_group *group, const char *step, fcdp_status status) {
     return fcdp__fail(status, "gathering '%s' %s: %s", group->name, step, fcdp_error_text());
@@ -64,6 +64,12 @@ static fcdp_status collective(fcdp_group *group, fcdp_lane lane, fcdp_dptr buffe
     return FCDP_OK;
 }
 
+/* What the worker's stream gets from now on comes after what the caller's had at submission. */
+static fcdp_status caller_precede(const fcdp_job *job) {
+    if (!job->event) return FCDP_OK;
+    return fcdp__driver_stream_wait(job->engine->drv, job->engine->stream, job->event->event);
+}
+
 static fcdp_status pack_and_inter(fcdp_job *job) {
     fcdp_group *group = job->group;
     fcdp_engine *engine = group->comm->engine;
@@ -72,7 +78,7 @@ static fcdp_status pack_and_inter(fcdp_job *job) {
     if (status) return status;
     fcdp_dptr column = fcdp__vrange_base(group->column);
     fcdp_dptr own = fcdp__dptr_add(column, group->comm->topology.node * plan->block_bytes);
-    status = fcdp__driver_stream_wait(engine->drv, engine->stream, job->event->event);
+    status = caller_precede(job);
     for (uint32_t k = 0; k < plan->n_big + plan->n_small && !status; k++)
         status = fcdp__driver_copy_d2d(engine->drv, fcdp__dptr_add(own, plan->extents[k].column_offset_bytes),
                                        (fcdp_dptr){job->inputs[k]},
@@ -180,9 +186,7 @@ static fcdp_status small_step(const fcdp_job *job) {
 /* From the full column to the region. */
 static fcdp_status node_steps(fcdp_job *job) {
     fcdp_group *group = job->group;
-    fcdp_engine *engine = group->comm->engine;
-    fcdp_status status = fcdp__driver_stream_wait(engine->drv, engine->stream,
-                                                  job->event->event); /* the region's last readers */
+    fcdp_status status = caller_precede(job); /* the region's last readers */
     if (!status) status = scatter_step(job);
     if (!status) status = intra_step(job);
     if (!status) status = small_step(job);
@@ -244,7 +248,10 @@ static fcdp_status unshard_steps(fcdp_job *job) {
     if (plan->void_mask) fcdp__region_invalidate(group->region, plan->void_mask);
     fcdp_status status = fcdp__group_restore(job);
     if (!status) status = stale_gather(job);
-    if (!status && plan->fill_mask) fcdp__region_filled(group->region, plan->fill_mask);
+    if (!status && plan->fill_mask) {
+        fcdp__region_filled(group->region, plan->fill_mask);
+        fcdp__imprint_take(group);
+    }
     return status;
 }
 
@@ -263,7 +270,7 @@ fcdp_status fcdp__job_unshard(fcdp_work *work) {
         status = column_abandon(group, status);
         bool untouched = !group->in_use &&
                          !job->plan->fill_mask; /* no pages for a restore: its bytes are still on the host */
-        return untouched ? status : fcdp__group_void(group, job->event, job->plan->fill_mask, status);
+        return untouched ? status : fcdp__group_void(job, job->plan->fill_mask, status);
     }
     unshard_accept(job);
     unshard_count(job);

@@ -82,6 +82,8 @@ struct fcdp_group {
     char prefetch_text[FCDP_LATE_TEXT_BYTES]; /* why the last prefetch failed */
     uint64_t content_spoils; /* n_spoils when the region was last gathered wholly; behind n_spoils: written to
                                 since */
+    uint64_t imprint;        /* of the bytes of the last fill, if has_imprint (imprint.h) */
+    bool has_imprint, imprint_is_whole; /* else of this rank's slices */
     uint32_t owed_epochs[FCDP_N_SPANS]; /* fills that failed before the region had pages: the peers have
                                            counted them */
 };
@@ -90,9 +92,10 @@ struct fcdp_job {
     fcdp_work work; /* first */
     fcdp_engine *engine;
     fcdp_group *group; /* may be gone when a job that was never waited for is disposed of */
-    fcdp_event_node *event; /* on the caller's stream at submission; NULL: the driver refused one */
-    fcdp_status
-        refused; /* why: the job keeps its place in the order, which the peers count on, and fails there */
+    /* On the caller's stream at submission. NULL: all that was on that stream is done; or `refused` says why
+     * there is none: the job then keeps its place, which the peers count on, and fails there. */
+    fcdp_event_node *event;
+    fcdp_status refused;
     char refused_text[FCDP_LATE_TEXT_BYTES];
     /* unshard and prefetch */
     fcdp_pass pass;
@@ -116,11 +119,12 @@ fcdp_status fcdp__job_reshard(fcdp_work *work) FCDP_MUST_CHECK;
 fcdp_status fcdp__group_restore(fcdp_job *job) FCDP_MUST_CHECK;
 /* Pages under the region and the reclaimer away. */
 fcdp_status fcdp__group_enter(fcdp_group *group) FCDP_MUST_CHECK;
-/* After a failure: nothing of the copy is believed any more, in any tier, and the next observation says
- * stale. `filling`: spans that the peers may have filled. Keeps the thread's failure text. Returns `status`.
- */
-fcdp_status fcdp__group_void(fcdp_group *group, fcdp_event_node *event, uint32_t filling,
-                             fcdp_status status) FCDP_MUST_CHECK;
+/* Until the device has done what was on the caller's stream at submission. */
+fcdp_status fcdp__job_await(const fcdp_job *job) FCDP_MUST_CHECK;
+/* After the job's failure `status`: nothing of the copy is believed any more, in any tier, and the next
+ * observation says stale. `filling`: spans that the peers may have filled. The pages go, unless the device
+ * may still use them. Keeps the thread's text. Returns `status`. */
+fcdp_status fcdp__group_void(const fcdp_job *job, uint32_t filling, fcdp_status status) FCDP_MUST_CHECK;
 
 /* engine.c */
 fcdp_status fcdp__event_take(fcdp_engine *engine, fcdp_event_node **event_out) FCDP_MUST_CHECK;

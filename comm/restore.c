@@ -31,7 +31,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "comm/group.h"
+#include "comm/imprint.h"
 #include "tiering/policy.h"
 
 enum { VOTE_KEPT = 0, VOTE_RELEASED = 1, VOTE_VOID = 2, VOTES_PER_RELEASE = 4 };
@@ -74,13 +74,16 @@ static void epochs_advance(fcdp_group *group, uint32_t filling) {
     }
 }
 
+fcdp_status fcdp__job_await(const fcdp_job *job) {
+    if (job->refused) return fcdp__fail(job->refused, "%s", job->refused_text);
+    return job->event ? fcdp__driver_event_sync(job->engine->drv, job->event->event) : FCDP_OK;
+}
+
 /* Void content needs no pages; but they go only once the device is known to be done with them. */
-static void pages_leave(fcdp_group *group, fcdp_event_node *event) {
-    fcdp_engine *engine = engine_of(group);
-    if (!group->in_use || !event) return;
-    if (fcdp__driver_stream_sync(engine->drv, engine->stream) ||
-        fcdp__driver_event_sync(engine->drv, event->event))
-        return;
+static void pages_leave(const fcdp_job *job) {
+    fcdp_group *group = job->group;
+    if (!group->in_use) return;
+    if (fcdp__driver_stream_sync(job->engine->drv, job->engine->stream) || fcdp__job_await(job)) return;
     fcdp__region_end_use(group->region);
     group->in_use = false;
     if (fcdp__region_drop(group->region, NULL))
@@ -88,13 +91,13 @@ static void pages_leave(fcdp_group *group, fcdp_event_node *event) {
                   fcdp_error_text());
 }
 
-fcdp_status fcdp__group_void(fcdp_group *group, fcdp_event_node *event, uint32_t filling,
-                             fcdp_status status) {
+fcdp_status fcdp__group_void(const fcdp_job *job, uint32_t filling, fcdp_status status) {
+    fcdp_group *group = job->group;
     char text[1024];
     snprintf(text, sizeof text, "%s", fcdp_error_text());
     epochs_advance(group, filling);
     fcdp__region_invalidate(group->region, FCDP_SPAN_MASK_ALL);
-    pages_leave(group, event);
+    pages_leave(job);
     fcdp__lock_acquire(&group->lock);
     fcdp__validity_spoil(group->validity);
     fcdp__lock_release(&group->lock);
@@ -114,16 +117,28 @@ static void use_end(fcdp_group *group) {
     group->in_use = false;
 }
 
-/* The device is done with the region. `vote_out` is what to vote, whatever the status. */
+/* Would a store copy anything? */
+static bool is_dirty(const fcdp_group *group) {
+    fcdp_region_state state;
+    fcdp__region_state(group->region, &state);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (state.span[s].on_device && !state.span[s].slice_on_host) return true;
+    return false;
+}
+
+/* The device is done with the region. `vote_out` is what to vote, whatever the status. Bytes that somebody
+ * wrote to are neither kept nor stored; those of a clean region go with its pages. */
 static fcdp_status release_by_policy(fcdp_job *job, uint32_t *vote_out) {
     fcdp_group *group = job->group;
-    *vote_out = VOTE_KEPT;
-    if (policy_keeps(engine_of(group))) {
+    *vote_out = VOTE_VOID;
+    bool keeps = policy_keeps(engine_of(group));
+    if ((keeps || is_dirty(group)) && !fcdp__imprint_holds(group)) return FCDP_OK;
+    if (keeps) {
         use_end(group);
+        *vote_out = VOTE_KEPT;
         return FCDP_OK;
     }
-    *vote_out = VOTE_VOID;
-    fcdp_status status = fcdp__region_store(group->region, job->event->event);
+    fcdp_status status = fcdp__region_store(group->region, NULL);
     if (status) return status;
     use_end(group);
     status = fcdp__region_drop(group->region, NULL);
@@ -144,12 +159,6 @@ static uint32_t vote_unused(const fcdp_job *job) {
     return on_device ? VOTE_KEPT : on_host ? VOTE_RELEASED : VOTE_VOID;
 }
 
-/* Until the device is done with the region. */
-static fcdp_status release_await(const fcdp_job *job) {
-    if (job->refused) return fcdp__fail(job->refused, "%s", job->refused_text);
-    return fcdp__driver_event_sync(engine_of(job->group)->drv, job->event->event);
-}
-
 fcdp_status fcdp__job_reshard(fcdp_work *work) {
     fcdp_job *job = (fcdp_job *)work;
     fcdp_group *group = job->group;
@@ -158,12 +167,12 @@ fcdp_status fcdp__job_reshard(fcdp_work *work) {
         return FCDP_OK;
     }
     uint32_t what = VOTE_VOID;
-    fcdp_status status = release_await(job);
+    fcdp_status status = fcdp__job_await(job);
     if (!status && job->n_spoils == group->content_spoils) status = release_by_policy(job, &what);
     if (what == VOTE_VOID) {
         fcdp_status cause =
             status ? fcdp__fail(status, "releasing '%s': %s", group->name, fcdp_error_text()) : FCDP_OK;
-        status = fcdp__group_void(group, job->event, 0, cause);
+        status = fcdp__group_void(job, 0, cause);
     }
     vote(group, job->n_releases, what);
     if (status) fcdp__group_late_set(group, status);

@@ -73,16 +73,22 @@ static fcdp_status job_create(fcdp_group *group, fcdp_status (*run)(fcdp_work *)
     return FCDP_OK;
 }
 
-static void job_record_event(fcdp_job *job, fcdp_stream stream) {
+static fcdp_status event_record(fcdp_job *job, fcdp_stream stream) {
     fcdp_engine *engine = job->engine;
-    job->refused = fcdp__event_take(engine, &job->event);
-    if (!job->refused) {
-        job->refused = fcdp__driver_event_record(engine->drv, job->event->event, stream);
-        if (!job->refused) return;
-        fcdp__event_give(engine, job->event);
-        job->event = NULL;
-    }
-    snprintf(job->refused_text, sizeof job->refused_text, "%s", fcdp_error_text());
+    fcdp_status status = fcdp__event_take(engine, &job->event);
+    if (status) return status;
+    status = fcdp__driver_event_record(engine->drv, job->event->event, stream);
+    if (!status) return FCDP_OK;
+    fcdp__event_give(engine, job->event);
+    job->event = NULL;
+    return status;
+}
+
+/* Without an event the caller waits here, so that the job need not. */
+static void job_record_event(fcdp_job *job, fcdp_stream stream) {
+    if (!event_record(job, stream)) return;
+    job->refused = fcdp__driver_stream_sync(job->engine->drv, stream);
+    if (job->refused) snprintf(job->refused_text, sizeof job->refused_text, "%s", fcdp_error_text());
 }
 
 static fcdp_status job_plan(fcdp_job *job, const uint8_t *stale, const uint64_t *inputs) {

@@ -17,6 +17,7 @@ typedef struct program {
     /* out */
     char wrong[512]; /* "" when all was right */
     int n_errors;    /* calls that failed */
+    int first_error_step;
     char first_error[512];
 } program;
 
