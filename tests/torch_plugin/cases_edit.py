@@ -204,20 +204,14 @@ def edit_and_undo_within_a_step(run):
     run.finish(model)
 
 
-def swapped(run, model, averages, sharded, write):
-    held = [local_of(p).clone() for p in sharded]
-    write(sharded, averages)
-    return held
-
-
 def write_data(ps, values):
     for p, value in zip(ps, values):
-        p.data._local_tensor.copy_(value)
+        p.data.copy_(value)
 
 
 def write_raw(ps, values):
     for p, value in zip(ps, values):
-        raw(local_of(p))[:] = raw(value)
+        raw(p)[:] = raw(value)
 
 
 def ema(write, mode, reshard_first, look_first):
@@ -227,16 +221,17 @@ def ema(write, mode, reshard_first, look_first):
         model = shard(Net(n_blocks=2))
         optimizer = adamw(model)
         sharded = list(model.parameters())
-        averages = [local_of(p).clone() for p in sharded]
+        averages = [p.detach().clone() for p in sharded]
         for _ in range(2):
             run.step(model, optimizer)
             for average, p in zip(averages, sharded):
-                average.lerp_(local_of(p).detach(), 0.5)
+                average.mul_(0.5).add_(p.detach(), alpha=0.5)
             if look_first:
                 run.evaluate(model, mode=mode, tag="own")
             if reshard_first:
                 reshard_all(model)
-            held = swapped(run, model, averages, sharded, write)
+            held = [p.detach().clone() for p in sharded]
+            write(sharded, averages)
             run.evaluate(model, n=2, mode=mode, tag="average")
             if reshard_first:
                 reshard_all(model)

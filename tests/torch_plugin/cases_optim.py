@@ -167,8 +167,7 @@ class ClosureSteps(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
             with torch.no_grad():
-                torch._foreach_add_([p._local_tensor for p in parameters], [p.grad._local_tensor for p in parameters],
-                                    alpha=-lr)
+                torch._foreach_add_(list(parameters), [p.grad for p in parameters], alpha=-lr)
         return loss
 
 
@@ -216,12 +215,14 @@ def zeroth_order(write):
         parameters = list(model.parameters())
         with torch.no_grad():
             for step in range(3):
-                noise = [torch.randn(p._local_tensor.shape, generator=run.data) for p in parameters]
+                noise = [p.detach().clone() for p in parameters]
+                for z in noise:
+                    z._local_tensor.copy_(torch.randn(z._local_tensor.shape, generator=run.data))
 
                 def move(scale):
                     for p, z in zip(parameters, noise):
                         if write == "data":
-                            p.data._local_tensor.add_(z, alpha=scale)
+                            p.data.add_(z, alpha=scale)
                         else:
                             raw(p)[:] += np.float32(scale) * raw(z)
                     reshard_all(model)

@@ -304,6 +304,7 @@ def model_deleted_and_made_again(run):
         model = shard(Net(dim=dim))
         optimizer = adamw(model)
         run.train(model, optimizer, steps=2)
+        run.evaluate(model)
         run.finish(model)
         del model, optimizer
         collect()
