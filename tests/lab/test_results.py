@@ -99,5 +99,5 @@ def test_a_table_row_has_a_cell_per_column():
     }  # fmt: skip
     first, second = report.rows({"modes": [mode, {**mode, "name": "x", "step_s": 1.0}]})
     assert len(first) == len(second) == len(report.COLUMNS)
-    assert first[-1] == "reference" and second[-1] == "NO, from step 4"
+    assert first[-1] == "reference" and second[-1] == "NOT from step 4"
     assert second[1] == "1.000 (0.50x)"

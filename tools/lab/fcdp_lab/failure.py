@@ -10,12 +10,16 @@ _LAUNCHER_FAILURE = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)"
 # Signals that kill a rank from outside or by a broken memory access: causes. SIGABRT and SIGTERM are mostly effects.
 _CAUSES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _TAIL_LINES = 30
+_TAIL_BYTES = 64 * 1024
 
 
 def tail(path, n_lines):
+    """The last lines, as far as they fit into the last 64 KiB; empty if there is no such file."""
     try:
-        with open(path, errors="replace") as f:
-            return "".join(f.readlines()[-n_lines:]).rstrip()
+        with open(path, "rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = f.read().decode(errors="replace").splitlines()
+            return "\n".join(lines[-n_lines:]).rstrip()
     except OSError:
         return ""
 

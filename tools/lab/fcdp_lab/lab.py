@@ -54,13 +54,14 @@ class Run:
 
 
 def stop_on_signals():
-    """From here on a stop signal is an exception in the main thread."""
+    """From here on a stop signal is an exception in the main thread; under nohup, SIGHUP stays ignored."""
 
     def stop(signum, frame):
         raise Stopped(signum)
 
     for signum in _STOP_SIGNALS:
-        signal.signal(signum, stop)
+        if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, stop)
 
 
 @contextlib.contextmanager
@@ -83,13 +84,15 @@ def run_mode(setup, mode, folder, progress):
     """Returns a Run, or raises RunFailed. Nothing of the run lives on when this returns or raises."""
     plan = _plan(setup, mode, folder)
     started = time.monotonic()
-    with _undisturbed():
-        sandbox = Sandbox(plan)
+    sandbox = None
     try:
+        with _undisturbed():
+            sandbox = Sandbox(plan)
         exits = _follow(sandbox, setup, mode, folder, progress, started + setup.timeout_s)
     finally:
         with _undisturbed():
-            sandbox.close()
+            if sandbox is not None:
+                sandbox.close()
     if any(event["code"] for event in exits.values()) or len(exits) < setup.nodes:
         raise RunFailed(failure.explain(folder, setup.nodes, setup.ranks))
     return Run(

@@ -14,6 +14,7 @@ except ImportError:
     Console = None
 
 _LINE_EVERY_S = 10.0
+_FILE_COLUMNS = 120
 
 
 def document(args, setup, figures):
@@ -54,7 +55,7 @@ def _equal(mode, is_reference):
     if equal["shards"] is None:
         same = {True: "losses equal", False: "losses differ", None: "–"}[equal["losses"]]
         return f"{same} (other shards)" if equal["losses"] is not None else same
-    return "yes, every step" if equal["shards"] else f"NO, from step {equal['first_difference']}"
+    return "every step" if equal["shards"] else f"NOT from step {equal['first_difference']}"
 
 
 COLUMNS = ("mode", "step s", "sent MB", "sent W", "gathered MB", "state MB", "host MB", "bitwise equal")
@@ -105,7 +106,7 @@ class Screen:
     """Progress and errors on stderr, the table on stdout."""
 
     def __init__(self):
-        self._out = Console() if Console else None
+        self._out = Console(width=None if sys.stdout.isatty() else _FILE_COLUMNS) if Console else None
         self._err = Console(stderr=True) if Console else None
 
     @contextlib.contextmanager
@@ -124,8 +125,7 @@ class Screen:
                 table.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
             for row in rows(doc):
                 table.add_row(*row)
-            width = None if self._out.is_terminal else 132
-            self._out.print(table, width=width, crop=False)
+            self._out.print(table)
         else:
             for line in [COLUMNS, *rows(doc)]:
                 print("  ".join(f"{cell:<18}" for cell in line).rstrip())
