@@ -1,6 +1,7 @@
 /* One region at a time: its states, what it refuses, what faults, and what eviction leaves behind. */
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 
 #include "tests/tiering/support.h"
 #include "tiering/region_internal.h"
@@ -397,6 +398,40 @@ static void pages_of_a_region_being_stored_are_waited_for(void **state)
     node_close(&n);
 }
 
+typedef struct loader { fcdp_region *region; fcdp_status status; atomic_bool done; } loader;
+
+static void *load_run(void *arg)
+{
+    loader *l = arg;
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !l->status; s++) l->status = fcdp__region_load_whole(l->region, s);
+    atomic_store(&l->done, true);
+    return NULL;
+}
+
+static void a_load_of_the_whole_waits_for_the_peers_slices(void **state)
+{
+    (void)state;
+    node n;
+    group g;
+    pthread_t thread;
+    node_open(&n, 2, 8);
+    group_open(&g, &n, "waits", SPECS, N_SPECS, 10);
+    fill_all(&g);
+    assert_ok(fcdp__region_store(g.regions[0], NULL));
+    assert_ok(fcdp__region_drop(g.regions[0], NULL));
+    assert_ok(fcdp__region_begin_use(g.regions[0]));
+    loader l = {.region = g.regions[0]};
+    assert_int_equal(pthread_create(&thread, NULL, load_run, &l), 0);
+    while (!is_moving(g.regions[0]) && !atomic_load(&l.done)) sched_yield();
+    assert_ok(fcdp__region_store(g.regions[1], NULL));
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_ok(l.status);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) assert_content(&g, 0, s, 1);
+    fcdp__region_end_use(g.regions[0]);
+    group_close(&g);
+    node_close(&n);
+}
+
 /* Not in a forked child: the simulated device's pages are not in it, so everything would fault there. */
 static sigjmp_buf fault_exit;
 
@@ -453,6 +488,7 @@ int main(void)
         cmocka_unit_test(a_store_waits_for_the_work_before_it),
         cmocka_unit_test(a_failed_store_leaves_no_copy_behind),
         cmocka_unit_test(pages_of_a_region_being_stored_are_waited_for),
+        cmocka_unit_test(a_load_of_the_whole_waits_for_the_peers_slices),
         cmocka_unit_test(a_touch_of_a_dropped_region_faults),
     };
     return cmocka_run_group_tests_name("tiering_region", tests, NULL, NULL);
