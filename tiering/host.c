@@ -223,9 +223,39 @@ static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t by
     return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: %zu bytes cannot be given back to the system: %s", bytes, strerror(errno));
 }
 
+/* Leader. Does any rank still have the block attached? Its own mapping may be gone: read through the descriptor. */
+static bool is_attached(const fcdp_host *host, uint64_t offset)
+{
+    fcdp_board_line board[FCDP_MAX_SLICES];
+    if (pread(host->fd, board, sizeof board, (off_t)offset) != (ssize_t)sizeof board) return true;
+    for (uint32_t i = 0; i < host->config.n_slices; i++)
+        if (atomic_load_explicit(&board[i].words[FCDP_BOARD_ATTACHED], memory_order_relaxed)) return true;
+    return false;
+}
+
+/* Leader, lock held: freed blocks that nobody has attached any more go back to the system. */
+static void spans_reap(fcdp_host *host)
+{
+    for (fcdp_host_span **link = &host->spans; *link;) {
+        fcdp_host_span *span = *link;
+        if (!span->freed || is_attached(host, span->offset)) {
+            link = &span->next;
+            continue;
+        }
+        *link = span->next;
+        if (range_empty(host, span->offset, span->bytes))
+            fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+        else
+            fcdp__carver_give(host->carver, span->offset);
+        atomic_fetch_sub_explicit(&host->header->carved_bytes, span->bytes, memory_order_relaxed);
+        free(span);
+    }
+}
+
 /* Lock held. */
 static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *span)
 {
+    spans_reap(host);
     size_t carved = atomic_load_explicit(&host->header->carved_bytes, memory_order_relaxed);
     if (carved > host->config.budget_bytes || bytes > host->config.budget_bytes - carved) return budget_refuse(host, bytes, carved);
     fcdp_status status = fcdp__carver_take(host->carver, bytes, &span->offset);
@@ -270,22 +300,21 @@ void fcdp__host_free(fcdp_host *host, uint64_t offset)
 {
     if (getpid() != host->pid) return;
     fcdp__lock_acquire(&host->lock);
-    fcdp_host_span **link = &host->spans;
-    while (*link && (*link)->offset != offset) link = &(*link)->next;
-    fcdp_host_span *span = *link;
-    FCDP_CHECK(0, span != NULL); /* not a block, or freed twice */
-    *link = span->next;
-    if (range_empty(host, offset, span->bytes))
-        fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
-    else
-        fcdp__carver_give(host->carver, offset);
-    atomic_fetch_sub_explicit(&host->header->carved_bytes, span->bytes, memory_order_relaxed);
+    fcdp_host_span *span = host->spans;
+    while (span && span->offset != offset) span = span->next;
+    FCDP_CHECK(0, span != NULL && !span->freed); /* not a block, or freed twice */
+    span->freed = true;
+    spans_reap(host);
     fcdp__lock_release(&host->lock);
-    free(span);
 }
 
-void fcdp__host_usage(const fcdp_host *host, size_t *current_bytes_out, size_t *peak_bytes_out)
+void fcdp__host_usage(fcdp_host *host, size_t *current_bytes_out, size_t *peak_bytes_out)
 {
+    if (host->carver && getpid() == host->pid) {
+        fcdp__lock_acquire(&host->lock);
+        spans_reap(host);
+        fcdp__lock_release(&host->lock);
+    }
     *current_bytes_out = atomic_load_explicit(&host->header->carved_bytes, memory_order_relaxed);
     *peak_bytes_out = atomic_load_explicit(&host->header->peak_bytes, memory_order_relaxed);
 }
@@ -333,6 +362,7 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
         fcdp__host_detach(block);
         return status;
     }
+    fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 1);
     *block_out = block;
     return FCDP_OK;
 }
@@ -348,6 +378,7 @@ void fcdp__host_detach(fcdp_host_block *block)
             status = fcdp__driver_host_unpin(host->config.drv, block->data, block->map_bytes - host->page_bytes);
         if (status) fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
     }
+    fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see spans_reap() */
     munmap(block->board, block->map_bytes);
     atomic_fetch_sub(&host->n_blocks, 1);
     free(block);

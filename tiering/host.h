@@ -42,10 +42,10 @@ void fcdp__host_destroy(fcdp_host *host);
 
 /* Leader only. FCDP_ERR_NO_HOST_MEM with need, budget and what to do (FCDP_HOST_BUDGET, cgroup, fewer ranks' other memory). */
 fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
-/* Leader only, once every rank has detached: returns the block and its pages to the system. */
+/* Leader only. The block goes back to the system once every rank has detached: a rank may be ahead of its peers, which still read there. */
 void fcdp__host_free(fcdp_host *host, uint64_t offset);
 /* Bytes the node holds, as every rank sees them (a shared header): carved now, and at most. */
-void fcdp__host_usage(const fcdp_host *host, size_t *current_bytes_out, size_t *peak_bytes_out);
+void fcdp__host_usage(fcdp_host *host, size_t *current_bytes_out, size_t *peak_bytes_out);
 void fcdp__host_reset_peak(fcdp_host *host);
 
 /* Map and pin `data_bytes` at `offset`. With FCDP_PIN_AUTO a refusal to pin is a warning (once), with REQUIRE FCDP_ERR_NO_HOST_MEM. */
@@ -59,6 +59,7 @@ typedef enum fcdp_board_word {
     FCDP_BOARD_STORED_1,        /* the same of span 1 */
     FCDP_BOARD_BALLOT_0,        /* comm's: what this rank did at its last even-numbered release */
     FCDP_BOARD_BALLOT_1,        /* and at its last odd-numbered one */
+    FCDP_BOARD_ATTACHED,        /* host.c's: 1 while this rank has the block attached */
     FCDP_BOARD_N_WORDS,
 } fcdp_board_word;
 

@@ -40,6 +40,7 @@ typedef struct fcdp_host_span {         /* leader's note of a block */
     struct fcdp_host_span *next;
     uint64_t offset;
     size_t bytes;
+    bool freed;                         /* goes when its last rank has detached */
 } fcdp_host_span;
 
 /* carved_bytes = sum of spans' bytes <= budget_bytes (leader) */

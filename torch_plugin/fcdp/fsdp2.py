@@ -352,7 +352,7 @@ def _patch_group(cls: type) -> None:
         abandoned = getattr(self._all_gather_result, "pending", None)
         original(self)
         if abandoned is not None:  # a prefetch that nobody used
-            abandoned.wait()
+            abandoned.abandon()
             runtime.release(abandoned.group, _stream(self.device))
 
 

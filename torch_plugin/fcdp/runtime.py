@@ -134,18 +134,25 @@ class Group:
 
 
 class Pending:
-    """An unshard under way."""
+    """An unshard that FSDP2 asked for: under way, or (a restore with FCDP_PREFETCH=0) to be started when it is waited for."""
 
-    def __init__(self, group: Group, job: Any, keep: list[torch.Tensor]):
-        self.group, self.job, self.keep = group, job, keep
+    def __init__(self, group: Group, start: Callable[[], tuple[Any, list[torch.Tensor]]], at_once: bool):
+        self.group, self.start = group, start
+        self.running = start() if at_once else None
 
     def wait(self) -> None:
+        job, self.keep = self.running or self.start()
         try:
-            _fcdp.job_wait(self.job)
+            _fcdp.job_wait(job)
         except _fcdp.Error as error:
             raise RuntimeError(f"fcdp: {error.args[0]}") from None
         finally:
             self.keep = []
+
+    def abandon(self) -> None:
+        """FSDP2 will not use it (a prefetch of what the backward did not need)."""
+        if self.running:
+            self.wait()
 
 
 class Runtime:
@@ -309,19 +316,24 @@ class Runtime:
             self.agree([group] if alone else [g for g in tree if g.shards is group.shards])
         else:
             self._audit(group)
-        inputs, keep = group.inputs()
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
-        prefetched = group.prefetch
-        group.prefetch = None
-        job = _fcdp.group_unshard(group.handle, group.stale, inputs, pass_, stream)
-        if prefetched is not None:
-            keep += prefetched[1]
-        self._count(group)
-        group.stale = bytes(group.n)
-        group.live = True
+
+        def start() -> tuple[Any, list[torch.Tensor]]:
+            inputs, keep = group.inputs()
+            job = _fcdp.group_unshard(group.handle, group.stale, inputs, pass_, stream)
+            if group.prefetch is not None:
+                keep += group.prefetch[1]
+                group.prefetch = None
+            self._count(group)
+            group.stale = bytes(group.n)
+            group.live = True
+            return job, keep
+
+        # What crosses the nodes is read now, as FSDP2 would; a restore may wait until the pages of the group before have gone.
+        pending = Pending(group, start, at_once=bool(self.options["prefetch"]) or any(group.stale))
         if forward and self.options["prefetch"] and not self.options["agree"]:
             self._look_ahead(group, stream)
-        return Pending(group, job, keep)
+        return pending
 
     def _audit(self, group: Group) -> None:
         """What is reused (a fresh copy, a prefetched column) must still be what the ranks agreed on."""
