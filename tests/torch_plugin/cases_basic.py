@@ -49,7 +49,7 @@ def full_dropout(run):
 def full_clipped(run):
     model = shard(Net())
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         run.loss(model).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         run.record("norm", norm)
@@ -91,7 +91,7 @@ def bf16_in_the_blocks_only(run):
 def bf16_parameters(run):
     model = shard(Net().to(torch.bfloat16), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         x, y = run.batch(torch.bfloat16)
         loss = ((model(x).float() - y) ** 2).mean()
         run.record("loss", loss)
@@ -146,7 +146,7 @@ def lora_accumulated_with_evaluation(run):
     model = train_only(Net(lora=4), "lora_", "head")
     shard(model)
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         run.step(model, optimizer, micro_batches=2)
         run.evaluate(model, n=2)
     run.finish(model)
@@ -199,7 +199,7 @@ def accumulation(mode, **shard_kwargs):
     def train(run):
         model = shard(Net(), **shard_kwargs)
         optimizer = adamw(model)
-        for _ in range(3):
+        for _ in range(2):
             for micro in range(3):
                 last = micro == 2
                 if mode in ("without_sync", "kept_unsharded"):
@@ -299,7 +299,7 @@ def reshard_mode(value, root=None):
     def train(run):
         model = shard(Net(), reshard_after_forward=value, root=root)
         optimizer = adamw(model)
-        for _ in range(3):
+        for _ in range(2):
             run.step(model, optimizer, micro_batches=2)
             run.evaluate(model)
         run.finish(model)

@@ -146,7 +146,7 @@ def memory(exact):
         try:
             shard(model)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            for step in range(4):
+            for step in range(3):
                 if step == 1:
                     if ledger:
                         ledger.reset()

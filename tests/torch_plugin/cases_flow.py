@@ -61,7 +61,7 @@ def block_skipped_by_micro_batches(run):
 def two_forwards_before_one_backward(run):
     model = shard(Net())
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         (run.loss(model) + run.loss(model)).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -73,7 +73,7 @@ def two_forwards_then_two_backwards(run):
     """As a pipeline with one batch in flight orders them."""
     model = shard(Net())
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         losses = [run.loss(model), run.loss(model)]
         for loss in losses:
             loss.backward()
@@ -86,7 +86,7 @@ def two_forwards_then_two_backwards(run):
 def forward_whose_backward_never_comes(run):
     model = shard(Net())
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         run.loss(model, "dropped")
         run.step(model, optimizer)
     run.finish(model)
@@ -114,7 +114,7 @@ def backward_of_half_of_the_model(run):
 def backward_twice_through_one_graph(run):
     model = shard(Net())
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         loss = run.loss(model)
         loss.backward(retain_graph=True)
         loss.backward()
@@ -127,7 +127,7 @@ def backward_twice_through_one_graph(run):
 def gradient_of_the_input(run):
     model = shard(Net())
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         x, y = run.batch()
         x.requires_grad_()
         loss = ((model(x) - y) ** 2).mean()
@@ -197,7 +197,7 @@ def evaluation_inside_of_backward(run):
             run.record("inside", model.blocks[0](x))
 
     on_gradient(model.blocks[2], look)
-    for _ in range(3):
+    for _ in range(2):
         run.loss(model).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -241,7 +241,7 @@ def blocks_run_by_hand(run):
         fully_shard(block, mesh=world_mesh())
     compat.sum_only(model)
     optimizer = torch.optim.AdamW(model.blocks.parameters(), lr=1e-2, foreach=True)
-    for _ in range(3):
+    for _ in range(2):
         x = torch.randn(6, 24, generator=run.data)
         for i in (0, 1, 2, 1):
             x = model.blocks[i](x)
@@ -264,7 +264,7 @@ def method_other_than_forward(run):
         type(block).encode = encode
         register_fsdp_forward_method(block, "encode")
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         run.step(model, optimizer)
         x = torch.randn(6, 24, generator=run.data)
         with torch.no_grad():
@@ -394,7 +394,7 @@ def prefetching(forward, backward):
             if backward:
                 block.set_modules_to_backward_prefetch(blocks[max(0, i - 2):i][::-1])
         optimizer = adamw(model)
-        for _ in range(3):
+        for _ in range(2):
             run.step(model, optimizer, micro_batches=2)
             run.evaluate(model)
         run.finish(model)
@@ -436,7 +436,7 @@ def unsharded_storage_kept(run):
         raise Unsupported("this torch has no set_keep_unsharded_storage")
     model.set_keep_unsharded_storage(True)
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         run.step(model, optimizer)
         run.evaluate(model)
     run.finish(model)
@@ -463,7 +463,7 @@ def gathered_edit(write, in_evaluation, **shard_kwargs):
 
         for block in model.blocks:
             block.up.register_forward_pre_hook(hook)
-        for _ in range(3):
+        for _ in range(2):
             if in_evaluation:
                 run.evaluate(model, n=2)
             run.step(model, optimizer, micro_batches=2)
@@ -487,7 +487,7 @@ def gathered_parameter_edited_in_backward(run):
         model.blocks[1].up.weight.data.mul_(0.5)
 
     on_gradient(model.blocks[1], spoil)
-    for _ in range(3):
+    for _ in range(2):
         run.step(model, optimizer, micro_batches=2)
     run.finish(model)
 
@@ -496,7 +496,7 @@ def gathered_parameter_edited_in_backward(run):
 def gathered_parameter_edited_after_unshard(run):
     model = shard(Net())
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         for block in model.blocks:
             block.unshard()
             block.up.weight.data.mul_(0.5)
@@ -514,7 +514,7 @@ def gathered_parameter_held_past_reshard(run):
     block.unshard()
     held = block.up.weight
     block.reshard()
-    for _ in range(3):
+    for _ in range(2):
         run.step(model, optimizer)
         block.unshard()
         run.record("same object", block.up.weight is held)
@@ -529,7 +529,7 @@ def frozen_block_runs_under_no_grad_only(run):
     model = train_only(Net(), "blocks.1", "blocks.2", "head")
     shard(model)
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         x, y = run.batch()
         with torch.no_grad():
             target = model(x)

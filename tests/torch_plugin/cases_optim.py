@@ -42,7 +42,7 @@ def by_hand(update, evaluate=False, micro_batches=1, **shard_kwargs):
     def train(run):
         model = shard(Net(n_blocks=2), **shard_kwargs)
         parameters = trainable(model)
-        for _ in range(3):
+        for _ in range(2):
             for _ in range(micro_batches):
                 run.loss(model).backward()
             if update is sgd_foreach:
@@ -107,7 +107,7 @@ def raw_write_to_frozen_weights_each_step(run):
     shard(model)
     optimizer = adamw(model)
     frozen = [p for p in model.parameters() if not p.requires_grad]
-    for _ in range(3):
+    for _ in range(2):
         run.step(model, optimizer)
         for parameter in frozen:
             raw(parameter)[:] *= np.float32(0.875)
@@ -138,7 +138,7 @@ def in_backward(update, order=None, frozen=(), around=None, micro_batches=1):
                     parameter.grad = None
 
             parameter.register_post_accumulate_grad_hook(hook)
-        for _ in range(3):
+        for _ in range(2):
             for _ in range(micro_batches):
                 run.loss(model).backward()
         run.finish(model)
@@ -163,7 +163,7 @@ class ClosureSteps(torch.optim.Optimizer):
 
     def step(self, closure):
         parameters, lr = self.param_groups[0]["params"], self.param_groups[0]["lr"]
-        for _ in range(3):
+        for _ in range(2):
             with torch.enable_grad():
                 loss = closure()
             with torch.no_grad():
@@ -193,7 +193,7 @@ def sharpness_aware(run):
     model = shard(Net())
     parameters = trainable(model)
     optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    for _ in range(3):
+    for _ in range(2):
         run.loss(model).backward()
         held = [p.data.clone() for p in parameters]
         for p in parameters:
@@ -248,7 +248,7 @@ def fp32_masters(run):
     parameters = trainable(model)
     masters = [p.to_local().detach().clone().double() for p in parameters]
     optimizer = torch.optim.AdamW(masters, lr=1e-2, foreach=True)
-    for _ in range(3):
+    for _ in range(2):
         run.loss(model).backward()
         for master, p in zip(masters, parameters):
             master.grad, p.grad = p.grad.to_local().double(), None
@@ -266,7 +266,7 @@ def step_between_forward_and_backward(run):
     model = shard(Net())
     optimizer = adamw(model)
     run.loss(model).backward()
-    for _ in range(3):
+    for _ in range(2):
         loss = run.loss(model)
         optimizer.step()
         optimizer.zero_grad()
@@ -280,7 +280,7 @@ def raw_step_between_forward_and_backward(run):
     model = shard(Net())
     parameters = trainable(model)
     run.loss(model).backward()
-    for _ in range(3):
+    for _ in range(2):
         loss = run.loss(model)
         for parameter in parameters:
             sgd_raw(parameter)
@@ -321,7 +321,7 @@ def teacher_is_a_moving_average(run):
     student, teacher = shard(Net()), shard(train_only(Net(), "nothing"))
     optimizer = adamw(student)
     pairs = list(zip(teacher.parameters(), student.parameters()))
-    for _ in range(3):
+    for _ in range(2):
         x, y = run.batch()
         with torch.no_grad():
             target = teacher(x)

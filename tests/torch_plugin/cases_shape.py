@@ -28,7 +28,7 @@ def nested_groups(run):
     fully_shard(model, mesh=mesh)
     compat.sum_only(model)
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         run.step(model, optimizer, micro_batches=2)
         run.evaluate(model)
     run.finish(model)
@@ -53,7 +53,7 @@ def one_group_in_all(run):
     fully_shard(model, mesh=world_mesh())
     compat.sum_only(model)
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         run.step(model, optimizer, micro_batches=2)
         run.evaluate(model)
     run.finish(model)
@@ -116,7 +116,7 @@ def parameters_of_many_dimensions(run):
     fully_shard(model, mesh=world_mesh())
     compat.sum_only(model)
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         loss = (model(torch.randn(2, 3, 5, 5, generator=run.data)) ** 2).mean()
         run.record("loss", loss)
         loss.backward()
@@ -129,7 +129,7 @@ def parameters_of_many_dimensions(run):
 def double_precision(run):
     model = shard(Net().double())
     optimizer = adamw(model)
-    for _ in range(3):
+    for _ in range(2):
         x, y = run.batch(torch.float64)
         loss = ((model(x) - y) ** 2).mean()
         run.record("loss", loss)
@@ -161,7 +161,7 @@ def hybrid(rows):
         mesh = DeviceMesh("cpu", torch.tensor(rows), mesh_dim_names=("replicate", "shard"))
         model = shard(Net(), mesh=mesh)
         optimizer = adamw(model)
-        for _ in range(3):
+        for _ in range(2):
             run.step(model, optimizer, micro_batches=2)
             run.evaluate(model)
         run.finish(model)
@@ -265,7 +265,7 @@ def materialized_again_in_mid_run(run):
 def teacher_beside_a_student(run):
     student, teacher = shard(Net()), shard(train_only(Net(dim=16), "nothing"))
     optimizer = adamw(student)
-    for _ in range(3):
+    for _ in range(2):
         x, y = run.batch()
         with torch.no_grad():
             target = teacher(x)
@@ -313,7 +313,7 @@ def model_deleted_and_made_again(run):
 @case
 def optimizer_made_again(run):
     model = shard(Net())
-    for _ in range(3):
+    for _ in range(2):
         optimizer = adamw(model)
         run.train(model, optimizer, steps=1)
         del optimizer
@@ -417,7 +417,7 @@ def collectives_of_the_users_own(run):
 
     model.blocks[1].register_forward_hook(
         lambda module, inputs, output: output - sum_up(output).mean())
-    for _ in range(3):
+    for _ in range(2):
         loss = run.loss(model)
         run.record("mean", sum_up(loss))
         loss.backward()

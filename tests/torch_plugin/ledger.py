@@ -59,7 +59,7 @@ def parameter_bytes(model):
 class Tower(torch.nn.Module):
     """Equal blocks of several MiB between two ends. `exact`: every group is a whole number of 2 MiB pages."""
 
-    def __init__(self, n_blocks=4, exact=True):
+    def __init__(self, n_blocks=3, exact=True):
         super().__init__()
         width = 1024
         self.first = torch.nn.Linear(512, width, bias=False)

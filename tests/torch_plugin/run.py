@@ -87,7 +87,7 @@ class Run:
         optimizer.step()
         optimizer.zero_grad()
 
-    def train(self, model, optimizer, steps=3, micro_batches=1):
+    def train(self, model, optimizer, steps=2, micro_batches=1):
         for _ in range(steps):
             self.step(model, optimizer, micro_batches)
 
