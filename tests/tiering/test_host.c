@@ -30,7 +30,7 @@ static size_t physical_bytes(const fcdp_host_ticket *ticket)
     return (size_t)st.st_blocks * 512;
 }
 
-static void assert_usage(const fcdp_host *host, size_t current, size_t peak)
+static void assert_usage(fcdp_host *host, size_t current, size_t peak)
 {
     size_t current_bytes, peak_bytes;
     fcdp__host_usage(host, &current_bytes, &peak_bytes);
@@ -83,6 +83,39 @@ static void carved_bytes_are_exact_and_physical_ones_near(void **state)
     fcdp__host_destroy(host);
 }
 
+/* The leader may be ahead of its peers: what they still read stays, and is not handed out again. */
+static void a_freed_block_lives_until_its_last_rank_has_detached(void **state)
+{
+    (void)state;
+    enum { BYTES = 50000 };
+    fcdp_host_config leader_config = config_of(0, 2), peer_config = config_of(1, 2);
+    fcdp_host_ticket ticket;
+    fcdp_host *leader, *peer;
+    fcdp_host_block *mine, *theirs;
+    uint64_t offset, other;
+    assert_ok(fcdp__host_create(&leader_config, &leader, &ticket));
+    assert_ok(fcdp__host_join(&peer_config, &ticket, &peer));
+    assert_ok(fcdp__host_carve(leader, BYTES, &offset));
+    assert_ok(fcdp__host_attach(leader, offset, BYTES, &mine));
+    assert_ok(fcdp__host_attach(peer, offset, BYTES, &theirs));
+    memset(fcdp__host_data(mine), 0x5a, BYTES);
+    fcdp__board_publish(mine, FCDP_BOARD_BALLOT_0, 3);
+    fcdp__host_detach(mine);
+    fcdp__host_free(leader, offset);
+    assert_ok(fcdp__host_carve(leader, BYTES, &other));
+    assert_true(other != offset);
+    assert_int_equal(fcdp__board_read(theirs, FCDP_BOARD_BALLOT_0, 0), 3);
+    assert_int_equal(((uint8_t *)fcdp__host_data(theirs))[BYTES - 1], 0x5a);
+    fcdp__host_detach(theirs);
+    fcdp__host_free(leader, other);
+    size_t current, peak;
+    fcdp__host_usage(leader, &current, &peak);
+    assert_int_equal(current, 0);
+    assert_true(physical_bytes(&ticket) <= KIB4);
+    fcdp__host_destroy(peer);
+    fcdp__host_destroy(leader);
+}
+
 /* Blocks come and go at random: they never overlap, and a new one is always zero. */
 static void blocks_never_overlap_and_start_as_zero(void **state)
 {
@@ -113,7 +146,7 @@ static void blocks_never_overlap_and_start_as_zero(void **state)
         assert_ok(fcdp__host_attach(host, live[i].offset, live[i].bytes, &live[i].block));
         uint8_t *data = fcdp__host_data(live[i].block);
         for (size_t b = 0; b < live[i].bytes; b += 1000) assert_int_equal(data[b], 0);
-        for (int word = 0; word < FCDP_BOARD_N_WORDS; word++) assert_int_equal(fcdp__board_read(live[i].block, (fcdp_board_word)word, 0), 0);
+        for (int word = 0; word < FCDP_BOARD_ATTACHED; word++) assert_int_equal(fcdp__board_read(live[i].block, (fcdp_board_word)word, 0), 0);
         memset(data, (int)(i + 1), live[i].bytes);
         fcdp__board_publish(live[i].block, FCDP_BOARD_BALLOT_1, 7);
     }
@@ -448,6 +481,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(carved_bytes_are_exact_and_physical_ones_near),
         cmocka_unit_test(blocks_never_overlap_and_start_as_zero),
+        cmocka_unit_test(a_freed_block_lives_until_its_last_rank_has_detached),
         cmocka_unit_test(the_budget_is_kept_and_the_refusal_says_what_to_do),
         cmocka_unit_test(a_slab_cannot_be_truncated_under_its_users),
         cmocka_unit_test(a_ticket_that_does_not_fit_is_refused),
