@@ -1,5 +1,10 @@
 """The emulated network does what it says: addresses, rates, and counters that see the links alone."""
 
+import pathlib
+import tempfile
+
+import pytest
+
 TRANSFER = """
 import os, socket, sys, time
 n_bytes, node = int(sys.argv[1]), int(os.environ["GROUP_RANK"])
@@ -32,20 +37,25 @@ def _said(logs, node, word):
 
 
 def _transfer(lab, rate, n_bytes):
-    logs = lab.folder / "logs"
+    logs = pathlib.Path(tempfile.mkdtemp(dir=lab.folder))
     options = ["--nodes", "2", "--ranks", "1", "--rate", rate, "--modes", "fsdp", "--logs", str(logs)]
     document = lab.figures(lab.script(TRANSFER), str(n_bytes), options=options)
     return document["modes"][0]["runs"][0], logs
 
 
 def test_a_link_has_its_rate_and_large_packets_stay_whole(lab):
-    n_bytes = 25_000_000
-    run, logs = _transfer(lab, "400mbit", n_bytes)
-    rate = _said(logs, 0, "bits")
-    assert 0.90 * 400e6 < rate < 1.02 * 400e6, f"{rate / 1e6:.0f} Mbit/s over a link of 400"
-    assert n_bytes / _said(logs, 1, "packets") > 8 * 1500, "packets were split before the queue"
-    assert n_bytes < run["sent_bytes_total_by_node"][1] < 1.02 * n_bytes
-    assert run["sent_bytes_total_by_node"][0] < 0.02 * n_bytes, "acknowledgements only"
+    """The full bucket lets 256 KiB more through at the start; a busy machine may be slower than its link, not faster."""
+    n_bytes, rate = 12_500_000, 100e6
+    for _ in range(3):
+        run, logs = _transfer(lab, "100mbit", n_bytes)
+        bits = _said(logs, 0, "bits")
+        assert bits < 1.05 * rate, f"{bits / 1e6:.1f} Mbit/s over a link of 100"
+        assert n_bytes / _said(logs, 1, "packets") > 8 * 1500, "packets were split before the queue"
+        assert n_bytes < run["sent_bytes_total_by_node"][1] < 1.02 * n_bytes
+        assert run["sent_bytes_total_by_node"][0] < 0.02 * n_bytes, "acknowledgements only"
+        if bits > 0.9 * rate:
+            return
+    pytest.fail(f"three times slower than the link: {bits / 1e6:.1f} Mbit/s over 100")
 
 
 def test_an_unlimited_link_is_faster_than_any_that_is_shaped(lab):
