@@ -11,7 +11,8 @@
 typedef struct fcdp_carver fcdp_carver;
 
 /* Offsets in [first_bytes, capacity_bytes), both multiples of `page_bytes`. */
-fcdp_status fcdp__carver_create(size_t first_bytes, size_t capacity_bytes, size_t page_bytes, fcdp_carver **carver_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__carver_create(size_t first_bytes, size_t capacity_bytes, size_t page_bytes,
+                                fcdp_carver **carver_out) FCDP_MUST_CHECK;
 /* Every block is void. Does nothing but forget in a forked child. */
 void fcdp__carver_destroy(fcdp_carver *carver);
 /* `bytes` at a multiple of page_bytes. FCDP_ERR_NO_HOST_MEM when the slab has no such gap, FCDP_ERR_INVALID in a forked child. */

@@ -15,9 +15,10 @@ typedef struct memory_controller {
     const char *mount, *limit_file, *usage_file, *cache_key;
 } memory_controller;
 
-static const memory_controller CGROUP_V2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "};
-static const memory_controller CGROUP_V1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
-                                            "total_inactive_file "};
+static const memory_controller CGROUP_V2 = {"/sys/fs/cgroup", "memory.max", "memory.current",
+                                            "inactive_file "};
+static const memory_controller CGROUP_V1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+                                            "memory.usage_in_bytes", "total_inactive_file "};
 /* v1 writes "no limit" as the largest page-aligned int64. */
 static const uint64_t UNLIMITED_FROM = UINT64_C(1) << 60;
 
@@ -39,7 +40,8 @@ static size_t left_of(uint64_t limit, uint64_t usage, uint64_t reclaimable) {
 }
 
 /* Every cgroup from `group` up to the root may have a limit; the tightest counts. */
-static void narrow_by_cgroup(const char *root, const memory_controller *controller, char *group, fcdp_headroom *h) {
+static void narrow_by_cgroup(const char *root, const memory_controller *controller, char *group,
+                             fcdp_headroom *h) {
     char dir[PATH_BYTES], path[PATH_BYTES + 64];
     for (;;) {
         uint64_t limit, usage = 0, cache = 0;
@@ -49,9 +51,11 @@ static void narrow_by_cgroup(const char *root, const memory_controller *controll
         snprintf(path, sizeof path, "%s/memory.stat", dir);
         (void)read_number(path, controller->cache_key, &cache);
         snprintf(path, sizeof path, "%s/%s", dir, controller->limit_file);
-        if (read_number(path, "", &limit) && limit < UNLIMITED_FROM && left_of(limit, usage, cache) < h->available_bytes) {
+        if (read_number(path, "", &limit) && limit < UNLIMITED_FROM &&
+            left_of(limit, usage, cache) < h->available_bytes) {
             h->available_bytes = left_of(limit, usage, cache);
-            snprintf(h->limit, sizeof h->limit, "what the cgroup's limit of %.1f GiB leaves (%.100s)", (double)limit / 0x1p30, path + strlen(root));
+            snprintf(h->limit, sizeof h->limit, "what the cgroup's limit of %.1f GiB leaves (%.100s)",
+                     (double)limit / 0x1p30, path + strlen(root));
         }
         char *slash = strrchr(group, '/');
         if (!slash) return;
@@ -64,21 +68,25 @@ fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) {
     uint64_t total_kib, available_kib;
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
     if (!read_number(path, "MemTotal:", &total_kib) || !read_number(path, "MemAvailable:", &available_kib))
-        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: %s does not tell MemTotal and MemAvailable; set FCDP_HOST_BUDGET", path);
+        return fcdp__fail(FCDP_ERR_SYSTEM,
+                          "host tier: %s does not tell MemTotal and MemAvailable; set FCDP_HOST_BUDGET",
+                          path);
     fcdp_headroom h = {.available_bytes = available_kib * 1024, .total_bytes = total_kib * 1024};
     snprintf(h.limit, sizeof h.limit, "the memory that this machine has left (MemAvailable)");
 
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file)) {    /* "hierarchy:controllers:path" */
+    while (file && fgets(line, sizeof line, file)) { /* "hierarchy:controllers:path" */
         line[strcspn(line, "\n")] = 0;
         char *controllers = strchr(line, ':');
         char *group = controllers ? strchr(controllers + 1, ':') : NULL;
         if (!group) continue;
         *group++ = 0;
         if (!strcmp(group, "/")) group++;
-        if (!controllers[1]) narrow_by_cgroup(root, &CGROUP_V2, group, &h);
-        else if (strstr(controllers, "memory")) narrow_by_cgroup(root, &CGROUP_V1, group, &h);
+        if (!controllers[1])
+            narrow_by_cgroup(root, &CGROUP_V2, group, &h);
+        else if (strstr(controllers, "memory"))
+            narrow_by_cgroup(root, &CGROUP_V1, group, &h);
     }
     if (file) fclose(file);
     *headroom_out = h;

@@ -5,9 +5,9 @@
 #include "alloc/fcdp.h"
 
 typedef struct fcdp_headroom {
-    size_t available_bytes;     /* the smallest of MemAvailable and what each enclosing cgroup leaves */
-    size_t total_bytes;         /* the machine's memory */
-    char limit[192];            /* who sets available_bytes, for messages: "MemAvailable" or a cgroup's file */
+    size_t available_bytes; /* the smallest of MemAvailable and what each enclosing cgroup leaves */
+    size_t total_bytes;     /* the machine's memory */
+    char limit[192];        /* who sets available_bytes, for messages: "MemAvailable" or a cgroup's file */
 } fcdp_headroom;
 
 /* `root` is put before /proc and /sys ("" outside of tests). */

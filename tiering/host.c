@@ -23,8 +23,7 @@ enum { HEADROOM_KEEP_FREE_DIVISOR = 8 };
 /* The slab is sparse: addresses for size-class slack and for the arena's geometric growth cost nothing. */
 enum { SLAB_OVERCOMMIT = 4 };
 
-static void *map_shared(int fd, uint64_t offset, size_t bytes)
-{
+static void *map_shared(int fd, uint64_t offset, size_t bytes) {
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
     if (at == MAP_FAILED) return NULL;
     /* A forked data loader must not keep pinned pages alive, nor write them. */
@@ -32,8 +31,7 @@ static void *map_shared(int fd, uint64_t offset, size_t bytes)
     return at;
 }
 
-static void host_free(fcdp_host *host)
-{
+static void host_free(fcdp_host *host) {
     if (host->header) munmap(host->header, host->page_bytes);
     if (host->fd >= 0) close(host->fd);
     fcdp__carver_destroy(host->carver);
@@ -41,11 +39,10 @@ static void host_free(fcdp_host *host)
     free(host);
 }
 
-static fcdp_status host_alloc(const fcdp_host_config *config, fcdp_host **host_out)
-{
+static fcdp_status host_alloc(const fcdp_host_config *config, fcdp_host **host_out) {
     if (!config->n_slices || config->n_slices > FCDP_MAX_SLICES || config->slice >= config->n_slices)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: slice %u of %u; a node may have 1 to %d ranks", config->slice,
-                          config->n_slices, FCDP_MAX_SLICES);
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: slice %u of %u; a node may have 1 to %d ranks",
+                          config->slice, config->n_slices, FCDP_MAX_SLICES);
     fcdp_host *host = calloc(1, sizeof *host);
     if (!host) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     host->config = *config;
@@ -60,73 +57,85 @@ static fcdp_status host_alloc(const fcdp_host_config *config, fcdp_host **host_o
     return FCDP_OK;
 }
 
-static fcdp_status budget_decide(fcdp_host *host, size_t *total_bytes_out)
-{
+static fcdp_status budget_decide(fcdp_host *host, size_t *total_bytes_out) {
     fcdp_headroom headroom;
     fcdp_status status = fcdp__headroom_read("", &headroom);
     if (status) return status;
     if (host->config.budget_bytes) {
         snprintf(host->limit, sizeof host->limit, "FCDP_HOST_BUDGET");
     } else {
-        host->config.budget_bytes = headroom.available_bytes - headroom.available_bytes / HEADROOM_KEEP_FREE_DIVISOR;
+        host->config.budget_bytes =
+            headroom.available_bytes - headroom.available_bytes / HEADROOM_KEEP_FREE_DIVISOR;
         snprintf(host->limit, sizeof host->limit, "7/8 of %.180s", headroom.limit);
     }
     *total_bytes_out = headroom.total_bytes;
     return FCDP_OK;
 }
 
-static fcdp_status slab_create(fcdp_host *host, size_t capacity_bytes)
-{
+static fcdp_status slab_create(fcdp_host *host, size_t capacity_bytes) {
     host->fd = memfd_create("fcdp-host", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    if (host->fd < 0 && errno == EINVAL) host->fd = memfd_create("fcdp-host", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (host->fd < 0 && errno == EINVAL)
+        host->fd = memfd_create("fcdp-host", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (host->fd < 0) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: memfd_create: %s", strerror(errno));
-    if (ftruncate(host->fd, (off_t)capacity_bytes) || fcntl(host->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot make a sparse memfd of %zu GiB: %s", capacity_bytes >> 30, strerror(errno));
+    if (ftruncate(host->fd, (off_t)capacity_bytes) ||
+        fcntl(host->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot make a sparse memfd of %zu GiB: %s",
+                          capacity_bytes >> 30, strerror(errno));
     host->header = map_shared(host->fd, 0, host->page_bytes);
-    if (!host->header) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
-    *host->header = (fcdp_slab_header){.magic = FCDP_SLAB_MAGIC, .capacity_bytes = capacity_bytes, .page_bytes = host->page_bytes,
-                                       .version = FCDP_SLAB_VERSION, .n_slices = host->config.n_slices};
+    if (!host->header)
+        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
+    *host->header = (fcdp_slab_header){.magic = FCDP_SLAB_MAGIC,
+                                       .capacity_bytes = capacity_bytes,
+                                       .page_bytes = host->page_bytes,
+                                       .version = FCDP_SLAB_VERSION,
+                                       .n_slices = host->config.n_slices};
     return FCDP_OK;
 }
 
-static fcdp_status member_enter(fcdp_host *host)
-{
+static fcdp_status member_enter(fcdp_host *host) {
     fcdp_slab_member *member = &host->header->members[host->config.slice];
     int32_t absent = FCDP_MEMBER_ABSENT;
     uint64_t start_time;
     if (!fcdp__process_start_time(host->pid, &start_time))
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: /proc/%d/stat cannot be read; FCDP needs /proc", (int)host->pid);
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: /proc/%d/stat cannot be read; FCDP needs /proc",
+                          (int)host->pid);
     if (atomic_load(&member->pid) != FCDP_MEMBER_ABSENT)
-        return fcdp__fail(FCDP_ERR_INVALID, "host tier: slice %u is already taken by process %d", host->config.slice,
-                          (int)atomic_load(&member->pid));
+        return fcdp__fail(FCDP_ERR_INVALID, "host tier: slice %u is already taken by process %d",
+                          host->config.slice, (int)atomic_load(&member->pid));
     member->start_time = start_time;
-    if (!atomic_compare_exchange_strong_explicit(&member->pid, &absent, host->pid, memory_order_release, memory_order_relaxed))
-        return fcdp__fail(FCDP_ERR_INVALID, "host tier: slice %u was taken by process %d at the same time", host->config.slice, (int)absent);
+    if (!atomic_compare_exchange_strong_explicit(&member->pid, &absent, host->pid, memory_order_release,
+                                                 memory_order_relaxed))
+        return fcdp__fail(FCDP_ERR_INVALID, "host tier: slice %u was taken by process %d at the same time",
+                          host->config.slice, (int)absent);
     return FCDP_OK;
 }
 
-static fcdp_status host_fill_leader(fcdp_host *host, fcdp_host_ticket *ticket_out)
-{
+static fcdp_status host_fill_leader(fcdp_host *host, fcdp_host_ticket *ticket_out) {
     size_t total_bytes;
     fcdp_status status = budget_decide(host, &total_bytes);
     if (status) return status;
     size_t floor_bytes = host->config.budget_bytes > total_bytes ? host->config.budget_bytes : total_bytes;
     if (floor_bytes > SIZE_MAX / 2 / SLAB_OVERCOMMIT)
-        return fcdp__fail(FCDP_ERR_OPTION, "host tier: a budget of %.0f GiB is not a size that a machine has", (double)host->config.budget_bytes / GIB);
+        return fcdp__fail(FCDP_ERR_OPTION, "host tier: a budget of %.0f GiB is not a size that a machine has",
+                          (double)host->config.budget_bytes / GIB);
     size_t capacity_bytes = fcdp__round_up(floor_bytes, (size_t)1 << 30) * SLAB_OVERCOMMIT;
     status = slab_create(host, capacity_bytes);
-    if (!status) status = fcdp__carver_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->carver);
+    if (!status)
+        status = fcdp__carver_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->carver);
     if (!status) status = member_enter(host);
     if (status) return status;
     struct stat st;
     if (fstat(host->fd, &st)) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: fstat: %s", strerror(errno));
-    *ticket_out = (fcdp_host_ticket){.pid = host->pid, .fd = host->fd, .inode = st.st_ino, .capacity_bytes = capacity_bytes,
+    *ticket_out = (fcdp_host_ticket){.pid = host->pid,
+                                     .fd = host->fd,
+                                     .inode = st.st_ino,
+                                     .capacity_bytes = capacity_bytes,
                                      .pid_start_time = host->header->members[host->config.slice].start_time};
     return FCDP_OK;
 }
 
-fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_out, fcdp_host_ticket *ticket_out)
-{
+fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_out,
+                              fcdp_host_ticket *ticket_out) {
     fcdp_host *host;
     fcdp_status status = host_alloc(config, &host);
     if (status) return status;
@@ -135,49 +144,54 @@ fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_o
         host_free(host);
         return status;
     }
-    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s), NUMA node %d", (double)host->config.budget_bytes / GIB, host->limit,
-              config->numa_node);
+    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s), NUMA node %d",
+              (double)host->config.budget_bytes / GIB, host->limit, config->numa_node);
     *host_out = host;
     return FCDP_OK;
 }
 
-static fcdp_status slab_open(fcdp_host *host, const fcdp_host_ticket *ticket)
-{
+static fcdp_status slab_open(fcdp_host *host, const fcdp_host_ticket *ticket) {
     char path[64];
     uint64_t start_time;
     struct stat st;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)ticket->pid, (int)ticket->fd);
     if (!fcdp__process_start_time(ticket->pid, &start_time) || start_time != ticket->pid_start_time)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "host tier: the node's first rank (process %d) is not visible from slice %u. Either it has ended, or the ranks of "
-                          "this node run in different containers or PID namespaces: run them in one, or set FCDP_LOCAL_SIZE to the ranks that share one",
+                          "host tier: the node's first rank (process %d) is not visible from slice %u. "
+                          "Either it has ended, or the ranks of "
+                          "this node run in different containers or PID namespaces: run them in one, or set "
+                          "FCDP_LOCAL_SIZE to the ranks that share one",
                           (int)ticket->pid, host->config.slice);
     host->fd = open(path, O_RDWR | O_CLOEXEC);
     if (host->fd < 0)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "host tier: cannot open %s: %s. The ranks of a node share host memory through /proc: run them as one user, "
+                          "host tier: cannot open %s: %s. The ranks of a node share host memory through "
+                          "/proc: run them as one user, "
                           "in one container, without hidepid on /proc",
                           path, strerror(errno));
     if (fstat(host->fd, &st) || st.st_ino != ticket->inode || (uint64_t)st.st_size != ticket->capacity_bytes)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "host tier: %s is not the memory that the node's first rank made; the ranks see different /proc file systems", path);
+                          "host tier: %s is not the memory that the node's first rank made; the ranks see "
+                          "different /proc file systems",
+                          path);
     return FCDP_OK;
 }
 
-static fcdp_status slab_check(fcdp_host *host, const fcdp_host_ticket *ticket)
-{
+static fcdp_status slab_check(fcdp_host *host, const fcdp_host_ticket *ticket) {
     const fcdp_slab_header *header = host->header;
-    if (header->magic != FCDP_SLAB_MAGIC || header->version != FCDP_SLAB_VERSION || header->capacity_bytes != ticket->capacity_bytes ||
-        header->page_bytes != host->page_bytes)
+    if (header->magic != FCDP_SLAB_MAGIC || header->version != FCDP_SLAB_VERSION ||
+        header->capacity_bytes != ticket->capacity_bytes || header->page_bytes != host->page_bytes)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: the node's ranks run different versions of FCDP");
     if (header->n_slices != host->config.n_slices)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: slice %u counts %u ranks on this node, the first rank counts %u; check FCDP_LOCAL_SIZE",
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                          "host tier: slice %u counts %u ranks on this node, the first rank counts %u; check "
+                          "FCDP_LOCAL_SIZE",
                           host->config.slice, host->config.n_slices, header->n_slices);
     return FCDP_OK;
 }
 
-fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_host_ticket *ticket, fcdp_host **host_out)
-{
+fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_host_ticket *ticket,
+                            fcdp_host **host_out) {
     fcdp_host *host;
     fcdp_status status = host_alloc(config, &host);
     if (status) return status;
@@ -194,12 +208,12 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_host_tick
     return FCDP_OK;
 }
 
-void fcdp__host_destroy(fcdp_host *host)
-{
+void fcdp__host_destroy(fcdp_host *host) {
     if (!host) return;
     if (getpid() != host->pid) return; /* a forked child: the header is not even mapped there */
     FCDP_CHECK(1, atomic_load(&host->n_blocks) == 0);
-    atomic_store_explicit(&host->header->members[host->config.slice].pid, FCDP_MEMBER_LEFT, memory_order_release);
+    atomic_store_explicit(&host->header->members[host->config.slice].pid, FCDP_MEMBER_LEFT,
+                          memory_order_release);
     while (host->spans) {
         fcdp_host_span *span = host->spans;
         host->spans = span->next;
@@ -208,24 +222,26 @@ void fcdp__host_destroy(fcdp_host *host)
     host_free(host);
 }
 
-static fcdp_status budget_refuse(const fcdp_host *host, size_t bytes, size_t carved)
-{
+static fcdp_status budget_refuse(const fcdp_host *host, size_t bytes, size_t carved) {
     return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
-                      "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set FCDP_HOST_BUDGET to what this "
-                      "node can really give, raise the container's memory limit, or let this node's other processes use less",
-                      (double)bytes / MIB, (double)carved / MIB, (double)host->config.budget_bytes / MIB, host->limit);
+                      "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
+                      "FCDP_HOST_BUDGET to what this "
+                      "node can really give, raise the container's memory limit, or let this node's other "
+                      "processes use less",
+                      (double)bytes / MIB, (double)carved / MIB, (double)host->config.budget_bytes / MIB,
+                      host->limit);
 }
 
 /* The pages go back to the system; whoever reads there next finds zeroes. */
-static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t bytes)
-{
-    if (!fallocate(host->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes)) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: %zu bytes cannot be given back to the system: %s", bytes, strerror(errno));
+static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t bytes) {
+    if (!fallocate(host->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes))
+        return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: %zu bytes cannot be given back to the system: %s", bytes,
+                      strerror(errno));
 }
 
 /* Leader. Does any rank still have the block attached? Its own mapping may be gone: read through the descriptor. */
-static bool is_attached(const fcdp_host *host, uint64_t offset)
-{
+static bool is_attached(const fcdp_host *host, uint64_t offset) {
     fcdp_board_line board[FCDP_MAX_SLICES];
     if (pread(host->fd, board, sizeof board, (off_t)offset) != (ssize_t)sizeof board) return true;
     for (uint32_t i = 0; i < host->config.n_slices; i++)
@@ -234,8 +250,7 @@ static bool is_attached(const fcdp_host *host, uint64_t offset)
 }
 
 /* Leader, lock held: freed blocks that nobody has attached any more go back to the system. */
-static void spans_reap(fcdp_host *host)
-{
+static void spans_reap(fcdp_host *host) {
     for (fcdp_host_span **link = &host->spans; *link;) {
         fcdp_host_span *span = *link;
         if (!span->freed || is_attached(host, span->offset)) {
@@ -253,11 +268,11 @@ static void spans_reap(fcdp_host *host)
 }
 
 /* Lock held. */
-static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *span)
-{
+static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *span) {
     spans_reap(host);
     size_t carved = atomic_load_explicit(&host->header->carved_bytes, memory_order_relaxed);
-    if (carved > host->config.budget_bytes || bytes > host->config.budget_bytes - carved) return budget_refuse(host, bytes, carved);
+    if (carved > host->config.budget_bytes || bytes > host->config.budget_bytes - carved)
+        return budget_refuse(host, bytes, carved);
     fcdp_status status = fcdp__carver_take(host->carver, bytes, &span->offset);
     if (status) return status;
     /* A block's board begins as zeroes. A rank that was slower than the leader may have written to the last one here after it was freed. */
@@ -276,16 +291,18 @@ static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *s
     return FCDP_OK;
 }
 
-fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offset_out)
-{
-    if (!host->carver || getpid() != host->pid) return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank carves");
+fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) {
+    if (!host->carver || getpid() != host->pid)
+        return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank carves");
     if (!data_bytes || data_bytes > host->header->capacity_bytes)
-        return fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID, "host tier: a block of %zu bytes; the slab has %.1f GiB",
-                          data_bytes, (double)host->header->capacity_bytes / GIB);
+        return fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID,
+                          "host tier: a block of %zu bytes; the slab has %.1f GiB", data_bytes,
+                          (double)host->header->capacity_bytes / GIB);
     fcdp_host_span *span = calloc(1, sizeof *span);
     if (!span) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     fcdp__lock_acquire(&host->lock);
-    fcdp_status status = carve_locked(host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes), span);
+    fcdp_status status =
+        carve_locked(host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes), span);
     uint64_t offset = span->offset;
     fcdp__lock_release(&host->lock);
     if (status) {
@@ -296,8 +313,7 @@ fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offse
     return FCDP_OK;
 }
 
-void fcdp__host_free(fcdp_host *host, uint64_t offset)
-{
+void fcdp__host_free(fcdp_host *host, uint64_t offset) {
     if (getpid() != host->pid) return;
     fcdp__lock_acquire(&host->lock);
     fcdp_host_span *span = host->spans;
@@ -308,8 +324,7 @@ void fcdp__host_free(fcdp_host *host, uint64_t offset)
     fcdp__lock_release(&host->lock);
 }
 
-void fcdp__host_usage(fcdp_host *host, size_t *current_bytes_out, size_t *peak_bytes_out)
-{
+void fcdp__host_usage(fcdp_host *host, size_t *current_bytes_out, size_t *peak_bytes_out) {
     if (host->carver && getpid() == host->pid) {
         fcdp__lock_acquire(&host->lock);
         spans_reap(host);
@@ -319,14 +334,13 @@ void fcdp__host_usage(fcdp_host *host, size_t *current_bytes_out, size_t *peak_b
     *peak_bytes_out = atomic_load_explicit(&host->header->peak_bytes, memory_order_relaxed);
 }
 
-void fcdp__host_reset_peak(fcdp_host *host)
-{
-    atomic_store_explicit(&host->header->peak_bytes, atomic_load_explicit(&host->header->carved_bytes, memory_order_relaxed),
+void fcdp__host_reset_peak(fcdp_host *host) {
+    atomic_store_explicit(&host->header->peak_bytes,
+                          atomic_load_explicit(&host->header->carved_bytes, memory_order_relaxed),
                           memory_order_relaxed);
 }
 
-static fcdp_status block_pin(fcdp_host_block *block)
-{
+static fcdp_status block_pin(fcdp_host_block *block) {
     fcdp_host *host = block->host;
     if (host->config.pin == FCDP_PIN_NEVER) return FCDP_OK;
     size_t bytes = fcdp__round_up(block->data_bytes, host->page_bytes);
@@ -334,27 +348,39 @@ static fcdp_status block_pin(fcdp_host_block *block)
     block->pinned = !status;
     if (!status) return FCDP_OK;
     if (host->config.pin == FCDP_PIN_REQUIRE)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s", (double)bytes / MIB, fcdp_error_text());
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
+                          "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s",
+                          (double)bytes / MIB, fcdp_error_text());
     if (!atomic_exchange(&host->pin_warned, true))
-        fcdp__log(FCDP_LOG_WARN, "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)", fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN,
+                  "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
+                  fcdp_error_text());
     return FCDP_OK;
 }
 
-fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes, fcdp_host_block **block_out)
-{
+fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes,
+                              fcdp_host_block **block_out) {
     size_t page = host->page_bytes, map_bytes = page + fcdp__round_up(data_bytes, page);
     uint64_t capacity = host->header->capacity_bytes;
-    if (!data_bytes || offset < page || offset % page || data_bytes > capacity || offset > capacity || map_bytes > capacity - offset)
-        return fcdp__fail(FCDP_ERR_INVALID, "host tier: no block of %zu bytes at %llu", data_bytes, (unsigned long long)offset);
+    if (!data_bytes || offset < page || offset % page || data_bytes > capacity || offset > capacity ||
+        map_bytes > capacity - offset)
+        return fcdp__fail(FCDP_ERR_INVALID, "host tier: no block of %zu bytes at %llu", data_bytes,
+                          (unsigned long long)offset);
     fcdp_host_block *block = calloc(1, sizeof *block);
     if (!block) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     char *at = map_shared(host->fd, offset, map_bytes);
     if (!at) {
-        fcdp_status status = fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map %zu bytes: %s (vm.max_map_count?)", map_bytes, strerror(errno));
+        fcdp_status status =
+            fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map %zu bytes: %s (vm.max_map_count?)", map_bytes,
+                       strerror(errno));
         free(block);
         return status;
     }
-    *block = (fcdp_host_block){.host = host, .board = (fcdp_board_line *)at, .data = at + page, .data_bytes = data_bytes, .map_bytes = map_bytes};
+    *block = (fcdp_host_block){.host = host,
+                               .board = (fcdp_board_line *)at,
+                               .data = at + page,
+                               .data_bytes = data_bytes,
+                               .map_bytes = map_bytes};
     (void)fcdp__numa_prefer(block->data, map_bytes - page, host->config.numa_node);
     atomic_fetch_add(&host->n_blocks, 1);
     fcdp_status status = block_pin(block);
@@ -367,16 +393,18 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
     return FCDP_OK;
 }
 
-void fcdp__host_detach(fcdp_host_block *block)
-{
+void fcdp__host_detach(fcdp_host_block *block) {
     if (!block) return;
     fcdp_host *host = block->host;
     if (getpid() != host->pid) return;
     if (block->pinned) {
-        fcdp_status status = fcdp__driver_host_unpin(host->config.drv, block->data, block->map_bytes - host->page_bytes);
+        fcdp_status status =
+            fcdp__driver_host_unpin(host->config.drv, block->data, block->map_bytes - host->page_bytes);
         if (status) /* once more: a failure that passes must not leave the registration behind */
-            status = fcdp__driver_host_unpin(host->config.drv, block->data, block->map_bytes - host->page_bytes);
-        if (status) fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
+            status =
+                fcdp__driver_host_unpin(host->config.drv, block->data, block->map_bytes - host->page_bytes);
+        if (status)
+            fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
     }
     fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see spans_reap() */
     munmap(block->board, block->map_bytes);
@@ -384,6 +412,10 @@ void fcdp__host_detach(fcdp_host_block *block)
     free(block);
 }
 
-void *fcdp__host_data(const fcdp_host_block *block) { return block->data; }
+void *fcdp__host_data(const fcdp_host_block *block) {
+    return block->data;
+}
 
-size_t fcdp__host_data_bytes(const fcdp_host_block *block) { return block->data_bytes; }
+size_t fcdp__host_data_bytes(const fcdp_host_block *block) {
+    return block->data_bytes;
+}

@@ -14,33 +14,36 @@
 #include <sys/types.h>
 
 enum { FCDP_BOARD_LINE_WORDS = 16 };
-#define FCDP_SLAB_MAGIC UINT64_C(0x0042414c53504443)    /* "CDPSLAB" */
+#define FCDP_SLAB_MAGIC UINT64_C(0x0042414c53504443) /* "CDPSLAB" */
 enum { FCDP_SLAB_VERSION = 1 };
 enum { FCDP_MEMBER_ABSENT = 0, FCDP_MEMBER_LEFT = -1 };
 
-typedef struct fcdp_slab_member {       /* who writes slice i's words */
-    _Atomic int32_t pid;                /* release, after start_time; FCDP_MEMBER_*; acquire in member_gone() */
-    uint64_t start_time;                /* of that process, so that a reused pid is not taken for it */
+typedef struct fcdp_slab_member { /* who writes slice i's words */
+    _Atomic int32_t pid;          /* release, after start_time; FCDP_MEMBER_*; acquire in member_gone() */
+    uint64_t start_time;          /* of that process, so that a reused pid is not taken for it */
 } fcdp_slab_member;
 
 typedef struct fcdp_slab_header {
     uint64_t magic, capacity_bytes, page_bytes;
     uint32_t version, n_slices;
-    _Atomic uint64_t carved_bytes, peak_bytes;      /* written by the leader (the peak's reset: by anyone), read by all */
+    _Atomic uint64_t carved_bytes,
+        peak_bytes; /* written by the leader (the peak's reset: by anyone), read by all */
     fcdp_slab_member members[FCDP_MAX_SLICES];
 } fcdp_slab_header;
 
-typedef struct fcdp_board_line { _Atomic uint32_t words[FCDP_BOARD_LINE_WORDS]; } fcdp_board_line;
+typedef struct fcdp_board_line {
+    _Atomic uint32_t words[FCDP_BOARD_LINE_WORDS];
+} fcdp_board_line;
 
 _Static_assert(sizeof(fcdp_slab_header) <= 4096, "the header fits the smallest page");
 _Static_assert(sizeof(fcdp_board_line) * FCDP_MAX_SLICES == 4096, "the board is one page");
 _Static_assert((int)FCDP_BOARD_N_WORDS <= (int)FCDP_BOARD_LINE_WORDS, "the words of a slice share its line");
 
-typedef struct fcdp_host_span {         /* leader's note of a block */
+typedef struct fcdp_host_span { /* leader's note of a block */
     struct fcdp_host_span *next;
     uint64_t offset;
     size_t bytes;
-    bool freed;                         /* goes when its last rank has detached */
+    bool freed; /* goes when its last rank has detached */
 } fcdp_host_span;
 
 /* carved_bytes = sum of spans' bytes <= budget_bytes (leader) */
@@ -50,18 +53,18 @@ struct fcdp_host {
     int fd;
     size_t page_bytes;
     fcdp_slab_header *header;
-    _Atomic unsigned n_blocks;          /* attached here */
+    _Atomic unsigned n_blocks; /* attached here */
     atomic_bool pin_warned;
     /* leader only */
     fcdp_carver *carver;
-    char limit[192];                    /* who set the budget */
-    fcdp_lock lock;                     /* FCDP_RANK_HOST: spans, and carved_bytes <= budget_bytes */
+    char limit[192]; /* who set the budget */
+    fcdp_lock lock;  /* FCDP_RANK_HOST: spans, and carved_bytes <= budget_bytes */
     fcdp_host_span *spans;
 };
 
 struct fcdp_host_block {
     fcdp_host *host;
-    fcdp_board_line *board;             /* start of the mapping */
+    fcdp_board_line *board; /* start of the mapping */
     char *data;
     size_t data_bytes, map_bytes;
     bool pinned;

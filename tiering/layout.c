@@ -23,7 +23,8 @@ static fcdp_status place_span(const fcdp_extent_spec *specs, uint8_t s, fcdp_lay
                               layout->n_shards, specs[i].shard_bytes);
     }
     if (!advance(&at, 0, (size_t)layout->n_slices * FCDP_EXTENT_ALIGN) || layout->bytes > SIZE_MAX - at)
-        return fcdp__fail(FCDP_ERR_INVALID, "layout: the group's %u extents together are too large", layout->n_extents);
+        return fcdp__fail(FCDP_ERR_INVALID, "layout: the group's %u extents together are too large",
+                          layout->n_extents);
     layout->span[s] = (fcdp_piece){layout->bytes, at};
     layout->bytes += at;
     return FCDP_OK;
@@ -32,10 +33,12 @@ static fcdp_status place_span(const fcdp_extent_spec *specs, uint8_t s, fcdp_lay
 fcdp_status fcdp__layout_create(const fcdp_extent_spec *specs, uint32_t n_extents, uint32_t n_shards,
                                 uint32_t n_slices, fcdp_layout **layout_out) {
     if ((!specs && n_extents) || !n_shards || !n_slices || n_slices > FCDP_MAX_SLICES)
-        return fcdp__fail(FCDP_ERR_INVALID, "layout: %u extents, %u shards, %u slices", n_extents, n_shards, n_slices);
+        return fcdp__fail(FCDP_ERR_INVALID, "layout: %u extents, %u shards, %u slices", n_extents, n_shards,
+                          n_slices);
     for (uint32_t i = 0; i < n_extents; i++)
         if (specs[i].span >= FCDP_N_SPANS)
-            return fcdp__fail(FCDP_ERR_INVALID, "layout: extent %u names span %u of %d", i, specs[i].span, FCDP_N_SPANS);
+            return fcdp__fail(FCDP_ERR_INVALID, "layout: extent %u names span %u of %d", i, specs[i].span,
+                              FCDP_N_SPANS);
     fcdp_layout *layout = calloc(1, sizeof *layout + n_extents * sizeof layout->extents[0]);
     if (!layout) return fcdp__fail(FCDP_ERR_SYSTEM, "layout: no memory for %u extents", n_extents);
     layout->n_extents = n_extents;
@@ -52,7 +55,9 @@ fcdp_status fcdp__layout_create(const fcdp_extent_spec *specs, uint32_t n_extent
     return FCDP_OK;
 }
 
-void fcdp__layout_destroy(fcdp_layout *layout) { free(layout); }
+void fcdp__layout_destroy(fcdp_layout *layout) {
+    free(layout);
+}
 
 fcdp_piece fcdp__layout_slice(const fcdp_layout *layout, uint32_t span, uint32_t slice) {
     FCDP_CHECK(1, span < FCDP_N_SPANS && slice < layout->n_slices);

@@ -21,8 +21,8 @@ typedef struct fcdp_copy {
 fcdp_status fcdp__mover_create(fcdp_driver *drv, fcdp_mover **mover_out) FCDP_MUST_CHECK;
 void fcdp__mover_destroy(fcdp_mover *mover);
 /* After all of `after` have passed, carry out the copies, and wait for them. Nothing is waited for when there is no byte to copy. */
-fcdp_status fcdp__mover_run(fcdp_mover *mover, fcdp_direction direction, const fcdp_copy *copies, size_t n_copies,
-                            const fcdp_event *after, size_t n_after) FCDP_MUST_CHECK;
+fcdp_status fcdp__mover_run(fcdp_mover *mover, fcdp_direction direction, const fcdp_copy *copies,
+                            size_t n_copies, const fcdp_event *after, size_t n_after) FCDP_MUST_CHECK;
 /* Bytes of all runs that succeeded. */
 uint64_t fcdp__mover_bytes(const fcdp_mover *mover, fcdp_direction direction);
 

@@ -17,6 +17,8 @@ bool fcdp__numa_prefer(void *at, size_t bytes, int node) {
     long rc = mbind(at, bytes, MPOL_PREFERRED, mask->maskp, mask->size + 1, 0);
     int err = errno;
     numa_free_nodemask(mask);
-    if (rc) fcdp__log(FCDP_LOG_DEBUG, "host tier: NUMA node %d not honoured for %zu bytes: %s", node, bytes, strerror(err));
+    if (rc)
+        fcdp__log(FCDP_LOG_DEBUG, "host tier: NUMA node %d not honoured for %zu bytes: %s", node, bytes,
+                  strerror(err));
     return rc == 0;
 }

@@ -6,8 +6,7 @@
 
 static size_t tiering_reclaim(void *ctx, size_t n_pages);
 
-fcdp_status fcdp__tiering_create(const fcdp_tiering_config *config, fcdp_tiering **tiering_out)
-{
+fcdp_status fcdp__tiering_create(const fcdp_tiering_config *config, fcdp_tiering **tiering_out) {
     fcdp_tiering *tiering = calloc(1, sizeof *tiering);
     if (!tiering) return fcdp__fail(FCDP_ERR_SYSTEM, "tiering: no memory");
     tiering->drv = config->drv;
@@ -16,8 +15,8 @@ fcdp_status fcdp__tiering_create(const fcdp_tiering_config *config, fcdp_tiering
     tiering->n_slices = config->n_slices;
     fcdp_status status = FCDP_OK;
     if (!config->n_slices || config->slice >= config->n_slices || config->n_slices > FCDP_MAX_SLICES)
-        status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "tiering: slice %u of %u; a node may have 1 to %d ranks", config->slice, config->n_slices,
-                            FCDP_MAX_SLICES);
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "tiering: slice %u of %u; a node may have 1 to %d ranks",
+                            config->slice, config->n_slices, FCDP_MAX_SLICES);
     if (!status) status = fcdp__mover_create(config->drv, &tiering->mover);
     if (status) {
         free(tiering);
@@ -30,8 +29,7 @@ fcdp_status fcdp__tiering_create(const fcdp_tiering_config *config, fcdp_tiering
     return FCDP_OK;
 }
 
-void fcdp__tiering_destroy(fcdp_tiering *tiering)
-{
+void fcdp__tiering_destroy(fcdp_tiering *tiering) {
     if (!tiering) return;
     FCDP_CHECK(1, tiering->n_regions == 0);
     fcdp__pool_set_reclaimer(tiering->pool, NULL, NULL);
@@ -41,8 +39,7 @@ void fcdp__tiering_destroy(fcdp_tiering *tiering)
     free(tiering);
 }
 
-void fcdp__tiering_stats(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out)
-{
+void fcdp__tiering_stats(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out) {
     fcdp__lock_acquire(&tiering->lock);
     *stats_out = (fcdp_tiering_stats){
         .h2d_bytes = fcdp__mover_bytes(tiering->mover, FCDP_TO_DEVICE),
@@ -56,8 +53,7 @@ void fcdp__tiering_stats(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out)
     fcdp__lock_release(&tiering->lock);
 }
 
-static fcdp_candidate candidate_of(const fcdp_region *region, uint64_t call)
-{
+static fcdp_candidate candidate_of(const fcdp_region *region, uint64_t call) {
     bool clean = fcdp__region_is_clean(region);
     return (fcdp_candidate){
         .bytes = region->mapped ? region->layout->bytes : 0,
@@ -68,8 +64,7 @@ static fcdp_candidate candidate_of(const fcdp_region *region, uint64_t call)
 }
 
 /* The policy's choice, NULL when there is none. Lock held. */
-static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call)
-{
+static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
     fcdp_candidate *candidates = calloc(tiering->n_regions + 1, sizeof *candidates);
     if (!candidates) return NULL;
     size_t n = 0;
@@ -83,16 +78,14 @@ static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call)
 
 /* Is another thread storing, dropping or evicting a region that is not in use? It needs no pages to finish, so it may be
  * waited for, and then there are pages or a victim. Lock held. */
-static bool somebody_gives(const fcdp_tiering *tiering)
-{
+static bool somebody_gives(const fcdp_tiering *tiering) {
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
         if (r->moving && r->mapped && !r->n_uses) return true;
     return false;
 }
 
 /* Lock held on entry and exit, not in between. */
-static void victim_evict(fcdp_region *region, uint64_t call)
-{
+static void victim_evict(fcdp_region *region, uint64_t call) {
     fcdp__region_enter(region);
     fcdp__lock_release(&region->tiering->lock);
     fcdp_status status = fcdp__region_evict_entered(region);
@@ -105,16 +98,18 @@ static void victim_evict(fcdp_region *region, uint64_t call)
 }
 
 /* fcdp_reclaim_fn: what came back meanwhile by other threads' doing counts too, the pool can take it all the same. */
-static size_t tiering_reclaim(void *ctx, size_t n_pages)
-{
+static size_t tiering_reclaim(void *ctx, size_t n_pages) {
     fcdp_tiering *tiering = ctx;
     fcdp__lock_acquire(&tiering->lock);
     uint64_t call = ++tiering->n_reclaims, before = tiering->pages_given;
     while (tiering->pages_given - before < n_pages) {
         fcdp_region *victim = victim_choose(tiering, call);
-        if (victim) victim_evict(victim, call);
-        else if (somebody_gives(tiering)) fcdp__lock_wait(&tiering->lock, &tiering->moved);
-        else break;
+        if (victim)
+            victim_evict(victim, call);
+        else if (somebody_gives(tiering))
+            fcdp__lock_wait(&tiering->lock, &tiering->moved);
+        else
+            break;
     }
     size_t given = (size_t)(tiering->pages_given - before);
     fcdp__lock_release(&tiering->lock);

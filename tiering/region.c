@@ -9,8 +9,7 @@ enum { MAX_COPIES = FCDP_N_SPANS * FCDP_MAX_SLICES };
 static const fcdp_board_word STORED_WORD[FCDP_N_SPANS] = {FCDP_BOARD_STORED_0, FCDP_BOARD_STORED_1};
 
 /* Lock held. */
-static bool region_is_valid(const fcdp_region *region)
-{
+static bool region_is_valid(const fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
         if (span->on_device && !region->mapped) return false;
@@ -21,39 +20,36 @@ static bool region_is_valid(const fcdp_region *region)
     return region->moving || region->mapped == fcdp__vrange_is_mapped(region->range);
 }
 
-void fcdp__region_enter(fcdp_region *region)
-{
+void fcdp__region_enter(fcdp_region *region) {
     while (region->moving) fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
     region->moving = true;
 }
 
-void fcdp__region_leave(fcdp_region *region)
-{
+void fcdp__region_leave(fcdp_region *region) {
     region->moving = false;
     pthread_cond_broadcast(&region->tiering->moved);
     FCDP_CHECK(3, region_is_valid(region));
 }
 
-static void region_lock(fcdp_region *region) { fcdp__lock_acquire(&region->tiering->lock); }
+static void region_lock(fcdp_region *region) {
+    fcdp__lock_acquire(&region->tiering->lock);
+}
 
-static void region_unlock(fcdp_region *region)
-{
+static void region_unlock(fcdp_region *region) {
     FCDP_CHECK(3, region_is_valid(region));
     fcdp__lock_release(&region->tiering->lock);
 }
 
 /* ---- what the host has ---- */
 
-static bool slice_is_stored(const fcdp_region *region, uint32_t s, uint32_t slice)
-{
+static bool slice_is_stored(const fcdp_region *region, uint32_t s, uint32_t slice) {
     if (!region->block) return false;
     if (slice == region->tiering->slice) return region->span[s].slice_on_host;
     /* Acquire in board_read, partner of the publish in stored_publish: the peer's bytes are there. */
     return (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], slice) - region->span[s].epoch) >= 0;
 }
 
-static bool span_is_clean(const fcdp_region *region, uint32_t s)
-{
+static bool span_is_clean(const fcdp_region *region, uint32_t s) {
     const fcdp_span_state *span = &region->span[s];
     if (!span->on_device || span->whole_on_host || !region->layout->span[s].bytes) return true;
     for (uint32_t i = 0; i < region->tiering->n_slices; i++)
@@ -61,22 +57,20 @@ static bool span_is_clean(const fcdp_region *region, uint32_t s)
     return true;
 }
 
-bool fcdp__region_is_clean(const fcdp_region *region)
-{
+bool fcdp__region_is_clean(const fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (!span_is_clean(region, s)) return false;
     return true;
 }
 
-static fcdp_copy piece_copy(const fcdp_region *region, fcdp_piece piece)
-{
+static fcdp_copy piece_copy(const fcdp_region *region, fcdp_piece piece) {
     char *data = region->block ? fcdp__host_data(region->block) : NULL;
-    return (fcdp_copy){fcdp__dptr_add(fcdp__vrange_base(region->range), piece.offset_bytes), data + piece.offset_bytes, piece.bytes};
+    return (fcdp_copy){fcdp__dptr_add(fcdp__vrange_base(region->range), piece.offset_bytes),
+                       data + piece.offset_bytes, piece.bytes};
 }
 
 /* The slices of span `s` that the host lacks, neighbours as one copy. Lock held. */
-static size_t missing_slices(const fcdp_region *region, uint32_t s, fcdp_copy *copies)
-{
+static size_t missing_slices(const fcdp_region *region, uint32_t s, fcdp_copy *copies) {
     size_t n = 0;
     bool joins = false;
     for (uint32_t i = 0; i < region->tiering->n_slices; i++) {
@@ -85,23 +79,25 @@ static size_t missing_slices(const fcdp_region *region, uint32_t s, fcdp_copy *c
             continue;
         }
         fcdp_piece piece = fcdp__layout_slice(region->layout, s, i);
-        if (joins) copies[n - 1].bytes += piece.bytes;
-        else copies[n++] = piece_copy(region, piece);
+        if (joins)
+            copies[n - 1].bytes += piece.bytes;
+        else
+            copies[n++] = piece_copy(region, piece);
         joins = true;
     }
     return n;
 }
 
-static void stored_publish(fcdp_region *region, uint32_t s, uint32_t epoch)
-{
+static void stored_publish(fcdp_region *region, uint32_t s, uint32_t epoch) {
     fcdp__board_publish(region->block, STORED_WORD[s], epoch);
 }
 
 /* The copies of the spans in `mask` have landed: say so to the peers, then to ourselves. Entered, lock not held. */
-static void spans_stored(fcdp_region *region, uint32_t mask, bool whole)
-{
+static void spans_stored(fcdp_region *region, uint32_t mask, bool whole) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (mask & 1u << s) stored_publish(region, s, region->span[s].epoch); /* only the thread that moves changes an epoch */
+        if (mask & 1u << s)
+            stored_publish(region, s,
+                           region->span[s].epoch); /* only the thread that moves changes an epoch */
     region_lock(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         if (!(mask & 1u << s)) continue;
@@ -113,31 +109,32 @@ static void spans_stored(fcdp_region *region, uint32_t mask, bool whole)
 
 /* ---- life ---- */
 
-static fcdp_status region_check_args(const fcdp_tiering *tiering, const char *name, const fcdp_layout *layout, const fcdp_host_block *block)
-{
+static fcdp_status region_check_args(const fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
+                                     const fcdp_host_block *block) {
     if (layout->n_slices != tiering->n_slices || !layout->bytes)
-        return fcdp__fail(FCDP_ERR_INVALID, "region '%s': %zu bytes in %u slices, the node has %u", name, layout->bytes, layout->n_slices,
-                          tiering->n_slices);
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s': %zu bytes in %u slices, the node has %u", name,
+                          layout->bytes, layout->n_slices, tiering->n_slices);
     if (!block) return FCDP_OK;
     if (fcdp__host_data_bytes(block) < layout->bytes)
-        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' of %zu bytes over a host block of %zu", name, layout->bytes, fcdp__host_data_bytes(block));
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' of %zu bytes over a host block of %zu", name,
+                          layout->bytes, fcdp__host_data_bytes(block));
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (fcdp__board_read(block, STORED_WORD[s], tiering->slice))
-            return fcdp__fail(FCDP_ERR_INVALID, "region '%s': its host block served another region before; carve a fresh one", name);
+            return fcdp__fail(FCDP_ERR_INVALID,
+                              "region '%s': its host block served another region before; carve a fresh one",
+                              name);
     return FCDP_OK;
 }
 
-static void region_free(fcdp_region *region)
-{
+static void region_free(fcdp_region *region) {
     fcdp__vrange_destroy(region->range);
     free(region->layout);
     free(region->name);
     free(region);
 }
 
-fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout, fcdp_host_block *block,
-                                fcdp_region **region_out)
-{
+fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
+                                fcdp_host_block *block, fcdp_region **region_out) {
     fcdp_status status = region_check_args(tiering, name, layout, block);
     if (status) return status;
     size_t layout_bytes = sizeof *layout + layout->n_extents * sizeof layout->extents[0];
@@ -147,8 +144,10 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
     region->block = block;
     region->name = strdup(name);
     region->layout = malloc(layout_bytes);
-    if (!region->name || !region->layout) status = fcdp__fail(FCDP_ERR_SYSTEM, "region '%s': no memory", name);
-    else status = fcdp__vrange_create(tiering->drv, tiering->pool, layout->bytes, &region->range);
+    if (!region->name || !region->layout)
+        status = fcdp__fail(FCDP_ERR_SYSTEM, "region '%s': no memory", name);
+    else
+        status = fcdp__vrange_create(tiering->drv, tiering->pool, layout->bytes, &region->range);
     if (status) {
         region_free(region);
         return status;
@@ -163,8 +162,7 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
     return FCDP_OK;
 }
 
-void fcdp__region_destroy(fcdp_region *region)
-{
+void fcdp__region_destroy(fcdp_region *region) {
     if (!region) return;
     fcdp_tiering *tiering = region->tiering;
     region_lock(region);
@@ -182,12 +180,17 @@ void fcdp__region_destroy(fcdp_region *region)
     fcdp__lock_release(&tiering->lock);
 }
 
-const char *fcdp__region_name(const fcdp_region *region) { return region->name; }
-fcdp_dptr fcdp__region_base(const fcdp_region *region) { return fcdp__vrange_base(region->range); }
-const fcdp_layout *fcdp__region_layout(const fcdp_region *region) { return region->layout; }
+const char *fcdp__region_name(const fcdp_region *region) {
+    return region->name;
+}
+fcdp_dptr fcdp__region_base(const fcdp_region *region) {
+    return fcdp__vrange_base(region->range);
+}
+const fcdp_layout *fcdp__region_layout(const fcdp_region *region) {
+    return region->layout;
+}
 
-void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out)
-{
+void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out) {
     region_lock(region);
     *state_out = (fcdp_region_state){.mapped = region->mapped, .in_use = region->n_uses > 0};
     memcpy(state_out->span, region->span, sizeof state_out->span);
@@ -196,8 +199,7 @@ void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out)
 
 /* ---- use ---- */
 
-fcdp_status fcdp__region_begin_use(fcdp_region *region)
-{
+fcdp_status fcdp__region_begin_use(fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     region_lock(region);
     fcdp__region_enter(region);
@@ -215,16 +217,14 @@ fcdp_status fcdp__region_begin_use(fcdp_region *region)
     return status;
 }
 
-void fcdp__region_end_use(fcdp_region *region)
-{
+void fcdp__region_end_use(fcdp_region *region) {
     region_lock(region);
     FCDP_CHECK(1, region->n_uses > 0);
     region->n_uses--;
     region_unlock(region);
 }
 
-void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask)
-{
+void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
     region_lock(region);
     fcdp__region_enter(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -233,13 +233,13 @@ void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask)
     region_unlock(region);
 }
 
-void fcdp__region_filled(fcdp_region *region, uint32_t span_mask)
-{
+void fcdp__region_filled(fcdp_region *region, uint32_t span_mask) {
     region_lock(region);
     FCDP_CHECK(1, region->n_uses > 0);
     fcdp__region_enter(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.on_device = true, .epoch = region->span[s].epoch + 1};
+        if (span_mask & 1u << s)
+            region->span[s] = (fcdp_span_state){.on_device = true, .epoch = region->span[s].epoch + 1};
     fcdp__region_leave(region);
     region_unlock(region);
 }
@@ -247,24 +247,24 @@ void fcdp__region_filled(fcdp_region *region, uint32_t span_mask)
 /* ---- between the tiers ---- */
 
 /* Spans whose slice must be stored, with their copies. Lock held. */
-static uint32_t store_plan(const fcdp_region *region, fcdp_copy *copies, size_t *n_out)
-{
+static uint32_t store_plan(const fcdp_region *region, fcdp_copy *copies, size_t *n_out) {
     uint32_t mask = 0;
     *n_out = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         if (!region->span[s].on_device || region->span[s].slice_on_host) continue;
-        copies[(*n_out)++] = piece_copy(region, fcdp__layout_slice(region->layout, s, region->tiering->slice));
+        copies[(*n_out)++] =
+            piece_copy(region, fcdp__layout_slice(region->layout, s, region->tiering->slice));
         mask |= 1u << s;
     }
     return mask;
 }
 
-fcdp_status fcdp__region_store(fcdp_region *region, fcdp_event after)
-{
+fcdp_status fcdp__region_store(fcdp_region *region, fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_copy copies[FCDP_N_SPANS];
     size_t n;
-    if (!region->block) return fcdp__fail(FCDP_ERR_INVALID, "region '%s' has no host memory to be stored in", region->name);
+    if (!region->block)
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' has no host memory to be stored in", region->name);
     region_lock(region);
     fcdp__region_enter(region);
     uint32_t mask = store_plan(region, copies, &n);
@@ -281,31 +281,30 @@ fcdp_status fcdp__region_store(fcdp_region *region, fcdp_event after)
 }
 
 /* Entered, in use. */
-static fcdp_status load_copy(fcdp_region *region, fcdp_piece piece)
-{
+static fcdp_status load_copy(fcdp_region *region, fcdp_piece piece) {
     fcdp_copy copy = piece_copy(region, piece);
     return fcdp__mover_run(region->tiering->mover, FCDP_TO_DEVICE, &copy, 1, NULL, 0);
 }
 
 /* Enter for a load of `span`. FCDP_PENDING: nothing to do, it is on the device. Not entered unless FCDP_OK. */
-static fcdp_status load_enter(fcdp_region *region, uint32_t span, fcdp_span_state *state_out)
-{
+static fcdp_status load_enter(fcdp_region *region, uint32_t span, fcdp_span_state *state_out) {
     fcdp_status status = FCDP_OK;
     FCDP_CHECK(1, span < FCDP_N_SPANS);
     region_lock(region);
     FCDP_CHECK(1, region->n_uses > 0);
     fcdp__region_enter(region);
     *state_out = region->span[span];
-    if (state_out->on_device) status = FCDP_PENDING;
+    if (state_out->on_device)
+        status = FCDP_PENDING;
     else if (!state_out->slice_on_host)
-        status = fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it", region->name, span, state_out->epoch);
+        status = fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it",
+                            region->name, span, state_out->epoch);
     if (status) fcdp__region_leave(region);
     region_unlock(region);
     return status;
 }
 
-fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span)
-{
+fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) {
     fcdp_span_state state;
     fcdp_status status = load_enter(region, span, &state);
     if (status) return status == FCDP_PENDING ? FCDP_OK : status;
@@ -317,8 +316,7 @@ fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span)
     return status;
 }
 
-void fcdp__region_loaded(fcdp_region *region, uint32_t span)
-{
+void fcdp__region_loaded(fcdp_region *region, uint32_t span) {
     region_lock(region);
     FCDP_CHECK(1, span < FCDP_N_SPANS && region->n_uses > 0);
     FCDP_CHECK(1, region->span[span].on_device || region->span[span].slice_on_host);
@@ -326,13 +324,13 @@ void fcdp__region_loaded(fcdp_region *region, uint32_t span)
     region_unlock(region);
 }
 
-fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span)
-{
+fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
     fcdp_span_state state;
     fcdp_status status = load_enter(region, span, &state);
     if (status) return status == FCDP_PENDING ? FCDP_OK : status;
     bool empty = !region->layout->span[span].bytes;
-    if (!state.whole_on_host && !empty) status = fcdp__board_wait_all(region->block, STORED_WORD[span], state.epoch, region->name);
+    if (!state.whole_on_host && !empty)
+        status = fcdp__board_wait_all(region->block, STORED_WORD[span], state.epoch, region->name);
     if (!status) status = load_copy(region, region->layout->span[span]);
     region_lock(region);
     if (!status) {
@@ -345,8 +343,7 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span)
 }
 
 /* Entered, not in use, the device is done with the pages. */
-static fcdp_status region_unmap(fcdp_region *region)
-{
+static fcdp_status region_unmap(fcdp_region *region) {
     fcdp_status status = fcdp__vrange_unmap(region->range);
     if (status) return status;
     region_lock(region);
@@ -358,20 +355,21 @@ static fcdp_status region_unmap(fcdp_region *region)
 }
 
 /* May the pages go as they are? Lock held. */
-static fcdp_status drop_check(const fcdp_region *region)
-{
-    if (region->n_uses) return fcdp__fail(FCDP_ERR_INVALID, "region '%s' is in use and cannot be dropped", region->name);
+static fcdp_status drop_check(const fcdp_region *region) {
+    if (region->n_uses)
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' is in use and cannot be dropped", region->name);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
         if (span->on_device && !span->slice_on_host && region->layout->span[s].bytes)
-            return fcdp__fail(FCDP_ERR_INVALID, "region '%s': dropping it would lose span %u of epoch %u, which is not on the host",
-                              region->name, s, span->epoch);
+            return fcdp__fail(
+                FCDP_ERR_INVALID,
+                "region '%s': dropping it would lose span %u of epoch %u, which is not on the host",
+                region->name, s, span->epoch);
     }
     return FCDP_OK;
 }
 
-fcdp_status fcdp__region_drop(fcdp_region *region, fcdp_event after)
-{
+fcdp_status fcdp__region_drop(fcdp_region *region, fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     region_lock(region);
     fcdp__region_enter(region);
@@ -390,8 +388,7 @@ fcdp_status fcdp__region_drop(fcdp_region *region, fcdp_event after)
 }
 
 /* Spans on the device that the host lacks parts of, with their copies. Lock held. */
-static uint32_t evict_plan(const fcdp_region *region, fcdp_copy *copies, size_t *n_out)
-{
+static uint32_t evict_plan(const fcdp_region *region, fcdp_copy *copies, size_t *n_out) {
     uint32_t mask = 0;
     *n_out = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
@@ -402,14 +399,15 @@ static uint32_t evict_plan(const fcdp_region *region, fcdp_copy *copies, size_t 
     return mask;
 }
 
-fcdp_status fcdp__region_evict_entered(fcdp_region *region)
-{
+fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
     fcdp_copy copies[MAX_COPIES];
     size_t n;
     region_lock(region);
     uint32_t mask = evict_plan(region, copies, &n);
     region_unlock(region);
-    if (n && !region->block) return fcdp__fail(FCDP_ERR_INVALID, "region '%s' has no host memory and cannot be evicted", region->name);
+    if (n && !region->block)
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' has no host memory and cannot be evicted",
+                          region->name);
     fcdp_status status = fcdp__mover_run(region->tiering->mover, FCDP_TO_HOST, copies, n, NULL, 0);
     if (!status && mask && region->block) spans_stored(region, mask, true);
     if (!status) status = region_unmap(region);
@@ -420,8 +418,7 @@ fcdp_status fcdp__region_evict_entered(fcdp_region *region)
     return FCDP_OK;
 }
 
-fcdp_status fcdp__region_evict(fcdp_region *region)
-{
+fcdp_status fcdp__region_evict(fcdp_region *region) {
     region_lock(region);
     fcdp__region_enter(region);
     fcdp_status status = region->n_uses ? FCDP_PENDING : FCDP_OK;

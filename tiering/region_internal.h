@@ -10,13 +10,13 @@ struct fcdp_tiering {
     fcdp_pool *pool;
     fcdp_mover *mover;
     uint32_t slice, n_slices;
-    fcdp_lock lock;             /* FCDP_RANK_REGION: all that follows, and what regions say is under it */
-    pthread_cond_t moved;       /* some region's `moving` became false */
+    fcdp_lock lock;       /* FCDP_RANK_REGION: all that follows, and what regions say is under it */
+    pthread_cond_t moved; /* some region's `moving` became false */
     fcdp_region *regions;
     size_t n_regions;
-    uint64_t clock;             /* last_use of the region used last */
-    uint64_t pages_given;       /* by all drops and evictions, ever */
-    uint64_t n_reclaims;        /* calls of the reclaimer, ever */
+    uint64_t clock;       /* last_use of the region used last */
+    uint64_t pages_given; /* by all drops and evictions, ever */
+    uint64_t n_reclaims;  /* calls of the reclaimer, ever */
     uint64_t n_stores, n_slice_loads, n_whole_loads, n_drops, n_evictions;
 };
 
@@ -24,7 +24,7 @@ struct fcdp_tiering {
  *     n_uses > 0 => no eviction begins      an eviction, a drop, a map happen only while moving */
 struct fcdp_region {
     fcdp_tiering *tiering;
-    fcdp_region *next;          /* under the lock */
+    fcdp_region *next; /* under the lock */
     char *name;
     fcdp_layout *layout;
     fcdp_host_block *block;
@@ -33,7 +33,7 @@ struct fcdp_region {
     bool mapped, moving;
     unsigned n_uses;
     uint64_t last_use;
-    uint64_t refused_by;        /* the reclaimer's call that failed to evict it, 0: none */
+    uint64_t refused_by; /* the reclaimer's call that failed to evict it, 0: none */
     fcdp_span_state span[FCDP_N_SPANS];
 };
 

@@ -2,25 +2,30 @@
 
 bool steps_may_fail_once;
 
-static fcdp_status driver_open_once(fcdp_driver **drv_out)
-{
+static fcdp_status driver_open_once(fcdp_driver **drv_out) {
     fcdp_options options;
     fcdp_status status = fcdp_options_load(environ, &options);
     return status ? status : fcdp__driver_open(options.driver, 0, NULL, drv_out);
 }
 
-void node_open(node *node, uint32_t n_ranks, size_t pool_pages)
-{
+void node_open(node *node, uint32_t n_ranks, size_t pool_pages) {
     fcdp_host_ticket ticket = {0};
     *node = (struct node){.n = n_ranks};
     step(driver_open_once(&node->drv));
     step(fcdp__driver_stream_create(node->drv, &node->stream));
     for (uint32_t r = 0; r < n_ranks; r++) {
         rank *rank = &node->ranks[r];
-        fcdp_host_config host = {.drv = node->drv, .budget_bytes = 1 << 30, .numa_node = -1, .pin = FCDP_PIN_AUTO, .slice = r,
-                                 .n_slices = n_ranks, .timeout_s = 20};
-        if (r == 0) step(fcdp__host_create(&host, &rank->host, &ticket));
-        else step(fcdp__host_join(&host, &ticket, &rank->host));
+        fcdp_host_config host = {.drv = node->drv,
+                                 .budget_bytes = 1 << 30,
+                                 .numa_node = -1,
+                                 .pin = FCDP_PIN_AUTO,
+                                 .slice = r,
+                                 .n_slices = n_ranks,
+                                 .timeout_s = 20};
+        if (r == 0)
+            step(fcdp__host_create(&host, &rank->host, &ticket));
+        else
+            step(fcdp__host_join(&host, &ticket, &rank->host));
         step(fcdp__pool_create(node->drv, pool_pages * PAGE, &rank->pool));
         fcdp_tiering_config config = {node->drv, rank->pool, r, n_ranks};
         step(fcdp__tiering_create(&config, &rank->tiering));
@@ -29,8 +34,7 @@ void node_open(node *node, uint32_t n_ranks, size_t pool_pages)
 
 /* Before the context goes and takes registrations with it. Events and streams may wait for it: destroying one is not tried
  * twice, since CUDA may have destroyed it and reported an earlier error. */
-static void assert_memory_is_given_back(void)
-{
+static void assert_memory_is_given_back(void) {
     struct simgpu_live live;
     simgpu_live(&live);
     assert_int_equal(live.registrations, 0);
@@ -41,8 +45,7 @@ static void assert_memory_is_given_back(void)
     assert_true(steps_may_fail_once || live.events + live.streams == 0);
 }
 
-void node_close(node *node)
-{
+void node_close(node *node) {
     for (uint32_t r = node->n; r-- > 0;) {
         rank *rank = &node->ranks[r];
         fcdp_pool_stats stats;
@@ -59,19 +62,19 @@ void node_close(node *node)
     if (is_sim) assert_nothing_lives();
 }
 
-void group_open(group *group, node *node, const char *name, const fcdp_extent_spec *specs, uint32_t n_extents, uint64_t seed)
-{
+void group_open(group *group, node *node, const char *name, const fcdp_extent_spec *specs, uint32_t n_extents,
+                uint64_t seed) {
     *group = (struct group){.node = node, .seed = seed};
     assert_ok(fcdp__layout_create(specs, n_extents, 2 * node->n, node->n, &group->layout));
     assert_ok(fcdp__host_carve(node->ranks[0].host, group->layout->bytes, &group->offset));
     for (uint32_t r = 0; r < node->n; r++) {
         step(fcdp__host_attach(node->ranks[r].host, group->offset, group->layout->bytes, &group->blocks[r]));
-        step(fcdp__region_create(node->ranks[r].tiering, name, group->layout, group->blocks[r], &group->regions[r]));
+        step(fcdp__region_create(node->ranks[r].tiering, name, group->layout, group->blocks[r],
+                                 &group->regions[r]));
     }
 }
 
-void group_close(group *group)
-{
+void group_close(group *group) {
     for (uint32_t r = 0; r < group->node->n; r++) {
         fcdp__region_destroy(group->regions[r]);
         fcdp__host_detach(group->blocks[r]);
@@ -80,8 +83,8 @@ void group_close(group *group)
     fcdp__layout_destroy(group->layout);
 }
 
-void content_make(const group *group, uint32_t s, uint32_t epoch, size_t offset, size_t bytes, uint8_t *bytes_out)
-{
+void content_make(const group *group, uint32_t s, uint32_t epoch, size_t offset, size_t bytes,
+                  uint8_t *bytes_out) {
     uint64_t state = group->seed ^ ((uint64_t)epoch << 32) ^ s, key = random_next(&state);
     for (size_t i = 0; i < bytes; i += 8) { /* a piece's bounds are multiples of 512 */
         uint64_t word = (key + offset + i) * 0x9E3779B97F4A7C15u;
@@ -90,31 +93,28 @@ void content_make(const group *group, uint32_t s, uint32_t epoch, size_t offset,
 }
 
 /* The test's own copies are retried whole: a gather that failed is gathered again. */
-static fcdp_status copy_try(node *node, fcdp_dptr at, uint8_t *host, size_t bytes, bool to_device)
-{
+static fcdp_status copy_try(node *node, fcdp_dptr at, uint8_t *host, size_t bytes, bool to_device) {
     fcdp_status status = to_device ? fcdp__driver_copy_h2d(node->drv, at, host, bytes, node->stream)
                                    : fcdp__driver_copy_d2h(node->drv, host, at, bytes, node->stream);
     return status ? status : fcdp__driver_stream_sync(node->drv, node->stream);
 }
 
-static void piece_write(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_piece piece)
-{
+static void piece_write(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_piece piece) {
     uint8_t *bytes = malloc(piece.bytes);
     assert_non_null(bytes);
     content_make(group, s, epoch, piece.offset_bytes, piece.bytes, bytes);
-    step(copy_try(group->node, fcdp__dptr_add(fcdp__region_base(group->regions[r]), piece.offset_bytes), bytes, piece.bytes, true));
+    step(copy_try(group->node, fcdp__dptr_add(fcdp__region_base(group->regions[r]), piece.offset_bytes),
+                  bytes, piece.bytes, true));
     free(bytes);
 }
 
-fcdp_region_state state_of(fcdp_region *region)
-{
+fcdp_region_state state_of(fcdp_region *region) {
     fcdp_region_state state;
     fcdp__region_state(region, &state);
     return state;
 }
 
-void span_fill(group *group, uint32_t r, uint32_t span_mask)
-{
+void span_fill(group *group, uint32_t r, uint32_t span_mask) {
     fcdp_region_state state = state_of(group->regions[r]);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s && group->layout->span[s].bytes)
@@ -122,22 +122,23 @@ void span_fill(group *group, uint32_t r, uint32_t span_mask)
     fcdp__region_filled(group->regions[r], span_mask);
 }
 
-void slices_arrive(group *group, uint32_t r, uint32_t s, uint32_t epoch)
-{
+void slices_arrive(group *group, uint32_t r, uint32_t s, uint32_t epoch) {
     if (!group->layout->span[s].bytes) return;
     for (uint32_t i = 0; i < group->node->n; i++)
         if (i != r) piece_write(group, r, s, epoch, fcdp__layout_slice(group->layout, s, i));
 }
 
-void assert_content(group *group, uint32_t r, uint32_t s, uint32_t epoch)
-{
+void assert_content(group *group, uint32_t r, uint32_t s, uint32_t epoch) {
     fcdp_piece piece = group->layout->span[s];
     if (!piece.bytes) return;
     uint8_t *want = malloc(piece.bytes), *have = calloc(1, piece.bytes);
     assert_true(want && have);
     content_make(group, s, epoch, piece.offset_bytes, piece.bytes, want);
-    step(copy_try(group->node, fcdp__dptr_add(fcdp__region_base(group->regions[r]), piece.offset_bytes), have, piece.bytes, false));
-    if (memcmp(want, have, piece.bytes)) fail_msg("rank %u: span %u of '%s' is not epoch %u", r, s, fcdp__region_name(group->regions[r]), epoch);
+    step(copy_try(group->node, fcdp__dptr_add(fcdp__region_base(group->regions[r]), piece.offset_bytes), have,
+                  piece.bytes, false));
+    if (memcmp(want, have, piece.bytes))
+        fail_msg("rank %u: span %u of '%s' is not epoch %u", r, s, fcdp__region_name(group->regions[r]),
+                 epoch);
     free(want);
     free(have);
 }

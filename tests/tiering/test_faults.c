@@ -3,11 +3,11 @@
  * work; contents are right throughout, and at the end nothing lives and every pool is balanced. */
 #include "tests/tiering/support.h"
 
-static const fcdp_extent_spec SPECS[] = {{1500, FCDP_SPAN_FROZEN}, {1200, FCDP_SPAN_TRAINABLE}, {501, FCDP_SPAN_TRAINABLE}};
+static const fcdp_extent_spec SPECS[] = {
+    {1500, FCDP_SPAN_FROZEN}, {1200, FCDP_SPAN_TRAINABLE}, {501, FCDP_SPAN_TRAINABLE}};
 enum { N_SPECS = sizeof SPECS / sizeof SPECS[0], N_RANKS = 2, BOTH = FCDP_SPAN_MASK_ALL };
 
-static void gather(group *g, uint32_t span_mask)
-{
+static void gather(group *g, uint32_t span_mask) {
     for (uint32_t r = 0; r < N_RANKS; r++) {
         step(fcdp__region_begin_use(g->regions[r]));
         fcdp__region_invalidate(g->regions[r], span_mask);
@@ -16,8 +16,7 @@ static void gather(group *g, uint32_t span_mask)
     }
 }
 
-static void release(group *g)
-{
+static void release(group *g) {
     for (uint32_t r = 0; r < N_RANKS; r++) {
         step(fcdp__region_store(g->regions[r], NULL));
         step(fcdp__region_drop(g->regions[r], NULL));
@@ -25,8 +24,7 @@ static void release(group *g)
     }
 }
 
-static void restore(group *g, bool whole)
-{
+static void restore(group *g, bool whole) {
     for (uint32_t r = 0; r < N_RANKS; r++) {
         step(fcdp__region_begin_use(g->regions[r]));
         fcdp_region_state state = state_of(g->regions[r]);
@@ -44,8 +42,7 @@ static void restore(group *g, bool whole)
     }
 }
 
-static void schedule(void)
-{
+static void schedule(void) {
     node n;
     group a, b;
     node_open(&n, N_RANKS, 1); /* one page per rank: each group's use evicts the other */
@@ -66,8 +63,7 @@ static void schedule(void)
 }
 
 /* Returns the number of calls until the schedule ran to its end with the fault still to come. */
-static unsigned long every_call_fails_once(int code)
-{
+static unsigned long every_call_fails_once(int code) {
     unsigned long n = 1;
     steps_may_fail_once = true;
     for (;; n++) {
@@ -81,8 +77,7 @@ static unsigned long every_call_fails_once(int code)
     return n;
 }
 
-static void run(int code)
-{
+static void run(int code) {
     fcdp_driver *drv = driver_open_sim();
     fcdp__driver_close(drv);
     fcdp_log_set_level(FCDP_LOG_QUIET);
@@ -92,12 +87,21 @@ static void run(int code)
     assert_true(n > 100);
 }
 
-static void an_unknown_error(void **state) { (void)state; run(CUDA_UNKNOWN); }
-static void out_of_memory(void **state) { (void)state; run(CUDA_OUT_OF_MEMORY); }
-static void not_ready(void **state) { (void)state; run(CUDA_NOT_READY); }
+static void an_unknown_error(void **state) {
+    (void)state;
+    run(CUDA_UNKNOWN);
+}
+static void out_of_memory(void **state) {
+    (void)state;
+    run(CUDA_OUT_OF_MEMORY);
+}
+static void not_ready(void **state) {
+    (void)state;
+    run(CUDA_NOT_READY);
+}
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(an_unknown_error), cmocka_unit_test(out_of_memory), cmocka_unit_test(not_ready)};
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(an_unknown_error), cmocka_unit_test(out_of_memory),
+                                       cmocka_unit_test(not_ready)};
     return cmocka_run_group_tests_name("tiering_faults", tests, NULL, NULL);
 }

@@ -9,8 +9,7 @@
 
 static char root[64];
 
-static void put(const char *path, const char *text)
-{
+static void put(const char *path, const char *text) {
     char full[512];
     snprintf(full, sizeof full, "%s%s", root, path);
     for (char *at = full + strlen(root) + 1; (at = strchr(at, '/')); *at++ = '/') {
@@ -23,8 +22,7 @@ static void put(const char *path, const char *text)
     assert_int_equal(fclose(file), 0);
 }
 
-static int root_make(void **state)
-{
+static int root_make(void **state) {
     (void)state;
     snprintf(root, sizeof root, "/tmp/fcdp-headroom-XXXXXX");
     if (!mkdtemp(root)) return -1;
@@ -32,20 +30,17 @@ static int root_make(void **state)
     return 0;
 }
 
-static int entry_remove(const char *path, const struct stat *st, int kind, struct FTW *at)
-{
+static int entry_remove(const char *path, const struct stat *st, int kind, struct FTW *at) {
     (void)st, (void)kind, (void)at;
     return remove(path);
 }
 
-static int root_remove(void **state)
-{
+static int root_remove(void **state) {
     (void)state;
     return nftw(root, entry_remove, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-static void assert_left(size_t mib, const char *limit_part)
-{
+static void assert_left(size_t mib, const char *limit_part) {
     fcdp_headroom h;
     assert_ok(fcdp__headroom_read(root, &h));
     assert_int_equal(h.available_bytes >> 20, mib);
@@ -53,16 +48,14 @@ static void assert_left(size_t mib, const char *limit_part)
     if (!strstr(h.limit, limit_part)) fail_msg("\"%s\" is not in \"%s\"", limit_part, h.limit);
 }
 
-static void without_a_cgroup_the_machine_is_the_limit(void **state)
-{
+static void without_a_cgroup_the_machine_is_the_limit(void **state) {
     (void)state;
     assert_left(8192, "MemAvailable");
     put("/proc/self/cgroup", "0::/\n");
     assert_left(8192, "MemAvailable");
 }
 
-static void the_tightest_ancestor_counts_and_its_cache_is_free(void **state)
-{
+static void the_tightest_ancestor_counts_and_its_cache_is_free(void **state) {
     (void)state;
     put("/proc/self/cgroup", "0::/pods/job/rank\n");
     put("/sys/fs/cgroup/pods/job/rank/memory.max", "max\n");
@@ -75,8 +68,7 @@ static void the_tightest_ancestor_counts_and_its_cache_is_free(void **state)
     assert_left(3072, "/sys/fs/cgroup/pods/job/memory.max");
 }
 
-static void a_container_sees_its_own_cgroup_at_the_mount(void **state)
-{
+static void a_container_sees_its_own_cgroup_at_the_mount(void **state) {
     (void)state; /* the path names a cgroup of the host, which the container's mount does not show */
     put("/proc/self/cgroup", "0::/system.slice/docker-1234.scope\n");
     put("/sys/fs/cgroup/memory.max", "2147483648\n");
@@ -84,8 +76,7 @@ static void a_container_sees_its_own_cgroup_at_the_mount(void **state)
     assert_left(1024, "/sys/fs/cgroup/memory.max");
 }
 
-static void version_1_counts_too(void **state)
-{
+static void version_1_counts_too(void **state) {
     (void)state;
     put("/proc/self/cgroup", "5:cpu,cpuacct:/job\n4:memory:/job\n0::/job\n");
     put("/sys/fs/cgroup/memory/job/memory.limit_in_bytes", "1073741824\n");
@@ -95,8 +86,7 @@ static void version_1_counts_too(void **state)
     assert_left(768, "memory.limit_in_bytes");
 }
 
-static void a_cgroup_over_its_limit_leaves_nothing(void **state)
-{
+static void a_cgroup_over_its_limit_leaves_nothing(void **state) {
     (void)state;
     put("/proc/self/cgroup", "0::/job\n");
     put("/sys/fs/cgroup/job/memory.max", "1048576\n");
@@ -104,8 +94,7 @@ static void a_cgroup_over_its_limit_leaves_nothing(void **state)
     assert_left(0, "/sys/fs/cgroup/job/memory.max");
 }
 
-static void without_meminfo_the_text_says_what_to_set(void **state)
-{
+static void without_meminfo_the_text_says_what_to_set(void **state) {
     (void)state;
     fcdp_headroom h;
     put("/proc/meminfo", "nothing\n");
@@ -113,8 +102,7 @@ static void without_meminfo_the_text_says_what_to_set(void **state)
     assert_text("FCDP_HOST_BUDGET");
 }
 
-int main(void)
-{
+int main(void) {
 #define ROOTED(test) cmocka_unit_test_setup_teardown(test, root_make, root_remove)
     const struct CMUnitTest tests[] = {
         ROOTED(without_a_cgroup_the_machine_is_the_limit),

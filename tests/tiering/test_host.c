@@ -14,32 +14,35 @@
 
 /* jemalloc takes all of its locks before a fork, more than the thread sanitizer's lock order detector can hold (64). */
 const char *__tsan_default_options(void);
-__attribute__((visibility("default"))) const char *__tsan_default_options(void) { return "detect_deadlocks=0"; }
+__attribute__((visibility("default"))) const char *__tsan_default_options(void) {
+    return "detect_deadlocks=0";
+}
 
 enum { KIB4 = 4096 };
 
-static fcdp_host_config config_of(uint32_t slice, uint32_t n_slices)
-{
-    return (fcdp_host_config){.budget_bytes = 256 << 20, .numa_node = -1, .pin = FCDP_PIN_NEVER, .slice = slice, .n_slices = n_slices, .timeout_s = 30};
+static fcdp_host_config config_of(uint32_t slice, uint32_t n_slices) {
+    return (fcdp_host_config){.budget_bytes = 256 << 20,
+                              .numa_node = -1,
+                              .pin = FCDP_PIN_NEVER,
+                              .slice = slice,
+                              .n_slices = n_slices,
+                              .timeout_s = 30};
 }
 
-static size_t physical_bytes(const fcdp_host_ticket *ticket)
-{
+static size_t physical_bytes(const fcdp_host_ticket *ticket) {
     struct stat st;
     assert_int_equal(fstat(ticket->fd, &st), 0);
     return (size_t)st.st_blocks * 512;
 }
 
-static void assert_usage(fcdp_host *host, size_t current, size_t peak)
-{
+static void assert_usage(fcdp_host *host, size_t current, size_t peak) {
     size_t current_bytes, peak_bytes;
     fcdp__host_usage(host, &current_bytes, &peak_bytes);
     assert_int_equal(current_bytes, current);
     assert_int_equal(peak_bytes, peak);
 }
 
-static void carved_bytes_are_exact_and_physical_ones_near(void **state)
-{
+static void carved_bytes_are_exact_and_physical_ones_near(void **state) {
     (void)state;
     enum { N = 24 };
     uint64_t rng = seed_choose("host bytes"), offsets[N];
@@ -63,8 +66,9 @@ static void carved_bytes_are_exact_and_physical_ones_near(void **state)
         assert_usage(host, carved, carved);
     }
     size_t physical = physical_bytes(&ticket);
-    print_message("%.2f MiB of data, %.2f MiB carved, %.2f MiB physical: %+.2f %%\n", (double)sum / 0x1p20, (double)carved / 0x1p20,
-                  (double)physical / 0x1p20, 100 * ((double)physical / (double)sum - 1));
+    print_message("%.2f MiB of data, %.2f MiB carved, %.2f MiB physical: %+.2f %%\n", (double)sum / 0x1p20,
+                  (double)carved / 0x1p20, (double)physical / 0x1p20,
+                  100 * ((double)physical / (double)sum - 1));
     assert_true(physical >= sum && (double)physical <= 1.03 * (double)sum);
     for (int i = 0; i < N; i += 2) {
         fcdp__host_free(host, offsets[i]);
@@ -84,8 +88,7 @@ static void carved_bytes_are_exact_and_physical_ones_near(void **state)
 }
 
 /* The leader may be ahead of its peers: what they still read stays, and is not handed out again. */
-static void a_freed_block_lives_until_its_last_rank_has_detached(void **state)
-{
+static void a_freed_block_lives_until_its_last_rank_has_detached(void **state) {
     (void)state;
     enum { BYTES = 50000 };
     fcdp_host_config leader_config = config_of(0, 2), peer_config = config_of(1, 2);
@@ -117,11 +120,14 @@ static void a_freed_block_lives_until_its_last_rank_has_detached(void **state)
 }
 
 /* Blocks come and go at random: they never overlap, and a new one is always zero. */
-static void blocks_never_overlap_and_start_as_zero(void **state)
-{
+static void blocks_never_overlap_and_start_as_zero(void **state) {
     (void)state;
     enum { N = 40 };
-    struct { uint64_t offset; size_t bytes; fcdp_host_block *block; } live[N] = {0};
+    struct {
+        uint64_t offset;
+        size_t bytes;
+        fcdp_host_block *block;
+    } live[N] = {0};
     uint64_t rng = seed_choose("host blocks");
     fcdp_host_config config = config_of(0, 1);
     fcdp_host_ticket ticket;
@@ -142,11 +148,13 @@ static void blocks_never_overlap_and_start_as_zero(void **state)
         assert_true(live[i].offset % KIB4 == 0 && live[i].offset >= KIB4);
         for (size_t k = 0; k < N; k++)
             if (k != i && live[k].block)
-                assert_true(live[i].offset + KIB4 + live[i].bytes <= live[k].offset || live[k].offset + KIB4 + live[k].bytes <= live[i].offset);
+                assert_true(live[i].offset + KIB4 + live[i].bytes <= live[k].offset ||
+                            live[k].offset + KIB4 + live[k].bytes <= live[i].offset);
         assert_ok(fcdp__host_attach(host, live[i].offset, live[i].bytes, &live[i].block));
         uint8_t *data = fcdp__host_data(live[i].block);
         for (size_t b = 0; b < live[i].bytes; b += 1000) assert_int_equal(data[b], 0);
-        for (int word = 0; word < FCDP_BOARD_ATTACHED; word++) assert_int_equal(fcdp__board_read(live[i].block, (fcdp_board_word)word, 0), 0);
+        for (int word = 0; word < FCDP_BOARD_ATTACHED; word++)
+            assert_int_equal(fcdp__board_read(live[i].block, (fcdp_board_word)word, 0), 0);
         memset(data, (int)(i + 1), live[i].bytes);
         fcdp__board_publish(live[i].block, FCDP_BOARD_BALLOT_1, 7);
     }
@@ -159,8 +167,7 @@ static void blocks_never_overlap_and_start_as_zero(void **state)
     fcdp__host_destroy(host);
 }
 
-static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state)
-{
+static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 1);
     fcdp_host_ticket ticket;
@@ -194,8 +201,7 @@ static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state)
     assert_int_equal(fcdp__host_create(&config, &host, &ticket), FCDP_ERR_OPTION);
 }
 
-static void a_slab_cannot_be_truncated_under_its_users(void **state)
-{
+static void a_slab_cannot_be_truncated_under_its_users(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 1);
     fcdp_host_ticket ticket;
@@ -207,10 +213,10 @@ static void a_slab_cannot_be_truncated_under_its_users(void **state)
     fcdp__host_destroy(host);
 }
 
-static void a_ticket_that_does_not_fit_is_refused(void **state)
-{
+static void a_ticket_that_does_not_fit_is_refused(void **state) {
     (void)state;
-    fcdp_host_config config = config_of(0, 2), second = config_of(1, 2), third = config_of(1, 3), same = config_of(0, 2);
+    fcdp_host_config config = config_of(0, 2), second = config_of(1, 2), third = config_of(1, 3),
+                     same = config_of(0, 2);
     fcdp_host_ticket ticket, bad;
     fcdp_host *host, *peer = NULL;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
@@ -239,15 +245,15 @@ static void a_ticket_that_does_not_fit_is_refused(void **state)
     fcdp__host_destroy(host);
 }
 
-static void an_offset_outside_of_the_slab_is_refused(void **state)
-{
+static void an_offset_outside_of_the_slab_is_refused(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 1);
     fcdp_host_ticket ticket;
     fcdp_host *host;
     fcdp_host_block *block = NULL;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
-    const uint64_t bad[] = {0, 1, KIB4 + 1, ticket.capacity_bytes, ticket.capacity_bytes - KIB4, UINT64_MAX - KIB4 + 1};
+    const uint64_t bad[] = {
+        0, 1, KIB4 + 1, ticket.capacity_bytes, ticket.capacity_bytes - KIB4, UINT64_MAX - KIB4 + 1};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(fcdp__host_attach(host, bad[i], 100, &block), FCDP_ERR_INVALID);
     assert_int_equal(fcdp__host_attach(host, KIB4, SIZE_MAX - 10, &block), FCDP_ERR_INVALID);
@@ -256,15 +262,13 @@ static void an_offset_outside_of_the_slab_is_refused(void **state)
     fcdp__host_destroy(host);
 }
 
-static void carve_in_child(void *arg)
-{
+static void carve_in_child(void *arg) {
     uint64_t offset;
     if (fcdp__host_carve(arg, 4096, &offset) != FCDP_ERR_INVALID) _exit(1);
     fcdp__host_destroy(arg);
 }
 
-static void a_forked_child_leaves_the_parents_memory_alone(void **state)
-{
+static void a_forked_child_leaves_the_parents_memory_alone(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 1);
     fcdp_host_ticket ticket;
@@ -283,8 +287,7 @@ static void a_forked_child_leaves_the_parents_memory_alone(void **state)
     fcdp__host_destroy(host);
 }
 
-static void waiting_ends_with_the_names_of_those_who_did_not_come(void **state)
-{
+static void waiting_ends_with_the_names_of_those_who_did_not_come(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 3), second = config_of(1, 3);
     fcdp_host_ticket ticket;
@@ -297,8 +300,10 @@ static void waiting_ends_with_the_names_of_those_who_did_not_come(void **state)
     assert_ok(fcdp__host_carve(host, 4096, &offset));
     assert_ok(fcdp__host_attach(host, offset, 4096, &block));
     assert_ok(fcdp__host_attach(peer, offset, 4096, &peers));
-    fcdp__board_publish(block, FCDP_BOARD_STORED_1, 0x7fffffff); /* far from the others' 0: the order is modulo 2^32 */
-    assert_int_equal(fcdp__board_wait_all(block, FCDP_BOARD_STORED_1, 0x7fffffff, "the weights of layer 3"), FCDP_ERR_TIMEOUT);
+    fcdp__board_publish(block, FCDP_BOARD_STORED_1,
+                        0x7fffffff); /* far from the others' 0: the order is modulo 2^32 */
+    assert_int_equal(fcdp__board_wait_all(block, FCDP_BOARD_STORED_1, 0x7fffffff, "the weights of layer 3"),
+                     FCDP_ERR_TIMEOUT);
     assert_text("the weights of layer 3");
     assert_text("slice 1 (process");
     assert_text("slice 2 (never joined)");
@@ -314,10 +319,12 @@ static void waiting_ends_with_the_names_of_those_who_did_not_come(void **state)
     fcdp__host_destroy(host);
 }
 
-typedef struct pingpong { fcdp_host_block *block; fcdp_status status; } pingpong;
+typedef struct pingpong {
+    fcdp_host_block *block;
+    fcdp_status status;
+} pingpong;
 
-static void *answer(void *arg)
-{
+static void *answer(void *arg) {
     pingpong *p = arg;
     for (uint32_t i = 1; i <= 2000 && !p->status; i++) {
         fcdp__board_publish(p->block, FCDP_BOARD_BALLOT_0, i);
@@ -326,8 +333,7 @@ static void *answer(void *arg)
     return NULL;
 }
 
-static void waiters_are_woken_not_polled(void **state)
-{
+static void waiters_are_woken_not_polled(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 2), second = config_of(1, 2);
     fcdp_host_ticket ticket;
@@ -356,8 +362,7 @@ static void waiters_are_woken_not_polled(void **state)
 
 /* ---- pinning: in processes of their own, since limits and capabilities do not come back ---- */
 
-static void privilege_drop(void)
-{
+static void privilege_drop(void) {
     struct rlimit limit = {64 << 10, 64 << 10};
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct data[2];
@@ -368,8 +373,7 @@ static void privilege_drop(void)
 }
 
 /* Two blocks: what attach says, on stdout; warnings on stderr. */
-static int pin_main(fcdp_pin_mode pin)
-{
+static int pin_main(fcdp_pin_mode pin) {
     fcdp_options options;
     fcdp_host_config config = config_of(0, 1);
     fcdp_host_ticket ticket;
@@ -378,7 +382,8 @@ static int pin_main(fcdp_pin_mode pin)
     uint64_t offsets[2];
     privilege_drop();
     config.pin = pin;
-    if (fcdp_options_load(environ, &options) || fcdp__driver_open(options.driver, 0, NULL, &config.drv)) return 92;
+    if (fcdp_options_load(environ, &options) || fcdp__driver_open(options.driver, 0, NULL, &config.drv))
+        return 92;
     if (fcdp__host_create(&config, &host, &ticket)) return 93;
     for (int i = 0; i < 2; i++) {
         if (fcdp__host_carve(host, 1 << 20, &offsets[i])) return 94;
@@ -392,8 +397,7 @@ static int pin_main(fcdp_pin_mode pin)
     return 0;
 }
 
-static void pin_run(const char *mode, char *text, size_t text_bytes)
-{
+static void pin_run(const char *mode, char *text, size_t text_bytes) {
     char command[512], self[256] = {0};
     assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     snprintf(command, sizeof command, "exec '%s' pin %s 2>&1", self, mode);
@@ -405,25 +409,23 @@ static void pin_run(const char *mode, char *text, size_t text_bytes)
     if (status) fail_msg("status %#x: %s", status, text);
 }
 
-static int count(const char *text, const char *part)
-{
+static int count(const char *text, const char *part) {
     int n = 0;
     while ((text = strstr(text, part))) n++, text += strlen(part);
     return n;
 }
 
-static bool memlock_is_the_drivers_limit(void)
-{
+static bool memlock_is_the_drivers_limit(void) {
     const char *driver = getenv("FCDP_DRIVER");
     return driver && !strcmp(driver, "sim");
 }
 
-static void a_memlock_limit_is_a_warning_or_an_error(void **state)
-{
+static void a_memlock_limit_is_a_warning_or_an_error(void **state) {
     (void)state;
     char text[8192];
     if (!memlock_is_the_drivers_limit()) {
-        print_message("needs FCDP_DRIVER=sim: a real driver's pinning does not count against RLIMIT_MEMLOCK\n");
+        print_message(
+            "needs FCDP_DRIVER=sim: a real driver's pinning does not count against RLIMIT_MEMLOCK\n");
         skip();
     }
     pin_run("auto", text, sizeof text);
@@ -438,8 +440,7 @@ static void a_memlock_limit_is_a_warning_or_an_error(void **state)
     assert_int_equal(count(text, "warning: "), 0);
 }
 
-static size_t locked_kib(void)
-{
+static size_t locked_kib(void) {
     char line[256];
     size_t kib = 0;
     FILE *file = fopen("/proc/self/status", "r");
@@ -450,8 +451,7 @@ static size_t locked_kib(void)
     return kib;
 }
 
-static void exactly_the_data_is_pinned(void **state)
-{
+static void exactly_the_data_is_pinned(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
     fcdp_host_config config = config_of(0, 1);
@@ -474,10 +474,11 @@ static void exactly_the_data_is_pinned(void **state)
     assert_nothing_lives();
 }
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "pin"))
-        return pin_main(!strcmp(argv[2], "auto") ? FCDP_PIN_AUTO : !strcmp(argv[2], "require") ? FCDP_PIN_REQUIRE : FCDP_PIN_NEVER);
+        return pin_main(!strcmp(argv[2], "auto")      ? FCDP_PIN_AUTO
+                        : !strcmp(argv[2], "require") ? FCDP_PIN_REQUIRE
+                                                      : FCDP_PIN_NEVER);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(carved_bytes_are_exact_and_physical_ones_near),
         cmocka_unit_test(blocks_never_overlap_and_start_as_zero),

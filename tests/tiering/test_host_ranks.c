@@ -9,21 +9,28 @@
 
 /* jemalloc takes all of its locks before a fork, more than the thread sanitizer's lock order detector can hold (64). */
 const char *__tsan_default_options(void);
-__attribute__((visibility("default"))) const char *__tsan_default_options(void) { return "detect_deadlocks=0"; }
+__attribute__((visibility("default"))) const char *__tsan_default_options(void) {
+    return "detect_deadlocks=0";
+}
 
 enum { N_RANKS = 4, SLICE_BYTES = 256 << 10, DATA_BYTES = N_RANKS * SLICE_BYTES };
 
-static fcdp_host_config config_of(uint32_t slice)
-{
-    return (fcdp_host_config){.budget_bytes = 64 << 20, .numa_node = 0, .pin = FCDP_PIN_NEVER, .slice = slice, .n_slices = N_RANKS, .timeout_s = 60};
+static fcdp_host_config config_of(uint32_t slice) {
+    return (fcdp_host_config){.budget_bytes = 64 << 20,
+                              .numa_node = 0,
+                              .pin = FCDP_PIN_NEVER,
+                              .slice = slice,
+                              .n_slices = N_RANKS,
+                              .timeout_s = 60};
 }
 
-static uint8_t byte_of(uint32_t slice, size_t at, uint32_t epoch) { return (uint8_t)(slice * 37 + at * 11 + epoch * 101 + 1); }
+static uint8_t byte_of(uint32_t slice, size_t at, uint32_t epoch) {
+    return (uint8_t)(slice * 37 + at * 11 + epoch * 101 + 1);
+}
 
 /* ---- a rank, in any process: writes its slice and reads all, epoch by epoch ---- */
 
-static fcdp_status rounds_run(fcdp_host_block *block, uint32_t slice)
-{
+static fcdp_status rounds_run(fcdp_host_block *block, uint32_t slice) {
     uint8_t *data = fcdp__host_data(block);
     for (uint32_t epoch = 1; epoch <= 50; epoch++) {
         for (size_t i = 0; i < SLICE_BYTES; i++) data[slice * SLICE_BYTES + i] = byte_of(slice, i, epoch);
@@ -42,22 +49,19 @@ static fcdp_status rounds_run(fcdp_host_block *block, uint32_t slice)
 }
 
 /* Two meet, the third is killed while the others wait for it. */
-static fcdp_status waiter_run(fcdp_host_block *block)
-{
+static fcdp_status waiter_run(fcdp_host_block *block) {
     fcdp__board_publish(block, FCDP_BOARD_BALLOT_0, 1);
     fcdp__board_publish(block, FCDP_BOARD_STORED_0, 1);
     return fcdp__board_wait_all(block, FCDP_BOARD_STORED_0, 1, "what slice 3 owes");
 }
 
-static void victim_run(fcdp_host_block *block)
-{
+static void victim_run(fcdp_host_block *block) {
     fcdp__board_publish(block, FCDP_BOARD_BALLOT_0, 1);
     for (;;) pause();
 }
 
 /* argv: rank SLICE OFFSET TICKET(hex) ROLE; 0 when the role went as it should. */
-static int rank_main(char **argv)
-{
+static int rank_main(char **argv) {
     uint32_t slice = (uint32_t)strtoul(argv[2], NULL, 10);
     uint64_t offset = strtoull(argv[3], NULL, 10);
     fcdp_host_config config = config_of(slice);
@@ -77,11 +81,14 @@ static int rank_main(char **argv)
         return 81;
     }
     bool peer_lost = false;
-    if (!strcmp(argv[5], "rounds")) status = rounds_run(block, slice);
-    else if (slice == 3) victim_run(block);
+    if (!strcmp(argv[5], "rounds"))
+        status = rounds_run(block, slice);
+    else if (slice == 3)
+        victim_run(block);
     else {
         status = waiter_run(block);
-        peer_lost = status == FCDP_ERR_PEER && strstr(fcdp_error_text(), "slice 3") && strstr(fcdp_error_text(), "gone");
+        peer_lost = status == FCDP_ERR_PEER && strstr(fcdp_error_text(), "slice 3") &&
+                    strstr(fcdp_error_text(), "gone");
         if (!peer_lost) status = status ? status : FCDP_ERR_INVALID;
     }
     if (status && !peer_lost) fprintf(stderr, "rank %u: %s\n", slice, fcdp_error_text());
@@ -92,31 +99,30 @@ static int rank_main(char **argv)
 
 /* ---- the leader ---- */
 
-static pid_t rank_start(uint32_t slice, uint64_t offset, const fcdp_host_ticket *ticket, const char *role)
-{
+static pid_t rank_start(uint32_t slice, uint64_t offset, const fcdp_host_ticket *ticket, const char *role) {
     char slice_text[16], offset_text[32], ticket_text[2 * sizeof *ticket + 1];
     snprintf(slice_text, sizeof slice_text, "%u", slice);
     snprintf(offset_text, sizeof offset_text, "%llu", (unsigned long long)offset);
-    for (size_t i = 0; i < sizeof *ticket; i++) snprintf(ticket_text + 2 * i, 3, "%02x", ((const uint8_t *)ticket)[i]);
+    for (size_t i = 0; i < sizeof *ticket; i++)
+        snprintf(ticket_text + 2 * i, 3, "%02x", ((const uint8_t *)ticket)[i]);
     fflush(NULL);
     pid_t pid = fork();
     assert_true(pid >= 0);
     if (!pid) {
-        execl("/proc/self/exe", "test_tiering_host_ranks", "rank", slice_text, offset_text, ticket_text, role, (char *)NULL);
+        execl("/proc/self/exe", "test_tiering_host_ranks", "rank", slice_text, offset_text, ticket_text, role,
+              (char *)NULL);
         _exit(127);
     }
     return pid;
 }
 
-static void assert_ends_well(pid_t pid)
-{
+static void assert_ends_well(pid_t pid) {
     int status;
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
 }
 
-static size_t shm_entries(void)
-{
+static size_t shm_entries(void) {
     size_t n = 0;
     DIR *dir = opendir("/dev/shm");
     while (dir && readdir(dir)) n++;
@@ -125,8 +131,7 @@ static size_t shm_entries(void)
 }
 
 /* Neither a descriptor nor a mapping of a slab in this process. */
-static void assert_no_slab_here(void)
-{
+static void assert_no_slab_here(void) {
     char line[512], path[300];
     FILE *maps = fopen("/proc/self/maps", "r");
     assert_non_null(maps);
@@ -151,8 +156,7 @@ typedef struct leader {
     size_t n_shm;
 } leader;
 
-static void leader_open(leader *l)
-{
+static void leader_open(leader *l) {
     fcdp_host_config config = config_of(0);
     l->n_shm = shm_entries();
     assert_ok(fcdp__host_create(&config, &l->host, &l->ticket));
@@ -160,8 +164,7 @@ static void leader_open(leader *l)
     assert_ok(fcdp__host_attach(l->host, l->offset, DATA_BYTES, &l->block));
 }
 
-static void leader_close(leader *l)
-{
+static void leader_close(leader *l) {
     fcdp__host_detach(l->block);
     fcdp__host_free(l->host, l->offset);
     fcdp__host_destroy(l->host);
@@ -169,8 +172,7 @@ static void leader_close(leader *l)
     assert_int_equal(shm_entries(), l->n_shm);
 }
 
-static void each_writes_its_slice_and_reads_all(void **state)
-{
+static void each_writes_its_slice_and_reads_all(void **state) {
     (void)state;
     leader l;
     pid_t pids[N_RANKS];
@@ -181,15 +183,13 @@ static void each_writes_its_slice_and_reads_all(void **state)
     leader_close(&l);
 }
 
-static void *reap(void *arg)
-{
+static void *reap(void *arg) {
     int status;
     return waitpid(*(pid_t *)arg, &status, 0) == *(pid_t *)arg ? arg : NULL;
 }
 
 /* Killed, and either reaped at once or left a zombie, as under a launcher that is busy. */
-static void a_killed_rank_is_named_within_a_second(bool reaped)
-{
+static void a_killed_rank_is_named_within_a_second(bool reaped) {
     leader l;
     pid_t pids[N_RANKS];
     pthread_t reaper;
@@ -201,7 +201,8 @@ static void a_killed_rank_is_named_within_a_second(bool reaped)
     if (reaped) assert_int_equal(pthread_create(&reaper, NULL, reap, &pids[3]), 0);
     assert_int_equal(kill(pids[3], SIGKILL), 0);
     uint64_t start_ns = fcdp__now_ns();
-    assert_int_equal(fcdp__board_wait_all(l.block, FCDP_BOARD_STORED_0, 1, "what slice 3 owes"), FCDP_ERR_PEER);
+    assert_int_equal(fcdp__board_wait_all(l.block, FCDP_BOARD_STORED_0, 1, "what slice 3 owes"),
+                     FCDP_ERR_PEER);
     double took_s = (double)(fcdp__now_ns() - start_ns) / 1e9;
     assert_text("what slice 3 owes");
     assert_text("slice 3 (process ");
@@ -209,16 +210,23 @@ static void a_killed_rank_is_named_within_a_second(bool reaped)
     print_message("%s after %.3f s\n", fcdp_error_text(), took_s);
     assert_true(took_s < 1);
     for (uint32_t r = 1; r < 3; r++) assert_ends_well(pids[r]);
-    if (reaped) assert_int_equal(pthread_join(reaper, NULL), 0);
-    else reap(&pids[3]);
+    if (reaped)
+        assert_int_equal(pthread_join(reaper, NULL), 0);
+    else
+        reap(&pids[3]);
     leader_close(&l);
 }
 
-static void killed_and_reaped(void **state) { (void)state; a_killed_rank_is_named_within_a_second(true); }
-static void killed_and_left_a_zombie(void **state) { (void)state; a_killed_rank_is_named_within_a_second(false); }
+static void killed_and_reaped(void **state) {
+    (void)state;
+    a_killed_rank_is_named_within_a_second(true);
+}
+static void killed_and_left_a_zombie(void **state) {
+    (void)state;
+    a_killed_rank_is_named_within_a_second(false);
+}
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     if (argc == 6 && !strcmp(argv[1], "rank")) return rank_main(argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_writes_its_slice_and_reads_all),

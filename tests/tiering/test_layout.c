@@ -3,8 +3,7 @@
 
 #include "tiering/layout.h"
 
-static void check_tiles(const fcdp_layout *layout)
-{
+static void check_tiles(const fcdp_layout *layout) {
     size_t at = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         assert_int_equal(layout->span[s].offset_bytes, at);
@@ -20,9 +19,9 @@ static void check_tiles(const fcdp_layout *layout)
     assert_int_equal(at, layout->bytes);
 }
 
-static void check_extents(const fcdp_layout *layout, const fcdp_extent_spec *specs)
-{
-    size_t end[FCDP_N_SPANS] = {layout->span[0].offset_bytes, layout->span[1].offset_bytes}, data = 0, n_used = 0;
+static void check_extents(const fcdp_layout *layout, const fcdp_extent_spec *specs) {
+    size_t end[FCDP_N_SPANS] = {layout->span[0].offset_bytes, layout->span[1].offset_bytes}, data = 0,
+           n_used = 0;
     for (uint32_t i = 0; i < layout->n_extents; i++) {
         const fcdp_extent *e = &layout->extents[i];
         assert_int_equal(e->span, specs[i].span);
@@ -34,29 +33,30 @@ static void check_extents(const fcdp_layout *layout, const fcdp_extent_spec *spe
         data += e->shard_bytes * layout->n_shards;
         n_used += e->shard_bytes > 0;
     }
-    assert_true(layout->bytes - data <= n_used * (FCDP_EXTENT_ALIGN - 1) + FCDP_N_SPANS * (layout->n_slices * 512 - 1));
+    assert_true(layout->bytes - data <=
+                n_used * (FCDP_EXTENT_ALIGN - 1) + FCDP_N_SPANS * (layout->n_slices * 512 - 1));
 }
 
-static void random_groups_hold_the_promises(void **state)
-{
+static void random_groups_hold_the_promises(void **state) {
     (void)state;
     uint64_t rng = seed_choose("layout");
     fcdp_extent_spec specs[40];
     for (int round = 0; round < 5000; round++) {
         uint32_t n = (uint32_t)random_below(&rng, 41), n_slices = 1 + (uint32_t)random_below(&rng, 64);
         for (uint32_t i = 0; i < n; i++)
-            specs[i] = (fcdp_extent_spec){random_below(&rng, 4) ? random_below(&rng, 1 << (1 + random_below(&rng, 20))) : 0,
-                                          (uint8_t)random_below(&rng, 2)};
+            specs[i] = (fcdp_extent_spec){
+                random_below(&rng, 4) ? random_below(&rng, 1 << (1 + random_below(&rng, 20))) : 0,
+                (uint8_t)random_below(&rng, 2)};
         fcdp_layout *layout;
-        assert_ok(fcdp__layout_create(specs, n, n_slices * (1 + (uint32_t)random_below(&rng, 4)), n_slices, &layout));
+        assert_ok(fcdp__layout_create(specs, n, n_slices * (1 + (uint32_t)random_below(&rng, 4)), n_slices,
+                                      &layout));
         check_tiles(layout);
         check_extents(layout, specs);
         fcdp__layout_destroy(layout);
     }
 }
 
-static void a_span_without_bytes_is_empty(void **state)
-{
+static void a_span_without_bytes_is_empty(void **state) {
     (void)state;
     fcdp_extent_spec spec = {100, FCDP_SPAN_TRAINABLE};
     fcdp_layout *layout;
@@ -66,8 +66,7 @@ static void a_span_without_bytes_is_empty(void **state)
     fcdp__layout_destroy(layout);
 }
 
-static void what_cannot_be_laid_out_is_refused(void **state)
-{
+static void what_cannot_be_laid_out_is_refused(void **state) {
     (void)state;
     fcdp_layout *layout = NULL;
     fcdp_extent_spec fine = {8, 0}, third = {8, 2}, huge = {SIZE_MAX / 2, 0}, brim = {SIZE_MAX - 600, 0};
@@ -84,8 +83,7 @@ static void what_cannot_be_laid_out_is_refused(void **state)
     assert_null(layout);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_groups_hold_the_promises),
         cmocka_unit_test(a_span_without_bytes_is_empty),

@@ -6,11 +6,14 @@
 #include "tests/tiering/support.h"
 #include "tiering/region_internal.h"
 
-static const fcdp_extent_spec SPECS[] = {{3000, FCDP_SPAN_TRAINABLE}, {70000, FCDP_SPAN_FROZEN}, {1, FCDP_SPAN_TRAINABLE}, {90001, FCDP_SPAN_TRAINABLE}};
+static const fcdp_extent_spec SPECS[] = {{3000, FCDP_SPAN_TRAINABLE},
+                                         {70000, FCDP_SPAN_FROZEN},
+                                         {1, FCDP_SPAN_TRAINABLE},
+                                         {90001, FCDP_SPAN_TRAINABLE}};
 enum { N_SPECS = sizeof SPECS / sizeof SPECS[0] };
 
-static void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool slice_on_host, bool whole_on_host, uint32_t epoch)
-{
+static void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool slice_on_host,
+                        bool whole_on_host, uint32_t epoch) {
     fcdp_region_state state = state_of(region);
     assert_int_equal(state.span[s].on_device, on_device);
     assert_int_equal(state.span[s].slice_on_host, slice_on_host);
@@ -18,15 +21,13 @@ static void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool sl
     assert_int_equal(state.span[s].epoch, epoch);
 }
 
-static size_t live_pages(const node *node, uint32_t r)
-{
+static size_t live_pages(const node *node, uint32_t r) {
     fcdp_pool_stats stats;
     fcdp__pool_stats(node->ranks[r].pool, &stats);
     return stats.live_pages;
 }
 
-static void fill_all(group *g)
-{
+static void fill_all(group *g) {
     for (uint32_t r = 0; r < g->node->n; r++) {
         assert_ok(fcdp__region_begin_use(g->regions[r]));
         span_fill(g, r, FCDP_SPAN_MASK_ALL);
@@ -34,8 +35,7 @@ static void fill_all(group *g)
     }
 }
 
-static void the_life_of_a_region(void **state)
-{
+static void the_life_of_a_region(void **state) {
     (void)state;
     node n;
     group g;
@@ -83,8 +83,7 @@ static void the_life_of_a_region(void **state)
     node_close(&n);
 }
 
-static void spans_go_stale_apart(void **state)
-{
+static void spans_go_stale_apart(void **state) {
     (void)state;
     node n;
     group g;
@@ -122,8 +121,7 @@ static void spans_go_stale_apart(void **state)
     node_close(&n);
 }
 
-static void drop_refuses_to_lose_bytes(void **state)
-{
+static void drop_refuses_to_lose_bytes(void **state) {
     (void)state;
     node n;
     group g;
@@ -149,8 +147,7 @@ static void drop_refuses_to_lose_bytes(void **state)
     node_close(&n);
 }
 
-static void who_evicted_alone_restores_alone(void **state)
-{
+static void who_evicted_alone_restores_alone(void **state) {
     (void)state;
     node n;
     group g;
@@ -178,8 +175,7 @@ static void who_evicted_alone_restores_alone(void **state)
     node_close(&n);
 }
 
-static void eviction_writes_only_what_the_host_lacks(void **state)
-{
+static void eviction_writes_only_what_the_host_lacks(void **state) {
     (void)state;
     node n;
     group g;
@@ -202,8 +198,7 @@ static void eviction_writes_only_what_the_host_lacks(void **state)
     node_close(&n);
 }
 
-static void the_reclaimer_takes_what_is_idle_and_content_survives(void **state)
-{
+static void the_reclaimer_takes_what_is_idle_and_content_survives(void **state) {
     (void)state;
     enum { N = 6 };
     node n;
@@ -235,8 +230,7 @@ static void the_reclaimer_takes_what_is_idle_and_content_survives(void **state)
     node_close(&n);
 }
 
-static void without_host_memory_a_region_can_only_be_kept(void **state)
-{
+static void without_host_memory_a_region_can_only_be_kept(void **state) {
     (void)state;
     node n;
     group g;
@@ -249,7 +243,8 @@ static void without_host_memory_a_region_can_only_be_kept(void **state)
     fcdp__region_end_use(bare);
     assert_int_equal(fcdp__region_store(bare, NULL), FCDP_ERR_INVALID);
     assert_int_equal(fcdp__region_evict(bare), FCDP_ERR_INVALID);
-    assert_int_equal(fcdp__region_begin_use(g.regions[0]), FCDP_ERR_NO_DEVICE_MEM); /* nor does the reclaimer take it */
+    assert_int_equal(fcdp__region_begin_use(g.regions[0]),
+                     FCDP_ERR_NO_DEVICE_MEM); /* nor does the reclaimer take it */
     fcdp__region_invalidate(bare, FCDP_SPAN_MASK_ALL);
     assert_ok(fcdp__region_begin_use(g.regions[0])); /* void bytes it takes */
     fcdp__region_end_use(g.regions[0]);
@@ -258,8 +253,7 @@ static void without_host_memory_a_region_can_only_be_kept(void **state)
     node_close(&n);
 }
 
-static void a_block_serves_one_region(void **state)
-{
+static void a_block_serves_one_region(void **state) {
     (void)state;
     node n;
     group g;
@@ -268,7 +262,8 @@ static void a_block_serves_one_region(void **state)
     group_open(&g, &n, "first", SPECS, N_SPECS, 7);
     fill_all(&g);
     assert_ok(fcdp__region_store(g.regions[0], NULL));
-    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "second", g.layout, g.blocks[0], &second), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "second", g.layout, g.blocks[0], &second),
+                     FCDP_ERR_INVALID);
     assert_text("fresh");
     assert_null(second);
     group_close(&g);
@@ -276,8 +271,7 @@ static void a_block_serves_one_region(void **state)
 }
 
 /* The trainable span of epoch 1 reaches the pages only at the end of much queued work; `written` is recorded after it. In use. */
-static fcdp_event fill_late(group *g, uint8_t *want)
-{
+static fcdp_event fill_late(group *g, uint8_t *want) {
     node *n = g->node;
     fcdp_event written;
     fcdp_piece span = g->layout->span[FCDP_SPAN_TRAINABLE];
@@ -285,8 +279,10 @@ static fcdp_event fill_late(group *g, uint8_t *want)
     content_make(g, FCDP_SPAN_TRAINABLE, 1, span.offset_bytes, span.bytes, want);
     assert_ok(fcdp__driver_copy_h2d(n->drv, aside, want, span.bytes, n->stream));
     assert_ok(fcdp__driver_stream_sync(n->drv, n->stream));
-    for (int i = 0; i < 400; i++) assert_ok(fcdp__driver_copy_d2d(n->drv, base, fcdp__dptr_add(aside, PAGE / 8), PAGE / 4, n->stream));
-    assert_ok(fcdp__driver_copy_d2d(n->drv, fcdp__dptr_add(base, span.offset_bytes), aside, span.bytes, n->stream));
+    for (int i = 0; i < 400; i++)
+        assert_ok(fcdp__driver_copy_d2d(n->drv, base, fcdp__dptr_add(aside, PAGE / 8), PAGE / 4, n->stream));
+    assert_ok(
+        fcdp__driver_copy_d2d(n->drv, fcdp__dptr_add(base, span.offset_bytes), aside, span.bytes, n->stream));
     assert_ok(fcdp__driver_event_create(n->drv, &written));
     assert_ok(fcdp__driver_event_record(n->drv, written, n->stream));
     fcdp__region_filled(g->regions[0], 1u << FCDP_SPAN_TRAINABLE);
@@ -295,8 +291,7 @@ static fcdp_event fill_late(group *g, uint8_t *want)
 
 static const fcdp_extent_spec LATE_SPECS[] = {{100000, FCDP_SPAN_TRAINABLE}};
 
-static void late_open(node *n, group *g, uint8_t **want_out)
-{
+static void late_open(node *n, group *g, uint8_t **want_out) {
     node_open(n, 1, 2);
     group_open(g, n, "late", LATE_SPECS, 1, 8);
     assert_ok(fcdp__region_begin_use(g->regions[0]));
@@ -304,23 +299,22 @@ static void late_open(node *n, group *g, uint8_t **want_out)
     assert_non_null(*want_out);
 }
 
-static void late_close(node *n, group *g, uint8_t *want, fcdp_event written)
-{
+static void late_close(node *n, group *g, uint8_t *want, fcdp_event written) {
     fcdp__driver_event_destroy(n->drv, written);
     free(want);
     group_close(g);
     node_close(n);
 }
 
-static void a_store_waits_for_the_work_before_it(void **state)
-{
+static void a_store_waits_for_the_work_before_it(void **state) {
     (void)state;
     node n;
     group g;
     uint8_t *want;
     late_open(&n, &g, &want);
     fcdp_event written = fill_late(&g, want);
-    if (fcdp__driver_is_sim(n.drv)) assert_int_equal(fcdp__driver_event_query(n.drv, written), FCDP_PENDING); /* else nothing is shown */
+    if (fcdp__driver_is_sim(n.drv))
+        assert_int_equal(fcdp__driver_event_query(n.drv, written), FCDP_PENDING); /* else nothing is shown */
     assert_ok(fcdp__region_store(g.regions[0], written));
     fcdp__region_end_use(g.regions[0]);
     assert_ok(fcdp__region_drop(g.regions[0], written));
@@ -329,8 +323,7 @@ static void a_store_waits_for_the_work_before_it(void **state)
 }
 
 /* Whoever was told that the store failed may reuse the memory: no copy of it may land later. */
-static void a_failed_store_leaves_no_copy_behind(void **state)
-{
+static void a_failed_store_leaves_no_copy_behind(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
     fcdp__driver_close(drv);
@@ -345,24 +338,27 @@ static void a_failed_store_leaves_no_copy_behind(void **state)
     memcpy(then, fcdp__host_data(g.blocks[0]), g.layout->bytes);
     assert_int_equal(fcdp__board_read(g.blocks[0], FCDP_BOARD_STORED_1, 0), 0);
     assert_span(g.regions[0], FCDP_SPAN_TRAINABLE, true, false, false, 1);
-    assert_ok(fcdp__region_store(g.regions[0], written)); /* on the same stream, so what was left behind has landed now */
+    assert_ok(fcdp__region_store(g.regions[0],
+                                 written)); /* on the same stream, so what was left behind has landed now */
     assert_memory_equal(then, want, g.layout->bytes);
     fcdp__region_end_use(g.regions[0]);
     free(then);
     late_close(&n, &g, want, written);
 }
 
-typedef struct storer { fcdp_region *region; fcdp_event after; fcdp_status status; } storer;
+typedef struct storer {
+    fcdp_region *region;
+    fcdp_event after;
+    fcdp_status status;
+} storer;
 
-static void *store_run(void *arg)
-{
+static void *store_run(void *arg) {
     storer *s = arg;
     s->status = fcdp__region_store(s->region, s->after);
     return NULL;
 }
 
-static bool is_moving(fcdp_region *region)
-{
+static bool is_moving(fcdp_region *region) {
     fcdp__lock_acquire(&region->tiering->lock);
     bool moving = region->moving;
     fcdp__lock_release(&region->tiering->lock);
@@ -370,8 +366,7 @@ static bool is_moving(fcdp_region *region)
 }
 
 /* The only pages are those of a region that another thread is just storing: they are waited for, and there is no error. */
-static void pages_of_a_region_being_stored_are_waited_for(void **state)
-{
+static void pages_of_a_region_being_stored_are_waited_for(void **state) {
     (void)state;
     node n;
     group late, next;
@@ -385,7 +380,8 @@ static void pages_of_a_region_being_stored_are_waited_for(void **state)
     storer s = {late.regions[0], fill_late(&late, want), FCDP_OK};
     fcdp__region_end_use(late.regions[0]);
     assert_int_equal(pthread_create(&thread, NULL, store_run, &s), 0);
-    while (!is_moving(late.regions[0]) && !state_of(late.regions[0]).span[FCDP_SPAN_TRAINABLE].slice_on_host) sched_yield();
+    while (!is_moving(late.regions[0]) && !state_of(late.regions[0]).span[FCDP_SPAN_TRAINABLE].slice_on_host)
+        sched_yield();
     assert_ok(fcdp__region_begin_use(next.regions[0]));
     assert_int_equal(pthread_join(thread, NULL), 0);
     assert_ok(s.status);
@@ -398,18 +394,21 @@ static void pages_of_a_region_being_stored_are_waited_for(void **state)
     node_close(&n);
 }
 
-typedef struct loader { fcdp_region *region; fcdp_status status; atomic_bool done; } loader;
+typedef struct loader {
+    fcdp_region *region;
+    fcdp_status status;
+    atomic_bool done;
+} loader;
 
-static void *load_run(void *arg)
-{
+static void *load_run(void *arg) {
     loader *l = arg;
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !l->status; s++) l->status = fcdp__region_load_whole(l->region, s);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !l->status; s++)
+        l->status = fcdp__region_load_whole(l->region, s);
     atomic_store(&l->done, true);
     return NULL;
 }
 
-static void a_load_of_the_whole_waits_for_the_peers_slices(void **state)
-{
+static void a_load_of_the_whole_waits_for_the_peers_slices(void **state) {
     (void)state;
     node n;
     group g;
@@ -435,14 +434,12 @@ static void a_load_of_the_whole_waits_for_the_peers_slices(void **state)
 /* Not in a forked child: the simulated device's pages are not in it, so everything would fault there. */
 static sigjmp_buf fault_exit;
 
-static void fault_take(int signal_number)
-{
+static void fault_take(int signal_number) {
     (void)signal_number;
     siglongjmp(fault_exit, 1);
 }
 
-static bool faults(const volatile char *at)
-{
+static bool faults(const volatile char *at) {
     struct sigaction take = {.sa_handler = fault_take}, before;
     assert_int_equal(sigaction(SIGSEGV, &take, &before), 0);
     bool faulted = sigsetjmp(fault_exit, 1) != 0;
@@ -451,8 +448,7 @@ static bool faults(const volatile char *at)
     return faulted;
 }
 
-static void a_touch_of_a_dropped_region_faults(void **state)
-{
+static void a_touch_of_a_dropped_region_faults(void **state) {
     (void)state;
     node n;
     group g;
@@ -474,8 +470,7 @@ static void a_touch_of_a_dropped_region_faults(void **state)
     node_close(&n);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_life_of_a_region),
         cmocka_unit_test(spans_go_stale_apart),

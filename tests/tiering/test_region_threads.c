@@ -19,19 +19,20 @@ typedef struct worker {
 
 static atomic_uint n_working;
 
-static void bytes_copy(worker *w, const group *g, fcdp_stream stream, uint32_t s, uint8_t *host, bool to_device)
-{
+static void bytes_copy(worker *w, const group *g, fcdp_stream stream, uint32_t s, uint8_t *host,
+                       bool to_device) {
     fcdp_driver *drv = w->node->drv;
     fcdp_piece span = g->layout->span[s];
     fcdp_dptr at = fcdp__dptr_add(fcdp__region_base(g->regions[0]), span.offset_bytes);
-    if (to_device) assert_ok(fcdp__driver_copy_h2d(drv, at, host, span.bytes, stream));
-    else assert_ok(fcdp__driver_copy_d2h(drv, host, at, span.bytes, stream));
+    if (to_device)
+        assert_ok(fcdp__driver_copy_h2d(drv, at, host, span.bytes, stream));
+    else
+        assert_ok(fcdp__driver_copy_d2h(drv, host, at, span.bytes, stream));
     assert_ok(fcdp__driver_stream_sync(drv, stream));
 }
 
 /* One use: whatever is not on the device is loaded, all is checked, and now and then a span is filled anew. */
-static void use(worker *w, group *g, fcdp_stream stream, uint8_t *have, uint8_t *want)
-{
+static void use(worker *w, group *g, fcdp_stream stream, uint8_t *have, uint8_t *want) {
     fcdp_region *region = g->regions[0];
     assert_ok(fcdp__region_begin_use(region));
     fcdp_region_state state = state_of(region);
@@ -52,8 +53,7 @@ static void use(worker *w, group *g, fcdp_stream stream, uint8_t *have, uint8_t 
     fcdp__region_end_use(region);
 }
 
-static void *worker_run(void *arg)
-{
+static void *worker_run(void *arg) {
     worker *w = arg;
     fcdp_stream stream;
     uint8_t *have = malloc(PAGE), *want = malloc(PAGE);
@@ -63,7 +63,8 @@ static void *worker_run(void *arg)
         switch (random_below(&w->rng, 4)) {
         case 0:
             assert_ok(fcdp__region_store(g->regions[0], NULL));
-            assert_ok(fcdp__region_drop(g->regions[0], NULL)); /* everything there was stored, by us or by an eviction */
+            assert_ok(fcdp__region_drop(g->regions[0],
+                                        NULL)); /* everything there was stored, by us or by an eviction */
             break;
         case 1:
             assert_ok(fcdp__region_evict(g->regions[0]));
@@ -80,8 +81,7 @@ static void *worker_run(void *arg)
 }
 
 /* At most one page each, held for a moment: a worker holds one in use, so there is always one to be had. */
-static void *taker_run(void *arg)
-{
+static void *taker_run(void *arg) {
     worker *w = arg;
     fcdp_pool *pool = w->node->ranks[0].pool;
     while (atomic_load(&n_working)) {
@@ -92,8 +92,7 @@ static void *taker_run(void *arg)
     return NULL;
 }
 
-static void workers_and_takers(void **state)
-{
+static void workers_and_takers(void **state) {
     (void)state;
     node n;
     worker workers[N_WORKERS], takers[N_TAKERS];
@@ -102,9 +101,11 @@ static void workers_and_takers(void **state)
     atomic_store(&n_working, N_WORKERS);
     for (int i = 0; i < N_WORKERS; i++) {
         workers[i] = (worker){.node = &n, .rng = seed + (uint64_t)i};
-        for (int k = 0; k < GROUPS_EACH; k++) group_open(&workers[i].groups[k], &n, "shared", SPECS, 2, seed ^ (uint64_t)(i * 10 + k));
+        for (int k = 0; k < GROUPS_EACH; k++)
+            group_open(&workers[i].groups[k], &n, "shared", SPECS, 2, seed ^ (uint64_t)(i * 10 + k));
     }
-    for (int i = 0; i < N_WORKERS; i++) assert_int_equal(pthread_create(&workers[i].thread, NULL, worker_run, &workers[i]), 0);
+    for (int i = 0; i < N_WORKERS; i++)
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, worker_run, &workers[i]), 0);
     for (int i = 0; i < N_TAKERS; i++) {
         takers[i] = (worker){.node = &n};
         assert_int_equal(pthread_create(&takers[i].thread, NULL, taker_run, &takers[i]), 0);
@@ -121,8 +122,7 @@ static void workers_and_takers(void **state)
     node_close(&n);
 }
 
-int main(void)
-{
+int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(workers_and_takers)};
     return cmocka_run_group_tests_name("tiering_region_threads", tests, NULL, NULL);
 }
