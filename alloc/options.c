@@ -51,12 +51,12 @@ typedef struct option_parser {
       FIELD(BYTES, host_budget_bytes, 0, 0))                                                                           \
     X("FCDP_PIN", "auto|require|never", "auto", "page-lock the host tier: where possible, or stop if not, or never",   \
       FIELD(CHOICE, pin, 0, 0))                                                                                        \
-    X("FCDP_FINGERPRINT", "auto|always|never", "auto",                                                                 \
-      "compare parameters by content to find changes that nothing announced", FIELD(CHOICE, fingerprint, 0, 0))        \
+    X("FCDP_FINGERPRINT", "auto|never", "auto",                                                                 \
+      "on CPUs: compare parameters by content, to find changes that nothing announced", FIELD(CHOICE, fingerprint, 0, 0))        \
     X("FCDP_AGREE", "forward|unshard", "forward",                                                                      \
       "how often the ranks agree on what is stale; unshard: for models that write parameters inside forward",          \
       FIELD(CHOICE, agree, 0, 0))                                                                                      \
-    X("FCDP_PREFETCH", "0..1", "1", "groups gathered ahead of their forward", FIELD(INT, prefetch, 0, 1))              \
+    X("FCDP_PREFETCH", "0..1", "1", "groups gathered or restored ahead of their use; 0 holds the fewest device pages", FIELD(INT, prefetch, 0, 1))              \
     X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank", FIELD(REAL, timeout_s, 0.1, 86400))     \
     X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, 3 every invariant",       \
       FIELD(INT, check, 0, 3))                                                                                         \

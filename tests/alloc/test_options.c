@@ -84,7 +84,7 @@ static void values_reach_their_fields(void **state) {
                                  "FCDP_DEVICE_BUDGET=8G",
                                  "FCDP_HOST_BUDGET=512m",
                                  "FCDP_PIN=never",
-                                 "FCDP_FINGERPRINT=always",
+                                 "FCDP_FINGERPRINT=never",
                                  "FCDP_PREFETCH=0",
                                  "FCDP_TIMEOUT=2.5",
                                  "FCDP_CHECK=3",
@@ -109,7 +109,7 @@ static void values_reach_their_fields(void **state) {
     assert_int_equal(options.device_budget_bytes, 8ull << 30);
     assert_int_equal(options.host_budget_bytes, 512ull << 20);
     assert_int_equal(options.pin, FCDP_PIN_NEVER);
-    assert_int_equal(options.fingerprint, FCDP_FINGERPRINT_ALWAYS);
+    assert_int_equal(options.fingerprint, FCDP_FINGERPRINT_NEVER);
     assert_int_equal(options.prefetch, 0);
     assert_true(options.timeout_s == 2.5);
     assert_int_equal(options.check, 3);
@@ -133,7 +133,6 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_PIN=require", offsetof(fcdp_options, pin), FCDP_PIN_REQUIRE},
         {"FCDP_PIN=never", offsetof(fcdp_options, pin), FCDP_PIN_NEVER},
         {"FCDP_FINGERPRINT=auto", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_AUTO},
-        {"FCDP_FINGERPRINT=always", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_ALWAYS},
         {"FCDP_FINGERPRINT=never", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_NEVER},
         {"FCDP_AGREE=forward", offsetof(fcdp_options, agree), FCDP_AGREE_FORWARD},
         {"FCDP_AGREE=unshard", offsetof(fcdp_options, agree), FCDP_AGREE_UNSHARD},
@@ -184,7 +183,7 @@ static void a_refusal_says_what_is_allowed(void **state) {
         {"FCDP_HOST_BUDGET=18446744073709551616", "FCDP_HOST_BUDGET=18446744073709551616: " BYTES_EXPECTED},
         {"FCDP_HOST_BUDGET=16777216T", "FCDP_HOST_BUDGET=16777216T: " BYTES_EXPECTED},
         {"FCDP_PIN=1", "FCDP_PIN=1: expected auto, require or never"},
-        {"FCDP_FINGERPRINT=on", "FCDP_FINGERPRINT=on: expected auto, always or never"},
+        {"FCDP_FINGERPRINT=on", "FCDP_FINGERPRINT=on: expected auto or never"},
         {"FCDP_AGREE=always", "FCDP_AGREE=always: expected forward or unshard"},
         {"FCDP_PREFETCH=2", "FCDP_PREFETCH=2: expected a whole number from 0 to 1"},
         {"FCDP_TIMEOUT=0", "FCDP_TIMEOUT=0: expected a number from 0.1 to 86400"},
