@@ -40,8 +40,9 @@ typedef struct option_parser {
     X("FCDP_TAU", "0..1", "0",                                                                                         \
       "while device use is below this share of the budget, a group stays on the device after its forward",            \
       FIELD(REAL, tau, 0, 1))                                                                                          \
-    X("FCDP_RESTORE", "slice|whole", "slice",                                                                          \
-      "restore by this rank's slice and a gather within the node, or by one copy of the whole region",                \
+    X("FCDP_RESTORE", "slice|whole|auto", "auto",                                                                      \
+      "restore by this rank's slice and a gather within the node, or by one copy of the whole region; auto: slice on " \
+      "a GPU, whole on the simulated device",                                                                          \
       FIELD(CHOICE, restore, 0, 0))                                                                                    \
     X("FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)",                   \
       FIELD(INT, local_size, 0, 65536))                                                                                \

@@ -93,6 +93,9 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status =
         fcdp__driver_open(config->driver, config->ordinal, config->sim_library, &engine->drv);
+    /* Slices spare the PCIe link and use what joins the GPUs. Simulated ones are joined by the host's memory alone. */
+    if (!status && engine->options.restore == FCDP_RESTORE_AUTO)
+        engine->options.restore = fcdp__driver_is_sim(engine->drv) ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
     if (!status) status = fcdp__pool_create(engine->drv, config->options.device_budget_bytes, &engine->pool);
     fcdp_tiering_config tiering = {engine->drv, engine->pool, config->local, config->node_size};
     if (!status) status = fcdp__tiering_create(&tiering, &engine->tiering);

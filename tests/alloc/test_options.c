@@ -21,7 +21,7 @@ static void assert_default(const fcdp_options *options) {
     assert_false(options->enabled);
     assert_int_equal(options->driver, FCDP_DRIVER_AUTO);
     assert_true(options->tau == 0);
-    assert_int_equal(options->restore, FCDP_RESTORE_SLICE);
+    assert_int_equal(options->restore, FCDP_RESTORE_AUTO);
     assert_int_equal(options->local_size, 0);
     assert_int_equal(options->device_budget_bytes, 0);
     assert_int_equal(options->host_budget_bytes, 0);
@@ -129,6 +129,7 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_DRIVER=sim", offsetof(fcdp_options, driver), FCDP_DRIVER_SIM},
         {"FCDP_RESTORE=slice", offsetof(fcdp_options, restore), FCDP_RESTORE_SLICE},
         {"FCDP_RESTORE=whole", offsetof(fcdp_options, restore), FCDP_RESTORE_WHOLE},
+        {"FCDP_RESTORE=auto", offsetof(fcdp_options, restore), FCDP_RESTORE_AUTO},
         {"FCDP_PIN=auto", offsetof(fcdp_options, pin), FCDP_PIN_AUTO},
         {"FCDP_PIN=require", offsetof(fcdp_options, pin), FCDP_PIN_REQUIRE},
         {"FCDP_PIN=never", offsetof(fcdp_options, pin), FCDP_PIN_NEVER},
@@ -170,7 +171,7 @@ static void a_refusal_says_what_is_allowed(void **state) {
         {"FCDP_TAU=0,5", "FCDP_TAU=0,5: expected a number from 0 to 1"},
         {"FCDP_TAU=0.5 ", "FCDP_TAU=0.5 : expected a number from 0 to 1"},
         {"FCDP_TAU=1e-", "FCDP_TAU=1e-: expected a number from 0 to 1"},
-        {"FCDP_RESTORE=half", "FCDP_RESTORE=half: expected slice or whole"},
+        {"FCDP_RESTORE=half", "FCDP_RESTORE=half: expected slice, whole or auto"},
         {"FCDP_LOCAL_SIZE=-1", "FCDP_LOCAL_SIZE=-1: expected a whole number from 0 to 65536"},
         {"FCDP_LOCAL_SIZE=2.0", "FCDP_LOCAL_SIZE=2.0: expected a whole number from 0 to 65536"},
         {"FCDP_LOCAL_SIZE=99999999999999999999",
