@@ -107,6 +107,7 @@ def backward_of_half_of_the_model(run):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+    seen.clear()  # a graph held by a hook of its own model is never collected
     run.finish(model)
 
 
