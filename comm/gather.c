@@ -268,6 +268,7 @@ fcdp_status fcdp__job_unshard(fcdp_work *work) {
     }
     if (status) {
         status = column_abandon(group, status);
+        fcdp__group_forsake(job);
         bool untouched = !group->in_use &&
                          !job->plan->fill_mask; /* no pages for a restore: its bytes are still on the host */
         return untouched ? status : fcdp__group_void(job, job->plan->fill_mask, status);

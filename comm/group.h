@@ -76,6 +76,7 @@ struct fcdp_group {
     char late_text[FCDP_LATE_TEXT_BYTES];
 
     /* the worker's alone */
+    uint32_t vote;           /* at the last release, as it stands on the board (restore.c) */
     bool in_use;         /* between a successful begin_use and its end_use */
     fcdp_vrange *column; /* NULL until the first inter step; mapped only while it holds something */
     bool column_full;    /* a prefetch's bytes wait in it */
@@ -117,6 +118,8 @@ fcdp_status fcdp__job_unprefetch(fcdp_work *work) FCDP_MUST_CHECK;
 fcdp_status fcdp__job_reshard(fcdp_work *work) FCDP_MUST_CHECK;
 /* Bring the plan's restore spans to the device. In use. */
 fcdp_status fcdp__group_restore(fcdp_job *job) FCDP_MUST_CHECK;
+/* This unshard has failed: peers must not wait for this rank's slice. */
+void fcdp__group_forsake(const fcdp_job *job);
 /* Pages under the region and the reclaimer away. */
 fcdp_status fcdp__group_enter(fcdp_group *group) FCDP_MUST_CHECK;
 /* Until the device has done what was on the caller's stream at submission. */

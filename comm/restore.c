@@ -1,40 +1,51 @@
+/* clang-format off */
 /* restore.c - a region between the device and the host tier: release by policy, ballots, restore.
  *
  * What a rank did at release q is its own decision, its vote says which:
- *     kept        the region stayed on the device (the reclaimer may have taken its pages since, without
- * asking anyone: it then wrote the whole of it to the host, or found all slices there) released    this
- * rank's slice is on the host, the pages are gone void        the copy is worthless (written to, or a
- * failure) and a restore, for a node of more than one rank, goes by the votes of all and by what this rank's
- * own region is now:
+ *     kept        the region stayed on the device (the reclaimer may have taken its pages since, without asking anyone: it
+ *                 then wrote what the host lacked of it)
+ *     released    this rank's slice is on the host, the pages are gone
+ *     void        the copy is worthless (written to, or a failure)
+ * and for a node of more than one rank a restore goes by the votes of all and by what this rank's own region is now:
  *
- *     votes of the node   this rank now        FCDP_RESTORE=slice                    FCDP_RESTORE=whole
- *     --------------------------------------------------------------------------------------------------------------
- *     all kept            on the device        nothing                               nothing
- *     all kept            kept, then evicted   H2D of the whole span, alone          H2D of the whole span,
- * alone some released       released             H2D of its slice, all-gather          waits for all slices,
- * H2D of the whole some released       on the device        all-gather (its slice is in place)    stores its
- * slice for the others some released       kept, then evicted   H2D of its slice, all-gather          H2D of
- * the whole span any void            any                  fails on every rank alike, so that nobody waits in
- * a collective
+ *     votes of the node   this rank now        FCDP_RESTORE=slice                  FCDP_RESTORE=whole
+ *     ----------------------------------------------------------------------------------------------------------------
+ *     all kept            on the device        nothing                             nothing
+ *     all kept            kept, then evicted   H2D of the whole span, alone        H2D of the whole span, alone
+ *     some released       released             H2D of its slice, all-gather        waits for every slice, H2D of the whole
+ *     some released       on the device        all-gather, its slice in place      stores its slice, says so
+ *     some released       kept, then evicted   H2D of its slice, all-gather        says so, H2D of the whole span
+ *     any void            any                  fails on every rank alike, so that nobody waits in a collective
  *
- * Whether there is an all-gather depends on the votes alone, which all ranks read alike; what a rank moves
- * before it depends on its own region, which nobody else needs to know. "Kept, then evicted" needs no row of
- * its own for a node with several of them: each has all bytes on the host. Who kept and was evicted has
- * published its slice in doing so, so that a released peer's wait for all slices (whole) ends.
+ * Whether there is an all-gather depends on the votes alone, which all ranks read alike; what a rank moves before it depends on
+ * its own region, which nobody else needs to know.
  *
- * The words. Release q writes its vote to word q % 2; the restore after it reads the words of q. Between two
- * releases of a rank lies an unshard, which either waits for every peer's vote (a fresh span) or meets every
- * peer in an all-gather within the node (all stale), so nobody writes the word of q + 2 before everybody has
- * read that of q. For the same reason no rank writes host bytes of a new epoch while another still reads
- * those of the old one.
+ * A vote changes once, after the others have begun to read: kept becomes stored (whole: this rank's slice is on the host, for
+ * those who released) or lost (its restore failed: do not wait for it). Both still count as kept when asking whether anybody
+ * released, so that early and late readers decide alike.
+ *
+ * The words. Release q writes q * VOTES_PER_RELEASE + its vote to word q % 2; the restore after it reads the words of q. Between
+ * two releases of a rank lies an unshard, which either waits for every peer's vote (a fresh span) or meets every peer in an
+ * all-gather within the node (all stale), so nobody writes the word of q + 2 before everybody has read that of q. For the same
+ * reason no rank writes host bytes of a new epoch while another still reads those of the old one.
  */
+/* clang-format on */
 #include <stdio.h>
 #include <string.h>
 
 #include "comm/imprint.h"
 #include "tiering/policy.h"
 
-enum { VOTE_KEPT = 0, VOTE_RELEASED = 1, VOTE_VOID = 2, VOTES_PER_RELEASE = 4 };
+/* In the order of a wait: from VOTE_SETTLED on nobody's slice is still to come. */
+enum {
+    VOTE_KEPT,
+    VOTE_RELEASED,
+    VOTE_STORED,
+    VOTE_LOST,
+    VOTE_VOID,
+    VOTES_PER_RELEASE = 8,
+    VOTE_SETTLED = VOTE_RELEASED
+};
 
 static fcdp_engine *engine_of(const fcdp_group *group) {
     return group->comm->engine;
@@ -45,6 +56,7 @@ static fcdp_board_word ballot_word(uint32_t n_releases) {
 }
 
 static void vote(fcdp_group *group, uint32_t n_releases, uint32_t what) {
+    group->vote = what;
     if (group->comm->topology.node_size == 1) return;
     fcdp__board_publish(group->block, ballot_word(n_releases), n_releases * VOTES_PER_RELEASE + what);
 }
@@ -102,6 +114,10 @@ fcdp_status fcdp__group_void(const fcdp_job *job, uint32_t filling, fcdp_status 
     fcdp__validity_spoil(group->validity);
     fcdp__lock_release(&group->lock);
     return fcdp__fail(status, "%s", text);
+}
+
+void fcdp__group_forsake(const fcdp_job *job) {
+    if (job->after_release && job->group->vote == VOTE_KEPT) vote(job->group, job->n_releases, VOTE_LOST);
 }
 
 /* ---- release ---- */
@@ -182,75 +198,100 @@ fcdp_status fcdp__job_reshard(fcdp_work *work) {
 /* ---- restore ---- */
 
 typedef struct mix {
-    bool any_released, any_void;
+    bool any_released, any_lost, any_void;
 } mix;
 
-static fcdp_status votes_read(const fcdp_job *job, mix *mix_out) {
+/* Once every vote is at least `least`. */
+static fcdp_status votes_read(const fcdp_job *job, uint32_t least, const char *what, mix *mix_out) {
     const fcdp_group *group = job->group;
-    uint32_t node_size = group->comm->topology.node_size;
-    *mix_out = (mix){false, false};
-    if (node_size == 1 || !job->after_release) return FCDP_OK;
+    uint32_t first = job->n_releases * VOTES_PER_RELEASE;
     fcdp_board_word word = ballot_word(job->n_releases);
-    fcdp_status status = fcdp__board_wait_all(group->block, word, job->n_releases * VOTES_PER_RELEASE,
-                                              "the release before this restore");
+    *mix_out = (mix){false, false, false};
+    fcdp_status status = fcdp__board_wait_all(group->block, word, first + least, what);
     if (status) return status;
-    for (uint32_t l = 0; l < node_size; l++) {
-        uint32_t voted = fcdp__board_read(group->block, word, l) - job->n_releases * VOTES_PER_RELEASE;
+    for (uint32_t l = 0; l < group->comm->topology.node_size; l++) {
+        uint32_t voted = fcdp__board_read(group->block, word, l) - first;
         if (voted == VOTE_RELEASED) mix_out->any_released = true;
-        if (voted != VOTE_RELEASED && voted != VOTE_KEPT) mix_out->any_void = true;
+        if (voted == VOTE_LOST) mix_out->any_lost = true;
+        if (voted >= VOTE_VOID) mix_out->any_void = true;
     }
     return FCDP_OK;
 }
 
+static fcdp_status peer_lost(void) {
+    return fcdp__fail(FCDP_ERR_PEER,
+                      "a rank of this node lost its copy to an earlier failure or a write; gather it again");
+}
+
 /* All ranks of the node: the span from everybody's slice. */
-static fcdp_status span_gather(const fcdp_group *group, uint32_t s, bool on_device) {
+static fcdp_status span_gather(const fcdp_group *group, uint32_t s) {
     fcdp_engine *engine = engine_of(group);
     const fcdp_transport *transport = &group->comm->transport;
     uint32_t node_size = group->comm->topology.node_size;
     size_t slice_bytes = group->layout->span[s].bytes / node_size;
-    fcdp_status status = on_device ? FCDP_OK : fcdp__region_load_slice(group->region, s);
+    fcdp_status status = fcdp__region_load_slice(group->region, s); /* nothing, where it is on the device */
     if (!status && node_size > 1) {
         fcdp_dptr at = fcdp__dptr_add(fcdp__region_base(group->region), group->layout->span[s].offset_bytes);
         status = transport->all_gather(transport->ctx, FCDP_LANE_INTRA, at, slice_bytes);
+        if (status) return status;
         fcdp__lock_acquire(&engine->lock);
         engine->restore.calls++;
         engine->restore.intra_bytes_sent += (node_size - 1) * slice_bytes;
         fcdp__lock_release(&engine->lock);
     }
-    if (!status && !on_device) fcdp__region_loaded(group->region, s);
+    if (!status) fcdp__region_loaded(group->region, s);
     return status;
 }
 
-static fcdp_status span_restore(const fcdp_group *group, uint32_t s, bool any_released) {
+/* Whole, and some released: who kept brings its slice to the host, who released waits for all of them. */
+static fcdp_status slices_meet(const fcdp_job *job) {
+    fcdp_group *group = job->group;
+    if (group->vote == VOTE_KEPT) {
+        fcdp_status status =
+            fcdp__region_store(group->region, NULL); /* nothing, where an eviction has done it */
+        if (!status) vote(group, job->n_releases, VOTE_STORED);
+        return status;
+    }
+    mix mix;
+    fcdp_status status = votes_read(job, VOTE_SETTLED, "the slices of the ranks that kept it", &mix);
+    return !status && (mix.any_lost || mix.any_void) ? peer_lost() : status;
+}
+
+static fcdp_status spans_check(const fcdp_job *job) {
     fcdp_region_state state;
-    fcdp__region_state(group->region, &state);
-    const fcdp_span_state *span = &state.span[s];
-    if (!span->on_device && !span->slice_on_host)
-        return fcdp__fail(
-            FCDP_ERR_INVALID,
-            "no valid copy is left of what should be fresh: it was never gathered, or a failure voided it");
-    bool whole = engine_of(group)->options.restore == FCDP_RESTORE_WHOLE;
-    if (group->comm->topology.node_size == 1) return span->on_device ? FCDP_OK : span_gather(group, s, false);
-    if (any_released && !whole) return span_gather(group, s, span->on_device);
-    if (!span->on_device) return fcdp__region_load_whole(group->region, s);
-    return any_released ? fcdp__region_store(group->region, NULL) : FCDP_OK;
+    fcdp__region_state(job->group->region, &state);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (job->plan->restore_mask & 1u << s && !state.span[s].on_device && !state.span[s].slice_on_host)
+            return fcdp__fail(FCDP_ERR_INVALID, "no valid copy is left of what should be fresh: it was never "
+                                                "gathered, or a failure voided it");
+    return FCDP_OK;
+}
+
+static fcdp_status spans_restore(fcdp_job *job) {
+    fcdp_group *group = job->group;
+    bool alone = group->comm->topology.node_size == 1;
+    bool by_slice = engine_of(group)->options.restore == FCDP_RESTORE_SLICE;
+    mix mix = {false, false, false};
+    fcdp_status status = FCDP_OK;
+    if (!alone && job->after_release)
+        status = votes_read(job, VOTE_KEPT, "the release before this restore", &mix);
+    if (!status && (mix.any_void || (mix.any_released && mix.any_lost))) status = peer_lost();
+    if (!status) status = spans_check(job);
+    if (!status && mix.any_released && !by_slice) status = slices_meet(job);
+    bool together = alone || (mix.any_released && by_slice);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++) {
+        if (!(job->plan->restore_mask & 1u << s)) continue;
+        status = together ? span_gather(group, s) : fcdp__region_load_whole(group->region, s);
+    }
+    return status;
 }
 
 fcdp_status fcdp__group_restore(fcdp_job *job) {
     fcdp_group *group = job->group;
     if (!job->plan->restore_mask) return FCDP_OK;
-    if (job->n_spoils != group->content_spoils)
-        return fcdp__fail(FCDP_ERR_INVALID,
-                          "restoring '%s': its gathered copy was written to since; gather it again",
-                          group->name);
-    mix mix;
-    fcdp_status status = votes_read(job, &mix);
-    if (!status && mix.any_void)
-        status =
-            fcdp__fail(FCDP_ERR_PEER,
-                       "a rank of this node lost its copy to an earlier failure or a write; gather it again");
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (job->plan->restore_mask & 1u << s) status = span_restore(group, s, mix.any_released);
-    if (status) return fcdp__fail(status, "restoring '%s': %s", group->name, fcdp_error_text());
-    return FCDP_OK;
+    fcdp_status status =
+        job->n_spoils == group->content_spoils
+            ? spans_restore(job)
+            : fcdp__fail(FCDP_ERR_INVALID, "its gathered copy was written to since; gather it again");
+    return status ? fcdp__fail(status, "restoring '%s': %s", group->name, fcdp_error_text()) : FCDP_OK;
 }

@@ -16,14 +16,14 @@
 #include "tests/comm/program.h"
 #include "tools/simgpu/simgpu.h"
 
-enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999, CUDA_OUT_OF_MEMORY = 2, N_STEPS = 3 };
+enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999, CUDA_OUT_OF_MEMORY = 2, N_STEPS = 2 };
 
 static cluster_config small_cluster(uint32_t node_size, fcdp_restore_mode restore) {
     cluster_config config = {
         .n_nodes = 2,
         .node_size = node_size,
-        .n_groups = 3,
-        .groups = {{2, {{70000, 1}, {300, 0}}}, {2, {{66000, 1}, {900, 1}}}, {1, {{5000, 1}}}},
+        .n_groups = 2,
+        .groups = {{2, {{70000, 1}, {300, 0}}}, {2, {{66000, 1}, {900, 1}}}},
         .restore = restore,
         .tau = {0, 1, 1, 0}, /* ranks that keep beside ranks that release */
         .device_budget_bytes = 2 * (size_t)PAGE_BYTES,
@@ -80,18 +80,18 @@ static void every_driver_call(uint32_t node_size, fcdp_restore_mode restore, int
 
 static void test_every_driver_call_alone_on_a_node(void **state) {
     (void)state;
-    every_driver_call(1, FCDP_RESTORE_SLICE, CUDA_UNKNOWN, 2);
+    every_driver_call(1, FCDP_RESTORE_SLICE, CUDA_UNKNOWN, 1);
     every_driver_call(1, FCDP_RESTORE_SLICE, CUDA_OUT_OF_MEMORY, 7);
 }
 
 static void test_every_driver_call_restore_by_slice(void **state) {
     (void)state;
-    every_driver_call(2, FCDP_RESTORE_SLICE, CUDA_UNKNOWN, 7);
+    every_driver_call(2, FCDP_RESTORE_SLICE, CUDA_UNKNOWN, 5);
 }
 
 static void test_every_driver_call_restore_whole(void **state) {
     (void)state;
-    every_driver_call(2, FCDP_RESTORE_WHOLE, CUDA_UNKNOWN, 7);
+    every_driver_call(2, FCDP_RESTORE_WHOLE, CUDA_UNKNOWN, 5);
 }
 
 static void every_collective(uint32_t node_size, fcdp_restore_mode restore, hub_fault fault) {
