@@ -152,7 +152,7 @@ torch_install() {
     if [ "$(uname -m)" = x86_64 ] && ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && [ ! -e /dev/dxg ]; then
         pip install --progress-bar off --no-compile --timeout 10 --retries 0 -c tools/constraints.txt \
             --index-url https://download.pytorch.org/whl/cpu torch && return 0
-        echo "The index of CPU builds did not answer; taking the package index's torch."
+        echo "The index of CPU builds has none or cannot be reached; taking the package index's torch."
     fi
     pip install --progress-bar off --no-compile -c tools/constraints.txt torch
 }
