@@ -23,7 +23,7 @@ def stats() -> dict[str, Any]:
         "enabled": True, "driver": None, "topology": None,
         "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
         "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
-        "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0},
+        "gathers": dict(runtime.gathers),
         "groups": [], "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0},
         "bypassed": [dict(entry) for entry in runtime.bypassed], "saved": dict(runtime.saved),
     }  # fmt: skip
@@ -39,10 +39,7 @@ def stats() -> dict[str, Any]:
     # an all-reduce: each byte leaves a rank about twice, and a node through its last rank
     out["collectives"]["agree"] = _counts((agreements, sum(2 * s.agree_bytes for s in served if s.local == s.node_size - 1), 0))
     out["moves"], out["device_bytes"], out["host_bytes"] = core["moves"], core["device_bytes"], core["host_bytes"]
-    groups = sorted((_fcdp.group_stats(group.handle) for group in list(runtime.groups)), key=lambda entry: entry["name"])
-    out["groups"] = groups
-    for key, of in (("made", "gathers_made"), ("avoided", "gathers_avoided"), ("forward", "gathers_forward"), ("backward", "gathers_backward")):
-        out["gathers"][key] = sum(entry[of] for entry in groups)
+    out["groups"] = sorted((_fcdp.group_stats(group.handle) for group in list(runtime.groups)), key=lambda entry: entry["name"])
     return out
 
 

@@ -169,6 +169,7 @@ class Runtime:
         self.last_forward: weakref.ref[Group] | None = None
         self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
         self.saved = {"plain_bytes": 0, "gather_bytes": 0}
+        self.gathers = {"made": 0, "avoided": 0, "forward": 0, "backward": 0}
         self.steps = 0
         self.failed = False
 
@@ -324,7 +325,7 @@ class Runtime:
             if group.prefetch is not None:
                 keep += group.prefetch[1]
                 group.prefetch = None
-            self._count(group)
+            self._count(group, pass_)
             group.stale = bytes(group.n)
             group.live = True
             return job, keep
@@ -378,11 +379,14 @@ class Runtime:
 
     # Counting.
 
-    def _count(self, group: Group) -> None:
-        """Inter-node bytes per node: of a flat ring all-gather, as plain FSDP2 makes it, and of this gather."""
+    def _count(self, group: Group, pass_: int) -> None:
+        """The gather, and its inter-node bytes per node: of a flat ring all-gather, as plain FSDP2 makes it, and of this one."""
         shards = group.shards
         self.saved["plain_bytes"] += sum(group.shard_bytes) * (len(shards.ranks) - 1)
         sent = sum(bytes_ for bytes_, flag in zip(group.shard_bytes, group.stale) if flag)
+        self.gathers["made" if sent else "avoided"] += 1
+        if sent and pass_ != _fcdp.PASS_OTHER:
+            self.gathers["forward" if pass_ == _fcdp.PASS_FORWARD else "backward"] += 1
         self.saved["gather_bytes"] += sent * (shards.topology["nodes"] - 1) * shards.node_size
 
     def count_plain(self, kind: str, group: dist.ProcessGroup, bytes_per_hop: int) -> None:
