@@ -35,8 +35,8 @@ calm=()
 setarch "$(uname -m)" -R true 2>/dev/null && calm=(setarch "$(uname -m)" -R)
 
 summary=()          # one line per stage
-failed=0
-report() { summary+=("$(printf '%-38s %-8s %s' "$1" "$2" "$3")"); [ "$2" != FAILED ] || failed=1; }
+failed=0 ran=0
+report() { summary+=("$(printf '%-38s %-8s %s' "$1" "$2" "$3")"); [ "$2" != FAILED ] || failed=1; [ "$2" = skipped ] || ran=1; }
 
 build_tests() {     # PRESET
     # Once more without what another place or another cmake left there.
@@ -123,5 +123,5 @@ if [ ${#skips[@]} -gt 0 ]; then
 fi
 echo "Summary (tools/test.sh$([ $what = all ] || echo " --$what"), $SECONDS s in all):"
 printf '  %s\n' "${summary[@]}"
-if [ $failed = 0 ]; then echo "All that ran passed."; else echo "FAILED."; fi
+if [ $failed = 1 ]; then echo "FAILED."; elif [ $ran = 0 ]; then echo "Nothing ran."; else echo "All that ran passed."; fi
 exit $failed
