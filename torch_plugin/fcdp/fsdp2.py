@@ -315,7 +315,6 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
         except RuntimeError as error:
             if group is None or not runtime.groups:
                 raise
-            runtime.failed = True
             names = ", ".join(sorted({_Extent(p, 0).name for p in fsdp_params})[:3])
             raise RuntimeError(f"fcdp: the gradients of {names}, ... were not reduced over {group.size()} ranks: {error}") from error
 

@@ -171,7 +171,6 @@ class Runtime:
         self.saved = {"plain_bytes": 0, "gather_bytes": 0}
         self.gathers = {"made": 0, "avoided": 0, "forward": 0, "backward": 0}
         self.steps = 0
-        self.failed = False
 
     def load_options(self) -> None:
         self.options = _fcdp.options_load()
@@ -418,6 +417,10 @@ def _end() -> None:
     if runtime.engine is None or runtime.pid != os.getpid():  # nothing done, or a forked child
         return
     report.summary()
-    # A job may hang on a peer that is gone: then the process's end frees everything as well.
-    if not any(group.live or group.prefetch for group in list(runtime.groups)) and not runtime.failed:
-        _fcdp.engine_destroy(runtime.engine)
+    # The worker must be idle before the interpreter ends: a thread that wants the GIL after that is torn down inside of torch, which
+    # aborts. A job whose peer is gone ends by itself: its connection is closed, or FCDP_TIMEOUT passes.
+    try:
+        _fcdp.engine_drain(runtime.engine)
+    except _fcdp.Error as error:
+        log.debug("at exit: %s", error.args[0])
+    _fcdp.engine_destroy(runtime.engine)
