@@ -21,7 +21,8 @@ def environment(tag, tmp, extra=None):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "NCCL_"))}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
-    env.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TMPDIR=str(tmp), PYTHONFAULTHANDLER="1", PYTHONUNBUFFERED="1",
+    env.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TMPDIR=str(tmp), PYTHONFAULTHANDLER="1",
+               PYTHONUNBUFFERED="1",
                TORCHINDUCTOR_CACHE_DIR=str(tmp / "inductor"))
     env[TAG_NAME] = tag
     env.update(extra or {})
@@ -205,6 +206,15 @@ class Spawned:
                                            stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
                                            preexec_fn=preexec)
             self.ranks.append(Rank(process, *paths))
+
+    def wait_until_said(self, text, timeout_s):
+        """Until every rank has printed it, or one has ended: a loaded machine takes long to import torch."""
+        deadline = time.monotonic() + timeout_s
+        while not all(text in rank.out for rank in self.ranks) and time.monotonic() < deadline:
+            for rank in self.ranks:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    rank.process.wait(0.05)
+                    return
 
     def wait(self, timeout_s):
         """True where every rank ended by itself in time; none is alive afterwards in any case."""

@@ -8,6 +8,8 @@ import pathlib
 import signal
 import sys
 
+faulthandler.register(signal.SIGUSR1, all_threads=True)  # first: unregistered, the signal would end the process
+
 import torch
 import torch.distributed as dist
 
@@ -17,7 +19,6 @@ from run import Run, raw_bytes
 
 
 def main():
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     compat.prepare()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))

@@ -12,7 +12,7 @@ import launch
 from conftest import needs_fcdp
 from leftovers import Leftovers
 
-TIMEOUT_S = 180
+TIMEOUT_S = 300  # the bound on a hang; most of it is for importing torch on a loaded machine
 SCRIPT = launch.HERE / "plain_script.py"
 
 

@@ -7,7 +7,7 @@ import launch
 from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
 from leftovers import Leftovers
 
-TIMEOUT_S = 90
+START_TIMEOUT_S, TIMEOUT_S = 300, 90
 PLACES = ["forward", "backward", "gather", "optimizer"]
 GROUPS = ("blocks.", "root")
 
@@ -19,6 +19,7 @@ def kill(tmp_path, where, configuration, victim=2):
     if env:
         env["FCDP_TIMEOUT"] = "20"
     job = launch.Spawned(launch.HERE / "victim.py", [where, "--victim", victim], tmp_path, env)
+    job.wait_until_said("step 1", START_TIMEOUT_S)
     in_time = job.wait(TIMEOUT_S)
     assert in_time, "a survivor hangs\n" + job.report()
     assert job.ranks[victim].returncode == -signal.SIGKILL, job.report()
@@ -26,7 +27,8 @@ def kill(tmp_path, where, configuration, victim=2):
     for i, rank in enumerate(job.ranks):
         assert "step 1" in rank.out and "step 4" not in rank.out, job.report()
         if i != victim:
-            assert rank.returncode > 0, f"rank {i} must end with an error of its own\n" + job.report()
+            # SIGABRT: the interpreter may abort at its end, where a thread of its own still stands in a collective.
+            assert rank.returncode > 0 or rank.returncode == -signal.SIGABRT, f"rank {i} ended oddly\n" + job.report()
             assert "Error" in rank.err, job.report()
     assert job.left_alive == []
     assert before.found() == []

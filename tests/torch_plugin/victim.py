@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 
+faulthandler.register(signal.SIGUSR1, all_threads=True)  # first: unregistered, the signal would end the process
+
 import torch
 import torch.distributed as dist
 
@@ -60,7 +62,6 @@ def main():
     parser.add_argument("--victim", type=int, default=2)
     parser.add_argument("--flight-timeout", type=float, default=20)
     arguments = parser.parse_args()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     compat.prepare()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=arguments.flight_timeout))

@@ -13,6 +13,8 @@ import sys
 import time
 import traceback
 
+faulthandler.register(signal.SIGUSR1, all_threads=True)  # first: unregistered, the signal would end the process
+
 import torch
 import torch.distributed as dist
 
@@ -56,7 +58,6 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--cases", required=True, help="a file with one name a line; NAME@MUTANT: over a wrong cache (mutants.py)")
     arguments = parser.parse_args()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     torch.set_num_threads(1)
     compat.prepare()
     with open(arguments.cases) as f:
