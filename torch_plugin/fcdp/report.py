@@ -63,9 +63,11 @@ def summary() -> None:
     """Two lines from rank 0: what was saved, what it cost."""
     from fcdp.runtime import runtime, say
 
-    if not runtime.options.get("summary") or not runtime.groups:
+    if not runtime.options.get("summary"):
         return
     now = stats()
+    if not any(now["gathers"].values()):
+        return
     plain, sent = now["saved"]["plain_bytes"], now["saved"]["gather_bytes"]
     gathers = now["gathers"]
     share = f"{100 * (1 - sent / plain):.1f} % fewer" if plain else "nothing gathered"
