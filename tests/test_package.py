@@ -45,6 +45,11 @@ def test_one_build_serves_every_python_from_3_10(files):
     assert re.search(r"^Tag: cp310-abi3-(many)?linux", tag, re.MULTILINE), tag
 
 
+def test_package_and_wheel_have_one_version(files):
+    text = files["fcdp/__init__.py"].read_text()
+    assert re.search(r'^__version__ = "(.*)"$', text, re.MULTILINE)[1] == importlib.metadata.version("fcdp")
+
+
 def test_the_wheel_holds_its_parts(files):
     assert {"fcdp.pth", "fcdp/__init__.py", "fcdp/_fcdp.abi3.so", "fcdp/libfcdp_simgpu.so", "fcdp_lab/__init__.py"} <= files.keys()
     assert not [f for f in files if f.endswith((".c", ".h", ".a"))]
