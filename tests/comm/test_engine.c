@@ -90,7 +90,7 @@ static void test_random_programs(void **state) {
     (void)state;
     const char *rounds = getenv("TEST_ROUNDS");
     test_random random = {random_seed("test_random_programs", 1)};
-    for (int round = 0; round < (rounds ? atoi(rounds) : 30); round++) {
+    for (int round = 0; round < (rounds ? atoi(rounds) : 16); round++) {
         uint64_t seed = random_next(&random);
         test_random own = {seed};
         cluster_config config = random_cluster(&own);
