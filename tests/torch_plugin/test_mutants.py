@@ -7,6 +7,8 @@ import launch
 import run
 from conftest import PLAIN
 
+pytestmark = pytest.mark.mutants
+
 NAMES = list(run.CASES)
 
 # What each mutant is there for: cases that must see through it.
