@@ -67,7 +67,7 @@ c_stage() {         # TITLE PRESET [CTEST OPTIONS]
     rm -f "build/$preset.xml"
     step "$title: run" "$preset-run" "${runner[@]}" ctest --preset "$preset" -j "$jobs" --no-tests=error \
         --output-junit "$ROOT/build/$preset.xml" "$@" || rc=1
-    line=$(grep -E 'tests passed, .* tests failed out of|No tests were found' "$LOGS/$preset-run.log" | tail -n 1) || true
+    line=$(grep -E 'tests passed.* out of|No tests were found' "$LOGS/$preset-run.log" | tail -n 1) || true
     [ $rc = 0 ] || line="$line: build/logs/$preset-run.log"
     report "$title" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$line ($((SECONDS - start)) s)"
     [ ! -f "build/$preset.xml" ] || while IFS= read -r line; do skips+=("$title: $line"); done < <(skipped_of_ctest "build/$preset.xml")
