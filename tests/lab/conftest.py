@@ -75,9 +75,15 @@ def namespaces_allowed(tmp_path_factory):
         pytest.skip(done.stderr.strip())
 
 
+@pytest.fixture(scope="session")
+def lab_in(namespaces_allowed):
+    """Makes a Lab in a folder, for fixtures that live longer than a test."""
+    return Lab
+
+
 @pytest.fixture
-def lab(tmp_path, namespaces_allowed):
-    return Lab(tmp_path)
+def lab(tmp_path, lab_in):
+    return lab_in(tmp_path)
 
 
 @pytest.fixture

@@ -158,8 +158,12 @@ def test_an_unprivileged_user_gets_a_lab_or_an_advice(lab):
 
 
 def test_a_mode_that_asked_for_fcdp_and_has_none_is_an_error(lab):
+    """A broken one stands before any that is installed."""
+    folder = lab.folder / "broken"
+    (folder / "fcdp").mkdir(parents=True)
+    (folder / "fcdp" / "__init__.py").write_text("raise ImportError('broken on purpose')")
     text = "import sys; assert 'fcdp' not in sys.modules"
-    done = lab.run(lab.script(text), options=["--ranks", "1", "--modes", "fsdp,fcdp"])
+    done = lab.run(lab.script(text), options=["--ranks", "1", "--modes", "fsdp,fcdp", "--env", f"PYTHONPATH={folder}"])
     assert done.returncode == 1
     assert "fcdp was not loaded in the ranks" in done.stderr
 

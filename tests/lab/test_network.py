@@ -24,7 +24,8 @@ else:
         except ConnectionRefusedError:
             assert time.monotonic() < deadline
     peer.sendall(bytes(n_bytes))
-    peer.close()
+    peer.shutdown(socket.SHUT_WR)
+    assert not peer.recv(1)  # what was sent has left the kernel's buffers before the counters are read
     fields = next(l for l in open("/proc/self/net/dev") if "eth0" in l).split()
     print("packets", fields[10])
 """

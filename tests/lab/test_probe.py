@@ -36,10 +36,8 @@ dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, namespaces_allowed):
-    from conftest import Lab
-
-    lab = Lab(tmp_path_factory.mktemp("probe"))
+def trained(lab_in, tmp_path_factory):
+    lab = lab_in(tmp_path_factory.mktemp("probe"))
     options = ["--ranks", "1", "--modes", "fsdp", "--svg", str(lab.folder / "out.svg")]
     for definition in ("same: SOME=THING", "faster: -- faster", "keep: -- keep", "many: -- many"):
         options += ["--mode", definition]
