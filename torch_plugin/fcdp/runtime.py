@@ -112,7 +112,7 @@ class Group:
         addresses, keep = array("Q", [0]) * self.n, []
         for i, tensor in self.collect(wanted).items():
             if tensor.numel() * tensor.element_size() != self.shard_bytes[i] or not tensor.is_contiguous():
-                print("AUDIT", group.name, list(changed), list(group.stale), group.released, group.scene, self.scene, group.prefetch, self.in_backward(), file=sys.stderr); raise RuntimeError(
+                raise RuntimeError(
                     f"fcdp: the shard of {self.extents[i].name} has {tensor.numel() * tensor.element_size()} bytes now, "
                     f"{self.shard_bytes[i]} when FCDP first saw it; a parameter's size and dtype must not change after the first forward"
                 )
