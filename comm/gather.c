@@ -74,10 +74,12 @@ static fcdp_status pack_and_inter(fcdp_job *job) {
     fcdp_group *group = job->group;
     fcdp_engine *engine = group->comm->engine;
     const fcdp_plan *plan = job->plan;
-    fcdp_status status = column_map(group, plan->column_bytes);
+    fcdp_topology *topology = &group->comm->topology;
+    fcdp_status status = column_map(group, fcdp__exchange_applies(job) ? topology->n_nodes * plan->block_bytes
+                                                                       : plan->column_bytes);
     if (status) return status;
     fcdp_dptr column = fcdp__vrange_base(group->column);
-    fcdp_dptr own = fcdp__dptr_add(column, group->comm->topology.node * plan->block_bytes);
+    fcdp_dptr own = fcdp__dptr_add(column, topology->node * plan->block_bytes);
     status = caller_precede(job);
     for (uint32_t k = 0; k < plan->n_big + plan->n_small && !status; k++)
         status = fcdp__driver_copy_d2d(engine->drv, fcdp__dptr_add(own, plan->extents[k].column_offset_bytes),
@@ -190,7 +192,16 @@ static fcdp_status node_steps(fcdp_job *job) {
     if (!status) status = scatter_step(job);
     if (!status) status = intra_step(job);
     if (!status) status = small_step(job);
+    if (!status) status = column_unmap(group);
     return status ? step_fail(group, "within the node", status) : FCDP_OK;
+}
+
+/* The column goes before the region has a new epoch: after that nothing may fail. */
+static fcdp_status node_exchange(fcdp_job *job) {
+    fcdp_status status = fcdp__exchange_put(job);
+    if (!status) status = column_unmap(job->group);
+    if (!status) status = fcdp__exchange_take(job);
+    return status ? step_fail(job->group, "within the node", status) : FCDP_OK;
 }
 
 /* ---- jobs ---- */
@@ -205,10 +216,7 @@ static fcdp_status stale_gather(fcdp_job *job) {
         return fcdp__fail(FCDP_ERR_TRANSPORT, "gathering '%s': its prefetch failed: %s", group->name,
                           group->prefetch_text);
     }
-    fcdp_status status = node_steps(job);
-    if (status) return status;
-    status = column_unmap(group);
-    return status ? step_fail(group, "at its end", status) : FCDP_OK;
+    return fcdp__exchange_applies(job) ? node_exchange(job) : node_steps(job);
 }
 
 static void unshard_accept(const fcdp_job *job) {
@@ -247,12 +255,12 @@ static fcdp_status unshard_steps(fcdp_job *job) {
     const fcdp_plan *plan = job->plan;
     if (plan->void_mask) fcdp__region_invalidate(group->region, plan->void_mask);
     fcdp_status status = fcdp__group_restore(job);
+    if (!status && fcdp__exchange_applies(job)) fcdp__exchange_ready(job);
     if (!status) status = stale_gather(job);
-    if (!status && plan->fill_mask) {
-        fcdp__region_filled(group->region, plan->fill_mask);
-        fcdp__imprint_take(group);
-    }
-    return status;
+    if (status || !plan->fill_mask) return status;
+    if (!fcdp__exchange_applies(job)) fcdp__region_filled(group->region, plan->fill_mask);
+    fcdp__imprint_take(group);
+    return FCDP_OK;
 }
 
 fcdp_status fcdp__job_unshard(fcdp_work *work) {
@@ -269,6 +277,7 @@ fcdp_status fcdp__job_unshard(fcdp_work *work) {
     if (status) {
         status = column_abandon(group, status);
         fcdp__group_forsake(job);
+        fcdp__exchange_forsake(job);
         bool untouched = !group->in_use &&
                          !job->plan->fill_mask; /* no pages for a restore: its bytes are still on the host */
         return untouched ? status : fcdp__group_void(job, job->plan->fill_mask, status);

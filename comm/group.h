@@ -1,5 +1,5 @@
 /* group.h - the engine's structs, for the files that are the engine: engine.c (lifecycle, stats), submit.c
- * (the caller's side of every job), gather.c and restore.c (the worker's side).
+ * (the caller's side of every job), gather.c, exchange.c and restore.c (the worker's side).
  */
 #ifndef FCDP_GROUP_H
 #define FCDP_GROUP_H
@@ -66,6 +66,7 @@ struct fcdp_group {
     fcdp_validity *validity;
     uint64_t n_spoils;
     uint32_t n_releases;
+    uint32_t n_fills; /* unshards that gather something */
     bool is_unsharded;
     uint8_t *prefetched;            /* the staleness of the prefetch that waits for its unshard, NULL: none */
     fcdp_seen_list prefetched_seen; /* the shards' signals at that prefetch */
@@ -107,12 +108,24 @@ struct fcdp_job {
     /* unshard and reshard */
     uint64_t n_spoils;
     uint32_t n_releases;
+    uint32_t n_fills; /* this fill's number, if the plan gathers something */
 };
 
 /* gather.c: jobs' run functions. */
 fcdp_status fcdp__job_unshard(fcdp_work *work) FCDP_MUST_CHECK;
 fcdp_status fcdp__job_prefetch(fcdp_work *work) FCDP_MUST_CHECK;
 fcdp_status fcdp__job_unprefetch(fcdp_work *work) FCDP_MUST_CHECK;
+
+/* exchange.c: the steps within the node through host memory, instead of all-gathers. */
+/* Does this job's gather go that way? The same on every rank of the node. */
+bool fcdp__exchange_applies(const fcdp_job *job);
+/* Tell the peers that this rank does not touch host bytes of an older epoch any more. In use, restored. */
+void fcdp__exchange_ready(const fcdp_job *job);
+/* From the full column to the host; from there, once all ranks have done so, to the region: a new epoch. */
+fcdp_status fcdp__exchange_put(const fcdp_job *job) FCDP_MUST_CHECK;
+fcdp_status fcdp__exchange_take(const fcdp_job *job) FCDP_MUST_CHECK;
+/* This unshard has failed: the peers must not wait for this rank's part, nor believe it. */
+void fcdp__exchange_forsake(const fcdp_job *job);
 
 /* restore.c */
 fcdp_status fcdp__job_reshard(fcdp_work *work) FCDP_MUST_CHECK;

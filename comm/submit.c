@@ -147,6 +147,7 @@ static void unshard_place(fcdp_job *job, const uint8_t *stale) {
     job->after_release = !group->is_unsharded && group->n_releases > 0;
     job->n_releases = group->n_releases;
     job->n_spoils = group->n_spoils;
+    if (job->plan->block_bytes > 0) job->n_fills = ++group->n_fills;
     group->is_unsharded = true;
 }
 

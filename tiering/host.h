@@ -59,6 +59,8 @@ typedef enum fcdp_board_word {
     FCDP_BOARD_STORED_1,        /* the same of span 1 */
     FCDP_BOARD_BALLOT_0,        /* comm's: what this rank did at its last even-numbered release */
     FCDP_BOARD_BALLOT_1,        /* and at its last odd-numbered one */
+    FCDP_BOARD_FILL,            /* comm's: how far this rank is with the fill through host memory (exchange.c) */
+    FCDP_BOARD_FILL_LOST,       /* comm's: the last fill that failed here */
     FCDP_BOARD_ATTACHED,        /* host.c's: 1 while this rank has the block attached */
     FCDP_BOARD_N_WORDS,
 } fcdp_board_word;

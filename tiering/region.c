@@ -1,4 +1,5 @@
-/* region.c - the state of one region, and the only code that changes it. Whose pages are taken back is reclaim.c's choice. */
+/* region.c - the state of one region, and the only code that changes it. Whose pages are taken back is
+ * reclaim.c's choice. */
 #include "tiering/region_internal.h"
 
 #include <stdlib.h>
@@ -92,7 +93,8 @@ static void stored_publish(fcdp_region *region, uint32_t s, uint32_t epoch) {
     fcdp__board_publish(region->block, STORED_WORD[s], epoch);
 }
 
-/* The copies of the spans in `mask` have landed: say so to the peers, then to ourselves. Entered, lock not held. */
+/* The copies of the spans in `mask` have landed: say so to the peers, then to ourselves. Entered, lock not
+ * held. */
 static void spans_stored(fcdp_region *region, uint32_t mask, bool whole) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (mask & 1u << s)
@@ -244,6 +246,72 @@ void fcdp__region_filled(fcdp_region *region, uint32_t span_mask) {
     region_unlock(region);
 }
 
+/* ---- a fill through the host ---- */
+
+static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, const fcdp_region_piece *pieces,
+                               size_t n, fcdp_event after) {
+    if (!region->block)
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' has no host memory to be gathered through",
+                          region->name);
+    fcdp_copy *copies = malloc((n + 1) * sizeof *copies);
+    if (!copies) return fcdp__fail(FCDP_ERR_SYSTEM, "region '%s': no memory", region->name);
+    for (size_t i = 0; i < n; i++) {
+        copies[i] = piece_copy(region, (fcdp_piece){pieces[i].offset_bytes, pieces[i].bytes});
+        if (direction == FCDP_TO_HOST) copies[i].device = pieces[i].from;
+    }
+    fcdp_status status = fcdp__mover_run(region->tiering->mover, direction, copies, n, &after, after ? 1 : 0);
+    free(copies);
+    return status;
+}
+
+static void use_enter(fcdp_region *region) {
+    region_lock(region);
+    FCDP_CHECK(1, region->n_uses > 0);
+    fcdp__region_enter(region);
+    region_unlock(region);
+}
+
+static void use_leave(fcdp_region *region) {
+    region_lock(region);
+    fcdp__region_leave(region);
+    region_unlock(region);
+}
+
+fcdp_status fcdp__region_put(fcdp_region *region, const fcdp_region_piece *pieces, size_t n,
+                             fcdp_event after) {
+    use_enter(region);
+    fcdp_status status = pieces_copy(region, FCDP_TO_HOST, pieces, n, after);
+    use_leave(region);
+    return status;
+}
+
+/* Spans of `mask` of which the host has everything once the stale extents have been put. Lock held. */
+static uint32_t wholly_put(const fcdp_region *region, uint32_t mask) {
+    uint32_t whole = 0;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        const fcdp_span_state *span = &region->span[s];
+        bool was_invalid = !span->on_device && !span->slice_on_host;
+        if (mask & 1u << s && (was_invalid || span->whole_on_host)) whole |= 1u << s;
+    }
+    return whole;
+}
+
+fcdp_status fcdp__region_take(fcdp_region *region, const fcdp_region_piece *pieces, size_t n,
+                              uint32_t span_mask, fcdp_event after) {
+    use_enter(region);
+    fcdp_status status = pieces_copy(region, FCDP_TO_DEVICE, pieces, n, after);
+    uint32_t whole = 0;
+    region_lock(region);
+    if (!status) whole = wholly_put(region, span_mask);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (!status && span_mask & 1u << s)
+            region->span[s] = (fcdp_span_state){.on_device = true, .epoch = region->span[s].epoch + 1};
+    region_unlock(region);
+    spans_stored(region, whole, true);
+    use_leave(region);
+    return status;
+}
+
 /* ---- between the tiers ---- */
 
 /* Spans whose slice must be stored, with their copies. Lock held. */
@@ -286,7 +354,8 @@ static fcdp_status load_copy(fcdp_region *region, fcdp_piece piece) {
     return fcdp__mover_run(region->tiering->mover, FCDP_TO_DEVICE, &copy, 1, NULL, 0);
 }
 
-/* Enter for a load of `span`. FCDP_PENDING: nothing to do, it is on the device. Not entered unless FCDP_OK. */
+/* Enter for a load of `span`. FCDP_PENDING: nothing to do, it is on the device. Not entered unless FCDP_OK.
+ */
 static fcdp_status load_enter(fcdp_region *region, uint32_t span, fcdp_span_state *state_out) {
     fcdp_status status = FCDP_OK;
     FCDP_CHECK(1, span < FCDP_N_SPANS);

@@ -65,6 +65,18 @@ void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask);
 /* A gather has written these spans' pages completely: a new epoch, on the device only. In use. */
 void fcdp__region_filled(fcdp_region *region, uint32_t span_mask);
 
+/* A gather through the host, instead of pages first and fcdp__region_filled: this process copies its pieces (`host` offsets lie in the
+ * region) from elsewhere on the device into host memory, after `after` (NULL: nothing pending). In use, and no process of the node may
+ * read or write those host bytes for an older epoch any more. */
+typedef struct fcdp_region_piece {
+    size_t offset_bytes, bytes;     /* in the region */
+    fcdp_dptr from;                 /* put: where the bytes are now. take: unused */
+} fcdp_region_piece;
+fcdp_status fcdp__region_put(fcdp_region *region, const fcdp_region_piece *pieces, size_t n, fcdp_event after) FCDP_MUST_CHECK;
+/* Every process has put its pieces: H2D of what is new to this region, then a new epoch of the spans in `span_mask`, on the device, and
+ * wholly on the host if the rest of the span was (or there is no rest: it was invalid). `after`: the pages' last readers. In use. */
+fcdp_status fcdp__region_take(fcdp_region *region, const fcdp_region_piece *pieces, size_t n, uint32_t span_mask, fcdp_event after) FCDP_MUST_CHECK;
+
 /* D2H of this rank's slice of every span that is on the device and not yet on the host, after `after` (an event on the stream that last
  * wrote or read the pages, NULL: nothing pending); waits, then publishes the epochs on the board. */
 fcdp_status fcdp__region_store(fcdp_region *region, fcdp_event after) FCDP_MUST_CHECK;
