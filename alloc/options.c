@@ -41,8 +41,8 @@ typedef struct option_parser {
       "while device use is below this share of the budget, a group stays on the device after its forward",            \
       FIELD(REAL, tau, 0, 1))                                                                                          \
     X("FCDP_RESTORE", "slice|whole|auto", "auto",                                                                      \
-      "restore by this rank's slice and a gather within the node, or by one copy of the whole region; auto: slice on " \
-      "a GPU, whole on the simulated device",                                                                          \
+      "how a node's ranks complete each other: slice: each restores its slice, and they all-gather; whole: through the " \
+      "node's host memory, from which each copies the whole; auto: slice on a GPU, whole on the simulated device",     \
       FIELD(CHOICE, restore, 0, 0))                                                                                    \
     X("FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)",                   \
       FIELD(INT, local_size, 0, 65536))                                                                                \

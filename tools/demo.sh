@@ -12,6 +12,8 @@ of 2 ranks with 1 Gbit/s between them: as FSDP2 alone and with FCDP=1. Ends with
 out/demo.svg. Under 5 minutes on 2 cores after the set-up.
 
   tools/demo.sh                                 the demo
+  tools/demo.sh --peers                         the README's table: also hpZ, HSDP, reshard_after_forward=False, and FCDP
+                                                with other options (all modes: about 6 minutes)
   tools/demo.sh --rate 10gbit --nodes 3         other nodes, links and modes: fcdp-lab's options (fcdp-lab --help)
   tools/demo.sh -- --steps 40 --lora 8          another job: options of tools/demo/gpt.py (its --help)
 
@@ -23,6 +25,11 @@ lab=() job=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
+        --peers)
+            lab+=(--mode 'fcdp-lean: FCDP=1 FCDP_PREFETCH=0' --mode 'fcdp-tau1: FCDP=1 FCDP_TAU=1'
+                --mode 'hpz: -- --reshard-after-forward 2' --mode 'hsdp: -- --hsdp'
+                --mode 'keep: -- --reshard-after-forward false')
+            shift ;;
         --) shift; job=("$@"); break ;;
         *) lab+=("$1"); shift ;;
     esac

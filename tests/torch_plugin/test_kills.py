@@ -27,7 +27,7 @@ def kill(tmp_path, where, configuration, victim=2):
     for i, rank in enumerate(job.ranks):
         assert "step 1" in rank.out and "step 4" not in rank.out, job.report()
         if i != victim:
-            assert rank.returncode > 0, f"rank {i} must end with an error of its own\n" + job.report()
+            assert rank.returncode > 0, f"rank {i} must end with an error of its own, not {rank.returncode}\n{rank.err[-3000:]}\n" + job.report()
             assert "Error" in rank.err, job.report()
     assert job.left_alive == []
     assert before.found() == []
