@@ -1,21 +1,22 @@
+/* clang-format off */
 /* exchange.c - a gather's steps within the node, through its host memory (FCDP_RESTORE=whole).
  *
- *     put     column -> host block: this rank's part of every stale extent, all nodes' shards of its local
- * index      D2H, W/g take    host block -> region: every stale extent, or the whole span where all of it is
- * stale                    H2D, W
+ *     put     column -> host block: this rank's part of every stale extent                            D2H, W/g
+ *     take    host block -> region: every stale extent, or the whole span where all of it is stale    H2D, W
  *
- * So the host copy is there before the first use: the store after forward has nothing left to do, and what
- * somebody writes into the gathered copy never reaches it. Instead of an all-gather the ranks meet twice on
- * the board, per fill f of the group (the order of submission numbers fills alike on every rank):
+ * So the host copy is there before the first use: the store after forward has nothing left to do, and what somebody writes into the
+ * gathered copy never reaches it. Instead of an all-gather the ranks meet twice on the board, per fill f of the group (the order of
+ * submission numbers fills alike on every rank):
  *
- *     ready   f * PHASES_PER_FILL + 1    this rank reads no host bytes of an older epoch any more (its jobs
- * before this one are done), and writes none (the region is in use, so the reclaimer stays away) put     f *
- * PHASES_PER_FILL + 2    its part is on the host
+ *     ready   f * PHASES_PER_FILL + 1    this rank reads no host bytes of an older epoch any more (its jobs before this one are done),
+ *                                        and writes none (the region is in use, so the reclaimer stays away)
+ *     put     f * PHASES_PER_FILL + 2    its part is on the host
  *
- * A rank that fails writes f to FCDP_BOARD_FILL_LOST and then says put: nobody waits for it, and who sees the
- * loss fails as well. A rank may be a fill ahead of a slow peer: then it has lost f or a later one, and `lost
- * - f >= 0` is read as lost, which errs towards failing.
+ * A rank that fails writes f to FCDP_BOARD_FILL_LOST and then says put: nobody waits for it, and who sees the loss fails as well.
+ * A rank may be a fill ahead of a slow peer: then it has lost f or a later one, and `lost - f >= 0` is read as lost, which errs
+ * towards failing.
  */
+/* clang-format on */
 #include <stdlib.h>
 
 #include "comm/group.h"

@@ -133,6 +133,8 @@ fcdp_status fcdp__job_reshard(fcdp_work *work) FCDP_MUST_CHECK;
 fcdp_status fcdp__group_restore(fcdp_job *job) FCDP_MUST_CHECK;
 /* This unshard has failed: peers must not wait for this rank's slice. */
 void fcdp__group_forsake(const fcdp_job *job);
+/* Would a store copy anything? */
+bool fcdp__group_is_dirty(const fcdp_group *group);
 /* Pages under the region and the reclaimer away. */
 fcdp_status fcdp__group_enter(fcdp_group *group) FCDP_MUST_CHECK;
 /* Until the device has done what was on the caller's stream at submission. */

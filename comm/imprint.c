@@ -37,18 +37,9 @@ static uint64_t imprint(const fcdp_group *group) {
     return group->imprint_is_whole ? imprint_of_extents(group) : imprint_of_slices(group);
 }
 
-/* Will its bytes be kept or stored? */
-static bool is_at_stake(const fcdp_group *group) {
-    fcdp_region_state state;
-    fcdp__region_state(group->region, &state);
-    bool stored = true;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        stored = stored && (!state.span[s].on_device || state.span[s].slice_on_host);
-    return !stored || group->comm->engine->options.tau > 0;
-}
-
 void fcdp__imprint_take(fcdp_group *group) {
-    group->has_imprint = is_readable(group) && is_at_stake(group);
+    group->has_imprint =
+        is_readable(group) && (group->comm->engine->options.tau > 0 || fcdp__group_is_dirty(group));
     group->imprint_is_whole = group->comm->engine->options.tau > 0;
     if (group->has_imprint) group->imprint = imprint(group);
 }

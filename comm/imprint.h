@@ -2,7 +2,8 @@
  * before the copy is stored or kept. Plain FSDP drops such writes at reshard; a stored or kept one would live on.
  *
  * Only where the device's bytes can be read by this process (the simulated device). On a GPU torch's version counters are the one sign.
- * With tau 0 nothing is ever kept and a rank stores its own slices alone, so those are all that is read; else every extent is.
+ * With tau 0 nothing is ever kept and a rank stores its own slices alone, so those are all that is read (nothing, where a gather through the
+ * host has stored them already); else every extent is.
  */
 #ifndef FCDP_IMPRINT_H
 #define FCDP_IMPRINT_H

@@ -133,8 +133,7 @@ static void use_end(fcdp_group *group) {
     group->in_use = false;
 }
 
-/* Would a store copy anything? */
-static bool is_dirty(const fcdp_group *group) {
+bool fcdp__group_is_dirty(const fcdp_group *group) {
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -148,7 +147,7 @@ static fcdp_status release_by_policy(fcdp_job *job, uint32_t *vote_out) {
     fcdp_group *group = job->group;
     *vote_out = VOTE_VOID;
     bool keeps = policy_keeps(engine_of(group));
-    if ((keeps || is_dirty(group)) && !fcdp__imprint_holds(group)) return FCDP_OK;
+    if ((keeps || fcdp__group_is_dirty(group)) && !fcdp__imprint_holds(group)) return FCDP_OK;
     if (keeps) {
         use_end(group);
         *vote_out = VOTE_KEPT;

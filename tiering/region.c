@@ -354,8 +354,7 @@ static fcdp_status load_copy(fcdp_region *region, fcdp_piece piece) {
     return fcdp__mover_run(region->tiering->mover, FCDP_TO_DEVICE, &copy, 1, NULL, 0);
 }
 
-/* Enter for a load of `span`. FCDP_PENDING: nothing to do, it is on the device. Not entered unless FCDP_OK.
- */
+/* Enter for a load of `span`. FCDP_PENDING: nothing to do, it is on the device. Not entered unless FCDP_OK. */
 static fcdp_status load_enter(fcdp_region *region, uint32_t span, fcdp_span_state *state_out) {
     fcdp_status status = FCDP_OK;
     FCDP_CHECK(1, span < FCDP_N_SPANS);

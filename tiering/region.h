@@ -65,8 +65,8 @@ void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask);
 /* A gather has written these spans' pages completely: a new epoch, on the device only. In use. */
 void fcdp__region_filled(fcdp_region *region, uint32_t span_mask);
 
-/* A gather through the host, instead of pages first and fcdp__region_filled: this process copies its pieces (`host` offsets lie in the
- * region) from elsewhere on the device into host memory, after `after` (NULL: nothing pending). In use, and no process of the node may
+/* A gather through the host, instead of pages first and fcdp__region_filled: this process copies its pieces from elsewhere on the
+ * device to their places in host memory, after `after` (NULL: nothing pending). In use, and no process of the node may
  * read or write those host bytes for an older epoch any more. */
 typedef struct fcdp_region_piece {
     size_t offset_bytes, bytes;     /* in the region */
