@@ -57,7 +57,10 @@ typedef struct option_parser {
     X("FCDP_AGREE", "forward|unshard", "forward",                                                                      \
       "how often the ranks agree on what is stale; unshard: for models that write parameters inside forward",          \
       FIELD(CHOICE, agree, 0, 0))                                                                                      \
-    X("FCDP_PREFETCH", "0..1", "1", "groups gathered or restored ahead of their use; 0 holds the fewest device pages", FIELD(INT, prefetch, 0, 1))              \
+    X("FCDP_PREFETCH", "0..8", "2",                                                                                    \
+      "groups gathered ahead of their use in forward, at most as many as a node has ranks; 0: nor is any restored ahead in backward, which " \
+      "holds the fewest device pages",                                                                                 \
+      FIELD(INT, prefetch, 0, 8))                                                                                      \
     X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank", FIELD(REAL, timeout_s, 0.1, 86400))     \
     X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, 3 every invariant",       \
       FIELD(INT, check, 0, 3))                                                                                         \

@@ -23,7 +23,7 @@ typedef struct fcdp_options {
     fcdp_pin_mode pin;                  /* FCDP_PIN=auto|require|never */
     fcdp_fingerprint_mode fingerprint;  /* FCDP_FINGERPRINT=auto|never */
     fcdp_agree_mode agree;              /* FCDP_AGREE=forward|unshard: how often the ranks agree on what is stale */
-    int prefetch;                       /* FCDP_PREFETCH, groups gathered ahead in forward: 0 or 1 */
+    int prefetch;                       /* FCDP_PREFETCH, groups gathered ahead in forward */
     double timeout_s;                   /* FCDP_TIMEOUT, seconds to wait for another rank */
     int check;                          /* FCDP_CHECK, 0..3 */
     fcdp_log_level log;                 /* FCDP_LOG=quiet|warn|info|debug */

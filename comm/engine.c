@@ -20,33 +20,6 @@ static bool engine_is_foreign(const fcdp_engine *engine) {
     return engine->pid != getpid();
 }
 
-/* ---- events ---- */
-
-fcdp_status fcdp__event_take(fcdp_engine *engine, fcdp_event_node **event_out) {
-    fcdp__lock_acquire(&engine->lock);
-    fcdp_event_node *node = engine->idle_events;
-    if (node) engine->idle_events = node->next;
-    fcdp__lock_release(&engine->lock);
-    if (!node) {
-        node = malloc(sizeof *node);
-        if (!node) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for an event");
-        fcdp_status status = fcdp__driver_event_create(engine->drv, &node->event);
-        if (status) {
-            free(node);
-            return status;
-        }
-    }
-    *event_out = node;
-    return FCDP_OK;
-}
-
-void fcdp__event_give(fcdp_engine *engine, fcdp_event_node *event) {
-    fcdp__lock_acquire(&engine->lock);
-    event->next = engine->idle_events;
-    engine->idle_events = event;
-    fcdp__lock_release(&engine->lock);
-}
-
 /* ---- failures of jobs that nobody waits for ---- */
 
 void fcdp__group_late_set(fcdp_group *group, fcdp_status status) {
@@ -75,10 +48,16 @@ fcdp_status fcdp__group_late_take(fcdp_group *group, char *text_out) {
     return status;
 }
 
+/* The inter worker's last: what it waits for is done then. */
+static void workers_drain(fcdp_engine *engine) {
+    if (engine->node_worker) fcdp__worker_drain(engine->node_worker);
+    if (engine->inter_worker) fcdp__worker_drain(engine->inter_worker);
+}
+
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
     fcdp_status status = fcdp__engine_check(engine, "the engine");
     if (status) return status;
-    fcdp__worker_drain(engine->worker);
+    workers_drain(engine);
     char text[FCDP_LATE_TEXT_BYTES];
     fcdp__lock_acquire(&engine->lock);
     for (fcdp_comm *comm = engine->comms; comm && !status; comm = comm->next)
@@ -90,33 +69,41 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
 
 /* ---- engine ---- */
 
+static uint32_t ahead_limit(const fcdp_engine_config *config) {
+    uint32_t limit = config->options.prefetch < 1 ? 1 : (uint32_t)config->options.prefetch;
+    if (limit > config->node_size) limit = config->node_size;
+    return limit < FCDP_MAX_AHEAD ? limit : FCDP_MAX_AHEAD;
+}
+
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status =
         fcdp__driver_open(config->driver, config->ordinal, config->sim_library, &engine->drv);
-    /* Slices spare the PCIe link and use what joins the GPUs. Simulated ones are joined by the host's memory alone. */
+    /* Slices spare the PCIe link and use what joins the GPUs. Simulated ones are joined by the host's memory
+     * alone. */
     if (!status && engine->options.restore == FCDP_RESTORE_AUTO)
         engine->options.restore = fcdp__driver_is_sim(engine->drv) ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
     if (!status) status = fcdp__pool_create(engine->drv, config->options.device_budget_bytes, &engine->pool);
     fcdp_tiering_config tiering = {engine->drv, engine->pool, config->local, config->node_size};
     if (!status) status = fcdp__tiering_create(&tiering, &engine->tiering);
-    if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->stream);
-    if (!status) status = fcdp__worker_create("fcdp-worker", &engine->worker);
+    if (!status) status = fcdp__columns_create(engine->drv, engine->pool, &engine->columns);
+    if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->node_stream);
+    if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->inter_stream);
+    if (!status) status = fcdp__worker_create("fcdp-node", &engine->node_worker);
+    if (!status) status = fcdp__worker_create("fcdp-inter", &engine->inter_worker);
     return status;
 }
 
-/* Whatever engine_open got; the worker first, nothing runs after it. */
+/* Whatever engine_open got; nothing runs any more once the workers are drained. */
 static void engine_close(fcdp_engine *engine) {
-    fcdp__worker_destroy(engine->worker);
-    engine->worker = NULL;
+    workers_drain(engine);
     while (engine->comms) fcdp_comm_destroy(engine->comms);
-    while (engine->idle_events) {
-        fcdp_event_node *node = engine->idle_events;
-        engine->idle_events = node->next;
-        fcdp__driver_event_destroy(engine->drv, node->event);
-        free(node);
-    }
+    fcdp__worker_destroy(engine->inter_worker);
+    fcdp__worker_destroy(engine->node_worker);
+    fcdp__events_destroy(engine);
     if (engine->host) fcdp__host_destroy(engine->host);
-    if (engine->stream) fcdp__driver_stream_destroy(engine->drv, engine->stream);
+    fcdp__columns_destroy(engine->columns);
+    if (engine->node_stream) fcdp__driver_stream_destroy(engine->drv, engine->node_stream);
+    if (engine->inter_stream) fcdp__driver_stream_destroy(engine->drv, engine->inter_stream);
     if (engine->tiering) fcdp__tiering_destroy(engine->tiering);
     if (engine->pool) fcdp__pool_destroy(engine->pool);
     if (engine->drv) fcdp__driver_close(engine->drv);
@@ -131,6 +118,7 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
     if (!engine) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for an engine");
     engine->pid = getpid();
     engine->options = config->options;
+    engine->ahead_limit = ahead_limit(config);
     engine->local = config->local;
     engine->node_size = config->node_size;
     fcdp__lock_init(&engine->lock, FCDP_RANK_ENGINE);
@@ -225,8 +213,6 @@ void fcdp_comm_destroy(fcdp_comm *comm) {
 static void group_free(fcdp_group *group) {
     fcdp__validity_destroy(group->validity);
     fcdp__layout_destroy(group->layout);
-    fcdp__seen_free(&group->prefetched_seen);
-    free(group->prefetched);
     free(group->name);
     fcdp__lock_destroy(&group->lock);
     free(group);
@@ -266,9 +252,8 @@ fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_exte
     return FCDP_OK;
 }
 
-/* The worker is idle or gone. */
+/* The node worker is idle or gone, and so is the group's prefetch. */
 static void group_detach(fcdp_group *group) {
-    if (group->column) fcdp__vrange_destroy(group->column);
     if (group->in_use) fcdp__region_end_use(group->region);
     if (group->region) fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);
@@ -278,7 +263,9 @@ static void group_detach(fcdp_group *group) {
 void fcdp_group_destroy(fcdp_group *group) {
     if (!group || engine_is_foreign(group->comm->engine)) return;
     fcdp_engine *engine = group->comm->engine;
-    if (engine->worker) fcdp__worker_drain(engine->worker);
+    if (engine->node_worker) fcdp__worker_drain(engine->node_worker);
+    if (fcdp_group_unprefetch(group))
+        fcdp__log(FCDP_LOG_WARN, "a prefetch that nobody used: %s", fcdp_error_text());
     fcdp__lock_acquire(&engine->lock);
     fcdp_group **link = &group->comm->groups;
     while (*link != group) link = &(*link)->next;

@@ -1,9 +1,9 @@
-/* engine.h - groups, their gathers, and the one worker that runs them in order.
+/* engine.h - groups, their gathers, and the two workers that run them in order.
  *
- * An engine belongs to a process and a device: driver, page pool, tiering, the node's host memory, and a worker thread. A comm is one
+ * An engine belongs to a process and a device: driver, page pool, tiering, the node's host memory, and two worker threads. A comm is one
  * shard process group seen as nodes x ranks, with its transport. A group is one FSDP parameter group: a region, its validity, its counts.
- * Jobs run one at a time in the order of submission, which is the program's order and so the same on every rank: collectives of
- * different ranks meet, and the peak of device pages is a function of the program alone.
+ * The node worker runs jobs (unshard, reshard), the inter worker the steps of unshards that cross nodes (crossing.h); each runs one at a
+ * time in the order of submission, which is the program's order and so the same on every rank: collectives of different ranks meet.
  *
  * What an unshard does: map the region's pages; restore the fresh spans; gather the stale extents as the plan says. What a reshard
  * does: keep the region on the device if policy says so, else store its slice and unmap it.
@@ -17,7 +17,7 @@
  * After a failed job nothing of the group's copy is believed any more, in any tier: every extent is observed stale, and an unshard that gathers
  * all of it succeeds again. Calls on one group are the caller's to order; a group's jobs keep the order even when one fails.
  *
- * Lock: FCDP_RANK_ENGINE guards queue, job states and counters. The worker holds no lock while it moves bytes.
+ * Lock: FCDP_RANK_ENGINE guards queues, job states and counters. A worker holds no lock while it moves bytes.
  */
 #ifndef FCDP_ENGINE_H
 #define FCDP_ENGINE_H
@@ -78,13 +78,17 @@ void fcdp_group_spoil(fcdp_group *group);
 typedef enum fcdp_pass { FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER } fcdp_pass;
 
 /* Submit. `stale` (n_extents, agreed by all ranks) selects what crosses the nodes; inputs[i]: device address of this rank's shard of extent i in
- * the gathered dtype (shard_bytes long), read only where stale, and kept alive by the caller until the job is waited for. `stream`: the
+ * the gathered dtype (shard_bytes long), read only where stale, and kept alive by the caller until the job is waited for. `inputs` may be NULL
+ * where nothing is stale or the group is prefetched with this `stale`. `stream`: the
  * stream that wrote the inputs and last used the region. */
 fcdp_status fcdp_group_unshard(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream, fcdp_job **job_out) FCDP_MUST_CHECK;
-/* Only the inter-node step of the unshard that will follow with the same `stale`, into the group's column. That unshard uses it;
- * any other unshard, or fcdp_group_unprefetch, throws it away. No-op (*job_out = NULL) when nothing is stale. */
-fcdp_status fcdp_group_prefetch(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs, fcdp_stream stream, fcdp_job **job_out) FCDP_MUST_CHECK;
+/* Only the inter-node step of the unshard that will follow with the same `stale`, into a column (crossing.h). That unshard uses it; any
+ * other unshard, or fcdp_group_unprefetch, throws it away. *ahead_out false: nothing was done, since nothing is stale, or as many groups
+ * as FCDP_PREFETCH and the device's memory allow are ahead already. Else the caller keeps the inputs alive until the unshard that follows
+ * has been waited for, or until fcdp_group_unprefetch has returned. */
+fcdp_status fcdp_group_prefetch(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs, fcdp_stream stream, bool *ahead_out) FCDP_MUST_CHECK;
 bool fcdp_group_is_prefetched(const fcdp_group *group, const uint8_t *stale);
+/* Waits for it; its failure, if it has failed. */
 fcdp_status fcdp_group_unprefetch(fcdp_group *group) FCDP_MUST_CHECK;
 /* Submit the release that policy decides on. `stream`: the one that last used the region. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;

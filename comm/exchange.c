@@ -19,13 +19,13 @@
 /* clang-format on */
 #include <stdlib.h>
 
-#include "comm/group.h"
+#include "comm/crossing.h"
 
 enum { PHASE_READY = 1, PHASE_PUT = 2, PHASES_PER_FILL = 4 };
 
-bool fcdp__exchange_applies(const fcdp_job *job) {
-    return job->group->comm->topology.node_size > 1 && job->plan->block_bytes > 0 &&
-           job->engine->options.restore == FCDP_RESTORE_WHOLE;
+bool fcdp__exchange_applies(const fcdp_group *group, const fcdp_plan *plan) {
+    return group->comm->topology.node_size > 1 && plan->block_bytes > 0 &&
+           group->comm->engine->options.restore == FCDP_RESTORE_WHOLE;
 }
 
 static void phase_publish(const fcdp_job *job, uint32_t phase) {
@@ -37,7 +37,7 @@ void fcdp__exchange_ready(const fcdp_job *job) {
 }
 
 void fcdp__exchange_forsake(const fcdp_job *job) {
-    if (!fcdp__exchange_applies(job)) return;
+    if (!fcdp__exchange_applies(job->group, job->plan)) return;
     fcdp__board_publish(job->group->block, FCDP_BOARD_FILL_LOST, job->n_fills);
     phase_publish(job, PHASE_PUT);
 }
@@ -69,7 +69,7 @@ static fcdp_status parts_put(const fcdp_job *job) {
             size_t at = b * plan->block_bytes + plan->extents[k].column_offset_bytes;
             parts[n++] =
                 (fcdp_region_piece){extent->offset_bytes + rank * extent->shard_bytes, extent->shard_bytes,
-                                    fcdp__dptr_add(fcdp__vrange_base(group->column), at)};
+                                    fcdp__dptr_add(fcdp__crossing_column(job->crossing), at)};
         }
     fcdp_status status = fcdp__region_put(group->region, parts, n, NULL);
     free(parts);
@@ -95,7 +95,7 @@ static fcdp_status spans_take(const fcdp_job *job) {
                                               .bytes = layout->n_shards * extent->shard_bytes};
     }
     fcdp_status status =
-        fcdp__region_take(group->region, pieces, n, plan->fill_mask, job->event ? job->event->event : NULL);
+        fcdp__region_take(group->region, pieces, n, plan->fill_mask, fcdp__mark_event(&job->mark));
     free(pieces);
     return status;
 }

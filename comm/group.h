@@ -1,20 +1,32 @@
 /* group.h - the engine's structs, for the files that are the engine: engine.c (lifecycle, stats), submit.c
- * (the caller's side of every job), gather.c, exchange.c and restore.c (the worker's side).
+ * (the caller's side of every job), mark.c, crossing.c (the inter worker's side), gather.c, exchange.c and
+ * restore.c (the node worker's).
  */
 #ifndef FCDP_GROUP_H
 #define FCDP_GROUP_H
 
 #include <sys/types.h>
 
+#include "comm/column.h"
 #include "comm/engine.h"
 #include "comm/worker.h"
 
-enum { FCDP_LATE_TEXT_BYTES = 512 };
+enum { FCDP_LATE_TEXT_BYTES = 512, FCDP_MAX_AHEAD = 8 };
 
 typedef struct fcdp_event_node {
     struct fcdp_event_node *next;
     fcdp_event event;
 } fcdp_event_node;
+
+/* Where the caller's stream stood at submission. event NULL: all that was on it is done; or `refused` says why
+ * that is not known: the job then keeps its place, which the peers count on, and fails there. */
+typedef struct fcdp_mark {
+    fcdp_event_node *event;
+    fcdp_status refused;
+    char refused_text[FCDP_LATE_TEXT_BYTES];
+} fcdp_mark;
+
+typedef struct fcdp_crossing fcdp_crossing; /* crossing.h */
 
 struct fcdp_engine {
     pid_t pid; /* a forked child has no worker and shares the device's mappings: it must not touch them */
@@ -23,11 +35,15 @@ struct fcdp_engine {
     fcdp_driver *drv;
     fcdp_pool *pool;
     fcdp_tiering *tiering;
-    fcdp_host *host;    /* NULL until created or joined */
-    fcdp_stream stream; /* the worker's own */
-    fcdp_worker *worker;
+    fcdp_host *host; /* NULL until created or joined */
+    fcdp_columns *columns;
+    fcdp_worker *node_worker, *inter_worker;
+    fcdp_stream node_stream, inter_stream; /* the workers' own */
+    uint32_t ahead_limit;                  /* crossing.h */
     fcdp_lock lock;
     /* guarded by lock */
+    uint32_t n_ahead;                  /* crossings that wait for their unshards */
+    uint64_t taken_at[FCDP_MAX_AHEAD]; /* tickets of the last unshards that took one, newest first */
     fcdp_comm *comms;
     fcdp_event_node *idle_events;
     fcdp_counts gather, restore;
@@ -68,20 +84,16 @@ struct fcdp_group {
     uint32_t n_releases;
     uint32_t n_fills; /* unshards that gather something */
     bool is_unsharded;
-    uint8_t *prefetched;            /* the staleness of the prefetch that waits for its unshard, NULL: none */
-    fcdp_seen_list prefetched_seen; /* the shards' signals at that prefetch */
+    fcdp_crossing *ahead; /* the prefetch that waits for its unshard, NULL: none */
 
     /* guarded by the engine's lock */
     uint64_t gathers_made, gathers_avoided, gathers_forward, gathers_backward;
     fcdp_status late_status; /* of a job nobody waits for */
     char late_text[FCDP_LATE_TEXT_BYTES];
 
-    /* the worker's alone */
-    uint32_t vote;           /* at the last release, as it stands on the board (restore.c) */
-    bool in_use;         /* between a successful begin_use and its end_use */
-    fcdp_vrange *column; /* NULL until the first inter step; mapped only while it holds something */
-    bool column_full;    /* a prefetch's bytes wait in it */
-    char prefetch_text[FCDP_LATE_TEXT_BYTES]; /* why the last prefetch failed */
+    /* the node worker's alone */
+    uint32_t vote; /* at the last release, as it stands on the board (restore.c) */
+    bool in_use;   /* between a successful begin_use and its end_use */
     uint64_t content_spoils; /* n_spoils when the region was last gathered wholly; behind n_spoils: written to
                                 since */
     uint64_t imprint;        /* of the bytes of the last fill, if has_imprint (imprint.h) */
@@ -94,31 +106,25 @@ struct fcdp_job {
     fcdp_work work; /* first */
     fcdp_engine *engine;
     fcdp_group *group; /* may be gone when a job that was never waited for is disposed of */
-    /* On the caller's stream at submission. NULL: all that was on that stream is done; or `refused` says why
-     * there is none: the job then keeps its place, which the peers count on, and fails there. */
-    fcdp_event_node *event;
-    fcdp_status refused;
-    char refused_text[FCDP_LATE_TEXT_BYTES];
-    /* unshard and prefetch */
+    fcdp_mark mark;
+    /* unshard */
     fcdp_pass pass;
     fcdp_plan *plan;
-    uint64_t *inputs; /* in the order of plan->extents */
+    fcdp_crossing *crossing; /* NULL: nothing is gathered */
     fcdp_seen_list seen;
-    bool use_column, after_release;
+    bool after_release;
     /* unshard and reshard */
     uint64_t n_spoils;
     uint32_t n_releases;
     uint32_t n_fills; /* this fill's number, if the plan gathers something */
 };
 
-/* gather.c: jobs' run functions. */
+/* gather.c */
 fcdp_status fcdp__job_unshard(fcdp_work *work) FCDP_MUST_CHECK;
-fcdp_status fcdp__job_prefetch(fcdp_work *work) FCDP_MUST_CHECK;
-fcdp_status fcdp__job_unprefetch(fcdp_work *work) FCDP_MUST_CHECK;
 
 /* exchange.c: the steps within the node through host memory, instead of all-gathers. */
-/* Does this job's gather go that way? The same on every rank of the node. */
-bool fcdp__exchange_applies(const fcdp_job *job);
+/* Does this gather go that way? The same on every rank of the node. */
+bool fcdp__exchange_applies(const fcdp_group *group, const fcdp_plan *plan);
 /* Tell the peers that this rank does not touch host bytes of an older epoch any more. In use, restored. */
 void fcdp__exchange_ready(const fcdp_job *job);
 /* From the full column to the host; from there, once all ranks have done so, to the region: a new epoch. */
@@ -137,16 +143,26 @@ void fcdp__group_forsake(const fcdp_job *job);
 bool fcdp__group_is_dirty(const fcdp_group *group);
 /* Pages under the region and the reclaimer away. */
 fcdp_status fcdp__group_enter(fcdp_group *group) FCDP_MUST_CHECK;
-/* Until the device has done what was on the caller's stream at submission. */
-fcdp_status fcdp__job_await(const fcdp_job *job) FCDP_MUST_CHECK;
 /* After the job's failure `status`: nothing of the copy is believed any more, in any tier, and the next
  * observation says stale. `filling`: spans that the peers may have filled. The pages go, unless the device
  * may still use them. Keeps the thread's text. Returns `status`. */
 fcdp_status fcdp__group_void(const fcdp_job *job, uint32_t filling, fcdp_status status) FCDP_MUST_CHECK;
 
+/* mark.c */
+/* Without an event the caller waits here, so that the worker need not. */
+void fcdp__mark_make(fcdp_engine *engine, fcdp_stream stream, fcdp_mark *mark_out);
+/* The job is to fail at its place, with the thread's text. */
+void fcdp__mark_refuse(fcdp_mark *mark, fcdp_status status);
+void fcdp__mark_forget(fcdp_engine *engine, fcdp_mark *mark);
+/* What `stream` gets from now on comes after what the caller's had. */
+fcdp_status fcdp__mark_precede(const fcdp_engine *engine, const fcdp_mark *mark, fcdp_stream stream) FCDP_MUST_CHECK;
+/* Until the device has done what was on the caller's stream. */
+fcdp_status fcdp__mark_await(const fcdp_engine *engine, const fcdp_mark *mark) FCDP_MUST_CHECK;
+/* NULL: nothing to wait for. */
+fcdp_event fcdp__mark_event(const fcdp_mark *mark);
+void fcdp__events_destroy(fcdp_engine *engine);
+
 /* engine.c */
-fcdp_status fcdp__event_take(fcdp_engine *engine, fcdp_event_node **event_out) FCDP_MUST_CHECK;
-void fcdp__event_give(fcdp_engine *engine, fcdp_event_node *event);
 /* Remember the failure of a job that nobody waits for, with the thread's text. */
 void fcdp__group_late_set(fcdp_group *group, fcdp_status status);
 /* Take it; FCDP_OK when there is none. `text_out`: FCDP_LATE_TEXT_BYTES. */

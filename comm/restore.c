@@ -86,16 +86,13 @@ static void epochs_advance(fcdp_group *group, uint32_t filling) {
     }
 }
 
-fcdp_status fcdp__job_await(const fcdp_job *job) {
-    if (job->refused) return fcdp__fail(job->refused, "%s", job->refused_text);
-    return job->event ? fcdp__driver_event_sync(job->engine->drv, job->event->event) : FCDP_OK;
-}
-
 /* Void content needs no pages; but they go only once the device is known to be done with them. */
 static void pages_leave(const fcdp_job *job) {
     fcdp_group *group = job->group;
     if (!group->in_use) return;
-    if (fcdp__driver_stream_sync(job->engine->drv, job->engine->stream) || fcdp__job_await(job)) return;
+    if (fcdp__driver_stream_sync(job->engine->drv, job->engine->node_stream) ||
+        fcdp__mark_await(job->engine, &job->mark))
+        return;
     fcdp__region_end_use(group->region);
     group->in_use = false;
     if (fcdp__region_drop(group->region, NULL))
@@ -182,7 +179,7 @@ fcdp_status fcdp__job_reshard(fcdp_work *work) {
         return FCDP_OK;
     }
     uint32_t what = VOTE_VOID;
-    fcdp_status status = fcdp__job_await(job);
+    fcdp_status status = fcdp__mark_await(job->engine, &job->mark);
     if (!status && job->n_spoils == group->content_spoils) status = release_by_policy(job, &what);
     if (what == VOTE_VOID) {
         fcdp_status cause =

@@ -4,11 +4,9 @@
  * Decisions that must be the same on every rank (does an unshard follow a release, does it use a prefetch)
  * are made here, from the order of submissions, never from what has happened on this rank.
  */
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "comm/group.h"
+#include "comm/crossing.h"
 
 /* ---- signals ---- */
 
@@ -51,19 +49,23 @@ void fcdp__seen_free(fcdp_seen_list *seen) {
 
 void fcdp__job_dispose(fcdp_work *work) {
     fcdp_job *job = (fcdp_job *)work;
-    if (job->event) fcdp__event_give(job->engine, job->event);
+    fcdp__mark_forget(job->engine, &job->mark);
     if (job->plan) fcdp__plan_destroy(job->plan);
-    free(job->inputs);
+    fcdp__crossing_destroy(job->crossing);
     fcdp__seen_free(&job->seen);
     free(job);
 }
 
+static fcdp_status group_check(const fcdp_group *group) {
+    fcdp_status status = fcdp__engine_check(group->comm->engine, group->name);
+    if (status || group->region) return status;
+    return fcdp__fail(FCDP_ERR_INVALID, "'%s' is not attached to host memory yet", group->name);
+}
+
 static fcdp_status job_create(fcdp_group *group, fcdp_status (*run)(fcdp_work *), bool waited,
                               fcdp_job **job_out) {
-    fcdp_status status = fcdp__engine_check(group->comm->engine, group->name);
+    fcdp_status status = group_check(group);
     if (status) return status;
-    if (!group->region)
-        return fcdp__fail(FCDP_ERR_INVALID, "'%s' is not attached to host memory yet", group->name);
     fcdp_job *job = calloc(1, sizeof *job);
     if (!job) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a job of '%s'", group->name);
     job->engine = group->comm->engine;
@@ -73,77 +75,68 @@ static fcdp_status job_create(fcdp_group *group, fcdp_status (*run)(fcdp_work *)
     return FCDP_OK;
 }
 
-static fcdp_status event_record(fcdp_job *job, fcdp_stream stream) {
-    fcdp_engine *engine = job->engine;
-    fcdp_status status = fcdp__event_take(engine, &job->event);
-    if (status) return status;
-    status = fcdp__driver_event_record(engine->drv, job->event->event, stream);
-    if (!status) return FCDP_OK;
-    fcdp__event_give(engine, job->event);
-    job->event = NULL;
-    return status;
-}
-
-/* Without an event the caller waits here, so that the job need not. */
-static void job_record_event(fcdp_job *job, fcdp_stream stream) {
-    if (!event_record(job, stream)) return;
-    job->refused = fcdp__driver_stream_sync(job->engine->drv, stream);
-    if (job->refused) snprintf(job->refused_text, sizeof job->refused_text, "%s", fcdp_error_text());
-}
-
-static fcdp_status job_plan(fcdp_job *job, const uint8_t *stale, const uint64_t *inputs) {
-    const fcdp_group *group = job->group;
-    fcdp_status status = fcdp__plan_make(group->layout, &group->comm->topology, stale, &job->plan);
-    if (status) return status;
-    uint32_t n = job->plan->n_big + job->plan->n_small, n_extents = group->layout->n_extents;
-    job->inputs = malloc((n + 1) * sizeof *job->inputs);
-    job->seen.items = malloc((n_extents + 1) * sizeof *job->seen.items);
-    if (!job->inputs || !job->seen.items)
-        return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
-    for (uint32_t k = 0; k < n; k++) {
-        job->inputs[k] = inputs[job->plan->extents[k].extent];
-        if (!job->inputs[k])
-            return fcdp__fail(FCDP_ERR_INVALID, "'%s': extent %u is stale and has no input", group->name,
-                              job->plan->extents[k].extent);
-    }
-    return FCDP_OK;
+static fcdp_status seen_reserve(const fcdp_group *group, fcdp_seen_list *seen) {
+    seen->items = malloc((group->layout->n_extents + 1) * sizeof *seen->items);
+    return seen->items ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
 }
 
 /* With the group's lock. Extents without bytes are in no plan, but they too have been seen. */
-static void job_see(fcdp_job *job, const uint8_t *stale) {
-    const fcdp_group *group = job->group;
+static void seen_take(const fcdp_group *group, const uint8_t *stale, fcdp_seen_list *seen) {
     for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        if (stale[i])
-            job->seen.items[job->seen.n++] = (fcdp_seen){i, fcdp__validity_observed(group->validity, i)};
+        if (stale[i]) seen->items[seen->n++] = (fcdp_seen){i, fcdp__validity_observed(group->validity, i)};
 }
 
-/* With the group's lock. */
-static bool prefetch_matches(const fcdp_group *group, const uint8_t *stale) {
-    if (!group->prefetched) return false;
-    for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        if (!stale[i] != !group->prefetched[i]) return false;
-    return true;
-}
+/* ---- unshard ---- */
 
 /* With the group's lock. */
-static void prefetch_forget(fcdp_group *group) {
-    free(group->prefetched);
-    group->prefetched = NULL;
-    fcdp__seen_free(&group->prefetched_seen);
+static bool is_ahead(const fcdp_group *group, const uint8_t *stale) {
+    return group->ahead && fcdp__crossing_matches(group->ahead, stale);
+}
+
+bool fcdp_group_is_prefetched(const fcdp_group *group, const uint8_t *stale) {
+    fcdp_lock *lock = &((fcdp_group *)group)->lock;
+    fcdp__lock_acquire(lock);
+    bool matches = is_ahead(group, stale);
+    fcdp__lock_release(lock);
+    return matches;
+}
+
+/* All that can fail, before the job has its place. Only the caller changes what is ahead. */
+static fcdp_status unshard_prepare(fcdp_job *job, const uint8_t *stale, const uint64_t *inputs,
+                                   fcdp_stream stream) {
+    fcdp_group *group = job->group;
+    fcdp_status status = fcdp__plan_make(group->layout, &group->comm->topology, stale, &job->plan);
+    if (!status) status = seen_reserve(group, &job->seen);
+    if (status) return status;
+    if (fcdp_group_is_prefetched(group, stale)) {
+        fcdp__mark_make(job->engine, stream, &job->mark);
+        return FCDP_OK;
+    }
+    status = fcdp__crossing_create(group, stale, inputs, stream, &job->crossing);
+    if (status) return status;
+    fcdp__mark_make(job->engine, stream, &job->mark);
+    status = fcdp_group_unprefetch(group);
+    if (status) fcdp__mark_refuse(&job->mark, status);
+    return FCDP_OK;
+}
+
+/* With the group's lock: the crossing that was ahead is this job's now. */
+static void ahead_take(fcdp_job *job) {
+    fcdp_group *group = job->group;
+    fcdp_seen_list reserved = job->seen; /* the bytes are those of the prefetch's moment */
+    job->crossing = group->ahead;
+    job->seen = job->crossing->seen;
+    job->crossing->seen = reserved;
+    group->ahead = NULL;
 }
 
 /* With the group's lock: from here on the job's place in the order of submissions is fixed. */
 static void unshard_place(fcdp_job *job, const uint8_t *stale) {
     fcdp_group *group = job->group;
-    job->use_column = job->plan->block_bytes > 0 && prefetch_matches(group, stale);
-    if (job->use_column) { /* the bytes are those of the prefetch's moment */
-        fcdp_seen_list fresh = job->seen;
-        job->seen = group->prefetched_seen;
-        group->prefetched_seen = fresh;
-    } else {
-        job_see(job, stale);
-    }
-    prefetch_forget(group);
+    if (group->ahead)
+        ahead_take(job);
+    else
+        seen_take(group, stale, &job->seen);
     job->after_release = !group->is_unsharded && group->n_releases > 0;
     job->n_releases = group->n_releases;
     job->n_spoils = group->n_spoils;
@@ -151,12 +144,13 @@ static void unshard_place(fcdp_job *job, const uint8_t *stale) {
     group->is_unsharded = true;
 }
 
-static fcdp_status unshard_prepare(fcdp_job *job, const uint8_t *stale, const uint64_t *inputs,
-                                   fcdp_pass pass, fcdp_stream stream) {
-    job->pass = pass;
-    fcdp_status status = job_plan(job, stale, inputs);
-    if (!status) job_record_event(job, stream);
-    return status;
+/* The crossing first: the job waits for it. `anew`: it is not one that was ahead. */
+static void unshard_submit(fcdp_job *job, bool anew) {
+    fcdp_engine *engine = job->engine;
+    if (anew) fcdp__crossing_submit(job->crossing);
+    if (job->crossing && !anew) fcdp__crossing_not_ahead(engine);
+    uint64_t ticket = fcdp__worker_submit(engine->node_worker, &job->work);
+    if (job->crossing) fcdp__crossing_taken(engine, ticket);
 }
 
 fcdp_status fcdp_group_unshard(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs,
@@ -164,75 +158,75 @@ fcdp_status fcdp_group_unshard(fcdp_group *group, const uint8_t *stale, const ui
     fcdp_job *job = NULL;
     fcdp_status status = job_create(group, fcdp__job_unshard, true, &job);
     if (status) return status;
-    status = unshard_prepare(job, stale, inputs, pass, stream);
+    job->pass = pass;
+    status = unshard_prepare(job, stale, inputs, stream);
     if (status) {
         fcdp__job_dispose(&job->work);
         return status;
     }
+    bool anew = job->crossing != NULL;
     fcdp__lock_acquire(&group->lock);
     unshard_place(job, stale);
     fcdp__lock_release(&group->lock);
-    fcdp__worker_submit(group->comm->engine->worker, &job->work);
+    unshard_submit(job, anew);
     *job_out = job;
     return FCDP_OK;
 }
 
-/* With the group's lock. `copy` becomes the group's. */
-static void prefetch_place(fcdp_job *job, const uint8_t *stale, uint8_t *copy) {
-    fcdp_group *group = job->group;
-    prefetch_forget(group);
-    memcpy(copy, stale, group->layout->n_extents);
-    group->prefetched = copy;
-    job_see(job, stale);
-    group->prefetched_seen = job->seen;
-    job->seen = (fcdp_seen_list){0, NULL};
+fcdp_status fcdp_job_wait(fcdp_job *job) {
+    fcdp_status status = fcdp__engine_check(job->engine, "the job");
+    if (status) return status;
+    status = fcdp__worker_wait(job->engine->node_worker, &job->work);
+    char late_text[FCDP_LATE_TEXT_BYTES];
+    fcdp_status late = fcdp__group_late_take(job->group, late_text);
+    if (late)
+        status = status ? fcdp__fail(status, "%s; before that: %s", fcdp_error_text(), late_text)
+                        : fcdp__fail(late, "%s", late_text);
+    fcdp__job_dispose(&job->work);
+    return status;
 }
 
+/* ---- prefetch ---- */
+
 fcdp_status fcdp_group_prefetch(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs,
-                                fcdp_stream stream, fcdp_job **job_out) {
-    fcdp_job *job = NULL;
-    fcdp_status status = job_create(group, fcdp__job_prefetch, true, &job);
-    if (status) return status;
-    status = unshard_prepare(job, stale, inputs, FCDP_PASS_OTHER, stream);
-    bool needed = !status && job->plan->block_bytes > 0;
-    uint8_t *copy = needed ? malloc(group->layout->n_extents) : NULL;
-    if (needed && !copy)
-        status = fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a prefetch of '%s'", group->name);
-    if (status || !needed) {
-        fcdp__job_dispose(&job->work);
-        if (!status) *job_out = NULL;
+                                fcdp_stream stream, bool *ahead_out) {
+    *ahead_out = false;
+    fcdp_status status = group_check(group);
+    fcdp_crossing *crossing = NULL;
+    if (!status) status = fcdp_group_unprefetch(group);
+    if (!status) status = fcdp__crossing_create(group, stale, inputs, stream, &crossing);
+    if (status || !crossing) return status;
+    status = seen_reserve(group, &crossing->seen);
+    if (status || !fcdp__crossing_submit_ahead(crossing)) {
+        fcdp__crossing_destroy(crossing);
         return status;
     }
     fcdp__lock_acquire(&group->lock);
-    prefetch_place(job, stale, copy);
+    seen_take(group, stale, &crossing->seen);
+    group->ahead = crossing;
     fcdp__lock_release(&group->lock);
-    fcdp__worker_submit(group->comm->engine->worker, &job->work);
-    *job_out = job;
+    *ahead_out = true;
     return FCDP_OK;
-}
-
-bool fcdp_group_is_prefetched(const fcdp_group *group, const uint8_t *stale) {
-    fcdp_lock *lock = &((fcdp_group *)group)->lock;
-    fcdp__lock_acquire(lock);
-    bool matches = prefetch_matches(group, stale);
-    fcdp__lock_release(lock);
-    return matches;
 }
 
 fcdp_status fcdp_group_unprefetch(fcdp_group *group) {
-    fcdp_job *job = NULL;
-    fcdp_status status = job_create(group, fcdp__job_unprefetch, false, &job);
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_status status = fcdp__engine_check(engine, group->name);
     if (status) return status;
     fcdp__lock_acquire(&group->lock);
-    bool prefetched = group->prefetched != NULL;
-    prefetch_forget(group);
+    fcdp_crossing *crossing = group->ahead;
+    group->ahead = NULL;
     fcdp__lock_release(&group->lock);
-    if (prefetched)
-        fcdp__worker_submit(group->comm->engine->worker, &job->work);
-    else
-        fcdp__job_dispose(&job->work);
-    return FCDP_OK;
+    if (!crossing) return FCDP_OK;
+    fcdp__crossing_not_ahead(engine);
+    status = fcdp__crossing_wait(crossing);
+    if (!status) status = fcdp__crossing_end(crossing);
+    if (status) status = fcdp__crossing_abandon(crossing, engine->inter_stream, status);
+    fcdp__crossing_destroy(crossing);
+    return status;
 }
+
+/* ---- reshard ---- */
 
 /* With the group's lock. */
 static bool reshard_place(fcdp_job *job) {
@@ -248,27 +242,13 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream) {
     fcdp_job *job = NULL;
     fcdp_status status = job_create(group, fcdp__job_reshard, false, &job);
     if (status) return status;
-    job_record_event(job, stream);
+    fcdp__mark_make(job->engine, stream, &job->mark);
     fcdp__lock_acquire(&group->lock);
     bool placed = reshard_place(job);
     fcdp__lock_release(&group->lock);
     if (placed)
-        fcdp__worker_submit(group->comm->engine->worker, &job->work);
+        (void)fcdp__worker_submit(job->engine->node_worker, &job->work);
     else
         fcdp__job_dispose(&job->work);
     return FCDP_OK;
-}
-
-fcdp_status fcdp_job_wait(fcdp_job *job) {
-    fcdp_status status = fcdp__engine_check(job->engine, "the job");
-    if (status) return status;
-    status = fcdp__worker_wait(job->engine->worker, &job->work);
-    char late_text[FCDP_LATE_TEXT_BYTES];
-    fcdp_status late =
-        job->work.run == fcdp__job_unshard ? fcdp__group_late_take(job->group, late_text) : FCDP_OK;
-    if (late)
-        status = status ? fcdp__fail(status, "%s; before that: %s", fcdp_error_text(), late_text)
-                        : fcdp__fail(late, "%s", late_text);
-    fcdp__job_dispose(&job->work);
-    return status;
 }

@@ -12,7 +12,7 @@ typedef enum fcdp_lane {
 typedef struct fcdp_transport {
     void *ctx;
     /* In place: the lane's n members each own part `me` of the n * bytes at `buffer`, and all hold all parts afterwards. Called by
-     * the worker, in the same order on every rank; returns when the bytes are there. FCDP_ERR_TRANSPORT or FCDP_ERR_PEER with a text. */
+     * one thread per lane, in the same order on every rank; returns when the bytes are there. FCDP_ERR_TRANSPORT or FCDP_ERR_PEER with a text. */
     fcdp_status (*all_gather)(void *ctx, fcdp_lane lane, fcdp_dptr buffer, size_t bytes);
 } fcdp_transport;
 

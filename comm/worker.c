@@ -13,7 +13,8 @@ struct fcdp_worker {
     /* guarded by lock */
     fcdp_work *first, *last; /* queued */
     fcdp_work *waited;       /* every work with `waited` from submission until fcdp__worker_wait */
-    bool running, stop;
+    uint64_t n_submitted, n_done;
+    bool stop;
 };
 
 static fcdp_work *queue_pop(fcdp_worker *worker) {
@@ -37,7 +38,7 @@ static void work_execute(fcdp_worker *worker, fcdp_work *work) {
         work->text = text;
         work->done = true;
     }
-    worker->running = false;
+    worker->n_done++;
     pthread_cond_broadcast(&worker->changed);
     fcdp__lock_release(&worker->lock);
 }
@@ -48,7 +49,6 @@ static void *worker_main(void *arg) {
         fcdp__lock_acquire(&worker->lock);
         while (!worker->first && !worker->stop) fcdp__lock_wait(&worker->lock, &worker->changed);
         fcdp_work *work = worker->first ? queue_pop(worker) : NULL;
-        worker->running = work != NULL;
         fcdp__lock_release(&worker->lock);
         if (!work) return NULL;
         work_execute(worker, work);
@@ -100,7 +100,7 @@ void fcdp__worker_destroy(fcdp_worker *worker) {
     free(worker);
 }
 
-void fcdp__worker_submit(fcdp_worker *worker, fcdp_work *work) {
+uint64_t fcdp__worker_submit(fcdp_worker *worker, fcdp_work *work) {
     work->next = NULL;
     work->done = false;
     fcdp__lock_acquire(&worker->lock);
@@ -113,7 +113,22 @@ void fcdp__worker_submit(fcdp_worker *worker, fcdp_work *work) {
         work->next_waited = worker->waited;
         worker->waited = work;
     }
+    uint64_t ticket = ++worker->n_submitted;
     pthread_cond_broadcast(&worker->changed);
+    fcdp__lock_release(&worker->lock);
+    return ticket;
+}
+
+uint64_t fcdp__worker_ticket(fcdp_worker *worker) {
+    fcdp__lock_acquire(&worker->lock);
+    uint64_t ticket = worker->n_submitted;
+    fcdp__lock_release(&worker->lock);
+    return ticket;
+}
+
+void fcdp__worker_wait_ticket(fcdp_worker *worker, uint64_t ticket) {
+    fcdp__lock_acquire(&worker->lock);
+    while (worker->n_done < ticket) fcdp__lock_wait(&worker->lock, &worker->changed);
     fcdp__lock_release(&worker->lock);
 }
 
@@ -136,6 +151,6 @@ fcdp_status fcdp__worker_wait(fcdp_worker *worker, fcdp_work *work) {
 
 void fcdp__worker_drain(fcdp_worker *worker) {
     fcdp__lock_acquire(&worker->lock);
-    while (worker->first || worker->running) fcdp__lock_wait(&worker->lock, &worker->changed);
+    while (worker->n_done < worker->n_submitted) fcdp__lock_wait(&worker->lock, &worker->changed);
     fcdp__lock_release(&worker->lock);
 }

@@ -29,7 +29,12 @@ struct fcdp_work {
 fcdp_status fcdp__worker_create(const char *name, fcdp_worker **worker_out) FCDP_MUST_CHECK;
 /* Runs what is queued, ends the thread, disposes of works that were never waited for. */
 void fcdp__worker_destroy(fcdp_worker *worker);
-void fcdp__worker_submit(fcdp_worker *worker, fcdp_work *work);
+/* Its ticket: how many works have been submitted up to this one. */
+uint64_t fcdp__worker_submit(fcdp_worker *worker, fcdp_work *work);
+/* That of the last work submitted, 0: none yet. */
+uint64_t fcdp__worker_ticket(fcdp_worker *worker);
+/* Until the work of that ticket, and so all before it, are done. */
+void fcdp__worker_wait_ticket(fcdp_worker *worker, uint64_t ticket);
 /* Until `work` is done: its status, its text now the calling thread's. The work is the caller's again. */
 fcdp_status fcdp__worker_wait(fcdp_worker *worker, fcdp_work *work) FCDP_MUST_CHECK;
 /* Until nothing is queued or running. */

@@ -307,15 +307,19 @@ METHOD(group_spoil) {
     Py_RETURN_NONE;
 }
 
-/* (group, stale: n bytes, inputs: n uint64, pass, stream) -> job */
+/* (group, stale: n bytes, inputs: n uint64 or empty, pass, stream) -> job */
 METHOD(group_unshard) {
     PyObject *handle, *stale, *inputs;
     int pass;
     unsigned long long stream;
     if (!PyArg_ParseTuple(args, "OSSiK:group_unshard", &handle, &stale, &inputs, &pass, &stream)) return NULL;
     fcdp_group *group = group_of(handle);
-    const uint64_t *addresses = group ? bytes_of(inputs, (size_t)PyBytes_Size(stale) * sizeof(uint64_t), "inputs") : NULL;
-    if (!addresses) return NULL;
+    if (!group) return NULL;
+    const uint64_t *addresses = NULL;
+    if (PyBytes_Size(inputs) > 0) {
+        addresses = bytes_of(inputs, (size_t)PyBytes_Size(stale) * sizeof(uint64_t), "inputs");
+        if (!addresses) return NULL;
+    }
     const uint8_t *flags = (const uint8_t *)PyBytes_AsString(stale);
     fcdp_job *job;
     fcdp_status status;
@@ -323,7 +327,7 @@ METHOD(group_unshard) {
     return status == FCDP_OK ? binding_wrap(BINDING_JOB, job, handle) : binding_raise(status);
 }
 
-/* (group, stale, inputs, stream) -> job, or None when nothing crosses the nodes */
+/* (group, stale, inputs, stream) -> is it ahead now? */
 METHOD(group_prefetch) {
     PyObject *handle, *stale, *inputs;
     unsigned long long stream;
@@ -332,12 +336,10 @@ METHOD(group_prefetch) {
     const uint64_t *addresses = group ? bytes_of(inputs, (size_t)PyBytes_Size(stale) * sizeof(uint64_t), "inputs") : NULL;
     if (!addresses) return NULL;
     const uint8_t *flags = (const uint8_t *)PyBytes_AsString(stale);
-    fcdp_job *job = NULL;
+    bool ahead;
     fcdp_status status;
-    CALL(fcdp_group_prefetch(group, flags, addresses, (fcdp_stream)(uintptr_t)stream, &job));
-    if (status != FCDP_OK) return binding_raise(status);
-    if (!job) Py_RETURN_NONE;
-    return binding_wrap(BINDING_JOB, job, handle);
+    CALL(fcdp_group_prefetch(group, flags, addresses, (fcdp_stream)(uintptr_t)stream, &ahead));
+    return status == FCDP_OK ? PyBool_FromLong(ahead) : binding_raise(status);
 }
 
 METHOD(group_unprefetch) {

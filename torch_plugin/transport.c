@@ -1,4 +1,4 @@
-/* transport.c - a transport whose collectives are a Python callable (torch.distributed). Runs on the worker. */
+/* transport.c - a transport whose collectives are a Python callable (torch.distributed). Runs on a lane's worker. */
 #include "torch_plugin/binding.h"
 
 /* The pending Python exception as the failure text of this thread. GIL held. */

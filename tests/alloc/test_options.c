@@ -28,7 +28,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->pin, FCDP_PIN_AUTO);
     assert_int_equal(options->fingerprint, FCDP_FINGERPRINT_AUTO);
     assert_int_equal(options->agree, FCDP_AGREE_FORWARD);
-    assert_int_equal(options->prefetch, 1);
+    assert_int_equal(options->prefetch, 2);
     assert_true(options->timeout_s == 300);
     assert_int_equal(options->check, 0);
     assert_int_equal(options->log, FCDP_LOG_WARN);
@@ -186,7 +186,7 @@ static void a_refusal_says_what_is_allowed(void **state) {
         {"FCDP_PIN=1", "FCDP_PIN=1: expected auto, require or never"},
         {"FCDP_FINGERPRINT=on", "FCDP_FINGERPRINT=on: expected auto or never"},
         {"FCDP_AGREE=always", "FCDP_AGREE=always: expected forward or unshard"},
-        {"FCDP_PREFETCH=2", "FCDP_PREFETCH=2: expected a whole number from 0 to 1"},
+        {"FCDP_PREFETCH=9", "FCDP_PREFETCH=9: expected a whole number from 0 to 8"},
         {"FCDP_TIMEOUT=0", "FCDP_TIMEOUT=0: expected a number from 0.1 to 86400"},
         {"FCDP_CHECK=4", "FCDP_CHECK=4: expected a whole number from 0 to 3"},
         {"FCDP_LOG=loud", "FCDP_LOG=loud: expected quiet, warn, info or debug"},

@@ -194,6 +194,7 @@ static void member_start(cluster *c, uint32_t rank) {
     fcdp_engine_config config = {
         .options = {.tau = c->config.tau[rank],
                     .restore = c->config.restore,
+                    .prefetch = 2,
                     .device_budget_bytes = c->config.device_budget_bytes,
                     .host_budget_bytes = (size_t)1 << 30,
                     .timeout_s = c->config.timeout_s ? c->config.timeout_s : GIVE_UP_S},

@@ -42,7 +42,6 @@ typedef struct runner {
     bool usable[CLUSTER_MAX_GROUPS];                              /* unsharded without an error */
     bool spoiled[CLUSTER_MAX_GROUPS];                             /* in this step, on every rank */
     bool read[CLUSTER_MAX_GROUPS];                                /* compute read it since the last check */
-    fcdp_job *prefetch;
     evictor evictor;
 } runner;
 
@@ -146,17 +145,12 @@ static void inputs_of(const runner *r, uint32_t g, uint64_t *inputs_out) {
     for (uint32_t i = 0; i < CLUSTER_MAX_EXTENTS; i++) inputs_out[i] = (uintptr_t)r->m->shards[g][i];
 }
 
-static void prefetch_wait(runner *r, uint32_t g) {
-    if (r->prefetch) (void)went(r, "prefetch", g, fcdp_job_wait(r->prefetch));
-    r->prefetch = NULL;
-}
-
+/* A failure shows at the unshard, or when it is thrown away. */
 static void prefetch(runner *r, uint32_t g, const uint8_t *stale) {
     uint64_t inputs[CLUSTER_MAX_EXTENTS];
+    bool ahead;
     inputs_of(r, g, inputs);
-    prefetch_wait(r, g);
-    (void)went(r, "prefetch", g,
-               fcdp_group_prefetch(r->m->groups[g], stale, inputs, r->m->stream, &r->prefetch));
+    (void)went(r, "prefetch", g, fcdp_group_prefetch(r->m->groups[g], stale, inputs, r->m->stream, &ahead));
 }
 
 static void unshard(runner *r, uint32_t g, const uint8_t *stale, fcdp_pass pass) {
@@ -167,7 +161,6 @@ static void unshard(runner *r, uint32_t g, const uint8_t *stale, fcdp_pass pass)
     bool good = went(r, "submission", g,
                      fcdp_group_unshard(r->m->groups[g], stale, inputs, pass, r->m->stream, &job));
     if (good) good = went(r, "unshard", g, fcdp_job_wait(job));
-    prefetch_wait(r, g);
     r->usable[g] = good;
     if (!good) return;
     int extent = member_wrong_extent(r->m, g);
@@ -234,12 +227,14 @@ static void forward_extras(runner *r, uint32_t g, const uint8_t *stale) {
 static void forward(runner *r, const stale_table stale) {
     uint32_t n = r->m->cluster->config.n_groups;
     bool ahead = r->shared->program->plain || random_below(&r->schedule, 2);
+    bool deep = ahead && !r->shared->program->plain && random_below(&r->schedule, 2);
     for (uint32_t g = 0; g < n; g++) {
         unshard(r, g, stale[g], FCDP_PASS_FORWARD);
         if (!r->shared->program->plain) forward_extras(r, g, stale[g]);
-        if (ahead && g + 1 < n) prefetch(r, g + 1, random_below(&r->schedule, 8) ? stale[g + 1] : all_stale);
+        if (ahead && g + 1 < n && !fcdp_group_is_prefetched(r->m->groups[g + 1], stale[g + 1]))
+            prefetch(r, g + 1, random_below(&r->schedule, 8) ? stale[g + 1] : all_stale);
+        if (deep && g + 2 < n) prefetch(r, g + 2, stale[g + 2]);
         reshard(r, g);
-        prefetch_wait(r, g);
     }
 }
 

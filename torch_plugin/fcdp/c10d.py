@@ -1,7 +1,7 @@
 """torch.distributed's side: what the core's plan needs from process groups.
 
 A Shards object is one shard process group seen as nodes x ranks: two lanes (the ranks of this node; the ranks with this local index on
-every node) and one group for agreements. The lanes belong to the core's worker, the agreement group to the thread that
+every node) and one group for agreements. Each lane belongs to one of the core's workers, the agreement group to the thread that
 runs the model, so each is used in program order.
 """
 
@@ -109,7 +109,7 @@ class Shards:
         return bytes(out[:length].cpu().numpy())
 
     def transport(self, owner: Any) -> Callable[[int, int, int], None]:
-        """The core's all_gather: in place over `n * bytes` at `address`. Runs on the core's worker."""
+        """The core's all_gather: in place over `n * bytes` at `address`. Runs on the lane's worker."""
         kind, index = (1, 0) if self.device.type == "cpu" else (2, self.device.index or 0)
         places = {_fcdp.LANE_INTER: self.topology["node"], _fcdp.LANE_INTRA: self.local}
         sizes = {lane: dist.get_world_size(group) for lane, group in self.lanes.items()}

@@ -63,7 +63,7 @@ class Group:
         self.stale = b"\1" * self.n         # agreed, of `scene`; zeroed once gathered
         self.reductions = 0
         self.next: weakref.ref[Group] | None = None     # followed it in the last forward
-        self.prefetch: tuple[Any, list[torch.Tensor]] | None = None
+        self.ahead: list[torch.Tensor] | None = None    # the inputs of its prefetch under way, which they outlive
         self.live = False                   # unsharded, to be released
         self.released = -1                  # the scene of its last release
 
@@ -126,11 +126,9 @@ class Group:
         self.scene = -1
 
     def discard_prefetch(self) -> None:
-        if self.prefetch is not None:
-            job, _ = self.prefetch
-            self.prefetch = None
-            _fcdp.job_wait(job)
+        if self.ahead is not None:
             _fcdp.group_unprefetch(self.handle)
+            self.ahead = None
 
 
 class Pending:
@@ -319,11 +317,9 @@ class Runtime:
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
 
         def start() -> tuple[Any, list[torch.Tensor]]:
-            inputs, keep = group.inputs()
+            inputs, keep = (b"", group.ahead) if group.ahead is not None else group.inputs()
             job = _fcdp.group_unshard(group.handle, group.stale, inputs, pass_, stream)
-            if group.prefetch is not None:
-                keep += group.prefetch[1]
-                group.prefetch = None
+            group.ahead = None
             self._count(group, pass_)
             group.stale = bytes(group.n)
             group.live = True
@@ -342,28 +338,29 @@ class Runtime:
             _drain()
             void = group.observe()
         for i, agreed_stale in enumerate(group.stale):
-            if moved[i] and (group.prefetch is not None or not agreed_stale) or void[i] and not agreed_stale:
+            if moved[i] and (group.ahead is not None or not agreed_stale) or void[i] and not agreed_stale:
                 raise RuntimeError(
                     f"fcdp: {group.extents[i].name} was written inside forward or backward, after the ranks had agreed on what is "
                     "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
                 )
 
     def _look_ahead(self, group: Group, stream: int) -> None:
-        """Start the inter-node part of the group that followed last time, while this one computes."""
+        """Start the inter-node part of the groups that followed last time, while this one computes; the core says how many at once."""
         last = self.last_forward() if self.last_forward is not None else None
         if last is not None and last is not group:
             last.next = weakref.ref(group)
         self.last_forward = weakref.ref(group)
-        following = group.next() if group.next is not None else None
-        if (
-            following is None or following is group or following.live or following.prefetch is not None
-            or following.scene != self.scene or following.shards is not group.shards or not any(following.stale)
-        ):  # fmt: skip
-            return
-        inputs, keep = following.inputs()
-        job = _fcdp.group_prefetch(following.handle, following.stale, inputs, stream)
-        if job is not None:
-            following.prefetch = (job, keep)
+        following = group
+        for _ in range(self.options["prefetch"]):
+            following = following.next() if following.next is not None else None
+            if following is None or following.live or following.scene != self.scene or following.shards is not group.shards:
+                return
+            if following.ahead is not None or not any(following.stale):
+                continue
+            inputs, keep = following.inputs()
+            if not _fcdp.group_prefetch(following.handle, following.stale, inputs, stream):
+                return
+            following.ahead = keep
 
     def release(self, group: Group, stream: int) -> None:
         """FSDP2 resharded the group."""
