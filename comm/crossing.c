@@ -5,20 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+static fcdp_status step_fail(const fcdp_crossing *crossing, fcdp_status status) {
+    return fcdp__fail(status, "gathering '%s' between nodes: %s", crossing->group->name, fcdp_error_text());
+}
+
 /* ---- on the inter worker ---- */
 
-static fcdp_status all_gather(const fcdp_crossing *crossing) {
-    const fcdp_comm *comm = crossing->group->comm;
-    fcdp_engine *engine = crossing->engine;
-    size_t bytes = crossing->plan->block_bytes;
-    fcdp_status status = comm->transport.all_gather(comm->transport.ctx, FCDP_LANE_INTER,
-                                                    fcdp__vrange_base(crossing->column->range), bytes);
-    if (status) return status;
-    fcdp__lock_acquire(&engine->lock);
-    engine->gather.calls++;
-    engine->gather.inter_bytes_sent += (comm->topology.n_nodes - 1) * bytes;
-    fcdp__lock_release(&engine->lock);
-    return FCDP_OK;
+static fcdp_status all_gather_start(fcdp_crossing *crossing) {
+    const fcdp_transport *transport = &crossing->group->comm->transport;
+    return transport->start(transport->ctx, FCDP_LANE_INTER, fcdp__vrange_base(crossing->column->range),
+                            crossing->plan->block_bytes, &crossing->pending);
 }
 
 static fcdp_status pack(const fcdp_crossing *crossing) {
@@ -43,7 +39,7 @@ static fcdp_status cross(fcdp_crossing *crossing) {
     size_t bytes = exchange ? group->comm->topology.n_nodes * plan->block_bytes : plan->column_bytes;
     fcdp_status status = fcdp__column_take(crossing->engine->columns, bytes, &crossing->column);
     if (!status) status = pack(crossing);
-    return status ? status : all_gather(crossing);
+    return status ? status : all_gather_start(crossing);
 }
 
 /* Keeps the text. */
@@ -66,15 +62,29 @@ static fcdp_status crossing_run(fcdp_work *work) {
     fcdp__worker_wait_ticket(crossing->engine->node_worker, crossing->after);
     fcdp_status status = cross(crossing);
     if (!status) return FCDP_OK;
-    status = fcdp__fail(status, "gathering '%s' between nodes: %s", crossing->group->name, fcdp_error_text());
+    status = step_fail(crossing, status);
     return column_leave(crossing, crossing->engine->inter_stream, status);
 }
 
 /* ---- by who takes it ---- */
 
+static fcdp_status all_gather_wait(fcdp_crossing *crossing) {
+    const fcdp_comm *comm = crossing->group->comm;
+    fcdp_engine *engine = crossing->engine;
+    size_t bytes = crossing->plan->block_bytes;
+    fcdp_status status = comm->transport.wait(comm->transport.ctx, crossing->pending);
+    if (status) return step_fail(crossing, status);
+    fcdp__lock_acquire(&engine->lock);
+    engine->gather.calls++;
+    engine->gather.inter_bytes_sent += (comm->topology.n_nodes - 1) * bytes;
+    fcdp__lock_release(&engine->lock);
+    return FCDP_OK;
+}
+
 fcdp_status fcdp__crossing_wait(fcdp_crossing *crossing) {
     crossing->waited_for = true;
-    return fcdp__worker_wait(crossing->engine->inter_worker, &crossing->work);
+    fcdp_status status = fcdp__worker_wait(crossing->engine->inter_worker, &crossing->work);
+    return status ? status : all_gather_wait(crossing);
 }
 
 fcdp_dptr fcdp__crossing_column(const fcdp_crossing *crossing) {

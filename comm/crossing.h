@@ -1,7 +1,8 @@
 /* crossing.h - the inter-node step of a gather: own shards packed into a column, and all-gathered over the nodes.
  *
- * Crossings run on a worker of their own, in the order of submission, so that the link is busy while the node's ranks complete an earlier
- * gather among themselves and while the model computes. The group's next unshard that gathers takes the column from it.
+ * Crossings are started by a worker of their own, in the order of submission, so that the link is busy while the node's ranks complete an
+ * earlier gather among themselves and while the model computes; that worker waits for none of them, so that a second one is under way
+ * when the first ends. The group's next unshard that gathers takes the column.
  *
  * Order and pages. A crossing starts when the jobs of the node worker that it names (`after`) are done, and all of those were
  * submitted before it; a job of the node worker waits for its own crossing only, which was submitted before it. So every wait points back in the
@@ -29,6 +30,7 @@ struct fcdp_crossing {
     fcdp_seen_list seen; /* the shards' signals at submission, if it is ahead of its unshard */
     bool waited_for;     /* by who takes it */
     fcdp_column *column; /* once done; NULL if it failed */
+    void *pending;       /* the transport's; once done without a failure, until waited for */
 };
 
 /* Not submitted yet; `stale` and `inputs` as for fcdp_group_unshard. *crossing_out = NULL where nothing is stale. */

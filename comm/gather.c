@@ -11,7 +11,7 @@
 static fcdp_status collective(fcdp_group *group, fcdp_dptr buffer, size_t bytes) {
     fcdp_comm *comm = group->comm;
     fcdp_engine *engine = comm->engine;
-    fcdp_status status = comm->transport.all_gather(comm->transport.ctx, FCDP_LANE_INTRA, buffer, bytes);
+    fcdp_status status = fcdp__transport_all_gather(&comm->transport, FCDP_LANE_INTRA, buffer, bytes);
     if (status) return status;
     fcdp__lock_acquire(&engine->lock);
     engine->gather.calls++;

@@ -22,7 +22,7 @@ void binding_end_generation(void);
 /* The job has been waited for (and so freed): its handle is empty now. */
 void binding_consume(PyObject *handle);
 
-/* A transport whose all_gather calls `callable(lane, address, bytes)`; borrows the reference. */
+/* A transport whose start calls `callable(lane, address, bytes)`, and whose wait what that returned; borrows the reference. */
 fcdp_transport binding_transport(PyObject *callable);
 
 /* DLPack: a one-dimensional tensor over `bytes` at `address`; `owner` lives as long as the tensor. */

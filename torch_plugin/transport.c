@@ -1,4 +1,4 @@
-/* transport.c - a transport whose collectives are a Python callable (torch.distributed). Runs on a lane's worker. */
+/* transport.c - a transport whose collectives are a Python callable (torch.distributed). */
 #include "torch_plugin/binding.h"
 
 /* The pending Python exception as the failure text of this thread. GIL held. */
@@ -17,15 +17,27 @@ static fcdp_status exception_status(void) {
     return status;
 }
 
-static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, fcdp_dptr buffer, size_t bytes) {
+/* `pending` is a callable, owned. */
+static fcdp_status python_start(void *ctx, fcdp_lane lane, fcdp_dptr buffer, size_t bytes, void **pending_out) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *result = PyObject_CallFunction(ctx, "iKn", (int)lane, (unsigned long long)buffer.addr, (Py_ssize_t)bytes);
+    PyObject *finish = PyObject_CallFunction(ctx, "iKn", (int)lane, (unsigned long long)buffer.addr, (Py_ssize_t)bytes);
+    fcdp_status status = finish ? FCDP_OK : exception_status();
+    PyGILState_Release(gil);
+    if (finish) *pending_out = finish;
+    return status;
+}
+
+static fcdp_status python_wait(void *ctx, void *pending) {
+    (void)ctx;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *result = PyObject_CallObject(pending, NULL);
     fcdp_status status = result ? FCDP_OK : exception_status();
     Py_XDECREF(result);
+    Py_DECREF((PyObject *)pending);
     PyGILState_Release(gil);
     return status;
 }
 
 fcdp_transport binding_transport(PyObject *callable) {
-    return (fcdp_transport){.ctx = callable, .all_gather = python_all_gather};
+    return (fcdp_transport){.ctx = callable, .start = python_start, .wait = python_wait};
 }

@@ -29,85 +29,98 @@ static void lane_init(lane *l, uint32_t n) {
     l->n = n;
 }
 
-/* With the mutex: until *counter moves on from `seen`; false when broken (if that counts) or too late. */
-static bool lane_await(lane *l, const uint64_t *counter, uint64_t seen, bool breakable) {
+/* All have arrived: everybody's part to everybody, whoever waits for it and when. With the mutex. */
+static void round_complete(lane *l, lane_round *round) {
+    size_t bytes = round->bytes[0];
+    round->disagrees = false;
+    for (uint32_t i = 1; i < l->n; i++) round->disagrees = round->disagrees || round->bytes[i] != bytes;
+    for (uint32_t to = 0; to < l->n && !round->disagrees; to++)
+        for (uint32_t from = 0; from < l->n; from++)
+            if (from != to)
+                memcpy((char *)round->buffer[to].addr + from * bytes,
+                       (char *)round->buffer[from].addr + from * bytes, bytes);
+    pthread_cond_broadcast(&l->changed);
+}
+
+/* Rounds are numbered by each member's starts, so several may be under way. With the mutex. */
+static lane_round *round_join(lane *l, uint32_t me, fcdp_dptr buffer, size_t bytes) {
+    lane_round *round = &l->rounds[l->n_started[me]++ % LANE_ROUNDS];
+    if (round->n_arrived == l->n) round->n_arrived = 0; /* it was that of an earlier lap */
+    round->buffer[me] = buffer;
+    round->bytes[me] = bytes;
+    if (++round->n_arrived == l->n) round_complete(l, round);
+    return round;
+}
+
+typedef struct pending {
+    lane *lane;
+    lane_round *round;
+    uint64_t epoch; /* of the lane: rounds do not outlive a mend */
+    uint32_t me;
+    bool loses; /* the answer is lost */
+} pending;
+
+static fcdp_status lane_start(lane *l, pending *p, fcdp_dptr buffer, size_t bytes) {
+    pthread_mutex_lock(&l->mutex);
+    bool broken = l->broken;
+    p->lane = l;
+    p->epoch = l->epoch;
+    if (!broken) p->round = round_join(l, p->me, buffer, bytes);
+    pthread_mutex_unlock(&l->mutex);
+    return broken ? fcdp__fail(FCDP_ERR_PEER, "a peer has failed") : FCDP_OK;
+}
+
+/* With the mutex. */
+static fcdp_status lane_meet(const pending *p) {
+    lane *l = p->lane;
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += GIVE_UP_S;
-    while (*counter == seen) {
-        if (breakable && l->broken) return false;
-        if (pthread_cond_timedwait(&l->changed, &l->mutex, &until) == ETIMEDOUT && *counter == seen)
-            return false;
-    }
-    return true;
+    bool in_time = true;
+    while (p->epoch == l->epoch && p->round->n_arrived < l->n && !l->broken && in_time)
+        in_time = pthread_cond_timedwait(&l->changed, &l->mutex, &until) != ETIMEDOUT;
+    if (p->epoch != l->epoch) return fcdp__fail(FCDP_ERR_PEER, "a peer had failed");
+    if (p->round->n_arrived < l->n)
+        return fcdp__fail(l->broken ? FCDP_ERR_PEER : FCDP_ERR_TIMEOUT, "%u of %u came", p->round->n_arrived,
+                          l->n);
+    if (p->round->disagrees)
+        return fcdp__fail(FCDP_ERR_PEER, "ranks disagree on the bytes of a collective (%zu here)",
+                          p->round->bytes[p->me]);
+    return FCDP_OK;
 }
 
-static fcdp_status lane_arrive(lane *l, uint32_t me, fcdp_dptr buffer, size_t bytes) {
-    fcdp_status status = FCDP_OK;
-    pthread_mutex_lock(&l->mutex);
-    if (l->broken) {
-        status = fcdp__fail(FCDP_ERR_PEER, "a peer has failed");
-    } else {
-        l->buffer[me] = buffer;
-        l->bytes[me] = bytes;
-        uint64_t met = l->n_met;
-        if (++l->n_arrived == l->n) {
-            l->n_arrived = 0;
-            l->n_met++;
-            pthread_cond_broadcast(&l->changed);
-        } else if (!lane_await(l, &l->n_met, met, true)) {
-            l->n_arrived--;
-            status = fcdp__fail(l->broken ? FCDP_ERR_PEER : FCDP_ERR_TIMEOUT, "%u of %u came",
-                                l->n_arrived + 1, l->n);
-        }
-    }
-    pthread_mutex_unlock(&l->mutex);
+static fcdp_status lane_wait(const pending *p) {
+    pthread_mutex_lock(&p->lane->mutex);
+    fcdp_status status = lane_meet(p);
+    pthread_mutex_unlock(&p->lane->mutex);
     return status;
 }
 
-/* All have arrived, so all will leave: nobody fails between. */
-static fcdp_status lane_leave(lane *l) {
-    bool left = true;
-    pthread_mutex_lock(&l->mutex);
-    uint64_t parted = l->n_parted;
-    if (++l->n_left == l->n) {
-        l->n_left = 0;
-        l->n_parted++;
-        pthread_cond_broadcast(&l->changed);
-    } else {
-        left = lane_await(l, &l->n_parted, parted, false);
-    }
-    pthread_mutex_unlock(&l->mutex);
-    return left ? FCDP_OK : fcdp__fail(FCDP_ERR_TIMEOUT, "a peer never left the collective");
-}
-
-static fcdp_status lane_all_gather(lane *l, uint32_t me, fcdp_dptr buffer, size_t bytes) {
-    fcdp_status status = lane_arrive(l, me, buffer, bytes);
-    if (status) return status;
-    bool agree = true;
-    for (uint32_t i = 0; i < l->n; i++) {
-        agree = agree && l->bytes[i] == bytes;
-        if (i != me && agree)
-            memcpy((char *)buffer.addr + i * bytes, (char *)l->buffer[i].addr + i * bytes, bytes);
-    }
-    status = lane_leave(l);
-    if (!status && !agree)
-        status = fcdp__fail(FCDP_ERR_PEER, "ranks disagree on the bytes of a collective (%zu here)", bytes);
-    return status;
-}
-
-static fcdp_status hub_all_gather(void *ctx, fcdp_lane which, fcdp_dptr buffer, size_t bytes) {
+static fcdp_status hub_start(void *ctx, fcdp_lane which, fcdp_dptr buffer, size_t bytes, void **pending_out) {
     member *m = ctx;
     cluster *c = m->cluster;
     bool inter = which == FCDP_LANE_INTER;
     bool fails = atomic_fetch_add(&c->n_calls, 1) + 1 == atomic_load(&c->fail_at);
     if (fails && atomic_load(&c->fault) == HUB_FAULT_ABSENT)
         return fcdp__fail(FCDP_ERR_TRANSPORT, "the test's fault: the call did nothing");
-    fcdp_status status = inter
-                             ? lane_all_gather(&c->inter[m->topology.local], m->topology.node, buffer, bytes)
-                             : lane_all_gather(&c->intra[m->topology.node], m->topology.local, buffer, bytes);
+    pending *p = calloc(1, sizeof *p);
+    *p = (pending){.loses = fails, .me = inter ? m->topology.node : m->topology.local};
+    fcdp_status status =
+        lane_start(inter ? &c->inter[m->topology.local] : &c->intra[m->topology.node], p, buffer, bytes);
+    if (status)
+        free(p);
+    else
+        *pending_out = p;
     if (inter && !status) atomic_fetch_add(&c->inter_bytes_sent, (c->config.n_nodes - 1) * bytes);
-    if (fails && !status) return fcdp__fail(FCDP_ERR_TIMEOUT, "the test's fault: the answer was lost");
+    return status;
+}
+
+static fcdp_status hub_wait(void *ctx, void *pending_) {
+    (void)ctx;
+    pending *p = pending_;
+    fcdp_status status = lane_wait(p);
+    if (p->loses && !status) status = fcdp__fail(FCDP_ERR_TIMEOUT, "the test's fault: the answer was lost");
+    free(p);
     return status;
 }
 
@@ -115,6 +128,11 @@ static void lanes_set_broken(lane *lanes, uint32_t n, bool broken) {
     for (uint32_t i = 0; i < n; i++) {
         pthread_mutex_lock(&lanes[i].mutex);
         lanes[i].broken = broken;
+        if (!broken) {
+            lanes[i].epoch++;
+            memset(lanes[i].n_started, 0, sizeof lanes[i].n_started);
+            memset(lanes[i].rounds, 0, sizeof lanes[i].rounds);
+        }
         pthread_cond_broadcast(&lanes[i].changed);
         pthread_mutex_unlock(&lanes[i].mutex);
     }
@@ -203,7 +221,7 @@ static void member_start(cluster *c, uint32_t rank) {
         .node_size = m->topology.node_size,
     };
     assert_ok(fcdp_engine_create(&config, &m->engine));
-    fcdp_transport transport = {m, hub_all_gather};
+    fcdp_transport transport = {m, hub_start, hub_wait};
     assert_ok(fcdp_comm_create(m->engine, &m->topology, &transport, &m->comm));
     assert_ok(fcdp__driver_stream_create(m->engine->drv, &m->stream));
 }

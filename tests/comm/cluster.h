@@ -13,21 +13,28 @@
 
 #include "comm/group.h"
 
-enum { CLUSTER_MAX_RANKS = 9, CLUSTER_MAX_GROUPS = 5, CLUSTER_MAX_EXTENTS = 8 };
+enum { CLUSTER_MAX_RANKS = 9, CLUSTER_MAX_GROUPS = 5, CLUSTER_MAX_EXTENTS = 8, LANE_ROUNDS = 16 };
+
+typedef struct lane_round {
+    uint32_t n_arrived;
+    bool disagrees;
+    fcdp_dptr buffer[CLUSTER_MAX_RANKS];
+    size_t bytes[CLUSTER_MAX_RANKS];
+} lane_round;
 
 typedef struct lane {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    uint32_t n, n_arrived, n_left;
-    uint64_t n_met, n_parted; /* rounds in which all have arrived, and left */
+    uint32_t n;
     bool broken;
-    fcdp_dptr buffer[CLUSTER_MAX_RANKS];
-    size_t bytes[CLUSTER_MAX_RANKS];
+    uint64_t epoch; /* mends so far */
+    uint64_t n_started[CLUSTER_MAX_RANKS];
+    lane_round rounds[LANE_ROUNDS];
 } lane;
 
 typedef enum hub_fault {
     HUB_FAULT_ABSENT, /* the call fails before the rank has taken part */
-    HUB_FAULT_LOST,   /* the call fails here, and has succeeded for the others */
+    HUB_FAULT_LOST,   /* the wait fails here, and has succeeded for the others */
 } hub_fault;
 
 typedef struct group_spec {

@@ -433,7 +433,7 @@ static void test_refusals(void **state) {
     (void)state;
     cluster *c = cluster_create(&one_group);
     member *m = &c->members[1];
-    fcdp_transport transport = {m, NULL};
+    fcdp_transport transport = {m, NULL, NULL};
     fcdp_topology other = m->topology;
     fcdp_comm *comm;
     fcdp_group *group;

@@ -8,6 +8,7 @@ runs the model, so each is used in program order.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Callable
 
@@ -108,20 +109,30 @@ class Shards:
         dist.all_gather_into_tensor(out, part, group=self.lanes[_fcdp.LANE_INTRA])
         return bytes(out[:length].cpu().numpy())
 
-    def transport(self, owner: Any) -> Callable[[int, int, int], None]:
-        """The core's all_gather: in place over `n * bytes` at `address`. Runs on the lane's worker."""
+    def transport(self, owner: Any) -> Callable[[int, int, int], Callable[[], None]]:
+        """The core's all_gather: in place over `n * bytes` at `address`. Starts it on the lane's worker; returns what waits for it, on any thread."""
         kind, index = (1, 0) if self.device.type == "cpu" else (2, self.device.index or 0)
         places = {_fcdp.LANE_INTER: self.topology["node"], _fcdp.LANE_INTRA: self.local}
         sizes = {lane: dist.get_world_size(group) for lane, group in self.lanes.items()}
+        # NCCL orders itself by the current stream. The core has waited for what it reads: nothing of the model's streams concerns it.
+        streams = {lane: torch.cuda.Stream(self.device) if kind == 2 else None for lane in self.lanes}
 
-        def all_gather(lane: int, address: int, length: int) -> None:
+        def start(lane: int, address: int, length: int) -> Callable[[], None]:
             out = torch.from_dlpack(_fcdp.dlpack(address, sizes[lane] * length, 1, 8, kind, index, owner))
             mine = out.narrow(0, places[lane] * length, length)
-            dist.all_gather_into_tensor(out, mine, group=self.lanes[lane])
-            if kind == 2:
-                torch.cuda.current_stream(self.device).synchronize()
+            stream = streams[lane]
+            with torch.cuda.stream(stream) if stream else nullcontext():
+                work = dist.all_gather_into_tensor(out, mine, group=self.lanes[lane], async_op=True)
 
-        return all_gather
+            def finish() -> None:
+                with torch.cuda.stream(stream) if stream else nullcontext():
+                    work.wait()
+                if stream:
+                    stream.synchronize()
+
+            return finish
+
+        return start
 
 
 def _new_group(ranks: list[int], timeout: timedelta, name: str) -> dist.ProcessGroup:
