@@ -26,13 +26,17 @@ def die():
 
 
 def watch_for_a_gather():
-    """Kills this process once one of its other threads stands inside an all-gather and does not leave it."""
+    """Kills this process once one of its other threads stands inside an all-gather, or waits for one of FCDP's, and does not leave it."""
+
+    def is_gather(code):
+        torchs = code.co_filename.endswith("distributed_c10d.py") and code.co_name.startswith("all_gather")
+        return torchs or code.co_filename.endswith(os.path.join("fcdp", "c10d.py")) and code.co_name == "finish"
 
     def inside():
         me = threading.get_ident()
         for ident, frame in sys._current_frames().items():
             while ident != me and frame is not None:
-                if frame.f_code.co_filename.endswith("distributed_c10d.py") and frame.f_code.co_name.startswith("all_gather"):
+                if is_gather(frame.f_code):
                     return ident, id(frame)
                 frame = frame.f_back
         return None

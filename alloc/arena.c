@@ -1,0 +1,626 @@
+/* arena.c - blocks by address (doubly linked in their span), by size (segregated lists), by use (quick slots),
+ * and the live ones by address (a hash table).
+ *
+ * Whatever can run out of host memory is reserved before anything changes: nodes by nodes_reserve, table
+ * slots by table_reserve.
+ */
+#include "alloc/arena.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SUB_BITS = 4, /* each power of two is cut into 16 size classes */
+    N_CLASSES = 64 << SUB_BITS,
+    N_QUICK_SLOTS = 256,
+    NODES_PER_CHUNK = 64,
+};
+
+typedef struct node_chunk {
+    struct node_chunk *next;
+    fcdp_block nodes[NODES_PER_CHUNK];
+} node_chunk;
+
+typedef struct quick_slot {
+    size_t bytes; /* of all blocks in it */
+    fcdp_block *head;
+} quick_slot;
+
+struct fcdp_arena {
+    size_t page_bytes;
+    uint64_t clock; /* gives so far */
+    fcdp_span *spans;
+    node_chunk *chunks;
+    fcdp_block *unused;
+    size_t n_unused;
+    fcdp_block *free_lists[N_CLASSES];
+    uint64_t class_bits[N_CLASSES / 64];
+    quick_slot quick[N_QUICK_SLOTS];
+    fcdp_block **table; /* linear probing; live and quick blocks */
+    size_t n_table, table_capacity;
+    size_t live_bytes, requested_bytes, quick_bytes, free_bytes, busy_bytes, n_live, n_quick, n_free, n_holes;
+};
+
+/* ---- nodes ---- */
+
+static fcdp_status nodes_reserve(fcdp_arena *arena, size_t n) {
+    while (arena->n_unused < n) {
+        node_chunk *chunk = calloc(1, sizeof *chunk);
+        if (!chunk) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for the allocator's blocks");
+        chunk->next = arena->chunks;
+        arena->chunks = chunk;
+        for (size_t i = 0; i < NODES_PER_CHUNK; i++) {
+            chunk->nodes[i].list_next = arena->unused;
+            arena->unused = &chunk->nodes[i];
+        }
+        arena->n_unused += NODES_PER_CHUNK;
+    }
+    return FCDP_OK;
+}
+
+static fcdp_block *node_take(fcdp_arena *arena) {
+    fcdp_block *node = arena->unused;
+    FCDP_CHECK(0, node);
+    arena->unused = node->list_next;
+    arena->n_unused--;
+    *node = (fcdp_block){.state = FCDP_BLOCK_BUSY};
+    return node;
+}
+
+static void node_give(fcdp_arena *arena, fcdp_block *node) {
+    node->state = FCDP_BLOCK_HOLE;
+    node->list_next = arena->unused;
+    arena->unused = node;
+    arena->n_unused++;
+}
+
+/* ---- the table of live and quick blocks ---- */
+
+static size_t table_slot(const fcdp_arena *arena, uint64_t address) {
+    return (size_t)((address / FCDP_ARENA_UNIT * 0x9e3779b97f4a7c15u) >> 20) & (arena->table_capacity - 1);
+}
+
+static void table_insert(fcdp_arena *arena, fcdp_block *block) {
+    size_t at = table_slot(arena, block->address);
+    while (arena->table[at]) at = (at + 1) & (arena->table_capacity - 1);
+    arena->table[at] = block;
+    arena->n_table++;
+}
+
+static fcdp_status table_reserve(fcdp_arena *arena) {
+    if ((arena->n_table + 1) * 2 <= arena->table_capacity) return FCDP_OK;
+    size_t old_capacity = arena->table_capacity, capacity = old_capacity ? 2 * old_capacity : 256;
+    fcdp_block **old = arena->table, **table = calloc(capacity, sizeof *table);
+    if (!table) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for the allocator's table");
+    arena->table = table;
+    arena->table_capacity = capacity;
+    arena->n_table = 0;
+    for (size_t i = 0; i < old_capacity; i++)
+        if (old[i]) table_insert(arena, old[i]);
+    free(old);
+    return FCDP_OK;
+}
+
+static size_t table_find(const fcdp_arena *arena, uint64_t address) {
+    if (arena->n_table == 0) return SIZE_MAX;
+    size_t at = table_slot(arena, address);
+    while (arena->table[at] && arena->table[at]->address != address)
+        at = (at + 1) & (arena->table_capacity - 1);
+    return arena->table[at] ? at : SIZE_MAX;
+}
+
+static void table_remove(fcdp_arena *arena, uint64_t address) {
+    size_t hole = table_find(arena, address), mask = arena->table_capacity - 1;
+    FCDP_CHECK(0, hole != SIZE_MAX);
+    for (size_t at = (hole + 1) & mask; arena->table[at]; at = (at + 1) & mask) {
+        size_t home = table_slot(arena, arena->table[at]->address);
+        if (((at - home) & mask) < ((at - hole) & mask)) continue; /* it may not move before its home */
+        arena->table[hole] = arena->table[at];
+        hole = at;
+    }
+    arena->table[hole] = NULL;
+    arena->n_table--;
+}
+
+/* ---- free lists by size ---- */
+
+/* The class whose blocks have at least lower(class) bytes; blocks of one class differ by less than a 16th. */
+static unsigned class_of(size_t bytes) {
+    size_t units = bytes / FCDP_ARENA_UNIT;
+    unsigned log2 = 63 - (unsigned)__builtin_clzll(units);
+    if (log2 < SUB_BITS) return (unsigned)units;
+    return (log2 << SUB_BITS) + (unsigned)((units >> (log2 - SUB_BITS)) & ((1u << SUB_BITS) - 1));
+}
+
+static void free_insert(fcdp_arena *arena, fcdp_block *block) {
+    unsigned class = class_of(block->bytes);
+    block->state = FCDP_BLOCK_FREE;
+    block->list_prev = NULL;
+    block->list_next = arena->free_lists[class];
+    if (block->list_next) block->list_next->list_prev = block;
+    arena->free_lists[class] = block;
+    arena->class_bits[class / 64] |= 1ull << class % 64;
+    arena->free_bytes += block->bytes;
+    arena->n_free++;
+}
+
+static void free_remove(fcdp_arena *arena, fcdp_block *block) {
+    unsigned class = class_of(block->bytes);
+    if (block->list_next) block->list_next->list_prev = block->list_prev;
+    if (block->list_prev)
+        block->list_prev->list_next = block->list_next;
+    else
+        arena->free_lists[class] = block->list_next;
+    if (!arena->free_lists[class]) arena->class_bits[class / 64] &= ~(1ull << class % 64);
+    arena->free_bytes -= block->bytes;
+    arena->n_free--;
+}
+
+/* The first class from `class` on that has blocks, N_CLASSES: none. */
+static unsigned class_next(const fcdp_arena *arena, unsigned class) {
+    for (unsigned word = class / 64; word < N_CLASSES / 64; word++) {
+        uint64_t bits = arena->class_bits[word];
+        if (word == class / 64) bits &= ~0ull << class % 64;
+        if (bits) return word * 64 + (unsigned)__builtin_ctzll(bits);
+    }
+    return N_CLASSES;
+}
+
+static bool is_better(const fcdp_block *block, const fcdp_block *best) {
+    if (!best || block->bytes != best->bytes) return !best || block->bytes < best->bytes;
+    return block->address < best->address;
+}
+
+static fcdp_block *best_fit(const fcdp_arena *arena, size_t bytes) {
+    for (unsigned class = class_next(arena, class_of(bytes)); class < N_CLASSES;
+         class = class_next(arena, class + 1)) {
+        fcdp_block *best = NULL;
+        for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next)
+            if (block->bytes >= bytes && is_better(block, best)) best = block;
+        if (best) return best;
+    }
+    return NULL;
+}
+
+/* ---- neighbours ---- */
+
+/* Cut `block` so that it keeps its first `bytes`; the rest follows it, in the same state, in no list. */
+static fcdp_block *block_cut(fcdp_block *block, size_t bytes, fcdp_block *node) {
+    *node = (fcdp_block){.address = block->address + bytes,
+                         .bytes = block->bytes - bytes,
+                         .state = block->state,
+                         .unmapped = block->unmapped,
+                         .span = block->span,
+                         .freed_at = block->freed_at,
+                         .before = block,
+                         .after = block->after};
+    if (node->after) node->after->before = node;
+    block->after = node;
+    block->bytes = bytes;
+    return node;
+}
+
+/* `block` takes over the block after it, which is in no list. */
+static void block_join(fcdp_arena *arena, fcdp_block *block) {
+    fcdp_block *gone = block->after;
+    block->bytes += gone->bytes;
+    if (gone->freed_at > block->freed_at) block->freed_at = gone->freed_at;
+    block->after = gone->after;
+    if (block->after) block->after->before = block;
+    node_give(arena, gone);
+}
+
+/* A mapped block in no list becomes free, together with its free neighbours. */
+static void block_free(fcdp_arena *arena, fcdp_block *block) {
+    block->tag = NULL;
+    if (block->after && block->after->state == FCDP_BLOCK_FREE) {
+        free_remove(arena, block->after);
+        block_join(arena, block);
+    }
+    if (block->before && block->before->state == FCDP_BLOCK_FREE) {
+        block = block->before;
+        free_remove(arena, block);
+        block_join(arena, block);
+    }
+    free_insert(arena, block);
+}
+
+/* An unmapped block in no list becomes a hole, together with the holes beside it. */
+static void block_hole(fcdp_arena *arena, fcdp_block *block) {
+    block->state = FCDP_BLOCK_HOLE;
+    block->unmapped = true;
+    block->freed_at = 0;
+    arena->n_holes++;
+    if (block->after && block->after->state == FCDP_BLOCK_HOLE) {
+        block_join(arena, block);
+        arena->n_holes--;
+    }
+    if (block->before && block->before->state == FCDP_BLOCK_HOLE) {
+        block_join(arena, block->before);
+        arena->n_holes--;
+    }
+}
+
+static void block_live(fcdp_arena *arena, fcdp_block *block) {
+    block->state = FCDP_BLOCK_LIVE;
+    block->unmapped = false;
+    block->requested_bytes = 0;
+    arena->live_bytes += block->bytes;
+    arena->n_live++;
+}
+
+/* ---- life ---- */
+
+fcdp_status fcdp__arena_create(size_t page_bytes, fcdp_arena **arena_out) {
+    fcdp_arena *arena = calloc(1, sizeof *arena);
+    if (!arena) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for an arena");
+    arena->page_bytes = page_bytes;
+    *arena_out = arena;
+    return FCDP_OK;
+}
+
+void fcdp__arena_destroy(fcdp_arena *arena) {
+    if (!arena) return;
+    while (arena->spans) {
+        fcdp_span *span = arena->spans;
+        arena->spans = span->next;
+        free(span);
+    }
+    while (arena->chunks) {
+        node_chunk *chunk = arena->chunks;
+        arena->chunks = chunk->next;
+        free(chunk);
+    }
+    free(arena->table);
+    free(arena);
+}
+
+fcdp_status fcdp__arena_add_span(fcdp_arena *arena, uint64_t base, size_t bytes, void *owner) {
+    fcdp_status status = nodes_reserve(arena, 1);
+    fcdp_span *span = status ? NULL : calloc(1, sizeof *span);
+    if (!status && !span) status = fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a span");
+    if (status) return status;
+    FCDP_CHECK(1, base % arena->page_bytes == 0 && bytes && bytes % arena->page_bytes == 0);
+    fcdp_block *hole = node_take(arena);
+    *span = (fcdp_span){.base = base, .bytes = bytes, .owner = owner, .first = hole};
+    hole->address = base;
+    hole->bytes = bytes;
+    hole->span = span;
+    block_hole(arena, hole);
+    fcdp_span **link = &arena->spans;
+    while (*link) link = &(*link)->next; /* the oldest first: it is filled first */
+    *link = span;
+    return FCDP_OK;
+}
+
+const fcdp_span *fcdp__arena_spans(const fcdp_arena *arena) {
+    return arena->spans;
+}
+
+uint64_t fcdp__arena_clock(const fcdp_arena *arena) {
+    return arena->clock;
+}
+
+/* ---- take, give ---- */
+
+static quick_slot *quick_slot_of(fcdp_arena *arena, size_t bytes) {
+    return &arena->quick[(bytes / FCDP_ARENA_UNIT * 0x9e3779b1u >> 16) % N_QUICK_SLOTS];
+}
+
+fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes) {
+    quick_slot *slot = quick_slot_of(arena, bytes);
+    fcdp_block *block = slot->head;
+    if (!block || slot->bytes != bytes) return NULL;
+    slot->head = block->list_next;
+    block->state = FCDP_BLOCK_LIVE;
+    arena->quick_bytes -= bytes;
+    arena->n_quick--;
+    arena->live_bytes += bytes;
+    arena->n_live++;
+    return block;
+}
+
+fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, fcdp_block **block_out) {
+    FCDP_CHECK(1, bytes && bytes % FCDP_ARENA_UNIT == 0);
+    fcdp_status status = nodes_reserve(arena, 1);
+    if (!status) status = table_reserve(arena);
+    if (status) return status;
+    fcdp_block *block = best_fit(arena, bytes);
+    if (!block) return FCDP_PENDING;
+    free_remove(arena, block);
+    if (block->bytes > bytes) free_insert(arena, block_cut(block, bytes, node_take(arena)));
+    block_live(arena, block);
+    table_insert(arena, block);
+    *block_out = block;
+    return FCDP_OK;
+}
+
+void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block) {
+    FCDP_CHECK(0, block->state == FCDP_BLOCK_LIVE);
+    table_remove(arena, block->address);
+    block->state = FCDP_BLOCK_BUSY;
+    arena->live_bytes -= block->bytes;
+    arena->requested_bytes -= block->requested_bytes;
+    arena->n_live--;
+    arena->busy_bytes += block->bytes;
+}
+
+void fcdp__arena_request(fcdp_arena *arena, fcdp_block *block, size_t requested_bytes) {
+    block->requested_bytes = requested_bytes;
+    arena->requested_bytes += requested_bytes;
+}
+
+void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block) {
+    block->freed_at = ++arena->clock;
+    if (block->state == FCDP_BLOCK_BUSY) {
+        arena->busy_bytes -= block->bytes;
+        block_free(arena, block);
+        return;
+    }
+    FCDP_CHECK(0, block->state == FCDP_BLOCK_LIVE);
+    arena->live_bytes -= block->bytes;
+    arena->requested_bytes -= block->requested_bytes;
+    arena->n_live--;
+    quick_slot *slot = quick_slot_of(arena, block->bytes);
+    if (slot->head && slot->bytes != block->bytes) { /* taken by another size */
+        table_remove(arena, block->address);
+        block_free(arena, block);
+        return;
+    }
+    slot->bytes = block->bytes;
+    block->list_next = slot->head;
+    slot->head = block;
+    block->state = FCDP_BLOCK_QUICK;
+    arena->quick_bytes += block->bytes;
+    arena->n_quick++;
+}
+
+fcdp_block *fcdp__arena_find(const fcdp_arena *arena, uint64_t address) {
+    size_t at = table_find(arena, address);
+    if (at == SIZE_MAX || arena->table[at]->state != FCDP_BLOCK_LIVE) return NULL;
+    return arena->table[at];
+}
+
+void fcdp__arena_flush(fcdp_arena *arena) {
+    if (arena->n_quick == 0) return;
+    for (unsigned i = 0; i < N_QUICK_SLOTS; i++)
+        while (arena->quick[i].head) {
+            fcdp_block *block = arena->quick[i].head;
+            arena->quick[i].head = block->list_next;
+            arena->quick_bytes -= block->bytes;
+            arena->n_quick--;
+            table_remove(arena, block->address);
+            block_free(arena, block);
+        }
+}
+
+/* ---- growth ---- */
+
+typedef struct place {
+    fcdp_block *first; /* holds the beginning */
+    uint64_t address;
+    size_t n_pages;
+} place;
+
+static bool is_spare(const fcdp_block *block) {
+    return block && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
+}
+
+static uint64_t page_down(const fcdp_arena *arena, uint64_t address) {
+    return address / arena->page_bytes * arena->page_bytes;
+}
+
+static uint64_t page_up(const fcdp_arena *arena, uint64_t address) {
+    return page_down(arena, address + arena->page_bytes - 1);
+}
+
+/* Holes' pages that [address, address + bytes) touches, from `block` on, which holds `address`. */
+static size_t pages_needed(const fcdp_arena *arena, const fcdp_block *block, uint64_t address, size_t bytes) {
+    uint64_t end = address + bytes;
+    size_t n_bytes = 0;
+    for (; block && block->address < end; block = block->after) {
+        if (!block->unmapped) continue;
+        uint64_t from = address > block->address ? page_down(arena, address) : block->address;
+        uint64_t to = end < block->address + block->bytes ? page_up(arena, end) : block->address + block->bytes;
+        n_bytes += to - from;
+    }
+    return n_bytes / arena->page_bytes;
+}
+
+static void place_consider(const fcdp_arena *arena, fcdp_block *first, uint64_t address, size_t bytes,
+                           place *best) {
+    size_t n_pages = pages_needed(arena, first, address, bytes);
+    if (best->first && n_pages >= best->n_pages) return;
+    *best = (place){first, address, n_pages};
+}
+
+/* Every place in one run that begins where a block of it begins, or ends where a free one ends. */
+static void run_consider(const fcdp_arena *arena, fcdp_block *first, size_t bytes, place *best) {
+    fcdp_block *last = first;
+    while (is_spare(last->after)) last = last->after;
+    uint64_t begin = first->address, end = last->address + last->bytes;
+    for (fcdp_block *block = first; block != last->after && end - block->address >= bytes; block = block->after)
+        place_consider(arena, block, block->address, bytes, best);
+    for (fcdp_block *block = first; block != last->after; block = block->after) {
+        uint64_t stop = block->address + block->bytes;
+        if (block->unmapped || stop - begin < bytes) continue;
+        fcdp_block *holder = block;
+        while (holder->address > stop - bytes) holder = holder->before;
+        place_consider(arena, holder, stop - bytes, bytes, best);
+    }
+}
+
+static place place_find(const fcdp_arena *arena, size_t bytes) {
+    place best = {0};
+    for (fcdp_span *span = arena->spans; span; span = span->next)
+        for (fcdp_block *block = span->first; block; block = block->after)
+            if (is_spare(block) && !is_spare(block->before)) run_consider(arena, block, bytes, &best);
+    return best;
+}
+
+/* Take `block` out of what others may use. */
+static void block_seize(fcdp_arena *arena, fcdp_block *block) {
+    if (block->unmapped)
+        arena->n_holes--;
+    else
+        free_remove(arena, block);
+    block->state = FCDP_BLOCK_BUSY;
+    if (!block->unmapped) arena->busy_bytes += block->bytes;
+}
+
+static void block_release(fcdp_arena *arena, fcdp_block *block) {
+    if (!block->unmapped) arena->busy_bytes -= block->bytes;
+    if (block->unmapped)
+        block_hole(arena, block);
+    else
+        block_free(arena, block);
+}
+
+/* A free block or a hole is cut at `address`, a hole at the page; the part before stays what it was. */
+static fcdp_block *spare_cut_before(fcdp_arena *arena, fcdp_block *block, uint64_t address) {
+    if (block->unmapped) address = page_down(arena, address);
+    if (address == block->address) return block;
+    bool hole = block->unmapped;
+    if (!hole) free_remove(arena, block);
+    fcdp_block *rest = block_cut(block, address - block->address, node_take(arena));
+    if (hole) {
+        arena->n_holes++;
+    } else {
+        free_insert(arena, block);
+        free_insert(arena, rest);
+    }
+    return rest;
+}
+
+static void spare_cut_after(fcdp_arena *arena, fcdp_block *block, uint64_t end) {
+    if (block->unmapped) end = page_up(arena, end);
+    if (end < block->address + block->bytes) (void)spare_cut_before(arena, block, end);
+}
+
+fcdp_status fcdp__arena_grow(fcdp_arena *arena, size_t bytes, fcdp_growth *growth_out) {
+    fcdp_status status = nodes_reserve(arena, 4);
+    if (!status) status = table_reserve(arena);
+    if (status) return status;
+    place at = place_find(arena, bytes);
+    if (!at.first) return FCDP_PENDING;
+    fcdp_block *first = spare_cut_before(arena, at.first, at.address), *last = first;
+    while (last->address + last->bytes < at.address + bytes) last = last->after;
+    spare_cut_after(arena, last, at.address + bytes);
+    for (fcdp_block *block = first;; block = block->after) {
+        block_seize(arena, block);
+        if (block == last) break;
+    }
+    *growth_out = (fcdp_growth){.first = first,
+                                .last = last,
+                                .address = at.address,
+                                .bytes = bytes,
+                                .n_pages = at.n_pages,
+                                .spare = {node_take(arena), node_take(arena)}};
+    return FCDP_OK;
+}
+
+/* From here on all of it is mapped, and one busy block. */
+static fcdp_block *growth_join(fcdp_arena *arena, const fcdp_growth *growth) {
+    fcdp_block *block = growth->first;
+    uint64_t end = growth->last->address + growth->last->bytes;
+    for (fcdp_block *part = block;; part = part->after) {
+        if (!part->unmapped) arena->busy_bytes -= part->bytes;
+        if (part == growth->last) break;
+    }
+    while (block->address + block->bytes < end) block_join(arena, block);
+    block->unmapped = false;
+    block->freed_at = arena->clock;
+    return block;
+}
+
+fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth) {
+    fcdp_block *block = growth_join(arena, growth);
+    uint64_t end = growth->address + growth->bytes;
+    if (end < block->address + block->bytes) {
+        block_free(arena, block_cut(block, end - block->address, growth->spare[0]));
+        growth->spare[0] = NULL;
+    }
+    if (growth->address > block->address) {
+        fcdp_block *front = block;
+        block = block_cut(front, growth->address - front->address, growth->spare[1]);
+        growth->spare[1] = NULL;
+        block_free(arena, front);
+    }
+    for (int i = 0; i < 2; i++)
+        if (growth->spare[i]) node_give(arena, growth->spare[i]);
+    block_live(arena, block);
+    table_insert(arena, block);
+    return block;
+}
+
+void fcdp__arena_shrink(fcdp_arena *arena, fcdp_growth *growth) {
+    for (int i = 0; i < 2; i++) node_give(arena, growth->spare[i]);
+    for (fcdp_block *block = growth->first, *next;; block = next) {
+        next = block->after; /* a join below frees `block` or the one before it, never the one after: that is busy */
+        bool is_last = block == growth->last;
+        block_release(arena, block);
+        if (is_last) break;
+    }
+}
+
+/* ---- vacating pages ---- */
+
+static size_t whole_pages(const fcdp_arena *arena, const fcdp_block *block) {
+    uint64_t from = page_up(arena, block->address), to = page_down(arena, block->address + block->bytes);
+    return to > from ? (to - from) / arena->page_bytes : 0;
+}
+
+/* The free block that has been unused longest, of those that have whole pages; NULL: none. */
+static fcdp_block *coldest(const fcdp_arena *arena, uint64_t clock) {
+    fcdp_block *found = NULL;
+    for (unsigned class = class_next(arena, class_of(arena->page_bytes)); class < N_CLASSES;
+         class = class_next(arena, class + 1))
+        for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next)
+            if (block->freed_at <= clock && whole_pages(arena, block) > 0 &&
+                (!found || block->freed_at < found->freed_at))
+                found = block;
+    return found;
+}
+
+size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
+                          size_t max_blocks) {
+    size_t n_blocks = 0;
+    while (n_pages > 0 && n_blocks < max_blocks) {
+        fcdp_block *block = coldest(arena, clock);
+        if (!block || nodes_reserve(arena, 2)) break;
+        size_t n = whole_pages(arena, block);
+        if (n > n_pages) n = n_pages;
+        uint64_t end = page_down(arena, block->address + block->bytes); /* from its end: what is before may fit again */
+        block = spare_cut_before(arena, block, end - n * arena->page_bytes);
+        spare_cut_after(arena, block, end);
+        block_seize(arena, block);
+        blocks_out[n_blocks++] = block;
+        n_pages -= n;
+    }
+    return n_blocks;
+}
+
+void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block) {
+    arena->busy_bytes -= block->bytes;
+    block_hole(arena, block);
+}
+
+void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block) {
+    block_release(arena, block);
+}
+
+/* ---- stats ---- */
+
+void fcdp__arena_stats(const fcdp_arena *arena, fcdp_arena_stats *stats_out) {
+    *stats_out = (fcdp_arena_stats){
+        .live_bytes = arena->live_bytes,
+        .requested_bytes = arena->requested_bytes,
+        .free_bytes = arena->free_bytes,
+        .quick_bytes = arena->quick_bytes,
+        .busy_bytes = arena->busy_bytes,
+        .n_live = arena->n_live,
+        .n_free = arena->n_free,
+        .n_quick = arena->n_quick,
+        .n_holes = arena->n_holes,
+    };
+}

@@ -1,0 +1,106 @@
+/* arena.h - which bytes of some address ranges are used: blocks, free blocks, holes. Touches no memory and calls no driver.
+ *
+ * A span is a reserved range of addresses, cut into blocks without gaps:
+ *
+ *     hole    whole pages that are not mapped            live    somebody's
+ *     free    mapped, nobody's                           quick   nobody's, kept whole for the next request of its size
+ *     busy    out of the arena's hands: being mapped, being unmapped, or not to be used again before an event
+ *
+ *     two neighbours are never both free, nor both holes                     quick blocks count as neither until a flush
+ *     a hole begins and ends on a page                                       bytes are multiples of FCDP_ARENA_UNIT
+ *
+ * Placement. A request takes a quick block of its size; else the smallest free block that fits (lowest address); else
+ * it must grow: among all runs of neighbouring free blocks and holes that are long enough, the place that needs the fewest pages. So
+ * free pages need not be adjacent to be used: holes cost no memory, and a page that nothing lies on can leave its place
+ * (fcdp__arena_vacate) and be mapped at another.
+ *
+ * An arena has no lock: its owner serialises all calls.
+ */
+#ifndef FCDP_ARENA_H
+#define FCDP_ARENA_H
+
+#include "alloc/fcdp.h"
+
+enum { FCDP_ARENA_UNIT = 512 };
+
+typedef enum fcdp_block_state { FCDP_BLOCK_HOLE, FCDP_BLOCK_FREE, FCDP_BLOCK_QUICK, FCDP_BLOCK_LIVE, FCDP_BLOCK_BUSY } fcdp_block_state;
+
+typedef struct fcdp_arena fcdp_arena;
+typedef struct fcdp_span fcdp_span;
+typedef struct fcdp_block fcdp_block;
+
+struct fcdp_block {
+    uint64_t address;
+    size_t bytes;
+    fcdp_block_state state;
+    bool unmapped; /* a hole, or a busy one without pages */
+    fcdp_span *span;
+    /* live: the owner's */
+    size_t requested_bytes;
+    void *tag;
+    /* the arena's */
+    uint64_t freed_at; /* quick, free: the arena's clock when the last of it was given back */
+    fcdp_block *before, *after;         /* in the span */
+    fcdp_block *list_next, *list_prev;  /* quick or free list, or unused nodes */
+};
+
+struct fcdp_span {
+    uint64_t base;
+    size_t bytes;
+    void *owner; /* whose pages these are */
+    fcdp_block *first;
+    fcdp_span *next;
+};
+
+/* A place for a block that does not fit yet. Blocks first..last are busy, and stay as they are until the growth ends: those that are
+ * `unmapped` must be mapped. Read without the owner's lock. */
+typedef struct fcdp_growth {
+    fcdp_block *first, *last;
+    uint64_t address; /* of the block to be */
+    size_t bytes;
+    size_t n_pages; /* to be mapped */
+    fcdp_block *spare[2];
+} fcdp_growth;
+
+fcdp_status fcdp__arena_create(size_t page_bytes, fcdp_arena **arena_out) FCDP_MUST_CHECK;
+/* Frees what describes the blocks, whatever their state. */
+void fcdp__arena_destroy(fcdp_arena *arena);
+/* One hole from `base` on; page aligned. */
+fcdp_status fcdp__arena_add_span(fcdp_arena *arena, uint64_t base, size_t bytes, void *owner) FCDP_MUST_CHECK;
+const fcdp_span *fcdp__arena_spans(const fcdp_arena *arena);
+
+/* A live block of `bytes` (a multiple of the unit) from the quick ones, NULL: none of that size. */
+fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes);
+/* One from the free blocks. FCDP_PENDING: none is large enough. */
+fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, fcdp_block **block_out) FCDP_MUST_CHECK;
+/* Live or busy, whole: nobody's from now on; kept for its size where that is possible, else free. */
+void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block);
+/* The live block that begins at `address`, NULL: none. */
+fcdp_block *fcdp__arena_find(const fcdp_arena *arena, uint64_t address);
+/* Live to busy: it is not to be found any more, until fcdp__arena_give. */
+void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block);
+/* All quick blocks become free ones. */
+void fcdp__arena_flush(fcdp_arena *arena);
+uint64_t fcdp__arena_clock(const fcdp_arena *arena);
+
+/* The cheapest place for `bytes`, busy from now on. FCDP_PENDING: no span has one, add one. */
+fcdp_status fcdp__arena_grow(fcdp_arena *arena, size_t bytes, fcdp_growth *growth_out) FCDP_MUST_CHECK;
+/* Its holes are mapped: the live block. Ends the growth. */
+fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth);
+/* They are not: all is as before. */
+void fcdp__arena_shrink(fcdp_arena *arena, fcdp_growth *growth);
+
+/* Whole pages that nothing lies on, freed at or before `clock`, the longest unused first: at most `n_pages`, as busy blocks of whole
+ * pages, at most `max_blocks` of them. Returns how many blocks. */
+size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out, size_t max_blocks);
+/* A vacated block: its pages are gone, or they are still there. */
+void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block);
+
+typedef struct fcdp_arena_stats {
+    size_t live_bytes, requested_bytes, free_bytes, quick_bytes, busy_bytes; /* mapped = all but holes */
+    size_t n_live, n_free, n_quick, n_holes;
+} fcdp_arena_stats;
+void fcdp__arena_stats(const fcdp_arena *arena, fcdp_arena_stats *stats_out);
+
+#endif
