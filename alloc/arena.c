@@ -41,6 +41,37 @@ struct fcdp_arena {
     size_t live_bytes, requested_bytes, quick_bytes, free_bytes, busy_bytes, n_live, n_quick, n_free, n_holes;
 };
 
+/* ---- invariants ---- */
+
+static bool neighbours_are_valid(const fcdp_arena *arena, const fcdp_block *block) {
+    const fcdp_block *after = block->after;
+    if (block->bytes == 0 || block->bytes % FCDP_ARENA_UNIT) return false;
+    if (block->state == FCDP_BLOCK_HOLE &&
+        (!block->unmapped || block->address % arena->page_bytes || block->bytes % arena->page_bytes))
+        return false;
+    if (block->state != FCDP_BLOCK_HOLE && block->state != FCDP_BLOCK_BUSY && block->unmapped) return false;
+    if (!after) return block->address + block->bytes == block->span->base + block->span->bytes;
+    bool alike = after->state == block->state && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
+    return after->before == block && after->address == block->address + block->bytes && !alike;
+}
+
+static bool arena_is_valid(const fcdp_arena *arena) {
+    fcdp_arena_stats is = {0}, want;
+    for (const fcdp_span *span = arena->spans; span; span = span->next) {
+        if (!span->first || span->first->before || span->first->address != span->base) return false;
+        for (const fcdp_block *block = span->first; block; block = block->after) {
+            if (!neighbours_are_valid(arena, block)) return false;
+            size_t *bytes[] = {NULL, &is.free_bytes, &is.quick_bytes, &is.live_bytes, &is.busy_bytes};
+            size_t *count[] = {&is.n_holes, &is.n_free, &is.n_quick, &is.n_live, NULL};
+            if (bytes[block->state] && !block->unmapped) *bytes[block->state] += block->bytes;
+            if (count[block->state]) ++*count[block->state];
+            if (block->state == FCDP_BLOCK_LIVE) is.requested_bytes += block->requested_bytes;
+        }
+    }
+    fcdp__arena_stats(arena, &want);
+    return memcmp(&is, &want, sizeof is) == 0 && arena->n_table == arena->n_live + arena->n_quick;
+}
+
 /* ---- nodes ---- */
 
 static fcdp_status nodes_reserve(fcdp_arena *arena, size_t n) {
@@ -313,10 +344,12 @@ fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes) {
     if (!block || slot->bytes != bytes) return NULL;
     slot->head = block->list_next;
     block->state = FCDP_BLOCK_LIVE;
+    block->requested_bytes = 0;
     arena->quick_bytes -= bytes;
     arena->n_quick--;
     arena->live_bytes += bytes;
     arena->n_live++;
+    FCDP_CHECK(3, arena_is_valid(arena));
     return block;
 }
 
@@ -331,6 +364,7 @@ fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, fcdp_block **block
     if (block->bytes > bytes) free_insert(arena, block_cut(block, bytes, node_take(arena)));
     block_live(arena, block);
     table_insert(arena, block);
+    FCDP_CHECK(3, arena_is_valid(arena));
     *block_out = block;
     return FCDP_OK;
 }
@@ -343,6 +377,7 @@ void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block) {
     arena->requested_bytes -= block->requested_bytes;
     arena->n_live--;
     arena->busy_bytes += block->bytes;
+    FCDP_CHECK(3, arena_is_valid(arena));
 }
 
 void fcdp__arena_request(fcdp_arena *arena, fcdp_block *block, size_t requested_bytes) {
@@ -373,6 +408,7 @@ void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block) {
     block->state = FCDP_BLOCK_QUICK;
     arena->quick_bytes += block->bytes;
     arena->n_quick++;
+    FCDP_CHECK(3, arena_is_valid(arena));
 }
 
 fcdp_block *fcdp__arena_find(const fcdp_arena *arena, uint64_t address) {
@@ -392,6 +428,7 @@ void fcdp__arena_flush(fcdp_arena *arena) {
             table_remove(arena, block->address);
             block_free(arena, block);
         }
+    FCDP_CHECK(3, arena_is_valid(arena));
 }
 
 /* ---- growth ---- */
@@ -516,6 +553,7 @@ fcdp_status fcdp__arena_grow(fcdp_arena *arena, size_t bytes, fcdp_growth *growt
                                 .bytes = bytes,
                                 .n_pages = at.n_pages,
                                 .spare = {node_take(arena), node_take(arena)}};
+    FCDP_CHECK(3, arena_is_valid(arena));
     return FCDP_OK;
 }
 
@@ -550,6 +588,7 @@ fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth) {
         if (growth->spare[i]) node_give(arena, growth->spare[i]);
     block_live(arena, block);
     table_insert(arena, block);
+    FCDP_CHECK(3, arena_is_valid(arena));
     return block;
 }
 
@@ -561,6 +600,7 @@ void fcdp__arena_shrink(fcdp_arena *arena, fcdp_growth *growth) {
         block_release(arena, block);
         if (is_last) break;
     }
+    FCDP_CHECK(3, arena_is_valid(arena));
 }
 
 /* ---- vacating pages ---- */
@@ -597,19 +637,26 @@ size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcd
         blocks_out[n_blocks++] = block;
         n_pages -= n;
     }
+    FCDP_CHECK(3, arena_is_valid(arena));
     return n_blocks;
 }
 
 void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block) {
     arena->busy_bytes -= block->bytes;
     block_hole(arena, block);
+    FCDP_CHECK(3, arena_is_valid(arena));
 }
 
 void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block) {
     block_release(arena, block);
+    FCDP_CHECK(3, arena_is_valid(arena));
 }
 
 /* ---- stats ---- */
+
+size_t fcdp__arena_live_bytes(const fcdp_arena *arena) {
+    return arena->live_bytes;
+}
 
 void fcdp__arena_stats(const fcdp_arena *arena, fcdp_arena_stats *stats_out) {
     *stats_out = (fcdp_arena_stats){

@@ -73,6 +73,8 @@ const fcdp_span *fcdp__arena_spans(const fcdp_arena *arena);
 fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes);
 /* One from the free blocks. FCDP_PENDING: none is large enough. */
 fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, fcdp_block **block_out) FCDP_MUST_CHECK;
+/* What its owner asked for, of a block just taken; for the counts. */
+void fcdp__arena_request(fcdp_arena *arena, fcdp_block *block, size_t requested_bytes);
 /* Live or busy, whole: nobody's from now on; kept for its size where that is possible, else free. */
 void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block);
 /* The live block that begins at `address`, NULL: none. */
@@ -101,6 +103,7 @@ typedef struct fcdp_arena_stats {
     size_t live_bytes, requested_bytes, free_bytes, quick_bytes, busy_bytes; /* mapped = all but holes */
     size_t n_live, n_free, n_quick, n_holes;
 } fcdp_arena_stats;
+size_t fcdp__arena_live_bytes(const fcdp_arena *arena);
 void fcdp__arena_stats(const fcdp_arena *arena, fcdp_arena_stats *stats_out);
 
 #endif

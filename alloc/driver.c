@@ -100,6 +100,7 @@ enum {
     X(cuEventDestroy_v2, (CUevent event))                                                                              \
     X(cuEventRecord, (CUevent event, CUstream stream))                                                                 \
     X(cuEventSynchronize, (CUevent event))                                                                             \
+    X(cuStreamQuery, (CUstream stream))                                                                                \
     X(cuEventQuery, (CUevent event))                                                                                   \
     X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                                  \
     X(cuMemHostUnregister, (void *at))
@@ -468,6 +469,12 @@ void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream) {
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamSynchronize, stream);
     return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuStreamSynchronize(%p)", stream);
+}
+
+fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) {
+    CUresult result = CALL(drv, cuStreamQuery, stream);
+    if (result == CUDA_ERROR_NOT_READY) return FCDP_PENDING;
+    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuStreamQuery(%p)", stream);
 }
 
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) {

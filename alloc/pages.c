@@ -21,8 +21,10 @@ struct fcdp_pool {
     size_t page_bytes, budget_bytes, n_budget;
     fcdp_lock lock;
     /* under lock */
-    fcdp_reclaim_fn reclaim;
-    void *reclaim_ctx;
+    struct {
+        fcdp_reclaim_fn reclaim;
+        void *ctx;
+    } reclaimers[FCDP_N_RECLAIMERS];
     size_t n_created, n_live, n_peak;
     size_t n_cached;   /* handles on the stack, the reserved ones among them */
     size_t n_promised; /* pages that takes in progress will make live */
@@ -100,10 +102,10 @@ void fcdp__pool_destroy(fcdp_pool *pool) {
     free(pool);
 }
 
-void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaim_fn reclaim, void *ctx) {
+void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim, void *ctx) {
     fcdp__lock_acquire(&pool->lock);
-    pool->reclaim = reclaim;
-    pool->reclaim_ctx = ctx;
+    pool->reclaimers[which].reclaim = reclaim;
+    pool->reclaimers[which].ctx = ctx;
     pool_leave(pool);
 }
 
@@ -189,15 +191,21 @@ static fcdp_status take_try(fcdp_pool *pool, size_t n, fcdp_phys *pages_out, sho
     return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
 }
 
-/* Ask the reclaimer for what is missing; the pages it gave back. False when nothing has moved since the
- * attempt failed, whatever the reclaimer says: another attempt would fail the same way. */
-static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_back_out) {
+static size_t reclaimer_ask(fcdp_pool *pool, fcdp_reclaimer which, size_t n_pages) {
     fcdp__lock_acquire(&pool->lock);
-    fcdp_reclaim_fn reclaim = pool->reclaim;
-    void *ctx = pool->reclaim_ctx;
+    fcdp_reclaim_fn reclaim = pool->reclaimers[which].reclaim;
+    void *ctx = pool->reclaimers[which].ctx;
     if (reclaim) pool->n_reclaims++;
     pool_leave(pool);
-    *n_back_out = reclaim ? reclaim(ctx, missing->n_missing) : 0;
+    return reclaim ? reclaim(ctx, n_pages) : 0;
+}
+
+/* Ask the reclaimers for what is missing; the pages they gave back. False when nothing has moved since the
+ * attempt failed, whatever they say: another attempt would fail the same way. */
+static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_back_out) {
+    *n_back_out = 0;
+    for (int which = 0; which < FCDP_N_RECLAIMERS && *n_back_out < missing->n_missing; which++)
+        *n_back_out += reclaimer_ask(pool, (fcdp_reclaimer)which, missing->n_missing - *n_back_out);
 
     fcdp__lock_acquire(&pool->lock);
     bool moved = pool->n_moves != missing->n_moves;
@@ -238,6 +246,12 @@ fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) {
         if (n_back == 0) n_lost++;
     }
     return take_failed(pool, n, missing.driver_full);
+}
+
+fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) {
+    shortage missing;
+    if (n == 0) return FCDP_OK;
+    return n <= pool->n_budget ? take_try(pool, n, pages_out, &missing) : FCDP_PENDING;
 }
 
 /* ---- give, trim, stats ---- */

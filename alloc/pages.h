@@ -1,7 +1,7 @@
 /* pages.h - one pool of physical device pages with one budget, for all who map memory.
  *
  * Handles are pooled: a page given back is cached, not released (release costs 23 us, create 8-193 us). The pool knows no
- * region and no tensor: under pressure it asks its reclaimer, a function that the layer above registers.
+ * region and no tensor: under pressure it asks its reclaimers, functions that others register.
  *
  *     created = live + cached      live + cached <= budget / page_bytes      peak_live = max over time of live
  *
@@ -22,18 +22,23 @@ typedef size_t (*fcdp_reclaim_fn)(void *ctx, size_t n_pages);
 typedef struct fcdp_pool_stats {
     size_t page_bytes, budget_bytes;
     size_t live_pages, cached_pages, peak_live_pages;
-    size_t n_creates, n_reclaims;       /* driver creates; times the reclaimer was asked */
+    size_t n_creates, n_reclaims;       /* driver creates; times a reclaimer was asked */
 } fcdp_pool_stats;
 
 /* budget_bytes 0: the device memory free right now. */
 fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool **pool_out) FCDP_MUST_CHECK;
 /* Every page must have come back. Releases all handles. */
 void fcdp__pool_destroy(fcdp_pool *pool);
-void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaim_fn reclaim, void *ctx);
+/* In the order in which they are asked. */
+typedef enum fcdp_reclaimer { FCDP_RECLAIM_CACHES, FCDP_RECLAIM_REGIONS, FCDP_N_RECLAIMERS } fcdp_reclaimer;
+/* NULL: nobody. */
+void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim, void *ctx);
 
 /* `n` pages of page_bytes each, all or none. Order: cached pages, new handles while the budget and the driver allow, then
- * the reclaimer until it gives nothing more. FCDP_ERR_NO_DEVICE_MEM with a text that says who holds what. */
+ * the reclaimers until they give nothing more. FCDP_ERR_NO_DEVICE_MEM with a text that says who holds what. */
 fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
+/* The same without the reclaimers; FCDP_PENDING: there are not as many. */
+fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
 void fcdp__pool_give(fcdp_pool *pool, size_t n, const fcdp_phys *pages);
 /* Pages taken whose mapping could not be undone: they must never be mapped elsewhere, so their handles are released and
  * the pool forgets them. */

@@ -1,0 +1,441 @@
+/* heap.c - arenas by stream, addresses to arenas, malloc and free. What a miss does is in heap_grow.c. */
+#include "alloc/heap_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { GRANULE_LOG2 = 30, N_GRANULES = 1 << 18 /* 48 bits of addresses */ };
+/* An arena tells the heap of its live bytes in steps, so that a hit touches nothing that threads share. */
+enum { REPORT_BYTES = 256 << 10 };
+
+/* ---- streams ---- */
+
+static size_t stream_slot(fcdp_stream stream) {
+    return (size_t)((uint64_t)(uintptr_t)stream * 0x9e3779b97f4a7c15u >> 40) % HEAP_MAX_STREAMS;
+}
+
+static heap_stream *stream_find(fcdp_heap *heap, fcdp_stream stream) {
+    for (size_t i = 0, at = stream_slot(stream); i < HEAP_MAX_STREAMS; i++, at = (at + 1) % HEAP_MAX_STREAMS) {
+        heap_stream *found = atomic_load_explicit(&heap->streams[at], memory_order_acquire);
+        if (!found || found->stream == stream) return found;
+    }
+    return NULL;
+}
+
+static fcdp_status arena_open(fcdp_heap *heap, heap_arena *arena, fcdp_stream stream, bool small) {
+    arena->heap = heap;
+    arena->stream = stream;
+    arena->small = small;
+    fcdp__lock_init(&arena->lock, FCDP_RANK_ARENA);
+    return fcdp__arena_create(heap->page_bytes, &arena->blocks);
+}
+
+static void arena_close(heap_arena *arena) {
+    if (!arena->heap) return;
+    if (arena->mark) fcdp__driver_event_destroy(arena->heap->drv, arena->mark);
+    fcdp__arena_destroy(arena->blocks);
+    fcdp__lock_destroy(&arena->lock);
+}
+
+static void stream_free(heap_stream *of) {
+    for (int small = 0; small < 2; small++) arena_close(&of->arenas[small]);
+    free(of);
+}
+
+static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_stream **stream_out) {
+    heap_stream *made = calloc(1, sizeof *made);
+    if (!made) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a stream's arenas");
+    made->stream = stream;
+    fcdp_status status = FCDP_OK;
+    for (int small = 0; small < 2 && !status; small++)
+        status = arena_open(heap, &made->arenas[small], stream, small);
+    if (status)
+        stream_free(made);
+    else
+        *stream_out = made;
+    return status;
+}
+
+/* With the heap's lock. */
+static fcdp_status stream_add(fcdp_heap *heap, fcdp_stream stream, heap_stream **stream_out) {
+    if (heap->n_streams == HEAP_MAX_STREAMS / 2)
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "tensors on more than %d streams", HEAP_MAX_STREAMS / 2);
+    fcdp_status status = stream_make(heap, stream, stream_out);
+    if (status) return status;
+    size_t at = stream_slot(stream);
+    while (atomic_load_explicit(&heap->streams[at], memory_order_relaxed)) at = (at + 1) % HEAP_MAX_STREAMS;
+    atomic_store_explicit(&heap->streams[at], *stream_out, memory_order_release); /* partner: stream_find */
+    heap->n_streams++;
+    return FCDP_OK;
+}
+
+static fcdp_status stream_of(fcdp_heap *heap, fcdp_stream stream, heap_stream **stream_out) {
+    heap_stream *found = stream_find(heap, stream);
+    fcdp_status status = FCDP_OK;
+    if (!found) {
+        fcdp__lock_acquire(&heap->lock);
+        found = stream_find(heap, stream);
+        if (!found) status = stream_add(heap, stream, &found);
+        fcdp__lock_release(&heap->lock);
+    }
+    *stream_out = found;
+    return status;
+}
+
+size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out) {
+    size_t n = 0;
+    for (size_t i = 0; i < HEAP_MAX_STREAMS; i++) {
+        heap_stream *of = atomic_load_explicit(&heap->streams[i], memory_order_acquire);
+        for (int small = 0; of && small < 2; small++) arenas_out[n++] = &of->arenas[small];
+    }
+    return n;
+}
+
+/* ---- addresses ---- */
+
+static heap_arena *arena_at(fcdp_heap *heap, fcdp_dptr address) {
+    uint64_t granule = address.addr >> GRANULE_LOG2;
+    return granule < N_GRANULES ? atomic_load_explicit(&heap->granules[granule], memory_order_acquire) : NULL;
+}
+
+static void granules_set(fcdp_heap *heap, uint64_t base, size_t bytes, heap_arena *arena) {
+    for (uint64_t g = base >> GRANULE_LOG2; g < (base + bytes) >> GRANULE_LOG2; g++)
+        atomic_store_explicit(&heap->granules[g], arena, memory_order_release); /* partner: arena_at */
+}
+
+static void span_free(fcdp_heap *heap, heap_span *span) {
+    if (fcdp__driver_range_free(heap->drv, span->reserved, span->reserved_bytes))
+        fcdp__log(FCDP_LOG_WARN, "a range of device addresses is lost: %s", fcdp_error_text());
+    free(span->pages);
+    free(span);
+}
+
+/* A range of whole granules, so that no address of it belongs to another arena. */
+static fcdp_status span_reserve(fcdp_heap *heap, size_t bytes, heap_span **span_out) {
+    size_t granule = (size_t)1 << GRANULE_LOG2;
+    heap_span *span = calloc(1, sizeof *span);
+    fcdp_phys *pages = calloc(bytes / heap->page_bytes, sizeof *pages);
+    if (!span || !pages) {
+        free(span);
+        free(pages);
+        return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a range of %zu bytes", bytes);
+    }
+    span->pages = pages;
+    span->bytes = bytes;
+    span->reserved_bytes = bytes + granule;
+    fcdp_status status = fcdp__driver_range_reserve(heap->drv, span->reserved_bytes, &span->reserved);
+    if (status) {
+        free(pages);
+        free(span);
+        return status;
+    }
+    span->base = fcdp__round_up(span->reserved.addr, granule);
+    if ((span->base + bytes) >> GRANULE_LOG2 > N_GRANULES) {
+        span_free(heap, span);
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "device addresses beyond 48 bits");
+    }
+    *span_out = span;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__heap_add_span(heap_arena *arena, size_t bytes) {
+    fcdp_heap *heap = arena->heap;
+    fcdp_pool_stats pool;
+    fcdp__pool_stats(heap->pool, &pool);
+    size_t wanted = bytes > pool.budget_bytes ? bytes : pool.budget_bytes;
+    heap_span *span;
+    fcdp_status status = span_reserve(heap, fcdp__round_up(wanted, (size_t)1 << GRANULE_LOG2), &span);
+    if (status) return status;
+    fcdp__lock_acquire(&arena->lock);
+    status = fcdp__arena_add_span(arena->blocks, span->base, span->bytes, span);
+    if (!status) granules_set(heap, span->base, span->bytes, arena);
+    fcdp__lock_release(&arena->lock);
+    if (status) span_free(heap, span);
+    return status;
+}
+
+/* ---- counts ---- */
+
+static void peak_raise(_Atomic size_t *peak, size_t value) {
+    size_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+    while (seen < value &&
+           !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
+/* With the arena's lock. */
+static void live_report(heap_arena *arena, bool at_once) {
+    size_t live = fcdp__arena_live_bytes(arena->blocks);
+    size_t step = live > arena->reported ? live - arena->reported : arena->reported - live;
+    if (step == 0 || (step < REPORT_BYTES && !at_once)) return;
+    size_t now = atomic_fetch_add_explicit(&arena->heap->allocated, live - arena->reported, memory_order_relaxed) +
+                 (live - arena->reported);
+    arena->reported = live;
+    peak_raise(&arena->heap->peak_allocated, now);
+}
+
+void fcdp__heap_pages_add(fcdp_heap *heap, size_t n) {
+    size_t now = atomic_fetch_add_explicit(&heap->n_pages, n, memory_order_relaxed) + n;
+    peak_raise(&heap->peak_pages, now);
+}
+
+void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n) {
+    atomic_fetch_sub_explicit(&heap->n_pages, n, memory_order_relaxed);
+}
+
+/* ---- malloc ---- */
+
+/* With the arena's lock. */
+static void block_hand_out(heap_arena *arena, fcdp_block *block, size_t bytes, uint64_t *count) {
+    fcdp__arena_request(arena->blocks, block, bytes);
+    arena->n_mallocs++;
+    ++*count;
+    live_report(arena, false);
+}
+
+/* What is free already, once quick blocks have joined their neighbours. */
+static fcdp_status malloc_fit(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
+    fcdp__lock_acquire(&arena->lock);
+    fcdp__arena_flush(arena->blocks);
+    fcdp_status status = fcdp__arena_take(arena->blocks, rounded, block_out);
+    if (!status) block_hand_out(arena, *block_out, bytes, &arena->n_fits);
+    fcdp__lock_release(&arena->lock);
+    return status;
+}
+
+static fcdp_status growth_begin(heap_arena *arena, size_t rounded, fcdp_growth *growth_out) {
+    for (;;) {
+        fcdp__lock_acquire(&arena->lock);
+        fcdp_status status = fcdp__arena_grow(arena->blocks, rounded, growth_out);
+        fcdp__lock_release(&arena->lock);
+        if (status == FCDP_PENDING) status = fcdp__heap_add_span(arena, rounded);
+        else return status;
+        if (status) return status;
+    }
+}
+
+static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
+    fcdp_growth growth;
+    fcdp_status status = growth_begin(arena, rounded, &growth);
+    if (status) return status;
+    bool stuck = false;
+    status = fcdp__heap_map(arena, &growth, &stuck);
+    fcdp__lock_acquire(&arena->lock);
+    if (!status) {
+        *block_out = fcdp__arena_grown(arena->blocks, &growth);
+        block_hand_out(arena, *block_out, bytes, &arena->n_grows);
+    } else if (!stuck) {
+        fcdp__arena_shrink(arena->blocks, &growth);
+    }
+    fcdp__lock_release(&arena->lock);
+    return status;
+}
+
+static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
+    fcdp__heap_poll(arena->heap);
+    fcdp_status status = malloc_fit(arena, rounded, bytes, block_out);
+    return status == FCDP_PENDING ? malloc_grow(arena, rounded, bytes, block_out) : status;
+}
+
+fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, fcdp_dptr *address_out) {
+    heap_stream *of;
+    fcdp_status status = stream_of(heap, stream, &of);
+    if (status) return status;
+    if (bytes == 0 || bytes > SIZE_MAX / 2) {
+        address_out->addr = 0;
+        return bytes ? fcdp__fail(FCDP_ERR_INVALID, "%zu bytes cannot be allocated", bytes) : FCDP_OK;
+    }
+    size_t rounded = fcdp__round_up(bytes, FCDP_ARENA_UNIT);
+    heap_arena *arena = &of->arenas[rounded <= FCDP_HEAP_SMALL_BYTES];
+    fcdp__lock_acquire(&arena->lock);
+    fcdp_block *block = fcdp__arena_take_quick(arena->blocks, rounded);
+    if (block) block_hand_out(arena, block, bytes, &arena->n_hits);
+    fcdp__lock_release(&arena->lock);
+    if (!block) status = malloc_slow(arena, rounded, bytes, &block);
+    if (!status) address_out->addr = block->address;
+    return status;
+}
+
+/* ---- free, record_stream ---- */
+
+static fcdp_status not_ours(fcdp_dptr address, const char *what) {
+    return fcdp__fail(FCDP_ERR_INVALID,
+                      "%s of %#llx: no live block begins there; it was freed already, or it is not fcdp_alloc's", what,
+                      (unsigned long long)address.addr);
+}
+
+fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
+    if (address.addr == 0) return FCDP_OK;
+    heap_arena *arena = arena_at(heap, address);
+    if (!arena) return not_ours(address, "free");
+    fcdp__lock_acquire(&arena->lock);
+    fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
+    bool held = block && block->tag;
+    if (held)
+        fcdp__arena_hold(arena->blocks, block);
+    else if (block)
+        fcdp__arena_give(arena->blocks, block);
+    if (block) {
+        arena->n_frees++;
+        live_report(arena, false);
+    }
+    fcdp__lock_release(&arena->lock);
+    if (held) fcdp__heap_hold(arena, block);
+    return block ? FCDP_OK : not_ours(address, "free");
+}
+
+/* With the arena's lock. */
+static fcdp_status use_add(fcdp_block *block, fcdp_stream stream) {
+    heap_uses *uses = block->tag;
+    for (size_t i = 0; uses && i < uses->n; i++)
+        if (uses->streams[i] == stream) return FCDP_OK;
+    size_t n = uses ? uses->n : 0;
+    uses = realloc(uses, sizeof *uses + (n + 1) * sizeof uses->streams[0]);
+    if (!uses) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to record a stream");
+    uses->n = n + 1;
+    uses->streams[n] = stream;
+    block->tag = uses;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_stream stream) {
+    if (address.addr == 0) return FCDP_OK;
+    heap_arena *arena = arena_at(heap, address);
+    if (!arena) return not_ours(address, "record_stream");
+    if (arena->stream == stream) return FCDP_OK;
+    fcdp__lock_acquire(&arena->lock);
+    fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
+    fcdp_status status = block ? use_add(block, stream) : FCDP_OK;
+    fcdp__lock_release(&arena->lock);
+    return block ? status : not_ours(address, "record_stream");
+}
+
+size_t fcdp_heap_block_bytes(fcdp_heap *heap, fcdp_dptr address) {
+    heap_arena *arena = arena_at(heap, address);
+    if (!arena) return 0;
+    fcdp__lock_acquire(&arena->lock);
+    fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
+    size_t bytes = block ? block->bytes : 0;
+    fcdp__lock_release(&arena->lock);
+    return bytes;
+}
+
+/* ---- life ---- */
+
+fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) {
+    fcdp_heap *heap = calloc(1, sizeof *heap);
+    _Atomic(heap_arena *) *granules = calloc(N_GRANULES, sizeof *granules);
+    if (!heap || !granules) {
+        free(heap);
+        free(granules);
+        return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for the allocator");
+    }
+    heap->drv = drv;
+    heap->pool = pool;
+    heap->page_bytes = fcdp__driver_page_bytes(drv);
+    heap->granules = granules;
+    fcdp__lock_init(&heap->lock, FCDP_RANK_HEAP);
+    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, fcdp__heap_reclaim, heap);
+    *heap_out = heap;
+    return FCDP_OK;
+}
+
+/* Runs of pages that are mapped, whatever the blocks over them. */
+static void span_unmap(fcdp_heap *heap, heap_span *span) {
+    size_t n = span->bytes / heap->page_bytes;
+    for (size_t i = 0, end; i < n; i = end) {
+        end = i + 1;
+        if (!span->pages[i].handle) continue;
+        while (end < n && span->pages[end].handle) end++;
+        fcdp_dptr at = {span->base + i * heap->page_bytes};
+        fcdp_status status = fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes);
+        if (status) status = fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes);
+        if (status)
+            fcdp__pool_forget(heap->pool, end - i, &span->pages[i]);
+        else
+            fcdp__pool_give(heap->pool, end - i, &span->pages[i]);
+    }
+    span_free(heap, span);
+}
+
+static void arena_tags_free(const fcdp_arena *blocks) {
+    for (const fcdp_span *span = fcdp__arena_spans(blocks); span; span = span->next)
+        for (fcdp_block *block = span->first; block; block = block->after)
+            if (block->state == FCDP_BLOCK_LIVE) free(block->tag);
+}
+
+void fcdp_heap_destroy(fcdp_heap *heap) {
+    if (!heap) return;
+    fcdp__pool_set_reclaimer(heap->pool, FCDP_RECLAIM_CACHES, NULL, NULL);
+    fcdp__heap_held_destroy(heap);
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(heap, arenas);
+    for (size_t i = 0; i < n; i++) {
+        arena_tags_free(arenas[i]->blocks);
+        for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next)
+            span_unmap(heap, span->owner);
+    }
+    for (size_t i = 0; i < HEAP_MAX_STREAMS; i++)
+        if (atomic_load_explicit(&heap->streams[i], memory_order_relaxed))
+            stream_free(atomic_load_explicit(&heap->streams[i], memory_order_relaxed));
+    fcdp__lock_destroy(&heap->lock);
+    free((void *)heap->granules);
+    free(heap);
+}
+
+/* ---- stats ---- */
+
+/* With the arena's lock. */
+static void stats_add(heap_arena *arena, fcdp_heap_stats *stats) {
+    fcdp_arena_stats of;
+    live_report(arena, true);
+    fcdp__arena_stats(arena->blocks, &of);
+    stats->allocated_bytes += of.live_bytes;
+    stats->requested_bytes += of.requested_bytes;
+    stats->held_bytes += of.busy_bytes;
+    stats->n_live += of.n_live;
+    stats->n_mallocs += arena->n_mallocs;
+    stats->n_frees += arena->n_frees;
+    stats->n_hits += arena->n_hits;
+    stats->n_fits += arena->n_fits;
+    stats->n_grows += arena->n_grows;
+}
+
+void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(heap, arenas);
+    *stats_out = (fcdp_heap_stats){0};
+    for (size_t i = 0; i < n; i++) {
+        fcdp__lock_acquire(&arenas[i]->lock);
+        stats_add(arenas[i], stats_out);
+        fcdp__lock_release(&arenas[i]->lock);
+    }
+    stats_out->reserved_bytes = atomic_load_explicit(&heap->n_pages, memory_order_relaxed) * heap->page_bytes;
+    stats_out->peak_reserved_bytes = atomic_load_explicit(&heap->peak_pages, memory_order_relaxed) * heap->page_bytes;
+    stats_out->peak_allocated_bytes = atomic_load_explicit(&heap->peak_allocated, memory_order_relaxed);
+    stats_out->n_pages_moved = atomic_load_explicit(&heap->n_moved, memory_order_relaxed);
+    stats_out->n_pages_taken = atomic_load_explicit(&heap->n_taken, memory_order_relaxed);
+    stats_out->n_waits = atomic_load_explicit(&heap->n_waits, memory_order_relaxed);
+    stats_out->n_ooms = atomic_load_explicit(&heap->n_ooms, memory_order_relaxed);
+}
+
+void fcdp_heap_reset_peaks(fcdp_heap *heap) {
+    fcdp_heap_stats stats;
+    fcdp_heap_stats_get(heap, &stats); /* reports what is live */
+    atomic_store_explicit(&heap->peak_allocated, stats.allocated_bytes, memory_order_relaxed);
+    atomic_store_explicit(&heap->peak_pages, stats.reserved_bytes / heap->page_bytes, memory_order_relaxed);
+}
+
+void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view *view), void *ctx) {
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(heap, arenas);
+    for (size_t i = 0; i < n; i++) {
+        fcdp__lock_acquire(&arenas[i]->lock);
+        for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next)
+            for (fcdp_block *block = span->first; block; block = block->after)
+                if (!block->unmapped)
+                    see(ctx, &(fcdp_heap_view){arenas[i]->stream, arenas[i]->small, span->base, block->address,
+                                               block->bytes, block->requested_bytes, block->state});
+        fcdp__lock_release(&arenas[i]->lock);
+    }
+}

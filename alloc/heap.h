@@ -1,0 +1,74 @@
+/* heap.h - the caching, stream-aware allocator behind fcdp_alloc, on the page pool that regions use too.
+ *
+ * Every stream has two arenas (arena.h), for blocks up to FCDP_HEAP_SMALL_BYTES and for larger ones, each in address ranges of its own. A
+ * block that its stream has freed may be used again on the same stream at once: the stream orders the uses. What another stream has
+ * used (fcdp_heap_record_stream) is held back until an event of that stream. A hit takes one lock, the arena's, and calls no driver.
+ *
+ * A miss needs pages. In this order:
+ *
+ *     1  cold pages of any arena: nothing lies on them, and the device is done with the stream's work up to when they were freed. They
+ *        leave their place (unmap) and are mapped where they are needed.
+ *     2  free pages: idle in the pool, or new ones, while the pool's budget and the device allow
+ *     3  the pool's reclaimers: clean regions (an unmap), regions to be stored first
+ *     4  pages that are not cold yet: waits for the events that make them so
+ *     5  FCDP_ERR_NO_DEVICE_MEM, with a text that says who holds what and what would help
+ *
+ * No lock is held across a driver's map or unmap, a wait or a reclaim. The heap is itself a reclaimer of the pool (1, for others).
+ *
+ *     reserved = pages mapped in arenas        allocated <= reserved        cold pages + pages in use = reserved
+ *
+ * All functions may be called from any thread, but destroy.
+ */
+#ifndef FCDP_HEAP_H
+#define FCDP_HEAP_H
+
+#include "alloc/arena.h"
+#include "alloc/pages.h"
+
+enum { FCDP_HEAP_SMALL_BYTES = 1 << 20 };
+
+typedef struct fcdp_heap fcdp_heap;
+
+fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) FCDP_MUST_CHECK;
+/* Nothing of it is used any more, not even by the device; live blocks go too. */
+void fcdp_heap_destroy(fcdp_heap *heap);
+
+/* `bytes` of device memory, aligned to 512, first used on `stream`; 0 bytes: the null address. */
+fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, fcdp_dptr *address_out) FCDP_MUST_CHECK;
+/* FCDP_ERR_INVALID, with a text, for what is not a live block of this heap. The null address is ignored. */
+fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) FCDP_MUST_CHECK;
+/* `stream` uses the block too: when it is freed, it is not used again before what is on that stream then has been done. */
+fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_stream stream) FCDP_MUST_CHECK;
+/* Waits for the streams that have freed something, gives every page that nothing lies on to the pool, and the pool's idle ones to the
+ * driver. */
+fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
+/* The block's bytes, 0: no live block begins there. */
+size_t fcdp_heap_block_bytes(fcdp_heap *heap, fcdp_dptr address);
+
+typedef struct fcdp_heap_stats {
+    size_t allocated_bytes, requested_bytes;    /* in live blocks: rounded to 512, as asked */
+    size_t reserved_bytes, held_bytes;          /* mapped; of it in freed blocks that wait for events */
+    size_t peak_allocated_bytes;                /* at most 256 KiB per arena below the true peak */
+    size_t peak_reserved_bytes;
+    size_t n_live;
+    uint64_t n_mallocs, n_frees;                /* ever */
+    uint64_t n_hits;                            /* mallocs that found a block of their size */
+    uint64_t n_fits;                            /* mallocs that found a larger free block */
+    uint64_t n_grows;                           /* mallocs that mapped pages */
+    uint64_t n_pages_moved, n_pages_taken;      /* mapped from elsewhere in the heap; from the pool */
+    uint64_t n_waits, n_ooms;
+} fcdp_heap_stats;
+void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out);
+void fcdp_heap_reset_peaks(fcdp_heap *heap);
+
+/* Every block that is mapped, in address order within a stream's arena. The heap is locked arena by arena: `see` must not call it. */
+typedef struct fcdp_heap_view {
+    fcdp_stream stream;
+    bool small;
+    uint64_t span, address;
+    size_t bytes, requested_bytes;
+    fcdp_block_state state;
+} fcdp_heap_view;
+void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view *view), void *ctx);
+
+#endif

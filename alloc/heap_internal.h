@@ -1,0 +1,90 @@
+/* heap_internal.h - the heap's structs, for heap.c (blocks) and heap_grow.c (pages). */
+#ifndef FCDP_HEAP_INTERNAL_H
+#define FCDP_HEAP_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "alloc/heap.h"
+
+enum { HEAP_MAX_STREAMS = 256 };
+
+typedef struct heap_uses { /* of a block by other streams; the block's tag */
+    size_t n;
+    fcdp_stream streams[];
+} heap_uses;
+
+typedef struct heap_span {
+    fcdp_dptr reserved;
+    size_t reserved_bytes;
+    uint64_t base; /* the arena's part of it */
+    size_t bytes;
+    fcdp_phys *pages; /* by index from base; handle 0: a hole. Of blocks that are busy: whoever has them busy, else under the arena's lock */
+} heap_span;
+
+typedef struct heap_arena {
+    fcdp_heap *heap;
+    fcdp_stream stream;
+    bool small;
+    fcdp_lock lock;
+    /* guarded by lock */
+    fcdp_arena *blocks;
+    size_t reported; /* live bytes that the heap's `allocated` knows of */
+    uint64_t n_mallocs, n_frees, n_hits, n_fits, n_grows;
+    /* What was freed up to cold_clock is cold. mark: recorded on the stream at mark_clock; has_mark: not seen to have passed. */
+    fcdp_event mark;
+    bool has_mark;
+    uint64_t mark_clock, cold_clock;
+} heap_arena;
+
+typedef struct heap_stream {
+    fcdp_stream stream;
+    heap_arena arenas[2]; /* large, small */
+} heap_stream;
+
+typedef struct heap_event {
+    struct heap_event *next;
+    fcdp_event event;
+} heap_event;
+
+typedef struct heap_held { /* a freed block that other streams may still use */
+    struct heap_held *next;
+    heap_arena *arena;
+    fcdp_block *block;
+    heap_event *events; /* those that have not passed */
+} heap_held;
+
+struct fcdp_heap {
+    fcdp_driver *drv;
+    fcdp_pool *pool;
+    size_t page_bytes;
+    _Atomic(heap_arena *) *granules;                /* by address >> 30; set once */
+    _Atomic(heap_stream *) streams[HEAP_MAX_STREAMS]; /* open addressing; set once */
+    _Atomic size_t allocated, peak_allocated, n_pages, peak_pages;
+    _Atomic uint64_t n_moved, n_taken, n_waits, n_ooms;
+    _Atomic size_t n_held;
+    _Atomic uint64_t n_returns; /* pages given to the pool, ever: whether another attempt could end differently */
+    fcdp_lock lock;
+    /* guarded by lock */
+    size_t n_streams;
+    heap_event *idle_events;
+    heap_held *held;
+};
+
+size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out); /* 2 * HEAP_MAX_STREAMS at most */
+fcdp_status fcdp__heap_add_span(heap_arena *arena, size_t bytes) FCDP_MUST_CHECK;
+void fcdp__heap_pages_add(fcdp_heap *heap, size_t n);
+void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n);
+
+/* heap_grow.c */
+/* Pages under the growth's holes. On failure none is mapped, or *stuck_out: the driver refuses to take some away. */
+fcdp_status fcdp__heap_map(heap_arena *arena, const fcdp_growth *growth, bool *stuck_out) FCDP_MUST_CHECK;
+size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
+/* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
+void fcdp__heap_hold(heap_arena *arena, fcdp_block *block);
+/* Give back what has been held long enough. */
+void fcdp__heap_poll(fcdp_heap *heap);
+/* The same, waiting; false: nothing was held. */
+bool fcdp__heap_held_await(fcdp_heap *heap);
+void fcdp__heap_held_destroy(fcdp_heap *heap);
+
+#endif

@@ -1,0 +1,342 @@
+/* The tensors' allocator: hits, streams, the order of pressure, faults, and threads against an oracle. */
+#include "alloc/heap.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "tests/alloc/support.h"
+#include "tools/simgpu/simgpu_cuda.h"
+
+enum { PAGE = 2 << 20, KIB = 1 << 10, MIB = 1 << 20 };
+
+typedef struct world {
+    fcdp_driver *drv;
+    fcdp_pool *pool;
+    fcdp_heap *heap;
+    fcdp_stream streams[4];
+} world;
+
+static world world_open(size_t n_pages) {
+    world w = {.drv = driver_open_sim()};
+    assert_ok(fcdp__pool_create(w.drv, n_pages * PAGE, &w.pool));
+    assert_ok(fcdp_heap_create(w.drv, w.pool, &w.heap));
+    for (int i = 0; i < 4; i++) assert_ok(fcdp__driver_stream_create(w.drv, &w.streams[i]));
+    return w;
+}
+
+static void world_close(world *w) {
+    fcdp_heap_destroy(w->heap);
+    for (int i = 0; i < 4; i++) fcdp__driver_stream_destroy(w->drv, w->streams[i]);
+    fcdp__pool_destroy(w->pool);
+    assert_nothing_lives();
+    fcdp__driver_close(w->drv);
+}
+
+static fcdp_dptr take(world *w, size_t bytes, int stream) {
+    fcdp_dptr at = {0};
+    assert_ok(fcdp_heap_malloc(w->heap, bytes, w->streams[stream], &at));
+    assert_int_equal(at.addr % 512, 0);
+    return at;
+}
+
+static void give(world *w, fcdp_dptr at) {
+    assert_ok(fcdp_heap_free(w->heap, at));
+}
+
+static fcdp_heap_stats stats_of(world *w) {
+    fcdp_heap_stats stats;
+    fcdp_heap_stats_get(w->heap, &stats);
+    return stats;
+}
+
+/* Streams that are busy until the gate opens. */
+typedef uint32_t *gate;
+
+static gate gate_make(void) {
+    CUcontext context;
+    assert_int_equal(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS); /* the test's own calls need a current one */
+    assert_int_equal(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    gate g = aligned_alloc(4096, 4096);
+    memset(g, 0, 4096);
+    assert_int_equal(cuMemHostRegister_v2(g, 4096, 0), CUDA_SUCCESS);
+    return g;
+}
+
+static void gate_hold(gate g, fcdp_stream stream) {
+    assert_int_equal(cuStreamWaitValue32_v2(stream, (uintptr_t)g, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
+}
+
+static void gate_open(gate g) {
+    __atomic_store_n(g, 1, __ATOMIC_RELEASE);
+}
+
+static void gate_free(gate g) {
+    assert_int_equal(cuMemHostUnregister(g), CUDA_SUCCESS);
+    assert_int_equal(cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+    free(g);
+}
+
+/* ---- hits ---- */
+
+static void a_hit_calls_no_driver(void **state) {
+    (void)state;
+    world w = world_open(64);
+    size_t sizes[] = {1, 512, 5000, MIB, MIB + 1, 3 * PAGE, 9 * PAGE + 77};
+    enum { N = sizeof sizes / sizeof sizes[0] };
+    fcdp_dptr at[N], again[N];
+    for (int i = 0; i < N; i++) at[i] = take(&w, sizes[i], 0);
+    for (int i = 0; i < N; i++) memset((void *)(uintptr_t)at[i].addr, i, sizes[i]);
+    for (int i = 0; i < N; i++) give(&w, at[i]);
+    unsigned long calls = simgpu_calls(NULL);
+    for (int round = 0; round < 3; round++) {
+        for (int i = N; i-- > 0;) again[i] = take(&w, sizes[i], 0);
+        for (int i = 0; i < N; i++) assert_int_equal(again[i].addr, at[i].addr);
+        for (int i = 0; i < N; i++) give(&w, again[i]);
+    }
+    assert_int_equal(simgpu_calls(NULL), calls);
+    assert_int_equal(stats_of(&w).n_hits, 3 * N);
+    assert_int_equal(stats_of(&w).allocated_bytes, 0);
+    world_close(&w);
+}
+
+static void nothing_is_reserved_beyond_the_last_page(void **state) {
+    (void)state;
+    world w = world_open(64);
+    fcdp_dptr a = take(&w, PAGE + PAGE / 2, 0), b = take(&w, PAGE + PAGE / 2, 0);
+    assert_int_equal(stats_of(&w).reserved_bytes, 3 * PAGE);
+    give(&w, a);
+    fcdp_dptr c = take(&w, 2 * PAGE, 0); /* the free page and a half are part of it, if its page is beside a hole; else one page moves */
+    assert_true(stats_of(&w).reserved_bytes <= 4 * PAGE);
+    give(&w, b);
+    give(&w, c);
+    assert_ok(fcdp_heap_trim(w.heap));
+    assert_int_equal(stats_of(&w).reserved_bytes, 0);
+    fcdp_pool_stats pool;
+    fcdp__pool_stats(w.pool, &pool);
+    assert_int_equal(pool.live_pages + pool.cached_pages, 0);
+    world_close(&w);
+}
+
+/* Every second block of many is freed; as many bytes in one piece then need no new page. */
+static void fragmentation_costs_no_page(void **state) {
+    (void)state;
+    world w = world_open(64);
+    fcdp_dptr at[32];
+    for (int i = 0; i < 32; i++) at[i] = take(&w, PAGE, 0);
+    for (int i = 0; i < 32; i += 2) give(&w, at[i]);
+    fcdp_dptr large = take(&w, 16 * PAGE, 0);
+    memset((void *)(uintptr_t)large.addr, 1, 16 * PAGE);
+    fcdp_heap_stats stats = stats_of(&w);
+    assert_int_equal(stats.reserved_bytes, 32 * PAGE);
+    assert_int_equal(stats.peak_reserved_bytes, 32 * PAGE);
+    assert_int_equal(stats.n_pages_moved, 16);
+    world_close(&w);
+}
+
+/* ---- streams ---- */
+
+static void a_stream_reuses_its_own_at_once_and_another_not(void **state) {
+    (void)state;
+    world w = world_open(4);
+    gate g = gate_make();
+    fcdp_dptr a = take(&w, 4 * PAGE, 0), b;
+    gate_hold(g, w.streams[0]);
+    give(&w, a);
+    assert_int_equal(take(&w, 4 * PAGE, 0).addr, a.addr); /* ordered by the stream */
+    give(&w, a);
+    /* Another stream would have to wait: the opener is already under way, so the wait ends. */
+    gate_open(g);
+    b = take(&w, 4 * PAGE, 1);
+    assert_int_not_equal(b.addr, a.addr);
+    assert_int_equal(cuStreamQuery(w.streams[0]), CUDA_SUCCESS); /* it has been waited for */
+    assert_int_equal(stats_of(&w).reserved_bytes, 4 * PAGE);
+    gate_free(g);
+    world_close(&w);
+}
+
+static void a_recorded_stream_holds_a_block_back(void **state) {
+    (void)state;
+    world w = world_open(16);
+    gate g = gate_make();
+    fcdp_dptr a = take(&w, PAGE, 0);
+    assert_ok(fcdp_heap_record_stream(w.heap, a, w.streams[0])); /* its own: nothing */
+    assert_ok(fcdp_heap_record_stream(w.heap, a, w.streams[1]));
+    assert_ok(fcdp_heap_record_stream(w.heap, a, w.streams[1]));
+    assert_ok(fcdp_heap_record_stream(w.heap, a, w.streams[2]));
+    gate_hold(g, w.streams[1]);
+    give(&w, a);
+    assert_int_equal(stats_of(&w).held_bytes, PAGE);
+    fcdp_dptr b = take(&w, PAGE, 0);
+    assert_int_not_equal(b.addr, a.addr);
+    gate_open(g);
+    assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[1]));
+    assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[2]));
+    fcdp_dptr c = take(&w, PAGE, 0);
+    assert_int_equal(c.addr, a.addr);
+    assert_int_equal(stats_of(&w).held_bytes, 0);
+    gate_free(g);
+    world_close(&w);
+}
+
+static void what_is_held_is_waited_for_before_memory_is_out(void **state) {
+    (void)state;
+    world w = world_open(2);
+    gate g = gate_make();
+    fcdp_dptr a = take(&w, 2 * PAGE, 0);
+    assert_ok(fcdp_heap_record_stream(w.heap, a, w.streams[1]));
+    gate_hold(g, w.streams[1]);
+    give(&w, a);
+    gate_open(g);
+    a = take(&w, 2 * PAGE, 2);
+    memset((void *)(uintptr_t)a.addr, 1, 2 * PAGE);
+    gate_free(g);
+    world_close(&w);
+}
+
+/* ---- pressure ---- */
+
+typedef struct regions { /* what tiering would be: pages that it gives back when asked */
+    fcdp_pool *pool;
+    fcdp_phys pages[64];
+    size_t n, n_asked;
+} regions;
+
+static size_t regions_reclaim(void *ctx, size_t n_pages) {
+    regions *r = ctx;
+    size_t n = n_pages < r->n ? n_pages : r->n;
+    r->n_asked++;
+    r->n -= n;
+    fcdp__pool_give(r->pool, n, r->pages + r->n);
+    return n;
+}
+
+static void regions_are_asked_last_and_yield_all(void **state) {
+    (void)state;
+    world w = world_open(32);
+    regions r = {.pool = w.pool};
+    fcdp_dptr other = take(&w, 4 * PAGE, 1);
+    give(&w, other); /* cold, another stream's */
+    assert_ok(fcdp__pool_take(w.pool, 20, r.pages));
+    r.n = 20;
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, &r);
+    fcdp_dptr a = take(&w, 8 * PAGE, 0); /* idle ones */
+    assert_int_equal(r.n_asked, 0);
+    fcdp_dptr b = take(&w, 4 * PAGE, 0); /* the other stream's */
+    assert_int_equal(r.n_asked, 0);
+    fcdp_dptr c = take(&w, 7 * PAGE, 0);
+    assert_true(r.n_asked > 0);
+    assert_int_equal(r.n, 13);
+    fcdp_dptr d = take(&w, 13 * PAGE, 2);
+    assert_int_equal(r.n, 0);
+    fcdp_dptr e;
+    assert_int_equal(fcdp_heap_malloc(w.heap, 1, w.streams[0], &e), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("1 pages of 2048 KiB are missing");
+    assert_text("0 MiB to 1 MiB, 38 MiB to 16 MiB, 26 MiB to 128 MiB");
+    assert_text("raise FCDP_DEVICE_BUDGET");
+    assert_int_equal(stats_of(&w).n_ooms, 1);
+    give(&w, a), give(&w, b), give(&w, c), give(&w, d);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL);
+    world_close(&w);
+}
+
+static void a_cache_gives_its_pages_to_regions(void **state) {
+    (void)state;
+    world w = world_open(8);
+    fcdp_phys pages[8];
+    fcdp_dptr a = take(&w, 5 * PAGE, 0), b = take(&w, 3 * PAGE, 1);
+    give(&w, a);
+    give(&w, b);
+    assert_ok(fcdp__pool_take(w.pool, 8, pages));
+    assert_int_equal(stats_of(&w).reserved_bytes, 0);
+    fcdp__pool_give(w.pool, 8, pages);
+    world_close(&w);
+}
+
+/* ---- misuse ---- */
+
+static void wrong_frees_are_named(void **state) {
+    (void)state;
+    world w = world_open(8);
+    fcdp_dptr a = take(&w, 1000, 0), foreign = {(uintptr_t)&w};
+    give(&w, a);
+    assert_int_equal(fcdp_heap_free(w.heap, a), FCDP_ERR_INVALID);
+    assert_text("it was freed already");
+    assert_int_equal(fcdp_heap_free(w.heap, foreign), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp_heap_record_stream(w.heap, a, w.streams[1]), FCDP_ERR_INVALID);
+    a = take(&w, 1000, 0);
+    assert_int_equal(fcdp_heap_free(w.heap, (fcdp_dptr){a.addr + 512}), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp_heap_block_bytes(w.heap, a), 1024);
+    give(&w, (fcdp_dptr){0});
+    assert_int_equal(take(&w, 0, 0).addr, 0);
+    give(&w, a);
+    world_close(&w);
+}
+
+/* ---- the n-th driver call fails ---- */
+
+/* A short schedule with every kind of driver call; true: an error was seen. */
+static bool schedule_run(world *w) {
+    const size_t sizes[] = {3 * PAGE, 700, PAGE + 5, 5 * PAGE, MIB / 2, 2 * PAGE};
+    enum { N = sizeof sizes / sizeof sizes[0] };
+    bool failed = false;
+    for (int round = 0; round < 3; round++) {
+        fcdp_dptr at[N];
+        for (int i = 0; i < N; i++) {
+            at[i].addr = 0;
+            fcdp_status status = fcdp_heap_malloc(w->heap, sizes[(i + round) % N], w->streams[i % 3], &at[i]);
+            failed = failed || status;
+            if (status) {
+                assert_true(fcdp_error_text()[0]);
+                continue;
+            }
+            char *bytes = (char *)(uintptr_t)at[i].addr;
+            for (size_t b = 0; b < sizes[(i + round) % N]; b += PAGE / 2) bytes[b] = 1;
+            if (i % 2) assert_ok(fcdp_heap_record_stream(w->heap, at[i], w->streams[(i + 1) % 3]));
+        }
+        for (int i = 0; i < N; i++) give(w, at[i]); /* a free never fails */
+        if (round == 1) (void)!fcdp_heap_trim(w->heap);
+    }
+    return failed;
+}
+
+static void every_driver_call_fails_once(void **state) {
+    (void)state;
+    fcdp_log_set_level(FCDP_LOG_QUIET);
+    fcdp__check_level = 3;
+    const int codes[] = {CUDA_UNKNOWN, CUDA_OUT_OF_MEMORY};
+    for (int c = 0; c < 2; c++) {
+        size_t n_failed = 0, n_calls = 1;
+        for (unsigned long n = 0; n <= n_calls; n++) {
+            world w = world_open(14);
+            unsigned long before = simgpu_calls(NULL);
+            if (n > 0) assert_int_equal(simgpu_fail_nth(NULL, n, codes[c]), 0);
+            n_failed += schedule_run(&w);
+            if (n == 0) n_calls = simgpu_calls(NULL) - before;
+            simgpu_fail_nth(NULL, 0, 0);
+            assert_false(schedule_run(&w)); /* it has cost nothing that lasts */
+            assert_int_equal(stats_of(&w).allocated_bytes, 0);
+            world_close(&w);
+        }
+        print_message("%zu driver calls, each failed once with %d: %zu runs saw an error\n", n_calls, codes[c], n_failed);
+        assert_true(n_failed > 0);
+    }
+    fcdp__check_level = 0;
+    fcdp_log_set_level(FCDP_LOG_WARN);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_hit_calls_no_driver),
+        cmocka_unit_test(nothing_is_reserved_beyond_the_last_page),
+        cmocka_unit_test(fragmentation_costs_no_page),
+        cmocka_unit_test(a_stream_reuses_its_own_at_once_and_another_not),
+        cmocka_unit_test(a_recorded_stream_holds_a_block_back),
+        cmocka_unit_test(what_is_held_is_waited_for_before_memory_is_out),
+        cmocka_unit_test(regions_are_asked_last_and_yield_all),
+        cmocka_unit_test(a_cache_gives_its_pages_to_regions),
+        cmocka_unit_test(wrong_frees_are_named),
+        cmocka_unit_test(every_driver_call_fails_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
