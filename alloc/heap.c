@@ -143,7 +143,7 @@ fcdp_status fcdp__heap_add_span(heap_arena *arena, size_t bytes) {
     fcdp_pool_stats pool;
     fcdp__pool_stats(heap->pool, &pool);
     size_t wanted = bytes > pool.budget_bytes ? bytes : pool.budget_bytes;
-    heap_span *span;
+    heap_span *span = NULL;
     fcdp_status status = span_reserve(heap, fcdp__round_up(wanted, (size_t)1 << GRANULE_LOG2), &span);
     if (status) return status;
     fcdp__lock_acquire(&arena->lock);
