@@ -8,6 +8,7 @@
 #include "alloc/driver.h"
 
 #include <dlfcn.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -107,6 +108,7 @@ enum {
 /* clang-format on */
 
 struct fcdp_driver {
+    _Atomic unsigned long n_calls;
     struct {
 #define AS_FIELD(name, args) CUresult(*name) args;
         CUDA_CALLS(AS_FIELD)
@@ -159,6 +161,7 @@ static void context_leave(const fcdp_driver *drv, CUcontext before) {
         CUresult result_ = context_enter(drv, &before_);                                                     \
         if (result_ == CUDA_SUCCESS) {                                                                       \
             result_ = (drv)->api.name(__VA_ARGS__);                                                          \
+            atomic_fetch_add_explicit(&(drv)->n_calls, 1, memory_order_relaxed);                             \
             context_leave(drv, before_);                                                                     \
         }                                                                                                    \
         result_;                                                                                             \
@@ -340,6 +343,10 @@ void fcdp__driver_close(fcdp_driver *drv) {
         fcdp__log(FCDP_LOG_DEBUG, "cuDevicePrimaryCtxRelease(device %d): %s", drv->ordinal,
                   result_name(drv, result));
     free(drv);
+}
+
+unsigned long fcdp__driver_calls(const fcdp_driver *drv) {
+    return atomic_load_explicit(&drv->n_calls, memory_order_relaxed);
 }
 
 bool fcdp__driver_is_sim(const fcdp_driver *drv) {

@@ -23,6 +23,7 @@ static inline fcdp_dptr fcdp__dptr_add(fcdp_dptr p, size_t bytes) { return (fcdp
  * the thread's current context is afterwards what it was before. */
 fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, fcdp_driver **drv_out) FCDP_MUST_CHECK;
 void fcdp__driver_close(fcdp_driver *drv);
+unsigned long fcdp__driver_calls(const fcdp_driver *drv);       /* made so far, contexts aside */
 bool fcdp__driver_is_sim(const fcdp_driver *drv);
 size_t fcdp__driver_page_bytes(const fcdp_driver *drv);         /* mapping granularity, 2 MiB */
 int fcdp__driver_numa_node(const fcdp_driver *drv);             /* the device's NUMA node, -1 when unknown */

@@ -47,6 +47,7 @@ static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_stream 
     if (!made) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a stream's arenas");
     made->stream = stream;
     fcdp_status status = FCDP_OK;
+    for (int small = 0; small < 2; small++) made->arenas[small].sibling = &made->arenas[!small];
     for (int small = 0; small < 2 && !status; small++)
         status = arena_open(heap, &made->arenas[small], stream, small);
     if (status)

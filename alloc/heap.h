@@ -6,14 +6,15 @@
  *
  * A miss needs pages. In this order:
  *
- *     1  cold pages of any arena: nothing lies on them, and the device is done with the stream's work up to when they were freed. They
- *        leave their place (unmap) and are mapped where they are needed.
+ *     1  the stream's own cold pages: nothing lies on them, and the device is done with the stream's work up to when they were freed.
+ *        They leave their place (unmap) and are mapped where they are needed.
  *     2  free pages: idle in the pool, or new ones, while the pool's budget and the device allow
- *     3  the pool's reclaimers: clean regions (an unmap), regions to be stored first
- *     4  pages that are not cold yet: waits for the events that make them so
- *     5  FCDP_ERR_NO_DEVICE_MEM, with a text that says who holds what and what would help
+ *     3  cold pages of other streams
+ *     4  the pool's reclaimers: clean regions (an unmap), regions to be stored first
+ *     5  pages that are not cold yet: waits for the events that make them so
+ *     6  FCDP_ERR_NO_DEVICE_MEM, with a text that says who holds what and what would help
  *
- * No lock is held across a driver's map or unmap, a wait or a reclaim. The heap is itself a reclaimer of the pool (1, for others).
+ * No lock is held across a driver's map or unmap, a wait or a reclaim. The heap is itself a reclaimer of the pool (3, for others).
  *
  *     reserved = pages mapped in arenas        allocated <= reserved        cold pages + pages in use = reserved
  *

@@ -93,12 +93,17 @@ static size_t arena_collect_all(heap_arena *arena, size_t n, fcdp_phys *pages_ou
     return n_got;
 }
 
-/* Of every arena but `except`. */
-static size_t others_collect(fcdp_heap *heap, const heap_arena *except, size_t n, fcdp_phys *pages_out) {
+/* Of `arena`'s stream, from its own pages first. */
+static size_t stream_collect(heap_arena *arena, size_t n, fcdp_phys *pages_out) {
+    size_t n_got = arena_collect_all(arena, n, pages_out);
+    return n_got + arena_collect_all(arena->sibling, n - n_got, pages_out + n_got);
+}
+
+static size_t all_collect(fcdp_heap *heap, size_t n, fcdp_phys *pages_out) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n_arenas = fcdp__heap_arenas(heap, arenas), n_got = 0;
     for (size_t i = 0; i < n_arenas && n_got < n; i++)
-        if (arenas[i] != except) n_got += arena_collect_all(arenas[i], n - n_got, pages_out + n_got);
+        n_got += arena_collect_all(arenas[i], n - n_got, pages_out + n_got);
     return n_got;
 }
 
@@ -121,7 +126,7 @@ size_t fcdp__heap_reclaim(void *ctx, size_t n_pages) {
     fcdp_heap *heap = ctx;
     fcdp_phys *pages = malloc(n_pages * sizeof *pages);
     if (!pages) return 0;
-    size_t n = others_collect(heap, NULL, n_pages, pages);
+    size_t n = all_collect(heap, n_pages, pages);
     pages_leave(heap, n, pages);
     free(pages);
     return n;
@@ -133,7 +138,7 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) {
     if (!pages) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory");
     (void)all_await(heap);
     for (size_t n = 1; n > 0;) {
-        n = others_collect(heap, NULL, AT_ONCE, pages);
+        n = all_collect(heap, AT_ONCE, pages);
         pages_leave(heap, n, pages);
     }
     free(pages);
@@ -211,10 +216,10 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
     fcdp_status status = FCDP_PENDING;
     size_t n_got = 0;
     for (;;) {
-        n_got += arena_collect_all(arena, n - n_got, pages_out + n_got);
+        n_got += stream_collect(arena, n - n_got, pages_out + n_got);
         if (n_got < n) status = pool_pages(heap, n - n_got, false, pages_out + n_got);
         if (n_got < n && status == FCDP_PENDING)
-            n_got += others_collect(heap, arena, n - n_got, pages_out + n_got);
+            n_got += all_collect(heap, n - n_got, pages_out + n_got);
         if (n_got < n && status == FCDP_PENDING) status = pool_pages(heap, n - n_got, true, pages_out + n_got);
         if (n_got == n || status == FCDP_OK) break;
         if (status != FCDP_PENDING || !all_await(heap)) break;

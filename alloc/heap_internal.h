@@ -25,6 +25,7 @@ typedef struct heap_arena {
     fcdp_heap *heap;
     fcdp_stream stream;
     bool small;
+    struct heap_arena *sibling; /* the stream's other one */
     fcdp_lock lock;
     /* guarded by lock */
     fcdp_arena *blocks;
