@@ -1,5 +1,5 @@
-/* arena.c - blocks by address (doubly linked in their span), by size (segregated lists), by use (quick slots),
- * and the live ones by address (a hash table).
+/* arena.c - blocks by address (doubly linked in their span), by size (segregated lists), by use (quick
+ * slots), and the live ones by address (a hash table).
  *
  * Whatever can run out of host memory is reserved before anything changes: nodes by nodes_reserve, table
  * slots by table_reserve.
@@ -51,7 +51,8 @@ static bool neighbours_are_valid(const fcdp_arena *arena, const fcdp_block *bloc
         return false;
     if (block->state != FCDP_BLOCK_HOLE && block->state != FCDP_BLOCK_BUSY && block->unmapped) return false;
     if (!after) return block->address + block->bytes == block->span->base + block->span->bytes;
-    bool alike = after->state == block->state && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
+    bool alike =
+        after->state == block->state && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
     return after->before == block && after->address == block->address + block->bytes && !alike;
 }
 
@@ -458,7 +459,8 @@ static size_t pages_needed(const fcdp_arena *arena, const fcdp_block *block, uin
     for (; block && block->address < end; block = block->after) {
         if (!block->unmapped) continue;
         uint64_t from = address > block->address ? page_down(arena, address) : block->address;
-        uint64_t to = end < block->address + block->bytes ? page_up(arena, end) : block->address + block->bytes;
+        uint64_t to =
+            end < block->address + block->bytes ? page_up(arena, end) : block->address + block->bytes;
         n_bytes += to - from;
     }
     return n_bytes / arena->page_bytes;
@@ -476,7 +478,8 @@ static void run_consider(const fcdp_arena *arena, fcdp_block *first, size_t byte
     fcdp_block *last = first;
     while (is_spare(last->after)) last = last->after;
     uint64_t begin = first->address, end = last->address + last->bytes;
-    for (fcdp_block *block = first; block != last->after && end - block->address >= bytes; block = block->after)
+    for (fcdp_block *block = first; block != last->after && end - block->address >= bytes;
+         block = block->after)
         place_consider(arena, block, block->address, bytes, best);
     for (fcdp_block *block = first; block != last->after; block = block->after) {
         uint64_t stop = block->address + block->bytes;
@@ -595,7 +598,8 @@ fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth) {
 void fcdp__arena_shrink(fcdp_arena *arena, fcdp_growth *growth) {
     for (int i = 0; i < 2; i++) node_give(arena, growth->spare[i]);
     for (fcdp_block *block = growth->first, *next;; block = next) {
-        next = block->after; /* a join below frees `block` or the one before it, never the one after: that is busy */
+        next = block->after; /* a join below frees `block` or the one before it, never the one after: that is
+                                busy */
         bool is_last = block == growth->last;
         block_release(arena, block);
         if (is_last) break;
@@ -630,7 +634,8 @@ size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcd
         if (!block || nodes_reserve(arena, 2)) break;
         size_t n = whole_pages(arena, block);
         if (n > n_pages) n = n_pages;
-        uint64_t end = page_down(arena, block->address + block->bytes); /* from its end: what is before may fit again */
+        uint64_t end =
+            page_down(arena, block->address + block->bytes); /* from its end: what is before may fit again */
         block = spare_cut_before(arena, block, end - n * arena->page_bytes);
         spare_cut_after(arena, block, end);
         block_seize(arena, block);
@@ -650,6 +655,23 @@ void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block) {
 void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block) {
     block_release(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
+}
+
+static bool is_idle(const fcdp_block *block) {
+    return block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_QUICK;
+}
+
+size_t fcdp__arena_idle_pages(const fcdp_arena *arena) {
+    size_t n = 0;
+    for (const fcdp_span *span = arena->spans; span; span = span->next)
+        for (const fcdp_block *block = span->first; block; block = block->after) {
+            if (!is_idle(block)) continue;
+            fcdp_block run = *block; /* with the idle ones that follow */
+            for (; block->after && is_idle(block->after); block = block->after)
+                run.bytes += block->after->bytes;
+            n += whole_pages(arena, &run);
+        }
+    return n;
 }
 
 /* ---- stats ---- */

@@ -103,6 +103,8 @@ typedef struct fcdp_arena_stats {
     size_t live_bytes, requested_bytes, free_bytes, quick_bytes, busy_bytes; /* mapped = all but holes */
     size_t n_live, n_free, n_quick, n_holes;
 } fcdp_arena_stats;
+/* Mapped pages that nothing lies on, quick blocks being nothing. Looks at every block. */
+size_t fcdp__arena_idle_pages(const fcdp_arena *arena);
 size_t fcdp__arena_live_bytes(const fcdp_arena *arena);
 void fcdp__arena_stats(const fcdp_arena *arena, fcdp_arena_stats *stats_out);
 

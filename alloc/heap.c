@@ -10,21 +10,24 @@ enum { REPORT_BYTES = 256 << 10 };
 
 /* ---- streams ---- */
 
-static size_t stream_slot(fcdp_stream stream) {
-    return (size_t)((uint64_t)(uintptr_t)stream * 0x9e3779b97f4a7c15u >> 40) % HEAP_MAX_STREAMS;
+static size_t stream_slot(fcdp_stream stream, const heap_private *private) {
+    uint64_t key = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t) private << 20;
+    return (size_t)(key * 0x9e3779b97f4a7c15u >> 40) % HEAP_MAX_STREAMS;
 }
 
-static heap_stream *stream_find(fcdp_heap *heap, fcdp_stream stream) {
-    for (size_t i = 0, at = stream_slot(stream); i < HEAP_MAX_STREAMS; i++, at = (at + 1) % HEAP_MAX_STREAMS) {
+static heap_stream *stream_find(fcdp_heap *heap, fcdp_stream stream, const heap_private *private) {
+    for (size_t i = 0, at = stream_slot(stream, private); i < HEAP_MAX_STREAMS;
+         i++, at = (at + 1) % HEAP_MAX_STREAMS) {
         heap_stream *found = atomic_load_explicit(&heap->streams[at], memory_order_acquire);
-        if (!found || found->stream == stream) return found;
+        if (!found || (found->stream == stream && found->private == private)) return found;
     }
     return NULL;
 }
 
-static fcdp_status arena_open(fcdp_heap *heap, heap_arena *arena, fcdp_stream stream, bool small) {
+static fcdp_status arena_open(fcdp_heap *heap, heap_arena *arena, const heap_stream *of, bool small) {
     arena->heap = heap;
-    arena->stream = stream;
+    arena->stream = of->stream;
+    arena->private = of->private;
     arena->small = small;
     fcdp__lock_init(&arena->lock, FCDP_RANK_ARENA);
     return fcdp__arena_create(heap->page_bytes, &arena->blocks);
@@ -42,14 +45,16 @@ static void stream_free(heap_stream *of) {
     free(of);
 }
 
-static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_stream **stream_out) {
+static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
+                               heap_stream **stream_out) {
     heap_stream *made = calloc(1, sizeof *made);
     if (!made) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a stream's arenas");
     made->stream = stream;
+    made->private = private;
     fcdp_status status = FCDP_OK;
     for (int small = 0; small < 2; small++) made->arenas[small].sibling = &made->arenas[!small];
     for (int small = 0; small < 2 && !status; small++)
-        status = arena_open(heap, &made->arenas[small], stream, small);
+        status = arena_open(heap, &made->arenas[small], made, small);
     if (status)
         stream_free(made);
     else
@@ -58,25 +63,28 @@ static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_stream 
 }
 
 /* With the heap's lock. */
-static fcdp_status stream_add(fcdp_heap *heap, fcdp_stream stream, heap_stream **stream_out) {
+static fcdp_status stream_add(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
+                              heap_stream **stream_out) {
     if (heap->n_streams == HEAP_MAX_STREAMS / 2)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "tensors on more than %d streams", HEAP_MAX_STREAMS / 2);
-    fcdp_status status = stream_make(heap, stream, stream_out);
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "tensors on more than %d streams and private pools",
+                          HEAP_MAX_STREAMS / 2);
+    fcdp_status status = stream_make(heap, stream, private, stream_out);
     if (status) return status;
-    size_t at = stream_slot(stream);
+    size_t at = stream_slot(stream, private);
     while (atomic_load_explicit(&heap->streams[at], memory_order_relaxed)) at = (at + 1) % HEAP_MAX_STREAMS;
     atomic_store_explicit(&heap->streams[at], *stream_out, memory_order_release); /* partner: stream_find */
     heap->n_streams++;
     return FCDP_OK;
 }
 
-static fcdp_status stream_of(fcdp_heap *heap, fcdp_stream stream, heap_stream **stream_out) {
-    heap_stream *found = stream_find(heap, stream);
+static fcdp_status stream_of(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
+                             heap_stream **stream_out) {
+    heap_stream *found = stream_find(heap, stream, private);
     fcdp_status status = FCDP_OK;
     if (!found) {
         fcdp__lock_acquire(&heap->lock);
-        found = stream_find(heap, stream);
-        if (!found) status = stream_add(heap, stream, &found);
+        found = stream_find(heap, stream, private);
+        if (!found) status = stream_add(heap, stream, private, &found);
         fcdp__lock_release(&heap->lock);
     }
     *stream_out = found;
@@ -90,6 +98,73 @@ size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out) {
         for (int small = 0; of && small < 2; small++) arenas_out[n++] = &of->arenas[small];
     }
     return n;
+}
+
+/* ---- private pools ---- */
+
+static heap_private *private_find(fcdp_heap *heap, fcdp_pool_id id) {
+    heap_private *private = heap->privates;
+    while (private && (private->id.first != id.first || private->id.second != id.second))
+    private = private->next;
+    return private;
+}
+
+static heap_private *private_covering(fcdp_heap *heap, fcdp_stream stream) {
+    pthread_rwlock_rdlock(&heap->private_lock);
+    heap_private *private = heap->privates;
+    while (private && !(private->open && private->covers(private->ctx, stream))) private = private->next;
+    pthread_rwlock_unlock(&heap->private_lock);
+    return private;
+}
+
+/* With the private lock, as writer. */
+static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx) {
+    heap_private *private = private_find(heap, id);
+    if (private && private->open)
+        return fcdp__fail(FCDP_ERR_INVALID, "a private pool that has not ended begins again");
+    if (!private) {
+        private = calloc(1, sizeof *private);
+        if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
+        private->id = id;
+        private->next = heap->privates;
+        heap->privates = private;
+    }
+    private->open = true;
+    private->covers = covers;
+    private->ctx = ctx;
+    atomic_fetch_add_explicit(&private->n_uses, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&heap->n_open, 1, memory_order_relaxed);
+    return FCDP_OK;
+}
+
+fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx) {
+    fcdp__heap_cool(heap); /* while it may still be asked */
+    pthread_rwlock_wrlock(&heap->private_lock);
+    fcdp_status status = private_open(heap, id, covers, ctx);
+    pthread_rwlock_unlock(&heap->private_lock);
+    return status;
+}
+
+fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id) {
+    pthread_rwlock_wrlock(&heap->private_lock);
+    heap_private *private = private_find(heap, id);
+    bool ends = private && private->open;
+    if (ends) {
+        private->open = false;
+        atomic_fetch_sub_explicit(&heap->n_open, 1, memory_order_relaxed);
+    }
+    pthread_rwlock_unlock(&heap->private_lock);
+    return ends ? FCDP_OK : fcdp__fail(FCDP_ERR_INVALID, "a private pool ends that has not begun");
+}
+
+fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) {
+    pthread_rwlock_wrlock(&heap->private_lock);
+    heap_private *private = private_find(heap, id);
+    bool used = private && atomic_load_explicit(&private->n_uses, memory_order_relaxed) > 0;
+    if (used) atomic_fetch_sub_explicit(&private->n_uses, 1, memory_order_relaxed);
+    pthread_rwlock_unlock(&heap->private_lock);
+    return used ? FCDP_OK
+                : fcdp__fail(FCDP_ERR_INVALID, "a private pool is released more often than it has begun");
 }
 
 /* ---- addresses ---- */
@@ -159,8 +234,8 @@ fcdp_status fcdp__heap_add_span(heap_arena *arena, size_t bytes) {
 
 static void peak_raise(_Atomic size_t *peak, size_t value) {
     size_t seen = atomic_load_explicit(peak, memory_order_relaxed);
-    while (seen < value &&
-           !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed, memory_order_relaxed)) {
+    while (seen < value && !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed,
+                                                                  memory_order_relaxed)) {
     }
 }
 
@@ -169,8 +244,9 @@ static void live_report(heap_arena *arena, bool at_once) {
     size_t live = fcdp__arena_live_bytes(arena->blocks);
     size_t step = live > arena->reported ? live - arena->reported : arena->reported - live;
     if (step == 0 || (step < REPORT_BYTES && !at_once)) return;
-    size_t now = atomic_fetch_add_explicit(&arena->heap->allocated, live - arena->reported, memory_order_relaxed) +
-                 (live - arena->reported);
+    size_t now =
+        atomic_fetch_add_explicit(&arena->heap->allocated, live - arena->reported, memory_order_relaxed) +
+        (live - arena->reported);
     arena->reported = live;
     peak_raise(&arena->heap->peak_allocated, now);
 }
@@ -209,8 +285,10 @@ static fcdp_status growth_begin(heap_arena *arena, size_t rounded, fcdp_growth *
         fcdp__lock_acquire(&arena->lock);
         fcdp_status status = fcdp__arena_grow(arena->blocks, rounded, growth_out);
         fcdp__lock_release(&arena->lock);
-        if (status == FCDP_PENDING) status = fcdp__heap_add_span(arena, rounded);
-        else return status;
+        if (status == FCDP_PENDING)
+            status = fcdp__heap_add_span(arena, rounded);
+        else
+            return status;
         if (status) return status;
     }
 }
@@ -240,7 +318,8 @@ static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, 
 
 fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, fcdp_dptr *address_out) {
     heap_stream *of;
-    fcdp_status status = stream_of(heap, stream, &of);
+    heap_private *private = fcdp__heap_is_capturing(heap) ? private_covering(heap, stream) : NULL;
+    fcdp_status status = stream_of(heap, stream, private, &of);
     if (status) return status;
     if (bytes == 0 || bytes > SIZE_MAX / 2) {
         address_out->addr = 0;
@@ -260,9 +339,10 @@ fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, 
 /* ---- free, record_stream ---- */
 
 static fcdp_status not_ours(fcdp_dptr address, const char *what) {
-    return fcdp__fail(FCDP_ERR_INVALID,
-                      "%s of %#llx: no live block begins there; it was freed already, or it is not fcdp_alloc's", what,
-                      (unsigned long long)address.addr);
+    return fcdp__fail(
+        FCDP_ERR_INVALID,
+        "%s of %#llx: no live block begins there; it was freed already, or it is not fcdp_alloc's", what,
+        (unsigned long long)address.addr);
 }
 
 fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
@@ -323,6 +403,18 @@ size_t fcdp_heap_block_bytes(fcdp_heap *heap, fcdp_dptr address) {
 
 /* ---- life ---- */
 
+static size_t heap_idle(void *ctx) {
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(ctx, arenas), n_pages = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (fcdp__heap_is_pinned(arenas[i])) continue;
+        fcdp__lock_acquire(&arenas[i]->lock);
+        n_pages += fcdp__arena_idle_pages(arenas[i]->blocks);
+        fcdp__lock_release(&arenas[i]->lock);
+    }
+    return n_pages;
+}
+
 fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) {
     fcdp_heap *heap = calloc(1, sizeof *heap);
     _Atomic(heap_arena *) *granules = calloc(N_GRANULES, sizeof *granules);
@@ -336,7 +428,8 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     heap->page_bytes = fcdp__driver_page_bytes(drv);
     heap->granules = granules;
     fcdp__lock_init(&heap->lock, FCDP_RANK_HEAP);
-    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, fcdp__heap_reclaim, heap);
+    pthread_rwlock_init(&heap->private_lock, NULL);
+    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, fcdp__heap_reclaim, heap_idle, heap);
     *heap_out = heap;
     return FCDP_OK;
 }
@@ -367,7 +460,7 @@ static void arena_tags_free(const fcdp_arena *blocks) {
 
 void fcdp_heap_destroy(fcdp_heap *heap) {
     if (!heap) return;
-    fcdp__pool_set_reclaimer(heap->pool, FCDP_RECLAIM_CACHES, NULL, NULL);
+    fcdp__pool_set_reclaimer(heap->pool, FCDP_RECLAIM_CACHES, NULL, NULL, NULL);
     fcdp__heap_held_destroy(heap);
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
@@ -379,6 +472,12 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
     for (size_t i = 0; i < HEAP_MAX_STREAMS; i++)
         if (atomic_load_explicit(&heap->streams[i], memory_order_relaxed))
             stream_free(atomic_load_explicit(&heap->streams[i], memory_order_relaxed));
+    while (heap->privates) {
+        heap_private *private = heap->privates;
+        heap->privates = private->next;
+        free(private);
+    }
+    pthread_rwlock_destroy(&heap->private_lock);
     fcdp__lock_destroy(&heap->lock);
     free((void *)heap->granules);
     free(heap);
@@ -412,7 +511,8 @@ void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
         fcdp__lock_release(&arenas[i]->lock);
     }
     stats_out->reserved_bytes = atomic_load_explicit(&heap->n_pages, memory_order_relaxed) * heap->page_bytes;
-    stats_out->peak_reserved_bytes = atomic_load_explicit(&heap->peak_pages, memory_order_relaxed) * heap->page_bytes;
+    stats_out->peak_reserved_bytes =
+        atomic_load_explicit(&heap->peak_pages, memory_order_relaxed) * heap->page_bytes;
     stats_out->peak_allocated_bytes = atomic_load_explicit(&heap->peak_allocated, memory_order_relaxed);
     stats_out->n_pages_moved = atomic_load_explicit(&heap->n_moved, memory_order_relaxed);
     stats_out->n_pages_taken = atomic_load_explicit(&heap->n_taken, memory_order_relaxed);
@@ -427,6 +527,10 @@ void fcdp_heap_reset_peaks(fcdp_heap *heap) {
     atomic_store_explicit(&heap->peak_pages, stats.reserved_bytes / heap->page_bytes, memory_order_relaxed);
 }
 
+static fcdp_pool_id arena_pool(const heap_arena *arena) {
+    return arena->private ? arena->private->id : (fcdp_pool_id){0, 0};
+}
+
 void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view *view), void *ctx) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
@@ -435,8 +539,9 @@ void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view
         for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next)
             for (fcdp_block *block = span->first; block; block = block->after)
                 if (!block->unmapped)
-                    see(ctx, &(fcdp_heap_view){arenas[i]->stream, arenas[i]->small, span->base, block->address,
-                                               block->bytes, block->requested_bytes, block->state});
+                    see(ctx, &(fcdp_heap_view){arenas[i]->stream, arena_pool(arenas[i]), arenas[i]->small,
+                                               span->base, block->address, block->bytes,
+                                               block->requested_bytes, block->state});
         fcdp__lock_release(&arenas[i]->lock);
     }
 }

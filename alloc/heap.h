@@ -46,6 +46,20 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
 /* The block's bytes, 0: no live block begins there. */
 size_t fcdp_heap_block_bytes(fcdp_heap *heap, fcdp_dptr address);
 
+/* Private pools, as CUDA graphs have them. From begin to end, mallocs on the streams that `covers` accepts go to the pool. Its blocks are
+ * used again by mallocs of the same pool alone, and its pages stay where they are, since a graph knows their addresses: until the pool has been
+ * released as often as it has begun. Then they are pages as all others. `covers` runs inside of fcdp_heap_malloc, and must not call the heap.
+ * While a pool is open the heap asks and marks no stream, which a capture would not survive: what is freed meanwhile gets cold later. */
+typedef struct fcdp_pool_id {
+    uint64_t first, second;
+} fcdp_pool_id;
+typedef bool (*fcdp_covers_fn)(void *ctx, fcdp_stream stream);
+/* FCDP_ERR_INVALID: it has begun and not ended. */
+fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx) FCDP_MUST_CHECK;
+/* FCDP_ERR_INVALID: there is no such pool, or it has not begun. `covers` is not called any more. */
+fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;
+fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;
+
 typedef struct fcdp_heap_stats {
     size_t allocated_bytes, requested_bytes;    /* in live blocks: rounded to 512, as asked */
     size_t reserved_bytes, held_bytes;          /* mapped; of it in freed blocks that wait for events */
@@ -65,6 +79,7 @@ void fcdp_heap_reset_peaks(fcdp_heap *heap);
 /* Every block that is mapped, in address order within a stream's arena. The heap is locked arena by arena: `see` must not call it. */
 typedef struct fcdp_heap_view {
     fcdp_stream stream;
+    fcdp_pool_id pool; /* 0, 0: none */
     bool small;
     uint64_t span, address;
     size_t bytes, requested_bytes;

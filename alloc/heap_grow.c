@@ -1,5 +1,5 @@
-/* heap_grow.c - where the pages of a miss come from, and when freed memory may be touched again: cold pages, events, the order of
- * pressure. */
+/* heap_grow.c - where the pages of a miss come from, and when freed memory may be touched again: cold pages,
+ * events, the order of pressure. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +14,7 @@ enum { MAX_VACATED = 64 }; /* blocks vacated at a time */
 /* With the arena's lock. The driver is asked, never waited for. */
 static void arena_cool(heap_arena *arena) {
     fcdp_driver *drv = arena->heap->drv;
+    if (fcdp__heap_is_capturing(arena->heap)) return;
     uint64_t now = fcdp__arena_clock(arena->blocks);
     if (arena->has_mark && fcdp__driver_event_query(drv, arena->mark) == FCDP_OK) {
         arena->cold_clock = arena->mark_clock;
@@ -30,8 +31,19 @@ static void arena_cool(heap_arena *arena) {
     arena->mark_clock = now;
 }
 
+void fcdp__heap_cool(fcdp_heap *heap) {
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(heap, arenas);
+    for (size_t i = 0; i < n; i++) {
+        fcdp__lock_acquire(&arenas[i]->lock);
+        arena_cool(arenas[i]);
+        fcdp__lock_release(&arenas[i]->lock);
+    }
+}
+
 /* Until what is freed now is cold. False: there was nothing to wait for, or the driver failed. */
 static bool arena_await(heap_arena *arena) {
+    if (fcdp__heap_is_pinned(arena) || fcdp__heap_is_capturing(arena->heap)) return false;
     fcdp__lock_acquire(&arena->lock);
     arena_cool(arena);
     bool waits = arena->has_mark;
@@ -63,6 +75,7 @@ static size_t arena_collect(heap_arena *arena, size_t n, fcdp_phys *pages_out) {
     fcdp_block *blocks[MAX_VACATED];
     bool gone[MAX_VACATED];
     size_t n_pages = 0;
+    if (fcdp__heap_is_pinned(arena)) return 0;
     fcdp__lock_acquire(&arena->lock);
     fcdp__arena_flush(arena->blocks);
     arena_cool(arena);
@@ -159,7 +172,7 @@ typedef struct holdings {
 static void holdings_see(void *ctx, const fcdp_heap_view *view) {
     holdings *h = ctx;
     int class = 0;
-    while (view->bytes > class_bytes[class]) class++;
+    while (view->bytes > class_bytes[class]) class ++;
     if (view->state == FCDP_BLOCK_LIVE)
         h->live[class] += view->bytes;
     else if (view->state == FCDP_BLOCK_BUSY)
@@ -179,24 +192,26 @@ static fcdp_status out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_missing
     fcdp__pool_stats(heap->pool, &pool);
     if (fcdp__driver_mem_info(heap->drv, &free_bytes, &total_bytes)) total_bytes = 0;
     for (int i = 0; i < N_CLASSES; i++)
-        at += (size_t)snprintf(tensors + at, sizeof tensors - at, "%s%zu MiB %s", i ? ", " : "", h.live[i] / mib,
-                               class_name[i]);
+        at += (size_t)snprintf(tensors + at, sizeof tensors - at, "%s%zu MiB %s", i ? ", " : "",
+                               h.live[i] / mib, class_name[i]);
     size_t reserved = atomic_load_explicit(&heap->n_pages, memory_order_relaxed) * heap->page_bytes;
     size_t live = pool.live_pages * pool.page_bytes, cached = pool.cached_pages * pool.page_bytes;
     size_t ours = live + cached, used = total_bytes - free_bytes;
     size_t others = total_bytes && used > ours ? used - ours : 0;
     const char *advice = "use a smaller batch, activation checkpointing, or more ranks";
     if (others > bytes)
-        advice = "end the other processes on this device, or set FCDP_DEVICE_BUDGET to what is left for this one";
+        advice =
+            "end the other processes on this device, or set FCDP_DEVICE_BUDGET to what is left for this one";
     else if (pool.budget_bytes + bytes <= total_bytes - others)
         advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
-    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
-                      "no device memory for %zu bytes: %zu pages of %zu KiB are missing. Of a budget of %zu MiB tensors "
-                      "hold %s; freed ones %zu MiB, of it %zu MiB waiting for other streams; regions %zu MiB; idle "
-                      "pages %zu MiB. Other processes hold %zu MiB of the device's %zu MiB; %s",
-                      bytes, n_missing, heap->page_bytes >> 10, pool.budget_bytes / mib, tensors,
-                      (h.cached + h.held) / mib, h.held / mib, (live > reserved ? live - reserved : 0) / mib,
-                      cached / mib, others / mib, total_bytes / mib, advice);
+    return fcdp__fail(
+        FCDP_ERR_NO_DEVICE_MEM,
+        "no device memory for %zu bytes: %zu pages of %zu KiB are missing. Of a budget of %zu MiB tensors "
+        "hold %s; freed ones %zu MiB, of it %zu MiB waiting for other streams; regions %zu MiB; idle "
+        "pages %zu MiB. Other processes hold %zu MiB of the device's %zu MiB; %s",
+        bytes, n_missing, heap->page_bytes >> 10, pool.budget_bytes / mib, tensors, (h.cached + h.held) / mib,
+        h.held / mib, (live > reserved ? live - reserved : 0) / mib, cached / mib, others / mib,
+        total_bytes / mib, advice);
 }
 
 /* From the pool, all `n` or none; with `ask`, its reclaimers are asked. FCDP_PENDING: there are none. */
@@ -218,9 +233,9 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
     for (;;) {
         n_got += stream_collect(arena, n - n_got, pages_out + n_got);
         if (n_got < n) status = pool_pages(heap, n - n_got, false, pages_out + n_got);
+        if (n_got < n && status == FCDP_PENDING) n_got += all_collect(heap, n - n_got, pages_out + n_got);
         if (n_got < n && status == FCDP_PENDING)
-            n_got += all_collect(heap, n - n_got, pages_out + n_got);
-        if (n_got < n && status == FCDP_PENDING) status = pool_pages(heap, n - n_got, true, pages_out + n_got);
+            status = pool_pages(heap, n - n_got, true, pages_out + n_got);
         if (n_got == n || status == FCDP_OK) break;
         if (status != FCDP_PENDING || !all_await(heap)) break;
         fcdp__heap_poll(heap);
@@ -251,7 +266,8 @@ static fcdp_status pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_ph
 /* ---- mapping ---- */
 
 /* The pages of one hole; on failure those that were mapped are in their slots. */
-static fcdp_status hole_map(fcdp_heap *heap, const fcdp_block *hole, const fcdp_phys *pages, size_t *n_mapped_out) {
+static fcdp_status hole_map(fcdp_heap *heap, const fcdp_block *hole, const fcdp_phys *pages,
+                            size_t *n_mapped_out) {
     fcdp_phys *slots = page_slot(heap, hole, hole->address);
     size_t n = hole->bytes / heap->page_bytes;
     for (size_t i = 0; i < n; i++) {
@@ -276,7 +292,8 @@ static bool hole_unmap(fcdp_heap *heap, const fcdp_block *hole, size_t n) {
     return true;
 }
 
-static fcdp_status holes_map(fcdp_heap *heap, const fcdp_growth *growth, const fcdp_phys *pages, bool *stuck_out) {
+static fcdp_status holes_map(fcdp_heap *heap, const fcdp_growth *growth, const fcdp_phys *pages,
+                             bool *stuck_out) {
     size_t n_done = 0, n_mapped = 0;
     fcdp_status status = FCDP_OK;
     fcdp_block *block = growth->first;
@@ -332,7 +349,7 @@ static void event_give(fcdp_heap *heap, heap_event *event) {
 
 /* Where there is no event the host waits: late, but right. */
 static void use_mark(fcdp_heap *heap, fcdp_stream stream, heap_held *held) {
-    heap_event *event = held ? event_take(heap) : NULL;
+    heap_event *event = held->block ? event_take(heap) : NULL;
     if (event && !fcdp__driver_event_record(heap->drv, event->event, stream)) {
         event->next = held->events;
         held->events = event;
@@ -341,7 +358,9 @@ static void use_mark(fcdp_heap *heap, fcdp_stream stream, heap_held *held) {
     if (event) event_give(heap, event);
     fcdp_status status = fcdp__driver_stream_sync(heap->drv, stream);
     if (status) status = fcdp__driver_stream_sync(heap->drv, stream);
-    if (status) fcdp__log(FCDP_LOG_WARN, "a stream that used freed memory cannot be waited for: %s", fcdp_error_text());
+    if (status)
+        fcdp__log(FCDP_LOG_WARN, "a stream that used freed memory cannot be waited for: %s",
+                  fcdp_error_text());
 }
 
 static void block_give(heap_arena *arena, fcdp_block *block) {
@@ -350,25 +369,38 @@ static void block_give(heap_arena *arena, fcdp_block *block) {
     fcdp__lock_release(&arena->lock);
 }
 
-void fcdp__heap_hold(heap_arena *arena, fcdp_block *block) {
-    fcdp_heap *heap = arena->heap;
-    heap_uses *uses = block->tag;
-    block->tag = NULL;
-    heap_held *held = calloc(1, sizeof *held);
-    for (size_t i = 0; i < uses->n; i++) use_mark(heap, uses->streams[i], held);
-    free(uses);
-    if (!held || !held->events) {
-        free(held);
-        block_give(arena, block);
-        return;
-    }
-    held->arena = arena;
-    held->block = block;
+/* An event on every stream that uses it. */
+static void held_mark(fcdp_heap *heap, heap_held *held) {
+    for (size_t i = 0; held->uses && i < held->uses->n; i++) use_mark(heap, held->uses->streams[i], held);
+    free(held->uses);
+    held->uses = NULL;
+}
+
+static void held_keep(fcdp_heap *heap, heap_held *held) {
     fcdp__lock_acquire(&heap->lock);
     held->next = heap->held;
     heap->held = held;
     fcdp__lock_release(&heap->lock);
+}
+
+void fcdp__heap_hold(heap_arena *arena, fcdp_block *block) {
+    fcdp_heap *heap = arena->heap;
+    heap_held *held = calloc(1, sizeof *held), none = {.uses = block->tag};
+    block->tag = NULL;
+    if (!held) {
+        held_mark(heap, &none); /* no memory for events either: waits */
+        block_give(arena, block);
+        return;
+    }
+    *held = (heap_held){.arena = arena, .block = block, .uses = none.uses};
+    if (!fcdp__heap_is_capturing(heap)) held_mark(heap, held);
+    if (!held->events && !held->uses) {
+        free(held);
+        block_give(arena, block);
+        return;
+    }
     atomic_fetch_add_explicit(&heap->n_held, 1, memory_order_relaxed);
+    held_keep(heap, held);
 }
 
 static heap_held *held_detach(fcdp_heap *heap) {
@@ -398,11 +430,13 @@ static void held_check(fcdp_heap *heap, heap_held *held, bool wait) {
 }
 
 static bool held_pass(fcdp_heap *heap, bool wait) {
+    if (fcdp__heap_is_capturing(heap)) return false;
     heap_held *list = held_detach(heap);
     bool any = false;
     while (list) {
         heap_held *held = list;
         list = held->next;
+        held_mark(heap, held);
         held_check(heap, held, wait);
         if (!held->events) {
             block_give(held->arena, held->block);
@@ -411,10 +445,7 @@ static bool held_pass(fcdp_heap *heap, bool wait) {
             any = true;
             continue;
         }
-        fcdp__lock_acquire(&heap->lock);
-        held->next = heap->held;
-        heap->held = held;
-        fcdp__lock_release(&heap->lock);
+        held_keep(heap, held);
     }
     return any;
 }
@@ -441,6 +472,7 @@ void fcdp__heap_held_destroy(fcdp_heap *heap) {
             held->events = event->next;
             event_give(heap, event);
         }
+        free(held->uses);
         free(held);
     }
     while (heap->idle_events) {

@@ -6,7 +6,7 @@
 
 #include "alloc/heap.h"
 
-enum { HEAP_MAX_STREAMS = 256 };
+enum { HEAP_MAX_STREAMS = 512 };
 
 typedef struct heap_uses { /* of a block by other streams; the block's tag */
     size_t n;
@@ -21,9 +21,20 @@ typedef struct heap_span {
     fcdp_phys *pages; /* by index from base; handle 0: a hole. Of blocks that are busy: whoever has them busy, else under the arena's lock */
 } heap_span;
 
+typedef struct heap_private {
+    struct heap_private *next;
+    fcdp_pool_id id;
+    _Atomic size_t n_uses; /* begun and not released: its pages stay */
+    /* guarded by the heap's private_lock */
+    bool open;
+    fcdp_covers_fn covers;
+    void *ctx;
+} heap_private;
+
 typedef struct heap_arena {
     fcdp_heap *heap;
     fcdp_stream stream;
+    heap_private *private; /* NULL: of no private pool */
     bool small;
     struct heap_arena *sibling; /* the stream's other one */
     fcdp_lock lock;
@@ -37,8 +48,9 @@ typedef struct heap_arena {
     uint64_t mark_clock, cold_clock;
 } heap_arena;
 
-typedef struct heap_stream {
+typedef struct heap_stream { /* in a private pool, or in none */
     fcdp_stream stream;
+    heap_private *private;
     heap_arena arenas[2]; /* large, small */
 } heap_stream;
 
@@ -51,6 +63,7 @@ typedef struct heap_held { /* a freed block that other streams may still use */
     struct heap_held *next;
     heap_arena *arena;
     fcdp_block *block;
+    heap_uses *uses;    /* streams that have no event yet: a capture is under way */
     heap_event *events; /* those that have not passed */
 } heap_held;
 
@@ -64,6 +77,9 @@ struct fcdp_heap {
     _Atomic uint64_t n_moved, n_taken, n_waits, n_ooms;
     _Atomic size_t n_held;
     _Atomic uint64_t n_returns; /* pages given to the pool, ever: whether another attempt could end differently */
+    _Atomic size_t n_open; /* private pools that mallocs may go to */
+    pthread_rwlock_t private_lock; /* read while `covers` runs: a pool ends when no malloc asks it any more */
+    heap_private *privates;        /* guarded by private_lock */
     fcdp_lock lock;
     /* guarded by lock */
     size_t n_streams;
@@ -76,9 +92,20 @@ fcdp_status fcdp__heap_add_span(heap_arena *arena, size_t bytes) FCDP_MUST_CHECK
 void fcdp__heap_pages_add(fcdp_heap *heap, size_t n);
 void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n);
 
+/* Its pages stay where they are. */
+static inline bool fcdp__heap_is_pinned(const heap_arena *arena) {
+    return arena->private && atomic_load_explicit(&arena->private->n_uses, memory_order_relaxed) > 0;
+}
+
+static inline bool fcdp__heap_is_capturing(const fcdp_heap *heap) {
+    return atomic_load_explicit(&heap->n_open, memory_order_relaxed) > 0;
+}
+
 /* heap_grow.c */
 /* Pages under the growth's holes. On failure none is mapped, or *stuck_out: the driver refuses to take some away. */
 fcdp_status fcdp__heap_map(heap_arena *arena, const fcdp_growth *growth, bool *stuck_out) FCDP_MUST_CHECK;
+/* See what is cold by now, without waiting. */
+void fcdp__heap_cool(fcdp_heap *heap);
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
 /* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
 void fcdp__heap_hold(heap_arena *arena, fcdp_block *block);

@@ -23,6 +23,7 @@ struct fcdp_pool {
     /* under lock */
     struct {
         fcdp_reclaim_fn reclaim;
+        fcdp_idle_fn idle;
         void *ctx;
     } reclaimers[FCDP_N_RECLAIMERS];
     size_t n_created, n_live, n_peak;
@@ -102,9 +103,11 @@ void fcdp__pool_destroy(fcdp_pool *pool) {
     free(pool);
 }
 
-void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim, void *ctx) {
+void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim,
+                              fcdp_idle_fn idle, void *ctx) {
     fcdp__lock_acquire(&pool->lock);
     pool->reclaimers[which].reclaim = reclaim;
+    pool->reclaimers[which].idle = idle;
     pool->reclaimers[which].ctx = ctx;
     pool_leave(pool);
 }
@@ -304,6 +307,21 @@ void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out) {
         .n_reclaims = pool->n_reclaims,
     };
     pool_leave(pool);
+}
+
+size_t fcdp__pool_pages_in_use(fcdp_pool *pool) {
+    size_t n_idle = 0;
+    for (int which = 0; which < FCDP_N_RECLAIMERS; which++) {
+        fcdp__lock_acquire(&pool->lock);
+        fcdp_idle_fn idle = pool->reclaimers[which].idle;
+        void *ctx = pool->reclaimers[which].ctx;
+        pool_leave(pool);
+        if (idle) n_idle += idle(ctx);
+    }
+    fcdp__lock_acquire(&pool->lock);
+    size_t n_live = pool->n_live;
+    pool_leave(pool);
+    return n_idle < n_live ? n_live - n_idle : 0;
 }
 
 void fcdp__pool_reset_peak(fcdp_pool *pool) {

@@ -31,8 +31,13 @@ fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool *
 void fcdp__pool_destroy(fcdp_pool *pool);
 /* In the order in which they are asked. */
 typedef enum fcdp_reclaimer { FCDP_RECLAIM_CACHES, FCDP_RECLAIM_REGIONS, FCDP_N_RECLAIMERS } fcdp_reclaimer;
-/* NULL: nobody. */
-void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim, void *ctx);
+/* Pages, of those taken, that hold nothing and that the reclaimer would give back: not in use, whoever has them. Called without the
+ * pool's lock. */
+typedef size_t (*fcdp_idle_fn)(void *ctx);
+/* `reclaim` NULL: nobody. `idle` NULL: none of its pages are idle. */
+void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim, fcdp_idle_fn idle, void *ctx);
+/* Live pages but those idle ones; what policy calls device use. */
+size_t fcdp__pool_pages_in_use(fcdp_pool *pool);
 
 /* `n` pages of page_bytes each, all or none. Order: cached pages, new handles while the budget and the driver allow, then
  * the reclaimers until they give nothing more. FCDP_ERR_NO_DEVICE_MEM with a text that says who holds what. */

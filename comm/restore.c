@@ -122,7 +122,8 @@ void fcdp__group_forsake(const fcdp_job *job) {
 static bool policy_keeps(fcdp_engine *engine) {
     fcdp_pool_stats stats;
     fcdp__pool_stats(engine->pool, &stats);
-    return fcdp__policy_keeps(engine->options.tau, stats.live_pages * stats.page_bytes, stats.budget_bytes);
+    size_t used_bytes = fcdp__pool_pages_in_use(engine->pool) * stats.page_bytes;
+    return fcdp__policy_keeps(engine->options.tau, used_bytes, stats.budget_bytes);
 }
 
 static void use_end(fcdp_group *group) {

@@ -24,7 +24,7 @@ fcdp_status fcdp__tiering_create(const fcdp_tiering_config *config, fcdp_tiering
     }
     fcdp__lock_init(&tiering->lock, FCDP_RANK_REGION);
     pthread_cond_init(&tiering->moved, NULL);
-    fcdp__pool_set_reclaimer(config->pool, FCDP_RECLAIM_REGIONS, tiering_reclaim, tiering);
+    fcdp__pool_set_reclaimer(config->pool, FCDP_RECLAIM_REGIONS, tiering_reclaim, NULL, tiering);
     *tiering_out = tiering;
     return FCDP_OK;
 }
@@ -32,7 +32,7 @@ fcdp_status fcdp__tiering_create(const fcdp_tiering_config *config, fcdp_tiering
 void fcdp__tiering_destroy(fcdp_tiering *tiering) {
     if (!tiering) return;
     FCDP_CHECK(1, tiering->n_regions == 0);
-    fcdp__pool_set_reclaimer(tiering->pool, FCDP_RECLAIM_REGIONS, NULL, NULL);
+    fcdp__pool_set_reclaimer(tiering->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
     fcdp__mover_destroy(tiering->mover);
     pthread_cond_destroy(&tiering->moved);
     fcdp__lock_destroy(&tiering->lock);

@@ -203,6 +203,8 @@ product() {
 }
 
 # setup demo|test: afterwards $PY runs Python with everything, and PATH begins with .venv/bin.
+cuda_device() { "$PY" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)' 2>/dev/null; }
+
 setup() {
     local start=$SECONDS fcdp_was=${FCDP-unset}
     unset FCDP                            # no Python of the set-up runs under FCDP

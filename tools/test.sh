@@ -88,8 +88,6 @@ python_stage() {    # PYTEST OPTIONS
     while IFS= read -r line; do skips+=("Python: $line"); done < <(sed -n 's/^SKIPPED //p' "$LOGS/pytest.log")
 }
 
-cuda_device() { "$PY" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)' 2>/dev/null; }
-
 skips=()
 setup test
 case $what in

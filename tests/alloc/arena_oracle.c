@@ -1,5 +1,8 @@
-/* arena_oracle.c - an arena against an oracle of held ranges and mapped pages, as a schedule of bytes says. */
+/* arena_oracle.c - an arena against an oracle of held ranges and mapped pages, as a schedule of bytes says.
+ */
 #include "tests/alloc/arena_oracle.h"
+
+#include <string.h>
 
 #include "alloc/arena.h"
 
@@ -51,7 +54,7 @@ static void held_add(oracle *o, fcdp_block *block, size_t bytes) {
     for (size_t at = 0; at < bytes; at += UNIT) FCDP_CHECK(0, o->mapped[(block->address + at - BASE) / PAGE]);
     for (size_t i = 0; i < o->n_held; i++)
         FCDP_CHECK(0, block->address >= o->held[i].address + o->held[i].bytes ||
-                    o->held[i].address >= block->address + bytes);
+                          o->held[i].address >= block->address + bytes);
     fcdp__arena_request(o->arena, block, bytes - 1);
     o->held[o->n_held++] = (range){block, block->address, bytes, false};
 }
@@ -117,6 +120,17 @@ static void oracle_vacate(oracle *o) {
     }
 }
 
+static size_t idle_pages(const oracle *o) {
+    bool idle[N_PAGES];
+    size_t n = 0;
+    memcpy(idle, o->mapped, sizeof idle);
+    for (size_t i = 0; i < o->n_held; i++)
+        for (size_t at = 0; at < o->held[i].bytes; at += UNIT)
+            idle[(o->held[i].address + at - BASE) / PAGE] = false;
+    for (size_t i = 0; i < N_PAGES; i++) n += idle[i];
+    return n;
+}
+
 static void check_totals(const oracle *o) {
     fcdp_arena_stats stats;
     size_t mapped = 0, live = 0, requested = 0, busy = 0;
@@ -129,6 +143,7 @@ static void check_totals(const oracle *o) {
     FCDP_CHECK(0, (stats.live_bytes) == (live));
     FCDP_CHECK(0, (stats.requested_bytes) == (requested));
     FCDP_CHECK(0, (stats.busy_bytes) == (busy));
+    FCDP_CHECK(0, fcdp__arena_idle_pages(o->arena) == idle_pages(o));
     FCDP_CHECK(0, (stats.live_bytes + stats.busy_bytes + stats.free_bytes + stats.quick_bytes) == (mapped));
 }
 

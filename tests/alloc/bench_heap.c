@@ -1,8 +1,11 @@
-/* What a hit costs: malloc and free of a size that is in the cache, on one thread, and on two threads with a stream each.
+/* What a hit costs: malloc and free of a size that is in the cache, on one thread, and on two threads with a
+ * stream each.
  *
- *     ninja -C build/release bench_heap && FCDP_DRIVER=sim FCDP_SIM_LIBRARY=... build/release/tests/alloc/bench_heap
+ *     ninja -C build/release bench_heap && FCDP_DRIVER=sim FCDP_SIM_LIBRARY=...
+ * build/release/tests/alloc/bench_heap
  *
- * Every figure is the median of rounds; one thread and two take turns, so that their ratio is of the same moments.
+ * Every figure is the median of rounds; one thread and two take turns, so that their ratio is of the same
+ * moments.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -15,12 +18,12 @@ extern char **environ;
 
 enum { N_PAIRS = 1 << 20, N_ROUNDS = 9, DEPTH = 16 };
 
-#define MUST(call)                                                                                                     \
-    do {                                                                                                               \
-        if (call) {                                                                                                    \
-            fprintf(stderr, "bench_heap: %s\n", fcdp_error_text());                                                    \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
+#define MUST(call)                                                                                           \
+    do {                                                                                                     \
+        if (call) {                                                                                          \
+            fprintf(stderr, "bench_heap: %s\n", fcdp_error_text());                                          \
+            exit(1);                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 typedef struct runner {
@@ -37,7 +40,8 @@ static void *runner_main(void *arg) {
     if (r->barrier) pthread_barrier_wait(r->barrier);
     uint64_t begun = fcdp__now_ns();
     for (int i = 0; i < N_PAIRS / DEPTH; i++) {
-        for (size_t k = 0; k < DEPTH; k++) MUST(fcdp_heap_malloc(r->heap, 1000 + k * k * 9000, r->stream, &at[k]));
+        for (size_t k = 0; k < DEPTH; k++)
+            MUST(fcdp_heap_malloc(r->heap, 1000 + k * k * 9000, r->stream, &at[k]));
         for (size_t k = DEPTH; k-- > 0;) MUST(fcdp_heap_free(r->heap, at[k]));
     }
     r->ns = fcdp__now_ns() - begun;
@@ -93,10 +97,12 @@ int main(void) {
     double pair_ns = median(one), speedup = median(ratio);
     fcdp_heap_stats stats;
     fcdp_heap_stats_get(heap, &stats);
-    printf("malloc + free, a hit: %.1f ns (median of %d rounds of %d); two threads on two streams: %.2f times one\n", pair_ns,
-           N_ROUNDS, N_PAIRS, speedup);
-    printf("%.4f %% of %llu mallocs were hits; driver: %s\n", 100.0 * (double)stats.n_hits / (double)stats.n_mallocs,
-           (unsigned long long)stats.n_mallocs, fcdp__driver_is_sim(drv) ? "simulated" : "CUDA");
+    printf("malloc + free, a hit: %.1f ns (median of %d rounds of %d); two threads on two streams: %.2f "
+           "times one\n",
+           pair_ns, N_ROUNDS, N_PAIRS, speedup);
+    printf("%.4f %% of %llu mallocs were hits; driver: %s\n",
+           100.0 * (double)stats.n_hits / (double)stats.n_mallocs, (unsigned long long)stats.n_mallocs,
+           fcdp__driver_is_sim(drv) ? "simulated" : "CUDA");
     fcdp_heap_destroy(heap);
     for (int i = 0; i < 2; i++) fcdp__driver_stream_destroy(drv, runners[i].stream);
     fcdp__pool_destroy(pool);

@@ -1,6 +1,8 @@
-/* libFuzzer's entry into the arena's oracle. Without libFuzzer (FCDP_FUZZ off) a main that runs the files it is given.
+/* libFuzzer's entry into the arena's oracle. Without libFuzzer (FCDP_FUZZ off) a main that runs the files it
+ * is given.
  *
- *     CC=clang cmake -B build/fuzz -DFCDP_FUZZ=ON && ninja -C build/fuzz fuzz_arena && build/fuzz/tests/alloc/fuzz_arena tests/alloc/corpus
+ *     CC=clang cmake -B build/fuzz -DFCDP_FUZZ=ON && ninja -C build/fuzz fuzz_arena &&
+ * build/fuzz/tests/alloc/fuzz_arena tests/alloc/corpus
  */
 #include <stdio.h>
 

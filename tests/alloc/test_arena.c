@@ -1,5 +1,5 @@
-/* Blocks, holes and places: by hand where the right answer is plain, and by a random schedule against an oracle of live ranges and
- * mapped pages. */
+/* Blocks, holes and places: by hand where the right answer is plain, and by a random schedule against an
+ * oracle of live ranges and mapped pages. */
 #include "alloc/arena.h"
 
 #include <string.h>
@@ -66,7 +66,8 @@ static void blocks_follow_each_other_across_pages(void **state) {
 static void the_smallest_that_fits_is_cut(void **state) {
     (void)state;
     fcdp_arena *arena = arena_open();
-    fcdp_block *large = take_new(arena, 8 * UNIT, 1), *x = take_new(arena, UNIT, 0), *small = take_new(arena, 4 * UNIT, 0);
+    fcdp_block *large = take_new(arena, 8 * UNIT, 1), *x = take_new(arena, UNIT, 0),
+               *small = take_new(arena, 4 * UNIT, 0);
     take_new(arena, 3 * UNIT, 0); /* the page is full */
     (void)x;
     uint64_t at = small->address;
@@ -92,8 +93,9 @@ static void pages_that_are_apart_serve_one_block(void **state) {
     fcdp_block *vacated[4];
     assert_ok(fcdp__arena_grow(arena, 3 * PAGE, &growth));
     assert_int_equal(growth.n_pages, 3);
-    assert_int_equal(fcdp__arena_vacate(arena, fcdp__arena_clock(arena) - 1, 3, vacated, 4), 2); /* the third is not cold */
-    assert_int_equal(vacated[0]->address, BASE + PAGE);                                         /* freed first */
+    assert_int_equal(fcdp__arena_vacate(arena, fcdp__arena_clock(arena) - 1, 3, vacated, 4),
+                     2);                                /* the third is not cold */
+    assert_int_equal(vacated[0]->address, BASE + PAGE); /* freed first */
     assert_int_equal(vacated[1]->address, BASE + 3 * PAGE);
     fcdp__arena_vacated(arena, vacated[0]);
     fcdp__arena_unvacate(arena, vacated[1]);

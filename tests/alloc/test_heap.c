@@ -55,7 +55,8 @@ typedef uint32_t *gate;
 
 static gate gate_make(void) {
     CUcontext context;
-    assert_int_equal(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS); /* the test's own calls need a current one */
+    assert_int_equal(cuDevicePrimaryCtxRetain(&context, 0),
+                     CUDA_SUCCESS); /* the test's own calls need a current one */
     assert_int_equal(cuCtxSetCurrent(context), CUDA_SUCCESS);
     gate g = aligned_alloc(4096, 4096);
     memset(g, 0, 4096);
@@ -106,7 +107,9 @@ static void nothing_is_reserved_beyond_the_last_page(void **state) {
     fcdp_dptr a = take(&w, PAGE + PAGE / 2, 0), b = take(&w, PAGE + PAGE / 2, 0);
     assert_int_equal(stats_of(&w).reserved_bytes, 3 * PAGE);
     give(&w, a);
-    fcdp_dptr c = take(&w, 2 * PAGE, 0); /* the free page and a half are part of it, if its page is beside a hole; else one page moves */
+    fcdp_dptr c = take(
+        &w, 2 * PAGE,
+        0); /* the free page and a half are part of it, if its page is beside a hole; else one page moves */
     assert_true(stats_of(&w).reserved_bytes <= 4 * PAGE);
     give(&w, b);
     give(&w, c);
@@ -219,7 +222,7 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     give(&w, other); /* cold, another stream's */
     assert_ok(fcdp__pool_take(w.pool, 20, r.pages));
     r.n = 20;
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, &r);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
     fcdp_dptr a = take(&w, 8 * PAGE, 0); /* idle ones */
     assert_int_equal(r.n_asked, 0);
     fcdp_dptr b = take(&w, 4 * PAGE, 0); /* the other stream's */
@@ -236,7 +239,7 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     assert_text("raise FCDP_DEVICE_BUDGET");
     assert_int_equal(stats_of(&w).n_ooms, 1);
     give(&w, a), give(&w, b), give(&w, c), give(&w, d);
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
     world_close(&w);
 }
 
@@ -244,12 +247,60 @@ static void a_cache_gives_its_pages_to_regions(void **state) {
     (void)state;
     world w = world_open(8);
     fcdp_phys pages[8];
-    fcdp_dptr a = take(&w, 5 * PAGE, 0), b = take(&w, 3 * PAGE, 1);
+    fcdp_dptr a = take(&w, 5 * PAGE, 0), b = take(&w, 3 * PAGE - 1000, 1);
+    assert_int_equal(fcdp__pool_pages_in_use(w.pool), 8);
     give(&w, a);
+    assert_int_equal(fcdp__pool_pages_in_use(w.pool), 3);
     give(&w, b);
+    assert_int_equal(fcdp__pool_pages_in_use(w.pool),
+                     0); /* the last page too: what is free beside it counts */
     assert_ok(fcdp__pool_take(w.pool, 8, pages));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
     fcdp__pool_give(w.pool, 8, pages);
+    world_close(&w);
+}
+
+/* ---- private pools ---- */
+
+static bool covers_stream(void *ctx, fcdp_stream stream) {
+    return stream == ctx;
+}
+
+static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
+    (void)state;
+    world w = world_open(8);
+    fcdp_pool_id id = {3, 0};
+    fcdp_dptr before = take(&w, 2 * PAGE, 0), other, ooms;
+    give(&w, before);
+    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0]));
+    assert_int_equal(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0]), FCDP_ERR_INVALID);
+    fcdp_dptr a = take(&w, 2 * PAGE, 0), b = take(&w, PAGE, 0);
+    assert_int_not_equal(a.addr, before.addr);
+    give(&w, a);
+    assert_int_equal(take(&w, 2 * PAGE, 0).addr, a.addr);
+    other = take(&w, PAGE, 1); /* not covered */
+    fcdp_dptr used = take(&w, 512, 1);
+    assert_ok(fcdp_heap_record_stream(w.heap, used, w.streams[0]));
+    unsigned long queries = simgpu_calls("cuStreamQuery"), records = simgpu_calls("cuEventRecord");
+    give(&w, used); /* the stream is captured: its event comes later */
+    assert_int_equal(stats_of(&w).held_bytes, 512);
+    assert_int_equal(fcdp_heap_malloc(w.heap, 7 * PAGE, w.streams[1], &ooms), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(simgpu_calls("cuStreamQuery"), queries);
+    assert_int_equal(simgpu_calls("cuEventRecord"), records);
+    assert_ok(fcdp_heap_pool_end(w.heap, id));
+    assert_int_equal(fcdp_heap_pool_end(w.heap, id), FCDP_ERR_INVALID);
+    give(&w, a);
+    give(&w, b);
+    give(&w, other);
+    assert_ok(fcdp_heap_trim(w.heap));
+    assert_int_equal(stats_of(&w).reserved_bytes, 3 * PAGE); /* a graph may write there */
+    assert_int_equal(fcdp_heap_malloc(w.heap, 6 * PAGE, w.streams[0], &ooms), FCDP_ERR_NO_DEVICE_MEM);
+    assert_ok(fcdp_heap_pool_release(w.heap, id));
+    assert_int_equal(fcdp_heap_pool_release(w.heap, id), FCDP_ERR_INVALID);
+    give(&w, take(&w, 8 * PAGE, 1));
+    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0])); /* its name may come again */
+    give(&w, take(&w, PAGE, 0));
+    assert_ok(fcdp_heap_pool_end(w.heap, id));
     world_close(&w);
 }
 
@@ -318,7 +369,8 @@ static void every_driver_call_fails_once(void **state) {
             assert_int_equal(stats_of(&w).allocated_bytes, 0);
             world_close(&w);
         }
-        print_message("%zu driver calls, each failed once with %d: %zu runs saw an error\n", n_calls, codes[c], n_failed);
+        print_message("%zu driver calls, each failed once with %d: %zu runs saw an error\n", n_calls,
+                      codes[c], n_failed);
         assert_true(n_failed > 0);
     }
     fcdp__check_level = 0;
@@ -335,6 +387,7 @@ int main(void) {
         cmocka_unit_test(what_is_held_is_waited_for_before_memory_is_out),
         cmocka_unit_test(regions_are_asked_last_and_yield_all),
         cmocka_unit_test(a_cache_gives_its_pages_to_regions),
+        cmocka_unit_test(a_private_pool_keeps_to_itself_until_it_is_released),
         cmocka_unit_test(wrong_frees_are_named),
         cmocka_unit_test(every_driver_call_fails_once),
     };

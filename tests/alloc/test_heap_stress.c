@@ -1,8 +1,9 @@
-/* Threads and streams against one heap, while regions take and yield pages: every access is work on a stream, as a
- * kernel's would be, so memory that is used again too early shows as a wrong pattern.
+/* Threads and streams against one heap, while regions take and yield pages: every access is work on a stream,
+ * as a kernel's would be, so memory that is used again too early shows as a wrong pattern.
  *
- * What is checked: the first and last bytes of every block, when it is freed and, by a reader that is still under way then, after;
- * no two live blocks overlap; reserved = live + freed, at the end nothing. HEAP_STRESS_S=60 runs that many seconds (default 2).
+ * What is checked: the first and last bytes of every block, when it is freed and, by a reader that is still
+ * under way then, after; no two live blocks overlap; reserved = live + freed, at the end nothing.
+ * HEAP_STRESS_S=60 runs that many seconds (default 2).
  */
 #include "alloc/heap.h"
 
@@ -11,7 +12,16 @@
 
 #include "tests/alloc/support.h"
 
-enum { PAGE = 2 << 20, N_PAGES = 96, N_THREADS = 4, N_STREAMS = 3, N_SHARED = 64, N_READS = 8, EDGE = 1024, N_PATTERNS = 251 };
+enum {
+    PAGE = 2 << 20,
+    N_PAGES = 96,
+    N_THREADS = 4,
+    N_STREAMS = 3,
+    N_SHARED = 64,
+    N_READS = 8,
+    EDGE = 1024,
+    N_PATTERNS = 251
+};
 
 typedef struct block {
     uint64_t address;
@@ -29,7 +39,9 @@ typedef struct reading { /* of a block's edges, on a stream; checked when that h
 
 typedef struct ranges { /* the oracle: live blocks, in no order */
     pthread_mutex_t mutex;
-    struct { uint64_t address, end; } *items;
+    struct {
+        uint64_t address, end;
+    } * items;
     size_t n, capacity;
 } ranges;
 
@@ -39,7 +51,10 @@ typedef struct world {
     fcdp_heap *heap;
     fcdp_stream streams[N_STREAMS];
     char patterns[N_PATTERNS][EDGE];
-    struct { pthread_mutex_t mutex; block b; } shared[N_SHARED];
+    struct {
+        pthread_mutex_t mutex;
+        block b;
+    } shared[N_SHARED];
     ranges live;
     _Atomic bool stop;
     _Atomic uint64_t n_ops, n_ooms, n_wrong, n_yields;
@@ -118,7 +133,8 @@ static void block_read(runner *me, const block *b, int stream) {
     r->pattern = b->pattern;
     fcdp_dptr to = {(uintptr_t)r->bytes};
     assert_ok(fcdp__driver_copy_d2d(w->drv, to, (fcdp_dptr){b->address}, r->n_edge, w->streams[stream]));
-    assert_ok(fcdp__driver_copy_d2d(w->drv, fcdp__dptr_add(to, r->n_edge), at_end(b), r->n_edge, w->streams[stream]));
+    assert_ok(fcdp__driver_copy_d2d(w->drv, fcdp__dptr_add(to, r->n_edge), at_end(b), r->n_edge,
+                                    w->streams[stream]));
     assert_ok(fcdp__driver_event_record(w->drv, r->event, w->streams[stream]));
     r->pending = true;
 }
@@ -127,16 +143,22 @@ static void block_read(runner *me, const block *b, int stream) {
 
 static size_t random_bytes(runner *me) {
     switch (random_below(&me->seed, 8)) {
-    case 0: return 1 + random_below(&me->seed, 12 * PAGE);
-    case 1: case 2: return 1 + random_below(&me->seed, PAGE);
-    default: return 1 + random_below(&me->seed, 40000);
+    case 0:
+        return 1 + random_below(&me->seed, 12 * PAGE);
+    case 1:
+    case 2:
+        return 1 + random_below(&me->seed, PAGE);
+    default:
+        return 1 + random_below(&me->seed, 40000);
     }
 }
 
 static bool block_make(runner *me, block *b) {
     world *w = me->w;
     fcdp_dptr at;
-    *b = (block){.bytes = random_bytes(me), .other = -1, .stream = (int)random_below(&me->seed, N_STREAMS),
+    *b = (block){.bytes = random_bytes(me),
+                 .other = -1,
+                 .stream = (int)random_below(&me->seed, N_STREAMS),
                  .pattern = (int)random_below(&me->seed, N_PATTERNS)};
     fcdp_status status = fcdp_heap_malloc(w->heap, b->bytes, w->streams[b->stream], &at);
     if (status == FCDP_ERR_NO_DEVICE_MEM) {
@@ -227,7 +249,7 @@ static world *world_open(void) {
     for (int i = 0; i < N_SHARED; i++) pthread_mutex_init(&w->shared[i].mutex, NULL);
     pthread_mutex_init(&w->live.mutex, NULL);
     pthread_mutex_init(&w->region_mutex, NULL);
-    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_REGIONS, regions_yield, w);
+    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_REGIONS, regions_yield, NULL, w);
     return w;
 }
 
@@ -237,13 +259,15 @@ static void world_close(world *w) {
         if (w->shared[i].b.address) assert_ok(fcdp_heap_free(w->heap, (fcdp_dptr){w->shared[i].b.address}));
     assert_ok(fcdp_heap_trim(w->heap));
     fcdp_heap_stats_get(w->heap, &stats);
-    assert_int_equal(stats.allocated_bytes + stats.requested_bytes + stats.held_bytes + stats.reserved_bytes, 0);
+    assert_int_equal(stats.allocated_bytes + stats.requested_bytes + stats.held_bytes + stats.reserved_bytes,
+                     0);
     assert_int_equal(stats.n_mallocs, stats.n_frees);
-    print_message("%llu hits, %llu fits, %llu growths; pages: %llu moved, %llu taken, %llu from regions; %llu waits\n",
-                  (unsigned long long)stats.n_hits, (unsigned long long)stats.n_fits, (unsigned long long)stats.n_grows,
-                  (unsigned long long)stats.n_pages_moved, (unsigned long long)stats.n_pages_taken,
-                  (unsigned long long)w->n_yields, (unsigned long long)stats.n_waits);
-    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_REGIONS, NULL, NULL);
+    print_message(
+        "%llu hits, %llu fits, %llu growths; pages: %llu moved, %llu taken, %llu from regions; %llu waits\n",
+        (unsigned long long)stats.n_hits, (unsigned long long)stats.n_fits, (unsigned long long)stats.n_grows,
+        (unsigned long long)stats.n_pages_moved, (unsigned long long)stats.n_pages_taken,
+        (unsigned long long)w->n_yields, (unsigned long long)stats.n_waits);
+    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
     fcdp__pool_give(w->pool, w->n_region, w->region_pages);
     fcdp_heap_destroy(w->heap);
     for (int i = 0; i < N_STREAMS; i++) fcdp__driver_stream_destroy(w->drv, w->streams[i]);
@@ -269,7 +293,8 @@ static void threads_streams_and_regions(void **state) {
     for (int i = 0; i < N_THREADS; i++) {
         runners[i].w = w;
         runners[i].seed = random_next(&seed);
-        for (int k = 0; k < N_READS; k++) assert_ok(fcdp__driver_event_create(w->drv, &runners[i].reads[k].event));
+        for (int k = 0; k < N_READS; k++)
+            assert_ok(fcdp__driver_event_create(w->drv, &runners[i].reads[k].event));
         pthread_create(&threads[i], NULL, runner_main, &runners[i]);
     }
     pthread_create(&threads[N_THREADS], NULL, regions_main, w);
@@ -281,7 +306,8 @@ static void threads_streams_and_regions(void **state) {
     for (int i = 0; i <= N_THREADS; i++) pthread_join(threads[i], NULL);
     for (int i = 0; i < N_THREADS; i++)
         for (int k = 0; k < N_READS; k++) fcdp__driver_event_destroy(w->drv, runners[i].reads[k].event);
-    print_message("%llu steps, %llu out of memory\n", (unsigned long long)w->n_ops, (unsigned long long)w->n_ooms);
+    print_message("%llu steps, %llu out of memory\n", (unsigned long long)w->n_ops,
+                  (unsigned long long)w->n_ooms);
     assert_int_equal(w->n_wrong, 0);
     free(runners);
     world_close(w);

@@ -142,12 +142,12 @@ static spare *spare_create(fcdp_pool *pool) {
     s->pool = pool;
     fcdp__lock_init(&s->lock,
                     FCDP_RANK_REGION); /* above the pool's: taking it proves that the pool's is not held */
-    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_REGIONS, spare_reclaim, s);
+    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_REGIONS, spare_reclaim, NULL, s);
     return s;
 }
 
 static void spare_destroy(spare *s) {
-    fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_REGIONS, NULL, NULL);
+    fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
     fcdp__pool_give(s->pool, s->n, s->pages);
     fcdp__lock_destroy(&s->lock);
     free(s);

@@ -1,7 +1,9 @@
-/* replay.c - fcdp-replay: recorded allocations of training runs into FCDP's allocator and into models of PyTorch's own.
+/* replay.c - fcdp-replay: recorded allocations of training runs into FCDP's allocator and into models of
+ * PyTorch's own.
  *
- * A trace (record.py): lines `SIZE STREAM` and `-NUMBER`, gzipped. Everything runs on the driver that FCDP_DRIVER names. Peak live is
- * of sizes rounded to 512 bytes, which all three allocators do; the ratio is peak reserved over that, rounded up to whole pages.
+ * A trace (record.py): lines `SIZE STREAM` and `-NUMBER`, gzipped. Everything runs on the driver that
+ * FCDP_DRIVER names. Peak live is of sizes rounded to 512 bytes, which all three allocators do; the ratio is
+ * peak reserved over that, rounded up to whole pages.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,9 +40,9 @@ static void die(const char *what, const char *detail) {
     exit(1);
 }
 
-#define MUST(call)                                                                                                     \
-    do {                                                                                                               \
-        if (call) die(#call, fcdp_error_text());                                                                       \
+#define MUST(call)                                                                                           \
+    do {                                                                                                     \
+        if (call) die(#call, fcdp_error_text());                                                             \
     } while (0)
 
 /* ---- traces ---- */
@@ -157,23 +159,27 @@ static bool replay(const char *path, const machine *m) {
         outcome again = run_fcdp(&t, m);
         if (again.ns < fcdp.ns) fcdp.ns = again.ns;
     }
-    double ratios[3] = {ratio(&t, &native, page_bytes), ratio(&t, &expandable, page_bytes), ratio(&t, &fcdp, page_bytes)};
-    printf("| %s | %zu | %.1f | %.1f (%.3f), %lu | %.1f (%.3f), %lu | **%.1f (%.3f)**, %lu | %.0f |\n", t.name, t.n,
-           (double)t.peak_live / MIB, (double)native.reserved / MIB, ratios[0], native.n_calls,
-           (double)expandable.reserved / MIB, ratios[1], expandable.n_calls, (double)fcdp.reserved / MIB, ratios[2],
-           fcdp.n_calls, fcdp.ns);
+    double ratios[3] = {ratio(&t, &native, page_bytes), ratio(&t, &expandable, page_bytes),
+                        ratio(&t, &fcdp, page_bytes)};
+    printf("| %s | %zu | %.1f | %.1f (%.3f), %lu | %.1f (%.3f), %lu | **%.1f (%.3f)**, %lu | %.0f |\n",
+           t.name, t.n, (double)t.peak_live / MIB, (double)native.reserved / MIB, ratios[0], native.n_calls,
+           (double)expandable.reserved / MIB, ratios[1], expandable.n_calls, (double)fcdp.reserved / MIB,
+           ratios[2], fcdp.n_calls, fcdp.ns);
     fflush(stdout);
     free(t.events);
     return ratios[2] <= ratios[0] && ratios[2] <= ratios[1];
 }
 
 static void help(FILE *out) {
-    fprintf(out,
-            "usage: fcdp-replay [--help] TRACE...\n\n"
-            "Replays recorded allocations (tools/replay/traces/*.txt.gz; tools/replay/record.py makes them) into models of PyTorch's\n"
-            "allocator, native and with expandable segments, and into FCDP's. Prints one row of a table per trace: peak\n"
-            "MiB reserved (over the peak live, in whole pages), driver calls; for FCDP the time of an event.\n"
-            "Ends with 1 if FCDP reserves more than either on some trace.\n");
+    fprintf(
+        out,
+        "usage: fcdp-replay [--help] TRACE...\n\n"
+        "Replays recorded allocations (tools/replay/traces/*.txt.gz; tools/replay/record.py makes them) into "
+        "models of PyTorch's\n"
+        "allocator, native and with expandable segments, and into FCDP's. Prints one row of a table per "
+        "trace: peak\n"
+        "MiB reserved (over the peak live, in whole pages), driver calls; for FCDP the time of an event.\n"
+        "Ends with 1 if FCDP reserves more than either on some trace.\n");
 }
 
 int main(int argc, char **argv) {
@@ -187,7 +193,8 @@ int main(int argc, char **argv) {
     MUST(fcdp_options_load(environ, &options));
     MUST(fcdp__driver_open(options.driver, 0, NULL, &m.drv));
     for (int i = 0; i < 8; i++) MUST(fcdp__driver_stream_create(m.drv, &m.streams[i]));
-    printf("| trace | events | peak live, MiB | PyTorch native: reserved, driver calls | expandable segments | FCDP | ns per event |\n"
+    printf("| trace | events | peak live, MiB | PyTorch native: reserved, driver calls | expandable segments "
+           "| FCDP | ns per event |\n"
            "| --- | --- | --- | --- | --- | --- | --- |\n");
     for (int i = 1; i < argc; i++) best = replay(argv[i], &m) && best;
     for (int i = 0; i < 8; i++) fcdp__driver_stream_destroy(m.drv, m.streams[i]);

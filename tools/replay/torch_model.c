@@ -4,7 +4,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MIN_BLOCK = 512, SMALL = 1 << 20, SMALL_BUFFER = 2 << 20, LARGE_BUFFER = 20 << 20, MIN_LARGE = 10 << 20, ROUND_LARGE = 2 << 20, MAX_STREAMS = 8 };
+enum {
+    MIN_BLOCK = 512,
+    SMALL = 1 << 20,
+    SMALL_BUFFER = 2 << 20,
+    LARGE_BUFFER = 20 << 20,
+    MIN_LARGE = 10 << 20,
+    ROUND_LARGE = 2 << 20,
+    MAX_STREAMS = 8
+};
 static const uint64_t ADDRESS_SPACE = 1ull << 40; /* of an expandable segment */
 
 struct torch_block {
@@ -132,7 +140,8 @@ static torch_block *place_find(torch_model *model, list *pool, uint64_t size) {
     return found;
 }
 
-/* Map the first `size` bytes of an unmapped block, in whole handles, and merge them with what is free beside. */
+/* Map the first `size` bytes of an unmapped block, in whole handles, and merge them with what is free beside.
+ */
 static torch_block *block_map(torch_model *model, torch_block *block, uint64_t size) {
     uint64_t handle = block->pool->small ? SMALL_BUFFER : LARGE_BUFFER;
     uint64_t n = (size + handle - 1) / handle;
@@ -153,7 +162,8 @@ static uint64_t least(uint64_t a, uint64_t b) {
 static torch_block *place_make(torch_model *model, list *pool, uint64_t size) {
     torch_block *block = place_find(model, pool, size);
     if (!block->mapped) block = block_map(model, block, least(block->size, size));
-    while (block->size < size) block = block_map(model, block->next, least(size - block->size, block->next->size));
+    while (block->size < size)
+        block = block_map(model, block->next, least(size - block->size, block->next->size));
     set_remove(&pool->free, block);
     return block;
 }
@@ -192,7 +202,8 @@ torch_block *torch_model_malloc(torch_model *model, size_t bytes, unsigned strea
     torch_block *block = free_take(model, pool, size);
     if (!block) block = model->expandable ? place_make(model, pool, size) : segment_make(model, pool, size);
     uint64_t rest = block->size - size;
-    if (pool->small || model->expandable ? rest >= MIN_BLOCK : rest > SMALL) set_add(&pool->free, block_split(block, size));
+    if (pool->small || model->expandable ? rest >= MIN_BLOCK : rest > SMALL)
+        set_add(&pool->free, block_split(block, size));
     block->allocated = true;
     return block;
 }

@@ -1,0 +1,53 @@
+#!/bin/bash
+# tools/bench.sh: see --help below.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+usage() {
+    cat <<'END'
+tools/bench.sh [--help]
+
+Sets everything up (once), then measures the allocator, on the simulated device and, where one answers, on the CUDA device:
+real allocation traces replayed into FCDP's allocator and into models of PyTorch's, what a cache hit costs on one thread and on
+two, and what mapping and unmapping pages costs. Ends with what could not be measured here. About a minute after the set-up.
+END
+}
+
+case ${1:-} in
+    '') ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+esac
+
+targets=(fcdp_simgpu fcdp-replay bench_heap bench_vrange)
+build_benches() {
+    { cmake --preset release || { rm -rf build/release && cmake --preset release; }; } && cmake --build --preset release --target "${targets[@]}"
+}
+
+measure() {         # DRIVER
+    export FCDP_DRIVER=$1
+    echo
+    echo "== Replays: peak MiB reserved (over the peak live), driver calls"
+    build/release/tools/replay/fcdp-replay tools/replay/traces/*.txt.gz || true
+    echo
+    echo "== Hits"
+    build/release/tests/alloc/bench_heap
+    echo
+    echo "== Pages"
+    build/release/tests/alloc/bench_vrange
+}
+
+setup test
+must "The benchmarks: build" release-build build_benches
+FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/tools/simgpu" -name 'libfcdp_simgpu.so' | head -n 1)
+export FCDP_SIM_LIBRARY
+echo
+echo "On the simulated device:"
+measure sim
+echo
+if cuda_device; then
+    echo "On the CUDA device:"
+    measure cuda
+else
+    echo "No CUDA device can be reached (torch.cuda.is_available() is false): nothing above is of a GPU."
+fi
