@@ -5,8 +5,8 @@
 #include <string.h>
 
 enum { GRANULE_LOG2 = 30, N_GRANULES = 1 << 18 /* 48 bits of addresses */ };
-/* An arena tells the heap of its live bytes in steps, so that a hit touches nothing that threads share. */
-enum { REPORT_BYTES = 256 << 10 };
+/* An arena tells the heap of its live bytes in steps, so that most hits touch nothing that threads share. */
+enum { REPORT_BYTES = 2 << 20 };
 
 /* ---- streams ---- */
 
@@ -47,8 +47,9 @@ static void stream_free(heap_stream *of) {
 
 static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
                                heap_stream **stream_out) {
-    heap_stream *made = calloc(1, sizeof *made);
+    heap_stream *made = aligned_alloc(HEAP_CACHE_LINE, fcdp__round_up(sizeof *made, HEAP_CACHE_LINE));
     if (!made) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a stream's arenas");
+    memset(made, 0, sizeof *made);
     made->stream = stream;
     made->private = private;
     fcdp_status status = FCDP_OK;
@@ -416,7 +417,8 @@ static size_t heap_idle(void *ctx) {
 }
 
 fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) {
-    fcdp_heap *heap = calloc(1, sizeof *heap);
+    fcdp_heap *heap = aligned_alloc(HEAP_CACHE_LINE, sizeof *heap);
+    if (heap) memset(heap, 0, sizeof *heap);
     _Atomic(heap_arena *) *granules = calloc(N_GRANULES, sizeof *granules);
     if (!heap || !granules) {
         free(heap);

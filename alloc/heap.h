@@ -63,7 +63,7 @@ fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_C
 typedef struct fcdp_heap_stats {
     size_t allocated_bytes, requested_bytes;    /* in live blocks: rounded to 512, as asked */
     size_t reserved_bytes, held_bytes;          /* mapped; of it in freed blocks that wait for events */
-    size_t peak_allocated_bytes;                /* at most 256 KiB per arena below the true peak */
+    size_t peak_allocated_bytes;                /* at most 2 MiB per arena below the true peak */
     size_t peak_reserved_bytes;
     size_t n_live;
     uint64_t n_mallocs, n_frees;                /* ever */

@@ -67,17 +67,21 @@ typedef struct heap_held { /* a freed block that other streams may still use */
     heap_event *events; /* those that have not passed */
 } heap_held;
 
+/* What every hit reads is on other cache lines than what misses and reports write. */
+enum { HEAP_CACHE_LINE = 64 };
+
 struct fcdp_heap {
     fcdp_driver *drv;
     fcdp_pool *pool;
     size_t page_bytes;
-    _Atomic(heap_arena *) *granules;                /* by address >> 30; set once */
+    _Atomic size_t n_open;                            /* private pools that mallocs may go to */
+    _Atomic(heap_arena *) *granules;                  /* by address >> 30; set once */
     _Atomic(heap_stream *) streams[HEAP_MAX_STREAMS]; /* open addressing; set once */
-    _Atomic size_t allocated, peak_allocated, n_pages, peak_pages;
+    _Alignas(HEAP_CACHE_LINE) _Atomic size_t allocated;
+    _Atomic size_t peak_allocated, n_pages, peak_pages;
     _Atomic uint64_t n_moved, n_taken, n_waits, n_ooms;
     _Atomic size_t n_held;
     _Atomic uint64_t n_returns; /* pages given to the pool, ever: whether another attempt could end differently */
-    _Atomic size_t n_open; /* private pools that mallocs may go to */
     pthread_rwlock_t private_lock; /* read while `covers` runs: a pool ends when no malloc asks it any more */
     heap_private *privates;        /* guarded by private_lock */
     fcdp_lock lock;
