@@ -478,6 +478,11 @@ fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) {
     return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuStreamSynchronize(%p)", stream);
 }
 
+fcdp_status fcdp__driver_sync(fcdp_driver *drv) {
+    CUresult result = CALL(drv, cuCtxSynchronize);
+    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuCtxSynchronize()");
+}
+
 fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamQuery, stream);
     if (result == CUDA_ERROR_NOT_READY) return FCDP_PENDING;

@@ -47,6 +47,7 @@ fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src
 fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) FCDP_MUST_CHECK; /* non-blocking, high priority */
 void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream);
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_sync(fcdp_driver *drv) FCDP_MUST_CHECK; /* all streams of the device */
 fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK; /* FCDP_OK: idle, or FCDP_PENDING */
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;

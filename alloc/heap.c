@@ -219,7 +219,7 @@ fcdp_status fcdp__heap_add_span(heap_arena *arena, size_t bytes) {
     fcdp_heap *heap = arena->heap;
     fcdp_pool_stats pool;
     fcdp__pool_stats(heap->pool, &pool);
-    size_t wanted = bytes > pool.budget_bytes ? bytes : pool.budget_bytes;
+    size_t wanted = bytes > pool.budget_bytes || arena->private ? bytes : pool.budget_bytes;
     heap_span *span = NULL;
     fcdp_status status = span_reserve(heap, fcdp__round_up(wanted, (size_t)1 << GRANULE_LOG2), &span);
     if (status) return status;
@@ -431,7 +431,9 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     heap->granules = granules;
     fcdp__lock_init(&heap->lock, FCDP_RANK_HEAP);
     pthread_rwlock_init(&heap->private_lock, NULL);
+    pthread_cond_init(&heap->held_back, NULL);
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, fcdp__heap_reclaim, heap_idle, heap);
+    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_WAITING, fcdp__heap_reclaim_waiting, NULL, heap);
     *heap_out = heap;
     return FCDP_OK;
 }
@@ -463,6 +465,7 @@ static void arena_tags_free(const fcdp_arena *blocks) {
 void fcdp_heap_destroy(fcdp_heap *heap) {
     if (!heap) return;
     fcdp__pool_set_reclaimer(heap->pool, FCDP_RECLAIM_CACHES, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(heap->pool, FCDP_RECLAIM_WAITING, NULL, NULL, NULL);
     fcdp__heap_held_destroy(heap);
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
@@ -480,6 +483,7 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
         free(private);
     }
     pthread_rwlock_destroy(&heap->private_lock);
+    pthread_cond_destroy(&heap->held_back);
     fcdp__lock_destroy(&heap->lock);
     free((void *)heap->granules);
     free(heap);

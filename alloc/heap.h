@@ -18,7 +18,8 @@
  *
  *     reserved = pages mapped in arenas        allocated <= reserved        cold pages + pages in use = reserved
  *
- * All functions may be called from any thread, but destroy.
+ * All functions may be called from any thread, but destroy: then no thread is in the heap, nor in fcdp__pool_take. A stream lives as long as the
+ * heap, as PyTorch's do, and is one stream: not CU_STREAM_PER_THREAD, which is another one in every thread.
  */
 #ifndef FCDP_HEAP_H
 #define FCDP_HEAP_H
@@ -48,7 +49,7 @@ size_t fcdp_heap_block_bytes(fcdp_heap *heap, fcdp_dptr address);
 
 /* Private pools, as CUDA graphs have them. From begin to end, mallocs on the streams that `covers` accepts go to the pool. Its blocks are
  * used again by mallocs of the same pool alone, and its pages stay where they are, since a graph knows their addresses: until the pool has been
- * released as often as it has begun. Then they are pages as all others. `covers` runs inside of fcdp_heap_malloc, and must not call the heap.
+ * released as often as it has begun. Then they can be had too, once the device has been waited for: a graph may have run on any stream. `covers` runs inside of fcdp_heap_malloc, and must not call the heap.
  * While a pool is open the heap asks and marks no stream, which a capture would not survive: what is freed meanwhile gets cold later. */
 typedef struct fcdp_pool_id {
     uint64_t first, second;

@@ -11,14 +11,14 @@ enum { MAX_VACATED = 64 }; /* blocks vacated at a time */
 
 /* ---- what is cold ---- */
 
-/* With the arena's lock. The driver is asked, never waited for. */
-static void arena_cool(heap_arena *arena) {
+/* With the arena's lock, and no capture under way. */
+static void mark_look(heap_arena *arena) {
     fcdp_driver *drv = arena->heap->drv;
-    if (fcdp__heap_is_capturing(arena->heap)) return;
     uint64_t now = fcdp__arena_clock(arena->blocks);
-    if (arena->has_mark && fcdp__driver_event_query(drv, arena->mark) == FCDP_OK) {
-        arena->cold_clock = arena->mark_clock;
-        arena->has_mark = false;
+    if (arena->has_mark) {
+        fcdp_status status = fcdp__driver_event_query(drv, arena->mark);
+        if (status == FCDP_OK) arena->cold_clock = arena->mark_clock;
+        arena->has_mark = status == FCDP_PENDING; /* after a failure it is recorded anew */
     }
     if (arena->has_mark || arena->cold_clock == now) return;
     if (fcdp__driver_stream_query(drv, arena->stream) == FCDP_OK) {
@@ -31,6 +31,16 @@ static void arena_cool(heap_arena *arena) {
     arena->mark_clock = now;
 }
 
+/* With the arena's lock. The driver is asked, never waited for. What a graph wrote to, on whatever stream it
+ * ran, no stream's state can tell: a private pool's pages get cold by private_await alone. */
+static void arena_cool(heap_arena *arena) {
+    fcdp_heap *heap = arena->heap;
+    if (arena->private) return;
+    pthread_rwlock_rdlock(&heap->private_lock);
+    if (!fcdp__heap_is_capturing(heap)) mark_look(arena);
+    pthread_rwlock_unlock(&heap->private_lock);
+}
+
 void fcdp__heap_cool(fcdp_heap *heap) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
@@ -41,16 +51,35 @@ void fcdp__heap_cool(fcdp_heap *heap) {
     }
 }
 
-/* Until what is freed now is cold. False: there was nothing to wait for, or the driver failed. */
-static bool arena_await(heap_arena *arena) {
-    if (fcdp__heap_is_pinned(arena) || fcdp__heap_is_capturing(arena->heap)) return false;
+/* Until the device has done everything: then what has been freed of a released pool is cold. */
+static bool private_await(heap_arena *arena) {
+    fcdp__lock_acquire(&arena->lock);
+    uint64_t now = fcdp__arena_clock(arena->blocks);
+    bool waits = arena->cold_clock < now;
+    fcdp__lock_release(&arena->lock);
+    if (!waits || fcdp__driver_sync(arena->heap->drv)) return false;
+    fcdp__lock_acquire(&arena->lock);
+    if (arena->cold_clock < now && !fcdp__heap_is_pinned(arena)) arena->cold_clock = now;
+    fcdp__lock_release(&arena->lock);
+    return true;
+}
+
+/* One wait for the arena's mark; false: there is none. */
+static bool mark_await(heap_arena *arena) {
     fcdp__lock_acquire(&arena->lock);
     arena_cool(arena);
     bool waits = arena->has_mark;
     fcdp__lock_release(&arena->lock);
-    if (!waits || fcdp__driver_event_sync(arena->heap->drv, arena->mark)) return false;
-    atomic_fetch_add_explicit(&arena->heap->n_waits, 1, memory_order_relaxed);
-    return true;
+    return waits && !fcdp__driver_event_sync(arena->heap->drv, arena->mark);
+}
+
+/* Until what is freed now is cold. False: there was nothing to wait for, or the driver failed. */
+static bool arena_await(heap_arena *arena) {
+    if (fcdp__heap_is_pinned(arena) || fcdp__heap_is_capturing(arena->heap)) return false;
+    bool waited = arena->private ? private_await(arena) : mark_await(arena);
+    if (waited && !arena->private) (void)mark_await(arena); /* the first may have been an old mark */
+    if (waited) atomic_fetch_add_explicit(&arena->heap->n_waits, 1, memory_order_relaxed);
+    return waited;
 }
 
 /* ---- vacating ---- */
@@ -74,12 +103,13 @@ static bool block_unmap(fcdp_heap *heap, const fcdp_block *block, fcdp_phys *pag
 static size_t arena_collect(heap_arena *arena, size_t n, fcdp_phys *pages_out) {
     fcdp_block *blocks[MAX_VACATED];
     bool gone[MAX_VACATED];
-    size_t n_pages = 0;
-    if (fcdp__heap_is_pinned(arena)) return 0;
+    size_t n_pages = 0, n_blocks = 0;
     fcdp__lock_acquire(&arena->lock);
-    fcdp__arena_flush(arena->blocks);
-    arena_cool(arena);
-    size_t n_blocks = fcdp__arena_vacate(arena->blocks, arena->cold_clock, n, blocks, MAX_VACATED);
+    if (!fcdp__heap_is_pinned(arena)) { /* a pool that begins again mallocs under this lock */
+        fcdp__arena_flush(arena->blocks);
+        arena_cool(arena);
+        n_blocks = fcdp__arena_vacate(arena->blocks, arena->cold_clock, n, blocks, MAX_VACATED);
+    }
     fcdp__lock_release(&arena->lock);
     for (size_t i = 0; i < n_blocks; i++) {
         gone[i] = block_unmap(arena->heap, blocks[i], pages_out + n_pages);
@@ -135,14 +165,26 @@ static void pages_leave(fcdp_heap *heap, size_t n, const fcdp_phys *pages) {
     atomic_fetch_add_explicit(&heap->n_returns, 1, memory_order_relaxed);
 }
 
-size_t fcdp__heap_reclaim(void *ctx, size_t n_pages) {
-    fcdp_heap *heap = ctx;
+static size_t reclaim(fcdp_heap *heap, size_t n_pages, bool waits) {
     fcdp_phys *pages = malloc(n_pages * sizeof *pages);
     if (!pages) return 0;
+    fcdp__heap_poll(heap);
     size_t n = all_collect(heap, n_pages, pages);
+    while (waits && n < n_pages && all_await(heap)) {
+        pages_leave(heap, n, pages); /* nobody else should lack them while this thread waits */
+        n = all_collect(heap, n_pages, pages);
+    }
     pages_leave(heap, n, pages);
     free(pages);
     return n;
+}
+
+size_t fcdp__heap_reclaim(void *heap, size_t n_pages) {
+    return reclaim(heap, n_pages, false);
+}
+
+size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages) {
+    return reclaim(heap, n_pages, true);
 }
 
 fcdp_status fcdp_heap_trim(fcdp_heap *heap) {
@@ -225,42 +267,56 @@ static fcdp_status pool_pages(fcdp_heap *heap, size_t n, bool ask, fcdp_phys *pa
     return FCDP_OK;
 }
 
-/* One attempt at `n` pages, all or none; FCDP_PENDING: there are none, *n_missing_out. */
-static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, size_t *n_missing_out) {
+typedef struct attempt {
+    size_t n_missing;
+    uint64_t n_returns; /* times that it has given back what it had */
+} attempt;
+
+/* One attempt at `n` pages, all or none; FCDP_PENDING: there are none. */
+static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, attempt *attempt_out) {
     fcdp_heap *heap = arena->heap;
-    fcdp_status status = FCDP_PENDING;
-    size_t n_got = 0;
+    *attempt_out = (attempt){n, 0};
     for (;;) {
-        n_got += stream_collect(arena, n - n_got, pages_out + n_got);
+        fcdp_status status = FCDP_PENDING;
+        size_t n_got = stream_collect(arena, n, pages_out);
         if (n_got < n) status = pool_pages(heap, n - n_got, false, pages_out + n_got);
         if (n_got < n && status == FCDP_PENDING) n_got += all_collect(heap, n - n_got, pages_out + n_got);
         if (n_got < n && status == FCDP_PENDING)
             status = pool_pages(heap, n - n_got, true, pages_out + n_got);
-        if (n_got == n || status == FCDP_OK) break;
-        if (status != FCDP_PENDING || !all_await(heap)) break;
-        fcdp__heap_poll(heap);
+        if (n_got == n || status == FCDP_OK) {
+            atomic_fetch_add_explicit(&heap->n_moved, n_got, memory_order_relaxed);
+            return FCDP_OK;
+        }
+        attempt_out->n_missing = n - n_got;
+        attempt_out->n_returns += n_got > 0;
+        pages_leave(heap, n_got, pages_out); /* nobody else should lack them while this thread waits */
+        if (status != FCDP_PENDING || !all_await(heap)) return status;
     }
-    atomic_fetch_add_explicit(&heap->n_moved, n_got, memory_order_relaxed);
-    if (n_got == n || status == FCDP_OK) return FCDP_OK;
-    *n_missing_out = n - n_got;
-    pages_leave(heap, n_got, pages_out);
-    return status;
 }
 
-/* Two who are short of a few pages each may each hold what the other lacks: both give back, and try again. */
-static fcdp_status pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
+/* Who finds too few while another looks as well may have missed what that one had in its hands: tries again.
+ */
+static fcdp_status pages_seek(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
     enum { MAX_LOST_RACES = 64 };
     fcdp_heap *heap = arena->heap;
-    size_t n_missing = 0;
-    for (int n_lost = 0;; n_lost++) {
+    attempt last = {n, 0};
+    for (int n_lost = 0; n_lost < MAX_LOST_RACES; n_lost++) {
         uint64_t n_returns = atomic_load_explicit(&heap->n_returns, memory_order_relaxed);
-        fcdp_status status = pages_try(arena, n, pages_out, &n_missing);
+        fcdp_status status = pages_try(arena, n, pages_out, &last);
         if (status != FCDP_PENDING) return status;
-        uint64_t own = n_missing < n;
-        bool moved = atomic_load_explicit(&heap->n_returns, memory_order_relaxed) != n_returns + own;
-        if (!moved || n_lost == MAX_LOST_RACES) return out_of_memory(heap, bytes, n_missing);
+        bool alone = atomic_load_explicit(&heap->n_seeking, memory_order_relaxed) == 1;
+        n_returns += last.n_returns;
+        if (alone && atomic_load_explicit(&heap->n_returns, memory_order_relaxed) == n_returns) break;
         sched_yield();
     }
+    return out_of_memory(heap, bytes, last.n_missing);
+}
+
+static fcdp_status pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
+    atomic_fetch_add_explicit(&arena->heap->n_seeking, 1, memory_order_relaxed);
+    fcdp_status status = pages_seek(arena, n, bytes, pages_out);
+    atomic_fetch_sub_explicit(&arena->heap->n_seeking, 1, memory_order_relaxed);
+    return status;
 }
 
 /* ---- mapping ---- */
@@ -403,12 +459,28 @@ void fcdp__heap_hold(heap_arena *arena, fcdp_block *block) {
     held_keep(heap, held);
 }
 
+/* The list, to look at; until held_return others know that it is in somebody's hands. */
 static heap_held *held_detach(fcdp_heap *heap) {
     fcdp__lock_acquire(&heap->lock);
     heap_held *list = heap->held;
     heap->held = NULL;
+    heap->n_in_hand++;
     fcdp__lock_release(&heap->lock);
     return list;
+}
+
+static void held_return(fcdp_heap *heap) {
+    fcdp__lock_acquire(&heap->lock);
+    heap->n_in_hand--;
+    pthread_cond_broadcast(&heap->held_back);
+    fcdp__lock_release(&heap->lock);
+}
+
+/* An event that the driver cannot tell of any more is as good as passed once the device is idle. */
+static bool event_has_passed(fcdp_heap *heap, fcdp_event event, bool wait) {
+    fcdp_status status =
+        wait ? fcdp__driver_event_sync(heap->drv, event) : fcdp__driver_event_query(heap->drv, event);
+    return !status || (status != FCDP_PENDING && !fcdp__driver_sync(heap->drv));
 }
 
 /* Drop the events that have passed; with `wait`, all of them. */
@@ -417,36 +489,45 @@ static void held_check(fcdp_heap *heap, heap_held *held, bool wait) {
     while (held->events) {
         heap_event *event = held->events;
         held->events = event->next;
-        fcdp_status status = wait ? fcdp__driver_event_sync(heap->drv, event->event)
-                                  : fcdp__driver_event_query(heap->drv, event->event);
-        if (status) {
+        if (event_has_passed(heap, event->event, wait)) {
+            event_give(heap, event);
+        } else {
             event->next = left;
             left = event;
-        } else {
-            event_give(heap, event);
         }
     }
     held->events = left;
 }
 
+/* True: nobody uses the block any more. */
+static bool held_look(fcdp_heap *heap, heap_held *held, bool wait) {
+    pthread_rwlock_rdlock(&heap->private_lock);
+    bool capturing = fcdp__heap_is_capturing(heap);
+    if (!capturing) {
+        held_mark(heap, held);
+        held_check(heap, held, false);
+    }
+    pthread_rwlock_unlock(&heap->private_lock);
+    if (!capturing && wait) held_check(heap, held, true);
+    return !held->events && !held->uses;
+}
+
 static bool held_pass(fcdp_heap *heap, bool wait) {
-    if (fcdp__heap_is_capturing(heap)) return false;
     heap_held *list = held_detach(heap);
     bool any = false;
     while (list) {
         heap_held *held = list;
         list = held->next;
-        held_mark(heap, held);
-        held_check(heap, held, wait);
-        if (!held->events) {
-            block_give(held->arena, held->block);
-            free(held);
-            atomic_fetch_sub_explicit(&heap->n_held, 1, memory_order_relaxed);
-            any = true;
+        if (!held_look(heap, held, wait)) {
+            held_keep(heap, held);
             continue;
         }
-        held_keep(heap, held);
+        block_give(held->arena, held->block);
+        free(held);
+        atomic_fetch_sub_explicit(&heap->n_held, 1, memory_order_relaxed);
+        any = true;
     }
+    held_return(heap);
     return any;
 }
 
@@ -454,14 +535,20 @@ void fcdp__heap_poll(fcdp_heap *heap) {
     if (atomic_load_explicit(&heap->n_held, memory_order_relaxed) > 0) (void)held_pass(heap, false);
 }
 
+/* Until another thread has put back what it has in its hands; false: none has. */
+static bool held_back_await(fcdp_heap *heap) {
+    fcdp__lock_acquire(&heap->lock);
+    size_t n = heap->n_in_hand;
+    bool others = n > 0 && !heap->held;
+    if (others)
+        while (heap->n_in_hand >= n) fcdp__lock_wait(&heap->lock, &heap->held_back);
+    fcdp__lock_release(&heap->lock);
+    return others;
+}
+
 bool fcdp__heap_held_await(fcdp_heap *heap) {
     if (atomic_load_explicit(&heap->n_held, memory_order_relaxed) == 0) return false;
-    for (int i = 0; i < 64; i++) {
-        if (held_pass(heap, true)) return true;
-        if (atomic_load_explicit(&heap->n_held, memory_order_relaxed) == 0) return true;
-        sched_yield(); /* another thread has them in its hands, or the driver fails */
-    }
-    return false;
+    return held_back_await(heap) || held_pass(heap, true);
 }
 
 void fcdp__heap_held_destroy(fcdp_heap *heap) {

@@ -6,7 +6,7 @@
 
 #include "alloc/heap.h"
 
-enum { HEAP_MAX_STREAMS = 512 };
+enum { HEAP_MAX_STREAMS = 2048 };
 
 typedef struct heap_uses { /* of a block by other streams; the block's tag */
     size_t n;
@@ -80,15 +80,19 @@ struct fcdp_heap {
     _Alignas(HEAP_CACHE_LINE) _Atomic size_t allocated;
     _Atomic size_t peak_allocated, n_pages, peak_pages;
     _Atomic uint64_t n_moved, n_taken, n_waits, n_ooms;
-    _Atomic size_t n_held;
+    _Atomic size_t n_held, n_seeking; /* seeking: threads that look for pages */
     _Atomic uint64_t n_returns; /* pages given to the pool, ever: whether another attempt could end differently */
-    pthread_rwlock_t private_lock; /* read while `covers` runs: a pool ends when no malloc asks it any more */
+    /* Read while `covers` runs and while a stream is asked or marked: a pool ends when nobody asks it any more,
+     * and begins when nobody asks a stream. After an arena's lock, if both. */
+    pthread_rwlock_t private_lock;
     heap_private *privates;        /* guarded by private_lock */
     fcdp_lock lock;
     /* guarded by lock */
     size_t n_streams;
     heap_event *idle_events;
     heap_held *held;
+    size_t n_in_hand; /* threads that have taken the list of held blocks away, to look at it */
+    pthread_cond_t held_back; /* one of them is done */
 };
 
 size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out); /* 2 * HEAP_MAX_STREAMS at most */
@@ -111,6 +115,7 @@ fcdp_status fcdp__heap_map(heap_arena *arena, const fcdp_growth *growth, bool *s
 /* See what is cold by now, without waiting. */
 void fcdp__heap_cool(fcdp_heap *heap);
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
+size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);
 /* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
 void fcdp__heap_hold(heap_arena *arena, fcdp_block *block);
 /* Give back what has been held long enough. */

@@ -30,7 +30,12 @@ fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool *
 /* Every page must have come back. Releases all handles. */
 void fcdp__pool_destroy(fcdp_pool *pool);
 /* In the order in which they are asked. */
-typedef enum fcdp_reclaimer { FCDP_RECLAIM_CACHES, FCDP_RECLAIM_REGIONS, FCDP_N_RECLAIMERS } fcdp_reclaimer;
+typedef enum fcdp_reclaimer {
+    FCDP_RECLAIM_CACHES,  /* at once */
+    FCDP_RECLAIM_REGIONS,
+    FCDP_RECLAIM_WAITING, /* caches again, waiting for the device where that helps */
+    FCDP_N_RECLAIMERS
+} fcdp_reclaimer;
 /* Pages, of those taken, that hold nothing and that the reclaimer would give back: not in use, whoever has them. Called without the
  * pool's lock. */
 typedef size_t (*fcdp_idle_fn)(void *ctx);

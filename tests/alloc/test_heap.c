@@ -260,6 +260,25 @@ static void a_cache_gives_its_pages_to_regions(void **state) {
     world_close(&w);
 }
 
+/* Freed memory is not cold while its stream is busy: regions wait for it. */
+static void a_busy_cache_gives_its_pages_to_regions(void **state) {
+    (void)state;
+    world w = world_open(8);
+    gate g = gate_make();
+    fcdp_phys pages[8];
+    fcdp_dptr a = take(&w, 5 * PAGE, 0), b = take(&w, 3 * PAGE, 1);
+    assert_ok(fcdp_heap_record_stream(w.heap, b, w.streams[0]));
+    gate_hold(g, w.streams[0]);
+    give(&w, a);
+    give(&w, b);
+    assert_int_equal(fcdp__pool_take_idle(w.pool, 1, pages), FCDP_PENDING);
+    gate_open(g);
+    assert_ok(fcdp__pool_take(w.pool, 8, pages));
+    fcdp__pool_give(w.pool, 8, pages);
+    gate_free(g);
+    world_close(&w);
+}
+
 /* ---- private pools ---- */
 
 static bool covers_stream(void *ctx, fcdp_stream stream) {
@@ -297,7 +316,16 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     assert_int_equal(fcdp_heap_malloc(w.heap, 6 * PAGE, w.streams[0], &ooms), FCDP_ERR_NO_DEVICE_MEM);
     assert_ok(fcdp_heap_pool_release(w.heap, id));
     assert_int_equal(fcdp_heap_pool_release(w.heap, id), FCDP_ERR_INVALID);
+    gate g = gate_make(); /* a last replay, on another stream, is still under way */
+    gate_hold(g, w.streams[2]);
+    assert_ok(fcdp__driver_copy_d2d(w.drv, a, b, 4096, w.streams[2]));
+    assert_ok(fcdp_heap_malloc(w.heap, 5 * PAGE, w.streams[1], &other)); /* not of the pool's pages */
+    assert_int_equal(stats_of(&w).reserved_bytes, 8 * PAGE);
+    give(&w, other);
+    gate_open(g);
     give(&w, take(&w, 8 * PAGE, 1));
+    assert_int_equal(cuStreamQuery(w.streams[2]), CUDA_SUCCESS); /* it has been waited for */
+    gate_free(g);
     assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0])); /* its name may come again */
     give(&w, take(&w, PAGE, 0));
     assert_ok(fcdp_heap_pool_end(w.heap, id));
@@ -387,6 +415,7 @@ int main(void) {
         cmocka_unit_test(what_is_held_is_waited_for_before_memory_is_out),
         cmocka_unit_test(regions_are_asked_last_and_yield_all),
         cmocka_unit_test(a_cache_gives_its_pages_to_regions),
+        cmocka_unit_test(a_busy_cache_gives_its_pages_to_regions),
         cmocka_unit_test(a_private_pool_keeps_to_itself_until_it_is_released),
         cmocka_unit_test(wrong_frees_are_named),
         cmocka_unit_test(every_driver_call_fails_once),
