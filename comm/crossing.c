@@ -13,6 +13,8 @@ static fcdp_status step_fail(const fcdp_crossing *crossing, fcdp_status status) 
 
 static fcdp_status all_gather_start(fcdp_crossing *crossing) {
     const fcdp_transport *transport = &crossing->group->comm->transport;
+    fcdp_status status = fcdp__comm_check_step(crossing->group->comm);
+    if (status) return status;
     return transport->start(transport->ctx, FCDP_LANE_INTER, fcdp__vrange_base(crossing->column->range),
                             crossing->plan->block_bytes, &crossing->pending);
 }
@@ -48,7 +50,8 @@ static fcdp_status column_leave(fcdp_crossing *crossing, fcdp_stream stream, fcd
     fcdp_engine *engine = crossing->engine;
     char text[1024];
     snprintf(text, sizeof text, "%s", fcdp_error_text());
-    if (fcdp__driver_stream_sync(engine->drv, stream) || fcdp__crossing_end(crossing)) {
+    if (crossing->is_restless || fcdp__driver_stream_sync(engine->drv, stream) ||
+        fcdp__crossing_end(crossing)) {
         fcdp__log(FCDP_LOG_WARN, "'%s' keeps the device pages of its column: %s", crossing->group->name,
                   fcdp_error_text());
         fcdp__column_lose(engine->columns, crossing->column);
@@ -62,6 +65,7 @@ static fcdp_status crossing_run(fcdp_work *work) {
     fcdp__worker_wait_ticket(crossing->engine->node_worker, crossing->after);
     fcdp_status status = cross(crossing);
     if (!status) return FCDP_OK;
+    fcdp__comm_lose_step(crossing->group->comm);
     status = step_fail(crossing, status);
     return column_leave(crossing, crossing->engine->inter_stream, status);
 }
@@ -73,7 +77,11 @@ static fcdp_status all_gather_wait(fcdp_crossing *crossing) {
     fcdp_engine *engine = crossing->engine;
     size_t bytes = crossing->plan->block_bytes;
     fcdp_status status = comm->transport.wait(comm->transport.ctx, crossing->pending);
-    if (status) return step_fail(crossing, status);
+    if (status) {
+        crossing->is_restless = !comm->transport.fails_quietly;
+        fcdp__comm_lose_step(crossing->group->comm);
+        return step_fail(crossing, status);
+    }
     fcdp__lock_acquire(&engine->lock);
     engine->gather.calls++;
     engine->gather.inter_bytes_sent += (comm->topology.n_nodes - 1) * bytes;

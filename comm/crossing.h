@@ -6,7 +6,8 @@
  *
  * Order and pages. A crossing starts when the jobs of the node worker that it names (`after`) are done, and all of those were
  * submitted before it; a job of the node worker waits for its own crossing only, which was submitted before it. So every wait points back in the
- * program's order, and none can close a circle. `after` is chosen so that at most `limit` columns have pages at a time, where
+ * program's order, and none can close a circle. `after` is chosen so that at most `limit` columns have pages at a time (one more where a group comes
+ * that was not expected), where
  *
  *     limit = min(FCDP_PREFETCH, ranks per node), at least 1            a column is 1/g of its group: limit columns <= one group
  *
@@ -30,6 +31,7 @@ struct fcdp_crossing {
     fcdp_seen_list seen; /* the shards' signals at submission, if it is ahead of its unshard */
     bool waited_for;     /* by who takes it */
     fcdp_column *column; /* once done; NULL if it failed */
+    bool is_restless;    /* its collective failed, and may still write to the column */
     void *pending;       /* the transport's; once done without a failure, until waited for */
 };
 

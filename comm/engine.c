@@ -89,7 +89,12 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->node_stream);
     if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->inter_stream);
     if (!status) status = fcdp__worker_create("fcdp-node", &engine->node_worker);
-    if (!status) status = fcdp__worker_create("fcdp-inter", &engine->inter_worker);
+    /* NCCL wants the collectives of different communicators launched in one order on all ranks: one thread.
+     */
+    if (!status && fcdp__driver_is_sim(engine->drv))
+        status = fcdp__worker_create("fcdp-inter", &engine->inter_worker);
+    else
+        engine->inter_worker = engine->node_worker;
     return status;
 }
 
@@ -97,7 +102,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
 static void engine_close(fcdp_engine *engine) {
     workers_drain(engine);
     while (engine->comms) fcdp_comm_destroy(engine->comms);
-    fcdp__worker_destroy(engine->inter_worker);
+    if (engine->inter_worker != engine->node_worker) fcdp__worker_destroy(engine->inter_worker);
     fcdp__worker_destroy(engine->node_worker);
     fcdp__events_destroy(engine);
     if (engine->host) fcdp__host_destroy(engine->host);
@@ -194,6 +199,21 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     fcdp__lock_release(&engine->lock);
     *comm_out = comm;
     return FCDP_OK;
+}
+
+void fcdp__comm_lose_step(fcdp_comm *comm) {
+    atomic_store_explicit(&comm->out_of_step, true, memory_order_relaxed);
+}
+
+fcdp_status fcdp__comm_check_step(const fcdp_comm *comm) {
+    if (!atomic_load_explicit(&comm->out_of_step, memory_order_relaxed)) return FCDP_OK;
+    return fcdp__fail(
+        FCDP_ERR_TRANSPORT,
+        "an earlier gather failed on this rank, which is out of step with its peers since; restart the job");
+}
+
+void fcdp_comm_mended(fcdp_comm *comm) {
+    atomic_store_explicit(&comm->out_of_step, false, memory_order_relaxed);
 }
 
 void fcdp_comm_destroy(fcdp_comm *comm) {

@@ -53,6 +53,9 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
 
 /* `topology->local` and node_size must be the engine's (else FCDP_ERR_UNSUPPORTED). The transport's ctx stays the caller's. */
 fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology, const fcdp_transport *transport, fcdp_comm **comm_out) FCDP_MUST_CHECK;
+/* After a gather that failed on this rank alone, its peers may be in a collective that it did not take part in; what it started next would meet
+ * that one, silently. So every later gather of the comm fails, until all its ranks have made the transport anew. */
+void fcdp_comm_mended(fcdp_comm *comm);
 void fcdp_comm_destroy(fcdp_comm *comm);        /* its groups first */
 
 /* A group's layout is made here; it cannot be used before it is attached to host memory. `name` for messages. */
@@ -84,7 +87,7 @@ typedef enum fcdp_pass { FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER 
 fcdp_status fcdp_group_unshard(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream, fcdp_job **job_out) FCDP_MUST_CHECK;
 /* Only the inter-node step of the unshard that will follow with the same `stale`, into a column (crossing.h). That unshard uses it; any
  * other unshard, or fcdp_group_unprefetch, throws it away. *ahead_out false: nothing was done, since nothing is stale, or as many groups
- * as FCDP_PREFETCH and the device's memory allow are ahead already. Else the caller keeps the inputs alive until the unshard that follows
+ * as FCDP_PREFETCH allows (crossing.h) are ahead already. Else the caller keeps the inputs alive until the unshard that follows
  * has been waited for, or until fcdp_group_unprefetch has returned. */
 fcdp_status fcdp_group_prefetch(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs, fcdp_stream stream, bool *ahead_out) FCDP_MUST_CHECK;
 bool fcdp_group_is_prefetched(const fcdp_group *group, const uint8_t *stale);

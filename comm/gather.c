@@ -11,7 +11,8 @@
 static fcdp_status collective(fcdp_group *group, fcdp_dptr buffer, size_t bytes) {
     fcdp_comm *comm = group->comm;
     fcdp_engine *engine = comm->engine;
-    fcdp_status status = fcdp__transport_all_gather(&comm->transport, FCDP_LANE_INTRA, buffer, bytes);
+    fcdp_status status = fcdp__comm_check_step(comm);
+    if (!status) status = fcdp__transport_all_gather(&comm->transport, FCDP_LANE_INTRA, buffer, bytes);
     if (status) return status;
     fcdp__lock_acquire(&engine->lock);
     engine->gather.calls++;
@@ -181,12 +182,20 @@ static fcdp_status unshard_enter(fcdp_job *job) {
     return status ? fcdp__fail(status, "taking device pages for '%s': %s", name, fcdp_error_text()) : FCDP_OK;
 }
 
+/* A failure that the node's ranks do not share by their votes: they may be in an all-gather of this unshard.
+ */
+static bool loses_step(const fcdp_job *job, fcdp_status status) {
+    bool by_slice = job->engine->options.restore == FCDP_RESTORE_SLICE && job->engine->node_size > 1;
+    return by_slice && status != FCDP_ERR_PEER && status != FCDP_ERR_INVALID;
+}
+
 fcdp_status fcdp__job_unshard(fcdp_work *work) {
     fcdp_job *job = (fcdp_job *)work;
     fcdp_group *group = job->group;
     fcdp_status status = unshard_enter(job);
     if (!status) status = unshard_steps(job);
     if (status) {
+        if (loses_step(job, status)) fcdp__comm_lose_step(group->comm);
         fcdp__group_forsake(job);
         fcdp__exchange_forsake(job);
         if (job->crossing) status = fcdp__crossing_abandon(job->crossing, job->engine->node_stream, status);

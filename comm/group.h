@@ -5,6 +5,7 @@
 #ifndef FCDP_GROUP_H
 #define FCDP_GROUP_H
 
+#include <stdatomic.h>
 #include <sys/types.h>
 
 #include "comm/column.h"
@@ -51,6 +52,9 @@ struct fcdp_engine {
 
 struct fcdp_comm {
     fcdp_engine *engine;
+    /* This rank has missed a collective that its peers take part in, or may have: the next one would meet theirs of before. Then none
+     * is started any more. */
+    _Atomic bool out_of_step;
     fcdp_comm *next;
     fcdp_topology topology;
     fcdp_transport transport;
@@ -147,6 +151,10 @@ fcdp_status fcdp__group_enter(fcdp_group *group) FCDP_MUST_CHECK;
  * observation says stale. `filling`: spans that the peers may have filled. The pages go, unless the device
  * may still use them. Keeps the thread's text. Returns `status`. */
 fcdp_status fcdp__group_void(const fcdp_job *job, uint32_t filling, fcdp_status status) FCDP_MUST_CHECK;
+
+/* From now on no collective of the comm is started (its peers may be in one that this rank did not take part in). */
+void fcdp__comm_lose_step(fcdp_comm *comm);
+fcdp_status fcdp__comm_check_step(const fcdp_comm *comm) FCDP_MUST_CHECK;
 
 /* mark.c */
 /* Without an event the caller waits here, so that the worker need not. */

@@ -229,7 +229,8 @@ static fcdp_status span_gather(const fcdp_group *group, uint32_t s) {
     fcdp_status status = fcdp__region_load_slice(group->region, s); /* nothing, where it is on the device */
     if (!status && node_size > 1) {
         fcdp_dptr at = fcdp__dptr_add(fcdp__region_base(group->region), group->layout->span[s].offset_bytes);
-        status = fcdp__transport_all_gather(transport, FCDP_LANE_INTRA, at, slice_bytes);
+        status = fcdp__comm_check_step(group->comm);
+        if (!status) status = fcdp__transport_all_gather(transport, FCDP_LANE_INTRA, at, slice_bytes);
         if (status) return status;
         fcdp__lock_acquire(&engine->lock);
         engine->restore.calls++;

@@ -160,7 +160,8 @@ fcdp_status fcdp_group_unshard(fcdp_group *group, const uint8_t *stale, const ui
     if (status) return status;
     job->pass = pass;
     status = unshard_prepare(job, stale, inputs, stream);
-    if (status) {
+    if (status) { /* without its place; what the caller did wrong, it does on every rank */
+        if (status != FCDP_ERR_INVALID) fcdp__comm_lose_step(group->comm);
         fcdp__job_dispose(&job->work);
         return status;
     }

@@ -17,6 +17,7 @@ typedef struct fcdp_transport {
     fcdp_status (*start)(void *ctx, fcdp_lane lane, fcdp_dptr buffer, size_t bytes, void **pending_out);
     /* Until the bytes are there; ends `pending`. Any thread, once per start; errors as above. */
     fcdp_status (*wait)(void *ctx, void *pending);
+    bool fails_quietly; /* after a failed wait nothing touches the buffer any more (gloo; not NCCL) */
 } fcdp_transport;
 
 static inline fcdp_status fcdp__transport_all_gather(const fcdp_transport *transport, fcdp_lane lane, fcdp_dptr buffer, size_t bytes) {

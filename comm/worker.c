@@ -43,8 +43,15 @@ static void work_execute(fcdp_worker *worker, fcdp_work *work) {
     fcdp__lock_release(&worker->lock);
 }
 
+static _Thread_local bool is_current;
+
+bool fcdp__worker_is_current(void) {
+    return is_current;
+}
+
 static void *worker_main(void *arg) {
     fcdp_worker *worker = arg;
+    is_current = true;
     for (;;) {
         fcdp__lock_acquire(&worker->lock);
         while (!worker->first && !worker->stop) fcdp__lock_wait(&worker->lock, &worker->changed);

@@ -37,6 +37,8 @@ uint64_t fcdp__worker_ticket(fcdp_worker *worker);
 void fcdp__worker_wait_ticket(fcdp_worker *worker, uint64_t ticket);
 /* Until `work` is done: its status, its text now the calling thread's. The work is the caller's again. */
 fcdp_status fcdp__worker_wait(fcdp_worker *worker, fcdp_work *work) FCDP_MUST_CHECK;
+/* Is the calling thread a worker's? Then it must not wait for one. */
+bool fcdp__worker_is_current(void);
 /* Until nothing is queued or running. */
 void fcdp__worker_drain(fcdp_worker *worker);
 

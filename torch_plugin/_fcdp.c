@@ -174,7 +174,7 @@ METHOD(comm_create) {
     fcdp_topology t;
     fcdp_status status = topology_from(node_of, rank, &t);
     if (status != FCDP_OK) return binding_raise(status);
-    fcdp_transport transport = binding_transport(callable);
+    fcdp_transport transport = binding_transport(callable, fcdp_engine_is_sim(engine)); /* there it is gloo */
     fcdp_comm *comm;
     CALL(fcdp_comm_create(engine, &t, &transport, &comm));
     if (status != FCDP_OK) return binding_raise(status);

@@ -23,7 +23,7 @@ void binding_end_generation(void);
 void binding_consume(PyObject *handle);
 
 /* A transport whose start calls `callable(lane, address, bytes)`, and whose wait what that returned; borrows the reference. */
-fcdp_transport binding_transport(PyObject *callable);
+fcdp_transport binding_transport(PyObject *callable, bool fails_quietly);
 
 /* DLPack: a one-dimensional tensor over `bytes` at `address`; `owner` lives as long as the tensor. */
 PyObject *binding_dlpack(PyObject *self, PyObject *args);

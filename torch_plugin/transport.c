@@ -38,6 +38,6 @@ static fcdp_status python_wait(void *ctx, void *pending) {
     return status;
 }
 
-fcdp_transport binding_transport(PyObject *callable) {
-    return (fcdp_transport){.ctx = callable, .start = python_start, .wait = python_wait};
+fcdp_transport binding_transport(PyObject *callable, bool fails_quietly) {
+    return (fcdp_transport){.ctx = callable, .start = python_start, .wait = python_wait, .fails_quietly = fails_quietly};
 }

@@ -148,6 +148,7 @@ void hub_break(cluster *c) {
 }
 void hub_mend(cluster *c) {
     hub_set_broken(c, false);
+    for (uint32_t r = 0; r < c->n_ranks; r++) fcdp_comm_mended(c->members[r].comm);
 }
 
 /* ---- content ---- */
@@ -221,7 +222,7 @@ static void member_start(cluster *c, uint32_t rank) {
         .node_size = m->topology.node_size,
     };
     assert_ok(fcdp_engine_create(&config, &m->engine));
-    fcdp_transport transport = {m, hub_start, hub_wait};
+    fcdp_transport transport = {m, hub_start, hub_wait, true};
     assert_ok(fcdp_comm_create(m->engine, &m->topology, &transport, &m->comm));
     assert_ok(fcdp__driver_stream_create(m->engine->drv, &m->stream));
 }

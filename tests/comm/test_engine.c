@@ -353,6 +353,33 @@ static void test_prefetch(void **state) {
     assert_nothing_lives();
 }
 
+/* Its peers wait in the gather that this rank did not join: the next one must not meet them there. */
+static void test_after_a_gather_that_failed_alone_nothing_crosses(void **state) {
+    (void)state;
+    cluster_config config = one_group;
+    config.n_groups = 2;
+    config.groups[1] = config.groups[0];
+    cluster *c = cluster_create(&config);
+    member *m = &c->members[1];
+    bool ahead[2];
+    for (uint32_t g = 0; g < 2; g++) assert_ok(member_update_shards(m, g, all_stale));
+    assert_ok(fcdp__driver_stream_sync(m->engine->drv, m->stream));
+    assert_int_equal(simgpu_fail_nth("cuMemcpyDtoDAsync", 1, 999), 0);
+    for (uint32_t g = 0; g < 2; g++) {
+        uint64_t inputs[CLUSTER_MAX_EXTENTS];
+        for (uint32_t i = 0; i < CLUSTER_MAX_EXTENTS; i++) inputs[i] = (uintptr_t)m->shards[g][i];
+        assert_ok(fcdp_group_prefetch(m->groups[g], all_stale, inputs, m->stream, &ahead[g]));
+        assert_true(ahead[g]);
+    }
+    assert_ok(fcdp_engine_drain(m->engine));
+    assert_int_equal(c->n_calls, 0);
+    assert_int_equal(fcdp_group_unprefetch(m->groups[0]), FCDP_ERR_DRIVER);
+    assert_int_equal(fcdp_group_unprefetch(m->groups[1]), FCDP_ERR_TRANSPORT);
+    assert_non_null(strstr(fcdp_error_text(), "out of step"));
+    cluster_destroy(c);
+    assert_nothing_lives();
+}
+
 static void test_counts_and_states(void **state) {
     (void)state;
     cluster *c = cluster_create(&one_group);
@@ -433,7 +460,7 @@ static void test_refusals(void **state) {
     (void)state;
     cluster *c = cluster_create(&one_group);
     member *m = &c->members[1];
-    fcdp_transport transport = {m, NULL, NULL};
+    fcdp_transport transport = {m, NULL, NULL, true};
     fcdp_topology other = m->topology;
     fcdp_comm *comm;
     fcdp_group *group;
@@ -514,6 +541,7 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_counts_and_states),
         cmocka_unit_test(test_prefetch),
+        cmocka_unit_test(test_after_a_gather_that_failed_alone_nothing_crosses),
         cmocka_unit_test(test_a_gather_is_of_what_was_observed_at_its_submission),
         cmocka_unit_test(test_void_copy_fails_on_every_rank_of_the_node_at_once),
         cmocka_unit_test(test_failed_release_is_told_once_and_voids),

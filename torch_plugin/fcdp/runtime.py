@@ -63,7 +63,7 @@ class Group:
         self.stale = b"\1" * self.n         # agreed, of `scene`; zeroed once gathered
         self.reductions = 0
         self.next: weakref.ref[Group] | None = None     # followed it in the last forward
-        self.ahead: list[torch.Tensor] | None = None    # the inputs of its prefetch under way, which they outlive
+        self.ahead: tuple | None = None     # the inputs of its prefetch under way, which they outlive
         self.live = False                   # unsharded, to be released
         self.released = -1                  # the scene of its last release
 
@@ -106,8 +106,8 @@ class Group:
         """Which extents' shards have changed since they were last observed; 0 is unchanged."""
         return _fcdp.group_moved(self.handle, *self._evidence())
 
-    def inputs(self) -> tuple[bytes, list[torch.Tensor]]:
-        """Addresses of the stale extents' shards, and the tensors that keep them alive."""
+    def inputs(self) -> tuple[bytes, tuple]:
+        """Addresses of the stale extents' shards, and the tensors that keep them alive (a tuple: no garbage collector empties it)."""
         wanted = [i for i, flag in enumerate(self.stale) if flag and self.shard_bytes[i]]
         addresses, keep = array("Q", [0]) * self.n, []
         for i, tensor in self.collect(wanted).items():
@@ -118,7 +118,7 @@ class Group:
                 )
             addresses[i] = tensor.data_ptr()
             keep.append(tensor)
-        return addresses.tobytes(), keep
+        return addresses.tobytes(), tuple(keep)
 
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
@@ -126,26 +126,29 @@ class Group:
         self.scene = -1
 
     def discard_prefetch(self) -> None:
-        if self.ahead is not None:
+        if self.ahead is None:
+            return
+        try:
             _fcdp.group_unprefetch(self.handle)
-            self.ahead = None
+        except _fcdp.Error as error:  # the next gather fails; here the other ranks may be waiting for an agreement
+            log.warning("a prefetch that is not used: %s", error.args[0])
+        self.ahead = None
 
 
 class Pending:
     """An unshard that FSDP2 asked for: under way, or (a restore with FCDP_PREFETCH=0) to be started when it is waited for."""
 
-    def __init__(self, group: Group, start: Callable[[], tuple[Any, list[torch.Tensor]]], at_once: bool):
+    def __init__(self, group: Group, start: Callable[[], tuple[tuple, Any]], at_once: bool):
         self.group, self.start = group, start
-        self.running = start() if at_once else None
+        self.running = start() if at_once else None     # (inputs, job): a tuple drops its last first, and a job's end waits for it
 
     def wait(self) -> None:
-        job, self.keep = self.running or self.start()
+        running = self.running or self.start()
+        self.running = None
         try:
-            _fcdp.job_wait(job)
+            _fcdp.job_wait(running[1])
         except _fcdp.Error as error:
             raise RuntimeError(f"fcdp: {error.args[0]}") from None
-        finally:
-            self.keep = []
 
     def abandon(self) -> None:
         """FSDP2 will not use it (a prefetch of what the backward did not need)."""
@@ -185,6 +188,8 @@ class Runtime:
     def new_forward(self) -> None:
         self.scene += 1
         self.last_forward = None
+        for group in list(self.groups):  # of a forward that was broken off: what may be ahead is counted alike on all ranks
+            group.discard_prefetch()
 
     def new_backward(self) -> None:
         self.scene += 1
@@ -316,14 +321,14 @@ class Runtime:
             self._audit(group)
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
 
-        def start() -> tuple[Any, list[torch.Tensor]]:
+        def start() -> tuple[tuple, Any]:
             inputs, keep = (b"", group.ahead) if group.ahead is not None else group.inputs()
             job = _fcdp.group_unshard(group.handle, group.stale, inputs, pass_, stream)
             group.ahead = None
             self._count(group, pass_)
             group.stale = bytes(group.n)
             group.live = True
-            return job, keep
+            return keep, job
 
         # What crosses the nodes is read now, as FSDP2 would; a restore may wait until the pages of the group before have gone.
         pending = Pending(group, start, at_once=bool(self.options["prefetch"]) or any(group.stale))
