@@ -104,10 +104,9 @@ size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out) {
 /* ---- private pools ---- */
 
 static heap_private *private_find(fcdp_heap *heap, fcdp_pool_id id) {
-    heap_private *private = heap->privates;
-    while (private && (private->id.first != id.first || private->id.second != id.second))
-    private = private->next;
-    return private;
+    heap_private *found = heap->privates;
+    while (found && (found->id.first != id.first || found->id.second != id.second)) found = found->next;
+    return found;
 }
 
 static heap_private *private_covering(fcdp_heap *heap, fcdp_stream stream) {
@@ -215,7 +214,7 @@ static fcdp_status span_reserve(fcdp_heap *heap, size_t bytes, heap_span **span_
     return FCDP_OK;
 }
 
-fcdp_status fcdp__heap_add_span(heap_arena *arena, size_t bytes) {
+static fcdp_status span_add(heap_arena *arena, size_t bytes) {
     fcdp_heap *heap = arena->heap;
     fcdp_pool_stats pool;
     fcdp__pool_stats(heap->pool, &pool);
@@ -282,16 +281,15 @@ static fcdp_status malloc_fit(heap_arena *arena, size_t rounded, size_t bytes, f
 }
 
 static fcdp_status growth_begin(heap_arena *arena, size_t rounded, fcdp_growth *growth_out) {
-    for (;;) {
+    fcdp_status status;
+    do {
         fcdp__lock_acquire(&arena->lock);
-        fcdp_status status = fcdp__arena_grow(arena->blocks, rounded, growth_out);
+        status = fcdp__arena_grow(arena->blocks, rounded, growth_out);
         fcdp__lock_release(&arena->lock);
-        if (status == FCDP_PENDING)
-            status = fcdp__heap_add_span(arena, rounded);
-        else
-            return status;
-        if (status) return status;
-    }
+        if (status != FCDP_PENDING) return status;
+        status = span_add(arena, rounded);
+    } while (!status);
+    return status;
 }
 
 static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
@@ -390,16 +388,6 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
     fcdp_status status = block ? use_add(block, stream) : FCDP_OK;
     fcdp__lock_release(&arena->lock);
     return block ? status : not_ours(address, "record_stream");
-}
-
-size_t fcdp_heap_block_bytes(fcdp_heap *heap, fcdp_dptr address) {
-    heap_arena *arena = arena_at(heap, address);
-    if (!arena) return 0;
-    fcdp__lock_acquire(&arena->lock);
-    fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
-    size_t bytes = block ? block->bytes : 0;
-    fcdp__lock_release(&arena->lock);
-    return bytes;
 }
 
 /* ---- life ---- */
@@ -524,13 +512,6 @@ void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
     stats_out->n_pages_taken = atomic_load_explicit(&heap->n_taken, memory_order_relaxed);
     stats_out->n_waits = atomic_load_explicit(&heap->n_waits, memory_order_relaxed);
     stats_out->n_ooms = atomic_load_explicit(&heap->n_ooms, memory_order_relaxed);
-}
-
-void fcdp_heap_reset_peaks(fcdp_heap *heap) {
-    fcdp_heap_stats stats;
-    fcdp_heap_stats_get(heap, &stats); /* reports what is live */
-    atomic_store_explicit(&heap->peak_allocated, stats.allocated_bytes, memory_order_relaxed);
-    atomic_store_explicit(&heap->peak_pages, stats.reserved_bytes / heap->page_bytes, memory_order_relaxed);
 }
 
 static fcdp_pool_id arena_pool(const heap_arena *arena) {

@@ -14,7 +14,8 @@
  *     5  pages that are not cold yet: waits for the events that make them so
  *     6  FCDP_ERR_NO_DEVICE_MEM, with a text that says who holds what and what would help
  *
- * No lock is held across a driver's map or unmap, a wait or a reclaim. The heap is itself a reclaimer of the pool (3, for others).
+ * No lock is held across a driver's map or unmap, a wait or a reclaim. (One exception: a stream that no event
+ * can be had for is waited for as a reader of private_lock.) The heap is itself a reclaimer of the pool: 3 and 5, for others.
  *
  *     reserved = pages mapped in arenas        allocated <= reserved        cold pages + pages in use = reserved
  *
@@ -44,12 +45,11 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
 /* Waits for the streams that have freed something, gives every page that nothing lies on to the pool, and the pool's idle ones to the
  * driver. */
 fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
-/* The block's bytes, 0: no live block begins there. */
-size_t fcdp_heap_block_bytes(fcdp_heap *heap, fcdp_dptr address);
 
 /* Private pools, as CUDA graphs have them. From begin to end, mallocs on the streams that `covers` accepts go to the pool. Its blocks are
  * used again by mallocs of the same pool alone, and its pages stay where they are, since a graph knows their addresses: until the pool has been
- * released as often as it has begun. Then they can be had too, once the device has been waited for: a graph may have run on any stream. `covers` runs inside of fcdp_heap_malloc, and must not call the heap.
+ * released as often as it has begun. Then they can be had too, once the device has been waited for: a graph may have run on any stream.
+ * `covers` runs inside of fcdp_heap_malloc, and must not call the heap.
  * While a pool is open the heap asks and marks no stream, which a capture would not survive: what is freed meanwhile gets cold later. */
 typedef struct fcdp_pool_id {
     uint64_t first, second;
@@ -75,7 +75,6 @@ typedef struct fcdp_heap_stats {
     uint64_t n_waits, n_ooms;
 } fcdp_heap_stats;
 void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out);
-void fcdp_heap_reset_peaks(fcdp_heap *heap);
 
 /* Every block that is mapped, in address order within a stream's arena. The heap is locked arena by arena: `see` must not call it. */
 typedef struct fcdp_heap_view {

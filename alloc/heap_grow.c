@@ -213,10 +213,10 @@ typedef struct holdings {
 
 static void holdings_see(void *ctx, const fcdp_heap_view *view) {
     holdings *h = ctx;
-    int class = 0;
-    while (view->bytes > class_bytes[class]) class ++;
+    int k = 0;
+    while (view->bytes > class_bytes[k]) k++;
     if (view->state == FCDP_BLOCK_LIVE)
-        h->live[class] += view->bytes;
+        h->live[k] += view->bytes;
     else if (view->state == FCDP_BLOCK_BUSY)
         h->held += view->bytes;
     else
@@ -439,26 +439,6 @@ static void held_keep(fcdp_heap *heap, heap_held *held) {
     fcdp__lock_release(&heap->lock);
 }
 
-void fcdp__heap_hold(heap_arena *arena, fcdp_block *block) {
-    fcdp_heap *heap = arena->heap;
-    heap_held *held = calloc(1, sizeof *held), none = {.uses = block->tag};
-    block->tag = NULL;
-    if (!held) {
-        held_mark(heap, &none); /* no memory for events either: waits */
-        block_give(arena, block);
-        return;
-    }
-    *held = (heap_held){.arena = arena, .block = block, .uses = none.uses};
-    if (!fcdp__heap_is_capturing(heap)) held_mark(heap, held);
-    if (!held->events && !held->uses) {
-        free(held);
-        block_give(arena, block);
-        return;
-    }
-    atomic_fetch_add_explicit(&heap->n_held, 1, memory_order_relaxed);
-    held_keep(heap, held);
-}
-
 /* The list, to look at; until held_return others know that it is in somebody's hands. */
 static heap_held *held_detach(fcdp_heap *heap) {
     fcdp__lock_acquire(&heap->lock);
@@ -476,11 +456,10 @@ static void held_return(fcdp_heap *heap) {
     fcdp__lock_release(&heap->lock);
 }
 
-/* An event that the driver cannot tell of any more is as good as passed once the device is idle. */
+/* With `wait`, an event that the driver cannot tell of any more has passed once the device is idle. */
 static bool event_has_passed(fcdp_heap *heap, fcdp_event event, bool wait) {
-    fcdp_status status =
-        wait ? fcdp__driver_event_sync(heap->drv, event) : fcdp__driver_event_query(heap->drv, event);
-    return !status || (status != FCDP_PENDING && !fcdp__driver_sync(heap->drv));
+    if (!wait) return !fcdp__driver_event_query(heap->drv, event);
+    return !fcdp__driver_event_sync(heap->drv, event) || !fcdp__driver_sync(heap->drv);
 }
 
 /* Drop the events that have passed; with `wait`, all of them. */
@@ -510,6 +489,25 @@ static bool held_look(fcdp_heap *heap, heap_held *held, bool wait) {
     pthread_rwlock_unlock(&heap->private_lock);
     if (!capturing && wait) held_check(heap, held, true);
     return !held->events && !held->uses;
+}
+
+void fcdp__heap_hold(heap_arena *arena, fcdp_block *block) {
+    fcdp_heap *heap = arena->heap;
+    heap_held *held = calloc(1, sizeof *held), none = {.uses = block->tag};
+    block->tag = NULL;
+    if (!held) {
+        held_mark(heap, &none); /* no memory for events either: waits */
+        block_give(arena, block);
+        return;
+    }
+    *held = (heap_held){.arena = arena, .block = block, .uses = none.uses};
+    if (held_look(heap, held, false)) {
+        free(held);
+        block_give(arena, block);
+        return;
+    }
+    atomic_fetch_add_explicit(&heap->n_held, 1, memory_order_relaxed);
+    held_keep(heap, held);
 }
 
 static bool held_pass(fcdp_heap *heap, bool wait) {

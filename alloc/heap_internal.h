@@ -96,7 +96,6 @@ struct fcdp_heap {
 };
 
 size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out); /* 2 * HEAP_MAX_STREAMS at most */
-fcdp_status fcdp__heap_add_span(heap_arena *arena, size_t bytes) FCDP_MUST_CHECK;
 void fcdp__heap_pages_add(fcdp_heap *heap, size_t n);
 void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n);
 

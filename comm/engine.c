@@ -89,8 +89,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->node_stream);
     if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->inter_stream);
     if (!status) status = fcdp__worker_create("fcdp-node", &engine->node_worker);
-    /* NCCL wants the collectives of different communicators launched in one order on all ranks: one thread.
-     */
+    /* NCCL wants the collectives of different communicators launched in one order on all ranks. */
     if (!status && fcdp__driver_is_sim(engine->drv))
         status = fcdp__worker_create("fcdp-inter", &engine->inter_worker);
     else

@@ -1,6 +1,6 @@
 /* engine.h - groups, their gathers, and the two workers that run them in order.
  *
- * An engine belongs to a process and a device: driver, page pool, tiering, the node's host memory, and two worker threads. A comm is one
+ * An engine belongs to a process and a device: driver, page pool, tiering, the node's host memory, and two worker threads (on CUDA one is both). A comm is one
  * shard process group seen as nodes x ranks, with its transport. A group is one FSDP parameter group: a region, its validity, its counts.
  * The node worker runs jobs (unshard, reshard), the inter worker the steps of unshards that cross nodes (crossing.h); each runs one at a
  * time in the order of submission, which is the program's order and so the same on every rank: collectives of different ranks meet.

@@ -196,8 +196,9 @@ fcdp_status fcdp_group_prefetch(fcdp_group *group, const uint8_t *stale, const u
     fcdp_crossing *crossing = NULL;
     if (!status) status = fcdp_group_unprefetch(group);
     if (!status) status = fcdp__crossing_create(group, stale, inputs, stream, &crossing);
-    if (status || !crossing) return status;
-    status = seen_reserve(group, &crossing->seen);
+    if (!status && crossing) status = seen_reserve(group, &crossing->seen);
+    if (status && status != FCDP_ERR_INVALID) fcdp__comm_lose_step(group->comm); /* the peers' may have begun */
+    if (!crossing) return status;
     if (status || !fcdp__crossing_submit_ahead(crossing)) {
         fcdp__crossing_destroy(crossing);
         return status;

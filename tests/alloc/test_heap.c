@@ -107,10 +107,8 @@ static void nothing_is_reserved_beyond_the_last_page(void **state) {
     fcdp_dptr a = take(&w, PAGE + PAGE / 2, 0), b = take(&w, PAGE + PAGE / 2, 0);
     assert_int_equal(stats_of(&w).reserved_bytes, 3 * PAGE);
     give(&w, a);
-    fcdp_dptr c = take(
-        &w, 2 * PAGE,
-        0); /* the free page and a half are part of it, if its page is beside a hole; else one page moves */
-    assert_true(stats_of(&w).reserved_bytes <= 4 * PAGE);
+    fcdp_dptr c = take(&w, 2 * PAGE, 0); /* the free page moves, one more comes */
+    assert_int_equal(stats_of(&w).reserved_bytes, 4 * PAGE);
     give(&w, b);
     give(&w, c);
     assert_ok(fcdp_heap_trim(w.heap));
@@ -345,7 +343,6 @@ static void wrong_frees_are_named(void **state) {
     assert_int_equal(fcdp_heap_record_stream(w.heap, a, w.streams[1]), FCDP_ERR_INVALID);
     a = take(&w, 1000, 0);
     assert_int_equal(fcdp_heap_free(w.heap, (fcdp_dptr){a.addr + 512}), FCDP_ERR_INVALID);
-    assert_int_equal(fcdp_heap_block_bytes(w.heap, a), 1024);
     give(&w, (fcdp_dptr){0});
     assert_int_equal(take(&w, 0, 0).addr, 0);
     give(&w, a);

@@ -70,7 +70,7 @@ def train(model, shapes, clip=False):
 
 
 def demo():
-    """the demo job's model: 8 layers of 504, sequences of 64"""
+    """of the demo job's dimensions, but for a vocabulary of 4096: 8 layers of 504, sequences of 64"""
     train(GPT(8, 504, 7, vocabulary=4096), [(1, 64)] * 4)
 
 
