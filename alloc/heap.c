@@ -437,9 +437,9 @@ static void span_unmap(fcdp_heap *heap, heap_span *span) {
         fcdp_status status = fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes);
         if (status) status = fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes);
         if (status)
-            fcdp__pool_forget(heap->pool, end - i, &span->pages[i]);
+            fcdp__pool_forget(heap->pool, FCDP_HOLDER_TENSORS, end - i, &span->pages[i]);
         else
-            fcdp__pool_give(heap->pool, end - i, &span->pages[i]);
+            fcdp__pool_give(heap->pool, FCDP_HOLDER_TENSORS, end - i, &span->pages[i]);
     }
     span_free(heap, span);
 }

@@ -161,7 +161,7 @@ static bool all_await(fcdp_heap *heap) {
 static void pages_leave(fcdp_heap *heap, size_t n, const fcdp_phys *pages) {
     if (n == 0) return;
     fcdp__heap_pages_remove(heap, n);
-    fcdp__pool_give(heap->pool, n, pages);
+    fcdp__pool_give(heap->pool, FCDP_HOLDER_TENSORS, n, pages);
     atomic_fetch_add_explicit(&heap->n_returns, 1, memory_order_relaxed);
 }
 
@@ -259,7 +259,7 @@ static fcdp_status out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_missing
 /* From the pool, all `n` or none; with `ask`, its reclaimers are asked. FCDP_PENDING: there are none. */
 static fcdp_status pool_pages(fcdp_heap *heap, size_t n, bool ask, fcdp_phys *pages_out) {
     fcdp_status status =
-        ask ? fcdp__pool_take(heap->pool, n, pages_out) : fcdp__pool_take_idle(heap->pool, n, pages_out);
+        ask ? fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, n, pages_out) : fcdp__pool_take_idle(heap->pool, FCDP_HOLDER_TENSORS, n, pages_out);
     if (status == FCDP_ERR_NO_DEVICE_MEM) status = FCDP_PENDING;
     if (status) return status;
     fcdp__heap_pages_add(heap, n);

@@ -13,33 +13,41 @@
  * as reserved, and at the end pops all of its pages at once. So a handle is always live or on the stack, and
  * two takes never count the same page or the same budget twice:
  *
- *     n_created = n_live + n_cached                    n_created + (n_promised - n_reserved) <= n_budget
- *     n_live + n_promised <= n_budget                  n_reserved <= n_cached, n_reserved <= n_promised
- */
+ *     n_created = n_live + n_cached = sum of n_held + n_cached        n_reserved <= n_cached, n_reserved <= n_promised
+ *     n_created + (n_promised - n_reserved) <= n_room                 n_live + n_promised <= n_room
+ *
+ * and n_room is n_budget, but after a smaller budget was set: then promises are made below the budget alone. */
 struct fcdp_pool {
     fcdp_driver *drv;
-    size_t page_bytes, budget_bytes, n_budget;
+    size_t page_bytes;
     fcdp_lock lock;
     /* under lock */
+    size_t budget_bytes, n_budget, n_room; /* n_room: of the stack */
     struct {
         fcdp_reclaim_fn reclaim;
         fcdp_idle_fn idle;
         void *ctx;
+        size_t n_inside; /* calls under way */
     } reclaimers[FCDP_N_RECLAIMERS];
+    pthread_cond_t left; /* one of them has ended */
     size_t n_created, n_live, n_peak;
+    size_t n_held[FCDP_N_HOLDERS], n_peak_held[FCDP_N_HOLDERS];
     size_t n_cached;   /* handles on the stack, the reserved ones among them */
     size_t n_promised; /* pages that takes in progress will make live */
     size_t n_reserved; /* of n_cached: for takes in progress */
     uint64_t
         n_moves; /* gives and ends of takes, ever: whether another attempt to take could end differently */
     size_t n_driver_creates, n_reclaims;
-    fcdp_phys *stack; /* room for n_budget */
+    fcdp_phys *stack;
 };
 
 static bool pool_is_valid(const fcdp_pool *pool) {
-    return pool->n_created == pool->n_live + pool->n_cached && pool->n_reserved <= pool->n_cached &&
-           pool->n_reserved <= pool->n_promised && pool->n_live + pool->n_promised <= pool->n_budget &&
-           pool->n_created + (pool->n_promised - pool->n_reserved) <= pool->n_budget &&
+    size_t n_held = 0;
+    for (int holder = 0; holder < FCDP_N_HOLDERS; holder++) n_held += pool->n_held[holder];
+    return n_held == pool->n_live && pool->n_created == pool->n_live + pool->n_cached &&
+           pool->n_reserved <= pool->n_cached && pool->n_reserved <= pool->n_promised &&
+           pool->n_live + pool->n_promised <= pool->n_room && pool->n_budget <= pool->n_room &&
+           pool->n_created + (pool->n_promised - pool->n_reserved) <= pool->n_room &&
            pool->n_live <= pool->n_peak;
 }
 
@@ -77,8 +85,10 @@ fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool *
                         .page_bytes = page_bytes,
                         .budget_bytes = budget_bytes,
                         .n_budget = budget_bytes / page_bytes,
+                        .n_room = budget_bytes / page_bytes,
                         .stack = stack};
     fcdp__lock_init(&pool->lock, FCDP_RANK_POOL);
+    pthread_cond_init(&pool->left, NULL);
     *pool_out = pool;
     return FCDP_OK;
 }
@@ -98,6 +108,7 @@ void fcdp__pool_destroy(fcdp_pool *pool) {
     if (!pool) return;
     FCDP_CHECK(1, pool->n_live == 0 && pool->n_promised == 0);
     (void)fcdp__pool_trim(pool);
+    pthread_cond_destroy(&pool->left);
     fcdp__lock_destroy(&pool->lock);
     free(pool->stack);
     free(pool);
@@ -106,6 +117,7 @@ void fcdp__pool_destroy(fcdp_pool *pool) {
 void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim,
                               fcdp_idle_fn idle, void *ctx) {
     fcdp__lock_acquire(&pool->lock);
+    while (pool->reclaimers[which].n_inside) fcdp__lock_wait(&pool->lock, &pool->left);
     pool->reclaimers[which].reclaim = reclaim;
     pool->reclaimers[which].idle = idle;
     pool->reclaimers[which].ctx = ctx;
@@ -120,6 +132,7 @@ enum { MAX_LOST_RACES = 64 };
 /* A take in progress: of its n pages, n_reserved lie on the stack for it. */
 typedef struct promise {
     size_t n, n_reserved;
+    fcdp_holder holder;
 } promise;
 
 /* Why an attempt failed, and the pool's moves when it did. */
@@ -130,14 +143,15 @@ typedef struct shortage {
 } shortage;
 
 /* Under lock: promise `n` pages if the budget allows. */
-static bool promise_make(fcdp_pool *pool, size_t n, promise *promise_out, shortage *shortage_out) {
+static bool promise_make(fcdp_pool *pool, fcdp_holder holder, size_t n, promise *promise_out,
+                         shortage *shortage_out) {
     size_t n_spoken_for = pool->n_live + pool->n_promised;
-    if (n_spoken_for + n > pool->n_budget) {
+    if (n > pool->n_budget || n_spoken_for > pool->n_budget - n) {
         *shortage_out = (shortage){n_spoken_for + n - pool->n_budget, pool->n_moves, false};
         return false;
     }
     size_t n_idle = pool->n_cached - pool->n_reserved;
-    *promise_out = (promise){n, n < n_idle ? n : n_idle};
+    *promise_out = (promise){n, n < n_idle ? n : n_idle, holder};
     pool->n_promised += n;
     pool->n_reserved += promise_out->n_reserved;
     return true;
@@ -155,6 +169,8 @@ static void promise_keep(fcdp_pool *pool, const promise *mine, fcdp_phys *pages_
     pool->n_cached -= mine->n;
     pool->n_live += mine->n;
     if (pool->n_live > pool->n_peak) pool->n_peak = pool->n_live;
+    size_t n_held = pool->n_held[mine->holder] += mine->n;
+    if (n_held > pool->n_peak_held[mine->holder]) pool->n_peak_held[mine->holder] = n_held;
     memcpy(pages_out, pool->stack + pool->n_cached, mine->n * sizeof *pages_out);
 }
 
@@ -174,10 +190,11 @@ static fcdp_status promise_create_one(fcdp_pool *pool, promise *mine) {
 }
 
 /* One attempt without the reclaimer. FCDP_PENDING: not without pages that come back first. */
-static fcdp_status take_try(fcdp_pool *pool, size_t n, fcdp_phys *pages_out, shortage *shortage_out) {
+static fcdp_status take_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
+                            shortage *shortage_out) {
     promise mine;
     fcdp__lock_acquire(&pool->lock);
-    bool promised = promise_make(pool, n, &mine, shortage_out);
+    bool promised = promise_make(pool, holder, n, &mine, shortage_out);
     pool_leave(pool);
     if (!promised) return FCDP_PENDING;
 
@@ -194,13 +211,23 @@ static fcdp_status take_try(fcdp_pool *pool, size_t n, fcdp_phys *pages_out, sho
     return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
 }
 
+static void reclaimer_leave(fcdp_pool *pool, fcdp_reclaimer which) {
+    fcdp__lock_acquire(&pool->lock);
+    pool->reclaimers[which].n_inside--;
+    pthread_cond_broadcast(&pool->left);
+    pool_leave(pool);
+}
+
 static size_t reclaimer_ask(fcdp_pool *pool, fcdp_reclaimer which, size_t n_pages) {
     fcdp__lock_acquire(&pool->lock);
     fcdp_reclaim_fn reclaim = pool->reclaimers[which].reclaim;
     void *ctx = pool->reclaimers[which].ctx;
     if (reclaim) pool->n_reclaims++;
+    pool->reclaimers[which].n_inside++;
     pool_leave(pool);
-    return reclaim ? reclaim(ctx, n_pages) : 0;
+    size_t n_back = reclaim ? reclaim(ctx, n_pages) : 0;
+    reclaimer_leave(pool, which);
+    return n_back;
 }
 
 /* Ask the reclaimers for what is missing; the pages they gave back. False when nothing has moved since the
@@ -231,18 +258,27 @@ static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full) {
         advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
     return fcdp__fail(
         FCDP_ERR_NO_DEVICE_MEM,
-        "no device memory for %zu MiB of gathered parameters: the budget is %zu MiB, in use %zu MiB and idle "
-        "in the "
-        "pool %zu MiB, nothing of it can be taken back now; the device has %zu of %zu MiB free; %s",
-        n * stats.page_bytes / mib, stats.budget_bytes / mib, stats.live_pages * stats.page_bytes / mib,
+        "no device memory for %zu MiB of gathered parameters: the budget is %zu MiB, in use by gathered "
+        "parameters %zu MiB and by tensors %zu MiB, idle in the pool %zu MiB, nothing of it can be taken back "
+        "now; the device has %zu of %zu MiB free; %s",
+        n * stats.page_bytes / mib, stats.budget_bytes / mib,
+        stats.held_pages[FCDP_HOLDER_REGIONS] * stats.page_bytes / mib,
+        stats.held_pages[FCDP_HOLDER_TENSORS] * stats.page_bytes / mib,
         stats.cached_pages * stats.page_bytes / mib, free_bytes / mib, total_bytes / mib, advice);
 }
 
-fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) {
+static bool budget_allows(fcdp_pool *pool, size_t n) {
+    fcdp__lock_acquire(&pool->lock);
+    bool allows = n <= pool->n_budget;
+    pool_leave(pool);
+    return allows;
+}
+
+fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
     shortage missing = {0};
     if (n == 0) return FCDP_OK;
-    for (unsigned n_lost = 0; n <= pool->n_budget && n_lost < MAX_LOST_RACES;) {
-        fcdp_status status = take_try(pool, n, pages_out, &missing);
+    for (unsigned n_lost = 0; n_lost < MAX_LOST_RACES && budget_allows(pool, n);) {
+        fcdp_status status = take_try(pool, holder, n, pages_out, &missing);
         if (status != FCDP_PENDING) return status;
         size_t n_back;
         if (!take_reclaim(pool, &missing, &n_back)) break;
@@ -251,31 +287,35 @@ fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) {
     return take_failed(pool, n, missing.driver_full);
 }
 
-fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) {
+fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
     shortage missing;
-    if (n == 0) return FCDP_OK;
-    return n <= pool->n_budget ? take_try(pool, n, pages_out, &missing) : FCDP_PENDING;
+    return n == 0 ? FCDP_OK : take_try(pool, holder, n, pages_out, &missing);
 }
 
 /* ---- give, trim, stats ---- */
 
-void fcdp__pool_give(fcdp_pool *pool, size_t n, const fcdp_phys *pages) {
+/* Under lock. */
+static void held_leave(fcdp_pool *pool, fcdp_holder holder, size_t n) {
+    FCDP_CHECK(0, n <= pool->n_held[holder]);
+    pool->n_held[holder] -= n;
+    pool->n_live -= n;
+}
+
+void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages) {
     if (n == 0) return; /* no move: a take that waits for one must not start over */
     fcdp__lock_acquire(&pool->lock);
-    FCDP_CHECK(0, n <= pool->n_live);
+    held_leave(pool, holder, n);
     for (size_t i = 0; i < n; i++) {
         FCDP_CHECK(3, !stack_holds(pool, pages[i])); /* given twice */
         pool->stack[pool->n_cached++] = pages[i];
     }
-    pool->n_live -= n;
     pool->n_moves++;
     pool_leave(pool);
 }
 
-void fcdp__pool_forget(fcdp_pool *pool, size_t n, const fcdp_phys *pages) {
+void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages) {
     fcdp__lock_acquire(&pool->lock);
-    FCDP_CHECK(0, n <= pool->n_live);
-    pool->n_live -= n;
+    held_leave(pool, holder, n);
     pool->n_created -= n;
     pool->n_moves++;
     pool_leave(pool);
@@ -295,6 +335,28 @@ size_t fcdp__pool_trim(fcdp_pool *pool) {
     }
 }
 
+/* Handles above the budget go back to the driver, not to the stack's end. */
+fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) {
+    size_t n = budget_bytes / pool->page_bytes;
+    if (n == 0)
+        return fcdp__fail(FCDP_ERR_INVALID, "a device budget of %zu bytes is less than one page of %zu bytes",
+                          budget_bytes, pool->page_bytes);
+    fcdp__lock_acquire(&pool->lock);
+    size_t n_room = n > pool->n_room ? n : pool->n_room;
+    fcdp_phys *stack = realloc(pool->stack, n_room * sizeof *stack);
+    if (stack) {
+        pool->stack = stack;
+        pool->n_room = n_room;
+        pool->n_budget = n;
+        pool->budget_bytes = budget_bytes;
+        pool->n_moves++;
+    }
+    pool_leave(pool);
+    if (!stack) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for the list of %zu device pages", n);
+    (void)fcdp__pool_trim(pool);
+    return FCDP_OK;
+}
+
 void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out) {
     fcdp__lock_acquire(&pool->lock);
     *stats_out = (fcdp_pool_stats){
@@ -306,6 +368,8 @@ void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out) {
         .n_creates = pool->n_driver_creates,
         .n_reclaims = pool->n_reclaims,
     };
+    memcpy(stats_out->held_pages, pool->n_held, sizeof pool->n_held);
+    memcpy(stats_out->peak_held_pages, pool->n_peak_held, sizeof pool->n_peak_held);
     pool_leave(pool);
 }
 
@@ -315,8 +379,10 @@ size_t fcdp__pool_pages_in_use(fcdp_pool *pool) {
         fcdp__lock_acquire(&pool->lock);
         fcdp_idle_fn idle = pool->reclaimers[which].idle;
         void *ctx = pool->reclaimers[which].ctx;
+        pool->reclaimers[which].n_inside++;
         pool_leave(pool);
         if (idle) n_idle += idle(ctx);
+        reclaimer_leave(pool, (fcdp_reclaimer)which);
     }
     fcdp__lock_acquire(&pool->lock);
     size_t n_live = pool->n_live;
@@ -324,8 +390,9 @@ size_t fcdp__pool_pages_in_use(fcdp_pool *pool) {
     return n_idle < n_live ? n_live - n_idle : 0;
 }
 
-void fcdp__pool_reset_peak(fcdp_pool *pool) {
+void fcdp__pool_reset_peak(fcdp_pool *pool, fcdp_holder holder) {
     fcdp__lock_acquire(&pool->lock);
     pool->n_peak = pool->n_live;
+    pool->n_peak_held[holder] = pool->n_held[holder];
     pool_leave(pool);
 }

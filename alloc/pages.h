@@ -4,6 +4,7 @@
  * region and no tensor: under pressure it asks its reclaimers, functions that others register.
  *
  *     created = live + cached      live + cached <= budget / page_bytes      peak_live = max over time of live
+ *     live = sum over holders of held                                        peak_held, of each, likewise
  *
  * All functions may be called from any thread.
  */
@@ -19,9 +20,13 @@ typedef struct fcdp_pool fcdp_pool;
  * left to reclaim. It must not take pages. */
 typedef size_t (*fcdp_reclaim_fn)(void *ctx, size_t n_pages);
 
+/* Whose pages they are: for the counts alone, any page serves anybody. */
+typedef enum fcdp_holder { FCDP_HOLDER_REGIONS, FCDP_HOLDER_TENSORS, FCDP_N_HOLDERS } fcdp_holder;
+
 typedef struct fcdp_pool_stats {
     size_t page_bytes, budget_bytes;
     size_t live_pages, cached_pages, peak_live_pages;
+    size_t held_pages[FCDP_N_HOLDERS], peak_held_pages[FCDP_N_HOLDERS];
     size_t n_creates, n_reclaims;       /* driver creates; times a reclaimer was asked */
 } fcdp_pool_stats;
 
@@ -39,23 +44,26 @@ typedef enum fcdp_reclaimer {
 /* Pages, of those taken, that hold nothing and that the reclaimer would give back: not in use, whoever has them. Called without the
  * pool's lock. */
 typedef size_t (*fcdp_idle_fn)(void *ctx);
-/* `reclaim` NULL: nobody. `idle` NULL: none of its pages are idle. */
+/* `reclaim` NULL: nobody. `idle` NULL: none of its pages are idle. Returns when no call of the one before is under way: not from within one. */
 void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim, fcdp_idle_fn idle, void *ctx);
 /* Live pages but those idle ones; what policy calls device use. */
 size_t fcdp__pool_pages_in_use(fcdp_pool *pool);
 
 /* `n` pages of page_bytes each, all or none. Order: cached pages, new handles while the budget and the driver allow, then
  * the reclaimers until they give nothing more. FCDP_ERR_NO_DEVICE_MEM with a text that says who holds what. */
-fcdp_status fcdp__pool_take(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* The same without the reclaimers; FCDP_PENDING: there are not as many. */
-fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
-void fcdp__pool_give(fcdp_pool *pool, size_t n, const fcdp_phys *pages);
+fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
+void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
 /* Pages taken whose mapping could not be undone: they must never be mapped elsewhere, so their handles are released and
  * the pool forgets them. */
-void fcdp__pool_forget(fcdp_pool *pool, size_t n, const fcdp_phys *pages);
+void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
 /* Release the cached handles to the driver; the bytes released. */
 size_t fcdp__pool_trim(fcdp_pool *pool);
+/* Another budget from here on. Pages in use above it stay; none are taken before their number has fallen below it. */
+fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) FCDP_MUST_CHECK;
 void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out);
-void fcdp__pool_reset_peak(fcdp_pool *pool);
+/* Of the holder, and of all pages. */
+void fcdp__pool_reset_peak(fcdp_pool *pool, fcdp_holder holder);
 
 #endif

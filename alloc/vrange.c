@@ -49,7 +49,7 @@ static fcdp_status pages_drop(fcdp_vrange *range) {
     if (range->n_held == 0) return FCDP_OK;
     fcdp_status status = fcdp__driver_unmap(range->drv, range->base, range->n_held * range->page_bytes);
     if (status) return status;
-    fcdp__pool_give(range->pool, range->n_held, range->pages);
+    fcdp__pool_give(range->pool, FCDP_HOLDER_REGIONS, range->n_held, range->pages);
     range->n_held = 0;
     range->accessible = false;
     return FCDP_OK;
@@ -63,7 +63,7 @@ void fcdp__vrange_destroy(fcdp_vrange *range) {
     if (!status) status = fcdp__driver_range_free(range->drv, range->base, bytes);
     if (status && !range->n_held) status = fcdp__driver_range_free(range->drv, range->base, bytes);
     if (status) fcdp__log(FCDP_LOG_WARN, "a device range of %zu bytes is lost: %s", bytes, fcdp_error_text());
-    if (range->n_held) fcdp__pool_forget(range->pool, range->n_held, range->pages);
+    if (range->n_held) fcdp__pool_forget(range->pool, FCDP_HOLDER_REGIONS, range->n_held, range->pages);
     free(range);
 }
 
@@ -92,7 +92,7 @@ static fcdp_status pages_map(fcdp_vrange *range) {
 static fcdp_status map_undo(fcdp_vrange *range, fcdp_status status) {
     char first[512];
     snprintf(first, sizeof first, "%s", fcdp_error_text());
-    fcdp__pool_give(range->pool, range->n_pages - range->n_held, range->pages + range->n_held);
+    fcdp__pool_give(range->pool, FCDP_HOLDER_REGIONS, range->n_pages - range->n_held, range->pages + range->n_held);
     if (!pages_drop(range)) return fcdp__fail(status, "%s", first);
     return fcdp__fail(status, "%s; and %zu pages stay under the range, since undoing it failed too: %s",
                       first, range->n_held, fcdp_error_text());
@@ -101,7 +101,7 @@ static fcdp_status map_undo(fcdp_vrange *range, fcdp_status status) {
 fcdp_status fcdp__vrange_map(fcdp_vrange *range) {
     FCDP_CHECK(1, !range->accessible);
     fcdp_status status = pages_drop(range);
-    if (!status) status = fcdp__pool_take(range->pool, range->n_pages, range->pages);
+    if (!status) status = fcdp__pool_take(range->pool, FCDP_HOLDER_REGIONS, range->n_pages, range->pages);
     if (status) return status;
 
     status = pages_map(range);

@@ -76,21 +76,24 @@ static uint32_t ahead_limit(const fcdp_engine_config *config) {
 }
 
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
-    fcdp_status status =
-        fcdp__driver_open(config->driver, config->ordinal, config->sim_library, &engine->drv);
+    fcdp_status status = FCDP_OK;
+    if (!config->device)
+        status = fcdp_device_open(config->driver, config->ordinal, config->sim_library,
+                                  config->options.device_budget_bytes, false, &engine->own);
+    const fcdp_device *device = config->device ? config->device : &engine->own;
+    engine->drv = device->drv;
+    engine->pool = device->pool;
     /* Slices spare the PCIe link and use what joins the GPUs. Simulated ones are joined by the host's memory
      * alone. */
     if (!status && engine->options.restore == FCDP_RESTORE_AUTO)
         engine->options.restore = fcdp__driver_is_sim(engine->drv) ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
-    if (!status) status = fcdp__pool_create(engine->drv, config->options.device_budget_bytes, &engine->pool);
     fcdp_tiering_config tiering = {engine->drv, engine->pool, config->local, config->node_size};
     if (!status) status = fcdp__tiering_create(&tiering, &engine->tiering);
     if (!status) status = fcdp__columns_create(engine->drv, engine->pool, &engine->columns);
     if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->node_stream);
     if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->inter_stream);
     if (!status) status = fcdp__worker_create("fcdp-node", &engine->node_worker);
-    /* NCCL wants the collectives of different communicators launched in one order on all ranks. */
-    if (!status && fcdp__driver_is_sim(engine->drv))
+    if (!status && !config->one_worker)
         status = fcdp__worker_create("fcdp-inter", &engine->inter_worker);
     else
         engine->inter_worker = engine->node_worker;
@@ -109,8 +112,7 @@ static void engine_close(fcdp_engine *engine) {
     if (engine->node_stream) fcdp__driver_stream_destroy(engine->drv, engine->node_stream);
     if (engine->inter_stream) fcdp__driver_stream_destroy(engine->drv, engine->inter_stream);
     if (engine->tiering) fcdp__tiering_destroy(engine->tiering);
-    if (engine->pool) fcdp__pool_destroy(engine->pool);
-    if (engine->drv) fcdp__driver_close(engine->drv);
+    fcdp_device_close(&engine->own);
     fcdp__lock_destroy(&engine->lock);
     free(engine);
 }
@@ -377,8 +379,8 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
     if (engine_is_foreign(engine)) return;
     fcdp_pool_stats pool;
     fcdp__pool_stats(engine->pool, &pool);
-    stats_out->device_bytes = pool.live_pages * pool.page_bytes;
-    stats_out->device_peak_bytes = pool.peak_live_pages * pool.page_bytes;
+    stats_out->device_bytes = pool.held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes;
+    stats_out->device_peak_bytes = pool.peak_held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes;
     stats_out->device_budget_bytes = pool.budget_bytes;
     fcdp__tiering_stats(engine->tiering, &stats_out->moves);
     if (engine->host) fcdp__host_usage(engine->host, &stats_out->host_bytes, &stats_out->host_peak_bytes);
@@ -390,6 +392,6 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
 
 void fcdp_engine_reset_peaks(fcdp_engine *engine) {
     if (engine_is_foreign(engine)) return;
-    fcdp__pool_reset_peak(engine->pool);
+    fcdp__pool_reset_peak(engine->pool, FCDP_HOLDER_REGIONS);
     if (engine->host) fcdp__host_reset_peak(engine->host);
 }

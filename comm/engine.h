@@ -1,6 +1,6 @@
 /* engine.h - groups, their gathers, and the two workers that run them in order.
  *
- * An engine belongs to a process and a device: driver, page pool, tiering, the node's host memory, and two worker threads (on CUDA one is both). A comm is one
+ * An engine belongs to a process and a device: driver, page pool, tiering, the node's host memory, and two worker threads (or one that is both). A comm is one
  * shard process group seen as nodes x ranks, with its transport. A group is one FSDP parameter group: a region, its validity, its counts.
  * The node worker runs jobs (unshard, reshard), the inter worker the steps of unshards that cross nodes (crossing.h); each runs one at a
  * time in the order of submission, which is the program's order and so the same on every rank: collectives of different ranks meet.
@@ -22,6 +22,7 @@
 #ifndef FCDP_ENGINE_H
 #define FCDP_ENGINE_H
 
+#include "alloc/device.h"
 #include "alloc/options.h"
 #include "comm/plan.h"
 #include "comm/transport.h"
@@ -38,7 +39,10 @@ typedef struct fcdp_engine_config {
     fcdp_driver_kind driver;    /* CUDA for groups on a GPU, SIM for groups on CPUs */
     int ordinal;                /* device index */
     const char *sim_library;    /* where the simulated driver lies, may be NULL */
+    const fcdp_device *device;  /* not NULL: this one, open as long as the engine, instead of one of the engine's own */
     uint32_t local, node_size;  /* this rank's index in its node, ranks per node */
+    /* NCCL wants the collectives of different communicators launched in one order on all ranks: both lanes on the node worker. */
+    bool one_worker;
 } fcdp_engine_config;
 
 fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **engine_out) FCDP_MUST_CHECK;

@@ -33,6 +33,7 @@ struct fcdp_engine {
     pid_t pid; /* a forked child has no worker and shares the device's mappings: it must not touch them */
     fcdp_options options;
     uint32_t local, node_size;
+    fcdp_device own; /* all zeroes: drv and pool are the configuration's device */
     fcdp_driver *drv;
     fcdp_pool *pool;
     fcdp_tiering *tiering;

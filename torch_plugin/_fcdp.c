@@ -66,7 +66,8 @@ METHOD(engine_create) {
     unsigned int local, node_size;
     if (!PyArg_ParseTuple(args, "iisII:engine_create", &driver, &ordinal, &sim_library, &local, &node_size)) return NULL;
     fcdp_engine_config config = {.options = options, .driver = (fcdp_driver_kind)driver, .ordinal = ordinal,
-                                 .sim_library = sim_library, .local = local, .node_size = node_size};
+                                 .sim_library = sim_library, .local = local, .node_size = node_size,
+                                 .one_worker = driver == FCDP_DRIVER_CUDA};
     fcdp_engine *engine;
     fcdp_status status;
     CALL(fcdp_engine_create(&config, &engine));

@@ -208,7 +208,7 @@ static size_t regions_reclaim(void *ctx, size_t n_pages) {
     size_t n = n_pages < r->n ? n_pages : r->n;
     r->n_asked++;
     r->n -= n;
-    fcdp__pool_give(r->pool, n, r->pages + r->n);
+    fcdp__pool_give(r->pool, FCDP_HOLDER_REGIONS, n, r->pages + r->n);
     return n;
 }
 
@@ -218,7 +218,7 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     regions r = {.pool = w.pool};
     fcdp_dptr other = take(&w, 4 * PAGE, 1);
     give(&w, other); /* cold, another stream's */
-    assert_ok(fcdp__pool_take(w.pool, 20, r.pages));
+    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 20, r.pages));
     r.n = 20;
     fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
     fcdp_dptr a = take(&w, 8 * PAGE, 0); /* idle ones */
@@ -252,9 +252,9 @@ static void a_cache_gives_its_pages_to_regions(void **state) {
     give(&w, b);
     assert_int_equal(fcdp__pool_pages_in_use(w.pool),
                      0); /* the last page too: what is free beside it counts */
-    assert_ok(fcdp__pool_take(w.pool, 8, pages));
+    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 8, pages));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
-    fcdp__pool_give(w.pool, 8, pages);
+    fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 8, pages);
     world_close(&w);
 }
 
@@ -269,10 +269,10 @@ static void a_busy_cache_gives_its_pages_to_regions(void **state) {
     gate_hold(g, w.streams[0]);
     give(&w, a);
     give(&w, b);
-    assert_int_equal(fcdp__pool_take_idle(w.pool, 1, pages), FCDP_PENDING);
+    assert_int_equal(fcdp__pool_take_idle(w.pool, FCDP_HOLDER_REGIONS, 1, pages), FCDP_PENDING);
     gate_open(g);
-    assert_ok(fcdp__pool_take(w.pool, 8, pages));
-    fcdp__pool_give(w.pool, 8, pages);
+    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 8, pages));
+    fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 8, pages);
     gate_free(g);
     world_close(&w);
 }

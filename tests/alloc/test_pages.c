@@ -34,11 +34,11 @@ static void pages_are_reused_not_released(void **state) {
     fcdp_phys pages[8];
     fcdp_pool_stats stats;
     for (int round = 0; round < 10; round++) {
-        assert_ok(fcdp__pool_take(pool, 5, pages));
+        assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 5, pages));
         assert_counts(pool, 5, 0);
-        fcdp__pool_give(pool, 2, pages);
+        fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 2, pages);
         assert_counts(pool, 3, 2);
-        fcdp__pool_give(pool, 3, pages + 2);
+        fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 3, pages + 2);
         assert_counts(pool, 0, 5);
     }
     fcdp__pool_stats(pool, &stats);
@@ -49,8 +49,8 @@ static void pages_are_reused_not_released(void **state) {
     assert_int_equal(fcdp__pool_trim(pool), 5 * PAGE);
     assert_counts(pool, 0, 0);
     assert_int_equal(fcdp__pool_trim(pool), 0);
-    assert_ok(fcdp__pool_take(pool, 8, pages));
-    fcdp__pool_give(pool, 8, pages);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 8, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 8, pages);
     pool_close(pool, drv);
 }
 
@@ -60,18 +60,18 @@ static void the_peak_is_kept_and_reset(void **state) {
     fcdp_pool *pool = pool_open(drv, 8);
     fcdp_phys pages[8];
     fcdp_pool_stats stats;
-    assert_ok(fcdp__pool_take(pool, 6, pages));
-    fcdp__pool_give(pool, 5, pages);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 6, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 5, pages);
     fcdp__pool_stats(pool, &stats);
     assert_int_equal(stats.peak_live_pages, 6);
-    fcdp__pool_reset_peak(pool);
+    fcdp__pool_reset_peak(pool, FCDP_HOLDER_REGIONS);
     fcdp__pool_stats(pool, &stats);
     assert_int_equal(stats.peak_live_pages, 1);
-    assert_int_equal(fcdp__pool_take(pool, 8, pages),
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 8, pages),
                      FCDP_ERR_NO_DEVICE_MEM); /* what failed was never live */
     fcdp__pool_stats(pool, &stats);
     assert_int_equal(stats.peak_live_pages, 1);
-    fcdp__pool_give(pool, 1, pages + 5);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, pages + 5);
     pool_close(pool, drv);
 }
 
@@ -85,19 +85,69 @@ static void the_budget_holds_and_the_text_tells_it(void **state) {
     assert_null(pool);
 
     assert_ok(fcdp__pool_create(drv, 8 * PAGE + PAGE / 2, &pool)); /* half a page is no page */
-    assert_ok(fcdp__pool_take(pool, 0, &untouched));
-    assert_ok(fcdp__pool_take(pool, 6, pages));
-    fcdp__pool_give(pool, 1, pages + 5);
-    assert_int_equal(fcdp__pool_take(pool, 4, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 0, &untouched));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 6, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, pages + 5);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, &untouched), FCDP_ERR_NO_DEVICE_MEM);
     assert_text("no device memory for 8 MiB");
-    assert_text("the budget is 17 MiB, in use 10 MiB and idle in the pool 2 MiB");
+    assert_text("the budget is 17 MiB, in use by gathered parameters 10 MiB and by tensors 0 MiB, idle in the pool 2 MiB");
     assert_text("raise FCDP_DEVICE_BUDGET");
     assert_int_equal(untouched.handle, 77);
-    assert_int_equal(fcdp__pool_take(pool, SIZE_MAX, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, SIZE_MAX, &untouched), FCDP_ERR_NO_DEVICE_MEM);
     assert_counts(pool, 5, 1);
-    assert_ok(fcdp__pool_take(pool, 3, pages + 5));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 3, pages + 5));
     assert_counts(pool, 8, 0);
-    fcdp__pool_give(pool, 8, pages);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 8, pages);
+    pool_close(pool, drv);
+}
+
+static void holders_are_counted_apart(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys regions[8], tensors[8];
+    fcdp_pool_stats stats;
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 5, regions));
+    assert_ok(fcdp__pool_take_idle(pool, FCDP_HOLDER_TENSORS, 3, tensors));
+    assert_int_equal(fcdp__pool_take_idle(pool, FCDP_HOLDER_TENSORS, 1, tensors + 3), FCDP_PENDING);
+    assert_int_equal(fcdp__pool_take_idle(pool, FCDP_HOLDER_TENSORS, SIZE_MAX, tensors + 3), FCDP_PENDING);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 4, regions + 1);
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 1, tensors + 2);
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.held_pages[FCDP_HOLDER_REGIONS], 1);
+    assert_int_equal(stats.held_pages[FCDP_HOLDER_TENSORS], 2);
+    assert_int_equal(stats.peak_held_pages[FCDP_HOLDER_REGIONS], 5);
+    assert_int_equal(stats.peak_held_pages[FCDP_HOLDER_TENSORS], 3);
+    fcdp__pool_reset_peak(pool, FCDP_HOLDER_TENSORS);
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.peak_held_pages[FCDP_HOLDER_REGIONS], 5);
+    assert_int_equal(stats.peak_held_pages[FCDP_HOLDER_TENSORS], 2);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, regions);
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 2, tensors);
+    pool_close(pool, drv);
+}
+
+static void another_budget_binds_at_once_and_takes_nothing_away(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys pages[16];
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 7, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, pages + 6);
+    assert_int_equal(fcdp__pool_set_budget(pool, PAGE - 1), FCDP_ERR_INVALID);
+    assert_ok(fcdp__pool_set_budget(pool, 4 * PAGE));
+    assert_counts(pool, 6, 0); /* above the budget: nothing idle is kept */
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 1, pages + 6), FCDP_ERR_NO_DEVICE_MEM);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 3, pages + 3);
+    assert_counts(pool, 3, 3);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 1, pages + 3));
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 1, pages + 4), FCDP_ERR_NO_DEVICE_MEM);
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 1, pages + 3);
+    assert_ok(fcdp__pool_set_budget(pool, 16 * PAGE));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 13, pages + 3));
+    assert_counts(pool, 16, 0);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 16, pages);
+    assert_counts(pool, 0, 16);
     pool_close(pool, drv);
 }
 
@@ -132,7 +182,7 @@ static size_t spare_reclaim(void *ctx, size_t n_pages) {
     size_t n = n_pages < s->n ? n_pages : s->n;
     if (s->at_most && n > s->at_most) n = s->at_most;
     s->n -= n;
-    fcdp__pool_give(s->pool, n, s->pages + s->n);
+    fcdp__pool_give(s->pool, FCDP_HOLDER_REGIONS, n, s->pages + s->n);
     fcdp__lock_release(&s->lock);
     return s->lies ? n_pages : n;
 }
@@ -148,7 +198,7 @@ static spare *spare_create(fcdp_pool *pool) {
 
 static void spare_destroy(spare *s) {
     fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
-    fcdp__pool_give(s->pool, s->n, s->pages);
+    fcdp__pool_give(s->pool, FCDP_HOLDER_REGIONS, s->n, s->pages);
     fcdp__lock_destroy(&s->lock);
     free(s);
 }
@@ -160,28 +210,28 @@ static void a_take_asks_for_what_is_missing(void **state) {
     spare *s = spare_create(pool);
     fcdp_phys pages[10];
     fcdp_pool_stats stats;
-    assert_ok(fcdp__pool_take(pool, 6, s->pages));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 6, s->pages));
     s->n = 6;
-    assert_ok(fcdp__pool_take(pool, 4, pages));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, pages));
     assert_int_equal(s->n, 6); /* not asked while the budget allows */
-    assert_ok(fcdp__pool_take(pool, 3, pages + 4));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 3, pages + 4));
     assert_int_equal(s->n_asked, 3);
     assert_int_equal(s->n, 3);
     fcdp__pool_stats(pool, &stats);
     assert_int_equal(stats.n_reclaims, 1);
 
     s->at_most = 1; /* one page at a time is progress */
-    assert_ok(fcdp__pool_take(pool, 3, pages + 7));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 3, pages + 7));
     fcdp__pool_stats(pool, &stats);
     assert_int_equal(stats.n_reclaims, 4);
     assert_int_equal(stats.n_creates, 10);
 
     fcdp_phys more;
-    assert_int_equal(fcdp__pool_take(pool, 1, &more), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 1, &more), FCDP_ERR_NO_DEVICE_MEM);
     s->lies = true; /* claims pages that did not come: the take ends all the same */
-    assert_int_equal(fcdp__pool_take(pool, 1, &more), FCDP_ERR_NO_DEVICE_MEM);
-    assert_int_equal(fcdp__pool_take(pool, 11, &more), FCDP_ERR_NO_DEVICE_MEM);
-    fcdp__pool_give(pool, 10, pages);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 1, &more), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 11, &more), FCDP_ERR_NO_DEVICE_MEM);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 10, pages);
     spare_destroy(s);
     pool_close(pool, drv);
 }
@@ -192,9 +242,9 @@ static void a_hopeless_take_evicts_nothing(void **state) {
     fcdp_pool *pool = pool_open(drv, 4);
     spare *s = spare_create(pool);
     fcdp_phys pages[5];
-    assert_ok(fcdp__pool_take(pool, 4, s->pages));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, s->pages));
     s->n = 4;
-    assert_int_equal(fcdp__pool_take(pool, 5, pages), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 5, pages), FCDP_ERR_NO_DEVICE_MEM);
     assert_int_equal(s->n, 4);
     spare_destroy(s);
     pool_close(pool, drv);
@@ -208,16 +258,16 @@ static void a_full_device_is_reclaimed_too(void **state) {
     fcdp_pool *pool = pool_open(drv, 100);
     spare *s = spare_create(pool);
     fcdp_phys pages[6];
-    assert_ok(fcdp__pool_take(pool, 4, s->pages));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, s->pages));
     s->n = 4;
-    assert_ok(fcdp__pool_take(pool, 5, pages)); /* 2 from the driver, 3 from the reclaimer */
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 5, pages)); /* 2 from the driver, 3 from the reclaimer */
     assert_int_equal(s->n_asked, 3);
     assert_int_equal(s->n, 1);
-    assert_int_equal(fcdp__pool_take(pool, 3, pages + 5), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 3, pages + 5), FCDP_ERR_NO_DEVICE_MEM);
     assert_text("the device has 0 of 12 MiB free");
     assert_text("other allocations fill the device");
     assert_counts(pool, 5, 1); /* the page that came back is idle, for others to take */
-    fcdp__pool_give(pool, 5, pages);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 5, pages);
     spare_destroy(s);
     pool_close(pool, drv);
     simgpu_reset();
@@ -229,11 +279,11 @@ static void other_driver_errors_pass_through(void **state) {
     fcdp_pool *pool = pool_open(drv, 8);
     fcdp_phys pages[4];
     assert_int_equal(simgpu_fail_nth("cuMemCreate", 3, CUDA_UNKNOWN), 0);
-    assert_int_equal(fcdp__pool_take(pool, 4, pages), FCDP_ERR_DRIVER);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, pages), FCDP_ERR_DRIVER);
     assert_text("cuMemCreate");
     assert_counts(pool, 0, 2); /* what was created is not lost */
-    assert_ok(fcdp__pool_take(pool, 4, pages));
-    fcdp__pool_give(pool, 4, pages);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 4, pages);
     assert_int_equal(simgpu_fail_nth("cuMemRelease", 2, CUDA_UNKNOWN), 0);
     assert_int_equal(fcdp__pool_trim(pool), 4 * PAGE); /* a failure that passes loses nothing */
     pool_close(pool, drv);
@@ -244,11 +294,11 @@ static void forgotten_pages_leave_the_counts(void **state) {
     fcdp_driver *drv = driver_open_any();
     fcdp_pool *pool = pool_open(drv, 4);
     fcdp_phys pages[4];
-    assert_ok(fcdp__pool_take(pool, 4, pages));
-    fcdp__pool_forget(pool, 3, pages);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, pages));
+    fcdp__pool_forget(pool, FCDP_HOLDER_REGIONS, 3, pages);
     assert_counts(pool, 1, 0);
-    assert_ok(fcdp__pool_take(pool, 3, pages));
-    fcdp__pool_give(pool, 4, pages);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 3, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 4, pages);
     pool_close(pool, drv);
 }
 
@@ -256,14 +306,14 @@ static void give_twice(void *arg) {
     fcdp_pool *pool = arg;
     fcdp_phys pages[2], again[2];
     fcdp__check_level = 3;
-    if (fcdp__pool_take(pool, 2, pages)) _exit(1);
+    if (fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 2, pages)) _exit(1);
     again[0] = again[1] = pages[0];
-    fcdp__pool_give(pool, 2, again);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 2, again);
 }
 
 static void give_too_many(void *arg) {
     fcdp_phys pages[3] = {{1}, {2}, {3}};
-    fcdp__pool_give(arg, 3, pages);
+    fcdp__pool_give(arg, FCDP_HOLDER_REGIONS, 3, pages);
 }
 
 static void misuse_aborts(void **state) {
@@ -271,8 +321,8 @@ static void misuse_aborts(void **state) {
     fcdp_driver *drv = driver_open_sim();
     fcdp_pool *pool = pool_open(drv, 4);
     fcdp_phys pages[2];
-    assert_ok(fcdp__pool_take(pool, 2, pages));
-    fcdp__pool_give(pool, 2,
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 2, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 2,
                     pages); /* cached, so that the child, where the driver answers nothing, can take them */
     assert_dies(give_twice, pool, SIGABRT);
     assert_dies(give_too_many, pool, SIGABRT);
@@ -315,7 +365,7 @@ static void taker_put_back(taker *t, size_t n, fcdp_phys *pages) {
             t->broken = "a page in hand changed its owner";
     }
     if (!t->spare || t->seed % 3 == 0) {
-        fcdp__pool_give(t->pool, n, pages);
+        fcdp__pool_give(t->pool, FCDP_HOLDER_REGIONS, n, pages);
         return;
     }
     fcdp__lock_acquire(&t->spare->lock);
@@ -331,7 +381,7 @@ static void *taker_run(void *arg) {
     for (int round = 0; round < N_ROUNDS && !t->broken; round++) {
         size_t n = random_below(&t->seed, MOST_IN_HAND + 1);
         if (n_hand + n <= MOST_IN_HAND) {
-            fcdp_status status = fcdp__pool_take(t->pool, n, hand + n_hand);
+            fcdp_status status = fcdp__pool_take(t->pool, FCDP_HOLDER_REGIONS, n, hand + n_hand);
             if (status && status != FCDP_ERR_NO_DEVICE_MEM)
                 t->broken = "a take failed for another reason than memory";
             t->n_refused += status != FCDP_OK;
@@ -413,6 +463,8 @@ int main(void) {
         cmocka_unit_test(pages_are_reused_not_released),
         cmocka_unit_test(the_peak_is_kept_and_reset),
         cmocka_unit_test(the_budget_holds_and_the_text_tells_it),
+        cmocka_unit_test(holders_are_counted_apart),
+        cmocka_unit_test(another_budget_binds_at_once_and_takes_nothing_away),
         cmocka_unit_test(no_budget_means_what_is_free),
         cmocka_unit_test(a_take_asks_for_what_is_missing),
         cmocka_unit_test(a_hopeless_take_evicts_nothing),

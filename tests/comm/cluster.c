@@ -220,6 +220,7 @@ static void member_start(cluster *c, uint32_t rank) {
         .driver = FCDP_DRIVER_SIM,
         .local = m->topology.local,
         .node_size = m->topology.node_size,
+        .one_worker = getenv("CLUSTER_ONE_WORKER") != NULL,
     };
     assert_ok(fcdp_engine_create(&config, &m->engine));
     fcdp_transport transport = {m, hub_start, hub_wait, true};

@@ -1,0 +1,22 @@
+/* device.h - one device of this process: its driver, its pages, and the heap of tensors on them.
+ *
+ * Regions and tensors share it, so that a gathered parameter's pages and an activation's pages are the same pages.
+ */
+#ifndef FCDP_DEVICE_H
+#define FCDP_DEVICE_H
+
+#include "alloc/heap.h"
+
+typedef struct fcdp_device {
+    fcdp_driver *drv;
+    fcdp_pool *pool;
+    fcdp_heap *heap; /* NULL: tensors are somebody else's */
+} fcdp_device;
+
+/* `sim_library` as in fcdp__driver_open, `budget_bytes` as in fcdp__pool_create. */
+fcdp_status fcdp_device_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, size_t budget_bytes, bool with_heap,
+                             fcdp_device *device_out) FCDP_MUST_CHECK;
+/* Nobody uses any of it any more. A device that is all zeroes is closed already. */
+void fcdp_device_close(fcdp_device *device);
+
+#endif
