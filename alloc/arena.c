@@ -38,7 +38,7 @@ struct fcdp_arena {
     quick_slot quick[N_QUICK_SLOTS];
     fcdp_block **table; /* linear probing; live and quick blocks */
     size_t n_table, table_capacity;
-    size_t live_bytes, requested_bytes, quick_bytes, free_bytes, busy_bytes, n_live, n_quick, n_free, n_holes;
+    fcdp_arena_stats counts;
 };
 
 /* ---- invariants ---- */
@@ -57,7 +57,7 @@ static bool neighbours_are_valid(const fcdp_arena *arena, const fcdp_block *bloc
 }
 
 static bool arena_is_valid(const fcdp_arena *arena) {
-    fcdp_arena_stats is = {0}, want;
+    fcdp_arena_stats is = {0};
     for (const fcdp_span *span = arena->spans; span; span = span->next) {
         if (!span->first || span->first->before || span->first->address != span->base) return false;
         for (const fcdp_block *block = span->first; block; block = block->after) {
@@ -69,8 +69,7 @@ static bool arena_is_valid(const fcdp_arena *arena) {
             if (block->state == FCDP_BLOCK_LIVE) is.requested_bytes += block->requested_bytes;
         }
     }
-    fcdp__arena_stats(arena, &want);
-    return memcmp(&is, &want, sizeof is) == 0 && arena->n_table == arena->n_live + arena->n_quick;
+    return memcmp(&is, &arena->counts, sizeof is) == 0 && arena->n_table == arena->counts.n_live + arena->counts.n_quick;
 }
 
 /* ---- nodes ---- */
@@ -180,8 +179,8 @@ static void free_insert(fcdp_arena *arena, fcdp_block *block) {
     if (block->list_next) block->list_next->list_prev = block;
     arena->free_lists[class] = block;
     arena->class_bits[class / 64] |= 1ull << class % 64;
-    arena->free_bytes += block->bytes;
-    arena->n_free++;
+    arena->counts.free_bytes += block->bytes;
+    arena->counts.n_free++;
 }
 
 static void free_remove(fcdp_arena *arena, fcdp_block *block) {
@@ -192,8 +191,8 @@ static void free_remove(fcdp_arena *arena, fcdp_block *block) {
     else
         arena->free_lists[class] = block->list_next;
     if (!arena->free_lists[class]) arena->class_bits[class / 64] &= ~(1ull << class % 64);
-    arena->free_bytes -= block->bytes;
-    arena->n_free--;
+    arena->counts.free_bytes -= block->bytes;
+    arena->counts.n_free--;
 }
 
 /* The first class from `class` on that has blocks, N_CLASSES: none. */
@@ -270,14 +269,14 @@ static void block_hole(fcdp_arena *arena, fcdp_block *block) {
     block->state = FCDP_BLOCK_HOLE;
     block->unmapped = true;
     block->freed_at = 0;
-    arena->n_holes++;
+    arena->counts.n_holes++;
     if (block->after && block->after->state == FCDP_BLOCK_HOLE) {
         block_join(arena, block);
-        arena->n_holes--;
+        arena->counts.n_holes--;
     }
     if (block->before && block->before->state == FCDP_BLOCK_HOLE) {
         block_join(arena, block->before);
-        arena->n_holes--;
+        arena->counts.n_holes--;
     }
 }
 
@@ -285,8 +284,8 @@ static void block_live(fcdp_arena *arena, fcdp_block *block) {
     block->state = FCDP_BLOCK_LIVE;
     block->unmapped = false;
     block->requested_bytes = 0;
-    arena->live_bytes += block->bytes;
-    arena->n_live++;
+    arena->counts.live_bytes += block->bytes;
+    arena->counts.n_live++;
 }
 
 /* ---- life ---- */
@@ -354,10 +353,10 @@ fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes) {
     slot->head = block->list_next;
     block->state = FCDP_BLOCK_LIVE;
     block->requested_bytes = 0;
-    arena->quick_bytes -= bytes;
-    arena->n_quick--;
-    arena->live_bytes += bytes;
-    arena->n_live++;
+    arena->counts.quick_bytes -= bytes;
+    arena->counts.n_quick--;
+    arena->counts.live_bytes += bytes;
+    arena->counts.n_live++;
     FCDP_CHECK(3, arena_is_valid(arena));
     return block;
 }
@@ -382,29 +381,29 @@ void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(0, block->state == FCDP_BLOCK_LIVE);
     table_remove(arena, block->address);
     block->state = FCDP_BLOCK_BUSY;
-    arena->live_bytes -= block->bytes;
-    arena->requested_bytes -= block->requested_bytes;
-    arena->n_live--;
-    arena->busy_bytes += block->bytes;
+    arena->counts.live_bytes -= block->bytes;
+    arena->counts.requested_bytes -= block->requested_bytes;
+    arena->counts.n_live--;
+    arena->counts.busy_bytes += block->bytes;
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
 void fcdp__arena_request(fcdp_arena *arena, fcdp_block *block, size_t requested_bytes) {
     block->requested_bytes = requested_bytes;
-    arena->requested_bytes += requested_bytes;
+    arena->counts.requested_bytes += requested_bytes;
 }
 
 void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block) {
     block->freed_at = ++arena->clock;
     if (block->state == FCDP_BLOCK_BUSY) {
-        arena->busy_bytes -= block->bytes;
+        arena->counts.busy_bytes -= block->bytes;
         block_free(arena, block);
         return;
     }
     FCDP_CHECK(0, block->state == FCDP_BLOCK_LIVE);
-    arena->live_bytes -= block->bytes;
-    arena->requested_bytes -= block->requested_bytes;
-    arena->n_live--;
+    arena->counts.live_bytes -= block->bytes;
+    arena->counts.requested_bytes -= block->requested_bytes;
+    arena->counts.n_live--;
     quick_slot *slot = quick_slot_of(arena, block->bytes);
     if (slot->head && slot->bytes != block->bytes) { /* taken by another size */
         table_remove(arena, block->address);
@@ -415,8 +414,8 @@ void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block) {
     block->list_next = slot->head;
     slot->head = block;
     block->state = FCDP_BLOCK_QUICK;
-    arena->quick_bytes += block->bytes;
-    arena->n_quick++;
+    arena->counts.quick_bytes += block->bytes;
+    arena->counts.n_quick++;
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
@@ -427,13 +426,13 @@ fcdp_block *fcdp__arena_find(const fcdp_arena *arena, uint64_t address) {
 }
 
 void fcdp__arena_flush(fcdp_arena *arena) {
-    if (arena->n_quick == 0) return;
+    if (arena->counts.n_quick == 0) return;
     for (unsigned i = 0; i < N_QUICK_SLOTS; i++)
         while (arena->quick[i].head) {
             fcdp_block *block = arena->quick[i].head;
             arena->quick[i].head = block->list_next;
-            arena->quick_bytes -= block->bytes;
-            arena->n_quick--;
+            arena->counts.quick_bytes -= block->bytes;
+            arena->counts.n_quick--;
             table_remove(arena, block->address);
             block_free(arena, block);
         }
@@ -509,15 +508,15 @@ static place place_find(const fcdp_arena *arena, size_t bytes) {
 /* Take `block` out of what others may use. */
 static void block_seize(fcdp_arena *arena, fcdp_block *block) {
     if (block->unmapped)
-        arena->n_holes--;
+        arena->counts.n_holes--;
     else
         free_remove(arena, block);
     block->state = FCDP_BLOCK_BUSY;
-    if (!block->unmapped) arena->busy_bytes += block->bytes;
+    if (!block->unmapped) arena->counts.busy_bytes += block->bytes;
 }
 
 static void block_release(fcdp_arena *arena, fcdp_block *block) {
-    if (!block->unmapped) arena->busy_bytes -= block->bytes;
+    if (!block->unmapped) arena->counts.busy_bytes -= block->bytes;
     if (block->unmapped)
         block_hole(arena, block);
     else
@@ -532,7 +531,7 @@ static fcdp_block *spare_cut_before(fcdp_arena *arena, fcdp_block *block, uint64
     if (!hole) free_remove(arena, block);
     fcdp_block *rest = block_cut(block, address - block->address, node_take(arena));
     if (hole) {
-        arena->n_holes++;
+        arena->counts.n_holes++;
     } else {
         free_insert(arena, block);
         free_insert(arena, rest);
@@ -573,7 +572,7 @@ static fcdp_block *growth_join(fcdp_arena *arena, const fcdp_growth *growth) {
     fcdp_block *block = growth->first;
     uint64_t end = growth->last->address + growth->last->bytes;
     for (fcdp_block *part = block;; part = part->after) {
-        if (!part->unmapped) arena->busy_bytes -= part->bytes;
+        if (!part->unmapped) arena->counts.busy_bytes -= part->bytes;
         if (part == growth->last) break;
     }
     while (block->address + block->bytes < end) block_join(arena, block);
@@ -655,7 +654,7 @@ size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcd
 }
 
 void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block) {
-    arena->busy_bytes -= block->bytes;
+    arena->counts.busy_bytes -= block->bytes;
     block_hole(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
 }
@@ -684,20 +683,6 @@ size_t fcdp__arena_idle_pages(const fcdp_arena *arena) {
 
 /* ---- stats ---- */
 
-size_t fcdp__arena_live_bytes(const fcdp_arena *arena) {
-    return arena->live_bytes;
-}
-
-void fcdp__arena_stats(const fcdp_arena *arena, fcdp_arena_stats *stats_out) {
-    *stats_out = (fcdp_arena_stats){
-        .live_bytes = arena->live_bytes,
-        .requested_bytes = arena->requested_bytes,
-        .free_bytes = arena->free_bytes,
-        .quick_bytes = arena->quick_bytes,
-        .busy_bytes = arena->busy_bytes,
-        .n_live = arena->n_live,
-        .n_free = arena->n_free,
-        .n_quick = arena->n_quick,
-        .n_holes = arena->n_holes,
-    };
+const fcdp_arena_stats *fcdp__arena_stats(const fcdp_arena *arena) {
+    return &arena->counts;
 }

@@ -105,7 +105,7 @@ typedef struct fcdp_arena_stats {
 } fcdp_arena_stats;
 /* Mapped pages that nothing lies on, quick blocks being nothing. Looks at every block. */
 size_t fcdp__arena_idle_pages(const fcdp_arena *arena);
-size_t fcdp__arena_live_bytes(const fcdp_arena *arena);
-void fcdp__arena_stats(const fcdp_arena *arena, fcdp_arena_stats *stats_out);
+/* Always up to date; the arena's. */
+const fcdp_arena_stats *fcdp__arena_stats(const fcdp_arena *arena);
 
 #endif

@@ -241,14 +241,14 @@ static void peak_raise(_Atomic size_t *peak, size_t value) {
 
 /* With the arena's lock. */
 static void live_report(heap_arena *arena, bool at_once) {
-    size_t live = fcdp__arena_live_bytes(arena->blocks);
+    size_t live = fcdp__arena_stats(arena->blocks)->live_bytes;
     size_t step = live > arena->reported ? live - arena->reported : arena->reported - live;
-    if (step == 0 || (step < REPORT_BYTES && !at_once)) return;
-    size_t now =
-        atomic_fetch_add_explicit(&arena->heap->allocated, live - arena->reported, memory_order_relaxed) +
-        (live - arena->reported);
+    if (step < REPORT_BYTES && !at_once) return;
+    size_t before =
+        atomic_fetch_add_explicit(&arena->heap->allocated, live - arena->reported, memory_order_relaxed);
+    peak_raise(&arena->heap->peak_allocated, before - arena->reported + arena->most_unreported);
     arena->reported = live;
-    peak_raise(&arena->heap->peak_allocated, now);
+    arena->most_unreported = live;
 }
 
 void fcdp__heap_pages_add(fcdp_heap *heap, size_t n) {
@@ -262,11 +262,27 @@ void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n) {
 
 /* ---- malloc ---- */
 
+static void raise(size_t *peak, size_t value) {
+    if (*peak < value) *peak = value;
+}
+
+static size_t mapped_bytes(const fcdp_arena_stats *of) {
+    return of->live_bytes + of->free_bytes + of->quick_bytes + of->busy_bytes;
+}
+
 /* With the arena's lock. */
 static void block_hand_out(heap_arena *arena, fcdp_block *block, size_t bytes, uint64_t *count) {
     fcdp__arena_request(arena->blocks, block, bytes);
     arena->n_mallocs++;
+    arena->malloc_bytes += block->bytes;
+    arena->malloc_requested_bytes += bytes;
     ++*count;
+    const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
+    raise(&arena->peak_n_live, of->n_live);
+    raise(&arena->peak_live_bytes, of->live_bytes);
+    raise(&arena->most_unreported, of->live_bytes);
+    raise(&arena->peak_requested_bytes, of->requested_bytes);
+    raise(&arena->peak_mapped_bytes, mapped_bytes(of));
     live_report(arena, false);
 }
 
@@ -480,19 +496,35 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
 /* ---- stats ---- */
 
 /* With the arena's lock. */
+static void counts_add(heap_arena *arena, fcdp_heap_counts *counts) {
+    const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
+    counts->n_live += of->n_live;
+    counts->allocated_bytes += of->live_bytes;
+    counts->requested_bytes += of->requested_bytes;
+    counts->n_free += of->n_free + of->n_quick;
+    counts->free_bytes += of->free_bytes + of->quick_bytes;
+    counts->held_bytes += of->busy_bytes;
+    counts->peak_n_live += arena->peak_n_live;
+    counts->peak_allocated_bytes += arena->peak_live_bytes;
+    counts->peak_requested_bytes += arena->peak_requested_bytes;
+    counts->peak_reserved_bytes += arena->peak_mapped_bytes;
+    counts->n_mallocs += arena->n_mallocs;
+    counts->n_frees += arena->n_frees;
+    counts->malloc_bytes += arena->malloc_bytes;
+    counts->malloc_requested_bytes += arena->malloc_requested_bytes;
+}
+
+/* With the arena's lock. */
 static void stats_add(heap_arena *arena, fcdp_heap_stats *stats) {
-    fcdp_arena_stats of;
     live_report(arena, true);
-    fcdp__arena_stats(arena->blocks, &of);
-    stats->allocated_bytes += of.live_bytes;
-    stats->requested_bytes += of.requested_bytes;
-    stats->held_bytes += of.busy_bytes;
-    stats->n_live += of.n_live;
-    stats->n_mallocs += arena->n_mallocs;
-    stats->n_frees += arena->n_frees;
+    counts_add(arena, arena->small ? &stats->small : &stats->large);
     stats->n_hits += arena->n_hits;
     stats->n_fits += arena->n_fits;
     stats->n_grows += arena->n_grows;
+}
+
+static void lower(size_t *peak, size_t bound) {
+    if (*peak > bound) *peak = bound;
 }
 
 void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
@@ -504,14 +536,46 @@ void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
         stats_add(arenas[i], stats_out);
         fcdp__lock_release(&arenas[i]->lock);
     }
+    fcdp_heap_counts *large = &stats_out->large, *small = &stats_out->small;
+    stats_out->allocated_bytes = large->allocated_bytes + small->allocated_bytes;
+    stats_out->requested_bytes = large->requested_bytes + small->requested_bytes;
+    stats_out->held_bytes = large->held_bytes + small->held_bytes;
+    stats_out->n_live = large->n_live + small->n_live;
+    stats_out->n_mallocs = large->n_mallocs + small->n_mallocs;
+    stats_out->n_frees = large->n_frees + small->n_frees;
     stats_out->reserved_bytes = atomic_load_explicit(&heap->n_pages, memory_order_relaxed) * heap->page_bytes;
     stats_out->peak_reserved_bytes =
         atomic_load_explicit(&heap->peak_pages, memory_order_relaxed) * heap->page_bytes;
     stats_out->peak_allocated_bytes = atomic_load_explicit(&heap->peak_allocated, memory_order_relaxed);
+    for (fcdp_heap_counts *of = large; of; of = of == large ? small : NULL) {
+        lower(&of->peak_allocated_bytes, stats_out->peak_allocated_bytes);
+        lower(&of->peak_requested_bytes, stats_out->peak_allocated_bytes);
+        lower(&of->peak_reserved_bytes, stats_out->peak_reserved_bytes);
+    }
     stats_out->n_pages_moved = atomic_load_explicit(&heap->n_moved, memory_order_relaxed);
     stats_out->n_pages_taken = atomic_load_explicit(&heap->n_taken, memory_order_relaxed);
     stats_out->n_waits = atomic_load_explicit(&heap->n_waits, memory_order_relaxed);
     stats_out->n_ooms = atomic_load_explicit(&heap->n_ooms, memory_order_relaxed);
+}
+
+void fcdp_heap_reset_peaks(fcdp_heap *heap) {
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(heap, arenas);
+    for (size_t i = 0; i < n; i++) {
+        heap_arena *arena = arenas[i];
+        fcdp__lock_acquire(&arena->lock);
+        const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
+        live_report(arena, true);
+        arena->peak_n_live = of->n_live;
+        arena->peak_live_bytes = of->live_bytes;
+        arena->peak_requested_bytes = of->requested_bytes;
+        arena->peak_mapped_bytes = mapped_bytes(of);
+        fcdp__lock_release(&arena->lock);
+    }
+    atomic_store_explicit(&heap->peak_allocated, atomic_load_explicit(&heap->allocated, memory_order_relaxed),
+                          memory_order_relaxed);
+    atomic_store_explicit(&heap->peak_pages, atomic_load_explicit(&heap->n_pages, memory_order_relaxed),
+                          memory_order_relaxed);
 }
 
 static fcdp_pool_id arena_pool(const heap_arena *arena) {

@@ -61,20 +61,32 @@ fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_f
 fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;
 fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;
 
+/* Of the arenas for small blocks, or for large ones. */
+typedef struct fcdp_heap_counts {
+    size_t n_live, allocated_bytes, requested_bytes; /* live blocks; rounded to 512; as asked */
+    size_t n_free, free_bytes;                       /* mapped, on nothing's behalf */
+    size_t held_bytes;                               /* in freed blocks that wait for events, or on their way */
+    /* Exact where one stream allocates; else at most the sum of the streams' own. Never above the heap's. */
+    size_t peak_n_live, peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes;
+    uint64_t n_mallocs, n_frees;                     /* ever */
+    uint64_t malloc_bytes, malloc_requested_bytes;   /* ever */
+} fcdp_heap_counts;
+
 typedef struct fcdp_heap_stats {
-    size_t allocated_bytes, requested_bytes;    /* in live blocks: rounded to 512, as asked */
-    size_t reserved_bytes, held_bytes;          /* mapped; of it in freed blocks that wait for events */
-    size_t peak_allocated_bytes;                /* at most 2 MiB per arena below the true peak */
+    fcdp_heap_counts large, small;
+    size_t allocated_bytes, requested_bytes, reserved_bytes, held_bytes, n_live; /* of both; reserved: mapped pages */
+    size_t peak_allocated_bytes;             /* at most 2 MiB per arena but one below the true peak */
     size_t peak_reserved_bytes;
-    size_t n_live;
-    uint64_t n_mallocs, n_frees;                /* ever */
-    uint64_t n_hits;                            /* mallocs that found a block of their size */
-    uint64_t n_fits;                            /* mallocs that found a larger free block */
-    uint64_t n_grows;                           /* mallocs that mapped pages */
-    uint64_t n_pages_moved, n_pages_taken;      /* mapped from elsewhere in the heap; from the pool */
+    uint64_t n_mallocs, n_frees;             /* ever */
+    uint64_t n_hits;                         /* mallocs that found a block of their size */
+    uint64_t n_fits;                         /* mallocs that found a larger free block */
+    uint64_t n_grows;                        /* mallocs that mapped pages */
+    uint64_t n_pages_moved, n_pages_taken;   /* mapped from elsewhere in the heap; from the pool */
     uint64_t n_waits, n_ooms;
 } fcdp_heap_stats;
 void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out);
+/* Every peak is what is now. */
+void fcdp_heap_reset_peaks(fcdp_heap *heap);
 
 /* Every block that is mapped, in address order within a stream's arena. The heap is locked arena by arena: `see` must not call it. */
 typedef struct fcdp_heap_view {

@@ -41,7 +41,9 @@ typedef struct heap_arena {
     /* guarded by lock */
     fcdp_arena *blocks;
     size_t reported; /* live bytes that the heap's `allocated` knows of */
-    uint64_t n_mallocs, n_frees, n_hits, n_fits, n_grows;
+    size_t most_unreported; /* most live bytes since then */
+    uint64_t n_mallocs, n_frees, n_hits, n_fits, n_grows, malloc_bytes, malloc_requested_bytes;
+    size_t peak_n_live, peak_live_bytes, peak_requested_bytes, peak_mapped_bytes; /* since they were reset */
     /* What was freed up to cold_clock is cold. mark: recorded on the stream at mark_clock; has_mark: not seen to have passed. */
     fcdp_event mark;
     bool has_mark;

@@ -44,9 +44,13 @@ typedef struct option_parser {
       "how a node's ranks complete each other: slice: each restores its slice, and they all-gather; whole: through the " \
       "node's host memory, from which each copies the whole; auto: slice on a GPU, whole on the simulated device",     \
       FIELD(CHOICE, restore, 0, 0))                                                                                    \
+    X("FCDP_ALLOC", "fcdp|native", "fcdp",                                                                             \
+      "whose allocator serves tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's own",   \
+      FIELD(CHOICE, alloc, 0, 0))                                                                                      \
     X("FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)",                   \
       FIELD(INT, local_size, 0, 65536))                                                                                \
-    X("FCDP_DEVICE_BUDGET", BYTES_VALUES, "0", "device memory for gathered parameters; 0: what is free at start",      \
+    X("FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                                \
+      "device memory for gathered parameters, and for tensors where they are FCDP's; 0: what is free at start",        \
       FIELD(BYTES, device_budget_bytes, 0, 0))                                                                         \
     X("FCDP_HOST_BUDGET", BYTES_VALUES, "0", "host memory per node; 0: what the machine and its cgroup allow",         \
       FIELD(BYTES, host_budget_bytes, 0, 0))                                                                           \
@@ -62,7 +66,7 @@ typedef struct option_parser {
       "holds the fewest device pages",                                                                                 \
       FIELD(INT, prefetch, 0, 8))                                                                                      \
     X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank", FIELD(REAL, timeout_s, 0.1, 86400))     \
-    X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, 3 every invariant",       \
+    X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, and freed tensors of 1 MiB and more are unmapped, so that a stale access faults, 3 every invariant",       \
       FIELD(INT, check, 0, 3))                                                                                         \
     X("FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr", FIELD(CHOICE, log, 0, 0))              \
     X("FCDP_SUMMARY", "0|1", "1", "the two lines at exit: what was saved, what it cost", FIELD(FLAG, summary, 0, 1))   \

@@ -12,11 +12,14 @@ typedef enum fcdp_pin_mode { FCDP_PIN_AUTO, FCDP_PIN_REQUIRE, FCDP_PIN_NEVER } f
 typedef enum fcdp_fingerprint_mode { FCDP_FINGERPRINT_AUTO, FCDP_FINGERPRINT_NEVER } fcdp_fingerprint_mode;
 typedef enum fcdp_agree_mode { FCDP_AGREE_FORWARD, FCDP_AGREE_UNSHARD } fcdp_agree_mode;
 
+typedef enum fcdp_alloc_mode { FCDP_ALLOC_FCDP, FCDP_ALLOC_NATIVE } fcdp_alloc_mode;
+
 typedef struct fcdp_options {
     bool enabled;                       /* FCDP */
     fcdp_driver_kind driver;            /* FCDP_DRIVER=auto|cuda|sim */
     double tau;                         /* FCDP_TAU, 0..1: below this share of the budget a group stays on the device */
     fcdp_restore_mode restore;          /* FCDP_RESTORE=slice|whole|auto */
+    fcdp_alloc_mode alloc;              /* FCDP_ALLOC=fcdp|native: who serves tensors on a GPU */
     int local_size;                     /* FCDP_LOCAL_SIZE, ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE) */
     size_t device_budget_bytes;         /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free */
     size_t host_budget_bytes;           /* FCDP_HOST_BUDGET per node; 0: what the machine and its cgroup allow */

@@ -390,6 +390,15 @@ size_t fcdp__pool_pages_in_use(fcdp_pool *pool) {
     return n_idle < n_live ? n_live - n_idle : 0;
 }
 
+size_t fcdp__pool_room_bytes(fcdp_pool *pool) {
+    size_t free_bytes, total_bytes;
+    bool knows = !fcdp__driver_mem_info(pool->drv, &free_bytes, &total_bytes);
+    fcdp__lock_acquire(&pool->lock);
+    size_t room_bytes = pool->budget_bytes, ours_bytes = pool->n_created * pool->page_bytes;
+    pool_leave(pool);
+    return knows && free_bytes + ours_bytes < room_bytes ? free_bytes + ours_bytes : room_bytes;
+}
+
 void fcdp__pool_reset_peak(fcdp_pool *pool, fcdp_holder holder) {
     fcdp__lock_acquire(&pool->lock);
     pool->n_peak = pool->n_live;

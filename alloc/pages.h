@@ -49,6 +49,9 @@ void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclai
 /* Live pages but those idle ones; what policy calls device use. */
 size_t fcdp__pool_pages_in_use(fcdp_pool *pool);
 
+/* What the pool could hold now: its budget, or less where others have filled the device since. */
+size_t fcdp__pool_room_bytes(fcdp_pool *pool);
+
 /* `n` pages of page_bytes each, all or none. Order: cached pages, new handles while the budget and the driver allow, then
  * the reclaimers until they give nothing more. FCDP_ERR_NO_DEVICE_MEM with a text that says who holds what. */
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;

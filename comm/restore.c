@@ -120,10 +120,9 @@ void fcdp__group_forsake(const fcdp_job *job) {
 /* ---- release ---- */
 
 static bool policy_keeps(fcdp_engine *engine) {
-    fcdp_pool_stats stats;
-    fcdp__pool_stats(engine->pool, &stats);
-    size_t used_bytes = fcdp__pool_pages_in_use(engine->pool) * stats.page_bytes;
-    return fcdp__policy_keeps(engine->options.tau, used_bytes, stats.budget_bytes);
+    if (engine->options.tau <= 0) return false; /* nor is anybody asked */
+    size_t used_bytes = fcdp__pool_pages_in_use(engine->pool) * fcdp__driver_page_bytes(engine->drv);
+    return fcdp__policy_keeps(engine->options.tau, used_bytes, fcdp__pool_room_bytes(engine->pool));
 }
 
 static void use_end(fcdp_group *group) {

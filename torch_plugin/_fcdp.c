@@ -1,6 +1,9 @@
 /* _fcdp.c - the extension module: parses arguments, calls the core without the GIL, raises its errors. No decision here. */
 #include "torch_plugin/binding.h"
 
+#include "torch_plugin/history.h"
+#include "torch_plugin/tensors.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +36,8 @@ static PyObject *none_or_raise(fcdp_status status) {
 
 static fcdp_options options; /* as last loaded; guarded by the GIL */
 
+const fcdp_options *binding_options(void) { return &options; }
+
 METHOD(options_load) {
     if (!PyArg_ParseTuple(args, ":options_load")) return NULL;
     fcdp_options loaded;
@@ -41,10 +46,10 @@ METHOD(options_load) {
     options = loaded;
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
-    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i}", "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau",
+    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i}", "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau",
                          loaded.tau, "restore", (int)loaded.restore, "local_size", loaded.local_size, "fingerprint",
                          (int)loaded.fingerprint, "prefetch", loaded.prefetch, "timeout_s", loaded.timeout_s, "log", (int)loaded.log,
-                         "summary", loaded.summary, "agree", (int)loaded.agree);
+                         "summary", loaded.summary, "agree", (int)loaded.agree, "alloc", (int)loaded.alloc);
 }
 
 METHOD(options_table) {
@@ -64,12 +69,16 @@ METHOD(engine_create) {
     int driver, ordinal;
     const char *sim_library;
     unsigned int local, node_size;
-    if (!PyArg_ParseTuple(args, "iisII:engine_create", &driver, &ordinal, &sim_library, &local, &node_size)) return NULL;
+    int on_tensors_device;
+    if (!PyArg_ParseTuple(args, "iisIIp:engine_create", &driver, &ordinal, &sim_library, &local, &node_size, &on_tensors_device)) return NULL;
+    const fcdp_device *device = NULL;
+    fcdp_status status = FCDP_OK;
+    if (on_tensors_device) CALL(binding_tensors_device(ordinal, &device));
+    if (status != FCDP_OK) return binding_raise(status);
     fcdp_engine_config config = {.options = options, .driver = (fcdp_driver_kind)driver, .ordinal = ordinal,
                                  .sim_library = sim_library, .local = local, .node_size = node_size,
-                                 .one_worker = driver == FCDP_DRIVER_CUDA};
+                                 .device = device, .one_worker = driver == FCDP_DRIVER_CUDA};
     fcdp_engine *engine;
-    fcdp_status status;
     CALL(fcdp_engine_create(&config, &engine));
     return status == FCDP_OK ? binding_wrap(BINDING_ENGINE, engine, NULL) : binding_raise(status);
 }
@@ -395,7 +404,10 @@ static PyMethodDef methods[] = {
     ENTRY(engine_host_join), ENTRY(engine_drain), ENTRY(engine_stats), ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create),
     ENTRY(group_create), ENTRY(group_carve), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_bytes), ENTRY(group_observe),
     ENTRY(group_moved), ENTRY(group_spoil), ENTRY(group_unshard), ENTRY(group_prefetch), ENTRY(group_unprefetch), ENTRY(group_reshard),
-    ENTRY(group_stats), ENTRY(job_wait), {"dlpack", binding_dlpack, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
+    ENTRY(group_stats), ENTRY(job_wait), {"dlpack", binding_dlpack, METH_VARARGS, NULL},
+    {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL}, {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},
+    {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS, NULL}, {"tensors_blocks", binding_tensors_blocks, METH_VARARGS, NULL},
+    {"history_record", binding_history_record, METH_VARARGS, NULL}, {"history_entries", binding_history_entries, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fcdp", "FCDP's core, marshalled.", -1, methods, NULL, NULL, NULL, NULL};
@@ -409,6 +421,7 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
         {"DRIVER_AUTO", FCDP_DRIVER_AUTO}, {"DRIVER_CUDA", FCDP_DRIVER_CUDA}, {"DRIVER_SIM", FCDP_DRIVER_SIM},
         {"PASS_FORWARD", FCDP_PASS_FORWARD}, {"PASS_BACKWARD", FCDP_PASS_BACKWARD}, {"PASS_OTHER", FCDP_PASS_OTHER},
         {"LANE_INTER", FCDP_LANE_INTER}, {"LANE_INTRA", FCDP_LANE_INTRA}, {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER},
+        {"ALLOC_NATIVE", FCDP_ALLOC_NATIVE},
         {"ERR_OPTION", FCDP_ERR_OPTION}, {"ERR_UNSUPPORTED", FCDP_ERR_UNSUPPORTED}, {"ERR_NO_HOST_MEM", FCDP_ERR_NO_HOST_MEM},
         {"ERR_NO_DEVICE_MEM", FCDP_ERR_NO_DEVICE_MEM},
     };

@@ -25,6 +25,9 @@ void binding_consume(PyObject *handle);
 /* A transport whose start calls `callable(lane, address, bytes)`, and whose wait what that returned; borrows the reference. */
 fcdp_transport binding_transport(PyObject *callable, bool fails_quietly);
 
+/* As last loaded. GIL held. */
+const fcdp_options *binding_options(void);
+
 /* DLPack: a one-dimensional tensor over `bytes` at `address`; `owner` lives as long as the tensor. */
 PyObject *binding_dlpack(PyObject *self, PyObject *args);
 

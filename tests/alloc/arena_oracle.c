@@ -134,7 +134,7 @@ static size_t idle_pages(const oracle *o) {
 static void check_totals(const oracle *o) {
     fcdp_arena_stats stats;
     size_t mapped = 0, live = 0, requested = 0, busy = 0;
-    fcdp__arena_stats(o->arena, &stats);
+    stats = *fcdp__arena_stats(o->arena);
     for (size_t i = 0; i < N_PAGES; i++) mapped += o->mapped[i] ? PAGE : 0;
     for (size_t i = 0; i < o->n_held; i++) {
         *(o->held[i].busy ? &busy : &live) += o->held[i].bytes;
@@ -154,8 +154,7 @@ static void oracle_end(oracle *o) {
     fcdp__arena_flush(o->arena);
     size_t n = fcdp__arena_vacate(o->arena, UINT64_MAX, N_PAGES, blocks, N_PAGES);
     for (size_t i = 0; i < n; i++) fcdp__arena_vacated(o->arena, blocks[i]);
-    fcdp_arena_stats stats;
-    fcdp__arena_stats(o->arena, &stats);
+    const fcdp_arena_stats stats = *fcdp__arena_stats(o->arena);
     FCDP_CHECK(0, (stats.free_bytes + stats.busy_bytes + stats.quick_bytes + stats.live_bytes) == (0));
     FCDP_CHECK(0, (stats.n_holes) == (1));
     fcdp__arena_destroy(o->arena);

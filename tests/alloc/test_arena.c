@@ -100,8 +100,7 @@ static void pages_that_are_apart_serve_one_block(void **state) {
     fcdp__arena_vacated(arena, vacated[0]);
     fcdp__arena_unvacate(arena, vacated[1]);
     fcdp__arena_shrink(arena, &growth);
-    fcdp_arena_stats stats;
-    fcdp__arena_stats(arena, &stats);
+    const fcdp_arena_stats stats = *fcdp__arena_stats(arena);
     assert_int_equal(stats.free_bytes, 2 * PAGE);
     assert_int_equal(stats.n_holes, 2);
     take_new(arena, PAGE, 0);

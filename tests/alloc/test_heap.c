@@ -135,6 +135,41 @@ static void fragmentation_costs_no_page(void **state) {
     world_close(&w);
 }
 
+/* One stream: the counts of a class are exact, and so is the heap's peak to the bytes that small blocks move. */
+static void peaks_and_sums_by_class(void **state) {
+    (void)state;
+    world w = world_open(64);
+    fcdp_dptr small = take(&w, 1000, 0), large = take(&w, 3 * PAGE, 0), other = take(&w, 5 * PAGE + 1, 0);
+    give(&w, large);
+    fcdp_heap_stats stats = stats_of(&w);
+    assert_int_equal(stats.large.n_live, 1);
+    assert_int_equal(stats.large.allocated_bytes, 5 * PAGE + 512);
+    assert_int_equal(stats.large.requested_bytes, 5 * PAGE + 1);
+    assert_int_equal(stats.large.free_bytes, 4 * PAGE - 512);
+    assert_int_equal(stats.large.peak_n_live, 2);
+    assert_int_equal(stats.large.peak_allocated_bytes, 8 * PAGE + 512);
+    assert_int_equal(stats.large.peak_reserved_bytes, 9 * PAGE);
+    assert_int_equal(stats.large.malloc_bytes, 8 * PAGE + 512);
+    assert_int_equal(stats.small.allocated_bytes, 1024);
+    assert_int_equal(stats.small.requested_bytes, 1000);
+    assert_int_equal(stats.reserved_bytes, 10 * PAGE);
+    assert_in_range(stats.peak_allocated_bytes, 8 * PAGE + 512, 8 * PAGE + 512 + 1024);
+    fcdp_heap_reset_peaks(w.heap);
+    stats = stats_of(&w);
+    assert_int_equal(stats.large.peak_n_live, 1);
+    assert_int_equal(stats.large.peak_allocated_bytes, 5 * PAGE + 512);
+    assert_int_equal(stats.peak_allocated_bytes, 5 * PAGE + 512 + 1024);
+    assert_int_equal(stats.large.n_mallocs, 2); /* sums stay */
+    give(&w, small);
+    give(&w, other);
+    fcdp_heap_reset_peaks(w.heap);
+    small = take(&w, 4096, 0); /* far below a report */
+    give(&w, small);
+    assert_int_equal(stats_of(&w).peak_allocated_bytes, 4096);
+    assert_int_equal(stats_of(&w).small.peak_allocated_bytes, 4096);
+    world_close(&w);
+}
+
 /* ---- streams ---- */
 
 static void a_stream_reuses_its_own_at_once_and_another_not(void **state) {
@@ -407,6 +442,7 @@ int main(void) {
         cmocka_unit_test(a_hit_calls_no_driver),
         cmocka_unit_test(nothing_is_reserved_beyond_the_last_page),
         cmocka_unit_test(fragmentation_costs_no_page),
+        cmocka_unit_test(peaks_and_sums_by_class),
         cmocka_unit_test(a_stream_reuses_its_own_at_once_and_another_not),
         cmocka_unit_test(a_recorded_stream_holds_a_block_back),
         cmocka_unit_test(what_is_held_is_waited_for_before_memory_is_out),

@@ -22,6 +22,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->driver, FCDP_DRIVER_AUTO);
     assert_true(options->tau == 0);
     assert_int_equal(options->restore, FCDP_RESTORE_AUTO);
+    assert_int_equal(options->alloc, FCDP_ALLOC_FCDP);
     assert_int_equal(options->local_size, 0);
     assert_int_equal(options->device_budget_bytes, 0);
     assert_int_equal(options->host_budget_bytes, 0);
@@ -135,6 +136,8 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_PIN=never", offsetof(fcdp_options, pin), FCDP_PIN_NEVER},
         {"FCDP_FINGERPRINT=auto", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_AUTO},
         {"FCDP_FINGERPRINT=never", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_NEVER},
+        {"FCDP_ALLOC=fcdp", offsetof(fcdp_options, alloc), FCDP_ALLOC_FCDP},
+        {"FCDP_ALLOC=native", offsetof(fcdp_options, alloc), FCDP_ALLOC_NATIVE},
         {"FCDP_AGREE=forward", offsetof(fcdp_options, agree), FCDP_AGREE_FORWARD},
         {"FCDP_AGREE=unshard", offsetof(fcdp_options, agree), FCDP_AGREE_UNSHARD},
         {"FCDP_LOG=quiet", offsetof(fcdp_options, log), FCDP_LOG_QUIET},
@@ -185,6 +188,7 @@ static void a_refusal_says_what_is_allowed(void **state) {
         {"FCDP_HOST_BUDGET=16777216T", "FCDP_HOST_BUDGET=16777216T: " BYTES_EXPECTED},
         {"FCDP_PIN=1", "FCDP_PIN=1: expected auto, require or never"},
         {"FCDP_FINGERPRINT=on", "FCDP_FINGERPRINT=on: expected auto or never"},
+        {"FCDP_ALLOC=torch", "FCDP_ALLOC=torch: expected fcdp or native"},
         {"FCDP_AGREE=always", "FCDP_AGREE=always: expected forward or unshard"},
         {"FCDP_PREFETCH=9", "FCDP_PREFETCH=9: expected a whole number from 0 to 8"},
         {"FCDP_TIMEOUT=0", "FCDP_TIMEOUT=0: expected a number from 0.1 to 86400"},

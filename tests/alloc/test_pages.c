@@ -151,6 +151,30 @@ static void another_budget_binds_at_once_and_takes_nothing_away(void **state) {
     pool_close(pool, drv);
 }
 
+/* Two pools on one device: what one holds is no room for the other. */
+static void room_is_what_others_leave(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    size_t free_bytes, total_bytes;
+    assert_ok(fcdp__driver_mem_info(drv, &free_bytes, &total_bytes));
+    size_t n = free_bytes / PAGE;
+    if (n > MAX_PAGES) n = MAX_PAGES;
+    fcdp_pool *mine = pool_open(drv, free_bytes / PAGE), *theirs = pool_open(drv, free_bytes / PAGE);
+    fcdp_phys *pages = calloc(n, sizeof *pages);
+    assert_int_equal(fcdp__pool_room_bytes(mine), free_bytes / PAGE * PAGE);
+    assert_ok(fcdp__pool_take(mine, FCDP_HOLDER_REGIONS, n / 2, pages));
+    assert_int_equal(fcdp__pool_room_bytes(mine), free_bytes / PAGE * PAGE); /* one's own are room */
+    assert_ok(fcdp__pool_take(theirs, FCDP_HOLDER_TENSORS, n - n / 2, pages + n / 2));
+    if (fcdp__driver_is_sim(drv))
+        assert_in_range(fcdp__pool_room_bytes(mine), free_bytes - (n - n / 2) * PAGE - PAGE,
+                        free_bytes - (n - n / 2) * PAGE);
+    fcdp__pool_give(theirs, FCDP_HOLDER_TENSORS, n - n / 2, pages + n / 2);
+    fcdp__pool_give(mine, FCDP_HOLDER_REGIONS, n / 2, pages);
+    free(pages);
+    fcdp__pool_destroy(theirs);
+    pool_close(mine, drv);
+}
+
 static void no_budget_means_what_is_free(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
@@ -465,6 +489,7 @@ int main(void) {
         cmocka_unit_test(the_budget_holds_and_the_text_tells_it),
         cmocka_unit_test(holders_are_counted_apart),
         cmocka_unit_test(another_budget_binds_at_once_and_takes_nothing_away),
+        cmocka_unit_test(room_is_what_others_leave),
         cmocka_unit_test(no_budget_means_what_is_free),
         cmocka_unit_test(a_take_asks_for_what_is_missing),
         cmocka_unit_test(a_hopeless_take_evicts_nothing),

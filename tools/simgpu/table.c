@@ -1,13 +1,15 @@
 /*
- * Ids instead of pointers, as handles for callers: tag | generation | slot. A slot's generation grows with every reuse,
- * so a handle that was destroyed, or that belongs to another table, is recognised and never dereferenced.
+ * Ids instead of pointers, as handles for callers: tag | generation | slot | 0000. A slot's generation grows with every reuse,
+ * so a handle that was destroyed, or that belongs to another table, is recognised and never dereferenced. The last bits are zero, as a
+ * pointer's are: PyTorch tells streams by them.
  */
 #include <stdlib.h>
 
 #include "tools/simgpu/internal.h"
 
-#define SLOT_BITS 24
+enum { ZERO_BITS = 4, SLOT_BITS = 24, GENERATION_BITS = 28, TAG_AT = ZERO_BITS + SLOT_BITS + GENERATION_BITS };
 #define SLOT_MASK (((uint64_t)1 << SLOT_BITS) - 1)
+#define GENERATION_MASK (((uint64_t)1 << GENERATION_BITS) - 1)
 
 struct sim_slot {
     void *item; /* NULL: free */
@@ -25,6 +27,11 @@ static bool table_grow(struct sim_table *table) {
     return true;
 }
 
+static uint64_t id_of(const struct sim_table *table, size_t i) {
+    uint64_t generation = table->slots[i].generation & GENERATION_MASK;
+    return (uint64_t)table->tag << TAG_AT | (generation << SLOT_BITS | (i + 1)) << ZERO_BITS;
+}
+
 uint64_t simgpu__table_put(struct sim_table *table, void *item) {
     uint32_t i = table->first_free;
     if (i) {
@@ -36,15 +43,15 @@ uint64_t simgpu__table_put(struct sim_table *table, void *item) {
     }
     table->slots[i].item = item;
     table->n_live++;
-    uint64_t generation = ++table->slots[i].generation;
-    return (uint64_t)table->tag << 56 | generation << SLOT_BITS | (i + 1);
+    table->slots[i].generation++;
+    return id_of(table, i);
 }
 
 static struct sim_slot *slot_of(const struct sim_table *table, uint64_t id) {
-    uint64_t i = (id & SLOT_MASK) - 1;
-    if (id >> 56 != table->tag || i >= table->n_slots) return NULL;
+    uint64_t i = (id >> ZERO_BITS & SLOT_MASK) - 1;
+    if (id >> TAG_AT != table->tag || i >= table->n_slots) return NULL;
     struct sim_slot *slot = &table->slots[i];
-    return slot->item && slot->generation == (uint32_t)(id >> SLOT_BITS) ? slot : NULL;
+    return slot->item && id == id_of(table, i) ? slot : NULL;
 }
 
 void *simgpu__table_get(const struct sim_table *table, uint64_t id) {
@@ -67,6 +74,6 @@ void simgpu__table_clear(struct sim_table *table, void (*drop)(void *item)) {
     for (size_t i = 0; i < table->n_slots; i++) {
         struct sim_slot *slot = &table->slots[i];
         if (!slot->item) continue;
-        drop(simgpu__table_take(table, (uint64_t)table->tag << 56 | (uint64_t)slot->generation << SLOT_BITS | (i + 1)));
+        drop(simgpu__table_take(table, id_of(table, i)));
     }
 }

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Error", "OptionError", "enable", "options", "reset_peaks", "stats"]
+__all__ = [
+    "Error", "OptionError", "enable", "fcdp_alloc", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved",
+    "memory_stats", "memory_summary", "options", "record_memory_history", "reset_accumulated_memory_stats", "reset_peak_memory_stats",
+    "reset_peaks", "snapshot", "stats",
+]  # fmt: skip
 __version__ = "0.1.0"
 
 
@@ -17,11 +21,22 @@ class OptionError(ValueError):
     """An FCDP_* environment variable is unknown or malformed; the message names the nearest valid one."""
 
 
+# Of fcdp_alloc: torch.cuda.memory's functions of these names, for tensors that are FCDP's. They are in fcdp.tensors, which imports torch.
+_TENSORS = {
+    "fcdp_alloc", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved", "memory_stats", "memory_summary",
+    "record_memory_history", "reset_accumulated_memory_stats", "reset_peak_memory_stats", "snapshot",
+}  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
     if name == "Error":  # lives in the C core
         from fcdp._fcdp import Error
 
         return Error
+    if name in _TENSORS:
+        from fcdp import tensors
+
+        return getattr(tensors, name)
     raise AttributeError(f"module 'fcdp' has no attribute {name!r}")
 
 

@@ -9,6 +9,7 @@ Tried with torch 2.6 to 2.15; the signatures are checked when FSDP2 is imported,
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
 import threading
@@ -252,10 +253,31 @@ def install(state_module: ModuleType) -> None:
         runtime.bypass("every group", f"torch {torch.__version__} does not have FSDP2 as FCDP knows it ({missing[0]}); use torch 2.6 to 2.15")
         return
     group_module._fcdp_installed = True
+    _take_tensors()
     _patch_collectives(group_module, param_module)
     _patch_group(group_module.FSDPParamGroup)
     _patch_state(state_module.FSDPState)
     register_optimizer_step_post_hook(_after_step)
+
+
+def _take_tensors() -> None:
+    """On a machine with CUDA: tensors from FCDP's allocator too, unless FCDP_ALLOC=native. Calls no CUDA: this process may fork yet."""
+    if runtime.options["alloc"] == _fcdp.ALLOC_NATIVE or not torch.backends.cuda.is_built() or torch.version.hip:
+        return
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:  # a machine without a GPU
+        return
+    from fcdp import tensors
+
+    if tensors.is_current():
+        return
+    try:
+        if torch.cuda.is_initialized() or torch._C._cuda_getAllocatorBackend() != "native":
+            raise RuntimeError("its allocator is in use already, or is not the default one; import torch.distributed.fsdp before CUDA is used")
+        torch.cuda.memory.change_current_allocator(tensors.fcdp_alloc)
+    except (RuntimeError, _fcdp.Error) as error:
+        say(f"PyTorch's own allocator serves tensors: {error.args[0]} (FCDP_ALLOC=native silences this)")
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

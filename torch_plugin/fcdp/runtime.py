@@ -21,7 +21,7 @@ from typing import Any, Callable, Iterable, Protocol
 import torch
 import torch.distributed as dist
 
-from fcdp import _fcdp
+from fcdp import _fcdp, tensors
 from fcdp.c10d import Shards, Unsupported
 
 log = logging.getLogger("fcdp")
@@ -240,7 +240,8 @@ class Runtime:
         if asked == _fcdp.DRIVER_SIM and kind == _fcdp.DRIVER_CUDA:
             raise Unsupported("FCDP_DRIVER=sim, but the model is on a CUDA device; use FCDP_DRIVER=auto")
         library = os.path.join(os.path.dirname(__file__), "libfcdp_simgpu.so")
-        self.engine = _fcdp.engine_create(kind, device.index or 0, library, shards.local, shards.node_size)
+        shares = kind == _fcdp.DRIVER_CUDA and tensors.is_current()     # one pool of pages for parameters and tensors
+        self.engine = _fcdp.engine_create(kind, device.index or 0, library, shards.local, shards.node_size, shares)
         self.engine_shape = shape
         self.host_ready = False
 

@@ -1,0 +1,308 @@
+"""fcdp_alloc, FCDP's allocator for CUDA tensors, and its numbers in the shapes that torch.cuda.memory gives PyTorch's own.
+
+PyTorch refuses memory_stats, snapshots and peaks with a pluggable allocator. While fcdp_alloc is the current one, the functions of
+torch._C that torch.cuda's are made of answer with FCDP's numbers instead, so torch.cuda.max_memory_allocated, memory_summary and the
+others work as with PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Callable
+
+import torch
+import torch.cuda.memory
+
+from fcdp import OptionError, _fcdp
+
+# Of PyTorch's pluggable allocator: how each hook is set.
+_SETTERS = {
+    "reset": "set_reset_fn", "memory_fraction": "set_memory_fraction_fn", "record_stream": "set_record_stream_fn",
+    "begin_pool": "set_begin_allocate_to_pool", "end_pool": "set_end_allocate_to_pool_fn", "release_pool": "set_release_pool",
+}  # fmt: skip
+
+
+def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = None) -> Any:
+    """A torch._C._CUDAPluggableAllocator over FCDP's heap. Raises RuntimeError where this torch cannot be served."""
+    try:
+        _fcdp.options_load()
+    except _fcdp.Error as error:
+        raise OptionError(error.args[0]) from None
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise RuntimeError("fcdp_alloc: this torch is built without CUDA")
+    hooks = _fcdp.tensors_enable(driver, sim_library)
+    allocator = torch._C._cuda_customAllocator(hooks["malloc"], hooks["free"])
+    missing = [setter for setter in _SETTERS.values() if not hasattr(allocator, setter)]
+    if missing:
+        raise RuntimeError(f"fcdp_alloc: the pluggable allocator of torch {torch.__version__} has no {missing[0]}; use torch 2.6 to 2.15")
+    for hook, setter in _SETTERS.items():
+        getattr(allocator, setter)(hooks[hook])
+    _answer()
+    return allocator
+
+
+class _FcdpAlloc(torch.cuda.memory._CUDAAllocator):
+    """The object for torch.cuda.memory.change_current_allocator. Nothing happens before it is asked for its allocator."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def allocator(self) -> Any:
+        if self._allocator is None:
+            self._allocator = make_pluggable()
+        return self._allocator
+
+
+fcdp_alloc = _FcdpAlloc()
+
+
+def is_current() -> bool:
+    """Do tensors come from fcdp_alloc?"""
+    return fcdp_alloc._allocator is not None and torch._C._cuda_getAllocatorBackend() == "pluggable"
+
+
+# What torch.cuda.memory_stats calls a statistic -> (key of the core's counts of a class, its peak, its sum of all time, its sum freed).
+_STAT = ("current", "peak", "allocated", "freed")
+_POOLS = ("all", "small_pool", "large_pool")
+_since: dict[int, dict[str, int]] = {}  # by device: accumulated values when they were reset
+
+
+def _class_stats(c: dict[str, int], page_bytes: int) -> dict[str, tuple[int, int, int, int]]:
+    """Of one class of blocks: current, peak, ever allocated, ever freed. Segments are pages. What has no peak of its own has its current
+    value there."""
+    reserved = c["allocated_bytes"] + c["free_bytes"] + c["held_bytes"]
+    active = c["allocated_bytes"] + c["held_bytes"]
+    freed = c["malloc_bytes"] - c["allocated_bytes"]
+    pages, peak_pages = reserved // page_bytes, c["peak_reserved_bytes"] // page_bytes
+    return {
+        "allocation": (c["n_live"], c["peak_n_live"], c["n_mallocs"], c["n_frees"]),
+        "segment": (pages, peak_pages, pages, 0),
+        "active": (c["n_live"], c["peak_n_live"], c["n_mallocs"], c["n_frees"]),
+        "inactive_split": (c["n_free"], c["n_free"], c["n_free"], 0),
+        "allocated_bytes": (c["allocated_bytes"], c["peak_allocated_bytes"], c["malloc_bytes"], freed),
+        "reserved_bytes": (reserved, c["peak_reserved_bytes"], reserved, 0),
+        "active_bytes": (active, max(active, c["peak_allocated_bytes"]), c["malloc_bytes"], freed),
+        "inactive_split_bytes": (c["free_bytes"], c["free_bytes"], c["free_bytes"], 0),
+        "requested_bytes": (c["requested_bytes"], c["peak_requested_bytes"], c["malloc_requested_bytes"],
+                            c["malloc_requested_bytes"] - c["requested_bytes"]),
+    }  # fmt: skip
+
+
+def _nested(device: int) -> dict[str, Any]:
+    """As torch._C._cuda_memoryStats; empty before the first tensor."""
+    core = _fcdp.tensors_stats(device)
+    if core is None:
+        return {}
+    pools = {pool: _class_stats(core[pool], core["page_bytes"]) for pool in _POOLS[1:]}
+    out: dict[str, Any] = {}
+    for stat in pools["small_pool"]:
+        small, large = pools["small_pool"][stat], pools["large_pool"][stat]
+        both = tuple(a + b for a, b in zip(small, large))
+        out[stat] = {"all": both, "small_pool": small, "large_pool": large}
+    # The heap's own peaks are of one moment; a sum of two peaks need not be.
+    tops = {"allocated_bytes": core["peak_allocated_bytes"], "reserved_bytes": core["peak_reserved_bytes"],
+            "segment": core["peak_reserved_bytes"] // core["page_bytes"]}  # fmt: skip
+    taken, returned = core["n_taken"], core["n_taken"] - core["reserved_bytes"] // core["page_bytes"]
+    for stat, entry in out.items():
+        current, peak, allocated, freed = entry["all"]
+        if stat in tops:
+            peak = max(current, tops[stat])
+        if stat == "segment":
+            allocated, freed = taken, returned
+        if stat == "reserved_bytes":
+            allocated, freed = taken * core["page_bytes"], returned * core["page_bytes"]
+        entry["all"] = (current, peak, allocated, freed)
+        for pool in _POOLS:
+            entry[pool] = dict(zip(_STAT, entry[pool]))
+    none = dict.fromkeys(_STAT, 0)
+    out.update(
+        num_alloc_retries=core["n_waits"], num_ooms=core["n_ooms"], num_sync_all_streams=0, num_device_alloc=core["n_creates"],
+        num_device_free=core["n_creates"] - (core["reserved_bytes"] + core["region_bytes"] + core["idle_bytes"]) // core["page_bytes"],
+        max_split_size=-1, oversize_allocations=dict(none), oversize_segments=dict(none),
+    )  # fmt: skip
+    return _since_reset(device, out)
+
+
+_ACCUMULATED = ("num_alloc_retries", "num_ooms", "num_device_alloc", "num_device_free")
+
+
+def _accumulated(nested: dict[str, Any]) -> dict[str, int]:
+    flat = {key: nested[key] for key in _ACCUMULATED}
+    for stat, entry in nested.items():
+        if isinstance(entry, dict) and "all" in entry:
+            flat.update({f"{stat}.{pool}.{kind}": entry[pool][kind] for pool in _POOLS for kind in ("allocated", "freed")})
+    return flat
+
+
+def _since_reset(device: int, nested: dict[str, Any]) -> dict[str, Any]:
+    for key, value in _since.get(device, {}).items():
+        if "." in key:
+            stat, pool, kind = key.split(".")
+            nested[stat][pool][kind] -= value
+        else:
+            nested[key] -= value
+    return nested
+
+
+def _flat(prefix: str, value: Any, out: dict[str, int]) -> dict[str, int]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _flat(f"{prefix}.{key}" if prefix else key, inner, out)
+    else:
+        out[prefix] = value
+    return out
+
+
+def _index(device: Any) -> int:
+    if device is None:
+        return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    if isinstance(device, int):
+        return device
+    index = torch.device(device).index
+    return _index(None) if index is None else index
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    return dict(sorted(_flat("", _nested(_index(device)), {}).items()))
+
+
+def memory_allocated(device: Any = None) -> int:
+    return memory_stats(device).get("allocated_bytes.all.current", 0)
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """Since the start or reset_peak_memory_stats; with several streams at most 2 MiB for each below the true peak."""
+    return memory_stats(device).get("allocated_bytes.all.peak", 0)
+
+
+def memory_reserved(device: Any = None) -> int:
+    return memory_stats(device).get("reserved_bytes.all.current", 0)
+
+
+def max_memory_reserved(device: Any = None) -> int:
+    return memory_stats(device).get("reserved_bytes.all.peak", 0)
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    _fcdp.tensors_reset_peaks(_index(device))
+
+
+def reset_accumulated_memory_stats(device: Any = None) -> None:
+    index = _index(device)
+    _since.pop(index, None)
+    nested = _nested(index)
+    if nested:
+        _since[index] = _accumulated(nested)
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """torch.cuda.memory_summary's table, then the device's pages by who has them."""
+    index = _index(device)
+    core = _fcdp.tensors_stats(index)
+    if core is None:
+        return f"fcdp_alloc: no tensor on device {index} yet"
+    mib = 1 << 20
+    pages = (
+        f"device {index}: of a budget of {core['budget_bytes'] / mib:.0f} MiB tensors reserve {core['reserved_bytes'] / mib:.0f} MiB, gathered "
+        f"parameters {core['region_bytes'] / mib:.0f} MiB, idle {core['idle_bytes'] / mib:.0f} MiB; {core['n_hits']} hits, {core['n_grows']} "
+        f"growths, {core['n_moved']} pages moved"
+    )
+    return (torch.cuda.memory_summary(index, abbreviated) + "\n" if is_current() else "") + pages
+
+
+_STATES = {"live": "active_allocated", "held": "active_awaiting_free", "free": "inactive"}
+
+
+def _segments(device: int) -> list[dict[str, Any]]:
+    """Runs of mapped addresses, as PyTorch's expandable segments."""
+    segments: list[dict[str, Any]] = []
+    for stream, address, bytes_, requested, state, pool, small in _fcdp.tensors_blocks(device) or []:
+        last = segments[-1] if segments else None
+        if last is None or (last["stream"], last["_pool"], last["address"] + last["total_size"]) != (stream, (pool, small), address):
+            last = {
+                "device": device, "address": address, "total_size": 0, "allocated_size": 0, "active_size": 0, "requested_size": 0,
+                "stream": stream, "segment_type": "small" if small else "large", "segment_pool_id": pool, "is_expandable": True,
+                "frames": [], "blocks": [], "_pool": (pool, small),
+            }  # fmt: skip
+            segments.append(last)
+        last["total_size"] += bytes_
+        if state == "live":
+            last["allocated_size"] += bytes_
+            last["requested_size"] += requested
+        if state != "free":
+            last["active_size"] += bytes_
+        last["blocks"].append({"address": address, "size": bytes_, "requested_size": requested, "state": _STATES[state], "frames": []})
+    for segment in segments:
+        del segment["_pool"]
+    return segments
+
+
+def record_memory_history(enabled: Any = "all", max_entries: int = sys.maxsize, clear: bool = False) -> None:
+    """Record allocations and frees from now on, the last `max_entries` of them; None or False stops, what was recorded stays."""
+    _fcdp.history_record(max_entries if enabled else 0, clear)
+
+
+def _traces(n_devices: int) -> list[list[dict[str, Any]]]:
+    """What was recorded, by device. A trace has no frames: the allocator does not ask Python who calls."""
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(n_devices)]
+    for action, address, bytes_, stream, time_us, device in _fcdp.history_entries():
+        while device >= len(traces):
+            traces.append([])
+        entry = {"action": action, "addr": address, "size": bytes_, "stream": stream, "time_us": time_us, "frames": []}
+        if action == "oom":
+            del entry["addr"]
+            entry["device_free"] = 0
+        traces[device].append(entry)
+    return traces
+
+
+def snapshot() -> dict[str, Any]:
+    segments, n = [], 1
+    for device in range(64):
+        found = _segments(device)
+        if found:
+            segments += found
+            n = device + 1
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1, "garbage_collection_threshold": 0.0, "expandable_segments": True,
+                "pinned_num_register_threads": 1, "release_lock_on_cudamalloc": False, "pinned_use_cuda_host_register": False,
+                "roundup_power2_divisions": {}}  # fmt: skip
+    return {"segments": segments, "device_traces": _traces(n), "allocator_settings": settings, "external_annotations": []}
+
+
+def _answer() -> None:
+    """torch.cuda's functions answer with FCDP's numbers while tensors are FCDP's."""
+
+    def instead(name: str, ours: Callable) -> None:
+        original = getattr(torch._C, name, None)
+        if original is None or hasattr(original, "_fcdp"):
+            return
+
+        @functools.wraps(original)
+        def either(*args: Any, **kwargs: Any) -> Any:
+            return ours(*args) if is_current() else original(*args, **kwargs)
+
+        either._fcdp = True
+        setattr(torch._C, name, either)
+
+    instead("_cuda_memoryStats", _nested)
+    instead("_cuda_resetPeakMemoryStats", reset_peak_memory_stats)
+    instead("_cuda_resetAccumulatedMemoryStats", reset_accumulated_memory_stats)
+    instead("_cuda_record_memory_history", _record)
+    instead("_cuda_record_memory_history_legacy", _record_legacy)
+    instead("_cuda_memorySnapshot", lambda mempool_id=None: _of_pool(snapshot(), mempool_id))
+
+
+def _record(enabled: Any, context: Any = None, stacks: Any = None, max_entries: int = sys.maxsize, clear: bool = False, *rest: Any) -> None:
+    record_memory_history(enabled, max_entries, clear)
+
+
+def _record_legacy(enabled: Any, context: Any = None, max_entries: int = 1, *rest: Any) -> None:
+    record_memory_history(enabled, max(max_entries, 1))
+
+
+def _of_pool(whole: dict[str, Any], mempool_id: tuple | None) -> dict[str, Any]:
+    wanted = tuple(mempool_id[:2]) if mempool_id is not None else (0, 0)
+    if wanted != (0, 0):
+        whole["segments"] = [segment for segment in whole["segments"] if segment["segment_pool_id"] == wanted]
+    return whole

@@ -1,0 +1,303 @@
+/* tensors.c - devices for tensors, and what PyTorch calls. Compiled with -fexceptions, see cxx.h: nothing is held where one is thrown. */
+#include "torch_plugin/tensors.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "torch_plugin/cxx.h"
+#include "torch_plugin/history.h"
+
+enum { MAX_DEVICES = 64 };
+
+static struct {
+    fcdp_driver_kind driver;
+    char *sim_library;
+    size_t budget_bytes;
+    _Atomic bool enabled; /* the others are set before, and not again */
+    fcdp_lock lock;       /* opening */
+    _Atomic(fcdp_device *) devices[MAX_DEVICES];
+} tensors;
+
+/* ---- devices ---- */
+
+/* With the lock. */
+static fcdp_status device_open(int ordinal, fcdp_device **device_out) {
+    fcdp_device *device = malloc(sizeof *device);
+    if (!device) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a device");
+    fcdp_status status = fcdp_device_open(tensors.driver, ordinal, tensors.sim_library, tensors.budget_bytes, true, device);
+    if (status) {
+        free(device);
+        return status;
+    }
+    atomic_store_explicit(&tensors.devices[ordinal], device, memory_order_release); /* partner: device_of */
+    *device_out = device;
+    return FCDP_OK;
+}
+
+static inline fcdp_device *device_of(int ordinal) {
+    if (ordinal < 0 || ordinal >= MAX_DEVICES) return NULL;
+    return atomic_load_explicit(&tensors.devices[ordinal], memory_order_acquire);
+}
+
+static fcdp_status device_need(int ordinal, fcdp_device **device_out) {
+    fcdp_status status = FCDP_OK;
+    *device_out = device_of(ordinal);
+    if (*device_out) return FCDP_OK;
+    if (ordinal < 0 || ordinal >= MAX_DEVICES || !atomic_load_explicit(&tensors.enabled, memory_order_acquire))
+        return fcdp__fail(FCDP_ERR_INVALID, "tensors on device %d are not fcdp_alloc's", ordinal);
+    fcdp__lock_acquire(&tensors.lock);
+    *device_out = device_of(ordinal);
+    if (!*device_out) status = device_open(ordinal, device_out);
+    fcdp__lock_release(&tensors.lock);
+    return status;
+}
+
+fcdp_status binding_tensors_device(int ordinal, const fcdp_device **device_out) {
+    fcdp_device *device;
+    fcdp_status status = device_need(ordinal, &device);
+    if (!status) *device_out = device;
+    return status;
+}
+
+/* ---- what PyTorch calls ---- */
+
+static void raise_status(fcdp_status status, size_t bytes) __attribute__((noreturn));
+static void raise_status(fcdp_status status, size_t bytes) {
+    static _Thread_local char text[2048];
+    if (status != FCDP_ERR_NO_DEVICE_MEM) binding_cxx_throw(CXX_ERROR, fcdp_error_text());
+    /* The words that scripts look for when they try a smaller batch. */
+    snprintf(text, sizeof text, "CUDA out of memory. Tried to allocate %.2f MiB. fcdp_alloc: %s", (double)bytes / 0x1p20, fcdp_error_text());
+    binding_cxx_throw(CXX_OUT_OF_MEMORY, text);
+}
+
+static void *hook_malloc(size_t bytes, int ordinal, void *stream) {
+    fcdp_device *device;
+    fcdp_dptr at;
+    fcdp_status status = device_need(ordinal, &device);
+    if (!status) status = fcdp_heap_malloc(device->heap, bytes, stream, &at);
+    if (status == FCDP_ERR_NO_DEVICE_MEM) binding_history_add(HISTORY_OOM, ordinal, 0, bytes, stream);
+    if (status) raise_status(status, bytes);
+    binding_history_add(HISTORY_ALLOC, ordinal, at.addr, bytes, stream);
+    return (void *)(uintptr_t)at.addr;
+}
+
+/* Called by destructors, which must not throw. */
+static void hook_free(void *at, size_t bytes, int ordinal, void *stream) {
+    fcdp_device *device = device_of(ordinal);
+    if (!at || !device) return;
+    binding_history_add(HISTORY_FREE, ordinal, (uintptr_t)at, bytes, stream); /* before somebody else can have it */
+    if (fcdp_heap_free(device->heap, (fcdp_dptr){(uintptr_t)at})) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+}
+
+static void hook_record_stream(void *at, void *stream) {
+    fcdp_status status = FCDP_OK;
+    for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++) {
+        fcdp_device *device = device_of(ordinal);
+        if (!device) continue;
+        status = fcdp_heap_record_stream(device->heap, (fcdp_dptr){(uintptr_t)at}, stream);
+        if (!status) return;
+    }
+    if (status) raise_status(status, 0); /* unrecorded, the block could be used again too early */
+}
+
+/* torch.cuda.empty_cache() */
+static void hook_reset(void) {
+    for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++) {
+        fcdp_device *device = device_of(ordinal);
+        if (device && fcdp_heap_trim(device->heap)) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+    }
+}
+
+/* torch.cuda.set_per_process_memory_fraction(): of the whole device, for tensors and gathered parameters together. */
+static void hook_memory_fraction(double fraction, int ordinal) {
+    fcdp_device *device;
+    size_t free_bytes, total_bytes;
+    fcdp_status status = device_need(ordinal, &device);
+    if (!status) status = fcdp__driver_mem_info(device->drv, &free_bytes, &total_bytes);
+    if (!status) status = fcdp__pool_set_budget(device->pool, (size_t)(fraction * (double)total_bytes));
+    if (status) raise_status(status, 0);
+}
+
+/* What a pool's `covers` calls, from begin to end: torch ends every pool that it begins. */
+typedef struct open_pool {
+    struct open_pool *next;
+    int ordinal;
+    fcdp_pool_id id;
+    cxx_function covers;
+} open_pool;
+static open_pool *open_pools; /* guarded by tensors.lock */
+
+static bool pool_covers(void *ctx, fcdp_stream stream) { return binding_cxx_function_call(&((open_pool *)ctx)->covers, stream); }
+
+static open_pool *open_pool_detach(int ordinal, fcdp_pool_id id) {
+    fcdp__lock_acquire(&tensors.lock);
+    open_pool **link = &open_pools;
+    while (*link && ((*link)->ordinal != ordinal || (*link)->id.first != id.first || (*link)->id.second != id.second)) link = &(*link)->next;
+    open_pool *found = *link;
+    if (found) *link = found->next;
+    fcdp__lock_release(&tensors.lock);
+    return found;
+}
+
+static void open_pool_free(open_pool *pool) {
+    binding_cxx_function_end(&pool->covers);
+    free(pool);
+}
+
+/* c10::MempoolId_t is a pair of 64 bit integers, passed as a struct of them; a std::function is passed by its address. */
+static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *covers) {
+    fcdp_device *device;
+    open_pool *pool = malloc(sizeof *pool);
+    fcdp_status status = pool ? device_need(ordinal, &device) : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
+    if (status) {
+        free(pool);
+        raise_status(status, 0);
+    }
+    *pool = (open_pool){.ordinal = ordinal, .id = id};
+    binding_cxx_function_copy(covers, &pool->covers);
+    status = fcdp_heap_pool_begin(device->heap, id, pool_covers, pool);
+    if (status) {
+        open_pool_free(pool);
+        raise_status(status, 0);
+    }
+    fcdp__lock_acquire(&tensors.lock);
+    pool->next = open_pools;
+    open_pools = pool;
+    fcdp__lock_release(&tensors.lock);
+}
+
+static void hook_end_pool(int ordinal, fcdp_pool_id id) {
+    fcdp_device *device = device_of(ordinal);
+    if (device && fcdp_heap_pool_end(device->heap, id)) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+    open_pool *pool = open_pool_detach(ordinal, id);
+    if (pool) open_pool_free(pool);
+}
+
+/* Also from a graph's destructor, which must not throw. */
+static void hook_release_pool(int ordinal, fcdp_pool_id id) {
+    fcdp_device *device = device_of(ordinal);
+    if (device && fcdp_heap_pool_release(device->heap, id)) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+}
+
+/* ---- methods ---- */
+
+static unsigned long long address_of(void (*function)(void)) { return (uintptr_t)function; }
+
+/* (driver, sim_library) -> {hook: address}; raises Error where this torch cannot be served. The options have been loaded. */
+PyObject *binding_tensors_enable(PyObject *self, PyObject *args) {
+    (void)self;
+    int driver;
+    const char *sim_library;
+    if (!PyArg_ParseTuple(args, "iz:tensors_enable", &driver, &sim_library)) return NULL;
+    const char *why_not = binding_cxx_open();
+    if (why_not) return binding_raise(fcdp__fail(FCDP_ERR_UNSUPPORTED, "fcdp_alloc: %s", why_not));
+    if (!atomic_load_explicit(&tensors.enabled, memory_order_relaxed)) { /* the GIL is held */
+        tensors.driver = (fcdp_driver_kind)driver;
+        tensors.sim_library = sim_library ? strdup(sim_library) : NULL;
+        tensors.budget_bytes = binding_options()->device_budget_bytes;
+        fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE);
+        atomic_store_explicit(&tensors.enabled, true, memory_order_release); /* partner: device_need */
+    }
+#define HOOK(name) #name, address_of((void (*)(void))hook_##name)
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", HOOK(malloc), HOOK(free), HOOK(record_stream), HOOK(reset),
+                         HOOK(memory_fraction), HOOK(begin_pool), HOOK(end_pool), HOOK(release_pool));
+#undef HOOK
+}
+
+/* The device's heap, NULL where no tensor has been asked for yet (no error is set). */
+static fcdp_device *device_from(PyObject *args, const char *format) {
+    int ordinal;
+    return PyArg_ParseTuple(args, format, &ordinal) ? device_of(ordinal) : NULL;
+}
+
+static PyObject *counts_dict(const fcdp_heap_counts *c) {
+    return Py_BuildValue(
+        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K}", "n_live", (Py_ssize_t)c->n_live, "allocated_bytes",
+        (Py_ssize_t)c->allocated_bytes, "requested_bytes", (Py_ssize_t)c->requested_bytes, "n_free", (Py_ssize_t)c->n_free, "free_bytes",
+        (Py_ssize_t)c->free_bytes, "held_bytes", (Py_ssize_t)c->held_bytes, "peak_n_live", (Py_ssize_t)c->peak_n_live,
+        "peak_allocated_bytes", (Py_ssize_t)c->peak_allocated_bytes, "peak_requested_bytes", (Py_ssize_t)c->peak_requested_bytes,
+        "peak_reserved_bytes", (Py_ssize_t)c->peak_reserved_bytes, "n_mallocs", c->n_mallocs, "n_frees", c->n_frees, "malloc_bytes",
+        c->malloc_bytes, "malloc_requested_bytes", c->malloc_requested_bytes);
+}
+
+/* (ordinal) -> dict; None: no tensor of that device has been fcdp_alloc's. */
+PyObject *binding_tensors_stats(PyObject *self, PyObject *args) {
+    (void)self;
+    fcdp_device *device = device_from(args, "i:tensors_stats");
+    if (!device) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    fcdp_heap_stats s;
+    fcdp_pool_stats pool;
+    Py_BEGIN_ALLOW_THREADS
+    fcdp_heap_stats_get(device->heap, &s);
+    fcdp__pool_stats(device->pool, &pool);
+    Py_END_ALLOW_THREADS
+    PyObject *large = counts_dict(&s.large), *small = counts_dict(&s.small);
+    if (!large || !small) {
+        Py_XDECREF(large);
+        Py_XDECREF(small);
+        return NULL;
+    }
+    return Py_BuildValue(
+        "{s:N,s:N,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "large_pool", large, "small_pool", small,
+        "allocated_bytes", (Py_ssize_t)s.allocated_bytes, "reserved_bytes", (Py_ssize_t)s.reserved_bytes, "peak_allocated_bytes",
+        (Py_ssize_t)s.peak_allocated_bytes, "peak_reserved_bytes", (Py_ssize_t)s.peak_reserved_bytes, "page_bytes",
+        (Py_ssize_t)pool.page_bytes, "budget_bytes", (Py_ssize_t)pool.budget_bytes, "region_bytes",
+        (Py_ssize_t)(pool.held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes), "idle_bytes",
+        (Py_ssize_t)(pool.cached_pages * pool.page_bytes), "n_creates", (unsigned long long)pool.n_creates, "n_taken", s.n_pages_taken,
+        "n_moved", s.n_pages_moved, "n_hits", s.n_hits, "n_grows", s.n_grows, "n_waits", s.n_waits, "n_ooms", s.n_ooms);
+}
+
+PyObject *binding_tensors_reset_peaks(PyObject *self, PyObject *args) {
+    (void)self;
+    fcdp_device *device = device_from(args, "i:tensors_reset_peaks");
+    if (device) fcdp_heap_reset_peaks(device->heap);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+typedef struct block_list {
+    fcdp_heap_view *blocks;
+    size_t n, room;
+    bool failed;
+} block_list;
+
+/* With an arena's lock: no Python here, a garbage collection may free tensors. */
+static void block_add(void *ctx, const fcdp_heap_view *view) {
+    block_list *list = ctx;
+    if (list->n == list->room) {
+        size_t room = list->room ? 2 * list->room : 1024;
+        fcdp_heap_view *blocks = realloc(list->blocks, room * sizeof *blocks);
+        list->failed = list->failed || !blocks;
+        if (!blocks) return;
+        list->blocks = blocks;
+        list->room = room;
+    }
+    list->blocks[list->n++] = *view;
+}
+
+static PyObject *block_tuple(const fcdp_heap_view *b) {
+    static const char *const state_name[] = {"hole", "free", "free", "live", "held"};
+    return Py_BuildValue("(KKnns(KK)i)", (unsigned long long)(uintptr_t)b->stream, (unsigned long long)b->address, (Py_ssize_t)b->bytes,
+                         (Py_ssize_t)b->requested_bytes, state_name[b->state], (unsigned long long)b->pool.first,
+                         (unsigned long long)b->pool.second, (int)b->small);
+}
+
+/* (ordinal) -> [(stream, address, bytes, requested_bytes, state, pool id, small?)], every mapped block; None as above. */
+PyObject *binding_tensors_blocks(PyObject *self, PyObject *args) {
+    (void)self;
+    fcdp_device *device = device_from(args, "i:tensors_blocks");
+    if (!device) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    block_list list = {NULL, 0, 0, false};
+    Py_BEGIN_ALLOW_THREADS
+    fcdp_heap_walk(device->heap, block_add, &list);
+    Py_END_ALLOW_THREADS
+    PyObject *out = list.failed ? PyErr_NoMemory() : PyList_New(0);
+    for (size_t i = 0; out && i < list.n; i++) {
+        PyObject *tuple = block_tuple(&list.blocks[i]);
+        if (!tuple || PyList_Append(out, tuple) < 0) Py_CLEAR(out);
+        Py_XDECREF(tuple);
+    }
+    free(list.blocks);
+    return out;
+}

@@ -1,0 +1,20 @@
+/* tensors.h - fcdp_alloc's C side: one device per ordinal for this process's tensors, and the functions that PyTorch's pluggable allocator
+ * calls (torch/csrc/cuda/CUDAPluggableAllocator.h; their addresses are handed to its set_*_fn). */
+#ifndef FCDP_TENSORS_H
+#define FCDP_TENSORS_H
+
+#include "torch_plugin/binding.h"
+
+#include "alloc/device.h"
+
+/* The device that tensors on `ordinal` come from, opened now if need be and for the life of the process. FCDP_ERR_INVALID: they are
+ * not FCDP's. Any thread. */
+fcdp_status binding_tensors_device(int ordinal, const fcdp_device **device_out) FCDP_MUST_CHECK;
+
+/* Methods of the extension module. */
+PyObject *binding_tensors_enable(PyObject *self, PyObject *args);
+PyObject *binding_tensors_stats(PyObject *self, PyObject *args);
+PyObject *binding_tensors_reset_peaks(PyObject *self, PyObject *args);
+PyObject *binding_tensors_blocks(PyObject *self, PyObject *args);
+
+#endif
