@@ -664,6 +664,20 @@ void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
+void fcdp__arena_quarantine(fcdp_arena *arena, fcdp_block *block) {
+    FCDP_CHECK(0, block->state == FCDP_BLOCK_BUSY && !block->unmapped);
+    FCDP_CHECK(0, block->address % arena->page_bytes == 0 && block->bytes % arena->page_bytes == 0);
+    arena->counts.busy_bytes -= block->bytes;
+    block->unmapped = true;
+    FCDP_CHECK(3, arena_is_valid(arena));
+}
+
+void fcdp__arena_unquarantine(fcdp_arena *arena, fcdp_block *block) {
+    FCDP_CHECK(0, block->state == FCDP_BLOCK_BUSY && block->unmapped);
+    block_hole(arena, block);
+    FCDP_CHECK(3, arena_is_valid(arena));
+}
+
 static bool is_idle(const fcdp_block *block) {
     return block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_QUICK;
 }

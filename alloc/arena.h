@@ -99,6 +99,10 @@ size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcd
 void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block);
 void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block);
 
+/* A busy block of whole pages: its pages are gone, and nothing takes its addresses until they are returned. */
+void fcdp__arena_quarantine(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_unquarantine(fcdp_arena *arena, fcdp_block *block);
+
 typedef struct fcdp_arena_stats {
     size_t live_bytes, requested_bytes, free_bytes, quick_bytes, busy_bytes; /* mapped = all but holes */
     size_t n_live, n_free, n_quick, n_holes;

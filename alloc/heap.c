@@ -342,6 +342,7 @@ fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, 
     }
     size_t rounded = fcdp__round_up(bytes, FCDP_ARENA_UNIT);
     heap_arena *arena = &of->arenas[rounded <= FCDP_HEAP_SMALL_BYTES];
+    if (heap->quarantine_bytes && !arena->small) rounded = fcdp__round_up(rounded, heap->page_bytes);
     fcdp__lock_acquire(&arena->lock);
     fcdp_block *block = fcdp__arena_take_quick(arena->blocks, rounded);
     if (block) block_hand_out(arena, block, bytes, &arena->n_hits);
@@ -360,26 +361,6 @@ static fcdp_status not_ours(fcdp_dptr address, const char *what) {
         (unsigned long long)address.addr);
 }
 
-fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
-    if (address.addr == 0) return FCDP_OK;
-    heap_arena *arena = arena_at(heap, address);
-    if (!arena) return not_ours(address, "free");
-    fcdp__lock_acquire(&arena->lock);
-    fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
-    bool held = block && block->tag;
-    if (held)
-        fcdp__arena_hold(arena->blocks, block);
-    else if (block)
-        fcdp__arena_give(arena->blocks, block);
-    if (block) {
-        arena->n_frees++;
-        live_report(arena, false);
-    }
-    fcdp__lock_release(&arena->lock);
-    if (held) fcdp__heap_hold(arena, block);
-    return block ? FCDP_OK : not_ours(address, "free");
-}
-
 /* With the arena's lock. */
 static fcdp_status use_add(fcdp_block *block, fcdp_stream stream) {
     heap_uses *uses = block->tag;
@@ -392,6 +373,28 @@ static fcdp_status use_add(fcdp_block *block, fcdp_stream stream) {
     uses->streams[n] = stream;
     block->tag = uses;
     return FCDP_OK;
+}
+
+fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
+    if (address.addr == 0) return FCDP_OK;
+    heap_arena *arena = arena_at(heap, address);
+    if (!arena) return not_ours(address, "free");
+    fcdp__lock_acquire(&arena->lock);
+    fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
+    /* Quarantine begins where the stream is done with it. Without memory for that it is left out. */
+    if (block && fcdp__heap_quarantines(arena, block)) (void)!use_add(block, arena->stream);
+    bool held = block && block->tag;
+    if (held)
+        fcdp__arena_hold(arena->blocks, block);
+    else if (block)
+        fcdp__arena_give(arena->blocks, block);
+    if (block) {
+        arena->n_frees++;
+        live_report(arena, false);
+    }
+    fcdp__lock_release(&arena->lock);
+    if (held) fcdp__heap_hold(arena, block);
+    return block ? FCDP_OK : not_ours(address, "free");
 }
 
 fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_stream stream) {
@@ -433,6 +436,7 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     heap->pool = pool;
     heap->page_bytes = fcdp__driver_page_bytes(drv);
     heap->granules = granules;
+    heap->graves_end = &heap->graves;
     fcdp__lock_init(&heap->lock, FCDP_RANK_HEAP);
     pthread_rwlock_init(&heap->private_lock, NULL);
     pthread_cond_init(&heap->held_back, NULL);
@@ -440,6 +444,10 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_WAITING, fcdp__heap_reclaim_waiting, NULL, heap);
     *heap_out = heap;
     return FCDP_OK;
+}
+
+void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes) {
+    heap->quarantine_bytes = bytes;
 }
 
 /* Runs of pages that are mapped, whatever the blocks over them. */

@@ -46,6 +46,10 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
  * driver. */
 fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
 
+/* For finding stale accesses: from here on blocks above FCDP_HEAP_SMALL_BYTES have pages of their own, which are unmapped as soon as the
+ * device is done with a freed block, so that it faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
+void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
+
 /* Private pools, as CUDA graphs have them. From begin to end, mallocs on the streams that `covers` accepts go to the pool. Its blocks are
  * used again by mallocs of the same pool alone, and its pages stay where they are, since a graph knows their addresses: until the pool has been
  * released as often as it has begun. Then they can be had too, once the device has been waited for: a graph may have run on any stream.

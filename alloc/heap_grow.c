@@ -419,7 +419,71 @@ static void use_mark(fcdp_heap *heap, fcdp_stream stream, heap_held *held) {
                   fcdp_error_text());
 }
 
+/* ---- quarantine ---- */
+
+bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block) {
+    size_t page_bytes = arena->heap->page_bytes;
+    return arena->heap->quarantine_bytes && !arena->private && block->address % page_bytes == 0 &&
+           block->bytes % page_bytes == 0;
+}
+
+/* The oldest beyond what is kept; NULL: none is. */
+static heap_grave *grave_open(fcdp_heap *heap) {
+    fcdp__lock_acquire(&heap->lock);
+    heap_grave *oldest = heap->buried_bytes > heap->quarantine_bytes ? heap->graves : NULL;
+    if (oldest) {
+        heap->buried_bytes -= oldest->block->bytes;
+        heap->graves = oldest->next;
+        if (!heap->graves) heap->graves_end = &heap->graves;
+    }
+    fcdp__lock_release(&heap->lock);
+    return oldest;
+}
+
+static void grave_close(fcdp_heap *heap, heap_grave *grave) {
+    fcdp__lock_acquire(&heap->lock);
+    grave->next = NULL;
+    *heap->graves_end = grave;
+    heap->graves_end = &grave->next;
+    heap->buried_bytes += grave->block->bytes;
+    fcdp__lock_release(&heap->lock);
+}
+
+/* Nobody uses the block any more. False: it could not be unmapped. */
+static bool block_bury(heap_arena *arena, fcdp_block *block) {
+    fcdp_heap *heap = arena->heap;
+    size_t n = block->bytes / heap->page_bytes;
+    heap_grave *grave = malloc(sizeof *grave);
+    fcdp_phys *pages = malloc(n * sizeof *pages);
+    bool buried = grave && pages && block_unmap(heap, block, pages);
+    if (buried) {
+        *grave = (heap_grave){.arena = arena, .block = block};
+        fcdp__lock_acquire(&arena->lock);
+        fcdp__arena_quarantine(arena->blocks, block);
+        fcdp__lock_release(&arena->lock);
+        pages_leave(heap, n, pages);
+        grave_close(heap, grave);
+    } else {
+        free(grave);
+    }
+    free(pages);
+    return buried;
+}
+
+static void graves_level(fcdp_heap *heap) {
+    for (heap_grave *grave = grave_open(heap); grave; grave = grave_open(heap)) {
+        fcdp__lock_acquire(&grave->arena->lock);
+        fcdp__arena_unquarantine(grave->arena->blocks, grave->block);
+        fcdp__lock_release(&grave->arena->lock);
+        free(grave);
+    }
+}
+
 static void block_give(heap_arena *arena, fcdp_block *block) {
+    if (fcdp__heap_quarantines(arena, block) && block_bury(arena, block)) {
+        graves_level(arena->heap);
+        return;
+    }
     fcdp__lock_acquire(&arena->lock);
     fcdp__arena_give(arena->blocks, block);
     fcdp__lock_release(&arena->lock);
@@ -559,6 +623,11 @@ void fcdp__heap_held_destroy(fcdp_heap *heap) {
         }
         free(held->uses);
         free(held);
+    }
+    while (heap->graves) {
+        heap_grave *grave = heap->graves;
+        heap->graves = grave->next;
+        free(grave);
     }
     while (heap->idle_events) {
         heap_event *event = heap->idle_events;

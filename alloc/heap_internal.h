@@ -69,13 +69,19 @@ typedef struct heap_held { /* a freed block that other streams may still use */
     heap_event *events; /* those that have not passed */
 } heap_held;
 
+typedef struct heap_grave { /* a freed block without pages, whose addresses are not used yet */
+    struct heap_grave *next;
+    heap_arena *arena;
+    fcdp_block *block;
+} heap_grave;
+
 /* What every hit reads is on other cache lines than what misses and reports write. */
 enum { HEAP_CACHE_LINE = 64 };
 
 struct fcdp_heap {
     fcdp_driver *drv;
     fcdp_pool *pool;
-    size_t page_bytes;
+    size_t page_bytes, quarantine_bytes; /* the second: 0 is off */
     _Atomic size_t n_open;                            /* private pools that mallocs may go to */
     _Atomic(heap_arena *) *granules;                  /* by address >> 30; set once */
     _Atomic(heap_stream *) streams[HEAP_MAX_STREAMS]; /* open addressing; set once */
@@ -92,6 +98,8 @@ struct fcdp_heap {
     /* guarded by lock */
     size_t n_streams;
     heap_event *idle_events;
+    heap_grave *graves, **graves_end; /* oldest first */
+    size_t buried_bytes;
     heap_held *held;
     size_t n_in_hand; /* threads that have taken the list of held blocks away, to look at it */
     pthread_cond_t held_back; /* one of them is done */
@@ -119,6 +127,8 @@ size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
 size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);
 /* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
 void fcdp__heap_hold(heap_arena *arena, fcdp_block *block);
+/* Of whole pages, which are unmapped when it is freed. */
+bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block);
 /* Give back what has been held long enough. */
 void fcdp__heap_poll(fcdp_heap *heap);
 /* The same, waiting; false: nothing was held. */

@@ -10,6 +10,8 @@
 #include "torch_plugin/history.h"
 
 enum { MAX_DEVICES = 64 };
+/* Of addresses, which cost nothing but a list of them. */
+static const size_t QUARANTINE_BYTES = (size_t)64 << 30;
 
 static struct {
     fcdp_driver_kind driver;
@@ -31,6 +33,7 @@ static fcdp_status device_open(int ordinal, fcdp_device **device_out) {
         free(device);
         return status;
     }
+    if (fcdp__check_level >= 2) fcdp_heap_set_quarantine(device->heap, QUARANTINE_BYTES);
     atomic_store_explicit(&tensors.devices[ordinal], device, memory_order_release); /* partner: device_of */
     *device_out = device;
     return FCDP_OK;

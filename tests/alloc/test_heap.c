@@ -367,6 +367,61 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
 
 /* ---- misuse ---- */
 
+#include <setjmp.h>
+#include <signal.h>
+
+static sigjmp_buf fault_jump;
+
+static void fault_catch(int signal) {
+    siglongjmp(fault_jump, signal);
+}
+
+static bool faults(uint64_t address) {
+    struct sigaction before_segv, before_bus, catch = {.sa_handler = fault_catch};
+    sigaction(SIGSEGV, &catch, &before_segv);
+    sigaction(SIGBUS, &catch, &before_bus);
+    bool caught = sigsetjmp(fault_jump, 1) != 0;
+    if (!caught) (void)*(volatile char *)(uintptr_t)address;
+    sigaction(SIGSEGV, &before_segv, NULL);
+    sigaction(SIGBUS, &before_bus, NULL);
+    return caught;
+}
+
+static void quarantine_makes_a_stale_access_fault(void **state) {
+    (void)state;
+    world w = world_open(8);
+    fcdp_heap_set_quarantine(w.heap, 16 * PAGE);
+    fcdp__check_level = 3;
+    gate g = gate_make();
+    fcdp_dptr a = take(&w, 3 * PAGE - 1000, 0), b = take(&w, MIB + 1, 0);
+    assert_int_equal(stats_of(&w).large.allocated_bytes, 4 * PAGE); /* whole pages of their own */
+    gate_hold(g, w.streams[0]);
+    give(&w, a);
+    assert_false(faults(a.addr)); /* the device may still be at it */
+    gate_open(g);
+    assert_int_equal(cuStreamSynchronize(w.streams[0]), CUDA_SUCCESS);
+    fcdp_dptr c = take(&w, 7 * PAGE, 0); /* takes the freed block's pages, at other addresses */
+    assert_true(faults(a.addr) && faults(a.addr + 3 * PAGE - 1));
+    assert_int_equal(fcdp_heap_free(w.heap, a), FCDP_ERR_INVALID);
+    assert_text("freed already");
+    give(&w, c);
+    assert_true(faults(c.addr));
+    fcdp_dptr d = take(&w, 3 * PAGE, 0); /* 10 pages of addresses are in quarantine */
+    assert_true(d.addr >= c.addr + 7 * PAGE || d.addr + 3 * PAGE <= a.addr);
+    give(&w, d);
+    fcdp_dptr e = take(&w, 5 * PAGE, 0);
+    give(&w, e); /* 18 of 16: the oldest may be used again */
+    fcdp_dptr f = take(&w, 3 * PAGE, 0);
+    assert_int_equal(f.addr, a.addr);
+    assert_false(faults(f.addr));
+    give(&w, f);
+    give(&w, b);
+    assert_int_equal(stats_of(&w).reserved_bytes, 0);
+    fcdp__check_level = 0;
+    gate_free(g);
+    world_close(&w);
+}
+
 static void wrong_frees_are_named(void **state) {
     (void)state;
     world w = world_open(8);
@@ -450,6 +505,7 @@ int main(void) {
         cmocka_unit_test(a_cache_gives_its_pages_to_regions),
         cmocka_unit_test(a_busy_cache_gives_its_pages_to_regions),
         cmocka_unit_test(a_private_pool_keeps_to_itself_until_it_is_released),
+        cmocka_unit_test(quarantine_makes_a_stale_access_fault),
         cmocka_unit_test(wrong_frees_are_named),
         cmocka_unit_test(every_driver_call_fails_once),
     };

@@ -283,13 +283,13 @@ static uint64_t run_ns(void) {
     return (uint64_t)((given ? atof(given) : 2.0) * 1e9);
 }
 
-static void threads_streams_and_regions(void **state) {
-    (void)state;
-    uint64_t seed = seed_choose("threads_streams_and_regions");
+static void stress(const char *name, uint64_t length, size_t quarantine_bytes) {
+    uint64_t seed = seed_choose(name);
     world *w = world_open();
+    fcdp_heap_set_quarantine(w->heap, quarantine_bytes);
     runner *runners = calloc(N_THREADS, sizeof *runners);
     pthread_t threads[N_THREADS + 1];
-    uint64_t begun = fcdp__now_ns(), length = run_ns();
+    uint64_t begun = fcdp__now_ns();
     for (int i = 0; i < N_THREADS; i++) {
         runners[i].w = w;
         runners[i].seed = random_next(&seed);
@@ -313,9 +313,21 @@ static void threads_streams_and_regions(void **state) {
     world_close(w);
 }
 
+static void threads_streams_and_regions(void **state) {
+    (void)state;
+    stress(__func__, run_ns(), 0);
+}
+
+/* Freed blocks are unmapped at once, and their addresses come back after a while. */
+static void the_same_in_quarantine(void **state) {
+    (void)state;
+    stress(__func__, run_ns() / 6, (size_t)64 * PAGE);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_streams_and_regions),
+        cmocka_unit_test(the_same_in_quarantine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
