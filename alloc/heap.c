@@ -117,18 +117,68 @@ static heap_private *private_covering(fcdp_heap *heap, fcdp_stream stream) {
     return private;
 }
 
-/* With the private lock, as writer. */
-static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx) {
-    heap_private *private = private_find(heap, id);
-    if (private && private->open)
-        return fcdp__fail(FCDP_ERR_INVALID, "a private pool that has not ended begins again");
+static bool private_is_over(const heap_private *private) {
+    return !private->open && atomic_load_explicit(&private->n_uses, memory_order_relaxed) == 0;
+}
+
+/* Nothing is left of it that somebody uses, not even the device. */
+static bool arena_is_over(heap_arena *arena) {
+    fcdp__lock_acquire(&arena->lock);
+    const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
+    bool cold = arena->cold_clock == fcdp__arena_clock(arena->blocks);
+    bool over = of->live_bytes == 0 && of->busy_bytes == 0 && (cold || of->free_bytes + of->quick_bytes == 0);
+    fcdp__lock_release(&arena->lock);
+    return over;
+}
+
+static bool private_is_empty(fcdp_heap *heap, const heap_private *private) {
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(heap, arenas);
+    for (size_t i = 0; i < n; i++) {
+        if (arenas[i]->private != private) continue;
+        (void)fcdp__heap_arena_await(arenas[i]);
+        if (!arena_is_over(arenas[i])) return false;
+    }
+    return true;
+}
+
+/* A released pool whose arenas can serve another: a program may make any number of pools, one after the other. NULL: there is none.
+ * Waits for the device where that makes released pages cold: during the capture that may follow nobody can.
+ * Without the private lock, which comes after the arenas': who takes it looks again, with the lock, whether it is over. */
+static heap_private *private_find_over(fcdp_heap *heap) {
+    enum { MAX_LOOKED_AT = 64 };
+    heap_private *over[MAX_LOOKED_AT];
+    size_t n = 0;
+    pthread_rwlock_rdlock(&heap->private_lock);
+    for (heap_private *private = heap->privates; private && n < MAX_LOOKED_AT; private = private->next)
+        if (private_is_over(private)) over[n++] = private;
+    pthread_rwlock_unlock(&heap->private_lock);
+    heap_private *found = NULL;
+    for (size_t i = 0; i < n; i++)
+        if (private_is_empty(heap, over[i]) && !found) found = over[i];
+    return found;
+}
+
+/* With the private lock, as writer. `over` may be NULL. */
+static heap_private *private_make(fcdp_heap *heap, fcdp_pool_id id, heap_private *over) {
+    heap_private *private = over && private_is_over(over) ? over : NULL;
     if (!private) {
         private = calloc(1, sizeof *private);
-        if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
-        private->id = id;
+        if (!private) return NULL;
         private->next = heap->privates;
         heap->privates = private;
     }
+    private->id = id;
+    return private;
+}
+
+/* With the private lock, as writer. */
+static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, heap_private *over, fcdp_covers_fn covers, void *ctx) {
+    heap_private *private = private_find(heap, id);
+    if (private && private->open)
+        return fcdp__fail(FCDP_ERR_INVALID, "a private pool that has not ended begins again");
+    if (!private) private = private_make(heap, id, over);
+    if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
     private->open = true;
     private->covers = covers;
     private->ctx = ctx;
@@ -139,8 +189,9 @@ static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn
 
 fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx) {
     fcdp__heap_cool(heap); /* while it may still be asked */
+    heap_private *over = private_find_over(heap);
     pthread_rwlock_wrlock(&heap->private_lock);
-    fcdp_status status = private_open(heap, id, covers, ctx);
+    fcdp_status status = private_open(heap, id, over, covers, ctx);
     pthread_rwlock_unlock(&heap->private_lock);
     return status;
 }
@@ -587,7 +638,11 @@ void fcdp_heap_reset_peaks(fcdp_heap *heap) {
 }
 
 static fcdp_pool_id arena_pool(const heap_arena *arena) {
-    return arena->private ? arena->private->id : (fcdp_pool_id){0, 0};
+    if (!arena->private) return (fcdp_pool_id){0, 0};
+    pthread_rwlock_rdlock(&arena->heap->private_lock);
+    fcdp_pool_id id = arena->private->id;
+    pthread_rwlock_unlock(&arena->heap->private_lock);
+    return id;
 }
 
 void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view *view), void *ctx) {
@@ -595,10 +650,11 @@ void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view
     size_t n = fcdp__heap_arenas(heap, arenas);
     for (size_t i = 0; i < n; i++) {
         fcdp__lock_acquire(&arenas[i]->lock);
+        fcdp_pool_id pool = arena_pool(arenas[i]);
         for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next)
             for (fcdp_block *block = span->first; block; block = block->after)
                 if (!block->unmapped)
-                    see(ctx, &(fcdp_heap_view){arenas[i]->stream, arena_pool(arenas[i]), arenas[i]->small,
+                    see(ctx, &(fcdp_heap_view){arenas[i]->stream, pool, arenas[i]->small,
                                                span->base, block->address, block->bytes,
                                                block->requested_bytes, block->state});
         fcdp__lock_release(&arenas[i]->lock);

@@ -73,8 +73,7 @@ static bool mark_await(heap_arena *arena) {
     return waits && !fcdp__driver_event_sync(arena->heap->drv, arena->mark);
 }
 
-/* Until what is freed now is cold. False: there was nothing to wait for, or the driver failed. */
-static bool arena_await(heap_arena *arena) {
+bool fcdp__heap_arena_await(heap_arena *arena) {
     if (fcdp__heap_is_pinned(arena) || fcdp__heap_is_capturing(arena->heap)) return false;
     bool waited = arena->private ? private_await(arena) : mark_await(arena);
     if (waited && !arena->private) (void)mark_await(arena); /* the first may have been an old mark */
@@ -154,7 +153,7 @@ static bool all_await(fcdp_heap *heap) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
     bool any = fcdp__heap_held_await(heap);
-    for (size_t i = 0; i < n; i++) any = arena_await(arenas[i]) || any;
+    for (size_t i = 0; i < n; i++) any = fcdp__heap_arena_await(arenas[i]) || any;
     return any;
 }
 

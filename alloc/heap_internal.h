@@ -121,6 +121,8 @@ static inline bool fcdp__heap_is_capturing(const fcdp_heap *heap) {
 /* heap_grow.c */
 /* Pages under the growth's holes. On failure none is mapped, or *stuck_out: the driver refuses to take some away. */
 fcdp_status fcdp__heap_map(heap_arena *arena, const fcdp_growth *growth, bool *stuck_out) FCDP_MUST_CHECK;
+/* Until what is freed now is cold. False: there was nothing to wait for, or the driver failed. */
+bool fcdp__heap_arena_await(heap_arena *arena);
 /* See what is cold by now, without waiting. */
 void fcdp__heap_cool(fcdp_heap *heap);
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages);

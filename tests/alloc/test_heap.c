@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdatomic.h>
 
 #include "tests/alloc/support.h"
@@ -367,8 +369,32 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
 
 /* ---- misuse ---- */
 
-#include <setjmp.h>
-#include <signal.h>
+/* One after the other, any number of them; what is alive in one keeps its place from the next. */
+static void released_pools_make_room_for_others(void **state) {
+    (void)state;
+    world w = world_open(16);
+    fcdp_dptr kept = {0}, small;
+    for (uint64_t i = 1; i <= 3000; i++) {
+        fcdp_pool_id id = {i, 1};
+        assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0]));
+        fcdp_dptr at = take(&w, 2 * PAGE, 0);
+        small = take(&w, 1000, 0);
+        assert_int_not_equal(at.addr, kept.addr);
+        assert_ok(fcdp_heap_pool_end(w.heap, id));
+        if (i % 100 == 50) {
+            if (kept.addr) give(&w, kept);
+            kept = at;
+        } else {
+            give(&w, at);
+        }
+        give(&w, small);
+        assert_ok(fcdp_heap_pool_release(w.heap, id));
+    }
+    give(&w, kept);
+    assert_ok(fcdp_heap_trim(w.heap));
+    assert_int_equal(stats_of(&w).reserved_bytes, 0);
+    world_close(&w);
+}
 
 static sigjmp_buf fault_jump;
 
@@ -505,6 +531,7 @@ int main(void) {
         cmocka_unit_test(a_cache_gives_its_pages_to_regions),
         cmocka_unit_test(a_busy_cache_gives_its_pages_to_regions),
         cmocka_unit_test(a_private_pool_keeps_to_itself_until_it_is_released),
+        cmocka_unit_test(released_pools_make_room_for_others),
         cmocka_unit_test(quarantine_makes_a_stale_access_fault),
         cmocka_unit_test(wrong_frees_are_named),
         cmocka_unit_test(every_driver_call_fails_once),
