@@ -9,7 +9,8 @@ tools/bench.sh [--help]
 
 Sets everything up (once), then measures the allocator, on the simulated device and, where one answers, on the CUDA device:
 real allocation traces replayed into FCDP's allocator and into models of PyTorch's, what a cache hit costs on one thread and on
-two, and what mapping and unmapping pages costs. Ends with what could not be measured here. About a minute after the set-up.
+two, what mapping and unmapping pages costs, and what moving a region costs beside plain copies. On a CUDA device also a GPT that is
+trained under each allocator. Ends with what could not be measured here. About a minute after the set-up, ten more with a CUDA device.
 END
 }
 
@@ -19,7 +20,7 @@ case ${1:-} in
     *) usage >&2; exit 2 ;;
 esac
 
-targets=(fcdp_simgpu fcdp-replay bench_heap bench_vrange)
+targets=(fcdp_simgpu fcdp-replay bench_heap bench_vrange bench_tiering_moves)
 build_benches() {
     { cmake --preset release || { rm -rf build/release && cmake --preset release; }; } && cmake --build --preset release --target "${targets[@]}"
 }
@@ -35,6 +36,9 @@ measure() {         # DRIVER
     echo
     echo "== Pages"
     build/release/tests/alloc/bench_vrange
+    echo
+    echo "== Regions"
+    build/release/tests/tiering/bench_tiering_moves
 }
 
 setup test
@@ -48,6 +52,10 @@ echo
 if cuda_device; then
     echo "On the CUDA device:"
     measure cuda
+    echo
+    echo "== Training"
+    unset FCDP_DRIVER
+    "$PY" tools/bench/training.py
 else
     echo "No CUDA device can be reached (torch.cuda.is_available() is false): nothing above is of a GPU."
 fi
