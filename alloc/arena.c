@@ -205,20 +205,54 @@ static unsigned class_next(const fcdp_arena *arena, unsigned class) {
     return N_CLASSES;
 }
 
-static bool is_better(const fcdp_block *block, const fcdp_block *best) {
-    if (!best || block->bytes != best->bytes) return !best || block->bytes < best->bytes;
-    return block->address < best->address;
+static uint64_t page_down(const fcdp_arena *arena, uint64_t address) {
+    return address / arena->page_bytes * arena->page_bytes;
 }
 
-static fcdp_block *best_fit(const fcdp_arena *arena, size_t bytes) {
+static uint64_t page_up(const fcdp_arena *arena, uint64_t address) {
+    return page_down(arena, address + arena->page_bytes - 1);
+}
+
+typedef struct fit {
+    fcdp_block *block;
+    bool at_end;
+    size_t n_used_up; /* whole pages of the free block that the new one touches: they could have gone elsewhere */
+} fit;
+
+static size_t pages_used_up(const fcdp_arena *arena, const fcdp_block *block, size_t bytes, bool at_end) {
+    uint64_t end = block->address + block->bytes, address = at_end ? end - bytes : block->address;
+    uint64_t from = page_up(arena, block->address), to = page_down(arena, end);
+    if (from < page_down(arena, address)) from = page_down(arena, address);
+    if (to > page_up(arena, address + bytes)) to = page_up(arena, address + bytes);
+    return to > from ? (to - from) / arena->page_bytes : 0;
+}
+
+static bool is_better(const fit *it, const fit *best) {
+    if (!best->block || it->n_used_up != best->n_used_up) return !best->block || it->n_used_up < best->n_used_up;
+    if (it->block->bytes != best->block->bytes) return it->block->bytes < best->block->bytes;
+    return it->block->address < best->block->address;
+}
+
+static void fit_consider(const fcdp_arena *arena, fcdp_block *block, size_t bytes, fit *best) {
+    for (int at_end = 0; at_end < 2; at_end++) {
+        fit it = {block, at_end, pages_used_up(arena, block, bytes, at_end)};
+        if (is_better(&it, best)) *best = it;
+    }
+}
+
+/* The fit that uses up the fewest whole pages; of those the smallest block, which spares the larger ones. */
+static fit best_fit(const fcdp_arena *arena, size_t bytes) {
+    enum { MAX_LOOKED_AT = 512 };
+    size_t page = arena->page_bytes, n_looked_at = 0;
+    size_t n_fewest = bytes > 2 * page ? (bytes - 2 * page) / page : 0; /* none uses up fewer */
+    fit best = {NULL, false, 0};
     for (unsigned class = class_next(arena, class_of(bytes)); class < N_CLASSES;
          class = class_next(arena, class + 1)) {
-        fcdp_block *best = NULL;
-        for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next)
-            if (block->bytes >= bytes && is_better(block, best)) best = block;
-        if (best) return best;
+        for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next, n_looked_at++)
+            if (block->bytes >= bytes) fit_consider(arena, block, bytes, &best);
+        if (best.block && (best.n_used_up == n_fewest || n_looked_at > MAX_LOOKED_AT)) break;
     }
-    return NULL;
+    return best;
 }
 
 /* ---- neighbours ---- */
@@ -366,10 +400,15 @@ fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, fcdp_block **block
     fcdp_status status = nodes_reserve(arena, 1);
     if (!status) status = table_reserve(arena);
     if (status) return status;
-    fcdp_block *block = best_fit(arena, bytes);
+    fit at = best_fit(arena, bytes);
+    fcdp_block *block = at.block;
     if (!block) return FCDP_PENDING;
     free_remove(arena, block);
-    if (block->bytes > bytes) free_insert(arena, block_cut(block, bytes, node_take(arena)));
+    if (block->bytes > bytes) {
+        fcdp_block *rest = block_cut(block, at.at_end ? block->bytes - bytes : bytes, node_take(arena));
+        free_insert(arena, at.at_end ? block : rest);
+        if (at.at_end) block = rest;
+    }
     block_live(arena, block);
     table_insert(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
@@ -449,14 +488,6 @@ typedef struct place {
 
 static bool is_spare(const fcdp_block *block) {
     return block && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
-}
-
-static uint64_t page_down(const fcdp_arena *arena, uint64_t address) {
-    return address / arena->page_bytes * arena->page_bytes;
-}
-
-static uint64_t page_up(const fcdp_arena *arena, uint64_t address) {
-    return page_down(arena, address + arena->page_bytes - 1);
 }
 
 /* Holes' pages that [address, address + bytes) touches, from `block` on, which holds `address`. */

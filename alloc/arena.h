@@ -9,8 +9,8 @@
  *     two neighbours are never both free, nor both holes                     quick blocks count as neither until a flush
  *     a hole begins and ends on a page                                       bytes are multiples of FCDP_ARENA_UNIT
  *
- * Placement. A request takes a quick block of its size; else the smallest free block that fits (lowest address); else
- * it must grow: among all runs of neighbouring free blocks and holes that are long enough, the place that needs the fewest pages. So
+ * Placement. A request takes a quick block of its size; else the place in a free block that uses up the fewest whole pages, which could
+ * have been used anywhere (of those the smallest block, the lowest address); else it must grow: among all runs of neighbouring free blocks and holes that are long enough, the place that needs the fewest pages. So
  * free pages need not be adjacent to be used: holes cost no memory, and a page that nothing lies on can leave its place
  * (fcdp__arena_vacate) and be mapped at another.
  *

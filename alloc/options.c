@@ -66,7 +66,7 @@ typedef struct option_parser {
       "holds the fewest device pages",                                                                                 \
       FIELD(INT, prefetch, 0, 8))                                                                                      \
     X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank", FIELD(REAL, timeout_s, 0.1, 86400))     \
-    X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, and freed tensors of 1 MiB and more are unmapped, so that a stale access faults, 3 every invariant",       \
+    X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, and freed tensors of more than 768 KiB are unmapped, so that a stale access faults, 3 every invariant",       \
       FIELD(INT, check, 0, 3))                                                                                         \
     X("FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr", FIELD(CHOICE, log, 0, 0))              \
     X("FCDP_SUMMARY", "0|1", "1", "the two lines at exit: what was saved, what it cost", FIELD(FLAG, summary, 0, 1))   \

@@ -149,7 +149,7 @@ static double ratio(const trace *t, const outcome *o, size_t page_bytes) {
     return (double)o->reserved / (double)fcdp__round_up(t->peak_live, page_bytes);
 }
 
-static bool replay(const char *path, const machine *m) {
+static bool replay(const char *path, const machine *m, double at_most) {
     trace t = {0};
     trace_read(&t, path);
     trace_measure(&t);
@@ -167,25 +167,28 @@ static bool replay(const char *path, const machine *m) {
            ratios[2], fcdp.n_calls, fcdp.ns);
     fflush(stdout);
     free(t.events);
-    return ratios[2] <= ratios[0] && ratios[2] <= ratios[1];
+    return ratios[2] <= ratios[0] && ratios[2] <= ratios[1] && (at_most <= 0 || ratios[2] <= at_most);
 }
 
 static void help(FILE *out) {
     fprintf(
         out,
-        "usage: fcdp-replay [--help] TRACE...\n\n"
+        "usage: fcdp-replay [--help] [--at-most RATIO] TRACE...\n\n"
         "Replays recorded allocations (tools/replay/traces/*.txt.gz; tools/replay/record.py makes them) into "
         "models of PyTorch's\n"
         "allocator, native and with expandable segments, and into FCDP's. Prints one row of a table per "
         "trace: peak\n"
         "MiB reserved (over the peak live, in whole pages), driver calls; for FCDP the time of an event.\n"
-        "Ends with 1 if FCDP reserves more than either on some trace.\n");
+        "Ends with 1 if FCDP reserves more than either on some trace, or more than RATIO times the peak "
+        "live.\n");
 }
 
 int main(int argc, char **argv) {
     machine m;
     fcdp_options options;
     bool best = true;
+    int first = argc > 3 && strcmp(argv[1], "--at-most") == 0 ? 3 : 1;
+    double at_most = first == 3 ? atof(argv[2]) : 0;
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         help(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : 0;
@@ -196,7 +199,7 @@ int main(int argc, char **argv) {
     printf("| trace | events | peak live, MiB | PyTorch native: reserved, driver calls | expandable segments "
            "| FCDP | ns per event |\n"
            "| --- | --- | --- | --- | --- | --- | --- |\n");
-    for (int i = 1; i < argc; i++) best = replay(argv[i], &m) && best;
+    for (int i = first; i < argc; i++) best = replay(argv[i], &m, at_most) && best;
     for (int i = 0; i < 8; i++) fcdp__driver_stream_destroy(m.drv, m.streams[i]);
     fcdp__driver_close(m.drv);
     return best ? 0 : 1;
