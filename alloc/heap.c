@@ -109,11 +109,16 @@ static heap_private *private_find(fcdp_heap *heap, fcdp_pool_id id) {
     return found;
 }
 
+static void lock_leave(pthread_rwlock_t **lock) {
+    pthread_rwlock_unlock(*lock);
+}
+
+/* `covers` may be C++, and throw: this file is compiled with -fexceptions, and nothing else is held. */
 static heap_private *private_covering(fcdp_heap *heap, fcdp_stream stream) {
-    pthread_rwlock_rdlock(&heap->private_lock);
+    pthread_rwlock_t *lock __attribute__((cleanup(lock_leave))) = &heap->private_lock;
+    pthread_rwlock_rdlock(lock);
     heap_private *private = heap->privates;
     while (private && !(private->open && private->covers(private->ctx, stream))) private = private->next;
-    pthread_rwlock_unlock(&heap->private_lock);
     return private;
 }
 
@@ -131,37 +136,53 @@ static bool arena_is_over(heap_arena *arena) {
     return over;
 }
 
+/* Waits for the device for all of its arenas: during the capture that may follow nobody can. */
 static bool private_is_empty(fcdp_heap *heap, const heap_private *private) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
+    bool empty = true;
     for (size_t i = 0; i < n; i++) {
         if (arenas[i]->private != private) continue;
         (void)fcdp__heap_arena_await(arenas[i]);
-        if (!arena_is_over(arenas[i])) return false;
+        empty = arena_is_over(arenas[i]) && empty;
     }
-    return true;
+    return empty;
 }
 
-/* A released pool whose arenas can serve another: a program may make any number of pools, one after the other. NULL: there is none.
- * Waits for the device where that makes released pages cold: during the capture that may follow nobody can.
- * Without the private lock, which comes after the arenas': who takes it looks again, with the lock, whether it is over. */
-static heap_private *private_find_over(fcdp_heap *heap) {
-    enum { MAX_LOOKED_AT = 64 };
-    heap_private *over[MAX_LOOKED_AT];
+typedef struct private_over { /* a released pool, as it was after so many begins */
+    heap_private *private;
+    uint64_t n_begins;
+} private_over;
+
+/* All of them; NULL: there are none, or no memory for a list. */
+static private_over *privates_over(fcdp_heap *heap, size_t *n_out) {
     size_t n = 0;
     pthread_rwlock_rdlock(&heap->private_lock);
-    for (heap_private *private = heap->privates; private && n < MAX_LOOKED_AT; private = private->next)
-        if (private_is_over(private)) over[n++] = private;
+    for (heap_private *private = heap->privates; private; private = private->next) n += private_is_over(private);
+    private_over *over = n > 0 ? malloc(n * sizeof *over) : NULL;
+    *n_out = over ? n : 0;
+    n = 0;
+    for (heap_private *private = heap->privates; private && over; private = private->next)
+        if (private_is_over(private)) over[n++] = (private_over){private, private->n_begins};
     pthread_rwlock_unlock(&heap->private_lock);
-    heap_private *found = NULL;
+    return over;
+}
+
+/* A released pool whose arenas can serve another: a program may make any number of pools, one after the other. It is looked at without the
+ * private lock, which comes after the arenas': who takes it sees by n_begins whether another has had it meanwhile. */
+static private_over private_find_over(fcdp_heap *heap) {
+    size_t n;
+    private_over found = {NULL, 0}, *over = privates_over(heap, &n);
     for (size_t i = 0; i < n; i++)
-        if (private_is_empty(heap, over[i]) && !found) found = over[i];
+        if (private_is_empty(heap, over[i].private) && !found.private) found = over[i];
+    free(over);
     return found;
 }
 
-/* With the private lock, as writer. `over` may be NULL. */
-static heap_private *private_make(fcdp_heap *heap, fcdp_pool_id id, heap_private *over) {
-    heap_private *private = over && private_is_over(over) ? over : NULL;
+/* With the private lock, as writer. */
+static heap_private *private_make(fcdp_heap *heap, fcdp_pool_id id, private_over over) {
+    bool unchanged = over.private && over.private->n_begins == over.n_begins;
+    heap_private *private = unchanged ? over.private : NULL;
     if (!private) {
         private = calloc(1, sizeof *private);
         if (!private) return NULL;
@@ -173,13 +194,15 @@ static heap_private *private_make(fcdp_heap *heap, fcdp_pool_id id, heap_private
 }
 
 /* With the private lock, as writer. */
-static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, heap_private *over, fcdp_covers_fn covers, void *ctx) {
+static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, private_over over, fcdp_covers_fn covers,
+                                void *ctx) {
     heap_private *private = private_find(heap, id);
     if (private && private->open)
         return fcdp__fail(FCDP_ERR_INVALID, "a private pool that has not ended begins again");
     if (!private) private = private_make(heap, id, over);
     if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
     private->open = true;
+    private->n_begins++;
     private->covers = covers;
     private->ctx = ctx;
     atomic_fetch_add_explicit(&private->n_uses, 1, memory_order_relaxed);
@@ -189,19 +212,20 @@ static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, heap_private *
 
 fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx) {
     fcdp__heap_cool(heap); /* while it may still be asked */
-    heap_private *over = private_find_over(heap);
+    private_over over = private_find_over(heap);
     pthread_rwlock_wrlock(&heap->private_lock);
     fcdp_status status = private_open(heap, id, over, covers, ctx);
     pthread_rwlock_unlock(&heap->private_lock);
     return status;
 }
 
-fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id) {
+fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out) {
     pthread_rwlock_wrlock(&heap->private_lock);
     heap_private *private = private_find(heap, id);
     bool ends = private && private->open;
     if (ends) {
         private->open = false;
+        *ctx_out = private->ctx;
         atomic_fetch_sub_explicit(&heap->n_open, 1, memory_order_relaxed);
     }
     pthread_rwlock_unlock(&heap->private_lock);
@@ -420,6 +444,7 @@ static fcdp_status use_add(fcdp_block *block, fcdp_stream stream) {
     size_t n = uses ? uses->n : 0;
     uses = realloc(uses, sizeof *uses + (n + 1) * sizeof uses->streams[0]);
     if (!uses) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to record a stream");
+    if (n == 0) *uses = (heap_uses){0};
     uses->n = n + 1;
     uses->streams[n] = stream;
     block->tag = uses;
@@ -433,8 +458,9 @@ fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
     fcdp__lock_acquire(&arena->lock);
     fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
     /* Quarantine begins where the stream is done with it. Without memory for that it is left out. */
-    if (block && fcdp__heap_quarantines(arena, block)) (void)!use_add(block, arena->stream);
+    bool spared = block && fcdp__heap_quarantines(arena, block) && use_add(block, arena->stream);
     bool held = block && block->tag;
+    if (held) ((heap_uses *)block->tag)->spared = spared;
     if (held)
         fcdp__arena_hold(arena->blocks, block);
     else if (block)
@@ -445,6 +471,7 @@ fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
     }
     fcdp__lock_release(&arena->lock);
     if (held) fcdp__heap_hold(arena, block);
+    if (heap->quarantine_bytes) fcdp__heap_poll(heap);
     return block ? FCDP_OK : not_ours(address, "free");
 }
 
@@ -617,6 +644,11 @@ void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
     stats_out->n_ooms = atomic_load_explicit(&heap->n_ooms, memory_order_relaxed);
 }
 
+static void peak_reset(_Atomic size_t *peak, _Atomic size_t *now) {
+    atomic_store_explicit(peak, 0, memory_order_relaxed);
+    peak_raise(peak, atomic_load_explicit(now, memory_order_relaxed)); /* somebody else may have raised it already */
+}
+
 void fcdp_heap_reset_peaks(fcdp_heap *heap) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
@@ -631,10 +663,8 @@ void fcdp_heap_reset_peaks(fcdp_heap *heap) {
         arena->peak_mapped_bytes = mapped_bytes(of);
         fcdp__lock_release(&arena->lock);
     }
-    atomic_store_explicit(&heap->peak_allocated, atomic_load_explicit(&heap->allocated, memory_order_relaxed),
-                          memory_order_relaxed);
-    atomic_store_explicit(&heap->peak_pages, atomic_load_explicit(&heap->n_pages, memory_order_relaxed),
-                          memory_order_relaxed);
+    peak_reset(&heap->peak_allocated, &heap->allocated);
+    peak_reset(&heap->peak_pages, &heap->n_pages);
 }
 
 static fcdp_pool_id arena_pool(const heap_arena *arena) {

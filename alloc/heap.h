@@ -14,8 +14,8 @@
  *     5  pages that are not cold yet: waits for the events that make them so
  *     6  FCDP_ERR_NO_DEVICE_MEM, with a text that says who holds what and what would help
  *
- * No lock is held across a driver's map or unmap, a wait or a reclaim. (One exception: a stream that no event
- * can be had for is waited for as a reader of private_lock.) The heap is itself a reclaimer of the pool: 3 and 5, for others.
+ * No lock is held across a driver's map or unmap, a wait or a reclaim, but private_lock, as a reader, across a wait: a capture, which
+ * a wait would break, begins after it. The heap is itself a reclaimer of the pool: 3 and 5, for others.
  *
  *     reserved = pages mapped in arenas        allocated <= reserved        cold pages + pages in use = reserved
  *
@@ -47,14 +47,14 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
  * driver. */
 fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
 
-/* For finding stale accesses: from here on blocks above FCDP_HEAP_SMALL_BYTES have pages of their own, which are unmapped as soon as the
- * device is done with a freed block, so that it faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
+/* For finding stale accesses: from here on blocks above FCDP_HEAP_SMALL_BYTES have pages of their own, which are unmapped when
+ * the device is done with a freed block (seen at the next call of the heap), so that it faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
 void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
 
 /* Private pools, as CUDA graphs have them. From begin to end, mallocs on the streams that `covers` accepts go to the pool. Its blocks are
  * used again by mallocs of the same pool alone, and its pages stay where they are, since a graph knows their addresses: until the pool has been
  * released as often as it has begun. Then they can be had too, once the device has been waited for: a graph may have run on any stream.
- * `covers` runs inside of fcdp_heap_malloc, and must not call the heap.
+ * `covers` runs inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which fcdp_heap_malloc lets through.
  * While a pool is open the heap asks and marks no stream, which a capture would not survive: what is freed meanwhile gets cold later. */
 typedef struct fcdp_pool_id {
     uint64_t first, second;
@@ -62,8 +62,8 @@ typedef struct fcdp_pool_id {
 typedef bool (*fcdp_covers_fn)(void *ctx, fcdp_stream stream);
 /* FCDP_ERR_INVALID: it has begun and not ended. */
 fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx) FCDP_MUST_CHECK;
-/* FCDP_ERR_INVALID: there is no such pool, or it has not begun. `covers` is not called any more. */
-fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;
+/* FCDP_ERR_INVALID: there is no such pool, or it has not begun. `covers` is not called any more; its ctx is the caller's again. */
+fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out) FCDP_MUST_CHECK;
 fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;
 
 /* Of the arenas for small blocks, or for large ones. */
@@ -80,7 +80,7 @@ typedef struct fcdp_heap_counts {
 typedef struct fcdp_heap_stats {
     fcdp_heap_counts large, small;
     size_t allocated_bytes, requested_bytes, reserved_bytes, held_bytes, n_live; /* of both; reserved: mapped pages */
-    size_t peak_allocated_bytes;             /* at most 2 MiB per arena but one below the true peak */
+    size_t peak_allocated_bytes;             /* at most 2 MiB per arena but one off the true peak */
     size_t peak_reserved_bytes;
     uint64_t n_mallocs, n_frees;             /* ever */
     uint64_t n_hits;                         /* mallocs that found a block of their size */

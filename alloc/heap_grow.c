@@ -51,13 +51,38 @@ void fcdp__heap_cool(fcdp_heap *heap) {
     }
 }
 
+bool fcdp__heap_wait_begin(fcdp_heap *heap) {
+    pthread_rwlock_rdlock(&heap->private_lock);
+    if (!fcdp__heap_is_capturing(heap)) return true;
+    pthread_rwlock_unlock(&heap->private_lock);
+    return false;
+}
+
+void fcdp__heap_wait_end(fcdp_heap *heap) {
+    pthread_rwlock_unlock(&heap->private_lock);
+}
+
+static bool device_await(fcdp_heap *heap) {
+    if (!fcdp__heap_wait_begin(heap)) return false;
+    fcdp_status status = fcdp__driver_sync(heap->drv);
+    fcdp__heap_wait_end(heap);
+    return !status;
+}
+
+static bool event_await(fcdp_heap *heap, fcdp_event event) {
+    if (!fcdp__heap_wait_begin(heap)) return false;
+    fcdp_status status = fcdp__driver_event_sync(heap->drv, event);
+    fcdp__heap_wait_end(heap);
+    return !status;
+}
+
 /* Until the device has done everything: then what has been freed of a released pool is cold. */
 static bool private_await(heap_arena *arena) {
     fcdp__lock_acquire(&arena->lock);
     uint64_t now = fcdp__arena_clock(arena->blocks);
     bool waits = arena->cold_clock < now;
     fcdp__lock_release(&arena->lock);
-    if (!waits || fcdp__driver_sync(arena->heap->drv)) return false;
+    if (!waits || !device_await(arena->heap)) return false;
     fcdp__lock_acquire(&arena->lock);
     if (arena->cold_clock < now && !fcdp__heap_is_pinned(arena)) arena->cold_clock = now;
     fcdp__lock_release(&arena->lock);
@@ -70,11 +95,11 @@ static bool mark_await(heap_arena *arena) {
     arena_cool(arena);
     bool waits = arena->has_mark;
     fcdp__lock_release(&arena->lock);
-    return waits && !fcdp__driver_event_sync(arena->heap->drv, arena->mark);
+    return waits && event_await(arena->heap, arena->mark);
 }
 
 bool fcdp__heap_arena_await(heap_arena *arena) {
-    if (fcdp__heap_is_pinned(arena) || fcdp__heap_is_capturing(arena->heap)) return false;
+    if (fcdp__heap_is_pinned(arena)) return false;
     bool waited = arena->private ? private_await(arena) : mark_await(arena);
     if (waited && !arena->private) (void)mark_await(arena); /* the first may have been an old mark */
     if (waited) atomic_fetch_add_explicit(&arena->heap->n_waits, 1, memory_order_relaxed);
@@ -166,16 +191,16 @@ static void pages_leave(fcdp_heap *heap, size_t n, const fcdp_phys *pages) {
 
 static size_t reclaim(fcdp_heap *heap, size_t n_pages, bool waits) {
     fcdp_phys *pages = malloc(n_pages * sizeof *pages);
+    size_t n_given = 0;
     if (!pages) return 0;
     fcdp__heap_poll(heap);
-    size_t n = all_collect(heap, n_pages, pages);
-    while (waits && n < n_pages && all_await(heap)) {
+    do {
+        size_t n = all_collect(heap, n_pages - n_given, pages);
         pages_leave(heap, n, pages); /* nobody else should lack them while this thread waits */
-        n = all_collect(heap, n_pages, pages);
-    }
-    pages_leave(heap, n, pages);
+        n_given += n;
+    } while (waits && n_given < n_pages && all_await(heap));
     free(pages);
-    return n;
+    return n_given;
 }
 
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages) {
@@ -403,11 +428,11 @@ static void event_give(fcdp_heap *heap, heap_event *event) {
 }
 
 /* Where there is no event the host waits: late, but right. */
-static void use_mark(fcdp_heap *heap, fcdp_stream stream, heap_held *held) {
-    heap_event *event = held->block ? event_take(heap) : NULL;
+static void use_mark(fcdp_heap *heap, fcdp_stream stream, heap_uses *uses) {
+    heap_event *event = event_take(heap);
     if (event && !fcdp__driver_event_record(heap->drv, event->event, stream)) {
-        event->next = held->events;
-        held->events = event;
+        event->next = uses->events;
+        uses->events = event;
         return;
     }
     if (event) event_give(heap, event);
@@ -478,8 +503,8 @@ static void graves_level(fcdp_heap *heap) {
     }
 }
 
-static void block_give(heap_arena *arena, fcdp_block *block) {
-    if (fcdp__heap_quarantines(arena, block) && block_bury(arena, block)) {
+static void block_give(heap_arena *arena, fcdp_block *block, bool spared) {
+    if (!spared && fcdp__heap_quarantines(arena, block) && block_bury(arena, block)) {
         graves_level(arena->heap);
         return;
     }
@@ -488,14 +513,9 @@ static void block_give(heap_arena *arena, fcdp_block *block) {
     fcdp__lock_release(&arena->lock);
 }
 
-/* An event on every stream that uses it. */
-static void held_mark(fcdp_heap *heap, heap_held *held) {
-    for (size_t i = 0; held->uses && i < held->uses->n; i++) use_mark(heap, held->uses->streams[i], held);
-    free(held->uses);
-    held->uses = NULL;
-}
+/* ---- what is held ---- */
 
-static void held_keep(fcdp_heap *heap, heap_held *held) {
+static void held_keep(fcdp_heap *heap, heap_uses *held) {
     fcdp__lock_acquire(&heap->lock);
     held->next = heap->held;
     heap->held = held;
@@ -503,9 +523,9 @@ static void held_keep(fcdp_heap *heap, heap_held *held) {
 }
 
 /* The list, to look at; until held_return others know that it is in somebody's hands. */
-static heap_held *held_detach(fcdp_heap *heap) {
+static heap_uses *held_detach(fcdp_heap *heap) {
     fcdp__lock_acquire(&heap->lock);
-    heap_held *list = heap->held;
+    heap_uses *list = heap->held;
     heap->held = NULL;
     heap->n_in_hand++;
     fcdp__lock_release(&heap->lock);
@@ -521,12 +541,12 @@ static void held_return(fcdp_heap *heap) {
 
 /* With `wait`, an event that the driver cannot tell of any more has passed once the device is idle. */
 static bool event_has_passed(fcdp_heap *heap, fcdp_event event, bool wait) {
-    if (!wait) return !fcdp__driver_event_query(heap->drv, event);
-    return !fcdp__driver_event_sync(heap->drv, event) || !fcdp__driver_sync(heap->drv);
+    if (wait) return event_await(heap, event) || device_await(heap);
+    return !fcdp__driver_event_query(heap->drv, event);
 }
 
-/* Drop the events that have passed; with `wait`, all of them. */
-static void held_check(fcdp_heap *heap, heap_held *held, bool wait) {
+/* Drop the events that have passed; with `wait`, all of them, unless a capture begins. */
+static void held_check(fcdp_heap *heap, heap_uses *held, bool wait) {
     heap_event *left = NULL;
     while (held->events) {
         heap_event *event = held->events;
@@ -542,31 +562,28 @@ static void held_check(fcdp_heap *heap, heap_held *held, bool wait) {
 }
 
 /* True: nobody uses the block any more. */
-static bool held_look(fcdp_heap *heap, heap_held *held, bool wait) {
-    pthread_rwlock_rdlock(&heap->private_lock);
-    bool capturing = fcdp__heap_is_capturing(heap);
-    if (!capturing) {
-        held_mark(heap, held);
-        held_check(heap, held, false);
-    }
-    pthread_rwlock_unlock(&heap->private_lock);
-    if (!capturing && wait) held_check(heap, held, true);
-    return !held->events && !held->uses;
+static bool held_look(fcdp_heap *heap, heap_uses *held, bool wait) {
+    if (!fcdp__heap_wait_begin(heap)) return false;
+    while (held->n > 0) use_mark(heap, held->streams[--held->n], held);
+    held_check(heap, held, false);
+    fcdp__heap_wait_end(heap);
+    if (wait) held_check(heap, held, true);
+    return !held->events;
+}
+
+static void held_end(heap_uses *held) {
+    block_give(held->arena, held->block, held->spared);
+    free(held);
 }
 
 void fcdp__heap_hold(heap_arena *arena, fcdp_block *block) {
     fcdp_heap *heap = arena->heap;
-    heap_held *held = calloc(1, sizeof *held), none = {.uses = block->tag};
+    heap_uses *held = block->tag;
     block->tag = NULL;
-    if (!held) {
-        held_mark(heap, &none); /* no memory for events either: waits */
-        block_give(arena, block);
-        return;
-    }
-    *held = (heap_held){.arena = arena, .block = block, .uses = none.uses};
+    held->arena = arena;
+    held->block = block;
     if (held_look(heap, held, false)) {
-        free(held);
-        block_give(arena, block);
+        held_end(held);
         return;
     }
     atomic_fetch_add_explicit(&heap->n_held, 1, memory_order_relaxed);
@@ -574,17 +591,16 @@ void fcdp__heap_hold(heap_arena *arena, fcdp_block *block) {
 }
 
 static bool held_pass(fcdp_heap *heap, bool wait) {
-    heap_held *list = held_detach(heap);
+    heap_uses *list = held_detach(heap);
     bool any = false;
     while (list) {
-        heap_held *held = list;
+        heap_uses *held = list;
         list = held->next;
         if (!held_look(heap, held, wait)) {
             held_keep(heap, held);
             continue;
         }
-        block_give(held->arena, held->block);
-        free(held);
+        held_end(held);
         atomic_fetch_sub_explicit(&heap->n_held, 1, memory_order_relaxed);
         any = true;
     }
@@ -613,14 +629,13 @@ bool fcdp__heap_held_await(fcdp_heap *heap) {
 }
 
 void fcdp__heap_held_destroy(fcdp_heap *heap) {
-    for (heap_held *held = held_detach(heap), *next; held; held = next) {
+    for (heap_uses *held = held_detach(heap), *next; held; held = next) {
         next = held->next;
         while (held->events) {
             heap_event *event = held->events;
             held->events = event->next;
             event_give(heap, event);
         }
-        free(held->uses);
         free(held);
     }
     while (heap->graves) {

@@ -8,8 +8,19 @@
 
 enum { HEAP_MAX_STREAMS = 2048 };
 
-typedef struct heap_uses { /* of a block by other streams; the block's tag */
-    size_t n;
+typedef struct heap_event {
+    struct heap_event *next;
+    fcdp_event event;
+} heap_event;
+
+/* What other streams do with a block; its tag while it lives. Once it is freed, on the heap's list until they are done. */
+typedef struct heap_uses {
+    struct heap_uses *next;
+    struct heap_arena *arena;
+    fcdp_block *block;
+    heap_event *events; /* of streams that were marked; those that have not passed */
+    bool spared;        /* from quarantine: its own stream is not among them */
+    size_t n;           /* streams that have no event yet: a capture is under way, or it lives */
     fcdp_stream streams[];
 } heap_uses;
 
@@ -25,6 +36,7 @@ typedef struct heap_private {
     struct heap_private *next;
     fcdp_pool_id id;
     _Atomic size_t n_uses; /* begun and not released: its pages stay */
+    uint64_t n_begins;     /* ever, under whatever id; guarded by private_lock */
     /* guarded by the heap's private_lock */
     bool open;
     fcdp_covers_fn covers;
@@ -55,19 +67,6 @@ typedef struct heap_stream { /* in a private pool, or in none */
     heap_private *private;
     heap_arena arenas[2]; /* large, small */
 } heap_stream;
-
-typedef struct heap_event {
-    struct heap_event *next;
-    fcdp_event event;
-} heap_event;
-
-typedef struct heap_held { /* a freed block that other streams may still use */
-    struct heap_held *next;
-    heap_arena *arena;
-    fcdp_block *block;
-    heap_uses *uses;    /* streams that have no event yet: a capture is under way */
-    heap_event *events; /* those that have not passed */
-} heap_held;
 
 typedef struct heap_grave { /* a freed block without pages, whose addresses are not used yet */
     struct heap_grave *next;
@@ -100,7 +99,7 @@ struct fcdp_heap {
     heap_event *idle_events;
     heap_grave *graves, **graves_end; /* oldest first */
     size_t buried_bytes;
-    heap_held *held;
+    heap_uses *held;
     size_t n_in_hand; /* threads that have taken the list of held blocks away, to look at it */
     pthread_cond_t held_back; /* one of them is done */
 };
@@ -131,6 +130,9 @@ size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);
 void fcdp__heap_hold(heap_arena *arena, fcdp_block *block);
 /* Of whole pages, which are unmapped when it is freed. */
 bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block);
+/* A wait for the device, unless a capture is under way; while it lasts none begins. False: one is. */
+bool fcdp__heap_wait_begin(fcdp_heap *heap);
+void fcdp__heap_wait_end(fcdp_heap *heap);
 /* Give back what has been held long enough. */
 void fcdp__heap_poll(fcdp_heap *heap);
 /* The same, waiting; false: nothing was held. */

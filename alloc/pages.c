@@ -16,7 +16,8 @@
  *     n_created = n_live + n_cached = sum of n_held + n_cached        n_reserved <= n_cached, n_reserved <= n_promised
  *     n_created + (n_promised - n_reserved) <= n_room                 n_live + n_promised <= n_room
  *
- * and n_room is n_budget, but after a smaller budget was set: then promises are made below the budget alone. */
+ * and n_room is n_budget, but after a smaller budget was set: then promises are made below the budget alone, and idle handles above it
+ * are released. */
 struct fcdp_pool {
     fcdp_driver *drv;
     size_t page_bytes;
@@ -40,6 +41,17 @@ struct fcdp_pool {
     size_t n_driver_creates, n_reclaims;
     fcdp_phys *stack;
 };
+
+/* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for
+ * good. */
+static fcdp_status page_release(fcdp_pool *pool, fcdp_phys page) {
+    fcdp_status status = fcdp__driver_phys_release(pool->drv, page);
+    if (status) status = fcdp__driver_phys_release(pool->drv, page);
+    if (status)
+        fcdp__log(FCDP_LOG_WARN, "a device page of %zu bytes is lost: %s", pool->page_bytes,
+                  fcdp_error_text());
+    return status;
+}
 
 static bool pool_is_valid(const fcdp_pool *pool) {
     size_t n_held = 0;
@@ -93,17 +105,6 @@ fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool *
     return FCDP_OK;
 }
 
-/* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for
- * good. */
-static fcdp_status page_release(fcdp_pool *pool, fcdp_phys page) {
-    fcdp_status status = fcdp__driver_phys_release(pool->drv, page);
-    if (status) status = fcdp__driver_phys_release(pool->drv, page);
-    if (status)
-        fcdp__log(FCDP_LOG_WARN, "a device page of %zu bytes is lost: %s", pool->page_bytes,
-                  fcdp_error_text());
-    return status;
-}
-
 void fcdp__pool_destroy(fcdp_pool *pool) {
     if (!pool) return;
     FCDP_CHECK(1, pool->n_live == 0 && pool->n_promised == 0);
@@ -117,6 +118,8 @@ void fcdp__pool_destroy(fcdp_pool *pool) {
 void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim,
                               fcdp_idle_fn idle, void *ctx) {
     fcdp__lock_acquire(&pool->lock);
+    pool->reclaimers[which].reclaim = NULL; /* nobody enters any more */
+    pool->reclaimers[which].idle = NULL;
     while (pool->reclaimers[which].n_inside) fcdp__lock_wait(&pool->lock, &pool->left);
     pool->reclaimers[which].reclaim = reclaim;
     pool->reclaimers[which].idle = idle;
@@ -294,6 +297,20 @@ fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, 
 
 /* ---- give, trim, stats ---- */
 
+/* Idle handles go back to the driver: all of them, or those above the budget. Returns how many. */
+static size_t pool_release(fcdp_pool *pool, bool all) {
+    size_t n_released = 0;
+    for (;;) {
+        fcdp__lock_acquire(&pool->lock);
+        bool one = pool->n_cached > pool->n_reserved && (all || pool->n_created > pool->n_budget);
+        fcdp_phys page = one ? pool->stack[--pool->n_cached] : (fcdp_phys){0};
+        pool->n_created -= one;
+        pool_leave(pool);
+        if (!one) return n_released;
+        if (!page_release(pool, page)) n_released++;
+    }
+}
+
 /* Under lock. */
 static void held_leave(fcdp_pool *pool, fcdp_holder holder, size_t n) {
     FCDP_CHECK(0, n <= pool->n_held[holder]);
@@ -310,7 +327,9 @@ void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_p
         pool->stack[pool->n_cached++] = pages[i];
     }
     pool->n_moves++;
+    bool above = pool->n_created > pool->n_budget;
     pool_leave(pool);
+    if (above) (void)pool_release(pool, false);
 }
 
 void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages) {
@@ -323,19 +342,9 @@ void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp
 }
 
 size_t fcdp__pool_trim(fcdp_pool *pool) {
-    size_t n_released = 0;
-    for (;;) {
-        fcdp__lock_acquire(&pool->lock);
-        bool idle = pool->n_cached > pool->n_reserved;
-        fcdp_phys page = idle ? pool->stack[--pool->n_cached] : (fcdp_phys){0};
-        pool->n_created -= idle;
-        pool_leave(pool);
-        if (!idle) return n_released * pool->page_bytes;
-        if (!page_release(pool, page)) n_released++;
-    }
+    return pool_release(pool, true) * pool->page_bytes;
 }
 
-/* Handles above the budget go back to the driver, not to the stack's end. */
 fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) {
     size_t n = budget_bytes / pool->page_bytes;
     if (n == 0)
@@ -353,7 +362,7 @@ fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) {
     }
     pool_leave(pool);
     if (!stack) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for the list of %zu device pages", n);
-    (void)fcdp__pool_trim(pool);
+    (void)pool_release(pool, false);
     return FCDP_OK;
 }
 

@@ -4,6 +4,7 @@
  * region and no tensor: under pressure it asks its reclaimers, functions that others register.
  *
  *     created = live + cached      live + cached <= budget / page_bytes      peak_live = max over time of live
+ *     (after a smaller budget was set: once as many have been given back)
  *     live = sum over holders of held                                        peak_held, of each, likewise
  *
  * All functions may be called from any thread.

@@ -324,6 +324,7 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     (void)state;
     world w = world_open(8);
     fcdp_pool_id id = {3, 0};
+    void *ctx = NULL;
     fcdp_dptr before = take(&w, 2 * PAGE, 0), other, ooms;
     give(&w, before);
     assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0]));
@@ -335,14 +336,18 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     other = take(&w, PAGE, 1); /* not covered */
     fcdp_dptr used = take(&w, 512, 1);
     assert_ok(fcdp_heap_record_stream(w.heap, used, w.streams[0]));
-    unsigned long queries = simgpu_calls("cuStreamQuery"), records = simgpu_calls("cuEventRecord");
+    static const char *const asking[] = {"cuStreamQuery",      "cuEventRecord",       "cuEventQuery",
+                                         "cuEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize"};
+    unsigned long before_calls[6];
+    for (int i = 0; i < 6; i++) before_calls[i] = simgpu_calls(asking[i]);
     give(&w, used); /* the stream is captured: its event comes later */
     assert_int_equal(stats_of(&w).held_bytes, 512);
     assert_int_equal(fcdp_heap_malloc(w.heap, 7 * PAGE, w.streams[1], &ooms), FCDP_ERR_NO_DEVICE_MEM);
-    assert_int_equal(simgpu_calls("cuStreamQuery"), queries);
-    assert_int_equal(simgpu_calls("cuEventRecord"), records);
-    assert_ok(fcdp_heap_pool_end(w.heap, id));
-    assert_int_equal(fcdp_heap_pool_end(w.heap, id), FCDP_ERR_INVALID);
+    assert_ok(fcdp_heap_trim(w.heap));
+    for (int i = 0; i < 6; i++) assert_int_equal(simgpu_calls(asking[i]), before_calls[i]);
+    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    assert_ptr_equal(ctx, w.streams[0]);
+    assert_int_equal(fcdp_heap_pool_end(w.heap, id, &ctx), FCDP_ERR_INVALID);
     give(&w, a);
     give(&w, b);
     give(&w, other);
@@ -363,7 +368,7 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     gate_free(g);
     assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0])); /* its name may come again */
     give(&w, take(&w, PAGE, 0));
-    assert_ok(fcdp_heap_pool_end(w.heap, id));
+    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
     world_close(&w);
 }
 
@@ -372,28 +377,49 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
 /* One after the other, any number of them; what is alive in one keeps its place from the next. */
 static void released_pools_make_room_for_others(void **state) {
     (void)state;
-    world w = world_open(16);
-    fcdp_dptr kept = {0}, small;
-    for (uint64_t i = 1; i <= 3000; i++) {
-        fcdp_pool_id id = {i, 1};
+    enum { N_POOLS = 3000, N_KEPT = 100 };
+    world w = world_open(2 * N_KEPT + 16);
+    fcdp_dptr kept[N_KEPT] = {{0}};
+    void *ctx;
+    for (uint64_t i = 0; i < N_POOLS; i++) {
+        fcdp_pool_id id = {i + 1, 1};
         assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0]));
-        fcdp_dptr at = take(&w, 2 * PAGE, 0);
-        small = take(&w, 1000, 0);
-        assert_int_not_equal(at.addr, kept.addr);
-        assert_ok(fcdp_heap_pool_end(w.heap, id));
-        if (i % 100 == 50) {
-            if (kept.addr) give(&w, kept);
-            kept = at;
-        } else {
-            give(&w, at);
-        }
-        give(&w, small);
+        fcdp_dptr at = take(&w, 2 * PAGE, 0), output = take(&w, 1000, 0);
+        for (int k = 0; k < N_KEPT; k++) assert_int_not_equal(output.addr, kept[k].addr);
+        assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+        if (kept[i % N_KEPT].addr) give(&w, kept[i % N_KEPT]);
+        kept[i % N_KEPT] = output;
+        give(&w, at);
         assert_ok(fcdp_heap_pool_release(w.heap, id));
     }
-    give(&w, kept);
+    for (int k = 0; k < N_KEPT; k++) give(&w, kept[k]);
     assert_ok(fcdp_heap_trim(w.heap));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
     world_close(&w);
+}
+
+/* A block that lives in one arena of a released pool keeps the pool, not the pages of its other arenas. */
+static void a_released_pools_free_pages_serve_the_next_capture(void **state) {
+    (void)state;
+    for (int order = 0; order < 2; order++) { /* whichever arena is looked at first */
+        world w = world_open(8);
+        fcdp_pool_id first = {1, 1}, second = {2, 1};
+        void *ctx;
+        int a = order, b = !order;
+        assert_ok(fcdp_heap_pool_begin(w.heap, first, covers_stream, w.streams[a]));
+        fcdp_dptr alive = take(&w, 1000, a);
+        assert_ok(fcdp_heap_pool_end(w.heap, first, &ctx));
+        assert_ok(fcdp_heap_pool_begin(w.heap, first, covers_stream, w.streams[b]));
+        give(&w, take(&w, 5 * PAGE, b));
+        assert_ok(fcdp_heap_pool_end(w.heap, first, &ctx));
+        assert_ok(fcdp_heap_pool_release(w.heap, first));
+        assert_ok(fcdp_heap_pool_release(w.heap, first));
+        assert_ok(fcdp_heap_pool_begin(w.heap, second, covers_stream, w.streams[a]));
+        give(&w, take(&w, 6 * PAGE, a));
+        assert_ok(fcdp_heap_pool_end(w.heap, second, &ctx));
+        give(&w, alive);
+        world_close(&w);
+    }
 }
 
 static sigjmp_buf fault_jump;
@@ -496,11 +522,12 @@ static void every_driver_call_fails_once(void **state) {
     (void)state;
     fcdp_log_set_level(FCDP_LOG_QUIET);
     fcdp__check_level = 3;
-    const int codes[] = {CUDA_UNKNOWN, CUDA_OUT_OF_MEMORY};
-    for (int c = 0; c < 2; c++) {
+    const int codes[] = {CUDA_UNKNOWN, CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN};
+    for (int c = 0; c < 3; c++) {
         size_t n_failed = 0, n_calls = 1;
         for (unsigned long n = 0; n <= n_calls; n++) {
             world w = world_open(14);
+            fcdp_heap_set_quarantine(w.heap, c == 2 ? 6 * PAGE : 0);
             unsigned long before = simgpu_calls(NULL);
             if (n > 0) assert_int_equal(simgpu_fail_nth(NULL, n, codes[c]), 0);
             n_failed += schedule_run(&w);
@@ -510,8 +537,8 @@ static void every_driver_call_fails_once(void **state) {
             assert_int_equal(stats_of(&w).allocated_bytes, 0);
             world_close(&w);
         }
-        print_message("%zu driver calls, each failed once with %d: %zu runs saw an error\n", n_calls,
-                      codes[c], n_failed);
+        print_message("%zu driver calls, each failed once with %d%s: %zu runs saw an error\n", n_calls,
+                      codes[c], c == 2 ? ", in quarantine" : "", n_failed);
         assert_true(n_failed > 0);
     }
     fcdp__check_level = 0;
@@ -532,6 +559,7 @@ int main(void) {
         cmocka_unit_test(a_busy_cache_gives_its_pages_to_regions),
         cmocka_unit_test(a_private_pool_keeps_to_itself_until_it_is_released),
         cmocka_unit_test(released_pools_make_room_for_others),
+        cmocka_unit_test(a_released_pools_free_pages_serve_the_next_capture),
         cmocka_unit_test(quarantine_makes_a_stale_access_fault),
         cmocka_unit_test(wrong_frees_are_named),
         cmocka_unit_test(every_driver_call_fails_once),
