@@ -641,6 +641,7 @@ void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
     stats_out->n_pages_moved = atomic_load_explicit(&heap->n_moved, memory_order_relaxed);
     stats_out->n_pages_taken = atomic_load_explicit(&heap->n_taken, memory_order_relaxed);
     stats_out->n_waits = atomic_load_explicit(&heap->n_waits, memory_order_relaxed);
+    stats_out->n_retries = atomic_load_explicit(&heap->n_retries, memory_order_relaxed);
     stats_out->n_ooms = atomic_load_explicit(&heap->n_ooms, memory_order_relaxed);
 }
 

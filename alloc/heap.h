@@ -87,7 +87,8 @@ typedef struct fcdp_heap_stats {
     uint64_t n_fits;                         /* mallocs that found a larger free block */
     uint64_t n_grows;                        /* mallocs that mapped pages */
     uint64_t n_pages_moved, n_pages_taken;   /* mapped from elsewhere in the heap; from the pool */
-    uint64_t n_waits, n_ooms;
+    uint64_t n_waits, n_ooms;                /* for the device, whoever asked; mallocs in vain */
+    uint64_t n_retries;                      /* mallocs that had to wait */
 } fcdp_heap_stats;
 void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out);
 /* Every peak is what is now. */

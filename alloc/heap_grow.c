@@ -293,13 +293,14 @@ static fcdp_status pool_pages(fcdp_heap *heap, size_t n, bool ask, fcdp_phys *pa
 
 typedef struct attempt {
     size_t n_missing;
+    bool waited;
     uint64_t n_returns; /* times that it has given back what it had */
 } attempt;
 
 /* One attempt at `n` pages, all or none; FCDP_PENDING: there are none. */
 static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, attempt *attempt_out) {
     fcdp_heap *heap = arena->heap;
-    *attempt_out = (attempt){n, 0};
+    *attempt_out = (attempt){n, attempt_out->waited, 0};
     for (;;) {
         fcdp_status status = FCDP_PENDING;
         size_t n_got = stream_collect(arena, n, pages_out);
@@ -315,6 +316,8 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
         attempt_out->n_returns += n_got > 0;
         pages_leave(heap, n_got, pages_out); /* nobody else should lack them while this thread waits */
         if (status != FCDP_PENDING || !all_await(heap)) return status;
+        if (!attempt_out->waited) atomic_fetch_add_explicit(&heap->n_retries, 1, memory_order_relaxed);
+        attempt_out->waited = true;
     }
 }
 
@@ -323,7 +326,7 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
 static fcdp_status pages_seek(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
     enum { MAX_LOST_RACES = 64 };
     fcdp_heap *heap = arena->heap;
-    attempt last = {n, 0};
+    attempt last = {n, false, 0};
     for (int n_lost = 0; n_lost < MAX_LOST_RACES; n_lost++) {
         uint64_t n_returns = atomic_load_explicit(&heap->n_returns, memory_order_relaxed);
         fcdp_status status = pages_try(arena, n, pages_out, &last);

@@ -86,7 +86,7 @@ struct fcdp_heap {
     _Atomic(heap_stream *) streams[HEAP_MAX_STREAMS]; /* open addressing; set once */
     _Alignas(HEAP_CACHE_LINE) _Atomic size_t allocated;
     _Atomic size_t peak_allocated, n_pages, peak_pages;
-    _Atomic uint64_t n_moved, n_taken, n_waits, n_ooms;
+    _Atomic uint64_t n_moved, n_taken, n_waits, n_retries, n_ooms;
     _Atomic size_t n_held, n_seeking; /* seeking: threads that look for pages */
     _Atomic uint64_t n_returns; /* pages given to the pool, ever: whether another attempt could end differently */
     /* Read while `covers` runs and while a stream is asked or marked: a pool ends when nobody asks it any more,

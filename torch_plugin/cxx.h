@@ -10,7 +10,7 @@ typedef enum cxx_error_kind {
     CXX_ERROR,         /* RuntimeError */
 } cxx_error_kind;
 
-/* Find torch's exceptions in this process. NULL, or why they cannot be thrown. Once, before the others; torch has been imported. */
+/* Find torch's exceptions in this process. NULL, or why they cannot be thrown. Before the others; torch has been imported. */
 const char *binding_cxx_open(void);
 /* Throws a c10::Error with `text` through the caller's frames, which must hold nothing: they are not cleaned up. */
 void binding_cxx_throw(cxx_error_kind kind, const char *text) __attribute__((noreturn));

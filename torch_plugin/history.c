@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -10,6 +11,7 @@ typedef struct entry {
     uint64_t address, bytes, stream, time_us;
     int ordinal;
     history_action action;
+    bool requested; /* the first of a free's two */
 } entry;
 
 static struct {
@@ -44,11 +46,21 @@ static entry *entry_next(void) {
     return &history.ring[history.n++];
 }
 
-void binding_history_add(history_action action, int ordinal, uint64_t address, size_t bytes, void *stream) {
-    if (!atomic_load_explicit(&history.records, memory_order_relaxed)) return;
-    pthread_mutex_lock(&history.lock);
+bool binding_history_records(void) { return atomic_load_explicit(&history.records, memory_order_relaxed); }
+
+/* With the lock. */
+static void entry_add(const entry *new) {
     entry *next = history.most ? entry_next() : NULL;
-    if (next) *next = (entry){address, bytes, (uintptr_t)stream, now_us(), ordinal, action};
+    if (next) *next = *new;
+}
+
+void binding_history_add(history_action action, int ordinal, uint64_t address, size_t bytes, void *stream) {
+    if (!binding_history_records()) return;
+    entry new = {address, bytes, (uintptr_t)stream, now_us(), ordinal, action, action == HISTORY_FREE};
+    pthread_mutex_lock(&history.lock);
+    entry_add(&new);
+    new.requested = false;
+    if (action == HISTORY_FREE) entry_add(&new);
     pthread_mutex_unlock(&history.lock);
 }
 
@@ -72,7 +84,7 @@ PyObject *binding_history_record(PyObject *self, PyObject *args) {
 
 static PyObject *entry_tuple(const entry *e) {
     static const char *const action_name[] = {"alloc", "free_completed", "oom"};
-    return Py_BuildValue("(sKKKKi)", action_name[e->action], e->address, e->bytes, e->stream, e->time_us, e->ordinal);
+    return Py_BuildValue("(sKKKKi)", e->requested ? "free_requested" : action_name[e->action], e->address, e->bytes, e->stream, e->time_us, e->ordinal);
 }
 
 /* A copy of the ring, oldest first: no Python with the lock. */

@@ -31,7 +31,7 @@ static fcdp_status device_open(int ordinal, fcdp_device **device_out) {
     fcdp_status status = fcdp_device_open(tensors.driver, ordinal, tensors.sim_library, tensors.budget_bytes, true, device);
     if (status) {
         free(device);
-        return status;
+        return fcdp__fail(status, "%s; FCDP_ALLOC=native keeps PyTorch's own allocator", fcdp_error_text());
     }
     if (fcdp__check_level >= 2) fcdp_heap_set_quarantine(device->heap, QUARANTINE_BYTES);
     atomic_store_explicit(&tensors.devices[ordinal], device, memory_order_release); /* partner: device_of */
@@ -68,11 +68,19 @@ fcdp_status binding_tensors_device(int ordinal, const fcdp_device **device_out) 
 
 static void raise_status(fcdp_status status, size_t bytes) __attribute__((noreturn));
 static void raise_status(fcdp_status status, size_t bytes) {
-    static _Thread_local char text[2048];
+    char text[2048];
     if (status != FCDP_ERR_NO_DEVICE_MEM) binding_cxx_throw(CXX_ERROR, fcdp_error_text());
     /* The words that scripts look for when they try a smaller batch. */
     snprintf(text, sizeof text, "CUDA out of memory. Tried to allocate %.2f MiB. fcdp_alloc: %s", (double)bytes / 0x1p20, fcdp_error_text());
     binding_cxx_throw(CXX_OUT_OF_MEMORY, text);
+}
+
+static void oom_note(fcdp_status status, int ordinal, size_t bytes, void *stream) {
+    size_t free_bytes = 0, total_bytes;
+    fcdp_device *device = device_of(ordinal);
+    if (status != FCDP_ERR_NO_DEVICE_MEM || !device || !binding_history_records()) return;
+    if (fcdp__driver_mem_info(device->drv, &free_bytes, &total_bytes)) free_bytes = 0;
+    binding_history_add(HISTORY_OOM, ordinal, free_bytes, bytes, stream);
 }
 
 static void *hook_malloc(size_t bytes, int ordinal, void *stream) {
@@ -80,9 +88,11 @@ static void *hook_malloc(size_t bytes, int ordinal, void *stream) {
     fcdp_dptr at;
     fcdp_status status = device_need(ordinal, &device);
     if (!status) status = fcdp_heap_malloc(device->heap, bytes, stream, &at);
-    if (status == FCDP_ERR_NO_DEVICE_MEM) binding_history_add(HISTORY_OOM, ordinal, 0, bytes, stream);
-    if (status) raise_status(status, bytes);
-    binding_history_add(HISTORY_ALLOC, ordinal, at.addr, bytes, stream);
+    if (status) {
+        oom_note(status, ordinal, bytes, stream);
+        raise_status(status, bytes);
+    }
+    if (at.addr) binding_history_add(HISTORY_ALLOC, ordinal, at.addr, bytes, stream);
     return (void *)(uintptr_t)at.addr;
 }
 
@@ -94,15 +104,14 @@ static void hook_free(void *at, size_t bytes, int ordinal, void *stream) {
     if (fcdp_heap_free(device->heap, (fcdp_dptr){(uintptr_t)at})) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
 }
 
+/* PyTorch asks for any tensor. What is not ours (a gathered parameter, another library's memory) has another owner, who waits. */
 static void hook_record_stream(void *at, void *stream) {
-    fcdp_status status = FCDP_OK;
     for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++) {
         fcdp_device *device = device_of(ordinal);
-        if (!device) continue;
-        status = fcdp_heap_record_stream(device->heap, (fcdp_dptr){(uintptr_t)at}, stream);
-        if (!status) return;
+        fcdp_status status = device ? fcdp_heap_record_stream(device->heap, (fcdp_dptr){(uintptr_t)at}, stream) : FCDP_ERR_INVALID;
+        if (status == FCDP_OK) return;
+        if (status != FCDP_ERR_INVALID) raise_status(status, 0); /* unrecorded, the block could be used again too early */
     }
-    if (status) raise_status(status, 0); /* unrecorded, the block could be used again too early */
 }
 
 /* torch.cuda.empty_cache() */
@@ -113,69 +122,52 @@ static void hook_reset(void) {
     }
 }
 
-/* torch.cuda.set_per_process_memory_fraction(): of the whole device, for tensors and gathered parameters together. */
+/* torch.cuda.set_per_process_memory_fraction(): of the whole device, for tensors and gathered parameters together. FCDP_DEVICE_BUDGET
+ * stays an upper bound. */
 static void hook_memory_fraction(double fraction, int ordinal) {
     fcdp_device *device;
     size_t free_bytes, total_bytes;
     fcdp_status status = device_need(ordinal, &device);
     if (!status) status = fcdp__driver_mem_info(device->drv, &free_bytes, &total_bytes);
-    if (!status) status = fcdp__pool_set_budget(device->pool, (size_t)(fraction * (double)total_bytes));
+    size_t bytes = status ? 0 : (size_t)(fraction * (double)total_bytes);
+    if (tensors.budget_bytes && bytes > tensors.budget_bytes) bytes = tensors.budget_bytes;
+    if (!status) status = fcdp__pool_set_budget(device->pool, bytes);
     if (status) raise_status(status, 0);
 }
 
-/* What a pool's `covers` calls, from begin to end: torch ends every pool that it begins. */
-typedef struct open_pool {
-    struct open_pool *next;
-    int ordinal;
-    fcdp_pool_id id;
-    cxx_function covers;
-} open_pool;
-static open_pool *open_pools; /* guarded by tensors.lock */
+/* What a pool's `covers` calls: the pool's ctx from begin to end. */
+static bool pool_covers(void *ctx, fcdp_stream stream) { return binding_cxx_function_call(ctx, stream); }
 
-static bool pool_covers(void *ctx, fcdp_stream stream) { return binding_cxx_function_call(&((open_pool *)ctx)->covers, stream); }
-
-static open_pool *open_pool_detach(int ordinal, fcdp_pool_id id) {
-    fcdp__lock_acquire(&tensors.lock);
-    open_pool **link = &open_pools;
-    while (*link && ((*link)->ordinal != ordinal || (*link)->id.first != id.first || (*link)->id.second != id.second)) link = &(*link)->next;
-    open_pool *found = *link;
-    if (found) *link = found->next;
-    fcdp__lock_release(&tensors.lock);
-    return found;
-}
-
-static void open_pool_free(open_pool *pool) {
-    binding_cxx_function_end(&pool->covers);
-    free(pool);
+static void covers_free(cxx_function *covers) {
+    binding_cxx_function_end(covers);
+    free(covers);
 }
 
 /* c10::MempoolId_t is a pair of 64 bit integers, passed as a struct of them; a std::function is passed by its address. */
 static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *covers) {
     fcdp_device *device;
-    open_pool *pool = malloc(sizeof *pool);
-    fcdp_status status = pool ? device_need(ordinal, &device) : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
+    cxx_function *copy = malloc(sizeof *copy);
+    fcdp_status status = copy ? device_need(ordinal, &device) : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
     if (status) {
-        free(pool);
+        free(copy);
         raise_status(status, 0);
     }
-    *pool = (open_pool){.ordinal = ordinal, .id = id};
-    binding_cxx_function_copy(covers, &pool->covers);
-    status = fcdp_heap_pool_begin(device->heap, id, pool_covers, pool);
+    binding_cxx_function_copy(covers, copy);
+    status = fcdp_heap_pool_begin(device->heap, id, pool_covers, copy);
     if (status) {
-        open_pool_free(pool);
+        covers_free(copy);
         raise_status(status, 0);
     }
-    fcdp__lock_acquire(&tensors.lock);
-    pool->next = open_pools;
-    open_pools = pool;
-    fcdp__lock_release(&tensors.lock);
 }
 
 static void hook_end_pool(int ordinal, fcdp_pool_id id) {
     fcdp_device *device = device_of(ordinal);
-    if (device && fcdp_heap_pool_end(device->heap, id)) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
-    open_pool *pool = open_pool_detach(ordinal, id);
-    if (pool) open_pool_free(pool);
+    void *covers;
+    if (!device) return;
+    if (fcdp_heap_pool_end(device->heap, id, &covers))
+        fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+    else
+        covers_free(covers);
 }
 
 /* Also from a graph's destructor, which must not throw. */
@@ -188,6 +180,26 @@ static void hook_release_pool(int ordinal, fcdp_pool_id id) {
 
 static unsigned long long address_of(void (*function)(void)) { return (uintptr_t)function; }
 
+/* A forked child has no device: its tensors of the parent are nobody's to free. */
+static void child_forget(void) {
+    atomic_store_explicit(&tensors.enabled, false, memory_order_relaxed);
+    for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++) atomic_store_explicit(&tensors.devices[ordinal], NULL, memory_order_relaxed);
+}
+
+/* With the GIL. */
+static fcdp_status tensors_enable(fcdp_driver_kind driver, const char *sim_library) {
+    if (atomic_load_explicit(&tensors.enabled, memory_order_relaxed))
+        return driver == tensors.driver ? FCDP_OK : fcdp__fail(FCDP_ERR_INVALID, "fcdp_alloc is on another driver already");
+    tensors.sim_library = sim_library ? strdup(sim_library) : NULL;
+    if (sim_library && !tensors.sim_library) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory");
+    tensors.driver = driver;
+    tensors.budget_bytes = binding_options()->device_budget_bytes;
+    fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE);
+    pthread_atfork(NULL, NULL, child_forget);
+    atomic_store_explicit(&tensors.enabled, true, memory_order_release); /* partner: device_need */
+    return FCDP_OK;
+}
+
 /* (driver, sim_library) -> {hook: address}; raises Error where this torch cannot be served. The options have been loaded. */
 PyObject *binding_tensors_enable(PyObject *self, PyObject *args) {
     (void)self;
@@ -196,20 +208,15 @@ PyObject *binding_tensors_enable(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iz:tensors_enable", &driver, &sim_library)) return NULL;
     const char *why_not = binding_cxx_open();
     if (why_not) return binding_raise(fcdp__fail(FCDP_ERR_UNSUPPORTED, "fcdp_alloc: %s", why_not));
-    if (!atomic_load_explicit(&tensors.enabled, memory_order_relaxed)) { /* the GIL is held */
-        tensors.driver = (fcdp_driver_kind)driver;
-        tensors.sim_library = sim_library ? strdup(sim_library) : NULL;
-        tensors.budget_bytes = binding_options()->device_budget_bytes;
-        fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE);
-        atomic_store_explicit(&tensors.enabled, true, memory_order_release); /* partner: device_need */
-    }
+    fcdp_status status = tensors_enable((fcdp_driver_kind)driver, sim_library);
+    if (status) return binding_raise(status);
 #define HOOK(name) #name, address_of((void (*)(void))hook_##name)
     return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", HOOK(malloc), HOOK(free), HOOK(record_stream), HOOK(reset),
                          HOOK(memory_fraction), HOOK(begin_pool), HOOK(end_pool), HOOK(release_pool));
 #undef HOOK
 }
 
-/* The device's heap, NULL where no tensor has been asked for yet (no error is set). */
+/* NULL where no tensor has been asked for yet, or with a Python error set. */
 static fcdp_device *device_from(PyObject *args, const char *format) {
     int ordinal;
     return PyArg_ParseTuple(args, format, &ordinal) ? device_of(ordinal) : NULL;
@@ -249,14 +256,17 @@ PyObject *binding_tensors_stats(PyObject *self, PyObject *args) {
         (Py_ssize_t)pool.page_bytes, "budget_bytes", (Py_ssize_t)pool.budget_bytes, "region_bytes",
         (Py_ssize_t)(pool.held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes), "idle_bytes",
         (Py_ssize_t)(pool.cached_pages * pool.page_bytes), "n_creates", (unsigned long long)pool.n_creates, "n_taken", s.n_pages_taken,
-        "n_moved", s.n_pages_moved, "n_hits", s.n_hits, "n_grows", s.n_grows, "n_waits", s.n_waits, "n_ooms", s.n_ooms);
+        "n_moved", s.n_pages_moved, "n_hits", s.n_hits, "n_grows", s.n_grows, "n_retries", s.n_retries, "n_ooms", s.n_ooms);
 }
 
 PyObject *binding_tensors_reset_peaks(PyObject *self, PyObject *args) {
     (void)self;
     fcdp_device *device = device_from(args, "i:tensors_reset_peaks");
-    if (device) fcdp_heap_reset_peaks(device->heap);
-    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    if (!device) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    Py_BEGIN_ALLOW_THREADS
+    fcdp_heap_reset_peaks(device->heap);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
 }
 
 typedef struct block_list {

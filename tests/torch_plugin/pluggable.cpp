@@ -51,6 +51,7 @@ int pluggable_begin_pool(int device, uint64_t id, void *only, char *text, size_t
   std::string ballast(64, 'x');
   return caught(text, room, [&] {
     current()->beginAllocateToPool(device, {id, 7}, [only, ballast](cudaStream_t stream) {
+      if (reinterpret_cast<intptr_t>(only) == -1) throw std::runtime_error("the filter throws");
       return ballast.size() == 64 && ballast[63] == 'x' && stream == static_cast<cudaStream_t>(only);
     });
   });

@@ -275,6 +275,8 @@ def _take_tensors() -> None:
     try:
         if torch.cuda.is_initialized() or torch._C._cuda_getAllocatorBackend() != "native":
             raise RuntimeError("its allocator is in use already, or is not the default one; import torch.distributed.fsdp before CUDA is used")
+        if torch.backends.cudnn.benchmark:
+            raise RuntimeError("torch.backends.cudnn.benchmark needs it")
         torch.cuda.memory.change_current_allocator(tensors.fcdp_alloc)
     except (RuntimeError, _fcdp.Error) as error:
         say(f"PyTorch's own allocator serves tensors: {error.args[0]} (FCDP_ALLOC=native silences this)")

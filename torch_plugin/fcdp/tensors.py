@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import warnings
 from typing import Any, Callable
 
 import torch
@@ -59,41 +60,51 @@ fcdp_alloc = _FcdpAlloc()
 
 def is_current() -> bool:
     """Do tensors come from fcdp_alloc?"""
-    return fcdp_alloc._allocator is not None and torch._C._cuda_getAllocatorBackend() == "pluggable"
+    ours = fcdp_alloc._allocator
+    return ours is not None and torch._C._cuda_getAllocatorBackend() == "pluggable" and torch._C._cuda_getAllocator() is ours
 
 
-# What torch.cuda.memory_stats calls a statistic -> (key of the core's counts of a class, its peak, its sum of all time, its sum freed).
+# Of a statistic of torch.cuda.memory_stats.
 _STAT = ("current", "peak", "allocated", "freed")
 _POOLS = ("all", "small_pool", "large_pool")
 _since: dict[int, dict[str, int]] = {}  # by device: accumulated values when they were reset
 
 
 def _class_stats(c: dict[str, int], page_bytes: int) -> dict[str, tuple[int, int, int, int]]:
-    """Of one class of blocks: current, peak, ever allocated, ever freed. Segments are pages. What has no peak of its own has its current
-    value there."""
+    """Of one class of blocks: current, peak, ever allocated, ever freed. Segments are pages. What is not counted through all time (free
+    bytes; pages of a class, which move between classes) has its current value as its peak, and 0 ever allocated and freed. Blocks that are held
+    for other streams are active by their bytes alone."""
     reserved = c["allocated_bytes"] + c["free_bytes"] + c["held_bytes"]
     active = c["allocated_bytes"] + c["held_bytes"]
     freed = c["malloc_bytes"] - c["allocated_bytes"]
     pages, peak_pages = reserved // page_bytes, c["peak_reserved_bytes"] // page_bytes
     return {
         "allocation": (c["n_live"], c["peak_n_live"], c["n_mallocs"], c["n_frees"]),
-        "segment": (pages, peak_pages, pages, 0),
+        "segment": (pages, peak_pages, 0, 0),
         "active": (c["n_live"], c["peak_n_live"], c["n_mallocs"], c["n_frees"]),
-        "inactive_split": (c["n_free"], c["n_free"], c["n_free"], 0),
+        "inactive_split": (c["n_free"], c["n_free"], 0, 0),
         "allocated_bytes": (c["allocated_bytes"], c["peak_allocated_bytes"], c["malloc_bytes"], freed),
-        "reserved_bytes": (reserved, c["peak_reserved_bytes"], reserved, 0),
+        "reserved_bytes": (reserved, c["peak_reserved_bytes"], 0, 0),
         "active_bytes": (active, max(active, c["peak_allocated_bytes"]), c["malloc_bytes"], freed),
-        "inactive_split_bytes": (c["free_bytes"], c["free_bytes"], c["free_bytes"], 0),
+        "inactive_split_bytes": (c["free_bytes"], c["free_bytes"], 0, 0),
         "requested_bytes": (c["requested_bytes"], c["peak_requested_bytes"], c["malloc_requested_bytes"],
                             c["malloc_requested_bytes"] - c["requested_bytes"]),
     }  # fmt: skip
 
 
+class _Zeroes(dict):
+    """Of a device that no tensor has been asked of."""
+
+    def __missing__(self, key: str) -> Any:
+        return _Zeroes() if key.endswith("_pool") else 1 if key == "page_bytes" else 0
+
+
+_ZEROES = _Zeroes()
+
+
 def _nested(device: int) -> dict[str, Any]:
-    """As torch._C._cuda_memoryStats; empty before the first tensor."""
-    core = _fcdp.tensors_stats(device)
-    if core is None:
-        return {}
+    """As torch._C._cuda_memoryStats; zeroes before the first tensor."""
+    core = _fcdp.tensors_stats(device) or _ZEROES
     pools = {pool: _class_stats(core[pool], core["page_bytes"]) for pool in _POOLS[1:]}
     out: dict[str, Any] = {}
     for stat in pools["small_pool"]:
@@ -117,7 +128,7 @@ def _nested(device: int) -> dict[str, Any]:
             entry[pool] = dict(zip(_STAT, entry[pool]))
     none = dict.fromkeys(_STAT, 0)
     out.update(
-        num_alloc_retries=core["n_waits"], num_ooms=core["n_ooms"], num_sync_all_streams=0, num_device_alloc=core["n_creates"],
+        num_alloc_retries=core["n_retries"], num_ooms=core["n_ooms"], num_sync_all_streams=0, num_device_alloc=core["n_creates"],
         num_device_free=core["n_creates"] - (core["reserved_bytes"] + core["region_bytes"] + core["idle_bytes"]) // core["page_bytes"],
         max_split_size=-1, oversize_allocations=dict(none), oversize_segments=dict(none),
     )  # fmt: skip
@@ -191,9 +202,7 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 def reset_accumulated_memory_stats(device: Any = None) -> None:
     index = _index(device)
     _since.pop(index, None)
-    nested = _nested(index)
-    if nested:
-        _since[index] = _accumulated(nested)
+    _since[index] = _accumulated(_nested(index))
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
@@ -238,9 +247,15 @@ def _segments(device: int) -> list[dict[str, Any]]:
     return segments
 
 
-def record_memory_history(enabled: Any = "all", max_entries: int = sys.maxsize, clear: bool = False) -> None:
-    """Record allocations and frees from now on, the last `max_entries` of them; None or False stops, what was recorded stays."""
-    _fcdp.history_record(max_entries if enabled else 0, clear)
+_skipped: set[str] = set()
+
+
+def record_memory_history(enabled: Any = "all", max_entries: int = sys.maxsize, clear: bool = False, skip_actions: Any = ()) -> None:
+    """Record allocations and frees from now on, the last `max_entries` of them. None or False stops: what was recorded can be read until it
+    begins again with another `max_entries`, or with `clear`. "state" records nothing: a snapshot has what lives anyway."""
+    _skipped.clear()
+    _skipped.update(skip_actions or ())
+    _fcdp.history_record(max_entries if enabled and enabled != "state" else 0, clear)
 
 
 def _traces(n_devices: int) -> list[list[dict[str, Any]]]:
@@ -249,11 +264,10 @@ def _traces(n_devices: int) -> list[list[dict[str, Any]]]:
     for action, address, bytes_, stream, time_us, device in _fcdp.history_entries():
         while device >= len(traces):
             traces.append([])
-        entry = {"action": action, "addr": address, "size": bytes_, "stream": stream, "time_us": time_us, "frames": []}
-        if action == "oom":
-            del entry["addr"]
-            entry["device_free"] = 0
-        traces[device].append(entry)
+        if action in _skipped:
+            continue
+        where = "device_free" if action == "oom" else "addr"
+        traces[device].append({"action": action, where: address, "size": bytes_, "stream": stream, "time_us": time_us, "frames": []})
     return traces
 
 
@@ -280,21 +294,41 @@ def _answer() -> None:
 
         @functools.wraps(original)
         def either(*args: Any, **kwargs: Any) -> Any:
-            return ours(*args) if is_current() else original(*args, **kwargs)
+            return (ours if is_current() else original)(*args, **kwargs)
 
         either._fcdp = True
         setattr(torch._C, name, either)
 
-    instead("_cuda_memoryStats", _nested)
-    instead("_cuda_resetPeakMemoryStats", reset_peak_memory_stats)
-    instead("_cuda_resetAccumulatedMemoryStats", reset_accumulated_memory_stats)
+    for name in ("_cuda_memoryStats", "_accelerator_getDeviceStats"):
+        instead(name, _nested)
+    for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+        instead(name, reset_peak_memory_stats)
+    for name in ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats"):
+        instead(name, reset_accumulated_memory_stats)
+    instead("_cuda_getMemoryFraction", _memory_fraction)
+    instead("_set_cudnn_benchmark", _no_cudnn_benchmark)
+    flag = vars(type(torch.backends.cudnn)).get("benchmark")  # has taken the function already
+    if hasattr(flag, "setter"):
+        flag.setter = torch._C._set_cudnn_benchmark
     instead("_cuda_record_memory_history", _record)
     instead("_cuda_record_memory_history_legacy", _record_legacy)
     instead("_cuda_memorySnapshot", lambda mempool_id=None: _of_pool(snapshot(), mempool_id))
 
 
-def _record(enabled: Any, context: Any = None, stacks: Any = None, max_entries: int = sys.maxsize, clear: bool = False, *rest: Any) -> None:
-    record_memory_history(enabled, max_entries, clear)
+def _memory_fraction(device: int) -> float:
+    core = _fcdp.tensors_stats(device)
+    return min(1.0, core["budget_bytes"] / torch.cuda.get_device_properties(device).total_memory) if core else 1.0
+
+
+def _no_cudnn_benchmark(value: bool) -> None:
+    """cuDNN's benchmark asks the allocator for its largest free block, which PyTorch refuses to a pluggable one with an error."""
+    if value:
+        warnings.warn("fcdp: torch.backends.cudnn.benchmark needs PyTorch's own allocator and stays off; FCDP_ALLOC=native allows it", stacklevel=4)
+
+
+def _record(enabled: Any, context: Any = None, stacks: Any = None, max_entries: int = sys.maxsize, clear: bool = False,
+            compile_context: Any = False, annotations: Any = False, skip_actions: Any = (), *rest: Any) -> None:  # fmt: skip
+    record_memory_history(enabled, max_entries, clear, skip_actions if isinstance(skip_actions, (list, tuple, set)) else ())
 
 
 def _record_legacy(enabled: Any, context: Any = None, max_entries: int = 1, *rest: Any) -> None:
@@ -303,6 +337,8 @@ def _record_legacy(enabled: Any, context: Any = None, max_entries: int = 1, *res
 
 def _of_pool(whole: dict[str, Any], mempool_id: tuple | None) -> dict[str, Any]:
     wanted = tuple(mempool_id[:2]) if mempool_id is not None else (0, 0)
+    if mempool_id is not None and len(mempool_id) > 2 and not mempool_id[2]:
+        whole["device_traces"] = []
     if wanted != (0, 0):
         whole["segments"] = [segment for segment in whole["segments"] if segment["segment_pool_id"] == wanted]
     return whole
