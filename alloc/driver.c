@@ -102,6 +102,7 @@ enum {
     X(cuEventRecord, (CUevent event, CUstream stream))                                                                 \
     X(cuEventSynchronize, (CUevent event))                                                                             \
     X(cuStreamQuery, (CUstream stream))                                                                                \
+    X(cuStreamIsCapturing, (CUstream stream, int *status))                                                             \
     X(cuEventQuery, (CUevent event))                                                                                   \
     X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                                  \
     X(cuMemHostUnregister, (void *at))
@@ -487,6 +488,13 @@ fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamQuery, stream);
     if (result == CUDA_ERROR_NOT_READY) return FCDP_PENDING;
     return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuStreamQuery(%p)", stream);
+}
+
+fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) {
+    int capture = 0; /* CU_STREAM_CAPTURE_STATUS_NONE */
+    CUresult result = CALL(drv, cuStreamIsCapturing, stream, &capture);
+    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuStreamIsCapturing(%p)", stream);
+    return capture ? FCDP_PENDING : FCDP_OK;
 }
 
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) {

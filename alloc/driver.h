@@ -49,6 +49,7 @@ void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream);
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_sync(fcdp_driver *drv) FCDP_MUST_CHECK; /* all streams of the device */
 fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK; /* FCDP_OK: idle, or FCDP_PENDING */
+fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK; /* FCDP_OK, or FCDP_PENDING: a graph is captured */
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
 void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event);

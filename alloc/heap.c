@@ -119,6 +119,7 @@ static heap_private *private_covering(fcdp_heap *heap, fcdp_stream stream) {
     pthread_rwlock_rdlock(lock);
     heap_private *private = heap->privates;
     while (private && !(private->open && private->covers(private->ctx, stream))) private = private->next;
+    if (private) atomic_store_explicit(&private->has_served, true, memory_order_relaxed);
     return private;
 }
 
@@ -201,8 +202,9 @@ static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, private_over o
         return fcdp__fail(FCDP_ERR_INVALID, "a private pool that has not ended begins again");
     if (!private) private = private_make(heap, id, over);
     if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
-    private->open = true;
+    private->open = private->begun = true;
     private->n_begins++;
+    atomic_store_explicit(&private->has_served, false, memory_order_relaxed);
     private->covers = covers;
     private->ctx = ctx;
     atomic_fetch_add_explicit(&private->n_uses, 1, memory_order_relaxed);
@@ -222,11 +224,11 @@ fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_f
 fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out) {
     pthread_rwlock_wrlock(&heap->private_lock);
     heap_private *private = private_find(heap, id);
-    bool ends = private && private->open;
+    bool ends = private && private->begun;
     if (ends) {
-        private->open = false;
+        if (private->open) atomic_fetch_sub_explicit(&heap->n_open, 1, memory_order_relaxed);
+        private->open = private->begun = false;
         *ctx_out = private->ctx;
-        atomic_fetch_sub_explicit(&heap->n_open, 1, memory_order_relaxed);
     }
     pthread_rwlock_unlock(&heap->private_lock);
     return ends ? FCDP_OK : fcdp__fail(FCDP_ERR_INVALID, "a private pool ends that has not begun");
@@ -240,6 +242,32 @@ fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) {
     pthread_rwlock_unlock(&heap->private_lock);
     return used ? FCDP_OK
                 : fcdp__fail(FCDP_ERR_INVALID, "a private pool is released more often than it has begun");
+}
+
+/* With the private lock. A stream that cannot be asked may be capturing. */
+static bool private_captures(fcdp_heap *heap, const heap_private *private) {
+    for (size_t i = 0; i < HEAP_MAX_STREAMS; i++) {
+        heap_stream *of = atomic_load_explicit(&heap->streams[i], memory_order_acquire);
+        if (of && of->private == private && fcdp__driver_stream_capture_query(heap->drv, of->stream)) return true;
+    }
+    return false;
+}
+
+/* A capture that fails may leave its pool open (torch::CUDAGraph::capture_end throws before it ends it), and then nothing could be waited for
+ * any more. What has served a malloc of a capture, and is captured no more, is over. Its pages stay, since it was not released. */
+bool fcdp__heap_end_dead_pools(fcdp_heap *heap) {
+    bool any = false;
+    if (!fcdp__heap_is_capturing(heap)) return false;
+    pthread_rwlock_wrlock(&heap->private_lock);
+    for (heap_private *private = heap->privates; private; private = private->next) {
+        if (!private->open || !atomic_load_explicit(&private->has_served, memory_order_relaxed) || private_captures(heap, private)) continue;
+        fcdp__log(FCDP_LOG_WARN, "a private pool was left open by a graph capture that has ended; it is closed now");
+        private->open = false;
+        atomic_fetch_sub_explicit(&heap->n_open, 1, memory_order_relaxed);
+        any = true;
+    }
+    pthread_rwlock_unlock(&heap->private_lock);
+    return any;
 }
 
 /* ---- addresses ---- */

@@ -215,6 +215,7 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) {
     enum { AT_ONCE = 4096 };
     fcdp_phys *pages = malloc(AT_ONCE * sizeof *pages);
     if (!pages) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory");
+    (void)fcdp__heap_end_dead_pools(heap);
     (void)all_await(heap);
     for (size_t n = 1; n > 0;) {
         n = all_collect(heap, AT_ONCE, pages);
@@ -268,6 +269,8 @@ static fcdp_status out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_missing
     if (others > bytes)
         advice =
             "end the other processes on this device, or set FCDP_DEVICE_BUDGET to what is left for this one";
+    else if (fcdp__heap_is_capturing(heap))
+        advice = "a graph is being captured, so that nothing can be waited for";
     else if (pool.budget_bytes + bytes <= total_bytes - others)
         advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
     return fcdp__fail(
@@ -315,7 +318,8 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
         attempt_out->n_missing = n - n_got;
         attempt_out->n_returns += n_got > 0;
         pages_leave(heap, n_got, pages_out); /* nobody else should lack them while this thread waits */
-        if (status != FCDP_PENDING || !all_await(heap)) return status;
+        if (status != FCDP_PENDING) return status;
+        if (!all_await(heap) && !fcdp__heap_end_dead_pools(heap)) return status;
         if (!attempt_out->waited) atomic_fetch_add_explicit(&heap->n_retries, 1, memory_order_relaxed);
         attempt_out->waited = true;
     }

@@ -37,8 +37,10 @@ typedef struct heap_private {
     fcdp_pool_id id;
     _Atomic size_t n_uses; /* begun and not released: its pages stay */
     uint64_t n_begins;     /* ever, under whatever id; guarded by private_lock */
+    _Atomic bool has_served; /* a malloc, since it has begun */
     /* guarded by the heap's private_lock */
-    bool open;
+    bool open;  /* mallocs may go to it */
+    bool begun; /* and not ended by its owner */
     fcdp_covers_fn covers;
     void *ctx;
 } heap_private;
@@ -133,6 +135,8 @@ bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block);
 /* A wait for the device, unless a capture is under way; while it lasts none begins. False: one is. */
 bool fcdp__heap_wait_begin(fcdp_heap *heap);
 void fcdp__heap_wait_end(fcdp_heap *heap);
+/* End the pools whose captures have ended without them. True: there were some. */
+bool fcdp__heap_end_dead_pools(fcdp_heap *heap);
 /* Give back what has been held long enough. */
 void fcdp__heap_poll(fcdp_heap *heap);
 /* The same, waiting; false: nothing was held. */

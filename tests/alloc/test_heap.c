@@ -320,6 +320,18 @@ static bool covers_stream(void *ctx, fcdp_stream stream) {
     return stream == ctx;
 }
 
+/* As torch.cuda.graph: the pool begins, then the capture. */
+static void capture_begin(world *w, fcdp_pool_id id, int stream) {
+    assert_ok(fcdp_heap_pool_begin(w->heap, id, covers_stream, w->streams[stream]));
+    assert_int_equal(simgpu_capture(w->streams[stream], 1), 0);
+}
+
+static void capture_end(world *w, fcdp_pool_id id, int stream) {
+    void *ctx;
+    assert_int_equal(simgpu_capture(w->streams[stream], 0), 0);
+    assert_ok(fcdp_heap_pool_end(w->heap, id, &ctx));
+}
+
 static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     (void)state;
     world w = world_open(8);
@@ -327,7 +339,7 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     void *ctx = NULL;
     fcdp_dptr before = take(&w, 2 * PAGE, 0), other, ooms;
     give(&w, before);
-    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0]));
+    capture_begin(&w, id, 0);
     assert_int_equal(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0]), FCDP_ERR_INVALID);
     fcdp_dptr a = take(&w, 2 * PAGE, 0), b = take(&w, PAGE, 0);
     assert_int_not_equal(a.addr, before.addr);
@@ -345,6 +357,7 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     assert_int_equal(fcdp_heap_malloc(w.heap, 7 * PAGE, w.streams[1], &ooms), FCDP_ERR_NO_DEVICE_MEM);
     assert_ok(fcdp_heap_trim(w.heap));
     for (int i = 0; i < 6; i++) assert_int_equal(simgpu_calls(asking[i]), before_calls[i]);
+    assert_int_equal(simgpu_capture(w.streams[0], 0), 0); /* it is not invalidated */
     assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
     assert_ptr_equal(ctx, w.streams[0]);
     assert_int_equal(fcdp_heap_pool_end(w.heap, id, &ctx), FCDP_ERR_INVALID);
@@ -380,13 +393,12 @@ static void released_pools_make_room_for_others(void **state) {
     enum { N_POOLS = 3000, N_KEPT = 100 };
     world w = world_open(2 * N_KEPT + 16);
     fcdp_dptr kept[N_KEPT] = {{0}};
-    void *ctx;
     for (uint64_t i = 0; i < N_POOLS; i++) {
         fcdp_pool_id id = {i + 1, 1};
-        assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0]));
+        capture_begin(&w, id, 0);
         fcdp_dptr at = take(&w, 2 * PAGE, 0), output = take(&w, 1000, 0);
         for (int k = 0; k < N_KEPT; k++) assert_int_not_equal(output.addr, kept[k].addr);
-        assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+        capture_end(&w, id, 0);
         if (kept[i % N_KEPT].addr) give(&w, kept[i % N_KEPT]);
         kept[i % N_KEPT] = output;
         give(&w, at);
@@ -404,22 +416,49 @@ static void a_released_pools_free_pages_serve_the_next_capture(void **state) {
     for (int order = 0; order < 2; order++) { /* whichever arena is looked at first */
         world w = world_open(8);
         fcdp_pool_id first = {1, 1}, second = {2, 1};
-        void *ctx;
-        int a = order, b = !order;
-        assert_ok(fcdp_heap_pool_begin(w.heap, first, covers_stream, w.streams[a]));
+            int a = order, b = !order;
+        capture_begin(&w, first, a);
         fcdp_dptr alive = take(&w, 1000, a);
-        assert_ok(fcdp_heap_pool_end(w.heap, first, &ctx));
-        assert_ok(fcdp_heap_pool_begin(w.heap, first, covers_stream, w.streams[b]));
+        capture_end(&w, first, a);
+        capture_begin(&w, first, b);
         give(&w, take(&w, 5 * PAGE, b));
-        assert_ok(fcdp_heap_pool_end(w.heap, first, &ctx));
+        capture_end(&w, first, b);
         assert_ok(fcdp_heap_pool_release(w.heap, first));
         assert_ok(fcdp_heap_pool_release(w.heap, first));
-        assert_ok(fcdp_heap_pool_begin(w.heap, second, covers_stream, w.streams[a]));
+        capture_begin(&w, second, a);
         give(&w, take(&w, 6 * PAGE, a));
-        assert_ok(fcdp_heap_pool_end(w.heap, second, &ctx));
+        capture_end(&w, second, a);
         give(&w, alive);
         world_close(&w);
     }
+}
+
+static void a_capture_that_fails_does_not_stop_the_heap(void **state) {
+    (void)state;
+    fcdp_log_set_level(FCDP_LOG_QUIET);
+    world w = world_open(8);
+    fcdp_pool_id id = {1, 1};
+    void *ctx;
+    fcdp_dptr before = take(&w, 5 * PAGE, 1), ooms;
+    capture_begin(&w, id, 0);
+    assert_int_equal(fcdp_heap_malloc(w.heap, 9 * PAGE, w.streams[1], &ooms), FCDP_ERR_NO_DEVICE_MEM);
+    fcdp_dptr inside = take(&w, PAGE, 0);
+    give(&w, before);
+    assert_int_equal(fcdp_heap_malloc(w.heap, 5 * PAGE, w.streams[2], &ooms), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("a graph is being captured");
+    give(&w, inside);
+    assert_int_equal(simgpu_capture(w.streams[0], 0), 0); /* and its owner does not end the pool */
+    give(&w, take(&w, 5 * PAGE, 2));
+    assert_ok(fcdp_heap_trim(w.heap));
+    assert_int_equal(stats_of(&w).reserved_bytes, PAGE); /* not released */
+    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));     /* late, but it gets back what is its own */
+    assert_ptr_equal(ctx, w.streams[0]);
+    assert_int_equal(fcdp_heap_pool_end(w.heap, id, &ctx), FCDP_ERR_INVALID);
+    assert_ok(fcdp_heap_pool_release(w.heap, id));
+    assert_ok(fcdp_heap_trim(w.heap));
+    assert_int_equal(stats_of(&w).reserved_bytes, 0);
+    fcdp_log_set_level(FCDP_LOG_WARN);
+    world_close(&w);
 }
 
 static sigjmp_buf fault_jump;
@@ -560,6 +599,7 @@ int main(void) {
         cmocka_unit_test(a_private_pool_keeps_to_itself_until_it_is_released),
         cmocka_unit_test(released_pools_make_room_for_others),
         cmocka_unit_test(a_released_pools_free_pages_serve_the_next_capture),
+        cmocka_unit_test(a_capture_that_fails_does_not_stop_the_heap),
         cmocka_unit_test(quarantine_makes_a_stale_access_fault),
         cmocka_unit_test(wrong_frees_are_named),
         cmocka_unit_test(every_driver_call_fails_once),

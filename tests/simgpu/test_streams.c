@@ -68,6 +68,38 @@ static void query_tells_pending_from_done(void **state) {
     OK(cuStreamQuery(stream));
 }
 
+static void nobody_asks_or_waits_during_a_capture(void **state) {
+    (void)state;
+    CUstream captured = stream_make(CU_STREAM_NON_BLOCKING), other = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent event = event_make();
+    CUstreamCaptureStatus status;
+    OK(cuEventRecord(event, other));
+    assert_int_equal(simgpu_capture(captured, 0), -1);
+    assert_int_equal(simgpu_capture(NULL, 1), -1);
+    assert_int_equal(simgpu_capture(captured, 1), 0);
+    assert_int_equal(simgpu_capture(captured, 1), -1);
+    OK(cuStreamIsCapturing(captured, &status));
+    assert_int_equal(status, CU_STREAM_CAPTURE_STATUS_ACTIVE);
+    OK(cuStreamIsCapturing(other, &status));
+    assert_int_equal(status, CU_STREAM_CAPTURE_STATUS_NONE);
+    OK(cuEventRecord(event, other));
+    assert_int_equal(simgpu_capture(captured, 0), 0);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(simgpu_capture(captured, 1), 0);
+        CUresult result = i == 0   ? cuStreamQuery(other)
+                          : i == 1 ? cuStreamSynchronize(other)
+                          : i == 2 ? cuEventQuery(event)
+                          : i == 3 ? cuEventSynchronize(event)
+                                   : cuCtxSynchronize();
+        assert_int_equal(result, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        OK(cuStreamIsCapturing(captured, &status));
+        assert_int_equal(status, CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+        assert_int_equal(simgpu_capture(captured, 0), 1);
+    }
+    OK(cuStreamSynchronize(other));
+    OK(cuEventSynchronize(event));
+}
+
 static void a_stream_waits_for_what_the_event_had_captured(void **state) {
     (void)state;
     CUstream first = stream_make(CU_STREAM_NON_BLOCKING), second = stream_make(CU_STREAM_NON_BLOCKING);
@@ -359,6 +391,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         test(a_stream_keeps_order),
         test(query_tells_pending_from_done),
+        test(nobody_asks_or_waits_during_a_capture),
         test(a_stream_waits_for_what_the_event_had_captured),
         test(the_null_stream_orders_itself_with_blocking_streams),
         test(blocking_streams_wait_for_the_null_stream),

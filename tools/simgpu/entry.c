@@ -32,6 +32,12 @@ bool simgpu__forked(void) {
     return owner != 0 && owner != getpid();
 }
 
+/* What would look at, or wait for, work that a capture has not yet put anywhere. */
+static bool breaks_captures(enum sim_entry entry) {
+    return entry == SIM_cuCtxSynchronize || entry == SIM_cuStreamSynchronize || entry == SIM_cuStreamQuery ||
+           entry == SIM_cuEventSynchronize || entry == SIM_cuEventQuery;
+}
+
 CUresult simgpu__enter(enum sim_entry entry) {
     if (simgpu__forked()) return CUDA_ERROR_NOT_INITIALIZED;
     CUresult fault = simgpu__fault_count(entry);
@@ -42,6 +48,10 @@ CUresult simgpu__enter(enum sim_entry entry) {
     if (needs[entry] == SIM_NEEDS_INIT) return CUDA_SUCCESS;
     if (!simgpu__context_is_current()) return CUDA_ERROR_INVALID_CONTEXT;
     if (atomic_load(&sim.context_refs) == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (atomic_load(&sim.n_capturing) > 0 && breaks_captures(entry)) {
+        simgpu__captures_invalidate();
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     return (CUresult)atomic_load(&sim.sticky);
 }
 

@@ -54,6 +54,7 @@ enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
     X(cuStreamDestroy_v2, SIM_NEEDS_CONTEXT)                                                                       \
     X(cuStreamSynchronize, SIM_NEEDS_CONTEXT)                                                                      \
     X(cuStreamQuery, SIM_NEEDS_CONTEXT)                                                                            \
+    X(cuStreamIsCapturing, SIM_NEEDS_CONTEXT)                                                                      \
     X(cuStreamWaitEvent, SIM_NEEDS_CONTEXT)                                                                        \
     X(cuStreamWaitValue32_v2, SIM_NEEDS_CONTEXT)                                                                   \
     X(cuStreamWriteValue32_v2, SIM_NEEDS_CONTEXT)                                                                  \
@@ -202,6 +203,7 @@ bool simgpu__stream_uses(uintptr_t address, size_t bytes, bool running_only);
 void simgpu__stream_wait_unused(uintptr_t address, size_t bytes);
 void simgpu__stream_sync_all(void);
 size_t simgpu__stream_count(void);
+void simgpu__captures_invalidate(void);
 void simgpu__stream_reset(void);
 size_t simgpu__event_count(void);
 void simgpu__event_reset(void);
@@ -226,6 +228,7 @@ struct sim_state {
     atomic_uint generation;   /* of the state; a reset starts a new one, which voids every thread's current context */
     atomic_uint context_refs;
     atomic_int sticky;        /* CUresult */
+    atomic_uint n_capturing;  /* streams */
 
     /* under the lock */
     bool settings_loaded;

@@ -55,6 +55,11 @@ SIMGPU_API unsigned long simgpu_calls(const char *entry);
 /* The i-th entry point's exported name, NULL past the last: to walk over all of them. */
 SIMGPU_API const char *simgpu_entry_name(unsigned i);
 
+/* A stream's graph capture begins (1) or ends (0), in CUDA's global mode: until it ends, no thread may wait for a stream, an event or the
+ * device, nor ask about one. Such a call fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates every capture. What is put on the
+ * stream meanwhile runs at once; there is no graph. Returns 0; 1: it had been invalidated; -1: no such stream, or not capturing. */
+SIMGPU_API int simgpu_capture(void *stream, int begins);
+
 SIMGPU_API void simgpu_live(struct simgpu_live *live_out);
 
 #ifdef __cplusplus

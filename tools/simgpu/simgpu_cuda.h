@@ -50,8 +50,15 @@ typedef enum cudaError_enum {
     CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
     CUDA_ERROR_UNKNOWN = 999
 } CUresult;
+
+typedef enum CUstreamCaptureStatus_enum {
+    CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
+    CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2
+} CUstreamCaptureStatus;
 
 typedef enum CUdevice_attribute_enum {
     CU_DEVICE_ATTRIBUTE_INTEGRATED = 18,
@@ -205,6 +212,7 @@ SIMGPU_API CUresult cuStreamCreateWithPriority(CUstream *stream_out, unsigned in
 SIMGPU_API CUresult cuStreamDestroy_v2(CUstream stream);
 SIMGPU_API CUresult cuStreamSynchronize(CUstream stream);
 SIMGPU_API CUresult cuStreamQuery(CUstream stream);
+SIMGPU_API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status_out);
 SIMGPU_API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags);
 SIMGPU_API CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value,
                                            unsigned int flags);

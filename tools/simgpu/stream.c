@@ -26,6 +26,7 @@ struct sim_stream {
     bool non_blocking;
     bool has_worker;
     bool closing; /* destroyed: the worker ends when the queue is empty */
+    CUstreamCaptureStatus capture;
 };
 
 static struct sim_table stream_table = {.tag = 0x53};
@@ -286,6 +287,8 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
     SIM_ENTER(cuStreamDestroy_v2);
     sim_lock();
     struct sim_stream *taken = simgpu__table_take(&stream_table, (uintptr_t)stream);
+    if (taken && taken->capture) atomic_fetch_sub(&sim.n_capturing, 1);
+    if (taken) taken->capture = CU_STREAM_CAPTURE_STATUS_NONE;
     if (taken) stream_close(taken);
     return sim_unlock_with(taken ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
 }
@@ -299,6 +302,7 @@ void simgpu__stream_reset(void) {
     while (n_workers > 0)
         pthread_cond_wait(&sim.progress, &sim.lock);
     null_stream.closing = false;
+    atomic_store(&sim.n_capturing, 0);
     stopping = false;
 }
 
@@ -314,6 +318,38 @@ CUresult cuStreamSynchronize(CUstream stream) {
     if (result == CUDA_SUCCESS) result = simgpu__point_wait(end);
     simgpu__point_drop(end);
     return sim_unlock_with(result);
+}
+
+void simgpu__captures_invalidate(void) {
+    sim_lock();
+    for (struct sim_stream *stream = streams; stream; stream = stream->next)
+        if (stream->capture) stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    sim_unlock();
+}
+
+int simgpu_capture(void *stream, int begins) {
+    sim_lock();
+    struct sim_stream *of = stream ? simgpu__stream_of(stream) : NULL; /* the legacy stream cannot be captured */
+    int result = !of || of == &null_stream || !of->capture == !begins ? -1 : 0;
+    if (result == 0) {
+        result = of->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        of->capture = begins ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+        if (begins)
+            atomic_fetch_add(&sim.n_capturing, 1);
+        else
+            atomic_fetch_sub(&sim.n_capturing, 1);
+    }
+    sim_unlock();
+    return result;
+}
+
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status_out) {
+    SIM_ENTER(cuStreamIsCapturing);
+    if (!status_out) return CUDA_ERROR_INVALID_VALUE;
+    sim_lock();
+    struct sim_stream *of = simgpu__stream_of(stream);
+    if (of) *status_out = of->capture;
+    return sim_unlock_with(of ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
 }
 
 CUresult cuStreamQuery(CUstream stream) {
