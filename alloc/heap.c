@@ -119,7 +119,6 @@ static heap_private *private_covering(fcdp_heap *heap, fcdp_stream stream) {
     pthread_rwlock_rdlock(lock);
     heap_private *private = heap->privates;
     while (private && !(private->open && private->covers(private->ctx, stream))) private = private->next;
-    if (private) atomic_store_explicit(&private->has_served, true, memory_order_relaxed);
     return private;
 }
 
@@ -260,7 +259,7 @@ bool fcdp__heap_end_dead_pools(fcdp_heap *heap) {
     if (!fcdp__heap_is_capturing(heap)) return false;
     pthread_rwlock_wrlock(&heap->private_lock);
     for (heap_private *private = heap->privates; private; private = private->next) {
-        if (!private->open || !atomic_load_explicit(&private->has_served, memory_order_relaxed) || private_captures(heap, private)) continue;
+        if (!private->open || !atomic_load_explicit(&private->has_served, memory_order_acquire) || private_captures(heap, private)) continue;
         fcdp__log(FCDP_LOG_WARN, "a private pool was left open by a graph capture that has ended; it is closed now");
         private->open = false;
         atomic_fetch_sub_explicit(&heap->n_open, 1, memory_order_relaxed);
@@ -439,6 +438,7 @@ fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, 
     heap_private *private = fcdp__heap_is_capturing(heap) ? private_covering(heap, stream) : NULL;
     fcdp_status status = stream_of(heap, stream, private, &of);
     if (status) return status;
+    if (private) atomic_store_explicit(&private->has_served, true, memory_order_release); /* partner: fcdp__heap_end_dead_pools */
     if (bytes == 0 || bytes > SIZE_MAX / 2) {
         address_out->addr = 0;
         return bytes ? fcdp__fail(FCDP_ERR_INVALID, "%zu bytes cannot be allocated", bytes) : FCDP_OK;

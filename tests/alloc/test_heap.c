@@ -390,7 +390,7 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
 /* One after the other, any number of them; what is alive in one keeps its place from the next. */
 static void released_pools_make_room_for_others(void **state) {
     (void)state;
-    enum { N_POOLS = 3000, N_KEPT = 100 };
+    enum { N_POOLS = 1100 /* more than there are streams */, N_KEPT = 100 };
     world w = world_open(2 * N_KEPT + 16);
     fcdp_dptr kept[N_KEPT] = {{0}};
     for (uint64_t i = 0; i < N_POOLS; i++) {
@@ -458,6 +458,83 @@ static void a_capture_that_fails_does_not_stop_the_heap(void **state) {
     assert_ok(fcdp_heap_trim(w.heap));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
     fcdp_log_set_level(FCDP_LOG_WARN);
+    world_close(&w);
+}
+
+/* ---- captures beside other threads ---- */
+
+enum { N_ROUNDS = 60 };
+
+typedef struct beside {
+    world *w;
+    pthread_t thread;
+    int stream;
+    atomic_int *n_done;
+    int n_invalidated, n_failed;
+} beside;
+
+static void *capturer_main(void *arg) {
+    beside *me = arg;
+    world *w = me->w;
+    CUcontext context;
+    assert_int_equal(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    assert_int_equal(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    for (uint64_t i = 0; i < N_ROUNDS / (1 + (uint64_t)me->stream); i++) { /* the second is done sooner */
+        fcdp_pool_id id = {i + 1, (uint64_t)me->stream};
+        fcdp_dptr at[4] = {{0}};
+        void *ctx;
+        assert_ok(fcdp_heap_pool_begin(w->heap, id, covers_stream, w->streams[me->stream]));
+        assert_int_equal(simgpu_capture(w->streams[me->stream], 1), 0);
+        for (int k = 0; k < 4; k++) {
+            if (fcdp_heap_malloc(w->heap, (size_t)(k + 1) * 700 * KIB, w->streams[me->stream], &at[k])) me->n_failed++;
+            sched_yield();
+        }
+        for (int k = 0; k < 2; k++) give(w, at[k]);
+        me->n_invalidated += simgpu_capture(w->streams[me->stream], 0) != 0;
+        assert_ok(fcdp_heap_pool_end(w->heap, id, &ctx));
+        for (int k = 2; k < 4; k++) give(w, at[k]);
+        assert_ok(fcdp_heap_pool_release(w->heap, id));
+        if (me->stream == 0) assert_ok(fcdp_heap_trim(w->heap)); /* waits, unless the other one captures */
+    }
+    assert_int_equal(cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+    atomic_fetch_add(me->n_done, 1);
+    return NULL;
+}
+
+/* Keeps its stream busy, and allocates so much that it must wait for what others have freed. */
+static void *neighbour_main(void *arg) {
+    beside *me = arg;
+    world *w = me->w;
+    for (int i = 0; atomic_load(me->n_done) < 2; i++) {
+        fcdp_dptr at[6] = {{0}};
+        for (int k = 0; k < 6; k++)
+            if (fcdp_heap_malloc(w->heap, (size_t)(1 + (i + k) % 5) * PAGE, w->streams[me->stream], &at[k])) me->n_failed++;
+        for (int k = 0; k < 5; k++)
+            if (at[k].addr && at[k + 1].addr)
+                assert_ok(fcdp__driver_copy_d2d(w->drv, at[k], at[k + 1], MIB, w->streams[me->stream]));
+        if (at[0].addr) assert_ok(fcdp_heap_record_stream(w->heap, at[0], w->streams[(me->stream + 1) % 4]));
+        for (int k = 0; k < 6; k++) give(w, at[k]);
+        if (i % 7 == 0) assert_ok(fcdp_heap_trim(w->heap));
+    }
+    return NULL;
+}
+
+static void captures_survive_other_threads(void **state) {
+    (void)state;
+    world w = world_open(96);
+    atomic_int n_done = 0;
+    beside threads[4];
+    for (int i = 0; i < 4; i++) {
+        threads[i] = (beside){.w = &w, .stream = i, .n_done = &n_done};
+        pthread_create(&threads[i].thread, NULL, i < 2 ? capturer_main : neighbour_main, &threads[i]);
+    }
+    for (int i = 0; i < 4; i++) pthread_join(threads[i].thread, NULL);
+    print_message("out of memory: %d and %d in captures, %d and %d beside them\n", threads[0].n_failed,
+                  threads[1].n_failed, threads[2].n_failed, threads[3].n_failed);
+    assert_int_equal(threads[0].n_invalidated + threads[1].n_invalidated, 0);
+    for (int i = 0; i < 4; i++) assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[i]));
+    assert_ok(fcdp_heap_trim(w.heap));
+    assert_int_equal(stats_of(&w).reserved_bytes, 0);
     world_close(&w);
 }
 
@@ -600,6 +677,7 @@ int main(void) {
         cmocka_unit_test(released_pools_make_room_for_others),
         cmocka_unit_test(a_released_pools_free_pages_serve_the_next_capture),
         cmocka_unit_test(a_capture_that_fails_does_not_stop_the_heap),
+        cmocka_unit_test(captures_survive_other_threads),
         cmocka_unit_test(quarantine_makes_a_stale_access_fault),
         cmocka_unit_test(wrong_frees_are_named),
         cmocka_unit_test(every_driver_call_fails_once),
