@@ -60,8 +60,9 @@ typedef struct fcdp_pool_id {
     uint64_t first, second;
 } fcdp_pool_id;
 typedef bool (*fcdp_covers_fn)(void *ctx, fcdp_stream stream);
-/* FCDP_ERR_INVALID: it has begun and not ended. */
-fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx) FCDP_MUST_CHECK;
+/* FCDP_ERR_INVALID: it has begun and not ended. It may end and begin again within a capture: meanwhile the heap stays as quiet.
+ * What a capture that failed has left open is closed once memory lacks; then `stale_ctx_out` gets the ctx of its begin, else NULL. */
+fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx, void **stale_ctx_out) FCDP_MUST_CHECK;
 /* FCDP_ERR_INVALID: there is no such pool, or it has not begun. `covers` is not called any more; its ctx is the caller's again. */
 fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out) FCDP_MUST_CHECK;
 fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;

@@ -309,8 +309,9 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
         size_t n_got = stream_collect(arena, n, pages_out);
         if (n_got < n) status = pool_pages(heap, n - n_got, false, pages_out + n_got);
         if (n_got < n && status == FCDP_PENDING) n_got += all_collect(heap, n - n_got, pages_out + n_got);
+        bool ask = !fcdp__heap_is_capturing(heap); /* a region that must be stored first is waited for */
         if (n_got < n && status == FCDP_PENDING)
-            status = pool_pages(heap, n - n_got, true, pages_out + n_got);
+            status = pool_pages(heap, n - n_got, ask, pages_out + n_got);
         if (n_got == n || status == FCDP_OK) {
             atomic_fetch_add_explicit(&heap->n_moved, n_got, memory_order_relaxed);
             return FCDP_OK;

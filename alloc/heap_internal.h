@@ -39,8 +39,9 @@ typedef struct heap_private {
     uint64_t n_begins;     /* ever, under whatever id; guarded by private_lock */
     _Atomic bool has_served; /* since it has begun, a malloc whose stream is in the table */
     /* guarded by the heap's private_lock */
-    bool open;  /* mallocs may go to it */
-    bool begun; /* and not ended by its owner */
+    bool open;    /* mallocs may go to it */
+    bool begun;   /* and not ended by its owner */
+    bool counted; /* in n_open: open, or ended while its streams are captured still. open => counted */
     fcdp_covers_fn covers;
     void *ctx;
 } heap_private;
@@ -83,7 +84,7 @@ struct fcdp_heap {
     fcdp_driver *drv;
     fcdp_pool *pool;
     size_t page_bytes, quarantine_bytes; /* the second: 0 is off */
-    _Atomic size_t n_open;                            /* private pools that mallocs may go to */
+    _Atomic size_t n_open;                            /* private pools that a capture may be using */
     _Atomic(heap_arena *) *granules;                  /* by address >> 30; set once */
     _Atomic(heap_stream *) streams[HEAP_MAX_STREAMS]; /* open addressing; set once */
     _Alignas(HEAP_CACHE_LINE) _Atomic size_t allocated;

@@ -153,7 +153,9 @@ static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *co
         raise_status(status, 0);
     }
     binding_cxx_function_copy(covers, copy);
-    status = fcdp_heap_pool_begin(device->heap, id, pool_covers, copy);
+    void *stale = NULL;
+    status = fcdp_heap_pool_begin(device->heap, id, pool_covers, copy, &stale);
+    if (stale) covers_free(stale);
     if (status) {
         covers_free(copy);
         raise_status(status, 0);
@@ -180,10 +182,14 @@ static void hook_release_pool(int ordinal, fcdp_pool_id id) {
 
 static unsigned long long address_of(void (*function)(void)) { return (uintptr_t)function; }
 
-/* A forked child has no device: its tensors of the parent are nobody's to free. */
+/* A child forked off a process that uses a device has none: the parent's tensors are not its own to free. One that was forked before that may
+ * open one. */
 static void child_forget(void) {
-    atomic_store_explicit(&tensors.enabled, false, memory_order_relaxed);
-    for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++) atomic_store_explicit(&tensors.devices[ordinal], NULL, memory_order_relaxed);
+    bool used = false;
+    for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++)
+        used = atomic_exchange_explicit(&tensors.devices[ordinal], NULL, memory_order_relaxed) || used;
+    if (used) atomic_store_explicit(&tensors.enabled, false, memory_order_relaxed);
+    fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE); /* another thread of the parent may have had it */
 }
 
 /* With the GIL. */

@@ -322,7 +322,8 @@ static bool covers_stream(void *ctx, fcdp_stream stream) {
 
 /* As torch.cuda.graph: the pool begins, then the capture. */
 static void capture_begin(world *w, fcdp_pool_id id, int stream) {
-    assert_ok(fcdp_heap_pool_begin(w->heap, id, covers_stream, w->streams[stream]));
+    void *stale;
+    assert_ok(fcdp_heap_pool_begin(w->heap, id, covers_stream, w->streams[stream], &stale));
     assert_int_equal(simgpu_capture(w->streams[stream], 1), 0);
 }
 
@@ -336,11 +337,12 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     (void)state;
     world w = world_open(8);
     fcdp_pool_id id = {3, 0};
-    void *ctx = NULL;
+    void *ctx = NULL, *stale;
     fcdp_dptr before = take(&w, 2 * PAGE, 0), other, ooms;
     give(&w, before);
     capture_begin(&w, id, 0);
-    assert_int_equal(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0]), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale), FCDP_ERR_INVALID);
+    assert_null(stale);
     fcdp_dptr a = take(&w, 2 * PAGE, 0), b = take(&w, PAGE, 0);
     assert_int_not_equal(a.addr, before.addr);
     give(&w, a);
@@ -379,7 +381,7 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     give(&w, take(&w, 8 * PAGE, 1));
     assert_int_equal(cuStreamQuery(w.streams[2]), CUDA_SUCCESS); /* it has been waited for */
     gate_free(g);
-    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0])); /* its name may come again */
+    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale)); /* its name may come again */
     give(&w, take(&w, PAGE, 0));
     assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
     world_close(&w);
@@ -416,7 +418,7 @@ static void a_released_pools_free_pages_serve_the_next_capture(void **state) {
     for (int order = 0; order < 2; order++) { /* whichever arena is looked at first */
         world w = world_open(8);
         fcdp_pool_id first = {1, 1}, second = {2, 1};
-            int a = order, b = !order;
+        int a = order, b = !order;
         capture_begin(&w, first, a);
         fcdp_dptr alive = take(&w, 1000, a);
         capture_end(&w, first, a);
@@ -433,12 +435,41 @@ static void a_released_pools_free_pages_serve_the_next_capture(void **state) {
     }
 }
 
+/* As torch does for a graph's conditional nodes. */
+static void a_pool_may_end_and_begin_within_a_capture(void **state) {
+    (void)state;
+    world w = world_open(8);
+    fcdp_pool_id id = {1, 1};
+    void *ctx, *stale;
+    gate g = gate_make();
+    fcdp_dptr warm = take(&w, 2 * PAGE, 1), ooms;
+    capture_begin(&w, id, 0);
+    fcdp_dptr first = take(&w, PAGE, 0);
+    give(&w, warm);
+    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    assert_int_equal(fcdp_heap_malloc(w.heap, 7 * PAGE, w.streams[2], &ooms), FCDP_ERR_NO_DEVICE_MEM);
+    assert_ok(fcdp_heap_trim(w.heap)); /* the gap is part of the capture */
+    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale));
+    assert_null(stale);
+    give(&w, first);
+    assert_int_equal(take(&w, PAGE, 0).addr, first.addr);
+    assert_int_equal(simgpu_capture(w.streams[0], 0), 0);
+    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    give(&w, take(&w, 7 * PAGE, 2)); /* and now it is over */
+    give(&w, first);
+    assert_ok(fcdp_heap_pool_release(w.heap, id));
+    assert_ok(fcdp_heap_trim(w.heap));
+    assert_int_equal(stats_of(&w).reserved_bytes, PAGE); /* released once, begun twice */
+    gate_free(g);
+    world_close(&w);
+}
+
 static void a_capture_that_fails_does_not_stop_the_heap(void **state) {
     (void)state;
     fcdp_log_set_level(FCDP_LOG_QUIET);
     world w = world_open(8);
     fcdp_pool_id id = {1, 1};
-    void *ctx;
+    void *ctx, *stale;
     fcdp_dptr before = take(&w, 5 * PAGE, 1), ooms;
     capture_begin(&w, id, 0);
     assert_int_equal(fcdp_heap_malloc(w.heap, 9 * PAGE, w.streams[1], &ooms), FCDP_ERR_NO_DEVICE_MEM);
@@ -454,7 +485,14 @@ static void a_capture_that_fails_does_not_stop_the_heap(void **state) {
     assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));     /* late, but it gets back what is its own */
     assert_ptr_equal(ctx, w.streams[0]);
     assert_int_equal(fcdp_heap_pool_end(w.heap, id, &ctx), FCDP_ERR_INVALID);
-    assert_ok(fcdp_heap_pool_release(w.heap, id));
+    capture_begin(&w, id, 0);
+    give(&w, take(&w, PAGE, 0));
+    assert_int_equal(simgpu_capture(w.streams[0], 0), 0);
+    assert_ok(fcdp_heap_trim(w.heap)); /* closes it */
+    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale));
+    assert_ptr_equal(stale, w.streams[0]); /* or the next begin gives it back */
+    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    for (int i = 0; i < 3; i++) assert_ok(fcdp_heap_pool_release(w.heap, id));
     assert_ok(fcdp_heap_trim(w.heap));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
     fcdp_log_set_level(FCDP_LOG_WARN);
@@ -482,8 +520,8 @@ static void *capturer_main(void *arg) {
     for (uint64_t i = 0; i < N_ROUNDS / (1 + (uint64_t)me->stream); i++) { /* the second is done sooner */
         fcdp_pool_id id = {i + 1, (uint64_t)me->stream};
         fcdp_dptr at[4] = {{0}};
-        void *ctx;
-        assert_ok(fcdp_heap_pool_begin(w->heap, id, covers_stream, w->streams[me->stream]));
+        void *ctx, *stale;
+        assert_ok(fcdp_heap_pool_begin(w->heap, id, covers_stream, w->streams[me->stream], &stale));
         assert_int_equal(simgpu_capture(w->streams[me->stream], 1), 0);
         for (int k = 0; k < 4; k++) {
             if (fcdp_heap_malloc(w->heap, (size_t)(k + 1) * 700 * KIB, w->streams[me->stream], &at[k])) me->n_failed++;
@@ -676,6 +714,7 @@ int main(void) {
         cmocka_unit_test(a_private_pool_keeps_to_itself_until_it_is_released),
         cmocka_unit_test(released_pools_make_room_for_others),
         cmocka_unit_test(a_released_pools_free_pages_serve_the_next_capture),
+        cmocka_unit_test(a_pool_may_end_and_begin_within_a_capture),
         cmocka_unit_test(a_capture_that_fails_does_not_stop_the_heap),
         cmocka_unit_test(captures_survive_other_threads),
         cmocka_unit_test(quarantine_makes_a_stale_access_fault),

@@ -75,6 +75,16 @@ class Sim:
 
 
 @scenario
+def a_child_forked_before_the_first_tensor_has_its_own(p, sim):
+    child = os.fork()
+    if child == 0:
+        code, text, _ = p.try_malloc(MIB)
+        # It reaches the driver; that the simulated one lives in the parent alone is the simulation's own rule.
+        os._exit(0 if code != DONE and "not fcdp_alloc's" not in text else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@scenario
 def tensors_come_and_go(p, sim):
     assert _fcdp.tensors_stats(0) is None and "no tensor" in fcdp.memory_summary(0)
     assert fcdp.memory_stats(0) and not any(value for key, value in fcdp.memory_stats(0).items() if key != "max_split_size")

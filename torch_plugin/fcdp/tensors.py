@@ -40,6 +40,8 @@ def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = No
     for hook, setter in _SETTERS.items():
         getattr(allocator, setter)(hooks[hook])
     _answer()
+    if torch.backends.cudnn.benchmark:
+        _no_cudnn_benchmark(True)
     return allocator
 
 
@@ -315,6 +317,9 @@ def _answer() -> None:
     instead("_cuda_memorySnapshot", lambda mempool_id=None: _of_pool(snapshot(), mempool_id))
 
 
+_set_cudnn_benchmark = getattr(torch._C, "_set_cudnn_benchmark", lambda value: None)
+
+
 def _memory_fraction(device: int) -> float:
     core = _fcdp.tensors_stats(device)
     return min(1.0, core["budget_bytes"] / torch.cuda.get_device_properties(device).total_memory) if core else 1.0
@@ -322,6 +327,7 @@ def _memory_fraction(device: int) -> float:
 
 def _no_cudnn_benchmark(value: bool) -> None:
     """cuDNN's benchmark asks the allocator for its largest free block, which PyTorch refuses to a pluggable one with an error."""
+    _set_cudnn_benchmark(False)
     if value:
         warnings.warn("fcdp: torch.backends.cudnn.benchmark needs PyTorch's own allocator and stays off; FCDP_ALLOC=native allows it", stacklevel=4)
 
