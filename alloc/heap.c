@@ -270,6 +270,7 @@ fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out)
     if (ends) {
         private->open = private->begun = false;
         if (private->counted && !private_captures(heap, private)) private_uncount(heap, private);
+        atomic_store_explicit(&private->has_served, true, memory_order_relaxed); /* whatever is still captured has begun */
         *ctx_out = private->ctx;
     }
     pthread_rwlock_unlock(&heap->private_lock);

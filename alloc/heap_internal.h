@@ -37,7 +37,7 @@ typedef struct heap_private {
     fcdp_pool_id id;
     _Atomic size_t n_uses; /* begun and not released: its pages stay */
     uint64_t n_begins;     /* ever, under whatever id; guarded by private_lock */
-    _Atomic bool has_served; /* since it has begun, a malloc whose stream is in the table */
+    _Atomic bool has_served; /* since it has begun: a malloc whose stream is in the table, or its end */
     /* guarded by the heap's private_lock */
     bool open;    /* mallocs may go to it */
     bool begun;   /* and not ended by its owner */

@@ -457,9 +457,13 @@ static void a_pool_may_end_and_begin_within_a_capture(void **state) {
     assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
     give(&w, take(&w, 7 * PAGE, 2)); /* and now it is over */
     give(&w, first);
+    capture_begin(&w, id, 0); /* once more, without a malloc, and it ends before the capture does */
+    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    assert_int_equal(simgpu_capture(w.streams[0], 0), 0);
+    give(&w, take(&w, 7 * PAGE, 1));
     assert_ok(fcdp_heap_pool_release(w.heap, id));
     assert_ok(fcdp_heap_trim(w.heap));
-    assert_int_equal(stats_of(&w).reserved_bytes, PAGE); /* released once, begun twice */
+    assert_int_equal(stats_of(&w).reserved_bytes, PAGE); /* released once, begun three times */
     gate_free(g);
     world_close(&w);
 }
