@@ -1,4 +1,4 @@
-/* heap_internal.h - the heap's structs, for heap.c (blocks) and heap_grow.c (pages). */
+/* heap_internal.h - the heap's structs, for heap.c (blocks), heap_private.c (pools) and heap_grow.c (pages). */
 #ifndef FCDP_HEAP_INTERNAL_H
 #define FCDP_HEAP_INTERNAL_H
 
@@ -120,6 +120,12 @@ static inline bool fcdp__heap_is_capturing(const fcdp_heap *heap) {
     return atomic_load_explicit(&heap->n_open, memory_order_relaxed) > 0;
 }
 
+/* heap_private.c */
+/* The open pool that mallocs on `stream` go to; NULL: none. */
+heap_private *fcdp__heap_private_covering(fcdp_heap *heap, fcdp_stream stream);
+/* End the pools whose captures have ended without them. True: there were some. */
+bool fcdp__heap_end_dead_pools(fcdp_heap *heap);
+
 /* heap_grow.c */
 /* Pages under the growth's holes. On failure none is mapped, or *stuck_out: the driver refuses to take some away. */
 fcdp_status fcdp__heap_map(heap_arena *arena, const fcdp_growth *growth, bool *stuck_out) FCDP_MUST_CHECK;
@@ -136,8 +142,6 @@ bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block);
 /* A wait for the device, unless a capture is under way; while it lasts none begins. False: one is. */
 bool fcdp__heap_wait_begin(fcdp_heap *heap);
 void fcdp__heap_wait_end(fcdp_heap *heap);
-/* End the pools whose captures have ended without them. True: there were some. */
-bool fcdp__heap_end_dead_pools(fcdp_heap *heap);
 /* Give back what has been held long enough. */
 void fcdp__heap_poll(fcdp_heap *heap);
 /* The same, waiting; false: nothing was held. */

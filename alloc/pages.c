@@ -9,6 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct reclaimer {
+    fcdp_reclaim_fn reclaim;
+    fcdp_idle_fn idle;
+    void *ctx;
+    size_t n_inside; /* calls under way */
+} reclaimer;
+
 /* A take first promises itself its pages in the counts, then creates what the stack lacks and pushes it there
  * as reserved, and at the end pops all of its pages at once. So a handle is always live or on the stack, and
  * two takes never count the same page or the same budget twice:
@@ -24,12 +31,7 @@ struct fcdp_pool {
     fcdp_lock lock;
     /* under lock */
     size_t budget_bytes, n_budget, n_room; /* n_room: of the stack */
-    struct {
-        fcdp_reclaim_fn reclaim;
-        fcdp_idle_fn idle;
-        void *ctx;
-        size_t n_inside; /* calls under way */
-    } reclaimers[FCDP_N_RECLAIMERS];
+    reclaimer reclaimers[FCDP_N_RECLAIMERS];
     pthread_cond_t left; /* one of them has ended */
     size_t n_created, n_live, n_peak;
     size_t n_held[FCDP_N_HOLDERS], n_peak_held[FCDP_N_HOLDERS];
@@ -214,22 +216,27 @@ static fcdp_status take_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_
     return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
 }
 
-static void reclaimer_leave(fcdp_pool *pool, fcdp_reclaimer which) {
+/* It stays what it is until reclaimer_leave. */
+static reclaimer reclaimer_enter(fcdp_pool *pool, fcdp_reclaimer which) {
     fcdp__lock_acquire(&pool->lock);
+    pool->reclaimers[which].n_inside++;
+    reclaimer entered = pool->reclaimers[which];
+    pool_leave(pool);
+    return entered;
+}
+
+static void reclaimer_leave(fcdp_pool *pool, fcdp_reclaimer which, bool reclaimed) {
+    fcdp__lock_acquire(&pool->lock);
+    pool->n_reclaims += reclaimed;
     pool->reclaimers[which].n_inside--;
     pthread_cond_broadcast(&pool->left);
     pool_leave(pool);
 }
 
 static size_t reclaimer_ask(fcdp_pool *pool, fcdp_reclaimer which, size_t n_pages) {
-    fcdp__lock_acquire(&pool->lock);
-    fcdp_reclaim_fn reclaim = pool->reclaimers[which].reclaim;
-    void *ctx = pool->reclaimers[which].ctx;
-    if (reclaim) pool->n_reclaims++;
-    pool->reclaimers[which].n_inside++;
-    pool_leave(pool);
-    size_t n_back = reclaim ? reclaim(ctx, n_pages) : 0;
-    reclaimer_leave(pool, which);
+    reclaimer entered = reclaimer_enter(pool, which);
+    size_t n_back = entered.reclaim ? entered.reclaim(entered.ctx, n_pages) : 0;
+    reclaimer_leave(pool, which, entered.reclaim != NULL);
     return n_back;
 }
 
@@ -385,13 +392,9 @@ void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out) {
 size_t fcdp__pool_pages_in_use(fcdp_pool *pool) {
     size_t n_idle = 0;
     for (int which = 0; which < FCDP_N_RECLAIMERS; which++) {
-        fcdp__lock_acquire(&pool->lock);
-        fcdp_idle_fn idle = pool->reclaimers[which].idle;
-        void *ctx = pool->reclaimers[which].ctx;
-        pool->reclaimers[which].n_inside++;
-        pool_leave(pool);
-        if (idle) n_idle += idle(ctx);
-        reclaimer_leave(pool, (fcdp_reclaimer)which);
+        reclaimer entered = reclaimer_enter(pool, (fcdp_reclaimer)which);
+        if (entered.idle) n_idle += entered.idle(entered.ctx);
+        reclaimer_leave(pool, (fcdp_reclaimer)which, false);
     }
     fcdp__lock_acquire(&pool->lock);
     size_t n_live = pool->n_live;

@@ -1,6 +1,6 @@
 /* crossing.h - the inter-node step of a gather: own shards packed into a column, and all-gathered over the nodes.
  *
- * Crossings are started by a worker of their own (on CUDA by the node worker, see engine.c), in the order of submission, so that the link is busy while the node's ranks complete an
+ * Crossings are started by a worker of their own (or by the node worker: one_worker in engine.h), in the order of submission, so that the link is busy while the node's ranks complete an
  * earlier gather among themselves and while the model computes; that worker waits for none of them, so that a second one is under way
  * when the first ends. The group's next unshard that gathers takes the column.
  *

@@ -213,10 +213,6 @@ fcdp_status fcdp__comm_check_step(const fcdp_comm *comm) {
         "an earlier gather failed on this rank, which is out of step with its peers since; restart the job");
 }
 
-void fcdp_comm_mended(fcdp_comm *comm) {
-    atomic_store_explicit(&comm->out_of_step, false, memory_order_relaxed);
-}
-
 void fcdp_comm_destroy(fcdp_comm *comm) {
     if (!comm || engine_is_foreign(comm->engine)) return;
     while (comm->groups) fcdp_group_destroy(comm->groups);

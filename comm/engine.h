@@ -57,10 +57,9 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
 
 /* `topology->local` and node_size must be the engine's (else FCDP_ERR_UNSUPPORTED). The transport's ctx stays the caller's. */
 fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology, const fcdp_transport *transport, fcdp_comm **comm_out) FCDP_MUST_CHECK;
-/* After a gather that failed on this rank alone, its peers may be in a collective that it did not take part in; what it started next would meet
- * that one, silently. So every later gather of the comm fails, until all its ranks have made the transport anew. */
-void fcdp_comm_mended(fcdp_comm *comm);
 void fcdp_comm_destroy(fcdp_comm *comm);        /* its groups first */
+/* After a gather that failed on this rank alone, its peers may be in a collective that it did not take part in; what it started next would meet
+ * that one, silently. So every later gather of the comm fails. */
 
 /* A group's layout is made here; it cannot be used before it is attached to host memory. `name` for messages. */
 fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_extent_spec *specs, uint32_t n_extents, fcdp_group **group_out) FCDP_MUST_CHECK;

@@ -31,6 +31,9 @@ measure() {         # DRIVER
     echo "== Replays: peak MiB reserved (over the peak live), driver calls"
     build/release/tools/replay/fcdp-replay tools/replay/traces/*.txt.gz || true
     echo
+    echo "== Replays of other runs, on which the placement was not chosen"
+    build/release/tools/replay/fcdp-replay tools/replay/traces/others/*.txt.gz || true
+    echo
     echo "== Hits"
     build/release/tests/alloc/bench_heap
     echo

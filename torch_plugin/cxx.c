@@ -1,8 +1,6 @@
 /* cxx.c - exceptions and std::function from C. Compiled with -fexceptions: torch's exceptions pass through our frames. */
 #include "torch_plugin/cxx.h"
 
-#include "alloc/fcdp.h"
-
 #include <dlfcn.h>
 #include <stdint.h>
 #include <string.h>
@@ -12,7 +10,7 @@ typedef struct source_location { /* c10::SourceLocation, c10/util/Exception.h */
     uint32_t line;
 } source_location;
 
-/* c10::Error has 136 bytes in torch 2.6 and 2.15; room for more costs nothing. A std::string has 32, before C++11's ABI 8. */
+/* c10::Error has 80 bytes in torch 2.6 and 128 in 2.15; room for more costs nothing. A std::string has 32, before C++11's ABI 8. */
 enum { ERROR_BYTES = 1024, STRING_BYTES = 32 };
 
 static struct {
@@ -21,7 +19,7 @@ static struct {
     void (*string_make)(void *string, const char *text, const void *allocator); /* std::string(const char *, allocator) */
     void (*string_end)(void *string);
     void (*error_make)(void *error, source_location where, void *string);       /* c10::Error(SourceLocation, std::string) */
-    void *error_type, *out_of_memory_type;                                      /* std::type_info; the second may be NULL */
+    void *error_type, *out_of_memory_type;                                      /* std::type_info */
 } cxx;
 
 /* torch before 2.7 is built with the strings from before C++11. */

@@ -9,7 +9,6 @@
 #include "torch_plugin/cxx.h"
 #include "torch_plugin/history.h"
 
-enum { MAX_DEVICES = 64 };
 /* Of addresses, which cost nothing but a list of them. */
 static const size_t QUARANTINE_BYTES = (size_t)64 << 30;
 
@@ -19,7 +18,7 @@ static struct {
     size_t budget_bytes;
     _Atomic bool enabled; /* the others are set before, and not again */
     fcdp_lock lock;       /* opening */
-    _Atomic(fcdp_device *) devices[MAX_DEVICES];
+    _Atomic(fcdp_device *) devices[TENSORS_MAX_DEVICES];
 } tensors;
 
 /* ---- devices ---- */
@@ -40,7 +39,7 @@ static fcdp_status device_open(int ordinal, fcdp_device **device_out) {
 }
 
 static inline fcdp_device *device_of(int ordinal) {
-    if (ordinal < 0 || ordinal >= MAX_DEVICES) return NULL;
+    if (ordinal < 0 || ordinal >= TENSORS_MAX_DEVICES) return NULL;
     return atomic_load_explicit(&tensors.devices[ordinal], memory_order_acquire);
 }
 
@@ -48,7 +47,7 @@ static fcdp_status device_need(int ordinal, fcdp_device **device_out) {
     fcdp_status status = FCDP_OK;
     *device_out = device_of(ordinal);
     if (*device_out) return FCDP_OK;
-    if (ordinal < 0 || ordinal >= MAX_DEVICES || !atomic_load_explicit(&tensors.enabled, memory_order_acquire))
+    if (ordinal < 0 || ordinal >= TENSORS_MAX_DEVICES || !atomic_load_explicit(&tensors.enabled, memory_order_acquire))
         return fcdp__fail(FCDP_ERR_INVALID, "tensors on device %d are not fcdp_alloc's", ordinal);
     fcdp__lock_acquire(&tensors.lock);
     *device_out = device_of(ordinal);
@@ -106,7 +105,7 @@ static void hook_free(void *at, size_t bytes, int ordinal, void *stream) {
 
 /* PyTorch asks for any tensor. What is not ours (a gathered parameter, another library's memory) has another owner, who waits. */
 static void hook_record_stream(void *at, void *stream) {
-    for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++) {
+    for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++) {
         fcdp_device *device = device_of(ordinal);
         fcdp_status status = device ? fcdp_heap_record_stream(device->heap, (fcdp_dptr){(uintptr_t)at}, stream) : FCDP_ERR_INVALID;
         if (status == FCDP_OK) return;
@@ -116,7 +115,7 @@ static void hook_record_stream(void *at, void *stream) {
 
 /* torch.cuda.empty_cache() */
 static void hook_reset(void) {
-    for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++) {
+    for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++) {
         fcdp_device *device = device_of(ordinal);
         if (device && fcdp_heap_trim(device->heap)) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
     }
@@ -186,7 +185,7 @@ static unsigned long long address_of(void (*function)(void)) { return (uintptr_t
  * open one. */
 static void child_forget(void) {
     bool used = false;
-    for (int ordinal = 0; ordinal < MAX_DEVICES; ordinal++)
+    for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++)
         used = atomic_exchange_explicit(&tensors.devices[ordinal], NULL, memory_order_relaxed) || used;
     if (used) atomic_store_explicit(&tensors.enabled, false, memory_order_relaxed);
     fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE); /* another thread of the parent may have had it */

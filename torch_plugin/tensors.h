@@ -7,6 +7,8 @@
 
 #include "alloc/device.h"
 
+enum { TENSORS_MAX_DEVICES = 64 };
+
 /* The device that tensors on `ordinal` come from, opened now if need be and for the life of the process. FCDP_ERR_INVALID: they are
  * not FCDP's. Any thread. */
 fcdp_status binding_tensors_device(int ordinal, const fcdp_device **device_out) FCDP_MUST_CHECK;

@@ -148,7 +148,7 @@ void hub_break(cluster *c) {
 }
 void hub_mend(cluster *c) {
     hub_set_broken(c, false);
-    for (uint32_t r = 0; r < c->n_ranks; r++) fcdp_comm_mended(c->members[r].comm);
+    for (uint32_t r = 0; r < c->n_ranks; r++) atomic_store(&c->members[r].comm->out_of_step, false);
 }
 
 /* ---- content ---- */

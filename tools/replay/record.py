@@ -119,7 +119,29 @@ def streams():
         optimizer.zero_grad()
 
 
-RUNS = {run.__name__: run for run in (demo, gpt12, lora, lengths, evaluation, streams)}
+def gpt6():
+    """6 layers of 640, another sequence length at every step"""
+    train(GPT(6, 640, 10), [(3, length) for length in (200, 150, 333, 77, 256, 410, 128)])
+
+
+def gpt10():
+    """10 layers of 448, a vocabulary of 8000, 2 sequences of 192, gradient clipping"""
+    train(GPT(10, 448, 7, vocabulary=8000), [(2, 192)] * 3, clip=True)
+
+
+def gpt5():
+    """5 layers of 768, another sequence length at every step, gradient clipping"""
+    train(GPT(5, 768, 12), [(2, length) for length in (512, 100, 384, 256, 480, 60)], clip=True)
+
+
+def lora8():
+    """8 layers of 576, frozen, LoRA of rank 8, another sequence length at every step"""
+    train(GPT(8, 576, 9, rank=8), [(3, length) for length in (128, 300, 200, 400)])
+
+
+CHOSEN_ON = (demo, gpt12, lora, lengths, evaluation, streams)  # the allocator's placement was
+OTHERS = (gpt6, gpt10, gpt5, lora8)  # it was checked with these; in a folder of their own
+RUNS = {run.__name__: run for run in CHOSEN_ON + OTHERS}
 
 
 def allocations(events):
@@ -161,7 +183,8 @@ def main():
         parser.error(f"no such run: {', '.join(unknown)}; there are {', '.join(RUNS)}")
     torch.manual_seed(1)
     for name in arguments.names or RUNS:
-        record(RUNS[name], arguments.out / f"{name}.txt.gz")
+        folder = arguments.out / "others" if RUNS[name] in OTHERS else arguments.out
+        record(RUNS[name], folder / f"{name}.txt.gz")
 
 
 if __name__ == "__main__":

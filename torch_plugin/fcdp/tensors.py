@@ -130,7 +130,8 @@ def _nested(device: int) -> dict[str, Any]:
             entry[pool] = dict(zip(_STAT, entry[pool]))
     none = dict.fromkeys(_STAT, 0)
     out.update(
-        num_alloc_retries=core["n_retries"], num_ooms=core["n_ooms"], num_sync_all_streams=0, num_device_alloc=core["n_creates"],
+        num_alloc_retries=core["n_retries"], num_ooms=core["n_ooms"], num_sync_all_streams=0,  # the last is not counted
+        num_device_alloc=core["n_creates"],
         num_device_free=core["n_creates"] - (core["reserved_bytes"] + core["region_bytes"] + core["idle_bytes"]) // core["page_bytes"],
         max_split_size=-1, oversize_allocations=dict(none), oversize_segments=dict(none),
     )  # fmt: skip
@@ -177,24 +178,25 @@ def _index(device: Any) -> int:
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
+    """The keys of torch.cuda.memory_stats; what each says of FCDP's pages is in _class_stats."""
     return dict(sorted(_flat("", _nested(_index(device)), {}).items()))
 
 
 def memory_allocated(device: Any = None) -> int:
-    return memory_stats(device).get("allocated_bytes.all.current", 0)
+    return memory_stats(device)["allocated_bytes.all.current"]
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """Since the start or reset_peak_memory_stats; with several streams at most 2 MiB for each below the true peak."""
-    return memory_stats(device).get("allocated_bytes.all.peak", 0)
+    """Since the start or reset_peak_memory_stats; with several streams at most 2 MiB for each off the true peak."""
+    return memory_stats(device)["allocated_bytes.all.peak"]
 
 
 def memory_reserved(device: Any = None) -> int:
-    return memory_stats(device).get("reserved_bytes.all.current", 0)
+    return memory_stats(device)["reserved_bytes.all.current"]
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    return memory_stats(device).get("reserved_bytes.all.peak", 0)
+    return memory_stats(device)["reserved_bytes.all.peak"]
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
@@ -274,16 +276,15 @@ def _traces(n_devices: int) -> list[list[dict[str, Any]]]:
 
 
 def snapshot() -> dict[str, Any]:
+    """Every mapped block of every device, and what record_memory_history recorded, as torch.cuda.memory._snapshot gives it. PyTorch's own
+    allocator's settings say nothing here: they are empty."""
     segments, n = [], 1
-    for device in range(64):
+    for device in range(_fcdp.TENSORS_MAX_DEVICES):
         found = _segments(device)
         if found:
             segments += found
             n = device + 1
-    settings = {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1, "garbage_collection_threshold": 0.0, "expandable_segments": True,
-                "pinned_num_register_threads": 1, "release_lock_on_cudamalloc": False, "pinned_use_cuda_host_register": False,
-                "roundup_power2_divisions": {}}  # fmt: skip
-    return {"segments": segments, "device_traces": _traces(n), "allocator_settings": settings, "external_annotations": []}
+    return {"segments": segments, "device_traces": _traces(n), "allocator_settings": {}, "external_annotations": []}
 
 
 def _answer() -> None:
