@@ -188,23 +188,24 @@ void fcdp__crossing_submit(fcdp_crossing *crossing) {
 
 bool fcdp__crossing_submit_ahead(fcdp_crossing *crossing) {
     fcdp_engine *engine = crossing->engine;
+    fcdp_comm *comm = crossing->group->comm;
     fcdp__lock_acquire(&engine->lock);
-    bool fits = engine->n_ahead < engine->ahead_limit;
-    if (fits) crossing->after = engine->taken_at[engine->ahead_limit - ++engine->n_ahead];
+    bool fits = comm->n_ahead < comm->ahead_limit;
+    if (fits) crossing->after = comm->taken_at[comm->ahead_limit - ++comm->n_ahead];
     fcdp__lock_release(&engine->lock);
     if (fits) (void)fcdp__worker_submit(engine->inter_worker, &crossing->work);
     return fits;
 }
 
-void fcdp__crossing_not_ahead(fcdp_engine *engine) {
-    fcdp__lock_acquire(&engine->lock);
-    engine->n_ahead--;
-    fcdp__lock_release(&engine->lock);
+void fcdp__crossing_not_ahead(fcdp_comm *comm) {
+    fcdp__lock_acquire(&comm->engine->lock);
+    comm->n_ahead--;
+    fcdp__lock_release(&comm->engine->lock);
 }
 
-void fcdp__crossing_taken(fcdp_engine *engine, uint64_t ticket) {
-    fcdp__lock_acquire(&engine->lock);
-    memmove(&engine->taken_at[1], &engine->taken_at[0], sizeof engine->taken_at - sizeof engine->taken_at[0]);
-    engine->taken_at[0] = ticket;
-    fcdp__lock_release(&engine->lock);
+void fcdp__crossing_taken(fcdp_comm *comm, uint64_t ticket) {
+    fcdp__lock_acquire(&comm->engine->lock);
+    memmove(&comm->taken_at[1], &comm->taken_at[0], sizeof comm->taken_at - sizeof comm->taken_at[0]);
+    comm->taken_at[0] = ticket;
+    fcdp__lock_release(&comm->engine->lock);
 }

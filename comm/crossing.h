@@ -6,7 +6,7 @@
  *
  * Order and pages. A crossing starts when the jobs of the node worker that it names (`after`) are done, and all of those were
  * submitted before it; a job of the node worker waits for its own crossing only, which was submitted before it. So every wait points back in the
- * program's order, and none can close a circle. `after` is chosen so that at most `limit` columns have pages at a time (one more where a group comes
+ * program's order, and none can close a circle. `after` is chosen so that at most `limit` columns of a comm have pages at a time (one more where a group comes
  * that was not expected), where
  *
  *     limit = min(FCDP_PREFETCH, ranks per node), at least 1            a column is 1/g of its group: limit columns <= one group
@@ -46,9 +46,9 @@ void fcdp__crossing_submit(fcdp_crossing *crossing);
 /* A prefetch; false: as many as may be are ahead already, nothing was submitted. */
 bool fcdp__crossing_submit_ahead(fcdp_crossing *crossing);
 /* One that was submitted by _ahead waits for its unshard no more. */
-void fcdp__crossing_not_ahead(fcdp_engine *engine);
+void fcdp__crossing_not_ahead(fcdp_comm *comm);
 /* The unshard at `ticket` of the node worker takes a crossing. */
-void fcdp__crossing_taken(fcdp_engine *engine, uint64_t ticket);
+void fcdp__crossing_taken(fcdp_comm *comm, uint64_t ticket);
 
 /* Until its bytes are in the column. Once per submitted crossing. */
 fcdp_status fcdp__crossing_wait(fcdp_crossing *crossing) FCDP_MUST_CHECK;

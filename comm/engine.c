@@ -69,12 +69,6 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
 
 /* ---- engine ---- */
 
-static uint32_t ahead_limit(const fcdp_engine_config *config) {
-    uint32_t limit = config->options.prefetch < 1 ? 1 : (uint32_t)config->options.prefetch;
-    if (limit > config->node_size) limit = config->node_size;
-    return limit < FCDP_MAX_AHEAD ? limit : FCDP_MAX_AHEAD;
-}
-
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status = FCDP_OK;
     if (!config->device)
@@ -87,8 +81,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
      * alone. */
     if (!status && engine->options.restore == FCDP_RESTORE_AUTO)
         engine->options.restore = fcdp__driver_is_sim(engine->drv) ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
-    fcdp_tiering_config tiering = {engine->drv, engine->pool, config->local, config->node_size};
-    if (!status) status = fcdp__tiering_create(&tiering, &engine->tiering);
+    if (!status) status = fcdp__tiering_create(engine->drv, engine->pool, &engine->tiering);
     if (!status) status = fcdp__columns_create(engine->drv, engine->pool, &engine->columns);
     if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->node_stream);
     if (!status) status = fcdp__driver_stream_create(engine->drv, &engine->inter_stream);
@@ -107,7 +100,7 @@ static void engine_close(fcdp_engine *engine) {
     if (engine->inter_worker != engine->node_worker) fcdp__worker_destroy(engine->inter_worker);
     fcdp__worker_destroy(engine->node_worker);
     fcdp__events_destroy(engine);
-    if (engine->host) fcdp__host_destroy(engine->host);
+    fcdp__account_destroy(engine->account);
     fcdp__columns_destroy(engine->columns);
     if (engine->node_stream) fcdp__driver_stream_destroy(engine->drv, engine->node_stream);
     if (engine->inter_stream) fcdp__driver_stream_destroy(engine->drv, engine->inter_stream);
@@ -118,15 +111,10 @@ static void engine_close(fcdp_engine *engine) {
 }
 
 fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **engine_out) {
-    if (config->node_size == 0 || config->local >= config->node_size)
-        return fcdp__fail(FCDP_ERR_INVALID, "engine: local rank %u of %u", config->local, config->node_size);
     fcdp_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for an engine");
     engine->pid = getpid();
     engine->options = config->options;
-    engine->ahead_limit = ahead_limit(config);
-    engine->local = config->local;
-    engine->node_size = config->node_size;
     fcdp__lock_init(&engine->lock, FCDP_RANK_ENGINE);
     fcdp_status status = engine_open(engine, config);
     if (status) {
@@ -148,58 +136,82 @@ bool fcdp_engine_is_sim(const fcdp_engine *engine) {
     return fcdp__driver_is_sim(engine->drv);
 }
 
-static fcdp_host_config host_config(const fcdp_engine *engine) {
-    return (fcdp_host_config){
-        .drv = engine->drv,
-        .budget_bytes = engine->options.host_budget_bytes,
-        .numa_node = fcdp__driver_numa_node(engine->drv),
-        .pin = engine->options.pin,
-        .slice = engine->local,
-        .n_slices = engine->node_size,
-        .timeout_s = engine->options.timeout_s,
-    };
-}
-
-static fcdp_status host_check(const fcdp_engine *engine) {
+static fcdp_status account_check(const fcdp_engine *engine) {
     fcdp_status status = fcdp__engine_check(engine, "the engine");
-    if (!status && engine->host)
-        status = fcdp__fail(FCDP_ERR_INVALID, "the engine has its host memory already");
+    if (!status && engine->account)
+        status = fcdp__fail(FCDP_ERR_INVALID, "the engine knows the node's account already");
     return status;
 }
 
-fcdp_status fcdp_engine_host_create(fcdp_engine *engine, fcdp_host_ticket *ticket_out) {
-    fcdp_host_config config = host_config(engine);
-    fcdp_status status = host_check(engine);
-    return status ? status : fcdp__host_create(&config, &engine->host, ticket_out);
+fcdp_status fcdp_engine_account_create(fcdp_engine *engine, fcdp_shared_ticket *ticket_out) {
+    fcdp_status status = account_check(engine);
+    return status ? status
+                  : fcdp__account_create(engine->options.host_budget_bytes, &engine->account, ticket_out);
 }
 
-fcdp_status fcdp_engine_host_join(fcdp_engine *engine, const fcdp_host_ticket *ticket) {
-    fcdp_host_config config = host_config(engine);
-    fcdp_status status = host_check(engine);
-    return status ? status : fcdp__host_join(&config, ticket, &engine->host);
+fcdp_status fcdp_engine_account_join(fcdp_engine *engine, const fcdp_shared_ticket *ticket) {
+    fcdp_status status = account_check(engine);
+    return status ? status : fcdp__account_join(ticket, &engine->account);
 }
 
 /* ---- comm ---- */
 
+static uint32_t ahead_limit(const fcdp_options *options, uint32_t node_size) {
+    uint32_t limit = options->prefetch < 1 ? 1 : (uint32_t)options->prefetch;
+    if (limit > node_size) limit = node_size;
+    return limit < FCDP_MAX_AHEAD ? limit : FCDP_MAX_AHEAD;
+}
+
 fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
                              const fcdp_transport *transport, fcdp_comm **comm_out) {
     fcdp_status status = fcdp__engine_check(engine, "the engine");
+    if (!status && !engine->account)
+        status = fcdp__fail(FCDP_ERR_INVALID, "a comm needs the node's account first");
     if (status) return status;
-    if (topology->local != engine->local || topology->node_size != engine->node_size)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "this shard group puts the process at local rank %u of %u, its node's host memory "
-                          "knows it as %u of %u: the group "
-                          "must take all ranks of a node, in the launcher's order",
-                          topology->local, topology->node_size, engine->local, engine->node_size);
     fcdp_comm *comm = calloc(1, sizeof *comm);
     if (!comm) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a comm");
-    *comm = (fcdp_comm){.engine = engine, .topology = *topology, .transport = *transport};
+    *comm = (fcdp_comm){.engine = engine,
+                        .topology = *topology,
+                        .transport = *transport,
+                        .ahead_limit = ahead_limit(&engine->options, topology->node_size)};
     fcdp__lock_acquire(&engine->lock);
     comm->next = engine->comms;
     engine->comms = comm;
     fcdp__lock_release(&engine->lock);
     *comm_out = comm;
     return FCDP_OK;
+}
+
+static fcdp_host_config host_config(const fcdp_comm *comm) {
+    const fcdp_engine *engine = comm->engine;
+    return (fcdp_host_config){
+        .drv = engine->drv,
+        .account = engine->account,
+        .numa_node = fcdp__driver_numa_node(engine->drv),
+        .pin = engine->options.pin,
+        .slice = comm->topology.local,
+        .n_slices = comm->topology.node_size,
+        .timeout_s = engine->options.timeout_s,
+    };
+}
+
+static fcdp_status host_check(const fcdp_comm *comm) {
+    fcdp_status status = fcdp__engine_check(comm->engine, "the shard group");
+    if (!status && comm->host)
+        status = fcdp__fail(FCDP_ERR_INVALID, "the shard group has its host memory already");
+    return status;
+}
+
+fcdp_status fcdp_comm_host_create(fcdp_comm *comm, fcdp_shared_ticket *ticket_out) {
+    fcdp_host_config config = host_config(comm);
+    fcdp_status status = host_check(comm);
+    return status ? status : fcdp__host_create(&config, &comm->host, ticket_out);
+}
+
+fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticket) {
+    fcdp_host_config config = host_config(comm);
+    fcdp_status status = host_check(comm);
+    return status ? status : fcdp__host_join(&config, ticket, &comm->host);
 }
 
 void fcdp__comm_lose_step(fcdp_comm *comm) {
@@ -222,6 +234,7 @@ void fcdp_comm_destroy(fcdp_comm *comm) {
     while (*link != comm) link = &(*link)->next;
     *link = comm->next;
     fcdp__lock_release(&engine->lock);
+    fcdp__host_destroy(comm->host);
     free(comm);
 }
 
@@ -274,7 +287,7 @@ static void group_detach(fcdp_group *group) {
     if (group->in_use) fcdp__region_end_use(group->region);
     if (group->region) fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);
-    if (group->carved) fcdp__host_free(group->comm->engine->host, group->offset);
+    if (group->carved) fcdp__host_free(group->comm->host, group->offset);
 }
 
 void fcdp_group_destroy(fcdp_group *group) {
@@ -298,11 +311,12 @@ fcdp_status fcdp_group_carve(fcdp_group *group, uint64_t *offset_out) {
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = fcdp__engine_check(engine, group->name);
     if (status) return status;
-    if (!engine->host || engine->local != 0 || group->carved)
+    fcdp_comm *comm = group->comm;
+    if (!comm->host || comm->topology.local != 0 || group->carved)
         return fcdp__fail(FCDP_ERR_INVALID,
                           "'%s': only local rank 0 carves host memory, once, after it has created it",
                           group->name);
-    status = fcdp__host_carve(engine->host, group->layout->bytes, &group->offset);
+    status = fcdp__host_carve(comm->host, group->layout->bytes, &group->offset);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
     group->carved = true;
     *offset_out = group->offset;
@@ -313,13 +327,15 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = fcdp__engine_check(engine, group->name);
     if (status) return status;
-    if (!engine->host || group->region)
-        return fcdp__fail(FCDP_ERR_INVALID, "'%s': attach once, after the engine has its host memory",
+    fcdp_comm *comm = group->comm;
+    if (!comm->host || group->region)
+        return fcdp__fail(FCDP_ERR_INVALID, "'%s': attach once, after the shard group has its host memory",
                           group->name);
     fcdp_host_block *block;
-    status = fcdp__host_attach(engine->host, offset, group->layout->bytes, &block);
+    status = fcdp__host_attach(comm->host, offset, group->layout->bytes, &block);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
-    status = fcdp__region_create(engine->tiering, group->name, group->layout, block, &group->region);
+    status = fcdp__region_create(engine->tiering, group->name, group->layout, comm->topology.local, block,
+                                 &group->region);
     if (status) {
         fcdp__host_detach(block);
         return status;
@@ -379,8 +395,11 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
     stats_out->device_peak_bytes = pool.peak_held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes;
     stats_out->device_budget_bytes = pool.budget_bytes;
     fcdp__tiering_stats(engine->tiering, &stats_out->moves);
-    if (engine->host) fcdp__host_usage(engine->host, &stats_out->host_bytes, &stats_out->host_peak_bytes);
     fcdp__lock_acquire(&engine->lock);
+    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
+        if (comm->host) fcdp__host_reap(comm->host);
+    if (engine->account)
+        fcdp__account_usage(engine->account, &stats_out->host_bytes, &stats_out->host_peak_bytes);
     stats_out->gather = engine->gather;
     stats_out->restore = engine->restore;
     fcdp__lock_release(&engine->lock);
@@ -389,5 +408,5 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
 void fcdp_engine_reset_peaks(fcdp_engine *engine) {
     if (engine_is_foreign(engine)) return;
     fcdp__pool_reset_peak(engine->pool, FCDP_HOLDER_REGIONS);
-    if (engine->host) fcdp__host_reset_peak(engine->host);
+    if (engine->account) fcdp__account_reset_peak(engine->account);
 }

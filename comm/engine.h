@@ -1,7 +1,8 @@
 /* engine.h - groups, their gathers, and the two workers that run them in order.
  *
- * An engine belongs to a process and a device: driver, page pool, tiering, the node's host memory, and two worker threads (or one that is both). A comm is one
- * shard process group seen as nodes x ranks, with its transport. A group is one FSDP parameter group: a region, its validity, its counts.
+ * An engine belongs to a process and a device: driver, page pool, tiering, the account of the node's host memory, and two worker threads (or one
+ * that is both). A comm is one shard process group seen as nodes x ranks, with its transport and the host memory of its ranks on this node: shard
+ * groups of different shapes (experts beside dense layers) are served side by side. A group is one FSDP parameter group: a region, its validity, its counts.
  * The node worker runs jobs (unshard, reshard), the inter worker the steps of unshards that cross nodes (crossing.h); each runs one at a
  * time in the order of submission, which is the program's order and so the same on every rank: collectives of different ranks meet.
  *
@@ -40,7 +41,6 @@ typedef struct fcdp_engine_config {
     int ordinal;                /* device index */
     const char *sim_library;    /* where the simulated driver lies, may be NULL */
     const fcdp_device *device;  /* not NULL: this one, open as long as the engine, instead of one of the engine's own */
-    uint32_t local, node_size;  /* this rank's index in its node, ranks per node */
     /* NCCL wants the collectives of different communicators launched in one order on all ranks: both lanes on the node worker. */
     bool one_worker;
 } fcdp_engine_config;
@@ -49,15 +49,19 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
 /* Finishes the queue, stops the worker, frees groups and comms that are left. */
 void fcdp_engine_destroy(fcdp_engine *engine);
 bool fcdp_engine_is_sim(const fcdp_engine *engine);
-/* The node's host memory: local rank 0 creates, the others join with its ticket. Once, before the first group. */
-fcdp_status fcdp_engine_host_create(fcdp_engine *engine, fcdp_host_ticket *ticket_out) FCDP_MUST_CHECK;
-fcdp_status fcdp_engine_host_join(fcdp_engine *engine, const fcdp_host_ticket *ticket) FCDP_MUST_CHECK;
+/* The budget of the node's host memory, common to all its processes and shard groups: one process creates it, the others join with
+ * its ticket. Once, before the first comm. */
+fcdp_status fcdp_engine_account_create(fcdp_engine *engine, fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_engine_account_join(fcdp_engine *engine, const fcdp_shared_ticket *ticket) FCDP_MUST_CHECK;
 /* Wait until the queue is empty; the first error of a job nobody waited for (a reshard's), once. */
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
 
-/* `topology->local` and node_size must be the engine's (else FCDP_ERR_UNSUPPORTED). The transport's ctx stays the caller's. */
+/* After the account. The transport's ctx stays the caller's. */
 fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology, const fcdp_transport *transport, fcdp_comm **comm_out) FCDP_MUST_CHECK;
 void fcdp_comm_destroy(fcdp_comm *comm);        /* its groups first */
+/* The host memory of the comm's ranks on this node: local rank 0 creates, the others join with its ticket. Once, before the first group. */
+fcdp_status fcdp_comm_host_create(fcdp_comm *comm, fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticket) FCDP_MUST_CHECK;
 /* After a gather that failed on this rank alone, its peers may be in a collective that it did not take part in; what it started next would meet
  * that one, silently. So every later gather of the comm fails. */
 

@@ -185,7 +185,8 @@ static fcdp_status unshard_enter(fcdp_job *job) {
 /* A failure that the node's ranks do not share by their votes: they may be in an all-gather of this unshard.
  */
 static bool loses_step(const fcdp_job *job, fcdp_status status) {
-    bool by_slice = job->engine->options.restore == FCDP_RESTORE_SLICE && job->engine->node_size > 1;
+    bool by_slice = job->engine->options.restore == FCDP_RESTORE_SLICE &&
+                    job->group->comm->topology.node_size > 1;
     return by_slice && status != FCDP_ERR_PEER && status != FCDP_ERR_INVALID;
 }
 

@@ -32,20 +32,16 @@ typedef struct fcdp_crossing fcdp_crossing; /* crossing.h */
 struct fcdp_engine {
     pid_t pid; /* a forked child has no worker and shares the device's mappings: it must not touch them */
     fcdp_options options;
-    uint32_t local, node_size;
     fcdp_device own; /* all zeroes: drv and pool are the configuration's device */
     fcdp_driver *drv;
     fcdp_pool *pool;
     fcdp_tiering *tiering;
-    fcdp_host *host; /* NULL until created or joined */
+    fcdp_account *account; /* NULL until created or joined */
     fcdp_columns *columns;
     fcdp_worker *node_worker, *inter_worker;
     fcdp_stream node_stream, inter_stream; /* the workers' own */
-    uint32_t ahead_limit;                  /* crossing.h */
     fcdp_lock lock;
     /* guarded by lock */
-    uint32_t n_ahead;                  /* crossings that wait for their unshards */
-    uint64_t taken_at[FCDP_MAX_AHEAD]; /* tickets of the last unshards that took one, newest first */
     fcdp_comm *comms;
     fcdp_event_node *idle_events;
     fcdp_counts gather, restore;
@@ -59,7 +55,12 @@ struct fcdp_comm {
     fcdp_comm *next;
     fcdp_topology topology;
     fcdp_transport transport;
-    fcdp_group *groups; /* guarded by the engine's lock */
+    fcdp_host *host;      /* NULL until created or joined */
+    uint32_t ahead_limit; /* crossing.h */
+    /* guarded by the engine's lock */
+    uint32_t n_ahead;                  /* crossings that wait for their unshards */
+    uint64_t taken_at[FCDP_MAX_AHEAD]; /* tickets of the last unshards that took one, newest first */
+    fcdp_group *groups;
 };
 
 typedef struct fcdp_seen { /* what a stale extent looked like when its gather was submitted */

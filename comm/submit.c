@@ -148,9 +148,9 @@ static void unshard_place(fcdp_job *job, const uint8_t *stale) {
 static void unshard_submit(fcdp_job *job, bool anew) {
     fcdp_engine *engine = job->engine;
     if (anew) fcdp__crossing_submit(job->crossing);
-    if (job->crossing && !anew) fcdp__crossing_not_ahead(engine);
+    if (job->crossing && !anew) fcdp__crossing_not_ahead(job->group->comm);
     uint64_t ticket = fcdp__worker_submit(engine->node_worker, &job->work);
-    if (job->crossing) fcdp__crossing_taken(engine, ticket);
+    if (job->crossing) fcdp__crossing_taken(job->group->comm, ticket);
 }
 
 fcdp_status fcdp_group_unshard(fcdp_group *group, const uint8_t *stale, const uint64_t *inputs,
@@ -220,7 +220,7 @@ fcdp_status fcdp_group_unprefetch(fcdp_group *group) {
     group->ahead = NULL;
     fcdp__lock_release(&group->lock);
     if (!crossing) return FCDP_OK;
-    fcdp__crossing_not_ahead(engine);
+    fcdp__crossing_not_ahead(group->comm);
     status = fcdp__crossing_wait(crossing);
     if (!status) status = fcdp__crossing_end(crossing);
     if (status) status = fcdp__crossing_abandon(crossing, engine->inter_stream, status);

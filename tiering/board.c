@@ -14,24 +14,6 @@
 /* A dead writer wakes nobody: look for it this often. */
 enum { LOOK_EVERY_NS = 100 * 1000 * 1000 };
 
-bool fcdp__process_start_time(int32_t pid, uint64_t *start_time_out) {
-    char path[32], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    size_t n = fread(text, 1, sizeof text - 1, file);
-    fclose(file);
-    text[n] = 0;
-    char *field = strrchr(text, ')'); /* field 2 is the name, which may hold anything */
-    if (!field || n < 4) return false;
-    char state = field[2];
-    for (int i = 2; i < 22 && field; i++) field = strchr(field + 1, ' ');
-    if (!field || state == 'Z' || state == 'X')
-        return false; /* killed, whether or not its parent has noticed */
-    *start_time_out = strtoull(field + 1, NULL, 10);
-    return true;
-}
-
 /* One that has not joined yet is not gone: the timeout speaks of it. */
 static bool member_gone(const fcdp_host *host, uint32_t slice) {
     const fcdp_slab_member *member = &host->header->members[slice];

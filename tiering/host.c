@@ -13,23 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
-
 static const double GIB = 0x1p30, MIB = 0x1p20;
-/* What the machine has left is shared with everything that still grows: an eighth stays free by default. */
-enum { HEADROOM_KEEP_FREE_DIVISOR = 8 };
 /* The slab is sparse: addresses for size-class slack and for the arena's geometric growth cost nothing. */
 enum { SLAB_OVERCOMMIT = 4 };
-
-static void *map_shared(int fd, uint64_t offset, size_t bytes) {
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
-    if (at == MAP_FAILED) return NULL;
-    /* A forked data loader must not keep pinned pages alive, nor write them. */
-    (void)madvise(at, bytes, MADV_DONTFORK);
-    return at;
-}
 
 static void host_free(fcdp_host *host) {
     if (host->header) munmap(host->header, host->page_bytes);
@@ -57,31 +43,10 @@ static fcdp_status host_alloc(const fcdp_host_config *config, fcdp_host **host_o
     return FCDP_OK;
 }
 
-static fcdp_status budget_decide(fcdp_host *host, size_t *total_bytes_out) {
-    fcdp_headroom headroom;
-    fcdp_status status = fcdp__headroom_read("", &headroom);
-    if (status) return status;
-    if (host->config.budget_bytes) {
-        snprintf(host->limit, sizeof host->limit, "FCDP_HOST_BUDGET");
-    } else {
-        host->config.budget_bytes =
-            headroom.available_bytes - headroom.available_bytes / HEADROOM_KEEP_FREE_DIVISOR;
-        snprintf(host->limit, sizeof host->limit, "7/8 of %.180s", headroom.limit);
-    }
-    *total_bytes_out = headroom.total_bytes;
-    return FCDP_OK;
-}
-
-static fcdp_status slab_create(fcdp_host *host, size_t capacity_bytes) {
-    host->fd = memfd_create("fcdp-host", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    if (host->fd < 0 && errno == EINVAL)
-        host->fd = memfd_create("fcdp-host", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (host->fd < 0) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: memfd_create: %s", strerror(errno));
-    if (ftruncate(host->fd, (off_t)capacity_bytes) ||
-        fcntl(host->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
-        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot make a sparse memfd of %zu GiB: %s",
-                          capacity_bytes >> 30, strerror(errno));
-    host->header = map_shared(host->fd, 0, host->page_bytes);
+static fcdp_status slab_create(fcdp_host *host, size_t capacity_bytes, fcdp_shared_ticket *ticket_out) {
+    fcdp_status status = fcdp__shared_create("fcdp-host", capacity_bytes, &host->fd, ticket_out);
+    if (status) return fcdp__fail(status, "host tier: %s", fcdp_error_text());
+    host->header = fcdp__shared_map(host->fd, 0, host->page_bytes);
     if (!host->header)
         return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
     *host->header = (fcdp_slab_header){.magic = FCDP_SLAB_MAGIC,
@@ -110,32 +75,20 @@ static fcdp_status member_enter(fcdp_host *host) {
     return FCDP_OK;
 }
 
-static fcdp_status host_fill_leader(fcdp_host *host, fcdp_host_ticket *ticket_out) {
-    size_t total_bytes;
-    fcdp_status status = budget_decide(host, &total_bytes);
-    if (status) return status;
-    size_t floor_bytes = host->config.budget_bytes > total_bytes ? host->config.budget_bytes : total_bytes;
-    if (floor_bytes > SIZE_MAX / 2 / SLAB_OVERCOMMIT)
+static fcdp_status host_fill_leader(fcdp_host *host, fcdp_shared_ticket *ticket_out) {
+    size_t budget_bytes = fcdp__account_budget_bytes(host->config.account);
+    if (budget_bytes > SIZE_MAX / 2 / SLAB_OVERCOMMIT)
         return fcdp__fail(FCDP_ERR_OPTION, "host tier: a budget of %.0f GiB is not a size that a machine has",
-                          (double)host->config.budget_bytes / GIB);
-    size_t capacity_bytes = fcdp__round_up(floor_bytes, (size_t)1 << 30) * SLAB_OVERCOMMIT;
-    status = slab_create(host, capacity_bytes);
+                          (double)budget_bytes / GIB);
+    size_t capacity_bytes = fcdp__round_up(budget_bytes, (size_t)1 << 30) * SLAB_OVERCOMMIT;
+    fcdp_status status = slab_create(host, capacity_bytes, ticket_out);
     if (!status)
         status = fcdp__carver_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->carver);
-    if (!status) status = member_enter(host);
-    if (status) return status;
-    struct stat st;
-    if (fstat(host->fd, &st)) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: fstat: %s", strerror(errno));
-    *ticket_out = (fcdp_host_ticket){.pid = host->pid,
-                                     .fd = host->fd,
-                                     .inode = st.st_ino,
-                                     .capacity_bytes = capacity_bytes,
-                                     .pid_start_time = host->header->members[host->config.slice].start_time};
-    return FCDP_OK;
+    return status ? status : member_enter(host);
 }
 
 fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_out,
-                              fcdp_host_ticket *ticket_out) {
+                              fcdp_shared_ticket *ticket_out) {
     fcdp_host *host;
     fcdp_status status = host_alloc(config, &host);
     if (status) return status;
@@ -144,43 +97,14 @@ fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_o
         host_free(host);
         return status;
     }
-    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s), NUMA node %d",
-              (double)host->config.budget_bytes / GIB, host->limit, config->numa_node);
     *host_out = host;
     return FCDP_OK;
 }
 
-static fcdp_status slab_open(fcdp_host *host, const fcdp_host_ticket *ticket) {
-    char path[64];
-    uint64_t start_time;
-    struct stat st;
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)ticket->pid, (int)ticket->fd);
-    if (!fcdp__process_start_time(ticket->pid, &start_time) || start_time != ticket->pid_start_time)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "host tier: the node's first rank (process %d) is not visible from slice %u. "
-                          "Either it has ended, or the ranks of "
-                          "this node run in different containers or PID namespaces: run them in one, or set "
-                          "FCDP_LOCAL_SIZE to the ranks that share one",
-                          (int)ticket->pid, host->config.slice);
-    host->fd = open(path, O_RDWR | O_CLOEXEC);
-    if (host->fd < 0)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "host tier: cannot open %s: %s. The ranks of a node share host memory through "
-                          "/proc: run them as one user, "
-                          "in one container, without hidepid on /proc",
-                          path, strerror(errno));
-    if (fstat(host->fd, &st) || st.st_ino != ticket->inode || (uint64_t)st.st_size != ticket->capacity_bytes)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "host tier: %s is not the memory that the node's first rank made; the ranks see "
-                          "different /proc file systems",
-                          path);
-    return FCDP_OK;
-}
-
-static fcdp_status slab_check(fcdp_host *host, const fcdp_host_ticket *ticket) {
+static fcdp_status slab_check(fcdp_host *host, const fcdp_shared_ticket *ticket) {
     const fcdp_slab_header *header = host->header;
     if (header->magic != FCDP_SLAB_MAGIC || header->version != FCDP_SLAB_VERSION ||
-        header->capacity_bytes != ticket->capacity_bytes || header->page_bytes != host->page_bytes)
+        header->capacity_bytes != ticket->bytes || header->page_bytes != host->page_bytes)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: the node's ranks run different versions of FCDP");
     if (header->n_slices != host->config.n_slices)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED,
@@ -190,13 +114,14 @@ static fcdp_status slab_check(fcdp_host *host, const fcdp_host_ticket *ticket) {
     return FCDP_OK;
 }
 
-fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_host_ticket *ticket,
+fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ticket *ticket,
                             fcdp_host **host_out) {
     fcdp_host *host;
     fcdp_status status = host_alloc(config, &host);
     if (status) return status;
-    status = slab_open(host, ticket);
-    if (!status && !(host->header = map_shared(host->fd, 0, host->page_bytes)))
+    status = fcdp__shared_open(ticket, &host->fd);
+    if (status) status = fcdp__fail(status, "host tier: %s", fcdp_error_text());
+    if (!status && !(host->header = fcdp__shared_map(host->fd, 0, host->page_bytes)))
         status = fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
     if (!status) status = slab_check(host, ticket);
     if (!status) status = member_enter(host);
@@ -214,22 +139,13 @@ void fcdp__host_destroy(fcdp_host *host) {
     FCDP_CHECK(1, atomic_load(&host->n_blocks) == 0);
     atomic_store_explicit(&host->header->members[host->config.slice].pid, FCDP_MEMBER_LEFT,
                           memory_order_release);
-    while (host->spans) {
+    while (host->spans) { /* other ranks may have them mapped still; the memory goes with the last of them */
         fcdp_host_span *span = host->spans;
         host->spans = span->next;
+        fcdp__account_give(host->config.account, span->bytes);
         free(span);
     }
     host_free(host);
-}
-
-static fcdp_status budget_refuse(const fcdp_host *host, size_t bytes, size_t carved) {
-    return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
-                      "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
-                      "FCDP_HOST_BUDGET to what this "
-                      "node can really give, raise the container's memory limit, or let this node's other "
-                      "processes use less",
-                      (double)bytes / MIB, (double)carved / MIB, (double)host->config.budget_bytes / MIB,
-                      host->limit);
 }
 
 /* The pages go back to the system; whoever reads there next finds zeroes. */
@@ -262,7 +178,7 @@ static void spans_reap(fcdp_host *host) {
             fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
         else
             fcdp__carver_give(host->carver, span->offset);
-        atomic_fetch_sub_explicit(&host->header->carved_bytes, span->bytes, memory_order_relaxed);
+        fcdp__account_give(host->config.account, span->bytes);
         free(span);
     }
 }
@@ -270,13 +186,11 @@ static void spans_reap(fcdp_host *host) {
 /* Lock held. */
 static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *span) {
     spans_reap(host);
-    size_t carved = atomic_load_explicit(&host->header->carved_bytes, memory_order_relaxed);
-    if (carved > host->config.budget_bytes || bytes > host->config.budget_bytes - carved)
-        return budget_refuse(host, bytes, carved);
     fcdp_status status = fcdp__carver_take(host->carver, bytes, &span->offset);
     if (status) return status;
     /* A block's board begins as zeroes. A rank that was slower than the leader may have written to the last one here after it was freed. */
     status = range_empty(host, span->offset, bytes);
+    if (!status) status = fcdp__account_take(host->config.account, bytes);
     if (status) {
         fcdp__carver_give(host->carver, span->offset);
         return status;
@@ -284,10 +198,6 @@ static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *s
     span->bytes = bytes;
     span->next = host->spans;
     host->spans = span;
-    carved += bytes;
-    atomic_store_explicit(&host->header->carved_bytes, carved, memory_order_relaxed);
-    if (carved > atomic_load_explicit(&host->header->peak_bytes, memory_order_relaxed))
-        atomic_store_explicit(&host->header->peak_bytes, carved, memory_order_relaxed);
     return FCDP_OK;
 }
 
@@ -324,20 +234,11 @@ void fcdp__host_free(fcdp_host *host, uint64_t offset) {
     fcdp__lock_release(&host->lock);
 }
 
-void fcdp__host_usage(fcdp_host *host, size_t *current_bytes_out, size_t *peak_bytes_out) {
-    if (host->carver && getpid() == host->pid) {
-        fcdp__lock_acquire(&host->lock);
-        spans_reap(host);
-        fcdp__lock_release(&host->lock);
-    }
-    *current_bytes_out = atomic_load_explicit(&host->header->carved_bytes, memory_order_relaxed);
-    *peak_bytes_out = atomic_load_explicit(&host->header->peak_bytes, memory_order_relaxed);
-}
-
-void fcdp__host_reset_peak(fcdp_host *host) {
-    atomic_store_explicit(&host->header->peak_bytes,
-                          atomic_load_explicit(&host->header->carved_bytes, memory_order_relaxed),
-                          memory_order_relaxed);
+void fcdp__host_reap(fcdp_host *host) {
+    if (!host->carver || getpid() != host->pid) return;
+    fcdp__lock_acquire(&host->lock);
+    spans_reap(host);
+    fcdp__lock_release(&host->lock);
 }
 
 static fcdp_status block_pin(fcdp_host_block *block) {
@@ -368,7 +269,7 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
                           (unsigned long long)offset);
     fcdp_host_block *block = calloc(1, sizeof *block);
     if (!block) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
-    char *at = map_shared(host->fd, offset, map_bytes);
+    char *at = fcdp__shared_map(host->fd, offset, map_bytes);
     if (!at) {
         fcdp_status status =
             fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map %zu bytes: %s (vm.max_map_count?)", map_bytes,

@@ -1,7 +1,6 @@
 /* host.h - the node's host memory for gathered parameters: one memory, shared by the node's ranks.
  *
- * A sparse memfd that the node's first rank (the leader) creates and the others open through /proc/<pid>/fd: nothing is
- * named, so nothing outlives the processes. The leader carves blocks out of it with a private jemalloc arena (whose
+ * A sparse memfd (shared.h) that the first of the node's ranks in a shard group (the leader) creates and the others open. The leader carves blocks out of it with a private jemalloc arena (whose
  * size-class slack is never touched, hence never backed); every rank attaches a block at the agreed offset: maps it, binds it to the
  * device's NUMA node and pins exactly the bytes used.
  *
@@ -9,44 +8,39 @@
  * collective: 32-bit words in shared memory, one per slice and kind, written by the slice's owner with release order and
  * read by the others with acquire order; waiting is on a futex, with a timeout and an eye on the writer's life.
  *
- *     carved_bytes <= budget_bytes          carved_bytes = sum over blocks of (4 KiB + round_up(data_bytes, 4 KiB))
+ * A block of data_bytes costs the node's account (account.h) 4 KiB + round_up(data_bytes, 4 KiB).
  */
 #ifndef FCDP_HOST_H
 #define FCDP_HOST_H
 
 #include "alloc/driver.h"
 #include "alloc/options.h"
+#include "tiering/account.h"
 #include "tiering/layout.h"
 
 typedef struct fcdp_host fcdp_host;
 typedef struct fcdp_host_block fcdp_host_block;
 
-typedef struct fcdp_host_ticket {       /* how a rank of the node opens the leader's memory; plain bytes, sent by a collective */
-    int32_t pid, fd;
-    uint64_t pid_start_time, inode, capacity_bytes;
-} fcdp_host_ticket;
-
 typedef struct fcdp_host_config {
     fcdp_driver *drv;
-    size_t budget_bytes;                /* 0: what the machine (MemAvailable) and the cgroup's limit leave */
+    fcdp_account *account;              /* borrowed */
     int numa_node;                      /* -1: wherever */
     fcdp_pin_mode pin;
-    uint32_t slice, n_slices;           /* this rank's index in the node, ranks of the node (<= FCDP_MAX_SLICES) */
+    uint32_t slice, n_slices;           /* this rank's index among the shard group's ranks on the node, their number (<= FCDP_MAX_SLICES) */
     double timeout_s;
 } fcdp_host_config;
 
-fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_out, fcdp_host_ticket *ticket_out) FCDP_MUST_CHECK;
-fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_host_ticket *ticket, fcdp_host **host_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_out, fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ticket *ticket, fcdp_host **host_out) FCDP_MUST_CHECK;
 /* Every block detached. Cannot fail. */
 void fcdp__host_destroy(fcdp_host *host);
 
-/* Leader only. FCDP_ERR_NO_HOST_MEM with need, budget and what to do (FCDP_HOST_BUDGET, cgroup, fewer ranks' other memory). */
+/* Leader only. FCDP_ERR_NO_HOST_MEM where the account refuses, with its text. */
 fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
 /* Leader only. The block goes back to the system once every rank has detached: a rank may be ahead of its peers, which still read there. */
 void fcdp__host_free(fcdp_host *host, uint64_t offset);
-/* Bytes the node holds, as every rank sees them (a shared header): carved now, and at most. */
-void fcdp__host_usage(fcdp_host *host, size_t *current_bytes_out, size_t *peak_bytes_out);
-void fcdp__host_reset_peak(fcdp_host *host);
+/* Leader: give back the freed blocks that the last rank has detached since. Others: nothing. */
+void fcdp__host_reap(fcdp_host *host);
 
 /* Map and pin `data_bytes` at `offset`. With FCDP_PIN_AUTO a refusal to pin is a warning (once), with REQUIRE FCDP_ERR_NO_HOST_MEM. */
 fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes, fcdp_host_block **block_out) FCDP_MUST_CHECK;

@@ -7,7 +7,6 @@
 #define FCDP_HOST_INTERNAL_H
 
 #include "tiering/carve.h"
-#include "tiering/headroom.h"
 #include "tiering/host.h"
 
 #include <stdatomic.h>
@@ -26,8 +25,6 @@ typedef struct fcdp_slab_member { /* who writes slice i's words */
 typedef struct fcdp_slab_header {
     uint64_t magic, capacity_bytes, page_bytes;
     uint32_t version, n_slices;
-    _Atomic uint64_t carved_bytes,
-        peak_bytes; /* written by the leader (the peak's reset: by anyone), read by all */
     fcdp_slab_member members[FCDP_MAX_SLICES];
 } fcdp_slab_header;
 
@@ -46,7 +43,6 @@ typedef struct fcdp_host_span { /* leader's note of a block */
     bool freed; /* goes when its last rank has detached */
 } fcdp_host_span;
 
-/* carved_bytes = sum of spans' bytes <= budget_bytes (leader) */
 struct fcdp_host {
     fcdp_host_config config;
     pid_t pid;
@@ -57,8 +53,7 @@ struct fcdp_host {
     atomic_bool pin_warned;
     /* leader only */
     fcdp_carver *carver;
-    char limit[192]; /* who set the budget */
-    fcdp_lock lock;  /* FCDP_RANK_HOST: spans, and carved_bytes <= budget_bytes */
+    fcdp_lock lock; /* FCDP_RANK_HOST: spans */
     fcdp_host_span *spans;
 };
 
@@ -69,8 +64,5 @@ struct fcdp_host_block {
     size_t data_bytes, map_bytes;
     bool pinned;
 };
-
-/* Start time of `pid` in clock ticks since boot (field 22 of /proc/PID/stat); false when it is gone or a zombie. */
-bool fcdp__process_start_time(int32_t pid, uint64_t *start_time_out);
 
 #endif

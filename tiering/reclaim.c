@@ -6,25 +6,19 @@
 
 static size_t tiering_reclaim(void *ctx, size_t n_pages);
 
-fcdp_status fcdp__tiering_create(const fcdp_tiering_config *config, fcdp_tiering **tiering_out) {
+fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_tiering **tiering_out) {
     fcdp_tiering *tiering = calloc(1, sizeof *tiering);
     if (!tiering) return fcdp__fail(FCDP_ERR_SYSTEM, "tiering: no memory");
-    tiering->drv = config->drv;
-    tiering->pool = config->pool;
-    tiering->slice = config->slice;
-    tiering->n_slices = config->n_slices;
-    fcdp_status status = FCDP_OK;
-    if (!config->n_slices || config->slice >= config->n_slices || config->n_slices > FCDP_MAX_SLICES)
-        status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "tiering: slice %u of %u; a node may have 1 to %d ranks",
-                            config->slice, config->n_slices, FCDP_MAX_SLICES);
-    if (!status) status = fcdp__mover_create(config->drv, &tiering->mover);
+    tiering->drv = drv;
+    tiering->pool = pool;
+    fcdp_status status = fcdp__mover_create(drv, &tiering->mover);
     if (status) {
         free(tiering);
         return status;
     }
     fcdp__lock_init(&tiering->lock, FCDP_RANK_REGION);
     pthread_cond_init(&tiering->moved, NULL);
-    fcdp__pool_set_reclaimer(config->pool, FCDP_RECLAIM_REGIONS, tiering_reclaim, NULL, tiering);
+    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_REGIONS, tiering_reclaim, NULL, tiering);
     *tiering_out = tiering;
     return FCDP_OK;
 }

@@ -45,7 +45,7 @@ static void region_unlock(fcdp_region *region) {
 
 static bool slice_is_stored(const fcdp_region *region, uint32_t s, uint32_t slice) {
     if (!region->block) return false;
-    if (slice == region->tiering->slice) return region->span[s].slice_on_host;
+    if (slice == region->slice) return region->span[s].slice_on_host;
     /* Acquire in board_read, partner of the publish in stored_publish: the peer's bytes are there. */
     return (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], slice) - region->span[s].epoch) >= 0;
 }
@@ -53,7 +53,7 @@ static bool slice_is_stored(const fcdp_region *region, uint32_t s, uint32_t slic
 static bool span_is_clean(const fcdp_region *region, uint32_t s) {
     const fcdp_span_state *span = &region->span[s];
     if (!span->on_device || span->whole_on_host || !region->layout->span[s].bytes) return true;
-    for (uint32_t i = 0; i < region->tiering->n_slices; i++)
+    for (uint32_t i = 0; i < region->layout->n_slices; i++)
         if (!slice_is_stored(region, s, i)) return false;
     return true;
 }
@@ -74,7 +74,7 @@ static fcdp_copy piece_copy(const fcdp_region *region, fcdp_piece piece) {
 static size_t missing_slices(const fcdp_region *region, uint32_t s, fcdp_copy *copies) {
     size_t n = 0;
     bool joins = false;
-    for (uint32_t i = 0; i < region->tiering->n_slices; i++) {
+    for (uint32_t i = 0; i < region->layout->n_slices; i++) {
         if (slice_is_stored(region, s, i)) {
             joins = false;
             continue;
@@ -111,17 +111,17 @@ static void spans_stored(fcdp_region *region, uint32_t mask, bool whole) {
 
 /* ---- life ---- */
 
-static fcdp_status region_check_args(const fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
+static fcdp_status region_check_args(const char *name, const fcdp_layout *layout, uint32_t slice,
                                      const fcdp_host_block *block) {
-    if (layout->n_slices != tiering->n_slices || !layout->bytes)
-        return fcdp__fail(FCDP_ERR_INVALID, "region '%s': %zu bytes in %u slices, the node has %u", name,
-                          layout->bytes, layout->n_slices, tiering->n_slices);
+    if (slice >= layout->n_slices || !layout->bytes)
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s': %zu bytes, slice %u of %u", name, layout->bytes, slice,
+                          layout->n_slices);
     if (!block) return FCDP_OK;
     if (fcdp__host_data_bytes(block) < layout->bytes)
         return fcdp__fail(FCDP_ERR_INVALID, "region '%s' of %zu bytes over a host block of %zu", name,
                           layout->bytes, fcdp__host_data_bytes(block));
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (fcdp__board_read(block, STORED_WORD[s], tiering->slice))
+        if (fcdp__board_read(block, STORED_WORD[s], slice))
             return fcdp__fail(FCDP_ERR_INVALID,
                               "region '%s': its host block served another region before; carve a fresh one",
                               name);
@@ -136,13 +136,14 @@ static void region_free(fcdp_region *region) {
 }
 
 fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
-                                fcdp_host_block *block, fcdp_region **region_out) {
-    fcdp_status status = region_check_args(tiering, name, layout, block);
+                                uint32_t slice, fcdp_host_block *block, fcdp_region **region_out) {
+    fcdp_status status = region_check_args(name, layout, slice, block);
     if (status) return status;
     size_t layout_bytes = sizeof *layout + layout->n_extents * sizeof layout->extents[0];
     fcdp_region *region = calloc(1, sizeof *region);
     if (!region) return fcdp__fail(FCDP_ERR_SYSTEM, "region '%s': no memory", name);
     region->tiering = tiering;
+    region->slice = slice;
     region->block = block;
     region->name = strdup(name);
     region->layout = malloc(layout_bytes);
@@ -321,7 +322,7 @@ static uint32_t store_plan(const fcdp_region *region, fcdp_copy *copies, size_t 
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         if (!region->span[s].on_device || region->span[s].slice_on_host) continue;
         copies[(*n_out)++] =
-            piece_copy(region, fcdp__layout_slice(region->layout, s, region->tiering->slice));
+            piece_copy(region, fcdp__layout_slice(region->layout, s, region->slice));
         mask |= 1u << s;
     }
     return mask;
@@ -339,7 +340,7 @@ fcdp_status fcdp__region_store(fcdp_region *region, fcdp_event after) {
     region_unlock(region);
 
     fcdp_status status = fcdp__mover_run(tiering->mover, FCDP_TO_HOST, copies, n, &after, after ? 1 : 0);
-    if (!status) spans_stored(region, mask, tiering->n_slices == 1);
+    if (!status) spans_stored(region, mask, region->layout->n_slices == 1);
 
     region_lock(region);
     tiering->n_stores += !status && mask;
@@ -376,7 +377,7 @@ fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) {
     fcdp_span_state state;
     fcdp_status status = load_enter(region, span, &state);
     if (status) return status == FCDP_PENDING ? FCDP_OK : status;
-    status = load_copy(region, fcdp__layout_slice(region->layout, span, region->tiering->slice));
+    status = load_copy(region, fcdp__layout_slice(region->layout, span, region->slice));
     region_lock(region);
     region->tiering->n_slice_loads += !status;
     fcdp__region_leave(region);

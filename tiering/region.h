@@ -23,19 +23,13 @@
 typedef struct fcdp_tiering fcdp_tiering;
 typedef struct fcdp_region fcdp_region;
 
-typedef struct fcdp_tiering_config {
-    fcdp_driver *drv;
-    fcdp_pool *pool;            /* its reclaimer is set to evict regions */
-    uint32_t slice, n_slices;
-} fcdp_tiering_config;
-
 typedef struct fcdp_tiering_stats {
     uint64_t h2d_bytes, d2h_bytes;
     uint64_t n_stores, n_slice_loads, n_whole_loads, n_drops, n_evictions;
 } fcdp_tiering_stats;
 
-/* Copy streams (one each way) and the list of regions. */
-fcdp_status fcdp__tiering_create(const fcdp_tiering_config *config, fcdp_tiering **tiering_out) FCDP_MUST_CHECK;
+/* Copy streams (one each way) and the list of regions; the pool's reclaimer is set to evict them. */
+fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_tiering **tiering_out) FCDP_MUST_CHECK;
 void fcdp__tiering_destroy(fcdp_tiering *tiering);
 void fcdp__tiering_stats(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
 
@@ -45,10 +39,10 @@ typedef struct fcdp_region_state {
     fcdp_span_state span[FCDP_N_SPANS];
 } fcdp_region_state;
 
-/* `layout` and `name` are copied, `block` is borrowed (data_bytes >= layout->bytes; NULL: no host tier, the region can then only be
- * kept). A block serves one region, since its board counts that region's epochs. */
-fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout, fcdp_host_block *block,
-                                fcdp_region **region_out) FCDP_MUST_CHECK;
+/* `layout` and `name` are copied; `slice` of layout->n_slices is this process's; `block` is borrowed (data_bytes >= layout->bytes;
+ * NULL: no host tier, the region can then only be kept). A block serves one region, since its board counts that region's epochs. */
+fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout, uint32_t slice,
+                                fcdp_host_block *block, fcdp_region **region_out) FCDP_MUST_CHECK;
 void fcdp__region_destroy(fcdp_region *region);
 const char *fcdp__region_name(const fcdp_region *region);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);

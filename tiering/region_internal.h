@@ -9,7 +9,6 @@ struct fcdp_tiering {
     fcdp_driver *drv;
     fcdp_pool *pool;
     fcdp_mover *mover;
-    uint32_t slice, n_slices;
     fcdp_lock lock;       /* FCDP_RANK_REGION: all that follows, and what regions say is under it */
     pthread_cond_t moved; /* some region's `moving` became false */
     fcdp_region *regions;
@@ -27,6 +26,7 @@ struct fcdp_region {
     fcdp_region *next; /* under the lock */
     char *name;
     fcdp_layout *layout;
+    uint32_t slice; /* of layout->n_slices: this process's */
     fcdp_host_block *block;
     fcdp_vrange *range;
     /* under the tiering's lock */

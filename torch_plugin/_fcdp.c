@@ -68,16 +68,14 @@ METHOD(options_table) {
 METHOD(engine_create) {
     int driver, ordinal;
     const char *sim_library;
-    unsigned int local, node_size;
     int on_tensors_device;
-    if (!PyArg_ParseTuple(args, "iisIIp:engine_create", &driver, &ordinal, &sim_library, &local, &node_size, &on_tensors_device)) return NULL;
+    if (!PyArg_ParseTuple(args, "iisp:engine_create", &driver, &ordinal, &sim_library, &on_tensors_device)) return NULL;
     const fcdp_device *device = NULL;
     fcdp_status status = FCDP_OK;
     if (on_tensors_device) CALL(binding_tensors_device(ordinal, &device));
     if (status != FCDP_OK) return binding_raise(status);
     fcdp_engine_config config = {.options = options, .driver = (fcdp_driver_kind)driver, .ordinal = ordinal,
-                                 .sim_library = sim_library, .local = local, .node_size = node_size,
-                                 .device = device, .one_worker = driver == FCDP_DRIVER_CUDA};
+                                 .sim_library = sim_library, .device = device, .one_worker = driver == FCDP_DRIVER_CUDA};
     fcdp_engine *engine;
     CALL(fcdp_engine_create(&config, &engine));
     return status == FCDP_OK ? binding_wrap(BINDING_ENGINE, engine, NULL) : binding_raise(status);
@@ -95,28 +93,36 @@ METHOD(engine_destroy) {
     Py_RETURN_NONE;
 }
 
-METHOD(engine_host_create) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:engine_host_create", &handle)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
-    if (!engine) return NULL;
-    fcdp_host_ticket ticket;
-    memset(&ticket, 0, sizeof ticket);
-    fcdp_status status;
-    CALL(fcdp_engine_host_create(engine, &ticket));
-    return status == FCDP_OK ? PyBytes_FromStringAndSize((const char *)&ticket, sizeof ticket) : binding_raise(status);
+/* What the two kinds of shared memory have in common: the ticket of a creation as bytes, a join by such bytes. */
+static PyObject *ticket_or_raise(fcdp_status status, const fcdp_shared_ticket *ticket) {
+    return status == FCDP_OK ? PyBytes_FromStringAndSize((const char *)ticket, sizeof *ticket) : binding_raise(status);
 }
 
-METHOD(engine_host_join) {
-    PyObject *handle, *bytes;
-    if (!PyArg_ParseTuple(args, "OO:engine_host_join", &handle, &bytes)) return NULL;
+static bool ticket_from(PyObject *bytes, fcdp_shared_ticket *ticket_out) {
+    const void *data = bytes_of(bytes, sizeof *ticket_out, "ticket");
+    if (data) memcpy(ticket_out, data, sizeof *ticket_out);
+    return data != NULL;
+}
+
+METHOD(engine_account_create) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:engine_account_create", &handle)) return NULL;
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
-    const void *data = engine ? bytes_of(bytes, sizeof(fcdp_host_ticket), "ticket") : NULL;
-    if (!data) return NULL;
-    fcdp_host_ticket ticket;
-    memcpy(&ticket, data, sizeof ticket);
+    if (!engine) return NULL;
+    fcdp_shared_ticket ticket = {0};
     fcdp_status status;
-    CALL(fcdp_engine_host_join(engine, &ticket));
+    CALL(fcdp_engine_account_create(engine, &ticket));
+    return ticket_or_raise(status, &ticket);
+}
+
+METHOD(engine_account_join) {
+    PyObject *handle, *bytes;
+    fcdp_shared_ticket ticket;
+    if (!PyArg_ParseTuple(args, "OO:engine_account_join", &handle, &bytes)) return NULL;
+    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+    if (!engine || !ticket_from(bytes, &ticket)) return NULL;
+    fcdp_status status;
+    CALL(fcdp_engine_account_join(engine, &ticket));
     return none_or_raise(status);
 }
 
@@ -192,6 +198,28 @@ METHOD(comm_create) {
     PyObject *wrapped = owner ? binding_wrap(BINDING_COMM, comm, owner) : NULL;
     Py_XDECREF(owner);
     return wrapped;
+}
+
+METHOD(comm_host_create) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:comm_host_create", &handle)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm) return NULL;
+    fcdp_shared_ticket ticket = {0};
+    fcdp_status status;
+    CALL(fcdp_comm_host_create(comm, &ticket));
+    return ticket_or_raise(status, &ticket);
+}
+
+METHOD(comm_host_join) {
+    PyObject *handle, *bytes;
+    fcdp_shared_ticket ticket;
+    if (!PyArg_ParseTuple(args, "OO:comm_host_join", &handle, &bytes)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm || !ticket_from(bytes, &ticket)) return NULL;
+    fcdp_status status;
+    CALL(fcdp_comm_host_join(comm, &ticket));
+    return none_or_raise(status);
 }
 
 /* One (shard_bytes, span) pair per extent into malloc'd specs. */
@@ -400,8 +428,9 @@ METHOD(job_wait) {
 
 #define ENTRY(name) {#name, name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {
-    ENTRY(options_load), ENTRY(options_table), ENTRY(engine_create), ENTRY(engine_destroy), ENTRY(engine_host_create),
-    ENTRY(engine_host_join), ENTRY(engine_drain), ENTRY(engine_stats), ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create),
+    ENTRY(options_load), ENTRY(options_table), ENTRY(engine_create), ENTRY(engine_destroy), ENTRY(engine_account_create),
+    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_stats), ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create),
+    ENTRY(comm_host_create), ENTRY(comm_host_join),
     ENTRY(group_create), ENTRY(group_carve), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_bytes), ENTRY(group_observe),
     ENTRY(group_moved), ENTRY(group_spoil), ENTRY(group_unshard), ENTRY(group_prefetch), ENTRY(group_unprefetch), ENTRY(group_reshard),
     ENTRY(group_stats), ENTRY(job_wait), {"dlpack", binding_dlpack, METH_VARARGS, NULL},

@@ -218,13 +218,9 @@ static void member_start(cluster *c, uint32_t rank) {
                     .host_budget_bytes = (size_t)1 << 30,
                     .timeout_s = c->config.timeout_s ? c->config.timeout_s : GIVE_UP_S},
         .driver = FCDP_DRIVER_SIM,
-        .local = m->topology.local,
-        .node_size = m->topology.node_size,
         .one_worker = getenv("CLUSTER_ONE_WORKER") != NULL,
     };
     assert_ok(fcdp_engine_create(&config, &m->engine));
-    fcdp_transport transport = {m, hub_start, hub_wait, true};
-    assert_ok(fcdp_comm_create(m->engine, &m->topology, &transport, &m->comm));
     assert_ok(fcdp__driver_stream_create(m->engine->drv, &m->stream));
 }
 
@@ -239,10 +235,15 @@ static void member_make_group(member *m, uint32_t g) {
 
 static void node_start(cluster *c, uint32_t node) {
     member *first = &c->members[node * c->config.node_size];
-    fcdp_host_ticket ticket;
-    assert_ok(fcdp_engine_host_create(first->engine, &ticket));
-    for (uint32_t l = 1; l < c->config.node_size; l++)
-        assert_ok(fcdp_engine_host_join(first[l].engine, &ticket));
+    fcdp_shared_ticket account, host;
+    for (uint32_t l = 0; l < c->config.node_size; l++) {
+        member *m = &first[l];
+        fcdp_transport transport = {m, hub_start, hub_wait, true};
+        assert_ok(l ? fcdp_engine_account_join(m->engine, &account)
+                    : fcdp_engine_account_create(m->engine, &account));
+        assert_ok(fcdp_comm_create(m->engine, &m->topology, &transport, &m->comm));
+        assert_ok(l ? fcdp_comm_host_join(m->comm, &host) : fcdp_comm_host_create(m->comm, &host));
+    }
     for (uint32_t g = 0; g < c->config.n_groups; g++) {
         for (uint32_t l = 0; l < c->config.node_size; l++) member_make_group(&first[l], g);
         uint64_t offset;

@@ -460,14 +460,9 @@ static void test_refusals(void **state) {
     (void)state;
     cluster *c = cluster_create(&one_group);
     member *m = &c->members[1];
-    fcdp_transport transport = {m, NULL, NULL, true};
-    fcdp_topology other = m->topology;
-    fcdp_comm *comm;
     fcdp_group *group;
     fcdp_job *job;
     uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0}, offset;
-    other.local = 2;
-    assert_int_equal(fcdp_comm_create(m->engine, &other, &transport, &comm), FCDP_ERR_UNSUPPORTED);
     const fcdp_extent_spec empty[] = {{0, 0}, {0, 1}}, one[] = {{512, 0}};
     assert_int_equal(fcdp_group_create(m->comm, "empty", empty, 2, &group), FCDP_ERR_UNSUPPORTED);
     assert_ok(fcdp_group_create(m->comm, "one", one, 1, &group));

@@ -120,9 +120,10 @@ int main(int argc, char **argv) {
     fcdp_pool *pool;
     fcdp_tiering *tiering;
     fcdp_host *host;
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host_block *block;
     fcdp_layout *layout;
+    fcdp_account *account;
     uint64_t offset;
     bench b = {.bytes = (size_t)(argc > 1 ? atoi(argv[1]) : 256) << 20,
                .n_rounds = argc > 2 ? atoi(argv[2]) : 10};
@@ -132,9 +133,10 @@ int main(int argc, char **argv) {
     check(fcdp__driver_open(options.driver, 0, NULL, &b.drv));
     check(fcdp__driver_stream_create(b.drv, &b.stream));
     check(fcdp__pool_create(b.drv, b.bytes + PAGE, &pool));
-    fcdp_tiering_config config = {b.drv, pool, 0, 1};
-    check(fcdp__tiering_create(&config, &tiering));
+    check(fcdp__tiering_create(b.drv, pool, &tiering));
+    check(fcdp__account_create(0, &account, &ticket));
     fcdp_host_config host_config = {.drv = b.drv,
+                                    .account = account,
                                     .numa_node = fcdp__driver_numa_node(b.drv),
                                     .pin = FCDP_PIN_AUTO,
                                     .n_slices = 1,
@@ -144,7 +146,7 @@ int main(int argc, char **argv) {
     check(fcdp__layout_create(&spec, 1, 1, 1, &layout));
     check(fcdp__host_carve(host, layout->bytes, &offset));
     check(fcdp__host_attach(host, offset, layout->bytes, &block));
-    check(fcdp__region_create(tiering, "bench", layout, block, &b.region));
+    check(fcdp__region_create(tiering, "bench", layout, 0, block, &b.region));
     b.host = fcdp__host_data(block);
     b.other = malloc(b.bytes);
     if (!b.other) return 1;
@@ -160,6 +162,7 @@ int main(int argc, char **argv) {
     fcdp__tiering_destroy(tiering);
     fcdp__pool_destroy(pool);
     fcdp__host_destroy(host);
+    fcdp__account_destroy(account);
     fcdp__driver_stream_destroy(b.drv, b.stream);
     fcdp__driver_close(b.drv);
     return 0;

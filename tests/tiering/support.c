@@ -9,14 +9,15 @@ static fcdp_status driver_open_once(fcdp_driver **drv_out) {
 }
 
 void node_open(node *node, uint32_t n_ranks, size_t pool_pages) {
-    fcdp_host_ticket ticket = {0};
+    fcdp_shared_ticket ticket = {0};
     *node = (struct node){.n = n_ranks};
     step(driver_open_once(&node->drv));
     step(fcdp__driver_stream_create(node->drv, &node->stream));
+    assert_ok(fcdp__account_create(1 << 30, &node->account, &ticket));
     for (uint32_t r = 0; r < n_ranks; r++) {
         rank *rank = &node->ranks[r];
         fcdp_host_config host = {.drv = node->drv,
-                                 .budget_bytes = 1 << 30,
+                                 .account = node->account,
                                  .numa_node = -1,
                                  .pin = FCDP_PIN_AUTO,
                                  .slice = r,
@@ -27,8 +28,7 @@ void node_open(node *node, uint32_t n_ranks, size_t pool_pages) {
         else
             step(fcdp__host_join(&host, &ticket, &rank->host));
         step(fcdp__pool_create(node->drv, pool_pages * PAGE, &rank->pool));
-        fcdp_tiering_config config = {node->drv, rank->pool, r, n_ranks};
-        step(fcdp__tiering_create(&config, &rank->tiering));
+        step(fcdp__tiering_create(node->drv, rank->pool, &rank->tiering));
     }
 }
 
@@ -55,6 +55,7 @@ void node_close(node *node) {
         fcdp__pool_destroy(rank->pool);
         fcdp__host_destroy(rank->host);
     }
+    fcdp__account_destroy(node->account);
     bool is_sim = fcdp__driver_is_sim(node->drv);
     fcdp__driver_stream_destroy(node->drv, node->stream);
     if (is_sim) assert_memory_is_given_back();
@@ -69,7 +70,7 @@ void group_open(group *group, node *node, const char *name, const fcdp_extent_sp
     assert_ok(fcdp__host_carve(node->ranks[0].host, group->layout->bytes, &group->offset));
     for (uint32_t r = 0; r < node->n; r++) {
         step(fcdp__host_attach(node->ranks[r].host, group->offset, group->layout->bytes, &group->blocks[r]));
-        step(fcdp__region_create(node->ranks[r].tiering, name, group->layout, group->blocks[r],
+        step(fcdp__region_create(node->ranks[r].tiering, name, group->layout, r, group->blocks[r],
                                  &group->regions[r]));
     }
 }

@@ -20,6 +20,7 @@ typedef struct rank {
 
 typedef struct node {
     fcdp_driver *drv;
+    fcdp_account *account;
     fcdp_stream stream;
     uint32_t n;
     rank ranks[MAX_RANKS];

@@ -20,8 +20,18 @@ __attribute__((visibility("default"))) const char *__tsan_default_options(void) 
 
 enum { KIB4 = 4096 };
 
+static fcdp_account *account; /* of the test that runs */
+
+static void account_open(size_t budget_bytes) {
+    fcdp_shared_ticket ticket;
+    fcdp__account_destroy(account);
+    assert_ok(fcdp__account_create(budget_bytes, &account, &ticket));
+}
+
+/* Slice 0's comes first in a test, and begins a new account. */
 static fcdp_host_config config_of(uint32_t slice, uint32_t n_slices) {
-    return (fcdp_host_config){.budget_bytes = 256 << 20,
+    if (slice == 0) account_open(256 << 20);
+    return (fcdp_host_config){.account = account,
                               .numa_node = -1,
                               .pin = FCDP_PIN_NEVER,
                               .slice = slice,
@@ -29,7 +39,7 @@ static fcdp_host_config config_of(uint32_t slice, uint32_t n_slices) {
                               .timeout_s = 30};
 }
 
-static size_t physical_bytes(const fcdp_host_ticket *ticket) {
+static size_t physical_bytes(const fcdp_shared_ticket *ticket) {
     struct stat st;
     assert_int_equal(fstat(ticket->fd, &st), 0);
     return (size_t)st.st_blocks * 512;
@@ -37,7 +47,8 @@ static size_t physical_bytes(const fcdp_host_ticket *ticket) {
 
 static void assert_usage(fcdp_host *host, size_t current, size_t peak) {
     size_t current_bytes, peak_bytes;
-    fcdp__host_usage(host, &current_bytes, &peak_bytes);
+    fcdp__host_reap(host);
+    fcdp__account_usage(account, &current_bytes, &peak_bytes);
     assert_int_equal(current_bytes, current);
     assert_int_equal(peak_bytes, peak);
 }
@@ -48,7 +59,7 @@ static void carved_bytes_are_exact_and_physical_ones_near(void **state) {
     uint64_t rng = seed_choose("host bytes"), offsets[N];
     size_t data[N], carved = 0, sum = 0;
     fcdp_host_config config = config_of(0, 1);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_usage(host, 0, 0);
@@ -77,9 +88,9 @@ static void carved_bytes_are_exact_and_physical_ones_near(void **state) {
     }
     assert_true((double)physical_bytes(&ticket) <= 1.03 * (double)sum);
     size_t peak;
-    fcdp__host_usage(host, &sum, &peak);
+    fcdp__account_usage(account, &sum, &peak);
     assert_true(sum == carved && peak > carved);
-    fcdp__host_reset_peak(host);
+    fcdp__account_reset_peak(account);
     assert_usage(host, carved, carved);
     for (int i = 1; i < N; i += 2) fcdp__host_free(host, offsets[i]);
     assert_usage(host, 0, carved);
@@ -92,7 +103,7 @@ static void a_freed_block_lives_until_its_last_rank_has_detached(void **state) {
     (void)state;
     enum { BYTES = 50000 };
     fcdp_host_config leader_config = config_of(0, 2), peer_config = config_of(1, 2);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *leader, *peer;
     fcdp_host_block *mine, *theirs;
     uint64_t offset, other;
@@ -112,7 +123,8 @@ static void a_freed_block_lives_until_its_last_rank_has_detached(void **state) {
     fcdp__host_detach(theirs);
     fcdp__host_free(leader, other);
     size_t current, peak;
-    fcdp__host_usage(leader, &current, &peak);
+    fcdp__host_reap(leader);
+    fcdp__account_usage(account, &current, &peak);
     assert_int_equal(current, 0);
     assert_true(physical_bytes(&ticket) <= KIB4);
     fcdp__host_destroy(peer);
@@ -130,7 +142,7 @@ static void blocks_never_overlap_and_start_as_zero(void **state) {
     } live[N] = {0};
     uint64_t rng = seed_choose("host blocks");
     fcdp_host_config config = config_of(0, 1);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     for (int round = 0; round < 600; round++) {
@@ -170,10 +182,11 @@ static void blocks_never_overlap_and_start_as_zero(void **state) {
 static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 1);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host;
     uint64_t offset, second;
-    config.budget_bytes = 10 << 20;
+    account_open(10 << 20);
+    config.account = account;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_carve(host, 6 << 20, &offset));
     assert_int_equal(fcdp__host_carve(host, 5 << 20, &second), FCDP_ERR_NO_HOST_MEM);
@@ -190,25 +203,27 @@ static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state) {
     assert_int_equal(fcdp__host_carve(host, 0, &second), FCDP_ERR_INVALID);
     fcdp__host_destroy(host);
 
-    config.budget_bytes = 0; /* what the machine leaves */
+    account_open(0); /* what the machine leaves */
+    config.account = account;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_int_equal(fcdp__host_carve(host, (size_t)1 << 50, &offset), FCDP_ERR_NO_HOST_MEM);
-    assert_int_equal(fcdp__host_carve(host, ticket.capacity_bytes / 2, &offset), FCDP_ERR_NO_HOST_MEM);
+    assert_int_equal(fcdp__host_carve(host, ticket.bytes / 2, &offset), FCDP_ERR_NO_HOST_MEM);
     assert_text("7/8 of");
     fcdp__host_destroy(host);
 
-    config.budget_bytes = SIZE_MAX / 2;
+    account_open(SIZE_MAX / 2);
+    config.account = account;
     assert_int_equal(fcdp__host_create(&config, &host, &ticket), FCDP_ERR_OPTION);
 }
 
 static void a_slab_cannot_be_truncated_under_its_users(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 1);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_int_equal(ftruncate(ticket.fd, 0), -1);
-    assert_int_equal(ftruncate(ticket.fd, (off_t)ticket.capacity_bytes * 2), -1);
+    assert_int_equal(ftruncate(ticket.fd, (off_t)ticket.bytes * 2), -1);
     assert_true(fcntl(ticket.fd, F_GETFD) & FD_CLOEXEC);
     fcdp__host_destroy(host);
 }
@@ -217,7 +232,7 @@ static void a_ticket_that_does_not_fit_is_refused(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 2), second = config_of(1, 2), third = config_of(1, 3),
                      same = config_of(0, 2);
-    fcdp_host_ticket ticket, bad;
+    fcdp_shared_ticket ticket, bad;
     fcdp_host *host, *peer = NULL;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     bad = ticket, bad.inode++;
@@ -231,7 +246,7 @@ static void a_ticket_that_does_not_fit_is_refused(void **state) {
     bad = ticket, bad.fd = 4000;
     assert_int_equal(fcdp__host_join(&second, &bad, &peer), FCDP_ERR_UNSUPPORTED);
     assert_text("/proc");
-    bad = ticket, bad.capacity_bytes /= 2;
+    bad = ticket, bad.bytes /= 2;
     assert_int_equal(fcdp__host_join(&second, &bad, &peer), FCDP_ERR_UNSUPPORTED);
     assert_int_equal(fcdp__host_join(&third, &ticket, &peer), FCDP_ERR_UNSUPPORTED);
     assert_text("FCDP_LOCAL_SIZE");
@@ -248,12 +263,12 @@ static void a_ticket_that_does_not_fit_is_refused(void **state) {
 static void an_offset_outside_of_the_slab_is_refused(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 1);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host;
     fcdp_host_block *block = NULL;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     const uint64_t bad[] = {
-        0, 1, KIB4 + 1, ticket.capacity_bytes, ticket.capacity_bytes - KIB4, UINT64_MAX - KIB4 + 1};
+        0, 1, KIB4 + 1, ticket.bytes, ticket.bytes - KIB4, UINT64_MAX - KIB4 + 1};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(fcdp__host_attach(host, bad[i], 100, &block), FCDP_ERR_INVALID);
     assert_int_equal(fcdp__host_attach(host, KIB4, SIZE_MAX - 10, &block), FCDP_ERR_INVALID);
@@ -271,7 +286,7 @@ static void carve_in_child(void *arg) {
 static void a_forked_child_leaves_the_parents_memory_alone(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 1);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host;
     fcdp_host_block *block;
     uint64_t offset;
@@ -290,7 +305,7 @@ static void a_forked_child_leaves_the_parents_memory_alone(void **state) {
 static void waiting_ends_with_the_names_of_those_who_did_not_come(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 3), second = config_of(1, 3);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host, *peer;
     fcdp_host_block *block, *peers;
     uint64_t offset;
@@ -336,7 +351,7 @@ static void *answer(void *arg) {
 static void waiters_are_woken_not_polled(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 2), second = config_of(1, 2);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host, *peer;
     pingpong mine = {0}, theirs = {0};
     uint64_t offset;
@@ -376,7 +391,7 @@ static void privilege_drop(void) {
 static int pin_main(fcdp_pin_mode pin) {
     fcdp_options options;
     fcdp_host_config config = config_of(0, 1);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host;
     fcdp_host_block *blocks[2] = {0};
     uint64_t offsets[2];
@@ -455,7 +470,7 @@ static void exactly_the_data_is_pinned(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_sim();
     fcdp_host_config config = config_of(0, 1);
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     fcdp_host *host;
     fcdp_host_block *block;
     uint64_t offset;

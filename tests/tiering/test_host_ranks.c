@@ -15,8 +15,8 @@ __attribute__((visibility("default"))) const char *__tsan_default_options(void) 
 
 enum { N_RANKS = 4, SLICE_BYTES = 256 << 10, DATA_BYTES = N_RANKS * SLICE_BYTES };
 
-static fcdp_host_config config_of(uint32_t slice) {
-    return (fcdp_host_config){.budget_bytes = 64 << 20,
+static fcdp_host_config config_of(uint32_t slice, fcdp_account *account) {
+    return (fcdp_host_config){.account = account,
                               .numa_node = 0,
                               .pin = FCDP_PIN_NEVER,
                               .slice = slice,
@@ -64,8 +64,8 @@ static void victim_run(fcdp_host_block *block) {
 static int rank_main(char **argv) {
     uint32_t slice = (uint32_t)strtoul(argv[2], NULL, 10);
     uint64_t offset = strtoull(argv[3], NULL, 10);
-    fcdp_host_config config = config_of(slice);
-    fcdp_host_ticket ticket;
+    fcdp_host_config config = config_of(slice, NULL); /* who does not carve needs none */
+    fcdp_shared_ticket ticket;
     fcdp_host *host;
     fcdp_host_block *block;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -99,7 +99,7 @@ static int rank_main(char **argv) {
 
 /* ---- the leader ---- */
 
-static pid_t rank_start(uint32_t slice, uint64_t offset, const fcdp_host_ticket *ticket, const char *role) {
+static pid_t rank_start(uint32_t slice, uint64_t offset, const fcdp_shared_ticket *ticket, const char *role) {
     char slice_text[16], offset_text[32], ticket_text[2 * sizeof *ticket + 1];
     snprintf(slice_text, sizeof slice_text, "%u", slice);
     snprintf(offset_text, sizeof offset_text, "%llu", (unsigned long long)offset);
@@ -135,7 +135,7 @@ static void assert_no_slab_here(void) {
     char line[512], path[300];
     FILE *maps = fopen("/proc/self/maps", "r");
     assert_non_null(maps);
-    while (fgets(line, sizeof line, maps)) assert_null(strstr(line, "fcdp-host"));
+    while (fgets(line, sizeof line, maps)) assert_null(strstr(line, "memfd:fcdp"));
     fclose(maps);
     DIR *dir = opendir("/proc/self/fd");
     assert_non_null(dir);
@@ -143,22 +143,25 @@ static void assert_no_slab_here(void) {
         snprintf(path, sizeof path, "/proc/self/fd/%s", entry->d_name);
         ssize_t n = readlink(path, line, sizeof line - 1);
         line[n > 0 ? n : 0] = 0;
-        assert_null(strstr(line, "fcdp-host"));
+        assert_null(strstr(line, "memfd:fcdp"));
     }
     closedir(dir);
 }
 
 typedef struct leader {
+    fcdp_account *account;
     fcdp_host *host;
     fcdp_host_block *block;
-    fcdp_host_ticket ticket;
+    fcdp_shared_ticket ticket;
     uint64_t offset;
     size_t n_shm;
 } leader;
 
 static void leader_open(leader *l) {
-    fcdp_host_config config = config_of(0);
+    fcdp_shared_ticket unused;
     l->n_shm = shm_entries();
+    assert_ok(fcdp__account_create(64 << 20, &l->account, &unused));
+    fcdp_host_config config = config_of(0, l->account);
     assert_ok(fcdp__host_create(&config, &l->host, &l->ticket));
     assert_ok(fcdp__host_carve(l->host, DATA_BYTES, &l->offset));
     assert_ok(fcdp__host_attach(l->host, l->offset, DATA_BYTES, &l->block));
@@ -168,6 +171,7 @@ static void leader_close(leader *l) {
     fcdp__host_detach(l->block);
     fcdp__host_free(l->host, l->offset);
     fcdp__host_destroy(l->host);
+    fcdp__account_destroy(l->account);
     assert_no_slab_here();
     assert_int_equal(shm_entries(), l->n_shm);
 }

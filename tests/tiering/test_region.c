@@ -237,7 +237,7 @@ static void without_host_memory_a_region_can_only_be_kept(void **state) {
     fcdp_region *bare;
     node_open(&n, 1, 1);
     group_open(&g, &n, "other", SPECS, N_SPECS, 6);
-    assert_ok(fcdp__region_create(n.ranks[0].tiering, "bare", g.layout, NULL, &bare));
+    assert_ok(fcdp__region_create(n.ranks[0].tiering, "bare", g.layout, 0, NULL, &bare));
     assert_ok(fcdp__region_begin_use(bare));
     fcdp__region_filled(bare, FCDP_SPAN_MASK_ALL);
     fcdp__region_end_use(bare);
@@ -262,7 +262,7 @@ static void a_block_serves_one_region(void **state) {
     group_open(&g, &n, "first", SPECS, N_SPECS, 7);
     fill_all(&g);
     assert_ok(fcdp__region_store(g.regions[0], NULL));
-    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "second", g.layout, g.blocks[0], &second),
+    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "second", g.layout, 0, g.blocks[0], &second),
                      FCDP_ERR_INVALID);
     assert_text("fresh");
     assert_null(second);

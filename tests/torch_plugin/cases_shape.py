@@ -322,27 +322,46 @@ def optimizer_made_again(run):
     run.finish(model)
 
 
-def compiled(what):
+def compiled(what, backend="aot_eager", fullgraph=False, first=False):
+    """`first`: compiled before it is sharded, which is how frameworks do it. What dynamo compiled, and where it broke off, is
+    part of what must be equal."""
+
+    def compile_it(model):
+        if what == "whole":
+            return torch.compile(model, backend=backend, fullgraph=fullgraph)
+        for part in {"blocks": model.blocks, "inside": [b.up for b in model.blocks], "in_place": [model]}[what]:
+            part.compile(backend=backend, fullgraph=fullgraph)
+        return model
+
     def train(run):
         torch._dynamo.reset()
-        model = shard(Net(dim=16, n_blocks=2))
-        for block in model.blocks:
-            if what == "blocks":
-                block.compile(backend="aot_eager")
-            else:
-                block.up.compile(backend="eager")
+        torch._dynamo.utils.counters.clear()
+        model = Net(dim=16, n_blocks=2)
+        if first:
+            compile_it(model)
+        shard(model)
+        runs = model if first else compile_it(model)
         optimizer = adamw(model)
-        run.train(model, optimizer, steps=2)
-        run.evaluate(model)
-        run.train(model, optimizer, steps=1)
+        run.train(runs, optimizer, steps=2)
+        run.evaluate(runs)
+        run.train(runs, optimizer, steps=1)
         run.finish(model)
+        counters = torch._dynamo.utils.counters
+        run.record("dynamo's frames", sorted(counters["frames"].items()))
+        run.record("dynamo's graphs", sorted(counters["stats"].items()))
+        run.record("dynamo's breaks", sorted(counters["graph_break"].items()))
         torch._dynamo.reset()
 
     return train
 
 
 case(compiled("blocks"), name="compiled_blocks_aot_eager")
-case(compiled("inside"), name="compiled_inside_of_blocks")
+case(compiled("inside", backend="eager"), name="compiled_inside_of_blocks")
+case(compiled("blocks", fullgraph=True, first=True), name="compiled_blocks_fullgraph_before_sharding")
+case(compiled("blocks", first=True), name="compiled_blocks_before_sharding")
+case(compiled("in_place"), name="compiled_in_place")
+case(compiled("in_place", first=True), name="compiled_in_place_before_sharding")
+case(compiled("whole"), name="compiled_whole_model")
 
 
 @contextlib.contextmanager

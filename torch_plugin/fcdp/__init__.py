@@ -55,12 +55,12 @@ def stats() -> dict[str, Any]:
 
     Bytes are of this rank unless said otherwise; ``inter_bytes_sent`` are those to ranks on other nodes. Keys:
 
-    - ``enabled``, ``driver`` ("sim" or "cuda"), ``topology`` (nodes, ranks_per_node, node, local_rank; None before the first gather);
+    - ``enabled``, ``driver`` ("sim" or "cuda"), ``topology`` (nodes, ranks_per_node, node, local_rank; of the first shard group served; None before the first gather);
     - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree (FCDP's own),
       plain_gather, reduce_scatter, all_reduce (FSDP2's, counted from their sizes and a ring over the ranks);
     - ``moves``: h2d_bytes, d2h_bytes and counts of stores, loads, drops, evictions;
     - ``gathers``: made, avoided, and of those made: forward, backward;
-    - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state;
+    - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state, ranks_per_node;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``bypassed``: groups left to plain FSDP2 and why;
     - ``saved``: inter-node bytes per node that plain FSDP2's flat gathers would have sent, and that FCDP's gathers did send.

@@ -1,21 +1,28 @@
 """torch.distributed's side: what the core's plan needs from process groups.
 
 A Shards object is one shard process group seen as nodes x ranks: two lanes (the ranks of this node; the ranks with this local index on
-every node) and one group for agreements. Each lane belongs to one of the core's workers, the agreement group to the thread that
-runs the model, so each is used in program order.
+every node) and a control group for agreements. All three are backends that FCDP makes itself over the job's store, not process groups of
+c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits the world's communicator for
+them, and they end when their shard group does. Each lane belongs to one of the core's workers, the control group to the thread
+that runs the model, so each is used in program order.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from fcdp import _fcdp
+
+# Worlds that are not several processes: nothing to serve.
+_PRETENDED = ("fake", "threaded")
 
 
 class Unsupported(Exception):
@@ -33,11 +40,76 @@ def local_size(option: int) -> int:
         raise Unsupported("the launcher does not say how many ranks a node has (LOCAL_WORLD_SIZE); set FCDP_LOCAL_SIZE") from None
 
 
+def _backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """What carries the group's collectives for `device`; calling it directly passes by dispatch modes."""
+    name = dist.get_backend(group)
+    if name in _PRETENDED:
+        raise Unsupported(f"its process group is of the backend '{name}', which moves no bytes between processes")
+    try:
+        return group._get_backend(device)
+    except RuntimeError as error:
+        raise Unsupported(f"its process group ({name}) serves no tensors of {device}: {error}") from None
+
+
+def _has_interface() -> bool:
+    """Does gloo find a network interface here? (It resolves the host's name, or takes GLOO_SOCKET_IFNAME.)"""
+    try:
+        distributed_c10d.ProcessGroupGloo.create_default_device()
+    except RuntimeError:
+        return False
+    return True
+
+
+class Lane:
+    """The members of one kind of collective, and the backend that carries it. Creating it is a collective of its members."""
+
+    def __init__(self, ranks: list[int], me: int, device: torch.device, store: dist.Store, name: str, timeout_s: float):
+        self.size, self.place, self.device = len(ranks), ranks.index(me), device
+        self.backend: Any = None
+        if self.size == 1:
+            return
+        own = dist.PrefixStore(f"{name}/{ranks[0]}", store)
+        timeout = timedelta(seconds=timeout_s)
+        if device.type == "cpu":
+            self.backend = distributed_c10d.ProcessGroupGloo(own, self.place, self.size, timeout)
+        else:
+            options = distributed_c10d.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            self.backend = distributed_c10d.ProcessGroupNCCL(own, self.place, self.size, options)
+
+    def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> Any:
+        """`mine` of every member, in their order, in `out`; the work, to be waited for."""
+        return self.backend._allgather_base(out, mine)
+
+    def max_(self, tensor: torch.Tensor) -> None:
+        options = distributed_c10d.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        self.backend.allreduce([tensor], options).wait()
+
+    def all_gather_bytes(self, payload: bytes) -> list[bytes]:
+        """The payload of every member, in their order; the payloads need not be of one length."""
+        if self.size == 1:
+            return [payload]
+        lengths = self._rows(torch.tensor([[len(payload)]], dtype=torch.int64))[:, 0].tolist()
+        padded = bytearray(payload.ljust(max(*lengths, 1), b"\0"))
+        rows = self._rows(torch.frombuffer(padded, dtype=torch.uint8)[None])
+        return [bytes(row[:length].numpy()) for row, length in zip(rows, lengths)]
+
+    def _rows(self, mine: torch.Tensor) -> torch.Tensor:
+        mine = mine.to(self.device)
+        out = torch.empty((self.size, mine.shape[1]), dtype=mine.dtype, device=self.device)
+        self.all_gather(out, mine).wait()
+        return out.cpu()
+
+    def close(self) -> None:
+        self.backend = None
+
+
 class Shards:
     """The lanes of one shard process group. Creating it is a collective of the group."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, size_option: int, timeout_s: float):
-        self.group, self.device = group, device
+        self.device = device
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
         self.agreements = 0
@@ -46,41 +118,52 @@ class Shards:
             size, problem = local_size(size_option), ""
         except Unsupported as error:
             size, problem = 0, str(error)
-        sizes = self._gather_ints(size)
+        # The group's first rank names what follows, so that a store which is used again holds no old keys of ours.
+        said = self._gather_ints(_backend_of(group, device), [size, _has_interface(), secrets.randbits(62)])
+        sizes, name = [row[0] for row in said], f"fcdp/{said[0][2]:x}"
         if not all(sizes):
             raise Unsupported(problem or "a rank does not know how many ranks its node has; set FCDP_LOCAL_SIZE")
         if len(set(sizes)) > 1:
             raise Unsupported(f"ranks per node differ: the group's ranks say {sizes}; FCDP needs the same number on every node")
-        node_of = [rank // size for rank in self.ranks]
-        self.node_of = b"".join(node.to_bytes(4, "little") for node in node_of)
+        self.machine = self.ranks[self.rank] // size  # of the whole job, whatever this group takes of it
+        self.node_of = b"".join((rank // size).to_bytes(4, "little") for rank in self.ranks)
         try:
             self.topology: dict[str, int] = _fcdp.topology(self.node_of, self.rank)
         except _fcdp.Error as error:
             raise Unsupported(error.args[0]) from None
-        self.node_size, self.local = self.topology["ranks_per_node"], self.topology["local_rank"]
-        node = self.topology["node"]
-        timeout = timedelta(seconds=timeout_s)
+        self.store = distributed_c10d._get_default_store()
+        if self.store is None:
+            raise Unsupported("the job has no store (its backend is MPI?)")
+        node, self.node_size, self.local = self.topology["node"], self.topology["ranks_per_node"], self.topology["local_rank"]
+        me = self.ranks[self.rank]
         inter = [self.ranks[n * self.node_size + self.local] for n in range(self.topology["nodes"])]
         intra = self.ranks[node * self.node_size : (node + 1) * self.node_size]
         self.lanes = {
-            _fcdp.LANE_INTER: _new_group(inter, timeout, "fcdp_inter"),
-            _fcdp.LANE_INTRA: _new_group(intra, timeout, "fcdp_intra"),
+            _fcdp.LANE_INTER: Lane(inter, me, device, self.store, f"{name}/inter", timeout_s),
+            _fcdp.LANE_INTRA: Lane(intra, me, device, self.store, f"{name}/intra", timeout_s),
         }
-        self.agreement = _new_group(self.ranks, timeout, "fcdp_agree")
+        # On CPUs agreements drain no device and need no communicator; where gloo finds no interface the lanes' backend serves.
+        plain = torch.device("cpu") if all(row[1] for row in said) else device
+        self.control = Lane(self.ranks, me, plain, self.store, f"{name}/control", timeout_s)
 
-    def _gather_ints(self, value: int) -> list[int]:
-        mine = torch.tensor([value], dtype=torch.int64, device=self.device)
-        out = torch.empty(len(self.ranks), dtype=torch.int64, device=self.device)
-        dist.all_gather_into_tensor(out, mine, group=self.group)
-        return out.tolist()
+    def _gather_ints(self, backend: Any, values: list[int]) -> list[list[int]]:
+        mine = torch.tensor(values, dtype=torch.int64, device=self.device)
+        out = torch.empty(len(self.ranks) * len(values), dtype=torch.int64, device=self.device)
+        backend._allgather_base(out, mine).wait()
+        return out.view(len(self.ranks), len(values)).tolist()
+
+    def close(self) -> None:
+        """Its connections end. No collective of it is under way."""
+        for lane in (*self.lanes.values(), self.control):
+            lane.close()
 
     def agree(self, votes: bytes) -> bytes:
         """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at the same agreement."""
         self.agreements += 1
         stamp = (self.agreements + len(votes)) % 256
-        ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8).to(self.device)
+        ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8).to(self.control.device)
         try:
-            dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.agreement)
+            self.control.max_(ballot)
         except Exception as error:
             raise RuntimeError(f"fcdp: agreement {self.agreements} of {len(self.ranks)} ranks on what is stale did not come: {error}") from error
         self.agree_bytes += len(votes) + 2
@@ -91,38 +174,37 @@ class Shards:
             )
         return result[:-2]
 
+    def agreed(self) -> tuple[int, int, int]:
+        """Agreements so far, and their bytes from this rank to other nodes (an all-reduce: each byte leaves a rank about twice, and a node
+        through its last rank) and within the node."""
+        return self.agreements, 2 * self.agree_bytes if self.local == self.node_size - 1 else 0, 0
+
     def refuse_together(self, problem: str | None) -> None:
         """Raise Unsupported on every rank if any rank has a problem."""
         if self.agree(b"\1" if problem else b"\0") == b"\0":
             return
-        problems: list[Any] = [None] * len(self.ranks)
-        dist.all_gather_object(problems, problem, group=self.agreement)
+        problems = self.control.all_gather_bytes((problem or "").encode())
         first = next(rank for rank, text in enumerate(problems) if text)
-        raise Unsupported(f"{problems[first]}" if self.ranks[first] == dist.get_rank() else f"rank {self.ranks[first]}: {problems[first]}")
+        text = problems[first].decode()
+        raise Unsupported(text if first == self.rank else f"rank {self.ranks[first]}: {text}")
 
-    def from_leader(self, payload: bytes, length: int) -> bytes:
-        """`payload` of the node's local rank 0, on every rank of the node. `length` bytes everywhere."""
-        out = torch.zeros(self.node_size * length, dtype=torch.uint8)
-        out[self.local * length : (self.local + 1) * length] = torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8)
-        out = out.to(self.device)
-        part = out[self.local * length : (self.local + 1) * length].clone()
-        dist.all_gather_into_tensor(out, part, group=self.lanes[_fcdp.LANE_INTRA])
-        return bytes(out[:length].cpu().numpy())
+    def from_leader(self, payload: bytes) -> bytes:
+        """`payload` of the node's local rank 0, on every rank of the node."""
+        return self.lanes[_fcdp.LANE_INTRA].all_gather_bytes(payload)[0]
 
     def transport(self, owner: Any) -> Callable[[int, int, int], Callable[[], None]]:
         """The core's all_gather: in place over `n * bytes` at `address`. Starts it on the lane's worker; returns what waits for it, on any thread."""
         kind, index = (1, 0) if self.device.type == "cpu" else (2, self.device.index or 0)
-        places = {_fcdp.LANE_INTER: self.topology["node"], _fcdp.LANE_INTRA: self.local}
-        sizes = {lane: dist.get_world_size(group) for lane, group in self.lanes.items()}
+        lanes = self.lanes
         # NCCL orders itself by the current stream. The core has waited for what it reads: nothing of the model's streams concerns it.
-        streams = {lane: torch.cuda.Stream(self.device) if kind == 2 else None for lane in self.lanes}
+        streams = {key: torch.cuda.Stream(self.device) if kind == 2 else None for key in lanes}
 
-        def start(lane: int, address: int, length: int) -> Callable[[], None]:
-            out = torch.from_dlpack(_fcdp.dlpack(address, sizes[lane] * length, 1, 8, kind, index, owner))
-            mine = out.narrow(0, places[lane] * length, length)
-            stream = streams[lane]
+        def start(key: int, address: int, length: int) -> Callable[[], None]:
+            lane, stream = lanes[key], streams[key]
+            out = torch.from_dlpack(_fcdp.dlpack(address, lane.size * length, 1, 8, kind, index, owner))
+            mine = out.narrow(0, lane.place * length, length)
             with torch.cuda.stream(stream) if stream else nullcontext():
-                work = dist.all_gather_into_tensor(out, mine, group=self.lanes[lane], async_op=True)
+                work = lane.all_gather(out, mine)
 
             def finish() -> None:
                 with torch.cuda.stream(stream) if stream else nullcontext():
@@ -133,7 +215,3 @@ class Shards:
             return finish
 
         return start
-
-
-def _new_group(ranks: list[int], timeout: timedelta, name: str) -> dist.ProcessGroup:
-    return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=name)

@@ -13,6 +13,7 @@ import ctypes
 import functools
 import inspect
 import threading
+import weakref
 from types import ModuleType
 from typing import Any, Callable, Iterator
 
@@ -22,13 +23,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fcdp import OptionError, _fcdp
 from fcdp.c10d import Unsupported
-from fcdp.runtime import Group, Pending, runtime, say
+from fcdp.runtime import Group, Pending, Tree, runtime, say
 
 
 class _Here(threading.local):
     """What FSDP2 is doing on this thread; its gather function is not told."""
 
-    state: Any = None  # FSDPState whose hook runs
     param_group: Any = None  # FSDPParamGroup being unsharded
 
 
@@ -65,15 +65,16 @@ class _Extent:
     def shard(self) -> torch.Tensor:
         return self.fsdp_param._sharded_param_data
 
-    def signals(self) -> tuple[int, ...]:
+    def signals(self, group: Group) -> tuple[int, ...]:
         """In the order of comm/validity.h's fcdp_signals."""
         param, data = self.fsdp_param.sharded_param, self.fsdp_param._sharded_param_data
         local = param._local_tensor
         if not self._objects or any(a is not b for a, b in zip(self._objects, (param, local, data))):
             self._objects = (param, local, data)
             self._serial += 1
-        # Without a fingerprint any optimizer may have written any trainable parameter.
-        anonymous = runtime.steps if param.requires_grad and not runtime.fingerprints(data.device) else 0
+            param._fcdp_group = weakref.ref(group)
+        # Without a fingerprint any optimizer may have written any trainable parameter by the time of an observation.
+        anonymous = group.steps if param.requires_grad and not runtime.fingerprints(data.device) else 0
         codes = _dtype_codes.setdefault(data.dtype, len(_dtype_codes) + 1), _dtype_codes.setdefault(self.gathered_dtype(), len(_dtype_codes) + 1)
         return (
             self._serial, data.untyped_storage().data_ptr(), _version(param), _version(local), _version(data),
@@ -97,11 +98,12 @@ def _groups_of(state: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
-def _tree(param_group: Any) -> list[Any]:
-    """All parameter groups under the root whose hook runs, in module order; just this one outside of any."""
-    states = _here.state._state_ctx.all_states if _here.state is not None else []
-    found = [group for state in states for group in _groups_of(state)]
-    return found if any(group is param_group for group in found) else [param_group]
+def _tree(param_group: Any) -> Tree:
+    """What lies under the group's root; the group alone where it is unsharded by hand before any forward."""
+    tree = param_group.__dict__.get("_fcdp_tree")
+    if tree is None:
+        tree = param_group._fcdp_tree = Tree([param_group])
+    return tree
 
 
 def _why_not(param_group: Any) -> str | None:
@@ -183,12 +185,12 @@ def _stream(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
-def _served(groups: list[Any]) -> list[Group]:
-    return [group._fcdp for group in groups if group.__dict__.get("_fcdp") is not None]
-
-
 def _wrap(owner: Any, name: str) -> Callable[[Callable], Callable]:
-    """Replace owner.name by a function that gets the original as its first argument."""
+    """Replace owner.name by a function that gets the original as its first argument.
+
+    Only what FSDP2 calls from within its hooks: dynamo leaves those alone, and all they call, but would compile a wrapper
+    around a hook itself as a frame of its own.
+    """
 
     def decorate(function: Callable) -> Callable:
         original = getattr(owner, name)
@@ -197,7 +199,6 @@ def _wrap(owner: Any, name: str) -> Callable[[Callable], Callable]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             return function(original, *args, **kwargs)
 
-        wrapper._torchdynamo_disable = True  # FSDP2's hooks run outside of compiled graphs
         setattr(owner, name, wrapper)
         return function
 
@@ -229,7 +230,7 @@ def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module
     wanted = {
         getattr(group_module, "FSDPParamGroup", None): ("unshard", "_to_sharded", "is_sharded", "post_backward", "finalize_backward"),
         getattr(param_module, "FSDPParam", None): ("all_gather_inputs", "init_all_gather_outputs", "alloc_all_gather_outputs"),
-        getattr(state_module, "FSDPState", None): ("_pre_forward", "_pre_backward"),
+        getattr(state_module, "FSDPState", None): ("_lazy_init", "_root_pre_forward", "_register_root_post_backward_final_callback"),
     }
     for owner, names in wanted.items():
         for name in names:
@@ -283,11 +284,14 @@ def _take_tensors() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    for group in optimizer.param_groups:
-        for param in group["params"]:
+    runtime.steps += 1
+    for param_group in optimizer.param_groups:
+        for param in param_group["params"]:
             if hasattr(param, "_local_tensor"):  # a sharded one
                 param._fcdp_steps = getattr(param, "_fcdp_steps", 0) + 1
-    runtime.optimizer_stepped()
+                group = param._fcdp_group() if hasattr(param, "_fcdp_group") else None
+                if group is not None:
+                    group.ask_again()
 
 
 def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> None:
@@ -305,15 +309,16 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
         if param_group is not None and param_group.fsdp_params is fsdp_params:
             tree = _tree(param_group)
             if "_fcdp" not in param_group.__dict__:
-                _adopt(tree, group, device)
+                _adopt(tree.param_groups, group, device)
             served = param_group.__dict__.get("_fcdp")
         if served is None:
             sizes = [p.padded_sharded_param_size.numel() * (p.param_dtype or p._sharded_param_data.dtype).itemsize for p in fsdp_params]
             runtime.count_plain("plain_gather", group, sum(sizes) * (group.size() - 1))
             return original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
-        forward = param_group._training_state.name == "FORWARD" and not runtime.in_backward()
+        doing, in_backward = param_group._training_state.name, runtime.in_backward()
+        by_hand = not in_backward and doing not in ("FORWARD", "PRE_BACKWARD")
         result = Gathered(torch.empty(0), None, None, [], [], [])
-        result.pending = runtime.unshard(served, _served(tree), forward, _stream(device))
+        result.pending = runtime.unshard(served, tree, doing == "FORWARD" and not in_backward, by_hand, _stream(device))
         return result
 
     @_wrap(group_module, "foreach_all_gather_copy_out")
@@ -380,21 +385,29 @@ def _patch_group(cls: type) -> None:
 
 
 def _patch_state(cls: type) -> None:
-    @_wrap(cls, "_pre_forward")
-    def pre_forward(original, self, *args, **kwargs):
-        if not runtime.in_backward() and (self._is_root is not False or self._state_ctx.iter_forward_root is None):
-            runtime.new_forward()
-        return _inside(self, original, *args, **kwargs)
+    @_wrap(cls, "_lazy_init")
+    def lazy_init(original, self):
+        is_new = self._is_root is None
+        original(self)
+        if is_new:
+            param_groups = list({id(group): group for state in self._state_ctx.all_states for group in _groups_of(state)}.values())
+            tree = self._state_ctx._fcdp_tree = Tree(param_groups)
+            for group in param_groups:
+                group._fcdp_tree = tree
 
-    @_wrap(cls, "_pre_backward")
-    def pre_backward(original, self, *args, **kwargs):
-        if not self._state_ctx.post_backward_final_callback_queued:
-            runtime.new_backward()
-        return _inside(self, original, *args, **kwargs)
+    @_wrap(cls, "_root_pre_forward")
+    def root_pre_forward(original, self, *args, **kwargs):
+        context = self._state_ctx
+        inside = context.iter_forward_root not in (None, self) and not self._is_root
+        result = original(self, *args, **kwargs)
+        # A forward inside of the tree's own backward recomputes what that backward needs.
+        if not inside and not self._state_ctx.post_backward_final_callback_queued:
+            runtime.begin_forward(self._state_ctx._fcdp_tree)
+        return result
 
-    def _inside(state: Any, function: Callable, *args: Any, **kwargs: Any) -> Any:
-        outer, _here.state = _here.state, state
-        try:
-            return function(state, *args, **kwargs)
-        finally:
-            _here.state = outer
+    @_wrap(cls, "_register_root_post_backward_final_callback")
+    def begin_backward(original, self):
+        begins = not self._state_ctx.post_backward_final_callback_queued
+        original(self)
+        if begins:
+            runtime.begin_backward(self._state_ctx._fcdp_tree)

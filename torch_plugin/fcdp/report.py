@@ -30,16 +30,15 @@ def stats() -> dict[str, Any]:
     if runtime.engine is None:
         return out
     core = _fcdp.engine_stats(runtime.engine)
-    served = [shards for _, shards in runtime.shards.values() if hasattr(shards, "topology")]
+    served = runtime.served_shards()
     if served:
         out["topology"] = dict(served[0].topology)
     out["driver"] = core["driver"]
     out["collectives"]["gather"], out["collectives"]["restore"] = _counts(core["gather"]), _counts(core["restore"])
-    agreements = sum(shards.agreements for shards in served)
-    # an all-reduce: each byte leaves a rank about twice, and a node through its last rank
-    out["collectives"]["agree"] = _counts((agreements, sum(2 * s.agree_bytes for s in served if s.local == s.node_size - 1), 0))
+    out["collectives"]["agree"] = _counts([sum(column) for column in zip(runtime.past_agreements, *(s.agreed() for s in served))])
     out["moves"], out["device_bytes"], out["host_bytes"] = core["moves"], core["device_bytes"], core["host_bytes"]
-    out["groups"] = sorted((_fcdp.group_stats(group.handle) for group in list(runtime.groups)), key=lambda entry: entry["name"])
+    groups = ({**_fcdp.group_stats(group.handle), "ranks_per_node": group.shards.node_size} for group in list(runtime.groups))
+    out["groups"] = sorted(groups, key=lambda entry: entry["name"])
     return out
 
 

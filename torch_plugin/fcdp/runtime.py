@@ -2,10 +2,11 @@
 
 FSDP2's names are in fsdp2.py, process groups in c10d.py; what is stale, what moves and how is decided in C.
 
-Agreement. A hit must be a hit on every rank, or collectives hang. `scene` numbers the moments after which a copy may not be trusted
-without asking all ranks again: the start of a root forward, the start of a backward, an optimizer step. All of them happen on every
-rank in the same order. The first unshard in a new scene agrees for all groups of its tree at once (one small MAX); inside a
-backward that has already agreed, only for the group at hand. A group that reduced gradients since is asked again, alone.
+Agreement. A hit must be a hit on every rank, or collectives hang. A group's copy is trusted without asking its shard group again only inside
+a pass: a root forward, or a backward. The first unshard of a pass agrees for all groups of its tree at once (one small MAX). Within it a group is
+asked again, alone, when its gradients have been reduced or an optimizer has stepped its parameters (it may have done so inside backward), and
+so is every unshard by hand, outside of FSDP2's own hooks. All of these happen on every rank of the shard group in the same order; what concerns
+no group that is served (another optimizer, another model) changes nothing here.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, Callable, Iterable, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from fcdp import _fcdp, tensors
 from fcdp.c10d import Shards, Unsupported
@@ -38,7 +40,7 @@ class Extent(Protocol):
 
     name: str
 
-    def signals(self) -> Iterable[int]: ...
+    def signals(self, group: Group) -> Iterable[int]: ...
     def shard(self) -> torch.Tensor: ...
     def written(self) -> bool: ...
 
@@ -50,6 +52,16 @@ def say(text: str) -> None:
         print(f"fcdp: {text}", file=sys.stderr, flush=True)
 
 
+class Tree:
+    """What lies under one FSDP root: its passes begin for all of it at once."""
+
+    def __init__(self, param_groups: list[Any]):
+        self.param_groups = param_groups    # FSDP2's, served or not
+        self.scene = 0                      # passes begun
+        self.agreed: dict[int, int] = {}    # by id of their Shards: the scene that all of its groups agreed in last
+        self.last: dict[int, weakref.ref[Group]] = {}   # by id of its Shards: the group that was unsharded last in this forward
+
+
 class Group:
     """A parameter group that FCDP serves."""
 
@@ -58,8 +70,9 @@ class Group:
         self.shard_bytes = shard_bytes
         self.collect = collect              # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
-        self.scene = -1                     # of the last agreement
-        self.backward = -1                  # number of the backward whose agreement covered this group
+        self.tree: Tree | None = None
+        self.scene = -1                     # of the tree at the last agreement; -1: ask again
+        self.steps = 0                      # runtime.steps at the last observation
         self.stale = b"\1" * self.n         # agreed, of `scene`; zeroed once gathered
         self.reductions = 0
         self.next: weakref.ref[Group] | None = None     # followed it in the last forward
@@ -88,7 +101,7 @@ class Group:
         signals, addresses, sizes = array("Q"), array("Q"), array("Q")
         readable = runtime.fingerprints(self.shards.device)
         for extent in self.extents:
-            signals.extend(extent.signals())
+            signals.extend(extent.signals(self))
             shard = extent.shard() if readable else None
             addresses.append((shard.data_ptr() or 1) if shard is not None else 0)  # 0: cannot be read
             sizes.append(shard.numel() * shard.element_size() if shard is not None else 0)
@@ -96,6 +109,7 @@ class Group:
 
     def observe(self) -> bytes:
         """Reasons why each extent's copy is stale, as this rank sees it; 0 is fresh."""
+        self.steps = runtime.steps
         signals, addresses, sizes = self._evidence()
         # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
         grad = runtime.in_backward() or torch.is_grad_enabled()
@@ -123,6 +137,10 @@ class Group:
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
         self.reductions += 1
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Its shard group agrees anew at its next unshard."""
         self.scene = -1
 
     def discard_prefetch(self) -> None:
@@ -161,13 +179,12 @@ class Runtime:
         self.pid = os.getpid()
         self.options: dict[str, Any] = {}
         self.engine: Any = None
-        self.engine_shape: tuple | None = None
-        self.shards: dict[int, tuple[Any, Shards | Unsupported]] = {}   # by id of the process group, which the entry keeps
+        self.device: torch.device | None = None     # the engine's
+        # By id of the process group, which lives as long as the job wants it: then the entry goes.
+        self.shards: dict[int, tuple[weakref.ref[dist.ProcessGroup], Shards | Unsupported]] = {}
+        self.past_agreements = [0, 0, 0]    # of shard groups that have ended
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.bypassed: list[dict[str, str]] = []
-        self.scene = 0
-        self.backward = 0
-        self.last_forward: weakref.ref[Group] | None = None
         self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
         self.saved = {"plain_bytes": 0, "gather_bytes": 0}
         self.gathers = {"made": 0, "avoided": 0, "forward": 0, "backward": 0}
@@ -185,53 +202,72 @@ class Runtime:
 
     # When copies may not be trusted without asking again.
 
-    def new_forward(self) -> None:
-        self.scene += 1
-        self.last_forward = None
-        for group in list(self.groups):  # of a forward that was broken off: what may be ahead is counted alike on all ranks
+    def begin_forward(self, tree: Tree) -> None:
+        tree.scene += 1
+        tree.last.clear()
+        for group in self._served(tree):  # of a forward that was broken off: what may be ahead is counted alike on all ranks
             group.discard_prefetch()
 
-    def new_backward(self) -> None:
-        self.scene += 1
-        self.backward += 1
+    def begin_backward(self, tree: Tree) -> None:
+        tree.scene += 1
 
-    def optimizer_stepped(self) -> None:
-        self.steps += 1
-        self.scene += 1
+    @staticmethod
+    def _served(tree: Tree) -> list[Group]:
+        return [g._fcdp for g in tree.param_groups if g.__dict__.get("_fcdp") is not None]
 
     # Serving.
 
+    def known(self, group: dist.ProcessGroup) -> Shards | Unsupported | None:
+        entry = self.shards.get(id(group))
+        return entry[1] if entry is not None and entry[0]() is group else None
+
     def connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards:
         """The lanes and the comm of a shard group; made once, by all its ranks together. Raises Unsupported, for ever."""
-        known = self.shards.get(id(group))
+        known = self.known(group)
         if known is None:
-            known = (group, self._connect(group, device))
-            self.shards[id(group)] = known
-        if isinstance(known[1], Unsupported):
-            raise known[1]
-        return known[1]
+            self._forget_ended()
+            known = self._connect(group, device)
+            self.shards[id(group)] = weakref.ref(group), known
+        if isinstance(known, Unsupported):
+            raise known
+        return known
+
+    def _forget_ended(self) -> None:
+        """Process groups that were destroyed take what belongs to them along, though a dead model may still hold the object."""
+        alive = distributed_c10d._world.pg_map
+        for key, (reference, shards) in list(self.shards.items()):
+            if reference() is None or reference() not in alive:
+                del self.shards[key]
+                self._close(shards)
+
+    def _close(self, shards: Shards | Unsupported) -> None:
+        if isinstance(shards, Shards):
+            self.past_agreements = [a + b for a, b in zip(self.past_agreements, shards.agreed())]
+            shards.close()
+
+    def served_shards(self) -> list[Shards]:
+        return [shards for _, shards in self.shards.values() if isinstance(shards, Shards)]
 
     def _connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards | Unsupported:
         try:
             shards = Shards(group, device, self.options["local_size"], self.options["timeout_s"])
             problem = None
             try:
-                self._need_engine(shards)
+                self._need_engine(device)
+                self._need_account(shards)
+                shards.comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, shards.transport(None))
             except (_fcdp.Error, Unsupported) as error:
                 problem = str(error.args[0])
             shards.refuse_together(problem)
             self._share_host_memory(shards)
-            shards.comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, shards.transport(None))
             return shards
         except Unsupported as error:
             return error
 
-    def _need_engine(self, shards: Shards) -> None:
-        device = shards.device
-        shape = (device.type, device.index, shards.node_size, shards.local)
+    def _need_engine(self, device: torch.device) -> None:
         if self.engine is not None:
-            if self.engine_shape != shape:
-                raise Unsupported(f"another shard group of this process has {self.engine_shape[2]} ranks per node, this one {shards.node_size}")
+            if self.device != device:
+                raise Unsupported(f"this process serves another device already ({self.device}, this shard group is on {device})")
             return
         asked = self.options["driver"]
         kind = _fcdp.DRIVER_SIM if device.type == "cpu" else _fcdp.DRIVER_CUDA
@@ -241,29 +277,44 @@ class Runtime:
             raise Unsupported("FCDP_DRIVER=sim, but the model is on a CUDA device; use FCDP_DRIVER=auto")
         library = os.path.join(os.path.dirname(__file__), "libfcdp_simgpu.so")
         shares = kind == _fcdp.DRIVER_CUDA and tensors.is_current()     # one pool of pages for parameters and tensors
-        self.engine = _fcdp.engine_create(kind, device.index or 0, library, shards.local, shards.node_size, shares)
-        self.engine_shape = shape
-        self.host_ready = False
+        self.engine = _fcdp.engine_create(kind, device.index or 0, library, shares)
+        self.device = device
+        self.account_ready = False
+
+    def _need_account(self, shards: Shards) -> None:
+        """The budget of the node's host memory: the node's first process to come here makes it, whatever its shard group; the others join."""
+        if self.account_ready:
+            return
+        key, store = f"fcdp/account/{shards.machine}", shards.store
+        if store.add(f"{key}/comers", 1) == 1:
+            try:
+                ticket = _fcdp.engine_account_create(self.engine)
+            except _fcdp.Error as error:
+                store.set(key, f"!{error.args[0]}")
+                raise
+            store.set(key, ticket.hex())
+        else:
+            said = store.get(key).decode()
+            if said.startswith("!"):
+                raise Unsupported(said[1:])
+            _fcdp.engine_account_join(self.engine, bytes.fromhex(said))
+        self.account_ready = True
 
     def _share_host_memory(self, shards: Shards) -> None:
-        if self.host_ready:
-            return
         ticket, problem = b"", None
         if shards.local == 0:
             try:
-                ticket = _fcdp.engine_host_create(self.engine)
+                ticket = _fcdp.comm_host_create(shards.comm)
             except _fcdp.Error as error:
                 problem = error.args[0]
         shards.refuse_together(problem)
-        length = int.from_bytes(shards.from_leader(len(ticket).to_bytes(4, "little"), 4), "little")
-        ticket = shards.from_leader(ticket, length)
+        ticket = shards.from_leader(ticket)
         if shards.local != 0:
             try:
-                _fcdp.engine_host_join(self.engine, ticket)
+                _fcdp.comm_host_join(shards.comm, ticket)
             except _fcdp.Error as error:
                 problem = error.args[0]
         shards.refuse_together(problem)
-        self.host_ready = True
 
     def attach(self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable]]) -> list[Group]:
         """Groups for (name, extents, (shard_bytes, span) per extent, collect), all or none; a collective of the shard group."""
@@ -279,7 +330,7 @@ class Runtime:
         except _fcdp.Error as error:
             problem = error.args[0]
         shards.refuse_together(problem)
-        offsets = array("Q", shards.from_leader(offsets.tobytes(), 8 * len(described)))
+        offsets = array("Q", shards.from_leader(offsets.tobytes()))
         try:
             for handle, offset in zip(handles, offsets):
                 _fcdp.group_attach(handle, offset)
@@ -310,14 +361,22 @@ class Runtime:
         for group in groups:
             group.stale = agreed[at : at + group.n]
             at += group.n
-            group.scene = self.scene
-            group.backward = self.backward
+            group.scene = group.tree.scene
 
-    def unshard(self, group: Group, tree: list[Group], forward: bool, stream: int) -> Pending:
-        """Submit the gather or restore of `group`. `tree`: the served groups of its root, itself among them."""
-        if group.scene != self.scene or self.options["agree"]:
-            alone = self.options["agree"] or self.in_backward() and group.backward == self.backward
-            self.agree([group] if alone else [g for g in tree if g.shards is group.shards])
+    def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
+        """Submit the gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP2's hooks."""
+        if group.tree is not tree:
+            group.tree, group.scene = tree, -1
+        if by_hand or self.options["agree"]:
+            self.agree([group])
+        elif tree.agreed.get(id(group.shards)) != tree.scene:
+            mine = [g for g in self._served(tree) if g.shards is group.shards]
+            for other in mine:
+                other.tree = tree
+            self.agree(mine)
+            tree.agreed[id(group.shards)] = tree.scene
+        elif group.scene != tree.scene:
+            self.agree([group])
         else:
             self._audit(group)
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
@@ -340,7 +399,7 @@ class Runtime:
     def _audit(self, group: Group) -> None:
         """What is reused (a fresh copy, a prefetched column) must still be what the ranks agreed on."""
         moved, void = group.moved(), bytes(group.n)
-        if group.released == self.scene:  # used again without an agreement between: its release may have found a write
+        if group.released == group.tree.scene:  # used again without an agreement between: its release may have found a write
             _drain()
             void = group.observe()
         for i, agreed_stale in enumerate(group.stale):
@@ -352,14 +411,15 @@ class Runtime:
 
     def _look_ahead(self, group: Group, stream: int) -> None:
         """Start the inter-node part of the groups that followed last time, while this one computes; the core says how many at once."""
-        last = self.last_forward() if self.last_forward is not None else None
+        tree, key = group.tree, id(group.shards)
+        last = tree.last[key]() if key in tree.last else None
         if last is not None and last is not group:
             last.next = weakref.ref(group)
-        self.last_forward = weakref.ref(group)
+        tree.last[key] = weakref.ref(group)
         following = group
         for _ in range(self.options["prefetch"]):
             following = following.next() if following.next is not None else None
-            if following is None or following.live or following.scene != self.scene or following.shards is not group.shards:
+            if following is None or following.live or following.tree is not tree or following.scene != tree.scene:
                 return
             if following.ahead is not None or not any(following.stale):
                 continue
@@ -373,10 +433,10 @@ class Runtime:
         if not group.live:
             return
         group.live = False
-        group.released = self.scene
+        group.released = group.tree.scene
         if any([extent.written() for extent in group.extents]):
             _fcdp.group_spoil(group.handle)
-            group.scene = -1
+            group.ask_again()
         _fcdp.group_reshard(group.handle, stream)
 
     # Counting.
@@ -395,10 +455,9 @@ class Runtime:
         """A collective of FSDP2's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next."""
         entry = self.plain[kind]
         entry[0] += 1
-        known = self.shards.get(id(group))
-        if known is None or isinstance(known[1], Unsupported):
+        shards = self.known(group)
+        if not isinstance(shards, Shards):
             return
-        shards = known[1]
         crosses = shards.local == shards.node_size - 1
         entry[1 if crosses else 2] += bytes_per_hop
 
@@ -427,3 +486,5 @@ def _end() -> None:
     except _fcdp.Error as error:
         log.debug("at exit: %s", error.args[0])
     _fcdp.engine_destroy(runtime.engine)
+    for shards in runtime.served_shards():
+        shards.close()

@@ -1,0 +1,146 @@
+/* account.c - one page of counters in shared memory. */
+#include "tiering/account.h"
+
+#include "tiering/headroom.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static const double GIB = 0x1p30, MIB = 0x1p20;
+#define ACCOUNT_MAGIC UINT64_C(0x31544e4343504446) /* "FDPCCNT1" */
+enum { ACCOUNT_BYTES = 4096 };
+/* What the machine has left is shared with everything that still grows: an eighth stays free by default. */
+enum { KEEP_FREE_DIVISOR = 8 };
+
+/* All but the counters are written before the ticket leaves the process that made it. */
+typedef struct account_page {
+    uint64_t magic, budget_bytes;
+    char limit[256]; /* who set the budget, for messages */
+    _Atomic uint64_t taken_bytes, peak_bytes;
+} account_page;
+
+struct fcdp_account {
+    account_page *page;
+    int fd;
+};
+
+_Static_assert(sizeof(account_page) <= ACCOUNT_BYTES, "the counters fit the smallest page");
+
+static fcdp_status account_wrap(int fd, fcdp_account **account_out) {
+    fcdp_account *account = calloc(1, sizeof *account);
+    account_page *page = account ? fcdp__shared_map(fd, 0, ACCOUNT_BYTES) : NULL;
+    if (!page) {
+        free(account);
+        close(fd);
+        return fcdp__fail(FCDP_ERR_SYSTEM, "host memory's account cannot be mapped: %s", strerror(errno));
+    }
+    *account = (fcdp_account){page, fd};
+    *account_out = account;
+    return FCDP_OK;
+}
+
+static fcdp_status budget_decide(size_t budget_bytes, account_page *page) {
+    fcdp_headroom headroom;
+    if (budget_bytes) {
+        page->budget_bytes = budget_bytes;
+        snprintf(page->limit, sizeof page->limit, "FCDP_HOST_BUDGET");
+        return FCDP_OK;
+    }
+    fcdp_status status = fcdp__headroom_read("", &headroom);
+    if (status) return status;
+    page->budget_bytes = headroom.available_bytes - headroom.available_bytes / KEEP_FREE_DIVISOR;
+    snprintf(page->limit, sizeof page->limit, "7/8 of %s", headroom.limit);
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out,
+                                 fcdp_shared_ticket *ticket_out) {
+    fcdp_shared_ticket ticket;
+    fcdp_account *account;
+    int fd;
+    fcdp_status status = fcdp__shared_create("fcdp-account", ACCOUNT_BYTES, &fd, &ticket);
+    if (!status) status = account_wrap(fd, &account);
+    if (status) return status;
+    status = budget_decide(budget_bytes, account->page);
+    if (status) {
+        fcdp__account_destroy(account);
+        return status;
+    }
+    account->page->magic = ACCOUNT_MAGIC;
+    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s)", (double)account->page->budget_bytes / GIB,
+              account->page->limit);
+    *account_out = account;
+    *ticket_out = ticket;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__account_join(const fcdp_shared_ticket *ticket, fcdp_account **account_out) {
+    int fd;
+    fcdp_account *account;
+    fcdp_status status = fcdp__shared_open(ticket, &fd);
+    if (!status) status = account_wrap(fd, &account);
+    if (status) return status;
+    if (account->page->magic != ACCOUNT_MAGIC) {
+        fcdp__account_destroy(account);
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "the node's ranks run different versions of FCDP");
+    }
+    *account_out = account;
+    return FCDP_OK;
+}
+
+void fcdp__account_destroy(fcdp_account *account) {
+    if (!account) return;
+    munmap(account->page, ACCOUNT_BYTES);
+    close(account->fd);
+    free(account);
+}
+
+size_t fcdp__account_budget_bytes(const fcdp_account *account) {
+    return account->page->budget_bytes;
+}
+
+static fcdp_status budget_refuse(const account_page *page, size_t bytes, uint64_t taken) {
+    return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
+                      "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
+                      "FCDP_HOST_BUDGET to what this node can really give, raise the container's memory limit, "
+                      "or let this node's other processes use less",
+                      (double)bytes / MIB, (double)taken / MIB, (double)page->budget_bytes / MIB, page->limit);
+}
+
+static void peak_raise(account_page *page, uint64_t taken) {
+    uint64_t peak = atomic_load_explicit(&page->peak_bytes, memory_order_relaxed);
+    while (peak < taken && !atomic_compare_exchange_weak_explicit(&page->peak_bytes, &peak, taken,
+                                                                  memory_order_relaxed, memory_order_relaxed))
+        continue;
+}
+
+fcdp_status fcdp__account_take(fcdp_account *account, size_t bytes) {
+    account_page *page = account->page;
+    uint64_t taken = atomic_load_explicit(&page->taken_bytes, memory_order_relaxed);
+    do {
+        if (taken > page->budget_bytes || bytes > page->budget_bytes - taken)
+            return budget_refuse(page, bytes, taken);
+    } while (!atomic_compare_exchange_weak_explicit(&page->taken_bytes, &taken, taken + bytes,
+                                                    memory_order_relaxed, memory_order_relaxed));
+    peak_raise(page, taken + bytes);
+    return FCDP_OK;
+}
+
+void fcdp__account_give(fcdp_account *account, size_t bytes) {
+    atomic_fetch_sub_explicit(&account->page->taken_bytes, bytes, memory_order_relaxed);
+}
+
+void fcdp__account_usage(const fcdp_account *account, size_t *current_bytes_out, size_t *peak_bytes_out) {
+    *current_bytes_out = atomic_load_explicit(&account->page->taken_bytes, memory_order_relaxed);
+    *peak_bytes_out = atomic_load_explicit(&account->page->peak_bytes, memory_order_relaxed);
+}
+
+void fcdp__account_reset_peak(fcdp_account *account) {
+    uint64_t taken = atomic_load_explicit(&account->page->taken_bytes, memory_order_relaxed);
+    atomic_store_explicit(&account->page->peak_bytes, taken, memory_order_relaxed);
+}

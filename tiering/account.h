@@ -1,0 +1,28 @@
+/* account.h - how much host memory the ranks of a node may take for gathered parameters together, and how much they have.
+ *
+ * Every shard group of a node has host memory of its own (host.h); this page, shared by all processes of the node, is
+ * their common budget.
+ *
+ *     taken_bytes <= budget_bytes          taken_bytes = sum over the node's fcdp__account_take, less what was given
+ */
+#ifndef FCDP_ACCOUNT_H
+#define FCDP_ACCOUNT_H
+
+#include "tiering/shared.h"
+
+typedef struct fcdp_account fcdp_account;
+
+/* budget_bytes 0: 7/8 of what the machine (MemAvailable) and its cgroup leave now. Any process of the node; others join. */
+fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out,
+                                 fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__account_join(const fcdp_shared_ticket *ticket, fcdp_account **account_out) FCDP_MUST_CHECK;
+void fcdp__account_destroy(fcdp_account *account);
+size_t fcdp__account_budget_bytes(const fcdp_account *account);
+/* Any thread, any process of the node. FCDP_ERR_NO_HOST_MEM with need, budget and what to do. */
+fcdp_status fcdp__account_take(fcdp_account *account, size_t bytes) FCDP_MUST_CHECK;
+void fcdp__account_give(fcdp_account *account, size_t bytes);
+/* Of the node: now, and at most since the last reset. */
+void fcdp__account_usage(const fcdp_account *account, size_t *current_bytes_out, size_t *peak_bytes_out);
+void fcdp__account_reset_peak(fcdp_account *account);
+
+#endif

@@ -1,0 +1,108 @@
+/* shared.c - memfds among the processes of a node. What is in them is their users' affair. */
+#include "tiering/shared.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+bool fcdp__process_start_time(int32_t pid, uint64_t *start_time_out) {
+    char path[32], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    size_t n = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[n] = 0;
+    char *field = strrchr(text, ')'); /* field 2 is the name, which may hold anything */
+    if (!field || n < 4) return false;
+    char state = field[2];
+    for (int i = 2; i < 22 && field; i++) field = strchr(field + 1, ' ');
+    if (!field || state == 'Z' || state == 'X')
+        return false; /* killed, whether or not its parent has noticed */
+    *start_time_out = strtoull(field + 1, NULL, 10);
+    return true;
+}
+
+void *fcdp__shared_map(int fd, uint64_t offset, size_t bytes) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
+    if (at == MAP_FAILED) return NULL;
+    /* A forked data loader must not keep pinned pages alive, nor write them. */
+    (void)madvise(at, bytes, MADV_DONTFORK);
+    return at;
+}
+
+static fcdp_status memfd_make(const char *name, size_t bytes, int *fd_out) {
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+    if (fd < 0 && errno == EINVAL) fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return fcdp__fail(FCDP_ERR_SYSTEM, "memfd_create(%s): %s", name, strerror(errno));
+    if (fchmod(fd, 0600) || ftruncate(fd, (off_t)bytes) ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+        fcdp_status status = fcdp__fail(FCDP_ERR_SYSTEM, "cannot make a sparse memfd of %.2f GiB: %s",
+                                        (double)bytes / 0x1p30, strerror(errno));
+        close(fd);
+        return status;
+    }
+    *fd_out = fd;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__shared_create(const char *name, size_t bytes, int *fd_out, fcdp_shared_ticket *ticket_out) {
+    fcdp_shared_ticket ticket = {.pid = getpid(), .bytes = bytes};
+    struct stat st;
+    if (!fcdp__process_start_time(ticket.pid, &ticket.pid_start_time))
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "/proc/%d/stat cannot be read; FCDP needs /proc",
+                          (int)ticket.pid);
+    fcdp_status status = memfd_make(name, bytes, &ticket.fd);
+    if (status) return status;
+    if (fstat(ticket.fd, &st)) {
+        status = fcdp__fail(FCDP_ERR_SYSTEM, "fstat of the memfd %s: %s", name, strerror(errno));
+        close(ticket.fd);
+        return status;
+    }
+    ticket.inode = st.st_ino;
+    *fd_out = ticket.fd;
+    *ticket_out = ticket;
+    return FCDP_OK;
+}
+
+static fcdp_status fd_check(int fd, const char *path, const fcdp_shared_ticket *ticket) {
+    struct stat st;
+    if (!fstat(fd, &st) && st.st_ino == ticket->inode && (uint64_t)st.st_size == ticket->bytes) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                      "%s is not the memory that process %d made; the ranks of this node see different /proc "
+                      "file systems",
+                      path, (int)ticket->pid);
+}
+
+fcdp_status fcdp__shared_open(const fcdp_shared_ticket *ticket, int *fd_out) {
+    char path[64];
+    uint64_t start_time;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)ticket->pid, (int)ticket->fd);
+    if (!fcdp__process_start_time(ticket->pid, &start_time) || start_time != ticket->pid_start_time)
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                          "process %d, another rank of this node, is not visible from here. Either it has ended, "
+                          "or the ranks of this node run in different containers or PID namespaces: run them in "
+                          "one, or set FCDP_LOCAL_SIZE to the ranks that share one",
+                          (int)ticket->pid);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                          "cannot open %s: %s. The ranks of a node share host memory through /proc: run them as "
+                          "one user, in one container, without hidepid on /proc",
+                          path, strerror(errno));
+    fcdp_status status = fd_check(fd, path, ticket);
+    if (status)
+        close(fd);
+    else
+        *fd_out = fd;
+    return status;
+}
