@@ -85,7 +85,6 @@ missing_packages() {
     command -v bzip2 >/dev/null || echo bzip2
     command -v flock >/dev/null || echo util-linux
     { command -v ip && command -v tc; } >/dev/null || echo iproute2
-    has_header numa.h || echo libnuma-dev
     has_header xxhash.h || echo libxxhash-dev
     [ "$1" = demo ] || printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' |
         ${CC:-cc} -E -x c - >/dev/null 2>&1 || echo libcmocka-dev
