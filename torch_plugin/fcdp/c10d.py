@@ -84,7 +84,7 @@ class Shards:
         except Exception as error:
             raise RuntimeError(f"fcdp: agreement {self.agreements} of {len(self.ranks)} ranks on what is stale did not come: {error}") from error
         self.agree_bytes += len(votes) + 2
-        result = bytes(ballot.cpu().numpy())
+        result = bytes(ballot.tolist())  # not by NumPy, which torch does not bring
         if result[-2] + result[-1] != 255:
             raise RuntimeError(
                 f"fcdp: the ranks are not in the same place (agreement {self.agreements}, {len(votes)} votes); do all ranks run the same model code?"
@@ -107,7 +107,7 @@ class Shards:
         out = out.to(self.device)
         part = out[self.local * length : (self.local + 1) * length].clone()
         dist.all_gather_into_tensor(out, part, group=self.lanes[_fcdp.LANE_INTRA])
-        return bytes(out[:length].cpu().numpy())
+        return bytes(out[:length].tolist())
 
     def transport(self, owner: Any) -> Callable[[int, int, int], Callable[[], None]]:
         """The core's all_gather: in place over `n * bytes` at `address`. Starts it on the lane's worker; returns what waits for it, on any thread."""
