@@ -36,7 +36,7 @@ tool ranlib "$(printf '%q ranlib' "$zig")"
 
 # For another C library the machine's /usr/include is out of bounds. Of what lies there these alone are wanted: a header that stands by
 # itself, and Debian's pyconfig.h, which /usr/include/pythonX.Y/pyconfig.h includes by a name for each architecture (equal for the limited API).
-xxhash=$(echo '#include <xxhash.h>' | cc -E -x c - 2>/dev/null | sed -n 's/^# [0-9]* "\(.*xxhash\.h\)".*/\1/p' | head -n 1)
+xxhash=$(echo '#include <xxhash.h>' | ${CC:-cc} -E -x c - 2>/dev/null | sed -n 's/^# [0-9]* "\(.*xxhash\.h\)".*/\1/p' | head -n 1)
 [ -n "$xxhash" ] || { echo "cmake/zig.sh: no xxhash.h: apt-get install libxxhash-dev" >&2; exit 1; }
 cmp -s "$xxhash" "$dir/include/xxhash.h" || cp "$xxhash" "$dir/include/"
 for file in /usr/include/"$(uname -m)"-linux-gnu/python3*/pyconfig.h; do

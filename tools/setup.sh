@@ -195,8 +195,9 @@ wheel_build() {
     local dir=$ROOT/build/zig-$1
     rm -rf "$dir/wheel" dist/fcdp-*"_$1.whl"
     toolchain "$1" &&
-    CMAKE_TOOLCHAIN_FILE=$dir/toolchain.cmake _PYTHON_HOST_PLATFORM=linux-$1 \
-        pip wheel . --no-deps --no-build-isolation --config-settings=build-dir="$dir/build" --wheel-dir "$dir/wheel" -v &&
+    (unset CFLAGS CPPFLAGS LDFLAGS        # of this machine, perhaps
+     export CMAKE_TOOLCHAIN_FILE=$dir/toolchain.cmake _PYTHON_HOST_PLATFORM=linux-$1
+     pip wheel . --no-deps --no-build-isolation --config-settings=build-dir="$dir/build" --wheel-dir "$dir/wheel" -v) &&
     auditwheel "$1" repair --plat "manylinux_2_28_$1" --only-plat --wheel-dir dist "$dir"/wheel/fcdp-*.whl
 }
 
