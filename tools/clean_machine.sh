@@ -1,8 +1,7 @@
 #!/bin/bash
 # tools/clean_machine.sh: see --help below.
 set -euo pipefail
-
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'END'
@@ -28,8 +27,6 @@ Exit status: 0 when all of it held, and one line says what was tried.
 END
 }
 
-fail() { echo "$*" >&2; exit 1; }
-
 WHEEL='' SUITE=bookworm BASE='' PREFIX='' TORCH=torch
 while [ $# -gt 0 ]; do
     case $1 in
@@ -53,20 +50,18 @@ PATH=$PATH:/usr/sbin:/sbin
 for tool in debootstrap unshare ip; do command -v $tool >/dev/null || fail "Needs $tool: apt-get install debootstrap util-linux iproute2"; done
 
 TMP=$(mktemp -d "${TMPDIR:-/tmp}/fcdp-clean.XXXXXX")
-trap 'rm -rf "$TMP"' EXIT                 # nothing is mounted below it here: mounts are in the namespace alone
+trap 'end_ticker; rm -rf "$TMP"' EXIT     # nothing is mounted below it here: mounts are in the namespace alone
 BASE=${BASE:-$TMP/base}
 mkdir -p "$TMP/upper" "$TMP/work" "$TMP/root"
 
-say() { printf '%4d s  %s\n' $SECONDS "$*"; }
-
-if [ ! -f "$BASE/fcdp-complete" ]; then
-    say "minimal $SUITE into $BASE"
+base_make() {
     rm -rf "$BASE"
     # python3 also for what a Python from elsewhere links: libffi, libssl, zlib.
-    debootstrap --variant=minbase --include=python3-venv,ca-certificates "$SUITE" "$BASE" >"$TMP/log" 2>&1 || { tail -n 20 "$TMP/log"; fail "debootstrap failed"; }
-    rm -rf "$BASE"/var/cache/apt/archives/*.deb "$BASE"/var/lib/apt/lists/*
+    debootstrap --variant=minbase --include=python3-venv,ca-certificates "$SUITE" "$BASE" &&
+    rm -rf "$BASE"/var/cache/apt/archives/*.deb "$BASE"/var/lib/apt/lists/* &&
     touch "$BASE/fcdp-complete"
-fi
+}
+[ -f "$BASE/fcdp-complete" ] || must "Minimal $SUITE" clean-base base_make
 
 # Inside, first with the network: arguments PYTHON TORCH.
 cat >"$TMP/install" <<'END'
@@ -118,11 +113,9 @@ cp -L /etc/resolv.conf /etc/hosts etc/
 [ ! -f /etc/ssl/certs/ca-certificates.crt ] || cp -L /etc/ssl/certs/ca-certificates.crt etc/ssl/certs/
 inside=(env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8)
 for name in $(compgen -e | grep -E '^(PIP_(INDEX_URL|EXTRA_INDEX_URL|TRUSTED_HOST|CERT|PROXY|DEFAULT_TIMEOUT)$|https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY)'); do settings+=("$name=${!name}"); done
-echo "installing $TORCH"
 "${inside[@]}" "${settings[@]}" chroot . bash -s - "${PREFIX:-/usr}/bin/python3" "$TORCH" <"$TMP/install"
 unshare --net bash -c 'ip link set lo up && exec "$@"' - "${inside[@]}" chroot . bash -s <"$TMP/check"
 END
-say "$(basename "$WHEEL") on $SUITE"
 export TMP BASE ROOT WHEEL PREFIX TORCH
-unshare --mount --pid --fork --kill-child --propagation private bash "$TMP/enter" || fail "failed: $SUITE, ${PREFIX:-its Python}, $TORCH"
-say "done"
+must "$SUITE, ${PREFIX:-its Python}, $TORCH" clean unshare --mount --pid --fork --kill-child --propagation private bash "$TMP/enter"
+sed -n '/^fcdp  /,$p' "$LOGS/clean.log"
