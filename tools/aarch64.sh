@@ -9,7 +9,7 @@ tools/aarch64.sh [--wheel | --tests | --help]
 
 Builds dist/fcdp-*-manylinux_2_28_aarch64.whl (for Grace) on this machine with zig (cmake/zig.sh). Then runs what the same compiler makes under
 qemu-user: the C tests with every internal check (FCDP_CHECK=3), and Debian's Python for arm64 with the wheel's extension on the simulated GPU.
-qemu-user and the arm64 libraries are Debian's (trixie), unpacked below build/zig-aarch64; nothing is installed. 12 minutes on two cores.
+qemu-user and the arm64 libraries are Debian's (trixie), unpacked below build/zig-aarch64; nothing is installed. 20 minutes on two cores.
 
   --wheel   the wheel alone
   --tests   what runs under qemu-user alone
@@ -51,6 +51,7 @@ debian_unpack() {
           -o Dir::State::Lists="$tmp/lists" -o Dir::State::status="$tmp/status" -o Dir::Cache="$tmp" -o Dir::Cache::archives="$tmp/archives"
           -o Debug::NoLocking=1 -o APT::Sandbox::User= -o Acquire::Languages=none -o Acquire::Retries=2)
     (cd "$tmp/archives" && apt-get "${opts[@]}" update && apt-get "${opts[@]}" "${@:3}") || return 1
+    ln -s usr/lib "$folder.new/lib"           # as Debian's base-files has it
     for f in "$tmp"/archives/*.deb; do dpkg-deb -x "$f" "$folder.new" || return 1; done
     rm -rf "$tmp"
     mv "$folder.new" "$folder"
