@@ -1,8 +1,8 @@
 # jemalloc_private: jemalloc of our own (je_ prefix, position independent, linked statically); include <jemalloc/jemalloc.h>.
 # Taken from -DFCDP_JEMALLOC_DIR=folder, else from where cmake/jemalloc.sh says, which builds it once when it is not there.
 #
-# Whatever shared library it ends up in must be linked with the options below: its symbols stay inside, and the library
-# is never unloaded, because jemalloc leaves fork handlers and thread-exit hooks behind.
+# Whatever shared library it ends up in must keep its symbols inside (a version script), and is never unloaded, because
+# jemalloc leaves fork handlers and thread-exit hooks behind.
 
 set(FCDP_JEMALLOC_DIR "" CACHE PATH "A folder with include/jemalloc/jemalloc.h and lib/libjemalloc_pic.a; empty: build one")
 set(_jemalloc_dir "${FCDP_JEMALLOC_DIR}")
@@ -27,5 +27,5 @@ if(JemallocPrivate_FOUND AND NOT TARGET jemalloc_private)
     IMPORTED_LOCATION "${JemallocPrivate_LIBRARY}"
     INTERFACE_INCLUDE_DIRECTORIES "${JemallocPrivate_INCLUDE_DIR}"
     INTERFACE_LINK_LIBRARIES "m;Threads::Threads"
-    INTERFACE_LINK_OPTIONS "LINKER:--exclude-libs,ALL;LINKER:-z,nodelete")
+    INTERFACE_LINK_OPTIONS "LINKER:-z,nodelete")
 endif()

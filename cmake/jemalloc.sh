@@ -1,7 +1,8 @@
 #!/bin/bash
 # Builds the private jemalloc once and prints the folder that holds it (include/jemalloc/jemalloc.h,
 # lib/libjemalloc_pic.a). Called by tools/setup.sh and by FindJemallocPrivate.cmake. stdout: that folder, nothing else.
-# With --built it builds nothing and fails where there is none yet.
+# --built: builds nothing, and fails where there is none yet.
+# --target TRIPLE GLIBC: for another machine or C library, with the CC, AR and RANLIB of the environment (cmake/zig.sh).
 #
 # Why a private one: a distribution's jemalloc cannot be loaded into a running Python (initial-exec TLS), and linking
 # its archive would capture our own malloc and free. This one has no initial-exec TLS, a prefix (je_) and a private
@@ -15,9 +16,20 @@ set -euo pipefail
 VERSION=5.3.0
 SHA256=2db82d1e7119df3e71b7640219b6dfe84789bc0537983c3b7ac4f7189aecfeaa
 URL=https://github.com/jemalloc/jemalloc/releases/download/$VERSION/jemalloc-$VERSION.tar.bz2
+built='' target=''
+while [ $# -gt 0 ]; do
+    case $1 in
+        --built) built=1; shift ;;
+        --target) target="$2 $3"; shift 3 ;;
+        *) echo "jemalloc.sh: unknown argument $1" >&2; exit 2 ;;
+    esac
+done
 FLAGS=(--disable-initial-exec-tls --with-jemalloc-prefix=je_ --with-private-namespace=fcdp_ --disable-cxx
        --enable-static --disable-shared --disable-doc --disable-libdl)
-case $(uname -m) in aarch64) FLAGS+=(--with-lg-page=16) ;; esac   # kernels there have pages of 4, 16 or 64 KiB
+arch=${target%%-*} arch=${arch:-$(uname -m)}
+case $arch in aarch64) FLAGS+=(--with-lg-page=16) ;; esac   # kernels there have pages of 4, 16 or 64 KiB
+# configure asks the processor that it runs on, which is not the one that this is for. Beyond 48 bits nothing lies unasked.
+[ -z "$target" ] || FLAGS+=(--host="${target% *}" --with-lg-vaddr=48)
 CFLAGS="-O2 -fPIC -fvisibility=hidden"
 
 say() { echo "jemalloc: $*" >&2; }
@@ -30,10 +42,10 @@ if [ -n "${FCDP_JEMALLOC:-}" ]; then
 fi
 
 cache=${FCDP_CACHE:-${XDG_CACHE_HOME:-${HOME:?neither HOME nor FCDP_CACHE is set}/.cache}/fcdp}
-key=$(echo "$VERSION $(uname -m) ${FLAGS[*]} $CFLAGS" | sha256sum | cut -c1-12)
+key=$(echo "$VERSION $arch ${FLAGS[*]} $CFLAGS${target:+ $target}" | sha256sum | cut -c1-12)
 dir=$cache/jemalloc-$VERSION-$key
 complete "$dir" && { echo "$dir"; exit 0; }
-[ "${1:-}" != --built ] || exit 1
+[ -z "$built" ] || exit 1
 
 mkdir -p "$cache"
 exec 9>"$cache/jemalloc.lock"

@@ -2,18 +2,24 @@
 
 import ast
 import importlib.metadata
+import io
 import os
 import pathlib
+import platform
 import re
+import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # libgcc_s is the unwinder, for exceptions that pass through the extension: torch itself needs it, and manylinux has it on its list.
 OF_THE_SYSTEM = re.compile(r"lib(c|m|pthread|dl|rt|gcc_s)\.so\.\d+$|ld-linux.*\.so\.\d+$")
+# What manylinux_2_28 (PEP 600) promises of a system, as auditwheel's policy has it. We use no libstdc++.
+NEWEST = {"GLIBC": (2, 28), "GCC": (7, 0, 0), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
 ON_ASKING = "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('fcdp', 'fcdp_lab', 'fcdp_doctor')))"
 
 
@@ -36,6 +42,22 @@ def dynamic(path):
     return needed, defined, undefined
 
 
+def built_wheels():
+    return sorted((ROOT / "dist").glob("fcdp-*.whl"))
+
+
+def versions_needed(data):
+    """{(library, version)} that a shared library wants of others."""
+    elffile = pytest.importorskip("elftools.elf.elffile", reason="needs pyelftools")
+    section = elffile.ELFFile(io.BytesIO(data)).get_section_by_name(".gnu.version_r")
+    return {(library.name, version.name) for library, versions in section.iter_versions() for version in versions}
+
+
+def too_new(version):
+    name, _, number = version.partition("_")
+    return name not in NEWEST or tuple(int(part) for part in number.split(".")) > NEWEST[name]
+
+
 def python(*arguments, **settings):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FCDP")} | settings
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=120)
@@ -44,6 +66,26 @@ def python(*arguments, **settings):
 def test_one_build_serves_every_python_from_3_10(files):
     tag = importlib.metadata.distribution("fcdp").read_text("WHEEL")
     assert re.search(r"^Tag: cp310-abi3-(many)?linux", tag, re.MULTILINE), tag
+
+
+def test_built_wheels_install_where_torch_s_own_do():
+    """On every system with glibc 2.28: by the tag that pip reads, and by the versions of the symbols that the loader looks up."""
+    if not built_wheels():
+        pytest.skip("no wheel in dist/ (tools/setup.sh builds it)")
+    for wheel in built_wheels():
+        assert re.search(r"-cp310-abi3-manylinux_2_28_(x86_64|aarch64)\.whl$", wheel.name), wheel.name
+        with zipfile.ZipFile(wheel) as archive:
+            libraries = [name for name in archive.namelist() if ".so" in name]
+            assert len(libraries) == 2, libraries
+            for name in libraries:
+                needed = versions_needed(archive.read(name))
+                assert ("libc.so.6", "GLIBC_2.17") in needed or ("libc.so.6", "GLIBC_2.2.5") in needed, needed  # they were read
+                assert not [(library, version) for library, version in needed if too_new(version)], f"{name} in {wheel.name}"
+
+
+@pytest.mark.parametrize("version, is_newer", [("GLIBC_2.28", False), ("GLIBC_2.29", True), ("GLIBC_2.3.4", False), ("GLIBCXX_3.4.25", True), ("OTHER_1", True)])
+def test_newer_symbols_would_be_noticed(version, is_newer):
+    assert too_new(version) == is_newer
 
 
 def test_package_and_wheel_have_one_version(files):
@@ -76,7 +118,7 @@ def test_the_simulated_gpu_shows_cuda_s_names_and_its_own(files):
 
 
 def test_the_wheel_installs_without_a_registry_and_its_core_loads(tmp_path):
-    wheels = list((ROOT / "dist").glob("fcdp-*.whl"))
+    wheels = [wheel for wheel in built_wheels() if wheel.stem.endswith(platform.machine())]
     if not wheels:
         pytest.skip("no wheel in dist/ (tools/setup.sh builds it)")
     venv.create(tmp_path / "bare", with_pip=False)
@@ -116,3 +158,23 @@ def test_a_broken_installation_does_not_break_python(tmp_path):
 @pytest.mark.parametrize("path", sorted([*ROOT.glob("torch_plugin/**/*.py"), *ROOT.glob("tools/**/*.py")]), ids=lambda p: str(p.relative_to(ROOT)))
 def test_python_3_10_can_read_it(path):
     ast.parse(path.read_text(), feature_version=(3, 10))
+
+
+def test_set_up_builds_the_wheel_anew_for_its_code_alone(tmp_path):
+    """tools/setup.sh compares a hash of what the wheel is made of; a changed text costs no build."""
+    ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "traces", "__pycache__")
+    tree = shutil.copytree(ROOT, tmp_path / "tree", ignore=ignored)
+
+    def changed(path):
+        def sources_hash():
+            return subprocess.check_output(["bash", "-c", "source tools/setup.sh && sources_hash"], cwd=tree, text=True)
+
+        before = sources_hash()
+        with (tree / path).open("a") as stream:
+            stream.write("\n")
+        return sources_hash() != before
+
+    assert [path for path in ("README.md", "ARCHITECTURE.md", "tools/lab/README.md", "tests/conftest.py", "tools/demo/gpt.py") if changed(path)] == []
+    made_of = ("alloc/heap.c", "tools/simgpu/phys.c", "torch_plugin/fcdp/runtime.py", "tools/doctor/fcdp_doctor/cli.py", "tools/lab/fcdp_lab/lab.py",
+               "pyproject.toml", "CMakeLists.txt", "cmake/zig.sh", "torch_plugin/fcdp.pth", "torch_plugin/exports.map")
+    assert [path for path in made_of if not changed(path)] == []

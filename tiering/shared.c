@@ -15,8 +15,9 @@
 #endif
 
 bool fcdp__process_start_time(int32_t pid, uint64_t *start_time_out) {
-    char path[32], text[1024];
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    char path[48], text[1024];
+    /* The first thread's, which says the same: qemu-user makes up /proc/PID/stat, with a start time for each thread. */
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)pid, (int)pid);
     FILE *file = fopen(path, "re");
     if (!file) return false;
     size_t n = fread(text, 1, sizeof text - 1, file);

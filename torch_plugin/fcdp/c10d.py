@@ -93,7 +93,7 @@ class Lane:
         lengths = self._rows(torch.tensor([[len(payload)]], dtype=torch.int64))[:, 0].tolist()
         padded = bytearray(payload.ljust(max(*lengths, 1), b"\0"))
         rows = self._rows(torch.frombuffer(padded, dtype=torch.uint8)[None])
-        return [bytes(row[:length].numpy()) for row, length in zip(rows, lengths)]
+        return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths)]
 
     def _rows(self, mine: torch.Tensor) -> torch.Tensor:
         mine = mine.to(self.device)
@@ -167,7 +167,7 @@ class Shards:
         except Exception as error:
             raise RuntimeError(f"fcdp: agreement {self.agreements} of {len(self.ranks)} ranks on what is stale did not come: {error}") from error
         self.agree_bytes += len(votes) + 2
-        result = bytes(ballot.cpu().numpy())
+        result = bytes(ballot.tolist())  # not by NumPy, which torch does not bring
         if result[-2] + result[-1] != 255:
             raise RuntimeError(
                 f"fcdp: the ranks are not in the same place (agreement {self.agreements}, {len(votes)} votes); do all ranks run the same model code?"

@@ -1,0 +1,25 @@
+"""Nothing but Python and torch: no NumPy, which torch does not bring along. tools/clean_machine.sh tries the rest of that on a minimal system."""
+import json
+
+import launch
+from conftest import needs_fcdp
+
+TIMEOUT_S = 300  # the bound on a hang
+
+
+def train(tmp_path, env):
+    (tmp_path / "site").mkdir(parents=True)
+    (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.modules['numpy'] = None\n")
+    job = launch.Spawned(launch.HERE / "clean_job.py", [tmp_path], tmp_path, {"PYTHONPATH": str(tmp_path / "site"), **env})
+    assert job.wait(TIMEOUT_S), "hangs\n" + job.report()
+    assert [rank.returncode for rank in job.ranks] == [0] * launch.WORLD, job.report()
+    return [json.loads((tmp_path / f"result{rank}.json").read_text()) for rank in range(launch.WORLD)]
+
+
+@needs_fcdp
+def test_training_needs_no_numpy(tmp_path):
+    plain = train(tmp_path / "plain", {})
+    ours = train(tmp_path / "fcdp", {"FCDP": "1", "FCDP_LOCAL_SIZE": "2"})
+    assert [rank["digest"] for rank in ours] == [rank["digest"] for rank in plain]
+    assert all(rank["stats"]["gathers"]["avoided"] > 0 for rank in ours)
+    assert not any(rank["stats"] for rank in plain)
