@@ -12,20 +12,26 @@ def _counts(values: Any) -> dict[str, int]:
     return dict(zip(_KINDS, values))
 
 
+def _nothing_yet() -> dict[str, Any]:
+    return {
+        "enabled": False, "driver": None, "topology": None, "collectives": {}, "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
+        "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0}, "groups": [],
+        "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0}, "bypassed": [],
+        "saved": {"plain_bytes": 0, "gather_bytes": 0},
+    }  # fmt: skip
+
+
 def stats() -> dict[str, Any]:
+    out = _nothing_yet()
     runtime_module = sys.modules.get("fcdp.runtime")
     if runtime_module is None or not runtime_module.runtime.options:
-        return {"enabled": False}
+        return out
     runtime = runtime_module.runtime
     from fcdp import _fcdp
 
-    out: dict[str, Any] = {
-        "enabled": True, "driver": None, "topology": None,
-        "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
-        "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
-        "gathers": dict(runtime.gathers),
-        "groups": [], "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0},
-        "bypassed": [dict(entry) for entry in runtime.bypassed], "saved": dict(runtime.saved),
+    out |= {
+        "enabled": True, "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
+        "gathers": dict(runtime.gathers), "bypassed": [dict(entry) for entry in runtime.bypassed], "saved": dict(runtime.saved),
     }  # fmt: skip
     if runtime.engine is None:
         return out
