@@ -77,6 +77,9 @@ static fcdp_status slab_create(fcdp_host *host, size_t capacity_bytes) {
     if (host->fd < 0 && errno == EINVAL)
         host->fd = memfd_create("fcdp-host", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (host->fd < 0) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: memfd_create: %s", strerror(errno));
+    /* A memfd begins open to everybody: then only the permissions of /proc would keep other users out. */
+    if (fchmod(host->fd, S_IRUSR | S_IWUSR))
+        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: fchmod of a memfd: %s", strerror(errno));
     if (ftruncate(host->fd, (off_t)capacity_bytes) ||
         fcntl(host->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
         return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot make a sparse memfd of %zu GiB: %s",
@@ -348,9 +351,10 @@ static fcdp_status block_pin(fcdp_host_block *block) {
     block->pinned = !status;
     if (!status) return FCDP_OK;
     if (host->config.pin == FCDP_PIN_REQUIRE)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
-                          "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s",
-                          (double)bytes / MIB, fcdp_error_text());
+        return fcdp__fail(
+            FCDP_ERR_OPTION,
+            "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s (FCDP_PIN=auto goes on without)",
+            (double)bytes / MIB, fcdp_error_text());
     if (!atomic_exchange(&host->pin_warned, true))
         fcdp__log(FCDP_LOG_WARN,
                   "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
