@@ -69,6 +69,26 @@ def test_fcdp_was_really_on(launches, configuration):
             assert (restored > 0) == (restore == "slice"), restored
 
 
+OUTLIVED = {
+    "backward_of_a_block_left_sharded": ["blocks.1.2.weight"], "backward_of_a_root_left_sharded": ["head.weight"],
+    "views_that_outlive_a_reshard": ["blocks.1.up.weight"], "a_tensor_that_autograd_saved": ["blocks.0.up.weight"],
+    "an_evaluation_between_the_views_and_their_use": ["blocks.0.up.weight", "embed.weight"],
+}
+
+
+@needs_fcdp
+@pytest.mark.parametrize("name", OUTLIVED)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_what_outlives_a_reshard_is_named(launches, configuration, name):
+    """Plain FSDP2 raises there too (it is in the record that is compared); FCDP also says which parameter that was."""
+    for result in launches.get(NAMES, configuration)[0][name]:
+        if result.get("unsupported"):
+            pytest.skip(result["unsupported"])
+        assert result["extra"], "nothing was raised"
+        for text in result["extra"].values():
+            assert any(f"gathered parameter {parameter} was used" in text for parameter in OUTLIVED[name]), text
+
+
 @needs_fcdp
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_two_lines_at_exit_from_one_rank(launches, configuration):

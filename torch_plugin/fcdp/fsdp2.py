@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fcdp import OptionError, _fcdp
 from fcdp.c10d import Unsupported
+from fcdp.released import Storages
 from fcdp.runtime import Group, Pending, runtime, say
 
 
@@ -174,6 +175,9 @@ def _adopt(param_groups: list[Any], process_group: dist.ProcessGroup, device: to
     for param_group, group in zip(serve, groups):
         param_group._fcdp = group
         tensors = group.tensors([extent.gathered_dtype() for extent in group.extents], device)
+        names = [extent.name for extent in group.extents]
+        group.storages = Storages(tensors, names)
+        _fcdp.group_watch(group.handle, names)
         for fsdp_param, tensor in zip(param_group.fsdp_params, tensors):
             tensor._fcdp_owned = True
             fsdp_param.all_gather_outputs = [tensor]
@@ -320,6 +324,7 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
     def copy_out(original, result, *args, **kwargs):
         if isinstance(result, Gathered):
             result.pending.wait()  # the bytes are where they belong
+            result.pending.group.storages.open()
         else:
             original(result, *args, **kwargs)
 
@@ -362,6 +367,7 @@ def _patch_group(cls: type) -> None:
         was_sharded = self.is_sharded
         original(self)
         if not was_sharded and self.__dict__.get("_fcdp") is not None:
+            self._fcdp.storages.close()
             runtime.release(self._fcdp, _stream(self.device))
 
     @_wrap(cls, "post_backward")

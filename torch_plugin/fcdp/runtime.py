@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from fcdp import _fcdp, tensors
 from fcdp.c10d import Shards, Unsupported
+from fcdp.released import Storages
 
 log = logging.getLogger("fcdp")
 
@@ -56,6 +57,7 @@ class Group:
     def __init__(self, name: str, extents: list[Any], shards: Shards, handle: Any, shard_bytes: list[int], collect: Callable):
         self.name, self.extents, self.shards, self.handle = name, extents, shards, handle
         self.shard_bytes = shard_bytes
+        self.storages: Storages | None = None   # of its tensors; set by who made them
         self.collect = collect              # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
         self.scene = -1                     # of the last agreement
