@@ -15,7 +15,7 @@ from typing import Any, Callable
 import torch
 import torch.distributed as dist
 
-from fcdp import _fcdp
+from fcdp import OptionError, _fcdp
 
 
 class Unsupported(Exception):
@@ -91,14 +91,17 @@ class Shards:
             )
         return result[:-2]
 
-    def refuse_together(self, problem: str | None) -> None:
-        """Raise Unsupported on every rank if any rank has a problem."""
-        if self.agree(b"\1" if problem else b"\0") == b"\0":
+    def refuse_together(self, problem: Exception | None) -> None:
+        """Raise on every rank if any rank has a problem: OptionError where an option asks for what some rank cannot have, else Unsupported."""
+        stops = isinstance(problem, _fcdp.Error) and problem.args[1] == _fcdp.ERR_OPTION
+        vote = self.agree(b"\0" if problem is None else b"\2" if stops else b"\1")
+        if vote == b"\0":
             return
         problems: list[Any] = [None] * len(self.ranks)
-        dist.all_gather_object(problems, problem, group=self.agreement)
-        first = next(rank for rank, text in enumerate(problems) if text)
-        raise Unsupported(f"{problems[first]}" if self.ranks[first] == dist.get_rank() else f"rank {self.ranks[first]}: {problems[first]}")
+        dist.all_gather_object(problems, problem and (stops, str(problem.args[0])), group=self.agreement)
+        first, text = next((rank, said[1]) for rank, said in enumerate(problems) if said and said[0] == (vote == b"\2"))
+        text = text if self.ranks[first] == dist.get_rank() else f"rank {self.ranks[first]}: {text}"
+        raise OptionError(f"fcdp: {text}") if vote == b"\2" else Unsupported(text)
 
     def from_leader(self, payload: bytes, length: int) -> bytes:
         """`payload` of the node's local rank 0, on every rank of the node. `length` bytes everywhere."""

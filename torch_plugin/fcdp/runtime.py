@@ -16,6 +16,7 @@ import os
 import sys
 import weakref
 from array import array
+from collections import Counter
 from typing import Any, Callable, Iterable, Protocol
 
 import torch
@@ -167,6 +168,9 @@ class Runtime:
         self.shards: dict[int, tuple[Any, Shards | Unsupported]] = {}   # by id of the process group, which the entry keeps
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.bypassed: list[dict[str, str]] = []
+        self.told: set[frozenset[str]] = set()
+        self.untold: tuple[list[tuple[str, str]], int] | None = None
+        self.beside_bytes = 0   # that each rank received in gathers of FSDP2's own
         self.scene = 0
         self.backward = 0
         self.last_forward: weakref.ref[Group] | None = None
@@ -216,11 +220,11 @@ class Runtime:
     def _connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards | Unsupported:
         try:
             shards = Shards(group, device, self.options["local_size"], self.options["timeout_s"])
-            problem = None
+            problem: Exception | None = None    # without its traceback, which would hold this frame
             try:
                 self._need_engine(shards)
             except (_fcdp.Error, Unsupported) as error:
-                problem = str(error.args[0])
+                problem = error.with_traceback(None)
             shards.refuse_together(problem)
             self._share_host_memory(shards)
             shards.comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, shards.transport(None))
@@ -255,7 +259,7 @@ class Runtime:
             try:
                 ticket = _fcdp.engine_host_create(self.engine)
             except _fcdp.Error as error:
-                problem = error.args[0]
+                problem = error.with_traceback(None)
         shards.refuse_together(problem)
         length = int.from_bytes(shards.from_leader(len(ticket).to_bytes(4, "little"), 4), "little")
         ticket = shards.from_leader(ticket, length)
@@ -263,43 +267,59 @@ class Runtime:
             try:
                 _fcdp.engine_host_join(self.engine, ticket)
             except _fcdp.Error as error:
-                problem = error.args[0]
+                problem = error.with_traceback(None)
         shards.refuse_together(problem)
         self.host_ready = True
 
-    def attach(self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable]]) -> list[Group]:
-        """Groups for (name, extents, (shard_bytes, span) per extent, collect), all or none; a collective of the shard group."""
+    def attach(self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable, bool]]) -> list[Group]:
+        """Groups for (name, extents, (shard_bytes, span) per extent, collect, does it stay gathered after forward), all or none; a collective of the
+        shard group."""
         _drain()  # on every rank of the node, before its first one may hand out a dead group's host memory again
         shards.refuse_together(None)
         handles: list[Any] = []
         offsets, problem = array("Q", [0]) * len(described), None
         try:
-            for i, (name, _, specs, _) in enumerate(described):
+            for i, (name, _, specs, _, _) in enumerate(described):
                 handles.append(_fcdp.group_create(shards.comm, name, specs))
                 if shards.local == 0:
                     offsets[i] = _fcdp.group_carve(handles[i])
+            _fcdp.groups_fit(handles, bytes(stays for *_, stays in described))
         except _fcdp.Error as error:
-            problem = error.args[0]
+            problem = error.with_traceback(None)
         shards.refuse_together(problem)
         offsets = array("Q", shards.from_leader(offsets.tobytes(), 8 * len(described)))
         try:
             for handle, offset in zip(handles, offsets):
                 _fcdp.group_attach(handle, offset)
         except _fcdp.Error as error:
-            problem = error.args[0]
+            problem = error.with_traceback(None)
         shards.refuse_together(problem)
         made = []
-        for handle, (name, extents, specs, collect) in zip(handles, described):
+        for handle, (name, extents, specs, collect, _) in zip(handles, described):
             group = Group(name, extents, shards, handle, [bytes_ for bytes_, _ in specs], collect)
             self.groups.add(group)
             made.append(group)
         return made
 
     def bypass(self, name: str, reason: str) -> None:
-        """Said once per reason; the group is FSDP2's from here on."""
-        if not any(entry["reason"] == reason for entry in self.bypassed):
-            say(f"plain FSDP2 for {name or 'the root group'}: {reason}")
+        """The group is FSDP2's from here on."""
         self.bypassed.append({"group": name, "reason": reason})
+
+    def tell_bypassed(self, refused: list[tuple[str, str]], n_groups: int, complete: bool) -> None:
+        """One line about the (name, reason) left to FSDP2 of a model's `n_groups`, once for each set of reasons. Not `complete`: others are decided
+        later, and what is said waits for them, or for the exit."""
+        self.untold = None
+        reasons = Counter(reason for _, reason in refused)
+        if not refused or frozenset(reasons) in self.told:
+            return
+        if not complete:
+            self.untold = refused, n_groups
+            return
+        self.told.add(frozenset(reasons))
+        why = "; ".join(reason if len(reasons) == 1 else f"{reason} ({count})" for reason, count in reasons.items())
+        names = ", ".join(name or "the root group" for name, _ in refused[:3]) + (", ..." if len(refused) > 3 else "")
+        served = n_groups - len(refused)
+        say(f"served {served} of {n_groups} groups: {why}; plain FSDP2 runs" + (f" for {names}" if served else ""))
 
     def agree(self, groups: list[Group]) -> None:
         """Agree on what is stale in `groups` (of one shard group)."""
@@ -397,6 +417,8 @@ class Runtime:
         """A collective of FSDP2's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next."""
         entry = self.plain[kind]
         entry[0] += 1
+        if kind == "plain_gather":
+            self.beside_bytes += bytes_per_hop
         known = self.shards.get(id(group))
         if known is None or isinstance(known[1], Unsupported):
             return
@@ -419,7 +441,11 @@ runtime = Runtime()
 def _end() -> None:
     from fcdp import report
 
-    if runtime.engine is None or runtime.pid != os.getpid():  # nothing done, or a forked child
+    if runtime.pid != os.getpid():  # a forked child
+        return
+    if runtime.untold:
+        runtime.tell_bypassed(*runtime.untold, True)
+    if runtime.engine is None:
         return
     report.summary()
     # The worker must be idle before the interpreter ends: a thread that wants the GIL after that is torn down inside of torch, which
