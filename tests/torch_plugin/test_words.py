@@ -72,3 +72,11 @@ def test_what_plain_fsdp2_gathered_beside_is_counted(tmp_path):
     assert stats["saved"]["beside_bytes"] == 2 * (3 / 4 + 1 / 2) * block
     counted = re.search(r"; beside that, plain FSDP2 gathered ([\d.]+) KB in 4 gathers$", said[1])
     assert counted and float(counted[1]) == pytest.approx(stats["saved"]["beside_bytes"] / 1000, rel=0.01), said[1]
+
+
+def test_a_timeout_names_the_rank_that_did_not_come(tmp_path):
+    job = start(tmp_path, "absent", n_ranks=4, FCDP_LOCAL_SIZE="2", FCDP_TIMEOUT="5")
+    for rank in (0, 1, 3):
+        assert job.ranks[rank].returncode > 0, job.report()
+        said = [line for line in words(job.ranks[rank].err) if "RuntimeError: fcdp: agreement" in line]
+        assert said and all("; did not come: rank 2: " in line for line in said), job.ranks[rank].err

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from fcdp import OptionError, _fcdp
+from fcdp.rollcall import RollCall
 
 
 class Unsupported(Exception):
@@ -67,6 +68,11 @@ class Shards:
             _fcdp.LANE_INTRA: _new_group(intra, timeout, "fcdp_intra"),
         }
         self.agreement = _new_group(self.ranks, timeout, "fcdp_agree")
+        self.rolls = {
+            lane: RollCall(ranks, f"{self.lanes[lane].group_name}/{lane}")
+            for lane, ranks in ((_fcdp.LANE_INTER, inter), (_fcdp.LANE_INTRA, intra))
+        }
+        self.agreement_roll = RollCall(self.ranks, f"{self.agreement.group_name}/agreements")
 
     def _gather_ints(self, value: int) -> list[int]:
         mine = torch.tensor([value], dtype=torch.int64, device=self.device)
@@ -76,13 +82,14 @@ class Shards:
 
     def agree(self, votes: bytes) -> bytes:
         """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at the same agreement."""
-        self.agreements += 1
+        self.agreements = number = self.agreement_roll.enter()
         stamp = (self.agreements + len(votes)) % 256
         ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8).to(self.device)
         try:
             dist.all_reduce(ballot, op=dist.ReduceOp.MAX, group=self.agreement)
         except Exception as error:
-            raise RuntimeError(f"fcdp: agreement {self.agreements} of {len(self.ranks)} ranks on what is stale did not come: {error}") from error
+            missing = self.agreement_roll.missing(number)
+            raise RuntimeError(f"fcdp: agreement {number} of {len(self.ranks)} ranks on what is stale failed; {missing}: {error}") from error
         self.agree_bytes += len(votes) + 2
         result = bytes(ballot.cpu().numpy())
         if result[-2] + result[-1] != 255:
@@ -109,7 +116,9 @@ class Shards:
         out[self.local * length : (self.local + 1) * length] = torch.frombuffer(bytearray(payload.ljust(length, b"\0")), dtype=torch.uint8)
         out = out.to(self.device)
         part = out[self.local * length : (self.local + 1) * length].clone()
-        dist.all_gather_into_tensor(out, part, group=self.lanes[_fcdp.LANE_INTRA])
+        roll = self.rolls[_fcdp.LANE_INTRA]
+        with roll.explains(roll.enter()):
+            dist.all_gather_into_tensor(out, part, group=self.lanes[_fcdp.LANE_INTRA])
         return bytes(out[:length].cpu().numpy())
 
     def transport(self, owner: Any) -> Callable[[int, int, int], Callable[[], None]]:
@@ -123,15 +132,17 @@ class Shards:
         def start(lane: int, address: int, length: int) -> Callable[[], None]:
             out = torch.from_dlpack(_fcdp.dlpack(address, sizes[lane] * length, 1, 8, kind, index, owner))
             mine = out.narrow(0, places[lane] * length, length)
-            stream = streams[lane]
-            with torch.cuda.stream(stream) if stream else nullcontext():
+            stream, roll = streams[lane], self.rolls[lane]
+            number = roll.enter()
+            with roll.explains(number), torch.cuda.stream(stream) if stream else nullcontext():
                 work = dist.all_gather_into_tensor(out, mine, group=self.lanes[lane], async_op=True)
 
             def finish() -> None:
-                with torch.cuda.stream(stream) if stream else nullcontext():
-                    work.wait()
-                if stream:
-                    stream.synchronize()
+                with roll.explains(number):
+                    with torch.cuda.stream(stream) if stream else nullcontext():
+                        work.wait()
+                    if stream:
+                        stream.synchronize()
 
             return finish
 
