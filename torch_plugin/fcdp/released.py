@@ -21,8 +21,8 @@ SUPPORTED = _close is not None and _open is not None
 
 def _text(name: str) -> str:
     return (
-        f"fcdp: the gathered parameter {name} was used while it is sharded, and its memory is released. A tensor or view of it outlived its reshard, or "
-        "set_unshard_in_backward(False) left it sharded: call unshard() on its module first, or clone() what must outlive the reshard"
+        f"fcdp: the gathered parameter {name} was used while it is sharded, and its memory is released. A tensor or view of it outlived its "
+        "reshard, or set_unshard_in_backward(False) left it sharded: call unshard() on its module first, or clone() what must outlive the reshard"
     )
 
 

@@ -43,19 +43,26 @@ def watch_optimizers(module: ModuleType) -> None:
 
 
 def watch_process_groups(module: ModuleType) -> None:
-    """`module`: torch.distributed.distributed_c10d, just imported. That a group was there cannot be seen at exit, when it may be destroyed."""
-    original = getattr(module, "init_process_group", None)
-    if original is None:  # a torch without torch.distributed
-        return
+    """`module`: torch.distributed.distributed_c10d, just imported or (fcdp.enable()) long since. That a group was there cannot be seen at exit,
+    when it may be destroyed."""
+    original = module.init_process_group
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        _process.joined, _process.rank = os.getpid(), module.get_rank()
+        _join(module.get_rank())
         return result
 
-    module.init_process_group = init_process_group
+    for holder in (module, sys.modules["torch.distributed"]):  # the second has taken its names from the first, or will
+        if getattr(holder, "init_process_group", None) is original:
+            holder.init_process_group = init_process_group
+    if module.is_initialized():
+        _join(module.get_rank())
     atexit.register(_tell)
+
+
+def _join(rank: int) -> None:
+    _process.joined, _process.rank = os.getpid(), rank
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
