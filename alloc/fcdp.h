@@ -27,7 +27,7 @@ typedef enum fcdp_status {
     FCDP_ERR_DRIVER = -4,       /* the driver refused or the device is broken */
     FCDP_ERR_SYSTEM = -5,       /* a system call failed */
     FCDP_ERR_UNSUPPORTED = -6,  /* this machine or configuration cannot: leave plain FSDP in place */
-    FCDP_ERR_OPTION = -7,       /* an FCDP_* variable is unknown or malformed */
+    FCDP_ERR_OPTION = -7,       /* an FCDP_* variable is unknown, malformed, or asks for what cannot be had: the job stops */
     FCDP_ERR_TIMEOUT = -8,      /* what was waited for did not come in time */
     FCDP_ERR_PEER = -9,         /* another rank died or disagreed */
     FCDP_ERR_TRANSPORT = -10,   /* a collective failed */

@@ -259,11 +259,10 @@ static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full) {
     fcdp_pool_stats stats;
     fcdp__pool_stats(pool, &stats);
     if (fcdp__driver_mem_info(pool->drv, &free_bytes, &total_bytes)) total_bytes = 0;
-    const char *advice = "use smaller groups or a smaller FCDP_TAU";
+    const char *advice = "shard smaller modules, or lower FCDP_PREFETCH (FCDP_TAU too, where it is above 0)";
     if (driver_full)
-        advice = "other allocations fill the device: use a smaller batch or a smaller FCDP_TAU, or set "
-                 "FCDP_DEVICE_BUDGET "
-                 "to what is left for FCDP";
+        advice = "other allocations fill the device: use a smaller batch, lower FCDP_TAU where it is above 0, or "
+                 "set FCDP_DEVICE_BUDGET to what is left for FCDP";
     else if (total_bytes && free_bytes + stats.cached_pages * stats.page_bytes >= n * stats.page_bytes)
         advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
     return fcdp__fail(

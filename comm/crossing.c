@@ -34,11 +34,13 @@ static fcdp_status pack(const fcdp_crossing *crossing) {
     return status ? status : fcdp__driver_stream_sync(engine->drv, engine->inter_stream);
 }
 
-static fcdp_status cross(fcdp_crossing *crossing) {
-    const fcdp_group *group = crossing->group;
-    const fcdp_plan *plan = crossing->plan;
+size_t fcdp__crossing_column_bytes(const fcdp_group *group, const fcdp_plan *plan) {
     bool exchange = fcdp__exchange_applies(group, plan);
-    size_t bytes = exchange ? group->comm->topology.n_nodes * plan->block_bytes : plan->column_bytes;
+    return exchange ? group->comm->topology.n_nodes * plan->block_bytes : plan->column_bytes;
+}
+
+static fcdp_status cross(fcdp_crossing *crossing) {
+    size_t bytes = fcdp__crossing_column_bytes(crossing->group, crossing->plan);
     fcdp_status status = fcdp__column_take(crossing->engine->columns, bytes, &crossing->column);
     if (!status) status = pack(crossing);
     return status ? status : all_gather_start(crossing);

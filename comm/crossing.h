@@ -53,6 +53,8 @@ void fcdp__crossing_taken(fcdp_comm *comm, uint64_t ticket);
 /* Until its bytes are in the column. Once per submitted crossing. */
 fcdp_status fcdp__crossing_wait(fcdp_crossing *crossing) FCDP_MUST_CHECK;
 fcdp_dptr fcdp__crossing_column(const fcdp_crossing *crossing);
+/* What the column of such a plan takes. */
+size_t fcdp__crossing_column_bytes(const fcdp_group *group, const fcdp_plan *plan);
 /* The device is done with the column, whose pages go. On failure it is still there. */
 fcdp_status fcdp__crossing_end(fcdp_crossing *crossing) FCDP_MUST_CHECK;
 /* After the failure `status`: until it is not running, and has no column; copies out of that may be pending on `stream`. Keeps the

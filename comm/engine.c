@@ -284,6 +284,7 @@ fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_exte
 
 /* The node worker is idle or gone, and so is the group's prefetch. */
 static void group_detach(fcdp_group *group) {
+    fcdp__segv_forget(group->watch);
     if (group->in_use) fcdp__region_end_use(group->region);
     if (group->region) fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);
@@ -351,6 +352,25 @@ fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i) {
 
 size_t fcdp_group_bytes(const fcdp_group *group) {
     return group->layout->bytes;
+}
+
+fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32_t n_names) {
+    const fcdp_layout *layout = group->layout;
+    fcdp_status status = fcdp__engine_check(group->comm->engine, group->name);
+    if (status) return status;
+    if (!group->region || group->watch || n_names != layout->n_extents)
+        return fcdp__fail(FCDP_ERR_INVALID, "'%s': watch once, after it is attached, %u parameters, not %u",
+                          group->name, layout->n_extents, n_names);
+    fcdp_segv_part *parts = malloc((layout->n_extents + 1) * sizeof *parts);
+    if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to name the parameters of '%s'", group->name);
+    for (uint32_t i = 0; i < layout->n_extents; i++)
+        parts[i] = (fcdp_segv_part){layout->extents[i].offset_bytes,
+                                    layout->n_shards * layout->extents[i].shard_bytes, names[i]};
+    status = fcdp__segv_watch(fcdp__region_base(group->region), layout->bytes,
+                              group->name[0] ? group->name : "the root", parts, layout->n_extents,
+                              &group->watch);
+    free(parts);
+    return status;
 }
 
 /* ---- stats ---- */

@@ -72,9 +72,16 @@ void fcdp_group_destroy(fcdp_group *group);
 /* Leader: carve the group's block. Every rank, leader included: attach at the leader's offset; then the region exists. */
 fcdp_status fcdp_group_carve(fcdp_group *group, uint64_t *offset_out) FCDP_MUST_CHECK;
 fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) FCDP_MUST_CHECK;
+/* Is the device's budget enough to gather each of one model's `groups` in its turn? stays[i]: group i is not
+ * resharded after forward. Else FCDP_ERR_NO_DEVICE_MEM, with the FCDP_DEVICE_BUDGET that would do. Created,
+ * attached or not. */
+fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uint32_t n) FCDP_MUST_CHECK;
 /* Addresses of the extents' storages, for life; bytes of extent i = n_ranks * shard_bytes. */
 fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i);
 size_t fcdp_group_bytes(const fcdp_group *group);       /* of the region */
+/* From here on a SIGSEGV in the region says so, with the group's name and names[i] of extent i
+ * (tiering/segv.h). Attached, once. */
+fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32_t n_names) FCDP_MUST_CHECK;
 
 /* Observe every extent's signals (arrays of n_extents; `shards[i]` NULL: no fingerprint). stale_out[i]: the mask of reasons, 0 fresh. */
 void fcdp_group_observe(fcdp_group *group, const fcdp_signals *signals, const fcdp_scene *scene, const void *const *shards,

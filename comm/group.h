@@ -11,6 +11,7 @@
 #include "comm/column.h"
 #include "comm/engine.h"
 #include "comm/worker.h"
+#include "tiering/segv.h"
 
 enum { FCDP_LATE_TEXT_BYTES = 512, FCDP_MAX_AHEAD = 8 };
 
@@ -82,6 +83,7 @@ struct fcdp_group {
     uint64_t offset;
     fcdp_host_block *block; /* NULL until attached, as is region */
     fcdp_region *region;
+    fcdp_segv_watch *watch; /* NULL until watched */
 
     fcdp_lock lock; /* rank ENGINE; never together with the engine's or the worker's */
     /* guarded by lock: the order of submissions, the same on every rank */

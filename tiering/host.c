@@ -249,9 +249,10 @@ static fcdp_status block_pin(fcdp_host_block *block) {
     block->pinned = !status;
     if (!status) return FCDP_OK;
     if (host->config.pin == FCDP_PIN_REQUIRE)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
-                          "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s",
-                          (double)bytes / MIB, fcdp_error_text());
+        return fcdp__fail(
+            FCDP_ERR_OPTION,
+            "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s (FCDP_PIN=auto goes on without)",
+            (double)bytes / MIB, fcdp_error_text());
     if (!atomic_exchange(&host->pin_warned, true))
         fcdp__log(FCDP_LOG_WARN,
                   "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",

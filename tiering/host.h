@@ -42,7 +42,7 @@ void fcdp__host_free(fcdp_host *host, uint64_t offset);
 /* Leader: give back the freed blocks that the last rank has detached since. Others: nothing. */
 void fcdp__host_reap(fcdp_host *host);
 
-/* Map and pin `data_bytes` at `offset`. With FCDP_PIN_AUTO a refusal to pin is a warning (once), with REQUIRE FCDP_ERR_NO_HOST_MEM. */
+/* Map and pin `data_bytes` at `offset`. With FCDP_PIN_AUTO a refusal to pin is a warning (once), with REQUIRE FCDP_ERR_OPTION. */
 fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes, fcdp_host_block **block_out) FCDP_MUST_CHECK;
 void fcdp__host_detach(fcdp_host_block *block);
 void *fcdp__host_data(const fcdp_host_block *block);

@@ -294,6 +294,43 @@ METHOD(group_bytes) {
     return group ? PyLong_FromSize_t(fcdp_group_bytes(group)) : NULL;
 }
 
+/* ([group], a byte for each: does it stay gathered between forward and backward?) */
+METHOD(groups_fit) {
+    PyObject *list, *bytes;
+    if (!PyArg_ParseTuple(args, "OO:groups_fit", &list, &bytes)) return NULL;
+    Py_ssize_t n = PyList_Size(list);
+    const void *stays = n < 0 ? NULL : bytes_of(bytes, (size_t)n, "stays");
+    fcdp_group **groups = stays ? calloc((size_t)n + 1, sizeof *groups) : NULL;
+    if (!groups) return stays ? PyErr_NoMemory() : NULL;
+    bool read = true;
+    for (Py_ssize_t i = 0; i < n && read; i++) {
+        groups[i] = group_of(PyList_GetItem(list, i));
+        read = groups[i] != NULL;
+    }
+    fcdp_status status = read ? fcdp_groups_fit(groups, stays, (uint32_t)n) : FCDP_OK;
+    free(groups);
+    return read ? none_or_raise(status) : NULL;
+}
+
+/* (group, [name of extent i]) */
+METHOD(group_watch) {
+    PyObject *handle, *list;
+    if (!PyArg_ParseTuple(args, "OO:group_watch", &handle, &list)) return NULL;
+    fcdp_group *group = group_of(handle);
+    Py_ssize_t n = group ? PyList_Size(list) : -1;
+    if (n < 0) return NULL;
+    const char **names = calloc((size_t)n + 1, sizeof *names);
+    if (!names) return PyErr_NoMemory();
+    bool read = true;
+    for (Py_ssize_t i = 0; i < n && read; i++) {
+        names[i] = PyUnicode_AsUTF8AndSize(PyList_GetItem(list, i), NULL); /* lives as long as the string */
+        read = names[i] != NULL;
+    }
+    fcdp_status status = read ? fcdp_group_watch(group, names, (uint32_t)n) : FCDP_OK;
+    free(names);
+    return read ? none_or_raise(status) : NULL;
+}
+
 /* (group, signals: n x 8 uint64, grad_mode, optimizer_seen, reductions, shards: n uint64, shard_bytes: n uint64) -> n bytes */
 METHOD(group_observe) {
     PyObject *handle, *signals_bytes, *shards_bytes, *sizes_bytes;
@@ -431,7 +468,8 @@ static PyMethodDef methods[] = {
     ENTRY(options_load), ENTRY(options_table), ENTRY(engine_create), ENTRY(engine_destroy), ENTRY(engine_account_create),
     ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_stats), ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create),
     ENTRY(comm_host_create), ENTRY(comm_host_join),
-    ENTRY(group_create), ENTRY(group_carve), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_bytes), ENTRY(group_observe),
+    ENTRY(group_create), ENTRY(group_carve), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_bytes), ENTRY(group_watch), ENTRY(groups_fit),
+    ENTRY(group_observe),
     ENTRY(group_moved), ENTRY(group_spoil), ENTRY(group_unshard), ENTRY(group_prefetch), ENTRY(group_unprefetch), ENTRY(group_reshard),
     ENTRY(group_stats), ENTRY(job_wait), {"dlpack", binding_dlpack, METH_VARARGS, NULL},
     {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL}, {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},

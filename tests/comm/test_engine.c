@@ -486,6 +486,89 @@ static void test_refusals(void **state) {
     assert_nothing_lives();
 }
 
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define UNDER_TSAN 1
+#endif
+#elif defined(__SANITIZE_THREAD__)
+#define UNDER_TSAN 1
+#endif
+
+/* A child that touches the released region of blocks.0: its last words. */
+static void child_touches(const member *m, char *said, size_t said_bytes) {
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    const volatile char *at = (const volatile char *)(uintptr_t)fcdp_group_extent(m->groups[0], 1).addr;
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]);
+        _exit(*at);
+    }
+    close(ends[1]);
+    size_t n = 0;
+    for (ssize_t got; (got = read(ends[0], said + n, said_bytes - 1 - n)) > 0;) n += (size_t)got;
+    said[n] = 0;
+    close(ends[0]);
+    int ended;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_true(ended != 0); /* by SIGSEGV, or by a sanitizer that was told of it */
+}
+
+static void test_a_fault_in_a_released_group_is_named(void **state) {
+    (void)state;
+#ifdef UNDER_TSAN
+    print_message("jemalloc takes more locks before a fork than TSan's deadlock detector can count\n");
+    skip();
+#endif
+    cluster *c = cluster_create(&one_group);
+    member *m = &c->members[0];
+    const char *names[CLUSTER_MAX_EXTENTS] = {"up.weight", "up.bias", "down.weight", "down.bias"};
+    uint32_t n = c->config.groups[0].n_extents;
+    char said[4096];
+    assert_in_range(n, 2, 4);
+    assert_int_equal(fcdp_group_watch(m->groups[0], names, n + 1), FCDP_ERR_INVALID);
+    assert_ok(fcdp_group_watch(m->groups[0], names, n));
+    assert_int_equal(fcdp_group_watch(m->groups[0], names, n), FCDP_ERR_INVALID);
+    rewrite_all(c);
+    unshard_all_right(c, all_stale);
+    reshard_all(c);
+    assert_ok(fcdp_engine_drain(m->engine));
+    child_touches(m, said, sizeof said);
+    if (!strstr(said, "is in the gathered parameter up.bias of blocks.0, ")) fail_msg("%s", said);
+    cluster_destroy(c);
+    assert_nothing_lives();
+}
+
+/* On two nodes of two. Three groups of 3, 2 and 1 pages, of which the first stays gathered; half of a group
+ * crosses while it is gathered. */
+static void test_what_does_not_fit_is_refused_with_what_would(void **state) {
+    (void)state;
+    enum { PAGE = 2 << 20 };
+    static const struct {
+        size_t budget_pages;
+        const char *text;
+    } cases[] = {{6, "FCDP_DEVICE_BUDGET=22M would do"}, {7, NULL}, {11, NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cluster_config config = one_group;
+        config.n_nodes = config.node_size = 2;
+        config.restore = FCDP_RESTORE_SLICE;
+        config.device_budget_bytes = cases[i].budget_pages * PAGE;
+        config.n_groups = 3;
+        for (uint32_t g = 0; g < 3; g++)
+            config.groups[g] = (group_spec){1, {{(3 - g) * PAGE / 4, FCDP_SPAN_TRAINABLE}}};
+        cluster *c = cluster_create(&config);
+        const uint8_t stays[] = {1, 0, 0};
+        fcdp_status status = fcdp_groups_fit(c->members[3].groups, stays, 3);
+        assert_int_equal(status, cases[i].text ? FCDP_ERR_NO_DEVICE_MEM : FCDP_OK);
+        if (status && (!strstr(fcdp_error_text(), cases[i].text) ||
+                       !strstr(fcdp_error_text(), "'blocks.0', takes 6 MiB and 4 MiB more")))
+            fail_msg("%s", fcdp_error_text());
+        cluster_destroy(c);
+    }
+    assert_nothing_lives();
+}
+
 /* In the child: every call says so, none waits for the worker that is not there. */
 static int child_calls(member *m) {
     uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0};
@@ -502,14 +585,6 @@ static int child_calls(member *m) {
     fcdp_engine_destroy(m->engine);
     return 0;
 }
-
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define UNDER_TSAN 1
-#endif
-#elif defined(__SANITIZE_THREAD__)
-#define UNDER_TSAN 1
-#endif
 
 static void test_forked_child_touches_nothing(void **state) {
     (void)state;
@@ -534,6 +609,8 @@ static void test_forked_child_touches_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_a_fault_in_a_released_group_is_named),
+        cmocka_unit_test(test_what_does_not_fit_is_refused_with_what_would),
         cmocka_unit_test(test_counts_and_states),
         cmocka_unit_test(test_prefetch),
         cmocka_unit_test(test_after_a_gather_that_failed_alone_nothing_crosses),

@@ -228,6 +228,18 @@ static void a_slab_cannot_be_truncated_under_its_users(void **state) {
     fcdp__host_destroy(host);
 }
 
+static void a_slab_is_its_users_alone(void **state) {
+    (void)state;
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_shared_ticket ticket;
+    fcdp_host *host;
+    struct stat st;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_int_equal(fstat(ticket.fd, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    fcdp__host_destroy(host);
+}
+
 static void a_ticket_that_does_not_fit_is_refused(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 2), second = config_of(1, 2), third = config_of(1, 3),
@@ -448,7 +460,7 @@ static void a_memlock_limit_is_a_warning_or_an_error(void **state) {
     assert_int_equal(count(text, "warning: "), 1); /* once, not per block */
     if (!strstr(text, "RLIMIT_MEMLOCK")) fail_msg("%s", text);
     pin_run("require", text, sizeof text);
-    assert_int_equal(count(text, "out of host memory: "), 2);
+    assert_int_equal(count(text, "bad option: "), 2);
     if (!strstr(text, "RLIMIT_MEMLOCK") || !strstr(text, "FCDP_PIN=require")) fail_msg("%s", text);
     pin_run("never", text, sizeof text);
     assert_int_equal(count(text, "ok: "), 2);
@@ -500,6 +512,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_freed_block_lives_until_its_last_rank_has_detached),
         cmocka_unit_test(the_budget_is_kept_and_the_refusal_says_what_to_do),
         cmocka_unit_test(a_slab_cannot_be_truncated_under_its_users),
+        cmocka_unit_test(a_slab_is_its_users_alone),
         cmocka_unit_test(a_ticket_that_does_not_fit_is_refused),
         cmocka_unit_test(an_offset_outside_of_the_slab_is_refused),
         cmocka_unit_test(a_forked_child_leaves_the_parents_memory_alone),

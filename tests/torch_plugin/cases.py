@@ -6,4 +6,5 @@ import cases_count  # noqa: F401
 import cases_edit  # noqa: F401
 import cases_flow  # noqa: F401
 import cases_optim  # noqa: F401
+import cases_outlive  # noqa: F401
 import cases_shape  # noqa: F401

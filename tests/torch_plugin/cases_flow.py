@@ -539,3 +539,20 @@ def frozen_block_runs_under_no_grad_only(run):
         optimizer.step()
         optimizer.zero_grad()
     run.finish(model)
+
+
+@case
+def a_reduction_that_the_backend_refuses(run):
+    """An error of FSDP2's own: a gradient divide factor, which gloo cannot apply."""
+    model = shard(Net())
+    optimizer = adamw(model)
+    run.train(model, optimizer)
+    if not hasattr(model, "set_gradient_divide_factor") or not hasattr(model, "set_force_sum_reduction_for_comms"):
+        raise Unsupported("this torch divides otherwise")
+    model.blocks[1].set_force_sum_reduction_for_comms(False)
+    model.blocks[1].set_gradient_divide_factor(3.0)
+    try:
+        run.loss(model).backward()
+    except Exception as error:
+        run.record("raised", f"{type(error).__name__}: {error}".splitlines()[0])
+        run.extra["notes"] = getattr(error, "__notes__", None) or str(error).splitlines()[1:]

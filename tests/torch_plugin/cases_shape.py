@@ -501,3 +501,23 @@ def counted_by_comm_debug_mode(run):
         optimizer.zero_grad()
         run.evaluate(model)
     run.finish(model)
+
+
+@case
+def two_parameter_groups_of_one_block(run):
+    """The large weights of every block, and of the root, are sharded over a process group of their own."""
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+    except ImportError:
+        raise Unsupported("parameters with a mesh of their own are newer than this torch") from None
+    other = FSDPMeshInfo(DeviceMesh.from_group(dist.new_group(list(range(run.world))), "cpu"), shard_mesh_dim=0)
+
+    def placement(parameter):
+        return ShardPlacementResult(Shard(0), other) if parameter.ndim == 2 else None
+
+    model = shard(Net(), shard_placement_fn=placement)
+    optimizer = adamw(model)
+    run.train(model, optimizer, steps=3, micro_batches=2)
+    if run.fcdp:
+        run.extra["groups"] = [[group["name"], group["gathers_avoided"]] for group in run.fcdp.stats()["groups"]]
+    run.finish(model, optimizer)

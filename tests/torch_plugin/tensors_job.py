@@ -290,15 +290,15 @@ def the_visualiser_reads_a_snapshot(p, sim):
 def an_engine_shares_the_pages(p, sim):
     """A region's pages and a tensor's are the same: the budget binds both."""
     p.do("empty_cache")
-    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, 0, 1, True)
-    ticket = _fcdp.engine_host_create(engine)
-    assert ticket
+    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, True)
+    assert _fcdp.engine_account_create(engine)
 
     def all_gather(lane, address, bytes_):  # the other node's shard is the same
         ctypes.memmove(address + bytes_, address, bytes_)
         return lambda: None
 
     comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, all_gather)
+    assert _fcdp.comm_host_create(comm)
     group = _fcdp.group_create(comm, "block", [(16 * MIB, 1)])
     _fcdp.group_attach(group, _fcdp.group_carve(group))
     shard = torch.arange(4 * MIB, dtype=torch.int32)

@@ -2,6 +2,7 @@
 before the first step.  Never a wrong number, never a hang."""
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -136,7 +137,7 @@ GOES_ON = {
                                 ["ranks per node"]),
     "one_node": ({"FCDP": "1"}, {}, ["node"]),
     "host_memory_too_small": (on(FCDP_HOST_BUDGET="1M"), {}, ["host", "FCDP_HOST_BUDGET"]),
-    "device_memory_too_small": (on(FCDP_DEVICE_BUDGET="2M"), {}, ["device", "FCDP_DEVICE_BUDGET"]),
+    "device_memory_too_small": (on(FCDP_DEVICE_BUDGET="2M"), {}, ["FCDP_DEVICE_BUDGET, 2 MiB, is too small", "largest group", "would do"]),
 }
 
 
@@ -147,15 +148,22 @@ def test_what_cannot_be_served_trains_as_plain_fsdp2(tmp_path, plain, name):
         pytest.skip("this machine has a GPU")
     env, rank_env, words = GOES_ON[name]
     outcome = start(tmp_path, env, rank_env=rank_env)
-    if name == "device_memory_too_small" and outcome.job.ranks[0].returncode:
-        said = [outcome.stopped()]  # an error before the first step is as good
-    else:
-        said = outcome.went_on(plain)
-        assert len(said) == 1 and said[0].startswith("fcdp:"), outcome.messages[0]
-        assert not any("plain fsdp2" in line.lower() for messages in outcome.messages[1:] for line in messages)
-        assert outcome.results[0]["stats"]["bypassed"], "nothing is recorded in stats()"
+    said = outcome.went_on(plain)
+    assert len(said) == 1 and said[0].startswith("fcdp: served 0 of 5 groups: "), outcome.messages[0]
+    assert not any("plain fsdp2" in line.lower() for messages in outcome.messages[1:] for line in messages)
+    assert len(outcome.results[0]["stats"]["bypassed"]) == 5
     for word in words:
         assert word.lower() in said[0].lower(), f"{word!r} is not in: {said[0]}"
+
+
+@needs_fcdp
+def test_the_device_budget_that_is_named_would_do(tmp_path, plain):
+    (tmp_path / "first").mkdir()
+    said = start(tmp_path / "first", on(FCDP_DEVICE_BUDGET="2M")).went_on(plain)[0]
+    named = re.search(r"FCDP_DEVICE_BUDGET=(\d+)M would do", said)
+    assert named, said
+    outcome = start(tmp_path, on(FCDP_DEVICE_BUDGET=f"{named[1]}M"))
+    assert outcome.went_on(plain) == [] and outcome.results[0]["stats"]["gathers"]["avoided"] > 0
 
 
 @needs_fcdp
@@ -207,10 +215,23 @@ def test_memlock_too_small_trains_unpinned(tmp_path, plain):
 
 
 @needs_fcdp
-def test_memlock_too_small_where_pinning_is_required(tmp_path, plain):
+def test_memlock_too_small_where_pinning_is_required(tmp_path):
+    """It stops, on every rank."""
     outcome = with_little_memlock(tmp_path, FCDP_PIN="require")
-    if outcome.job.ranks[0].returncode:
-        said = outcome.stopped()
-    else:
-        said = "\n".join(outcome.went_on(plain))
-    assert "FCDP_PIN" in said and any(word in said for word in ("memlock", "RLIMIT_MEMLOCK", "ulimit -l")), said
+    outcome.stopped()
+    for rank in outcome.job.ranks:
+        last = rank.err.strip().splitlines()[-1]
+        assert "OptionError" in last and "FCDP_PIN=require" in last and "RLIMIT_MEMLOCK" in last, rank.err
+
+
+@needs_fcdp
+def test_pinning_that_one_rank_cannot_do_stops_all(tmp_path):
+    prefix = without_ipc_lock()
+    if prefix is None:
+        pytest.skip("CAP_IPC_LOCK cannot be dropped here (setpriv)")
+    prefix = (*prefix, "bash", "-c", '[ "$RANK" != 3 ] || ulimit -l 64; exec "$@"', "bash")
+    outcome = start(tmp_path, on(FCDP_PIN="require"), prefix=prefix)
+    outcome.stopped()
+    for i, rank in enumerate(outcome.job.ranks):
+        last = rank.err.strip().splitlines()[-1]
+        assert "OptionError" in last and "FCDP_PIN=require" in last and ("fcdp: rank 3: " in last) == (i != 3), last

@@ -69,12 +69,53 @@ def test_fcdp_was_really_on(launches, configuration):
             assert (restored > 0) == (restore == "slice"), restored
 
 
+OUTLIVED = {
+    "backward_of_a_block_left_sharded": ["blocks.1.2.weight"], "backward_of_a_root_left_sharded": ["head.weight"],
+    "views_that_outlive_a_reshard": ["blocks.1.up.weight"], "a_tensor_that_autograd_saved": ["blocks.0.up.weight"],
+    "an_evaluation_between_the_views_and_their_use": ["blocks.0.up.weight", "embed.weight"],
+}
+
+
+@needs_fcdp
+@pytest.mark.parametrize("name", OUTLIVED)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_what_outlives_a_reshard_is_named(launches, configuration, name):
+    """Plain FSDP2 raises there too (it is in the record that is compared); FCDP also says which parameter that was."""
+    for result in launches.get(NAMES, configuration)[0][name]:
+        if result.get("unsupported"):
+            pytest.skip(result["unsupported"])
+        assert result["extra"], "nothing was raised"
+        for text in result["extra"].values():
+            assert any(f"gathered parameter {parameter} was used" in text for parameter in OUTLIVED[name]), text
+
+
+@needs_fcdp
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_an_error_of_fsdp2s_own_is_followed_by_what_fcdp_knows(launches, configuration):
+    """Its own words first: those are in the record that is compared."""
+    for result in launches.get(NAMES, configuration)[0]["a_reduction_that_the_backend_refuses"]:
+        if result.get("unsupported"):
+            pytest.skip(result["unsupported"])
+        assert any(note.startswith("fcdp: the gradients of blocks.1.") for note in result["extra"]["notes"]), result["extra"]
+
+
+@needs_fcdp
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_groups_of_one_block_have_names_that_differ(launches, configuration):
+    for result in launches.get(NAMES, configuration)[0]["two_parameter_groups_of_one_block"]:
+        if result.get("unsupported"):
+            pytest.skip(result["unsupported"])
+        names = [name for name, _ in result["extra"]["groups"]]
+        assert names == [f"{block}[{i} of 2]" for block in ("", "blocks.0 ", "blocks.1 ", "blocks.2 ") for i in (1, 2)]
+        assert all(avoided for name, avoided in result["extra"]["groups"] if not name.startswith("["))  # the root's stay gathered
+
+
 @needs_fcdp
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_two_lines_at_exit_from_one_rank(launches, configuration):
     for job in launches.get(NAMES, configuration)[1]:
         if job.returncode == 0:
-            lines = [line for line in job.output.splitlines() if line.startswith("fcdp:") and "plain FSDP2 for" not in line]
+            lines = [line for line in job.output.splitlines() if line.startswith("fcdp:") and "plain FSDP2 runs" not in line]
             assert len(lines) == 2, lines
 
 

@@ -59,11 +59,12 @@ def stats() -> dict[str, Any]:
     - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree (FCDP's own),
       plain_gather, reduce_scatter, all_reduce (FSDP2's, counted from their sizes and a ring over the ranks);
     - ``moves``: h2d_bytes, d2h_bytes and counts of stores, loads, drops, evictions;
-    - ``gathers``: made, avoided, and of those made: forward, backward;
+    - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP2 made itself, for groups that FCDP left to it;
     - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state, ranks_per_node;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
-    - ``bypassed``: groups left to plain FSDP2 and why;
-    - ``saved``: inter-node bytes per node that plain FSDP2's flat gathers would have sent, and that FCDP's gathers did send.
+    - ``bypassed``: groups left to plain FSDP2 and why; "every group" where the job has no FSDP2 modules;
+    - ``saved``: inter-node bytes per node that plain FSDP2's flat gathers would have sent, and that FCDP's gathers did send; ``beside_bytes``: what
+      each rank received in the plain gathers, which are in neither.
     """
     from fcdp import report
 

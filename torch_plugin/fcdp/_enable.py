@@ -1,4 +1,5 @@
-"""Turning FCDP on: a hook that waits for FSDP2 to be imported, and patches it then.
+"""Turning FCDP on: a hook that waits for FSDP2 to be imported, and patches it then; and for the modules by which a job without
+FSDP2 is known (unserved.py).
 
 The wheel's fcdp.pth imports this module at interpreter start when FCDP is set and not 0; unset, nothing of FCDP is imported.
 A malformed option must stop the job before its first step, but may not break `import site`; so options are read
@@ -11,26 +12,30 @@ import importlib.abc
 import importlib.util
 import sys
 from types import ModuleType
+from typing import Callable
 
 # The last of FSDP2's modules to load that FCDP enters; it imports the others.
 _TARGET = "torch.distributed.fsdp._fully_shard._fsdp_state"
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Runs `_patch` right after `_TARGET` has been executed, once."""
+    """Runs a module's action right after the module has been executed, once."""
+
+    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]):
+        self.actions = actions
 
     def find_spec(self, name, path, target=None):
-        if name != _TARGET:
+        action = self.actions.pop(name, None)
+        if action is None:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)  # asks here again, in vain
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            _patch(module)
+            action(module)
 
         spec.loader.exec_module = exec_module
         return spec
@@ -45,12 +50,30 @@ def _patch(module: ModuleType) -> None:
     fsdp2.install(module)
 
 
+def _watch_optimizers(module: ModuleType) -> None:
+    from fcdp import unserved
+
+    unserved.watch_optimizers(module)
+
+
+def _watch_process_groups(module: ModuleType) -> None:
+    from fcdp import unserved
+
+    unserved.watch_process_groups(module)
+
+
+_ACTIONS = {_TARGET: _patch, "torch.optim.optimizer": _watch_optimizers, "torch.distributed.distributed_c10d": _watch_process_groups}
+
+
 def install() -> None:
-    """Idempotent. Patches now if FSDP2 is loaded, else as soon as it is."""
-    if _TARGET in sys.modules:
+    """Idempotent. Acts now on what is loaded, and on the rest as soon as it is."""
+    loaded = [name for name in _ACTIONS if name in sys.modules]
+    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _AfterImport({name: action for name, action in _ACTIONS.items() if name not in loaded}))
+        for name in loaded:
+            _ACTIONS[name](sys.modules[name])
+    elif _TARGET in loaded:
         _patch(sys.modules[_TARGET])
-    elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport())
 
 
 install()

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import _fcdp
+from fcdp import OptionError, _fcdp
+from fcdp.rollcall import RollCall
 
 # Worlds that are not several processes: nothing to serve.
 _PRETENDED = ("fake", "threaded")
@@ -65,6 +66,7 @@ class Lane:
 
     def __init__(self, ranks: list[int], me: int, device: torch.device, store: dist.Store, name: str, timeout_s: float):
         self.size, self.place, self.device = len(ranks), ranks.index(me), device
+        self.roll = RollCall(ranks, me, store, f"{name}/{ranks[0]}/roll")
         self.backend: Any = None
         if self.size == 1:
             return
@@ -159,13 +161,14 @@ class Shards:
 
     def agree(self, votes: bytes) -> bytes:
         """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at the same agreement."""
-        self.agreements += 1
+        self.agreements = number = self.control.roll.enter()
         stamp = (self.agreements + len(votes)) % 256
         ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8).to(self.control.device)
         try:
             self.control.max_(ballot)
         except Exception as error:
-            raise RuntimeError(f"fcdp: agreement {self.agreements} of {len(self.ranks)} ranks on what is stale did not come: {error}") from error
+            missing = self.control.roll.missing(number)
+            raise RuntimeError(f"fcdp: agreement {number} of {len(self.ranks)} ranks on what is stale failed; {missing}: {error}") from error
         self.agree_bytes += len(votes) + 2
         result = bytes(ballot.tolist())  # not by NumPy, which torch does not bring
         if result[-2] + result[-1] != 255:
@@ -179,18 +182,24 @@ class Shards:
         through its last rank) and within the node."""
         return self.agreements, 2 * self.agree_bytes if self.local == self.node_size - 1 else 0, 0
 
-    def refuse_together(self, problem: str | None) -> None:
-        """Raise Unsupported on every rank if any rank has a problem."""
-        if self.agree(b"\1" if problem else b"\0") == b"\0":
+    def refuse_together(self, problem: Exception | None) -> None:
+        """Raise on every rank if any rank has a problem: OptionError where an option asks for what some rank cannot have, else Unsupported."""
+        stops = isinstance(problem, _fcdp.Error) and problem.args[1] == _fcdp.ERR_OPTION
+        mine = b"\0" if problem is None else b"\2" if stops else b"\1"
+        worst = self.agree(mine)
+        if worst == b"\0":
             return
-        problems = self.control.all_gather_bytes((problem or "").encode())
-        first = next(rank for rank, text in enumerate(problems) if text)
-        text = problems[first].decode()
-        raise Unsupported(text if first == self.rank else f"rank {self.ranks[first]}: {text}")
+        said = self.control.all_gather_bytes(mine + (str(problem.args[0]).encode() if problem else b""))
+        first = next(rank for rank, row in enumerate(said) if row[:1] == worst)
+        text = said[first][1:].decode()
+        text = text if first == self.rank else f"rank {self.ranks[first]}: {text}"
+        raise OptionError(f"fcdp: {text}") if worst == b"\2" else Unsupported(text)
 
     def from_leader(self, payload: bytes) -> bytes:
         """`payload` of the node's local rank 0, on every rank of the node."""
-        return self.lanes[_fcdp.LANE_INTRA].all_gather_bytes(payload)[0]
+        lane = self.lanes[_fcdp.LANE_INTRA]
+        with lane.roll.explains(lane.roll.enter()):
+            return lane.all_gather_bytes(payload)[0]
 
     def transport(self, owner: Any) -> Callable[[int, int, int], Callable[[], None]]:
         """The core's all_gather: in place over `n * bytes` at `address`. Starts it on the lane's worker; returns what waits for it, on any thread."""
@@ -203,14 +212,17 @@ class Shards:
             lane, stream = lanes[key], streams[key]
             out = torch.from_dlpack(_fcdp.dlpack(address, lane.size * length, 1, 8, kind, index, owner))
             mine = out.narrow(0, lane.place * length, length)
-            with torch.cuda.stream(stream) if stream else nullcontext():
+            roll = lane.roll
+            number = roll.enter()
+            with roll.explains(number), torch.cuda.stream(stream) if stream else nullcontext():
                 work = lane.all_gather(out, mine)
 
             def finish() -> None:
-                with torch.cuda.stream(stream) if stream else nullcontext():
-                    work.wait()
-                if stream:
-                    stream.synchronize()
+                with roll.explains(number):
+                    with torch.cuda.stream(stream) if stream else nullcontext():
+                        work.wait()
+                    if stream:
+                        stream.synchronize()
 
             return finish
 

@@ -23,6 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fcdp import OptionError, _fcdp
 from fcdp.c10d import Unsupported
+from fcdp.released import Storages
 from fcdp.runtime import Group, Pending, Tree, runtime, say
 
 
@@ -34,6 +35,14 @@ class _Here(threading.local):
 
 _here = _Here()
 _dtype_codes: dict[torch.dtype | None, int] = {}
+
+
+def _add_note(error: Exception, text: str) -> None:
+    """An error that plain FSDP2 raises too keeps its type and its own words, first; Python 3.10 has no notes."""
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    elif error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
 
 
 def _version(tensor: torch.Tensor) -> int:
@@ -90,6 +99,13 @@ class _Extent:
         return self._unsharded_version != before
 
 
+def _shard_bytes(fsdp_param: Any) -> int:
+    """What this rank puts into a gather of FSDP2's own: its shard, or its larger one of after forward."""
+    smaller_mesh = fsdp_param.sharded_state.name == "SHARDED_POST_FORWARD"
+    data = fsdp_param._sharded_post_forward_param_data if smaller_mesh else fsdp_param._sharded_param_data
+    return data.numel() * (fsdp_param.param_dtype or data.dtype).itemsize
+
+
 def _groups_of(state: Any) -> list[Any]:
     """The parameter groups of a state: one, or (newer torch) several."""
     many = getattr(state, "_fsdp_param_groups", None)
@@ -106,13 +122,21 @@ def _tree(param_group: Any) -> Tree:
     return tree
 
 
-def _why_not(param_group: Any) -> str | None:
-    """Why FCDP leaves this group to plain FSDP2; None: it serves."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+def _gathers_nothing(param_group: Any) -> str | None:
+    """Why FSDP2 never calls its gather for this group (in newer torch), where the others are asked about."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     if not isinstance(param_group.mesh_info, FSDPMeshInfo):
         return "its parameters are replicated, not sharded"
+    return "its shard group has one rank: there is nothing to gather" if param_group.mesh_info.shard_mesh_size == 1 else None
+
+
+def _why_not(param_group: Any) -> str | None:
+    """Why FCDP leaves this group to plain FSDP2; None: it serves."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    if reason := _gathers_nothing(param_group):
+        return reason
     if param_group._use_post_forward_mesh:
         return "reshard_after_forward is an int, so it keeps shards of its own after forward"
     if param_group.device.type not in ("cpu", "cuda"):
@@ -137,7 +161,13 @@ def _why_not(param_group: Any) -> str | None:
     return None
 
 
-def _describe(param_group: Any) -> tuple[str, list[_Extent], list[tuple[int, int]], Callable]:
+def _name(param_group: Any) -> str:
+    """Its module's; the groups of a module that has several (parameters on meshes of their own) are numbered."""
+    name, n_groups = param_group._module_fqn or "", getattr(param_group, "_num_param_groups", 1)
+    return name if n_groups == 1 else f"{name} [{param_group._param_group_index + 1} of {n_groups}]".lstrip()
+
+
+def _describe(param_group: Any) -> tuple[str, list[_Extent], list[tuple[int, int]], Callable, bool]:
     fsdp_params = param_group.fsdp_params
     extents = [_Extent(fsdp_param, i) for i, fsdp_param in enumerate(fsdp_params)]
     specs = [
@@ -148,7 +178,7 @@ def _describe(param_group: Any) -> tuple[str, list[_Extent], list[tuple[int, int
     def collect(indices: list[int]) -> dict[int, torch.Tensor]:
         return {i: fsdp_params[i].all_gather_inputs[0].detach() for i in indices}
 
-    return param_group._module_fqn or "", extents, specs, collect
+    return _name(param_group), extents, specs, collect, not param_group._reshard_after_forward
 
 
 def _adopt(param_groups: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
@@ -163,19 +193,42 @@ def _adopt(param_groups: list[Any], process_group: dist.ProcessGroup, device: to
         if reason is None:
             serve.append(param_group)
         else:
-            runtime.bypass(param_group._module_fqn or "", reason)
-    if not serve:
-        return
+            _refuse(param_group, reason)
+    if serve:
+        _serve(serve, process_group, device)
+    _tell(param_groups)
+
+
+def _refuse(param_group: Any, reason: str) -> None:
+    param_group._fcdp, param_group._fcdp_refusal = None, reason
+    runtime.bypass(_name(param_group), reason)
+
+
+def _tell(param_groups: list[Any]) -> None:
+    """`param_groups`: all of one tree."""
+    refused = [(_name(group), group._fcdp_refusal) for group in param_groups if "_fcdp_refusal" in group.__dict__]
+    runtime.tell_bypassed(refused, len(param_groups), all("_fcdp" in group.__dict__ for group in param_groups))
+
+
+def _serve(serve: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
+    """All of them or none. Collective."""
     try:
         shards = runtime.connect(process_group, device)
         groups = runtime.attach(shards, [_describe(param_group) for param_group in serve])
+    except OptionError:  # the job stops; whoever catches it and goes on meets it again
+        for param_group in serve:
+            del param_group._fcdp
+        raise
     except Unsupported as error:
         for param_group in serve:
-            runtime.bypass(param_group._module_fqn or "", str(error))
+            _refuse(param_group, str(error))
         return
     for param_group, group in zip(serve, groups):
         param_group._fcdp = group
         tensors = group.tensors([extent.gathered_dtype() for extent in group.extents], device)
+        names = [extent.name for extent in group.extents]
+        group.storages = Storages(tensors, names)
+        _fcdp.group_watch(group.handle, names)
         for fsdp_param, tensor in zip(param_group.fsdp_params, tensors):
             tensor._fcdp_owned = True
             fsdp_param.all_gather_outputs = [tensor]
@@ -251,7 +304,9 @@ def install(state_module: ModuleType) -> None:
         raise OptionError(error.args[0]) from None
     missing = list(_mismatches(group_module, param_module, state_module))
     if missing:
-        runtime.bypass("every group", f"torch {torch.__version__} does not have FSDP2 as FCDP knows it ({missing[0]}); use torch 2.6 to 2.15")
+        why = f"torch {torch.__version__} does not have FSDP2 as FCDP knows it ({missing[0]}); use torch 2.6 to 2.15"
+        runtime.bypass("every group", why)
+        say(f"plain FSDP2 for every group: {why}")
         return
     group_module._fcdp_installed = True
     _take_tensors()
@@ -312,8 +367,7 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
                 _adopt(tree.param_groups, group, device)
             served = param_group.__dict__.get("_fcdp")
         if served is None:
-            sizes = [p.padded_sharded_param_size.numel() * (p.param_dtype or p._sharded_param_data.dtype).itemsize for p in fsdp_params]
-            runtime.count_plain("plain_gather", group, sum(sizes) * (group.size() - 1))
+            runtime.count_plain("plain_gather", group, sum(map(_shard_bytes, fsdp_params)) * (group.size() - 1))
             return original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
         doing, in_backward = param_group._training_state.name, runtime.in_backward()
         by_hand = not in_backward and doing not in ("FORWARD", "PRE_BACKWARD")
@@ -325,6 +379,7 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
     def copy_out(original, result, *args, **kwargs):
         if isinstance(result, Gathered):
             result.pending.wait()  # the bytes are where they belong
+            result.pending.group.storages.open()
         else:
             original(result, *args, **kwargs)
 
@@ -345,7 +400,8 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
             if group is None or not runtime.groups:
                 raise
             names = ", ".join(sorted({_Extent(p, 0).name for p in fsdp_params})[:3])
-            raise RuntimeError(f"fcdp: the gradients of {names}, ... were not reduced over {group.size()} ranks: {error}") from error
+            _add_note(error, f"fcdp: the gradients of {names}, ... were not reduced over {group.size()} ranks")
+            raise
 
     @_wrap(param_module, "free_storage")
     def free_storage(original, tensor):
@@ -356,6 +412,9 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
 def _patch_group(cls: type) -> None:
     @_wrap(cls, "unshard")
     def unshard(original, self, *args, **kwargs):
+        if "_fcdp" not in self.__dict__ and (reason := _gathers_nothing(self)):
+            _refuse(self, reason)
+            _tell(_tree(self).param_groups)
         outer, _here.param_group = _here.param_group, self
         try:
             return original(self, *args, **kwargs)
@@ -367,6 +426,7 @@ def _patch_group(cls: type) -> None:
         was_sharded = self.is_sharded
         original(self)
         if not was_sharded and self.__dict__.get("_fcdp") is not None:
+            self._fcdp.storages.close()
             runtime.release(self._fcdp, _stream(self.device))
 
     @_wrap(cls, "post_backward")

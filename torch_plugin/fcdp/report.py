@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from fcdp import unserved
+
 _KINDS = ("calls", "inter_bytes_sent", "intra_bytes_sent")
 
 
@@ -12,20 +14,27 @@ def _counts(values: Any) -> dict[str, int]:
     return dict(zip(_KINDS, values))
 
 
+def _nothing_yet() -> dict[str, Any]:
+    return {
+        "enabled": False, "driver": None, "topology": None, "collectives": {}, "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
+        "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0, "plain": 0}, "groups": [],
+        "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0}, "bypassed": [],
+        "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0},
+    }  # fmt: skip
+
+
 def stats() -> dict[str, Any]:
+    out = _nothing_yet() | {"bypassed": unserved.entries()}
     runtime_module = sys.modules.get("fcdp.runtime")
     if runtime_module is None or not runtime_module.runtime.options:
-        return {"enabled": False}
+        return out
     runtime = runtime_module.runtime
     from fcdp import _fcdp
 
-    out: dict[str, Any] = {
-        "enabled": True, "driver": None, "topology": None,
-        "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
-        "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
-        "gathers": dict(runtime.gathers),
-        "groups": [], "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0},
-        "bypassed": [dict(entry) for entry in runtime.bypassed], "saved": dict(runtime.saved),
+    out |= {
+        "enabled": True, "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
+        "gathers": runtime.gathers | {"plain": runtime.plain["plain_gather"][0]}, "saved": runtime.saved | {"beside_bytes": runtime.beside_bytes},
+        "bypassed": out["bypassed"] + [dict(entry) for entry in runtime.bypassed],
     }  # fmt: skip
     if runtime.engine is None:
         return out
@@ -65,14 +74,15 @@ def summary() -> None:
     if not runtime.options.get("summary"):
         return
     now = stats()
-    if not any(now["gathers"].values()):
+    gathers = now["gathers"]
+    if not gathers["made"] + gathers["avoided"]:
         return
     plain, sent = now["saved"]["plain_bytes"], now["saved"]["gather_bytes"]
-    gathers = now["gathers"]
+    beside = f"; beside that, plain FSDP2 gathered {_human(now['saved']['beside_bytes'])} in {gathers['plain']} gathers" if gathers["plain"] else ""
     share = f"{100 * (1 - sent / plain):.1f} % fewer" if plain else "nothing gathered"
     say(
         f"saved {_human(plain - sent)} between nodes per node: gathers sent {_human(sent)} instead of {_human(plain)} ({share}); "
-        f"{gathers['avoided']} of {gathers['made'] + gathers['avoided']} gathers did not leave the node"
+        f"{gathers['avoided']} of {gathers['made'] + gathers['avoided']} gathers did not leave the node{beside}"
     )
     say(
         f"cost {_human(now['host_bytes']['peak'])} of host memory per node, {_human(now['device_bytes']['peak'])} of device memory at most; "

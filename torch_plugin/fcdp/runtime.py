@@ -17,6 +17,7 @@ import os
 import sys
 import weakref
 from array import array
+from collections import Counter
 from typing import Any, Callable, Iterable, Protocol
 
 import torch
@@ -25,6 +26,7 @@ from torch.distributed import distributed_c10d
 
 from fcdp import _fcdp, tensors
 from fcdp.c10d import Shards, Unsupported
+from fcdp.released import Storages
 
 log = logging.getLogger("fcdp")
 
@@ -68,6 +70,7 @@ class Group:
     def __init__(self, name: str, extents: list[Any], shards: Shards, handle: Any, shard_bytes: list[int], collect: Callable):
         self.name, self.extents, self.shards, self.handle = name, extents, shards, handle
         self.shard_bytes = shard_bytes
+        self.storages: Storages | None = None   # of its tensors; set by who made them
         self.collect = collect              # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
         self.tree: Tree | None = None
@@ -185,6 +188,9 @@ class Runtime:
         self.past_agreements = [0, 0, 0]    # of shard groups that have ended
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.bypassed: list[dict[str, str]] = []
+        self.told: set[frozenset[str]] = set()
+        self.untold: tuple[list[tuple[str, str]], int] | None = None
+        self.beside_bytes = 0   # that each rank received in gathers of FSDP2's own
         self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
         self.saved = {"plain_bytes": 0, "gather_bytes": 0}
         self.gathers = {"made": 0, "avoided": 0, "forward": 0, "backward": 0}
@@ -251,13 +257,13 @@ class Runtime:
     def _connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards | Unsupported:
         try:
             shards = Shards(group, device, self.options["local_size"], self.options["timeout_s"])
-            problem = None
+            problem: Exception | None = None    # without its traceback, which would hold this frame
             try:
                 self._need_engine(device)
                 self._need_account(shards)
                 shards.comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, shards.transport(None))
             except (_fcdp.Error, Unsupported) as error:
-                problem = str(error.args[0])
+                problem = error.with_traceback(None)
             shards.refuse_together(problem)
             self._share_host_memory(shards)
             return shards
@@ -306,49 +312,65 @@ class Runtime:
             try:
                 ticket = _fcdp.comm_host_create(shards.comm)
             except _fcdp.Error as error:
-                problem = error.args[0]
+                problem = error.with_traceback(None)
         shards.refuse_together(problem)
         ticket = shards.from_leader(ticket)
         if shards.local != 0:
             try:
                 _fcdp.comm_host_join(shards.comm, ticket)
             except _fcdp.Error as error:
-                problem = error.args[0]
+                problem = error.with_traceback(None)
         shards.refuse_together(problem)
 
-    def attach(self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable]]) -> list[Group]:
-        """Groups for (name, extents, (shard_bytes, span) per extent, collect), all or none; a collective of the shard group."""
+    def attach(self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable, bool]]) -> list[Group]:
+        """Groups for (name, extents, (shard_bytes, span) per extent, collect, does it stay gathered after forward), all or none; a collective of the
+        shard group."""
         _drain()  # on every rank of the node, before its first one may hand out a dead group's host memory again
         shards.refuse_together(None)
         handles: list[Any] = []
         offsets, problem = array("Q", [0]) * len(described), None
         try:
-            for i, (name, _, specs, _) in enumerate(described):
+            for i, (name, _, specs, _, _) in enumerate(described):
                 handles.append(_fcdp.group_create(shards.comm, name, specs))
                 if shards.local == 0:
                     offsets[i] = _fcdp.group_carve(handles[i])
+            _fcdp.groups_fit(handles, bytes(stays for *_, stays in described))
         except _fcdp.Error as error:
-            problem = error.args[0]
+            problem = error.with_traceback(None)
         shards.refuse_together(problem)
         offsets = array("Q", shards.from_leader(offsets.tobytes()))
         try:
             for handle, offset in zip(handles, offsets):
                 _fcdp.group_attach(handle, offset)
         except _fcdp.Error as error:
-            problem = error.args[0]
+            problem = error.with_traceback(None)
         shards.refuse_together(problem)
         made = []
-        for handle, (name, extents, specs, collect) in zip(handles, described):
+        for handle, (name, extents, specs, collect, _) in zip(handles, described):
             group = Group(name, extents, shards, handle, [bytes_ for bytes_, _ in specs], collect)
             self.groups.add(group)
             made.append(group)
         return made
 
     def bypass(self, name: str, reason: str) -> None:
-        """Said once per reason; the group is FSDP2's from here on."""
-        if not any(entry["reason"] == reason for entry in self.bypassed):
-            say(f"plain FSDP2 for {name or 'the root group'}: {reason}")
+        """The group is FSDP2's from here on."""
         self.bypassed.append({"group": name, "reason": reason})
+
+    def tell_bypassed(self, refused: list[tuple[str, str]], n_groups: int, complete: bool) -> None:
+        """One line about the (name, reason) left to FSDP2 of a model's `n_groups`, once for each set of reasons. Not `complete`: others are decided
+        later, and what is said waits for them, or for the exit."""
+        self.untold = None
+        reasons = Counter(reason for _, reason in refused)
+        if not refused or frozenset(reasons) in self.told:
+            return
+        if not complete:
+            self.untold = refused, n_groups
+            return
+        self.told.add(frozenset(reasons))
+        why = "; ".join(reason if len(reasons) == 1 else f"{reason} ({count})" for reason, count in reasons.items())
+        names = ", ".join(name or "the root group" for name, _ in refused[:3]) + (", ..." if len(refused) > 3 else "")
+        served = n_groups - len(refused)
+        say(f"served {served} of {n_groups} groups: {why}; plain FSDP2 runs" + (f" for {names}" if served else ""))
 
     def agree(self, groups: list[Group]) -> None:
         """Agree on what is stale in `groups` (of one shard group)."""
@@ -455,6 +477,8 @@ class Runtime:
         """A collective of FSDP2's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next."""
         entry = self.plain[kind]
         entry[0] += 1
+        if kind == "plain_gather":
+            self.beside_bytes += bytes_per_hop
         shards = self.known(group)
         if not isinstance(shards, Shards):
             return
@@ -476,7 +500,11 @@ runtime = Runtime()
 def _end() -> None:
     from fcdp import report
 
-    if runtime.engine is None or runtime.pid != os.getpid():  # nothing done, or a forked child
+    if runtime.pid != os.getpid():  # a forked child
+        return
+    if runtime.untold:
+        runtime.tell_bypassed(*runtime.untold, True)
+    if runtime.engine is None:
         return
     report.summary()
     # The worker must be idle before the interpreter ends: a thread that wants the GIL after that is torn down inside of torch, which

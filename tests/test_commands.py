@@ -1,0 +1,259 @@
+"""Every command of the installed wheel and every snippet of the README is run. The lists are read from pyproject.toml, from each command's
+own --help and from README.md, so what is new there fails here until it has a test."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = pathlib.Path(sysconfig.get_path("scripts"))
+TRAIN = """\
+import os
+import torch
+import torch.nn as nn
+from torch.distributed.fsdp import fully_shard
+
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+for module in [*model, model]:
+    fully_shard(module)
+    if hasattr(module, "set_force_sum_reduction_for_comms"):  # gloo has no average
+        module.set_force_sum_reduction_for_comms(True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.distributed.destroy_process_group()
+"""
+
+
+def commands():
+    """The names under [project.scripts]; Python 3.10 has no tomllib."""
+    section = re.search(r"^\[project\.scripts\]\n(.*?)(?=^\[|\Z)", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    return re.findall(r"^([\w.-]+)\s*=", section.group(1), re.M)
+
+
+def snippets():
+    """(language, text) of every fenced block of the README."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed():
+    try:
+        importlib.metadata.distribution("fcdp")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("fcdp is not installed here (tools/setup.sh does it)")
+
+
+def environment(**settings):
+    """The caller's, without its options of FCDP, and with this interpreter's commands first."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "PET_"))}
+    return env | {"PATH": f"{SCRIPTS}{os.pathsep}{env['PATH']}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | settings
+
+
+def run(*command, cwd=None, **settings):
+    return subprocess.run([str(part) for part in command], cwd=cwd, env=environment(**settings), capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL, timeout=300)  # fmt: skip
+
+
+def command(name, *arguments, **settings):
+    return run(SCRIPTS / name, *arguments, **settings)
+
+
+def tiny_job(folder):
+    """Arguments that make fcdp-lab run next to nothing on one emulated node."""
+    script = folder / "script.py"
+    script.write_text("print('loss 1.5')\n")
+    return ["--nodes", "1", "--ranks", "1", "--rate", "unlimited", "--modes", "fsdp", "--launcher", "direct"], ["--", str(script)]
+
+
+# Of each command: what of its options a run with them must show. Those of fcdp-lab are all given in one run (below); its --svg needs a step.
+DOCTOR = {
+    (): (0, ["options", "all FCDP_* variables are valid", "torch", "device", "would be served here"]),
+    ("--options",): (0, ["| `FCDP_TAU` | 0..1 | 0 |"]),
+    ("--help",): (0, ["usage: fcdp-doctor", "--options"]),
+}
+OPTIONS = {
+    "fcdp-doctor": {"-h", "--help", "--options"},
+    "fcdp-lab": {
+        "-h", "--help", "--nodes", "--ranks", "--rate", "--delay", "--modes", "--mode", "--env", "--repeat", "--warmup", "--timeout", "--grace",
+        "--json", "--svg", "--logs", "--require-equal", "--python", "--launcher",
+    },
+}  # fmt: skip
+WRONG = {
+    "fcdp-doctor": [
+        (["--optoins"], "unrecognized arguments: --optoins"),
+        (["now"], "unrecognized arguments: now"),
+        (["--options=yes"], "ignored explicit argument 'yes'"),
+    ],
+    "fcdp-lab": [
+        ([], "no script given"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
+        (["train.py"], "put -- before the script"),
+        (["--nodes", "two", "--", "train.py"], "argument --nodes: invalid int value: 'two'"),
+        (["--launcher", "slurm", "--", "train.py"], "argument --launcher: invalid choice: 'slurm'"),
+        (["--", "no/such/script.py"], "no such script: no/such/script.py"),
+    ],
+}
+
+
+def test_every_command_has_tests():
+    assert set(commands()) == OPTIONS.keys() == WRONG.keys()
+    installed = {entry.name for entry in importlib.metadata.distribution("fcdp").entry_points if entry.group == "console_scripts"}
+    assert installed == OPTIONS.keys(), "the wheel that is installed is not of this tree"
+
+
+@pytest.mark.parametrize("name", commands())
+def test_help_names_the_options_that_are_tested(name):
+    done = command(name, "--help")
+    assert done.returncode == 0 and done.stdout.startswith(f"usage: {name}") and not done.stderr, done.stderr
+    listed = re.findall(r"^  (-[^ ].*)", done.stdout, re.M)
+    assert {option for line in listed for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line.split("  ")[0])} == OPTIONS[name]
+    assert not re.search(r"^(subcommands|positional arguments):|^ *\{\w+,", done.stdout, re.M), "a subcommand, and no test runs it"
+
+
+@pytest.mark.parametrize(("name", "arguments", "said"), [(n, a, s) for n, cases in WRONG.items() for a, s in cases])
+def test_bad_arguments_are_named(name, arguments, said):
+    done = command(name, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr and name in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("arguments", DOCTOR, ids=lambda a: " ".join(a) or "none")
+@pytest.mark.parametrize("settings", [{}, {"FCDP": "1"}], ids=["FCDP unset", "FCDP=1"])
+def test_the_doctor(arguments, settings):
+    status, words = DOCTOR[arguments]
+    done = command("fcdp-doctor", *arguments, **settings)
+    assert done.returncode == status and not done.stderr, done.stdout + done.stderr
+    assert all(word in done.stdout for word in words), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"FCDP_TAU": "9"}, "FCDP_TAU=9"),
+        ({"FCDP_TAUU": "1"}, "FCDP_TAU?"),
+        ({"FCDP_DRIVER": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "cuda"),
+    ],
+)
+def test_the_doctor_says_what_is_wrong(settings, said):
+    done = command("fcdp-doctor", **settings)
+    assert done.returncode == 1 and not done.stderr, done.stderr
+    assert said in done.stdout and "would leave jobs here to plain FSDP2, or stop them" in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_the_lab_with_every_option(tmp_path):
+    options, job = tiny_job(tmp_path)
+    more = ["--delay", "0ms", "--mode", "mine: X=1 -- --flag", "--env", "A=B", "--repeat", "1", "--warmup", "1", "--timeout", "200",
+            "--grace", "1", "--json", tmp_path / "out.json", "--logs", tmp_path / "logs", "--python", sys.executable]  # fmt: skip
+    done = command("fcdp-lab", *options, *more, *job)
+    if "namespace" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    given = {str(part) for part in [*options, *more]}
+    assert OPTIONS["fcdp-lab"] - given == {"-h", "--help", "--svg", "--require-equal"}
+    assert [mode["name"] for mode in json.loads((tmp_path / "out.json").read_text())["modes"]] == ["fsdp", "mine"]
+    assert any((tmp_path / "logs").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["import fcdp\n", "import torch\nimport fcdp\n"], ids=["without torch", "with torch"])
+def test_the_lab_runs_a_script_that_imports_fcdp_and_uses_none(tmp_path, script):
+    options, job = tiny_job(tmp_path)
+    pathlib.Path(job[-1]).write_text(script)
+    done = command("fcdp-lab", *options, *job)
+    if "namespace" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_require_equal_asks_for_equal_training(tmp_path):
+    options, job = tiny_job(tmp_path)
+    done = command("fcdp-lab", *options, "--mode", "again: X=1", "--require-equal", *job)
+    if "namespace" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 1 and "mode fsdp did not train as fsdp" in done.stderr, done.stderr
+
+
+# ---- the README ----
+
+
+def shows_its_help(folder, line):
+    """What the script does takes minutes; that it can be read, and knows its options, is seen from its help."""
+    done = run("bash", ROOT / line, "--help")
+    assert done.returncode == 0 and done.stdout.startswith(line), done.stderr
+
+
+def refuses_what_it_does_not_know(folder, line):
+    shows_its_help(folder, line)
+    done = run("bash", ROOT / line, "--bogus")
+    assert done.returncode == 2 and done.stderr.startswith(line), done.stderr
+
+
+def trains(folder, line):
+    """With a train.py beside it, on two ranks that stand for two nodes."""
+    (folder / "train.py").write_text(TRAIN)
+    torchrun = folder / "torchrun"
+    options = "--nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
+    torchrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run {options} "$@"\n')
+    torchrun.chmod(0o755)
+    path = f"{folder}{os.pathsep}{environment()['PATH']}"
+    done = run("bash", "-c", line, cwd=folder, PATH=path, FCDP_LOCAL_SIZE="1")
+    assert done.returncode == 0, done.stderr
+    said = [text for text in done.stderr.splitlines() if text.startswith("fcdp:")]
+    shown = next(text for language, text in snippets() if not language and text.startswith("fcdp: saved"))
+    assert [shape(text) for text in said] == [shape(text) for text in shown.splitlines()]
+
+
+def shape(line):
+    """A line without its figures."""
+    return re.sub(r"[\d.]+( [KMG]?B)?", "#", line)
+
+
+SHELL = {"tools/demo.sh": shows_its_help, "tools/test.sh": refuses_what_it_does_not_know, "FCDP=1 torchrun train.py": trains}
+SHOWN = {"fcdp: saved": "trains"}  # output, by its beginning: who compares it
+
+
+def shell_lines():
+    blocks = [text for language, text in snippets() if language in ("sh", "bash", "shell", "console")]
+    return [stripped for text in blocks for line in text.splitlines() if (stripped := line.split("  #")[0].strip())]
+
+
+def test_every_snippet_is_of_a_kind_that_is_run():
+    for language, text in snippets():
+        assert language in ("sh", "python") or any(text.startswith(begin) for begin in SHOWN), f"no test looks at: {text}"
+    assert len(snippets()) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", shell_lines())
+def test_a_shell_snippet_of_the_readme(tmp_path, line):
+    assert line in SHELL, f"README.md tells users to run {line!r}, and no test does"
+    SHELL[line](tmp_path, line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [text for language, text in snippets() if language == "python"])
+def test_a_python_snippet_of_the_readme(tmp_path, text):
+    """As it stands, as a script. A torch without CUDA says that it cannot; with it, tensors are FCDP's from there on, GPU or none."""
+    (tmp_path / "snippet.py").write_text(text)
+    (tmp_path / "then.py").write_text(text + "print(torch._C._cuda_getAllocatorBackend(), fcdp.memory_allocated())\n")
+    done = run(sys.executable, tmp_path / "snippet.py", cwd=tmp_path)
+    has_cuda = run(sys.executable, "-c", "import torch; print(hasattr(torch._C, '_cuda_customAllocator'))").stdout.strip() == "True"
+    if not has_cuda:
+        assert done.returncode == 1 and "this torch is built without CUDA" in done.stderr.splitlines()[-1], done.stderr
+        return
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert run(sys.executable, tmp_path / "then.py", cwd=tmp_path).stdout == "pluggable 0\n"

@@ -1,0 +1,82 @@
+"""What FCDP says of a job that it serves not at all, in part, or that waits for a rank: once, from rank 0, and true."""
+import json
+import re
+
+import pytest
+
+import launch
+from conftest import needs_fcdp
+
+pytestmark = needs_fcdp
+TIMEOUT_S = 300
+SCRIPT = launch.HERE / "words_job.py"
+ON = {"FCDP": "1", "FCDP_LOCAL_SIZE": "1", "FCDP_TIMEOUT": "60"}
+NO_FSDP2 = {"ddp": "DDP", "fsdp1": "FSDP1", "no wrapper": "no wrapper", "evaluation": "no wrapper"}
+
+
+def words(text):
+    return [line for line in text.splitlines() if "fcdp:" in line.lower()]
+
+
+def start(tmp_path, kind, n_ranks=2, **options):
+    job = launch.Spawned(SCRIPT, [kind, tmp_path], tmp_path, {**ON, **options}, n_ranks=n_ranks)
+    assert job.wait(TIMEOUT_S), "hangs\n" + job.report()
+    assert job.left_alive == []
+    return job
+
+
+def stats_of(tmp_path, rank=0):
+    return json.loads((tmp_path / f"stats{rank}.json").read_text())
+
+
+@pytest.mark.parametrize("kind", NO_FSDP2)
+def test_a_job_without_fsdp2_is_told_so(tmp_path, kind):
+    job = start(tmp_path, kind)
+    assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
+    why = f"this job has no FSDP2 modules (found: {NO_FSDP2[kind]})"
+    assert [words(rank.err + rank.out) for rank in job.ranks] == [[f"fcdp: FCDP=1, but {why}, so nothing was cached"], []], job.report()
+    expected = [] if kind == "evaluation" else [{"group": "every group", "reason": why}]  # nothing but its end shows that no model comes
+    assert [stats_of(tmp_path, rank)["bypassed"] for rank in (0, 1)] == [expected] * 2
+
+
+def test_it_is_told_once_among_all_processes_of_a_job(tmp_path):
+    """torchrun's agent, a data loader's process and a helper import torch under FCDP=1 too, and one of them steps an optimizer."""
+    job = launch.torchrun(SCRIPT, ["busy", tmp_path], tmp_path / "job", ON, n_ranks=2, stall_s=TIMEOUT_S)
+    assert job.returncode == 0, job.output
+    assert words(job.output) == ["fcdp: FCDP=1, but this job has no FSDP2 modules (found: DDP), so nothing was cached"], job.output
+
+
+def test_quiet_is_quiet(tmp_path):
+    job = start(tmp_path, "ddp", n_ranks=1, FCDP_LOG="quiet")
+    assert job.ranks[0].returncode == 0 and words(job.ranks[0].err) == [], job.report()
+
+
+def test_one_rank_has_nothing_to_gather(tmp_path):
+    job = start(tmp_path, "sharded", n_ranks=1)
+    said = words(job.ranks[0].err)
+    assert len(said) == 1 and said[0].startswith("fcdp: served 0 of 5 groups: its shard group has one rank"), job.report()
+    assert len(stats_of(tmp_path)["bypassed"]) == 5
+
+
+def test_what_plain_fsdp2_gathered_beside_is_counted(tmp_path):
+    job = start(tmp_path, "partly", n_ranks=4, FCDP_LOCAL_SIZE="2")
+    assert all(rank.returncode == 0 for rank in job.ranks), job.report()
+    said = words(job.ranks[0].err)
+    assert len(said) == 3 and not any(words(rank.err) for rank in job.ranks[1:]), job.report()
+    assert said[0] == ("fcdp: served 4 of 5 groups: reshard_after_forward is an int, so it keeps shards of its own after forward; "
+                       "plain FSDP2 runs for blocks.1")
+    stats = stats_of(tmp_path)
+    # Forward over all ranks, backward over the two of its smaller mesh: of 3/4 and 1/2 of the block.
+    block = (24 + 24 + 80 * 24 + 80 + 24 * 77 + 24 + 4) * 4  # padded to a multiple of 4 rows
+    assert stats["gathers"]["plain"] == 4
+    assert stats["saved"]["beside_bytes"] == 2 * (3 / 4 + 1 / 2) * block
+    counted = re.search(r"; beside that, plain FSDP2 gathered ([\d.]+) KB in 4 gathers$", said[1])
+    assert counted and float(counted[1]) == pytest.approx(stats["saved"]["beside_bytes"] / 1000, rel=0.01), said[1]
+
+
+def test_a_timeout_names_the_rank_that_did_not_come(tmp_path):
+    job = start(tmp_path, "absent", n_ranks=4, FCDP_LOCAL_SIZE="2", FCDP_TIMEOUT="5")
+    for rank in (0, 1, 3):
+        assert job.ranks[rank].returncode > 0, job.report()
+        said = [line for line in words(job.ranks[rank].err) if "RuntimeError: fcdp: agreement" in line]
+        assert said and all("; did not come: rank 2: " in line for line in said), job.ranks[rank].err

@@ -1,0 +1,101 @@
+"""One rank of a job of a kind that FCDP has something to say about: words_job.py KIND FOLDER. Its fcdp.stats() go to stats<RANK>.json there."""
+import datetime
+import faulthandler
+import json
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+
+faulthandler.register(signal.SIGUSR1, all_threads=True)  # first: unregistered, the signal would end the process
+
+import torch
+import torch.distributed as dist
+
+import compat
+from models import Net, shard, world_mesh
+from run import Run
+
+PATIENCE_S = 200
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return torch.full((3,), float(i))
+
+
+def ddp(net):
+    return torch.nn.parallel.DistributedDataParallel(net)
+
+
+def fsdp1(net):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+
+
+def partly(net):
+    """One block keeps shards of its own after forward, which is left to FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(net.blocks[1], mesh=world_mesh(), reshard_after_forward=2)
+    return shard(net, blocks=[block for i, block in enumerate(net.blocks) if i != 1])
+
+
+WRAP = {"ddp": ddp, "fsdp1": fsdp1, "partly": partly, "absent": shard, "sharded": shard, "busy": ddp}
+
+
+def stay_away(rank, store):
+    """Rank 2 takes no part until all others have ended."""
+    store.set(f"pid{rank}", str(os.getpid()))
+    if rank != 2:
+        return
+    for other in (0, 1, 3):
+        descriptor = os.pidfd_open(int(store.get(f"pid{other}")))
+        select.select([descriptor], [], [], PATIENCE_S)
+        os.close(descriptor)
+    sys.exit("the others have ended")
+
+
+def keep_busy():
+    """Processes that a training job starts beside its ranks: none of them has to say anything."""
+    loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, multiprocessing_context="spawn")
+    assert len(list(loader)) == 4
+    helper = "import torch; import torch.distributed; p = torch.nn.Parameter(torch.ones(1)); p.sum().backward(); torch.optim.SGD([p], 0.1).step()"
+    subprocess.run([sys.executable, "-c", helper], check=True)
+
+
+def main():
+    kind, folder = sys.argv[1:]
+    torch.set_num_threads(1)
+    compat.prepare()
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE_S))
+    rank = dist.get_rank()
+    run = Run(kind, rank, dist.get_world_size())
+    model = WRAP.get(kind, lambda net: net)(Net(n_blocks=4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if kind == "busy":
+        keep_busy()
+    for step in range(2):
+        if kind == "absent" and step == 1:
+            stay_away(rank, dist.distributed_c10d._get_default_store())
+        if kind == "evaluation":
+            run.evaluate(model)
+            continue
+        run.loss(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {step}", flush=True)
+    fcdp = sys.modules.get("fcdp")
+    pathlib.Path(folder, f"stats{rank}.json").write_text(json.dumps(fcdp.stats() if fcdp else None))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Who did not come to a collective that failed.
+
+gloo says that a time is over, or that some peer has closed its connection, and not whose. So whoever a collective fails on writes its number into the
+job's store, waits a moment for the others to do the same, and names those from whom nothing has come. While all goes well nothing is written.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Iterator
+
+import torch.distributed as dist
+
+# gloo fails on all of a group's ranks within a few milliseconds, since a rank that gives up closes its connections.
+GRACE = timedelta(seconds=3)
+
+
+class RollCall:
+    """Of the collectives of some ranks, which number them alike. One thread at a time."""
+
+    def __init__(self, ranks: list[int], me: int, store: dist.Store, name: str):
+        """`store`: the job's; keys of `name` are nobody else's."""
+        self.ranks, self.me, self.store, self.name, self.entered = ranks, me, store, name, 0
+
+    def enter(self) -> int:
+        """The number of the collective that begins."""
+        self.entered += 1
+        return self.entered
+
+    @contextmanager
+    def explains(self, number: int) -> Iterator[None]:
+        """Puts who is missing before the words of what fails inside."""
+        try:
+            yield
+        except Exception as error:
+            raise RuntimeError(f"{self.missing(number)}: {error}") from error
+
+    def missing(self, number: int) -> str:
+        """Called where collective `number` has failed: "did not come: rank 3", or what is known instead. Takes up to GRACE."""
+        try:
+            behind = self._behind(number)
+        except Exception as error:
+            return f"who did not come is not known, the job's store does not answer ({str(error).splitlines()[0]})"
+        return f"did not come: {', '.join(behind)}" if behind else "every rank came"
+
+    def _behind(self, number: int) -> list[str]:
+        """A rank that is past it has come, whether or not it says so of this one."""
+        store = dist.PrefixStore(self.name, _connection(self.store))
+        others = [rank for rank in self.ranks if rank != self.me]
+        store.set(f"at/{self.me}", str(number))
+        store.set(f"{number}/{self.me}", "")
+        try:
+            store.wait([f"{number}/{rank}" for rank in others], GRACE)
+            return []
+        except Exception:  # its class is another in older torch; a store that is gone fails again below
+            at = {rank: int(store.get(f"at/{rank}")) if store.check([f"at/{rank}"]) else None for rank in others}
+        return [_describe(rank, n, number) for rank, n in at.items() if n is None or n < number]
+
+
+def _describe(rank: int, at: int | None, number: int) -> str:
+    return f"rank {rank}" if at is None else f"rank {rank} (at collective {at}, this is {number})"
+
+
+def _connection(store: dist.Store) -> dist.Store:
+    """Our own where torch can make one: another thread may be waiting on the shared one."""
+    if hasattr(store, "clone"):
+        store = store.clone()
+        store.set_timeout(GRACE)
+    return store

@@ -1,0 +1,114 @@
+"""A job under FCDP=1 that has no FSDP2 modules is told so: once, by rank 0, at its first optimizer step or else at exit.
+
+FSDP1, DDP and hand-written loops may never import FSDP2, where FCDP begins. So _enable.py calls the two functions below when torch's own
+modules have been imported; nothing here imports torch. A process that joined no process group (torchrun's agent, a data loader's child,
+a helper that only imports torch) is told nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+# (module, class, what to call it): looked for among living objects, where the module is loaded.
+_WRAPPERS = (
+    ("torch.distributed.fsdp", "FSDPModule", "FSDP2"),
+    ("torch.distributed.fsdp", "FullyShardedDataParallel", "FSDP1"),
+    ("torch.nn.parallel", "DistributedDataParallel", "DDP"),
+    ("torch.nn.parallel", "DataParallel", "DataParallel"),
+    ("deepspeed", "DeepSpeedEngine", "DeepSpeed"),
+)
+
+
+class _Process:
+    """What this process has been seen to do."""
+
+    stepped = False     # an optimizer
+    joined: int | None = None  # its pid when it joined a process group: a forked child has not
+    rank = 0
+    told = False
+
+
+_process = _Process()
+
+
+def watch_optimizers(module: ModuleType) -> None:
+    """`module`: torch.optim.optimizer, just imported."""
+    module.register_optimizer_step_post_hook(_after_step)
+
+
+def watch_process_groups(module: ModuleType) -> None:
+    """`module`: torch.distributed.distributed_c10d, just imported or (fcdp.enable()) long since. That a group was there cannot be seen at exit,
+    when it may be destroyed."""
+    original = module.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _join(module.get_rank())
+        return result
+
+    for holder in (module, sys.modules["torch.distributed"]):  # the second has taken its names from the first, or will
+        if getattr(holder, "init_process_group", None) is original:
+            holder.init_process_group = init_process_group
+    if module.is_initialized():
+        _join(module.get_rank())
+    atexit.register(_tell)
+
+
+def _join(rank: int) -> None:
+    _process.joined, _process.rank = os.getpid(), rank
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if not _process.stepped:
+        _process.stepped = True
+        _tell()
+
+
+def _wrappers() -> set[str]:
+    """How this process wraps its models. Looks at every object that Python tracks: a few tenths of a second in a large process."""
+    classes = {
+        found: label for module, name, label in _WRAPPERS if (found := getattr(sys.modules.get(module), name, None)) is not None
+    }
+    labels = {}  # by type, None: none
+    for thing in gc.get_objects() if classes else ():
+        kind = type(thing)
+        if kind not in labels:
+            labels[kind] = next((classes[base] for base in kind.__mro__ if base in classes), None)
+    return {label for label in labels.values() if label}
+
+
+def _uses_fsdp2() -> bool:
+    module = sys.modules.get("fcdp.runtime")
+    return module is not None and (module.runtime.engine is not None or bool(module.runtime.bypassed))
+
+
+def reason(trained: bool) -> str | None:
+    """Why FCDP serves nothing here. None: it does, or FSDP2 may be still to come. `trained`: what there is of models is there by now."""
+    if _uses_fsdp2():
+        return None
+    found = _wrappers()
+    if "FSDP2" in found or not found and not trained:
+        return None
+    return f"this job has no FSDP2 modules (found: {', '.join(sorted(found)) or 'no wrapper'})"
+
+
+def entries() -> list[dict[str, str]]:
+    """For fcdp.stats()["bypassed"]."""
+    why = reason(_process.stepped) if sys.modules.get("fcdp._enable") is not None else None
+    return [{"group": "every group", "reason": why}] if why else []
+
+
+def _tell() -> None:
+    if _process.told or _process.joined != os.getpid() or _process.rank != 0 or os.environ.get("FCDP_LOG") == "quiet":
+        return
+    why = reason(True)
+    if why:
+        _process.told = True
+        print(f"fcdp: FCDP=1, but {why}, so nothing was cached", file=sys.stderr, flush=True)
