@@ -7,7 +7,9 @@ import launch
 import run
 from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
 
-NAMES = list(run.CASES)
+# Cases after which plain FSDP2's model is alive as well (the hooks of CommDebugMode are in a cycle through autograd's nodes); they run last.
+KEPT_BY_TORCH = ("counted_by_comm_debug_mode",)
+NAMES = sorted(run.CASES, key=lambda name: name in KEPT_BY_TORCH)
 
 
 @pytest.fixture(scope="session")
@@ -126,7 +128,7 @@ def test_a_dead_model_holds_no_bytes(launches, configuration):
     results, jobs = launches.get(NAMES, configuration)
     if len(jobs) > 1:
         pytest.skip("the job was started more than once")
-    ordered = [results[name] for name in NAMES if not results[name][0].get("error")]
+    ordered = [results[name] for name in NAMES if name not in KEPT_BY_TORCH and not results[name][0].get("error")]
     for rank in range(launch.WORLD):
         device = [r[rank]["stats"][1]["device_bytes"]["current"] for r in ordered]
         host = [r[rank]["stats"][1]["host_bytes"]["current"] for r in ordered]

@@ -235,7 +235,7 @@ class Runtime:
             known = self._connect(group, device)
             self.shards[id(group)] = weakref.ref(group), known
         if isinstance(known, Unsupported):
-            raise known
+            raise Unsupported(*known.args)
         return known
 
     def _forget_ended(self) -> None:
@@ -268,7 +268,7 @@ class Runtime:
             self._share_host_memory(shards)
             return shards
         except Unsupported as error:
-            return error
+            return Unsupported(*error.args)  # kept for the job's life: the one raised holds the frames, and so the model, that met it
 
     def _need_engine(self, device: torch.device) -> None:
         if self.engine is not None:
