@@ -24,9 +24,15 @@ static bool is_host_side(uintptr_t address, size_t bytes, bool *waits_out) {
            (place == SIM_RESERVED && simgpu__vspace_is_host(address, bytes));
 }
 
+static void add_access(struct sim_op *op, uintptr_t address, bool writes) {
+    if (address) op->accesses[op->n_accesses++] = (struct simgpu_access){address, op->bytes, writes};
+}
+
 static CUresult push(CUstream stream, struct sim_op op, bool waits) {
     struct sim_stream *on = simgpu__stream_of(stream);
     if (!on) return CUDA_ERROR_INVALID_HANDLE;
+    add_access(&op, op.dst, true);
+    add_access(&op, op.src, false);
     if (!waits) return simgpu__stream_push(on, &op);
     struct sim_point *end = simgpu__point_new();
     if (!end) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -74,7 +74,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     struct event *of = event_of(event);
     struct sim_stream *on = simgpu__stream_of(stream);
     if (!of || !on) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
-    if (!of->point || of->point->done) return sim_unlock_with(CUDA_SUCCESS);
+    if (!of->point) return sim_unlock_with(CUDA_SUCCESS);
     of->point->refs++;
     return sim_unlock_with(simgpu__stream_push(on, &(struct sim_op){.work = SIM_WAIT_POINT, .waits_for = of->point}));
 }

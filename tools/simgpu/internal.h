@@ -81,6 +81,8 @@ enum sim_entry {
 
 /* The gate of every entry point, taken without the lock: counts the call, then answers in CUDA's order of refusal. */
 CUresult simgpu__enter(enum sim_entry entry);
+/* The same for control functions that put work on streams, which need no current context and are not counted. */
+CUresult simgpu__enter_control(void);
 #define SIM_ENTER(entry)                                                                                           \
     do {                                                                                                           \
         CUresult refused_ = simgpu__enter(SIM_##entry);                                                            \
@@ -167,26 +169,46 @@ void simgpu__host_reset(void);
 struct sim_point {
     unsigned refs;
     bool done;
+    uint64_t end_ns; /* once done: the modelled time of it */
 };
 
-enum sim_work { SIM_COPY, SIM_FILL, SIM_POINT, SIM_WAIT_POINT, SIM_WAIT_VALUE, SIM_WRITE_VALUE, SIM_HOST_FUNCTION };
+enum sim_work {
+    SIM_COPY,
+    SIM_FILL,
+    SIM_POINT,
+    SIM_WAIT_POINT,
+    SIM_WAIT_VALUE,
+    SIM_WRITE_VALUE,
+    SIM_HOST_FUNCTION,
+    SIM_KERNEL
+};
 enum sim_link { SIM_LINK_NONE, SIM_LINK_TO_DEVICE, SIM_LINK_TO_HOST, SIM_N_LINKS };
+
+enum { SIM_TEXT_BYTES = 48 }; /* of names and labels, with the terminating zero */
 
 struct sim_op {
     struct sim_op *next;
-    uint64_t seq;  /* order of enqueueing over all streams */
-    bool running;  /* its memory is in use without the lock */
+    uint64_t seq;         /* order of enqueueing over all streams */
+    uint64_t enqueued_ns;
+    uint64_t ready_ns;    /* once it starts: the modelled time from when it could */
+    uint64_t finish_ns;   /* its modelled end; 0: when the work itself is over */
+    bool running;         /* its memory is in use without the lock */
     enum sim_work work;
     enum sim_link link;
-    uintptr_t dst; /* what is written, and, for SIM_WAIT_VALUE, nothing */
-    uintptr_t src; /* what is read */
+    uintptr_t dst;
+    uintptr_t src;
     size_t bytes;
     uint32_t value;
     unsigned flags;
+    unsigned n_accesses;  /* what it reads and writes, of whatever kind it is */
+    struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
+    uint64_t duration_ns; /* of a kernel */
     struct sim_point *waits_for;
     struct sim_point *point; /* done when the operation is */
-    CUhostFn function;
+    CUhostFn function;       /* a host function, or a kernel's body */
     void *user_data;
+    bool owns_user_data;
+    char name[SIM_TEXT_BYTES]; /* a kernel's */
 };
 
 struct sim_stream;
@@ -208,13 +230,19 @@ void simgpu__stream_reset(void);
 size_t simgpu__event_count(void);
 void simgpu__event_reset(void);
 
+/* A reset, or the sticky error, lets queued work go undone. */
+bool simgpu__work_is_dropped(void);
 /* Whether the op's memory is what it needs at the moment it starts; under the lock. */
 bool simgpu__work_is_legal(const struct sim_op *op);
-/* Performs a copy, fill, value write or host function; without the lock. `finish_ns` is from simgpu__link_book. */
-void simgpu__work_perform(const struct sim_op *op, uint64_t finish_ns);
+/* Performs what the operation does, and returns at its modelled end; without the lock. */
+void simgpu__work_perform(const struct sim_op *op);
 bool simgpu__work_value_reached(const struct sim_op *op);
-/* Books the op's bytes on its link; the monotonic time when they are through, 0 when the link is unlimited. */
+/* False: too many, or no addresses. */
+bool simgpu__accesses_take(struct sim_op *op, const struct simgpu_access *accesses, unsigned n);
+/* Books the op's bytes on its link, from ready_ns on; when they are through, 0 when the link is unlimited. */
 uint64_t simgpu__link_book(const struct sim_op *op);
+uint64_t simgpu__now_ns(void);
+void simgpu__text_set(char text[SIM_TEXT_BYTES], const char *from);
 
 /* ---- the state ------------------------------------------------------------------------------------------------- */
 
@@ -229,6 +257,7 @@ struct sim_state {
     atomic_uint context_refs;
     atomic_int sticky;        /* CUresult */
     atomic_uint n_capturing;  /* streams */
+    atomic_bool stopping;     /* a reset drops all work */
 
     /* under the lock */
     bool settings_loaded;

@@ -19,6 +19,7 @@
 #define FCDP_SIMGPU_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -61,6 +62,32 @@ SIMGPU_API const char *simgpu_entry_name(unsigned i);
 SIMGPU_API int simgpu_capture(void *stream, int begins);
 
 SIMGPU_API void simgpu_live(struct simgpu_live *live_out);
+
+/* ---- kernels ---- */
+
+enum { SIMGPU_MAX_ACCESSES = 8 };
+
+/* Bytes that an operation reads, or reads and writes. */
+struct simgpu_access {
+    uint64_t address;
+    size_t bytes; /* 0: none */
+    int writes;
+};
+
+struct simgpu_kernel {
+    const char *name;      /* for reports and the timeline, copied, up to 47 bytes; NULL: "kernel" */
+    uint64_t duration_ns;  /* the stream is held for so long from when the kernel could start */
+    unsigned n_accesses;
+    struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
+    void (*body)(void *data); /* NULL, or what it computes, run on the stream's thread; it must not call CUDA */
+    const void *data;         /* the body's argument points to a copy of these bytes ... */
+    size_t data_bytes;        /* ... or, where this is 0, to `data` itself */
+};
+
+/* Enqueues a kernel on a stream (NULL: the null stream). When it starts, what it accesses must be mapped and granted as for
+ * a copy, else the sticky error is 700; memory that is not the simulator's is taken for legal. A body that takes longer
+ * than the duration is waited for. Returns a CUresult: 0, or an error as from a launch. No context needs to be current. */
+SIMGPU_API int simgpu_launch(void *stream, const struct simgpu_kernel *kernel);
 
 #ifdef __cplusplus
 }

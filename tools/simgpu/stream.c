@@ -7,10 +7,15 @@
  * streams, both are a look at the queues' heads. CU_STREAM_PER_THREAD is refused.
  *
  * Once the sticky error is set, queued work is dropped: points still become done, so that nobody waits for ever.
+ *
+ * Time: a kernel, and a copy over a link of a set rate, has a modelled end, and the next operation counts as ready from
+ * then, not from when a thread of this machine woke up. So late wake-ups do not add up along a stream or from stream
+ * to stream, while nothing ever ends before its modelled time. What takes no set time ends when it is done.
  */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "tools/simgpu/internal.h"
@@ -26,6 +31,7 @@ struct sim_stream {
     bool non_blocking;
     bool has_worker;
     bool closing; /* destroyed: the worker ends when the queue is empty */
+    uint64_t free_ns; /* the modelled end of what it did last */
     CUstreamCaptureStatus capture;
 };
 
@@ -34,7 +40,6 @@ static struct sim_stream null_stream = {.work = PTHREAD_COND_INITIALIZER};
 static struct sim_stream *streams;
 static unsigned n_workers;
 static uint64_t last_seq;
-static bool stopping; /* a reset drops all work */
 
 size_t simgpu__stream_count(void) { return stream_table.n_live; }
 
@@ -65,7 +70,7 @@ CUresult simgpu__point_wait(struct sim_point *point) {
 
 /* ---- when an operation may start ------------------------------------------------------------------------------- */
 
-static bool work_is_dropped(void) { return stopping || atomic_load(&sim.sticky) != CUDA_SUCCESS; }
+bool simgpu__work_is_dropped(void) { return atomic_load(&sim.stopping) || atomic_load(&sim.sticky) != CUDA_SUCCESS; }
 
 static bool has_work_before(const struct sim_stream *stream, uint64_t seq) {
     return stream->head && stream->head->seq < seq;
@@ -106,24 +111,57 @@ static void wait_for_turn(const struct sim_op *op) {
 static void op_destroy(struct sim_op *op) {
     simgpu__point_drop(op->waits_for);
     simgpu__point_drop(op->point);
+    if (op->owns_user_data) free(op->user_data);
     free(op);
+}
+
+static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* The modelled time from when the operation could run: after what is before it on its stream, what it waits for, and
+ * what the null stream's order puts before it. */
+static uint64_t ready_ns(const struct sim_stream *stream, const struct sim_op *op) {
+    if (op->work == SIM_WAIT_VALUE) return simgpu__now_ns(); /* whoever wrote the value has no modelled time */
+    uint64_t ready = later(stream->free_ns, op->enqueued_ns);
+    if (op->waits_for) ready = later(ready, op->waits_for->end_ns);
+    if (stream->non_blocking) return ready;
+    ready = later(ready, null_stream.free_ns);
+    for (const struct sim_stream *other = streams; stream == &null_stream && other; other = other->next)
+        if (!other->non_blocking) ready = later(ready, other->free_ns);
+    return ready;
+}
+
+static bool takes_no_time(const struct sim_op *op) {
+    return op->work == SIM_POINT || op->work == SIM_WAIT_POINT || op->work == SIM_WAIT_VALUE;
+}
+
+/* The operation's turn has come: it is modelled to start, and its end is known where it is a matter of rates. */
+static void op_start(struct sim_stream *stream, struct sim_op *op) {
+    op->ready_ns = ready_ns(stream, op);
+    op->finish_ns = op->duration_ns ? op->ready_ns + op->duration_ns : simgpu__link_book(op);
+}
+
+static void op_end(struct sim_stream *stream, struct sim_op *op) {
+    stream->free_ns = op->finish_ns ? op->finish_ns : takes_no_time(op) ? op->ready_ns : simgpu__now_ns();
+    if (!op->point) return;
+    op->point->end_ns = stream->free_ns;
+    op->point->done = true;
 }
 
 static void run_head(struct sim_stream *stream) {
     struct sim_op *op = stream->head;
-    while (!work_is_dropped() && !may_start(stream, op))
+    while (!simgpu__work_is_dropped() && !may_start(stream, op))
         wait_for_turn(op);
-    if (!work_is_dropped() && !simgpu__work_is_legal(op)) simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
-    if (!work_is_dropped()) {
-        uint64_t finish_ns = simgpu__link_book(op);
+    if (!simgpu__work_is_dropped() && !simgpu__work_is_legal(op)) simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
+    if (!simgpu__work_is_dropped()) {
+        op_start(stream, op);
         op->running = true;
         sim_unlock();
-        simgpu__work_perform(op, finish_ns);
+        simgpu__work_perform(op);
         sim_lock();
     }
+    op_end(stream, op);
     stream->head = op->next;
     if (!stream->head) stream->tail = NULL;
-    if (op->point) op->point->done = true;
     op_destroy(op);
     pthread_cond_broadcast(&sim.progress);
 }
@@ -139,6 +177,7 @@ static void stream_free(struct sim_stream *stream) {
 
 static void *stream_worker(void *argument) {
     struct sim_stream *stream = argument;
+    prctl(PR_SET_TIMERSLACK, 1UL); /* of nanoseconds, where 50 microseconds are usual: modelled ends are slept for */
     sim_lock();
     for (;;) {
         while (!stream->head && !stream->closing)
@@ -173,8 +212,8 @@ static bool start_worker(struct sim_stream *stream) {
 
 /* Nothing before it, and it takes no time. */
 static bool is_done_at_once(const struct sim_stream *stream, const struct sim_op *op) {
-    if (op->work == SIM_WAIT_POINT && op->waits_for->done) return true;
-    return op->work == SIM_POINT && !stream->head && is_ordered(stream, last_seq + 1);
+    if (stream->head || !is_ordered(stream, last_seq + 1)) return false;
+    return op->work == SIM_POINT || (op->work == SIM_WAIT_POINT && op->waits_for->done);
 }
 
 CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op) {
@@ -184,14 +223,17 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
         free(queued);
         simgpu__point_drop(op->waits_for);
         simgpu__point_drop(op->point);
+        if (op->owns_user_data) free(op->user_data);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *queued = *op;
     queued->next = NULL;
     queued->running = false;
     queued->seq = ++last_seq;
+    queued->enqueued_ns = simgpu__now_ns();
     if (at_once) {
-        if (queued->point) queued->point->done = true;
+        op_start(stream, queued);
+        op_end(stream, queued);
         op_destroy(queued);
         return CUDA_SUCCESS;
     }
@@ -204,13 +246,14 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
 /* ---- who uses memory ------------------------------------------------------------------------------------------- */
 
 static bool overlaps(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
-    return a && a < b + b_bytes && b < a + a_bytes;
+    return a < b + b_bytes && b < a + a_bytes;
 }
 
 static bool queue_uses(const struct sim_stream *stream, uintptr_t address, size_t bytes, bool running_only) {
     for (const struct sim_op *op = stream->head; op; op = op->next) {
         if (running_only && !op->running) return false;
-        if (overlaps(op->dst, op->bytes, address, bytes) || overlaps(op->src, op->bytes, address, bytes)) return true;
+        for (unsigned i = 0; i < op->n_accesses; i++)
+            if (overlaps(op->accesses[i].address, op->accesses[i].bytes, address, bytes)) return true;
     }
     return false;
 }
@@ -294,7 +337,7 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 }
 
 void simgpu__stream_reset(void) {
-    stopping = true;
+    atomic_store(&sim.stopping, true);
     simgpu__table_clear(&stream_table, stream_close);
     null_stream.closing = true;
     pthread_cond_signal(&null_stream.work);
@@ -303,7 +346,7 @@ void simgpu__stream_reset(void) {
         pthread_cond_wait(&sim.progress, &sim.lock);
     null_stream.closing = false;
     atomic_store(&sim.n_capturing, 0);
-    stopping = false;
+    atomic_store(&sim.stopping, false);
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
