@@ -23,6 +23,8 @@ void simgpu_reset(void) {
     simgpu__host_reset();
     simgpu__vspace_reset();
     simgpu__phys_reset();
+    simgpu__stream_forget_order();
+    simgpu__order_reset();
     atomic_store(&sim.initialised, false);
     atomic_store(&sim.owner_pid, 0);
     atomic_store(&sim.context_refs, 0);

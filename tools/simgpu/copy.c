@@ -40,6 +40,7 @@ static CUresult push(CUstream stream, struct sim_op op, bool waits) {
     op.point = end;
     CUresult result = simgpu__stream_push(on, &op);
     if (result == CUDA_SUCCESS) result = simgpu__point_wait(end);
+    if (result == CUDA_SUCCESS && op.link == SIM_LINK_TO_HOST) simgpu__order_host_learns(&end->position);
     simgpu__point_drop(end);
     return result;
 }
@@ -150,14 +151,16 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_
     if (flags & ~(unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
     if (!is_value_address(address)) return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
-    struct sim_op op = {.work = SIM_WRITE_VALUE, .dst = address, .bytes = sizeof(uint32_t), .value = value};
+    struct sim_op op = {
+        .work = SIM_WRITE_VALUE, .dst = address, .bytes = sizeof(uint32_t), .value = value, .flags = flags};
     return sim_unlock_with(push(stream, op, false));
 }
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *user_data) {
+    struct sim_op op = {.work = SIM_HOST_FUNCTION, .function = function, .user_data = user_data};
+    simgpu__announced_take(&op); /* also when it is refused: what comes next is another function */
     SIM_ENTER(cuLaunchHostFunc);
     if (!function) return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
-    struct sim_op op = {.work = SIM_HOST_FUNCTION, .function = function, .user_data = user_data};
     return sim_unlock_with(push(stream, op, false));
 }

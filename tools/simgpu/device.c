@@ -174,6 +174,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     if (atomic_fetch_sub(&sim.context_refs, 1) == 1) {
         simgpu__stream_sync_all();
         simgpu__stream_reset();
+        simgpu__stream_host_learns_all();
         simgpu__event_reset();
         simgpu__host_reset();
     }
@@ -199,5 +200,6 @@ CUresult cuCtxSynchronize(void) {
     SIM_ENTER(cuCtxSynchronize);
     sim_lock();
     simgpu__stream_sync_all();
+    simgpu__stream_host_learns_all();
     return sim_unlock_with((CUresult)atomic_load(&sim.sticky));
 }

@@ -85,6 +85,7 @@ CUresult cuEventQuery(CUevent event) {
     struct event *of = event_of(event);
     if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
     bool done = !of->point || of->point->done;
+    if (of->point && done) simgpu__order_host_learns(&of->point->position);
     return sim_unlock_with(done ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
 }
 
@@ -93,5 +94,11 @@ CUresult cuEventSynchronize(CUevent event) {
     sim_lock();
     struct event *of = event_of(event);
     if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
-    return sim_unlock_with(of->point ? simgpu__point_wait(of->point) : CUDA_SUCCESS);
+    struct sim_point *point = of->point; /* the event may be recorded anew, or destroyed, meanwhile */
+    if (!point) return sim_unlock_with(CUDA_SUCCESS);
+    point->refs++;
+    CUresult result = simgpu__point_wait(point);
+    simgpu__order_host_learns(&point->position);
+    simgpu__point_drop(point);
+    return sim_unlock_with(result);
 }

@@ -1,4 +1,5 @@
-/* Kernels of a set duration: what they access is checked, and what they compute, if anything, is a C function. */
+/* Kernels of a set duration: what they access is checked, and what they compute, if anything, is a C function. And what
+ * a thread says of the work that it enqueues: a label, and what a host function accesses. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +28,29 @@ static bool take_data(struct sim_op *op, const struct simgpu_kernel *kernel) {
     if (!op->user_data) return false;
     memcpy(op->user_data, kernel->data, kernel->data_bytes);
     return op->owns_user_data = true;
+}
+
+static _Thread_local char label[SIM_TEXT_BYTES];
+static _Thread_local struct {
+    unsigned n;
+    struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
+} announced;
+
+const char *simgpu__label(void) { return label; }
+
+void simgpu_annotate(const char *text) { simgpu__text_set(label, text ? text : ""); }
+
+int simgpu_announce(const struct simgpu_access *accesses, unsigned n) {
+    struct sim_op op = {0};
+    if (!simgpu__accesses_take(&op, accesses, n)) return CUDA_ERROR_INVALID_VALUE;
+    announced.n = op.n_accesses;
+    memcpy(announced.accesses, op.accesses, sizeof op.accesses);
+    return CUDA_SUCCESS;
+}
+
+void simgpu__announced_take(struct sim_op *op) {
+    simgpu__accesses_take(op, announced.accesses, announced.n);
+    announced.n = 0;
 }
 
 int simgpu_launch(void *stream, const struct simgpu_kernel *kernel) {

@@ -10,6 +10,7 @@
  *                      0, the default, is as fast as memory
  *   FCDP_SIM_FAIL      NAME:N[:CODE]: the N-th call of NAME (`any`: of any entry point) fails with CODE (default 999)
  *   FCDP_SIM_POISON    1: fresh physical memory is filled with 0xA5, so that reading a page never written shows
+ *   FCDP_SIM_RACES     1: simgpu_set_races
  * A malformed one makes cuInit fail with CUDA_ERROR_INVALID_VALUE, after one line on stderr that names it.
  *
  * All functions are thread-safe, except that simgpu_reset must not run beside a cu* call. In a forked child they do
@@ -63,6 +64,13 @@ SIMGPU_API int simgpu_capture(void *stream, int begins);
 
 SIMGPU_API void simgpu_live(struct simgpu_live *live_out);
 
+/* ---- labels, for reports and the timeline; texts are copied, up to 47 bytes ---- */
+
+/* The label of what the calling thread enqueues from now on; NULL or "": none. */
+SIMGPU_API void simgpu_annotate(const char *text);
+/* A stream's name (NULL: the null stream's). 0, or -1 when there is no such stream. */
+SIMGPU_API int simgpu_stream_name(void *stream, const char *text);
+
 /* ---- kernels ---- */
 
 enum { SIMGPU_MAX_ACCESSES = 8 };
@@ -88,6 +96,33 @@ struct simgpu_kernel {
  * a copy, else the sticky error is 700; memory that is not the simulator's is taken for legal. A body that takes longer
  * than the duration is waited for. Returns a CUresult: 0, or an error as from a launch. No context needs to be current. */
 SIMGPU_API int simgpu_launch(void *stream, const struct simgpu_kernel *kernel);
+
+/* What the next host function that the calling thread enqueues (cuLaunchHostFunc) accesses: it is then checked as a kernel
+ * is. Otherwise nothing is known of it. 0, or CUDA_ERROR_INVALID_VALUE. */
+SIMGPU_API int simgpu_announce(const struct simgpu_access *accesses, unsigned n);
+
+/* ---- accesses that are not ordered (order.c says what orders) ---- */
+
+/* Two operations that touch the same physical bytes through different addresses, one of them writing, must be ordered, by CUDA's
+ * rule on virtual aliasing: otherwise the sticky error becomes CUDA_ERROR_ILLEGAL_ADDRESS (700), the later one is not run, and
+ * a line on stderr names both. That is always on. Where races are looked for (FCDP_SIM_RACES=1, or here), the same holds
+ * through one address, also in registered host memory; and a cuMemUnmap fails so of memory that the host was never told to
+ * be out of use, even if by luck it was. What the host itself reads and writes is not seen, nor is foreign memory. */
+SIMGPU_API void simgpu_set_races(int on);
+
+/* Reports since the last reset, and the first one's text ("": none). */
+struct simgpu_unordered {
+    unsigned long aliases; /* through two addresses */
+    unsigned long races;   /* through one */
+    unsigned long unmaps;
+    char text[640];
+};
+SIMGPU_API void simgpu_unordered(struct simgpu_unordered *unordered_out);
+
+/* What the caller knows to be over, a thread of the program or a host function, is known behind a later simgpu_observe of the same
+ * key (any address): for threads and host functions that tell each other things by means of their own. */
+SIMGPU_API void simgpu_signal(const void *key);
+SIMGPU_API void simgpu_observe(const void *key);
 
 #ifdef __cplusplus
 }

@@ -14,6 +14,7 @@
  */
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <time.h>
@@ -32,13 +33,17 @@ struct sim_stream {
     bool has_worker;
     bool closing; /* destroyed: the worker ends when the queue is empty */
     uint64_t free_ns; /* the modelled end of what it did last */
+    struct sim_position position;
+    char name[SIM_TEXT_BYTES];
     CUstreamCaptureStatus capture;
 };
 
 static struct sim_table stream_table = {.tag = 0x53};
-static struct sim_stream null_stream = {.work = PTHREAD_COND_INITIALIZER};
+static struct sim_stream null_stream = {.work = PTHREAD_COND_INITIALIZER, .name = "null stream"};
 static struct sim_stream *streams;
 static unsigned n_workers;
+static unsigned n_created; /* for the names of streams without one */
+static _Thread_local struct sim_stream *working; /* the stream that this thread works for */
 static uint64_t last_seq;
 
 size_t simgpu__stream_count(void) { return stream_table.n_live; }
@@ -57,7 +62,9 @@ struct sim_point *simgpu__point_new(void) {
 }
 
 void simgpu__point_drop(struct sim_point *point) {
-    if (point && --point->refs == 0) free(point);
+    if (!point || --point->refs > 0) return;
+    simgpu__clock_drop(point->position.known);
+    free(point);
 }
 
 CUresult simgpu__point_wait(struct sim_point *point) {
@@ -112,6 +119,7 @@ static void op_destroy(struct sim_op *op) {
     simgpu__point_drop(op->waits_for);
     simgpu__point_drop(op->point);
     if (op->owns_user_data) free(op->user_data);
+    simgpu__clock_drop(op->host);
     free(op);
 }
 
@@ -134,16 +142,44 @@ static bool takes_no_time(const struct sim_op *op) {
     return op->work == SIM_POINT || op->work == SIM_WAIT_POINT || op->work == SIM_WAIT_VALUE;
 }
 
-/* The operation's turn has come: it is modelled to start, and its end is known where it is a matter of rates. */
-static void op_start(struct sim_stream *stream, struct sim_op *op) {
+/* What the null stream's order puts before an operation of this stream is over: it is what those streams did so far. */
+static void join_implicit(struct sim_stream *stream) {
+    if (stream->non_blocking) return;
+    if (stream != &null_stream) simgpu__order_learn(&stream->position, &null_stream.position);
+    for (const struct sim_stream *other = streams; stream == &null_stream && other; other = other->next)
+        if (!other->non_blocking) simgpu__order_learn(&stream->position, &other->position);
+}
+
+/* A value is written and its order noted in one go under the lock, so that who sees the value knows whose it is. */
+static void order_value(struct sim_stream *stream, const struct sim_op *op) {
+    if (op->work == SIM_WRITE_VALUE) {
+        bool barrier = !(op->flags & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
+        simgpu__order_write_value(&stream->position, simgpu__vspace_key(op->dst), op->value, barrier);
+        __atomic_store_n((uint32_t *)op->dst, op->value, __ATOMIC_RELEASE);
+    } else if (op->work == SIM_WAIT_VALUE) {
+        uint32_t value = __atomic_load_n((const uint32_t *)op->src, __ATOMIC_ACQUIRE);
+        simgpu__order_wait_value(&stream->position, simgpu__vspace_key(op->src), value);
+    }
+}
+
+/* The operation's turn has come: its order is settled, and its end is known where it is a matter of rates. False: it
+ * touches what something else touches that is not ordered with it. */
+static bool op_start(struct sim_stream *stream, struct sim_op *op) {
+    join_implicit(stream);
+    simgpu__order_start(&stream->position, op);
+    if (!simgpu__order_check(&stream->position, op, stream->name)) return false;
+    order_value(stream, op);
     op->ready_ns = ready_ns(stream, op);
     op->finish_ns = op->duration_ns ? op->ready_ns + op->duration_ns : simgpu__link_book(op);
+    return true;
 }
 
 static void op_end(struct sim_stream *stream, struct sim_op *op) {
     stream->free_ns = op->finish_ns ? op->finish_ns : takes_no_time(op) ? op->ready_ns : simgpu__now_ns();
     if (!op->point) return;
     op->point->end_ns = stream->free_ns;
+    op->point->position = stream->position;
+    simgpu__clock_keep(stream->position.known);
     op->point->done = true;
 }
 
@@ -151,9 +187,9 @@ static void run_head(struct sim_stream *stream) {
     struct sim_op *op = stream->head;
     while (!simgpu__work_is_dropped() && !may_start(stream, op))
         wait_for_turn(op);
-    if (!simgpu__work_is_dropped() && !simgpu__work_is_legal(op)) simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
+    if (!simgpu__work_is_dropped() && (!simgpu__work_is_legal(op) || !op_start(stream, op)))
+        simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
     if (!simgpu__work_is_dropped()) {
-        op_start(stream, op);
         op->running = true;
         sim_unlock();
         simgpu__work_perform(op);
@@ -171,12 +207,13 @@ static void stream_free(struct sim_stream *stream) {
     while (*link != stream)
         link = &(*link)->next;
     *link = stream->next;
+    simgpu__order_end(&stream->position);
     pthread_cond_destroy(&stream->work);
     free(stream);
 }
 
 static void *stream_worker(void *argument) {
-    struct sim_stream *stream = argument;
+    struct sim_stream *stream = working = argument;
     prctl(PR_SET_TIMERSLACK, 1UL); /* of nanoseconds, where 50 microseconds are usual: modelled ends are slept for */
     sim_lock();
     for (;;) {
@@ -231,6 +268,8 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
     queued->running = false;
     queued->seq = ++last_seq;
     queued->enqueued_ns = simgpu__now_ns();
+    queued->host = simgpu__clock_keep(simgpu__order_host());
+    simgpu__text_set(queued->label, simgpu__label());
     if (at_once) {
         op_start(stream, queued);
         op_end(stream, queued);
@@ -283,6 +322,29 @@ void simgpu__stream_sync_all(void) {
         pthread_cond_wait(&sim.progress, &sim.lock);
 }
 
+static void learn_of(const struct sim_stream *stream) {
+    struct sim_position done = stream->position;
+    if (stream->head && stream->head->running) done.epoch--; /* what it knows is over all the same */
+    simgpu__order_host_learns(&done);
+}
+
+void simgpu__stream_host_learns(const struct sim_stream *stream) {
+    learn_of(stream);
+    if (stream->non_blocking) return;
+    if (stream != &null_stream) learn_of(&null_stream);
+    for (const struct sim_stream *other = streams; stream == &null_stream && other; other = other->next)
+        if (!other->non_blocking) learn_of(other);
+}
+
+void simgpu__stream_host_learns_all(void) {
+    learn_of(&null_stream);
+    for (const struct sim_stream *stream = streams; stream; stream = stream->next)
+        learn_of(stream);
+    simgpu__order_host_learns_ended();
+}
+
+struct sim_position *simgpu__stream_position(void) { return working ? &working->position : NULL; }
+
 /* ---- entry points ---------------------------------------------------------------------------------------------- */
 
 static CUresult stream_create(CUstream *stream_out, unsigned int flags) {
@@ -292,12 +354,15 @@ static CUresult stream_create(CUstream *stream_out, unsigned int flags) {
     stream->non_blocking = flags & CU_STREAM_NON_BLOCKING;
     pthread_cond_init(&stream->work, NULL);
     sim_lock();
-    uint64_t id = simgpu__table_put(&stream_table, stream);
+    bool placed = simgpu__order_begin(&stream->position);
+    uint64_t id = placed ? simgpu__table_put(&stream_table, stream) : 0;
     if (!id) {
+        if (placed) simgpu__order_end(&stream->position);
         pthread_cond_destroy(&stream->work);
         free(stream);
         return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
     }
+    snprintf(stream->name, sizeof stream->name, "stream %u", ++n_created);
     stream->next = streams;
     streams = stream;
     *stream_out = (CUstream)(uintptr_t)id;
@@ -345,8 +410,15 @@ void simgpu__stream_reset(void) {
     while (n_workers > 0)
         pthread_cond_wait(&sim.progress, &sim.lock);
     null_stream.closing = false;
+    simgpu__text_set(null_stream.name, "null stream");
+    n_created = 0;
     atomic_store(&sim.n_capturing, 0);
     atomic_store(&sim.stopping, false);
+}
+
+void simgpu__stream_forget_order(void) {
+    simgpu__clock_drop(null_stream.position.known);
+    null_stream.position = (struct sim_position){0};
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
@@ -359,8 +431,18 @@ CUresult cuStreamSynchronize(CUstream stream) {
     end->refs++;
     CUresult result = simgpu__stream_push(of, &(struct sim_op){.work = SIM_POINT, .point = end});
     if (result == CUDA_SUCCESS) result = simgpu__point_wait(end);
+    if (result == CUDA_SUCCESS) simgpu__order_host_learns(&end->position);
     simgpu__point_drop(end);
     return sim_unlock_with(result);
+}
+
+int simgpu_stream_name(void *stream, const char *text) {
+    if (simgpu__forked()) return -1;
+    sim_lock();
+    struct sim_stream *of = text ? simgpu__stream_of(stream) : NULL;
+    if (of) simgpu__text_set(of->name, text);
+    sim_unlock();
+    return of ? 0 : -1;
 }
 
 void simgpu__captures_invalidate(void) {
@@ -401,5 +483,6 @@ CUresult cuStreamQuery(CUstream stream) {
     struct sim_stream *of = simgpu__stream_of(stream);
     if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
     bool idle = !of->head && is_ordered(of, last_seq + 1);
+    if (idle) simgpu__stream_host_learns(of);
     return sim_unlock_with(idle ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
 }

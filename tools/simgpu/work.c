@@ -37,6 +37,21 @@ bool simgpu__work_value_reached(const struct sim_op *op) {
     }
 }
 
+const char *simgpu__op_name(const struct sim_op *op) {
+    switch (op->work) {
+    case SIM_COPY:
+        return op->link == SIM_LINK_TO_DEVICE ? "copy to device" : op->link == SIM_LINK_TO_HOST ? "copy to host" : "copy";
+    case SIM_FILL: return "fill";
+    case SIM_POINT: return "event";
+    case SIM_WAIT_POINT: return "wait for event";
+    case SIM_WAIT_VALUE: return "wait for value";
+    case SIM_WRITE_VALUE: return "write value";
+    case SIM_HOST_FUNCTION: return "host function";
+    case SIM_KERNEL: break;
+    }
+    return op->name;
+}
+
 uint64_t simgpu__now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -71,14 +86,14 @@ void simgpu__work_perform(const struct sim_op *op) {
     switch (op->work) {
     case SIM_COPY: memmove((void *)op->dst, (const void *)op->src, op->bytes); break;
     case SIM_FILL: memset((void *)op->dst, (int)op->value, op->bytes); break;
-    case SIM_WRITE_VALUE: __atomic_store_n((uint32_t *)op->dst, op->value, __ATOMIC_RELEASE); break;
     case SIM_HOST_FUNCTION: call_function(op); break;
     case SIM_KERNEL:
         if (op->function) call_function(op);
         break;
     case SIM_POINT:
     case SIM_WAIT_POINT:
-    case SIM_WAIT_VALUE: break;
+    case SIM_WAIT_VALUE:
+    case SIM_WRITE_VALUE: break; /* under the lock, by then */
     }
     until_ns(op->finish_ns);
 }
