@@ -105,7 +105,7 @@ static void an_event_waited_for_later_does_not_order(void) {
     touch(w.first, w.pages.at, 64, 1);
     OK(cuEventRecord(w.event, w.first));
     touch(w.second, w.alias, 64, 0);
-    OK(cuStreamWaitEvent(w.second, w.event, 0));
+    cuStreamWaitEvent(w.second, w.event, 0); /* refused, where the report was quicker */
 }
 
 static void an_event_recorded_anew_orders_as_it_was(void) {

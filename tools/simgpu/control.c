@@ -35,4 +35,5 @@ void simgpu_reset(void) {
         sim.link_free_ns[i] = 0;
     simgpu__fault_clear();
     sim_unlock();
+    simgpu_blocking_reset();
 }

@@ -39,7 +39,14 @@ static CUresult push(CUstream stream, struct sim_op op, bool waits) {
     end->refs++;
     op.point = end;
     CUresult result = simgpu__stream_push(on, &op);
-    if (result == CUDA_SUCCESS) result = simgpu__point_wait(end);
+    if (result == CUDA_SUCCESS) {
+        simgpu__block_waits();
+        sim_unlock(); /* who waits is looked up without it */
+        simgpu__block_begin(op.link == SIM_LINK_TO_HOST ? SIM_cuMemcpyDtoHAsync_v2 : SIM_cuMemcpyHtoDAsync_v2);
+        sim_lock();
+        result = simgpu__point_wait(end);
+        simgpu__block_end();
+    }
     if (result == CUDA_SUCCESS && op.link == SIM_LINK_TO_HOST) simgpu__order_host_learns(&end->position);
     simgpu__point_drop(end);
     return result;

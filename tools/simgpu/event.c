@@ -89,16 +89,23 @@ CUresult cuEventQuery(CUevent event) {
     return sim_unlock_with(done ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
 }
 
-CUresult cuEventSynchronize(CUevent event) {
-    SIM_ENTER(cuEventSynchronize);
-    sim_lock();
+static CUresult synchronize(CUevent event) {
     struct event *of = event_of(event);
-    if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    if (!of) return CUDA_ERROR_INVALID_HANDLE;
     struct sim_point *point = of->point; /* the event may be recorded anew, or destroyed, meanwhile */
-    if (!point) return sim_unlock_with(CUDA_SUCCESS);
+    if (!point) return CUDA_SUCCESS;
     point->refs++;
     CUresult result = simgpu__point_wait(point);
     simgpu__order_host_learns(&point->position);
     simgpu__point_drop(point);
-    return sim_unlock_with(result);
+    return result;
+}
+
+CUresult cuEventSynchronize(CUevent event) {
+    SIM_ENTER(cuEventSynchronize);
+    simgpu__block_begin(SIM_cuEventSynchronize);
+    sim_lock();
+    CUresult result = sim_unlock_with(synchronize(event));
+    simgpu__block_end();
+    return result;
 }

@@ -109,21 +109,28 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags) {
     return sim_unlock_with(register_locked(address, bytes));
 }
 
-/* Waits for the work that uses the memory, as freeing pinned memory does. */
-CUresult cuMemHostUnregister(void *address) {
-    SIM_ENTER(cuMemHostUnregister);
-    if (!address) return CUDA_ERROR_INVALID_VALUE;
-    sim_lock();
+static CUresult unregister_locked(void *address) {
     size_t i = index_of((uintptr_t)address);
     if (i == n_registrations || registrations[i].address != (uintptr_t)address)
-        return sim_unlock_with(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     simgpu__stream_wait_unused((uintptr_t)address, registrations[i].bytes);
     i = index_of((uintptr_t)address); /* the wait gave the lock up */
     if (i == n_registrations || registrations[i].address != (uintptr_t)address)
-        return sim_unlock_with(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     unpin(address, registrations[i].bytes);
     simgpu__history_free(registrations[i].history);
     n_registrations--;
     memmove(&registrations[i], &registrations[i + 1], (n_registrations - i) * sizeof *registrations);
-    return sim_unlock_with(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
+}
+
+/* Waits for the work that uses the memory, as freeing pinned memory does. */
+CUresult cuMemHostUnregister(void *address) {
+    SIM_ENTER(cuMemHostUnregister);
+    if (!address) return CUDA_ERROR_INVALID_VALUE;
+    simgpu__block_begin(SIM_cuMemHostUnregister);
+    sim_lock();
+    CUresult result = sim_unlock_with(unregister_locked(address));
+    simgpu__block_end();
+    return result;
 }

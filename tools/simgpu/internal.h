@@ -104,6 +104,15 @@ void simgpu__fault_arm(int entry, unsigned long n, int code);
 CUresult simgpu__fault_count(enum sim_entry entry); /* the code to fail with, or CUDA_SUCCESS */
 void simgpu__fault_clear(void);
 
+/* ---- calls that wait (block.c) --------------------------------------------------------------------------------- */
+
+/* The calling thread is in an entry point that may wait (without the lock), and leaves it. */
+void simgpu__block_begin(enum sim_entry entry);
+void simgpu__block_end(void);
+/* It waits from here on. */
+void simgpu__block_waits(void);
+int simgpu__thread_id(void);
+
 /* ---- settings (settings.c) ------------------------------------------------------------------------------------- */
 
 /* Reads the environment once; false, after a line on stderr, when a setting is malformed. Takes the lock. */

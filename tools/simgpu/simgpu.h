@@ -51,8 +51,10 @@ SIMGPU_API void simgpu_set_pcie(double gigabytes_per_s); /* 0: unlimited */
  * Returns 0, or -1 when no entry point has that name. */
 SIMGPU_API int simgpu_fail_nth(const char *entry, unsigned long n, int code);
 
-/* Calls of `entry` since the last reset, failed ones too; NULL or "any": of all. 0 for an unknown name. */
+/* Calls of `entry` since the last reset of the counts or of all, failed ones too; NULL or "any": of all. 0 for an unknown
+ * name. */
 SIMGPU_API unsigned long simgpu_calls(const char *entry);
+SIMGPU_API void simgpu_calls_reset(void); /* an armed fault stays armed */
 
 /* The i-th entry point's exported name, NULL past the last: to walk over all of them. */
 SIMGPU_API const char *simgpu_entry_name(unsigned i);
@@ -63,6 +65,29 @@ SIMGPU_API const char *simgpu_entry_name(unsigned i);
 SIMGPU_API int simgpu_capture(void *stream, int begins);
 
 SIMGPU_API void simgpu_live(struct simgpu_live *live_out);
+
+/* ---- calls that make the program wait ---- */
+
+/* Such calls: cuStreamSynchronize, cuEventSynchronize, cuCtxSynchronize, cuMemcpyHtoDAsync and DtoHAsync with memory that is
+ * not registered, cuMemHostUnregister, and the last cuDevicePrimaryCtxRelease. Each is counted, whether or not there was
+ * anything to wait for; calls that are refused are not. */
+struct simgpu_blocking {
+    int thread;          /* the kernel's id of it (gettid); 0: not known any more, as there were too many rows */
+    const char *entry;
+    char label[48];      /* the thread's, see simgpu_annotate */
+    char site[512];      /* who called: "function (file) < its caller < ..."; file+offset where a function has no name */
+    unsigned long calls;
+    unsigned long waits; /* of these, those that found something to wait for */
+    uint64_t wait_ns;
+    uint64_t longest_ns;
+};
+
+/* One row per thread, entry point, label and site since the last reset; the longest waits first. Returns how many rows there
+ * are, of which at most n are written. */
+SIMGPU_API size_t simgpu_blocking_list(struct simgpu_blocking *list_out, size_t n);
+/* The sum over one thread's rows (0: the calling thread; -1: all threads); no label and no site. */
+SIMGPU_API void simgpu_blocking_total(int thread, struct simgpu_blocking *total_out);
+SIMGPU_API void simgpu_blocking_reset(void);
 
 /* ---- labels, for reports and the timeline; texts are copied, up to 47 bytes ---- */
 

@@ -69,6 +69,7 @@ void simgpu__point_drop(struct sim_point *point) {
 
 CUresult simgpu__point_wait(struct sim_point *point) {
     point->refs++;
+    if (!point->done) simgpu__block_waits();
     while (!point->done)
         pthread_cond_wait(&sim.progress, &sim.lock);
     simgpu__point_drop(point);
@@ -305,8 +306,10 @@ bool simgpu__stream_uses(uintptr_t address, size_t bytes, bool running_only) {
 }
 
 void simgpu__stream_wait_unused(uintptr_t address, size_t bytes) {
-    while (simgpu__stream_uses(address, bytes, false))
+    while (simgpu__stream_uses(address, bytes, false)) {
+        simgpu__block_waits();
         pthread_cond_wait(&sim.progress, &sim.lock);
+    }
 }
 
 static bool any_work_before(uint64_t seq) {
@@ -318,8 +321,10 @@ static bool any_work_before(uint64_t seq) {
 
 void simgpu__stream_sync_all(void) {
     uint64_t end = last_seq + 1;
-    while (any_work_before(end))
+    while (any_work_before(end)) {
+        simgpu__block_waits();
         pthread_cond_wait(&sim.progress, &sim.lock);
+    }
 }
 
 static void learn_of(const struct sim_stream *stream) {
@@ -421,19 +426,26 @@ void simgpu__stream_forget_order(void) {
     null_stream.position = (struct sim_position){0};
 }
 
-CUresult cuStreamSynchronize(CUstream stream) {
-    SIM_ENTER(cuStreamSynchronize);
-    sim_lock();
+static CUresult synchronize(CUstream stream) {
     struct sim_stream *of = simgpu__stream_of(stream);
-    if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    if (!of) return CUDA_ERROR_INVALID_HANDLE;
     struct sim_point *end = simgpu__point_new();
-    if (!end) return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
+    if (!end) return CUDA_ERROR_OUT_OF_MEMORY;
     end->refs++;
     CUresult result = simgpu__stream_push(of, &(struct sim_op){.work = SIM_POINT, .point = end});
     if (result == CUDA_SUCCESS) result = simgpu__point_wait(end);
     if (result == CUDA_SUCCESS) simgpu__order_host_learns(&end->position);
     simgpu__point_drop(end);
-    return sim_unlock_with(result);
+    return result;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+    SIM_ENTER(cuStreamSynchronize);
+    simgpu__block_begin(SIM_cuStreamSynchronize);
+    sim_lock();
+    CUresult result = sim_unlock_with(synchronize(stream));
+    simgpu__block_end();
+    return result;
 }
 
 int simgpu_stream_name(void *stream, const char *text) {
