@@ -77,6 +77,8 @@ typedef struct option_parser {
     X("FCDP_SIM_POISON", "0|1", "", "the simulated driver fills fresh pages with a pattern", NO_FIELD)                 \
     X("FCDP_SIM_RACES", "0|1", "",                                                                                     \
       "the simulated driver fails on accesses of two streams to the same bytes that nothing orders", NO_FIELD)         \
+    X("FCDP_SIM_TIMELINE", "path", "",                                                                                 \
+      "the simulated driver writes what its streams do as a Chrome trace; %p in the path is the process's id", NO_FIELD) \
     X("FCDP_CACHE", "path", "", "where the set-up keeps what it builds once", NO_FIELD)                                \
     X("FCDP_PYTHON", "path", "", "the Python that the set-up builds on", NO_FIELD)                                     \
     X("FCDP_JEMALLOC", "path", "", "a private jemalloc to build with", NO_FIELD)                                       \

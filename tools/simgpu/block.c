@@ -92,7 +92,7 @@ static struct row *row_of(const struct key *key) {
 }
 
 void simgpu__block_end(void) {
-    uint64_t wait_ns = current.since_ns ? simgpu__now_ns() - current.since_ns : 0;
+    uint64_t now = current.since_ns ? simgpu__now_ns() : 0, wait_ns = now - current.since_ns;
     pthread_mutex_lock(&rows_lock);
     struct row *row = row_of(&current.key);
     row->calls++;
@@ -100,6 +100,8 @@ void simgpu__block_end(void) {
     row->wait_ns += wait_ns;
     if (wait_ns > row->longest_ns) row->longest_ns = wait_ns;
     pthread_mutex_unlock(&rows_lock);
+    if (current.since_ns && simgpu__timeline_is_on())
+        simgpu__timeline_wait(simgpu_entry_name(current.key.entry), current.key.label, current.since_ns, now);
     current.since_ns = 0;
 }
 

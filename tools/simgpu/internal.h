@@ -104,6 +104,8 @@ void simgpu__fault_arm(int entry, unsigned long n, int code);
 CUresult simgpu__fault_count(enum sim_entry entry); /* the code to fail with, or CUDA_SUCCESS */
 void simgpu__fault_clear(void);
 
+struct sim_op;
+
 /* ---- calls that wait (block.c) --------------------------------------------------------------------------------- */
 
 /* The calling thread is in an entry point that may wait (without the lock), and leaves it. */
@@ -112,6 +114,17 @@ void simgpu__block_end(void);
 /* It waits from here on. */
 void simgpu__block_waits(void);
 int simgpu__thread_id(void);
+
+/* ---- the timeline (timeline.c) --------------------------------------------------------------------------------- */
+
+bool simgpu__timeline_is_on(void);
+/* 0, or -1 with errno. */
+int simgpu__timeline_open(const char *pattern);
+/* An operation of the stream with this number ended; `named` is the stream's own note of which timeline has its name. */
+void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned stream, const char *stream_name,
+                         unsigned *named);
+/* The calling thread waited. */
+void simgpu__timeline_wait(const char *entry, const char *label, uint64_t begin_ns, uint64_t end_ns);
 
 /* ---- settings (settings.c) ------------------------------------------------------------------------------------- */
 

@@ -79,6 +79,12 @@ static bool parse_races(const char *text) {
     return true;
 }
 
+/* A timeline that is on stays so: a reset between tests must not begin the file anew. */
+static bool begin_timeline(const char *pattern) {
+    if (simgpu__timeline_is_on() || simgpu__timeline_open(pattern) == 0) return true;
+    return complain("FCDP_SIM_TIMELINE", pattern, "the path of a file that can be written");
+}
+
 static bool apply(const char *name, bool (*parse)(const char *text)) {
     const char *text = getenv(name);
     return !text || !*text || parse(text);
@@ -94,7 +100,7 @@ bool simgpu__settings_load(void) {
         sim.races = false;
         sim.settings_valid = apply("FCDP_SIM_CAPACITY", parse_capacity) && apply("FCDP_SIM_PCIE", parse_pcie) &&
                              apply("FCDP_SIM_FAIL", parse_fail) && apply("FCDP_SIM_POISON", parse_poison) &&
-                             apply("FCDP_SIM_RACES", parse_races);
+                             apply("FCDP_SIM_RACES", parse_races) && apply("FCDP_SIM_TIMELINE", begin_timeline);
     }
     bool valid = sim.settings_valid;
     sim_unlock();

@@ -11,6 +11,7 @@
  *   FCDP_SIM_FAIL      NAME:N[:CODE]: the N-th call of NAME (`any`: of any entry point) fails with CODE (default 999)
  *   FCDP_SIM_POISON    1: fresh physical memory is filled with 0xA5, so that reading a page never written shows
  *   FCDP_SIM_RACES     1: simgpu_set_races
+ *   FCDP_SIM_TIMELINE  PATH: simgpu_timeline_begin
  * A malformed one makes cuInit fail with CUDA_ERROR_INVALID_VALUE, after one line on stderr that names it.
  *
  * All functions are thread-safe, except that simgpu_reset must not run beside a cu* call. In a forked child they do
@@ -95,6 +96,16 @@ SIMGPU_API void simgpu_blocking_reset(void);
 SIMGPU_API void simgpu_annotate(const char *text);
 /* A stream's name (NULL: the null stream's). 0, or -1 when there is no such stream. */
 SIMGPU_API int simgpu_stream_name(void *stream, const char *text);
+
+/* ---- the timeline ---- */
+
+/* Writes what happens from now on to a file as a Chrome trace, which chrome://tracing and Perfetto open: a row per stream with its
+ * operations (and its waits, where it waited), a row per thread with the calls in which it waited. "%p" in the path is the
+ * process's id. A timeline that was on ends first, as it does when the process exits; a reset does not end it. Times are the
+ * monotonic clock's in microseconds, so that files of several processes fit together: tools/simgpu/merge_timelines.py. Returns
+ * 0, or -1 with errno. */
+SIMGPU_API int simgpu_timeline_begin(const char *path);
+SIMGPU_API void simgpu_timeline_end(void);
 
 /* ---- kernels ---- */
 

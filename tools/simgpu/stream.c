@@ -35,6 +35,8 @@ struct sim_stream {
     uint64_t free_ns; /* the modelled end of what it did last */
     struct sim_position position;
     char name[SIM_TEXT_BYTES];
+    unsigned row;      /* in timelines; the null stream's is 0 */
+    unsigned named_in; /* the timeline that knows the name */
     CUstreamCaptureStatus capture;
 };
 
@@ -42,7 +44,8 @@ static struct sim_table stream_table = {.tag = 0x53};
 static struct sim_stream null_stream = {.work = PTHREAD_COND_INITIALIZER, .name = "null stream"};
 static struct sim_stream *streams;
 static unsigned n_workers;
-static unsigned n_created; /* for the names of streams without one */
+static unsigned n_created; /* since the last reset: for the names of streams without one */
+static unsigned n_rows;    /* ever */
 static _Thread_local struct sim_stream *working; /* the stream that this thread works for */
 static uint64_t last_seq;
 
@@ -186,15 +189,23 @@ static void op_end(struct sim_stream *stream, struct sim_op *op) {
 
 static void run_head(struct sim_stream *stream) {
     struct sim_op *op = stream->head;
-    while (!simgpu__work_is_dropped() && !may_start(stream, op))
+    uint64_t begin_ns = simgpu__now_ns();
+    bool waited = false;
+    while (!simgpu__work_is_dropped() && !may_start(stream, op)) {
+        waited = true;
         wait_for_turn(op);
+    }
     if (!simgpu__work_is_dropped() && (!simgpu__work_is_legal(op) || !op_start(stream, op)))
         simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
     if (!simgpu__work_is_dropped()) {
+        if (!takes_no_time(op)) begin_ns = simgpu__now_ns(); /* it runs from here; what only waits has waited */
         op->running = true;
         sim_unlock();
         simgpu__work_perform(op);
         sim_lock();
+        bool shows = takes_no_time(op) ? waited && op->work != SIM_POINT : true;
+        if (shows && simgpu__timeline_is_on())
+            simgpu__timeline_op(op, begin_ns, stream->row, stream->name, &stream->named_in);
     }
     op_end(stream, op);
     stream->head = op->next;
@@ -367,6 +378,7 @@ static CUresult stream_create(CUstream *stream_out, unsigned int flags) {
         free(stream);
         return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
     }
+    stream->row = ++n_rows;
     snprintf(stream->name, sizeof stream->name, "stream %u", ++n_created);
     stream->next = streams;
     streams = stream;
@@ -416,7 +428,7 @@ void simgpu__stream_reset(void) {
         pthread_cond_wait(&sim.progress, &sim.lock);
     null_stream.closing = false;
     simgpu__text_set(null_stream.name, "null stream");
-    n_created = 0;
+    null_stream.named_in = n_created = 0;
     atomic_store(&sim.n_capturing, 0);
     atomic_store(&sim.stopping, false);
 }
@@ -453,6 +465,7 @@ int simgpu_stream_name(void *stream, const char *text) {
     sim_lock();
     struct sim_stream *of = text ? simgpu__stream_of(stream) : NULL;
     if (of) simgpu__text_set(of->name, text);
+    if (of) of->named_in = 0;
     sim_unlock();
     return of ? 0 : -1;
 }
