@@ -87,6 +87,7 @@ CALL(cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2(world.pages.at, world.pages.at +
 CALL(cuMemsetD8Async, cuMemsetD8Async(world.pages.at, 0, 64, world.stream))
 CALL(cuMemHostRegister_v2, cuMemHostRegister_v2(world.unregistered, 4096, 0))
 CALL(cuMemHostUnregister, cuMemHostUnregister(world.host))
+CALL(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer_v2(&an_address, world.host, 0))
 
 #define ROW(entry) {#entry, call_##entry}
 static const struct {
@@ -104,7 +105,7 @@ static const struct {
     ROW(cuStreamWriteValue32_v2), ROW(cuLaunchHostFunc), ROW(cuEventCreate), ROW(cuEventDestroy_v2),
     ROW(cuEventRecord), ROW(cuEventQuery), ROW(cuEventSynchronize), ROW(cuMemcpyAsync), ROW(cuMemcpyHtoDAsync_v2),
     ROW(cuMemcpyDtoHAsync_v2), ROW(cuMemcpyDtoDAsync_v2), ROW(cuMemsetD8Async), ROW(cuMemHostRegister_v2),
-    ROW(cuMemHostUnregister),
+    ROW(cuMemHostUnregister), ROW(cuMemHostGetDevicePointer_v2),
 };
 #define N_CALLS (sizeof calls / sizeof *calls)
 

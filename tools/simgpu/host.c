@@ -134,3 +134,13 @@ CUresult cuMemHostUnregister(void *address) {
     simgpu__block_end();
     return result;
 }
+
+/* The device sees registered memory where the host does (CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM). */
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address_out, void *host, unsigned int flags) {
+    SIM_ENTER(cuMemHostGetDevicePointer_v2);
+    if (!address_out || !host || flags) return CUDA_ERROR_INVALID_VALUE;
+    sim_lock();
+    if (simgpu__host_place((uintptr_t)host, 1) != SIM_PINNED) return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
+    *address_out = (uintptr_t)host;
+    return sim_unlock_with(CUDA_SUCCESS);
+}

@@ -71,7 +71,8 @@ enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
     X(cuMemcpyDtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                                     \
     X(cuMemsetD8Async, SIM_NEEDS_CONTEXT)                                                                          \
     X(cuMemHostRegister_v2, SIM_NEEDS_CONTEXT)                                                                     \
-    X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)
+    X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuMemHostGetDevicePointer_v2, SIM_NEEDS_CONTEXT)
 
 enum sim_entry {
 #define X(name, need) SIM_##name,
