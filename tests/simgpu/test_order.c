@@ -1,6 +1,6 @@
 /*
- * Unordered accesses: each edge is shown to order two accesses through different addresses, and each is shown to be
- * what did it, since without it there is a report. No test depends on when the operations really run.
+ * Unordered accesses: each edge is shown to order two accesses through different addresses, and each is shown
+ * to be what did it, since without it there is a report. No test depends on when the operations really run.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -559,7 +559,8 @@ static void an_operation_is_ordered_with_itself(void **state) {
     assert_reported(false, "itself");
 }
 
-/* What is ordered with the last access alone is unordered with those before that the last was not ordered with. */
+/* What is ordered with the last access alone is unordered with those before that the last was not ordered
+ * with. */
 static void earlier_accesses_are_remembered(void **state) {
     (void)state;
     world_make();

@@ -1,9 +1,10 @@
 /*
  * Calls that make a thread of the program wait for the device: how often, for how long, from where.
  *
- * A row is a thread, an entry point, the thread's label and the return addresses that led there, so that "this thread
- * waits nowhere but there" can be asserted and, where it is not so, the place be found. Return addresses are named when
- * the rows are listed. The table is bounded: what finds no room is counted in a last row, which is nobody's.
+ * A row is a thread, an entry point, the thread's label and the return addresses that led there, so that
+ * "this thread waits nowhere but there" can be asserted and, where it is not so, the place be found. Return
+ * addresses are named when the rows are listed. The table is bounded: what finds no room is counted in a last
+ * row, which is nobody's.
  */
 #include <dlfcn.h>
 #include <execinfo.h>
