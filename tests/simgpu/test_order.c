@@ -402,6 +402,23 @@ static void a_host_function_that_signals_orders(void) {
     touch(w.second, w.alias, 64, 0);
 }
 
+static void a_word_that_the_host_sees_orders_what_observes_it(void) {
+    touch(w.first, w.pages.at, 64, 1);
+    OK(cuStreamWriteValue32_v2(w.first, FLAG, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
+    while (__atomic_load_n((uint32_t *)(uintptr_t)FLAG, __ATOMIC_ACQUIRE) != 1)
+        continue;
+    simgpu_observe((void *)(uintptr_t)FLAG);
+    touch(w.second, w.alias, 64, 0);
+}
+
+static void a_word_that_nothing_observes_does_not_order(void) {
+    touch(w.first, w.pages.at, 64, 1);
+    OK(cuStreamWriteValue32_v2(w.first, FLAG, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
+    while (__atomic_load_n((uint32_t *)(uintptr_t)FLAG, __ATOMIC_ACQUIRE) != 1)
+        continue;
+    touch(w.second, w.alias, 64, 0);
+}
+
 static void a_signal_of_another_does_not_order(void) {
     sem_t done, other;
     sem_init(&done, 0, 0);
@@ -478,7 +495,8 @@ static const struct {
     ORDERED(a_value_that_the_host_stores_orders_behind_what_it_knows),
     UNORDERED(a_value_that_the_host_stores_does_not_order_what_it_does_not_know),
     ORDERED(a_foreign_value_orders_behind_all_values_of_ours), ORDERED(many_values_lose_no_edge),
-    ORDERED(a_host_function_that_signals_orders), UNORDERED(a_signal_of_another_does_not_order),
+    ORDERED(a_word_that_the_host_sees_orders_what_observes_it),
+    UNORDERED(a_word_that_nothing_observes_does_not_order), ORDERED(a_host_function_that_signals_orders), UNORDERED(a_signal_of_another_does_not_order),
     ORDERED(a_host_function_that_observes_is_ordered), ORDERED(a_host_function_is_in_its_stream_s_order),
     UNORDERED(a_host_function_is_in_no_other_stream_s_order),
 };

@@ -155,21 +155,19 @@ void simgpu__order_wait_value(struct sim_position *position, struct sim_key key,
     if (!written_here) must(simgpu__clock_join(&position->known, order.host));
 }
 
-static struct sim_key key_of(const void *address) { return (struct sim_key){.base = 1, .offset = (uintptr_t)address}; }
-
 /* What has been signalled under the key before stays in it: several may signal, and whoever observes comes
  * after all. */
 void simgpu_signal(const void *key) {
     if (simgpu__forked()) return;
     sim_lock();
     struct sim_position *position = simgpu__stream_position();
-    struct signal *before = signal_find(key_of(key));
+    struct signal *before = signal_find(simgpu__vspace_key((uintptr_t)key));
     struct sim_clock *clock = simgpu__clock_keep(before && before->in_use ? before->clock : NULL);
     if (position)
         learn(&clock, position);
     else
         must(simgpu__clock_join(&clock, order.host));
-    signal_put(key_of(key), 0, clock);
+    signal_put(simgpu__vspace_key((uintptr_t)key), 0, clock);
     simgpu__clock_drop(clock);
     sim_unlock();
 }
@@ -178,7 +176,7 @@ void simgpu_observe(const void *key) {
     if (simgpu__forked()) return;
     sim_lock();
     struct sim_position *position = simgpu__stream_position();
-    struct signal *signal = signal_find(key_of(key));
+    struct signal *signal = signal_find(simgpu__vspace_key((uintptr_t)key));
     must(simgpu__clock_join(position ? &position->known : &order.host,
                             signal && signal->in_use ? signal->clock : order.signalled));
     sim_unlock();

@@ -167,8 +167,8 @@ struct simgpu_unordered {
 SIMGPU_API void simgpu_unordered(struct simgpu_unordered *unordered_out);
 
 /* What the caller knows to be over, a thread of the program or a host function, is known behind a later
- * simgpu_observe of the same key (any address): for threads and host functions that tell each other things by
- * means of their own. */
+ * simgpu_observe of the same key (any address): for threads and host functions that tell each other things by means
+ * of their own. A cuStreamWriteValue32 signals the word's address, for who sees the word change. */
 SIMGPU_API void simgpu_signal(const void *key);
 SIMGPU_API void simgpu_observe(const void *key);
 
