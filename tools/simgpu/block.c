@@ -107,6 +107,7 @@ void simgpu__block_end(void) {
 
 /* ---- reading --------------------------------------------------------------------------------------------------- */
 
+/* Looked up only when rows are listed: a symbol costs more than the call that is counted. */
 static void name_frames(char *text, size_t n, void *const *frames) {
     size_t at = 0;
     text[0] = '\0';
@@ -140,6 +141,7 @@ static int longest_first(const void *a, const void *b) {
     return one->calls == other->calls ? 0 : one->calls > other->calls ? -1 : 1;
 }
 
+/* Rows are copied first, so that nobody who is counted waits for the naming. */
 size_t simgpu_blocking_list(struct simgpu_blocking *list_out, size_t n) {
     struct row *copies = malloc(sizeof rows);
     if (!copies || simgpu__forked()) {

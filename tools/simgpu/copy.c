@@ -28,6 +28,7 @@ static void add_access(struct sim_op *op, uintptr_t address, bool writes) {
     if (address) op->accesses[op->n_accesses++] = (struct simgpu_access){address, op->bytes, writes};
 }
 
+/* The caller of a copy that waits is looked up while the copy runs, and without the lock. */
 static CUresult push(CUstream stream, struct sim_op op, bool waits) {
     struct sim_stream *on = simgpu__stream_of(stream);
     if (!on) return CUDA_ERROR_INVALID_HANDLE;

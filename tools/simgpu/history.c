@@ -65,6 +65,7 @@ static void forget_oldest(struct sim_history *history) {
     memmove(history->touches, history->touches + 1, --history->n * sizeof *history->touches);
 }
 
+/* One pass drops what is superfluous, so that the array grows only with what must be kept. */
 void simgpu__history_add(struct sim_history **history, const struct sim_touch *touch, const struct sim_clock *known) {
     struct sim_history *old = *history;
     size_t n_kept = 0;

@@ -218,6 +218,7 @@ static void report_pair(const struct sim_touch *earlier, const struct sim_touch 
            first, second, "neither waits for the other; let an event order them");
 }
 
+/* A conflict is looked for before the touch is remembered: what is refused has not happened. */
 static bool touch(void *context, struct sim_history **history, size_t begin, size_t bytes, uintptr_t base) {
     struct visit *visit = context;
     struct sim_touch now = {.begin = begin,
@@ -251,6 +252,7 @@ static void touch_access(struct visit *visit) {
     }
 }
 
+/* One note for all that the operation touches, as it may be hundreds of pages. */
 bool simgpu__order_check(const struct sim_position *position, const struct sim_op *op, const char *stream_name) {
     if (op->n_accesses == 0 || order.lost) return true;
     struct sim_note *note = calloc(1, sizeof *note);

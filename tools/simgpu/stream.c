@@ -187,6 +187,7 @@ static void op_end(struct sim_stream *stream, struct sim_op *op) {
     op->point->done = true;
 }
 
+/* The head stays in the queue while it runs without the lock, so that others see what it uses. */
 static void run_head(struct sim_stream *stream) {
     struct sim_op *op = stream->head;
     uint64_t begin_ns = simgpu__now_ns();
@@ -265,6 +266,7 @@ static bool is_done_at_once(const struct sim_stream *stream, const struct sim_op
     return op->work == SIM_POINT || (op->work == SIM_WAIT_POINT && op->waits_for->done);
 }
 
+/* What takes no time on an idle stream is done here and now, and needs no thread. */
 CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op) {
     struct sim_op *queued = malloc(sizeof *queued);
     bool at_once = is_done_at_once(stream, op);

@@ -109,6 +109,7 @@ static size_t bytes_of(const struct sim_op *op) {
     return bytes;
 }
 
+/* The row gets its name with its first event: only then is it sure to be in this timeline. */
 void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned stream, const char *stream_name,
                          unsigned *named) {
     const char *kind = simgpu__op_name(op);
@@ -129,6 +130,7 @@ void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned st
     pthread_mutex_unlock(&timeline.lock);
 }
 
+/* As above; a thread's row is its own, so its note of the name needs no lock. */
 void simgpu__timeline_wait(const char *entry, const char *label, uint64_t begin_ns, uint64_t end_ns) {
     static _Thread_local unsigned named;
     int row = simgpu__thread_id();
@@ -164,6 +166,7 @@ static bool expand(char *path, size_t n, const char *pattern) {
     return true;
 }
 
+/* The head is written at once: a process that is killed early leaves a file that says whose it is. */
 int simgpu__timeline_open(const char *pattern) {
     char path[4096];
     if (!expand(path, sizeof path, pattern)) {

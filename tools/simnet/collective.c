@@ -185,6 +185,7 @@ static bool run_rounds(const simnet_op *op, uint64_t *end_ns_out) {
     return true;
 }
 
+/* What this member is in is written before anything says that it came. */
 void simnet__run(simnet_op *op) {
     simnet_comm *comm = op->comm;
     simnet_endpoint *endpoint = comm->endpoint;

@@ -21,6 +21,7 @@ const char *simnet__describe(const simnet_op *op, char *text, size_t n) {
 
 /* ---- attaching ---- */
 
+/* All of them at once: a communicator is a few words here, and its memory is there only once it is used. */
 static fcdp_status comms_make(simnet_endpoint *endpoint) {
     shared_fabric *shared = endpoint->fabric->shared;
     endpoint->comms = calloc((size_t)SIMNET_N_LANES * shared->ids, sizeof *endpoint->comms);
@@ -46,6 +47,7 @@ static void symbols_find(simnet_endpoint *endpoint) {
     *(void **)&endpoint->observe = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_observe");
 }
 
+/* The rank is announced last: from then on others may wait for it. */
 fcdp_status simnet_attach(simnet_fabric *fabric, uint32_t rank, fcdp_driver *drv,
                           simnet_endpoint **endpoint_out) {
     shared_fabric *shared = fabric->shared;

@@ -93,6 +93,20 @@ static void lock_init(pthread_mutex_t *lock) {
     pthread_mutexattr_destroy(&attributes);
 }
 
+/* The magic comes last: a fabric that is not complete cannot be opened. */
+static void shared_fill(shared_fabric *shared, const simnet_config *config, size_t offset, size_t bytes) {
+    shared->nodes = config->nodes;
+    shared->ranks_per_node = config->ranks_per_node;
+    shared->ids = config->ids;
+    shared->staging_bytes = config->staging_bytes;
+    shared->staging_offset = offset;
+    shared->total_bytes = bytes;
+    shared->timeout_s = config->timeout_s;
+    lock_init(&shared->lock);
+    shared->magic = MAGIC;
+}
+
+/* One sparse file for all that there could be: pages exist once they are touched. */
 fcdp_status simnet_create(const simnet_config *asked, simnet_fabric **fabric_out) {
     simnet_config config = *asked;
     if (!config.ids) config.ids = 4;
@@ -105,27 +119,14 @@ fcdp_status simnet_create(const simnet_config *asked, simnet_fabric **fabric_out
         fcdp__round_up(sizeof(shared_fabric) + n_comms(&config) * sizeof(shared_comm), PAGE_BYTES);
     size_t bytes = offset + n_comms(&config) * ranks * config.staging_bytes;
     int fd = memfd_create("fcdp-simnet", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0) {
+    if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
         status = fcdp__fail(FCDP_ERR_SYSTEM, "a memfd of %zu bytes: %s", bytes, strerror(errno));
-        if (fd >= 0) close(fd);
-        return status;
-    }
-    status = map(fd, bytes, fabric_out);
-    if (status) {
+    if (!status) status = map(fd, bytes, fabric_out);
+    if (!status)
+        shared_fill((*fabric_out)->shared, &config, offset, bytes);
+    else if (fd >= 0)
         close(fd);
-        return status;
-    }
-    shared_fabric *shared = (*fabric_out)->shared;
-    shared->nodes = config.nodes;
-    shared->ranks_per_node = config.ranks_per_node;
-    shared->ids = config.ids;
-    shared->staging_bytes = config.staging_bytes;
-    shared->staging_offset = offset;
-    shared->total_bytes = bytes;
-    shared->timeout_s = config.timeout_s;
-    lock_init(&shared->lock);
-    shared->magic = MAGIC;
-    return FCDP_OK;
+    return status;
 }
 
 fcdp_status simnet_open(int fd, simnet_fabric **fabric_out) {
@@ -198,6 +199,7 @@ static bool process_lives(const shared_rank *rank) {
            state != 'X';
 }
 
+/* The cause alone is passed on from rank to rank, so that texts do not grow with their number. */
 bool simnet__rank_gone(const shared_fabric *shared, uint32_t rank, bool look, char *text, size_t n,
                        const char **cause_out) {
     const shared_rank *other = &shared->ranks[rank];
