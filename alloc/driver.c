@@ -61,7 +61,10 @@ enum {
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
     CU_STREAM_NON_BLOCKING = 1,
+    CU_EVENT_BLOCKING_SYNC = 1,
     CU_EVENT_DISABLE_TIMING = 2,
+    CU_STREAM_WAIT_VALUE_GEQ = 0,
+    CU_STREAM_WRITE_VALUE_DEFAULT = 0,
     CU_MEMHOSTREGISTER_PORTABLE = 1,
 };
 
@@ -105,15 +108,37 @@ enum {
     X(cuStreamIsCapturing, (CUstream stream, int *status))                                                             \
     X(cuEventQuery, (CUevent event))                                                                                   \
     X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                                  \
-    X(cuMemHostUnregister, (void *at))
+    X(cuMemHostUnregister, (void *at))                                                                                 \
+    X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *at, void *host, unsigned flags))                                     \
+    X(cuLaunchHostFunc, (CUstream stream, void (*function)(void *context), void *context))
+
+/* Those that a driver may lack. */
+#define CUDA_OPTIONAL_CALLS(X)                                                                                         \
+    X(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))                      \
+    X(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))
 /* clang-format on */
+
+/* The simulated driver's own, as tools/simgpu/simgpu.h has them. */
+struct simgpu_access {
+    uint64_t address;
+    size_t bytes;
+    int writes;
+};
+struct sim_calls {
+    void (*annotate)(const char *label);
+    int (*stream_name)(void *stream, const char *name);
+    int (*announce)(const struct simgpu_access *accesses, unsigned n);
+};
 
 struct fcdp_driver {
     _Atomic unsigned long n_calls;
     struct {
 #define AS_FIELD(name, args) CUresult(*name) args;
         CUDA_CALLS(AS_FIELD)
+        CUDA_OPTIONAL_CALLS(AS_FIELD)
     } api;
+    struct sim_calls sim; /* NULL: CUDA */
+    void *library;
     CUdevice device;
     CUcontext ctx;
     CUmemAllocationProp prop;
@@ -213,6 +238,9 @@ static bool api_load(fcdp_driver *drv, const char *path, char *reason_out, size_
         return false;                                                                                        \
     }
     CUDA_CALLS(AS_LOAD)
+#define AS_LOAD_OPTIONAL(name, args) *(void **)&drv->api.name = dlsym(library, #name);
+    CUDA_OPTIONAL_CALLS(AS_LOAD_OPTIONAL)
+    drv->library = library;
     return true;
 }
 
@@ -300,7 +328,11 @@ static bool sim_answers(fcdp_driver *drv, const char *sim_library, char *reason_
         return false;
     }
     drv->is_sim = true;
-    return api_load(drv, path, reason_out, n_reason) && device_answers(drv, reason_out, n_reason);
+    if (!api_load(drv, path, reason_out, n_reason)) return false;
+    *(void **)&drv->sim.annotate = dlsym(drv->library, "simgpu_annotate");
+    *(void **)&drv->sim.stream_name = dlsym(drv->library, "simgpu_stream_name");
+    *(void **)&drv->sim.announce = dlsym(drv->library, "simgpu_announce");
+    return device_answers(drv, reason_out, n_reason);
 }
 
 /* Load the table that `kind` asks for. */
@@ -504,12 +536,20 @@ fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_
                : call_failed(drv, result, "cuStreamWaitEvent(%p, event %p)", stream, event);
 }
 
-fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) {
+static fcdp_status event_create(fcdp_driver *drv, unsigned flags, fcdp_event *event_out) {
     CUevent event;
-    CUresult result = CALL(drv, cuEventCreate, &event, CU_EVENT_DISABLE_TIMING);
+    CUresult result = CALL(drv, cuEventCreate, &event, flags);
     if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuEventCreate(device %d)", drv->ordinal);
     *event_out = event;
     return FCDP_OK;
+}
+
+fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) {
+    return event_create(drv, CU_EVENT_DISABLE_TIMING, event_out);
+}
+
+fcdp_status fcdp__driver_event_create_blocking(fcdp_driver *drv, fcdp_event *event_out) {
+    return event_create(drv, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC, event_out);
 }
 
 void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event) {
@@ -533,6 +573,60 @@ fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) {
     CUresult result = CALL(drv, cuEventQuery, event);
     if (result == CUDA_ERROR_NOT_READY) return FCDP_PENDING;
     return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuEventQuery(%p)", event);
+}
+
+/* ---- host functions, values ---- */
+
+fcdp_status fcdp__driver_host_function(fcdp_driver *drv, fcdp_stream stream, fcdp_host_function function,
+                                       void *context) {
+    CUresult result = CALL(drv, cuLaunchHostFunc, stream, function, context);
+    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuLaunchHostFunc(stream %p)", stream);
+}
+
+static fcdp_status no_values(const fcdp_driver *drv, const char *name) {
+    return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                      "device %d's driver has no %s: it is older than CUDA 11.7; update the driver",
+                      drv->ordinal, name);
+}
+
+fcdp_status fcdp__driver_write_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word, uint32_t value) {
+    if (!drv->api.cuStreamWriteValue32_v2) return no_values(drv, "cuStreamWriteValue32");
+    CUresult result =
+        CALL(drv, cuStreamWriteValue32_v2, stream, word.addr, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+    if (result == CUDA_SUCCESS) return FCDP_OK;
+    return call_failed(drv, result, "cuStreamWriteValue32(%p, %#llx, %u)", stream,
+                       (unsigned long long)word.addr, value);
+}
+
+fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word, uint32_t value) {
+    if (!drv->api.cuStreamWaitValue32_v2) return no_values(drv, "cuStreamWaitValue32");
+    CUresult result = CALL(drv, cuStreamWaitValue32_v2, stream, word.addr, value, CU_STREAM_WAIT_VALUE_GEQ);
+    if (result == CUDA_SUCCESS) return FCDP_OK;
+    return call_failed(drv, result, "cuStreamWaitValue32(%p, %#llx, %u)", stream,
+                       (unsigned long long)word.addr, value);
+}
+
+/* ---- the simulated driver ---- */
+
+void fcdp__driver_annotate(fcdp_driver *drv, const char *label) {
+    if (drv->sim.annotate) drv->sim.annotate(label);
+}
+
+void fcdp__driver_stream_name(fcdp_driver *drv, fcdp_stream stream, const char *name) {
+    if (drv->sim.stream_name) drv->sim.stream_name(stream, name);
+}
+
+void fcdp__driver_announce(fcdp_driver *drv, const fcdp_access *accesses, size_t n) {
+    struct simgpu_access told[FCDP_MAX_ACCESSES];
+    if (!drv->sim.announce) return;
+    if (n > FCDP_MAX_ACCESSES) n = FCDP_MAX_ACCESSES;
+    for (size_t i = 0; i < n; i++)
+        told[i] = (struct simgpu_access){accesses[i].at.addr, accesses[i].bytes, accesses[i].writes};
+    drv->sim.announce(told, (unsigned)n);
+}
+
+void *fcdp__driver_sim_symbol(const fcdp_driver *drv, const char *name) {
+    return drv->is_sim ? dlsym(drv->library, name) : NULL;
 }
 
 /* ---- host memory ---- */
@@ -584,6 +678,14 @@ fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) {
         }
         n_done += n;
     }
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_out) {
+    CUdeviceptr at;
+    CUresult result = CALL(drv, cuMemHostGetDevicePointer_v2, &at, host, 0);
+    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuMemHostGetDevicePointer(%p)", host);
+    at_out->addr = at;
     return FCDP_OK;
 }
 

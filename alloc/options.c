@@ -75,6 +75,10 @@ typedef struct option_parser {
     X("FCDP_SIM_PCIE", "GB/s", "", "simulated rate between host and device, each way", NO_FIELD)                       \
     X("FCDP_SIM_FAIL", "NAME:N[:CODE]", "", "the simulated driver's N-th call of NAME fails with CODE", NO_FIELD)      \
     X("FCDP_SIM_POISON", "0|1", "", "the simulated driver fills fresh pages with a pattern", NO_FIELD)                 \
+    X("FCDP_SIM_RACES", "0|1", "",                                                                                     \
+      "the simulated driver fails on accesses of two streams to the same bytes that nothing orders", NO_FIELD)         \
+    X("FCDP_SIM_TIMELINE", "path", "",                                                                                 \
+      "the simulated driver writes what its streams do as a Chrome trace; %p in the path is the process's id", NO_FIELD) \
     X("FCDP_CACHE", "path", "", "where the set-up keeps what it builds once", NO_FIELD)                                \
     X("FCDP_PYTHON", "path", "", "the Python that the set-up builds on", NO_FIELD)                                     \
     X("FCDP_JEMALLOC", "path", "", "a private jemalloc to build with", NO_FIELD)                                       \

@@ -1,7 +1,9 @@
 /* The driver table on the simulated driver: opening, failures by name and number, contexts of threads, order,
  * pinning. */
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "tests/alloc/support.h"
 
@@ -137,6 +139,10 @@ static void world_destroy(world *w) {
     fcdp__driver_close(w->drv);
 }
 
+static void do_nothing(void *arg) {
+    (void)arg;
+}
+
 /* Each entry once: so that any of them can be made to fail. Outputs must stay as they were. */
 static fcdp_status entry_run(world *w, int entry) {
     fcdp_phys phys = {77};
@@ -203,6 +209,21 @@ static fcdp_status entry_run(world *w, int entry) {
     case 18:
         status = fcdp__driver_host_pin(w->drv, w->host, PAGE);
         break;
+    case 19:
+        status = fcdp__driver_host_function(w->drv, w->stream, do_nothing, NULL);
+        break;
+    case 20:
+        status = fcdp__driver_write_value32(w->drv, w->stream, w->base, 1);
+        break;
+    case 21:
+        status = fcdp__driver_wait_value32(w->drv, w->stream, w->base, 1);
+        break;
+    case 22:
+        status = fcdp__driver_event_create_blocking(w->drv, &event);
+        break;
+    case 23:
+        status = fcdp__driver_host_dptr(w->drv, w->host, &base);
+        break;
     }
     assert_true(phys.handle == 77 && base.addr == 77 && stream == (void *)77 && event == (void *)77);
     assert_true(free_bytes == 77 && total_bytes == 77);
@@ -216,7 +237,8 @@ static void every_failure_names_its_call(void **state) {
         "cuMemAddressFree",    "cuMemMap",          "cuMemUnmap",        "cuMemSetAccess",
         "cuMemcpyHtoDAsync",   "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuStreamCreateWithPriority",
         "cuStreamSynchronize", "cuStreamWaitEvent", "cuEventCreate",     "cuEventRecord",
-        "cuEventSynchronize",  "cuEventQuery",      "cuMemHostRegister"};
+        "cuEventSynchronize",  "cuEventQuery",      "cuMemHostRegister", "cuLaunchHostFunc",
+        "cuStreamWriteValue32", "cuStreamWaitValue32", "cuEventCreate",  "cuMemHostGetDevicePointer"};
     world w = world_create();
     for (int entry = 0; entry < (int)(sizeof calls / sizeof calls[0]); entry++) {
         assert_int_equal(simgpu_fail_nth(calls[entry], 1, CUDA_UNKNOWN), 0);
@@ -376,6 +398,117 @@ static void an_event_orders_two_streams(void **state) {
     free(received);
 }
 
+/* ---- host functions, values, blocking events ---- */
+
+static void append(void *arg) {
+    char **end = arg;
+    *(*end)++ = 'f';
+}
+
+/* A word in device memory, and one in pinned host memory: `down` goes on when `up` wrote it, and not before. */
+static void streams_meet_at_words(void **state) {
+    (void)state;
+    world w = world_create();
+    fcdp_stream other;
+    fcdp_event done;
+    fcdp_dptr words[2] = {w.base};
+    char text[8] = "", *end = text;
+    assert_ok(fcdp__driver_stream_create(w.drv, &other));
+    assert_ok(fcdp__driver_event_create_blocking(w.drv, &done));
+    assert_ok(fcdp__driver_host_pin(w.drv, w.host, PAGE));
+    assert_ok(fcdp__driver_host_dptr(w.drv, w.host + 64, &words[1]));
+    for (int i = 0; i < 2; i++) {
+        assert_ok(fcdp__driver_wait_value32(w.drv, other, words[i], 7));
+        assert_ok(fcdp__driver_host_function(w.drv, other, append, &end));
+        assert_ok(fcdp__driver_event_record(w.drv, done, other));
+        assert_ok(fcdp__driver_write_value32(w.drv, w.stream, words[i], 6));
+        assert_ok(fcdp__driver_stream_sync(w.drv, w.stream));
+        assert_int_equal(fcdp__driver_event_query(w.drv, done), FCDP_PENDING);
+        assert_ok(fcdp__driver_write_value32(w.drv, w.stream, words[i], 8)); /* at least 7 */
+        assert_ok(fcdp__driver_event_sync(w.drv, done));
+        assert_int_equal(strlen(text), i + 1);
+    }
+    assert_int_equal(*(uint32_t *)(w.host + 64), 8);
+    assert_ok(fcdp__driver_host_unpin(w.drv, w.host, PAGE));
+    fcdp__driver_event_destroy(w.drv, done);
+    fcdp__driver_stream_destroy(w.drv, other);
+    world_destroy(&w);
+}
+
+/* A copy of the simulated driver in which two functions have other names. */
+static void old_driver_make(char *path) {
+    static const char *const newer[] = {"cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2"};
+    struct stat about;
+    int from = open(getenv("FCDP_SIM_LIBRARY"), O_RDONLY), to = mkstemp(path);
+    assert_true(from >= 0 && to >= 0 && fstat(from, &about) == 0);
+    size_t bytes = (size_t)about.st_size;
+    char *image = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE, from, 0);
+    assert_ptr_not_equal(image, MAP_FAILED);
+    for (int i = 0; i < 2; i++)
+        for (char *at = image; (at = memmem(at, bytes - (size_t)(at - image), newer[i], strlen(newer[i])));)
+            at[2] = 'X';
+    assert_int_equal(write(to, image, bytes), bytes);
+    munmap(image, bytes);
+    close(from);
+    close(to);
+}
+
+static void an_old_driver_lacks_values_alone(void **state) {
+    (void)state;
+    fcdp__driver_close(driver_open_sim());
+    char path[] = "/tmp/fcdp-old-driver-XXXXXX", *named = strdup(getenv("FCDP_SIM_LIBRARY"));
+    fcdp_driver *drv;
+    fcdp_stream stream;
+    old_driver_make(path);
+    setenv("FCDP_SIM_LIBRARY", path, 1);
+    assert_ok(fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &drv));
+    setenv("FCDP_SIM_LIBRARY", named, 1);
+    assert_ok(fcdp__driver_stream_create(drv, &stream));
+    assert_int_equal(fcdp__driver_write_value32(drv, stream, (fcdp_dptr){64}, 1), FCDP_ERR_UNSUPPORTED);
+    assert_string_equal(fcdp_error_text(), "device 0's driver has no cuStreamWriteValue32: it is older than CUDA "
+                                           "11.7; update the driver");
+    assert_int_equal(fcdp__driver_wait_value32(drv, stream, (fcdp_dptr){64}, 1), FCDP_ERR_UNSUPPORTED);
+    assert_text("cuStreamWaitValue32");
+    fcdp__driver_stream_destroy(drv, stream);
+    fcdp__driver_close(drv);
+    unlink(path);
+    free(named);
+}
+
+/* ---- what only the simulated driver hears ---- */
+
+static void labels_and_names_reach_the_simulated_driver(void **state) {
+    (void)state;
+    world w = world_create();
+    struct simgpu_blocking row;
+    struct simgpu_unordered unordered;
+    fcdp_dptr beyond = fcdp__dptr_add(w.base, PAGE);
+    fcdp__driver_annotate(w.drv, "agreement");
+    assert_ok(fcdp__driver_stream_sync(w.drv, w.stream));
+    fcdp__driver_annotate(w.drv, NULL);
+    assert_int_equal(simgpu_blocking_list(&row, 1), 1);
+    assert_string_equal(row.label, "agreement");
+
+    assert_ok(fcdp__driver_map(w.drv, beyond, PAGE, w.phys)); /* the same page */
+    assert_ok(fcdp__driver_set_access(w.drv, beyond, PAGE));
+    fcdp_stream other;
+    assert_ok(fcdp__driver_stream_create(w.drv, &other));
+    fcdp__driver_stream_name(w.drv, other, "inter");
+    fcdp__driver_announce(w.drv, &(fcdp_access){w.base, 64, false}, 1);
+    assert_ok(fcdp__driver_host_function(w.drv, w.stream, do_nothing, NULL));
+    fcdp__driver_announce(w.drv, &(fcdp_access){beyond, 64, true}, 1);
+    assert_ok(fcdp__driver_host_function(w.drv, other, do_nothing, NULL));
+    assert_int_equal(fcdp__driver_sync(w.drv), FCDP_ERR_DRIVER);
+    simgpu_unordered(&unordered);
+    assert_int_equal(unordered.aliases, 1);
+    assert_non_null(strstr(unordered.text, "on stream \"inter\" writes"));
+    assert_ptr_equal(fcdp__driver_sim_symbol(w.drv, "simgpu_live"), simgpu_live);
+    assert_null(fcdp__driver_sim_symbol(w.drv, "simgpu_no_such_thing"));
+    fcdp__driver_close(w.drv);
+    munmap(w.host, PAGE);
+    simgpu_reset();
+}
+
 /* ---- pinning ---- */
 
 static size_t n_registered(void) {
@@ -447,6 +580,9 @@ int main(void) {
         cmocka_unit_test(any_thread_may_call_and_keeps_its_context),
         cmocka_unit_test(two_drivers_share_the_device),
         cmocka_unit_test(an_event_orders_two_streams),
+        cmocka_unit_test(streams_meet_at_words),
+        cmocka_unit_test(an_old_driver_lacks_values_alone),
+        cmocka_unit_test(labels_and_names_reach_the_simulated_driver),
         cmocka_unit_test(pinning_is_all_or_nothing),
         cmocka_unit_test(a_memlock_limit_is_named),
     };

@@ -16,6 +16,8 @@ static void cuda_is_taken_where_a_device_answers(void **state) {
         fcdp_driver *drv = open_or_null(kinds[i]);
         assert_non_null(drv);
         assert_false(fcdp__driver_is_sim(drv));
+        assert_null(fcdp__driver_sim_symbol(drv, "simgpu_live")); /* though this library has it */
+        fcdp__driver_annotate(drv, "nothing hears this");
         fcdp__driver_close(drv);
     }
 }

@@ -87,6 +87,7 @@ CALL(cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2(world.pages.at, world.pages.at +
 CALL(cuMemsetD8Async, cuMemsetD8Async(world.pages.at, 0, 64, world.stream))
 CALL(cuMemHostRegister_v2, cuMemHostRegister_v2(world.unregistered, 4096, 0))
 CALL(cuMemHostUnregister, cuMemHostUnregister(world.host))
+CALL(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer_v2(&an_address, world.host, 0))
 
 #define ROW(entry) {#entry, call_##entry}
 static const struct {
@@ -104,7 +105,7 @@ static const struct {
     ROW(cuStreamWriteValue32_v2), ROW(cuLaunchHostFunc), ROW(cuEventCreate), ROW(cuEventDestroy_v2),
     ROW(cuEventRecord), ROW(cuEventQuery), ROW(cuEventSynchronize), ROW(cuMemcpyAsync), ROW(cuMemcpyHtoDAsync_v2),
     ROW(cuMemcpyDtoHAsync_v2), ROW(cuMemcpyDtoDAsync_v2), ROW(cuMemsetD8Async), ROW(cuMemHostRegister_v2),
-    ROW(cuMemHostUnregister),
+    ROW(cuMemHostUnregister), ROW(cuMemHostGetDevicePointer_v2),
 };
 #define N_CALLS (sizeof calls / sizeof *calls)
 
@@ -315,7 +316,7 @@ static void a_malformed_setting_is_refused(void **state) {
         {"FCDP_SIM_PCIE", "fast"},          {"FCDP_SIM_PCIE", "-1"},         {"FCDP_SIM_PCIE", "inf"},
         {"FCDP_SIM_FAIL", "cuMemCreate"},   {"FCDP_SIM_FAIL", "cuNoSuch:1"}, {"FCDP_SIM_FAIL", "any:0"},
         {"FCDP_SIM_FAIL", "any:1:0"},       {"FCDP_SIM_FAIL", "any:1:2:3"},  {"FCDP_SIM_FAIL", ":1"},
-        {"FCDP_SIM_POISON", "yes"},
+        {"FCDP_SIM_POISON", "yes"},         {"FCDP_SIM_RACES", "2"},         {"FCDP_SIM_TIMELINE", "/nowhere/at/all"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         if (init_with(wrong[i][0], wrong[i][1]) != CUDA_ERROR_INVALID_VALUE)

@@ -158,7 +158,12 @@ static void registration_wants_whole_pages_once(void **state) {
     REFUSED(cuMemHostRegister_v2(host, 4 * 4096, 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     OK(cuMemHostRegister_v2(host, 4096, 0));
     REFUSED(cuMemHostUnregister(host + 2 * 4096), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+    CUdeviceptr at = 0;
+    OK(cuMemHostGetDevicePointer_v2(&at, host + 4096 + 12, 0));
+    assert_int_equal(at, (uintptr_t)host + 4096 + 12);
+    REFUSED(cuMemHostGetDevicePointer_v2(&at, host + 4096, 1), CUDA_ERROR_INVALID_VALUE);
     OK(cuMemHostUnregister(host + 4096));
+    REFUSED(cuMemHostGetDevicePointer_v2(&at, host + 4096, 0), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemHostUnregister(host + 4096), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
     assert_int_equal(live_now().registrations, 1);
     OK(cuMemHostUnregister(host));

@@ -23,6 +23,8 @@ void simgpu_reset(void) {
     simgpu__host_reset();
     simgpu__vspace_reset();
     simgpu__phys_reset();
+    simgpu__stream_forget_order();
+    simgpu__order_reset();
     atomic_store(&sim.initialised, false);
     atomic_store(&sim.owner_pid, 0);
     atomic_store(&sim.context_refs, 0);
@@ -33,4 +35,5 @@ void simgpu_reset(void) {
         sim.link_free_ns[i] = 0;
     simgpu__fault_clear();
     sim_unlock();
+    simgpu_blocking_reset();
 }

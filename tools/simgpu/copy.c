@@ -24,16 +24,30 @@ static bool is_host_side(uintptr_t address, size_t bytes, bool *waits_out) {
            (place == SIM_RESERVED && simgpu__vspace_is_host(address, bytes));
 }
 
+static void add_access(struct sim_op *op, uintptr_t address, bool writes) {
+    if (address) op->accesses[op->n_accesses++] = (struct simgpu_access){address, op->bytes, writes};
+}
+
 static CUresult push(CUstream stream, struct sim_op op, bool waits) {
     struct sim_stream *on = simgpu__stream_of(stream);
     if (!on) return CUDA_ERROR_INVALID_HANDLE;
+    add_access(&op, op.dst, true);
+    add_access(&op, op.src, false);
     if (!waits) return simgpu__stream_push(on, &op);
     struct sim_point *end = simgpu__point_new();
     if (!end) return CUDA_ERROR_OUT_OF_MEMORY;
     end->refs++;
     op.point = end;
     CUresult result = simgpu__stream_push(on, &op);
-    if (result == CUDA_SUCCESS) result = simgpu__point_wait(end);
+    if (result == CUDA_SUCCESS) {
+        simgpu__block_waits();
+        sim_unlock(); /* who waits is looked up without it */
+        simgpu__block_begin(op.link == SIM_LINK_TO_HOST ? SIM_cuMemcpyDtoHAsync_v2 : SIM_cuMemcpyHtoDAsync_v2);
+        sim_lock();
+        result = simgpu__point_wait(end);
+        simgpu__block_end();
+    }
+    if (result == CUDA_SUCCESS && op.link == SIM_LINK_TO_HOST) simgpu__order_host_learns(&end->position);
     simgpu__point_drop(end);
     return result;
 }
@@ -144,14 +158,16 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_
     if (flags & ~(unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
     if (!is_value_address(address)) return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
-    struct sim_op op = {.work = SIM_WRITE_VALUE, .dst = address, .bytes = sizeof(uint32_t), .value = value};
+    struct sim_op op = {
+        .work = SIM_WRITE_VALUE, .dst = address, .bytes = sizeof(uint32_t), .value = value, .flags = flags};
     return sim_unlock_with(push(stream, op, false));
 }
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *user_data) {
+    struct sim_op op = {.work = SIM_HOST_FUNCTION, .function = function, .user_data = user_data};
+    simgpu__announced_take(&op); /* also when it is refused: what comes next is another function */
     SIM_ENTER(cuLaunchHostFunc);
     if (!function) return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
-    struct sim_op op = {.work = SIM_HOST_FUNCTION, .function = function, .user_data = user_data};
     return sim_unlock_with(push(stream, op, false));
 }

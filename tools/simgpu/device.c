@@ -169,11 +169,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context_out, CUdevice device) {
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     SIM_ENTER(cuDevicePrimaryCtxRelease_v2);
     if (device != 0) return CUDA_ERROR_INVALID_DEVICE;
+    simgpu__block_begin(SIM_cuDevicePrimaryCtxRelease_v2);
     sim_lock();
     if (atomic_load(&sim.context_refs) == 0) return sim_unlock_with(CUDA_ERROR_INVALID_CONTEXT);
     if (atomic_fetch_sub(&sim.context_refs, 1) == 1) {
         simgpu__stream_sync_all();
+        simgpu__block_end();
         simgpu__stream_reset();
+        simgpu__stream_host_learns_all();
         simgpu__event_reset();
         simgpu__host_reset();
     }
@@ -197,7 +200,11 @@ CUresult cuCtxGetCurrent(CUcontext *context_out) {
 
 CUresult cuCtxSynchronize(void) {
     SIM_ENTER(cuCtxSynchronize);
+    simgpu__block_begin(SIM_cuCtxSynchronize);
     sim_lock();
     simgpu__stream_sync_all();
-    return sim_unlock_with((CUresult)atomic_load(&sim.sticky));
+    simgpu__stream_host_learns_all();
+    sim_unlock();
+    simgpu__block_end();
+    return (CUresult)atomic_load(&sim.sticky);
 }

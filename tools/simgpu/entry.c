@@ -55,6 +55,13 @@ CUresult simgpu__enter(enum sim_entry entry) {
     return (CUresult)atomic_load(&sim.sticky);
 }
 
+CUresult simgpu__enter_control(void) {
+    if (simgpu__forked() || !atomic_load(&sim.initialised)) return CUDA_ERROR_NOT_INITIALIZED;
+    if (in_host_function) return CUDA_ERROR_NOT_PERMITTED;
+    if (atomic_load(&sim.context_refs) == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return (CUresult)atomic_load(&sim.sticky);
+}
+
 void simgpu__sticky_set(CUresult code) {
     if (atomic_load(&sim.sticky) == CUDA_SUCCESS) atomic_store(&sim.sticky, code);
     pthread_cond_broadcast(&sim.progress);

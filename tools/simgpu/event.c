@@ -74,7 +74,7 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     struct event *of = event_of(event);
     struct sim_stream *on = simgpu__stream_of(stream);
     if (!of || !on) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
-    if (!of->point || of->point->done) return sim_unlock_with(CUDA_SUCCESS);
+    if (!of->point) return sim_unlock_with(CUDA_SUCCESS);
     of->point->refs++;
     return sim_unlock_with(simgpu__stream_push(on, &(struct sim_op){.work = SIM_WAIT_POINT, .waits_for = of->point}));
 }
@@ -85,13 +85,27 @@ CUresult cuEventQuery(CUevent event) {
     struct event *of = event_of(event);
     if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
     bool done = !of->point || of->point->done;
+    if (of->point && done) simgpu__order_host_learns(&of->point->position);
     return sim_unlock_with(done ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
+}
+
+static CUresult synchronize(CUevent event) {
+    struct event *of = event_of(event);
+    if (!of) return CUDA_ERROR_INVALID_HANDLE;
+    struct sim_point *point = of->point; /* the event may be recorded anew, or destroyed, meanwhile */
+    if (!point) return CUDA_SUCCESS;
+    point->refs++;
+    CUresult result = simgpu__point_wait(point);
+    simgpu__order_host_learns(&point->position);
+    simgpu__point_drop(point);
+    return result;
 }
 
 CUresult cuEventSynchronize(CUevent event) {
     SIM_ENTER(cuEventSynchronize);
+    simgpu__block_begin(SIM_cuEventSynchronize);
     sim_lock();
-    struct event *of = event_of(event);
-    if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
-    return sim_unlock_with(of->point ? simgpu__point_wait(of->point) : CUDA_SUCCESS);
+    CUresult result = sim_unlock_with(synchronize(event));
+    simgpu__block_end();
+    return result;
 }

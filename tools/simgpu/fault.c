@@ -55,6 +55,14 @@ void simgpu__fault_clear(void) {
     pthread_mutex_unlock(&fault_lock);
 }
 
+void simgpu_calls_reset(void) {
+    if (simgpu__forked()) return;
+    pthread_mutex_lock(&fault_lock);
+    memset(calls, 0, sizeof calls);
+    total_calls = 0;
+    pthread_mutex_unlock(&fault_lock);
+}
+
 int simgpu_fail_nth(const char *entry, unsigned long n, int code) {
     int found = simgpu__fault_find(entry);
     if (found < 0) return -1;

@@ -14,6 +14,7 @@
 struct registration {
     uintptr_t address;
     size_t bytes;
+    struct sim_history *history;
 };
 
 static struct registration *registrations; /* sorted by address, disjoint */
@@ -40,6 +41,11 @@ enum sim_place simgpu__host_place(uintptr_t address, size_t bytes) {
     return inside ? SIM_PINNED : SIM_MIXED;
 }
 
+void simgpu__host_visit(uintptr_t address, size_t bytes, sim_visit *visit, void *context) {
+    struct registration *one = &registrations[index_of(address)];
+    visit(context, &one->history, address - one->address, bytes, one->address);
+}
+
 /* The system calls themselves: sanitizers turn mlock and munlock into nothing. */
 static bool lock_pages(void *address, size_t bytes) { return syscall(SYS_mlock, address, bytes) == 0; }
 static void unpin(void *address, size_t bytes) { syscall(SYS_munlock, address, bytes); }
@@ -47,8 +53,10 @@ static void unpin(void *address, size_t bytes) { syscall(SYS_munlock, address, b
 size_t simgpu__host_count(void) { return n_registrations; }
 
 void simgpu__host_reset(void) {
-    for (size_t i = 0; i < n_registrations; i++)
+    for (size_t i = 0; i < n_registrations; i++) {
         unpin((void *)registrations[i].address, registrations[i].bytes);
+        simgpu__history_free(registrations[i].history);
+    }
     free(registrations);
     registrations = NULL;
     n_registrations = n_capacity = 0;
@@ -84,7 +92,7 @@ static CUresult register_locked(void *address, size_t bytes) {
     if (result != CUDA_SUCCESS) return result;
     size_t i = index_of(begin);
     memmove(&registrations[i + 1], &registrations[i], (n_registrations - i) * sizeof *registrations);
-    registrations[i] = (struct registration){begin, bytes};
+    registrations[i] = (struct registration){.address = begin, .bytes = bytes};
     n_registrations++;
     return CUDA_SUCCESS;
 }
@@ -101,20 +109,38 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags) {
     return sim_unlock_with(register_locked(address, bytes));
 }
 
+static CUresult unregister_locked(void *address) {
+    size_t i = index_of((uintptr_t)address);
+    if (i == n_registrations || registrations[i].address != (uintptr_t)address)
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    simgpu__stream_wait_unused((uintptr_t)address, registrations[i].bytes);
+    i = index_of((uintptr_t)address); /* the wait gave the lock up */
+    if (i == n_registrations || registrations[i].address != (uintptr_t)address)
+        return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    unpin(address, registrations[i].bytes);
+    simgpu__history_free(registrations[i].history);
+    n_registrations--;
+    memmove(&registrations[i], &registrations[i + 1], (n_registrations - i) * sizeof *registrations);
+    return CUDA_SUCCESS;
+}
+
 /* Waits for the work that uses the memory, as freeing pinned memory does. */
 CUresult cuMemHostUnregister(void *address) {
     SIM_ENTER(cuMemHostUnregister);
     if (!address) return CUDA_ERROR_INVALID_VALUE;
+    simgpu__block_begin(SIM_cuMemHostUnregister);
     sim_lock();
-    size_t i = index_of((uintptr_t)address);
-    if (i == n_registrations || registrations[i].address != (uintptr_t)address)
-        return sim_unlock_with(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-    simgpu__stream_wait_unused((uintptr_t)address, registrations[i].bytes);
-    i = index_of((uintptr_t)address); /* the wait gave the lock up */
-    if (i == n_registrations || registrations[i].address != (uintptr_t)address)
-        return sim_unlock_with(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-    unpin(address, registrations[i].bytes);
-    n_registrations--;
-    memmove(&registrations[i], &registrations[i + 1], (n_registrations - i) * sizeof *registrations);
+    CUresult result = sim_unlock_with(unregister_locked(address));
+    simgpu__block_end();
+    return result;
+}
+
+/* The device sees registered memory where the host does (CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM). */
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address_out, void *host, unsigned int flags) {
+    SIM_ENTER(cuMemHostGetDevicePointer_v2);
+    if (!address_out || !host || flags) return CUDA_ERROR_INVALID_VALUE;
+    sim_lock();
+    if (simgpu__host_place((uintptr_t)host, 1) != SIM_PINNED) return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
+    *address_out = (uintptr_t)host;
     return sim_unlock_with(CUDA_SUCCESS);
 }

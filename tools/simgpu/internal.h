@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tools/simgpu/history.h"
 #include "tools/simgpu/simgpu.h"
 #include "tools/simgpu/simgpu_cuda.h"
 
@@ -70,7 +71,8 @@ enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
     X(cuMemcpyDtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                                     \
     X(cuMemsetD8Async, SIM_NEEDS_CONTEXT)                                                                          \
     X(cuMemHostRegister_v2, SIM_NEEDS_CONTEXT)                                                                     \
-    X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)
+    X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuMemHostGetDevicePointer_v2, SIM_NEEDS_CONTEXT)
 
 enum sim_entry {
 #define X(name, need) SIM_##name,
@@ -81,6 +83,8 @@ enum sim_entry {
 
 /* The gate of every entry point, taken without the lock: counts the call, then answers in CUDA's order of refusal. */
 CUresult simgpu__enter(enum sim_entry entry);
+/* The same for control functions that put work on streams, which need no current context and are not counted. */
+CUresult simgpu__enter_control(void);
 #define SIM_ENTER(entry)                                                                                           \
     do {                                                                                                           \
         CUresult refused_ = simgpu__enter(SIM_##entry);                                                            \
@@ -100,6 +104,28 @@ int simgpu__fault_find(const char *name); /* enum sim_entry, SIM_N_ENTRIES for a
 void simgpu__fault_arm(int entry, unsigned long n, int code);
 CUresult simgpu__fault_count(enum sim_entry entry); /* the code to fail with, or CUDA_SUCCESS */
 void simgpu__fault_clear(void);
+
+struct sim_op;
+
+/* ---- calls that wait (block.c) --------------------------------------------------------------------------------- */
+
+/* The calling thread is in an entry point that may wait (without the lock), and leaves it. */
+void simgpu__block_begin(enum sim_entry entry);
+void simgpu__block_end(void);
+/* It waits from here on. */
+void simgpu__block_waits(void);
+int simgpu__thread_id(void);
+
+/* ---- the timeline (timeline.c) --------------------------------------------------------------------------------- */
+
+bool simgpu__timeline_is_on(void);
+/* 0, or -1 with errno. */
+int simgpu__timeline_open(const char *pattern);
+/* An operation of the stream with this number ended; `named` is the stream's own note of which timeline has its name. */
+void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned stream, const char *stream_name,
+                         unsigned *named);
+/* The calling thread waited. */
+void simgpu__timeline_wait(const char *entry, const char *label, uint64_t begin_ns, uint64_t end_ns);
 
 /* ---- settings (settings.c) ------------------------------------------------------------------------------------- */
 
@@ -137,6 +163,7 @@ bool simgpu__phys_is_host(const struct sim_phys *phys);
 bool simgpu__phys_place(const struct sim_phys *phys, void *address);
 /* Somebody is granted access; whether somebody was before. */
 bool simgpu__phys_grant(struct sim_phys *phys);
+struct sim_history **simgpu__phys_history(struct sim_phys *phys);
 size_t simgpu__phys_handles(void);
 void simgpu__phys_reset(void);
 
@@ -156,6 +183,17 @@ bool simgpu__vspace_granted(uintptr_t address, size_t bytes, bool write);
 bool simgpu__vspace_is_host(uintptr_t address, size_t bytes);
 enum sim_place simgpu__vspace_place(uintptr_t address, size_t bytes);
 enum sim_place simgpu__host_place(uintptr_t address, size_t bytes);
+/* Calls `visit` for each piece of memory behind a range that is mapped, or registered, throughout: with its history, the
+ * bytes of it, and the address of its first byte. Ends when that returns false. */
+typedef bool sim_visit(void *context, struct sim_history **history, size_t begin, size_t bytes, uintptr_t base);
+void simgpu__vspace_visit(uintptr_t address, size_t bytes, sim_visit *visit, void *context);
+void simgpu__host_visit(uintptr_t address, size_t bytes, sim_visit *visit, void *context);
+/* What memory is at an address, whatever the address: two that are mapped to the same byte have the same key. */
+struct sim_key {
+    uintptr_t base;
+    size_t offset;
+};
+struct sim_key simgpu__vspace_key(uintptr_t address);
 void simgpu__vspace_count(size_t *n_ranges_out, size_t *n_maps_out);
 size_t simgpu__host_count(void);
 void simgpu__vspace_reset(void);
@@ -167,26 +205,47 @@ void simgpu__host_reset(void);
 struct sim_point {
     unsigned refs;
     bool done;
+    uint64_t end_ns; /* once done: the modelled time of it */
+    struct sim_position position;
 };
 
-enum sim_work { SIM_COPY, SIM_FILL, SIM_POINT, SIM_WAIT_POINT, SIM_WAIT_VALUE, SIM_WRITE_VALUE, SIM_HOST_FUNCTION };
+enum sim_work {
+    SIM_COPY,
+    SIM_FILL,
+    SIM_POINT,
+    SIM_WAIT_POINT,
+    SIM_WAIT_VALUE,
+    SIM_WRITE_VALUE,
+    SIM_HOST_FUNCTION,
+    SIM_KERNEL
+};
 enum sim_link { SIM_LINK_NONE, SIM_LINK_TO_DEVICE, SIM_LINK_TO_HOST, SIM_N_LINKS };
 
 struct sim_op {
     struct sim_op *next;
-    uint64_t seq;  /* order of enqueueing over all streams */
-    bool running;  /* its memory is in use without the lock */
+    uint64_t seq;         /* order of enqueueing over all streams */
+    uint64_t enqueued_ns;
+    uint64_t ready_ns;    /* once it starts: the modelled time from when it could */
+    uint64_t finish_ns;   /* its modelled end; 0: when the work itself is over */
+    bool running;         /* its memory is in use without the lock */
     enum sim_work work;
     enum sim_link link;
-    uintptr_t dst; /* what is written, and, for SIM_WAIT_VALUE, nothing */
-    uintptr_t src; /* what is read */
+    uintptr_t dst;
+    uintptr_t src;
     size_t bytes;
     uint32_t value;
     unsigned flags;
+    unsigned n_accesses;  /* what it reads and writes, of whatever kind it is */
+    struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
+    uint64_t duration_ns; /* of a kernel */
     struct sim_point *waits_for;
     struct sim_point *point; /* done when the operation is */
-    CUhostFn function;
+    CUhostFn function;       /* a host function, or a kernel's body */
     void *user_data;
+    bool owns_user_data;
+    struct sim_clock *host;  /* what the host knew when it enqueued this */
+    char name[SIM_TEXT_BYTES]; /* a kernel's */
+    char label[SIM_TEXT_BYTES]; /* the enqueuing thread's */
 };
 
 struct sim_stream;
@@ -202,19 +261,56 @@ void simgpu__point_drop(struct sim_point *point);
 bool simgpu__stream_uses(uintptr_t address, size_t bytes, bool running_only);
 void simgpu__stream_wait_unused(uintptr_t address, size_t bytes);
 void simgpu__stream_sync_all(void);
+/* The host comes to know that the stream's work so far, or all streams', is over. */
+void simgpu__stream_host_learns(const struct sim_stream *stream);
+void simgpu__stream_host_learns_all(void);
+/* Of the stream whose host function or kernel this thread runs; NULL: a thread of the program. */
+struct sim_position *simgpu__stream_position(void);
 size_t simgpu__stream_count(void);
 void simgpu__captures_invalidate(void);
 void simgpu__stream_reset(void);
+void simgpu__stream_forget_order(void); /* of the null stream, which outlives a reset */
 size_t simgpu__event_count(void);
 void simgpu__event_reset(void);
 
+/* A reset, or the sticky error, lets queued work go undone. */
+bool simgpu__work_is_dropped(void);
 /* Whether the op's memory is what it needs at the moment it starts; under the lock. */
 bool simgpu__work_is_legal(const struct sim_op *op);
-/* Performs a copy, fill, value write or host function; without the lock. `finish_ns` is from simgpu__link_book. */
-void simgpu__work_perform(const struct sim_op *op, uint64_t finish_ns);
+/* Performs what the operation does, and returns at its modelled end; without the lock. */
+void simgpu__work_perform(const struct sim_op *op);
 bool simgpu__work_value_reached(const struct sim_op *op);
-/* Books the op's bytes on its link; the monotonic time when they are through, 0 when the link is unlimited. */
+/* False: too many, or no addresses. */
+bool simgpu__accesses_take(struct sim_op *op, const struct simgpu_access *accesses, unsigned n);
+/* What the calling thread announced for its next host function. */
+void simgpu__announced_take(struct sim_op *op);
+/* Books the op's bytes on its link, from ready_ns on; when they are through, 0 when the link is unlimited. */
 uint64_t simgpu__link_book(const struct sim_op *op);
+uint64_t simgpu__now_ns(void);
+void simgpu__text_set(char text[SIM_TEXT_BYTES], const char *from);
+
+const char *simgpu__op_name(const struct sim_op *op);
+const char *simgpu__label(void); /* the calling thread's */
+
+/* ---- what is ordered (order.c) --------------------------------------------------------------------------------- */
+
+/* A stream's position begins, and ends with it. False: no memory. */
+bool simgpu__order_begin(struct sim_position *position);
+void simgpu__order_end(struct sim_position *position);
+/* The position is behind `of`, from now on. */
+void simgpu__order_learn(struct sim_position *position, const struct sim_position *of);
+/* An operation is the next at this position. */
+void simgpu__order_start(struct sim_position *position, const struct sim_op *op);
+void simgpu__order_write_value(const struct sim_position *position, struct sim_key key, uint32_t value, bool barrier);
+void simgpu__order_wait_value(struct sim_position *position, struct sim_key key, uint32_t value);
+/* Whether all that the operation touches is ordered with what touched it before; if not, a line on stderr says so. */
+bool simgpu__order_check(const struct sim_position *position, const struct sim_op *op, const char *stream_name);
+/* Whether the host knows that all that touched the memory through `base` is over, where races are looked for. */
+bool simgpu__order_check_unmap(const struct sim_history *history, uintptr_t base);
+void simgpu__order_host_learns(const struct sim_position *of);
+void simgpu__order_host_learns_ended(void); /* the streams that are no more */
+struct sim_clock *simgpu__order_host(void);
+void simgpu__order_reset(void);
 
 /* ---- the state ------------------------------------------------------------------------------------------------- */
 
@@ -229,11 +325,13 @@ struct sim_state {
     atomic_uint context_refs;
     atomic_int sticky;        /* CUresult */
     atomic_uint n_capturing;  /* streams */
+    atomic_bool stopping;     /* a reset drops all work */
 
     /* under the lock */
     bool settings_loaded;
     bool settings_valid;
     bool poison;
+    bool races;
     size_t capacity_bytes;
     size_t used_bytes; /* sum of the bytes of physical device memory alive */
     double link_bytes_per_ns;

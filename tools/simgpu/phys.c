@@ -34,6 +34,7 @@ struct sim_phys {
     int numa_node; /* -1: anywhere */
     bool is_charged;
     bool was_granted; /* its pages probably exist */
+    struct sim_history *history;
 };
 
 static struct sim_arena device_arena = {.name = "fcdp-simgpu-device"};
@@ -59,6 +60,7 @@ void simgpu__phys_drop(struct sim_phys *phys) {
     if (--phys->refs > 0) return;
     give_memory_back(phys);
     if (phys->is_charged) sim.used_bytes -= phys->bytes;
+    simgpu__history_free(phys->history);
     free(phys);
 }
 
@@ -67,6 +69,7 @@ static void drop_item(void *item) { simgpu__phys_drop(item); }
 struct sim_phys *simgpu__phys_of(CUmemGenericAllocationHandle handle) { return simgpu__table_get(&handles, handle); }
 size_t simgpu__phys_bytes(const struct sim_phys *phys) { return phys->bytes; }
 bool simgpu__phys_is_host(const struct sim_phys *phys) { return phys->on_host; }
+struct sim_history **simgpu__phys_history(struct sim_phys *phys) { return &phys->history; }
 size_t simgpu__phys_handles(void) { return handles.n_live; }
 
 /* Maps are dropped before (vspace), so the arenas are empty here. */

@@ -72,6 +72,19 @@ static bool parse_poison(const char *text) {
     return true;
 }
 
+static bool parse_races(const char *text) {
+    bool on = strcmp(text, "1") == 0;
+    if (!on && strcmp(text, "0") != 0) return complain("FCDP_SIM_RACES", text, "0 or 1");
+    sim.races = on;
+    return true;
+}
+
+/* A timeline that is on stays so: a reset between tests must not begin the file anew. */
+static bool begin_timeline(const char *pattern) {
+    if (simgpu__timeline_is_on() || simgpu__timeline_open(pattern) == 0) return true;
+    return complain("FCDP_SIM_TIMELINE", pattern, "the path of a file that can be written");
+}
+
 static bool apply(const char *name, bool (*parse)(const char *text)) {
     const char *text = getenv(name);
     return !text || !*text || parse(text);
@@ -84,8 +97,10 @@ bool simgpu__settings_load(void) {
         sim.capacity_bytes = (size_t)16 << 30;
         sim.link_bytes_per_ns = 0;
         sim.poison = false;
+        sim.races = false;
         sim.settings_valid = apply("FCDP_SIM_CAPACITY", parse_capacity) && apply("FCDP_SIM_PCIE", parse_pcie) &&
-                             apply("FCDP_SIM_FAIL", parse_fail) && apply("FCDP_SIM_POISON", parse_poison);
+                             apply("FCDP_SIM_FAIL", parse_fail) && apply("FCDP_SIM_POISON", parse_poison) &&
+                             apply("FCDP_SIM_RACES", parse_races) && apply("FCDP_SIM_TIMELINE", begin_timeline);
     }
     bool valid = sim.settings_valid;
     sim_unlock();
@@ -97,6 +112,14 @@ void simgpu_set_capacity(size_t bytes) {
     simgpu__settings_load();
     sim_lock();
     sim.capacity_bytes = bytes;
+    sim_unlock();
+}
+
+void simgpu_set_races(int on) {
+    if (simgpu__forked()) return;
+    simgpu__settings_load();
+    sim_lock();
+    sim.races = on;
     sim_unlock();
 }
 

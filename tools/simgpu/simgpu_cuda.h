@@ -234,6 +234,7 @@ SIMGPU_API CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t
 
 SIMGPU_API CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags);
 SIMGPU_API CUresult cuMemHostUnregister(void *address);
+SIMGPU_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address_out, void *host, unsigned int flags);
 
 #ifdef __cplusplus
 }

@@ -7,10 +7,16 @@
  * streams, both are a look at the queues' heads. CU_STREAM_PER_THREAD is refused.
  *
  * Once the sticky error is set, queued work is dropped: points still become done, so that nobody waits for ever.
+ *
+ * Time: a kernel, and a copy over a link of a set rate, has a modelled end, and the next operation counts as ready from
+ * then, not from when a thread of this machine woke up. So late wake-ups do not add up along a stream or from stream
+ * to stream, while nothing ever ends before its modelled time. What takes no set time ends when it is done.
  */
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "tools/simgpu/internal.h"
@@ -26,15 +32,22 @@ struct sim_stream {
     bool non_blocking;
     bool has_worker;
     bool closing; /* destroyed: the worker ends when the queue is empty */
+    uint64_t free_ns; /* the modelled end of what it did last */
+    struct sim_position position;
+    char name[SIM_TEXT_BYTES];
+    unsigned row;      /* in timelines; the null stream's is 0 */
+    unsigned named_in; /* the timeline that knows the name */
     CUstreamCaptureStatus capture;
 };
 
 static struct sim_table stream_table = {.tag = 0x53};
-static struct sim_stream null_stream = {.work = PTHREAD_COND_INITIALIZER};
+static struct sim_stream null_stream = {.work = PTHREAD_COND_INITIALIZER, .name = "null stream"};
 static struct sim_stream *streams;
 static unsigned n_workers;
+static unsigned n_created; /* since the last reset: for the names of streams without one */
+static unsigned n_rows;    /* ever */
+static _Thread_local struct sim_stream *working; /* the stream that this thread works for */
 static uint64_t last_seq;
-static bool stopping; /* a reset drops all work */
 
 size_t simgpu__stream_count(void) { return stream_table.n_live; }
 
@@ -52,11 +65,14 @@ struct sim_point *simgpu__point_new(void) {
 }
 
 void simgpu__point_drop(struct sim_point *point) {
-    if (point && --point->refs == 0) free(point);
+    if (!point || --point->refs > 0) return;
+    simgpu__clock_drop(point->position.known);
+    free(point);
 }
 
 CUresult simgpu__point_wait(struct sim_point *point) {
     point->refs++;
+    if (!point->done) simgpu__block_waits();
     while (!point->done)
         pthread_cond_wait(&sim.progress, &sim.lock);
     simgpu__point_drop(point);
@@ -65,7 +81,7 @@ CUresult simgpu__point_wait(struct sim_point *point) {
 
 /* ---- when an operation may start ------------------------------------------------------------------------------- */
 
-static bool work_is_dropped(void) { return stopping || atomic_load(&sim.sticky) != CUDA_SUCCESS; }
+bool simgpu__work_is_dropped(void) { return atomic_load(&sim.stopping) || atomic_load(&sim.sticky) != CUDA_SUCCESS; }
 
 static bool has_work_before(const struct sim_stream *stream, uint64_t seq) {
     return stream->head && stream->head->seq < seq;
@@ -106,24 +122,94 @@ static void wait_for_turn(const struct sim_op *op) {
 static void op_destroy(struct sim_op *op) {
     simgpu__point_drop(op->waits_for);
     simgpu__point_drop(op->point);
+    if (op->owns_user_data) free(op->user_data);
+    simgpu__clock_drop(op->host);
     free(op);
+}
+
+static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+/* The modelled time from when the operation could run: after what is before it on its stream, what it waits for, and
+ * what the null stream's order puts before it. */
+static uint64_t ready_ns(const struct sim_stream *stream, const struct sim_op *op) {
+    if (op->work == SIM_WAIT_VALUE) return simgpu__now_ns(); /* whoever wrote the value has no modelled time */
+    uint64_t ready = later(stream->free_ns, op->enqueued_ns);
+    if (op->waits_for) ready = later(ready, op->waits_for->end_ns);
+    if (stream->non_blocking) return ready;
+    ready = later(ready, null_stream.free_ns);
+    for (const struct sim_stream *other = streams; stream == &null_stream && other; other = other->next)
+        if (!other->non_blocking) ready = later(ready, other->free_ns);
+    return ready;
+}
+
+static bool takes_no_time(const struct sim_op *op) {
+    return op->work == SIM_POINT || op->work == SIM_WAIT_POINT || op->work == SIM_WAIT_VALUE;
+}
+
+/* What the null stream's order puts before an operation of this stream is over: it is what those streams did so far. */
+static void join_implicit(struct sim_stream *stream) {
+    if (stream->non_blocking) return;
+    if (stream != &null_stream) simgpu__order_learn(&stream->position, &null_stream.position);
+    for (const struct sim_stream *other = streams; stream == &null_stream && other; other = other->next)
+        if (!other->non_blocking) simgpu__order_learn(&stream->position, &other->position);
+}
+
+/* A value is written and its order noted in one go under the lock, so that who sees the value knows whose it is. */
+static void order_value(struct sim_stream *stream, const struct sim_op *op) {
+    if (op->work == SIM_WRITE_VALUE) {
+        bool barrier = !(op->flags & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
+        simgpu__order_write_value(&stream->position, simgpu__vspace_key(op->dst), op->value, barrier);
+        __atomic_store_n((uint32_t *)op->dst, op->value, __ATOMIC_RELEASE);
+    } else if (op->work == SIM_WAIT_VALUE) {
+        uint32_t value = __atomic_load_n((const uint32_t *)op->src, __ATOMIC_ACQUIRE);
+        simgpu__order_wait_value(&stream->position, simgpu__vspace_key(op->src), value);
+    }
+}
+
+/* The operation's turn has come: its order is settled, and its end is known where it is a matter of rates. False: it
+ * touches what something else touches that is not ordered with it. */
+static bool op_start(struct sim_stream *stream, struct sim_op *op) {
+    join_implicit(stream);
+    simgpu__order_start(&stream->position, op);
+    if (!simgpu__order_check(&stream->position, op, stream->name)) return false;
+    order_value(stream, op);
+    op->ready_ns = ready_ns(stream, op);
+    op->finish_ns = op->duration_ns ? op->ready_ns + op->duration_ns : simgpu__link_book(op);
+    return true;
+}
+
+static void op_end(struct sim_stream *stream, struct sim_op *op) {
+    stream->free_ns = op->finish_ns ? op->finish_ns : takes_no_time(op) ? op->ready_ns : simgpu__now_ns();
+    if (!op->point) return;
+    op->point->end_ns = stream->free_ns;
+    op->point->position = stream->position;
+    simgpu__clock_keep(stream->position.known);
+    op->point->done = true;
 }
 
 static void run_head(struct sim_stream *stream) {
     struct sim_op *op = stream->head;
-    while (!work_is_dropped() && !may_start(stream, op))
+    uint64_t begin_ns = simgpu__now_ns();
+    bool waited = false;
+    while (!simgpu__work_is_dropped() && !may_start(stream, op)) {
+        waited = true;
         wait_for_turn(op);
-    if (!work_is_dropped() && !simgpu__work_is_legal(op)) simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
-    if (!work_is_dropped()) {
-        uint64_t finish_ns = simgpu__link_book(op);
+    }
+    if (!simgpu__work_is_dropped() && (!simgpu__work_is_legal(op) || !op_start(stream, op)))
+        simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
+    if (!simgpu__work_is_dropped()) {
+        if (!takes_no_time(op)) begin_ns = simgpu__now_ns(); /* it runs from here; what only waits has waited */
         op->running = true;
         sim_unlock();
-        simgpu__work_perform(op, finish_ns);
+        simgpu__work_perform(op);
         sim_lock();
+        bool shows = takes_no_time(op) ? waited && op->work != SIM_POINT : true;
+        if (shows && simgpu__timeline_is_on())
+            simgpu__timeline_op(op, begin_ns, stream->row, stream->name, &stream->named_in);
     }
+    op_end(stream, op);
     stream->head = op->next;
     if (!stream->head) stream->tail = NULL;
-    if (op->point) op->point->done = true;
     op_destroy(op);
     pthread_cond_broadcast(&sim.progress);
 }
@@ -133,12 +219,14 @@ static void stream_free(struct sim_stream *stream) {
     while (*link != stream)
         link = &(*link)->next;
     *link = stream->next;
+    simgpu__order_end(&stream->position);
     pthread_cond_destroy(&stream->work);
     free(stream);
 }
 
 static void *stream_worker(void *argument) {
-    struct sim_stream *stream = argument;
+    struct sim_stream *stream = working = argument;
+    prctl(PR_SET_TIMERSLACK, 1UL); /* of nanoseconds, where 50 microseconds are usual: modelled ends are slept for */
     sim_lock();
     for (;;) {
         while (!stream->head && !stream->closing)
@@ -173,8 +261,8 @@ static bool start_worker(struct sim_stream *stream) {
 
 /* Nothing before it, and it takes no time. */
 static bool is_done_at_once(const struct sim_stream *stream, const struct sim_op *op) {
-    if (op->work == SIM_WAIT_POINT && op->waits_for->done) return true;
-    return op->work == SIM_POINT && !stream->head && is_ordered(stream, last_seq + 1);
+    if (stream->head || !is_ordered(stream, last_seq + 1)) return false;
+    return op->work == SIM_POINT || (op->work == SIM_WAIT_POINT && op->waits_for->done);
 }
 
 CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op) {
@@ -184,14 +272,19 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
         free(queued);
         simgpu__point_drop(op->waits_for);
         simgpu__point_drop(op->point);
+        if (op->owns_user_data) free(op->user_data);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *queued = *op;
     queued->next = NULL;
     queued->running = false;
     queued->seq = ++last_seq;
+    queued->enqueued_ns = simgpu__now_ns();
+    queued->host = simgpu__clock_keep(simgpu__order_host());
+    simgpu__text_set(queued->label, simgpu__label());
     if (at_once) {
-        if (queued->point) queued->point->done = true;
+        op_start(stream, queued);
+        op_end(stream, queued);
         op_destroy(queued);
         return CUDA_SUCCESS;
     }
@@ -204,13 +297,14 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
 /* ---- who uses memory ------------------------------------------------------------------------------------------- */
 
 static bool overlaps(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
-    return a && a < b + b_bytes && b < a + a_bytes;
+    return a < b + b_bytes && b < a + a_bytes;
 }
 
 static bool queue_uses(const struct sim_stream *stream, uintptr_t address, size_t bytes, bool running_only) {
     for (const struct sim_op *op = stream->head; op; op = op->next) {
         if (running_only && !op->running) return false;
-        if (overlaps(op->dst, op->bytes, address, bytes) || overlaps(op->src, op->bytes, address, bytes)) return true;
+        for (unsigned i = 0; i < op->n_accesses; i++)
+            if (overlaps(op->accesses[i].address, op->accesses[i].bytes, address, bytes)) return true;
     }
     return false;
 }
@@ -223,8 +317,10 @@ bool simgpu__stream_uses(uintptr_t address, size_t bytes, bool running_only) {
 }
 
 void simgpu__stream_wait_unused(uintptr_t address, size_t bytes) {
-    while (simgpu__stream_uses(address, bytes, false))
+    while (simgpu__stream_uses(address, bytes, false)) {
+        simgpu__block_waits();
         pthread_cond_wait(&sim.progress, &sim.lock);
+    }
 }
 
 static bool any_work_before(uint64_t seq) {
@@ -236,9 +332,34 @@ static bool any_work_before(uint64_t seq) {
 
 void simgpu__stream_sync_all(void) {
     uint64_t end = last_seq + 1;
-    while (any_work_before(end))
+    while (any_work_before(end)) {
+        simgpu__block_waits();
         pthread_cond_wait(&sim.progress, &sim.lock);
+    }
 }
+
+static void learn_of(const struct sim_stream *stream) {
+    struct sim_position done = stream->position;
+    if (stream->head && stream->head->running) done.epoch--; /* what it knows is over all the same */
+    simgpu__order_host_learns(&done);
+}
+
+void simgpu__stream_host_learns(const struct sim_stream *stream) {
+    learn_of(stream);
+    if (stream->non_blocking) return;
+    if (stream != &null_stream) learn_of(&null_stream);
+    for (const struct sim_stream *other = streams; stream == &null_stream && other; other = other->next)
+        if (!other->non_blocking) learn_of(other);
+}
+
+void simgpu__stream_host_learns_all(void) {
+    learn_of(&null_stream);
+    for (const struct sim_stream *stream = streams; stream; stream = stream->next)
+        learn_of(stream);
+    simgpu__order_host_learns_ended();
+}
+
+struct sim_position *simgpu__stream_position(void) { return working ? &working->position : NULL; }
 
 /* ---- entry points ---------------------------------------------------------------------------------------------- */
 
@@ -249,12 +370,16 @@ static CUresult stream_create(CUstream *stream_out, unsigned int flags) {
     stream->non_blocking = flags & CU_STREAM_NON_BLOCKING;
     pthread_cond_init(&stream->work, NULL);
     sim_lock();
-    uint64_t id = simgpu__table_put(&stream_table, stream);
+    bool placed = simgpu__order_begin(&stream->position);
+    uint64_t id = placed ? simgpu__table_put(&stream_table, stream) : 0;
     if (!id) {
+        if (placed) simgpu__order_end(&stream->position);
         pthread_cond_destroy(&stream->work);
         free(stream);
         return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
     }
+    stream->row = ++n_rows;
+    snprintf(stream->name, sizeof stream->name, "stream %u", ++n_created);
     stream->next = streams;
     streams = stream;
     *stream_out = (CUstream)(uintptr_t)id;
@@ -294,7 +419,7 @@ CUresult cuStreamDestroy_v2(CUstream stream) {
 }
 
 void simgpu__stream_reset(void) {
-    stopping = true;
+    atomic_store(&sim.stopping, true);
     simgpu__table_clear(&stream_table, stream_close);
     null_stream.closing = true;
     pthread_cond_signal(&null_stream.work);
@@ -302,22 +427,47 @@ void simgpu__stream_reset(void) {
     while (n_workers > 0)
         pthread_cond_wait(&sim.progress, &sim.lock);
     null_stream.closing = false;
+    simgpu__text_set(null_stream.name, "null stream");
+    null_stream.named_in = n_created = 0;
     atomic_store(&sim.n_capturing, 0);
-    stopping = false;
+    atomic_store(&sim.stopping, false);
+}
+
+void simgpu__stream_forget_order(void) {
+    simgpu__clock_drop(null_stream.position.known);
+    null_stream.position = (struct sim_position){0};
+}
+
+static CUresult synchronize(CUstream stream) {
+    struct sim_stream *of = simgpu__stream_of(stream);
+    if (!of) return CUDA_ERROR_INVALID_HANDLE;
+    struct sim_point *end = simgpu__point_new();
+    if (!end) return CUDA_ERROR_OUT_OF_MEMORY;
+    end->refs++;
+    CUresult result = simgpu__stream_push(of, &(struct sim_op){.work = SIM_POINT, .point = end});
+    if (result == CUDA_SUCCESS) result = simgpu__point_wait(end);
+    if (result == CUDA_SUCCESS) simgpu__order_host_learns(&end->position);
+    simgpu__point_drop(end);
+    return result;
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
     SIM_ENTER(cuStreamSynchronize);
+    simgpu__block_begin(SIM_cuStreamSynchronize);
     sim_lock();
-    struct sim_stream *of = simgpu__stream_of(stream);
-    if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
-    struct sim_point *end = simgpu__point_new();
-    if (!end) return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
-    end->refs++;
-    CUresult result = simgpu__stream_push(of, &(struct sim_op){.work = SIM_POINT, .point = end});
-    if (result == CUDA_SUCCESS) result = simgpu__point_wait(end);
-    simgpu__point_drop(end);
-    return sim_unlock_with(result);
+    CUresult result = sim_unlock_with(synchronize(stream));
+    simgpu__block_end();
+    return result;
+}
+
+int simgpu_stream_name(void *stream, const char *text) {
+    if (simgpu__forked()) return -1;
+    sim_lock();
+    struct sim_stream *of = text ? simgpu__stream_of(stream) : NULL;
+    if (of) simgpu__text_set(of->name, text);
+    if (of) of->named_in = 0;
+    sim_unlock();
+    return of ? 0 : -1;
 }
 
 void simgpu__captures_invalidate(void) {
@@ -358,5 +508,6 @@ CUresult cuStreamQuery(CUstream stream) {
     struct sim_stream *of = simgpu__stream_of(stream);
     if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
     bool idle = !of->head && is_ordered(of, last_seq + 1);
+    if (idle) simgpu__stream_host_learns(of);
     return sim_unlock_with(idle ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
 }

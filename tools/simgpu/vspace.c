@@ -115,6 +115,26 @@ bool simgpu__vspace_is_host(uintptr_t address, size_t bytes) {
     return cover.is_full;
 }
 
+void simgpu__vspace_visit(uintptr_t address, size_t bytes, sim_visit *visit, void *context) {
+    struct range *range = range_around(address, bytes);
+    if (!range) return;
+    struct cover cover = cover_of(range, address, bytes);
+    for (size_t i = 0; i < cover.n; i++) {
+        const struct map *map = &cover.maps[i];
+        uintptr_t begin = address > map->address ? address : map->address;
+        uintptr_t end = address + bytes, map_end = map->address + map->bytes;
+        if (end > map_end) end = map_end;
+        if (!visit(context, simgpu__phys_history(map->phys), begin - map->address, end - begin, map->address)) return;
+    }
+}
+
+struct sim_key simgpu__vspace_key(uintptr_t address) {
+    struct range *range = range_around(address, 1);
+    struct cover cover = range ? cover_of(range, address, 1) : (struct cover){0};
+    if (cover.n == 0) return (struct sim_key){.offset = address};
+    return (struct sim_key){.base = (uintptr_t)cover.maps[0].phys, .offset = address - cover.maps[0].address};
+}
+
 void simgpu__vspace_count(size_t *n_ranges_out, size_t *n_maps_out) {
     *n_ranges_out = n_ranges;
     *n_maps_out = n_maps_total;
@@ -237,6 +257,12 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
     return sim_unlock_with(map_locked(address, bytes, handle));
 }
 
+static bool is_known_to_be_over(const struct cover *cover) {
+    for (size_t i = 0; i < cover->n; i++)
+        if (!simgpu__order_check_unmap(*simgpu__phys_history(cover->maps[i].phys), cover->maps[i].address)) return false;
+    return true;
+}
+
 /* Work that is queued or runs on the memory makes this an illegal access, after which nothing is unmapped any more. */
 static CUresult unmap_locked(uintptr_t address, size_t bytes) {
     struct range *range = range_around(address, bytes);
@@ -246,10 +272,16 @@ static CUresult unmap_locked(uintptr_t address, size_t bytes) {
         simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
+    if (!is_known_to_be_over(&cover)) {
+        simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
+        return CUDA_ERROR_ILLEGAL_ADDRESS;
+    }
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
     if (mmap((void *)address, bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
-    for (size_t i = 0; i < cover.n; i++)
+    for (size_t i = 0; i < cover.n; i++) {
+        simgpu__history_unmap(*simgpu__phys_history(cover.maps[i].phys), cover.maps[i].address);
         simgpu__phys_drop(cover.maps[i].phys);
+    }
     struct map *behind = cover.maps + cover.n;
     memmove(cover.maps, behind, (size_t)(range->maps + range->n_maps - behind) * sizeof *behind);
     range->n_maps -= cover.n;

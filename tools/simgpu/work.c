@@ -1,9 +1,10 @@
 /* What operations do when their turn comes, and how long the simulated PCIe link takes for them. */
-#include <errno.h>
 #include <string.h>
 #include <time.h>
 
 #include "tools/simgpu/internal.h"
+
+#define LONGEST_SLEEP_NS 20000000u
 
 enum sim_place simgpu__place_of(uintptr_t address, size_t bytes) {
     enum sim_place host = simgpu__host_place(address, bytes);
@@ -19,8 +20,9 @@ static bool is_accessible(uintptr_t address, size_t bytes, bool write) {
 }
 
 bool simgpu__work_is_legal(const struct sim_op *op) {
-    return (!op->dst || is_accessible(op->dst, op->bytes, true)) &&
-           (!op->src || is_accessible(op->src, op->bytes, false));
+    for (unsigned i = 0; i < op->n_accesses; i++)
+        if (!is_accessible(op->accesses[i].address, op->accesses[i].bytes, op->accesses[i].writes)) return false;
+    return true;
 }
 
 /* Pairs with whatever store, of any thread or process, made the value; acquire, so that what was written before it is
@@ -35,7 +37,22 @@ bool simgpu__work_value_reached(const struct sim_op *op) {
     }
 }
 
-static uint64_t now_ns(void) {
+const char *simgpu__op_name(const struct sim_op *op) {
+    switch (op->work) {
+    case SIM_COPY:
+        return op->link == SIM_LINK_TO_DEVICE ? "copy to device" : op->link == SIM_LINK_TO_HOST ? "copy to host" : "copy";
+    case SIM_FILL: return "fill";
+    case SIM_POINT: return "event";
+    case SIM_WAIT_POINT: return "wait for event";
+    case SIM_WAIT_VALUE: return "wait for value";
+    case SIM_WRITE_VALUE: return "write value";
+    case SIM_HOST_FUNCTION: return "host function";
+    case SIM_KERNEL: break;
+    }
+    return op->name;
+}
+
+uint64_t simgpu__now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -44,31 +61,39 @@ static uint64_t now_ns(void) {
 /* Copies of one direction share the link one after another: each starts when the one before is through. */
 uint64_t simgpu__link_book(const struct sim_op *op) {
     if (op->link == SIM_LINK_NONE || sim.link_bytes_per_ns <= 0) return 0;
-    uint64_t now = now_ns(), *free_ns = &sim.link_free_ns[op->link];
-    uint64_t start = *free_ns > now ? *free_ns : now;
+    uint64_t *free_ns = &sim.link_free_ns[op->link];
+    uint64_t start = *free_ns > op->ready_ns ? *free_ns : op->ready_ns;
     *free_ns = start + (uint64_t)((double)op->bytes / sim.link_bytes_per_ns);
     return *free_ns;
 }
 
+/* In short steps, so that a reset, or an error, need not wait for a long operation. */
 static void until_ns(uint64_t finish_ns) {
-    struct timespec at = {.tv_sec = (time_t)(finish_ns / 1000000000u), .tv_nsec = (long)(finish_ns % 1000000000u)};
-    while (finish_ns && clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR)
-        continue;
+    for (uint64_t now; !simgpu__work_is_dropped() && (now = simgpu__now_ns()) < finish_ns;) {
+        uint64_t until = finish_ns - now > LONGEST_SLEEP_NS ? now + LONGEST_SLEEP_NS : finish_ns;
+        struct timespec at = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
+    }
 }
 
-void simgpu__work_perform(const struct sim_op *op, uint64_t finish_ns) {
+static void call_function(const struct sim_op *op) {
+    simgpu__host_function_mark(true);
+    op->function(op->user_data);
+    simgpu__host_function_mark(false);
+}
+
+void simgpu__work_perform(const struct sim_op *op) {
     switch (op->work) {
     case SIM_COPY: memmove((void *)op->dst, (const void *)op->src, op->bytes); break;
     case SIM_FILL: memset((void *)op->dst, (int)op->value, op->bytes); break;
-    case SIM_WRITE_VALUE: __atomic_store_n((uint32_t *)op->dst, op->value, __ATOMIC_RELEASE); break;
-    case SIM_HOST_FUNCTION:
-        simgpu__host_function_mark(true);
-        op->function(op->user_data);
-        simgpu__host_function_mark(false);
+    case SIM_HOST_FUNCTION: call_function(op); break;
+    case SIM_KERNEL:
+        if (op->function) call_function(op);
         break;
     case SIM_POINT:
     case SIM_WAIT_POINT:
-    case SIM_WAIT_VALUE: break;
+    case SIM_WAIT_VALUE:
+    case SIM_WRITE_VALUE: break; /* under the lock, by then */
     }
-    until_ns(finish_ns);
+    until_ns(op->finish_ns);
 }
