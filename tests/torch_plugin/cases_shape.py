@@ -480,3 +480,24 @@ def new_block_put_in_mid_run(run):
     shard(grown)
     run.train(grown, adamw(grown), steps=2)
     run.finish(grown)
+
+
+@case
+def counted_by_comm_debug_mode(run):
+    """Nothing of FCDP's is in its counts: all-gathers are FCDP's own, and so are its agreements; the rest is as before."""
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    model = shard(Net())
+    optimizer = adamw(model)
+    for _ in range(3):
+        with CommDebugMode() as forward:
+            loss = run.loss(model)
+        with CommDebugMode() as backward:
+            loss.backward()
+        for name, mode in (("forward", forward), ("backward", backward)):
+            counts = {str(kind): n for kind, n in mode.get_comm_counts().items() if "allgather" not in str(kind)}
+            run.record(f"collectives in {name}", sorted(counts.items()))
+        optimizer.step()
+        optimizer.zero_grad()
+        run.evaluate(model)
+    run.finish(model)

@@ -21,8 +21,8 @@ class Dead:
 def main():
     gc.disable()
     _fcdp.options_load()
-    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sys.argv[1], 0, 1, False)
-    _fcdp.engine_host_create(engine)
+    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sys.argv[1], False)
+    _fcdp.engine_account_create(engine)
     collected_on = []
 
     def all_gather(lane, address, bytes_):
@@ -30,6 +30,7 @@ def main():
         return lambda: None
 
     comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, all_gather)
+    _fcdp.comm_host_create(comm)
     shard = torch.ones(MIB, dtype=torch.uint8)
     inputs = shard.data_ptr().to_bytes(8, "little")
 
