@@ -46,13 +46,16 @@ struct fcdp_pool {
 
 /* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for
  * good. */
-static fcdp_status page_release(fcdp_pool *pool, fcdp_phys page) {
-    fcdp_status status = fcdp__driver_phys_release(pool->drv, page);
-    if (status) status = fcdp__driver_phys_release(pool->drv, page);
+static fcdp_status pages_release(fcdp_pool *pool, size_t n, fcdp_phys pages) {
+    fcdp_status status = fcdp__driver_phys_release(pool->drv, pages);
+    if (status) status = fcdp__driver_phys_release(pool->drv, pages);
     if (status)
-        fcdp__log(FCDP_LOG_WARN, "a device page of %zu bytes is lost: %s", pool->page_bytes,
-                  fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "%zu bytes of device memory are lost: %s", n * pool->page_bytes, fcdp_error_text());
     return status;
+}
+
+static fcdp_status page_release(fcdp_pool *pool, fcdp_phys page) {
+    return pages_release(pool, 1, page);
 }
 
 static bool pool_is_valid(const fcdp_pool *pool) {
@@ -417,7 +420,7 @@ void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp
 }
 
 void fcdp__pool_give_block(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys block) {
-    (void)page_release(pool, block); /* before its pages are counted as free: who takes them then finds them so */
+    (void)pages_release(pool, n, block); /* before its pages are counted as free: who takes them then finds them so */
     fcdp__lock_acquire(&pool->lock);
     held_leave(pool, holder, n);
     pool->n_created -= n;
