@@ -25,6 +25,10 @@ void fcdp__content_take(fcdp_group *group) {
     if (group->has_content) group->content = content_of(group);
 }
 
+bool fcdp__content_is_known(const fcdp_group *group) {
+    return !group->waited || group->has_content || !is_readable(group);
+}
+
 bool fcdp__content_holds(const fcdp_group *group) {
-    return !group->has_content || content_of(group) == group->content;
+    return !group->waited || !group->has_content || content_of(group) == group->content;
 }

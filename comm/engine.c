@@ -93,6 +93,10 @@ bool fcdp_engine_is_sim(const fcdp_engine *engine) {
     return fcdp__driver_is_sim(engine->drv);
 }
 
+fcdp_driver *fcdp_engine_driver(const fcdp_engine *engine) {
+    return engine->drv;
+}
+
 static fcdp_status account_check(const fcdp_engine *engine) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
     if (!status && engine->account)

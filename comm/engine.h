@@ -36,6 +36,7 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
 /* Waits for the device; comms and groups that are left go too. */
 void fcdp_engine_destroy(fcdp_engine *engine);
 bool fcdp_engine_is_sim(const fcdp_engine *engine);
+fcdp_driver *fcdp_engine_driver(const fcdp_engine *engine);
 /* The budget of the node's host memory, common to all its processes and shard groups: one process creates it, the others join with its
  * ticket. Once, before the first comm. */
 fcdp_status fcdp_engine_account_create(fcdp_engine *engine, fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;

@@ -8,8 +8,8 @@
  *     the last of these streams, behind all of the others: ready -> caller's stream: compute -> used
  *
  * The compute waits for the put too: it may write into what it is given, and the host's copy must be what was gathered.
- * Until the first operation that a peer can notice (fcdp__region_begin_fill, or an all-gather) a failure leaves everything as it was.
- * After it this rank has missed what its peers take part in: the comm has failed.
+ * Without device pages nothing has happened, here or on all ranks. Once it has them, a rank that fails has missed what its peers take part
+ * in: the comm has failed.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,6 @@ typedef struct use { /* of one begin */
     fcdp_plan *plan;
     const uint64_t *inputs;
     fcdp_stream last; /* behind everything */
-    bool is_noticed;  /* by the peers */
     bool collects;    /* the restore is one of all ranks of the node: by slices */
 } use;
 
@@ -66,13 +65,64 @@ static void count_call(fcdp_group *group, fcdp_lane lane, bool restores, const f
 static fcdp_status all_gather(use *u, fcdp_lane lane, bool restores, const fcdp_part *parts, size_t n) {
     fcdp_group *group = u->group;
     const fcdp_transport *transport = &group->comm->transport;
-    u->is_noticed = true;
     fcdp_status status = transport->all_gather(transport->ctx, lane, parts, n, engine_of(group)->lanes[lane]);
     if (!status) count_call(group, lane, restores, parts, n);
     return status;
 }
 
+/* ---- the host's copy ---- */
+
+/* The spans of `mask` that the host does not have this rank's pieces of. */
+static uint32_t unstored(fcdp_group *group, uint32_t mask) {
+    fcdp_region_state state;
+    fcdp__region_state(group->region, &state);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (state.span[s].put || state.span[s].whole) mask &= ~(1u << s);
+    return mask;
+}
+
+/* Spans that are on the device alone. */
+static uint32_t dirty(fcdp_group *group) {
+    fcdp_region_state state;
+    uint32_t mask = 0;
+    fcdp__region_state(group->region, &state);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (group->layout->span[s].bytes && state.span[s].on_device) mask |= 1u << s;
+    return unstored(group, mask);
+}
+
+/* `whole_mask`: spans of which all of this rank's pieces are put, not those of the stale extents alone. */
+static fcdp_status put(use *u, uint32_t span_mask, uint32_t whole_mask, fcdp_event after) {
+    fcdp_group *group = u->group;
+    const fcdp_topology *topology = &group->comm->topology;
+    fcdp_piece *pieces = malloc(((size_t)group->layout->n_extents * topology->n_nodes + 1) * sizeof *pieces);
+    if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
+    size_t n = fcdp__plan_put_pieces(u->plan, whole_mask, group->layout, topology, pieces);
+    fcdp_status status = fcdp__region_put(group->region, span_mask, (fcdp_piece_list){pieces, n}, after);
+    free(pieces);
+    return status;
+}
+
+/* Without a gather: all of this rank's pieces of the spans in `mask`, as they are on the device. */
+static fcdp_status put_now(fcdp_group *group, uint32_t mask) {
+    use u = {.group = group};
+    uint8_t *none = calloc(group->layout->n_extents + 1, 1);
+    fcdp_status status = none ? fcdp__plan_make(group->layout, none, &u.plan)
+                              : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
+    free(none);
+    if (status) return status;
+    status = put(&u, mask, mask, fcdp__region_ready(group->region));
+    fcdp__plan_destroy(u.plan);
+    return status;
+}
+
 /* ---- restore ---- */
+
+/* A slice is made of pieces of all ranks of the node, so the others need those that this rank has kept to itself. */
+static fcdp_status restore_puts(use *u) {
+    uint32_t mask = dirty(u->group) & u->plan->restore_mask;
+    return mask ? put_now(u->group, mask) : FCDP_OK;
+}
 
 /* This rank's slices to their places, the others' from the node's other ranks. What this rank has on the device is in its place already. */
 static fcdp_status restore_slices(use *u) {
@@ -81,10 +131,12 @@ static fcdp_status restore_slices(use *u) {
     fcdp_part parts[FCDP_N_SPANS];
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
-    fcdp_status status = fcdp__region_order(group->region, node);
+    fcdp_status status = restore_puts(u);
+    if (!status) status = fcdp__region_order(group->region, node);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (u->plan->restore_mask & 1u << s && !state.span[s].on_device) status = fcdp__region_load_slice(group->region, s);
     if (!status) status = stream_wait(group, node, fcdp__region_loaded(group->region));
+    if (!status) status = stream_wait(group, node, fcdp__region_stored(group->region));
     size_t n = fcdp__plan_slice_parts(u->plan->restore_mask, group->layout, &group->comm->topology,
                                       fcdp__region_base(group->region), parts);
     if (!status) status = all_gather(u, FCDP_LANE_NODE, true, parts, n);
@@ -150,19 +202,6 @@ static fcdp_status inter_step(use *u) {
     return status ? fcdp__fail(status, "gathering '%s' between nodes: %s", group->name, fcdp_error_text()) : FCDP_OK;
 }
 
-/* `whole_mask`: spans of which the host has nothing yet, though part of them is fresh. */
-static fcdp_status put(use *u, uint32_t whole_mask) {
-    fcdp_group *group = u->group;
-    const fcdp_topology *topology = &group->comm->topology;
-    fcdp_piece *pieces = malloc(((size_t)group->layout->n_extents * topology->n_nodes + 1) * sizeof *pieces);
-    if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
-    size_t n = fcdp__plan_put_pieces(u->plan, whole_mask, group->layout, topology, pieces);
-    fcdp_status status =
-        fcdp__region_put(group->region, u->plan->fill_mask, (fcdp_piece_list){pieces, n}, group->crossed);
-    free(pieces);
-    return status;
-}
-
 static fcdp_status node_by_slice(use *u) {
     fcdp_group *group = u->group;
     fcdp_stream node = engine_of(group)->lanes[FCDP_LANE_NODE];
@@ -207,25 +246,16 @@ static bool policy_keeps(const fcdp_group *group) {
     return fcdp__policy_keeps(engine->options.tau, used_bytes, fcdp__pool_room_bytes(engine->pool));
 }
 
-/* Spans that the gather rewrites in part and the host does not have: all of them is put, not the stale part alone. */
-static uint32_t unstored(fcdp_group *group, uint32_t mask) {
-    fcdp_region_state state;
-    fcdp__region_state(group->region, &state);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (state.span[s].put || state.span[s].whole) mask &= ~(1u << s);
-    return mask;
-}
-
 /* Where the group is expected to stay on the device, and its ranks meet there, the host's copy can wait until it must go. */
 static fcdp_status gather(use *u) {
     fcdp_group *group = u->group;
     if (u->plan->n_stale == 0) return FCDP_OK;
+    /* Spans that it rewrites in part, and the host does not have. */
     uint32_t whole_mask = unstored(group, u->plan->restore_mask & u->plan->fill_mask);
     bool puts = (!by_slice(group) && !is_alone(group)) || !policy_keeps(group);
-    u->is_noticed = true;
     fcdp_status status = fcdp__region_begin_fill(group->region, u->plan->fill_mask);
     if (!status) status = inter_step(u);
-    if (!status && puts) status = put(u, whole_mask);
+    if (!status && puts) status = put(u, u->plan->fill_mask, whole_mask, group->crossed);
     if (!status) status = node_step(u);
     group->has_content = false;
     return status;
@@ -289,24 +319,21 @@ static fcdp_status begin_check(const fcdp_group *group, const uint64_t *inputs) 
     return FCDP_OK;
 }
 
-/* Pages, and what is on the caller's stream now. */
-static fcdp_status use_enter(use *u, fcdp_stream stream) {
+/* Pages. Out of memory is all ranks' lot, or a reason to stop; whatever else fails, fails here alone, and the peers go on. */
+static fcdp_status use_enter(use *u) {
     fcdp_group *group = u->group;
     fcdp_status status = fcdp__region_acquire(group->region);
-    if (status) return fcdp__fail(status, "taking device pages for '%s': %s", group->name, fcdp_error_text());
-    status = fcdp__driver_event_record(engine_of(group)->drv, group->written, stream);
-    if (status) (void)!fcdp__region_release(group->region, stream, false);
-    return status;
+    if (!status) return FCDP_OK;
+    status = fcdp__fail(status, "taking device pages for '%s': %s", group->name, fcdp_error_text());
+    return status == FCDP_ERR_NO_DEVICE_MEM ? status : fcdp__comm_fail(group->comm, status);
 }
 
-/* The use has failed, with the thread's text. */
+/* The use has failed, with the thread's text: the peers take part in what this rank has missed. */
 static fcdp_status use_abandon(use *u, fcdp_stream stream, fcdp_status status) {
     fcdp_group *group = u->group;
-    if (u->is_noticed) {
-        status = fcdp__comm_fail(group->comm, status);
-        fcdp__region_invalidate(group->region, FCDP_SPAN_MASK_ALL);
-        fcdp__validity_spoil(group->validity);
-    }
+    status = fcdp__comm_fail(group->comm, status);
+    fcdp__region_invalidate(group->region, FCDP_SPAN_MASK_ALL);
+    fcdp__validity_spoil(group->validity);
     char text[FCDP_FAILURE_BYTES];
     strncpy(text, fcdp_error_text(), sizeof text - 1)[sizeof text - 1] = 0;
     if (fcdp__region_release(group->region, stream, false))
@@ -316,10 +343,11 @@ static fcdp_status use_abandon(use *u, fcdp_stream stream, fcdp_status status) {
 
 static fcdp_status use_run(use *u, fcdp_pass pass, fcdp_stream stream) {
     fcdp_group *group = u->group;
-    fcdp_status status = use_enter(u, stream);
+    fcdp_status status = use_enter(u);
     if (status) return status;
     fcdp__driver_annotate(engine_of(group)->drv, group->name);
-    status = restore(u);
+    status = fcdp__driver_event_record(engine_of(group)->drv, group->written, stream);
+    if (!status) status = restore(u);
     if (!status) status = gather(u);
     if (!status) status = ready_record(u);
     fcdp__driver_annotate(engine_of(group)->drv, NULL);
@@ -373,51 +401,30 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     fcdp_status failure = fcdp_comm_check(group->comm); /* after the wait: what was opened means nothing */
     if (failure) return fcdp__comm_fail(group->comm, failure);
     if (status) return fcdp__fail(status, "gathering '%s': %s", group->name, fcdp_error_text());
-    if (!group->waited && !group->has_content && policy_keeps(group)) fcdp__content_take(group);
+    if (!group->waited && !group->has_content && (policy_keeps(group) || dirty(group))) fcdp__content_take(group);
     group->waited = true;
     return FCDP_OK;
 }
 
 /* ---- end ---- */
 
-/* Before its pages go: all of this rank's pieces of what the host does not have. */
-static fcdp_status store_late(fcdp_group *group, uint32_t mask) {
-    use u = {.group = group, .is_noticed = true};
-    uint8_t *none = calloc(group->layout->n_extents + 1, 1);
-    fcdp_status status = none ? fcdp__plan_make(group->layout, none, &u.plan)
-                              : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
-    free(none);
-    if (status) return status;
-    u.plan->fill_mask = mask;
-    status = put(&u, mask);
-    fcdp__plan_destroy(u.plan);
-    return status;
-}
-
-/* Spans that are on the device alone. */
-static uint32_t dirty(fcdp_group *group) {
-    fcdp_region_state state;
-    uint32_t mask = 0;
-    fcdp__region_state(group->region, &state);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (group->layout->span[s].bytes && state.span[s].on_device) mask |= 1u << s;
-    return unstored(group, mask);
-}
-
+/* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's bytes betray waits for the
+ * next agreement. What cannot be stored stays on the device, whatever policy says. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) {
     fcdp_status status = fcdp__engine_check_process(engine_of(group), group->name);
     if (status || !group->begun) return status;
     uint32_t dirty_mask = dirty(group);
-    bool keeps = policy_keeps(group);
-    if (keeps || dirty_mask) written = written || !fcdp__content_holds(group);
-    if (written && dirty_mask) { /* nowhere is what was gathered: the ranks gather it again */
+    bool keeps = policy_keeps(group) && fcdp__content_is_known(group);
+    bool is_void = written || ((keeps || dirty_mask) && !fcdp__content_holds(group));
+    if (written) fcdp__member_ask_again(&group->member);
+    if (is_void && dirty_mask) { /* nowhere is what was gathered: the ranks gather it again */
         fcdp__region_invalidate(group->region, dirty_mask);
         fcdp__validity_spoil(group->validity);
-        fcdp__member_ask_again(&group->member);
     } else if (!keeps && dirty_mask) {
-        status = store_late(group, dirty_mask);
+        status = put_now(group, dirty_mask);
+        atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);
     }
-    fcdp_status released = fcdp__region_release(group->region, stream, keeps && !written && !status);
+    fcdp_status released = fcdp__region_release(group->region, stream, (keeps && !is_void) || status);
     group->begun = false;
     fcdp__member_resharded(&group->member);
     if (status) return fcdp__fail(status, "releasing '%s': %s", group->name, fcdp_error_text());

@@ -96,6 +96,9 @@ fcdp_status fcdp__group_cancel(fcdp_group *group) FCDP_MUST_CHECK;
  * when the use ends. Plain FSDP drops such writes at reshard; a kept one would live on. Only where the host can read the device's bytes (the
  * simulated one, with host_computes). On a GPU the caller's version counters are the one sign. */
 void fcdp__content_take(fcdp_group *group);
+/* A fingerprint was taken before the program could write, or none can be. */
+bool fcdp__content_is_known(const fcdp_group *group);
+/* As it was, as far as anybody can tell. What nobody has waited for nobody has written into, and it may not be there yet. */
 bool fcdp__content_holds(const fcdp_group *group);
 
 #endif

@@ -20,11 +20,12 @@ struct fcdp_monitor {
 };
 
 /* FCDP_OK: nothing is wrong with the group by now. With the engine's lock, under which no group dies. */
-static fcdp_status group_look(fcdp_group *group, uint64_t now_ns) {
-    uint64_t since_ns = atomic_load_explicit(&group->in_flight_ns, memory_order_relaxed);
+static fcdp_status group_look(fcdp_group *group) {
+    uint64_t since_ns = atomic_load_explicit(&group->in_flight_ns, memory_order_relaxed), now_ns = fcdp__now_ns();
     const fcdp_engine *engine = group->comm->engine;
-    if (!since_ns) return FCDP_OK;
+    if (!since_ns || now_ns <= since_ns) return FCDP_OK; /* it may have begun just now */
     fcdp_status status = fcdp__driver_event_query(engine->drv, fcdp__region_ready(group->region));
+    if (!status) status = fcdp__driver_event_query(engine->drv, fcdp__region_stored(group->region));
     if (status != FCDP_PENDING) {
         /* It may have begun again meanwhile: then the time is another one. */
         atomic_compare_exchange_strong_explicit(&group->in_flight_ns, &since_ns, 0, memory_order_relaxed,
@@ -38,19 +39,18 @@ static fcdp_status group_look(fcdp_group *group, uint64_t now_ns) {
                       group->name, (double)(now_ns - since_ns) / 1e9);
 }
 
-static fcdp_status comm_look(fcdp_comm *comm, uint64_t now_ns) {
+static fcdp_status comm_look(fcdp_comm *comm) {
     fcdp_status status = fcdp_comm_check(comm);
-    for (fcdp_group *group = comm->groups; group && !status; group = group->next) status = group_look(group, now_ns);
+    for (fcdp_group *group = comm->groups; group && !status; group = group->next) status = group_look(group);
     return status;
 }
 
 /* Those that fail are latched; those that have failed are opened again, since a call that was under way then may have enqueued another
  * wait. */
 static void comms_look(fcdp_engine *engine) {
-    uint64_t now_ns = fcdp__now_ns();
     fcdp__lock_acquire(&engine->lock);
     for (fcdp_comm *comm = engine->comms; comm; comm = comm->next) {
-        fcdp_status status = comm_look(comm, now_ns);
+        fcdp_status status = comm_look(comm);
         if (status) fcdp__comm_fail_locked(comm, status);
     }
     fcdp__lock_release(&engine->lock);

@@ -23,9 +23,9 @@ def stats() -> dict[str, Any]:
         "enabled": True, "driver": None, "topology": None,
         "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
         "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
-        "gathers": dict(runtime.gathers),
+        "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0},
         "groups": [], "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0},
-        "bypassed": [dict(entry) for entry in runtime.bypassed], "saved": dict(runtime.saved),
+        "bypassed": [dict(entry) for entry in runtime.bypassed], "saved": {"plain_bytes": 0, "gather_bytes": 0}, "waits": {},
     }  # fmt: skip
     if runtime.engine is None:
         return out
@@ -36,6 +36,9 @@ def stats() -> dict[str, Any]:
     out["driver"] = core["driver"]
     out["collectives"]["gather"], out["collectives"]["restore"] = _counts(core["gather"]), _counts(core["restore"])
     out["collectives"]["agree"] = _counts([sum(column) for column in zip(runtime.past_agreements, *(s.agreed() for s in served))])
+    for key in ("gathers", "saved", "waits"):
+        out[key] = core[key]
+    out["waits"]["agreements"] = out["collectives"]["agree"]["calls"]
     out["moves"], out["device_bytes"], out["host_bytes"] = core["moves"], core["device_bytes"], core["host_bytes"]
     groups = ({**_fcdp.group_stats(group.handle), "ranks_per_node": group.shards.node_size} for group in list(runtime.groups))
     out["groups"] = sorted(groups, key=lambda entry: entry["name"])
