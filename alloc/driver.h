@@ -56,20 +56,24 @@ void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event);
 fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK; /* FCDP_OK or FCDP_PENDING */
-/* An event whose fcdp__driver_event_sync sleeps: with the others CUDA may spin a core. It wakes up later, by tens of microseconds. */
+/* An event whose fcdp__driver_event_sync sleeps, where CUDA may spin a core for others. It wakes up later, by tens
+ * of microseconds. */
 fcdp_status fcdp__driver_event_create_blocking(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
 
-/* `function(context)` runs in the stream's order, on a thread of the driver's; it must not call the driver. It does not run
- * once the device has failed: nothing may be freed by it alone. */
+/* `function(context)` runs in the stream's order, on a thread of the driver's; it must not call the driver. It does
+ * not run once the device has failed: nothing may be freed by it alone. */
 typedef void (*fcdp_host_function)(void *context);
 fcdp_status fcdp__driver_host_function(fcdp_driver *drv, fcdp_stream stream, fcdp_host_function function,
                                        void *context) FCDP_MUST_CHECK;
 
-/* The stream writes a 32-bit word once all before it is done and visible, or waits until a word w has (int32_t)(w - value) >= 0. The
- * word is in device memory, or in pinned host memory, at its device address. FCDP_ERR_UNSUPPORTED: the driver is older than
- * CUDA 11.7, or the device cannot. CUDA does not see this order: let events say it too where both ends are this process's. */
-fcdp_status fcdp__driver_write_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word, uint32_t value) FCDP_MUST_CHECK;
-fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word, uint32_t value) FCDP_MUST_CHECK;
+/* The stream writes a 32-bit word once all before it is done and visible, or waits until a word w has
+ * (int32_t)(w - value) >= 0. The word is in device memory, or in pinned host memory at its device address.
+ * FCDP_ERR_UNSUPPORTED: the driver is older than CUDA 11.7, or the device cannot. CUDA does not see this order: let
+ * events say it too where both ends are this process's. */
+fcdp_status fcdp__driver_write_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word,
+                                       uint32_t value) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word,
+                                      uint32_t value) FCDP_MUST_CHECK;
 /* Where the device sees a byte of pinned host memory: on most devices at the same address. */
 fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_out) FCDP_MUST_CHECK;
 
@@ -92,10 +96,10 @@ typedef struct fcdp_access {
 /* The label of what the calling thread enqueues from now on, copied, up to 47 bytes; NULL: none. */
 void fcdp__driver_annotate(fcdp_driver *drv, const char *label);
 void fcdp__driver_stream_name(fcdp_driver *drv, fcdp_stream stream, const char *name);
-/* What the next host function of the calling thread reads and writes, `n` ranges of which the first FCDP_MAX_ACCESSES count:
- * checked as a copy's are. */
+/* What the next host function of the calling thread reads and writes, `n` ranges of which the first
+ * FCDP_MAX_ACCESSES count: checked as a copy's are. */
 void fcdp__driver_announce(fcdp_driver *drv, const fcdp_access *accesses, size_t n);
-/* A function of the simulated driver by its name, for tools beside it; NULL: none such, or the driver is CUDA's. */
+/* A function of the simulated driver by its name, for tools beside it; NULL: no such function, or CUDA. */
 void *fcdp__driver_sim_symbol(const fcdp_driver *drv, const char *name);
 
 #endif

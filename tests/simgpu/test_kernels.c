@@ -57,8 +57,8 @@ static void a_kernel_holds_its_stream_for_its_duration(void **state) {
     assert_true(best_ns(one_kernel, 20 * MS, 22 * MS) <= 24 * MS);
 }
 
-/* 200 kernels of 0.2 ms, each waiting for the other stream's last one: a wake-up that comes 0.05 ms late, as they do
- * here, would make 50 ms of them. */
+/* 200 kernels of 0.2 ms, each waiting for the other stream's last one: a wake-up that comes 0.05 ms late, as
+ * they do here, would make 50 ms of them. */
 static uint64_t two_streams_in_turn(void) {
     CUstream streams[2] = {stream_make(), stream_make()};
     CUevent event = event_make();

@@ -1,6 +1,6 @@
 /*
- * Unordered accesses: each edge is shown to order two accesses through different addresses, and each is shown to be
- * what did it, since without it there is a report. No test depends on when the operations really run.
+ * Unordered accesses: each edge is shown to order two accesses through different addresses, and each is shown
+ * to be what did it, since without it there is a report. No test depends on when the operations really run.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -402,6 +402,23 @@ static void a_host_function_that_signals_orders(void) {
     touch(w.second, w.alias, 64, 0);
 }
 
+static void a_word_that_the_host_sees_orders_what_observes_it(void) {
+    touch(w.first, w.pages.at, 64, 1);
+    OK(cuStreamWriteValue32_v2(w.first, FLAG, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
+    while (__atomic_load_n((uint32_t *)(uintptr_t)FLAG, __ATOMIC_ACQUIRE) != 1)
+        continue;
+    simgpu_observe((void *)(uintptr_t)FLAG);
+    touch(w.second, w.alias, 64, 0);
+}
+
+static void a_word_that_nothing_observes_does_not_order(void) {
+    touch(w.first, w.pages.at, 64, 1);
+    OK(cuStreamWriteValue32_v2(w.first, FLAG, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
+    while (__atomic_load_n((uint32_t *)(uintptr_t)FLAG, __ATOMIC_ACQUIRE) != 1)
+        continue;
+    touch(w.second, w.alias, 64, 0);
+}
+
 static void a_signal_of_another_does_not_order(void) {
     sem_t done, other;
     sem_init(&done, 0, 0);
@@ -478,7 +495,8 @@ static const struct {
     ORDERED(a_value_that_the_host_stores_orders_behind_what_it_knows),
     UNORDERED(a_value_that_the_host_stores_does_not_order_what_it_does_not_know),
     ORDERED(a_foreign_value_orders_behind_all_values_of_ours), ORDERED(many_values_lose_no_edge),
-    ORDERED(a_host_function_that_signals_orders), UNORDERED(a_signal_of_another_does_not_order),
+    ORDERED(a_word_that_the_host_sees_orders_what_observes_it),
+    UNORDERED(a_word_that_nothing_observes_does_not_order), ORDERED(a_host_function_that_signals_orders), UNORDERED(a_signal_of_another_does_not_order),
     ORDERED(a_host_function_that_observes_is_ordered), ORDERED(a_host_function_is_in_its_stream_s_order),
     UNORDERED(a_host_function_is_in_no_other_stream_s_order),
 };
@@ -559,7 +577,8 @@ static void an_operation_is_ordered_with_itself(void **state) {
     assert_reported(false, "itself");
 }
 
-/* What is ordered with the last access alone is unordered with those before that the last was not ordered with. */
+/* What is ordered with the last access alone is unordered with those before that the last was not ordered
+ * with. */
 static void earlier_accesses_are_remembered(void **state) {
     (void)state;
     world_make();

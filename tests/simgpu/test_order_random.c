@@ -1,7 +1,7 @@
 /*
- * Random programs over streams, events, values and synchronisation, against an oracle that knows each operation's predecessors
- * as a set of bits: there is a report exactly when two accesses through different addresses share a page, one writes,
- * and neither is among the other's predecessors.
+ * Random programs over streams, events, values and synchronisation, against an oracle that knows each
+ * operation's predecessors as a set of bits: there is a report exactly when two accesses through different
+ * addresses share a page, one writes, and neither is among the other's predecessors.
  */
 #include <stdio.h>
 #include <stdlib.h>

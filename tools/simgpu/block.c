@@ -1,9 +1,10 @@
 /*
  * Calls that make a thread of the program wait for the device: how often, for how long, from where.
  *
- * A row is a thread, an entry point, the thread's label and the return addresses that led there, so that "this thread
- * waits nowhere but there" can be asserted and, where it is not so, the place be found. Return addresses are named when
- * the rows are listed. The table is bounded: what finds no room is counted in a last row, which is nobody's.
+ * A row is a thread, an entry point, the thread's label and the return addresses that led there, so that
+ * "this thread waits nowhere but there" can be asserted and, where it is not so, the place be found. Return
+ * addresses are named when the rows are listed. The table is bounded: what finds no room is counted in a last
+ * row, which is nobody's.
  */
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -48,19 +49,18 @@ int simgpu__thread_id(void) {
     return id;
 }
 
-static bool is_own(void *frame, void *own_base) {
-    Dl_info about;
-    return frame && dladdr((const char *)frame - 1, &about) && about.dli_fbase == own_base;
-}
+/* From the linker: this library's first byte and the one behind its last. */
+extern const char __ehdr_start[] __attribute__((visibility("hidden")));
+extern const char _end[] __attribute__((visibility("hidden")));
+
+static bool is_own(const void *frame) { return (const char *)frame >= __ehdr_start && (const char *)frame < _end; }
 
 /* Without the simulator's lock, since the unwinder takes the loader's. */
 void simgpu__block_begin(enum sim_entry entry) {
     void *frames[MOST_OWN_FRAMES + N_FRAMES] = {0};
-    Dl_info own;
     int n = backtrace(frames, MOST_OWN_FRAMES + N_FRAMES), first = 0;
-    bool known = dladdr((const void *)rows, &own);
-    for (int i = 0; known && i < n && i < MOST_OWN_FRAMES; i++)
-        if (is_own(frames[i], own.dli_fbase)) first = i + 1; /* above it may be a sanitizer's backtrace */
+    for (int i = 0; i < n && i < MOST_OWN_FRAMES; i++)
+        if (is_own(frames[i])) first = i + 1; /* above it may be a sanitizer's backtrace */
     memset(&current.key, 0, sizeof current.key);
     current.key.thread = simgpu__thread_id();
     current.key.entry = entry;

@@ -1,4 +1,5 @@
-/* Vector clocks as counted arrays: copied when they change while shared, so that taking a snapshot costs nothing. */
+/* Vector clocks as counted arrays: copied when they change while shared, so that taking a snapshot costs
+ * nothing. */
 #include "tools/simgpu/clock.h"
 
 #include <stdlib.h>

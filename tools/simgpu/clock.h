@@ -1,4 +1,5 @@
-/* Vector clocks: of each stream, how many of its operations are known to be over. Under the simulator's lock. */
+/* Vector clocks: of each stream, how many of its operations are known to be over. Under the simulator's
+ * lock. */
 #ifndef FCDP_SIMGPU_CLOCK_H
 #define FCDP_SIMGPU_CLOCK_H
 

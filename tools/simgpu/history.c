@@ -1,10 +1,10 @@
 /*
  * The last accesses to a piece of memory, one by one, without gaps being closed.
  *
- * A touch makes an earlier one superfluous that is ordered before it, lies within it, goes through the same address and
- * conflicts with no more than it does: whatever is unordered with the earlier one is unordered with this one too. So a
- * program that does the same in every step keeps a history of constant length. It is cut at MOST_TOUCHES: what is
- * forgotten then can only go unreported.
+ * A touch makes an earlier one superfluous that is ordered before it, lies within it, goes through the same
+ * address and conflicts with no more than it does: whatever is unordered with the earlier one is unordered
+ * with this one too. So a program that does the same in every step keeps a history of constant length. It is
+ * cut at MOST_TOUCHES: what is forgotten then can only go unreported.
  */
 #include "tools/simgpu/history.h"
 

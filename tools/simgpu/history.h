@@ -1,4 +1,5 @@
-/* Who touched which bytes of one piece of memory, as far as it may still matter. Under the simulator's lock. */
+/* Who touched which bytes of one piece of memory, as far as it may still matter. Under the simulator's
+ * lock. */
 #ifndef FCDP_SIMGPU_HISTORY_H
 #define FCDP_SIMGPU_HISTORY_H
 
@@ -32,12 +33,15 @@ struct sim_touch {
     struct sim_note *note;
 };
 
-/* An earlier touch that conflicts: it shares bytes, one of both writes, and what `known` says does not put it before `touch`. NULL: none. One
- * through another address comes first; without `same_address` none through the same one is looked for. */
+/* An earlier touch that conflicts: it shares bytes, one of both writes, and what `known` says does not put it
+ * before `touch`. NULL: none. One through another address comes first; without `same_address` none through
+ * the same one is looked for. */
 const struct sim_touch *simgpu__history_find(const struct sim_history *history, const struct sim_touch *touch,
                                              const struct sim_clock *known, bool same_address);
-/* Remembers a touch, keeping its note, and forgets those that it makes superfluous. A full history forgets its oldest. */
-void simgpu__history_add(struct sim_history **history, const struct sim_touch *touch, const struct sim_clock *known);
+/* Remembers a touch, keeping its note, and forgets those that it makes superfluous. A full history forgets
+ * its oldest. */
+void simgpu__history_add(struct sim_history **history, const struct sim_touch *touch,
+                         const struct sim_clock *known);
 /* A touch through `base` that `known` does not know to be over; NULL: none. */
 const struct sim_touch *simgpu__history_unknown(const struct sim_history *history, uintptr_t base,
                                                 const struct sim_clock *known);

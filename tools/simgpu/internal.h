@@ -1,8 +1,9 @@
 /*
  * What the files of the simulated GPU share: one lock, one state, and who owns which part of it.
  *
- * One lock, `sim.lock`, guards every table and queue. Work itself (copies, fills, host functions) runs on the streams'
- * workers without it; an operation that runs is marked so, which is how unmap knows that its memory is in use.
+ * One lock, `sim.lock`, guards every table and queue. Work itself (copies, fills, host functions) runs on the
+ * streams' workers without it; an operation that runs is marked so, which is how unmap knows that its memory
+ * is in use.
  */
 #ifndef FCDP_SIMGPU_INTERNAL_H
 #define FCDP_SIMGPU_INTERNAL_H
@@ -81,9 +82,11 @@ enum sim_entry {
         SIM_N_ENTRIES
 };
 
-/* The gate of every entry point, taken without the lock: counts the call, then answers in CUDA's order of refusal. */
+/* The gate of every entry point, taken without the lock: counts the call, then answers in CUDA's order of
+ * refusal. */
 CUresult simgpu__enter(enum sim_entry entry);
-/* The same for control functions that put work on streams, which need no current context and are not counted. */
+/* The same for control functions that put work on streams, which need no current context and are not
+ * counted. */
 CUresult simgpu__enter_control(void);
 #define SIM_ENTER(entry)                                                                                           \
     do {                                                                                                           \
@@ -121,7 +124,8 @@ int simgpu__thread_id(void);
 bool simgpu__timeline_is_on(void);
 /* 0, or -1 with errno. */
 int simgpu__timeline_open(const char *pattern);
-/* An operation of the stream with this number ended; `named` is the stream's own note of which timeline has its name. */
+/* An operation of the stream with this number ended; `named` is the stream's own note of which timeline has
+ * its name. */
 void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned stream, const char *stream_name,
                          unsigned *named);
 /* The calling thread waited. */
@@ -183,12 +187,14 @@ bool simgpu__vspace_granted(uintptr_t address, size_t bytes, bool write);
 bool simgpu__vspace_is_host(uintptr_t address, size_t bytes);
 enum sim_place simgpu__vspace_place(uintptr_t address, size_t bytes);
 enum sim_place simgpu__host_place(uintptr_t address, size_t bytes);
-/* Calls `visit` for each piece of memory behind a range that is mapped, or registered, throughout: with its history, the
- * bytes of it, and the address of its first byte. Ends when that returns false. */
-typedef bool sim_visit(void *context, struct sim_history **history, size_t begin, size_t bytes, uintptr_t base);
+/* Calls `visit` for each piece of memory behind a range that is mapped, or registered, throughout: with its
+ * history, the bytes of it, and the address of its first byte. Ends when that returns false. */
+typedef bool sim_visit(void *context, struct sim_history **history, size_t begin, size_t bytes,
+                       uintptr_t base);
 void simgpu__vspace_visit(uintptr_t address, size_t bytes, sim_visit *visit, void *context);
 void simgpu__host_visit(uintptr_t address, size_t bytes, sim_visit *visit, void *context);
-/* What memory is at an address, whatever the address: two that are mapped to the same byte have the same key. */
+/* What memory is at an address, whatever the address: two that are mapped to the same byte have the same
+ * key. */
 struct sim_key {
     uintptr_t base;
     size_t offset;
@@ -251,7 +257,8 @@ struct sim_op {
 struct sim_stream;
 
 struct sim_stream *simgpu__stream_of(CUstream stream); /* NULL: no such stream */
-/* Enqueues a copy of `op`; the stream takes over the op's point references. CUDA_ERROR_OUT_OF_MEMORY or success. */
+/* Enqueues a copy of `op`; the stream takes over the op's point references. CUDA_ERROR_OUT_OF_MEMORY or
+ * success. */
 CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op);
 /* Waits, giving the lock up meanwhile, until the point is done; then the sticky error or success. */
 CUresult simgpu__point_wait(struct sim_point *point);
@@ -301,11 +308,15 @@ void simgpu__order_end(struct sim_position *position);
 void simgpu__order_learn(struct sim_position *position, const struct sim_position *of);
 /* An operation is the next at this position. */
 void simgpu__order_start(struct sim_position *position, const struct sim_op *op);
-void simgpu__order_write_value(const struct sim_position *position, struct sim_key key, uint32_t value, bool barrier);
+void simgpu__order_write_value(const struct sim_position *position, struct sim_key key, uint32_t value,
+                               bool barrier);
 void simgpu__order_wait_value(struct sim_position *position, struct sim_key key, uint32_t value);
-/* Whether all that the operation touches is ordered with what touched it before; if not, a line on stderr says so. */
-bool simgpu__order_check(const struct sim_position *position, const struct sim_op *op, const char *stream_name);
-/* Whether the host knows that all that touched the memory through `base` is over, where races are looked for. */
+/* Whether all that the operation touches is ordered with what touched it before; if not, a line on stderr
+ * says so. */
+bool simgpu__order_check(const struct sim_position *position, const struct sim_op *op,
+                         const char *stream_name);
+/* Whether the host knows that all that touched the memory through `base` is over, where races are looked
+ * for. */
 bool simgpu__order_check_unmap(const struct sim_history *history, uintptr_t base);
 void simgpu__order_host_learns(const struct sim_position *of);
 void simgpu__order_host_learns_ended(void); /* the streams that are no more */

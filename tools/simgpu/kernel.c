@@ -1,5 +1,6 @@
-/* Kernels of a set duration: what they access is checked, and what they compute, if anything, is a C function. And what
- * a thread says of the work that it enqueues: a label, and what a host function accesses. */
+/* Kernels of a set duration: what they access is checked, and what they compute, if anything, is a C
+ * function. And what a thread says of the work that it enqueues: a label, and what a host function
+ * accesses. */
 #include <stdlib.h>
 #include <string.h>
 

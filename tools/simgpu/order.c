@@ -1,23 +1,27 @@
 /*
- * What is ordered with what: each stream's position is a vector clock, and the edges that CUDA promises move knowledge
- * from one to another.
+ * What is ordered with what: each stream's position is a vector clock, and the edges that CUDA promises move
+ * knowledge from one to another.
  *
- * - A stream's operations are in order; so is a host function, with what is before and behind it on its stream.
+ * - A stream's operations are in order; so is a host function, with what is before and behind it on its
+ *   stream.
  * - cuEventRecord takes the stream's position, cuStreamWaitEvent gives it to another stream.
  * - The null stream and the streams without CU_STREAM_NON_BLOCKING wait for each other.
- * - Once a cuEventSynchronize, cuStreamSynchronize or cuCtxSynchronize is through, once cuEventQuery or cuStreamQuery answered
- *   success, and after a copy to pageable host memory, the host knows what was waited or asked for, and what it enqueues
- *   from then on is behind it. All threads of a process count as one host, since how they tell each other is not seen:
- *   that never reports what is ordered, and may miss what two threads did without a word. A copy from pageable memory is
- *   no such edge, nor are cuMemHostUnregister and cuStreamDestroy, as CUDA promises nothing there.
- * - cuStreamWriteValue32 (with its barrier) to cuStreamWaitValue32, where the value that ends the wait is the one that a
- *   stream wrote there last. Any other is somebody else's, be it a thread or another process, and might come after all
- *   that any stream or host function has signalled, and after all that the host knows: the wait is behind that, then.
- * - simgpu_signal to simgpu_observe, for what threads and host functions tell each other by means of their own.
+ * - Once a cuEventSynchronize, cuStreamSynchronize or cuCtxSynchronize is through, once cuEventQuery or
+ *   cuStreamQuery answered success, and after a copy to pageable host memory, the host knows what was waited
+ *   or asked for, and what it enqueues from then on is behind it. All threads of a process count as one host,
+ *   since how they tell each other is not seen: that never reports what is ordered, and may miss what two
+ *   threads did without a word. A copy from pageable memory is no such edge, nor are cuMemHostUnregister and
+ *   cuStreamDestroy, as CUDA promises nothing there.
+ * - cuStreamWriteValue32 (with its barrier) to cuStreamWaitValue32, where the value that ends the wait is the
+ *   one that a stream wrote there last. Any other is somebody else's, be it a thread or another process, and
+ *   might come after all that any stream or host function has signalled, and after all that the host knows:
+ *   the wait is behind that, then.
+ * - simgpu_signal to simgpu_observe, for what threads and host functions tell each other by means of their
+ *   own.
  *
- * An operation's order is settled when it starts, which is late enough to know the value that it waited for, and late
- * enough for its memory to be mapped. Out of memory ends all checks until the next reset, since a lost edge would be a
- * false report.
+ * An operation's order is settled when it starts, which is late enough to know the value that it waited for,
+ * and late enough for its memory to be mapped. Out of memory ends all checks until the next reset, since a
+ * lost edge would be a false report.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +62,8 @@ struct sim_clock *simgpu__order_host(void) { return order.host; }
 
 /* ---- positions ------------------------------------------------------------------------------------------------- */
 
-/* Slots are not reused early: what waited for a slot's second stream would seem to have waited for its first. */
+/* Slots are not reused early: what waited for a slot's second stream would seem to have waited for its
+ * first. */
 bool simgpu__order_begin(struct sim_position *position) {
     unsigned slot = order.n_slots;
     for (unsigned i = 1; order.n_slots > FRESH_SLOTS && i < order.n_slots; i++)
@@ -150,20 +155,19 @@ void simgpu__order_wait_value(struct sim_position *position, struct sim_key key,
     if (!written_here) must(simgpu__clock_join(&position->known, order.host));
 }
 
-static struct sim_key key_of(const void *address) { return (struct sim_key){.base = 1, .offset = (uintptr_t)address}; }
-
-/* What has been signalled under the key before stays in it: several may signal, and whoever observes comes after all. */
+/* What has been signalled under the key before stays in it: several may signal, and whoever observes comes
+ * after all. */
 void simgpu_signal(const void *key) {
     if (simgpu__forked()) return;
     sim_lock();
     struct sim_position *position = simgpu__stream_position();
-    struct signal *before = signal_find(key_of(key));
+    struct signal *before = signal_find(simgpu__vspace_key((uintptr_t)key));
     struct sim_clock *clock = simgpu__clock_keep(before && before->in_use ? before->clock : NULL);
     if (position)
         learn(&clock, position);
     else
         must(simgpu__clock_join(&clock, order.host));
-    signal_put(key_of(key), 0, clock);
+    signal_put(simgpu__vspace_key((uintptr_t)key), 0, clock);
     simgpu__clock_drop(clock);
     sim_unlock();
 }
@@ -172,7 +176,7 @@ void simgpu_observe(const void *key) {
     if (simgpu__forked()) return;
     sim_lock();
     struct sim_position *position = simgpu__stream_position();
-    struct signal *signal = signal_find(key_of(key));
+    struct signal *signal = signal_find(simgpu__vspace_key((uintptr_t)key));
     must(simgpu__clock_join(position ? &position->known : &order.host,
                             signal && signal->in_use ? signal->clock : order.signalled));
     sim_unlock();

@@ -359,6 +359,13 @@ void simgpu__stream_host_learns_all(void) {
     simgpu__order_host_learns_ended();
 }
 
+/* The running operation is its worker's alone. */
+uint64_t simgpu_ready_ns(void) { return working && working->head ? working->head->ready_ns : 0; }
+
+void simgpu_end_at(uint64_t end_ns) {
+    if (working && working->head) working->head->finish_ns = end_ns;
+}
+
 struct sim_position *simgpu__stream_position(void) { return working ? &working->position : NULL; }
 
 /* ---- entry points ---------------------------------------------------------------------------------------------- */

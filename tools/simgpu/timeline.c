@@ -1,9 +1,11 @@
 /*
- * The timeline: what every stream did and where the program waited, as a Chrome trace (a JSON array of complete events, which
- * chrome://tracing and Perfetto open). Times are the monotonic clock's, which is one for all processes of a machine.
+ * The timeline: what every stream did and where the program waited, as a Chrome trace (a JSON array of
+ * complete events, which chrome://tracing and Perfetto open). Times are the monotonic clock's, which is one
+ * for all processes of a machine.
  *
- * Events are written as they end, through a buffer of our own: a forked child that exits must not write its parent's out
- * a second time, as stdio would. A process that is killed leaves all but its last tenth of a second, and no closing bracket.
+ * Events are written as they end, through a buffer of our own: a forked child that exits must not write its
+ * parent's out a second time, as stdio would. A process that is killed leaves all but its last tenth of a
+ * second, and no closing bracket.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -100,6 +102,13 @@ static void end_locked(void) {
 
 /* ---- what happened ---------------------------------------------------------------------------------------------- */
 
+static size_t bytes_of(const struct sim_op *op) {
+    size_t bytes = op->bytes;
+    for (unsigned i = 0; !op->bytes && i < op->n_accesses; i++)
+        bytes += op->accesses[i].bytes;
+    return bytes;
+}
+
 void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned stream, const char *stream_name,
                          unsigned *named) {
     const char *kind = simgpu__op_name(op);
@@ -111,7 +120,7 @@ void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned st
         *named = timeline.generation;
         bool is_kernel = op->work == SIM_KERNEL;
         put_event(is_kernel || !*op->label ? kind : op->label, is_kernel ? "kernel" : kind, row, begin_ns, end_ns);
-        put("\"bytes\":%zu", op->bytes);
+        put("\"bytes\":%zu", bytes_of(op));
         if (op->finish_ns) put(",\"modelled_us\":%.3f", (double)(op->finish_ns - op->ready_ns) / 1e3);
         put_label(op->label);
         put("}}");

@@ -1,0 +1,160 @@
+/* How long collectives take: who shares which link, and what runs at the same time. */
+#include "tests/simnet/support.h"
+
+enum { BYTES = 100000, MS = 1000000 }; /* so few that moving them takes no time beside the modelled */
+
+typedef void (*program)(net *net);
+
+/* The best of some attempts, since a busy machine only ever adds; never less than it must be. */
+static void assert_takes(net *net, program run, double expected_ms) {
+    double best = 1e9;
+    for (int i = 0; i < 12 && best > 1.1 * expected_ms; i++) {
+        uint64_t begin = fcdp__now_ns();
+        run(net);
+        sync_all(net);
+        double ms = (double)(fcdp__now_ns() - begin) / MS;
+        if (ms < expected_ms) fail_msg("%.3f ms, at least %.3f", ms, expected_ms);
+        if (ms < best) best = ms;
+    }
+    print_message("%.3f ms, expected %.3f\n", best, expected_ms);
+    assert_all_ok(net);
+    assert_true(best <= 1.25 * expected_ms);
+}
+
+static void gather(net *net, simnet_lane lane, uint32_t id, int stream, int times) {
+    for (uint32_t r = 0; r < net->n; r++) {
+        rank *rank = &net->ranks[r];
+        fcdp_dptr at =
+            fcdp__dptr_add(rank->memory, (size_t)stream * (2 << 20)); /* other bytes on each stream */
+        for (int i = 0; i < times; i++)
+            assert_ok(simnet_all_gather(comm_of(net, r, lane, id), at, BYTES / 2, rank->streams[stream]));
+    }
+}
+
+static void inter_once(net *net) {
+    gather(net, SIMNET_INTER, 0, 0, 1);
+}
+
+static void two_inter(net *net) {
+    gather(net, SIMNET_INTER, 0, 0, 1);
+    gather(net, SIMNET_INTER, 1, 1, 1);
+}
+
+static void inter_beside_intra(net *net) {
+    gather(net, SIMNET_INTER, 0, 0, 1);
+    gather(net, SIMNET_INTRA, 0, 1, 1);
+}
+
+static void intra_once(net *net) {
+    gather(net, SIMNET_INTRA, 0, 0, 1);
+}
+
+static void world_once(net *net) {
+    for (uint32_t r = 0; r < net->n; r++)
+        assert_ok(simnet_reduce_scatter(comm_of(net, r, SIMNET_WORLD, 0), net->ranks[r].memory,
+                                        fcdp__dptr_add(net->ranks[r].memory, 2 << 20), BYTES / 4,
+                                        net->ranks[r].streams[0]));
+}
+
+static void many_small(net *net) {
+    for (uint32_t r = 0; r < net->n; r++)
+        for (int i = 0; i < 100; i++)
+            assert_ok(simnet_all_gather(comm_of(net, r, SIMNET_INTER, 0), net->ranks[r].memory, 1000,
+                                        net->ranks[r].streams[0]));
+}
+
+/* 2 x 2; the link takes 0.002 GB/s: 50 KB in 25 ms. */
+static void the_node_s_link_is_shared_by_its_ranks_and_communicators(void **state) {
+    (void)state;
+    net *net = net_make(2, 2);
+    simnet_set_rate(net->fabric, SIMNET_INTER, 0.002, 0);
+    assert_takes(net, inter_once, 2 * 25);
+    assert_takes(net, two_inter, 4 * 25);
+    net_destroy(net);
+}
+
+static void one_rank_s_part_goes_to_all_other_nodes(void **state) {
+    (void)state;
+    net *net = net_make(3, 1);
+    simnet_set_rate(net->fabric, SIMNET_INTER, 0.002, 0);
+    assert_takes(net, inter_once, 2 * 25);
+    net_destroy(net);
+}
+
+static void lanes_run_side_by_side(void **state) {
+    (void)state;
+    net *net = net_make(2, 2);
+    simnet_set_rate(net->fabric, SIMNET_INTER, 0.002, 0);
+    simnet_set_rate(net->fabric, SIMNET_INTRA, 0.002, 0);
+    assert_takes(net, intra_once, 2 * 25); /* both ranks of a node receive 50 KB; the nodes do so at once */
+    assert_takes(net, inter_beside_intra, 2 * 25);
+    net_destroy(net);
+}
+
+/* 4 ranks: 3 parts of 25 KB over each node's link, and as much over the hop inside. */
+static void a_ring_through_all_ranks_crosses_each_link_once(void **state) {
+    (void)state;
+    net *net = net_make(2, 2);
+    simnet_set_rate(net->fabric, SIMNET_INTER, 0.0015, 0);
+    simnet_set_rate(net->fabric, SIMNET_INTRA, 0.003, 0);
+    assert_takes(net, world_once, 50);
+    net_destroy(net);
+}
+
+static void latency_is_added_to_each_operation(void **state) {
+    (void)state;
+    net *net = net_make(2, 1);
+    simnet_set_rate(net->fabric, SIMNET_INTER, 0.01, 400); /* 1000 bytes: 0.1 ms and 0.4 ms */
+    assert_takes(net, many_small, 50);
+    net_destroy(net);
+}
+
+static void links_count_what_went_over_them(void **state) {
+    (void)state;
+    net *net = net_make(2, 2);
+    simnet_link link;
+    simnet_set_rate(net->fabric, SIMNET_INTER, 1, 0);
+    inter_beside_intra(net);
+    sync_all(net);
+    world_once(net);
+    sync_all(net);
+    for (uint32_t node = 0; node < 2; node++) {
+        simnet_link_get(net->fabric, node, SIMNET_INTER, &link);
+        assert_int_equal(link.operations, 2 + 1);
+        assert_int_equal(link.bytes, 2 * BYTES / 2 + 3 * BYTES / 4);
+        assert_int_equal(link.busy_ns, link.bytes);
+        simnet_link_get(net->fabric, node, SIMNET_INTRA, &link);
+        assert_int_equal(link.operations, 1 + 1);
+        assert_int_equal(link.bytes, 2 * BYTES / 2 + 3 * BYTES / 4);
+        assert_int_equal(link.busy_ns, 0);
+    }
+    net_destroy(net);
+}
+
+/* A collective that starts late does not end early, and its stream goes on from its modelled end. */
+static void what_is_before_counts(void **state) {
+    (void)state;
+    net *net = net_make(2, 1);
+    simnet_set_rate(net->fabric, SIMNET_INTER, 0.002, 0);
+    uint64_t begin = fcdp__now_ns();
+    struct simgpu_kernel kernel = {.name = "compute", .duration_ns = 30 * MS};
+    assert_int_equal(simgpu_launch(net->ranks[1].streams[0], &kernel), 0);
+    inter_once(net);
+    assert_int_equal(simgpu_launch(net->ranks[0].streams[0], &kernel), 0);
+    assert_ok(fcdp__driver_stream_sync(net->drv, net->ranks[0].streams[0]));
+    assert_true(fcdp__now_ns() - begin >= 30 * MS + 25 * MS + 30 * MS);
+    net_destroy(net);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_node_s_link_is_shared_by_its_ranks_and_communicators),
+        cmocka_unit_test(one_rank_s_part_goes_to_all_other_nodes),
+        cmocka_unit_test(lanes_run_side_by_side),
+        cmocka_unit_test(a_ring_through_all_ranks_crosses_each_link_once),
+        cmocka_unit_test(latency_is_added_to_each_operation),
+        cmocka_unit_test(links_count_what_went_over_them),
+        cmocka_unit_test(what_is_before_counts),
+    };
+    return cmocka_run_group_tests_name("simnet links", tests, NULL, NULL);
+}
