@@ -206,9 +206,11 @@ static void enter_to_acquire(fcdp_region *region) {
     region->moving = true;
 }
 
-/* None was free. Making one may call the reclaimer on this thread; and while that finds nothing, another thread may have released one. */
+/* None was free. Who needs pages is mapped onto nothing, so that nobody who gives some has to wait for it. Making a slot may call the
+ * reclaimer on this thread; and while that finds nothing, another thread may have released one. */
 static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
-    fcdp_status status = fcdp__slot_make(region, slot_out);
+    fcdp_status status = region->slot ? fcdp__slot_leave(region) : FCDP_OK;
+    if (!status) status = fcdp__slot_make(region, slot_out);
     if (status != FCDP_ERR_NO_DEVICE_MEM) return status;
     region_lock(region);
     fcdp_slot *slot = fcdp__slot_choose(region);

@@ -55,13 +55,6 @@ fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
     return best;
 }
 
-/* None of the regions mapped onto it is being moved by somebody, who might be waiting for pages. Lock held. */
-static bool can_leave(const fcdp_tiering *tiering, const fcdp_slot *slot) {
-    for (const fcdp_region *r = tiering->regions; r; r = r->next)
-        if (r->slot == slot && r->moving) return false;
-    return is_free(slot);
-}
-
 static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
     return !oldest || slot->last_use < oldest->last_use;
 }
@@ -69,7 +62,7 @@ static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call) {
     fcdp_slot *oldest = NULL;
     for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-        if (slot->refused_by != call && can_leave(tiering, slot) && is_older(slot, oldest)) oldest = slot;
+        if (slot->refused_by != call && is_free(slot) && is_older(slot, oldest)) oldest = slot;
     return oldest;
 }
 
@@ -84,6 +77,7 @@ fcdp_status fcdp__slot_leave(fcdp_region *region) {
     region->slot->n_mapped--;
     if (region->slot->last == region) region->slot->last = NULL; /* its events have passed, and will be another slot's */
     region->slot = NULL;
+    pthread_cond_broadcast(&tiering->moved); /* mapped_enter may wait for it to be off */
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }
@@ -106,8 +100,8 @@ static fcdp_region *mapped_enter(fcdp_slot *slot, const fcdp_region *except, fcd
     }
 }
 
-/* Every region but `except` is taken off the slot. Who moves one of them needs no pages for it: acquire keeps off a slot that is leaving,
- * and with exact mapping off one that another owns (it leaves its old slot before it waits here). Lock held on entry and exit, not in between. */
+/* Every region but `except` is taken off the slot. Who moves one of them meanwhile needs no pages before it is off: acquire leaves the
+ * old slot before it asks for pages, and before it waits here. So nobody waits in a circle. Lock held on entry and exit, not in between. */
 static fcdp_status mapped_leave(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
     fcdp_status status = FCDP_OK;
     fcdp_region *region;
@@ -187,7 +181,7 @@ static bool is_excess(const fcdp_tiering *tiering, unsigned class, size_t n_comi
 static fcdp_slot *oldest_of_class(const fcdp_tiering *tiering, unsigned class) {
     fcdp_slot *oldest = NULL;
     for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-        if (class_of(slot->n_pages) == class && can_leave(tiering, slot) && is_older(slot, oldest)) oldest = slot;
+        if (class_of(slot->n_pages) == class && is_free(slot) && is_older(slot, oldest)) oldest = slot;
     return oldest;
 }
 
