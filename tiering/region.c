@@ -136,7 +136,9 @@ void fcdp__region_destroy(fcdp_region *region) {
     region_lock(region);
     fcdp__region_enter(region);
     region_unlock(region);
-    if (region->torn ? fcdp__driver_sync(region->tiering->drv) : fcdp__region_await(region))
+    fcdp_status status = region->torn ? FCDP_PENDING : fcdp__region_await(region);
+    for (int i = 0; i < 2 && status; i++) status = fcdp__driver_sync(region->tiering->drv); /* what fails once may pass */
+    if (status)
         fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name, fcdp_error_text());
     if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
