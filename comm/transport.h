@@ -36,6 +36,9 @@ typedef struct fcdp_transport {
     /* No collective of it ends well from here on, and none waits for a peer. Any thread. `why` is what `check` says then, unless it has
      * something to say already. */
     void (*abort)(void *ctx, const char *why);
+    /* Which ranks of the shard group have not come to the collectives that this rank is in, as text ("rank 3, rank 5"). False: it cannot say;
+     * NULL: it never can. Any thread. */
+    bool (*missing)(void *ctx, char *text_out, size_t text_bytes);
 } fcdp_transport;
 
 #endif

@@ -49,10 +49,11 @@ typedef struct hub_port { /* one rank's end of it; written by the rank's own thr
 
 typedef struct hub_lane { /* the members of one collective; guarded by the hub's mutex */
     pthread_cond_t changed;
-    uint32_t n, n_arrived;
+    uint32_t n, n_arrived, first, step; /* member i is rank first + i * step */
     uint64_t round;
     bool broken; /* one of its members has aborted, and the others know */
     hub_call *calls[HUB_MAX_RANKS];
+    bool entered[HUB_MAX_RANKS], arrived[HUB_MAX_RANKS]; /* its stream is in a call; and takes part in this round */
 } hub_lane;
 
 struct hub {
