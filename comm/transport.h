@@ -39,6 +39,10 @@ typedef struct fcdp_transport {
     /* Which ranks of the shard group have not come to the collectives that this rank is in, as text ("rank 3, rank 5"). False: it cannot say;
      * NULL: it never can. Any thread. */
     bool (*missing)(void *ctx, char *text_out, size_t text_bytes);
+    /* From here on call `failed(arg)` (NULL: nothing) when a collective fails, on whichever thread, before anything that follows it on its stream begins: so
+     * that the ranks of the node, to whom the stream may hand on what the collective should have brought, know of it. NULL: a collective
+     * that fails does not end before it is aborted. */
+    void (*on_failure)(void *ctx, void (*failed)(void *arg), void *arg);
 } fcdp_transport;
 
 #endif

@@ -79,6 +79,7 @@ static void port_fail(hub_port *port, fcdp_status status, const char *text) {
     if (port->failure) return;
     port->failure = status;
     snprintf(port->text, sizeof port->text, "%s", text);
+    if (port->failed) port->failed(port->failed_arg);
 }
 
 static bool calls_agree(const hub_call *a, const hub_call *b) {
@@ -256,6 +257,14 @@ static bool hub_missing(void *ctx, char *text_out, size_t text_bytes) {
     return at > 0;
 }
 
+static void hub_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
+    hub_port *port = ctx;
+    pthread_mutex_lock(&port->hub->mutex);
+    port->failed = failed;
+    port->failed_arg = arg;
+    pthread_mutex_unlock(&port->hub->mutex);
+}
+
 fcdp_transport hub_transport(hub_port *port) {
-    return (fcdp_transport){port, hub_all_gather, hub_check, hub_abort, hub_missing};
+    return (fcdp_transport){port, hub_all_gather, hub_check, hub_abort, hub_missing, hub_on_failure};
 }

@@ -45,6 +45,8 @@ typedef struct hub_port { /* one rank's end of it; written by the rank's own thr
     bool aborted;
     fcdp_status failure;
     char text[HUB_TEXT_BYTES];
+    void (*failed)(void *arg);
+    void *failed_arg;
 } hub_port;
 
 typedef struct hub_lane { /* the members of one collective; guarded by the hub's mutex */

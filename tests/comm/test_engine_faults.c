@@ -20,7 +20,7 @@
 #include "tools/simgpu/simgpu.h"
 
 enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999, CUDA_OUT_OF_MEMORY = 2, N_STEPS = 2, NOBODY = -1, MUCH_LATER_S = 20 };
-static const double LONG_S = 60, SHORT_S = 0.5;
+static const double LONG_S = 60, SHORT_S = 0.5, AGREEMENT_S = 3; /* in an agreement nobody knows which collective is late */
 
 typedef struct fault { /* n 0: none */
     long n;
@@ -82,6 +82,7 @@ static outcome run_with(const cluster_config *config, const fault *f) {
     program p = {.cluster = c, .seed = 5, .n_steps = N_STEPS, .plain = true, .stops = f->stops, .stops_at = (int)f->n};
     unsigned long before = simgpu_calls(NULL);
     uint64_t start_ns = fcdp__now_ns();
+    c->council.timeout_s = AGREEMENT_S > config->timeout_s ? AGREEMENT_S : config->timeout_s;
     fault_arm(c, f);
     program_run(&p);
     simgpu_fail_nth(NULL, 0, 0);
