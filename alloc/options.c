@@ -44,6 +44,10 @@ typedef struct option_parser {
       "how a node's ranks complete each other: slice: each restores its slice, and they all-gather; whole: through the " \
       "node's host memory, from which each copies the whole; auto: slice on a GPU, whole on the simulated device",     \
       FIELD(CHOICE, restore, 0, 0))                                                                                    \
+    X("FCDP_MAPPING", "auto|slots|exact", "auto",                                                                      \
+      "device pages of gathered parameters: slots: groups take turns on pages that stay mapped; exact: a released group is unmapped, so that " \
+      "a stale access faults; auto: slots where torch makes stale accesses raise, and FCDP_CHECK is below 2",          \
+      FIELD(CHOICE, mapping, 0, 0))                                                                                    \
     X("FCDP_ALLOC", "fcdp|native", "fcdp",                                                                             \
       "whose allocator serves tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's own",   \
       FIELD(CHOICE, alloc, 0, 0))                                                                                      \

@@ -12,6 +12,7 @@ typedef enum fcdp_pin_mode { FCDP_PIN_AUTO, FCDP_PIN_REQUIRE, FCDP_PIN_NEVER } f
 typedef enum fcdp_fingerprint_mode { FCDP_FINGERPRINT_AUTO, FCDP_FINGERPRINT_NEVER } fcdp_fingerprint_mode;
 typedef enum fcdp_agree_mode { FCDP_AGREE_FORWARD, FCDP_AGREE_UNSHARD } fcdp_agree_mode;
 
+typedef enum fcdp_mapping_mode { FCDP_MAPPING_AUTO, FCDP_MAPPING_SLOTS, FCDP_MAPPING_EXACT } fcdp_mapping_mode;
 typedef enum fcdp_alloc_mode { FCDP_ALLOC_FCDP, FCDP_ALLOC_NATIVE } fcdp_alloc_mode;
 
 typedef struct fcdp_options {
@@ -19,6 +20,7 @@ typedef struct fcdp_options {
     fcdp_driver_kind driver;            /* FCDP_DRIVER=auto|cuda|sim */
     double tau;                         /* FCDP_TAU, 0..1: below this share of the budget a group stays on the device */
     fcdp_restore_mode restore;          /* FCDP_RESTORE=slice|whole|auto */
+    fcdp_mapping_mode mapping;          /* FCDP_MAPPING=auto|slots|exact */
     fcdp_alloc_mode alloc;              /* FCDP_ALLOC=fcdp|native: who serves tensors on a GPU */
     int local_size;                     /* FCDP_LOCAL_SIZE, ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE) */
     size_t device_budget_bytes;         /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free */

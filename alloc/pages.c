@@ -46,13 +46,16 @@ struct fcdp_pool {
 
 /* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for
  * good. */
-static fcdp_status page_release(fcdp_pool *pool, fcdp_phys page) {
-    fcdp_status status = fcdp__driver_phys_release(pool->drv, page);
-    if (status) status = fcdp__driver_phys_release(pool->drv, page);
+static fcdp_status pages_release(fcdp_pool *pool, size_t n, fcdp_phys pages) {
+    fcdp_status status = fcdp__driver_phys_release(pool->drv, pages);
+    if (status) status = fcdp__driver_phys_release(pool->drv, pages);
     if (status)
-        fcdp__log(FCDP_LOG_WARN, "a device page of %zu bytes is lost: %s", pool->page_bytes,
-                  fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "%zu bytes of device memory are lost: %s", n * pool->page_bytes, fcdp_error_text());
     return status;
+}
+
+static fcdp_status page_release(fcdp_pool *pool, fcdp_phys page) {
+    return pages_release(pool, 1, page);
 }
 
 static bool pool_is_valid(const fcdp_pool *pool) {
@@ -168,14 +171,19 @@ static void promise_break(fcdp_pool *pool, const promise *mine) {
     pool->n_reserved -= mine->n_reserved;
 }
 
+/* Under lock: created pages that are the holder's from here on. */
+static void held_join(fcdp_pool *pool, fcdp_holder holder, size_t n) {
+    pool->n_live += n;
+    if (pool->n_live > pool->n_peak) pool->n_peak = pool->n_live;
+    size_t n_held = pool->n_held[holder] += n;
+    if (n_held > pool->n_peak_held[holder]) pool->n_peak_held[holder] = n_held;
+}
+
 /* Under lock: all pages are reserved; pop them. */
 static void promise_keep(fcdp_pool *pool, const promise *mine, fcdp_phys *pages_out) {
     promise_break(pool, mine);
     pool->n_cached -= mine->n;
-    pool->n_live += mine->n;
-    if (pool->n_live > pool->n_peak) pool->n_peak = pool->n_live;
-    size_t n_held = pool->n_held[mine->holder] += mine->n;
-    if (n_held > pool->n_peak_held[mine->holder]) pool->n_peak_held[mine->holder] = n_held;
+    held_join(pool, mine->holder, mine->n);
     memcpy(pages_out, pool->stack + pool->n_cached, mine->n * sizeof *pages_out);
 }
 
@@ -283,17 +291,80 @@ static bool budget_allows(fcdp_pool *pool, size_t n) {
     return allows;
 }
 
-fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
+/* ---- blocks: many pages under one handle ---- */
+
+/* Under lock: as promise_make, but none of the idle pages is reserved; those that the budget has no room for beside the
+ * block leave the stack, to be released by the caller. n_live + n_promised <= n_budget => they are enough. */
+static bool block_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
+                          shortage *shortage_out) {
+    size_t n_spoken_for = pool->n_live + pool->n_promised;
+    *n_leaving_out = 0;
+    if (n > pool->n_budget || n_spoken_for > pool->n_budget - n) {
+        *shortage_out = (shortage){n_spoken_for + n - pool->n_budget, pool->n_moves, false};
+        return false;
+    }
+    size_t n_idle = pool->n_cached - pool->n_reserved, n_needed = n_spoken_for + n_idle + n;
+    size_t n_leaving = n_needed > pool->n_budget ? n_needed - pool->n_budget : 0;
+    if (n_leaving > n) n_leaving = n; /* those above a budget that has shrunk leave when others are given back */
+    for (; *n_leaving_out < n_leaving; ++*n_leaving_out) leaving[*n_leaving_out] = pool->stack[--pool->n_cached];
+    pool->n_created -= n_leaving;
+    pool->n_promised += n;
+    return true;
+}
+
+/* One attempt without the reclaimer. FCDP_PENDING: not without pages that come back first. */
+static fcdp_status block_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *block_out,
+                             shortage *shortage_out) {
+    size_t n_leaving = 0;
+    fcdp_phys *leaving = malloc(n * sizeof *leaving); /* at most n idle pages make room for n */
+    if (!leaving) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for a list of %zu pages", n);
+    fcdp__lock_acquire(&pool->lock);
+    bool promised = block_promise(pool, n, leaving, &n_leaving, shortage_out);
+    pool_leave(pool);
+    for (size_t i = 0; i < n_leaving; i++) (void)page_release(pool, leaving[i]);
+    free(leaving);
+    if (!promised) return FCDP_PENDING;
+
+    fcdp_status status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, block_out);
+    if (status == FCDP_ERR_NO_DEVICE_MEM && fcdp__pool_trim(pool))
+        status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, block_out);
+    fcdp__lock_acquire(&pool->lock);
+    pool->n_promised -= n;
+    if (!status) {
+        pool->n_created += n;
+        pool->n_driver_creates++;
+        held_join(pool, holder, n);
+    }
+    pool->n_moves++;
+    *shortage_out = (shortage){n, pool->n_moves, true};
+    pool_leave(pool);
+    return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
+}
+
+/* ---- with the reclaimers ---- */
+
+typedef fcdp_status (*attempt_fn)(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out,
+                                  shortage *shortage_out);
+
+/* Attempt, and ask the reclaimers for what is missing, until nothing moves any more. */
+static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out) {
     shortage missing = {0};
-    if (n == 0) return FCDP_OK;
     for (unsigned n_lost = 0; n_lost < MAX_LOST_RACES && budget_allows(pool, n);) {
-        fcdp_status status = take_try(pool, holder, n, pages_out, &missing);
+        fcdp_status status = attempt(pool, holder, n, out, &missing);
         if (status != FCDP_PENDING) return status;
         size_t n_back;
         if (!take_reclaim(pool, &missing, &n_back)) break;
         if (n_back == 0) n_lost++;
     }
     return take_failed(pool, n, missing.driver_full);
+}
+
+fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
+    return n == 0 ? FCDP_OK : take_by(take_try, pool, holder, n, pages_out);
+}
+
+fcdp_status fcdp__pool_take_block(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *block_out) {
+    return take_by(block_try, pool, holder, n, block_out);
 }
 
 fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
@@ -345,6 +416,15 @@ void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp
     pool->n_moves++;
     pool_leave(pool);
     for (size_t i = 0; i < n; i++) (void)page_release(pool, pages[i]);
+}
+
+void fcdp__pool_give_block(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys block) {
+    (void)pages_release(pool, n, block); /* before its pages are counted as free: who takes them then finds them so */
+    fcdp__lock_acquire(&pool->lock);
+    held_leave(pool, holder, n);
+    pool->n_created -= n;
+    pool->n_moves++;
+    pool_leave(pool);
 }
 
 size_t fcdp__pool_trim(fcdp_pool *pool) {

@@ -59,6 +59,10 @@ fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_
 /* The same without the reclaimers; FCDP_PENDING: there are not as many. */
 fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
 void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
+/* `n` pages under one handle, which one map call takes whole. It is made anew, idle pages above the budget being released for
+ * it, and is given back to the driver: for what stays mapped long. Order and failures as for fcdp__pool_take. */
+fcdp_status fcdp__pool_take_block(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *block_out) FCDP_MUST_CHECK;
+void fcdp__pool_give_block(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys block);
 /* Pages taken whose mapping could not be undone: they must never be mapped elsewhere, so their handles are released and
  * the pool forgets them. */
 void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);

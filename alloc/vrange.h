@@ -1,26 +1,27 @@
-/* vrange.h - a reserved range of device addresses that keeps its address for life; pages come and go under it.
+/* vrange.h - a reserved range of device addresses that keeps its address for life; a block of pages (pages.h) comes and goes at its start.
  *
- * No policy here. Unmapping does not wait for work on the device: the caller gates it on events of every stream that used
- * the range. A range is either wholly mapped or wholly unmapped. A range has no lock: its owner serialises map, unmap and
- * destroy.
+ * No policy here, and no pages: whose a block is, and how many ranges it is mapped under, is the caller's affair (CUDA lets one
+ * block be mapped at several addresses; its uses through them must be ordered, by a stream or by events). Unmapping does not wait for
+ * work on the device: the caller gates it on events of every stream that used this range. A range has no lock: its owner serialises
+ * map, unmap and destroy.
  */
 #ifndef FCDP_VRANGE_H
 #define FCDP_VRANGE_H
 
-#include "alloc/pages.h"
+#include "alloc/driver.h"
 
 typedef struct fcdp_vrange fcdp_vrange;
 
 /* Reserve `bytes` rounded up to pages. */
-fcdp_status fcdp__vrange_create(fcdp_driver *drv, fcdp_pool *pool, size_t bytes, fcdp_vrange **range_out) FCDP_MUST_CHECK;
-/* Unmaps and gives pages back first if mapped. */
+fcdp_status fcdp__vrange_create(fcdp_driver *drv, size_t bytes, fcdp_vrange **range_out) FCDP_MUST_CHECK;
+/* Unmaps first if mapped. */
 void fcdp__vrange_destroy(fcdp_vrange *range);
 fcdp_dptr fcdp__vrange_base(const fcdp_vrange *range);
-size_t fcdp__vrange_n_pages(const fcdp_vrange *range);
+size_t fcdp__vrange_bytes(const fcdp_vrange *range);
 bool fcdp__vrange_is_mapped(const fcdp_vrange *range);
-/* Take pages from the pool, map them, one set-access over all. On failure nothing stays mapped and no page is kept. */
-fcdp_status fcdp__vrange_map(fcdp_vrange *range) FCDP_MUST_CHECK;
-/* One unmap over all, pages go back to the pool; from then on a touch faults. On a driver failure the range stays mapped. */
+/* The whole of `block` at the range's start, and access to it. `bytes`: the block's, at most the range's. On failure nothing is mapped. */
+fcdp_status fcdp__vrange_map(fcdp_vrange *range, fcdp_phys block, size_t bytes) FCDP_MUST_CHECK;
+/* From then on a touch faults. On a driver failure the range stays mapped. */
 fcdp_status fcdp__vrange_unmap(fcdp_vrange *range) FCDP_MUST_CHECK;
 
 #endif

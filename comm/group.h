@@ -1,188 +1,100 @@
-/* group.h - the engine's structs, for the files that are the engine: engine.c (lifecycle, stats), submit.c
- * (the caller's side of every job), mark.c, crossing.c (the inter worker's side), gather.c, exchange.c and
- * restore.c (the node worker's).
+/* group.h - one FSDP parameter group: its region, what is stale of it, and the operations that bring it there.
+ *
+ * Life of a use: fcdp_group_begin puts all of an unshard on the streams; fcdp_group_wait lets a stream wait for its end; fcdp_group_reshard
+ * ends the use. A group may be begun ahead of its use, and resharded without one. Which groups a rank asks its peers about is
+ * decided by agreement.h; the votes and their maximum over the ranks are the caller's to carry:
+ *
+ *     fcdp_group_question -> for each group asked for: fcdp_group_vote -> the ranks' maximum -> fcdp_group_agree -> fcdp_group_begin
+ *
+ * A vote is one byte per parameter, why its copy is stale here (validity.h), and one more: the region is not on this rank's device. What
+ * is agreed stale crosses the nodes; what is fresh, and lacks on some rank, is restored on all of them together.
+ *
+ * Calls on one group are the caller's to order, and so are those on the groups of one tree.
  */
 #ifndef FCDP_GROUP_H
 #define FCDP_GROUP_H
 
-#include <stdatomic.h>
-#include <sys/types.h>
+#include "comm/agreement.h"
+#include "comm/comm.h"
+#include "comm/validity.h"
+#include "tiering/layout.h"
 
-#include "comm/column.h"
-#include "comm/engine.h"
-#include "comm/worker.h"
-#include "tiering/segv.h"
+typedef struct fcdp_group fcdp_group;
+/* All groups under one root, in one shard group. */
+typedef struct fcdp_tree fcdp_tree;
 
-enum { FCDP_LATE_TEXT_BYTES = 512, FCDP_MAX_AHEAD = 8 };
+fcdp_status fcdp_tree_create(fcdp_comm *comm, fcdp_tree **tree_out) FCDP_MUST_CHECK;
+/* Its groups belong to none from then on. */
+void fcdp_tree_destroy(fcdp_tree *tree);
+void fcdp_tree_begin_forward(fcdp_tree *tree);
+void fcdp_tree_begin_backward(fcdp_tree *tree);
+/* All of its groups have been agreed on. */
+void fcdp_tree_agreed(fcdp_tree *tree);
 
-typedef struct fcdp_event_node {
-    struct fcdp_event_node *next;
-    fcdp_event event;
-} fcdp_event_node;
+/* A group's layout is made here; it cannot be used before it is attached to host memory. `name` for messages. */
+fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_extent_spec *specs, uint32_t n_extents,
+                              fcdp_group **group_out) FCDP_MUST_CHECK;
+/* Waits for its operations, unmaps, detaches. */
+void fcdp_group_destroy(fcdp_group *group);
+/* Leader: take the group's block of host memory. Every rank, leader included: attach at the leader's offset; then the region exists. */
+fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) FCDP_MUST_CHECK;
+/* Is the device's budget enough to gather each of one model's `groups` in its turn? stays[i]: group i is not resharded after forward. Else
+ * FCDP_ERR_NO_DEVICE_MEM, with the FCDP_DEVICE_BUDGET that would do. *ahead_out: is there room to begin one ahead of its use? Created, attached or
+ * not. */
+fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uint32_t n, bool *ahead_out) FCDP_MUST_CHECK;
+/* From here on a SIGSEGV in the region says so, with the group's name and names[i] of extent i (tiering/segv.h). Attached, once. */
+fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32_t n_names) FCDP_MUST_CHECK;
+/* Addresses of the extents' storages, for life; bytes of extent i = n_ranks * shard_bytes. */
+fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i);
+uint32_t fcdp_group_n_extents(const fcdp_group *group);
 
-/* Where the caller's stream stood at submission. event NULL: all that was on it is done; or `refused` says why
- * that is not known: the job then keeps its place, which the peers count on, and fails there. */
-typedef struct fcdp_mark {
-    fcdp_event_node *event;
-    fcdp_status refused;
-    char refused_text[FCDP_LATE_TEXT_BYTES];
-} fcdp_mark;
+/* What the caller saw of the group's parameters: arrays of n_extents; shards[i]: host-readable bytes to fingerprint, NULL where there are
+ * none. */
+typedef struct fcdp_evidence {
+    const fcdp_signals *signals;
+    const void *const *shards;
+    const size_t *shard_bytes;
+} fcdp_evidence;
 
-typedef struct fcdp_crossing fcdp_crossing; /* crossing.h */
+void fcdp_group_join(fcdp_group *group, fcdp_tree *tree);
+fcdp_question fcdp_group_question(const fcdp_group *group, bool by_hand);
+/* Its gradients were reduced, its parameters stepped: ask again. */
+void fcdp_group_ask_again(fcdp_group *group);
+/* The vote, of n_extents + 1 bytes. A use that was begun ahead is ended first. */
+fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence, const fcdp_scene *scene, uint8_t *vote_out) FCDP_MUST_CHECK;
+/* `agreed`: the maximum over the ranks, of as many bytes. */
+void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
+/* What was agreed on must still hold where it is trusted: the first extent whose parameter has changed since; n_extents: none has. */
+uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence);
+/* n_extents flags: what the next begin gathers, and needs inputs for. */
+void fcdp_group_stale(const fcdp_group *group, uint8_t *stale_out);
 
-struct fcdp_engine {
-    pid_t pid; /* a forked child has no worker and shares the device's mappings: it must not touch them */
-    fcdp_options options;
-    fcdp_device own; /* all zeroes: drv and pool are the configuration's device */
-    fcdp_driver *drv;
-    fcdp_pool *pool;
-    fcdp_tiering *tiering;
-    fcdp_account *account; /* NULL until created or joined */
-    fcdp_columns *columns;
-    fcdp_worker *node_worker, *inter_worker;
-    fcdp_stream node_stream, inter_stream; /* the workers' own */
-    fcdp_lock lock;
-    /* guarded by lock */
-    fcdp_comm *comms;
-    fcdp_event_node *idle_events;
-    fcdp_counts gather, restore;
-};
+typedef enum fcdp_pass { FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER } fcdp_pass;
 
-struct fcdp_comm {
-    fcdp_engine *engine;
-    /* This rank has missed a collective that its peers take part in, or may have: the next one would meet theirs of before. Then none
-     * is started any more. */
-    _Atomic bool out_of_step;
-    fcdp_comm *next;
-    fcdp_topology topology;
-    fcdp_transport transport;
-    fcdp_host *host;      /* NULL until created or joined */
-    uint32_t ahead_limit; /* crossing.h */
-    /* guarded by the engine's lock */
-    uint32_t n_ahead;                  /* crossings that wait for their unshards */
-    uint64_t taken_at[FCDP_MAX_AHEAD]; /* tickets of the last unshards that took one, newest first */
-    fcdp_group *groups;
-};
+/* Put everything on the streams. inputs[i]: device address of this rank's shard of extent i in the gathered dtype (shard_bytes long), read
+ * where stale, after what is on `stream` now; it lives until a stream that waited for the group (fcdp_group_wait) has passed that.
+ * May be NULL where nothing is stale. Nothing to do where the group has begun already.
+ * FCDP_ERR_NO_DEVICE_MEM: nothing was begun, and the ranks may go on together if all of them failed so. */
+fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream) FCDP_MUST_CHECK;
+bool fcdp_group_has_begun(const fcdp_group *group);
+/* The program unshards the group now (begun or not): its place in the order of a forward. The groups to be begun ahead of their uses,
+ * at most `n` in `ahead_out`, in this order; how many. */
+size_t fcdp_group_unsharded(fcdp_group *group, bool forward, fcdp_group **ahead_out, size_t n);
+/* `stream` goes on when the bytes are there; with host_computes the calling thread does. The failure of the group's shard group, if it
+ * has one by then. */
+fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
+/* The use ends: `stream` is behind it. `written`: somebody wrote into the gathered bytes, which must not be used again. Does nothing where
+ * the group has not begun. */
+fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) FCDP_MUST_CHECK;
 
-typedef struct fcdp_seen { /* what a stale extent looked like when its gather was submitted */
-    uint32_t extent;
-    fcdp_observation observation;
-} fcdp_seen;
-
-typedef struct fcdp_seen_list {
-    uint32_t n;
-    fcdp_seen *items;
-} fcdp_seen_list;
-
-struct fcdp_group {
-    fcdp_comm *comm;
-    fcdp_group *next;
-    char *name;
-    fcdp_layout *layout;
-    bool carved;
-    uint64_t offset;
-    fcdp_host_block *block; /* NULL until attached, as is region */
-    fcdp_region *region;
-    fcdp_segv_watch *watch; /* NULL until watched */
-
-    fcdp_lock lock; /* rank ENGINE; never together with the engine's or the worker's */
-    /* guarded by lock: the order of submissions, the same on every rank */
-    fcdp_validity *validity;
-    uint64_t n_spoils;
-    uint32_t n_releases;
-    uint32_t n_fills; /* unshards that gather something */
-    bool is_unsharded;
-    fcdp_crossing *ahead; /* the prefetch that waits for its unshard, NULL: none */
-
-    /* guarded by the engine's lock */
-    uint64_t gathers_made, gathers_avoided, gathers_forward, gathers_backward;
-    fcdp_status late_status; /* of a job nobody waits for */
-    char late_text[FCDP_LATE_TEXT_BYTES];
-
-    /* the node worker's alone */
-    uint32_t vote; /* at the last release, as it stands on the board (restore.c) */
-    bool in_use;   /* between a successful begin_use and its end_use */
-    uint64_t content_spoils; /* n_spoils when the region was last gathered wholly; behind n_spoils: written to
-                                since */
-    uint64_t imprint;        /* of the bytes of the last fill, if has_imprint (imprint.h) */
-    bool has_imprint, imprint_is_whole; /* else of this rank's slices */
-    uint32_t owed_epochs[FCDP_N_SPANS]; /* fills that failed before the region had pages: the peers have
-                                           counted them */
-};
-
-struct fcdp_job {
-    fcdp_work work; /* first */
-    fcdp_engine *engine;
-    fcdp_group *group; /* may be gone when a job that was never waited for is disposed of */
-    fcdp_mark mark;
-    /* unshard */
-    fcdp_pass pass;
-    fcdp_plan *plan;
-    fcdp_crossing *crossing; /* NULL: nothing is gathered */
-    fcdp_seen_list seen;
-    bool after_release;
-    /* unshard and reshard */
-    uint64_t n_spoils;
-    uint32_t n_releases;
-    uint32_t n_fills; /* this fill's number, if the plan gathers something */
-};
-
-/* gather.c */
-fcdp_status fcdp__job_unshard(fcdp_work *work) FCDP_MUST_CHECK;
-
-/* exchange.c: the steps within the node through host memory, instead of all-gathers. */
-/* Does this gather go that way? The same on every rank of the node. */
-bool fcdp__exchange_applies(const fcdp_group *group, const fcdp_plan *plan);
-/* Tell the peers that this rank does not touch host bytes of an older epoch any more. In use, restored. */
-void fcdp__exchange_ready(const fcdp_job *job);
-/* From the full column to the host; from there, once all ranks have done so, to the region: a new epoch. */
-fcdp_status fcdp__exchange_put(const fcdp_job *job) FCDP_MUST_CHECK;
-fcdp_status fcdp__exchange_take(const fcdp_job *job) FCDP_MUST_CHECK;
-/* This unshard has failed: the peers must not wait for this rank's part, nor believe it. */
-void fcdp__exchange_forsake(const fcdp_job *job);
-
-/* restore.c */
-fcdp_status fcdp__job_reshard(fcdp_work *work) FCDP_MUST_CHECK;
-/* Bring the plan's restore spans to the device. In use. */
-fcdp_status fcdp__group_restore(fcdp_job *job) FCDP_MUST_CHECK;
-/* This unshard has failed: peers must not wait for this rank's slice. */
-void fcdp__group_forsake(const fcdp_job *job);
-/* Would a store copy anything? */
-bool fcdp__group_is_dirty(const fcdp_group *group);
-/* Pages under the region and the reclaimer away. */
-fcdp_status fcdp__group_enter(fcdp_group *group) FCDP_MUST_CHECK;
-/* After the job's failure `status`: nothing of the copy is believed any more, in any tier, and the next
- * observation says stale. `filling`: spans that the peers may have filled. The pages go, unless the device
- * may still use them. Keeps the thread's text. Returns `status`. */
-fcdp_status fcdp__group_void(const fcdp_job *job, uint32_t filling, fcdp_status status) FCDP_MUST_CHECK;
-
-/* From now on no collective of the comm is started (its peers may be in one that this rank did not take part in). */
-void fcdp__comm_lose_step(fcdp_comm *comm);
-fcdp_status fcdp__comm_check_step(const fcdp_comm *comm) FCDP_MUST_CHECK;
-
-/* mark.c */
-/* Without an event the caller waits here, so that the worker need not. */
-void fcdp__mark_make(fcdp_engine *engine, fcdp_stream stream, fcdp_mark *mark_out);
-/* The job is to fail at its place, with the thread's text. */
-void fcdp__mark_refuse(fcdp_mark *mark, fcdp_status status);
-void fcdp__mark_forget(fcdp_engine *engine, fcdp_mark *mark);
-/* What `stream` gets from now on comes after what the caller's had. */
-fcdp_status fcdp__mark_precede(const fcdp_engine *engine, const fcdp_mark *mark, fcdp_stream stream) FCDP_MUST_CHECK;
-/* Until the device has done what was on the caller's stream. */
-fcdp_status fcdp__mark_await(const fcdp_engine *engine, const fcdp_mark *mark) FCDP_MUST_CHECK;
-/* NULL: nothing to wait for. */
-fcdp_event fcdp__mark_event(const fcdp_mark *mark);
-void fcdp__events_destroy(fcdp_engine *engine);
-
-/* engine.c */
-/* Remember the failure of a job that nobody waits for, with the thread's text. */
-void fcdp__group_late_set(fcdp_group *group, fcdp_status status);
-/* Take it; FCDP_OK when there is none. `text_out`: FCDP_LATE_TEXT_BYTES. */
-fcdp_status fcdp__group_late_take(fcdp_group *group, char *text_out) FCDP_MUST_CHECK;
-/* FCDP_ERR_UNSUPPORTED in a forked child. */
-fcdp_status fcdp__engine_check(const fcdp_engine *engine, const char *what) FCDP_MUST_CHECK;
-/* submit.c */
-void fcdp__seen_free(fcdp_seen_list *seen);
-void fcdp__job_dispose(fcdp_work *work);
+typedef struct fcdp_group_stats {
+    const char *name;           /* borrowed from the group */
+    size_t bytes;               /* region */
+    uint64_t gathers_made, gathers_avoided;     /* unshards that crossed the link / that did not */
+    uint64_t gathers_forward, gathers_backward; /* of those made */
+    const char *state;          /* "device", "host", "mixed", "invalid" */
+} fcdp_group_stats;
+void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out);
 
 #endif

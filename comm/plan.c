@@ -1,63 +1,107 @@
-/* plan.c - which spans to restore, and where each stale extent's shard lies in a column block. */
+/* plan.c - arithmetic only: which extents move, and where their shards lie. */
 #include "comm/plan.h"
 
 #include <stdlib.h>
 
-typedef struct span_tally { /* of the extents that have bytes */
-    uint32_t n_fresh, n_stale;
-} span_tally;
-
-static void tally_take(const fcdp_layout *layout, const uint8_t *stale, span_tally *tally_out) {
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) tally_out[s] = (span_tally){0, 0};
+fcdp_status fcdp__plan_make(const fcdp_layout *layout, const uint8_t *stale, fcdp_plan **plan_out) {
+    fcdp_plan *plan = calloc(1, sizeof *plan + layout->n_extents * sizeof plan->stale[0]);
+    if (!plan) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a plan of %u extents", layout->n_extents);
     for (uint32_t i = 0; i < layout->n_extents; i++) {
         const fcdp_extent *extent = &layout->extents[i];
         if (extent->shard_bytes == 0) continue;
-        if (stale[i])
-            tally_out[extent->span].n_stale++;
-        else
-            tally_out[extent->span].n_fresh++;
+        if (stale[i]) {
+            plan->fill_mask |= 1u << extent->span;
+            plan->stale[plan->n_stale++] = i;
+            plan->block_bytes += extent->shard_bytes;
+        } else {
+            plan->restore_mask |= 1u << extent->span;
+        }
     }
-}
-
-static void plan_add(fcdp_plan *plan, uint32_t i, size_t shard_bytes) {
-    plan->extents[plan->n_big + plan->n_small] =
-        (fcdp_plan_extent){.extent = i, .column_offset_bytes = plan->block_bytes};
-    plan->block_bytes += shard_bytes;
-}
-
-fcdp_status fcdp__plan_make(const fcdp_layout *layout, const fcdp_topology *topology, const uint8_t *stale,
-                            fcdp_plan **plan_out) {
-    span_tally tally[FCDP_N_SPANS];
-    tally_take(layout, stale, tally);
-    uint32_t n_stale = tally[0].n_stale + tally[1].n_stale;
-    fcdp_plan *plan = calloc(1, sizeof *plan + n_stale * sizeof plan->extents[0]);
-    if (!plan) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a plan of %u extents", n_stale);
-
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
-        if (tally[s].n_fresh) plan->restore_mask |= 1u << s;
-        if (tally[s].n_stale) plan->fill_mask |= 1u << s;
-        if (tally[s].n_stale && !tally[s].n_fresh) plan->void_mask |= 1u << s;
-    }
-    size_t small_below = topology->node_size > 1 ? FCDP_PLAN_SMALL_BYTES : 0;
-    for (uint32_t i = 0; i < layout->n_extents; i++) {
-        size_t bytes = layout->extents[i].shard_bytes;
-        if (!stale[i] || bytes == 0 || bytes < small_below) continue;
-        plan_add(plan, i, bytes);
-        plan->n_big++;
-    }
-    size_t big_bytes = plan->block_bytes;
-    for (uint32_t i = 0; i < layout->n_extents; i++) {
-        size_t bytes = layout->extents[i].shard_bytes;
-        if (!stale[i] || bytes == 0 || bytes >= small_below) continue;
-        plan_add(plan, i, bytes);
-        plan->n_small++;
-    }
-    plan->small_bytes = plan->block_bytes - big_bytes;
-    plan->column_bytes = topology->n_nodes * (plan->block_bytes + topology->node_size * plan->small_bytes);
     *plan_out = plan;
     return FCDP_OK;
 }
 
 void fcdp__plan_destroy(fcdp_plan *plan) {
     free(plan);
+}
+
+fcdp_piece fcdp__plan_shard(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent, uint32_t node,
+                            uint32_t local) {
+    const fcdp_extent *e = &layout->extents[extent];
+    size_t rank = (size_t)node * topology->node_size + local;
+    return (fcdp_piece){e->offset_bytes + rank * e->shard_bytes, e->shard_bytes};
+}
+
+size_t fcdp__plan_inter_parts(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology,
+                              fcdp_dptr base, fcdp_part *parts_out) {
+    for (uint32_t k = 0; k < plan->n_stale; k++) {
+        fcdp_piece first = fcdp__plan_shard(layout, topology, plan->stale[k], 0, topology->local);
+        parts_out[k] = (fcdp_part){.at = fcdp__dptr_add(base, first.offset_bytes),
+                                   .bytes = first.bytes,
+                                   .stride_bytes = topology->node_size * first.bytes};
+    }
+    return plan->n_stale;
+}
+
+size_t fcdp__plan_node_parts(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology,
+                             fcdp_dptr base, fcdp_part *parts_out) {
+    size_t n = 0;
+    for (uint32_t k = 0; k < plan->n_stale; k++)
+        for (uint32_t b = 0; b < topology->n_nodes; b++) {
+            fcdp_piece first = fcdp__plan_shard(layout, topology, plan->stale[k], b, 0);
+            parts_out[n++] = (fcdp_part){fcdp__dptr_add(base, first.offset_bytes), first.bytes, first.bytes};
+        }
+    return n;
+}
+
+size_t fcdp__plan_slice_parts(uint32_t span_mask, const fcdp_layout *layout, const fcdp_topology *topology,
+                              fcdp_dptr base, fcdp_part *parts_out) {
+    size_t n = 0;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        if (!(span_mask & 1u << s)) continue;
+        size_t bytes = layout->span[s].bytes / topology->node_size;
+        parts_out[n++] = (fcdp_part){fcdp__dptr_add(base, layout->span[s].offset_bytes), bytes, bytes};
+    }
+    return n;
+}
+
+/* Shards (b, local) of one extent, for every b. */
+static size_t own_pieces(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent,
+                         fcdp_piece *pieces_out) {
+    for (uint32_t b = 0; b < topology->n_nodes; b++)
+        pieces_out[b] = fcdp__plan_shard(layout, topology, extent, b, topology->local);
+    return topology->n_nodes;
+}
+
+size_t fcdp__plan_put_pieces(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
+                             const fcdp_topology *topology, fcdp_piece *pieces_out) {
+    size_t n = 0;
+    for (uint32_t k = 0; k < plan->n_stale; k++)
+        if (!(whole_mask & 1u << layout->extents[plan->stale[k]].span))
+            n += own_pieces(layout, topology, plan->stale[k], pieces_out + n);
+    for (uint32_t i = 0; i < layout->n_extents; i++)
+        if (whole_mask & 1u << layout->extents[i].span && layout->extents[i].shard_bytes)
+            n += own_pieces(layout, topology, i, pieces_out + n);
+    return n;
+}
+
+/* What lies between this rank's shards of one extent: before the first, between each two, after the last. */
+static size_t other_pieces(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent,
+                           fcdp_piece *pieces_out) {
+    const fcdp_extent *e = &layout->extents[extent];
+    size_t n = 0, at = e->offset_bytes, end = at + layout->n_shards * e->shard_bytes;
+    for (uint32_t b = 0; b <= topology->n_nodes; b++) {
+        size_t own = end;
+        if (b < topology->n_nodes) own = fcdp__plan_shard(layout, topology, extent, b, topology->local).offset_bytes;
+        if (own > at) pieces_out[n++] = (fcdp_piece){at, own - at};
+        at = own + e->shard_bytes;
+    }
+    return n;
+}
+
+size_t fcdp__plan_take_pieces(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology,
+                              fcdp_piece *pieces_out) {
+    size_t n = 0;
+    for (uint32_t k = 0; k < plan->n_stale; k++) n += other_pieces(layout, topology, plan->stale[k], pieces_out + n);
+    return n;
 }

@@ -1,46 +1,52 @@
-/* plan.h - what an unshard does, as a list of steps. Pure: staleness, layout and topology in, steps out.
+/* plan.h - what an unshard moves, and where. Pure: staleness, layout and topology in, places out.
  *
- * The same agreed staleness gives the same plan on every rank; inter-node steps exist only for stale extents.
+ * The same agreed staleness gives the same plan on every rank. Everything lands in its place in the region at once:
  *
- * The column: what one rank receives from the ranks with its own local index on all nodes. It is a buffer of n_nodes blocks of
- * block_bytes; block b holds, for each stale extent, the shard of rank (b, local): big extents first, then small ones.
+ *     own       this rank's shards of the stale extents -> their places in the region                      (device to device)
+ *     inter     stale extents: for each an all-gather over the nodes, in place, of shards (0..n_nodes-1, local)  (the slow link)
+ *     node      stale extents: for each node b an all-gather within the node, in place, of shards (b, 0..g-1)
+ *     put       shards (b, local) of all b -> their places in the node's host memory: all ranks together put every byte
+ *     take      the other ranks' shards, from host memory: instead of the node step
+ *     restore   a span that keeps at least one fresh extent: from host memory, its slices all-gathered within the node, or whole
  *
- *     pack      own shards -> column block `node`                                        (device to device)
- *     inter     all-gather of the column's blocks, in place, over the nodes             (the only step that crosses the slow link)
- *     scatter   big extents: column block b, extent i -> region, extent i, shard (b, local)
- *     intra     big extents: for each b an in-place all-gather over the node of shards (b, 0..g-1) of extent i
- *     small     small extents (< FCDP_PLAN_SMALL_BYTES a shard) together: their parts of all blocks packed into slot `local` of the
- *               column's small area, one in-place all-gather over the node, unpacked to the region
- *     restore   a span that keeps at least one fresh extent: from the host tier, before the stale ones are gathered over it
- *
- * A node of one rank has no intra step: scatter is the whole of it, and every extent counts as big.
+ * A node of one rank has no node step. A span that is restored and partly stale is restored first.
  */
 #ifndef FCDP_PLAN_H
 #define FCDP_PLAN_H
 
 #include "comm/topology.h"
+#include "comm/transport.h"
 #include "tiering/layout.h"
 
-enum { FCDP_PLAN_SMALL_BYTES = 64 << 10 };
-
-typedef struct fcdp_plan_extent {
-    uint32_t extent;            /* index in the layout */
-    size_t column_offset_bytes; /* inside a column block */
-} fcdp_plan_extent;
-
 typedef struct fcdp_plan {
-    uint32_t restore_mask;      /* spans to bring back before the gather (they keep at least one fresh extent, and are not empty) */
-    uint32_t fill_mask;         /* spans that the gather (partly) rewrites */
-    uint32_t void_mask;         /* spans wholly stale: nothing of the old copy is wanted */
-    size_t block_bytes;         /* bytes this rank sends to each other node = its share of the stale extents */
-    size_t small_bytes;         /* the small extents' part of a block, at its end */
-    size_t column_bytes;        /* n_nodes * block_bytes, then the small step's area: node_size slots of n_nodes * small_bytes */
-    uint32_t n_big, n_small;
-    fcdp_plan_extent extents[]; /* n_big big ones, then n_small small ones; shards of 0 bytes are left out */
+    uint32_t restore_mask; /* spans that keep at least one fresh extent, and are not empty */
+    uint32_t fill_mask;    /* spans that the gather (partly) rewrites; both: restored first */
+    size_t block_bytes;    /* bytes this rank sends to each other node = its shards of the stale extents */
+    uint32_t n_stale;
+    uint32_t stale[]; /* indices of the stale extents that have bytes */
 } fcdp_plan;
 
 /* `stale[i]` nonzero: extent i must be gathered. The caller frees with fcdp__plan_destroy. */
-fcdp_status fcdp__plan_make(const fcdp_layout *layout, const fcdp_topology *topology, const uint8_t *stale, fcdp_plan **plan_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__plan_make(const fcdp_layout *layout, const uint8_t *stale, fcdp_plan **plan_out) FCDP_MUST_CHECK;
 void fcdp__plan_destroy(fcdp_plan *plan);
+
+/* Where shard (node, local) of an extent lies in the region. */
+fcdp_piece fcdp__plan_shard(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent, uint32_t node,
+                            uint32_t local);
+
+/* The parts of a collective on a region at `base`. n_stale of them; n_stale * n_nodes; at most FCDP_N_SPANS. Each returns how many. */
+size_t fcdp__plan_inter_parts(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology, fcdp_dptr base,
+                              fcdp_part *parts_out);
+size_t fcdp__plan_node_parts(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology, fcdp_dptr base,
+                             fcdp_part *parts_out);
+size_t fcdp__plan_slice_parts(uint32_t span_mask, const fcdp_layout *layout, const fcdp_topology *topology, fcdp_dptr base,
+                              fcdp_part *parts_out);
+
+/* Pieces to put: this rank's shards of the stale extents, and of every extent of the spans in `whole_mask`. At most n_extents * n_nodes. */
+size_t fcdp__plan_put_pieces(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
+                             const fcdp_topology *topology, fcdp_piece *pieces_out);
+/* Pieces to take: everything of the stale extents but this rank's shards. At most n_stale * (n_nodes + 1). */
+size_t fcdp__plan_take_pieces(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology,
+                              fcdp_piece *pieces_out);
 
 #endif

@@ -1,29 +1,48 @@
-/* transport.h - how bytes reach other ranks: a table, so that torch.distributed, NCCL or a test's memory can serve. */
+/* transport.h - how bytes reach other ranks: a table, so that NCCL, torch.distributed or a test's memory can serve.
+ *
+ * Lanes. Two of them go between nodes, so that the next group's bytes are under way when the last one's end; each is a communicator
+ * of its own, and each is used on a stream of its own.
+ *
+ * Order. Every call is made by a thread that runs the model, in the program's order, between whatever collectives the program launches
+ * itself: so all communicators of a process see one order, the same on every rank. That is what NCCL asks for, and why no stream
+ * can wait in a circle: a stream waits for events recorded earlier in that order, and for peers that are at the same call.
+ */
 #ifndef FCDP_TRANSPORT_H
 #define FCDP_TRANSPORT_H
 
 #include "alloc/driver.h"
 
 typedef enum fcdp_lane {
-    FCDP_LANE_INTER,            /* the ranks with this rank's local index, one per node, in node order */
-    FCDP_LANE_INTRA,            /* the ranks of this node, in local order */
+    FCDP_LANE_INTER_0, /* the ranks with this rank's local index, one per node, in node order */
+    FCDP_LANE_INTER_1, /* the same ranks */
+    FCDP_LANE_NODE,    /* the ranks of this node, in local order */
+    FCDP_N_LANES
 } fcdp_lane;
+
+/* One all-gather in place: member i of the lane owns the `bytes` at `at + i * stride_bytes`, and all hold all of them when it is done.
+ * stride_bytes >= bytes. */
+typedef struct fcdp_part {
+    fcdp_dptr at;
+    size_t bytes, stride_bytes;
+} fcdp_part;
 
 typedef struct fcdp_transport {
     void *ctx;
-    /* Start, in place: the lane's n members each own part `me` of the n * bytes at `buffer`, and all hold all parts when it is done. Called
-     * by one thread per lane, in the same order on every rank; several of a lane may be under way at once. FCDP_ERR_TRANSPORT or
-     * FCDP_ERR_PEER with a text. */
-    fcdp_status (*start)(void *ctx, fcdp_lane lane, fcdp_dptr buffer, size_t bytes, void **pending_out);
-    /* Until the bytes are there; ends `pending`. Any thread, once per start; errors as above. */
-    fcdp_status (*wait)(void *ctx, void *pending);
-    bool fails_quietly; /* after a failed wait nothing touches the buffer any more (gloo; not NCCL) */
+    /* Enqueue on `stream` one collective that does all parts, which do not overlap; every member of the lane makes the same call. Returns
+     * at once. An error: nothing was enqueued. A failure later on is what `check` says, and what follows on the stream runs nevertheless. */
+    fcdp_status (*all_gather)(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream);
+    /* The first failure of what was enqueued, with its text; FCDP_OK: none so far. Any thread. */
+    fcdp_status (*check)(void *ctx);
+    /* No collective of it ends well from here on, and none waits for a peer. Any thread. `why` is what `check` says then, unless it has
+     * something to say already. */
+    void (*abort)(void *ctx, const char *why);
+    /* Which ranks of the shard group have not come to the collectives that this rank is in, as text ("rank 3, rank 5"). False: it cannot say;
+     * NULL: it never can. Any thread. */
+    bool (*missing)(void *ctx, char *text_out, size_t text_bytes);
+    /* From here on call `failed(arg)` (NULL: nothing) when a collective fails, on whichever thread, before anything that follows it on its stream begins: so
+     * that the ranks of the node, to whom the stream may hand on what the collective should have brought, know of it. NULL: a collective
+     * that fails does not end before it is aborted. */
+    void (*on_failure)(void *ctx, void (*failed)(void *arg), void *arg);
 } fcdp_transport;
-
-static inline fcdp_status fcdp__transport_all_gather(const fcdp_transport *transport, fcdp_lane lane, fcdp_dptr buffer, size_t bytes) {
-    void *pending;
-    fcdp_status status = transport->start(transport->ctx, lane, buffer, bytes, &pending);
-    return status ? status : transport->wait(transport->ctx, pending);
-}
 
 #endif

@@ -11,8 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A dead writer wakes nobody: look for it this often. */
-enum { LOOK_EVERY_NS = 100 * 1000 * 1000 };
+/* A dead writer wakes nobody, and neither does a stream: look for the one and the other this often. */
+enum { LOOK_FOR_DEAD_NS = 100 * 1000 * 1000, LOOK_FOR_WORD_NS = 500 * 1000 };
 
 /* One that has not joined yet is not gone: the timeout speaks of it. */
 static bool member_gone(const fcdp_host *host, uint32_t slice) {
@@ -79,26 +79,67 @@ static uint64_t gone_mask(const fcdp_host_block *block, fcdp_board_word word, ui
     return gone;
 }
 
+static bool all_have_come(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
+    for (uint32_t i = 0; i < block->host->config.n_slices; i++)
+        if (!has_come(block, word, i, at_least)) return false;
+    return true;
+}
+
+/* FCDP_PENDING while those that have not come live, and may come yet. */
+static fcdp_status missing_look(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
+                                const char *what, uint64_t waited_ns) {
+    const fcdp_host_config *config = &block->host->config;
+    uint64_t gone = gone_mask(block, word, at_least);
+    bool is_late = (double)waited_ns >= config->timeout_s * 1e9;
+    char missing[1024];
+    if (!gone && !is_late) return FCDP_PENDING;
+    if (!missing_describe(block, word, at_least, gone, missing, sizeof missing)) return FCDP_PENDING;
+    return fcdp__fail(gone ? FCDP_ERR_PEER : FCDP_ERR_TIMEOUT, "%s: did not come from %s after %.1f s%s", what,
+                      missing, (double)waited_ns / 1e9, gone ? "" : " (FCDP_TIMEOUT)");
+}
+
+fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
+                                  const char *what, uint64_t waited_ns) {
+    return all_have_come(block, word, at_least) ? FCDP_OK : missing_look(block, word, at_least, what, waited_ns);
+}
+
+/* Waits on one word that has not come, whichever: a look at all of them follows. */
+static void word_wait(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
+    for (uint32_t i = 0; i < block->host->config.n_slices; i++) {
+        uint32_t seen = fcdp__board_read(block, word, i);
+        if ((int32_t)(seen - at_least) >= 0) continue;
+        futex_wait(&block->board[i].words[word], seen, LOOK_FOR_WORD_NS);
+        return;
+    }
+}
+
 fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                  const char *what) {
-    const fcdp_host_config *config = &block->host->config;
-    uint64_t start_ns = fcdp__now_ns(), limit_ns = (uint64_t)(config->timeout_s * 1e9);
-    char missing[1024];
-    for (uint32_t i = 0; i < config->n_slices;) {
-        uint32_t seen = fcdp__board_read(block, word, i);
-        if ((int32_t)(seen - at_least) >= 0) {
-            i++;
-            continue;
+    uint64_t start_ns = fcdp__now_ns(), looked_ns = start_ns;
+    while (!all_have_come(block, word, at_least)) {
+        uint64_t now_ns = fcdp__now_ns();
+        if (now_ns - looked_ns >= LOOK_FOR_DEAD_NS) {
+            fcdp_status status = missing_look(block, word, at_least, what, now_ns - start_ns);
+            if (status != FCDP_PENDING) return status;
+            looked_ns = now_ns;
         }
-        uint64_t waited_ns = fcdp__now_ns() - start_ns;
-        uint64_t gone = waited_ns >= LOOK_EVERY_NS ? gone_mask(block, word, at_least) : 0;
-        if ((gone || waited_ns >= limit_ns) &&
-            missing_describe(block, word, at_least, gone, missing, sizeof missing))
-            return fcdp__fail(gone ? FCDP_ERR_PEER : FCDP_ERR_TIMEOUT,
-                              "%s: did not come from %s after %.1f s%s", what, missing,
-                              (double)waited_ns / 1e9, gone ? "" : " (FCDP_TIMEOUT)");
-        uint64_t left_ns = waited_ns < limit_ns ? limit_ns - waited_ns : 0;
-        futex_wait(&block->board[i].words[word], seen, left_ns < LOOK_EVERY_NS ? left_ns : LOOK_EVERY_NS);
+        word_wait(block, word, at_least);
     }
     return FCDP_OK;
+}
+
+fcdp_dptr fcdp__board_word_at(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice) {
+    size_t offset = slice * sizeof(fcdp_board_line) + (size_t)word * sizeof(uint32_t);
+    return fcdp__dptr_add(block->board_at, offset);
+}
+
+void fcdp__board_open(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
+    for (uint32_t i = 0; i < block->host->config.n_slices; i++) {
+        _Atomic uint32_t *at = &block->board[i].words[word];
+        uint32_t seen = atomic_load_explicit(at, memory_order_relaxed);
+        while ((int32_t)(seen - at_least) < 0 &&
+               !atomic_compare_exchange_weak_explicit(at, &seen, at_least, memory_order_release, memory_order_relaxed))
+            continue;
+        (void)syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    }
 }

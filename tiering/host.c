@@ -234,6 +234,20 @@ void fcdp__host_free(fcdp_host *host, uint64_t offset) {
     fcdp__lock_release(&host->lock);
 }
 
+void fcdp__host_break(fcdp_host *host) {
+    atomic_store_explicit(&host->header->members[host->config.slice].is_broken, 1, memory_order_release);
+}
+
+bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out) {
+    for (uint32_t i = 0; i < host->config.n_slices; i++) {
+        const fcdp_slab_member *member = &host->header->members[i];
+        if (i == host->config.slice || !atomic_load_explicit(&member->is_broken, memory_order_acquire)) continue;
+        *slice_out = i;
+        return true;
+    }
+    return false;
+}
+
 void fcdp__host_reap(fcdp_host *host) {
     if (!host->carver || getpid() != host->pid) return;
     fcdp__lock_acquire(&host->lock);
@@ -241,23 +255,34 @@ void fcdp__host_reap(fcdp_host *host) {
     fcdp__lock_release(&host->lock);
 }
 
+static fcdp_status part_pin(fcdp_host_block *block, size_t bytes) {
+    fcdp_status status = fcdp__driver_host_pin(block->host->config.drv, block->board, bytes);
+    if (!status) block->pinned_bytes = bytes;
+    return status;
+}
+
+/* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver there is nothing to pin for. */
 static fcdp_status block_pin(fcdp_host_block *block) {
     fcdp_host *host = block->host;
-    if (host->config.pin == FCDP_PIN_NEVER) return FCDP_OK;
-    size_t bytes = fcdp__round_up(block->data_bytes, host->page_bytes);
-    fcdp_status status = fcdp__driver_host_pin(host->config.drv, block->data, bytes);
-    block->pinned = !status;
-    if (!status) return FCDP_OK;
-    if (host->config.pin == FCDP_PIN_REQUIRE)
-        return fcdp__fail(
-            FCDP_ERR_OPTION,
-            "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s (FCDP_PIN=auto goes on without)",
-            (double)bytes / MIB, fcdp_error_text());
-    if (!atomic_exchange(&host->pin_warned, true))
+    if (!host->config.drv) return FCDP_OK;
+    fcdp_status status = FCDP_OK;
+    if (host->config.pin != FCDP_PIN_NEVER) status = part_pin(block, block->map_bytes);
+    if (status && host->config.pin == FCDP_PIN_REQUIRE)
+        return fcdp__fail(FCDP_ERR_OPTION,
+                          "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s (FCDP_PIN=auto goes on without)",
+                          (double)block->map_bytes / MIB, fcdp_error_text());
+    if (status && !atomic_exchange(&host->pin_warned, true))
         fcdp__log(FCDP_LOG_WARN,
                   "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
                   fcdp_error_text());
-    return FCDP_OK;
+    if (!block->pinned_bytes) {
+        status = part_pin(block, host->page_bytes);
+        if (status)
+            return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
+                              "host tier: not even the page of signals beside a group can be pinned: %s",
+                              fcdp_error_text());
+    }
+    return fcdp__driver_host_dptr(host->config.drv, block->board, &block->board_at);
 }
 
 fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes,
@@ -299,12 +324,10 @@ void fcdp__host_detach(fcdp_host_block *block) {
     if (!block) return;
     fcdp_host *host = block->host;
     if (getpid() != host->pid) return;
-    if (block->pinned) {
-        fcdp_status status =
-            fcdp__driver_host_unpin(host->config.drv, block->data, block->map_bytes - host->page_bytes);
+    if (block->pinned_bytes) {
+        fcdp_status status = fcdp__driver_host_unpin(host->config.drv, block->board, block->pinned_bytes);
         if (status) /* once more: a failure that passes must not leave the registration behind */
-            status =
-                fcdp__driver_host_unpin(host->config.drv, block->data, block->map_bytes - host->page_bytes);
+            status = fcdp__driver_host_unpin(host->config.drv, block->board, block->pinned_bytes);
         if (status)
             fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
     }

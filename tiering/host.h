@@ -39,6 +39,11 @@ void fcdp__host_destroy(fcdp_host *host);
 fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
 /* Leader only. The block goes back to the system once every rank has detached: a rank may be ahead of its peers, which still read there. */
 void fcdp__host_free(fcdp_host *host, uint64_t offset);
+/* This rank has given up: what it opens on the boards from here on means nothing. The others see it. */
+void fcdp__host_break(fcdp_host *host);
+/* Another rank has; which one. Acquire: seen by whoever has seen a word that it opened. */
+bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out);
+
 /* Leader: give back the freed blocks that the last rank has detached since. Others: nothing. */
 void fcdp__host_reap(fcdp_host *host);
 
@@ -49,21 +54,25 @@ void *fcdp__host_data(const fcdp_host_block *block);
 size_t fcdp__host_data_bytes(const fcdp_host_block *block);
 
 typedef enum fcdp_board_word {
-    FCDP_BOARD_STORED_0,        /* epoch of span 0 whose slice this rank has stored */
+    FCDP_BOARD_STORED_0,        /* region.h: epoch of span 0 of which this rank's pieces are in host memory */
     FCDP_BOARD_STORED_1,        /* the same of span 1 */
-    FCDP_BOARD_BALLOT_0,        /* comm's: what this rank did at its last even-numbered release */
-    FCDP_BOARD_BALLOT_1,        /* and at its last odd-numbered one */
-    FCDP_BOARD_FILL,            /* comm's: how far this rank is with the fill through host memory (exchange.c) */
-    FCDP_BOARD_FILL_LOST,       /* comm's: the last fill that failed here */
+    FCDP_BOARD_READY,           /* region.h: number of the fill for which this rank's older reads are over */
     FCDP_BOARD_ATTACHED,        /* host.c's: 1 while this rank has the block attached */
     FCDP_BOARD_N_WORDS,
 } fcdp_board_word;
 
-/* Write this rank's word and wake who waits. */
+/* Write this rank's word from the host and wake who waits there. */
 void fcdp__board_publish(fcdp_host_block *block, fcdp_board_word word, uint32_t value);
+/* Acquire: what its writer wrote before is there, whether a stream or the host wrote the word. */
 uint32_t fcdp__board_read(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice);
-/* Until (int32_t)(word[slice] - at_least) >= 0 for every slice. FCDP_ERR_TIMEOUT or, when the owner's process is gone,
+/* Where the device sees a word: for the owner's streams to write, the others' to wait for. Page-locked, whatever FCDP_PIN says. */
+fcdp_dptr fcdp__board_word_at(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice);
+/* Until (int32_t)(word[slice] - at_least) >= 0 for every slice, on the host. FCDP_ERR_TIMEOUT or, when the owner's process is gone,
  * FCDP_ERR_PEER; the text names the slices that did not come and `what`. */
 fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least, const char *what) FCDP_MUST_CHECK;
+/* The same, as it is now, for somebody who has waited for waited_ns: FCDP_PENDING while some have not come, live, and may come yet. */
+fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least, const char *what, uint64_t waited_ns) FCDP_MUST_CHECK;
+/* Raise every slice's word to `at_least`, so that whoever waits for it goes on: after fcdp__host_break, for streams whose peer is gone. */
+void fcdp__board_open(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least);
 
 #endif

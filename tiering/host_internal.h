@@ -20,6 +20,7 @@ enum { FCDP_MEMBER_ABSENT = 0, FCDP_MEMBER_LEFT = -1 };
 typedef struct fcdp_slab_member { /* who writes slice i's words */
     _Atomic int32_t pid;          /* release, after start_time; FCDP_MEMBER_*; acquire in member_gone() */
     uint64_t start_time;          /* of that process, so that a reused pid is not taken for it */
+    _Atomic uint32_t is_broken;   /* release in fcdp__host_break, acquire in fcdp__host_is_broken */
 } fcdp_slab_member;
 
 typedef struct fcdp_slab_header {
@@ -60,9 +61,10 @@ struct fcdp_host {
 struct fcdp_host_block {
     fcdp_host *host;
     fcdp_board_line *board; /* start of the mapping */
+    fcdp_dptr board_at;     /* where the device sees it */
     char *data;
     size_t data_bytes, map_bytes;
-    bool pinned;
+    size_t pinned_bytes; /* from the board on: none, the board, or all */
 };
 
 #endif

@@ -1,68 +1,28 @@
-/* reclaim.c - the list of regions, and whose pages go when the pool has none left. */
-#include "tiering/policy.h"
-#include "tiering/region_internal.h"
+/* reclaim.c - see the header. It waits for the device, on the thread that asked for pages. */
+#include "tiering/reclaim.h"
 
 #include <stdlib.h>
 
-static size_t tiering_reclaim(void *ctx, size_t n_pages);
-
-fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_tiering **tiering_out) {
-    fcdp_tiering *tiering = calloc(1, sizeof *tiering);
-    if (!tiering) return fcdp__fail(FCDP_ERR_SYSTEM, "tiering: no memory");
-    tiering->drv = drv;
-    tiering->pool = pool;
-    fcdp_status status = fcdp__mover_create(drv, &tiering->mover);
-    if (status) {
-        free(tiering);
-        return status;
-    }
-    fcdp__lock_init(&tiering->lock, FCDP_RANK_REGION);
-    pthread_cond_init(&tiering->moved, NULL);
-    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_REGIONS, tiering_reclaim, NULL, tiering);
-    *tiering_out = tiering;
-    return FCDP_OK;
-}
-
-void fcdp__tiering_destroy(fcdp_tiering *tiering) {
-    if (!tiering) return;
-    FCDP_CHECK(1, tiering->n_regions == 0);
-    fcdp__pool_set_reclaimer(tiering->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
-    fcdp__mover_destroy(tiering->mover);
-    pthread_cond_destroy(&tiering->moved);
-    fcdp__lock_destroy(&tiering->lock);
-    free(tiering);
-}
-
-void fcdp__tiering_stats(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out) {
-    fcdp__lock_acquire(&tiering->lock);
-    *stats_out = (fcdp_tiering_stats){
-        .h2d_bytes = fcdp__mover_bytes(tiering->mover, FCDP_TO_DEVICE),
-        .d2h_bytes = fcdp__mover_bytes(tiering->mover, FCDP_TO_HOST),
-        .n_stores = tiering->n_stores,
-        .n_slice_loads = tiering->n_slice_loads,
-        .n_whole_loads = tiering->n_whole_loads,
-        .n_drops = tiering->n_drops,
-        .n_evictions = tiering->n_evictions,
-    };
-    fcdp__lock_release(&tiering->lock);
-}
+#include "tiering/policy.h"
+#include "tiering/slot.h"
 
 static fcdp_candidate candidate_of(const fcdp_region *region, uint64_t call) {
-    bool clean = fcdp__region_is_clean(region);
     return (fcdp_candidate){
-        .bytes = region->mapped ? region->layout->bytes : 0,
+        .bytes = region->kept ? region->layout->bytes : 0,
         .last_use = region->last_use,
-        .clean = clean,
-        .busy = region->n_uses || region->moving || (!clean && !region->block) || region->refused_by == call,
+        .clean = fcdp__region_is_clean(region),
+        .busy = !region->kept || region->moving || region->refused_by == call,
     };
 }
 
 /* The policy's choice, NULL when there is none. Lock held. */
 static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
-    fcdp_candidate *candidates = calloc(tiering->n_regions + 1, sizeof *candidates);
-    if (!candidates) return NULL;
     size_t n = 0;
-    for (fcdp_region *r = tiering->regions; r; r = r->next) candidates[n++] = candidate_of(r, call);
+    for (const fcdp_region *r = tiering->regions; r; r = r->next) n++;
+    fcdp_candidate *candidates = calloc(n + 1, sizeof *candidates);
+    if (!candidates) return NULL;
+    n = 0;
+    for (const fcdp_region *r = tiering->regions; r; r = r->next) candidates[n++] = candidate_of(r, call);
     size_t choice = fcdp__policy_victim(candidates, n);
     free(candidates);
     fcdp_region *region = choice < n ? tiering->regions : NULL;
@@ -70,15 +30,17 @@ static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
     return region;
 }
 
-/* Is another thread storing, dropping or evicting a region that is not in use? It needs no pages to finish, so it may be
- * waited for, and then there are pages or a victim. Lock held. */
+/* Is another thread evicting a region, or taking a slot apart? It needs no pages to finish, so it may be waited for, and then there
+ * are pages or a victim. Lock held. */
 static bool somebody_gives(const fcdp_tiering *tiering) {
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
-        if (r->moving && r->mapped && !r->n_uses) return true;
+        if (r->moving && r->kept) return true;
+    for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
+        if (slot->leaving) return true;
     return false;
 }
 
-/* Lock held on entry and exit, not in between. */
+/* Lock held on entry and exit, not in between. The region's slot is free afterwards. */
 static void victim_evict(fcdp_region *region, uint64_t call) {
     fcdp__region_enter(region);
     fcdp__lock_release(&region->tiering->lock);
@@ -91,21 +53,41 @@ static void victim_evict(fcdp_region *region, uint64_t call) {
     fcdp__region_leave(region);
 }
 
-/* fcdp_reclaim_fn: what came back meanwhile by other threads' doing counts too, the pool can take it all the same. */
-static size_t tiering_reclaim(void *ctx, size_t n_pages) {
+/* One step towards more pages; false: nothing is left. Lock held on entry and exit. What the driver refuses to take apart is not tried
+ * again by this call. */
+static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
+    fcdp_slot *slot = fcdp__slot_oldest_free(tiering, call);
+    if (slot) {
+        if (fcdp__slot_dissolve(tiering, slot)) slot->refused_by = call;
+        return true;
+    }
+    fcdp_region *victim = victim_choose(tiering, call);
+    if (victim) {
+        victim_evict(victim, call);
+        return true;
+    }
+    if (!somebody_gives(tiering)) return false;
+    fcdp__lock_wait(&tiering->lock, &tiering->moved);
+    return true;
+}
+
+/* What came back meanwhile by other threads' doing counts too, the pool can take it all the same. */
+size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages) {
     fcdp_tiering *tiering = ctx;
     fcdp__lock_acquire(&tiering->lock);
     uint64_t call = ++tiering->n_reclaims, before = tiering->pages_given;
-    while (tiering->pages_given - before < n_pages) {
-        fcdp_region *victim = victim_choose(tiering, call);
-        if (victim)
-            victim_evict(victim, call);
-        else if (somebody_gives(tiering))
-            fcdp__lock_wait(&tiering->lock, &tiering->moved);
-        else
-            break;
-    }
+    while (tiering->pages_given - before < n_pages && reclaim_step(tiering, call)) continue;
     size_t given = (size_t)(tiering->pages_given - before);
+    tiering->stats.n_waits++;
     fcdp__lock_release(&tiering->lock);
     return given;
+}
+
+size_t fcdp__tiering_idle(void *ctx) {
+    fcdp_tiering *tiering = ctx;
+    size_t n = 0;
+    fcdp__lock_acquire(&tiering->lock);
+    for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next) n += slot->owner ? 0 : slot->n_pages;
+    fcdp__lock_release(&tiering->lock);
+    return n;
 }

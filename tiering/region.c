@@ -1,24 +1,23 @@
-/* region.c - the state of one region, and the only code that changes it. Whose pages are taken back is
- * reclaim.c's choice. */
-#include "tiering/region_internal.h"
+/* region.c - the state of one region, and the only code that changes it. Whose pages are taken back is reclaim.c's choice, which slot
+ * a region gets slot.c's. */
+#include "tiering/slot.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { MAX_COPIES = FCDP_N_SPANS * FCDP_MAX_SLICES };
 
 static const fcdp_board_word STORED_WORD[FCDP_N_SPANS] = {FCDP_BOARD_STORED_0, FCDP_BOARD_STORED_1};
 
 /* Lock held. */
 static bool region_is_valid(const fcdp_region *region) {
+    bool owns = region->slot && region->slot->owner == region;
+    if ((region->in_use || region->kept) && !owns) return false;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
-        if (span->on_device && !region->mapped) return false;
-        if (span->whole_on_host && !span->slice_on_host) return false;
-        if (span->slice_on_host && !region->block) return false;
-        if (span->epoch == 0 && (span->on_device || span->slice_on_host)) return false;
+        if (span->on_device && !owns) return false;
+        if (span->epoch == 0 && (span->on_device || span->put || span->whole)) return false;
     }
-    return region->moving || region->mapped == fcdp__vrange_is_mapped(region->range);
+    return region->moving || (region->slot != NULL) == fcdp__vrange_is_mapped(region->range);
 }
 
 void fcdp__region_enter(fcdp_region *region) {
@@ -41,74 +40,6 @@ static void region_unlock(fcdp_region *region) {
     fcdp__lock_release(&region->tiering->lock);
 }
 
-/* ---- what the host has ---- */
-
-static bool slice_is_stored(const fcdp_region *region, uint32_t s, uint32_t slice) {
-    if (!region->block) return false;
-    if (slice == region->slice) return region->span[s].slice_on_host;
-    /* Acquire in board_read, partner of the publish in stored_publish: the peer's bytes are there. */
-    return (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], slice) - region->span[s].epoch) >= 0;
-}
-
-static bool span_is_clean(const fcdp_region *region, uint32_t s) {
-    const fcdp_span_state *span = &region->span[s];
-    if (!span->on_device || span->whole_on_host || !region->layout->span[s].bytes) return true;
-    for (uint32_t i = 0; i < region->layout->n_slices; i++)
-        if (!slice_is_stored(region, s, i)) return false;
-    return true;
-}
-
-bool fcdp__region_is_clean(const fcdp_region *region) {
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (!span_is_clean(region, s)) return false;
-    return true;
-}
-
-static fcdp_copy piece_copy(const fcdp_region *region, fcdp_piece piece) {
-    char *data = region->block ? fcdp__host_data(region->block) : NULL;
-    return (fcdp_copy){fcdp__dptr_add(fcdp__vrange_base(region->range), piece.offset_bytes),
-                       data + piece.offset_bytes, piece.bytes};
-}
-
-/* The slices of span `s` that the host lacks, neighbours as one copy. Lock held. */
-static size_t missing_slices(const fcdp_region *region, uint32_t s, fcdp_copy *copies) {
-    size_t n = 0;
-    bool joins = false;
-    for (uint32_t i = 0; i < region->layout->n_slices; i++) {
-        if (slice_is_stored(region, s, i)) {
-            joins = false;
-            continue;
-        }
-        fcdp_piece piece = fcdp__layout_slice(region->layout, s, i);
-        if (joins)
-            copies[n - 1].bytes += piece.bytes;
-        else
-            copies[n++] = piece_copy(region, piece);
-        joins = true;
-    }
-    return n;
-}
-
-static void stored_publish(fcdp_region *region, uint32_t s, uint32_t epoch) {
-    fcdp__board_publish(region->block, STORED_WORD[s], epoch);
-}
-
-/* The copies of the spans in `mask` have landed: say so to the peers, then to ourselves. Entered, lock not
- * held. */
-static void spans_stored(fcdp_region *region, uint32_t mask, bool whole) {
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (mask & 1u << s)
-            stored_publish(region, s,
-                           region->span[s].epoch); /* only the thread that moves changes an epoch */
-    region_lock(region);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
-        if (!(mask & 1u << s)) continue;
-        region->span[s].slice_on_host = true;
-        region->span[s].whole_on_host |= whole;
-    }
-    region_unlock(region);
-}
-
 /* ---- life ---- */
 
 static fcdp_status region_check_args(const char *name, const fcdp_layout *layout, uint32_t slice,
@@ -116,23 +47,38 @@ static fcdp_status region_check_args(const char *name, const fcdp_layout *layout
     if (slice >= layout->n_slices || !layout->bytes)
         return fcdp__fail(FCDP_ERR_INVALID, "region '%s': %zu bytes, slice %u of %u", name, layout->bytes, slice,
                           layout->n_slices);
-    if (!block) return FCDP_OK;
     if (fcdp__host_data_bytes(block) < layout->bytes)
         return fcdp__fail(FCDP_ERR_INVALID, "region '%s' of %zu bytes over a host block of %zu", name,
                           layout->bytes, fcdp__host_data_bytes(block));
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (fcdp__board_read(block, STORED_WORD[s], slice))
             return fcdp__fail(FCDP_ERR_INVALID,
-                              "region '%s': its host block served another region before; carve a fresh one",
-                              name);
+                              "region '%s': its host block served another region before; use a fresh one", name);
     return FCDP_OK;
 }
 
 static void region_free(fcdp_region *region) {
+    fcdp_event *const events[] = {&region->ready, &region->used, &region->loaded, &region->stored};
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        if (*events[i]) fcdp__driver_event_destroy(region->tiering->drv, *events[i]);
     fcdp__vrange_destroy(region->range);
     free(region->layout);
     free(region->name);
     free(region);
+}
+
+/* All that the driver gives. Events that the host waits for let it sleep. */
+static fcdp_status region_make(fcdp_region *region) {
+    fcdp_driver *drv = region->tiering->drv;
+    size_t page_bytes = fcdp__driver_page_bytes(drv);
+    fcdp_event *const events[] = {&region->ready, &region->used, &region->loaded, &region->stored};
+    fcdp_status status = fcdp__vrange_create(
+        drv, FCDP_SLOT_RATIO * fcdp__round_up(region->layout->bytes, page_bytes), &region->range);
+    for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++) {
+        status = fcdp__driver_event_create_blocking(drv, events[i]);
+        if (status) *events[i] = NULL;
+    }
+    return status;
 }
 
 fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
@@ -147,40 +93,59 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
     region->block = block;
     region->name = strdup(name);
     region->layout = malloc(layout_bytes);
+    if (region->layout) memcpy(region->layout, layout, layout_bytes);
     if (!region->name || !region->layout)
         status = fcdp__fail(FCDP_ERR_SYSTEM, "region '%s': no memory", name);
     else
-        status = fcdp__vrange_create(tiering->drv, tiering->pool, layout->bytes, &region->range);
+        status = region_make(region);
     if (status) {
         region_free(region);
         return status;
     }
-    memcpy(region->layout, layout, layout_bytes);
     region_lock(region);
     region->next = tiering->regions;
     tiering->regions = region;
-    tiering->n_regions++;
     region_unlock(region);
     *region_out = region;
     return FCDP_OK;
 }
 
-void fcdp__region_destroy(fcdp_region *region) {
-    if (!region) return;
+/* Lock held: the region owns its slot no more. */
+static void slot_give_up(fcdp_region *region) {
+    fcdp__slot_disown(region->slot);
+    region->kept = region->in_use = false;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
+}
+
+/* Off the lists, and off its slot, which goes too if nobody else is mapped onto it. Entered, lock held. */
+static void region_unlink(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
-    region_lock(region);
-    FCDP_CHECK(1, region->n_uses == 0);
-    fcdp__region_enter(region);
+    fcdp_slot *slot = region->slot;
+    if (slot && slot->owner == region) slot_give_up(region);
     fcdp_region **link = &tiering->regions;
     while (*link != region) link = &(*link)->next;
     *link = region->next;
-    tiering->n_regions--;
-    fcdp__lock_release(&tiering->lock);
-    region_free(region);
-    /* A reclaimer may be waiting for this region's move to end: its pages are in the pool now. */
-    fcdp__lock_acquire(&tiering->lock);
+    for (fcdp_slot *other = tiering->slots; other; other = other->next)
+        if (other->last == region) other->last = NULL; /* its events have passed */
+    if (slot && !--slot->n_mapped && !slot->owner && !slot->leaving) (void)!fcdp__slot_dissolve(tiering, slot);
     pthread_cond_broadcast(&tiering->moved);
-    fcdp__lock_release(&tiering->lock);
+}
+
+void fcdp__region_destroy(fcdp_region *region) {
+    if (!region) return;
+    region_lock(region);
+    fcdp__region_enter(region);
+    region_unlock(region);
+    fcdp_status status = region->torn ? FCDP_PENDING : fcdp__region_await(region);
+    for (int i = 0; i < 2 && status; i++) status = fcdp__driver_sync(region->tiering->drv); /* what fails once may pass */
+    if (status)
+        fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name, fcdp_error_text());
+    if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
+        fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
+    fcdp__lock_acquire(&region->tiering->lock);
+    region_unlink(region);
+    fcdp__lock_release(&region->tiering->lock);
+    region_free(region);
 }
 
 const char *fcdp__region_name(const fcdp_region *region) {
@@ -189,42 +154,135 @@ const char *fcdp__region_name(const fcdp_region *region) {
 fcdp_dptr fcdp__region_base(const fcdp_region *region) {
     return fcdp__vrange_base(region->range);
 }
-const fcdp_layout *fcdp__region_layout(const fcdp_region *region) {
-    return region->layout;
+fcdp_event fcdp__region_ready(const fcdp_region *region) {
+    return region->ready;
+}
+fcdp_event fcdp__region_loaded(const fcdp_region *region) {
+    return region->loaded;
+}
+fcdp_event fcdp__region_stored(const fcdp_region *region) {
+    return region->stored;
 }
 
 void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out) {
     region_lock(region);
-    *state_out = (fcdp_region_state){.mapped = region->mapped, .in_use = region->n_uses > 0};
+    *state_out = (fcdp_region_state){
+        .mapped = region->slot != NULL, .in_use = region->in_use, .kept = region->kept};
     memcpy(state_out->span, region->span, sizeof state_out->span);
     region_unlock(region);
 }
 
-/* ---- use ---- */
+/* ---- waiting ---- */
 
-fcdp_status fcdp__region_begin_use(fcdp_region *region) {
+fcdp_status fcdp__region_await(const fcdp_region *region) {
+    const fcdp_event events[] = {region->ready, region->used, region->loaded, region->stored};
+    fcdp_status status = FCDP_OK;
+    for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
+        status = fcdp__driver_event_sync(region->tiering->drv, events[i]);
+    return status;
+}
+
+fcdp_status fcdp__region_query(const fcdp_region *region) {
+    const fcdp_event events[] = {region->ready, region->used, region->loaded, region->stored};
+    fcdp_status status = FCDP_OK;
+    for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
+        status = fcdp__driver_event_query(region->tiering->drv, events[i]);
+    return status;
+}
+
+static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream stream) {
+    const fcdp_event events[] = {region->ready, region->used, region->loaded, region->stored};
+    fcdp_status status = FCDP_OK;
+    for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
+        status = fcdp__driver_stream_wait(region->tiering->drv, stream, events[i]);
+    return status;
+}
+
+/* ---- pages ---- */
+
+/* What it is mapped onto may be taken apart just now: that needs no pages and is waited for. Whoever does it waits for regions that are
+ * moved, so none may be moved that then waits for the pages. Lock held. */
+static void enter_to_acquire(fcdp_region *region) {
+    while (region->moving || (region->slot && region->slot->leaving))
+        fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
+    region->moving = true;
+}
+
+/* None was free. Who needs pages is mapped onto nothing, so that nobody who gives some has to wait for it. Making a slot may call the
+ * reclaimer on this thread; and while that finds nothing, another thread may have released one. */
+static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
+    fcdp_status status = region->slot ? fcdp__slot_leave(region) : FCDP_OK;
+    if (!status) status = fcdp__slot_make(region, slot_out);
+    if (status != FCDP_ERR_NO_DEVICE_MEM) return status;
+    region_lock(region);
+    fcdp_slot *slot = fcdp__slot_choose(region);
+    region_unlock(region);
+    if (!slot) return status;
+    *slot_out = slot;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__region_acquire(fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     region_lock(region);
-    fcdp__region_enter(region);
-    region->n_uses++;
+    FCDP_CHECK(1, !region->in_use);
+    enter_to_acquire(region);
     region->last_use = ++region->tiering->clock;
-    if (!region->mapped) {
-        region_unlock(region);
-        status = fcdp__vrange_map(region->range); /* may call the reclaimer on this thread */
-        region_lock(region);
-        region->mapped = !status;
-        if (status) region->n_uses--;
-    }
+    fcdp_slot *slot = region->kept ? region->slot : fcdp__slot_choose(region);
+    region_unlock(region);
+    if (!slot) status = slot_get(region, &slot);
+    if (!status) status = fcdp__slot_map(region, slot);
+    region_lock(region);
+    region->in_use = !status;
+    region->kept = region->settled = false;
+    if (status && slot) fcdp__slot_disown(slot); /* owned, and not mapped */
     fcdp__region_leave(region);
     region_unlock(region);
     return status;
 }
 
-void fcdp__region_end_use(fcdp_region *region) {
-    region_lock(region);
-    FCDP_CHECK(1, region->n_uses > 0);
-    region->n_uses--;
+fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) {
+    region_lock(region); /* or the last one might die meanwhile */
+    FCDP_CHECK(1, region->in_use);
+    const fcdp_region *last = region->slot->last;
+    fcdp_status status = last ? stream_wait_region(last, stream) : FCDP_OK;
     region_unlock(region);
+    return status;
+}
+
+/* The region's events come after all that was done with the pages: also after what a failed call has left on the copy streams, and, where
+ * nothing in this use is known to have waited for the pages' last user, after that one. */
+static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = region->settled ? FCDP_OK : fcdp__region_order(region, stream);
+    if (region->torn) {
+        if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, tiering->streams[FCDP_TO_DEVICE]);
+        if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, tiering->streams[FCDP_TO_HOST]);
+    }
+    return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
+}
+
+fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {
+    region_lock(region);
+    FCDP_CHECK(1, region->in_use);
+    region_unlock(region);
+    fcdp_status status = use_seal(region, stream);
+    fcdp_region *last = status ? NULL : region;
+    if (status) status = fcdp__driver_sync(region->tiering->drv); /* known by waiting, then */
+    region->torn = region->torn && status;
+    region_lock(region);
+    fcdp__region_enter(region);
+    region->kept = keep && !status;
+    region->in_use = false;
+    region->slot->last = last;
+    bool kept = region->kept;
+    if (!kept) slot_give_up(region);
+    region_unlock(region);
+    if (!kept) fcdp__slot_unmap_if_done(region);
+    region_lock(region);
+    fcdp__region_leave(region);
+    region_unlock(region);
+    return status;
 }
 
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
@@ -236,266 +294,236 @@ void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
     region_unlock(region);
 }
 
-void fcdp__region_filled(fcdp_region *region, uint32_t span_mask) {
+/* ---- what the host has ---- */
+
+/* Acquire in board_read, partner of the device's write of the word: the other's bytes are there. */
+static bool is_stored(const fcdp_region *region, uint32_t s, uint32_t slice) {
+    if (slice == region->slice) return region->span[s].put;
+    return (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], slice) - region->span[s].epoch) >= 0;
+}
+
+/* Spans whose bytes are on the device, and not all of them in host memory. */
+static uint32_t dirty_spans(const fcdp_region *region) {
+    uint32_t mask = 0;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        const fcdp_span_state *span = &region->span[s];
+        if (!span->on_device || span->whole || !region->layout->span[s].bytes) continue;
+        for (uint32_t i = 0; i < region->layout->n_slices; i++)
+            if (!is_stored(region, s, i)) mask |= 1u << s;
+    }
+    return mask;
+}
+
+bool fcdp__region_is_clean(const fcdp_region *region) {
+    return dirty_spans(region) == 0;
+}
+
+static bool is_alone(const fcdp_region *region) {
+    return region->layout->n_slices == 1;
+}
+
+/* `stream` waits until the word of every other process has reached `value`. */
+static fcdp_status words_await(fcdp_region *region, fcdp_board_word word, uint32_t value, fcdp_stream stream) {
+    fcdp_status status = FCDP_OK;
     region_lock(region);
-    FCDP_CHECK(1, region->n_uses > 0);
-    fcdp__region_enter(region);
+    if (word == FCDP_BOARD_READY) region->awaited_fill = value;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (word == STORED_WORD[s]) region->awaited_epoch[s] = value;
+    region_unlock(region);
+    for (uint32_t i = 0; i < region->layout->n_slices && !status; i++)
+        if (i != region->slice)
+            status = fcdp__driver_wait_value32(region->tiering->drv, stream,
+                                               fcdp__board_word_at(region->block, word, i), value);
+    return status;
+}
+
+static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, uint32_t value, fcdp_stream stream) {
+    if (is_alone(region)) return FCDP_OK;
+    return fcdp__driver_write_value32(region->tiering->drv, stream,
+                                      fcdp__board_word_at(region->block, word, region->slice), value);
+}
+
+/* ---- copies ---- */
+
+static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_piece piece) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_dptr device = fcdp__dptr_add(fcdp__vrange_base(region->range), piece.offset_bytes);
+    char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
+    if (!piece.bytes) return FCDP_OK;
+    if (direction == FCDP_TO_HOST)
+        return fcdp__driver_copy_d2h(tiering->drv, host, device, piece.bytes, tiering->streams[direction]);
+    return fcdp__driver_copy_h2d(tiering->drv, device, host, piece.bytes, tiering->streams[direction]);
+}
+
+static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, fcdp_piece_list list) {
+    fcdp_status status = FCDP_OK;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < list.n && !status; i++) {
+        status = piece_copy(region, direction, list.pieces[i]);
+        bytes += list.pieces[i].bytes;
+    }
+    fcdp_tiering_stats *stats = &region->tiering->stats;
+    region_lock(region);
+    *(direction == FCDP_TO_HOST ? &stats->d2h_bytes : &stats->h2d_bytes) += bytes;
+    region_unlock(region);
+    return status;
+}
+
+/* Some of a call's operations may be on the copy streams, and its event is not: release puts it there. */
+static fcdp_status half_done(fcdp_region *region, fcdp_status status) {
+    region->torn = true;
+    return status;
+}
+
+fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
+    fcdp_stream h2d = region->tiering->streams[FCDP_TO_DEVICE];
+    fcdp_status status = word_write(region, FCDP_BOARD_READY, region->n_fills + 1, h2d);
+    if (status) return status;
+    region->n_fills++;
+    region_lock(region);
+    FCDP_CHECK(1, region->in_use);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s)
             region->span[s] = (fcdp_span_state){.on_device = true, .epoch = region->span[s].epoch + 1};
-    fcdp__region_leave(region);
     region_unlock(region);
+    return FCDP_OK;
 }
 
-/* ---- a fill through the host ---- */
-
-static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, const fcdp_region_piece *pieces,
-                               size_t n, fcdp_event after) {
-    if (!region->block)
-        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' has no host memory to be gathered through",
-                          region->name);
-    fcdp_copy *copies = malloc((n + 1) * sizeof *copies);
-    if (!copies) return fcdp__fail(FCDP_ERR_SYSTEM, "region '%s': no memory", region->name);
-    for (size_t i = 0; i < n; i++) {
-        copies[i] = piece_copy(region, (fcdp_piece){pieces[i].offset_bytes, pieces[i].bytes});
-        if (direction == FCDP_TO_HOST) copies[i].device = pieces[i].from;
-    }
-    fcdp_status status = fcdp__mover_run(region->tiering->mover, direction, copies, n, &after, after ? 1 : 0);
-    free(copies);
-    return status;
-}
-
-static void use_enter(fcdp_region *region) {
-    region_lock(region);
-    FCDP_CHECK(1, region->n_uses > 0);
-    fcdp__region_enter(region);
-    region_unlock(region);
-}
-
-static void use_leave(fcdp_region *region) {
-    region_lock(region);
-    fcdp__region_leave(region);
-    region_unlock(region);
-}
-
-fcdp_status fcdp__region_put(fcdp_region *region, const fcdp_region_piece *pieces, size_t n,
-                             fcdp_event after) {
-    use_enter(region);
-    fcdp_status status = pieces_copy(region, FCDP_TO_HOST, pieces, n, after);
-    use_leave(region);
-    return status;
-}
-
-/* Spans of `mask` of which the host has everything once the stale extents have been put. Lock held. */
-static uint32_t wholly_put(const fcdp_region *region, uint32_t mask) {
-    uint32_t whole = 0;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
-        const fcdp_span_state *span = &region->span[s];
-        bool was_invalid = !span->on_device && !span->slice_on_host;
-        if (mask & 1u << s && (was_invalid || span->whole_on_host)) whole |= 1u << s;
-    }
-    return whole;
-}
-
-fcdp_status fcdp__region_take(fcdp_region *region, const fcdp_region_piece *pieces, size_t n,
-                              uint32_t span_mask, fcdp_event after) {
-    use_enter(region);
-    fcdp_status status = pieces_copy(region, FCDP_TO_DEVICE, pieces, n, after);
-    uint32_t whole = 0;
-    region_lock(region);
-    if (!status) whole = wholly_put(region, span_mask);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (!status && span_mask & 1u << s)
-            region->span[s] = (fcdp_span_state){.on_device = true, .epoch = region->span[s].epoch + 1};
-    region_unlock(region);
-    spans_stored(region, whole, true);
-    use_leave(region);
-    return status;
-}
-
-/* ---- between the tiers ---- */
-
-/* Spans whose slice must be stored, with their copies. Lock held. */
-static uint32_t store_plan(const fcdp_region *region, fcdp_copy *copies, size_t *n_out) {
-    uint32_t mask = 0;
-    *n_out = 0;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
-        if (!region->span[s].on_device || region->span[s].slice_on_host) continue;
-        copies[(*n_out)++] =
-            piece_copy(region, fcdp__layout_slice(region->layout, s, region->slice));
-        mask |= 1u << s;
-    }
-    return mask;
-}
-
-fcdp_status fcdp__region_store(fcdp_region *region, fcdp_event after) {
+fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own, fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_copy copies[FCDP_N_SPANS];
-    size_t n;
-    if (!region->block)
-        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' has no host memory to be stored in", region->name);
+    fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
+    fcdp_status status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
+    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded); /* own reads of older bytes */
+    if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
+    if (!status) status = pieces_copy(region, FCDP_TO_HOST, own);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
+    if (status) return half_done(region, status);
     region_lock(region);
-    fcdp__region_enter(region);
-    uint32_t mask = store_plan(region, copies, &n);
+    tiering->stats.n_puts++;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (span_mask & 1u << s) region->span[s].put = true;
     region_unlock(region);
-
-    fcdp_status status = fcdp__mover_run(tiering->mover, FCDP_TO_HOST, copies, n, &after, after ? 1 : 0);
-    if (!status) spans_stored(region, mask, region->layout->n_slices == 1);
-
-    region_lock(region);
-    tiering->n_stores += !status && mask;
-    fcdp__region_leave(region);
-    region_unlock(region);
-    return status;
+    return FCDP_OK;
 }
 
-/* Entered, in use. */
-static fcdp_status load_copy(fcdp_region *region, fcdp_piece piece) {
-    fcdp_copy copy = piece_copy(region, piece);
-    return fcdp__mover_run(region->tiering->mover, FCDP_TO_DEVICE, &copy, 1, NULL, 0);
-}
-
-/* Enter for a load of `span`. FCDP_PENDING: nothing to do, it is on the device. Not entered unless FCDP_OK. */
-static fcdp_status load_enter(fcdp_region *region, uint32_t span, fcdp_span_state *state_out) {
+fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
     fcdp_status status = FCDP_OK;
-    FCDP_CHECK(1, span < FCDP_N_SPANS);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (span_mask & 1u << s) status = words_await(region, STORED_WORD[s], region->span[s].epoch, h2d);
+    if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, others);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
+    if (status) return half_done(region, status);
+    region->settled = true;
+    return FCDP_OK;
+}
+
+/* The span's state, and that there is something to load. */
+static fcdp_status load_check(fcdp_region *region, uint32_t span, fcdp_span_state *state_out) {
     region_lock(region);
-    FCDP_CHECK(1, region->n_uses > 0);
-    fcdp__region_enter(region);
+    FCDP_CHECK(1, region->in_use && span < FCDP_N_SPANS);
     *state_out = region->span[span];
-    if (state_out->on_device)
-        status = FCDP_PENDING;
-    else if (!state_out->slice_on_host)
-        status = fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it",
-                            region->name, span, state_out->epoch);
-    if (status) fcdp__region_leave(region);
     region_unlock(region);
-    return status;
+    if (state_out->put || state_out->whole) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it", region->name, span,
+                      state_out->epoch);
+}
+
+static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
+    fcdp_span_state state;
+    fcdp_status status = load_check(region, span, &state);
+    if (status) return status;
+    status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
+    if (!status && !state.whole) status = words_await(region, STORED_WORD[span], state.epoch, h2d);
+    if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, (fcdp_piece_list){&piece, 1});
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
+    if (status) return half_done(region, status);
+    region->settled = true;
+    region_lock(region);
+    ++*counter;
+    region->span[span].on_device = true;
+    region_unlock(region);
+    return FCDP_OK;
 }
 
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) {
-    fcdp_span_state state;
-    fcdp_status status = load_enter(region, span, &state);
-    if (status) return status == FCDP_PENDING ? FCDP_OK : status;
-    status = load_copy(region, fcdp__layout_slice(region->layout, span, region->slice));
-    region_lock(region);
-    region->tiering->n_slice_loads += !status;
-    fcdp__region_leave(region);
-    region_unlock(region);
-    return status;
-}
-
-void fcdp__region_loaded(fcdp_region *region, uint32_t span) {
-    region_lock(region);
-    FCDP_CHECK(1, span < FCDP_N_SPANS && region->n_uses > 0);
-    FCDP_CHECK(1, region->span[span].on_device || region->span[span].slice_on_host);
-    region->span[span].on_device = true;
-    region_unlock(region);
+    fcdp_piece slice = fcdp__layout_slice(region->layout, span, region->slice);
+    return load(region, span, slice, &region->tiering->stats.n_slice_loads);
 }
 
 fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
-    fcdp_span_state state;
-    fcdp_status status = load_enter(region, span, &state);
-    if (status) return status == FCDP_PENDING ? FCDP_OK : status;
-    bool empty = !region->layout->span[span].bytes;
-    if (!state.whole_on_host && !empty)
-        status = fcdp__board_wait_all(region->block, STORED_WORD[span], state.epoch, region->name);
-    if (!status) status = load_copy(region, region->layout->span[span]);
-    region_lock(region);
-    if (!status) {
-        region->span[span].on_device = region->span[span].whole_on_host = true;
-        region->tiering->n_whole_loads++;
-    }
-    fcdp__region_leave(region);
-    region_unlock(region);
-    return status;
+    return load(region, span, region->layout->span[span], &region->tiering->stats.n_whole_loads);
 }
 
-/* Entered, not in use, the device is done with the pages. */
-static fcdp_status region_unmap(fcdp_region *region) {
-    fcdp_status status = fcdp__vrange_unmap(region->range);
-    if (status) return status;
-    region_lock(region);
-    region->mapped = false;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
-    region->tiering->pages_given += fcdp__vrange_n_pages(region->range);
-    fcdp__lock_release(&region->tiering->lock);
-    return FCDP_OK;
-}
+/* ---- eviction ---- */
 
-/* May the pages go as they are? Lock held. */
-static fcdp_status drop_check(const fcdp_region *region) {
-    if (region->n_uses)
-        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' is in use and cannot be dropped", region->name);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
-        const fcdp_span_state *span = &region->span[s];
-        if (span->on_device && !span->slice_on_host && region->layout->span[s].bytes)
-            return fcdp__fail(
-                FCDP_ERR_INVALID,
-                "region '%s': dropping it would lose span %u of epoch %u, which is not on the host",
-                region->name, s, span->epoch);
-    }
-    return FCDP_OK;
-}
-
-fcdp_status fcdp__region_drop(fcdp_region *region, fcdp_event after) {
+/* Every byte of the spans of `mask`, by this process alone; waits for it. Its own pieces are among them, which the others may wait for. */
+static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     fcdp_tiering *tiering = region->tiering;
-    region_lock(region);
-    fcdp__region_enter(region);
-    fcdp_status status = drop_check(region);
-    bool mapped = region->mapped;
-    region_unlock(region);
-
-    if (!status && after) status = fcdp__driver_event_sync(tiering->drv, after);
-    if (!status && mapped) status = region_unmap(region);
-
-    region_lock(region);
-    tiering->n_drops += !status && mapped;
-    fcdp__region_leave(region);
-    region_unlock(region);
-    return status;
+    fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
+    fcdp_piece pieces[FCDP_N_SPANS];
+    size_t n = 0;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (mask & 1u << s) pieces[n++] = region->layout->span[s];
+    fcdp_status status = FCDP_OK;
+    if (!is_alone(region)) status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
+    if (status) return status;
+    status = pieces_copy(region, FCDP_TO_HOST, (fcdp_piece_list){pieces, n});
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
+    if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
+    /* Whoever goes on must not meet a copy of it later. */
+    char text[512];
+    snprintf(text, sizeof text, "%s", fcdp_error_text());
+    (void)!fcdp__driver_stream_sync(tiering->drv, d2h);
+    return fcdp__fail(status, "%s", text);
 }
 
-/* Spans on the device that the host lacks parts of, with their copies. Lock held. */
-static uint32_t evict_plan(const fcdp_region *region, fcdp_copy *copies, size_t *n_out) {
-    uint32_t mask = 0;
-    *n_out = 0;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
-        if (!region->span[s].on_device || region->span[s].whole_on_host) continue;
-        if (region->layout->span[s].bytes) *n_out += missing_slices(region, s, copies + *n_out);
-        mask |= 1u << s;
-    }
-    return mask;
-}
-
+/* Only the spans that the host lacks part of are written; the others the node's processes have written together. */
 fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
-    fcdp_copy copies[MAX_COPIES];
-    size_t n;
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = fcdp__region_await(region);
     region_lock(region);
-    uint32_t mask = evict_plan(region, copies, &n);
+    uint32_t dirty = dirty_spans(region);
     region_unlock(region);
-    if (n && !region->block)
-        return fcdp__fail(FCDP_ERR_INVALID, "region '%s' has no host memory and cannot be evicted",
-                          region->name);
-    fcdp_status status = fcdp__mover_run(region->tiering->mover, FCDP_TO_HOST, copies, n, NULL, 0);
-    if (!status && mask && region->block) spans_stored(region, mask, true);
-    if (!status) status = region_unmap(region);
+    if (!status && dirty) status = whole_store(region, dirty);
     if (status) return status;
     region_lock(region);
-    region->tiering->n_evictions++;
-    fcdp__lock_release(&region->tiering->lock);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (dirty & 1u << s) region->span[s].put = region->span[s].whole = true;
+    region->slot->last = NULL; /* it was waited for */
+    slot_give_up(region);
+    tiering->stats.n_evictions++;
+    region_unlock(region);
     return FCDP_OK;
 }
 
-fcdp_status fcdp__region_evict(fcdp_region *region) {
+fcdp_status fcdp__region_look(fcdp_region *region, uint64_t waited_ns) {
+    if (is_alone(region)) return FCDP_PENDING;
     region_lock(region);
-    fcdp__region_enter(region);
-    fcdp_status status = region->n_uses ? FCDP_PENDING : FCDP_OK;
-    bool mapped = region->mapped;
+    uint32_t fill = region->awaited_fill, epochs[FCDP_N_SPANS];
+    memcpy(epochs, region->awaited_epoch, sizeof epochs);
     region_unlock(region);
-    if (!status && mapped) status = fcdp__region_evict_entered(region);
+    char what[256];
+    snprintf(what, sizeof what, "the node's parts of '%.200s'", region->name);
+    fcdp_status status = fcdp__board_query_all(region->block, FCDP_BOARD_READY, fill, what, waited_ns);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && status >= 0; s++)
+        status = fcdp__board_query_all(region->block, STORED_WORD[s], epochs[s], what, waited_ns);
+    return status < 0 ? status : FCDP_PENDING;
+}
+
+void fcdp__region_open_waits(fcdp_region *region) {
+    if (is_alone(region)) return;
     region_lock(region);
-    fcdp__region_leave(region);
+    uint32_t fill = region->awaited_fill, epochs[FCDP_N_SPANS];
+    memcpy(epochs, region->awaited_epoch, sizeof epochs);
     region_unlock(region);
-    return status;
+    fcdp__board_open(region->block, FCDP_BOARD_READY, fill);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) fcdp__board_open(region->block, STORED_WORD[s], epochs[s]);
 }

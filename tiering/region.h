@@ -1,21 +1,28 @@
 /* region.h - the gathered parameters of one group, the same bytes in every tier, at one device address for life.
  *
- * This file's functions are the sole writers of a region's state. A region knows slices, not ranks: slice `i` of `n_slices` is the
- * part of each span that this process stores to and restores from the node's shared host memory.
+ * A region has device pages from acquire to release (slot.h), or longer where it is kept. In between its bytes are filled by a gather, which
+ * the caller enqueues, or loaded from the node's shared host memory. What a function here enqueues is done in stream order: the state says
+ * what holds once it is, and only acquire, destroy and the reclaimer ever wait for the device.
  *
- * Per span:  on_device       the device pages hold this epoch's bytes
- *            slice_on_host   this rank's slice of this epoch is in host memory
- *            whole_on_host   this rank knows the whole span of this epoch is in host memory (wrote or saw all of it)
- *     invalid = !on_device && !slice_on_host     whole_on_host => slice_on_host     on_device => mapped
- *     clean   = for every span: !on_device || whole_on_host || (slice_on_host && every peer has published this epoch)
- * Life: invalid -> filled (a gather wrote the pages) -> stored -> dropped (unmapped; a touch faults) -> loaded -> ...
+ * A region knows slices, not ranks. The node's processes write the host copy together, each the pieces that it brought; slice i of n_slices
+ * is the part of each span that process i loads where the others' parts reach it by other ways.
  *
- * Threads: one thread moves a given region at a time (comm's worker); the reclaimer may evict any region that is not in use from
- * any thread that takes pages. Lock: FCDP_RANK_REGION guards the state; it is not held while a copy is waited for.
+ * Per span, of `epoch`:  on_device   the slot holds it
+ *                        put         this process's pieces are in host memory
+ *                        whole       this process has written the whole span there (an eviction)
+ *     invalid = !on_device && !put && !whole          on_device => in_use || kept
+ *     the host has all of it <=> whole || every process's word STORED has reached the epoch
+ *
+ * Words on the board (host.h), written by streams of their owner, waited for by streams of the others:
+ *     STORED_s = e    the owner's pieces of span s of epoch e are in host memory
+ *     READY = f       the owner does not read host bytes older than fill f any more
+ *
+ * Threads: one thread at a time makes calls on a given region; the reclaimer may evict a kept one, from any thread.
  */
 #ifndef FCDP_REGION_H
 #define FCDP_REGION_H
 
+#include "alloc/pages.h"
 #include "alloc/vrange.h"
 #include "tiering/host.h"
 #include "tiering/layout.h"
@@ -23,70 +30,78 @@
 typedef struct fcdp_tiering fcdp_tiering;
 typedef struct fcdp_region fcdp_region;
 
+typedef enum fcdp_direction { FCDP_TO_HOST, FCDP_TO_DEVICE, FCDP_N_DIRECTIONS } fcdp_direction;
+
 typedef struct fcdp_tiering_stats {
-    uint64_t h2d_bytes, d2h_bytes;
-    uint64_t n_stores, n_slice_loads, n_whole_loads, n_drops, n_evictions;
+    uint64_t h2d_bytes, d2h_bytes;       /* enqueued */
+    uint64_t n_puts, n_slice_loads, n_whole_loads, n_evictions;
+    uint64_t n_maps;                     /* times that a region was mapped onto a slot */
+    uint64_t n_waits;                    /* times that the host waited for pages */
 } fcdp_tiering_stats;
 
-/* Copy streams (one each way) and the list of regions; the pool's reclaimer is set to evict them. */
-fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_tiering **tiering_out) FCDP_MUST_CHECK;
+/* Copy streams, one each way, and the list of regions; the pool's reclaimer is set to take pages back from them. `exact`: a region's
+ * addresses are unmapped when it is released (slot.h). */
+fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact, fcdp_tiering **tiering_out) FCDP_MUST_CHECK;
+/* Every region has been destroyed. */
 void fcdp__tiering_destroy(fcdp_tiering *tiering);
-void fcdp__tiering_stats(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
+/* A pass of the program begins: what the passes before needed at once is what is held from here on. */
+void fcdp__tiering_begin_pass(fcdp_tiering *tiering);
+fcdp_stream fcdp__tiering_stream(const fcdp_tiering *tiering, fcdp_direction direction);
+void fcdp__tiering_stats_get(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
 
-typedef struct fcdp_span_state { bool on_device, slice_on_host, whole_on_host; uint32_t epoch; } fcdp_span_state;
+typedef struct fcdp_span_state { bool on_device, put, whole; uint32_t epoch; } fcdp_span_state;
 typedef struct fcdp_region_state {
-    bool mapped, in_use;
+    bool mapped, in_use, kept;
     fcdp_span_state span[FCDP_N_SPANS];
 } fcdp_region_state;
 
-/* `layout` and `name` are copied; `slice` of layout->n_slices is this process's; `block` is borrowed (data_bytes >= layout->bytes;
- * NULL: no host tier, the region can then only be kept). A block serves one region, since its board counts that region's epochs. */
+/* `layout` and `name` are copied; `slice` of layout->n_slices is this process's; `block` is borrowed (data_bytes >= layout->bytes). A block
+ * serves one region, since its board counts that region's epochs. */
 fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout, uint32_t slice,
                                 fcdp_host_block *block, fcdp_region **region_out) FCDP_MUST_CHECK;
+/* Waits for the device, if it is used yet. */
 void fcdp__region_destroy(fcdp_region *region);
 const char *fcdp__region_name(const fcdp_region *region);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);
-const fcdp_layout *fcdp__region_layout(const fcdp_region *region);
 void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out);
+/* Recorded by the caller behind what made the region whole: others wait for it. */
+fcdp_event fcdp__region_ready(const fcdp_region *region);
+fcdp_event fcdp__region_loaded(const fcdp_region *region);
+fcdp_event fcdp__region_stored(const fcdp_region *region);
 
-/* Map pages if there are none, and keep the reclaimer away until end_use. Nested uses count. */
-fcdp_status fcdp__region_begin_use(fcdp_region *region) FCDP_MUST_CHECK;
-/* The device must be done with the pages (the caller has waited for its streams): from now on the reclaimer may unmap them. */
-void fcdp__region_end_use(fcdp_region *region);
+/* Pages, until release. Not in use. Waits only where memory lacks, or where exact mapping must unmap what the device still uses. */
+fcdp_status fcdp__region_acquire(fcdp_region *region) FCDP_MUST_CHECK;
+/* What `stream` gets from now on comes after all that was done with the pages before. For each stream that writes to the region without
+ * having waited for one that was ordered so. In use. */
+fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) FCDP_MUST_CHECK;
+/* `stream` is behind the last use. keep: the pages stay the region's, until the reclaimer needs them. Else the bytes are where the host
+ * has them, or nowhere. */
+fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) FCDP_MUST_CHECK;
 
-/* The spans' bytes are void in every tier (their parameters changed). */
+/* The spans' bytes are void in every tier (their parameters changed, or somebody wrote into them). */
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask);
-/* A gather has written these spans' pages completely: a new epoch, on the device only. In use. */
-void fcdp__region_filled(fcdp_region *region, uint32_t span_mask);
 
-/* A gather through the host, instead of pages first and fcdp__region_filled: this process copies its pieces from elsewhere on the
- * device to their places in host memory, after `after` (NULL: nothing pending). In use, and no process of the node may
- * read or write those host bytes for an older epoch any more. */
-typedef struct fcdp_region_piece {
-    size_t offset_bytes, bytes;     /* in the region */
-    fcdp_dptr from;                 /* put: where the bytes are now. take: unused */
-} fcdp_region_piece;
-fcdp_status fcdp__region_put(fcdp_region *region, const fcdp_region_piece *pieces, size_t n, fcdp_event after) FCDP_MUST_CHECK;
-/* Every process has put its pieces: H2D of what is new to this region, then a new epoch of the spans in `span_mask`, on the device, and
- * wholly on the host if the rest of the span was (or there is no rest: it was invalid). `after`: the pages' last readers. In use. */
-fcdp_status fcdp__region_take(fcdp_region *region, const fcdp_region_piece *pieces, size_t n, uint32_t span_mask, fcdp_event after) FCDP_MUST_CHECK;
-
-/* D2H of this rank's slice of every span that is on the device and not yet on the host, after `after` (an event on the stream that last
- * wrote or read the pages, NULL: nothing pending); waits, then publishes the epochs on the board. */
-fcdp_status fcdp__region_store(fcdp_region *region, fcdp_event after) FCDP_MUST_CHECK;
-/* H2D of this rank's slice of `span`; the other slices are the caller's to all-gather, then fcdp__region_loaded. In use. Loads of a span that is
- * on the device move nothing. */
+/* A gather of new content begins, on every process of the node alike: the spans of `span_mask` have a new epoch, on the device once the
+ * caller's operations are done; the others' bytes stay. This process reads no older host bytes from here on, and says so. In use. */
+fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) FCDP_MUST_CHECK;
+typedef struct fcdp_piece_list {
+    const fcdp_piece *pieces; /* offsets in the region */
+    size_t n;
+} fcdp_piece_list;
+/* After `after`, D2H of this process's pieces of the spans in `span_mask`; then their words. In use; `stored` is recorded. */
+fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own, fcdp_event after) FCDP_MUST_CHECK;
+/* H2D of pieces that the others put, once they have. In use, ordered; `loaded` is recorded. */
+fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) FCDP_MUST_CHECK;
+/* H2D of this process's slice of `span`, once the host has it; the other slices are the caller's to all-gather. In use, ordered; `loaded` is
+ * recorded, and the span is on the device. */
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;
-/* The other slices have arrived: the span is on the device. */
-void fcdp__region_loaded(fcdp_region *region, uint32_t span);
-/* H2D of the whole span. Waits until every slice of this epoch has been stored (unless this rank knows it). In use. */
+/* H2D of the whole span, likewise. */
 fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;
 
-/* Unmap, after `after` has passed: the pages go back to the pool. Every span on the device must have its slice on the host or be void
- * (else FCDP_ERR_INVALID: bytes would be lost). Not in use. */
-fcdp_status fcdp__region_drop(fcdp_region *region, fcdp_event after) FCDP_MUST_CHECK;
-/* What the reclaimer does: a clean region is unmapped; a dirty one is first written whole to the host by this rank alone, so that it can
- * be restored alone. FCDP_PENDING when in use. */
-fcdp_status fcdp__region_evict(fcdp_region *region) FCDP_MUST_CHECK;
+/* Have the others done what streams wait for, here for waited_ns so far? FCDP_PENDING: as far as they will, or they may still;
+ * else what fcdp__board_wait_all says. Any thread. */
+fcdp_status fcdp__region_look(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
+/* Waits of streams that may never end, since a peer is gone: let them pass. What they guard is void; nobody may use it. Any thread. */
+void fcdp__region_open_waits(fcdp_region *region);
 
 #endif

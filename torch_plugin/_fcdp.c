@@ -46,10 +46,11 @@ METHOD(options_load) {
     options = loaded;
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
-    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i}", "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau",
+    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i}", "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau",
                          loaded.tau, "restore", (int)loaded.restore, "local_size", loaded.local_size, "fingerprint",
                          (int)loaded.fingerprint, "prefetch", loaded.prefetch, "timeout_s", loaded.timeout_s, "log", (int)loaded.log,
-                         "summary", loaded.summary, "agree", (int)loaded.agree, "alloc", (int)loaded.alloc);
+                         "summary", loaded.summary, "agree", (int)loaded.agree, "alloc", (int)loaded.alloc, "mapping",
+                         (int)loaded.mapping);
 }
 
 METHOD(options_table) {
@@ -68,14 +69,15 @@ METHOD(options_table) {
 METHOD(engine_create) {
     int driver, ordinal;
     const char *sim_library;
-    int on_tensors_device;
-    if (!PyArg_ParseTuple(args, "iisp:engine_create", &driver, &ordinal, &sim_library, &on_tensors_device)) return NULL;
+    int on_tensors_device, mapping;
+    if (!PyArg_ParseTuple(args, "iispi:engine_create", &driver, &ordinal, &sim_library, &on_tensors_device, &mapping)) return NULL;
     const fcdp_device *device = NULL;
     fcdp_status status = FCDP_OK;
     if (on_tensors_device) CALL(binding_tensors_device(ordinal, &device));
     if (status != FCDP_OK) return binding_raise(status);
     fcdp_engine_config config = {.options = options, .driver = (fcdp_driver_kind)driver, .ordinal = ordinal,
-                                 .sim_library = sim_library, .device = device, .one_worker = driver == FCDP_DRIVER_CUDA};
+                                 .sim_library = sim_library, .device = device, .host_computes = driver != FCDP_DRIVER_CUDA};
+    config.options.mapping = (fcdp_mapping_mode)mapping;
     fcdp_engine *engine;
     CALL(fcdp_engine_create(&config, &engine));
     return status == FCDP_OK ? binding_wrap(BINDING_ENGINE, engine, NULL) : binding_raise(status);
@@ -136,6 +138,31 @@ METHOD(engine_drain) {
     return none_or_raise(status);
 }
 
+METHOD(engine_check) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:engine_check", &handle)) return NULL;
+    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+    if (!engine) return NULL;
+    fcdp_status status;
+    CALL(fcdp_engine_check(engine));
+    return none_or_raise(status);
+}
+
+METHOD(engine_begin_pass) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:engine_begin_pass", &handle)) return NULL;
+    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+    if (!engine) return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    fcdp_engine_begin_pass(engine);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *counts_of(const fcdp_counts *counts) {
+    return Py_BuildValue("(KKK)", counts->calls, counts->inter_bytes_sent, counts->intra_bytes_sent);
+}
+
 METHOD(engine_stats) {
     PyObject *handle;
     if (!PyArg_ParseTuple(args, "O:engine_stats", &handle)) return NULL;
@@ -146,13 +173,16 @@ METHOD(engine_stats) {
     fcdp_engine_stats_get(engine, &s);
     Py_END_ALLOW_THREADS
     return Py_BuildValue(
-        "{s:s,s:(KKK),s:(KKK),s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K},s:{s:n,s:n,s:n},s:{s:n,s:n}}", "driver",
-        fcdp_engine_is_sim(engine) ? "sim" : "cuda", "gather", s.gather.calls, s.gather.inter_bytes_sent, s.gather.intra_bytes_sent,
-        "restore", s.restore.calls, s.restore.inter_bytes_sent, s.restore.intra_bytes_sent, "moves", "h2d_bytes", s.moves.h2d_bytes,
-        "d2h_bytes", s.moves.d2h_bytes, "stores", s.moves.n_stores, "slice_loads", s.moves.n_slice_loads, "whole_loads",
-        s.moves.n_whole_loads, "drops", s.moves.n_drops, "evictions", s.moves.n_evictions, "device_bytes", "current",
-        (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes, "budget", (Py_ssize_t)s.device_budget_bytes, "host_bytes",
-        "current", (Py_ssize_t)s.host_bytes, "peak", (Py_ssize_t)s.host_peak_bytes);
+        "{s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},s:{s:n,s:n,s:n},s:{s:n,s:n}}",
+        "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "gather", counts_of(&s.gather), "restore", counts_of(&s.restore),
+        "gathers", "made", s.gathers_made, "avoided", s.gathers_avoided, "forward", s.gathers_forward, "backward", s.gathers_backward,
+        "saved", "plain_bytes", s.plain_bytes, "gather_bytes", s.gather_bytes,
+        "waits", "gathers", s.n_host_waits, "seconds", (double)s.host_wait_ns / 1e9,
+        "moves", "h2d_bytes", s.moves.h2d_bytes, "d2h_bytes", s.moves.d2h_bytes, "stores", s.moves.n_puts, "slice_loads",
+        s.moves.n_slice_loads, "whole_loads", s.moves.n_whole_loads, "evictions", s.moves.n_evictions, "maps", s.moves.n_maps,
+        "memory_waits", s.moves.n_waits,
+        "device_bytes", "current", (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes, "budget",
+        (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak", (Py_ssize_t)s.host_peak_bytes);
 }
 
 METHOD(engine_reset_peaks) {
@@ -181,6 +211,11 @@ METHOD(topology) {
     return Py_BuildValue("{s:I,s:I,s:I,s:I}", "nodes", t.n_nodes, "ranks_per_node", t.node_size, "node", t.node, "local_rank", t.local);
 }
 
+/* A comm's owner: what it stands on, and its transport, which goes after it. */
+static void transport_free(PyObject *capsule) {
+    binding_transport_destroy(PyCapsule_GetPointer(capsule, "fcdp.transport"));
+}
+
 METHOD(comm_create) {
     PyObject *handle, *node_of, *callable;
     unsigned int rank;
@@ -190,15 +225,47 @@ METHOD(comm_create) {
     fcdp_topology t;
     fcdp_status status = topology_from(node_of, rank, &t);
     if (status != FCDP_OK) return binding_raise(status);
-    fcdp_transport transport = binding_transport(callable, fcdp_engine_is_sim(engine)); /* there it is gloo */
+    binding_transport *transport = binding_transport_create(callable, engine, &t);
+    PyObject *of_transport = transport ? PyCapsule_New(transport, "fcdp.transport", transport_free) : NULL;
+    PyObject *owner = of_transport ? Py_BuildValue("(ON)", handle, of_transport) : NULL;
+    if (!owner) return NULL;
+    fcdp_transport table = binding_transport_table(transport);
     fcdp_comm *comm;
-    CALL(fcdp_comm_create(engine, &t, &transport, &comm));
-    if (status != FCDP_OK) return binding_raise(status);
-    PyObject *owner = Py_BuildValue("(OO)", handle, callable);
-    PyObject *wrapped = owner ? binding_wrap(BINDING_COMM, comm, owner) : NULL;
-    Py_XDECREF(owner);
+    CALL(fcdp_comm_create(engine, &t, &table, &comm));
+    PyObject *wrapped = status == FCDP_OK ? binding_wrap(BINDING_COMM, comm, owner) : binding_raise(status);
+    Py_DECREF(owner);
     return wrapped;
 }
+
+METHOD(comm_check) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:comm_check", &handle)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    return comm ? none_or_raise(fcdp_comm_check(comm)) : NULL;
+}
+
+METHOD(tree_create) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:tree_create", &handle)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm) return NULL;
+    fcdp_tree *tree;
+    fcdp_status status = fcdp_tree_create(comm, &tree);
+    return status == FCDP_OK ? binding_wrap(BINDING_TREE, tree, handle) : binding_raise(status);
+}
+
+#define TREE_EVENT(name, call)                                                       \
+    METHOD(name) {                                                                   \
+        PyObject *handle;                                                            \
+        if (!PyArg_ParseTuple(args, "O:" #name, &handle)) return NULL;               \
+        fcdp_tree *tree = binding_unwrap(BINDING_TREE, handle);                      \
+        if (!tree) return NULL;                                                      \
+        call(tree);                                                                  \
+        Py_RETURN_NONE;                                                              \
+    }
+TREE_EVENT(tree_begin_forward, fcdp_tree_begin_forward)
+TREE_EVENT(tree_begin_backward, fcdp_tree_begin_backward)
+TREE_EVENT(tree_agreed, fcdp_tree_agreed)
 
 METHOD(comm_host_create) {
     PyObject *handle;
@@ -257,14 +324,14 @@ METHOD(group_create) {
 
 static fcdp_group *group_of(PyObject *handle) { return binding_unwrap(BINDING_GROUP, handle); }
 
-METHOD(group_carve) {
+METHOD(group_host_alloc) {
     PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_carve", &handle)) return NULL;
+    if (!PyArg_ParseTuple(args, "O:group_host_alloc", &handle)) return NULL;
     fcdp_group *group = group_of(handle);
     if (!group) return NULL;
     uint64_t offset;
     fcdp_status status;
-    CALL(fcdp_group_carve(group, &offset));
+    CALL(fcdp_group_host_alloc(group, &offset));
     return status == FCDP_OK ? PyLong_FromUnsignedLongLong(offset) : binding_raise(status);
 }
 
@@ -287,14 +354,14 @@ METHOD(group_extent) {
     return group ? PyLong_FromUnsignedLongLong(fcdp_group_extent(group, i).addr) : NULL;
 }
 
-METHOD(group_bytes) {
+/* Tells a group from others while it lives. */
+METHOD(group_id) {
     PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_bytes", &handle)) return NULL;
-    fcdp_group *group = group_of(handle);
-    return group ? PyLong_FromSize_t(fcdp_group_bytes(group)) : NULL;
+    if (!PyArg_ParseTuple(args, "O:group_id", &handle)) return NULL;
+    return PyLong_FromVoidPtr(group_of(handle));
 }
 
-/* ([group], a byte for each: does it stay gathered between forward and backward?) */
+/* ([group], a byte for each: does it stay gathered between forward and backward?) -> is there room to begin one ahead? */
 METHOD(groups_fit) {
     PyObject *list, *bytes;
     if (!PyArg_ParseTuple(args, "OO:groups_fit", &list, &bytes)) return NULL;
@@ -307,9 +374,11 @@ METHOD(groups_fit) {
         groups[i] = group_of(PyList_GetItem(list, i));
         read = groups[i] != NULL;
     }
-    fcdp_status status = read ? fcdp_groups_fit(groups, stays, (uint32_t)n) : FCDP_OK;
+    bool ahead;
+    fcdp_status status = read ? fcdp_groups_fit(groups, stays, (uint32_t)n, &ahead) : FCDP_OK;
     free(groups);
-    return read ? none_or_raise(status) : NULL;
+    if (!read) return NULL;
+    return status ? binding_raise(status) : PyBool_FromLong(ahead);
 }
 
 /* (group, [name of extent i]) */
@@ -331,110 +400,160 @@ METHOD(group_watch) {
     return read ? none_or_raise(status) : NULL;
 }
 
-/* (group, signals: n x 8 uint64, grad_mode, optimizer_seen, reductions, shards: n uint64, shard_bytes: n uint64) -> n bytes */
-METHOD(group_observe) {
-    PyObject *handle, *signals_bytes, *shards_bytes, *sizes_bytes;
-    int grad_mode, optimizer_seen;
-    unsigned long long reductions;
-    if (!PyArg_ParseTuple(args, "OSppKSS:group_observe", &handle, &signals_bytes, &grad_mode, &optimizer_seen, &reductions,
-                          &shards_bytes, &sizes_bytes))
-        return NULL;
+METHOD(group_join) {
+    PyObject *handle, *tree_handle;
+    if (!PyArg_ParseTuple(args, "OO:group_join", &handle, &tree_handle)) return NULL;
     fcdp_group *group = group_of(handle);
-    if (!group) return NULL;
-    size_t n = (size_t)PyBytes_Size(shards_bytes) / sizeof(uint64_t);
-    const fcdp_signals *signals = bytes_of(signals_bytes, n * sizeof(fcdp_signals), "signals");
-    const void *shards = signals ? bytes_of(shards_bytes, n * sizeof(uint64_t), "shards") : NULL;
-    const void *sizes = shards ? bytes_of(sizes_bytes, n * sizeof(uint64_t), "shard_bytes") : NULL;
-    if (!sizes) return NULL;
-    PyObject *stale = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n);
-    if (!stale) return NULL;
-    uint8_t *stale_out = (uint8_t *)PyBytes_AsString(stale);
-    fcdp_scene scene = {.grad_mode = grad_mode, .optimizer_seen = optimizer_seen, .reductions = reductions};
-    Py_BEGIN_ALLOW_THREADS
-    fcdp_group_observe(group, signals, &scene, shards, sizes, stale_out);
-    Py_END_ALLOW_THREADS
-    return stale;
-}
-
-/* (group, signals, shards, shard_bytes) -> n bytes, nonzero where something changed since the last observation */
-METHOD(group_moved) {
-    PyObject *handle, *signals, *shards, *sizes;
-    if (!PyArg_ParseTuple(args, "OSSS:group_moved", &handle, &signals, &shards, &sizes)) return NULL;
-    fcdp_group *group = group_of(handle);
-    if (!group) return NULL;
-    Py_ssize_t n = PyBytes_Size(shards) / (Py_ssize_t)sizeof(uint64_t);
-    PyObject *moved = PyBytes_FromStringAndSize(NULL, n);
-    if (!moved) return NULL;
-    uint8_t *moved_out = (uint8_t *)PyBytes_AsString(moved);
-    const void *s = PyBytes_AsString(signals), *at = PyBytes_AsString(shards), *bytes = PyBytes_AsString(sizes);
-    Py_BEGIN_ALLOW_THREADS
-    fcdp_group_moved(group, s, at, bytes, moved_out);
-    Py_END_ALLOW_THREADS
-    return moved;
-}
-
-METHOD(group_spoil) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_spoil", &handle)) return NULL;
-    fcdp_group *group = group_of(handle);
-    if (!group) return NULL;
-    fcdp_group_spoil(group);
+    fcdp_tree *tree = group ? binding_unwrap(BINDING_TREE, tree_handle) : NULL;
+    if (!tree) return NULL;
+    fcdp_group_join(group, tree);
     Py_RETURN_NONE;
 }
 
-/* (group, stale: n bytes, inputs: n uint64 or empty, pass, stream) -> job */
-METHOD(group_unshard) {
-    PyObject *handle, *stale, *inputs;
+/* (group, by_hand) -> ASK_NOBODY, ASK_GROUP or ASK_TREE */
+METHOD(group_question) {
+    PyObject *handle;
+    int by_hand;
+    if (!PyArg_ParseTuple(args, "Op:group_question", &handle, &by_hand)) return NULL;
+    fcdp_group *group = group_of(handle);
+    return group ? PyLong_FromLong(fcdp_group_question(group, by_hand)) : NULL;
+}
+
+METHOD(group_ask_again) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_ask_again", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    fcdp_group_ask_again(group);
+    Py_RETURN_NONE;
+}
+
+/* (signals: n x 8 uint64, shards: n uint64 (0: cannot be read), shard_bytes: n uint64), borrowed from the arguments. */
+static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *shards, PyObject *sizes, fcdp_evidence *evidence_out) {
+    size_t n = fcdp_group_n_extents(group);
+    evidence_out->signals = bytes_of(signals, n * sizeof(fcdp_signals), "signals");
+    evidence_out->shards = evidence_out->signals ? bytes_of(shards, n * sizeof(uint64_t), "shards") : NULL;
+    evidence_out->shard_bytes = evidence_out->shards ? bytes_of(sizes, n * sizeof(uint64_t), "shard_bytes") : NULL;
+    return evidence_out->shard_bytes != NULL;
+}
+
+/* (group, signals, shards, shard_bytes, grad_mode, optimizer_seen, reductions) -> n + 1 bytes */
+METHOD(group_vote) {
+    PyObject *handle, *signals, *shards, *sizes;
+    int grad_mode, optimizer_seen;
+    unsigned long long reductions;
+    fcdp_evidence evidence;
+    if (!PyArg_ParseTuple(args, "OSSSppK:group_vote", &handle, &signals, &shards, &sizes, &grad_mode, &optimizer_seen, &reductions))
+        return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group || !evidence_from(group, signals, shards, sizes, &evidence)) return NULL;
+    PyObject *vote = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group) + 1);
+    if (!vote) return NULL;
+    uint8_t *vote_out = (uint8_t *)PyBytes_AsString(vote);
+    fcdp_scene scene = {.grad_mode = grad_mode, .optimizer_seen = optimizer_seen, .reductions = reductions};
+    fcdp_status status;
+    CALL(fcdp_group_vote(group, &evidence, &scene, vote_out));
+    if (status == FCDP_OK) return vote;
+    Py_DECREF(vote);
+    return binding_raise(status);
+}
+
+/* (group, n + 1 bytes) */
+METHOD(group_agree) {
+    PyObject *handle, *agreed;
+    if (!PyArg_ParseTuple(args, "OS:group_agree", &handle, &agreed)) return NULL;
+    fcdp_group *group = group_of(handle);
+    const uint8_t *bytes = group ? bytes_of(agreed, (size_t)fcdp_group_n_extents(group) + 1, "agreed") : NULL;
+    if (!bytes) return NULL;
+    fcdp_group_agree(group, bytes);
+    Py_RETURN_NONE;
+}
+
+/* (group, signals, shards, shard_bytes) -> index of the first parameter that has changed since the ranks agreed, -1: none */
+METHOD(group_audit) {
+    PyObject *handle, *signals, *shards, *sizes;
+    fcdp_evidence evidence;
+    if (!PyArg_ParseTuple(args, "OSSS:group_audit", &handle, &signals, &shards, &sizes)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group || !evidence_from(group, signals, shards, sizes, &evidence)) return NULL;
+    uint32_t changed;
+    Py_BEGIN_ALLOW_THREADS
+    changed = fcdp_group_audit(group, &evidence);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(changed < fcdp_group_n_extents(group) ? (long)changed : -1);
+}
+
+/* group -> n flags */
+METHOD(group_stale) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_stale", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    PyObject *stale = group ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group)) : NULL;
+    if (stale) fcdp_group_stale(group, (uint8_t *)PyBytes_AsString(stale));
+    return stale;
+}
+
+/* (group, inputs: n uint64 or empty, pass, stream) */
+METHOD(group_begin) {
+    PyObject *handle, *inputs;
     int pass;
     unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OSSiK:group_unshard", &handle, &stale, &inputs, &pass, &stream)) return NULL;
+    if (!PyArg_ParseTuple(args, "OSiK:group_begin", &handle, &inputs, &pass, &stream)) return NULL;
     fcdp_group *group = group_of(handle);
     if (!group) return NULL;
     const uint64_t *addresses = NULL;
     if (PyBytes_Size(inputs) > 0) {
-        addresses = bytes_of(inputs, (size_t)PyBytes_Size(stale) * sizeof(uint64_t), "inputs");
+        addresses = bytes_of(inputs, fcdp_group_n_extents(group) * sizeof(uint64_t), "inputs");
         if (!addresses) return NULL;
     }
-    const uint8_t *flags = (const uint8_t *)PyBytes_AsString(stale);
-    fcdp_job *job;
     fcdp_status status;
-    CALL(fcdp_group_unshard(group, flags, addresses, (fcdp_pass)pass, (fcdp_stream)(uintptr_t)stream, &job));
-    return status == FCDP_OK ? binding_wrap(BINDING_JOB, job, handle) : binding_raise(status);
-}
-
-/* (group, stale, inputs, stream) -> is it ahead now? */
-METHOD(group_prefetch) {
-    PyObject *handle, *stale, *inputs;
-    unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OSSK:group_prefetch", &handle, &stale, &inputs, &stream)) return NULL;
-    fcdp_group *group = group_of(handle);
-    const uint64_t *addresses = group ? bytes_of(inputs, (size_t)PyBytes_Size(stale) * sizeof(uint64_t), "inputs") : NULL;
-    if (!addresses) return NULL;
-    const uint8_t *flags = (const uint8_t *)PyBytes_AsString(stale);
-    bool ahead;
-    fcdp_status status;
-    CALL(fcdp_group_prefetch(group, flags, addresses, (fcdp_stream)(uintptr_t)stream, &ahead));
-    return status == FCDP_OK ? PyBool_FromLong(ahead) : binding_raise(status);
-}
-
-METHOD(group_unprefetch) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_unprefetch", &handle)) return NULL;
-    fcdp_group *group = group_of(handle);
-    if (!group) return NULL;
-    fcdp_status status;
-    CALL(fcdp_group_unprefetch(group));
+    CALL(fcdp_group_begin(group, addresses, (fcdp_pass)pass, (fcdp_stream)(uintptr_t)stream));
     return none_or_raise(status);
 }
 
-METHOD(group_reshard) {
+METHOD(group_has_begun) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_has_begun", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    return group ? PyBool_FromLong(fcdp_group_has_begun(group)) : NULL;
+}
+
+/* (group, forward) -> ids of the groups to be begun ahead, in order */
+METHOD(group_unsharded) {
+    enum { MOST = 8 };
+    PyObject *handle;
+    int forward;
+    fcdp_group *ahead[MOST];
+    if (!PyArg_ParseTuple(args, "Op:group_unsharded", &handle, &forward)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    size_t n = fcdp_group_unsharded(group, forward, ahead, MOST);
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; list && i < n; i++) PyList_SetItem(list, (Py_ssize_t)i, PyLong_FromVoidPtr(ahead[i]));
+    return list;
+}
+
+METHOD(group_wait) {
     PyObject *handle;
     unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OK:group_reshard", &handle, &stream)) return NULL;
+    if (!PyArg_ParseTuple(args, "OK:group_wait", &handle, &stream)) return NULL;
     fcdp_group *group = group_of(handle);
     if (!group) return NULL;
     fcdp_status status;
-    CALL(fcdp_group_reshard(group, (fcdp_stream)(uintptr_t)stream));
+    CALL(fcdp_group_wait(group, (fcdp_stream)(uintptr_t)stream));
+    return none_or_raise(status);
+}
+
+/* (group, stream, written) */
+METHOD(group_reshard) {
+    PyObject *handle;
+    unsigned long long stream;
+    int written;
+    if (!PyArg_ParseTuple(args, "OKp:group_reshard", &handle, &stream, &written)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_reshard(group, (fcdp_stream)(uintptr_t)stream, written));
     return none_or_raise(status);
 }
 
@@ -452,26 +571,16 @@ METHOD(group_stats) {
                          s.gathers_backward, "state", s.state);
 }
 
-METHOD(job_wait) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:job_wait", &handle)) return NULL;
-    fcdp_job *job = binding_unwrap(BINDING_JOB, handle);
-    if (!job) return NULL;
-    fcdp_status status;
-    CALL(fcdp_job_wait(job));
-    binding_consume(handle);
-    return none_or_raise(status);
-}
-
 #define ENTRY(name) {#name, name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {
     ENTRY(options_load), ENTRY(options_table), ENTRY(engine_create), ENTRY(engine_destroy), ENTRY(engine_account_create),
-    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_stats), ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create),
-    ENTRY(comm_host_create), ENTRY(comm_host_join),
-    ENTRY(group_create), ENTRY(group_carve), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_bytes), ENTRY(group_watch), ENTRY(groups_fit),
-    ENTRY(group_observe),
-    ENTRY(group_moved), ENTRY(group_spoil), ENTRY(group_unshard), ENTRY(group_prefetch), ENTRY(group_unprefetch), ENTRY(group_reshard),
-    ENTRY(group_stats), ENTRY(job_wait), {"dlpack", binding_dlpack, METH_VARARGS, NULL},
+    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_begin_pass), ENTRY(engine_stats),
+    ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create), ENTRY(comm_host_create), ENTRY(comm_host_join), ENTRY(comm_check),
+    ENTRY(tree_create), ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed), ENTRY(group_create),
+    ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_id), ENTRY(group_join), ENTRY(group_question),
+    ENTRY(group_ask_again), ENTRY(group_vote), ENTRY(group_agree), ENTRY(group_audit), ENTRY(group_stale), ENTRY(group_begin),
+    ENTRY(group_has_begun), ENTRY(group_unsharded), ENTRY(group_wait), ENTRY(group_reshard), ENTRY(group_stats),
+    {"dlpack", binding_dlpack, METH_VARARGS, NULL},
     {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL}, {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},
     {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS, NULL}, {"tensors_blocks", binding_tensors_blocks, METH_VARARGS, NULL},
     {"history_record", binding_history_record, METH_VARARGS, NULL}, {"history_entries", binding_history_entries, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
@@ -487,7 +596,10 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
     static const struct { const char *name; long value; } constants[] = {
         {"DRIVER_AUTO", FCDP_DRIVER_AUTO}, {"DRIVER_CUDA", FCDP_DRIVER_CUDA}, {"DRIVER_SIM", FCDP_DRIVER_SIM},
         {"PASS_FORWARD", FCDP_PASS_FORWARD}, {"PASS_BACKWARD", FCDP_PASS_BACKWARD}, {"PASS_OTHER", FCDP_PASS_OTHER},
-        {"LANE_INTER", FCDP_LANE_INTER}, {"LANE_INTRA", FCDP_LANE_INTRA}, {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER},
+        {"LANE_INTER_0", FCDP_LANE_INTER_0}, {"LANE_INTER_1", FCDP_LANE_INTER_1}, {"LANE_NODE", FCDP_LANE_NODE},
+        {"ASK_NOBODY", FCDP_ASK_NOBODY}, {"ASK_GROUP", FCDP_ASK_GROUP}, {"ASK_TREE", FCDP_ASK_TREE},
+        {"MAPPING_AUTO", FCDP_MAPPING_AUTO}, {"MAPPING_SLOTS", FCDP_MAPPING_SLOTS}, {"MAPPING_EXACT", FCDP_MAPPING_EXACT},
+        {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER},
         {"ALLOC_NATIVE", FCDP_ALLOC_NATIVE}, {"TENSORS_MAX_DEVICES", TENSORS_MAX_DEVICES},
         {"ERR_OPTION", FCDP_ERR_OPTION}, {"ERR_UNSUPPORTED", FCDP_ERR_UNSUPPORTED}, {"ERR_NO_HOST_MEM", FCDP_ERR_NO_HOST_MEM},
         {"ERR_NO_DEVICE_MEM", FCDP_ERR_NO_DEVICE_MEM},

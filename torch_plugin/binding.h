@@ -6,24 +6,32 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "comm/engine.h"
+#include "comm/group.h"
 
 /* Set _fcdp.Error(text, status) from the calling thread's failure text; NULL, so that callers can return it. */
 PyObject *binding_raise(fcdp_status status);
 
 /* A capsule around a core object. An engine's end ends all that belong to it: handles made before it are dead afterwards,
  * and their destructors do nothing (generation mismatch). */
-typedef enum binding_kind { BINDING_ENGINE, BINDING_COMM, BINDING_GROUP, BINDING_JOB } binding_kind;
+typedef enum binding_kind { BINDING_ENGINE, BINDING_COMM, BINDING_TREE, BINDING_GROUP } binding_kind;
 PyObject *binding_wrap(binding_kind kind, void *object, PyObject *owner);
 /* The core object, or NULL with a Python error set (wrong kind or dead). */
 void *binding_unwrap(binding_kind kind, PyObject *handle);
-/* Every living handle is dead from here on. */
+/* Every living handle is dead from here on: its engine has ended. */
 void binding_end_generation(void);
-/* The job has been waited for (and so freed): its handle is empty now. */
-void binding_consume(PyObject *handle);
+uint64_t binding_generation(void);
+/* While the calling thread runs a stream's host function, which must not call the driver: what dies meanwhile is ended by the next caller. */
+void binding_host_function_begin(void);
+void binding_host_function_end(void);
 
-/* A transport whose start calls `callable(lane, address, bytes)`, and whose wait what that returned; borrows the reference. */
-fcdp_transport binding_transport(PyObject *callable, bool fails_quietly);
+/* A transport whose collectives are `callable(lane, address, bytes)`, which all-gathers in place over `members * bytes` of host memory at
+ * `address`, and returns when that is done; called on a thread of the lane's stream, without a lock of the core's. Borrows the reference.
+ * NULL with an error set. */
+typedef struct binding_transport binding_transport;
+binding_transport *binding_transport_create(PyObject *callable, fcdp_engine *engine, const fcdp_topology *topology);
+fcdp_transport binding_transport_table(binding_transport *transport);
+/* No operation of it is pending. Steals the reference. */
+void binding_transport_destroy(binding_transport *transport);
 
 /* As last loaded. GIL held. */
 const fcdp_options *binding_options(void);

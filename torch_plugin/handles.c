@@ -1,14 +1,12 @@
 /* handles.c - capsules around the core's objects, and the errors they raise. */
 #include "torch_plugin/binding.h"
 
-#include "comm/worker.h"
-
 #include <stdlib.h>
 #include <unistd.h>
 
 extern PyObject *binding_error_class;
 
-static const char *const kind_name[] = {"fcdp.engine", "fcdp.comm", "fcdp.group", "fcdp.job"};
+static const char *const kind_name[] = {"fcdp.engine", "fcdp.comm", "fcdp.tree", "fcdp.group"};
 
 typedef struct handle {
     struct handle *next;        /* of the abandoned */
@@ -16,7 +14,7 @@ typedef struct handle {
     void *object;
     uint64_t generation;
     pid_t pid;                  /* a forked child owns nothing */
-    PyObject *owner;            /* keeps what the object stands on alive: job -> group -> comm -> engine */
+    PyObject *owner;            /* keeps what the object stands on alive: group, tree -> comm -> engine */
 } handle;
 
 static uint64_t generation_now; /* guarded by the GIL */
@@ -30,16 +28,20 @@ PyObject *binding_raise(fcdp_status status) {
     return NULL;
 }
 
-/* Ended by a garbage collection on a worker's thread, which must not wait for itself: ended by the next caller. GIL. */
+/* Dead by a garbage collection inside a stream's host function, which must not call the driver: ended by the next caller. GIL. */
 static handle *abandoned;
+static _Thread_local bool in_host_function;
+
+void binding_host_function_begin(void) { in_host_function = true; }
+void binding_host_function_end(void) { in_host_function = false; }
 
 static void handle_end(handle *h) {
     if (h->object && h->generation == generation_now && h->pid == getpid()) {
-        /* These wait for the worker, which may want the GIL for a collective. */
+        /* These wait for the device, whose host functions want the GIL for a collective. */
         Py_BEGIN_ALLOW_THREADS
         if (h->kind == BINDING_COMM) fcdp_comm_destroy(h->object);
+        if (h->kind == BINDING_TREE) fcdp_tree_destroy(h->object);
         if (h->kind == BINDING_GROUP) fcdp_group_destroy(h->object);
-        if (h->kind == BINDING_JOB && fcdp_job_wait(h->object) != FCDP_OK) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
         Py_END_ALLOW_THREADS
     }
     Py_XDECREF(h->owner);
@@ -47,7 +49,7 @@ static void handle_end(handle *h) {
 }
 
 static void abandoned_end(void) {
-    while (abandoned && !fcdp__worker_is_current()) {
+    while (abandoned && !in_host_function) {
         handle *h = abandoned;
         abandoned = h->next;
         handle_end(h);
@@ -60,7 +62,7 @@ static void handle_free(PyObject *capsule, binding_kind kind) {
         PyErr_Clear();
         return;
     }
-    if (fcdp__worker_is_current()) {
+    if (in_host_function) {
         h->next = abandoned;
         abandoned = h;
     } else {
@@ -70,11 +72,11 @@ static void handle_free(PyObject *capsule, binding_kind kind) {
 
 static void engine_free(PyObject *capsule) { handle_free(capsule, BINDING_ENGINE); }
 static void comm_free(PyObject *capsule) { handle_free(capsule, BINDING_COMM); }
+static void tree_free(PyObject *capsule) { handle_free(capsule, BINDING_TREE); }
 static void group_free(PyObject *capsule) { handle_free(capsule, BINDING_GROUP); }
-static void job_free(PyObject *capsule) { handle_free(capsule, BINDING_JOB); }
 
 PyObject *binding_wrap(binding_kind kind, void *object, PyObject *owner) {
-    static const PyCapsule_Destructor destructors[] = {engine_free, comm_free, group_free, job_free};
+    static const PyCapsule_Destructor destructors[] = {engine_free, comm_free, tree_free, group_free};
     handle *h = malloc(sizeof *h);
     if (!h) return PyErr_NoMemory();
     *h = (handle){NULL, kind, object, generation_now, getpid(), owner};
@@ -99,9 +101,4 @@ void *binding_unwrap(binding_kind kind, PyObject *capsule) {
 }
 
 void binding_end_generation(void) { generation_now++; }
-
-void binding_consume(PyObject *capsule) {
-    handle *h = PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule));
-    if (h) h->object = NULL;
-    Py_CLEAR(h->owner);
-}
+uint64_t binding_generation(void) { return generation_now; }

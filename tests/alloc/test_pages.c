@@ -354,6 +354,242 @@ static void misuse_aborts(void **state) {
     pool_close(pool, drv);
 }
 
+/* ---- blocks: many pages under one handle ---- */
+
+static void assert_held(fcdp_pool *pool, size_t n_regions, size_t n_tensors) {
+    fcdp_pool_stats stats;
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.held_pages[FCDP_HOLDER_REGIONS], n_regions);
+    assert_int_equal(stats.held_pages[FCDP_HOLDER_TENSORS], n_tensors);
+    assert_int_equal(stats.live_pages, n_regions + n_tensors);
+}
+
+/* What the device has lent to this process, as the simulated driver counts it. */
+static void assert_device_pages(fcdp_driver *drv, size_t n) {
+    struct simgpu_live live;
+    if (!fcdp__driver_is_sim(drv)) return;
+    simgpu_live(&live);
+    assert_int_equal(live.device_bytes, n * PAGE);
+}
+
+static void a_block_counts_as_its_pages(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 16);
+    fcdp_phys block, other, pages[4];
+    fcdp_pool_stats stats;
+    fcdp_dptr at;
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 3, pages));
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 5, &block));
+    assert_held(pool, 5, 3);
+    assert_device_pages(drv, 8);
+    assert_ok(fcdp__driver_range_reserve(drv, 5 * PAGE, &at)); /* one handle: one map call takes it whole */
+    assert_ok(fcdp__driver_map(drv, at, 5 * PAGE, block));
+    assert_ok(fcdp__driver_unmap(drv, at, 5 * PAGE));
+    assert_ok(fcdp__driver_range_free(drv, at, 5 * PAGE));
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 8, &other));
+    assert_held(pool, 5, 11);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 8, other);
+    assert_held(pool, 5, 3);
+    assert_counts(pool, 8, 0); /* a block is given back to the driver, not kept idle */
+    assert_device_pages(drv, 8);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 5, block);
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.peak_live_pages, 16);
+    assert_int_equal(stats.peak_held_pages[FCDP_HOLDER_REGIONS], 5);
+    assert_int_equal(stats.peak_held_pages[FCDP_HOLDER_TENSORS], 11);
+    assert_int_equal(stats.n_creates, 5);
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 3, pages);
+    assert_counts(pool, 0, 3);
+    pool_close(pool, drv);
+}
+
+static void a_block_keeps_to_the_budget(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys block, pages[8], untouched = {77};
+    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 9, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("no device memory for 18 MiB");
+    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, SIZE_MAX, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 3, pages));
+    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 6, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("in use by gathered parameters 0 MiB and by tensors 6 MiB");
+    assert_text("raise FCDP_DEVICE_BUDGET");
+    assert_int_equal(untouched.handle, 77);
+    assert_held(pool, 0, 3);
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 5, &block));
+    assert_held(pool, 5, 3);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 1, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take_idle(pool, FCDP_HOLDER_TENSORS, 1, &untouched), FCDP_PENDING);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 5, block);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 5, pages + 3));
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 8, pages);
+    pool_close(pool, drv);
+}
+
+static void idle_pages_leave_for_a_block_and_no_more_than_must(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys block, pages[8];
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 6, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 5, pages + 1);
+    assert_counts(pool, 1, 5);
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 2, &block)); /* there is room beside them */
+    assert_counts(pool, 3, 5);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 2, block);
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 4, &block)); /* for two of these there is not */
+    assert_counts(pool, 5, 3);
+    assert_device_pages(drv, 8);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 3, pages + 1)); /* the others are idle as they were */
+    assert_counts(pool, 8, 0);
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 4, pages);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 4, block);
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 8, &block));
+    assert_counts(pool, 8, 0);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 8, block);
+    assert_counts(pool, 0, 0);
+    pool_close(pool, drv);
+}
+
+static void a_smaller_budget_binds_blocks_too(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys block, second, pages[8];
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 3, &block));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 5, pages));
+    assert_ok(fcdp__pool_set_budget(pool, 4 * PAGE));
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 4, pages + 1);
+    assert_counts(pool, 4, 0);
+    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 1, &second), FCDP_ERR_NO_DEVICE_MEM);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 3, block);
+    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 4, &second), FCDP_ERR_NO_DEVICE_MEM);
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 3, &second));
+    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 3, second);
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 1, pages);
+    assert_counts(pool, 0, 1);
+    pool_close(pool, drv);
+}
+
+static void a_block_asks_the_reclaimers_in_their_order(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 10);
+    spare *regions = spare_create(pool), caches = {.pool = pool, .n = 2};
+    fcdp_phys block;
+    fcdp_pool_stats stats;
+    fcdp__lock_init(&caches.lock, FCDP_RANK_REGION);
+    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, spare_reclaim, NULL, &caches);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 2, caches.pages));
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 6, regions->pages));
+    regions->n = 6;
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 2, &block));
+    assert_int_equal(caches.n, 2); /* nobody is asked while the budget allows */
+    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 2, block);
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 7, &block));
+    assert_int_equal(caches.n_asked, 5);
+    assert_int_equal(caches.n, 0);
+    assert_int_equal(regions->n_asked, 3);
+    assert_int_equal(regions->n, 3);
+    fcdp__pool_stats(pool, &stats);
+    assert_int_equal(stats.n_reclaims, 2);
+    assert_counts(pool, 10, 0); /* what came back was idle for a moment, and made room */
+    fcdp_phys more;
+    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 4, &more), FCDP_ERR_NO_DEVICE_MEM);
+    regions->lies = true;
+    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 4, &more), FCDP_ERR_NO_DEVICE_MEM);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 7, block);
+    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, NULL, NULL, NULL);
+    fcdp__lock_destroy(&caches.lock);
+    spare_destroy(regions);
+    pool_close(pool, drv);
+}
+
+/* Others fill the device: idle pages and the reclaimers make room below the budget. */
+static void a_block_on_a_full_device(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_sim();
+    simgpu_set_capacity(8 * PAGE);
+    fcdp_pool *pool = pool_open(drv, 100);
+    spare *s = spare_create(pool);
+    fcdp_phys block, pages[3], more;
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, s->pages));
+    s->n = 4;
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 3, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 3, pages);
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 4, &block)); /* three of it were idle */
+    assert_int_equal(s->n, 4);
+    assert_counts(pool, 8, 0);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 4, block);
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 6, &block));
+    assert_held(pool, s->n, 6);
+    assert_true(s->n <= 2);
+    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 9, &more), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("other allocations fill the device");
+    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 6, block);
+    spare_destroy(s);
+    pool_close(pool, drv);
+    simgpu_reset();
+}
+
+/* Takes, blocks, idle pages that leave, a reclaimer: the n-th driver call fails once. A clean error and then success, or success; the
+ * counts are right either way, and nothing is lost. */
+static fcdp_status blocks_run(fcdp_pool *pool, spare *s) {
+    fcdp_phys block, other, pages[6];
+    fcdp_status first = FCDP_OK, status;
+    size_t n = fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 6, pages) ? 0 : 6;
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, n, pages);
+    if (n == 0) first = FCDP_ERR_DRIVER;
+    status = fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 5, &block);
+    if (status) {
+        first = first ? first : status;
+        assert_true(fcdp_error_text()[0] != 0);
+        assert_held(pool, 0, 0);
+        assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 5, &block));
+    }
+    assert_held(pool, 5, 0);
+    s->n = fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 3, s->pages) ? 0 : 3;
+    status = fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 3, &other); /* the reclaimer gives what it has */
+    if (status) {
+        first = first ? first : status;
+        assert_held(pool, 5 + s->n, 0);
+        assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 3, &other));
+    }
+    assert_held(pool, 5 + s->n, 3);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 3, other);
+    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 5, block);
+    assert_held(pool, s->n, 0);
+    return first;
+}
+
+static void every_failing_call_loses_no_block(void **state) {
+    (void)state;
+    const int codes[] = {CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN};
+    size_t n_failed = 0, n_survived = 0;
+    fcdp_log_set_level(FCDP_LOG_QUIET);
+    for (size_t c = 0; c < sizeof codes / sizeof codes[0]; c++)
+        for (unsigned long n = 1;; n++) {
+            fcdp_driver *drv = driver_open_sim();
+            fcdp_pool *pool = pool_open(drv, 8);
+            spare *s = spare_create(pool);
+            unsigned long before = simgpu_calls(NULL);
+            assert_int_equal(simgpu_fail_nth(NULL, n, codes[c]), 0);
+            fcdp_status status = blocks_run(pool, s);
+            bool spent = simgpu_calls(NULL) - before >= n;
+            simgpu_fail_nth(NULL, 0, 0);
+            n_failed += status != FCDP_OK;
+            n_survived += status == FCDP_OK && spent;
+            spare_destroy(s);
+            pool_close(pool, drv); /* nothing lives */
+            if (!spent) break;
+        }
+    fcdp_log_set_level(FCDP_LOG_WARN);
+    print_message("%zu failures reported, %zu survived\n", n_failed, n_survived);
+    assert_true(n_failed > 5 && n_survived > 10);
+}
+
 /* ---- many threads ---- */
 
 enum { N_THREADS = 4, N_ROUNDS = 10000, MOST_IN_HAND = 8 };
@@ -429,9 +665,29 @@ static void *taker_run(void *arg) {
     return NULL;
 }
 
-/* `n_budget` pages; with `sparing`, pages not in hand are kept until the reclaimer takes them. The takers'
- * refusals. */
-static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, bool sparing) {
+/* The same with blocks, whose handles are the pool's alone until they are given back. */
+static void *block_taker_run(void *arg) {
+    taker *t = arg;
+    for (int round = 0; round < N_ROUNDS / 4 && !t->broken; round++) {
+        size_t n = 1 + random_below(&t->seed, MOST_IN_HAND);
+        fcdp_phys block;
+        fcdp_status status = fcdp__pool_take_block(t->pool, FCDP_HOLDER_TENSORS, n, &block);
+        t->n_refused += status != FCDP_OK;
+        if (status && status != FCDP_ERR_NO_DEVICE_MEM) t->broken = "a block failed for another reason than memory";
+        if (status) continue;
+        t->n_taken += n;
+        int nobody = 0, me = t->id;
+        size_t slot = owners_slot(t->owners, block.handle);
+        if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &nobody, t->id)) t->broken = "a block has two owners";
+        if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &me, 0)) t->broken = "a block changed its owner";
+        fcdp__pool_give_block(t->pool, FCDP_HOLDER_TENSORS, n, block);
+    }
+    return NULL;
+}
+
+/* `n_budget` pages; with `sparing`, pages not in hand are kept until the reclaimer takes them; with `blocks`, every other
+ * taker takes blocks. The takers' refusals. */
+static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, bool sparing, bool blocks) {
     fcdp_driver *drv = driver_open_sim();
     simgpu_set_capacity(n_capacity * PAGE);
     fcdp_pool *pool = pool_open(drv, n_budget);
@@ -443,7 +699,8 @@ static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, b
     size_t n_refused = 0, n_taken = 0;
     for (int i = 0; i < N_THREADS; i++) {
         takers[i] = (taker){.pool = pool, .spare = s, .owners = o, .seed = seed + (uint64_t)i, .id = i + 1};
-        assert_int_equal(pthread_create(&threads[i], NULL, taker_run, &takers[i]), 0);
+        bool of_blocks = blocks && i % 2 == 1;
+        assert_int_equal(pthread_create(&threads[i], NULL, of_blocks ? block_taker_run : taker_run, &takers[i]), 0);
     }
     for (int i = 0; i < N_THREADS; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
@@ -465,22 +722,34 @@ static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, b
 
 static void takers_with_room_are_never_refused(void **state) {
     (void)state;
-    assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, false), 0);
+    assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, false, false), 0);
 }
 
 static void takers_with_little_room_share_it(void **state) {
     (void)state;
-    takers_run(__func__, MOST_IN_HAND + 2, MAX_PAGES, false);
+    takers_run(__func__, MOST_IN_HAND + 2, MAX_PAGES, false, false);
 }
 
 static void takers_reclaim_from_each_other(void **state) {
     (void)state;
-    assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, true), 0);
+    assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, true, false), 0);
 }
 
 static void takers_reclaim_on_a_full_device(void **state) {
     (void)state;
-    takers_run(__func__, N_THREADS * MOST_IN_HAND, N_THREADS * MOST_IN_HAND / 2, true);
+    takers_run(__func__, N_THREADS * MOST_IN_HAND, N_THREADS * MOST_IN_HAND / 2, true, false);
+}
+
+static void takers_of_pages_and_of_blocks_with_room(void **state) {
+    (void)state;
+    assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, false, true), 0);
+    assert_int_equal(takers_run(__func__, N_THREADS * MOST_IN_HAND, MAX_PAGES, true, true), 0);
+}
+
+static void takers_of_pages_and_of_blocks_with_little_room(void **state) {
+    (void)state;
+    takers_run(__func__, MOST_IN_HAND + 2, MAX_PAGES, false, true);
+    takers_run(__func__, N_THREADS * MOST_IN_HAND, N_THREADS * MOST_IN_HAND / 2, true, true);
 }
 
 /* ---- a reclaimer that ends ---- */
@@ -560,12 +829,21 @@ int main(void) {
         cmocka_unit_test(a_full_device_is_reclaimed_too),
         cmocka_unit_test(other_driver_errors_pass_through),
         cmocka_unit_test(forgotten_pages_leave_the_counts),
+        cmocka_unit_test(a_block_counts_as_its_pages),
+        cmocka_unit_test(a_block_keeps_to_the_budget),
+        cmocka_unit_test(idle_pages_leave_for_a_block_and_no_more_than_must),
+        cmocka_unit_test(a_smaller_budget_binds_blocks_too),
+        cmocka_unit_test(a_block_asks_the_reclaimers_in_their_order),
+        cmocka_unit_test(a_block_on_a_full_device),
+        cmocka_unit_test(every_failing_call_loses_no_block),
         cmocka_unit_test(a_reclaimer_is_gone_when_another_is_set),
         cmocka_unit_test(misuse_aborts),
         cmocka_unit_test(takers_with_room_are_never_refused),
         cmocka_unit_test(takers_with_little_room_share_it),
         cmocka_unit_test(takers_reclaim_from_each_other),
         cmocka_unit_test(takers_reclaim_on_a_full_device),
+        cmocka_unit_test(takers_of_pages_and_of_blocks_with_room),
+        cmocka_unit_test(takers_of_pages_and_of_blocks_with_little_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,41 +1,19 @@
-/* cluster.h - N nodes x g ranks in one process: every rank an engine of its own, their collectives over
- * shared memory.
+/* cluster.h - N nodes x g ranks in one process: every rank an engine of its own, driven by one thread at a time, their
+ * collectives over hub.h, their agreements over council.h.
  *
- * A rank is driven by one thread at a time. The transport (a lane: the members of one collective) never
- * hangs: it gives up after a minute, and at once when a rank that has failed calls hub_break. Calls can be
- * made to fail by number.
+ * What a parameter holds is a function of (group, extent, version), so that any byte can be checked at any time, on any thread.
+ * Shards are in device memory of their own, which simgpu watches for races; what computes is a kernel on the rank's stream
+ * that compares what it reads, or the rank's own thread (host_computes).
  */
 #ifndef FCDP_TEST_CLUSTER_H
 #define FCDP_TEST_CLUSTER_H
 
-#include <pthread.h>
-#include <stdatomic.h>
-
+#include "alloc/vrange.h"
 #include "comm/group.h"
+#include "tests/comm/council.h"
+#include "tests/comm/hub.h"
 
-enum { CLUSTER_MAX_RANKS = 9, CLUSTER_MAX_GROUPS = 5, CLUSTER_MAX_EXTENTS = 8, LANE_ROUNDS = 16 };
-
-typedef struct lane_round {
-    uint32_t n_arrived;
-    bool disagrees;
-    fcdp_dptr buffer[CLUSTER_MAX_RANKS];
-    size_t bytes[CLUSTER_MAX_RANKS];
-} lane_round;
-
-typedef struct lane {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    uint32_t n;
-    bool broken;
-    uint64_t epoch; /* mends so far */
-    uint64_t n_started[CLUSTER_MAX_RANKS];
-    lane_round rounds[LANE_ROUNDS];
-} lane;
-
-typedef enum hub_fault {
-    HUB_FAULT_ABSENT, /* the call fails before the rank has taken part */
-    HUB_FAULT_LOST,   /* the wait fails here, and has succeeded for the others */
-} hub_fault;
+enum { CLUSTER_MAX_RANKS = HUB_MAX_RANKS, CLUSTER_MAX_GROUPS = 16, CLUSTER_MAX_EXTENTS = 8, CLUSTER_TEXT_BYTES = 640 };
 
 typedef struct group_spec {
     uint32_t n_extents;
@@ -49,51 +27,59 @@ typedef struct member {
     fcdp_topology topology;
     fcdp_engine *engine;
     fcdp_comm *comm;
+    fcdp_tree *tree;
     fcdp_stream stream; /* the rank's compute */
+    hub_port port;
     fcdp_group *groups[CLUSTER_MAX_GROUPS];
-    uint8_t *shards[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* where FSDP would have them */
-    uint8_t *sink[CLUSTER_MAX_GROUPS];                        /* what compute read from the region */
+    uint8_t *shards; /* of all parameters: device memory, or with host_computes the host's */
+    size_t shards_bytes;
+    fcdp_vrange *shards_range; /* NULL with host_computes */
+    fcdp_phys shards_block;
+    size_t shard_at[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];
+    uint32_t version[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* of the parameters, by the rank's program so far */
+    uint32_t held[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];    /* of what the last begin brought */
+    uint64_t steps[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];   /* the signal that this rank reports */
+    bool evaluates;                                            /* grad mode is off */
+    pthread_mutex_t mutex;
+    char wrong[CLUSTER_TEXT_BYTES]; /* guarded by mutex: the first wrong byte that compute saw; "": none */
 } member;
 
 typedef struct cluster_config {
     uint32_t n_nodes, node_size, n_groups;
     group_spec groups[CLUSTER_MAX_GROUPS];
     fcdp_restore_mode restore;
+    fcdp_mapping_mode mapping;
+    fcdp_agree_mode agree;
+    int prefetch;
+    bool host_computes;
     double tau[CLUSTER_MAX_RANKS];
     size_t device_budget_bytes;
-    double timeout_s;
+    double timeout_s; /* 0: long enough for a slow machine */
 } cluster_config;
 
 struct cluster {
     cluster_config config;
     uint32_t n_ranks;
     member members[CLUSTER_MAX_RANKS];
-    lane inter[CLUSTER_MAX_RANKS], intra[CLUSTER_MAX_RANKS]; /* by local index, by node */
-    _Atomic uint64_t inter_bytes_sent;
-    _Atomic long n_calls, fail_at; /* fail_at: number of the call that fails, 0: none */
-    _Atomic int fault;
-    uint8_t *truth[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* the parameters as they are */
-    uint32_t version[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];
+    hub hub;
+    council council;
+    uint8_t *pool; /* random bytes: what parameters hold are pieces of it */
 };
 
-/* Engines, host memory, comms, groups, attached. Fails the test on any error. */
+/* Engines, host memory, comms, groups, attached and in a tree. Fails the test on any error. */
 cluster *cluster_create(const cluster_config *config);
 void cluster_destroy(cluster *c);
 size_t cluster_extent_bytes(const cluster *c, uint32_t g, uint32_t i); /* of the whole parameter */
+/* What the whole parameter holds in that version. */
+const uint8_t *cluster_truth(const cluster *c, uint32_t g, uint32_t i, uint32_t version);
+/* Device memory with which no group can fail to get pages, though all are in use, each in a slot that is too large for it. */
+size_t cluster_most_pages(const cluster_config *config);
+size_t cluster_region_bytes(const cluster_config *config, uint32_t g);
+/* Every rank launched the same, as far as each came; fails the test. `whole`: all came to the end. */
+void cluster_check_launches(const cluster *c, bool whole);
 
-/* A parameter gets new content. No rank runs. */
-void cluster_write(cluster *c, uint32_t g, uint32_t i);
-/* Enqueue on the rank's stream: its shards become what the truth says. */
-fcdp_status member_update_shards(member *m, uint32_t g, const uint8_t *which) FCDP_MUST_CHECK;
-/* Enqueue on the rank's stream: a read of the whole region, as compute would do. */
-fcdp_status member_compute(member *m, uint32_t g) FCDP_MUST_CHECK;
-/* The extent that is not the truth in the region, -1: none. */
-int member_wrong_extent(const member *m, uint32_t g);
-/* The same of what compute read; the stream is idle. */
-int member_wrong_sink(const member *m, uint32_t g);
-
-void hub_break(cluster *c);
-void hub_mend(cluster *c); /* no collective is running */
+/* `body` on a thread of its own for every rank, all at once; until the last one ends. */
+void cluster_run(cluster *c, void (*body)(member *m, void *arg), void *arg);
 
 #define assert_ok(call)                                                                                      \
     do {                                                                                                     \
@@ -101,7 +87,17 @@ void hub_mend(cluster *c); /* no collective is running */
         if (status_) fail_msg("%s: %s (%s)", #call, fcdp_status_name(status_), fcdp_error_text());           \
     } while (0)
 
-/* Nothing of the simulated device is held by anyone. */
+/* Nothing of the simulated device is held by anyone, and nothing was unordered. */
 void assert_nothing_lives(void);
+
+/* For the ranks' threads, from which cmocka cannot return. */
+#define MUST(condition)                                                                                      \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s; last failure: %s\n", __FILE__, __LINE__, #condition,                 \
+                    fcdp_error_text());                                                                      \
+            abort();                                                                                         \
+        }                                                                                                    \
+    } while (0)
 
 #endif

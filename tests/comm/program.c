@@ -1,347 +1,338 @@
-/* program.c - steps of forward and backward over all groups, agreed staleness in between, every byte checked.
+/* program.c - steps of micro-batches, evaluations, unshards by hand, broken off forwards.
  *
- * After a failed call a rank goes on with the schedule, as far as it makes sense, and breaks the hub so that
- * no peer waits for it in a collective; the next step begins with everybody's queue drained and the hub
- * mended. So a fault costs a step, and whatever it left behind must not be believed by the next one.
+ * `schedule` is drawn alike on every rank and decides what the program does; `own` decides what a rank does alone: how fast it
+ * is, and who else wants its device memory. A rank whose call fails makes no other: it leaves the council, as a process does that
+ * raises an exception.
  */
 #include "tests/comm/program.h"
 
+#include <sched.h>
+#include <setjmp.h>
 #include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
-typedef uint8_t stale_table[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];
+#include <cmocka.h>
 
-typedef struct shared {
-    program *program;
-    pthread_barrier_t barrier;
-    pthread_mutex_t mutex;
-    /* guarded by mutex between barriers */
-    stale_table stale[2]; /* by step % 2: agreed */
-    /* written by rank 0 between barriers */
-    uint8_t changed[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];
-    uint8_t noticed_by[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* this rank, CLUSTER_MAX_RANKS: all */
-} shared;
+#include "comm/internal.h"
 
-typedef struct evictor { /* takes regions away while the rank goes on */
+typedef struct presser { /* another holder of the rank's device memory */
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    fcdp_region *wanted;
+    /* guarded by mutex */
+    size_t n_wanted;
     bool stop;
-    shared *shared;
-} evictor;
+    fcdp_pool *pool;
+} presser;
 
 typedef struct runner {
-    shared *shared;
+    program *program;
     member *m;
-    test_random schedule; /* the same on every rank */
-    test_random own;
-    int step;
-    bool agreeing;                                                /* between two steps */
-    uint64_t seen_steps[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* the signal this rank reports */
-    bool usable[CLUSTER_MAX_GROUPS];                              /* unsharded without an error */
-    bool spoiled[CLUSTER_MAX_GROUPS];                             /* in this step, on every rank */
-    bool read[CLUSTER_MAX_GROUPS];                                /* compute read it since the last check */
-    evictor evictor;
+    rank_end *end;
+    uint32_t n; /* groups */
+    test_random schedule, own;
+    int step, n_actions;
+    bool ended, is_wrong;
+    bool live[CLUSTER_MAX_GROUPS];
+    bool root_stays, steps_in_backward; /* of the whole program */
+    presser presser;
 } runner;
 
 /* ---- reports ---- */
 
-static void wrong(runner *r, const char *format, ...) FCDP_PRINTF(2, 3);
-
-static void wrong(runner *r, const char *format, ...) {
-    program *p = r->shared->program;
-    va_list args;
-    va_start(args, format);
-    pthread_mutex_lock(&r->shared->mutex);
-    if (!p->wrong[0]) {
-        int n = snprintf(p->wrong, sizeof p->wrong, "step %d, rank %u: ", r->step, r->m->topology.rank);
-        vsnprintf(p->wrong + n, sizeof p->wrong - (size_t)n, format, args);
-    }
-    pthread_mutex_unlock(&r->shared->mutex);
-    va_end(args);
-}
-
-/* A fault costs the step in which it shows, and what is told late is told by the next drain; after that all
- * must be well again. With the mutex. */
-static bool is_expected(const runner *r) {
-    const program *p = r->shared->program;
-    return p->faults &&
-           (r->step == p->first_error_step || (r->agreeing && r->step == p->first_error_step + 1));
+static bool chance(runner *r, uint32_t one_in) {
+    return !r->program->plain && random_below(&r->schedule, one_in) == 0;
 }
 
 /* True when the call succeeded. */
 static bool went(runner *r, const char *what, uint32_t g, fcdp_status status) {
-    program *p = r->shared->program;
     if (!status) return true;
-    const char *text = fcdp_error_text();
-    pthread_mutex_lock(&r->shared->mutex);
-    if (p->n_errors++ == 0) {
-        p->first_error_step = r->agreeing ? r->step - 1 : r->step;
-        snprintf(p->first_error, sizeof p->first_error, "step %d, rank %u, %s of %u: %s (%s)", r->step,
-                 r->m->topology.rank, what, g, fcdp_status_name(status), text);
-    }
-    bool expected = is_expected(r);
-    pthread_mutex_unlock(&r->shared->mutex);
-    if (!text[0]) wrong(r, "%s of group %u failed without a text", what, g);
-    if (!expected) wrong(r, "%s of group %u: %s (%s)", what, g, fcdp_status_name(status), text);
-    hub_break(r->m->cluster);
+    r->ended = true;
+    r->end->status = status;
+    r->end->step = r->step;
+    snprintf(r->end->text, sizeof r->end->text, "%s of group %u: %s (%s)", what, g, fcdp_status_name(status),
+             fcdp_error_text());
+    council_leave(&r->m->cluster->council);
     return false;
 }
 
-/* ---- evictions ---- */
+/* ---- what a rank does alone ---- */
 
-static void *evictor_main(void *arg) {
-    evictor *e = arg;
-    pthread_mutex_lock(&e->mutex);
-    while (!e->stop || e->wanted) {
-        fcdp_region *region = e->wanted;
-        e->wanted = NULL;
-        if (region) {
-            pthread_mutex_unlock(&e->mutex);
-            fcdp_status status = fcdp__region_evict(region);
-            (void)status; /* in use, or a fault: either leaves the region as good as it was */
-            pthread_mutex_lock(&e->mutex);
-        } else {
-            pthread_cond_wait(&e->changed, &e->mutex);
+static void *presser_main(void *arg) {
+    enum { MAX_PAGES = 256 };
+    presser *p = arg;
+    fcdp_phys pages[MAX_PAGES];
+    pthread_mutex_lock(&p->mutex);
+    while (!p->stop || p->n_wanted) {
+        size_t n = p->n_wanted;
+        p->n_wanted = 0;
+        if (!n) {
+            pthread_cond_wait(&p->changed, &p->mutex);
+            continue;
         }
+        pthread_mutex_unlock(&p->mutex);
+        if (n > MAX_PAGES) n = MAX_PAGES;
+        if (!fcdp__pool_take(p->pool, FCDP_HOLDER_TENSORS, n, pages)) {
+            sched_yield();
+            fcdp__pool_give(p->pool, FCDP_HOLDER_TENSORS, n, pages);
+        }
+        pthread_mutex_lock(&p->mutex);
     }
-    pthread_mutex_unlock(&e->mutex);
+    pthread_mutex_unlock(&p->mutex);
     return NULL;
 }
 
-static void evictor_start(evictor *e, shared *s) {
-    e->shared = s;
-    pthread_mutex_init(&e->mutex, NULL);
-    pthread_cond_init(&e->changed, NULL);
-    pthread_create(&e->thread, NULL, evictor_main, e);
+static void presser_start(presser *p, fcdp_pool *pool) {
+    p->pool = pool;
+    pthread_mutex_init(&p->mutex, NULL);
+    pthread_cond_init(&p->changed, NULL);
+    pthread_create(&p->thread, NULL, presser_main, p);
 }
 
-static void evictor_stop(evictor *e) {
-    pthread_mutex_lock(&e->mutex);
-    e->stop = true;
-    pthread_cond_signal(&e->changed);
-    pthread_mutex_unlock(&e->mutex);
-    pthread_join(e->thread, NULL);
-    pthread_mutex_destroy(&e->mutex);
-    pthread_cond_destroy(&e->changed);
+static void presser_stop(presser *p) {
+    pthread_mutex_lock(&p->mutex);
+    p->stop = true;
+    pthread_cond_signal(&p->changed);
+    pthread_mutex_unlock(&p->mutex);
+    pthread_join(p->thread, NULL);
+    pthread_mutex_destroy(&p->mutex);
+    pthread_cond_destroy(&p->changed);
 }
 
-static void maybe_evict(runner *r) {
-    const cluster *c = r->m->cluster;
-    if (random_below(&r->own, 256) >= r->shared->program->evict_chance) return;
-    pthread_mutex_lock(&r->evictor.mutex);
-    r->evictor.wanted = r->m->groups[random_below(&r->own, c->config.n_groups)]->region;
-    pthread_cond_signal(&r->evictor.changed);
-    pthread_mutex_unlock(&r->evictor.mutex);
+static void linger(runner *r) {
+    uint32_t n = r->program->jitter ? random_below(&r->own, r->program->jitter) : 0;
+    bool yields = random_below(&r->own, 2);
+    for (uint32_t i = 0; i < n; i++) {
+        if (yields)
+            sched_yield();
+        else
+            atomic_signal_fence(memory_order_seq_cst); /* so that the loop is one */
+    }
+}
+
+/* Before each call; false: the rank makes none any more. */
+static bool act(runner *r) {
+    const program *p = r->program;
+    if (r->ended) return false;
+    linger(r);
+    if (p->stops == (int)r->m->topology.rank && r->n_actions >= p->stops_at) {
+        r->ended = true;
+        return false;
+    }
+    r->n_actions++;
+    if (p->pressure && random_below(&r->own, 256) < p->pressure) {
+        pthread_mutex_lock(&r->presser.mutex);
+        r->presser.n_wanted = 1 + random_below(&r->own, (uint32_t)p->pressure_pages);
+        pthread_cond_signal(&r->presser.changed);
+        pthread_mutex_unlock(&r->presser.mutex);
+    }
+    return true;
 }
 
 /* ---- calls ---- */
 
-static const uint8_t none_stale[CLUSTER_MAX_EXTENTS];
-static const uint8_t all_stale[CLUSTER_MAX_EXTENTS] = {1, 1, 1, 1, 1, 1, 1, 1};
-
-static void inputs_of(const runner *r, uint32_t g, uint64_t *inputs_out) {
-    for (uint32_t i = 0; i < CLUSTER_MAX_EXTENTS; i++) inputs_out[i] = (uintptr_t)r->m->shards[g][i];
+static void unshard(runner *r, uint32_t g, unshard_kind kind) {
+    static const char *const names[] = {"an unshard in forward", "an unshard in backward", "an unshard by hand"};
+    if (r->live[g] || !act(r)) return;
+    r->live[g] = went(r, names[kind], g, member_unshard(r->m, g, kind));
 }
 
-/* A failure shows at the unshard, or when it is thrown away. */
-static void prefetch(runner *r, uint32_t g, const uint8_t *stale) {
-    uint64_t inputs[CLUSTER_MAX_EXTENTS];
-    bool ahead;
-    inputs_of(r, g, inputs);
-    (void)went(r, "prefetch", g, fcdp_group_prefetch(r->m->groups[g], stale, inputs, r->m->stream, &ahead));
+/* With host_computes every byte must be right now; else it must be, unless an error is raised later. */
+static void use(runner *r, uint32_t g) {
+    if (!r->live[g] || !act(r) || !went(r, "a use", g, member_use(r->m, g))) return;
+    r->is_wrong = r->is_wrong || (r->m->cluster->config.host_computes && r->m->wrong[0]);
 }
 
-static void unshard(runner *r, uint32_t g, const uint8_t *stale, fcdp_pass pass) {
-    uint64_t inputs[CLUSTER_MAX_EXTENTS];
-    inputs_of(r, g, inputs);
-    maybe_evict(r);
-    fcdp_job *job;
-    bool good = went(r, "submission", g,
-                     fcdp_group_unshard(r->m->groups[g], stale, inputs, pass, r->m->stream, &job));
-    if (good) good = went(r, "unshard", g, fcdp_job_wait(job));
-    r->usable[g] = good;
-    if (!good) return;
-    int extent = member_wrong_extent(r->m, g);
-    if (extent >= 0)
-        wrong(r, "group %u, extent %d is not the parameter after an unshard (stale %d, pass %d)", g, extent,
-              stale[extent], (int)pass);
-    r->read[g] = went(r, "compute", g, member_compute(r->m, g));
+static void reshard(runner *r, uint32_t g, bool written) {
+    if (!act(r)) return;
+    r->live[g] = false;
+    (void)went(r, "a reshard", g, member_reshard(r->m, g, written));
 }
 
-static void reshard(runner *r, uint32_t g) {
-    maybe_evict(r);
-    (void)went(r, "reshard", g, fcdp_group_reshard(r->m->groups[g], r->m->stream));
-    r->usable[g] = false;
+static void step_group(runner *r, uint32_t g, const uint8_t *which, uint32_t noticed_by) {
+    bool noticed = noticed_by == CLUSTER_MAX_RANKS || noticed_by == r->m->topology.rank;
+    if (act(r)) (void)went(r, "a step", g, member_step(r->m, g, which, noticed));
 }
 
-/* Everything that compute has read so far. */
-static void check_reads(runner *r) {
-    fcdp_driver *drv = r->m->engine->drv;
-    fcdp_status status = fcdp__driver_stream_sync(drv, r->m->stream);
-    if (status && r->shared->program->faults) status = fcdp__driver_stream_sync(drv, r->m->stream);
-    if (!went(r, "stream sync", 0, status)) return;
-    for (uint32_t g = 0; g < r->m->cluster->config.n_groups; g++) {
-        if (r->read[g] && member_wrong_sink(r->m, g) >= 0)
-            wrong(r, "group %u: pages went away under a reader", g);
-        r->read[g] = false;
+/* ---- parts of a program ---- */
+
+static void by_hand(runner *r) {
+    uint32_t g = random_below(&r->schedule, r->n);
+    if (r->live[g]) {
+        if (chance(r, 2)) reshard(r, g, false);
+        return;
+    }
+    unshard(r, g, UNSHARD_BY_HAND);
+    use(r, g);
+    if (chance(r, 2)) reshard(r, g, false);
+}
+
+/* Which extents an optimizer changes: some of the trainable ones; now and then somebody loads weights. */
+static void choose_extents(runner *r, uint32_t g, uint8_t *which) {
+    const group_spec *spec = &r->m->cluster->config.groups[g];
+    uint32_t much = random_below(&r->schedule, 4);
+    for (uint32_t i = 0; i < spec->n_extents; i++) {
+        bool trainable = spec->extents[i].span == FCDP_SPAN_TRAINABLE;
+        which[i] = trainable ? random_below(&r->schedule, 4) <= much : chance(r, 12);
+        if (r->program->plain) which[i] = trainable;
     }
 }
 
-/* ---- a step ---- */
-
-static void scribble(runner *r, uint32_t g) {
-    if (!r->usable[g]) return;
-    check_reads(r);
-    fcdp_group *group = r->m->groups[g];
-    memset((void *)(uintptr_t)fcdp__region_base(group->region).addr, 0x11, fcdp_group_bytes(group));
+static void optimizer_step(runner *r) {
+    if (!act(r) || !went(r, "the check before a step", 0, fcdp_engine_check(r->m->engine))) return;
+    for (uint32_t g = 0; g < r->n; g++) {
+        uint8_t which[CLUSTER_MAX_EXTENTS];
+        choose_extents(r, g, which);
+        uint32_t all = random_below(&r->schedule, 2), one = random_below(&r->schedule, r->m->cluster->n_ranks);
+        step_group(r, g, which, all || r->program->plain ? CLUSTER_MAX_RANKS : one);
+    }
 }
 
-static void forward_extras(runner *r, uint32_t g, const uint8_t *stale) {
-    switch (random_below(&r->schedule, 8)) {
+static void forward_extras(runner *r, uint32_t g) {
+    if (r->program->plain) return;
+    switch (random_below(&r->schedule, 16)) {
     case 0:
-        unshard(r, g, none_stale, FCDP_PASS_OTHER);
-        break; /* again, without a reshard between */
+        use(r, g);
+        break;
     case 1:
-        reshard(r, g);
-        reshard(r, g); /* twice */
-        unshard(r, g, none_stale, FCDP_PASS_FORWARD);
+        reshard(r, g, false);
+        unshard(r, g, UNSHARD_FORWARD); /* twice in a pass */
+        use(r, g);
         break;
     case 2:
-        unshard(r, g, stale, FCDP_PASS_FORWARD); /* gathered again, in place */
+        if (act(r)) (void)went(r, "a write", g, member_scribble(r->m, g));
+        reshard(r, g, true);
+        unshard(r, g, UNSHARD_FORWARD);
+        use(r, g);
         break;
     case 3:
-        (void)went(r, "unprefetch", g, fcdp_group_unprefetch(r->m->groups[g]));
+        reshard(r, g, false);
+        reshard(r, g, false);
         break;
     case 4:
-        r->spoiled[g] = true;
-        scribble(r, g);
-        fcdp_group_spoil(r->m->groups[g]);
+        by_hand(r);
         break;
     default:
         break;
     }
 }
 
-static void forward(runner *r, const stale_table stale) {
-    uint32_t n = r->m->cluster->config.n_groups;
-    bool ahead = r->shared->program->plain || random_below(&r->schedule, 2);
-    bool deep = ahead && !r->shared->program->plain && random_below(&r->schedule, 2);
-    for (uint32_t g = 0; g < n; g++) {
-        unshard(r, g, stale[g], FCDP_PASS_FORWARD);
-        if (!r->shared->program->plain) forward_extras(r, g, stale[g]);
-        if (ahead && g + 1 < n && !fcdp_group_is_prefetched(r->m->groups[g + 1], stale[g + 1]))
-            prefetch(r, g + 1, random_below(&r->schedule, 8) ? stale[g + 1] : all_stale);
-        if (deep && g + 2 < n) prefetch(r, g + 2, stale[g + 2]);
-        reshard(r, g);
+/* False: it was broken off, as by an exception: what was begun ahead stays so. */
+static bool forward(runner *r, bool evaluates) {
+    uint32_t first = chance(r, 8) ? random_below(&r->schedule, r->n) : 0;
+    uint32_t breaks_at = chance(r, 12) ? random_below(&r->schedule, r->n) : r->n;
+    if (!act(r)) return false;
+    r->m->evaluates = evaluates;
+    member_begin_forward(r->m);
+    for (uint32_t k = 0; k < r->n; k++) {
+        uint32_t g = k == 0 ? first : k == first ? 0 : k; /* another order than usual, now and then */
+        if (k > 0 && chance(r, 20)) continue;
+        unshard(r, g, UNSHARD_FORWARD);
+        if (k == breaks_at) return false;
+        use(r, g);
+        forward_extras(r, g);
+        if (g || !r->root_stays) reshard(r, g, false);
+    }
+    return true;
+}
+
+/* Nobody is told; only with fingerprints is it seen. Behind its last use in the pass: what the ranks agreed on is void here. */
+static void raw_write(runner *r, uint32_t g) {
+    bool mine = random_below(&r->schedule, r->m->cluster->n_ranks) == r->m->topology.rank;
+    if (r->program->raw_writes && chance(r, 4) && mine && act(r)) (void)went(r, "a write", g, member_scribble(r->m, g));
+}
+
+/* The gradients of a group have been reduced; some jobs step right there. */
+static void reduced(runner *r, uint32_t g) {
+    uint8_t which[CLUSTER_MAX_EXTENTS];
+    fcdp_group_ask_again(r->m->groups[g]);
+    if (!r->steps_in_backward) return;
+    choose_extents(r, g, which);
+    step_group(r, g, which, chance(r, 2) ? CLUSTER_MAX_RANKS : random_below(&r->schedule, r->m->cluster->n_ranks));
+    if (!chance(r, 3)) return;
+    unshard(r, g, UNSHARD_BACKWARD); /* used by another part of the graph */
+    use(r, g);
+    reshard(r, g, false);
+}
+
+/* The next group is unsharded while one computes, as FSDP2 does; one that the graph does not need is never waited for. */
+static void backward(runner *r, bool reduces) {
+    if (!act(r)) return;
+    member_begin_backward(r->m);
+    for (uint32_t g = r->n; g-- > 0;) {
+        bool needed = !chance(r, 20);
+        unshard(r, g, UNSHARD_BACKWARD);
+        if (g > 0 && !chance(r, 8)) unshard(r, g - 1, UNSHARD_BACKWARD);
+        if (needed) use(r, g);
+        if (needed) raw_write(r, g);
+        reshard(r, g, false);
+        if (reduces && needed) reduced(r, g);
     }
 }
 
-static void backward(runner *r) {
-    for (uint32_t g = r->m->cluster->config.n_groups; g-- > 0;) {
-        unshard(r, g, r->spoiled[g] ? all_stale : none_stale, FCDP_PASS_BACKWARD);
-        reshard(r, g);
+static void one_step(runner *r) {
+    uint32_t n_micro = r->program->plain ? 1 : 1 + random_below(&r->schedule, 3);
+    for (uint32_t k = 0; k < n_micro; k++) {
+        if (chance(r, 4)) by_hand(r);
+        bool whole = forward(r, false);
+        if (whole && chance(r, 4)) by_hand(r);
+        if (whole) backward(r, k + 1 == n_micro);
     }
-}
-
-/* By rank 0 alone. */
-static void optimizer_step(runner *r) {
-    shared *s = r->shared;
-    const cluster_config *config = &r->m->cluster->config;
-    test_random *random = &r->own;
-    uint32_t chance = s->program->plain ? 2 : random_below(random, 5);
-    memset(s->changed, 0, sizeof s->changed);
-    for (uint32_t g = 0; g < config->n_groups; g++)
-        for (uint32_t i = 0; i < config->groups[g].n_extents; i++) {
-            if (r->step > 0 && random_below(random, 4) >= chance) continue;
-            cluster_write(r->m->cluster, g, i);
-            s->changed[g][i] = 1;
-            bool all = random_below(random, 2);
-            s->noticed_by[g][i] =
-                (uint8_t)(all ? CLUSTER_MAX_RANKS : random_below(random, r->m->cluster->n_ranks));
-        }
-}
-
-static void observe(runner *r, uint32_t g) {
-    shared *s = r->shared;
-    uint32_t n = r->m->cluster->config.groups[g].n_extents;
-    fcdp_signals signals[CLUSTER_MAX_EXTENTS] = {{0}};
-    fcdp_scene scene = {.grad_mode = true, .optimizer_seen = true};
-    uint8_t stale[CLUSTER_MAX_EXTENTS];
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t by = s->noticed_by[g][i];
-        if (s->changed[g][i] && (by == CLUSTER_MAX_RANKS || by == r->m->topology.rank)) r->seen_steps[g][i]++;
-        signals[i].optimizer_steps = r->seen_steps[g][i];
-    }
-    fcdp_group_observe(r->m->groups[g], signals, &scene, NULL, NULL, stale);
-    pthread_mutex_lock(&s->mutex);
-    for (uint32_t i = 0; i < n; i++) s->stale[r->step % 2][g][i] |= stale[i];
-    pthread_mutex_unlock(&s->mutex);
-}
-
-/* All ranks idle: parameters change, ranks look, and agree. */
-static void agree(runner *r) {
-    shared *s = r->shared;
-    uint32_t n = r->m->cluster->config.n_groups;
-    (void)went(r, "drain", 0, fcdp_engine_drain(r->m->engine));
-    check_reads(r);
-    memset(r->spoiled, 0, sizeof r->spoiled);
-    pthread_barrier_wait(&s->barrier);
-    if (r->m->topology.rank == 0) {
-        hub_mend(r->m->cluster);
-        optimizer_step(r);
-    }
-    pthread_barrier_wait(&s->barrier);
-    for (uint32_t g = 0; g < n; g++) {
-        fcdp_status status = member_update_shards(r->m, g, s->changed[g]);
-        if (status && s->program->faults) status = member_update_shards(r->m, g, s->changed[g]);
-        (void)went(r, "update", g, status);
-        observe(r, g);
-    }
-    pthread_barrier_wait(&s->barrier);
-    if (r->m->topology.rank == 0) memset(s->stale[(r->step + 1) % 2], 0, sizeof(stale_table));
+    optimizer_step(r);
+    while (chance(r, 3)) (void)forward(r, true);
 }
 
 static void *runner_main(void *arg) {
     runner *r = arg;
-    shared *s = r->shared;
-    for (r->step = 0; r->step < s->program->n_steps; r->step++) {
-        r->schedule.state = s->program->seed * 1000003 + (uint64_t)r->step;
-        r->agreeing = true;
-        agree(r);
-        r->agreeing = false;
-        forward(r, s->stale[r->step % 2]);
-        if (s->program->plain || random_below(&r->schedule, 4)) backward(r);
-    }
-    r->agreeing = true;
-    (void)went(r, "drain", 0, fcdp_engine_drain(r->m->engine));
-    check_reads(r);
+    r->schedule.state = r->program->seed * 1000003;
+    r->root_stays = chance(r, 2);
+    r->steps_in_backward = chance(r, 3);
+    uint8_t all[CLUSTER_MAX_EXTENTS];
+    memset(all, 1, sizeof all);
+    for (uint32_t g = 0; g < r->n; g++) step_group(r, g, all, CLUSTER_MAX_RANKS); /* the first weights */
+    for (r->step = 0; r->step < r->program->n_steps && !r->ended; r->step++) one_step(r);
+    if (act(r)) (void)went(r, "the drain", 0, fcdp_engine_drain(r->m->engine));
     return NULL;
 }
 
+/* ---- all ranks ---- */
+
+static void runner_end(runner *r) {
+    program *p = r->program;
+    member *m = r->m;
+    presser_stop(&r->presser);
+    p->n_failed += r->end->status != FCDP_OK;
+    if (m->topology.rank == 0) p->n_actions = r->n_actions;
+    if (!r->end->status && fcdp__driver_stream_sync(m->engine->drv, m->stream))
+        snprintf(p->wrong, sizeof p->wrong, "rank %u: its stream: %s", m->topology.rank, fcdp_error_text());
+    bool stopped = p->stops == (int)m->topology.rank;
+    if (r->is_wrong || (m->wrong[0] && !r->end->status && !stopped)) snprintf(p->wrong, sizeof p->wrong, "%s", m->wrong);
+}
+
 void program_run(program *p) {
-    uint32_t n = p->cluster->n_ranks;
-    shared *s = calloc(1, sizeof *s);
-    runner *runners = calloc(n, sizeof *runners);
+    cluster *c = p->cluster;
+    runner *runners = calloc(c->n_ranks, sizeof *runners);
     pthread_t threads[CLUSTER_MAX_RANKS];
-    s->program = p;
-    p->wrong[0] = p->first_error[0] = 0;
-    p->n_errors = 0;
-    pthread_barrier_init(&s->barrier, NULL, n);
-    pthread_mutex_init(&s->mutex, NULL);
-    for (uint32_t i = 0; i < n; i++) {
-        runners[i].shared = s;
-        runners[i].m = &p->cluster->members[i];
+    p->wrong[0] = 0;
+    p->n_failed = 0;
+    for (uint32_t i = 0; i < c->n_ranks; i++) {
+        runners[i] = (runner){.program = p, .m = &c->members[i], .end = &p->ends[i], .n = c->config.n_groups};
         runners[i].own.state = p->seed * 7919 + i;
-        evictor_start(&runners[i].evictor, s);
+        *runners[i].end = (rank_end){0};
+        presser_start(&runners[i].presser, c->members[i].engine->pool);
         pthread_create(&threads[i], NULL, runner_main, &runners[i]);
     }
-    for (uint32_t i = 0; i < n; i++) pthread_join(threads[i], NULL);
-    for (uint32_t i = 0; i < n; i++) evictor_stop(&runners[i].evictor);
-    hub_mend(p->cluster);
-    pthread_barrier_destroy(&s->barrier);
-    pthread_mutex_destroy(&s->mutex);
+    for (uint32_t i = 0; i < c->n_ranks; i++) pthread_join(threads[i], NULL);
+    for (uint32_t i = 0; i < c->n_ranks; i++) runner_end(&runners[i]);
     free(runners);
-    free(s);
+}
+
+void program_check(const program *p) {
+    for (uint32_t i = 0; i < p->cluster->n_ranks; i++)
+        if (p->ends[i].status) print_message("step %d, rank %u, %s\n", p->ends[i].step, i, p->ends[i].text);
+    assert_int_equal(p->n_failed, 0);
+    if (p->wrong[0]) fail_msg("%s", p->wrong);
+    cluster_check_launches(p->cluster, true);
 }

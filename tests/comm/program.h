@@ -1,27 +1,37 @@
-/* program.h - a random training job on a cluster: the same order of calls on every rank, as a program gives
- * it, and whatever else may differ between ranks: who notices a write, who evicts what and when.
- */
+/* program.h - training programs, the same on every rank of a cluster, with everything between that a user may do. */
 #ifndef FCDP_TEST_PROGRAM_H
 #define FCDP_TEST_PROGRAM_H
 
-#include "tests/comm/cluster.h"
+#include "tests/comm/member.h"
 #include "tests/comm/random.h"
+
+typedef struct rank_end { /* how a rank's program ended */
+    fcdp_status status;   /* of the call that failed, after which it made none; FCDP_OK: it came to the end */
+    int step;
+    char text[CLUSTER_TEXT_BYTES];
+} rank_end;
 
 typedef struct program {
     cluster *cluster;
     uint64_t seed;
     int n_steps;
-    uint32_t evict_chance; /* of 256, at each unshard and reshard of each rank */
     bool plain;            /* the same short schedule every time: no random extras */
-    bool faults; /* errors are allowed, wrong bytes are not; and a step without a fault must succeed again */
+    uint32_t jitter;       /* at each call a rank lingers for a random while, up to so many turns */
+    uint32_t pressure;     /* of 256: how likely another holder takes pages, at each call of each rank */
+    size_t pressure_pages; /* so many of them, at most */
+    bool raw_writes;       /* one rank alone writes into its gathered bytes and tells nobody (host_computes) */
+    int stops;             /* the rank that stops without a word, -1: none ... */
+    int stops_at;          /* ... before its call of this number */
     /* out */
-    char wrong[512]; /* "" when all was right */
-    int n_errors;    /* calls that failed */
-    int first_error_step;
-    char first_error[512];
+    char wrong[CLUSTER_TEXT_BYTES]; /* "" when every byte was right, or an error was raised after it */
+    rank_end ends[CLUSTER_MAX_RANKS];
+    int n_failed;  /* ranks that ended with a failure */
+    int n_actions; /* calls of rank 0 */
 } program;
 
-/* Runs to the end whatever happens. `program->wrong` says what was not right. */
+/* To the end, or until a call fails. */
 void program_run(program *p);
+/* It came to its end on every rank, and all was right; fails the test. */
+void program_check(const program *p);
 
 #endif

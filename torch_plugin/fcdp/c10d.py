@@ -1,17 +1,16 @@
 """torch.distributed's side: what the core's plan needs from process groups.
 
-A Shards object is one shard process group seen as nodes x ranks: two lanes (the ranks of this node; the ranks with this local index on
-every node) and a control group for agreements. All three are backends that FCDP makes itself over the job's store, not process groups of
+A Shards object is one shard process group seen as nodes x ranks: three lanes (the ranks of this node; twice the ranks with this local index
+on every node) and a control group for agreements. All of them are backends that FCDP makes itself over the job's store, not process groups of
 c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits the world's communicator for
-them, and they end when their shard group does. Each lane belongs to one of the core's workers, the control group to the thread
-that runs the model, so each is used in program order.
+them, and they end when their shard group does. Each lane belongs to a stream of the core's, the control group to the thread that runs
+the model, so each is used in program order. All of them are gloo's: they carry host memory, whatever the device.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any, Callable
 
@@ -64,20 +63,13 @@ def _has_interface() -> bool:
 class Lane:
     """The members of one kind of collective, and the backend that carries it. Creating it is a collective of its members."""
 
-    def __init__(self, ranks: list[int], me: int, device: torch.device, store: dist.Store, name: str, timeout_s: float):
-        self.size, self.place, self.device = len(ranks), ranks.index(me), device
+    def __init__(self, ranks: list[int], me: int, store: dist.Store, name: str, timeout_s: float):
+        self.size, self.place = len(ranks), ranks.index(me)
         self.roll = RollCall(ranks, me, store, f"{name}/{ranks[0]}/roll")
         self.backend: Any = None
-        if self.size == 1:
-            return
-        own = dist.PrefixStore(f"{name}/{ranks[0]}", store)
-        timeout = timedelta(seconds=timeout_s)
-        if device.type == "cpu":
-            self.backend = distributed_c10d.ProcessGroupGloo(own, self.place, self.size, timeout)
-        else:
-            options = distributed_c10d.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            self.backend = distributed_c10d.ProcessGroupNCCL(own, self.place, self.size, options)
+        if self.size > 1:
+            own = dist.PrefixStore(f"{name}/{ranks[0]}", store)
+            self.backend = distributed_c10d.ProcessGroupGloo(own, self.place, self.size, timedelta(seconds=timeout_s))
 
     def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> Any:
         """`mine` of every member, in their order, in `out`; the work, to be waited for."""
@@ -98,10 +90,9 @@ class Lane:
         return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths)]
 
     def _rows(self, mine: torch.Tensor) -> torch.Tensor:
-        mine = mine.to(self.device)
-        out = torch.empty((self.size, mine.shape[1]), dtype=mine.dtype, device=self.device)
+        out = torch.empty((self.size, mine.shape[1]), dtype=mine.dtype)
         self.all_gather(out, mine).wait()
-        return out.cpu()
+        return out
 
     def close(self) -> None:
         self.backend = None
@@ -114,6 +105,7 @@ class Shards:
         self.device = device
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
+        self.ahead = True  # every rank's device has room for a group that is begun ahead of its use; agreed
         self.agreements = 0
         self.agree_bytes = 0
         try:
@@ -123,6 +115,9 @@ class Shards:
         # The group's first rank names what follows, so that a store which is used again holds no old keys of ours.
         said = self._gather_ints(_backend_of(group, device), [size, _has_interface(), secrets.randbits(62)])
         sizes, name = [row[0] for row in said], f"fcdp/{said[0][2]:x}"
+        deaf = [rank for rank, row in zip(self.ranks, said) if not row[1]]
+        if deaf:
+            raise Unsupported(f"gloo finds no network interface on rank {deaf[0]}; set GLOO_SOCKET_IFNAME to the one that joins the nodes")
         if not all(sizes):
             raise Unsupported(problem or "a rank does not know how many ranks its node has; set FCDP_LOCAL_SIZE")
         if len(set(sizes)) > 1:
@@ -141,12 +136,11 @@ class Shards:
         inter = [self.ranks[n * self.node_size + self.local] for n in range(self.topology["nodes"])]
         intra = self.ranks[node * self.node_size : (node + 1) * self.node_size]
         self.lanes = {
-            _fcdp.LANE_INTER: Lane(inter, me, device, self.store, f"{name}/inter", timeout_s),
-            _fcdp.LANE_INTRA: Lane(intra, me, device, self.store, f"{name}/intra", timeout_s),
+            _fcdp.LANE_INTER_0: Lane(inter, me, self.store, f"{name}/inter0", timeout_s),
+            _fcdp.LANE_INTER_1: Lane(inter, me, self.store, f"{name}/inter1", timeout_s),
+            _fcdp.LANE_NODE: Lane(intra, me, self.store, f"{name}/node", timeout_s),
         }
-        # On CPUs agreements drain no device and need no communicator; where gloo finds no interface the lanes' backend serves.
-        plain = torch.device("cpu") if all(row[1] for row in said) else device
-        self.control = Lane(self.ranks, me, plain, self.store, f"{name}/control", timeout_s)
+        self.control = Lane(self.ranks, me, self.store, f"{name}/control", timeout_s)
 
     def _gather_ints(self, backend: Any, values: list[int]) -> list[list[int]]:
         mine = torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -163,7 +157,7 @@ class Shards:
         """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at the same agreement."""
         self.agreements = number = self.control.roll.enter()
         stamp = (self.agreements + len(votes)) % 256
-        ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8).to(self.control.device)
+        ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8)
         try:
             self.control.max_(ballot)
         except Exception as error:
@@ -197,33 +191,18 @@ class Shards:
 
     def from_leader(self, payload: bytes) -> bytes:
         """`payload` of the node's local rank 0, on every rank of the node."""
-        lane = self.lanes[_fcdp.LANE_INTRA]
+        lane = self.lanes[_fcdp.LANE_NODE]
         with lane.roll.explains(lane.roll.enter()):
             return lane.all_gather_bytes(payload)[0]
 
-    def transport(self, owner: Any) -> Callable[[int, int, int], Callable[[], None]]:
-        """The core's all_gather: in place over `n * bytes` at `address`. Starts it on the lane's worker; returns what waits for it, on any thread."""
-        kind, index = (1, 0) if self.device.type == "cpu" else (2, self.device.index or 0)
+    def transport(self) -> Callable[[int, int, int], None]:
+        """The core's all-gather of host memory: in place over `members * length` bytes at `address`, on a thread of the lane's stream."""
         lanes = self.lanes
-        # NCCL orders itself by the current stream. The core has waited for what it reads: nothing of the model's streams concerns it.
-        streams = {key: torch.cuda.Stream(self.device) if kind == 2 else None for key in lanes}
 
-        def start(key: int, address: int, length: int) -> Callable[[], None]:
-            lane, stream = lanes[key], streams[key]
-            out = torch.from_dlpack(_fcdp.dlpack(address, lane.size * length, 1, 8, kind, index, owner))
-            mine = out.narrow(0, lane.place * length, length)
-            roll = lane.roll
-            number = roll.enter()
-            with roll.explains(number), torch.cuda.stream(stream) if stream else nullcontext():
-                work = lane.all_gather(out, mine)
+        def all_gather(key: int, address: int, length: int) -> None:
+            lane = lanes[key]
+            out = torch.from_dlpack(_fcdp.dlpack(address, lane.size * length, 1, 8, 1, 0, None))
+            with lane.roll.explains(lane.roll.enter()):
+                lane.all_gather(out, out.narrow(0, lane.place * length, length)).wait()
 
-            def finish() -> None:
-                with roll.explains(number):
-                    with torch.cuda.stream(stream) if stream else nullcontext():
-                        work.wait()
-                    if stream:
-                        stream.synchronize()
-
-            return finish
-
-        return start
+        return all_gather

@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterator
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fcdp import OptionError, _fcdp
 from fcdp.c10d import Unsupported
@@ -313,6 +313,7 @@ def install(state_module: ModuleType) -> None:
     _patch_collectives(group_module, param_module)
     _patch_group(group_module.FSDPParamGroup)
     _patch_state(state_module.FSDPState)
+    register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
 
 
@@ -336,6 +337,11 @@ def _take_tensors() -> None:
         torch.cuda.memory.change_current_allocator(tensors.fcdp_alloc)
     except (RuntimeError, _fcdp.Error) as error:
         say(f"PyTorch's own allocator serves tensors: {error.args[0]} (FCDP_ALLOC=native silences this)")
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """What has failed on the streams must not become a step."""
+    runtime.check()
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import _fcdp, tensors
+from fcdp import _fcdp, released, tensors
 from fcdp.c10d import Shards, Unsupported
 from fcdp.released import Storages
 
@@ -55,13 +55,20 @@ def say(text: str) -> None:
 
 
 class Tree:
-    """What lies under one FSDP root: its passes begin for all of it at once."""
+    """What lies under one FSDP root: its passes begin for all of it at once. One agreement for each shard group in it."""
 
     def __init__(self, param_groups: list[Any]):
         self.param_groups = param_groups    # FSDP2's, served or not
-        self.scene = 0                      # passes begun
-        self.agreed: dict[int, int] = {}    # by id of their Shards: the scene that all of its groups agreed in last
-        self.last: dict[int, weakref.ref[Group]] = {}   # by id of its Shards: the group that was unsharded last in this forward
+        self.handles: dict[Shards, Any] = {}
+
+    def handle(self, shards: Shards) -> Any:
+        if shards not in self.handles:
+            self.handles[shards] = _fcdp.tree_create(shards.comm)
+        return self.handles[shards]
+
+    def served(self, shards: Shards) -> list[Group]:
+        groups = [g.__dict__.get("_fcdp") for g in self.param_groups]
+        return [group for group in groups if group is not None and group.shards is shards]
 
 
 class Group:
@@ -73,15 +80,9 @@ class Group:
         self.storages: Storages | None = None   # of its tensors; set by who made them
         self.collect = collect              # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
-        self.tree: Tree | None = None
-        self.scene = -1                     # of the tree at the last agreement; -1: ask again
         self.steps = 0                      # runtime.steps at the last observation
-        self.stale = b"\1" * self.n         # agreed, of `scene`; zeroed once gathered
         self.reductions = 0
-        self.next: weakref.ref[Group] | None = None     # followed it in the last forward
-        self.ahead: tuple | None = None     # the inputs of its prefetch under way, which they outlive
-        self.live = False                   # unsharded, to be released
-        self.released = -1                  # the scene of its last release
+        self.inputs: tuple | None = None    # of the use under way, which must outlive their readers
 
     def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
         """The extents' final storages, one tensor each, for life."""
@@ -110,24 +111,31 @@ class Group:
             sizes.append(shard.numel() * shard.element_size() if shard is not None else 0)
         return signals.tobytes(), addresses.tobytes(), sizes.tobytes()
 
-    def observe(self) -> bytes:
-        """Reasons why each extent's copy is stale, as this rank sees it; 0 is fresh."""
+    def vote(self) -> bytes:
+        """Why each extent's copy is stale, as this rank sees it (0: fresh), and whether the region lacks on its device."""
         self.steps = runtime.steps
-        signals, addresses, sizes = self._evidence()
         # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
         grad = runtime.in_backward() or torch.is_grad_enabled()
         seen = any(extent.steps for extent in self.extents)
-        return _fcdp.group_observe(self.handle, signals, grad, seen, self.reductions, addresses, sizes)
+        return _fcdp.group_vote(self.handle, *self._evidence(), grad, seen, self.reductions)
 
-    def moved(self) -> bytes:
-        """Which extents' shards have changed since they were last observed; 0 is unchanged."""
-        return _fcdp.group_moved(self.handle, *self._evidence())
+    def audit(self) -> None:
+        """What is reused, or was begun ahead, must still be what the ranks agreed on."""
+        changed = _fcdp.group_audit(self.handle, *self._evidence())
+        if changed >= 0:
+            raise RuntimeError(
+                f"fcdp: {self.extents[changed].name} was written inside forward or backward, after the ranks had agreed on what is "
+                "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
+            )
 
-    def inputs(self) -> tuple[bytes, tuple]:
-        """Addresses of the stale extents' shards, and the tensors that keep them alive (a tuple: no garbage collector empties it)."""
-        wanted = [i for i, flag in enumerate(self.stale) if flag and self.shard_bytes[i]]
+    def begin(self, pass_: int, stream: int) -> None:
+        """Put its gather or restore on the core's streams, if that has not been done ahead."""
+        if _fcdp.group_has_begun(self.handle):
+            return
+        stale = _fcdp.group_stale(self.handle)
+        wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
         addresses, keep = array("Q", [0]) * self.n, []
-        for i, tensor in self.collect(wanted).items():
+        for i, tensor in self.collect(wanted).items() if wanted else ():
             if tensor.numel() * tensor.element_size() != self.shard_bytes[i] or not tensor.is_contiguous():
                 raise RuntimeError(
                     f"fcdp: the shard of {self.extents[i].name} has {tensor.numel() * tensor.element_size()} bytes now, "
@@ -135,7 +143,8 @@ class Group:
                 )
             addresses[i] = tensor.data_ptr()
             keep.append(tensor)
-        return addresses.tobytes(), tuple(keep)
+        self.inputs = tuple(keep)  # a tuple: no garbage collector empties it
+        _call(_fcdp.group_begin, self.handle, addresses.tobytes(), pass_, stream)
 
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
@@ -144,36 +153,33 @@ class Group:
 
     def ask_again(self) -> None:
         """Its shard group agrees anew at its next unshard."""
-        self.scene = -1
+        _fcdp.group_ask_again(self.handle)
 
-    def discard_prefetch(self) -> None:
-        if self.ahead is None:
-            return
-        try:
-            _fcdp.group_unprefetch(self.handle)
-        except _fcdp.Error as error:  # the next gather fails; here the other ranks may be waiting for an agreement
-            log.warning("a prefetch that is not used: %s", error.args[0])
-        self.ahead = None
+
+def _call(function: Callable, *args: Any) -> Any:
+    try:
+        return function(*args)
+    except _fcdp.Error as error:
+        raise RuntimeError(f"fcdp: {error.args[0]}") from None
 
 
 class Pending:
-    """An unshard that FSDP2 asked for: under way, or (a restore with FCDP_PREFETCH=0) to be started when it is waited for."""
+    """An unshard that FSDP2 asked for: on the streams, or (a restore with FCDP_PREFETCH=0) to be put there when it is waited for."""
 
-    def __init__(self, group: Group, start: Callable[[], tuple[tuple, Any]], at_once: bool):
-        self.group, self.start = group, start
-        self.running = start() if at_once else None     # (inputs, job): a tuple drops its last first, and a job's end waits for it
+    def __init__(self, group: Group, pass_: int, stream: int, at_once: bool):
+        self.group, self.pass_, self.stream = group, pass_, stream
+        if at_once:
+            group.begin(pass_, stream)
 
     def wait(self) -> None:
-        running = self.running or self.start()
-        self.running = None
-        try:
-            _fcdp.job_wait(running[1])
-        except _fcdp.Error as error:
-            raise RuntimeError(f"fcdp: {error.args[0]}") from None
+        """The current stream goes on when the bytes are there; on CPUs this thread does."""
+        self.group.begin(self.pass_, self.stream)
+        _call(_fcdp.group_wait, self.group.handle, self.stream)
+        self.group.inputs = None  # whoever frees them on this stream is behind their readers
 
     def abandon(self) -> None:
         """FSDP2 will not use it (a prefetch of what the backward did not need)."""
-        if self.running:
+        if _fcdp.group_has_begun(self.group.handle):
             self.wait()
 
 
@@ -187,13 +193,12 @@ class Runtime:
         self.shards: dict[int, tuple[weakref.ref[dist.ProcessGroup], Shards | Unsupported]] = {}
         self.past_agreements = [0, 0, 0]    # of shard groups that have ended
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
+        self.by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self.bypassed: list[dict[str, str]] = []
         self.told: set[frozenset[str]] = set()
         self.untold: tuple[list[tuple[str, str]], int] | None = None
         self.beside_bytes = 0   # that each rank received in gathers of FSDP2's own
         self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
-        self.saved = {"plain_bytes": 0, "gather_bytes": 0}
-        self.gathers = {"made": 0, "avoided": 0, "forward": 0, "backward": 0}
         self.steps = 0
 
     def load_options(self) -> None:
@@ -209,17 +214,14 @@ class Runtime:
     # When copies may not be trusted without asking again.
 
     def begin_forward(self, tree: Tree) -> None:
-        tree.scene += 1
-        tree.last.clear()
-        for group in self._served(tree):  # of a forward that was broken off: what may be ahead is counted alike on all ranks
-            group.discard_prefetch()
+        for handle in tree.handles.values():
+            _fcdp.tree_begin_forward(handle)
+        if self.engine is not None:
+            _fcdp.engine_begin_pass(self.engine)
 
     def begin_backward(self, tree: Tree) -> None:
-        tree.scene += 1
-
-    @staticmethod
-    def _served(tree: Tree) -> list[Group]:
-        return [g._fcdp for g in tree.param_groups if g.__dict__.get("_fcdp") is not None]
+        for handle in tree.handles.values():
+            _fcdp.tree_begin_backward(handle)
 
     # Serving.
 
@@ -261,7 +263,7 @@ class Runtime:
             try:
                 self._need_engine(device)
                 self._need_account(shards)
-                shards.comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, shards.transport(None))
+                shards.comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, shards.transport())
             except (_fcdp.Error, Unsupported) as error:
                 problem = error.with_traceback(None)
             shards.refuse_together(problem)
@@ -283,9 +285,14 @@ class Runtime:
             raise Unsupported("FCDP_DRIVER=sim, but the model is on a CUDA device; use FCDP_DRIVER=auto")
         library = os.path.join(os.path.dirname(__file__), "libfcdp_simgpu.so")
         shares = kind == _fcdp.DRIVER_CUDA and tensors.is_current()     # one pool of pages for parameters and tensors
-        self.engine = _fcdp.engine_create(kind, device.index or 0, library, shares)
+        self.engine = _fcdp.engine_create(kind, device.index or 0, library, shares, self._mapping())
         self.device = device
         self.account_ready = False
+
+    def _mapping(self) -> int:
+        """A stale access to a page that another group has by now is a wrong number: without storages that refuse it, it must fault."""
+        asked = self.options["mapping"]
+        return _fcdp.MAPPING_EXACT if asked == _fcdp.MAPPING_AUTO and not released.SUPPORTED else asked
 
     def _need_account(self, shards: Shards) -> None:
         """The budget of the node's host memory: the node's first process to come here makes it, whatever its shard group; the others join."""
@@ -325,16 +332,15 @@ class Runtime:
     def attach(self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable, bool]]) -> list[Group]:
         """Groups for (name, extents, (shard_bytes, span) per extent, collect, does it stay gathered after forward), all or none; a collective of the
         shard group."""
-        _drain()  # on every rank of the node, before its first one may hand out a dead group's host memory again
-        shards.refuse_together(None)
         handles: list[Any] = []
+        ahead = True
         offsets, problem = array("Q", [0]) * len(described), None
         try:
             for i, (name, _, specs, _, _) in enumerate(described):
                 handles.append(_fcdp.group_create(shards.comm, name, specs))
                 if shards.local == 0:
-                    offsets[i] = _fcdp.group_carve(handles[i])
-            _fcdp.groups_fit(handles, bytes(stays for *_, stays in described))
+                    offsets[i] = _fcdp.group_host_alloc(handles[i])
+            ahead = _fcdp.groups_fit(handles, bytes(stays for *_, stays in described))
         except _fcdp.Error as error:
             problem = error.with_traceback(None)
         shards.refuse_together(problem)
@@ -345,10 +351,12 @@ class Runtime:
         except _fcdp.Error as error:
             problem = error.with_traceback(None)
         shards.refuse_together(problem)
+        shards.ahead &= shards.agree(b"\0" if ahead else b"\1") == b"\0"
         made = []
         for handle, (name, extents, specs, collect, _) in zip(handles, described):
             group = Group(name, extents, shards, handle, [bytes_ for bytes_, _ in specs], collect)
             self.groups.add(group)
+            self.by_id[_fcdp.group_id(handle)] = group
             made.append(group)
         return made
 
@@ -373,105 +381,49 @@ class Runtime:
         say(f"served {served} of {n_groups} groups: {why}; plain FSDP2 runs" + (f" for {names}" if served else ""))
 
     def agree(self, groups: list[Group]) -> None:
-        """Agree on what is stale in `groups` (of one shard group)."""
-        for group in groups:
-            group.discard_prefetch()
-        _drain()  # a release under way may find that somebody wrote into its copy
-        votes = b"".join(group.observe() for group in groups)
-        agreed = groups[0].shards.agree(bytes(1 if mask else 0 for mask in votes))
+        """Agree on what is stale in `groups` (of one shard group), and on what is there."""
+        votes = [group.vote() for group in groups]
+        agreed = groups[0].shards.agree(bytes(1 if reason else 0 for vote in votes for reason in vote))
         at = 0
         for group in groups:
-            group.stale = agreed[at : at + group.n]
-            at += group.n
-            group.scene = group.tree.scene
+            _fcdp.group_agree(group.handle, agreed[at : at + group.n + 1])
+            at += group.n + 1
 
     def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
-        """Submit the gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP2's hooks."""
-        if group.tree is not tree:
-            group.tree, group.scene = tree, -1
-        if by_hand or self.options["agree"]:
-            self.agree([group])
-        elif tree.agreed.get(id(group.shards)) != tree.scene:
-            mine = [g for g in self._served(tree) if g.shards is group.shards]
+        """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP2's hooks."""
+        handle = tree.handle(group.shards)
+        _fcdp.group_join(group.handle, handle)
+        question = _fcdp.group_question(group.handle, by_hand)
+        if question == _fcdp.ASK_TREE:
+            mine = tree.served(group.shards)
             for other in mine:
-                other.tree = tree
+                _fcdp.group_join(other.handle, handle)
             self.agree(mine)
-            tree.agreed[id(group.shards)] = tree.scene
-        elif group.scene != tree.scene:
+            _fcdp.tree_agreed(handle)
+        elif question == _fcdp.ASK_GROUP:
             self.agree([group])
         else:
-            self._audit(group)
+            group.audit()
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
-
-        def start() -> tuple[tuple, Any]:
-            inputs, keep = (b"", group.ahead) if group.ahead is not None else group.inputs()
-            job = _fcdp.group_unshard(group.handle, group.stale, inputs, pass_, stream)
-            group.ahead = None
-            self._count(group, pass_)
-            group.stale = bytes(group.n)
-            group.live = True
-            return keep, job
-
         # What crosses the nodes is read now, as FSDP2 would; a restore may wait until the pages of the group before have gone.
-        pending = Pending(group, start, at_once=bool(self.options["prefetch"]) or any(group.stale))
-        if forward and self.options["prefetch"] and not self.options["agree"]:
-            self._look_ahead(group, stream)
+        at_once = self.options["prefetch"] and group.shards.ahead or any(_fcdp.group_stale(group.handle))
+        pending = Pending(group, pass_, stream, at_once)
+        following = _fcdp.group_unsharded(group.handle, forward)
+        for identity in following if group.shards.ahead else ():
+            self.by_id[identity].begin(pass_, stream)
         return pending
-
-    def _audit(self, group: Group) -> None:
-        """What is reused (a fresh copy, a prefetched column) must still be what the ranks agreed on."""
-        moved, void = group.moved(), bytes(group.n)
-        if group.released == group.tree.scene:  # used again without an agreement between: its release may have found a write
-            _drain()
-            void = group.observe()
-        for i, agreed_stale in enumerate(group.stale):
-            if moved[i] and (group.ahead is not None or not agreed_stale) or void[i] and not agreed_stale:
-                raise RuntimeError(
-                    f"fcdp: {group.extents[i].name} was written inside forward or backward, after the ranks had agreed on what is "
-                    "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
-                )
-
-    def _look_ahead(self, group: Group, stream: int) -> None:
-        """Start the inter-node part of the groups that followed last time, while this one computes; the core says how many at once."""
-        tree, key = group.tree, id(group.shards)
-        last = tree.last[key]() if key in tree.last else None
-        if last is not None and last is not group:
-            last.next = weakref.ref(group)
-        tree.last[key] = weakref.ref(group)
-        following = group
-        for _ in range(self.options["prefetch"]):
-            following = following.next() if following.next is not None else None
-            if following is None or following.live or following.tree is not tree or following.scene != tree.scene:
-                return
-            if following.ahead is not None or not any(following.stale):
-                continue
-            inputs, keep = following.inputs()
-            if not _fcdp.group_prefetch(following.handle, following.stale, inputs, stream):
-                return
-            following.ahead = keep
 
     def release(self, group: Group, stream: int) -> None:
         """FSDP2 resharded the group."""
-        if not group.live:
-            return
-        group.live = False
-        group.released = group.tree.scene
-        if any([extent.written() for extent in group.extents]):
-            _fcdp.group_spoil(group.handle)
-            group.ask_again()
-        _fcdp.group_reshard(group.handle, stream)
+        written = any([extent.written() for extent in group.extents])
+        _call(_fcdp.group_reshard, group.handle, stream, written)
+
+    def check(self) -> None:
+        """Raise what the device, a peer or a collective has failed at since."""
+        if self.engine is not None:
+            _call(_fcdp.engine_check, self.engine)
 
     # Counting.
-
-    def _count(self, group: Group, pass_: int) -> None:
-        """The gather, and its inter-node bytes per node: of a flat ring all-gather, as plain FSDP2 makes it, and of this one."""
-        shards = group.shards
-        self.saved["plain_bytes"] += sum(group.shard_bytes) * (len(shards.ranks) - 1)
-        sent = sum(bytes_ for bytes_, flag in zip(group.shard_bytes, group.stale) if flag)
-        self.gathers["made" if sent else "avoided"] += 1
-        if sent and pass_ != _fcdp.PASS_OTHER:
-            self.gathers["forward" if pass_ == _fcdp.PASS_FORWARD else "backward"] += 1
-        self.saved["gather_bytes"] += sent * (shards.topology["nodes"] - 1) * shards.node_size
 
     def count_plain(self, kind: str, group: dist.ProcessGroup, bytes_per_hop: int) -> None:
         """A collective of FSDP2's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next."""
@@ -484,13 +436,6 @@ class Runtime:
             return
         crosses = shards.local == shards.node_size - 1
         entry[1 if crosses else 2] += bytes_per_hop
-
-
-def _drain() -> None:
-    try:
-        _fcdp.engine_drain(runtime.engine)
-    except _fcdp.Error as error:
-        raise RuntimeError(f"fcdp: {error.args[0]}") from None
 
 
 runtime = Runtime()
@@ -507,8 +452,8 @@ def _end() -> None:
     if runtime.engine is None:
         return
     report.summary()
-    # The worker must be idle before the interpreter ends: a thread that wants the GIL after that is torn down inside of torch, which
-    # aborts. A job whose peer is gone ends by itself: its connection is closed, or FCDP_TIMEOUT passes.
+    # The streams must be idle before the interpreter ends: a thread that wants the GIL after that is torn down inside of torch, which
+    # aborts. A collective whose peer is gone ends by itself: its connection is closed, or FCDP_TIMEOUT passes.
     try:
         _fcdp.engine_drain(runtime.engine)
     except _fcdp.Error as error:

@@ -1,0 +1,120 @@
+/* comm.c - shard groups: their host memory, and how they fail. */
+#include "comm/comm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "comm/internal.h"
+
+/* Any thread; during a collective, which is after the host memory is there. */
+static void node_warn(void *arg) {
+    const fcdp_comm *comm = arg;
+    if (comm->host) fcdp__host_break(comm->host);
+}
+
+fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
+                             const fcdp_transport *transport, fcdp_comm **comm_out) {
+    fcdp_status status = fcdp__engine_check_process(engine, "the engine");
+    if (!status && !engine->account)
+        status = fcdp__fail(FCDP_ERR_INVALID, "a comm needs the node's account first");
+    if (status) return status;
+    fcdp_comm *comm = calloc(1, sizeof *comm);
+    if (!comm) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a comm");
+    comm->engine = engine;
+    comm->topology = *topology;
+    comm->transport = *transport;
+    if (transport->on_failure) transport->on_failure(transport->ctx, node_warn, comm);
+    fcdp__lock_acquire(&engine->lock);
+    comm->next = engine->comms;
+    engine->comms = comm;
+    fcdp__lock_release(&engine->lock);
+    *comm_out = comm;
+    return FCDP_OK;
+}
+
+void fcdp_comm_destroy(fcdp_comm *comm) {
+    if (!comm || comm->engine->pid != getpid()) return;
+    while (comm->groups) fcdp_group_destroy(comm->groups);
+    fcdp_engine *engine = comm->engine;
+    if (comm->transport.on_failure) comm->transport.on_failure(comm->transport.ctx, NULL, NULL);
+    fcdp__lock_acquire(&engine->lock);
+    fcdp_comm **link = &engine->comms;
+    while (*link != comm) link = &(*link)->next;
+    *link = comm->next;
+    fcdp__lock_release(&engine->lock);
+    fcdp__host_destroy(comm->host);
+    free(comm);
+}
+
+/* ---- host memory ---- */
+
+static fcdp_host_config host_config(const fcdp_comm *comm) {
+    const fcdp_engine *engine = comm->engine;
+    return (fcdp_host_config){
+        .drv = engine->drv,
+        .account = engine->account,
+        .numa_node = fcdp__driver_numa_node(engine->drv),
+        .pin = engine->options.pin,
+        .slice = comm->topology.local,
+        .n_slices = comm->topology.node_size,
+        .timeout_s = engine->options.timeout_s,
+    };
+}
+
+static fcdp_status host_check(const fcdp_comm *comm) {
+    fcdp_status status = fcdp__engine_check_process(comm->engine, "the shard group");
+    if (!status && comm->host)
+        status = fcdp__fail(FCDP_ERR_INVALID, "the shard group has its host memory already");
+    return status;
+}
+
+fcdp_status fcdp_comm_host_create(fcdp_comm *comm, fcdp_shared_ticket *ticket_out) {
+    fcdp_host_config config = host_config(comm);
+    fcdp_status status = host_check(comm);
+    return status ? status : fcdp__host_create(&config, &comm->host, ticket_out);
+}
+
+fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticket) {
+    fcdp_host_config config = host_config(comm);
+    fcdp_status status = host_check(comm);
+    return status ? status : fcdp__host_join(&config, ticket, &comm->host);
+}
+
+/* ---- failures ---- */
+
+static fcdp_status latched(const fcdp_comm *comm) {
+    return fcdp__fail(comm->failure, "%s", comm->failure_text);
+}
+
+/* The peers on this node learn of it before anything that they wait for opens: whoever finds it open looks there next. Waits are
+ * opened each time: a call that was under way may have enqueued another one. */
+void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
+    if (!atomic_load_explicit(&comm->failed, memory_order_relaxed)) {
+        comm->failure = status;
+        snprintf(comm->failure_text, sizeof comm->failure_text, "%s", fcdp_error_text());
+        atomic_store_explicit(&comm->failed, true, memory_order_release);
+        if (comm->host) fcdp__host_break(comm->host);
+        comm->transport.abort(comm->transport.ctx, comm->failure_text);
+    }
+    for (fcdp_group *group = comm->groups; group; group = group->next)
+        if (group->region) fcdp__region_open_waits(group->region);
+}
+
+fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) {
+    fcdp__lock_acquire(&comm->engine->lock);
+    fcdp__comm_fail_locked(comm, status);
+    fcdp__lock_release(&comm->engine->lock);
+    return latched(comm);
+}
+
+/* Takes no lock: engine.c calls it with the engine's. */
+fcdp_status fcdp_comm_check(fcdp_comm *comm) {
+    uint32_t slice;
+    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return latched(comm);
+    fcdp_status status = comm->transport.check(comm->transport.ctx);
+    if (status) return status;
+    if (!comm->host || !fcdp__host_is_broken(comm->host, &slice)) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_PEER, "rank %u of this node has failed, and says why",
+                      comm->topology.rank - comm->topology.local + slice);
+}

@@ -1,0 +1,24 @@
+/* comm.h - one shard process group, seen as nodes x ranks: its transport, and the host memory of its ranks on this node. Shard groups of
+ * different shapes (experts beside dense layers) are served side by side.
+ */
+#ifndef FCDP_COMM_H
+#define FCDP_COMM_H
+
+#include "comm/engine.h"
+#include "comm/topology.h"
+#include "comm/transport.h"
+
+typedef struct fcdp_comm fcdp_comm;
+
+/* After the engine's account. The transport's ctx stays the caller's. */
+fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology, const fcdp_transport *transport,
+                             fcdp_comm **comm_out) FCDP_MUST_CHECK;
+/* Its groups first. */
+void fcdp_comm_destroy(fcdp_comm *comm);
+/* The host memory of the comm's ranks on this node: local rank 0 creates, the others join with its ticket. Once, before the first group. */
+fcdp_status fcdp_comm_host_create(fcdp_comm *comm, fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticket) FCDP_MUST_CHECK;
+/* Its latched failure; FCDP_OK: none is known of. */
+fcdp_status fcdp_comm_check(fcdp_comm *comm) FCDP_MUST_CHECK;
+
+#endif

@@ -1,0 +1,106 @@
+/* internal.h - the structs of engine, comm and group, for the files that are them: engine.c, comm.c, group.c (life and votes), gather.c (what
+ * goes on the streams), monitor.c, content.c.
+ */
+#ifndef FCDP_COMM_INTERNAL_H
+#define FCDP_COMM_INTERNAL_H
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "comm/group.h"
+#include "comm/plan.h"
+#include "tiering/segv.h"
+
+enum { FCDP_N_INTER = FCDP_LANE_INTER_1 + 1, FCDP_FAILURE_BYTES = 1024 };
+
+typedef struct fcdp_monitor fcdp_monitor;
+
+struct fcdp_engine {
+    pid_t pid; /* a forked child has no streams and shares the device's mappings: it must not touch them */
+    fcdp_options options;
+    bool host_computes;
+    fcdp_device own; /* all zeroes: drv and pool are the configuration's device */
+    fcdp_driver *drv;
+    fcdp_pool *pool;
+    fcdp_tiering *tiering;
+    fcdp_account *account; /* NULL until created or joined */
+    fcdp_stream lanes[FCDP_N_LANES];
+    fcdp_monitor *monitor;
+    fcdp_lock lock;
+    /* guarded by lock */
+    fcdp_comm *comms;
+    fcdp_engine_stats stats; /* the counts; what others count is filled in when asked for */
+};
+
+struct fcdp_comm {
+    fcdp_engine *engine;
+    fcdp_comm *next;
+    fcdp_topology topology;
+    fcdp_transport transport;
+    fcdp_host *host;    /* NULL until created or joined */
+    uint64_t n_gathers; /* so far, the same on every rank: which inter lane is next */
+    atomic_bool failed; /* release: failure and failure_text are there; acquire in comm_check */
+    fcdp_status failure;
+    char failure_text[FCDP_FAILURE_BYTES];
+    /* guarded by the engine's lock */
+    fcdp_group *groups;
+};
+
+struct fcdp_tree {
+    fcdp_comm *comm;
+    fcdp_agreement agreement;
+};
+
+/*     begun <=> the region is in use
+ *     in_flight_ns != 0 => begun since then, and not seen to be ready      */
+struct fcdp_group {
+    fcdp_comm *comm;
+    fcdp_group *next; /* guarded by the engine's lock */
+    fcdp_member member;
+    char *name;
+    fcdp_layout *layout;
+    bool owns_block;
+    uint64_t offset;
+    fcdp_host_block *block; /* NULL until attached, as is region */
+    fcdp_region *region;
+    fcdp_segv_watch *watch; /* NULL until watched */
+    fcdp_validity *validity;
+    fcdp_event written, crossed, restored; /* on the caller's stream at begin; the inter step's end; the restore's end */
+    uint8_t *stale;                        /* agreed, n_extents; zeroed once begun */
+    bool lacks;                            /* agreed: not on the device of every rank */
+    bool begun;
+    bool waited;                           /* the program may have written into it since */
+    bool has_content;                      /* content.h */
+    uint64_t content;
+    _Atomic uint64_t in_flight_ns;         /* since when; 0: nothing */
+    /* guarded by the engine's lock */
+    uint64_t gathers_made, gathers_avoided, gathers_forward, gathers_backward;
+};
+
+/* FCDP_ERR_UNSUPPORTED in a forked child. */
+fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *what) FCDP_MUST_CHECK;
+
+/* Latch the comm's failure, `status` with the calling thread's text, unless it has one; open all that waits for a peer. Returns the latched
+ * status with its text. */
+fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) FCDP_MUST_CHECK;
+/* The same, with the engine's lock. */
+void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status);
+
+/* monitor.c */
+fcdp_status fcdp__monitor_start(fcdp_engine *engine, fcdp_monitor **monitor_out) FCDP_MUST_CHECK;
+void fcdp__monitor_stop(fcdp_monitor *monitor);
+
+/* gather.c */
+/* Ends a use that the program did not see: nothing is behind it but the engine's own operations. */
+fcdp_status fcdp__group_cancel(fcdp_group *group) FCDP_MUST_CHECK;
+
+/* content.c - has anybody written into a gathered copy that is kept? A fingerprint of the region's bytes, taken when they are there and compared
+ * when the use ends. Plain FSDP drops such writes at reshard; a kept one would live on. Only where the host can read the device's bytes (the
+ * simulated one, with host_computes). On a GPU the caller's version counters are the one sign. */
+void fcdp__content_take(fcdp_group *group);
+/* A fingerprint was taken before the program could write, or none can be. */
+bool fcdp__content_is_known(const fcdp_group *group);
+/* As it was, as far as anybody can tell. What nobody has waited for nobody has written into, and it may not be there yet. */
+bool fcdp__content_holds(const fcdp_group *group);
+
+#endif

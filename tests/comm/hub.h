@@ -1,0 +1,82 @@
+/* hub.h - a transport between the ranks of one process: an all-gather is a host function on the lane's stream, which waits
+ * for its peers and copies.
+ *
+ * As NCCL's, its calls return at once, are matched by their order on each lane, and wait for a peer for ever, until somebody
+ * aborts. What every rank launches is written down. Calls can be made to fail by number, counted over all ranks.
+ */
+#ifndef FCDP_TEST_HUB_H
+#define FCDP_TEST_HUB_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "comm/topology.h"
+#include "comm/transport.h"
+
+enum { HUB_MAX_RANKS = 9, HUB_TEXT_BYTES = 256 };
+
+typedef enum hub_fault {
+    HUB_REFUSED,          /* the call fails and enqueues nothing */
+    HUB_FAILS_HERE,       /* it succeeds for the others; this rank learns of a failure from `check` */
+    HUB_FAILS_EVERYWHERE, /* nobody gets a byte, and every member learns of it from `check` */
+    HUB_STALLS,           /* this rank does not come until it aborts */
+    HUB_N_FAULTS
+} hub_fault;
+
+typedef struct hub_launch { /* what a rank launched */
+    fcdp_lane lane;
+    size_t n_parts, bytes;
+    uint64_t place; /* of the first part: which group, and where in it */
+} hub_launch;
+
+typedef struct hub hub;
+typedef struct hub_call hub_call;
+
+typedef struct hub_port { /* one rank's end of it; written by the rank's own thread, or guarded by the hub's mutex */
+    hub *hub;
+    fcdp_topology topology;
+    fcdp_driver *drv;
+    uint64_t (*place)(const void *owner, fcdp_dptr at);
+    const void *owner;
+    hub_launch *launches;
+    size_t n_launches;
+    hub_call *calls;
+    /* guarded by the hub's mutex */
+    bool aborted;
+    fcdp_status failure;
+    char text[HUB_TEXT_BYTES];
+    void (*failed)(void *arg);
+    void *failed_arg;
+} hub_port;
+
+typedef struct hub_lane { /* the members of one collective; guarded by the hub's mutex */
+    pthread_cond_t changed;
+    uint32_t n, n_arrived, first, step; /* member i is rank first + i * step */
+    uint64_t round;
+    bool broken; /* one of its members has aborted, and the others know */
+    hub_call *calls[HUB_MAX_RANKS];
+    bool entered[HUB_MAX_RANKS], arrived[HUB_MAX_RANKS]; /* its stream is in a call; and takes part in this round */
+} hub_lane;
+
+struct hub {
+    pthread_mutex_t mutex;
+    uint32_t n_nodes, node_size;
+    bool silent; /* a rank that aborts does not tell its peers: time must */
+    hub_lane inter[FCDP_LANE_INTER_1 + 1][HUB_MAX_RANKS], node[HUB_MAX_RANKS]; /* by local index, by node */
+    _Atomic long n_calls, fail_at; /* fail_at: the number of the call that fails, from 1; 0: none */
+    _Atomic int fault;
+    _Atomic uint64_t inter_bytes_sent;
+    atomic_bool disagrees; /* two ranks met in different collectives */
+    atomic_bool gave_up;   /* a minute long nobody aborted a collective that could not end */
+};
+
+void hub_init(hub *h, uint32_t n_nodes, uint32_t node_size);
+void hub_destroy(hub *h);
+/* `place` says where an address lies, alike on every rank. */
+void hub_port_init(hub_port *port, hub *h, const fcdp_topology *topology, fcdp_driver *drv,
+                   uint64_t (*place)(const void *owner, fcdp_dptr at), const void *owner);
+/* No stream may run a call of it any more. */
+void hub_port_destroy(hub_port *port);
+fcdp_transport hub_transport(hub_port *port);
+
+#endif

@@ -1,0 +1,220 @@
+/* member.c - see the header. Agreements carry the votes of all groups of the tree, or of one. */
+#include "tests/comm/member.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/internal.h"
+#include "tools/simgpu/simgpu.h"
+
+enum { MAX_AHEAD = 8 };
+
+/* ---- agreements ---- */
+
+static fcdp_status vote_one(member *m, uint32_t g, uint8_t *vote_out, uint32_t *moved_out) {
+    const group_spec *spec = &m->cluster->config.groups[g];
+    fcdp_signals signals[CLUSTER_MAX_EXTENTS] = {{0}};
+    const void *shards[CLUSTER_MAX_EXTENTS] = {NULL};
+    size_t shard_bytes[CLUSTER_MAX_EXTENTS] = {0};
+    fcdp_scene scene = {.grad_mode = !m->evaluates, .optimizer_seen = true};
+    for (uint32_t i = 0; i < spec->n_extents; i++) {
+        signals[i].optimizer_steps = m->steps[g][i];
+        shard_bytes[i] = spec->extents[i].shard_bytes;
+        if (m->cluster->config.host_computes) shards[i] = m->shards + m->shard_at[g][i];
+    }
+    fcdp_evidence evidence = {signals, shards, shard_bytes};
+    if (moved_out) *moved_out = fcdp_group_audit(m->groups[g], &evidence);
+    return vote_out ? fcdp_group_vote(m->groups[g], &evidence, &scene, vote_out) : FCDP_OK;
+}
+
+fcdp_status member_vote(member *m, uint32_t g, uint8_t *vote_out) {
+    return vote_one(m, g, vote_out, NULL);
+}
+
+/* Groups [first, end). */
+static fcdp_status agree(member *m, fcdp_question question, uint32_t first, uint32_t end) {
+    uint8_t votes[COUNCIL_MAX_VOTES];
+    size_t n = 0;
+    fcdp_status status = FCDP_OK;
+    for (uint32_t g = first; g < end && !status; g++) {
+        status = vote_one(m, g, votes + n, NULL);
+        n += m->cluster->config.groups[g].n_extents + 1;
+    }
+    if (!status) status = council_agree(&m->cluster->council, (uint32_t)question << 8 | first, votes, n);
+    if (status) return status;
+    n = 0;
+    for (uint32_t g = first; g < end; g++) {
+        fcdp_group_agree(m->groups[g], votes + n);
+        n += m->cluster->config.groups[g].n_extents + 1;
+    }
+    if (question == FCDP_ASK_TREE) fcdp_tree_agreed(m->tree);
+    return FCDP_OK;
+}
+
+static fcdp_status audit(member *m, uint32_t g) {
+    uint32_t moved = 0;
+    fcdp_status status = vote_one(m, g, NULL, &moved);
+    if (status || moved == m->cluster->config.groups[g].n_extents) return status;
+    return fcdp__fail(FCDP_ERR_INVALID, "extent %u of group %u has changed since the ranks agreed", moved, g);
+}
+
+static fcdp_status ask(member *m, uint32_t g, bool by_hand) {
+    switch (fcdp_group_question(m->groups[g], by_hand)) {
+    case FCDP_ASK_TREE:
+        return agree(m, FCDP_ASK_TREE, 0, m->cluster->config.n_groups);
+    case FCDP_ASK_GROUP:
+        return agree(m, FCDP_ASK_GROUP, g, g + 1);
+    case FCDP_ASK_NOBODY:
+        break;
+    }
+    return audit(m, g);
+}
+
+/* ---- uses ---- */
+
+void member_begin_forward(member *m) {
+    fcdp_engine_begin_pass(m->engine);
+    fcdp_tree_begin_forward(m->tree);
+}
+
+void member_begin_backward(member *m) {
+    fcdp_tree_begin_backward(m->tree);
+}
+
+fcdp_status member_begin(member *m, uint32_t g, fcdp_pass pass) {
+    uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0};
+    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
+        inputs[i] = (uintptr_t)(m->shards + m->shard_at[g][i]);
+    bool begins = !fcdp_group_has_begun(m->groups[g]);
+    fcdp_status status = fcdp_group_begin(m->groups[g], inputs, pass, m->stream);
+    if (!status && begins) memcpy(m->held[g], m->version[g], sizeof m->held[g]);
+    return status;
+}
+
+static uint32_t index_of(const member *m, const fcdp_group *group) {
+    uint32_t g = 0;
+    while (m->groups[g] != group) g++;
+    return g;
+}
+
+fcdp_status member_unshard(member *m, uint32_t g, unshard_kind kind) {
+    static const fcdp_pass passes[] = {FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER};
+    fcdp_group *ahead[MAX_AHEAD];
+    fcdp_status status = ask(m, g, kind == UNSHARD_BY_HAND);
+    if (!status) status = member_begin(m, g, passes[kind]);
+    if (status) return status;
+    size_t n = fcdp_group_unsharded(m->groups[g], kind == UNSHARD_FORWARD, ahead, MAX_AHEAD);
+    for (size_t k = 0; k < n && !status; k++) status = member_begin(m, index_of(m, ahead[k]), FCDP_PASS_FORWARD);
+    return status;
+}
+
+typedef struct look {
+    member *m;
+    uint32_t g, held[CLUSTER_MAX_EXTENTS];
+} look;
+
+/* On the compute stream's thread, or the rank's. */
+static void look_body(void *data) {
+    const look *l = data;
+    const cluster *c = l->m->cluster;
+    const fcdp_group *group = l->m->groups[l->g];
+    const uint8_t *bytes = (const uint8_t *)(uintptr_t)fcdp__region_base(group->region).addr;
+    for (uint32_t i = 0; i < c->config.groups[l->g].n_extents; i++) {
+        const uint8_t *truth = cluster_truth(c, l->g, i, l->held[i]), *is = bytes + group->layout->extents[i].offset_bytes;
+        size_t n = cluster_extent_bytes(c, l->g, i), k = 0;
+        if (!memcmp(is, truth, n)) continue;
+        while (is[k] == truth[k]) k++;
+        pthread_mutex_lock(&l->m->mutex);
+        if (!l->m->wrong[0])
+            snprintf(l->m->wrong, sizeof l->m->wrong, "rank %u, group %u, extent %u: byte %zu of %zu is not version %u's",
+                     l->m->topology.rank, l->g, i, k, n, l->held[i]);
+        pthread_mutex_unlock(&l->m->mutex);
+    }
+}
+
+static struct simgpu_access region_access(const member *m, uint32_t g, bool writes) {
+    const fcdp_group *group = m->groups[g];
+    return (struct simgpu_access){fcdp__region_base(group->region).addr, group->layout->bytes, writes};
+}
+
+static fcdp_status launched(int result) {
+    return result ? fcdp__fail(FCDP_ERR_DRIVER, "the kernel was refused with %d", result) : FCDP_OK;
+}
+
+fcdp_status member_use(member *m, uint32_t g) {
+    look l = {.m = m, .g = g};
+    memcpy(l.held, m->held[g], sizeof l.held);
+    fcdp_status status = fcdp_group_wait(m->groups[g], m->stream);
+    if (status) return status;
+    if (m->cluster->config.host_computes) {
+        look_body(&l);
+        return FCDP_OK;
+    }
+    struct simgpu_kernel kernel = {
+        .name = "compute", .n_accesses = 1, .accesses = {region_access(m, g, false)}, .body = look_body, .data = &l, .data_bytes = sizeof l};
+    return launched(simgpu_launch(m->stream, &kernel));
+}
+
+static void scribble_body(void *data) {
+    const look *l = data;
+    const fcdp_group *group = l->m->groups[l->g];
+    memset((void *)(uintptr_t)fcdp__region_base(group->region).addr, 0x11, group->layout->bytes);
+}
+
+fcdp_status member_scribble(member *m, uint32_t g) {
+    look l = {.m = m, .g = g};
+    if (m->cluster->config.host_computes) {
+        scribble_body(&l);
+        return FCDP_OK;
+    }
+    struct simgpu_kernel kernel = {
+        .name = "scribble", .n_accesses = 1, .accesses = {region_access(m, g, true)}, .body = scribble_body, .data = &l, .data_bytes = sizeof l};
+    return launched(simgpu_launch(m->stream, &kernel));
+}
+
+fcdp_status member_reshard(member *m, uint32_t g, bool written) {
+    return fcdp_group_reshard(m->groups[g], m->stream, written);
+}
+
+/* ---- steps ---- */
+
+typedef struct write {
+    uint8_t *to;
+    const uint8_t *from;
+    size_t bytes;
+} write;
+
+static void write_body(void *data) {
+    const write *w = data;
+    memcpy(w->to, w->from, w->bytes);
+}
+
+static fcdp_status shard_write(member *m, uint32_t g, uint32_t i) {
+    size_t bytes = m->cluster->config.groups[g].extents[i].shard_bytes;
+    write w = {m->shards + m->shard_at[g][i],
+               cluster_truth(m->cluster, g, i, m->version[g][i]) + m->topology.rank * bytes, bytes};
+    if (m->cluster->config.host_computes || bytes == 0) {
+        write_body(&w);
+        return FCDP_OK;
+    }
+    struct simgpu_kernel kernel = {.name = "step",
+                                   .n_accesses = 1,
+                                   .accesses = {{(uintptr_t)w.to, bytes, 1}},
+                                   .body = write_body,
+                                   .data = &w,
+                                   .data_bytes = sizeof w};
+    return launched(simgpu_launch(m->stream, &kernel));
+}
+
+/* What was begun ahead and never used reads the shards yet. */
+fcdp_status member_step(member *m, uint32_t g, const uint8_t *which, bool noticed) {
+    fcdp_status status = fcdp_group_has_begun(m->groups[g]) ? fcdp_group_wait(m->groups[g], m->stream) : FCDP_OK;
+    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents && !status; i++) {
+        if (!which[i]) continue;
+        m->version[g][i]++;
+        m->steps[g][i] += noticed;
+        status = shard_write(m, g, i);
+    }
+    return status;
+}
