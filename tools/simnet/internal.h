@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "tools/simgpu/simgpu.h"
 #include "tools/simnet/simnet.h"
 
 enum { SIMNET_TEXT_BYTES = 320, SIMNET_POLL_NS = 20000000 };
@@ -31,6 +32,7 @@ typedef struct shared_member {
     uint64_t operation;       /* its number in the communicator */
     uint64_t bytes;
     uint64_t ready_ns;
+    uint64_t shape; /* of its parts, see simnet_op */
     uint32_t kind;
 } __attribute__((aligned(64))) shared_member;
 
@@ -76,10 +78,13 @@ typedef struct simnet_op {
     struct simnet_op *next, *previous;
     simnet_comm *comm;
     op_kind kind;
-    char *from, *to;
-    size_t bytes;
+    char *from, *to; /* a reduce-scatter's */
+    size_t bytes;    /* of one member, all parts together */
     uint64_t number; /* from 0, in the communicator */
+    uint64_t shape;  /* equal for members whose parts have the same sizes, in order */
     bool fails, stalls;
+    size_t n_parts;
+    simnet_part parts[]; /* an all-gather's */
 } simnet_op;
 
 struct simnet_comm {
@@ -104,6 +109,8 @@ struct simnet_endpoint {
     void (*end_at)(uint64_t end_ns);
     void (*signal)(const void *key);
     void (*observe)(const void *key);
+    int (*launch)(void *stream, const struct simgpu_kernel *kernel);
+    int (*announce)(const struct simgpu_access *accesses, unsigned n);
 
     _Atomic uint32_t has_failed; /* status is set; also read without the lock */
     pthread_mutex_t lock;
