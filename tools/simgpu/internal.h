@@ -233,6 +233,7 @@ struct sim_op {
     uint64_t enqueued_ns;
     uint64_t ready_ns;    /* once it starts: the modelled time from when it could */
     uint64_t finish_ns;   /* its modelled end; 0: when the work itself is over */
+    bool waited;          /* it could not start when its turn came */
     bool running;         /* its memory is in use without the lock */
     enum sim_work work;
     enum sim_link link;

@@ -90,8 +90,9 @@ uint64_t simnet_comm_operations(simnet_comm *comm);  /* enqueued so far */
 /* In place: member i's `bytes` are at i * bytes, and all have all of them afterwards. */
 fcdp_status simnet_all_gather(simnet_comm *comm, fcdp_dptr at, size_t bytes,
                               fcdp_stream stream) FCDP_MUST_CHECK;
-/* Several at once, as one operation, in place: of each part, member i's `bytes` are at `at + i * stride_bytes`, and all
- * have all of them afterwards. stride_bytes >= bytes; parts do not overlap. Members agree on n, and on the sizes of each. */
+/* Several at once, as one operation, in place: of each part, member i's `bytes` are at `at + i * stride_bytes`,
+ * and all have all of them afterwards. stride_bytes >= bytes; parts do not overlap. Members agree on n, and on
+ * the sizes of each. */
 typedef struct simnet_part {
     fcdp_dptr at;
     size_t bytes, stride_bytes;
