@@ -11,8 +11,8 @@
  * modelled time is over. Members must agree on the operations of a communicator, in order, kind and bytes:
  * who does not is named.
  *
- * Time: an operation books what it uses and has it alone; later ones come after it. With n members, and
- * `bytes` one member's part, as a ring sends them:
+ * Time: an operation books what it uses from the first moment at which all of it is free, and has it alone.
+ * With n members, and `bytes` one member's part, as a ring sends them:
  * - SIMNET_INTER: (n - 1) * bytes on each node's link to the others, each way. All ranks of the node share
  * it, and all communicators.
  * - SIMNET_INTRA: ranks_per_node * (n - 1) * bytes inside the node, which is what its ranks receive together.
