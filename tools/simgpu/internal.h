@@ -346,6 +346,7 @@ struct sim_state {
     bool races;
     size_t capacity_bytes;
     size_t used_bytes; /* sum of the bytes of physical device memory alive */
+    double memory_bytes_per_ns; /* 0: as fast as memory, as is link_bytes_per_ns */
     double link_bytes_per_ns;
     uint64_t link_free_ns[SIM_N_LINKS];
 };

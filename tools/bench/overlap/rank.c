@@ -12,7 +12,7 @@
 #include "tools/bench/overlap/overlap.h"
 #include "tools/simgpu/simgpu.h"
 
-enum { ROOT = 0, MAX_AHEAD = 8, N_GRADIENTS = 2, TIMEOUT_S = 60, PAGE_BYTES = 2 << 20 };
+enum { ROOT = 0, MAX_AHEAD = 8, N_GRADIENTS = 2, TIMEOUT_S = 60, PAGE_BYTES = 2 << 20, MEMORY_RATE = 1000 };
 
 typedef struct stamps { /* of one rank; written by its compute stream */
     uint64_t end_ns[BOARD_MAX_STEPS];
@@ -282,6 +282,7 @@ static void device_make(rank *r) {
     MUST(!fcdp_engine_create(&config, &r->engine));
     r->drv = fcdp_engine_driver(r->engine);
     simgpu_set_pcie(pcie_rate(r->config->scenario));
+    simgpu_set_memory(MEMORY_RATE);
     MUST(!fcdp__driver_stream_create(r->drv, &r->compute));
     MUST(!fcdp__driver_stream_create(r->drv, &r->reduce));
     fcdp__driver_stream_name(r->drv, r->compute, "compute");
