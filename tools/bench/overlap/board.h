@@ -1,5 +1,5 @@
-/* board.h - what the ranks of the bench share beside simnet: agreements (the control plane's all-reduce) and tickets. In memory that forked
- * processes have in common.
+/* board.h - what the ranks of the bench share beside simnet: agreements (the control plane's all-reduce) and
+ * tickets. In memory that forked processes have in common.
  */
 #ifndef FCDP_BENCH_BOARD_H
 #define FCDP_BENCH_BOARD_H

@@ -25,8 +25,12 @@ typedef struct shared {
 } shared;
 
 static const char usage[] =
-    "fcdp-overlap [--steps N] [--warm N] [--scale X] [--mapping slots|exact] [--timelines FOLDER]\n"
-    "    --scale X: all durations are X times as long. --timelines: a Chrome trace per scenario and rank.\n";
+    "fcdp-overlap [--steps N] [--warm N] [--scale X] [--prefetch N] [--mapping slots|exact] [--timelines FOLDER]\n"
+    "    --steps, --warm   measured, and before them (10, 4; at most 32)\n"
+    "    --scale           all durations are X times as long\n"
+    "    --prefetch        FCDP_PREFETCH, groups gathered ahead in forward (2)\n"
+    "    --mapping         FCDP_MAPPING (slots)\n"
+    "    --timelines       a Chrome trace for each scenario and rank goes there: SCENARIO.RANK.json\n";
 
 /* ---- one scenario ---- */
 
@@ -104,7 +108,8 @@ static rank_result sum_of(const shared *s) {
         sum.maps += one->maps;
         sum.accesses += one->accesses;
         sum.unmaps += one->unmaps;
-        sum.blocked += one->blocked;
+        sum.blocking += one->blocking;
+        sum.waits += one->waits;
         sum.agreements += one->agreements;
         sum.wrong += one->wrong;
         sum.enqueue_ns += one->enqueue_ns;
@@ -120,7 +125,7 @@ static void print_bounds(const bound *bounds, resource busiest) {
     }
 }
 
-/* The ratio; negative: the steady state costs what it must not, or gathered parameters were wrong. */
+/* Prints; returns the ratio. Negative: the steady state costs what it must not, or gathered parameters were wrong. */
 static double report(const run_config *config, const shared *s) {
     bound bounds[N_RESOURCES];
     double least, most, median = median_step_ms(s, config->n_steps, &least, &most);
@@ -134,13 +139,14 @@ static double report(const run_config *config, const shared *s) {
     printf("%s: a step takes %.2f ms (median of %u; %.2f to %.2f), %.2f of its bound:\n", config->scenario->name, median,
            config->n_steps, least, most, ratio);
     print_bounds(bounds, busiest);
-    printf("  per step and rank: creates %.2f maps %.2f set-access %.2f unmaps %.2f; agreements %.2f, other calls that may block %.2f; "
-           "%.2f ms to enqueue\n",
-           (double)sum.creates / per_step, (double)sum.maps / per_step, (double)sum.accesses / per_step, (double)sum.unmaps / per_step,
-           (double)sum.agreements / per_step, (double)sum.blocked / per_step, (double)sum.enqueue_ns / per_step / 1e6);
+    printf("  per step and rank: creates %.2f maps %.2f set-access %.2f unmaps %.2f\n", (double)sum.creates / per_step,
+           (double)sum.maps / per_step, (double)sum.accesses / per_step, (double)sum.unmaps / per_step);
+    printf("  of the model's thread: agreements %.2f, other calls that may wait %.2f, of which waited %.2f; %.1f ms to enqueue\n",
+           (double)sum.agreements / per_step, (double)sum.blocking / per_step, (double)sum.waits / per_step,
+           (double)sum.enqueue_ns / per_step / 1e6);
     if (sum.wrong) fprintf(stderr, "%lu samples of gathered parameters were wrong\n", sum.wrong);
-    bool maps = config->mapping != FCDP_MAPPING_EXACT && (sum.maps || sum.accesses || sum.unmaps || sum.blocked);
-    if (maps || sum.creates) fprintf(stderr, "the steady state maps pages, or waits for the device\n");
+    bool maps = config->mapping != FCDP_MAPPING_EXACT && (sum.maps || sum.accesses || sum.unmaps || sum.blocking);
+    if (maps || sum.creates) fprintf(stderr, "the steady state makes or maps pages, or waits for the device\n");
     return sum.wrong || sum.creates || maps ? -ratio : ratio;
 }
 
@@ -162,6 +168,12 @@ static bool parse_one(arguments *a, const char *name, const char *value) {
     char *end = NULL;
     if (!strcmp(name, "--steps")) return parse_count(value, 1, BOARD_MAX_STEPS / 2, &a->run.n_steps);
     if (!strcmp(name, "--warm")) return parse_count(value, 1, BOARD_MAX_STEPS / 2, &a->run.n_warm);
+    if (!strcmp(name, "--prefetch")) {
+        uint32_t prefetch;
+        bool good = parse_count(value, 0, 8, &prefetch);
+        a->run.prefetch = (int)prefetch;
+        return good;
+    }
     if (!strcmp(name, "--timelines")) return (a->run.timelines = value);
     if (!strcmp(name, "--scale")) return (a->scale = strtod(value, &end)) > 0 && !*end;
     if (strcmp(name, "--mapping")) return false;
@@ -170,7 +182,7 @@ static bool parse_one(arguments *a, const char *name, const char *value) {
 }
 
 static bool parse(arguments *a, int argc, char **argv) {
-    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .mapping = FCDP_MAPPING_SLOTS}, .scale = 1};
+    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .mapping = FCDP_MAPPING_SLOTS, .prefetch = 2}, .scale = 1};
     for (int i = 1; i < argc; i += 2)
         if (i + 1 == argc || !parse_one(a, argv[i], argv[i + 1])) return false;
     return true;
@@ -194,7 +206,7 @@ int main(int argc, char **argv) {
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED) return 2;
     printf("%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping %s\n", N_GROUPS, N_NODES,
-           NODE_SIZE, PREFETCH, a.run.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots");
+           NODE_SIZE, a.run.prefetch, a.run.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots");
     for (int i = 0; i < N_RESOURCES; i++) {
         scenario of = scaled(scenarios[i], a.scale);
         a.run.scenario = &of;

@@ -1,7 +1,9 @@
-/* overlap.h - a training loop of the shape that FSDP2 gives it, as 2 nodes x 2 ranks, each rank a process with a simulated device.
+/* overlap.h - a training loop of the shape that FSDP2 gives it, as 2 nodes x 2 ranks, each a process with a
+ * simulated device.
  *
- * Groups are alike, each as if of 4 equal shards per rank: 2 parameters. Durations are what a scenario sets; the bytes are few, and the rates of
- * device, links and nodes are such that moving them takes as long as the scenario says.
+ * All groups are alike. A scenario sets how long kernels and moves take; the bytes are few, and the rates of
+ * devices, links and nodes such that they take so long. Times are simgpu's modelled ones, so that a busy
+ * machine, on which threads wake up late, measures what an idle one does.
  */
 #ifndef FCDP_BENCH_OVERLAP_H
 #define FCDP_BENCH_OVERLAP_H
@@ -16,8 +18,7 @@ enum {
     N_RANKS = N_NODES * NODE_SIZE,
     N_GROUPS = 16, /* group 0 is the root, which stays gathered from its forward to its backward */
     N_EXTENTS = 2,
-    SHARD_BYTES = 32 << 10, /* of one group, all its extents */
-    PREFETCH = 2
+    SHARD_BYTES = 32 << 10 /* of one group, all its extents */
 };
 static const size_t EXTENT_SHARD_BYTES[N_EXTENTS] = {24 << 10, 8 << 10};
 
@@ -25,9 +26,9 @@ typedef struct scenario {
     const char *name;
     double forward_ms, backward_ms; /* of one group's kernel */
     double optimizer_ms;
-    double pcie_ms;          /* one group's bytes of one rank (half of the group), to the host or from it */
-    double link_ms;          /* one group's gather between the nodes, of all ranks of a node */
-    double node_ms;          /* one group's gather within the node */
+    double pcie_ms;                 /* one rank's half of a group, to the host or from it */
+    double link_ms;                 /* one group's gather between the nodes, for both ranks of a node */
+    double node_ms;                 /* one group's gather within the node */
     double link_latency_us, node_latency_us; /* of each operation */
 } scenario;
 
@@ -35,30 +36,32 @@ typedef struct run_config {
     const scenario *scenario;
     uint32_t n_warm, n_steps;
     fcdp_mapping_mode mapping;
+    int prefetch;
     const char *timelines; /* a folder for SCENARIO.RANK.json, NULL: none */
     const char *sim_library;
 } run_config;
 
-/* Of one rank, written by it when it is done. */
+/* Of one rank, written by it when it is done: of all steps after the warm-up. */
 typedef struct rank_result {
-    double step_ms[BOARD_MAX_STEPS];      /* of the steps after the warm-up, on the device, in modelled time */
-    unsigned long creates, maps, accesses, unmaps; /* driver calls in all of these steps */
-    unsigned long blocked;                /* calls of the model's thread that may wait for the device, in these steps */
+    double step_ms[BOARD_MAX_STEPS];               /* from the end of an optimizer to that of the next */
+    unsigned long creates, maps, accesses, unmaps; /* driver calls */
+    unsigned long blocking, waits; /* of the model's thread: that may wait for the device; that did */
     unsigned long agreements;
-    uint64_t enqueue_ns;                  /* host time of these steps, without agreements */
-    unsigned long wrong;                  /* samples of gathered parameters that compute found to be others */
+    uint64_t enqueue_ns; /* of the host, without agreements */
+    unsigned long wrong; /* samples of gathered parameters that were not what they should be, in all steps */
 } rank_result;
 
-/* One rank's whole life, in a process of its own that has not used the device yet. The fabric has its rates. Exits on any error. */
-void rank_run(const run_config *config, simnet_fabric *fabric, board *b, uint32_t rank, rank_result *result_out);
+/* One rank's whole life, in a process of its own that has not used the device yet. The fabric has its rates.
+ * Exits with 2 and a line on stderr on any error. */
+void rank_run(const run_config *config, simnet_fabric *fabric, board *b, uint32_t rank,
+              rank_result *result_out);
 
 typedef enum resource { RESOURCE_COMPUTE, RESOURCE_PCIE, RESOURCE_LINK, N_RESOURCES } resource;
 
-/* What a step cannot take less than, by one resource:
- *     before    from the step's begin to its first use, by the shortest chain of operations that lead there
- *     busy      all its operations, one after another
- *     turn      between forward and backward, when what it does next depends on what it did last
- *     after     from its last use to the step's end, likewise                                         */
+/* What a step cannot take less than, by one resource: all its operations one after another (busy), and what
+ * nothing can hide: the shortest chains of operations from the step's begin to its first use (before), from
+ * its last use in forward to its first in backward where that depends on it (turn), and from its last use to
+ * the step's end (after). */
 typedef struct bound {
     double before_ms, busy_ms, turn_ms, after_ms;
 } bound;

@@ -32,7 +32,9 @@ typedef struct rank {
     simnet_comm *lanes[FCDP_N_LANES], *world;
     fcdp_stream compute, reduce;
     fcdp_event computed, reduced[N_GRADIENTS]; /* reduced: of the group that used this buffer last */
-    uint64_t memory;                           /* shards of all groups, then reduced gradients of all groups, then N_GRADIENTS of whole groups */
+    uint64_t memory; /* shards of all groups, their reduced gradients, then N_GRADIENTS times those of a whole group */
+    size_t memory_bytes;
+    fcdp_phys pages;
     uint32_t step;
     unsigned long agreements;
     uint64_t agreed_ns;
@@ -260,19 +262,25 @@ static void step(rank *r) {
 static void memory_make(rank *r) {
     size_t bytes = fcdp__round_up((size_t)(2 * N_GROUPS + N_GRADIENTS * N_RANKS) * SHARD_BYTES, PAGE_BYTES);
     fcdp_dptr at;
-    fcdp_phys pages;
     MUST(!fcdp__driver_range_reserve(r->drv, bytes, &at));
-    MUST(!fcdp__driver_phys_create(r->drv, bytes, &pages));
-    MUST(!fcdp__driver_map(r->drv, at, bytes, pages));
+    MUST(!fcdp__driver_phys_create(r->drv, bytes, &r->pages));
+    MUST(!fcdp__driver_map(r->drv, at, bytes, r->pages));
     MUST(!fcdp__driver_set_access(r->drv, at, bytes));
     r->memory = at.addr;
+    r->memory_bytes = bytes;
+}
+
+static void memory_free(rank *r) {
+    MUST(!fcdp__driver_unmap(r->drv, (fcdp_dptr){r->memory}, r->memory_bytes));
+    MUST(!fcdp__driver_phys_release(r->drv, r->pages));
+    MUST(!fcdp__driver_range_free(r->drv, (fcdp_dptr){r->memory}, r->memory_bytes));
 }
 
 static void device_make(rank *r) {
     fcdp_engine_config config = {
         .options = {.restore = FCDP_RESTORE_SLICE,
                     .mapping = r->config->mapping,
-                    .prefetch = PREFETCH,
+                    .prefetch = r->config->prefetch,
                     .device_budget_bytes = (size_t)1 << 30,
                     .host_budget_bytes = (size_t)1 << 30,
                     .timeout_s = TIMEOUT_S},
@@ -347,6 +355,7 @@ static void rank_make(rank *r, simnet_fabric *fabric, uint32_t number) {
     meet(r);
 }
 
+/* Nobody leaves before all are done: who waits for a rank that has left takes it for a failure. */
 static void rank_end(rank *r) {
     MUST(!fcdp__driver_stream_sync(r->drv, r->compute));
     MUST(!fcdp_engine_drain(r->engine));
@@ -354,6 +363,11 @@ static void rank_end(rank *r) {
     meet(r);
     for (uint32_t g = 0; g < N_GROUPS; g++) fcdp_group_destroy(r->groups[g]);
     fcdp_tree_destroy(r->tree);
+    for (int i = 0; i < N_GRADIENTS; i++) fcdp__driver_event_destroy(r->drv, r->reduced[i]);
+    fcdp__driver_event_destroy(r->drv, r->computed);
+    fcdp__driver_stream_destroy(r->drv, r->compute);
+    fcdp__driver_stream_destroy(r->drv, r->reduce);
+    memory_free(r);
     fcdp_engine_destroy(r->engine);
     simnet_detach(r->endpoint);
 }
@@ -365,14 +379,24 @@ static void counts_begin(rank *r) {
     r->agreed_ns = 0;
 }
 
+/* Calls of the driver's function of this name, without the prefix of all of them: nothing but the driver's own file and simgpu names them. */
+static unsigned long calls_of(const char *function) {
+    const char *name;
+    for (unsigned i = 0; (name = simgpu_entry_name(i)); i++)
+        if (!strcmp(name + 2, function)) return simgpu_calls(name);
+    MUST(!"the simulated driver has no such function");
+    return 0;
+}
+
 static void counts_end(const rank *r, rank_result *out) {
     struct simgpu_blocking blocked;
     simgpu_blocking_total(0, &blocked);
-    out->blocked = blocked.calls;
-    out->creates = simgpu_calls("cuMemCreate");
-    out->maps = simgpu_calls("cuMemMap");
-    out->accesses = simgpu_calls("cuMemSetAccess");
-    out->unmaps = simgpu_calls("cuMemUnmap");
+    out->blocking = blocked.calls;
+    out->waits = blocked.waits;
+    out->creates = calls_of("MemCreate");
+    out->maps = calls_of("MemMap");
+    out->accesses = calls_of("MemSetAccess");
+    out->unmaps = calls_of("MemUnmap");
     out->agreements = r->agreements;
 }
 
