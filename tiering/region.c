@@ -408,6 +408,58 @@ fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece
     return FCDP_OK;
 }
 
+static fcdp_status sources_copy(fcdp_region *region, const fcdp_source *sources, size_t n) {
+    fcdp_tiering *tiering = region->tiering;
+    char *host = fcdp__host_data(region->block);
+    fcdp_status status = FCDP_OK;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < n && !status; i++) {
+        status = fcdp__driver_copy_d2h(tiering->drv, host + sources[i].place.offset_bytes, sources[i].at,
+                                       sources[i].place.bytes, tiering->streams[FCDP_TO_HOST]);
+        bytes += sources[i].place.bytes;
+    }
+    region_lock(region);
+    tiering->stats.d2h_bytes += bytes;
+    region_unlock(region);
+    return status;
+}
+
+/* A new epoch that is nowhere yet. A kept region may be on its way out on another thread. */
+static void epoch_begin(fcdp_region *region, uint32_t span_mask) {
+    region_lock(region);
+    FCDP_CHECK(1, !region->in_use);
+    fcdp__region_enter(region);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch + 1};
+    fcdp__region_leave(region);
+    region_unlock(region);
+}
+
+fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources, size_t n,
+                                   fcdp_event after) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
+    fcdp_status status =
+        word_write(region, FCDP_BOARD_READY, region->n_fills + 1, tiering->streams[FCDP_TO_DEVICE]);
+    if (status) return status;
+    region->n_fills++;
+    epoch_begin(region, span_mask);
+    status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
+    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded); /* own reads of older bytes */
+    if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
+    if (!status) status = sources_copy(region, sources, n);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
+    if (status) return half_done(region, status);
+    region_lock(region);
+    tiering->stats.n_puts++;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (span_mask & 1u << s) region->span[s].put = true;
+    region_unlock(region);
+    return FCDP_OK;
+}
+
 fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
