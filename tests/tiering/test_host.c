@@ -231,7 +231,7 @@ static void a_slab_cannot_be_truncated_under_its_users(void **state) {
 static void a_ticket_that_does_not_fit_is_refused(void **state) {
     (void)state;
     fcdp_host_config config = config_of(0, 2), second = config_of(1, 2), third = config_of(1, 3),
-                     same = config_of(0, 2);
+                     same = config;
     fcdp_shared_ticket ticket, bad;
     fcdp_host *host, *peer = NULL;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
