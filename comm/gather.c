@@ -344,7 +344,9 @@ static void lanes_join(const use *u, fcdp_stream stream) {
         status = fcdp__driver_event_record(engine->drv, u->group->crossed, engine->lanes[lane]);
         if (!status) status = stream_wait(u->group, stream, u->group->crossed);
     }
-    if (status && fcdp__driver_sync(engine->drv)) fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", u->group->name, fcdp_error_text());
+    for (int lane = 0; lane < FCDP_N_LANES && status; lane++)
+        if (fcdp__driver_stream_sync(engine->drv, engine->lanes[lane]))
+            fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", u->group->name, fcdp_error_text());
 }
 
 /* The use has failed, with the thread's text: the peers take part in what this rank has missed. */

@@ -131,14 +131,21 @@ static void region_unlink(fcdp_region *region) {
     pthread_cond_broadcast(&tiering->moved);
 }
 
+/* Until the device is done with it, whatever a failed call has left. */
+static fcdp_status region_settle(const fcdp_region *region) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = FCDP_OK;
+    for (int d = 0; d < FCDP_N_DIRECTIONS && region->torn && !status; d++)
+        status = fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]);
+    return status ? status : fcdp__region_await(region);
+}
+
 void fcdp__region_destroy(fcdp_region *region) {
     if (!region) return;
     region_lock(region);
     fcdp__region_enter(region);
     region_unlock(region);
-    fcdp_status status = region->torn ? FCDP_PENDING : fcdp__region_await(region);
-    for (int i = 0; i < 2 && status; i++) status = fcdp__driver_sync(region->tiering->drv); /* what fails once may pass */
-    if (status)
+    if (region_settle(region) && region_settle(region)) /* what fails once may pass */
         fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name, fcdp_error_text());
     if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
@@ -262,13 +269,22 @@ static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
 }
 
+/* No event says when the use ends: known by waiting, then, for the streams that take part and no others, which may wait for peers that wait
+ * for this thread. */
+static fcdp_status use_await(fcdp_region *region, fcdp_stream stream) {
+    fcdp_status status = fcdp__region_order(region, stream);
+    if (!status) status = stream_wait_region(region, stream);
+    if (!status) status = fcdp__driver_stream_sync(region->tiering->drv, stream);
+    return status ? status : region_settle(region);
+}
+
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {
     region_lock(region);
     FCDP_CHECK(1, region->in_use);
     region_unlock(region);
     fcdp_status status = use_seal(region, stream);
     fcdp_region *last = status ? NULL : region;
-    if (status) status = fcdp__driver_sync(region->tiering->drv); /* known by waiting, then */
+    if (status) status = use_await(region, stream);
     region->torn = region->torn && status;
     region_lock(region);
     fcdp__region_enter(region);

@@ -196,7 +196,9 @@ static void member_end(member *m) {
     pthread_mutex_destroy(&m->mutex);
 }
 
+/* Ranks that raised are processes that end all at once; here they are taken down one after the other. */
 void cluster_destroy(cluster *c) {
+    for (uint32_t r = 0; r < c->n_ranks && c->council.n_left; r++) hub_port_exit(&c->members[r].port);
     for (uint32_t r = c->n_ranks; r-- > 0;) member_end(&c->members[r]); /* a node's leader last: it frees the blocks */
     bool gave_up = c->hub.gave_up;
     hub_destroy(&c->hub);
