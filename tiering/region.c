@@ -128,6 +128,8 @@ static void region_unlink(fcdp_region *region) {
     for (fcdp_slot *other = tiering->slots; other; other = other->next)
         if (other->last == region) other->last = NULL; /* its events have passed */
     if (slot && !--slot->n_mapped && !slot->owner && !slot->leaving) (void)!fcdp__slot_dissolve(tiering, slot);
+    size_t page_bytes = fcdp__driver_page_bytes(tiering->drv);
+    fcdp__slot_drop_spare(tiering, fcdp__round_up(region->layout->bytes, page_bytes) / page_bytes);
     pthread_cond_broadcast(&tiering->moved);
 }
 
