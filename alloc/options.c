@@ -69,6 +69,9 @@ typedef struct option_parser {
       "groups gathered ahead of their use in forward, at most as many as a node has ranks; 0: nor is any restored ahead in backward, which " \
       "holds the fewest device pages",                                                                                 \
       FIELD(INT, prefetch, 0, 8))                                                                                      \
+    X("FCDP_COALESCE", BYTES_VALUES, "1M",                                                                             \
+      "groups of which at most so much is stale cross the nodes together, in few collectives; 0: each by itself",      \
+      FIELD(BYTES, coalesce_bytes, 0, 0))                                                                              \
     X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank", FIELD(REAL, timeout_s, 0.1, 86400))     \
     X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, and freed tensors of more than 768 KiB are unmapped, so that a stale access faults, 3 every invariant",       \
       FIELD(INT, check, 0, 3))                                                                                         \

@@ -29,6 +29,7 @@ typedef struct fcdp_options {
     fcdp_fingerprint_mode fingerprint;  /* FCDP_FINGERPRINT=auto|never */
     fcdp_agree_mode agree;              /* FCDP_AGREE=forward|unshard: how often the ranks agree on what is stale */
     int prefetch;                       /* FCDP_PREFETCH, groups gathered ahead in forward */
+    size_t coalesce_bytes;              /* FCDP_COALESCE: stale groups up to this size are gathered together; 0: never */
     double timeout_s;                   /* FCDP_TIMEOUT, seconds to wait for another rank */
     int check;                          /* FCDP_CHECK, 0..3 */
     fcdp_log_level log;                 /* FCDP_LOG=quiet|warn|info|debug */

@@ -44,15 +44,21 @@ void fcdp__member_agreed(fcdp_member *member) {
 
 void fcdp__agreement_agreed(fcdp_agreement *agreement) {
     agreement->agreed = agreement->pass;
+    agreement->n_agreed++;
 }
 
 void fcdp__member_unsharded(fcdp_member *member, bool forward) {
     fcdp_agreement *agreement = member->agreement;
     member->live = true;
     member->ahead = false;
+    member->used = agreement->n_agreed;
     if (!forward) return;
     if (agreement->last && agreement->last != member) agreement->last->next = member;
     agreement->last = member;
+}
+
+bool fcdp__member_was_used(const fcdp_member *member) {
+    return member->used > 0 && member->agreement->n_agreed - member->used <= 2;
 }
 
 void fcdp__member_resharded(fcdp_member *member) {

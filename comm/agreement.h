@@ -20,6 +20,7 @@ typedef struct fcdp_member fcdp_member;
 typedef struct fcdp_agreement {
     uint64_t pass;      /* passes begun */
     uint64_t agreed;    /* the last pass in which all groups were asked for */
+    uint64_t n_agreed;  /* times that all groups were asked for */
     fcdp_member *last;  /* unsharded last in this forward, NULL: none yet */
 } fcdp_agreement;
 
@@ -30,6 +31,7 @@ struct fcdp_member { /* one group */
     bool resharded;            /* in this pass, since it was asked for */
     bool ahead;                /* begun, and not unsharded yet by the program */
     bool live;                 /* unsharded */
+    uint64_t used;             /* agreement->n_agreed when it was unsharded last; 0: never */
     fcdp_member *next;         /* followed it in the last forward; NULL: nobody */
 };
 
@@ -55,6 +57,8 @@ void fcdp__agreement_agreed(fcdp_agreement *agreement);
 /* The program unshards the group; in a forward this is its place in the order. */
 void fcdp__member_unsharded(fcdp_member *member, bool forward);
 void fcdp__member_resharded(fcdp_member *member);
+/* Was it unsharded in one of the last two passes in which all groups were asked for, this one apart? */
+bool fcdp__member_was_used(const fcdp_member *member);
 /* The groups that followed last time and may begin now, at most `depth` groups ahead, in `ahead_out`; how many. */
 size_t fcdp__member_ahead(const fcdp_member *member, size_t depth, fcdp_member **ahead_out);
 

@@ -33,8 +33,11 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     return FCDP_OK;
 }
 
+/* A failure that the monitor has not come to yet is told to the peers, who would wait. */
 void fcdp_comm_destroy(fcdp_comm *comm) {
     if (!comm || comm->engine->pid != getpid()) return;
+    fcdp_status status = fcdp_comm_check(comm);
+    if (status) (void)!fcdp__comm_fail(comm, status);
     while (comm->groups) fcdp_group_destroy(comm->groups);
     fcdp_engine *engine = comm->engine;
     if (comm->transport.on_failure) comm->transport.on_failure(comm->transport.ctx, NULL, NULL);

@@ -57,6 +57,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
 static void engine_close(fcdp_engine *engine) {
     while (engine->comms) fcdp_comm_destroy(engine->comms);
     fcdp__monitor_stop(engine->monitor);
+    if (engine->drv) fcdp__staging_destroy(engine);
     for (int lane = 0; lane < FCDP_N_LANES; lane++)
         if (engine->lanes[lane]) fcdp__driver_stream_destroy(engine->drv, engine->lanes[lane]);
     fcdp__tiering_destroy(engine->tiering);

@@ -283,8 +283,7 @@ static fcdp_status ready_record(use *u) {
     return status;
 }
 
-static void accept(const use *u) {
-    fcdp_group *group = u->group;
+void fcdp__group_accept(fcdp_group *group) {
     for (uint32_t i = 0; i < group->layout->n_extents; i++) {
         if (!group->stale[i]) continue;
         fcdp_observation observed = fcdp__validity_observed(group->validity, i);
@@ -299,7 +298,9 @@ static void count_use(const use *u, fcdp_pass pass) {
     fcdp_engine_stats *stats = &engine_of(group)->stats;
     size_t shard_bytes = 0;
     for (uint32_t i = 0; i < group->layout->n_extents; i++) shard_bytes += group->layout->extents[i].shard_bytes;
-    bool made = u->plan->n_stale > 0;
+    size_t block_bytes = u->plan->block_bytes + group->crossed_bytes;
+    bool made = block_bytes > 0;
+    group->crossed_bytes = 0;
     fcdp__lock_acquire(&engine_of(group)->lock);
     group->gathers_made += made;
     group->gathers_avoided += !made;
@@ -310,7 +311,7 @@ static void count_use(const use *u, fcdp_pass pass) {
     stats->gathers_forward += made && pass == FCDP_PASS_FORWARD;
     stats->gathers_backward += made && pass == FCDP_PASS_BACKWARD;
     stats->plain_bytes += (uint64_t)shard_bytes * (topology->n_ranks - 1);
-    stats->gather_bytes += (uint64_t)u->plan->block_bytes * (topology->n_nodes - 1) * topology->node_size;
+    stats->gather_bytes += (uint64_t)block_bytes * (topology->n_nodes - 1) * topology->node_size;
     fcdp__lock_release(&engine_of(group)->lock);
 }
 
@@ -343,7 +344,9 @@ static void lanes_join(const use *u, fcdp_stream stream) {
         status = fcdp__driver_event_record(engine->drv, u->group->crossed, engine->lanes[lane]);
         if (!status) status = stream_wait(u->group, stream, u->group->crossed);
     }
-    if (status && fcdp__driver_sync(engine->drv)) fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", u->group->name, fcdp_error_text());
+    for (int lane = 0; lane < FCDP_N_LANES && status; lane++)
+        if (fcdp__driver_stream_sync(engine->drv, engine->lanes[lane]))
+            fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", u->group->name, fcdp_error_text());
 }
 
 /* The use has failed, with the thread's text: the peers take part in what this rank has missed. */
@@ -374,7 +377,7 @@ static fcdp_status use_run(use *u, fcdp_pass pass, fcdp_stream stream) {
     group->begun = true;
     group->waited = false;
     if (u->last) atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);
-    accept(u);
+    fcdp__group_accept(group);
     count_use(u, pass);
     return FCDP_OK;
 }

@@ -88,6 +88,12 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHE
  * the group has not begun. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) FCDP_MUST_CHECK;
 
+/* Small groups that are stale together. Is the group one that is worth it: agreed stale, small (FCDP_COALESCE), used of late, not begun? */
+bool fcdp_group_is_small(const fcdp_group *group);
+/* Gather what is stale of `groups`, small ones of one shard group, to the node's host memory, in few collectives; it is stale no more.
+ * inputs: as for begin, of one group after another. On every rank of the shard group alike. A failure is the comm's. */
+fcdp_status fcdp_groups_cross(fcdp_group *const *groups, const uint64_t *inputs, uint32_t n, fcdp_stream stream) FCDP_MUST_CHECK;
+
 typedef struct fcdp_group_stats {
     const char *name;           /* borrowed from the group */
     size_t bytes;               /* region */

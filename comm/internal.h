@@ -15,6 +15,13 @@ enum { FCDP_N_INTER = FCDP_LANE_INTER_1 + 1, FCDP_FAILURE_BYTES = 1024 };
 
 typedef struct fcdp_monitor fcdp_monitor;
 
+typedef struct fcdp_staging { /* coalesce.c; the model's threads, in program order */
+    fcdp_vrange *range;       /* NULL: none yet */
+    fcdp_phys block;
+    size_t n_pages;
+    fcdp_event crossed[2], emptied[2]; /* of each half: the collective's end; the copies out of it */
+} fcdp_staging;
+
 struct fcdp_engine {
     pid_t pid; /* a forked child has no streams and shares the device's mappings: it must not touch them */
     fcdp_options options;
@@ -26,6 +33,7 @@ struct fcdp_engine {
     fcdp_account *account; /* NULL until created or joined */
     fcdp_stream lanes[FCDP_N_LANES];
     fcdp_monitor *monitor;
+    fcdp_staging staging;
     fcdp_lock lock;
     /* guarded by lock */
     fcdp_comm *comms;
@@ -68,6 +76,7 @@ struct fcdp_group {
     fcdp_event written, crossed, restored; /* on the caller's stream at begin; the inter step's end; the restore's end */
     uint8_t *stale;                        /* agreed, n_extents; zeroed once begun */
     bool lacks;                            /* agreed: not on the device of every rank */
+    size_t crossed_bytes;                  /* of this rank's shards, by coalesce.c since the last begin */
     bool begun;
     bool waited;                           /* the program may have written into it since */
     bool has_content;                      /* content.h */
@@ -90,7 +99,12 @@ void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status);
 fcdp_status fcdp__monitor_start(fcdp_engine *engine, fcdp_monitor **monitor_out) FCDP_MUST_CHECK;
 void fcdp__monitor_stop(fcdp_monitor *monitor);
 
+/* coalesce.c */
+void fcdp__staging_destroy(fcdp_engine *engine);
+
 /* gather.c */
+/* What was agreed stale is as it was observed, and no longer stale. */
+void fcdp__group_accept(fcdp_group *group);
 /* Ends a use that the program did not see: nothing is behind it but the engine's own operations. */
 fcdp_status fcdp__group_cancel(fcdp_group *group) FCDP_MUST_CHECK;
 

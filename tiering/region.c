@@ -128,7 +128,18 @@ static void region_unlink(fcdp_region *region) {
     for (fcdp_slot *other = tiering->slots; other; other = other->next)
         if (other->last == region) other->last = NULL; /* its events have passed */
     if (slot && !--slot->n_mapped && !slot->owner && !slot->leaving) (void)!fcdp__slot_dissolve(tiering, slot);
+    size_t page_bytes = fcdp__driver_page_bytes(tiering->drv);
+    fcdp__slot_drop_spare(tiering, fcdp__round_up(region->layout->bytes, page_bytes) / page_bytes);
     pthread_cond_broadcast(&tiering->moved);
+}
+
+/* Until the device is done with it, whatever a failed call has left. */
+static fcdp_status region_settle(const fcdp_region *region) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = FCDP_OK;
+    for (int d = 0; d < FCDP_N_DIRECTIONS && region->torn && !status; d++)
+        status = fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]);
+    return status ? status : fcdp__region_await(region);
 }
 
 void fcdp__region_destroy(fcdp_region *region) {
@@ -136,9 +147,7 @@ void fcdp__region_destroy(fcdp_region *region) {
     region_lock(region);
     fcdp__region_enter(region);
     region_unlock(region);
-    fcdp_status status = region->torn ? FCDP_PENDING : fcdp__region_await(region);
-    for (int i = 0; i < 2 && status; i++) status = fcdp__driver_sync(region->tiering->drv); /* what fails once may pass */
-    if (status)
+    if (region_settle(region) && region_settle(region)) /* what fails once may pass */
         fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name, fcdp_error_text());
     if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
@@ -262,13 +271,22 @@ static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
 }
 
+/* No event says when the use ends: known by waiting, then, for the streams that take part and no others, which may wait for peers that wait
+ * for this thread. */
+static fcdp_status use_await(fcdp_region *region, fcdp_stream stream) {
+    fcdp_status status = fcdp__region_order(region, stream);
+    if (!status) status = stream_wait_region(region, stream);
+    if (!status) status = fcdp__driver_stream_sync(region->tiering->drv, stream);
+    return status ? status : region_settle(region);
+}
+
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {
     region_lock(region);
     FCDP_CHECK(1, region->in_use);
     region_unlock(region);
     fcdp_status status = use_seal(region, stream);
     fcdp_region *last = status ? NULL : region;
-    if (status) status = fcdp__driver_sync(region->tiering->drv); /* known by waiting, then */
+    if (status) status = use_await(region, stream);
     region->torn = region->torn && status;
     region_lock(region);
     fcdp__region_enter(region);
@@ -396,6 +414,58 @@ fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece
     if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded); /* own reads of older bytes */
     if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
     if (!status) status = pieces_copy(region, FCDP_TO_HOST, own);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
+    if (status) return half_done(region, status);
+    region_lock(region);
+    tiering->stats.n_puts++;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (span_mask & 1u << s) region->span[s].put = true;
+    region_unlock(region);
+    return FCDP_OK;
+}
+
+static fcdp_status sources_copy(fcdp_region *region, const fcdp_source *sources, size_t n) {
+    fcdp_tiering *tiering = region->tiering;
+    char *host = fcdp__host_data(region->block);
+    fcdp_status status = FCDP_OK;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < n && !status; i++) {
+        status = fcdp__driver_copy_d2h(tiering->drv, host + sources[i].place.offset_bytes, sources[i].at,
+                                       sources[i].place.bytes, tiering->streams[FCDP_TO_HOST]);
+        bytes += sources[i].place.bytes;
+    }
+    region_lock(region);
+    tiering->stats.d2h_bytes += bytes;
+    region_unlock(region);
+    return status;
+}
+
+/* A new epoch that is nowhere yet. A kept region may be on its way out on another thread. */
+static void epoch_begin(fcdp_region *region, uint32_t span_mask) {
+    region_lock(region);
+    FCDP_CHECK(1, !region->in_use);
+    fcdp__region_enter(region);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch + 1};
+    fcdp__region_leave(region);
+    region_unlock(region);
+}
+
+fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources, size_t n,
+                                   fcdp_event after) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
+    fcdp_status status =
+        word_write(region, FCDP_BOARD_READY, region->n_fills + 1, tiering->streams[FCDP_TO_DEVICE]);
+    if (status) return status;
+    region->n_fills++;
+    epoch_begin(region, span_mask);
+    status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
+    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded); /* own reads of older bytes */
+    if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
+    if (!status) status = sources_copy(region, sources, n);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);

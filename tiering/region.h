@@ -90,6 +90,11 @@ typedef struct fcdp_piece_list {
 } fcdp_piece_list;
 /* After `after`, D2H of this process's pieces of the spans in `span_mask`; then their words. In use; `stored` is recorded. */
 fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own, fcdp_event after) FCDP_MUST_CHECK;
+typedef struct fcdp_source { fcdp_dptr at; fcdp_piece place; } fcdp_source; /* device bytes, and where in the region they belong */
+/* New content for the spans of `span_mask`, on every process of the node alike, that comes to the host alone: after `after`, D2H of this process's
+ * pieces from `sources`; then their words. Not in use; `stored` is recorded. */
+fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources, size_t n,
+                                   fcdp_event after) FCDP_MUST_CHECK;
 /* H2D of pieces that the others put, once they have. In use, ordered; `loaded` is recorded. */
 fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) FCDP_MUST_CHECK;
 /* H2D of this process's slice of `span`, once the host has it; the other slices are the caller's to all-gather. In use, ordered; `loaded` is

@@ -193,6 +193,20 @@ static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming) {
     }
 }
 
+/* Slots of the class that regions of it are left for; exact mapping leaves slots that nobody is mapped onto. */
+void fcdp__slot_drop_spare(fcdp_tiering *tiering, size_t n_pages) {
+    unsigned class = class_of(n_pages);
+    size_t n_slots = 0, n_regions = 0;
+    fcdp_slot *spare = NULL;
+    for (const fcdp_region *r = tiering->regions; r; r = r->next) n_regions += class_of(pages_of(r)) == class;
+    for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next) {
+        if (class_of(slot->n_pages) != class) continue;
+        n_slots++;
+        if (is_free(slot) && !slot->n_mapped) spare = slot;
+    }
+    if (spare && n_slots > n_regions) (void)!fcdp__slot_dissolve(tiering, spare);
+}
+
 void fcdp__slots_trim(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
     for (unsigned class = 0; class < FCDP_SLOT_CLASSES; class++) trim_class(tiering, class, 0);

@@ -381,6 +381,34 @@ METHOD(groups_fit) {
     return status ? binding_raise(status) : PyBool_FromLong(ahead);
 }
 
+METHOD(group_is_small) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_is_small", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    return group ? PyBool_FromLong(fcdp_group_is_small(group)) : NULL;
+}
+
+/* ([group], inputs: uint64 per extent, one group after another, stream) */
+METHOD(groups_cross) {
+    PyObject *list, *inputs;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OSK:groups_cross", &list, &inputs, &stream)) return NULL;
+    Py_ssize_t n = PyList_Size(list);
+    fcdp_group **groups = n < 0 ? NULL : calloc((size_t)n + 1, sizeof *groups);
+    if (!groups) return n < 0 ? NULL : PyErr_NoMemory();
+    size_t n_extents = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        groups[i] = group_of(PyList_GetItem(list, i));
+        if (!groups[i]) break;
+        n_extents += fcdp_group_n_extents(groups[i]);
+    }
+    const uint64_t *addresses = PyErr_Occurred() ? NULL : bytes_of(inputs, n_extents * sizeof *addresses, "inputs");
+    fcdp_status status = FCDP_OK;
+    if (addresses) CALL(fcdp_groups_cross(groups, addresses, (uint32_t)n, (fcdp_stream)(uintptr_t)stream));
+    free(groups);
+    return addresses ? none_or_raise(status) : NULL;
+}
+
 /* (group, [name of extent i]) */
 METHOD(group_watch) {
     PyObject *handle, *list;
@@ -577,7 +605,8 @@ static PyMethodDef methods[] = {
     ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_begin_pass), ENTRY(engine_stats),
     ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create), ENTRY(comm_host_create), ENTRY(comm_host_join), ENTRY(comm_check),
     ENTRY(tree_create), ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed), ENTRY(group_create),
-    ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_id), ENTRY(group_join), ENTRY(group_question),
+    ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_is_small), ENTRY(groups_cross),
+    ENTRY(group_id), ENTRY(group_join), ENTRY(group_question),
     ENTRY(group_ask_again), ENTRY(group_vote), ENTRY(group_agree), ENTRY(group_audit), ENTRY(group_stale), ENTRY(group_begin),
     ENTRY(group_has_begun), ENTRY(group_unsharded), ENTRY(group_wait), ENTRY(group_reshard), ENTRY(group_stats),
     {"dlpack", binding_dlpack, METH_VARARGS, NULL},

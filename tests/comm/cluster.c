@@ -87,6 +87,7 @@ static void member_start(cluster *c, uint32_t rank) {
     assert_ok(fcdp__topology_make(node_of, c->n_ranks, rank, &m->topology));
     fcdp_engine_config config = {
         .options = {.tau = of->tau[rank],
+                    .coalesce_bytes = of->coalesce_bytes,
                     .restore = of->restore,
                     .mapping = of->mapping,
                     .agree = of->agree,
@@ -195,7 +196,9 @@ static void member_end(member *m) {
     pthread_mutex_destroy(&m->mutex);
 }
 
+/* Ranks that raised are processes that end all at once; here they are taken down one after the other. */
 void cluster_destroy(cluster *c) {
+    for (uint32_t r = 0; r < c->n_ranks && c->council.n_left; r++) hub_port_exit(&c->members[r].port);
     for (uint32_t r = c->n_ranks; r-- > 0;) member_end(&c->members[r]); /* a node's leader last: it frees the blocks */
     bool gave_up = c->hub.gave_up;
     hub_destroy(&c->hub);

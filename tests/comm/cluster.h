@@ -51,6 +51,7 @@ typedef struct cluster_config {
     fcdp_mapping_mode mapping;
     fcdp_agree_mode agree;
     int prefetch;
+    size_t coalesce_bytes;
     bool host_computes;
     double tau[CLUSTER_MAX_RANKS];
     size_t device_budget_bytes;

@@ -229,16 +229,27 @@ static fcdp_status hub_check(void *ctx) {
     return status;
 }
 
-static void hub_abort(void *ctx, const char *why) {
-    hub_port *port = ctx;
-    pthread_mutex_lock(&port->hub->mutex);
-    port->aborted = true;
-    port_fail(port, FCDP_ERR_TRANSPORT, why);
+/* With the mutex. */
+static void lanes_break(hub_port *port) {
     for (int lane = 0; lane < FCDP_N_LANES; lane++) {
         hub_lane *l = lane_of(port, (fcdp_lane)lane);
         l->broken = l->broken || !port->hub->silent;
         pthread_cond_broadcast(&l->changed);
     }
+}
+
+static void hub_abort(void *ctx, const char *why) {
+    hub_port *port = ctx;
+    pthread_mutex_lock(&port->hub->mutex);
+    port->aborted = true;
+    port_fail(port, FCDP_ERR_TRANSPORT, why);
+    lanes_break(port);
+    pthread_mutex_unlock(&port->hub->mutex);
+}
+
+void hub_port_exit(hub_port *port) {
+    pthread_mutex_lock(&port->hub->mutex);
+    lanes_break(port);
     pthread_mutex_unlock(&port->hub->mutex);
 }
 

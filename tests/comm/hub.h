@@ -75,6 +75,8 @@ void hub_destroy(hub *h);
 /* `place` says where an address lies, alike on every rank. */
 void hub_port_init(hub_port *port, hub *h, const fcdp_topology *topology, fcdp_driver *drv,
                    uint64_t (*place)(const void *owner, fcdp_dptr at), const void *owner);
+/* Its process is about to go, and its peers see that (not where the hub is silent). */
+void hub_port_exit(hub_port *port);
 /* No stream may run a call of it any more. */
 void hub_port_destroy(hub_port *port);
 fcdp_transport hub_transport(hub_port *port);

@@ -32,6 +32,21 @@ fcdp_status member_vote(member *m, uint32_t g, uint8_t *vote_out) {
     return vote_one(m, g, vote_out, NULL);
 }
 
+/* What the framework's side does after an agreement on the whole tree. */
+static fcdp_status cross_small(member *m) {
+    fcdp_group *small[CLUSTER_MAX_GROUPS];
+    uint64_t inputs[CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS];
+    uint32_t n = 0, n_inputs = 0;
+    for (uint32_t g = 0; g < m->cluster->config.n_groups; g++) {
+        if (!fcdp_group_is_small(m->groups[g])) continue;
+        for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
+            inputs[n_inputs++] = (uintptr_t)(m->shards + m->shard_at[g][i]);
+        small[n++] = m->groups[g];
+        memcpy(m->held[g], m->version[g], sizeof m->held[g]);
+    }
+    return n > 1 ? fcdp_groups_cross(small, inputs, n, m->stream) : FCDP_OK;
+}
+
 /* Groups [first, end). */
 static fcdp_status agree(member *m, fcdp_question question, uint32_t first, uint32_t end) {
     uint8_t votes[COUNCIL_MAX_VOTES];
@@ -42,14 +57,16 @@ static fcdp_status agree(member *m, fcdp_question question, uint32_t first, uint
         n += m->cluster->config.groups[g].n_extents + 1;
     }
     if (!status) status = council_agree(&m->cluster->council, (uint32_t)question << 8 | first, votes, n);
-    if (status) return status;
+    fcdp_status known = status ? fcdp_engine_check(m->engine) : FCDP_OK; /* it says more than who has left */
+    if (known || status) return known ? known : status;
     n = 0;
     for (uint32_t g = first; g < end; g++) {
         fcdp_group_agree(m->groups[g], votes + n);
         n += m->cluster->config.groups[g].n_extents + 1;
     }
-    if (question == FCDP_ASK_TREE) fcdp_tree_agreed(m->tree);
-    return FCDP_OK;
+    if (question != FCDP_ASK_TREE) return FCDP_OK;
+    fcdp_tree_agreed(m->tree);
+    return cross_small(m);
 }
 
 static fcdp_status audit(member *m, uint32_t g) {

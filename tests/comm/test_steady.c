@@ -93,6 +93,8 @@ static cluster_config config_of(uint32_t node_size, fcdp_restore_mode restore, i
 /* One collective between nodes and one within for each group that is gathered; one within for each that is restored by slices. */
 static size_t expected_launches(const cluster_config *config) {
     bool by_slice = config->restore == FCDP_RESTORE_SLICE && config->node_size > 1, kept = config->tau[0] > 0;
+    if (config->coalesce_bytes) /* all that is stale in one; then each comes from the host, by slices but where it is kept in backward */
+        return N_STEPS * (1 + (by_slice ? (size_t)(kept ? N_GROUPS - 1 : 2 * (N_GROUPS - 1) + 1) : 0));
     size_t gathers = (N_GROUPS - 1) * (1 + (size_t)by_slice);
     size_t restores = by_slice && !kept ? N_GROUPS - 1 + 1 : 0; /* backward, all but the root; and the frozen one's forward */
     return N_STEPS * (gathers + restores);
@@ -130,6 +132,21 @@ static void steady(cluster_config config) {
     assert_nothing_lives();
 }
 
+/* The trainable groups cross together, as adapters do. */
+static void test_small_groups_cross_in_one_collective(void **state) {
+    (void)state;
+    for (uint32_t node_size = 1; node_size <= 2; node_size++)
+        for (int restore = FCDP_RESTORE_SLICE; restore <= FCDP_RESTORE_WHOLE; restore++)
+            for (int tau = 0; tau <= 1; tau++) {
+                cluster_config config = config_of(node_size, (fcdp_restore_mode)restore, tau, 1);
+                for (uint32_t g = 0; g < N_GROUPS; g++)
+                    for (uint32_t i = 0; i < 3; i++) config.groups[g].extents[i].shard_bytes /= 16;
+                config.coalesce_bytes = 1 << 20;
+                print_message("2 x %u, restore %s, tau %d\n", node_size, restore ? "whole" : "slice", tau);
+                steady(config);
+            }
+}
+
 static void every_way(fcdp_mapping_mode mapping) {
     for (uint32_t node_size = 1; node_size <= 2; node_size++)
         for (int restore = FCDP_RESTORE_SLICE; restore <= FCDP_RESTORE_WHOLE; restore++)
@@ -154,6 +171,7 @@ static void test_exact_mapping_costs_one_block_per_use(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_small_groups_cross_in_one_collective),
         cmocka_unit_test(test_slots_cost_no_driver_call_and_nobody_waits),
         cmocka_unit_test(test_exact_mapping_costs_one_block_per_use),
     };

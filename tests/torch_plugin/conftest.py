@@ -6,9 +6,13 @@ import launch
 
 PLAIN = "plain"
 CONFIGURATIONS = {
-    f"tau{tau}-{restore}": {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": str(tau), "FCDP_RESTORE": restore,
-                            "FCDP_TIMEOUT": "60"}
-    for tau in (0, 1) for restore in ("slice", "whole")
+    f"tau{tau}-{restore}": {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": str(tau), "FCDP_RESTORE": restore, "FCDP_TIMEOUT": "60", **others}
+    for tau, restore, others in (
+        (0, "slice", {}),
+        (0, "whole", {"FCDP_COALESCE": "0", "FCDP_MAPPING": "exact"}),
+        (1, "slice", {"FCDP_COALESCE": "0"}),
+        (1, "whole", {"FCDP_MAPPING": "exact"}),
+    )
 }
 
 

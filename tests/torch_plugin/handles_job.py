@@ -1,4 +1,4 @@
-"""A garbage collection may run on any thread, also on FCDP's worker, while it calls a collective. What dies there must not make the worker
+"""A garbage collection may run on any thread, also on a stream's, while it calls a collective. What dies there must not make the stream
 wait for itself. Run by test_handles.py, under a timeout. argv: the simulated driver's path."""
 import gc
 import sys
@@ -21,40 +21,41 @@ class Dead:
 def main():
     gc.disable()
     _fcdp.options_load()
-    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sys.argv[1], False)
+    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sys.argv[1], False, _fcdp.MAPPING_AUTO)
     _fcdp.engine_account_create(engine)
     collected_on = []
 
     def all_gather(lane, address, bytes_):
         collected_on.append((threading.current_thread() is threading.main_thread(), gc.collect()))
-        return lambda: None
 
     comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, all_gather)
     _fcdp.comm_host_create(comm)
+    tree = _fcdp.tree_create(comm)
     shard = torch.ones(MIB, dtype=torch.uint8)
     inputs = shard.data_ptr().to_bytes(8, "little")
 
     def group_make(name):
         group = _fcdp.group_create(comm, name, [(MIB, 1)])
-        _fcdp.group_attach(group, _fcdp.group_carve(group))
+        _fcdp.group_attach(group, _fcdp.group_host_alloc(group))
+        _fcdp.group_join(group, tree)
+        _fcdp.group_agree(group, b"\1\1")
         return group
 
-    def unshard(group):
-        return _fcdp.group_unshard(group, b"\1", inputs, _fcdp.PASS_FORWARD, 0)
-
-    # A group, a group with a job under way that nobody waited for, and a tensor over a third one's pages.
+    # A group, one that has begun and that nobody waited for, and a tensor over a third one's pages.
     idle, busy, seen = group_make("idle"), group_make("busy"), group_make("seen")
     view = torch.from_dlpack(_fcdp.dlpack(_fcdp.group_extent(seen, 0), MIB, 1, 8, 1, 0, seen))
     living = group_make("living")
-    Dead(idle), Dead(busy, unshard(busy)), Dead(view)
+    _fcdp.group_begin(busy, inputs, _fcdp.PASS_FORWARD, 0)
+    Dead(idle), Dead(busy), Dead(view)
     del idle, busy, seen, view
-    _fcdp.job_wait(unshard(living))
+    _fcdp.group_begin(living, inputs, _fcdp.PASS_FORWARD, 0)
+    _fcdp.group_wait(living, 0)
     assert any(count > 0 and not on_main for on_main, count in collected_on), collected_on
     _fcdp.engine_drain(engine)  # the dead are ended by the next call
     stats = _fcdp.engine_stats(engine)
     assert stats["device_bytes"]["current"] == 2 * MIB, stats
     assert stats["host_bytes"]["current"] == 2 * MIB + 4096, stats
-    _fcdp.group_reshard(living, 0)
+    _fcdp.group_reshard(living, 0, False)
     _fcdp.engine_destroy(engine)
     print("fine")
 

@@ -290,36 +290,38 @@ def the_visualiser_reads_a_snapshot(p, sim):
 def an_engine_shares_the_pages(p, sim):
     """A region's pages and a tensor's are the same: the budget binds both."""
     p.do("empty_cache")
-    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, True)
+    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, _fcdp.MAPPING_AUTO)
     assert _fcdp.engine_account_create(engine)
 
     def all_gather(lane, address, bytes_):  # the other node's shard is the same
         ctypes.memmove(address + bytes_, address, bytes_)
-        return lambda: None
 
     comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, all_gather)
     assert _fcdp.comm_host_create(comm)
     group = _fcdp.group_create(comm, "block", [(16 * MIB, 1)])
-    _fcdp.group_attach(group, _fcdp.group_carve(group))
+    _fcdp.group_attach(group, _fcdp.group_host_alloc(group))
+    tree = _fcdp.tree_create(comm)
+    _fcdp.group_join(group, tree)
+    _fcdp.group_agree(group, b"\1\1")
     shard = torch.arange(4 * MIB, dtype=torch.int32)
     inputs = shard.data_ptr().to_bytes(8, "little")
-    job = _fcdp.group_unshard(group, b"\1", inputs, _fcdp.PASS_FORWARD, 0)
-    _fcdp.job_wait(job)
+    _fcdp.group_begin(group, inputs, _fcdp.PASS_FORWARD, 0)
+    _fcdp.group_wait(group, 0)
     assert _fcdp.engine_stats(engine)["device_bytes"]["current"] == 32 * MIB
     held = p.malloc(32 * MIB)
     code, text, _ = p.try_malloc(2 * MIB)  # the region is in use
     assert code == OUT_OF_MEMORY and "regions 32 MiB" in text, text
-    _fcdp.group_reshard(group, 0)
+    _fcdp.group_reshard(group, 0, False)
     _fcdp.engine_drain(engine)
     more = p.malloc(32 * MIB)
     device_bytes = _fcdp.engine_stats(engine)["device_bytes"]
     assert device_bytes["current"] == 0 and 32 * MIB <= device_bytes["peak"] <= BUDGET == device_bytes["budget"], device_bytes
     p.free(held)
-    job = _fcdp.group_unshard(group, b"\0", b"", _fcdp.PASS_BACKWARD, 0)  # takes the cache's pages
-    _fcdp.job_wait(job)
+    _fcdp.group_begin(group, b"", _fcdp.PASS_BACKWARD, 0)  # takes the cache's pages
+    _fcdp.group_wait(group, 0)
     got = (ctypes.c_int32 * 4).from_address(_fcdp.group_extent(group, 0) + 24 * MIB)
     assert list(got) == shard[2 * MIB : 2 * MIB + 4].tolist()
-    _fcdp.group_reshard(group, 0)
+    _fcdp.group_reshard(group, 0, False)
     _fcdp.engine_drain(engine)
     _fcdp.engine_destroy(engine)
     p.free(more)

@@ -128,10 +128,8 @@ class Group:
                 "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
             )
 
-    def begin(self, pass_: int, stream: int) -> None:
-        """Put its gather or restore on the core's streams, if that has not been done ahead."""
-        if _fcdp.group_has_begun(self.handle):
-            return
+    def read(self) -> bytes:
+        """Addresses of the stale extents' shards; the tensors live until the group is waited for."""
         stale = _fcdp.group_stale(self.handle)
         wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
         addresses, keep = array("Q", [0]) * self.n, []
@@ -143,8 +141,13 @@ class Group:
                 )
             addresses[i] = tensor.data_ptr()
             keep.append(tensor)
-        self.inputs = tuple(keep)  # a tuple: no garbage collector empties it
-        _call(_fcdp.group_begin, self.handle, addresses.tobytes(), pass_, stream)
+        self.inputs = (self.inputs, *keep)  # a tuple: no garbage collector empties it
+        return addresses.tobytes()
+
+    def begin(self, pass_: int, stream: int) -> None:
+        """Put its gather or restore on the core's streams, if that has not been done ahead."""
+        if not _fcdp.group_has_begun(self.handle):
+            _call(_fcdp.group_begin, self.handle, self.read(), pass_, stream)
 
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
@@ -389,6 +392,12 @@ class Runtime:
             _fcdp.group_agree(group.handle, agreed[at : at + group.n + 1])
             at += group.n + 1
 
+    def cross(self, small: list[Group], stream: int) -> None:
+        """Small groups that are stale together cross the nodes in few collectives, to host memory."""
+        if len(small) > 1:
+            inputs = b"".join([group.read() for group in small])
+            _call(_fcdp.groups_cross, [group.handle for group in small], inputs, stream)
+
     def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
         """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP2's hooks."""
         handle = tree.handle(group.shards)
@@ -400,6 +409,7 @@ class Runtime:
                 _fcdp.group_join(other.handle, handle)
             self.agree(mine)
             _fcdp.tree_agreed(handle)
+            self.cross([other for other in mine if _fcdp.group_is_small(other.handle)], stream)
         elif question == _fcdp.ASK_GROUP:
             self.agree([group])
         else:
