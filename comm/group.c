@@ -162,13 +162,16 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
     fcdp_host_block *block;
     status = fcdp__host_attach(comm->host, offset, group->layout->bytes, &block);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
-    status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local, block,
-                                 &group->region);
+    fcdp_region *region;
+    status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local, block, &region);
     if (status) {
         fcdp__host_detach(block);
         return status;
     }
+    fcdp__lock_acquire(&comm->engine->lock); /* the monitor knows the group already */
     group->block = block;
+    group->region = region;
+    fcdp__lock_release(&comm->engine->lock);
     return FCDP_OK;
 }
 
