@@ -575,7 +575,7 @@ static void spare_cut_after(fcdp_arena *arena, fcdp_block *block, uint64_t end) 
     if (end < block->address + block->bytes) (void)spare_cut_before(arena, block, end);
 }
 
-fcdp_status fcdp__arena_grow(fcdp_arena *arena, size_t bytes, fcdp_growth *growth_out) {
+fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, fcdp_growth *growth_out) {
     fcdp_status status = nodes_reserve(arena, 4);
     if (!status) status = table_reserve(arena);
     if (status) return status;
@@ -612,7 +612,7 @@ static fcdp_block *growth_join(fcdp_arena *arena, const fcdp_growth *growth) {
     return block;
 }
 
-fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth) {
+fcdp_block *fcdp__arena_grow_commit(fcdp_arena *arena, fcdp_growth *growth) {
     fcdp_block *block = growth_join(arena, growth);
     uint64_t end = growth->address + growth->bytes;
     if (end < block->address + block->bytes) {
@@ -633,7 +633,7 @@ fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth) {
     return block;
 }
 
-void fcdp__arena_shrink(fcdp_arena *arena, fcdp_growth *growth) {
+void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth) {
     for (int i = 0; i < 2; i++) node_give(arena, growth->spare[i]);
     for (fcdp_block *block = growth->first, *next;; block = next) {
         next = block->after; /* a join below frees `block` or the one before it, never the one after: that is
@@ -653,7 +653,7 @@ static size_t whole_pages(const fcdp_arena *arena, const fcdp_block *block) {
 }
 
 /* The free block that has been unused longest, of those that have whole pages; NULL: none. */
-static fcdp_block *coldest(const fcdp_arena *arena, uint64_t clock) {
+static fcdp_block *longest_unused(const fcdp_arena *arena, uint64_t clock) {
     fcdp_block *found = NULL;
     for (unsigned class = class_next(arena, class_of(arena->page_bytes)); class < N_CLASSES;
          class = class_next(arena, class + 1))
@@ -664,11 +664,11 @@ static fcdp_block *coldest(const fcdp_arena *arena, uint64_t clock) {
     return found;
 }
 
-size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
+size_t fcdp__arena_vacate_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
                           size_t max_blocks) {
     size_t n_blocks = 0;
     while (n_pages > 0 && n_blocks < max_blocks) {
-        fcdp_block *block = coldest(arena, clock);
+        fcdp_block *block = longest_unused(arena, clock);
         if (!block || nodes_reserve(arena, 2)) break;
         size_t n = whole_pages(arena, block);
         if (n > n_pages) n = n_pages;
@@ -684,18 +684,18 @@ size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcd
     return n_blocks;
 }
 
-void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_vacate_commit(fcdp_arena *arena, fcdp_block *block) {
     arena->counts.busy_bytes -= block->bytes;
     block_hole(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
-void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_vacate_abort(fcdp_arena *arena, fcdp_block *block) {
     block_release(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
-void fcdp__arena_quarantine(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_quarantine_begin(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(0, block->state == FCDP_BLOCK_BUSY && !block->unmapped);
     FCDP_CHECK(0, block->address % arena->page_bytes == 0 && block->bytes % arena->page_bytes == 0);
     arena->counts.busy_bytes -= block->bytes;
@@ -703,7 +703,7 @@ void fcdp__arena_quarantine(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
-void fcdp__arena_unquarantine(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_quarantine_end(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(0, block->state == FCDP_BLOCK_BUSY && block->unmapped);
     block_hole(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));

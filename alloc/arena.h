@@ -86,22 +86,22 @@ void fcdp__arena_flush(fcdp_arena *arena);
 uint64_t fcdp__arena_clock(const fcdp_arena *arena);
 
 /* The cheapest place for `bytes`, busy from now on. FCDP_PENDING: no span has one, add one. */
-fcdp_status fcdp__arena_grow(fcdp_arena *arena, size_t bytes, fcdp_growth *growth_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, fcdp_growth *growth_out) FCDP_MUST_CHECK;
 /* Its holes are mapped: the live block. Ends the growth. */
-fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth);
+fcdp_block *fcdp__arena_grow_commit(fcdp_arena *arena, fcdp_growth *growth);
 /* They are not: all is as before. */
-void fcdp__arena_shrink(fcdp_arena *arena, fcdp_growth *growth);
+void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth);
 
 /* Whole pages that nothing lies on, freed at or before `clock`, the longest unused first: at most `n_pages`, as busy blocks of whole
  * pages, at most `max_blocks` of them. Returns how many blocks. */
-size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out, size_t max_blocks);
+size_t fcdp__arena_vacate_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out, size_t max_blocks);
 /* A vacated block: its pages are gone, or they are still there. */
-void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block);
-void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_vacate_commit(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_vacate_abort(fcdp_arena *arena, fcdp_block *block);
 
 /* A busy block of whole pages: its pages are gone, and nothing takes its addresses until they are returned. */
-void fcdp__arena_quarantine(fcdp_arena *arena, fcdp_block *block);
-void fcdp__arena_unquarantine(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_quarantine_begin(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_quarantine_end(fcdp_arena *arena, fcdp_block *block);
 
 typedef struct fcdp_arena_stats {
     size_t live_bytes, requested_bytes, free_bytes, quick_bytes, busy_bytes; /* mapped = all but holes */

@@ -1,4 +1,4 @@
-/* heap.c - arenas by stream, addresses to arenas, malloc and free. What a miss does is in heap_grow.c, private pools are in heap_private.c.
+/* heap.c - arenas by stream, addresses to arenas, malloc and free. Where a miss gets its pages is in heap_pages.c.
  * Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
 #include "alloc/heap_internal.h"
 
@@ -36,7 +36,7 @@ static fcdp_status arena_open(fcdp_heap *heap, heap_arena *arena, const heap_str
 
 static void arena_close(heap_arena *arena) {
     if (!arena->heap) return;
-    if (arena->mark) fcdp__driver_event_destroy(arena->heap->drv, arena->mark);
+    if (arena->fence) fcdp__driver_event_destroy(arena->heap->drv, arena->fence);
     fcdp__arena_destroy(arena->blocks);
     fcdp__lock_destroy(&arena->lock);
 }
@@ -235,7 +235,7 @@ static fcdp_status growth_begin(heap_arena *arena, size_t rounded, fcdp_growth *
     fcdp_status status;
     do {
         fcdp__lock_acquire(&arena->lock);
-        status = fcdp__arena_grow(arena->blocks, rounded, growth_out);
+        status = fcdp__arena_grow_begin(arena->blocks, rounded, growth_out);
         fcdp__lock_release(&arena->lock);
         if (status != FCDP_PENDING) return status;
         status = span_add(arena, rounded);
@@ -248,13 +248,17 @@ static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, 
     fcdp_status status = growth_begin(arena, rounded, &growth);
     if (status) return status;
     bool stuck = false;
-    status = fcdp__heap_map(arena, &growth, &stuck);
+    fcdp_phys *pages = malloc((growth.n_pages + 1) * sizeof *pages);
+    status = pages ? fcdp__heap_pages_find(arena, growth.n_pages, bytes, pages)
+                   : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for %zu pages", growth.n_pages);
+    if (!status) status = fcdp__heap_map(arena->heap, &growth, pages, &stuck);
+    free(pages);
     fcdp__lock_acquire(&arena->lock);
     if (!status) {
-        *block_out = fcdp__arena_grown(arena->blocks, &growth);
+        *block_out = fcdp__arena_grow_commit(arena->blocks, &growth);
         block_hand_out(arena, *block_out, bytes, &arena->n_grows);
     } else if (!stuck) {
-        fcdp__arena_shrink(arena->blocks, &growth);
+        fcdp__arena_grow_abort(arena->blocks, &growth);
     }
     fcdp__lock_release(&arena->lock);
     return status;
@@ -375,7 +379,7 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     heap->pool = pool;
     heap->page_bytes = fcdp__driver_page_bytes(drv);
     heap->granules = granules;
-    heap->graves_end = &heap->graves;
+    heap->quarantine_end = &heap->quarantine;
     fcdp__lock_init(&heap->lock, FCDP_RANK_HEAP);
     pthread_rwlock_init(&heap->private_lock, NULL);
     pthread_cond_init(&heap->held_back, NULL);

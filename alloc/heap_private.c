@@ -30,8 +30,8 @@ static bool private_is_over(const heap_private *private) {
 static bool arena_is_over(heap_arena *arena) {
     fcdp__lock_acquire(&arena->lock);
     const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
-    bool cold = arena->cold_clock == fcdp__arena_clock(arena->blocks);
-    bool over = of->live_bytes == 0 && of->busy_bytes == 0 && (cold || of->free_bytes + of->quick_bytes == 0);
+    bool quiescent = arena->quiescent_clock == fcdp__arena_clock(arena->blocks);
+    bool over = of->live_bytes == 0 && of->busy_bytes == 0 && (quiescent || of->free_bytes + of->quick_bytes == 0);
     fcdp__lock_release(&arena->lock);
     return over;
 }
@@ -121,7 +121,7 @@ static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, private_over o
 fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx,
                                  void **stale_ctx_out) {
     *stale_ctx_out = NULL;
-    fcdp__heap_cool(heap); /* while it may still be asked */
+    fcdp__heap_quiesce(heap); /* while it may still be asked */
     private_over over = private_find_over(heap);
     pthread_rwlock_wrlock(&heap->private_lock);
     fcdp_status status = private_open(heap, id, over, covers, ctx, stale_ctx_out);

@@ -61,15 +61,15 @@ static void held_add(oracle *o, fcdp_block *block, size_t bytes) {
 
 static fcdp_block *oracle_grow(oracle *o, size_t bytes) {
     fcdp_growth growth;
-    fcdp_status status = fcdp__arena_grow(o->arena, bytes, &growth);
+    fcdp_status status = fcdp__arena_grow_begin(o->arena, bytes, &growth);
     if (status == FCDP_PENDING) return NULL;
     FCDP_CHECK(0, !(status));
     if (below(o, 4) == 0) { /* no pages were to be had */
-        fcdp__arena_shrink(o->arena, &growth);
+        fcdp__arena_grow_abort(o->arena, &growth);
         return NULL;
     }
     growth_map(o, &growth);
-    return fcdp__arena_grown(o->arena, &growth);
+    return fcdp__arena_grow_commit(o->arena, &growth);
 }
 
 static void oracle_take(oracle *o) {
@@ -99,7 +99,7 @@ static void oracle_give(oracle *o) {
 static void oracle_vacate(oracle *o) {
     fcdp_block *blocks[4];
     uint64_t clock = fcdp__arena_clock(o->arena) - below(o, 4);
-    size_t limit = 1 + below(o, 20), n_pages = 0, n = fcdp__arena_vacate(o->arena, clock, limit, blocks, 4);
+    size_t limit = 1 + below(o, 20), n_pages = 0, n = fcdp__arena_vacate_begin(o->arena, clock, limit, blocks, 4);
     for (size_t i = 0; i < n; i++) {
         FCDP_CHECK(0, ((blocks[i]->address - BASE) % PAGE) == (0));
         FCDP_CHECK(0, blocks[i]->freed_at <= clock);
@@ -114,9 +114,9 @@ static void oracle_vacate(oracle *o) {
             o->mapped[page] = refused;
         }
         if (refused)
-            fcdp__arena_unvacate(o->arena, blocks[i]);
+            fcdp__arena_vacate_abort(o->arena, blocks[i]);
         else
-            fcdp__arena_vacated(o->arena, blocks[i]);
+            fcdp__arena_vacate_commit(o->arena, blocks[i]);
     }
 }
 
@@ -152,8 +152,8 @@ static void oracle_end(oracle *o) {
     fcdp_block *blocks[N_PAGES];
     for (size_t i = 0; i < o->n_held; i++) fcdp__arena_give(o->arena, o->held[i].block);
     fcdp__arena_flush(o->arena);
-    size_t n = fcdp__arena_vacate(o->arena, UINT64_MAX, N_PAGES, blocks, N_PAGES);
-    for (size_t i = 0; i < n; i++) fcdp__arena_vacated(o->arena, blocks[i]);
+    size_t n = fcdp__arena_vacate_begin(o->arena, UINT64_MAX, N_PAGES, blocks, N_PAGES);
+    for (size_t i = 0; i < n; i++) fcdp__arena_vacate_commit(o->arena, blocks[i]);
     const fcdp_arena_stats stats = *fcdp__arena_stats(o->arena);
     FCDP_CHECK(0, (stats.free_bytes + stats.busy_bytes + stats.quick_bytes + stats.live_bytes) == (0));
     FCDP_CHECK(0, (stats.n_holes) == (1));

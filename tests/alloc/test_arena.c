@@ -25,9 +25,9 @@ static fcdp_block *take(fcdp_arena *arena, size_t bytes, size_t *n_pages_out) {
     if (block) return block;
     fcdp__arena_flush(arena);
     if (!fcdp__arena_take(arena, bytes, &block)) return block;
-    if (fcdp__arena_grow(arena, bytes, &growth)) return NULL;
+    if (fcdp__arena_grow_begin(arena, bytes, &growth)) return NULL;
     *n_pages_out = growth.n_pages;
-    return fcdp__arena_grown(arena, &growth);
+    return fcdp__arena_grow_commit(arena, &growth);
 }
 
 static fcdp_block *take_new(fcdp_arena *arena, size_t bytes, size_t n_pages) {
@@ -91,15 +91,15 @@ static void pages_that_are_apart_serve_one_block(void **state) {
     fcdp__arena_flush(arena);
     fcdp_growth growth;
     fcdp_block *vacated[4];
-    assert_ok(fcdp__arena_grow(arena, 3 * PAGE, &growth));
+    assert_ok(fcdp__arena_grow_begin(arena, 3 * PAGE, &growth));
     assert_int_equal(growth.n_pages, 3);
-    assert_int_equal(fcdp__arena_vacate(arena, fcdp__arena_clock(arena) - 1, 3, vacated, 4),
-                     2);                                /* the third is not cold */
+    assert_int_equal(fcdp__arena_vacate_begin(arena, fcdp__arena_clock(arena) - 1, 3, vacated, 4),
+                     2);                                /* the third was freed later */
     assert_int_equal(vacated[0]->address, BASE + PAGE); /* freed first */
     assert_int_equal(vacated[1]->address, BASE + 3 * PAGE);
-    fcdp__arena_vacated(arena, vacated[0]);
-    fcdp__arena_unvacate(arena, vacated[1]);
-    fcdp__arena_shrink(arena, &growth);
+    fcdp__arena_vacate_commit(arena, vacated[0]);
+    fcdp__arena_vacate_abort(arena, vacated[1]);
+    fcdp__arena_grow_abort(arena, &growth);
     const fcdp_arena_stats stats = *fcdp__arena_stats(arena);
     assert_int_equal(stats.free_bytes, 2 * PAGE);
     assert_int_equal(stats.n_holes, 2);
@@ -118,8 +118,8 @@ static void growth_uses_what_is_mapped(void **state) {
     fcdp__arena_give(arena, a);
     fcdp__arena_give(arena, b);
     fcdp__arena_flush(arena); /* 4.5 pages free, then a live half */
-    assert_int_equal(fcdp__arena_vacate(arena, UINT64_MAX, 4, vacated, 4), 1);
-    fcdp__arena_vacated(arena, vacated[0]); /* 4 pages of hole, half a page free, half a page live, holes */
+    assert_int_equal(fcdp__arena_vacate_begin(arena, UINT64_MAX, 4, vacated, 4), 1);
+    fcdp__arena_vacate_commit(arena, vacated[0]); /* 4 pages of hole, half a page free, half a page live, holes */
     fcdp_block *block = take_new(arena, PAGE + PAGE / 2, 1);
     assert_int_equal(block->address, BASE + 3 * PAGE);
     fcdp__arena_destroy(arena);
@@ -130,7 +130,7 @@ static void a_span_can_be_full(void **state) {
     fcdp_arena *arena = arena_open();
     fcdp_growth growth;
     take_new(arena, SPAN - PAGE, N_PAGES - 1);
-    assert_int_equal(fcdp__arena_grow(arena, 2 * PAGE, &growth), FCDP_PENDING);
+    assert_int_equal(fcdp__arena_grow_begin(arena, 2 * PAGE, &growth), FCDP_PENDING);
     assert_ok(fcdp__arena_add_span(arena, BASE + 2 * SPAN, SPAN, NULL));
     take_new(arena, 2 * PAGE, 2);
     take_new(arena, PAGE, 1);

@@ -254,7 +254,7 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     world w = world_open(32);
     regions r = {.pool = w.pool};
     fcdp_dptr other = take(&w, 4 * PAGE, 1);
-    give(&w, other); /* cold, another stream's */
+    give(&w, other); /* quiescent, another stream's */
     assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 20, r.pages));
     r.n = 20;
     fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
@@ -295,7 +295,7 @@ static void a_cache_gives_its_pages_to_regions(void **state) {
     world_close(&w);
 }
 
-/* Freed memory is not cold while its stream is busy: regions wait for it. */
+/* Freed memory is not quiescent while its stream is busy: regions wait for it. */
 static void a_busy_cache_gives_its_pages_to_regions(void **state) {
     (void)state;
     world w = world_open(8);
