@@ -36,12 +36,12 @@ static fcdp_status arena_open(fcdp_heap *heap, heap_arena *arena, const heap_str
 
 static void arena_close(heap_arena *arena) {
     if (!arena->heap) return;
-    if (arena->fence) fcdp__driver_event_destroy(arena->heap->drv, arena->fence);
     fcdp__arena_destroy(arena->blocks);
     fcdp__lock_destroy(&arena->lock);
 }
 
-static void stream_free(heap_stream *of) {
+static void stream_free(fcdp_heap *heap, heap_stream *of) {
+    if (of->fence) fcdp__driver_event_destroy(heap->drv, of->fence);
     for (int small = 0; small < 2; small++) arena_close(&of->arenas[small]);
     free(of);
 }
@@ -58,7 +58,7 @@ static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private
     for (int small = 0; small < 2 && !status; small++)
         status = arena_open(heap, &made->arenas[small], made, small);
     if (status)
-        stream_free(made);
+        stream_free(heap, made);
     else
         *stream_out = made;
     return status;
@@ -349,6 +349,8 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
     fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
     fcdp_status status = block ? use_add(block, stream) : FCDP_OK;
     fcdp__lock_release(&arena->lock);
+    heap_stream *known; /* fences wait for it from here on */
+    if (!status && block) status = stream_of(heap, stream, NULL, &known);
     return block ? status : not_ours(address, "record_stream");
 }
 
@@ -381,6 +383,7 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     heap->granules = granules;
     heap->quarantine_end = &heap->quarantine;
     fcdp__lock_init(&heap->lock, FCDP_RANK_HEAP);
+    fcdp__lock_init(&heap->fence_lock, FCDP_RANK_FENCE);
     pthread_rwlock_init(&heap->private_lock, NULL);
     pthread_cond_init(&heap->held_back, NULL);
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, fcdp__heap_reclaim, heap_idle, heap);
@@ -431,7 +434,7 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
     }
     for (size_t i = 0; i < HEAP_MAX_STREAMS; i++)
         if (atomic_load_explicit(&heap->streams[i], memory_order_relaxed))
-            stream_free(atomic_load_explicit(&heap->streams[i], memory_order_relaxed));
+            stream_free(heap, atomic_load_explicit(&heap->streams[i], memory_order_relaxed));
     while (heap->privates) {
         heap_private *private = heap->privates;
         heap->privates = private->next;
@@ -440,6 +443,7 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
     pthread_rwlock_destroy(&heap->private_lock);
     pthread_cond_destroy(&heap->held_back);
     fcdp__lock_destroy(&heap->lock);
+    fcdp__lock_destroy(&heap->fence_lock);
     free((void *)heap->granules);
     free(heap);
 }

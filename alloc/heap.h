@@ -6,13 +6,17 @@
  *
  * A miss needs pages. In this order:
  *
- *     1  the stream's own quiescent pages: nothing lies on them, and the device has done the stream's work up to when they were freed.
- *        They leave their place (unmap) and are mapped where they are needed.
+ *     1  the stream's own quiescent pages: nothing lies on them, and what every stream of the heap had to do when they were
+ *        freed is done. They leave their place (unmap) and are mapped where they are needed.
  *     2  free pages: idle in the pool, or new ones, while the pool's budget and the device allow
  *     3  quiescent pages of other streams
  *     4  the pool's reclaimers: clean regions (an unmap), regions to be stored first
- *     5  pages that are not quiescent yet: waits for the events that make them so
+ *     5  pages that are not quiescent yet: waits, for events first and then for the whole device
  *     6  FCDP_ERR_NO_DEVICE_MEM, with a text that says who holds what and what would help
+ *
+ * Reuse on the stream that freed a block is ordered by that stream; an unmap is not, so pages move only behind events of all
+ * streams of the heap: those that fcdp_heap_malloc or fcdp_heap_record_stream has ever been given. A stream that the heap was
+ * never given cannot be known: a program that uses a block there must record it, or free it only when that use is over.
  *
  * No lock is held across a driver's map or unmap, a wait or a reclaim, but private_lock, as a reader, across a wait: a capture, which
  * a wait would break, begins after it. The heap is itself a reclaimer of the pool: 3 and 5, for others.

@@ -59,16 +59,18 @@ typedef struct heap_arena {
     size_t most_unreported; /* most live bytes since then */
     uint64_t n_mallocs, n_frees, n_hits, n_fits, n_grows, malloc_bytes, malloc_requested_bytes;
     size_t peak_n_live, peak_live_bytes, peak_requested_bytes, peak_mapped_bytes; /* since they were reset */
-    /* What was freed up to quiescent_clock is quiescent. fence: recorded on the stream at fence_clock; has_fence: not seen to have passed. */
-    fcdp_event fence;
-    bool has_fence;
-    uint64_t fence_clock, quiescent_clock;
+    uint64_t quiescent_clock; /* what was freed up to then is quiescent */
+    /* guarded by the heap's fence_lock */
+    uint64_t fence_clock; /* when the fence was begun */
 } heap_arena;
 
 typedef struct heap_stream { /* in a private pool, or in none */
     fcdp_stream stream;
     heap_private *private;
     heap_arena arenas[2]; /* large, small */
+    /* guarded by the heap's fence_lock */
+    fcdp_event fence; /* created when first needed */
+    bool fence_waits; /* it was recorded for the heap's fence, and has not been seen to have passed */
 } heap_stream;
 
 typedef struct heap_quarantined { /* a freed block without pages, whose addresses are not used yet */
@@ -96,6 +98,8 @@ struct fcdp_heap {
      * and begins when nobody queries a stream. After an arena's lock, if both. */
     pthread_rwlock_t private_lock;
     heap_private *privates;        /* guarded by private_lock */
+    fcdp_lock fence_lock; /* before an arena's */
+    bool has_fence;       /* begun and not passed; guarded by fence_lock */
     fcdp_lock lock;
     /* guarded by lock */
     size_t n_streams;
@@ -127,12 +131,15 @@ heap_private *fcdp__heap_private_covering(fcdp_heap *heap, fcdp_stream stream);
 bool fcdp__heap_end_dead_pools(fcdp_heap *heap);
 
 /* heap_quiescent.c */
-/* See what is quiescent by now, without waiting. */
+/* See what is quiescent by now, without waiting, and begin a fence where something freed is not. */
 void fcdp__heap_quiesce(fcdp_heap *heap);
-/* The same for one arena, with its lock. */
-void fcdp__heap_arena_quiesce(heap_arena *arena);
-/* Until what is freed now is quiescent. False: there was nothing to wait for, or the driver failed. */
-bool fcdp__heap_arena_await(heap_arena *arena);
+bool fcdp__heap_arena_is_quiescent(heap_arena *arena);
+/* One wait, for what is held and for the fence that is under way: it was begun earlier, and lets the device go on. With
+ * `whole_device`, or without a fence, for all work of the device: that covers streams that the heap was never given, and
+ * graphs. False: nothing more could be had by waiting, or a capture is under way, or the driver failed. */
+bool fcdp__heap_await(fcdp_heap *heap, bool whole_device);
+/* The second of these alone. */
+bool fcdp__heap_device_quiesce(fcdp_heap *heap);
 /* A wait for the device, unless a capture is under way; while it lasts none begins. False: one is. */
 bool fcdp__heap_wait_begin(fcdp_heap *heap);
 void fcdp__heap_wait_end(fcdp_heap *heap);

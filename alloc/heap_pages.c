@@ -17,7 +17,6 @@ static size_t arena_collect(heap_arena *arena, size_t n, fcdp_phys *pages_out) {
     fcdp__lock_acquire(&arena->lock);
     if (!fcdp__heap_is_pinned(arena)) { /* a pool that begins again mallocs under this lock */
         fcdp__arena_flush(arena->blocks);
-        fcdp__heap_arena_quiesce(arena);
         n_blocks = fcdp__arena_vacate_begin(arena->blocks, arena->quiescent_clock, n, blocks, MAX_VACATED);
     }
     fcdp__lock_release(&arena->lock);
@@ -60,14 +59,6 @@ static size_t all_collect(fcdp_heap *heap, size_t n, fcdp_phys *pages_out) {
     return n_got;
 }
 
-static bool all_await(fcdp_heap *heap) {
-    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
-    size_t n = fcdp__heap_arenas(heap, arenas);
-    bool any = fcdp__heap_held_await(heap);
-    for (size_t i = 0; i < n; i++) any = fcdp__heap_arena_await(arenas[i]) || any;
-    return any;
-}
-
 void fcdp__heap_pages_give(fcdp_heap *heap, size_t n, const fcdp_phys *pages) {
     if (n == 0) return;
     fcdp__heap_pages_remove(heap, n);
@@ -78,13 +69,17 @@ void fcdp__heap_pages_give(fcdp_heap *heap, size_t n, const fcdp_phys *pages) {
 static size_t reclaim(fcdp_heap *heap, size_t n_pages, bool waits) {
     fcdp_phys *pages = malloc(n_pages * sizeof *pages);
     size_t n_given = 0;
+    bool waited = false;
     if (!pages) return 0;
     fcdp__heap_poll(heap);
-    do {
+    for (;;) {
+        fcdp__heap_quiesce(heap);
         size_t n = all_collect(heap, n_pages - n_given, pages);
         fcdp__heap_pages_give(heap, n, pages); /* nobody else should lack them while this thread waits */
         n_given += n;
-    } while (waits && n_given < n_pages && all_await(heap));
+        if (!waits || n_given >= n_pages || !fcdp__heap_await(heap, waited)) break;
+        waited = true;
+    }
     free(pages);
     return n_given;
 }
@@ -102,7 +97,7 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) {
     fcdp_phys *pages = malloc(AT_ONCE * sizeof *pages);
     if (!pages) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory");
     (void)fcdp__heap_end_dead_pools(heap);
-    (void)all_await(heap);
+    (void)fcdp__heap_await(heap, true);
     for (size_t n = 1; n > 0;) {
         n = all_collect(heap, AT_ONCE, pages);
         fcdp__heap_pages_give(heap, n, pages);
@@ -111,6 +106,7 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) {
     (void)fcdp__pool_trim(heap->pool);
     return FCDP_OK;
 }
+
 /* ---- the order of pressure ---- */
 
 enum { N_CLASSES = 4 };
@@ -191,6 +187,7 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
     *attempt_out = (attempt){n, attempt_out->waited, 0};
     for (;;) {
         fcdp_status status = FCDP_PENDING;
+        fcdp__heap_quiesce(heap);
         size_t n_got = stream_collect(arena, n, pages_out);
         if (n_got < n) status = pool_pages(heap, n - n_got, false, pages_out + n_got);
         if (n_got < n && status == FCDP_PENDING) n_got += all_collect(heap, n - n_got, pages_out + n_got);
@@ -205,7 +202,7 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
         attempt_out->n_returns += n_got > 0;
         fcdp__heap_pages_give(heap, n_got, pages_out); /* nobody else should lack them while this thread waits */
         if (status != FCDP_PENDING) return status;
-        if (!all_await(heap) && !fcdp__heap_end_dead_pools(heap)) return status;
+        if (!fcdp__heap_await(heap, attempt_out->waited) && !fcdp__heap_end_dead_pools(heap)) return status;
         if (!attempt_out->waited) atomic_fetch_add_explicit(&heap->n_retries, 1, memory_order_relaxed);
         attempt_out->waited = true;
     }

@@ -314,6 +314,98 @@ static void a_busy_cache_gives_its_pages_to_regions(void **state) {
     world_close(&w);
 }
 
+/* As FSDP2 does with sharded gradients: allocated on one stream (1), read on another (0), not recorded, freed. Reuse on stream 1 would be
+ * ordered; an unmap is not, whether the malloc that needs the pages is on stream 1 or on a third. `reader_open` lets the reader go on. */
+static void read_without_record_stream(world *w, gate g, fcdp_dptr copy, char pattern) {
+    fcdp_dptr grads = take(w, 2 * PAGE, 1);
+    (void)take(w, PAGE, 1); /* behind it: nothing longer than the freed block is placed over it */
+    memset((void *)(uintptr_t)grads.addr, pattern, 2 * PAGE);
+    gate_hold(g, w->streams[0]);
+    assert_ok(fcdp__driver_copy_d2d(w->drv, copy, grads, 2 * PAGE, w->streams[0]));
+    give(w, grads);
+}
+
+static void assert_was_read(world *w, fcdp_dptr copy, char pattern) {
+    assert_ok(fcdp__driver_stream_sync(w->drv, w->streams[0])); /* 700 if pages were taken from under it */
+    for (size_t i = 0; i < 2 * PAGE; i += PAGE / 4) assert_int_equal(((char *)(uintptr_t)copy.addr)[i], pattern);
+}
+
+static void pages_stay_while_another_stream_reads_them(void **state) {
+    (void)state;
+    for (int stream = 1; stream <= 2; stream++) {
+        world w = world_open(9);
+        gate g = gate_make();
+        regions r = {.pool = w.pool};
+        fcdp_dptr copy = take(&w, 2 * PAGE, 0), rest;
+        assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 4, r.pages));
+        r.n = 4;
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
+        read_without_record_stream(&w, g, copy, 42);
+        rest = take(&w, 4 * PAGE, stream); /* regions yield before the reader is waited for */
+        assert_int_equal(r.n, 0);
+        memset((void *)(uintptr_t)rest.addr, 1, 4 * PAGE);
+        gate_open(g);
+        assert_was_read(&w, copy, 42);
+        give(&w, take(&w, 2 * PAGE, 2)); /* now they move */
+        assert_int_equal(stats_of(&w).reserved_bytes, 9 * PAGE);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+        gate_free(g);
+        world_close(&w);
+    }
+}
+
+/* The last to be asked before a wait: it lets the reader go on, and has nothing to give. */
+static size_t gate_open_when_asked(void *ctx, size_t n_pages) {
+    (void)n_pages;
+    gate_open(ctx);
+    return 0;
+}
+
+static void whoever_needs_the_pages_waits_for_the_reader(void **state) {
+    (void)state;
+    for (int region = 0; region < 2; region++) {
+        world w = world_open(5);
+        gate g = gate_make();
+        fcdp_dptr copy = take(&w, 2 * PAGE, 0);
+        fcdp_phys pages[2];
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, gate_open_when_asked, NULL, g);
+        read_without_record_stream(&w, g, copy, 43);
+        if (region)
+            assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 2, pages));
+        else
+            memset((void *)(uintptr_t)take(&w, 2 * PAGE, 2).addr, 1, 2 * PAGE);
+        assert_was_read(&w, copy, 43);
+        assert_int_equal(stats_of(&w).n_waits, 1);
+        if (region) fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 2, pages);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+        gate_free(g);
+        world_close(&w);
+    }
+}
+
+/* A stream that no malloc has named is known by record_stream. */
+static void a_recorded_stream_is_waited_for_ever_after(void **state) {
+    (void)state;
+    world w = world_open(4);
+    gate g = gate_make();
+    fcdp_dptr copy = take(&w, 2 * PAGE, 1), seen = take(&w, 512, 1);
+    assert_ok(fcdp_heap_record_stream(w.heap, seen, w.streams[0]));
+    give(&w, seen);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, gate_open_when_asked, NULL, g);
+    give(&w, copy);
+    copy = take(&w, PAGE, 1);
+    fcdp_dptr read = take(&w, PAGE, 1), large;
+    gate_hold(g, w.streams[0]);
+    assert_ok(fcdp__driver_copy_d2d(w.drv, copy, read, PAGE, w.streams[0]));
+    give(&w, read);
+    large = take(&w, 3 * PAGE - 512, 2);
+    assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[0]));
+    give(&w, large);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    gate_free(g);
+    world_close(&w);
+}
+
 /* ---- private pools ---- */
 
 static bool covers_stream(void *ctx, fcdp_stream stream) {
@@ -715,6 +807,9 @@ int main(void) {
         cmocka_unit_test(regions_are_asked_last_and_yield_all),
         cmocka_unit_test(a_cache_gives_its_pages_to_regions),
         cmocka_unit_test(a_busy_cache_gives_its_pages_to_regions),
+        cmocka_unit_test(pages_stay_while_another_stream_reads_them),
+        cmocka_unit_test(whoever_needs_the_pages_waits_for_the_reader),
+        cmocka_unit_test(a_recorded_stream_is_waited_for_ever_after),
         cmocka_unit_test(a_private_pool_keeps_to_itself_until_it_is_released),
         cmocka_unit_test(released_pools_make_room_for_others),
         cmocka_unit_test(a_released_pools_free_pages_serve_the_next_capture),
