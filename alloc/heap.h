@@ -4,11 +4,15 @@
  * block that its stream has freed may be used again on the same stream at once: the stream orders the uses. What another stream has
  * used (fcdp_heap_record_stream) is held back until an event of that stream. A hit takes one lock, the arena's, and calls no driver.
  *
- * A miss needs pages. In this order:
+ * A miss needs pages. While more than half of the budget is spare and no free bytes will do, they are new:
+ * handles of many pages (up to 64), that grow with what the arena has mapped, so a few driver calls. From
+ * there on handles are single pages, which can move, and a block goes where it uses the fewest of them. They
+ * come in this order:
  *
- *     1  the stream's own quiescent pages: nothing lies on them, and what every stream of the heap had to do when they were
- *        freed is done. They leave their place (unmap) and are mapped where they are needed.
- *     2  free pages: idle in the pool, or new ones, while the pool's budget and the device allow
+ *     1  idle pages of the pool, or new ones, while the pool's budget and the device allow
+ *     2  the stream's own quiescent pages: nothing lies on them, and what every stream of the heap had to do
+ *        when they were freed is done. They leave their place (unmap) and are mapped where they are needed; a
+ *        large handle is released.
  *     3  quiescent pages of other streams
  *     4  the pool's reclaimers: clean regions (an unmap), regions to be stored first
  *     5  pages that are not quiescent yet: waits, for events first and then for the whole device
@@ -19,7 +23,7 @@
  * never given cannot be known: a program that uses a block there must record it, or free it only when that use is over.
  *
  * No lock is held across a driver's map or unmap, a wait or a reclaim, but private_lock, as a reader, across a wait: a capture, which
- * a wait would break, begins after it. The heap is itself a reclaimer of the pool: 3 and 5, for others.
+ * a wait would break, begins after it. The heap is itself a reclaimer of the pool: 2, 3 and 5, for others.
  *
  *     reserved = pages mapped in arenas        allocated <= reserved        idle pages + pages in use = reserved
  *

@@ -112,6 +112,12 @@ struct fcdp_heap {
 };
 
 size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out); /* 2 * HEAP_MAX_STREAMS at most */
+/* With the arena's lock. */
+static inline size_t fcdp__heap_mapped_bytes(const heap_arena *arena) {
+    const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
+    return of->live_bytes + of->free_bytes + of->quick_bytes + of->busy_bytes;
+}
+
 void fcdp__heap_pages_add(fcdp_heap *heap, size_t n);
 void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n);
 
@@ -148,17 +154,25 @@ bool fcdp__heap_device_await(fcdp_heap *heap);
 bool fcdp__heap_event_await(fcdp_heap *heap, fcdp_event event);
 
 /* heap_map.c */
-/* A busy block's pages, off their place. False: the driver refuses, nothing has changed. */
-bool fcdp__heap_block_unmap(fcdp_heap *heap, const fcdp_block *block, fcdp_phys *pages_out);
-/* `pages` under the growth's holes. On failure they are the pool's again and none is mapped, or *stuck_out: the driver
- * refuses to take some away. */
-fcdp_status fcdp__heap_map(fcdp_heap *heap, const fcdp_growth *growth, const fcdp_phys *pages, bool *stuck_out) FCDP_MUST_CHECK;
+/* A busy block's pages, or with `as_one` the handle that they are, off their place. False: the driver
+ * refuses, nothing has changed. */
+bool fcdp__heap_block_unmap(fcdp_heap *heap, const fcdp_block *block, bool as_one, fcdp_phys *pages_out);
+/* `pages` under the growth's holes; a handle of several pages is repeated: in each hole they are handles of
+ * `n_each` pages, and a smaller one for the rest. On failure they are the pool's again and none is mapped,
+ * or *stuck_out: the driver refuses to take some away. */
+fcdp_status fcdp__heap_map(fcdp_heap *heap, const fcdp_growth *growth, const fcdp_phys *pages, size_t n_each,
+                           bool *stuck_out) FCDP_MUST_CHECK;
+/* `n` unmapped pages to the pool, in such handles. */
+void fcdp__heap_pages_give(fcdp_heap *heap, size_t n, const fcdp_phys *pages, size_t n_each);
 
 /* heap_pages.c */
 /* `n` pages for a malloc of `bytes` in `arena`, in the order of pressure: all or none. */
 fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) FCDP_MUST_CHECK;
-/* To the pool. */
-void fcdp__heap_pages_give(fcdp_heap *heap, size_t n, const fcdp_phys *pages);
+/* New handles for a growth, as fcdp__heap_map wants them: all or FCDP_PENDING. */
+fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, size_t n_each,
+                                     fcdp_phys *pages_out) FCDP_MUST_CHECK;
+/* How many pages a new handle for a block of `bytes` in `arena` has; 0: memory is short, each page counts. */
+size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes);
 /* The pool's reclaimers. */
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
 size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);

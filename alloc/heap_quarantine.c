@@ -47,13 +47,13 @@ bool fcdp__heap_quarantine_push(heap_arena *arena, fcdp_block *block) {
     size_t n = block->bytes / heap->page_bytes;
     heap_quarantined *entry = malloc(sizeof *entry);
     fcdp_phys *pages = malloc(n * sizeof *pages);
-    bool pushed = entry && pages && fcdp__heap_block_unmap(heap, block, pages);
+    bool pushed = entry && pages && fcdp__heap_block_unmap(heap, block, false, pages);
     if (pushed) {
         *entry = (heap_quarantined){.arena = arena, .block = block};
         fcdp__lock_acquire(&arena->lock);
         fcdp__arena_quarantine_begin(arena->blocks, block);
         fcdp__lock_release(&arena->lock);
-        fcdp__heap_pages_give(heap, n, pages);
+        fcdp__heap_pages_give(heap, n, pages, 1);
         list_append(heap, entry);
         quarantine_pop(heap);
     } else {

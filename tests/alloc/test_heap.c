@@ -27,37 +27,64 @@ static void a_hit_calls_no_driver(void **state) {
     world_close(&w);
 }
 
-static void nothing_is_reserved_beyond_the_last_page(void **state) {
+/* Pages of the pool that are idle come first; what is mapped moves when there are none. */
+static void idle_pages_come_before_pages_that_move(void **state) {
     (void)state;
-    world w = world_open(64);
-    fcdp_dptr a = take(&w, PAGE + PAGE / 2, 0), b = take(&w, PAGE + PAGE / 2, 0);
-    assert_int_equal(stats_of(&w).reserved_bytes, 3 * PAGE);
-    give(&w, a);
-    fcdp_dptr c = take(&w, 2 * PAGE, 0); /* the free page moves, one more comes */
-    assert_int_equal(stats_of(&w).reserved_bytes, 4 * PAGE);
-    give(&w, b);
-    give(&w, c);
-    assert_ok(fcdp_heap_trim(w.heap));
-    assert_int_equal(stats_of(&w).reserved_bytes, 0);
-    fcdp_pool_stats pool;
-    fcdp__pool_stats(w.pool, &pool);
-    assert_int_equal(pool.live_pages + pool.cached_pages, 0);
-    world_close(&w);
+    for (size_t n_budget = 4; n_budget <= 5; n_budget++) { /* too little for handles of several pages */
+        world w = world_open(n_budget);
+        fcdp_dptr a = take(&w, PAGE + PAGE / 2, 0), b = take(&w, PAGE + PAGE / 2, 0);
+        assert_int_equal(stats_of(&w).reserved_bytes, 3 * PAGE);
+        give(&w, a);
+        fcdp_dptr c = take(&w, 2 * PAGE, 0);
+        assert_int_equal(stats_of(&w).reserved_bytes, n_budget * PAGE);
+        assert_int_equal(stats_of(&w).n_pages_moved, 5 - n_budget);
+        give(&w, b);
+        give(&w, c);
+        assert_ok(fcdp_heap_trim(w.heap));
+        assert_int_equal(stats_of(&w).reserved_bytes, 0);
+        fcdp_pool_stats pool;
+        fcdp__pool_stats(w.pool, &pool);
+        assert_int_equal(pool.live_pages + pool.cached_pages, 0);
+        world_close(&w);
+    }
 }
 
-/* Every second block of many is freed; as many bytes in one piece then need no new page. */
+/* Every second block of many is freed; as many bytes in one piece then need no new page but what is idle. */
 static void fragmentation_costs_no_page(void **state) {
     (void)state;
     world w = world_open(64);
-    fcdp_dptr at[32];
-    for (int i = 0; i < 32; i++) at[i] = take(&w, PAGE, 0);
-    for (int i = 0; i < 32; i += 2) give(&w, at[i]);
+    fcdp_dptr at[31];
+    (void)take(&w, 32 * PAGE + 1, 1); /* memory is short from here on */
+    for (int i = 0; i < 31; i++) at[i] = take(&w, PAGE, 0);
+    for (int i = 0; i < 31; i += 2) give(&w, at[i]);
     fcdp_dptr large = take(&w, 16 * PAGE, 0);
     memset((void *)(uintptr_t)large.addr, 1, 16 * PAGE);
     fcdp_heap_stats stats = stats_of(&w);
-    assert_int_equal(stats.reserved_bytes, 32 * PAGE);
-    assert_int_equal(stats.peak_reserved_bytes, 32 * PAGE);
-    assert_int_equal(stats.n_pages_moved, 16);
+    assert_int_equal(stats.reserved_bytes, 64 * PAGE);
+    assert_int_equal(stats.peak_reserved_bytes, 64 * PAGE);
+    assert_int_equal(stats.n_pages_moved, 15); /* the last of them is used where it is */
+    world_close(&w);
+}
+
+/* While memory is not short: handles that grow with what is mapped, so a few calls for many pages. Once it is, they are released
+ * as soon as nothing lies on them, and their memory serves as single pages. */
+static void few_large_handles_while_memory_is_not_short(void **state) {
+    (void)state;
+    world w = world_open(256);
+    fcdp_dptr at[100];
+    fcdp_phys *pages = calloc(256, sizeof *pages);
+    unsigned long n_creates = simgpu_calls("cuMemCreate");
+    for (int i = 0; i < 100; i++) at[i] = take(&w, PAGE, 0);
+    assert_in_range(simgpu_calls("cuMemCreate") - n_creates, 1, 16);
+    assert_in_range(stats_of(&w).reserved_bytes, 100 * (size_t)PAGE, 150 * (size_t)PAGE);
+    for (int i = 0; i < 100; i++) memset((void *)(uintptr_t)at[i].addr, i, PAGE);
+    for (int i = 0; i < 100; i++) assert_int_equal(*(unsigned char *)(uintptr_t)(at[i].addr + PAGE - 1), i);
+    for (int i = 0; i < 100; i++) give(&w, at[i]);
+    assert_int_equal(fcdp__pool_pages_in_use(w.pool), 0);
+    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 256, pages));
+    assert_int_equal(stats_of(&w).reserved_bytes, 0);
+    fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 256, pages);
+    free(pages);
     world_close(&w);
 }
 
@@ -432,11 +459,11 @@ static void every_driver_call_fails_once(void **state) {
     (void)state;
     fcdp_log_set_level(FCDP_LOG_QUIET);
     fcdp__check_level = 3;
-    const int codes[] = {CUDA_UNKNOWN, CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN};
-    for (int c = 0; c < 3; c++) {
+    const int codes[] = {CUDA_UNKNOWN, CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN, CUDA_UNKNOWN};
+    for (int c = 0; c < 4; c++) {
         size_t n_failed = 0, n_calls = 1;
         for (unsigned long n = 0; n <= n_calls; n++) {
-            world w = world_open(14);
+            world w = world_open(c == 3 ? 128 : 14); /* the first: handles of many pages */
             fcdp_heap_set_quarantine(w.heap, c == 2 ? 6 * PAGE : 0);
             unsigned long before = simgpu_calls(NULL);
             if (n > 0) assert_int_equal(simgpu_fail_nth(NULL, n, codes[c]), 0);
@@ -458,8 +485,9 @@ static void every_driver_call_fails_once(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_hit_calls_no_driver),
-        cmocka_unit_test(nothing_is_reserved_beyond_the_last_page),
+        cmocka_unit_test(idle_pages_come_before_pages_that_move),
         cmocka_unit_test(fragmentation_costs_no_page),
+        cmocka_unit_test(few_large_handles_while_memory_is_not_short),
         cmocka_unit_test(peaks_and_sums_by_class),
         cmocka_unit_test(a_stream_reuses_its_own_at_once_and_another_not),
         cmocka_unit_test(a_recorded_stream_holds_a_block_back),
