@@ -36,7 +36,7 @@ static fcdp_status staging_empty(fcdp_engine *engine, fcdp_staging *staging) {
     if (status || !staging->range) return status;
     fcdp__vrange_destroy(staging->range);
     staging->range = NULL;
-    fcdp__pool_give_block(engine->pool, FCDP_HOLDER_REGIONS, staging->n_pages, staging->block);
+    fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_REGIONS, staging->n_pages, staging->block);
     return FCDP_OK;
 }
 
@@ -58,7 +58,7 @@ static fcdp_status staging_take(fcdp_engine *engine, fcdp_staging *staging, size
     status = fcdp__pool_take_block(engine->pool, FCDP_HOLDER_REGIONS, n_pages, &block);
     if (!status) {
         status = fcdp__vrange_map(range, block, bytes);
-        if (status) fcdp__pool_give_block(engine->pool, FCDP_HOLDER_REGIONS, n_pages, block);
+        if (status) fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_REGIONS, n_pages, block);
     }
     if (status) {
         fcdp__vrange_destroy(range);
