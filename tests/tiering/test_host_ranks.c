@@ -41,8 +41,8 @@ static fcdp_status rounds_run(fcdp_host_block *block, uint32_t slice) {
             for (size_t i = 0; i < SLICE_BYTES; i++)
                 if (data[s * SLICE_BYTES + i] != byte_of(s, i, epoch))
                     return fcdp__fail(FCDP_ERR_INVALID, "slice %u at %zu is not of epoch %u", s, i, epoch);
-        fcdp__board_publish(block, FCDP_BOARD_BALLOT_0, epoch); /* read: it may be written again */
-        status = fcdp__board_wait_all(block, FCDP_BOARD_BALLOT_0, epoch, "the epoch's readers");
+        fcdp__board_publish(block, FCDP_BOARD_READY, epoch); /* read: it may be written again */
+        status = fcdp__board_wait_all(block, FCDP_BOARD_READY, epoch, "the epoch's readers");
         if (status) return status;
     }
     return FCDP_OK;
@@ -50,13 +50,13 @@ static fcdp_status rounds_run(fcdp_host_block *block, uint32_t slice) {
 
 /* Two meet, the third is killed while the others wait for it. */
 static fcdp_status waiter_run(fcdp_host_block *block) {
-    fcdp__board_publish(block, FCDP_BOARD_BALLOT_0, 1);
+    fcdp__board_publish(block, FCDP_BOARD_READY, 1);
     fcdp__board_publish(block, FCDP_BOARD_STORED_0, 1);
     return fcdp__board_wait_all(block, FCDP_BOARD_STORED_0, 1, "what slice 3 owes");
 }
 
 static void victim_run(fcdp_host_block *block) {
-    fcdp__board_publish(block, FCDP_BOARD_BALLOT_0, 1);
+    fcdp__board_publish(block, FCDP_BOARD_READY, 1);
     for (;;) pause();
 }
 
@@ -199,8 +199,8 @@ static void a_killed_rank_is_named_within_a_second(bool reaped) {
     pthread_t reaper;
     leader_open(&l);
     for (uint32_t r = 1; r < N_RANKS; r++) pids[r] = rank_start(r, l.offset, &l.ticket, "kill");
-    fcdp__board_publish(l.block, FCDP_BOARD_BALLOT_0, 1);
-    assert_ok(fcdp__board_wait_all(l.block, FCDP_BOARD_BALLOT_0, 1, "the start of all ranks"));
+    fcdp__board_publish(l.block, FCDP_BOARD_READY, 1);
+    assert_ok(fcdp__board_wait_all(l.block, FCDP_BOARD_READY, 1, "the start of all ranks"));
     fcdp__board_publish(l.block, FCDP_BOARD_STORED_0, 1);
     if (reaped) assert_int_equal(pthread_create(&reaper, NULL, reap, &pids[3]), 0);
     assert_int_equal(kill(pids[3], SIGKILL), 0);
