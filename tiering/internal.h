@@ -8,7 +8,7 @@
 
 #include "tiering/region.h"
 
-enum { FCDP_PEAK_PASSES = 4 };
+enum { FCDP_PEAK_PASSES = 4, FCDP_SLOT_CLASSES = 24 /* of sizes: slot.h */ };
 
 typedef struct fcdp_slot fcdp_slot;
 
@@ -22,7 +22,8 @@ struct fcdp_tiering {
     fcdp_region *regions;
     fcdp_slot *slots;
     uint64_t clock;                            /* last_use of what was used last */
-    size_t owned_pages, peak_pages[FCDP_PEAK_PASSES]; /* in owned slots: now; at most, in the last passes, [0] is this one */
+    size_t owned_pages[FCDP_SLOT_CLASSES]; /* in owned slots of each class, now */
+    size_t peak_pages[FCDP_PEAK_PASSES][FCDP_SLOT_CLASSES]; /* at most, in the last passes; [0] is this one */
     uint64_t pages_given;                      /* by all slots that were dissolved, ever */
     uint64_t n_reclaims;                       /* calls of the reclaimer, ever */
     fcdp_tiering_stats stats;
@@ -44,6 +45,8 @@ struct fcdp_region {
     fcdp_vrange *range;
     fcdp_event ready, used, loaded, stored;
     uint32_t n_fills; /* fills begun, the same on every process of the node; written by the caller's thread alone */
+    bool settled; /* in use: `loaded` was recorded in this use, behind the last user of the pages. The caller's thread alone */
+    bool torn;    /* a call has failed half way: operations on the copy streams may be behind `loaded` and `stored`. Likewise */
     /* under the tiering's lock */
     fcdp_slot *slot;
     bool moving, in_use, kept;

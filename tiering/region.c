@@ -7,8 +7,6 @@
 #include <string.h>
 
 static const fcdp_board_word STORED_WORD[FCDP_N_SPANS] = {FCDP_BOARD_STORED_0, FCDP_BOARD_STORED_1};
-/* Addresses that a region may be mapped under, in terms of its bytes: how much larger a slot it may take over. */
-enum { RANGE_FACTOR = 4 };
 
 /* Lock held. */
 static bool region_is_valid(const fcdp_region *region) {
@@ -75,7 +73,7 @@ static fcdp_status region_make(fcdp_region *region) {
     size_t page_bytes = fcdp__driver_page_bytes(drv);
     fcdp_event *const events[] = {&region->ready, &region->used, &region->loaded, &region->stored};
     fcdp_status status = fcdp__vrange_create(
-        drv, RANGE_FACTOR * fcdp__round_up(region->layout->bytes, page_bytes), &region->range);
+        drv, FCDP_SLOT_RATIO * fcdp__round_up(region->layout->bytes, page_bytes), &region->range);
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++) {
         status = fcdp__driver_event_create_blocking(drv, events[i]);
         if (status) *events[i] = NULL;
@@ -113,12 +111,8 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
 }
 
 /* Lock held: the region owns its slot no more. */
-static void slot_disown(fcdp_region *region) {
-    fcdp_slot *slot = region->slot;
-    slot->owner = NULL;
-    slot->last = region;
-    slot->last_use = ++region->tiering->clock;
-    region->tiering->owned_pages -= slot->n_pages;
+static void slot_give_up(fcdp_region *region) {
+    fcdp__slot_disown(region->slot);
     region->kept = region->in_use = false;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
 }
@@ -127,7 +121,7 @@ static void slot_disown(fcdp_region *region) {
 static void region_unlink(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_slot *slot = region->slot;
-    if (slot && slot->owner == region) slot_disown(region);
+    if (slot && slot->owner == region) slot_give_up(region);
     fcdp_region **link = &tiering->regions;
     while (*link != region) link = &(*link)->next;
     *link = region->next;
@@ -137,12 +131,21 @@ static void region_unlink(fcdp_region *region) {
     pthread_cond_broadcast(&tiering->moved);
 }
 
+/* Until the device is done with it, whatever a failed call has left. */
+static fcdp_status region_settle(const fcdp_region *region) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = FCDP_OK;
+    for (int d = 0; d < FCDP_N_DIRECTIONS && region->torn && !status; d++)
+        status = fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]);
+    return status ? status : fcdp__region_await(region);
+}
+
 void fcdp__region_destroy(fcdp_region *region) {
     if (!region) return;
     region_lock(region);
     fcdp__region_enter(region);
     region_unlock(region);
-    if (fcdp__region_await(region))
+    if (region_settle(region) && region_settle(region)) /* what fails once may pass */
         fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name, fcdp_error_text());
     if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
@@ -204,23 +207,42 @@ static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream str
 
 /* ---- pages ---- */
 
+/* What it is mapped onto may be taken apart just now: that needs no pages and is waited for. Whoever does it waits for regions that are
+ * moved, so none may be moved that then waits for the pages. Lock held. */
+static void enter_to_acquire(fcdp_region *region) {
+    while (region->moving || (region->slot && region->slot->leaving))
+        fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
+    region->moving = true;
+}
+
+/* None was free. Who needs pages is mapped onto nothing, so that nobody who gives some has to wait for it. Making a slot may call the
+ * reclaimer on this thread; and while that finds nothing, another thread may have released one. */
+static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
+    fcdp_status status = region->slot ? fcdp__slot_leave(region) : FCDP_OK;
+    if (!status) status = fcdp__slot_make(region, slot_out);
+    if (status != FCDP_ERR_NO_DEVICE_MEM) return status;
+    region_lock(region);
+    fcdp_slot *slot = fcdp__slot_choose(region);
+    region_unlock(region);
+    if (!slot) return status;
+    *slot_out = slot;
+    return FCDP_OK;
+}
+
 fcdp_status fcdp__region_acquire(fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     region_lock(region);
     FCDP_CHECK(1, !region->in_use);
-    fcdp__region_enter(region);
+    enter_to_acquire(region);
     region->last_use = ++region->tiering->clock;
     fcdp_slot *slot = region->kept ? region->slot : fcdp__slot_choose(region);
     region_unlock(region);
-    if (!slot) status = fcdp__slot_make(region, &slot); /* may call the reclaimer on this thread */
+    if (!slot) status = slot_get(region, &slot);
     if (!status) status = fcdp__slot_map(region, slot);
     region_lock(region);
     region->in_use = !status;
-    region->kept = false;
-    if (status && slot) { /* owned, and not mapped */
-        slot->owner = NULL;
-        region->tiering->owned_pages -= slot->n_pages;
-    }
+    region->kept = region->settled = false;
+    if (status && slot) fcdp__slot_disown(slot); /* owned, and not mapped */
     fcdp__region_leave(region);
     region_unlock(region);
     return status;
@@ -228,28 +250,51 @@ fcdp_status fcdp__region_acquire(fcdp_region *region) {
 
 fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) {
     region_lock(region); /* or the last one might die meanwhile */
+    FCDP_CHECK(1, region->in_use);
     const fcdp_region *last = region->slot->last;
     fcdp_status status = last ? stream_wait_region(last, stream) : FCDP_OK;
     region_unlock(region);
     return status;
 }
 
+/* The region's events come after all that was done with the pages: also after what a failed call has left on the copy streams, and, where
+ * nothing in this use is known to have waited for the pages' last user, after that one. */
+static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = region->settled ? FCDP_OK : fcdp__region_order(region, stream);
+    if (region->torn) {
+        if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, tiering->streams[FCDP_TO_DEVICE]);
+        if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, tiering->streams[FCDP_TO_HOST]);
+    }
+    return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
+}
+
+/* No event says when the use ends: known by waiting, then, for the streams that take part and no others, which may wait for peers that wait
+ * for this thread. */
+static fcdp_status use_await(fcdp_region *region, fcdp_stream stream) {
+    fcdp_status status = fcdp__region_order(region, stream);
+    if (!status) status = stream_wait_region(region, stream);
+    if (!status) status = fcdp__driver_stream_sync(region->tiering->drv, stream);
+    return status ? status : region_settle(region);
+}
+
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {
-    fcdp_status status = fcdp__driver_event_record(region->tiering->drv, region->used, stream);
-    if (status) status = fcdp__driver_stream_sync(region->tiering->drv, stream); /* known by waiting, then */
     region_lock(region);
     FCDP_CHECK(1, region->in_use);
-    fcdp__region_enter(region);
-    if (keep && !status) {
-        region->kept = true;
-        region->in_use = false;
-        region->slot->last = region;
-    } else {
-        slot_disown(region);
-    }
-    bool unmaps = !region->kept;
     region_unlock(region);
-    if (unmaps) fcdp__slot_unmap_if_done(region);
+    fcdp_status status = use_seal(region, stream);
+    fcdp_region *last = status ? NULL : region;
+    if (status) status = use_await(region, stream);
+    region->torn = region->torn && status;
+    region_lock(region);
+    fcdp__region_enter(region);
+    region->kept = keep && !status;
+    region->in_use = false;
+    region->slot->last = last;
+    bool kept = region->kept;
+    if (!kept) slot_give_up(region);
+    region_unlock(region);
+    if (!kept) fcdp__slot_unmap_if_done(region);
     region_lock(region);
     fcdp__region_leave(region);
     region_unlock(region);
@@ -273,14 +318,20 @@ static bool is_stored(const fcdp_region *region, uint32_t s, uint32_t slice) {
     return (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], slice) - region->span[s].epoch) >= 0;
 }
 
-bool fcdp__region_is_clean(const fcdp_region *region) {
+/* Spans whose bytes are on the device, and not all of them in host memory. */
+static uint32_t dirty_spans(const fcdp_region *region) {
+    uint32_t mask = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
         if (!span->on_device || span->whole || !region->layout->span[s].bytes) continue;
         for (uint32_t i = 0; i < region->layout->n_slices; i++)
-            if (!is_stored(region, s, i)) return false;
+            if (!is_stored(region, s, i)) mask |= 1u << s;
     }
-    return true;
+    return mask;
+}
+
+bool fcdp__region_is_clean(const fcdp_region *region) {
+    return dirty_spans(region) == 0;
 }
 
 static bool is_alone(const fcdp_region *region) {
@@ -334,6 +385,12 @@ static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, fc
     return status;
 }
 
+/* Some of a call's operations may be on the copy streams, and its event is not: release puts it there. */
+static fcdp_status half_done(fcdp_region *region, fcdp_status status) {
+    region->torn = true;
+    return status;
+}
+
 fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
     fcdp_stream h2d = region->tiering->streams[FCDP_TO_DEVICE];
     fcdp_status status = word_write(region, FCDP_BOARD_READY, region->n_fills + 1, h2d);
@@ -358,7 +415,7 @@ fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    if (status) return status;
+    if (status) return half_done(region, status);
     region_lock(region);
     tiering->stats.n_puts++;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -374,7 +431,10 @@ fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask, fcdp_piec
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) status = words_await(region, STORED_WORD[s], region->span[s].epoch, h2d);
     if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, others);
-    return status ? status : fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
+    if (status) return half_done(region, status);
+    region->settled = true;
+    return FCDP_OK;
 }
 
 /* The span's state, and that there is something to load. */
@@ -393,11 +453,13 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, ui
     fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
     fcdp_span_state state;
     fcdp_status status = load_check(region, span, &state);
-    if (!status) status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
+    if (status) return status;
+    status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
     if (!status && !state.whole) status = words_await(region, STORED_WORD[span], state.epoch, h2d);
     if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, (fcdp_piece_list){&piece, 1});
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
-    if (status) return status;
+    if (status) return half_done(region, status);
+    region->settled = true;
     region_lock(region);
     ++*counter;
     region->span[span].on_device = true;
@@ -416,32 +478,43 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
 
 /* ---- eviction ---- */
 
-/* Every byte of the spans that the host lacks part of, by this process alone; waits for it. */
-static fcdp_status whole_store(fcdp_region *region) {
+/* Every byte of the spans of `mask`, by this process alone; waits for it. Its own pieces are among them, which the others may wait for. */
+static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
     fcdp_piece pieces[FCDP_N_SPANS];
     size_t n = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (region->span[s].on_device) pieces[n++] = region->layout->span[s];
-    fcdp_status status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
-    if (!status) status = pieces_copy(region, FCDP_TO_HOST, (fcdp_piece_list){pieces, n});
+        if (mask & 1u << s) pieces[n++] = region->layout->span[s];
+    fcdp_status status = FCDP_OK;
+    if (!is_alone(region)) status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
+    if (status) return status;
+    status = pieces_copy(region, FCDP_TO_HOST, (fcdp_piece_list){pieces, n});
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    return status ? status : fcdp__driver_event_sync(tiering->drv, region->stored);
+    if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
+    /* Whoever goes on must not meet a copy of it later. */
+    char text[512];
+    snprintf(text, sizeof text, "%s", fcdp_error_text());
+    (void)!fcdp__driver_stream_sync(tiering->drv, d2h);
+    return fcdp__fail(status, "%s", text);
 }
 
+/* Only the spans that the host lacks part of are written; the others the node's processes have written together. */
 fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = fcdp__region_await(region);
     region_lock(region);
-    bool clean = fcdp__region_is_clean(region);
+    uint32_t dirty = dirty_spans(region);
     region_unlock(region);
-    if (!status && !clean) status = whole_store(region);
+    if (!status && dirty) status = whole_store(region, dirty);
     if (status) return status;
     region_lock(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (!clean && region->span[s].on_device) region->span[s].whole = true;
-    slot_disown(region);
+        if (dirty & 1u << s) region->span[s].put = region->span[s].whole = true;
+    region->slot->last = NULL; /* it was waited for */
+    slot_give_up(region);
     tiering->stats.n_evictions++;
     region_unlock(region);
     return FCDP_OK;

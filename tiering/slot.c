@@ -12,17 +12,30 @@ static bool is_free(const fcdp_slot *slot) {
     return !slot->owner && !slot->leaving;
 }
 
-/* Lock held. */
+static unsigned class_of(size_t n_pages) {
+    unsigned class = 0;
+    while (n_pages /= FCDP_SLOT_RATIO) class++;
+    return class < FCDP_SLOT_CLASSES ? class : FCDP_SLOT_CLASSES - 1;
+}
+
 static void slot_own(fcdp_slot *slot, fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
+    unsigned class = class_of(slot->n_pages);
     slot->owner = region;
-    tiering->owned_pages += slot->n_pages;
-    if (tiering->owned_pages > tiering->peak_pages[0]) tiering->peak_pages[0] = tiering->owned_pages;
+    size_t n_owned = tiering->owned_pages[class] += slot->n_pages;
+    if (n_owned > tiering->peak_pages[0][class]) tiering->peak_pages[0][class] = n_owned;
+}
+
+void fcdp__slot_disown(fcdp_slot *slot) {
+    fcdp_tiering *tiering = slot->owner->tiering;
+    slot->owner = NULL;
+    slot->last_use = ++tiering->clock;
+    tiering->owned_pages[class_of(slot->n_pages)] -= slot->n_pages;
 }
 
 /* ---- choosing ---- */
 
-/* A slot much larger than the region would keep a larger one from it; how large is bounded by the region's range. */
+/* A slot much larger than the region is left to larger ones; the bound is the region's range. */
 static bool slot_fits(const fcdp_slot *slot, const fcdp_region *region) {
     size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
     return slot->n_pages >= pages_of(region) && slot->n_pages * page_bytes <= fcdp__vrange_bytes(region->range);
@@ -42,17 +55,14 @@ fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
     return best;
 }
 
-/* None of the regions mapped onto it is being moved by somebody, who might be waiting for pages. Lock held. */
-static bool can_leave(const fcdp_tiering *tiering, const fcdp_slot *slot) {
-    for (const fcdp_region *r = tiering->regions; r; r = r->next)
-        if (r->slot == slot && r->moving) return false;
-    return is_free(slot);
+static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
+    return !oldest || slot->last_use < oldest->last_use;
 }
 
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call) {
     fcdp_slot *oldest = NULL;
     for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-        if (slot->refused_by != call && can_leave(tiering, slot) && (!oldest || slot->last_use < oldest->last_use)) oldest = slot;
+        if (slot->refused_by != call && is_free(slot) && is_older(slot, oldest)) oldest = slot;
     return oldest;
 }
 
@@ -65,31 +75,50 @@ fcdp_status fcdp__slot_leave(fcdp_region *region) {
     if (status) return status;
     fcdp__lock_acquire(&tiering->lock);
     region->slot->n_mapped--;
+    if (region->slot->last == region) region->slot->last = NULL; /* its events have passed, and will be another slot's */
     region->slot = NULL;
+    pthread_cond_broadcast(&tiering->moved); /* mapped_enter may wait for it to be off */
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }
 
-/* The region that is mapped onto the slot beside its owner-to-be, entered; NULL: none. Only with exact mapping is it looked for: then
- * there is at most one, released, and nobody moves it but a thread that is taking it off already. */
-static fcdp_region *other_enter(fcdp_slot *slot, const fcdp_region *region) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_region *other = NULL;
-    fcdp__lock_acquire(&tiering->lock);
-    for (fcdp_region *r = tiering->regions; r && !other; r = r->next)
-        if (r->slot == slot && r != region) other = r;
-    if (other) fcdp__region_enter(other);
-    fcdp__lock_release(&tiering->lock);
-    return other;
+/* A region that is mapped onto the slot, but for `except`, entered; NULL: there is none any more. Whoever moves one meanwhile may
+ * be destroying it, so it is looked for anew after every wait. Lock held. */
+static fcdp_region *mapped_enter(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
+    for (;;) {
+        fcdp_region *moving = NULL;
+        for (fcdp_region *r = tiering->regions; r; r = r->next) {
+            if (r->slot != slot || r == except) continue;
+            if (!r->moving) {
+                fcdp__region_enter(r);
+                return r;
+            }
+            moving = r;
+        }
+        if (!moving) return NULL;
+        fcdp__lock_wait(&tiering->lock, &tiering->moved);
+    }
+}
+
+/* Every region but `except` is taken off the slot. Who moves one of them meanwhile needs no pages before it is off: acquire leaves the
+ * old slot before it asks for pages, and before it waits here. So nobody waits in a circle. Lock held on entry and exit, not in between. */
+static fcdp_status mapped_leave(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
+    fcdp_status status = FCDP_OK;
+    fcdp_region *region;
+    while (!status && (region = mapped_enter(slot, except, tiering))) {
+        fcdp__lock_release(&tiering->lock);
+        status = fcdp__slot_leave(region);
+        fcdp__lock_acquire(&tiering->lock);
+        fcdp__region_leave(region);
+    }
+    return status;
 }
 
 static fcdp_status others_leave(fcdp_slot *slot, const fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_region *other = tiering->exact ? other_enter(slot, region) : NULL;
-    if (!other) return FCDP_OK;
-    fcdp_status status = other->slot == slot ? fcdp__slot_leave(other) : FCDP_OK;
+    if (!tiering->exact) return FCDP_OK;
     fcdp__lock_acquire(&tiering->lock);
-    fcdp__region_leave(other);
+    fcdp_status status = mapped_leave(slot, region, tiering);
     fcdp__lock_release(&tiering->lock);
     return status;
 }
@@ -119,24 +148,9 @@ void fcdp__slot_unmap_if_done(fcdp_region *region) {
 
 /* ---- making and dissolving ---- */
 
-/* Everything that is mapped onto a leaving slot is unmapped. Lock held on entry and exit, not in between. */
-static fcdp_status mapped_leave(fcdp_tiering *tiering, fcdp_slot *slot) {
-    fcdp_status status = FCDP_OK;
-    while (slot->n_mapped > 0 && !status) {
-        fcdp_region *region = tiering->regions;
-        while (region->slot != slot) region = region->next;
-        fcdp__region_enter(region);
-        fcdp__lock_release(&tiering->lock);
-        status = fcdp__slot_leave(region);
-        fcdp__lock_acquire(&tiering->lock);
-        fcdp__region_leave(region);
-    }
-    return status;
-}
-
 fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) {
     slot->leaving = true;
-    fcdp_status status = mapped_leave(tiering, slot);
+    fcdp_status status = mapped_leave(slot, NULL, tiering);
     if (status) {
         slot->leaving = false;
         pthread_cond_broadcast(&tiering->moved);
@@ -154,28 +168,34 @@ fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) {
     return FCDP_OK;
 }
 
-/* Lock held. */
-static size_t most_needed(const fcdp_tiering *tiering) {
-    size_t most = 0;
+/* Lock held: does the class have more pages than the last passes, or what is owned now, need at once? */
+static bool is_excess(const fcdp_tiering *tiering, unsigned class, size_t n_coming) {
+    size_t n = n_coming, most = tiering->owned_pages[class] + n_coming;
     for (int i = 0; i < FCDP_PEAK_PASSES; i++)
-        if (tiering->peak_pages[i] > most) most = tiering->peak_pages[i];
-    return most;
+        if (tiering->peak_pages[i][class] > most) most = tiering->peak_pages[i][class];
+    for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
+        if (class_of(slot->n_pages) == class) n += slot->n_pages;
+    return n > most;
 }
 
-/* Lock held on entry and exit, not in between. `n_coming`: pages of a slot that is about to be made. */
-static void trim_to_need(fcdp_tiering *tiering, size_t n_coming) {
-    for (;;) {
-        size_t n = n_coming, most = most_needed(tiering);
-        for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next) n += slot->n_pages;
-        if (tiering->owned_pages + n_coming > most) most = tiering->owned_pages + n_coming;
-        fcdp_slot *oldest = n > most ? fcdp__slot_oldest_free(tiering, UINT64_MAX) : NULL;
+static fcdp_slot *oldest_of_class(const fcdp_tiering *tiering, unsigned class) {
+    fcdp_slot *oldest = NULL;
+    for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
+        if (class_of(slot->n_pages) == class && is_free(slot) && is_older(slot, oldest)) oldest = slot;
+    return oldest;
+}
+
+/* `n_coming`: pages of a slot that is about to be made. Lock held on entry and exit, not in between. */
+static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming) {
+    while (is_excess(tiering, class, n_coming)) {
+        fcdp_slot *oldest = oldest_of_class(tiering, class);
         if (!oldest || fcdp__slot_dissolve(tiering, oldest)) return;
     }
 }
 
 void fcdp__slots_trim(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
-    trim_to_need(tiering, 0);
+    for (unsigned class = 0; class < FCDP_SLOT_CLASSES; class++) trim_class(tiering, class, 0);
     fcdp__lock_release(&tiering->lock);
 }
 
@@ -185,7 +205,7 @@ fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp_slot *slot = calloc(1, sizeof *slot);
     if (!slot) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a slot");
     fcdp__lock_acquire(&tiering->lock);
-    trim_to_need(tiering, n_pages);
+    trim_class(tiering, class_of(n_pages), n_pages);
     fcdp__lock_release(&tiering->lock);
     fcdp_status status = fcdp__pool_take_block(tiering->pool, FCDP_HOLDER_REGIONS, n_pages, &slot->block);
     if (status) {

@@ -8,7 +8,9 @@
  *
  *     owner != NULL: its pages are one region's, from acquire to release, or to eviction where it is kept
  *     free: owner == NULL && !leaving                 n_mapped = number of regions with region->slot == this one
- *     free slots' bytes + owned slots' bytes <= the most that was owned at once in the last passes     (where memory is not asked for otherwise)
+ *     of each class: pages of all slots <= the most that were owned at once in the last passes   (where nobody asks for memory)
+ * Class c has the slots of 4^c to 4^(c+1) - 1 pages, so that each may serve every region of the class that is not larger than itself:
+ * within a class slots are exchanged for larger ones until they fit, and between classes nobody's slot goes because of another's.
  *
  * All of it is under the tiering's lock; a slot that is leaving belongs to the thread that takes it apart.
  */
@@ -17,12 +19,14 @@
 
 #include "tiering/internal.h"
 
+enum { FCDP_SLOT_RATIO = 4 }; /* how much larger than a region a slot may be that it takes over: its range is so long */
+
 struct fcdp_slot {
     fcdp_slot *next;
     fcdp_phys block;
     size_t n_pages;
     fcdp_region *owner;
-    fcdp_region *last; /* its events come after all that was done with the pages; NULL: nothing is pending */
+    fcdp_region *last; /* its events come after all that was done with the pages before this use; NULL: nothing is pending */
     uint64_t last_use; /* the tiering's clock */
     size_t n_mapped;
     uint64_t refused_by; /* the reclaimer's call in which the driver refused to take it apart, 0: none */
@@ -32,10 +36,12 @@ struct fcdp_slot {
 /* A slot for `region`, whose owner it becomes: the one that it is mapped onto if that is free, else the smallest free one that is large
  * enough, the longest unused first; NULL: none is free. Lock held. */
 fcdp_slot *fcdp__slot_choose(fcdp_region *region);
+/* It has no owner any more. Lock held. */
+void fcdp__slot_disown(fcdp_slot *slot);
 /* A new one, owned by `region`. Lock not held. FCDP_ERR_NO_DEVICE_MEM when nothing more can be taken back. */
 fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) FCDP_MUST_CHECK;
 /* Map the region onto the slot that it owns. What it is mapped onto otherwise goes first, and with exact mapping whoever is mapped onto
- * the slot: the host waits for their events if it must. Lock not held. */
+ * the slot: the host waits for their events if it must. Lock not held, the region is entered. */
 fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) FCDP_MUST_CHECK;
 /* With exact mapping: take the released region off its slot if the device is done with it already. Lock not held. */
 void fcdp__slot_unmap_if_done(fcdp_region *region);
@@ -45,7 +51,7 @@ fcdp_status fcdp__slot_leave(fcdp_region *region) FCDP_MUST_CHECK;
 fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) FCDP_MUST_CHECK;
 /* The free slot that has been unused longest, and was not refused in the reclaimer's `call`; NULL: none. Lock held. */
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call);
-/* Free slots beyond what the last passes needed at once go. Lock not held. */
+/* Free slots beyond what the last passes needed at once go, class by class. Lock not held. */
 void fcdp__slots_trim(fcdp_tiering *tiering);
 
 #endif

@@ -1,254 +1,161 @@
-/* One region at a time: its states, what it refuses, what faults, and what eviction leaves behind. */
+/* One region at a time: its states, what each tier holds, what it refuses, eviction and restoring, with slots and with exact mapping.
+ * test_slots.c has what several regions do to each other. */
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 
 #include "tests/tiering/support.h"
-#include "tiering/region_internal.h"
 
 static const fcdp_extent_spec SPECS[] = {{3000, FCDP_SPAN_TRAINABLE},
                                          {70000, FCDP_SPAN_FROZEN},
                                          {1, FCDP_SPAN_TRAINABLE},
                                          {90001, FCDP_SPAN_TRAINABLE}};
-enum { N_SPECS = sizeof SPECS / sizeof SPECS[0] };
+enum { N_SPECS = sizeof SPECS / sizeof SPECS[0], BOTH = FCDP_SPAN_MASK_ALL, TRAINABLE = 1u << FCDP_SPAN_TRAINABLE };
+enum { MS = 1000000 };
 
-static void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool slice_on_host,
-                        bool whole_on_host, uint32_t epoch) {
-    fcdp_region_state state = state_of(region);
-    assert_int_equal(state.span[s].on_device, on_device);
-    assert_int_equal(state.span[s].slice_on_host, slice_on_host);
-    assert_int_equal(state.span[s].whole_on_host, whole_on_host);
-    assert_int_equal(state.span[s].epoch, epoch);
-}
+/* ---- the life of a region ---- */
 
-static size_t live_pages(const node *node, uint32_t r) {
-    fcdp_pool_stats stats;
-    fcdp__pool_stats(node->ranks[r].pool, &stats);
-    return stats.live_pages;
-}
+static void a_life(bool exact) {
+    node n;
+    group g;
+    node_open(&n, 2, 8, exact);
+    group_open(&g, &n, "life", SPECS, N_SPECS, 1);
+    fcdp_dptr base = fcdp__region_base(g.regions[0]);
+    assert_span(g.regions[0], 0, false, false, false, 0);
+    assert_false(state_of(g.regions[0]).mapped);
+    assert_int_equal(pool_stats_of(&n, 0).live_pages, 0);
 
-static void fill_all(group *g) {
-    for (uint32_t r = 0; r < g->node->n; r++) {
-        assert_ok(fcdp__region_begin_use(g->regions[r]));
-        span_fill(g, r, FCDP_SPAN_MASK_ALL);
-        fcdp__region_end_use(g->regions[r]);
+    group_acquire(&g);
+    assert_true(state_of(g.regions[0]).in_use && state_of(g.regions[0]).mapped);
+    assert_int_equal(pool_stats_of(&n, 0).live_pages, 1);
+    assert_span(g.regions[0], 0, false, false, false, 0);
+    for (uint32_t r = 0; r < 2; r++) region_fill(&g, r, BOTH, r ? FILL_SLICE : FILL_KEPT);
+    for (uint32_t r = 0; r < 2; r++)
+        for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[r], s, true, r == 1, false, 1);
+    region_put_late(&g, 0, BOTH);
+    for (uint32_t r = 0; r < 2; r++) region_compute(&g, r, MS);
+    for (uint32_t r = 0; r < 2; r++)
+        for (uint32_t s = 0; s < 2; s++) assert_host_slice(&g, r, s, r, 1);
+    for (uint32_t s = 0; s < 2; s++) assert_host_span(&g, 0, s, 1); /* both have been waited for */
+    node_sync(&n);
+    group_release(&g, false);
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_false(state_of(g.regions[r]).in_use || state_of(g.regions[r]).kept);
+        assert_int_equal(state_of(g.regions[r]).mapped, !exact); /* the device was done with it */
+        for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[r], s, false, true, false, 1);
     }
+
+    group_acquire(&g);
+    for (uint32_t s = 0; s < 2; s++) region_restore(&g, 0, s, false);
+    for (uint32_t s = 0; s < 2; s++) region_restore(&g, 1, s, true);
+    for (uint32_t r = 0; r < 2; r++) {
+        for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[r], s, true, true, false, 1);
+        region_compute(&g, r, MS);
+        region_release(&g, r, true);
+        assert_true(state_of(g.regions[r]).kept && state_of(g.regions[r]).mapped && !state_of(g.regions[r]).in_use);
+    }
+    group_acquire(&g); /* kept: as it was */
+    for (uint32_t r = 0; r < 2; r++) region_compute(&g, r, 0);
+    group_release(&g, false);
+    assert_int_equal(fcdp__region_base(g.regions[0]).addr, base.addr);
+    assert_string_equal(fcdp__region_name(g.regions[0]), "life");
+
+    fcdp_tiering_stats stats = stats_of(&n, 0);
+    assert_int_equal(stats.n_puts, 1);
+    assert_int_equal(stats.d2h_bytes, g.layout->bytes / 2);
+    assert_int_equal(stats.h2d_bytes, g.layout->bytes / 2);
+    assert_int_equal(stats.n_slice_loads, 2);
+    assert_int_equal(stats.n_whole_loads, 0);
+    stats = stats_of(&n, 1);
+    assert_int_equal(stats.h2d_bytes, g.layout->bytes);
+    assert_int_equal(stats.n_whole_loads, 2);
+    assert_int_equal(stats.n_evictions, 0);
+    group_close(&g);
+    node_close(&n);
 }
 
 static void the_life_of_a_region(void **state) {
     (void)state;
-    node n;
-    group g;
-    node_open(&n, 2, 8);
-    group_open(&g, &n, "life", SPECS, N_SPECS, 1);
-    fcdp_dptr base = fcdp__region_base(g.regions[0]);
-    assert_span(g.regions[0], 0, false, false, false, 0);
-    assert_int_equal(live_pages(&n, 0), 0);
-    fill_all(&g);
-    assert_span(g.regions[0], 1, true, false, false, 1);
-    assert_int_equal(live_pages(&n, 0), 1);
-    for (uint32_t r = 0; r < 2; r++) {
-        assert_ok(fcdp__region_store(g.regions[r], NULL));
-        assert_span(g.regions[r], 0, true, true, false, 1);
-        assert_ok(fcdp__region_drop(g.regions[r], NULL));
-        assert_int_equal(live_pages(&n, r), 0);
-    }
-    /* by slice, then by the whole */
-    assert_ok(fcdp__region_begin_use(g.regions[0]));
-    for (uint32_t s = 0; s < 2; s++) {
-        assert_ok(fcdp__region_load_slice(g.regions[0], s));
-        assert_span(g.regions[0], s, false, true, false, 1);
-        slices_arrive(&g, 0, s, 1);
-        fcdp__region_loaded(g.regions[0], s);
-        assert_content(&g, 0, s, 1);
-    }
-    fcdp__region_end_use(g.regions[0]);
-    assert_ok(fcdp__region_begin_use(g.regions[1]));
-    for (uint32_t s = 0; s < 2; s++) {
-        assert_ok(fcdp__region_load_whole(g.regions[1], s));
-        assert_span(g.regions[1], s, true, true, true, 1);
-        assert_content(&g, 1, s, 1);
-    }
-    fcdp__region_end_use(g.regions[1]);
-    assert_int_equal(fcdp__region_base(g.regions[0]).addr, base.addr);
+    a_life(false);
+    a_life(true);
+}
 
-    fcdp_tiering_stats stats;
-    fcdp__tiering_stats(n.ranks[1].tiering, &stats);
-    assert_int_equal(stats.n_stores, 1);
-    assert_int_equal(stats.d2h_bytes, g.layout->bytes / 2);
-    assert_int_equal(stats.h2d_bytes, g.layout->bytes);
-    assert_int_equal(stats.n_whole_loads, 2);
-    assert_int_equal(stats.n_drops, 1);
-    group_close(&g);
-    node_close(&n);
+/* The node's processes meet in its memory: each puts its slice, and takes the others' once they are there. */
+static void a_gather_through_the_host(void **state) {
+    (void)state;
+    for (int exact = 0; exact < 2; exact++) {
+        node n;
+        group g;
+        node_open(&n, 4, 8, exact);
+        group_open(&g, &n, "host", SPECS, N_SPECS, 2);
+        for (uint32_t epoch = 1; epoch <= 4; epoch++) {
+            group_fill(&g, BOTH, FILL_HOST, MS / 10);
+            group_release(&g, false);
+            for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[3], s, false, true, false, epoch);
+        }
+        node_sync(&n);
+        for (uint32_t s = 0; s < 2; s++) assert_host_span(&g, 0, s, 4);
+        assert_int_equal(stats_of(&n, 2).d2h_bytes, g.layout->bytes);
+        assert_int_equal(stats_of(&n, 2).h2d_bytes, 3 * g.layout->bytes);
+        group_close(&g);
+        node_close(&n);
+    }
 }
 
 static void spans_go_stale_apart(void **state) {
     (void)state;
     node n;
     group g;
-    node_open(&n, 2, 8);
+    node_open(&n, 2, 8, false);
     group_open(&g, &n, "apart", SPECS, N_SPECS, 2);
-    fill_all(&g);
-    for (uint32_t r = 0; r < 2; r++) assert_ok(fcdp__region_store(g.regions[r], NULL));
+    group_fill(&g, BOTH, FILL_SLICE, 0);
+    group_release(&g, true);
     for (uint32_t r = 0; r < 2; r++) {
-        fcdp__region_invalidate(g.regions[r], 1u << FCDP_SPAN_TRAINABLE);
+        fcdp__region_invalidate(g.regions[r], TRAINABLE);
         assert_span(g.regions[r], FCDP_SPAN_TRAINABLE, false, false, false, 1);
         assert_span(g.regions[r], FCDP_SPAN_FROZEN, true, true, false, 1);
-        assert_true(state_of(g.regions[r]).mapped);
-        assert_ok(fcdp__region_begin_use(g.regions[r]));
+        assert_true(state_of(g.regions[r]).kept);
+    }
+    group_acquire(&g);
+    for (uint32_t r = 0; r < 2; r++) {
         assert_int_equal(fcdp__region_load_slice(g.regions[r], FCDP_SPAN_TRAINABLE), FCDP_ERR_INVALID);
         assert_int_equal(fcdp__region_load_whole(g.regions[r], FCDP_SPAN_TRAINABLE), FCDP_ERR_INVALID);
-        span_fill(&g, r, 1u << FCDP_SPAN_TRAINABLE);
-        fcdp__region_end_use(g.regions[r]);
-        assert_span(g.regions[r], FCDP_SPAN_TRAINABLE, true, false, false, 2);
+        assert_text("apart");
+        assert_text("span 1 of epoch 1 is nowhere");
     }
-    /* only the trainable slice is new: only it is stored */
-    fcdp_tiering_stats before, after;
-    fcdp__tiering_stats(n.ranks[0].tiering, &before);
-    assert_ok(fcdp__region_store(g.regions[0], NULL));
-    fcdp__tiering_stats(n.ranks[0].tiering, &after);
-    assert_int_equal(after.d2h_bytes - before.d2h_bytes, g.layout->span[FCDP_SPAN_TRAINABLE].bytes / 2);
-    assert_ok(fcdp__region_drop(g.regions[0], NULL));
-    assert_ok(fcdp__region_store(g.regions[1], NULL));
-    assert_ok(fcdp__region_begin_use(g.regions[0]));
-    assert_ok(fcdp__region_load_whole(g.regions[0], FCDP_SPAN_FROZEN));
-    assert_ok(fcdp__region_load_whole(g.regions[0], FCDP_SPAN_TRAINABLE));
-    assert_content(&g, 0, FCDP_SPAN_FROZEN, 1);
-    assert_content(&g, 0, FCDP_SPAN_TRAINABLE, 2);
-    fcdp__region_end_use(g.regions[0]);
+    fcdp_tiering_stats before = stats_of(&n, 0);
+    for (uint32_t r = 0; r < 2; r++) region_fill(&g, r, TRAINABLE, FILL_SLICE);
+    for (uint32_t r = 0; r < 2; r++) {
+        assert_span(g.regions[r], FCDP_SPAN_TRAINABLE, true, true, false, 2);
+        assert_span(g.regions[r], FCDP_SPAN_FROZEN, true, true, false, 1);
+        region_compute(&g, r, 0);
+    }
+    /* only the trainable slice is new: only it is put */
+    assert_int_equal(stats_of(&n, 0).d2h_bytes - before.d2h_bytes, g.layout->span[FCDP_SPAN_TRAINABLE].bytes / 2);
+    group_release(&g, false);
+    group_restore(&g, true, 0);
+    group_release(&g, false);
     group_close(&g);
     node_close(&n);
 }
 
-static void drop_refuses_to_lose_bytes(void **state) {
+static void what_was_never_filled_is_nowhere(void **state) {
     (void)state;
     node n;
     group g;
-    node_open(&n, 2, 8);
-    group_open(&g, &n, "precious", SPECS, N_SPECS, 3);
-    fill_all(&g);
-    assert_int_equal(fcdp__region_drop(g.regions[0], NULL), FCDP_ERR_INVALID);
-    assert_text("precious");
-    assert_text("span 0");
-    assert_ok(fcdp__region_begin_use(g.regions[0]));
-    assert_content(&g, 0, 0, 1);
-    assert_ok(fcdp__region_store(g.regions[0], NULL));
-    assert_int_equal(fcdp__region_drop(g.regions[0], NULL), FCDP_ERR_INVALID);
-    assert_text("in use");
-    assert_int_equal(fcdp__region_evict(g.regions[0]), FCDP_PENDING);
-    fcdp__region_end_use(g.regions[0]);
-    assert_ok(fcdp__region_drop(g.regions[0], NULL));
-    assert_ok(fcdp__region_drop(g.regions[0], NULL)); /* nothing to do */
-    /* void bytes may go */
-    fcdp__region_invalidate(g.regions[1], FCDP_SPAN_MASK_ALL);
-    assert_ok(fcdp__region_drop(g.regions[1], NULL));
-    group_close(&g);
-    node_close(&n);
-}
-
-static void who_evicted_alone_restores_alone(void **state) {
-    (void)state;
-    node n;
-    group g;
-    node_open(&n, 4, 8);
-    group_open(&g, &n, "alone", SPECS, N_SPECS, 4);
-    fill_all(&g);
-    assert_ok(fcdp__region_evict(g.regions[2])); /* nobody else has stored anything */
-    assert_span(g.regions[2], 0, false, true, true, 1);
-    assert_ok(fcdp__region_begin_use(g.regions[2]));
-    for (uint32_t s = 0; s < 2; s++) {
-        assert_ok(fcdp__region_load_whole(g.regions[2], s));
-        assert_content(&g, 2, s, 1);
-    }
-    fcdp__region_end_use(g.regions[2]);
-    /* its slice counts as stored for the others: once they have stored theirs, all of them are clean */
-    fcdp_tiering_stats before, after;
-    for (uint32_t r = 0; r < 4; r++)
-        if (r != 2) assert_ok(fcdp__region_store(g.regions[r], NULL));
-    fcdp__tiering_stats(n.ranks[3].tiering, &before);
-    assert_ok(fcdp__region_evict(g.regions[3]));
-    fcdp__tiering_stats(n.ranks[3].tiering, &after);
-    assert_int_equal(after.d2h_bytes, before.d2h_bytes);
-    assert_int_equal(after.n_evictions, before.n_evictions + 1);
-    group_close(&g);
-    node_close(&n);
-}
-
-static void eviction_writes_only_what_the_host_lacks(void **state) {
-    (void)state;
-    node n;
-    group g;
-    node_open(&n, 4, 8);
-    group_open(&g, &n, "rest", SPECS, N_SPECS, 5);
-    fill_all(&g);
-    assert_ok(fcdp__region_store(g.regions[1], NULL));
-    assert_ok(fcdp__region_store(g.regions[3], NULL));
-    assert_ok(fcdp__region_evict(g.regions[3]));
-    fcdp_tiering_stats stats;
-    fcdp__tiering_stats(n.ranks[3].tiering, &stats);
-    assert_int_equal(stats.d2h_bytes, g.layout->bytes / 4 * 3); /* its own, then slices 0 and 2 */
-    assert_ok(fcdp__region_begin_use(g.regions[3]));
-    for (uint32_t s = 0; s < 2; s++) {
-        assert_ok(fcdp__region_load_whole(g.regions[3], s));
-        assert_content(&g, 3, s, 1);
-    }
-    fcdp__region_end_use(g.regions[3]);
-    group_close(&g);
-    node_close(&n);
-}
-
-static void the_reclaimer_takes_what_is_idle_and_content_survives(void **state) {
-    (void)state;
-    enum { N = 6 };
-    node n;
-    group g[N];
-    node_open(&n, 1, 2);
-    for (int i = 0; i < N; i++) group_open(&g[i], &n, "pressed", SPECS, N_SPECS, 100 + (uint64_t)i);
-    for (int i = 0; i < N; i++) {
-        fill_all(&g[i]);
-        assert_true(live_pages(&n, 0) <= 2);
-    }
-    for (int i = 0; i < N; i++) {
-        assert_ok(fcdp__region_begin_use(g[i].regions[0]));
-        for (uint32_t s = 0; s < 2; s++) {
-            assert_ok(fcdp__region_load_whole(g[i].regions[0], s));
-            assert_content(&g[i], 0, s, 1);
-        }
-        fcdp__region_end_use(g[i].regions[0]);
-    }
-    /* all idle pages are in use: the error is clean, and goes away with the use */
-    assert_ok(fcdp__region_begin_use(g[0].regions[0]));
-    assert_ok(fcdp__region_begin_use(g[1].regions[0]));
-    assert_int_equal(fcdp__region_begin_use(g[2].regions[0]), FCDP_ERR_NO_DEVICE_MEM);
-    assert_false(state_of(g[2].regions[0]).in_use);
-    fcdp__region_end_use(g[1].regions[0]);
-    assert_ok(fcdp__region_begin_use(g[2].regions[0]));
-    fcdp__region_end_use(g[2].regions[0]);
-    fcdp__region_end_use(g[0].regions[0]);
-    for (int i = 0; i < N; i++) group_close(&g[i]);
-    node_close(&n);
-}
-
-static void without_host_memory_a_region_can_only_be_kept(void **state) {
-    (void)state;
-    node n;
-    group g;
-    fcdp_region *bare;
-    node_open(&n, 1, 1);
-    group_open(&g, &n, "other", SPECS, N_SPECS, 6);
-    assert_ok(fcdp__region_create(n.ranks[0].tiering, "bare", g.layout, 0, NULL, &bare));
-    assert_ok(fcdp__region_begin_use(bare));
-    fcdp__region_filled(bare, FCDP_SPAN_MASK_ALL);
-    fcdp__region_end_use(bare);
-    assert_int_equal(fcdp__region_store(bare, NULL), FCDP_ERR_INVALID);
-    assert_int_equal(fcdp__region_evict(bare), FCDP_ERR_INVALID);
-    assert_int_equal(fcdp__region_begin_use(g.regions[0]),
-                     FCDP_ERR_NO_DEVICE_MEM); /* nor does the reclaimer take it */
-    fcdp__region_invalidate(bare, FCDP_SPAN_MASK_ALL);
-    assert_ok(fcdp__region_begin_use(g.regions[0])); /* void bytes it takes */
-    fcdp__region_end_use(g.regions[0]);
-    fcdp__region_destroy(bare);
+    node_open(&n, 1, 2, false);
+    group_open(&g, &n, "void", SPECS, N_SPECS, 3);
+    group_acquire(&g);
+    assert_int_equal(fcdp__region_load_slice(g.regions[0], 0), FCDP_ERR_INVALID);
+    region_fill(&g, 0, BOTH, FILL_KEPT);
+    region_compute(&g, 0, 0);
+    group_release(&g, false); /* neither kept nor put: gone */
+    assert_span(g.regions[0], 0, false, false, false, 1);
+    group_acquire(&g);
+    assert_int_equal(fcdp__region_load_whole(g.regions[0], 1), FCDP_ERR_INVALID);
+    assert_text("gather it");
+    region_fill(&g, 0, BOTH, FILL_SLICE);
+    assert_span(g.regions[0], 1, true, true, false, 2);
+    group_release(&g, false);
     group_close(&g);
     node_close(&n);
 }
@@ -258,178 +165,358 @@ static void a_block_serves_one_region(void **state) {
     node n;
     group g;
     fcdp_region *second = NULL;
-    node_open(&n, 1, 2);
+    node_open(&n, 2, 2, false);
     group_open(&g, &n, "first", SPECS, N_SPECS, 7);
-    fill_all(&g);
-    assert_ok(fcdp__region_store(g.regions[0], NULL));
-    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "second", g.layout, 0, g.blocks[0], &second),
-                     FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "wrong", g.layout, 2, g.blocks[0], &second), FCDP_ERR_INVALID);
+    assert_text("slice 2 of 2");
+    group_fill(&g, BOTH, FILL_SLICE, 0);
+    group_release(&g, false);
+    node_sync(&n);
+    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "second", g.layout, 0, g.blocks[0], &second), FCDP_ERR_INVALID);
     assert_text("fresh");
     assert_null(second);
     group_close(&g);
     node_close(&n);
 }
 
-/* The trainable span of epoch 1 reaches the pages only at the end of much queued work; `written` is recorded after it. In use. */
-static fcdp_event fill_late(group *g, uint8_t *want) {
-    node *n = g->node;
-    fcdp_event written;
-    fcdp_piece span = g->layout->span[FCDP_SPAN_TRAINABLE];
-    fcdp_dptr base = fcdp__region_base(g->regions[0]), aside = fcdp__dptr_add(base, PAGE / 2);
-    content_make(g, FCDP_SPAN_TRAINABLE, 1, span.offset_bytes, span.bytes, want);
-    assert_ok(fcdp__driver_copy_h2d(n->drv, aside, want, span.bytes, n->stream));
-    assert_ok(fcdp__driver_stream_sync(n->drv, n->stream));
-    for (int i = 0; i < 400; i++)
-        assert_ok(fcdp__driver_copy_d2d(n->drv, base, fcdp__dptr_add(aside, PAGE / 8), PAGE / 4, n->stream));
-    assert_ok(
-        fcdp__driver_copy_d2d(n->drv, fcdp__dptr_add(base, span.offset_bytes), aside, span.bytes, n->stream));
-    assert_ok(fcdp__driver_event_create(n->drv, &written));
-    assert_ok(fcdp__driver_event_record(n->drv, written, n->stream));
-    fcdp__region_filled(g->regions[0], 1u << FCDP_SPAN_TRAINABLE);
-    return written;
-}
+/* ---- what waits for what ---- */
 
-static const fcdp_extent_spec LATE_SPECS[] = {{100000, FCDP_SPAN_TRAINABLE}};
-
-static void late_open(node *n, group *g, uint8_t **want_out) {
-    node_open(n, 1, 2);
-    group_open(g, n, "late", LATE_SPECS, 1, 8);
-    assert_ok(fcdp__region_begin_use(g->regions[0]));
-    *want_out = malloc(g->layout->bytes);
-    assert_non_null(*want_out);
-}
-
-static void late_close(node *n, group *g, uint8_t *want, fcdp_event written) {
-    fcdp__driver_event_destroy(n->drv, written);
-    free(want);
-    group_close(g);
-    node_close(n);
-}
-
-static void a_store_waits_for_the_work_before_it(void **state) {
+static void a_put_waits_for_what_writes_the_pages(void **state) {
     (void)state;
     node n;
     group g;
-    uint8_t *want;
-    late_open(&n, &g, &want);
-    fcdp_event written = fill_late(&g, want);
-    if (fcdp__driver_is_sim(n.drv))
-        assert_int_equal(fcdp__driver_event_query(n.drv, written), FCDP_PENDING); /* else nothing is shown */
-    assert_ok(fcdp__region_store(g.regions[0], written));
-    fcdp__region_end_use(g.regions[0]);
-    assert_ok(fcdp__region_drop(g.regions[0], written));
-    assert_memory_equal(fcdp__host_data(g.blocks[0]), want, g.layout->bytes);
-    late_close(&n, &g, want, written);
-}
-
-/* Whoever was told that the store failed may reuse the memory: no copy of it may land later. */
-static void a_failed_store_leaves_no_copy_behind(void **state) {
-    (void)state;
-    fcdp_driver *drv = driver_open_sim();
-    fcdp__driver_close(drv);
-    node n;
-    group g;
-    uint8_t *want, *then;
-    late_open(&n, &g, &want);
-    then = malloc(g.layout->bytes);
-    fcdp_event written = fill_late(&g, want);
-    assert_int_equal(simgpu_fail_nth("cuEventRecord", 1, CUDA_UNKNOWN), 0);
-    assert_int_equal(fcdp__region_store(g.regions[0], written), FCDP_ERR_DRIVER);
-    memcpy(then, fcdp__host_data(g.blocks[0]), g.layout->bytes);
-    assert_int_equal(fcdp__board_read(g.blocks[0], FCDP_BOARD_STORED_1, 0), 0);
-    assert_span(g.regions[0], FCDP_SPAN_TRAINABLE, true, false, false, 1);
-    assert_ok(fcdp__region_store(g.regions[0],
-                                 written)); /* on the same stream, so what was left behind has landed now */
-    assert_memory_equal(then, want, g.layout->bytes);
-    fcdp__region_end_use(g.regions[0]);
-    free(then);
-    late_close(&n, &g, want, written);
-}
-
-typedef struct storer {
-    fcdp_region *region;
-    fcdp_event after;
-    fcdp_status status;
-} storer;
-
-static void *store_run(void *arg) {
-    storer *s = arg;
-    s->status = fcdp__region_store(s->region, s->after);
-    return NULL;
-}
-
-static bool is_moving(fcdp_region *region) {
-    fcdp__lock_acquire(&region->tiering->lock);
-    bool moving = region->moving;
-    fcdp__lock_release(&region->tiering->lock);
-    return moving;
-}
-
-/* The only pages are those of a region that another thread is just storing: they are waited for, and there is no error. */
-static void pages_of_a_region_being_stored_are_waited_for(void **state) {
-    (void)state;
-    node n;
-    group late, next;
-    uint8_t *want;
-    pthread_t thread;
-    node_open(&n, 1, 1);
-    group_open(&late, &n, "late", LATE_SPECS, 1, 8);
-    group_open(&next, &n, "next", SPECS, N_SPECS, 9);
-    want = malloc(late.layout->bytes);
-    assert_ok(fcdp__region_begin_use(late.regions[0]));
-    storer s = {late.regions[0], fill_late(&late, want), FCDP_OK};
-    fcdp__region_end_use(late.regions[0]);
-    assert_int_equal(pthread_create(&thread, NULL, store_run, &s), 0);
-    while (!is_moving(late.regions[0]) && !state_of(late.regions[0]).span[FCDP_SPAN_TRAINABLE].slice_on_host)
-        sched_yield();
-    assert_ok(fcdp__region_begin_use(next.regions[0]));
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    assert_ok(s.status);
-    assert_span(late.regions[0], FCDP_SPAN_TRAINABLE, false, true, true, 1);
-    fcdp__region_end_use(next.regions[0]);
-    fcdp__driver_event_destroy(n.drv, s.after);
-    free(want);
-    group_close(&late);
-    group_close(&next);
-    node_close(&n);
-}
-
-typedef struct loader {
-    fcdp_region *region;
-    fcdp_status status;
-    atomic_bool done;
-} loader;
-
-static void *load_run(void *arg) {
-    loader *l = arg;
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !l->status; s++)
-        l->status = fcdp__region_load_whole(l->region, s);
-    atomic_store(&l->done, true);
-    return NULL;
-}
-
-static void a_load_of_the_whole_waits_for_the_peers_slices(void **state) {
-    (void)state;
-    node n;
-    group g;
-    pthread_t thread;
-    node_open(&n, 2, 8);
-    group_open(&g, &n, "waits", SPECS, N_SPECS, 10);
-    fill_all(&g);
-    assert_ok(fcdp__region_store(g.regions[0], NULL));
-    assert_ok(fcdp__region_drop(g.regions[0], NULL));
-    assert_ok(fcdp__region_begin_use(g.regions[0]));
-    loader l = {.region = g.regions[0]};
-    assert_int_equal(pthread_create(&thread, NULL, load_run, &l), 0);
-    while (!is_moving(g.regions[0]) && !atomic_load(&l.done)) sched_yield();
-    assert_ok(fcdp__region_store(g.regions[1], NULL));
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    assert_ok(l.status);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) assert_content(&g, 0, s, 1);
-    fcdp__region_end_use(g.regions[0]);
+    node_open(&n, 1, 2, false);
+    group_open(&g, &n, "late", SPECS, N_SPECS, 8);
+    gate held = gate_make(&n);
+    group_acquire(&g);
+    gate_hold(&held, n.ranks[0].gather);
+    region_fill(&g, 0, BOTH, FILL_SLICE);
+    assert_false(has_passed(&n, fcdp__region_stored(g.regions[0])));
+    gate_open(&held);
+    for (uint32_t s = 0; s < 2; s++) assert_host_span(&g, 0, s, 1);
+    group_release(&g, false);
+    gate_destroy(&held);
     group_close(&g);
     node_close(&n);
 }
+
+/* What the others have not stored yet is waited for, by a load and by a take, on the device. */
+static void loads_and_takes_wait_for_the_others_words(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_open(&n, 2, 8, false);
+    group_open(&g, &n, "waits", SPECS, N_SPECS, 10);
+    gate held = gate_make(&n);
+    group_acquire(&g);
+    gate_hold(&held, n.ranks[1].gather);
+    for (uint32_t r = 0; r < 2; r++) region_fill(&g, r, BOTH, FILL_HOST);
+    assert_false(has_passed(&n, fcdp__region_loaded(g.regions[0])));
+    for (uint32_t r = 0; r < 2; r++) region_compute(&g, r, 0);
+    gate_open(&held);
+    group_release(&g, false);
+    node_sync(&n);
+    gate_destroy(&held);
+
+    held = gate_make(&n);
+    group_acquire(&g);
+    gate_hold(&held, n.ranks[1].gather);
+    for (uint32_t r = 0; r < 2; r++) region_fill(&g, r, BOTH, FILL_SLICE);
+    group_release(&g, false);
+    group_acquire(&g);
+    for (uint32_t s = 0; s < 2; s++) region_restore(&g, 0, s, s == 0); /* the whole of one, its slice of the other */
+    region_compute(&g, 0, 0);
+    assert_false(has_passed(&n, fcdp__region_loaded(g.regions[0])));
+    gate_open(&held);
+    assert_ok(fcdp__driver_event_sync(n.drv, fcdp__region_loaded(g.regions[0])));
+    group_release(&g, false);
+    gate_destroy(&held);
+    group_close(&g);
+    node_close(&n);
+}
+
+/* Host bytes are written over only when every process has read what it wanted of the older ones. */
+static void a_put_waits_for_the_others_older_reads(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_open(&n, 2, 8, false);
+    group_open(&g, &n, "readers", SPECS, N_SPECS, 11);
+    group_fill(&g, BOTH, FILL_SLICE, 0);
+    group_release(&g, false);
+    node_sync(&n);
+    gate held = gate_make(&n);
+    gate_hold(&held, fcdp__tiering_stream(n.ranks[1].tiering, FCDP_TO_DEVICE));
+    group_restore(&g, true, MS); /* epoch 1, late on rank 1 */
+    group_release(&g, false);
+    group_acquire(&g);
+    for (uint32_t r = 0; r < 2; r++) region_fill(&g, r, BOTH, FILL_SLICE);
+    assert_false(has_passed(&n, fcdp__region_stored(g.regions[0])));
+    assert_ok(fcdp__driver_stream_sync(n.drv, n.ranks[0].compute));
+    fcdp_piece mine = fcdp__layout_slice(g.layout, 0, 0);
+    uint8_t *now = (uint8_t *)fcdp__host_data(g.blocks[0]) + mine.offset_bytes, *then = malloc(mine.bytes);
+    assert_non_null(then);
+    memcpy(then, now, mine.bytes);
+    gate_open(&held);
+    for (uint32_t r = 0; r < 2; r++) {
+        region_compute(&g, r, 0);
+        region_release(&g, r, false);
+    }
+    assert_host_slice(&g, 0, 0, 0, 2);
+    assert_memory_not_equal(now, then, mine.bytes); /* it was of epoch 1 */
+    free(then);
+    gate_destroy(&held);
+    group_close(&g);
+    node_close(&n);
+}
+
+/* ---- eviction and restoring ---- */
+
+static void who_evicts_alone_restores_alone(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_open(&n, 4, 2, false);
+    group_open(&g, &n, "alone", SPECS, N_SPECS, 4);
+    group_fill(&g, BOTH, FILL_KEPT, MS);
+    group_release(&g, true);
+    pages_squeeze(&n, 2, 2); /* nobody has put anything: it writes all */
+    assert_int_equal(stats_of(&n, 2).n_evictions, 1);
+    assert_int_equal(stats_of(&n, 2).d2h_bytes, g.layout->bytes);
+    assert_false(state_of(g.regions[2]).mapped || state_of(g.regions[2]).kept);
+    for (uint32_t s = 0; s < 2; s++) {
+        assert_span(g.regions[2], s, false, true, true, 1);
+        assert_host_span(&g, 2, s, 1);
+    }
+    step(fcdp__region_acquire(g.regions[2]));
+    for (uint32_t s = 0; s < 2; s++) region_restore(&g, 2, s, true);
+    region_compute(&g, 2, 0);
+    region_release(&g, 2, true);
+    /* Later all of them release, the others having put theirs: its own pieces count as put, or they would wait for ever. */
+    group_acquire(&g);
+    for (uint32_t r = 0; r < 4; r++)
+        if (r != 2) region_put_late(&g, r, BOTH);
+    group_release(&g, false);
+    group_restore(&g, false, 0);
+    group_release(&g, false);
+    group_restore(&g, true, 0);
+    group_release(&g, false);
+    group_close(&g);
+    node_close(&n);
+}
+
+static void eviction_writes_the_spans_that_the_host_lacks(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_open(&n, 2, 2, false);
+    group_open(&g, &n, "lacks", SPECS, N_SPECS, 5);
+    group_fill(&g, BOTH, FILL_SLICE, 0);
+    group_release(&g, true);
+    group_fill(&g, TRAINABLE, FILL_KEPT, 0); /* only on the device */
+    group_release(&g, true);
+    node_sync(&n);
+    fcdp_tiering_stats before = stats_of(&n, 1);
+    pages_squeeze(&n, 1, 2);
+    assert_int_equal(stats_of(&n, 1).d2h_bytes - before.d2h_bytes, g.layout->span[FCDP_SPAN_TRAINABLE].bytes);
+    assert_span(g.regions[1], FCDP_SPAN_FROZEN, false, true, false, 1);
+    assert_span(g.regions[1], FCDP_SPAN_TRAINABLE, false, true, true, 2);
+    step(fcdp__region_acquire(g.regions[1]));
+    for (uint32_t s = 0; s < 2; s++) region_restore(&g, 1, s, true);
+    region_compute(&g, 1, 0);
+    region_release(&g, 1, true);
+    /* now it is clean here, and by its own word half clean there */
+    before = stats_of(&n, 1);
+    pages_squeeze(&n, 1, 2);
+    assert_int_equal(stats_of(&n, 1).d2h_bytes, before.d2h_bytes);
+    assert_int_equal(stats_of(&n, 1).n_evictions, before.n_evictions + 1);
+    group_close(&g);
+    node_close(&n);
+}
+
+/* A node of one process has nobody to wait for. */
+static void a_process_alone_evicts_what_was_never_put(void **state) {
+    (void)state;
+    for (int exact = 0; exact < 2; exact++) {
+        node n;
+        group g;
+        node_open(&n, 1, 1, exact);
+        group_open(&g, &n, "single", SPECS, N_SPECS, 6);
+        for (uint32_t epoch = 1; epoch <= 3; epoch++) {
+            uint64_t start_ns = fcdp__now_ns();
+            group_fill(&g, BOTH, FILL_KEPT, MS);
+            group_release(&g, true);
+            pages_squeeze(&n, 0, 1);
+            assert_true(fcdp__now_ns() - start_ns < 15000ull * MS); /* the board's timeout is 20 s */
+            assert_host_span(&g, 0, 0, epoch);
+            group_restore(&g, true, MS);
+            group_release(&g, epoch == 2);
+        }
+        assert_int_equal(stats_of(&n, 0).n_evictions, 3);
+        group_close(&g);
+        node_close(&n);
+    }
+}
+
+static void void_bytes_go_without_a_copy(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_open(&n, 2, 2, false);
+    group_open(&g, &n, "void", SPECS, N_SPECS, 12);
+    group_fill(&g, BOTH, FILL_KEPT, 0);
+    group_release(&g, true);
+    fcdp__region_invalidate(g.regions[0], BOTH);
+    pages_squeeze(&n, 0, 2);
+    assert_int_equal(stats_of(&n, 0).d2h_bytes, 0);
+    assert_span(g.regions[0], 0, false, false, false, 1);
+    group_close(&g);
+    node_close(&n);
+}
+
+/* ---- failures ---- */
+
+/* Whoever was told that a copy failed may reuse the memory: no copy of it may land later, and the pages pass on only behind it. */
+static void a_call_that_fails_half_way_leaves_nothing_unordered(void **state) {
+    (void)state;
+    static const char *const calls[] = {"cuEventRecord", "cuMemcpyDtoHAsync", "cuStreamWriteValue32", "cuStreamWaitEvent"};
+    for (size_t c = 0; c < sizeof calls / sizeof calls[0]; c++)
+        for (unsigned long nth = 1; nth <= 4; nth++) {
+            node n;
+            group g, next;
+            node_open(&n, 2, 2, false);
+            group_open(&g, &n, "torn", SPECS, N_SPECS, 13);
+            group_open(&next, &n, "next", SPECS, N_SPECS, 14);
+            group_fill(&g, BOTH, FILL_KEPT, 0);
+            gate held = gate_make(&n);
+            for (int d = 0; d < FCDP_N_DIRECTIONS; d++)
+                gate_hold(&held, fcdp__tiering_stream(n.ranks[0].tiering, (fcdp_direction)d));
+            fcdp_piece own = fcdp__layout_slice(g.layout, 0, 0);
+            assert_int_equal(simgpu_fail_nth(calls[c], nth, CUDA_UNKNOWN), 0);
+            fcdp_status put = fcdp__region_put(g.regions[0], 1, (fcdp_piece_list){&own, 1}, fcdp__region_ready(g.regions[0]));
+            assert_int_equal(state_of(g.regions[0]).span[0].put, !put);
+            (void)simgpu_fail_nth(NULL, 0, 0);
+            group_release(&g, false);
+            group_fill(&next, BOTH, FILL_KEPT, MS); /* on the same pages */
+            assert_true(next.regions[0]->slot == g.regions[0]->slot);
+            gate_open(&held);
+            node_sync(&n); /* races would show */
+            if (!put) assert_host_slice(&g, 0, 0, 0, 1);
+            group_release(&next, false);
+            gate_destroy(&held);
+            group_close(&next);
+            group_close(&g);
+            node_close(&n);
+        }
+}
+
+/* A failed eviction has not begun, or is over: the region is what it was, and the next one works. */
+static void a_failed_eviction_leaves_the_region_kept(void **state) {
+    (void)state;
+    static const char *const calls[] = {"cuMemcpyDtoHAsync", "cuEventRecord", "cuStreamWriteValue32"};
+    fcdp_log_set_level(FCDP_LOG_QUIET);
+    for (size_t c = 0; c < sizeof calls / sizeof calls[0]; c++) {
+        node n;
+        group g;
+        fcdp_phys block;
+        node_open(&n, 2, 1, false);
+        group_open(&g, &n, "stays", SPECS, N_SPECS, 15);
+        group_fill(&g, BOTH, FILL_KEPT, 0);
+        group_release(&g, true);
+        assert_int_equal(simgpu_fail_nth(calls[c], 1, CUDA_UNKNOWN), 0);
+        assert_int_equal(fcdp__pool_take_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 1, &block), FCDP_ERR_NO_DEVICE_MEM);
+        assert_true(state_of(g.regions[0]).kept);
+        for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[0], s, true, false, false, 1);
+        pages_squeeze(&n, 0, 1);
+        step(fcdp__region_acquire(g.regions[0]));
+        for (uint32_t s = 0; s < 2; s++) region_restore(&g, 0, s, true);
+        region_compute(&g, 0, 0);
+        region_release(&g, 0, false);
+        group_close(&g);
+        node_close(&n);
+    }
+    fcdp_log_set_level(FCDP_LOG_WARN);
+}
+
+/* The event that says when a use ends may fail: then its end is waited for. */
+static void a_release_without_an_event_waits(void **state) {
+    (void)state;
+    for (int keep = 0; keep < 2; keep++) {
+        node n;
+        group g, next;
+        _Atomic bool done = false;
+        node_open(&n, 1, 1, false);
+        group_open(&g, &n, "first", SPECS, N_SPECS, 16);
+        group_open(&next, &n, "second", SPECS, N_SPECS, 17);
+        group_fill(&g, BOTH, FILL_SLICE, 2 * MS);
+        pause_enqueue(n.ranks[0].compute, 20 * MS, &done);
+        assert_int_equal(simgpu_fail_nth("cuEventRecord", 1, CUDA_UNKNOWN), 0);
+        group_release(&g, keep);
+        assert_true(done);
+        assert_int_equal(state_of(g.regions[0]).kept, keep);
+        group_fill(&next, BOTH, FILL_SLICE, 0);
+        group_release(&next, false);
+        group_restore(&g, true, 0);
+        group_release(&g, false);
+        group_close(&g);
+        group_close(&next);
+        node_close(&n);
+    }
+}
+
+/* ---- the end ---- */
+
+static void destroying_waits_for_the_device(void **state) {
+    (void)state;
+    for (int how = 0; how < 4; how++) { /* released, kept, in use; with exact mapping */
+        node n;
+        group g;
+        _Atomic bool done = false;
+        node_open(&n, 1, 2, how == 3);
+        group_open(&g, &n, "ends", SPECS, N_SPECS, 18);
+        group_fill(&g, BOTH, FILL_SLICE, MS);
+        if (how == 2) {
+            node_sync(&n);
+            pause_enqueue(n.ranks[0].gather, 20 * MS, &done);
+            region_fill(&g, 0, BOTH, FILL_SLICE);
+        } else {
+            pause_enqueue(n.ranks[0].compute, 20 * MS, &done);
+            group_release(&g, how == 1);
+        }
+        group_close(&g);
+        assert_true(done);
+        assert_int_equal(pool_stats_of(&n, 0).live_pages, 0);
+        node_close(&n);
+    }
+}
+
+/* ---- what peers that are late or gone leave ---- */
+
+static void looking_says_who_is_late_and_opening_lets_all_pass(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_open(&n, 2, 4, false);
+    group_open(&g, &n, "the third layer", SPECS, N_SPECS, 19);
+    assert_int_equal(fcdp__region_look(g.regions[0], 0), FCDP_PENDING);
+    assert_int_equal(fcdp__region_look(g.regions[0], 3600000ull * MS), FCDP_PENDING); /* nothing is awaited */
+    step(fcdp__region_acquire(g.regions[0]));
+    region_fill(&g, 0, BOTH, FILL_HOST); /* and rank 1 never comes */
+    assert_int_equal(fcdp__region_look(g.regions[0], 1000ull * MS), FCDP_PENDING);
+    assert_int_equal(fcdp__region_look(g.regions[0], 3600000ull * MS), FCDP_ERR_TIMEOUT);
+    assert_text("the third layer");
+    assert_text("slice 1");
+    assert_false(has_passed(&n, fcdp__region_ready(g.regions[0])));
+    fcdp__region_open_waits(g.regions[0]);
+    assert_ok(fcdp__driver_event_sync(n.drv, fcdp__region_ready(g.regions[0])));
+    assert_int_equal(fcdp__region_look(g.regions[0], 3600000ull * MS), FCDP_PENDING);
+    fcdp__region_invalidate(g.regions[0], BOTH);
+    region_release(&g, 0, false);
+    group_close(&g);
+    node_close(&n);
+}
+
+/* ---- a touch of what was released ---- */
 
 /* Not in a forked child: the simulated device's pages are not in it, so everything would fault there. */
 static sigjmp_buf fault_exit;
@@ -448,24 +535,59 @@ static bool faults(const volatile char *at) {
     return faulted;
 }
 
-static void a_touch_of_a_dropped_region_faults(void **state) {
+static void with_exact_mapping_a_touch_of_a_released_region_faults(void **state) {
     (void)state;
     node n;
     group g;
-    node_open(&n, 1, 2);
-    if (!fcdp__driver_is_sim(n.drv)) {
-        node_close(&n);
-        print_message("needs the simulated driver: the host touches device pages\n");
-        skip();
-    }
+    node_open(&n, 1, 2, true);
     group_open(&g, &n, "gone", SPECS, N_SPECS, 9);
     char *at = (char *)(uintptr_t)fcdp__region_base(g.regions[0]).addr;
-    fill_all(&g);
+    assert_true(faults(at));
+    group_fill(&g, BOTH, FILL_SLICE, 0);
+    node_sync(&n);
     assert_false(faults(at));
-    assert_ok(fcdp__region_store(g.regions[0], NULL));
-    assert_ok(fcdp__region_drop(g.regions[0], NULL));
+    group_release(&g, false);
     assert_true(faults(at));
     assert_true(faults(at + g.layout->bytes - 1));
+    group_restore(&g, true, 0);
+    node_sync(&n);
+    assert_false(faults(at));
+    group_release(&g, true); /* kept: it may be read */
+    assert_false(faults(at));
+    group_close(&g);
+    node_close(&n);
+}
+
+/* ---- misuse ---- */
+
+static void acquire_twice(void *arg) {
+    (void)!fcdp__region_acquire(arg);
+}
+static void release_idle(void *arg) {
+    (void)!fcdp__region_release(arg, NULL, false);
+}
+static void order_idle(void *arg) {
+    (void)!fcdp__region_order(arg, NULL);
+}
+static void fill_idle(void *arg) {
+    (void)!fcdp__region_begin_fill(arg, BOTH);
+}
+
+static void misuse_aborts(void **state) {
+    (void)state;
+    node n;
+    group g;
+    int level = fcdp__check_level;
+    node_open(&n, 1, 2, false);
+    group_open(&g, &n, "misused", SPECS, N_SPECS, 20);
+    fcdp__check_level = 1;
+    assert_dies(fill_idle, g.regions[0], SIGABRT);
+    assert_dies(order_idle, g.regions[0], SIGABRT);
+    assert_dies(release_idle, g.regions[0], SIGABRT);
+    group_acquire(&g);
+    assert_dies(acquire_twice, g.regions[0], SIGABRT);
+    group_release(&g, false);
+    fcdp__check_level = level;
     group_close(&g);
     node_close(&n);
 }
@@ -473,18 +595,24 @@ static void a_touch_of_a_dropped_region_faults(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_life_of_a_region),
+        cmocka_unit_test(a_gather_through_the_host),
         cmocka_unit_test(spans_go_stale_apart),
-        cmocka_unit_test(drop_refuses_to_lose_bytes),
-        cmocka_unit_test(who_evicted_alone_restores_alone),
-        cmocka_unit_test(eviction_writes_only_what_the_host_lacks),
-        cmocka_unit_test(the_reclaimer_takes_what_is_idle_and_content_survives),
-        cmocka_unit_test(without_host_memory_a_region_can_only_be_kept),
+        cmocka_unit_test(what_was_never_filled_is_nowhere),
         cmocka_unit_test(a_block_serves_one_region),
-        cmocka_unit_test(a_store_waits_for_the_work_before_it),
-        cmocka_unit_test(a_failed_store_leaves_no_copy_behind),
-        cmocka_unit_test(pages_of_a_region_being_stored_are_waited_for),
-        cmocka_unit_test(a_load_of_the_whole_waits_for_the_peers_slices),
-        cmocka_unit_test(a_touch_of_a_dropped_region_faults),
+        cmocka_unit_test(a_put_waits_for_what_writes_the_pages),
+        cmocka_unit_test(loads_and_takes_wait_for_the_others_words),
+        cmocka_unit_test(a_put_waits_for_the_others_older_reads),
+        cmocka_unit_test(who_evicts_alone_restores_alone),
+        cmocka_unit_test(eviction_writes_the_spans_that_the_host_lacks),
+        cmocka_unit_test(a_process_alone_evicts_what_was_never_put),
+        cmocka_unit_test(void_bytes_go_without_a_copy),
+        cmocka_unit_test(a_call_that_fails_half_way_leaves_nothing_unordered),
+        cmocka_unit_test(a_failed_eviction_leaves_the_region_kept),
+        cmocka_unit_test(a_release_without_an_event_waits),
+        cmocka_unit_test(destroying_waits_for_the_device),
+        cmocka_unit_test(looking_says_who_is_late_and_opening_lets_all_pass),
+        cmocka_unit_test(with_exact_mapping_a_touch_of_a_released_region_faults),
+        cmocka_unit_test(misuse_aborts),
     };
     return cmocka_run_group_tests_name("tiering_region", tests, NULL, NULL);
 }

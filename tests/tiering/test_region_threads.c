@@ -1,13 +1,14 @@
-/* Threads against the reclaimer: each moves its own regions while takes on other threads evict them.
+/* Threads against the reclaimer: each moves its own regions while takes on other threads take slots apart and evict.
  *
- * One node of one rank, one pool that is too small for all. Workers use, store, drop, refill their own groups; others only
- * take pages from the pool, so that evictions come from threads that move nothing. What is read must always be right. */
+ * One node of one rank, one pool that is too small for all. Workers use, put, keep and release their own groups; others only take pages
+ * from the pool, so that evictions come from threads that move nothing. Every byte that a use finds on the device is compared there. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "tests/tiering/support.h"
 
-enum { N_WORKERS = 3, N_TAKERS = 2, GROUPS_EACH = 2, N_STEPS = 300, POOL_PAGES = N_WORKERS + 2 };
+enum { N_WORKERS = 3, N_TAKERS = 2, GROUPS_EACH = 2, N_STEPS = 300, POOL_PAGES = N_WORKERS + 2, US = 1000 };
 static const fcdp_extent_spec SPECS[] = {{60000, FCDP_SPAN_FROZEN}, {50000, FCDP_SPAN_TRAINABLE}};
 
 typedef struct worker {
@@ -15,67 +16,42 @@ typedef struct worker {
     node *node;
     group groups[GROUPS_EACH];
     uint64_t rng;
+    unsigned n_found; /* spans that a kept region had still */
 } worker;
 
 static atomic_uint n_working;
 
-static void bytes_copy(worker *w, const group *g, fcdp_stream stream, uint32_t s, uint8_t *host,
-                       bool to_device) {
-    fcdp_driver *drv = w->node->drv;
-    fcdp_piece span = g->layout->span[s];
-    fcdp_dptr at = fcdp__dptr_add(fcdp__region_base(g->regions[0]), span.offset_bytes);
-    if (to_device)
-        assert_ok(fcdp__driver_copy_h2d(drv, at, host, span.bytes, stream));
-    else
-        assert_ok(fcdp__driver_copy_d2h(drv, host, at, span.bytes, stream));
-    assert_ok(fcdp__driver_stream_sync(drv, stream));
-}
-
-/* One use: whatever is not on the device is loaded, all is checked, and now and then a span is filled anew. */
-static void use(worker *w, group *g, fcdp_stream stream, uint8_t *have, uint8_t *want) {
+/* One use: what is not on the device is loaded or, where it is nowhere, filled, now and then anew; all is compared. */
+static void use(worker *w, group *g) {
     fcdp_region *region = g->regions[0];
-    assert_ok(fcdp__region_begin_use(region));
+    uint32_t fills = random_below(&w->rng, 4) ? 0 : 1 + (uint32_t)random_below(&w->rng, 3), late = 0;
+    step(fcdp__region_acquire(region));
     fcdp_region_state state = state_of(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
-        fcdp_piece span = g->layout->span[s];
-        if (random_below(&w->rng, 4) == 0 || !state.span[s].epoch) {
-            fcdp__region_invalidate(region, 1u << s);
-            content_make(g, s, state.span[s].epoch + 1, span.offset_bytes, span.bytes, want);
-            bytes_copy(w, g, stream, s, want, true);
-            fcdp__region_filled(region, 1u << s);
-            continue;
-        }
-        assert_ok(fcdp__region_load_whole(region, s));
-        content_make(g, s, state.span[s].epoch, span.offset_bytes, span.bytes, want);
-        bytes_copy(w, g, stream, s, have, false);
-        assert_memory_equal(have, want, span.bytes);
+        w->n_found += state.span[s].on_device;
+        if (state.span[s].on_device || fills & 1u << s) continue;
+        if (state.span[s].put || state.span[s].whole)
+            region_restore(g, 0, s, random_below(&w->rng, 2));
+        else
+            fills |= 1u << s;
     }
-    fcdp__region_end_use(region);
+    if (fills) region_fill(g, 0, fills, random_below(&w->rng, 2) ? FILL_SLICE : FILL_KEPT);
+    region_compute(g, 0, random_below(&w->rng, 2) * 30 * US);
+    state = state_of(region);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (!state.span[s].put && random_below(&w->rng, 2)) late |= 1u << s;
+    if (late) region_put_late(g, 0, late);
+    region_release(g, 0, random_below(&w->rng, 3) > 0);
 }
 
 static void *worker_run(void *arg) {
     worker *w = arg;
-    fcdp_stream stream;
-    uint8_t *have = malloc(PAGE), *want = malloc(PAGE);
-    assert_ok(fcdp__driver_stream_create(w->node->drv, &stream));
     for (int i = 0; i < N_STEPS; i++) {
         group *g = &w->groups[random_below(&w->rng, GROUPS_EACH)];
-        switch (random_below(&w->rng, 4)) {
-        case 0:
-            assert_ok(fcdp__region_store(g->regions[0], NULL));
-            assert_ok(fcdp__region_drop(g->regions[0],
-                                        NULL)); /* everything there was stored, by us or by an eviction */
-            break;
-        case 1:
-            assert_ok(fcdp__region_evict(g->regions[0]));
-            break;
-        default:
-            use(w, g, stream, have, want);
-        }
+        if (random_below(&w->rng, 16) == 0) fcdp__region_invalidate(g->regions[0], 1 + (uint32_t)random_below(&w->rng, 3));
+        if (random_below(&w->rng, 16) == 0) fcdp__tiering_begin_pass(w->node->ranks[0].tiering);
+        use(w, g);
     }
-    fcdp__driver_stream_destroy(w->node->drv, stream);
-    free(have);
-    free(want);
     atomic_fetch_sub(&n_working, 1);
     return NULL;
 }
@@ -86,18 +62,28 @@ static void *taker_run(void *arg) {
     fcdp_pool *pool = w->node->ranks[0].pool;
     while (atomic_load(&n_working)) {
         fcdp_phys page;
-        assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 1, &page));
-        fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, &page);
+        assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 1, &page));
+        sched_yield();
+        fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 1, &page);
     }
     return NULL;
 }
 
-static void workers_and_takers(void **state) {
-    (void)state;
+static void report(const node *n, const worker *workers) {
+    fcdp_tiering_stats stats = stats_of(n, 0);
+    unsigned n_found = 0;
+    for (int i = 0; i < N_WORKERS; i++) n_found += workers[i].n_found;
+    print_message("%llu evictions, %llu maps, %llu whole loads, %u spans found on the device\n", (unsigned long long)stats.n_evictions,
+                  (unsigned long long)stats.n_maps, (unsigned long long)stats.n_whole_loads, n_found);
+    assert_true(stats.n_evictions > 0 && stats.n_whole_loads > 0 && stats.n_maps > N_WORKERS * GROUPS_EACH);
+    assert_true(n_found > 0);
+}
+
+static void workers_and_takers(bool exact) {
     node n;
     worker workers[N_WORKERS], takers[N_TAKERS];
     uint64_t seed = seed_choose("region threads");
-    node_open(&n, 1, POOL_PAGES);
+    node_open(&n, 1, POOL_PAGES, exact);
     atomic_store(&n_working, N_WORKERS);
     for (int i = 0; i < N_WORKERS; i++) {
         workers[i] = (worker){.node = &n, .rng = seed + (uint64_t)i};
@@ -112,17 +98,23 @@ static void workers_and_takers(void **state) {
     }
     for (int i = 0; i < N_WORKERS; i++) assert_int_equal(pthread_join(workers[i].thread, NULL), 0);
     for (int i = 0; i < N_TAKERS; i++) assert_int_equal(pthread_join(takers[i].thread, NULL), 0);
-    fcdp_tiering_stats stats;
-    fcdp__tiering_stats(n.ranks[0].tiering, &stats);
-    print_message("%llu evictions, %llu drops, %llu whole loads\n", (unsigned long long)stats.n_evictions,
-                  (unsigned long long)stats.n_drops, (unsigned long long)stats.n_whole_loads);
-    assert_true(stats.n_evictions > 0 && stats.n_whole_loads > 0);
+    node_sync(&n);
+    report(&n, workers);
     for (int i = 0; i < N_WORKERS; i++)
         for (int k = 0; k < GROUPS_EACH; k++) group_close(&workers[i].groups[k]);
     node_close(&n);
 }
 
+static void with_slots(void **state) {
+    (void)state;
+    workers_and_takers(false);
+}
+static void with_exact_mapping(void **state) {
+    (void)state;
+    workers_and_takers(true);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(workers_and_takers)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(with_slots), cmocka_unit_test(with_exact_mapping)};
     return cmocka_run_group_tests_name("tiering_region_threads", tests, NULL, NULL);
 }
