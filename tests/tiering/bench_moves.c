@@ -1,4 +1,4 @@
-/* What moving a region costs, beside what the same bytes cost without one. Not run by ctest.
+/* What moving a region costs, beside what the same bytes cost without one, with both mappings. Not run by ctest.
  *
  *     FCDP_DRIVER=sim|cuda FCDP_SIM_LIBRARY=... bench_tiering_moves [MiB, default 256] [rounds, default 10]
  *
@@ -24,7 +24,9 @@ static void check(fcdp_status status) {
 typedef struct bench {
     fcdp_driver *drv;
     fcdp_stream stream;
+    fcdp_pool *pool;
     fcdp_region *region;
+    bool exact;
     char *host, *other;
     size_t bytes;
     int n_rounds;
@@ -63,77 +65,90 @@ static void raw_h2d(bench *b) {
     check(fcdp__driver_stream_sync(b->drv, b->stream));
 }
 
-static void make_filled(bench *b) {
-    check(fcdp__region_begin_use(b->region));
-    fcdp__region_filled(b->region, FCDP_SPAN_MASK_ALL);
-    fcdp__region_end_use(b->region);
+static void acquire(bench *b) {
+    check(fcdp__region_acquire(b->region));
+}
+static void release(bench *b) {
+    check(fcdp__region_release(b->region, b->stream, false));
+}
+/* As after a gather: the bytes are on the device alone. */
+static void fill(bench *b) {
+    check(fcdp__region_begin_fill(b->region, FCDP_SPAN_MASK_ALL));
+    check(fcdp__driver_event_record(b->drv, fcdp__region_ready(b->region), b->stream));
 }
 
-static void store(bench *b) {
-    check(fcdp__region_store(b->region, NULL));
-}
-static void drop(bench *b) {
-    check(fcdp__region_drop(b->region, NULL));
-}
-static void make_stored(bench *b) {
-    make_filled(b), store(b);
-}
-static void make_dropped(bench *b) {
-    drop(b);
-}
-
-static void begin_use(bench *b) {
-    check(fcdp__region_begin_use(b->region));
-}
-static void end_use(bench *b) {
-    fcdp__region_end_use(b->region);
-}
-static void make_mapped(bench *b) {
-    drop(b), begin_use(b);
+static void put(bench *b) {
+    fcdp_piece_list all = {&(fcdp_piece){0, b->bytes}, 1};
+    check(fcdp__region_put(b->region, 1u << FCDP_SPAN_TRAINABLE, all, fcdp__region_ready(b->region)));
+    check(fcdp__driver_event_sync(b->drv, fcdp__region_stored(b->region)));
 }
 
 static void load_whole(bench *b) {
     check(fcdp__region_load_whole(b->region, FCDP_SPAN_TRAINABLE));
-    end_use(b);
+    check(fcdp__driver_event_sync(b->drv, fcdp__region_loaded(b->region)));
 }
 
-static void map_and_end(bench *b) {
-    begin_use(b), end_use(b);
+static void use_of_nothing(bench *b) {
+    acquire(b);
+    check(fcdp__driver_stream_sync(b->drv, b->stream));
+    release(b);
+}
+
+/* As somebody else who needs the memory. */
+static void slots_lose(bench *b) {
+    fcdp_phys block;
+    check(fcdp__pool_take_block(b->pool, FCDP_HOLDER_TENSORS, b->bytes / PAGE + 1, &block));
+    fcdp__pool_give_block(b->pool, FCDP_HOLDER_TENSORS, b->bytes / PAGE + 1, block);
 }
 
 static void run(bench *b) {
-    make_filled(b);
     measure(b, "memcpy, host to host", NULL, plain_memcpy);
-    begin_use(b);
+    acquire(b);
     measure(b, "driver copy, device to host block", NULL, raw_d2h);
     measure(b, "driver copy, host block to device", NULL, raw_h2d);
-    end_use(b);
-    measure(b, "region store", make_filled, store);
-    measure(b, "region drop (unmap, pages to the pool)", make_stored, drop);
-    make_stored(b);
-    measure(b, "region begin_use (pages from the pool, map)", make_dropped, map_and_end);
-    measure(b, "region load_whole, mapped", make_mapped, load_whole);
+    measure(b, "region put", fill, put);
+    measure(b, "region load_whole", NULL, load_whole);
+    release(b);
+    measure(b, b->exact ? "acquire and release: map, unmap" : "acquire and release: the slot is there", NULL, use_of_nothing);
+    measure(b, "acquire and release: a new slot", slots_lose, use_of_nothing);
+}
+
+static void run_with(bench *b, fcdp_host *host, const fcdp_layout *layout, bool exact) {
+    fcdp_tiering *tiering;
+    fcdp_host_block *block;
+    uint64_t offset;
+    b->exact = exact;
+    check(fcdp__pool_create(b->drv, b->bytes + PAGE, &b->pool));
+    check(fcdp__tiering_create(b->drv, b->pool, exact, &tiering));
+    check(fcdp__host_carve(host, layout->bytes, &offset));
+    check(fcdp__host_attach(host, offset, layout->bytes, &block));
+    check(fcdp__region_create(tiering, "bench", layout, 0, block, &b->region));
+    b->host = fcdp__host_data(block);
+    printf("%s mapping\n", exact ? "exact" : "slots");
+    run(b);
+    fcdp__region_destroy(b->region);
+    fcdp__host_detach(block);
+    fcdp__host_free(host, offset);
+    fcdp__tiering_destroy(tiering);
+    fcdp__pool_destroy(b->pool);
 }
 
 int main(int argc, char **argv) {
     fcdp_options options;
-    fcdp_pool *pool;
-    fcdp_tiering *tiering;
     fcdp_host *host;
     fcdp_shared_ticket ticket;
-    fcdp_host_block *block;
     fcdp_layout *layout;
     fcdp_account *account;
-    uint64_t offset;
     bench b = {.bytes = (size_t)(argc > 1 ? atoi(argv[1]) : 256) << 20,
                .n_rounds = argc > 2 ? atoi(argv[2]) : 10};
     if (!b.bytes || b.n_rounds < 1 || b.n_rounds > MAX_ROUNDS)
         return fprintf(stderr, "usage: %s [MiB] [rounds, up to %d]\n", argv[0], MAX_ROUNDS), 2;
+    b.other = malloc(b.bytes);
+    if (!b.other) return 1;
+    memset(b.other, 1, b.bytes);
     check(fcdp_options_load(environ, &options));
     check(fcdp__driver_open(options.driver, 0, NULL, &b.drv));
     check(fcdp__driver_stream_create(b.drv, &b.stream));
-    check(fcdp__pool_create(b.drv, b.bytes + PAGE, &pool));
-    check(fcdp__tiering_create(b.drv, pool, &tiering));
     check(fcdp__account_create(0, &account, &ticket));
     fcdp_host_config host_config = {.drv = b.drv,
                                     .account = account,
@@ -144,23 +159,11 @@ int main(int argc, char **argv) {
     check(fcdp__host_create(&host_config, &host, &ticket));
     fcdp_extent_spec spec = {b.bytes, FCDP_SPAN_TRAINABLE};
     check(fcdp__layout_create(&spec, 1, 1, 1, &layout));
-    check(fcdp__host_carve(host, layout->bytes, &offset));
-    check(fcdp__host_attach(host, offset, layout->bytes, &block));
-    check(fcdp__region_create(tiering, "bench", layout, 0, block, &b.region));
-    b.host = fcdp__host_data(block);
-    b.other = malloc(b.bytes);
-    if (!b.other) return 1;
-    memset(b.other, 1, b.bytes);
     printf("%s driver, %zu MiB, %d rounds\n", fcdp__driver_is_sim(b.drv) ? "simulated" : "CUDA",
            b.bytes >> 20, b.n_rounds);
-    run(&b);
-    fcdp__region_destroy(b.region);
-    fcdp__host_detach(block);
-    fcdp__host_free(host, offset);
+    for (int exact = 0; exact < 2; exact++) run_with(&b, host, layout, exact);
     fcdp__layout_destroy(layout);
     free(b.other);
-    fcdp__tiering_destroy(tiering);
-    fcdp__pool_destroy(pool);
     fcdp__host_destroy(host);
     fcdp__account_destroy(account);
     fcdp__driver_stream_destroy(b.drv, b.stream);
