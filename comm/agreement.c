@@ -10,8 +10,10 @@ void fcdp__agreement_begin_forward(fcdp_agreement *agreement) {
     agreement->last = NULL;
 }
 
+/* The order is forgotten here too: a forward that one rank alone began may not show in it. */
 void fcdp__agreement_begin_backward(fcdp_agreement *agreement) {
     agreement->pass++;
+    agreement->last = NULL;
 }
 
 void fcdp__member_join(fcdp_member *member, fcdp_agreement *agreement) {

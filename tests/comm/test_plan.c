@@ -1,5 +1,5 @@
-/* Plans against an oracle: every rank's plan is executed in plain memory, step by step as plan.h words them;
- * afterwards every region must hold every parameter, and what crossed the nodes must be the least that can.
+/* Plans against an oracle: every step is carried out for all ranks in plain memory, as plan.h words it; afterwards every region must
+ * hold every parameter, host memory what a later restore needs, and what crossed the nodes must be the least that can.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,155 +13,210 @@
 #include "comm/plan.h"
 #include "tests/comm/random.h"
 
-enum { MAX_EXTENTS = 9, MAX_RANKS = 12 };
+enum { MAX_EXTENTS = 9, MAX_NODES = 4, MAX_SIZE = 3, MAX_RANKS = MAX_NODES * MAX_SIZE, VOID = 0xA5 };
 
 typedef struct world {
     uint32_t n_nodes, node_size, n_ranks;
+    fcdp_topology topology[MAX_RANKS];
     fcdp_layout *layout;
     uint8_t stale[MAX_EXTENTS];
-    fcdp_plan *plan; /* the same on every rank, which is checked */
-    uint8_t *region[MAX_RANKS], *column[MAX_RANKS];
+    fcdp_plan *plan;
+    uint8_t *truth; /* of the region */
+    uint8_t *region[MAX_RANKS], *host[MAX_NODES];
 } world;
 
-/* Byte k of the whole parameter i, now. */
-static uint8_t truth(uint32_t i, size_t k) {
-    return (uint8_t)((k * 2654435761u >> 13) + i * 37 + 1);
-}
-
-static fcdp_topology topology_of(const world *w, uint32_t rank) {
-    uint32_t node_of[MAX_RANKS];
-    for (uint32_t r = 0; r < w->n_ranks; r++) node_of[r] = r / w->node_size;
-    fcdp_topology topology;
-    assert_int_equal(fcdp__topology_make(node_of, w->n_ranks, rank, &topology), FCDP_OK);
-    return topology;
-}
+/* ---- the world ---- */
 
 static size_t random_bytes(test_random *random) {
-    static const size_t edges[] = {
-        0, 1, 511, 512, FCDP_PLAN_SMALL_BYTES - 1, FCDP_PLAN_SMALL_BYTES, FCDP_PLAN_SMALL_BYTES + 1};
+    static const size_t edges[] = {0, 1, 511, 512, 513};
     if (random_below(random, 3) == 0) return edges[random_below(random, sizeof edges / sizeof *edges)];
-    return random_below(random, random_below(random, 2) ? 512 : 20000);
+    return random_below(random, random_below(random, 2) ? 512 : 3000);
+}
+
+static uint8_t *bytes_make(size_t n) {
+    uint8_t *bytes = malloc(n + 1);
+    memset(bytes, VOID, n + 1);
+    return bytes;
 }
 
 static void world_make(world *w, test_random *random) {
-    *w = (world){.n_nodes = 2 + random_below(random, 3), .node_size = 1 + random_below(random, 3)};
+    *w = (world){.n_nodes = 2 + random_below(random, MAX_NODES - 1), .node_size = 1 + random_below(random, MAX_SIZE)};
     w->n_ranks = w->n_nodes * w->node_size;
+    uint32_t node_of[MAX_RANKS], n = 1 + random_below(random, MAX_EXTENTS), chance = random_below(random, 5);
+    for (uint32_t r = 0; r < w->n_ranks; r++) node_of[r] = r / w->node_size;
+    for (uint32_t r = 0; r < w->n_ranks; r++)
+        assert_int_equal(fcdp__topology_make(node_of, w->n_ranks, r, &w->topology[r]), FCDP_OK);
     fcdp_extent_spec specs[MAX_EXTENTS];
-    uint32_t n = 1 + random_below(random, MAX_EXTENTS), chance = random_below(random, 5);
     for (uint32_t i = 0; i < n; i++) {
         specs[i] = (fcdp_extent_spec){random_bytes(random), (uint8_t)random_below(random, 2)};
-        w->stale[i] =
-            chance == 4 ? (uint8_t)(1 + random_below(random, 127)) : random_below(random, 4) < chance;
+        w->stale[i] = chance == 4 ? (uint8_t)(1 + random_below(random, 127)) : random_below(random, 4) < chance;
     }
     assert_int_equal(fcdp__layout_create(specs, n, w->n_ranks, w->node_size, &w->layout), FCDP_OK);
-    for (uint32_t r = 0; r < w->n_ranks; r++) {
-        fcdp_topology topology = topology_of(w, r);
-        fcdp_plan *plan;
-        assert_int_equal(fcdp__plan_make(w->layout, &topology, w->stale, &plan), FCDP_OK);
-        if (w->plan) {
-            assert_memory_equal(plan, w->plan,
-                                sizeof *plan + (plan->n_big + plan->n_small) * sizeof plan->extents[0]);
-            fcdp__plan_destroy(plan);
-        } else {
-            w->plan = plan;
-        }
-        w->region[r] = malloc(w->layout->bytes + 1);
-        w->column[r] = malloc(w->plan->column_bytes + 1);
-        memset(w->region[r], 0xA5, w->layout->bytes + 1);
-        memset(w->column[r], 0x5A, w->plan->column_bytes + 1);
-    }
+    assert_int_equal(fcdp__plan_make(w->layout, w->stale, &w->plan), FCDP_OK);
+    w->truth = bytes_make(w->layout->bytes);
+    for (size_t k = 0; k < w->layout->bytes; k++) w->truth[k] = (uint8_t)random_next(random);
+    for (uint32_t r = 0; r < w->n_ranks; r++) w->region[r] = bytes_make(w->layout->bytes);
+    for (uint32_t b = 0; b < w->n_nodes; b++) w->host[b] = bytes_make(w->layout->bytes);
 }
 
 static void world_free(world *w) {
     for (uint32_t r = 0; r < w->n_ranks; r++) {
+        assert_int_equal(w->region[r][w->layout->bytes], VOID);
         free(w->region[r]);
-        free(w->column[r]);
     }
+    for (uint32_t b = 0; b < w->n_nodes; b++) {
+        assert_int_equal(w->host[b][w->layout->bytes], VOID);
+        free(w->host[b]);
+    }
+    free(w->truth);
     fcdp__plan_destroy(w->plan);
     fcdp__layout_destroy(w->layout);
 }
 
-/* What tiering brings back: the fresh extents of the spans to restore, and old bytes where they are stale. */
-static void restore(world *w) {
-    for (uint32_t r = 0; r < w->n_ranks; r++)
-        for (uint32_t i = 0; i < w->layout->n_extents; i++) {
-            const fcdp_extent *extent = &w->layout->extents[i];
-            if (w->stale[i] || !(w->plan->restore_mask & 1u << extent->span)) continue;
-            for (size_t k = 0; k < w->n_ranks * extent->shard_bytes; k++)
-                w->region[r][extent->offset_bytes + k] = truth(i, k);
-        }
+static size_t extent_bytes(const world *w, uint32_t i) {
+    return w->n_ranks * w->layout->extents[i].shard_bytes;
 }
 
-static void pack_and_inter(world *w) {
-    const fcdp_plan *plan = w->plan;
-    for (uint32_t r = 0; r < w->n_ranks; r++) /* pack, and at once what the inter all-gather makes of it */
-        for (uint32_t k = 0; k < plan->n_big + plan->n_small; k++) {
-            const fcdp_plan_extent *planned = &plan->extents[k];
-            size_t bytes = w->layout->extents[planned->extent].shard_bytes;
-            assert_true(planned->column_offset_bytes + bytes <= plan->block_bytes);
-            for (uint32_t to = r % w->node_size; to < w->n_ranks; to += w->node_size)
-                for (size_t j = 0; j < bytes; j++)
-                    w->column[to][r / w->node_size * plan->block_bytes + planned->column_offset_bytes + j] =
-                        truth(planned->extent, r * bytes + j);
-        }
+static void regions_clear(world *w) {
+    for (uint32_t r = 0; r < w->n_ranks; r++) memset(w->region[r], VOID, w->layout->bytes);
 }
 
-/* Scatter and intra: shard (b, l) of a big extent lies in the column of every rank with local index l. */
-static void big_steps(world *w, uint32_t r) {
-    for (uint32_t k = 0; k < w->plan->n_big; k++)
-        for (uint32_t b = 0; b < w->n_nodes; b++)
-            for (uint32_t l = 0; l < w->node_size; l++) {
-                const fcdp_plan_extent *planned = &w->plan->extents[k];
-                const fcdp_extent *extent = &w->layout->extents[planned->extent];
-                const uint8_t *column = w->column[r / w->node_size * w->node_size + l];
-                memcpy(w->region[r] + extent->offset_bytes + (b * w->node_size + l) * extent->shard_bytes,
-                       column + b * w->plan->block_bytes + planned->column_offset_bytes, extent->shard_bytes);
+/* One collective: members in lane order, each with its own parts. */
+static void all_gather(uint32_t n_members, fcdp_part parts[][MAX_EXTENTS * MAX_NODES], size_t n_parts) {
+    for (size_t k = 0; k < n_parts; k++)
+        for (uint32_t to = 0; to < n_members; to++)
+            for (uint32_t from = 0; from < n_members; from++) {
+                const fcdp_part *a = &parts[to][k], *b = &parts[from][k];
+                assert_int_equal(a->bytes, b->bytes);
+                assert_int_equal(a->stride_bytes, b->stride_bytes);
+                assert_true(a->stride_bytes >= a->bytes);
+                memmove((uint8_t *)a->at.addr + from * a->stride_bytes, (uint8_t *)b->at.addr + from * b->stride_bytes,
+                        a->bytes);
             }
 }
 
-static uint8_t *small_part(const world *w, uint32_t r, uint32_t l, uint32_t b) {
-    size_t at = w->n_nodes * w->plan->block_bytes + (l * w->n_nodes + b) * w->plan->small_bytes;
-    assert_true(at + w->plan->small_bytes <= w->plan->column_bytes);
-    return w->column[r] + at;
+static fcdp_dptr base_of(const world *w, uint32_t r) {
+    return (fcdp_dptr){(uintptr_t)w->region[r]};
 }
 
-static void small_gather(world *w) {
-    for (uint32_t r = 0; r < w->n_ranks; r++)
-        for (uint32_t peer = r / w->node_size * w->node_size, l = 0; l < w->node_size; l++)
-            for (uint32_t b = 0; b < w->n_nodes; b++)
-                memcpy(small_part(w, r, l, b),
-                       w->column[peer + l] + (b + 1) * w->plan->block_bytes - w->plan->small_bytes,
-                       w->plan->small_bytes);
-}
+/* ---- the steps ---- */
 
-static void small_unpack(world *w, uint32_t r) {
-    for (uint32_t k = w->plan->n_big; k < w->plan->n_big + w->plan->n_small; k++)
-        for (uint32_t b = 0; b < w->n_nodes; b++)
-            for (uint32_t l = 0; l < w->node_size; l++) {
-                const fcdp_plan_extent *planned = &w->plan->extents[k];
-                const fcdp_extent *extent = &w->layout->extents[planned->extent];
-                size_t offset = planned->column_offset_bytes - (w->plan->block_bytes - w->plan->small_bytes);
-                memcpy(w->region[r] + extent->offset_bytes + (b * w->node_size + l) * extent->shard_bytes,
-                       small_part(w, r, l, b) + offset, extent->shard_bytes);
+/* What the host has before: the fresh extents, and old bytes where they are stale. */
+static void host_fill(world *w) {
+    for (uint32_t b = 0; b < w->n_nodes; b++)
+        for (uint32_t i = 0; i < w->layout->n_extents; i++)
+            if (!w->stale[i]) {
+                size_t at = w->layout->extents[i].offset_bytes;
+                memcpy(w->host[b] + at, w->truth + at, extent_bytes(w, i));
             }
 }
 
-static void check_regions(const world *w) {
-    for (uint32_t r = 0; r < w->n_ranks; r++) {
-        for (uint32_t i = 0; i < w->layout->n_extents; i++) {
-            const fcdp_extent *extent = &w->layout->extents[i];
-            for (size_t k = 0; k < w->n_ranks * extent->shard_bytes; k++)
-                if (w->region[r][extent->offset_bytes + k] != truth(i, k))
-                    fail_msg("rank %u, extent %u, byte %zu", r, i, k);
+static void restore_whole(world *w) {
+    for (uint32_t r = 0; r < w->n_ranks; r++)
+        for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+            if (w->plan->restore_mask & 1u << s)
+                memcpy(w->region[r] + w->layout->span[s].offset_bytes, w->host[r / w->node_size] + w->layout->span[s].offset_bytes,
+                       w->layout->span[s].bytes);
+}
+
+static void restore_by_slices(world *w) {
+    static fcdp_part parts[MAX_SIZE][MAX_EXTENTS * MAX_NODES];
+    for (uint32_t r = 0; r < w->n_ranks; r++)
+        for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+            if (!(w->plan->restore_mask & 1u << s)) continue;
+            fcdp_piece slice = fcdp__layout_slice(w->layout, s, w->topology[r].local);
+            memcpy(w->region[r] + slice.offset_bytes, w->host[r / w->node_size] + slice.offset_bytes, slice.bytes);
         }
-        assert_int_equal(w->region[r][w->layout->bytes], 0xA5);
-        assert_int_equal(w->column[r][w->plan->column_bytes], 0x5A);
+    for (uint32_t b = 0; b < w->n_nodes; b++) {
+        size_t n = 0;
+        for (uint32_t l = 0; l < w->node_size; l++) {
+            uint32_t r = b * w->node_size + l;
+            n = fcdp__plan_slice_parts(w->plan->restore_mask, w->layout, &w->topology[r], base_of(w, r), parts[l]);
+        }
+        assert_true(n <= FCDP_N_SPANS);
+        all_gather(w->node_size, parts, n);
     }
 }
 
+static void own_step(world *w) {
+    for (uint32_t r = 0; r < w->n_ranks; r++)
+        for (uint32_t k = 0; k < w->plan->n_stale; k++) {
+            uint32_t i = w->plan->stale[k];
+            fcdp_piece place = fcdp__plan_shard(w->layout, &w->topology[r], i, w->topology[r].node, w->topology[r].local);
+            assert_int_equal(place.bytes, w->layout->extents[i].shard_bytes);
+            assert_int_equal(place.offset_bytes, w->layout->extents[i].offset_bytes + r * place.bytes);
+            memcpy(w->region[r] + place.offset_bytes, w->truth + place.offset_bytes, place.bytes);
+        }
+}
+
+static void inter_step(world *w) {
+    static fcdp_part parts[MAX_NODES][MAX_EXTENTS * MAX_NODES];
+    for (uint32_t l = 0; l < w->node_size; l++) {
+        size_t n = 0, bytes = 0;
+        for (uint32_t b = 0; b < w->n_nodes; b++) {
+            uint32_t r = b * w->node_size + l;
+            n = fcdp__plan_inter_parts(w->plan, w->layout, &w->topology[r], base_of(w, r), parts[b]);
+        }
+        assert_int_equal(n, w->plan->n_stale);
+        for (size_t k = 0; k < n; k++) bytes += parts[0][k].bytes;
+        assert_int_equal(bytes, w->plan->block_bytes);
+        all_gather(w->n_nodes, parts, n);
+    }
+}
+
+static void node_step(world *w) {
+    static fcdp_part parts[MAX_SIZE][MAX_EXTENTS * MAX_NODES];
+    for (uint32_t b = 0; b < w->n_nodes; b++) {
+        size_t n = 0;
+        for (uint32_t l = 0; l < w->node_size; l++) {
+            uint32_t r = b * w->node_size + l;
+            n = fcdp__plan_node_parts(w->plan, w->layout, &w->topology[r], base_of(w, r), parts[l]);
+        }
+        assert_int_equal(n, w->plan->n_stale * w->n_nodes);
+        all_gather(w->node_size, parts, n);
+    }
+}
+
+/* Each rank's pieces to the node's host memory; `whole_mask` as the plan takes it. Every byte at most once. */
+static void put_step(world *w, uint32_t whole_mask, uint8_t *n_written_out) {
+    static fcdp_piece pieces[MAX_EXTENTS * MAX_NODES];
+    for (uint32_t r = 0; r < w->n_ranks; r++) {
+        size_t n = fcdp__plan_put_pieces(w->plan, whole_mask, w->layout, &w->topology[r], pieces);
+        assert_true(n <= (size_t)w->layout->n_extents * w->n_nodes);
+        for (size_t k = 0; k < n; k++) {
+            memcpy(w->host[r / w->node_size] + pieces[k].offset_bytes, w->region[r] + pieces[k].offset_bytes, pieces[k].bytes);
+            for (size_t j = 0; j < pieces[k].bytes; j++)
+                n_written_out[(r / w->node_size) * w->layout->bytes + pieces[k].offset_bytes + j]++;
+        }
+    }
+}
+
+static void take_step(world *w) {
+    static fcdp_piece pieces[MAX_EXTENTS * (MAX_NODES + 1)];
+    for (uint32_t r = 0; r < w->n_ranks; r++) {
+        size_t n = fcdp__plan_take_pieces(w->plan, w->layout, &w->topology[r], pieces);
+        assert_true(n <= (size_t)w->plan->n_stale * (w->n_nodes + 1));
+        for (size_t k = 0; k < n; k++)
+            memcpy(w->region[r] + pieces[k].offset_bytes, w->host[r / w->node_size] + pieces[k].offset_bytes, pieces[k].bytes);
+    }
+}
+
+/* ---- the checks ---- */
+
+static void check_bytes(const world *w, const uint8_t *bytes, const char *what, uint32_t whose) {
+    for (uint32_t i = 0; i < w->layout->n_extents; i++) {
+        size_t at = w->layout->extents[i].offset_bytes;
+        if (memcmp(bytes + at, w->truth + at, extent_bytes(w, i))) fail_msg("%s %u, extent %u", what, whose, i);
+    }
+}
+
+static void check_regions(const world *w) {
+    for (uint32_t r = 0; r < w->n_ranks; r++) check_bytes(w, w->region[r], "the region of rank", r);
+}
+
 static void check_masks_and_bytes(const world *w) {
-    const fcdp_plan *plan = w->plan;
     size_t stale_bytes = 0; /* of the region */
+    uint32_t n_stale_in_all = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         uint32_t n_stale = 0, n_fresh = 0;
         for (uint32_t i = 0; i < w->layout->n_extents; i++) {
@@ -172,32 +227,84 @@ static void check_masks_and_bytes(const world *w) {
             else
                 n_fresh++;
         }
-        assert_int_equal(plan->restore_mask >> s & 1, n_fresh > 0);
-        assert_int_equal(plan->fill_mask >> s & 1, n_stale > 0);
-        assert_int_equal(plan->void_mask >> s & 1, n_stale > 0 && n_fresh == 0);
+        n_stale_in_all += n_stale;
+        assert_int_equal(w->plan->restore_mask >> s & 1, n_fresh > 0);
+        assert_int_equal(w->plan->fill_mask >> s & 1, n_stale > 0);
     }
-    size_t received_by_node = w->node_size * (w->n_nodes - 1) * plan->block_bytes;
+    assert_int_equal(w->plan->n_stale, n_stale_in_all);
+    size_t received_by_node = w->node_size * (w->n_nodes - 1) * w->plan->block_bytes;
     assert_int_equal(received_by_node, stale_bytes / w->n_nodes * (w->n_nodes - 1));
-    if (w->node_size == 1) assert_int_equal(plan->n_small, 0);
-    for (uint32_t k = 0; k < plan->n_big && w->node_size > 1; k++)
-        assert_true(w->layout->extents[plan->extents[k].extent].shard_bytes >= FCDP_PLAN_SMALL_BYTES);
+}
+
+/* Once: every byte of the stale extents, and with `whole_mask` of all extents of those spans. Never: any other. */
+static void check_puts(const world *w, uint32_t whole_mask, const uint8_t *n_written) {
+    uint8_t *expected = calloc(w->layout->bytes + 1, 1);
+    for (uint32_t i = 0; i < w->layout->n_extents; i++) {
+        const fcdp_extent *extent = &w->layout->extents[i];
+        if (w->stale[i] || whole_mask >> extent->span & 1)
+            memset(expected + extent->offset_bytes, 1, w->n_ranks * extent->shard_bytes);
+    }
+    for (uint32_t b = 0; b < w->n_nodes; b++)
+        assert_memory_equal(n_written + b * w->layout->bytes, expected, w->layout->bytes);
+    free(expected);
+}
+
+static void count(uint8_t *n_got, fcdp_piece piece) {
+    for (size_t j = 0; j < piece.bytes; j++) n_got[piece.offset_bytes + j]++;
+}
+
+/* What a rank takes and what it has by itself (its shards of all nodes) are every stale byte, once. */
+static void check_takes(const world *w) {
+    fcdp_piece pieces[MAX_EXTENTS * (MAX_NODES + 1)];
+    uint8_t *n_got = calloc(w->layout->bytes + 1, 2), *expected = n_got + w->layout->bytes;
+    for (uint32_t k = 0; k < w->plan->n_stale; k++)
+        memset(expected + w->layout->extents[w->plan->stale[k]].offset_bytes, 1, extent_bytes(w, w->plan->stale[k]));
+    for (uint32_t r = 0; r < w->n_ranks; r++) {
+        memset(n_got, 0, w->layout->bytes);
+        size_t n = fcdp__plan_take_pieces(w->plan, w->layout, &w->topology[r], pieces);
+        for (size_t k = 0; k < n; k++) count(n_got, pieces[k]);
+        for (uint32_t k = 0; k < w->plan->n_stale; k++)
+            for (uint32_t b = 0; b < w->n_nodes; b++)
+                count(n_got, fcdp__plan_shard(w->layout, &w->topology[r], w->plan->stale[k], b, w->topology[r].local));
+        assert_memory_equal(n_got, expected, w->layout->bytes);
+    }
+    free(n_got);
+}
+
+static void gather(world *w, bool by_slices) {
+    regions_clear(w);
+    if (by_slices)
+        restore_by_slices(w);
+    else
+        restore_whole(w);
+    own_step(w);
+    inter_step(w);
 }
 
 static void test_random_plans(void **state) {
     (void)state;
-    test_random random = {random_seed("test_random_plans", 20260101)};
-    for (int round = 0; round < 25; round++) {
+    test_random random = {random_seed("test_random_plans", 7)};
+    for (int round = 0; round < 300; round++) {
         world w;
         world_make(&w, &random);
         check_masks_and_bytes(&w);
-        restore(&w);
-        pack_and_inter(&w);
-        small_gather(&w);
-        for (uint32_t r = 0; r < w.n_ranks; r++) {
-            big_steps(&w, r);
-            small_unpack(&w, r);
+        check_takes(&w);
+        host_fill(&w);
+        for (int by_slices = 0; by_slices < 2; by_slices++) { /* the ranks meet on the node's lane */
+            gather(&w, by_slices);
+            node_step(&w);
+            check_regions(&w);
         }
-        check_regions(&w);
+        for (uint32_t whole_mask = 0; whole_mask <= FCDP_SPAN_MASK_ALL; whole_mask++) { /* ... and in host memory */
+            uint8_t *n_written = calloc(w.n_nodes, w.layout->bytes + 1);
+            gather(&w, false);
+            put_step(&w, whole_mask & w.plan->restore_mask, n_written);
+            check_puts(&w, whole_mask & w.plan->restore_mask, n_written);
+            for (uint32_t b = 0; b < w.n_nodes; b++) check_bytes(&w, w.host[b], "the host of node", b);
+            take_step(&w);
+            check_regions(&w);
+            free(n_written);
+        }
         world_free(&w);
     }
 }
@@ -206,16 +313,20 @@ static void test_nothing_stale_is_no_step(void **state) {
     (void)state;
     const fcdp_extent_spec specs[] = {{100000, 0}, {0, 1}, {4, 1}};
     const uint32_t node_of[] = {0, 0, 1, 1};
-    uint8_t stale[3] = {0, 1, 0}; /* a stale extent without bytes is nothing */
+    const uint8_t stale[3] = {0, 1, 0}; /* a stale extent without bytes is nothing */
     fcdp_layout *layout;
     fcdp_topology topology;
     fcdp_plan *plan;
+    fcdp_piece pieces[6];
     assert_int_equal(fcdp__layout_create(specs, 3, 4, 2, &layout), FCDP_OK);
     assert_int_equal(fcdp__topology_make(node_of, 4, 0, &topology), FCDP_OK);
-    assert_int_equal(fcdp__plan_make(layout, &topology, stale, &plan), FCDP_OK);
-    assert_int_equal(plan->block_bytes + plan->column_bytes + plan->n_big + plan->n_small, 0);
+    assert_int_equal(fcdp__plan_make(layout, stale, &plan), FCDP_OK);
+    assert_int_equal(plan->block_bytes + plan->n_stale, 0);
     assert_int_equal(plan->restore_mask, FCDP_SPAN_MASK_ALL);
-    assert_int_equal(plan->fill_mask | plan->void_mask, 0);
+    assert_int_equal(plan->fill_mask, 0);
+    assert_int_equal(fcdp__plan_put_pieces(plan, 0, layout, &topology, pieces), 0);
+    assert_int_equal(fcdp__plan_take_pieces(plan, layout, &topology, pieces), 0);
+    assert_int_equal(fcdp__plan_put_pieces(plan, FCDP_SPAN_MASK_ALL, layout, &topology, pieces), 4);
     fcdp__plan_destroy(plan);
     fcdp__layout_destroy(layout);
 }
