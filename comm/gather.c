@@ -23,6 +23,7 @@ typedef struct use { /* of one begin */
     const uint64_t *inputs;
     fcdp_stream last; /* behind everything */
     bool collects;    /* the restore is one of all ranks of the node: by slices */
+    bool joined;      /* and its slices are all-gathered with the gather's blocks: one collective on the node's lane */
 } use;
 
 static fcdp_engine *engine_of(const fcdp_group *group) {
@@ -47,26 +48,29 @@ static fcdp_status stream_wait(const fcdp_group *group, fcdp_stream stream, fcdp
 
 /* ---- collectives ---- */
 
-static void count_call(fcdp_group *group, fcdp_lane lane, bool restores, const fcdp_part *parts, size_t n) {
+/* Of the n parts the first n_restored are a restore's. A call that serves both counts as a gather's. */
+static void count_call(fcdp_group *group, fcdp_lane lane, const fcdp_part *parts, size_t n, size_t n_restored) {
     fcdp_engine *engine = engine_of(group);
     const fcdp_topology *topology = &group->comm->topology;
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < n; i++) bytes += parts[i].bytes;
+    uint64_t bytes[2] = {0};
+    for (size_t i = 0; i < n; i++) bytes[i < n_restored] += parts[i].bytes;
     fcdp__lock_acquire(&engine->lock);
-    fcdp_counts *counts = restores ? &engine->stats.restore : &engine->stats.gather;
-    counts->calls++;
-    if (lane == FCDP_LANE_NODE)
-        counts->intra_bytes_sent += (topology->node_size - 1) * bytes;
-    else
-        counts->inter_bytes_sent += (topology->n_nodes - 1) * bytes;
+    fcdp_engine_stats *stats = &engine->stats;
+    (n > n_restored ? &stats->gather : &stats->restore)->calls++;
+    if (lane == FCDP_LANE_NODE) {
+        stats->gather.intra_bytes_sent += (topology->node_size - 1) * bytes[0];
+        stats->restore.intra_bytes_sent += (topology->node_size - 1) * bytes[1];
+    } else {
+        stats->gather.inter_bytes_sent += (topology->n_nodes - 1) * bytes[0];
+    }
     fcdp__lock_release(&engine->lock);
 }
 
-static fcdp_status all_gather(use *u, fcdp_lane lane, bool restores, const fcdp_part *parts, size_t n) {
+static fcdp_status all_gather(use *u, fcdp_lane lane, const fcdp_part *parts, size_t n, size_t n_restored) {
     fcdp_group *group = u->group;
     const fcdp_transport *transport = &group->comm->transport;
     fcdp_status status = transport->all_gather(transport->ctx, lane, parts, n, engine_of(group)->lanes[lane]);
-    if (!status) count_call(group, lane, restores, parts, n);
+    if (!status) count_call(group, lane, parts, n, n_restored);
     return status;
 }
 
@@ -124,7 +128,8 @@ static fcdp_status restore_puts(use *u) {
     return mask ? put_now(u->group, mask) : FCDP_OK;
 }
 
-/* This rank's slices to their places, the others' from the node's other ranks. What this rank has on the device is in its place already. */
+/* This rank's slices to their places, the others' from the node's other ranks: here, or in the node step. What this rank has on the device is
+ * in its place already. */
 static fcdp_status restore_slices(use *u) {
     fcdp_group *group = u->group;
     fcdp_stream node = engine_of(group)->lanes[FCDP_LANE_NODE];
@@ -137,11 +142,11 @@ static fcdp_status restore_slices(use *u) {
         if (u->plan->restore_mask & 1u << s && !state.span[s].on_device) status = fcdp__region_load_slice(group->region, s);
     if (!status) status = stream_wait(group, node, fcdp__region_loaded(group->region));
     if (!status) status = stream_wait(group, node, fcdp__region_stored(group->region));
+    u->last = u->joined ? h2d_of(group) : node;
+    if (status || u->joined) return status;
     size_t n = fcdp__plan_slice_parts(u->plan->restore_mask, group->layout, &group->comm->topology,
                                       fcdp__region_base(group->region), parts);
-    if (!status) status = all_gather(u, FCDP_LANE_NODE, true, parts, n);
-    u->last = node;
-    return status;
+    return all_gather(u, FCDP_LANE_NODE, parts, n, n);
 }
 
 /* From the node's host memory alone. */
@@ -195,7 +200,7 @@ static fcdp_status inter_step(use *u) {
     if (!status) status = own_shards(u, inter);
     size_t n = fcdp__plan_inter_parts(u->plan, group->layout, &group->comm->topology,
                                       fcdp__region_base(group->region), parts);
-    if (!status) status = all_gather(u, lane, false, parts, n);
+    if (!status) status = all_gather(u, lane, parts, n, 0);
     if (!status) status = fcdp__driver_event_record(engine->drv, group->crossed, inter);
     free(parts);
     u->last = inter;
@@ -204,14 +209,16 @@ static fcdp_status inter_step(use *u) {
 
 static fcdp_status node_by_slice(use *u) {
     fcdp_group *group = u->group;
+    const fcdp_topology *topology = &group->comm->topology;
+    fcdp_dptr base = fcdp__region_base(group->region);
     fcdp_stream node = engine_of(group)->lanes[FCDP_LANE_NODE];
-    fcdp_part *parts = malloc(((size_t)u->plan->n_stale * group->comm->topology.n_nodes + 1) * sizeof *parts);
+    fcdp_part *parts = malloc(((size_t)u->plan->n_stale * topology->n_nodes + FCDP_N_SPANS) * sizeof *parts);
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
     fcdp_status status = fcdp__region_order(group->region, node);
     if (!status) status = stream_wait(group, node, group->crossed);
-    size_t n = fcdp__plan_node_parts(u->plan, group->layout, &group->comm->topology,
-                                     fcdp__region_base(group->region), parts);
-    if (!status) status = all_gather(u, FCDP_LANE_NODE, false, parts, n);
+    size_t n_restored = u->joined ? fcdp__plan_slice_parts(u->plan->restore_mask, group->layout, topology, base, parts) : 0;
+    size_t n = n_restored + fcdp__plan_node_parts(u->plan, group->layout, topology, base, parts + n_restored);
+    if (!status) status = all_gather(u, FCDP_LANE_NODE, parts, n, n_restored);
     free(parts);
     u->last = node;
     return status;
@@ -369,6 +376,7 @@ fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pas
     /* The ranks of a node meet in the restore unless all of them said that they have it, and none can have given it up since by the
      * program's order. One that was made to give it up has written it to the host, and restores alone. */
     u.collects = by_slice(group) && (group->lacks || group->member.resharded);
+    u.joined = u.collects && u.plan->n_stale && !(u.plan->restore_mask & u.plan->fill_mask); /* else the one reads what the other writes */
     status = use_run(&u, pass, stream);
     fcdp__plan_destroy(u.plan);
     if (!status) group->member.ahead = !group->member.live;

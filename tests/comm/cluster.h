@@ -28,7 +28,7 @@ typedef struct member {
     fcdp_engine *engine;
     fcdp_comm *comm;
     fcdp_tree *tree;
-    fcdp_stream stream; /* the rank's compute; NULL with host_computes, as torch has it on CPUs */
+    fcdp_stream stream; /* the rank's compute */
     hub_port port;
     fcdp_group *groups[CLUSTER_MAX_GROUPS];
     uint8_t *shards; /* of all parameters: device memory, or with host_computes the host's */

@@ -56,7 +56,7 @@ fcdp_status council_agree(council *c, uint32_t question, uint8_t *votes, size_t 
     uint64_t round = c->round;
     vote_join(c, question, votes, n_votes);
     fcdp_status status = round_wait(c, round);
-    if (!status) memcpy(votes, c->agreed[round % 2], n_votes);
+    if (!status && n_votes) memcpy(votes, c->agreed[round % 2], n_votes);
     if (!status && c->disagrees) status = fcdp__fail(FCDP_ERR_INVALID, "agreement: the ranks asked for different things");
     pthread_mutex_unlock(&c->mutex);
     return status;

@@ -1,0 +1,162 @@
+/* The steady state of a training step, without pressure: what it may cost, from simgpu's counters.
+ *
+ * No page is created, mapped or unmapped, no thread that runs the model waits for the device, and each group crosses each lane once.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "comm/internal.h"
+#include "tests/comm/member.h"
+#include "tools/simgpu/simgpu.h"
+
+enum { PAGE_BYTES = 2 << 20, N_GROUPS = 7, ROOT = 0, FROZEN = 4, N_WARM = 3, N_STEPS = 3, MEET = 99 };
+
+static const char *const page_calls[] = {"cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
+                                         "cuMemAddressReserve", "cuMemAddressFree"};
+
+typedef struct measured {
+    struct simgpu_blocking blocking[CLUSTER_MAX_RANKS];
+    size_t n_launches[CLUSTER_MAX_RANKS]; /* before, then of the measured steps */
+    uint64_t n_waits[CLUSTER_MAX_RANKS];  /* for pages, likewise */
+} measured;
+
+static void meet(member *m) {
+    MUST(!council_agree(&m->cluster->council, MEET, NULL, 0));
+}
+
+/* As FSDP2 does: the root stays from its forward to its backward, and in backward the next group is unsharded while one computes. */
+static void step(member *m) {
+    static const uint8_t trainable[CLUSTER_MAX_EXTENTS] = {0, 1, 1};
+    member_begin_forward(m);
+    for (uint32_t g = 0; g < N_GROUPS; g++) {
+        MUST(!member_unshard(m, g, UNSHARD_FORWARD));
+        MUST(!member_use(m, g));
+        if (g != ROOT) MUST(!member_reshard(m, g, false));
+    }
+    member_begin_backward(m);
+    MUST(!member_unshard(m, N_GROUPS - 1, UNSHARD_BACKWARD));
+    for (uint32_t g = N_GROUPS; g-- > 0;) {
+        if (g > ROOT + 1) MUST(!member_unshard(m, g - 1, UNSHARD_BACKWARD));
+        MUST(!member_use(m, g));
+        MUST(!member_reshard(m, g, false));
+        fcdp_group_ask_again(m->groups[g]);
+    }
+    MUST(!fcdp_engine_check(m->engine));
+    for (uint32_t g = 0; g < N_GROUPS; g++)
+        if (g != FROZEN) MUST(!member_step(m, g, trainable, true));
+}
+
+static uint64_t waits_of(member *m) {
+    fcdp_engine_stats stats;
+    fcdp_engine_stats_get(m->engine, &stats);
+    return stats.moves.n_waits;
+}
+
+static void steps(member *m, void *arg) {
+    static const uint8_t all[CLUSTER_MAX_EXTENTS] = {1, 1, 1};
+    measured *out = arg;
+    uint32_t rank = m->topology.rank;
+    for (uint32_t g = 0; g < N_GROUPS; g++) MUST(!member_step(m, g, all, true));
+    for (int i = 0; i < N_WARM; i++) step(m);
+    out->n_launches[rank] = m->port.n_launches;
+    out->n_waits[rank] = waits_of(m);
+    meet(m);
+    if (rank == 0) simgpu_calls_reset();
+    if (rank == 0) simgpu_blocking_reset();
+    meet(m);
+    for (int i = 0; i < N_STEPS; i++) step(m);
+    simgpu_blocking_total(0, &out->blocking[rank]);
+    out->n_launches[rank] = m->port.n_launches - out->n_launches[rank];
+    out->n_waits[rank] = waits_of(m) - out->n_waits[rank];
+    meet(m);
+}
+
+static cluster_config config_of(uint32_t node_size, fcdp_restore_mode restore, int tau, int prefetch) {
+    cluster_config config = {.n_nodes = 2, .node_size = node_size, .n_groups = N_GROUPS, .restore = restore, .prefetch = prefetch};
+    for (uint32_t g = 0; g < N_GROUPS; g++) {
+        size_t bytes = g == ROOT ? 1400000 : 2500000 + 100 * g; /* of all shards; blocks of two pages, a root of one */
+        size_t shard_bytes = bytes / 10 / (2 * node_size);
+        config.groups[g] = (group_spec){3, {{5 * shard_bytes, 0}, {4 * shard_bytes, g != FROZEN}, {shard_bytes, g != FROZEN}}};
+    }
+    for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = tau;
+    config.device_budget_bytes = 2 * cluster_most_pages(&config) * PAGE_BYTES;
+    return config;
+}
+
+/* One collective between nodes and one within for each group that is gathered; one within for each that is restored by slices. */
+static size_t expected_launches(const cluster_config *config) {
+    bool by_slice = config->restore == FCDP_RESTORE_SLICE && config->node_size > 1, kept = config->tau[0] > 0;
+    size_t gathers = (N_GROUPS - 1) * (1 + (size_t)by_slice);
+    size_t restores = by_slice && !kept ? N_GROUPS - 1 + 1 : 0; /* backward, all but the root; and the frozen one's forward */
+    return N_STEPS * (gathers + restores);
+}
+
+static void check_mapping(const cluster_config *config) {
+    bool exact = config->mapping == FCDP_MAPPING_EXACT;
+    size_t n_uses = N_STEPS * config->n_nodes * config->node_size * (2 * N_GROUPS - 1);
+    assert_int_equal(simgpu_calls("cuMemCreate"), 0);
+    assert_int_equal(simgpu_calls("cuMemRelease"), 0);
+    for (size_t i = 0; i < sizeof page_calls / sizeof *page_calls; i++) {
+        unsigned long n = simgpu_calls(page_calls[i]);
+        if (n > (exact ? n_uses : 0)) fail_msg("%lu calls of %s in %zu uses", n, page_calls[i], n_uses);
+    }
+}
+
+static void steady(cluster_config config) {
+    measured out = {0};
+    simgpu_reset();
+    simgpu_set_races(1);
+    cluster *c = cluster_create(&config);
+    cluster_run(c, steps, &out);
+    check_mapping(&config);
+    for (uint32_t r = 0; r < c->n_ranks; r++) {
+        const struct simgpu_blocking *b = &out.blocking[r];
+        if (config.mapping != FCDP_MAPPING_EXACT && b->calls)
+            fail_msg("rank %u: %lu calls that may wait for the device", r, b->calls);
+        assert_int_equal(out.n_waits[r], 0);
+        assert_int_equal(out.n_launches[r], expected_launches(&config));
+        assert_ok(fcdp__driver_stream_sync(c->members[r].engine->drv, c->members[r].stream));
+        if (c->members[r].wrong[0]) fail_msg("%s", c->members[r].wrong);
+    }
+    cluster_check_launches(c, true);
+    cluster_destroy(c);
+    assert_nothing_lives();
+}
+
+static void every_way(fcdp_mapping_mode mapping) {
+    for (uint32_t node_size = 1; node_size <= 2; node_size++)
+        for (int restore = FCDP_RESTORE_SLICE; restore <= FCDP_RESTORE_WHOLE; restore++)
+            for (int tau = 0; tau <= 1; tau++)
+                for (int prefetch = 0; prefetch <= 2; prefetch += 2) {
+                    cluster_config config = config_of(node_size, (fcdp_restore_mode)restore, tau, prefetch);
+                    config.mapping = mapping;
+                    print_message("2 x %u, restore %s, tau %d, prefetch %d\n", node_size, restore ? "whole" : "slice", tau, prefetch);
+                    steady(config);
+                }
+}
+
+static void test_slots_cost_no_driver_call_and_nobody_waits(void **state) {
+    (void)state;
+    every_way(FCDP_MAPPING_SLOTS);
+}
+
+static void test_exact_mapping_costs_one_block_per_use(void **state) {
+    (void)state;
+    every_way(FCDP_MAPPING_EXACT);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_slots_cost_no_driver_call_and_nobody_waits),
+        cmocka_unit_test(test_exact_mapping_costs_one_block_per_use),
+    };
+    cmocka_set_test_filter(getenv("TEST_FILTER"));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
