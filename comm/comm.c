@@ -7,6 +7,12 @@
 
 #include "comm/internal.h"
 
+/* Any thread; during a collective, which is after the host memory is there. */
+static void node_warn(void *arg) {
+    const fcdp_comm *comm = arg;
+    if (comm->host) fcdp__host_break(comm->host);
+}
+
 fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
                              const fcdp_transport *transport, fcdp_comm **comm_out) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
@@ -18,6 +24,7 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     comm->engine = engine;
     comm->topology = *topology;
     comm->transport = *transport;
+    if (transport->on_failure) transport->on_failure(transport->ctx, node_warn, comm);
     fcdp__lock_acquire(&engine->lock);
     comm->next = engine->comms;
     engine->comms = comm;
@@ -26,10 +33,14 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     return FCDP_OK;
 }
 
+/* A failure that the monitor has not come to yet is told to the peers, who would wait. */
 void fcdp_comm_destroy(fcdp_comm *comm) {
     if (!comm || comm->engine->pid != getpid()) return;
+    fcdp_status status = fcdp_comm_check(comm);
+    if (status) (void)!fcdp__comm_fail(comm, status);
     while (comm->groups) fcdp_group_destroy(comm->groups);
     fcdp_engine *engine = comm->engine;
+    if (comm->transport.on_failure) comm->transport.on_failure(comm->transport.ctx, NULL, NULL);
     fcdp__lock_acquire(&engine->lock);
     fcdp_comm **link = &engine->comms;
     while (*link != comm) link = &(*link)->next;

@@ -335,6 +335,19 @@ static fcdp_status use_enter(use *u) {
     return status == FCDP_ERR_NO_DEVICE_MEM ? status : fcdp__comm_fail(group->comm, status);
 }
 
+/* `stream` is behind what is on the lanes, which no event of the region's may tell of. The comm has failed, so none of it waits for a peer. */
+static void lanes_join(const use *u, fcdp_stream stream) {
+    const fcdp_engine *engine = engine_of(u->group);
+    fcdp_status status = FCDP_OK;
+    for (int lane = 0; lane < FCDP_N_LANES && !status; lane++) {
+        status = fcdp__driver_event_record(engine->drv, u->group->crossed, engine->lanes[lane]);
+        if (!status) status = stream_wait(u->group, stream, u->group->crossed);
+    }
+    for (int lane = 0; lane < FCDP_N_LANES && status; lane++)
+        if (fcdp__driver_stream_sync(engine->drv, engine->lanes[lane]))
+            fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", u->group->name, fcdp_error_text());
+}
+
 /* The use has failed, with the thread's text: the peers take part in what this rank has missed. */
 static fcdp_status use_abandon(use *u, fcdp_stream stream, fcdp_status status) {
     fcdp_group *group = u->group;
@@ -343,6 +356,7 @@ static fcdp_status use_abandon(use *u, fcdp_stream stream, fcdp_status status) {
     fcdp__validity_spoil(group->validity);
     char text[FCDP_FAILURE_BYTES];
     strncpy(text, fcdp_error_text(), sizeof text - 1)[sizeof text - 1] = 0;
+    lanes_join(u, stream);
     if (fcdp__region_release(group->region, stream, false))
         fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
     return fcdp__fail(status, "%s", text);

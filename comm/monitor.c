@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -19,6 +20,32 @@ struct fcdp_monitor {
     bool stops;             /* guarded by mutex */
 };
 
+/* Those that this rank shares a lane with: one of them it must be. */
+static void peers_describe(const fcdp_topology *topology, char *text_out, size_t text_bytes) {
+    size_t at = (size_t)snprintf(text_out, text_bytes, "one of");
+    for (uint32_t rank = 0; rank < topology->n_ranks && at < text_bytes; rank++) {
+        bool shares = rank / topology->node_size == topology->node || rank % topology->node_size == topology->local;
+        if (!shares || rank == topology->rank) continue;
+        int length = snprintf(text_out + at, text_bytes - at, " rank %u", rank);
+        at += length > 0 ? (size_t)length : 0;
+    }
+}
+
+static fcdp_status late(const fcdp_group *group, uint64_t waited_ns) {
+    const fcdp_transport *transport = &group->comm->transport;
+    char who[256];
+    if (!transport->missing || !transport->missing(transport->ctx, who, sizeof who))
+        peers_describe(&group->comm->topology, who, sizeof who);
+    return fcdp__fail(FCDP_ERR_TIMEOUT, "gathering '%s': its collectives have not ended after %.1f s (FCDP_TIMEOUT): %s did not come",
+                      group->name, (double)waited_ns / 1e9, who);
+}
+
+/* A region knows slices. */
+static fcdp_status word_late(const fcdp_group *group, fcdp_status status) {
+    const fcdp_topology *topology = &group->comm->topology;
+    return fcdp__fail(status, "%s; slice 0 is rank %u", fcdp_error_text(), topology->rank - topology->local);
+}
+
 /* FCDP_OK: nothing is wrong with the group by now. With the engine's lock, under which no group dies. */
 static fcdp_status group_look(fcdp_group *group) {
     uint64_t since_ns = atomic_load_explicit(&group->in_flight_ns, memory_order_relaxed), now_ns = fcdp__now_ns();
@@ -33,10 +60,8 @@ static fcdp_status group_look(fcdp_group *group) {
         return status;
     }
     status = fcdp__region_look(group->region, now_ns - since_ns);
-    if (status != FCDP_PENDING) return status;
-    if ((double)(now_ns - since_ns) < engine->options.timeout_s * 1e9) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_TIMEOUT, "gathering '%s': its collectives have not ended after %.1f s (FCDP_TIMEOUT)",
-                      group->name, (double)(now_ns - since_ns) / 1e9);
+    if (status != FCDP_PENDING) return word_late(group, status);
+    return (double)(now_ns - since_ns) < engine->options.timeout_s * 1e9 ? FCDP_OK : late(group, now_ns - since_ns);
 }
 
 static fcdp_status comm_look(fcdp_comm *comm) {

@@ -98,7 +98,6 @@ static void member_start(cluster *c, uint32_t rank) {
         .host_computes = of->host_computes,
     };
     assert_ok(fcdp_engine_create(&config, &m->engine));
-    if (of->host_computes) return;
     assert_ok(fcdp__driver_stream_create(m->engine->drv, &m->stream));
     char name[32];
     snprintf(name, sizeof name, "compute of rank %u", rank);
@@ -186,17 +185,19 @@ cluster *cluster_create(const cluster_config *config) {
 static void member_end(member *m) {
     for (uint32_t g = 0; g < m->cluster->config.n_groups; g++) fcdp_group_destroy(m->groups[g]);
     fcdp_tree_destroy(m->tree);
-    if (m->stream && fcdp__driver_stream_sync(m->engine->drv, m->stream))
+    if (fcdp__driver_stream_sync(m->engine->drv, m->stream))
         print_message("at the end of rank %u: %s\n", m->topology.rank, fcdp_error_text());
     if (fcdp_engine_drain(m->engine)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     member_free_shards(m);
-    if (m->stream) fcdp__driver_stream_destroy(m->engine->drv, m->stream);
+    fcdp__driver_stream_destroy(m->engine->drv, m->stream);
     fcdp_engine_destroy(m->engine);
     hub_port_destroy(&m->port);
     pthread_mutex_destroy(&m->mutex);
 }
 
+/* Ranks that raised are processes that end all at once; here they are taken down one after the other. */
 void cluster_destroy(cluster *c) {
+    for (uint32_t r = 0; r < c->n_ranks && c->council.n_left; r++) hub_port_exit(&c->members[r].port);
     for (uint32_t r = c->n_ranks; r-- > 0;) member_end(&c->members[r]); /* a node's leader last: it frees the blocks */
     bool gave_up = c->hub.gave_up;
     hub_destroy(&c->hub);

@@ -24,13 +24,15 @@ struct hub_call {
     fcdp_part parts[];
 };
 
-static void lane_init(hub_lane *l, uint32_t n) {
+static void lane_init(hub_lane *l, uint32_t n, uint32_t first, uint32_t step) {
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&l->changed, &attr);
     pthread_condattr_destroy(&attr);
     l->n = n;
+    l->first = first;
+    l->step = step;
 }
 
 void hub_init(hub *h, uint32_t n_nodes, uint32_t node_size) {
@@ -38,8 +40,8 @@ void hub_init(hub *h, uint32_t n_nodes, uint32_t node_size) {
     h->n_nodes = n_nodes;
     h->node_size = node_size;
     for (uint32_t i = 0; i < HUB_MAX_RANKS; i++) {
-        for (int k = FCDP_LANE_INTER_0; k <= FCDP_LANE_INTER_1; k++) lane_init(&h->inter[k][i], n_nodes);
-        lane_init(&h->node[i], node_size);
+        for (int k = FCDP_LANE_INTER_0; k <= FCDP_LANE_INTER_1; k++) lane_init(&h->inter[k][i], n_nodes, i, node_size);
+        lane_init(&h->node[i], node_size, i * node_size, 1);
     }
 }
 
@@ -77,6 +79,7 @@ static void port_fail(hub_port *port, fcdp_status status, const char *text) {
     if (port->failure) return;
     port->failure = status;
     snprintf(port->text, sizeof port->text, "%s", text);
+    if (port->failed) port->failed(port->failed_arg);
 }
 
 static bool calls_agree(const hub_call *a, const hub_call *b) {
@@ -106,6 +109,7 @@ static void round_complete(hub_lane *l) {
     if (!agree) atomic_store(&l->calls[0]->port->hub->disagrees, true);
     if (agree && !fails) parts_copy(l->calls, l->n);
     for (uint32_t i = 0; i < l->n; i++) l->calls[i]->failed = fails || !agree;
+    memset(l->arrived, 0, sizeof l->arrived);
     l->n_arrived = 0;
     l->round++;
     pthread_cond_broadcast(&l->changed);
@@ -138,12 +142,14 @@ static void round_run(hub_call *call) {
         return;
     }
     l->calls[call->me] = call;
+    l->arrived[call->me] = true;
     if (++l->n_arrived == l->n)
         round_complete(l);
     else
         round_wait(call, round);
     if (l->round == round) { /* it leaves as it came */
         l->n_arrived--;
+        l->arrived[call->me] = false;
         port_fail(call->port, FCDP_ERR_PEER, "a peer has given up");
     } else if (call->failed) {
         port_fail(call->port, FCDP_ERR_TRANSPORT, "the test's fault: nobody got a byte");
@@ -157,7 +163,9 @@ static void call_run(void *context) {
     hub_call *call = context;
     hub *h = call->port->hub;
     pthread_mutex_lock(&h->mutex);
+    call->lane->entered[call->me] = true;
     round_run(call);
+    call->lane->entered[call->me] = false;
     pthread_mutex_unlock(&h->mutex);
 }
 
@@ -221,19 +229,53 @@ static fcdp_status hub_check(void *ctx) {
     return status;
 }
 
-static void hub_abort(void *ctx, const char *why) {
-    hub_port *port = ctx;
-    pthread_mutex_lock(&port->hub->mutex);
-    port->aborted = true;
-    port_fail(port, FCDP_ERR_TRANSPORT, why);
+/* With the mutex. */
+static void lanes_break(hub_port *port) {
     for (int lane = 0; lane < FCDP_N_LANES; lane++) {
         hub_lane *l = lane_of(port, (fcdp_lane)lane);
         l->broken = l->broken || !port->hub->silent;
         pthread_cond_broadcast(&l->changed);
     }
+}
+
+static void hub_abort(void *ctx, const char *why) {
+    hub_port *port = ctx;
+    pthread_mutex_lock(&port->hub->mutex);
+    port->aborted = true;
+    port_fail(port, FCDP_ERR_TRANSPORT, why);
+    lanes_break(port);
+    pthread_mutex_unlock(&port->hub->mutex);
+}
+
+void hub_port_exit(hub_port *port) {
+    pthread_mutex_lock(&port->hub->mutex);
+    lanes_break(port);
+    pthread_mutex_unlock(&port->hub->mutex);
+}
+
+static bool hub_missing(void *ctx, char *text_out, size_t text_bytes) {
+    hub_port *port = ctx;
+    size_t at = 0;
+    pthread_mutex_lock(&port->hub->mutex);
+    for (int lane = 0; lane < FCDP_N_LANES; lane++) {
+        const hub_lane *l = lane_of(port, (fcdp_lane)lane);
+        if (!l->entered[lane == FCDP_LANE_NODE ? port->topology.local : port->topology.node]) continue;
+        for (uint32_t i = 0; i < l->n && at < text_bytes; i++)
+            if (!l->arrived[i])
+                at += (size_t)snprintf(text_out + at, text_bytes - at, "%srank %u", at ? ", " : "", l->first + i * l->step);
+    }
+    pthread_mutex_unlock(&port->hub->mutex);
+    return at > 0;
+}
+
+static void hub_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
+    hub_port *port = ctx;
+    pthread_mutex_lock(&port->hub->mutex);
+    port->failed = failed;
+    port->failed_arg = arg;
     pthread_mutex_unlock(&port->hub->mutex);
 }
 
 fcdp_transport hub_transport(hub_port *port) {
-    return (fcdp_transport){port, hub_all_gather, hub_check, hub_abort};
+    return (fcdp_transport){port, hub_all_gather, hub_check, hub_abort, hub_missing, hub_on_failure};
 }

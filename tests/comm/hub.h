@@ -45,14 +45,17 @@ typedef struct hub_port { /* one rank's end of it; written by the rank's own thr
     bool aborted;
     fcdp_status failure;
     char text[HUB_TEXT_BYTES];
+    void (*failed)(void *arg);
+    void *failed_arg;
 } hub_port;
 
 typedef struct hub_lane { /* the members of one collective; guarded by the hub's mutex */
     pthread_cond_t changed;
-    uint32_t n, n_arrived;
+    uint32_t n, n_arrived, first, step; /* member i is rank first + i * step */
     uint64_t round;
     bool broken; /* one of its members has aborted, and the others know */
     hub_call *calls[HUB_MAX_RANKS];
+    bool entered[HUB_MAX_RANKS], arrived[HUB_MAX_RANKS]; /* its stream is in a call; and takes part in this round */
 } hub_lane;
 
 struct hub {
@@ -72,6 +75,8 @@ void hub_destroy(hub *h);
 /* `place` says where an address lies, alike on every rank. */
 void hub_port_init(hub_port *port, hub *h, const fcdp_topology *topology, fcdp_driver *drv,
                    uint64_t (*place)(const void *owner, fcdp_dptr at), const void *owner);
+/* Its process is about to go, and its peers see that (not where the hub is silent). */
+void hub_port_exit(hub_port *port);
 /* No stream may run a call of it any more. */
 void hub_port_destroy(hub_port *port);
 fcdp_transport hub_transport(hub_port *port);

@@ -42,7 +42,8 @@ static fcdp_status agree(member *m, fcdp_question question, uint32_t first, uint
         n += m->cluster->config.groups[g].n_extents + 1;
     }
     if (!status) status = council_agree(&m->cluster->council, (uint32_t)question << 8 | first, votes, n);
-    if (status) return status;
+    fcdp_status known = status ? fcdp_engine_check(m->engine) : FCDP_OK; /* it says more than who has left */
+    if (known || status) return known ? known : status;
     n = 0;
     for (uint32_t g = first; g < end; g++) {
         fcdp_group_agree(m->groups[g], votes + n);

@@ -1,126 +1,271 @@
-/* The n-th driver call fails, or the n-th collective, for every n of a short schedule of gathers, stores,
- * restores and evictions.
+/* The n-th driver call fails, or the n-th collective, or it stalls, or a rank stops before its n-th call, for every n of a short schedule of
+ * gathers, restores and releases.
  *
- * Each run ends in right bytes or in clean errors; the step after the fault succeeds; nothing is leaked.
- * FCDP_TEST_STRIDE is not an option of the library: TEST_STRIDE=k takes every k-th n (the default is 1 for
- * one rank per node, more for larger clusters, where the same calls are made by more ranks), TEST_ONLY=n one.
- * TEST_COARSER=k widens the default, for builds that are slow.
+ * Each run ends in right bytes or in clean errors on every rank; what peers wait for ends by itself, long before FCDP_TIMEOUT where somebody
+ * can know of the failure, and by it, with the names of those that did not come, where nobody can; nothing is leaked and nothing was
+ * unordered. Of many n every k-th is taken, from a random one on: TEST_STRIDE=k (1: all), TEST_ONLY=n one; TEST_COARSER=k widens the
+ * default strides, for builds that are slow.
  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
+#include "comm/internal.h"
 #include "tests/comm/program.h"
 #include "tools/simgpu/simgpu.h"
 
-enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999, CUDA_OUT_OF_MEMORY = 2, N_STEPS = 2 };
+enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999, CUDA_OUT_OF_MEMORY = 2, N_STEPS = 2, NOBODY = -1, MUCH_LATER_S = 20 };
+static const double LONG_S = 60, SHORT_S = 0.5, AGREEMENT_S = 3; /* in an agreement nobody knows which collective is late */
 
-static cluster_config small_cluster(uint32_t node_size, fcdp_restore_mode restore) {
-    cluster_config config = {
+typedef struct fault { /* n 0: none */
+    long n;
+    bool of_driver;
+    int code;  /* of the driver's call, or hub_fault */
+    int stops; /* the rank that makes no n-th call, NOBODY */
+} fault;
+
+typedef struct outcome {
+    unsigned long n_driver_calls;
+    long n_collectives;
+    int n_actions, n_failed;
+    double took_s;
+    rank_end ends[CLUSTER_MAX_RANKS];
+} outcome;
+
+/* Ranks that keep beside ranks that release, and one group that changes in part. */
+static cluster_config small_cluster(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping, double timeout_s) {
+    return (cluster_config){
         .n_nodes = 2,
         .node_size = node_size,
         .n_groups = 2,
         .groups = {{2, {{70000, 1}, {300, 0}}}, {2, {{66000, 1}, {900, 1}}}},
         .restore = restore,
-        .tau = {0, 1, 1, 0}, /* ranks that keep beside ranks that release */
+        .mapping = mapping,
+        .prefetch = 1,
+        .tau = {0, 1, 1, 0},
         .device_budget_bytes = 2 * (size_t)PAGE_BYTES,
-        .timeout_s = 10,
+        .timeout_s = timeout_s,
     };
-    return config;
 }
 
-typedef struct outcome {
-    unsigned long n_driver_calls;
-    long n_transport_calls;
-    int n_errors;
-} outcome;
-
-/* One program under one fault: `n` 0: none. */
-static outcome run_with(const cluster_config *config, long n, int driver_code, hub_fault fault,
-                        bool by_transport) {
-    cluster *c = cluster_create(config);
-    program p = {
-        .cluster = c, .seed = 5, .n_steps = N_STEPS, .evict_chance = 40, .plain = true, .faults = n > 0};
-    unsigned long before = simgpu_calls(NULL);
-    if (by_transport) {
-        c->fault = fault;
-        c->fail_at = n;
-    } else if (n > 0) {
-        simgpu_fail_nth(NULL, (unsigned long)n, driver_code);
+static void fault_arm(cluster *c, const fault *f) {
+    c->hub.silent = f->stops != NOBODY || (!f->of_driver && f->code == HUB_STALLS);
+    if (f->n <= 0 || f->stops != NOBODY) return;
+    if (f->of_driver) {
+        simgpu_fail_nth(NULL, (unsigned long)f->n, f->code);
+    } else {
+        atomic_store(&c->hub.fault, f->code);
+        atomic_store(&c->hub.fail_at, f->n);
     }
+}
+
+/* Every failure has a text, and who succeeded launched what all launched. */
+static void ends_check(const program *p, const fault *f) {
+    const cluster *c = p->cluster;
+    if (p->wrong[0]) fail_msg("fault at call %ld: %s", f->n, p->wrong);
+    for (uint32_t r = 0; r < c->n_ranks; r++)
+        if (p->ends[r].status && (p->ends[r].status > 0 || strlen(p->ends[r].text) < 30))
+            fail_msg("fault at call %ld: rank %u ended with %d, '%s'", f->n, r, p->ends[r].status, p->ends[r].text);
+    cluster_check_launches(c, p->n_failed == 0 && p->stops == NOBODY);
+}
+
+/* One program under one fault. */
+static outcome run_with(const cluster_config *config, const fault *f) {
+    simgpu_reset();
+    simgpu_set_races(1);
+    cluster *c = cluster_create(config);
+    program p = {.cluster = c, .seed = 5, .n_steps = N_STEPS, .plain = true, .stops = f->stops, .stops_at = (int)f->n};
+    unsigned long before = simgpu_calls(NULL);
+    uint64_t start_ns = fcdp__now_ns();
+    c->council.timeout_s = AGREEMENT_S > config->timeout_s ? AGREEMENT_S : config->timeout_s;
+    fault_arm(c, f);
     program_run(&p);
     simgpu_fail_nth(NULL, 0, 0);
-    if (p.wrong[0]) fail_msg("fault at call %ld: %s; first error: %s", n, p.wrong, p.first_error);
-    outcome result = {simgpu_calls(NULL) - before, c->n_calls, p.n_errors};
+    outcome result = {.n_driver_calls = simgpu_calls(NULL) - before,
+                      .n_collectives = c->hub.n_calls,
+                      .n_actions = p.n_actions,
+                      .n_failed = p.n_failed,
+                      .took_s = (double)(fcdp__now_ns() - start_ns) / 1e9};
+    memcpy(result.ends, p.ends, sizeof result.ends);
+    ends_check(&p, f);
     cluster_destroy(c);
     assert_nothing_lives();
     return result;
 }
+
+/* ---- every n ---- */
 
 static long from_environment(const char *name, long fallback) {
     const char *given = getenv(name);
     return given ? atol(given) : fallback;
 }
 
-static void every_driver_call(uint32_t node_size, fcdp_restore_mode restore, int code, long stride) {
-    cluster_config config = small_cluster(node_size, restore);
-    long n_calls = (long)run_with(&config, 0, 0, 0, false).n_driver_calls, n_failed = 0;
+typedef struct range {
+    long first, last, stride;
+} range;
+
+static range range_of(long n, long stride) {
     long only = from_environment("TEST_ONLY", 0);
     stride = from_environment("TEST_STRIDE", stride * from_environment("TEST_COARSER", 1));
-    for (long n = only ? only : 1; n <= (only ? only : n_calls); n += stride)
-        n_failed += run_with(&config, n, code, 0, false).n_errors > 0;
-    print_message(
-        "%u ranks per node, restore %s: %ld driver calls, each %ld failed with %d: %ld runs saw an error\n",
-        node_size, restore ? "whole" : "slice", n_calls, stride, code, n_failed);
-    if (!only) assert_true(n_failed > 0);
+    long first = 1 + (long)(fcdp__now_ns() / 1000 % (uint64_t)stride); /* many runs come to every n */
+    return only ? (range){only, only, 1} : (range){first < n ? first : n, n, stride};
+}
+
+static const char *mapping_name(fcdp_mapping_mode mapping) {
+    return mapping == FCDP_MAPPING_EXACT ? "exact" : "slots";
+}
+
+static void every_driver_call(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping, int code, long stride) {
+    cluster_config config = small_cluster(node_size, restore, mapping, LONG_S);
+    fault f = {.of_driver = true, .code = code, .stops = NOBODY};
+    long n_calls = (long)run_with(&config, &f).n_driver_calls, n_failed = 0;
+    range of = range_of(n_calls, stride);
+    for (f.n = of.first; f.n <= of.last; f.n += of.stride) {
+        outcome out = run_with(&config, &f);
+        n_failed += out.n_failed > 0;
+        if (out.took_s > MUCH_LATER_S) fail_msg("call %ld: the ranks ended after %.1f s", f.n, out.took_s);
+    }
+    print_message("2 x %u, restore %s, %s: %ld driver calls, each %ld. from %ld on failed with %d: %ld runs ended in errors\n", node_size,
+                  restore ? "whole" : "slice", mapping_name(mapping), n_calls, of.stride, of.first, code, n_failed);
+    if (of.last > of.first) assert_true(n_failed > 0);
 }
 
 static void test_every_driver_call_alone_on_a_node(void **state) {
     (void)state;
-    every_driver_call(1, FCDP_RESTORE_SLICE, CUDA_UNKNOWN, 1);
-    every_driver_call(1, FCDP_RESTORE_SLICE, CUDA_OUT_OF_MEMORY, 7);
+    every_driver_call(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, CUDA_UNKNOWN, 7);
+    every_driver_call(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT, CUDA_UNKNOWN, 13);
+    every_driver_call(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, CUDA_OUT_OF_MEMORY, 29);
 }
 
 static void test_every_driver_call_restore_by_slice(void **state) {
     (void)state;
-    every_driver_call(2, FCDP_RESTORE_SLICE, CUDA_UNKNOWN, 5);
+    every_driver_call(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, CUDA_UNKNOWN, 31);
+    every_driver_call(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT, CUDA_UNKNOWN, 61);
 }
 
 static void test_every_driver_call_restore_whole(void **state) {
     (void)state;
-    every_driver_call(2, FCDP_RESTORE_WHOLE, CUDA_UNKNOWN, 5);
+    every_driver_call(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS, CUDA_UNKNOWN, 31);
+    every_driver_call(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_EXACT, CUDA_UNKNOWN, 61);
 }
 
-static void every_collective(uint32_t node_size, fcdp_restore_mode restore, hub_fault fault) {
-    cluster_config config = small_cluster(node_size, restore);
-    long n_calls = run_with(&config, 0, 0, 0, true).n_transport_calls;
-    long only = from_environment("TEST_ONLY", 0);
-    for (long n = only ? only : 1; n <= (only ? only : n_calls); n++)
-        assert_true(run_with(&config, n, 0, fault, true).n_errors > 0);
-    print_message("%u ranks per node: %ld collectives, each failed once\n", node_size, n_calls);
+static void every_collective(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping, hub_fault code) {
+    cluster_config config = small_cluster(node_size, restore, mapping, LONG_S);
+    fault f = {.code = (int)code, .stops = NOBODY};
+    long n_calls = run_with(&config, &f).n_collectives;
+    range of = range_of(n_calls, node_size); /* as many ranks make the same ones */
+    for (f.n = of.first; f.n <= of.last; f.n += of.stride) {
+        outcome out = run_with(&config, &f);
+        assert_true(out.n_failed > 0);
+        if (out.took_s > MUCH_LATER_S) fail_msg("collective %ld: the ranks ended after %.1f s", f.n, out.took_s);
+    }
+    print_message("2 x %u, restore %s, %s: %ld collectives, each %ld. failed once\n", node_size, restore ? "whole" : "slice",
+                  mapping_name(mapping), n_calls, of.stride);
 }
 
-static void test_every_collective_fails(void **state) {
+static void every_collective_of_all(hub_fault code) {
+    every_collective(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, code);
+    every_collective(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, code);
+    every_collective(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT, code);
+    every_collective(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS, code);
+}
+
+static void test_every_collective_is_refused(void **state) {
     (void)state;
-    for (uint32_t node_size = 1; node_size <= 2; node_size++)
-        every_collective(node_size, FCDP_RESTORE_SLICE, HUB_FAULT_ABSENT);
+    every_collective_of_all(HUB_REFUSED);
+}
+static void test_every_collective_fails_on_one_rank(void **state) {
+    (void)state;
+    every_collective_of_all(HUB_FAILS_HERE);
+}
+static void test_every_collective_fails_on_all_ranks(void **state) {
+    (void)state;
+    every_collective_of_all(HUB_FAILS_EVERYWHERE);
 }
 
-static void test_every_collective_succeeds_for_the_others_only(void **state) {
+/* ---- nobody tells ---- */
+
+/* All ends within the timeout, and the monitor's period, from the last thing that was begun; every failure names ranks or slices. */
+static void late_ends_check(const cluster_config *config, const fault *f, const outcome *out, int *n_named) {
+    uint32_t n_ranks = config->n_nodes * config->node_size;
+    double bound_s = 4 * config->timeout_s + MUCH_LATER_S;
+    if (out->took_s > bound_s) fail_msg("call %ld: the ranks ended after %.1f s", f->n, out->took_s);
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        const rank_end *end = &out->ends[r];
+        if (!end->status || !strstr(end->text, "did not come")) continue;
+        if (!strstr(end->text, " rank ")) fail_msg("call %ld: rank %u: nobody is named in '%s'", f->n, r, end->text);
+        if (!strstr(end->text, "FCDP_TIMEOUT")) fail_msg("call %ld: rank %u: %s", f->n, r, end->text);
+        ++*n_named;
+    }
+}
+
+static void every_collective_stalls(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping, long stride) {
+    cluster_config config = small_cluster(node_size, restore, mapping, LONG_S);
+    fault f = {.code = HUB_STALLS, .stops = NOBODY};
+    long n_calls = run_with(&config, &f).n_collectives, n_runs = 0;
+    range of = range_of(n_calls, stride);
+    config.timeout_s = SHORT_S;
+    for (f.n = of.first; f.n <= of.last; f.n += of.stride, n_runs++) {
+        int n_named = 0;
+        outcome out = run_with(&config, &f);
+        late_ends_check(&config, &f, &out, &n_named);
+        if (!n_named) {
+            for (uint32_t r = 0; r < 2 * node_size; r++) print_message("rank %u: %s\n", r, out.ends[r].text);
+            fail_msg("collective %ld stalled, and no rank says who did not come", f.n);
+        }
+    }
+    print_message("2 x %u, restore %s, %s: %ld collectives, %ld stalled\n", node_size, restore ? "whole" : "slice", mapping_name(mapping),
+                  n_calls, n_runs);
+}
+
+static void test_every_collective_stalls(void **state) {
     (void)state;
-    for (uint32_t node_size = 1; node_size <= 2; node_size++)
-        every_collective(node_size, FCDP_RESTORE_SLICE, HUB_FAULT_LOST);
-    every_collective(2, FCDP_RESTORE_WHOLE, HUB_FAULT_LOST);
+    every_collective_stalls(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, 1);
+    every_collective_stalls(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, 5);
+    every_collective_stalls(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT, 7);
+    every_collective_stalls(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS, 2);
+}
+
+/* Its streams go on with what they have; its peers wait for what it does not begin. */
+static void every_stop(uint32_t node_size, fcdp_restore_mode restore, long stride) {
+    cluster_config config = small_cluster(node_size, restore, FCDP_MAPPING_SLOTS, LONG_S);
+    fault f = {.stops = NOBODY};
+    int n_actions = run_with(&config, &f).n_actions, n_named = 0;
+    range of = range_of(n_actions - 1, stride);
+    config.timeout_s = SHORT_S;
+    for (f.n = of.first; f.n <= of.last; f.n += of.stride) {
+        f.stops = (int)(f.n % (2 * node_size));
+        outcome out = run_with(&config, &f);
+        late_ends_check(&config, &f, &out, &n_named);
+        for (uint32_t r = 0; r < 2 * node_size; r++) {
+            bool ended = out.ends[r].status != FCDP_OK;
+            if ((int)r == f.stops && ended) fail_msg("rank %u, which stops, ended with '%s'", r, out.ends[r].text);
+        }
+    }
+    print_message("2 x %u, restore %s: a rank stops before each %ld. of %d calls; %d ends name who did not come\n", node_size,
+                  restore ? "whole" : "slice", of.stride, n_actions, n_named);
+}
+
+static void test_a_rank_stops(void **state) {
+    (void)state;
+    every_stop(1, FCDP_RESTORE_SLICE, 3);
+    every_stop(2, FCDP_RESTORE_SLICE, 7);
+    every_stop(2, FCDP_RESTORE_WHOLE, 7);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_collective_fails),
-        cmocka_unit_test(test_every_collective_succeeds_for_the_others_only),
+        cmocka_unit_test(test_every_collective_is_refused),
+        cmocka_unit_test(test_every_collective_fails_on_one_rank),
+        cmocka_unit_test(test_every_collective_fails_on_all_ranks),
+        cmocka_unit_test(test_every_collective_stalls),
+        cmocka_unit_test(test_a_rank_stops),
         cmocka_unit_test(test_every_driver_call_alone_on_a_node),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),

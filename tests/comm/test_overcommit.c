@@ -14,23 +14,13 @@
 #include <cmocka.h>
 
 #include "alloc/heap.h"
-#include "tests/comm/cluster.h"
+#include "comm/internal.h"
+#include "tests/comm/member.h"
 #include "tools/simgpu/simgpu.h"
 
 enum { PAGE_BYTES = 2 << 20, N_GROUPS = 5, REGION_PAGES = 3, MAX_TENSORS = 64, N_ROUNDS = 3 };
 
-static const uint8_t none_stale[CLUSTER_MAX_EXTENTS],
-    all_stale[CLUSTER_MAX_EXTENTS] = {1, 1, 1, 1, 1, 1, 1, 1};
-
-/* For the ranks' threads, from which cmocka cannot return. */
-#define MUST(condition)                                                                                      \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s; last failure: %s\n", __FILE__, __LINE__, #condition,                 \
-                    fcdp_error_text());                                                                      \
-            abort();                                                                                         \
-        }                                                                                                    \
-    } while (0)
+static const uint8_t all_extents[CLUSTER_MAX_EXTENTS] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 typedef struct rank {
     member *m;
@@ -41,14 +31,19 @@ typedef struct rank {
     fcdp_dptr tensors[MAX_TENSORS];
 } rank;
 
-static void group_use(rank *r, uint32_t g, const uint8_t *stale, fcdp_pass pass) {
-    uint64_t inputs[CLUSTER_MAX_EXTENTS];
-    fcdp_job *job;
-    for (uint32_t i = 0; i < CLUSTER_MAX_EXTENTS; i++) inputs[i] = (uintptr_t)r->m->shards[g][i];
-    MUST(!fcdp_group_unshard(r->m->groups[g], stale, inputs, pass, r->m->stream, &job));
-    MUST(!fcdp_job_wait(job));
-    MUST(member_wrong_extent(r->m, g) == -1);
-    MUST(!fcdp_group_reshard(r->m->groups[g], r->m->stream));
+/* Agree, gather or restore, compare every byte, keep. */
+static void group_use(rank *r, uint32_t g, unshard_kind kind) {
+    MUST(!member_unshard(r->m, g, kind));
+    MUST(!member_use(r->m, g));
+    MUST(!member_reshard(r->m, g, false));
+}
+
+static void device_wait(rank *r) {
+    MUST(!fcdp__driver_stream_sync(r->m->engine->drv, r->m->stream));
+    MUST(!fcdp_engine_drain(r->m->engine));
+    if (!r->m->wrong[0]) return;
+    fprintf(stderr, "%s\n", r->m->wrong);
+    abort();
 }
 
 static size_t regions_mapped(const rank *r) {
@@ -81,12 +76,22 @@ static void tensors_check_and_free(rank *r, size_t n) {
     }
 }
 
+static uint64_t inter_bytes(const rank *r) {
+    fcdp_engine_stats stats;
+    fcdp_engine_stats_get(r->m->engine, &stats);
+    return stats.gather.inter_bytes_sent;
+}
+
+/* The first round gathers; the others find what the evictions of the one before have left in host memory. */
 static void *rank_main(void *arg) {
     rank *r = arg;
     size_t n_budget = r->m->cluster->config.device_budget_bytes / PAGE_BYTES;
-    for (uint32_t g = 0; g < N_GROUPS; g++)
-        group_use(r, g, r->round == 0 ? all_stale : none_stale, FCDP_PASS_FORWARD);
-    MUST(!fcdp_engine_drain(r->m->engine));
+    uint64_t crossed = inter_bytes(r);
+    member_begin_forward(r->m);
+    for (uint32_t g = 0; g < N_GROUPS; g++) group_use(r, g, UNSHARD_FORWARD);
+    device_wait(r);
+    MUST((inter_bytes(r) > crossed) == (r->round == 0));
+    crossed = inter_bytes(r);
     MUST(regions_mapped(r) == N_GROUPS);
     pthread_barrier_wait(r->barrier);
     size_t n = tensors_fill(r);
@@ -94,47 +99,63 @@ static void *rank_main(void *arg) {
     MUST(regions_mapped(r) == 0);
     pthread_barrier_wait(r->barrier);
     tensors_check_and_free(r, n);
-    for (uint32_t g = N_GROUPS; g-- > 0;) group_use(r, g, none_stale, FCDP_PASS_BACKWARD);
-    MUST(!fcdp_engine_drain(r->m->engine));
+    member_begin_backward(r->m);
+    for (uint32_t g = N_GROUPS; g-- > 0;) group_use(r, g, UNSHARD_BACKWARD);
+    device_wait(r);
+    MUST(inter_bytes(r) == crossed);
     return NULL;
 }
 
-static void overcommit(uint32_t n_nodes, uint32_t node_size, fcdp_restore_mode restore) {
-    uint32_t n_ranks = n_nodes * node_size;
-    size_t shard_bytes = (REGION_PAGES * PAGE_BYTES - 65536) / n_ranks;
+static cluster_config config_of(uint32_t n_nodes, uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping) {
+    size_t shard_bytes = (REGION_PAGES * PAGE_BYTES - 65536) / (n_nodes * node_size);
     cluster_config config = {
-        .n_nodes = n_nodes, .node_size = node_size, .n_groups = N_GROUPS, .restore = restore};
+        .n_nodes = n_nodes, .node_size = node_size, .n_groups = N_GROUPS, .restore = restore, .mapping = mapping};
     for (uint32_t g = 0; g < N_GROUPS; g++) config.groups[g] = (group_spec){1, {{shard_bytes, 1}}};
     for (uint32_t i = 0; i < CLUSTER_MAX_RANKS; i++) config.tau[i] = 1;
-    /* all regions, and what a gather needs beside them */
-    config.device_budget_bytes = (N_GROUPS * REGION_PAGES + REGION_PAGES) * (size_t)PAGE_BYTES;
-    cluster *c = cluster_create(&config);
+    config.device_budget_bytes = (N_GROUPS * REGION_PAGES + 1) * (size_t)PAGE_BYTES;
+    return config;
+}
+
+static void rank_open(rank *r, member *m, pthread_barrier_t *barrier) {
+    *r = (rank){.m = m, .barrier = barrier};
+    assert_ok(fcdp_heap_create(m->engine->drv, m->engine->pool, &r->heap));
+    assert_ok(fcdp__driver_stream_create(m->engine->drv, &r->stream));
+    for (uint32_t g = 0; g < N_GROUPS; g++) assert_ok(member_step(m, g, all_extents, true));
+    assert_ok(fcdp__driver_stream_sync(m->engine->drv, m->stream));
+}
+
+static void overcommit_with(const cluster_config *config) {
+    simgpu_reset();
+    simgpu_set_races(1);
+    cluster *c = cluster_create(config);
     rank ranks[CLUSTER_MAX_RANKS];
     pthread_t threads[CLUSTER_MAX_RANKS];
     pthread_barrier_t barrier;
-    pthread_barrier_init(&barrier, NULL, n_ranks);
-    for (uint32_t i = 0; i < n_ranks; i++) {
-        member *m = &c->members[i];
-        ranks[i] = (rank){.m = m, .barrier = &barrier};
-        assert_ok(fcdp_heap_create(m->engine->drv, m->engine->pool, &ranks[i].heap));
-        assert_ok(fcdp__driver_stream_create(m->engine->drv, &ranks[i].stream));
-        for (uint32_t g = 0; g < N_GROUPS; g++) assert_ok(member_update_shards(m, g, all_stale));
-        assert_ok(fcdp__driver_stream_sync(m->engine->drv, m->stream));
-    }
+    pthread_barrier_init(&barrier, NULL, c->n_ranks);
+    for (uint32_t i = 0; i < c->n_ranks; i++) rank_open(&ranks[i], &c->members[i], &barrier);
     for (int round = 0; round < N_ROUNDS; round++) {
-        for (uint32_t i = 0; i < n_ranks; i++) {
+        for (uint32_t i = 0; i < c->n_ranks; i++) {
             ranks[i].round = round;
             pthread_create(&threads[i], NULL, rank_main, &ranks[i]);
         }
-        for (uint32_t i = 0; i < n_ranks; i++) pthread_join(threads[i], NULL);
+        for (uint32_t i = 0; i < c->n_ranks; i++) pthread_join(threads[i], NULL);
     }
     pthread_barrier_destroy(&barrier);
-    for (uint32_t i = 0; i < n_ranks; i++) {
+    for (uint32_t i = 0; i < c->n_ranks; i++) {
         fcdp_heap_destroy(ranks[i].heap);
         fcdp__driver_stream_destroy(c->members[i].engine->drv, ranks[i].stream);
     }
+    cluster_check_launches(c, true);
     cluster_destroy(c);
     assert_nothing_lives();
+}
+
+static void overcommit(uint32_t n_nodes, uint32_t node_size, fcdp_restore_mode restore) {
+    static const fcdp_mapping_mode mappings[] = {FCDP_MAPPING_SLOTS, FCDP_MAPPING_EXACT};
+    for (int i = 0; i < 2; i++) {
+        cluster_config config = config_of(n_nodes, node_size, restore, mappings[i]);
+        overcommit_with(&config);
+    }
 }
 
 static void one_rank_on_a_node(void **state) {
