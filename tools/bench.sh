@@ -6,9 +6,16 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 usage() {
     cat <<'END'
 tools/bench.sh [alloc | --help]
+tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
 
 alloc: replays alone, on the simulated device, without the set-up: real allocation traces into FCDP's allocator and into models of PyTorch's.
 For each the smallest budget in which it runs, and driver calls. A few seconds after the build.
+
+overlap: how well the engine hides what it moves. 16 groups as 2 nodes x 2 ranks, each rank a process, trained as FSDP2 does on the
+simulated device and network, whose rates are set so that a step is bound by compute, by PCIe, and by the link between the nodes. For each
+it prints what a step takes over the least that it can take (the busiest resource, and the begin and end that nothing hides), and what the
+steady state costs in driver calls and waits. The timelines and their pictures are in build/overlap. Half a minute; without a GPU.
+With --mapping exact, pages are mapped and unmapped at each use; --prefetch 0 gathers nothing ahead.
 
 Else sets everything up (once), then measures the allocator, on the simulated device and, where one answers, on the CUDA device:
 real allocation traces replayed into FCDP's allocator and into models of PyTorch's, what a cache hit costs on one thread and on
@@ -20,6 +27,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc) ;;
+    overlap) shift ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
 esac
@@ -47,7 +55,34 @@ measure() {         # DRIVER
     build/release/tests/tiering/bench_tiering_moves
 }
 
+# The report's last line comes last, behind what is said of the pictures.
+overlap() {         # OPTIONS OF fcdp-overlap
+    local out=$ROOT/build/overlap rc=0 name rank ranks
+    rm -rf "$out"
+    mkdir -p "$out"
+    build/release/tools/bench/overlap/fcdp-overlap --timelines "$out" "$@" >"$out/report.txt" || rc=$?
+    [ $rc -ne 2 ] || exit 2
+    sed '$d' "$out/report.txt"
+    for name in compute pcie link; do
+        [ -s "$out/$name.0.json" ] || exit 1
+        ranks=()
+        for rank in 0 1 2 3; do ranks+=("rank $rank=$out/$name.$rank.json"); done
+        "$PY" tools/simgpu/merge_timelines.py "$out/$name.json" "${ranks[@]}"
+        "$PY" tools/bench/overlap/timelines.py "$out/$name.svg" "one step bound by $name, rank 0" "$out/$name.0.json"
+        echo "build/overlap/$name.json (for Perfetto), build/overlap/$name.svg"
+    done
+    tail -n 1 "$out/report.txt"
+    return $rc
+}
+
 if [ "$what" = alloc ]; then targets=(fcdp_simgpu fcdp-replay); else setup test; fi
+if [ "$what" = overlap ]; then
+    targets=(fcdp_simgpu fcdp-overlap)
+    must "The bench: build" release-build build_benches
+    echo
+    overlap "$@"
+    exit
+fi
 must "The benchmarks: build" release-build build_benches
 FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/tools/simgpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY

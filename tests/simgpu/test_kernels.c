@@ -93,6 +93,51 @@ static uint64_t two_streams_at_once(void) {
     return took;
 }
 
+static void stamp_body(void *data) { **(uint64_t **)data = simgpu_ready_ns(); }
+
+/* In modelled time: a value that is written, and one that is waited for and there, hold a stream as little as an event does. */
+static void values_that_are_there_take_no_time(void **state) {
+    (void)state;
+    enum { N = 50, DURATION_NS = 100000 };
+    uint64_t ready_ns[N];
+    struct pages pages = pages_make(1);
+    CUstream stream = stream_make();
+    struct gate gate;
+    gate_close(&gate, stream);
+    for (unsigned i = 0; i < N; i++) {
+        uint64_t *to = &ready_ns[i];
+        OK(simgpu_launch(stream, &(struct simgpu_kernel){
+                                     .duration_ns = DURATION_NS, .body = stamp_body, .data = &to, .data_bytes = sizeof to}));
+        OK(cuStreamWriteValue32_v2(stream, pages.at, i, CU_STREAM_WRITE_VALUE_DEFAULT));
+        OK(cuStreamWaitValue32_v2(stream, pages.at, i, CU_STREAM_WAIT_VALUE_GEQ));
+    }
+    gate_open(&gate);
+    OK(cuStreamSynchronize(stream));
+    for (unsigned i = 1; i < N; i++) assert_int_equal(ready_ns[i] - ready_ns[i - 1], DURATION_NS);
+}
+
+/* As does a copy within the device, where that has a rate: 64 KiB at 1 GB/s, between kernels. */
+static void copies_within_the_device_take_their_rate(void **state) {
+    (void)state;
+    enum { N = 50, BYTES = 65536, COPY_NS = BYTES, DURATION_NS = 1000 };
+    uint64_t ready_ns[N];
+    struct pages pages = pages_make(1);
+    CUstream stream = stream_make();
+    struct gate gate;
+    simgpu_set_memory(1);
+    gate_close(&gate, stream);
+    for (unsigned i = 0; i < N; i++) {
+        uint64_t *to = &ready_ns[i];
+        OK(simgpu_launch(stream, &(struct simgpu_kernel){
+                                     .duration_ns = DURATION_NS, .body = stamp_body, .data = &to, .data_bytes = sizeof to}));
+        if (i % 2) OK(cuMemsetD8Async(pages.at, 1, BYTES, stream));
+        else OK(cuMemcpyDtoDAsync_v2(pages.at, pages.at + PAGE / 2, BYTES, stream));
+    }
+    gate_open(&gate);
+    OK(cuStreamSynchronize(stream));
+    for (unsigned i = 1; i < N; i++) assert_int_equal(ready_ns[i] - ready_ns[i - 1], COPY_NS + DURATION_NS);
+}
+
 static void kernels_of_two_streams_run_at_once(void **state) {
     (void)state;
     assert_true(best_ns(two_streams_at_once, 30 * MS, 40 * MS) <= 40 * MS);
@@ -241,6 +286,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         test(a_kernel_holds_its_stream_for_its_duration),
         test(late_wake_ups_do_not_add_up),
+        test(values_that_are_there_take_no_time),
+        test(copies_within_the_device_take_their_rate),
         test(kernels_of_two_streams_run_at_once),
         test(an_idle_stream_saves_no_time_up),
         test(the_null_stream_waits_for_kernels_of_blocking_streams),

@@ -57,6 +57,92 @@ static void an_all_gather_brings_every_part(void **state) {
     }
 }
 
+/* ---- several parts at once ---- */
+
+enum { N_PARTS = 12 }; /* with several members more ranges than a host function announces */
+
+/* Part p is where `at` says, its members' bytes `stride` apart; the sum is staged in several rounds. */
+typedef struct part_spec {
+    size_t at, bytes, stride;
+} part_spec;
+
+static void parts_choose(uint64_t *random, uint32_t n, part_spec *specs) {
+    size_t at = 8;
+    for (int p = 0; p < N_PARTS; p++) {
+        specs[p].bytes = random_below(random, 4) ? random_below(random, 20000) : 0;
+        specs[p].stride = specs[p].bytes + random_below(random, 3) * 7;
+        specs[p].at = at;
+        at += n * specs[p].stride + random_below(random, 50);
+    }
+}
+
+/* The whole memory of a rank as it must be: what lies between the parts is not touched. */
+static void parts_expect(net *net, uint32_t rank, simnet_lane lane, const part_spec *specs, bool gathered, uint8_t *out) {
+    uint32_t n = simnet_comm_size(comm_of(net, rank, lane, 0));
+    memset(out, 0, MEMORY_BYTES);
+    for (uint32_t p = 0; p < N_PARTS; p++)
+        for (uint32_t m = 0; m < n; m++) {
+            uint32_t from = member_rank(net, rank, lane, m);
+            for (size_t i = 0; i < specs[p].bytes && (gathered || from == rank); i++)
+                out[specs[p].at + m * specs[p].stride + i] = pattern(from, p, i);
+        }
+}
+
+static void parts_try(net *net, simnet_lane lane, const part_spec *specs, uint8_t *expected) {
+    for (uint32_t r = 0; r < net->n; r++) {
+        simnet_part parts[N_PARTS];
+        parts_expect(net, r, lane, specs, false, net->ranks[r].bytes);
+        for (int p = 0; p < N_PARTS; p++)
+            parts[p] = (simnet_part){fcdp__dptr_add(net->ranks[r].memory, specs[p].at), specs[p].bytes, specs[p].stride};
+        assert_ok(simnet_all_gather_parts(comm_of(net, r, lane, 0), parts, N_PARTS, net->ranks[r].streams[0]));
+    }
+    sync_all(net);
+    assert_all_ok(net);
+    for (uint32_t r = 0; r < net->n; r++) {
+        parts_expect(net, r, lane, specs, true, expected);
+        size_t i = 0;
+        if (!memcmp(net->ranks[r].bytes, expected, MEMORY_BYTES)) continue;
+        while (net->ranks[r].bytes[i] == expected[i]) i++;
+        fail_msg("rank %u, lane %d, byte %zu", r, lane, i);
+    }
+}
+
+static void an_all_gather_of_parts_brings_each_to_its_place(void **state) {
+    (void)state;
+    uint64_t random = seed_choose("an_all_gather_of_parts_brings_each_to_its_place");
+    uint8_t *expected = malloc(MEMORY_BYTES);
+    for (int s = 0; s < N_SHAPES; s++) {
+        net *net = net_make(shapes[s].nodes, shapes[s].ranks_per_node);
+        simgpu_set_races(1);
+        for (simnet_lane lane = 0; lane < SIMNET_N_LANES; lane++) {
+            part_spec specs[N_PARTS];
+            parts_choose(&random, net->n, specs);
+            parts_try(net, lane, specs, expected);
+        }
+        simgpu_set_races(0);
+        net_destroy(net);
+    }
+    free(expected);
+}
+
+/* As many bytes in all, cut otherwise: nobody gets them in wrong places. */
+static void other_parts_are_not_taken_for_the_same(void **state) {
+    (void)state;
+    net *net = net_make(2, 1);
+    for (uint32_t r = 0; r < 2; r++) {
+        fcdp_dptr at = net->ranks[r].memory;
+        simnet_part parts[] = {{at, r ? 40 : 60, 100}, {fcdp__dptr_add(at, 200), r ? 60 : 40, 100}};
+        assert_ok(simnet_all_gather_parts(comm_of(net, r, SIMNET_INTER, 0), parts, 2, net->ranks[r].streams[0]));
+    }
+    sync_all(net);
+    for (uint32_t r = 0; r < 2; r++) assert_failed(net, r, FCDP_ERR_PEER, "all-gather of 100 bytes a rank, in other parts");
+    simnet_part overlapping = {net->ranks[0].memory, 8, 7};
+    assert_int_equal(simnet_all_gather_parts(comm_of(net, 0, SIMNET_INTRA, 0), &overlapping, 1, net->ranks[0].streams[0]),
+                     FCDP_ERR_INVALID);
+    assert_text("8 bytes a rank, 7 apart");
+    net_destroy(net);
+}
+
 /* ---- reduce-scatter ---- */
 
 static float value_of(uint32_t rank, size_t i) {
@@ -349,6 +435,8 @@ static void wrong_arguments_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_all_gather_brings_every_part),
+        cmocka_unit_test(an_all_gather_of_parts_brings_each_to_its_place),
+        cmocka_unit_test(other_parts_are_not_taken_for_the_same),
         cmocka_unit_test(a_reduce_scatter_adds_in_order),
         cmocka_unit_test(a_reduce_scatter_is_of_floats),
         cmocka_unit_test(it_takes_what_is_before_it_on_the_stream_and_is_behind_nothing_else),

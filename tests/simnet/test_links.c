@@ -1,5 +1,8 @@
 /* How long collectives take: who shares which link, and what runs at the same time. */
+#include <semaphore.h>
+
 #include "tests/simnet/support.h"
+#include "tools/simgpu/simgpu.h"
 
 enum { BYTES = 100000, MS = 1000000 }; /* so few that moving them takes no time beside the modelled */
 
@@ -109,6 +112,51 @@ static void latency_is_added_to_each_operation(void **state) {
     net_destroy(net);
 }
 
+/* ---- the order of modelled time ---- */
+
+static void stamp_body(void *data) {
+    **(uint64_t **)data = simgpu_ready_ns();
+}
+
+static void wait_body(void *data) {
+    sem_wait(data);
+}
+
+static void stamp(fcdp_stream stream, uint64_t *to) {
+    assert_int_equal(
+        simgpu_launch(stream, &(struct simgpu_kernel){
+                                  .duration_ns = 1, .body = stamp_body, .data = &to, .data_bytes = sizeof to}),
+        0);
+}
+
+/* Of two gathers the one that is ready first comes last, since the thread of its stream is held up: as it is on a busy machine.
+ * It takes the link before the other all the same. */
+static void a_late_thread_does_not_lose_its_turn(void **state) {
+    (void)state;
+    net *net = net_make(2, 1);
+    uint64_t begin_ns[2], end_ns[2];
+    sem_t may_go;
+    sem_init(&may_go, 0, 0);
+    simnet_set_rate(net->fabric, SIMNET_INTER, 0.002, 0);
+    struct simgpu_kernel held = {.duration_ns = 1, .body = wait_body, .data = &may_go}, busy = {.duration_ns = 150 * MS};
+    for (uint32_t r = 0; r < 2; r++) {
+        fcdp_stream *streams = net->ranks[r].streams;
+        assert_int_equal(simgpu_launch(streams[0], &held), 0);
+        stamp(streams[0], &begin_ns[r]);
+        assert_int_equal(simgpu_launch(streams[1], &busy), 0);
+    }
+    gather(net, SIMNET_INTER, 0, 0, 1);
+    gather(net, SIMNET_INTER, 1, 1, 1);
+    for (uint32_t r = 0; r < 2; r++) stamp(net->ranks[r].streams[0], &end_ns[r]);
+    for (uint32_t r = 0; r < 2; r++) assert_ok(fcdp__driver_stream_sync(net->drv, net->ranks[r].streams[1]));
+    for (int i = 0; i < 2; i++) sem_post(&may_go);
+    sync_all(net);
+    uint64_t later_ns = begin_ns[0] > begin_ns[1] ? begin_ns[0] : begin_ns[1];
+    for (uint32_t r = 0; r < 2; r++) assert_in_range(end_ns[r] - later_ns, 25 * MS, 150 * MS); /* and what it took to enqueue */
+    sem_destroy(&may_go);
+    net_destroy(net);
+}
+
 static void links_count_what_went_over_them(void **state) {
     (void)state;
     net *net = net_make(2, 2);
@@ -153,6 +201,7 @@ int main(void) {
         cmocka_unit_test(lanes_run_side_by_side),
         cmocka_unit_test(a_ring_through_all_ranks_crosses_each_link_once),
         cmocka_unit_test(latency_is_added_to_each_operation),
+        cmocka_unit_test(a_late_thread_does_not_lose_its_turn),
         cmocka_unit_test(links_count_what_went_over_them),
         cmocka_unit_test(what_is_before_counts),
     };

@@ -233,6 +233,7 @@ struct sim_op {
     uint64_t enqueued_ns;
     uint64_t ready_ns;    /* once it starts: the modelled time from when it could */
     uint64_t finish_ns;   /* its modelled end; 0: when the work itself is over */
+    bool waited;          /* it could not start when its turn came */
     bool running;         /* its memory is in use without the lock */
     enum sim_work work;
     enum sim_link link;
@@ -345,6 +346,7 @@ struct sim_state {
     bool races;
     size_t capacity_bytes;
     size_t used_bytes; /* sum of the bytes of physical device memory alive */
+    double memory_bytes_per_ns; /* 0: as fast as memory, as is link_bytes_per_ns */
     double link_bytes_per_ns;
     uint64_t link_free_ns[SIM_N_LINKS];
 };

@@ -95,7 +95,7 @@ bool simgpu__settings_load(void) {
     if (!sim.settings_loaded) {
         sim.settings_loaded = true;
         sim.capacity_bytes = (size_t)16 << 30;
-        sim.link_bytes_per_ns = 0;
+        sim.link_bytes_per_ns = sim.memory_bytes_per_ns = 0;
         sim.poison = false;
         sim.races = false;
         sim.settings_valid = apply("FCDP_SIM_CAPACITY", parse_capacity) && apply("FCDP_SIM_PCIE", parse_pcie) &&
@@ -128,5 +128,13 @@ void simgpu_set_pcie(double gigabytes_per_s) {
     simgpu__settings_load();
     sim_lock();
     sim.link_bytes_per_ns = gigabytes_per_s > 0 ? gigabytes_per_s : 0;
+    sim_unlock();
+}
+
+void simgpu_set_memory(double gigabytes_per_s) {
+    if (simgpu__forked()) return;
+    simgpu__settings_load();
+    sim_lock();
+    sim.memory_bytes_per_ns = gigabytes_per_s > 0 ? gigabytes_per_s : 0;
     sim_unlock();
 }

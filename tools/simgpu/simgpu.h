@@ -46,6 +46,9 @@ SIMGPU_API void simgpu_reset(void);
 
 SIMGPU_API void simgpu_set_capacity(size_t bytes);
 SIMGPU_API void simgpu_set_pcie(double gigabytes_per_s); /* 0: unlimited */
+/* Of copies within the device, and fills, each on its own. 0, at first: they end when they are done, which is then not a
+ * modelled time but one of this machine's. */
+SIMGPU_API void simgpu_set_memory(double gigabytes_per_s);
 
 /* The n-th call from now (1: the next) of `entry` fails with `code` and has no other effect; then the fault
  * is spent. NULL or "any": of any entry point. A name may leave out its _v2. n = 0 disarms. One fault is
@@ -104,7 +107,8 @@ SIMGPU_API int simgpu_stream_name(void *stream, const char *text);
 /* Writes what happens from now on to a file as a Chrome trace, which chrome://tracing and Perfetto open: a
  * row per stream with its operations (and its waits, where it waited), a row per thread with the calls in
  * which it waited. "%p" in the path is the process's id. A timeline that was on ends first, as it does when
- * the process exits; a reset does not end it. Times are the monotonic clock's in microseconds, so that files
+ * the process exits; a reset does not end it. What has a modelled end has "ready_us", the modelled time from when it could
+ * run, and "modelled_us", how long it then took. Times are the monotonic clock's in microseconds, so that files
  * of several processes fit together: tools/simgpu/merge_timelines.py. Returns 0, or -1 with errno. */
 SIMGPU_API int simgpu_timeline_begin(const char *path);
 SIMGPU_API void simgpu_timeline_end(void);

@@ -10,7 +10,9 @@
  *
  * Time: a kernel, and a copy over a link of a set rate, has a modelled end, and the next operation counts as ready from
  * then, not from when a thread of this machine woke up. So late wake-ups do not add up along a stream or from stream
- * to stream, while nothing ever ends before its modelled time. What takes no set time ends when it is done.
+ * to stream, while nothing ever ends before its modelled time. What takes no set time ends when it is done. Who writes a
+ * value may be another process, whose modelled time is not known: a value that is there when the stream comes to wait for
+ * it counts as there all along, and one that comes later as written when it was seen.
  */
 #include <errno.h>
 #include <signal.h>
@@ -130,7 +132,7 @@ static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 /* The modelled time from when the operation could run: after what is before it on its stream, what it waits for, and
  * what the null stream's order puts before it. */
 static uint64_t ready_ns(const struct sim_stream *stream, const struct sim_op *op) {
-    if (op->work == SIM_WAIT_VALUE) return simgpu__now_ns(); /* whoever wrote the value has no modelled time */
+    if (op->work == SIM_WAIT_VALUE && op->waited) return simgpu__now_ns();
     uint64_t ready = later(stream->free_ns, op->enqueued_ns);
     if (op->waits_for) ready = later(ready, op->waits_for->end_ns);
     if (stream->non_blocking) return ready;
@@ -141,7 +143,7 @@ static uint64_t ready_ns(const struct sim_stream *stream, const struct sim_op *o
 }
 
 static bool takes_no_time(const struct sim_op *op) {
-    return op->work == SIM_POINT || op->work == SIM_WAIT_POINT || op->work == SIM_WAIT_VALUE;
+    return op->work == SIM_POINT || op->work == SIM_WAIT_POINT || op->work == SIM_WAIT_VALUE || op->work == SIM_WRITE_VALUE;
 }
 
 /* What the null stream's order puts before an operation of this stream is over: it is what those streams did so far. */
@@ -185,13 +187,18 @@ static void op_end(struct sim_stream *stream, struct sim_op *op) {
     op->point->done = true;
 }
 
+/* In timelines: waits that found nothing to wait for would hide what the others waited for. */
+static bool shows(const struct sim_op *op) {
+    bool is_wait = op->work == SIM_WAIT_POINT || op->work == SIM_WAIT_VALUE;
+    return is_wait ? op->waited : op->work != SIM_POINT;
+}
+
 /* The head stays in the queue while it runs without the lock, so that others see what it uses. */
 static void run_head(struct sim_stream *stream) {
     struct sim_op *op = stream->head;
     uint64_t begin_ns = simgpu__now_ns();
-    bool waited = false;
     while (!simgpu__work_is_dropped() && !may_start(stream, op)) {
-        waited = true;
+        op->waited = true;
         wait_for_turn(op);
     }
     if (!simgpu__work_is_dropped() && (!simgpu__work_is_legal(op) || !op_start(stream, op)))
@@ -202,8 +209,7 @@ static void run_head(struct sim_stream *stream) {
         sim_unlock();
         simgpu__work_perform(op);
         sim_lock();
-        bool shows = takes_no_time(op) ? waited && op->work != SIM_POINT : true;
-        if (shows && simgpu__timeline_is_on())
+        if (shows(op) && simgpu__timeline_is_on())
             simgpu__timeline_op(op, begin_ns, stream->row, stream->name, &stream->named_in);
     }
     op_end(stream, op);
@@ -277,7 +283,7 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
     }
     *queued = *op;
     queued->next = NULL;
-    queued->running = false;
+    queued->running = queued->waited = false;
     queued->seq = ++last_seq;
     queued->enqueued_ns = simgpu__now_ns();
     queued->host = simgpu__clock_keep(simgpu__order_host());

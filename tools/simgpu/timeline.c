@@ -122,7 +122,7 @@ void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned st
         bool is_kernel = op->work == SIM_KERNEL;
         put_event(is_kernel || !*op->label ? kind : op->label, is_kernel ? "kernel" : kind, row, begin_ns, end_ns);
         put("\"bytes\":%zu", bytes_of(op));
-        if (op->finish_ns) put(",\"modelled_us\":%.3f", (double)(op->finish_ns - op->ready_ns) / 1e3);
+        if (op->finish_ns) put(",\"ready_us\":%.3f,\"modelled_us\":%.3f", (double)op->ready_ns / 1e3, (double)(op->finish_ns - op->ready_ns) / 1e3);
         put_label(op->label);
         put("}}");
         event_done(end_ns);

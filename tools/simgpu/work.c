@@ -58,9 +58,15 @@ uint64_t simgpu__now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+static uint64_t memory_end(const struct sim_op *op) {
+    if (op->work != SIM_COPY && op->work != SIM_FILL) return 0;
+    return sim.memory_bytes_per_ns > 0 ? op->ready_ns + (uint64_t)((double)op->bytes / sim.memory_bytes_per_ns) : 0;
+}
+
 /* Copies of one direction share the link one after another: each starts when the one before is through. */
 uint64_t simgpu__link_book(const struct sim_op *op) {
-    if (op->link == SIM_LINK_NONE || sim.link_bytes_per_ns <= 0) return 0;
+    if (op->link == SIM_LINK_NONE) return memory_end(op);
+    if (sim.link_bytes_per_ns <= 0) return 0;
     uint64_t *free_ns = &sim.link_free_ns[op->link];
     uint64_t start = *free_ns > op->ready_ns ? *free_ns : op->ready_ns;
     *free_ns = start + (uint64_t)((double)op->bytes / sim.link_bytes_per_ns);

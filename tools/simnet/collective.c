@@ -109,14 +109,15 @@ static bool check_agreement(const simnet_op *op) {
     char what[128];
     for (uint32_t i = 0; i < comm->n; i++) {
         const shared_member *other = &comm->shared->members[i];
-        if (other->operation == op->number && other->kind == op->kind && other->bytes == op->bytes) continue;
+        bool as_much = other->kind == op->kind && other->bytes == op->bytes, as_cut = other->shape == op->shape;
+        if (other->operation == op->number && as_much && as_cut) continue;
         simnet__latch(
             comm->endpoint, FCDP_ERR_PEER, NULL,
-            "rank %u: %s, but rank %u is in operation %llu, %s of %llu bytes a rank: all members must call "
+            "rank %u: %s, but rank %u is in operation %llu, %s of %llu bytes a rank%s: all members must call "
             "the same, in the same order",
             comm->endpoint->rank, simnet__describe(op, what, sizeof what), comm->ranks[i],
             (unsigned long long)other->operation, simnet__kind_name(other->kind),
-            (unsigned long long)other->bytes);
+            (unsigned long long)other->bytes, as_much && !as_cut ? ", in other parts" : "");
         return false;
     }
     return true;
@@ -135,10 +136,25 @@ static char *staging_of(const simnet_comm *comm, uint32_t member) {
     return comm->staging + member * comm->endpoint->fabric->shared->staging_bytes;
 }
 
+/* Bytes [offset, offset + bytes) of a member's parts, laid end to end, from their places to `staging` or back. */
+static void parts_move(const simnet_op *op, uint32_t member, size_t offset, size_t bytes, char *staging, bool to_staging) {
+    size_t at = 0; /* of the part, end to end */
+    for (size_t p = 0; p < op->n_parts && bytes > 0; at += op->parts[p++].bytes) {
+        const simnet_part *part = &op->parts[p];
+        if (offset >= at + part->bytes) continue;
+        size_t within = offset - at, n = part->bytes - within < bytes ? part->bytes - within : bytes;
+        char *place = (char *)(uintptr_t)part->at.addr + member * part->stride_bytes + within;
+        memcpy(to_staging ? staging : place, to_staging ? place : staging, n);
+        staging += n;
+        offset += n;
+        bytes -= n;
+    }
+}
+
 static void put(const simnet_op *op, size_t offset, size_t bytes) {
     const simnet_comm *comm = op->comm;
     char *own = staging_of(comm, comm->me);
-    if (op->kind == OP_ALL_GATHER) memcpy(own, op->from + comm->me * op->bytes + offset, bytes);
+    if (op->kind == OP_ALL_GATHER) parts_move(op, comm->me, offset, bytes, own, true);
     for (uint32_t i = 0; op->kind == OP_REDUCE_SCATTER && i < comm->n; i++)
         memcpy(own + i * bytes, op->from + i * op->bytes + offset, bytes);
 }
@@ -146,7 +162,7 @@ static void put(const simnet_op *op, size_t offset, size_t bytes) {
 static void take(const simnet_op *op, size_t offset, size_t bytes) {
     const simnet_comm *comm = op->comm;
     for (uint32_t i = 0; op->kind == OP_ALL_GATHER && i < comm->n; i++)
-        if (i != comm->me) memcpy(op->to + i * op->bytes + offset, staging_of(comm, i), bytes);
+        if (i != comm->me) parts_move(op, i, offset, bytes, staging_of(comm, i), false);
     if (op->kind == OP_ALL_GATHER) return;
     float *sum = (float *)(void *)(op->to + offset);
     memcpy(sum, staging_of(comm, 0) + comm->me * bytes, bytes);
@@ -199,6 +215,7 @@ void simnet__run(simnet_op *op) {
     own->operation = op->number;
     own->kind = op->kind;
     own->bytes = op->bytes;
+    own->shape = op->shape;
     own->ready_ns = endpoint->ready_ns();
     endpoint->signal(comm->shared);
     uint64_t end_ns = 0;

@@ -45,6 +45,8 @@ static void symbols_find(simnet_endpoint *endpoint) {
     *(void **)&endpoint->end_at = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_end_at");
     *(void **)&endpoint->signal = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_signal");
     *(void **)&endpoint->observe = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_observe");
+    *(void **)&endpoint->launch = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_launch");
+    *(void **)&endpoint->announce = fcdp__driver_sim_symbol(endpoint->drv, "simgpu_announce");
 }
 
 /* The rank is announced last: from then on others may wait for it. */
@@ -61,7 +63,8 @@ fcdp_status simnet_attach(simnet_fabric *fabric, uint32_t rank, fcdp_driver *drv
     endpoint->drv = drv;
     endpoint->rank = rank;
     symbols_find(endpoint);
-    if (!endpoint->ready_ns || !endpoint->end_at || !endpoint->signal || !endpoint->observe) {
+    if (!endpoint->ready_ns || !endpoint->end_at || !endpoint->signal || !endpoint->observe || !endpoint->launch ||
+        !endpoint->announce) {
         free(endpoint);
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "simnet needs the simulated driver, FCDP_DRIVER=sim");
     }
@@ -187,19 +190,25 @@ static void op_run(void *context) {
     free(op);
 }
 
-/* What the operation will read and write, for the simulated driver's checks. In place, an all-gather reads
- * its own part only. */
-static void announce(const simnet_op *op) {
-    uint64_t to = (uint64_t)(uintptr_t)op->to, from = (uint64_t)(uintptr_t)op->from;
-    size_t me = op->comm->me, n = op->comm->n, bytes = op->bytes;
-    fcdp_access gather[] = {{{to + me * bytes}, bytes, false},
-                            {{to}, me * bytes, true},
-                            {{to + (me + 1) * bytes}, (n - me - 1) * bytes, true}};
-    fcdp_access reduce[] = {{{from}, n * bytes, false}, {{to}, bytes, true}};
-    if (op->kind == OP_ALL_GATHER)
-        fcdp__driver_announce(op->comm->endpoint->drv, gather, 3);
-    else
-        fcdp__driver_announce(op->comm->endpoint->drv, reduce, 2);
+/* What the operation will read and write, for the simulated driver's checks: in place, an all-gather reads its own part only.
+ * A host function can announce eight ranges, so kernels of no duration before it say the rest. */
+static void announce(const simnet_op *op, fcdp_stream stream) {
+    simnet_endpoint *endpoint = op->comm->endpoint;
+    struct simgpu_kernel touch = {.name = "all-gather"};
+    if (op->kind == OP_REDUCE_SCATTER) {
+        touch.accesses[touch.n_accesses++] = (struct simgpu_access){(uintptr_t)op->from, op->comm->n * op->bytes, 0};
+        touch.accesses[touch.n_accesses++] = (struct simgpu_access){(uintptr_t)op->to, op->bytes, 1};
+    }
+    for (size_t p = 0; p < op->n_parts; p++)
+        for (uint32_t i = 0; i < op->comm->n && op->parts[p].bytes > 0; i++) {
+            if (touch.n_accesses == SIMGPU_MAX_ACCESSES) {
+                (void)endpoint->launch(stream, &touch); /* where it fails, so does the operation behind it */
+                touch.n_accesses = 0;
+            }
+            uint64_t at = op->parts[p].at.addr + i * op->parts[p].stride_bytes;
+            touch.accesses[touch.n_accesses++] = (struct simgpu_access){at, op->parts[p].bytes, i != op->comm->me};
+        }
+    (void)endpoint->announce(touch.accesses, touch.n_accesses);
 }
 
 /* The fault that was asked for, if it is this operation's; under the lock. */
@@ -219,7 +228,7 @@ static fcdp_status enqueue_locked(simnet_endpoint *endpoint, simnet_op *op, fcdp
     op->number = op->comm->n_enqueued;
     fcdp_status status = fault_apply(endpoint, op);
     if (status) return status;
-    announce(op);
+    announce(op, stream);
     op_link(endpoint, op);
     op->comm->n_enqueued++;
     status = fcdp__driver_host_function(endpoint->drv, stream, op_run, op);
@@ -229,11 +238,19 @@ static fcdp_status enqueue_locked(simnet_endpoint *endpoint, simnet_op *op, fcdp
     return status;
 }
 
-static fcdp_status enqueue(simnet_op filled, fcdp_stream stream) {
-    simnet_endpoint *endpoint = filled.comm->endpoint;
-    simnet_op *op = malloc(sizeof *op);
-    if (!op) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for an operation");
-    *op = filled;
+/* An operation on `comm`, to be filled in and enqueued. NULL: no memory. */
+static simnet_op *op_make(simnet_comm *comm, op_kind kind, size_t n_parts) {
+    simnet_op *op = calloc(1, sizeof *op + n_parts * sizeof op->parts[0]);
+    if (!op) return NULL;
+    op->comm = comm;
+    op->kind = kind;
+    op->n_parts = n_parts;
+    return op;
+}
+
+/* Takes the operation over. */
+static fcdp_status enqueue(simnet_op *op, fcdp_stream stream) {
+    simnet_endpoint *endpoint = op->comm->endpoint;
     pthread_mutex_lock(&endpoint->lock);
     fcdp_status status = enqueue_locked(endpoint, op, stream);
     pthread_mutex_unlock(&endpoint->lock);
@@ -241,10 +258,30 @@ static fcdp_status enqueue(simnet_op filled, fcdp_stream stream) {
     return status;
 }
 
+/* FNV-1a over the sizes: members that differ in them are told so, not given each other's bytes. */
+static void shape_add(uint64_t *shape, uint64_t value) {
+    *shape = (*shape ^ value) * 0x100000001b3u;
+}
+
+fcdp_status simnet_all_gather_parts(simnet_comm *comm, const simnet_part *parts, size_t n, fcdp_stream stream) {
+    for (size_t i = 0; i < n; i++)
+        if (parts[i].stride_bytes < parts[i].bytes)
+            return fcdp__fail(FCDP_ERR_INVALID, "part %zu of an all-gather: %zu bytes a rank, %zu apart", i, parts[i].bytes,
+                              parts[i].stride_bytes);
+    simnet_op *op = op_make(comm, OP_ALL_GATHER, n);
+    if (!op) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for an operation of %zu parts", n);
+    op->shape = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++) {
+        op->parts[i] = parts[i];
+        op->bytes += parts[i].bytes;
+        shape_add(&op->shape, parts[i].bytes);
+        shape_add(&op->shape, parts[i].stride_bytes);
+    }
+    return enqueue(op, stream);
+}
+
 fcdp_status simnet_all_gather(simnet_comm *comm, fcdp_dptr at, size_t bytes, fcdp_stream stream) {
-    char *whole = (char *)(uintptr_t)at.addr;
-    return enqueue(
-        (simnet_op){.comm = comm, .kind = OP_ALL_GATHER, .from = whole, .to = whole, .bytes = bytes}, stream);
+    return simnet_all_gather_parts(comm, &(simnet_part){at, bytes, bytes}, 1, stream);
 }
 
 fcdp_status simnet_reduce_scatter(simnet_comm *comm, fcdp_dptr from, fcdp_dptr to, size_t bytes,
@@ -252,10 +289,10 @@ fcdp_status simnet_reduce_scatter(simnet_comm *comm, fcdp_dptr from, fcdp_dptr t
     if (bytes % sizeof(float))
         return fcdp__fail(FCDP_ERR_INVALID, "a reduce-scatter of %zu bytes a rank: no whole number of floats",
                           bytes);
-    return enqueue((simnet_op){.comm = comm,
-                               .kind = OP_REDUCE_SCATTER,
-                               .from = (char *)(uintptr_t)from.addr,
-                               .to = (char *)(uintptr_t)to.addr,
-                               .bytes = bytes},
-                   stream);
+    simnet_op *op = op_make(comm, OP_REDUCE_SCATTER, 0);
+    if (!op) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for an operation");
+    op->from = (char *)(uintptr_t)from.addr;
+    op->to = (char *)(uintptr_t)to.addr;
+    op->bytes = bytes;
+    return enqueue(op, stream);
 }

@@ -273,26 +273,69 @@ static uint64_t bytes_on(const shared_fabric *shared, const simnet_op *op, uint3
     return (one_node ? g : g - 1) * ring;
 }
 
-/* It starts when all that it uses is free, and keeps each of them for as long as that takes. Its end; 0:
- * nothing takes any time. */
-static uint64_t book_links(shared_fabric *shared, const simnet_op *op, uint64_t ready_ns) {
-    uint64_t start = ready_ns, end = 0;
-    for (uint32_t i = 0; i < 2 * shared->nodes; i++) {
-        const shared_link *link = &shared->links[i / 2][i % 2];
-        bool waits = bytes_on(shared, op, i / 2, i % 2) && shared->rates[i % 2].bytes_per_ns > 0;
-        if (waits && link->free_ns > start) start = link->free_ns;
+/* What an operation keeps one link busy for; 0: it does not use it, or it takes no time. */
+static uint64_t busy_on(const shared_fabric *shared, const simnet_op *op, uint32_t i) {
+    uint64_t bytes = bytes_on(shared, op, i / 2, i % 2);
+    const shared_rate *rate = &shared->rates[i % 2];
+    return rate->bytes_per_ns > 0 ? (uint64_t)((double)bytes / rate->bytes_per_ns) : 0;
+}
+
+/* The first moment from `start` on at which the link is free for so long. */
+static uint64_t link_fit(const shared_link *link, uint64_t start, uint64_t busy_ns) {
+    for (uint32_t i = 0; i < link->n_gaps; i++) {
+        uint64_t begin = link->gaps[i].begin_ns > start ? link->gaps[i].begin_ns : start;
+        if (begin + busy_ns <= link->gaps[i].end_ns) return begin;
     }
+    return link->free_ns > start ? link->free_ns : start;
+}
+
+static void gap_add(shared_link *link, uint32_t at, uint64_t begin_ns, uint64_t end_ns) {
+    if (begin_ns >= end_ns) return;
+    if (link->n_gaps == SIMNET_GAPS) {
+        memmove(link->gaps, link->gaps + 1, --link->n_gaps * sizeof link->gaps[0]);
+        if (at > 0) at--;
+    }
+    memmove(link->gaps + at + 1, link->gaps + at, (link->n_gaps - at) * sizeof link->gaps[0]);
+    link->gaps[at] = (shared_gap){begin_ns, end_ns};
+    link->n_gaps++;
+}
+
+/* `start` is what link_fit has found. What is left of the gap on either side stays one. */
+static void link_take(shared_link *link, uint64_t start, uint64_t busy_ns) {
+    uint32_t i = 0;
+    while (i < link->n_gaps && link->gaps[i].end_ns <= start) i++;
+    if (start >= link->free_ns) {
+        gap_add(link, link->n_gaps, link->free_ns, start);
+        link->free_ns = start + busy_ns;
+        return;
+    }
+    shared_gap gap = link->gaps[i];
+    memmove(link->gaps + i, link->gaps + i + 1, (--link->n_gaps - i) * sizeof link->gaps[0]);
+    gap_add(link, i, start + busy_ns, gap.end_ns);
+    gap_add(link, i, gap.begin_ns, start);
+}
+
+/* It starts when all that it uses is free, and keeps each of them for as long as that takes. Members come here when threads of this machine
+ * wake up, so an operation that could start earlier than one that is booked already takes a gap before it. Its end; 0: nothing
+ * takes any time. */
+static uint64_t book_links(shared_fabric *shared, const simnet_op *op, uint64_t ready_ns) {
+    uint64_t start = ready_ns, end = 0, before;
+    do {
+        before = start;
+        for (uint32_t i = 0; i < 2 * shared->nodes; i++) {
+            uint64_t busy_ns = busy_on(shared, op, i);
+            if (busy_ns) start = link_fit(&shared->links[i / 2][i % 2], start, busy_ns);
+        }
+    } while (start != before);
     for (uint32_t i = 0; i < 2 * shared->nodes; i++) {
         shared_link *link = &shared->links[i / 2][i % 2];
-        const shared_rate *rate = &shared->rates[i % 2];
-        uint64_t bytes = bytes_on(shared, op, i / 2, i % 2);
+        uint64_t bytes = bytes_on(shared, op, i / 2, i % 2), busy_ns = busy_on(shared, op, i);
         if (!bytes) continue;
-        uint64_t busy_ns = rate->bytes_per_ns > 0 ? (uint64_t)((double)bytes / rate->bytes_per_ns) : 0;
-        uint64_t took_ns = busy_ns + rate->latency_ns;
+        uint64_t took_ns = busy_ns + shared->rates[i % 2].latency_ns;
         link->total.operations++;
         link->total.bytes += bytes;
         link->total.busy_ns += busy_ns;
-        if (busy_ns) link->free_ns = start + busy_ns;
+        if (busy_ns) link_take(link, start, busy_ns);
         if (took_ns && start + took_ns > end) end = start + took_ns;
     }
     return end;

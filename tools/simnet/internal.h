@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "tools/simgpu/simgpu.h"
 #include "tools/simnet/simnet.h"
 
 enum { SIMNET_TEXT_BYTES = 320, SIMNET_POLL_NS = 20000000 };
@@ -31,6 +32,7 @@ typedef struct shared_member {
     uint64_t operation;       /* its number in the communicator */
     uint64_t bytes;
     uint64_t ready_ns;
+    uint64_t shape; /* of its parts, see simnet_op */
     uint32_t kind;
 } __attribute__((aligned(64))) shared_member;
 
@@ -41,9 +43,17 @@ typedef struct shared_comm {
     shared_member members[SIMNET_MAX_RANKS];
 } __attribute__((aligned(64))) shared_comm;
 
+/* Until `free_ns` it is booked, but for the gaps that the latest bookings have left: begin < end, in the order of time, the
+ * oldest is forgotten when there are too many. */
+enum { SIMNET_GAPS = 16 };
+typedef struct shared_gap {
+    uint64_t begin_ns, end_ns;
+} shared_gap;
 typedef struct shared_link {
     simnet_link total;
     uint64_t free_ns;
+    uint32_t n_gaps;
+    shared_gap gaps[SIMNET_GAPS];
 } shared_link;
 
 typedef struct shared_rate {
@@ -76,10 +86,13 @@ typedef struct simnet_op {
     struct simnet_op *next, *previous;
     simnet_comm *comm;
     op_kind kind;
-    char *from, *to;
-    size_t bytes;
+    char *from, *to; /* a reduce-scatter's */
+    size_t bytes;    /* of one member, all parts together */
     uint64_t number; /* from 0, in the communicator */
+    uint64_t shape;  /* equal for members whose parts have the same sizes, in order */
     bool fails, stalls;
+    size_t n_parts;
+    simnet_part parts[]; /* an all-gather's */
 } simnet_op;
 
 struct simnet_comm {
@@ -104,6 +117,8 @@ struct simnet_endpoint {
     void (*end_at)(uint64_t end_ns);
     void (*signal)(const void *key);
     void (*observe)(const void *key);
+    int (*launch)(void *stream, const struct simgpu_kernel *kernel);
+    int (*announce)(const struct simgpu_access *accesses, unsigned n);
 
     _Atomic uint32_t has_failed; /* status is set; also read without the lock */
     pthread_mutex_t lock;

@@ -11,8 +11,8 @@
  * modelled time is over. Members must agree on the operations of a communicator, in order, kind and bytes:
  * who does not is named.
  *
- * Time: an operation books what it uses and has it alone; later ones come after it. With n members, and
- * `bytes` one member's part, as a ring sends them:
+ * Time: an operation books what it uses from the first moment at which all of it is free, and has it alone.
+ * With n members, and `bytes` one member's part, as a ring sends them:
  * - SIMNET_INTER: (n - 1) * bytes on each node's link to the others, each way. All ranks of the node share
  * it, and all communicators.
  * - SIMNET_INTRA: ranks_per_node * (n - 1) * bytes inside the node, which is what its ranks receive together.
@@ -90,6 +90,15 @@ uint64_t simnet_comm_operations(simnet_comm *comm);  /* enqueued so far */
 /* In place: member i's `bytes` are at i * bytes, and all have all of them afterwards. */
 fcdp_status simnet_all_gather(simnet_comm *comm, fcdp_dptr at, size_t bytes,
                               fcdp_stream stream) FCDP_MUST_CHECK;
+/* Several at once, as one operation, in place: of each part, member i's `bytes` are at `at + i * stride_bytes`,
+ * and all have all of them afterwards. stride_bytes >= bytes; parts do not overlap. Members agree on n, and on
+ * the sizes of each. */
+typedef struct simnet_part {
+    fcdp_dptr at;
+    size_t bytes, stride_bytes;
+} simnet_part;
+fcdp_status simnet_all_gather_parts(simnet_comm *comm, const simnet_part *parts, size_t n,
+                                    fcdp_stream stream) FCDP_MUST_CHECK;
 /* Float32. `from` has one part of `bytes` for each member; the sum of all members' parts for this one, added
  * up in their order, comes to `to`, which may be that part's own place. */
 fcdp_status simnet_reduce_scatter(simnet_comm *comm, fcdp_dptr from, fcdp_dptr to, size_t bytes,

@@ -1,0 +1,116 @@
+/* The bench of the overlap: it ends, says what it must in the form it must, and the engine's steady state costs no driver call. How
+ * large its figures are is not asserted, but that no step is shorter than its bound. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { N_SCENARIOS = 3, N_RANKS = 4 };
+
+static const char *const names[N_SCENARIOS] = {"compute", "pcie", "link"};
+
+/* What it printed, and its exit status. */
+static int run(const char *arguments, char *text, size_t n) {
+    char command[1024];
+    const char *program = getenv("TEST_OVERLAP");
+    assert_non_null(program);
+    snprintf(command, sizeof command, "%s %s", program, arguments);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    text[fread(text, 1, n - 1, pipe)] = '\0';
+    int status = pclose(pipe);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static size_t count(const char *text, const char *part) {
+    size_t n = 0;
+    for (; (text = strstr(text, part)); text++) n++;
+    return n;
+}
+
+/* The three ratios; the form to the last byte. */
+static void last_line_read(const char *text, double ratios_out[N_SCENARIOS]) {
+    char again[128];
+    const char *line = strstr(text, "overlap over the bound: ");
+    assert_non_null(line);
+    double *r = ratios_out;
+    assert_int_equal(sscanf(line, "overlap over the bound: compute %lf pcie %lf link %lf", &r[0], &r[1], &r[2]), N_SCENARIOS);
+    snprintf(again, sizeof again, "overlap over the bound: compute %.2f pcie %.2f link %.2f\n", r[0], r[1], r[2]);
+    assert_string_equal(line, again);
+}
+
+static void timelines_check(const char *folder) {
+    char path[512];
+    struct stat about;
+    for (int s = 0; s < N_SCENARIOS; s++)
+        for (int r = 0; r < N_RANKS; r++) {
+            snprintf(path, sizeof path, "%s/%s.%d.json", folder, names[s], r);
+            assert_int_equal(stat(path, &about), 0);
+            assert_true(about.st_size > 1000);
+            unlink(path);
+        }
+}
+
+static void a_short_run_ends_with_nothing_mapped_and_nobody_waiting(void **state) {
+    (void)state;
+    static char text[8192];
+    char folder[] = "/tmp/fcdp-overlap-XXXXXX", arguments[256];
+    double ratios[N_SCENARIOS];
+    assert_non_null(mkdtemp(folder));
+    snprintf(arguments, sizeof arguments, "--steps 3 --warm 2 --scale 0.3 --timelines %s", folder);
+    int status = run(arguments, text, sizeof text);
+    print_message("%s", text);
+    assert_int_equal(status, 0);
+    last_line_read(text, ratios);
+    for (int s = 0; s < N_SCENARIOS; s++) assert_true(ratios[s] >= 1);
+    assert_int_equal(count(text, "per step and rank: creates 0.00 maps 0.00 set-access 0.00 unmaps 0.00\n"), N_SCENARIOS);
+    assert_int_equal(count(text, "agreements 2.00, other calls that may wait 0.00, of which waited 0.00;"), N_SCENARIOS);
+    timelines_check(folder);
+    assert_int_equal(rmdir(folder), 0);
+}
+
+/* Every use maps its region and unmaps it, so the counters do count. */
+static void exact_mapping_is_counted(void **state) {
+    (void)state;
+    static char text[8192];
+    double ratios[N_SCENARIOS];
+    assert_int_equal(run("--steps 2 --warm 2 --scale 0.3 --mapping exact", text, sizeof text), 0);
+    last_line_read(text, ratios);
+    assert_int_equal(count(text, "creates 0.00 maps "), N_SCENARIOS);
+    assert_int_equal(count(text, "maps 0.00"), 0);
+}
+
+static void wrong_arguments_are_refused(void **state) {
+    (void)state;
+    static const char *const wrong[] = {"--steps 0", "--steps 33", "--warm x", "--scale 0", "--scale 1x", "--mapping none", "--prefetch 9",
+                                        "--steps", "--unknown 1", "--help"};
+    static char text[8192];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char arguments[64];
+        snprintf(arguments, sizeof arguments, "%s 2>&1", wrong[i]);
+        assert_int_equal(run(arguments, text, sizeof text), 2);
+        assert_non_null(strstr(text, "fcdp-overlap [--steps N]"));
+    }
+}
+
+int main(void) {
+    if (getenv("TEST_EMULATED")) {
+        printf("the bench is another program, which the emulator does not start\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_short_run_ends_with_nothing_mapped_and_nobody_waiting),
+        cmocka_unit_test(exact_mapping_is_counted),
+        cmocka_unit_test(wrong_arguments_are_refused),
+    };
+    return cmocka_run_group_tests_name("bench overlap", tests, NULL, NULL);
+}
