@@ -126,6 +126,15 @@ static void group_await(fcdp_group *group) {
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
 }
 
+/* Is no group left in any shard group? */
+static bool has_no_groups(fcdp_engine *engine) {
+    bool none = true;
+    fcdp__lock_acquire(&engine->lock);
+    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next) none = none && !comm->groups;
+    fcdp__lock_release(&engine->lock);
+    return none;
+}
+
 void fcdp_group_destroy(fcdp_group *group) {
     if (!group || group->comm->engine->pid != getpid()) return;
     if (group->region) group_await(group);
@@ -134,7 +143,9 @@ void fcdp_group_destroy(fcdp_group *group) {
     fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);
     if (group->owns_block) fcdp__host_free(group->comm->host, group->offset);
+    fcdp_engine *engine = group->comm->engine;
     group_free(group);
+    if (has_no_groups(engine)) fcdp__staging_drop(engine);
 }
 
 fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) {
