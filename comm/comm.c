@@ -72,16 +72,29 @@ static fcdp_status host_check(const fcdp_comm *comm) {
     return status;
 }
 
+/* Under the lock: the monitor looks at it. */
+static void host_set(fcdp_comm *comm, fcdp_host *host) {
+    fcdp__lock_acquire(&comm->engine->lock);
+    comm->host = host;
+    fcdp__lock_release(&comm->engine->lock);
+}
+
 fcdp_status fcdp_comm_host_create(fcdp_comm *comm, fcdp_shared_ticket *ticket_out) {
     fcdp_host_config config = host_config(comm);
+    fcdp_host *host;
     fcdp_status status = host_check(comm);
-    return status ? status : fcdp__host_create(&config, &comm->host, ticket_out);
+    if (!status) status = fcdp__host_create(&config, &host, ticket_out);
+    if (!status) host_set(comm, host);
+    return status;
 }
 
 fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticket) {
     fcdp_host_config config = host_config(comm);
+    fcdp_host *host;
     fcdp_status status = host_check(comm);
-    return status ? status : fcdp__host_join(&config, ticket, &comm->host);
+    if (!status) status = fcdp__host_join(&config, ticket, &host);
+    if (!status) host_set(comm, host);
+    return status;
 }
 
 /* ---- failures ---- */

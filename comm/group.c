@@ -159,15 +159,19 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
         return fcdp__fail(FCDP_ERR_INVALID, "'%s': attach once, after the shard group has its host memory",
                           group->name);
     fcdp_host_block *block;
+    fcdp_region *region;
     status = fcdp__host_attach(comm->host, offset, group->layout->bytes, &block);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
     status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local, block,
-                                 &group->region);
+                                 &region);
     if (status) {
         fcdp__host_detach(block);
         return status;
     }
+    fcdp__lock_acquire(&comm->engine->lock); /* the monitor looks at them */
     group->block = block;
+    group->region = region;
+    fcdp__lock_release(&comm->engine->lock);
     return FCDP_OK;
 }
 

@@ -36,7 +36,7 @@ struct fcdp_comm {
     fcdp_comm *next;
     fcdp_topology topology;
     fcdp_transport transport;
-    fcdp_host *host;    /* NULL until created or joined */
+    fcdp_host *host;    /* NULL until created or joined; set under the engine's lock */
     uint64_t n_gathers; /* so far, the same on every rank: which inter lane is next */
     atomic_bool failed; /* release: failure and failure_text are there; acquire in comm_check */
     fcdp_status failure;
@@ -60,7 +60,7 @@ struct fcdp_group {
     fcdp_layout *layout;
     bool owns_block;
     uint64_t offset;
-    fcdp_host_block *block; /* NULL until attached, as is region */
+    fcdp_host_block *block; /* NULL until attached, as is region; set under the engine's lock */
     fcdp_region *region;
     fcdp_validity *validity;
     fcdp_event written, crossed, restored; /* on the caller's stream at begin; the inter step's end; the restore's end */
