@@ -65,8 +65,8 @@ typedef struct option_parser {
     X("FCDP_AGREE", "forward|unshard", "forward",                                                                      \
       "how often the ranks agree on what is stale; unshard: for models that write parameters inside forward",          \
       FIELD(CHOICE, agree, 0, 0))                                                                                      \
-    X("FCDP_PREFETCH", "0..8", "2",                                                                                    \
-      "groups gathered ahead of their use in forward, at most as many as a node has ranks; 0: nor is any restored ahead in backward, which " \
+    X("FCDP_PREFETCH", "0..8", "1",                                                                                    \
+      "groups gathered ahead of their use in forward, each into device pages of its own; 0: nor is any restored ahead in backward, which " \
       "holds the fewest device pages",                                                                                 \
       FIELD(INT, prefetch, 0, 8))                                                                                      \
     X("FCDP_COALESCE", BYTES_VALUES, "1M",                                                                             \

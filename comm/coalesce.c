@@ -13,7 +13,7 @@
 
 #include "comm/internal.h"
 
-enum { MAX_CHUNKS = 8, MIN_CHUNK_BYTES = 1 << 20 };
+enum { MAX_CHUNKS = 8, MIN_CHUNK_BYTES = 1 << 20, MAX_IDLE_PASSES = 4 };
 
 /* ---- the staging buffer ---- */
 
@@ -36,13 +36,22 @@ static fcdp_status staging_empty(fcdp_engine *engine, fcdp_staging *staging) {
     if (status || !staging->range) return status;
     fcdp__vrange_destroy(staging->range);
     staging->range = NULL;
-    fcdp__pool_give_block(engine->pool, FCDP_HOLDER_REGIONS, staging->n_pages, staging->block);
+    fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_REGIONS, staging->n_pages, staging->block);
     return FCDP_OK;
+}
+
+void fcdp__staging_drop(fcdp_engine *engine) {
+    if (staging_empty(engine, &engine->staging))
+        fcdp__log(FCDP_LOG_WARN, "the staging buffer stays: %s", fcdp_error_text());
+}
+
+void fcdp__staging_begin_pass(fcdp_engine *engine) {
+    if (engine->staging.range && ++engine->staging.n_idle > MAX_IDLE_PASSES) fcdp__staging_drop(engine);
 }
 
 void fcdp__staging_destroy(fcdp_engine *engine) {
     fcdp_staging *staging = &engine->staging;
-    if (staging_empty(engine, staging)) fcdp__log(FCDP_LOG_WARN, "the staging buffer stays: %s", fcdp_error_text());
+    fcdp__staging_drop(engine);
     for (int h = 0; h < 2; h++) {
         if (staging->crossed[h]) fcdp__driver_event_destroy(engine->drv, staging->crossed[h]);
         if (staging->emptied[h]) fcdp__driver_event_destroy(engine->drv, staging->emptied[h]);
@@ -58,7 +67,7 @@ static fcdp_status staging_take(fcdp_engine *engine, fcdp_staging *staging, size
     status = fcdp__pool_take_block(engine->pool, FCDP_HOLDER_REGIONS, n_pages, &block);
     if (!status) {
         status = fcdp__vrange_map(range, block, bytes);
-        if (status) fcdp__pool_give_block(engine->pool, FCDP_HOLDER_REGIONS, n_pages, block);
+        if (status) fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_REGIONS, n_pages, block);
     }
     if (status) {
         fcdp__vrange_destroy(range);
@@ -223,6 +232,7 @@ static fcdp_status run(fcdp_group *const *groups, const uint64_t *inputs, uint32
     size_t half_bytes = half_bytes_of(groups, n);
     fcdp_status status = staging_need(engine, half_bytes);
     if (!status) status = fcdp__driver_event_record(engine->drv, groups[0]->written, stream);
+    engine->staging.n_idle = 0;
     chunk c = {.comm = groups[0]->comm, .groups = groups, .inputs = inputs};
     for (int k = 0; n > 0 && !status; k++) {
         c.n = chunk_length(c.groups, n, half_bytes, &c.block_bytes);

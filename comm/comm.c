@@ -72,8 +72,8 @@ static fcdp_status host_check(const fcdp_comm *comm) {
     return status;
 }
 
-/* The monitor knows the comm already. */
-static void host_publish(fcdp_comm *comm, fcdp_host *host) {
+/* Under the lock: the monitor looks at it. */
+static void host_set(fcdp_comm *comm, fcdp_host *host) {
     fcdp__lock_acquire(&comm->engine->lock);
     comm->host = host;
     fcdp__lock_release(&comm->engine->lock);
@@ -84,7 +84,7 @@ fcdp_status fcdp_comm_host_create(fcdp_comm *comm, fcdp_shared_ticket *ticket_ou
     fcdp_host *host;
     fcdp_status status = host_check(comm);
     if (!status) status = fcdp__host_create(&config, &host, ticket_out);
-    if (!status) host_publish(comm, host);
+    if (!status) host_set(comm, host);
     return status;
 }
 
@@ -93,7 +93,7 @@ fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticke
     fcdp_host *host;
     fcdp_status status = host_check(comm);
     if (!status) status = fcdp__host_join(&config, ticket, &host);
-    if (!status) host_publish(comm, host);
+    if (!status) host_set(comm, host);
     return status;
 }
 

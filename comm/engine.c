@@ -137,7 +137,9 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
 }
 
 void fcdp_engine_begin_pass(fcdp_engine *engine) {
-    if (engine->pid == getpid()) fcdp__tiering_begin_pass(engine->tiering);
+    if (engine->pid != getpid()) return;
+    fcdp__tiering_begin_pass(engine->tiering);
+    fcdp__staging_begin_pass(engine);
 }
 
 void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {

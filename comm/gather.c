@@ -422,8 +422,9 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     fcdp_status status = engine->host_computes ? host_wait(group)
                                                : stream_wait(group, stream, fcdp__region_ready(group->region));
     fcdp_status failure = fcdp_comm_check(group->comm); /* after the wait: what was opened means nothing */
-    if (failure) return fcdp__comm_fail(group->comm, failure);
-    if (status) return fcdp__fail(status, "gathering '%s': %s", group->name, fcdp_error_text());
+    if (failure) status = fcdp__comm_fail(group->comm, failure);
+    if (status)
+        return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root", fcdp_error_text());
     if (!group->waited && !group->has_content && (policy_keeps(group) || dirty(group))) fcdp__content_take(group);
     group->waited = true;
     return FCDP_OK;

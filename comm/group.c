@@ -126,6 +126,15 @@ static void group_await(fcdp_group *group) {
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
 }
 
+/* Is no group left in any shard group? */
+static bool has_no_groups(fcdp_engine *engine) {
+    bool none = true;
+    fcdp__lock_acquire(&engine->lock);
+    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next) none = none && !comm->groups;
+    fcdp__lock_release(&engine->lock);
+    return none;
+}
+
 void fcdp_group_destroy(fcdp_group *group) {
     if (!group || group->comm->engine->pid != getpid()) return;
     if (group->region) group_await(group);
@@ -134,7 +143,9 @@ void fcdp_group_destroy(fcdp_group *group) {
     fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);
     if (group->owns_block) fcdp__host_free(group->comm->host, group->offset);
+    fcdp_engine *engine = group->comm->engine;
     group_free(group);
+    if (has_no_groups(engine)) fcdp__staging_drop(engine);
 }
 
 fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) {
@@ -160,15 +171,16 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
         return fcdp__fail(FCDP_ERR_INVALID, "'%s': attach once, after the shard group has its host memory",
                           group->name);
     fcdp_host_block *block;
+    fcdp_region *region;
     status = fcdp__host_attach(comm->host, offset, group->layout->bytes, &block);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
-    fcdp_region *region;
-    status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local, block, &region);
+    status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local, block,
+                                 &region);
     if (status) {
         fcdp__host_detach(block);
         return status;
     }
-    fcdp__lock_acquire(&comm->engine->lock); /* the monitor knows the group already */
+    fcdp__lock_acquire(&comm->engine->lock); /* the monitor looks at them */
     group->block = block;
     group->region = region;
     fcdp__lock_release(&comm->engine->lock);

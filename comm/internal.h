@@ -19,6 +19,7 @@ typedef struct fcdp_staging { /* coalesce.c; the model's threads, in program ord
     fcdp_vrange *range;       /* NULL: none yet */
     fcdp_phys block;
     size_t n_pages;
+    unsigned n_idle;          /* passes that have begun since it was used last */
     fcdp_event crossed[2], emptied[2]; /* of each half: the collective's end; the copies out of it */
 } fcdp_staging;
 
@@ -101,6 +102,10 @@ void fcdp__monitor_stop(fcdp_monitor *monitor);
 
 /* coalesce.c */
 void fcdp__staging_destroy(fcdp_engine *engine);
+/* Its pages go, where the last passes did not use it. */
+void fcdp__staging_begin_pass(fcdp_engine *engine);
+/* The last group has gone: so do its pages. */
+void fcdp__staging_drop(fcdp_engine *engine);
 
 /* gather.c */
 /* What was agreed stale is as it was observed, and no longer stale. */

@@ -26,7 +26,7 @@ static void peers_describe(const fcdp_topology *topology, char *text_out, size_t
     for (uint32_t rank = 0; rank < topology->n_ranks && at < text_bytes; rank++) {
         bool shares = rank / topology->node_size == topology->node || rank % topology->node_size == topology->local;
         if (!shares || rank == topology->rank) continue;
-        int length = snprintf(text_out + at, text_bytes - at, " rank %u", rank);
+        int length = snprintf(text_out + at, text_bytes - at, "%s rank %u", at > strlen("one of") ? "," : "", rank);
         at += length > 0 ? (size_t)length : 0;
     }
 }

@@ -36,12 +36,12 @@ typedef struct fcdp_transport {
     /* No collective of it ends well from here on, and none waits for a peer. Any thread. `why` is what `check` says then, unless it has
      * something to say already. */
     void (*abort)(void *ctx, const char *why);
-    /* Which ranks of the shard group have not come to the collectives that this rank is in, as text ("rank 3, rank 5"). False: it cannot say;
-     * NULL: it never can. Any thread. */
+    /* Which ranks of the shard group have not come to the collectives that this rank is in, as text ("rank 3, rank 5").
+     * False: it cannot say; NULL: it never can. Any thread. */
     bool (*missing)(void *ctx, char *text_out, size_t text_bytes);
-    /* From here on call `failed(arg)` (NULL: nothing) when a collective fails, on whichever thread, before anything that follows it on its stream begins: so
-     * that the ranks of the node, to whom the stream may hand on what the collective should have brought, know of it. NULL: a collective
-     * that fails does not end before it is aborted. */
+    /* From here on call `failed(arg)` (NULL: nothing) when a collective fails, on whichever thread, before anything that
+     * follows it on its stream begins: so that the node's ranks, to whom the stream may hand on what the collective should
+     * have brought, know of it. NULL: a collective that fails does not end before it is aborted. */
     void (*on_failure)(void *ctx, void (*failed)(void *arg), void *arg);
 } fcdp_transport;
 

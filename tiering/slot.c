@@ -160,7 +160,7 @@ fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) {
     while (*link != slot) link = &(*link)->next;
     *link = slot->next;
     fcdp__lock_release(&tiering->lock);
-    fcdp__pool_give_block(tiering->pool, FCDP_HOLDER_REGIONS, slot->n_pages, slot->block);
+    fcdp__pool_give_handle(tiering->pool, FCDP_HOLDER_REGIONS, slot->n_pages, slot->block);
     fcdp__lock_acquire(&tiering->lock);
     tiering->pages_given += slot->n_pages;
     pthread_cond_broadcast(&tiering->moved);

@@ -5,25 +5,28 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'END'
-tools/bench.sh [--help]
+tools/bench.sh [alloc | --help]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
 
-The first sets everything up (once), then measures the allocator, on the simulated device and, where one answers, on the CUDA device:
-real allocation traces replayed into FCDP's allocator and into models of PyTorch's, what a cache hit costs on one thread and on
-two, what mapping and unmapping pages costs, and what moving a region costs beside plain copies. On a CUDA device also a GPT that is
-trained under each allocator. Ends with what could not be measured here. About a minute after the set-up, ten more with a CUDA device.
+alloc: replays alone, on the simulated device, without the set-up: real allocation traces into FCDP's allocator and into models of PyTorch's.
+For each the smallest budget in which it runs, and driver calls. A few seconds after the build.
 
-The second measures how well the engine hides what it moves: 16 groups as 2 nodes x 2 ranks, each rank a process, trained as FSDP2 does on the
+overlap: how well the engine hides what it moves. 16 groups as 2 nodes x 2 ranks, each rank a process, trained as FSDP2 does on the
 simulated device and network, whose rates are set so that a step is bound by compute, by PCIe, and by the link between the nodes. For each
 it prints what a step takes over the least that it can take (the busiest resource, and the begin and end that nothing hides), and what the
 steady state costs in driver calls and waits. The timelines and their pictures are in build/overlap. Half a minute; without a GPU.
 With --mapping exact, pages are mapped and unmapped at each use; --prefetch 0 gathers nothing ahead.
+
+Else sets everything up (once), then measures the allocator, on the simulated device and, where one answers, on the CUDA device:
+real allocation traces replayed into FCDP's allocator and into models of PyTorch's, what a cache hit costs on one thread and on
+two, what mapping and unmapping pages costs, and what moving a region costs beside plain copies. On a CUDA device also a GPT that is
+trained under each allocator. Ends with what could not be measured here. About a minute after the set-up, ten more with a CUDA device.
 END
 }
 
-what=${1:-}
+what=${1:-all}
 case $what in
-    '') ;;
+    all | alloc) ;;
     overlap) shift ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -34,14 +37,13 @@ build_benches() {
     { cmake --preset release || { rm -rf build/release && cmake --preset release; }; } && cmake --build --preset release --target "${targets[@]}"
 }
 
+replay() { build/release/tools/replay/fcdp-replay "$@" tools/replay/traces/*.txt.gz tools/replay/traces/others/*.txt.gz; }
+
 measure() {         # DRIVER
     export FCDP_DRIVER=$1
     echo
-    echo "== Replays: peak MiB reserved (over the peak live), driver calls"
-    build/release/tools/replay/fcdp-replay tools/replay/traces/*.txt.gz || true
-    echo
-    echo "== Replays of other runs, on which the placement was not chosen"
-    build/release/tools/replay/fcdp-replay tools/replay/traces/others/*.txt.gz || true
+    echo "== Replays"
+    replay || true
     echo
     echo "== Hits"
     build/release/tests/alloc/bench_heap
@@ -73,7 +75,7 @@ overlap() {         # OPTIONS OF fcdp-overlap
     return $rc
 }
 
-setup test
+if [ "$what" = alloc ]; then targets=(fcdp_simgpu fcdp-replay); else setup test; fi
 if [ "$what" = overlap ]; then
     targets=(fcdp_simgpu fcdp-overlap)
     must "The bench: build" release-build build_benches
@@ -84,6 +86,10 @@ fi
 must "The benchmarks: build" release-build build_benches
 FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/tools/simgpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY
+if [ "$what" = alloc ]; then
+    FCDP_DRIVER=sim replay --budget 1.02 --calls 2
+    exit
+fi
 echo
 echo "On the simulated device:"
 measure sim

@@ -35,6 +35,8 @@ struct binding_transport {
     operation *pending;  /* guarded by mutex, as is what follows */
     fcdp_status failure; /* the first one */
     char text[FAILURE_BYTES];
+    void (*failed)(void *arg); /* told of the first failure; NULL: nobody */
+    void *failed_arg;
 };
 
 /* ---- failures ---- */
@@ -44,6 +46,7 @@ static void fail(binding_transport *transport, fcdp_status status, const char *t
     if (!transport->failure) {
         transport->failure = status;
         strncpy(transport->text, text, sizeof transport->text - 1);
+        if (transport->failed) transport->failed(transport->failed_arg); /* before the stream goes on */
     }
     pthread_mutex_unlock(&transport->mutex);
 }
@@ -59,6 +62,14 @@ static fcdp_status python_check(void *ctx) {
 
 static void python_abort(void *ctx, const char *why) {
     fail(ctx, FCDP_ERR_TRANSPORT, why);
+}
+
+static void python_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
+    binding_transport *transport = ctx;
+    pthread_mutex_lock(&transport->mutex);
+    transport->failed = failed;
+    transport->failed_arg = arg;
+    pthread_mutex_unlock(&transport->mutex);
 }
 
 static bool has_failed(binding_transport *transport) {
@@ -265,7 +276,8 @@ binding_transport *binding_transport_create(PyObject *callable, fcdp_engine *eng
 
 fcdp_transport binding_transport_table(binding_transport *transport) {
     return (fcdp_transport){
-        .ctx = transport, .all_gather = python_all_gather, .check = python_check, .abort = python_abort};
+        .ctx = transport, .all_gather = python_all_gather, .check = python_check, .abort = python_abort,
+        .on_failure = python_on_failure};
 }
 
 /* The comm, and so every stream's use of it, has ended. Where the engine has too, what it had page-locked is the driver's to undo. */

@@ -50,7 +50,7 @@ static void block_round(bench *b, uint64_t *ns[N_KINDS], int round) {
     ns[MAP][round] = lap(&since_ns);
     must(fcdp__vrange_unmap(b->range));
     ns[UNMAP][round] = lap(&since_ns);
-    fcdp__pool_give_block(b->pool, FCDP_HOLDER_REGIONS, b->n_pages, block);
+    fcdp__pool_give_handle(b->pool, FCDP_HOLDER_REGIONS, b->n_pages, block);
     ns[GIVE][round] = lap(&since_ns);
 }
 

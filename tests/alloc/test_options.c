@@ -29,7 +29,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->pin, FCDP_PIN_AUTO);
     assert_int_equal(options->fingerprint, FCDP_FINGERPRINT_AUTO);
     assert_int_equal(options->agree, FCDP_AGREE_FORWARD);
-    assert_int_equal(options->prefetch, 2);
+    assert_int_equal(options->prefetch, 1);
     assert_true(options->timeout_s == 300);
     assert_int_equal(options->check, 0);
     assert_int_equal(options->log, FCDP_LOG_WARN);

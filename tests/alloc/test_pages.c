@@ -314,6 +314,34 @@ static void other_driver_errors_pass_through(void **state) {
     pool_close(pool, drv);
 }
 
+/* One handle of several pages is counted as so many, within the budget, and is the driver's again at once. */
+static void a_large_handle_counts_as_its_pages(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys pages[8], large;
+    size_t n, n_budget;
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 2, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, pages + 1);
+    assert_int_equal(fcdp__pool_spare_pages(pool, &n_budget), 7); /* the cached one too */
+    assert_int_equal(n_budget, 8);
+    assert_int_equal(fcdp__pool_take_handle(pool, FCDP_HOLDER_TENSORS, 7, &large), FCDP_PENDING); /* it stays */
+    assert_ok(fcdp__pool_take_handle(pool, FCDP_HOLDER_TENSORS, 5, &large));
+    assert_counts(pool, 6, 1);
+    assert_ok(fcdp__pool_take_some(pool, FCDP_HOLDER_TENSORS, 4, pages + 1, &n)); /* cached, and what the budget leaves */
+    assert_int_equal(n, 2);
+    assert_counts(pool, 8, 0);
+    assert_ok(fcdp__pool_take_some(pool, FCDP_HOLDER_TENSORS, 4, pages + 3, &n));
+    assert_int_equal(n, 0);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_TENSORS, 5, large);
+    assert_counts(pool, 3, 0);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 5, pages + 3)); /* its memory as single pages */
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 2, pages + 1);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, pages);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 5, pages + 3);
+    pool_close(pool, drv);
+}
+
 static void forgotten_pages_leave_the_counts(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
@@ -389,11 +417,11 @@ static void a_block_counts_as_its_pages(void **state) {
     assert_ok(fcdp__driver_range_free(drv, at, 5 * PAGE));
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 8, &other));
     assert_held(pool, 5, 11);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 8, other);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_TENSORS, 8, other);
     assert_held(pool, 5, 3);
     assert_counts(pool, 8, 0); /* a block is given back to the driver, not kept idle */
     assert_device_pages(drv, 8);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 5, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 5, block);
     fcdp__pool_stats(pool, &stats);
     assert_int_equal(stats.peak_live_pages, 16);
     assert_int_equal(stats.peak_held_pages[FCDP_HOLDER_REGIONS], 5);
@@ -422,7 +450,7 @@ static void a_block_keeps_to_the_budget(void **state) {
     assert_held(pool, 5, 3);
     assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 1, &untouched), FCDP_ERR_NO_DEVICE_MEM);
     assert_int_equal(fcdp__pool_take_idle(pool, FCDP_HOLDER_TENSORS, 1, &untouched), FCDP_PENDING);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 5, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 5, block);
     assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 5, pages + 3));
     fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 8, pages);
     pool_close(pool, drv);
@@ -438,17 +466,17 @@ static void idle_pages_leave_for_a_block_and_no_more_than_must(void **state) {
     assert_counts(pool, 1, 5);
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 2, &block)); /* there is room beside them */
     assert_counts(pool, 3, 5);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 2, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 2, block);
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 4, &block)); /* for two of these there is not */
     assert_counts(pool, 5, 3);
     assert_device_pages(drv, 8);
     assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 3, pages + 1)); /* the others are idle as they were */
     assert_counts(pool, 8, 0);
     fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 4, pages);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 4, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 4, block);
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 8, &block));
     assert_counts(pool, 8, 0);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 8, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 8, block);
     assert_counts(pool, 0, 0);
     pool_close(pool, drv);
 }
@@ -464,10 +492,10 @@ static void a_smaller_budget_binds_blocks_too(void **state) {
     fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 4, pages + 1);
     assert_counts(pool, 4, 0);
     assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 1, &second), FCDP_ERR_NO_DEVICE_MEM);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 3, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 3, block);
     assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 4, &second), FCDP_ERR_NO_DEVICE_MEM);
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 3, &second));
-    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 3, second);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 3, second);
     fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 1, pages);
     assert_counts(pool, 0, 1);
     pool_close(pool, drv);
@@ -487,7 +515,7 @@ static void a_block_asks_the_reclaimers_in_their_order(void **state) {
     regions->n = 6;
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 2, &block));
     assert_int_equal(caches.n, 2); /* nobody is asked while the budget allows */
-    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 2, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_TENSORS, 2, block);
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 7, &block));
     assert_int_equal(caches.n_asked, 5);
     assert_int_equal(caches.n, 0);
@@ -500,7 +528,7 @@ static void a_block_asks_the_reclaimers_in_their_order(void **state) {
     assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 4, &more), FCDP_ERR_NO_DEVICE_MEM);
     regions->lies = true;
     assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 4, &more), FCDP_ERR_NO_DEVICE_MEM);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 7, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_TENSORS, 7, block);
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, NULL, NULL, NULL);
     fcdp__lock_destroy(&caches.lock);
     spare_destroy(regions);
@@ -522,13 +550,13 @@ static void a_block_on_a_full_device(void **state) {
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 4, &block)); /* three of it were idle */
     assert_int_equal(s->n, 4);
     assert_counts(pool, 8, 0);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 4, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_TENSORS, 4, block);
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 6, &block));
     assert_held(pool, s->n, 6);
     assert_true(s->n <= 2);
     assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 9, &more), FCDP_ERR_NO_DEVICE_MEM);
     assert_text("other allocations fill the device");
-    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 6, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_TENSORS, 6, block);
     spare_destroy(s);
     pool_close(pool, drv);
     simgpu_reset();
@@ -558,8 +586,8 @@ static fcdp_status blocks_run(fcdp_pool *pool, spare *s) {
         assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 3, &other));
     }
     assert_held(pool, 5 + s->n, 3);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_TENSORS, 3, other);
-    fcdp__pool_give_block(pool, FCDP_HOLDER_REGIONS, 5, block);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_TENSORS, 3, other);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 5, block);
     assert_held(pool, s->n, 0);
     return first;
 }
@@ -680,7 +708,7 @@ static void *block_taker_run(void *arg) {
         size_t slot = owners_slot(t->owners, block.handle);
         if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &nobody, t->id)) t->broken = "a block has two owners";
         if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &me, 0)) t->broken = "a block changed its owner";
-        fcdp__pool_give_block(t->pool, FCDP_HOLDER_TENSORS, n, block);
+        fcdp__pool_give_handle(t->pool, FCDP_HOLDER_TENSORS, n, block);
     }
     return NULL;
 }
@@ -828,6 +856,7 @@ int main(void) {
         cmocka_unit_test(a_hopeless_take_evicts_nothing),
         cmocka_unit_test(a_full_device_is_reclaimed_too),
         cmocka_unit_test(other_driver_errors_pass_through),
+        cmocka_unit_test(a_large_handle_counts_as_its_pages),
         cmocka_unit_test(forgotten_pages_leave_the_counts),
         cmocka_unit_test(a_block_counts_as_its_pages),
         cmocka_unit_test(a_block_keeps_to_the_budget),

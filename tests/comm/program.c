@@ -311,7 +311,9 @@ static void runner_end(runner *r) {
         if (i) snprintf(p->wrong, sizeof p->wrong, "rank %u: its stream: %s", m->topology.rank, fcdp_error_text());
     }
     bool stopped = p->stops == (int)m->topology.rank;
+    pthread_mutex_lock(&m->mutex); /* a rank that failed may compute yet */
     if (r->is_wrong || (m->wrong[0] && !r->end->status && !stopped)) snprintf(p->wrong, sizeof p->wrong, "%s", m->wrong);
+    pthread_mutex_unlock(&m->mutex);
 }
 
 void program_run(program *p) {

@@ -595,9 +595,79 @@ static void test_random_programs(void **state) {
     for (int round = 0; round < (rounds ? atoi(rounds) : 16); round++) random_program(random_next(&random), round);
 }
 
+/* A child that touches the region of blocks.0 that nobody has unsharded: its last words. */
+static void child_touches(const member *m, char *said, size_t said_bytes) {
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    const volatile char *at = (const volatile char *)(uintptr_t)fcdp_group_extent(m->groups[0], 1).addr;
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        close(ends[0]);
+        _exit(*at);
+    }
+    close(ends[1]);
+    size_t n = 0;
+    for (ssize_t got; (got = read(ends[0], said + n, said_bytes - 1 - n)) > 0;) n += (size_t)got;
+    said[n] = 0;
+    close(ends[0]);
+    int ended;
+    assert_int_equal(waitpid(child, &ended, 0), child);
+    assert_true(ended != 0); /* by SIGSEGV, or by a sanitizer that was told of it */
+}
+
+static void test_a_fault_in_a_released_group_is_named(void **state) {
+    (void)state;
+#ifdef UNDER_TSAN
+    skip(); /* jemalloc takes more locks before a fork than TSan's deadlock detector can count */
+#endif
+    cluster_config config = one_group;
+    config.mapping = FCDP_MAPPING_EXACT;
+    cluster *c = start(&config);
+    member *m = &c->members[0];
+    const char *names[CLUSTER_MAX_EXTENTS] = {"up.weight", "up.bias", "down.weight", "down.bias"};
+    uint32_t n = config.groups[0].n_extents;
+    char said[4096];
+    assert_int_equal(fcdp_group_watch(m->groups[0], names, n + 1), FCDP_ERR_INVALID);
+    assert_ok(fcdp_group_watch(m->groups[0], names, n));
+    assert_int_equal(fcdp_group_watch(m->groups[0], names, n), FCDP_ERR_INVALID);
+    child_touches(m, said, sizeof said);
+    if (!strstr(said, "is in the gathered parameter up.bias of blocks.0, ")) fail_msg("%s", said);
+    end(c);
+}
+
+/* On two nodes of two. Three groups of 30, 20 and 10 pages, of which the first stays gathered. */
+static void test_what_does_not_fit_is_refused_with_what_would(void **state) {
+    (void)state;
+    static const struct {
+        size_t budget_pages;
+        bool fits, ahead;
+    } cases[] = {{49, false, false}, {50, true, false}, {60, true, true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cluster_config config = one_group;
+        config.node_size = 2;
+        config.device_budget_bytes = cases[i].budget_pages * PAGE_BYTES;
+        config.n_groups = 3;
+        for (uint32_t g = 0; g < 3; g++)
+            config.groups[g] = (group_spec){1, {{10 * (3 - g) * (size_t)PAGE_BYTES / 4, FCDP_SPAN_TRAINABLE}}};
+        cluster *c = start(&config);
+        const uint8_t stays[] = {1, 0, 0};
+        bool ahead;
+        fcdp_status status = fcdp_groups_fit(c->members[3].groups, stays, 3, &ahead);
+        assert_int_equal(status, cases[i].fits ? FCDP_OK : FCDP_ERR_NO_DEVICE_MEM);
+        assert_int_equal(ahead, cases[i].ahead);
+        if (status && (!strstr(fcdp_error_text(), "FCDP_DEVICE_BUDGET=120M would do") ||
+                       !strstr(fcdp_error_text(), "'blocks.0', takes 60 MiB")))
+            fail_msg("%s", fcdp_error_text());
+        end(c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_a_fault_in_a_released_group_is_named),
+        cmocka_unit_test(test_what_does_not_fit_is_refused_with_what_would),
         cmocka_unit_test(test_counts_and_states),
         cmocka_unit_test(test_a_group_begun_ahead),
         cmocka_unit_test(test_what_follows_is_begun_ahead),

@@ -98,7 +98,7 @@ static void use_of_nothing(bench *b) {
 static void slots_lose(bench *b) {
     fcdp_phys block;
     check(fcdp__pool_take_block(b->pool, FCDP_HOLDER_TENSORS, b->bytes / PAGE + 1, &block));
-    fcdp__pool_give_block(b->pool, FCDP_HOLDER_TENSORS, b->bytes / PAGE + 1, block);
+    fcdp__pool_give_handle(b->pool, FCDP_HOLDER_TENSORS, b->bytes / PAGE + 1, block);
 }
 
 static void run(bench *b) {

@@ -9,6 +9,12 @@ static const fcdp_extent_spec SPECS[] = {{3000, FCDP_SPAN_TRAINABLE},
                                          {70000, FCDP_SPAN_FROZEN},
                                          {1, FCDP_SPAN_TRAINABLE},
                                          {90001, FCDP_SPAN_TRAINABLE}};
+/* jemalloc takes all of its locks before a fork, more than the thread sanitizer's lock order detector can hold (64). */
+const char *__tsan_default_options(void);
+__attribute__((visibility("default"))) const char *__tsan_default_options(void) {
+    return "detect_deadlocks=0";
+}
+
 enum { N_SPECS = sizeof SPECS / sizeof SPECS[0], BOTH = FCDP_SPAN_MASK_ALL, TRAINABLE = 1u << FCDP_SPAN_TRAINABLE };
 enum { MS = 1000000 };
 

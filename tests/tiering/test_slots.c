@@ -593,7 +593,7 @@ static void who_goes_first(void **state) {
     for (int k = 0; k < 5; k++) {
         fcdp_phys block;
         assert_ok(fcdp__pool_take_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, (size_t)k + 1, &block));
-        fcdp__pool_give_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, (size_t)k + 1, block);
+        fcdp__pool_give_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, (size_t)k + 1, block);
         for (int i = 0; i < 5; i++) {
             bool gone = false;
             for (int j = 0; j <= k; j++) gone |= order[j] == i;
