@@ -133,8 +133,7 @@ static void region_unlink(fcdp_region *region) {
     pthread_cond_broadcast(&tiering->moved);
 }
 
-/* Until the device is done with it, whatever a failed call has left. */
-static fcdp_status region_settle(const fcdp_region *region) {
+static fcdp_status settle_once(const fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = FCDP_OK;
     for (int d = 0; d < FCDP_N_DIRECTIONS && region->torn && !status; d++)
@@ -142,12 +141,16 @@ static fcdp_status region_settle(const fcdp_region *region) {
     return status ? status : fcdp__region_await(region);
 }
 
+fcdp_status fcdp__region_settle(const fcdp_region *region) {
+    return settle_once(region) ? settle_once(region) : FCDP_OK; /* what fails once may pass */
+}
+
 void fcdp__region_destroy(fcdp_region *region) {
     if (!region) return;
     region_lock(region);
     fcdp__region_enter(region);
     region_unlock(region);
-    if (region_settle(region) && region_settle(region)) /* what fails once may pass */
+    if (fcdp__region_settle(region))
         fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name, fcdp_error_text());
     if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
@@ -277,7 +280,7 @@ static fcdp_status use_await(fcdp_region *region, fcdp_stream stream) {
     fcdp_status status = fcdp__region_order(region, stream);
     if (!status) status = stream_wait_region(region, stream);
     if (!status) status = fcdp__driver_stream_sync(region->tiering->drv, stream);
-    return status ? status : region_settle(region);
+    return status ? status : fcdp__region_settle(region);
 }
 
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {

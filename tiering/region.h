@@ -59,7 +59,9 @@ typedef struct fcdp_region_state {
  * serves one region, since its board counts that region's epochs. */
 fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout, uint32_t slice,
                                 fcdp_host_block *block, fcdp_region **region_out) FCDP_MUST_CHECK;
-/* Waits for the device, if it is used yet. */
+/* Until the device is done with it, also with what a failed call has left on the copy streams; what the driver refuses is tried once more. */
+fcdp_status fcdp__region_settle(const fcdp_region *region) FCDP_MUST_CHECK;
+/* Settles it. */
 void fcdp__region_destroy(fcdp_region *region);
 const char *fcdp__region_name(const fcdp_region *region);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);
