@@ -88,7 +88,7 @@ def wait_while_it_moves(process, tmp, stall_s):
             process.wait(1)
             return True
         except subprocess.TimeoutExpired:
-            now = sorted((p.name, p.stat().st_mtime_ns) for p in tmp.glob("rank*.json"))
+            now = sorted((p.name, p.stat().st_mtime_ns) for p in tmp.glob("rank*.json*"))
             if now != seen:
                 seen, moved = now, time.monotonic()
             if time.monotonic() - moved > stall_s:
@@ -118,6 +118,10 @@ def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, stall_s=120):
     ranks = []
     for path in sorted(tmp.glob("rank*.json"), key=lambda p: int(p.stem[4:])):
         ranks.append(json.loads(path.read_text()))
+    for path in sorted(tmp.glob("rank*.jsonl"), key=lambda p: int(p.stem[4:])):
+        lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        if lines:  # the head, then [name, result] of each case
+            ranks.append({"head": lines[0], "cases": dict(lines[1:])})
     return Job(process.returncode, log.read_text(errors="replace"), timed_out, ranks, time.monotonic() - began)
 
 

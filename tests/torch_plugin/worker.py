@@ -1,4 +1,4 @@
-"""One rank of a job under torchrun: runs the named cases one after another and writes what came out, as JSON, after each.
+"""One rank of a job under torchrun: runs the named cases one after another and writes what came out of each, a line of JSON.
 
 A case that raises on every rank alike is a result.  One that raises on some ranks leaves the others inside a collective:
 the job ends there and the launcher starts another one for the cases that are left."""
@@ -78,8 +78,8 @@ def main():
         ours_mapped = sorted({line.split()[-1] for line in f if "fcdp" in os.path.basename(line.split()[-1])})
     head = {"torch": torch.__version__, "modules": sorted(m for m in sys.modules if m.split(".")[0] in ("fcdp", "_fcdp")),
             "mapped": ours_mapped, "enabled": bool(fcdp)}
-    out = {"head": head, "cases": {}}
-    path = os.path.join(arguments.out, f"rank{rank}.json")
+    lines = open(os.path.join(arguments.out, f"rank{rank}.jsonl"), "w", buffering=1)  # a line is written at once, or not read
+    lines.write(json.dumps(head) + "\n")
 
     broken = False
     for name in names:
@@ -87,7 +87,6 @@ def main():
         if switch:
             switch.become(mutant)
         result = run_case(plain_name, registry[plain_name], rank, world, fcdp)
-        out["cases"][name] = result
         words = agree(store, name, rank, world, "raised" if result["error"] else "done")
         if fcdp:  # host bytes are the node's: those of its other ranks' dead models have gone by now too
             result["stats"].append(fcdp.stats())
@@ -95,9 +94,7 @@ def main():
         if broken:
             result["error"] = result["error"] or "another rank raised: " + ", ".join(
                 f"rank {r} {word}" for r, word in enumerate(words))
-        with open(path + ".part", "w") as f:
-            json.dump(out, f)
-        os.replace(path + ".part", path)
+        lines.write(json.dumps([name, result]) + "\n")
         if broken:
             print(f"case {name} broke the job: {words}", file=sys.stderr, flush=True)
             break
