@@ -1,45 +1,13 @@
 /* arena.c - blocks by address (doubly linked in their span), by size (segregated lists), by use (quick
- * slots), and the live ones by address (a hash table).
+ * slots), and the live and quick ones by address (arena_table.c).
  *
  * Whatever can run out of host memory is reserved before anything changes: nodes by nodes_reserve, table
- * slots by table_reserve.
+ * slots by fcdp__arena_table_reserve.
  */
-#include "alloc/arena.h"
+#include "alloc/arena_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-enum {
-    SUB_BITS = 4, /* each power of two is cut into 16 size classes */
-    N_CLASSES = 64 << SUB_BITS,
-    N_QUICK_SLOTS = 256,
-    NODES_PER_CHUNK = 64,
-};
-
-typedef struct node_chunk {
-    struct node_chunk *next;
-    fcdp_block nodes[NODES_PER_CHUNK];
-} node_chunk;
-
-typedef struct quick_slot {
-    size_t bytes; /* of all blocks in it */
-    fcdp_block *head;
-} quick_slot;
-
-struct fcdp_arena {
-    size_t page_bytes;
-    uint64_t clock; /* gives so far */
-    fcdp_span *spans;
-    node_chunk *chunks;
-    fcdp_block *unused;
-    size_t n_unused;
-    fcdp_block *free_lists[N_CLASSES];
-    uint64_t class_bits[N_CLASSES / 64];
-    quick_slot quick[N_QUICK_SLOTS];
-    fcdp_block **table; /* linear probing; live and quick blocks */
-    size_t n_table, table_capacity;
-    fcdp_arena_stats counts;
-};
 
 /* ---- invariants ---- */
 
@@ -56,12 +24,22 @@ static bool neighbours_are_valid(const fcdp_arena *arena, const fcdp_block *bloc
     return after->before == block && after->address == block->address + block->bytes && !alike;
 }
 
+/* No mapping reaches into a hole, or beyond one. */
+static bool hole_is_valid(const fcdp_arena *arena, const fcdp_block *hole) {
+    const fcdp_span *span = hole->span;
+    size_t first = (hole->address - span->base) / arena->page_bytes, n = hole->bytes / arena->page_bytes;
+    for (size_t i = first; i <= first + n && i < span->bytes / arena->page_bytes; i++)
+        if (span->joined[i]) return false;
+    return true;
+}
+
 static bool arena_is_valid(const fcdp_arena *arena) {
     fcdp_arena_stats is = {0};
     for (const fcdp_span *span = arena->spans; span; span = span->next) {
         if (!span->first || span->first->before || span->first->address != span->base) return false;
         for (const fcdp_block *block = span->first; block; block = block->after) {
             if (!neighbours_are_valid(arena, block)) return false;
+            if (block->state == FCDP_BLOCK_HOLE && !hole_is_valid(arena, block)) return false;
             size_t *bytes[] = {NULL, &is.free_bytes, &is.quick_bytes, &is.live_bytes, &is.busy_bytes};
             size_t *count[] = {&is.n_holes, &is.n_free, &is.n_quick, &is.n_live, NULL};
             if (bytes[block->state] && !block->unmapped) *bytes[block->state] += block->bytes;
@@ -88,11 +66,11 @@ static fcdp_status nodes_reserve(fcdp_arena *arena, size_t n) {
         if (!chunk) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for the allocator's blocks");
         chunk->next = arena->chunks;
         arena->chunks = chunk;
-        for (size_t i = 0; i < NODES_PER_CHUNK; i++) {
+        for (size_t i = 0; i < ARENA_NODES_PER_CHUNK; i++) {
             chunk->nodes[i].list_next = arena->unused;
             arena->unused = &chunk->nodes[i];
         }
-        arena->n_unused += NODES_PER_CHUNK;
+        arena->n_unused += ARENA_NODES_PER_CHUNK;
     }
     return FCDP_OK;
 }
@@ -113,66 +91,17 @@ static void node_give(fcdp_arena *arena, fcdp_block *node) {
     arena->n_unused++;
 }
 
-/* ---- the table of live and quick blocks ---- */
-
-static size_t table_slot(const fcdp_arena *arena, uint64_t address) {
-    return (size_t)((address / FCDP_ARENA_UNIT * 0x9e3779b97f4a7c15u) >> 20) & (arena->table_capacity - 1);
-}
-
-static void table_insert(fcdp_arena *arena, fcdp_block *block) {
-    size_t at = table_slot(arena, block->address);
-    while (arena->table[at]) at = (at + 1) & (arena->table_capacity - 1);
-    arena->table[at] = block;
-    arena->n_table++;
-}
-
-static fcdp_status table_reserve(fcdp_arena *arena) {
-    if ((arena->n_table + 1) * 2 <= arena->table_capacity) return FCDP_OK;
-    size_t old_capacity = arena->table_capacity, capacity = old_capacity ? 2 * old_capacity : 256;
-    fcdp_block **old = arena->table, **table = calloc(capacity, sizeof *table);
-    if (!table) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for the allocator's table");
-    arena->table = table;
-    arena->table_capacity = capacity;
-    arena->n_table = 0;
-    for (size_t i = 0; i < old_capacity; i++)
-        if (old[i]) table_insert(arena, old[i]);
-    free(old);
-    return FCDP_OK;
-}
-
-static size_t table_find(const fcdp_arena *arena, uint64_t address) {
-    if (arena->n_table == 0) return SIZE_MAX;
-    size_t at = table_slot(arena, address);
-    while (arena->table[at] && arena->table[at]->address != address)
-        at = (at + 1) & (arena->table_capacity - 1);
-    return arena->table[at] ? at : SIZE_MAX;
-}
-
-static void table_remove(fcdp_arena *arena, uint64_t address) {
-    size_t hole = table_find(arena, address), mask = arena->table_capacity - 1;
-    FCDP_CHECK(0, hole != SIZE_MAX);
-    for (size_t at = (hole + 1) & mask; arena->table[at]; at = (at + 1) & mask) {
-        size_t home = table_slot(arena, arena->table[at]->address);
-        if (((at - home) & mask) < ((at - hole) & mask)) continue; /* it may not move before its home */
-        arena->table[hole] = arena->table[at];
-        hole = at;
-    }
-    arena->table[hole] = NULL;
-    arena->n_table--;
-}
-
 /* ---- free lists by size ---- */
 
-/* The class whose blocks have at least lower(class) bytes; blocks of one class differ by less than a 16th. */
-static unsigned class_of(size_t bytes) {
+unsigned fcdp__arena_class_of(size_t bytes) {
     size_t units = bytes / FCDP_ARENA_UNIT;
     unsigned log2 = 63 - (unsigned)__builtin_clzll(units);
-    if (log2 < SUB_BITS) return (unsigned)units;
-    return (log2 << SUB_BITS) + (unsigned)((units >> (log2 - SUB_BITS)) & ((1u << SUB_BITS) - 1));
+    if (log2 < ARENA_SUB_BITS) return (unsigned)units;
+    return (log2 << ARENA_SUB_BITS) + (unsigned)((units >> (log2 - ARENA_SUB_BITS)) & ((1u << ARENA_SUB_BITS) - 1));
 }
 
 static void free_insert(fcdp_arena *arena, fcdp_block *block) {
-    unsigned class = class_of(block->bytes);
+    unsigned class = fcdp__arena_class_of(block->bytes);
     block->state = FCDP_BLOCK_FREE;
     block->list_prev = NULL;
     block->list_next = arena->free_lists[class];
@@ -184,7 +113,7 @@ static void free_insert(fcdp_arena *arena, fcdp_block *block) {
 }
 
 static void free_remove(fcdp_arena *arena, fcdp_block *block) {
-    unsigned class = class_of(block->bytes);
+    unsigned class = fcdp__arena_class_of(block->bytes);
     if (block->list_next) block->list_next->list_prev = block->list_prev;
     if (block->list_prev)
         block->list_prev->list_next = block->list_next;
@@ -195,64 +124,13 @@ static void free_remove(fcdp_arena *arena, fcdp_block *block) {
     arena->counts.n_free--;
 }
 
-/* The first class from `class` on that has blocks, N_CLASSES: none. */
-static unsigned class_next(const fcdp_arena *arena, unsigned class) {
-    for (unsigned word = class / 64; word < N_CLASSES / 64; word++) {
+unsigned fcdp__arena_class_next(const fcdp_arena *arena, unsigned class) {
+    for (unsigned word = class / 64; word < ARENA_N_CLASSES / 64; word++) {
         uint64_t bits = arena->class_bits[word];
         if (word == class / 64) bits &= ~0ull << class % 64;
         if (bits) return word * 64 + (unsigned)__builtin_ctzll(bits);
     }
-    return N_CLASSES;
-}
-
-static uint64_t page_down(const fcdp_arena *arena, uint64_t address) {
-    return address / arena->page_bytes * arena->page_bytes;
-}
-
-static uint64_t page_up(const fcdp_arena *arena, uint64_t address) {
-    return page_down(arena, address + arena->page_bytes - 1);
-}
-
-typedef struct fit {
-    fcdp_block *block;
-    bool at_end;
-    size_t n_used_up; /* whole pages of the free block that the new one touches: they could have gone elsewhere */
-} fit;
-
-static size_t pages_used_up(const fcdp_arena *arena, const fcdp_block *block, size_t bytes, bool at_end) {
-    uint64_t end = block->address + block->bytes, address = at_end ? end - bytes : block->address;
-    uint64_t from = page_up(arena, block->address), to = page_down(arena, end);
-    if (from < page_down(arena, address)) from = page_down(arena, address);
-    if (to > page_up(arena, address + bytes)) to = page_up(arena, address + bytes);
-    return to > from ? (to - from) / arena->page_bytes : 0;
-}
-
-static bool is_better(const fit *it, const fit *best) {
-    if (!best->block || it->n_used_up != best->n_used_up) return !best->block || it->n_used_up < best->n_used_up;
-    if (it->block->bytes != best->block->bytes) return it->block->bytes < best->block->bytes;
-    return it->block->address < best->block->address;
-}
-
-static void fit_consider(const fcdp_arena *arena, fcdp_block *block, size_t bytes, fit *best) {
-    for (int at_end = 0; at_end < 2; at_end++) {
-        fit it = {block, at_end, pages_used_up(arena, block, bytes, at_end)};
-        if (is_better(&it, best)) *best = it;
-    }
-}
-
-/* The fit that uses up the fewest whole pages; of those the smallest block, which spares the larger ones. */
-static fit best_fit(const fcdp_arena *arena, size_t bytes) {
-    enum { MAX_LOOKED_AT = 512 };
-    size_t page = arena->page_bytes, n_looked_at = 0;
-    size_t n_fewest = bytes > 2 * page ? (bytes - 2 * page) / page : 0; /* none uses up fewer */
-    fit best = {NULL, false, 0};
-    for (unsigned class = class_next(arena, class_of(bytes)); class < N_CLASSES;
-         class = class_next(arena, class + 1)) {
-        for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next, n_looked_at++)
-            if (block->bytes >= bytes) fit_consider(arena, block, bytes, &best);
-        if (best.block && (best.n_used_up == n_fewest || n_looked_at > MAX_LOOKED_AT)) break;
-    }
-    return best;
+    return ARENA_N_CLASSES;
 }
 
 /* ---- neighbours ---- */
@@ -318,6 +196,7 @@ static void block_live(fcdp_arena *arena, fcdp_block *block) {
     block->state = FCDP_BLOCK_LIVE;
     block->unmapped = false;
     block->requested_bytes = 0;
+    block->born = arena->n_takes++;
     arena->counts.live_bytes += block->bytes;
     arena->counts.n_live++;
 }
@@ -337,6 +216,7 @@ void fcdp__arena_destroy(fcdp_arena *arena) {
     while (arena->spans) {
         fcdp_span *span = arena->spans;
         arena->spans = span->next;
+        free(span->joined);
         free(span);
     }
     while (arena->chunks) {
@@ -350,12 +230,17 @@ void fcdp__arena_destroy(fcdp_arena *arena) {
 
 fcdp_status fcdp__arena_add_span(fcdp_arena *arena, uint64_t base, size_t bytes, void *owner) {
     fcdp_status status = nodes_reserve(arena, 1);
-    fcdp_span *span = status ? NULL : calloc(1, sizeof *span);
-    if (!status && !span) status = fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a span");
     if (status) return status;
+    fcdp_span *span = calloc(1, sizeof *span);
+    uint8_t *joined = calloc(bytes / arena->page_bytes, sizeof *joined);
+    if (!span || !joined) {
+        free(span);
+        free(joined);
+        return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a span");
+    }
     FCDP_CHECK(1, base % arena->page_bytes == 0 && bytes && bytes % arena->page_bytes == 0);
     fcdp_block *hole = node_take(arena);
-    *span = (fcdp_span){.base = base, .bytes = bytes, .owner = owner, .first = hole};
+    *span = (fcdp_span){.base = base, .bytes = bytes, .owner = owner, .first = hole, .joined = joined};
     hole->address = base;
     hole->bytes = bytes;
     hole->span = span;
@@ -377,7 +262,7 @@ uint64_t fcdp__arena_clock(const fcdp_arena *arena) {
 /* ---- take, give ---- */
 
 static quick_slot *quick_slot_of(fcdp_arena *arena, size_t bytes) {
-    return &arena->quick[(bytes / FCDP_ARENA_UNIT * 0x9e3779b1u >> 16) % N_QUICK_SLOTS];
+    return &arena->quick[(bytes / FCDP_ARENA_UNIT * 0x9e3779b1u >> 16) % ARENA_N_QUICK_SLOTS];
 }
 
 fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes) {
@@ -387,6 +272,7 @@ fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes) {
     slot->head = block->list_next;
     block->state = FCDP_BLOCK_LIVE;
     block->requested_bytes = 0;
+    block->born = arena->n_takes++;
     arena->counts.quick_bytes -= bytes;
     arena->counts.n_quick--;
     arena->counts.live_bytes += bytes;
@@ -395,22 +281,23 @@ fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes) {
     return block;
 }
 
-fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, fcdp_block **block_out) {
+fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, bool is_short, fcdp_block **block_out) {
     FCDP_CHECK(1, bytes && bytes % FCDP_ARENA_UNIT == 0);
     fcdp_status status = nodes_reserve(arena, 1);
-    if (!status) status = table_reserve(arena);
+    if (!status) status = fcdp__arena_table_reserve(arena);
     if (status) return status;
-    fit at = best_fit(arena, bytes);
-    fcdp_block *block = at.block;
-    if (!block) return FCDP_PENDING;
+    arena_place at = fcdp__arena_fit_find(arena, bytes, is_short);
+    fcdp_block *block = at.first;
+    if (!block || (is_short && at.n_touched > fcdp__arena_least_touched(arena, bytes))) return FCDP_PENDING;
     free_remove(arena, block);
     if (block->bytes > bytes) {
-        fcdp_block *rest = block_cut(block, at.at_end ? block->bytes - bytes : bytes, node_take(arena));
-        free_insert(arena, at.at_end ? block : rest);
-        if (at.at_end) block = rest;
+        bool at_end = at.address > block->address;
+        fcdp_block *rest = block_cut(block, at_end ? block->bytes - bytes : bytes, node_take(arena));
+        free_insert(arena, at_end ? block : rest);
+        if (at_end) block = rest;
     }
     block_live(arena, block);
-    table_insert(arena, block);
+    fcdp__arena_table_insert(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
     *block_out = block;
     return FCDP_OK;
@@ -418,7 +305,7 @@ fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, fcdp_block **block
 
 void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(0, block->state == FCDP_BLOCK_LIVE);
-    table_remove(arena, block->address);
+    fcdp__arena_table_remove(arena, block->address);
     block->state = FCDP_BLOCK_BUSY;
     arena->counts.live_bytes -= block->bytes;
     arena->counts.requested_bytes -= block->requested_bytes;
@@ -445,7 +332,7 @@ void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block) {
     arena->counts.n_live--;
     quick_slot *slot = quick_slot_of(arena, block->bytes);
     if (slot->head && slot->bytes != block->bytes) { /* taken by another size */
-        table_remove(arena, block->address);
+        fcdp__arena_table_remove(arena, block->address);
         block_free(arena, block);
         return;
     }
@@ -459,82 +346,26 @@ void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block) {
 }
 
 fcdp_block *fcdp__arena_find(const fcdp_arena *arena, uint64_t address) {
-    size_t at = table_find(arena, address);
+    size_t at = fcdp__arena_table_find(arena, address);
     if (at == SIZE_MAX || arena->table[at]->state != FCDP_BLOCK_LIVE) return NULL;
     return arena->table[at];
 }
 
 void fcdp__arena_flush(fcdp_arena *arena) {
     if (arena->counts.n_quick == 0) return;
-    for (unsigned i = 0; i < N_QUICK_SLOTS; i++)
+    for (unsigned i = 0; i < ARENA_N_QUICK_SLOTS; i++)
         while (arena->quick[i].head) {
             fcdp_block *block = arena->quick[i].head;
             arena->quick[i].head = block->list_next;
             arena->counts.quick_bytes -= block->bytes;
             arena->counts.n_quick--;
-            table_remove(arena, block->address);
+            fcdp__arena_table_remove(arena, block->address);
             block_free(arena, block);
         }
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
 /* ---- growth ---- */
-
-typedef struct place {
-    fcdp_block *first; /* holds the beginning */
-    uint64_t address;
-    size_t n_pages;
-} place;
-
-static bool is_spare(const fcdp_block *block) {
-    return block && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
-}
-
-/* Holes' pages that [address, address + bytes) touches, from `block` on, which holds `address`. */
-static size_t pages_needed(const fcdp_arena *arena, const fcdp_block *block, uint64_t address, size_t bytes) {
-    uint64_t end = address + bytes;
-    size_t n_bytes = 0;
-    for (; block && block->address < end; block = block->after) {
-        if (!block->unmapped) continue;
-        uint64_t from = address > block->address ? page_down(arena, address) : block->address;
-        uint64_t to =
-            end < block->address + block->bytes ? page_up(arena, end) : block->address + block->bytes;
-        n_bytes += to - from;
-    }
-    return n_bytes / arena->page_bytes;
-}
-
-static void place_consider(const fcdp_arena *arena, fcdp_block *first, uint64_t address, size_t bytes,
-                           place *best) {
-    size_t n_pages = pages_needed(arena, first, address, bytes);
-    if (best->first && n_pages >= best->n_pages) return;
-    *best = (place){first, address, n_pages};
-}
-
-/* Every place in one run that begins where a block of it begins, or ends where a free one ends. */
-static void run_consider(const fcdp_arena *arena, fcdp_block *first, size_t bytes, place *best) {
-    fcdp_block *last = first;
-    while (is_spare(last->after)) last = last->after;
-    uint64_t begin = first->address, end = last->address + last->bytes;
-    for (fcdp_block *block = first; block != last->after && end - block->address >= bytes;
-         block = block->after)
-        place_consider(arena, block, block->address, bytes, best);
-    for (fcdp_block *block = first; block != last->after; block = block->after) {
-        uint64_t stop = block->address + block->bytes;
-        if (block->unmapped || stop - begin < bytes) continue;
-        fcdp_block *holder = block;
-        while (holder->address > stop - bytes) holder = holder->before;
-        place_consider(arena, holder, stop - bytes, bytes, best);
-    }
-}
-
-static place place_find(const fcdp_arena *arena, size_t bytes) {
-    place best = {0};
-    for (fcdp_span *span = arena->spans; span; span = span->next)
-        for (fcdp_block *block = span->first; block; block = block->after)
-            if (is_spare(block) && !is_spare(block->before)) run_consider(arena, block, bytes, &best);
-    return best;
-}
 
 /* Take `block` out of what others may use. */
 static void block_seize(fcdp_arena *arena, fcdp_block *block) {
@@ -556,7 +387,7 @@ static void block_release(fcdp_arena *arena, fcdp_block *block) {
 
 /* A free block or a hole is cut at `address`, a hole at the page; the part before stays what it was. */
 static fcdp_block *spare_cut_before(fcdp_arena *arena, fcdp_block *block, uint64_t address) {
-    if (block->unmapped) address = page_down(arena, address);
+    if (block->unmapped) address = fcdp__arena_page_down(arena, address);
     if (address == block->address) return block;
     bool hole = block->unmapped;
     if (!hole) free_remove(arena, block);
@@ -571,39 +402,59 @@ static fcdp_block *spare_cut_before(fcdp_arena *arena, fcdp_block *block, uint64
 }
 
 static void spare_cut_after(fcdp_arena *arena, fcdp_block *block, uint64_t end) {
-    if (block->unmapped) end = page_up(arena, end);
+    if (block->unmapped) end = fcdp__arena_page_up(arena, end);
     if (end < block->address + block->bytes) (void)spare_cut_before(arena, block, end);
 }
 
-fcdp_status fcdp__arena_grow(fcdp_arena *arena, size_t bytes, fcdp_growth *growth_out) {
+/* The last hole of a place is cut behind what is needed, or further on: then the next places need no pages. */
+static uint64_t growth_end(const fcdp_arena *arena, const fcdp_block *last, uint64_t end, size_t ahead_pages) {
+    if (!last->unmapped || ahead_pages == 0) return end;
+    uint64_t hole_end = last->address + last->bytes, wanted = last->address + ahead_pages * arena->page_bytes;
+    if (wanted > hole_end) wanted = hole_end;
+    return wanted > end ? wanted : end;
+}
+
+fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, bool is_short, size_t ahead_pages,
+                                   fcdp_growth *growth_out) {
     fcdp_status status = nodes_reserve(arena, 4);
-    if (!status) status = table_reserve(arena);
+    if (!status) status = fcdp__arena_table_reserve(arena);
     if (status) return status;
-    place at = place_find(arena, bytes);
+    arena_place at = fcdp__arena_place_find(arena, bytes, is_short);
     if (!at.first) return FCDP_PENDING;
     fcdp_block *first = spare_cut_before(arena, at.first, at.address), *last = first;
     while (last->address + last->bytes < at.address + bytes) last = last->after;
-    spare_cut_after(arena, last, at.address + bytes);
+    spare_cut_after(arena, last, growth_end(arena, last, at.address + bytes, ahead_pages));
+    size_t n_pages = 0;
     for (fcdp_block *block = first;; block = block->after) {
         block_seize(arena, block);
+        if (block->unmapped) n_pages += block->bytes / arena->page_bytes;
         if (block == last) break;
     }
     *growth_out = (fcdp_growth){.first = first,
                                 .last = last,
                                 .address = at.address,
                                 .bytes = bytes,
-                                .n_pages = at.n_pages,
+                                .n_pages = n_pages,
                                 .spare = {node_take(arena), node_take(arena)}};
     FCDP_CHECK(3, arena_is_valid(arena));
     return FCDP_OK;
 }
 
+/* The pages of a block are mappings of so many pages each. */
+static void pages_join(const fcdp_arena *arena, const fcdp_block *block, size_t n_each) {
+    uint8_t *joined = block->span->joined + (block->address - block->span->base) / arena->page_bytes;
+    for (size_t i = 0; i < block->bytes / arena->page_bytes; i++) joined[i] = i % n_each != 0;
+}
+
 /* From here on all of it is mapped, and one busy block. */
-static fcdp_block *growth_join(fcdp_arena *arena, const fcdp_growth *growth) {
+static fcdp_block *growth_join(fcdp_arena *arena, const fcdp_growth *growth, size_t n_each) {
     fcdp_block *block = growth->first;
     uint64_t end = growth->last->address + growth->last->bytes;
     for (fcdp_block *part = block;; part = part->after) {
-        if (!part->unmapped) arena->counts.busy_bytes -= part->bytes;
+        if (part->unmapped)
+            pages_join(arena, part, n_each);
+        else
+            arena->counts.busy_bytes -= part->bytes;
         if (part == growth->last) break;
     }
     while (block->address + block->bytes < end) block_join(arena, block);
@@ -612,8 +463,8 @@ static fcdp_block *growth_join(fcdp_arena *arena, const fcdp_growth *growth) {
     return block;
 }
 
-fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth) {
-    fcdp_block *block = growth_join(arena, growth);
+fcdp_block *fcdp__arena_grow_commit(fcdp_arena *arena, fcdp_growth *growth, size_t n_each) {
+    fcdp_block *block = growth_join(arena, growth, n_each);
     uint64_t end = growth->address + growth->bytes;
     if (end < block->address + block->bytes) {
         block_free(arena, block_cut(block, end - block->address, growth->spare[0]));
@@ -628,12 +479,12 @@ fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth) {
     for (int i = 0; i < 2; i++)
         if (growth->spare[i]) node_give(arena, growth->spare[i]);
     block_live(arena, block);
-    table_insert(arena, block);
+    fcdp__arena_table_insert(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
     return block;
 }
 
-void fcdp__arena_shrink(fcdp_arena *arena, fcdp_growth *growth) {
+void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth) {
     for (int i = 0; i < 2; i++) node_give(arena, growth->spare[i]);
     for (fcdp_block *block = growth->first, *next;; block = next) {
         next = block->after; /* a join below frees `block` or the one before it, never the one after: that is
@@ -647,63 +498,80 @@ void fcdp__arena_shrink(fcdp_arena *arena, fcdp_growth *growth) {
 
 /* ---- vacating pages ---- */
 
-static size_t whole_pages(const fcdp_arena *arena, const fcdp_block *block) {
-    uint64_t from = page_up(arena, block->address), to = page_down(arena, block->address + block->bytes);
-    return to > from ? (to - from) / arena->page_bytes : 0;
+static bool has_whole_mappings(const fcdp_arena *arena, const fcdp_block *block) {
+    arena_range whole = fcdp__arena_whole_mappings(arena, block);
+    return whole.from < whole.to;
 }
 
-/* The free block that has been unused longest, of those that have whole pages; NULL: none. */
-static fcdp_block *coldest(const fcdp_arena *arena, uint64_t clock) {
+/* The free block that has been unused longest, of those that have whole mappings; NULL: none. */
+static fcdp_block *longest_unused(const fcdp_arena *arena, uint64_t clock) {
     fcdp_block *found = NULL;
-    for (unsigned class = class_next(arena, class_of(arena->page_bytes)); class < N_CLASSES;
-         class = class_next(arena, class + 1))
+    for (unsigned class = fcdp__arena_class_next(arena, fcdp__arena_class_of(arena->page_bytes));
+         class < ARENA_N_CLASSES; class = fcdp__arena_class_next(arena, class + 1))
         for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next)
-            if (block->freed_at <= clock && whole_pages(arena, block) > 0 &&
+            if (block->freed_at <= clock && has_whole_mappings(arena, block) &&
                 (!found || block->freed_at < found->freed_at))
                 found = block;
     return found;
 }
 
-size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
-                          size_t max_blocks) {
+/* From the block's end, since what is before may fit again: one large mapping, or as many single pages as there are. */
+static fcdp_block *vacate_cut(fcdp_arena *arena, fcdp_block *block, size_t n_pages) {
+    size_t page = arena->page_bytes;
+    arena_range whole = fcdp__arena_whole_mappings(arena, block);
+    uint64_t from = fcdp__arena_mapping_start(arena, block->span, whole.to);
+    bool is_single = whole.to - from == page;
+    while (is_single && whole.to - from < n_pages * page && from > whole.from &&
+           fcdp__arena_mapping_start(arena, block->span, from) == from - page)
+        from -= page;
+    block = spare_cut_before(arena, block, from);
+    spare_cut_after(arena, block, whole.to);
+    return block;
+}
+
+size_t fcdp__arena_vacate_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
+                                size_t max_blocks) {
     size_t n_blocks = 0;
     while (n_pages > 0 && n_blocks < max_blocks) {
-        fcdp_block *block = coldest(arena, clock);
+        fcdp_block *block = longest_unused(arena, clock);
         if (!block || nodes_reserve(arena, 2)) break;
-        size_t n = whole_pages(arena, block);
-        if (n > n_pages) n = n_pages;
-        uint64_t end =
-            page_down(arena, block->address + block->bytes); /* from its end: what is before may fit again */
-        block = spare_cut_before(arena, block, end - n * arena->page_bytes);
-        spare_cut_after(arena, block, end);
+        block = vacate_cut(arena, block, n_pages);
         block_seize(arena, block);
         blocks_out[n_blocks++] = block;
-        n_pages -= n;
+        size_t n = block->bytes / arena->page_bytes;
+        n_pages -= n < n_pages ? n : n_pages;
     }
     FCDP_CHECK(3, arena_is_valid(arena));
     return n_blocks;
 }
 
-void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block) {
+bool fcdp__arena_is_joined(const fcdp_arena *arena, const fcdp_block *block) {
+    size_t first = (block->address - block->span->base) / arena->page_bytes;
+    return block->bytes > arena->page_bytes && block->span->joined[first + 1];
+}
+
+void fcdp__arena_vacate_commit(fcdp_arena *arena, fcdp_block *block) {
     arena->counts.busy_bytes -= block->bytes;
+    pages_join(arena, block, 1);
     block_hole(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
-void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_vacate_abort(fcdp_arena *arena, fcdp_block *block) {
     block_release(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
-void fcdp__arena_quarantine(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_quarantine_begin(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(0, block->state == FCDP_BLOCK_BUSY && !block->unmapped);
     FCDP_CHECK(0, block->address % arena->page_bytes == 0 && block->bytes % arena->page_bytes == 0);
     arena->counts.busy_bytes -= block->bytes;
+    pages_join(arena, block, 1);
     block->unmapped = true;
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
-void fcdp__arena_unquarantine(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_quarantine_end(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(0, block->state == FCDP_BLOCK_BUSY && block->unmapped);
     block_hole(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
@@ -721,7 +589,8 @@ size_t fcdp__arena_idle_pages(const fcdp_arena *arena) {
             fcdp_block run = *block; /* with the idle ones that follow */
             for (; block->after && is_idle(block->after); block = block->after)
                 run.bytes += block->after->bytes;
-            n += whole_pages(arena, &run);
+            arena_range whole = fcdp__arena_whole_mappings(arena, &run);
+            n += (whole.to - whole.from) / arena->page_bytes;
         }
     return n;
 }

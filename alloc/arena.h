@@ -9,10 +9,14 @@
  *     two neighbours are never both free, nor both holes                     quick blocks count as neither until a flush
  *     a hole begins and ends on a page                                       bytes are multiples of FCDP_ARENA_UNIT
  *
- * Placement. A request takes a quick block of its size; else the place in a free block that uses up the fewest whole pages, which could
- * have been used anywhere (of those the smallest block, the lowest address); else it must grow: among all runs of neighbouring free blocks and holes that are long enough, the place that needs the fewest pages. So
- * free pages need not be adjacent to be used: holes cost no memory, and a page that nothing lies on can leave its place
- * (fcdp__arena_vacate) and be mapped at another.
+ * A mapping is one page, or several that were mapped as one and can be unmapped only so: joined[i] <=> page i
+ * is in the mapping of page i - 1.
+ *
+ * Placement. A request takes a quick block of its size; else a place in one free block; else it must grow: a
+ * place in a run of neighbouring free blocks and holes. Where memory is not short, the place needs the fewest
+ * pages to be mapped; where it is, it uses the fewest pages that nothing lies on, mapped or not, since any of
+ * them could be used anywhere. So free pages need not be adjacent to be used: holes cost no memory, and a
+ * mapping that nothing lies on can leave its place (fcdp__arena_vacate_begin).
  *
  * An arena has no lock: its owner serialises all calls.
  */
@@ -40,6 +44,7 @@ struct fcdp_block {
     void *tag;
     /* the arena's */
     uint64_t freed_at; /* quick, free: the arena's clock when the last of it was given back */
+    uint64_t born;     /* live, quick: how many blocks had been taken before */
     fcdp_block *before, *after;         /* in the span */
     fcdp_block *list_next, *list_prev;  /* quick or free list, or unused nodes */
 };
@@ -49,16 +54,17 @@ struct fcdp_span {
     size_t bytes;
     void *owner; /* whose pages these are */
     fcdp_block *first;
+    uint8_t *joined; /* by page: it is one mapping with the page before */
     fcdp_span *next;
 };
 
-/* A place for a block that does not fit yet. Blocks first..last are busy, and stay as they are until the growth ends: those that are
- * `unmapped` must be mapped. Read without the owner's lock. */
+/* A place for a block. Blocks first..last are busy, and stay as they are until the growth ends: those that
+ * are `unmapped` must be mapped, each by pages of its own or as one. Read without the owner's lock. */
 typedef struct fcdp_growth {
     fcdp_block *first, *last;
     uint64_t address; /* of the block to be */
     size_t bytes;
-    size_t n_pages; /* to be mapped */
+    size_t n_pages; /* to be mapped; 0: it fits */
     fcdp_block *spare[2];
 } fcdp_growth;
 
@@ -71,8 +77,10 @@ const fcdp_span *fcdp__arena_spans(const fcdp_arena *arena);
 
 /* A live block of `bytes` (a multiple of the unit) from the quick ones, NULL: none of that size. */
 fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes);
-/* One from the free blocks. FCDP_PENDING: none is large enough. */
-fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, fcdp_block **block_out) FCDP_MUST_CHECK;
+/* One from the free blocks. FCDP_PENDING: none is large enough; or, where memory is short, another place may
+ * use fewer pages. */
+fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, bool is_short,
+                             fcdp_block **block_out) FCDP_MUST_CHECK;
 /* What its owner asked for, of a block just taken; for the counts. */
 void fcdp__arena_request(fcdp_arena *arena, fcdp_block *block, size_t requested_bytes);
 /* Live or busy, whole: nobody's from now on; kept for its size where that is possible, else free. */
@@ -85,23 +93,30 @@ void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block);
 void fcdp__arena_flush(fcdp_arena *arena);
 uint64_t fcdp__arena_clock(const fcdp_arena *arena);
 
-/* The cheapest place for `bytes`, busy from now on. FCDP_PENDING: no span has one, add one. */
-fcdp_status fcdp__arena_grow(fcdp_arena *arena, size_t bytes, fcdp_growth *growth_out) FCDP_MUST_CHECK;
-/* Its holes are mapped: the live block. Ends the growth. */
-fcdp_block *fcdp__arena_grown(fcdp_arena *arena, fcdp_growth *growth);
+/* The cheapest place for `bytes`, busy from now on: it needs the fewest pages to be mapped or, where memory
+ * is short, to be used. With `ahead_pages` a last hole is taken up to so long, for what comes next.
+ * FCDP_PENDING: no span has a place, add one. */
+fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, bool is_short, size_t ahead_pages,
+                                   fcdp_growth *growth_out) FCDP_MUST_CHECK;
+/* Its holes are mapped, each from its begin on in mappings of `n_each` pages, the last of which may be
+ * smaller: the live block. Ends the growth. */
+fcdp_block *fcdp__arena_grow_commit(fcdp_arena *arena, fcdp_growth *growth, size_t n_each);
 /* They are not: all is as before. */
-void fcdp__arena_shrink(fcdp_arena *arena, fcdp_growth *growth);
+void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth);
 
-/* Whole pages that nothing lies on, freed at or before `clock`, the longest unused first: at most `n_pages`, as busy blocks of whole
- * pages, at most `max_blocks` of them. Returns how many blocks. */
-size_t fcdp__arena_vacate(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out, size_t max_blocks);
+/* Mappings that nothing lies on, freed at or before `clock`, the longest unused first: at most `n_pages`
+ * pages in mappings of one page, and the last one may be larger; as busy blocks, each of one larger mapping
+ * or of any number of such pages, at most `max_blocks` of them. Returns how many blocks. */
+size_t fcdp__arena_vacate_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out, size_t max_blocks);
 /* A vacated block: its pages are gone, or they are still there. */
-void fcdp__arena_vacated(fcdp_arena *arena, fcdp_block *block);
-void fcdp__arena_unvacate(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_vacate_commit(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_vacate_abort(fcdp_arena *arena, fcdp_block *block);
+/* A busy block that begins a mapping: whether that is of more than one page. */
+bool fcdp__arena_is_joined(const fcdp_arena *arena, const fcdp_block *block);
 
 /* A busy block of whole pages: its pages are gone, and nothing takes its addresses until they are returned. */
-void fcdp__arena_quarantine(fcdp_arena *arena, fcdp_block *block);
-void fcdp__arena_unquarantine(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_quarantine_begin(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_quarantine_end(fcdp_arena *arena, fcdp_block *block);
 
 typedef struct fcdp_arena_stats {
     size_t live_bytes, requested_bytes, free_bytes, quick_bytes, busy_bytes; /* mapped = all but holes */

@@ -59,10 +59,11 @@ void fcdp__check_failed(const char *expr, const char *file, int line) __attribut
     } while (0)
 
 /* Locks with ranks: a thread takes locks in descending rank order only (checked at level 2).
- * The order is the call order of the layers: ENGINE before REGION before POOL before HEAP before ARENA before DRIVER. */
+ * The order is the call order of the layers: ENGINE before REGION before POOL before HEAP before FENCE before ARENA before DRIVER. */
 typedef enum fcdp_lock_rank {
     FCDP_RANK_DRIVER = 10,
     FCDP_RANK_ARENA = 12,
+    FCDP_RANK_FENCE = 13,
     FCDP_RANK_HEAP = 14,
     FCDP_RANK_POOL = 20,
     FCDP_RANK_HOST = 30,

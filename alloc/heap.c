@@ -1,4 +1,4 @@
-/* heap.c - arenas by stream, addresses to arenas, malloc and free. What a miss does is in heap_grow.c, private pools are in heap_private.c.
+/* heap.c - arenas by stream, addresses to arenas, malloc and free. Where a miss gets its pages is in heap_pages.c.
  * Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
 #include "alloc/heap_internal.h"
 
@@ -36,12 +36,12 @@ static fcdp_status arena_open(fcdp_heap *heap, heap_arena *arena, const heap_str
 
 static void arena_close(heap_arena *arena) {
     if (!arena->heap) return;
-    if (arena->mark) fcdp__driver_event_destroy(arena->heap->drv, arena->mark);
     fcdp__arena_destroy(arena->blocks);
     fcdp__lock_destroy(&arena->lock);
 }
 
-static void stream_free(heap_stream *of) {
+static void stream_free(fcdp_heap *heap, heap_stream *of) {
+    if (of->fence) fcdp__driver_event_destroy(heap->drv, of->fence);
     for (int small = 0; small < 2; small++) arena_close(&of->arenas[small]);
     free(of);
 }
@@ -58,7 +58,7 @@ static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private
     for (int small = 0; small < 2 && !status; small++)
         status = arena_open(heap, &made->arenas[small], made, small);
     if (status)
-        stream_free(made);
+        stream_free(heap, made);
     else
         *stream_out = made;
     return status;
@@ -201,10 +201,6 @@ static void raise(size_t *peak, size_t value) {
     if (*peak < value) *peak = value;
 }
 
-static size_t mapped_bytes(const fcdp_arena_stats *of) {
-    return of->live_bytes + of->free_bytes + of->quick_bytes + of->busy_bytes;
-}
-
 /* With the arena's lock. */
 static void block_hand_out(heap_arena *arena, fcdp_block *block, size_t bytes, uint64_t *count) {
     fcdp__arena_request(arena->blocks, block, bytes);
@@ -217,25 +213,26 @@ static void block_hand_out(heap_arena *arena, fcdp_block *block, size_t bytes, u
     raise(&arena->peak_live_bytes, of->live_bytes);
     raise(&arena->most_unreported, of->live_bytes);
     raise(&arena->peak_requested_bytes, of->requested_bytes);
-    raise(&arena->peak_mapped_bytes, mapped_bytes(of));
+    raise(&arena->peak_mapped_bytes, fcdp__heap_mapped_bytes(arena));
     live_report(arena, false);
 }
 
 /* What is free already, once quick blocks have joined their neighbours. */
-static fcdp_status malloc_fit(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
+static fcdp_status malloc_fit(heap_arena *arena, size_t rounded, size_t bytes, bool is_short, fcdp_block **block_out) {
     fcdp__lock_acquire(&arena->lock);
     fcdp__arena_flush(arena->blocks);
-    fcdp_status status = fcdp__arena_take(arena->blocks, rounded, block_out);
+    fcdp_status status = fcdp__arena_take(arena->blocks, rounded, is_short, block_out);
     if (!status) block_hand_out(arena, *block_out, bytes, &arena->n_fits);
     fcdp__lock_release(&arena->lock);
     return status;
 }
 
-static fcdp_status growth_begin(heap_arena *arena, size_t rounded, fcdp_growth *growth_out) {
+static fcdp_status growth_begin(heap_arena *arena, size_t rounded, bool is_short, size_t ahead_pages,
+                                fcdp_growth *growth_out) {
     fcdp_status status;
     do {
         fcdp__lock_acquire(&arena->lock);
-        status = fcdp__arena_grow(arena->blocks, rounded, growth_out);
+        status = fcdp__arena_grow_begin(arena->blocks, rounded, is_short, ahead_pages, growth_out);
         fcdp__lock_release(&arena->lock);
         if (status != FCDP_PENDING) return status;
         status = span_add(arena, rounded);
@@ -243,27 +240,45 @@ static fcdp_status growth_begin(heap_arena *arena, size_t rounded, fcdp_growth *
     return status;
 }
 
-static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
+/* Pages under the growth, all or none; `n_each` 0: single ones. FCDP_PENDING: no such handles are to be had. */
+static fcdp_status growth_map(heap_arena *arena, const fcdp_growth *growth, size_t bytes, size_t n_each, bool *stuck_out) {
+    if (growth->n_pages == 0) return FCDP_OK;
+    fcdp_phys *pages = malloc(growth->n_pages * sizeof *pages);
+    if (!pages) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for %zu pages", growth->n_pages);
+    fcdp_status status = n_each ? fcdp__heap_handles_find(arena->heap, growth, n_each, pages)
+                                : fcdp__heap_pages_find(arena, growth->n_pages, bytes, pages);
+    if (!status) status = fcdp__heap_map(arena->heap, growth, pages, n_each ? n_each : 1, stuck_out);
+    free(pages);
+    return status;
+}
+
+static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, size_t n_each,
+                               fcdp_block **block_out) {
     fcdp_growth growth;
-    fcdp_status status = growth_begin(arena, rounded, &growth);
-    if (status) return status;
     bool stuck = false;
-    status = fcdp__heap_map(arena, &growth, &stuck);
+    fcdp_status status = growth_begin(arena, rounded, n_each == 0, n_each, &growth);
+    if (status) return status;
+    bool fits = growth.n_pages == 0;
+    status = growth_map(arena, &growth, bytes, n_each, &stuck);
     fcdp__lock_acquire(&arena->lock);
     if (!status) {
-        *block_out = fcdp__arena_grown(arena->blocks, &growth);
-        block_hand_out(arena, *block_out, bytes, &arena->n_grows);
+        *block_out = fcdp__arena_grow_commit(arena->blocks, &growth, n_each ? n_each : 1);
+        block_hand_out(arena, *block_out, bytes, fits ? &arena->n_fits : &arena->n_grows);
     } else if (!stuck) {
-        fcdp__arena_shrink(arena->blocks, &growth);
+        fcdp__arena_grow_abort(arena->blocks, &growth);
     }
     fcdp__lock_release(&arena->lock);
     return status;
 }
 
+/* Free memory; else new handles; else, where none are to be had or memory is short, single pages from wherever. */
 static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
     fcdp__heap_poll(arena->heap);
-    fcdp_status status = malloc_fit(arena, rounded, bytes, block_out);
-    return status == FCDP_PENDING ? malloc_grow(arena, rounded, bytes, block_out) : status;
+    size_t n_each = fcdp__heap_handle_pages(arena, rounded);
+    fcdp_status status = malloc_fit(arena, rounded, bytes, n_each == 0, block_out);
+    if (status == FCDP_PENDING && n_each > 0) status = malloc_grow(arena, rounded, bytes, n_each, block_out);
+    if (status == FCDP_PENDING) status = malloc_grow(arena, rounded, bytes, 0, block_out);
+    return status;
 }
 
 fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, fcdp_dptr *address_out) {
@@ -345,6 +360,8 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
     fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
     fcdp_status status = block ? use_add(block, stream) : FCDP_OK;
     fcdp__lock_release(&arena->lock);
+    heap_stream *known; /* fences wait for it from here on */
+    if (!status && block) status = stream_of(heap, stream, NULL, &known);
     return block ? status : not_ours(address, "record_stream");
 }
 
@@ -375,8 +392,9 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     heap->pool = pool;
     heap->page_bytes = fcdp__driver_page_bytes(drv);
     heap->granules = granules;
-    heap->graves_end = &heap->graves;
+    heap->quarantine_end = &heap->quarantine;
     fcdp__lock_init(&heap->lock, FCDP_RANK_HEAP);
+    fcdp__lock_init(&heap->fence_lock, FCDP_RANK_FENCE);
     pthread_rwlock_init(&heap->private_lock, NULL);
     pthread_cond_init(&heap->held_back, NULL);
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, fcdp__heap_reclaim, heap_idle, heap);
@@ -389,20 +407,20 @@ void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes) {
     heap->quarantine_bytes = bytes;
 }
 
-/* Runs of pages that are mapped, whatever the blocks over them. */
-static void span_unmap(fcdp_heap *heap, heap_span *span) {
+/* Mapping by mapping, whatever the blocks over them. */
+static void span_unmap(fcdp_heap *heap, const fcdp_span *of) {
+    heap_span *span = of->owner;
     size_t n = span->bytes / heap->page_bytes;
     for (size_t i = 0, end; i < n; i = end) {
-        end = i + 1;
+        for (end = i + 1; end < n && of->joined[end];) end++;
         if (!span->pages[i].handle) continue;
-        while (end < n && span->pages[end].handle) end++;
         fcdp_dptr at = {span->base + i * heap->page_bytes};
         fcdp_status status = fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes);
         if (status) status = fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes);
         if (status)
-            fcdp__pool_forget(heap->pool, FCDP_HOLDER_TENSORS, end - i, &span->pages[i]);
+            fcdp__pool_give_handle(heap->pool, FCDP_HOLDER_TENSORS, end - i, span->pages[i]);
         else
-            fcdp__pool_give(heap->pool, FCDP_HOLDER_TENSORS, end - i, &span->pages[i]);
+            fcdp__heap_pages_give(heap, end - i, &span->pages[i], end - i);
     }
     span_free(heap, span);
 }
@@ -423,11 +441,11 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
     for (size_t i = 0; i < n; i++) {
         arena_tags_free(arenas[i]->blocks);
         for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next)
-            span_unmap(heap, span->owner);
+            span_unmap(heap, span);
     }
     for (size_t i = 0; i < HEAP_MAX_STREAMS; i++)
         if (atomic_load_explicit(&heap->streams[i], memory_order_relaxed))
-            stream_free(atomic_load_explicit(&heap->streams[i], memory_order_relaxed));
+            stream_free(heap, atomic_load_explicit(&heap->streams[i], memory_order_relaxed));
     while (heap->privates) {
         heap_private *private = heap->privates;
         heap->privates = private->next;
@@ -436,6 +454,7 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
     pthread_rwlock_destroy(&heap->private_lock);
     pthread_cond_destroy(&heap->held_back);
     fcdp__lock_destroy(&heap->lock);
+    fcdp__lock_destroy(&heap->fence_lock);
     free((void *)heap->granules);
     free(heap);
 }
@@ -522,7 +541,7 @@ void fcdp_heap_reset_peaks(fcdp_heap *heap) {
         arena->peak_n_live = of->n_live;
         arena->peak_live_bytes = of->live_bytes;
         arena->peak_requested_bytes = of->requested_bytes;
-        arena->peak_mapped_bytes = mapped_bytes(of);
+        arena->peak_mapped_bytes = fcdp__heap_mapped_bytes(arena);
         fcdp__lock_release(&arena->lock);
     }
     peak_reset(&heap->peak_allocated, &heap->allocated);

@@ -4,20 +4,28 @@
  * block that its stream has freed may be used again on the same stream at once: the stream orders the uses. What another stream has
  * used (fcdp_heap_record_stream) is held back until an event of that stream. A hit takes one lock, the arena's, and calls no driver.
  *
- * A miss needs pages. In this order:
+ * A miss needs pages. While more than half of the budget is spare and no free bytes will do, they are new:
+ * handles of many pages (up to 64), that grow with what the arena has mapped, so a few driver calls. From
+ * there on handles are single pages, which can move, and a block goes where it uses the fewest of them. They
+ * come in this order:
  *
- *     1  the stream's own cold pages: nothing lies on them, and the device is done with the stream's work up to when they were freed.
- *        They leave their place (unmap) and are mapped where they are needed.
- *     2  free pages: idle in the pool, or new ones, while the pool's budget and the device allow
- *     3  cold pages of other streams
+ *     1  idle pages of the pool, or new ones, while the pool's budget and the device allow
+ *     2  the stream's own quiescent pages: nothing lies on them, and what every stream of the heap had to do
+ *        when they were freed is done. They leave their place (unmap) and are mapped where they are needed; a
+ *        large handle is released.
+ *     3  quiescent pages of other streams
  *     4  the pool's reclaimers: clean regions (an unmap), regions to be stored first
- *     5  pages that are not cold yet: waits for the events that make them so
+ *     5  pages that are not quiescent yet: waits, for events first and then for the whole device
  *     6  FCDP_ERR_NO_DEVICE_MEM, with a text that says who holds what and what would help
  *
- * No lock is held across a driver's map or unmap, a wait or a reclaim, but private_lock, as a reader, across a wait: a capture, which
- * a wait would break, begins after it. The heap is itself a reclaimer of the pool: 3 and 5, for others.
+ * Reuse on the stream that freed a block is ordered by that stream; an unmap is not, so pages move only behind events of all
+ * streams of the heap: those that fcdp_heap_malloc or fcdp_heap_record_stream has ever been given. A stream that the heap was
+ * never given cannot be known: a program that uses a block there must record it, or free it only when that use is over.
  *
- *     reserved = pages mapped in arenas        allocated <= reserved        cold pages + pages in use = reserved
+ * No lock is held across a driver's map or unmap, a wait or a reclaim, but private_lock, as a reader, across a wait: a capture, which
+ * a wait would break, begins after it. The heap is itself a reclaimer of the pool: 2, 3 and 5, for others.
+ *
+ *     reserved = pages mapped in arenas        allocated <= reserved        idle pages + pages in use = reserved
  *
  * All functions may be called from any thread, but destroy: then no thread is in the heap, nor in fcdp__pool_take. A stream lives as long as the
  * heap, as PyTorch's do, and is one stream: not CU_STREAM_PER_THREAD, which is another one in every thread.
@@ -55,7 +63,7 @@ void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
  * used again by mallocs of the same pool alone, and its pages stay where they are, since a graph knows their addresses: until the pool has been
  * released as often as it has begun. Then they can be had too, once the device has been waited for: a graph may have run on any stream.
  * `covers` runs inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which fcdp_heap_malloc lets through.
- * While a pool is open the heap asks and marks no stream, which a capture would not survive: what is freed meanwhile gets cold later. */
+ * While a pool is open the heap queries no stream and records no event, which a capture would not survive: what is freed meanwhile becomes quiescent later. */
 typedef struct fcdp_pool_id {
     uint64_t first, second;
 } fcdp_pool_id;

@@ -1,4 +1,4 @@
-/* heap_internal.h - the heap's structs, for heap.c (blocks), heap_private.c (pools) and heap_grow.c (pages). */
+/* heap_internal.h - the heap's structs, and what its files offer each other. */
 #ifndef FCDP_HEAP_INTERNAL_H
 #define FCDP_HEAP_INTERNAL_H
 
@@ -18,7 +18,7 @@ typedef struct heap_uses {
     struct heap_uses *next;
     struct heap_arena *arena;
     fcdp_block *block;
-    heap_event *events; /* of streams that were marked; those that have not passed */
+    heap_event *events; /* those that have not passed */
     bool spared;        /* from quarantine: its own stream is not among them */
     size_t n;           /* streams that have no event yet: a capture is under way, or it lives */
     fcdp_stream streams[];
@@ -59,23 +59,25 @@ typedef struct heap_arena {
     size_t most_unreported; /* most live bytes since then */
     uint64_t n_mallocs, n_frees, n_hits, n_fits, n_grows, malloc_bytes, malloc_requested_bytes;
     size_t peak_n_live, peak_live_bytes, peak_requested_bytes, peak_mapped_bytes; /* since they were reset */
-    /* What was freed up to cold_clock is cold. mark: recorded on the stream at mark_clock; has_mark: not seen to have passed. */
-    fcdp_event mark;
-    bool has_mark;
-    uint64_t mark_clock, cold_clock;
+    uint64_t quiescent_clock; /* what was freed up to then is quiescent */
+    /* guarded by the heap's fence_lock */
+    uint64_t fence_clock; /* when the fence was begun */
 } heap_arena;
 
 typedef struct heap_stream { /* in a private pool, or in none */
     fcdp_stream stream;
     heap_private *private;
     heap_arena arenas[2]; /* large, small */
+    /* guarded by the heap's fence_lock */
+    fcdp_event fence; /* created when first needed */
+    bool fence_waits; /* it was recorded for the heap's fence, and has not been seen to have passed */
 } heap_stream;
 
-typedef struct heap_grave { /* a freed block without pages, whose addresses are not used yet */
-    struct heap_grave *next;
+typedef struct heap_quarantined { /* a freed block without pages, whose addresses are not used yet */
+    struct heap_quarantined *next;
     heap_arena *arena;
     fcdp_block *block;
-} heap_grave;
+} heap_quarantined;
 
 /* What every hit reads is on other cache lines than what misses and reports write. */
 enum { HEAP_CACHE_LINE = 64 };
@@ -92,22 +94,30 @@ struct fcdp_heap {
     _Atomic uint64_t n_moved, n_taken, n_waits, n_retries, n_ooms;
     _Atomic size_t n_held, n_seeking; /* seeking: threads that look for pages */
     _Atomic uint64_t n_returns; /* pages given to the pool, ever: whether another attempt could end differently */
-    /* Read while `covers` runs and while a stream is asked or marked: a pool ends when nobody asks it any more,
-     * and begins when nobody asks a stream. After an arena's lock, if both. */
+    /* Read while `covers` runs and while a stream is queried or an event recorded: a pool ends when nobody asks it any more,
+     * and begins when nobody queries a stream. After an arena's lock, if both. */
     pthread_rwlock_t private_lock;
     heap_private *privates;        /* guarded by private_lock */
+    fcdp_lock fence_lock; /* before an arena's */
+    bool has_fence;       /* begun and not passed; guarded by fence_lock */
     fcdp_lock lock;
     /* guarded by lock */
     size_t n_streams;
     heap_event *idle_events;
-    heap_grave *graves, **graves_end; /* oldest first */
-    size_t buried_bytes;
+    heap_quarantined *quarantine, **quarantine_end; /* oldest first */
+    size_t quarantined_bytes;
     heap_uses *held;
     size_t n_in_hand; /* threads that have taken the list of held blocks away, to look at it */
     pthread_cond_t held_back; /* one of them is done */
 };
 
 size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out); /* 2 * HEAP_MAX_STREAMS at most */
+/* With the arena's lock. */
+static inline size_t fcdp__heap_mapped_bytes(const heap_arena *arena) {
+    const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
+    return of->live_bytes + of->free_bytes + of->quick_bytes + of->busy_bytes;
+}
+
 void fcdp__heap_pages_add(fcdp_heap *heap, size_t n);
 void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n);
 
@@ -126,26 +136,61 @@ heap_private *fcdp__heap_private_covering(fcdp_heap *heap, fcdp_stream stream);
 /* End the pools whose captures have ended without them. True: there were some. */
 bool fcdp__heap_end_dead_pools(fcdp_heap *heap);
 
-/* heap_grow.c */
-/* Pages under the growth's holes. On failure none is mapped, or *stuck_out: the driver refuses to take some away. */
-fcdp_status fcdp__heap_map(heap_arena *arena, const fcdp_growth *growth, bool *stuck_out) FCDP_MUST_CHECK;
-/* Until what is freed now is cold. False: there was nothing to wait for, or the driver failed. */
-bool fcdp__heap_arena_await(heap_arena *arena);
-/* See what is cold by now, without waiting. */
-void fcdp__heap_cool(fcdp_heap *heap);
-size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
-size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);
-/* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
-void fcdp__heap_hold(heap_arena *arena, fcdp_block *block);
-/* Of whole pages, which are unmapped when it is freed. */
-bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block);
+/* heap_quiescent.c */
+/* See what is quiescent by now, without waiting, and begin a fence where something freed is not. */
+void fcdp__heap_quiesce(fcdp_heap *heap);
+bool fcdp__heap_arena_is_quiescent(heap_arena *arena);
+/* One wait, for what is held and for the fence that is under way: it was begun earlier, and lets the device go on. With
+ * `whole_device`, or without a fence, for all work of the device: that covers streams that the heap was never given, and
+ * graphs. False: nothing more could be had by waiting, or a capture is under way, or the driver failed. */
+bool fcdp__heap_await(fcdp_heap *heap, bool whole_device);
+/* The second of these alone. */
+bool fcdp__heap_device_quiesce(fcdp_heap *heap);
 /* A wait for the device, unless a capture is under way; while it lasts none begins. False: one is. */
 bool fcdp__heap_wait_begin(fcdp_heap *heap);
 void fcdp__heap_wait_end(fcdp_heap *heap);
+/* False: a capture is under way, or the driver failed. */
+bool fcdp__heap_device_await(fcdp_heap *heap);
+bool fcdp__heap_event_await(fcdp_heap *heap, fcdp_event event);
+
+/* heap_map.c */
+/* A busy block's pages, or with `as_one` the handle that they are, off their place. False: the driver
+ * refuses, nothing has changed. */
+bool fcdp__heap_block_unmap(fcdp_heap *heap, const fcdp_block *block, bool as_one, fcdp_phys *pages_out);
+/* `pages` under the growth's holes; a handle of several pages is repeated: in each hole they are handles of
+ * `n_each` pages, and a smaller one for the rest. On failure they are the pool's again and none is mapped,
+ * or *stuck_out: the driver refuses to take some away. */
+fcdp_status fcdp__heap_map(fcdp_heap *heap, const fcdp_growth *growth, const fcdp_phys *pages, size_t n_each,
+                           bool *stuck_out) FCDP_MUST_CHECK;
+/* `n` unmapped pages to the pool, in such handles. */
+void fcdp__heap_pages_give(fcdp_heap *heap, size_t n, const fcdp_phys *pages, size_t n_each);
+
+/* heap_pages.c */
+/* `n` pages for a malloc of `bytes` in `arena`, in the order of pressure: all or none. */
+fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) FCDP_MUST_CHECK;
+/* New handles for a growth, as fcdp__heap_map wants them: all or FCDP_PENDING. */
+fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, size_t n_each,
+                                     fcdp_phys *pages_out) FCDP_MUST_CHECK;
+/* How many pages a new handle for a block of `bytes` in `arena` has; 0: memory is short, each page counts. */
+size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes);
+/* The pool's reclaimers. */
+size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
+size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);
+
+/* heap_held.c */
+/* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
+void fcdp__heap_hold(heap_arena *arena, fcdp_block *block);
 /* Give back what has been held long enough. */
 void fcdp__heap_poll(fcdp_heap *heap);
 /* The same, waiting; false: nothing was held. */
 bool fcdp__heap_held_await(fcdp_heap *heap);
 void fcdp__heap_held_destroy(fcdp_heap *heap);
+
+/* heap_quarantine.c */
+/* Of whole pages, which are unmapped when it is freed. */
+bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block);
+/* Such a block, busy, that nobody uses any more. False: it could not be unmapped. */
+bool fcdp__heap_quarantine_push(heap_arena *arena, fcdp_block *block);
+void fcdp__heap_quarantine_destroy(fcdp_heap *heap);
 
 #endif

@@ -30,8 +30,8 @@ static bool private_is_over(const heap_private *private) {
 static bool arena_is_over(heap_arena *arena) {
     fcdp__lock_acquire(&arena->lock);
     const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
-    bool cold = arena->cold_clock == fcdp__arena_clock(arena->blocks);
-    bool over = of->live_bytes == 0 && of->busy_bytes == 0 && (cold || of->free_bytes + of->quick_bytes == 0);
+    bool quiescent = arena->quiescent_clock == fcdp__arena_clock(arena->blocks);
+    bool over = of->live_bytes == 0 && of->busy_bytes == 0 && (quiescent || of->free_bytes + of->quick_bytes == 0);
     fcdp__lock_release(&arena->lock);
     return over;
 }
@@ -64,18 +64,21 @@ static private_over *over_find(private_over *over, size_t n, const heap_private 
 
 /* A released pool whose arenas can serve another: a program may make any number of pools, one after the other. It is looked at without the
  * private lock, which comes after the arenas': who takes it sees by n_begins whether another has had it meanwhile.
- * Waits for the device for the arenas of all released pools: during the capture that may follow nobody can. */
+ * Waits for the device once, for all released pools: during the capture that may follow nobody can. */
 static private_over private_find_over(fcdp_heap *heap) {
     size_t n_over, n_used = 0;
     private_over none = {NULL, 0, false}, *over = privates_over(heap, &n_over);
     if (!over) return none;
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
+    bool quiescent = true;
+    for (size_t i = 0; i < n; i++)
+        if (arenas[i]->private && over_find(over, n_over, arenas[i]->private))
+            quiescent = quiescent && fcdp__heap_arena_is_quiescent(arenas[i]);
+    if (!quiescent) (void)fcdp__heap_device_quiesce(heap);
     for (size_t i = 0; i < n; i++) {
         private_over *of = arenas[i]->private ? over_find(over, n_over, arenas[i]->private) : NULL;
-        if (!of) continue;
-        (void)fcdp__heap_arena_await(arenas[i]);
-        of->used = !arena_is_over(arenas[i]) || of->used;
+        if (of) of->used = !arena_is_over(arenas[i]) || of->used;
     }
     while (n_used < n_over && over[n_used].used) n_used++;
     private_over found = n_used < n_over ? over[n_used] : none;
@@ -121,7 +124,7 @@ static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, private_over o
 fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx,
                                  void **stale_ctx_out) {
     *stale_ctx_out = NULL;
-    fcdp__heap_cool(heap); /* while it may still be asked */
+    fcdp__heap_quiesce(heap); /* while it may still be asked */
     private_over over = private_find_over(heap);
     pthread_rwlock_wrlock(&heap->private_lock);
     fcdp_status status = private_open(heap, id, over, covers, ctx, stale_ctx_out);

@@ -46,11 +46,11 @@ struct fcdp_pool {
 
 /* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for
  * good. */
-static fcdp_status page_release(fcdp_pool *pool, fcdp_phys page) {
-    fcdp_status status = fcdp__driver_phys_release(pool->drv, page);
-    if (status) status = fcdp__driver_phys_release(pool->drv, page);
+static fcdp_status handle_release(fcdp_pool *pool, fcdp_phys handle, size_t n_pages) {
+    fcdp_status status = fcdp__driver_phys_release(pool->drv, handle);
+    if (status) status = fcdp__driver_phys_release(pool->drv, handle);
     if (status)
-        fcdp__log(FCDP_LOG_WARN, "a device page of %zu bytes is lost: %s", pool->page_bytes,
+        fcdp__log(FCDP_LOG_WARN, "%zu bytes of device memory are lost: %s", n_pages * pool->page_bytes,
                   fcdp_error_text());
     return status;
 }
@@ -168,14 +168,19 @@ static void promise_break(fcdp_pool *pool, const promise *mine) {
     pool->n_reserved -= mine->n_reserved;
 }
 
+/* Under lock. */
+static void held_enter(fcdp_pool *pool, fcdp_holder holder, size_t n) {
+    pool->n_live += n;
+    if (pool->n_live > pool->n_peak) pool->n_peak = pool->n_live;
+    size_t n_held = pool->n_held[holder] += n;
+    if (n_held > pool->n_peak_held[holder]) pool->n_peak_held[holder] = n_held;
+}
+
 /* Under lock: all pages are reserved; pop them. */
 static void promise_keep(fcdp_pool *pool, const promise *mine, fcdp_phys *pages_out) {
     promise_break(pool, mine);
     pool->n_cached -= mine->n;
-    pool->n_live += mine->n;
-    if (pool->n_live > pool->n_peak) pool->n_peak = pool->n_live;
-    size_t n_held = pool->n_held[mine->holder] += mine->n;
-    if (n_held > pool->n_peak_held[mine->holder]) pool->n_peak_held[mine->holder] = n_held;
+    held_enter(pool, mine->holder, mine->n);
     memcpy(pages_out, pool->stack + pool->n_cached, mine->n * sizeof *pages_out);
 }
 
@@ -301,6 +306,41 @@ fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, 
     return n == 0 ? FCDP_OK : take_try(pool, holder, n, pages_out, &missing);
 }
 
+fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
+                                 size_t *n_taken_out) {
+    size_t n_budget, n_spare = fcdp__pool_spare_pages(pool, &n_budget);
+    *n_taken_out = 0;
+    for (n = n < n_spare ? n : n_spare; n > 0;) {
+        shortage missing;
+        fcdp_status status = take_try(pool, holder, n, pages_out, &missing);
+        if (status == FCDP_OK) *n_taken_out = n;
+        if (status != FCDP_PENDING) return status;
+        n -= missing.n_missing < n ? missing.n_missing : n; /* the driver had no more, or another was faster */
+    }
+    return FCDP_OK;
+}
+
+/* Idle single pages are no part of it: they stay, within the budget, so that it can be less than what is spare. */
+fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
+    fcdp__lock_acquire(&pool->lock);
+    size_t n_used = pool->n_created + pool->n_promised - pool->n_reserved;
+    bool promised = n <= pool->n_budget && n_used <= pool->n_budget - n;
+    if (promised) pool->n_promised += n;
+    pool_leave(pool);
+    if (!promised) return FCDP_PENDING;
+    fcdp_status status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, handle_out);
+    fcdp__lock_acquire(&pool->lock);
+    pool->n_promised -= n;
+    pool->n_moves++;
+    if (!status) {
+        pool->n_created += n;
+        pool->n_driver_creates++;
+        held_enter(pool, holder, n);
+    }
+    pool_leave(pool);
+    return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
+}
+
 /* ---- give, trim, stats ---- */
 
 /* Idle handles go back to the driver: all of them, or those above the budget. Returns how many. */
@@ -313,7 +353,7 @@ static size_t pool_release(fcdp_pool *pool, bool all) {
         pool->n_created -= one;
         pool_leave(pool);
         if (!one) return n_released;
-        if (!page_release(pool, page)) n_released++;
+        if (!handle_release(pool, page, 1)) n_released++;
     }
 }
 
@@ -344,7 +384,26 @@ void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp
     pool->n_created -= n;
     pool->n_moves++;
     pool_leave(pool);
-    for (size_t i = 0; i < n; i++) (void)page_release(pool, pages[i]);
+    for (size_t i = 0; i < n; i++) (void)handle_release(pool, pages[i], 1);
+}
+
+/* Released first: until then its memory is not there for others. */
+void fcdp__pool_give_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys handle) {
+    (void)handle_release(pool, handle, n);
+    fcdp__lock_acquire(&pool->lock);
+    held_leave(pool, holder, n);
+    pool->n_created -= n;
+    pool->n_moves++;
+    pool_leave(pool);
+}
+
+size_t fcdp__pool_spare_pages(fcdp_pool *pool, size_t *n_budget_out) {
+    fcdp__lock_acquire(&pool->lock);
+    size_t n_used = pool->n_live + pool->n_promised;
+    size_t n_spare = n_used < pool->n_budget ? pool->n_budget - n_used : 0;
+    *n_budget_out = pool->n_budget;
+    pool_leave(pool);
+    return n_spare;
 }
 
 size_t fcdp__pool_trim(fcdp_pool *pool) {

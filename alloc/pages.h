@@ -58,6 +58,17 @@ size_t fcdp__pool_room_bytes(fcdp_pool *pool);
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* The same without the reclaimers; FCDP_PENDING: there are not as many. */
 fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
+/* As many as there are without the reclaimers, at most `n`. */
+fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
+                                 size_t *n_taken_out) FCDP_MUST_CHECK;
+/* One new handle of `n` pages, that can be mapped as a whole alone. FCDP_PENDING: the budget or the driver
+ * does not allow it. */
+fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                                   fcdp_phys *handle_out) FCDP_MUST_CHECK;
+/* Such a handle is released at once, since others may need single pages. */
+void fcdp__pool_give_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys handle);
+/* Pages that could be taken without asking anybody, as far as the budget tells; and the budget. */
+size_t fcdp__pool_spare_pages(fcdp_pool *pool, size_t *n_budget_out);
 void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
 /* Pages taken whose mapping could not be undone: they must never be mapped elsewhere, so their handles are released and
  * the pool forgets them. */

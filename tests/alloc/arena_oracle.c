@@ -2,8 +2,6 @@
  */
 #include "tests/alloc/arena_oracle.h"
 
-#include <string.h>
-
 #include "alloc/arena.h"
 
 enum { PAGE = 8192, N_PAGES = 64, SPAN = PAGE * N_PAGES, UNIT = FCDP_ARENA_UNIT };
@@ -23,6 +21,7 @@ typedef struct oracle {
     const uint8_t *choices;
     size_t n_choices;
     bool mapped[N_PAGES];
+    size_t mapping[N_PAGES]; /* the first page of the mapping that a mapped page is in */
     range held[MAX_HELD];
     size_t n_held, n_busy;
 } oracle;
@@ -36,13 +35,14 @@ static size_t below(oracle *o, size_t n) {
     return choice % n;
 }
 
-static void growth_map(oracle *o, const fcdp_growth *growth) {
+static void growth_map(oracle *o, const fcdp_growth *growth, size_t n_each) {
     size_t n = 0;
     for (const fcdp_block *block = growth->first;; block = block->after) {
-        for (size_t at = 0; block->unmapped && at < block->bytes; at += PAGE, n++) {
-            size_t page = (block->address + at - BASE) / PAGE;
-            FCDP_CHECK(0, !(o->mapped[page]));
-            o->mapped[page] = true;
+        size_t first = (block->address - BASE) / PAGE;
+        for (size_t i = 0; block->unmapped && i < block->bytes / PAGE; i++, n++) {
+            FCDP_CHECK(0, !(o->mapped[first + i]));
+            o->mapped[first + i] = true;
+            o->mapping[first + i] = first + i / n_each * n_each;
         }
         if (block == growth->last) break;
     }
@@ -61,15 +61,16 @@ static void held_add(oracle *o, fcdp_block *block, size_t bytes) {
 
 static fcdp_block *oracle_grow(oracle *o, size_t bytes) {
     fcdp_growth growth;
-    fcdp_status status = fcdp__arena_grow(o->arena, bytes, &growth);
+    size_t n_ahead = below(o, 3) ? 0 : below(o, 6), n_each = 1 + (below(o, 2) ? 0 : below(o, 5));
+    fcdp_status status = fcdp__arena_grow_begin(o->arena, bytes, below(o, 2), n_ahead, &growth);
     if (status == FCDP_PENDING) return NULL;
     FCDP_CHECK(0, !(status));
     if (below(o, 4) == 0) { /* no pages were to be had */
-        fcdp__arena_shrink(o->arena, &growth);
+        fcdp__arena_grow_abort(o->arena, &growth);
         return NULL;
     }
-    growth_map(o, &growth);
-    return fcdp__arena_grown(o->arena, &growth);
+    growth_map(o, &growth, n_each);
+    return fcdp__arena_grow_commit(o->arena, &growth, n_each);
 }
 
 static void oracle_take(oracle *o) {
@@ -77,7 +78,8 @@ static void oracle_take(oracle *o) {
     if (o->n_held == MAX_HELD) return;
     fcdp_block *block = below(o, 2) ? fcdp__arena_take_quick(o->arena, bytes) : NULL;
     if (!block && below(o, 4)) fcdp__arena_flush(o->arena);
-    if (!block && fcdp__arena_take(o->arena, bytes, &block) == FCDP_PENDING) block = oracle_grow(o, bytes);
+    if (!block && fcdp__arena_take(o->arena, bytes, below(o, 2), &block) == FCDP_PENDING)
+        block = oracle_grow(o, bytes);
     if (block) held_add(o, block, bytes);
 }
 
@@ -96,38 +98,45 @@ static void oracle_give(oracle *o) {
     *r = o->held[--o->n_held];
 }
 
+/* Whole mappings: one of several pages, or any number of single ones. */
+static void vacated_check(const oracle *o, const fcdp_block *block) {
+    size_t first = (block->address - BASE) / PAGE, n = block->bytes / PAGE;
+    bool joined = fcdp__arena_is_joined(o->arena, block);
+    FCDP_CHECK(0, block->address % PAGE == 0 && block->bytes % PAGE == 0);
+    for (size_t i = 0; i < n; i++)
+        FCDP_CHECK(0, o->mapped[first + i] && o->mapping[first + i] == (joined ? first : first + i));
+    FCDP_CHECK(0, first + n == N_PAGES || !o->mapped[first + n] || o->mapping[first + n] == first + n);
+}
+
 static void oracle_vacate(oracle *o) {
     fcdp_block *blocks[4];
     uint64_t clock = fcdp__arena_clock(o->arena) - below(o, 4);
-    size_t limit = 1 + below(o, 20), n_pages = 0, n = fcdp__arena_vacate(o->arena, clock, limit, blocks, 4);
+    size_t limit = 1 + below(o, 20), n_pages = 0, n = fcdp__arena_vacate_begin(o->arena, clock, limit, blocks, 4);
     for (size_t i = 0; i < n; i++) {
-        FCDP_CHECK(0, ((blocks[i]->address - BASE) % PAGE) == (0));
-        FCDP_CHECK(0, blocks[i]->freed_at <= clock);
+        FCDP_CHECK(0, n_pages < limit && blocks[i]->freed_at <= clock);
+        vacated_check(o, blocks[i]);
         n_pages += blocks[i]->bytes / PAGE;
+        FCDP_CHECK(0, n_pages <= limit || fcdp__arena_is_joined(o->arena, blocks[i]));
     }
-    FCDP_CHECK(0, n_pages <= limit);
     for (size_t i = 0; i < n; i++) {
         bool refused = below(o, 4) == 0;
-        for (size_t at = 0; at < blocks[i]->bytes; at += PAGE) {
-            size_t page = (blocks[i]->address + at - BASE) / PAGE;
-            FCDP_CHECK(0, o->mapped[page]);
-            o->mapped[page] = refused;
-        }
+        size_t first = (blocks[i]->address - BASE) / PAGE;
+        for (size_t k = 0; k < blocks[i]->bytes / PAGE; k++) o->mapped[first + k] = refused;
         if (refused)
-            fcdp__arena_unvacate(o->arena, blocks[i]);
+            fcdp__arena_vacate_abort(o->arena, blocks[i]);
         else
-            fcdp__arena_vacated(o->arena, blocks[i]);
+            fcdp__arena_vacate_commit(o->arena, blocks[i]);
     }
 }
 
+/* Of mappings that nobody has a byte of. */
 static size_t idle_pages(const oracle *o) {
-    bool idle[N_PAGES];
+    bool used[N_PAGES] = {false}; /* by the first page of a mapping */
     size_t n = 0;
-    memcpy(idle, o->mapped, sizeof idle);
     for (size_t i = 0; i < o->n_held; i++)
         for (size_t at = 0; at < o->held[i].bytes; at += UNIT)
-            idle[(o->held[i].address + at - BASE) / PAGE] = false;
-    for (size_t i = 0; i < N_PAGES; i++) n += idle[i];
+            used[o->mapping[(o->held[i].address + at - BASE) / PAGE]] = true;
+    for (size_t i = 0; i < N_PAGES; i++) n += o->mapped[i] && !used[o->mapping[i]];
     return n;
 }
 
@@ -152,8 +161,8 @@ static void oracle_end(oracle *o) {
     fcdp_block *blocks[N_PAGES];
     for (size_t i = 0; i < o->n_held; i++) fcdp__arena_give(o->arena, o->held[i].block);
     fcdp__arena_flush(o->arena);
-    size_t n = fcdp__arena_vacate(o->arena, UINT64_MAX, N_PAGES, blocks, N_PAGES);
-    for (size_t i = 0; i < n; i++) fcdp__arena_vacated(o->arena, blocks[i]);
+    size_t n = fcdp__arena_vacate_begin(o->arena, UINT64_MAX, N_PAGES, blocks, N_PAGES);
+    for (size_t i = 0; i < n; i++) fcdp__arena_vacate_commit(o->arena, blocks[i]);
     const fcdp_arena_stats stats = *fcdp__arena_stats(o->arena);
     FCDP_CHECK(0, (stats.free_bytes + stats.busy_bytes + stats.quick_bytes + stats.live_bytes) == (0));
     FCDP_CHECK(0, (stats.n_holes) == (1));

@@ -314,6 +314,34 @@ static void other_driver_errors_pass_through(void **state) {
     pool_close(pool, drv);
 }
 
+/* One handle of several pages is counted as so many, within the budget, and is the driver's again at once. */
+static void a_large_handle_counts_as_its_pages(void **state) {
+    (void)state;
+    fcdp_driver *drv = driver_open_any();
+    fcdp_pool *pool = pool_open(drv, 8);
+    fcdp_phys pages[8], large;
+    size_t n, n_budget;
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 2, pages));
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, pages + 1);
+    assert_int_equal(fcdp__pool_spare_pages(pool, &n_budget), 7); /* the cached one too */
+    assert_int_equal(n_budget, 8);
+    assert_int_equal(fcdp__pool_take_handle(pool, FCDP_HOLDER_TENSORS, 7, &large), FCDP_PENDING); /* it stays */
+    assert_ok(fcdp__pool_take_handle(pool, FCDP_HOLDER_TENSORS, 5, &large));
+    assert_counts(pool, 6, 1);
+    assert_ok(fcdp__pool_take_some(pool, FCDP_HOLDER_TENSORS, 4, pages + 1, &n)); /* cached, and what the budget leaves */
+    assert_int_equal(n, 2);
+    assert_counts(pool, 8, 0);
+    assert_ok(fcdp__pool_take_some(pool, FCDP_HOLDER_TENSORS, 4, pages + 3, &n));
+    assert_int_equal(n, 0);
+    fcdp__pool_give_handle(pool, FCDP_HOLDER_TENSORS, 5, large);
+    assert_counts(pool, 3, 0);
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 5, pages + 3)); /* its memory as single pages */
+    fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 2, pages + 1);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, pages);
+    fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 5, pages + 3);
+    pool_close(pool, drv);
+}
+
 static void forgotten_pages_leave_the_counts(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
@@ -559,6 +587,7 @@ int main(void) {
         cmocka_unit_test(a_hopeless_take_evicts_nothing),
         cmocka_unit_test(a_full_device_is_reclaimed_too),
         cmocka_unit_test(other_driver_errors_pass_through),
+        cmocka_unit_test(a_large_handle_counts_as_its_pages),
         cmocka_unit_test(forgotten_pages_leave_the_counts),
         cmocka_unit_test(a_reclaimer_is_gone_when_another_is_set),
         cmocka_unit_test(misuse_aborts),

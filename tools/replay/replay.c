@@ -2,12 +2,13 @@
  * PyTorch's own.
  *
  * A trace (record.py): lines `SIZE STREAM` and `-NUMBER`, gzipped. Everything runs on the driver that
- * FCDP_DRIVER names. Peak live is of sizes rounded to 512 bytes, which all three allocators do; the ratio is
- * peak reserved over that, rounded up to whole pages.
+ * FCDP_DRIVER names. Peak live is of sizes rounded to 512 bytes, which all three allocators do, rounded up to whole pages.
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "alloc/heap.h"
 #include "alloc/options.h"
@@ -15,7 +16,7 @@
 
 extern char **environ;
 
-enum { MIB = 1 << 20, N_TIMED = 5 };
+enum { MIB = 1 << 20 };
 
 typedef struct event {
     size_t bytes;    /* 0: the free of `number` */
@@ -30,10 +31,22 @@ typedef struct trace {
 } trace;
 
 typedef struct outcome {
-    size_t reserved;
-    unsigned long n_calls;
-    double ns; /* per event, 0: not known */
+    bool fits; /* it ran to its end */
+    size_t peak_reserved;
+    unsigned long n_calls; /* of the driver */
+    double ns;             /* per event; 0: of a model */
 } outcome;
+
+typedef struct bounds { /* what is asked of FCDP */
+    double budget, calls;
+} bounds;
+
+typedef enum allocator { NATIVE, EXPANDABLE, FCDP, N_ALLOCATORS } allocator;
+
+typedef struct machine {
+    fcdp_driver *drv;
+    fcdp_stream streams[8];
+} machine;
 
 static void die(const char *what, const char *detail) {
     fprintf(stderr, "fcdp-replay: %s: %s\n", what, detail);
@@ -97,110 +110,160 @@ static void trace_measure(trace *t) {
 
 /* ---- replays ---- */
 
-static outcome run_torch(const trace *t, bool expandable) {
-    torch_model *model = torch_model_create(expandable);
+static outcome run_torch(const trace *t, bool expandable, size_t budget_bytes) {
+    torch_model *model = torch_model_create(expandable, budget_bytes);
     torch_block **blocks = calloc(t->n_mallocs, sizeof *blocks);
     size_t k = 0;
-    for (size_t i = 0; i < t->n; i++) {
+    bool fits = true;
+    for (size_t i = 0; i < t->n && fits; i++) {
         const event *e = &t->events[i];
-        if (e->bytes)
-            blocks[k++] = torch_model_malloc(model, e->bytes, e->number);
-        else
+        if (!e->bytes)
             torch_model_free(model, blocks[e->number]);
+        else
+            fits = (blocks[k++] = torch_model_malloc(model, e->bytes, e->number)) != NULL;
     }
-    outcome result = {torch_model_reserved(model), torch_model_driver_calls(model), 0};
+    outcome result = {fits, torch_model_peak_reserved(model), torch_model_driver_calls(model), 0};
     free(blocks);
     torch_model_destroy(model);
     return result;
 }
 
-typedef struct machine {
-    fcdp_driver *drv;
-    fcdp_stream streams[8];
-} machine;
+/* Of this thread: what else runs on the machine is no part of it. */
+static uint64_t cpu_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 
-static outcome run_fcdp(const trace *t, const machine *m) {
+static outcome run_fcdp(const trace *t, const machine *m, size_t budget_bytes) {
     fcdp_pool *pool;
     fcdp_heap *heap;
     fcdp_heap_stats stats;
     fcdp_dptr *at = calloc(t->n_mallocs, sizeof *at);
     size_t k = 0;
-    MUST(fcdp__pool_create(m->drv, 0, &pool));
+    fcdp_status status = FCDP_OK;
+    MUST(fcdp__pool_create(m->drv, budget_bytes, &pool));
     MUST(fcdp_heap_create(m->drv, pool, &heap));
     unsigned long calls = fcdp__driver_calls(m->drv);
-    uint64_t begun = fcdp__now_ns();
-    for (size_t i = 0; i < t->n; i++) {
+    uint64_t begun = cpu_ns();
+    for (size_t i = 0; i < t->n && !status; i++) {
         const event *e = &t->events[i];
         if (e->bytes)
-            MUST(fcdp_heap_malloc(heap, e->bytes, m->streams[e->number % 8], &at[k++]));
+            status = fcdp_heap_malloc(heap, e->bytes, m->streams[e->number % 8], &at[k++]);
         else
             MUST(fcdp_heap_free(heap, at[e->number]));
     }
-    double ns = (double)(fcdp__now_ns() - begun) / (double)t->n;
+    if (status && status != FCDP_ERR_NO_DEVICE_MEM) die(t->name, fcdp_error_text());
+    double ns = (double)(cpu_ns() - begun) / (double)t->n;
     fcdp_heap_stats_get(heap, &stats);
-    outcome result = {stats.peak_reserved_bytes, fcdp__driver_calls(m->drv) - calls, ns};
+    outcome result = {!status, stats.peak_reserved_bytes, fcdp__driver_calls(m->drv) - calls, ns};
     fcdp_heap_destroy(heap);
     fcdp__pool_destroy(pool);
     free(at);
     return result;
 }
 
-static double ratio(const trace *t, const outcome *o, size_t page_bytes) {
-    return (double)o->reserved / (double)fcdp__round_up(t->peak_live, page_bytes);
+static outcome run(const trace *t, const machine *m, allocator which, size_t budget_bytes) {
+    return which == FCDP ? run_fcdp(t, m, budget_bytes) : run_torch(t, which == EXPANDABLE, budget_bytes);
 }
 
-static bool replay(const char *path, const machine *m, double at_most) {
+/* ---- what is measured ---- */
+
+typedef struct measured {
+    outcome roomy;       /* with twice what is live at the peak */
+    size_t budget_bytes; /* the smallest in which it runs */
+    outcome tight;       /* in that */
+} measured;
+
+static size_t peak_bytes(const trace *t, const machine *m) {
+    return fcdp__round_up(t->peak_live, fcdp__driver_page_bytes(m->drv));
+}
+
+/* Page by page from the peak upwards: what a trace fits in is not monotonic in the budget. */
+static void measure(const trace *t, const machine *m, allocator which, measured *result) {
+    size_t page = fcdp__driver_page_bytes(m->drv), peak = peak_bytes(t, m);
+    result->roomy = run(t, m, which, 2 * peak);
+    if (!result->roomy.fits) die(t->name, "twice what is live at its peak is not enough");
+    size_t budget = peak;
+    while (!(result->tight = run(t, m, which, budget)).fits) budget += page;
+    result->budget_bytes = budget;
+}
+
+static double over_peak(const trace *t, const machine *m, size_t bytes) {
+    return (double)bytes / (double)peak_bytes(t, m);
+}
+
+static void print_row(const trace *t, const machine *m, const measured *of) {
+    printf("| %s | %zu | %.1f |", t->name, t->n, (double)t->peak_live / MIB);
+    for (int i = 0; i < N_ALLOCATORS; i++) printf(" %.3f |", over_peak(t, m, of[i].budget_bytes));
+    for (int i = 0; i < N_ALLOCATORS; i++) printf(" %.3f |", over_peak(t, m, of[i].roomy.peak_reserved));
+    for (int i = 0; i < N_ALLOCATORS; i++) printf(" %lu |", of[i].roomy.n_calls);
+    for (int i = 0; i < N_ALLOCATORS; i++) printf(" %lu |", of[i].tight.n_calls);
+    printf(" %.0f, %.0f |\n", of[FCDP].roomy.ns, of[FCDP].tight.ns);
+    fflush(stdout);
+}
+
+/* Whether FCDP keeps within the bounds that are asked of it. */
+static bool replay(const char *path, const machine *m, const bounds *asked) {
     trace t = {0};
+    measured of[N_ALLOCATORS];
     trace_read(&t, path);
     trace_measure(&t);
-    size_t page_bytes = fcdp__driver_page_bytes(m->drv);
-    outcome native = run_torch(&t, false), expandable = run_torch(&t, true), fcdp = run_fcdp(&t, m);
-    for (int i = 1; i < N_TIMED; i++) {
-        outcome again = run_fcdp(&t, m);
-        if (again.ns < fcdp.ns) fcdp.ns = again.ns;
-    }
-    double ratios[3] = {ratio(&t, &native, page_bytes), ratio(&t, &expandable, page_bytes),
-                        ratio(&t, &fcdp, page_bytes)};
-    printf("| %s | %zu | %.1f | %.1f (%.3f), %lu | %.1f (%.3f), %lu | **%.1f (%.3f)**, %lu | %.0f |\n",
-           t.name, t.n, (double)t.peak_live / MIB, (double)native.reserved / MIB, ratios[0], native.n_calls,
-           (double)expandable.reserved / MIB, ratios[1], expandable.n_calls, (double)fcdp.reserved / MIB,
-           ratios[2], fcdp.n_calls, fcdp.ns);
-    fflush(stdout);
+    for (int i = 0; i < N_ALLOCATORS; i++) measure(&t, m, (allocator)i, &of[i]);
+    print_row(&t, m, of);
+    bool least = of[FCDP].budget_bytes < of[NATIVE].budget_bytes && of[FCDP].budget_bytes < of[EXPANDABLE].budget_bytes;
+    bool small = over_peak(&t, m, of[FCDP].budget_bytes) <= asked->budget;
+    bool few = (double)of[FCDP].roomy.n_calls <= asked->calls * (double)of[NATIVE].roomy.n_calls;
     free(t.events);
-    return ratios[2] <= ratios[0] && ratios[2] <= ratios[1] && (at_most <= 0 || ratios[2] <= at_most);
+    return least && small && few;
+}
+
+static void print_head(void) {
+    printf("Each trace in FCDP's allocator and in models of PyTorch's. Budgets and reserved bytes are over the peak of live bytes, in whole pages.\n"
+           "Driver calls: each call is one, of whatever kind; native: cudaMalloc, cudaFree; expandable segments: create, map, unmap, release of\n"
+           "each handle, set-access of each range; FCDP: every call it makes. \"Roomy\": with twice the peak of live bytes as budget; \"tight\": in its smallest.\n\n"
+           "| trace | events | peak live, MiB | smallest budget: native | expandable | FCDP "
+           "| reserved, roomy: native | expandable | FCDP | driver calls, roomy: native | expandable | FCDP "
+           "| driver calls, tight: native | expandable | FCDP | FCDP: ns per event, roomy and tight |\n"
+           "|");
+    for (int i = 0; i < 16; i++) printf(" --- |");
+    printf("\n");
 }
 
 static void help(FILE *out) {
-    fprintf(
-        out,
-        "usage: fcdp-replay [--help] [--at-most RATIO] TRACE...\n\n"
-        "Replays recorded allocations (tools/replay/traces/*.txt.gz; tools/replay/record.py makes them) into "
-        "models of PyTorch's\n"
-        "allocator, native and with expandable segments, and into FCDP's. Prints one row of a table per "
-        "trace: peak\n"
-        "MiB reserved (over the peak live, in whole pages), driver calls; for FCDP the time of an event.\n"
-        "Ends with 1 if FCDP reserves more than either on some trace, or more than RATIO times the peak "
-        "live.\n");
+    fprintf(out,
+            "usage: fcdp-replay [--help] [--budget RATIO] [--calls RATIO] TRACE...\n\n"
+            "Replays recorded allocations (tools/replay/traces/*.txt.gz; tools/replay/record.py makes them) into models of\n"
+            "PyTorch's allocator, native and with expandable segments, and into FCDP's, and looks for the smallest budget in\n"
+            "which each runs to its end. Prints one row of a table per trace.\n\n"
+            "Ends with 1 if FCDP, on some trace, needs as much as either, or more than RATIO times the peak of live bytes\n"
+            "(--budget), or more than RATIO times the driver calls of the native allocator where memory is not short (--calls).\n");
 }
 
 int main(int argc, char **argv) {
     machine m;
     fcdp_options options;
-    bool best = true;
-    int first = argc > 3 && strcmp(argv[1], "--at-most") == 0 ? 3 : 1;
-    double at_most = first == 3 ? atof(argv[2]) : 0;
-    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
-        help(argc < 2 ? stderr : stdout);
-        return argc < 2 ? 2 : 0;
+    bounds asked = {HUGE_VAL, HUGE_VAL};
+    bool kept = true;
+    int first = 1;
+    for (; first + 1 < argc && strncmp(argv[first], "--", 2) == 0 && strcmp(argv[first], "--help") != 0; first += 2) {
+        if (strcmp(argv[first], "--budget") == 0)
+            asked.budget = atof(argv[first + 1]);
+        else if (strcmp(argv[first], "--calls") == 0)
+            asked.calls = atof(argv[first + 1]);
+        else
+            die(argv[first], "no such option; see --help");
+    }
+    if (first >= argc || strcmp(argv[first], "--help") == 0 || strcmp(argv[first], "-h") == 0) {
+        help(first >= argc ? stderr : stdout);
+        return first >= argc ? 2 : 0;
     }
     MUST(fcdp_options_load(environ, &options));
     MUST(fcdp__driver_open(options.driver, 0, NULL, &m.drv));
     for (int i = 0; i < 8; i++) MUST(fcdp__driver_stream_create(m.drv, &m.streams[i]));
-    printf("| trace | events | peak live, MiB | PyTorch native: reserved, driver calls | expandable segments "
-           "| FCDP | ns per event |\n"
-           "| --- | --- | --- | --- | --- | --- | --- |\n");
-    for (int i = first; i < argc; i++) best = replay(argv[i], &m, at_most) && best;
+    print_head();
+    for (int i = first; i < argc; i++) kept = replay(argv[i], &m, &asked) && kept;
     for (int i = 0; i < 8; i++) fcdp__driver_stream_destroy(m.drv, m.streams[i]);
     fcdp__driver_close(m.drv);
-    return best ? 0 : 1;
+    return kept ? 0 : 1;
 }

@@ -1,0 +1,179 @@
+/* heap_quiescent.c - which freed memory is quiescent: no work that was under way when it was freed still is, on any
+ * stream of the heap. Only its pages may be unmapped. Records events, asks and waits; moves nothing.
+ *
+ * Reuse by the stream that freed a block needs none of this, since that stream orders it. An unmap does: a block may
+ * have been used on other streams that nobody recorded, where the program orders the next use behind them (FSDP2's
+ * reduced gradients). So one fence serves the whole heap: an event on each stream that is not idle, recorded when pages
+ * are sought. Once all have passed, everything freed before the fence is quiescent.
+ */
+#include "alloc/heap_internal.h"
+
+bool fcdp__heap_wait_begin(fcdp_heap *heap) {
+    pthread_rwlock_rdlock(&heap->private_lock);
+    if (!fcdp__heap_is_capturing(heap)) return true;
+    pthread_rwlock_unlock(&heap->private_lock);
+    return false;
+}
+
+void fcdp__heap_wait_end(fcdp_heap *heap) {
+    pthread_rwlock_unlock(&heap->private_lock);
+}
+
+bool fcdp__heap_device_await(fcdp_heap *heap) {
+    if (!fcdp__heap_wait_begin(heap)) return false;
+    fcdp_status status = fcdp__driver_sync(heap->drv);
+    fcdp__heap_wait_end(heap);
+    return !status;
+}
+
+bool fcdp__heap_event_await(fcdp_heap *heap, fcdp_event event) {
+    if (!fcdp__heap_wait_begin(heap)) return false;
+    fcdp_status status = fcdp__driver_event_sync(heap->drv, event);
+    fcdp__heap_wait_end(heap);
+    return !status;
+}
+
+bool fcdp__heap_arena_is_quiescent(heap_arena *arena) {
+    fcdp__lock_acquire(&arena->lock);
+    bool quiescent = arena->quiescent_clock == fcdp__arena_clock(arena->blocks);
+    fcdp__lock_release(&arena->lock);
+    return quiescent;
+}
+
+/* Up to `clock`, unless a private pool has begun anew since: a graph may know its pages again. */
+static void arena_advance(heap_arena *arena, uint64_t clock) {
+    fcdp__lock_acquire(&arena->lock);
+    if (arena->quiescent_clock < clock && !fcdp__heap_is_pinned(arena)) arena->quiescent_clock = clock;
+    fcdp__lock_release(&arena->lock);
+}
+
+/* Something could be unmapped once the device has been waited for. */
+static bool arena_would_gain(heap_arena *arena) {
+    if (fcdp__heap_is_pinned(arena)) return false;
+    fcdp__lock_acquire(&arena->lock);
+    bool gains = arena->quiescent_clock < fcdp__arena_clock(arena->blocks) &&
+                 fcdp__arena_idle_pages(arena->blocks) > 0;
+    fcdp__lock_release(&arena->lock);
+    return gains;
+}
+
+static uint64_t arena_clock(heap_arena *arena) {
+    fcdp__lock_acquire(&arena->lock);
+    uint64_t clock = fcdp__arena_clock(arena->blocks);
+    fcdp__lock_release(&arena->lock);
+    return clock;
+}
+
+/* ---- the fence ---- */
+
+static heap_stream *stream_at(fcdp_heap *heap, size_t slot) {
+    return atomic_load_explicit(&heap->streams[slot], memory_order_acquire); /* partner: stream_add */
+}
+
+/* An idle stream needs no event. A stream on which none can be recorded is one that the fence does not pass. */
+static bool fence_record(fcdp_heap *heap, heap_stream *of) {
+    of->fence_waits = false;
+    if (fcdp__driver_stream_query(heap->drv, of->stream) == FCDP_OK) return true;
+    if (!of->fence && fcdp__driver_event_create(heap->drv, &of->fence)) return false;
+    if (fcdp__driver_event_record(heap->drv, of->fence, of->stream)) return false;
+    of->fence_waits = true;
+    return true;
+}
+
+/* With the fence's lock. The clocks are read before any stream is asked: what is freed later is for the next fence.
+ * A private pool has no part in it: what a graph wrote to, on whatever stream it ran, no stream of the heap can tell. */
+static void fence_begin(fcdp_heap *heap) {
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(heap, arenas);
+    bool gains = false;
+    for (size_t i = 0; i < n; i++) {
+        if (arenas[i]->private) continue;
+        arenas[i]->fence_clock = arena_clock(arenas[i]);
+        gains = gains || arena_would_gain(arenas[i]);
+    }
+    if (!gains || !fcdp__heap_wait_begin(heap)) return;
+    heap->has_fence = true;
+    for (size_t i = 0; i < HEAP_MAX_STREAMS; i++) {
+        heap_stream *of = stream_at(heap, i);
+        if (of && !fence_record(heap, of)) heap->has_fence = false;
+    }
+    fcdp__heap_wait_end(heap);
+}
+
+/* With the fence's lock. Once it has passed on every stream, what was freed before it is quiescent. */
+static void fence_look(fcdp_heap *heap) {
+    bool passed = true;
+    if (!heap->has_fence || !fcdp__heap_wait_begin(heap)) return;
+    for (size_t i = 0; i < HEAP_MAX_STREAMS && passed; i++) {
+        heap_stream *of = stream_at(heap, i);
+        if (!of || !of->fence_waits) continue;
+        fcdp_status status = fcdp__driver_event_query(heap->drv, of->fence);
+        passed = status == FCDP_OK;
+        of->fence_waits = !passed;
+        if (status < 0) heap->has_fence = false; /* the next begins anew */
+    }
+    fcdp__heap_wait_end(heap);
+    if (!passed) return;
+    heap->has_fence = false;
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(heap, arenas);
+    for (size_t i = 0; i < n; i++)
+        if (!arenas[i]->private) arena_advance(arenas[i], arenas[i]->fence_clock);
+}
+
+void fcdp__heap_quiesce(fcdp_heap *heap) {
+    fcdp__lock_acquire(&heap->fence_lock);
+    fence_look(heap);
+    if (!heap->has_fence) fence_begin(heap);
+    fence_look(heap);
+    fcdp__lock_release(&heap->fence_lock);
+}
+
+/* An event that the fence waits for; NULL: none. */
+static fcdp_event fence_event(fcdp_heap *heap) {
+    fcdp_event event = NULL;
+    fcdp__lock_acquire(&heap->fence_lock);
+    fence_look(heap);
+    for (size_t i = 0; i < HEAP_MAX_STREAMS && heap->has_fence && !event; i++) {
+        heap_stream *of = stream_at(heap, i);
+        if (of && of->fence_waits) event = of->fence;
+    }
+    fcdp__lock_release(&heap->fence_lock);
+    return event;
+}
+
+/* Until the fence that was begun last has passed; false: none was under way. */
+static bool fence_await(fcdp_heap *heap) {
+    bool any = false;
+    for (fcdp_event event = fence_event(heap); event; event = fence_event(heap)) {
+        if (!fcdp__heap_event_await(heap, event)) return any;
+        any = true;
+    }
+    return any;
+}
+
+/* ---- the device ---- */
+
+bool fcdp__heap_device_quiesce(fcdp_heap *heap) {
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    uint64_t clocks[2 * HEAP_MAX_STREAMS];
+    size_t n = fcdp__heap_arenas(heap, arenas);
+    bool gains = false;
+    for (size_t i = 0; i < n; i++) {
+        clocks[i] = fcdp__heap_is_pinned(arenas[i]) ? 0 : arena_clock(arenas[i]);
+        gains = gains || arena_would_gain(arenas[i]);
+    }
+    if (!gains || !fcdp__heap_device_await(heap)) return false;
+    for (size_t i = 0; i < n; i++) arena_advance(arenas[i], clocks[i]);
+    atomic_fetch_add_explicit(&heap->n_waits, 1, memory_order_relaxed);
+    return true;
+}
+
+bool fcdp__heap_await(fcdp_heap *heap, bool whole_device) {
+    bool any = fcdp__heap_held_await(heap);
+    if (!whole_device && fence_await(heap)) {
+        atomic_fetch_add_explicit(&heap->n_waits, 1, memory_order_relaxed);
+        return true;
+    }
+    return fcdp__heap_device_quiesce(heap) || any;
+}
