@@ -28,10 +28,10 @@ static void launch_for(CUstream stream, uint64_t duration_ns) {
     OK(simgpu_launch(stream, &(struct simgpu_kernel){.name = "busy", .duration_ns = duration_ns}));
 }
 
-/* The best of some attempts, since a busy machine only ever adds; never less than `least_ns`. */
+/* The best of attempts until one is good, since a busy machine only ever adds; never less than `least_ns`. */
 static uint64_t best_ns(uint64_t (*attempt)(void), uint64_t least_ns, uint64_t good_ns) {
     uint64_t best = UINT64_MAX;
-    for (int i = 0; i < 10 && best > good_ns; i++) {
+    for (int i = 0; i < 100 && best > good_ns; i++) {
         uint64_t took = attempt();
         assert_true(took >= least_ns);
         if (took < best) best = took;
@@ -54,7 +54,7 @@ static uint64_t one_kernel(void) {
 
 static void a_kernel_holds_its_stream_for_its_duration(void **state) {
     (void)state;
-    assert_true(best_ns(one_kernel, 20 * MS, 22 * MS) <= 24 * MS);
+    assert_true(best_ns(one_kernel, 20 * MS, 24 * MS) <= 24 * MS);
 }
 
 /* 200 kernels of 0.2 ms, each waiting for the other stream's last one: a wake-up that comes 0.05 ms late, as
@@ -78,7 +78,7 @@ static uint64_t two_streams_in_turn(void) {
 
 static void late_wake_ups_do_not_add_up(void **state) {
     (void)state;
-    assert_true(best_ns(two_streams_in_turn, 40 * MS, 42 * MS) <= 46 * MS);
+    assert_true(best_ns(two_streams_in_turn, 40 * MS, 46 * MS) <= 46 * MS);
 }
 
 static uint64_t two_streams_at_once(void) {

