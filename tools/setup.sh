@@ -15,6 +15,11 @@ STAMPS=$VENV/fcdp-setup                   # also the mark that this .venv is our
 PY=$VENV/bin/python
 mkdir -p "$LOGS"
 
+# Compiled modules are kept, whatever the caller's environment says and even where torch's folder is read-only. Else
+# every rank of every job that a test starts compiles torch's modules again: 10 s of a core each.
+unset PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX=$ROOT/build/pycache
+
 ZIGLANG=ziglang==0.17.1                   # the compiler of the wheel (cmake/zig.sh); 100 MB to fetch, 410 MB in .venv
 
 fail() { echo "$*" >&2; exit 1; }

@@ -18,6 +18,8 @@ def kill(tmp_path, where, configuration, victim=2):
     env = dict(CONFIGURATIONS.get(configuration, {}))
     if env:
         env["FCDP_TIMEOUT"] = "20"
+        if where == "gather":
+            env["FCDP_COALESCE"] = "0"  # else all of these small groups have crossed before the victim can be met in a gather
     job = launch.Spawned(launch.HERE / "victim.py", [where, "--victim", victim], tmp_path, env)
     job.wait_until_said("step 1", START_TIMEOUT_S)
     in_time = job.wait(TIMEOUT_S)
