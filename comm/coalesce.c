@@ -119,6 +119,7 @@ bool fcdp_group_is_small(const fcdp_group *group) {
 
 typedef struct chunk {
     fcdp_comm *comm;
+    fcdp_event written;     /* of the first chunk's first group, recorded once for all chunks: their shards are as the ranks agreed */
     fcdp_group *const *groups;
     const uint64_t *inputs; /* of the groups' extents, one group after another */
     uint32_t n;
@@ -161,7 +162,7 @@ static fcdp_status cross(const chunk *c, int half) {
     fcdp_lane lane = (fcdp_lane)(FCDP_LANE_INTER_0 + comm->n_gathers++ % FCDP_N_INTER);
     fcdp_stream inter = engine->lanes[lane];
     fcdp_part part = {c->at, c->block_bytes, c->block_bytes};
-    fcdp_status status = fcdp__driver_stream_wait(engine->drv, inter, c->groups[0]->written);
+    fcdp_status status = fcdp__driver_stream_wait(engine->drv, inter, c->written);
     if (!status) status = fcdp__driver_stream_wait(engine->drv, inter, engine->staging.emptied[half]);
     if (!status) status = pack(c, inter);
     if (!status) status = comm->transport.all_gather(comm->transport.ctx, lane, &part, 1, inter);
@@ -233,7 +234,7 @@ static fcdp_status run(fcdp_group *const *groups, const uint64_t *inputs, uint32
     fcdp_status status = staging_need(engine, half_bytes);
     if (!status) status = fcdp__driver_event_record(engine->drv, groups[0]->written, stream);
     engine->staging.n_idle = 0;
-    chunk c = {.comm = groups[0]->comm, .groups = groups, .inputs = inputs};
+    chunk c = {.comm = groups[0]->comm, .written = groups[0]->written, .groups = groups, .inputs = inputs};
     for (int k = 0; n > 0 && !status; k++) {
         c.n = chunk_length(c.groups, n, half_bytes, &c.block_bytes);
         c.at = fcdp__dptr_add(fcdp__vrange_base(engine->staging.range), (size_t)(k % 2) * half_bytes);

@@ -13,7 +13,7 @@
 #include "tests/comm/council.h"
 #include "tests/comm/hub.h"
 
-enum { CLUSTER_MAX_RANKS = HUB_MAX_RANKS, CLUSTER_MAX_GROUPS = 16, CLUSTER_MAX_EXTENTS = 8, CLUSTER_TEXT_BYTES = 640 };
+enum { CLUSTER_MAX_RANKS = HUB_MAX_RANKS, CLUSTER_MAX_GROUPS = 448, CLUSTER_MAX_EXTENTS = 8, CLUSTER_TEXT_BYTES = 640 };
 
 typedef struct group_spec {
     uint32_t n_extents;

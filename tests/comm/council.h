@@ -13,7 +13,7 @@
 
 #include "alloc/fcdp.h"
 
-enum { COUNCIL_MAX_VOTES = 256 };
+enum { COUNCIL_MAX_VOTES = 4096 };
 
 typedef struct council {
     pthread_mutex_t mutex;

@@ -56,7 +56,7 @@ static fcdp_status agree(member *m, fcdp_question question, uint32_t first, uint
         status = vote_one(m, g, votes + n, NULL);
         n += m->cluster->config.groups[g].n_extents + 1;
     }
-    if (!status) status = council_agree(&m->cluster->council, (uint32_t)question << 8 | first, votes, n);
+    if (!status) status = council_agree(&m->cluster->council, (uint32_t)question << 16 | first, votes, n);
     fcdp_status known = status ? fcdp_engine_check(m->engine) : FCDP_OK; /* it says more than who has left */
     if (known || status) return known ? known : status;
     n = 0;
