@@ -38,6 +38,7 @@ void fcdp__pool_destroy(fcdp_pool *pool);
 /* In the order in which they are asked. */
 typedef enum fcdp_reclaimer {
     FCDP_RECLAIM_CACHES,  /* at once */
+    FCDP_RECLAIM_STAGING, /* what a transfer has left behind and the next one takes anew */
     FCDP_RECLAIM_REGIONS,
     FCDP_RECLAIM_WAITING, /* caches again, waiting for the device where that helps */
     FCDP_N_RECLAIMERS

@@ -28,7 +28,21 @@ static fcdp_status staging_events(fcdp_engine *engine, fcdp_staging *staging) {
     return status;
 }
 
-/* Its pages go; the device is done with them. */
+static void staging_enter(fcdp_staging *staging) {
+    fcdp__lock_acquire(&staging->lock);
+    while (staging->busy) fcdp__lock_wait(&staging->lock, &staging->left);
+    staging->busy = true;
+    fcdp__lock_release(&staging->lock);
+}
+
+static void staging_leave(fcdp_staging *staging) {
+    fcdp__lock_acquire(&staging->lock);
+    staging->busy = false;
+    pthread_cond_broadcast(&staging->left);
+    fcdp__lock_release(&staging->lock);
+}
+
+/* Entered: its pages go; the device is done with them. */
 static fcdp_status staging_empty(fcdp_engine *engine, fcdp_staging *staging) {
     fcdp_status status = FCDP_OK;
     for (int h = 0; h < 2 && !status; h++)
@@ -40,22 +54,68 @@ static fcdp_status staging_empty(fcdp_engine *engine, fcdp_staging *staging) {
     return FCDP_OK;
 }
 
-void fcdp__staging_drop(fcdp_engine *engine) {
+/* Entered. */
+static void staging_try_empty(fcdp_engine *engine) {
     if (staging_empty(engine, &engine->staging))
         fcdp__log(FCDP_LOG_WARN, "the staging buffer stays: %s", fcdp_error_text());
 }
 
+void fcdp__staging_drop(fcdp_engine *engine) {
+    staging_enter(&engine->staging);
+    staging_try_empty(engine);
+    staging_leave(&engine->staging);
+}
+
 void fcdp__staging_begin_pass(fcdp_engine *engine) {
-    if (engine->staging.range && ++engine->staging.n_idle > MAX_IDLE_PASSES) fcdp__staging_drop(engine);
+    fcdp_staging *staging = &engine->staging;
+    staging_enter(staging);
+    if (staging->range && ++staging->n_idle > MAX_IDLE_PASSES) staging_try_empty(engine);
+    staging_leave(staging);
+}
+
+/* Lock held: are there pages that nobody uses? */
+static bool is_idle(const fcdp_staging *staging) {
+    return !staging->busy && staging->range;
+}
+
+/* Whoever is in a crossing may be the one who asks; so nobody is waited for. */
+size_t fcdp__staging_reclaim(void *ctx, size_t n_pages) {
+    (void)n_pages; /* all or nothing */
+    fcdp_engine *engine = ctx;
+    fcdp_staging *staging = &engine->staging;
+    fcdp__lock_acquire(&staging->lock);
+    bool is_mine = is_idle(staging);
+    if (is_mine) staging->busy = true;
+    fcdp__lock_release(&staging->lock);
+    if (!is_mine) return 0;
+    staging_try_empty(engine);
+    size_t n_given = staging->range ? 0 : staging->n_pages;
+    staging_leave(staging);
+    return n_given;
+}
+
+size_t fcdp__staging_idle(void *ctx) {
+    fcdp_staging *staging = &((fcdp_engine *)ctx)->staging;
+    fcdp__lock_acquire(&staging->lock);
+    size_t n_pages = is_idle(staging) ? staging->n_pages : 0;
+    fcdp__lock_release(&staging->lock);
+    return n_pages;
+}
+
+void fcdp__staging_init(fcdp_staging *staging) {
+    fcdp__lock_init(&staging->lock, FCDP_RANK_ENGINE);
+    pthread_cond_init(&staging->left, NULL);
 }
 
 void fcdp__staging_destroy(fcdp_engine *engine) {
     fcdp_staging *staging = &engine->staging;
-    fcdp__staging_drop(engine);
+    if (engine->drv) fcdp__staging_drop(engine);
     for (int h = 0; h < 2; h++) {
         if (staging->crossed[h]) fcdp__driver_event_destroy(engine->drv, staging->crossed[h]);
         if (staging->emptied[h]) fcdp__driver_event_destroy(engine->drv, staging->emptied[h]);
     }
+    pthread_cond_destroy(&staging->left);
+    fcdp__lock_destroy(&staging->lock);
 }
 
 static fcdp_status staging_take(fcdp_engine *engine, fcdp_staging *staging, size_t n_pages) {
@@ -79,7 +139,7 @@ static fcdp_status staging_take(fcdp_engine *engine, fcdp_staging *staging, size
     return FCDP_OK;
 }
 
-/* Two halves of at least `half_bytes`. A larger one replaces a smaller one; it does not shrink. */
+/* Entered: two halves of at least `half_bytes`. A larger one replaces a smaller one; it does not shrink. */
 static fcdp_status staging_need(fcdp_engine *engine, size_t half_bytes) {
     fcdp_staging *staging = &engine->staging;
     size_t page_bytes = fcdp__driver_page_bytes(engine->drv);
@@ -256,9 +316,11 @@ fcdp_status fcdp_groups_cross(fcdp_group *const *groups, const uint64_t *inputs,
     if (status) return status;
     for (uint32_t g = 0; g < n; g++)
         FCDP_CHECK(1, groups[g]->comm == comm && fcdp_group_is_small(groups[g]));
+    staging_enter(&comm->engine->staging);
     fcdp__driver_annotate(comm->engine->drv, "small groups together");
     status = run(groups, inputs, n, stream);
     fcdp__driver_annotate(comm->engine->drv, NULL);
+    staging_leave(&comm->engine->staging);
     if (!status) return FCDP_OK;
     status = fcdp__fail(status, "gathering %u small groups together ('%s', ...): %s", n, groups[0]->name, fcdp_error_text());
     return fcdp__comm_fail(comm, status);

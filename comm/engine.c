@@ -50,6 +50,8 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     bool exact = engine->options.mapping == FCDP_MAPPING_EXACT;
     status = fcdp__tiering_create(engine->drv, engine->pool, exact, &engine->tiering);
     if (!status) status = lanes_create(engine);
+    if (!status)
+        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, fcdp__staging_reclaim, fcdp__staging_idle, engine);
     return status ? status : fcdp__monitor_start(engine, &engine->monitor);
 }
 
@@ -57,7 +59,8 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
 static void engine_close(fcdp_engine *engine) {
     while (engine->comms) fcdp_comm_destroy(engine->comms);
     fcdp__monitor_stop(engine->monitor);
-    if (engine->drv) fcdp__staging_destroy(engine);
+    if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, NULL, NULL, NULL);
+    fcdp__staging_destroy(engine);
     for (int lane = 0; lane < FCDP_N_LANES; lane++)
         if (engine->lanes[lane]) fcdp__driver_stream_destroy(engine->drv, engine->lanes[lane]);
     fcdp__tiering_destroy(engine->tiering);
@@ -74,6 +77,7 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
     engine->options = config->options;
     engine->host_computes = config->host_computes;
     fcdp__lock_init(&engine->lock, FCDP_RANK_ENGINE);
+    fcdp__staging_init(&engine->staging);
     fcdp_status status = engine_open(engine, config);
     if (status) {
         char text[FCDP_FAILURE_BYTES];

@@ -15,11 +15,14 @@ enum { FCDP_N_INTER = FCDP_LANE_INTER_1 + 1, FCDP_FAILURE_BYTES = 1024 };
 
 typedef struct fcdp_monitor fcdp_monitor;
 
-typedef struct fcdp_staging { /* coalesce.c; the model's threads, in program order */
-    fcdp_vrange *range;       /* NULL: none yet */
+typedef struct fcdp_staging { /* coalesce.c */
+    fcdp_lock lock;
+    pthread_cond_t left; /* `busy` became false */
+    bool busy;           /* guarded by lock: one thread uses or changes what follows, without the lock */
+    fcdp_vrange *range;  /* NULL: none yet */
     fcdp_phys block;
     size_t n_pages;
-    unsigned n_idle;          /* passes that have begun since it was used last */
+    unsigned n_idle;     /* passes that have begun since it was used last */
     fcdp_event crossed[2], emptied[2]; /* of each half: the collective's end; the copies out of it */
 } fcdp_staging;
 
@@ -101,7 +104,12 @@ fcdp_status fcdp__monitor_start(fcdp_engine *engine, fcdp_monitor **monitor_out)
 void fcdp__monitor_stop(fcdp_monitor *monitor);
 
 /* coalesce.c */
+void fcdp__staging_init(fcdp_staging *staging);
+/* The pool asks it no more. */
 void fcdp__staging_destroy(fcdp_engine *engine);
+/* An fcdp_reclaim_fn and an fcdp_idle_fn; `engine` is a fcdp_engine. Between two crossings its pages are anybody's. */
+size_t fcdp__staging_reclaim(void *engine, size_t n_pages);
+size_t fcdp__staging_idle(void *engine);
 /* Its pages go, where the last passes did not use it. */
 void fcdp__staging_begin_pass(fcdp_engine *engine);
 /* The last group has gone: so do its pages. */

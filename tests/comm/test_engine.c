@@ -531,12 +531,14 @@ static size_t random_shard_bytes(test_random *random) {
 
 static cluster_config random_cluster(test_random *random) {
     static const double taus[] = {0, 0.5, 1};
+    static const size_t coalesce[] = {0, 64 << 10, 1 << 20, 64 << 20};
     cluster_config config = {.n_nodes = 2 + random_below(random, 2), .node_size = 1 + random_below(random, 3)};
     config.n_groups = 2 + random_below(random, 4);
     config.restore = random_below(random, 2) ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
     config.mapping = random_below(random, 2) ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
     config.host_computes = random_below(random, 2);
     config.prefetch = (int)random_below(random, 4);
+    config.coalesce_bytes = coalesce[random_below(random, 4)];
     config.agree = random_below(random, 8) ? FCDP_AGREE_FORWARD : FCDP_AGREE_UNSHARD;
     for (uint32_t g = 0; g < config.n_groups; g++) {
         config.groups[g].n_extents = 1 + random_below(random, 6);
