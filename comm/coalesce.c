@@ -42,12 +42,28 @@ static void staging_leave(fcdp_staging *staging) {
     fcdp__lock_release(&staging->lock);
 }
 
-/* Entered: its pages go; the device is done with them. */
-static fcdp_status staging_empty(fcdp_engine *engine, fcdp_staging *staging) {
+static fcdp_status streams_await(fcdp_engine *engine) {
     fcdp_status status = FCDP_OK;
+    for (int lane = FCDP_LANE_INTER_0; lane <= FCDP_LANE_INTER_1 && !status; lane++)
+        status = fcdp__driver_stream_sync(engine->drv, engine->lanes[lane]);
+    return status ? status : fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST));
+}
+
+/* Entered: until the device is done with it. */
+static fcdp_status staging_await(fcdp_engine *engine, fcdp_staging *staging) {
+    fcdp_status status = FCDP_OK;
+    if (staging->torn && streams_await(engine)) status = streams_await(engine); /* what fails once may pass */
+    staging->torn = staging->torn && status;
     for (int h = 0; h < 2 && !status; h++)
         if (staging->emptied[h]) status = fcdp__driver_event_sync(engine->drv, staging->emptied[h]);
-    if (status || !staging->range) return status;
+    return status;
+}
+
+/* Entered: its pages go. */
+static fcdp_status staging_empty(fcdp_engine *engine, fcdp_staging *staging) {
+    if (!staging->range) return FCDP_OK;
+    fcdp_status status = staging_await(engine, staging);
+    if (status) return status;
     fcdp__vrange_destroy(staging->range);
     staging->range = NULL;
     fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_REGIONS, staging->n_pages, staging->block);
@@ -320,6 +336,7 @@ fcdp_status fcdp_groups_cross(fcdp_group *const *groups, const uint64_t *inputs,
     fcdp__driver_annotate(comm->engine->drv, "small groups together");
     status = run(groups, inputs, n, stream);
     fcdp__driver_annotate(comm->engine->drv, NULL);
+    if (status) comm->engine->staging.torn = true;
     staging_leave(&comm->engine->staging);
     if (!status) return FCDP_OK;
     status = fcdp__fail(status, "gathering %u small groups together ('%s', ...): %s", n, groups[0]->name, fcdp_error_text());

@@ -23,6 +23,7 @@ typedef struct fcdp_staging { /* coalesce.c */
     fcdp_phys block;
     size_t n_pages;
     unsigned n_idle;     /* passes that have begun since it was used last */
+    bool torn;           /* a crossing has failed half way: operations may be behind the events */
     fcdp_event crossed[2], emptied[2]; /* of each half: the collective's end; the copies out of it */
 } fcdp_staging;
 

@@ -39,7 +39,7 @@ typedef struct outcome {
 } outcome;
 
 /* Ranks that keep beside ranks that release, and one group that changes in part. */
-static cluster_config small_cluster(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping, double timeout_s) {
+static cluster_config small_cluster(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping) {
     return (cluster_config){
         .n_nodes = 2,
         .node_size = node_size,
@@ -50,8 +50,14 @@ static cluster_config small_cluster(uint32_t node_size, fcdp_restore_mode restor
         .prefetch = 1,
         .tau = {0, 1, 1, 0},
         .device_budget_bytes = 2 * (size_t)PAGE_BYTES,
-        .timeout_s = timeout_s,
+        .timeout_s = LONG_S,
     };
+}
+
+/* Both groups cross together. */
+static cluster_config together(cluster_config config) {
+    config.coalesce_bytes = 1 << 20;
+    return config;
 }
 
 static void fault_arm(cluster *c, const fault *f) {
@@ -121,8 +127,7 @@ static const char *mapping_name(fcdp_mapping_mode mapping) {
     return mapping == FCDP_MAPPING_EXACT ? "exact" : "slots";
 }
 
-static void every_driver_call(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping, int code, long stride) {
-    cluster_config config = small_cluster(node_size, restore, mapping, LONG_S);
+static void every_driver_call(cluster_config config, int code, long stride) {
     fault f = {.of_driver = true, .code = code, .stops = NOBODY};
     long n_calls = (long)run_with(&config, &f).n_driver_calls, n_failed = 0;
     range of = range_of(n_calls, stride);
@@ -131,49 +136,56 @@ static void every_driver_call(uint32_t node_size, fcdp_restore_mode restore, fcd
         n_failed += out.n_failed > 0;
         if (out.took_s > MUCH_LATER_S) fail_msg("call %ld: the ranks ended after %.1f s", f.n, out.took_s);
     }
-    print_message("2 x %u, restore %s, %s: %ld driver calls, each %ld. from %ld on failed with %d: %ld runs ended in errors\n", node_size,
-                  restore ? "whole" : "slice", mapping_name(mapping), n_calls, of.stride, of.first, code, n_failed);
+    print_message("2 x %u, restore %s, %s: %ld driver calls, each %ld. from %ld on failed with %d: %ld runs ended in errors\n", config.node_size,
+                  config.restore ? "whole" : "slice", mapping_name(config.mapping), n_calls, of.stride, of.first, code, n_failed);
     if (of.last > of.first) assert_true(n_failed > 0);
 }
 
 static void test_every_driver_call_alone_on_a_node(void **state) {
     (void)state;
-    every_driver_call(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, CUDA_UNKNOWN, 7);
-    every_driver_call(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT, CUDA_UNKNOWN, 13);
-    every_driver_call(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, CUDA_OUT_OF_MEMORY, 29);
+    every_driver_call(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), CUDA_UNKNOWN, 7);
+    every_driver_call(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT), CUDA_UNKNOWN, 13);
+    every_driver_call(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), CUDA_OUT_OF_MEMORY, 29);
+}
+
+static void test_every_driver_call_groups_together(void **state) {
+    (void)state;
+    every_driver_call(together(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 11);
+    every_driver_call(together(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT)), CUDA_UNKNOWN, 61);
+    every_driver_call(together(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_OUT_OF_MEMORY, 37);
 }
 
 static void test_every_driver_call_restore_by_slice(void **state) {
     (void)state;
-    every_driver_call(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, CUDA_UNKNOWN, 31);
-    every_driver_call(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT, CUDA_UNKNOWN, 61);
+    every_driver_call(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), CUDA_UNKNOWN, 31);
+    every_driver_call(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT), CUDA_UNKNOWN, 61);
 }
 
 static void test_every_driver_call_restore_whole(void **state) {
     (void)state;
-    every_driver_call(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS, CUDA_UNKNOWN, 31);
-    every_driver_call(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_EXACT, CUDA_UNKNOWN, 61);
+    every_driver_call(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), CUDA_UNKNOWN, 31);
+    every_driver_call(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_EXACT), CUDA_UNKNOWN, 61);
 }
 
-static void every_collective(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping, hub_fault code) {
-    cluster_config config = small_cluster(node_size, restore, mapping, LONG_S);
+static void every_collective(cluster_config config, hub_fault code) {
     fault f = {.code = (int)code, .stops = NOBODY};
     long n_calls = run_with(&config, &f).n_collectives;
-    range of = range_of(n_calls, node_size); /* as many ranks make the same ones */
+    range of = range_of(n_calls, config.node_size); /* as many ranks make the same ones */
     for (f.n = of.first; f.n <= of.last; f.n += of.stride) {
         outcome out = run_with(&config, &f);
         assert_true(out.n_failed > 0);
         if (out.took_s > MUCH_LATER_S) fail_msg("collective %ld: the ranks ended after %.1f s", f.n, out.took_s);
     }
-    print_message("2 x %u, restore %s, %s: %ld collectives, each %ld. failed once\n", node_size, restore ? "whole" : "slice",
-                  mapping_name(mapping), n_calls, of.stride);
+    print_message("2 x %u, restore %s, %s: %ld collectives, each %ld. failed once\n", config.node_size, config.restore ? "whole" : "slice",
+                  mapping_name(config.mapping), n_calls, of.stride);
 }
 
 static void every_collective_of_all(hub_fault code) {
-    every_collective(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, code);
-    every_collective(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, code);
-    every_collective(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT, code);
-    every_collective(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS, code);
+    every_collective(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), code);
+    every_collective(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), code);
+    every_collective(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT), code);
+    every_collective(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), code);
+    every_collective(together(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), code);
 }
 
 static void test_every_collective_is_refused(void **state) {
@@ -205,8 +217,7 @@ static void late_ends_check(const cluster_config *config, const fault *f, const 
     }
 }
 
-static void every_collective_stalls(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping, long stride) {
-    cluster_config config = small_cluster(node_size, restore, mapping, LONG_S);
+static void every_collective_stalls(cluster_config config, long stride) {
     fault f = {.code = HUB_STALLS, .stops = NOBODY};
     long n_calls = run_with(&config, &f).n_collectives, n_runs = 0;
     range of = range_of(n_calls, stride);
@@ -216,47 +227,46 @@ static void every_collective_stalls(uint32_t node_size, fcdp_restore_mode restor
         outcome out = run_with(&config, &f);
         late_ends_check(&config, &f, &out, &n_named);
         if (!n_named) {
-            for (uint32_t r = 0; r < 2 * node_size; r++) print_message("rank %u: %s\n", r, out.ends[r].text);
+            for (uint32_t r = 0; r < 2 * config.node_size; r++) print_message("rank %u: %s\n", r, out.ends[r].text);
             fail_msg("collective %ld stalled, and no rank says who did not come", f.n);
         }
     }
-    print_message("2 x %u, restore %s, %s: %ld collectives, %ld stalled\n", node_size, restore ? "whole" : "slice", mapping_name(mapping),
+    print_message("2 x %u, restore %s, %s: %ld collectives, %ld stalled\n", config.node_size, config.restore ? "whole" : "slice", mapping_name(config.mapping),
                   n_calls, n_runs);
 }
 
 static void test_every_collective_stalls(void **state) {
     (void)state;
-    every_collective_stalls(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, 1);
-    every_collective_stalls(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS, 5);
-    every_collective_stalls(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT, 7);
-    every_collective_stalls(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS, 2);
+    every_collective_stalls(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), 1);
+    every_collective_stalls(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), 5);
+    every_collective_stalls(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT), 7);
+    every_collective_stalls(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), 2);
 }
 
 /* Its streams go on with what they have; its peers wait for what it does not begin. */
-static void every_stop(uint32_t node_size, fcdp_restore_mode restore, long stride) {
-    cluster_config config = small_cluster(node_size, restore, FCDP_MAPPING_SLOTS, LONG_S);
+static void every_stop(cluster_config config, long stride) {
     fault f = {.stops = NOBODY};
     int n_actions = run_with(&config, &f).n_actions, n_named = 0;
     range of = range_of(n_actions - 1, stride);
     config.timeout_s = SHORT_S;
     for (f.n = of.first; f.n <= of.last; f.n += of.stride) {
-        f.stops = (int)(f.n % (2 * node_size));
+        f.stops = (int)(f.n % (2 * config.node_size));
         outcome out = run_with(&config, &f);
         late_ends_check(&config, &f, &out, &n_named);
-        for (uint32_t r = 0; r < 2 * node_size; r++) {
+        for (uint32_t r = 0; r < 2 * config.node_size; r++) {
             bool ended = out.ends[r].status != FCDP_OK;
             if ((int)r == f.stops && ended) fail_msg("rank %u, which stops, ended with '%s'", r, out.ends[r].text);
         }
     }
-    print_message("2 x %u, restore %s: a rank stops before each %ld. of %d calls; %d ends name who did not come\n", node_size,
-                  restore ? "whole" : "slice", of.stride, n_actions, n_named);
+    print_message("2 x %u, restore %s: a rank stops before each %ld. of %d calls; %d ends name who did not come\n", config.node_size,
+                  config.restore ? "whole" : "slice", of.stride, n_actions, n_named);
 }
 
 static void test_a_rank_stops(void **state) {
     (void)state;
-    every_stop(1, FCDP_RESTORE_SLICE, 3);
-    every_stop(2, FCDP_RESTORE_SLICE, 7);
-    every_stop(2, FCDP_RESTORE_WHOLE, 7);
+    every_stop(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), 3);
+    every_stop(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), 7);
+    every_stop(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), 7);
 }
 
 int main(void) {
@@ -267,6 +277,7 @@ int main(void) {
         cmocka_unit_test(test_every_collective_stalls),
         cmocka_unit_test(test_a_rank_stops),
         cmocka_unit_test(test_every_driver_call_alone_on_a_node),
+        cmocka_unit_test(test_every_driver_call_groups_together),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),
     };
