@@ -386,7 +386,11 @@ class Runtime:
     def agree(self, groups: list[Group]) -> None:
         """Agree on what is stale in `groups` (of one shard group), and on what is there."""
         votes = [group.vote() for group in groups]
-        agreed = groups[0].shards.agree(bytes(1 if reason else 0 for vote in votes for reason in vote))
+        try:
+            agreed = groups[0].shards.agree(bytes(1 if reason else 0 for vote in votes for reason in vote))
+        except RuntimeError:
+            _call(_fcdp.engine_check, self.engine)  # a transfer that failed before says more than who is missing here
+            raise
         at = 0
         for group in groups:
             _fcdp.group_agree(group.handle, agreed[at : at + group.n + 1])
