@@ -134,12 +134,22 @@ static void steady(cluster_config config, size_t most, bool exactly) {
     assert_nothing_lives();
 }
 
+/* Of the ways, about each TEST_COARSER-th, from a random one on: many runs come to all of them. */
+static bool is_taken(unsigned *n_seen) {
+    const char *given = getenv("TEST_COARSER");
+    unsigned stride = given && atoi(given) > 0 ? (unsigned)atoi(given) | 1 : 1; /* odd: the ways come in powers of two */
+    if (!*n_seen) *n_seen = (unsigned)(fcdp__now_ns() / 1000 % stride);
+    return (*n_seen)++ % stride == 0;
+}
+
 /* The trainable groups cross together, as adapters do. */
 static void test_small_groups_cross_in_one_collective(void **state) {
     (void)state;
+    unsigned n_seen = 0;
     for (uint32_t node_size = 1; node_size <= 2; node_size++)
         for (int restore = FCDP_RESTORE_SLICE; restore <= FCDP_RESTORE_WHOLE; restore++)
             for (int tau = 0; tau <= 1; tau++) {
+                if (!is_taken(&n_seen)) continue;
                 cluster_config config = config_of(node_size, (fcdp_restore_mode)restore, tau, 1);
                 for (uint32_t g = 0; g < N_GROUPS; g++)
                     for (uint32_t i = 0; i < 3; i++) config.groups[g].extents[i].shard_bytes /= 16;
@@ -161,10 +171,12 @@ static void test_448_adapters_cross_in_at_most_8_collectives(void **state) {
 }
 
 static void every_way(fcdp_mapping_mode mapping) {
+    unsigned n_seen = 0;
     for (uint32_t node_size = 1; node_size <= 2; node_size++)
         for (int restore = FCDP_RESTORE_SLICE; restore <= FCDP_RESTORE_WHOLE; restore++)
             for (int tau = 0; tau <= 1; tau++)
                 for (int prefetch = 0; prefetch <= 2; prefetch += 2) {
+                    if (!is_taken(&n_seen)) continue;
                     cluster_config config = config_of(node_size, (fcdp_restore_mode)restore, tau, prefetch);
                     config.mapping = mapping;
                     print_message("2 x %u, restore %s, tau %d, prefetch %d\n", node_size, restore ? "whole" : "slice", tau, prefetch);
