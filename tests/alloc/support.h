@@ -68,6 +68,7 @@ static inline void assert_nothing_lives(void) {
     assert_int_equal(live.streams, 0);
     assert_int_equal(live.events, 0);
     assert_int_equal(live.registrations, 0);
+    assert_int_equal(live.modules, 0);
     assert_int_equal(live.device_bytes, 0);
 }
 

@@ -259,9 +259,9 @@ void assert_nothing_lives(void) {
     simgpu_unordered(&unordered);
     if (unordered.text[0]) fail_msg("%s", unordered.text);
     if (live.handles || live.ranges || live.maps || live.streams || live.events || live.registrations ||
-        live.device_bytes)
+        live.modules || live.device_bytes)
         fail_msg("still held: %zu handles, %zu ranges, %zu maps, %zu streams, %zu events, %zu registrations, "
-                 "%zu bytes",
+                 "%zu modules, %zu bytes",
                  live.handles, live.ranges, live.maps, live.streams, live.events, live.registrations,
-                 live.device_bytes);
+                 live.modules, live.device_bytes);
 }

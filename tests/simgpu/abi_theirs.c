@@ -30,4 +30,5 @@ const char *const abi_their_names[] = {
     EXPORTED(cuEventCreate), EXPORTED(cuEventDestroy), EXPORTED(cuEventRecord), EXPORTED(cuEventQuery),
     EXPORTED(cuEventSynchronize), EXPORTED(cuMemcpyAsync), EXPORTED(cuMemcpyHtoDAsync), EXPORTED(cuMemcpyDtoHAsync),
     EXPORTED(cuMemcpyDtoDAsync), EXPORTED(cuMemsetD8Async), EXPORTED(cuMemHostRegister),
-    EXPORTED(cuMemHostUnregister), EXPORTED(cuMemHostGetDevicePointer), NULL};
+    EXPORTED(cuMemHostUnregister), EXPORTED(cuMemHostGetDevicePointer),
+    EXPORTED(cuModuleLoadData), EXPORTED(cuModuleUnload), EXPORTED(cuModuleGetFunction), EXPORTED(cuLaunchKernel), NULL};

@@ -14,7 +14,9 @@ static struct world {
     CUmemGenericAllocationHandle spare, exportable;
     CUstream stream;
     CUevent event;
-    void *host, *unregistered;
+    CUmodule module;
+    CUfunction function;
+    void *host, *unregistered; /* a page each */
     int fd;
     CUcontext context;
 } world;
@@ -35,6 +37,9 @@ static CUdeviceptr an_address;
 static CUmemGenericAllocationHandle a_handle;
 static unsigned long long some_flags;
 static CUstreamCaptureStatus some_status;
+static CUmodule a_module;
+static CUfunction a_function;
+static const char image[] = ".version 6.4 .visible .entry a_kernel()";
 
 CALL(cuInit, cuInit(0))
 CALL(cuDriverGetVersion, cuDriverGetVersion(&an_int))
@@ -88,6 +93,10 @@ CALL(cuMemsetD8Async, cuMemsetD8Async(world.pages.at, 0, 64, world.stream))
 CALL(cuMemHostRegister_v2, cuMemHostRegister_v2(world.unregistered, 4096, 0))
 CALL(cuMemHostUnregister, cuMemHostUnregister(world.host))
 CALL(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer_v2(&an_address, world.host, 0))
+CALL(cuModuleLoadData, cuModuleLoadData(&a_module, image))
+CALL(cuModuleUnload, cuModuleUnload(world.module))
+CALL(cuModuleGetFunction, cuModuleGetFunction(&a_function, world.module, "a_kernel"))
+CALL(cuLaunchKernel, cuLaunchKernel(world.function, 1, 1, 1, 32, 1, 1, 0, world.stream, (void *[]){&world.host}, NULL))
 
 #define ROW(entry) {#entry, call_##entry}
 static const struct {
@@ -105,7 +114,8 @@ static const struct {
     ROW(cuStreamWriteValue32_v2), ROW(cuLaunchHostFunc), ROW(cuEventCreate), ROW(cuEventDestroy_v2),
     ROW(cuEventRecord), ROW(cuEventQuery), ROW(cuEventSynchronize), ROW(cuMemcpyAsync), ROW(cuMemcpyHtoDAsync_v2),
     ROW(cuMemcpyDtoHAsync_v2), ROW(cuMemcpyDtoDAsync_v2), ROW(cuMemsetD8Async), ROW(cuMemHostRegister_v2),
-    ROW(cuMemHostUnregister), ROW(cuMemHostGetDevicePointer_v2),
+    ROW(cuMemHostUnregister), ROW(cuMemHostGetDevicePointer_v2), ROW(cuModuleLoadData), ROW(cuModuleUnload),
+    ROW(cuModuleGetFunction), ROW(cuLaunchKernel),
 };
 #define N_CALLS (sizeof calls / sizeof *calls)
 
@@ -121,6 +131,9 @@ static void world_make(void) {
     OK(cuEventCreate(&world.event, CU_EVENT_DISABLE_TIMING));
     world.host = host_make(4096, true);
     world.unregistered = host_make(4096, false);
+    OK(simgpu_module_define(&(struct simgpu_module){image, "a_kernel", 4096, do_nothing}));
+    OK(cuModuleLoadData(&world.module, image));
+    OK(cuModuleGetFunction(&world.function, world.module, "a_kernel"));
 }
 
 static void world_end(void) {

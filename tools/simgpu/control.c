@@ -11,6 +11,7 @@ void simgpu_live(struct simgpu_live *live_out) {
     live_out->streams = simgpu__stream_count();
     live_out->events = simgpu__event_count();
     live_out->registrations = simgpu__host_count();
+    live_out->modules = simgpu__module_count();
     live_out->device_bytes = sim.used_bytes;
     sim_unlock();
 }
@@ -20,6 +21,7 @@ void simgpu_reset(void) {
     sim_lock();
     simgpu__stream_reset();
     simgpu__event_reset();
+    simgpu__module_reset();
     simgpu__host_reset();
     simgpu__vspace_reset();
     simgpu__phys_reset();

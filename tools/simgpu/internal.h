@@ -73,7 +73,11 @@ enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
     X(cuMemsetD8Async, SIM_NEEDS_CONTEXT)                                                                          \
     X(cuMemHostRegister_v2, SIM_NEEDS_CONTEXT)                                                                     \
     X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)                                                                      \
-    X(cuMemHostGetDevicePointer_v2, SIM_NEEDS_CONTEXT)
+    X(cuMemHostGetDevicePointer_v2, SIM_NEEDS_CONTEXT)                                                             \
+    X(cuModuleLoadData, SIM_NEEDS_CONTEXT)                                                                         \
+    X(cuModuleUnload, SIM_NEEDS_CONTEXT)                                                                           \
+    X(cuModuleGetFunction, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuLaunchKernel, SIM_NEEDS_CONTEXT)
 
 enum sim_entry {
 #define X(name, need) SIM_##name,
@@ -299,6 +303,11 @@ void simgpu__text_set(char text[SIM_TEXT_BYTES], const char *from);
 
 const char *simgpu__op_name(const struct sim_op *op);
 const char *simgpu__label(void); /* the calling thread's */
+
+/* ---- modules (module.c) ---------------------------------------------------------------------------------------- */
+
+size_t simgpu__module_count(void);
+void simgpu__module_reset(void);
 
 /* ---- what is ordered (order.c) --------------------------------------------------------------------------------- */
 

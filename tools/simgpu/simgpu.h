@@ -37,6 +37,7 @@ struct simgpu_live {
     size_t streams;       /* without the null stream */
     size_t events;
     size_t registrations; /* of host memory */
+    size_t modules;
     size_t device_bytes;  /* physical device memory created here that a handle or a map keeps alive */
 };
 
@@ -150,6 +151,23 @@ SIMGPU_API int simgpu_announce(const struct simgpu_access *accesses, unsigned n)
  * operation ends when the function returns. */
 SIMGPU_API uint64_t simgpu_ready_ns(void);
 SIMGPU_API void simgpu_end_at(uint64_t end_ns);
+
+/* ---- kernels of modules ---- */
+
+/* The simulator compiles nothing: whoever brings a module brings, in C, what a block of its kernel does. The
+ * kernel has one parameter, the address of an array of tasks in registered host memory, one for each block. A
+ * task begins with the address and the number of bytes (two times 8 bytes) that its block reads; and a block
+ * writes nothing but its task. Both are checked as for simgpu_launch. The device reads a task when its block
+ * runs: if it begins otherwise then than at the launch, a line on stderr says so and the sticky error is 700. */
+struct simgpu_module {
+    const char *image;       /* the text that cuModuleLoadData takes; any other is refused with 209 */
+    const char *entry;       /* the kernel's name, which the image has behind ".entry" */
+    size_t task_bytes;       /* at least 16 */
+    void (*run)(void *task); /* on the stream's thread; must not call CUDA */
+};
+
+/* From now on, until a reset; texts are copied. The same image again changes its kernel. 0, or a CUresult. */
+SIMGPU_API int simgpu_module_define(const struct simgpu_module *module);
 
 /* ---- accesses that are not ordered (order.c says what orders) ---- */
 

@@ -19,6 +19,8 @@ typedef int CUdevice;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef uint32_t cuuint32_t;
 typedef void (*CUhostFn)(void *user_data);
@@ -37,6 +39,7 @@ typedef enum cudaError_enum {
     CUDA_ERROR_MAP_FAILED = 205,
     CUDA_ERROR_UNMAP_FAILED = 206,
     CUDA_ERROR_ALREADY_MAPPED = 208,
+    CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
     CUDA_ERROR_NOT_MAPPED = 211,
     CUDA_ERROR_OPERATING_SYSTEM = 304,
     CUDA_ERROR_INVALID_HANDLE = 400,
@@ -235,6 +238,13 @@ SIMGPU_API CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t
 SIMGPU_API CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags);
 SIMGPU_API CUresult cuMemHostUnregister(void *address);
 SIMGPU_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address_out, void *host, unsigned int flags);
+
+SIMGPU_API CUresult cuModuleLoadData(CUmodule *module_out, const void *image);
+SIMGPU_API CUresult cuModuleUnload(CUmodule module);
+SIMGPU_API CUresult cuModuleGetFunction(CUfunction *function_out, CUmodule module, const char *name);
+SIMGPU_API CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                                   unsigned int shared_bytes, CUstream stream, void **parameters, void **extra);
 
 #ifdef __cplusplus
 }
