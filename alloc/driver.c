@@ -1,151 +1,16 @@
-/* driver.c - the table of CUDA driver calls, from libcuda.so.1 or from the simulated driver; the only file
- * with CUDA types.
+/* driver.c - the table of CUDA driver calls, from libcuda.so.1 or from the simulated driver.
  *
  * Knows no page pool, no region and no policy: each function is one driver call (or a bounded retry of one),
- * a context bound around it, and a failure text with the call's name and numbers. The few types and constants
- * are declared here, so that building needs no CUDA; they are ABI and do not change.
+ * a context bound around it, and a failure text with the call's name and numbers.
  */
-#include "alloc/driver.h"
+#include "alloc/driver_internal.h"
 
 #include <dlfcn.h>
-#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-
-typedef int CUresult;
-typedef int CUdevice;
-typedef struct CUctx_st *CUcontext;
-typedef void *CUstream;
-typedef void *CUevent;
-typedef unsigned long long CUdeviceptr;
-typedef unsigned long long CUmemGenericAllocationHandle;
-typedef struct CUmemLocation {
-    int type, id;
-} CUmemLocation;
-typedef struct CUmemAllocationProp {
-    int type, requestedHandleTypes;
-    CUmemLocation location;
-    void *win32HandleMetaData;
-    struct {
-        unsigned char compressionType, gpuDirectRDMACapable;
-        unsigned short usage;
-        unsigned char reserved[4];
-    } allocFlags;
-} CUmemAllocationProp;
-typedef struct CUmemAccessDesc {
-    CUmemLocation location;
-    int flags;
-} CUmemAccessDesc;
-
-enum {
-    CUDA_SUCCESS = 0,
-    CUDA_ERROR_INVALID_VALUE = 1,
-    CUDA_ERROR_OUT_OF_MEMORY = 2,
-    CUDA_ERROR_OPERATING_SYSTEM = 304,
-    CUDA_ERROR_NOT_READY = 600,
-    CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
-    CUDA_ERROR_NOT_SUPPORTED = 801,
-
-    CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
-    CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID = 34,
-    CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID = 50,
-    CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102,
-    CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
-    CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID = 134,
-
-    CU_MEM_ALLOCATION_TYPE_PINNED = 1,
-    CU_MEM_LOCATION_TYPE_DEVICE = 1,
-    CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
-    CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
-    CU_STREAM_NON_BLOCKING = 1,
-    CU_EVENT_BLOCKING_SYNC = 1,
-    CU_EVENT_DISABLE_TIMING = 2,
-    CU_STREAM_WAIT_VALUE_GEQ = 0,
-    CU_STREAM_WRITE_VALUE_DEFAULT = 0,
-    CU_MEMHOSTREGISTER_PORTABLE = 1,
-};
-
-/* Every symbol that FCDP uses, under the name that libcuda exports. */
-/* clang-format off */
-#define CUDA_CALLS(X)                                                                                                  \
-    X(cuInit, (unsigned flags))                                                                                        \
-    X(cuGetErrorName, (CUresult result, const char **name))                                                            \
-    X(cuDeviceGetCount, (int *count))                                                                                  \
-    X(cuDeviceGet, (CUdevice *device, int ordinal))                                                                    \
-    X(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                                              \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *ctx, CUdevice device))                                                     \
-    X(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                                 \
-    X(cuCtxGetCurrent, (CUcontext *ctx))                                                                               \
-    X(cuCtxSetCurrent, (CUcontext ctx))                                                                                \
-    X(cuCtxSynchronize, (void))                                                                                        \
-    X(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes))                                                      \
-    X(cuMemGetAllocationGranularity, (size_t *bytes, const CUmemAllocationProp *prop, int option))                     \
-    X(cuMemCreate, (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,               \
-                    unsigned long long flags))                                                                         \
-    X(cuMemRelease, (CUmemGenericAllocationHandle handle))                                                             \
-    X(cuMemAddressReserve, (CUdeviceptr *base, size_t bytes, size_t alignment, CUdeviceptr hint,                       \
-                            unsigned long long flags))                                                                 \
-    X(cuMemAddressFree, (CUdeviceptr base, size_t bytes))                                                              \
-    X(cuMemMap, (CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,                     \
-                 unsigned long long flags))                                                                            \
-    X(cuMemUnmap, (CUdeviceptr at, size_t bytes))                                                                      \
-    X(cuMemSetAccess, (CUdeviceptr at, size_t bytes, const CUmemAccessDesc *desc, size_t n))                           \
-    X(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream))                         \
-    X(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream))                               \
-    X(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream))                         \
-    X(cuStreamCreateWithPriority, (CUstream *stream, unsigned flags, int priority))                                    \
-    X(cuStreamDestroy_v2, (CUstream stream))                                                                           \
-    X(cuStreamSynchronize, (CUstream stream))                                                                          \
-    X(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                                             \
-    X(cuEventCreate, (CUevent *event, unsigned flags))                                                                 \
-    X(cuEventDestroy_v2, (CUevent event))                                                                              \
-    X(cuEventRecord, (CUevent event, CUstream stream))                                                                 \
-    X(cuEventSynchronize, (CUevent event))                                                                             \
-    X(cuStreamQuery, (CUstream stream))                                                                                \
-    X(cuStreamIsCapturing, (CUstream stream, int *status))                                                             \
-    X(cuEventQuery, (CUevent event))                                                                                   \
-    X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                                  \
-    X(cuMemHostUnregister, (void *at))                                                                                 \
-    X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *at, void *host, unsigned flags))                                     \
-    X(cuLaunchHostFunc, (CUstream stream, void (*function)(void *context), void *context))
-
-/* Those that a driver may lack. */
-#define CUDA_OPTIONAL_CALLS(X)                                                                                         \
-    X(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))                      \
-    X(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))
-/* clang-format on */
-
-/* The simulated driver's own, as tools/simgpu/simgpu.h has them. */
-struct simgpu_access {
-    uint64_t address;
-    size_t bytes;
-    int writes;
-};
-struct sim_calls {
-    void (*annotate)(const char *label);
-    int (*stream_name)(void *stream, const char *name);
-    int (*announce)(const struct simgpu_access *accesses, unsigned n);
-};
-
-struct fcdp_driver {
-    _Atomic unsigned long n_calls;
-    struct {
-#define AS_FIELD(name, args) CUresult(*name) args;
-        CUDA_CALLS(AS_FIELD)
-        CUDA_OPTIONAL_CALLS(AS_FIELD)
-    } api;
-    struct sim_calls sim; /* NULL: CUDA */
-    void *library;
-    CUdevice device;
-    CUcontext ctx;
-    CUmemAllocationProp prop;
-    size_t page_bytes;
-    int ordinal, numa_node;
-    bool is_sim;
-};
 
 /* NOT_READY from cuMemSetAccess means work in flight, which a synchronise ends, unless others keep adding
  * some. */
@@ -156,42 +21,12 @@ size_t fcdp__driver_pin_chunk_bytes = (size_t)64 << 30;
 
 /* ---- calls and failures ---- */
 
-static const char *result_name(const fcdp_driver *drv, CUresult result) {
+const char *fcdp__driver_result_name(const fcdp_driver *drv, CUresult result) {
     const char *name = NULL;
     if (drv->api.cuGetErrorName && drv->api.cuGetErrorName(result, &name) == CUDA_SUCCESS && name)
         return name;
     return "an unknown CUDA error";
 }
-
-/* The calling thread's context is ours during a call and what it was before afterwards: threads of the
- * program may work with other devices. In the usual case it is the same context, and this is one look into
- * the thread's own state. */
-static CUresult context_enter(const fcdp_driver *drv, CUcontext *before_out) {
-    CUresult result = drv->api.cuCtxGetCurrent(before_out);
-    if (result != CUDA_SUCCESS || *before_out == drv->ctx) return result;
-    return drv->api.cuCtxSetCurrent(drv->ctx);
-}
-
-static void context_leave(const fcdp_driver *drv, CUcontext before) {
-    if (before == drv->ctx) return;
-    CUresult result = drv->api.cuCtxSetCurrent(before);
-    if (result != CUDA_SUCCESS)
-        fcdp__log(FCDP_LOG_WARN, "cuCtxSetCurrent (back to the thread's own context): %s",
-                  result_name(drv, result));
-}
-
-/* CALL(drv, cuFoo, args...): the CUresult of one driver call made with the context bound. */
-#define CALL(drv, name, ...)                                                                                 \
-    __extension__({                                                                                          \
-        CUcontext before_ = NULL;                                                                            \
-        CUresult result_ = context_enter(drv, &before_);                                                     \
-        if (result_ == CUDA_SUCCESS) {                                                                       \
-            result_ = (drv)->api.name(__VA_ARGS__);                                                          \
-            atomic_fetch_add_explicit(&(drv)->n_calls, 1, memory_order_relaxed);                             \
-            context_leave(drv, before_);                                                                     \
-        }                                                                                                    \
-        result_;                                                                                             \
-    })
 
 static fcdp_status result_status(CUresult result) {
     switch (result) {
@@ -206,8 +41,7 @@ static fcdp_status result_status(CUresult result) {
     }
 }
 
-/* The failure text of `result` from a call that `format` describes, e.g. "cuMemMap(7f00, 4096 bytes)". */
-static fcdp_status FCDP_PRINTF(3, 4) call_failed(fcdp_driver *drv, CUresult result, const char *format, ...) {
+fcdp_status fcdp__driver_failed(fcdp_driver *drv, CUresult result, const char *format, ...) {
     char call[256];
     va_list args;
     va_start(args, format);
@@ -218,8 +52,8 @@ static fcdp_status FCDP_PRINTF(3, 4) call_failed(fcdp_driver *drv, CUresult resu
     if (result == CUDA_ERROR_OUT_OF_MEMORY &&
         CALL(drv, cuMemGetInfo_v2, &free_bytes, &total_bytes) == CUDA_SUCCESS)
         return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM, "%s: %s; device %d has %zu of %zu bytes free", call,
-                          result_name(drv, result), drv->ordinal, free_bytes, total_bytes);
-    return fcdp__fail(result_status(result), "%s: %s (CUresult %d)", call, result_name(drv, result), result);
+                          fcdp__driver_result_name(drv, result), drv->ordinal, free_bytes, total_bytes);
+    return fcdp__fail(result_status(result), "%s: %s (CUresult %d)", call, fcdp__driver_result_name(drv, result), result);
 }
 
 /* ---- open and close ---- */
@@ -249,12 +83,12 @@ static bool device_answers(fcdp_driver *drv, char *reason_out, size_t n_reason) 
     int count = 0;
     CUresult result = drv->api.cuInit(0);
     if (result != CUDA_SUCCESS) {
-        snprintf(reason_out, n_reason, "cuInit: %s", result_name(drv, result));
+        snprintf(reason_out, n_reason, "cuInit: %s", fcdp__driver_result_name(drv, result));
         return false;
     }
     result = drv->api.cuDeviceGetCount(&count);
     if (result == CUDA_SUCCESS && count > 0) return true;
-    snprintf(reason_out, n_reason, "cuDeviceGetCount: %s, %d devices", result_name(drv, result), count);
+    snprintf(reason_out, n_reason, "cuDeviceGetCount: %s, %d devices", fcdp__driver_result_name(drv, result), count);
     return false;
 }
 
@@ -284,7 +118,7 @@ static fcdp_status granularity_get(fcdp_driver *drv) {
     CUresult result = CALL(drv, cuMemGetAllocationGranularity, &drv->page_bytes, &drv->prop,
                            CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     if (result != CUDA_SUCCESS)
-        return call_failed(drv, result, "cuMemGetAllocationGranularity(device %d)", drv->ordinal);
+        return fcdp__driver_failed(drv, result, "cuMemGetAllocationGranularity(device %d)", drv->ordinal);
     if (drv->page_bytes && !(drv->page_bytes & (drv->page_bytes - 1))) return FCDP_OK;
     return fcdp__fail(FCDP_ERR_UNSUPPORTED,
                       "device %d maps memory in units of %zu bytes, which is no power of two", drv->ordinal,
@@ -300,7 +134,7 @@ static fcdp_status device_take(fcdp_driver *drv, int ordinal) {
                           "device %d was asked for, but there are %d (0 to %d); see CUDA_VISIBLE_DEVICES",
                           ordinal, count, count - 1);
     CUresult result = drv->api.cuDeviceGet(&drv->device, ordinal);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuDeviceGet(%d)", ordinal);
+    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuDeviceGet(%d)", ordinal);
     if (attribute_get(drv, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1) == 0)
         return fcdp__fail(FCDP_ERR_UNSUPPORTED,
                           "device %d cannot map memory (cuMemMap); FCDP cannot work on it", ordinal);
@@ -313,7 +147,7 @@ static fcdp_status device_take(fcdp_driver *drv, int ordinal) {
 
     result = drv->api.cuDevicePrimaryCtxRetain(&drv->ctx, drv->device);
     if (result != CUDA_SUCCESS)
-        return call_failed(drv, result, "cuDevicePrimaryCtxRetain(device %d)", ordinal);
+        return fcdp__driver_failed(drv, result, "cuDevicePrimaryCtxRetain(device %d)", ordinal);
     fcdp_status status = granularity_get(drv);
     if (status) (void)drv->api.cuDevicePrimaryCtxRelease_v2(drv->device);
     return status;
@@ -332,6 +166,7 @@ static bool sim_answers(fcdp_driver *drv, const char *sim_library, char *reason_
     *(void **)&drv->sim.annotate = dlsym(drv->library, "simgpu_annotate");
     *(void **)&drv->sim.stream_name = dlsym(drv->library, "simgpu_stream_name");
     *(void **)&drv->sim.announce = dlsym(drv->library, "simgpu_announce");
+    *(void **)&drv->sim.module_define = dlsym(drv->library, "simgpu_module_define");
     return device_answers(drv, reason_out, n_reason);
 }
 
@@ -374,7 +209,7 @@ void fcdp__driver_close(fcdp_driver *drv) {
     CUresult result = drv->api.cuDevicePrimaryCtxRelease_v2(drv->device);
     if (result != CUDA_SUCCESS)
         fcdp__log(FCDP_LOG_DEBUG, "cuDevicePrimaryCtxRelease(device %d): %s", drv->ordinal,
-                  result_name(drv, result));
+                  fcdp__driver_result_name(drv, result));
     free(drv);
 }
 
@@ -397,7 +232,7 @@ int fcdp__driver_numa_node(const fcdp_driver *drv) {
 fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out, size_t *total_bytes_out) {
     size_t free_bytes, total_bytes;
     CUresult result = CALL(drv, cuMemGetInfo_v2, &free_bytes, &total_bytes);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuMemGetInfo(device %d)", drv->ordinal);
+    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuMemGetInfo(device %d)", drv->ordinal);
     *free_bytes_out = free_bytes;
     *total_bytes_out = total_bytes;
     return FCDP_OK;
@@ -407,7 +242,7 @@ fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *
     CUmemGenericAllocationHandle handle;
     CUresult result = CALL(drv, cuMemCreate, &handle, bytes, &drv->prop, 0);
     if (result != CUDA_SUCCESS)
-        return call_failed(drv, result, "cuMemCreate(%zu bytes, device %d)", bytes, drv->ordinal);
+        return fcdp__driver_failed(drv, result, "cuMemCreate(%zu bytes, device %d)", bytes, drv->ordinal);
     phys_out->handle = handle;
     return FCDP_OK;
 }
@@ -415,7 +250,7 @@ fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *
 fcdp_status fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys) {
     CUresult result = CALL(drv, cuMemRelease, phys.handle);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemRelease(handle %#llx)", (unsigned long long)phys.handle);
+    return fcdp__driver_failed(drv, result, "cuMemRelease(handle %#llx)", (unsigned long long)phys.handle);
 }
 
 fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr *base_out) {
@@ -425,8 +260,8 @@ fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         return fcdp__fail(FCDP_ERR_DRIVER,
                           "cuMemAddressReserve(%zu bytes): %s: no device addresses are left for the range",
-                          bytes, result_name(drv, result));
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuMemAddressReserve(%zu bytes)", bytes);
+                          bytes, fcdp__driver_result_name(drv, result));
+    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuMemAddressReserve(%zu bytes)", bytes);
     base_out->addr = base;
     return FCDP_OK;
 }
@@ -434,21 +269,21 @@ fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr
 fcdp_status fcdp__driver_range_free(fcdp_driver *drv, fcdp_dptr base, size_t bytes) {
     CUresult result = CALL(drv, cuMemAddressFree, base.addr, bytes);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemAddressFree(%#llx, %zu bytes)", (unsigned long long)base.addr,
+    return fcdp__driver_failed(drv, result, "cuMemAddressFree(%#llx, %zu bytes)", (unsigned long long)base.addr,
                        bytes);
 }
 
 fcdp_status fcdp__driver_map(fcdp_driver *drv, fcdp_dptr at, size_t bytes, fcdp_phys phys) {
     CUresult result = CALL(drv, cuMemMap, at.addr, bytes, 0, phys.handle, 0);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemMap(%#llx, %zu bytes, handle %#llx)", (unsigned long long)at.addr,
+    return fcdp__driver_failed(drv, result, "cuMemMap(%#llx, %zu bytes, handle %#llx)", (unsigned long long)at.addr,
                        bytes, (unsigned long long)phys.handle);
 }
 
 fcdp_status fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes) {
     CUresult result = CALL(drv, cuMemUnmap, at.addr, bytes);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemUnmap(%#llx, %zu bytes)", (unsigned long long)at.addr, bytes);
+    return fcdp__driver_failed(drv, result, "cuMemUnmap(%#llx, %zu bytes)", (unsigned long long)at.addr, bytes);
 }
 
 fcdp_status fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes) {
@@ -457,11 +292,11 @@ fcdp_status fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes
     for (int i = 1; result == CUDA_ERROR_NOT_READY && i < MAX_ACCESS_TRIES; i++) {
         result = CALL(drv, cuCtxSynchronize);
         if (result != CUDA_SUCCESS)
-            return call_failed(drv, result, "cuCtxSynchronize before another cuMemSetAccess");
+            return fcdp__driver_failed(drv, result, "cuCtxSynchronize before another cuMemSetAccess");
         result = CALL(drv, cuMemSetAccess, at.addr, bytes, &desc, 1);
     }
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemSetAccess(%#llx, %zu bytes)", (unsigned long long)at.addr, bytes);
+    return fcdp__driver_failed(drv, result, "cuMemSetAccess(%#llx, %zu bytes)", (unsigned long long)at.addr, bytes);
 }
 
 /* ---- copies, streams, events ---- */
@@ -470,7 +305,7 @@ fcdp_status fcdp__driver_copy_h2d(fcdp_driver *drv, fcdp_dptr dst, const void *s
                                   fcdp_stream stream) {
     CUresult result = CALL(drv, cuMemcpyHtoDAsync_v2, dst.addr, src, bytes, stream);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemcpyHtoDAsync(to %#llx, from %p, %zu bytes)",
+    return fcdp__driver_failed(drv, result, "cuMemcpyHtoDAsync(to %#llx, from %p, %zu bytes)",
                        (unsigned long long)dst.addr, src, bytes);
 }
 
@@ -478,7 +313,7 @@ fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, si
                                   fcdp_stream stream) {
     CUresult result = CALL(drv, cuMemcpyDtoHAsync_v2, dst, src.addr, bytes, stream);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemcpyDtoHAsync(to %p, from %#llx, %zu bytes)", dst,
+    return fcdp__driver_failed(drv, result, "cuMemcpyDtoHAsync(to %p, from %#llx, %zu bytes)", dst,
                        (unsigned long long)src.addr, bytes);
 }
 
@@ -486,7 +321,7 @@ fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src
                                   fcdp_stream stream) {
     CUresult result = CALL(drv, cuMemcpyDtoDAsync_v2, dst.addr, src.addr, bytes, stream);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuMemcpyDtoDAsync(to %#llx, from %#llx, %zu bytes)",
+    return fcdp__driver_failed(drv, result, "cuMemcpyDtoDAsync(to %#llx, from %#llx, %zu bytes)",
                        (unsigned long long)dst.addr, (unsigned long long)src.addr, bytes);
 }
 
@@ -495,7 +330,7 @@ fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out
     CUresult result =
         CALL(drv, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING, HIGHEST_PRIORITY);
     if (result != CUDA_SUCCESS)
-        return call_failed(drv, result, "cuStreamCreateWithPriority(device %d)", drv->ordinal);
+        return fcdp__driver_failed(drv, result, "cuStreamCreateWithPriority(device %d)", drv->ordinal);
     *stream_out = stream;
     return FCDP_OK;
 }
@@ -503,29 +338,29 @@ fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out
 void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamDestroy_v2, stream);
     if (result != CUDA_SUCCESS)
-        fcdp__log(FCDP_LOG_DEBUG, "cuStreamDestroy(%p): %s", stream, result_name(drv, result));
+        fcdp__log(FCDP_LOG_DEBUG, "cuStreamDestroy(%p): %s", stream, fcdp__driver_result_name(drv, result));
 }
 
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamSynchronize, stream);
-    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuStreamSynchronize(%p)", stream);
+    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuStreamSynchronize(%p)", stream);
 }
 
 fcdp_status fcdp__driver_sync(fcdp_driver *drv) {
     CUresult result = CALL(drv, cuCtxSynchronize);
-    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuCtxSynchronize()");
+    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuCtxSynchronize()");
 }
 
 fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamQuery, stream);
     if (result == CUDA_ERROR_NOT_READY) return FCDP_PENDING;
-    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuStreamQuery(%p)", stream);
+    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuStreamQuery(%p)", stream);
 }
 
 fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) {
     int capture = 0; /* CU_STREAM_CAPTURE_STATUS_NONE */
     CUresult result = CALL(drv, cuStreamIsCapturing, stream, &capture);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuStreamIsCapturing(%p)", stream);
+    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuStreamIsCapturing(%p)", stream);
     return capture ? FCDP_PENDING : FCDP_OK;
 }
 
@@ -533,13 +368,13 @@ fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_
     CUresult result = CALL(drv, cuStreamWaitEvent, stream, event, 0);
     return result == CUDA_SUCCESS
                ? FCDP_OK
-               : call_failed(drv, result, "cuStreamWaitEvent(%p, event %p)", stream, event);
+               : fcdp__driver_failed(drv, result, "cuStreamWaitEvent(%p, event %p)", stream, event);
 }
 
 static fcdp_status event_create(fcdp_driver *drv, unsigned flags, fcdp_event *event_out) {
     CUevent event;
     CUresult result = CALL(drv, cuEventCreate, &event, flags);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuEventCreate(device %d)", drv->ordinal);
+    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuEventCreate(device %d)", drv->ordinal);
     *event_out = event;
     return FCDP_OK;
 }
@@ -555,24 +390,24 @@ fcdp_status fcdp__driver_event_create_blocking(fcdp_driver *drv, fcdp_event *eve
 void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event) {
     CUresult result = CALL(drv, cuEventDestroy_v2, event);
     if (result != CUDA_SUCCESS)
-        fcdp__log(FCDP_LOG_DEBUG, "cuEventDestroy(%p): %s", event, result_name(drv, result));
+        fcdp__log(FCDP_LOG_DEBUG, "cuEventDestroy(%p): %s", event, fcdp__driver_result_name(drv, result));
 }
 
 fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) {
     CUresult result = CALL(drv, cuEventRecord, event, stream);
     return result == CUDA_SUCCESS ? FCDP_OK
-                                  : call_failed(drv, result, "cuEventRecord(%p, stream %p)", event, stream);
+                                  : fcdp__driver_failed(drv, result, "cuEventRecord(%p, stream %p)", event, stream);
 }
 
 fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event) {
     CUresult result = CALL(drv, cuEventSynchronize, event);
-    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuEventSynchronize(%p)", event);
+    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuEventSynchronize(%p)", event);
 }
 
 fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) {
     CUresult result = CALL(drv, cuEventQuery, event);
     if (result == CUDA_ERROR_NOT_READY) return FCDP_PENDING;
-    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuEventQuery(%p)", event);
+    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuEventQuery(%p)", event);
 }
 
 /* ---- host functions, values ---- */
@@ -580,7 +415,7 @@ fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) {
 fcdp_status fcdp__driver_host_function(fcdp_driver *drv, fcdp_stream stream, fcdp_host_function function,
                                        void *context) {
     CUresult result = CALL(drv, cuLaunchHostFunc, stream, function, context);
-    return result == CUDA_SUCCESS ? FCDP_OK : call_failed(drv, result, "cuLaunchHostFunc(stream %p)", stream);
+    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuLaunchHostFunc(stream %p)", stream);
 }
 
 static fcdp_status no_values(const fcdp_driver *drv, const char *name) {
@@ -594,7 +429,7 @@ fcdp_status fcdp__driver_write_value32(fcdp_driver *drv, fcdp_stream stream, fcd
     CUresult result =
         CALL(drv, cuStreamWriteValue32_v2, stream, word.addr, value, CU_STREAM_WRITE_VALUE_DEFAULT);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuStreamWriteValue32(%p, %#llx, %u)", stream,
+    return fcdp__driver_failed(drv, result, "cuStreamWriteValue32(%p, %#llx, %u)", stream,
                        (unsigned long long)word.addr, value);
 }
 
@@ -602,11 +437,17 @@ fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp
     if (!drv->api.cuStreamWaitValue32_v2) return no_values(drv, "cuStreamWaitValue32");
     CUresult result = CALL(drv, cuStreamWaitValue32_v2, stream, word.addr, value, CU_STREAM_WAIT_VALUE_GEQ);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return call_failed(drv, result, "cuStreamWaitValue32(%p, %#llx, %u)", stream,
+    return fcdp__driver_failed(drv, result, "cuStreamWaitValue32(%p, %#llx, %u)", stream,
                        (unsigned long long)word.addr, value);
 }
 
 /* ---- the simulated driver ---- */
+
+struct simgpu_access { /* as tools/simgpu/simgpu.h has it */
+    uint64_t address;
+    size_t bytes;
+    int writes;
+};
 
 void fcdp__driver_annotate(fcdp_driver *drv, const char *label) {
     if (drv->sim.annotate) drv->sim.annotate(label);
@@ -652,7 +493,7 @@ static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at,
     bool no_room = result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_OPERATING_SYSTEM ||
                    (limited && n_locked + bytes > limit.rlim_cur);
     if (!no_room || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-        return call_failed(drv, result, "cuMemHostRegister(%p, %zu bytes, after %zu)", at, bytes, n_done);
+        return fcdp__driver_failed(drv, result, "cuMemHostRegister(%p, %zu bytes, after %zu)", at, bytes, n_done);
 
     char allowed[64] = "unlimited";
     if (limited)
@@ -662,7 +503,7 @@ static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at,
         "cuMemHostRegister(%p, %zu bytes, after %zu): %s; locked memory is %s (RLIMIT_MEMLOCK), %zu bytes "
         "are "
         "locked: raise the limit (ulimit -l unlimited), free host memory, or set FCDP_PIN=never",
-        at, bytes, n_done, result_name(drv, result), allowed, n_locked);
+        at, bytes, n_done, fcdp__driver_result_name(drv, result), allowed, n_locked);
 }
 
 fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) {
@@ -684,7 +525,7 @@ fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) {
 fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_out) {
     CUdeviceptr at;
     CUresult result = CALL(drv, cuMemHostGetDevicePointer_v2, &at, host, 0);
-    if (result != CUDA_SUCCESS) return call_failed(drv, result, "cuMemHostGetDevicePointer(%p)", host);
+    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuMemHostGetDevicePointer(%p)", host);
     at_out->addr = at;
     return FCDP_OK;
 }
@@ -695,7 +536,7 @@ fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) {
          n_done += fcdp__driver_pin_chunk_bytes) { /* the same chunks as host_pin */
         CUresult result = CALL(drv, cuMemHostUnregister, (char *)at + n_done);
         if (result != CUDA_SUCCESS && !status)
-            status = call_failed(drv, result, "cuMemHostUnregister(%p)", (char *)at + n_done);
+            status = fcdp__driver_failed(drv, result, "cuMemHostUnregister(%p)", (char *)at + n_done);
     }
     return status;
 }

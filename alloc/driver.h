@@ -84,6 +84,32 @@ extern size_t fcdp__driver_pin_chunk_bytes;
 fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
 
+/* ---- kernels ---- */
+
+/* A module of one kernel with one parameter: the address of an array of tasks in pinned host memory, one for each
+ * block. A task begins with the address and the number of bytes (a uint64_t each) that its block reads; and a
+ * block writes nothing but its task. `run` does in C what a block does, for the simulated driver, which compiles
+ * nothing. */
+typedef struct fcdp_kernel_source {
+    const char *image;       /* PTX, ends with a 0 */
+    const char *entry;       /* the kernel's name */
+    uint32_t n_threads;      /* of a block */
+    size_t task_bytes;
+    void (*run)(void *task);
+} fcdp_kernel_source;
+typedef struct fcdp_kernel {
+    void *module, *function; /* CUmodule, CUfunction; NULL: not loaded */
+    uint32_t n_threads;
+} fcdp_kernel;
+/* FCDP_ERR_UNSUPPORTED: the driver lacks the calls, or does not compile the image for this device. */
+fcdp_status fcdp__driver_kernel_load(fcdp_driver *drv, const fcdp_kernel_source *source,
+                                     fcdp_kernel *kernel_out) FCDP_MUST_CHECK;
+/* Behind its launches: the host has seen their end. */
+void fcdp__driver_kernel_unload(fcdp_driver *drv, const fcdp_kernel *kernel);
+/* `tasks`: the device's address of them (fcdp__driver_host_dptr). Nobody changes them before the kernel has run. */
+fcdp_status fcdp__driver_launch(fcdp_driver *drv, const fcdp_kernel *kernel, fcdp_dptr tasks, uint32_t n_tasks,
+                                fcdp_stream stream) FCDP_MUST_CHECK;
+
 /* ---- the simulated driver's reports, checks and timeline; on CUDA these do nothing ---- */
 
 enum { FCDP_MAX_ACCESSES = 8 };

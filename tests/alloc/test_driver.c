@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "alloc/driver_internal.h"
 #include "tests/alloc/support.h"
 
 /* Of the simulated driver, beside the table. */
@@ -305,6 +306,75 @@ static void access_not_ready_is_tried_again(void **state) {
     world_destroy(&w);
 }
 
+/* ---- kernels ---- */
+
+typedef struct count_task {
+    uint64_t address, bytes, n;
+} count_task;
+
+static void count_block(void *task) {
+    count_task *of = task;
+    of->n = of->bytes;
+}
+
+static const fcdp_kernel_source count_kernel = {".visible .entry count(.param .u64 tasks)", "count", 64, sizeof(count_task), count_block};
+
+static size_t n_modules(void) {
+    struct simgpu_live live;
+    simgpu_live(&live);
+    return live.modules;
+}
+
+static void a_kernel_runs_on_its_tasks(void **state) {
+    (void)state;
+    world w = world_create();
+    count_task *tasks = (count_task *)(void *)w.host;
+    fcdp_kernel kernel;
+    fcdp_dptr at;
+    assert_ok(fcdp__driver_host_pin(w.drv, w.host, PAGE));
+    assert_ok(fcdp__driver_host_dptr(w.drv, w.host, &at));
+    assert_ok(fcdp__driver_kernel_load(w.drv, &count_kernel, &kernel));
+    for (uint64_t i = 0; i < 30; i++) tasks[i] = (count_task){w.base.addr + 1000 * i, 10 + i, 0};
+    assert_ok(fcdp__driver_launch(w.drv, &kernel, at, 30, w.stream));
+    assert_ok(fcdp__driver_stream_sync(w.drv, w.stream));
+    for (uint64_t i = 0; i < 30; i++) assert_int_equal(tasks[i].n, 10 + i);
+
+    assert_int_equal(simgpu_fail_nth("cuLaunchKernel", 1, CUDA_UNKNOWN), 0);
+    assert_int_equal(fcdp__driver_launch(w.drv, &kernel, at, 30, w.stream), FCDP_ERR_DRIVER);
+    assert_text("cuLaunchKernel(30 blocks of 64 threads");
+    fcdp__driver_kernel_unload(w.drv, &kernel);
+    fcdp__driver_kernel_unload(w.drv, &(fcdp_kernel){0}); /* never loaded */
+    assert_ok(fcdp__driver_host_unpin(w.drv, w.host, PAGE));
+    world_destroy(&w);
+}
+
+static void a_kernel_that_cannot_be_loaded_leaves_nothing(void **state) {
+    (void)state;
+    static const struct {
+        const char *call;
+        int code;
+        fcdp_status status;
+    } rows[] = {{"cuModuleLoadData", CUDA_UNKNOWN, FCDP_ERR_DRIVER},    {"cuModuleLoadData", 209, FCDP_ERR_UNSUPPORTED},
+                {"cuModuleLoadData", 222, FCDP_ERR_UNSUPPORTED},        {"cuModuleLoadData", CUDA_OUT_OF_MEMORY, FCDP_ERR_NO_DEVICE_MEM},
+                {"cuModuleGetFunction", CUDA_UNKNOWN, FCDP_ERR_DRIVER}, {"cuModuleGetFunction", 221, FCDP_ERR_UNSUPPORTED}};
+    world w = world_create();
+    fcdp_kernel kernel = {(void *)77, (void *)77, 77};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assert_int_equal(simgpu_fail_nth(rows[i].call, 1, rows[i].code), 0);
+        assert_int_equal(fcdp__driver_kernel_load(w.drv, &count_kernel, &kernel), rows[i].status);
+        assert_text(rows[i].call);
+        assert_int_equal(n_modules(), 0);
+    }
+    assert_true(kernel.module == (void *)77 && kernel.function == (void *)77);
+    fcdp_kernel_source unknown = count_kernel;
+    unknown.entry = "another";
+    assert_true(fcdp__driver_kernel_load(w.drv, &unknown, &kernel) < 0);
+    w.drv->api.cuLaunchKernel = NULL; /* as in a library that has none */
+    assert_int_equal(fcdp__driver_kernel_load(w.drv, &count_kernel, &kernel), FCDP_ERR_UNSUPPORTED);
+    assert_text("cuLaunchKernel; update the driver");
+    world_destroy(&w);
+}
+
 /* ---- contexts ---- */
 
 typedef struct visit {
@@ -579,6 +649,8 @@ int main(void) {
         cmocka_unit_test(failures_map_to_what_callers_do),
         cmocka_unit_test(real_exhaustion_is_out_of_device_memory),
         cmocka_unit_test(access_not_ready_is_tried_again),
+        cmocka_unit_test(a_kernel_runs_on_its_tasks),
+        cmocka_unit_test(a_kernel_that_cannot_be_loaded_leaves_nothing),
         cmocka_unit_test(any_thread_may_call_and_keeps_its_context),
         cmocka_unit_test(two_drivers_share_the_device),
         cmocka_unit_test(an_event_orders_two_streams),
