@@ -1,0 +1,162 @@
+/* fingerprint_batch.c - many arrays' fingerprints by one launch (fingerprint.h). The tasks are in pinned memory that the device reads and writes
+ * itself: no copy, no memory of the device's, nothing to zero, and no atomics. The host adds the blocks' sums up, a few thousand at most.
+ *
+ * The memory is shared and not private: after a fork the device would write to pages that only the child has.
+ */
+#include "comm/fingerprint.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/*     begun <=> the device may read and write tasks[0 .. n_tasks) */
+struct fcdp_fingerprints {
+    fcdp_driver *drv;
+    fcdp_kernel kernel;
+    fcdp_event done; /* NULL: none yet */
+    fcdp_stream stream;
+    bool begun;
+    fcdp_fingerprint_task *tasks; /* NULL: none yet */
+    size_t capacity_bytes;        /* pinned */
+    size_t n_tasks, n;
+    size_t *bytes; /* of each of the n arrays */
+    size_t n_bytes_capacity;
+};
+
+static size_t n_tasks_of(size_t bytes) {
+    return (bytes + FCDP_FINGERPRINT_TASK_BYTES - 1) / FCDP_FINGERPRINT_TASK_BYTES;
+}
+
+fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fingerprints_out) {
+    fcdp_fingerprints *f = calloc(1, sizeof *f);
+    if (!f) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to fingerprint shards on the device");
+    f->drv = drv;
+    fcdp_status status = fcdp__driver_kernel_load(drv, &fcdp__fingerprint_kernel, &f->kernel);
+    if (!status) status = fcdp__driver_event_create_blocking(drv, &f->done);
+    if (status) {
+        fcdp__fingerprints_destroy(f);
+        return status;
+    }
+    *fingerprints_out = f;
+    return FCDP_OK;
+}
+
+/* The device must be through with them. */
+static void tasks_drop(fcdp_fingerprints *f) {
+    if (!f->tasks) return;
+    if (fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    munmap(f->tasks, f->capacity_bytes);
+    f->tasks = NULL;
+    f->capacity_bytes = 0;
+}
+
+void fcdp__fingerprints_destroy(fcdp_fingerprints *f) {
+    if (!f) return;
+    if (f->begun && fcdp__driver_stream_sync(f->drv, f->stream)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    tasks_drop(f);
+    if (f->done) fcdp__driver_event_destroy(f->drv, f->done);
+    fcdp__driver_kernel_unload(f->drv, &f->kernel);
+    free(f->bytes);
+    free(f);
+}
+
+/* Twice what is needed, so that a job comes to its size in few steps; whole pages, since that is what can be pinned. */
+static fcdp_status tasks_need(fcdp_fingerprints *f, size_t n_tasks) {
+    size_t bytes = n_tasks * sizeof *f->tasks, page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    if (bytes <= f->capacity_bytes) return FCDP_OK;
+    bytes = fcdp__round_up(2 * bytes, page_bytes);
+    void *tasks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (tasks == MAP_FAILED)
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for %zu tasks of fingerprints (%zu bytes)", n_tasks, bytes);
+    fcdp_status status = fcdp__driver_host_pin(f->drv, tasks, bytes);
+    if (status) {
+        munmap(tasks, bytes);
+        return status;
+    }
+    tasks_drop(f);
+    f->tasks = tasks;
+    f->capacity_bytes = bytes;
+    return FCDP_OK;
+}
+
+static fcdp_status sizes_keep(fcdp_fingerprints *f, const size_t *bytes, size_t n) {
+    if (n > f->n_bytes_capacity) {
+        size_t *grown = realloc(f->bytes, n * sizeof *grown);
+        if (!grown) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the sizes of %zu shards", n);
+        f->bytes = grown;
+        f->n_bytes_capacity = n;
+    }
+    if (n) memcpy(f->bytes, bytes, n * sizeof *bytes);
+    f->n = n;
+    return FCDP_OK;
+}
+
+static void tasks_fill(fcdp_fingerprints *f, const uint64_t *arrays) {
+    fcdp_fingerprint_task *task = f->tasks;
+    for (size_t i = 0; i < f->n; i++)
+        for (size_t at = 0; at < f->bytes[i]; at += FCDP_FINGERPRINT_TASK_BYTES) {
+            size_t left = f->bytes[i] - at;
+            *task++ = (fcdp_fingerprint_task){
+                .address = arrays[i] + at,
+                .bytes = left < FCDP_FINGERPRINT_TASK_BYTES ? left : FCDP_FINGERPRINT_TASK_BYTES,
+                .first = at / sizeof(uint64_t),
+            };
+        }
+}
+
+/* The tasks are the device's until its stream has passed them. The failure that led here is what the caller is told. */
+static void give_up(fcdp_fingerprints *f) {
+    char text[512];
+    snprintf(text, sizeof text, "%s", fcdp_error_text());
+    if (f->begun && !fcdp__driver_stream_sync(f->drv, f->stream)) f->begun = false;
+    (void)!fcdp__fail(FCDP_ERR_DRIVER, "%s", text);
+}
+
+static fcdp_status launch(fcdp_fingerprints *f, fcdp_stream stream) {
+    fcdp_dptr tasks;
+    fcdp_status status = fcdp__driver_host_dptr(f->drv, f->tasks, &tasks);
+    if (!status) status = fcdp__driver_launch(f->drv, &f->kernel, tasks, (uint32_t)f->n_tasks, stream);
+    if (status) return status;
+    f->stream = stream;
+    f->begun = true;
+    return fcdp__driver_event_record(f->drv, f->done, stream);
+}
+
+/* All that can fail for lack of memory comes before the launch, which nothing could take back. */
+fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *f, const uint64_t *arrays, const size_t *bytes, size_t n,
+                                     fcdp_stream stream) {
+    if (f->begun)
+        return fcdp__fail(FCDP_ERR_INVALID, "fingerprints of %zu shards have begun: end them before those of %zu more", f->n, n);
+    f->n_tasks = 0;
+    for (size_t i = 0; i < n; i++) f->n_tasks += n_tasks_of(bytes[i]);
+    fcdp_status status = sizes_keep(f, bytes, n);
+    if (!status) status = tasks_need(f, f->n_tasks);
+    if (status || f->n_tasks == 0) return status;
+    tasks_fill(f, arrays);
+    status = launch(f, stream);
+    if (status) give_up(f);
+    return status;
+}
+
+/* The sums, in the order in which tasks_fill made their tasks. */
+static void sums_read(const fcdp_fingerprints *f, uint64_t *fingerprints_out) {
+    const fcdp_fingerprint_task *task = f->tasks;
+    for (size_t i = 0; i < f->n; i++) {
+        uint64_t sum = 0;
+        for (size_t k = n_tasks_of(f->bytes[i]); k > 0; k--) sum += task++->sum;
+        fingerprints_out[i] = fcdp__fingerprint_of_sum(sum, f->bytes[i]);
+    }
+}
+
+fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *f, uint64_t *fingerprints_out) {
+    fcdp_status status = f->begun ? fcdp__driver_event_sync(f->drv, f->done) : FCDP_OK;
+    if (status) {
+        give_up(f);
+        return status;
+    }
+    f->begun = false;
+    sums_read(f, fingerprints_out);
+    return FCDP_OK;
+}
