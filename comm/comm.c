@@ -46,8 +46,36 @@ void fcdp_comm_destroy(fcdp_comm *comm) {
     while (*link != comm) link = &(*link)->next;
     *link = comm->next;
     fcdp__lock_release(&engine->lock);
+    fcdp__fingerprints_destroy(comm->fingerprints);
     fcdp__host_destroy(comm->host);
     free(comm);
+}
+
+/* ---- fingerprints ---- */
+
+/* What the driver cannot do, or the caller did wrong, leaves the comm as it is; after anything else this rank takes part in no agreement, and
+ * its peers are told, who may be waiting on their hosts for a collective that it will not begin. */
+static fcdp_status fingerprint_failed(fcdp_comm *comm, fcdp_status status) {
+    if (status == FCDP_ERR_UNSUPPORTED || status == FCDP_ERR_INVALID) return status;
+    return fcdp__comm_fail(comm, fcdp__fail(status, "fingerprints of the shards: %s", fcdp_error_text()));
+}
+
+fcdp_status fcdp_comm_fingerprint_begin(fcdp_comm *comm, const uint64_t *shards, const size_t *shard_bytes, size_t n,
+                                        fcdp_stream stream) {
+    fcdp_status status = fcdp__engine_check_process(comm->engine, "the engine");
+    if (!status && !comm->fingerprints) status = fcdp__fingerprints_create(comm->engine->drv, &comm->fingerprints);
+    if (!status) status = fcdp__fingerprints_begin(comm->fingerprints, shards, shard_bytes, n, stream);
+    return status ? fingerprint_failed(comm, status) : FCDP_OK;
+}
+
+fcdp_status fcdp_comm_fingerprint_end(fcdp_comm *comm, uint64_t *fingerprints_out) {
+    fcdp_status status = fcdp__engine_check_process(comm->engine, "the engine");
+    if (!status && !comm->fingerprints)
+        status = fcdp__fail(FCDP_ERR_INVALID, "no fingerprints have begun that could be waited for");
+    if (!status) status = fcdp__fingerprints_end(comm->fingerprints, fingerprints_out);
+    if (status) return fingerprint_failed(comm, status);
+    status = fcdp_comm_check(comm); /* after the wait, which may have ended because of it */
+    return status ? fcdp__comm_fail(comm, status) : FCDP_OK;
 }
 
 /* ---- host memory ---- */

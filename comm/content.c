@@ -20,6 +20,10 @@ static uint64_t content_of(const fcdp_group *group) {
     return mixed;
 }
 
+uint64_t fcdp__content_of_bytes(const void *bytes, size_t n_bytes) {
+    return XXH3_64bits(bytes, n_bytes);
+}
+
 void fcdp__content_take(fcdp_group *group) {
     group->has_content = is_readable(group);
     if (group->has_content) group->content = content_of(group);

@@ -237,15 +237,23 @@ static bool is_on_device(fcdp_group *group) {
     return true;
 }
 
+/* Of extent i, NULL: none. */
+static const uint64_t *fingerprint_of(const fcdp_evidence *evidence, uint32_t i, uint64_t *own) {
+    if (evidence->fingerprints) return &evidence->fingerprints[i];
+    if (!evidence->shards[i]) return NULL;
+    *own = fcdp__content_of_bytes(evidence->shards[i], evidence->shard_bytes[i]);
+    return own;
+}
+
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence, const fcdp_scene *scene,
                             uint8_t *vote_out) {
     uint32_t n = group->layout->n_extents;
     fcdp_status status = group->member.ahead ? fcdp__group_cancel(group) : FCDP_OK;
     if (status) return status;
     for (uint32_t i = 0; i < n; i++) {
-        const void *shard = evidence->shards[i];
-        vote_out[i] = (uint8_t)fcdp__validity_observe(group->validity, i, &evidence->signals[i], scene, shard,
-                                                      shard ? evidence->shard_bytes[i] : 0);
+        uint64_t own;
+        vote_out[i] = (uint8_t)fcdp__validity_observe(group->validity, i, &evidence->signals[i], scene,
+                                                      fingerprint_of(evidence, i, &own));
     }
     vote_out[n] = !is_on_device(group);
     return FCDP_OK;
@@ -262,11 +270,9 @@ void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
     uint32_t n = group->layout->n_extents;
     for (uint32_t i = 0; i < n; i++) {
-        const void *shard = evidence->shards[i];
+        uint64_t own;
         if (group->stale[i]) continue;
-        if (fcdp__validity_moved(group->validity, i, &evidence->signals[i], shard,
-                                 shard ? evidence->shard_bytes[i] : 0))
-            return i;
+        if (fcdp__validity_moved(group->validity, i, &evidence->signals[i], fingerprint_of(evidence, i, &own))) return i;
     }
     return n;
 }

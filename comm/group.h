@@ -49,12 +49,12 @@ fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32
 fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i);
 uint32_t fcdp_group_n_extents(const fcdp_group *group);
 
-/* What the caller saw of the group's parameters: arrays of n_extents; shards[i]: host-readable bytes to fingerprint, NULL where there are
- * none. */
+/* What the caller saw of the group's parameters: arrays of n_extents. */
 typedef struct fcdp_evidence {
     const fcdp_signals *signals;
-    const void *const *shards;
+    const void *const *shards;    /* host-readable bytes, which are fingerprinted here; NULL: none */
     const size_t *shard_bytes;
+    const uint64_t *fingerprints; /* by the device (fcdp_comm_fingerprint_end), in place of `shards`; NULL: none */
 } fcdp_evidence;
 
 void fcdp_group_join(fcdp_group *group, fcdp_tree *tree);

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
+#include "comm/fingerprint.h"
 #include "comm/group.h"
 #include "comm/plan.h"
 #include "tiering/segv.h"
@@ -52,6 +53,7 @@ struct fcdp_comm {
     fcdp_transport transport;
     fcdp_host *host;    /* NULL until created or joined; set under the engine's lock */
     uint64_t n_gathers; /* so far, the same on every rank: which inter lane is next */
+    fcdp_fingerprints *fingerprints; /* NULL: never asked for */
     atomic_bool failed; /* release: failure and failure_text are there; acquire in comm_check */
     fcdp_status failure;
     char failure_text[FCDP_FAILURE_BYTES];
@@ -126,6 +128,8 @@ fcdp_status fcdp__group_cancel(fcdp_group *group) FCDP_MUST_CHECK;
  * when the use ends. Plain FSDP drops such writes at reshard; a kept one would live on. Only where the host can read the device's bytes (the
  * simulated one, with host_computes). On a GPU the caller's version counters are the one sign. */
 void fcdp__content_take(fcdp_group *group);
+/* The same function of any bytes that the host can read. */
+uint64_t fcdp__content_of_bytes(const void *bytes, size_t n_bytes);
 /* A fingerprint was taken before the program could write, or none can be. */
 bool fcdp__content_is_known(const fcdp_group *group);
 /* As it was, as far as anybody can tell. What nobody has waited for nobody has written into, and it may not be there yet. */

@@ -1,10 +1,8 @@
 /* validity.c - compares what is observed with what was gathered. Which signals exist and why: validity.h. */
 #include "comm/validity.h"
 
-#define XXH_INLINE_ALL
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 typedef struct parameter {
     fcdp_observation observed, accepted;
@@ -52,17 +50,17 @@ static uint32_t observation_differs(const fcdp_observation *now, const fcdp_obse
 }
 
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
-                                const fcdp_scene *scene, const void *shard, size_t shard_bytes) {
+                                const fcdp_scene *scene, const uint64_t *fingerprint) {
     FCDP_CHECK(1, i < validity->n);
     parameter *p = &validity->parameters[i];
     bool grad_mode_changed = p->observed.exists && p->observed.grad_mode != scene->grad_mode;
     p->observed = (fcdp_observation){
         .signals = *signals,
-        .fingerprint = shard ? XXH3_64bits(shard, shard_bytes) : 0,
+        .fingerprint = fingerprint ? *fingerprint : 0,
         .reductions = scene->reductions,
         .grad_mode_changes = p->observed.grad_mode_changes + grad_mode_changed,
         .exists = true,
-        .has_fingerprint = shard != NULL,
+        .has_fingerprint = fingerprint != NULL,
         .grad_mode = scene->grad_mode,
     };
     return observation_differs(&p->observed, &p->accepted, scene->optimizer_seen);
@@ -83,11 +81,11 @@ void fcdp__validity_spoil(fcdp_validity *validity) {
 }
 
 bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
-                          const void *shard, size_t shard_bytes) {
+                          const uint64_t *fingerprint) {
     FCDP_CHECK(1, i < validity->n);
     const fcdp_observation *observed = &validity->parameters[i].observed;
     if (!observed->exists || signals_differ(signals, &observed->signals)) return true;
-    return shard && observed->has_fingerprint && XXH3_64bits(shard, shard_bytes) != observed->fingerprint;
+    return fingerprint && observed->has_fingerprint && *fingerprint != observed->fingerprint;
 }
 
 const char *fcdp__stale_text(uint32_t mask) {

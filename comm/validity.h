@@ -54,17 +54,20 @@ typedef struct fcdp_validity fcdp_validity; /* of one group: n parameters */
 
 fcdp_status fcdp__validity_create(uint32_t n, fcdp_validity **validity_out) FCDP_MUST_CHECK;
 void fcdp__validity_destroy(fcdp_validity *validity);
-/* `shard`/`shard_bytes`: host-readable bytes to fingerprint (XXH3, 64 bit), NULL where they cannot be read: no fingerprint. The mask of reasons. */
+/* `fingerprint`: of the shard's bytes, by one function for all observations; NULL where they were not read. The
+ * mask of reasons. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, const fcdp_scene *scene,
-                                const void *shard, size_t shard_bytes);
+                                const uint64_t *fingerprint);
 /* The last observation: what a gather submitted now will bring. */
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i);
 /* The copy is now what `gathered` saw. One that saw nothing (never observed) leaves the copy stale. */
 void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_observation *gathered);
 /* The copy of every parameter is worthless (someone wrote into it). */
 void fcdp__validity_spoil(fcdp_validity *validity);
-/* Signals, and the fingerprint where `shard` is not NULL, against the last observation: has something changed since the ranks agreed? */
-bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, const void *shard, size_t shard_bytes);
+/* Signals, and the fingerprint where it is not NULL, against the last observation: has something changed since the
+ * ranks agreed? */
+bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
+                          const uint64_t *fingerprint);
 /* "optimizer step, version counter" for messages; thread-local storage. */
 const char *fcdp__stale_text(uint32_t mask);
 

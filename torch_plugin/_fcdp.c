@@ -459,6 +459,7 @@ METHOD(group_ask_again) {
 /* (signals: n x 8 uint64, shards: n uint64 (0: cannot be read), shard_bytes: n uint64), borrowed from the arguments. */
 static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *shards, PyObject *sizes, fcdp_evidence *evidence_out) {
     size_t n = fcdp_group_n_extents(group);
+    evidence_out->fingerprints = NULL;
     evidence_out->signals = bytes_of(signals, n * sizeof(fcdp_signals), "signals");
     evidence_out->shards = evidence_out->signals ? bytes_of(shards, n * sizeof(uint64_t), "shards") : NULL;
     evidence_out->shard_bytes = evidence_out->shards ? bytes_of(sizes, n * sizeof(uint64_t), "shard_bytes") : NULL;

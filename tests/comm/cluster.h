@@ -53,6 +53,7 @@ typedef struct cluster_config {
     int prefetch;
     size_t coalesce_bytes;
     bool host_computes;
+    bool fingerprints; /* shards in device memory are fingerprinted before every agreement; the host's always are */
     double tau[CLUSTER_MAX_RANKS];
     size_t device_budget_bytes;
     double timeout_s; /* 0: long enough for a slow machine */

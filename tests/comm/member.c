@@ -12,7 +12,8 @@ enum { MAX_AHEAD = 8 };
 
 /* ---- agreements ---- */
 
-static fcdp_status vote_one(member *m, uint32_t g, uint8_t *vote_out, uint32_t *moved_out) {
+/* `fingerprints`: the device's, of the group's shards; NULL: none. */
+static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints, uint8_t *vote_out, uint32_t *moved_out) {
     const group_spec *spec = &m->cluster->config.groups[g];
     fcdp_signals signals[CLUSTER_MAX_EXTENTS] = {{0}};
     const void *shards[CLUSTER_MAX_EXTENTS] = {NULL};
@@ -23,13 +24,43 @@ static fcdp_status vote_one(member *m, uint32_t g, uint8_t *vote_out, uint32_t *
         shard_bytes[i] = spec->extents[i].shard_bytes;
         if (m->cluster->config.host_computes) shards[i] = m->shards + m->shard_at[g][i];
     }
-    fcdp_evidence evidence = {signals, shards, shard_bytes};
+    fcdp_evidence evidence = {signals, shards, shard_bytes, fingerprints};
     if (moved_out) *moved_out = fcdp_group_audit(m->groups[g], &evidence);
     return vote_out ? fcdp_group_vote(m->groups[g], &evidence, &scene, vote_out) : FCDP_OK;
 }
 
+/* Of the shards of groups [first, end), by the device, in their order. */
+static fcdp_status fingerprints_take(member *m, uint32_t first, uint32_t end, uint64_t *fingerprints_out) {
+    uint64_t shards[CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS];
+    size_t bytes[CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS], n = 0;
+    for (uint32_t g = first; g < end; g++)
+        for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++, n++) {
+            shards[n] = (uintptr_t)(m->shards + m->shard_at[g][i]);
+            bytes[n] = m->cluster->config.groups[g].extents[i].shard_bytes;
+        }
+    fcdp_status status = fcdp_comm_fingerprint_begin(m->comm, shards, bytes, n, m->stream);
+    return status ? status : fcdp_comm_fingerprint_end(m->comm, fingerprints_out);
+}
+
+/* Votes of groups [first, end), n_extents + 1 each; how many in *n_out. */
+static fcdp_status vote(member *m, uint32_t first, uint32_t end, uint8_t *votes_out, size_t *n_out) {
+    uint64_t taken[CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS];
+    const uint64_t *fingerprints = m->cluster->config.fingerprints && !m->cluster->config.host_computes ? taken : NULL;
+    fcdp_status status = fingerprints ? fingerprints_take(m, first, end, taken) : FCDP_OK;
+    size_t n = 0;
+    for (uint32_t g = first; g < end && !status; g++) {
+        uint32_t n_extents = m->cluster->config.groups[g].n_extents;
+        status = vote_one(m, g, fingerprints, votes_out + n, NULL);
+        if (fingerprints) fingerprints += n_extents;
+        n += n_extents + 1;
+    }
+    *n_out = n;
+    return status;
+}
+
 fcdp_status member_vote(member *m, uint32_t g, uint8_t *vote_out) {
-    return vote_one(m, g, vote_out, NULL);
+    size_t n;
+    return vote(m, g, g + 1, vote_out, &n);
 }
 
 /* What the framework's side does after an agreement on the whole tree. */
@@ -50,12 +81,8 @@ static fcdp_status cross_small(member *m) {
 /* Groups [first, end). */
 static fcdp_status agree(member *m, fcdp_question question, uint32_t first, uint32_t end) {
     uint8_t votes[COUNCIL_MAX_VOTES];
-    size_t n = 0;
-    fcdp_status status = FCDP_OK;
-    for (uint32_t g = first; g < end && !status; g++) {
-        status = vote_one(m, g, votes + n, NULL);
-        n += m->cluster->config.groups[g].n_extents + 1;
-    }
+    size_t n;
+    fcdp_status status = vote(m, first, end, votes, &n);
     if (!status) status = council_agree(&m->cluster->council, (uint32_t)question << 16 | first, votes, n);
     fcdp_status known = status ? fcdp_engine_check(m->engine) : FCDP_OK; /* it says more than who has left */
     if (known || status) return known ? known : status;
@@ -71,7 +98,7 @@ static fcdp_status agree(member *m, fcdp_question question, uint32_t first, uint
 
 static fcdp_status audit(member *m, uint32_t g) {
     uint32_t moved = 0;
-    fcdp_status status = vote_one(m, g, NULL, &moved);
+    fcdp_status status = vote_one(m, g, NULL, NULL, &moved);
     if (status || moved == m->cluster->config.groups[g].n_extents) return status;
     return fcdp__fail(FCDP_ERR_INVALID, "extent %u of group %u has changed since the ranks agreed", moved, g);
 }

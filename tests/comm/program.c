@@ -27,6 +27,8 @@ typedef struct presser { /* another holder of the rank's device memory */
     fcdp_pool *pool;
 } presser;
 
+enum { NOBODY = CLUSTER_MAX_RANKS + 1 };
+
 typedef struct runner {
     program *program;
     member *m;
@@ -55,6 +57,8 @@ static bool went(runner *r, const char *what, uint32_t g, fcdp_status status) {
     snprintf(r->end->text, sizeof r->end->text, "%s of group %u: %s (%s)", what, g, fcdp_status_name(status),
              fcdp_error_text());
     council_leave(&r->m->cluster->council);
+    /* Its process ends. Others need not see that: they come to the agreement, unless their hosts wait for what it will not begin. */
+    if (r->m->cluster->config.fingerprints) (void)!fcdp__comm_fail(r->m->comm, fcdp__fail(status, "%s", r->end->text));
     return false;
 }
 
@@ -151,6 +155,14 @@ static void reshard(runner *r, uint32_t g, bool written) {
     (void)went(r, "a reshard", g, member_reshard(r->m, g, written));
 }
 
+/* Who sees a signal of a step: CLUSTER_MAX_RANKS all, NOBODY none, which is enough where the bytes themselves are looked at. */
+static uint32_t who_notices(runner *r) {
+    const cluster_config *config = &r->m->cluster->config;
+    uint32_t how = random_below(&r->schedule, 4), one = random_below(&r->schedule, r->m->cluster->n_ranks);
+    if (r->program->plain || how < 2) return CLUSTER_MAX_RANKS;
+    return how == 2 && (config->host_computes || config->fingerprints) ? NOBODY : one;
+}
+
 static void step_group(runner *r, uint32_t g, const uint8_t *which, uint32_t noticed_by) {
     bool noticed = noticed_by == CLUSTER_MAX_RANKS || noticed_by == r->m->topology.rank;
     if (act(r)) (void)went(r, "a step", g, member_step(r->m, g, which, noticed));
@@ -185,8 +197,7 @@ static void optimizer_step(runner *r) {
     for (uint32_t g = 0; g < r->n; g++) {
         uint8_t which[CLUSTER_MAX_EXTENTS];
         choose_extents(r, g, which);
-        uint32_t all = random_below(&r->schedule, 2), one = random_below(&r->schedule, r->m->cluster->n_ranks);
-        step_group(r, g, which, all || r->program->plain ? CLUSTER_MAX_RANKS : one);
+        step_group(r, g, which, who_notices(r));
     }
 }
 
@@ -250,7 +261,7 @@ static void reduced(runner *r, uint32_t g) {
     fcdp_group_ask_again(r->m->groups[g]);
     if (!r->steps_in_backward) return;
     choose_extents(r, g, which);
-    step_group(r, g, which, chance(r, 2) ? CLUSTER_MAX_RANKS : random_below(&r->schedule, r->m->cluster->n_ranks));
+    step_group(r, g, which, who_notices(r));
     if (!chance(r, 3)) return;
     unshard(r, g, UNSHARD_BACKWARD); /* used by another part of the graph */
     use(r, g);

@@ -257,6 +257,56 @@ static void test_a_gather_is_of_what_was_voted_on(void **state) {
     end(c);
 }
 
+/* What no signal shows, of some extents, and of one bit on one rank: asked on a device, as on a GPU. Signals alone do not see it. */
+static void test_a_silent_write_is_seen_by_its_bytes(void **state) {
+    (void)state;
+    static const uint8_t part[CLUSTER_MAX_EXTENTS] = {0, 1, 0, 1};
+    for (int looks = 0; looks < 2; looks++) {
+        cluster_config config = one_group;
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+        config.fingerprints = looks;
+        cluster *c = start(&config);
+        step_all(c, 0, all_extents);
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        member *m = &c->members[4];
+        uint8_t *byte = m->shards + m->shard_at[0][2] + 69999;
+        *byte ^= 0x10;
+        agree_all(c, 0, agreed);
+        for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], looks && i == 2 ? FCDP_STALE_FINGERPRINT : 0);
+        *byte ^= 0x10;
+        agree_all(c, 0, agreed);
+        for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], 0);
+        uint64_t crossed = sent(c);
+        if (looks) EVERY_MEMBER(c, each) assert_ok(member_step(each, 0, part, false));
+        unshard_all(c, 0, FCDP_PASS_FORWARD); /* which looks at every byte */
+        assert_int_equal(sent(c) > crossed, looks);
+        reshard_all(c, 0);
+        end(c);
+    }
+}
+
+/* Grad mode, there and back, is no change where the bytes are known: a reference forward between forward and backward. */
+static void test_fingerprints_keep_what_grad_mode_would_not(void **state) {
+    (void)state;
+    for (int looks = 0; looks < 2; looks++) {
+        cluster_config config = one_group;
+        config.fingerprints = looks;
+        cluster *c = start(&config);
+        step_all(c, 0, all_extents);
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        uint64_t crossed = sent(c);
+        for (int pass = 0; pass < 2; pass++) {
+            EVERY_MEMBER(c, m) m->evaluates = pass == 0;
+            unshard_all(c, 0, pass ? FCDP_PASS_BACKWARD : FCDP_PASS_FORWARD);
+            reshard_all(c, 0);
+        }
+        assert_int_equal(sent(c) == crossed, looks);
+        end(c);
+    }
+}
+
 static uint64_t device_bytes(const member *m) {
     fcdp_engine_stats stats;
     fcdp_engine_stats_get(m->engine, &stats);
@@ -547,6 +597,7 @@ static cluster_config random_cluster(test_random *random) {
                 (fcdp_extent_spec){random_shard_bytes(random), (uint8_t)random_below(random, 2)};
         config.groups[g].extents[0].shard_bytes += 100;
     }
+    config.fingerprints = random_below(random, 2);
     bool alike = random_below(random, 2);
     for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++)
         config.tau[r] = alike && r ? config.tau[0] : taus[random_below(random, 3)];
@@ -571,10 +622,10 @@ static void random_program(uint64_t seed, int round) {
     cluster_config config = random_cluster(&own);
     size_t extra = random_below(&own, 3) * random_below(&own, 4);
     config.device_budget_bytes = (cluster_most_pages(&config) + extra) * PAGE_BYTES;
-    print_message("round %d, seed %#llx: %u x %u, %u groups, restore %s, mapping %s, %s computes, prefetch %d, agree %s, %zu + %zu pages\n", round,
+    print_message("round %d, seed %#llx: %u x %u, %u groups, restore %s, mapping %s, %s computes, %s, prefetch %d, agree %s, %zu + %zu pages\n", round,
                   (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
                   config.restore ? "whole" : "slice", config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
-                  config.host_computes ? "host" : "device", config.prefetch, config.agree ? "unshard" : "forward",
+                  config.host_computes ? "host" : "device", config.fingerprints ? "fingerprints" : "signals alone", config.prefetch, config.agree ? "unshard" : "forward",
                   config.device_budget_bytes / PAGE_BYTES - extra, extra);
     cluster *c = start(&config);
     program p = {.cluster = c, .seed = seed, .n_steps = 8, .jitter = 64, .stops = -1, .raw_writes = config.host_computes};
@@ -675,6 +726,8 @@ int main(void) {
         cmocka_unit_test(test_what_follows_is_begun_ahead),
         cmocka_unit_test(test_after_a_gather_that_failed_alone_nothing_crosses),
         cmocka_unit_test(test_a_gather_is_of_what_was_voted_on),
+        cmocka_unit_test(test_a_silent_write_is_seen_by_its_bytes),
+        cmocka_unit_test(test_fingerprints_keep_what_grad_mode_would_not),
         cmocka_unit_test(test_a_write_that_was_told_is_gathered_again),
         cmocka_unit_test(test_a_write_that_nobody_told_is_not_kept),
         cmocka_unit_test(test_a_store_that_fails_keeps_the_pages),

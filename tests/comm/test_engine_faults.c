@@ -60,6 +60,12 @@ static cluster_config together(cluster_config config) {
     return config;
 }
 
+/* Shards are fingerprinted on the device. */
+static cluster_config looking(cluster_config config) {
+    config.fingerprints = true;
+    return config;
+}
+
 static void fault_arm(cluster *c, const fault *f) {
     c->hub.silent = f->stops != NOBODY || (!f->of_driver && f->code == HUB_STALLS);
     if (f->n <= 0 || f->stops != NOBODY) return;
@@ -146,6 +152,12 @@ static void test_every_driver_call_alone_on_a_node(void **state) {
     every_driver_call(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), CUDA_UNKNOWN, 7);
     every_driver_call(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT), CUDA_UNKNOWN, 13);
     every_driver_call(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS), CUDA_OUT_OF_MEMORY, 29);
+}
+
+static void test_every_driver_call_with_fingerprints(void **state) {
+    (void)state;
+    every_driver_call(looking(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 11);
+    every_driver_call(looking(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), CUDA_OUT_OF_MEMORY, 61);
 }
 
 static void test_every_driver_call_groups_together(void **state) {
@@ -277,6 +289,7 @@ int main(void) {
         cmocka_unit_test(test_every_collective_stalls),
         cmocka_unit_test(test_a_rank_stops),
         cmocka_unit_test(test_every_driver_call_alone_on_a_node),
+        cmocka_unit_test(test_every_driver_call_with_fingerprints),
         cmocka_unit_test(test_every_driver_call_groups_together),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "comm/fingerprint.h"
 #include "comm/validity.h"
 
 typedef struct fixture {
@@ -17,9 +18,13 @@ typedef struct fixture {
     bool readable; /* the shard's bytes can be fingerprinted */
 } fixture;
 
+static uint64_t fingerprint(const fixture *f) {
+    return fcdp__fingerprint(f->shard, sizeof f->shard);
+}
+
 static uint32_t observe(fixture *f) {
-    return fcdp__validity_observe(f->validity, 0, &f->signals, &f->scene, f->readable ? f->shard : NULL,
-                                  sizeof f->shard);
+    uint64_t now = fingerprint(f);
+    return fcdp__validity_observe(f->validity, 0, &f->signals, &f->scene, f->readable ? &now : NULL);
 }
 
 static void gather(fixture *f) {
@@ -58,9 +63,9 @@ static void test_each_signal_alone(void **state) {
             fixture f = fixture_fresh(readable);
             uint64_t *signal = (uint64_t *)((char *)&f.signals + rows[i].offset);
             *signal += 1;
-            assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, NULL, 0));
+            assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, NULL));
             assert_int_equal(observe(&f), rows[i].mask);
-            assert_false(fcdp__validity_moved(f.validity, 0, &f.signals, NULL, 0));
+            assert_false(fcdp__validity_moved(f.validity, 0, &f.signals, NULL));
             assert_int_equal(observe(&f), rows[i].mask); /* until it is gathered, whoever looks */
             gather(&f);
             assert_int_equal(observe(&f), 0);
@@ -118,8 +123,9 @@ static void test_fingerprint_decides_where_there_is_one(void **state) {
     f.scene = (fcdp_scene){false, false, 9};
     assert_int_equal(observe(&f), 0); /* an evaluation over unchanged bytes costs nothing */
     f.shard[999] ^= 1;
-    assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, f.shard, sizeof f.shard));
-    assert_false(fcdp__validity_moved(f.validity, 0, &f.signals, NULL, 0));
+    uint64_t now = fingerprint(&f);
+    assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, &now));
+    assert_false(fcdp__validity_moved(f.validity, 0, &f.signals, NULL));
     assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
     f.shard[999] ^= 1;
     assert_int_equal(observe(&f), 0);
@@ -165,7 +171,7 @@ static void test_never_observed(void **state) {
     (void)state;
     fixture f = {.readable = false};
     assert_int_equal(fcdp__validity_create(1, &f.validity), FCDP_OK);
-    assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, NULL, 0));
+    assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, NULL));
     gather(&f); /* of an observation that never was */
     assert_int_equal(observe(&f), FCDP_STALE_NEW);
     fcdp__validity_destroy(f.validity);
