@@ -265,6 +265,11 @@ void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
     fcdp__member_agreed(&group->member);
 }
 
+void fcdp_group_confirm(fcdp_group *group, const fcdp_signals *signals) {
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        if (group->stale[i]) fcdp__validity_confirm(group->validity, i, &signals[i]);
+}
+
 /* What this pass has gathered, or begins to reuse, must be what the ranks saw when they agreed. What is agreed stale and has not begun is
  * read when it does: it may still change. */
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {

@@ -65,6 +65,10 @@ void fcdp_group_ask_again(fcdp_group *group);
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence, const fcdp_scene *scene, uint8_t *vote_out) FCDP_MUST_CHECK;
 /* `agreed`: the maximum over the ranks, of as many bytes. */
 void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
+/* The gather of what is agreed stale reads the shards next: `signals` (n_extents) as they are now, right before
+ * fcdp_group_begin or fcdp_groups_cross. Then equal fingerprints are enough to keep the copy, whatever signals
+ * move later; without this call they are not. */
+void fcdp_group_confirm(fcdp_group *group, const fcdp_signals *signals);
 /* What was agreed on must still hold where it is trusted: the first extent whose parameter has changed since; n_extents: none has. */
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence);
 /* n_extents flags: what the next begin gathers, and needs inputs for. */

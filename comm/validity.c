@@ -42,8 +42,11 @@ static uint32_t observation_differs(const fcdp_observation *now, const fcdp_obse
                                     bool optimizer_seen) {
     if (!copy->exists) return FCDP_STALE_NEW;
     uint32_t mask = signals_differ(&now->signals, &copy->signals);
-    if (now->has_fingerprint && copy->has_fingerprint)
-        return now->fingerprint == copy->fingerprint ? mask : mask | FCDP_STALE_FINGERPRINT;
+    if (now->has_fingerprint && copy->has_fingerprint) {
+        if (now->fingerprint != copy->fingerprint) return mask | FCDP_STALE_FINGERPRINT;
+        if (!copy->confirmed) return mask;
+        return now->signals.dtypes == copy->signals.dtypes ? 0 : FCDP_STALE_IDENTITY; /* the same shard, gathered as something else */
+    }
     if (now->grad_mode_changes != copy->grad_mode_changes) mask |= FCDP_STALE_GRAD_MODE;
     if (!optimizer_seen && now->reductions != copy->reductions) mask |= FCDP_STALE_REDUCED;
     return mask;
@@ -64,6 +67,12 @@ uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_
         .grad_mode = scene->grad_mode,
     };
     return observation_differs(&p->observed, &p->accepted, scene->optimizer_seen);
+}
+
+void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals) {
+    FCDP_CHECK(1, i < validity->n);
+    fcdp_observation *observed = &validity->parameters[i].observed;
+    observed->confirmed = observed->has_fingerprint && !signals_differ(signals, &observed->signals);
 }
 
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i) {

@@ -5,6 +5,11 @@
  * the shard's bytes is the one signal that nothing escapes; where there is none, a change of grad mode and gradients that
  * were reduced without any optimizer hook ever firing count as changes.
  *
+ * Equal fingerprints make a copy fresh whatever signals moved, if the copy is known to be of the bytes that were
+ * fingerprinted. It need not be: a shard may be written between the observation and its gather, and be as it was
+ * at the next observation. So signals are compared once more where the gather reads it
+ * (fcdp__validity_confirm); where they have moved, or nobody compared, a signal that moves later counts as ever.
+ *
  * observed: the signals of now, taken by fcdp__validity_observe. accepted: those of the copy, set by fcdp__validity_accept when its
  * gather is done, to what was observed when the gather was submitted (fcdp__validity_observed; shards may be observed again meanwhile).
  *
@@ -38,13 +43,14 @@ typedef struct fcdp_observation {       /* of one parameter; only fcdp__validity
     uint64_t reductions;
     uint64_t grad_mode_changes;         /* between observations of this parameter, so far: a change there and back counts twice */
     bool exists, has_fingerprint, grad_mode;
+    bool confirmed;                     /* no signal had moved when the gather read what was fingerprinted */
 } fcdp_observation;
 
 typedef enum fcdp_stale {               /* why, a mask; 0 is fresh */
     FCDP_STALE_NEW = 1,                 /* never gathered, or spoiled */
-    FCDP_STALE_IDENTITY = 2,            /* object, storage, dtype or requires_grad */
-    FCDP_STALE_VERSION = 4,             /* one of the three counters */
-    FCDP_STALE_OPTIMIZER = 8,
+    FCDP_STALE_IDENTITY = 2,            /* object, storage, dtype or requires_grad; of a confirmed copy: dtype */
+    FCDP_STALE_VERSION = 4,             /* one of the three counters; not of such */
+    FCDP_STALE_OPTIMIZER = 8,           /* nor this one */
     FCDP_STALE_FINGERPRINT = 16,
     FCDP_STALE_GRAD_MODE = 32,          /* only without a fingerprint */
     FCDP_STALE_REDUCED = 64,            /* only without a fingerprint and without any optimizer hook */
@@ -58,6 +64,8 @@ void fcdp__validity_destroy(fcdp_validity *validity);
  * mask of reasons. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, const fcdp_scene *scene,
                                 const uint64_t *fingerprint);
+/* A gather reads the shard now: has no signal moved since its observation? */
+void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals);
 /* The last observation: what a gather submitted now will bring. */
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i);
 /* The copy is now what `gathered` saw. One that saw nothing (never observed) leaves the copy stale. */

@@ -12,15 +12,20 @@ enum { MAX_AHEAD = 8 };
 
 /* ---- agreements ---- */
 
+static void signals_of(const member *m, uint32_t g, fcdp_signals signals_out[CLUSTER_MAX_EXTENTS]) {
+    memset(signals_out, 0, CLUSTER_MAX_EXTENTS * sizeof signals_out[0]);
+    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++) signals_out[i].optimizer_steps = m->steps[g][i];
+}
+
 /* `fingerprints`: the device's, of the group's shards; NULL: none. */
 static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints, uint8_t *vote_out, uint32_t *moved_out) {
     const group_spec *spec = &m->cluster->config.groups[g];
-    fcdp_signals signals[CLUSTER_MAX_EXTENTS] = {{0}};
+    fcdp_signals signals[CLUSTER_MAX_EXTENTS];
     const void *shards[CLUSTER_MAX_EXTENTS] = {NULL};
     size_t shard_bytes[CLUSTER_MAX_EXTENTS] = {0};
     fcdp_scene scene = {.grad_mode = !m->evaluates, .optimizer_seen = true};
+    signals_of(m, g, signals);
     for (uint32_t i = 0; i < spec->n_extents; i++) {
-        signals[i].optimizer_steps = m->steps[g][i];
         shard_bytes[i] = spec->extents[i].shard_bytes;
         if (m->cluster->config.host_computes) shards[i] = m->shards + m->shard_at[g][i];
     }
@@ -63,6 +68,13 @@ fcdp_status member_vote(member *m, uint32_t g, uint8_t *vote_out) {
     return vote(m, g, g + 1, vote_out, &n);
 }
 
+/* A gather reads the group's shards next. Who has no fingerprints need not say so. */
+static void confirm(member *m, uint32_t g) {
+    fcdp_signals signals[CLUSTER_MAX_EXTENTS];
+    signals_of(m, g, signals);
+    if (m->cluster->config.fingerprints) fcdp_group_confirm(m->groups[g], signals);
+}
+
 /* What the framework's side does after an agreement on the whole tree. */
 static fcdp_status cross_small(member *m) {
     fcdp_group *small[CLUSTER_MAX_GROUPS];
@@ -72,6 +84,7 @@ static fcdp_status cross_small(member *m) {
         if (!fcdp_group_is_small(m->groups[g])) continue;
         for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
             inputs[n_inputs++] = (uintptr_t)(m->shards + m->shard_at[g][i]);
+        confirm(m, g);
         small[n++] = m->groups[g];
         memcpy(m->held[g], m->version[g], sizeof m->held[g]);
     }
@@ -131,6 +144,7 @@ fcdp_status member_begin(member *m, uint32_t g, fcdp_pass pass) {
     for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
         inputs[i] = (uintptr_t)(m->shards + m->shard_at[g][i]);
     bool begins = !fcdp_group_has_begun(m->groups[g]);
+    if (begins) confirm(m, g);
     fcdp_status status = fcdp_group_begin(m->groups[g], inputs, pass, m->stream);
     if (!status && begins) memcpy(m->held[g], m->version[g], sizeof m->held[g]);
     return status;

@@ -307,6 +307,45 @@ static void test_fingerprints_keep_what_grad_mode_would_not(void **state) {
     }
 }
 
+/* A signal moves on one rank, and no byte: a trip through another device, an optimizer that changed nothing. */
+static void test_equal_bytes_are_not_gathered_again(void **state) {
+    (void)state;
+    for (int looks = 0; looks < 2; looks++) {
+        cluster_config config = one_group;
+        config.fingerprints = looks;
+        cluster *c = start(&config);
+        step_all(c, 0, all_extents);
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        uint64_t crossed = sent(c);
+        for (uint32_t i = 0; i < 4; i++) c->members[2].steps[0][i]++;
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        assert_int_equal(sent(c) == crossed, looks);
+        end(c);
+    }
+}
+
+/* Written between the agreement and the gather, then put back: the bytes are what was agreed on, and the copy is not of them. */
+static void test_a_write_that_only_the_gather_saw(void **state) {
+    (void)state;
+    cluster_config config = one_group;
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    config.fingerprints = true;
+    cluster *c = start(&config);
+    step_all(c, 0, all_extents);
+    agree_all(c, 0, agreed);
+    step_all(c, 0, all_extents); /* version 2 */
+    begin_all(c, 0, FCDP_PASS_FORWARD);
+    use_all(c, 0);
+    reshard_all(c, 0);
+    EVERY_MEMBER(c, m) memset(m->version, 0, sizeof m->version);
+    step_all(c, 0, all_extents); /* version 1 again */
+    unshard_all(c, 0, FCDP_PASS_FORWARD);
+    reshard_all(c, 0);
+    end(c);
+}
+
 static uint64_t device_bytes(const member *m) {
     fcdp_engine_stats stats;
     fcdp_engine_stats_get(m->engine, &stats);
@@ -728,6 +767,8 @@ int main(void) {
         cmocka_unit_test(test_a_gather_is_of_what_was_voted_on),
         cmocka_unit_test(test_a_silent_write_is_seen_by_its_bytes),
         cmocka_unit_test(test_fingerprints_keep_what_grad_mode_would_not),
+        cmocka_unit_test(test_equal_bytes_are_not_gathered_again),
+        cmocka_unit_test(test_a_write_that_only_the_gather_saw),
         cmocka_unit_test(test_a_write_that_was_told_is_gathered_again),
         cmocka_unit_test(test_a_write_that_nobody_told_is_not_kept),
         cmocka_unit_test(test_a_store_that_fails_keeps_the_pages),

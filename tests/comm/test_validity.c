@@ -132,6 +132,68 @@ static void test_fingerprint_decides_where_there_is_one(void **state) {
     fcdp__validity_destroy(f.validity);
 }
 
+static void confirm_and_gather(fixture *f) {
+    fcdp__validity_confirm(f->validity, 0, &f->signals);
+    gather(f);
+}
+
+/* A trip through another device, requires_grad, a counter that moves without a write, an optimizer that changed nothing. */
+static void test_equal_bytes_are_enough_for_a_confirmed_copy(void **state) {
+    (void)state;
+    for (size_t k = 0; k < sizeof(fcdp_signals) / sizeof(uint64_t); k++) {
+        fixture f = fixture_fresh(true);
+        f.shard[0] ^= 1;
+        assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
+        confirm_and_gather(&f);
+        ((uint64_t *)&f.signals)[k]++;
+        bool cast = k == offsetof(fcdp_signals, dtypes) / sizeof(uint64_t);
+        assert_int_equal(observe(&f), cast ? FCDP_STALE_IDENTITY : 0); /* the copy is of another dtype */
+        f.readable = false;
+        assert_true(observe(&f) != 0); /* without a fingerprint it is as ever */
+        fcdp__validity_destroy(f.validity);
+    }
+}
+
+/* Written after the ranks agreed and before the gather, and then put back: the copy is of neither. */
+static void test_a_write_before_the_gather_is_not_confirmed(void **state) {
+    (void)state;
+    for (int says = 0; says < 2; says++) {
+        fixture f = fixture_fresh(true);
+        f.shard[0] ^= 1;
+        assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
+        f.shard[0] ^= 2; /* what the gather reads */
+        f.signals.version_data++;
+        if (says) fcdp__validity_confirm(f.validity, 0, &f.signals);
+        gather(&f);
+        f.shard[0] ^= 2;
+        f.signals.version_data++;
+        assert_int_equal(observe(&f), FCDP_STALE_VERSION);
+        fcdp__validity_destroy(f.validity);
+    }
+}
+
+/* Confirmed is one gather's copy, not the parameter's for ever. */
+static void test_each_observation_is_confirmed_anew(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(true);
+    f.signals.optimizer_steps++;
+    assert_int_equal(observe(&f), FCDP_STALE_OPTIMIZER);
+    confirm_and_gather(&f);
+    f.shard[0] ^= 1;
+    assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
+    gather(&f); /* by somebody who does not say what he read */
+    f.signals.optimizer_steps++;
+    assert_int_equal(observe(&f), FCDP_STALE_OPTIMIZER);
+    f.readable = false;
+    (void)observe(&f);
+    fcdp__validity_confirm(f.validity, 0, &f.signals);
+    gather(&f); /* nothing was fingerprinted that could be confirmed */
+    f.readable = true;
+    f.signals.optimizer_steps++;
+    assert_int_equal(observe(&f), FCDP_STALE_OPTIMIZER);
+    fcdp__validity_destroy(f.validity);
+}
+
 static void test_no_fingerprint_now_falls_back(void **state) {
     (void)state;
     fixture f = fixture_fresh(true);
@@ -195,6 +257,9 @@ int main(void) {
         cmocka_unit_test(test_swap_that_was_never_gathered),
         cmocka_unit_test(test_silent_hand_written_update),
         cmocka_unit_test(test_fingerprint_decides_where_there_is_one),
+        cmocka_unit_test(test_equal_bytes_are_enough_for_a_confirmed_copy),
+        cmocka_unit_test(test_a_write_before_the_gather_is_not_confirmed),
+        cmocka_unit_test(test_each_observation_is_confirmed_anew),
         cmocka_unit_test(test_no_fingerprint_now_falls_back),
         cmocka_unit_test(test_accept_is_of_the_submission),
         cmocka_unit_test(test_spoil),
