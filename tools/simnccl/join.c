@@ -52,7 +52,7 @@ void simnccl__id_close(uint64_t nonce) {
 static page *page_open(const id_content *content) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/fd/%d", content->pid, content->fd);
-    int fd = content->pid > 0 ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return NULL;
     page *at = mmap(NULL, sizeof *at, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
@@ -65,8 +65,12 @@ static page *page_open(const id_content *content) {
 ncclResult_t simnccl__join(ncclComm_t comm, const ncclUniqueId *id) {
     id_content content;
     memcpy(&content, id->internal, sizeof content);
+    if (content.pid <= 0) return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: no unique id");
     comm->page = page_open(&content);
-    if (!comm->page) return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: no unique id, or its process is gone");
+    if (!comm->page) {
+        snprintf(simnccl.last_error, sizeof simnccl.last_error, "the process %d that made the unique id is gone", content.pid);
+        return ncclRemoteError;
+    }
     comm->nonce = content.nonce;
     page_member *own = &comm->page->members[comm->rank];
     if (atomic_load(&own->joined)) return simnccl__broken(ncclInvalidUsage, "ncclCommInitRankConfig: rank %u has joined already", comm->rank);
