@@ -20,7 +20,7 @@
 
 #include "comm/nccl_api.h"
 
-enum { TEXT_BYTES = 1024, POLLS_BEFORE_SLEEP = 200, POLL_NS = 50000, ABORT_GRACE_MS = 1000 };
+enum { TEXT_BYTES = 1024, POLLS_BEFORE_YIELD = 20, POLLS_BEFORE_SLEEP = 200, POLL_NS = 50000, ABORT_GRACE_MS = 1000 };
 
 typedef struct nccl_lane {
     fcdp_nccl_transport *transport;
@@ -69,8 +69,10 @@ static fcdp_status call_failed(const nccl_lane *lane, ncclComm_t comm, ncclResul
 
 /* ---- waiting for NCCL's own threads ---- */
 
+/* A launch takes NCCL's thread some microseconds, a first connection many milliseconds. */
 static void pause_after(unsigned n_polls) {
     const struct timespec period = {.tv_nsec = POLL_NS};
+    if (n_polls < POLLS_BEFORE_YIELD) return;
     if (n_polls < POLLS_BEFORE_SLEEP)
         sched_yield();
     else

@@ -71,6 +71,9 @@ static sim_device *device_make(simnet_endpoint *endpoint, fcdp_driver *drv) {
                            .local = simnet_comm_index(intra),
                            .nodes = simnet_comm_size(inter),
                            .ranks_per_node = simnet_comm_size(intra)};
+    *(void **)&device->ready_ns = fcdp__driver_sim_symbol(drv, "simgpu_ready_ns");
+    *(void **)&device->end_at = fcdp__driver_sim_symbol(drv, "simgpu_end_at");
+    if (!device->ready_ns || !device->end_at) abort();
     device->rank = device->node * device->ranks_per_node + device->local;
     simnccl.devices = device;
     return device;

@@ -48,6 +48,8 @@ typedef struct sim_device {
     struct sim_device *next;
     simnet_endpoint *endpoint;
     fcdp_driver *drv;
+    uint64_t (*ready_ns)(void); /* the simulated driver's */
+    void (*end_at)(uint64_t end_ns);
     uint32_t rank, node, local, nodes, ranks_per_node;
     uint32_t ids[SIMNET_N_LANES]; /* of simnet's communicators that are taken */
     uint64_t n_launches;

@@ -164,9 +164,10 @@ static ncclResult_t launch_compare(ncclComm_t comm, uint64_t place) {
 
 /* ---- on the stream ---- */
 
-/* On the stream's thread. A kernel of NCCL's whose peers are gone spins until its communicator is aborted. */
+/* On the stream's thread. A kernel of NCCL's whose peers are gone spins until its communicator is aborted. Otherwise this takes no time. */
 static void hold(void *context) {
     ncclComm_t comm = context;
+    comm->device->end_at(comm->device->ready_ns());
     pthread_mutex_lock(&simnccl.lock);
     while (simnet_status(comm->device->endpoint, NULL, 0) != FCDP_OK && comm->state != COMM_ABORTED)
         pthread_cond_wait(&simnccl.changed, &simnccl.lock);

@@ -1,16 +1,19 @@
-/* rank.c - one rank: what FSDP2's hooks do, in their order, over the engine, simgpu and simnet.
+/* rank.c - one rank: what FSDP2's hooks do, in their order, over the engine, simgpu and simnet, or NCCL's double on it.
  *
  * As FSDP2: the next group is unsharded in backward while one computes; gradients are reduced on a stream of their own, at most one reduction
  * behind compute; the optimizer waits for the last. Nothing else in the loop waits for anything: steps are enqueued ahead of the device.
  */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "comm/group.h"
+#include "comm/nccl.h"
 #include "tools/bench/overlap/overlap.h"
 #include "tools/simgpu/simgpu.h"
+#include "tools/simnccl/simnccl.h"
 
 enum { ROOT = 0, MAX_AHEAD = 8, N_GRADIENTS = 2, TIMEOUT_S = 60, PAGE_BYTES = 2 << 20, MEMORY_RATE = 1000 };
 
@@ -30,6 +33,8 @@ typedef struct rank {
     fcdp_group *groups[N_GROUPS];
     simnet_endpoint *endpoint;
     simnet_comm *lanes[FCDP_N_LANES], *world;
+    fcdp_nccl *nccl; /* NULL: the lanes are simnet's */
+    fcdp_nccl_transport *nccl_transport;
     fcdp_stream compute, reduce;
     fcdp_event computed, reduced[N_GRADIENTS]; /* reduced: of the group that used this buffer last */
     uint64_t memory; /* shards of all groups, their reduced gradients, then N_GRADIENTS times those of a whole group */
@@ -91,6 +96,10 @@ static fcdp_status net_check(void *ctx) {
 static void net_abort(void *ctx, const char *why) {
     (void)why;
     simnet_abort(((rank *)ctx)->endpoint);
+}
+
+static fcdp_transport net_transport(rank *r) {
+    return (fcdp_transport){.ctx = r, .all_gather = net_all_gather, .check = net_check, .abort = net_abort};
 }
 
 /* ---- agreements ---- */
@@ -308,9 +317,32 @@ static void net_make(rank *r, simnet_fabric *fabric) {
     r->world = simnet_comm_get(r->endpoint, SIMNET_WORLD, 0);
 }
 
+static fcdp_transport nccl_transport(rank *r) {
+    Dl_info about;
+    simnccl_device_set(r->endpoint, r->drv);
+    MUST(dladdr((void *)(uintptr_t)simnccl_device_set, &about));
+    MUST(!fcdp__nccl_load(about.dli_fname, &r->nccl));
+    MUST(!fcdp__nccl_ids_make(r->nccl, &r->topology, &r->board->nccl_ids[r->topology.rank]));
+    meet(r);
+    fcdp_nccl_config config = {r->nccl, r->drv, r->topology, r->board->nccl_ids, TIMEOUT_S};
+    MUST(!fcdp__nccl_create(&config, &r->nccl_transport));
+    return fcdp__nccl_table(r->nccl_transport);
+}
+
+/* A broken rule fails the run even if its operation was lucky. */
+static void nccl_end(rank *r) {
+    struct simnccl_state state;
+    if (!r->nccl) return;
+    fcdp__nccl_destroy(r->nccl_transport);
+    fcdp__nccl_unload(r->nccl);
+    simnccl_state(&state);
+    MUST(state.broken == 0 && state.live == 0 && state.launches > 0);
+    simnccl_reset();
+}
+
 /* The node's leader makes what its ranks share; agreements order who reads what. */
 static void comm_make(rank *r) {
-    fcdp_transport transport = {.ctx = r, .all_gather = net_all_gather, .check = net_check, .abort = net_abort};
+    fcdp_transport transport = r->config->nccl ? nccl_transport(r) : net_transport(r);
     board *b = r->board;
     uint32_t node = r->topology.node;
     bool leads = r->topology.local == 0;
@@ -368,6 +400,8 @@ static void rank_end(rank *r) {
     fcdp__driver_stream_destroy(r->drv, r->compute);
     fcdp__driver_stream_destroy(r->drv, r->reduce);
     memory_free(r);
+    fcdp_comm_destroy(r->comm);
+    nccl_end(r);
     fcdp_engine_destroy(r->engine);
     simnet_detach(r->endpoint);
 }
