@@ -334,11 +334,130 @@ static fcdp_nccl_transport *transport_make(const fcdp_nccl_config *config) {
     return t;
 }
 
+/* ---- the first operation of each lane ----
+ *
+ * NCCL connects members when they first send to each other, and the host waits for that. It is done here, in both forms that all_gather has,
+ * so that no training step waits for a peer's host; and what came is looked at, before anything relies on it. */
+
+enum { PROBE_BYTES = 64 };
+
+typedef struct probe {
+    fcdp_nccl_transport *t;
+    fcdp_stream stream;
+    fcdp_dptr at; /* one page */
+    size_t page_bytes;
+    fcdp_phys page;
+    int n_made; /* of the steps of probe_make */
+    uint8_t *host; /* what goes to the page, and what comes from it */
+} probe;
+
+/* Each step that was made, backwards. Nothing of it is on the stream any more. */
+static void probe_free(probe *p) {
+    fcdp_driver *drv = p->t->drv;
+    fcdp_status status = FCDP_OK;
+    if (p->n_made > 3) fcdp__driver_stream_destroy(drv, p->stream);
+    if (p->n_made > 2) status = fcdp__driver_unmap(drv, p->at, p->page_bytes);
+    if (p->n_made > 1 && !status) status = fcdp__driver_phys_release(drv, p->page);
+    if (p->n_made > 0 && !status) status = fcdp__driver_range_free(drv, p->at, p->page_bytes);
+    if (status) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    free(p->host);
+}
+
+static fcdp_status probe_make(probe *p) {
+    fcdp_driver *drv = p->t->drv;
+    p->page_bytes = fcdp__driver_page_bytes(drv);
+    p->host = malloc(p->page_bytes);
+    if (!p->host) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to try NCCL's communicators");
+    fcdp_status status = fcdp__driver_range_reserve(drv, p->page_bytes, &p->at);
+    if (!status) p->n_made++, status = fcdp__driver_phys_create(drv, p->page_bytes, &p->page);
+    if (!status) p->n_made++, status = fcdp__driver_map(drv, p->at, p->page_bytes, p->page);
+    if (!status) p->n_made++, status = fcdp__driver_set_access(drv, p->at, p->page_bytes);
+    if (!status) status = fcdp__driver_stream_create(drv, &p->stream);
+    if (!status) p->n_made++;
+    return status;
+}
+
+/* Not by a synchronise, which would have no end without a peer. */
+static fcdp_status stream_await(probe *p, const nccl_lane *lane) {
+    fcdp_nccl_transport *t = p->t;
+    uint64_t begin_ns = fcdp__now_ns();
+    for (unsigned n = 0;; n++) {
+        fcdp_status status = fcdp__driver_stream_query(t->drv, p->stream);
+        if (status != FCDP_PENDING) return status;
+        status = nccl_check(t);
+        if (status) return status;
+        if ((double)(fcdp__now_ns() - begin_ns) > t->timeout_s * 1e9)
+            return fcdp__fail(FCDP_ERR_TIMEOUT, "the first all-gather (%s, member %u of %u) has not ended after %.1f s (FCDP_TIMEOUT): the "
+                              "network does not carry it; NCCL_DEBUG=INFO shows what NCCL has chosen", lane->name, lane->place, lane->size,
+                              t->timeout_s);
+        pause_after(n);
+    }
+}
+
+/* Members side by side at the page's begin, and with a gap each behind them. */
+static void probe_parts(const probe *p, const nccl_lane *lane, fcdp_part parts_out[2]) {
+    parts_out[0] = (fcdp_part){p->at, PROBE_BYTES, PROBE_BYTES};
+    parts_out[1] = (fcdp_part){fcdp__dptr_add(p->at, (size_t)lane->size * PROBE_BYTES), PROBE_BYTES, 2 * PROBE_BYTES};
+}
+
+static uint8_t *probe_place(const probe *p, const fcdp_part *part, uint32_t member) {
+    return p->host + (part->at.addr - p->at.addr) + member * part->stride_bytes;
+}
+
+static fcdp_status probe_compare(const probe *p, const nccl_lane *lane, const fcdp_part parts[2]) {
+    for (int i = 0; i < 2; i++)
+        for (uint32_t member = 0; member < lane->size; member++)
+            for (size_t k = 0; k < PROBE_BYTES; k++)
+                if (probe_place(p, &parts[i], member)[k] != (uint8_t)(member + 1))
+                    return fcdp__fail(FCDP_ERR_TRANSPORT, "the first all-gather (%s, member %u of %u) brought %u from member %u, not %u: NCCL %d "
+                                      "does not carry bytes right here; FCDP cannot use it", lane->name, lane->place, lane->size,
+                                      probe_place(p, &parts[i], member)[k], member, (uint8_t)(member + 1), lane->transport->nccl->version);
+    return FCDP_OK;
+}
+
+static fcdp_status lane_probe(probe *p, int number) {
+    fcdp_nccl_transport *t = p->t;
+    const nccl_lane *lane = &t->lanes[number];
+    fcdp_part parts[2];
+    if (lane->size == 1) return FCDP_OK;
+    size_t bytes = (size_t)3 * lane->size * PROBE_BYTES;
+    if (bytes > p->page_bytes) return fcdp__fail(FCDP_ERR_UNSUPPORTED, "a lane of %u members", lane->size);
+    probe_parts(p, lane, parts);
+    memset(p->host, 0, bytes);
+    for (int i = 0; i < 2; i++) memset(probe_place(p, &parts[i], lane->place), (uint8_t)(lane->place + 1), PROBE_BYTES);
+    fcdp_status status = fcdp__driver_copy_h2d(t->drv, p->at, p->host, bytes, p->stream);
+    if (!status) status = nccl_all_gather(t, (fcdp_lane)number, parts, 2, p->stream);
+    if (!status) status = stream_await(p, lane);
+    if (!status) status = fcdp__driver_copy_d2h(t->drv, p->host, p->at, bytes, p->stream);
+    if (!status) status = fcdp__driver_stream_sync(t->drv, p->stream);
+    return status ? status : probe_compare(p, lane, parts);
+}
+
+/* After a failure the stream ends with the abort; where that takes too long, what it uses stays. */
+static fcdp_status connect(fcdp_nccl_transport *t) {
+    probe p = {.t = t};
+    fcdp_status status = probe_make(&p);
+    for (int lane = 0; lane < FCDP_N_LANES && !status; lane++) status = lane_probe(&p, lane);
+    if (!status) {
+        probe_free(&p);
+        return FCDP_OK;
+    }
+    char text[TEXT_BYTES];
+    snprintf(text, sizeof text, "%s", fcdp_error_text());
+    nccl_abort(t, text);
+    pthread_mutex_lock(&t->mutex);
+    bool ended = wait_for_none(t, &t->n_aborting, t->timeout_s);
+    pthread_mutex_unlock(&t->mutex);
+    if (ended && (p.n_made < 4 || !fcdp__driver_stream_sync(t->drv, p.stream))) probe_free(&p);
+    return fcdp__fail(status, "%s", text);
+}
+
 fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transport **transport_out) {
     fcdp_nccl_transport *t = transport_make(config);
     if (!t) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for NCCL's communicators");
     fcdp_status status = FCDP_OK;
     for (int lane = 0; lane < FCDP_N_LANES && !status; lane++) status = lane_make(t, config, lane);
+    if (!status) status = connect(t);
     if (!status) {
         *transport_out = t;
         return FCDP_OK;

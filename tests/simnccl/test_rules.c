@@ -31,13 +31,31 @@ static uint32_t place_of(uint32_t rank, int lane) {
     return lane < 2 ? rank / 2 : rank % 2;
 }
 
-/* Members of the lane `lane` that are `first` and another, 2 x 2. */
+static uint8_t *memory_of(world *w, uint32_t rank, int lane) {
+    return w->net->ranks[rank].bytes + lane * 64 * BYTES;
+}
+
+static int gather(world *w, uint32_t rank, int lane, size_t count, uint32_t from) {
+    uint8_t *to = memory_of(w, rank, lane);
+    ncclComm_t comm = w->comms[rank][lane];
+    assert_int_equal(ncclGroupStart(), SUCCESS);
+    int result = ncclAllGather(to + from * count, to, count, 0, comm, w->net->ranks[rank].streams[0]);
+    int end = ncclGroupEnd();
+    return result != SUCCESS ? result : end;
+}
+
+/* Members of the lane `lane` that are `first` and another, 2 x 2; connected. */
 static void lane_make(world *w, uint32_t first, int lane) {
     nccl_id id;
     uint32_t other = lane < 2 ? first + 2 : first + 1;
     assert_int_equal(ncclGetUniqueId(&id), SUCCESS);
     assert_int_equal(join(w, first, id, 2, 0, &w->comms[first][lane]), IN_PROGRESS);
     assert_int_equal(join(w, other, id, 2, 1, &w->comms[other][lane]), IN_PROGRESS);
+    assert_int_equal(settle(w->comms[first][lane]), SUCCESS);
+    assert_int_equal(settle(w->comms[other][lane]), SUCCESS);
+    assert_int_equal(gather(w, first, lane, 64, 0), IN_PROGRESS);
+    assert_int_equal(settle(w->comms[first][lane]), IN_PROGRESS); /* the other has not begun */
+    assert_int_equal(gather(w, other, lane, 64, 1), IN_PROGRESS);
     assert_int_equal(settle(w->comms[first][lane]), SUCCESS);
     assert_int_equal(settle(w->comms[other][lane]), SUCCESS);
 }
@@ -50,6 +68,7 @@ static world *world_make(void) {
         lane_make(w, 0, lane);
         lane_make(w, lane < 2 ? 1 : 2, lane);
     }
+    sync_all(w->net);
     return w;
 }
 
@@ -84,19 +103,6 @@ static void world_free(world *w, unsigned long broken) {
 
 static void assert_last(const char *part) {
     if (!strstr(ncclGetLastError(NULL), part)) fail_msg("\"%s\" is not in \"%s\"", part, ncclGetLastError(NULL));
-}
-
-static uint8_t *memory_of(world *w, uint32_t rank, int lane) {
-    return w->net->ranks[rank].bytes + lane * 64 * BYTES;
-}
-
-static int gather(world *w, uint32_t rank, int lane, size_t count, uint32_t from) {
-    uint8_t *to = memory_of(w, rank, lane);
-    ncclComm_t comm = w->comms[rank][lane];
-    assert_int_equal(ncclGroupStart(), SUCCESS);
-    int result = ncclAllGather(to + from * count, to, count, 0, comm, w->net->ranks[rank].streams[0]);
-    int end = ncclGroupEnd();
-    return result != SUCCESS ? result : end;
 }
 
 static int launch(world *w, uint32_t rank, int lane, size_t count) {
@@ -303,9 +309,7 @@ static void a_failed_operation_ends_with_its_abort(void **state) {
     world *w = world_make();
     fcdp_stream stream = w->net->ranks[0].streams[0];
     simnet_fail_nth(w->net->ranks[0].endpoint, 1, SIMNET_FAULT_FAIL);
-    assert_int_equal(launch(w, 0, 0, BYTES), SUCCESS);
-    assert_int_equal(launch(w, 2, 0, BYTES), SUCCESS);
-    int error[2] = {SUCCESS, SUCCESS};
+    int error[2] = {launch(w, 0, 0, BYTES), launch(w, 2, 0, BYTES)}; /* it may fail as soon as it is launched */
     while (error[0] == SUCCESS) assert_int_equal(ncclCommGetAsyncError(w->comms[0][0], &error[0]), SUCCESS);
     while (error[1] == SUCCESS) assert_int_equal(ncclCommGetAsyncError(w->comms[2][0], &error[1]), SUCCESS);
     assert_int_equal(error[0], SYSTEM_ERROR);

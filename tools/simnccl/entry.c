@@ -179,6 +179,13 @@ static ncclResult_t net_look(ncclComm_t comm) {
     return ncclInvalidUsage;
 }
 
+/* NCCL connects the members in their first operation. */
+static bool is_connected(const ncclComm_t comm) {
+    for (uint32_t i = 0; i < comm->n && comm->n_launched == 0; i++)
+        if (!atomic_load(&comm->page->members[i].begun)) return false;
+    return true;
+}
+
 /* One step of what is in progress. */
 static ncclResult_t comm_look(ncclComm_t comm) {
     if (comm->failure != ncclSuccess) return comm->failure;
@@ -187,7 +194,7 @@ static ncclResult_t comm_look(ncclComm_t comm) {
         result = simnccl__join_look(comm);
     } else if (comm->polls_left) {
         bool finalizes = comm->state == COMM_FINALIZED;
-        if (comm->polls_left > 1 || (finalizes && comm->device->in_flight > 0)) {
+        if (comm->polls_left > 1 || (finalizes ? comm->device->in_flight > 0 : !is_connected(comm))) {
             if (comm->polls_left > 1) comm->polls_left--;
             return ncclInProgress;
         }

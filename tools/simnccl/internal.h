@@ -33,6 +33,7 @@ typedef struct page_launch { /* `number` says which operation the rest is of; 0:
 
 typedef struct page_member {
     _Atomic uint32_t joined; /* release: the next two were written before */
+    _Atomic uint32_t begun;  /* its first operation */
     uint32_t n, device;
     page_launch launches[SIMNCCL_LOG]; /* the latest ones, operation k at k % SIMNCCL_LOG */
 } page_member;

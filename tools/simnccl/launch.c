@@ -109,6 +109,7 @@ static ncclResult_t group_begin(void) {
     comm->n_parts = n;
     comm->stream = group.ops[0].stream;
     comm->polls_left = POLLS_IN_PROGRESS;
+    atomic_store(&comm->page->members[comm->rank].begun, 1);
     return ncclInProgress;
 }
 

@@ -6,7 +6,7 @@
  * all have. Communicators of one lane are made one after another, in the same order on all members.
  *
  * As NCCL: calls of communicators that do not block (blocking = 0; others are refused) return ncclInProgress, and what they began is done only
- * after some polls of ncclCommGetAsyncError; an operation that fails, here or on a peer, does not end before its communicator is aborted;
+ * after some polls of ncclCommGetAsyncError, a communicator's first operation only once all members have begun theirs; an operation that fails, here or on a peer, does not end before its communicator is aborted;
  * ncclCommAbort waits for everything of NCCL's that is on the device, of other communicators too.
  *
  * Each broken rule fails the call or the communicator, with a text (ncclGetLastError) and a line on stderr, and is counted:
