@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "comm/nccl.h"
+#include "tiering/shared.h"
 #include "tests/alloc/support.h"
 #include "tools/simnccl/simnccl.h"
 
@@ -24,7 +25,10 @@ typedef struct board { /* in memory that the ranks share */
     pthread_barrier_t barrier;
     fcdp_nccl_ids ids[WORLD_MAX_RANKS];
     _Atomic unsigned reached[WORLD_MAX_RANKS]; /* WORLD_DIES: it is about to be killed */
-    _Atomic bool spent;                        /* likewise */
+    _Atomic bool spent;                        /* for the body, as what follows: written before a meeting, read after it */
+    _Atomic unsigned long launches;
+    fcdp_shared_ticket account[WORLD_MAX_RANKS], host[WORLD_MAX_RANKS]; /* of each node */
+    uint64_t offset[WORLD_MAX_RANKS];
 } board;
 
 typedef struct member {
@@ -51,7 +55,7 @@ typedef struct world {
     void (*body)(member *m);
 } world;
 
-/* All ranks run the body to its end and give everything back, or the test fails. A rank that says so is killed. What the ranks said stays in
+/* All ranks run the body to its end and give everything back, or the test fails. Who calls member_die does not. What the ranks said stays in
  * *board_out, if that is not NULL, until the next world. */
 void world_run(const world *w, board **board_out);
 const char *double_path(void); /* the library that this program is linked with */
