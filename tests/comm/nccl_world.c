@@ -68,7 +68,7 @@ static void nothing_is_left(void) {
     struct simnccl_state state;
     simnccl_state(&state);
     if (state.broken) fprintf(stderr, "a rule of NCCL's is broken: %s\n", state.text);
-    MUST(state.broken == 0 && state.live == 0);
+    MUST(state.broken == 0 && state.live == 0 && state.groups == 0);
     simgpu_live(&live);
     MUST(live.handles + live.ranges + live.maps + live.streams + live.events + live.device_bytes == 0);
 }

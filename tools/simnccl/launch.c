@@ -252,7 +252,7 @@ SIMNCCL_API ncclResult_t ncclRecv(void *to, size_t count, int type, int peer, nc
 SIMNCCL_API ncclResult_t ncclGroupStart(void) {
     pthread_mutex_lock(&simnccl.lock);
     ncclResult_t result = simnccl__enter(ENTRY_ncclGroupStart);
-    if (result == ncclSuccess) group.depth++;
+    if (result == ncclSuccess) group.depth++, simnccl.state.groups++;
     pthread_mutex_unlock(&simnccl.lock);
     return result;
 }
@@ -275,7 +275,7 @@ SIMNCCL_API ncclResult_t ncclGroupEnd(void) {
     group_fail(result);
     if (group.depth == 0)
         result = simnccl__broken(ncclInvalidUsage, "ncclGroupEnd: not in a group");
-    else if (--group.depth == 0)
+    else if (simnccl.state.groups--, --group.depth == 0)
         result = group_end();
     pthread_mutex_unlock(&simnccl.lock);
     return result;

@@ -44,6 +44,7 @@ struct simnccl_state {
     char text[512];         /* of the first */
     unsigned long live;     /* communicators neither destroyed nor aborted */
     unsigned long launches; /* operations, all devices together */
+    unsigned long groups;   /* that are open, of all threads */
 };
 SIMNCCL_API void simnccl_state(struct simnccl_state *state_out);
 

@@ -336,7 +336,7 @@ static void nccl_end(rank *r) {
     fcdp__nccl_destroy(r->nccl_transport);
     fcdp__nccl_unload(r->nccl);
     simnccl_state(&state);
-    MUST(state.broken == 0 && state.live == 0 && state.launches > 0);
+    MUST(state.broken == 0 && state.live == 0 && state.groups == 0 && state.launches > 0);
     simnccl_reset();
 }
 
