@@ -1,5 +1,5 @@
-/* nccl_api.h - NCCL's types and entry points as its own header has them, for nccl*.c alone: building needs no NCCL. All of it is ABI, and
- * older than any version that serves here.
+/* nccl_api.h - NCCL's types and entry points as its own header has them, for nccl*.c alone: building needs no
+ * NCCL. All of it is ABI, and older than any version that serves here.
  */
 #ifndef FCDP_NCCL_API_H
 #define FCDP_NCCL_API_H
@@ -11,7 +11,8 @@ typedef struct ncclComm *ncclComm_t;
 typedef struct ncclUniqueId {
     char internal[128];
 } ncclUniqueId;
-/* The first published one. NCCL goes by `version` for which fields there are, so a newer library takes it as it is. */
+/* The first published one. NCCL goes by `version` for which fields there are, so a newer library takes it as
+ * it is. */
 typedef struct ncclConfig_v21400 {
     size_t size;
     unsigned magic, version;

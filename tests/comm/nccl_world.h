@@ -1,4 +1,5 @@
-/* nccl_world.h - ranks that are processes, each with a simulated device, over a fabric and the NCCL double. */
+/* nccl_world.h - ranks that are processes, each with a simulated device, over a fabric and the NCCL double.
+ * */
 #ifndef FCDP_TESTS_COMM_NCCL_WORLD_H
 #define FCDP_TESTS_COMM_NCCL_WORLD_H
 
@@ -25,7 +26,8 @@ typedef struct board { /* in memory that the ranks share */
     pthread_barrier_t barrier;
     fcdp_nccl_ids ids[WORLD_MAX_RANKS];
     _Atomic unsigned reached[WORLD_MAX_RANKS]; /* WORLD_DIES: it is about to be killed */
-    _Atomic bool spent;                        /* for the body, as what follows: written before a meeting, read after it */
+    /* for the body, as what follows: written before a meeting, read after it */
+    _Atomic bool spent;
     _Atomic unsigned long launches;
     fcdp_shared_ticket account[WORLD_MAX_RANKS], host[WORLD_MAX_RANKS]; /* of each node */
     uint64_t offset[WORLD_MAX_RANKS];
@@ -55,8 +57,8 @@ typedef struct world {
     void (*body)(member *m);
 } world;
 
-/* All ranks run the body to its end and give everything back, or the test fails. Who calls member_die does not. What the ranks said stays in
- * *board_out, if that is not NULL, until the next world. */
+/* All ranks run the body to its end and give everything back, or the test fails. Who calls member_die does
+ * not. What the ranks said stays in *board_out, if that is not NULL, until the next world. */
 void world_run(const world *w, board **board_out);
 const char *double_path(void); /* the library that this program is linked with */
 /* Ids and communicators; a failure is for the body. Some rank may not come here. */

@@ -4,7 +4,15 @@
 
 #include <stddef.h>
 
-enum { SUCCESS = 0, SYSTEM_ERROR = 2, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6, IN_PROGRESS = 7 };
+enum {
+    SUCCESS = 0,
+    SYSTEM_ERROR = 2,
+    INTERNAL_ERROR = 3,
+    INVALID_ARGUMENT = 4,
+    INVALID_USAGE = 5,
+    REMOTE_ERROR = 6,
+    IN_PROGRESS = 7
+};
 
 typedef struct ncclComm *ncclComm_t;
 typedef struct nccl_id {

@@ -56,10 +56,6 @@ static sim_device *device_find(const simnet_endpoint *endpoint) {
     return device;
 }
 
-sim_device *simnccl__thread_device(void) {
-    return device_find(thread_endpoint);
-}
-
 static sim_device *device_make(simnet_endpoint *endpoint, fcdp_driver *drv) {
     sim_device *device = calloc(1, sizeof *device);
     if (!device) abort();
@@ -69,7 +65,6 @@ static sim_device *device_make(simnet_endpoint *endpoint, fcdp_driver *drv) {
                            .drv = drv,
                            .node = simnet_comm_index(inter),
                            .local = simnet_comm_index(intra),
-                           .nodes = simnet_comm_size(inter),
                            .ranks_per_node = simnet_comm_size(intra)};
     *(void **)&device->ready_ns = fcdp__driver_sim_symbol(drv, "simgpu_ready_ns");
     *(void **)&device->end_at = fcdp__driver_sim_symbol(drv, "simgpu_end_at");
@@ -84,10 +79,6 @@ void simnccl_device_set(simnet_endpoint *endpoint, fcdp_driver *drv) {
     thread_endpoint = endpoint;
     if (!device_find(endpoint)) device_make(endpoint, drv);
     pthread_mutex_unlock(&simnccl.lock);
-}
-
-const char *simnccl_entry_name(unsigned i) {
-    return i < N_ENTRIES ? names[i] : NULL;
 }
 
 int simnccl_fail_nth(const char *entry, unsigned long n, int result) {
@@ -206,7 +197,7 @@ static ncclResult_t comm_look(ncclComm_t comm) {
 }
 
 static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *id, int rank, const config_head *config) {
-    sim_device *device = simnccl__thread_device();
+    sim_device *device = device_find(thread_endpoint);
     if (!config || config->magic != (unsigned)CONFIG_MAGIC || config->size < sizeof *config)
         return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: its configuration is not initialized");
     if (config->blocking != 0) return simnccl__broken(ncclInternalError, "communicators that block are not modelled");

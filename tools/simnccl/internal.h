@@ -1,5 +1,6 @@
-/* internal.h - what simnccl's files share. One lock guards all that is this process's; pages are shared with other processes and
- * written so that a process may die at any instruction: each word has one writer, and says that what belongs to it is complete.
+/* internal.h - what simnccl's files share. One lock guards all that is this process's; pages are shared with
+ * other processes and written so that a process may die at any instruction: each word has one writer, and
+ * says that what belongs to it is complete.
  */
 #ifndef FCDP_SIMNCCL_INTERNAL_H
 #define FCDP_SIMNCCL_INTERNAL_H
@@ -51,7 +52,7 @@ typedef struct sim_device {
     fcdp_driver *drv;
     uint64_t (*ready_ns)(void); /* the simulated driver's */
     void (*end_at)(uint64_t end_ns);
-    uint32_t rank, node, local, nodes, ranks_per_node;
+    uint32_t rank, node, local, ranks_per_node;
     uint32_t ids[SIMNET_N_LANES]; /* of simnet's communicators that are taken */
     uint64_t n_launches;
     unsigned in_flight; /* operations that have not ended */
@@ -91,7 +92,6 @@ extern struct sim_nccl simnccl;
 
 /* A rule is broken: counted, printed, and the last error. Returns `result`. With the lock. */
 ncclResult_t simnccl__broken(ncclResult_t result, const char *format, ...) FCDP_PRINTF(2, 3);
-sim_device *simnccl__thread_device(void);
 
 /* ---- join.c, with the lock ---- */
 

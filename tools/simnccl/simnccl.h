@@ -1,25 +1,31 @@
-/* simnccl.h - the control side of a NCCL double. libfcdp_simnccl.so exports the NCCL entry points that FCDP uses, over simnet and the
- * simulated GPU: for ranks that are processes, and for threads of one process that each have a device.
+/* simnccl.h - the control side of a NCCL double. libfcdp_simnccl.so exports the NCCL entry points that FCDP
+ * uses, over simnet and the simulated GPU: for ranks that are processes, and for threads of one process that
+ * each have a device.
  *
- * A device is a simnet endpoint. A communicator's members must be a lane of the fabric, in its order; its operations take the lane's modelled
- * time. A unique id names a page of shared memory in the process that made it, which the members open through /proc; it must live until they
- * all have. Communicators of one lane are made one after another, in the same order on all members.
+ * A device is a simnet endpoint. A communicator's members must be a lane of the fabric, in its order; its
+ * operations take the lane's modelled time. A unique id names a page of shared memory in the process that
+ * made it, which the members open through /proc; it must live until they all have. Communicators of one lane
+ * are made one after another, in the same order on all members.
  *
- * As NCCL: calls of communicators that do not block (blocking = 0; others are refused) return ncclInProgress, and what they began is done only
- * after some polls of ncclCommGetAsyncError, a communicator's first operation only once all members have begun theirs; an operation that fails, here or on a peer, does not end before its communicator is aborted;
- * ncclCommAbort waits for everything of NCCL's that is on the device, of other communicators too.
+ * As NCCL: calls of communicators that do not block (blocking = 0; others are refused) return ncclInProgress,
+ * and what they began is done only after some polls of ncclCommGetAsyncError, a communicator's first
+ * operation only once all members have begun theirs; an operation that fails, here or on a peer, does not end
+ * before its communicator is aborted; ncclCommAbort waits for everything of NCCL's that is on the device, of
+ * other communicators too.
  *
- * Each broken rule fails the call or the communicator, with a text (ncclGetLastError) and a line on stderr, and is counted:
- * - the members' launches: the n-th operation of a communicator must be the same on all members (kind, sizes, order of its parts), and have
- *   come at the same place in the order of all launches of each member's device, over all its communicators. That is more than NCCL asks for,
- *   which cannot be seen from one communicator: no two may be launched in a circle;
+ * Each broken rule fails the call or the communicator, with a text (ncclGetLastError) and a line on stderr,
+ * and is counted:
+ * - the members' launches: the n-th operation of a communicator must be the same on all members (sizes and
+ *   order of its parts), and have come at the same place in the order of all launches of each member's
+ *   device, over all its communicators. That is more than NCCL asks for, which cannot be seen from one
+ *   communicator: no launches in a circle;
  * - an all-gather in place reads at recvbuff + rank * count;
  * - one rank per device;
  * - a communicator that is in progress, aborted, finalized or destroyed takes no call that needs more;
  * - ncclGroupStart and ncclGroupEnd in pairs.
  *
- * Not modelled, and refused: operations out of place, sends and receives that are not an all-gather with a stride, several communicators or
- * streams in one group.
+ * Not modelled, and refused: operations out of place, sends and receives that are not an all-gather with a
+ * stride, several communicators or streams in one group.
  */
 #ifndef FCDP_SIMNCCL_H
 #define FCDP_SIMNCCL_H
@@ -28,14 +34,15 @@
 
 #define SIMNCCL_API __attribute__((visibility("default")))
 
-/* The calling thread's device from now on: what communicators that it makes are on. The endpoint and its driver live until simnccl_reset. */
+/* The calling thread's device from now on: what communicators that it makes are on. The endpoint and its
+ * driver live until simnccl_reset. */
 SIMNCCL_API void simnccl_device_set(simnet_endpoint *endpoint, fcdp_driver *drv);
 
-/* The n-th call from now (1: the next) of `entry` (NULL: of any) returns `result` and does nothing; then the fault is spent. 0 disarms.
- * Returns -1 when no entry point has that name. Operations that fail or stall when their turn comes: simnet_fail_nth. */
+/* The n-th call from now (1: the next) of `entry` (NULL: of any) returns `result` and does nothing; then the
+ * fault is spent. 0 disarms. Returns -1 when no entry point has that name. Operations that fail or stall when
+ * their turn comes: simnet_fail_nth. */
 SIMNCCL_API int simnccl_fail_nth(const char *entry, unsigned long n, int result);
 SIMNCCL_API bool simnccl_fault_is_spent(void);
-SIMNCCL_API const char *simnccl_entry_name(unsigned i); /* NULL past the last */
 
 SIMNCCL_API void simnccl_set_version(int version); /* as ncclGetVersion says it; 22809 at first */
 
