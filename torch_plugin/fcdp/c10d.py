@@ -190,10 +190,10 @@ class Shards:
         raise OptionError(f"fcdp: {text}") if worst == b"\2" else Unsupported(text)
 
     def from_leader(self, payload: bytes) -> bytes:
-        """`payload` of the node's local rank 0, on every rank of the node."""
-        lane = self.lanes[_fcdp.LANE_NODE]
-        with lane.roll.explains(lane.roll.enter()):
-            return lane.all_gather_bytes(payload)[0]
+        """`payload` of the node's local rank 0, on every rank of the node. Over the control group: the node's lane is its stream's, which may be
+        gathering an earlier group meanwhile."""
+        with self.control.roll.explains(self.control.roll.enter()):
+            return self.control.all_gather_bytes(payload)[self.rank - self.local]
 
     def transport(self) -> Callable[[int, int, int], None]:
         """The core's all-gather of host memory: in place over `members * length` bytes at `address`, on a thread of the lane's stream."""
