@@ -270,8 +270,12 @@ static fcdp_status store(const chunk *c, fcdp_group *group, size_t at, fcdp_even
     return status;
 }
 
-/* The next begin restores it, and counts what has crossed for it here. */
-static void settle(fcdp_group *group) {
+/* The next begin restores it, and counts what has crossed for it here. `crossed`: of its half, which is used again only behind the stores of this
+ * use, so that whoever waits for a later record of it waits long enough. */
+static void settle(fcdp_group *group, fcdp_event crossed) {
+    fcdp__lock_acquire(&group->comm->engine->lock);
+    group->reading = crossed;
+    fcdp__lock_release(&group->comm->engine->lock);
     group->crossed_bytes += stale_bytes(group);
     group->lacks = true; /* on every rank */
     group->has_content = false;
@@ -286,7 +290,7 @@ static fcdp_status chunk_run(const chunk *c, int half) {
     for (uint32_t g = 0; g < c->n && !status; g++) {
         status = store(c, c->groups[g], at, engine->staging.crossed[half]);
         at += stale_bytes(c->groups[g]);
-        if (!status) settle(c->groups[g]);
+        if (!status) settle(c->groups[g], engine->staging.crossed[half]);
     }
     return status ? status : fcdp__driver_event_record(engine->drv, engine->staging.emptied[half], d2h);
 }

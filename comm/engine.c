@@ -140,6 +140,44 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
     return known ? known : status;
 }
 
+/* Each group's shards are read until group->reading, which stays where `stream` alone is behind it: another may write, too. */
+static fcdp_status stream_order_writes(fcdp_engine *engine, fcdp_stream stream) {
+    fcdp_status status = FCDP_OK;
+    fcdp__lock_acquire(&engine->lock);
+    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
+        for (fcdp_group *group = comm->groups; group && !status; group = group->next)
+            if (group->reading) status = fcdp__driver_stream_wait(engine->drv, stream, group->reading);
+    fcdp__lock_release(&engine->lock);
+    return status;
+}
+
+/* Takes one event after another: the lock is not held while the host waits. */
+static fcdp_event reading_take(fcdp_engine *engine) {
+    fcdp_event event = NULL;
+    fcdp__lock_acquire(&engine->lock);
+    for (fcdp_comm *comm = engine->comms; comm && !event; comm = comm->next)
+        for (fcdp_group *group = comm->groups; group && !event; group = group->next) {
+            event = group->reading;
+            group->reading = NULL;
+        }
+    fcdp__lock_release(&engine->lock);
+    return event;
+}
+
+static fcdp_status host_order_writes(fcdp_engine *engine) {
+    fcdp_status status = FCDP_OK;
+    for (fcdp_event event; !status && (event = reading_take(engine));)
+        status = fcdp__driver_event_sync(engine->drv, event);
+    return status;
+}
+
+fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
+    fcdp_status status = fcdp__engine_check_process(engine, "the engine");
+    if (!status) status = engine->host_computes ? host_order_writes(engine) : stream_order_writes(engine, stream);
+    fcdp_status known = fcdp_engine_check(engine); /* after the waits: what was opened means nothing */
+    return known ? known : status;
+}
+
 void fcdp_engine_begin_pass(fcdp_engine *engine) {
     if (engine->pid != getpid()) return;
     fcdp__tiering_begin_pass(engine->tiering);

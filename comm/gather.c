@@ -302,6 +302,7 @@ static void count_use(const use *u, fcdp_pass pass) {
     bool made = block_bytes > 0;
     group->crossed_bytes = 0;
     fcdp__lock_acquire(&engine_of(group)->lock);
+    if (u->plan->n_stale) group->reading = group->crossed;
     group->gathers_made += made;
     group->gathers_avoided += !made;
     group->gathers_forward += made && pass == FCDP_PASS_FORWARD;
@@ -425,6 +426,9 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     if (failure) status = fcdp__comm_fail(group->comm, failure);
     if (status)
         return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root", fcdp_error_text());
+    fcdp__lock_acquire(&engine->lock);
+    group->reading = NULL; /* ready is behind crossed */
+    fcdp__lock_release(&engine->lock);
     if (!group->waited && !group->has_content && (policy_keeps(group) || dirty(group))) fcdp__content_take(group);
     group->waited = true;
     return FCDP_OK;

@@ -88,6 +88,7 @@ struct fcdp_group {
     uint64_t content;
     _Atomic uint64_t in_flight_ns;         /* since when; 0: nothing */
     /* guarded by the engine's lock */
+    fcdp_event reading;                    /* the shards have been read then, and nothing of the program's is behind it yet; NULL: none reads */
     uint64_t gathers_made, gathers_avoided, gathers_forward, gathers_backward;
 };
 

@@ -148,6 +148,17 @@ METHOD(engine_check) {
     return none_or_raise(status);
 }
 
+METHOD(engine_order_writes) {
+    PyObject *handle;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OK:engine_order_writes", &handle, &stream)) return NULL;
+    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+    if (!engine) return NULL;
+    fcdp_status status;
+    CALL(fcdp_engine_order_writes(engine, (fcdp_stream)(uintptr_t)stream));
+    return none_or_raise(status);
+}
+
 METHOD(engine_begin_pass) {
     PyObject *handle;
     if (!PyArg_ParseTuple(args, "O:engine_begin_pass", &handle)) return NULL;
@@ -602,7 +613,7 @@ METHOD(group_stats) {
 #define ENTRY(name) {#name, name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {
     ENTRY(options_load), ENTRY(options_table), ENTRY(engine_create), ENTRY(engine_destroy), ENTRY(engine_account_create),
-    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_begin_pass), ENTRY(engine_stats),
+    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_order_writes), ENTRY(engine_begin_pass), ENTRY(engine_stats),
     ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create), ENTRY(comm_host_create), ENTRY(comm_host_join), ENTRY(comm_check),
     ENTRY(tree_create), ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed), ENTRY(group_create),
     ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_is_small), ENTRY(groups_cross),
