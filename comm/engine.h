@@ -5,7 +5,7 @@
  * carries out; where device memory lacks; and at the end. Where the model computes on the host itself (CPU tensors on the simulated device)
  * the host is the compute stream, and waits in its stead.
  *
- *     inter 0, inter 1   bytes between nodes, each with a lane of its own        d2h, h2d   the node's host memory (tiering)
+ *     inter 0, inter 1   bytes between nodes, in turn, one transfer at a time    d2h, h2d   the node's host memory (tiering)
  *     node               bytes between the ranks of this node
  *
  * Failures are asynchronous: the first one of a shard group is latched, its waits are opened so that no stream and no host thread waits for

@@ -1,4 +1,4 @@
-"""Each of FCDP's connections belongs to one thread: the control group's to the thread that runs the model, a lane's to its stream's."""
+"""Each of FCDP's connections belongs to one thread: the control group's to the thread that runs the model, a lane's to the streams'."""
 import launch
 from conftest import CONFIGURATIONS, needs_fcdp
 
@@ -9,4 +9,4 @@ def test_a_lane_is_one_threads(tmp_path):
     assert not job.timed_out and job.returncode == 0, job.output
     for rank in job.ranks:
         assert rank.pop("control") == [True]
-        assert {"node", "inter0"} <= rank.keys() and all(by_model == [False] for by_model in rank.values()), rank
+        assert {"node", "inter"} <= rank.keys() and all(by_model == [False] for by_model in rank.values()), rank
