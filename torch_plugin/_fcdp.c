@@ -148,6 +148,17 @@ METHOD(engine_check) {
     return none_or_raise(status);
 }
 
+METHOD(engine_order_writes) {
+    PyObject *handle;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OK:engine_order_writes", &handle, &stream)) return NULL;
+    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+    if (!engine) return NULL;
+    fcdp_status status;
+    CALL(fcdp_engine_order_writes(engine, (fcdp_stream)(uintptr_t)stream));
+    return none_or_raise(status);
+}
+
 METHOD(engine_begin_pass) {
     PyObject *handle;
     if (!PyArg_ParseTuple(args, "O:engine_begin_pass", &handle)) return NULL;
@@ -602,7 +613,7 @@ METHOD(group_stats) {
 #define ENTRY(name) {#name, name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {
     ENTRY(options_load), ENTRY(options_table), ENTRY(engine_create), ENTRY(engine_destroy), ENTRY(engine_account_create),
-    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_begin_pass), ENTRY(engine_stats),
+    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_order_writes), ENTRY(engine_begin_pass), ENTRY(engine_stats),
     ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create), ENTRY(comm_host_create), ENTRY(comm_host_join), ENTRY(comm_check),
     ENTRY(tree_create), ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed), ENTRY(group_create),
     ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_is_small), ENTRY(groups_cross),
@@ -625,7 +636,7 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
     static const struct { const char *name; long value; } constants[] = {
         {"DRIVER_AUTO", FCDP_DRIVER_AUTO}, {"DRIVER_CUDA", FCDP_DRIVER_CUDA}, {"DRIVER_SIM", FCDP_DRIVER_SIM},
         {"PASS_FORWARD", FCDP_PASS_FORWARD}, {"PASS_BACKWARD", FCDP_PASS_BACKWARD}, {"PASS_OTHER", FCDP_PASS_OTHER},
-        {"LANE_INTER_0", FCDP_LANE_INTER_0}, {"LANE_INTER_1", FCDP_LANE_INTER_1}, {"LANE_NODE", FCDP_LANE_NODE},
+        {"LANE_INTER", FCDP_LANE_INTER}, {"LANE_NODE", FCDP_LANE_NODE},
         {"ASK_NOBODY", FCDP_ASK_NOBODY}, {"ASK_GROUP", FCDP_ASK_GROUP}, {"ASK_TREE", FCDP_ASK_TREE},
         {"MAPPING_AUTO", FCDP_MAPPING_AUTO}, {"MAPPING_SLOTS", FCDP_MAPPING_SLOTS}, {"MAPPING_EXACT", FCDP_MAPPING_EXACT},
         {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER},

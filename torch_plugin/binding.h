@@ -24,11 +24,11 @@ uint64_t binding_generation(void);
 void binding_host_function_begin(void);
 void binding_host_function_end(void);
 
-/* A transport whose collectives are `callable(lane, address, bytes)`, which all-gathers in place over `members * bytes` of host memory at
- * `address`, and returns when that is done; called on a thread of the lane's stream, without a lock of the core's. Borrows the reference.
- * NULL with an error set. */
+/* A transport whose collectives are Python's: `python.begin(lane, address, bytes)` all-gathers in place over `members * bytes` of host memory at
+ * `address` behind what has begun on the lane before, and returns at once; `python.finish(lane, begun)` returns when that is done. Called on threads
+ * of the engine's streams, without a lock of the core's. Borrows the reference. NULL with an error set. */
 typedef struct binding_transport binding_transport;
-binding_transport *binding_transport_create(PyObject *callable, fcdp_engine *engine, const fcdp_topology *topology);
+binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engine, const fcdp_topology *topology);
 fcdp_transport binding_transport_table(binding_transport *transport);
 /* No operation of it is pending. Steals the reference. */
 void binding_transport_destroy(binding_transport *transport);

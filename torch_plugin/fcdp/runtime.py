@@ -432,10 +432,9 @@ class Runtime:
         written = any([extent.written() for extent in group.extents])
         _call(_fcdp.group_reshard, group.handle, stream, written)
 
-    def check(self) -> None:
-        """Raise what the device, a peer or a collective has failed at since."""
-        if self.engine is not None:
-            _call(_fcdp.engine_check, self.engine)
+    def order_writes(self, stream: int) -> None:
+        """What `stream` does next may write into shards. Raises what the device, a peer or a collective has failed at by now."""
+        _call(_fcdp.engine_order_writes, self.engine, stream)
 
     # Counting.
 

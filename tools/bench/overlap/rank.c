@@ -79,12 +79,15 @@ static uint8_t content_of(uint32_t g, uint32_t extent, uint32_t rank, uint32_t s
 
 /* ---- transport ---- */
 
-static fcdp_status net_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream) {
+static fcdp_status net_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
+                                  fcdp_event turn) {
     rank *r = ctx;
     simnet_part own[4 * N_EXTENTS * N_NODES];
     if (n > sizeof own / sizeof *own) return fcdp__fail(FCDP_ERR_INVALID, "%zu parts in one collective", n);
     for (size_t i = 0; i < n; i++) own[i] = (simnet_part){parts[i].at, parts[i].bytes, parts[i].stride_bytes};
-    return simnet_all_gather_parts(r->lanes[lane], own, n, stream);
+    fcdp_status status = fcdp__driver_stream_wait(r->drv, stream, turn);
+    if (!status) status = simnet_all_gather_parts(r->lanes[lane], own, n, stream);
+    return status ? status : fcdp__driver_event_record(r->drv, turn, stream);
 }
 
 static fcdp_status net_check(void *ctx) {
@@ -311,8 +314,7 @@ static void device_make(rank *r) {
 
 static void net_make(rank *r, simnet_fabric *fabric) {
     MUST(!simnet_attach(fabric, r->topology.rank, r->drv, &r->endpoint));
-    r->lanes[FCDP_LANE_INTER_0] = simnet_comm_get(r->endpoint, SIMNET_INTER, 0);
-    r->lanes[FCDP_LANE_INTER_1] = simnet_comm_get(r->endpoint, SIMNET_INTER, 1);
+    r->lanes[FCDP_LANE_INTER] = simnet_comm_get(r->endpoint, SIMNET_INTER, 0);
     r->lanes[FCDP_LANE_NODE] = simnet_comm_get(r->endpoint, SIMNET_INTRA, 0);
     r->world = simnet_comm_get(r->endpoint, SIMNET_WORLD, 0);
 }
