@@ -42,7 +42,7 @@ struct fcdp_nccl_transport {
     char text[TEXT_BYTES];
 };
 
-static const char *const lane_names[FCDP_N_LANES] = {"inter 0", "inter 1", "node"};
+static const char *const lane_names[FCDP_N_LANES] = {"inter", "node"};
 
 /* ---- failures ---- */
 
@@ -169,8 +169,7 @@ static void leave(fcdp_nccl_transport *t) {
     pthread_mutex_unlock(&t->mutex);
 }
 
-static fcdp_status nccl_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream) {
-    fcdp_nccl_transport *t = ctx;
+static fcdp_status enqueue(fcdp_nccl_transport *t, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream) {
     launch l = {.lane = &t->lanes[lane], .parts = parts, .n = n, .stream = stream};
     fcdp_status status = enter(t);
     if (status) return status;
@@ -180,6 +179,14 @@ static fcdp_status nccl_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *p
     }
     leave(t);
     return status;
+}
+
+/* NCCL would order a communicator's collectives by itself, whatever their streams, but says so of no version. */
+static fcdp_status nccl_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream, fcdp_event turn) {
+    fcdp_nccl_transport *t = ctx;
+    fcdp_status status = fcdp__driver_stream_wait(t->drv, stream, turn);
+    if (!status) status = enqueue(t, lane, parts, n, stream);
+    return status ? status : fcdp__driver_event_record(t->drv, turn, stream);
 }
 
 /* ---- looking, aborting ---- */
@@ -427,7 +434,7 @@ static fcdp_status lane_probe(probe *p, int number) {
     memset(p->host, 0, bytes);
     for (int i = 0; i < 2; i++) memset(probe_place(p, &parts[i], lane->place), (uint8_t)(lane->place + 1), PROBE_BYTES);
     fcdp_status status = fcdp__driver_copy_h2d(t->drv, p->at, p->host, bytes, p->stream);
-    if (!status) status = nccl_all_gather(t, (fcdp_lane)number, parts, 2, p->stream);
+    if (!status) status = enqueue(t, (fcdp_lane)number, parts, 2, p->stream);
     if (!status) status = stream_await(p, lane);
     if (!status) status = fcdp__driver_copy_d2h(t->drv, p->host, p->at, bytes, p->stream);
     if (!status) status = fcdp__driver_stream_sync(t->drv, p->stream);

@@ -17,8 +17,13 @@ void meet(member *m) {
     pthread_barrier_wait(&m->board->barrier);
 }
 
+fcdp_status member_all_gather(member *m, int lane, const fcdp_part *parts, size_t n) {
+    fcdp_stream stream = m->streams[lane == FCDP_LANE_NODE ? 2 : m->n_inter++ % 2];
+    return m->table.all_gather(m->table.ctx, (fcdp_lane)lane, parts, n, stream, m->turn[lane]);
+}
+
 void streams_sync(member *m) {
-    for (int i = 0; i < FCDP_N_LANES; i++) MUST(!fcdp__driver_stream_sync(m->drv, m->streams[i]));
+    for (int i = 0; i < WORLD_N_STREAMS; i++) MUST(!fcdp__driver_stream_sync(m->drv, m->streams[i]));
 }
 
 void member_die(member *m) {
@@ -84,12 +89,14 @@ static void member_run(const world *w, simnet_fabric *fabric, board *b, uint32_t
     MUST(!simnet_attach(fabric, rank, m.drv, &m.endpoint));
     simnccl_device_set(m.endpoint, m.drv);
     MUST(!fcdp__nccl_load(double_path(), &m.nccl));
-    for (int i = 0; i < FCDP_N_LANES; i++) MUST(!fcdp__driver_stream_create(m.drv, &m.streams[i]));
+    for (int i = 0; i < WORLD_N_STREAMS; i++) MUST(!fcdp__driver_stream_create(m.drv, &m.streams[i]));
+    for (int i = 0; i < FCDP_N_LANES; i++) MUST(!fcdp__driver_event_create(m.drv, &m.turn[i]));
     memory_make(&m, &pages);
     meet(&m); /* from here on each may wait for each */
     w->body(&m);
     fcdp__nccl_destroy(m.transport);
-    for (int i = 0; i < FCDP_N_LANES; i++) fcdp__driver_stream_destroy(m.drv, m.streams[i]);
+    for (int i = 0; i < WORLD_N_STREAMS; i++) fcdp__driver_stream_destroy(m.drv, m.streams[i]);
+    for (int i = 0; i < FCDP_N_LANES; i++) fcdp__driver_event_destroy(m.drv, m.turn[i]);
     memory_free(&m, pages);
     nothing_is_left();
     simnccl_reset();

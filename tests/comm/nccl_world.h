@@ -11,7 +11,7 @@
 #include "tests/alloc/support.h"
 #include "tools/simnccl/simnccl.h"
 
-enum { WORLD_MAX_RANKS = 8, MEMORY_BYTES = 4 << 20, WORLD_DIES = 1000 };
+enum { WORLD_MAX_RANKS = 8, WORLD_N_STREAMS = 3, MEMORY_BYTES = 4 << 20, WORLD_DIES = 1000 };
 
 /* A child has no cmocka to fail in: it exits with the line that broke. */
 #define MUST(condition)                                                                                                \
@@ -41,7 +41,9 @@ typedef struct member {
     fcdp_nccl *nccl;
     fcdp_nccl_transport *transport; /* NULL until transport_make */
     fcdp_transport table;
-    fcdp_stream streams[FCDP_N_LANES];
+    fcdp_stream streams[WORLD_N_STREAMS];
+    fcdp_event turn[FCDP_N_LANES];
+    unsigned n_inter; /* all-gathers between nodes so far */
     fcdp_dptr memory; /* MEMORY_BYTES, zero */
     uint8_t *bytes;   /* the same, as this process sees it */
     uint64_t seed;
@@ -64,6 +66,8 @@ const char *double_path(void); /* the library that this program is linked with *
 /* Ids and communicators; a failure is for the body. Some rank may not come here. */
 fcdp_status transport_make(member *m);
 void meet(member *m);
+/* As the engine does: between nodes on one stream after the other, within the node on the third. */
+fcdp_status member_all_gather(member *m, int lane, const fcdp_part *parts, size_t n) FCDP_MUST_CHECK;
 /* All streams have ended, within the time that a fault may take. */
 void streams_sync(member *m);
 void member_die(member *m) __attribute__((noreturn)); /* by SIGKILL; the world takes it for an end */

@@ -68,12 +68,12 @@ static void schedules_body(member *m) {
     size_t n[FCDP_N_LANES];
     MUST(!transport_make(m));
     for (uint64_t round = 0; round < m->n; round++) {
-        int first = (int)random_below(&random, FCDP_N_LANES), step = 1 + (int)random_below(&random, 2);
+        int first = (int)random_below(&random, FCDP_N_LANES);
         for (int k = 0; k < FCDP_N_LANES; k++) {
-            int lane = (first + k * step) % FCDP_N_LANES;
+            int lane = (first + k) % FCDP_N_LANES;
             n[lane] = parts_choose(m, lane, &random, parts[lane]);
             parts_fill(m, lane, parts[lane], n[lane], round);
-            if (serves(m, lane)) MUST(!m->table.all_gather(m->table.ctx, (fcdp_lane)lane, parts[lane], n[lane], m->streams[lane]));
+            if (serves(m, lane)) MUST(!member_all_gather(m, lane, parts[lane], n[lane]));
         }
         streams_sync(m);
         MUST(!m->table.check(m->table.ctx));
@@ -101,7 +101,7 @@ static void long_schedule_body(member *m) {
             fcdp_part parts[MAX_PARTS];
             int lane = (int)random_below(&random, FCDP_N_LANES);
             size_t n = parts_choose(m, lane, &random, parts);
-            MUST(!m->table.all_gather(m->table.ctx, (fcdp_lane)lane, parts, n, m->streams[lane]));
+            MUST(!member_all_gather(m, lane, parts, n));
             for (size_t spins = random_below(&own, 3000); spins > 0; spins--) __asm__ volatile("");
         }
         streams_sync(m);
@@ -120,18 +120,18 @@ static void a_hundred_schedules_keep_their_order(void **state) {
 
 /* ---- how it fails ---- */
 
-static const int lane_at[] = {FCDP_LANE_INTER_0, FCDP_LANE_NODE, FCDP_LANE_INTER_1, FCDP_LANE_NODE, FCDP_LANE_INTER_0, FCDP_LANE_INTER_1};
+static const int lane_at[] = {FCDP_LANE_INTER, FCDP_LANE_NODE, FCDP_LANE_INTER, FCDP_LANE_NODE, FCDP_LANE_INTER, FCDP_LANE_INTER};
 enum { N_CALLS = sizeof lane_at / sizeof *lane_at };
 
 static fcdp_status call(member *m, int lane) {
     fcdp_part parts[2] = {{fcdp__dptr_add(m->memory, (size_t)lane * LANE_BYTES), 4096, 4096},
                           {fcdp__dptr_add(m->memory, (size_t)lane * LANE_BYTES + (128 << 10)), 4096, 8192}};
-    return m->table.all_gather(m->table.ctx, (fcdp_lane)lane, parts, 2, m->streams[lane]);
+    return member_all_gather(m, lane, parts, 2);
 }
 
 static bool streams_are_idle(member *m) {
     bool idle = true;
-    for (int i = 0; i < FCDP_N_LANES; i++) {
+    for (int i = 0; i < WORLD_N_STREAMS; i++) {
         fcdp_status status = fcdp__driver_stream_query(m->drv, m->streams[i]);
         MUST(status >= 0);
         idle = idle && status == FCDP_OK;
@@ -162,7 +162,7 @@ static void assert_ended(member *m, const char *text) {
     MUST(strstr(fcdp_error_text(), text));
     m->table.abort(m->table.ctx, "again");
     MUST(m->table.check(m->table.ctx) && strstr(fcdp_error_text(), text));
-    MUST(call(m, FCDP_LANE_INTER_0) && strstr(fcdp_error_text(), text));
+    MUST(call(m, FCDP_LANE_INTER) && strstr(fcdp_error_text(), text));
 }
 
 static void failing_body(member *m) {
@@ -218,7 +218,7 @@ static void absent_body(member *m) {
         return;
     }
     fcdp_status status = transport_make(m);
-    if (m->topology.rank == 0) { /* its inter lanes are there, its node lane as well: 0 and 2, 0 and 1; 1 waits for 3 */
+    if (m->topology.rank == 0) { /* its lane between nodes is there: 0 and 2, 0 and 1; 1 waits for 3 */
         MUST(status == FCDP_ERR_TIMEOUT && strstr(fcdp_error_text(), "(node, member 0 of 2)"));
         return;
     }

@@ -27,10 +27,11 @@ static uint8_t content(uint32_t g, uint32_t number, uint32_t step) {
 
 /* ---- a transport that kills ---- */
 
-static fcdp_status counted_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream) {
+static fcdp_status counted_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
+                                      fcdp_event turn) {
     rank *r = ctx;
     if (r->until_kill && --r->until_kill == 0) member_die(r->m);
-    return r->m->table.all_gather(r->m->table.ctx, lane, parts, n, stream);
+    return r->m->table.all_gather(r->m->table.ctx, lane, parts, n, stream, turn);
 }
 
 static fcdp_status counted_check(void *ctx) {
