@@ -47,6 +47,7 @@ void fcdp_comm_destroy(fcdp_comm *comm) {
     *link = comm->next;
     fcdp__lock_release(&engine->lock);
     fcdp__host_destroy(comm->host);
+    if (comm->transport.destroy) comm->transport.destroy(comm->transport.ctx);
     free(comm);
 }
 

@@ -277,8 +277,12 @@ static void nccl_abort(void *ctx, const char *why) {
     pthread_mutex_unlock(&t->mutex);
 }
 
+static void nccl_destroy(void *ctx) {
+    fcdp__nccl_destroy(ctx);
+}
+
 fcdp_transport fcdp__nccl_table(fcdp_nccl_transport *transport) {
-    return (fcdp_transport){.ctx = transport, .all_gather = nccl_all_gather, .check = nccl_check, .abort = nccl_abort};
+    return (fcdp_transport){.ctx = transport, .all_gather = nccl_all_gather, .check = nccl_check, .abort = nccl_abort, .destroy = nccl_destroy};
 }
 
 /* ---- making ---- */
@@ -461,6 +465,8 @@ static fcdp_status connect(fcdp_nccl_transport *t) {
 }
 
 fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transport **transport_out) {
+    if (config->nccl->is_double != fcdp__driver_is_sim(config->drv))
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "NCCL moves the memory of GPUs alone, and the model is on the CPU");
     fcdp_nccl_transport *t = transport_make(config);
     if (!t) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for NCCL's communicators");
     fcdp_status status = FCDP_OK;

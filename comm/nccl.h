@@ -3,8 +3,7 @@
  *
  *     fcdp__nccl_load, once per process
  *     -> fcdp__nccl_ids_make on every rank; the caller exchanges the ids: rank r's at index r
- *     -> fcdp__nccl_create, a collective of the shard group -> fcdp__nccl_table, for fcdp_comm_create
- *     -> fcdp__nccl_destroy, after the comm and before the driver
+ *     -> fcdp__nccl_create, a collective of the shard group -> fcdp__nccl_table, for fcdp_comm_create; that comm destroys it
  *
  * Communicators do not block: whatever NCCL cannot do at once goes on in a thread of NCCL's while ours
  * watches the time, so that a peer that never comes ends in a failure. NCCL asks for the order that
@@ -51,8 +50,8 @@ fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config,
                               fcdp_nccl_transport **transport_out) FCDP_MUST_CHECK;
 /* Valid until the transport is destroyed. */
 fcdp_transport fcdp__nccl_table(fcdp_nccl_transport *transport);
-/* Its streams have ended what was enqueued, or it was aborted; on every rank of the shard group. Waits for
- * peers, at most timeout_s. NULL: nothing. */
+/* Where no comm has taken the table. Its streams have ended what was enqueued, or it was aborted; on every rank of
+ * the shard group. Waits for peers, at most timeout_s. NULL: nothing. */
 void fcdp__nccl_destroy(fcdp_nccl_transport *transport);
 
 #endif

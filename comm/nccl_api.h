@@ -4,6 +4,7 @@
 #ifndef FCDP_NCCL_API_H
 #define FCDP_NCCL_API_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 typedef int ncclResult_t;
@@ -53,6 +54,7 @@ struct fcdp_nccl {
     NCCL_CALLS(AS_FIELD)
 #undef AS_FIELD
     int version;
+    bool is_double; /* the test's: it moves the simulated device's memory, and no other */
 };
 
 #endif

@@ -24,6 +24,7 @@ static bool api_load(const char *path, fcdp_nccl *nccl, char *reasons, size_t n_
         return false;                                                                                                  \
     }
     NCCL_CALLS(AS_LOAD)
+    nccl->is_double = dlsym(library, "simnccl_state") != NULL;
     return true;
 }
 

@@ -44,6 +44,8 @@ typedef struct fcdp_transport {
      * follows it on its stream begins: so that the node's ranks, to whom the stream may hand on what the collective should
      * have brought, know of it. NULL: a collective that fails does not end before it is aborted. */
     void (*on_failure)(void *ctx, void (*failed)(void *arg), void *arg);
+    /* The comm has ended, and calls nothing of this any more. NULL: the transport is somebody else's to destroy. */
+    void (*destroy)(void *ctx);
 } fcdp_transport;
 
 #endif

@@ -36,6 +36,14 @@ void binding_transport_destroy(binding_transport *transport);
 /* As last loaded. GIL held. */
 const fcdp_options *binding_options(void);
 
+/* `node_of`: bytes, a uint32 per rank. FCDP_ERR_INVALID may come with a Python error set. GIL held. */
+fcdp_status binding_topology(PyObject *node_of, unsigned int rank, fcdp_topology *topology_out) FCDP_MUST_CHECK;
+
+/* nccl.c: nccl_load(path or None), nccl_ids(nccl, node_of, rank), nccl_comm_create(engine, node_of, rank, nccl, ids of all ranks). */
+PyObject *binding_nccl_load(PyObject *self, PyObject *args);
+PyObject *binding_nccl_ids(PyObject *self, PyObject *args);
+PyObject *binding_nccl_comm_create(PyObject *self, PyObject *args);
+
 /* DLPack: a one-dimensional tensor over `bytes` at `address`; `owner` lives as long as the tensor. */
 PyObject *binding_dlpack(PyObject *self, PyObject *args);
 

@@ -281,5 +281,10 @@ static void hub_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
 }
 
 fcdp_transport hub_transport(hub_port *port) {
-    return (fcdp_transport){port, hub_all_gather, hub_check, hub_abort, hub_missing, hub_on_failure};
+    return (fcdp_transport){.ctx = port,
+                            .all_gather = hub_all_gather,
+                            .check = hub_check,
+                            .abort = hub_abort,
+                            .missing = hub_missing,
+                            .on_failure = hub_on_failure};
 }

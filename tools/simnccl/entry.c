@@ -1,9 +1,11 @@
 /* entry.c - communicators' lives, faults, and what the control side asks. */
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "tools/simnccl/internal.h"
 #include "tools/simnccl/nccl_entries.h"
@@ -79,6 +81,29 @@ void simnccl_device_set(simnet_endpoint *endpoint, fcdp_driver *drv) {
     thread_endpoint = endpoint;
     if (!device_find(endpoint)) device_make(endpoint, drv);
     pthread_mutex_unlock(&simnccl.lock);
+}
+
+int simnccl_fabric_make(unsigned nodes, unsigned ranks_per_node) {
+    simnet_config config = {.nodes = nodes, .ranks_per_node = ranks_per_node, .ids = SIMNET_MAX_IDS};
+    simnet_fabric *fabric;
+    return simnet_create(&config, &fabric) ? -1 : simnet_fd(fabric);
+}
+
+/* With the lock. NULL: the environment names none. */
+static sim_device *device_of_environment(void) {
+    static simnet_endpoint *endpoint;
+    const char *path = getenv("SIMNCCL_FABRIC"), *rank = getenv("RANK");
+    if (endpoint) return device_find(endpoint);
+    int fd = path && rank ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (fd < 0) return NULL;
+    simnet_fabric *fabric;
+    fcdp_driver *drv;
+    fcdp_status status = fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &drv);
+    if (!status) status = simnet_open(fd, &fabric);
+    if (!status) status = simnet_attach(fabric, (uint32_t)atoi(rank), drv, &endpoint);
+    close(fd);
+    if (status) fprintf(stderr, "simnccl: %s\n", fcdp_error_text());
+    return status ? NULL : device_make(endpoint, drv);
 }
 
 int simnccl_fail_nth(const char *entry, unsigned long n, int result) {
@@ -197,7 +222,7 @@ static ncclResult_t comm_look(ncclComm_t comm) {
 }
 
 static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *id, int rank, const config_head *config) {
-    sim_device *device = device_find(thread_endpoint);
+    sim_device *device = thread_endpoint ? device_find(thread_endpoint) : device_of_environment();
     if (!config || config->magic != (unsigned)CONFIG_MAGIC || config->size < sizeof *config)
         return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: its configuration is not initialized");
     if (config->blocking != 0) return simnccl__broken(ncclInternalError, "communicators that block are not modelled");

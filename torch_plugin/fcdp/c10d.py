@@ -1,7 +1,7 @@
 """torch.distributed's side: what the core's plan needs from process groups.
 
-A Shards object is one shard process group seen as nodes x ranks: two lanes (the ranks of this node; the ranks with this local index on every
-node) and a control group for agreements. All of them are backends that FCDP makes itself over the job's store, not process groups of
+A Shards object is one shard process group seen as nodes x ranks: a control group for agreements and, unless NCCL carries the core's collectives,
+two lanes (the ranks of this node; the ranks with this local index on every node). All of them are backends that FCDP makes itself over the job's store, not process groups of
 c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits the world's communicator for
 them, and they end when their shard group does. Each lane belongs to the core's streams, which use it in turn, the control group to the
 thread that runs the model, so each is used in program order. All of them are gloo's: they carry host memory, whatever the device.
@@ -146,15 +146,13 @@ class Shards:
         self.store = distributed_c10d._get_default_store()
         if self.store is None:
             raise Unsupported("the job has no store (its backend is MPI?)")
-        node, self.node_size, self.local = self.topology["node"], self.topology["ranks_per_node"], self.topology["local_rank"]
-        me = self.ranks[self.rank]
-        inter = [self.ranks[n * self.node_size + self.local] for n in range(self.topology["nodes"])]
-        intra = self.ranks[node * self.node_size : (node + 1) * self.node_size]
-        self.lanes = {
-            _fcdp.LANE_INTER: Lane(inter, me, self.store, f"{name}/inter", timeout_s),
-            _fcdp.LANE_NODE: Lane(intra, me, self.store, f"{name}/node", timeout_s),
-        }
-        self.control = Lane(self.ranks, me, self.store, f"{name}/control", timeout_s)
+        self.node_size, self.local = self.topology["ranks_per_node"], self.topology["local_rank"]
+        self.name, self.timeout_s = name, timeout_s
+        self.lanes: dict[int, Lane] = {}
+        self.control = self._lane("control", self.ranks)
+
+    def _lane(self, kind: str, ranks: list[int]) -> Lane:
+        return Lane(ranks, self.ranks[self.rank], self.store, f"{self.name}/{kind}", self.timeout_s)
 
     def _gather_ints(self, backend: Any, values: list[int]) -> list[list[int]]:
         mine = torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -210,7 +208,20 @@ class Shards:
             return self.control.all_gather_bytes(payload)[self.rank - self.local]
 
     def transport(self) -> Transport:
+        """Over lanes that are made here; a collective of the group."""
+        node, n = self.topology["node"], self.node_size
+        inter = [self.ranks[k * n + self.local] for k in range(self.topology["nodes"])]
+        self.lanes = {_fcdp.LANE_INTER: self._lane("inter", inter), _fcdp.LANE_NODE: self._lane("node", self.ranks[node * n : (node + 1) * n])}
         return Transport(self.lanes)
+
+    def all_gather_bytes(self, mine: bytes) -> bytes:
+        """What every rank brings, one after another."""
+        return b"".join(self.control.all_gather_bytes(mine))
+
+    def first_problem(self, problem: str) -> str:
+        """The first rank's that has one, on every rank; "": none has."""
+        said = self.control.all_gather_bytes(problem.encode())
+        return next((f"rank {rank}: {row.decode()}" for rank, row in zip(self.ranks, said) if row), "")
 
 
 class Transport:

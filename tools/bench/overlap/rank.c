@@ -34,7 +34,6 @@ typedef struct rank {
     simnet_endpoint *endpoint;
     simnet_comm *lanes[FCDP_N_LANES], *world;
     fcdp_nccl *nccl; /* NULL: the lanes are simnet's */
-    fcdp_nccl_transport *nccl_transport;
     fcdp_stream compute, reduce;
     fcdp_event computed, reduced[N_GRADIENTS]; /* reduced: of the group that used this buffer last */
     uint64_t memory; /* shards of all groups, their reduced gradients, then N_GRADIENTS times those of a whole group */
@@ -327,15 +326,15 @@ static fcdp_transport nccl_transport(rank *r) {
     MUST(!fcdp__nccl_ids_make(r->nccl, &r->topology, &r->board->nccl_ids[r->topology.rank]));
     meet(r);
     fcdp_nccl_config config = {r->nccl, r->drv, r->topology, r->board->nccl_ids, TIMEOUT_S};
-    MUST(!fcdp__nccl_create(&config, &r->nccl_transport));
-    return fcdp__nccl_table(r->nccl_transport);
+    fcdp_nccl_transport *transport;
+    MUST(!fcdp__nccl_create(&config, &transport));
+    return fcdp__nccl_table(transport); /* the comm destroys it */
 }
 
 /* A broken rule fails the run even if its operation was lucky. */
 static void nccl_end(rank *r) {
     struct simnccl_state state;
     if (!r->nccl) return;
-    fcdp__nccl_destroy(r->nccl_transport);
     fcdp__nccl_unload(r->nccl);
     simnccl_state(&state);
     MUST(state.broken == 0 && state.live == 0 && state.groups == 0 && state.launches > 0);
