@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+import cases  # noqa: F401
 import launch
 from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
 from run import CASES
@@ -30,11 +31,10 @@ def double():
 
 
 @needs_fcdp
-@pytest.mark.parametrize("configuration", ["tau0-slice", "tau1-slice"])
-def test_training_is_bitwise_equal(tmp_path, double, launches, configuration):
+def test_training_is_bitwise_equal(tmp_path, double, launches):
     assert len(NAMES) > 10
     plain, _ = launches.get(NAMES, PLAIN)
-    got, jobs = launch.run_cases(NAMES, tmp_path, CONFIGURATIONS[configuration] | double)
+    got, jobs = launch.run_cases(NAMES, tmp_path, CONFIGURATIONS["tau0-slice"] | double)
     differences = {name: d for name in NAMES if (d := launch.first_difference(plain[name], got[name])) is not None}
     assert not differences, differences
     assert {result["stats"][1]["transport"] for result in got["lora"]} == {"nccl"}
