@@ -217,6 +217,15 @@ unsigned long fcdp__driver_calls(const fcdp_driver *drv) {
     return atomic_load_explicit(&drv->n_calls, memory_order_relaxed);
 }
 
+fcdp_status fcdp__driver_with_context(fcdp_driver *drv, void (*call)(void *arg), void *arg) {
+    CUcontext before = NULL;
+    CUresult result = context_enter(drv, &before);
+    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuCtxSetCurrent(device %d)", drv->ordinal);
+    call(arg);
+    context_leave(drv, before);
+    return FCDP_OK;
+}
+
 bool fcdp__driver_is_sim(const fcdp_driver *drv) {
     return drv->is_sim;
 }

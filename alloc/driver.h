@@ -29,6 +29,10 @@ size_t fcdp__driver_page_bytes(const fcdp_driver *drv);         /* mapping granu
 int fcdp__driver_numa_node(const fcdp_driver *drv);             /* the device's NUMA node, -1 when unknown */
 fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out, size_t *total_bytes_out) FCDP_MUST_CHECK;
 
+/* call(arg) with the device's context current on this thread: for a library beside the driver, which takes
+ * the thread's device for its own. */
+fcdp_status fcdp__driver_with_context(fcdp_driver *drv, void (*call)(void *arg), void *arg) FCDP_MUST_CHECK;
+
 /* Physical memory and ranges; rules: facts of cuMemMap (whole handles, offset 0), cuMemUnmap (whole mappings). */
 fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *phys_out) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys) FCDP_MUST_CHECK;

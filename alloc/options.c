@@ -51,6 +51,11 @@ typedef struct option_parser {
     X("FCDP_ALLOC", "fcdp|native", "fcdp",                                                                             \
       "whose allocator serves tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's own",   \
       FIELD(CHOICE, alloc, 0, 0))                                                                                      \
+    X("FCDP_TRANSPORT", "auto|nccl|torch", "auto",                                                                     \
+      "what carries FCDP's collectives: nccl: NCCL, on communicators of FCDP's own, without Python; torch: torch.distributed's gloo, through host " \
+      "memory; auto: NCCL on a GPU, where it can serve",                                                               \
+      FIELD(CHOICE, transport, 0, 0))                                                                                  \
+    X("FCDP_NCCL_LIBRARY", "path", "", "libnccl.so.2 to use instead of torch's own", NO_FIELD)                         \
     X("FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)",                   \
       FIELD(INT, local_size, 0, 65536))                                                                                \
     X("FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                                \

@@ -14,6 +14,7 @@ typedef enum fcdp_agree_mode { FCDP_AGREE_FORWARD, FCDP_AGREE_UNSHARD } fcdp_agr
 
 typedef enum fcdp_mapping_mode { FCDP_MAPPING_AUTO, FCDP_MAPPING_SLOTS, FCDP_MAPPING_EXACT } fcdp_mapping_mode;
 typedef enum fcdp_alloc_mode { FCDP_ALLOC_FCDP, FCDP_ALLOC_NATIVE } fcdp_alloc_mode;
+typedef enum fcdp_transport_mode { FCDP_TRANSPORT_AUTO, FCDP_TRANSPORT_NCCL, FCDP_TRANSPORT_TORCH } fcdp_transport_mode;
 
 typedef struct fcdp_options {
     bool enabled;                       /* FCDP */
@@ -22,6 +23,7 @@ typedef struct fcdp_options {
     fcdp_restore_mode restore;          /* FCDP_RESTORE=slice|whole|auto */
     fcdp_mapping_mode mapping;          /* FCDP_MAPPING=auto|slots|exact */
     fcdp_alloc_mode alloc;              /* FCDP_ALLOC=fcdp|native: who serves tensors on a GPU */
+    fcdp_transport_mode transport;      /* FCDP_TRANSPORT=auto|nccl|torch: what carries collectives */
     int local_size;                     /* FCDP_LOCAL_SIZE, ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE) */
     size_t device_budget_bytes;         /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free */
     size_t host_budget_bytes;           /* FCDP_HOST_BUDGET per node; 0: what the machine and its cgroup allow */

@@ -44,8 +44,7 @@ static void staging_leave(fcdp_staging *staging) {
 
 static fcdp_status streams_await(fcdp_engine *engine) {
     fcdp_status status = FCDP_OK;
-    for (int lane = FCDP_LANE_INTER_0; lane <= FCDP_LANE_INTER_1 && !status; lane++)
-        status = fcdp__driver_stream_sync(engine->drv, engine->lanes[lane]);
+    for (int i = 0; i < FCDP_N_INTER && !status; i++) status = fcdp__driver_stream_sync(engine->drv, engine->streams[i]);
     return status ? status : fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST));
 }
 
@@ -235,13 +234,12 @@ static fcdp_status pack(const chunk *c, fcdp_stream inter) {
 static fcdp_status cross(const chunk *c, int half) {
     fcdp_comm *comm = c->comm;
     fcdp_engine *engine = comm->engine;
-    fcdp_lane lane = (fcdp_lane)(FCDP_LANE_INTER_0 + comm->n_gathers++ % FCDP_N_INTER);
-    fcdp_stream inter = engine->lanes[lane];
+    fcdp_stream inter = engine->streams[comm->n_gathers++ % FCDP_N_INTER];
     fcdp_part part = {c->at, c->block_bytes, c->block_bytes};
     fcdp_status status = fcdp__driver_stream_wait(engine->drv, inter, c->written);
     if (!status) status = fcdp__driver_stream_wait(engine->drv, inter, engine->staging.emptied[half]);
     if (!status) status = pack(c, inter);
-    if (!status) status = comm->transport.all_gather(comm->transport.ctx, lane, &part, 1, inter);
+    if (!status) status = comm->transport.all_gather(comm->transport.ctx, FCDP_LANE_INTER, &part, 1, inter, engine->turn[FCDP_LANE_INTER]);
     if (!status) status = fcdp__driver_event_record(engine->drv, engine->staging.crossed[half], inter);
     if (status) return status;
     fcdp__lock_acquire(&engine->lock);
@@ -270,8 +268,12 @@ static fcdp_status store(const chunk *c, fcdp_group *group, size_t at, fcdp_even
     return status;
 }
 
-/* The next begin restores it, and counts what has crossed for it here. */
-static void settle(fcdp_group *group) {
+/* The next begin restores it, and counts what has crossed for it here. `crossed`: of its half, which is used again only behind the stores of this
+ * use, so that whoever waits for a later record of it waits long enough. */
+static void settle(fcdp_group *group, fcdp_event crossed) {
+    fcdp__lock_acquire(&group->comm->engine->lock);
+    group->reading = crossed;
+    fcdp__lock_release(&group->comm->engine->lock);
     group->crossed_bytes += stale_bytes(group);
     group->lacks = true; /* on every rank */
     group->has_content = false;
@@ -286,7 +288,7 @@ static fcdp_status chunk_run(const chunk *c, int half) {
     for (uint32_t g = 0; g < c->n && !status; g++) {
         status = store(c, c->groups[g], at, engine->staging.crossed[half]);
         at += stale_bytes(c->groups[g]);
-        if (!status) settle(c->groups[g]);
+        if (!status) settle(c->groups[g], engine->staging.crossed[half]);
     }
     return status ? status : fcdp__driver_event_record(engine->drv, engine->staging.emptied[half], d2h);
 }

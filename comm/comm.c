@@ -48,6 +48,7 @@ void fcdp_comm_destroy(fcdp_comm *comm) {
     fcdp__lock_release(&engine->lock);
     fcdp__fingerprints_destroy(comm->fingerprints);
     fcdp__host_destroy(comm->host);
+    if (comm->transport.destroy) comm->transport.destroy(comm->transport.ctx);
     free(comm);
 }
 

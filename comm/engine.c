@@ -14,17 +14,21 @@ fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *wh
         (int)engine->pid, (int)getpid());
 }
 
-static fcdp_status lanes_create(fcdp_engine *engine) {
-    static const char *const names[FCDP_N_LANES] = {"inter 0", "inter 1", "node"};
-    for (int lane = 0; lane < FCDP_N_LANES; lane++) {
-        fcdp_status status = fcdp__driver_stream_create(engine->drv, &engine->lanes[lane]);
-        if (status) {
-            engine->lanes[lane] = NULL;
-            return status;
-        }
-        fcdp__driver_stream_name(engine->drv, engine->lanes[lane], names[lane]);
+static fcdp_status streams_create(fcdp_engine *engine) {
+    static const char *const names[FCDP_N_STREAMS] = {"inter 0", "inter 1", "node"};
+    fcdp_status status = FCDP_OK;
+    for (int i = 0; i < FCDP_N_STREAMS && !status; i++) {
+        status = fcdp__driver_stream_create(engine->drv, &engine->streams[i]);
+        if (status)
+            engine->streams[i] = NULL;
+        else
+            fcdp__driver_stream_name(engine->drv, engine->streams[i], names[i]);
     }
-    return FCDP_OK;
+    for (int lane = 0; lane < FCDP_N_LANES && !status; lane++) {
+        status = fcdp__driver_event_create(engine->drv, &engine->turn[lane]);
+        if (status) engine->turn[lane] = NULL;
+    }
+    return status;
 }
 
 /* Slices spare the PCIe link and use what joins the GPUs. Simulated ones are joined by the host's memory alone. A stale access to a slot
@@ -49,7 +53,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     options_decide(engine);
     bool exact = engine->options.mapping == FCDP_MAPPING_EXACT;
     status = fcdp__tiering_create(engine->drv, engine->pool, exact, &engine->tiering);
-    if (!status) status = lanes_create(engine);
+    if (!status) status = streams_create(engine);
     if (!status)
         fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, fcdp__staging_reclaim, fcdp__staging_idle, engine);
     return status ? status : fcdp__monitor_start(engine, &engine->monitor);
@@ -61,8 +65,10 @@ static void engine_close(fcdp_engine *engine) {
     fcdp__monitor_stop(engine->monitor);
     if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, NULL, NULL, NULL);
     fcdp__staging_destroy(engine);
+    for (int i = 0; i < FCDP_N_STREAMS; i++)
+        if (engine->streams[i]) fcdp__driver_stream_destroy(engine->drv, engine->streams[i]);
     for (int lane = 0; lane < FCDP_N_LANES; lane++)
-        if (engine->lanes[lane]) fcdp__driver_stream_destroy(engine->drv, engine->lanes[lane]);
+        if (engine->turn[lane]) fcdp__driver_event_destroy(engine->drv, engine->turn[lane]);
     fcdp__tiering_destroy(engine->tiering);
     fcdp__account_destroy(engine->account);
     fcdp_device_close(&engine->own);
@@ -132,11 +138,48 @@ fcdp_status fcdp_engine_check(fcdp_engine *engine) {
 /* The copy streams last: what they wait for is done then. */
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
-    for (int lane = 0; lane < FCDP_N_LANES && !status; lane++)
-        status = fcdp__driver_stream_sync(engine->drv, engine->lanes[lane]);
+    for (int i = 0; i < FCDP_N_STREAMS && !status; i++) status = fcdp__driver_stream_sync(engine->drv, engine->streams[i]);
     for (int d = 0; d < FCDP_N_DIRECTIONS && !status; d++)
         status = fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, (fcdp_direction)d));
     fcdp_status known = fcdp_engine_check(engine); /* it says more */
+    return known ? known : status;
+}
+
+/* Each group's shards are read until group->reading, which stays where `stream` alone is behind it: another may write, too. */
+static fcdp_status stream_order_writes(fcdp_engine *engine, fcdp_stream stream) {
+    fcdp_status status = FCDP_OK;
+    fcdp__lock_acquire(&engine->lock);
+    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
+        for (fcdp_group *group = comm->groups; group && !status; group = group->next)
+            if (group->reading) status = fcdp__driver_stream_wait(engine->drv, stream, group->reading);
+    fcdp__lock_release(&engine->lock);
+    return status;
+}
+
+/* Takes one event after another: the lock is not held while the host waits. */
+static fcdp_event reading_take(fcdp_engine *engine) {
+    fcdp_event event = NULL;
+    fcdp__lock_acquire(&engine->lock);
+    for (fcdp_comm *comm = engine->comms; comm && !event; comm = comm->next)
+        for (fcdp_group *group = comm->groups; group && !event; group = group->next) {
+            event = group->reading;
+            group->reading = NULL;
+        }
+    fcdp__lock_release(&engine->lock);
+    return event;
+}
+
+static fcdp_status host_order_writes(fcdp_engine *engine) {
+    fcdp_status status = FCDP_OK;
+    for (fcdp_event event; !status && (event = reading_take(engine));)
+        status = fcdp__driver_event_sync(engine->drv, event);
+    return status;
+}
+
+fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
+    fcdp_status status = fcdp__engine_check_process(engine, "the engine");
+    if (!status) status = engine->host_computes ? host_order_writes(engine) : stream_order_writes(engine, stream);
+    fcdp_status known = fcdp_engine_check(engine); /* after the waits: what was opened means nothing */
     return known ? known : status;
 }
 

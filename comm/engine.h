@@ -5,7 +5,7 @@
  * carries out; where device memory lacks; and at the end. Where the model computes on the host itself (CPU tensors on the simulated device)
  * the host is the compute stream, and waits in its stead.
  *
- *     inter 0, inter 1   bytes between nodes, each with a lane of its own        d2h, h2d   the node's host memory (tiering)
+ *     inter 0, inter 1   bytes between nodes, in turn, one transfer at a time    d2h, h2d   the node's host memory (tiering)
  *     node               bytes between the ranks of this node
  *
  * Failures are asynchronous: the first one of a shard group is latched, its waits are opened so that no stream and no host thread waits for
@@ -45,6 +45,9 @@ fcdp_status fcdp_engine_account_join(fcdp_engine *engine, const fcdp_shared_tick
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* The first failure that is known of by now, without waiting. */
 fcdp_status fcdp_engine_check(fcdp_engine *engine) FCDP_MUST_CHECK;
+/* What `stream` does from now on comes behind every read of a shard: it may write into them. Where a forward was broken off, a gather
+ * that was begun ahead of its use reads yet, and nobody has waited for it. With host_computes the host waits. */
+fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FCDP_MUST_CHECK;
 /* A root forward begins: the pages that passes before did not need go back (slot.h). */
 void fcdp_engine_begin_pass(fcdp_engine *engine);
 

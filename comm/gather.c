@@ -66,10 +66,10 @@ static void count_call(fcdp_group *group, fcdp_lane lane, const fcdp_part *parts
     fcdp__lock_release(&engine->lock);
 }
 
-static fcdp_status all_gather(use *u, fcdp_lane lane, const fcdp_part *parts, size_t n, size_t n_restored) {
+static fcdp_status all_gather(use *u, fcdp_lane lane, const fcdp_part *parts, size_t n, size_t n_restored, fcdp_stream stream) {
     fcdp_group *group = u->group;
     const fcdp_transport *transport = &group->comm->transport;
-    fcdp_status status = transport->all_gather(transport->ctx, lane, parts, n, engine_of(group)->lanes[lane]);
+    fcdp_status status = transport->all_gather(transport->ctx, lane, parts, n, stream, engine_of(group)->turn[lane]);
     if (!status) count_call(group, lane, parts, n, n_restored);
     return status;
 }
@@ -132,7 +132,7 @@ static fcdp_status restore_puts(use *u) {
  * in its place already. */
 static fcdp_status restore_slices(use *u) {
     fcdp_group *group = u->group;
-    fcdp_stream node = engine_of(group)->lanes[FCDP_LANE_NODE];
+    fcdp_stream node = engine_of(group)->streams[FCDP_STREAM_NODE];
     fcdp_part parts[FCDP_N_SPANS];
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
@@ -146,7 +146,7 @@ static fcdp_status restore_slices(use *u) {
     if (status || u->joined) return status;
     size_t n = fcdp__plan_slice_parts(u->plan->restore_mask, group->layout, &group->comm->topology,
                                       fcdp__region_base(group->region), parts);
-    return all_gather(u, FCDP_LANE_NODE, parts, n, n);
+    return all_gather(u, FCDP_LANE_NODE, parts, n, n, node);
 }
 
 /* From the node's host memory alone. */
@@ -190,8 +190,7 @@ static fcdp_status own_shards(const use *u, fcdp_stream inter) {
 static fcdp_status inter_step(use *u) {
     fcdp_group *group = u->group;
     fcdp_engine *engine = engine_of(group);
-    fcdp_lane lane = (fcdp_lane)(FCDP_LANE_INTER_0 + group->comm->n_gathers++ % FCDP_N_INTER);
-    fcdp_stream inter = engine->lanes[lane];
+    fcdp_stream inter = engine->streams[group->comm->n_gathers++ % FCDP_N_INTER];
     fcdp_part *parts = malloc((u->plan->n_stale + 1) * sizeof *parts);
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
     fcdp_status status = fcdp__region_order(group->region, inter);
@@ -200,7 +199,7 @@ static fcdp_status inter_step(use *u) {
     if (!status) status = own_shards(u, inter);
     size_t n = fcdp__plan_inter_parts(u->plan, group->layout, &group->comm->topology,
                                       fcdp__region_base(group->region), parts);
-    if (!status) status = all_gather(u, lane, parts, n, 0);
+    if (!status) status = all_gather(u, FCDP_LANE_INTER, parts, n, 0, inter);
     if (!status) status = fcdp__driver_event_record(engine->drv, group->crossed, inter);
     free(parts);
     u->last = inter;
@@ -211,14 +210,14 @@ static fcdp_status node_by_slice(use *u) {
     fcdp_group *group = u->group;
     const fcdp_topology *topology = &group->comm->topology;
     fcdp_dptr base = fcdp__region_base(group->region);
-    fcdp_stream node = engine_of(group)->lanes[FCDP_LANE_NODE];
+    fcdp_stream node = engine_of(group)->streams[FCDP_STREAM_NODE];
     fcdp_part *parts = malloc(((size_t)u->plan->n_stale * topology->n_nodes + FCDP_N_SPANS) * sizeof *parts);
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
     fcdp_status status = fcdp__region_order(group->region, node);
     if (!status) status = stream_wait(group, node, group->crossed);
     size_t n_restored = u->joined ? fcdp__plan_slice_parts(u->plan->restore_mask, group->layout, topology, base, parts) : 0;
     size_t n = n_restored + fcdp__plan_node_parts(u->plan, group->layout, topology, base, parts + n_restored);
-    if (!status) status = all_gather(u, FCDP_LANE_NODE, parts, n, n_restored);
+    if (!status) status = all_gather(u, FCDP_LANE_NODE, parts, n, n_restored, node);
     free(parts);
     u->last = node;
     return status;
@@ -302,6 +301,7 @@ static void count_use(const use *u, fcdp_pass pass) {
     bool made = block_bytes > 0;
     group->crossed_bytes = 0;
     fcdp__lock_acquire(&engine_of(group)->lock);
+    if (u->plan->n_stale) group->reading = group->crossed;
     group->gathers_made += made;
     group->gathers_avoided += !made;
     group->gathers_forward += made && pass == FCDP_PASS_FORWARD;
@@ -336,16 +336,16 @@ static fcdp_status use_enter(use *u) {
     return status == FCDP_ERR_NO_DEVICE_MEM ? status : fcdp__comm_fail(group->comm, status);
 }
 
-/* `stream` is behind what is on the lanes, which no event of the region's may tell of. The comm has failed, so none of it waits for a peer. */
-static void lanes_join(const use *u, fcdp_stream stream) {
+/* `stream` is behind what is on the engine's streams, which no event of the region's may tell of. The comm has failed, so none of it waits for a peer. */
+static void streams_join(const use *u, fcdp_stream stream) {
     const fcdp_engine *engine = engine_of(u->group);
     fcdp_status status = FCDP_OK;
-    for (int lane = 0; lane < FCDP_N_LANES && !status; lane++) {
-        status = fcdp__driver_event_record(engine->drv, u->group->crossed, engine->lanes[lane]);
+    for (int i = 0; i < FCDP_N_STREAMS && !status; i++) {
+        status = fcdp__driver_event_record(engine->drv, u->group->crossed, engine->streams[i]);
         if (!status) status = stream_wait(u->group, stream, u->group->crossed);
     }
-    for (int lane = 0; lane < FCDP_N_LANES && status; lane++)
-        if (fcdp__driver_stream_sync(engine->drv, engine->lanes[lane]))
+    for (int i = 0; i < FCDP_N_STREAMS && status; i++)
+        if (fcdp__driver_stream_sync(engine->drv, engine->streams[i]))
             fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", u->group->name, fcdp_error_text());
 }
 
@@ -357,7 +357,7 @@ static fcdp_status use_abandon(use *u, fcdp_stream stream, fcdp_status status) {
     fcdp__validity_spoil(group->validity);
     char text[FCDP_FAILURE_BYTES];
     strncpy(text, fcdp_error_text(), sizeof text - 1)[sizeof text - 1] = 0;
-    lanes_join(u, stream);
+    streams_join(u, stream);
     if (fcdp__region_release(group->region, stream, false))
         fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
     return fcdp__fail(status, "%s", text);
@@ -425,6 +425,9 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     if (failure) status = fcdp__comm_fail(group->comm, failure);
     if (status)
         return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root", fcdp_error_text());
+    fcdp__lock_acquire(&engine->lock);
+    group->reading = NULL; /* ready is behind crossed */
+    fcdp__lock_release(&engine->lock);
     if (!group->waited && !group->has_content && (policy_keeps(group) || dirty(group))) fcdp__content_take(group);
     group->waited = true;
     return FCDP_OK;
@@ -456,5 +459,5 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
 }
 
 fcdp_status fcdp__group_cancel(fcdp_group *group) {
-    return fcdp_group_reshard(group, engine_of(group)->lanes[FCDP_LANE_NODE], false);
+    return fcdp_group_reshard(group, engine_of(group)->streams[FCDP_STREAM_NODE], false);
 }

@@ -12,7 +12,10 @@
 #include "comm/plan.h"
 #include "tiering/segv.h"
 
-enum { FCDP_N_INTER = FCDP_LANE_INTER_1 + 1, FCDP_FAILURE_BYTES = 1024 };
+enum { FCDP_FAILURE_BYTES = 1024 };
+
+/* Gathers take the two of INTER in turn, so that one gets ready while the one before is on the link. */
+enum { FCDP_STREAM_INTER_0, FCDP_STREAM_INTER_1, FCDP_N_INTER, FCDP_STREAM_NODE = FCDP_N_INTER, FCDP_N_STREAMS };
 
 typedef struct fcdp_monitor fcdp_monitor;
 
@@ -37,7 +40,8 @@ struct fcdp_engine {
     fcdp_pool *pool;
     fcdp_tiering *tiering;
     fcdp_account *account; /* NULL until created or joined */
-    fcdp_stream lanes[FCDP_N_LANES];
+    fcdp_stream streams[FCDP_N_STREAMS];
+    fcdp_event turn[FCDP_N_LANES]; /* the end of the last transfer that was enqueued on the lane, of any comm */
     fcdp_monitor *monitor;
     fcdp_staging staging;
     fcdp_lock lock;
@@ -52,7 +56,7 @@ struct fcdp_comm {
     fcdp_topology topology;
     fcdp_transport transport;
     fcdp_host *host;    /* NULL until created or joined; set under the engine's lock */
-    uint64_t n_gathers; /* so far, the same on every rank: which inter lane is next */
+    uint64_t n_gathers; /* so far, the same on every rank: which inter stream is next */
     fcdp_fingerprints *fingerprints; /* NULL: never asked for */
     atomic_bool failed; /* release: failure and failure_text are there; acquire in comm_check */
     fcdp_status failure;
@@ -90,6 +94,7 @@ struct fcdp_group {
     uint64_t content;
     _Atomic uint64_t in_flight_ns;         /* since when; 0: nothing */
     /* guarded by the engine's lock */
+    fcdp_event reading;                    /* the shards have been read then, and nothing of the program's is behind it yet; NULL: none reads */
     uint64_t gathers_made, gathers_avoided, gathers_forward, gathers_backward;
 };
 

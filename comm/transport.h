@@ -1,7 +1,8 @@
 /* transport.h - how bytes reach other ranks: a table, so that NCCL, torch.distributed or a test's memory can serve.
  *
- * Lanes. Two of them go between nodes, so that the next group's bytes are under way when the last one's end; each is a communicator
- * of its own, and each is used on a stream of its own.
+ * Lanes. One communicator goes between nodes, one within the node. A lane's collectives come on several streams and are carried one after
+ * another, in the order of the calls: a link that two of them share brings both late, and the first is needed first. What a transport does
+ * before and after (packing) needs no turn, and overlaps with the transfers of others.
  *
  * Order. Every call is made by a thread that runs the model, in the program's order, between whatever collectives the program launches
  * itself: so all communicators of a process see one order, the same on every rank. That is what NCCL asks for, and why no stream
@@ -13,9 +14,8 @@
 #include "alloc/driver.h"
 
 typedef enum fcdp_lane {
-    FCDP_LANE_INTER_0, /* the ranks with this rank's local index, one per node, in node order */
-    FCDP_LANE_INTER_1, /* the same ranks */
-    FCDP_LANE_NODE,    /* the ranks of this node, in local order */
+    FCDP_LANE_INTER, /* the ranks with this rank's local index, one per node, in node order */
+    FCDP_LANE_NODE,  /* the ranks of this node, in local order */
     FCDP_N_LANES
 } fcdp_lane;
 
@@ -28,9 +28,10 @@ typedef struct fcdp_part {
 
 typedef struct fcdp_transport {
     void *ctx;
-    /* Enqueue on `stream` one collective that does all parts, which do not overlap; every member of the lane makes the same call. Returns
-     * at once. An error: nothing was enqueued. A failure later on is what `check` says, and what follows on the stream runs nevertheless. */
-    fcdp_status (*all_gather)(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream);
+    /* Enqueue on `stream` one collective that does all parts, which do not overlap; every member of the lane makes the same call. `turn` is
+     * the lane's: the transfer is handed over behind it, and recorded in it when the lane's next one may be. Returns at once. An error: nothing was transferred, nor will be. A failure later
+     * on is what `check` says, and what follows on the stream runs nevertheless. */
+    fcdp_status (*all_gather)(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream, fcdp_event turn);
     /* The first failure of what was enqueued, with its text; FCDP_OK: none so far. Any thread. */
     fcdp_status (*check)(void *ctx);
     /* No collective of it ends well from here on, and none waits for a peer. Any thread. `why` is what `check` says then, unless it has
@@ -43,6 +44,8 @@ typedef struct fcdp_transport {
      * follows it on its stream begins: so that the node's ranks, to whom the stream may hand on what the collective should
      * have brought, know of it. NULL: a collective that fails does not end before it is aborted. */
     void (*on_failure)(void *ctx, void (*failed)(void *arg), void *arg);
+    /* The comm has ended, and calls nothing of this any more. NULL: the transport is somebody else's to destroy. */
+    void (*destroy)(void *ctx);
 } fcdp_transport;
 
 #endif

@@ -46,11 +46,11 @@ METHOD(options_load) {
     options = loaded;
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
-    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i}", "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau",
+    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i}", "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau",
                          loaded.tau, "restore", (int)loaded.restore, "local_size", loaded.local_size, "fingerprint",
                          (int)loaded.fingerprint, "prefetch", loaded.prefetch, "timeout_s", loaded.timeout_s, "log", (int)loaded.log,
                          "summary", loaded.summary, "agree", (int)loaded.agree, "alloc", (int)loaded.alloc, "mapping",
-                         (int)loaded.mapping);
+                         (int)loaded.mapping, "transport", (int)loaded.transport);
 }
 
 METHOD(options_table) {
@@ -148,6 +148,17 @@ METHOD(engine_check) {
     return none_or_raise(status);
 }
 
+METHOD(engine_order_writes) {
+    PyObject *handle;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OK:engine_order_writes", &handle, &stream)) return NULL;
+    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+    if (!engine) return NULL;
+    fcdp_status status;
+    CALL(fcdp_engine_order_writes(engine, (fcdp_stream)(uintptr_t)stream));
+    return none_or_raise(status);
+}
+
 METHOD(engine_begin_pass) {
     PyObject *handle;
     if (!PyArg_ParseTuple(args, "O:engine_begin_pass", &handle)) return NULL;
@@ -194,7 +205,7 @@ METHOD(engine_reset_peaks) {
     Py_RETURN_NONE;
 }
 
-static fcdp_status topology_from(PyObject *node_of, unsigned int rank, fcdp_topology *topology_out) {
+fcdp_status binding_topology(PyObject *node_of, unsigned int rank, fcdp_topology *topology_out) {
     char *data;
     Py_ssize_t length;
     if (PyBytes_AsStringAndSize(node_of, &data, &length) < 0) return FCDP_ERR_INVALID;
@@ -206,7 +217,7 @@ METHOD(topology) {
     unsigned int rank;
     if (!PyArg_ParseTuple(args, "SI:topology", &node_of, &rank)) return NULL;
     fcdp_topology t;
-    fcdp_status status = topology_from(node_of, rank, &t);
+    fcdp_status status = binding_topology(node_of, rank, &t);
     if (status != FCDP_OK) return binding_raise(status);
     return Py_BuildValue("{s:I,s:I,s:I,s:I}", "nodes", t.n_nodes, "ranks_per_node", t.node_size, "node", t.node, "local_rank", t.local);
 }
@@ -223,7 +234,7 @@ METHOD(comm_create) {
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
     if (!engine) return NULL;
     fcdp_topology t;
-    fcdp_status status = topology_from(node_of, rank, &t);
+    fcdp_status status = binding_topology(node_of, rank, &t);
     if (status != FCDP_OK) return binding_raise(status);
     binding_transport *transport = binding_transport_create(callable, engine, &t);
     PyObject *of_transport = transport ? PyCapsule_New(transport, "fcdp.transport", transport_free) : NULL;
@@ -603,14 +614,15 @@ METHOD(group_stats) {
 #define ENTRY(name) {#name, name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {
     ENTRY(options_load), ENTRY(options_table), ENTRY(engine_create), ENTRY(engine_destroy), ENTRY(engine_account_create),
-    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_begin_pass), ENTRY(engine_stats),
+    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_order_writes), ENTRY(engine_begin_pass), ENTRY(engine_stats),
     ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create), ENTRY(comm_host_create), ENTRY(comm_host_join), ENTRY(comm_check),
     ENTRY(tree_create), ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed), ENTRY(group_create),
     ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_is_small), ENTRY(groups_cross),
     ENTRY(group_id), ENTRY(group_join), ENTRY(group_question),
     ENTRY(group_ask_again), ENTRY(group_vote), ENTRY(group_agree), ENTRY(group_audit), ENTRY(group_stale), ENTRY(group_begin),
     ENTRY(group_has_begun), ENTRY(group_unsharded), ENTRY(group_wait), ENTRY(group_reshard), ENTRY(group_stats),
-    {"dlpack", binding_dlpack, METH_VARARGS, NULL},
+    {"dlpack", binding_dlpack, METH_VARARGS, NULL}, {"nccl_load", binding_nccl_load, METH_VARARGS, NULL},
+    {"nccl_ids", binding_nccl_ids, METH_VARARGS, NULL}, {"nccl_comm_create", binding_nccl_comm_create, METH_VARARGS, NULL},
     {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL}, {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},
     {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS, NULL}, {"tensors_blocks", binding_tensors_blocks, METH_VARARGS, NULL},
     {"history_record", binding_history_record, METH_VARARGS, NULL}, {"history_entries", binding_history_entries, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
@@ -626,11 +638,11 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
     static const struct { const char *name; long value; } constants[] = {
         {"DRIVER_AUTO", FCDP_DRIVER_AUTO}, {"DRIVER_CUDA", FCDP_DRIVER_CUDA}, {"DRIVER_SIM", FCDP_DRIVER_SIM},
         {"PASS_FORWARD", FCDP_PASS_FORWARD}, {"PASS_BACKWARD", FCDP_PASS_BACKWARD}, {"PASS_OTHER", FCDP_PASS_OTHER},
-        {"LANE_INTER_0", FCDP_LANE_INTER_0}, {"LANE_INTER_1", FCDP_LANE_INTER_1}, {"LANE_NODE", FCDP_LANE_NODE},
+        {"LANE_INTER", FCDP_LANE_INTER}, {"LANE_NODE", FCDP_LANE_NODE},
         {"ASK_NOBODY", FCDP_ASK_NOBODY}, {"ASK_GROUP", FCDP_ASK_GROUP}, {"ASK_TREE", FCDP_ASK_TREE},
         {"MAPPING_AUTO", FCDP_MAPPING_AUTO}, {"MAPPING_SLOTS", FCDP_MAPPING_SLOTS}, {"MAPPING_EXACT", FCDP_MAPPING_EXACT},
         {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER},
-        {"ALLOC_NATIVE", FCDP_ALLOC_NATIVE}, {"TENSORS_MAX_DEVICES", TENSORS_MAX_DEVICES},
+        {"ALLOC_NATIVE", FCDP_ALLOC_NATIVE}, {"TRANSPORT_AUTO", FCDP_TRANSPORT_AUTO}, {"TRANSPORT_NCCL", FCDP_TRANSPORT_NCCL}, {"TENSORS_MAX_DEVICES", TENSORS_MAX_DEVICES},
         {"ERR_OPTION", FCDP_ERR_OPTION}, {"ERR_UNSUPPORTED", FCDP_ERR_UNSUPPORTED}, {"ERR_NO_HOST_MEM", FCDP_ERR_NO_HOST_MEM},
         {"ERR_NO_DEVICE_MEM", FCDP_ERR_NO_DEVICE_MEM},
     };

@@ -24,17 +24,25 @@ uint64_t binding_generation(void);
 void binding_host_function_begin(void);
 void binding_host_function_end(void);
 
-/* A transport whose collectives are `callable(lane, address, bytes)`, which all-gathers in place over `members * bytes` of host memory at
- * `address`, and returns when that is done; called on a thread of the lane's stream, without a lock of the core's. Borrows the reference.
- * NULL with an error set. */
+/* A transport whose collectives are Python's: `python.begin(lane, address, bytes)` all-gathers in place over `members * bytes` of host memory at
+ * `address` behind what has begun on the lane before, and returns at once; `python.finish(lane, begun)` returns when that is done. Called on threads
+ * of the engine's streams, without a lock of the core's. Borrows the reference. NULL with an error set. */
 typedef struct binding_transport binding_transport;
-binding_transport *binding_transport_create(PyObject *callable, fcdp_engine *engine, const fcdp_topology *topology);
+binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engine, const fcdp_topology *topology);
 fcdp_transport binding_transport_table(binding_transport *transport);
 /* No operation of it is pending. Steals the reference. */
 void binding_transport_destroy(binding_transport *transport);
 
 /* As last loaded. GIL held. */
 const fcdp_options *binding_options(void);
+
+/* `node_of`: bytes, a uint32 per rank. FCDP_ERR_INVALID may come with a Python error set. GIL held. */
+fcdp_status binding_topology(PyObject *node_of, unsigned int rank, fcdp_topology *topology_out) FCDP_MUST_CHECK;
+
+/* nccl.c: nccl_load(path or None), nccl_ids(nccl, node_of, rank), nccl_comm_create(engine, node_of, rank, nccl, ids of all ranks). */
+PyObject *binding_nccl_load(PyObject *self, PyObject *args);
+PyObject *binding_nccl_ids(PyObject *self, PyObject *args);
+PyObject *binding_nccl_comm_create(PyObject *self, PyObject *args);
 
 /* DLPack: a one-dimensional tensor over `bytes` at `address`; `owner` lives as long as the tensor. */
 PyObject *binding_dlpack(PyObject *self, PyObject *args);

@@ -1,7 +1,9 @@
 /* transport.c - a transport whose collectives are a Python callable over host memory (gloo, through torch.distributed).
  *
- * An all-gather is a host function on the lane's stream: its thread packs the parts into one buffer, calls Python, and unpacks. Where the
- * device's memory is not the host's, copies on the stream stand before and behind it, through a buffer that is page-locked.
+ * An all-gather is four steps on the stream: the parts are packed into a buffer; a host function begins the collective, in its turn on the lane;
+ * another waits for its end; the parts are unpacked. The lane's next collective begins before the last one's end and queues behind it, so that
+ * nothing but the link stands between two transfers. Host functions pack; where the device's memory is not the host's, copies do, and the buffer
+ * is page-locked.
  */
 #include "torch_plugin/binding.h"
 
@@ -9,28 +11,38 @@
 #include <string.h>
 
 typedef struct lane_side {
-    uint32_t size, place;     /* members, and which one this rank is */
-    char *bounce;             /* where the device's memory is not the host's: page-locked, as large as any call needed so far */
-    size_t bounce_bytes;
+    uint32_t size, place; /* members, and which one this rank is */
 } lane_side;
 
-/* Operations whose host function has not run, oldest last. A device that has failed runs none of them any more. */
+/* A stream's, whose operations use it one after another: as large as any needed so far; page-locked where the device's memory is not the
+ * host's. Grown by who enqueues, when the stream is done with it. */
+typedef struct bounce {
+    fcdp_stream stream;
+    char *at;
+    size_t bytes;
+} bounce;
+
+/* Operations whose last host function has not run. A device that has failed runs none of them any more. */
 typedef struct operation {
     struct operation *next;
     binding_transport *transport;
     fcdp_lane lane;
+    char *buffer;    /* of `size` members' bytes: a stream's, or the only part's own place */
+    PyObject *begun; /* what Python's `begin` returned; NULL: not begun, failed, or finished */
     size_t bytes, n; /* bytes: of one member, in all parts together */
-    fcdp_part parts[];
+    const fcdp_part *parts;
+    fcdp_part own_parts[];
 } operation;
 
-enum { FAILURE_BYTES = 1024 };
+enum { FAILURE_BYTES = 1024, MAX_STREAMS = 4 };
 
 struct binding_transport {
     uint64_t generation; /* of the engine */
-    PyObject *callable;
+    PyObject *python; /* begin, finish */
     fcdp_driver *drv;
     bool is_host_memory;
     lane_side lanes[FCDP_N_LANES];
+    bounce bounces[MAX_STREAMS];
     pthread_mutex_t mutex;
     operation *pending;  /* guarded by mutex, as is what follows */
     fcdp_status failure; /* the first one */
@@ -96,74 +108,33 @@ static void fail_by_exception(binding_transport *transport) {
     Py_XDECREF(trace);
 }
 
-static void python_call(operation *op, char *buffer) {
+static void python_begin(operation *op) {
     PyGILState_STATE gil = PyGILState_Ensure();
     binding_host_function_begin();
-    PyObject *result = PyObject_CallFunction(op->transport->callable, "iKn", (int)op->lane, (unsigned long long)(uintptr_t)buffer,
-                                             (Py_ssize_t)op->bytes);
-    if (!result) fail_by_exception(op->transport);
-    Py_XDECREF(result);
+    op->begun = PyObject_CallMethod(op->transport->python, "begin", "iKn", (int)op->lane, (unsigned long long)(uintptr_t)op->buffer,
+                                    (Py_ssize_t)op->bytes);
+    if (!op->begun) fail_by_exception(op->transport);
     binding_host_function_end();
     PyGILState_Release(gil);
 }
 
-/* Between the parts and one buffer of `size` members' bytes: this rank's own share, or everybody else's. */
-static void parts_move(const operation *op, char *buffer, bool own) {
-    const lane_side *side = &op->transport->lanes[op->lane];
-    for (uint32_t member = 0; member < side->size; member++) {
-        char *at = buffer + member * op->bytes;
-        for (size_t i = 0; i < op->n && (member == side->place) == own; i++) {
-            char *there = (char *)(uintptr_t)op->parts[i].at.addr + member * op->parts[i].stride_bytes;
-            memcpy(own ? at : there, own ? there : at, op->parts[i].bytes);
-            at += op->parts[i].bytes;
-        }
-    }
-}
-
-static void host_memory_run(operation *op) {
-    size_t size = op->transport->lanes[op->lane].size;
-    if (op->n == 1 && op->parts[0].stride_bytes == op->parts[0].bytes) {
-        python_call(op, (char *)(uintptr_t)op->parts[0].at.addr);
-        return;
-    }
-    char *buffer = malloc(size * op->bytes + 1);
-    if (!buffer) {
-        fail(op->transport, FCDP_ERR_SYSTEM, "no host memory for a collective");
-        return;
-    }
-    parts_move(op, buffer, true);
-    python_call(op, buffer);
-    if (!has_failed(op->transport)) parts_move(op, buffer, false);
-    free(buffer);
-}
-
-static void operation_unlink(operation *op) {
-    binding_transport *transport = op->transport;
-    pthread_mutex_lock(&transport->mutex);
-    operation **link = &transport->pending;
-    while (*link != op) link = &(*link)->next;
-    *link = op->next;
-    pthread_mutex_unlock(&transport->mutex);
-}
-
-/* On a thread of the stream's. */
-static void operation_run(void *arg) {
-    operation *op = arg;
-    if (!has_failed(op->transport)) {
-        if (op->transport->is_host_memory)
-            host_memory_run(op);
-        else
-            python_call(op, op->transport->lanes[op->lane].bounce);
-    }
-    operation_unlink(op);
-    free(op);
+static void python_finish(operation *op) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    binding_host_function_begin();
+    PyObject *result = PyObject_CallMethod(op->transport->python, "finish", "iO", (int)op->lane, op->begun);
+    if (!result) fail_by_exception(op->transport);
+    Py_XDECREF(result);
+    Py_CLEAR(op->begun);
+    binding_host_function_end();
+    PyGILState_Release(gil);
 }
 
 static operation *operation_make(binding_transport *transport, fcdp_lane lane, const fcdp_part *parts, size_t n) {
     operation *op = malloc(sizeof *op + n * sizeof *parts);
     if (!op) return NULL;
     *op = (operation){.transport = transport, .lane = lane, .n = n};
-    memcpy(op->parts, parts, n * sizeof *parts);
+    memcpy(op->own_parts, parts, n * sizeof *parts);
+    op->parts = op->own_parts;
     for (size_t i = 0; i < n; i++) op->bytes += parts[i].bytes;
     pthread_mutex_lock(&transport->mutex);
     op->next = transport->pending;
@@ -172,37 +143,107 @@ static operation *operation_make(binding_transport *transport, fcdp_lane lane, c
     return op;
 }
 
-/* ---- where the device's memory is its own ---- */
+static void operation_end(operation *op) {
+    binding_transport *transport = op->transport;
+    pthread_mutex_lock(&transport->mutex);
+    operation **link = &transport->pending;
+    while (*link != op) link = &(*link)->next;
+    *link = op->next;
+    pthread_mutex_unlock(&transport->mutex);
+    free(op);
+}
 
-/* Grown between operations of the lane, which all run on one stream. */
-static fcdp_status bounce_reserve(binding_transport *transport, lane_side *side, size_t bytes, fcdp_stream stream) {
-    if (side->bounce_bytes >= bytes) return FCDP_OK;
-    fcdp_status status = fcdp__driver_stream_sync(transport->drv, stream);
-    if (status) return status;
-    if (side->bounce) status = fcdp__driver_host_unpin(transport->drv, side->bounce, side->bounce_bytes);
-    if (status) return status;
-    free(side->bounce);
-    side->bounce_bytes = 0;
-    size_t rounded = fcdp__round_up(bytes, 64 << 10);
-    side->bounce = aligned_alloc(64 << 10, rounded);
-    if (!side->bounce) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for collectives of %zu bytes", bytes);
-    status = fcdp__driver_host_pin(transport->drv, side->bounce, rounded);
-    if (status) {
-        free(side->bounce);
-        side->bounce = NULL;
-        return status;
+/* ---- host functions, on a thread of the stream's ---- */
+
+/* Between the parts and the buffer: this rank's own share to it, or everybody else's from it. */
+static void parts_move(const operation *op, bool own) {
+    const lane_side *side = &op->transport->lanes[op->lane];
+    for (uint32_t member = 0; member < side->size; member++) {
+        char *at = op->buffer + member * op->bytes;
+        for (size_t i = 0; i < op->n && (member == side->place) == own; i++) {
+            char *there = (char *)(uintptr_t)op->parts[i].at.addr + member * op->parts[i].stride_bytes;
+            memcpy(own ? at : there, own ? there : at, op->parts[i].bytes);
+            at += op->parts[i].bytes;
+        }
     }
-    side->bounce_bytes = rounded;
+}
+
+static void pack_run(void *arg) {
+    operation *op = arg;
+    if (!has_failed(op->transport)) parts_move(op, true);
+}
+
+static void begin_run(void *arg) {
+    operation *op = arg;
+    if (!has_failed(op->transport)) python_begin(op);
+}
+
+/* What has begun is waited for even where the transport has failed since: it writes to the buffer until it ends. */
+static void finish_run(void *arg) {
+    operation *op = arg;
+    if (op->begun) python_finish(op);
+    operation_end(op);
+}
+
+static void unpack_run(void *arg) {
+    operation *op = arg;
+    if (op->begun) python_finish(op);
+    if (!has_failed(op->transport)) parts_move(op, false);
+    operation_end(op);
+}
+
+/* ---- the buffers ---- */
+
+static fcdp_status bounce_free(binding_transport *transport, bounce *b) {
+    fcdp_status status = FCDP_OK;
+    if (b->at && !transport->is_host_memory) status = fcdp__driver_host_unpin(transport->drv, b->at, b->bytes);
+    if (status) return status;
+    free(b->at);
+    *b = (bounce){.stream = b->stream};
     return FCDP_OK;
 }
 
-/* Between the device and the buffer: this rank's own share to it, or everybody else's from it. */
+static fcdp_status bounce_reserve(binding_transport *transport, fcdp_stream stream, size_t bytes, char **at_out) {
+    bounce *b = transport->bounces;
+    while (b->stream && b->stream != stream) b++;
+    FCDP_CHECK(1, b < transport->bounces + MAX_STREAMS);
+    b->stream = stream;
+    if (b->bytes < bytes) {
+        size_t rounded = fcdp__round_up(bytes, 64 << 10);
+        fcdp_status status = b->at ? fcdp__driver_stream_sync(transport->drv, stream) : FCDP_OK;
+        if (!status) status = bounce_free(transport, b);
+        if (status) return status;
+        char *at = aligned_alloc(64 << 10, rounded);
+        if (!at) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for collectives of %zu bytes", bytes);
+        if (!transport->is_host_memory) status = fcdp__driver_host_pin(transport->drv, at, rounded);
+        if (status) {
+            free(at);
+            return status;
+        }
+        b->at = at;
+        b->bytes = rounded;
+    }
+    *at_out = b->at;
+    return FCDP_OK;
+}
+
+/* ---- enqueueing ---- */
+
+/* What a host function does to the parts, for simgpu's checks. */
+static void parts_announce(const operation *op, bool writes) {
+    fcdp_access accesses[FCDP_MAX_ACCESSES];
+    size_t n = op->n < FCDP_MAX_ACCESSES ? op->n : FCDP_MAX_ACCESSES;
+    for (size_t i = 0; i < n; i++) accesses[i] = (fcdp_access){op->parts[i].at, op->parts[i].bytes, writes};
+    fcdp__driver_announce(op->transport->drv, accesses, n);
+}
+
+/* Copies on the stream: this rank's own share to the buffer, or everybody else's from it. */
 static fcdp_status parts_copy(const operation *op, bool own, fcdp_stream stream) {
     const lane_side *side = &op->transport->lanes[op->lane];
     fcdp_driver *drv = op->transport->drv;
     fcdp_status status = FCDP_OK;
     for (uint32_t member = 0; member < side->size; member++) {
-        char *at = side->bounce + member * op->bytes;
+        char *at = op->buffer + member * op->bytes;
         for (size_t i = 0; i < op->n && (member == side->place) == own && !status; i++) {
             const fcdp_part *part = &op->parts[i];
             fcdp_dptr there = fcdp__dptr_add(part->at, member * part->stride_bytes);
@@ -214,62 +255,64 @@ static fcdp_status parts_copy(const operation *op, bool own, fcdp_stream stream)
     return status;
 }
 
-static fcdp_status device_memory_enqueue(operation *op, fcdp_stream stream) {
-    binding_transport *transport = op->transport;
-    lane_side *side = &transport->lanes[op->lane];
-    fcdp_status status = bounce_reserve(transport, side, side->size * op->bytes, stream);
-    if (!status) status = parts_copy(op, true, stream);
-    if (!status) status = fcdp__driver_host_function(transport->drv, stream, operation_run, op);
-    return status;
+static bool is_in_place(const operation *op) {
+    return op->transport->is_host_memory && op->n == 1 && op->parts[0].stride_bytes == op->parts[0].bytes;
+}
+
+static fcdp_status pack_enqueue(operation *op, fcdp_stream stream) {
+    if (is_in_place(op)) return FCDP_OK;
+    if (!op->transport->is_host_memory) return parts_copy(op, true, stream);
+    parts_announce(op, false);
+    return fcdp__driver_host_function(op->transport->drv, stream, pack_run, op);
+}
+
+static fcdp_status begin_enqueue(operation *op, fcdp_stream stream, fcdp_event turn) {
+    fcdp_driver *drv = op->transport->drv;
+    fcdp_status status = fcdp__driver_stream_wait(drv, stream, turn);
+    if (!status) status = fcdp__driver_host_function(drv, stream, begin_run, op);
+    return status ? status : fcdp__driver_event_record(drv, turn, stream);
+}
+
+/* The operation is the stream's to free from here on; `parts` are the caller's. */
+static fcdp_status end_enqueue(operation *op, const fcdp_part *parts, fcdp_stream stream) {
+    fcdp_driver *drv = op->transport->drv;
+    operation seen = *op;
+    seen.parts = parts;
+    if (!seen.transport->is_host_memory) {
+        fcdp_status status = fcdp__driver_host_function(drv, stream, finish_run, op);
+        return status ? status : parts_copy(&seen, false, stream);
+    }
+    parts_announce(op, true);
+    return fcdp__driver_host_function(drv, stream, is_in_place(op) ? finish_run : unpack_run, op);
+}
+
+/* Where not all of it can be enqueued, it stays pending until the transport ends: the stream may know of it. */
+static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream, fcdp_event turn) {
+    binding_transport *transport = ctx;
+    operation *op = operation_make(transport, lane, parts, n);
+    if (!op) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a collective of %zu parts", n);
+    fcdp_status status = FCDP_OK;
+    if (is_in_place(op))
+        op->buffer = (char *)(uintptr_t)parts[0].at.addr;
+    else
+        status = bounce_reserve(transport, stream, transport->lanes[lane].size * op->bytes, &op->buffer);
+    if (!status) status = pack_enqueue(op, stream);
+    if (!status) status = begin_enqueue(op, stream, turn);
+    return status ? status : end_enqueue(op, parts, stream);
 }
 
 /* ---- the table ---- */
 
-static fcdp_status host_memory_enqueue(operation *op, fcdp_stream stream) {
-    fcdp_access accesses[FCDP_MAX_ACCESSES];
-    size_t n = op->n < FCDP_MAX_ACCESSES ? op->n : FCDP_MAX_ACCESSES;
-    for (size_t i = 0; i < n; i++) accesses[i] = (fcdp_access){op->parts[i].at, op->parts[i].bytes, true};
-    fcdp__driver_announce(op->transport->drv, accesses, n);
-    return fcdp__driver_host_function(op->transport->drv, stream, operation_run, op);
-}
-
-static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream) {
-    binding_transport *transport = ctx;
-    operation *op = operation_make(transport, lane, parts, n);
-    if (!op) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a collective of %zu parts", n);
-    if (transport->is_host_memory) {
-        fcdp_status status = host_memory_enqueue(op, stream);
-        if (!status) return FCDP_OK;
-        operation_unlink(op);
-        free(op);
-        return status;
-    }
-    operation *behind = operation_make(transport, lane, parts, n); /* op is gone when the copies behind it are enqueued */
-    fcdp_status status = behind ? device_memory_enqueue(op, stream)
-                                : fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a collective of %zu parts", n);
-    if (status) {
-        operation_unlink(op);
-        free(op);
-    } else {
-        status = parts_copy(behind, false, stream);
-    }
-    if (behind) {
-        operation_unlink(behind);
-        free(behind);
-    }
-    return status;
-}
-
-binding_transport *binding_transport_create(PyObject *callable, fcdp_engine *engine, const fcdp_topology *topology) {
+binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engine, const fcdp_topology *topology) {
     binding_transport *transport = calloc(1, sizeof *transport);
     if (!transport) return (binding_transport *)PyErr_NoMemory();
-    transport->callable = Py_NewRef(callable);
+    transport->python = Py_NewRef(python);
     transport->drv = fcdp_engine_driver(engine);
     transport->generation = binding_generation();
     transport->is_host_memory = fcdp_engine_is_sim(engine);
     pthread_mutex_init(&transport->mutex, NULL);
     lane_side inter = {.size = topology->n_nodes, .place = topology->node};
-    transport->lanes[FCDP_LANE_INTER_0] = transport->lanes[FCDP_LANE_INTER_1] = inter;
+    transport->lanes[FCDP_LANE_INTER] = inter;
     transport->lanes[FCDP_LANE_NODE] = (lane_side){.size = topology->node_size, .place = topology->local};
     return transport;
 }
@@ -282,18 +325,19 @@ fcdp_transport binding_transport_table(binding_transport *transport) {
 
 /* The comm, and so every stream's use of it, has ended. Where the engine has too, what it had page-locked is the driver's to undo. */
 void binding_transport_destroy(binding_transport *transport) {
-    for (int lane = 0; lane < FCDP_N_LANES && transport->generation == binding_generation(); lane++) {
-        lane_side *side = &transport->lanes[lane];
-        if (side->bounce && fcdp__driver_host_unpin(transport->drv, side->bounce, side->bounce_bytes))
+    bool driver_lives = transport->generation == binding_generation();
+    for (bounce *b = transport->bounces; b < transport->bounces + MAX_STREAMS; b++)
+        if (!driver_lives)
+            free(b->at);
+        else if (bounce_free(transport, b))
             fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-        free(side->bounce);
-    }
     while (transport->pending) {
         operation *op = transport->pending;
         transport->pending = op->next;
+        Py_XDECREF(op->begun);
         free(op);
     }
-    Py_XDECREF(transport->callable);
+    Py_XDECREF(transport->python);
     pthread_mutex_destroy(&transport->mutex);
     free(transport);
 }

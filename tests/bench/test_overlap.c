@@ -78,6 +78,20 @@ static void a_short_run_ends_with_nothing_mapped_and_nobody_waiting(void **state
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* NCCL's entry points in the path: the same counts, and no rule of NCCL's broken (the ranks look). */
+static void a_short_run_over_nccls_double(void **state) {
+    (void)state;
+    static char text[8192];
+    double ratios[N_SCENARIOS];
+    int status = run("--steps 3 --warm 2 --scale 0.3 --transport nccl", text, sizeof text);
+    print_message("%s", text);
+    assert_int_equal(status, 0);
+    last_line_read(text, ratios);
+    for (int s = 0; s < N_SCENARIOS; s++) assert_true(ratios[s] >= 1);
+    assert_non_null(strstr(text, "transport nccl\n"));
+    assert_int_equal(count(text, "agreements 2.00, other calls that may wait 0.00, of which waited 0.00;"), N_SCENARIOS);
+}
+
 /* Every use maps its region and unmaps it, so the counters do count. */
 static void exact_mapping_is_counted(void **state) {
     (void)state;
@@ -91,7 +105,7 @@ static void exact_mapping_is_counted(void **state) {
 
 static void wrong_arguments_are_refused(void **state) {
     (void)state;
-    static const char *const wrong[] = {"--steps 0", "--steps 33", "--warm x", "--scale 0", "--scale 1x", "--mapping none", "--prefetch 9",
+    static const char *const wrong[] = {"--steps 0", "--steps 33", "--warm x", "--scale 0", "--scale 1x", "--mapping none", "--transport x", "--prefetch 9",
                                         "--steps", "--unknown 1", "--help"};
     static char text[8192];
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -109,6 +123,7 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_short_run_ends_with_nothing_mapped_and_nobody_waiting),
+        cmocka_unit_test(a_short_run_over_nccls_double),
         cmocka_unit_test(exact_mapping_is_counted),
         cmocka_unit_test(wrong_arguments_are_refused),
     };

@@ -40,14 +40,14 @@ void hub_init(hub *h, uint32_t n_nodes, uint32_t node_size) {
     h->n_nodes = n_nodes;
     h->node_size = node_size;
     for (uint32_t i = 0; i < HUB_MAX_RANKS; i++) {
-        for (int k = FCDP_LANE_INTER_0; k <= FCDP_LANE_INTER_1; k++) lane_init(&h->inter[k][i], n_nodes, i, node_size);
+        lane_init(&h->inter[i], n_nodes, i, node_size);
         lane_init(&h->node[i], node_size, i * node_size, 1);
     }
 }
 
 void hub_destroy(hub *h) {
     for (uint32_t i = 0; i < HUB_MAX_RANKS; i++) {
-        for (int k = FCDP_LANE_INTER_0; k <= FCDP_LANE_INTER_1; k++) pthread_cond_destroy(&h->inter[k][i].changed);
+        pthread_cond_destroy(&h->inter[i].changed);
         pthread_cond_destroy(&h->node[i].changed);
     }
     pthread_mutex_destroy(&h->mutex);
@@ -69,7 +69,7 @@ void hub_port_destroy(hub_port *port) {
 
 static hub_lane *lane_of(hub_port *port, fcdp_lane lane) {
     hub *h = port->hub;
-    return lane == FCDP_LANE_NODE ? &h->node[port->topology.node] : &h->inter[lane][port->topology.local];
+    return lane == FCDP_LANE_NODE ? &h->node[port->topology.node] : &h->inter[port->topology.local];
 }
 
 /* ---- a round ---- */
@@ -204,7 +204,8 @@ static hub_call *call_make(hub_port *port, fcdp_lane lane, const fcdp_part *part
     return call;
 }
 
-static fcdp_status hub_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream) {
+static fcdp_status hub_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
+                                  fcdp_event turn) {
     hub_port *port = ctx;
     hub *h = port->hub;
     bool fails = atomic_fetch_add(&h->n_calls, 1) + 1 == atomic_load(&h->fail_at);
@@ -212,8 +213,11 @@ static fcdp_status hub_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *pa
     if (fails && fault == HUB_REFUSED) return fcdp__fail(FCDP_ERR_TRANSPORT, "the test's fault: the call is refused");
     hub_call *call = call_make(port, lane, parts, n);
     if (fails) call->fault = fault;
+    fcdp_status status = fcdp__driver_stream_wait(port->drv, stream, turn);
+    if (status) return status;
     accesses_say(call, call->lane->n, stream);
-    fcdp_status status = fcdp__driver_host_function(port->drv, stream, call_run, call);
+    status = fcdp__driver_host_function(port->drv, stream, call_run, call);
+    if (!status) status = fcdp__driver_event_record(port->drv, turn, stream);
     if (status) return status;
     launch_note(call, lane);
     if (lane != FCDP_LANE_NODE) atomic_fetch_add(&h->inter_bytes_sent, (h->n_nodes - 1) * call->bytes);
@@ -277,5 +281,10 @@ static void hub_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
 }
 
 fcdp_transport hub_transport(hub_port *port) {
-    return (fcdp_transport){port, hub_all_gather, hub_check, hub_abort, hub_missing, hub_on_failure};
+    return (fcdp_transport){.ctx = port,
+                            .all_gather = hub_all_gather,
+                            .check = hub_check,
+                            .abort = hub_abort,
+                            .missing = hub_missing,
+                            .on_failure = hub_on_failure};
 }

@@ -62,7 +62,7 @@ struct hub {
     pthread_mutex_t mutex;
     uint32_t n_nodes, node_size;
     bool silent; /* a rank that aborts does not tell its peers: time must */
-    hub_lane inter[FCDP_LANE_INTER_1 + 1][HUB_MAX_RANKS], node[HUB_MAX_RANKS]; /* by local index, by node */
+    hub_lane inter[HUB_MAX_RANKS], node[HUB_MAX_RANKS]; /* by local index, by node */
     _Atomic long n_calls, fail_at; /* fail_at: the number of the call that fails, from 1; 0: none */
     _Atomic int fault;
     _Atomic uint64_t inter_bytes_sent;

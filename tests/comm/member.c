@@ -265,9 +265,8 @@ static fcdp_status shard_write(member *m, uint32_t g, uint32_t i) {
     return launched(simgpu_launch(m->stream, &kernel));
 }
 
-/* What was begun ahead and never used reads the shards yet. */
 fcdp_status member_step(member *m, uint32_t g, const uint8_t *which, bool noticed) {
-    fcdp_status status = fcdp_group_has_begun(m->groups[g]) ? fcdp_group_wait(m->groups[g], m->stream) : FCDP_OK;
+    fcdp_status status = fcdp_engine_order_writes(m->engine, m->stream);
     for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents && !status; i++) {
         if (!which[i]) continue;
         m->version[g][i]++;

@@ -225,6 +225,37 @@ static void test_a_write_that_nobody_told_is_not_kept(void **state) {
 
 /* ---- one by one ---- */
 
+/* Nobody waits for what was begun ahead of a use that did not come: the step itself must be behind the reads of the shards. */
+static void test_a_step_is_behind_gathers_that_nobody_used(void **state) {
+    (void)state;
+    for (int together = 0; together < 2; together++)
+        for (int host_computes = 0; host_computes < 2; host_computes++) {
+            cluster_config config = one_group;
+            uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+            config.coalesce_bytes = together ? 1 << 20 : 0;
+            config.host_computes = host_computes;
+            cluster *c = start(&config);
+            step_all(c, 0, all_extents);
+            EVERY_MEMBER(c, m) fcdp_tree_agreed(m->tree);
+            unshard_all(c, 0, FCDP_PASS_FORWARD); /* from then on it crosses with others, if it is small */
+            reshard_all(c, 0);
+            step_all(c, 0, all_extents);
+            agree_all(c, 0, agreed);
+            EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_is_small(m->groups[0]), together);
+            EVERY_MEMBER(c, m) {
+                uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0};
+                for (uint32_t i = 0; i < config.groups[0].n_extents; i++) inputs[i] = (uintptr_t)(m->shards + m->shard_at[0][i]);
+                if (together) assert_ok(fcdp_groups_cross(&m->groups[0], inputs, 1, m->stream));
+            }
+            begin_all(c, 0, FCDP_PASS_FORWARD);
+            EVERY_MEMBER(c, m) assert_ok(member_reshard(m, 0, false));
+            step_all(c, 0, all_extents);
+            drain_all(c);
+            unshard_all(c, 0, FCDP_PASS_FORWARD);
+            end(c);
+        }
+}
+
 static void test_a_gather_is_of_what_was_voted_on(void **state) {
     (void)state;
     cluster *c = start(&one_group);
@@ -764,6 +795,7 @@ int main(void) {
         cmocka_unit_test(test_a_group_begun_ahead),
         cmocka_unit_test(test_what_follows_is_begun_ahead),
         cmocka_unit_test(test_after_a_gather_that_failed_alone_nothing_crosses),
+        cmocka_unit_test(test_a_step_is_behind_gathers_that_nobody_used),
         cmocka_unit_test(test_a_gather_is_of_what_was_voted_on),
         cmocka_unit_test(test_a_silent_write_is_seen_by_its_bytes),
         cmocka_unit_test(test_fingerprints_keep_what_grad_mode_would_not),

@@ -34,6 +34,7 @@ def waiting(lab):
     process = subprocess.Popen(
         lab.command(lab.script(WAIT_FOREVER), str(fifo), options=["--modes", "fsdp"]),
         env=lab.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup, around the tests, ignores it for all
     )  # fmt: skip
     said = ""
     while said.count("\n") < N_RANKS:

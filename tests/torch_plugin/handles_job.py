@@ -25,10 +25,14 @@ def main():
     _fcdp.engine_account_create(engine)
     collected_on = []
 
-    def all_gather(lane, address, bytes_):
-        collected_on.append((threading.current_thread() is threading.main_thread(), gc.collect()))
+    class Transport:
+        def begin(self, lane, address, bytes_):
+            collected_on.append((threading.current_thread() is threading.main_thread(), gc.collect()))
 
-    comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, all_gather)
+        def finish(self, lane, begun):
+            assert begun is None
+
+    comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, Transport())
     _fcdp.comm_host_create(comm)
     tree = _fcdp.tree_create(comm)
     shard = torch.ones(MIB, dtype=torch.uint8)

@@ -30,7 +30,7 @@ def watch_for_a_gather():
 
     def is_gather(code):
         torchs = code.co_filename.endswith("distributed_c10d.py") and code.co_name.startswith("all_gather")
-        return torchs or code.co_filename.endswith(os.path.join("fcdp", "c10d.py")) and code.co_name == "all_gather"
+        return torchs or code.co_filename.endswith(os.path.join("fcdp", "c10d.py")) and code.co_name == "finish"
 
     def inside():
         me = threading.get_ident()

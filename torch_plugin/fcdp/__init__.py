@@ -55,7 +55,8 @@ def stats() -> dict[str, Any]:
 
     Bytes are of this rank unless said otherwise; ``inter_bytes_sent`` are those to ranks on other nodes. Keys:
 
-    - ``enabled``, ``driver`` ("sim" or "cuda"), ``topology`` (nodes, ranks_per_node, node, local_rank; of the first shard group served; None before the first gather);
+    - ``enabled``, ``driver`` ("sim" or "cuda"), ``topology`` (nodes, ranks_per_node, node, local_rank) and ``transport`` ("nccl" or "gloo", what carries
+      its collectives) of the first shard group served; None before the first gather;
     - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree (FCDP's own),
       plain_gather, reduce_scatter, all_reduce (FSDP2's, counted from their sizes and a ring over the ranks);
     - ``moves``: h2d_bytes, d2h_bytes and counts of stores, loads, drops, evictions;

@@ -1,10 +1,10 @@
 """torch.distributed's side: what the core's plan needs from process groups.
 
-A Shards object is one shard process group seen as nodes x ranks: three lanes (the ranks of this node; twice the ranks with this local index
-on every node) and a control group for agreements. All of them are backends that FCDP makes itself over the job's store, not process groups of
+A Shards object is one shard process group seen as nodes x ranks: a control group for agreements and, unless NCCL carries the core's collectives,
+two lanes (the ranks of this node; the ranks with this local index on every node). All of them are backends that FCDP makes itself over the job's store, not process groups of
 c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits the world's communicator for
-them, and they end when their shard group does. Each lane belongs to a stream of the core's, the control group to the thread that runs
-the model, so each is used in program order. All of them are gloo's: they carry host memory, whatever the device.
+them, and they end when their shard group does. Each lane belongs to the core's streams, which use it in turn, the control group to the
+thread that runs the model, so each is used in program order. All of them are gloo's: they carry host memory, whatever the device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 from datetime import timedelta
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,6 +60,21 @@ def _has_interface() -> bool:
     return True
 
 
+def _one_by_one(timeout_s: float) -> Any:
+    """gloo's options, for a backend that carries out its collectives in their order and not two at a time. Where a torch does not know these
+    options, its timeout alone: two share the link then, which is slower."""
+    gloo, timeout = distributed_c10d.ProcessGroupGloo, timedelta(seconds=timeout_s)
+    names = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    try:
+        options = gloo._Options()
+        options._devices = [gloo.create_device(interface=name) for name in names.split(",")] if names else [gloo.create_default_device()]
+        options._threads = 1
+        options._timeout = timeout
+    except (AttributeError, TypeError):
+        return timeout
+    return options
+
+
 class Lane:
     """The members of one kind of collective, and the backend that carries it. Creating it is a collective of its members."""
 
@@ -69,7 +84,7 @@ class Lane:
         self.backend: Any = None
         if self.size > 1:
             own = dist.PrefixStore(f"{name}/{ranks[0]}", store)
-            self.backend = distributed_c10d.ProcessGroupGloo(own, self.place, self.size, timedelta(seconds=timeout_s))
+            self.backend = distributed_c10d.ProcessGroupGloo(own, self.place, self.size, _one_by_one(timeout_s))
 
     def all_gather(self, out: torch.Tensor, mine: torch.Tensor) -> Any:
         """`mine` of every member, in their order, in `out`; the work, to be waited for."""
@@ -131,16 +146,13 @@ class Shards:
         self.store = distributed_c10d._get_default_store()
         if self.store is None:
             raise Unsupported("the job has no store (its backend is MPI?)")
-        node, self.node_size, self.local = self.topology["node"], self.topology["ranks_per_node"], self.topology["local_rank"]
-        me = self.ranks[self.rank]
-        inter = [self.ranks[n * self.node_size + self.local] for n in range(self.topology["nodes"])]
-        intra = self.ranks[node * self.node_size : (node + 1) * self.node_size]
-        self.lanes = {
-            _fcdp.LANE_INTER_0: Lane(inter, me, self.store, f"{name}/inter0", timeout_s),
-            _fcdp.LANE_INTER_1: Lane(inter, me, self.store, f"{name}/inter1", timeout_s),
-            _fcdp.LANE_NODE: Lane(intra, me, self.store, f"{name}/node", timeout_s),
-        }
-        self.control = Lane(self.ranks, me, self.store, f"{name}/control", timeout_s)
+        self.node_size, self.local = self.topology["ranks_per_node"], self.topology["local_rank"]
+        self.name, self.timeout_s = name, timeout_s
+        self.lanes: dict[int, Lane] = {}
+        self.control = self._lane("control", self.ranks)
+
+    def _lane(self, kind: str, ranks: list[int]) -> Lane:
+        return Lane(ranks, self.ranks[self.rank], self.store, f"{self.name}/{kind}", self.timeout_s)
 
     def _gather_ints(self, backend: Any, values: list[int]) -> list[list[int]]:
         mine = torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -190,19 +202,43 @@ class Shards:
         raise OptionError(f"fcdp: {text}") if worst == b"\2" else Unsupported(text)
 
     def from_leader(self, payload: bytes) -> bytes:
-        """`payload` of the node's local rank 0, on every rank of the node."""
-        lane = self.lanes[_fcdp.LANE_NODE]
-        with lane.roll.explains(lane.roll.enter()):
-            return lane.all_gather_bytes(payload)[0]
+        """`payload` of the node's local rank 0, on every rank of the node. Over the control group: the node's lane is its stream's, which may be
+        gathering an earlier group meanwhile."""
+        with self.control.roll.explains(self.control.roll.enter()):
+            return self.control.all_gather_bytes(payload)[self.rank - self.local]
 
-    def transport(self) -> Callable[[int, int, int], None]:
-        """The core's all-gather of host memory: in place over `members * length` bytes at `address`, on a thread of the lane's stream."""
-        lanes = self.lanes
+    def transport(self) -> Transport:
+        """Over lanes that are made here; a collective of the group."""
+        node, n = self.topology["node"], self.node_size
+        inter = [self.ranks[k * n + self.local] for k in range(self.topology["nodes"])]
+        self.lanes = {_fcdp.LANE_INTER: self._lane("inter", inter), _fcdp.LANE_NODE: self._lane("node", self.ranks[node * n : (node + 1) * n])}
+        return Transport(self.lanes)
 
-        def all_gather(key: int, address: int, length: int) -> None:
-            lane = lanes[key]
-            out = torch.from_dlpack(_fcdp.dlpack(address, lane.size * length, 1, 8, 1, 0, None))
-            with lane.roll.explains(lane.roll.enter()):
-                lane.all_gather(out, out.narrow(0, lane.place * length, length)).wait()
+    def all_gather_bytes(self, mine: bytes) -> bytes:
+        """What every rank brings, one after another."""
+        return b"".join(self.control.all_gather_bytes(mine))
 
-        return all_gather
+    def first_problem(self, problem: str) -> str:
+        """The first rank's that has one, on every rank; "": none has."""
+        said = self.control.all_gather_bytes(problem.encode())
+        return next((f"rank {rank}: {row.decode()}" for rank, row in zip(self.ranks, said) if row), "")
+
+
+class Transport:
+    """The core's all-gathers of host memory, in place over `members * length` bytes at `address`; called on threads of the core's streams, `begin`
+    by one at a time. A lane carries out what has begun one by one, so that what is needed first comes first."""
+
+    def __init__(self, lanes: dict[int, Lane]):
+        self.lanes = lanes
+
+    def begin(self, key: int, address: int, length: int) -> tuple[Any, int, torch.Tensor]:
+        lane = self.lanes[key]
+        out = torch.from_dlpack(_fcdp.dlpack(address, lane.size * length, 1, 8, 1, 0, None))
+        number = lane.roll.enter()
+        with lane.roll.explains(number):
+            return lane.all_gather(out, out.narrow(0, lane.place * length, length)), number, out
+
+    def finish(self, key: int, begun: tuple[Any, int, torch.Tensor]) -> None:
+        work, number, _ = begun
+        with self.lanes[key].roll.explains(number):
+            work.wait()

@@ -340,8 +340,9 @@ def _take_tensors() -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """What has failed on the streams must not become a step."""
-    runtime.check()
+    """What has failed on the streams must not become a step, nor may a step write what a gather begun ahead still reads."""
+    if runtime.engine is not None:
+        runtime.order_writes(_stream(runtime.device))
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

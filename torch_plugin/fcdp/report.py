@@ -16,7 +16,7 @@ def _counts(values: Any) -> dict[str, int]:
 
 def _nothing_yet() -> dict[str, Any]:
     return {
-        "enabled": False, "driver": None, "topology": None, "collectives": {}, "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
+        "enabled": False, "driver": None, "topology": None, "transport": None, "collectives": {}, "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
         "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0, "plain": 0}, "groups": [],
         "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0}, "bypassed": [],
         "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0}, "waits": {},
@@ -41,7 +41,7 @@ def stats() -> dict[str, Any]:
     core = _fcdp.engine_stats(runtime.engine)
     served = runtime.served_shards()
     if served:
-        out["topology"] = dict(served[0].topology)
+        out["topology"], out["transport"] = dict(served[0].topology), "gloo" if served[0].lanes else "nccl"
     out["driver"] = core["driver"]
     out["collectives"]["gather"], out["collectives"]["restore"] = _counts(core["gather"]), _counts(core["restore"])
     out["collectives"]["agree"] = _counts([sum(column) for column in zip(runtime.past_agreements, *(s.agreed() for s in served))])

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import _fcdp, released, tensors
+from fcdp import OptionError, _fcdp, nccl, released, tensors
 from fcdp.c10d import Shards, Unsupported
 from fcdp.released import Storages
 
@@ -266,14 +266,32 @@ class Runtime:
             try:
                 self._need_engine(device)
                 self._need_account(shards)
-                shards.comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, shards.transport())
             except (_fcdp.Error, Unsupported) as error:
                 problem = error.with_traceback(None)
             shards.refuse_together(problem)
+            shards.comm = self._comm(shards)
             self._share_host_memory(shards)
             return shards
         except Unsupported as error:
             return Unsupported(*error.args)  # kept for the job's life: the one raised holds the frames, and so the model, that met it
+
+    def _comm(self, shards: Shards) -> Any:
+        """The core's shard group, over NCCL or over torch.distributed's gloo, the same on every rank."""
+        asked = self.options["transport"]
+        if asked == _fcdp.TRANSPORT_NCCL or (asked == _fcdp.TRANSPORT_AUTO and shards.device.type == "cuda"):
+            comm, problem = nccl.connect(self.engine, shards)
+            if not problem:
+                return comm
+            if asked == _fcdp.TRANSPORT_NCCL:
+                raise OptionError(f"fcdp: FCDP_TRANSPORT=nccl, but {problem}")
+            say(f"its collectives go over gloo, through host memory, as NCCL cannot carry them ({problem}); FCDP_TRANSPORT=torch silences this")
+        transport, comm, problem = shards.transport(), None, None
+        try:
+            comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, transport)
+        except _fcdp.Error as error:
+            problem = error.with_traceback(None)
+        shards.refuse_together(problem)
+        return comm
 
     def _need_engine(self, device: torch.device) -> None:
         if self.engine is not None:
@@ -432,10 +450,9 @@ class Runtime:
         written = any([extent.written() for extent in group.extents])
         _call(_fcdp.group_reshard, group.handle, stream, written)
 
-    def check(self) -> None:
-        """Raise what the device, a peer or a collective has failed at since."""
-        if self.engine is not None:
-            _call(_fcdp.engine_check, self.engine)
+    def order_writes(self, stream: int) -> None:
+        """What `stream` does next may write into shards. Raises what the device, a peer or a collective has failed at by now."""
+        _call(_fcdp.engine_order_writes, self.engine, stream)
 
     # Counting.
 

@@ -25,11 +25,13 @@ typedef struct shared {
 } shared;
 
 static const char usage[] =
-    "fcdp-overlap [--steps N] [--warm N] [--scale X] [--prefetch N] [--mapping slots|exact] [--timelines FOLDER]\n"
+    "fcdp-overlap [--steps N] [--warm N] [--scale X] [--prefetch N] [--mapping slots|exact]\n"
+    "             [--transport net|nccl] [--timelines FOLDER]\n"
     "    --steps, --warm   measured, and before them (10, 4; at most 32)\n"
     "    --scale           all durations are X times as long\n"
     "    --prefetch        FCDP_PREFETCH, groups gathered ahead in forward (2)\n"
     "    --mapping         FCDP_MAPPING (slots)\n"
+    "    --transport       simnet's own collectives, or NCCL's entry points by a double over it (net)\n"
     "    --timelines       a Chrome trace for each scenario and rank goes there: SCENARIO.RANK.json\n";
 
 /* ---- one scenario ---- */
@@ -176,6 +178,10 @@ static bool parse_one(arguments *a, const char *name, const char *value) {
     }
     if (!strcmp(name, "--timelines")) return (a->run.timelines = value);
     if (!strcmp(name, "--scale")) return (a->scale = strtod(value, &end)) > 0 && !*end;
+    if (!strcmp(name, "--transport")) {
+        a->run.nccl = !strcmp(value, "nccl");
+        return a->run.nccl || !strcmp(value, "net");
+    }
     if (strcmp(name, "--mapping")) return false;
     a->run.mapping = !strcmp(value, "exact") ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
     return !strcmp(value, "exact") || !strcmp(value, "slots");
@@ -205,8 +211,8 @@ int main(int argc, char **argv) {
     a.run.sim_library = sim_library();
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED) return 2;
-    printf("%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping %s\n", N_GROUPS, N_NODES,
-           NODE_SIZE, a.run.prefetch, a.run.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots");
+    printf("%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping %s, transport %s\n", N_GROUPS,
+           N_NODES, NODE_SIZE, a.run.prefetch, a.run.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots", a.run.nccl ? "nccl" : "net");
     for (int i = 0; i < N_RESOURCES; i++) {
         scenario of = scaled(scenarios[i], a.scale);
         a.run.scenario = &of;

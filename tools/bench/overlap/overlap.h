@@ -37,6 +37,7 @@ typedef struct run_config {
     uint32_t n_warm, n_steps;
     fcdp_mapping_mode mapping;
     int prefetch;
+    bool nccl; /* the engine's collectives are NCCL's, of the double; else simnet's own */
     const char *timelines; /* a folder for SCENARIO.RANK.json, NULL: none */
     const char *sim_library;
 } run_config;

@@ -1,16 +1,19 @@
-/* rank.c - one rank: what FSDP2's hooks do, in their order, over the engine, simgpu and simnet.
+/* rank.c - one rank: what FSDP2's hooks do, in their order, over the engine, simgpu and simnet, or NCCL's double on it.
  *
  * As FSDP2: the next group is unsharded in backward while one computes; gradients are reduced on a stream of their own, at most one reduction
  * behind compute; the optimizer waits for the last. Nothing else in the loop waits for anything: steps are enqueued ahead of the device.
  */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "comm/group.h"
+#include "comm/nccl.h"
 #include "tools/bench/overlap/overlap.h"
 #include "tools/simgpu/simgpu.h"
+#include "tools/simnccl/simnccl.h"
 
 enum { ROOT = 0, MAX_AHEAD = 8, N_GRADIENTS = 2, TIMEOUT_S = 60, PAGE_BYTES = 2 << 20, MEMORY_RATE = 1000 };
 
@@ -30,6 +33,7 @@ typedef struct rank {
     fcdp_group *groups[N_GROUPS];
     simnet_endpoint *endpoint;
     simnet_comm *lanes[FCDP_N_LANES], *world;
+    fcdp_nccl *nccl; /* NULL: the lanes are simnet's */
     fcdp_stream compute, reduce;
     fcdp_event computed, reduced[N_GRADIENTS]; /* reduced: of the group that used this buffer last */
     uint64_t memory; /* shards of all groups, their reduced gradients, then N_GRADIENTS times those of a whole group */
@@ -74,12 +78,15 @@ static uint8_t content_of(uint32_t g, uint32_t extent, uint32_t rank, uint32_t s
 
 /* ---- transport ---- */
 
-static fcdp_status net_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream) {
+static fcdp_status net_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
+                                  fcdp_event turn) {
     rank *r = ctx;
     simnet_part own[4 * N_EXTENTS * N_NODES];
     if (n > sizeof own / sizeof *own) return fcdp__fail(FCDP_ERR_INVALID, "%zu parts in one collective", n);
     for (size_t i = 0; i < n; i++) own[i] = (simnet_part){parts[i].at, parts[i].bytes, parts[i].stride_bytes};
-    return simnet_all_gather_parts(r->lanes[lane], own, n, stream);
+    fcdp_status status = fcdp__driver_stream_wait(r->drv, stream, turn);
+    if (!status) status = simnet_all_gather_parts(r->lanes[lane], own, n, stream);
+    return status ? status : fcdp__driver_event_record(r->drv, turn, stream);
 }
 
 static fcdp_status net_check(void *ctx) {
@@ -91,6 +98,10 @@ static fcdp_status net_check(void *ctx) {
 static void net_abort(void *ctx, const char *why) {
     (void)why;
     simnet_abort(((rank *)ctx)->endpoint);
+}
+
+static fcdp_transport net_transport(rank *r) {
+    return (fcdp_transport){.ctx = r, .all_gather = net_all_gather, .check = net_check, .abort = net_abort};
 }
 
 /* ---- agreements ---- */
@@ -302,15 +313,37 @@ static void device_make(rank *r) {
 
 static void net_make(rank *r, simnet_fabric *fabric) {
     MUST(!simnet_attach(fabric, r->topology.rank, r->drv, &r->endpoint));
-    r->lanes[FCDP_LANE_INTER_0] = simnet_comm_get(r->endpoint, SIMNET_INTER, 0);
-    r->lanes[FCDP_LANE_INTER_1] = simnet_comm_get(r->endpoint, SIMNET_INTER, 1);
+    r->lanes[FCDP_LANE_INTER] = simnet_comm_get(r->endpoint, SIMNET_INTER, 0);
     r->lanes[FCDP_LANE_NODE] = simnet_comm_get(r->endpoint, SIMNET_INTRA, 0);
     r->world = simnet_comm_get(r->endpoint, SIMNET_WORLD, 0);
 }
 
+static fcdp_transport nccl_transport(rank *r) {
+    Dl_info about;
+    simnccl_device_set(r->endpoint, r->drv);
+    MUST(dladdr((void *)(uintptr_t)simnccl_device_set, &about));
+    MUST(!fcdp__nccl_load(about.dli_fname, &r->nccl));
+    MUST(!fcdp__nccl_ids_make(r->nccl, &r->topology, &r->board->nccl_ids[r->topology.rank]));
+    meet(r);
+    fcdp_nccl_config config = {r->nccl, r->drv, r->topology, r->board->nccl_ids, TIMEOUT_S};
+    fcdp_nccl_transport *transport;
+    MUST(!fcdp__nccl_create(&config, &transport));
+    return fcdp__nccl_table(transport); /* the comm destroys it */
+}
+
+/* A broken rule fails the run even if its operation was lucky. */
+static void nccl_end(rank *r) {
+    struct simnccl_state state;
+    if (!r->nccl) return;
+    fcdp__nccl_unload(r->nccl);
+    simnccl_state(&state);
+    MUST(state.broken == 0 && state.live == 0 && state.groups == 0 && state.launches > 0);
+    simnccl_reset();
+}
+
 /* The node's leader makes what its ranks share; agreements order who reads what. */
 static void comm_make(rank *r) {
-    fcdp_transport transport = {.ctx = r, .all_gather = net_all_gather, .check = net_check, .abort = net_abort};
+    fcdp_transport transport = r->config->nccl ? nccl_transport(r) : net_transport(r);
     board *b = r->board;
     uint32_t node = r->topology.node;
     bool leads = r->topology.local == 0;
@@ -368,6 +401,8 @@ static void rank_end(rank *r) {
     fcdp__driver_stream_destroy(r->drv, r->compute);
     fcdp__driver_stream_destroy(r->drv, r->reduce);
     memory_free(r);
+    fcdp_comm_destroy(r->comm);
+    nccl_end(r);
     fcdp_engine_destroy(r->engine);
     simnet_detach(r->endpoint);
 }

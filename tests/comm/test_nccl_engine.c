@@ -1,0 +1,270 @@
+/* The engine over the NCCL transport and the double, between processes: steps of a small model, of which any collective fails, stalls, or
+ * meets a rank that has been killed. All that live end, with a text, in time, and give everything back. */
+#include "comm/group.h"
+#include "tests/comm/nccl_world.h"
+
+enum { N_GROUPS = 3, N_STEPS = 2, SHARD_BYTES = 8 << 10, FAULT_NONE = -1, FAULT_KILL = SIMNET_FAULT_STALL + 1 };
+
+typedef struct rank {
+    member *m;
+    fcdp_engine *engine;
+    fcdp_comm *comm;
+    fcdp_tree *tree;
+    fcdp_group *groups[N_GROUPS];
+    fcdp_stream compute;
+    uint32_t step;
+    unsigned long until_kill; /* launches; 0: it lives */
+    _Atomic unsigned long wrong;
+} rank;
+
+static uint64_t shard_at(const rank *r, uint32_t g) {
+    return r->m->memory.addr + g * SHARD_BYTES;
+}
+
+static uint8_t content(uint32_t g, uint32_t number, uint32_t step) {
+    return (uint8_t)(1 + g * 31 + number * 7 + step * 13);
+}
+
+/* ---- a transport that kills ---- */
+
+static fcdp_status counted_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
+                                      fcdp_event turn) {
+    rank *r = ctx;
+    if (r->until_kill && --r->until_kill == 0) member_die(r->m);
+    return r->m->table.all_gather(r->m->table.ctx, lane, parts, n, stream, turn);
+}
+
+static fcdp_status counted_check(void *ctx) {
+    return ((rank *)ctx)->m->table.check(((rank *)ctx)->m->table.ctx);
+}
+
+static void counted_abort(void *ctx, const char *why) {
+    ((rank *)ctx)->m->table.abort(((rank *)ctx)->m->table.ctx, why);
+}
+
+/* ---- a step ---- */
+
+typedef struct look {
+    rank *r;
+    uint32_t g, step;
+} look;
+
+static void write_body(void *data) {
+    const look *l = data;
+    for (uint32_t g = 0; g < N_GROUPS; g++)
+        memset((void *)(uintptr_t)shard_at(l->r, g), content(g, l->r->m->topology.rank, l->step), SHARD_BYTES);
+}
+
+static void optimizer(rank *r) {
+    look l = {r, 0, r->step};
+    struct simgpu_kernel kernel = {.name = "optimizer", .n_accesses = 1, .accesses = {{shard_at(r, 0), N_GROUPS * SHARD_BYTES, 1}},
+                                   .body = write_body, .data = &l, .data_bytes = sizeof l};
+    MUST(simgpu_launch(r->compute, &kernel) == 0);
+}
+
+static void look_body(void *data) {
+    const look *l = data;
+    const uint8_t *at = (const uint8_t *)(uintptr_t)fcdp_group_extent(l->r->groups[l->g], 0).addr;
+    for (uint32_t i = 0; i < l->r->m->topology.n_ranks; i++)
+        for (size_t k = 0; k < SHARD_BYTES; k++)
+            if (at[i * SHARD_BYTES + k] != content(l->g, i, l->step)) l->r->wrong++;
+}
+
+/* What was gathered must be right as long as nothing has failed: so what is looked at counts only then. */
+static fcdp_status use(rank *r, uint32_t g) {
+    look l = {r, g, r->step};
+    struct simgpu_kernel kernel = {.name = "compute", .n_accesses = 1,
+                                   .accesses = {{fcdp_group_extent(r->groups[g], 0).addr, r->m->topology.n_ranks * SHARD_BYTES, 0}},
+                                   .body = look_body, .data = &l, .data_bytes = sizeof l};
+    fcdp_status status = fcdp_group_wait(r->groups[g], r->compute);
+    if (!status) MUST(simgpu_launch(r->compute, &kernel) == 0);
+    return status;
+}
+
+/* Each rank votes for all: all have the same votes, until one fails, which then takes part in nothing. */
+static fcdp_status agree(rank *r, uint32_t first, uint32_t end) {
+    static const void *const none[1];
+    static const size_t no_bytes[1];
+    fcdp_signals signals = {.optimizer_steps = r->step, .requires_grad = 1};
+    fcdp_evidence evidence = {.signals = &signals, .shards = none, .shard_bytes = no_bytes};
+    fcdp_scene scene = {.grad_mode = true, .optimizer_seen = true};
+    fcdp_status status = FCDP_OK;
+    for (uint32_t g = first; g < end && !status; g++) {
+        uint8_t votes[2];
+        status = fcdp_group_vote(r->groups[g], &evidence, &scene, votes);
+        if (!status) fcdp_group_agree(r->groups[g], votes);
+    }
+    if (!status && end - first == N_GROUPS) fcdp_tree_agreed(r->tree);
+    return status;
+}
+
+static fcdp_status unshard(rank *r, uint32_t g, bool forward) {
+    fcdp_group *ahead[N_GROUPS];
+    fcdp_pass pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD;
+    uint64_t input = shard_at(r, g);
+    fcdp_question question = fcdp_group_question(r->groups[g], false);
+    fcdp_status status = question == FCDP_ASK_TREE ? agree(r, 0, N_GROUPS) : question == FCDP_ASK_GROUP ? agree(r, g, g + 1) : FCDP_OK;
+    if (!status) status = fcdp_group_begin(r->groups[g], &input, pass, r->compute);
+    size_t n = status ? 0 : fcdp_group_unsharded(r->groups[g], forward, ahead, N_GROUPS);
+    for (size_t i = 0; i < n && !status; i++) {
+        uint32_t other = 0;
+        while (r->groups[other] != ahead[i]) other++;
+        input = shard_at(r, other);
+        status = fcdp_group_begin(ahead[i], &input, pass, r->compute);
+    }
+    return status;
+}
+
+static fcdp_status pass_over(rank *r, bool forward) {
+    fcdp_status status = FCDP_OK;
+    for (uint32_t k = 0; k < N_GROUPS && !status; k++) {
+        uint32_t g = forward ? k : N_GROUPS - 1 - k;
+        status = unshard(r, g, forward);
+        if (!status) status = use(r, g);
+        if (!status) status = fcdp_group_reshard(r->groups[g], r->compute, false);
+    }
+    return status;
+}
+
+static fcdp_status train(rank *r) {
+    fcdp_status status = FCDP_OK;
+    while (r->step < N_STEPS && !status) {
+        fcdp_engine_begin_pass(r->engine);
+        fcdp_tree_begin_forward(r->tree);
+        status = pass_over(r, true);
+        fcdp_tree_begin_backward(r->tree);
+        if (!status) status = pass_over(r, false);
+        if (!status) status = fcdp_engine_check(r->engine);
+        r->step++;
+        if (!status) optimizer(r);
+    }
+    return status ? status : fcdp_engine_drain(r->engine);
+}
+
+/* ---- life ---- */
+
+static void comm_make(rank *r) {
+    board *b = r->m->board;
+    uint32_t node = r->m->topology.node;
+    bool leads = r->m->topology.local == 0;
+    fcdp_transport transport = {.ctx = r, .all_gather = counted_all_gather, .check = counted_check, .abort = counted_abort};
+    if (leads) MUST(!fcdp_engine_account_create(r->engine, &b->account[node]));
+    meet(r->m);
+    if (!leads) MUST(!fcdp_engine_account_join(r->engine, &b->account[node]));
+    MUST(!fcdp_comm_create(r->engine, &r->m->topology, &transport, &r->comm));
+    if (leads) MUST(!fcdp_comm_host_create(r->comm, &b->host[node]));
+    meet(r->m);
+    if (!leads) MUST(!fcdp_comm_host_join(r->comm, &b->host[node]));
+    MUST(!fcdp_tree_create(r->comm, &r->tree));
+}
+
+static void group_make(rank *r, uint32_t g) {
+    fcdp_extent_spec spec = {SHARD_BYTES, 1};
+    char name[32];
+    uint32_t node = r->m->topology.node;
+    snprintf(name, sizeof name, "layers.%u", g);
+    MUST(!fcdp_group_create(r->comm, name, &spec, 1, &r->groups[g]));
+    fcdp_group_join(r->groups[g], r->tree);
+    if (r->m->topology.local == 0) MUST(!fcdp_group_host_alloc(r->groups[g], &r->m->board->offset[node]));
+    meet(r->m);
+    MUST(!fcdp_group_attach(r->groups[g], r->m->board->offset[node]));
+    meet(r->m);
+}
+
+static void rank_make(rank *r) {
+    fcdp_engine_config config = {.options = {.restore = FCDP_RESTORE_SLICE, .mapping = FCDP_MAPPING_SLOTS, .prefetch = 1,
+                                             .device_budget_bytes = 64 << 20, .host_budget_bytes = 64 << 20, .timeout_s = r->m->timeout_s},
+                                 .driver = FCDP_DRIVER_SIM};
+    MUST(!transport_make(r->m));
+    MUST(!fcdp_engine_create(&config, &r->engine));
+    MUST(!fcdp__driver_stream_create(r->m->drv, &r->compute));
+    comm_make(r);
+    for (uint32_t g = 0; g < N_GROUPS; g++) group_make(r, g);
+    optimizer(r);
+    meet(r->m);
+}
+
+static void rank_free(rank *r) {
+    MUST(!fcdp__driver_stream_sync(r->m->drv, r->compute));
+    for (uint32_t g = 0; g < N_GROUPS; g++) fcdp_group_destroy(r->groups[g]);
+    fcdp_tree_destroy(r->tree);
+    fcdp_comm_destroy(r->comm);
+    fcdp_engine_destroy(r->engine);
+    fcdp__driver_stream_destroy(r->m->drv, r->compute);
+}
+
+/* The text of a failure: by itself it must tell which group or which rank. */
+static void text_check(const rank *r, int fault, bool is_victim, const char *text) {
+    bool names = strstr(text, "layers.") || strstr(text, "rank ");
+    bool known = strstr(text, "was made to fail") || strstr(text, "aborted") || strstr(text, "has left") || strstr(text, "has died") ||
+                 strstr(text, "has failed") || strstr(text, "FCDP_TIMEOUT");
+    if (!names || !known) fprintf(stderr, "rank %u, fault %d: %s\n", r->m->topology.rank, fault, text);
+    MUST(names && known);
+    if (is_victim && fault <= SIMNET_FAULT_FAIL) MUST(strstr(text, "was made to fail"));
+}
+
+static void training_body(member *m) {
+    rank r = {.m = m};
+    int fault = (int)m->seed;
+    bool is_victim = fault != FAULT_NONE && m->topology.rank == m->n % m->topology.n_ranks;
+    rank_make(&r);
+    if (is_victim && fault == FAULT_KILL) r.until_kill = m->n + 1;
+    if (is_victim && fault < FAULT_KILL) simnet_fail_nth(m->endpoint, m->n + 1, (simnet_fault)fault);
+    uint64_t begin_ns = fcdp__now_ns();
+    fcdp_status status = train(&r);
+    double took_s = (double)(fcdp__now_ns() - begin_ns) / 1e9;
+    if (status)
+        text_check(&r, fault, is_victim, fcdp_error_text());
+    else
+        MUST(r.wrong == 0 && !is_victim);
+    MUST(fault != FAULT_NONE || !status);
+    MUST(took_s < m->timeout_s + 10); /* this machine's share of it aside */
+    struct simnccl_state state;
+    simnccl_state(&state);
+    if (m->topology.rank == 0 && !status) m->board->launches = state.launches - FCDP_N_LANES;
+    rank_free(&r);
+}
+
+static unsigned long launches_of_a_run(void) {
+    board *b;
+    world_run(&(world){2, 2, 30, (uint64_t)FAULT_NONE, 0, training_body}, &b);
+    return b->launches;
+}
+
+static void every_nth(int fault, double timeout_s) {
+    const char *coarser = getenv("TEST_COARSER");
+    unsigned long n = launches_of_a_run(), stride = coarser ? strtoul(coarser, NULL, 10) : 1;
+    assert_true(n >= 2 * N_GROUPS * N_STEPS);
+    print_message("%lu collectives\n", n);
+    for (unsigned long i = 0; i < n; i += stride) world_run(&(world){2, 2, timeout_s, (uint64_t)fault, (unsigned)i, training_body}, NULL);
+}
+
+static void every_collective_is_refused(void **state) {
+    (void)state;
+    every_nth(SIMNET_FAULT_CALL, 20);
+}
+
+static void every_collective_fails(void **state) {
+    (void)state;
+    every_nth(SIMNET_FAULT_FAIL, 20);
+}
+
+static void every_collective_stalls(void **state) {
+    (void)state;
+    every_nth(SIMNET_FAULT_STALL, 0.5);
+}
+
+static void a_rank_is_killed_in_every_collective(void **state) {
+    (void)state;
+    every_nth(FAULT_KILL, 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_collective_is_refused),
+        cmocka_unit_test(every_collective_fails),
+        cmocka_unit_test(every_collective_stalls),
+        cmocka_unit_test(a_rank_is_killed_in_every_collective),
+    };
+    return cmocka_run_group_tests_name("nccl engine", tests, NULL, NULL);
+}

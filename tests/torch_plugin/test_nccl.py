@@ -1,0 +1,49 @@
+"""FCDP_TRANSPORT=nccl: the collectives go through NCCL's entry points, here a double's (tools/simnccl), and training is bit for bit the same."""
+import ctypes
+import importlib.util
+import os
+import pathlib
+import re
+
+import pytest
+
+import cases  # noqa: F401
+import launch
+from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
+from run import CASES
+
+DOUBLE = pathlib.Path(__file__).resolve().parents[2] / "build" / "dev" / "tools" / "simnccl" / "libfcdp_simnccl.so"
+# Every shard group of theirs is the whole world: the double has no lanes of another.
+NAMES = [name for name in CASES if re.match(r"full_|lora|unshard|accumul|mixed_|prefetch|frozen", name)]
+
+
+@pytest.fixture(scope="module")
+def double():
+    """The environment in which ranks use the double, over a fabric that lives here."""
+    if not DOUBLE.exists():
+        pytest.skip(f"{DOUBLE} is not built")
+    fabric = ctypes.CDLL(str(DOUBLE)).simnccl_fabric_make(2, 2)
+    assert fabric >= 0
+    simgpu = pathlib.Path(importlib.util.find_spec("fcdp").origin).with_name("libfcdp_simgpu.so")
+    yield {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": str(DOUBLE), "FCDP_SIM_LIBRARY": str(simgpu),
+           "SIMNCCL_FABRIC": f"/proc/{os.getpid()}/fd/{fabric}"}
+    os.close(fabric)
+
+
+@needs_fcdp
+def test_training_is_bitwise_equal(tmp_path, double, launches):
+    assert len(NAMES) > 10
+    plain, _ = launches.get(NAMES, PLAIN)
+    got, jobs = launch.run_cases(NAMES, tmp_path, CONFIGURATIONS["tau0-slice"] | double)
+    differences = {name: d for name in NAMES if (d := launch.first_difference(plain[name], got[name])) is not None}
+    assert not differences, differences
+    assert {result["stats"][1]["transport"] for result in got["lora"]} == {"nccl"}
+    output = "".join(job.output for job in jobs)
+    assert "plain FSDP2 for" not in output and "simnccl:" not in output, output  # the double names a rule of NCCL's that is broken
+
+
+@needs_fcdp
+def test_a_library_that_is_not_there_stops_every_rank(tmp_path):
+    env = CONFIGURATIONS["tau0-slice"] | {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
+    job = launch.torchrun(launch.HERE / "plain_script.py", [], tmp_path, env)
+    assert job.returncode != 0 and "FCDP_TRANSPORT=nccl, but rank 0: " in job.output, job.output

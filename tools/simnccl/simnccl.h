@@ -1,0 +1,65 @@
+/* simnccl.h - the control side of a NCCL double. libfcdp_simnccl.so exports the NCCL entry points that FCDP
+ * uses, over simnet and the simulated GPU: for ranks that are processes, and for threads of one process that
+ * each have a device.
+ *
+ * A device is a simnet endpoint. A communicator's members must be a lane of the fabric, in its order; its
+ * operations take the lane's modelled time. A unique id names a page of shared memory in the process that
+ * made it, which the members open through /proc; it must live until they all have. Communicators of one lane
+ * are made one after another, in the same order on all members.
+ *
+ * As NCCL: calls of communicators that do not block (blocking = 0; others are refused) return ncclInProgress,
+ * and what they began is done only after some polls of ncclCommGetAsyncError, a communicator's first
+ * operation only once all members have begun theirs; an operation that fails, here or on a peer, does not end
+ * before its communicator is aborted; ncclCommAbort waits for everything of NCCL's that is on the device, of
+ * other communicators too.
+ *
+ * Each broken rule fails the call or the communicator, with a text (ncclGetLastError) and a line on stderr,
+ * and is counted:
+ * - the members' launches: the n-th operation of a communicator must be the same on all members (sizes and
+ *   order of its parts), and have come at the same place in the order of all launches of each member's
+ *   device, over all its communicators. That is more than NCCL asks for, which cannot be seen from one
+ *   communicator: no launches in a circle;
+ * - an all-gather in place reads at recvbuff + rank * count;
+ * - one rank per device;
+ * - a communicator that is in progress, aborted, finalized or destroyed takes no call that needs more;
+ * - ncclGroupStart and ncclGroupEnd in pairs.
+ *
+ * Not modelled, and refused: operations out of place, sends and receives that are not an all-gather with a
+ * stride, several communicators or streams in one group.
+ */
+#ifndef FCDP_SIMNCCL_H
+#define FCDP_SIMNCCL_H
+
+#include "tools/simnet/simnet.h"
+
+#define SIMNCCL_API __attribute__((visibility("default")))
+
+/* The calling thread's device from now on: what communicators that it makes are on. The endpoint and its
+ * driver live until simnccl_reset. */
+SIMNCCL_API void simnccl_device_set(simnet_endpoint *endpoint, fcdp_driver *drv);
+/* For processes that know nothing of a double: a fabric in the calling process, as a descriptor that lives as
+ * long as it, or -1. Threads without a device take the rank RANK of the fabric that SIMNCCL_FABRIC names
+ * (/proc/PID/fd/N), and the simulated driver that FCDP_SIM_LIBRARY names, until the process ends. */
+SIMNCCL_API int simnccl_fabric_make(unsigned nodes, unsigned ranks_per_node);
+
+/* The n-th call from now (1: the next) of `entry` (NULL: of any) returns `result` and does nothing; then the
+ * fault is spent. 0 disarms. Returns -1 when no entry point has that name. Operations that fail or stall when
+ * their turn comes: simnet_fail_nth. */
+SIMNCCL_API int simnccl_fail_nth(const char *entry, unsigned long n, int result);
+SIMNCCL_API bool simnccl_fault_is_spent(void);
+
+SIMNCCL_API void simnccl_set_version(int version); /* as ncclGetVersion says it; 22809 at first */
+
+struct simnccl_state {
+    unsigned long broken;   /* rules, so far */
+    char text[512];         /* of the first */
+    unsigned long live;     /* communicators neither destroyed nor aborted */
+    unsigned long launches; /* operations, all devices together */
+    unsigned long groups;   /* that are open, of all threads */
+};
+SIMNCCL_API void simnccl_state(struct simnccl_state *state_out);
+
+/* Forgets everything of this process. No call and no operation is under way. */
+SIMNCCL_API void simnccl_reset(void);
+
+#endif

@@ -1,0 +1,50 @@
+"""NCCL for the core's collectives: which library, and the exchange of what its communicators are made from."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+from fcdp import _fcdp
+from fcdp.c10d import Shards
+
+_library: Any = None
+
+
+def _path() -> str | None:
+    """FCDP_NCCL_LIBRARY, else the one that torch brought along; None: whichever the loader finds, which is torch's where that has loaded one."""
+    named = os.environ.get("FCDP_NCCL_LIBRARY")
+    if named:
+        return named
+    spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
+    for folder in spec.submodule_search_locations or [] if spec else []:
+        path = os.path.join(folder, "lib", "libnccl.so.2")
+        if os.path.exists(path):
+            return path
+    return None
+
+
+def _load() -> Any:
+    global _library
+    if _library is None:
+        _library = _fcdp.nccl_load(_path())
+    return _library
+
+
+def connect(engine: Any, shards: Shards) -> tuple[Any, str]:
+    """(comm, ""), or (None, why not) on every rank of the shard group; a collective of it."""
+    comm, problem, mine = None, "", b""
+    try:
+        mine = _fcdp.nccl_ids(_load(), shards.node_of, shards.rank)
+    except _fcdp.Error as error:
+        problem = error.args[0]
+    problem = shards.first_problem(problem)
+    if problem:
+        return None, problem
+    try:
+        comm = _fcdp.nccl_comm_create(engine, shards.node_of, shards.rank, _library, shards.all_gather_bytes(mine))
+    except _fcdp.Error as error:
+        problem = error.args[0]
+    problem = shards.first_problem(problem)
+    return (None, problem) if problem else (comm, "")
