@@ -197,7 +197,7 @@ static void rank_free(rank *r) {
 static void text_check(const rank *r, int fault, bool is_victim, const char *text) {
     bool names = strstr(text, "layers.") || strstr(text, "rank ");
     bool known = strstr(text, "was made to fail") || strstr(text, "aborted") || strstr(text, "has left") || strstr(text, "has died") ||
-                 strstr(text, "has failed") || strstr(text, "FCDP_TIMEOUT");
+                 strstr(text, "has failed") || strstr(text, "gone)") || strstr(text, "FCDP_TIMEOUT");
     if (!names || !known) fprintf(stderr, "rank %u, fault %d: %s\n", r->m->topology.rank, fault, text);
     MUST(names && known);
     if (is_victim && fault <= SIMNET_FAULT_FAIL) MUST(strstr(text, "was made to fail"));
