@@ -65,8 +65,9 @@ typedef struct option_parser {
       FIELD(BYTES, host_budget_bytes, 0, 0))                                                                           \
     X("FCDP_PIN", "auto|require|never", "auto", "page-lock the host tier: where possible, or stop if not, or never",   \
       FIELD(CHOICE, pin, 0, 0))                                                                                        \
-    X("FCDP_FINGERPRINT", "auto|never", "auto",                                                                 \
-      "on CPUs: compare parameters by content, to find changes that nothing announced", FIELD(CHOICE, fingerprint, 0, 0))        \
+    X("FCDP_FINGERPRINT", "auto|device|never", "auto",                                                                 \
+      "compare parameters by content, to find changes that nothing announced: auto: by a kernel on a GPU, by the host on CPUs; device: by the kernel " \
+      "on the simulated device too; never: other signs decide", FIELD(CHOICE, fingerprint, 0, 0))                     \
     X("FCDP_AGREE", "forward|unshard", "forward",                                                                      \
       "how often the ranks agree on what is stale; unshard: for models that write parameters inside forward",          \
       FIELD(CHOICE, agree, 0, 0))                                                                                      \

@@ -9,7 +9,7 @@
 
 typedef enum fcdp_restore_mode { FCDP_RESTORE_SLICE, FCDP_RESTORE_WHOLE, FCDP_RESTORE_AUTO } fcdp_restore_mode;
 typedef enum fcdp_pin_mode { FCDP_PIN_AUTO, FCDP_PIN_REQUIRE, FCDP_PIN_NEVER } fcdp_pin_mode;
-typedef enum fcdp_fingerprint_mode { FCDP_FINGERPRINT_AUTO, FCDP_FINGERPRINT_NEVER } fcdp_fingerprint_mode;
+typedef enum fcdp_fingerprint_mode { FCDP_FINGERPRINT_AUTO, FCDP_FINGERPRINT_DEVICE, FCDP_FINGERPRINT_NEVER } fcdp_fingerprint_mode;
 typedef enum fcdp_agree_mode { FCDP_AGREE_FORWARD, FCDP_AGREE_UNSHARD } fcdp_agree_mode;
 
 typedef enum fcdp_mapping_mode { FCDP_MAPPING_AUTO, FCDP_MAPPING_SLOTS, FCDP_MAPPING_EXACT } fcdp_mapping_mode;
@@ -28,7 +28,7 @@ typedef struct fcdp_options {
     size_t device_budget_bytes;         /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free */
     size_t host_budget_bytes;           /* FCDP_HOST_BUDGET per node; 0: what the machine and its cgroup allow */
     fcdp_pin_mode pin;                  /* FCDP_PIN=auto|require|never */
-    fcdp_fingerprint_mode fingerprint;  /* FCDP_FINGERPRINT=auto|never */
+    fcdp_fingerprint_mode fingerprint;  /* FCDP_FINGERPRINT=auto|device|never */
     fcdp_agree_mode agree;              /* FCDP_AGREE=forward|unshard: how often the ranks agree on what is stale */
     int prefetch;                       /* FCDP_PREFETCH, groups gathered ahead in forward */
     size_t coalesce_bytes;              /* FCDP_COALESCE: stale groups up to this size are gathered together; 0: never */

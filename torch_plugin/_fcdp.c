@@ -477,16 +477,42 @@ static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *
     return evidence_out->shard_bytes != NULL;
 }
 
-/* (group, signals, shards, shard_bytes, grad_mode, optimizer_seen, reductions) -> n + 1 bytes */
+/* (comm, addresses: n uint64, sizes: n uint64, stream) -> n uint64: fingerprints that the device takes of arrays in its memory; None: it cannot. The
+ * host waits for what is on the stream. */
+METHOD(comm_fingerprints) {
+    PyObject *handle, *addresses, *sizes;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OSSK:comm_fingerprints", &handle, &addresses, &sizes, &stream)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm) return NULL;
+    Py_ssize_t bytes = PyBytes_Size(addresses);
+    const uint64_t *at = bytes_of(addresses, (size_t)bytes, "addresses"), *n_bytes = at ? bytes_of(sizes, (size_t)bytes, "sizes") : NULL;
+    PyObject *fingerprints = n_bytes ? PyBytes_FromStringAndSize(NULL, bytes) : NULL;
+    if (!fingerprints) return NULL;
+    uint64_t *out = (uint64_t *)(void *)PyBytes_AsString(fingerprints);
+    fcdp_status status;
+    CALL(fcdp_comm_fingerprint_begin(comm, at, n_bytes, (size_t)bytes / sizeof *at, (fcdp_stream)(uintptr_t)stream));
+    if (status == FCDP_OK) CALL(fcdp_comm_fingerprint_end(comm, out));
+    if (status == FCDP_OK) return fingerprints;
+    Py_DECREF(fingerprints);
+    if (status == FCDP_ERR_UNSUPPORTED) Py_RETURN_NONE;
+    return binding_raise(status);
+}
+
+/* (group, signals, shards, shard_bytes, fingerprints: n uint64 or b"", grad_mode, optimizer_seen, reductions) -> n + 1 bytes */
 METHOD(group_vote) {
-    PyObject *handle, *signals, *shards, *sizes;
+    PyObject *handle, *signals, *shards, *sizes, *fingerprints;
     int grad_mode, optimizer_seen;
     unsigned long long reductions;
     fcdp_evidence evidence;
-    if (!PyArg_ParseTuple(args, "OSSSppK:group_vote", &handle, &signals, &shards, &sizes, &grad_mode, &optimizer_seen, &reductions))
+    if (!PyArg_ParseTuple(args, "OSSSSppK:group_vote", &handle, &signals, &shards, &sizes, &fingerprints, &grad_mode, &optimizer_seen, &reductions))
         return NULL;
     fcdp_group *group = group_of(handle);
     if (!group || !evidence_from(group, signals, shards, sizes, &evidence)) return NULL;
+    if (PyBytes_Size(fingerprints) > 0) {
+        evidence.fingerprints = bytes_of(fingerprints, fcdp_group_n_extents(group) * sizeof(uint64_t), "fingerprints");
+        if (!evidence.fingerprints) return NULL;
+    }
     PyObject *vote = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group) + 1);
     if (!vote) return NULL;
     uint8_t *vote_out = (uint8_t *)PyBytes_AsString(vote);
@@ -521,6 +547,17 @@ METHOD(group_audit) {
     changed = fcdp_group_audit(group, &evidence);
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(changed < fcdp_group_n_extents(group) ? (long)changed : -1);
+}
+
+/* (group, signals): what is agreed stale is read next */
+METHOD(group_confirm) {
+    PyObject *handle, *signals;
+    if (!PyArg_ParseTuple(args, "OS:group_confirm", &handle, &signals)) return NULL;
+    fcdp_group *group = group_of(handle);
+    const fcdp_signals *now = group ? bytes_of(signals, fcdp_group_n_extents(group) * sizeof *now, "signals") : NULL;
+    if (!now) return NULL;
+    fcdp_group_confirm(group, now);
+    Py_RETURN_NONE;
 }
 
 /* group -> n flags */
@@ -619,7 +656,7 @@ static PyMethodDef methods[] = {
     ENTRY(tree_create), ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed), ENTRY(group_create),
     ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_is_small), ENTRY(groups_cross),
     ENTRY(group_id), ENTRY(group_join), ENTRY(group_question),
-    ENTRY(group_ask_again), ENTRY(group_vote), ENTRY(group_agree), ENTRY(group_audit), ENTRY(group_stale), ENTRY(group_begin),
+    ENTRY(group_ask_again), ENTRY(group_vote), ENTRY(group_agree), ENTRY(group_audit), ENTRY(group_confirm), ENTRY(comm_fingerprints), ENTRY(group_stale), ENTRY(group_begin),
     ENTRY(group_has_begun), ENTRY(group_unsharded), ENTRY(group_wait), ENTRY(group_reshard), ENTRY(group_stats),
     {"dlpack", binding_dlpack, METH_VARARGS, NULL}, {"nccl_load", binding_nccl_load, METH_VARARGS, NULL},
     {"nccl_ids", binding_nccl_ids, METH_VARARGS, NULL}, {"nccl_comm_create", binding_nccl_comm_create, METH_VARARGS, NULL},
@@ -641,7 +678,7 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
         {"LANE_INTER", FCDP_LANE_INTER}, {"LANE_NODE", FCDP_LANE_NODE},
         {"ASK_NOBODY", FCDP_ASK_NOBODY}, {"ASK_GROUP", FCDP_ASK_GROUP}, {"ASK_TREE", FCDP_ASK_TREE},
         {"MAPPING_AUTO", FCDP_MAPPING_AUTO}, {"MAPPING_SLOTS", FCDP_MAPPING_SLOTS}, {"MAPPING_EXACT", FCDP_MAPPING_EXACT},
-        {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER},
+        {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER}, {"FINGERPRINT_DEVICE", FCDP_FINGERPRINT_DEVICE},
         {"ALLOC_NATIVE", FCDP_ALLOC_NATIVE}, {"TRANSPORT_AUTO", FCDP_TRANSPORT_AUTO}, {"TRANSPORT_NCCL", FCDP_TRANSPORT_NCCL}, {"TENSORS_MAX_DEVICES", TENSORS_MAX_DEVICES},
         {"ERR_OPTION", FCDP_ERR_OPTION}, {"ERR_UNSUPPORTED", FCDP_ERR_UNSUPPORTED}, {"ERR_NO_HOST_MEM", FCDP_ERR_NO_HOST_MEM},
         {"ERR_NO_DEVICE_MEM", FCDP_ERR_NO_DEVICE_MEM},

@@ -135,6 +135,7 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_PIN=require", offsetof(fcdp_options, pin), FCDP_PIN_REQUIRE},
         {"FCDP_PIN=never", offsetof(fcdp_options, pin), FCDP_PIN_NEVER},
         {"FCDP_FINGERPRINT=auto", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_AUTO},
+        {"FCDP_FINGERPRINT=device", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_DEVICE},
         {"FCDP_FINGERPRINT=never", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_NEVER},
         {"FCDP_ALLOC=fcdp", offsetof(fcdp_options, alloc), FCDP_ALLOC_FCDP},
         {"FCDP_ALLOC=native", offsetof(fcdp_options, alloc), FCDP_ALLOC_NATIVE},

@@ -103,6 +103,26 @@ def count_lora(run):
 
 
 @case(into=COUNTING)
+def count_lora_beside_a_reference(run):
+    """As DPO and GRPO do: between forward and backward the same model runs without gradients."""
+    model = train_only(large(lora=4), "lora_")
+    run.record("W", parameter_bytes(model))
+    run.record("W trainable", sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad))
+    shard(model)
+    optimizer = adamw(model)
+    run.mark("first")
+    for step in range(4):
+        loss = run.loss(model)
+        run.evaluate(model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.mark("later")
+    run.mark("end")
+    run.finish(model)
+
+
+@case(into=COUNTING)
 def count_bf16(run):
     model = large()
     run.record("W", parameter_bytes(model) // 2)

@@ -10,7 +10,7 @@ CONFIGURATIONS = {
     for tau, restore, others in (
         (0, "slice", {}),
         (0, "whole", {"FCDP_COALESCE": "0", "FCDP_MAPPING": "exact"}),
-        (1, "slice", {"FCDP_COALESCE": "0"}),
+        (1, "slice", {"FCDP_COALESCE": "0", "FCDP_FINGERPRINT": "device"}),
         (1, "whole", {"FCDP_MAPPING": "exact"}),
     )
 }

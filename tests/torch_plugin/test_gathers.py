@@ -119,6 +119,13 @@ def test_lora_gathers_the_adapters_alone(counted):
         assert max(count.sent(span, GATHERS)) <= 0.51 * count.values["W trainable"] + 4096
 
 
+def test_lora_beside_a_reference_gathers_the_adapters_alone(counted):
+    """Grad mode changes at every pass; the bytes do not, and they are what counts."""
+    count = counted("count_lora_beside_a_reference")
+    for span in count.spans("later")[:-1]:
+        assert max(count.sent(span, GATHERS)) <= 0.51 * count.values["W trainable"] + 4096
+
+
 def test_a_deleted_model_holds_nothing(counted):
     count = counted("count_nothing_after_deletion")
     for rank, result in enumerate(count.ranks):

@@ -18,6 +18,7 @@ import sys
 import weakref
 from array import array
 from collections import Counter
+from itertools import accumulate
 from typing import Any, Callable, Iterable, Protocol
 
 import torch
@@ -100,10 +101,16 @@ class Group:
                 out.append(flat if dtype in _DLPACK else flat.view(dtype))
         return out
 
+    def _signals(self) -> bytes:
+        signals = array("Q")
+        for extent in self.extents:
+            signals.extend(extent.signals(self))
+        return signals.tobytes()
+
     def _evidence(self) -> tuple[bytes, bytes, bytes]:
-        """Signals, and where the shards' bytes can be read, for the core."""
+        """Signals, and where the host can read the shards' bytes, for the core."""
         signals, addresses, sizes = array("Q"), array("Q"), array("Q")
-        readable = runtime.fingerprints(self.shards.device)
+        readable = runtime.fingerprinted_by(self.shards.device) == "host"
         for extent in self.extents:
             signals.extend(extent.signals(self))
             shard = extent.shard() if readable else None
@@ -111,13 +118,14 @@ class Group:
             sizes.append(shard.numel() * shard.element_size() if shard is not None else 0)
         return signals.tobytes(), addresses.tobytes(), sizes.tobytes()
 
-    def vote(self) -> bytes:
-        """Why each extent's copy is stale, as this rank sees it (0: fresh), and whether the region lacks on its device."""
+    def vote(self, fingerprints: bytes) -> bytes:
+        """Why each extent's copy is stale, as this rank sees it (0: fresh), and whether the region lacks on its device. `fingerprints`: the
+        device's, of the extents' shards; b"": it took none."""
         self.steps = runtime.steps
         # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
         grad = runtime.in_backward() or torch.is_grad_enabled()
         seen = any(extent.steps for extent in self.extents)
-        return _fcdp.group_vote(self.handle, *self._evidence(), grad, seen, self.reductions)
+        return _fcdp.group_vote(self.handle, *self._evidence(), fingerprints, grad, seen, self.reductions)
 
     def audit(self) -> None:
         """What is reused, or was begun ahead, must still be what the ranks agreed on."""
@@ -132,6 +140,8 @@ class Group:
         """Addresses of the stale extents' shards; the tensors live until the group is waited for."""
         stale = _fcdp.group_stale(self.handle)
         wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
+        if wanted:
+            _fcdp.group_confirm(self.handle, self._signals())
         addresses, keep = array("Q", [0]) * self.n, []
         for i, tensor in self.collect(wanted).items() if wanted else ():
             if tensor.numel() * tensor.element_size() != self.shard_bytes[i] or not tensor.is_contiguous():
@@ -207,8 +217,12 @@ class Runtime:
     def load_options(self) -> None:
         self.options = _fcdp.options_load()
 
-    def fingerprints(self, device: torch.device) -> bool:
-        return device.type == "cpu" and self.options["fingerprint"] != _fcdp.FINGERPRINT_NEVER
+    def fingerprinted_by(self, device: torch.device) -> str | None:
+        """Who compares shards by their bytes: the "host", the "device", or nobody."""
+        asked = self.options["fingerprint"]
+        if asked == _fcdp.FINGERPRINT_NEVER:
+            return None
+        return "host" if device.type == "cpu" and asked != _fcdp.FINGERPRINT_DEVICE else "device"
 
     @staticmethod
     def in_backward() -> bool:
@@ -401,9 +415,30 @@ class Runtime:
         served = n_groups - len(refused)
         say(f"served {served} of {n_groups} groups: {why}; plain FSDP2 runs" + (f" for {names}" if served else ""))
 
-    def agree(self, groups: list[Group]) -> None:
+    def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes]:
+        """Of the shards of each group, read by the device behind what is on `stream` now; the host waits for it."""
+        none = [b""] * len(groups)
+        shards = groups[0].shards
+        if self.fingerprinted_by(shards.device) != "device" or (shards.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return none
+        addresses, sizes = array("Q"), array("Q")
+        for extent in [extent for group in groups for extent in group.extents]:
+            shard = extent.shard()
+            if shard.device != shards.device:
+                return none
+            addresses.append(shard.data_ptr())
+            sizes.append(shard.numel() * shard.element_size())
+        taken = _call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
+        if taken is None:
+            self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
+            say("the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)")
+            return none
+        ends = list(accumulate(8 * group.n for group in groups))
+        return [taken[begin:end] for begin, end in zip([0, *ends], ends)]
+
+    def agree(self, groups: list[Group], stream: int) -> None:
         """Agree on what is stale in `groups` (of one shard group), and on what is there."""
-        votes = [group.vote() for group in groups]
+        votes = [group.vote(fingerprints) for group, fingerprints in zip(groups, self._device_fingerprints(groups, stream))]
         try:
             agreed = groups[0].shards.agree(bytes(1 if reason else 0 for vote in votes for reason in vote))
         except RuntimeError:
@@ -429,11 +464,11 @@ class Runtime:
             mine = tree.served(group.shards)
             for other in mine:
                 _fcdp.group_join(other.handle, handle)
-            self.agree(mine)
+            self.agree(mine, stream)
             _fcdp.tree_agreed(handle)
             self.cross([other for other in mine if _fcdp.group_is_small(other.handle)], stream)
         elif question == _fcdp.ASK_GROUP:
-            self.agree([group])
+            self.agree([group], stream)
         else:
             group.audit()
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER

@@ -1,0 +1,31 @@
+"""Parameters are compared by their bytes: whoever writes them in whatever way that no signal shows, training is bit for bit plain FSDP2's."""
+import re
+
+import pytest
+
+import cases  # noqa: F401
+import launch
+from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
+from run import CASES
+
+NAMES = [name for name in CASES if re.match(r"full_|lora|frozen", name) or "edit" in name or "load" in name or "data" in name]
+
+
+@needs_fcdp
+@pytest.mark.parametrize("by", ["auto", "device"])
+def test_bytes_alone_tell(tmp_path, launches, by):
+    """The host reads them, or (as on a GPU) a kernel."""
+    plain, _ = launches.get(NAMES, PLAIN)
+    got, jobs = launch.run_cases(NAMES, tmp_path, CONFIGURATIONS["tau0-slice"] | {"FCDP_FINGERPRINT": by, "TEST_BLIND": "1"})
+    differences = {name: d for name in NAMES if (d := launch.first_difference(plain[name], got[name])) is not None}
+    assert not differences, differences
+    assert "takes no fingerprints" not in "".join(job.output for job in jobs)
+
+
+@needs_fcdp
+def test_without_bytes_and_signals_nobody_sees_it(tmp_path, launches):
+    """The test can fail."""
+    name = "full_adamw_foreach"
+    plain, _ = launches.get([name], PLAIN)
+    got, _ = launch.run_cases([name], tmp_path, CONFIGURATIONS["tau0-slice"] | {"FCDP_FINGERPRINT": "never", "TEST_BLIND": "1"})
+    assert launch.first_difference(plain[name], got[name]) is not None
