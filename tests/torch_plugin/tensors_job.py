@@ -294,10 +294,14 @@ def an_engine_shares_the_pages(p, sim):
     engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, _fcdp.MAPPING_AUTO)
     assert _fcdp.engine_account_create(engine)
 
-    def all_gather(lane, address, bytes_):  # the other node's shard is the same
-        ctypes.memmove(address + bytes_, address, bytes_)
+    class Transport:
+        def begin(self, lane, address, bytes_):
+            ctypes.memmove(address + bytes_, address, bytes_)  # the other node's shard is the same
 
-    comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, all_gather)
+        def finish(self, lane, begun):
+            assert begun is None
+
+    comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, Transport())
     assert _fcdp.comm_host_create(comm)
     group = _fcdp.group_create(comm, "block", [(16 * MIB, 1)])
     _fcdp.group_attach(group, _fcdp.group_host_alloc(group))
