@@ -191,7 +191,7 @@ static void a_refusal_says_what_is_allowed(void **state) {
         {"FCDP_HOST_BUDGET=18446744073709551616", "FCDP_HOST_BUDGET=18446744073709551616: " BYTES_EXPECTED},
         {"FCDP_HOST_BUDGET=16777216T", "FCDP_HOST_BUDGET=16777216T: " BYTES_EXPECTED},
         {"FCDP_PIN=1", "FCDP_PIN=1: expected auto, require or never"},
-        {"FCDP_FINGERPRINT=on", "FCDP_FINGERPRINT=on: expected auto or never"},
+        {"FCDP_FINGERPRINT=on", "FCDP_FINGERPRINT=on: expected auto, device or never"},
         {"FCDP_ALLOC=torch", "FCDP_ALLOC=torch: expected fcdp or native"},
         {"FCDP_AGREE=always", "FCDP_AGREE=always: expected forward or unshard"},
         {"FCDP_PREFETCH=9", "FCDP_PREFETCH=9: expected a whole number from 0 to 8"},
