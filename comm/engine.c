@@ -177,7 +177,7 @@ static fcdp_status host_order_writes(fcdp_engine *engine) {
 }
 
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
-    fcdp_status status = fcdp__engine_check_process(engine, "the engine");
+    fcdp_status status = fcdp_engine_check(engine); /* what has failed already is not waited for */
     if (!status) status = engine->host_computes ? host_order_writes(engine) : stream_order_writes(engine, stream);
     fcdp_status known = fcdp_engine_check(engine); /* after the waits: what was opened means nothing */
     return known ? known : status;

@@ -178,17 +178,17 @@ static void begin_run(void *arg) {
     if (!has_failed(op->transport)) python_begin(op);
 }
 
+/* The only part lies as the call wants it. */
+static bool is_in_place(const operation *op) {
+    return op->transport->is_host_memory && op->n == 1 && op->parts[0].stride_bytes == op->parts[0].bytes;
+}
+
 /* What has begun is waited for even where the transport has failed since: it writes to the buffer until it ends. */
 static void finish_run(void *arg) {
     operation *op = arg;
     if (op->begun) python_finish(op);
-    operation_end(op);
-}
-
-static void unpack_run(void *arg) {
-    operation *op = arg;
-    if (op->begun) python_finish(op);
-    if (!has_failed(op->transport)) parts_move(op, false);
+    bool unpacks = op->transport->is_host_memory && !is_in_place(op);
+    if (unpacks && !has_failed(op->transport)) parts_move(op, false);
     operation_end(op);
 }
 
@@ -204,9 +204,9 @@ static fcdp_status bounce_free(binding_transport *transport, bounce *b) {
 }
 
 static fcdp_status bounce_reserve(binding_transport *transport, fcdp_stream stream, size_t bytes, char **at_out) {
-    bounce *b = transport->bounces;
-    while (b->stream && b->stream != stream) b++;
-    FCDP_CHECK(1, b < transport->bounces + MAX_STREAMS);
+    bounce *b = transport->bounces, *last = b + MAX_STREAMS - 1;
+    while (b < last && b->stream && b->stream != stream) b++;
+    if (b->stream && b->stream != stream) return fcdp__fail(FCDP_ERR_INVALID, "collectives on more than %d streams", MAX_STREAMS);
     b->stream = stream;
     if (b->bytes < bytes) {
         size_t rounded = fcdp__round_up(bytes, 64 << 10);
@@ -255,10 +255,6 @@ static fcdp_status parts_copy(const operation *op, bool own, fcdp_stream stream)
     return status;
 }
 
-static bool is_in_place(const operation *op) {
-    return op->transport->is_host_memory && op->n == 1 && op->parts[0].stride_bytes == op->parts[0].bytes;
-}
-
 static fcdp_status pack_enqueue(operation *op, fcdp_stream stream) {
     if (is_in_place(op)) return FCDP_OK;
     if (!op->transport->is_host_memory) return parts_copy(op, true, stream);
@@ -283,7 +279,7 @@ static fcdp_status end_enqueue(operation *op, const fcdp_part *parts, fcdp_strea
         return status ? status : parts_copy(&seen, false, stream);
     }
     parts_announce(op, true);
-    return fcdp__driver_host_function(drv, stream, is_in_place(op) ? finish_run : unpack_run, op);
+    return fcdp__driver_host_function(drv, stream, finish_run, op);
 }
 
 /* Where not all of it can be enqueued, it stays pending until the transport ends: the stream may know of it. */
@@ -311,8 +307,7 @@ binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engin
     transport->generation = binding_generation();
     transport->is_host_memory = fcdp_engine_is_sim(engine);
     pthread_mutex_init(&transport->mutex, NULL);
-    lane_side inter = {.size = topology->n_nodes, .place = topology->node};
-    transport->lanes[FCDP_LANE_INTER] = inter;
+    transport->lanes[FCDP_LANE_INTER] = (lane_side){.size = topology->n_nodes, .place = topology->node};
     transport->lanes[FCDP_LANE_NODE] = (lane_side){.size = topology->node_size, .place = topology->local};
     return transport;
 }
@@ -323,10 +318,13 @@ fcdp_transport binding_transport_table(binding_transport *transport) {
         .on_failure = python_on_failure};
 }
 
-/* The comm, and so every stream's use of it, has ended. Where the engine has too, what it had page-locked is the driver's to undo. */
+/* The comm, and so every stream's use of it, has ended. Where the engine has too, what it had page-locked is the driver's to undo. A device that
+ * failed may have left a collective that has begun and that nobody waited for: it may still write, so the buffers stay. */
 void binding_transport_destroy(binding_transport *transport) {
     bool driver_lives = transport->generation == binding_generation();
-    for (bounce *b = transport->bounces; b < transport->bounces + MAX_STREAMS; b++)
+    bool is_written = false;
+    for (const operation *op = transport->pending; op; op = op->next) is_written = is_written || op->begun;
+    for (bounce *b = transport->bounces; b < transport->bounces + MAX_STREAMS && !is_written; b++)
         if (!driver_lives)
             free(b->at);
         else if (bounce_free(transport, b))

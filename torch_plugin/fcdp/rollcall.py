@@ -17,7 +17,7 @@ GRACE = timedelta(seconds=3)
 
 
 class RollCall:
-    """Of the collectives of some ranks, which number them alike. One thread at a time."""
+    """Of the collectives of some ranks, which number them alike. One thread at a time enters; any may ask who is missing."""
 
     def __init__(self, ranks: list[int], me: int, store: dist.Store, name: str):
         """`store`: the job's; keys of `name` are nobody else's."""
