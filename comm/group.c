@@ -170,7 +170,7 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
                           group->name);
     fcdp_host_block *block;
     fcdp_region *region;
-    status = fcdp__host_attach(comm->host, offset, group->layout->bytes, &block);
+    status = fcdp__host_attach(comm->host, offset, group->layout->bytes, NULL, &block);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
     status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local, block,
                                  &region);

@@ -255,42 +255,64 @@ void fcdp__host_reap(fcdp_host *host) {
     fcdp__lock_release(&host->lock);
 }
 
-static fcdp_status part_pin(fcdp_host_block *block, size_t bytes) {
-    fcdp_status status = fcdp__driver_host_pin(block->host->config.drv, block->board, bytes);
-    if (!status) block->pinned_bytes = bytes;
-    return status;
-}
-
-/* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver there is nothing to pin for. */
-static fcdp_status block_pin(fcdp_host_block *block) {
+/* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver there is nothing to lock for. */
+static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *share) {
     fcdp_host *host = block->host;
-    if (!host->config.drv) return FCDP_OK;
-    fcdp_status status = FCDP_OK;
-    if (host->config.pin != FCDP_PIN_NEVER) status = part_pin(block, block->map_bytes);
-    if (status && host->config.pin == FCDP_PIN_REQUIRE)
-        return fcdp__fail(FCDP_ERR_OPTION,
-                          "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s (FCDP_PIN=auto goes on without)",
-                          (double)block->map_bytes / MIB, fcdp_error_text());
-    if (status && !atomic_exchange(&host->pin_warned, true))
-        fcdp__log(FCDP_LOG_WARN,
-                  "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
-                  fcdp_error_text());
-    if (!block->pinned_bytes) {
-        status = part_pin(block, host->page_bytes);
-        if (status)
-            return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
-                              "host tier: not even the page of signals beside a group can be pinned: %s",
-                              fcdp_error_text());
+    fcdp_driver *drv = host->config.drv;
+    fcdp_piece pieces[FCDP_MAX_PINNED] = {{0, host->page_bytes}};
+    if (!drv) return FCDP_OK;
+    for (int s = 0; s < FCDP_N_SPANS; s++)
+        pieces[1 + s] = (fcdp_piece){host->page_bytes + share->copied[s].offset_bytes, share->copied[s].bytes};
+    bool all = host->config.pin != FCDP_PIN_NEVER;
+    fcdp__pinned_cover(pieces, all ? FCDP_MAX_PINNED : 1, host->page_bytes, &block->pinned);
+    fcdp_status status = fcdp__pinned_lock(drv, (char *)block->board, &block->pinned);
+    if (status && all && host->config.pin == FCDP_PIN_REQUIRE)
+        status = fcdp__fail(FCDP_ERR_OPTION,
+                            "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s (FCDP_PIN=auto goes on without)",
+                            (double)fcdp__pinned_bytes(&block->pinned) / MIB, fcdp_error_text());
+    else if (status && all) {
+        if (!atomic_exchange(&host->pin_warned, true))
+            fcdp__log(FCDP_LOG_WARN, "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
+                      fcdp_error_text());
+        fcdp__pinned_cover(pieces, 1, host->page_bytes, &block->pinned);
+        status = fcdp__pinned_lock(drv, (char *)block->board, &block->pinned);
     }
-    return fcdp__driver_host_dptr(host->config.drv, block->board, &block->board_at);
+    if (status) block->pinned.n = 0;
+    if (status && status != FCDP_ERR_OPTION)
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host tier: not even the page of signals beside a group can be pinned: %s",
+                          fcdp_error_text());
+    return status ? status : fcdp__driver_host_dptr(drv, block->board, &block->board_at);
 }
 
-fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes,
+/* The policy is the memory's, not the mapping's: of several ranks that ask for a page, the last one before its first use is heard. */
+static void block_bind(const fcdp_host_block *block, const fcdp_host_share *share) {
+    size_t page = block->host->page_bytes;
+    for (int s = 0; s < FCDP_N_SPANS; s++) {
+        fcdp_pinned whole_pages;
+        fcdp__pinned_cover(&share->own[s], 1, page, &whole_pages);
+        if (whole_pages.n)
+            (void)fcdp__numa_prefer(block->data + whole_pages.ranges[0].offset_bytes, whole_pages.ranges[0].bytes,
+                                    block->host->config.numa_node);
+    }
+}
+
+static bool share_fits(const fcdp_host_share *share, size_t data_bytes) {
+    for (int s = 0; s < FCDP_N_SPANS; s++) {
+        const fcdp_piece pieces[] = {share->own[s], share->copied[s]};
+        for (int i = 0; i < 2; i++)
+            if (pieces[i].offset_bytes > data_bytes || pieces[i].bytes > data_bytes - pieces[i].offset_bytes) return false;
+    }
+    return true;
+}
+
+fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes, const fcdp_host_share *share,
                               fcdp_host_block **block_out) {
+    const fcdp_host_share all = {.own = {{0, data_bytes}}, .copied = {{0, data_bytes}}};
+    if (!share) share = &all;
     size_t page = host->page_bytes, map_bytes = page + fcdp__round_up(data_bytes, page);
     uint64_t capacity = host->header->capacity_bytes;
     if (!data_bytes || offset < page || offset % page || data_bytes > capacity || offset > capacity ||
-        map_bytes > capacity - offset)
+        map_bytes > capacity - offset || !share_fits(share, data_bytes))
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: no block of %zu bytes at %llu", data_bytes,
                           (unsigned long long)offset);
     fcdp_host_block *block = calloc(1, sizeof *block);
@@ -308,9 +330,9 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
                                .data = at + page,
                                .data_bytes = data_bytes,
                                .map_bytes = map_bytes};
-    (void)fcdp__numa_prefer(block->data, map_bytes - page, host->config.numa_node);
+    block_bind(block, share);
     atomic_fetch_add(&host->n_blocks, 1);
-    fcdp_status status = block_pin(block);
+    fcdp_status status = block_pin(block, share);
     if (status) {
         fcdp__host_detach(block);
         return status;
@@ -324,13 +346,8 @@ void fcdp__host_detach(fcdp_host_block *block) {
     if (!block) return;
     fcdp_host *host = block->host;
     if (getpid() != host->pid) return;
-    if (block->pinned_bytes) {
-        fcdp_status status = fcdp__driver_host_unpin(host->config.drv, block->board, block->pinned_bytes);
-        if (status) /* once more: a failure that passes must not leave the registration behind */
-            status = fcdp__driver_host_unpin(host->config.drv, block->board, block->pinned_bytes);
-        if (status)
-            fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
-    }
+    if (block->pinned.n && fcdp__pinned_unlock(host->config.drv, (char *)block->board, &block->pinned))
+        fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
     fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see spans_reap() */
     munmap(block->board, block->map_bytes);
     atomic_fetch_sub(&host->n_blocks, 1);
@@ -343,4 +360,8 @@ void *fcdp__host_data(const fcdp_host_block *block) {
 
 size_t fcdp__host_data_bytes(const fcdp_host_block *block) {
     return block->data_bytes;
+}
+
+size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes) {
+    return fcdp__pinned_run_bytes(&block->pinned, block->host->page_bytes + offset_bytes, bytes);
 }

@@ -1,8 +1,8 @@
 /* host.h - the node's host memory for gathered parameters: one memory, shared by the node's ranks.
  *
  * A sparse memfd (shared.h) that the first of the node's ranks in a shard group (the leader) creates and the others open. The leader carves blocks out of it with a private jemalloc arena (whose
- * size-class slack is never touched, hence never backed); every rank attaches a block at the agreed offset: maps it, binds it to the
- * device's NUMA node and pins exactly the bytes used.
+ * size-class slack is never touched, hence never backed); every rank attaches a block at the agreed offset: maps it, binds its slice to its
+ * device's NUMA node and pins exactly the bytes that it copies.
  *
  * A block is one 4 KiB board page and then the data. The board is how the node's ranks see each other without a
  * collective: 32-bit words in shared memory, one per slice and kind, written by the slice's owner with release order and
@@ -47,8 +47,18 @@ bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out);
 /* Leader: give back the freed blocks that the last rank has detached since. Others: nothing. */
 void fcdp__host_reap(fcdp_host *host);
 
-/* Map and pin `data_bytes` at `offset`. With FCDP_PIN_AUTO a refusal to pin is a warning (once), with REQUIRE FCDP_ERR_OPTION. */
-fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes, fcdp_host_block **block_out) FCDP_MUST_CHECK;
+/* What this rank does with a block, by span; the pieces ascend, and may be empty. */
+typedef struct fcdp_host_share {
+    fcdp_piece own[FCDP_N_SPANS];    /* its slices: they come from its NUMA node */
+    fcdp_piece copied[FCDP_N_SPANS]; /* what it copies in the ordinary case: page-locked */
+} fcdp_host_share;
+
+/* Map `data_bytes` at `offset`, bind and pin this rank's share (NULL: all of them). With FCDP_PIN_AUTO a refusal to pin is a warning (once), with
+ * REQUIRE FCDP_ERR_OPTION. */
+fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes, const fcdp_host_share *share,
+                              fcdp_host_block **block_out) FCDP_MUST_CHECK;
+/* From the data's `offset_bytes` on, of at most `bytes`: what one copy may cover, since CUDA takes none that is page-locked in part. */
+size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes);
 void fcdp__host_detach(fcdp_host_block *block);
 void *fcdp__host_data(const fcdp_host_block *block);
 size_t fcdp__host_data_bytes(const fcdp_host_block *block);
@@ -56,7 +66,7 @@ size_t fcdp__host_data_bytes(const fcdp_host_block *block);
 typedef enum fcdp_board_word {
     FCDP_BOARD_STORED_0,        /* region.h: epoch of span 0 of which this rank's pieces are in host memory */
     FCDP_BOARD_STORED_1,        /* the same of span 1 */
-    FCDP_BOARD_READY,           /* region.h: number of the fill for which this rank's older reads are over */
+    FCDP_BOARD_READY,           /* region.h: number of the fill for which this rank's older reads and writes are over */
     FCDP_BOARD_ATTACHED,        /* host.c's: 1 while this rank has the block attached */
     FCDP_BOARD_N_WORDS,
 } fcdp_board_word;

@@ -8,6 +8,7 @@
 
 #include "tiering/carve.h"
 #include "tiering/host.h"
+#include "tiering/pin.h"
 
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -64,7 +65,7 @@ struct fcdp_host_block {
     fcdp_dptr board_at;     /* where the device sees it */
     char *data;
     size_t data_bytes, map_bytes;
-    size_t pinned_bytes; /* from the board on: none, the board, or all */
+    fcdp_pinned pinned; /* of the mapping */
 };
 
 #endif

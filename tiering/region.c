@@ -366,21 +366,29 @@ static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, u
 
 /* ---- copies ---- */
 
-static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_piece piece) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_dptr device = fcdp__dptr_add(fcdp__vrange_base(region->range), piece.offset_bytes);
-    char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
-    if (!piece.bytes) return FCDP_OK;
+static fcdp_status bytes_copy(fcdp_tiering *tiering, fcdp_direction direction, fcdp_dptr device, char *host, size_t bytes) {
     if (direction == FCDP_TO_HOST)
-        return fcdp__driver_copy_d2h(tiering->drv, host, device, piece.bytes, tiering->streams[direction]);
-    return fcdp__driver_copy_h2d(tiering->drv, device, host, piece.bytes, tiering->streams[direction]);
+        return fcdp__driver_copy_d2h(tiering->drv, host, device, bytes, tiering->streams[direction]);
+    return fcdp__driver_copy_h2d(tiering->drv, device, host, bytes, tiering->streams[direction]);
+}
+
+/* Between `device` and the piece's place in host memory; one copy, but where pinned memory ends or begins. */
+static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device, fcdp_piece piece) {
+    char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
+    fcdp_status status = FCDP_OK;
+    for (size_t done = 0, n; done < piece.bytes && !status; done += n) {
+        n = fcdp__host_run_bytes(region->block, piece.offset_bytes + done, piece.bytes - done);
+        status = bytes_copy(region->tiering, direction, fcdp__dptr_add(device, done), host + done, n);
+    }
+    return status;
 }
 
 static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, fcdp_piece_list list) {
     fcdp_status status = FCDP_OK;
     uint64_t bytes = 0;
     for (size_t i = 0; i < list.n && !status; i++) {
-        status = piece_copy(region, direction, list.pieces[i]);
+        fcdp_dptr device = fcdp__dptr_add(fcdp__vrange_base(region->range), list.pieces[i].offset_bytes);
+        status = piece_copy(region, direction, device, list.pieces[i]);
         bytes += list.pieces[i].bytes;
     }
     fcdp_tiering_stats *stats = &region->tiering->stats;
@@ -396,11 +404,20 @@ static fcdp_status half_done(fcdp_region *region, fcdp_status status) {
     return status;
 }
 
-fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
+/* The others may overwrite what this rank has in host memory once it has neither reads nor writes of older bytes under way: who wrote a
+ * place last time need not be who writes it next. */
+static fcdp_status fill_permit(fcdp_region *region) {
     fcdp_stream h2d = region->tiering->streams[FCDP_TO_DEVICE];
-    fcdp_status status = word_write(region, FCDP_BOARD_READY, region->n_fills + 1, h2d);
+    fcdp_status status = FCDP_OK;
+    if (!is_alone(region)) status = fcdp__driver_stream_wait(region->tiering->drv, h2d, region->stored);
+    if (!status) status = word_write(region, FCDP_BOARD_READY, region->n_fills + 1, h2d);
+    if (!status) region->n_fills++;
+    return status;
+}
+
+fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
+    fcdp_status status = fill_permit(region);
     if (status) return status;
-    region->n_fills++;
     region_lock(region);
     FCDP_CHECK(1, region->in_use);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -431,12 +448,10 @@ fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece
 
 static fcdp_status sources_copy(fcdp_region *region, const fcdp_source *sources, size_t n) {
     fcdp_tiering *tiering = region->tiering;
-    char *host = fcdp__host_data(region->block);
     fcdp_status status = FCDP_OK;
     uint64_t bytes = 0;
     for (size_t i = 0; i < n && !status; i++) {
-        status = fcdp__driver_copy_d2h(tiering->drv, host + sources[i].place.offset_bytes, sources[i].at,
-                                       sources[i].place.bytes, tiering->streams[FCDP_TO_HOST]);
+        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place);
         bytes += sources[i].place.bytes;
     }
     region_lock(region);
@@ -460,10 +475,8 @@ fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, cons
                                    fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
-    fcdp_status status =
-        word_write(region, FCDP_BOARD_READY, region->n_fills + 1, tiering->streams[FCDP_TO_DEVICE]);
+    fcdp_status status = fill_permit(region);
     if (status) return status;
-    region->n_fills++;
     epoch_begin(region, span_mask);
     status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
     if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded); /* own reads of older bytes */

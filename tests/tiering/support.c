@@ -100,13 +100,25 @@ void node_close(node *node) {
 
 /* ---- groups ---- */
 
+bool node_pins_slices;
+
+static fcdp_host_share share_of(const fcdp_layout *layout, uint32_t r) {
+    fcdp_host_share share;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        share.own[s] = fcdp__layout_slice(layout, s, r);
+        share.copied[s] = node_pins_slices ? share.own[s] : layout->span[s];
+    }
+    return share;
+}
+
 void group_open(group *group, node *node, const char *name, const fcdp_extent_spec *specs, uint32_t n_extents,
                 uint64_t seed) {
     *group = (struct group){.node = node, .seed = seed};
     assert_ok(fcdp__layout_create(specs, n_extents, 2 * node->n, node->n, &group->layout));
     assert_ok(fcdp__host_carve(node->ranks[0].host, group->layout->bytes, &group->offset));
     for (uint32_t r = 0; r < node->n; r++) {
-        step(fcdp__host_attach(node->ranks[r].host, group->offset, group->layout->bytes, &group->blocks[r]));
+        fcdp_host_share share = share_of(group->layout, r);
+        step(fcdp__host_attach(node->ranks[r].host, group->offset, group->layout->bytes, &share, &group->blocks[r]));
         step(fcdp__region_create(node->ranks[r].tiering, name, group->layout, r, group->blocks[r],
                                  &group->regions[r]));
         step(fcdp__driver_event_create(node->drv, &group->crossed[r]));

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/mempolicy.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -67,7 +68,7 @@ static void carved_bytes_are_exact_and_physical_ones_near(void **state) {
         fcdp_host_block *block;
         data[i] = 300000 + random_below(&rng, 6 << 20);
         assert_ok(fcdp__host_carve(host, data[i], &offsets[i]));
-        assert_ok(fcdp__host_attach(host, offsets[i], data[i], &block));
+        assert_ok(fcdp__host_attach(host, offsets[i], data[i], NULL, &block));
         memset(fcdp__host_data(block), 0x5a, data[i]);
         fcdp__board_publish(block, FCDP_BOARD_STORED_0, 1);
         assert_int_equal((uintptr_t)fcdp__host_data(block) % KIB4, 0);
@@ -110,8 +111,8 @@ static void a_freed_block_lives_until_its_last_rank_has_detached(void **state) {
     assert_ok(fcdp__host_create(&leader_config, &leader, &ticket));
     assert_ok(fcdp__host_join(&peer_config, &ticket, &peer));
     assert_ok(fcdp__host_carve(leader, BYTES, &offset));
-    assert_ok(fcdp__host_attach(leader, offset, BYTES, &mine));
-    assert_ok(fcdp__host_attach(peer, offset, BYTES, &theirs));
+    assert_ok(fcdp__host_attach(leader, offset, BYTES, NULL, &mine));
+    assert_ok(fcdp__host_attach(peer, offset, BYTES, NULL, &theirs));
     memset(fcdp__host_data(mine), 0x5a, BYTES);
     fcdp__board_publish(mine, FCDP_BOARD_READY, 3);
     fcdp__host_detach(mine);
@@ -162,7 +163,7 @@ static void blocks_never_overlap_and_start_as_zero(void **state) {
             if (k != i && live[k].block)
                 assert_true(live[i].offset + KIB4 + live[i].bytes <= live[k].offset ||
                             live[k].offset + KIB4 + live[k].bytes <= live[i].offset);
-        assert_ok(fcdp__host_attach(host, live[i].offset, live[i].bytes, &live[i].block));
+        assert_ok(fcdp__host_attach(host, live[i].offset, live[i].bytes, NULL, &live[i].block));
         uint8_t *data = fcdp__host_data(live[i].block);
         for (size_t b = 0; b < live[i].bytes; b += 1000) assert_int_equal(data[b], 0);
         for (int word = 0; word < FCDP_BOARD_ATTACHED; word++)
@@ -282,9 +283,9 @@ static void an_offset_outside_of_the_slab_is_refused(void **state) {
     const uint64_t bad[] = {
         0, 1, KIB4 + 1, ticket.bytes, ticket.bytes - KIB4, UINT64_MAX - KIB4 + 1};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        assert_int_equal(fcdp__host_attach(host, bad[i], 100, &block), FCDP_ERR_INVALID);
-    assert_int_equal(fcdp__host_attach(host, KIB4, SIZE_MAX - 10, &block), FCDP_ERR_INVALID);
-    assert_int_equal(fcdp__host_attach(host, KIB4, 0, &block), FCDP_ERR_INVALID);
+        assert_int_equal(fcdp__host_attach(host, bad[i], 100, NULL, &block), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__host_attach(host, KIB4, SIZE_MAX - 10, NULL, &block), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__host_attach(host, KIB4, 0, NULL, &block), FCDP_ERR_INVALID);
     assert_null(block);
     fcdp__host_destroy(host);
 }
@@ -304,7 +305,7 @@ static void a_forked_child_leaves_the_parents_memory_alone(void **state) {
     uint64_t offset;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_carve(host, 1 << 20, &offset));
-    assert_ok(fcdp__host_attach(host, offset, 1 << 20, &block));
+    assert_ok(fcdp__host_attach(host, offset, 1 << 20, NULL, &block));
     memset(fcdp__host_data(block), 3, 1 << 20);
     assert_int_equal(child_run(carve_in_child, host), 0);
     assert_int_equal(((char *)fcdp__host_data(block))[12345], 3);
@@ -325,8 +326,8 @@ static void waiting_ends_with_the_names_of_those_who_did_not_come(void **state) 
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_join(&second, &ticket, &peer));
     assert_ok(fcdp__host_carve(host, 4096, &offset));
-    assert_ok(fcdp__host_attach(host, offset, 4096, &block));
-    assert_ok(fcdp__host_attach(peer, offset, 4096, &peers));
+    assert_ok(fcdp__host_attach(host, offset, 4096, NULL, &block));
+    assert_ok(fcdp__host_attach(peer, offset, 4096, NULL, &peers));
     fcdp__board_publish(block, FCDP_BOARD_STORED_1,
                         0x7fffffff); /* far from the others' 0: the order is modulo 2^32 */
     assert_int_equal(fcdp__board_wait_all(block, FCDP_BOARD_STORED_1, 0x7fffffff, "the weights of layer 3"),
@@ -371,8 +372,8 @@ static void waiters_are_woken_not_polled(void **state) {
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_join(&second, &ticket, &peer));
     assert_ok(fcdp__host_carve(host, 1, &offset));
-    assert_ok(fcdp__host_attach(host, offset, 1, &mine.block));
-    assert_ok(fcdp__host_attach(peer, offset, 1, &theirs.block));
+    assert_ok(fcdp__host_attach(host, offset, 1, NULL, &mine.block));
+    assert_ok(fcdp__host_attach(peer, offset, 1, NULL, &theirs.block));
     uint64_t start_ns = fcdp__now_ns();
     assert_int_equal(pthread_create(&thread, NULL, answer, &theirs), 0);
     answer(&mine);
@@ -414,7 +415,7 @@ static int pin_main(fcdp_pin_mode pin) {
     if (fcdp__host_create(&config, &host, &ticket)) return 93;
     for (int i = 0; i < 2; i++) {
         if (fcdp__host_carve(host, 1 << 20, &offsets[i])) return 94;
-        fcdp_status status = fcdp__host_attach(host, offsets[i], 1 << 20, &blocks[i]);
+        fcdp_status status = fcdp__host_attach(host, offsets[i], 1 << 20, NULL, &blocks[i]);
         printf("%s: %s\n", fcdp_status_name(status), status ? fcdp_error_text() : "");
         if (!status) memset(fcdp__host_data(blocks[i]), 1, 1 << 20);
     }
@@ -491,10 +492,51 @@ static void exactly_the_block_is_pinned(void **state) {
     size_t before = locked_kib(), data = 3000001;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_carve(host, data, &offset));
-    assert_ok(fcdp__host_attach(host, offset, data, &block));
+    assert_ok(fcdp__host_attach(host, offset, data, NULL, &block));
     assert_int_equal(locked_kib() - before, (KIB4 + fcdp__round_up(data, KIB4)) / 1024); /* the board and the data */
     assert_true(physical_bytes(&ticket) <= 2 * KIB4 + fcdp__round_up(data, KIB4));
     fcdp__host_detach(block);
+    assert_int_equal(locked_kib(), before);
+    fcdp__host_destroy(host);
+    fcdp__driver_close(drv);
+    assert_nothing_lives();
+}
+
+/* Two spans; this rank's slices are neither of whole pages nor side by side. */
+static void a_rank_pins_and_binds_its_slices_alone(void **state) {
+    (void)state;
+    enum { SPAN_0 = 1000000, SPAN_1 = 500000 };
+    fcdp_driver *drv = driver_open_sim();
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_share share = {.own = {{300000, 200000}, {SPAN_0 + 5000, 100}}, .copied = {{300000, 200000}, {SPAN_0 + 5000, 100}}};
+    fcdp_shared_ticket ticket;
+    fcdp_host *host;
+    fcdp_host_block *block;
+    uint64_t offset;
+    config.drv = drv;
+    config.pin = FCDP_PIN_REQUIRE;
+    config.numa_node = 0;
+    size_t before = locked_kib(), data = SPAN_0 + SPAN_1;
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_carve(host, data, &offset));
+    assert_ok(fcdp__host_attach(host, offset, data, &share, &block));
+    /* The board; bytes 300000 to 500000 lie on pages 73 to 122, 1005000 to 1005100 on page 245. */
+    assert_int_equal(locked_kib() - before, 4 + 4 * 50 + 4);
+    assert_int_equal(fcdp__host_run_bytes(block, 0, data), 73 * KIB4);
+    assert_int_equal(fcdp__host_run_bytes(block, 300000, 200000), 200000);
+    assert_int_equal(fcdp__host_run_bytes(block, 73 * KIB4, data), 50 * KIB4);
+    assert_int_equal(fcdp__host_run_bytes(block, 246 * KIB4, data - 246 * KIB4), data - 246 * KIB4);
+    int mode = -1;
+    unsigned long mask[16] = {0};
+    char *page = fcdp__host_data(block);
+    if (!syscall(SYS_get_mempolicy, &mode, mask, 1025UL, page + 80 * KIB4, MPOL_F_ADDR) && mode == MPOL_PREFERRED) {
+        assert_int_equal(mask[0], 1);
+        assert_int_equal(syscall(SYS_get_mempolicy, &mode, mask, 1025UL, page, MPOL_F_ADDR), 0);
+        assert_int_equal(mode, MPOL_DEFAULT); /* another rank's */
+    }
+    fcdp__host_detach(block);
+    share.copied[1] = (fcdp_piece){SPAN_0, SPAN_1 + 1}; /* one byte too many */
+    assert_int_equal(fcdp__host_attach(host, offset, data, &share, &block), FCDP_ERR_INVALID);
     assert_int_equal(locked_kib(), before);
     fcdp__host_destroy(host);
     fcdp__driver_close(drv);
@@ -520,6 +562,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(waiters_are_woken_not_polled),
         cmocka_unit_test(a_memlock_limit_is_a_warning_or_an_error),
         cmocka_unit_test(exactly_the_block_is_pinned),
+        cmocka_unit_test(a_rank_pins_and_binds_its_slices_alone),
     };
     return cmocka_run_group_tests_name("tiering_host", tests, NULL, NULL);
 }

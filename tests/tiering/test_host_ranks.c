@@ -75,7 +75,7 @@ static int rank_main(char **argv) {
         ((uint8_t *)&ticket)[i] = (uint8_t)byte;
     }
     fcdp_status status = fcdp__host_join(&config, &ticket, &host);
-    if (!status) status = fcdp__host_attach(host, offset, DATA_BYTES, &block);
+    if (!status) status = fcdp__host_attach(host, offset, DATA_BYTES, NULL, &block);
     if (status) {
         fprintf(stderr, "rank %u: %s\n", slice, fcdp_error_text());
         return 81;
@@ -164,7 +164,7 @@ static void leader_open(leader *l) {
     fcdp_host_config config = config_of(0, l->account);
     assert_ok(fcdp__host_create(&config, &l->host, &l->ticket));
     assert_ok(fcdp__host_carve(l->host, DATA_BYTES, &l->offset));
-    assert_ok(fcdp__host_attach(l->host, l->offset, DATA_BYTES, &l->block));
+    assert_ok(fcdp__host_attach(l->host, l->offset, DATA_BYTES, NULL, &l->block));
 }
 
 static void leader_close(leader *l) {

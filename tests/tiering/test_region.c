@@ -81,8 +81,12 @@ static void a_life(bool exact) {
 
 static void the_life_of_a_region(void **state) {
     (void)state;
-    a_life(false);
-    a_life(true);
+    for (int slices = 0; slices < 2; slices++) {
+        node_pins_slices = slices;
+        a_life(false);
+        a_life(true);
+    }
+    node_pins_slices = false;
 }
 
 /* The node's processes meet in its memory: each puts its slice, and takes the others' once they are there. */
@@ -276,10 +280,34 @@ static void a_put_waits_for_the_others_older_reads(void **state) {
     node_close(&n);
 }
 
+/* And only when no write of older ones is under way: whose place it was last time need not be whose it is now. */
+static void a_put_waits_for_the_others_older_writes(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_open(&n, 2, 8, false);
+    group_open(&g, &n, "writers", SPECS, N_SPECS, 12);
+    gate held = gate_make(&n);
+    gate_hold(&held, fcdp__tiering_stream(n.ranks[1].tiering, FCDP_TO_HOST));
+    for (uint32_t epoch = 1; epoch <= 2; epoch++) {
+        group_acquire(&g);
+        for (uint32_t r = 0; r < 2; r++) region_fill(&g, r, BOTH, FILL_SLICE);
+        group_release(&g, false);
+    }
+    pause_enqueue(n.ranks[0].compute, 20 * MS, NULL); /* in which what nothing holds is done */
+    assert_true(fcdp__board_read(g.blocks[0], FCDP_BOARD_READY, 1) < 2);
+    assert_false(has_passed(&n, fcdp__region_stored(g.regions[0])));
+    gate_open(&held);
+    node_sync(&n);
+    for (uint32_t s = 0; s < 2; s++) assert_host_span(&g, 0, s, 2);
+    gate_destroy(&held);
+    group_close(&g);
+    node_close(&n);
+}
+
 /* ---- eviction and restoring ---- */
 
-static void who_evicts_alone_restores_alone(void **state) {
-    (void)state;
+static void evict_and_restore_alone(void) {
     node n;
     group g;
     node_open(&n, 4, 2, false);
@@ -309,6 +337,15 @@ static void who_evicts_alone_restores_alone(void **state) {
     group_release(&g, false);
     group_close(&g);
     node_close(&n);
+}
+
+static void who_evicts_alone_restores_alone(void **state) {
+    (void)state;
+    for (int slices = 0; slices < 2; slices++) {
+        node_pins_slices = slices;
+        evict_and_restore_alone();
+    }
+    node_pins_slices = false;
 }
 
 static void eviction_writes_the_spans_that_the_host_lacks(void **state) {
@@ -608,6 +645,7 @@ int main(void) {
         cmocka_unit_test(a_put_waits_for_what_writes_the_pages),
         cmocka_unit_test(loads_and_takes_wait_for_the_others_words),
         cmocka_unit_test(a_put_waits_for_the_others_older_reads),
+        cmocka_unit_test(a_put_waits_for_the_others_older_writes),
         cmocka_unit_test(who_evicts_alone_restores_alone),
         cmocka_unit_test(eviction_writes_the_spans_that_the_host_lacks),
         cmocka_unit_test(a_process_alone_evicts_what_was_never_put),
