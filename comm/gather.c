@@ -3,8 +3,9 @@
  * Order within one use, each arrow an event (or, between the processes of a node, a word):
  *
  *     caller's stream: written -> inter: own shards, all-gather between nodes -> crossed
- *     crossed -> d2h: put, words                     h2d: load, or take (once the others' words have come) -> loaded
- *     crossed, loaded -> node: all-gather within the node
+ *     through host memory: crossed -> d2h: put own shards, words      h2d: take the others' once their words have come -> loaded
+ *     by slices:           crossed, loaded -> node: all-gather within the node -> gathered -> d2h: put own slices, words
+ *     (a restore: h2d: load -> loaded)
  *     the last of these streams, behind all of the others: ready -> caller's stream: compute -> used
  *
  * The compute waits for the put too: it may write into what it is given, and the host's copy must be what was gathered.
@@ -30,7 +31,7 @@ static fcdp_engine *engine_of(const fcdp_group *group) {
     return group->comm->engine;
 }
 
-static bool by_slice(const fcdp_group *group) {
+bool fcdp__group_by_slice(const fcdp_group *group) {
     return group->comm->topology.node_size > 1 && engine_of(group)->options.restore == FCDP_RESTORE_SLICE;
 }
 
@@ -95,13 +96,15 @@ static uint32_t dirty(fcdp_group *group) {
     return unstored(group, mask);
 }
 
-/* `whole_mask`: spans of which all of this rank's pieces are put, not those of the stale extents alone. */
+/* `whole_mask`: spans of which all of this rank's pieces are put, not those of the stale extents alone. By slices each rank puts what it will
+ * load: few and long copies, and only they need to be page-locked, near its device. */
 static fcdp_status put(use *u, uint32_t span_mask, uint32_t whole_mask, fcdp_event after) {
     fcdp_group *group = u->group;
     const fcdp_topology *topology = &group->comm->topology;
-    fcdp_piece *pieces = malloc(((size_t)group->layout->n_extents * topology->n_nodes + 1) * sizeof *pieces);
+    fcdp_piece *pieces = malloc(((size_t)group->layout->n_extents * topology->n_nodes + FCDP_N_SPANS) * sizeof *pieces);
     if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
-    size_t n = fcdp__plan_put_pieces(u->plan, whole_mask, group->layout, topology, pieces);
+    size_t n = fcdp__group_by_slice(group) ? fcdp__plan_put_slices(u->plan, whole_mask, group->layout, topology, pieces)
+                                           : fcdp__plan_put_pieces(u->plan, whole_mask, group->layout, topology, pieces);
     fcdp_status status = fcdp__region_put(group->region, span_mask, (fcdp_piece_list){pieces, n}, after);
     free(pieces);
     return status;
@@ -122,7 +125,8 @@ static fcdp_status put_now(fcdp_group *group, uint32_t mask) {
 
 /* ---- restore ---- */
 
-/* A slice is made of pieces of all ranks of the node, so the others need those that this rank has kept to itself. */
+/* The others load once all words say that host memory is complete, and it has crossed there by shards of all ranks where the group is small: so
+ * they need what this rank has kept to itself. */
 static fcdp_status restore_puts(use *u) {
     uint32_t mask = dirty(u->group) & u->plan->restore_mask;
     return mask ? put_now(u->group, mask) : FCDP_OK;
@@ -240,9 +244,19 @@ static fcdp_status node_by_host(use *u) {
 
 static fcdp_status node_step(use *u) {
     if (is_alone(u->group)) return FCDP_OK;
-    fcdp_status status = by_slice(u->group) ? node_by_slice(u) : node_by_host(u);
+    fcdp_status status = fcdp__group_by_slice(u->group) ? node_by_slice(u) : node_by_host(u);
     return status ? fcdp__fail(status, "gathering '%s' within the node: %s", u->group->name, fcdp_error_text())
                   : FCDP_OK;
+}
+
+/* What follows waits on the copy stream: the node's stream goes on with the next group meanwhile. */
+static fcdp_status put_gathered(use *u, uint32_t whole_mask) {
+    fcdp_group *group = u->group;
+    fcdp_engine *engine = engine_of(group);
+    fcdp_status status = fcdp__driver_event_record(engine->drv, group->gathered, u->last);
+    if (!status) status = put(u, u->plan->fill_mask, whole_mask, group->gathered);
+    u->last = fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST);
+    return status;
 }
 
 static bool policy_keeps(const fcdp_group *group) {
@@ -258,11 +272,12 @@ static fcdp_status gather(use *u) {
     if (u->plan->n_stale == 0) return FCDP_OK;
     /* Spans that it rewrites in part, and the host does not have. */
     uint32_t whole_mask = unstored(group, u->plan->restore_mask & u->plan->fill_mask);
-    bool puts = (!by_slice(group) && !is_alone(group)) || !policy_keeps(group);
+    bool by_slice = fcdp__group_by_slice(group), puts = (!by_slice && !is_alone(group)) || !policy_keeps(group);
     fcdp_status status = fcdp__region_begin_fill(group->region, u->plan->fill_mask);
     if (!status) status = inter_step(u);
-    if (!status && puts) status = put(u, u->plan->fill_mask, whole_mask, group->crossed);
+    if (!status && puts && !by_slice) status = put(u, u->plan->fill_mask, whole_mask, group->crossed);
     if (!status) status = node_step(u);
+    if (!status && puts && by_slice) status = put_gathered(u, whole_mask);
     group->has_content = false;
     return status;
 }
@@ -390,7 +405,7 @@ fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pas
     if (status) return status;
     /* The ranks of a node meet in the restore unless all of them said that they have it, and none can have given it up since by the
      * program's order. One that was made to give it up has written it to the host, and restores alone. */
-    u.collects = by_slice(group) && (group->lacks || group->member.resharded);
+    u.collects = fcdp__group_by_slice(group) && (group->lacks || group->member.resharded);
     u.joined = u.collects && u.plan->n_stale && !(u.plan->restore_mask & u.plan->fill_mask); /* else the one reads what the other writes */
     status = use_run(&u, pass, stream);
     fcdp__plan_destroy(u.plan);

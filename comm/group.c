@@ -52,7 +52,7 @@ void fcdp_tree_agreed(fcdp_tree *tree) {
 /* ---- groups ---- */
 
 static void group_free(fcdp_group *group) {
-    fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored};
+    fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored, &group->gathered};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (*events[i]) fcdp__driver_event_destroy(group->comm->engine->drv, *events[i]);
     fcdp__validity_destroy(group->validity);
@@ -63,7 +63,7 @@ static void group_free(fcdp_group *group) {
 }
 
 static fcdp_status events_make(fcdp_group *group) {
-    fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored};
+    fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored, &group->gathered};
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++) {
         status = fcdp__driver_event_create(group->comm->engine->drv, events[i]);
@@ -161,6 +161,26 @@ fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) {
     return FCDP_OK;
 }
 
+/* Bytes of parameters; a span's end may be padded. */
+static size_t span_bytes(const fcdp_layout *layout, uint32_t s) {
+    size_t bytes = 0;
+    for (uint32_t i = 0; i < layout->n_extents; i++)
+        if (layout->extents[i].span == s) bytes += layout->n_shards * layout->extents[i].shard_bytes;
+    return bytes;
+}
+
+/* By slices a rank copies its own. What may cross with other small groups, it copies shard by shard as well, all over the span. */
+static fcdp_host_share host_share(const fcdp_group *group) {
+    fcdp_host_share share = {0};
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        fcdp_piece span = group->layout->span[s];
+        bool is_small = span_bytes(group->layout, s) <= group->comm->engine->options.coalesce_bytes;
+        share.own[s] = fcdp__layout_slice(group->layout, s, group->comm->topology.local);
+        share.copied[s] = fcdp__group_by_slice(group) && !is_small ? share.own[s] : span;
+    }
+    return share;
+}
+
 fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
     fcdp_comm *comm = group->comm;
     fcdp_status status = fcdp__engine_check_process(comm->engine, group->name);
@@ -170,7 +190,8 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
                           group->name);
     fcdp_host_block *block;
     fcdp_region *region;
-    status = fcdp__host_attach(comm->host, offset, group->layout->bytes, NULL, &block);
+    fcdp_host_share share = host_share(group);
+    status = fcdp__host_attach(comm->host, offset, group->layout->bytes, &share, &block);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
     status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local, block,
                                  &region);

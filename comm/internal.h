@@ -85,6 +85,7 @@ struct fcdp_group {
     fcdp_segv_watch *watch; /* NULL until watched */
     fcdp_validity *validity;
     fcdp_event written, crossed, restored; /* on the caller's stream at begin; the inter step's end; the restore's end */
+    fcdp_event gathered;                   /* the node step's end, where slices are put behind it */
     uint8_t *stale;                        /* agreed, n_extents; zeroed once begun */
     bool lacks;                            /* agreed: not on the device of every rank */
     size_t crossed_bytes;                  /* of this rank's shards, by coalesce.c since the last begin */
@@ -124,6 +125,8 @@ void fcdp__staging_begin_pass(fcdp_engine *engine);
 void fcdp__staging_drop(fcdp_engine *engine);
 
 /* gather.c */
+/* Do the ranks of the node meet on the device, each with its slice? Else each has all from host memory. */
+bool fcdp__group_by_slice(const fcdp_group *group);
 /* What was agreed stale is as it was observed, and no longer stale. */
 void fcdp__group_accept(fcdp_group *group);
 /* Ends a use that the program did not see: nothing is behind it but the engine's own operations. */

@@ -85,6 +85,29 @@ size_t fcdp__plan_put_pieces(const fcdp_plan *plan, uint32_t whole_mask, const f
     return n;
 }
 
+static fcdp_piece intersect(fcdp_piece a, fcdp_piece b) {
+    size_t begin = a.offset_bytes > b.offset_bytes ? a.offset_bytes : b.offset_bytes;
+    size_t a_end = a.offset_bytes + a.bytes, b_end = b.offset_bytes + b.bytes, end = a_end < b_end ? a_end : b_end;
+    return (fcdp_piece){begin, end > begin ? end - begin : 0};
+}
+
+/* A span that is stale as a whole is one piece: what pads it may go along. */
+size_t fcdp__plan_put_slices(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
+                             const fcdp_topology *topology, fcdp_piece *pieces_out) {
+    uint32_t one_piece = whole_mask | (plan->fill_mask & ~plan->restore_mask);
+    size_t n = 0;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (one_piece & 1u << s && layout->span[s].bytes) pieces_out[n++] = fcdp__layout_slice(layout, s, topology->local);
+    for (uint32_t k = 0; k < plan->n_stale; k++) {
+        const fcdp_extent *e = &layout->extents[plan->stale[k]];
+        if (one_piece & 1u << e->span) continue;
+        fcdp_piece all = {e->offset_bytes, layout->n_shards * e->shard_bytes};
+        fcdp_piece piece = intersect(all, fcdp__layout_slice(layout, e->span, topology->local));
+        if (piece.bytes) pieces_out[n++] = piece;
+    }
+    return n;
+}
+
 /* What lies between this rank's shards of one extent: before the first, between each two, after the last. */
 static size_t other_pieces(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent,
                            fcdp_piece *pieces_out) {

@@ -5,7 +5,8 @@
  *     own       this rank's shards of the stale extents -> their places in the region                      (device to device)
  *     inter     stale extents: for each an all-gather over the nodes, in place, of shards (0..n_nodes-1, local)  (the slow link)
  *     node      stale extents: for each node b an all-gather within the node, in place, of shards (b, 0..g-1)
- *     put       shards (b, local) of all b -> their places in the node's host memory: all ranks together put every byte
+ *     put       to their places in the node's host memory; all ranks together put every byte. Before the node step: shards (b, local) of all b.
+ *               Behind it: this rank's slices
  *     take      the other ranks' shards, from host memory: instead of the node step
  *     restore   a span that keeps at least one fresh extent: from host memory, its slices all-gathered within the node, or whole
  *
@@ -44,6 +45,9 @@ size_t fcdp__plan_slice_parts(uint32_t span_mask, const fcdp_layout *layout, con
 
 /* Pieces to put: this rank's shards of the stale extents, and of every extent of the spans in `whole_mask`. At most n_extents * n_nodes. */
 size_t fcdp__plan_put_pieces(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
+                             const fcdp_topology *topology, fcdp_piece *pieces_out);
+/* The same bytes cut otherwise: what of them lies in this rank's slices. Ascending within a span; at most n_extents + FCDP_N_SPANS. */
+size_t fcdp__plan_put_slices(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
                              const fcdp_topology *topology, fcdp_piece *pieces_out);
 /* Pieces to take: everything of the stale extents but this rank's shards. At most n_stale * (n_nodes + 1). */
 size_t fcdp__plan_take_pieces(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology,

@@ -177,12 +177,21 @@ static void node_step(world *w) {
     }
 }
 
+static void check_is_own(const world *w, uint32_t r, fcdp_piece piece) {
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        fcdp_piece slice = fcdp__layout_slice(w->layout, s, w->topology[r].local);
+        if (piece.offset_bytes >= slice.offset_bytes && piece.offset_bytes + piece.bytes <= slice.offset_bytes + slice.bytes) return;
+    }
+    fail_msg("rank %u puts %zu bytes at %zu, which are not its slices'", r, piece.bytes, piece.offset_bytes);
+}
+
 /* Each rank's pieces to the node's host memory; `whole_mask` as the plan takes it. Every byte at most once. */
-static void put_step(world *w, uint32_t whole_mask, uint8_t *n_written_out) {
-    static fcdp_piece pieces[MAX_EXTENTS * MAX_NODES];
+static void put_step(world *w, uint32_t whole_mask, bool by_slices, uint8_t *n_written_out) {
+    static fcdp_piece pieces[MAX_EXTENTS * MAX_NODES + FCDP_N_SPANS];
     for (uint32_t r = 0; r < w->n_ranks; r++) {
-        size_t n = fcdp__plan_put_pieces(w->plan, whole_mask, w->layout, &w->topology[r], pieces);
-        assert_true(n <= (size_t)w->layout->n_extents * w->n_nodes);
+        size_t n = (by_slices ? fcdp__plan_put_slices : fcdp__plan_put_pieces)(w->plan, whole_mask, w->layout, &w->topology[r], pieces);
+        assert_true(n <= (by_slices ? w->layout->n_extents + FCDP_N_SPANS : (size_t)w->layout->n_extents * w->n_nodes));
+        for (size_t k = 0; k < n && by_slices; k++) check_is_own(w, r, pieces[k]);
         for (size_t k = 0; k < n; k++) {
             memcpy(w->host[r / w->node_size] + pieces[k].offset_bytes, w->region[r] + pieces[k].offset_bytes, pieces[k].bytes);
             for (size_t j = 0; j < pieces[k].bytes; j++)
@@ -236,16 +245,21 @@ static void check_masks_and_bytes(const world *w) {
     assert_int_equal(received_by_node, stale_bytes / w->n_nodes * (w->n_nodes - 1));
 }
 
-/* Once: every byte of the stale extents, and with `whole_mask` of all extents of those spans. Never: any other. */
-static void check_puts(const world *w, uint32_t whole_mask, const uint8_t *n_written) {
-    uint8_t *expected = calloc(w->layout->bytes + 1, 1);
+/* Once: every byte of the stale extents, and with `whole_mask` of all extents of those spans. Never: any other's. What pads is anybody's. */
+static void check_puts(const world *w, uint32_t whole_mask, uint8_t *n_written) {
+    uint8_t *expected = calloc(w->layout->bytes + 1, 1), *is_used = calloc(w->layout->bytes + 1, 1);
     for (uint32_t i = 0; i < w->layout->n_extents; i++) {
         const fcdp_extent *extent = &w->layout->extents[i];
         if (w->stale[i] || whole_mask >> extent->span & 1)
             memset(expected + extent->offset_bytes, 1, w->n_ranks * extent->shard_bytes);
+        memset(is_used + extent->offset_bytes, 1, w->n_ranks * extent->shard_bytes);
     }
-    for (uint32_t b = 0; b < w->n_nodes; b++)
+    for (uint32_t b = 0; b < w->n_nodes; b++) {
+        for (size_t k = 0; k < w->layout->bytes; k++)
+            if (!is_used[k]) n_written[b * w->layout->bytes + k] = 0;
         assert_memory_equal(n_written + b * w->layout->bytes, expected, w->layout->bytes);
+    }
+    free(is_used);
     free(expected);
 }
 
@@ -281,6 +295,19 @@ static void gather(world *w, bool by_slices) {
     inter_step(w);
 }
 
+/* Behind the node's step by slices; else before it, and the ranks meet in host memory. */
+static void put_and_check(world *w, uint32_t whole_mask, bool by_slices) {
+    uint8_t *n_written = calloc(w->n_nodes, w->layout->bytes + 1);
+    gather(w, false);
+    if (by_slices) node_step(w);
+    put_step(w, whole_mask, by_slices, n_written);
+    check_puts(w, whole_mask, n_written);
+    for (uint32_t b = 0; b < w->n_nodes; b++) check_bytes(w, w->host[b], "the host of node", b);
+    if (!by_slices) take_step(w);
+    check_regions(w);
+    free(n_written);
+}
+
 static void test_random_plans(void **state) {
     (void)state;
     test_random random = {random_seed("test_random_plans", 7)};
@@ -295,16 +322,8 @@ static void test_random_plans(void **state) {
             node_step(&w);
             check_regions(&w);
         }
-        for (uint32_t whole_mask = 0; whole_mask <= FCDP_SPAN_MASK_ALL; whole_mask++) { /* ... and in host memory */
-            uint8_t *n_written = calloc(w.n_nodes, w.layout->bytes + 1);
-            gather(&w, false);
-            put_step(&w, whole_mask & w.plan->restore_mask, n_written);
-            check_puts(&w, whole_mask & w.plan->restore_mask, n_written);
-            for (uint32_t b = 0; b < w.n_nodes; b++) check_bytes(&w, w.host[b], "the host of node", b);
-            take_step(&w);
-            check_regions(&w);
-            free(n_written);
-        }
+        for (uint32_t whole_mask = 0; whole_mask <= FCDP_SPAN_MASK_ALL; whole_mask++)
+            for (int by_slices = 0; by_slices < 2; by_slices++) put_and_check(&w, whole_mask & w.plan->restore_mask, by_slices);
         world_free(&w);
     }
 }
@@ -327,6 +346,8 @@ static void test_nothing_stale_is_no_step(void **state) {
     assert_int_equal(fcdp__plan_put_pieces(plan, 0, layout, &topology, pieces), 0);
     assert_int_equal(fcdp__plan_take_pieces(plan, layout, &topology, pieces), 0);
     assert_int_equal(fcdp__plan_put_pieces(plan, FCDP_SPAN_MASK_ALL, layout, &topology, pieces), 4);
+    assert_int_equal(fcdp__plan_put_slices(plan, 0, layout, &topology, pieces), 0);
+    assert_int_equal(fcdp__plan_put_slices(plan, FCDP_SPAN_MASK_ALL, layout, &topology, pieces), 2);
     fcdp__plan_destroy(plan);
     fcdp__layout_destroy(layout);
 }
