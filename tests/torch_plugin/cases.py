@@ -7,4 +7,5 @@ import cases_edit  # noqa: F401
 import cases_flow  # noqa: F401
 import cases_optim  # noqa: F401
 import cases_outlive  # noqa: F401
+import cases_pipeline  # noqa: F401
 import cases_shape  # noqa: F401
