@@ -43,6 +43,20 @@ def test_training_is_bitwise_equal(tmp_path, double, launches):
 
 
 @needs_fcdp
+def test_survivors_name_the_rank_that_died(tmp_path, double):
+    """NCCL knows of no peers: the ranks ask each other, through the job's store."""
+    env = CONFIGURATIONS["tau0-slice"] | double | {"FCDP_TIMEOUT": "10"}
+    job = launch.Spawned(launch.HERE / "victim.py", ["forward", "--victim", 2], tmp_path, env)
+    job.wait_until_said("step 1", 300)
+    assert job.wait(90), "a survivor hangs\n" + job.report()
+    survivors = [rank for i, rank in enumerate(job.ranks) if i != 2]
+    assert all(rank.returncode > 0 for rank in survivors), job.report()
+    said = [line for rank in survivors for line in rank.err.splitlines() if "fcdp:" in line and "did not come: " in line]
+    assert any("waiting for 'blocks." in line and "NCCL" in line for line in said), job.report()
+    assert all("rank 2" in line for line in said), job.report()
+
+
+@needs_fcdp
 def test_a_library_that_is_not_there_stops_every_rank(tmp_path):
     env = CONFIGURATIONS["tau0-slice"] | {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
     job = launch.torchrun(launch.HERE / "plain_script.py", [], tmp_path, env)

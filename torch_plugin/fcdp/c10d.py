@@ -149,6 +149,7 @@ class Shards:
         self.node_size, self.local = self.topology["ranks_per_node"], self.topology["local_rank"]
         self.name, self.timeout_s = name, timeout_s
         self.lanes: dict[int, Lane] = {}
+        self.asks = False  # its collectives cannot say who is missing, and nobody has asked yet
         self.control = self._lane("control", self.ranks)
 
     def _lane(self, kind: str, ranks: list[int]) -> Lane:
@@ -206,6 +207,11 @@ class Shards:
         gathering an earlier group meanwhile."""
         with self.control.roll.explains(self.control.roll.enter()):
             return self.control.all_gather_bytes(payload)[self.rank - self.local]
+
+    def missing(self) -> str:
+        """Who has not come to a collective that has failed since the last agreement; "": it says so itself, or that was asked before."""
+        asks, self.asks = self.asks, False
+        return self.control.roll.missing(self.agreements) if asks else ""
 
     def transport(self) -> Transport:
         """Over lanes that are made here; a collective of the group."""

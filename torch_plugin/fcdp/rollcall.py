@@ -42,24 +42,26 @@ class RollCall:
             behind = self._behind(number)
         except Exception as error:
             return f"who did not come is not known, the job's store does not answer ({str(error).splitlines()[0]})"
-        return f"did not come: {', '.join(behind)}" if behind else "every rank came"
+        silent = [rank for rank, at in behind.items() if at is None]
+        known = [f"rank {rank} (at collective {at}, this is {number})" for rank, at in behind.items() if at is not None]
+        if len(silent) > 1:  # some may have come and not failed yet
+            known.append("at least one of " + ", ".join(f"rank {rank}" for rank in silent))
+        else:
+            known += [f"rank {rank}" for rank in silent]
+        return f"did not come: {', '.join(known)}" if known else "every rank came"
 
-    def _behind(self, number: int) -> list[str]:
-        """A rank that is past it has come, whether or not it says so of this one."""
+    def _behind(self, number: int) -> dict[int, int | None]:
+        """Where the others are that do not say that they came; None: they say nothing. A rank that is past it has come."""
         store = dist.PrefixStore(self.name, _connection(self.store))
         others = [rank for rank in self.ranks if rank != self.me]
         store.set(f"at/{self.me}", str(number))
         store.set(f"{number}/{self.me}", "")
         try:
             store.wait([f"{number}/{rank}" for rank in others], GRACE)
-            return []
+            return {}
         except Exception:  # its class is another in older torch; a store that is gone fails again below
             at = {rank: int(store.get(f"at/{rank}")) if store.check([f"at/{rank}"]) else None for rank in others}
-        return [_describe(rank, n, number) for rank, n in at.items() if n is None or n < number]
-
-
-def _describe(rank: int, at: int | None, number: int) -> str:
-    return f"rank {rank}" if at is None else f"rank {rank} (at collective {at}, this is {number})"
+        return {rank: n for rank, n in at.items() if n is None or n < number}
 
 
 def _connection(store: dist.Store) -> dist.Store:

@@ -173,7 +173,7 @@ def _call(function: Callable, *args: Any) -> Any:
     try:
         return function(*args)
     except _fcdp.Error as error:
-        raise RuntimeError(f"fcdp: {error.args[0]}") from None
+        raise RuntimeError(f"fcdp: {error.args[0]}{runtime.missing(error)}") from None
 
 
 class Pending:
@@ -295,6 +295,7 @@ class Runtime:
         if asked == _fcdp.TRANSPORT_NCCL or (asked == _fcdp.TRANSPORT_AUTO and shards.device.type == "cuda"):
             comm, problem = nccl.connect(self.engine, shards)
             if not problem:
+                shards.asks = True
                 return comm
             if asked == _fcdp.TRANSPORT_NCCL:
                 raise OptionError(f"fcdp: FCDP_TRANSPORT=nccl, but {problem}")
@@ -484,6 +485,18 @@ class Runtime:
         """FSDP2 resharded the group."""
         written = any([extent.written() for extent in group.extents])
         _call(_fcdp.group_reshard, group.handle, stream, written)
+
+    def missing(self, error: _fcdp.Error) -> str:
+        """Words on who did not come, for a failure of collectives that do not say so themselves, else ""."""
+        if error.args[1] not in (_fcdp.ERR_TIMEOUT, _fcdp.ERR_PEER, _fcdp.ERR_TRANSPORT):
+            return ""
+        for shards in self.served_shards():
+            try:
+                _fcdp.comm_check(shards.comm)
+            except _fcdp.Error:
+                if who := shards.missing():
+                    return f"; {who}"
+        return ""
 
     def order_writes(self, stream: int) -> None:
         """What `stream` does next may write into shards. Raises what the device, a peer or a collective has failed at by now."""
