@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 usage() {
     cat <<'END'
 tools/bench.sh [alloc | --help]
-tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
+tools/bench.sh overlap [--before] [OPTIONS OF fcdp-overlap]
 
 alloc: replays alone, on the simulated device, without the set-up: real allocation traces into FCDP's allocator and into models of PyTorch's.
 For each the smallest budget in which it runs, and driver calls. A few seconds after the build.
@@ -15,7 +15,10 @@ overlap: how well the engine hides what it moves. 16 groups as 2 nodes x 2 ranks
 simulated device and network, whose rates are set so that a step is bound by compute, by PCIe, and by the link between the nodes. For each
 it prints what a step takes over the least that it can take (the busiest resource, and the begin and end that nothing hides), and what the
 steady state costs in driver calls and waits. The timelines and their pictures are in build/overlap. Half a minute; without a GPU.
-With --mapping exact, pages are mapped and unmapped at each use; --prefetch 0 gathers nothing ahead.
+With --mapping exact, pages are mapped and unmapped at each use; --prefetch 0 gathers nothing ahead; --transport nccl puts the
+collectives through NCCL's entry points, of a double.
+With --before, the same loop over the engine that this one replaced, whose worker threads waited on the host: its sources come out of the
+repository's history. No pictures. Waits on the host take longer where others use the cores: measure it on an idle machine.
 
 Else sets everything up (once), then measures the allocator, on the simulated device and, where one answers, on the CUDA device:
 real allocation traces replayed into FCDP's allocator and into models of PyTorch's, what a cache hit costs on one thread and on
@@ -55,6 +58,14 @@ measure() {         # DRIVER
     build/release/tests/tiering/bench_tiering_moves
 }
 
+before_build() { bash tools/bench/overlap/before/build.sh; }
+
+overlap_before() {  # OPTIONS OF fcdp-overlap
+    must "The engine before: build" before-build before_build
+    echo
+    "$(tail -n 1 "$LOGS/before-build.log")" "$@"
+}
+
 # The report's last line comes last, behind what is said of the pictures.
 overlap() {         # OPTIONS OF fcdp-overlap
     local out=$ROOT/build/overlap rc=0 name rank ranks
@@ -76,6 +87,11 @@ overlap() {         # OPTIONS OF fcdp-overlap
 }
 
 if [ "$what" = alloc ]; then targets=(fcdp_simgpu fcdp-replay); else setup test; fi
+if [ "$what" = overlap ] && [ "${1:-}" = --before ]; then
+    shift
+    overlap_before "$@"
+    exit
+fi
 if [ "$what" = overlap ]; then
     targets=(fcdp_simgpu fcdp-overlap)
     must "The bench: build" release-build build_benches

@@ -196,6 +196,11 @@ METHOD(engine_stats) {
         (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak", (Py_ssize_t)s.host_peak_bytes);
 }
 
+METHOD(python_calls) {
+    if (!PyArg_ParseTuple(args, ":python_calls")) return NULL;
+    return PyLong_FromUnsignedLongLong(binding_transport_python_calls());
+}
+
 METHOD(engine_reset_peaks) {
     PyObject *handle;
     if (!PyArg_ParseTuple(args, "O:engine_reset_peaks", &handle)) return NULL;
@@ -651,7 +656,7 @@ METHOD(group_stats) {
 #define ENTRY(name) {#name, name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {
     ENTRY(options_load), ENTRY(options_table), ENTRY(engine_create), ENTRY(engine_destroy), ENTRY(engine_account_create),
-    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_order_writes), ENTRY(engine_begin_pass), ENTRY(engine_stats),
+    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_order_writes), ENTRY(engine_begin_pass), ENTRY(engine_stats), ENTRY(python_calls),
     ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create), ENTRY(comm_host_create), ENTRY(comm_host_join), ENTRY(comm_check),
     ENTRY(tree_create), ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed), ENTRY(group_create),
     ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_is_small), ENTRY(groups_cross),

@@ -32,6 +32,8 @@ binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engin
 fcdp_transport binding_transport_table(binding_transport *transport);
 /* No operation of it is pending. Steals the reference. */
 void binding_transport_destroy(binding_transport *transport);
+/* How often such transports of this process have called Python so far. Any thread. */
+uint64_t binding_transport_python_calls(void);
 
 /* As last loaded. GIL held. */
 const fcdp_options *binding_options(void);

@@ -108,8 +108,14 @@ static void fail_by_exception(binding_transport *transport) {
     Py_XDECREF(trace);
 }
 
+/* Each takes the GIL, on a thread of a stream's. */
+static _Atomic uint64_t n_python_calls;
+
+uint64_t binding_transport_python_calls(void) { return n_python_calls; }
+
 static void python_begin(operation *op) {
     PyGILState_STATE gil = PyGILState_Ensure();
+    n_python_calls++;
     binding_host_function_begin();
     op->begun = PyObject_CallMethod(op->transport->python, "begin", "iKn", (int)op->lane, (unsigned long long)(uintptr_t)op->buffer,
                                     (Py_ssize_t)op->bytes);
@@ -120,6 +126,7 @@ static void python_begin(operation *op) {
 
 static void python_finish(operation *op) {
     PyGILState_STATE gil = PyGILState_Ensure();
+    n_python_calls++;
     binding_host_function_begin();
     PyObject *result = PyObject_CallMethod(op->transport->python, "finish", "iO", (int)op->lane, op->begun);
     if (!result) fail_by_exception(op->transport);

@@ -12,14 +12,16 @@ import launch
 from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
 from run import CASES
 
-DOUBLE = pathlib.Path(__file__).resolve().parents[2] / "build" / "dev" / "tools" / "simnccl" / "libfcdp_simnccl.so"
+BUILD = pathlib.Path(__file__).resolve().parents[2] / "build" / "dev"
+DOUBLE = BUILD / "tools" / "simnccl" / "libfcdp_simnccl.so"
+WITNESS = BUILD / "tests" / "simnccl" / "libnccl_witness.so"
 # Every shard group of theirs is the whole world: the double has no lanes of another.
 NAMES = [name for name in CASES if re.match(r"full_|lora|unshard|accumul|mixed_|prefetch|frozen", name)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def double():
-    """The environment in which ranks use the double, over a fabric that lives here."""
+    """The environment in which the ranks of one job use the double, over a fabric that lives here."""
     if not DOUBLE.exists():
         pytest.skip(f"{DOUBLE} is not built")
     fabric = ctypes.CDLL(str(DOUBLE)).simnccl_fabric_make(2, 2)
@@ -61,3 +63,22 @@ def test_a_library_that_is_not_there_stops_every_rank(tmp_path):
     env = CONFIGURATIONS["tau0-slice"] | {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
     job = launch.torchrun(launch.HERE / "plain_script.py", [], tmp_path, env)
     assert job.returncode != 0 and "FCDP_TRANSPORT=nccl, but rank 0: " in job.output, job.output
+
+
+@needs_fcdp
+def test_no_python_is_in_the_path_to_nccl(tmp_path, double):
+    """From an unshard to ncclAllGather no thread has the GIL, and none takes it. Counted per step; gloo, whose collectives are Python's, shows that it counts."""
+    if not WITNESS.exists():
+        pytest.skip(f"{WITNESS} is not built")
+    common = CONFIGURATIONS["tau0-slice"] | {"FCDP_COALESCE": "0"}  # each group crosses in its own unshard
+    over_nccl = launch.torchrun(launch.HERE / "gil_job.py", [tmp_path / "nccl", WITNESS], tmp_path / "nccl",
+                                common | double | {"FCDP_NCCL_LIBRARY": str(WITNESS)})
+    over_gloo = launch.torchrun(launch.HERE / "gil_job.py", [tmp_path / "gloo"], tmp_path / "gloo", common)
+    for job in (over_nccl, over_gloo):
+        assert not job.timed_out and job.returncode == 0 and len(job.ranks) == launch.WORLD, job.output
+    for rank in over_gloo.ranks:
+        assert rank["transport"] == "gloo" and rank["python_calls"] == 2 * rank["collectives"] > 0, rank
+    for rank in over_nccl.ranks:
+        assert rank["transport"] == "nccl" and rank["knows"] == [1, 0], rank
+        assert rank["nccl_calls"] >= rank["collectives"] > 0, rank
+        assert rank["nccl_calls_with_gil"] == 0 and rank["python_calls"] == 0, rank

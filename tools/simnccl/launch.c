@@ -127,7 +127,7 @@ static uint64_t shape_of(const ncclComm_t comm) {
 static void page_break(page *page, const char *text) {
     uint32_t none = 0;
     if (!atomic_compare_exchange_strong(&page->broken, &none, 1)) return;
-    strncpy(page->text, text, sizeof page->text - 1);
+    snprintf(page->text, sizeof page->text, "%s", text);
     atomic_store_explicit(&page->broken, 2, memory_order_release);
 }
 

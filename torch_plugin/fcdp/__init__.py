@@ -65,7 +65,8 @@ def stats() -> dict[str, Any]:
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``bypassed``: groups left to plain FSDP2 and why; "every group" where the job has no FSDP2 modules;
     - ``saved``: inter-node bytes per node that plain FSDP2's flat gathers would have sent, and that FCDP's gathers did send; ``beside_bytes``: what
-      each rank received in the plain gathers, which are in neither.
+      each rank received in the plain gathers, which are in neither;
+    - ``python_calls``: calls of FCDP's collectives into Python, each of which takes the GIL: two for a collective over gloo, none over NCCL.
     """
     from fcdp import report
 

@@ -19,7 +19,7 @@ def _nothing_yet() -> dict[str, Any]:
         "enabled": False, "driver": None, "topology": None, "transport": None, "collectives": {}, "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
         "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0, "plain": 0}, "groups": [],
         "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0}, "bypassed": [],
-        "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0}, "waits": {},
+        "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0}, "waits": {}, "python_calls": 0,
     }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def stats() -> dict[str, Any]:
     out["collectives"]["agree"] = _counts([sum(column) for column in zip(runtime.past_agreements, *(s.agreed() for s in served))])
     for key in ("gathers", "saved"):
         out[key] |= core[key]
-    out["waits"] = core["waits"]
+    out["waits"], out["python_calls"] = core["waits"], _fcdp.python_calls()
     out["waits"]["agreements"] = out["collectives"]["agree"]["calls"]
     out["moves"], out["device_bytes"], out["host_bytes"] = core["moves"], core["device_bytes"], core["host_bytes"]
     groups = ({**_fcdp.group_stats(group.handle), "ranks_per_node": group.shards.node_size} for group in list(runtime.groups))

@@ -6,10 +6,9 @@
 
 #include <pthread.h>
 
-#include "comm/nccl.h"
 #include "tiering/shared.h"
 
-enum { BOARD_MAX_STEPS = 64, BOARD_MAX_VOTES = 256, BOARD_MAX_NODES = 4, BOARD_MAX_RANKS = 8 };
+enum { BOARD_MAX_STEPS = 64, BOARD_MAX_VOTES = 256, BOARD_MAX_NODES = 4, BOARD_MAX_RANKS = 8, BOARD_ID_BYTES = 256 };
 
 typedef struct board {
     pthread_mutex_t mutex;
@@ -22,7 +21,7 @@ typedef struct board {
     /* written before an agreement, read after it */
     fcdp_shared_ticket account[BOARD_MAX_NODES], host[BOARD_MAX_NODES];
     uint64_t offset[BOARD_MAX_NODES];
-    fcdp_nccl_ids nccl_ids[BOARD_MAX_RANKS];
+    uint8_t ids[BOARD_MAX_RANKS][BOARD_ID_BYTES]; /* of communicators, by the rank that made them */
 } board;
 
 /* Among n processes. */

@@ -147,7 +147,7 @@ static double report(const run_config *config, const shared *s) {
            (double)sum.agreements / per_step, (double)sum.blocking / per_step, (double)sum.waits / per_step,
            (double)sum.enqueue_ns / per_step / 1e6);
     if (sum.wrong) fprintf(stderr, "%lu samples of gathered parameters were wrong\n", sum.wrong);
-    bool maps = config->mapping != FCDP_MAPPING_EXACT && (sum.maps || sum.accesses || sum.unmaps || sum.blocking);
+    bool maps = !config->exact && (sum.maps || sum.accesses || sum.unmaps || sum.blocking);
     if (maps || sum.creates) fprintf(stderr, "the steady state makes or maps pages, or waits for the device\n");
     return sum.wrong || sum.creates || maps ? -ratio : ratio;
 }
@@ -180,15 +180,15 @@ static bool parse_one(arguments *a, const char *name, const char *value) {
     if (!strcmp(name, "--scale")) return (a->scale = strtod(value, &end)) > 0 && !*end;
     if (!strcmp(name, "--transport")) {
         a->run.nccl = !strcmp(value, "nccl");
-        return a->run.nccl || !strcmp(value, "net");
+        return a->run.nccl ? the_engine.has_nccl : !strcmp(value, "net");
     }
     if (strcmp(name, "--mapping")) return false;
-    a->run.mapping = !strcmp(value, "exact") ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
-    return !strcmp(value, "exact") || !strcmp(value, "slots");
+    a->run.exact = !strcmp(value, "exact");
+    return a->run.exact || (the_engine.has_slots && !strcmp(value, "slots"));
 }
 
 static bool parse(arguments *a, int argc, char **argv) {
-    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .mapping = FCDP_MAPPING_SLOTS, .prefetch = 2}, .scale = 1};
+    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .exact = !the_engine.has_slots, .prefetch = 2}, .scale = 1};
     for (int i = 1; i < argc; i += 2)
         if (i + 1 == argc || !parse_one(a, argv[i], argv[i + 1])) return false;
     return true;
@@ -211,8 +211,8 @@ int main(int argc, char **argv) {
     a.run.sim_library = sim_library();
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED) return 2;
-    printf("%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping %s, transport %s\n", N_GROUPS,
-           N_NODES, NODE_SIZE, a.run.prefetch, a.run.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots", a.run.nccl ? "nccl" : "net");
+    printf("%s%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping %s, transport %s\n",
+           the_engine.name, N_GROUPS, N_NODES, NODE_SIZE, a.run.prefetch, a.run.exact ? "exact" : "slots", a.run.nccl ? "nccl" : "net");
     for (int i = 0; i < N_RESOURCES; i++) {
         scenario of = scaled(scenarios[i], a.scale);
         a.run.scenario = &of;

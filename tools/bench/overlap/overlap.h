@@ -8,7 +8,6 @@
 #ifndef FCDP_BENCH_OVERLAP_H
 #define FCDP_BENCH_OVERLAP_H
 
-#include "alloc/options.h"
 #include "tools/bench/overlap/board.h"
 #include "tools/simnet/simnet.h"
 
@@ -35,12 +34,19 @@ typedef struct scenario {
 typedef struct run_config {
     const scenario *scenario;
     uint32_t n_warm, n_steps;
-    fcdp_mapping_mode mapping;
+    bool exact; /* FCDP_MAPPING=exact; else slots */
     int prefetch;
     bool nccl; /* the engine's collectives are NCCL's, of the double; else simnet's own */
     const char *timelines; /* a folder for SCENARIO.RANK.json, NULL: none */
     const char *sim_library;
 } run_config;
+
+/* What the engine that the program is linked with has been built for, and a name that its first line begins with. */
+typedef struct engine_traits {
+    const char *name;         /* "": this tree's */
+    bool has_slots, has_nccl; /* without slots its mapping is exact */
+} engine_traits;
+extern const engine_traits the_engine;
 
 /* Of one rank, written by it when it is done: of all steps after the warm-up. */
 typedef struct rank_result {

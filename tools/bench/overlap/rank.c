@@ -1,57 +1,14 @@
-/* rank.c - one rank: what FSDP2's hooks do, in their order, over the engine, simgpu and simnet, or NCCL's double on it.
+/* rank.c - one rank: what FSDP2's hooks do, in their order, over an engine (rank.h), simgpu and simnet.
  *
  * As FSDP2: the next group is unsharded in backward while one computes; gradients are reduced on a stream of their own, at most one reduction
- * behind compute; the optimizer waits for the last. Nothing else in the loop waits for anything: steps are enqueued ahead of the device.
+ * behind compute; the optimizer waits for the last. Nothing else in the loop waits for anything: where the engine does not, steps are enqueued
+ * ahead of the device.
  */
-#include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "comm/group.h"
-#include "comm/nccl.h"
-#include "tools/bench/overlap/overlap.h"
+#include "tools/bench/overlap/rank.h"
 #include "tools/simgpu/simgpu.h"
-#include "tools/simnccl/simnccl.h"
-
-enum { ROOT = 0, MAX_AHEAD = 8, N_GRADIENTS = 2, TIMEOUT_S = 60, PAGE_BYTES = 2 << 20, MEMORY_RATE = 1000 };
-
-typedef struct stamps { /* of one rank; written by its compute stream */
-    uint64_t end_ns[BOARD_MAX_STEPS];
-    _Atomic unsigned long wrong;
-} stamps;
-
-typedef struct rank {
-    const run_config *config;
-    board *board;
-    fcdp_topology topology;
-    fcdp_engine *engine;
-    fcdp_driver *drv;
-    fcdp_comm *comm;
-    fcdp_tree *tree;
-    fcdp_group *groups[N_GROUPS];
-    simnet_endpoint *endpoint;
-    simnet_comm *lanes[FCDP_N_LANES], *world;
-    fcdp_nccl *nccl; /* NULL: the lanes are simnet's */
-    fcdp_stream compute, reduce;
-    fcdp_event computed, reduced[N_GRADIENTS]; /* reduced: of the group that used this buffer last */
-    uint64_t memory; /* shards of all groups, their reduced gradients, then N_GRADIENTS times those of a whole group */
-    size_t memory_bytes;
-    fcdp_phys pages;
-    uint32_t step;
-    unsigned long agreements;
-    uint64_t agreed_ns;
-    stamps stamps;
-} rank;
-
-#define MUST(condition)                                                                                              \
-    do {                                                                                                             \
-        if (!(condition)) {                                                                                          \
-            fprintf(stderr, "%s:%d: %s; last failure: %s\n", __FILE__, __LINE__, #condition, fcdp_error_text());     \
-            _exit(2);                                                                                                \
-        }                                                                                                            \
-    } while (0)
 
 static uint64_t ns_of(double ms) {
     return (uint64_t)(ms * 1e6);
@@ -59,7 +16,7 @@ static uint64_t ns_of(double ms) {
 
 /* ---- where things are ---- */
 
-static uint64_t shard_at(const rank *r, uint32_t g, uint32_t extent) {
+uint64_t shard_at(const rank *r, uint32_t g, uint32_t extent) {
     return r->memory + (uint64_t)g * SHARD_BYTES + (extent ? EXTENT_SHARD_BYTES[0] : 0);
 }
 
@@ -76,98 +33,20 @@ static uint8_t content_of(uint32_t g, uint32_t extent, uint32_t rank, uint32_t s
     return (uint8_t)(1 + g * 31 + extent * 17 + rank * 7 + step * 13);
 }
 
-/* ---- transport ---- */
-
-static fcdp_status net_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
-                                  fcdp_event turn) {
-    rank *r = ctx;
-    simnet_part own[4 * N_EXTENTS * N_NODES];
-    if (n > sizeof own / sizeof *own) return fcdp__fail(FCDP_ERR_INVALID, "%zu parts in one collective", n);
-    for (size_t i = 0; i < n; i++) own[i] = (simnet_part){parts[i].at, parts[i].bytes, parts[i].stride_bytes};
-    fcdp_status status = fcdp__driver_stream_wait(r->drv, stream, turn);
-    if (!status) status = simnet_all_gather_parts(r->lanes[lane], own, n, stream);
-    return status ? status : fcdp__driver_event_record(r->drv, turn, stream);
-}
-
-static fcdp_status net_check(void *ctx) {
-    char text[512];
-    fcdp_status status = simnet_status(((rank *)ctx)->endpoint, text, sizeof text);
-    return status ? fcdp__fail(status, "%s", text) : FCDP_OK;
-}
-
-static void net_abort(void *ctx, const char *why) {
-    (void)why;
-    simnet_abort(((rank *)ctx)->endpoint);
-}
-
-static fcdp_transport net_transport(rank *r) {
-    return (fcdp_transport){.ctx = r, .all_gather = net_all_gather, .check = net_check, .abort = net_abort};
-}
-
 /* ---- agreements ---- */
 
-static void meet(rank *r) {
+void meet(rank *r) {
     MUST(!board_agree(r->board, NULL, 0));
 }
 
-static fcdp_evidence evidence_of(const rank *r, fcdp_signals signals[N_EXTENTS]) {
-    static const void *const none[N_EXTENTS];
-    static const size_t no_bytes[N_EXTENTS];
-    for (uint32_t i = 0; i < N_EXTENTS; i++) signals[i] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
-    return (fcdp_evidence){signals, none, no_bytes, NULL};
-}
-
-/* Groups [first, end): the ranks' votes, their maximum. */
-static void agree(rank *r, uint32_t first, uint32_t end) {
-    enum { VOTES = N_EXTENTS + 1 };
-    uint8_t votes[N_GROUPS * VOTES];
-    fcdp_signals signals[N_EXTENTS];
-    fcdp_evidence evidence = evidence_of(r, signals);
-    fcdp_scene scene = {.grad_mode = true, .optimizer_seen = true};
-    for (uint32_t g = first; g < end; g++)
-        MUST(!fcdp_group_vote(r->groups[g], &evidence, &scene, votes + (g - first) * VOTES));
+void agree_on(rank *r, uint8_t *votes, size_t n_votes) {
     uint64_t begin_ns = fcdp__now_ns();
-    MUST(!board_agree(r->board, votes, (size_t)(end - first) * VOTES));
+    MUST(!board_agree(r->board, votes, n_votes));
     r->agreed_ns += fcdp__now_ns() - begin_ns;
     r->agreements++;
-    for (uint32_t g = first; g < end; g++) fcdp_group_agree(r->groups[g], votes + (g - first) * VOTES);
-    if (end - first == N_GROUPS) fcdp_tree_agreed(r->tree);
-}
-
-static void ask(rank *r, uint32_t g) {
-    fcdp_signals signals[N_EXTENTS];
-    fcdp_evidence evidence = evidence_of(r, signals);
-    switch (fcdp_group_question(r->groups[g], false)) {
-    case FCDP_ASK_TREE:
-        agree(r, 0, N_GROUPS);
-        break;
-    case FCDP_ASK_GROUP:
-        agree(r, g, g + 1);
-        break;
-    case FCDP_ASK_NOBODY:
-        break;
-    }
-    MUST(fcdp_group_audit(r->groups[g], &evidence) == N_EXTENTS);
 }
 
 /* ---- uses ---- */
-
-static void begin(rank *r, fcdp_group *group, fcdp_pass pass) {
-    uint64_t inputs[N_EXTENTS];
-    uint32_t g = 0;
-    while (r->groups[g] != group) g++;
-    for (uint32_t i = 0; i < N_EXTENTS; i++) inputs[i] = shard_at(r, g, i);
-    MUST(!fcdp_group_begin(group, inputs, pass, r->compute));
-}
-
-static void unshard(rank *r, uint32_t g, bool forward) {
-    fcdp_group *ahead[MAX_AHEAD];
-    fcdp_pass pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD;
-    ask(r, g);
-    begin(r, r->groups[g], pass);
-    size_t n = fcdp_group_unsharded(r->groups[g], forward, ahead, MAX_AHEAD);
-    for (size_t i = 0; i < n; i++) begin(r, ahead[i], pass);
-}
 
 typedef struct look {
     rank *r;
@@ -178,7 +57,7 @@ typedef struct look {
 static void look_body(void *data) {
     const look *l = data;
     for (uint32_t i = 0; i < N_EXTENTS; i++) {
-        const uint8_t *at = (const uint8_t *)(uintptr_t)fcdp_group_extent(l->r->groups[l->g], i).addr;
+        const uint8_t *at = (const uint8_t *)(uintptr_t)l->r->extents[l->g][i];
         for (uint32_t rank = 0; rank < N_RANKS; rank++) {
             const uint8_t *shard = at + rank * EXTENT_SHARD_BYTES[i];
             uint8_t expected = content_of(l->g, i, rank, l->step);
@@ -194,9 +73,9 @@ static void compute(rank *r, uint32_t g, const char *what, double ms, bool has_g
     struct simgpu_kernel kernel = {.name = name, .duration_ns = ns_of(ms), .body = look_body, .data = &l, .data_bytes = sizeof l};
     for (uint32_t i = 0; i < N_EXTENTS; i++)
         kernel.accesses[kernel.n_accesses++] =
-            (struct simgpu_access){fcdp_group_extent(r->groups[g], i).addr, N_RANKS * EXTENT_SHARD_BYTES[i], 0};
+            (struct simgpu_access){r->extents[g][i], N_RANKS * EXTENT_SHARD_BYTES[i], 0};
     if (has_gradients) kernel.accesses[kernel.n_accesses++] = (struct simgpu_access){gradients_at(r, g), N_RANKS * SHARD_BYTES, 1};
-    MUST(!fcdp_group_wait(r->groups[g], r->compute));
+    engine_wait(r, g);
     MUST(!simgpu_launch(r->compute, &kernel));
 }
 
@@ -238,31 +117,30 @@ static void optimizer(rank *r) {
 /* ---- a step ---- */
 
 static void forward(rank *r) {
-    fcdp_engine_begin_pass(r->engine);
-    fcdp_tree_begin_forward(r->tree);
+    engine_begin_forward(r);
     for (uint32_t g = 0; g < N_GROUPS; g++) {
-        unshard(r, g, true);
+        engine_unshard(r, g, true);
         compute(r, g, "forward", r->config->scenario->forward_ms, false);
-        if (g != ROOT) MUST(!fcdp_group_reshard(r->groups[g], r->compute, false));
+        if (g != ROOT) engine_reshard(r, g);
     }
 }
 
 static void backward(rank *r) {
-    fcdp_tree_begin_backward(r->tree);
-    unshard(r, N_GROUPS - 1, false);
+    engine_begin_backward(r);
+    engine_unshard(r, N_GROUPS - 1, false);
     for (uint32_t g = N_GROUPS; g-- > 0;) {
-        if (g > ROOT + 1) unshard(r, g - 1, false);
+        if (g > ROOT + 1) engine_unshard(r, g - 1, false);
         compute(r, g, "backward", r->config->scenario->backward_ms, true);
-        MUST(!fcdp_group_reshard(r->groups[g], r->compute, false));
+        engine_reshard(r, g);
         reduce(r, g);
-        fcdp_group_ask_again(r->groups[g]);
+        engine_reduced(r, g);
     }
 }
 
 static void step(rank *r) {
     forward(r);
     backward(r);
-    MUST(!fcdp_engine_check(r->engine));
+    engine_check(r);
     MUST(!fcdp__driver_stream_wait(r->drv, r->compute, r->reduced[ROOT % N_GRADIENTS]));
     r->step++;
     optimizer(r);
@@ -288,18 +166,7 @@ static void memory_free(rank *r) {
 }
 
 static void device_make(rank *r) {
-    fcdp_engine_config config = {
-        .options = {.restore = FCDP_RESTORE_SLICE,
-                    .mapping = r->config->mapping,
-                    .prefetch = r->config->prefetch,
-                    .device_budget_bytes = (size_t)1 << 30,
-                    .host_budget_bytes = (size_t)1 << 30,
-                    .timeout_s = TIMEOUT_S},
-        .driver = FCDP_DRIVER_SIM,
-        .sim_library = r->config->sim_library,
-    };
-    MUST(!fcdp_engine_create(&config, &r->engine));
-    r->drv = fcdp_engine_driver(r->engine);
+    engine_open(r);
     simgpu_set_pcie(pcie_rate(r->config->scenario));
     simgpu_set_memory(MEMORY_RATE);
     MUST(!fcdp__driver_stream_create(r->drv, &r->compute));
@@ -309,66 +176,6 @@ static void device_make(rank *r) {
     MUST(!fcdp__driver_event_create(r->drv, &r->computed));
     for (int i = 0; i < N_GRADIENTS; i++) MUST(!fcdp__driver_event_create(r->drv, &r->reduced[i]));
     memory_make(r);
-}
-
-static void net_make(rank *r, simnet_fabric *fabric) {
-    MUST(!simnet_attach(fabric, r->topology.rank, r->drv, &r->endpoint));
-    r->lanes[FCDP_LANE_INTER] = simnet_comm_get(r->endpoint, SIMNET_INTER, 0);
-    r->lanes[FCDP_LANE_NODE] = simnet_comm_get(r->endpoint, SIMNET_INTRA, 0);
-    r->world = simnet_comm_get(r->endpoint, SIMNET_WORLD, 0);
-}
-
-static fcdp_transport nccl_transport(rank *r) {
-    Dl_info about;
-    simnccl_device_set(r->endpoint, r->drv);
-    MUST(dladdr((void *)(uintptr_t)simnccl_device_set, &about));
-    MUST(!fcdp__nccl_load(about.dli_fname, &r->nccl));
-    MUST(!fcdp__nccl_ids_make(r->nccl, &r->topology, &r->board->nccl_ids[r->topology.rank]));
-    meet(r);
-    fcdp_nccl_config config = {r->nccl, r->drv, r->topology, r->board->nccl_ids, TIMEOUT_S};
-    fcdp_nccl_transport *transport;
-    MUST(!fcdp__nccl_create(&config, &transport));
-    return fcdp__nccl_table(transport); /* the comm destroys it */
-}
-
-/* A broken rule fails the run even if its operation was lucky. */
-static void nccl_end(rank *r) {
-    struct simnccl_state state;
-    if (!r->nccl) return;
-    fcdp__nccl_unload(r->nccl);
-    simnccl_state(&state);
-    MUST(state.broken == 0 && state.live == 0 && state.groups == 0 && state.launches > 0);
-    simnccl_reset();
-}
-
-/* The node's leader makes what its ranks share; agreements order who reads what. */
-static void comm_make(rank *r) {
-    fcdp_transport transport = r->config->nccl ? nccl_transport(r) : net_transport(r);
-    board *b = r->board;
-    uint32_t node = r->topology.node;
-    bool leads = r->topology.local == 0;
-    if (leads) MUST(!fcdp_engine_account_create(r->engine, &b->account[node]));
-    meet(r);
-    if (!leads) MUST(!fcdp_engine_account_join(r->engine, &b->account[node]));
-    MUST(!fcdp_comm_create(r->engine, &r->topology, &transport, &r->comm));
-    if (leads) MUST(!fcdp_comm_host_create(r->comm, &b->host[node]));
-    meet(r);
-    if (!leads) MUST(!fcdp_comm_host_join(r->comm, &b->host[node]));
-    MUST(!fcdp_tree_create(r->comm, &r->tree));
-}
-
-static void group_make(rank *r, uint32_t g) {
-    fcdp_extent_spec specs[N_EXTENTS];
-    char name[32];
-    uint32_t node = r->topology.node;
-    for (uint32_t i = 0; i < N_EXTENTS; i++) specs[i] = (fcdp_extent_spec){EXTENT_SHARD_BYTES[i], 1};
-    snprintf(name, sizeof name, "group %u", g);
-    MUST(!fcdp_group_create(r->comm, name, specs, N_EXTENTS, &r->groups[g]));
-    fcdp_group_join(r->groups[g], r->tree);
-    if (r->topology.local == 0) MUST(!fcdp_group_host_alloc(r->groups[g], &r->board->offset[node]));
-    meet(r);
-    MUST(!fcdp_group_attach(r->groups[g], r->board->offset[node]));
-    meet(r);
 }
 
 static void rank_make(rank *r, simnet_fabric *fabric, uint32_t number) {
@@ -381,9 +188,9 @@ static void rank_make(rank *r, simnet_fabric *fabric, uint32_t number) {
         MUST(simgpu_timeline_begin(path) == 0);
     }
     device_make(r);
-    net_make(r, fabric);
-    comm_make(r);
-    for (uint32_t g = 0; g < N_GROUPS; g++) group_make(r, g);
+    MUST(!simnet_attach(fabric, r->topology.rank, r->drv, &r->endpoint));
+    r->world = simnet_comm_get(r->endpoint, SIMNET_WORLD, 0);
+    engine_connect(r);
     optimizer(r); /* the first content */
     meet(r);
 }
@@ -391,26 +198,23 @@ static void rank_make(rank *r, simnet_fabric *fabric, uint32_t number) {
 /* Nobody leaves before all are done: who waits for a rank that has left takes it for a failure. */
 static void rank_end(rank *r) {
     MUST(!fcdp__driver_stream_sync(r->drv, r->compute));
-    MUST(!fcdp_engine_drain(r->engine));
+    engine_drain(r);
     simgpu_timeline_end();
     meet(r);
-    for (uint32_t g = 0; g < N_GROUPS; g++) fcdp_group_destroy(r->groups[g]);
-    fcdp_tree_destroy(r->tree);
+    engine_disconnect(r);
     for (int i = 0; i < N_GRADIENTS; i++) fcdp__driver_event_destroy(r->drv, r->reduced[i]);
     fcdp__driver_event_destroy(r->drv, r->computed);
     fcdp__driver_stream_destroy(r->drv, r->compute);
     fcdp__driver_stream_destroy(r->drv, r->reduce);
     memory_free(r);
-    fcdp_comm_destroy(r->comm);
-    nccl_end(r);
-    fcdp_engine_destroy(r->engine);
+    engine_close(r);
     simnet_detach(r->endpoint);
 }
 
 static void counts_begin(rank *r) {
     simgpu_calls_reset();
     simgpu_blocking_reset();
-    r->agreements = 0;
+    r->agreements = r->blocking = r->waits = 0;
     r->agreed_ns = 0;
 }
 
@@ -426,8 +230,8 @@ static unsigned long calls_of(const char *function) {
 static void counts_end(const rank *r, rank_result *out) {
     struct simgpu_blocking blocked;
     simgpu_blocking_total(0, &blocked);
-    out->blocking = blocked.calls;
-    out->waits = blocked.waits;
+    out->blocking = blocked.calls + r->blocking;
+    out->waits = blocked.waits + r->waits;
     out->creates = calls_of("MemCreate");
     out->maps = calls_of("MemMap");
     out->accesses = calls_of("MemSetAccess");

@@ -1,0 +1,232 @@
+/* engine.c - the engine of this tree: its operations are on streams, its collectives simnet's or those of NCCL's double on it. */
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/group.h"
+#include "comm/nccl.h"
+#include "tools/bench/overlap/rank.h"
+#include "tools/simgpu/simgpu.h"
+#include "tools/simnccl/simnccl.h"
+
+const engine_traits the_engine = {.name = "", .has_slots = true, .has_nccl = true};
+
+struct engine {
+    fcdp_engine *fcdp;
+    fcdp_comm *comm;
+    fcdp_tree *tree;
+    fcdp_group *groups[N_GROUPS];
+    simnet_comm *lanes[FCDP_N_LANES];
+    fcdp_nccl *nccl; /* NULL: the lanes are simnet's */
+};
+
+/* ---- transport ---- */
+
+static fcdp_status net_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
+                                  fcdp_event turn) {
+    rank *r = ctx;
+    simnet_part own[4 * N_EXTENTS * N_NODES];
+    if (n > sizeof own / sizeof *own) return fcdp__fail(FCDP_ERR_INVALID, "%zu parts in one collective", n);
+    for (size_t i = 0; i < n; i++) own[i] = (simnet_part){parts[i].at, parts[i].bytes, parts[i].stride_bytes};
+    fcdp_status status = fcdp__driver_stream_wait(r->drv, stream, turn);
+    if (!status) status = simnet_all_gather_parts(r->engine->lanes[lane], own, n, stream);
+    return status ? status : fcdp__driver_event_record(r->drv, turn, stream);
+}
+
+static fcdp_status net_check(void *ctx) {
+    char text[512];
+    fcdp_status status = simnet_status(((rank *)ctx)->endpoint, text, sizeof text);
+    return status ? fcdp__fail(status, "%s", text) : FCDP_OK;
+}
+
+static void net_abort(void *ctx, const char *why) {
+    (void)why;
+    simnet_abort(((rank *)ctx)->endpoint);
+}
+
+static fcdp_transport net_transport(rank *r) {
+    r->engine->lanes[FCDP_LANE_INTER] = simnet_comm_get(r->endpoint, SIMNET_INTER, 0);
+    r->engine->lanes[FCDP_LANE_NODE] = simnet_comm_get(r->endpoint, SIMNET_INTRA, 0);
+    return (fcdp_transport){.ctx = r, .all_gather = net_all_gather, .check = net_check, .abort = net_abort};
+}
+
+static fcdp_transport nccl_transport(rank *r) {
+    Dl_info about;
+    fcdp_nccl_ids ids[N_RANKS];
+    fcdp_nccl_transport *transport;
+    engine *e = r->engine;
+    _Static_assert(sizeof ids[0] == BOARD_ID_BYTES, "what a rank brings to the exchange");
+    simnccl_device_set(r->endpoint, r->drv);
+    MUST(dladdr((void *)(uintptr_t)simnccl_device_set, &about));
+    MUST(!fcdp__nccl_load(about.dli_fname, &e->nccl));
+    MUST(!fcdp__nccl_ids_make(e->nccl, &r->topology, &ids[r->topology.rank]));
+    memcpy(r->board->ids[r->topology.rank], &ids[r->topology.rank], BOARD_ID_BYTES);
+    meet(r);
+    memcpy(ids, r->board->ids, sizeof ids);
+    fcdp_nccl_config config = {e->nccl, r->drv, r->topology, ids, TIMEOUT_S};
+    MUST(!fcdp__nccl_create(&config, &transport));
+    return fcdp__nccl_table(transport); /* the comm destroys it */
+}
+
+/* A broken rule fails the run even if its operation was lucky. */
+static void nccl_end(fcdp_nccl *nccl) {
+    struct simnccl_state state;
+    if (!nccl) return;
+    fcdp__nccl_unload(nccl);
+    simnccl_state(&state);
+    MUST(state.broken == 0 && state.live == 0 && state.groups == 0 && state.launches > 0);
+    simnccl_reset();
+}
+
+/* ---- agreements ---- */
+
+static fcdp_evidence evidence_of(const rank *r, fcdp_signals signals[N_EXTENTS]) {
+    static const void *const none[N_EXTENTS];
+    static const size_t no_bytes[N_EXTENTS];
+    for (uint32_t i = 0; i < N_EXTENTS; i++) signals[i] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
+    return (fcdp_evidence){signals, none, no_bytes, NULL};
+}
+
+/* Groups [first, end): the ranks' votes, their maximum. */
+static void agree(rank *r, uint32_t first, uint32_t end) {
+    enum { VOTES = N_EXTENTS + 1 };
+    uint8_t votes[N_GROUPS * VOTES];
+    fcdp_signals signals[N_EXTENTS];
+    fcdp_evidence evidence = evidence_of(r, signals);
+    fcdp_scene scene = {.grad_mode = true, .optimizer_seen = true};
+    engine *e = r->engine;
+    for (uint32_t g = first; g < end; g++)
+        MUST(!fcdp_group_vote(e->groups[g], &evidence, &scene, votes + (g - first) * VOTES));
+    agree_on(r, votes, (size_t)(end - first) * VOTES);
+    for (uint32_t g = first; g < end; g++) fcdp_group_agree(e->groups[g], votes + (g - first) * VOTES);
+    if (end - first == N_GROUPS) fcdp_tree_agreed(e->tree);
+}
+
+static void ask(rank *r, uint32_t g) {
+    fcdp_signals signals[N_EXTENTS];
+    fcdp_evidence evidence = evidence_of(r, signals);
+    switch (fcdp_group_question(r->engine->groups[g], false)) {
+    case FCDP_ASK_TREE:
+        agree(r, 0, N_GROUPS);
+        break;
+    case FCDP_ASK_GROUP:
+        agree(r, g, g + 1);
+        break;
+    case FCDP_ASK_NOBODY:
+        break;
+    }
+    MUST(fcdp_group_audit(r->engine->groups[g], &evidence) == N_EXTENTS);
+}
+
+/* ---- uses ---- */
+
+void engine_begin_forward(rank *r) {
+    fcdp_engine_begin_pass(r->engine->fcdp);
+    fcdp_tree_begin_forward(r->engine->tree);
+}
+
+void engine_begin_backward(rank *r) {
+    fcdp_tree_begin_backward(r->engine->tree);
+}
+
+static void begin(rank *r, fcdp_group *group, fcdp_pass pass) {
+    uint64_t inputs[N_EXTENTS];
+    uint32_t g = 0;
+    while (r->engine->groups[g] != group) g++;
+    for (uint32_t i = 0; i < N_EXTENTS; i++) inputs[i] = shard_at(r, g, i);
+    MUST(!fcdp_group_begin(group, inputs, pass, r->compute));
+}
+
+void engine_unshard(rank *r, uint32_t g, bool forward) {
+    fcdp_group *ahead[MAX_AHEAD];
+    fcdp_pass pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD;
+    fcdp_group *group = r->engine->groups[g];
+    ask(r, g);
+    begin(r, group, pass);
+    size_t n = fcdp_group_unsharded(group, forward, ahead, MAX_AHEAD);
+    for (size_t i = 0; i < n; i++) begin(r, ahead[i], pass);
+}
+
+void engine_wait(rank *r, uint32_t g) {
+    MUST(!fcdp_group_wait(r->engine->groups[g], r->compute));
+}
+
+void engine_reshard(rank *r, uint32_t g) {
+    MUST(!fcdp_group_reshard(r->engine->groups[g], r->compute, false));
+}
+
+void engine_reduced(rank *r, uint32_t g) {
+    fcdp_group_ask_again(r->engine->groups[g]);
+}
+
+void engine_check(rank *r) {
+    MUST(!fcdp_engine_check(r->engine->fcdp));
+}
+
+/* ---- life ---- */
+
+void engine_open(rank *r) {
+    fcdp_engine_config config = {
+        .options = {.restore = FCDP_RESTORE_SLICE,
+                    .mapping = r->config->exact ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS,
+                    .prefetch = r->config->prefetch,
+                    .device_budget_bytes = (size_t)1 << 30,
+                    .host_budget_bytes = (size_t)1 << 30,
+                    .timeout_s = TIMEOUT_S},
+        .driver = FCDP_DRIVER_SIM,
+        .sim_library = r->config->sim_library,
+    };
+    r->engine = calloc(1, sizeof *r->engine);
+    MUST(r->engine);
+    MUST(!fcdp_engine_create(&config, &r->engine->fcdp));
+    r->drv = fcdp_engine_driver(r->engine->fcdp);
+}
+
+static void group_make(rank *r, uint32_t g) {
+    fcdp_extent_spec specs[N_EXTENTS];
+    char name[32];
+    engine *e = r->engine;
+    uint64_t *offset = &r->board->offset[r->topology.node];
+    for (uint32_t i = 0; i < N_EXTENTS; i++) specs[i] = (fcdp_extent_spec){EXTENT_SHARD_BYTES[i], 1};
+    snprintf(name, sizeof name, "group %u", g);
+    MUST(!fcdp_group_create(e->comm, name, specs, N_EXTENTS, &e->groups[g]));
+    fcdp_group_join(e->groups[g], e->tree);
+    if (r->topology.local == 0) MUST(!fcdp_group_host_alloc(e->groups[g], offset));
+    meet(r);
+    MUST(!fcdp_group_attach(e->groups[g], *offset));
+    for (uint32_t i = 0; i < N_EXTENTS; i++) r->extents[g][i] = fcdp_group_extent(e->groups[g], i).addr;
+    meet(r);
+}
+
+/* The node's leader makes what its ranks share; agreements order who reads what. */
+void engine_connect(rank *r) {
+    engine *e = r->engine;
+    fcdp_transport transport = r->config->nccl ? nccl_transport(r) : net_transport(r);
+    fcdp_shared_ticket *account = &r->board->account[r->topology.node], *host = &r->board->host[r->topology.node];
+    bool leads = r->topology.local == 0;
+    if (leads) MUST(!fcdp_engine_account_create(e->fcdp, account));
+    meet(r);
+    if (!leads) MUST(!fcdp_engine_account_join(e->fcdp, account));
+    MUST(!fcdp_comm_create(e->fcdp, &r->topology, &transport, &e->comm));
+    if (leads) MUST(!fcdp_comm_host_create(e->comm, host));
+    meet(r);
+    if (!leads) MUST(!fcdp_comm_host_join(e->comm, host));
+    MUST(!fcdp_tree_create(e->comm, &e->tree));
+    for (uint32_t g = 0; g < N_GROUPS; g++) group_make(r, g);
+}
+
+void engine_drain(rank *r) {
+    MUST(!fcdp_engine_drain(r->engine->fcdp));
+}
+
+void engine_disconnect(rank *r) {
+    for (uint32_t g = 0; g < N_GROUPS; g++) fcdp_group_destroy(r->engine->groups[g]);
+    fcdp_tree_destroy(r->engine->tree);
+}
+
+void engine_close(rank *r) {
+    fcdp_comm_destroy(r->engine->comm);
+    nccl_end(r->engine->nccl);
+    fcdp_engine_destroy(r->engine->fcdp);
+    free(r->engine);
+}
