@@ -177,7 +177,7 @@ def likely_batch(args, results):
 
 def measure(args):
     """Figures of each allocator. One that fails has that said among its figures, and the others are measured."""
-    runs, figures = {name: [] for name in ALLOCATORS}, {name: {} for name in ALLOCATORS}
+    runs, figures = {name: [] for name in ALLOCATORS}, {name: {"largest_batch": None} for name in ALLOCATORS}
     try:
         for round_ in range(args.rounds):
             for name in ALLOCATORS:
@@ -191,7 +191,6 @@ def measure(args):
             figures[name] |= {key: statistics.median(result[key] for result in results) for key in results[0]}
     guess = likely_batch(args, next((results for results in runs.values() if results), []))
     for name in ALLOCATORS:
-        figures[name]["largest_batch"] = None
         try:
             if "failed" not in figures[name] and args.most:
                 attempt(figures[name], lambda: figures[name].update(largest_batch=largest_batch(name, args, guess)))

@@ -159,7 +159,7 @@ def run_section(section: Section, settings: dict[str, Any], env: dict[str, str])
 def run_sections(sections: list[Section], settings: dict[str, Any], env: dict[str, str], deadline: float) -> list[dict[str, Any]]:
     """One after another. A section's limit is its share of the time, and what those before it left of theirs."""
     results, whole = [], max(1.0, deadline - time.monotonic())
-    scale = min(1.0, whole / sum(s.seconds for s in sections)) if len(sections) > 1 else 1e9
+    scale = whole / sum(section.seconds for section in sections)
     end = time.monotonic()
     for section in sections:
         end += section.seconds * scale
