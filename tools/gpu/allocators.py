@@ -1,7 +1,9 @@
-"""Training a GPT under PyTorch's two allocators and FCDP's: steps a second, reserved memory, the largest batch. And what a hit costs."""
+"""Training a GPT under PyTorch's two allocators and FCDP's: steps a second, reserved memory, the largest batch. And what a hit costs, and an event of
+recorded runs."""
 
 import json
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import sys
 from section import Failed, Section, last_line, main
 
 TRAINING = pathlib.Path(__file__).resolve().parent.parent / "bench" / "training.py"
+TRACES = TRAINING.parent.parent / "replay" / "traces"
 SMALL = "--device cpu --layers 2 --dim 32 --heads 4 --seq 32 --batch 2 --steps 2 --rounds 1 --most 0".split()
 
 
@@ -22,6 +25,23 @@ def hits(section: Section) -> None:
     section.check("bench_heap", job.returncode == 0, "" if job.returncode == 0 else last_line(job.stdout))
     if ns:
         section.figure("malloc and free of FCDP's heap, a hit", float(ns[0]), "ns", "bench_heap")
+
+
+def replays(section: Section) -> None:
+    """Recorded runs into FCDP's heap over the driver: what an event costs with twice the peak of live bytes as budget, and in the smallest one."""
+    traces = [TRACES / f"{name}.txt.gz" for name in ("lora", "demo", "gpt12")]
+    command = shlex.join(["fcdp-replay", *(trace.name for trace in traces)])
+    try:
+        job = section.run("fcdp-replay", *traces, limit_s=section.left() / 4)
+    except Failed as error:
+        section.check(command, False, str(error))
+        return
+    for line in job.stdout.splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        if len(cells) == 16 and (ns := re.fullmatch(r"(\d+), (\d+)", cells[-1])):
+            section.figure(f"replay of {cells[0]}: an event, memory not short", float(ns[1]), "ns", command, driver_calls=int(cells[11]))
+            section.figure(f"replay of {cells[0]}: an event, in the smallest budget", float(ns[2]), "ns", command, driver_calls=int(cells[14]))
+    section.check(command, job.returncode == 0, "" if job.returncode == 0 else last_line(job.stdout))
 
 
 def training(section: Section) -> None:
@@ -53,6 +73,7 @@ def training(section: Section) -> None:
 
 def body(section: Section) -> None:
     hits(section)
+    replays(section)
     training(section)
 
 

@@ -12,7 +12,7 @@ def body(section: Section) -> None:
     job = section.run(PROGRAM)
     section.check("the device's fingerprints are the host's, and a flipped bit is seen", job.returncode == 0,
                   "" if job.returncode == 0 else last_line(job.stdout), PROGRAM)  # fmt: skip
-    size = 64 if section.simulated else 4096
+    size = 64 if section.simulated else 2048
     command, peak = f"{PROGRAM} {size}", section.settings["machine"].get("memory_peak_gb_s")
     job = section.run(PROGRAM, size)
     if job.returncode:
