@@ -2,12 +2,12 @@
 again."""
 
 from fsdp2 import SMALL
-from ranks import FCDP, compare
+from ranks import ONE_LANE, compare
 from section import Section, main
 
 
 def body(section: Section) -> None:
-    compare(section, ["--dpo", *(SMALL if section.simulated else ["--batch", "2"])], {"FCDP": FCDP | {"FCDP_ALLOC": "native"}})
+    compare(section, ["--dpo", *(SMALL if section.simulated else ["--batch", "2"])], {"FCDP": ONE_LANE})
 
 
 if __name__ == "__main__":

@@ -37,12 +37,12 @@ def _section(name: str, seconds: int, title: str) -> Section:
 
 
 SECTIONS = [
-    _section("c_tests", 30, "The C tests on the driver, every check on"),
-    _section("mapping", 45, "Physical handles and mappings, by handle size"),
+    _section("c_tests", 25, "The C tests on the driver, every check on"),
+    _section("mapping", 35, "Physical handles and mappings, by handle size"),
     _section("copies", 30, "Copies, page-locking, moving a region"),
     _section("fingerprints", 25, "The fingerprint's kernel"),
-    _section("nccl_one", 30, "NCCL with one rank"),
-    _section("fsdp2", 110, "FSDP2 and FCDP: 2 nodes x 2 ranks on one device, over gloo"),
+    _section("nccl_one", 25, "NCCL with one rank"),
+    _section("fsdp2", 130, "FSDP2 and FCDP: 2 nodes x 2 ranks on one device, over gloo"),
     _section("dpo", 60, "LoRA with DPO's reference forward, likewise"),
     _section("nccl_ranks", 60, "FSDP2 and FCDP: the same 4 ranks over NCCL"),
     _section("allocators", 130, "Training under PyTorch's allocators and FCDP's"),

@@ -20,6 +20,9 @@ WORLD = 4
 JOB = pathlib.Path(__file__).resolve().parent / "job.py"
 # Four processes share a device; each gets this much of it at most. A rank that waits says so long before the section's time is up.
 FCDP = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_DEVICE_BUDGET": "4G", "FCDP_TIMEOUT": "30", "FCDP_SUMMARY": "0"}
+# The ranks of a node meet in its host memory alone, so collectives go between nodes only. Over gloo a host function waits for each, and CUDA may
+# run the host functions of all streams one after another: with collectives of two lanes that could be a circle of ranks, with one lane it is none.
+ONE_LANE = FCDP | {"FCDP_ALLOC": "native", "FCDP_RESTORE": "whole"}
 # Deterministic matrix products.
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 # NCCL takes each rank for a machine of its own, so that it does not refuse a device that two ranks share; they meet over sockets.
