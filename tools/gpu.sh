@@ -6,7 +6,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 usage() {
     cat <<'END_OF_USAGE'
-tools/gpu.sh --bundle [--bundle-dir DIR]                     where things are built
+tools/gpu.sh --bundle [--no-setup] [--bundle-dir DIR]        where things are built
 tools/gpu.sh [OPTIONS]                                       where the GPU is
 
 Shows what only a GPU can show, in one report: the C tests on the real driver; what mapping, page-locked copies and fingerprints cost; NCCL;
@@ -16,6 +16,7 @@ FSDP2 plain and with FCDP=1 as 2 nodes x 2 ranks that share the device, bit for 
 driver, Python 3.10 or later and torch 2.8 or later with CUDA: no compiler, no network and no package index is needed there, and nothing is
 installed outside of --out.
 
+  --no-setup         with the wheel in dist/ and the tools in .venv as they are
   --bundle-dir DIR   the bundle; default build/gpu-bundle
   --out DIR          where report.txt, report.json and the sections' logs go; default build/gpu-report. It is emptied first
   --minutes N        the limit for all of it, default 9. Each section has its share, and what earlier ones left
@@ -52,11 +53,14 @@ programs_build() {  # DIR: stripped, as the debugging information is most of the
     [ "$(find "$1/bin" "$1/lib" -type f | wc -l)" = $((${#TARGETS[@]} + 1)) ]
 }
 
-bundle() {          # DIR
+bundle() {          # DIR SETS-UP
     # shellcheck source=tools/setup.sh
     source "$ROOT/tools/setup.sh"
     [ "$(uname -m)" = x86_64 ] || fail "A bundle is built on x86_64, for x86_64."
-    setup test
+    if [ "$2" = 1 ]; then setup test
+    elif [ -x "$PY" ] && compgen -G 'dist/fcdp-*_x86_64.whl' >/dev/null; then PATH=$VENV/bin:$PATH
+    else fail "No .venv or no wheel in dist/: tools/setup.sh makes them."
+    fi
     rm -rf "$1"
     mkdir -p "$1"
     must "C programs for glibc 2.28" gpu-bundle programs_build "$1"
@@ -65,12 +69,13 @@ bundle() {          # DIR
     echo "$1: $(du -sh "$1" | cut -f1)"
 }
 
-what=run bundle_dir=$ROOT/build/gpu-bundle
+what=run sets_up=1 bundle_dir=$ROOT/build/gpu-bundle
 options=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
         --bundle) what=bundle; shift ;;
+        --no-setup) sets_up=0; shift ;;
         --bundle-dir) bundle_dir=$(realpath -m "${2:?--bundle-dir needs a folder}"); shift 2 ;;
         --out | --minutes | --only) [ $# -ge 2 ] || { usage >&2; exit 2; }; options+=("$1" "$2"); shift 2 ;;
         --list | --simulated) options+=("$1"); shift ;;
@@ -79,7 +84,7 @@ while [ $# -gt 0 ]; do
 done
 if [ $what = bundle ]; then
     [ ${#options[@]} -eq 0 ] || { usage >&2; exit 2; }
-    bundle "$bundle_dir"
+    bundle "$bundle_dir" $sets_up
     exit
 fi
 python=${FCDP_PYTHON:-python3}

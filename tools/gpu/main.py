@@ -209,4 +209,6 @@ def main(argv: list[str], sections: list[Section] = SECTIONS) -> int:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as an interrupt does, this takes the section that runs with it
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     sys.exit(main(sys.argv[1:]))
