@@ -220,8 +220,11 @@ def profiled(training, n, folder):
             for _ in range(n):
                 training.step()
             training.synchronize()
-    profiler.export_chrome_trace(str(folder / "trace.json"))
-    return idle_share(folder / "trace.json") or "the profiler's trace has no kernels: CUPTI cannot be used here"
+    trace = folder / "trace.json"
+    profiler.export_chrome_trace(str(trace))
+    shares = idle_share(trace)
+    trace.unlink()  # tens of megabytes
+    return shares or "the profiler's trace has no kernels: CUPTI cannot be used here"
 
 
 def counters():

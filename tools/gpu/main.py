@@ -204,6 +204,8 @@ def main(argv: list[str], sections: list[Section] = SECTIONS) -> int:
     print(report.heading(facts), flush=True)
     results = run_sections(chosen, settings, env, began + 60 * args.minutes - 5)
     report.write(args.out, facts, results, time.monotonic() - began)
+    for folder in (site_dir, args.out / "pycache"):  # what is left is what was found
+        shutil.rmtree(folder, ignore_errors=True)
     print(f"{args.out / 'report.txt'}\n{args.out / 'report.json'}")
     return 0 if all(result["status"] == "done" for result in results) else 1
 
