@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tools" / "bench" / "training.py"
 BEFORE = ROOT / "tools" / "bench" / "overlap" / "before" / "build.sh"
 NO_HISTORY = 3
+sys.path.insert(0, str(SCRIPT.parent))
+import training  # noqa: E402
+
 SMALL = ["--layers", "2", "--dim", "32", "--heads", "4", "--seq", "32", "--batch", "2", "--steps", "2"]
 
 
@@ -60,3 +64,45 @@ def test_without_the_history_it_says_so(tmp_path):
     for settings, said in [({"GIT_DIR": str(tmp_path / "nowhere")}, "not a git repository"), ({"GIT_DIR": str(tmp_path / ".git")}, "git fetch --unshallow")]:
         built = build_before(**settings)
         assert built.returncode == NO_HISTORY and said in built.stderr, built.stderr
+
+
+def settings(**others):
+    return types.SimpleNamespace(**{"most": 1 << 16, "rounds": 2, "batch": 8, "memory": 1.0, **others})
+
+
+@pytest.mark.parametrize("guess", [1, 2, 7, 30, 1 << 16])
+def test_the_largest_batch_is_found_from_any_guess(monkeypatch, guess):
+    for true in (0, 1, 2, 3, 17, 29, 30, 31, 100, (1 << 16) - 1, 1 << 16, 1 << 20):
+        tried = []
+
+        def run(name, args, kind, batch):
+            assert 1 <= batch <= args.most and batch not in tried
+            tried.append(batch)
+            return {"fits": batch <= true}
+
+        monkeypatch.setattr(training, "run", run)
+        assert training.largest_batch("one", settings(), guess) == min(true, 1 << 16)
+
+
+def test_an_allocator_that_fails_takes_no_other_along(monkeypatch):
+    def run(name, args, kind, batch):
+        if name == "FCDP":
+            raise training.Failed("a fault")
+        return {"fits": batch <= 20} if kind == "batch" else {"steps_per_s": 3.0, "reserved": 2 << 29, "allocated": 1 << 29, "states": 1 << 28}
+
+    monkeypatch.setattr(training, "run", run)
+    figures = training.measure(settings())
+    assert figures.pop("FCDP") == {"largest_batch": None, "failed": "a fault"}
+    assert {f["largest_batch"] for f in figures.values()} == {20} and {f["steps_per_s"] for f in figures.values()} == {3.0}
+    assert "a fault" in training.row("FCDP", {"largest_batch": None, "failed": "a fault"}, 3.0)
+
+
+def test_what_no_time_was_left_for_is_left_out(monkeypatch):
+    def run(name, args, kind, batch):
+        if kind == "batch":
+            raise training.OutOfTime
+        return {"steps_per_s": 3.0, "reserved": 0, "allocated": 0, "states": 0}
+
+    monkeypatch.setattr(training, "run", run)
+    assert [f["largest_batch"] for f in training.measure(settings()).values()] == [None] * 3
+    assert "not found" in training.row("FCDP", training.measure(settings())["FCDP"], 3.0)

@@ -192,8 +192,9 @@ def test_require_equal_asks_for_equal_training(tmp_path):
 
 def shows_its_help(folder, line):
     """What the script does takes minutes; that it can be read, and knows its options, is seen from its help."""
-    done = run("bash", ROOT / line, "--help")
-    assert done.returncode == 0 and done.stdout.startswith(line), done.stderr
+    script, *arguments = line.split()
+    done = run("bash", ROOT / script, *arguments, "--help")
+    assert done.returncode == 0 and done.stdout.startswith(script), done.stderr
 
 
 def refuses_what_it_does_not_know(folder, line):
@@ -222,7 +223,7 @@ def shape(line):
     return re.sub(r"[\d.]+( [KMG]?B)?", "#", line)
 
 
-SHELL = {"tools/demo.sh": shows_its_help, "tools/test.sh": refuses_what_it_does_not_know, "FCDP=1 torchrun train.py": trains}
+SHELL = {"tools/demo.sh": shows_its_help, "tools/gpu.sh --bundle": shows_its_help, "tools/gpu.sh": shows_its_help, "tools/test.sh": refuses_what_it_does_not_know, "FCDP=1 torchrun train.py": trains}
 SHOWN = {"fcdp: saved": "trains"}  # output, by its beginning: who compares it
 
 

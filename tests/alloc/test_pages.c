@@ -395,7 +395,7 @@ static void assert_held(fcdp_pool *pool, size_t n_regions, size_t n_tensors) {
 /* What the device has lent to this process, as the simulated driver counts it. */
 static void assert_device_pages(fcdp_driver *drv, size_t n) {
     struct simgpu_live live;
-    if (!fcdp__driver_is_sim(drv)) return;
+    if (!driver_is_controlled(drv)) return;
     simgpu_live(&live);
     assert_int_equal(live.device_bytes, n * PAGE);
 }

@@ -1,0 +1,14 @@
+"""LoRA adapters trained with DPO: a no-grad reference forward on the same model between forward and backward. What is frozen must not be gathered
+again."""
+
+from fsdp2 import SMALL
+from ranks import ONE_LANE, compare
+from section import Section, main
+
+
+def body(section: Section) -> None:
+    compare(section, ["--dpo", *(SMALL if section.simulated else ["--batch", "2"])], {"FCDP": ONE_LANE})
+
+
+if __name__ == "__main__":
+    main(body)

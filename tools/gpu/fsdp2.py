@@ -1,0 +1,18 @@
+"""FSDP2 plain and with FCDP, 2 nodes x 2 ranks sharing the device, over gloo: bitwise equality, step time, what blocks the host, what idles."""
+
+from ranks import FCDP, ONE_LANE, compare
+from section import Section, main
+
+SMALL = "--layers 2 --dim 64 --heads 4 --seq 32 --batch 2 --warmup 1 --steps 2".split()
+
+
+def body(section: Section) -> None:
+    runs = {"FCDP, restoring whole": ONE_LANE}
+    if not section.simulated:
+        runs["FCDP, restoring slices"] = FCDP | {"FCDP_ALLOC": "native"}
+        runs["FCDP, restoring slices, tensors FCDP's too"] = FCDP
+    compare(section, [*(SMALL if section.simulated else []), "--profile", "3"], runs)
+
+
+if __name__ == "__main__":
+    main(body)

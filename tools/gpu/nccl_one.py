@@ -1,0 +1,32 @@
+"""NCCL with what one rank can run: the library that torch brought, a communicator, all-gathers, abort, and the timeout of a peer that never comes."""
+
+import ctypes
+import importlib.util
+import os
+
+from section import Section, main
+
+
+def library() -> str | None:
+    """torch's own; None: whichever the loader finds."""
+    spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = os.path.join(folder, "lib", "libnccl.so.2")
+        if os.path.exists(path):
+            return path
+    return None
+
+
+def body(section: Section) -> None:
+    if section.simulated:
+        path = str(section.bundle / "lib" / "libfcdp_simnccl.so")
+        fabric = ctypes.CDLL(path).simnccl_fabric_make(2, 1)
+        section.bench("one_rank_nccl", path, SIMNCCL_FABRIC=f"/proc/{os.getpid()}/fd/{fabric}", RANK="0")
+        return
+    path = library()
+    # One machine, no peer: the bootstrap and the sockets may go over the loopback, which every machine has.
+    section.bench("one_rank_nccl", *([path] if path else []), NCCL_SOCKET_IFNAME="lo", NCCL_DEBUG="WARN")
+
+
+if __name__ == "__main__":
+    main(body)
