@@ -41,8 +41,8 @@ typedef struct option_parser {
       "while device use is below this share of the budget, a group stays on the device after its forward",            \
       FIELD(REAL, tau, 0, 1))                                                                                          \
     X("FCDP_RESTORE", "slice|whole|auto", "auto",                                                                      \
-      "how a node's ranks complete each other: slice: each restores its slice, and they all-gather; whole: through the " \
-      "node's host memory, from which each copies the whole; auto: slice on a GPU, whole on the simulated device",     \
+      "how a node's ranks share what it has: slice: each restores its slice, and they all-gather; whole: each copies the "  \
+      "whole from the node's host memory; auto: slice over NCCL, whole over gloo and on the simulated device",             \
       FIELD(CHOICE, restore, 0, 0))                                                                                    \
     X("FCDP_MAPPING", "auto|slots|exact", "auto",                                                                      \
       "device pages of gathered parameters: slots: groups take turns on pages that stay mapped; exact: a released group is unmapped, so that " \

@@ -31,12 +31,11 @@ static fcdp_status streams_create(fcdp_engine *engine) {
     return status;
 }
 
-/* Slices spare the PCIe link and use what joins the GPUs. Simulated ones are joined by the host's memory alone. A stale access to a slot
+/* Simulated devices are joined by the host's memory alone; else it depends on the transport (fcdp__group_by_slice). A stale access to a slot
  * passes unseen, unless the framework's storages refuse it, which the caller says. */
 static void options_decide(fcdp_engine *engine) {
     fcdp_options *options = &engine->options;
-    if (options->restore == FCDP_RESTORE_AUTO)
-        options->restore = fcdp__driver_is_sim(engine->drv) ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
+    if (options->restore == FCDP_RESTORE_AUTO && fcdp__driver_is_sim(engine->drv)) options->restore = FCDP_RESTORE_WHOLE;
     if (options->mapping == FCDP_MAPPING_AUTO)
         options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
 }

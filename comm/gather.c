@@ -31,8 +31,11 @@ static fcdp_engine *engine_of(const fcdp_group *group) {
     return group->comm->engine;
 }
 
+/* Slices spare the PCIe link and use what joins the GPUs, if the transport does. */
 bool fcdp__group_by_slice(const fcdp_group *group) {
-    return group->comm->topology.node_size > 1 && engine_of(group)->options.restore == FCDP_RESTORE_SLICE;
+    fcdp_restore_mode restore = engine_of(group)->options.restore;
+    bool slices = restore == FCDP_RESTORE_AUTO ? !group->comm->transport.through_host : restore == FCDP_RESTORE_SLICE;
+    return slices && group->comm->topology.node_size > 1;
 }
 
 static bool is_alone(const fcdp_group *group) {

@@ -29,8 +29,8 @@ typedef struct fcdp_part {
 typedef struct fcdp_transport {
     void *ctx;
     /* Enqueue on `stream` one collective that does all parts, which do not overlap; every member of the lane makes the same call. `turn` is
-     * the lane's: the transfer is handed over behind it, and recorded in it when the lane's next one may be. Returns at once. An error: nothing was transferred, nor will be. A failure later
-     * on is what `check` says, and what follows on the stream runs nevertheless. */
+     * the lane's: the transfer is handed over behind it, and recorded in it when the lane's next one may be. Returns at once. An error: nothing
+     * was transferred, nor will be. A failure later on is what `check` says, and what follows on the stream runs nevertheless. */
     fcdp_status (*all_gather)(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream, fcdp_event turn);
     /* The first failure of what was enqueued, with its text; FCDP_OK: none so far. Any thread. */
     fcdp_status (*check)(void *ctx);
@@ -46,6 +46,9 @@ typedef struct fcdp_transport {
     void (*on_failure)(void *ctx, void (*failed)(void *arg), void *arg);
     /* The comm has ended, and calls nothing of this any more. NULL: the transport is somebody else's to destroy. */
     void (*destroy)(void *ctx);
+    /* Its collectives go through host memory, and host functions wait for peers in them. CUDA may run the host functions of all streams one after
+     * another: with both lanes in use, ranks could wait for each other in a circle, so FCDP_RESTORE=auto uses the inter lane alone. */
+    bool through_host;
 } fcdp_transport;
 
 #endif

@@ -322,7 +322,7 @@ binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engin
 fcdp_transport binding_transport_table(binding_transport *transport) {
     return (fcdp_transport){
         .ctx = transport, .all_gather = python_all_gather, .check = python_check, .abort = python_abort,
-        .on_failure = python_on_failure};
+        .on_failure = python_on_failure, .through_host = true};
 }
 
 /* The comm, and so every stream's use of it, has ended. Where the engine has too, what it had page-locked is the driver's to undo. A device that
