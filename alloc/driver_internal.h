@@ -62,6 +62,7 @@ enum {
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
     CU_STREAM_NON_BLOCKING = 1,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2,
     CU_EVENT_BLOCKING_SYNC = 1,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_STREAM_WAIT_VALUE_GEQ = 0,
@@ -107,6 +108,7 @@ enum {
     X(cuEventSynchronize, (CUevent event))                                                                             \
     X(cuStreamQuery, (CUstream stream))                                                                                \
     X(cuStreamIsCapturing, (CUstream stream, int *status))                                                             \
+    X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                  \
     X(cuEventQuery, (CUevent event))                                                                                   \
     X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                                  \
     X(cuMemHostUnregister, (void *at))                                                                                 \

@@ -74,7 +74,7 @@ static heap_stream *stream_at(fcdp_heap *heap, size_t slot) {
 static bool fence_record(fcdp_heap *heap, heap_stream *of) {
     of->fence_waits = false;
     if (fcdp__driver_stream_query(heap->drv, of->stream) == FCDP_OK) return true;
-    if (!of->fence && fcdp__driver_event_create(heap->drv, &of->fence)) return false;
+    if (!of->fence && fcdp__driver_event_create_blocking(heap->drv, &of->fence)) return false;
     if (fcdp__driver_event_record(heap->drv, of->fence, of->stream)) return false;
     of->fence_waits = true;
     return true;
