@@ -46,7 +46,8 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* The first failure that is known of by now, without waiting. */
 fcdp_status fcdp_engine_check(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* What `stream` does from now on comes behind every read of a shard: it may write into them. Where a forward was broken off, a gather
- * that was begun ahead of its use reads yet, and nobody has waited for it. With host_computes the host waits. */
+ * that was begun ahead of its use reads yet, and nobody has waited for it. With host_computes the host waits. Does nothing where `stream` captures a
+ * CUDA graph: a replay that writes under such a read spoils a copy, which the next fingerprints then call stale. */
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FCDP_MUST_CHECK;
 /* A root forward begins: the pages that passes before did not need go back (slot.h). */
 void fcdp_engine_begin_pass(fcdp_engine *engine);
