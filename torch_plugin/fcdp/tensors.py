@@ -8,6 +8,7 @@ others work as with PyTorch's own.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import warnings
 from typing import Any, Callable
@@ -32,6 +33,7 @@ def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = No
         raise OptionError(error.args[0]) from None
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise RuntimeError("fcdp_alloc: this torch is built without CUDA")
+    _no_graph_registration()
     hooks = _fcdp.tensors_enable(driver, sim_library)
     allocator = torch._C._cuda_customAllocator(hooks["malloc"], hooks["free"])
     missing = [setter for setter in _SETTERS.values() if not hasattr(allocator, setter)]
@@ -43,6 +45,16 @@ def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = No
     if torch.backends.cudnn.benchmark:
         _no_cudnn_benchmark(True)
     return allocator
+
+
+def _no_graph_registration() -> None:
+    """NCCL registers the buffers of collectives that a CUDA graph captures, by default, and takes each for one physical allocation (NCCL_GRAPH_REGISTER):
+    pages are many, and jobs were seen to hang. NCCL reads the variable at the first captured collective, so here is early enough."""
+    asked = os.environ.setdefault("NCCL_GRAPH_REGISTER", "0").strip()
+    if asked not in ("", "0"):
+        raise RuntimeError(f"NCCL_GRAPH_REGISTER={asked} lets NCCL register tensors in captured CUDA graphs as if each were one allocation, which "
+                           "fcdp_alloc's are not; unset it, or set it to 0")  # fmt: skip
+    os.environ["NCCL_GRAPH_REGISTER"] = "0"
 
 
 class _FcdpAlloc(torch.cuda.memory._CUDAAllocator):
