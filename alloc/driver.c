@@ -384,10 +384,9 @@ fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stre
     return capture ? FCDP_PENDING : FCDP_OK;
 }
 
-fcdp_status fcdp__driver_thread_ignores_captures(fcdp_driver *drv) {
-    int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    CUresult result = CALL(drv, cuThreadExchangeStreamCaptureMode, &mode);
-    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuThreadExchangeStreamCaptureMode(relaxed)");
+fcdp_status fcdp__driver_capture_mode_exchange(fcdp_driver *drv, int *mode) {
+    CUresult result = CALL(drv, cuThreadExchangeStreamCaptureMode, mode);
+    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuThreadExchangeStreamCaptureMode(%d)", *mode);
 }
 
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) {

@@ -56,9 +56,10 @@ fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) FCDP_
 fcdp_status fcdp__driver_sync(fcdp_driver *drv) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK; /* FCDP_OK: idle, or FCDP_PENDING */
 fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK; /* FCDP_OK, or FCDP_PENDING: a graph is captured */
-/* From now on nothing that the calling thread asks of the device, or waits for, breaks a capture of another thread's, as CUDA would have it by
- * default. For threads of our own. */
-fcdp_status fcdp__driver_thread_ignores_captures(fcdp_driver *drv) FCDP_MUST_CHECK;
+/* The calling thread's mode from now on; *mode is what it was. By default what a thread asks of the device, or waits for, breaks the graph that
+ * another thread captures, and fails; in this mode it does not. */
+enum { FCDP_CAPTURE_MODE_RELAXED = 2 };
+fcdp_status fcdp__driver_capture_mode_exchange(fcdp_driver *drv, int *mode) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) FCDP_MUST_CHECK;
 /* For streams to wait for, and to query: a host thread that waits for it may spin. */
 fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;

@@ -202,6 +202,18 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
     fcdp__staging_begin_pass(engine);
 }
 
+void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx) {
+    if (engine->pid == getpid()) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_NEIGHBOUR, ask, NULL, ctx);
+}
+
+size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes) {
+    int mode = FCDP_CAPTURE_MODE_RELAXED;
+    if (engine->pid != getpid() || fcdp__driver_capture_mode_exchange(engine->drv, &mode)) return 0;
+    size_t n_given = fcdp__pool_yield(engine->pool, bytes);
+    if (fcdp__driver_capture_mode_exchange(engine->drv, &mode)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    return n_given;
+}
+
 void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
     *stats_out = (fcdp_engine_stats){0};
     if (engine->pid != getpid()) return;

@@ -52,6 +52,12 @@ fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FC
 /* A root forward begins: the pages that passes before did not need go back (slot.h). */
 void fcdp_engine_begin_pass(fcdp_engine *engine);
 
+/* Another allocator of the process on the same device (FCDP_RECLAIM_NEIGHBOUR in pages.h); NULL: none. Not from within the call. */
+void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx);
+/* Its own take lacks `bytes`: device memory that the engine does not use goes to the driver, about as much. The bytes; 0: there is none. It may wait for the
+ * device, and, where groups were kept, for the node's other ranks. Breaks no capture of a CUDA graph. */
+size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes);
+
 typedef struct fcdp_counts {
     uint64_t calls, inter_bytes_sent, intra_bytes_sent;
 } fcdp_counts;

@@ -97,7 +97,8 @@ static bool wait_a_period(fcdp_monitor *monitor) {
 static void *monitor_main(void *arg) {
     fcdp_monitor *monitor = arg;
     for (bool may_look = false; wait_a_period(monitor);) {
-        may_look = may_look || !fcdp__driver_thread_ignores_captures(monitor->engine->drv);
+        int mode = FCDP_CAPTURE_MODE_RELAXED;
+        may_look = may_look || !fcdp__driver_capture_mode_exchange(monitor->engine->drv, &mode);
         if (may_look) comms_look(monitor->engine);
     }
     return NULL;

@@ -2,6 +2,7 @@
 #include "torch_plugin/binding.h"
 
 #include "torch_plugin/history.h"
+#include "torch_plugin/neighbour.h"
 #include "torch_plugin/tensors.h"
 
 #include <stdlib.h>
@@ -89,6 +90,7 @@ METHOD(engine_destroy) {
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
     if (!engine) return NULL;
     Py_BEGIN_ALLOW_THREADS
+    binding_neighbour_end();
     fcdp_engine_destroy(engine);
     Py_END_ALLOW_THREADS
     binding_end_generation();
@@ -671,7 +673,8 @@ static PyMethodDef methods[] = {
     {"nccl_ids", binding_nccl_ids, METH_VARARGS, NULL}, {"nccl_comm_create", binding_nccl_comm_create, METH_VARARGS, NULL},
     {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL}, {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},
     {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS, NULL}, {"tensors_blocks", binding_tensors_blocks, METH_VARARGS, NULL},
-    {"history_record", binding_history_record, METH_VARARGS, NULL}, {"history_entries", binding_history_entries, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
+    {"history_record", binding_history_record, METH_VARARGS, NULL}, {"history_entries", binding_history_entries, METH_VARARGS, NULL},     {"neighbour_begin", binding_neighbour_begin, METH_VARARGS, NULL}, {"neighbour_yield", binding_neighbour_yield, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fcdp", "FCDP's core, marshalled.", -1, methods, NULL, NULL, NULL, NULL};

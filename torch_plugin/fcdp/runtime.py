@@ -323,6 +323,8 @@ class Runtime:
         self.engine = _fcdp.engine_create(kind, device.index or 0, library, shares, self._mapping())
         self.device = device
         self.account_ready = False
+        if kind == _fcdp.DRIVER_CUDA and not shares:
+            tensors.beside(self.engine)
 
     def _mapping(self) -> int:
         """A stale access to a page that another group has by now is a wrong number: without storages that refuse it, it must fault."""
