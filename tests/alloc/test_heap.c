@@ -144,11 +144,19 @@ static void a_stream_reuses_its_own_at_once_and_another_not(void **state) {
     world_close(&w);
 }
 
+static void assert_nobody_spun(void) {
+    struct simgpu_blocking all;
+    simgpu_blocking_total(-1, &all);
+    assert_true(all.waits > 0);
+    assert_int_equal(all.spins, 0);
+}
+
 /* At whatever moment of the search the other stream is done: between two looks, too, its pages can be had. */
 static void pages_that_come_free_during_the_search_are_found(void **state) {
     (void)state;
     uint64_t seed = seed_choose("heap");
     world w = world_open(4);
+    simgpu_blocking_reset();
     for (int i = 0; i < 400; i++) {
         int from = i % 2;
         fcdp_dptr a = take(&w, 4 * PAGE, from);
@@ -156,6 +164,7 @@ static void pages_that_come_free_during_the_search_are_found(void **state) {
         give(&w, a);
         give(&w, take(&w, 4 * PAGE, 1 - from));
     }
+    assert_nobody_spun();
     world_close(&w);
 }
 
