@@ -380,6 +380,7 @@ fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) {
 fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) {
     int capture = 0; /* CU_STREAM_CAPTURE_STATUS_NONE */
     CUresult result = CALL(drv, cuStreamIsCapturing, stream, &capture);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return FCDP_PENDING; /* the legacy stream, beside one that captures */
     if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuStreamIsCapturing(%p)", stream);
     return capture ? FCDP_PENDING : FCDP_OK;
 }

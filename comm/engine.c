@@ -14,10 +14,10 @@ fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *wh
         (int)engine->pid, (int)getpid());
 }
 
-/* What is stale is asked by the host, which a replay does not do; and by then other groups may have the pages that it writes to. */
+/* What is stale is asked by the host, which a replay does not do; and by then other groups may have the pages that it writes to. A query that fails
+ * says nothing, and must not keep a use from its end. */
 fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream stream, const char *what, const char *name) {
-    fcdp_status status = fcdp__driver_stream_capture_query(engine->drv, stream);
-    if (status != FCDP_PENDING) return status;
+    if (fcdp__driver_stream_capture_query(engine->drv, stream) != FCDP_PENDING) return FCDP_OK;
     return fcdp__fail(FCDP_ERR_INVALID,
                       "a CUDA graph is being captured, and '%s' cannot be %s in it: a replay would not ask what has changed, and "
                       "would use device pages that other groups have by then; capture only what lies between a group's unshard and "
@@ -159,8 +159,8 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
 /* Each group's shards are read until group->reading, which stays where `stream` alone is behind it: another may write, too. What a CUDA graph
  * captures writes nothing now, and cannot wait for what is not in the graph. */
 static fcdp_status stream_order_writes(fcdp_engine *engine, fcdp_stream stream) {
-    fcdp_status status = fcdp__driver_stream_capture_query(engine->drv, stream);
-    if (status) return status == FCDP_PENDING ? FCDP_OK : status;
+    fcdp_status status = FCDP_OK;
+    if (fcdp__driver_stream_capture_query(engine->drv, stream) == FCDP_PENDING) return FCDP_OK;
     fcdp__lock_acquire(&engine->lock);
     for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
         for (fcdp_group *group = comm->groups; group && !status; group = group->next)
