@@ -350,9 +350,20 @@ void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream) {
         fcdp__log(FCDP_LOG_DEBUG, "cuStreamDestroy(%p): %s", stream, fcdp__driver_result_name(drv, result));
 }
 
-fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) {
+static fcdp_status stream_spin(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamSynchronize, stream);
     return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuStreamSynchronize(%p)", stream);
+}
+
+/* cuStreamSynchronize would do as the context's flags say, which are the framework's, and spin a core by default. Where no
+ * event can be had, that is better than not to wait. */
+fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) {
+    fcdp_event end;
+    if (fcdp__driver_event_create_blocking(drv, &end)) return stream_spin(drv, stream);
+    fcdp_status status = fcdp__driver_event_record(drv, end, stream);
+    status = status ? stream_spin(drv, stream) : fcdp__driver_event_sync(drv, end);
+    fcdp__driver_event_destroy(drv, end);
+    return status;
 }
 
 fcdp_status fcdp__driver_sync(fcdp_driver *drv) {
@@ -369,8 +380,14 @@ fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) {
 fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) {
     int capture = 0; /* CU_STREAM_CAPTURE_STATUS_NONE */
     CUresult result = CALL(drv, cuStreamIsCapturing, stream, &capture);
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return FCDP_PENDING; /* the legacy stream, beside one that captures */
     if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuStreamIsCapturing(%p)", stream);
     return capture ? FCDP_PENDING : FCDP_OK;
+}
+
+fcdp_status fcdp__driver_capture_mode_exchange(fcdp_driver *drv, int *mode) {
+    CUresult result = CALL(drv, cuThreadExchangeStreamCaptureMode, mode);
+    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuThreadExchangeStreamCaptureMode(%d)", *mode);
 }
 
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) {

@@ -50,18 +50,24 @@ fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src
 
 fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) FCDP_MUST_CHECK; /* non-blocking, high priority */
 void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream);
+/* The thread sleeps meanwhile, where the driver has an event to spare. */
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
-fcdp_status fcdp__driver_sync(fcdp_driver *drv) FCDP_MUST_CHECK; /* all streams of the device */
+/* All streams of the device. It may spin, as the framework has set the context up: for when memory lacks, and for the end. */
+fcdp_status fcdp__driver_sync(fcdp_driver *drv) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK; /* FCDP_OK: idle, or FCDP_PENDING */
 fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK; /* FCDP_OK, or FCDP_PENDING: a graph is captured */
+/* The calling thread's mode from now on; *mode is what it was. By default what a thread asks of the device, or waits for, breaks the graph that
+ * another thread captures, and fails; in this mode it does not. */
+enum { FCDP_CAPTURE_MODE_RELAXED = 2 };
+fcdp_status fcdp__driver_capture_mode_exchange(fcdp_driver *drv, int *mode) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) FCDP_MUST_CHECK;
+/* For streams to wait for, and to query: a host thread that waits for it may spin. */
 fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
 void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event);
 fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK; /* FCDP_OK or FCDP_PENDING */
-/* An event whose fcdp__driver_event_sync sleeps, where CUDA may spin a core for others. It wakes up later, by tens
- * of microseconds. */
+/* For host threads to wait for: fcdp__driver_event_sync sleeps. It wakes up later, by tens of microseconds. */
 fcdp_status fcdp__driver_event_create_blocking(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
 
 /* `function(context)` runs in the stream's order, on a thread of the driver's; it must not call the driver. It does

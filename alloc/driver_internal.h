@@ -49,6 +49,7 @@ enum {
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
     CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906,
 
     CU_DEVICE_ATTRIBUTE_PCI_BUS_ID = 33,
     CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID = 34,
@@ -107,6 +108,7 @@ enum {
     X(cuEventSynchronize, (CUevent event))                                                                             \
     X(cuStreamQuery, (CUstream stream))                                                                                \
     X(cuStreamIsCapturing, (CUstream stream, int *status))                                                             \
+    X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                  \
     X(cuEventQuery, (CUevent event))                                                                                   \
     X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                                  \
     X(cuMemHostUnregister, (void *at))                                                                                 \

@@ -12,7 +12,7 @@ static heap_event *event_take(fcdp_heap *heap) {
     fcdp__lock_release(&heap->lock);
     if (event) return event;
     event = calloc(1, sizeof *event);
-    if (event && fcdp__driver_event_create(heap->drv, &event->event)) {
+    if (event && fcdp__driver_event_create_blocking(heap->drv, &event->event)) {
         free(event);
         return NULL;
     }

@@ -74,7 +74,7 @@ static heap_stream *stream_at(fcdp_heap *heap, size_t slot) {
 static bool fence_record(fcdp_heap *heap, heap_stream *of) {
     of->fence_waits = false;
     if (fcdp__driver_stream_query(heap->drv, of->stream) == FCDP_OK) return true;
-    if (!of->fence && fcdp__driver_event_create(heap->drv, &of->fence)) return false;
+    if (!of->fence && fcdp__driver_event_create_blocking(heap->drv, &of->fence)) return false;
     if (fcdp__driver_event_record(heap->drv, of->fence, of->stream)) return false;
     of->fence_waits = true;
     return true;
@@ -100,10 +100,10 @@ static void fence_begin(fcdp_heap *heap) {
     fcdp__heap_wait_end(heap);
 }
 
-/* With the fence's lock. Once it has passed on every stream, what was freed before it is quiescent. */
-static void fence_look(fcdp_heap *heap) {
+/* With the fence's lock. Once it has passed on every stream, what was freed before it is quiescent. True: it has, and nobody knew. */
+static bool fence_look(fcdp_heap *heap) {
     bool passed = true;
-    if (!heap->has_fence || !fcdp__heap_wait_begin(heap)) return;
+    if (!heap->has_fence || !fcdp__heap_wait_begin(heap)) return false;
     for (size_t i = 0; i < HEAP_MAX_STREAMS && passed; i++) {
         heap_stream *of = stream_at(heap, i);
         if (!of || !of->fence_waits) continue;
@@ -113,27 +113,28 @@ static void fence_look(fcdp_heap *heap) {
         if (status < 0) heap->has_fence = false; /* the next begins anew */
     }
     fcdp__heap_wait_end(heap);
-    if (!passed) return;
+    if (!passed) return false;
     heap->has_fence = false;
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
     for (size_t i = 0; i < n; i++)
         if (!arenas[i]->private) arena_advance(arenas[i], arenas[i]->fence_clock);
+    return true;
 }
 
 void fcdp__heap_quiesce(fcdp_heap *heap) {
     fcdp__lock_acquire(&heap->fence_lock);
-    fence_look(heap);
+    (void)fence_look(heap);
     if (!heap->has_fence) fence_begin(heap);
-    fence_look(heap);
+    (void)fence_look(heap);
     fcdp__lock_release(&heap->fence_lock);
 }
 
-/* An event that the fence waits for; NULL: none. */
-static fcdp_event fence_event(fcdp_heap *heap) {
+/* An event that the fence waits for; NULL: none. *passed_out becomes true where it has passed by now. */
+static fcdp_event fence_event(fcdp_heap *heap, bool *passed_out) {
     fcdp_event event = NULL;
     fcdp__lock_acquire(&heap->fence_lock);
-    fence_look(heap);
+    if (fence_look(heap)) *passed_out = true;
     for (size_t i = 0; i < HEAP_MAX_STREAMS && heap->has_fence && !event; i++) {
         heap_stream *of = stream_at(heap, i);
         if (of && of->fence_waits) event = of->fence;
@@ -142,10 +143,10 @@ static fcdp_event fence_event(fcdp_heap *heap) {
     return event;
 }
 
-/* Until the fence that was begun last has passed; false: none was under way. */
+/* Until the fence that was begun last has passed; false: none was under way. One that has passed since the caller looked for pages is news to him. */
 static bool fence_await(fcdp_heap *heap) {
     bool any = false;
-    for (fcdp_event event = fence_event(heap); event; event = fence_event(heap)) {
+    for (fcdp_event event = fence_event(heap, &any); event; event = fence_event(heap, &any)) {
         if (!fcdp__heap_event_await(heap, event)) return any;
         any = true;
     }

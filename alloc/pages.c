@@ -249,7 +249,7 @@ static size_t reclaimer_ask(fcdp_pool *pool, fcdp_reclaimer which, size_t n_page
  * attempt failed, whatever they say: another attempt would fail the same way. */
 static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_back_out) {
     *n_back_out = 0;
-    for (int which = 0; which < FCDP_N_RECLAIMERS && *n_back_out < missing->n_missing; which++)
+    for (int which = 0; which < FCDP_RECLAIM_NEIGHBOUR && *n_back_out < missing->n_missing; which++)
         *n_back_out += reclaimer_ask(pool, (fcdp_reclaimer)which, missing->n_missing - *n_back_out);
 
     fcdp__lock_acquire(&pool->lock);
@@ -343,15 +343,20 @@ static fcdp_status block_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp
 typedef fcdp_status (*attempt_fn)(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out,
                                   shortage *shortage_out);
 
-/* Attempt, and ask the reclaimers for what is missing, until nothing moves any more. */
+/* Attempt, and ask the reclaimers for what is missing, until nothing moves any more; then the neighbour, whose memory the pool does not see move. */
 static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out) {
     shortage missing = {0};
+    bool has_asked = false;
     for (unsigned n_lost = 0; n_lost < MAX_LOST_RACES && budget_allows(pool, n);) {
         fcdp_status status = attempt(pool, holder, n, out, &missing);
         if (status != FCDP_PENDING) return status;
         size_t n_back;
-        if (!take_reclaim(pool, &missing, &n_back)) break;
-        if (n_back == 0) n_lost++;
+        if (take_reclaim(pool, &missing, &n_back)) {
+            if (n_back == 0) n_lost++;
+            continue;
+        }
+        if (!missing.driver_full || has_asked || !reclaimer_ask(pool, FCDP_RECLAIM_NEIGHBOUR, missing.n_missing)) break;
+        has_asked = true;
     }
     return take_failed(pool, n, missing.driver_full);
 }
@@ -471,6 +476,15 @@ size_t fcdp__pool_spare_pages(fcdp_pool *pool, size_t *n_budget_out) {
 
 size_t fcdp__pool_trim(fcdp_pool *pool) {
     return pool_release(pool, true) * pool->page_bytes;
+}
+
+/* Blocks and large handles are the driver's as soon as they are given back; single pages are idle here first. */
+size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes) {
+    size_t n = bytes / pool->page_bytes + (bytes % pool->page_bytes > 0), n_back = pool_release(pool, true);
+    for (int which = 0; which < FCDP_RECLAIM_NEIGHBOUR && n_back < n; which++)
+        n_back += reclaimer_ask(pool, (fcdp_reclaimer)which, n - n_back);
+    (void)pool_release(pool, true);
+    return n_back * pool->page_bytes;
 }
 
 fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) {

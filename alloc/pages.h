@@ -41,6 +41,9 @@ typedef enum fcdp_reclaimer {
     FCDP_RECLAIM_STAGING, /* what a transfer has left behind and the next one takes anew */
     FCDP_RECLAIM_REGIONS,
     FCDP_RECLAIM_WAITING, /* caches again, waiting for the device where that helps */
+    /* Another allocator of this process: it gives what it does not use to the driver, not to the pool. Asked at most once in a take, and only where
+     * the budget has room, the driver none, and the others had nothing. */
+    FCDP_RECLAIM_NEIGHBOUR,
     FCDP_N_RECLAIMERS
 } fcdp_reclaimer;
 /* Pages, of those taken, that hold nothing and that the reclaimer would give back: not in use, whoever has them. Called without the
@@ -55,7 +58,7 @@ size_t fcdp__pool_pages_in_use(fcdp_pool *pool);
 size_t fcdp__pool_room_bytes(fcdp_pool *pool);
 
 /* `n` pages of page_bytes each, all or none. Order: cached pages, new handles while the budget and the driver allow, then
- * the reclaimers until they give nothing more. FCDP_ERR_NO_DEVICE_MEM with a text that says who holds what. */
+ * the reclaimers until they give nothing more, the neighbour. FCDP_ERR_NO_DEVICE_MEM with a text that says who holds what. */
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* The same without the reclaimers; FCDP_PENDING: there are not as many. */
 fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
@@ -79,6 +82,9 @@ fcdp_status fcdp__pool_take_block(fcdp_pool *pool, fcdp_holder holder, size_t n,
 void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
 /* Release the cached handles to the driver; the bytes released. */
 size_t fcdp__pool_trim(fcdp_pool *pool);
+/* What the neighbour's own take asks for before it fails: about `bytes` of what the pool, or a reclaimer, holds and does not use goes to the driver.
+ * Returns the bytes, 0: there is nothing. Not from within a reclaimer. */
+size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes);
 /* Another budget from here on. Pages in use above it stay; none are taken before their number has fallen below it. */
 fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) FCDP_MUST_CHECK;
 void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out);

@@ -20,7 +20,7 @@ enum { MAX_CHUNKS = 8, MIN_CHUNK_BYTES = 1 << 20, MAX_IDLE_PASSES = 4 };
 static fcdp_status staging_events(fcdp_engine *engine, fcdp_staging *staging) {
     fcdp_status status = FCDP_OK;
     for (int h = 0; h < 2 && !status; h++) {
-        if (!staging->crossed[h]) status = fcdp__driver_event_create(engine->drv, &staging->crossed[h]);
+        if (!staging->crossed[h]) status = fcdp__driver_event_create_blocking(engine->drv, &staging->crossed[h]);
         if (status) staging->crossed[h] = NULL;
         if (!status && !staging->emptied[h]) status = fcdp__driver_event_create_blocking(engine->drv, &staging->emptied[h]);
         if (status && !staging->emptied[h]) staging->emptied[h] = NULL;
@@ -331,6 +331,7 @@ fcdp_status fcdp_groups_cross(fcdp_group *const *groups, const uint64_t *inputs,
     fcdp_comm *comm = groups[0]->comm;
     fcdp_status status = fcdp__engine_check_process(comm->engine, groups[0]->name);
     if (!status) status = fcdp_comm_check(comm);
+    if (!status) status = fcdp__engine_check_capture(comm->engine, stream, "gathered", groups[0]->name);
     if (status) return status;
     for (uint32_t g = 0; g < n; g++)
         FCDP_CHECK(1, groups[g]->comm == comm && fcdp_group_is_small(groups[g]));

@@ -64,6 +64,7 @@ static fcdp_status fingerprint_failed(fcdp_comm *comm, fcdp_status status) {
 fcdp_status fcdp_comm_fingerprint_begin(fcdp_comm *comm, const uint64_t *shards, const size_t *shard_bytes, size_t n,
                                         fcdp_stream stream) {
     fcdp_status status = fcdp__engine_check_process(comm->engine, "the engine");
+    if (!status) status = fcdp__engine_check_capture(comm->engine, stream, "compared with what was gathered", "a parameter");
     if (!status && !comm->fingerprints) status = fcdp__fingerprints_create(comm->engine->drv, &comm->fingerprints);
     if (!status) status = fcdp__fingerprints_begin(comm->fingerprints, shards, shard_bytes, n, stream);
     return status ? fingerprint_failed(comm, status) : FCDP_OK;

@@ -22,7 +22,8 @@ fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticke
  * for: n of shard_bytes[i] bytes at shards[i], read once, by one launch behind what is on `stream` now. Between
  * the two the host may see to other evidence; at the end it waits, as long as what is on `stream` before takes.
  * Shards are not written or freed before that. Calls on one comm are the caller's to order. FCDP_ERR_UNSUPPORTED:
- * the driver cannot, now and later; signals decide then. Other failures are the comm's. */
+ * the driver cannot, now and later; signals decide then. FCDP_ERR_INVALID: `stream` captures a CUDA graph, or the call
+ * before has not ended. Other failures are the comm's. */
 fcdp_status fcdp_comm_fingerprint_begin(fcdp_comm *comm, const uint64_t *shards, const size_t *shard_bytes,
                                         size_t n, fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp_comm_fingerprint_end(fcdp_comm *comm, uint64_t *fingerprints_out) FCDP_MUST_CHECK;

@@ -14,6 +14,17 @@ fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *wh
         (int)engine->pid, (int)getpid());
 }
 
+/* What is stale is asked by the host, which a replay does not do; and by then other groups may have the pages that it writes to. A query that fails
+ * says nothing, and must not keep a use from its end. */
+fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream stream, const char *what, const char *name) {
+    if (fcdp__driver_stream_capture_query(engine->drv, stream) != FCDP_PENDING) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_INVALID,
+                      "a CUDA graph is being captured, and '%s' cannot be %s in it: a replay would not ask what has changed, and "
+                      "would use device pages that other groups have by then; capture only what lies between a group's unshard and "
+                      "its reshard, or set FCDP=0",
+                      name[0] ? name : "the root", what);
+}
+
 static fcdp_status streams_create(fcdp_engine *engine) {
     static const char *const names[FCDP_N_STREAMS] = {"inter 0", "inter 1", "node"};
     fcdp_status status = FCDP_OK;
@@ -144,9 +155,11 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
     return known ? known : status;
 }
 
-/* Each group's shards are read until group->reading, which stays where `stream` alone is behind it: another may write, too. */
+/* Each group's shards are read until group->reading, which stays where `stream` alone is behind it: another may write, too. What a CUDA graph
+ * captures writes nothing now, and cannot wait for what is not in the graph. */
 static fcdp_status stream_order_writes(fcdp_engine *engine, fcdp_stream stream) {
     fcdp_status status = FCDP_OK;
+    if (fcdp__driver_stream_capture_query(engine->drv, stream) == FCDP_PENDING) return FCDP_OK;
     fcdp__lock_acquire(&engine->lock);
     for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
         for (fcdp_group *group = comm->groups; group && !status; group = group->next)
@@ -186,6 +199,18 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
     if (engine->pid != getpid()) return;
     fcdp__tiering_begin_pass(engine->tiering);
     fcdp__staging_begin_pass(engine);
+}
+
+void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx) {
+    if (engine->pid == getpid()) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_NEIGHBOUR, ask, NULL, ctx);
+}
+
+size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes) {
+    int mode = FCDP_CAPTURE_MODE_RELAXED;
+    if (engine->pid != getpid() || fcdp__driver_capture_mode_exchange(engine->drv, &mode)) return 0;
+    size_t n_given = fcdp__pool_yield(engine->pool, bytes);
+    if (fcdp__driver_capture_mode_exchange(engine->drv, &mode)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    return n_given;
 }
 
 void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {

@@ -46,10 +46,17 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* The first failure that is known of by now, without waiting. */
 fcdp_status fcdp_engine_check(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* What `stream` does from now on comes behind every read of a shard: it may write into them. Where a forward was broken off, a gather
- * that was begun ahead of its use reads yet, and nobody has waited for it. With host_computes the host waits. */
+ * that was begun ahead of its use reads yet, and nobody has waited for it. With host_computes the host waits. Does nothing where `stream` captures a
+ * CUDA graph: a replay that writes under such a read spoils a copy, which the next fingerprints then call stale. */
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FCDP_MUST_CHECK;
 /* A root forward begins: the pages that passes before did not need go back (slot.h). */
 void fcdp_engine_begin_pass(fcdp_engine *engine);
+
+/* Another allocator of the process on the same device (FCDP_RECLAIM_NEIGHBOUR in pages.h); NULL: none. Not from within the call. */
+void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx);
+/* Its own take lacks `bytes`: device memory that the engine does not use goes to the driver, about as much. The bytes; 0: there is none. It may wait for the
+ * device, and, where groups were kept, for the node's other ranks. Breaks no capture of a CUDA graph. */
+size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes);
 
 typedef struct fcdp_counts {
     uint64_t calls, inter_bytes_sent, intra_bytes_sent;

@@ -333,9 +333,14 @@ static void count_use(const use *u, fcdp_pass pass) {
     fcdp__lock_release(&engine_of(group)->lock);
 }
 
-static fcdp_status begin_check(const fcdp_group *group, const uint64_t *inputs) {
+fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream) {
+    return fcdp__engine_check_capture(engine_of(group), stream, "gathered", group->name);
+}
+
+static fcdp_status begin_check(const fcdp_group *group, const uint64_t *inputs, fcdp_stream stream) {
     fcdp_status status = fcdp__engine_check_process(engine_of(group), group->name);
     if (!status) status = fcdp_comm_check(group->comm);
+    if (!status) status = fcdp_group_check_capture(group, stream);
     if (status) return status;
     if (!group->region)
         return fcdp__fail(FCDP_ERR_INVALID, "'%s' is not attached to host memory yet", group->name);
@@ -403,7 +408,7 @@ static fcdp_status use_run(use *u, fcdp_pass pass, fcdp_stream stream) {
 fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream) {
     if (group->begun) return FCDP_OK;
     use u = {.group = group, .inputs = inputs};
-    fcdp_status status = begin_check(group, inputs);
+    fcdp_status status = begin_check(group, inputs, stream);
     if (!status) status = fcdp__plan_make(group->layout, group->stale, &u.plan);
     if (status) return status;
     /* The ranks of a node meet in the restore unless all of them said that they have it, and none can have given it up since by the
@@ -437,8 +442,9 @@ static fcdp_status host_wait(fcdp_group *group) {
 fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     fcdp_engine *engine = engine_of(group);
     if (!group->begun) return fcdp__fail(FCDP_ERR_INVALID, "'%s' is waited for and has not begun", group->name);
-    fcdp_status status = engine->host_computes ? host_wait(group)
-                                               : stream_wait(group, stream, fcdp__region_ready(group->region));
+    fcdp_status status = fcdp__engine_check_capture(engine, stream, "waited for", group->name);
+    if (status) return status;
+    status = engine->host_computes ? host_wait(group) : stream_wait(group, stream, fcdp__region_ready(group->region));
     fcdp_status failure = fcdp_comm_check(group->comm); /* after the wait: what was opened means nothing */
     if (failure) status = fcdp__comm_fail(group->comm, failure);
     if (status)
@@ -458,6 +464,8 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) {
     fcdp_status status = fcdp__engine_check_process(engine_of(group), group->name);
     if (status || !group->begun) return status;
+    status = fcdp__engine_check_capture(engine_of(group), stream, "resharded", group->name);
+    if (status) return status;
     uint32_t dirty_mask = dirty(group);
     bool keeps = policy_keeps(group) && fcdp__content_is_known(group);
     bool is_void = written || ((keeps || dirty_mask) && !fcdp__content_holds(group));

@@ -62,11 +62,14 @@ static void group_free(fcdp_group *group) {
     free(group);
 }
 
+/* A step on the host waits for what was read, by `crossed`. */
 static fcdp_status events_make(fcdp_group *group) {
+    fcdp_driver *drv = group->comm->engine->drv;
     fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored, &group->gathered};
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++) {
-        status = fcdp__driver_event_create(group->comm->engine->drv, events[i]);
+        bool host_waits = events[i] == &group->crossed;
+        status = host_waits ? fcdp__driver_event_create_blocking(drv, events[i]) : fcdp__driver_event_create(drv, events[i]);
         if (status) *events[i] = NULL;
     }
     return status;

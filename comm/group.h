@@ -76,6 +76,10 @@ void fcdp_group_stale(const fcdp_group *group, uint8_t *stale_out);
 
 typedef enum fcdp_pass { FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER } fcdp_pass;
 
+/* FCDP_ERR_INVALID while `stream` captures a CUDA graph, of which no gather can be part: to be asked before an agreement. So do begin, wait, reshard
+ * and cross say then, and nothing has happened. */
+fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
+
 /* Put everything on the streams. inputs[i]: device address of this rank's shard of extent i in the gathered dtype (shard_bytes long), read
  * where stale, after what is on `stream` now; it lives until a stream that waited for the group (fcdp_group_wait) has passed that.
  * May be NULL where nothing is stale. Nothing to do where the group has begun already.

@@ -102,6 +102,10 @@ struct fcdp_group {
 /* FCDP_ERR_UNSUPPORTED in a forked child. */
 fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *what) FCDP_MUST_CHECK;
 
+/* FCDP_ERR_INVALID while `stream` captures a CUDA graph: nothing of FCDP's may be part of one. `what` was to be done to `name`. */
+fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream stream, const char *what,
+                                       const char *name) FCDP_MUST_CHECK;
+
 /* Latch the comm's failure, `status` with the calling thread's text, unless it has one; open all that waits for a peer. Returns the latched
  * status with its text. */
 fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) FCDP_MUST_CHECK;

@@ -93,9 +93,14 @@ static bool wait_a_period(fcdp_monitor *monitor) {
     return goes_on;
 }
 
+/* Its queries would break the graph that another thread captures, and fail themselves: until the driver lets it ignore that, it does not look. */
 static void *monitor_main(void *arg) {
     fcdp_monitor *monitor = arg;
-    while (wait_a_period(monitor)) comms_look(monitor->engine);
+    for (bool may_look = false; wait_a_period(monitor);) {
+        int mode = FCDP_CAPTURE_MODE_RELAXED;
+        may_look = may_look || !fcdp__driver_capture_mode_exchange(monitor->engine->drv, &mode);
+        if (may_look) comms_look(monitor->engine);
+    }
     return NULL;
 }
 

@@ -2,6 +2,7 @@
 #include "torch_plugin/binding.h"
 
 #include "torch_plugin/history.h"
+#include "torch_plugin/neighbour.h"
 #include "torch_plugin/tensors.h"
 
 #include <stdlib.h>
@@ -89,6 +90,7 @@ METHOD(engine_destroy) {
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
     if (!engine) return NULL;
     Py_BEGIN_ALLOW_THREADS
+    binding_neighbour_end();
     fcdp_engine_destroy(engine);
     Py_END_ALLOW_THREADS
     binding_end_generation();
@@ -575,6 +577,15 @@ METHOD(group_stale) {
     return stale;
 }
 
+/* (group, stream): raises while the stream captures a CUDA graph. */
+METHOD(group_check_capture) {
+    PyObject *handle;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OK:group_check_capture", &handle, &stream)) return NULL;
+    fcdp_group *group = group_of(handle);
+    return group ? none_or_raise(fcdp_group_check_capture(group, (fcdp_stream)(uintptr_t)stream)) : NULL;
+}
+
 /* (group, inputs: n uint64 or empty, pass, stream) */
 METHOD(group_begin) {
     PyObject *handle, *inputs;
@@ -661,13 +672,14 @@ static PyMethodDef methods[] = {
     ENTRY(tree_create), ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed), ENTRY(group_create),
     ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_is_small), ENTRY(groups_cross),
     ENTRY(group_id), ENTRY(group_join), ENTRY(group_question),
-    ENTRY(group_ask_again), ENTRY(group_vote), ENTRY(group_agree), ENTRY(group_audit), ENTRY(group_confirm), ENTRY(comm_fingerprints), ENTRY(group_stale), ENTRY(group_begin),
+    ENTRY(group_ask_again), ENTRY(group_vote), ENTRY(group_agree), ENTRY(group_audit), ENTRY(group_confirm), ENTRY(comm_fingerprints), ENTRY(group_stale), ENTRY(group_check_capture), ENTRY(group_begin),
     ENTRY(group_has_begun), ENTRY(group_unsharded), ENTRY(group_wait), ENTRY(group_reshard), ENTRY(group_stats),
     {"dlpack", binding_dlpack, METH_VARARGS, NULL}, {"nccl_load", binding_nccl_load, METH_VARARGS, NULL},
     {"nccl_ids", binding_nccl_ids, METH_VARARGS, NULL}, {"nccl_comm_create", binding_nccl_comm_create, METH_VARARGS, NULL},
     {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL}, {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},
     {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS, NULL}, {"tensors_blocks", binding_tensors_blocks, METH_VARARGS, NULL},
-    {"history_record", binding_history_record, METH_VARARGS, NULL}, {"history_entries", binding_history_entries, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
+    {"history_record", binding_history_record, METH_VARARGS, NULL}, {"history_entries", binding_history_entries, METH_VARARGS, NULL},     {"neighbour_begin", binding_neighbour_begin, METH_VARARGS, NULL}, {"neighbour_yield", binding_neighbour_yield, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fcdp", "FCDP's core, marshalled.", -1, methods, NULL, NULL, NULL, NULL};

@@ -29,6 +29,8 @@ void binding_host_function_end(void);
  * of the engine's streams, without a lock of the core's. Borrows the reference. NULL with an error set. */
 typedef struct binding_transport binding_transport;
 binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engine, const fcdp_topology *topology);
+/* Is there one? Then what the device does may wait for the GIL. */
+bool binding_transport_uses_python(void);
 fcdp_transport binding_transport_table(binding_transport *transport);
 /* No operation of it is pending. Steals the reference. */
 void binding_transport_destroy(binding_transport *transport);

@@ -7,6 +7,7 @@
  */
 #include "torch_plugin/binding.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,6 +51,10 @@ struct binding_transport {
     void (*failed)(void *arg); /* told of the first failure; NULL: nobody */
     void *failed_arg;
 };
+
+static atomic_size_t n_transports;
+
+bool binding_transport_uses_python(void) { return atomic_load_explicit(&n_transports, memory_order_relaxed) > 0; }
 
 /* ---- failures ---- */
 
@@ -314,6 +319,7 @@ binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engin
     transport->generation = binding_generation();
     transport->is_host_memory = fcdp_engine_is_sim(engine);
     pthread_mutex_init(&transport->mutex, NULL);
+    atomic_fetch_add_explicit(&n_transports, 1, memory_order_relaxed);
     transport->lanes[FCDP_LANE_INTER] = (lane_side){.size = topology->n_nodes, .place = topology->node};
     transport->lanes[FCDP_LANE_NODE] = (lane_side){.size = topology->node_size, .place = topology->local};
     return transport;
@@ -344,5 +350,6 @@ void binding_transport_destroy(binding_transport *transport) {
     }
     Py_XDECREF(transport->python);
     pthread_mutex_destroy(&transport->mutex);
+    atomic_fetch_sub_explicit(&n_transports, 1, memory_order_relaxed);
     free(transport);
 }

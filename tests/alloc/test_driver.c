@@ -191,7 +191,7 @@ static fcdp_status entry_run(world *w, int entry) {
         status = fcdp__driver_stream_create(w->drv, &stream);
         break;
     case 12:
-        status = fcdp__driver_stream_sync(w->drv, w->stream);
+        status = fcdp__driver_sync(w->drv);
         break;
     case 13:
         status = fcdp__driver_stream_wait(w->drv, w->stream, w->event);
@@ -238,7 +238,7 @@ static void every_failure_names_its_call(void **state) {
         "cuMemGetInfo",        "cuMemCreate",       "cuMemRelease",      "cuMemAddressReserve",
         "cuMemAddressFree",    "cuMemMap",          "cuMemUnmap",        "cuMemSetAccess",
         "cuMemcpyHtoDAsync",   "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuStreamCreateWithPriority",
-        "cuStreamSynchronize", "cuStreamWaitEvent", "cuEventCreate",     "cuEventRecord",
+        "cuCtxSynchronize",    "cuStreamWaitEvent", "cuEventCreate",     "cuEventRecord",
         "cuEventSynchronize",  "cuEventQuery",      "cuMemHostRegister", "cuLaunchHostFunc",
         "cuStreamWriteValue32", "cuStreamWaitValue32", "cuEventCreate",  "cuMemHostGetDevicePointer"};
     world w = world_create();
@@ -250,6 +250,40 @@ static void every_failure_names_its_call(void **state) {
         assert_int_equal(simgpu_fail_nth("cuCtxGetCurrent", 1, CUDA_UNKNOWN), 0); /* the binding around it */
         assert_int_equal(entry_run(&w, entry), FCDP_ERR_DRIVER);
         assert_text(calls[entry]);
+    }
+    world_destroy(&w);
+}
+
+static void set(void *flag) {
+    __atomic_store_n((bool *)flag, true, __ATOMIC_RELEASE);
+}
+
+static unsigned long n_spins(void) {
+    struct simgpu_blocking here;
+    simgpu_blocking_total(0, &here);
+    return here.spins;
+}
+
+/* Without an event it spins, rather than not wait. */
+static void who_waits_for_a_stream_sleeps(void **state) {
+    (void)state;
+    static const struct {
+        const char *fails;
+        unsigned long spins;
+        fcdp_status status;
+    } cases[] = {{NULL, 0, FCDP_OK}, {"cuEventCreate", 1, FCDP_OK}, {"cuEventRecord", 1, FCDP_OK},
+                 {"cuEventSynchronize", 0, FCDP_ERR_DRIVER}};
+    world w = world_create();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool done = false;
+        simgpu_blocking_reset();
+        assert_int_equal(simgpu_launch(w.stream, &(struct simgpu_kernel){.duration_ns = 2000000}), 0);
+        assert_ok(fcdp__driver_host_function(w.drv, w.stream, set, &done));
+        if (cases[i].fails) assert_int_equal(simgpu_fail_nth(cases[i].fails, 1, CUDA_UNKNOWN), 0);
+        assert_int_equal(fcdp__driver_stream_sync(w.drv, w.stream), cases[i].status);
+        if (cases[i].status) assert_ok(fcdp__driver_stream_sync(w.drv, w.stream));
+        assert_true(done);
+        assert_int_equal(n_spins(), cases[i].spins);
     }
     world_destroy(&w);
 }
@@ -646,6 +680,7 @@ int main(void) {
         cmocka_unit_test(open_fails_cleanly_at_every_call),
         cmocka_unit_test(a_refused_init_is_named),
         cmocka_unit_test(every_failure_names_its_call),
+        cmocka_unit_test(who_waits_for_a_stream_sleeps),
         cmocka_unit_test(failures_map_to_what_callers_do),
         cmocka_unit_test(real_exhaustion_is_out_of_device_memory),
         cmocka_unit_test(access_not_ready_is_tried_again),

@@ -144,6 +144,30 @@ static void a_stream_reuses_its_own_at_once_and_another_not(void **state) {
     world_close(&w);
 }
 
+static void assert_nobody_spun(void) {
+    struct simgpu_blocking all;
+    simgpu_blocking_total(-1, &all);
+    assert_true(all.waits > 0);
+    assert_int_equal(all.spins, 0);
+}
+
+/* At whatever moment of the search the other stream is done: between two looks, too, its pages can be had. */
+static void pages_that_come_free_during_the_search_are_found(void **state) {
+    (void)state;
+    uint64_t seed = seed_choose("heap");
+    world w = world_open(4);
+    simgpu_blocking_reset();
+    for (int i = 0; i < 400; i++) {
+        int from = i % 2;
+        fcdp_dptr a = take(&w, 4 * PAGE, from);
+        assert_int_equal(simgpu_launch(w.streams[from], &(struct simgpu_kernel){.duration_ns = random_below(&seed, 60000)}), 0);
+        give(&w, a);
+        give(&w, take(&w, 4 * PAGE, 1 - from));
+    }
+    assert_nobody_spun();
+    world_close(&w);
+}
+
 static void a_recorded_stream_holds_a_block_back(void **state) {
     (void)state;
     world w = world_open(16);
@@ -490,6 +514,7 @@ int main(void) {
         cmocka_unit_test(few_large_handles_while_memory_is_not_short),
         cmocka_unit_test(peaks_and_sums_by_class),
         cmocka_unit_test(a_stream_reuses_its_own_at_once_and_another_not),
+        cmocka_unit_test(pages_that_come_free_during_the_search_are_found),
         cmocka_unit_test(a_recorded_stream_holds_a_block_back),
         cmocka_unit_test(what_is_held_is_waited_for_before_memory_is_out),
         cmocka_unit_test(regions_are_asked_last_and_yield_all),

@@ -252,6 +252,13 @@ void cluster_check_launches(const cluster *c, bool whole) {
     assert_false(c->council.disagrees);
 }
 
+void assert_nobody_spun(void) {
+    static struct simgpu_blocking rows[2048];
+    size_t n = simgpu_blocking_list(rows, 2048);
+    for (size_t i = 0; i < n && i < 2048; i++)
+        if (rows[i].spins) fail_msg("%lu of %lu waits may spin: %s by %s", rows[i].spins, rows[i].calls, rows[i].entry, rows[i].site);
+}
+
 void assert_nothing_lives(void) {
     struct simgpu_live live;
     struct simgpu_unordered unordered;

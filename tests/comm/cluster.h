@@ -91,6 +91,8 @@ void cluster_run(cluster *c, void (*body)(member *m, void *arg), void *arg);
 
 /* Nothing of the simulated device is held by anyone, and nothing was unordered. */
 void assert_nothing_lives(void);
+/* Since the last reset no thread has waited in a way in which CUDA may keep a core busy. */
+void assert_nobody_spun(void);
 
 /* For the ranks' threads, from which cmocka cannot return. */
 #define MUST(condition)                                                                                      \

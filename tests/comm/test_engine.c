@@ -39,6 +39,7 @@ static cluster *start(const cluster_config *config) {
 static void end(cluster *c) {
     cluster_check_launches(c, false);
     cluster_destroy(c);
+    assert_nobody_spun();
     assert_nothing_lives();
 }
 
@@ -480,6 +481,45 @@ static void test_after_a_gather_that_failed_alone_nothing_crosses(void **state) 
     end(c);
 }
 
+static void assert_refused(fcdp_status status, const char *words) {
+    assert_int_equal(status, FCDP_ERR_INVALID);
+    assert_non_null(strstr(fcdp_error_text(), "a CUDA graph is being captured"));
+    if (!strstr(fcdp_error_text(), words)) fail_msg("'%s' is not in: %s", words, fcdp_error_text());
+}
+
+/* What is refused has done nothing: the capture goes on, and so do the ranks. The monitor looks meanwhile, at what is under way. */
+static void test_nothing_is_part_of_a_captured_graph(void **state) {
+    (void)state;
+    cluster *c = start(&one_group);
+    member *m = &c->members[1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint64_t inputs[CLUSTER_MAX_EXTENTS] = {(uintptr_t)m->shards};
+    const size_t bytes = 64;
+    step_all(c, 0, all_extents);
+    agree_all(c, 0, agreed);
+    drain_all(c);
+    assert_int_equal(simgpu_capture(m->stream, 1), 0);
+    assert_refused(member_begin(m, 0, FCDP_PASS_FORWARD), "'blocks.0' cannot be gathered");
+    assert_refused(fcdp_groups_cross(&m->groups[0], inputs, 1, m->stream), "'blocks.0' cannot be gathered");
+    assert_refused(fcdp_comm_fingerprint_begin(m->comm, inputs, &bytes, 1, m->stream), "cannot be compared");
+    assert_ok(fcdp_engine_order_writes(m->engine, m->stream));
+    assert_int_equal(simgpu_capture(m->stream, 0), 0);
+    assert_int_equal(c->hub.n_calls, 0);
+    begin_all(c, 0, FCDP_PASS_FORWARD);
+    assert_int_equal(simgpu_capture(m->stream, 1), 0);
+    assert_non_null(m->groups[0]->reading);
+    assert_ok(fcdp_engine_order_writes(m->engine, m->stream)); /* the step is not made now */
+    assert_refused(fcdp_group_wait(m->groups[0], m->stream), "'blocks.0' cannot be waited for");
+    while (atomic_load(&m->groups[0]->in_flight_ns)) sched_yield(); /* until the monitor has seen its end */
+    assert_int_equal(simgpu_capture(m->stream, 0), 0);
+    use_all(c, 0);
+    assert_int_equal(simgpu_capture(m->stream, 1), 0);
+    assert_refused(fcdp_group_reshard(m->groups[0], m->stream, false), "'blocks.0' cannot be resharded");
+    assert_int_equal(simgpu_capture(m->stream, 0), 0);
+    reshard_all(c, 0);
+    end(c);
+}
+
 static void test_counts_and_states(void **state) {
     (void)state;
     cluster *c = start(&one_group);
@@ -793,6 +833,7 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_a_fault_in_a_released_group_is_named),
         cmocka_unit_test(test_what_does_not_fit_is_refused_with_what_would),
+        cmocka_unit_test(test_nothing_is_part_of_a_captured_graph),
         cmocka_unit_test(test_counts_and_states),
         cmocka_unit_test(test_a_group_begun_ahead),
         cmocka_unit_test(test_what_follows_is_begun_ahead),

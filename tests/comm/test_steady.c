@@ -131,6 +131,7 @@ static void steady(cluster_config config, size_t most, bool exactly) {
     }
     cluster_check_launches(c, true);
     cluster_destroy(c);
+    assert_nobody_spun();
     assert_nothing_lives();
 }
 

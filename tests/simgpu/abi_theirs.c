@@ -25,7 +25,7 @@ const char *const abi_their_names[] = {
     EXPORTED(cuMemAddressFree), EXPORTED(cuMemMap), EXPORTED(cuMemUnmap), EXPORTED(cuMemSetAccess),
     EXPORTED(cuMemGetAccess), EXPORTED(cuStreamCreate), EXPORTED(cuStreamCreateWithPriority),
     EXPORTED(cuStreamDestroy), EXPORTED(cuStreamSynchronize), EXPORTED(cuStreamQuery),
-    EXPORTED(cuStreamIsCapturing), EXPORTED(cuStreamWaitEvent),
+    EXPORTED(cuStreamIsCapturing), EXPORTED(cuThreadExchangeStreamCaptureMode), EXPORTED(cuStreamWaitEvent),
     EXPORTED(cuStreamWaitValue32), EXPORTED(cuStreamWriteValue32), EXPORTED(cuLaunchHostFunc),
     EXPORTED(cuEventCreate), EXPORTED(cuEventDestroy), EXPORTED(cuEventRecord), EXPORTED(cuEventQuery),
     EXPORTED(cuEventSynchronize), EXPORTED(cuMemcpyAsync), EXPORTED(cuMemcpyHtoDAsync), EXPORTED(cuMemcpyDtoHAsync),

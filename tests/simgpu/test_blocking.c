@@ -82,6 +82,32 @@ static void a_call_waits_when_there_is_something_to_wait_for(void **state) {
     assert_total(0, 0);
 }
 
+/* Whether or not there was something to wait for, the flags decide: the caller cannot know that there is nothing. */
+static void a_call_may_spin_unless_its_event_lets_it_sleep(void **state) {
+    (void)state;
+    CUstream stream = stream_make();
+    CUevent spins = event_make(), sleeps;
+    OK(cuEventCreate(&sleeps, CU_EVENT_DISABLE_TIMING | CU_EVENT_BLOCKING_SYNC));
+    busy(stream, MS);
+    OK(cuEventRecord(sleeps, stream));
+    OK(cuEventSynchronize(sleeps));
+    OK(cuEventSynchronize(sleeps));
+    OK(cuCtxSynchronize()); /* the framework's flags say */
+    assert_int_equal(total().spins, 0);
+    busy(stream, MS);
+    OK(cuEventRecord(spins, stream));
+    OK(cuEventSynchronize(spins));
+    OK(cuEventSynchronize(spins));
+    OK(cuEventSynchronize(sleeps)); /* the thread's next call is counted anew */
+    assert_int_equal(total().spins, 2);
+    OK(cuStreamSynchronize(stream));
+    assert_int_equal(total().spins, 3);
+    assert_int_equal(total().calls, 7);
+    OK(cuEventDestroy_v2(spins));
+    OK(cuEventDestroy_v2(sleeps));
+    OK(cuStreamDestroy_v2(stream));
+}
+
 static void copies_of_pageable_memory_wait(void **state) {
     (void)state;
     struct pages pages = pages_make(1);
@@ -236,6 +262,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         test(what_only_enqueues_or_asks_does_not_count),
         test(a_call_waits_when_there_is_something_to_wait_for),
+        test(a_call_may_spin_unless_its_event_lets_it_sleep),
         test(copies_of_pageable_memory_wait),
         test(unregistering_waits_for_a_use),
         test(the_context_s_end_waits),

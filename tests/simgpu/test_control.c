@@ -37,6 +37,7 @@ static CUdeviceptr an_address;
 static CUmemGenericAllocationHandle a_handle;
 static unsigned long long some_flags;
 static CUstreamCaptureStatus some_status;
+static CUstreamCaptureMode some_mode;
 static CUmodule a_module;
 static CUfunction a_function;
 static const char image[] = ".version 6.4 .visible .entry a_kernel()";
@@ -76,6 +77,7 @@ CALL(cuStreamDestroy_v2, cuStreamDestroy_v2(world.stream))
 CALL(cuStreamSynchronize, cuStreamSynchronize(world.stream))
 CALL(cuStreamQuery, cuStreamQuery(world.stream))
 CALL(cuStreamIsCapturing, cuStreamIsCapturing(world.stream, &some_status))
+CALL(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode(&some_mode))
 CALL(cuStreamWaitEvent, cuStreamWaitEvent(world.stream, world.event, 0))
 CALL(cuStreamWaitValue32_v2, cuStreamWaitValue32_v2(world.stream, world.pages.at, 0, CU_STREAM_WAIT_VALUE_GEQ))
 CALL(cuStreamWriteValue32_v2, cuStreamWriteValue32_v2(world.stream, world.pages.at, 0, 0))
@@ -110,7 +112,7 @@ static const struct {
     ROW(cuMemRelease), ROW(cuMemExportToShareableHandle), ROW(cuMemImportFromShareableHandle),
     ROW(cuMemAddressReserve), ROW(cuMemAddressFree), ROW(cuMemMap), ROW(cuMemUnmap), ROW(cuMemSetAccess),
     ROW(cuMemGetAccess), ROW(cuStreamCreate), ROW(cuStreamCreateWithPriority), ROW(cuStreamDestroy_v2),
-    ROW(cuStreamSynchronize), ROW(cuStreamQuery), ROW(cuStreamIsCapturing), ROW(cuStreamWaitEvent), ROW(cuStreamWaitValue32_v2),
+    ROW(cuStreamSynchronize), ROW(cuStreamQuery), ROW(cuStreamIsCapturing), ROW(cuThreadExchangeStreamCaptureMode), ROW(cuStreamWaitEvent), ROW(cuStreamWaitValue32_v2),
     ROW(cuStreamWriteValue32_v2), ROW(cuLaunchHostFunc), ROW(cuEventCreate), ROW(cuEventDestroy_v2),
     ROW(cuEventRecord), ROW(cuEventQuery), ROW(cuEventSynchronize), ROW(cuMemcpyAsync), ROW(cuMemcpyHtoDAsync_v2),
     ROW(cuMemcpyDtoHAsync_v2), ROW(cuMemcpyDtoDAsync_v2), ROW(cuMemsetD8Async), ROW(cuMemHostRegister_v2),

@@ -100,6 +100,42 @@ static void nobody_asks_or_waits_during_a_capture(void **state) {
     OK(cuEventSynchronize(event));
 }
 
+static void a_relaxed_thread_breaks_no_capture(void **state) {
+    (void)state;
+    CUstream captured = stream_make(CU_STREAM_NON_BLOCKING), other = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent event = event_make();
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    OK(cuEventRecord(event, other));
+    OK(cuThreadExchangeStreamCaptureMode(&mode));
+    assert_int_equal(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    assert_int_equal(simgpu_capture(captured, 1), 0);
+    OK(cuEventQuery(event));
+    OK(cuStreamSynchronize(other));
+    OK(cuThreadExchangeStreamCaptureMode(&mode));
+    assert_int_equal(mode, CU_STREAM_CAPTURE_MODE_RELAXED);
+    REFUSED(cuEventQuery(event), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    assert_int_equal(simgpu_capture(captured, 0), 1);
+    mode = (CUstreamCaptureMode)3;
+    REFUSED(cuThreadExchangeStreamCaptureMode(&mode), CUDA_ERROR_INVALID_VALUE);
+}
+
+/* There is no such work in the graph: an event of before, or of another stream, orders nothing there. */
+static void a_capture_knows_its_own_events_alone(void **state) {
+    (void)state;
+    CUstream captured = stream_make(CU_STREAM_NON_BLOCKING), other = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent before = event_make(), inside = event_make(), never = event_make();
+    OK(cuEventRecord(before, captured));
+    assert_int_equal(simgpu_capture(captured, 1), 0);
+    OK(cuStreamWaitEvent(captured, never, 0));
+    OK(cuEventRecord(inside, captured));
+    OK(cuStreamWaitEvent(captured, inside, 0));
+    OK(cuStreamWaitEvent(other, before, 0)); /* is not captured */
+    assert_int_equal(simgpu_capture(captured, 0), 0);
+    assert_int_equal(simgpu_capture(captured, 1), 0);
+    REFUSED(cuStreamWaitEvent(captured, before, 0), CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+    assert_int_equal(simgpu_capture(captured, 0), 1);
+}
+
 static void a_stream_waits_for_what_the_event_had_captured(void **state) {
     (void)state;
     CUstream first = stream_make(CU_STREAM_NON_BLOCKING), second = stream_make(CU_STREAM_NON_BLOCKING);
@@ -392,6 +428,8 @@ int main(void) {
         test(a_stream_keeps_order),
         test(query_tells_pending_from_done),
         test(nobody_asks_or_waits_during_a_capture),
+        test(a_relaxed_thread_breaks_no_capture),
+        test(a_capture_knows_its_own_events_alone),
         test(a_stream_waits_for_what_the_event_had_captured),
         test(the_null_stream_orders_itself_with_blocking_streams),
         test(blocking_streams_wait_for_the_null_stream),

@@ -287,10 +287,8 @@ def the_visualiser_reads_a_snapshot(p, sim):
     p.free(at)
 
 
-@scenario
-def an_engine_shares_the_pages(p, sim):
-    """A region's pages and a tensor's are the same: the budget binds both."""
-    p.do("empty_cache")
+def one_group(sim):
+    """An engine on the tensors' device, with a group of 32 MiB in a shard group of two nodes: (engine, comm, group, tree)."""
     engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, _fcdp.MAPPING_AUTO)
     assert _fcdp.engine_account_create(engine)
 
@@ -305,7 +303,40 @@ def an_engine_shares_the_pages(p, sim):
     assert _fcdp.comm_host_create(comm)
     group = _fcdp.group_create(comm, "block", [(16 * MIB, 1)])
     _fcdp.group_attach(group, _fcdp.group_host_alloc(group))
-    tree = _fcdp.tree_create(comm)
+    return engine, comm, group, _fcdp.tree_create(comm)
+
+
+@scenario
+def a_gather_in_a_capture_is_refused_before_the_ranks_meet(p, sim):
+    from fcdp.runtime import Group, Runtime, Tree
+
+    class OneShards:
+        def agree(self, vote):
+            raise AssertionError("the ranks meet")
+
+    engine, comm, handle, _ = one_group(sim)
+    stream, shards, runtime = sim.stream(), OneShards(), Runtime()
+    shards.comm = comm
+    runtime.load_options()
+    group = Group("block", [], shards, handle, [], None)
+    assert sim.lib.simgpu_capture(ctypes.c_void_p(stream), 1) == 0
+    for by_hand in (False, True):
+        try:
+            runtime.unshard(group, Tree([]), True, by_hand, stream)
+            raise AssertionError("it was not refused")
+        except RuntimeError as error:
+            assert "a CUDA graph is being captured, and 'block' cannot be gathered in it" in str(error) and "FCDP=0" in str(error), error
+    runtime.engine = engine
+    runtime.order_writes(stream)
+    assert sim.lib.simgpu_capture(ctypes.c_void_p(stream), 0) == 0  # nothing has broken it
+    _fcdp.engine_destroy(engine)
+
+
+@scenario
+def an_engine_shares_the_pages(p, sim):
+    """A region's pages and a tensor's are the same: the budget binds both."""
+    p.do("empty_cache")
+    engine, comm, group, tree = one_group(sim)
     _fcdp.group_join(group, tree)
     _fcdp.group_agree(group, b"\1\1")
     shard = torch.arange(4 * MIB, dtype=torch.int32)

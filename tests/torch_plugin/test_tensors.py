@@ -57,11 +57,15 @@ def test_pluggable(outcomes, name):
 
 
 TAKES_OVER = """
+import os
 import sys
 import torch
 {before}
 import torch.distributed.fsdp
+libc = __import__("ctypes").CDLL(None)
+libc.getenv.restype = __import__("ctypes").c_char_p
 print("backend", torch._C._cuda_getAllocatorBackend())
+print("graph registration", libc.getenv(b"NCCL_GRAPH_REGISTER"))  # as NCCL asks for it
 """
 
 
@@ -74,6 +78,8 @@ print("backend", torch._C._cuda_getAllocatorBackend())
     ("without a driver", {"FCDP": "1", "LD_LIBRARY_PATH": ""}, "", "native", ""),
     ("another allocator", {"FCDP": "1", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "", "cudaMallocAsync",
      "PyTorch's own allocator serves tensors"),
+    ("NCCL registers", {"FCDP": "1", "NCCL_GRAPH_REGISTER": "1"}, "", "native", "NCCL_GRAPH_REGISTER=1 lets NCCL register"),
+    ("NCCL asked not to", {"FCDP": "1", "NCCL_GRAPH_REGISTER": "0"}, "", "pluggable", ""),
     ("CUDA in use", {"FCDP": "1"}, "torch.cuda.is_initialized = lambda: True", "native", "import torch.distributed.fsdp before CUDA is used"),
 ])  # fmt: skip
 def test_fcdp_takes_tensors_over_where_a_driver_is(tmp_path, case, env, before, backend, says):
@@ -86,5 +92,7 @@ def test_fcdp_takes_tensors_over_where_a_driver_is(tmp_path, case, env, before, 
         pytest.skip("there is one")
     assert job.returncode == 0, job.stderr
     assert f"backend {backend}" in job.stdout
+    registers = env.get("NCCL_GRAPH_REGISTER", "0" if backend == "pluggable" else None)
+    assert f"graph registration {registers and registers.encode()}" in job.stdout, job.stdout
     assert says in job.stderr
     assert ("allocator serves" in job.stderr) == bool(says), job.stderr

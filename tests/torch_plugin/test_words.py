@@ -58,6 +58,15 @@ def test_one_rank_has_nothing_to_gather(tmp_path):
     assert len(stats_of(tmp_path)["bypassed"]) == 5
 
 
+def test_a_first_gather_in_a_capture_is_plain_fsdp2s(tmp_path):
+    job = start(tmp_path, "captured")
+    assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
+    why = "its first gather is part of a CUDA graph's capture"
+    said = [words(rank.err) for rank in job.ranks]
+    assert said[0][0] == f"fcdp: served 0 of 5 groups: {why}; plain FSDP2 runs" and said[1] == [], job.report()
+    assert [entry["reason"] for entry in stats_of(tmp_path)["bypassed"]] == [why] * 5
+
+
 def test_what_plain_fsdp2_gathered_beside_is_counted(tmp_path):
     job = start(tmp_path, "partly", n_ranks=4, FCDP_LOCAL_SIZE="2")
     assert all(rank.returncode == 0 for rank in job.ranks), job.report()

@@ -31,6 +31,7 @@ struct row {
     struct key key;
     unsigned long calls;
     unsigned long waits;
+    unsigned long spins;
     uint64_t wait_ns;
     uint64_t longest_ns;
 };
@@ -41,6 +42,7 @@ static struct row rows[N_ROWS + 1]; /* hashed by key; the last is for what finds
 static _Thread_local struct {
     struct key key;
     uint64_t since_ns; /* it waits from then on; 0: it did not have to */
+    bool spins;
 } current;
 
 int simgpu__thread_id(void) {
@@ -72,6 +74,8 @@ void simgpu__block_waits(void) {
     if (!current.since_ns) current.since_ns = simgpu__now_ns();
 }
 
+void simgpu__block_spins(void) { current.spins = true; }
+
 static size_t hash_of(const struct key *key) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0; i < sizeof *key; i++)
@@ -97,12 +101,14 @@ void simgpu__block_end(void) {
     struct row *row = row_of(&current.key);
     row->calls++;
     if (current.since_ns) row->waits++;
+    row->spins += current.spins;
     row->wait_ns += wait_ns;
     if (wait_ns > row->longest_ns) row->longest_ns = wait_ns;
     pthread_mutex_unlock(&rows_lock);
     if (current.since_ns && simgpu__timeline_is_on())
         simgpu__timeline_wait(simgpu_entry_name(current.key.entry), current.key.label, current.since_ns, now);
     current.since_ns = 0;
+    current.spins = false;
 }
 
 /* ---- reading --------------------------------------------------------------------------------------------------- */
@@ -131,6 +137,7 @@ static void name_frames(char *text, size_t n, void *const *frames) {
 static void add(struct simgpu_blocking *sum, const struct row *row) {
     sum->calls += row->calls;
     sum->waits += row->waits;
+    sum->spins += row->spins;
     sum->wait_ns += row->wait_ns;
     if (row->longest_ns > sum->longest_ns) sum->longest_ns = row->longest_ns;
 }

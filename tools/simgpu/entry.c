@@ -17,6 +17,7 @@ static const uint8_t needs[SIM_N_ENTRIES] = {
 
 static _Thread_local unsigned current_generation; /* 0: no context is current */
 static _Thread_local bool in_host_function;
+static _Thread_local CUstreamCaptureMode capture_mode;
 
 void simgpu__context_set_current(bool current) {
     current_generation = current ? atomic_load(&sim.generation) : 0;
@@ -34,6 +35,7 @@ bool simgpu__forked(void) {
 
 /* What would look at, or wait for, work that a capture has not yet put anywhere. */
 static bool breaks_captures(enum sim_entry entry) {
+    if (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
     return entry == SIM_cuCtxSynchronize || entry == SIM_cuStreamSynchronize || entry == SIM_cuStreamQuery ||
            entry == SIM_cuEventSynchronize || entry == SIM_cuEventQuery;
 }
@@ -53,6 +55,15 @@ CUresult simgpu__enter(enum sim_entry entry) {
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
     return (CUresult)atomic_load(&sim.sticky);
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
+    SIM_ENTER(cuThreadExchangeStreamCaptureMode);
+    if (!mode || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_INVALID_VALUE;
+    CUstreamCaptureMode before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
 }
 
 CUresult simgpu__enter_control(void) {

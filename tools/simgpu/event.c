@@ -5,6 +5,8 @@
 
 struct event {
     struct sim_point *point; /* NULL: never recorded, which counts as done */
+    bool captured;           /* recorded in a graph capture: outside of it there is no such point */
+    bool sleeps;             /* CU_EVENT_BLOCKING_SYNC: who waits for it leaves the core to others */
 };
 
 static struct sim_table event_table = {.tag = 0x45};
@@ -30,6 +32,7 @@ CUresult cuEventCreate(CUevent *event_out, unsigned int flags) {
     if (shared) return CUDA_ERROR_NOT_SUPPORTED;
     struct event *event = calloc(1, sizeof *event);
     if (!event) return CUDA_ERROR_OUT_OF_MEMORY;
+    event->sleeps = flags & CU_EVENT_BLOCKING_SYNC;
     sim_lock();
     uint64_t id = simgpu__table_put(&event_table, event);
     if (!id) {
@@ -64,6 +67,7 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
     }
     simgpu__point_drop(of->point);
     of->point = point;
+    of->captured = simgpu__stream_captures(on);
     return sim_unlock_with(CUDA_SUCCESS);
 }
 
@@ -75,6 +79,11 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     struct sim_stream *on = simgpu__stream_of(stream);
     if (!of || !on) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
     if (!of->point) return sim_unlock_with(CUDA_SUCCESS);
+    if (simgpu__stream_captures(on) && !of->captured) {
+        sim_unlock();
+        simgpu__captures_invalidate();
+        return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+    }
     of->point->refs++;
     return sim_unlock_with(simgpu__stream_push(on, &(struct sim_op){.work = SIM_WAIT_POINT, .waits_for = of->point}));
 }
@@ -92,6 +101,7 @@ CUresult cuEventQuery(CUevent event) {
 static CUresult synchronize(CUevent event) {
     struct event *of = event_of(event);
     if (!of) return CUDA_ERROR_INVALID_HANDLE;
+    if (!of->sleeps) simgpu__block_spins();
     struct sim_point *point = of->point; /* the event may be recorded anew, or destroyed, meanwhile */
     if (!point) return CUDA_SUCCESS;
     point->refs++;

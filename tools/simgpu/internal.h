@@ -57,6 +57,7 @@ enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
     X(cuStreamSynchronize, SIM_NEEDS_CONTEXT)                                                                      \
     X(cuStreamQuery, SIM_NEEDS_CONTEXT)                                                                            \
     X(cuStreamIsCapturing, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuThreadExchangeStreamCaptureMode, SIM_NEEDS_INIT)                                                           \
     X(cuStreamWaitEvent, SIM_NEEDS_CONTEXT)                                                                        \
     X(cuStreamWaitValue32_v2, SIM_NEEDS_CONTEXT)                                                                   \
     X(cuStreamWriteValue32_v2, SIM_NEEDS_CONTEXT)                                                                  \
@@ -119,6 +120,8 @@ struct sim_op;
 /* The calling thread is in an entry point that may wait (without the lock), and leaves it. */
 void simgpu__block_begin(enum sim_entry entry);
 void simgpu__block_end(void);
+/* Between the two: the call is one that may spin. */
+void simgpu__block_spins(void);
 /* It waits from here on. */
 void simgpu__block_waits(void);
 int simgpu__thread_id(void);
@@ -280,6 +283,8 @@ void simgpu__stream_host_learns_all(void);
 struct sim_position *simgpu__stream_position(void);
 size_t simgpu__stream_count(void);
 void simgpu__captures_invalidate(void);
+/* With the lock. */
+bool simgpu__stream_captures(const struct sim_stream *stream);
 void simgpu__stream_reset(void);
 void simgpu__stream_forget_order(void); /* of the null stream, which outlives a reset */
 size_t simgpu__event_count(void);

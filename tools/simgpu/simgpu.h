@@ -65,9 +65,10 @@ SIMGPU_API void simgpu_calls_reset(void); /* an armed fault stays armed */
 SIMGPU_API const char *simgpu_entry_name(unsigned i);
 
 /* A stream's graph capture begins (1) or ends (0), in CUDA's global mode: until it ends, no thread may wait
- * for a stream, an event or the device, nor ask about one. Such a call fails with
- * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates every capture. What is put on the stream meanwhile
- * runs at once; there is no graph. Returns 0; 1: it had been invalidated; -1: no such stream, or not
+ * for a stream, an event or the device, nor ask about one, but in relaxed mode (cuThreadExchangeStreamCaptureMode). Such a call fails with
+ * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates every capture, as does, with
+ * CUDA_ERROR_STREAM_CAPTURE_ISOLATION, a wait of the stream for an event that was recorded outside of a capture. What
+ * is put on the stream meanwhile runs at once; there is no graph. Returns 0; 1: it had been invalidated; -1: no such stream, or not
  * capturing. */
 SIMGPU_API int simgpu_capture(void *stream, int begins);
 
@@ -84,7 +85,9 @@ struct simgpu_blocking {
     char label[48];      /* the thread's, see simgpu_annotate */
     char site[512];      /* who called: "function (file) < its caller < ...", or file+offset */
     unsigned long calls;
-    unsigned long waits; /* of these, those that found something to wait for */
+    unsigned long waits; /* of the calls, those that found something to wait for */
+    unsigned long spins; /* of the calls, those in which CUDA may keep a core busy until the end, as the context's flags say:
+                            cuStreamSynchronize, and cuEventSynchronize of an event without CU_EVENT_BLOCKING_SYNC */
     uint64_t wait_ns;
     uint64_t longest_ns;
 };

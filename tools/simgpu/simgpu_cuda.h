@@ -54,6 +54,7 @@ typedef enum cudaError_enum {
     CUDA_ERROR_NOT_PERMITTED = 800,
     CUDA_ERROR_NOT_SUPPORTED = 801,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
+    CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
     CUDA_ERROR_UNKNOWN = 999
 } CUresult;
 
@@ -62,6 +63,12 @@ typedef enum CUstreamCaptureStatus_enum {
     CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
     CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2
 } CUstreamCaptureStatus;
+
+typedef enum CUstreamCaptureMode_enum {
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2
+} CUstreamCaptureMode;
 
 typedef enum CUdevice_attribute_enum {
     CU_DEVICE_ATTRIBUTE_INTEGRATED = 18,
@@ -216,6 +223,8 @@ SIMGPU_API CUresult cuStreamDestroy_v2(CUstream stream);
 SIMGPU_API CUresult cuStreamSynchronize(CUstream stream);
 SIMGPU_API CUresult cuStreamQuery(CUstream stream);
 SIMGPU_API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status_out);
+/* Which thread captures is not known here: a thread-local mode is as the global one. */
+SIMGPU_API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode);
 SIMGPU_API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags);
 SIMGPU_API CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value,
                                            unsigned int flags);

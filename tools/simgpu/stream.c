@@ -467,6 +467,7 @@ static CUresult synchronize(CUstream stream) {
 CUresult cuStreamSynchronize(CUstream stream) {
     SIM_ENTER(cuStreamSynchronize);
     simgpu__block_begin(SIM_cuStreamSynchronize);
+    simgpu__block_spins();
     sim_lock();
     CUresult result = sim_unlock_with(synchronize(stream));
     simgpu__block_end();
@@ -489,6 +490,8 @@ void simgpu__captures_invalidate(void) {
         if (stream->capture) stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     sim_unlock();
 }
+
+bool simgpu__stream_captures(const struct sim_stream *stream) { return stream->capture != CU_STREAM_CAPTURE_STATUS_NONE; }
 
 int simgpu_capture(void *stream, int begins) {
     sim_lock();

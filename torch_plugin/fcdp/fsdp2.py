@@ -131,6 +131,10 @@ def _gathers_nothing(param_group: Any) -> str | None:
     return "its shard group has one rank: there is nothing to gather" if param_group.mesh_info.shard_mesh_size == 1 else None
 
 
+def _captures(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def _why_not(param_group: Any) -> str | None:
     """Why FCDP leaves this group to plain FSDP2; None: it serves."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
@@ -141,6 +145,8 @@ def _why_not(param_group: Any) -> str | None:
         return "reshard_after_forward is an int, so it keeps shards of its own after forward"
     if param_group.device.type not in ("cpu", "cuda"):
         return f"device type {param_group.device.type} is not supported"
+    if _captures(param_group.device):  # what serving it takes cannot be made now
+        return "its first gather is part of a CUDA graph's capture"
     comm = getattr(param_group, "_all_gather_comm", None)
     if comm is not None and type(comm) is not collectives.DefaultAllGather:
         return f"it has a custom all-gather ({type(comm).__name__})"

@@ -324,6 +324,8 @@ class Runtime:
         self.engine = _fcdp.engine_create(kind, device.index or 0, library, shares, self._mapping())
         self.device = device
         self.account_ready = False
+        if kind == _fcdp.DRIVER_CUDA and not shares:
+            tensors.beside(self.engine)
 
     def _mapping(self) -> int:
         """A stale access to a page that another group has by now is a wrong number: without storages that refuse it, it must fault."""
@@ -420,7 +422,7 @@ class Runtime:
         """Of the shards of each group, read by the device behind what is on `stream` now; the host waits for it."""
         none = [b""] * len(groups)
         shards = groups[0].shards
-        if self.fingerprinted_by(shards.device) != "device" or (shards.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        if self.fingerprinted_by(shards.device) != "device":
             return none
         addresses, sizes = array("Q"), array("Q")
         for extent in [extent for group in groups for extent in group.extents]:
@@ -459,6 +461,7 @@ class Runtime:
     def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
         """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP2's hooks."""
         handle = tree.handle(group.shards)
+        _call(_fcdp.group_check_capture, group.handle, stream)  # before the ranks meet
         _fcdp.group_join(group.handle, handle)
         question = _fcdp.group_question(group.handle, by_hand)
         if question == _fcdp.ASK_TREE:

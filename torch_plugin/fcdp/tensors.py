@@ -8,6 +8,8 @@ others work as with PyTorch's own.
 from __future__ import annotations
 
 import functools
+import logging
+import os
 import sys
 import warnings
 from typing import Any, Callable
@@ -16,6 +18,8 @@ import torch
 import torch.cuda.memory
 
 from fcdp import OptionError, _fcdp
+
+log = logging.getLogger("fcdp")
 
 # Of PyTorch's pluggable allocator: how each hook is set.
 _SETTERS = {
@@ -32,6 +36,7 @@ def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = No
         raise OptionError(error.args[0]) from None
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise RuntimeError("fcdp_alloc: this torch is built without CUDA")
+    _no_graph_registration()
     hooks = _fcdp.tensors_enable(driver, sim_library)
     allocator = torch._C._cuda_customAllocator(hooks["malloc"], hooks["free"])
     missing = [setter for setter in _SETTERS.values() if not hasattr(allocator, setter)]
@@ -43,6 +48,16 @@ def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = No
     if torch.backends.cudnn.benchmark:
         _no_cudnn_benchmark(True)
     return allocator
+
+
+def _no_graph_registration() -> None:
+    """NCCL registers the buffers of collectives that a CUDA graph captures, by default, and takes each for one physical allocation (NCCL_GRAPH_REGISTER):
+    pages are many, and jobs were seen to hang. NCCL reads the variable at the first captured collective, so here is early enough."""
+    asked = os.environ.setdefault("NCCL_GRAPH_REGISTER", "0").strip()
+    if asked not in ("", "0"):
+        raise RuntimeError(f"NCCL_GRAPH_REGISTER={asked} lets NCCL register tensors in captured CUDA graphs as if each were one allocation, which "
+                           "fcdp_alloc's are not; unset it, or set it to 0")  # fmt: skip
+    os.environ["NCCL_GRAPH_REGISTER"] = "0"
 
 
 class _FcdpAlloc(torch.cuda.memory._CUDAAllocator):
@@ -64,6 +79,25 @@ def is_current() -> bool:
     """Do tensors come from fcdp_alloc?"""
     ours = fcdp_alloc._allocator
     return ours is not None and torch._C._cuda_getAllocatorBackend() == "pluggable" and torch._C._cuda_getAllocator() is ours
+
+
+def beside(engine: Any) -> None:
+    """PyTorch's own allocator and the engine's pages share the device: before one says that memory is out, the other gives back what it does not use."""
+    asks = _fcdp.neighbour_begin(engine, torch.cuda.empty_cache)
+    if not asks:
+        log.info("PyTorch's allocator cannot ask FCDP for memory before it raises an out-of-memory: libc10_cuda does not import cudaMalloc")
+    # Where it calls no cudaMalloc (expandable segments), at least the next attempt finds more.
+    attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
+    if attach is not None and torch._C._cuda_getAllocatorBackend() == "native":
+        attach(_on_out_of_memory)
+
+
+def _on_out_of_memory(device: int, bytes_: int, total_bytes: int, free_bytes: int) -> None:
+    """PyTorch calls it without its lock; the exception is as good as thrown."""
+    given = _fcdp.neighbour_yield(bytes_)
+    if given:
+        warnings.warn(f"fcdp: PyTorch's allocator ran out of memory; {given >> 20} MiB that gathered parameters do not need now were given back, "
+                      "so another attempt may succeed", stacklevel=2)  # fmt: skip
 
 
 # Of a statistic of torch.cuda.memory_stats.

@@ -1,0 +1,12 @@
+/* neighbour.h - PyTorch's own caching allocator beside an engine's pages. */
+#ifndef FCDP_NEIGHBOUR_H
+#define FCDP_NEIGHBOUR_H
+
+#include "torch_plugin/binding.h"
+
+PyObject *binding_neighbour_begin(PyObject *self, PyObject *args);
+PyObject *binding_neighbour_yield(PyObject *self, PyObject *args);
+/* Before the engine ends; without the GIL. Returns when nobody is in it on PyTorch's behalf. */
+void binding_neighbour_end(void);
+
+#endif
