@@ -4,7 +4,7 @@
  * It is driven as that commit's runtime.py and fsdp2.py did on a GPU: the thread that runs the model submits jobs and waits for each unshard
  * before it launches the group's compute; in forward it lets the groups that follow cross the nodes ahead; before an agreement the
  * workers end what they have. Its transport's calls wait for nothing but the network: there is no Python here. Both lanes have a
- * worker, as on CPUs then; with NCCL they would have shared one, which is slower.
+ * worker, as on CPUs then; with NCCL they would have shared one, which took as long here.
  */
 #include <stdlib.h>
 #include <string.h>
