@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import select
 import signal
 import socket
 import subprocess
@@ -175,6 +176,47 @@ def first_difference(expected, got):
     return None
 
 
+class WarmProcess:
+    """A rank forked from warm.py's process, which is started when it is first asked for and ends with this one."""
+
+    orders = None
+
+    def __init__(self, script, arguments, env, out, err):
+        order = {"tag_name": TAG_NAME, "env": env, "argv": [str(script), *map(str, arguments)], "stdin": os.devnull, "out": str(out), "err": str(err)}
+        self.said, theirs = os.pipe()
+        socket.send_fds(self.forker(), [json.dumps(order).encode()], [theirs])
+        os.close(theirs)
+        self.returncode, self.text = None, b""
+
+    @classmethod
+    def forker(cls):
+        if cls.orders is None:
+            cls.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            subprocess.Popen([sys.executable, HERE / "warm.py", str(theirs.fileno())], cwd=HERE, env=environment("0" * len(new_tag()), HERE),
+                             stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+            theirs.close()
+        return cls.orders
+
+    def wait(self, timeout):
+        deadline = time.monotonic() + timeout
+        while self.returncode is None:
+            if not select.select([self.said], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise subprocess.TimeoutExpired("a warm rank", timeout)
+            more = os.read(self.said, 100)
+            assert more, "warm.py has ended"
+            self.text += more
+            lines = self.text.split(b"\n")
+            if len(lines) > 2:
+                self.returncode = int(lines[1])
+                os.close(self.said)
+        return self.returncode
+
+
+def may_be_warm(env, prefix, preexec):
+    """Whether nothing is asked for that an interpreter reads at its start alone."""
+    return not prefix and not preexec and not any(name.startswith(("PYTHON", "LD_")) for name in env or {})
+
+
 class Rank:
     def __init__(self, process, out, err):
         self.process, self.out_path, self.err_path = process, out, err
@@ -193,18 +235,24 @@ class Rank:
 
 
 class Spawned:
-    """Ranks started without torchrun, whose own killing of the survivors would hide what they have to say."""
+    """Ranks started without torchrun, whose own killing of the survivors would hide what they have to say.  `warm`: forked
+    from a process that has imported torch (warm.py), where what the start itself does is not what is tried."""
 
-    def __init__(self, script, arguments, tmp, env=None, rank_env=None, n_ranks=WORLD, prefix=(), preexec=None):
+    def __init__(self, script, arguments, tmp, env=None, rank_env=None, n_ranks=WORLD, prefix=(), preexec=None, warm=False):
         tmp.mkdir(parents=True, exist_ok=True)
         self.tag, self.tmp, self.ranks, self.timed_out = new_tag(), tmp, [], False
         port = free_port()
+        warm = warm and may_be_warm(env, prefix, preexec)
         for rank in range(n_ranks):
             own = environment(self.tag, tmp, env)
             own.update(RANK=str(rank), WORLD_SIZE=str(n_ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
                        MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(n_ranks))
             own.update((rank_env or {}).get(rank, {}))
             paths = tmp / f"out{rank}.txt", tmp / f"err{rank}.txt"
+            if warm:
+                paths[0].touch(), paths[1].touch()
+                self.ranks.append(Rank(WarmProcess(script, arguments, own, *paths), *paths))
+                continue
             with open(paths[0], "wb") as out, open(paths[1], "wb") as err:
                 process = subprocess.Popen([*prefix, sys.executable, str(script), *map(str, arguments)], cwd=HERE, env=own,
                                            stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
