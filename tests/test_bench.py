@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow  # each starts a process that imports torch
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent / "tools" / "bench" / "training.py"
 SMALL = ["--layers", "2", "--dim", "32", "--heads", "4", "--seq", "32", "--batch", "2", "--steps", "2"]
 

@@ -116,7 +116,7 @@ case $what in
     quick)
         export TEST_COARSER=16 TEST_ROUNDS=2
         beside c_stage "C, every check" dev
-        python_stage -m "not slow and not gpu"
+        python_stage -m "not slow and not gpu" --ignore tests/torch_plugin --ignore tests/lab   # slow, all of them; they import torch
         joined
         ;;
     gpu)
