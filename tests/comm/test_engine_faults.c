@@ -144,7 +144,7 @@ static void every_driver_call(cluster_config config, int code, long stride) {
     }
     print_message("2 x %u, restore %s, %s: %ld driver calls, each %ld. from %ld on failed with %d: %ld runs ended in errors\n", config.node_size,
                   config.restore ? "whole" : "slice", mapping_name(config.mapping), n_calls, of.stride, of.first, code, n_failed);
-    if (of.last > of.first) assert_true(n_failed > 0);
+    if ((of.last - of.first) / of.stride >= 25) assert_true(n_failed > 0); /* of fewer, all may be calls that are tried again */
 }
 
 static void test_every_driver_call_alone_on_a_node(void **state) {
