@@ -11,6 +11,7 @@ import types
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow  # each starts a process that imports torch
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tools" / "bench" / "training.py"
 BEFORE = ROOT / "tools" / "bench" / "overlap" / "before" / "build.sh"

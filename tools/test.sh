@@ -8,10 +8,10 @@ usage() {
 tools/test.sh [--quick | --gpu | --help] [-- PYTEST ARGUMENTS]
 
 Sets everything up (once), then runs all tests and ends with one summary, which lists what was skipped and why:
-the C tests with every internal check (FCDP_CHECK=3), under ASan+UBSan, under TSan and, where clang is, built by clang;
-then pytest over tests/ with the installed wheel.
+the C tests with every internal check (FCDP_CHECK=3); then, side by side, those under ASan+UBSan, under TSan and, where
+clang is, built by clang, and pytest over tests/ with the installed wheel.
 
-  --quick   the C tests with every check, and the Python tests that start no ranks
+  --quick   the C tests with every check, of many like runs each sixteenth, and the Python tests that start no ranks
   --gpu     what needs a CUDA device: the C tests that run on any driver, on the real one, and the Python tests for it
   --help    this text
 
@@ -34,9 +34,10 @@ done
 calm=()
 setarch "$(uname -m)" -R true 2>/dev/null && calm=(setarch "$(uname -m)" -R)
 
-summary=()          # one line per stage
-failed=0 ran=0
-report() { summary+=("$(printf '%-38s %-8s %s' "$1" "$2" "$3")"); [ "$2" != FAILED ] || failed=1; [ "$2" = skipped ] || ran=1; }
+# One line per stage, and one per skipped test: in files, as stages run side by side.
+report() { printf '%-38s %-8s %s\n' "$1" "$2" "$3" >>"$LOGS/summary.$side"; }
+skip() { printf '%s\n' "$1" >>"$LOGS/skips.$side"; }
+side=1
 
 build_tests() {     # PRESET
     # Once more without what another place or another cmake left there.
@@ -70,8 +71,29 @@ c_stage() {         # TITLE PRESET [CTEST OPTIONS]
     line=$(grep -E 'tests passed.* out of|No tests were found' "$LOGS/$preset-run.log" | tail -n 1) || true
     [ $rc = 0 ] || line="$line: build/logs/$preset-run.log"
     report "$title" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$line ($((SECONDS - start)) s)"
-    [ ! -f "build/$preset.xml" ] || while IFS= read -r line; do skips+=("$title: $line"); done < <(skipped_of_ctest "build/$preset.xml")
+    [ ! -f "build/$preset.xml" ] || while IFS= read -r line; do skip "$title: $line"; done < <(skipped_of_ctest "build/$preset.xml")
 }
+
+# The builds that repeat the C tests. Python's tests wait much, for ranks that do not come and for one another, and these do not.
+c_stages_again() {
+    c_stage "C, ASan and UBSan" asan
+    c_stage "C, TSan" tsan
+    if command -v clang >/dev/null; then c_stage "C, built by clang" clang
+    else report "C, built by clang" skipped "no clang on this machine"; fi
+}
+
+# beside COMMAND...: starts it in a process group of its own, with its output in build/logs/beside.log; `joined` waits for it.
+BESIDE=
+beside() {
+    echo "Beside what follows: build/logs/beside.log"
+    set -m
+    (trap - EXIT; TICKER=; side=2; renice -n 5 $BASHPID >/dev/null 2>&1 || true; "$@") >"$LOGS/beside.log" 2>&1 </dev/null &
+    BESIDE=$!
+    set +m
+}
+joined() { wait "$BESIDE" || report "What runs beside" FAILED "build/logs/beside.log"; BESIDE=; }
+end_beside() { [ -z "$BESIDE" ] || kill -- "-$BESIDE" 2>/dev/null || true; }
+trap 'end_ticker; end_beside' EXIT
 
 python_stage() {    # PYTEST OPTIONS
     local rc=0 start=$SECONDS line
@@ -85,15 +107,17 @@ python_stage() {    # PYTEST OPTIONS
     # 5: nothing selected
     if [ $rc = 5 ]; then report "Python tests" skipped "$line"
     else report "Python tests" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$line ($((SECONDS - start)) s)"; fi
-    while IFS= read -r line; do skips+=("Python: $line"); done < <(sed -n 's/^SKIPPED //p' "$LOGS/pytest.log")
+    while IFS= read -r line; do skip "Python: $line"; done < <(sed -n 's/^SKIPPED //p' "$LOGS/pytest.log")
 }
 
-skips=()
 setup test
+rm -f "$LOGS"/{summary,skips}.*
 case $what in
     quick)
-        c_stage "C, every check" dev
-        python_stage -m "not slow and not gpu"
+        export TEST_COARSER=16 TEST_ROUNDS=2
+        beside c_stage "C, every check" dev
+        python_stage -m "not slow and not gpu" --ignore tests/torch_plugin --ignore tests/lab   # slow, all of them; they import torch
+        joined
         ;;
     gpu)
         if cuda_device; then
@@ -105,21 +129,20 @@ case $what in
         fi
         ;;
     all)
-        c_stage "C, every check" dev
-        c_stage "C, ASan and UBSan" asan
-        c_stage "C, TSan" tsan
-        if command -v clang >/dev/null; then c_stage "C, built by clang" clang
-        else report "C, built by clang" skipped "no clang on this machine"; fi
+        c_stage "C, every check" dev       # whose libraries some of Python's tests use
+        beside c_stages_again
         python_stage
+        side=3
+        joined
         ;;
 esac
 
 echo
-if [ ${#skips[@]} -gt 0 ]; then
+if compgen -G "$LOGS/skips.*" >/dev/null; then
     echo "Skipped:"
-    printf '  %s\n' "${skips[@]}"
+    sed 's/^/  /' "$LOGS"/skips.*
 fi
 echo "Summary (tools/test.sh$([ $what = all ] || echo " --$what"), $SECONDS s in all):"
-printf '  %s\n' "${summary[@]}"
-if [ $failed = 1 ]; then echo "FAILED."; elif [ $ran = 0 ]; then echo "Nothing ran."; else echo "All that ran passed."; fi
-exit $failed
+sed 's/^/  /' "$LOGS"/summary.*
+if cut -c 40-47 "$LOGS"/summary.* | grep -q FAILED; then echo "FAILED."; exit 1; fi
+if cut -c 40-47 "$LOGS"/summary.* | grep -qv skipped; then echo "All that ran passed."; else echo "Nothing ran."; fi

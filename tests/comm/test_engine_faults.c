@@ -144,7 +144,7 @@ static void every_driver_call(cluster_config config, int code, long stride) {
     }
     print_message("2 x %u, restore %s, %s: %ld driver calls, each %ld. from %ld on failed with %d: %ld runs ended in errors\n", config.node_size,
                   config.restore ? "whole" : "slice", mapping_name(config.mapping), n_calls, of.stride, of.first, code, n_failed);
-    if (of.last > of.first) assert_true(n_failed > 0);
+    if ((of.last - of.first) / of.stride >= 25) assert_true(n_failed > 0); /* of fewer, all may be calls that are tried again */
 }
 
 static void test_every_driver_call_alone_on_a_node(void **state) {
@@ -281,20 +281,27 @@ static void test_a_rank_stops(void **state) {
     every_stop(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), 7);
 }
 
+/* TEST_PART: collectives, most of whose time is waits, or driver_calls; both without it. */
 int main(void) {
-    const struct CMUnitTest tests[] = {
+    const struct CMUnitTest collectives[] = {
         cmocka_unit_test(test_every_collective_is_refused),
         cmocka_unit_test(test_every_collective_fails_on_one_rank),
         cmocka_unit_test(test_every_collective_fails_on_all_ranks),
         cmocka_unit_test(test_every_collective_stalls),
         cmocka_unit_test(test_a_rank_stops),
+    };
+    const struct CMUnitTest driver_calls[] = {
         cmocka_unit_test(test_every_driver_call_alone_on_a_node),
         cmocka_unit_test(test_every_driver_call_with_fingerprints),
         cmocka_unit_test(test_every_driver_call_groups_together),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),
     };
+    const char *part = getenv("TEST_PART");
+    int n_failed = 0;
     fcdp_log_set_level(FCDP_LOG_QUIET); /* leftovers that a fault causes are told, and expected */
     cmocka_set_test_filter(getenv("TEST_FILTER"));
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    if (!part || strcmp(part, "driver_calls") != 0) n_failed += cmocka_run_group_tests(collectives, NULL, NULL);
+    if (!part || strcmp(part, "collectives") != 0) n_failed += cmocka_run_group_tests(driver_calls, NULL, NULL);
+    return n_failed;
 }

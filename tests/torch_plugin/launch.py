@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import select
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import uuid
 
 HERE = pathlib.Path(__file__).resolve().parent
 WORLD = 4
+GRACE_S = 5  # for the other ranks of a job of which one has failed
 TAG_NAME = "TEST_JOB_TAG"  # not FCDP_*: FCDP refuses options that it does not know
 
 
@@ -79,20 +81,25 @@ class Job:
         self.ranks, self.seconds = ranks, seconds
 
 
-def wait_while_it_moves(process, tmp, stall_s):
-    """Waits for the end.  False where no rank has written a result for `stall_s`: a loaded machine is slow, not hung."""
+def wait_while_it_moves(ended, tmp, stall_s):
+    """Waits until `ended()`, which itself may wait for a second.  False where no rank has written a result for `stall_s`: a
+    loaded machine is slow, not hung."""
     moved = time.monotonic()
     seen = None
-    while True:
-        try:
-            process.wait(1)
-            return True
-        except subprocess.TimeoutExpired:
-            now = sorted((p.name, p.stat().st_mtime_ns) for p in tmp.glob("rank*.json*"))
-            if now != seen:
-                seen, moved = now, time.monotonic()
-            if time.monotonic() - moved > stall_s:
-                return False
+    while not ended():
+        now = sorted((p.name, p.stat().st_mtime_ns) for p in tmp.glob("rank*.json*"))
+        if now != seen:
+            seen, moved = now, time.monotonic()
+        if time.monotonic() - moved > stall_s:
+            return False
+    return True
+
+
+def ends_within(process, timeout_s):
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout_s)
+        return True
+    return False
 
 
 def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, stall_s=120):
@@ -108,13 +115,18 @@ def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, stall_s=120):
                                    env=environment(tag, tmp, env), start_new_session=True)
         timed_out = True
         try:
-            timed_out = not wait_while_it_moves(process, tmp, stall_s)
+            timed_out = not wait_while_it_moves(lambda: ends_within(process, 1), tmp, stall_s)
             if timed_out:
                 signal_all(tag, signal.SIGUSR1)  # faulthandler writes where every thread stands
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(2)
         finally:
             end(tag, process)
+    return Job(process.returncode, log.read_text(errors="replace"), timed_out, ranks_in(tmp), time.monotonic() - began)
+
+
+def ranks_in(tmp):
+    """What the ranks of a job wrote there."""
     ranks = []
     for path in sorted(tmp.glob("rank*.json"), key=lambda p: int(p.stem[4:])):
         ranks.append(json.loads(path.read_text()))
@@ -122,19 +134,19 @@ def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, stall_s=120):
         lines = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
         if lines:  # the head, then [name, result] of each case
             ranks.append({"head": lines[0], "cases": dict(lines[1:])})
-    return Job(process.returncode, log.read_text(errors="replace"), timed_out, ranks, time.monotonic() - began)
+    return ranks
 
 
-def run_cases(names, tmp, env=None, max_launches=12):
+def run_cases(names, tmp, env=None, max_launches=12, warm=True):
     """Runs the cases in one job; where one of them breaks the job, the rest go on in another.  Returns, for each case, a
-    list of the ranks' results, and all the jobs."""
+    list of the ranks' results, and all the jobs.  `warm`: of ranks that are forked (warm.py), else of torchrun's."""
     results, jobs, left = {}, [], list(names)
     while left and len(jobs) < max_launches:
         folder = tmp / f"launch{len(jobs)}"
         folder.mkdir(parents=True)
         (folder / "cases.txt").write_text("\n".join(left))
         arguments = ["--out", folder, "--cases", folder / "cases.txt"]
-        job = torchrun(HERE / "worker.py", arguments, folder, env)
+        job = (forked if warm else torchrun)(HERE / "worker.py", arguments, folder, env)
         jobs.append(job)
         done = [name for name in left if len(job.ranks) == WORLD and all(name in rank["cases"] for rank in job.ranks)]
         for name in done:
@@ -175,6 +187,47 @@ def first_difference(expected, got):
     return None
 
 
+class WarmProcess:
+    """A rank forked from warm.py's process, which is started when it is first asked for and ends with this one."""
+
+    orders = None
+
+    def __init__(self, script, arguments, env, out, err):
+        order = {"tag_name": TAG_NAME, "env": env, "argv": [str(script), *map(str, arguments)], "stdin": os.devnull, "out": str(out), "err": str(err)}
+        self.said, theirs = os.pipe()
+        socket.send_fds(self.forker(), [json.dumps(order).encode()], [theirs])
+        os.close(theirs)
+        self.returncode, self.text = None, b""
+
+    @classmethod
+    def forker(cls):
+        if cls.orders is None:
+            cls.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            subprocess.Popen([sys.executable, HERE / "warm.py", str(theirs.fileno())], cwd=HERE, env=environment("0" * len(new_tag()), HERE),
+                             stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+            theirs.close()
+        return cls.orders
+
+    def wait(self, timeout):
+        deadline = time.monotonic() + timeout
+        while self.returncode is None:
+            if not select.select([self.said], [], [], max(0, deadline - time.monotonic()))[0]:
+                raise subprocess.TimeoutExpired("a warm rank", timeout)
+            more = os.read(self.said, 100)
+            assert more, "warm.py has ended"
+            self.text += more
+            lines = self.text.split(b"\n")
+            if len(lines) > 2:
+                self.returncode = int(lines[1])
+                os.close(self.said)
+        return self.returncode
+
+
+def may_be_warm(env, prefix, preexec):
+    """Whether nothing is asked for that an interpreter reads at its start alone."""
+    return not prefix and not preexec and not any(name.startswith(("PYTHON", "LD_")) for name in env or {})
+
+
 class Rank:
     def __init__(self, process, out, err):
         self.process, self.out_path, self.err_path = process, out, err
@@ -193,18 +246,24 @@ class Rank:
 
 
 class Spawned:
-    """Ranks started without torchrun, whose own killing of the survivors would hide what they have to say."""
+    """Ranks started without torchrun, whose own killing of the survivors would hide what they have to say.  `warm`: forked
+    from a process that has imported torch (warm.py), where what the start itself does is not what is tried."""
 
-    def __init__(self, script, arguments, tmp, env=None, rank_env=None, n_ranks=WORLD, prefix=(), preexec=None):
+    def __init__(self, script, arguments, tmp, env=None, rank_env=None, n_ranks=WORLD, prefix=(), preexec=None, warm=False):
         tmp.mkdir(parents=True, exist_ok=True)
         self.tag, self.tmp, self.ranks, self.timed_out = new_tag(), tmp, [], False
         port = free_port()
+        warm = warm and may_be_warm(env, prefix, preexec)
         for rank in range(n_ranks):
             own = environment(self.tag, tmp, env)
             own.update(RANK=str(rank), WORLD_SIZE=str(n_ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
                        MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(n_ranks))
             own.update((rank_env or {}).get(rank, {}))
             paths = tmp / f"out{rank}.txt", tmp / f"err{rank}.txt"
+            if warm:
+                paths[0].touch(), paths[1].touch()
+                self.ranks.append(Rank(WarmProcess(script, arguments, own, *paths), *paths))
+                continue
             with open(paths[0], "wb") as out, open(paths[1], "wb") as err:
                 process = subprocess.Popen([*prefix, sys.executable, str(script), *map(str, arguments)], cwd=HERE, env=own,
                                            stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
@@ -239,3 +298,26 @@ class Spawned:
 
     def report(self):
         return "\n".join(f"--- rank {i}: exit {r.returncode}\n{r.out[-1500:]}\n{r.err[-4000:]}" for i, r in enumerate(self.ranks))
+
+
+def forked(script, arguments, tmp, env=None, stall_s=120):
+    """As torchrun() with ranks that start warm: when one fails, the others are ended."""
+    began = time.monotonic()
+    job = Spawned(script, arguments, tmp, env, warm=True)
+
+    def ended():
+        left = [rank for rank in job.ranks if rank.returncode is None]
+        if left and not any(rank.returncode for rank in job.ranks):
+            select.select([rank.process.said for rank in left], [], [], 1)
+        for rank in left:
+            ends_within(rank.process, 0)
+        return not left or any(rank.returncode for rank in job.ranks)
+
+    try:
+        timed_out = not wait_while_it_moves(ended, tmp, stall_s)
+        failed = [rank.returncode for rank in job.ranks if rank.returncode]
+        job.wait(GRACE_S if failed or timed_out else 1)
+    finally:
+        signal_all(job.tag, signal.SIGKILL)
+    output = "".join(rank.out + rank.err for rank in job.ranks)
+    return Job((failed or [-signal.SIGUSR1 if timed_out else 0])[0], output, timed_out, ranks_in(tmp), time.monotonic() - began)

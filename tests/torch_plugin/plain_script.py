@@ -1,5 +1,6 @@
 """An FSDP2 script as a user writes it, for launches that are given something wrong: a few steps, then a digest of what
-came out in digest<RANK>.txt under the folder that it is given."""
+came out in result<RANK>.json under the folder that it is given."""
+import argparse
 import datetime
 import faulthandler
 import hashlib
@@ -19,9 +20,13 @@ from run import Run, raw_bytes
 
 
 def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=pathlib.Path, nargs="?")
+    parser.add_argument("--timeout", type=float, default=60)
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     compat.prepare()
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=arguments.timeout))
     rank = dist.get_rank()
     run = Run("plain script", rank, dist.get_world_size())
     model = shard(Net(dim=128, n_blocks=4))
@@ -38,7 +43,7 @@ def main():
         digest.update(raw_bytes(parameter))
     fcdp = sys.modules.get("fcdp")
     stats = fcdp.stats() if fcdp else None
-    pathlib.Path(sys.argv[1], f"result{rank}.json").write_text(json.dumps({"digest": digest.hexdigest(), "stats": stats}))
+    (arguments.folder / f"result{rank}.json").write_text(json.dumps({"digest": digest.hexdigest(), "stats": stats}))
     dist.barrier()
     dist.destroy_process_group()
 

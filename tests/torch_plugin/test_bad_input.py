@@ -38,9 +38,9 @@ class Outcome:
         return [line for line in self.messages[0] if "plain fsdp2" in line.lower()]
 
 
-def start(tmp_path, env=None, **kwargs):
+def start(tmp_path, env=None, arguments=(), warm=True, **kwargs):
     before = Leftovers(tmp_path)
-    job = launch.Spawned(SCRIPT, [tmp_path], tmp_path, env, **kwargs)
+    job = launch.Spawned(SCRIPT, [tmp_path, *arguments], tmp_path, env, warm=warm, **kwargs)
     assert job.wait(TIMEOUT_S), "hangs\n" + job.report()
     assert job.left_alive == [] and before.found() == []
     return Outcome(job, tmp_path)
@@ -48,7 +48,7 @@ def start(tmp_path, env=None, **kwargs):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    outcome = start(tmp_path_factory.mktemp("plain"))
+    outcome = start(tmp_path_factory.mktemp("plain"), warm=False)
     for rank, messages in zip(outcome.job.ranks, outcome.messages):
         assert rank.returncode == 0 and not messages, outcome.job.report()
     return outcome
@@ -70,7 +70,7 @@ def test_the_script_runs_plain(plain):
 
 @needs_fcdp
 def test_the_script_runs_under_fcdp(plain, tmp_path):
-    outcome = start(tmp_path, on())
+    outcome = start(tmp_path, on(), warm=False)
     assert outcome.went_on(plain) == []
     assert outcome.results[0]["stats"]["gathers"]["avoided"] > 0
     assert [len(m) for m in outcome.messages] == [2, 0, 0, 0], outcome.messages
@@ -95,7 +95,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_option_stops_before_the_first_step(tmp_path, name):
     env, words = WRONG[name]
-    said = start(tmp_path, env, n_ranks=1).stopped()
+    said = start(tmp_path, env, n_ranks=1, warm=False).stopped()
     last = said.strip().splitlines()[-1]
     for word in words:
         assert word in last, f"{word!r} is not in the error: {last}"
@@ -112,7 +112,7 @@ def test_a_wrong_option_stops_every_rank(tmp_path, name):
 @needs_fcdp
 def test_an_option_on_one_rank_alone_is_wrong_everywhere(tmp_path, plain):
     """The ranks must not go separate ways: all stop, or all go on alike."""
-    outcome = start(tmp_path, on(), rank_env={2: {"FCDP_TAU": "1.5"}})
+    outcome = start(tmp_path, on(FCDP_TIMEOUT="10"), rank_env={2: {"FCDP_TAU": "1.5"}}, arguments=["--timeout", 10])
     assert outcome.job.ranks[2].returncode > 0 and "FCDP_TAU=1.5" in outcome.job.ranks[2].err
     for rank, result in zip(outcome.job.ranks, outcome.results):
         assert rank.returncode > 0 and result is None, outcome.job.report()

@@ -17,10 +17,10 @@ def kill(tmp_path, where, configuration, victim=2):
     before = Leftovers(tmp_path)
     env = dict(CONFIGURATIONS.get(configuration, {}))
     if env:
-        env["FCDP_TIMEOUT"] = "20"
+        env["FCDP_TIMEOUT"] = "10"
         if where == "gather":
             env["FCDP_COALESCE"] = "0"  # else all of these small groups have crossed before the victim can be met in a gather
-    job = launch.Spawned(launch.HERE / "victim.py", [where, "--victim", victim], tmp_path, env)
+    job = launch.Spawned(launch.HERE / "victim.py", [where, "--victim", victim], tmp_path, env, warm=True)
     job.wait_until_said("step 1", START_TIMEOUT_S)
     in_time = job.wait(TIMEOUT_S)
     assert in_time, "a survivor hangs\n" + job.report()

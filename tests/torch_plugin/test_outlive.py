@@ -17,7 +17,7 @@ def test_a_fault_names_the_parameter(tmp_path, what):
     before = Leftovers(tmp_path)
     # Exact, as is chosen where torch cannot make a storage raise. In a slot, memory past torch's reach reads what is there now.
     env = {"FCDP": "1", "FCDP_LOCAL_SIZE": "1", "FCDP_TIMEOUT": "60", "FCDP_MAPPING": "exact"}
-    job = launch.Spawned(launch.HERE / "outlive_job.py", [what], tmp_path, env, n_ranks=2)
+    job = launch.Spawned(launch.HERE / "outlive_job.py", [what], tmp_path, env, n_ranks=2, warm=True)
     assert job.wait(TIMEOUT_S), "hangs\n" + job.report()
     died = [rank for rank in job.ranks if rank.returncode == -signal.SIGSEGV]
     assert died and all(rank.returncode for rank in job.ranks), job.report()  # the other one may lose its peer first

@@ -14,10 +14,14 @@ def run(tmp_path, configuration):
     return job.ranks, job.output
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("plain"), PLAIN)[0]
+
+
 @needs_fcdp
 @pytest.mark.parametrize("configuration", ["tau0-slice", "tau1-whole"])
-def test_destroying_process_groups_leaves_nothing(tmp_path, configuration):
-    plain, _ = run(tmp_path / "plain", PLAIN)
+def test_destroying_process_groups_leaves_nothing(tmp_path, plain, configuration):
     served, output = run(tmp_path / "served", configuration)
     assert "plain FSDP2 for" not in output
     for rank, (a, b) in enumerate(zip(plain, served)):

@@ -64,7 +64,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("where", choices=["forward", "backward", "gather", "optimizer"])
     parser.add_argument("--victim", type=int, default=2)
-    parser.add_argument("--flight-timeout", type=float, default=20)
+    parser.add_argument("--flight-timeout", type=float, default=10)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     compat.prepare()

@@ -1,0 +1,91 @@
+"""Ranks that start warm: a process that has imported torch, once, and forks each rank from there.  A rank's imports are 4 s of
+a core, more than most jobs then do.  Only torch is shared: FCDP comes in by the wheel's own line (fcdp.pth), after the fork, and
+before anything of the test's.  What a warm start cannot show, some jobs show with a cold one: that the interpreter's
+start turns FCDP on, and that ranks which hash strings differently and map libraries elsewhere agree.
+
+warm.py DESCRIPTOR: a SEQPACKET socket that brings a JSON each, with the descriptor of a pipe; into that go the rank's pid and, when it has
+ended, its exit status.  It ends when the socket does."""
+import ctypes
+import importlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import sys
+import sysconfig
+import tempfile
+
+import torch  # noqa: F401
+import torch.distributed.fsdp  # noqa: F401
+
+HERE = pathlib.Path(__file__).resolve().parent
+LARGEST = 1 << 16
+# What dynamo imports when it compiles first; a torch that has no such module imports it then.
+OF_DYNAMO = ["torch._dynamo.debug_utils", "torch._dynamo.backends.debugging", "torch._inductor.compile_fx", "torch._inductor.async_compile",
+             "torch._inductor.select_algorithm", "torch._export.db.logging", "torch._functorch.aot_autograd"]
+
+
+def rename(tag_name, tag):
+    """What /proc/PID/environ shows is the memory that this process's environment was started in: the tag goes there, over one as long."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    at = libc.getenv(tag_name.encode())
+    assert len(ctypes.string_at(at)) == len(tag)
+    ctypes.memmove(at, tag.encode(), len(tag))
+
+
+def become(order):
+    """This process is a rank from here on; what remains is to run its script."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    rename(order["tag_name"], order["env"][order["tag_name"]])
+    for name, descriptor in (("stdin", 0), ("out", 1), ("err", 2)):
+        opened = os.open(order[name], os.O_RDONLY if name == "stdin" else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    tempfile.tempdir = None  # by the environment, again
+    sys.argv[:] = order["argv"]
+    exec(pathlib.Path(sysconfig.get_path("purelib"), "fcdp.pth").read_text(), {})
+
+
+def serve(orders):
+    """Returns in a process that is to be a rank, its order; None where no more orders come.  Between the two stands one that waits for the rank's end."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(orders, LARGEST, 1)
+        if not data:
+            return None
+        if os.fork():
+            os.close(descriptors[0])
+            continue
+        orders.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        pid = os.fork()
+        if not pid:
+            os.close(descriptors[0])
+            return json.loads(data)
+        os.write(descriptors[0], b"%d\n" % pid)
+        _, status = os.waitpid(pid, 0)
+        os.write(descriptors[0], b"%d\n" % os.waitstatus_to_exitcode(status))
+        os._exit(0)
+
+
+def load_dynamo():
+    for name in OF_DYNAMO:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            pass
+
+
+load_dynamo()
+assert len(os.listdir("/proc/self/task")) == 1, "other threads would not be in its children"
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+order = serve(socket.socket(fileno=int(sys.argv[1])))
+if order:
+    become(order)
+    # At the top of the main module, as an interpreter runs a script: its errors and its end are those of any script.
+    __file__ = order["argv"][0]
+    exec(compile(pathlib.Path(__file__).read_text(), __file__, "exec"), {"__name__": "__main__", "__file__": __file__, "__builtins__": __builtins__})
