@@ -124,7 +124,7 @@ typedef struct range {
 
 static range range_of(long n, long stride) {
     long only = from_environment("TEST_ONLY", 0);
-    stride = from_environment("TEST_STRIDE", stride * from_environment("TEST_COARSER", 1));
+    stride = from_environment("TEST_STRIDE", stride * (from_environment("TEST_COARSER", 1) | 1)); /* odd: calls come in turns of even length */
     long first = 1 + (long)(fcdp__now_ns() / 1000 % (uint64_t)stride); /* many runs come to every n */
     return only ? (range){only, only, 1} : (range){first < n ? first : n, n, stride};
 }
