@@ -1,5 +1,8 @@
 """Parameters are compared by their bytes: whoever writes them in whatever way that no signal shows, training is bit for bit plain FSDP2's."""
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -29,3 +32,16 @@ def test_without_bytes_and_signals_nobody_sees_it(tmp_path, launches):
     plain, _ = launches.get([name], PLAIN)
     got, _ = launch.run_cases([name], tmp_path, CONFIGURATIONS["tau0-slice"] | {"FCDP_FINGERPRINT": "never", "TEST_BLIND": "1"})
     assert launch.first_difference(plain[name], got[name]) is not None
+
+
+@needs_fcdp
+@pytest.mark.parametrize("kernel", ["kernel", "no kernel"])
+def test_offloaded_parameters_are_read_by_the_host(kernel):
+    """Beside groups on a GPU, which lose nothing by it. What nobody reads is taken to be written by any optimizer."""
+    job = subprocess.run([sys.executable, launch.HERE / "readers_job.py", kernel], capture_output=True, text=True, timeout=120)
+    assert job.returncode == 0, job.stderr
+    on_gpu, offloaded, mixed = json.loads(job.stdout)
+    runs = kernel == "kernel"
+    assert on_gpu == {"by_device": runs, "by_host": [False, False], "read": [runs, runs]}
+    assert offloaded == {"by_device": False, "by_host": [runs], "read": [runs]}  # without a kernel FCDP_FINGERPRINT is never from there on
+    assert mixed == {"by_device": False, "by_host": [False, runs], "read": [False, runs]}

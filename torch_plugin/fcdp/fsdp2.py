@@ -83,7 +83,7 @@ class _Extent:
             self._serial += 1
             param._fcdp_group = weakref.ref(group)
         # Without a fingerprint any optimizer may have written any trainable parameter by the time of an observation.
-        anonymous = group.steps if param.requires_grad and not runtime.fingerprinted_by(data.device) else 0
+        anonymous = group.steps if param.requires_grad and not group.is_read(data) else 0
         codes = _dtype_codes.setdefault(data.dtype, len(_dtype_codes) + 1), _dtype_codes.setdefault(self.gathered_dtype(), len(_dtype_codes) + 1)
         return (
             self._serial, data.untyped_storage().data_ptr(), _version(param), _version(local), _version(data),

@@ -83,6 +83,7 @@ class Group:
         self.n = len(extents)
         self.steps = 0                      # runtime.steps at the last observation
         self.reductions = 0
+        self.by_device = False              # the device fingerprints its shards
         self.inputs: tuple | None = None    # of the use under way, which must outlive their readers
 
     def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
@@ -110,18 +111,26 @@ class Group:
     def _evidence(self) -> tuple[bytes, bytes, bytes]:
         """Signals, and where the host can read the shards' bytes, for the core."""
         signals, addresses, sizes = array("Q"), array("Q"), array("Q")
-        readable = runtime.fingerprinted_by(self.shards.device) == "host"
         for extent in self.extents:
             signals.extend(extent.signals(self))
-            shard = extent.shard() if readable else None
+            shard = extent.shard() if self._is_host_read(extent.shard()) else None
             addresses.append((shard.data_ptr() or 1) if shard is not None else 0)  # 0: cannot be read
             sizes.append(shard.numel() * shard.element_size() if shard is not None else 0)
         return signals.tobytes(), addresses.tobytes(), sizes.tobytes()
+
+    def _is_host_read(self, shard: torch.Tensor) -> bool:
+        """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
+        return not self.by_device and shard.device.type == "cpu" and runtime.options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
+
+    def is_read(self, shard: torch.Tensor) -> bool:
+        """Are its bytes compared, by the device since the last vote, or by the host?"""
+        return self.by_device or self._is_host_read(shard)
 
     def vote(self, fingerprints: bytes) -> bytes:
         """Why each extent's copy is stale, as this rank sees it (0: fresh), and whether the region lacks on its device. `fingerprints`: the
         device's, of the extents' shards; b"": it took none."""
         self.steps = runtime.steps
+        self.by_device = bool(fingerprints)
         # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
         grad = runtime.in_backward() or torch.is_grad_enabled()
         seen = any(extent.steps for extent in self.extents)
@@ -217,12 +226,11 @@ class Runtime:
     def load_options(self) -> None:
         self.options = _fcdp.options_load()
 
-    def fingerprinted_by(self, device: torch.device) -> str | None:
-        """Who compares shards by their bytes: the "host", the "device", or nobody."""
-        asked = self.options["fingerprint"]
-        if asked == _fcdp.FINGERPRINT_NEVER:
-            return None
-        return "host" if device.type == "cpu" and asked != _fcdp.FINGERPRINT_DEVICE else "device"
+    def device_reads(self, group: Group) -> bool:
+        """Is the device to fingerprint the group's shards? All of them, or none."""
+        asked, device = self.options["fingerprint"], group.shards.device
+        wanted = asked == _fcdp.FINGERPRINT_DEVICE or asked == _fcdp.FINGERPRINT_AUTO and device.type != "cpu"
+        return wanted and all(extent.shard().device == device for extent in group.extents)
 
     @staticmethod
     def in_backward() -> bool:
@@ -419,25 +427,23 @@ class Runtime:
         say(f"served {served} of {n_groups} groups: {why}; plain FSDP2 runs" + (f" for {names}" if served else ""))
 
     def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes]:
-        """Of the shards of each group, read by the device behind what is on `stream` now; the host waits for it."""
-        none = [b""] * len(groups)
-        shards = groups[0].shards
-        if self.fingerprinted_by(shards.device) != "device":
-            return none
+        """Of the shards of each group (b"": none are taken), read by the device behind what is on `stream` now; the host waits for it."""
+        shards, read = groups[0].shards, [group for group in groups if self.device_reads(group)]
+        if not read:
+            return [b""] * len(groups)
         addresses, sizes = array("Q"), array("Q")
-        for extent in [extent for group in groups for extent in group.extents]:
+        for extent in [extent for group in read for extent in group.extents]:
             shard = extent.shard()
-            if shard.device != shards.device:
-                return none
             addresses.append(shard.data_ptr())
             sizes.append(shard.numel() * shard.element_size())
         taken = _call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
         if taken is None:
             self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
             say("the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)")
-            return none
-        ends = list(accumulate(8 * group.n for group in groups))
-        return [taken[begin:end] for begin, end in zip([0, *ends], ends)]
+            return [b""] * len(groups)
+        ends = list(accumulate(8 * group.n for group in read))
+        of = {group: taken[begin:end] for group, begin, end in zip(read, [0, *ends], ends)}
+        return [of.get(group, b"") for group in groups]
 
     def agree(self, groups: list[Group], stream: int) -> None:
         """Agree on what is stale in `groups` (of one shard group), and on what is there."""
