@@ -7,10 +7,9 @@ SMALL = "--layers 2 --dim 64 --heads 4 --seq 32 --batch 2 --warmup 1 --steps 2".
 
 
 def body(section: Section) -> None:
-    runs = {"FCDP, restoring whole": ONE_LANE}
+    runs = {"FCDP, tensors PyTorch's": ONE_LANE}
     if not section.simulated:
-        runs["FCDP, restoring slices"] = FCDP | {"FCDP_ALLOC": "native"}
-        runs["FCDP, restoring slices, tensors FCDP's too"] = FCDP
+        runs["FCDP, tensors FCDP's too"] = FCDP
     compare(section, [*(SMALL if section.simulated else []), "--profile", "3"], runs)
 
 
