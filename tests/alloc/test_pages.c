@@ -152,6 +152,12 @@ static void another_budget_binds_at_once_and_takes_nothing_away(void **state) {
     pool_close(pool, drv);
 }
 
+/* Exact on the simulator. A GPU's driver takes memory of its own when it likes, and so do others that share the device. */
+static void assert_room(fcdp_driver *drv, fcdp_pool *pool, size_t bytes) {
+    size_t slack = fcdp__driver_is_sim(drv) ? 0 : (size_t)64 << 20;
+    assert_in_range(fcdp__pool_room_bytes(pool), bytes - (slack < bytes ? slack : bytes), bytes + slack);
+}
+
 /* Two pools on one device: what one holds is no room for the other. */
 static void room_is_what_others_leave(void **state) {
     (void)state;
@@ -162,9 +168,9 @@ static void room_is_what_others_leave(void **state) {
     if (n > MAX_PAGES) n = MAX_PAGES;
     fcdp_pool *mine = pool_open(drv, free_bytes / PAGE), *theirs = pool_open(drv, free_bytes / PAGE);
     fcdp_phys *pages = calloc(n, sizeof *pages);
-    assert_int_equal(fcdp__pool_room_bytes(mine), free_bytes / PAGE * PAGE);
+    assert_room(drv, mine, free_bytes / PAGE * PAGE);
     assert_ok(fcdp__pool_take(mine, FCDP_HOLDER_REGIONS, n / 2, pages));
-    assert_int_equal(fcdp__pool_room_bytes(mine), free_bytes / PAGE * PAGE); /* one's own are room */
+    assert_room(drv, mine, free_bytes / PAGE * PAGE); /* one's own are room */
     assert_ok(fcdp__pool_take(theirs, FCDP_HOLDER_TENSORS, n - n / 2, pages + n / 2));
     if (fcdp__driver_is_sim(drv))
         assert_in_range(fcdp__pool_room_bytes(mine), free_bytes - (n - n / 2) * PAGE - PAGE,
