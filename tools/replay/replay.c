@@ -1,9 +1,10 @@
 /* replay.c - fcdp-replay: recorded allocations of training runs into FCDP's allocator and into models of
  * PyTorch's own.
  *
- * A trace (record.py): lines `SIZE STREAM` and `-NUMBER`, gzipped. Everything runs on the driver that
+ * A trace (record.py): lines `SIZE STREAM` and `-NUMBER`, gzipped where it is named .gz. Everything runs on the driver that
  * FCDP_DRIVER names. Peak live is of sizes rounded to 512 bytes, which all three allocators do, rounded up to whole pages.
  */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,12 +74,31 @@ static void trace_name(trace *t, const char *path) {
     t->name[strcspn(t->name, ".")] = '\0';
 }
 
-static void trace_read(trace *t, const char *path) {
-    char command[4096], line[256];
+static bool is_gzipped(const char *path) {
+    size_t n = strlen(path);
+    return n > 3 && strcmp(path + n - 3, ".gz") == 0;
+}
+
+/* gzip is needed for what is gzipped alone: not every machine with a GPU has it. */
+static FILE *trace_open(const char *path) {
+    char command[4096];
     if (strchr(path, '\'')) die(path, "a quote in a path is not supported");
-    snprintf(command, sizeof command, "gzip -dcf -- '%s'", path);
-    FILE *in = popen(command, "r");
-    if (!in) die(path, "gzip cannot be started");
+    if (snprintf(command, sizeof command, "gzip -dc -- '%s'", path) >= (int)sizeof command) die(path, "the path is too long");
+    FILE *in = is_gzipped(path) ? popen(command, "r") : fopen(path, "r");
+    if (!in) die(path, strerror(errno));
+    return in;
+}
+
+static void trace_close(FILE *in, const char *path) {
+    bool failed = ferror(in);
+    if (is_gzipped(path) && pclose(in)) die(path, "`gzip -dc` failed: the file cannot be read or is no gzip file, or gzip is not installed");
+    if (!is_gzipped(path)) fclose(in);
+    if (failed) die(path, "cannot be read to its end");
+}
+
+static void trace_read(trace *t, const char *path) {
+    char line[256];
+    FILE *in = trace_open(path);
     while (fgets(line, sizeof line, in)) {
         unsigned long long a = 0;
         unsigned stream = 0;
@@ -92,7 +112,8 @@ static void trace_read(trace *t, const char *path) {
             die(path, "not a trace of record.py");
         if (t->events[t->n - 1].bytes && stream >= t->n_streams) t->n_streams = stream + 1;
     }
-    if (pclose(in) || t->n == 0) die(path, "cannot be read, or is empty");
+    trace_close(in, path);
+    if (t->n == 0) die(path, "the trace is empty: it has no malloc and no free");
     trace_name(t, path);
 }
 
@@ -128,8 +149,9 @@ static outcome run_torch(const trace *t, bool expandable, size_t budget_bytes) {
     return result;
 }
 
-/* Of this thread: what else runs on the machine is no part of it. */
-static uint64_t cpu_ns(void) {
+/* On the simulator of this thread's CPU time: what else runs on the machine is no part of it. A GPU's driver sleeps in its waits, which are part. */
+static uint64_t clock_ns(const machine *m) {
+    if (!fcdp__driver_is_sim(m->drv)) return fcdp__now_ns();
     struct timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
@@ -145,7 +167,7 @@ static outcome run_fcdp(const trace *t, const machine *m, size_t budget_bytes) {
     MUST(fcdp__pool_create(m->drv, budget_bytes, &pool));
     MUST(fcdp_heap_create(m->drv, pool, &heap));
     unsigned long calls = fcdp__driver_calls(m->drv);
-    uint64_t begun = cpu_ns();
+    uint64_t begun = clock_ns(m);
     for (size_t i = 0; i < t->n && !status; i++) {
         const event *e = &t->events[i];
         if (e->bytes)
@@ -154,7 +176,7 @@ static outcome run_fcdp(const trace *t, const machine *m, size_t budget_bytes) {
             MUST(fcdp_heap_free(heap, at[e->number]));
     }
     if (status && status != FCDP_ERR_NO_DEVICE_MEM) die(t->name, fcdp_error_text());
-    double ns = (double)(cpu_ns() - begun) / (double)t->n;
+    double ns = (double)(clock_ns(m) - begun) / (double)t->n;
     fcdp_heap_stats_get(heap, &stats);
     outcome result = {!status, stats.peak_reserved_bytes, fcdp__driver_calls(m->drv) - calls, ns};
     fcdp_heap_destroy(heap);
