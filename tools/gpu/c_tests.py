@@ -17,8 +17,9 @@ def body(section: Section) -> None:
         passed, skipped = (len(set(re.findall(rf"^\[ +{word} \] ([a-z]\w+)$", job.stdout, re.M))) for word in ("OK", "SKIPPED"))
         failed = sorted(set(re.findall(r"^\[  FAILED  \] (?!tests:|\d)(\w+)", job.stdout, re.M)))
         section.figure(f"{name}: tests that passed", passed, "tests", name, skipped=skipped)
-        bad = job.returncode not in (0, 77) or failed
-        section.check(name, not bad, f"{ended(job.returncode)}: {', '.join(failed) or last_line(job.stdout)}" if bad else "", name)
+        bad = job.returncode not in (0, 77) or failed or not passed
+        why = ", ".join(failed) or ("no test ran" if job.returncode in (0, 77) else last_line(job.stdout))
+        section.check(name, not bad, f"{ended(job.returncode)}: {why}" if bad else "", name)
 
 
 if __name__ == "__main__":
