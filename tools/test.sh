@@ -93,7 +93,21 @@ beside() {
 }
 joined() { wait "$BESIDE" || report "What runs beside" FAILED "build/logs/beside.log"; BESIDE=; }
 end_beside() { [ -z "$BESIDE" ] || kill -- "-$BESIDE" 2>/dev/null || true; }
-trap 'end_ticker; end_beside' EXIT
+
+# pytest too is in a process group of its own, which this shell ends when it is ended itself. By an interrupt: at that pytest ends what its
+# tests have started, whose ranks are in sessions of their own. What has not ended half a minute later is killed.
+PYTEST=
+end_pytest() {
+    local i
+    [ -n "$PYTEST" ] || return 0
+    kill -INT -- "-$PYTEST" 2>/dev/null || return 0
+    for ((i = 0; i < 150; i++)); do
+        kill -0 -- "-$PYTEST" 2>/dev/null || return 0
+        sleep 0.2
+    done
+    kill -KILL -- "-$PYTEST" 2>/dev/null || true
+}
+trap 'end_ticker; end_beside; end_pytest' EXIT
 
 python_stage() {    # PYTEST OPTIONS
     local rc=0 start=$SECONDS line
@@ -101,8 +115,12 @@ python_stage() {    # PYTEST OPTIONS
     for name in $(compgen -e FCDP); do clean+=(-u "$name"); done
     echo "Python tests:"
     # Options of FCDP that the caller has set are not for the tests, which set their own.
-    env "${clean[@]}" "$PY" -m pytest -rs --durations=5 "$@" "${pytest_args[@]}" </dev/null 2>&1 |
-        tee "$LOGS/pytest.log" || rc=${PIPESTATUS[0]}
+    set -m
+    (trap - EXIT; env "${clean[@]}" "$PY" -m pytest -rs --durations=5 "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/pytest.log") </dev/null &
+    PYTEST=$!
+    set +m
+    wait "$PYTEST" || rc=$?
+    PYTEST=
     line=$(tail -n 1 "$LOGS/pytest.log" | sed 's/^=* *//; s/ *=*$//')
     # 5: nothing selected
     if [ $rc = 5 ]; then report "Python tests" skipped "$line"
