@@ -31,11 +31,12 @@ static fcdp_engine *engine_of(const fcdp_group *group) {
     return group->comm->engine;
 }
 
-/* Slices spare the PCIe link and use what joins the GPUs, if the transport does. */
+/* Slices spare the PCIe link and use what joins the GPUs, if the transport does; through host functions they could wait in a circle, on a real
+ * device (transport.h). */
 bool fcdp__group_by_slice(const fcdp_group *group) {
-    fcdp_restore_mode restore = engine_of(group)->options.restore;
-    bool slices = restore == FCDP_RESTORE_AUTO ? !group->comm->transport.through_host : restore == FCDP_RESTORE_SLICE;
-    return slices && group->comm->topology.node_size > 1;
+    const fcdp_engine *engine = engine_of(group);
+    bool may_wait = group->comm->transport.through_host && !fcdp__driver_is_sim(engine->drv);
+    return engine->options.restore != FCDP_RESTORE_WHOLE && !may_wait && group->comm->topology.node_size > 1;
 }
 
 static bool is_alone(const fcdp_group *group) {
@@ -405,10 +406,12 @@ static fcdp_status use_run(use *u, fcdp_pass pass, fcdp_stream stream) {
     return FCDP_OK;
 }
 
+/* A use whose reshard was refused ends here: to the program this is another one, of what it has agreed on since. */
 fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream) {
-    if (group->begun) return FCDP_OK;
+    if (fcdp_group_has_begun(group)) return FCDP_OK;
     use u = {.group = group, .inputs = inputs};
     fcdp_status status = begin_check(group, inputs, stream);
+    if (!status && group->unended) status = fcdp_group_reshard(group, stream, false);
     if (!status) status = fcdp__plan_make(group->layout, group->stale, &u.plan);
     if (status) return status;
     /* The ranks of a node meet in the restore unless all of them said that they have it, and none can have given it up since by the
@@ -422,7 +425,7 @@ fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pas
 }
 
 bool fcdp_group_has_begun(const fcdp_group *group) {
-    return group->begun;
+    return group->begun && !group->unended;
 }
 
 /* ---- wait ---- */
@@ -465,6 +468,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     fcdp_status status = fcdp__engine_check_process(engine_of(group), group->name);
     if (status || !group->begun) return status;
     status = fcdp__engine_check_capture(engine_of(group), stream, "resharded", group->name);
+    group->unended = status != FCDP_OK;
     if (status) return status;
     uint32_t dirty_mask = dirty(group);
     bool keeps = policy_keeps(group) && fcdp__content_is_known(group);

@@ -70,7 +70,7 @@ struct fcdp_tree {
     fcdp_agreement agreement;
 };
 
-/*     begun <=> the region is in use
+/*     begun <=> the region is in use      unended => begun
  *     in_flight_ns != 0 => begun since then, and not seen to be ready      */
 struct fcdp_group {
     fcdp_comm *comm;
@@ -90,6 +90,7 @@ struct fcdp_group {
     bool lacks;                            /* agreed: not on the device of every rank */
     size_t crossed_bytes;                  /* of this rank's shards, by coalesce.c since the last begin */
     bool begun;
+    bool unended;                          /* begun, and its reshard was refused: the program thinks that it has ended */
     bool waited;                           /* the program may have written into it since */
     bool has_content;                      /* content.h */
     uint64_t content;

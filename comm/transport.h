@@ -47,7 +47,7 @@ typedef struct fcdp_transport {
     /* The comm has ended, and calls nothing of this any more. NULL: the transport is somebody else's to destroy. */
     void (*destroy)(void *ctx);
     /* Its collectives go through host memory, and host functions wait for peers in them. CUDA may run the host functions of all streams one after
-     * another: with both lanes in use, ranks could wait for each other in a circle, so FCDP_RESTORE=auto uses the inter lane alone. */
+     * another: with both lanes in use, ranks could wait for each other in a circle, so on a real device the inter lane alone is used. */
     bool through_host;
 } fcdp_transport;
 

@@ -517,6 +517,10 @@ static void test_nothing_is_part_of_a_captured_graph(void **state) {
     assert_int_equal(simgpu_capture(m->stream, 1), 0);
     assert_refused(fcdp_group_reshard(m->groups[0], m->stream, false), "'blocks.0' cannot be resharded");
     assert_int_equal(simgpu_capture(m->stream, 0), 0);
+    EVERY_MEMBER(c, other) if (other != m) assert_ok(member_reshard(other, 0, false));
+    assert_false(fcdp_group_has_begun(m->groups[0])); /* to the framework it was resharded: what is stale is gathered again */
+    step_all(c, 0, all_extents);
+    unshard_all(c, 0, FCDP_PASS_FORWARD);
     reshard_all(c, 0);
     end(c);
 }

@@ -308,6 +308,8 @@ class Runtime:
             if asked == _fcdp.TRANSPORT_NCCL:
                 raise OptionError(f"fcdp: FCDP_TRANSPORT=nccl, but {problem}")
             say(f"its collectives go over gloo, through host memory, as NCCL cannot carry them ({problem}); FCDP_TRANSPORT=torch silences this")
+        if self.options["restore"] == _fcdp.RESTORE_SLICE and shards.device.type == "cuda":
+            say("FCDP_RESTORE=slice is for NCCL: over gloo the ranks of a node meet in host memory, as with FCDP_RESTORE=whole")
         transport, comm, problem = shards.transport(), None, None
         try:
             comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, transport)
