@@ -43,11 +43,13 @@ fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fing
     return FCDP_OK;
 }
 
-/* The device must be through with them. */
+/* The device must be through with them. What stays registered, though it was tried twice, stays mapped: see fcdp__host_detach(). */
 static void tasks_drop(fcdp_fingerprints *f) {
     if (!f->tasks) return;
-    if (fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    munmap(f->tasks, f->capacity_bytes);
+    bool stays = fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes) &&
+                 fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes);
+    if (stays) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    if (!stays) munmap(f->tasks, f->capacity_bytes);
     f->tasks = NULL;
     f->capacity_bytes = 0;
 }

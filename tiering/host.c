@@ -346,10 +346,11 @@ void fcdp__host_detach(fcdp_host_block *block) {
     if (!block) return;
     fcdp_host *host = block->host;
     if (getpid() != host->pid) return;
-    if (block->pinned.n && fcdp__pinned_unlock(host->config.drv, (char *)block->board, &block->pinned))
-        fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
+    bool stays = block->pinned.n && fcdp__pinned_unlock(host->config.drv, (char *)block->board, &block->pinned);
+    if (stays) fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
     fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see spans_reap() */
-    munmap(block->board, block->map_bytes);
+    /* To CUDA these addresses are these pages as long as they are registered: nothing else may be mapped there. */
+    if (!stays) munmap(block->board, block->map_bytes);
     atomic_fetch_sub(&host->n_blocks, 1);
     free(block);
 }
@@ -362,6 +363,6 @@ size_t fcdp__host_data_bytes(const fcdp_host_block *block) {
     return block->data_bytes;
 }
 
-size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes) {
-    return fcdp__pinned_run_bytes(&block->pinned, block->host->page_bytes + offset_bytes, bytes);
+size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes, bool *pinned_out) {
+    return fcdp__pinned_run_bytes(&block->pinned, block->host->page_bytes + offset_bytes, bytes, pinned_out);
 }

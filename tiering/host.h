@@ -57,8 +57,9 @@ typedef struct fcdp_host_share {
  * REQUIRE FCDP_ERR_OPTION. */
 fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes, const fcdp_host_share *share,
                               fcdp_host_block **block_out) FCDP_MUST_CHECK;
-/* From the data's `offset_bytes` on, of at most `bytes`: what one copy may cover, since CUDA takes none that is page-locked in part. */
-size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes);
+/* From the data's `offset_bytes` on, of at most `bytes`: what one copy may cover, since CUDA takes none that is page-locked in part. Is that
+ * page-locked? Without a driver nothing is. */
+size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes, bool *pinned_out);
 void fcdp__host_detach(fcdp_host_block *block);
 void *fcdp__host_data(const fcdp_host_block *block);
 size_t fcdp__host_data_bytes(const fcdp_host_block *block);

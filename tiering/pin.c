@@ -19,8 +19,9 @@ fcdp_status fcdp__pinned_lock(fcdp_driver *drv, char *base, const fcdp_pinned *p
     for (size_t i = 0; i < pinned->n; i++) {
         fcdp_status status = fcdp__driver_host_pin(drv, base + pinned->ranges[i].offset_bytes, pinned->ranges[i].bytes);
         if (!status) continue;
-        while (i-- > 0) (void)!fcdp__driver_host_unpin(drv, base + pinned->ranges[i].offset_bytes, pinned->ranges[i].bytes);
-        return status;
+        fcdp_pinned locked = *pinned;
+        locked.n = i;
+        return locked.n && fcdp__pinned_unlock(drv, base, &locked) ? FCDP_ERR_DRIVER : status;
     }
     return FCDP_OK;
 }
@@ -48,11 +49,13 @@ static size_t smaller(size_t a, size_t b) {
 }
 
 /* A range longer than fcdp__driver_pin_chunk_bytes is several registrations. */
-size_t fcdp__pinned_run_bytes(const fcdp_pinned *pinned, size_t offset_bytes, size_t bytes) {
+size_t fcdp__pinned_run_bytes(const fcdp_pinned *pinned, size_t offset_bytes, size_t bytes, bool *pinned_out) {
+    *pinned_out = false;
     for (size_t i = 0; i < pinned->n; i++) {
         const fcdp_piece *range = &pinned->ranges[i];
         if (offset_bytes < range->offset_bytes) return smaller(bytes, range->offset_bytes - offset_bytes);
         if (offset_bytes >= range->offset_bytes + range->bytes) continue;
+        *pinned_out = true;
         size_t inside = offset_bytes - range->offset_bytes, chunk = fcdp__driver_pin_chunk_bytes;
         return smaller(bytes, smaller(range->bytes - inside, chunk - inside % chunk));
     }

@@ -24,7 +24,7 @@ fcdp_status fcdp__pinned_lock(fcdp_driver *drv, char *base, const fcdp_pinned *p
 /* Each is tried; the first failure is returned. */
 fcdp_status fcdp__pinned_unlock(fcdp_driver *drv, char *base, const fcdp_pinned *pinned) FCDP_MUST_CHECK;
 size_t fcdp__pinned_bytes(const fcdp_pinned *pinned);
-/* From `offset_bytes` on, of at most `bytes`: how many lie in one registration, or in none. > 0 where bytes > 0. Pure. */
-size_t fcdp__pinned_run_bytes(const fcdp_pinned *pinned, size_t offset_bytes, size_t bytes);
+/* From `offset_bytes` on, of at most `bytes`: how many lie in one registration, or in none (*pinned_out: false). > 0 where bytes > 0. Pure. */
+size_t fcdp__pinned_run_bytes(const fcdp_pinned *pinned, size_t offset_bytes, size_t bytes, bool *pinned_out);
 
 #endif

@@ -372,13 +372,17 @@ static fcdp_status bytes_copy(fcdp_tiering *tiering, fcdp_direction direction, f
     return fcdp__driver_copy_h2d(tiering->drv, device, host, bytes, tiering->streams[direction]);
 }
 
-/* Between `device` and the piece's place in host memory; one copy, but where pinned memory ends or begins. */
+/* Between `device` and the piece's place in host memory; one copy, but where pinned memory ends or begins. What is not pinned CUDA may read at
+ * the call, before what the stream waits for: so the host waits for that, which comes without this thread, by the program's order. */
 static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device, fcdp_piece piece) {
     char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
     fcdp_status status = FCDP_OK;
     for (size_t done = 0, n; done < piece.bytes && !status; done += n) {
-        n = fcdp__host_run_bytes(region->block, piece.offset_bytes + done, piece.bytes - done);
-        status = bytes_copy(region->tiering, direction, fcdp__dptr_add(device, done), host + done, n);
+        bool pinned;
+        n = fcdp__host_run_bytes(region->block, piece.offset_bytes + done, piece.bytes - done, &pinned);
+        if (!pinned && direction == FCDP_TO_DEVICE)
+            status = fcdp__driver_stream_sync(region->tiering->drv, region->tiering->streams[direction]);
+        if (!status) status = bytes_copy(region->tiering, direction, fcdp__dptr_add(device, done), host + done, n);
     }
     return status;
 }
@@ -460,24 +464,27 @@ static fcdp_status sources_copy(fcdp_region *region, const fcdp_source *sources,
     return status;
 }
 
-/* A new epoch that is nowhere yet. A kept region may be on its way out on another thread. */
-static void epoch_begin(fcdp_region *region, uint32_t span_mask) {
+/* A new epoch that is nowhere yet. A kept region may be on its way out on another thread, whose copy must be over before the others may write. */
+static fcdp_status epoch_begin(fcdp_region *region, uint32_t span_mask) {
     region_lock(region);
     FCDP_CHECK(1, !region->in_use);
     fcdp__region_enter(region);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+    region_unlock(region);
+    fcdp_status status = fill_permit(region);
+    region_lock(region);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch + 1};
     fcdp__region_leave(region);
     region_unlock(region);
+    return status;
 }
 
 fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources, size_t n,
                                    fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
-    fcdp_status status = fill_permit(region);
+    fcdp_status status = epoch_begin(region, span_mask);
     if (status) return status;
-    epoch_begin(region, span_mask);
     status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
     if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded); /* own reads of older bytes */
     if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);

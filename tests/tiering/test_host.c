@@ -522,10 +522,14 @@ static void a_rank_pins_and_binds_its_slices_alone(void **state) {
     assert_ok(fcdp__host_attach(host, offset, data, &share, &block));
     /* The board; bytes 300000 to 500000 lie on pages 73 to 122, 1005000 to 1005100 on page 245. */
     assert_int_equal(locked_kib() - before, 4 + 4 * 50 + 4);
-    assert_int_equal(fcdp__host_run_bytes(block, 0, data), 73 * KIB4);
-    assert_int_equal(fcdp__host_run_bytes(block, 300000, 200000), 200000);
-    assert_int_equal(fcdp__host_run_bytes(block, 73 * KIB4, data), 50 * KIB4);
-    assert_int_equal(fcdp__host_run_bytes(block, 246 * KIB4, data - 246 * KIB4), data - 246 * KIB4);
+    bool pinned;
+    assert_int_equal(fcdp__host_run_bytes(block, 0, data, &pinned), 73 * KIB4);
+    assert_false(pinned);
+    assert_int_equal(fcdp__host_run_bytes(block, 300000, 200000, &pinned), 200000);
+    assert_true(pinned);
+    assert_int_equal(fcdp__host_run_bytes(block, 73 * KIB4, data, &pinned), 50 * KIB4);
+    assert_int_equal(fcdp__host_run_bytes(block, 246 * KIB4, data - 246 * KIB4, &pinned), data - 246 * KIB4);
+    assert_false(pinned);
     int mode = -1;
     unsigned long mask[16] = {0};
     char *page = fcdp__host_data(block);

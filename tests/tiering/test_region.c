@@ -1,6 +1,7 @@
 /* One region at a time: its states, what each tier holds, what it refuses, eviction and restoring, with slots and with exact mapping.
  * test_slots.c has what several regions do to each other. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #include "tests/tiering/support.h"
@@ -280,6 +281,15 @@ static void a_put_waits_for_the_others_older_reads(void **state) {
     node_close(&n);
 }
 
+/* In which what nothing holds is done. */
+static void time_pass(const node *n) {
+    fcdp_stream stream;
+    assert_ok(fcdp__driver_stream_create(n->drv, &stream));
+    pause_enqueue(stream, 20 * MS, NULL);
+    assert_ok(fcdp__driver_stream_sync(n->drv, stream));
+    fcdp__driver_stream_destroy(n->drv, stream);
+}
+
 /* And only when no write of older ones is under way: whose place it was last time need not be whose it is now. */
 static void a_put_waits_for_the_others_older_writes(void **state) {
     (void)state;
@@ -294,12 +304,62 @@ static void a_put_waits_for_the_others_older_writes(void **state) {
         for (uint32_t r = 0; r < 2; r++) region_fill(&g, r, BOTH, FILL_SLICE);
         group_release(&g, false);
     }
-    pause_enqueue(n.ranks[0].compute, 20 * MS, NULL); /* in which what nothing holds is done */
+    time_pass(&n);
     assert_true(fcdp__board_read(g.blocks[0], FCDP_BOARD_READY, 1) < 2);
     assert_false(has_passed(&n, fcdp__region_stored(g.regions[0])));
     gate_open(&held);
     node_sync(&n);
     for (uint32_t s = 0; s < 2; s++) assert_host_span(&g, 0, s, 2);
+    gate_destroy(&held);
+    group_close(&g);
+    node_close(&n);
+}
+
+static void *squeeze_main(void *arg) {
+    pages_squeeze(arg, 0, 2);
+    return NULL;
+}
+
+static void *fill_host_main(void *arg) {
+    const group *g = arg;
+    return (void *)(intptr_t)fcdp__region_fill_host(g->regions[0], BOTH, NULL, 0, g->crossed[0]);
+}
+
+static bool is_moving(fcdp_region *region) {
+    fcdp__lock_acquire(&region->tiering->lock);
+    bool moving = region->moving;
+    fcdp__lock_release(&region->tiering->lock);
+    return moving;
+}
+
+/* Another thread writes all of the region to the host meanwhile: nobody else may write there before it has. */
+static void filling_the_host_waits_for_an_eviction(void **state) {
+    (void)state;
+    node n;
+    group g;
+    pthread_t evictor, filler;
+    void *status;
+    node_open(&n, 2, 2, false);
+    node_pins_slices = true; /* the evictor waits in a copy of what is not pinned, before it has recorded any event */
+    group_open(&g, &n, "leaving", SPECS, N_SPECS, 13);
+    node_pins_slices = false;
+    group_fill(&g, BOTH, FILL_KEPT, 0);
+    group_release(&g, true);
+    node_sync(&n);
+    gate held = gate_make(&n);
+    gate_hold(&held, fcdp__tiering_stream(n.ranks[0].tiering, FCDP_TO_HOST));
+    assert_int_equal(pthread_create(&evictor, NULL, squeeze_main, &n), 0);
+    while (!is_moving(g.regions[0])) sched_yield();
+    assert_int_equal(pthread_create(&filler, NULL, fill_host_main, &g), 0);
+    time_pass(&n);
+    assert_int_equal(fcdp__board_read(g.blocks[1], FCDP_BOARD_READY, 0), 1);
+    gate_open(&held);
+    pthread_join(evictor, NULL);
+    pthread_join(filler, &status);
+    assert_int_equal((intptr_t)status, FCDP_OK);
+    assert_ok(fcdp__region_fill_host(g.regions[1], BOTH, NULL, 0, g.crossed[1]));
+    node_sync(&n);
+    assert_int_equal(fcdp__board_read(g.blocks[1], FCDP_BOARD_READY, 0), 2);
     gate_destroy(&held);
     group_close(&g);
     node_close(&n);
@@ -646,6 +706,7 @@ int main(void) {
         cmocka_unit_test(loads_and_takes_wait_for_the_others_words),
         cmocka_unit_test(a_put_waits_for_the_others_older_reads),
         cmocka_unit_test(a_put_waits_for_the_others_older_writes),
+        cmocka_unit_test(filling_the_host_waits_for_an_eviction),
         cmocka_unit_test(who_evicts_alone_restores_alone),
         cmocka_unit_test(eviction_writes_the_spans_that_the_host_lacks),
         cmocka_unit_test(a_process_alone_evicts_what_was_never_put),
