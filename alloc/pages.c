@@ -352,11 +352,13 @@ static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder hold
         if (status != FCDP_PENDING) return status;
         size_t n_back;
         if (take_reclaim(pool, &missing, &n_back)) {
-            if (n_back == 0) n_lost++;
-            continue;
+            if (n_back > 0) continue;
+            /* Others move, and may be no better off than this thread. */
+            if (++n_lost < MAX_LOST_RACES || has_asked) continue;
         }
         if (!missing.driver_full || has_asked || !reclaimer_ask(pool, FCDP_RECLAIM_NEIGHBOUR, missing.n_missing)) break;
         has_asked = true;
+        n_lost = 0;
     }
     return take_failed(pool, n, missing.driver_full);
 }
