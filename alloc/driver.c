@@ -226,6 +226,15 @@ fcdp_status fcdp__driver_with_context(fcdp_driver *drv, void (*call)(void *arg),
     return FCDP_OK;
 }
 
+fcdp_driver_context fcdp__driver_context(const fcdp_driver *drv) {
+    return (fcdp_driver_context){.ctx = drv->ctx, .set = drv->api.cuCtxSetCurrent};
+}
+
+void fcdp__driver_context_take(fcdp_driver_context context) {
+    CUresult result = context.set(context.ctx);
+    if (result != CUDA_SUCCESS) fcdp__log(FCDP_LOG_DEBUG, "cuCtxSetCurrent: CUresult %d", result);
+}
+
 bool fcdp__driver_is_sim(const fcdp_driver *drv) {
     return drv->is_sim;
 }

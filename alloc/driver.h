@@ -32,6 +32,14 @@ fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out, size
 /* call(arg) with the device's context current on this thread: for a library beside the driver, which takes
  * the thread's device for its own. */
 fcdp_status fcdp__driver_with_context(fcdp_driver *drv, void (*call)(void *arg), void *arg) FCDP_MUST_CHECK;
+/* The device's context as a value that outlives the driver, for a thread that may: it becomes the calling
+ * thread's, for good. */
+typedef struct fcdp_driver_context {
+    struct CUctx_st *ctx;
+    int (*set)(struct CUctx_st *ctx);
+} fcdp_driver_context;
+fcdp_driver_context fcdp__driver_context(const fcdp_driver *drv);
+void fcdp__driver_context_take(fcdp_driver_context context);
 
 /* Physical memory and ranges; rules: facts of cuMemMap (whole handles, offset 0), cuMemUnmap (whole mappings). */
 fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *phys_out) FCDP_MUST_CHECK;

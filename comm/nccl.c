@@ -5,7 +5,11 @@
  *     aborted  =>  nobody comes in any more, and a communicator is NCCL's to free once n_inside is 0
  *
  * ncclCommAbort may wait for the whole device, and so for the kernels of the other communicators, which end only when those are aborted: each
- * has a thread for it, and the caller, who may hold locks that a training loop needs for its error, waits for none of them.
+ * has a thread for it, and the caller, who may hold locks that a training loop needs for its error, waits for none of them. Such a thread may
+ * outlive the driver and the library's table: it uses the transport alone, which stays for it (fcdp__nccl_destroy).
+ *
+ * Shares of timeout_s, T, so that a rank that fails alone meets the others, who wait T for it:  making T/2 + aborting T/4  <  T, and where the
+ * others have failed,  finalizing T/4 per lane + aborting T/4  <  T.
  */
 #include "comm/nccl.h"
 
@@ -30,11 +34,14 @@ typedef struct nccl_lane {
 } nccl_lane;
 
 struct fcdp_nccl_transport {
-    const fcdp_nccl *nccl;
+    fcdp_nccl nccl;
     fcdp_driver *drv;
+    fcdp_driver_context context; /* drv's */
     double timeout_s;
+    uint64_t made_by_ns;     /* when the making is to end; 0: it has */
+    uint64_t aborted_by_ns;  /* under the mutex; when those that abort are waited for no longer */
     nccl_lane lanes[FCDP_N_LANES];
-    atomic_bool aborted; /* set under the mutex; also read by who waits for NCCL inside, to come out */
+    atomic_bool aborted;    /* set under the mutex; also read by who waits for NCCL inside, to come out */
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* on the monotonic clock: what follows */
     unsigned n_inside, n_aborting;
@@ -60,7 +67,7 @@ static fcdp_status latched(fcdp_nccl_transport *t) {
 }
 
 static fcdp_status call_failed(const nccl_lane *lane, ncclComm_t comm, ncclResult_t result, const char *call) {
-    const fcdp_nccl *nccl = lane->transport->nccl;
+    const fcdp_nccl *nccl = &lane->transport->nccl;
     const char *more = nccl->ncclGetLastError(comm);
     return fcdp__fail(FCDP_ERR_TRANSPORT, "%s (%s, member %u of %u): %s%s%s (ncclResult %d, NCCL %d); NCCL_DEBUG=INFO shows more", call,
                       lane->name, lane->place, lane->size, nccl->ncclGetErrorString(result), more && *more ? ": " : "", more ? more : "",
@@ -79,21 +86,31 @@ static void pause_after(unsigned n_polls) {
         nanosleep(&period, NULL);
 }
 
-/* Until what `call` began is done on the host: only then is it on the stream, and what follows may be put behind it. Not with the mutex. */
-static fcdp_status settle(const nccl_lane *lane, ncclComm_t comm, const char *call) {
+static uint64_t share_ends_ns(const fcdp_nccl_transport *t, double share) {
+    return fcdp__now_ns() + (uint64_t)(share * t->timeout_s * 1e9);
+}
+
+/* When a wait for peers that begins now is over. */
+static uint64_t wait_ends_ns(const fcdp_nccl_transport *t) {
+    return t->made_by_ns ? t->made_by_ns : share_ends_ns(t, 1);
+}
+
+/* Until what `call` began is done on the host: only then is it on the stream, and what follows may be put behind it. Not with the mutex. An abort
+ * is looked for first: a second after it, comm is NCCL's. */
+static fcdp_status settle(const nccl_lane *lane, ncclComm_t comm, const char *call, uint64_t until_ns) {
     fcdp_nccl_transport *t = lane->transport;
     uint64_t begin_ns = fcdp__now_ns();
     for (unsigned n = 0;; n++) {
-        ncclResult_t state = ncclSuccess, result = t->nccl->ncclCommGetAsyncError(comm, &state);
+        if (atomic_load(&t->aborted)) return latched(t);
+        ncclResult_t state = ncclSuccess, result = t->nccl.ncclCommGetAsyncError(comm, &state);
         if (result != ncclSuccess) return call_failed(lane, comm, result, "ncclCommGetAsyncError");
         if (state == ncclSuccess) return FCDP_OK;
         if (state != ncclInProgress) return call_failed(lane, comm, state, call);
-        if (atomic_load(&t->aborted)) return latched(t);
-        double waited_s = (double)(fcdp__now_ns() - begin_ns) / 1e9;
-        if (waited_s > t->timeout_s)
-            return fcdp__fail(FCDP_ERR_TIMEOUT, "%s (%s, member %u of %u) has not ended after %.1f s (FCDP_TIMEOUT): a member did not come, or "
+        uint64_t now_ns = fcdp__now_ns();
+        if (now_ns > until_ns)
+            return fcdp__fail(FCDP_ERR_TIMEOUT, "%s (%s, member %u of %u) has not ended after %.1f s (FCDP_TIMEOUT=%g): a member did not come, or "
                               "the network does not carry it; NCCL_DEBUG=INFO shows which", call, lane->name, lane->place, lane->size,
-                              waited_s);
+                              (double)(now_ns - begin_ns) / 1e9, t->timeout_s);
         pause_after(n);
     }
 }
@@ -101,7 +118,8 @@ static fcdp_status settle(const nccl_lane *lane, ncclComm_t comm, const char *ca
 /* ---- all-gather ---- */
 
 typedef struct launch {
-    nccl_lane *lane;
+    const nccl_lane *lane;
+    ncclComm_t comm; /* the lane's, which an abort may take away meanwhile */
     const fcdp_part *parts;
     size_t n;
     fcdp_stream stream;
@@ -113,16 +131,16 @@ typedef struct launch {
  * through no third rank. A broadcast of each member would do too, each along a ring of all members, which NCCL sets up n times in one group;
  * packing would take a copy each way, and memory. Which is fastest on many nodes has not been measured. */
 static ncclResult_t exchange(const launch *l, const fcdp_part *part) {
-    const fcdp_nccl *nccl = l->lane->transport->nccl;
+    const fcdp_nccl *nccl = &l->lane->transport->nccl;
     uint32_t size = l->lane->size, me = l->lane->place;
     ncclResult_t result = ncclSuccess;
     for (uint32_t k = 1; k < size && (result == ncclSuccess || result == ncclInProgress); k++) {
         uint32_t to = (me + k) % size, from = (me + size - k) % size; /* at each moment each receives from one */
         result = nccl->ncclSend((const void *)(uintptr_t)(part->at.addr + me * part->stride_bytes), part->bytes, ncclInt8, (int)to,
-                                l->lane->comm, l->stream);
+                                l->comm, l->stream);
         if (result == ncclSuccess || result == ncclInProgress)
             result = nccl->ncclRecv((void *)(uintptr_t)(part->at.addr + from * part->stride_bytes), part->bytes, ncclInt8, (int)from,
-                                    l->lane->comm, l->stream);
+                                    l->comm, l->stream);
     }
     return result;
 }
@@ -131,17 +149,20 @@ static ncclResult_t part_enqueue(const launch *l, const fcdp_part *part) {
     const nccl_lane *lane = l->lane;
     if (part->bytes == 0) return ncclSuccess;
     if (part->stride_bytes != part->bytes) return exchange(l, part);
-    return lane->transport->nccl->ncclAllGather((const void *)(uintptr_t)(part->at.addr + lane->place * part->bytes),
-                                                (void *)(uintptr_t)part->at.addr, part->bytes, ncclInt8, lane->comm, l->stream);
+    return lane->transport->nccl.ncclAllGather((const void *)(uintptr_t)(part->at.addr + lane->place * part->bytes),
+                                               (void *)(uintptr_t)part->at.addr, part->bytes, ncclInt8, l->comm, l->stream);
 }
 
-/* A group that an error is in launches nothing, but must be ended, or it would swallow the next. */
+/* A group that an error is in launches nothing, but must be ended, or it would swallow the next. Nobody asks a communicator that is aborted what
+ * went wrong. */
 static void group_launch(void *arg) {
     launch *l = arg;
-    const fcdp_nccl *nccl = l->lane->transport->nccl;
+    fcdp_nccl_transport *t = l->lane->transport;
+    const fcdp_nccl *nccl = &t->nccl;
+    l->comm = l->lane->comm;
     ncclResult_t result = nccl->ncclGroupStart();
     if (result != ncclSuccess) {
-        l->status = call_failed(l->lane, l->lane->comm, result, "ncclGroupStart");
+        l->status = atomic_load(&t->aborted) ? latched(t) : call_failed(l->lane, l->comm, result, "ncclGroupStart");
         return;
     }
     for (size_t i = 0; i < l->n && (result == ncclSuccess || result == ncclInProgress); i++) result = part_enqueue(l, &l->parts[i]);
@@ -149,10 +170,12 @@ static void group_launch(void *arg) {
     ncclResult_t end = nccl->ncclGroupEnd();
     char call[96];
     snprintf(call, sizeof call, "an all-gather of %zu parts, the first of %zu bytes", l->n, l->n ? l->parts[0].bytes : 0);
-    if (refused || (end != ncclSuccess && end != ncclInProgress))
-        l->status = call_failed(l->lane, l->lane->comm, refused ? result : end, call);
+    if (atomic_load(&t->aborted))
+        l->status = latched(t);
+    else if (refused || (end != ncclSuccess && end != ncclInProgress))
+        l->status = call_failed(l->lane, l->comm, refused ? result : end, call);
     else
-        l->status = settle(l->lane, l->lane->comm, call);
+        l->status = settle(l->lane, l->comm, call, wait_ends_ns(t));
 }
 
 static fcdp_status enter(fcdp_nccl_transport *t) {
@@ -194,7 +217,7 @@ static fcdp_status nccl_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *p
 static fcdp_status lane_check(const nccl_lane *lane) {
     ncclResult_t state = ncclSuccess;
     if (!lane->comm) return FCDP_OK;
-    ncclResult_t result = lane->transport->nccl->ncclCommGetAsyncError(lane->comm, &state);
+    ncclResult_t result = lane->transport->nccl.ncclCommGetAsyncError(lane->comm, &state);
     if (result != ncclSuccess) return call_failed(lane, lane->comm, result, "ncclCommGetAsyncError");
     return state == ncclSuccess || state == ncclInProgress ? FCDP_OK : call_failed(lane, lane->comm, state, "a collective");
 }
@@ -211,37 +234,25 @@ static fcdp_status nccl_check(void *ctx) {
     return status;
 }
 
-static void until_in(struct timespec *until, double seconds) {
-    clock_gettime(CLOCK_MONOTONIC, until);
-    uint64_t ns = (uint64_t)until->tv_nsec + (uint64_t)(seconds * 1e9);
-    until->tv_sec += (time_t)(ns / 1000000000);
-    until->tv_nsec = (long)(ns % 1000000000);
-}
-
-/* With the mutex. False: not within that time. */
-static bool wait_for_none(fcdp_nccl_transport *t, const unsigned *count, double seconds) {
-    struct timespec until;
-    until_in(&until, seconds);
+/* With the mutex. False: not by then. */
+static bool wait_for_none(fcdp_nccl_transport *t, const unsigned *count, uint64_t until_ns) {
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000), .tv_nsec = (long)(until_ns % 1000000000)};
     while (*count > 0)
         if (pthread_cond_timedwait(&t->changed, &t->mutex, &until) == ETIMEDOUT) return *count == 0;
     return true;
 }
 
-static void comm_abort(void *arg) {
-    const nccl_lane *lane = arg;
-    ncclResult_t result = lane->transport->nccl->ncclCommAbort(lane->comm);
-    if (result != ncclSuccess)
-        fcdp__log(FCDP_LOG_DEBUG, "ncclCommAbort (%s): %s", lane->name, lane->transport->nccl->ncclGetErrorString(result));
-}
-
-/* Who is inside comes out as soon as NCCL's call returns. Where it does not, it waits for the device, whose kernels wait for this. */
+/* Who is inside comes out as soon as NCCL's call returns. Where it does not, it waits for the device, whose kernels wait for this. The thread's
+ * context stays: the thread ends here, and the driver may be closed by then. */
 static void *abort_main(void *arg) {
     nccl_lane *lane = arg;
     fcdp_nccl_transport *t = lane->transport;
     pthread_mutex_lock(&t->mutex);
-    (void)wait_for_none(t, &t->n_inside, ABORT_GRACE_MS / 1e3);
+    (void)wait_for_none(t, &t->n_inside, fcdp__now_ns() + ABORT_GRACE_MS * UINT64_C(1000000));
     pthread_mutex_unlock(&t->mutex);
-    if (fcdp__driver_with_context(t->drv, comm_abort, lane)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    fcdp__driver_context_take(t->context);
+    ncclResult_t result = t->nccl.ncclCommAbort(lane->comm);
+    if (result != ncclSuccess) fcdp__log(FCDP_LOG_DEBUG, "ncclCommAbort (%s): %s", lane->name, t->nccl.ncclGetErrorString(result));
     pthread_mutex_lock(&t->mutex);
     lane->comm = NULL;
     t->n_aborting--;
@@ -266,6 +277,7 @@ static void nccl_abort(void *ctx, const char *why) {
     pthread_mutex_lock(&t->mutex);
     latch_locked(t, FCDP_ERR_TRANSPORT, why);
     bool first = !atomic_exchange(&t->aborted, true);
+    if (first) t->aborted_by_ns = share_ends_ns(t, 0.25);
     for (int lane = 0; lane < FCDP_N_LANES && first; lane++) {
         if (!t->lanes[lane].comm) continue;
         t->n_aborting++;
@@ -296,13 +308,13 @@ typedef struct init {
 static void comm_init(void *arg) {
     init *of = arg;
     nccl_lane *lane = of->lane;
-    const fcdp_nccl *nccl = lane->transport->nccl;
+    const fcdp_nccl *nccl = &lane->transport->nccl;
     ncclConfig_v21400 config = {.size = sizeof config, .magic = (unsigned)NCCL_API_MAGIC, .version = NCCL_OLDEST, .blocking = 0};
     ncclResult_t result = nccl->ncclCommInitRankConfig(&lane->comm, (int)lane->size, of->id, (int)lane->place, &config);
     if (result != ncclSuccess && result != ncclInProgress)
         of->status = call_failed(lane, NULL, result, "ncclCommInitRankConfig");
     else
-        of->status = settle(lane, lane->comm, "ncclCommInitRankConfig");
+        of->status = settle(lane, lane->comm, "ncclCommInitRankConfig", wait_ends_ns(lane->transport));
 }
 
 /* Of the lane's first member. */
@@ -334,9 +346,11 @@ static fcdp_status lane_make(fcdp_nccl_transport *t, const fcdp_nccl_config *con
 static fcdp_nccl_transport *transport_make(const fcdp_nccl_config *config) {
     fcdp_nccl_transport *t = calloc(1, sizeof *t);
     if (!t) return NULL;
-    t->nccl = config->nccl;
+    t->nccl = *config->nccl;
     t->drv = config->drv;
+    t->context = fcdp__driver_context(config->drv);
     t->timeout_s = config->timeout_s;
+    t->made_by_ns = share_ends_ns(t, 0.5);
     pthread_condattr_t monotonic;
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -398,10 +412,11 @@ static fcdp_status stream_await(probe *p, const nccl_lane *lane) {
         if (status != FCDP_PENDING) return status;
         status = nccl_check(t);
         if (status) return status;
-        if ((double)(fcdp__now_ns() - begin_ns) > t->timeout_s * 1e9)
-            return fcdp__fail(FCDP_ERR_TIMEOUT, "the first all-gather (%s, member %u of %u) has not ended after %.1f s (FCDP_TIMEOUT): the "
+        uint64_t now_ns = fcdp__now_ns();
+        if (now_ns > wait_ends_ns(t))
+            return fcdp__fail(FCDP_ERR_TIMEOUT, "the first all-gather (%s, member %u of %u) has not ended after %.1f s (FCDP_TIMEOUT=%g): the "
                               "network does not carry it; NCCL_DEBUG=INFO shows what NCCL has chosen", lane->name, lane->place, lane->size,
-                              t->timeout_s);
+                              (double)(now_ns - begin_ns) / 1e9, t->timeout_s);
         pause_after(n);
     }
 }
@@ -423,7 +438,7 @@ static fcdp_status probe_compare(const probe *p, const nccl_lane *lane, const fc
                 if (probe_place(p, &parts[i], member)[k] != (uint8_t)(member + 1))
                     return fcdp__fail(FCDP_ERR_TRANSPORT, "the first all-gather (%s, member %u of %u) brought %u from member %u, not %u: NCCL %d "
                                       "does not carry bytes right here; FCDP cannot use it", lane->name, lane->place, lane->size,
-                                      probe_place(p, &parts[i], member)[k], member, (uint8_t)(member + 1), lane->transport->nccl->version);
+                                      probe_place(p, &parts[i], member)[k], member, (uint8_t)(member + 1), lane->transport->nccl.version);
     return FCDP_OK;
 }
 
@@ -445,6 +460,14 @@ static fcdp_status lane_probe(probe *p, int number) {
     return status ? status : probe_compare(p, lane, parts);
 }
 
+/* Have those that abort ended in their time? */
+static bool abort_await(fcdp_nccl_transport *t) {
+    pthread_mutex_lock(&t->mutex);
+    bool ended = wait_for_none(t, &t->n_aborting, t->aborted_by_ns);
+    pthread_mutex_unlock(&t->mutex);
+    return ended;
+}
+
 /* After a failure the stream ends with the abort; where that takes too long, what it uses stays. */
 static fcdp_status connect(fcdp_nccl_transport *t) {
     probe p = {.t = t};
@@ -457,10 +480,7 @@ static fcdp_status connect(fcdp_nccl_transport *t) {
     char text[TEXT_BYTES];
     snprintf(text, sizeof text, "%s", fcdp_error_text());
     nccl_abort(t, text);
-    pthread_mutex_lock(&t->mutex);
-    bool ended = wait_for_none(t, &t->n_aborting, t->timeout_s);
-    pthread_mutex_unlock(&t->mutex);
-    if (ended && (p.n_made < 4 || !fcdp__driver_stream_sync(t->drv, p.stream))) probe_free(&p);
+    if (abort_await(t) && (p.n_made < 4 || !fcdp__driver_stream_sync(t->drv, p.stream))) probe_free(&p);
     return fcdp__fail(status, "%s", text);
 }
 
@@ -473,6 +493,7 @@ fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transpor
     for (int lane = 0; lane < FCDP_N_LANES && !status; lane++) status = lane_make(t, config, lane);
     if (!status) status = connect(t);
     if (!status) {
+        t->made_by_ns = 0;
         *transport_out = t;
         return FCDP_OK;
     }
@@ -489,12 +510,12 @@ fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transpor
 static void comm_finalize(void *arg) {
     init *of = arg;
     nccl_lane *lane = of->lane;
-    const fcdp_nccl *nccl = lane->transport->nccl;
+    const fcdp_nccl *nccl = &lane->transport->nccl;
     ncclResult_t result = nccl->ncclCommFinalize(lane->comm);
     if (result != ncclSuccess && result != ncclInProgress)
         of->status = call_failed(lane, lane->comm, result, "ncclCommFinalize");
     else
-        of->status = settle(lane, lane->comm, "ncclCommFinalize");
+        of->status = settle(lane, lane->comm, "ncclCommFinalize", share_ends_ns(lane->transport, 0.25));
     if (of->status) return;
     result = nccl->ncclCommDestroy(lane->comm);
     lane->comm = NULL;
@@ -516,12 +537,9 @@ static fcdp_status lanes_finalize(fcdp_nccl_transport *t) {
 void fcdp__nccl_destroy(fcdp_nccl_transport *t) {
     if (!t) return;
     if (!atomic_load(&t->aborted) && lanes_finalize(t)) nccl_abort(t, fcdp_error_text());
-    pthread_mutex_lock(&t->mutex);
-    bool ended = wait_for_none(t, &t->n_aborting, t->timeout_s);
-    pthread_mutex_unlock(&t->mutex);
-    if (!ended) {
-        fcdp__log(FCDP_LOG_WARN, "NCCL's communicators have not been aborted after %.1f s (FCDP_TIMEOUT); they stay until the process ends",
-                  t->timeout_s);
+    if (!abort_await(t)) {
+        fcdp__log(FCDP_LOG_WARN, "NCCL's communicators have not been aborted after %.1f s (a quarter of FCDP_TIMEOUT); they stay until the process "
+                  "ends", t->timeout_s / 4);
         return;
     }
     pthread_cond_destroy(&t->changed);

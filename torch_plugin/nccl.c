@@ -49,11 +49,15 @@ static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config
     if (status) return status;
     fcdp_transport table = fcdp__nccl_table(transport);
     status = fcdp_comm_create(engine, &config->topology, &table, comm_out);
-    if (status) fcdp__nccl_destroy(transport);
-    return status;
+    if (!status) return FCDP_OK;
+    char text[1024];
+    snprintf(text, sizeof text, "%s", fcdp_error_text());
+    table.abort(table.ctx, text); /* else the end would wait for peers, who know nothing of it */
+    fcdp__nccl_destroy(transport);
+    return fcdp__fail(status, "%s", text);
 }
 
-/* (engine, node_of, rank, nccl, ids of all ranks) -> comm; a collective of the shard group, of at most FCDP_TIMEOUT for each step of NCCL's */
+/* (engine, node_of, rank, nccl, ids of all ranks) -> comm; a collective of the shard group, of at most 3/4 of FCDP_TIMEOUT */
 PyObject *binding_nccl_comm_create(PyObject *self __attribute__((unused)), PyObject *args) {
     PyObject *handle, *node_of, *library;
     unsigned int rank;

@@ -1,4 +1,7 @@
 /* The NCCL transport over the double, between processes: what it gathers, in which order, and how it fails. */
+#include <dirent.h>
+
+#include "comm/nccl_api.h"
 #include "tests/comm/nccl_world.h"
 
 enum { MAX_PARTS = 5, LANE_BYTES = MEMORY_BYTES / FCDP_N_LANES / 4096 * 4096, FAULT_S = 20 };
@@ -208,7 +211,7 @@ static void killed_body(member *m) {
 
 static void a_rank_killed_before_each_call(void **state) {
     (void)state;
-    for (unsigned n = 0; n < N_CALLS; n++) world_run(&(world){2, 2, 1, 0, n, killed_body}, NULL);
+    for (unsigned n = 0; n < N_CALLS; n++) world_run(&(world){2, 2, 10, 0, n, killed_body}, NULL);
 }
 
 /* Its last member never comes. */
@@ -217,7 +220,9 @@ static void absent_body(member *m) {
         meet(m); /* transport_make's */
         return;
     }
+    uint64_t begin_ns = fcdp__now_ns();
     fcdp_status status = transport_make(m);
+    MUST((double)(fcdp__now_ns() - begin_ns) < m->timeout_s * 1e9); /* in which the others would wait for this one */
     if (m->topology.rank == 0) { /* its lane between nodes is there: 0 and 2, 0 and 1; 1 waits for 3 */
         MUST(status == FCDP_ERR_TIMEOUT && strstr(fcdp_error_text(), "(node, member 0 of 2)"));
         return;
@@ -228,7 +233,7 @@ static void absent_body(member *m) {
 
 static void a_member_that_does_not_come_is_a_timeout(void **state) {
     (void)state;
-    world_run(&(world){2, 2, 0.3, 0, 0, absent_body}, NULL);
+    world_run(&(world){2, 2, 2, 0, 0, absent_body}, NULL);
 }
 
 /* ---- every entry point fails ---- */
@@ -270,7 +275,7 @@ static void every_entry_point_may_fail(void **state) {
         unsigned n = 0, step = strcmp(entries[e], "ncclCommGetAsyncError") ? 1 : 4; /* of polls there are many */
         entry = entries[e];
         do {
-            world_run(&(world){2, 2, 0.3, 0, n += step, entry_body}, &b);
+            world_run(&(world){2, 2, 0.6, 0, n += step, entry_body}, &b);
             runs++;
         } while (b->spent && n < 24);
         assert_true(n > 1);
@@ -314,6 +319,69 @@ static void an_abort_beside_launches(void **state) {
     for (unsigned round = 0; round < 10; round++) world_run(&(world){2, 2, 5, seed + 100 * round, 0, aborting_body}, NULL);
 }
 
+/* ---- an abort that does not end ---- */
+
+static struct {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    unsigned n_inside;
+    bool may_end;
+} held = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, false};
+
+static int abort_held(ncclComm_t comm) {
+    (void)comm;
+    pthread_mutex_lock(&held.mutex);
+    held.n_inside++;
+    pthread_cond_broadcast(&held.changed);
+    while (!held.may_end) pthread_cond_wait(&held.changed, &held.mutex);
+    pthread_mutex_unlock(&held.mutex);
+    return 1; /* then it asks the library for the error's name */
+}
+
+static unsigned n_threads(void) {
+    unsigned n = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    MUST(tasks);
+    for (struct dirent *entry; (entry = readdir(tasks));) n += entry->d_name[0] != '.';
+    closedir(tasks);
+    return n;
+}
+
+/* The driver and the library's table go first. */
+static void held_body(member *m) {
+    fcdp_driver *own;
+    fcdp_nccl *nccl;
+    MUST(!fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &own));
+    MUST(!fcdp__nccl_load(double_path(), &nccl));
+    nccl->ncclCommAbort = abort_held;
+    fcdp_driver *drv = m->drv;
+    fcdp_nccl *usual = m->nccl;
+    m->drv = own, m->nccl = nccl;
+    MUST(!transport_make(m));
+    m->table.abort(m->table.ctx, "a rank gives up");
+    pthread_mutex_lock(&held.mutex);
+    while (held.n_inside < FCDP_N_LANES) pthread_cond_wait(&held.changed, &held.mutex);
+    pthread_mutex_unlock(&held.mutex);
+    fcdp__nccl_destroy(m->transport);
+    memset(nccl, 0, sizeof *nccl);
+    fcdp__nccl_unload(nccl);
+    fcdp__driver_close(own);
+    unsigned n = n_threads();
+    pthread_mutex_lock(&held.mutex);
+    held.may_end = true;
+    pthread_cond_broadcast(&held.changed);
+    pthread_mutex_unlock(&held.mutex);
+    while (n_threads() > n - FCDP_N_LANES) sched_yield();
+    m->drv = drv, m->nccl = usual, m->transport = NULL;
+    meet(m);
+    _exit(0); /* what was not aborted stays */
+}
+
+static void an_abort_may_outlive_the_driver(void **state) {
+    (void)state;
+    world_run(&(world){2, 2, 2, 0, 0, held_body}, NULL);
+}
+
 /* ---- the library ---- */
 
 static void a_library_that_cannot_serve_is_refused(void **state) {
@@ -350,6 +418,7 @@ int main(void) {
         cmocka_unit_test(a_member_that_does_not_come_is_a_timeout),
         cmocka_unit_test(every_entry_point_may_fail),
         cmocka_unit_test(an_abort_beside_launches),
+        cmocka_unit_test(an_abort_may_outlive_the_driver),
         cmocka_unit_test(a_library_that_cannot_serve_is_refused),
         cmocka_unit_test(an_old_version_is_refused),
     };

@@ -20,16 +20,15 @@ NAMES = [name for name in CASES if re.match(r"full_|lora|unshard|accumul|mixed_|
 
 
 @pytest.fixture
-def double():
-    """The environment in which the ranks of one job use the double, over a fabric that lives here."""
+def double(tmp_path):
+    """The environment in which the ranks of one job use the double, over a fabric of this test's."""
     if not DOUBLE.exists():
         pytest.skip(f"{DOUBLE} is not built")
-    fabric = ctypes.CDLL(str(DOUBLE)).simnccl_fabric_make(2, 2)
-    assert fabric >= 0
+    fabric = tmp_path / "fabric"
+    assert ctypes.CDLL(str(DOUBLE)).simnccl_fabric_make(os.fsencode(fabric), 2, 2) == 0
     simgpu = pathlib.Path(importlib.util.find_spec("fcdp").origin).with_name("libfcdp_simgpu.so")
-    yield {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": str(DOUBLE), "FCDP_SIM_LIBRARY": str(simgpu),
-           "SIMNCCL_FABRIC": f"/proc/{os.getpid()}/fd/{fabric}"}
-    os.close(fabric)
+    return {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": str(DOUBLE), "FCDP_SIM_LIBRARY": str(simgpu),
+            "SIMNCCL_FABRIC": str(fabric)}
 
 
 @needs_fcdp

@@ -20,8 +20,11 @@ def library() -> str | None:
 def body(section: Section) -> None:
     if section.simulated:
         path = str(section.bundle / "lib" / "libfcdp_simnccl.so")
-        fabric = ctypes.CDLL(path).simnccl_fabric_make(2, 1)
-        section.bench("one_rank_nccl", path, SIMNCCL_FABRIC=f"/proc/{os.getpid()}/fd/{fabric}", RANK="0")
+        fabric = section.out / "fabric"
+        fabric.unlink(missing_ok=True)
+        ctypes.CDLL(path).simnccl_fabric_make(os.fsencode(fabric), 2, 1)
+        section.bench("one_rank_nccl", path, SIMNCCL_FABRIC=str(fabric), RANK="0")
+        fabric.unlink(missing_ok=True)
         return
     path = library()
     # One machine, no peer: the bootstrap and the sockets may go over the loopback, which every machine has.

@@ -1,4 +1,5 @@
 /* entry.c - communicators' lives, faults, and what the control side asks. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -83,10 +84,15 @@ void simnccl_device_set(simnet_endpoint *endpoint, fcdp_driver *drv) {
     pthread_mutex_unlock(&simnccl.lock);
 }
 
-int simnccl_fabric_make(unsigned nodes, unsigned ranks_per_node) {
-    simnet_config config = {.nodes = nodes, .ranks_per_node = ranks_per_node, .ids = SIMNET_MAX_IDS};
+int simnccl_fabric_make(const char *path, unsigned nodes, unsigned ranks_per_node) {
+    simnet_config config = {.nodes = nodes, .ranks_per_node = ranks_per_node, .ids = SIMNET_MAX_IDS, .path = path};
     simnet_fabric *fabric;
-    return simnet_create(&config, &fabric) ? -1 : simnet_fd(fabric);
+    if (simnet_create(&config, &fabric)) {
+        fprintf(stderr, "simnccl: %s\n", fcdp_error_text());
+        return -1;
+    }
+    simnet_close(fabric);
+    return 0;
 }
 
 /* With the lock. NULL: the environment names none. */
@@ -94,8 +100,12 @@ static sim_device *device_of_environment(void) {
     static simnet_endpoint *endpoint;
     const char *path = getenv("SIMNCCL_FABRIC"), *rank = getenv("RANK");
     if (endpoint) return device_find(endpoint);
-    int fd = path && rank ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (fd < 0) return NULL;
+    if (!path || !rank) return NULL;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) {
+        fprintf(stderr, "simnccl: SIMNCCL_FABRIC=%s: %s\n", path, strerror(errno));
+        return NULL;
+    }
     simnet_fabric *fabric;
     fcdp_driver *drv;
     fcdp_status status = fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &drv);

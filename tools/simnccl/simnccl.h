@@ -37,10 +37,10 @@
 /* The calling thread's device from now on: what communicators that it makes are on. The endpoint and its
  * driver live until simnccl_reset. */
 SIMNCCL_API void simnccl_device_set(simnet_endpoint *endpoint, fcdp_driver *drv);
-/* For processes that know nothing of a double: a fabric in the calling process, as a descriptor that lives as
- * long as it, or -1. Threads without a device take the rank RANK of the fabric that SIMNCCL_FABRIC names
- * (/proc/PID/fd/N), and the simulated driver that FCDP_SIM_LIBRARY names, until the process ends. */
-SIMNCCL_API int simnccl_fabric_make(unsigned nodes, unsigned ranks_per_node);
+/* For processes that know nothing of a double: a fabric in the file `path`, which is made. Threads without a
+ * device take the rank RANK of the fabric that SIMNCCL_FABRIC names, and the simulated driver that
+ * FCDP_SIM_LIBRARY names, until the process ends. 0, or -1 with a line on stderr. */
+SIMNCCL_API int simnccl_fabric_make(const char *path, unsigned nodes, unsigned ranks_per_node);
 
 /* The n-th call from now (1: the next) of `entry` (NULL: of any) returns `result` and does nothing; then the
  * fault is spent. 0 disarms. Returns -1 when no entry point has that name. Operations that fail or stall when

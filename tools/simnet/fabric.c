@@ -118,9 +118,11 @@ fcdp_status simnet_create(const simnet_config *asked, simnet_fabric **fabric_out
     size_t offset =
         fcdp__round_up(sizeof(shared_fabric) + n_comms(&config) * sizeof(shared_comm), PAGE_BYTES);
     size_t bytes = offset + n_comms(&config) * ranks * config.staging_bytes;
-    int fd = memfd_create("fcdp-simnet", MFD_CLOEXEC);
+    int fd = config.path ? open(config.path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)
+                         : memfd_create("fcdp-simnet", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
-        status = fcdp__fail(FCDP_ERR_SYSTEM, "a memfd of %zu bytes: %s", bytes, strerror(errno));
+        status = fcdp__fail(FCDP_ERR_SYSTEM, "%s of %zu bytes: %s", config.path ? config.path : "a memfd", bytes,
+                            strerror(errno));
     if (!status) status = map(fd, bytes, fabric_out);
     if (!status)
         shared_fill((*fabric_out)->shared, &config, offset, bytes);

@@ -2,7 +2,7 @@
  * processes.
  *
  * A fabric is `nodes` x `ranks_per_node` ranks; rank r is on node r / ranks_per_node. It lies in an unnamed
- * memfd: forked children have it, any other process of the machine opens it as /proc/<pid>/fd/<simnet_fd>.
+ * memfd, which forked children have, or in a file, which any process of the machine can open.
  * Each rank attaches once and gets an endpoint, whose communicators join it with the ranks of a lane; a small
  * id tells several of a lane apart.
  *
@@ -52,6 +52,7 @@ typedef struct simnet_config {
     size_t staging_bytes; /* what a member puts into shared memory at once; 0: 16 MiB. Longer operations take
                              several rounds */
     double timeout_s;     /* an operation waits so long for another member; 0: for ever */
+    const char *path;     /* of the file, which must not be there and is the caller's to remove; NULL: a memfd */
 } simnet_config;
 
 fcdp_status simnet_create(const simnet_config *config, simnet_fabric **fabric_out) FCDP_MUST_CHECK;

@@ -17,7 +17,10 @@ def _path() -> str | None:
     named = os.environ.get("FCDP_NCCL_LIBRARY")
     if named:
         return named
-    spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
+    except (ImportError, ValueError, AttributeError):  # some other package of that name
+        return None
     for folder in spec.submodule_search_locations or [] if spec else []:
         path = os.path.join(folder, "lib", "libnccl.so.2")
         if os.path.exists(path):
@@ -32,19 +35,24 @@ def _load() -> Any:
     return _library
 
 
+def _words(error: Exception) -> str:
+    return error.args[0] if isinstance(error, _fcdp.Error) else f"{type(error).__name__}: {error}"
+
+
 def connect(engine: Any, shards: Shards) -> tuple[Any, str]:
-    """(comm, ""), or (None, why not) on every rank of the shard group; a collective of it."""
+    """(comm, ""), or (None, why not) on every rank of the shard group; a collective of it. Whatever fails on one rank alone is said to all."""
     comm, problem, mine = None, "", b""
     try:
         mine = _fcdp.nccl_ids(_load(), shards.node_of, shards.rank)
-    except _fcdp.Error as error:
-        problem = error.args[0]
+    except Exception as error:
+        problem = _words(error)
     problem = shards.first_problem(problem)
     if problem:
         return None, problem
+    ids = shards.all_gather_bytes(mine)
     try:
-        comm = _fcdp.nccl_comm_create(engine, shards.node_of, shards.rank, _library, shards.all_gather_bytes(mine))
-    except _fcdp.Error as error:
-        problem = error.args[0]
+        comm = _fcdp.nccl_comm_create(engine, shards.node_of, shards.rank, _library, ids)
+    except Exception as error:
+        problem = _words(error)
     problem = shards.first_problem(problem)
     return (None, problem) if problem else (comm, "")

@@ -93,11 +93,11 @@ def beside(engine: Any) -> None:
 
 
 def _on_out_of_memory(device: int, bytes_: int, total_bytes: int, free_bytes: int) -> None:
-    """PyTorch calls it without its lock; the exception is as good as thrown."""
+    """PyTorch calls it without its lock; the exception is as good as thrown, and what is raised here (a warning may be) would take its place."""
     given = _fcdp.neighbour_yield(bytes_)
     if given:
-        warnings.warn(f"fcdp: PyTorch's allocator ran out of memory; {given >> 20} MiB that gathered parameters do not need now were given back, "
-                      "so another attempt may succeed", stacklevel=2)  # fmt: skip
+        log.warning("PyTorch's allocator ran out of memory; %d MiB that gathered parameters do not need now were given back, so another attempt "
+                    "may succeed", given >> 20)  # fmt: skip
 
 
 # Of a statistic of torch.cuda.memory_stats.
