@@ -126,12 +126,22 @@ static int slot_look(struct dl_phdr_info *info, size_t size, void *found) {
     return 1;
 }
 
-/* As the loader looks: in the process's scope, where a profiler may have put one of its own, then in what the library is linked to. */
-static bool find(void *library, const char *name, void *pointer_out) {
-    void *found = dlsym(RTLD_DEFAULT, name);
-    if (!found && library) found = dlsym(library, name);
-    if (found) memcpy(pointer_out, &found, sizeof found);
-    return found != NULL;
+/* What the slot holds where it is bound. Else it still leads back into libc10_cuda, and the loader would look as here: in the process's scope, where a
+ * profiler may have put one of its own, then in what the library is linked to. */
+static void *malloc_find(const slot *s, void *library) {
+    Dl_info about;
+    void *bound = *s->at;
+    if (dladdr(bound, &about) && about.dli_fname && strcmp(about.dli_fname, s->library)) return bound;
+    void *found = dlsym(RTLD_DEFAULT, "cudaMalloc");
+    return found || !library ? found : dlsym(library, "cudaMalloc");
+}
+
+/* Of the runtime that `function` is of, as a process may have several, each with an error of its own; a profiler's function has no runtime beside it. */
+static void *last_error_find(const void *function, void *library) {
+    Dl_info about;
+    void *own = dladdr(function, &about) && about.dli_fname ? dlopen(about.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    void *found = own ? dlsym(own, "cudaGetLastError") : NULL;
+    return found || !library ? found : dlsym(library, "cudaGetLastError");
 }
 
 /* Once, and for ever: without an engine the hook is what it replaces. */
@@ -139,12 +149,14 @@ static bool hook_set(void) {
     slot s = {NULL, false, ""};
     if (neighbour.real_malloc) return true;
     if (!dl_iterate_phdr(slot_look, &s) || !s.at) return false;
-    void *library = dlopen(s.library, RTLD_LAZY | RTLD_NOLOAD);
-    malloc_fn real = NULL, hook = hook_malloc;
-    if (!find(library, "cudaMalloc", &real) || !find(library, "cudaGetLastError", &neighbour.last_error)) return false;
+    void *library = dlopen(s.library, RTLD_LAZY | RTLD_NOLOAD), *real = malloc_find(&s, library);
+    void *last_error = real ? last_error_find(real, library) : NULL;
+    malloc_fn hook = hook_malloc;
+    if (!last_error) return false;
     uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE), page = (uintptr_t)s.at / page_bytes * page_bytes;
     if (s.is_readonly && mprotect((void *)page, page_bytes, PROT_READ | PROT_WRITE)) return false;
-    neighbour.real_malloc = real;
+    memcpy(&neighbour.real_malloc, &real, sizeof real);
+    memcpy(&neighbour.last_error, &last_error, sizeof last_error);
     void *value;
     memcpy(&value, &hook, sizeof value);
     __atomic_store_n(s.at, value, __ATOMIC_RELEASE);
