@@ -19,8 +19,8 @@ static bool neighbours_are_valid(const fcdp_arena *arena, const fcdp_block *bloc
         return false;
     if (block->state != FCDP_BLOCK_HOLE && block->state != FCDP_BLOCK_BUSY && block->unmapped) return false;
     if (!after) return block->address + block->bytes == block->span->base + block->span->bytes;
-    bool alike =
-        after->state == block->state && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
+    bool alike = after->state == block->state &&
+                 (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
     return after->before == block && after->address == block->address + block->bytes && !alike;
 }
 
@@ -47,7 +47,8 @@ static bool arena_is_valid(const fcdp_arena *arena) {
             if (block->state == FCDP_BLOCK_LIVE) is.requested_bytes += block->requested_bytes;
         }
     }
-    return memcmp(&is, &arena->counts, sizeof is) == 0 && arena->n_table == arena->counts.n_live + arena->counts.n_quick;
+    return memcmp(&is, &arena->counts, sizeof is) == 0 &&
+           arena->n_table == arena->counts.n_live + arena->counts.n_quick;
 }
 
 /* ---- nodes ---- */
@@ -97,7 +98,8 @@ unsigned fcdp__arena_class_of(size_t bytes) {
     size_t units = bytes / FCDP_ARENA_UNIT;
     unsigned log2 = 63 - (unsigned)__builtin_clzll(units);
     if (log2 < ARENA_SUB_BITS) return (unsigned)units;
-    return (log2 << ARENA_SUB_BITS) + (unsigned)((units >> (log2 - ARENA_SUB_BITS)) & ((1u << ARENA_SUB_BITS) - 1));
+    return (log2 << ARENA_SUB_BITS) +
+           (unsigned)((units >> (log2 - ARENA_SUB_BITS)) & ((1u << ARENA_SUB_BITS) - 1));
 }
 
 static void free_insert(fcdp_arena *arena, fcdp_block *block) {
@@ -406,8 +408,10 @@ static void spare_cut_after(fcdp_arena *arena, fcdp_block *block, uint64_t end) 
     if (end < block->address + block->bytes) (void)spare_cut_before(arena, block, end);
 }
 
-/* The last hole of a place is cut behind what is needed, or further on: then the next places need no pages. */
-static uint64_t growth_end(const fcdp_arena *arena, const fcdp_block *last, uint64_t end, size_t ahead_pages) {
+/* The last hole of a place is cut behind what is needed, or further on:
+ * then the next places need no pages. */
+static uint64_t growth_end(const fcdp_arena *arena, const fcdp_block *last, uint64_t end,
+                           size_t ahead_pages) {
     if (!last->unmapped || ahead_pages == 0) return end;
     uint64_t hole_end = last->address + last->bytes, wanted = last->address + ahead_pages * arena->page_bytes;
     if (wanted > hole_end) wanted = hole_end;
@@ -515,7 +519,8 @@ static fcdp_block *longest_unused(const fcdp_arena *arena, uint64_t clock) {
     return found;
 }
 
-/* From the block's end, since what is before may fit again: one large mapping, or as many single pages as there are. */
+/* From the block's end, since what is before may fit again: one large mapping,
+ * or as many single pages as there are. */
 static fcdp_block *vacate_cut(fcdp_arena *arena, fcdp_block *block, size_t n_pages) {
     size_t page = arena->page_bytes;
     arena_range whole = fcdp__arena_whole_mappings(arena, block);

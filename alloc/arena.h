@@ -1,13 +1,17 @@
-/* arena.h - which bytes of some address ranges are used: blocks, free blocks, holes. Touches no memory and calls no driver.
+/* arena.h - which bytes of some address ranges are used: blocks, free blocks, holes. Touches no memory and
+ * calls no driver.
  *
  * A span is a reserved range of addresses, cut into blocks without gaps:
  *
- *     hole    whole pages that are not mapped            live    somebody's
- *     free    mapped, nobody's                           quick   nobody's, kept whole for the next request of its size
+ *     hole    whole pages that are not mapped
+ *     free    mapped, nobody's
+ *     quick   nobody's, kept whole for the next request of its size
+ *     live    somebody's
  *     busy    out of the arena's hands: being mapped, being unmapped, or not to be used again before an event
  *
- *     two neighbours are never both free, nor both holes                     quick blocks count as neither until a flush
- *     a hole begins and ends on a page                                       bytes are multiples of FCDP_ARENA_UNIT
+ *     two neighbours are never both free, nor both holes (quick blocks count as neither until a flush)
+ *     a hole begins and ends on a page
+ *     bytes are multiples of FCDP_ARENA_UNIT
  *
  * A mapping is one page, or several that were mapped as one and can be unmapped only so: joined[i] <=> page i
  * is in the mapping of page i - 1.
@@ -27,7 +31,13 @@
 
 enum { FCDP_ARENA_UNIT = 512 };
 
-typedef enum fcdp_block_state { FCDP_BLOCK_HOLE, FCDP_BLOCK_FREE, FCDP_BLOCK_QUICK, FCDP_BLOCK_LIVE, FCDP_BLOCK_BUSY } fcdp_block_state;
+typedef enum fcdp_block_state {
+    FCDP_BLOCK_HOLE,
+    FCDP_BLOCK_FREE,
+    FCDP_BLOCK_QUICK,
+    FCDP_BLOCK_LIVE,
+    FCDP_BLOCK_BUSY
+} fcdp_block_state;
 
 typedef struct fcdp_arena fcdp_arena;
 typedef struct fcdp_span fcdp_span;
@@ -43,10 +53,10 @@ struct fcdp_block {
     size_t requested_bytes;
     void *tag;
     /* the arena's */
-    uint64_t freed_at; /* quick, free: the arena's clock when the last of it was given back */
-    uint64_t born;     /* live, quick: how many blocks had been taken before */
-    fcdp_block *before, *after;         /* in the span */
-    fcdp_block *list_next, *list_prev;  /* quick or free list, or unused nodes */
+    uint64_t freed_at;                 /* quick, free: the arena's clock when the last of it was given back */
+    uint64_t born;                     /* live, quick: how many blocks had been taken before */
+    fcdp_block *before, *after;        /* in the span */
+    fcdp_block *list_next, *list_prev; /* quick or free list, or unused nodes */
 };
 
 struct fcdp_span {
@@ -107,14 +117,16 @@ void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth);
 /* Mappings that nothing lies on, freed at or before `clock`, the longest unused first: at most `n_pages`
  * pages in mappings of one page, and the last one may be larger; as busy blocks, each of one larger mapping
  * or of any number of such pages, at most `max_blocks` of them. Returns how many blocks. */
-size_t fcdp__arena_vacate_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out, size_t max_blocks);
+size_t fcdp__arena_vacate_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
+                                size_t max_blocks);
 /* A vacated block: its pages are gone, or they are still there. */
 void fcdp__arena_vacate_commit(fcdp_arena *arena, fcdp_block *block);
 void fcdp__arena_vacate_abort(fcdp_arena *arena, fcdp_block *block);
 /* A busy block that begins a mapping: whether that is of more than one page. */
 bool fcdp__arena_is_joined(const fcdp_arena *arena, const fcdp_block *block);
 
-/* A busy block of whole pages: its pages are gone, and nothing takes its addresses until they are returned. */
+/* A busy block of whole pages: its pages are gone, and nothing takes its
+ * addresses until they are returned. */
 void fcdp__arena_quarantine_begin(fcdp_arena *arena, fcdp_block *block);
 void fcdp__arena_quarantine_end(fcdp_arena *arena, fcdp_block *block);
 

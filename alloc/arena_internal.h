@@ -1,5 +1,5 @@
-/* arena_internal.h - the arena's struct, for arena.c (blocks), arena_table.c (by address), arena_place.c (where
- * one goes). */
+/* arena_internal.h - the arena's struct, for arena.c (blocks), arena_table.c (by
+ * address), arena_place.c (where one goes). */
 #ifndef FCDP_ARENA_INTERNAL_H
 #define FCDP_ARENA_INTERNAL_H
 

@@ -1,4 +1,5 @@
-/* arena_place.c - where a block goes: which place uses up the least of what others could use. Changes nothing. */
+/* arena_place.c - where a block goes: which place uses up the least of
+ * what others could use. Changes nothing. */
 #include "alloc/arena_internal.h"
 
 /* ---- mappings ---- */
@@ -9,12 +10,14 @@ static bool is_joined(const fcdp_arena *arena, const fcdp_span *span, uint64_t a
 
 /* Back, or on, to where a mapping begins or ends; the end of the span is such a place. */
 static uint64_t boundary_down(const fcdp_arena *arena, const fcdp_span *span, uint64_t address) {
-    while (address < span->base + span->bytes && is_joined(arena, span, address)) address -= arena->page_bytes;
+    while (address < span->base + span->bytes && is_joined(arena, span, address))
+        address -= arena->page_bytes;
     return address;
 }
 
 static uint64_t boundary_up(const fcdp_arena *arena, const fcdp_span *span, uint64_t address) {
-    while (address < span->base + span->bytes && is_joined(arena, span, address)) address += arena->page_bytes;
+    while (address < span->base + span->bytes && is_joined(arena, span, address))
+        address += arena->page_bytes;
     return address;
 }
 
@@ -32,7 +35,8 @@ uint64_t fcdp__arena_mapping_start(const fcdp_arena *arena, const fcdp_span *spa
 }
 
 /* Whole pages of the free block that [address, end) touches: nothing lies on them yet. */
-static size_t pages_touched(const fcdp_arena *arena, const fcdp_block *block, uint64_t address, uint64_t end) {
+static size_t pages_touched(const fcdp_arena *arena, const fcdp_block *block, uint64_t address,
+                            uint64_t end) {
     uint64_t first = fcdp__arena_page_up(arena, block->address);
     uint64_t last = fcdp__arena_page_down(arena, block->address + block->bytes);
     uint64_t from = fcdp__arena_page_down(arena, address), to = fcdp__arena_page_up(arena, end);
@@ -56,9 +60,9 @@ static size_t second_cost(const arena_place *of, bool is_short) {
     return is_short ? of->n_unmapped : of->n_touched;
 }
 
-/* Where memory is short, what counts is how many pages are used; else how many must be mapped. Then a neighbour of the
- * same size, since such blocks are often freed together; the smaller run, which spares the larger ones; the younger
- * neighbour, for the first reason. */
+/* Where memory is short, what counts is how many pages are used; else how many must be mapped. Then a
+ * neighbour of the same size, since such blocks are often freed together; the smaller run, which spares the
+ * larger ones; the younger neighbour, for the first reason. */
 static bool is_better(const arena_place *it, const arena_place *best, bool is_short) {
     if (!best->first) return true;
     size_t a = first_cost(it, is_short), b = first_cost(best, is_short);
@@ -80,7 +84,8 @@ static void touch(arena_place *it, const fcdp_block *block, size_t bytes) {
 
 /* ---- in one free block ---- */
 
-static void fit_consider(const fcdp_arena *arena, fcdp_block *block, size_t bytes, bool is_short, arena_place *best) {
+static void fit_consider(const fcdp_arena *arena, fcdp_block *block, size_t bytes, bool is_short,
+                         arena_place *best) {
     uint64_t end = block->address + block->bytes;
     for (int at_end = 0; at_end < 2; at_end++) {
         uint64_t address = at_end ? end - bytes : block->address;
@@ -92,7 +97,8 @@ static void fit_consider(const fcdp_arena *arena, fcdp_block *block, size_t byte
     }
 }
 
-/* From the smallest blocks that are large enough upwards, until none can be better or enough were looked at. */
+/* From the smallest blocks that are large enough upwards, until none can
+ * be better or enough were looked at. */
 arena_place fcdp__arena_fit_find(const fcdp_arena *arena, size_t bytes, bool is_short) {
     enum { MAX_LOOKED_AT = 512 };
     size_t n_looked_at = 0, n_least = fcdp__arena_least_touched(arena, bytes);
@@ -134,7 +140,8 @@ static void place_consider(const fcdp_arena *arena, const run *in, fcdp_block *f
 }
 
 /* Every place that begins where a block of the run begins, or ends where a free one ends. */
-static void run_consider(const fcdp_arena *arena, const run *in, size_t bytes, bool is_short, arena_place *best) {
+static void run_consider(const fcdp_arena *arena, const run *in, size_t bytes, bool is_short,
+                         arena_place *best) {
     for (fcdp_block *block = in->first; block != in->last->after; block = block->after)
         if (in->end - block->address >= bytes)
             place_consider(arena, in, block, block->address, bytes, is_short, best);

@@ -28,30 +28,18 @@ __attribute__((constructor)) static void check_level_init(void) {
 
 const char *fcdp_status_name(fcdp_status status) {
     switch (status) {
-    case FCDP_OK:
-        return "ok";
-    case FCDP_PENDING:
-        return "pending";
-    case FCDP_ERR_INVALID:
-        return "invalid argument";
-    case FCDP_ERR_NO_DEVICE_MEM:
-        return "out of device memory";
-    case FCDP_ERR_NO_HOST_MEM:
-        return "out of host memory";
-    case FCDP_ERR_DRIVER:
-        return "driver error";
-    case FCDP_ERR_SYSTEM:
-        return "system error";
-    case FCDP_ERR_UNSUPPORTED:
-        return "unsupported here";
-    case FCDP_ERR_OPTION:
-        return "bad option";
-    case FCDP_ERR_TIMEOUT:
-        return "timeout";
-    case FCDP_ERR_PEER:
-        return "peer failed";
-    case FCDP_ERR_TRANSPORT:
-        return "transport error";
+    case FCDP_OK: return "ok";
+    case FCDP_PENDING: return "pending";
+    case FCDP_ERR_INVALID: return "invalid argument";
+    case FCDP_ERR_NO_DEVICE_MEM: return "out of device memory";
+    case FCDP_ERR_NO_HOST_MEM: return "out of host memory";
+    case FCDP_ERR_DRIVER: return "driver error";
+    case FCDP_ERR_SYSTEM: return "system error";
+    case FCDP_ERR_UNSUPPORTED: return "unsupported here";
+    case FCDP_ERR_OPTION: return "bad option";
+    case FCDP_ERR_TIMEOUT: return "timeout";
+    case FCDP_ERR_PEER: return "peer failed";
+    case FCDP_ERR_TRANSPORT: return "transport error";
     }
     return "unknown status";
 }
@@ -104,8 +92,8 @@ void fcdp__log(fcdp_log_level level, const char *format, ...) {
 
 void fcdp__check_failed(const char *expr, const char *file, int line) {
     char text[LINE_BYTES];
-    int n_bytes =
-        snprintf(text, sizeof text, "fcdp: check failed, state is corrupt: %s (%s:%d)\n", expr, file, line);
+    int n_bytes = snprintf(text, sizeof text, "fcdp: check failed, state is corrupt: %s (%s:%d)\n", expr,
+                           file, line);
     if (n_bytes > 0) line_write(text, n_bytes < LINE_BYTES ? (size_t)n_bytes : LINE_BYTES - 1);
     abort();
 }

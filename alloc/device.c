@@ -3,8 +3,8 @@
 
 #include <stdio.h>
 
-static fcdp_status device_fill(fcdp_device *device, fcdp_driver_kind kind, int ordinal, const char *sim_library,
-                               size_t budget_bytes, bool with_heap) {
+static fcdp_status device_fill(fcdp_device *device, fcdp_driver_kind kind, int ordinal,
+                               const char *sim_library, size_t budget_bytes, bool with_heap) {
     fcdp_status status = fcdp__driver_open(kind, ordinal, sim_library, &device->drv);
     if (!status) status = fcdp__pool_create(device->drv, budget_bytes, &device->pool);
     return status || !with_heap ? status : fcdp_heap_create(device->drv, device->pool, &device->heap);

@@ -1,6 +1,7 @@
 /* device.h - one device of this process: its driver, its pages, and the heap of tensors on them.
  *
- * Regions and tensors share it, so that a gathered parameter's pages and an activation's pages are the same pages.
+ * Regions and tensors share it, so that a gathered parameter's pages and an activation's pages are the same
+ * pages.
  */
 #ifndef FCDP_DEVICE_H
 #define FCDP_DEVICE_H
@@ -14,8 +15,8 @@ typedef struct fcdp_device {
 } fcdp_device;
 
 /* `sim_library` as in fcdp__driver_open, `budget_bytes` as in fcdp__pool_create. */
-fcdp_status fcdp_device_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, size_t budget_bytes, bool with_heap,
-                             fcdp_device *device_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_device_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, size_t budget_bytes,
+                             bool with_heap, fcdp_device *device_out) FCDP_MUST_CHECK;
 /* Nobody uses any of it any more. A device that is all zeroes is closed already. */
 void fcdp_device_close(fcdp_device *device);
 

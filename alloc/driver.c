@@ -30,14 +30,10 @@ const char *fcdp__driver_result_name(const fcdp_driver *drv, CUresult result) {
 
 static fcdp_status result_status(CUresult result) {
     switch (result) {
-    case CUDA_SUCCESS:
-        return FCDP_OK;
-    case CUDA_ERROR_OUT_OF_MEMORY:
-        return FCDP_ERR_NO_DEVICE_MEM;
-    case CUDA_ERROR_NOT_SUPPORTED:
-        return FCDP_ERR_UNSUPPORTED;
-    default:
-        return FCDP_ERR_DRIVER;
+    case CUDA_SUCCESS: return FCDP_OK;
+    case CUDA_ERROR_OUT_OF_MEMORY: return FCDP_ERR_NO_DEVICE_MEM;
+    case CUDA_ERROR_NOT_SUPPORTED: return FCDP_ERR_UNSUPPORTED;
+    default: return FCDP_ERR_DRIVER;
     }
 }
 
@@ -53,7 +49,8 @@ fcdp_status fcdp__driver_failed(fcdp_driver *drv, CUresult result, const char *f
         CALL(drv, cuMemGetInfo_v2, &free_bytes, &total_bytes) == CUDA_SUCCESS)
         return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM, "%s: %s; device %d has %zu of %zu bytes free", call,
                           fcdp__driver_result_name(drv, result), drv->ordinal, free_bytes, total_bytes);
-    return fcdp__fail(result_status(result), "%s: %s (CUresult %d)", call, fcdp__driver_result_name(drv, result), result);
+    return fcdp__fail(result_status(result), "%s: %s (CUresult %d)", call,
+                      fcdp__driver_result_name(drv, result), result);
 }
 
 /* ---- open and close ---- */
@@ -88,7 +85,8 @@ static bool device_answers(fcdp_driver *drv, char *reason_out, size_t n_reason) 
     }
     result = drv->api.cuDeviceGetCount(&count);
     if (result == CUDA_SUCCESS && count > 0) return true;
-    snprintf(reason_out, n_reason, "cuDeviceGetCount: %s, %d devices", fcdp__driver_result_name(drv, result), count);
+    snprintf(reason_out, n_reason, "cuDeviceGetCount: %s, %d devices", fcdp__driver_result_name(drv, result),
+             count);
     return false;
 }
 
@@ -220,7 +218,8 @@ unsigned long fcdp__driver_calls(const fcdp_driver *drv) {
 fcdp_status fcdp__driver_with_context(fcdp_driver *drv, void (*call)(void *arg), void *arg) {
     CUcontext before = NULL;
     CUresult result = context_enter(drv, &before);
-    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuCtxSetCurrent(device %d)", drv->ordinal);
+    if (result != CUDA_SUCCESS)
+        return fcdp__driver_failed(drv, result, "cuCtxSetCurrent(device %d)", drv->ordinal);
     call(arg);
     context_leave(drv, before);
     return FCDP_OK;
@@ -250,7 +249,8 @@ int fcdp__driver_numa_node(const fcdp_driver *drv) {
 fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out, size_t *total_bytes_out) {
     size_t free_bytes, total_bytes;
     CUresult result = CALL(drv, cuMemGetInfo_v2, &free_bytes, &total_bytes);
-    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuMemGetInfo(device %d)", drv->ordinal);
+    if (result != CUDA_SUCCESS)
+        return fcdp__driver_failed(drv, result, "cuMemGetInfo(device %d)", drv->ordinal);
     *free_bytes_out = free_bytes;
     *total_bytes_out = total_bytes;
     return FCDP_OK;
@@ -279,7 +279,8 @@ fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr
         return fcdp__fail(FCDP_ERR_DRIVER,
                           "cuMemAddressReserve(%zu bytes): %s: no device addresses are left for the range",
                           bytes, fcdp__driver_result_name(drv, result));
-    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuMemAddressReserve(%zu bytes)", bytes);
+    if (result != CUDA_SUCCESS)
+        return fcdp__driver_failed(drv, result, "cuMemAddressReserve(%zu bytes)", bytes);
     base_out->addr = base;
     return FCDP_OK;
 }
@@ -287,21 +288,22 @@ fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr
 fcdp_status fcdp__driver_range_free(fcdp_driver *drv, fcdp_dptr base, size_t bytes) {
     CUresult result = CALL(drv, cuMemAddressFree, base.addr, bytes);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return fcdp__driver_failed(drv, result, "cuMemAddressFree(%#llx, %zu bytes)", (unsigned long long)base.addr,
-                       bytes);
+    return fcdp__driver_failed(drv, result, "cuMemAddressFree(%#llx, %zu bytes)",
+                               (unsigned long long)base.addr, bytes);
 }
 
 fcdp_status fcdp__driver_map(fcdp_driver *drv, fcdp_dptr at, size_t bytes, fcdp_phys phys) {
     CUresult result = CALL(drv, cuMemMap, at.addr, bytes, 0, phys.handle, 0);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return fcdp__driver_failed(drv, result, "cuMemMap(%#llx, %zu bytes, handle %#llx)", (unsigned long long)at.addr,
-                       bytes, (unsigned long long)phys.handle);
+    return fcdp__driver_failed(drv, result, "cuMemMap(%#llx, %zu bytes, handle %#llx)",
+                               (unsigned long long)at.addr, bytes, (unsigned long long)phys.handle);
 }
 
 fcdp_status fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes) {
     CUresult result = CALL(drv, cuMemUnmap, at.addr, bytes);
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return fcdp__driver_failed(drv, result, "cuMemUnmap(%#llx, %zu bytes)", (unsigned long long)at.addr, bytes);
+    return fcdp__driver_failed(drv, result, "cuMemUnmap(%#llx, %zu bytes)", (unsigned long long)at.addr,
+                               bytes);
 }
 
 fcdp_status fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes) {
@@ -314,7 +316,8 @@ fcdp_status fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes
         result = CALL(drv, cuMemSetAccess, at.addr, bytes, &desc, 1);
     }
     if (result == CUDA_SUCCESS) return FCDP_OK;
-    return fcdp__driver_failed(drv, result, "cuMemSetAccess(%#llx, %zu bytes)", (unsigned long long)at.addr, bytes);
+    return fcdp__driver_failed(drv, result, "cuMemSetAccess(%#llx, %zu bytes)", (unsigned long long)at.addr,
+                               bytes);
 }
 
 /* ---- copies, streams, events ---- */
@@ -324,7 +327,7 @@ fcdp_status fcdp__driver_copy_h2d(fcdp_driver *drv, fcdp_dptr dst, const void *s
     CUresult result = CALL(drv, cuMemcpyHtoDAsync_v2, dst.addr, src, bytes, stream);
     if (result == CUDA_SUCCESS) return FCDP_OK;
     return fcdp__driver_failed(drv, result, "cuMemcpyHtoDAsync(to %#llx, from %p, %zu bytes)",
-                       (unsigned long long)dst.addr, src, bytes);
+                               (unsigned long long)dst.addr, src, bytes);
 }
 
 fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, size_t bytes,
@@ -332,7 +335,7 @@ fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, si
     CUresult result = CALL(drv, cuMemcpyDtoHAsync_v2, dst, src.addr, bytes, stream);
     if (result == CUDA_SUCCESS) return FCDP_OK;
     return fcdp__driver_failed(drv, result, "cuMemcpyDtoHAsync(to %p, from %#llx, %zu bytes)", dst,
-                       (unsigned long long)src.addr, bytes);
+                               (unsigned long long)src.addr, bytes);
 }
 
 fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src, size_t bytes,
@@ -340,13 +343,13 @@ fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src
     CUresult result = CALL(drv, cuMemcpyDtoDAsync_v2, dst.addr, src.addr, bytes, stream);
     if (result == CUDA_SUCCESS) return FCDP_OK;
     return fcdp__driver_failed(drv, result, "cuMemcpyDtoDAsync(to %#llx, from %#llx, %zu bytes)",
-                       (unsigned long long)dst.addr, (unsigned long long)src.addr, bytes);
+                               (unsigned long long)dst.addr, (unsigned long long)src.addr, bytes);
 }
 
 fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) {
     CUstream stream;
-    CUresult result =
-        CALL(drv, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING, HIGHEST_PRIORITY);
+    CUresult result = CALL(drv, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING,
+                           HIGHEST_PRIORITY);
     if (result != CUDA_SUCCESS)
         return fcdp__driver_failed(drv, result, "cuStreamCreateWithPriority(device %d)", drv->ordinal);
     *stream_out = stream;
@@ -361,11 +364,12 @@ void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream) {
 
 static fcdp_status stream_spin(fcdp_driver *drv, fcdp_stream stream) {
     CUresult result = CALL(drv, cuStreamSynchronize, stream);
-    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuStreamSynchronize(%p)", stream);
+    return result == CUDA_SUCCESS ? FCDP_OK
+                                  : fcdp__driver_failed(drv, result, "cuStreamSynchronize(%p)", stream);
 }
 
-/* cuStreamSynchronize would do as the context's flags say, which are the framework's, and spin a core by default. Where no
- * event can be had, that is better than not to wait. */
+/* cuStreamSynchronize would do as the context's flags say, which are the framework's, and spin a core by
+ * default. Where no event can be had, that is better than not to wait. */
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) {
     fcdp_event end;
     if (fcdp__driver_event_create_blocking(drv, &end)) return stream_spin(drv, stream);
@@ -389,14 +393,17 @@ fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) {
 fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) {
     int capture = 0; /* CU_STREAM_CAPTURE_STATUS_NONE */
     CUresult result = CALL(drv, cuStreamIsCapturing, stream, &capture);
-    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return FCDP_PENDING; /* the legacy stream, beside one that captures */
+    /* the legacy stream, beside one that captures */
+    if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return FCDP_PENDING;
     if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuStreamIsCapturing(%p)", stream);
     return capture ? FCDP_PENDING : FCDP_OK;
 }
 
 fcdp_status fcdp__driver_capture_mode_exchange(fcdp_driver *drv, int *mode) {
     CUresult result = CALL(drv, cuThreadExchangeStreamCaptureMode, mode);
-    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuThreadExchangeStreamCaptureMode(%d)", *mode);
+    return result == CUDA_SUCCESS
+               ? FCDP_OK
+               : fcdp__driver_failed(drv, result, "cuThreadExchangeStreamCaptureMode(%d)", *mode);
 }
 
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) {
@@ -409,7 +416,8 @@ fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_
 static fcdp_status event_create(fcdp_driver *drv, unsigned flags, fcdp_event *event_out) {
     CUevent event;
     CUresult result = CALL(drv, cuEventCreate, &event, flags);
-    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuEventCreate(device %d)", drv->ordinal);
+    if (result != CUDA_SUCCESS)
+        return fcdp__driver_failed(drv, result, "cuEventCreate(device %d)", drv->ordinal);
     *event_out = event;
     return FCDP_OK;
 }
@@ -430,13 +438,15 @@ void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event) {
 
 fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) {
     CUresult result = CALL(drv, cuEventRecord, event, stream);
-    return result == CUDA_SUCCESS ? FCDP_OK
-                                  : fcdp__driver_failed(drv, result, "cuEventRecord(%p, stream %p)", event, stream);
+    return result == CUDA_SUCCESS
+               ? FCDP_OK
+               : fcdp__driver_failed(drv, result, "cuEventRecord(%p, stream %p)", event, stream);
 }
 
 fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event) {
     CUresult result = CALL(drv, cuEventSynchronize, event);
-    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuEventSynchronize(%p)", event);
+    return result == CUDA_SUCCESS ? FCDP_OK
+                                  : fcdp__driver_failed(drv, result, "cuEventSynchronize(%p)", event);
 }
 
 fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) {
@@ -450,7 +460,8 @@ fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) {
 fcdp_status fcdp__driver_host_function(fcdp_driver *drv, fcdp_stream stream, fcdp_host_function function,
                                        void *context) {
     CUresult result = CALL(drv, cuLaunchHostFunc, stream, function, context);
-    return result == CUDA_SUCCESS ? FCDP_OK : fcdp__driver_failed(drv, result, "cuLaunchHostFunc(stream %p)", stream);
+    return result == CUDA_SUCCESS ? FCDP_OK
+                                  : fcdp__driver_failed(drv, result, "cuLaunchHostFunc(stream %p)", stream);
 }
 
 static fcdp_status no_values(const fcdp_driver *drv, const char *name) {
@@ -461,11 +472,11 @@ static fcdp_status no_values(const fcdp_driver *drv, const char *name) {
 
 fcdp_status fcdp__driver_write_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word, uint32_t value) {
     if (!drv->api.cuStreamWriteValue32_v2) return no_values(drv, "cuStreamWriteValue32");
-    CUresult result =
-        CALL(drv, cuStreamWriteValue32_v2, stream, word.addr, value, CU_STREAM_WRITE_VALUE_DEFAULT);
+    CUresult result = CALL(drv, cuStreamWriteValue32_v2, stream, word.addr, value,
+                           CU_STREAM_WRITE_VALUE_DEFAULT);
     if (result == CUDA_SUCCESS) return FCDP_OK;
     return fcdp__driver_failed(drv, result, "cuStreamWriteValue32(%p, %#llx, %u)", stream,
-                       (unsigned long long)word.addr, value);
+                               (unsigned long long)word.addr, value);
 }
 
 fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word, uint32_t value) {
@@ -473,7 +484,7 @@ fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp
     CUresult result = CALL(drv, cuStreamWaitValue32_v2, stream, word.addr, value, CU_STREAM_WAIT_VALUE_GEQ);
     if (result == CUDA_SUCCESS) return FCDP_OK;
     return fcdp__driver_failed(drv, result, "cuStreamWaitValue32(%p, %#llx, %u)", stream,
-                       (unsigned long long)word.addr, value);
+                               (unsigned long long)word.addr, value);
 }
 
 /* ---- the simulated driver ---- */
@@ -528,7 +539,8 @@ static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at,
     bool no_room = result == CUDA_ERROR_OUT_OF_MEMORY || result == CUDA_ERROR_OPERATING_SYSTEM ||
                    (limited && n_locked + bytes > limit.rlim_cur);
     if (!no_room || result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
-        return fcdp__driver_failed(drv, result, "cuMemHostRegister(%p, %zu bytes, after %zu)", at, bytes, n_done);
+        return fcdp__driver_failed(drv, result, "cuMemHostRegister(%p, %zu bytes, after %zu)", at, bytes,
+                                   n_done);
 
     char allowed[64] = "unlimited";
     if (limited)
@@ -543,10 +555,10 @@ static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at,
 
 fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) {
     for (size_t n_done = 0; n_done < bytes;) {
-        size_t n =
-            bytes - n_done < fcdp__driver_pin_chunk_bytes ? bytes - n_done : fcdp__driver_pin_chunk_bytes;
-        CUresult result =
-            CALL(drv, cuMemHostRegister_v2, (char *)at + n_done, n, CU_MEMHOSTREGISTER_PORTABLE);
+        size_t n = bytes - n_done < fcdp__driver_pin_chunk_bytes ? bytes - n_done
+                                                                 : fcdp__driver_pin_chunk_bytes;
+        CUresult result = CALL(drv, cuMemHostRegister_v2, (char *)at + n_done, n,
+                               CU_MEMHOSTREGISTER_PORTABLE);
         if (result != CUDA_SUCCESS) {
             for (size_t undo = 0; undo < n_done; undo += fcdp__driver_pin_chunk_bytes)
                 (void)CALL(drv, cuMemHostUnregister, (char *)at + undo);
@@ -560,7 +572,8 @@ fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) {
 fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_out) {
     CUdeviceptr at;
     CUresult result = CALL(drv, cuMemHostGetDevicePointer_v2, &at, host, 0);
-    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuMemHostGetDevicePointer(%p)", host);
+    if (result != CUDA_SUCCESS)
+        return fcdp__driver_failed(drv, result, "cuMemHostGetDevicePointer(%p)", host);
     at_out->addr = at;
     return FCDP_OK;
 }

@@ -1,7 +1,7 @@
 /* driver.h - every CUDA call goes through here, and nothing above knows CUDA's types.
  *
- * The table is filled from libcuda.so.1 or from the simulated driver by dlopen: nothing links either. An address on the
- * device has a type of its own, so that the host cannot dereference it by accident.
+ * The table is filled from libcuda.so.1 or from the simulated driver by dlopen: nothing links either. An
+ * address on the device has a type of its own, so that the host cannot dereference it by accident.
  */
 #ifndef FCDP_DRIVER_H
 #define FCDP_DRIVER_H
@@ -10,24 +10,34 @@
 
 typedef enum fcdp_driver_kind { FCDP_DRIVER_AUTO, FCDP_DRIVER_CUDA, FCDP_DRIVER_SIM } fcdp_driver_kind;
 typedef struct fcdp_driver fcdp_driver;
-typedef struct fcdp_dptr { uint64_t addr; } fcdp_dptr;          /* a device address */
-typedef struct fcdp_phys { uint64_t handle; } fcdp_phys;        /* a physical allocation (CUmemGenericAllocationHandle) */
-typedef void *fcdp_stream;                                      /* CUstream; NULL is the legacy default stream */
-typedef void *fcdp_event;                                       /* CUevent, timing disabled */
+typedef struct fcdp_dptr {
+    uint64_t addr;
+} fcdp_dptr; /* a device address */
+/* a physical allocation (CUmemGenericAllocationHandle) */
+typedef struct fcdp_phys {
+    uint64_t handle;
+} fcdp_phys;
+/* CUstream; NULL is the legacy default stream */
+typedef void *fcdp_stream;
+typedef void *fcdp_event; /* CUevent, timing disabled */
 
-static inline fcdp_dptr fcdp__dptr_add(fcdp_dptr p, size_t bytes) { return (fcdp_dptr){p.addr + bytes}; }
+static inline fcdp_dptr fcdp__dptr_add(fcdp_dptr p, size_t bytes) {
+    return (fcdp_dptr){p.addr + bytes};
+}
 
-/* Load the driver and take device `ordinal`'s primary context. AUTO: CUDA where a device answers, else sim. The sim library
- * is $FCDP_SIM_LIBRARY, else `sim_library` (may be NULL). FCDP_ERR_UNSUPPORTED with a text that says what to do when the
- * asked driver or device is not there. Calls made later, from any thread, bind the context for their own duration:
- * the thread's current context is afterwards what it was before. */
-fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, fcdp_driver **drv_out) FCDP_MUST_CHECK;
+/* Load the driver and take device `ordinal`'s primary context. AUTO: CUDA where a device answers, else sim.
+ * The sim library is $FCDP_SIM_LIBRARY, else `sim_library` (may be NULL). FCDP_ERR_UNSUPPORTED with a text
+ * that says what to do when the asked driver or device is not there. Calls made later, from any thread, bind
+ * the context for their own duration: the thread's current context is afterwards what it was before. */
+fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *sim_library,
+                              fcdp_driver **drv_out) FCDP_MUST_CHECK;
 void fcdp__driver_close(fcdp_driver *drv);
-unsigned long fcdp__driver_calls(const fcdp_driver *drv);       /* made so far, contexts aside */
+unsigned long fcdp__driver_calls(const fcdp_driver *drv); /* made so far, contexts aside */
 bool fcdp__driver_is_sim(const fcdp_driver *drv);
-size_t fcdp__driver_page_bytes(const fcdp_driver *drv);         /* mapping granularity, 2 MiB */
-int fcdp__driver_numa_node(const fcdp_driver *drv);             /* the device's NUMA node, -1 when unknown */
-fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out, size_t *total_bytes_out) FCDP_MUST_CHECK;
+size_t fcdp__driver_page_bytes(const fcdp_driver *drv); /* mapping granularity, 2 MiB */
+int fcdp__driver_numa_node(const fcdp_driver *drv);     /* the device's NUMA node, -1 when unknown */
+fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out,
+                                  size_t *total_bytes_out) FCDP_MUST_CHECK;
 
 /* call(arg) with the device's context current on this thread: for a library beside the driver, which takes
  * the thread's device for its own. */
@@ -41,7 +51,8 @@ typedef struct fcdp_driver_context {
 fcdp_driver_context fcdp__driver_context(const fcdp_driver *drv);
 void fcdp__driver_context_take(fcdp_driver_context context);
 
-/* Physical memory and ranges; rules: facts of cuMemMap (whole handles, offset 0), cuMemUnmap (whole mappings). */
+/* Physical memory and ranges; rules: facts of cuMemMap (whole handles,
+ * offset 0), cuMemUnmap (whole mappings). */
 fcdp_status fcdp__driver_phys_create(fcdp_driver *drv, size_t bytes, fcdp_phys *phys_out) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr *base_out) FCDP_MUST_CHECK;
@@ -52,20 +63,27 @@ fcdp_status fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes) FCD
 fcdp_status fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes) FCDP_MUST_CHECK;
 
 /* Copies, asynchronous on `stream` (with unpinned host memory the driver may make them synchronous). */
-fcdp_status fcdp__driver_copy_h2d(fcdp_driver *drv, fcdp_dptr dst, const void *src, size_t bytes, fcdp_stream stream) FCDP_MUST_CHECK;
-fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, size_t bytes, fcdp_stream stream) FCDP_MUST_CHECK;
-fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src, size_t bytes, fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_copy_h2d(fcdp_driver *drv, fcdp_dptr dst, const void *src, size_t bytes,
+                                  fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, size_t bytes,
+                                  fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src, size_t bytes,
+                                  fcdp_stream stream) FCDP_MUST_CHECK;
 
-fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) FCDP_MUST_CHECK; /* non-blocking, high priority */
+/* non-blocking, high priority */
+fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) FCDP_MUST_CHECK;
 void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream);
 /* The thread sleeps meanwhile, where the driver has an event to spare. */
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
-/* All streams of the device. It may spin, as the framework has set the context up: for when memory lacks, and for the end. */
+/* All streams of the device. It may spin, as the framework has set the context up: for
+ * when memory lacks, and for the end. */
 fcdp_status fcdp__driver_sync(fcdp_driver *drv) FCDP_MUST_CHECK;
-fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK; /* FCDP_OK: idle, or FCDP_PENDING */
-fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK; /* FCDP_OK, or FCDP_PENDING: a graph is captured */
-/* The calling thread's mode from now on; *mode is what it was. By default what a thread asks of the device, or waits for, breaks the graph that
- * another thread captures, and fails; in this mode it does not. */
+/* FCDP_OK: idle, or FCDP_PENDING */
+fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
+/* FCDP_OK, or FCDP_PENDING: a graph is captured */
+fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
+/* The calling thread's mode from now on; *mode is what it was. By default what a thread asks of the device,
+ * or waits for, breaks the graph that another thread captures, and fails; in this mode it does not. */
 enum { FCDP_CAPTURE_MODE_RELAXED = 2 };
 fcdp_status fcdp__driver_capture_mode_exchange(fcdp_driver *drv, int *mode) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) FCDP_MUST_CHECK;
@@ -74,20 +92,22 @@ fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) F
 void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event);
 fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK;
-fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK; /* FCDP_OK or FCDP_PENDING */
-/* For host threads to wait for: fcdp__driver_event_sync sleeps. It wakes up later, by tens of microseconds. */
+/* FCDP_OK or FCDP_PENDING */
+fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK;
+/* For host threads to wait for: fcdp__driver_event_sync sleeps. It wakes
+ * up later, by tens of microseconds. */
 fcdp_status fcdp__driver_event_create_blocking(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
 
-/* `function(context)` runs in the stream's order, on a thread of the driver's; it must not call the driver. It does
- * not run once the device has failed: nothing may be freed by it alone. */
+/* `function(context)` runs in the stream's order, on a thread of the driver's; it must not call the driver.
+ * It does not run once the device has failed: nothing may be freed by it alone. */
 typedef void (*fcdp_host_function)(void *context);
 fcdp_status fcdp__driver_host_function(fcdp_driver *drv, fcdp_stream stream, fcdp_host_function function,
                                        void *context) FCDP_MUST_CHECK;
 
 /* The stream writes a 32-bit word once all before it is done and visible, or waits until a word w has
  * (int32_t)(w - value) >= 0. The word is in device memory, or in pinned host memory at its device address.
- * FCDP_ERR_UNSUPPORTED: the driver is older than CUDA 11.7, or the device cannot. CUDA does not see this order: let
- * events say it too where both ends are this process's. */
+ * FCDP_ERR_UNSUPPORTED: the driver is older than CUDA 11.7, or the device cannot. CUDA does not see this
+ * order: let events say it too where both ends are this process's. */
 fcdp_status fcdp__driver_write_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word,
                                        uint32_t value) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word,
@@ -97,21 +117,21 @@ fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_o
 
 /* One registration's largest size: newer drivers refuse 512 GiB and more. 64 GiB; tests lower it. */
 extern size_t fcdp__driver_pin_chunk_bytes;
-/* Page-lock host memory for asynchronous copies (cuMemHostRegister, portable, in chunks; all or none). `at` page aligned.
- * FCDP_ERR_NO_HOST_MEM with the limit (RLIMIT_MEMLOCK) in the text when that is the cause. */
+/* Page-lock host memory for asynchronous copies (cuMemHostRegister, portable, in chunks; all or none). `at`
+ * page aligned. FCDP_ERR_NO_HOST_MEM with the limit (RLIMIT_MEMLOCK) in the text when that is the cause. */
 fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
 
 /* ---- kernels ---- */
 
-/* A module of one kernel with one parameter: the address of an array of tasks in pinned host memory, one for each
- * block. A task begins with the address and the number of bytes (a uint64_t each) that its block reads; and a
- * block writes nothing but its task. `run` does in C what a block does, for the simulated driver, which compiles
- * nothing. */
+/* A module of one kernel with one parameter: the address of an array of tasks in pinned host memory, one
+ * for each block. A task begins with the address and the number of bytes (a uint64_t each) that its
+ * block reads; and a block writes nothing but its task. `run` does in C what a block does, for the
+ * simulated driver, which compiles nothing. */
 typedef struct fcdp_kernel_source {
-    const char *image;       /* PTX, ends with a 0 */
-    const char *entry;       /* the kernel's name */
-    uint32_t n_threads;      /* of a block */
+    const char *image;  /* PTX, ends with a 0 */
+    const char *entry;  /* the kernel's name */
+    uint32_t n_threads; /* of a block */
     size_t task_bytes;
     void (*run)(void *task);
 } fcdp_kernel_source;
@@ -124,9 +144,10 @@ fcdp_status fcdp__driver_kernel_load(fcdp_driver *drv, const fcdp_kernel_source 
                                      fcdp_kernel *kernel_out) FCDP_MUST_CHECK;
 /* Behind its launches: the host has seen their end. */
 void fcdp__driver_kernel_unload(fcdp_driver *drv, const fcdp_kernel *kernel);
-/* `tasks`: the device's address of them (fcdp__driver_host_dptr). Nobody changes them before the kernel has run. */
-fcdp_status fcdp__driver_launch(fcdp_driver *drv, const fcdp_kernel *kernel, fcdp_dptr tasks, uint32_t n_tasks,
-                                fcdp_stream stream) FCDP_MUST_CHECK;
+/* `tasks`: the device's address of them (fcdp__driver_host_dptr). Nobody
+ * changes them before the kernel has run. */
+fcdp_status fcdp__driver_launch(fcdp_driver *drv, const fcdp_kernel *kernel, fcdp_dptr tasks,
+                                uint32_t n_tasks, fcdp_stream stream) FCDP_MUST_CHECK;
 
 /* ---- the simulated driver's reports, checks and timeline; on CUDA these do nothing ---- */
 

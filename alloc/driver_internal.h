@@ -1,6 +1,7 @@
 /* driver_internal.h - CUDA's types and the table of its calls, for the driver's own files.
  *
- * The few types and constants are declared here, so that building needs no CUDA; they are ABI and do not change.
+ * The few types and constants are declared here, so that building needs no CUDA; they are ABI and do not
+ * change.
  */
 #ifndef FCDP_DRIVER_INTERNAL_H
 #define FCDP_DRIVER_INTERNAL_H
@@ -71,61 +72,59 @@ enum {
 };
 
 /* Every symbol that FCDP uses, under the name that libcuda exports. */
-/* clang-format off */
-#define CUDA_CALLS(X)                                                                                                  \
-    X(cuInit, (unsigned flags))                                                                                        \
-    X(cuGetErrorName, (CUresult result, const char **name))                                                            \
-    X(cuDeviceGetCount, (int *count))                                                                                  \
-    X(cuDeviceGet, (CUdevice *device, int ordinal))                                                                    \
-    X(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                                              \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *ctx, CUdevice device))                                                     \
-    X(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                                 \
-    X(cuCtxGetCurrent, (CUcontext *ctx))                                                                               \
-    X(cuCtxSetCurrent, (CUcontext ctx))                                                                                \
-    X(cuCtxSynchronize, (void))                                                                                        \
-    X(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes))                                                      \
-    X(cuMemGetAllocationGranularity, (size_t *bytes, const CUmemAllocationProp *prop, int option))                     \
-    X(cuMemCreate, (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,               \
-                    unsigned long long flags))                                                                         \
-    X(cuMemRelease, (CUmemGenericAllocationHandle handle))                                                             \
-    X(cuMemAddressReserve, (CUdeviceptr *base, size_t bytes, size_t alignment, CUdeviceptr hint,                       \
-                            unsigned long long flags))                                                                 \
-    X(cuMemAddressFree, (CUdeviceptr base, size_t bytes))                                                              \
-    X(cuMemMap, (CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,                     \
-                 unsigned long long flags))                                                                            \
-    X(cuMemUnmap, (CUdeviceptr at, size_t bytes))                                                                      \
-    X(cuMemSetAccess, (CUdeviceptr at, size_t bytes, const CUmemAccessDesc *desc, size_t n))                           \
-    X(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream))                         \
-    X(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream))                               \
-    X(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream))                         \
-    X(cuStreamCreateWithPriority, (CUstream *stream, unsigned flags, int priority))                                    \
-    X(cuStreamDestroy_v2, (CUstream stream))                                                                           \
-    X(cuStreamSynchronize, (CUstream stream))                                                                          \
-    X(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                                             \
-    X(cuEventCreate, (CUevent *event, unsigned flags))                                                                 \
-    X(cuEventDestroy_v2, (CUevent event))                                                                              \
-    X(cuEventRecord, (CUevent event, CUstream stream))                                                                 \
-    X(cuEventSynchronize, (CUevent event))                                                                             \
-    X(cuStreamQuery, (CUstream stream))                                                                                \
-    X(cuStreamIsCapturing, (CUstream stream, int *status))                                                             \
-    X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                  \
-    X(cuEventQuery, (CUevent event))                                                                                   \
-    X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                                  \
-    X(cuMemHostUnregister, (void *at))                                                                                 \
-    X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *at, void *host, unsigned flags))                                     \
+#define CUDA_CALLS(X)                                                                                        \
+    X(cuInit, (unsigned flags))                                                                              \
+    X(cuGetErrorName, (CUresult result, const char **name))                                                  \
+    X(cuDeviceGetCount, (int *count))                                                                        \
+    X(cuDeviceGet, (CUdevice * device, int ordinal))                                                         \
+    X(cuDeviceGetAttribute, (int *value, int attribute, CUdevice device))                                    \
+    X(cuDevicePrimaryCtxRetain, (CUcontext * ctx, CUdevice device))                                          \
+    X(cuDevicePrimaryCtxRelease_v2, (CUdevice device))                                                       \
+    X(cuCtxGetCurrent, (CUcontext * ctx))                                                                    \
+    X(cuCtxSetCurrent, (CUcontext ctx))                                                                      \
+    X(cuCtxSynchronize, (void))                                                                              \
+    X(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes))                                            \
+    X(cuMemGetAllocationGranularity, (size_t *bytes, const CUmemAllocationProp *prop, int option))           \
+    X(cuMemCreate, (CUmemGenericAllocationHandle * handle, size_t bytes, const CUmemAllocationProp *prop,    \
+                    unsigned long long flags))                                                               \
+    X(cuMemRelease, (CUmemGenericAllocationHandle handle))                                                   \
+    X(cuMemAddressReserve,                                                                                   \
+      (CUdeviceptr * base, size_t bytes, size_t alignment, CUdeviceptr hint, unsigned long long flags))      \
+    X(cuMemAddressFree, (CUdeviceptr base, size_t bytes))                                                    \
+    X(cuMemMap, (CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,           \
+                 unsigned long long flags))                                                                  \
+    X(cuMemUnmap, (CUdeviceptr at, size_t bytes))                                                            \
+    X(cuMemSetAccess, (CUdeviceptr at, size_t bytes, const CUmemAccessDesc *desc, size_t n))                 \
+    X(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream))               \
+    X(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream))                     \
+    X(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream))               \
+    X(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority))                         \
+    X(cuStreamDestroy_v2, (CUstream stream))                                                                 \
+    X(cuStreamSynchronize, (CUstream stream))                                                                \
+    X(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags))                                   \
+    X(cuEventCreate, (CUevent * event, unsigned flags))                                                      \
+    X(cuEventDestroy_v2, (CUevent event))                                                                    \
+    X(cuEventRecord, (CUevent event, CUstream stream))                                                       \
+    X(cuEventSynchronize, (CUevent event))                                                                   \
+    X(cuStreamQuery, (CUstream stream))                                                                      \
+    X(cuStreamIsCapturing, (CUstream stream, int *status))                                                   \
+    X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                        \
+    X(cuEventQuery, (CUevent event))                                                                         \
+    X(cuMemHostRegister_v2, (void *at, size_t bytes, unsigned flags))                                        \
+    X(cuMemHostUnregister, (void *at))                                                                       \
+    X(cuMemHostGetDevicePointer_v2, (CUdeviceptr * at, void *host, unsigned flags))                          \
     X(cuLaunchHostFunc, (CUstream stream, void (*function)(void *context), void *context))
 
 /* Those that a driver may lack. */
-#define CUDA_OPTIONAL_CALLS(X)                                                                                         \
-    X(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))                      \
-    X(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))                       \
-    X(cuModuleLoadData, (CUmodule *module, const void *image))                                                         \
-    X(cuModuleUnload, (CUmodule module))                                                                               \
-    X(cuModuleGetFunction, (CUfunction *function, CUmodule module, const char *name))                                  \
-    X(cuLaunchKernel, (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \
-                       unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters,  \
-                       void **extra))
-/* clang-format on */
+#define CUDA_OPTIONAL_CALLS(X)                                                                               \
+    X(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))            \
+    X(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))             \
+    X(cuModuleLoadData, (CUmodule * module, const void *image))                                              \
+    X(cuModuleUnload, (CUmodule module))                                                                     \
+    X(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name))                       \
+    X(cuLaunchKernel, (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,               \
+                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,          \
+                       CUstream stream, void **parameters, void **extra))
 
 /* The simulated driver's own (tools/simgpu/simgpu.h). */
 struct simgpu_access;

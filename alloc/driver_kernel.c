@@ -15,12 +15,12 @@ static fcdp_status load_failed(fcdp_driver *drv, CUresult result, const char *ca
     case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
     case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
     case CUDA_ERROR_JIT_COMPILATION_DISABLED:
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "%s(%s, device %d): %s; the driver must compile PTX 6.4 for compute capability 7.0 or "
-                          "newer: install libnvidia-ptxjitcompiler beside libcuda, unset CUDA_DISABLE_PTX_JIT",
-                          call, entry, drv->ordinal, fcdp__driver_result_name(drv, result));
-    default:
-        return fcdp__driver_failed(drv, result, "%s(%s, device %d)", call, entry, drv->ordinal);
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "%s(%s, device %d): %s; the driver must compile PTX 6.4 for compute capability 7.0 or "
+            "newer: install libnvidia-ptxjitcompiler beside libcuda, unset CUDA_DISABLE_PTX_JIT",
+            call, entry, drv->ordinal, fcdp__driver_result_name(drv, result));
+    default: return fcdp__driver_failed(drv, result, "%s(%s, device %d)", call, entry, drv->ordinal);
     }
 }
 
@@ -29,16 +29,18 @@ static bool has_kernels(const fcdp_driver *drv) {
            drv->api.cuLaunchKernel && (!drv->is_sim || drv->sim.module_define);
 }
 
-/* The simulated driver is told what a block does before it is asked to load it; for the caller both drivers are one. */
+/* The simulated driver is told what a block does before it is asked to load it;
+ * for the caller both drivers are one. */
 fcdp_status fcdp__driver_kernel_load(fcdp_driver *drv, const fcdp_kernel_source *source,
                                      fcdp_kernel *kernel_out) {
     CUmodule module;
     CUfunction function;
     if (!has_kernels(drv))
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "device %d's driver cannot load %s: it has no cuModuleLoadData, cuModuleGetFunction "
-                          "or cuLaunchKernel; update the driver",
-                          drv->ordinal, source->entry);
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "device %d's driver cannot load %s: it has no cuModuleLoadData, cuModuleGetFunction "
+            "or cuLaunchKernel; update the driver",
+            drv->ordinal, source->entry);
     if (drv->is_sim) {
         struct simgpu_module told = {source->image, source->entry, source->task_bytes, source->run};
         CUresult result = drv->sim.module_define(&told);
@@ -59,7 +61,8 @@ void fcdp__driver_kernel_unload(fcdp_driver *drv, const fcdp_kernel *kernel) {
     if (!kernel->module) return;
     CUresult result = CALL(drv, cuModuleUnload, kernel->module);
     if (result != CUDA_SUCCESS)
-        fcdp__log(FCDP_LOG_DEBUG, "cuModuleUnload(%p): %s", kernel->module, fcdp__driver_result_name(drv, result));
+        fcdp__log(FCDP_LOG_DEBUG, "cuModuleUnload(%p): %s", kernel->module,
+                  fcdp__driver_result_name(drv, result));
 }
 
 fcdp_status fcdp__driver_launch(fcdp_driver *drv, const fcdp_kernel *kernel, fcdp_dptr tasks,
@@ -69,5 +72,5 @@ fcdp_status fcdp__driver_launch(fcdp_driver *drv, const fcdp_kernel *kernel, fcd
                            stream, parameters, NULL);
     if (result == CUDA_SUCCESS) return FCDP_OK;
     return fcdp__driver_failed(drv, result, "cuLaunchKernel(%u blocks of %u threads, stream %p)", n_tasks,
-                       kernel->n_threads, stream);
+                               kernel->n_threads, stream);
 }

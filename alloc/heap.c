@@ -1,5 +1,5 @@
-/* heap.c - arenas by stream, addresses to arenas, malloc and free. Where a miss gets its pages is in heap_pages.c.
- * Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
+/* heap.c - arenas by stream, addresses to arenas, malloc and free. Where a miss gets its pages is in
+ * heap_pages.c. Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
 #include "alloc/heap_internal.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@ enum { REPORT_BYTES = 2 << 20 };
 /* ---- streams ---- */
 
 static size_t stream_slot(fcdp_stream stream, const heap_private *private) {
-    uint64_t key = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t) private << 20;
+    uint64_t key = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)private << 20;
     return (size_t)(key * 0x9e3779b97f4a7c15u >> 40) % HEAP_MAX_STREAMS;
 }
 
@@ -179,8 +179,8 @@ static void live_report(heap_arena *arena, bool at_once) {
     size_t live = fcdp__arena_stats(arena->blocks)->live_bytes;
     size_t step = live > arena->reported ? live - arena->reported : arena->reported - live;
     if (step < REPORT_BYTES && !at_once) return;
-    size_t before =
-        atomic_fetch_add_explicit(&arena->heap->allocated, live - arena->reported, memory_order_relaxed);
+    size_t before = atomic_fetch_add_explicit(&arena->heap->allocated, live - arena->reported,
+                                              memory_order_relaxed);
     peak_raise(&arena->heap->peak_allocated, before - arena->reported + arena->most_unreported);
     arena->reported = live;
     arena->most_unreported = live;
@@ -218,7 +218,8 @@ static void block_hand_out(heap_arena *arena, fcdp_block *block, size_t bytes, u
 }
 
 /* What is free already, once quick blocks have joined their neighbours. */
-static fcdp_status malloc_fit(heap_arena *arena, size_t rounded, size_t bytes, bool is_short, fcdp_block **block_out) {
+static fcdp_status malloc_fit(heap_arena *arena, size_t rounded, size_t bytes, bool is_short,
+                              fcdp_block **block_out) {
     fcdp__lock_acquire(&arena->lock);
     fcdp__arena_flush(arena->blocks);
     fcdp_status status = fcdp__arena_take(arena->blocks, rounded, is_short, block_out);
@@ -240,8 +241,10 @@ static fcdp_status growth_begin(heap_arena *arena, size_t rounded, bool is_short
     return status;
 }
 
-/* Pages under the growth, all or none; `n_each` 0: single ones. FCDP_PENDING: no such handles are to be had. */
-static fcdp_status growth_map(heap_arena *arena, const fcdp_growth *growth, size_t bytes, size_t n_each, bool *stuck_out) {
+/* Pages under the growth, all or none; `n_each` 0: single ones.
+ * FCDP_PENDING: no such handles are to be had. */
+static fcdp_status growth_map(heap_arena *arena, const fcdp_growth *growth, size_t bytes, size_t n_each,
+                              bool *stuck_out) {
     if (growth->n_pages == 0) return FCDP_OK;
     fcdp_phys *pages = malloc(growth->n_pages * sizeof *pages);
     if (!pages) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for %zu pages", growth->n_pages);
@@ -271,7 +274,8 @@ static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, 
     return status;
 }
 
-/* Free memory; else new handles; else, where none are to be had or memory is short, single pages from wherever. */
+/* Free memory; else new handles; else, where none are to be had or memory
+ * is short, single pages from wherever. */
 static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
     fcdp__heap_poll(arena->heap);
     size_t n_each = fcdp__heap_handle_pages(arena, rounded);
@@ -286,7 +290,8 @@ fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, 
     heap_private *private = fcdp__heap_is_capturing(heap) ? fcdp__heap_private_covering(heap, stream) : NULL;
     fcdp_status status = stream_of(heap, stream, private, &of);
     if (status) return status;
-    if (private) atomic_store_explicit(&private->has_served, true, memory_order_release); /* partner: fcdp__heap_end_dead_pools */
+    /* partner: fcdp__heap_end_dead_pools */
+    if (private) atomic_store_explicit(&private->has_served, true, memory_order_release);
     if (bytes == 0 || bytes > SIZE_MAX / 2) {
         address_out->addr = 0;
         return bytes ? fcdp__fail(FCDP_ERR_INVALID, "%zu bytes cannot be allocated", bytes) : FCDP_OK;
@@ -510,8 +515,8 @@ void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
     stats_out->n_mallocs = large->n_mallocs + small->n_mallocs;
     stats_out->n_frees = large->n_frees + small->n_frees;
     stats_out->reserved_bytes = atomic_load_explicit(&heap->n_pages, memory_order_relaxed) * heap->page_bytes;
-    stats_out->peak_reserved_bytes =
-        atomic_load_explicit(&heap->peak_pages, memory_order_relaxed) * heap->page_bytes;
+    stats_out->peak_reserved_bytes = atomic_load_explicit(&heap->peak_pages, memory_order_relaxed) *
+                                     heap->page_bytes;
     stats_out->peak_allocated_bytes = atomic_load_explicit(&heap->peak_allocated, memory_order_relaxed);
     for (fcdp_heap_counts *of = large; of; of = of == large ? small : NULL) {
         lower(&of->peak_allocated_bytes, stats_out->peak_allocated_bytes);
@@ -527,7 +532,8 @@ void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
 
 static void peak_reset(_Atomic size_t *peak, _Atomic size_t *now) {
     atomic_store_explicit(peak, 0, memory_order_relaxed);
-    peak_raise(peak, atomic_load_explicit(now, memory_order_relaxed)); /* somebody else may have raised it already */
+    /* somebody else may have raised it already */
+    peak_raise(peak, atomic_load_explicit(now, memory_order_relaxed));
 }
 
 void fcdp_heap_reset_peaks(fcdp_heap *heap) {
@@ -565,9 +571,9 @@ void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view
         for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next)
             for (fcdp_block *block = span->first; block; block = block->after)
                 if (!block->unmapped)
-                    see(ctx, &(fcdp_heap_view){arenas[i]->stream, pool, arenas[i]->small,
-                                               span->base, block->address, block->bytes,
-                                               block->requested_bytes, block->state});
+                    see(ctx, &(fcdp_heap_view){arenas[i]->stream, pool, arenas[i]->small, span->base,
+                                               block->address, block->bytes, block->requested_bytes,
+                                               block->state});
         fcdp__lock_release(&arenas[i]->lock);
     }
 }

@@ -1,8 +1,9 @@
 /* heap.h - the caching, stream-aware allocator behind fcdp_alloc, on the page pool that regions use too.
  *
- * Every stream has two arenas (arena.h), for blocks up to FCDP_HEAP_SMALL_BYTES and for larger ones, each in address ranges of its own. A
- * block that its stream has freed may be used again on the same stream at once: the stream orders the uses. What another stream has
- * used (fcdp_heap_record_stream) is held back until an event of that stream. A hit takes one lock, the arena's, and calls no driver.
+ * Every stream has two arenas (arena.h), for blocks up to FCDP_HEAP_SMALL_BYTES and for larger ones, each in
+ * address ranges of its own. A block that its stream has freed may be used again on the same stream at once:
+ * the stream orders the uses. What another stream has used (fcdp_heap_record_stream) is held back until an
+ * event of that stream. A hit takes one lock, the arena's, and calls no driver.
  *
  * A miss needs pages. While more than half of the budget is spare and no free bytes will do, they are new:
  * handles of many pages (up to 64), that grow with what the arena has mapped, so a few driver calls. From
@@ -18,17 +19,20 @@
  *     5  pages that are not quiescent yet: waits, for events first and then for the whole device
  *     6  FCDP_ERR_NO_DEVICE_MEM, with a text that says who holds what and what would help
  *
- * Reuse on the stream that freed a block is ordered by that stream; an unmap is not, so pages move only behind events of all
- * streams of the heap: those that fcdp_heap_malloc or fcdp_heap_record_stream has ever been given. A stream that the heap was
- * never given cannot be known: a program that uses a block there must record it, or free it only when that use is over.
+ * Reuse on the stream that freed a block is ordered by that stream; an unmap is not, so pages move only
+ * behind events of all streams of the heap: those that fcdp_heap_malloc or fcdp_heap_record_stream has ever
+ * been given. A stream that the heap was never given cannot be known: a program that uses a block there must
+ * record it, or free it only when that use is over.
  *
- * No lock is held across a driver's map or unmap, a wait or a reclaim, but private_lock, as a reader, across a wait: a capture, which
- * a wait would break, begins after it. The heap is itself a reclaimer of the pool: 2, 3 and 5, for others.
+ * No lock is held across a driver's map or unmap, a wait or a reclaim, but private_lock, as a reader, across
+ * a wait: a capture, which a wait would break, begins after it. The heap is itself a reclaimer of the pool:
+ * 2, 3 and 5, for others.
  *
- *     reserved = pages mapped in arenas        allocated <= reserved        idle pages + pages in use = reserved
+ *     reserved = pages mapped in arenas = idle pages + pages in use,  allocated <= reserved
  *
- * All functions may be called from any thread, but destroy: then no thread is in the heap, nor in fcdp__pool_take. A stream lives as long as the
- * heap, as PyTorch's do, and is one stream: not CU_STREAM_PER_THREAD, which is another one in every thread.
+ * All functions may be called from any thread, but destroy: then no thread is in the heap, nor in
+ * fcdp__pool_take. A stream lives as long as the heap, as PyTorch's do, and is one stream: not
+ * CU_STREAM_PER_THREAD, which is another one in every thread.
  */
 #ifndef FCDP_HEAP_H
 #define FCDP_HEAP_H
@@ -36,7 +40,8 @@
 #include "alloc/arena.h"
 #include "alloc/pages.h"
 
-/* A larger one leaves less than two thirds of a page beside itself. Chosen by the replays of tools/replay, where 768 to 960 KiB do equally well. */
+/* A larger one leaves less than two thirds of a page beside itself. Chosen by the replays of tools/replay,
+ * where 768 to 960 KiB do equally well. */
 enum { FCDP_HEAP_SMALL_BYTES = 768 << 10 };
 
 typedef struct fcdp_heap fcdp_heap;
@@ -46,32 +51,40 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
 void fcdp_heap_destroy(fcdp_heap *heap);
 
 /* `bytes` of device memory, aligned to 512, first used on `stream`; 0 bytes: the null address. */
-fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, fcdp_dptr *address_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream,
+                             fcdp_dptr *address_out) FCDP_MUST_CHECK;
 /* FCDP_ERR_INVALID, with a text, for what is not a live block of this heap. The null address is ignored. */
 fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) FCDP_MUST_CHECK;
-/* `stream` uses the block too: when it is freed, it is not used again before what is on that stream then has been done. */
+/* `stream` uses the block too: when it is freed, it is not used again before what
+ * is on that stream then has been done. */
 fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_stream stream) FCDP_MUST_CHECK;
-/* Waits for the streams that have freed something, gives every page that nothing lies on to the pool, and the pool's idle ones to the
- * driver. */
+/* Waits for the streams that have freed something, gives every page that nothing lies on to the pool, and the
+ * pool's idle ones to the driver. */
 fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
 
-/* For finding stale accesses: from here on blocks above FCDP_HEAP_SMALL_BYTES have pages of their own, which are unmapped when
- * the device is done with a freed block (seen at the next call of the heap), so that it faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
+/* For finding stale accesses: from here on blocks above FCDP_HEAP_SMALL_BYTES have pages of their own, which
+ * are unmapped when the device is done with a freed block (seen at the next call of the heap), so that it
+ * faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
 void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
 
-/* Private pools, as CUDA graphs have them. From begin to end, mallocs on the streams that `covers` accepts go to the pool. Its blocks are
- * used again by mallocs of the same pool alone, and its pages stay where they are, since a graph knows their addresses: until the pool has been
- * released as often as it has begun. Then they can be had too, once the device has been waited for: a graph may have run on any stream.
- * `covers` runs inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which fcdp_heap_malloc lets through.
- * While a pool is open the heap queries no stream and records no event, which a capture would not survive: what is freed meanwhile becomes quiescent later. */
+/* Private pools, as CUDA graphs have them. From begin to end, mallocs on the streams that `covers` accepts go
+ * to the pool. Its blocks are used again by mallocs of the same pool alone, and its pages stay where they
+ * are, since a graph knows their addresses: until the pool has been released as often as it has begun. Then
+ * they can be had too, once the device has been waited for: a graph may have run on any stream. `covers` runs
+ * inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which
+ * fcdp_heap_malloc lets through. While a pool is open the heap queries no stream and records no event, which
+ * a capture would not survive: what is freed meanwhile becomes quiescent later. */
 typedef struct fcdp_pool_id {
     uint64_t first, second;
 } fcdp_pool_id;
 typedef bool (*fcdp_covers_fn)(void *ctx, fcdp_stream stream);
-/* FCDP_ERR_INVALID: it has begun and not ended. It may end and begin again within a capture: meanwhile the heap stays as quiet.
- * What a capture that failed has left open is closed once memory lacks; then `stale_ctx_out` gets the ctx of its begin, else NULL. */
-fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx, void **stale_ctx_out) FCDP_MUST_CHECK;
-/* FCDP_ERR_INVALID: there is no such pool, or it has not begun. `covers` is not called any more; its ctx is the caller's again. */
+/* FCDP_ERR_INVALID: it has begun and not ended. It may end and begin again within a capture: meanwhile the
+ * heap stays as quiet. What a capture that failed has left open is closed once memory lacks; then
+ * `stale_ctx_out` gets the ctx of its begin, else NULL. */
+fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx,
+                                 void **stale_ctx_out) FCDP_MUST_CHECK;
+/* FCDP_ERR_INVALID: there is no such pool, or it has not begun. `covers` is not called any
+ * more; its ctx is the caller's again. */
 fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out) FCDP_MUST_CHECK;
 fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;
 
@@ -79,31 +92,34 @@ fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_C
 typedef struct fcdp_heap_counts {
     size_t n_live, allocated_bytes, requested_bytes; /* live blocks; rounded to 512; as asked */
     size_t n_free, free_bytes;                       /* mapped, on nothing's behalf */
-    size_t held_bytes;                               /* in freed blocks that wait for events, or on their way */
+    /* in freed blocks that wait for events, or on their way */
+    size_t held_bytes;
     /* Exact where one stream allocates; else at most the sum of the streams' own. Never above the heap's. */
     size_t peak_n_live, peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes;
-    uint64_t n_mallocs, n_frees;                     /* ever */
-    uint64_t malloc_bytes, malloc_requested_bytes;   /* ever */
+    uint64_t n_mallocs, n_frees;                   /* ever */
+    uint64_t malloc_bytes, malloc_requested_bytes; /* ever */
 } fcdp_heap_counts;
 
 typedef struct fcdp_heap_stats {
     fcdp_heap_counts large, small;
-    size_t allocated_bytes, requested_bytes, reserved_bytes, held_bytes, n_live; /* of both; reserved: mapped pages */
-    size_t peak_allocated_bytes;             /* at most 2 MiB per arena but one off the true peak */
+    /* of both; reserved: mapped pages */
+    size_t allocated_bytes, requested_bytes, reserved_bytes, held_bytes, n_live;
+    size_t peak_allocated_bytes; /* at most 2 MiB per arena but one off the true peak */
     size_t peak_reserved_bytes;
-    uint64_t n_mallocs, n_frees;             /* ever */
-    uint64_t n_hits;                         /* mallocs that found a block of their size */
-    uint64_t n_fits;                         /* mallocs that found a larger free block */
-    uint64_t n_grows;                        /* mallocs that mapped pages */
-    uint64_t n_pages_moved, n_pages_taken;   /* mapped from elsewhere in the heap; from the pool */
-    uint64_t n_waits, n_ooms;                /* for the device, whoever asked; mallocs in vain */
-    uint64_t n_retries;                      /* mallocs that had to wait */
+    uint64_t n_mallocs, n_frees;           /* ever */
+    uint64_t n_hits;                       /* mallocs that found a block of their size */
+    uint64_t n_fits;                       /* mallocs that found a larger free block */
+    uint64_t n_grows;                      /* mallocs that mapped pages */
+    uint64_t n_pages_moved, n_pages_taken; /* mapped from elsewhere in the heap; from the pool */
+    uint64_t n_waits, n_ooms;              /* for the device, whoever asked; mallocs in vain */
+    uint64_t n_retries;                    /* mallocs that had to wait */
 } fcdp_heap_stats;
 void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out);
 /* Every peak is what is now. */
 void fcdp_heap_reset_peaks(fcdp_heap *heap);
 
-/* Every block that is mapped, in address order within a stream's arena. The heap is locked arena by arena: `see` must not call it. */
+/* Every block that is mapped, in address order within a stream's arena. The heap is locked
+ * arena by arena: `see` must not call it. */
 typedef struct fcdp_heap_view {
     fcdp_stream stream;
     fcdp_pool_id pool; /* 0, 0: none */

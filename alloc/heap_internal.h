@@ -13,7 +13,8 @@ typedef struct heap_event {
     fcdp_event event;
 } heap_event;
 
-/* What other streams do with a block; its tag while it lives. Once it is freed, on the heap's list until they are done. */
+/* What other streams do with a block; its tag while it lives. Once it is freed, on
+ * the heap's list until they are done. */
 typedef struct heap_uses {
     struct heap_uses *next;
     struct heap_arena *arena;
@@ -29,14 +30,16 @@ typedef struct heap_span {
     size_t reserved_bytes;
     uint64_t base; /* the arena's part of it */
     size_t bytes;
-    fcdp_phys *pages; /* by index from base; handle 0: a hole. Of blocks that are busy: whoever has them busy, else under the arena's lock */
+    /* by index from base; handle 0: a hole. Of blocks that are busy: whoever has
+     * them busy, else under the arena's lock */
+    fcdp_phys *pages;
 } heap_span;
 
 typedef struct heap_private {
     struct heap_private *next;
     fcdp_pool_id id;
-    _Atomic size_t n_uses; /* begun and not released: its pages stay */
-    uint64_t n_begins;     /* ever, under whatever id; guarded by private_lock */
+    _Atomic size_t n_uses;   /* begun and not released: its pages stay */
+    uint64_t n_begins;       /* ever, under whatever id; guarded by private_lock */
     _Atomic bool has_served; /* since it has begun: a malloc whose stream is in the table, or its end */
     /* guarded by the heap's private_lock */
     bool open;    /* mallocs may go to it */
@@ -55,7 +58,7 @@ typedef struct heap_arena {
     fcdp_lock lock;
     /* guarded by lock */
     fcdp_arena *blocks;
-    size_t reported; /* live bytes that the heap's `allocated` knows of */
+    size_t reported;        /* live bytes that the heap's `allocated` knows of */
     size_t most_unreported; /* most live bytes since then */
     uint64_t n_mallocs, n_frees, n_hits, n_fits, n_grows, malloc_bytes, malloc_requested_bytes;
     size_t peak_n_live, peak_live_bytes, peak_requested_bytes, peak_mapped_bytes; /* since they were reset */
@@ -85,7 +88,7 @@ enum { HEAP_CACHE_LINE = 64 };
 struct fcdp_heap {
     fcdp_driver *drv;
     fcdp_pool *pool;
-    size_t page_bytes, quarantine_bytes; /* the second: 0 is off */
+    size_t page_bytes, quarantine_bytes;              /* the second: 0 is off */
     _Atomic size_t n_open;                            /* private pools that a capture may be using */
     _Atomic(heap_arena *) *granules;                  /* by address >> 30; set once */
     _Atomic(heap_stream *) streams[HEAP_MAX_STREAMS]; /* open addressing; set once */
@@ -93,13 +96,14 @@ struct fcdp_heap {
     _Atomic size_t peak_allocated, n_pages, peak_pages;
     _Atomic uint64_t n_moved, n_taken, n_waits, n_retries, n_ooms;
     _Atomic size_t n_held, n_seeking; /* seeking: threads that look for pages */
-    _Atomic uint64_t n_returns; /* pages given to the pool, ever: whether another attempt could end differently */
-    /* Read while `covers` runs and while a stream is queried or an event recorded: a pool ends when nobody asks it any more,
-     * and begins when nobody queries a stream. After an arena's lock, if both. */
+    /* pages given to the pool, ever: whether another attempt could end differently */
+    _Atomic uint64_t n_returns;
+    /* Read while `covers` runs and while a stream is queried or an event recorded: a pool ends when nobody
+     * asks it any more, and begins when nobody queries a stream. After an arena's lock, if both. */
     pthread_rwlock_t private_lock;
-    heap_private *privates;        /* guarded by private_lock */
-    fcdp_lock fence_lock; /* before an arena's */
-    bool has_fence;       /* begun and not passed; guarded by fence_lock */
+    heap_private *privates; /* guarded by private_lock */
+    fcdp_lock fence_lock;   /* before an arena's */
+    bool has_fence;         /* begun and not passed; guarded by fence_lock */
     fcdp_lock lock;
     /* guarded by lock */
     size_t n_streams;
@@ -107,7 +111,7 @@ struct fcdp_heap {
     heap_quarantined *quarantine, **quarantine_end; /* oldest first */
     size_t quarantined_bytes;
     heap_uses *held;
-    size_t n_in_hand; /* threads that have taken the list of held blocks away, to look at it */
+    size_t n_in_hand;         /* threads that have taken the list of held blocks away, to look at it */
     pthread_cond_t held_back; /* one of them is done */
 };
 
@@ -140,9 +144,10 @@ bool fcdp__heap_end_dead_pools(fcdp_heap *heap);
 /* See what is quiescent by now, without waiting, and begin a fence where something freed is not. */
 void fcdp__heap_quiesce(fcdp_heap *heap);
 bool fcdp__heap_arena_is_quiescent(heap_arena *arena);
-/* One wait, for what is held and for the fence that is under way: it was begun earlier, and lets the device go on. With
- * `whole_device`, or without a fence, for all work of the device: that covers streams that the heap was never given, and
- * graphs. False: nothing more could be had by waiting, or a capture is under way, or the driver failed. */
+/* One wait, for what is held and for the fence that is under way: it was begun earlier, and lets the
+ * device go on. With `whole_device`, or without a fence, for all work of the device: that covers streams
+ * that the heap was never given, and graphs. False: nothing more could be had by waiting, or a capture
+ * is under way, or the driver failed. */
 bool fcdp__heap_await(fcdp_heap *heap, bool whole_device);
 /* The second of these alone. */
 bool fcdp__heap_device_quiesce(fcdp_heap *heap);
@@ -167,10 +172,11 @@ void fcdp__heap_pages_give(fcdp_heap *heap, size_t n, const fcdp_phys *pages, si
 
 /* heap_pages.c */
 /* `n` pages for a malloc of `bytes` in `arena`, in the order of pressure: all or none. */
-fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes,
+                                  fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* New handles for a growth, as fcdp__heap_map wants them: all or FCDP_PENDING. */
 fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, size_t n_each,
-                                     fcdp_phys *pages_out) FCDP_MUST_CHECK;
+                                    fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* How many pages a new handle for a block of `bytes` in `arena` has; 0: memory is short, each page counts. */
 size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes);
 /* The pool's reclaimers. */

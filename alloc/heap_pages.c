@@ -1,4 +1,5 @@
-/* heap_pages.c - where the pages of a miss come from: the order of pressure, and what the heap gives back to the pool. */
+/* heap_pages.c - where the pages of a miss come from: the order of pressure, and
+ * what the heap gives back to the pool. */
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,8 @@ enum { MAX_VACATED = 64 }; /* blocks vacated at a time */
 
 /* ---- quiescent pages ---- */
 
-/* A vacated block's pages: single ones to `pages_out`; a larger handle to the pool, where it is room for single ones. */
+/* A vacated block's pages: single ones to `pages_out`; a larger handle to the
+ * pool, where it is room for single ones. */
 static bool block_collect(heap_arena *arena, const fcdp_block *block, fcdp_phys *pages_out, size_t *n_out) {
     fcdp_phys handle;
     size_t n = block->bytes / arena->heap->page_bytes;
@@ -20,8 +22,8 @@ static bool block_collect(heap_arena *arena, const fcdp_block *block, fcdp_phys 
     return true;
 }
 
-/* Quiescent pages of one arena in one go, at most `n_wanted` of them to `pages_out`. Returns how many there were, with those
- * that the pool got. */
+/* Quiescent pages of one arena in one go, at most `n_wanted` of them to `pages_out`. Returns how many there
+ * were, with those that the pool got. */
 static size_t arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *pages_out, size_t *n_out) {
     fcdp_block *blocks[MAX_VACATED];
     bool gone[MAX_VACATED];
@@ -30,7 +32,8 @@ static size_t arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *pages
     fcdp__lock_acquire(&arena->lock);
     if (!fcdp__heap_is_pinned(arena)) { /* a pool that begins again mallocs under this lock */
         fcdp__arena_flush(arena->blocks);
-        n_blocks = fcdp__arena_vacate_begin(arena->blocks, arena->quiescent_clock, n_wanted, blocks, MAX_VACATED);
+        n_blocks = fcdp__arena_vacate_begin(arena->blocks, arena->quiescent_clock, n_wanted, blocks,
+                                            MAX_VACATED);
     }
     fcdp__lock_release(&arena->lock);
     if (n_blocks == 0) return 0;
@@ -40,7 +43,8 @@ static size_t arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *pages
     }
     fcdp__lock_acquire(&arena->lock);
     for (size_t i = 0; i < n_blocks; i++)
-        gone[i] ? fcdp__arena_vacate_commit(arena->blocks, blocks[i]) : fcdp__arena_vacate_abort(arena->blocks, blocks[i]);
+        gone[i] ? fcdp__arena_vacate_commit(arena->blocks, blocks[i])
+                : fcdp__arena_vacate_abort(arena->blocks, blocks[i]);
     fcdp__lock_release(&arena->lock);
     return n_pages;
 }
@@ -50,7 +54,8 @@ static size_t all_give(fcdp_heap *heap, size_t n_wanted, fcdp_phys *room) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n_arenas = fcdp__heap_arenas(heap, arenas), n_given = 0, n, n_in_hand;
     for (size_t i = 0; i < n_arenas; i++) {
-        while (n_given < n_wanted && (n = arena_collect(arenas[i], n_wanted - n_given, room, &n_in_hand)) > 0) {
+        while (n_given < n_wanted &&
+               (n = arena_collect(arenas[i], n_wanted - n_given, room, &n_in_hand)) > 0) {
             fcdp__heap_pages_give(heap, n_in_hand, room, 1);
             n_given += n;
         }
@@ -167,13 +172,14 @@ static void hand_got(fcdp_heap *heap, hand *h, size_t n) {
 /* What the pool has, or may create, without asking anybody. */
 static fcdp_status hand_from_pool(fcdp_heap *heap, hand *h) {
     size_t n;
-    fcdp_status status =
-        fcdp__pool_take_some(heap->pool, FCDP_HOLDER_TENSORS, h->n_wanted - h->n, h->pages + h->n, &n);
+    fcdp_status status = fcdp__pool_take_some(heap->pool, FCDP_HOLDER_TENSORS, h->n_wanted - h->n,
+                                              h->pages + h->n, &n);
     hand_got(heap, h, n);
     return status;
 }
 
-/* What others hold: the rest, or FCDP_PENDING. Not in a capture, since a region that must be stored first is waited for. */
+/* What others hold: the rest, or FCDP_PENDING. Not in a capture, since a region that
+ * must be stored first is waited for. */
 static fcdp_status hand_from_others(fcdp_heap *heap, hand *h) {
     if (fcdp__heap_is_capturing(heap)) return FCDP_PENDING;
     size_t n = h->n_wanted - h->n;
@@ -225,7 +231,8 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
         if (!status && h.n == n) return FCDP_OK;
         attempt_out->n_missing = n - h.n;
         attempt_out->n_returns += h.n > 0;
-        fcdp__heap_pages_give(heap, h.n, pages_out, 1); /* nobody else should lack them while this thread waits */
+        /* nobody else should lack them while this thread waits */
+        fcdp__heap_pages_give(heap, h.n, pages_out, 1);
         if (status != FCDP_PENDING) return status;
         if (!fcdp__heap_await(heap, attempt_out->waited) && !fcdp__heap_end_dead_pools(heap)) return status;
         if (!attempt_out->waited) atomic_fetch_add_explicit(&heap->n_retries, 1, memory_order_relaxed);
@@ -260,12 +267,14 @@ fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcd
 
 /* ---- where memory is not short ---- */
 
-/* Large handles cost few driver calls, but move only as a whole. So while half of the budget is spare a handle is half as
- * large as what the arena has mapped, or as large as the block, and at most a sixth of what is spare. */
+/* Large handles cost few driver calls, but move only as a whole. So while half of the budget
+ * is spare a handle is half as large as what the arena has mapped, or as large as the block,
+ * and at most a sixth of what is spare. */
 size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes) {
     enum { MAX_PAGES = 64, SPARE_FOR_ONE = 6 };
     const fcdp_heap *heap = arena->heap;
-    size_t n_budget, n_spare = fcdp__pool_spare_pages(heap->pool, &n_budget), n_most = n_spare / SPARE_FOR_ONE;
+    size_t n_budget, n_spare = fcdp__pool_spare_pages(heap->pool, &n_budget),
+                     n_most = n_spare / SPARE_FOR_ONE;
     if (heap->quarantine_bytes || n_spare < n_budget - n_spare) return 0;
     fcdp__lock_acquire(&arena->lock);
     size_t n = fcdp__heap_mapped_bytes(arena) / heap->page_bytes / 2;
@@ -276,7 +285,8 @@ size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes) {
     return n < n_most ? n : n_most;
 }
 
-fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, size_t n_each, fcdp_phys *pages_out) {
+fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, size_t n_each,
+                                    fcdp_phys *pages_out) {
     fcdp_status status = FCDP_OK;
     size_t n_done = 0;
     for (const fcdp_block *block = growth->first; !status; block = block->after) {

@@ -1,4 +1,5 @@
-/* heap_private.c - private pools: which malloc is whose, when a capture is over, and who gets a released pool's arenas. */
+/* heap_private.c - private pools: which malloc is whose, when a capture is over,
+ * and who gets a released pool's arenas. */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"
@@ -31,7 +32,8 @@ static bool arena_is_over(heap_arena *arena) {
     fcdp__lock_acquire(&arena->lock);
     const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
     bool quiescent = arena->quiescent_clock == fcdp__arena_clock(arena->blocks);
-    bool over = of->live_bytes == 0 && of->busy_bytes == 0 && (quiescent || of->free_bytes + of->quick_bytes == 0);
+    bool over = of->live_bytes == 0 && of->busy_bytes == 0 &&
+                (quiescent || of->free_bytes + of->quick_bytes == 0);
     fcdp__lock_release(&arena->lock);
     return over;
 }
@@ -46,7 +48,8 @@ typedef struct private_over { /* a released pool, as it was after so many begins
 static private_over *privates_over(fcdp_heap *heap, size_t *n_out) {
     size_t n = 0;
     pthread_rwlock_rdlock(&heap->private_lock);
-    for (heap_private *private = heap->privates; private; private = private->next) n += private_is_over(private);
+    for (heap_private *private = heap->privates; private; private = private->next)
+        n += private_is_over(private);
     private_over *over = n > 0 ? malloc(n * sizeof *over) : NULL;
     *n_out = over ? n : 0;
     n = 0;
@@ -62,9 +65,10 @@ static private_over *over_find(private_over *over, size_t n, const heap_private 
     return NULL;
 }
 
-/* A released pool whose arenas can serve another: a program may make any number of pools, one after the other. It is looked at without the
- * private lock, which comes after the arenas': who takes it sees by n_begins whether another has had it meanwhile.
- * Waits for the device once, for all released pools: during the capture that may follow nobody can. */
+/* A released pool whose arenas can serve another: a program may make any number of pools, one after the
+ * other. It is looked at without the private lock, which comes after the arenas': who takes it sees by
+ * n_begins whether another has had it meanwhile. Waits for the device once, for all released pools: during
+ * the capture that may follow nobody can. */
 static private_over private_find_over(fcdp_heap *heap) {
     size_t n_over, n_used = 0;
     private_over none = {NULL, 0, false}, *over = privates_over(heap, &n_over);
@@ -136,7 +140,8 @@ fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_f
 static bool private_captures(fcdp_heap *heap, const heap_private *private) {
     for (size_t i = 0; i < HEAP_MAX_STREAMS; i++) {
         heap_stream *of = atomic_load_explicit(&heap->streams[i], memory_order_acquire);
-        if (of && of->private == private && fcdp__driver_stream_capture_query(heap->drv, of->stream)) return true;
+        if (of && of->private == private && fcdp__driver_stream_capture_query(heap->drv, of->stream))
+            return true;
     }
     return false;
 }
@@ -147,9 +152,10 @@ static void private_uncount(fcdp_heap *heap, heap_private *private) {
     atomic_fetch_sub_explicit(&heap->n_open, 1, memory_order_relaxed);
 }
 
-/* A capture that fails may leave its pool open (torch::CUDAGraph::capture_end throws before it ends it), and then nothing could be waited for
- * any more. What has served a malloc of a capture, and is captured no more, is over. Its pages stay, since it was not released. (What has
- * served none may be about to be captured: it stays open.) */
+/* A capture that fails may leave its pool open (torch::CUDAGraph::capture_end throws before it ends
+ * it), and then nothing could be waited for any more. What has served a malloc of a capture, and is
+ * captured no more, is over. Its pages stay, since it was not released. (What has served none may be
+ * about to be captured: it stays open.) */
 bool fcdp__heap_end_dead_pools(fcdp_heap *heap) {
     bool any = false;
     if (!fcdp__heap_is_capturing(heap)) return false;
@@ -158,7 +164,8 @@ bool fcdp__heap_end_dead_pools(fcdp_heap *heap) {
         bool served = atomic_load_explicit(&private->has_served, memory_order_acquire);
         if (!private->counted || !served || private_captures(heap, private)) continue;
         if (private->open)
-            fcdp__log(FCDP_LOG_WARN, "a private pool was left open by a graph capture that has ended; it is closed now");
+            fcdp__log(FCDP_LOG_WARN,
+                      "a private pool was left open by a graph capture that has ended; it is closed now");
         private_uncount(heap, private);
         any = true;
     }
@@ -173,7 +180,8 @@ fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out)
     if (ends) {
         private->open = private->begun = false;
         if (private->counted && !private_captures(heap, private)) private_uncount(heap, private);
-        atomic_store_explicit(&private->has_served, true, memory_order_relaxed); /* whatever is still captured has begun */
+        /* whatever is still captured has begun */
+        atomic_store_explicit(&private->has_served, true, memory_order_relaxed);
         *ctx_out = private->ctx;
     }
     pthread_rwlock_unlock(&heap->private_lock);

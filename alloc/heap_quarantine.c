@@ -1,4 +1,5 @@
-/* heap_quarantine.c - freed blocks without pages, whose addresses are not used for a while: a stale access faults. */
+/* heap_quarantine.c - freed blocks without pages, whose addresses are not used
+ * for a while: a stale access faults. */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"

@@ -1,10 +1,11 @@
-/* heap_quiescent.c - which freed memory is quiescent: no work that was under way when it was freed still is, on any
- * stream of the heap. Only its pages may be unmapped. Records events, asks and waits; moves nothing.
+/* heap_quiescent.c - which freed memory is quiescent: no work that was under way when it was freed still is,
+ * on any stream of the heap. Only its pages may be unmapped. Records events, asks and waits; moves nothing.
  *
- * Reuse by the stream that freed a block needs none of this, since that stream orders it. An unmap does: a block may
- * have been used on other streams that nobody recorded, where the program orders the next use behind them (FSDP2's
- * reduced gradients). So one fence serves the whole heap: an event on each stream that is not idle, recorded when pages
- * are sought. Once all have passed, everything freed before the fence is quiescent.
+ * Reuse by the stream that freed a block needs none of this, since that stream orders it. An unmap does: a
+ * block may have been used on other streams that nobody recorded, where the program orders the next use
+ * behind them (FSDP2's reduced gradients). So one fence serves the whole heap: an event on each stream that
+ * is not idle, recorded when pages are sought. Once all have passed, everything freed before the fence is
+ * quiescent.
  */
 #include "alloc/heap_internal.h"
 
@@ -70,7 +71,8 @@ static heap_stream *stream_at(fcdp_heap *heap, size_t slot) {
     return atomic_load_explicit(&heap->streams[slot], memory_order_acquire); /* partner: stream_add */
 }
 
-/* An idle stream needs no event. A stream on which none can be recorded is one that the fence does not pass. */
+/* An idle stream needs no event. A stream on which none can be recorded
+ * is one that the fence does not pass. */
 static bool fence_record(fcdp_heap *heap, heap_stream *of) {
     of->fence_waits = false;
     if (fcdp__driver_stream_query(heap->drv, of->stream) == FCDP_OK) return true;
@@ -80,8 +82,9 @@ static bool fence_record(fcdp_heap *heap, heap_stream *of) {
     return true;
 }
 
-/* With the fence's lock. The clocks are read before any stream is asked: what is freed later is for the next fence.
- * A private pool has no part in it: what a graph wrote to, on whatever stream it ran, no stream of the heap can tell. */
+/* With the fence's lock. The clocks are read before any stream is asked: what is freed later is for
+ * the next fence. A private pool has no part in it: what a graph wrote to, on whatever stream it
+ * ran, no stream of the heap can tell. */
 static void fence_begin(fcdp_heap *heap) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
@@ -100,7 +103,8 @@ static void fence_begin(fcdp_heap *heap) {
     fcdp__heap_wait_end(heap);
 }
 
-/* With the fence's lock. Once it has passed on every stream, what was freed before it is quiescent. True: it has, and nobody knew. */
+/* With the fence's lock. Once it has passed on every stream, what was freed before it is
+ * quiescent. True: it has, and nobody knew. */
 static bool fence_look(fcdp_heap *heap) {
     bool passed = true;
     if (!heap->has_fence || !fcdp__heap_wait_begin(heap)) return false;
@@ -143,7 +147,8 @@ static fcdp_event fence_event(fcdp_heap *heap, bool *passed_out) {
     return event;
 }
 
-/* Until the fence that was begun last has passed; false: none was under way. One that has passed since the caller looked for pages is news to him. */
+/* Until the fence that was begun last has passed; false: none was under way. One that has passed since the
+ * caller looked for pages is news to him. */
 static bool fence_await(fcdp_heap *heap) {
     bool any = false;
     for (fcdp_event event = fence_event(heap, &any); event; event = fence_event(heap, &any)) {

@@ -25,79 +25,96 @@ typedef struct option_parser {
     double min, max;
 } option_parser;
 
-#define FIELD(kind, field, min, max)                                                                         \
-    { VALUE_##kind, offsetof(fcdp_options, field), min, max }
-#define NO_FIELD                                                                                             \
-    { VALUE_TEXT, 0, 0, 0 }
+#define FIELD(kind, field, min, max) {VALUE_##kind, offsetof(fcdp_options, field), min, max}
+#define NO_FIELD {VALUE_TEXT, 0, 0, 0}
 #define BYTES_VALUES "bytes, e.g. 512M or 8G"
 
 /* name, values, default, help, parser */
-/* clang-format off */
-#define OPTIONS(X)                                                                                                     \
-    X("FCDP", "0|1", "0", "turn FCDP on in an unmodified FSDP2 script", FIELD(FLAG, enabled, 0, 1))                    \
-    X("FCDP_DRIVER", "auto|cuda|sim", "auto", "the device: CUDA, the simulated one, or CUDA where a device answers",   \
-      FIELD(CHOICE, driver, 0, 0))                                                                                     \
-    X("FCDP_TAU", "0..1", "0",                                                                                         \
-      "while device use is below this share of the budget, a group stays on the device after its forward",            \
-      FIELD(REAL, tau, 0, 1))                                                                                          \
-    X("FCDP_RESTORE", "slice|whole|auto", "auto",                                                                      \
-      "how a node's ranks share what it has: slice: each restores its slice, and they all-gather; whole: each copies the "  \
-      "whole from the node's host memory; auto: slice over NCCL, whole over gloo and on the simulated device",             \
-      FIELD(CHOICE, restore, 0, 0))                                                                                    \
-    X("FCDP_MAPPING", "auto|slots|exact", "auto",                                                                      \
-      "device pages of gathered parameters: slots: groups take turns on pages that stay mapped; exact: a released group is unmapped, so that " \
-      "a stale access faults; auto: slots where torch makes stale accesses raise, and FCDP_CHECK is below 2",          \
-      FIELD(CHOICE, mapping, 0, 0))                                                                                    \
-    X("FCDP_ALLOC", "fcdp|native", "fcdp",                                                                             \
-      "whose allocator serves tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's own",   \
-      FIELD(CHOICE, alloc, 0, 0))                                                                                      \
-    X("FCDP_TRANSPORT", "auto|nccl|torch", "auto",                                                                     \
-      "what carries FCDP's collectives: nccl: NCCL, on communicators of FCDP's own, without Python; torch: torch.distributed's gloo, through host " \
-      "memory; auto: NCCL on a GPU, where it can serve",                                                               \
-      FIELD(CHOICE, transport, 0, 0))                                                                                  \
-    X("FCDP_NCCL_LIBRARY", "path", "", "libnccl.so.2 to use instead of torch's own", NO_FIELD)                         \
-    X("FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)",                   \
-      FIELD(INT, local_size, 0, 65536))                                                                                \
-    X("FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                                \
-      "device memory for gathered parameters, and for tensors where they are FCDP's; 0: what is free at start",        \
-      FIELD(BYTES, device_budget_bytes, 0, 0))                                                                         \
-    X("FCDP_HOST_BUDGET", BYTES_VALUES, "0", "host memory per node; 0: what the machine and its cgroup allow",         \
-      FIELD(BYTES, host_budget_bytes, 0, 0))                                                                           \
-    X("FCDP_PIN", "auto|require|never", "auto", "page-lock the host tier: where possible, or stop if not, or never",   \
-      FIELD(CHOICE, pin, 0, 0))                                                                                        \
-    X("FCDP_FINGERPRINT", "auto|device|never", "auto",                                                                 \
-      "compare parameters by content, to find changes that nothing announced: auto: by a kernel on a GPU, by the host on CPUs; device: by the kernel " \
-      "on the simulated device too; never: other signs decide", FIELD(CHOICE, fingerprint, 0, 0))                     \
-    X("FCDP_AGREE", "forward|unshard", "forward",                                                                      \
-      "how often the ranks agree on what is stale; unshard: for models that write parameters inside forward",          \
-      FIELD(CHOICE, agree, 0, 0))                                                                                      \
-    X("FCDP_PREFETCH", "0..8", "1",                                                                                    \
-      "groups gathered ahead of their use in forward, each into device pages of its own; 0: nor is any restored ahead in backward, which " \
-      "holds the fewest device pages",                                                                                 \
-      FIELD(INT, prefetch, 0, 8))                                                                                      \
-    X("FCDP_COALESCE", BYTES_VALUES, "1M",                                                                             \
-      "groups of which at most so much is stale cross the nodes together, in few collectives; 0: each by itself",      \
-      FIELD(BYTES, coalesce_bytes, 0, 0))                                                                              \
-    X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank", FIELD(REAL, timeout_s, 0.1, 86400))     \
-    X("FCDP_CHECK", "0..3", "0", "internal checks: 0 corruption, 1 API, 2 locks and asserts, and freed tensors of more than 768 KiB are unmapped, so that a stale access faults, 3 every invariant",       \
-      FIELD(INT, check, 0, 3))                                                                                         \
-    X("FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr", FIELD(CHOICE, log, 0, 0))              \
-    X("FCDP_SUMMARY", "0|1", "1", "the two lines at exit: what was saved, what it cost", FIELD(FLAG, summary, 0, 1))   \
-    X("FCDP_SIM_LIBRARY", "path", "", "the simulated driver, libfcdp_simgpu.so", NO_FIELD)                             \
-    X("FCDP_SIM_CAPACITY", BYTES_VALUES, "", "simulated device memory", NO_FIELD)                                      \
-    X("FCDP_SIM_PCIE", "GB/s", "", "simulated rate between host and device, each way", NO_FIELD)                       \
-    X("FCDP_SIM_FAIL", "NAME:N[:CODE]", "", "the simulated driver's N-th call of NAME fails with CODE", NO_FIELD)      \
-    X("FCDP_SIM_POISON", "0|1", "", "the simulated driver fills fresh pages with a pattern", NO_FIELD)                 \
-    X("FCDP_SIM_RACES", "0|1", "",                                                                                     \
-      "the simulated driver fails on accesses of two streams to the same bytes that nothing orders", NO_FIELD)         \
-    X("FCDP_SIM_TIMELINE", "path", "",                                                                                 \
-      "the simulated driver writes what its streams do as a Chrome trace; %p in the path is the process's id", NO_FIELD) \
-    X("FCDP_CACHE", "path", "", "where the set-up keeps what it builds once", NO_FIELD)                                \
-    X("FCDP_PYTHON", "path", "", "the Python that the set-up builds on", NO_FIELD)                                     \
-    X("FCDP_JEMALLOC", "path", "", "a private jemalloc to build with", NO_FIELD)                                       \
-    X("FCDP_JEMALLOC_TARBALL", "path", "", "the release from which the set-up builds jemalloc", NO_FIELD)              \
+#define OPTIONS(X)                                                                                           \
+    X("FCDP", "0|1", "0", "turn FCDP on in an unmodified FSDP2 script", FIELD(FLAG, enabled, 0, 1))          \
+    X("FCDP_DRIVER", "auto|cuda|sim", "auto",                                                                \
+      "the device: CUDA, the simulated one, or CUDA where a device answers", FIELD(CHOICE, driver, 0, 0))    \
+    X("FCDP_TAU", "0..1", "0",                                                                               \
+      "while device use is below this share of the budget, a group stays on the device after its forward",   \
+      FIELD(REAL, tau, 0, 1))                                                                                \
+    X("FCDP_RESTORE", "slice|whole|auto", "auto",                                                            \
+      "how a node's ranks share what it has: slice: each restores its slice, and they all-gather; whole: "   \
+      "each copies the "                                                                                     \
+      "whole from the node's host memory; auto: slice over NCCL, whole over gloo and on the simulated "      \
+      "device",                                                                                              \
+      FIELD(CHOICE, restore, 0, 0))                                                                          \
+    X("FCDP_MAPPING", "auto|slots|exact", "auto",                                                            \
+      "device pages of gathered parameters: slots: groups take turns on pages that stay mapped; exact: a "   \
+      "released group is unmapped, so that "                                                                 \
+      "a stale access faults; auto: slots where torch makes stale accesses raise, and FCDP_CHECK is below "  \
+      "2",                                                                                                   \
+      FIELD(CHOICE, mapping, 0, 0))                                                                          \
+    X("FCDP_ALLOC", "fcdp|native", "fcdp",                                                                   \
+      "whose allocator serves tensors on a GPU: FCDP's, on the same pages as gathered parameters, or "       \
+      "PyTorch's own",                                                                                       \
+      FIELD(CHOICE, alloc, 0, 0))                                                                            \
+    X("FCDP_TRANSPORT", "auto|nccl|torch", "auto",                                                           \
+      "what carries FCDP's collectives: nccl: NCCL, on communicators of FCDP's own, without Python; torch: " \
+      "torch.distributed's gloo, through host "                                                              \
+      "memory; auto: NCCL on a GPU, where it can serve",                                                     \
+      FIELD(CHOICE, transport, 0, 0))                                                                        \
+    X("FCDP_NCCL_LIBRARY", "path", "", "libnccl.so.2 to use instead of torch's own", NO_FIELD)               \
+    X("FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)",         \
+      FIELD(INT, local_size, 0, 65536))                                                                      \
+    X("FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                               \
+      "device memory for gathered parameters, and for tensors where they are FCDP's; 0: what is free at "    \
+      "start",                                                                                               \
+      FIELD(BYTES, device_budget_bytes, 0, 0))                                                               \
+    X("FCDP_HOST_BUDGET", BYTES_VALUES, "0",                                                                 \
+      "host memory per node; 0: what the machine and its cgroup allow",                                      \
+      FIELD(BYTES, host_budget_bytes, 0, 0))                                                                 \
+    X("FCDP_PIN", "auto|require|never", "auto",                                                              \
+      "page-lock the host tier: where possible, or stop if not, or never", FIELD(CHOICE, pin, 0, 0))         \
+    X("FCDP_FINGERPRINT", "auto|device|never", "auto",                                                       \
+      "compare parameters by content, to find changes that nothing announced: auto: by a kernel on a GPU, "  \
+      "by the host on CPUs; device: by the kernel "                                                          \
+      "on the simulated device too; never: other signs decide",                                              \
+      FIELD(CHOICE, fingerprint, 0, 0))                                                                      \
+    X("FCDP_AGREE", "forward|unshard", "forward",                                                            \
+      "how often the ranks agree on what is stale; unshard: for models that write parameters inside "        \
+      "forward",                                                                                             \
+      FIELD(CHOICE, agree, 0, 0))                                                                            \
+    X("FCDP_PREFETCH", "0..8", "1",                                                                          \
+      "groups gathered ahead of their use in forward, each into device pages of its own; 0: nor is any "     \
+      "restored ahead in backward, which "                                                                   \
+      "holds the fewest device pages",                                                                       \
+      FIELD(INT, prefetch, 0, 8))                                                                            \
+    X("FCDP_COALESCE", BYTES_VALUES, "1M",                                                                   \
+      "groups of which at most so much is stale cross the nodes together, in few collectives; 0: each by "   \
+      "itself",                                                                                              \
+      FIELD(BYTES, coalesce_bytes, 0, 0))                                                                    \
+    X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank",                               \
+      FIELD(REAL, timeout_s, 0.1, 86400))                                                                    \
+    X("FCDP_CHECK", "0..3", "0",                                                                             \
+      "internal checks: 0 corruption, 1 API, 2 locks and asserts, and freed tensors of more than 768 KiB "   \
+      "are unmapped, so that a stale access faults, 3 every invariant",                                      \
+      FIELD(INT, check, 0, 3))                                                                               \
+    X("FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr", FIELD(CHOICE, log, 0, 0))    \
+    X("FCDP_SUMMARY", "0|1", "1", "the two lines at exit: what was saved, what it cost",                     \
+      FIELD(FLAG, summary, 0, 1))                                                                            \
+    X("FCDP_SIM_LIBRARY", "path", "", "the simulated driver, libfcdp_simgpu.so", NO_FIELD)                   \
+    X("FCDP_SIM_CAPACITY", BYTES_VALUES, "", "simulated device memory", NO_FIELD)                            \
+    X("FCDP_SIM_PCIE", "GB/s", "", "simulated rate between host and device, each way", NO_FIELD)             \
+    X("FCDP_SIM_FAIL", "NAME:N[:CODE]", "", "the simulated driver's N-th call of NAME fails with CODE",      \
+      NO_FIELD)                                                                                              \
+    X("FCDP_SIM_POISON", "0|1", "", "the simulated driver fills fresh pages with a pattern", NO_FIELD)       \
+    X("FCDP_SIM_RACES", "0|1", "",                                                                           \
+      "the simulated driver fails on accesses of two streams to the same bytes that nothing orders",         \
+      NO_FIELD)                                                                                              \
+    X("FCDP_SIM_TIMELINE", "path", "",                                                                       \
+      "the simulated driver writes what its streams do as a Chrome trace; %p in the path is the process's "  \
+      "id",                                                                                                  \
+      NO_FIELD)                                                                                              \
+    X("FCDP_CACHE", "path", "", "where the set-up keeps what it builds once", NO_FIELD)                      \
+    X("FCDP_PYTHON", "path", "", "the Python that the set-up builds on", NO_FIELD)                           \
+    X("FCDP_JEMALLOC", "path", "", "a private jemalloc to build with", NO_FIELD)                             \
+    X("FCDP_JEMALLOC_TARBALL", "path", "", "the release from which the set-up builds jemalloc", NO_FIELD)    \
     X("FCDP_TEST_SEED", "number", "", "the seed of the tests' random schedules", NO_FIELD)
-/* clang-format on */
 #define AS_ROW(name, values, fallback, help, ...) {name, values, fallback, help},
 #define AS_PARSER(name, values, fallback, help, ...) __VA_ARGS__,
 
@@ -198,8 +215,7 @@ static fcdp_status value_store(size_t row, const char *value, fcdp_options *opti
     int index = 0;
     bool ok = true;
     switch (parser->kind) {
-    case VALUE_TEXT:
-        break;
+    case VALUE_TEXT: break;
     case VALUE_FLAG:
         ok = choice_parse(rows[row].values, value, &index);
         if (ok) *(bool *)field = index;
@@ -210,15 +226,9 @@ static fcdp_status value_store(size_t row, const char *value, fcdp_options *opti
             memcpy(field, &index,
                    sizeof index); /* an enum of non-negative constants has int's representation */
         break;
-    case VALUE_INT:
-        ok = int_parse(value, parser->min, parser->max, field);
-        break;
-    case VALUE_REAL:
-        ok = real_parse(value, parser->min, parser->max, field);
-        break;
-    case VALUE_BYTES:
-        ok = bytes_parse(value, field);
-        break;
+    case VALUE_INT: ok = int_parse(value, parser->min, parser->max, field); break;
+    case VALUE_REAL: ok = real_parse(value, parser->min, parser->max, field); break;
+    case VALUE_BYTES: ok = bytes_parse(value, field); break;
     }
     return ok ? FCDP_OK : value_refused(&rows[row], parser, value);
 }

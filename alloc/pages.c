@@ -20,11 +20,13 @@ typedef struct reclaimer {
  * as reserved, and at the end pops all of its pages at once. So a handle is always live or on the stack, and
  * two takes never count the same page or the same budget twice:
  *
- *     n_created = n_live + n_cached = sum of n_held + n_cached        n_reserved <= n_cached, n_reserved <= n_promised
- *     n_created + (n_promised - n_reserved) <= n_room                 n_live + n_promised <= n_room
+ *     n_created = n_live + n_cached = sum of n_held + n_cached
+ *     n_reserved <= n_cached, n_reserved <= n_promised
+ *     n_created + (n_promised - n_reserved) <= n_room
+ *     n_live + n_promised <= n_room
  *
- * and n_room is n_budget, but after a smaller budget was set: then promises are made below the budget alone, and idle handles above it
- * are released. */
+ * and n_room is n_budget, but after a smaller budget was set: then promises are made below the budget alone,
+ * and idle handles above it are released. */
 struct fcdp_pool {
     fcdp_driver *drv;
     size_t page_bytes;
@@ -266,14 +268,16 @@ static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full) {
     if (fcdp__driver_mem_info(pool->drv, &free_bytes, &total_bytes)) total_bytes = 0;
     const char *advice = "shard smaller modules, or lower FCDP_PREFETCH (FCDP_TAU too, where it is above 0)";
     if (driver_full)
-        advice = "other allocations fill the device: use a smaller batch, lower FCDP_TAU where it is above 0, or "
-                 "set FCDP_DEVICE_BUDGET to what is left for FCDP";
+        advice =
+            "other allocations fill the device: use a smaller batch, lower FCDP_TAU where it is above 0, or "
+            "set FCDP_DEVICE_BUDGET to what is left for FCDP";
     else if (total_bytes && free_bytes + stats.cached_pages * stats.page_bytes >= n * stats.page_bytes)
         advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
     return fcdp__fail(
         FCDP_ERR_NO_DEVICE_MEM,
         "no device memory for %zu MiB of gathered parameters: the budget is %zu MiB, in use by gathered "
-        "parameters %zu MiB and by tensors %zu MiB, idle in the pool %zu MiB, nothing of it can be taken back "
+        "parameters %zu MiB and by tensors %zu MiB, idle in the pool %zu MiB, nothing of it can be taken "
+        "back "
         "now; the device has %zu of %zu MiB free; %s",
         n * stats.page_bytes / mib, stats.budget_bytes / mib,
         stats.held_pages[FCDP_HOLDER_REGIONS] * stats.page_bytes / mib,
@@ -290,8 +294,9 @@ static bool budget_allows(fcdp_pool *pool, size_t n) {
 
 /* ---- blocks: many pages under one handle ---- */
 
-/* Under lock: as promise_make, but none of the idle pages is reserved; those that the budget has no room for beside the
- * block leave the stack, to be released by the caller. n_live + n_promised <= n_budget => they are enough. */
+/* Under lock: as promise_make, but none of the idle pages is reserved; those that the budget has
+ * no room for beside the block leave the stack, to be released by the caller. n_live +
+ * n_promised <= n_budget => they are enough. */
 static bool block_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
                           shortage *shortage_out) {
     size_t n_spoken_for = pool->n_live + pool->n_promised;
@@ -302,8 +307,10 @@ static bool block_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t 
     }
     size_t n_idle = pool->n_cached - pool->n_reserved, n_needed = n_spoken_for + n_idle + n;
     size_t n_leaving = n_needed > pool->n_budget ? n_needed - pool->n_budget : 0;
-    if (n_leaving > n) n_leaving = n; /* those above a budget that has shrunk leave when others are given back */
-    for (; *n_leaving_out < n_leaving; ++*n_leaving_out) leaving[*n_leaving_out] = pool->stack[--pool->n_cached];
+    /* those above a budget that has shrunk leave when others are given back */
+    if (n_leaving > n) n_leaving = n;
+    for (; *n_leaving_out < n_leaving; ++*n_leaving_out)
+        leaving[*n_leaving_out] = pool->stack[--pool->n_cached];
     pool->n_created -= n_leaving;
     pool->n_promised += n;
     return true;
@@ -343,8 +350,10 @@ static fcdp_status block_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp
 typedef fcdp_status (*attempt_fn)(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out,
                                   shortage *shortage_out);
 
-/* Attempt, and ask the reclaimers for what is missing, until nothing moves any more; then the neighbour, whose memory the pool does not see move. */
-static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out) {
+/* Attempt, and ask the reclaimers for what is missing, until nothing moves any more; then the neighbour,
+ * whose memory the pool does not see move. */
+static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n,
+                           fcdp_phys *out) {
     shortage missing = {0};
     bool has_asked = false;
     for (unsigned n_lost = 0; n_lost < MAX_LOST_RACES && budget_allows(pool, n);) {
@@ -356,7 +365,9 @@ static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder hold
             /* Others move, and may be no better off than this thread. */
             if (++n_lost < MAX_LOST_RACES || has_asked) continue;
         }
-        if (!missing.driver_full || has_asked || !reclaimer_ask(pool, FCDP_RECLAIM_NEIGHBOUR, missing.n_missing)) break;
+        if (!missing.driver_full || has_asked ||
+            !reclaimer_ask(pool, FCDP_RECLAIM_NEIGHBOUR, missing.n_missing))
+            break;
         has_asked = true;
         n_lost = 0;
     }
@@ -385,12 +396,14 @@ fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, 
         fcdp_status status = take_try(pool, holder, n, pages_out, &missing);
         if (status == FCDP_OK) *n_taken_out = n;
         if (status != FCDP_PENDING) return status;
-        n -= missing.n_missing < n ? missing.n_missing : n; /* the driver had no more, or another was faster */
+        /* the driver had no more, or another was faster */
+        n -= missing.n_missing < n ? missing.n_missing : n;
     }
     return FCDP_OK;
 }
 
-/* Idle single pages are no part of it: they stay, within the budget, so that it can be less than what is spare. */
+/* Idle single pages are no part of it: they stay, within the budget, so
+ * that it can be less than what is spare. */
 fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
     fcdp__lock_acquire(&pool->lock);
     size_t n_used = pool->n_created + pool->n_promised - pool->n_reserved;
@@ -480,7 +493,8 @@ size_t fcdp__pool_trim(fcdp_pool *pool) {
     return pool_release(pool, true) * pool->page_bytes;
 }
 
-/* Blocks and large handles are the driver's as soon as they are given back; single pages are idle here first. */
+/* Blocks and large handles are the driver's as soon as they are given
+ * back; single pages are idle here first. */
 size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes) {
     size_t n = bytes / pool->page_bytes + (bytes % pool->page_bytes > 0), n_back = pool_release(pool, true);
     for (int which = 0; which < FCDP_RECLAIM_NEIGHBOUR && n_back < n; which++)

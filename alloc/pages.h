@@ -1,11 +1,11 @@
 /* pages.h - one pool of physical device pages with one budget, for all who map memory.
  *
- * Handles are pooled: a page given back is cached, not released (release costs 23 us, create 8-193 us). The pool knows no
- * region and no tensor: under pressure it asks its reclaimers, functions that others register.
+ * Handles are pooled: a page given back is cached, not released (release costs 23 us, create 8-193 us). The
+ * pool knows no region and no tensor: under pressure it asks its reclaimers, functions that others register.
  *
- *     created = live + cached      live + cached <= budget / page_bytes      peak_live = max over time of live
- *     (after a smaller budget was set: once as many have been given back)
- *     live = sum over holders of held                                        peak_held, of each, likewise
+ *     created = live + cached <= budget / page_bytes (under a smaller budget: once as many are given back)
+ *     live = sum over holders of held
+ *     peak_live, peak_held: the maximum over time of live, of held
  *
  * All functions may be called from any thread.
  */
@@ -17,8 +17,8 @@
 typedef struct fcdp_pool fcdp_pool;
 
 /* Give back at least `n_pages` to the pool if you can (by fcdp__pool_give). Called on the thread that is in
- * fcdp__pool_take, without the pool's lock, perhaps on several threads at once. Returns the pages given back; 0: nothing
- * left to reclaim. It must not take pages. */
+ * fcdp__pool_take, without the pool's lock, perhaps on several threads at once. Returns the pages given back;
+ * 0: nothing left to reclaim. It must not take pages. */
 typedef size_t (*fcdp_reclaim_fn)(void *ctx, size_t n_pages);
 
 /* Whose pages they are: for the counts alone, any page serves anybody. */
@@ -28,7 +28,7 @@ typedef struct fcdp_pool_stats {
     size_t page_bytes, budget_bytes;
     size_t live_pages, cached_pages, peak_live_pages;
     size_t held_pages[FCDP_N_HOLDERS], peak_held_pages[FCDP_N_HOLDERS];
-    size_t n_creates, n_reclaims;       /* driver creates; times a reclaimer was asked */
+    size_t n_creates, n_reclaims; /* driver creates; times a reclaimer was asked */
 } fcdp_pool_stats;
 
 /* budget_bytes 0: the device memory free right now. */
@@ -41,27 +41,33 @@ typedef enum fcdp_reclaimer {
     FCDP_RECLAIM_STAGING, /* what a transfer has left behind and the next one takes anew */
     FCDP_RECLAIM_REGIONS,
     FCDP_RECLAIM_WAITING, /* caches again, waiting for the device where that helps */
-    /* Another allocator of this process: it gives what it does not use to the driver, not to the pool. Asked at most once in a take, and only where
-     * the budget has room, the driver none, and the others had nothing. */
+    /* Another allocator of this process: it gives what it does not use to the driver, not
+     * to the pool. Asked at most once in a take, and only where the budget has room, the
+     * driver none, and the others had nothing. */
     FCDP_RECLAIM_NEIGHBOUR,
     FCDP_N_RECLAIMERS
 } fcdp_reclaimer;
-/* Pages, of those taken, that hold nothing and that the reclaimer would give back: not in use, whoever has them. Called without the
- * pool's lock. */
+/* Pages, of those taken, that hold nothing and that the reclaimer would give back: not in use, whoever has
+ * them. Called without the pool's lock. */
 typedef size_t (*fcdp_idle_fn)(void *ctx);
-/* `reclaim` NULL: nobody. `idle` NULL: none of its pages are idle. Returns when no call of the one before is under way: not from within one. */
-void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim, fcdp_idle_fn idle, void *ctx);
+/* `reclaim` NULL: nobody. `idle` NULL: none of its pages are idle. Returns when no call of the one before is
+ * under way: not from within one. */
+void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim,
+                              fcdp_idle_fn idle, void *ctx);
 /* Live pages but those idle ones; what policy calls device use. */
 size_t fcdp__pool_pages_in_use(fcdp_pool *pool);
 
 /* What the pool could hold now: its budget, or less where others have filled the device since. */
 size_t fcdp__pool_room_bytes(fcdp_pool *pool);
 
-/* `n` pages of page_bytes each, all or none. Order: cached pages, new handles while the budget and the driver allow, then
- * the reclaimers until they give nothing more, the neighbour. FCDP_ERR_NO_DEVICE_MEM with a text that says who holds what. */
-fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
+/* `n` pages of page_bytes each, all or none. Order: cached pages, new handles while the budget and the
+ * driver allow, then the reclaimers until they give nothing more, the neighbour. FCDP_ERR_NO_DEVICE_MEM
+ * with a text that says who holds what. */
+fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                            fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* The same without the reclaimers; FCDP_PENDING: there are not as many. */
-fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                                 fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* As many as there are without the reclaimers, at most `n`. */
 fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
                                  size_t *n_taken_out) FCDP_MUST_CHECK;
@@ -74,18 +80,22 @@ void fcdp__pool_give_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_
 /* Pages that could be taken without asking anybody, as far as the budget tells; and the budget. */
 size_t fcdp__pool_spare_pages(fcdp_pool *pool, size_t *n_budget_out);
 void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
-/* `n` pages under one handle, which one map call takes whole. It is made anew, idle pages above the budget being released for
- * it, and is given back to the driver: for what stays mapped long. Order and failures as for fcdp__pool_take. */
-fcdp_status fcdp__pool_take_block(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *block_out) FCDP_MUST_CHECK;
-/* Pages taken whose mapping could not be undone: they must never be mapped elsewhere, so their handles are released and
- * the pool forgets them. */
+/* `n` pages under one handle, which one map call takes whole. It is made anew, idle pages above the
+ * budget being released for it, and is given back to the driver: for what stays mapped long. Order
+ * and failures as for fcdp__pool_take. */
+fcdp_status fcdp__pool_take_block(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                                  fcdp_phys *block_out) FCDP_MUST_CHECK;
+/* Pages taken whose mapping could not be undone: they must never be mapped elsewhere, so their handles are
+ * released and the pool forgets them. */
 void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
 /* Release the cached handles to the driver; the bytes released. */
 size_t fcdp__pool_trim(fcdp_pool *pool);
-/* What the neighbour's own take asks for before it fails: about `bytes` of what the pool, or a reclaimer, holds and does not use goes to the driver.
- * Returns the bytes, 0: there is nothing. Not from within a reclaimer. */
+/* What the neighbour's own take asks for before it fails: about `bytes` of what the pool, or a
+ * reclaimer, holds and does not use goes to the driver. Returns the bytes, 0: there is
+ * nothing. Not from within a reclaimer. */
 size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes);
-/* Another budget from here on. Pages in use above it stay; none are taken before their number has fallen below it. */
+/* Another budget from here on. Pages in use above it stay; none are taken
+ * before their number has fallen below it. */
 fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) FCDP_MUST_CHECK;
 void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out);
 /* Of the holder, and of all pages. */

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/*     accessible => mapped_bytes > 0
- *     mapped_bytes > 0 && !accessible: only after an undoing that the driver refused; the next map, unmap or destroy undoes it first */
+/* accessible => mapped_bytes > 0. mapped_bytes > 0 && !accessible: only after an undoing that the driver
+ * refused; the next map, unmap or destroy undoes it first. */
 struct fcdp_vrange {
     fcdp_driver *drv;
     fcdp_dptr base;
@@ -43,7 +43,8 @@ void fcdp__vrange_destroy(fcdp_vrange *range) {
     fcdp_status status = range_unmap(range);
     if (status) status = range_unmap(range); /* a failure that passes must not cost the range */
     if (!status) status = fcdp__driver_range_free(range->drv, range->base, range->bytes);
-    if (status && !range->mapped_bytes) status = fcdp__driver_range_free(range->drv, range->base, range->bytes);
+    if (status && !range->mapped_bytes)
+        status = fcdp__driver_range_free(range->drv, range->base, range->bytes);
     if (status)
         fcdp__log(FCDP_LOG_WARN, "a device range of %zu bytes is lost: %s", range->bytes, fcdp_error_text());
     free(range);
@@ -64,8 +65,8 @@ static fcdp_status map_undo(fcdp_vrange *range, fcdp_status status) {
     char first[512];
     snprintf(first, sizeof first, "%s", fcdp_error_text());
     if (!range_unmap(range)) return fcdp__fail(status, "%s", first);
-    return fcdp__fail(status, "%s; and %zu bytes stay under the range, since undoing it failed too: %s", first,
-                      range->mapped_bytes, fcdp_error_text());
+    return fcdp__fail(status, "%s; and %zu bytes stay under the range, since undoing it failed too: %s",
+                      first, range->mapped_bytes, fcdp_error_text());
 }
 
 fcdp_status fcdp__vrange_map(fcdp_vrange *range, fcdp_phys block, size_t bytes) {

@@ -66,8 +66,8 @@ void fcdp__member_resharded(fcdp_member *member) {
     member->resharded = true;
 }
 
-/* Not beyond a group that the program holds unsharded already, nor one that the ranks have not agreed on in this pass: what is
- * begun there could be begun on this rank alone. */
+/* Not beyond a group that the program holds unsharded already, nor one that the ranks have not agreed on in
+ * this pass: what is begun there could be begun on this rank alone. */
 size_t fcdp__member_ahead(const fcdp_member *member, size_t depth, fcdp_member **ahead_out) {
     const fcdp_agreement *agreement = member->agreement;
     const fcdp_member *at = member;

@@ -1,13 +1,16 @@
 /* coalesce.c - small groups that are stale together cross the nodes in few collectives.
  *
- * An adapter per group makes hundreds of collectives of a few kilobytes, each with the link's latency. Here their shards are packed side by side
- * into a staging buffer, cross in one all-gather, and go on to the groups' places in host memory: from there each is restored in
- * its turn, as if it had been gathered and released before.
+ * An adapter per group makes hundreds of collectives of a few kilobytes, each with the link's latency. Here
+ * their shards are packed side by side into a staging buffer, cross in one all-gather, and go on to the
+ * groups' places in host memory: from there each is restored in its turn, as if it had been gathered and
+ * released before.
  *
- *     staging half: n_nodes blocks of B bytes, block b = the shards of rank (b, local) of every group of the chunk, one after another
+ *     staging half: n_nodes blocks of B bytes
+ *     block b: the shards of rank (b, local) of every group of the chunk, one after another
  *     chunk k uses half k % 2, once the copies of chunk k - 2 out of it are done
  *
- * As in gather.c, everything is enqueued by the thread that runs the model, in the program's order, which all ranks have in common.
+ * As in gather.c, everything is enqueued by the thread that runs the model, in the program's order, which all
+ * ranks have in common.
  */
 #include <stdlib.h>
 
@@ -20,9 +23,11 @@ enum { MAX_CHUNKS = 8, MIN_CHUNK_BYTES = 1 << 20, MAX_IDLE_PASSES = 4 };
 static fcdp_status staging_events(fcdp_engine *engine, fcdp_staging *staging) {
     fcdp_status status = FCDP_OK;
     for (int h = 0; h < 2 && !status; h++) {
-        if (!staging->crossed[h]) status = fcdp__driver_event_create_blocking(engine->drv, &staging->crossed[h]);
+        if (!staging->crossed[h])
+            status = fcdp__driver_event_create_blocking(engine->drv, &staging->crossed[h]);
         if (status) staging->crossed[h] = NULL;
-        if (!status && !staging->emptied[h]) status = fcdp__driver_event_create_blocking(engine->drv, &staging->emptied[h]);
+        if (!status && !staging->emptied[h])
+            status = fcdp__driver_event_create_blocking(engine->drv, &staging->emptied[h]);
         if (status && !staging->emptied[h]) staging->emptied[h] = NULL;
     }
     return status;
@@ -44,8 +49,11 @@ static void staging_leave(fcdp_staging *staging) {
 
 static fcdp_status streams_await(fcdp_engine *engine) {
     fcdp_status status = FCDP_OK;
-    for (int i = 0; i < FCDP_N_INTER && !status; i++) status = fcdp__driver_stream_sync(engine->drv, engine->streams[i]);
-    return status ? status : fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST));
+    for (int i = 0; i < FCDP_N_INTER && !status; i++)
+        status = fcdp__driver_stream_sync(engine->drv, engine->streams[i]);
+    return status
+               ? status
+               : fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST));
 }
 
 /* Entered: until the device is done with it. */
@@ -178,15 +186,17 @@ static size_t stale_bytes(const fcdp_group *group) {
 static uint32_t stale_mask(const fcdp_group *group, bool stale) {
     uint32_t mask = 0;
     for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        if (!group->stale[i] != stale && group->layout->extents[i].shard_bytes) mask |= 1u << group->layout->extents[i].span;
+        if (!group->stale[i] != stale && group->layout->extents[i].shard_bytes)
+            mask |= 1u << group->layout->extents[i].span;
     return mask;
 }
 
-/* Decided from what all ranks have in common: what was agreed, and who was unsharded of late. A span that is stale in part stays where it is:
- * its other bytes may be on the device alone. */
+/* Decided from what all ranks have in common: what was agreed, and who was unsharded of late. A span that is
+ * stale in part stays where it is: its other bytes may be on the device alone. */
 bool fcdp_group_is_small(const fcdp_group *group) {
     size_t bytes = stale_bytes(group) * group->comm->topology.n_ranks;
-    return group->region && !group->begun && bytes > 0 && bytes <= group->comm->engine->options.coalesce_bytes &&
+    return group->region && !group->begun && bytes > 0 &&
+           bytes <= group->comm->engine->options.coalesce_bytes &&
            !(stale_mask(group, true) & stale_mask(group, false)) && fcdp__member_was_used(&group->member);
 }
 
@@ -194,16 +204,18 @@ bool fcdp_group_is_small(const fcdp_group *group) {
 
 typedef struct chunk {
     fcdp_comm *comm;
-    fcdp_event written;     /* of the first chunk's first group, recorded once for all chunks: their shards are as the ranks agreed */
+    /* of the first chunk's first group, recorded once for all chunks: their shards are as the ranks agreed */
+    fcdp_event written;
     fcdp_group *const *groups;
     const uint64_t *inputs; /* of the groups' extents, one group after another */
     uint32_t n;
-    size_t block_bytes;     /* B */
-    fcdp_dptr at;           /* its half */
+    size_t block_bytes; /* B */
+    fcdp_dptr at;       /* its half */
 } chunk;
 
 /* As many groups as have room; at least one. */
-static uint32_t chunk_length(fcdp_group *const *groups, uint32_t n, size_t half_bytes, size_t *block_bytes_out) {
+static uint32_t chunk_length(fcdp_group *const *groups, uint32_t n, size_t half_bytes,
+                             size_t *block_bytes_out) {
     uint32_t n_nodes = groups[0]->comm->topology.n_nodes, length = 0;
     *block_bytes_out = 0;
     while (length < n) {
@@ -239,7 +251,9 @@ static fcdp_status cross(const chunk *c, int half) {
     fcdp_status status = fcdp__driver_stream_wait(engine->drv, inter, c->written);
     if (!status) status = fcdp__driver_stream_wait(engine->drv, inter, engine->staging.emptied[half]);
     if (!status) status = pack(c, inter);
-    if (!status) status = comm->transport.all_gather(comm->transport.ctx, FCDP_LANE_INTER, &part, 1, inter, engine->turn[FCDP_LANE_INTER]);
+    if (!status)
+        status = comm->transport.all_gather(comm->transport.ctx, FCDP_LANE_INTER, &part, 1, inter,
+                                            engine->turn[FCDP_LANE_INTER]);
     if (!status) status = fcdp__driver_event_record(engine->drv, engine->staging.crossed[half], inter);
     if (status) return status;
     fcdp__lock_acquire(&engine->lock);
@@ -252,7 +266,8 @@ static fcdp_status cross(const chunk *c, int half) {
 /* What crossed of one group, from the staging buffer at `at` in each block to its places in host memory. */
 static fcdp_status store(const chunk *c, fcdp_group *group, size_t at, fcdp_event crossed) {
     const fcdp_topology *topology = &c->comm->topology;
-    fcdp_source *sources = malloc(((size_t)group->layout->n_extents * topology->n_nodes + 1) * sizeof *sources);
+    fcdp_source *sources = malloc(((size_t)group->layout->n_extents * topology->n_nodes + 1) *
+                                  sizeof *sources);
     if (!sources) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
     size_t n = 0;
     for (uint32_t i = 0; i < group->layout->n_extents; i++) {
@@ -268,8 +283,9 @@ static fcdp_status store(const chunk *c, fcdp_group *group, size_t at, fcdp_even
     return status;
 }
 
-/* The next begin restores it, and counts what has crossed for it here. `crossed`: of its half, which is used again only behind the stores of this
- * use, so that whoever waits for a later record of it waits long enough. */
+/* The next begin restores it, and counts what has crossed for it here. `crossed`: of its
+ * half, which is used again only behind the stores of this use, so that whoever waits for a
+ * later record of it waits long enough. */
 static void settle(fcdp_group *group, fcdp_event crossed) {
     fcdp__lock_acquire(&group->comm->engine->lock);
     group->reading = crossed;
@@ -326,15 +342,15 @@ static fcdp_status run(fcdp_group *const *groups, const uint64_t *inputs, uint32
     return status;
 }
 
-fcdp_status fcdp_groups_cross(fcdp_group *const *groups, const uint64_t *inputs, uint32_t n, fcdp_stream stream) {
+fcdp_status fcdp_groups_cross(fcdp_group *const *groups, const uint64_t *inputs, uint32_t n,
+                              fcdp_stream stream) {
     if (n == 0) return FCDP_OK;
     fcdp_comm *comm = groups[0]->comm;
     fcdp_status status = fcdp__engine_check_process(comm->engine, groups[0]->name);
     if (!status) status = fcdp_comm_check(comm);
     if (!status) status = fcdp__engine_check_capture(comm->engine, stream, "gathered", groups[0]->name);
     if (status) return status;
-    for (uint32_t g = 0; g < n; g++)
-        FCDP_CHECK(1, groups[g]->comm == comm && fcdp_group_is_small(groups[g]));
+    for (uint32_t g = 0; g < n; g++) FCDP_CHECK(1, groups[g]->comm == comm && fcdp_group_is_small(groups[g]));
     staging_enter(&comm->engine->staging);
     fcdp__driver_annotate(comm->engine->drv, "small groups together");
     status = run(groups, inputs, n, stream);
@@ -342,6 +358,7 @@ fcdp_status fcdp_groups_cross(fcdp_group *const *groups, const uint64_t *inputs,
     if (status) comm->engine->staging.torn = true;
     staging_leave(&comm->engine->staging);
     if (!status) return FCDP_OK;
-    status = fcdp__fail(status, "gathering %u small groups together ('%s', ...): %s", n, groups[0]->name, fcdp_error_text());
+    status = fcdp__fail(status, "gathering %u small groups together ('%s', ...): %s", n, groups[0]->name,
+                        fcdp_error_text());
     return fcdp__comm_fail(comm, status);
 }

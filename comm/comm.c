@@ -54,18 +54,22 @@ void fcdp_comm_destroy(fcdp_comm *comm) {
 
 /* ---- fingerprints ---- */
 
-/* What the driver cannot do, or the caller did wrong, leaves the comm as it is; after anything else this rank takes part in no agreement, and
- * its peers are told, who may be waiting on their hosts for a collective that it will not begin. */
+/* What the driver cannot do, or the caller did wrong, leaves the comm as it is; after anything else
+ * this rank takes part in no agreement, and its peers are told, who may be waiting on their hosts for
+ * a collective that it will not begin. */
 static fcdp_status fingerprint_failed(fcdp_comm *comm, fcdp_status status) {
     if (status == FCDP_ERR_UNSUPPORTED || status == FCDP_ERR_INVALID) return status;
     return fcdp__comm_fail(comm, fcdp__fail(status, "fingerprints of the shards: %s", fcdp_error_text()));
 }
 
-fcdp_status fcdp_comm_fingerprint_begin(fcdp_comm *comm, const uint64_t *shards, const size_t *shard_bytes, size_t n,
-                                        fcdp_stream stream) {
+fcdp_status fcdp_comm_fingerprint_begin(fcdp_comm *comm, const uint64_t *shards, const size_t *shard_bytes,
+                                        size_t n, fcdp_stream stream) {
     fcdp_status status = fcdp__engine_check_process(comm->engine, "the engine");
-    if (!status) status = fcdp__engine_check_capture(comm->engine, stream, "compared with what was gathered", "a parameter");
-    if (!status && !comm->fingerprints) status = fcdp__fingerprints_create(comm->engine->drv, &comm->fingerprints);
+    if (!status)
+        status = fcdp__engine_check_capture(comm->engine, stream, "compared with what was gathered",
+                                            "a parameter");
+    if (!status && !comm->fingerprints)
+        status = fcdp__fingerprints_create(comm->engine->drv, &comm->fingerprints);
     if (!status) status = fcdp__fingerprints_begin(comm->fingerprints, shards, shard_bytes, n, stream);
     return status ? fingerprint_failed(comm, status) : FCDP_OK;
 }
@@ -133,8 +137,8 @@ static fcdp_status latched(const fcdp_comm *comm) {
     return fcdp__fail(comm->failure, "%s", comm->failure_text);
 }
 
-/* The peers on this node learn of it before anything that they wait for opens: whoever finds it open looks there next. Waits are
- * opened each time: a call that was under way may have enqueued another one. */
+/* The peers on this node learn of it before anything that they wait for opens: whoever finds it open looks
+ * there next. Waits are opened each time: a call that was under way may have enqueued another one. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
     if (!atomic_load_explicit(&comm->failed, memory_order_relaxed)) {
         comm->failure = status;

@@ -1,5 +1,5 @@
-/* comm.h - one shard process group, seen as nodes x ranks: its transport, and the host memory of its ranks on this node. Shard groups of
- * different shapes (experts beside dense layers) are served side by side.
+/* comm.h - one shard process group, seen as nodes x ranks: its transport, and the host memory of its ranks
+ * on this node. Shard groups of different shapes (experts beside dense layers) are served side by side.
  */
 #ifndef FCDP_COMM_H
 #define FCDP_COMM_H
@@ -11,19 +11,20 @@
 typedef struct fcdp_comm fcdp_comm;
 
 /* After the engine's account. The transport's ctx stays the caller's. */
-fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology, const fcdp_transport *transport,
-                             fcdp_comm **comm_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
+                             const fcdp_transport *transport, fcdp_comm **comm_out) FCDP_MUST_CHECK;
 /* Its groups first. */
 void fcdp_comm_destroy(fcdp_comm *comm);
-/* The host memory of the comm's ranks on this node: local rank 0 creates, the others join with its ticket. Once, before the first group. */
+/* The host memory of the comm's ranks on this node: local rank 0 creates, the others join with its ticket.
+ * Once, before the first group. */
 fcdp_status fcdp_comm_host_create(fcdp_comm *comm, fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
 fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticket) FCDP_MUST_CHECK;
-/* Fingerprints (fingerprint.h) of shards in device memory, for the evidence of all groups that one agreement asks
- * for: n of shard_bytes[i] bytes at shards[i], read once, by one launch behind what is on `stream` now. Between
- * the two the host may see to other evidence; at the end it waits, as long as what is on `stream` before takes.
- * Shards are not written or freed before that. Calls on one comm are the caller's to order. FCDP_ERR_UNSUPPORTED:
- * the driver cannot, now and later; signals decide then. FCDP_ERR_INVALID: `stream` captures a CUDA graph, or the call
- * before has not ended. Other failures are the comm's. */
+/* Fingerprints (fingerprint.h) of shards in device memory, for the evidence of all groups that one agreement
+ * asks for: n of shard_bytes[i] bytes at shards[i], read once, by one launch behind what is on `stream` now.
+ * Between the two the host may see to other evidence; at the end it waits, as long as what is on `stream`
+ * before takes. Shards are not written or freed before that. Calls on one comm are the caller's to order.
+ * FCDP_ERR_UNSUPPORTED: the driver cannot, now and later; signals decide then. FCDP_ERR_INVALID: `stream`
+ * captures a CUDA graph, or the call before has not ended. Other failures are the comm's. */
 fcdp_status fcdp_comm_fingerprint_begin(fcdp_comm *comm, const uint64_t *shards, const size_t *shard_bytes,
                                         size_t n, fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp_comm_fingerprint_end(fcdp_comm *comm, uint64_t *fingerprints_out) FCDP_MUST_CHECK;

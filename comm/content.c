@@ -15,7 +15,8 @@ static uint64_t content_of(const fcdp_group *group) {
     uint64_t mixed = 0;
     for (uint32_t i = 0; i < group->layout->n_extents; i++) {
         const fcdp_extent *extent = &group->layout->extents[i];
-        mixed = XXH3_64bits_withSeed(bytes + extent->offset_bytes, group->layout->n_shards * extent->shard_bytes, mixed);
+        mixed = XXH3_64bits_withSeed(bytes + extent->offset_bytes,
+                                     group->layout->n_shards * extent->shard_bytes, mixed);
     }
     return mixed;
 }

@@ -14,13 +14,16 @@ fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *wh
         (int)engine->pid, (int)getpid());
 }
 
-/* What is stale is asked by the host, which a replay does not do; and by then other groups may have the pages that it writes to. A query that fails
- * says nothing, and must not keep a use from its end. */
-fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream stream, const char *what, const char *name) {
+/* What is stale is asked by the host, which a replay does not do; and by then other groups may have the pages
+ * that it writes to. A query that fails says nothing, and must not keep a use from its end. */
+fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream stream, const char *what,
+                                       const char *name) {
     if (fcdp__driver_stream_capture_query(engine->drv, stream) != FCDP_PENDING) return FCDP_OK;
     return fcdp__fail(FCDP_ERR_INVALID,
-                      "a CUDA graph is being captured, and '%s' cannot be %s in it: a replay would not ask what has changed, and "
-                      "would use device pages that other groups have by then; capture only what lies between a group's unshard and "
+                      "a CUDA graph is being captured, and '%s' cannot be %s in it: a replay would not ask "
+                      "what has changed, and "
+                      "would use device pages that other groups have by then; capture only what lies between "
+                      "a group's unshard and "
                       "its reshard, or set FCDP=0",
                       name[0] ? name : "the root", what);
 }
@@ -42,11 +45,13 @@ static fcdp_status streams_create(fcdp_engine *engine) {
     return status;
 }
 
-/* Simulated devices are joined by the host's memory alone; else it depends on the transport (fcdp__group_by_slice). A stale access to a slot
- * passes unseen, unless the framework's storages refuse it, which the caller says. */
+/* Simulated devices are joined by the host's memory alone; else it depends on the transport
+ * (fcdp__group_by_slice). A stale access to a slot passes unseen, unless the framework's
+ * storages refuse it, which the caller says. */
 static void options_decide(fcdp_engine *engine) {
     fcdp_options *options = &engine->options;
-    if (options->restore == FCDP_RESTORE_AUTO && fcdp__driver_is_sim(engine->drv)) options->restore = FCDP_RESTORE_WHOLE;
+    if (options->restore == FCDP_RESTORE_AUTO && fcdp__driver_is_sim(engine->drv))
+        options->restore = FCDP_RESTORE_WHOLE;
     if (options->mapping == FCDP_MAPPING_AUTO)
         options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
 }
@@ -65,7 +70,8 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     status = fcdp__tiering_create(engine->drv, engine->pool, exact, &engine->tiering);
     if (!status) status = streams_create(engine);
     if (!status)
-        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, fcdp__staging_reclaim, fcdp__staging_idle, engine);
+        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, fcdp__staging_reclaim,
+                                 fcdp__staging_idle, engine);
     return status ? status : fcdp__monitor_start(engine, &engine->monitor);
 }
 
@@ -148,15 +154,18 @@ fcdp_status fcdp_engine_check(fcdp_engine *engine) {
 /* The copy streams last: what they wait for is done then. */
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
-    for (int i = 0; i < FCDP_N_STREAMS && !status; i++) status = fcdp__driver_stream_sync(engine->drv, engine->streams[i]);
+    for (int i = 0; i < FCDP_N_STREAMS && !status; i++)
+        status = fcdp__driver_stream_sync(engine->drv, engine->streams[i]);
     for (int d = 0; d < FCDP_N_DIRECTIONS && !status; d++)
-        status = fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, (fcdp_direction)d));
+        status = fcdp__driver_stream_sync(engine->drv,
+                                          fcdp__tiering_stream(engine->tiering, (fcdp_direction)d));
     fcdp_status known = fcdp_engine_check(engine); /* it says more */
     return known ? known : status;
 }
 
-/* Each group's shards are read until group->reading, which stays where `stream` alone is behind it: another may write, too. What a CUDA graph
- * captures writes nothing now, and cannot wait for what is not in the graph. */
+/* Each group's shards are read until group->reading, which stays where `stream` alone is
+ * behind it: another may write, too. What a CUDA graph captures writes nothing now, and
+ * cannot wait for what is not in the graph. */
 static fcdp_status stream_order_writes(fcdp_engine *engine, fcdp_stream stream) {
     fcdp_status status = FCDP_OK;
     if (fcdp__driver_stream_capture_query(engine->drv, stream) == FCDP_PENDING) return FCDP_OK;
@@ -190,7 +199,8 @@ static fcdp_status host_order_writes(fcdp_engine *engine) {
 
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
     fcdp_status status = fcdp_engine_check(engine); /* what has failed already is not waited for */
-    if (!status) status = engine->host_computes ? host_order_writes(engine) : stream_order_writes(engine, stream);
+    if (!status)
+        status = engine->host_computes ? host_order_writes(engine) : stream_order_writes(engine, stream);
     fcdp_status known = fcdp_engine_check(engine); /* after the waits: what was opened means nothing */
     return known ? known : status;
 }
@@ -202,14 +212,16 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
 }
 
 void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx) {
-    if (engine->pid == getpid()) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_NEIGHBOUR, ask, NULL, ctx);
+    if (engine->pid == getpid())
+        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_NEIGHBOUR, ask, NULL, ctx);
 }
 
 size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes) {
     int mode = FCDP_CAPTURE_MODE_RELAXED;
     if (engine->pid != getpid() || fcdp__driver_capture_mode_exchange(engine->drv, &mode)) return 0;
     size_t n_given = fcdp__pool_yield(engine->pool, bytes);
-    if (fcdp__driver_capture_mode_exchange(engine->drv, &mode)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    if (fcdp__driver_capture_mode_exchange(engine->drv, &mode))
+        fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     return n_given;
 }
 

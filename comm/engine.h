@@ -1,18 +1,22 @@
-/* engine.h - one process's engine on one device: streams, a monitor, and what all shard groups of the process share.
+/* engine.h - one process's engine on one device: streams, a monitor, and what all shard groups of the process
+ * share.
  *
- * There are no workers. What an unshard does is put on streams by the thread that runs the model, in the program's order (group.h), and
- * its end is an event that the compute stream waits for: the host does not. It blocks in three places: in an agreement, which the caller
- * carries out; where device memory lacks; and at the end. Where the model computes on the host itself (CPU tensors on the simulated device)
- * the host is the compute stream, and waits in its stead.
+ * There are no workers. What an unshard does is put on streams by the thread that runs the model, in the
+ * program's order (group.h), and its end is an event that the compute stream waits for: the host does not. It
+ * blocks in three places: in an agreement, which the caller carries out; where device memory lacks; and at
+ * the end. Where the model computes on the host itself (CPU tensors on the simulated device) the host is the
+ * compute stream, and waits in its stead.
  *
- *     inter 0, inter 1   bytes between nodes, in turn, one transfer at a time    d2h, h2d   the node's host memory (tiering)
+ *     inter 0, inter 1   bytes between nodes, in turn, one transfer at a time
  *     node               bytes between the ranks of this node
+ *     d2h, h2d           the node's host memory (tiering)
  *
- * Failures are asynchronous: the first one of a shard group is latched, its waits are opened so that no stream and no host thread waits for
- * a peer any more, and every later call on the group says it. The monitor is a thread that looks for what only time tells: a
- * collective that is late, a peer that has died.
+ * Failures are asynchronous: the first one of a shard group is latched, its waits are opened so that no
+ * stream and no host thread waits for a peer any more, and every later call on the group says it. The monitor
+ * is a thread that looks for what only time tells: a collective that is late, a peer that has died.
  *
- * Lock: FCDP_RANK_ENGINE guards the lists and the counters. It is not held while the host waits for the device or for memory.
+ * Lock: FCDP_RANK_ENGINE guards the lists and the counters. It is not held while the host waits for the
+ * device or for memory.
  */
 #ifndef FCDP_ENGINE_H
 #define FCDP_ENGINE_H
@@ -25,11 +29,12 @@ typedef struct fcdp_engine fcdp_engine;
 
 typedef struct fcdp_engine_config {
     fcdp_options options;
-    fcdp_driver_kind driver;   /* CUDA for groups on a GPU, SIM for groups on CPUs */
-    int ordinal;               /* device index */
-    const char *sim_library;   /* where the simulated driver lies, may be NULL */
-    const fcdp_device *device; /* not NULL: this one, open as long as the engine, instead of one of the engine's own */
-    bool host_computes;        /* the model's tensors are the host's: fcdp_group_wait waits on the host */
+    fcdp_driver_kind driver; /* CUDA for groups on a GPU, SIM for groups on CPUs */
+    int ordinal;             /* device index */
+    const char *sim_library; /* where the simulated driver lies, may be NULL */
+    /* not NULL: this one, open as long as the engine, instead of one of the engine's own */
+    const fcdp_device *device;
+    bool host_computes; /* the model's tensors are the host's: fcdp_group_wait waits on the host */
 } fcdp_engine_config;
 
 fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **engine_out) FCDP_MUST_CHECK;
@@ -37,25 +42,28 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
 void fcdp_engine_destroy(fcdp_engine *engine);
 bool fcdp_engine_is_sim(const fcdp_engine *engine);
 fcdp_driver *fcdp_engine_driver(const fcdp_engine *engine);
-/* The budget of the node's host memory, common to all its processes and shard groups: one process creates it, the others join with its
- * ticket. Once, before the first comm. */
+/* The budget of the node's host memory, common to all its processes and shard groups: one process creates it,
+ * the others join with its ticket. Once, before the first comm. */
 fcdp_status fcdp_engine_account_create(fcdp_engine *engine, fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
 fcdp_status fcdp_engine_account_join(fcdp_engine *engine, const fcdp_shared_ticket *ticket) FCDP_MUST_CHECK;
 /* Until the device has done all that was enqueued; the first failure of any shard group. */
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* The first failure that is known of by now, without waiting. */
 fcdp_status fcdp_engine_check(fcdp_engine *engine) FCDP_MUST_CHECK;
-/* What `stream` does from now on comes behind every read of a shard: it may write into them. Where a forward was broken off, a gather
- * that was begun ahead of its use reads yet, and nobody has waited for it. With host_computes the host waits. Does nothing where `stream` captures a
- * CUDA graph: a replay that writes under such a read spoils a copy, which the next fingerprints then call stale. */
+/* What `stream` does from now on comes behind every read of a shard: it may write into them. Where a forward
+ * was broken off, a gather that was begun ahead of its use reads yet, and nobody has waited for it. With
+ * host_computes the host waits. Does nothing where `stream` captures a CUDA graph: a replay that writes under
+ * such a read spoils a copy, which the next fingerprints then call stale. */
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FCDP_MUST_CHECK;
 /* A root forward begins: the pages that passes before did not need go back (slot.h). */
 void fcdp_engine_begin_pass(fcdp_engine *engine);
 
-/* Another allocator of the process on the same device (FCDP_RECLAIM_NEIGHBOUR in pages.h); NULL: none. Not from within the call. */
+/* Another allocator of the process on the same device (FCDP_RECLAIM_NEIGHBOUR in pages.h);
+ * NULL: none. Not from within the call. */
 void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx);
-/* Its own take lacks `bytes`: device memory that the engine does not use goes to the driver, about as much. The bytes; 0: there is none. It may wait for the
- * device, and, where groups were kept, for the node's other ranks. Breaks no capture of a CUDA graph. */
+/* Its own take lacks `bytes`: device memory that the engine does not use goes to the driver, about as much.
+ * The bytes; 0: there is none. It may wait for the device, and, where groups were kept, for the node's other
+ * ranks. Breaks no capture of a CUDA graph. */
 size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes);
 
 typedef struct fcdp_counts {
@@ -63,15 +71,16 @@ typedef struct fcdp_counts {
 } fcdp_counts;
 
 typedef struct fcdp_engine_stats {
-    fcdp_counts gather, restore;            /* collectives of gathers, and of restores */
-    uint64_t gathers_made, gathers_avoided; /* unshards that crossed the link / that did not */
+    fcdp_counts gather, restore;                /* collectives of gathers, and of restores */
+    uint64_t gathers_made, gathers_avoided;     /* unshards that crossed the link / that did not */
     uint64_t gathers_forward, gathers_backward; /* of those made */
-    uint64_t plain_bytes, gather_bytes;     /* between nodes, per node: of flat gathers in their place, and of these */
-    uint64_t n_host_waits, host_wait_ns;    /* of the model's threads in fcdp_group_wait (host_computes) */
+    /* between nodes, per node: of flat gathers in their place, and of these */
+    uint64_t plain_bytes, gather_bytes;
+    uint64_t n_host_waits, host_wait_ns; /* of the model's threads in fcdp_group_wait (host_computes) */
     fcdp_tiering_stats moves;
     size_t device_bytes, device_peak_bytes; /* pages of gathered parameters */
     size_t device_budget_bytes;
-    size_t host_bytes, host_peak_bytes;     /* the node's */
+    size_t host_bytes, host_peak_bytes; /* the node's */
 } fcdp_engine_stats;
 
 void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out);

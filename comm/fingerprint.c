@@ -1,5 +1,5 @@
-/* fingerprint.c - the fingerprint on a CPU: of whole arrays, and what a block of the kernel does, its twin. The definition and its reasons:
- * fingerprint.h. */
+/* fingerprint.c - the fingerprint on a CPU: of whole arrays, and what a block of the kernel does, its twin.
+ * The definition and its reasons: fingerprint.h. */
 #include "comm/fingerprint.h"
 
 #include <string.h>
@@ -21,7 +21,8 @@ static inline uint64_t mix(uint64_t x) {
     return x ^ x >> 32;
 }
 
-/* The terms of n bytes whose first word has the index `first`. Words come through memcpy, as they may lie anywhere. */
+/* The terms of n bytes whose first word has the index `first`. Words come
+ * through memcpy, as they may lie anywhere. */
 static uint64_t sum_of(const unsigned char *bytes, size_t n_bytes, uint64_t first) {
     uint64_t sum = 0, key = (first + 1) * STEP, word;
     size_t n_words = n_bytes / WORD_BYTES;

@@ -50,7 +50,8 @@ extern "C" __global__ void __launch_bounds__(N_THREADS) fcdp_fingerprint(struct 
 #pragma unroll
         for (int k = 0; k < UNROLLED; k++) loaded[k] = __ldg(&pairs[i + k * N_THREADS]);
 #pragma unroll
-        for (int k = 0; k < UNROLLED; k++) sum += mix_pair(loaded[k], (first + 2 * (i + k * N_THREADS) + 1) * STEP);
+        for (int k = 0; k < UNROLLED; k++)
+            sum += mix_pair(loaded[k], (first + 2 * (i + k * N_THREADS) + 1) * STEP);
     }
     for (; i < n_pairs; i += N_THREADS) sum += mix_pair(__ldg(&pairs[i]), (first + 2 * i + 1) * STEP);
 

@@ -1,5 +1,5 @@
-/* fingerprint.h - 64 bits that say whether bytes are what they were: the same from a CPU and from a GPU, which
- * reads them once.
+/* fingerprint.h - 64 bits that say whether bytes are what they were: the same from a CPU and from a GPU,
+ * which reads them once.
  *
  * The definition. n bytes are words w[0], w[1], ... of 8 bytes, little endian, the last one filled up with
  * zeroes. With arithmetic modulo 2^64:
@@ -9,17 +9,17 @@
  *     fingerprint = mix(sum + n)
  *
  * A sum has no order: blocks of a GPU add up what they come to. What it sees:
- *   - One flipped bit, and whatever else changes within one word, always: mix is a bijection (each of its steps
- *     is one: a shift to the right by half undoes itself, f is odd), so one term differs, and so do the sum and
- *     the fingerprint.
+ *   - One flipped bit, and whatever else changes within one word, always: mix is a bijection (each of its
+ *     steps is one: a shift to the right by half undoes itself, f is odd), so one term differs, and so do the
+ *     sum and the fingerprint.
  *   - Two words that change places, almost surely. A sum of mix(w[i]) would not see it: the index, multiplied
  *     and added, makes the two terms those of other arguments, {a + i s, b + j s} against {b + i s, a + j s},
- *     which are the same set only for a = b. What is left is chance: that four values of mix cancel. mix is not
- *     linear, so the high bits of two words cannot cancel as they would in a sum of products.
+ *     which are the same set only for a = b. What is left is chance: that four values of mix cancel. mix is
+ *     not linear, so the high bits of two words cannot cancel as they would in a sum of products.
  *   - Any other change in two words or more: as two values out of 2^64 are equal, by chance 5e-20.
- *   - Zeroes at the end, more or fewer: within the last word always, by n; else almost surely.
- * No defence against somebody who looks for two shards of one fingerprint. Where both ends are a CPU's, XXH3 does
- * the same and is faster.
+ *   - Zeroes at the end, more or fewer: within the last word always, by n; else almost surely. No defence
+ *     against somebody who looks for two shards of one fingerprint. Where both ends are a CPU's, XXH3 does
+ *     the same and is faster.
  */
 #ifndef FCDP_FINGERPRINT_H
 #define FCDP_FINGERPRINT_H
@@ -33,7 +33,8 @@ uint64_t fcdp__fingerprint_of_sum(uint64_t sum, size_t n_bytes);
 
 /* ---- on a device ---- */
 
-typedef struct fcdp_fingerprint_task { /* a block's: up to FCDP_FINGERPRINT_TASK_BYTES of one array of bytes */
+/* a block's: up to FCDP_FINGERPRINT_TASK_BYTES of one array of bytes */
+typedef struct fcdp_fingerprint_task {
     uint64_t address, bytes;
     uint64_t first; /* index of its first word in the array */
     uint64_t sum;   /* the block's answer */
@@ -50,13 +51,13 @@ typedef struct fcdp_fingerprints fcdp_fingerprints;
 fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fingerprints_out) FCDP_MUST_CHECK;
 /* Waits for what was begun. NULL: nothing. */
 void fcdp__fingerprints_destroy(fcdp_fingerprints *fingerprints);
-/* One launch behind what is on `stream` now, for n arrays: bytes[i] bytes at the device's address arrays[i], of
- * any alignment (one that is not of 16 is read byte by byte, several times slower). Nobody may write them or give
- * them back before the end. */
+/* One launch behind what is on `stream` now, for n arrays: bytes[i] bytes at the device's address arrays[i],
+ * of any alignment (one that is not of 16 is read byte by byte, several times slower). Nobody may write them
+ * or give them back before the end. */
 fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *fingerprints, const uint64_t *arrays,
                                      const size_t *bytes, size_t n, fcdp_stream stream) FCDP_MUST_CHECK;
-/* The host waits, asleep; fingerprints_out[i] of array i. After a failure nothing is begun, unless the device is
- * no more. */
+/* The host waits, asleep; fingerprints_out[i] of array i. After a failure nothing is
+ * begun, unless the device is no more. */
 fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *fingerprints,
                                    uint64_t *fingerprints_out) FCDP_MUST_CHECK;
 

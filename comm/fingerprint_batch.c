@@ -1,5 +1,6 @@
-/* fingerprint_batch.c - many arrays' fingerprints by one launch (fingerprint.h). The tasks are in pinned memory that the device reads and writes
- * itself: no copy, no memory of the device's, nothing to zero, and no atomics. The host adds the blocks' sums up, a few thousand at most.
+/* fingerprint_batch.c - many arrays' fingerprints by one launch (fingerprint.h). The tasks are in pinned
+ * memory that the device reads and writes itself: no copy, no memory of the device's, nothing to zero, and no
+ * atomics. The host adds the blocks' sums up, a few thousand at most.
  *
  * The memory is shared and not private: after a fork the device would write to pages that only the child has.
  */
@@ -43,7 +44,8 @@ fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fing
     return FCDP_OK;
 }
 
-/* The device must be through with them. What stays registered, though it was tried twice, stays mapped: see fcdp__host_detach(). */
+/* The device must be through with them. What stays registered, though it was tried twice,
+ * stays mapped: see fcdp__host_detach(). */
 static void tasks_drop(fcdp_fingerprints *f) {
     if (!f->tasks) return;
     bool stays = fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes) &&
@@ -56,7 +58,8 @@ static void tasks_drop(fcdp_fingerprints *f) {
 
 void fcdp__fingerprints_destroy(fcdp_fingerprints *f) {
     if (!f) return;
-    if (f->begun && fcdp__driver_stream_sync(f->drv, f->stream)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    if (f->begun && fcdp__driver_stream_sync(f->drv, f->stream))
+        fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     tasks_drop(f);
     if (f->done) fcdp__driver_event_destroy(f->drv, f->done);
     fcdp__driver_kernel_unload(f->drv, &f->kernel);
@@ -64,14 +67,16 @@ void fcdp__fingerprints_destroy(fcdp_fingerprints *f) {
     free(f);
 }
 
-/* Twice what is needed, so that a job comes to its size in few steps; whole pages, since that is what can be pinned. */
+/* Twice what is needed, so that a job comes to its size in few steps; whole
+ * pages, since that is what can be pinned. */
 static fcdp_status tasks_need(fcdp_fingerprints *f, size_t n_tasks) {
     size_t bytes = n_tasks * sizeof *f->tasks, page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     if (bytes <= f->capacity_bytes) return FCDP_OK;
     bytes = fcdp__round_up(2 * bytes, page_bytes);
     void *tasks = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (tasks == MAP_FAILED)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for %zu tasks of fingerprints (%zu bytes)", n_tasks, bytes);
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for %zu tasks of fingerprints (%zu bytes)",
+                          n_tasks, bytes);
     fcdp_status status = fcdp__driver_host_pin(f->drv, tasks, bytes);
     if (status) {
         munmap(tasks, bytes);
@@ -108,7 +113,8 @@ static void tasks_fill(fcdp_fingerprints *f, const uint64_t *arrays) {
         }
 }
 
-/* The tasks are the device's until its stream has passed them. The failure that led here is what the caller is told. */
+/* The tasks are the device's until its stream has passed them. The failure that
+ * led here is what the caller is told. */
 static void give_up(fcdp_fingerprints *f) {
     char text[512];
     snprintf(text, sizeof text, "%s", fcdp_error_text());
@@ -127,10 +133,12 @@ static fcdp_status launch(fcdp_fingerprints *f, fcdp_stream stream) {
 }
 
 /* All that can fail for lack of memory comes before the launch, which nothing could take back. */
-fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *f, const uint64_t *arrays, const size_t *bytes, size_t n,
-                                     fcdp_stream stream) {
+fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *f, const uint64_t *arrays, const size_t *bytes,
+                                     size_t n, fcdp_stream stream) {
     if (f->begun)
-        return fcdp__fail(FCDP_ERR_INVALID, "fingerprints of %zu shards have begun: end them before those of %zu more", f->n, n);
+        return fcdp__fail(FCDP_ERR_INVALID,
+                          "fingerprints of %zu shards have begun: end them before those of %zu more", f->n,
+                          n);
     f->n_tasks = 0;
     for (size_t i = 0; i < n; i++) f->n_tasks += n_tasks_of(bytes[i]);
     fcdp_status status = sizes_keep(f, bytes, n);

@@ -1,10 +1,11 @@
-/* fit.c - do groups fit the device, before the first of them is gathered? Arithmetic over layouts; nothing is taken. */
+/* fit.c - do groups fit the device, before the first of them is gathered?
+ * Arithmetic over layouts; nothing is taken. */
 #include "comm/internal.h"
 
 static const size_t MIB = 1 << 20;
 
-/* What FSDP2's own order takes at once, in pages: the groups that stay gathered, and beside them one of the others, or two while one is
- * gathered or restored ahead of its use. */
+/* What FSDP2's own order takes at once, in pages: the groups that stay gathered, and beside them one of the
+ * others, or two while one is gathered or restored ahead of its use. */
 typedef struct total {
     const fcdp_group *largest;
     size_t most;          /* pages of `largest` */
@@ -35,9 +36,11 @@ static void total_add(total *t, const fcdp_group *group, bool stays) {
 
 static fcdp_status refuse(const total *t, const fcdp_engine *engine, const fcdp_pool_stats *pool) {
     size_t would_do = t->stays + t->first + (engine->options.prefetch > 0 ? t->second : 0);
-    const char *which = engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET" : "what the device has free";
+    const char *which = engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET"
+                                                            : "what the device has free";
     return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
-                      "%s, %zu MiB, is too small for the gathered parameters: the largest group, '%s', takes %zu MiB, groups that stay "
+                      "%s, %zu MiB, is too small for the gathered parameters: the largest group, '%s', takes "
+                      "%zu MiB, groups that stay "
                       "gathered between forward and backward %zu MiB; FCDP_DEVICE_BUDGET=%zuM would do",
                       which, pool->budget_bytes / MIB, t->largest->name, t->most * pool->page_bytes / MIB,
                       t->stays * pool->page_bytes / MIB, would_do * pool->page_bytes / MIB);

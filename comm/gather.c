@@ -3,14 +3,16 @@
  * Order within one use, each arrow an event (or, between the processes of a node, a word):
  *
  *     caller's stream: written -> inter: own shards, all-gather between nodes -> crossed
- *     through host memory: crossed -> d2h: put own shards, words      h2d: take the others' once their words have come -> loaded
- *     by slices:           crossed, loaded -> node: all-gather within the node -> gathered -> d2h: put own slices, words
+ *     through host memory: crossed -> d2h: put own shards, words
+ *                          h2d: take the others' once their words have come -> loaded
+ *     by slices:           crossed, loaded -> node: all-gather within the node -> gathered
+ *                          gathered -> d2h: put own slices, words
  *     (a restore: h2d: load -> loaded)
  *     the last of these streams, behind all of the others: ready -> caller's stream: compute -> used
  *
- * The compute waits for the put too: it may write into what it is given, and the host's copy must be what was gathered.
- * Without device pages nothing has happened, here or on all ranks. Once it has them, a rank that fails has missed what its peers take part
- * in: the comm has failed.
+ * The compute waits for the put too: it may write into what it is given, and the host's copy must be what was
+ * gathered. Without device pages nothing has happened, here or on all ranks. Once it has them, a rank that
+ * fails has missed what its peers take part in: the comm has failed.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -24,15 +26,16 @@ typedef struct use { /* of one begin */
     const uint64_t *inputs;
     fcdp_stream last; /* behind everything */
     bool collects;    /* the restore is one of all ranks of the node: by slices */
-    bool joined;      /* and its slices are all-gathered with the gather's blocks: one collective on the node's lane */
+    /* and its slices are all-gathered with the gather's blocks: one collective on the node's lane */
+    bool joined;
 } use;
 
 static fcdp_engine *engine_of(const fcdp_group *group) {
     return group->comm->engine;
 }
 
-/* Slices spare the PCIe link and use what joins the GPUs, if the transport does; through host functions they could wait in a circle, on a real
- * device (transport.h). */
+/* Slices spare the PCIe link and use what joins the GPUs, if the transport does; through host functions they
+ * could wait in a circle, on a real device (transport.h). */
 bool fcdp__group_by_slice(const fcdp_group *group) {
     const fcdp_engine *engine = engine_of(group);
     bool may_wait = group->comm->transport.through_host && !fcdp__driver_is_sim(engine->drv);
@@ -54,7 +57,8 @@ static fcdp_status stream_wait(const fcdp_group *group, fcdp_stream stream, fcdp
 /* ---- collectives ---- */
 
 /* Of the n parts the first n_restored are a restore's. A call that serves both counts as a gather's. */
-static void count_call(fcdp_group *group, fcdp_lane lane, const fcdp_part *parts, size_t n, size_t n_restored) {
+static void count_call(fcdp_group *group, fcdp_lane lane, const fcdp_part *parts, size_t n,
+                       size_t n_restored) {
     fcdp_engine *engine = engine_of(group);
     const fcdp_topology *topology = &group->comm->topology;
     uint64_t bytes[2] = {0};
@@ -71,10 +75,12 @@ static void count_call(fcdp_group *group, fcdp_lane lane, const fcdp_part *parts
     fcdp__lock_release(&engine->lock);
 }
 
-static fcdp_status all_gather(use *u, fcdp_lane lane, const fcdp_part *parts, size_t n, size_t n_restored, fcdp_stream stream) {
+static fcdp_status all_gather(use *u, fcdp_lane lane, const fcdp_part *parts, size_t n, size_t n_restored,
+                              fcdp_stream stream) {
     fcdp_group *group = u->group;
     const fcdp_transport *transport = &group->comm->transport;
-    fcdp_status status = transport->all_gather(transport->ctx, lane, parts, n, stream, engine_of(group)->turn[lane]);
+    fcdp_status status = transport->all_gather(transport->ctx, lane, parts, n, stream,
+                                               engine_of(group)->turn[lane]);
     if (!status) count_call(group, lane, parts, n, n_restored);
     return status;
 }
@@ -100,15 +106,18 @@ static uint32_t dirty(fcdp_group *group) {
     return unstored(group, mask);
 }
 
-/* `whole_mask`: spans of which all of this rank's pieces are put, not those of the stale extents alone. By slices each rank puts what it will
- * load: few and long copies, and only they need to be page-locked, near its device. */
+/* `whole_mask`: spans of which all of this rank's pieces are put, not those of the stale
+ * extents alone. By slices each rank puts what it will load: few and long copies, and only they
+ * need to be page-locked, near its device. */
 static fcdp_status put(use *u, uint32_t span_mask, uint32_t whole_mask, fcdp_event after) {
     fcdp_group *group = u->group;
     const fcdp_topology *topology = &group->comm->topology;
-    fcdp_piece *pieces = malloc(((size_t)group->layout->n_extents * topology->n_nodes + FCDP_N_SPANS) * sizeof *pieces);
+    fcdp_piece *pieces = malloc(((size_t)group->layout->n_extents * topology->n_nodes + FCDP_N_SPANS) *
+                                sizeof *pieces);
     if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
-    size_t n = fcdp__group_by_slice(group) ? fcdp__plan_put_slices(u->plan, whole_mask, group->layout, topology, pieces)
-                                           : fcdp__plan_put_pieces(u->plan, whole_mask, group->layout, topology, pieces);
+    size_t n = fcdp__group_by_slice(group)
+                   ? fcdp__plan_put_slices(u->plan, whole_mask, group->layout, topology, pieces)
+                   : fcdp__plan_put_pieces(u->plan, whole_mask, group->layout, topology, pieces);
     fcdp_status status = fcdp__region_put(group->region, span_mask, (fcdp_piece_list){pieces, n}, after);
     free(pieces);
     return status;
@@ -129,15 +138,15 @@ static fcdp_status put_now(fcdp_group *group, uint32_t mask) {
 
 /* ---- restore ---- */
 
-/* The others load once all words say that host memory is complete, and it has crossed there by shards of all ranks where the group is small: so
- * they need what this rank has kept to itself. */
+/* The others load once all words say that host memory is complete, and it has crossed there by shards of all
+ * ranks where the group is small: so they need what this rank has kept to itself. */
 static fcdp_status restore_puts(use *u) {
     uint32_t mask = dirty(u->group) & u->plan->restore_mask;
     return mask ? put_now(u->group, mask) : FCDP_OK;
 }
 
-/* This rank's slices to their places, the others' from the node's other ranks: here, or in the node step. What this rank has on the device is
- * in its place already. */
+/* This rank's slices to their places, the others' from the node's other ranks: here, or in the node step.
+ * What this rank has on the device is in its place already. */
 static fcdp_status restore_slices(use *u) {
     fcdp_group *group = u->group;
     fcdp_stream node = engine_of(group)->streams[FCDP_STREAM_NODE];
@@ -147,7 +156,8 @@ static fcdp_status restore_slices(use *u) {
     fcdp_status status = restore_puts(u);
     if (!status) status = fcdp__region_order(group->region, node);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (u->plan->restore_mask & 1u << s && !state.span[s].on_device) status = fcdp__region_load_slice(group->region, s);
+        if (u->plan->restore_mask & 1u << s && !state.span[s].on_device)
+            status = fcdp__region_load_slice(group->region, s);
     if (!status) status = stream_wait(group, node, fcdp__region_loaded(group->region));
     if (!status) status = stream_wait(group, node, fcdp__region_stored(group->region));
     u->last = u->joined ? h2d_of(group) : node;
@@ -164,7 +174,8 @@ static fcdp_status restore_alone(use *u) {
     fcdp__region_state(group->region, &state);
     fcdp_status status = FCDP_OK;
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (u->plan->restore_mask & 1u << s && !state.span[s].on_device) status = fcdp__region_load_whole(group->region, s);
+        if (u->plan->restore_mask & 1u << s && !state.span[s].on_device)
+            status = fcdp__region_load_whole(group->region, s);
     u->last = h2d_of(group);
     return status;
 }
@@ -203,7 +214,8 @@ static fcdp_status inter_step(use *u) {
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
     fcdp_status status = fcdp__region_order(group->region, inter);
     if (!status) status = stream_wait(group, inter, group->written);
-    if (!status && u->plan->restore_mask & u->plan->fill_mask) status = stream_wait(group, inter, group->restored);
+    if (!status && u->plan->restore_mask & u->plan->fill_mask)
+        status = stream_wait(group, inter, group->restored);
     if (!status) status = own_shards(u, inter);
     size_t n = fcdp__plan_inter_parts(u->plan, group->layout, &group->comm->topology,
                                       fcdp__region_base(group->region), parts);
@@ -211,7 +223,8 @@ static fcdp_status inter_step(use *u) {
     if (!status) status = fcdp__driver_event_record(engine->drv, group->crossed, inter);
     free(parts);
     u->last = inter;
-    return status ? fcdp__fail(status, "gathering '%s' between nodes: %s", group->name, fcdp_error_text()) : FCDP_OK;
+    return status ? fcdp__fail(status, "gathering '%s' between nodes: %s", group->name, fcdp_error_text())
+                  : FCDP_OK;
 }
 
 static fcdp_status node_by_slice(use *u) {
@@ -223,7 +236,9 @@ static fcdp_status node_by_slice(use *u) {
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
     fcdp_status status = fcdp__region_order(group->region, node);
     if (!status) status = stream_wait(group, node, group->crossed);
-    size_t n_restored = u->joined ? fcdp__plan_slice_parts(u->plan->restore_mask, group->layout, topology, base, parts) : 0;
+    size_t n_restored = u->joined ? fcdp__plan_slice_parts(u->plan->restore_mask, group->layout, topology,
+                                                           base, parts)
+                                  : 0;
     size_t n = n_restored + fcdp__plan_node_parts(u->plan, group->layout, topology, base, parts + n_restored);
     if (!status) status = all_gather(u, FCDP_LANE_NODE, parts, n, n_restored, node);
     free(parts);
@@ -238,7 +253,8 @@ static fcdp_status node_by_host(use *u) {
     if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
     size_t n = fcdp__plan_take_pieces(u->plan, group->layout, topology, pieces);
     fcdp_status status = fcdp__region_order(group->region, h2d_of(group));
-    /* A span that was restored is loaded before its stale parts are written over: the copy stream's own order. */
+    /* A span that was restored is loaded before its stale parts are
+     * written over: the copy stream's own order. */
     if (!status) status = fcdp__region_take(group->region, u->plan->fill_mask, (fcdp_piece_list){pieces, n});
     if (!status) status = stream_wait(group, h2d_of(group), group->crossed);
     free(pieces);
@@ -249,8 +265,9 @@ static fcdp_status node_by_host(use *u) {
 static fcdp_status node_step(use *u) {
     if (is_alone(u->group)) return FCDP_OK;
     fcdp_status status = fcdp__group_by_slice(u->group) ? node_by_slice(u) : node_by_host(u);
-    return status ? fcdp__fail(status, "gathering '%s' within the node: %s", u->group->name, fcdp_error_text())
-                  : FCDP_OK;
+    return status
+               ? fcdp__fail(status, "gathering '%s' within the node: %s", u->group->name, fcdp_error_text())
+               : FCDP_OK;
 }
 
 /* What follows waits on the copy stream: the node's stream goes on with the next group meanwhile. */
@@ -270,13 +287,15 @@ static bool policy_keeps(const fcdp_group *group) {
     return fcdp__policy_keeps(engine->options.tau, used_bytes, fcdp__pool_room_bytes(engine->pool));
 }
 
-/* Where the group is expected to stay on the device, and its ranks meet there, the host's copy can wait until it must go. */
+/* Where the group is expected to stay on the device, and its ranks meet there, the
+ * host's copy can wait until it must go. */
 static fcdp_status gather(use *u) {
     fcdp_group *group = u->group;
     if (u->plan->n_stale == 0) return FCDP_OK;
     /* Spans that it rewrites in part, and the host does not have. */
     uint32_t whole_mask = unstored(group, u->plan->restore_mask & u->plan->fill_mask);
-    bool by_slice = fcdp__group_by_slice(group), puts = (!by_slice && !is_alone(group)) || !policy_keeps(group);
+    bool by_slice = fcdp__group_by_slice(group),
+         puts = (!by_slice && !is_alone(group)) || !policy_keeps(group);
     fcdp_status status = fcdp__region_begin_fill(group->region, u->plan->fill_mask);
     if (!status) status = inter_step(u);
     if (!status && puts && !by_slice) status = put(u, u->plan->fill_mask, whole_mask, group->crossed);
@@ -315,7 +334,8 @@ static void count_use(const use *u, fcdp_pass pass) {
     const fcdp_topology *topology = &group->comm->topology;
     fcdp_engine_stats *stats = &engine_of(group)->stats;
     size_t shard_bytes = 0;
-    for (uint32_t i = 0; i < group->layout->n_extents; i++) shard_bytes += group->layout->extents[i].shard_bytes;
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        shard_bytes += group->layout->extents[i].shard_bytes;
     size_t block_bytes = u->plan->block_bytes + group->crossed_bytes;
     bool made = block_bytes > 0;
     group->crossed_bytes = 0;
@@ -351,7 +371,8 @@ static fcdp_status begin_check(const fcdp_group *group, const uint64_t *inputs, 
     return FCDP_OK;
 }
 
-/* Pages. Out of memory is all ranks' lot, or a reason to stop; whatever else fails, fails here alone, and the peers go on. */
+/* Pages. Out of memory is all ranks' lot, or a reason to stop; whatever else fails,
+ * fails here alone, and the peers go on. */
 static fcdp_status use_enter(use *u) {
     fcdp_group *group = u->group;
     fcdp_status status = fcdp__region_acquire(group->region);
@@ -360,7 +381,8 @@ static fcdp_status use_enter(use *u) {
     return status == FCDP_ERR_NO_DEVICE_MEM ? status : fcdp__comm_fail(group->comm, status);
 }
 
-/* `stream` is behind what is on the engine's streams, which no event of the region's may tell of. The comm has failed, so none of it waits for a peer. */
+/* `stream` is behind what is on the engine's streams, which no event of the region's may tell of. The comm
+ * has failed, so none of it waits for a peer. */
 static void streams_join(const use *u, fcdp_stream stream) {
     const fcdp_engine *engine = engine_of(u->group);
     fcdp_status status = FCDP_OK;
@@ -406,7 +428,8 @@ static fcdp_status use_run(use *u, fcdp_pass pass, fcdp_stream stream) {
     return FCDP_OK;
 }
 
-/* A use whose reshard was refused ends here: to the program this is another one, of what it has agreed on since. */
+/* A use whose reshard was refused ends here: to the program this is another
+ * one, of what it has agreed on since. */
 fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream) {
     if (fcdp_group_has_begun(group)) return FCDP_OK;
     use u = {.group = group, .inputs = inputs};
@@ -414,10 +437,12 @@ fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pas
     if (!status && group->unended) status = fcdp_group_reshard(group, stream, false);
     if (!status) status = fcdp__plan_make(group->layout, group->stale, &u.plan);
     if (status) return status;
-    /* The ranks of a node meet in the restore unless all of them said that they have it, and none can have given it up since by the
-     * program's order. One that was made to give it up has written it to the host, and restores alone. */
+    /* The ranks of a node meet in the restore unless all of them said that they have it, and none
+     * can have given it up since by the program's order. One that was made to give it up has written
+     * it to the host, and restores alone. */
     u.collects = fcdp__group_by_slice(group) && (group->lacks || group->member.resharded);
-    u.joined = u.collects && u.plan->n_stale && !(u.plan->restore_mask & u.plan->fill_mask); /* else the one reads what the other writes */
+    /* else the one reads what the other writes */
+    u.joined = u.collects && u.plan->n_stale && !(u.plan->restore_mask & u.plan->fill_mask);
     status = use_run(&u, pass, stream);
     fcdp__plan_destroy(u.plan);
     if (!status) group->member.ahead = !group->member.live;
@@ -444,26 +469,30 @@ static fcdp_status host_wait(fcdp_group *group) {
 
 fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     fcdp_engine *engine = engine_of(group);
-    if (!group->begun) return fcdp__fail(FCDP_ERR_INVALID, "'%s' is waited for and has not begun", group->name);
+    if (!group->begun)
+        return fcdp__fail(FCDP_ERR_INVALID, "'%s' is waited for and has not begun", group->name);
     fcdp_status status = fcdp__engine_check_capture(engine, stream, "waited for", group->name);
     if (status) return status;
-    status = engine->host_computes ? host_wait(group) : stream_wait(group, stream, fcdp__region_ready(group->region));
+    status = engine->host_computes ? host_wait(group)
+                                   : stream_wait(group, stream, fcdp__region_ready(group->region));
     fcdp_status failure = fcdp_comm_check(group->comm); /* after the wait: what was opened means nothing */
     if (failure) status = fcdp__comm_fail(group->comm, failure);
     if (status)
-        return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root", fcdp_error_text());
+        return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root",
+                          fcdp_error_text());
     fcdp__lock_acquire(&engine->lock);
     group->reading = NULL; /* ready is behind crossed */
     fcdp__lock_release(&engine->lock);
-    if (!group->waited && !group->has_content && (policy_keeps(group) || dirty(group))) fcdp__content_take(group);
+    if (!group->waited && !group->has_content && (policy_keeps(group) || dirty(group)))
+        fcdp__content_take(group);
     group->waited = true;
     return FCDP_OK;
 }
 
 /* ---- end ---- */
 
-/* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's bytes betray waits for the
- * next agreement. What cannot be stored stays on the device, whatever policy says. */
+/* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's bytes
+ * betray waits for the next agreement. What cannot be stored stays on the device, whatever policy says. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) {
     fcdp_status status = fcdp__engine_check_process(engine_of(group), group->name);
     if (status || !group->begun) return status;

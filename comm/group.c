@@ -69,7 +69,8 @@ static fcdp_status events_make(fcdp_group *group) {
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++) {
         bool host_waits = events[i] == &group->crossed;
-        status = host_waits ? fcdp__driver_event_create_blocking(drv, events[i]) : fcdp__driver_event_create(drv, events[i]);
+        status = host_waits ? fcdp__driver_event_create_blocking(drv, events[i])
+                            : fcdp__driver_event_create(drv, events[i]);
         if (status) *events[i] = NULL;
     }
     return status;
@@ -81,8 +82,10 @@ static fcdp_status group_make(fcdp_group *group, const char *name, const fcdp_ex
     group->name = strdup(name);
     group->stale = calloc(n_extents + 1, 1);
     group->lacks = true;
-    if (!group->name || !group->stale) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
-    fcdp_status status = fcdp__layout_create(specs, n_extents, topology->n_ranks, topology->node_size, &group->layout);
+    if (!group->name || !group->stale)
+        return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
+    fcdp_status status = fcdp__layout_create(specs, n_extents, topology->n_ranks, topology->node_size,
+                                             &group->layout);
     if (!status && group->layout->bytes == 0)
         status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s' has no bytes to gather", name);
     if (!status) status = fcdp__validity_create(n_extents, &group->validity);
@@ -172,7 +175,8 @@ static size_t span_bytes(const fcdp_layout *layout, uint32_t s) {
     return bytes;
 }
 
-/* By slices a rank copies its own. What may cross with other small groups, it copies shard by shard as well, all over the span. */
+/* By slices a rank copies its own. What may cross with other small groups, it copies shard
+ * by shard as well, all over the span. */
 static fcdp_host_share host_share(const fcdp_group *group) {
     fcdp_host_share share = {0};
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
@@ -196,8 +200,8 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
     fcdp_host_share share = host_share(group);
     status = fcdp__host_attach(comm->host, offset, group->layout->bytes, &share, &block);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
-    status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local, block,
-                                 &region);
+    status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local,
+                                 block, &region);
     if (status) {
         fcdp__host_detach(block);
         return status;
@@ -219,15 +223,16 @@ fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32
     fcdp_status status = fcdp__engine_check_process(group->comm->engine, group->name);
     if (status) return status;
     if (!group->region || group->watch || n_names != layout->n_extents)
-        return fcdp__fail(FCDP_ERR_INVALID, "'%s': watch once, after it is attached, %u parameters, not %u", group->name,
-                          layout->n_extents, n_names);
+        return fcdp__fail(FCDP_ERR_INVALID, "'%s': watch once, after it is attached, %u parameters, not %u",
+                          group->name, layout->n_extents, n_names);
     fcdp_segv_part *parts = malloc((layout->n_extents + 1) * sizeof *parts);
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to name the parameters of '%s'", group->name);
     for (uint32_t i = 0; i < layout->n_extents; i++)
-        parts[i] = (fcdp_segv_part){layout->extents[i].offset_bytes, layout->n_shards * layout->extents[i].shard_bytes,
-                                    names[i]};
+        parts[i] = (fcdp_segv_part){layout->extents[i].offset_bytes,
+                                    layout->n_shards * layout->extents[i].shard_bytes, names[i]};
     status = fcdp__segv_watch(fcdp__region_base(group->region), layout->bytes,
-                              group->name[0] ? group->name : "the root", parts, layout->n_extents, &group->watch);
+                              group->name[0] ? group->name : "the root", parts, layout->n_extents,
+                              &group->watch);
     free(parts);
     return status;
 }
@@ -245,7 +250,8 @@ void fcdp_group_join(fcdp_group *group, fcdp_tree *tree) {
 }
 
 fcdp_question fcdp_group_question(const fcdp_group *group, bool by_hand) {
-    return fcdp__member_question(&group->member, by_hand, group->comm->engine->options.agree == FCDP_AGREE_UNSHARD);
+    return fcdp__member_question(&group->member, by_hand,
+                                 group->comm->engine->options.agree == FCDP_AGREE_UNSHARD);
 }
 
 void fcdp_group_ask_again(fcdp_group *group) {
@@ -294,14 +300,16 @@ void fcdp_group_confirm(fcdp_group *group, const fcdp_signals *signals) {
         if (group->stale[i]) fcdp__validity_confirm(group->validity, i, &signals[i]);
 }
 
-/* What this pass has gathered, or begins to reuse, must be what the ranks saw when they agreed. What is agreed stale and has not begun is
- * read when it does: it may still change. */
+/* What this pass has gathered, or begins to reuse, must be what the ranks saw when they agreed. What is
+ * agreed stale and has not begun is read when it does: it may still change. */
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
     uint32_t n = group->layout->n_extents;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t own;
         if (group->stale[i]) continue;
-        if (fcdp__validity_moved(group->validity, i, &evidence->signals[i], fingerprint_of(evidence, i, &own))) return i;
+        if (fcdp__validity_moved(group->validity, i, &evidence->signals[i],
+                                 fingerprint_of(evidence, i, &own)))
+            return i;
     }
     return n;
 }

@@ -1,5 +1,5 @@
-/* internal.h - the structs of engine, comm and group, for the files that are them: engine.c, comm.c, group.c (life and votes), gather.c (what
- * goes on the streams), monitor.c, content.c.
+/* internal.h - the structs of engine, comm and group, for the files that are them: engine.c,
+ * comm.c, group.c (life and votes), gather.c (what goes on the streams), monitor.c, content.c.
  */
 #ifndef FCDP_COMM_INTERNAL_H
 #define FCDP_COMM_INTERNAL_H
@@ -15,7 +15,13 @@
 enum { FCDP_FAILURE_BYTES = 1024 };
 
 /* Gathers take the two of INTER in turn, so that one gets ready while the one before is on the link. */
-enum { FCDP_STREAM_INTER_0, FCDP_STREAM_INTER_1, FCDP_N_INTER, FCDP_STREAM_NODE = FCDP_N_INTER, FCDP_N_STREAMS };
+enum {
+    FCDP_STREAM_INTER_0,
+    FCDP_STREAM_INTER_1,
+    FCDP_N_INTER,
+    FCDP_STREAM_NODE = FCDP_N_INTER,
+    FCDP_N_STREAMS
+};
 
 typedef struct fcdp_monitor fcdp_monitor;
 
@@ -26,8 +32,8 @@ typedef struct fcdp_staging { /* coalesce.c */
     fcdp_vrange *range;  /* NULL: none yet */
     fcdp_phys block;
     size_t n_pages;
-    unsigned n_idle;     /* passes that have begun since it was used last */
-    bool torn;           /* a crossing has failed half way: operations may be behind the events */
+    unsigned n_idle; /* passes that have begun since it was used last */
+    bool torn;       /* a crossing has failed half way: operations may be behind the events */
     fcdp_event crossed[2], emptied[2]; /* of each half: the collective's end; the copies out of it */
 } fcdp_staging;
 
@@ -41,7 +47,8 @@ struct fcdp_engine {
     fcdp_tiering *tiering;
     fcdp_account *account; /* NULL until created or joined */
     fcdp_stream streams[FCDP_N_STREAMS];
-    fcdp_event turn[FCDP_N_LANES]; /* the end of the last transfer that was enqueued on the lane, of any comm */
+    /* the end of the last transfer that was enqueued on the lane, of any comm */
+    fcdp_event turn[FCDP_N_LANES];
     fcdp_monitor *monitor;
     fcdp_staging staging;
     fcdp_lock lock;
@@ -55,10 +62,10 @@ struct fcdp_comm {
     fcdp_comm *next;
     fcdp_topology topology;
     fcdp_transport transport;
-    fcdp_host *host;    /* NULL until created or joined; set under the engine's lock */
-    uint64_t n_gathers; /* so far, the same on every rank: which inter stream is next */
+    fcdp_host *host;                 /* NULL until created or joined; set under the engine's lock */
+    uint64_t n_gathers;              /* so far, the same on every rank: which inter stream is next */
     fcdp_fingerprints *fingerprints; /* NULL: never asked for */
-    atomic_bool failed; /* release: failure and failure_text are there; acquire in comm_check */
+    atomic_bool failed;              /* release: failure and failure_text are there; acquire in comm_check */
     fcdp_status failure;
     char failure_text[FCDP_FAILURE_BYTES];
     /* guarded by the engine's lock */
@@ -84,31 +91,35 @@ struct fcdp_group {
     fcdp_region *region;
     fcdp_segv_watch *watch; /* NULL until watched */
     fcdp_validity *validity;
-    fcdp_event written, crossed, restored; /* on the caller's stream at begin; the inter step's end; the restore's end */
-    fcdp_event gathered;                   /* the node step's end, where slices are put behind it */
-    uint8_t *stale;                        /* agreed, n_extents; zeroed once begun */
-    bool lacks;                            /* agreed: not on the device of every rank */
-    size_t crossed_bytes;                  /* of this rank's shards, by coalesce.c since the last begin */
+    /* on the caller's stream at begin; the inter step's end; the restore's end */
+    fcdp_event written, crossed, restored;
+    fcdp_event gathered;  /* the node step's end, where slices are put behind it */
+    uint8_t *stale;       /* agreed, n_extents; zeroed once begun */
+    bool lacks;           /* agreed: not on the device of every rank */
+    size_t crossed_bytes; /* of this rank's shards, by coalesce.c since the last begin */
     bool begun;
-    bool unended;                          /* begun, and its reshard was refused: the program thinks that it has ended */
-    bool waited;                           /* the program may have written into it since */
-    bool has_content;                      /* content.h */
+    /* begun, and its reshard was refused: the program thinks that it has ended */
+    bool unended;
+    bool waited;      /* the program may have written into it since */
+    bool has_content; /* content.h */
     uint64_t content;
-    _Atomic uint64_t in_flight_ns;         /* since when; 0: nothing */
+    _Atomic uint64_t in_flight_ns; /* since when; 0: nothing */
     /* guarded by the engine's lock */
-    fcdp_event reading;                    /* the shards have been read then, and nothing of the program's is behind it yet; NULL: none reads */
+    /* the shards have been read then, and nothing of the program's is behind it yet; NULL: none reads */
+    fcdp_event reading;
     uint64_t gathers_made, gathers_avoided, gathers_forward, gathers_backward;
 };
 
 /* FCDP_ERR_UNSUPPORTED in a forked child. */
 fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *what) FCDP_MUST_CHECK;
 
-/* FCDP_ERR_INVALID while `stream` captures a CUDA graph: nothing of FCDP's may be part of one. `what` was to be done to `name`. */
+/* FCDP_ERR_INVALID while `stream` captures a CUDA graph: nothing of FCDP's may be part of
+ * one. `what` was to be done to `name`. */
 fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream stream, const char *what,
                                        const char *name) FCDP_MUST_CHECK;
 
-/* Latch the comm's failure, `status` with the calling thread's text, unless it has one; open all that waits for a peer. Returns the latched
- * status with its text. */
+/* Latch the comm's failure, `status` with the calling thread's text, unless it has one; open all that waits
+ * for a peer. Returns the latched status with its text. */
 fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) FCDP_MUST_CHECK;
 /* The same, with the engine's lock. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status);
@@ -121,9 +132,10 @@ void fcdp__monitor_stop(fcdp_monitor *monitor);
 void fcdp__staging_init(fcdp_staging *staging);
 /* The pool asks it no more. */
 void fcdp__staging_destroy(fcdp_engine *engine);
-/* An fcdp_reclaim_fn and an fcdp_idle_fn; `engine` is a fcdp_engine. Between two crossings its pages are anybody's. */
-size_t fcdp__staging_reclaim(void *engine, size_t n_pages);
-size_t fcdp__staging_idle(void *engine);
+/* An fcdp_reclaim_fn and an fcdp_idle_fn; `ctx` is the fcdp_engine. Between
+ * two crossings its pages are anybody's. */
+size_t fcdp__staging_reclaim(void *ctx, size_t n_pages);
+size_t fcdp__staging_idle(void *ctx);
 /* Its pages go, where the last passes did not use it. */
 void fcdp__staging_begin_pass(fcdp_engine *engine);
 /* The last group has gone: so do its pages. */
@@ -137,15 +149,17 @@ void fcdp__group_accept(fcdp_group *group);
 /* Ends a use that the program did not see: nothing is behind it but the engine's own operations. */
 fcdp_status fcdp__group_cancel(fcdp_group *group) FCDP_MUST_CHECK;
 
-/* content.c - has anybody written into a gathered copy that is kept? A fingerprint of the region's bytes, taken when they are there and compared
- * when the use ends. Plain FSDP drops such writes at reshard; a kept one would live on. Only where the host can read the device's bytes (the
- * simulated one, with host_computes). On a GPU the caller's version counters are the one sign. */
+/* content.c - has anybody written into a gathered copy that is kept? A fingerprint of the region's bytes,
+ * taken when they are there and compared when the use ends. Plain FSDP drops such writes at reshard; a kept
+ * one would live on. Only where the host can read the device's bytes (the simulated one, with host_computes).
+ * On a GPU the caller's version counters are the one sign. */
 void fcdp__content_take(fcdp_group *group);
 /* The same function of any bytes that the host can read. */
 uint64_t fcdp__content_of_bytes(const void *bytes, size_t n_bytes);
 /* A fingerprint was taken before the program could write, or none can be. */
 bool fcdp__content_is_known(const fcdp_group *group);
-/* As it was, as far as anybody can tell. What nobody has waited for nobody has written into, and it may not be there yet. */
+/* As it was, as far as anybody can tell. What nobody has waited for nobody has
+ * written into, and it may not be there yet. */
 bool fcdp__content_holds(const fcdp_group *group);
 
 #endif

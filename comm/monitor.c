@@ -1,5 +1,5 @@
-/* monitor.c - a thread that looks at what is under way: failures that the transport has latched, peers that died, operations that are late. It
- * waits for nothing but its own clock, and never touches a region.
+/* monitor.c - a thread that looks at what is under way: failures that the transport has latched, peers
+ * that died, operations that are late. It waits for nothing but its own clock, and never touches a region.
  */
 #include <errno.h>
 #include <signal.h>
@@ -24,9 +24,11 @@ struct fcdp_monitor {
 static void peers_describe(const fcdp_topology *topology, char *text_out, size_t text_bytes) {
     size_t at = (size_t)snprintf(text_out, text_bytes, "one of");
     for (uint32_t rank = 0; rank < topology->n_ranks && at < text_bytes; rank++) {
-        bool shares = rank / topology->node_size == topology->node || rank % topology->node_size == topology->local;
+        bool shares = rank / topology->node_size == topology->node ||
+                      rank % topology->node_size == topology->local;
         if (!shares || rank == topology->rank) continue;
-        int length = snprintf(text_out + at, text_bytes - at, "%s rank %u", at > strlen("one of") ? "," : "", rank);
+        int length = snprintf(text_out + at, text_bytes - at, "%s rank %u", at > strlen("one of") ? "," : "",
+                              rank);
         at += length > 0 ? (size_t)length : 0;
     }
 }
@@ -36,8 +38,10 @@ static fcdp_status late(const fcdp_group *group, uint64_t waited_ns) {
     char who[256];
     if (!transport->missing || !transport->missing(transport->ctx, who, sizeof who))
         peers_describe(&group->comm->topology, who, sizeof who);
-    return fcdp__fail(FCDP_ERR_TIMEOUT, "gathering '%s': its collectives have not ended after %.1f s (FCDP_TIMEOUT): %s did not come",
-                      group->name, (double)waited_ns / 1e9, who);
+    return fcdp__fail(
+        FCDP_ERR_TIMEOUT,
+        "gathering '%s': its collectives have not ended after %.1f s (FCDP_TIMEOUT): %s did not come",
+        group->name, (double)waited_ns / 1e9, who);
 }
 
 /* A region knows slices. */
@@ -48,7 +52,8 @@ static fcdp_status word_late(const fcdp_group *group, fcdp_status status) {
 
 /* FCDP_OK: nothing is wrong with the group by now. With the engine's lock, under which no group dies. */
 static fcdp_status group_look(fcdp_group *group) {
-    uint64_t since_ns = atomic_load_explicit(&group->in_flight_ns, memory_order_relaxed), now_ns = fcdp__now_ns();
+    uint64_t since_ns = atomic_load_explicit(&group->in_flight_ns, memory_order_relaxed),
+             now_ns = fcdp__now_ns();
     const fcdp_engine *engine = group->comm->engine;
     if (!since_ns || now_ns <= since_ns) return FCDP_OK; /* it may have begun just now */
     fcdp_status status = fcdp__driver_event_query(engine->drv, fcdp__region_ready(group->region));
@@ -61,7 +66,8 @@ static fcdp_status group_look(fcdp_group *group) {
     }
     status = fcdp__region_look(group->region, now_ns - since_ns);
     if (status != FCDP_PENDING) return word_late(group, status);
-    return (double)(now_ns - since_ns) < engine->options.timeout_s * 1e9 ? FCDP_OK : late(group, now_ns - since_ns);
+    return (double)(now_ns - since_ns) < engine->options.timeout_s * 1e9 ? FCDP_OK
+                                                                         : late(group, now_ns - since_ns);
 }
 
 static fcdp_status comm_look(fcdp_comm *comm) {
@@ -70,8 +76,8 @@ static fcdp_status comm_look(fcdp_comm *comm) {
     return status;
 }
 
-/* Those that fail are latched; those that have failed are opened again, since a call that was under way then may have enqueued another
- * wait. */
+/* Those that fail are latched; those that have failed are opened again, since a call that was under way then
+ * may have enqueued another wait. */
 static void comms_look(fcdp_engine *engine) {
     fcdp__lock_acquire(&engine->lock);
     for (fcdp_comm *comm = engine->comms; comm; comm = comm->next) {
@@ -87,13 +93,15 @@ static bool wait_a_period(fcdp_monitor *monitor) {
     until.tv_nsec += PERIOD_NS;
     if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
     pthread_mutex_lock(&monitor->mutex);
-    while (!monitor->stops && pthread_cond_timedwait(&monitor->changed, &monitor->mutex, &until) != ETIMEDOUT) continue;
+    while (!monitor->stops && pthread_cond_timedwait(&monitor->changed, &monitor->mutex, &until) != ETIMEDOUT)
+        continue;
     bool goes_on = !monitor->stops;
     pthread_mutex_unlock(&monitor->mutex);
     return goes_on;
 }
 
-/* Its queries would break the graph that another thread captures, and fail themselves: until the driver lets it ignore that, it does not look. */
+/* Its queries would break the graph that another thread captures, and fail themselves: until the driver lets
+ * it ignore that, it does not look. */
 static void *monitor_main(void *arg) {
     fcdp_monitor *monitor = arg;
     for (bool may_look = false; wait_a_period(monitor);) {
@@ -107,7 +115,8 @@ static void *monitor_main(void *arg) {
 static int thread_start(fcdp_monitor *monitor) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the new thread inherits the mask: signals go to the program's own */
+    /* the new thread inherits the mask: signals go to the program's own */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     int error = pthread_create(&monitor->thread, NULL, monitor_main, monitor);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!error) pthread_setname_np(monitor->thread, "fcdp-monitor");

@@ -4,12 +4,13 @@
  *
  *     aborted  =>  nobody comes in any more, and a communicator is NCCL's to free once n_inside is 0
  *
- * ncclCommAbort may wait for the whole device, and so for the kernels of the other communicators, which end only when those are aborted: each
- * has a thread for it, and the caller, who may hold locks that a training loop needs for its error, waits for none of them. Such a thread may
- * outlive the driver and the library's table: it uses the transport alone, which stays for it (fcdp__nccl_destroy).
+ * ncclCommAbort may wait for the whole device, and so for the kernels of the other communicators, which end
+ * only when those are aborted: each has a thread for it, and the caller, who may hold locks that a training
+ * loop needs for its error, waits for none of them. Such a thread may outlive the driver and the library's
+ * table: it uses the transport alone, which stays for it (fcdp__nccl_destroy).
  *
- * Shares of timeout_s, T, so that a rank that fails alone meets the others, who wait T for it:  making T/2 + aborting T/4  <  T, and where the
- * others have failed,  finalizing T/4 per lane + aborting T/4  <  T.
+ * Shares of timeout_s, T, so that a rank that fails alone meets the others, who wait T for it: making T/2 +
+ * aborting T/4 < T, and where the others have failed, finalizing T/4 per lane + aborting T/4 < T.
  */
 #include "comm/nccl.h"
 
@@ -24,7 +25,13 @@
 
 #include "comm/nccl_api.h"
 
-enum { TEXT_BYTES = 1024, POLLS_BEFORE_YIELD = 20, POLLS_BEFORE_SLEEP = 200, POLL_NS = 50000, ABORT_GRACE_MS = 1000 };
+enum {
+    TEXT_BYTES = 1024,
+    POLLS_BEFORE_YIELD = 20,
+    POLLS_BEFORE_SLEEP = 200,
+    POLL_NS = 50000,
+    ABORT_GRACE_MS = 1000
+};
 
 typedef struct nccl_lane {
     fcdp_nccl_transport *transport;
@@ -38,10 +45,10 @@ struct fcdp_nccl_transport {
     fcdp_driver *drv;
     fcdp_driver_context context; /* drv's */
     double timeout_s;
-    uint64_t made_by_ns;     /* when the making is to end; 0: it has */
-    uint64_t aborted_by_ns;  /* under the mutex; when those that abort are waited for no longer */
+    uint64_t made_by_ns;    /* when the making is to end; 0: it has */
+    uint64_t aborted_by_ns; /* under the mutex; when those that abort are waited for no longer */
     nccl_lane lanes[FCDP_N_LANES];
-    atomic_bool aborted;    /* set under the mutex; also read by who waits for NCCL inside, to come out */
+    atomic_bool aborted; /* set under the mutex; also read by who waits for NCCL inside, to come out */
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* on the monotonic clock: what follows */
     unsigned n_inside, n_aborting;
@@ -66,12 +73,14 @@ static fcdp_status latched(fcdp_nccl_transport *t) {
     return status;
 }
 
-static fcdp_status call_failed(const nccl_lane *lane, ncclComm_t comm, ncclResult_t result, const char *call) {
+static fcdp_status call_failed(const nccl_lane *lane, ncclComm_t comm, ncclResult_t result,
+                               const char *call) {
     const fcdp_nccl *nccl = &lane->transport->nccl;
     const char *more = nccl->ncclGetLastError(comm);
-    return fcdp__fail(FCDP_ERR_TRANSPORT, "%s (%s, member %u of %u): %s%s%s (ncclResult %d, NCCL %d); NCCL_DEBUG=INFO shows more", call,
-                      lane->name, lane->place, lane->size, nccl->ncclGetErrorString(result), more && *more ? ": " : "", more ? more : "",
-                      result, nccl->version);
+    return fcdp__fail(FCDP_ERR_TRANSPORT,
+                      "%s (%s, member %u of %u): %s%s%s (ncclResult %d, NCCL %d); NCCL_DEBUG=INFO shows more",
+                      call, lane->name, lane->place, lane->size, nccl->ncclGetErrorString(result),
+                      more && *more ? ": " : "", more ? more : "", result, nccl->version);
 }
 
 /* ---- waiting for NCCL's own threads ---- */
@@ -95,8 +104,8 @@ static uint64_t wait_ends_ns(const fcdp_nccl_transport *t) {
     return t->made_by_ns ? t->made_by_ns : share_ends_ns(t, 1);
 }
 
-/* Until what `call` began is done on the host: only then is it on the stream, and what follows may be put behind it. Not with the mutex. An abort
- * is looked for first: a second after it, comm is NCCL's. */
+/* Until what `call` began is done on the host: only then is it on the stream, and what follows may be put
+ * behind it. Not with the mutex. An abort is looked for first: a second after it, comm is NCCL's. */
 static fcdp_status settle(const nccl_lane *lane, ncclComm_t comm, const char *call, uint64_t until_ns) {
     fcdp_nccl_transport *t = lane->transport;
     uint64_t begin_ns = fcdp__now_ns();
@@ -108,9 +117,12 @@ static fcdp_status settle(const nccl_lane *lane, ncclComm_t comm, const char *ca
         if (state != ncclInProgress) return call_failed(lane, comm, state, call);
         uint64_t now_ns = fcdp__now_ns();
         if (now_ns > until_ns)
-            return fcdp__fail(FCDP_ERR_TIMEOUT, "%s (%s, member %u of %u) has not ended after %.1f s (FCDP_TIMEOUT=%g): a member did not come, or "
-                              "the network does not carry it; NCCL_DEBUG=INFO shows which", call, lane->name, lane->place, lane->size,
-                              (double)(now_ns - begin_ns) / 1e9, t->timeout_s);
+            return fcdp__fail(FCDP_ERR_TIMEOUT,
+                              "%s (%s, member %u of %u) has not ended after %.1f s (FCDP_TIMEOUT=%g): a "
+                              "member did not come, or "
+                              "the network does not carry it; NCCL_DEBUG=INFO shows which",
+                              call, lane->name, lane->place, lane->size, (double)(now_ns - begin_ns) / 1e9,
+                              t->timeout_s);
         pause_after(n);
     }
 }
@@ -126,21 +138,23 @@ typedef struct launch {
     fcdp_status status;
 } launch;
 
-/* Members' bytes that do not lie side by side are no all-gather of NCCL's: between nodes that is every gather of a node with several ranks.
- * Each goes straight to each peer instead, as grouped sends and receives: a rank sends (n - 1) * bytes, as in a ring, both ways at once and
- * through no third rank. A broadcast of each member would do too, each along a ring of all members, which NCCL sets up n times in one group;
- * packing would take a copy each way, and memory. Which is fastest on many nodes has not been measured. */
+/* Members' bytes that do not lie side by side are no all-gather of NCCL's: between nodes that is every gather
+ * of a node with several ranks. Each goes straight to each peer instead, as grouped sends and receives: a
+ * rank sends (n - 1) * bytes, as in a ring, both ways at once and through no third rank. A broadcast of each
+ * member would do too, each along a ring of all members, which NCCL sets up n times in one group; packing
+ * would take a copy each way, and memory. Which is fastest on many nodes has not been measured. */
 static ncclResult_t exchange(const launch *l, const fcdp_part *part) {
     const fcdp_nccl *nccl = &l->lane->transport->nccl;
     uint32_t size = l->lane->size, me = l->lane->place;
     ncclResult_t result = ncclSuccess;
     for (uint32_t k = 1; k < size && (result == ncclSuccess || result == ncclInProgress); k++) {
-        uint32_t to = (me + k) % size, from = (me + size - k) % size; /* at each moment each receives from one */
-        result = nccl->ncclSend((const void *)(uintptr_t)(part->at.addr + me * part->stride_bytes), part->bytes, ncclInt8, (int)to,
-                                l->comm, l->stream);
+        /* at each moment each receives from one */
+        uint32_t to = (me + k) % size, from = (me + size - k) % size;
+        result = nccl->ncclSend((const void *)(uintptr_t)(part->at.addr + me * part->stride_bytes),
+                                part->bytes, ncclInt8, (int)to, l->comm, l->stream);
         if (result == ncclSuccess || result == ncclInProgress)
-            result = nccl->ncclRecv((void *)(uintptr_t)(part->at.addr + from * part->stride_bytes), part->bytes, ncclInt8, (int)from,
-                                    l->comm, l->stream);
+            result = nccl->ncclRecv((void *)(uintptr_t)(part->at.addr + from * part->stride_bytes),
+                                    part->bytes, ncclInt8, (int)from, l->comm, l->stream);
     }
     return result;
 }
@@ -149,12 +163,13 @@ static ncclResult_t part_enqueue(const launch *l, const fcdp_part *part) {
     const nccl_lane *lane = l->lane;
     if (part->bytes == 0) return ncclSuccess;
     if (part->stride_bytes != part->bytes) return exchange(l, part);
-    return lane->transport->nccl.ncclAllGather((const void *)(uintptr_t)(part->at.addr + lane->place * part->bytes),
-                                               (void *)(uintptr_t)part->at.addr, part->bytes, ncclInt8, l->comm, l->stream);
+    return lane->transport->nccl.ncclAllGather(
+        (const void *)(uintptr_t)(part->at.addr + lane->place * part->bytes),
+        (void *)(uintptr_t)part->at.addr, part->bytes, ncclInt8, l->comm, l->stream);
 }
 
-/* A group that an error is in launches nothing, but must be ended, or it would swallow the next. Nobody asks a communicator that is aborted what
- * went wrong. */
+/* A group that an error is in launches nothing, but must be ended, or it would swallow the next. Nobody asks
+ * a communicator that is aborted what went wrong. */
 static void group_launch(void *arg) {
     launch *l = arg;
     fcdp_nccl_transport *t = l->lane->transport;
@@ -162,14 +177,17 @@ static void group_launch(void *arg) {
     l->comm = l->lane->comm;
     ncclResult_t result = nccl->ncclGroupStart();
     if (result != ncclSuccess) {
-        l->status = atomic_load(&t->aborted) ? latched(t) : call_failed(l->lane, l->comm, result, "ncclGroupStart");
+        l->status = atomic_load(&t->aborted) ? latched(t)
+                                             : call_failed(l->lane, l->comm, result, "ncclGroupStart");
         return;
     }
-    for (size_t i = 0; i < l->n && (result == ncclSuccess || result == ncclInProgress); i++) result = part_enqueue(l, &l->parts[i]);
+    for (size_t i = 0; i < l->n && (result == ncclSuccess || result == ncclInProgress); i++)
+        result = part_enqueue(l, &l->parts[i]);
     bool refused = result != ncclSuccess && result != ncclInProgress;
     ncclResult_t end = nccl->ncclGroupEnd();
     char call[96];
-    snprintf(call, sizeof call, "an all-gather of %zu parts, the first of %zu bytes", l->n, l->n ? l->parts[0].bytes : 0);
+    snprintf(call, sizeof call, "an all-gather of %zu parts, the first of %zu bytes", l->n,
+             l->n ? l->parts[0].bytes : 0);
     if (atomic_load(&t->aborted))
         l->status = latched(t);
     else if (refused || (end != ncclSuccess && end != ncclInProgress))
@@ -192,7 +210,8 @@ static void leave(fcdp_nccl_transport *t) {
     pthread_mutex_unlock(&t->mutex);
 }
 
-static fcdp_status enqueue(fcdp_nccl_transport *t, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream) {
+static fcdp_status enqueue(fcdp_nccl_transport *t, fcdp_lane lane, const fcdp_part *parts, size_t n,
+                           fcdp_stream stream) {
     launch l = {.lane = &t->lanes[lane], .parts = parts, .n = n, .stream = stream};
     fcdp_status status = enter(t);
     if (status) return status;
@@ -204,8 +223,10 @@ static fcdp_status enqueue(fcdp_nccl_transport *t, fcdp_lane lane, const fcdp_pa
     return status;
 }
 
-/* NCCL would order a communicator's collectives by itself, whatever their streams, but says so of no version. */
-static fcdp_status nccl_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream, fcdp_event turn) {
+/* NCCL would order a communicator's collectives by itself, whatever their
+ * streams, but says so of no version. */
+static fcdp_status nccl_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
+                                   fcdp_stream stream, fcdp_event turn) {
     fcdp_nccl_transport *t = ctx;
     fcdp_status status = fcdp__driver_stream_wait(t->drv, stream, turn);
     if (!status) status = enqueue(t, lane, parts, n, stream);
@@ -219,7 +240,9 @@ static fcdp_status lane_check(const nccl_lane *lane) {
     if (!lane->comm) return FCDP_OK;
     ncclResult_t result = lane->transport->nccl.ncclCommGetAsyncError(lane->comm, &state);
     if (result != ncclSuccess) return call_failed(lane, lane->comm, result, "ncclCommGetAsyncError");
-    return state == ncclSuccess || state == ncclInProgress ? FCDP_OK : call_failed(lane, lane->comm, state, "a collective");
+    return state == ncclSuccess || state == ncclInProgress
+               ? FCDP_OK
+               : call_failed(lane, lane->comm, state, "a collective");
 }
 
 static fcdp_status nccl_check(void *ctx) {
@@ -236,14 +259,16 @@ static fcdp_status nccl_check(void *ctx) {
 
 /* With the mutex. False: not by then. */
 static bool wait_for_none(fcdp_nccl_transport *t, const unsigned *count, uint64_t until_ns) {
-    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000), .tv_nsec = (long)(until_ns % 1000000000)};
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
+                                   .tv_nsec = (long)(until_ns % 1000000000)};
     while (*count > 0)
         if (pthread_cond_timedwait(&t->changed, &t->mutex, &until) == ETIMEDOUT) return *count == 0;
     return true;
 }
 
-/* Who is inside comes out as soon as NCCL's call returns. Where it does not, it waits for the device, whose kernels wait for this. The thread's
- * context stays: the thread ends here, and the driver may be closed by then. */
+/* Who is inside comes out as soon as NCCL's call returns. Where it does not, it waits for
+ * the device, whose kernels wait for this. The thread's context stays: the thread ends here,
+ * and the driver may be closed by then. */
 static void *abort_main(void *arg) {
     nccl_lane *lane = arg;
     fcdp_nccl_transport *t = lane->transport;
@@ -252,7 +277,8 @@ static void *abort_main(void *arg) {
     pthread_mutex_unlock(&t->mutex);
     fcdp__driver_context_take(t->context);
     ncclResult_t result = t->nccl.ncclCommAbort(lane->comm);
-    if (result != ncclSuccess) fcdp__log(FCDP_LOG_DEBUG, "ncclCommAbort (%s): %s", lane->name, t->nccl.ncclGetErrorString(result));
+    if (result != ncclSuccess)
+        fcdp__log(FCDP_LOG_DEBUG, "ncclCommAbort (%s): %s", lane->name, t->nccl.ncclGetErrorString(result));
     pthread_mutex_lock(&t->mutex);
     lane->comm = NULL;
     t->n_aborting--;
@@ -265,7 +291,8 @@ static bool thread_start(void *(*main)(void *), void *arg) {
     sigset_t all, before;
     pthread_t thread;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the new thread inherits the mask: signals go to the program's own */
+    /* the new thread inherits the mask: signals go to the program's own */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     bool started = pthread_create(&thread, NULL, main, arg) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (started) pthread_detach(thread);
@@ -283,7 +310,9 @@ static void nccl_abort(void *ctx, const char *why) {
         t->n_aborting++;
         if (thread_start(abort_main, &t->lanes[lane])) continue;
         t->n_aborting--;
-        fcdp__log(FCDP_LOG_WARN, "no thread to abort NCCL's communicator (%s): its collectives do not end before this process does",
+        fcdp__log(FCDP_LOG_WARN,
+                  "no thread to abort NCCL's communicator (%s): its collectives do not end before this "
+                  "process does",
                   t->lanes[lane].name);
     }
     pthread_mutex_unlock(&t->mutex);
@@ -294,7 +323,11 @@ static void nccl_destroy(void *ctx) {
 }
 
 fcdp_transport fcdp__nccl_table(fcdp_nccl_transport *transport) {
-    return (fcdp_transport){.ctx = transport, .all_gather = nccl_all_gather, .check = nccl_check, .abort = nccl_abort, .destroy = nccl_destroy};
+    return (fcdp_transport){.ctx = transport,
+                            .all_gather = nccl_all_gather,
+                            .check = nccl_check,
+                            .abort = nccl_abort,
+                            .destroy = nccl_destroy};
 }
 
 /* ---- making ---- */
@@ -309,8 +342,10 @@ static void comm_init(void *arg) {
     init *of = arg;
     nccl_lane *lane = of->lane;
     const fcdp_nccl *nccl = &lane->transport->nccl;
-    ncclConfig_v21400 config = {.size = sizeof config, .magic = (unsigned)NCCL_API_MAGIC, .version = NCCL_OLDEST, .blocking = 0};
-    ncclResult_t result = nccl->ncclCommInitRankConfig(&lane->comm, (int)lane->size, of->id, (int)lane->place, &config);
+    ncclConfig_v21400 config = {
+        .size = sizeof config, .magic = (unsigned)NCCL_API_MAGIC, .version = NCCL_OLDEST, .blocking = 0};
+    ncclResult_t result = nccl->ncclCommInitRankConfig(&lane->comm, (int)lane->size, of->id, (int)lane->place,
+                                                       &config);
     if (result != ncclSuccess && result != ncclInProgress)
         of->status = call_failed(lane, NULL, result, "ncclCommInitRankConfig");
     else
@@ -324,15 +359,16 @@ static fcdp_status id_find(const fcdp_nccl_config *config, int lane, ncclUniqueI
     uint32_t leader = lane == FCDP_LANE_NODE ? topology->node * topology->node_size : topology->local;
     memcpy(id_out->internal, config->ids[leader].lane[lane], sizeof id_out->internal);
     if (memcmp(id_out, &none, sizeof none)) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_PEER, "rank %u of the shard group made no NCCL id for the lane %s, and says why", leader, lane_names[lane]);
+    return fcdp__fail(FCDP_ERR_PEER,
+                      "rank %u of the shard group made no NCCL id for the lane %s, and says why", leader,
+                      lane_names[lane]);
 }
 
 static fcdp_status lane_make(fcdp_nccl_transport *t, const fcdp_nccl_config *config, int number) {
     const fcdp_topology *topology = &config->topology;
     nccl_lane *lane = &t->lanes[number];
-    *lane = number == FCDP_LANE_NODE
-                ? (nccl_lane){.size = topology->node_size, .place = topology->local}
-                : (nccl_lane){.size = topology->n_nodes, .place = topology->node};
+    *lane = number == FCDP_LANE_NODE ? (nccl_lane){.size = topology->node_size, .place = topology->local}
+                                     : (nccl_lane){.size = topology->n_nodes, .place = topology->node};
     lane->transport = t;
     lane->name = lane_names[number];
     if (lane->size == 1) return FCDP_OK;
@@ -362,8 +398,9 @@ static fcdp_nccl_transport *transport_make(const fcdp_nccl_config *config) {
 
 /* ---- the first operation of each lane ----
  *
- * NCCL connects members when they first send to each other, and the host waits for that. It is done here, in both forms that all_gather has,
- * so that no training step waits for a peer's host; and what came is looked at, before anything relies on it. */
+ * NCCL connects members when they first send to each other, and the host waits for that. It is done here, in
+ * both forms that all_gather has, so that no training step waits for a peer's host; and what came is looked
+ * at, before anything relies on it. */
 
 enum { PROBE_BYTES = 64 };
 
@@ -373,7 +410,7 @@ typedef struct probe {
     fcdp_dptr at; /* one page */
     size_t page_bytes;
     fcdp_phys page;
-    int n_made; /* of the steps of probe_make */
+    int n_made;    /* of the steps of probe_make */
     uint8_t *host; /* what goes to the page, and what comes from it */
 } probe;
 
@@ -414,9 +451,12 @@ static fcdp_status stream_await(probe *p, const nccl_lane *lane) {
         if (status) return status;
         uint64_t now_ns = fcdp__now_ns();
         if (now_ns > wait_ends_ns(t))
-            return fcdp__fail(FCDP_ERR_TIMEOUT, "the first all-gather (%s, member %u of %u) has not ended after %.1f s (FCDP_TIMEOUT=%g): the "
-                              "network does not carry it; NCCL_DEBUG=INFO shows what NCCL has chosen", lane->name, lane->place, lane->size,
-                              (double)(now_ns - begin_ns) / 1e9, t->timeout_s);
+            return fcdp__fail(FCDP_ERR_TIMEOUT,
+                              "the first all-gather (%s, member %u of %u) has not ended after %.1f s "
+                              "(FCDP_TIMEOUT=%g): the "
+                              "network does not carry it; NCCL_DEBUG=INFO shows what NCCL has chosen",
+                              lane->name, lane->place, lane->size, (double)(now_ns - begin_ns) / 1e9,
+                              t->timeout_s);
         pause_after(n);
     }
 }
@@ -424,7 +464,8 @@ static fcdp_status stream_await(probe *p, const nccl_lane *lane) {
 /* Members side by side at the page's begin, and with a gap each behind them. */
 static void probe_parts(const probe *p, const nccl_lane *lane, fcdp_part parts_out[2]) {
     parts_out[0] = (fcdp_part){p->at, PROBE_BYTES, PROBE_BYTES};
-    parts_out[1] = (fcdp_part){fcdp__dptr_add(p->at, (size_t)lane->size * PROBE_BYTES), PROBE_BYTES, 2 * PROBE_BYTES};
+    parts_out[1] = (fcdp_part){fcdp__dptr_add(p->at, (size_t)lane->size * PROBE_BYTES), PROBE_BYTES,
+                               2 * PROBE_BYTES};
 }
 
 static uint8_t *probe_place(const probe *p, const fcdp_part *part, uint32_t member) {
@@ -436,9 +477,13 @@ static fcdp_status probe_compare(const probe *p, const nccl_lane *lane, const fc
         for (uint32_t member = 0; member < lane->size; member++)
             for (size_t k = 0; k < PROBE_BYTES; k++)
                 if (probe_place(p, &parts[i], member)[k] != (uint8_t)(member + 1))
-                    return fcdp__fail(FCDP_ERR_TRANSPORT, "the first all-gather (%s, member %u of %u) brought %u from member %u, not %u: NCCL %d "
-                                      "does not carry bytes right here; FCDP cannot use it", lane->name, lane->place, lane->size,
-                                      probe_place(p, &parts[i], member)[k], member, (uint8_t)(member + 1), lane->transport->nccl.version);
+                    return fcdp__fail(FCDP_ERR_TRANSPORT,
+                                      "the first all-gather (%s, member %u of %u) brought %u from member %u, "
+                                      "not %u: NCCL %d "
+                                      "does not carry bytes right here; FCDP cannot use it",
+                                      lane->name, lane->place, lane->size,
+                                      probe_place(p, &parts[i], member)[k], member, (uint8_t)(member + 1),
+                                      lane->transport->nccl.version);
     return FCDP_OK;
 }
 
@@ -451,7 +496,8 @@ static fcdp_status lane_probe(probe *p, int number) {
     if (bytes > p->page_bytes) return fcdp__fail(FCDP_ERR_UNSUPPORTED, "a lane of %u members", lane->size);
     probe_parts(p, lane, parts);
     memset(p->host, 0, bytes);
-    for (int i = 0; i < 2; i++) memset(probe_place(p, &parts[i], lane->place), (uint8_t)(lane->place + 1), PROBE_BYTES);
+    for (int i = 0; i < 2; i++)
+        memset(probe_place(p, &parts[i], lane->place), (uint8_t)(lane->place + 1), PROBE_BYTES);
     fcdp_status status = fcdp__driver_copy_h2d(t->drv, p->at, p->host, bytes, p->stream);
     if (!status) status = enqueue(t, (fcdp_lane)number, parts, 2, p->stream);
     if (!status) status = stream_await(p, lane);
@@ -486,7 +532,8 @@ static fcdp_status connect(fcdp_nccl_transport *t) {
 
 fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transport **transport_out) {
     if (config->nccl->is_double != fcdp__driver_is_sim(config->drv))
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "NCCL moves the memory of GPUs alone, and the model is on the CPU");
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                          "NCCL moves the memory of GPUs alone, and the model is on the CPU");
     fcdp_nccl_transport *t = transport_make(config);
     if (!t) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for NCCL's communicators");
     fcdp_status status = FCDP_OK;
@@ -506,7 +553,8 @@ fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transpor
 
 /* ---- the end ---- */
 
-/* Finalizing waits for the peers while ours watches the time; destroying what is not finalized would wait in NCCL. */
+/* Finalizing waits for the peers while ours watches the time; destroying what
+ * is not finalized would wait in NCCL. */
 static void comm_finalize(void *arg) {
     init *of = arg;
     nccl_lane *lane = of->lane;
@@ -519,7 +567,8 @@ static void comm_finalize(void *arg) {
     if (of->status) return;
     result = nccl->ncclCommDestroy(lane->comm);
     lane->comm = NULL;
-    if (result != ncclSuccess) fcdp__log(FCDP_LOG_DEBUG, "ncclCommDestroy (%s): %s", lane->name, nccl->ncclGetErrorString(result));
+    if (result != ncclSuccess)
+        fcdp__log(FCDP_LOG_DEBUG, "ncclCommDestroy (%s): %s", lane->name, nccl->ncclGetErrorString(result));
 }
 
 static fcdp_status lanes_finalize(fcdp_nccl_transport *t) {
@@ -538,8 +587,11 @@ void fcdp__nccl_destroy(fcdp_nccl_transport *t) {
     if (!t) return;
     if (!atomic_load(&t->aborted) && lanes_finalize(t)) nccl_abort(t, fcdp_error_text());
     if (!abort_await(t)) {
-        fcdp__log(FCDP_LOG_WARN, "NCCL's communicators have not been aborted after %.1f s (a quarter of FCDP_TIMEOUT); they stay until the process "
-                  "ends", t->timeout_s / 4);
+        fcdp__log(FCDP_LOG_WARN,
+                  "NCCL's communicators have not been aborted after %.1f s (a quarter of FCDP_TIMEOUT); they "
+                  "stay until the process "
+                  "ends",
+                  t->timeout_s / 4);
         return;
     }
     pthread_cond_destroy(&t->changed);

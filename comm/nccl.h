@@ -3,7 +3,8 @@
  *
  *     fcdp__nccl_load, once per process
  *     -> fcdp__nccl_ids_make on every rank; the caller exchanges the ids: rank r's at index r
- *     -> fcdp__nccl_create, a collective of the shard group -> fcdp__nccl_table, for fcdp_comm_create; that comm destroys it
+ *     -> fcdp__nccl_create, a collective of the shard group
+ *     -> fcdp__nccl_table, for fcdp_comm_create; that comm destroys it
  *
  * Communicators do not block: whatever NCCL cannot do at once goes on in a thread of NCCL's while ours
  * watches the time, so that a peer that never comes ends in a failure. NCCL asks for the order that
@@ -33,7 +34,7 @@ typedef struct fcdp_nccl_ids {
 
 typedef struct fcdp_nccl_config {
     const fcdp_nccl *nccl; /* copied */
-    fcdp_driver *drv; /* its device is this rank's, and no other rank's */
+    fcdp_driver *drv;      /* its device is this rank's, and no other rank's */
     fcdp_topology topology;
     const fcdp_nccl_ids *ids; /* of all n_ranks, in their order */
     double timeout_s;         /* a collective's wait on the host for peers; of making and ending, see below */
@@ -49,16 +50,16 @@ int fcdp__nccl_version(const fcdp_nccl *nccl); /* 2.28.9: 22809 */
 fcdp_status fcdp__nccl_ids_make(const fcdp_nccl *nccl, const fcdp_topology *topology,
                                 fcdp_nccl_ids *ids_out) FCDP_MUST_CHECK;
 
-/* All ranks of the shard group call it; it returns once every member of this rank's lanes has, and in any
- * case within 3/4 of timeout_s: a rank that fails alone meets the others there. FCDP_ERR_TIMEOUT: a member did
- * not come in half of it. */
+/* All ranks of the shard group call it; it returns once every member of this rank's lanes has, and in
+ * any case within 3/4 of timeout_s: a rank that fails alone meets the others there. FCDP_ERR_TIMEOUT:
+ * a member did not come in half of it. */
 fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config,
                               fcdp_nccl_transport **transport_out) FCDP_MUST_CHECK;
 /* Valid until the transport is destroyed. */
 fcdp_transport fcdp__nccl_table(fcdp_nccl_transport *transport);
-/* Where no comm has taken the table. Its streams have ended what was enqueued, or it was aborted; on every rank of
- * the shard group. Waits for peers, at most 3/4 of timeout_s. What NCCL has not aborted by then stays, and needs
- * neither the driver nor the library's table any more. NULL: nothing. */
+/* Where no comm has taken the table. Its streams have ended what was enqueued, or it was aborted; on every
+ * rank of the shard group. Waits for peers, at most 3/4 of timeout_s. What NCCL has not aborted by then
+ * stays, and needs neither the driver nor the library's table any more. NULL: nothing. */
 void fcdp__nccl_destroy(fcdp_nccl_transport *transport);
 
 #endif

@@ -29,25 +29,24 @@ enum {
     NCCL_OLDEST = 21400 /* communicators that do not block */
 };
 
-/* clang-format off */
-#define NCCL_CALLS(X)                                                                                                  \
-    X(ncclGetVersion, ncclResult_t, (int *version))                                                                    \
-    X(ncclGetUniqueId, ncclResult_t, (ncclUniqueId *id))                                                               \
-    X(ncclCommInitRankConfig, ncclResult_t,                                                                            \
-      (ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_v21400 *config))                           \
-    X(ncclCommFinalize, ncclResult_t, (ncclComm_t comm))                                                               \
-    X(ncclCommDestroy, ncclResult_t, (ncclComm_t comm))                                                                \
-    X(ncclCommAbort, ncclResult_t, (ncclComm_t comm))                                                                  \
-    X(ncclCommGetAsyncError, ncclResult_t, (ncclComm_t comm, ncclResult_t *error))                                     \
-    X(ncclGetErrorString, const char *, (ncclResult_t result))                                                         \
-    X(ncclGetLastError, const char *, (ncclComm_t comm))                                                               \
-    X(ncclGroupStart, ncclResult_t, (void))                                                                            \
-    X(ncclGroupEnd, ncclResult_t, (void))                                                                              \
-    X(ncclAllGather, ncclResult_t,                                                                                     \
-      (const void *from, void *to, size_t count, int type, ncclComm_t comm, void *stream))                             \
-    X(ncclSend, ncclResult_t, (const void *from, size_t count, int type, int peer, ncclComm_t comm, void *stream))     \
+#define NCCL_CALLS(X)                                                                                        \
+    X(ncclGetVersion, ncclResult_t, (int *version))                                                          \
+    X(ncclGetUniqueId, ncclResult_t, (ncclUniqueId * id))                                                    \
+    X(ncclCommInitRankConfig, ncclResult_t,                                                                  \
+      (ncclComm_t * comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_v21400 *config))                \
+    X(ncclCommFinalize, ncclResult_t, (ncclComm_t comm))                                                     \
+    X(ncclCommDestroy, ncclResult_t, (ncclComm_t comm))                                                      \
+    X(ncclCommAbort, ncclResult_t, (ncclComm_t comm))                                                        \
+    X(ncclCommGetAsyncError, ncclResult_t, (ncclComm_t comm, ncclResult_t * error))                          \
+    X(ncclGetErrorString, const char *, (ncclResult_t result))                                               \
+    X(ncclGetLastError, const char *, (ncclComm_t comm))                                                     \
+    X(ncclGroupStart, ncclResult_t, (void))                                                                  \
+    X(ncclGroupEnd, ncclResult_t, (void))                                                                    \
+    X(ncclAllGather, ncclResult_t,                                                                           \
+      (const void *from, void *to, size_t count, int type, ncclComm_t comm, void *stream))                   \
+    X(ncclSend, ncclResult_t,                                                                                \
+      (const void *from, size_t count, int type, int peer, ncclComm_t comm, void *stream))                   \
     X(ncclRecv, ncclResult_t, (void *to, size_t count, int type, int peer, ncclComm_t comm, void *stream))
-/* clang-format on */
 
 struct fcdp_nccl {
 #define AS_FIELD(name, result, args) result(*name) args;

@@ -9,7 +9,8 @@
 
 _Static_assert(sizeof(ncclUniqueId) == FCDP_NCCL_ID_BYTES, "NCCL's ABI");
 
-/* False, with the reason appended: it is not there, or lacks something. It stays loaded all the same: it has threads of its own. */
+/* False, with the reason appended: it is not there, or lacks something. It stays loaded all
+ * the same: it has threads of its own. */
 static bool api_load(const char *path, fcdp_nccl *nccl, char *reasons, size_t n_reasons) {
     size_t at = strlen(reasons);
     const char *between = at ? "; " : "";
@@ -18,10 +19,10 @@ static bool api_load(const char *path, fcdp_nccl *nccl, char *reasons, size_t n_
         snprintf(reasons + at, n_reasons - at, "%s%s", between, dlerror());
         return false;
     }
-#define AS_LOAD(name, result, args)                                                                                    \
-    if (!(*(void **)&nccl->name = dlsym(library, #name))) {                                                            \
-        snprintf(reasons + at, n_reasons - at, "%s%s has no %s", between, path, #name);                                \
-        return false;                                                                                                  \
+#define AS_LOAD(name, result, args)                                                                          \
+    if (!(*(void **)&nccl->name = dlsym(library, #name))) {                                                  \
+        snprintf(reasons + at, n_reasons - at, "%s%s has no %s", between, path, #name);                      \
+        return false;                                                                                        \
     }
     NCCL_CALLS(AS_LOAD)
     nccl->is_double = dlsym(library, "simnccl_state") != NULL;
@@ -36,10 +37,15 @@ fcdp_status fcdp__nccl_load(const char *path, fcdp_nccl **nccl_out) {
     if (!loaded) loaded = api_load("libnccl.so.2", nccl, reasons, sizeof reasons);
     fcdp_status status = FCDP_OK;
     if (!loaded)
-        status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "no NCCL that FCDP can use: %s; it must be version 2.14 or later, beside torch or in the "
-                            "library path", reasons);
+        status = fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "no NCCL that FCDP can use: %s; it must be version 2.14 or later, beside torch or in the "
+            "library path",
+            reasons);
     else if (nccl->ncclGetVersion(&nccl->version) != ncclSuccess || nccl->version < NCCL_OLDEST)
-        status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "NCCL says that it is version %d; FCDP needs 2.14 (21400) or later", nccl->version);
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                            "NCCL says that it is version %d; FCDP needs 2.14 (21400) or later",
+                            nccl->version);
     if (status)
         free(nccl);
     else
@@ -56,16 +62,21 @@ int fcdp__nccl_version(const fcdp_nccl *nccl) {
 }
 
 /* NCCL begins a thread for each id, which waits for the members: so only who leads a lane makes one. */
-fcdp_status fcdp__nccl_ids_make(const fcdp_nccl *nccl, const fcdp_topology *topology, fcdp_nccl_ids *ids_out) {
+fcdp_status fcdp__nccl_ids_make(const fcdp_nccl *nccl, const fcdp_topology *topology,
+                                fcdp_nccl_ids *ids_out) {
     fcdp_nccl_ids ids = {0};
     for (int lane = 0; lane < FCDP_N_LANES; lane++) {
-        bool leads = lane == FCDP_LANE_NODE ? topology->local == 0 && topology->node_size > 1 : topology->node == 0;
+        bool leads = lane == FCDP_LANE_NODE ? topology->local == 0 && topology->node_size > 1
+                                            : topology->node == 0;
         if (!leads) continue;
         ncclUniqueId id;
         ncclResult_t result = nccl->ncclGetUniqueId(&id);
         if (result != ncclSuccess)
-            return fcdp__fail(FCDP_ERR_TRANSPORT, "ncclGetUniqueId: %s (%s); NCCL_SOCKET_IFNAME names the network interface to use, "
-                              "NCCL_DEBUG=INFO shows more", nccl->ncclGetErrorString(result), nccl->ncclGetLastError(NULL));
+            return fcdp__fail(
+                FCDP_ERR_TRANSPORT,
+                "ncclGetUniqueId: %s (%s); NCCL_SOCKET_IFNAME names the network interface to use, "
+                "NCCL_DEBUG=INFO shows more",
+                nccl->ncclGetErrorString(result), nccl->ncclGetLastError(NULL));
         memcpy(ids.lane[lane], id.internal, sizeof id.internal);
     }
     *ids_out = ids;

@@ -25,8 +25,8 @@ void fcdp__plan_destroy(fcdp_plan *plan) {
     free(plan);
 }
 
-fcdp_piece fcdp__plan_shard(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent, uint32_t node,
-                            uint32_t local) {
+fcdp_piece fcdp__plan_shard(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent,
+                            uint32_t node, uint32_t local) {
     const fcdp_extent *e = &layout->extents[extent];
     size_t rank = (size_t)node * topology->node_size + local;
     return (fcdp_piece){e->offset_bytes + rank * e->shard_bytes, e->shard_bytes};
@@ -87,7 +87,8 @@ size_t fcdp__plan_put_pieces(const fcdp_plan *plan, uint32_t whole_mask, const f
 
 static fcdp_piece intersect(fcdp_piece a, fcdp_piece b) {
     size_t begin = a.offset_bytes > b.offset_bytes ? a.offset_bytes : b.offset_bytes;
-    size_t a_end = a.offset_bytes + a.bytes, b_end = b.offset_bytes + b.bytes, end = a_end < b_end ? a_end : b_end;
+    size_t a_end = a.offset_bytes + a.bytes, b_end = b.offset_bytes + b.bytes,
+           end = a_end < b_end ? a_end : b_end;
     return (fcdp_piece){begin, end > begin ? end - begin : 0};
 }
 
@@ -97,7 +98,8 @@ size_t fcdp__plan_put_slices(const fcdp_plan *plan, uint32_t whole_mask, const f
     uint32_t one_piece = whole_mask | (plan->fill_mask & ~plan->restore_mask);
     size_t n = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (one_piece & 1u << s && layout->span[s].bytes) pieces_out[n++] = fcdp__layout_slice(layout, s, topology->local);
+        if (one_piece & 1u << s && layout->span[s].bytes)
+            pieces_out[n++] = fcdp__layout_slice(layout, s, topology->local);
     for (uint32_t k = 0; k < plan->n_stale; k++) {
         const fcdp_extent *e = &layout->extents[plan->stale[k]];
         if (one_piece & 1u << e->span) continue;
@@ -115,7 +117,8 @@ static size_t other_pieces(const fcdp_layout *layout, const fcdp_topology *topol
     size_t n = 0, at = e->offset_bytes, end = at + layout->n_shards * e->shard_bytes;
     for (uint32_t b = 0; b <= topology->n_nodes; b++) {
         size_t own = end;
-        if (b < topology->n_nodes) own = fcdp__plan_shard(layout, topology, extent, b, topology->local).offset_bytes;
+        if (b < topology->n_nodes)
+            own = fcdp__plan_shard(layout, topology, extent, b, topology->local).offset_bytes;
         if (own > at) pieces_out[n++] = (fcdp_piece){at, own - at};
         at = own + e->shard_bytes;
     }
@@ -125,6 +128,7 @@ static size_t other_pieces(const fcdp_layout *layout, const fcdp_topology *topol
 size_t fcdp__plan_take_pieces(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology,
                               fcdp_piece *pieces_out) {
     size_t n = 0;
-    for (uint32_t k = 0; k < plan->n_stale; k++) n += other_pieces(layout, topology, plan->stale[k], pieces_out + n);
+    for (uint32_t k = 0; k < plan->n_stale; k++)
+        n += other_pieces(layout, topology, plan->stale[k], pieces_out + n);
     return n;
 }

@@ -1,14 +1,18 @@
 /* plan.h - what an unshard moves, and where. Pure: staleness, layout and topology in, places out.
  *
- * The same agreed staleness gives the same plan on every rank. Everything lands in its place in the region at once:
+ * The same agreed staleness gives the same plan on every rank. Everything lands in its place in the region at
+ * once:
  *
- *     own       this rank's shards of the stale extents -> their places in the region                      (device to device)
- *     inter     stale extents: for each an all-gather over the nodes, in place, of shards (0..n_nodes-1, local)  (the slow link)
- *     node      stale extents: for each node b an all-gather within the node, in place, of shards (b, 0..g-1)
- *     put       to their places in the node's host memory; all ranks together put every byte. Before the node step: shards (b, local) of all b.
- *               Behind it: this rank's slices
+ *     own       this rank's shards of the stale extents -> their places in the region, device to device
+ *     inter     over the slow link: for each stale extent an all-gather over the nodes, in place, of shards
+ *               (0..n_nodes-1, local)
+ *     node      for each stale extent and each node b an all-gather within the node, in place, of shards
+ *               (b, 0..g-1)
+ *     put       to their places in the node's host memory; all ranks together put every byte. Before the node
+ *               step: shards (b, local) of all b. Behind it: this rank's slices
  *     take      the other ranks' shards, from host memory: instead of the node step
- *     restore   a span that keeps at least one fresh extent: from host memory, its slices all-gathered within the node, or whole
+ *     restore   a span that keeps at least one fresh extent: from host memory, its slices all-gathered within
+ *               the node, or whole
  *
  * A node of one rank has no node step. A span that is restored and partly stale is restored first.
  */
@@ -28,25 +32,29 @@ typedef struct fcdp_plan {
 } fcdp_plan;
 
 /* `stale[i]` nonzero: extent i must be gathered. The caller frees with fcdp__plan_destroy. */
-fcdp_status fcdp__plan_make(const fcdp_layout *layout, const uint8_t *stale, fcdp_plan **plan_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__plan_make(const fcdp_layout *layout, const uint8_t *stale,
+                            fcdp_plan **plan_out) FCDP_MUST_CHECK;
 void fcdp__plan_destroy(fcdp_plan *plan);
 
 /* Where shard (node, local) of an extent lies in the region. */
-fcdp_piece fcdp__plan_shard(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent, uint32_t node,
-                            uint32_t local);
+fcdp_piece fcdp__plan_shard(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent,
+                            uint32_t node, uint32_t local);
 
-/* The parts of a collective on a region at `base`. n_stale of them; n_stale * n_nodes; at most FCDP_N_SPANS. Each returns how many. */
-size_t fcdp__plan_inter_parts(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology, fcdp_dptr base,
-                              fcdp_part *parts_out);
-size_t fcdp__plan_node_parts(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology, fcdp_dptr base,
-                             fcdp_part *parts_out);
-size_t fcdp__plan_slice_parts(uint32_t span_mask, const fcdp_layout *layout, const fcdp_topology *topology, fcdp_dptr base,
-                              fcdp_part *parts_out);
+/* The parts of a collective on a region at `base`. n_stale of them; n_stale * n_nodes; at most
+ * FCDP_N_SPANS. Each returns how many. */
+size_t fcdp__plan_inter_parts(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology,
+                              fcdp_dptr base, fcdp_part *parts_out);
+size_t fcdp__plan_node_parts(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology,
+                             fcdp_dptr base, fcdp_part *parts_out);
+size_t fcdp__plan_slice_parts(uint32_t span_mask, const fcdp_layout *layout, const fcdp_topology *topology,
+                              fcdp_dptr base, fcdp_part *parts_out);
 
-/* Pieces to put: this rank's shards of the stale extents, and of every extent of the spans in `whole_mask`. At most n_extents * n_nodes. */
+/* Pieces to put: this rank's shards of the stale extents, and of every extent of the spans in
+ * `whole_mask`. At most n_extents * n_nodes. */
 size_t fcdp__plan_put_pieces(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
                              const fcdp_topology *topology, fcdp_piece *pieces_out);
-/* The same bytes cut otherwise: what of them lies in this rank's slices. Ascending within a span; at most n_extents + FCDP_N_SPANS. */
+/* The same bytes cut otherwise: what of them lies in this rank's slices. Ascending within a
+ * span; at most n_extents + FCDP_N_SPANS. */
 size_t fcdp__plan_put_slices(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
                              const fcdp_topology *topology, fcdp_piece *pieces_out);
 /* Pieces to take: everything of the stale extents but this rank's shards. At most n_stale * (n_nodes + 1). */

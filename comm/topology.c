@@ -30,11 +30,11 @@ static fcdp_status runs_check(const run *runs, uint32_t n) {
                                   runs[j].node);
     for (uint32_t i = 1; i < n; i++)
         if (runs[i].n != runs[0].n)
-            return fcdp__fail(
-                FCDP_ERR_UNSUPPORTED,
-                "ranks per node differ: %u on node %u, %u on node %u; start the same number on every node, or "
-                "correct FCDP_LOCAL_SIZE if it is set",
-                runs[0].n, runs[0].node, runs[i].n, runs[i].node);
+            return fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                              "ranks per node differ: %u on node %u, %u on node %u; start the same number on "
+                              "every node, or "
+                              "correct FCDP_LOCAL_SIZE if it is set",
+                              runs[0].n, runs[0].node, runs[i].n, runs[i].node);
     if (n == 1)
         return fcdp__fail(
             FCDP_ERR_UNSUPPORTED,

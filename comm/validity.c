@@ -45,7 +45,8 @@ static uint32_t observation_differs(const fcdp_observation *now, const fcdp_obse
     if (now->has_fingerprint && copy->has_fingerprint) {
         if (now->fingerprint != copy->fingerprint) return mask | FCDP_STALE_FINGERPRINT;
         if (!copy->confirmed) return mask;
-        return now->signals.dtypes == copy->signals.dtypes ? 0 : FCDP_STALE_IDENTITY; /* the same shard, gathered as something else */
+        /* the same shard, gathered as something else */
+        return now->signals.dtypes == copy->signals.dtypes ? 0 : FCDP_STALE_IDENTITY;
     }
     if (now->grad_mode_changes != copy->grad_mode_changes) mask |= FCDP_STALE_GRAD_MODE;
     if (!optimizer_seen && now->reductions != copy->reductions) mask |= FCDP_STALE_REDUCED;

@@ -1,17 +1,21 @@
-/* validity.h - is a gathered copy of a parameter still what its shard says? Pure: signals in, a verdict out. Not thread-safe.
+/* validity.h - is a gathered copy of a parameter still what its shard says? Pure: signals in, a verdict out.
+ * Not thread-safe.
  *
- * A version counter alone trains wrongly, silently (foreach and fused optimizers over DTensors move none), so every signal that a
- * parameter gives is compared with what it was when the copy was gathered, and any change makes it stale. A fingerprint of
- * the shard's bytes is the one signal that nothing escapes; where there is none, a change of grad mode and gradients that
- * were reduced without any optimizer hook ever firing count as changes.
+ * A version counter alone trains wrongly, silently (foreach and fused optimizers over DTensors move none), so
+ * every signal that a parameter gives is compared with what it was when the copy was gathered, and any change
+ * makes it stale. A fingerprint of the shard's bytes is the one signal that nothing escapes; where there is
+ * none, a change of grad mode and gradients that were reduced without any optimizer hook ever firing count as
+ * changes.
  *
- * Equal fingerprints make a copy fresh whatever signals moved, if the copy is known to be of the bytes that were
- * fingerprinted. It need not be: a shard may be written between the observation and its gather, and be as it was
- * at the next observation. So signals are compared once more where the gather reads it
- * (fcdp__validity_confirm); where they have moved, or nobody compared, a signal that moves later counts as ever.
+ * Equal fingerprints make a copy fresh whatever signals moved, if the copy is known to be of the bytes that
+ * were fingerprinted. It need not be: a shard may be written between the observation and its gather, and be
+ * as it was at the next observation. So signals are compared once more where the gather reads it
+ * (fcdp__validity_confirm); where they have moved, or nobody compared, a signal that moves later counts as
+ * ever.
  *
- * observed: the signals of now, taken by fcdp__validity_observe. accepted: those of the copy, set by fcdp__validity_accept when its
- * gather is done, to what was observed when the gather was submitted (fcdp__validity_observed; shards may be observed again meanwhile).
+ * observed: the signals of now, taken by fcdp__validity_observe. accepted: those of the copy, set by
+ * fcdp__validity_accept when its gather is done, to what was observed when the gather was submitted
+ * (fcdp__validity_observed; shards may be observed again meanwhile).
  *
  *     fresh <=> accepted exists and equals observed under the rules
  */
@@ -20,50 +24,54 @@
 
 #include "alloc/fcdp.h"
 
-typedef struct fcdp_signals {           /* of one parameter */
-    uint64_t object_id;                 /* of the sharded parameter: load_state_dict(assign=True) changes it */
-    uint64_t storage;                   /* address of the shard's storage */
-    uint64_t version_outer;             /* DTensor's counter: p.mul_, p.copy_, load_state_dict */
-    uint64_t version_local;             /* its local tensor's: to_local().mul_ */
-    uint64_t version_data;              /* the padded flat shard's */
-    uint64_t optimizer_steps;           /* steps of optimizers that may have written it */
-    uint64_t dtypes;                    /* stored and gathered dtype, any encoding */
+typedef struct fcdp_signals { /* of one parameter */
+    /* of the sharded parameter: load_state_dict(assign=True) changes it */
+    uint64_t object_id;
+    uint64_t storage;         /* address of the shard's storage */
+    uint64_t version_outer;   /* DTensor's counter: p.mul_, p.copy_, load_state_dict */
+    uint64_t version_local;   /* its local tensor's: to_local().mul_ */
+    uint64_t version_data;    /* the padded flat shard's */
+    uint64_t optimizer_steps; /* steps of optimizers that may have written it */
+    uint64_t dtypes;          /* stored and gathered dtype, any encoding */
     uint64_t requires_grad;
 } fcdp_signals;
 
-typedef struct fcdp_scene {             /* of the whole process, at the moment of the observation */
+typedef struct fcdp_scene { /* of the whole process, at the moment of the observation */
     bool grad_mode;
-    bool optimizer_seen;                /* a step hook has ever fired for this model */
-    uint64_t reductions;                /* backward passes that reduced gradients of this group */
+    bool optimizer_seen; /* a step hook has ever fired for this model */
+    uint64_t reductions; /* backward passes that reduced gradients of this group */
 } fcdp_scene;
 
-typedef struct fcdp_observation {       /* of one parameter; only fcdp__validity_* looks inside */
+typedef struct fcdp_observation { /* of one parameter; only fcdp__validity_* looks inside */
     fcdp_signals signals;
     uint64_t fingerprint;
     uint64_t reductions;
-    uint64_t grad_mode_changes;         /* between observations of this parameter, so far: a change there and back counts twice */
+    /* between observations of this parameter, so far: a change there and back counts twice */
+    uint64_t grad_mode_changes;
     bool exists, has_fingerprint, grad_mode;
-    bool confirmed;                     /* no signal had moved when the gather read what was fingerprinted */
+    bool confirmed; /* no signal had moved when the gather read what was fingerprinted */
 } fcdp_observation;
 
-typedef enum fcdp_stale {               /* why, a mask; 0 is fresh */
-    FCDP_STALE_NEW = 1,                 /* never gathered, or spoiled */
-    FCDP_STALE_IDENTITY = 2,            /* object, storage, dtype or requires_grad; of a confirmed copy: dtype */
-    FCDP_STALE_VERSION = 4,             /* one of the three counters; not of such */
-    FCDP_STALE_OPTIMIZER = 8,           /* nor this one */
-    FCDP_STALE_FINGERPRINT = 16,
-    FCDP_STALE_GRAD_MODE = 32,          /* only without a fingerprint */
-    FCDP_STALE_REDUCED = 64,            /* only without a fingerprint and without any optimizer hook */
+typedef enum fcdp_stale {                     /* why, a mask; 0 is fresh */
+                          FCDP_STALE_NEW = 1, /* never gathered, or spoiled */
+                          /* object, storage, dtype or requires_grad; of a confirmed copy: dtype */
+                          FCDP_STALE_IDENTITY = 2,
+                          FCDP_STALE_VERSION = 4,   /* one of the three counters; not of such */
+                          FCDP_STALE_OPTIMIZER = 8, /* nor this one */
+                          FCDP_STALE_FINGERPRINT = 16,
+                          FCDP_STALE_GRAD_MODE = 32, /* only without a fingerprint */
+                          FCDP_STALE_REDUCED =
+                              64, /* only without a fingerprint and without any optimizer hook */
 } fcdp_stale;
 
 typedef struct fcdp_validity fcdp_validity; /* of one group: n parameters */
 
 fcdp_status fcdp__validity_create(uint32_t n, fcdp_validity **validity_out) FCDP_MUST_CHECK;
 void fcdp__validity_destroy(fcdp_validity *validity);
-/* `fingerprint`: of the shard's bytes, by one function for all observations; NULL where they were not read. The
- * mask of reasons. */
-uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, const fcdp_scene *scene,
-                                const uint64_t *fingerprint);
+/* `fingerprint`: of the shard's bytes, by one function for all observations; NULL where they
+ * were not read. The mask of reasons. */
+uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
+                                const fcdp_scene *scene, const uint64_t *fingerprint);
 /* A gather reads the shard now: has no signal moved since its observation? */
 void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals);
 /* The last observation: what a gather submitted now will bring. */
@@ -72,8 +80,8 @@ fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t
 void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_observation *gathered);
 /* The copy of every parameter is worthless (someone wrote into it). */
 void fcdp__validity_spoil(fcdp_validity *validity);
-/* Signals, and the fingerprint where it is not NULL, against the last observation: has something changed since the
- * ranks agreed? */
+/* Signals, and the fingerprint where it is not NULL, against the last observation: has
+ * something changed since the ranks agreed? */
 bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                           const uint64_t *fingerprint);
 /* "optimizer step, version counter" for messages; thread-local storage. */

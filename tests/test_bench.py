@@ -1,4 +1,6 @@
-"""tools/bench/training.py without a GPU: it says so, and its training loop runs. tools/bench.sh overlap --before: it builds, or says why not, and runs."""
+"""tools/bench/training.py without a GPU: it says so, and its training loop runs. tools/bench.sh overlap
+--before: it builds, or says why not, and runs."""
+
 import json
 import os
 import pathlib
@@ -40,7 +42,9 @@ def test_the_loop_trains(kind, key):
 
 def build_before(**settings):
     path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
-    return subprocess.run(["bash", BEFORE], capture_output=True, text=True, timeout=600, env=os.environ | {"PATH": path} | settings)
+    return subprocess.run(
+        ["bash", BEFORE], capture_output=True, text=True, timeout=600, env=os.environ | {"PATH": path} | settings
+    )
 
 
 @pytest.mark.slow
@@ -51,18 +55,23 @@ def test_the_engine_before_trains_in_the_same_loop():
     assert built.returncode == 0, built.stdout + built.stderr
     options = ["--steps", "1", "--warm", "2", "--scale", "0.2"]
     job = subprocess.run([built.stdout.splitlines()[-1], *options], capture_output=True, text=True, timeout=300)
-    assert job.returncode == 0, job.stdout + job.stderr  # that gathered parameters are what they should be, among others
+    # that gathered parameters are what they should be, among others
+    assert job.returncode == 0, job.stdout + job.stderr
     ratios = re.fullmatch(r"overlap over the bound: compute (\S+) pcie (\S+) link (\S+)", job.stdout.splitlines()[-1])
     assert ratios and all(float(ratio) >= 1 for ratio in ratios.groups()), job.stdout
     maps = re.findall(r"creates 0\.00 maps (\S+) set-access ", job.stdout)
-    assert len(maps) == 3 and all(float(n) >= 31 for n in maps), job.stdout  # 16 groups in forward and 15 in backward are mapped, at least
+    # 16 groups in forward and 15 in backward are mapped, at least
+    assert len(maps) == 3 and all(float(n) >= 31 for n in maps), job.stdout
     assert job.stdout.startswith("the engine before, of commit 55b92e3: ")
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 def test_without_the_history_it_says_so(tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)  # as a shallow clone: a repository without that commit
-    for settings, said in [({"GIT_DIR": str(tmp_path / "nowhere")}, "not a git repository"), ({"GIT_DIR": str(tmp_path / ".git")}, "git fetch --unshallow")]:
+    for settings, said in [
+        ({"GIT_DIR": str(tmp_path / "nowhere")}, "not a git repository"),
+        ({"GIT_DIR": str(tmp_path / ".git")}, "git fetch --unshallow"),
+    ]:
         built = build_before(**settings)
         assert built.returncode == NO_HISTORY and said in built.stderr, built.stderr
 
@@ -89,12 +98,18 @@ def test_an_allocator_that_fails_takes_no_other_along(monkeypatch):
     def run(name, args, kind, batch):
         if name == "FCDP":
             raise training.Failed("a fault")
-        return {"fits": batch <= 20} if kind == "batch" else {"steps_per_s": 3.0, "reserved": 2 << 29, "allocated": 1 << 29, "states": 1 << 28}
+        return (
+            {"fits": batch <= 20}
+            if kind == "batch"
+            else {"steps_per_s": 3.0, "reserved": 2 << 29, "allocated": 1 << 29, "states": 1 << 28}
+        )
 
     monkeypatch.setattr(training, "run", run)
     figures = training.measure(settings())
     assert figures.pop("FCDP") == {"largest_batch": None, "failed": "a fault"}
-    assert {f["largest_batch"] for f in figures.values()} == {20} and {f["steps_per_s"] for f in figures.values()} == {3.0}
+    assert {f["largest_batch"] for f in figures.values()} == {20} and {f["steps_per_s"] for f in figures.values()} == {
+        3.0
+    }
     assert "a fault" in training.row("FCDP", {"largest_batch": None, "failed": "a fault"}, 3.0)
 
 

@@ -1,5 +1,6 @@
-"""Every command of the installed wheel and every snippet of the README is run. The lists are read from pyproject.toml, from each command's
-own --help and from README.md, so what is new there fails here until it has a test."""
+"""Every command of the installed wheel and every snippet of the README is run. The lists are read from
+pyproject.toml, from each command's own --help and from README.md, so what is new there fails here until it
+has a test."""
 
 import importlib.metadata
 import json
@@ -58,12 +59,23 @@ def installed():
 def environment(**settings):
     """The caller's, without its options of FCDP, and with this interpreter's commands first."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "PET_"))}
-    return env | {"PATH": f"{SCRIPTS}{os.pathsep}{env['PATH']}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | settings
+    return (
+        env
+        | {"PATH": f"{SCRIPTS}{os.pathsep}{env['PATH']}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        | settings
+    )
 
 
 def run(*command, cwd=None, **settings):
-    return subprocess.run([str(part) for part in command], cwd=cwd, env=environment(**settings), capture_output=True, text=True,
-                          stdin=subprocess.DEVNULL, timeout=300)  # fmt: skip
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment(**settings),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
 
 
 def command(name, *arguments, **settings):
@@ -74,10 +86,14 @@ def tiny_job(folder):
     """Arguments that make fcdp-lab run next to nothing on one emulated node."""
     script = folder / "script.py"
     script.write_text("print('loss 1.5')\n")
-    return ["--nodes", "1", "--ranks", "1", "--rate", "unlimited", "--modes", "fsdp", "--launcher", "direct"], ["--", str(script)]
+    return ["--nodes", "1", "--ranks", "1", "--rate", "unlimited", "--modes", "fsdp", "--launcher", "direct"], [
+        "--",
+        str(script),
+    ]
 
 
-# Of each command: what of its options a run with them must show. Those of fcdp-lab are all given in one run (below); its --svg needs a step.
+# Of each command: what of its options a run with them must show. Those of fcdp-lab are all given in one run (below);
+# its --svg needs a step.
 DOCTOR = {
     (): (0, ["options", "all FCDP_* variables are valid", "torch", "device", "would be served here"]),
     ("--options",): (0, ["| `FCDP_TAU` | 0..1 | 0 |"]),
@@ -86,10 +102,27 @@ DOCTOR = {
 OPTIONS = {
     "fcdp-doctor": {"-h", "--help", "--options"},
     "fcdp-lab": {
-        "-h", "--help", "--nodes", "--ranks", "--rate", "--delay", "--modes", "--mode", "--env", "--repeat", "--warmup", "--timeout", "--grace",
-        "--json", "--svg", "--logs", "--require-equal", "--python", "--launcher",
+        "-h",
+        "--help",
+        "--nodes",
+        "--ranks",
+        "--rate",
+        "--delay",
+        "--modes",
+        "--mode",
+        "--env",
+        "--repeat",
+        "--warmup",
+        "--timeout",
+        "--grace",
+        "--json",
+        "--svg",
+        "--logs",
+        "--require-equal",
+        "--python",
+        "--launcher",
     },
-}  # fmt: skip
+}
 WRONG = {
     "fcdp-doctor": [
         (["--optoins"], "unrecognized arguments: --optoins"),
@@ -109,7 +142,9 @@ WRONG = {
 
 def test_every_command_has_tests():
     assert set(commands()) == OPTIONS.keys() == WRONG.keys()
-    installed = {entry.name for entry in importlib.metadata.distribution("fcdp").entry_points if entry.group == "console_scripts"}
+    installed = {
+        entry.name for entry in importlib.metadata.distribution("fcdp").entry_points if entry.group == "console_scripts"
+    }
     assert installed == OPTIONS.keys(), "the wheel that is installed is not of this tree"
 
 
@@ -118,8 +153,12 @@ def test_help_names_the_options_that_are_tested(name):
     done = command(name, "--help")
     assert done.returncode == 0 and done.stdout.startswith(f"usage: {name}") and not done.stderr, done.stderr
     listed = re.findall(r"^  (-[^ ].*)", done.stdout, re.M)
-    assert {option for line in listed for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line.split("  ")[0])} == OPTIONS[name]
-    assert not re.search(r"^(subcommands|positional arguments):|^ *\{\w+,", done.stdout, re.M), "a subcommand, and no test runs it"
+    assert {
+        option for line in listed for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line.split("  ")[0])
+    } == OPTIONS[name]
+    assert not re.search(r"^(subcommands|positional arguments):|^ *\{\w+,", done.stdout, re.M), (
+        "a subcommand, and no test runs it"
+    )
 
 
 @pytest.mark.parametrize(("name", "arguments", "said"), [(n, a, s) for n, cases in WRONG.items() for a, s in cases])
@@ -155,8 +194,28 @@ def test_the_doctor_says_what_is_wrong(settings, said):
 @pytest.mark.slow
 def test_the_lab_with_every_option(tmp_path):
     options, job = tiny_job(tmp_path)
-    more = ["--delay", "0ms", "--mode", "mine: X=1 -- --flag", "--env", "A=B", "--repeat", "1", "--warmup", "1", "--timeout", "200",
-            "--grace", "1", "--json", tmp_path / "out.json", "--logs", tmp_path / "logs", "--python", sys.executable]  # fmt: skip
+    more = [
+        "--delay",
+        "0ms",
+        "--mode",
+        "mine: X=1 -- --flag",
+        "--env",
+        "A=B",
+        "--repeat",
+        "1",
+        "--warmup",
+        "1",
+        "--timeout",
+        "200",
+        "--grace",
+        "1",
+        "--json",
+        tmp_path / "out.json",
+        "--logs",
+        tmp_path / "logs",
+        "--python",
+        sys.executable,
+    ]
     done = command("fcdp-lab", *options, *more, *job)
     if "namespace" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
@@ -168,7 +227,9 @@ def test_the_lab_with_every_option(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["import fcdp\n", "import torch\nimport fcdp\n"], ids=["without torch", "with torch"])
+@pytest.mark.parametrize(
+    "script", ["import fcdp\n", "import torch\nimport fcdp\n"], ids=["without torch", "with torch"]
+)
 def test_the_lab_runs_a_script_that_imports_fcdp_and_uses_none(tmp_path, script):
     options, job = tiny_job(tmp_path)
     pathlib.Path(job[-1]).write_text(script)
@@ -223,7 +284,13 @@ def shape(line):
     return re.sub(r"[\d.]+( [KMG]?B)?", "#", line)
 
 
-SHELL = {"tools/demo.sh": shows_its_help, "tools/gpu.sh --bundle": shows_its_help, "tools/gpu.sh": shows_its_help, "tools/test.sh": refuses_what_it_does_not_know, "FCDP=1 torchrun train.py": trains}
+SHELL = {
+    "tools/demo.sh": shows_its_help,
+    "tools/gpu.sh --bundle": shows_its_help,
+    "tools/gpu.sh": shows_its_help,
+    "tools/test.sh": refuses_what_it_does_not_know,
+    "FCDP=1 torchrun train.py": trains,
+}
 SHOWN = {"fcdp: saved": "trains"}  # output, by its beginning: who compares it
 
 
@@ -234,7 +301,9 @@ def shell_lines():
 
 def test_every_snippet_is_of_a_kind_that_is_run():
     for language, text in snippets():
-        assert language in ("sh", "python") or any(text.startswith(begin) for begin in SHOWN), f"no test looks at: {text}"
+        assert language in ("sh", "python") or any(text.startswith(begin) for begin in SHOWN), (
+            f"no test looks at: {text}"
+        )
     assert len(snippets()) >= 4
 
 
@@ -248,11 +317,15 @@ def test_a_shell_snippet_of_the_readme(tmp_path, line):
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [text for language, text in snippets() if language == "python"])
 def test_a_python_snippet_of_the_readme(tmp_path, text):
-    """As it stands, as a script. A torch without CUDA says that it cannot; with it, tensors are FCDP's from there on, GPU or none."""
+    """As it stands, as a script. A torch without CUDA says that it cannot; with it, tensors are FCDP's from
+    there on, GPU or none."""
     (tmp_path / "snippet.py").write_text(text)
     (tmp_path / "then.py").write_text(text + "print(torch._C._cuda_getAllocatorBackend(), fcdp.memory_allocated())\n")
     done = run(sys.executable, tmp_path / "snippet.py", cwd=tmp_path)
-    has_cuda = run(sys.executable, "-c", "import torch; print(hasattr(torch._C, '_cuda_customAllocator'))").stdout.strip() == "True"
+    has_cuda = (
+        run(sys.executable, "-c", "import torch; print(hasattr(torch._C, '_cuda_customAllocator'))").stdout.strip()
+        == "True"
+    )
     if not has_cuda:
         assert done.returncode == 1 and "this torch is built without CUDA" in done.stderr.splitlines()[-1], done.stderr
         return

@@ -1,5 +1,5 @@
-"""tools/gpu.sh without a GPU: it says so; on the simulated device all of its sections run and their report is whole; and a section that fails, hangs
-or dies takes no other along."""
+"""tools/gpu.sh without a GPU: it says so; on the simulated device all of its sections run and their report is
+whole; and a section that fails, hangs or dies takes no other along."""
 
 import ctypes
 import json
@@ -25,7 +25,14 @@ def environment():
 
 
 def tool(*arguments, timeout=600):
-    return subprocess.run([TOOL, *map(str, arguments)], env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout)
+    return subprocess.run(
+        [TOOL, *map(str, arguments)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=timeout,
+    )
 
 
 def has_gpu():
@@ -53,7 +60,11 @@ def bundle():
 def test_without_a_gpu_it_says_so_and_ends(tmp_path):
     job = tool("--out", tmp_path / "out")
     assert job.returncode == gpu.NO_GPU
-    assert len(job.stdout.splitlines()) == 1 and "no GPU can be used here" in job.stdout and "Nothing was measured" in job.stdout
+    assert (
+        len(job.stdout.splitlines()) == 1
+        and "no GPU can be used here" in job.stdout
+        and "Nothing was measured" in job.stdout
+    )
     assert not job.stderr and not (tmp_path / "out").exists()
 
 
@@ -63,8 +74,14 @@ def test_the_list_has_every_section_within_the_time():
     assert sum(int(seconds) for _, seconds in listed) <= gpu.LIMIT_S
 
 
-@pytest.mark.parametrize("arguments, says", [(["--only", "nothing"], "no section nothing; there are c_tests"), (["--minutes", "0"], "--minutes"),
-                                             (["--wrong"], "--bundle")])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--only", "nothing"], "no section nothing; there are c_tests"),
+        (["--minutes", "0"], "--minutes"),
+        (["--wrong"], "--bundle"),
+    ],
+)
 def test_wrong_usage_is_told(arguments, says):
     job = tool(*arguments)
     assert job.returncode == 2 and says in job.stderr and "Traceback" not in job.stderr
@@ -89,9 +106,9 @@ PROGRAMS = {
     "false": "s.figure('before', 1, 'ms')\n    s.check('equality', False, 'rank 1 differs')",
     "raises": "s.figure('before', 2, 'ms')\n    raise ValueError('broken')",
     "hangs": "s.figure('before', 3, 'ms')\n    import subprocess, threading\n"
-             "    print(subprocess.Popen(['sleep', '1000']).pid, flush=True)\n    threading.Event().wait()",
+    "    print(subprocess.Popen(['sleep', '1000']).pid, flush=True)\n    threading.Event().wait()",
     "dies": "s.figure('before', 4, 'ms')\n    import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)",
-}  # fmt: skip
+}
 
 
 def is_alive(pid):
@@ -107,18 +124,28 @@ def reported(tmp_path):
     sections = []
     for name, body in PROGRAMS.items():
         path = tmp_path / f"{name}.py"
-        path.write_text(f"import sys\nsys.path.insert(0, {str(ROOT / 'tools' / 'gpu')!r})\nfrom section import main\n\ndef body(s):\n    {body}\n\nmain(body)\n")
+        path.write_text(
+            f"import sys\nsys.path.insert(0, {str(ROOT / 'tools' / 'gpu')!r})\nfrom section import main\n\ndef body(s):\n    {body}\n\nmain(body)\n"
+        )
         sections.append(gpu.Section(name, f"a section that is {name}", 20 if name != "hangs" else 6, path))
     (tmp_path / "out").mkdir()
     settings = {"bundle_dir": str(tmp_path), "out_dir": str(tmp_path / "out"), "simulated": True, "machine": {}}
     results = [gpu.run_section(s, settings | {"seconds": s.seconds}, dict(os.environ)) for s in sections]
     gpu.report.write(tmp_path / "out", {"device": "none"}, results, 1.0)
-    return {r["name"]: r for r in json.loads((tmp_path / "out" / "report.json").read_text())["sections"]}, tmp_path / "out"
+    return {
+        r["name"]: r for r in json.loads((tmp_path / "out" / "report.json").read_text())["sections"]
+    }, tmp_path / "out"
 
 
 def test_each_section_ends_for_itself(reported):
     sections, out = reported
-    assert {name: s["status"] for name, s in sections.items()} == {"good": "done", "false": "failed", "raises": "failed", "hangs": "timed out", "dies": "failed"}
+    assert {name: s["status"] for name, s in sections.items()} == {
+        "good": "done",
+        "false": "failed",
+        "raises": "failed",
+        "hangs": "timed out",
+        "dies": "failed",
+    }
     assert sections["good"]["figures"] == [{"name": "a figure", "value": 1.5, "unit": "GB/s", "command": "command"}]
     for name in ("false", "raises", "hangs", "dies"):  # what it had found by then is there
         assert [figure["name"] for figure in sections[name]["figures"]] == ["before"]
@@ -162,16 +189,30 @@ def test_the_report_is_whole_on_the_simulated_device(bundle, tmp_path):
     for section in report["sections"]:
         assert section["status"] == "done" and (section["figures"] or section["reasons"]), section
         assert section["title"] in text
-        assert all(isinstance(figure["value"], (int, float)) and figure["command"] for figure in section["figures"]), section
+        assert all(isinstance(figure["value"], (int, float)) and figure["command"] for figure in section["figures"]), (
+            section
+        )
     assert report["machine"]["torch"] and "simulated" in report["machine"]["device"]
-    names = {section["name"]: " ".join(figure["name"] for figure in section["figures"]) for section in report["sections"]}
+    names = {
+        section["name"]: " ".join(figure["name"] for figure in section["figures"]) for section in report["sections"]
+    }
     for section, figures in {
-        "mapping": ["2 MiB, idle, create", "beside kernels, alias: map"], "copies": ["both at once", "page-locking memory"], "fingerprints": ["by the kernel"],
-        "nccl_one": ["a peer that never comes"], "fsdp2": ["host blocked", "gathers between nodes"], "dpo": ["over the trainable bytes"],
+        "mapping": ["2 MiB, idle, create", "beside kernels, alias: map"],
+        "copies": ["both at once", "page-locking memory"],
+        "fingerprints": ["by the kernel"],
+        "nccl_one": ["a peer that never comes"],
+        "fsdp2": ["host blocked", "gathers between nodes"],
+        "dpo": ["over the trainable bytes"],
         "allocators": ["FCDP: steps per s"],
-    }.items():  # fmt: skip
+    }.items():
         assert all(figure in names[section] for figure in figures), (section, names[section])
     checks = [check["name"] for section in report["sections"] for check in section["checks"]]
     assert sum("bit for bit" in check for check in checks) == 2
-    frozen = next(figure for section in report["sections"] if section["name"] == "dpo" for figure in section["figures"] if "trainable bytes" in figure["name"])
+    frozen = next(
+        figure
+        for section in report["sections"]
+        if section["name"] == "dpo"
+        for figure in section["figures"]
+        if "trainable bytes" in figure["name"]
+    )
     assert frozen["value"] < 2.2 < frozen["plain_fsdp2"]

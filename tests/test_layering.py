@@ -13,8 +13,15 @@ DRIVER_MAY_INCLUDE = {"alloc/fcdp.h"}  # and files of its own; it is under the r
 # Names of CUDA's driver API: in the driver's file, and in what plays CUDA.
 CUDA = re.compile(r"\b(CUresult|CUdeviceptr|CU[a-z]\w+|CU_[A-Z]\w+|cu[A-Z]\w+)\b")
 # FSDP2's private modules, classes and functions.
-FSDP2 = re.compile(r"_fully_shard\b|_fsdp_\w+|\bFSDP(Param|ParamGroup|State|MeshInfo|CommContext)\b|\bforeach_all_gather\w*|\bAllGatherResult\b")
-SYSTEM_ONLY_IN = {"Python.h": "torch_plugin", "numa.h": "tiering", "numaif.h": "tiering", "jemalloc/jemalloc.h": "tiering"}
+FSDP2 = re.compile(
+    r"_fully_shard\b|_fsdp_\w+|\bFSDP(Param|ParamGroup|State|MeshInfo|CommContext)\b|\bforeach_all_gather\w*|\bAllGatherResult\b"
+)
+SYSTEM_ONLY_IN = {
+    "Python.h": "torch_plugin",
+    "numa.h": "tiering",
+    "numaif.h": "tiering",
+    "jemalloc/jemalloc.h": "tiering",
+}
 NOWHERE = re.compile(r"^(cuda|cuda_runtime|nccl|nvml)\.h$|^torch/|^ATen/|^c10/")
 
 
@@ -28,7 +35,7 @@ def name_of(path):
 
 def includes(path, kind):
     opening, closing = {"own": '""', "system": "<>"}[kind]
-    return re.findall(rf'^\s*#\s*include\s+{opening}([^{closing}]+){closing}', path.read_text(), re.MULTILINE)
+    return re.findall(rf"^\s*#\s*include\s+{opening}([^{closing}]+){closing}", path.read_text(), re.MULTILINE)
 
 
 def code_of(path):
@@ -46,18 +53,32 @@ def test_files_were_found():
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_includes_itself_and_lower_layers_only(layer):
     allowed = LAYERS[: LAYERS.index(layer) + 1]
-    wrong = [f"{name_of(p)} includes {i}" for p in c_files(layer) for i in includes(p, "own") if i.split("/")[0] not in allowed]
+    wrong = [
+        f"{name_of(p)} includes {i}"
+        for p in c_files(layer)
+        for i in includes(p, "own")
+        if i.split("/")[0] not in allowed
+    ]
     assert not wrong
 
 
 def test_the_driver_is_under_the_rest_of_alloc():
-    wrong = [f"{name_of(p)} includes {i}" for p in (ROOT / "alloc").glob("driver*.[ch]") for i in includes(p, "own")
-             if i not in DRIVER_MAY_INCLUDE and not i.startswith("alloc/driver")]  # fmt: skip
+    wrong = [
+        f"{name_of(p)} includes {i}"
+        for p in (ROOT / "alloc").glob("driver*.[ch]")
+        for i in includes(p, "own")
+        if i not in DRIVER_MAY_INCLUDE and not i.startswith("alloc/driver")
+    ]
     assert not wrong
 
 
 def test_the_simulated_gpu_knows_nothing_of_its_users():
-    wrong = [f"{name_of(p)} includes {i}" for p in c_files("tools/simgpu") for i in includes(p, "own") if not i.startswith("tools/simgpu/")]
+    wrong = [
+        f"{name_of(p)} includes {i}"
+        for p in c_files("tools/simgpu")
+        for i in includes(p, "own")
+        if not i.startswith("tools/simgpu/")
+    ]
     assert not wrong
 
 
@@ -93,8 +114,12 @@ def test_foreign_headers_stay_where_they_belong():
 
 
 def test_cuda_names_appear_in_the_driver_alone():
-    wrong = [f"{name_of(p)}: {found[0]}" for p in c_files(*LAYERS, "tools") if not name_of(p).startswith(("alloc/driver", "tools/simgpu/"))
-             if (found := CUDA.search(code_of(p)))]  # fmt: skip
+    wrong = [
+        f"{name_of(p)}: {found[0]}"
+        for p in c_files(*LAYERS, "tools")
+        if not name_of(p).startswith(("alloc/driver", "tools/simgpu/"))
+        if (found := CUDA.search(code_of(p)))
+    ]
     assert not wrong
 
 

@@ -16,11 +16,14 @@ import zipfile
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# libgcc_s is the unwinder, for exceptions that pass through the extension: torch itself needs it, and manylinux has it on its list.
+# libgcc_s is the unwinder, for exceptions that pass through the extension: torch itself needs it, and manylinux has it
+# on its list.
 OF_THE_SYSTEM = re.compile(r"lib(c|m|pthread|dl|rt|gcc_s)\.so\.\d+$|ld-linux.*\.so\.\d+$")
 # What manylinux_2_28 (PEP 600) promises of a system, as auditwheel's policy has it. We use no libstdc++.
 NEWEST = {"GLIBC": (2, 28), "GCC": (7, 0, 0), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
-ON_ASKING = "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('fcdp', 'fcdp_lab', 'fcdp_doctor')))"
+ON_ASKING = (
+    "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('fcdp', 'fcdp_lab', 'fcdp_doctor')))"
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +38,14 @@ def dynamic(path):
     elffile = pytest.importorskip("elftools.elf.elffile", reason="needs pyelftools")
     with open(path, "rb") as stream:
         elf = elffile.ELFFile(stream)
-        needed = [tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
-        symbols = [(s.name, s["st_shndx"], s["st_info"]["bind"]) for s in elf.get_section_by_name(".dynsym").iter_symbols() if s.name]
+        needed = [
+            tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags() if tag.entry.d_tag == "DT_NEEDED"
+        ]
+        symbols = [
+            (s.name, s["st_shndx"], s["st_info"]["bind"])
+            for s in elf.get_section_by_name(".dynsym").iter_symbols()
+            if s.name
+        ]
     defined = {name for name, section, _ in symbols if section != "SHN_UNDEF"}
     undefined = {name for name, section, bind in symbols if section == "SHN_UNDEF" and bind != "STB_WEAK"}
     return needed, defined, undefined
@@ -69,7 +78,8 @@ def test_one_build_serves_every_python_from_3_10(files):
 
 
 def test_built_wheels_install_where_torch_s_own_do():
-    """On every system with glibc 2.28: by the tag that pip reads, and by the versions of the symbols that the loader looks up."""
+    """On every system with glibc 2.28: by the tag that pip reads, and by the versions of the symbols that the
+    loader looks up."""
     if not built_wheels():
         pytest.skip("no wheel in dist/ (tools/setup.sh builds it)")
     for wheel in built_wheels():
@@ -79,11 +89,17 @@ def test_built_wheels_install_where_torch_s_own_do():
             assert len(libraries) == 2, libraries
             for name in libraries:
                 needed = versions_needed(archive.read(name))
-                assert ("libc.so.6", "GLIBC_2.17") in needed or ("libc.so.6", "GLIBC_2.2.5") in needed, needed  # they were read
-                assert not [(library, version) for library, version in needed if too_new(version)], f"{name} in {wheel.name}"
+                # they were read
+                assert ("libc.so.6", "GLIBC_2.17") in needed or ("libc.so.6", "GLIBC_2.2.5") in needed, needed
+                assert not [(library, version) for library, version in needed if too_new(version)], (
+                    f"{name} in {wheel.name}"
+                )
 
 
-@pytest.mark.parametrize("version, is_newer", [("GLIBC_2.28", False), ("GLIBC_2.29", True), ("GLIBC_2.3.4", False), ("GLIBCXX_3.4.25", True), ("OTHER_1", True)])
+@pytest.mark.parametrize(
+    "version, is_newer",
+    [("GLIBC_2.28", False), ("GLIBC_2.29", True), ("GLIBC_2.3.4", False), ("GLIBCXX_3.4.25", True), ("OTHER_1", True)],
+)
 def test_newer_symbols_would_be_noticed(version, is_newer):
     assert too_new(version) == is_newer
 
@@ -94,7 +110,13 @@ def test_package_and_wheel_have_one_version(files):
 
 
 def test_the_wheel_holds_its_parts(files):
-    assert {"fcdp.pth", "fcdp/__init__.py", "fcdp/_fcdp.abi3.so", "fcdp/libfcdp_simgpu.so", "fcdp_lab/__init__.py"} <= files.keys()
+    assert {
+        "fcdp.pth",
+        "fcdp/__init__.py",
+        "fcdp/_fcdp.abi3.so",
+        "fcdp/libfcdp_simgpu.so",
+        "fcdp_lab/__init__.py",
+    } <= files.keys()
     assert not [f for f in files if f.endswith((".c", ".h", ".a"))]
 
 
@@ -123,9 +145,16 @@ def test_the_wheel_installs_without_a_registry_and_its_core_loads(tmp_path):
         pytest.skip("no wheel in dist/ (tools/setup.sh builds it)")
     venv.create(tmp_path / "bare", with_pip=False)
     inner = tmp_path / "bare" / "bin" / "python"
-    where = subprocess.check_output([inner, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"], text=True).strip()
-    subprocess.run([sys.executable, "-m", "pip", "-q", "install", "--no-index", "--no-deps", "--target", where, wheels[0]], check=True)
-    done = subprocess.run([inner, "-c", "import fcdp._fcdp; print(fcdp._fcdp.__file__)"], capture_output=True, text=True, cwd=tmp_path)
+    where = subprocess.check_output(
+        [inner, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"], text=True
+    ).strip()
+    subprocess.run(
+        [sys.executable, "-m", "pip", "-q", "install", "--no-index", "--no-deps", "--target", where, wheels[0]],
+        check=True,
+    )
+    done = subprocess.run(
+        [inner, "-c", "import fcdp._fcdp; print(fcdp._fcdp.__file__)"], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(where)
 
@@ -148,14 +177,20 @@ def test_a_broken_installation_does_not_break_python(tmp_path):
     (tmp_path / "fcdp.pth").write_text((ROOT / "torch_plugin" / "fcdp.pth").read_text())
     (tmp_path / "fcdp").mkdir()
     (tmp_path / "fcdp" / "__init__.py").write_text("raise RuntimeError('broken on purpose')")
-    start = f"import site, sys; sys.path.insert(0, {str(tmp_path)!r}); site.addsitedir({str(tmp_path)!r}); print('went on')"
+    start = (
+        f"import site, sys; sys.path.insert(0, {str(tmp_path)!r}); site.addsitedir({str(tmp_path)!r}); print('went on')"
+    )
     done = python("-S", "-c", start, FCDP="1")
     assert done.returncode == 0
     assert done.stdout.strip() == "went on"
     assert "broken on purpose" in done.stderr
 
 
-@pytest.mark.parametrize("path", sorted([*ROOT.glob("torch_plugin/**/*.py"), *ROOT.glob("tools/**/*.py")]), ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    sorted([*ROOT.glob("torch_plugin/**/*.py"), *ROOT.glob("tools/**/*.py")]),
+    ids=lambda p: str(p.relative_to(ROOT)),
+)
 def test_python_3_10_can_read_it(path):
     ast.parse(path.read_text(), feature_version=(3, 10))
 
@@ -174,7 +209,21 @@ def test_set_up_builds_the_wheel_anew_for_its_code_alone(tmp_path):
             stream.write("\n")
         return sources_hash() != before
 
-    assert [path for path in ("README.md", "ARCHITECTURE.md", "tools/lab/README.md", "tests/conftest.py", "tools/demo/gpt.py") if changed(path)] == []
-    made_of = ("alloc/heap.c", "tools/simgpu/phys.c", "torch_plugin/fcdp/runtime.py", "tools/doctor/fcdp_doctor/cli.py", "tools/lab/fcdp_lab/lab.py",
-               "pyproject.toml", "CMakeLists.txt", "cmake/zig.sh", "torch_plugin/fcdp.pth", "torch_plugin/exports.map")
+    assert [
+        path
+        for path in ("README.md", "ARCHITECTURE.md", "tools/lab/README.md", "tests/conftest.py", "tools/demo/gpt.py")
+        if changed(path)
+    ] == []
+    made_of = (
+        "alloc/heap.c",
+        "tools/simgpu/phys.c",
+        "torch_plugin/fcdp/runtime.py",
+        "tools/doctor/fcdp_doctor/cli.py",
+        "tools/lab/fcdp_lab/lab.py",
+        "pyproject.toml",
+        "CMakeLists.txt",
+        "cmake/zig.sh",
+        "torch_plugin/fcdp.pth",
+        "torch_plugin/exports.map",
+    )
     assert [path for path in made_of if not changed(path)] == []

@@ -29,7 +29,11 @@ def write():
 
     path = ROOT / "README.md"
     text = path.read_text()
-    path.write_text(text.replace(between(text, "options").group(0), f"<!-- options: begin -->\n{options_table()}\n<!-- options: end -->"))
+    path.write_text(
+        text.replace(
+            between(text, "options").group(0), f"<!-- options: begin -->\n{options_table()}\n<!-- options: end -->"
+        )
+    )
 
 
 if __name__ == "__main__":

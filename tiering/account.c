@@ -105,11 +105,12 @@ size_t fcdp__account_budget_bytes(const fcdp_account *account) {
 }
 
 static fcdp_status budget_refuse(const account_page *page, size_t bytes, uint64_t taken) {
-    return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
-                      "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
-                      "FCDP_HOST_BUDGET to what this node can really give, raise the container's memory limit, "
-                      "or let this node's other processes use less",
-                      (double)bytes / MIB, (double)taken / MIB, (double)page->budget_bytes / MIB, page->limit);
+    return fcdp__fail(
+        FCDP_ERR_NO_HOST_MEM,
+        "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
+        "FCDP_HOST_BUDGET to what this node can really give, raise the container's memory limit, "
+        "or let this node's other processes use less",
+        (double)bytes / MIB, (double)taken / MIB, (double)page->budget_bytes / MIB, page->limit);
 }
 
 static void peak_raise(account_page *page, uint64_t taken) {

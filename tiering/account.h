@@ -1,9 +1,10 @@
-/* account.h - how much host memory the ranks of a node may take for gathered parameters together, and how much they have.
+/* account.h - how much host memory the ranks of a node may take for gathered parameters together, and how
+ * much they have.
  *
- * Every shard group of a node has host memory of its own (host.h); this page, shared by all processes of the node, is
- * their common budget.
+ * Every shard group of a node has host memory of its own (host.h); this page, shared by all processes of the
+ * node, is their common budget.
  *
- *     taken_bytes <= budget_bytes          taken_bytes = sum over the node's fcdp__account_take, less what was given
+ *     taken_bytes = sum over the node's fcdp__account_take, less what was given <= budget_bytes
  */
 #ifndef FCDP_ACCOUNT_H
 #define FCDP_ACCOUNT_H
@@ -12,7 +13,8 @@
 
 typedef struct fcdp_account fcdp_account;
 
-/* budget_bytes 0: 7/8 of what the machine (MemAvailable) and its cgroup leave now. Any process of the node; others join. */
+/* budget_bytes 0: 7/8 of what the machine (MemAvailable) and its cgroup leave now.
+ * Any process of the node; others join. */
 fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out,
                                  fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
 fcdp_status fcdp__account_join(const fcdp_shared_ticket *ticket, fcdp_account **account_out) FCDP_MUST_CHECK;

@@ -1,4 +1,5 @@
-/* board.c - the node's ranks see each other: words in shared memory, futex waits, and an eye on the writers' lives. */
+/* board.c - the node's ranks see each other: words in shared memory, futex
+ * waits, and an eye on the writers' lives. */
 #include "tiering/host_internal.h"
 
 #include <errno.h>
@@ -68,8 +69,8 @@ static int missing_describe(const fcdp_host_block *block, fcdp_board_word word, 
     return n;
 }
 
-/* The slices (a bit each) that have not come and never will. The word is read again after the death: the last thing the
- * process did may have been to publish it. */
+/* The slices (a bit each) that have not come and never will. The word is read again after the death: the last
+ * thing the process did may have been to publish it. */
 static uint64_t gone_mask(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
     uint64_t gone = 0;
     for (uint32_t i = 0; i < block->host->config.n_slices; i++)
@@ -94,13 +95,14 @@ static fcdp_status missing_look(const fcdp_host_block *block, fcdp_board_word wo
     char missing[1024];
     if (!gone && !is_late) return FCDP_PENDING;
     if (!missing_describe(block, word, at_least, gone, missing, sizeof missing)) return FCDP_PENDING;
-    return fcdp__fail(gone ? FCDP_ERR_PEER : FCDP_ERR_TIMEOUT, "%s: did not come from %s after %.1f s%s", what,
-                      missing, (double)waited_ns / 1e9, gone ? "" : " (FCDP_TIMEOUT)");
+    return fcdp__fail(gone ? FCDP_ERR_PEER : FCDP_ERR_TIMEOUT, "%s: did not come from %s after %.1f s%s",
+                      what, missing, (double)waited_ns / 1e9, gone ? "" : " (FCDP_TIMEOUT)");
 }
 
 fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                   const char *what, uint64_t waited_ns) {
-    return all_have_come(block, word, at_least) ? FCDP_OK : missing_look(block, word, at_least, what, waited_ns);
+    return all_have_come(block, word, at_least) ? FCDP_OK
+                                                : missing_look(block, word, at_least, what, waited_ns);
 }
 
 /* Waits on one word that has not come, whichever: a look at all of them follows. */
@@ -138,7 +140,8 @@ void fcdp__board_open(fcdp_host_block *block, fcdp_board_word word, uint32_t at_
         _Atomic uint32_t *at = &block->board[i].words[word];
         uint32_t seen = atomic_load_explicit(at, memory_order_relaxed);
         while ((int32_t)(seen - at_least) < 0 &&
-               !atomic_compare_exchange_weak_explicit(at, &seen, at_least, memory_order_release, memory_order_relaxed))
+               !atomic_compare_exchange_weak_explicit(at, &seen, at_least, memory_order_release,
+                                                      memory_order_relaxed))
             continue;
         (void)syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     }

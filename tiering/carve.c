@@ -1,8 +1,8 @@
 /* carve.c - the private jemalloc arena behind the slab, the one file that knows jemalloc.
  *
- * The hooks hand out the reserved range from its start upwards and never take anything back: dalloc and decommit refuse,
- * purge is absent, decay is off, so freed extents wait in the arena for the next block. The arena's own metadata stays in
- * ordinary memory (metadata_use_hooks = false).
+ * The hooks hand out the reserved range from its start upwards and never take anything back: dalloc and
+ * decommit refuse, purge is absent, decay is off, so freed extents wait in the arena for the next block. The
+ * arena's own metadata stays in ordinary memory (metadata_use_hooks = false).
  */
 #include "tiering/carve.h"
 

@@ -1,7 +1,8 @@
 /* carve.h - places blocks in the slab: offsets only, it never touches the slab's bytes.
  *
- * jemalloc sees an address range of the slab's size that is reserved and inaccessible; a block's offset is its address
- * minus the range's start. Size-class slack and the arena's growth cost address space alone. Nothing here knows budgets.
+ * jemalloc sees an address range of the slab's size that is reserved and inaccessible; a block's offset is
+ * its address minus the range's start. Size-class slack and the arena's growth cost address space alone.
+ * Nothing here knows budgets.
  */
 #ifndef FCDP_CARVE_H
 #define FCDP_CARVE_H
@@ -15,7 +16,8 @@ fcdp_status fcdp__carver_create(size_t first_bytes, size_t capacity_bytes, size_
                                 fcdp_carver **carver_out) FCDP_MUST_CHECK;
 /* Every block is void. Does nothing but forget in a forked child. */
 void fcdp__carver_destroy(fcdp_carver *carver);
-/* `bytes` at a multiple of page_bytes. FCDP_ERR_NO_HOST_MEM when the slab has no such gap, FCDP_ERR_INVALID in a forked child. */
+/* `bytes` at a multiple of page_bytes. FCDP_ERR_NO_HOST_MEM when the slab has no such gap,
+ * FCDP_ERR_INVALID in a forked child. */
 fcdp_status fcdp__carver_take(fcdp_carver *carver, size_t bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
 void fcdp__carver_give(fcdp_carver *carver, uint64_t offset);
 

@@ -22,7 +22,8 @@ static const memory_controller CGROUP_V1 = {"/sys/fs/cgroup/memory", "memory.lim
 /* v1 writes "no limit" as the largest page-aligned int64. */
 static const uint64_t UNLIMITED_FROM = UINT64_C(1) << 60;
 
-/* The number after `key` at the start of a line (key "": the file's first word); false when absent or not a number. */
+/* The number after `key` at the start of a line (key "": the file's first
+ * word); false when absent or not a number. */
 static bool read_number(const char *path, const char *key, uint64_t *value_out) {
     FILE *file = fopen(path, "re");
     if (!file) return false;

@@ -156,7 +156,8 @@ static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t by
                       strerror(errno));
 }
 
-/* Leader. Does any rank still have the block attached? Its own mapping may be gone: read through the descriptor. */
+/* Leader. Does any rank still have the block attached? Its own mapping may
+ * be gone: read through the descriptor. */
 static bool is_attached(const fcdp_host *host, uint64_t offset) {
     fcdp_board_line board[FCDP_MAX_SLICES];
     if (pread(host->fd, board, sizeof board, (off_t)offset) != (ssize_t)sizeof board) return true;
@@ -188,7 +189,8 @@ static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *s
     spans_reap(host);
     fcdp_status status = fcdp__carver_take(host->carver, bytes, &span->offset);
     if (status) return status;
-    /* A block's board begins as zeroes. A rank that was slower than the leader may have written to the last one here after it was freed. */
+    /* A block's board begins as zeroes. A rank that was slower than the leader may have written to
+     * the last one here after it was freed. */
     status = range_empty(host, span->offset, bytes);
     if (!status) status = fcdp__account_take(host->config.account, bytes);
     if (status) {
@@ -211,8 +213,8 @@ fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offse
     fcdp_host_span *span = calloc(1, sizeof *span);
     if (!span) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     fcdp__lock_acquire(&host->lock);
-    fcdp_status status =
-        carve_locked(host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes), span);
+    fcdp_status status = carve_locked(host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes),
+                                      span);
     uint64_t offset = span->offset;
     fcdp__lock_release(&host->lock);
     if (status) {
@@ -241,7 +243,8 @@ void fcdp__host_break(fcdp_host *host) {
 bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out) {
     for (uint32_t i = 0; i < host->config.n_slices; i++) {
         const fcdp_slab_member *member = &host->header->members[i];
-        if (i == host->config.slice || !atomic_load_explicit(&member->is_broken, memory_order_acquire)) continue;
+        if (i == host->config.slice || !atomic_load_explicit(&member->is_broken, memory_order_acquire))
+            continue;
         *slice_out = i;
         return true;
     }
@@ -255,44 +258,50 @@ void fcdp__host_reap(fcdp_host *host) {
     fcdp__lock_release(&host->lock);
 }
 
-/* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver there is nothing to lock for. */
+/* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver
+ * there is nothing to lock for. */
 static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *share) {
     fcdp_host *host = block->host;
     fcdp_driver *drv = host->config.drv;
     fcdp_piece pieces[FCDP_MAX_PINNED] = {{0, host->page_bytes}};
     if (!drv) return FCDP_OK;
     for (int s = 0; s < FCDP_N_SPANS; s++)
-        pieces[1 + s] = (fcdp_piece){host->page_bytes + share->copied[s].offset_bytes, share->copied[s].bytes};
+        pieces[1 + s] = (fcdp_piece){host->page_bytes + share->copied[s].offset_bytes,
+                                     share->copied[s].bytes};
     bool all = host->config.pin != FCDP_PIN_NEVER;
     fcdp__pinned_cover(pieces, all ? FCDP_MAX_PINNED : 1, host->page_bytes, &block->pinned);
     fcdp_status status = fcdp__pinned_lock(drv, (char *)block->board, &block->pinned);
     if (status && all && host->config.pin == FCDP_PIN_REQUIRE)
-        status = fcdp__fail(FCDP_ERR_OPTION,
-                            "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s (FCDP_PIN=auto goes on without)",
-                            (double)fcdp__pinned_bytes(&block->pinned) / MIB, fcdp_error_text());
+        status = fcdp__fail(
+            FCDP_ERR_OPTION,
+            "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s (FCDP_PIN=auto goes on without)",
+            (double)fcdp__pinned_bytes(&block->pinned) / MIB, fcdp_error_text());
     else if (status && all) {
         if (!atomic_exchange(&host->pin_warned, true))
-            fcdp__log(FCDP_LOG_WARN, "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
+            fcdp__log(FCDP_LOG_WARN,
+                      "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
                       fcdp_error_text());
         fcdp__pinned_cover(pieces, 1, host->page_bytes, &block->pinned);
         status = fcdp__pinned_lock(drv, (char *)block->board, &block->pinned);
     }
     if (status) block->pinned.n = 0;
     if (status && status != FCDP_ERR_OPTION)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host tier: not even the page of signals beside a group can be pinned: %s",
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
+                          "host tier: not even the page of signals beside a group can be pinned: %s",
                           fcdp_error_text());
     return status ? status : fcdp__driver_host_dptr(drv, block->board, &block->board_at);
 }
 
-/* The policy is the memory's, not the mapping's: of several ranks that ask for a page, the last one before its first use is heard. */
+/* The policy is the memory's, not the mapping's: of several ranks that ask for a page, the
+ * last one before its first use is heard. */
 static void block_bind(const fcdp_host_block *block, const fcdp_host_share *share) {
     size_t page = block->host->page_bytes;
     for (int s = 0; s < FCDP_N_SPANS; s++) {
         fcdp_pinned whole_pages;
         fcdp__pinned_cover(&share->own[s], 1, page, &whole_pages);
         if (whole_pages.n)
-            (void)fcdp__numa_prefer(block->data + whole_pages.ranges[0].offset_bytes, whole_pages.ranges[0].bytes,
-                                    block->host->config.numa_node);
+            (void)fcdp__numa_prefer(block->data + whole_pages.ranges[0].offset_bytes,
+                                    whole_pages.ranges[0].bytes, block->host->config.numa_node);
     }
 }
 
@@ -300,13 +309,14 @@ static bool share_fits(const fcdp_host_share *share, size_t data_bytes) {
     for (int s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_piece pieces[] = {share->own[s], share->copied[s]};
         for (int i = 0; i < 2; i++)
-            if (pieces[i].offset_bytes > data_bytes || pieces[i].bytes > data_bytes - pieces[i].offset_bytes) return false;
+            if (pieces[i].offset_bytes > data_bytes || pieces[i].bytes > data_bytes - pieces[i].offset_bytes)
+                return false;
     }
     return true;
 }
 
-fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes, const fcdp_host_share *share,
-                              fcdp_host_block **block_out) {
+fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes,
+                              const fcdp_host_share *share, fcdp_host_block **block_out) {
     const fcdp_host_share all = {.own = {{0, data_bytes}}, .copied = {{0, data_bytes}}};
     if (!share) share = &all;
     size_t page = host->page_bytes, map_bytes = page + fcdp__round_up(data_bytes, page);
@@ -319,9 +329,9 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
     if (!block) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     char *at = fcdp__shared_map(host->fd, offset, map_bytes);
     if (!at) {
-        fcdp_status status =
-            fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map %zu bytes: %s (vm.max_map_count?)", map_bytes,
-                       strerror(errno));
+        fcdp_status status = fcdp__fail(FCDP_ERR_SYSTEM,
+                                        "host tier: cannot map %zu bytes: %s (vm.max_map_count?)", map_bytes,
+                                        strerror(errno));
         free(block);
         return status;
     }
@@ -346,10 +356,12 @@ void fcdp__host_detach(fcdp_host_block *block) {
     if (!block) return;
     fcdp_host *host = block->host;
     if (getpid() != host->pid) return;
-    bool stays = block->pinned.n && fcdp__pinned_unlock(host->config.drv, (char *)block->board, &block->pinned);
+    bool stays = block->pinned.n &&
+                 fcdp__pinned_unlock(host->config.drv, (char *)block->board, &block->pinned);
     if (stays) fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
     fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see spans_reap() */
-    /* To CUDA these addresses are these pages as long as they are registered: nothing else may be mapped there. */
+    /* To CUDA these addresses are these pages as long as they are
+     * registered: nothing else may be mapped there. */
     if (!stays) munmap(block->board, block->map_bytes);
     atomic_fetch_sub(&host->n_blocks, 1);
     free(block);
@@ -363,6 +375,7 @@ size_t fcdp__host_data_bytes(const fcdp_host_block *block) {
     return block->data_bytes;
 }
 
-size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes, bool *pinned_out) {
+size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes,
+                            bool *pinned_out) {
     return fcdp__pinned_run_bytes(&block->pinned, block->host->page_bytes + offset_bytes, bytes, pinned_out);
 }

@@ -1,5 +1,5 @@
-/* internal.h - what the files of tiering share: the tiering's state, a region's. Who writes it: tiering.c creates, slot.c changes what is
- * mapped, region.c what the tiers hold, reclaim.c chooses whose pages go.
+/* internal.h - what the files of tiering share: the tiering's state, a region's. Who writes it: tiering.c
+ * creates, slot.c changes what is mapped, region.c what the tiers hold, reclaim.c chooses whose pages go.
  */
 #ifndef FCDP_TIERING_INTERNAL_H
 #define FCDP_TIERING_INTERNAL_H
@@ -15,26 +15,28 @@ typedef struct fcdp_slot fcdp_slot;
 struct fcdp_tiering {
     fcdp_driver *drv;
     fcdp_pool *pool;
-    bool exact;                                /* regions are unmapped when they are released */
-    fcdp_stream streams[FCDP_N_DIRECTIONS];    /* one for each direction of copies */
-    fcdp_lock lock;                            /* FCDP_RANK_REGION: all that follows, and what slots and regions say is under it */
-    pthread_cond_t moved;                      /* some region's `moving` or some slot's `leaving` became false */
+    bool exact;                             /* regions are unmapped when they are released */
+    fcdp_stream streams[FCDP_N_DIRECTIONS]; /* one for each direction of copies */
+    /* FCDP_RANK_REGION: all that follows, and what slots and regions say is under it */
+    fcdp_lock lock;
+    /* some region's `moving` or some slot's `leaving` became false */
+    pthread_cond_t moved;
     fcdp_region *regions;
     fcdp_slot *slots;
-    uint64_t clock;                            /* last_use of what was used last */
-    size_t owned_pages[FCDP_SLOT_CLASSES]; /* in owned slots of each class, now */
+    uint64_t clock;                                         /* last_use of what was used last */
+    size_t owned_pages[FCDP_SLOT_CLASSES];                  /* in owned slots of each class, now */
     size_t peak_pages[FCDP_PEAK_PASSES][FCDP_SLOT_CLASSES]; /* at most, in the last passes; [0] is this one */
-    uint64_t pages_given;                      /* by all slots that were dissolved, ever */
-    uint64_t n_reclaims;                       /* calls of the reclaimer, ever */
+    uint64_t pages_given;                                   /* by all slots that were dissolved, ever */
+    uint64_t n_reclaims;                                    /* calls of the reclaimer, ever */
     fcdp_tiering_stats stats;
 };
 
-/*     moving: one thread is between two states and may map, unmap or evict without the lock
+/* moving: one thread is between two states and may map, unmap or evict without the lock
  *     in_use or kept => slot && slot->owner == region          slot == NULL: no pages under its addresses
  * Events, each recorded anew by every use of its kind; one that was never recorded has passed:
  *     ready   the caller's, of the last operation that filled or restored it
  *     used    on the caller's stream at release
- *     loaded, stored   of the last copies of this region on the two copy streams                                   */
+ *     loaded, stored   of the last copies of this region on the two copy streams */
 struct fcdp_region {
     fcdp_tiering *tiering;
     fcdp_region *next; /* under the lock */
@@ -44,16 +46,21 @@ struct fcdp_region {
     fcdp_host_block *block;
     fcdp_vrange *range;
     fcdp_event ready, used, loaded, stored;
-    uint32_t n_fills; /* fills begun, the same on every process of the node; written by the caller's thread alone */
-    bool settled; /* in use: `loaded` was recorded in this use, behind the last user of the pages. The caller's thread alone */
-    bool torn;    /* a call has failed half way: operations on the copy streams may be behind `loaded` and `stored`. Likewise */
+    /* fills begun, the same on every process of the node; written by the caller's thread alone */
+    uint32_t n_fills;
+    /* in use: `loaded` was recorded in this use, behind the last user of
+     * the pages. The caller's thread alone */
+    bool settled;
+    /* a call has failed half way: operations on the copy streams may be
+     * behind `loaded` and `stored`. Likewise */
+    bool torn;
     /* under the tiering's lock */
     fcdp_slot *slot;
     bool moving, in_use, kept;
     uint64_t last_use;
-    uint64_t refused_by; /* the reclaimer's call that failed to evict it, 0: none */
-    uint32_t awaited_fill;                 /* streams wait for the others' READY to reach it, or have */
-    uint32_t awaited_epoch[FCDP_N_SPANS];  /* and for STORED; 0: they never did */
+    uint64_t refused_by;                  /* the reclaimer's call that failed to evict it, 0: none */
+    uint32_t awaited_fill;                /* streams wait for the others' READY to reach it, or have */
+    uint32_t awaited_epoch[FCDP_N_SPANS]; /* and for STORED; 0: they never did */
     fcdp_span_state span[FCDP_N_SPANS];
 };
 

@@ -44,8 +44,8 @@ fcdp_status fcdp__layout_create(const fcdp_extent_spec *specs, uint32_t n_extent
     layout->n_extents = n_extents;
     layout->n_shards = n_shards;
     layout->n_slices = n_slices;
-    for (uint8_t s = 0; s < FCDP_N_SPANS; s++) {
-        fcdp_status status = place_span(specs, s, layout);
+    for (int s = 0; s < FCDP_N_SPANS; s++) {
+        fcdp_status status = place_span(specs, (uint8_t)s, layout);
         if (status) {
             free(layout);
             return status;

@@ -1,5 +1,5 @@
-/* numa.c - the one file that knows the kernel's memory policies. By system call: libnuma offers more than one wish needs, and a wheel would
- * have to bundle it. */
+/* numa.c - the one file that knows the kernel's memory policies. By system call: libnuma offers more than one
+ * wish needs, and a wheel would have to bundle it. */
 #include "tiering/numa.h"
 
 #include <errno.h>
@@ -15,7 +15,9 @@ bool fcdp__numa_prefer(void *at, size_t bytes, int node) {
     if (node < 0 || node >= MAX_NODES) return false;
     mask[node / BITS] = 1UL << node % BITS;
     /* The kernel reads one bit fewer than it is told. */
-    if (syscall(SYS_mbind, at, bytes, MPOL_PREFERRED, mask, (unsigned long)MAX_NODES + 1, 0) == 0) return true;
-    fcdp__log(FCDP_LOG_DEBUG, "host tier: NUMA node %d not honoured for %zu bytes: %s", node, bytes, strerror(errno));
+    if (syscall(SYS_mbind, at, bytes, MPOL_PREFERRED, mask, (unsigned long)MAX_NODES + 1, 0) == 0)
+        return true;
+    fcdp__log(FCDP_LOG_DEBUG, "host tier: NUMA node %d not honoured for %zu bytes: %s", node, bytes,
+              strerror(errno));
     return false;
 }

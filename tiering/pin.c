@@ -17,7 +17,8 @@ void fcdp__pinned_cover(const fcdp_piece *pieces, size_t n, size_t page_bytes, f
 
 fcdp_status fcdp__pinned_lock(fcdp_driver *drv, char *base, const fcdp_pinned *pinned) {
     for (size_t i = 0; i < pinned->n; i++) {
-        fcdp_status status = fcdp__driver_host_pin(drv, base + pinned->ranges[i].offset_bytes, pinned->ranges[i].bytes);
+        fcdp_status status = fcdp__driver_host_pin(drv, base + pinned->ranges[i].offset_bytes,
+                                                   pinned->ranges[i].bytes);
         if (!status) continue;
         fcdp_pinned locked = *pinned;
         locked.n = i;
@@ -26,7 +27,8 @@ fcdp_status fcdp__pinned_lock(fcdp_driver *drv, char *base, const fcdp_pinned *p
     return FCDP_OK;
 }
 
-/* What fails once may pass: a failure must not leave a registration behind, whose addresses another mapping may get. */
+/* What fails once may pass: a failure must not leave a registration behind,
+ * whose addresses another mapping may get. */
 fcdp_status fcdp__pinned_unlock(fcdp_driver *drv, char *base, const fcdp_pinned *pinned) {
     fcdp_status first = FCDP_OK;
     for (size_t i = 0; i < pinned->n; i++) {
@@ -49,7 +51,8 @@ static size_t smaller(size_t a, size_t b) {
 }
 
 /* A range longer than fcdp__driver_pin_chunk_bytes is several registrations. */
-size_t fcdp__pinned_run_bytes(const fcdp_pinned *pinned, size_t offset_bytes, size_t bytes, bool *pinned_out) {
+size_t fcdp__pinned_run_bytes(const fcdp_pinned *pinned, size_t offset_bytes, size_t bytes,
+                              bool *pinned_out) {
     *pinned_out = false;
     for (size_t i = 0; i < pinned->n; i++) {
         const fcdp_piece *range = &pinned->ranges[i];

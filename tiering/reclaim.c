@@ -30,8 +30,8 @@ static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
     return region;
 }
 
-/* Is another thread evicting a region, or taking a slot apart? It needs no pages to finish, so it may be waited for, and then there
- * are pages or a victim. Lock held. */
+/* Is another thread evicting a region, or taking a slot apart? It needs no pages to finish, so it may be
+ * waited for, and then there are pages or a victim. Lock held. */
 static bool somebody_gives(const fcdp_tiering *tiering) {
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
         if (r->moving && r->kept) return true;
@@ -53,8 +53,8 @@ static void victim_evict(fcdp_region *region, uint64_t call) {
     fcdp__region_leave(region);
 }
 
-/* One step towards more pages; false: nothing is left. Lock held on entry and exit. What the driver refuses to take apart is not tried
- * again by this call. */
+/* One step towards more pages; false: nothing is left. Lock held on entry and exit. What the driver refuses
+ * to take apart is not tried again by this call. */
 static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
     fcdp_slot *slot = fcdp__slot_oldest_free(tiering, call);
     if (slot) {
@@ -87,7 +87,8 @@ size_t fcdp__tiering_idle(void *ctx) {
     fcdp_tiering *tiering = ctx;
     size_t n = 0;
     fcdp__lock_acquire(&tiering->lock);
-    for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next) n += slot->owner ? 0 : slot->n_pages;
+    for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
+        n += slot->owner ? 0 : slot->n_pages;
     fcdp__lock_release(&tiering->lock);
     return n;
 }

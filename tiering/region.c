@@ -1,5 +1,5 @@
-/* region.c - the state of one region, and the only code that changes it. Whose pages are taken back is reclaim.c's choice, which slot
- * a region gets slot.c's. */
+/* region.c - the state of one region, and the only code that changes it. Whose pages are taken back is
+ * reclaim.c's choice, which slot a region gets slot.c's. */
 #include "tiering/slot.h"
 
 #include <stdio.h>
@@ -45,15 +45,16 @@ static void region_unlock(fcdp_region *region) {
 static fcdp_status region_check_args(const char *name, const fcdp_layout *layout, uint32_t slice,
                                      const fcdp_host_block *block) {
     if (slice >= layout->n_slices || !layout->bytes)
-        return fcdp__fail(FCDP_ERR_INVALID, "region '%s': %zu bytes, slice %u of %u", name, layout->bytes, slice,
-                          layout->n_slices);
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s': %zu bytes, slice %u of %u", name, layout->bytes,
+                          slice, layout->n_slices);
     if (fcdp__host_data_bytes(block) < layout->bytes)
         return fcdp__fail(FCDP_ERR_INVALID, "region '%s' of %zu bytes over a host block of %zu", name,
                           layout->bytes, fcdp__host_data_bytes(block));
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (fcdp__board_read(block, STORED_WORD[s], slice))
             return fcdp__fail(FCDP_ERR_INVALID,
-                              "region '%s': its host block served another region before; use a fresh one", name);
+                              "region '%s': its host block served another region before; use a fresh one",
+                              name);
     return FCDP_OK;
 }
 
@@ -127,7 +128,8 @@ static void region_unlink(fcdp_region *region) {
     *link = region->next;
     for (fcdp_slot *other = tiering->slots; other; other = other->next)
         if (other->last == region) other->last = NULL; /* its events have passed */
-    if (slot && !--slot->n_mapped && !slot->owner && !slot->leaving) (void)!fcdp__slot_dissolve(tiering, slot);
+    if (slot && !--slot->n_mapped && !slot->owner && !slot->leaving)
+        (void)!fcdp__slot_dissolve(tiering, slot);
     size_t page_bytes = fcdp__driver_page_bytes(tiering->drv);
     fcdp__slot_drop_spare(tiering, fcdp__round_up(region->layout->bytes, page_bytes) / page_bytes);
     pthread_cond_broadcast(&tiering->moved);
@@ -151,7 +153,8 @@ void fcdp__region_destroy(fcdp_region *region) {
     fcdp__region_enter(region);
     region_unlock(region);
     if (fcdp__region_settle(region))
-        fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name, fcdp_error_text());
+        fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name,
+                  fcdp_error_text());
     if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
     fcdp__lock_acquire(&region->tiering->lock);
@@ -212,16 +215,17 @@ static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream str
 
 /* ---- pages ---- */
 
-/* What it is mapped onto may be taken apart just now: that needs no pages and is waited for. Whoever does it waits for regions that are
- * moved, so none may be moved that then waits for the pages. Lock held. */
+/* What it is mapped onto may be taken apart just now: that needs no pages and is waited for. Whoever does it
+ * waits for regions that are moved, so none may be moved that then waits for the pages. Lock held. */
 static void enter_to_acquire(fcdp_region *region) {
     while (region->moving || (region->slot && region->slot->leaving))
         fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
     region->moving = true;
 }
 
-/* None was free. Who needs pages is mapped onto nothing, so that nobody who gives some has to wait for it. Making a slot may call the
- * reclaimer on this thread; and while that finds nothing, another thread may have released one. */
+/* None was free. Who needs pages is mapped onto nothing, so that nobody who gives some has to wait
+ * for it. Making a slot may call the reclaimer on this thread; and while that finds nothing,
+ * another thread may have released one. */
 static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp_status status = region->slot ? fcdp__slot_leave(region) : FCDP_OK;
     if (!status) status = fcdp__slot_make(region, slot_out);
@@ -262,20 +266,24 @@ fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) {
     return status;
 }
 
-/* The region's events come after all that was done with the pages: also after what a failed call has left on the copy streams, and, where
- * nothing in this use is known to have waited for the pages' last user, after that one. */
+/* The region's events come after all that was done with the pages: also after what a failed
+ * call has left on the copy streams, and, where nothing in this use is known to have waited for
+ * the pages' last user, after that one. */
 static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = region->settled ? FCDP_OK : fcdp__region_order(region, stream);
     if (region->torn) {
-        if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, tiering->streams[FCDP_TO_DEVICE]);
-        if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, tiering->streams[FCDP_TO_HOST]);
+        if (!status)
+            status = fcdp__driver_event_record(tiering->drv, region->loaded,
+                                               tiering->streams[FCDP_TO_DEVICE]);
+        if (!status)
+            status = fcdp__driver_event_record(tiering->drv, region->stored, tiering->streams[FCDP_TO_HOST]);
     }
     return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
 }
 
-/* No event says when the use ends: known by waiting, then, for the streams that take part and no others, which may wait for peers that wait
- * for this thread. */
+/* No event says when the use ends: known by waiting, then, for the streams that take part and no others,
+ * which may wait for peers that wait for this thread. */
 static fcdp_status use_await(fcdp_region *region, fcdp_stream stream) {
     fcdp_status status = fcdp__region_order(region, stream);
     if (!status) status = stream_wait_region(region, stream);
@@ -344,7 +352,8 @@ static bool is_alone(const fcdp_region *region) {
 }
 
 /* `stream` waits until the word of every other process has reached `value`. */
-static fcdp_status words_await(fcdp_region *region, fcdp_board_word word, uint32_t value, fcdp_stream stream) {
+static fcdp_status words_await(fcdp_region *region, fcdp_board_word word, uint32_t value,
+                               fcdp_stream stream) {
     fcdp_status status = FCDP_OK;
     region_lock(region);
     if (word == FCDP_BOARD_READY) region->awaited_fill = value;
@@ -358,7 +367,8 @@ static fcdp_status words_await(fcdp_region *region, fcdp_board_word word, uint32
     return status;
 }
 
-static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, uint32_t value, fcdp_stream stream) {
+static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, uint32_t value,
+                              fcdp_stream stream) {
     if (is_alone(region)) return FCDP_OK;
     return fcdp__driver_write_value32(region->tiering->drv, stream,
                                       fcdp__board_word_at(region->block, word, region->slice), value);
@@ -366,15 +376,18 @@ static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, u
 
 /* ---- copies ---- */
 
-static fcdp_status bytes_copy(fcdp_tiering *tiering, fcdp_direction direction, fcdp_dptr device, char *host, size_t bytes) {
+static fcdp_status bytes_copy(fcdp_tiering *tiering, fcdp_direction direction, fcdp_dptr device, char *host,
+                              size_t bytes) {
     if (direction == FCDP_TO_HOST)
         return fcdp__driver_copy_d2h(tiering->drv, host, device, bytes, tiering->streams[direction]);
     return fcdp__driver_copy_h2d(tiering->drv, device, host, bytes, tiering->streams[direction]);
 }
 
-/* Between `device` and the piece's place in host memory; one copy, but where pinned memory ends or begins. What is not pinned CUDA may read at
- * the call, before what the stream waits for: so the host waits for that, which comes without this thread, by the program's order. */
-static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device, fcdp_piece piece) {
+/* Between `device` and the piece's place in host memory; one copy, but where pinned memory ends or begins.
+ * What is not pinned CUDA may read at the call, before what the stream waits for: so the host waits for that,
+ * which comes without this thread, by the program's order. */
+static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
+                              fcdp_piece piece) {
     char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
     fcdp_status status = FCDP_OK;
     for (size_t done = 0, n; done < piece.bytes && !status; done += n) {
@@ -382,7 +395,8 @@ static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcd
         n = fcdp__host_run_bytes(region->block, piece.offset_bytes + done, piece.bytes - done, &pinned);
         if (!pinned && direction == FCDP_TO_DEVICE)
             status = fcdp__driver_stream_sync(region->tiering->drv, region->tiering->streams[direction]);
-        if (!status) status = bytes_copy(region->tiering, direction, fcdp__dptr_add(device, done), host + done, n);
+        if (!status)
+            status = bytes_copy(region->tiering, direction, fcdp__dptr_add(device, done), host + done, n);
     }
     return status;
 }
@@ -408,8 +422,8 @@ static fcdp_status half_done(fcdp_region *region, fcdp_status status) {
     return status;
 }
 
-/* The others may overwrite what this rank has in host memory once it has neither reads nor writes of older bytes under way: who wrote a
- * place last time need not be who writes it next. */
+/* The others may overwrite what this rank has in host memory once it has neither reads nor writes of older
+ * bytes under way: who wrote a place last time need not be who writes it next. */
 static fcdp_status fill_permit(fcdp_region *region) {
     fcdp_stream h2d = region->tiering->streams[FCDP_TO_DEVICE];
     fcdp_status status = FCDP_OK;
@@ -435,7 +449,8 @@ fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
     fcdp_status status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
-    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded); /* own reads of older bytes */
+    /* own reads of older bytes */
+    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded);
     if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
     if (!status) status = pieces_copy(region, FCDP_TO_HOST, own);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
@@ -464,7 +479,8 @@ static fcdp_status sources_copy(fcdp_region *region, const fcdp_source *sources,
     return status;
 }
 
-/* A new epoch that is nowhere yet. A kept region may be on its way out on another thread, whose copy must be over before the others may write. */
+/* A new epoch that is nowhere yet. A kept region may be on its way out on another thread, whose copy must be
+ * over before the others may write. */
 static fcdp_status epoch_begin(fcdp_region *region, uint32_t span_mask) {
     region_lock(region);
     FCDP_CHECK(1, !region->in_use);
@@ -479,14 +495,15 @@ static fcdp_status epoch_begin(fcdp_region *region, uint32_t span_mask) {
     return status;
 }
 
-fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources, size_t n,
-                                   fcdp_event after) {
+fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
+                                   size_t n, fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
     fcdp_status status = epoch_begin(region, span_mask);
     if (status) return status;
     status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
-    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded); /* own reads of older bytes */
+    /* own reads of older bytes */
+    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded);
     if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
     if (!status) status = sources_copy(region, sources, n);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
@@ -521,8 +538,8 @@ static fcdp_status load_check(fcdp_region *region, uint32_t span, fcdp_span_stat
     *state_out = region->span[span];
     region_unlock(region);
     if (state_out->put || state_out->whole) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it", region->name, span,
-                      state_out->epoch);
+    return fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it",
+                      region->name, span, state_out->epoch);
 }
 
 static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
@@ -555,7 +572,8 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
 
 /* ---- eviction ---- */
 
-/* Every byte of the spans of `mask`, by this process alone; waits for it. Its own pieces are among them, which the others may wait for. */
+/* Every byte of the spans of `mask`, by this process alone; waits for it. Its own pieces are among them,
+ * which the others may wait for. */
 static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
@@ -564,7 +582,8 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (mask & 1u << s) pieces[n++] = region->layout->span[s];
     fcdp_status status = FCDP_OK;
-    if (!is_alone(region)) status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
+    if (!is_alone(region))
+        status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
     if (status) return status;
     status = pieces_copy(region, FCDP_TO_HOST, (fcdp_piece_list){pieces, n});
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
@@ -578,7 +597,8 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     return fcdp__fail(status, "%s", text);
 }
 
-/* Only the spans that the host lacks part of are written; the others the node's processes have written together. */
+/* Only the spans that the host lacks part of are written; the others the
+ * node's processes have written together. */
 fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = fcdp__region_await(region);

@@ -101,8 +101,8 @@ static void line_write(const line *l) {
  * action back, and the signal anew: a fault by itself, since the instruction runs again. */
 static void pass_on(int signum, siginfo_t *info, void *context, bool explained) {
     bool sent = info->si_code <= 0; /* by kill or raise: nothing runs again */
-    bool by_default =
-        !(before.sa_flags & SA_SIGINFO) && (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN);
+    bool by_default = !(before.sa_flags & SA_SIGINFO) &&
+                      (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN);
     if (sent && by_default && before.sa_handler == SIG_IGN) return;
     if (!explained && !by_default && !(before.sa_flags & (int)SA_RESETHAND)) {
         if (before.sa_flags & SA_SIGINFO)

@@ -16,7 +16,8 @@
 
 bool fcdp__process_start_time(int32_t pid, uint64_t *start_time_out) {
     char path[48], text[1024];
-    /* The first thread's, which says the same: qemu-user makes up /proc/PID/stat, with a start time for each thread. */
+    /* The first thread's, which says the same: qemu-user makes up
+     * /proc/PID/stat, with a start time for each thread. */
     snprintf(path, sizeof path, "/proc/%d/task/%d/stat", (int)pid, (int)pid);
     FILE *file = fopen(path, "re");
     if (!file) return false;
@@ -77,7 +78,8 @@ fcdp_status fcdp__shared_create(const char *name, size_t bytes, int *fd_out, fcd
 
 static fcdp_status fd_check(int fd, const char *path, const fcdp_shared_ticket *ticket) {
     struct stat st;
-    if (!fstat(fd, &st) && st.st_ino == ticket->inode && (uint64_t)st.st_size == ticket->bytes) return FCDP_OK;
+    if (!fstat(fd, &st) && st.st_ino == ticket->inode && (uint64_t)st.st_size == ticket->bytes)
+        return FCDP_OK;
     return fcdp__fail(FCDP_ERR_UNSUPPORTED,
                       "%s is not the memory that process %d made; the ranks of this node see different /proc "
                       "file systems",
@@ -89,17 +91,19 @@ fcdp_status fcdp__shared_open(const fcdp_shared_ticket *ticket, int *fd_out) {
     uint64_t start_time;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)ticket->pid, (int)ticket->fd);
     if (!fcdp__process_start_time(ticket->pid, &start_time) || start_time != ticket->pid_start_time)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "process %d, another rank of this node, is not visible from here. Either it has ended, "
-                          "or the ranks of this node run in different containers or PID namespaces: run them in "
-                          "one, or set FCDP_LOCAL_SIZE to the ranks that share one",
-                          (int)ticket->pid);
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "process %d, another rank of this node, is not visible from here. Either it has ended, "
+            "or the ranks of this node run in different containers or PID namespaces: run them in "
+            "one, or set FCDP_LOCAL_SIZE to the ranks that share one",
+            (int)ticket->pid);
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "cannot open %s: %s. The ranks of a node share host memory through /proc: run them as "
-                          "one user, in one container, without hidepid on /proc",
-                          path, strerror(errno));
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "cannot open %s: %s. The ranks of a node share host memory through /proc: run them as "
+            "one user, in one container, without hidepid on /proc",
+            path, strerror(errno));
     fcdp_status status = fd_check(fd, path, ticket);
     if (status)
         close(fd);

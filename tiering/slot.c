@@ -1,4 +1,5 @@
-/* slot.c - who owns which slot, and which regions are mapped onto it. What a region's bytes are is region.c's affair. */
+/* slot.c - who owns which slot, and which regions are mapped onto it. What a
+ * region's bytes are is region.c's affair. */
 #include "tiering/slot.h"
 
 #include <stdlib.h>
@@ -38,7 +39,8 @@ void fcdp__slot_disown(fcdp_slot *slot) {
 /* A slot much larger than the region is left to larger ones; the bound is the region's range. */
 static bool slot_fits(const fcdp_slot *slot, const fcdp_region *region) {
     size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
-    return slot->n_pages >= pages_of(region) && slot->n_pages * page_bytes <= fcdp__vrange_bytes(region->range);
+    return slot->n_pages >= pages_of(region) &&
+           slot->n_pages * page_bytes <= fcdp__vrange_bytes(region->range);
 }
 
 static bool is_better(const fcdp_slot *slot, const fcdp_slot *best) {
@@ -75,15 +77,16 @@ fcdp_status fcdp__slot_leave(fcdp_region *region) {
     if (status) return status;
     fcdp__lock_acquire(&tiering->lock);
     region->slot->n_mapped--;
-    if (region->slot->last == region) region->slot->last = NULL; /* its events have passed, and will be another slot's */
+    /* its events have passed, and will be another slot's */
+    if (region->slot->last == region) region->slot->last = NULL;
     region->slot = NULL;
     pthread_cond_broadcast(&tiering->moved); /* mapped_enter may wait for it to be off */
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }
 
-/* A region that is mapped onto the slot, but for `except`, entered; NULL: there is none any more. Whoever moves one meanwhile may
- * be destroying it, so it is looked for anew after every wait. Lock held. */
+/* A region that is mapped onto the slot, but for `except`, entered; NULL: there is none any more. Whoever
+ * moves one meanwhile may be destroying it, so it is looked for anew after every wait. Lock held. */
 static fcdp_region *mapped_enter(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
     for (;;) {
         fcdp_region *moving = NULL;
@@ -100,8 +103,9 @@ static fcdp_region *mapped_enter(fcdp_slot *slot, const fcdp_region *except, fcd
     }
 }
 
-/* Every region but `except` is taken off the slot. Who moves one of them meanwhile needs no pages before it is off: acquire leaves the
- * old slot before it asks for pages, and before it waits here. So nobody waits in a circle. Lock held on entry and exit, not in between. */
+/* Every region but `except` is taken off the slot. Who moves one of them meanwhile needs no pages before it
+ * is off: acquire leaves the old slot before it asks for pages, and before it waits here. So nobody waits in
+ * a circle. Lock held on entry and exit, not in between. */
 static fcdp_status mapped_leave(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
     fcdp_status status = FCDP_OK;
     fcdp_region *region;
@@ -193,7 +197,8 @@ static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming) {
     }
 }
 
-/* Slots of the class that regions of it are left for; exact mapping leaves slots that nobody is mapped onto. */
+/* Slots of the class that regions of it are left for; exact mapping
+ * leaves slots that nobody is mapped onto. */
 void fcdp__slot_drop_spare(fcdp_tiering *tiering, size_t n_pages) {
     unsigned class = class_of(n_pages);
     size_t n_slots = 0, n_regions = 0;

@@ -49,7 +49,8 @@ void fcdp__tiering_destroy(fcdp_tiering *tiering) {
 
 void fcdp__tiering_begin_pass(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
-    memmove(tiering->peak_pages[1], tiering->peak_pages[0], (FCDP_PEAK_PASSES - 1) * sizeof tiering->peak_pages[0]);
+    memmove(tiering->peak_pages[1], tiering->peak_pages[0],
+            (FCDP_PEAK_PASSES - 1) * sizeof tiering->peak_pages[0]);
     memcpy(tiering->peak_pages[0], tiering->owned_pages, sizeof tiering->owned_pages);
     fcdp__lock_release(&tiering->lock);
     fcdp__slots_trim(tiering);

@@ -1,4 +1,5 @@
-/* _fcdp.c - the extension module: parses arguments, calls the core without the GIL, raises its errors. No decision here. */
+/* _fcdp.c - the extension module: parses arguments, calls the core without the GIL,
+ * raises its errors. No decision here. */
 #include "torch_plugin/binding.h"
 
 #include "torch_plugin/history.h"
@@ -13,10 +14,10 @@ extern char **environ;
 PyObject *binding_error_class;
 
 /* Call the core without the GIL; `status` must be declared. */
-#define CALL(expr)                                                                                                     \
-    do {                                                                                                               \
-        Py_BEGIN_ALLOW_THREADS status = (expr);                                                                        \
-        Py_END_ALLOW_THREADS                                                                                           \
+#define CALL(expr)                                                                                           \
+    do {                                                                                                     \
+        Py_BEGIN_ALLOW_THREADS status = (expr);                                                              \
+        Py_END_ALLOW_THREADS                                                                                 \
     } while (0)
 #define METHOD(name) static PyObject *name(PyObject *self __attribute__((unused)), PyObject *args)
 
@@ -37,7 +38,9 @@ static PyObject *none_or_raise(fcdp_status status) {
 
 static fcdp_options options; /* as last loaded; guarded by the GIL */
 
-const fcdp_options *binding_options(void) { return &options; }
+const fcdp_options *binding_options(void) {
+    return &options;
+}
 
 METHOD(options_load) {
     if (!PyArg_ParseTuple(args, ":options_load")) return NULL;
@@ -47,11 +50,12 @@ METHOD(options_load) {
     options = loaded;
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
-    return Py_BuildValue("{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i}", "enabled", loaded.enabled, "driver", (int)loaded.driver, "tau",
-                         loaded.tau, "restore", (int)loaded.restore, "local_size", loaded.local_size, "fingerprint",
-                         (int)loaded.fingerprint, "prefetch", loaded.prefetch, "timeout_s", loaded.timeout_s, "log", (int)loaded.log,
-                         "summary", loaded.summary, "agree", (int)loaded.agree, "alloc", (int)loaded.alloc, "mapping",
-                         (int)loaded.mapping, "transport", (int)loaded.transport);
+    return Py_BuildValue(
+        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i}", "enabled", loaded.enabled, "driver",
+        (int)loaded.driver, "tau", loaded.tau, "restore", (int)loaded.restore, "local_size",
+        loaded.local_size, "fingerprint", (int)loaded.fingerprint, "prefetch", loaded.prefetch, "timeout_s",
+        loaded.timeout_s, "log", (int)loaded.log, "summary", loaded.summary, "agree", (int)loaded.agree,
+        "alloc", (int)loaded.alloc, "mapping", (int)loaded.mapping, "transport", (int)loaded.transport);
 }
 
 METHOD(options_table) {
@@ -71,13 +75,19 @@ METHOD(engine_create) {
     int driver, ordinal;
     const char *sim_library;
     int on_tensors_device, mapping;
-    if (!PyArg_ParseTuple(args, "iispi:engine_create", &driver, &ordinal, &sim_library, &on_tensors_device, &mapping)) return NULL;
+    if (!PyArg_ParseTuple(args, "iispi:engine_create", &driver, &ordinal, &sim_library, &on_tensors_device,
+                          &mapping))
+        return NULL;
     const fcdp_device *device = NULL;
     fcdp_status status = FCDP_OK;
     if (on_tensors_device) CALL(binding_tensors_device(ordinal, &device));
     if (status != FCDP_OK) return binding_raise(status);
-    fcdp_engine_config config = {.options = options, .driver = (fcdp_driver_kind)driver, .ordinal = ordinal,
-                                 .sim_library = sim_library, .device = device, .host_computes = driver != FCDP_DRIVER_CUDA};
+    fcdp_engine_config config = {.options = options,
+                                 .driver = (fcdp_driver_kind)driver,
+                                 .ordinal = ordinal,
+                                 .sim_library = sim_library,
+                                 .device = device,
+                                 .host_computes = driver != FCDP_DRIVER_CUDA};
     config.options.mapping = (fcdp_mapping_mode)mapping;
     fcdp_engine *engine;
     CALL(fcdp_engine_create(&config, &engine));
@@ -89,17 +99,17 @@ METHOD(engine_destroy) {
     if (!PyArg_ParseTuple(args, "O:engine_destroy", &handle)) return NULL;
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
     if (!engine) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    binding_neighbour_end();
+    Py_BEGIN_ALLOW_THREADS binding_neighbour_end();
     fcdp_engine_destroy(engine);
-    Py_END_ALLOW_THREADS
-    binding_end_generation();
+    Py_END_ALLOW_THREADS binding_end_generation();
     Py_RETURN_NONE;
 }
 
-/* What the two kinds of shared memory have in common: the ticket of a creation as bytes, a join by such bytes. */
+/* What the two kinds of shared memory have in common: the ticket of a
+ * creation as bytes, a join by such bytes. */
 static PyObject *ticket_or_raise(fcdp_status status, const fcdp_shared_ticket *ticket) {
-    return status == FCDP_OK ? PyBytes_FromStringAndSize((const char *)ticket, sizeof *ticket) : binding_raise(status);
+    return status == FCDP_OK ? PyBytes_FromStringAndSize((const char *)ticket, sizeof *ticket)
+                             : binding_raise(status);
 }
 
 static bool ticket_from(PyObject *bytes, fcdp_shared_ticket *ticket_out) {
@@ -166,10 +176,8 @@ METHOD(engine_begin_pass) {
     if (!PyArg_ParseTuple(args, "O:engine_begin_pass", &handle)) return NULL;
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
     if (!engine) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    fcdp_engine_begin_pass(engine);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS fcdp_engine_begin_pass(engine);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 static PyObject *counts_of(const fcdp_counts *counts) {
@@ -182,20 +190,20 @@ METHOD(engine_stats) {
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
     if (!engine) return NULL;
     fcdp_engine_stats s;
-    Py_BEGIN_ALLOW_THREADS
-    fcdp_engine_stats_get(engine, &s);
-    Py_END_ALLOW_THREADS
-    return Py_BuildValue(
-        "{s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},s:{s:n,s:n,s:n},s:{s:n,s:n}}",
-        "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "gather", counts_of(&s.gather), "restore", counts_of(&s.restore),
-        "gathers", "made", s.gathers_made, "avoided", s.gathers_avoided, "forward", s.gathers_forward, "backward", s.gathers_backward,
-        "saved", "plain_bytes", s.plain_bytes, "gather_bytes", s.gather_bytes,
-        "waits", "gathers", s.n_host_waits, "seconds", (double)s.host_wait_ns / 1e9,
-        "moves", "h2d_bytes", s.moves.h2d_bytes, "d2h_bytes", s.moves.d2h_bytes, "stores", s.moves.n_puts, "slice_loads",
-        s.moves.n_slice_loads, "whole_loads", s.moves.n_whole_loads, "evictions", s.moves.n_evictions, "maps", s.moves.n_maps,
-        "memory_waits", s.moves.n_waits,
-        "device_bytes", "current", (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes, "budget",
-        (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak", (Py_ssize_t)s.host_peak_bytes);
+    Py_BEGIN_ALLOW_THREADS fcdp_engine_stats_get(engine, &s);
+    Py_END_ALLOW_THREADS return Py_BuildValue(
+        "{s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},s:{s:n,"
+        "s:n,s:n},s:{s:n,s:n}}",
+        "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "gather", counts_of(&s.gather), "restore",
+        counts_of(&s.restore), "gathers", "made", s.gathers_made, "avoided", s.gathers_avoided, "forward",
+        s.gathers_forward, "backward", s.gathers_backward, "saved", "plain_bytes", s.plain_bytes,
+        "gather_bytes", s.gather_bytes, "waits", "gathers", s.n_host_waits, "seconds",
+        (double)s.host_wait_ns / 1e9, "moves", "h2d_bytes", s.moves.h2d_bytes, "d2h_bytes", s.moves.d2h_bytes,
+        "stores", s.moves.n_puts, "slice_loads", s.moves.n_slice_loads, "whole_loads", s.moves.n_whole_loads,
+        "evictions", s.moves.n_evictions, "maps", s.moves.n_maps, "memory_waits", s.moves.n_waits,
+        "device_bytes", "current", (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes,
+        "budget", (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes,
+        "peak", (Py_ssize_t)s.host_peak_bytes);
 }
 
 METHOD(python_calls) {
@@ -216,7 +224,8 @@ fcdp_status binding_topology(PyObject *node_of, unsigned int rank, fcdp_topology
     char *data;
     Py_ssize_t length;
     if (PyBytes_AsStringAndSize(node_of, &data, &length) < 0) return FCDP_ERR_INVALID;
-    return fcdp__topology_make((const uint32_t *)(const void *)data, (uint32_t)(length / 4), rank, topology_out);
+    return fcdp__topology_make((const uint32_t *)(const void *)data, (uint32_t)(length / 4), rank,
+                               topology_out);
 }
 
 METHOD(topology) {
@@ -226,7 +235,8 @@ METHOD(topology) {
     fcdp_topology t;
     fcdp_status status = binding_topology(node_of, rank, &t);
     if (status != FCDP_OK) return binding_raise(status);
-    return Py_BuildValue("{s:I,s:I,s:I,s:I}", "nodes", t.n_nodes, "ranks_per_node", t.node_size, "node", t.node, "local_rank", t.local);
+    return Py_BuildValue("{s:I,s:I,s:I,s:I}", "nodes", t.n_nodes, "ranks_per_node", t.node_size, "node",
+                         t.node, "local_rank", t.local);
 }
 
 /* A comm's owner: what it stands on, and its transport, which goes after it. */
@@ -272,14 +282,14 @@ METHOD(tree_create) {
     return status == FCDP_OK ? binding_wrap(BINDING_TREE, tree, handle) : binding_raise(status);
 }
 
-#define TREE_EVENT(name, call)                                                       \
-    METHOD(name) {                                                                   \
-        PyObject *handle;                                                            \
-        if (!PyArg_ParseTuple(args, "O:" #name, &handle)) return NULL;               \
-        fcdp_tree *tree = binding_unwrap(BINDING_TREE, handle);                      \
-        if (!tree) return NULL;                                                      \
-        call(tree);                                                                  \
-        Py_RETURN_NONE;                                                              \
+#define TREE_EVENT(name, call)                                                                               \
+    METHOD(name) {                                                                                           \
+        PyObject *handle;                                                                                    \
+        if (!PyArg_ParseTuple(args, "O:" #name, &handle)) return NULL;                                       \
+        fcdp_tree *tree = binding_unwrap(BINDING_TREE, handle);                                              \
+        if (!tree) return NULL;                                                                              \
+        call(tree);                                                                                          \
+        Py_RETURN_NONE;                                                                                      \
     }
 TREE_EVENT(tree_begin_forward, fcdp_tree_begin_forward)
 TREE_EVENT(tree_begin_backward, fcdp_tree_begin_backward)
@@ -340,7 +350,9 @@ METHOD(group_create) {
     return status == FCDP_OK ? binding_wrap(BINDING_GROUP, group, handle) : binding_raise(status);
 }
 
-static fcdp_group *group_of(PyObject *handle) { return binding_unwrap(BINDING_GROUP, handle); }
+static fcdp_group *group_of(PyObject *handle) {
+    return binding_unwrap(BINDING_GROUP, handle);
+}
 
 METHOD(group_host_alloc) {
     PyObject *handle;
@@ -379,7 +391,8 @@ METHOD(group_id) {
     return PyLong_FromVoidPtr(group_of(handle));
 }
 
-/* ([group], a byte for each: does it stay gathered between forward and backward?) -> is there room to begin one ahead? */
+/* ([group], a byte for each: does it stay gathered between forward and backward?)
+ * -> is there room to begin one ahead? */
 METHOD(groups_fit) {
     PyObject *list, *bytes;
     if (!PyArg_ParseTuple(args, "OO:groups_fit", &list, &bytes)) return NULL;
@@ -420,7 +433,8 @@ METHOD(groups_cross) {
         if (!groups[i]) break;
         n_extents += fcdp_group_n_extents(groups[i]);
     }
-    const uint64_t *addresses = PyErr_Occurred() ? NULL : bytes_of(inputs, n_extents * sizeof *addresses, "inputs");
+    const uint64_t *addresses = PyErr_Occurred() ? NULL
+                                                 : bytes_of(inputs, n_extents * sizeof *addresses, "inputs");
     fcdp_status status = FCDP_OK;
     if (addresses) CALL(fcdp_groups_cross(groups, addresses, (uint32_t)n, (fcdp_stream)(uintptr_t)stream));
     free(groups);
@@ -474,18 +488,21 @@ METHOD(group_ask_again) {
     Py_RETURN_NONE;
 }
 
-/* (signals: n x 8 uint64, shards: n uint64 (0: cannot be read), shard_bytes: n uint64), borrowed from the arguments. */
-static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *shards, PyObject *sizes, fcdp_evidence *evidence_out) {
+/* (signals: n x 8 uint64, shards: n uint64 (0: cannot be read), shard_bytes: n
+ * uint64), borrowed from the arguments. */
+static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *shards, PyObject *sizes,
+                          fcdp_evidence *evidence_out) {
     size_t n = fcdp_group_n_extents(group);
     evidence_out->fingerprints = NULL;
     evidence_out->signals = bytes_of(signals, n * sizeof(fcdp_signals), "signals");
     evidence_out->shards = evidence_out->signals ? bytes_of(shards, n * sizeof(uint64_t), "shards") : NULL;
-    evidence_out->shard_bytes = evidence_out->shards ? bytes_of(sizes, n * sizeof(uint64_t), "shard_bytes") : NULL;
+    evidence_out->shard_bytes = evidence_out->shards ? bytes_of(sizes, n * sizeof(uint64_t), "shard_bytes")
+                                                     : NULL;
     return evidence_out->shard_bytes != NULL;
 }
 
-/* (comm, addresses: n uint64, sizes: n uint64, stream) -> n uint64: fingerprints that the device takes of arrays in its memory; None: it cannot. The
- * host waits for what is on the stream. */
+/* (comm, addresses: n uint64, sizes: n uint64, stream) -> n uint64: fingerprints that the device takes of
+ * arrays in its memory; None: it cannot. The host waits for what is on the stream. */
 METHOD(comm_fingerprints) {
     PyObject *handle, *addresses, *sizes;
     unsigned long long stream;
@@ -493,12 +510,14 @@ METHOD(comm_fingerprints) {
     fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
     if (!comm) return NULL;
     Py_ssize_t bytes = PyBytes_Size(addresses);
-    const uint64_t *at = bytes_of(addresses, (size_t)bytes, "addresses"), *n_bytes = at ? bytes_of(sizes, (size_t)bytes, "sizes") : NULL;
+    const uint64_t *at = bytes_of(addresses, (size_t)bytes, "addresses"),
+                   *n_bytes = at ? bytes_of(sizes, (size_t)bytes, "sizes") : NULL;
     PyObject *fingerprints = n_bytes ? PyBytes_FromStringAndSize(NULL, bytes) : NULL;
     if (!fingerprints) return NULL;
     uint64_t *out = (uint64_t *)(void *)PyBytes_AsString(fingerprints);
     fcdp_status status;
-    CALL(fcdp_comm_fingerprint_begin(comm, at, n_bytes, (size_t)bytes / sizeof *at, (fcdp_stream)(uintptr_t)stream));
+    CALL(fcdp_comm_fingerprint_begin(comm, at, n_bytes, (size_t)bytes / sizeof *at,
+                                     (fcdp_stream)(uintptr_t)stream));
     if (status == FCDP_OK) CALL(fcdp_comm_fingerprint_end(comm, out));
     if (status == FCDP_OK) return fingerprints;
     Py_DECREF(fingerprints);
@@ -506,18 +525,21 @@ METHOD(comm_fingerprints) {
     return binding_raise(status);
 }
 
-/* (group, signals, shards, shard_bytes, fingerprints: n uint64 or b"", grad_mode, optimizer_seen, reductions) -> n + 1 bytes */
+/* (group, signals, shards, shard_bytes, fingerprints: n uint64 or b"", grad_mode,
+ * optimizer_seen, reductions) -> n + 1 bytes */
 METHOD(group_vote) {
     PyObject *handle, *signals, *shards, *sizes, *fingerprints;
     int grad_mode, optimizer_seen;
     unsigned long long reductions;
     fcdp_evidence evidence;
-    if (!PyArg_ParseTuple(args, "OSSSSppK:group_vote", &handle, &signals, &shards, &sizes, &fingerprints, &grad_mode, &optimizer_seen, &reductions))
+    if (!PyArg_ParseTuple(args, "OSSSSppK:group_vote", &handle, &signals, &shards, &sizes, &fingerprints,
+                          &grad_mode, &optimizer_seen, &reductions))
         return NULL;
     fcdp_group *group = group_of(handle);
     if (!group || !evidence_from(group, signals, shards, sizes, &evidence)) return NULL;
     if (PyBytes_Size(fingerprints) > 0) {
-        evidence.fingerprints = bytes_of(fingerprints, fcdp_group_n_extents(group) * sizeof(uint64_t), "fingerprints");
+        evidence.fingerprints = bytes_of(fingerprints, fcdp_group_n_extents(group) * sizeof(uint64_t),
+                                         "fingerprints");
         if (!evidence.fingerprints) return NULL;
     }
     PyObject *vote = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group) + 1);
@@ -542,7 +564,8 @@ METHOD(group_agree) {
     Py_RETURN_NONE;
 }
 
-/* (group, signals, shards, shard_bytes) -> index of the first parameter that has changed since the ranks agreed, -1: none */
+/* (group, signals, shards, shard_bytes) -> index of the first parameter that has
+ * changed since the ranks agreed, -1: none */
 METHOD(group_audit) {
     PyObject *handle, *signals, *shards, *sizes;
     fcdp_evidence evidence;
@@ -550,10 +573,8 @@ METHOD(group_audit) {
     fcdp_group *group = group_of(handle);
     if (!group || !evidence_from(group, signals, shards, sizes, &evidence)) return NULL;
     uint32_t changed;
-    Py_BEGIN_ALLOW_THREADS
-    changed = fcdp_group_audit(group, &evidence);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromLong(changed < fcdp_group_n_extents(group) ? (long)changed : -1);
+    Py_BEGIN_ALLOW_THREADS changed = fcdp_group_audit(group, &evidence);
+    Py_END_ALLOW_THREADS return PyLong_FromLong(changed < fcdp_group_n_extents(group) ? (long)changed : -1);
 }
 
 /* (group, signals): what is agreed stale is read next */
@@ -561,7 +582,8 @@ METHOD(group_confirm) {
     PyObject *handle, *signals;
     if (!PyArg_ParseTuple(args, "OS:group_confirm", &handle, &signals)) return NULL;
     fcdp_group *group = group_of(handle);
-    const fcdp_signals *now = group ? bytes_of(signals, fcdp_group_n_extents(group) * sizeof *now, "signals") : NULL;
+    const fcdp_signals *now = group ? bytes_of(signals, fcdp_group_n_extents(group) * sizeof *now, "signals")
+                                    : NULL;
     if (!now) return NULL;
     fcdp_group_confirm(group, now);
     Py_RETURN_NONE;
@@ -656,49 +678,118 @@ METHOD(group_stats) {
     fcdp_group *group = group_of(handle);
     if (!group) return NULL;
     fcdp_group_stats s;
-    Py_BEGIN_ALLOW_THREADS
-    fcdp_group_stats_get(group, &s);
-    Py_END_ALLOW_THREADS
-    return Py_BuildValue("{s:s,s:n,s:K,s:K,s:K,s:K,s:s}", "name", s.name, "bytes", (Py_ssize_t)s.bytes, "gathers_made", s.gathers_made,
-                         "gathers_avoided", s.gathers_avoided, "gathers_forward", s.gathers_forward, "gathers_backward",
-                         s.gathers_backward, "state", s.state);
+    Py_BEGIN_ALLOW_THREADS fcdp_group_stats_get(group, &s);
+    Py_END_ALLOW_THREADS return Py_BuildValue(
+        "{s:s,s:n,s:K,s:K,s:K,s:K,s:s}", "name", s.name, "bytes", (Py_ssize_t)s.bytes, "gathers_made",
+        s.gathers_made, "gathers_avoided", s.gathers_avoided, "gathers_forward", s.gathers_forward,
+        "gathers_backward", s.gathers_backward, "state", s.state);
 }
 
 #define ENTRY(name) {#name, name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {
-    ENTRY(options_load), ENTRY(options_table), ENTRY(engine_create), ENTRY(engine_destroy), ENTRY(engine_account_create),
-    ENTRY(engine_account_join), ENTRY(engine_drain), ENTRY(engine_check), ENTRY(engine_order_writes), ENTRY(engine_begin_pass), ENTRY(engine_stats), ENTRY(python_calls),
-    ENTRY(engine_reset_peaks), ENTRY(topology), ENTRY(comm_create), ENTRY(comm_host_create), ENTRY(comm_host_join), ENTRY(comm_check),
-    ENTRY(tree_create), ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed), ENTRY(group_create),
-    ENTRY(group_host_alloc), ENTRY(group_attach), ENTRY(group_extent), ENTRY(group_watch), ENTRY(groups_fit), ENTRY(group_is_small), ENTRY(groups_cross),
-    ENTRY(group_id), ENTRY(group_join), ENTRY(group_question),
-    ENTRY(group_ask_again), ENTRY(group_vote), ENTRY(group_agree), ENTRY(group_audit), ENTRY(group_confirm), ENTRY(comm_fingerprints), ENTRY(group_stale), ENTRY(group_check_capture), ENTRY(group_begin),
-    ENTRY(group_has_begun), ENTRY(group_unsharded), ENTRY(group_wait), ENTRY(group_reshard), ENTRY(group_stats),
-    {"dlpack", binding_dlpack, METH_VARARGS, NULL}, {"nccl_load", binding_nccl_load, METH_VARARGS, NULL},
-    {"nccl_ids", binding_nccl_ids, METH_VARARGS, NULL}, {"nccl_comm_create", binding_nccl_comm_create, METH_VARARGS, NULL},
-    {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL}, {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},
-    {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS, NULL}, {"tensors_blocks", binding_tensors_blocks, METH_VARARGS, NULL},
-    {"history_record", binding_history_record, METH_VARARGS, NULL}, {"history_entries", binding_history_entries, METH_VARARGS, NULL},     {"neighbour_begin", binding_neighbour_begin, METH_VARARGS, NULL}, {"neighbour_yield", binding_neighbour_yield, METH_VARARGS, NULL},
+    ENTRY(options_load),
+    ENTRY(options_table),
+    ENTRY(engine_create),
+    ENTRY(engine_destroy),
+    ENTRY(engine_account_create),
+    ENTRY(engine_account_join),
+    ENTRY(engine_drain),
+    ENTRY(engine_check),
+    ENTRY(engine_order_writes),
+    ENTRY(engine_begin_pass),
+    ENTRY(engine_stats),
+    ENTRY(python_calls),
+    ENTRY(engine_reset_peaks),
+    ENTRY(topology),
+    ENTRY(comm_create),
+    ENTRY(comm_host_create),
+    ENTRY(comm_host_join),
+    ENTRY(comm_check),
+    ENTRY(tree_create),
+    ENTRY(tree_begin_forward),
+    ENTRY(tree_begin_backward),
+    ENTRY(tree_agreed),
+    ENTRY(group_create),
+    ENTRY(group_host_alloc),
+    ENTRY(group_attach),
+    ENTRY(group_extent),
+    ENTRY(group_watch),
+    ENTRY(groups_fit),
+    ENTRY(group_is_small),
+    ENTRY(groups_cross),
+    ENTRY(group_id),
+    ENTRY(group_join),
+    ENTRY(group_question),
+    ENTRY(group_ask_again),
+    ENTRY(group_vote),
+    ENTRY(group_agree),
+    ENTRY(group_audit),
+    ENTRY(group_confirm),
+    ENTRY(comm_fingerprints),
+    ENTRY(group_stale),
+    ENTRY(group_check_capture),
+    ENTRY(group_begin),
+    ENTRY(group_has_begun),
+    ENTRY(group_unsharded),
+    ENTRY(group_wait),
+    ENTRY(group_reshard),
+    ENTRY(group_stats),
+    {"dlpack", binding_dlpack, METH_VARARGS, NULL},
+    {"nccl_load", binding_nccl_load, METH_VARARGS, NULL},
+    {"nccl_ids", binding_nccl_ids, METH_VARARGS, NULL},
+    {"nccl_comm_create", binding_nccl_comm_create, METH_VARARGS, NULL},
+    {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL},
+    {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},
+    {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS, NULL},
+    {"tensors_blocks", binding_tensors_blocks, METH_VARARGS, NULL},
+    {"history_record", binding_history_record, METH_VARARGS, NULL},
+    {"history_entries", binding_history_entries, METH_VARARGS, NULL},
+    {"neighbour_begin", binding_neighbour_begin, METH_VARARGS, NULL},
+    {"neighbour_yield", binding_neighbour_yield, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fcdp", "FCDP's core, marshalled.", -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_fcdp", "FCDP's core, marshalled.", -1, methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__fcdp(void) {
     PyObject *m = PyModule_Create(&module);
     if (!m) return NULL;
-    binding_error_class = PyErr_NewExceptionWithDoc("fcdp.Error", "A failure of FCDP's core; args = (text, status).", PyExc_RuntimeError, NULL);
+    binding_error_class = PyErr_NewExceptionWithDoc(
+        "fcdp.Error", "A failure of FCDP's core; args = (text, status).", PyExc_RuntimeError, NULL);
     if (!binding_error_class || PyModule_AddObjectRef(m, "Error", binding_error_class) < 0) return NULL;
-    static const struct { const char *name; long value; } constants[] = {
-        {"DRIVER_AUTO", FCDP_DRIVER_AUTO}, {"DRIVER_CUDA", FCDP_DRIVER_CUDA}, {"DRIVER_SIM", FCDP_DRIVER_SIM},
-        {"PASS_FORWARD", FCDP_PASS_FORWARD}, {"PASS_BACKWARD", FCDP_PASS_BACKWARD}, {"PASS_OTHER", FCDP_PASS_OTHER},
-        {"LANE_INTER", FCDP_LANE_INTER}, {"LANE_NODE", FCDP_LANE_NODE},
-        {"ASK_NOBODY", FCDP_ASK_NOBODY}, {"ASK_GROUP", FCDP_ASK_GROUP}, {"ASK_TREE", FCDP_ASK_TREE},
-        {"MAPPING_AUTO", FCDP_MAPPING_AUTO}, {"MAPPING_SLOTS", FCDP_MAPPING_SLOTS}, {"MAPPING_EXACT", FCDP_MAPPING_EXACT},
-        {"RESTORE_SLICE", FCDP_RESTORE_SLICE}, {"FINGERPRINT_AUTO", FCDP_FINGERPRINT_AUTO}, {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER}, {"FINGERPRINT_DEVICE", FCDP_FINGERPRINT_DEVICE},
-        {"ALLOC_NATIVE", FCDP_ALLOC_NATIVE}, {"TRANSPORT_AUTO", FCDP_TRANSPORT_AUTO}, {"TRANSPORT_NCCL", FCDP_TRANSPORT_NCCL}, {"TENSORS_MAX_DEVICES", TENSORS_MAX_DEVICES},
-        {"ERR_OPTION", FCDP_ERR_OPTION}, {"ERR_UNSUPPORTED", FCDP_ERR_UNSUPPORTED}, {"ERR_NO_HOST_MEM", FCDP_ERR_NO_HOST_MEM},
-        {"ERR_NO_DEVICE_MEM", FCDP_ERR_NO_DEVICE_MEM}, {"ERR_TIMEOUT", FCDP_ERR_TIMEOUT}, {"ERR_PEER", FCDP_ERR_PEER},
+    static const struct {
+        const char *name;
+        long value;
+    } constants[] = {
+        {"DRIVER_AUTO", FCDP_DRIVER_AUTO},
+        {"DRIVER_CUDA", FCDP_DRIVER_CUDA},
+        {"DRIVER_SIM", FCDP_DRIVER_SIM},
+        {"PASS_FORWARD", FCDP_PASS_FORWARD},
+        {"PASS_BACKWARD", FCDP_PASS_BACKWARD},
+        {"PASS_OTHER", FCDP_PASS_OTHER},
+        {"LANE_INTER", FCDP_LANE_INTER},
+        {"LANE_NODE", FCDP_LANE_NODE},
+        {"ASK_NOBODY", FCDP_ASK_NOBODY},
+        {"ASK_GROUP", FCDP_ASK_GROUP},
+        {"ASK_TREE", FCDP_ASK_TREE},
+        {"MAPPING_AUTO", FCDP_MAPPING_AUTO},
+        {"MAPPING_SLOTS", FCDP_MAPPING_SLOTS},
+        {"MAPPING_EXACT", FCDP_MAPPING_EXACT},
+        {"RESTORE_SLICE", FCDP_RESTORE_SLICE},
+        {"FINGERPRINT_AUTO", FCDP_FINGERPRINT_AUTO},
+        {"FINGERPRINT_NEVER", FCDP_FINGERPRINT_NEVER},
+        {"FINGERPRINT_DEVICE", FCDP_FINGERPRINT_DEVICE},
+        {"ALLOC_NATIVE", FCDP_ALLOC_NATIVE},
+        {"TRANSPORT_AUTO", FCDP_TRANSPORT_AUTO},
+        {"TRANSPORT_NCCL", FCDP_TRANSPORT_NCCL},
+        {"TENSORS_MAX_DEVICES", TENSORS_MAX_DEVICES},
+        {"ERR_OPTION", FCDP_ERR_OPTION},
+        {"ERR_UNSUPPORTED", FCDP_ERR_UNSUPPORTED},
+        {"ERR_NO_HOST_MEM", FCDP_ERR_NO_HOST_MEM},
+        {"ERR_NO_DEVICE_MEM", FCDP_ERR_NO_DEVICE_MEM},
+        {"ERR_TIMEOUT", FCDP_ERR_TIMEOUT},
+        {"ERR_PEER", FCDP_ERR_PEER},
         {"ERR_TRANSPORT", FCDP_ERR_TRANSPORT},
     };
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)

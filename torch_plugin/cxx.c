@@ -1,4 +1,5 @@
-/* cxx.c - exceptions and std::function from C. Compiled with -fexceptions: torch's exceptions pass through our frames. */
+/* cxx.c - exceptions and std::function from C. Compiled with -fexceptions: torch's
+ * exceptions pass through our frames. */
 #include "torch_plugin/cxx.h"
 
 #include <dlfcn.h>
@@ -10,16 +11,20 @@ typedef struct source_location { /* c10::SourceLocation, c10/util/Exception.h */
     uint32_t line;
 } source_location;
 
-/* c10::Error has 80 bytes in torch 2.6 and 128 in 2.15; room for more costs nothing. A std::string has 32, before C++11's ABI 8. */
+/* c10::Error has 80 bytes in torch 2.6 and 128 in 2.15; room for more costs nothing. A
+ * std::string has 32, before C++11's ABI 8. */
 enum { ERROR_BYTES = 1024, STRING_BYTES = 32 };
 
 static struct {
-    void *(*allocate)(size_t bytes);                                            /* __cxa_allocate_exception */
-    void (*throw_)(void *object, void *type, void (*destroy)(void *));          /* __cxa_throw, does not return */
-    void (*string_make)(void *string, const char *text, const void *allocator); /* std::string(const char *, allocator) */
+    void *(*allocate)(size_t bytes); /* __cxa_allocate_exception */
+    /* __cxa_throw, does not return */
+    void (*throw_)(void *object, void *type, void (*destroy)(void *));
+    /* std::string(const char *, allocator) */
+    void (*string_make)(void *string, const char *text, const void *allocator);
     void (*string_end)(void *string);
-    void (*error_make)(void *error, source_location where, void *string);       /* c10::Error(SourceLocation, std::string) */
-    void *error_type, *out_of_memory_type;                                      /* std::type_info */
+    /* c10::Error(SourceLocation, std::string) */
+    void (*error_make)(void *error, source_location where, void *string);
+    void *error_type, *out_of_memory_type; /* std::type_info */
 } cxx;
 
 /* torch before 2.7 is built with the strings from before C++11. */
@@ -32,7 +37,9 @@ static const struct {
     {"_ZN3c105ErrorC1ENS_14SourceLocationESs", "_ZNSsC1EPKcRKSaIcE", "_ZNSsD1Ev"},
 };
 
-static void *library(const char *name) { return dlopen(name, RTLD_LAZY | RTLD_NOLOAD); }
+static void *library(const char *name) {
+    return dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+}
 
 /* dlsym as a function pointer: a cast that ISO C has no words for. */
 static bool find(void *in, const char *name, void *pointer_out) {
@@ -44,15 +51,16 @@ static bool find(void *in, const char *name, void *pointer_out) {
 static bool strings_find(void *c10, void *std) {
     for (size_t i = 0; i < sizeof abis / sizeof *abis; i++)
         if (find(c10, abis[i].error_make, &cxx.error_make))
-            return find(std, abis[i].string_make, &cxx.string_make) && find(std, abis[i].string_end, &cxx.string_end);
+            return find(std, abis[i].string_make, &cxx.string_make) &&
+                   find(std, abis[i].string_end, &cxx.string_end);
     return false;
 }
 
 const char *binding_cxx_open(void) {
     void *c10 = library("libc10.so"), *std = library("libstdc++.so.6");
     if (!c10 || !std) return "torch's libc10.so is not in this process";
-    if (!find(std, "__cxa_allocate_exception", &cxx.allocate) || !find(std, "__cxa_throw", &cxx.throw_) || !strings_find(c10, std) ||
-        !find(c10, "_ZTIN3c105ErrorE", &cxx.error_type))
+    if (!find(std, "__cxa_allocate_exception", &cxx.allocate) || !find(std, "__cxa_throw", &cxx.throw_) ||
+        !strings_find(c10, std) || !find(c10, "_ZTIN3c105ErrorE", &cxx.error_type))
         return "this torch has no c10::Error as FCDP knows it, by which it would say that memory is out";
     static const char *const homes[] = {"libc10.so", "libc10_cuda.so", "libtorch_python.so"};
     for (size_t i = 0; i < sizeof homes / sizeof *homes; i++)
@@ -60,7 +68,8 @@ const char *binding_cxx_open(void) {
     return "this torch has no c10::OutOfMemoryError as FCDP knows it";
 }
 
-/* std::exception's first virtual function is its destructor: the table's first entry destroys, the second also deletes. */
+/* std::exception's first virtual function is its destructor: the table's first
+ * entry destroys, the second also deletes. */
 static void error_end(void *error) {
     void (***table)(void *) = error;
     (*table)[0](error);

@@ -1,5 +1,6 @@
-/* cxx.h - the little of C++ that PyTorch's pluggable allocator asks of a C library: it reports failure by exceptions (a null pointer would
- * be taken for memory), and passes a std::function. Both are ABI (Itanium C++ ABI; libstdc++), reached by name at run time. */
+/* cxx.h - the little of C++ that PyTorch's pluggable allocator asks of a C library: it reports failure by
+ * exceptions (a null pointer would be taken for memory), and passes a std::function. Both are ABI (Itanium
+ * C++ ABI; libstdc++), reached by name at run time. */
 #ifndef FCDP_CXX_H
 #define FCDP_CXX_H
 
@@ -10,9 +11,11 @@ typedef enum cxx_error_kind {
     CXX_ERROR,         /* RuntimeError */
 } cxx_error_kind;
 
-/* Find torch's exceptions in this process. NULL, or why they cannot be thrown. Before the others; torch has been imported. */
+/* Find torch's exceptions in this process. NULL, or why they cannot be thrown. Before
+ * the others; torch has been imported. */
 const char *binding_cxx_open(void);
-/* Throws a c10::Error with `text` through the caller's frames, which must hold nothing: they are not cleaned up. */
+/* Throws a c10::Error with `text` through the caller's frames, which must
+ * hold nothing: they are not cleaned up. */
 void binding_cxx_throw(cxx_error_kind kind, const char *text) __attribute__((noreturn));
 
 /* A copy of a std::function<bool(cudaStream_t)>; by that type's layout in libstdc++. */

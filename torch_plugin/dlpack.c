@@ -1,11 +1,16 @@
-/* dlpack.c - memory of the core as a tensor. The struct layouts are DLPack's ABI (dlpack.h, v0.8), declared here because
- * nothing else of it is needed. */
+/* dlpack.c - memory of the core as a tensor. The struct layouts are DLPack's ABI (dlpack.h, v0.8), declared
+ * here because nothing else of it is needed. */
 #include "torch_plugin/binding.h"
 
 #include <stdlib.h>
 
-typedef struct { int32_t device_type, device_id; } dl_device;
-typedef struct { uint8_t code, bits; uint16_t lanes; } dl_dtype;
+typedef struct {
+    int32_t device_type, device_id;
+} dl_device;
+typedef struct {
+    uint8_t code, bits;
+    uint16_t lanes;
+} dl_dtype;
 typedef struct {
     void *data;
     dl_device device;
@@ -49,16 +54,22 @@ PyObject *binding_dlpack(PyObject *self, PyObject *args) {
     long long numel;
     int code, bits, device_type, device_id;
     PyObject *owner;
-    if (!PyArg_ParseTuple(args, "KLiiiiO:dlpack", &address, &numel, &code, &bits, &device_type, &device_id, &owner)) return NULL;
+    if (!PyArg_ParseTuple(args, "KLiiiiO:dlpack", &address, &numel, &code, &bits, &device_type, &device_id,
+                          &owner))
+        return NULL;
     view *v = calloc(1, sizeof *v);
     if (!v) return PyErr_NoMemory();
     v->shape = numel;
     v->stride = 1;
     v->owner = Py_NewRef(owner);
-    v->managed = (dl_managed){
-        .tensor = {.data = (void *)(uintptr_t)address, .device = {device_type, device_id}, .ndim = 1,
-                   .dtype = {(uint8_t)code, (uint8_t)bits, 1}, .shape = &v->shape, .strides = &v->stride},
-        .manager_ctx = v, .deleter = view_delete};
+    v->managed = (dl_managed){.tensor = {.data = (void *)(uintptr_t)address,
+                                         .device = {device_type, device_id},
+                                         .ndim = 1,
+                                         .dtype = {(uint8_t)code, (uint8_t)bits, 1},
+                                         .shape = &v->shape,
+                                         .strides = &v->stride},
+                              .manager_ctx = v,
+                              .deleter = view_delete};
     PyObject *capsule = PyCapsule_New(&v->managed, "dltensor", capsule_delete);
     if (!capsule) view_delete(&v->managed);
     return capsule;

@@ -9,12 +9,12 @@ extern PyObject *binding_error_class;
 static const char *const kind_name[] = {"fcdp.engine", "fcdp.comm", "fcdp.tree", "fcdp.group"};
 
 typedef struct handle {
-    struct handle *next;        /* of the abandoned */
+    struct handle *next; /* of the abandoned */
     binding_kind kind;
     void *object;
     uint64_t generation;
-    pid_t pid;                  /* a forked child owns nothing */
-    PyObject *owner;            /* keeps what the object stands on alive: group, tree -> comm -> engine */
+    pid_t pid;       /* a forked child owns nothing */
+    PyObject *owner; /* keeps what the object stands on alive: group, tree -> comm -> engine */
 } handle;
 
 static uint64_t generation_now; /* guarded by the GIL */
@@ -28,18 +28,22 @@ PyObject *binding_raise(fcdp_status status) {
     return NULL;
 }
 
-/* Dead by a garbage collection inside a stream's host function, which must not call the driver: ended by the next caller. GIL. */
+/* Dead by a garbage collection inside a stream's host function, which must not call the
+ * driver: ended by the next caller. GIL. */
 static handle *abandoned;
 static _Thread_local bool in_host_function;
 
-void binding_host_function_begin(void) { in_host_function = true; }
-void binding_host_function_end(void) { in_host_function = false; }
+void binding_host_function_begin(void) {
+    in_host_function = true;
+}
+void binding_host_function_end(void) {
+    in_host_function = false;
+}
 
 static void handle_end(handle *h) {
     if (h->object && h->generation == generation_now && h->pid == getpid()) {
         /* These wait for the device, whose host functions want the GIL for a collective. */
-        Py_BEGIN_ALLOW_THREADS
-        if (h->kind == BINDING_COMM) fcdp_comm_destroy(h->object);
+        Py_BEGIN_ALLOW_THREADS if (h->kind == BINDING_COMM) fcdp_comm_destroy(h->object);
         if (h->kind == BINDING_TREE) fcdp_tree_destroy(h->object);
         if (h->kind == BINDING_GROUP) fcdp_group_destroy(h->object);
         Py_END_ALLOW_THREADS
@@ -70,10 +74,18 @@ static void handle_free(PyObject *capsule, binding_kind kind) {
     }
 }
 
-static void engine_free(PyObject *capsule) { handle_free(capsule, BINDING_ENGINE); }
-static void comm_free(PyObject *capsule) { handle_free(capsule, BINDING_COMM); }
-static void tree_free(PyObject *capsule) { handle_free(capsule, BINDING_TREE); }
-static void group_free(PyObject *capsule) { handle_free(capsule, BINDING_GROUP); }
+static void engine_free(PyObject *capsule) {
+    handle_free(capsule, BINDING_ENGINE);
+}
+static void comm_free(PyObject *capsule) {
+    handle_free(capsule, BINDING_COMM);
+}
+static void tree_free(PyObject *capsule) {
+    handle_free(capsule, BINDING_TREE);
+}
+static void group_free(PyObject *capsule) {
+    handle_free(capsule, BINDING_GROUP);
+}
 
 PyObject *binding_wrap(binding_kind kind, void *object, PyObject *owner) {
     static const PyCapsule_Destructor destructors[] = {engine_free, comm_free, tree_free, group_free};
@@ -100,5 +112,9 @@ void *binding_unwrap(binding_kind kind, PyObject *capsule) {
     return h->object;
 }
 
-void binding_end_generation(void) { generation_now++; }
-uint64_t binding_generation(void) { return generation_now; }
+void binding_end_generation(void) {
+    generation_now++;
+}
+uint64_t binding_generation(void) {
+    return generation_now;
+}

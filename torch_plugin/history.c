@@ -46,7 +46,9 @@ static entry *entry_next(void) {
     return &history.ring[history.n++];
 }
 
-bool binding_history_records(void) { return atomic_load_explicit(&history.records, memory_order_relaxed); }
+bool binding_history_records(void) {
+    return atomic_load_explicit(&history.records, memory_order_relaxed);
+}
 
 /* With the lock. */
 static void entry_add(const entry *new) {
@@ -84,7 +86,8 @@ PyObject *binding_history_record(PyObject *self, PyObject *args) {
 
 static PyObject *entry_tuple(const entry *e) {
     static const char *const action_name[] = {"alloc", "free_completed", "oom"};
-    return Py_BuildValue("(sKKKKi)", e->requested ? "free_requested" : action_name[e->action], e->address, e->bytes, e->stream, e->time_us, e->ordinal);
+    return Py_BuildValue("(sKKKKi)", e->requested ? "free_requested" : action_name[e->action], e->address,
+                         e->bytes, e->stream, e->time_us, e->ordinal);
 }
 
 /* A copy of the ring, oldest first: no Python with the lock. */

@@ -17,10 +17,8 @@ PyObject *binding_nccl_load(PyObject *self __attribute__((unused)), PyObject *ar
     if (!PyArg_ParseTuple(args, "z:nccl_load", &path)) return NULL;
     fcdp_nccl *nccl;
     fcdp_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = fcdp__nccl_load(path, &nccl);
-    Py_END_ALLOW_THREADS
-    if (status) return binding_raise(status);
+    Py_BEGIN_ALLOW_THREADS status = fcdp__nccl_load(path, &nccl);
+    Py_END_ALLOW_THREADS if (status) return binding_raise(status);
     PyObject *capsule = PyCapsule_New(nccl, CAPSULE, library_free);
     if (!capsule) fcdp__nccl_unload(nccl);
     return capsule;
@@ -37,10 +35,9 @@ PyObject *binding_nccl_ids(PyObject *self __attribute__((unused)), PyObject *arg
     fcdp_nccl_ids ids;
     fcdp_status status = binding_topology(node_of, rank, &topology);
     if (status) return binding_raise(status);
-    Py_BEGIN_ALLOW_THREADS
-    status = fcdp__nccl_ids_make(nccl, &topology, &ids);
-    Py_END_ALLOW_THREADS
-    return status ? binding_raise(status) : PyBytes_FromStringAndSize((const char *)&ids, sizeof ids);
+    Py_BEGIN_ALLOW_THREADS status = fcdp__nccl_ids_make(nccl, &topology, &ids);
+    Py_END_ALLOW_THREADS return status ? binding_raise(status)
+                                       : PyBytes_FromStringAndSize((const char *)&ids, sizeof ids);
 }
 
 static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config, fcdp_comm **comm_out) {
@@ -57,31 +54,36 @@ static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config
     return fcdp__fail(status, "%s", text);
 }
 
-/* (engine, node_of, rank, nccl, ids of all ranks) -> comm; a collective of the shard group, of at most 3/4 of FCDP_TIMEOUT */
+/* (engine, node_of, rank, nccl, ids of all ranks) -> comm; a collective of the shard
+ * group, of at most 3/4 of FCDP_TIMEOUT */
 PyObject *binding_nccl_comm_create(PyObject *self __attribute__((unused)), PyObject *args) {
     PyObject *handle, *node_of, *library;
     unsigned int rank;
     const char *ids;
     Py_ssize_t ids_bytes;
-    if (!PyArg_ParseTuple(args, "OSIOy#:nccl_comm_create", &handle, &node_of, &rank, &library, &ids, &ids_bytes)) return NULL;
+    if (!PyArg_ParseTuple(args, "OSIOy#:nccl_comm_create", &handle, &node_of, &rank, &library, &ids,
+                          &ids_bytes))
+        return NULL;
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
     const fcdp_nccl *nccl = engine ? PyCapsule_GetPointer(library, CAPSULE) : NULL;
     if (!nccl) return NULL;
-    fcdp_nccl_config config = {.nccl = nccl, .drv = fcdp_engine_driver(engine), .ids = (const fcdp_nccl_ids *)(const void *)ids,
+    fcdp_nccl_config config = {.nccl = nccl,
+                               .drv = fcdp_engine_driver(engine),
+                               .ids = (const fcdp_nccl_ids *)(const void *)ids,
                                .timeout_s = binding_options()->timeout_s};
     fcdp_status status = binding_topology(node_of, rank, &config.topology);
     if (status) return binding_raise(status);
     if ((size_t)ids_bytes != config.topology.n_ranks * sizeof(fcdp_nccl_ids)) {
-        PyErr_Format(PyExc_ValueError, "ids: expected those of %u ranks, got %zd bytes", config.topology.n_ranks, ids_bytes);
+        PyErr_Format(PyExc_ValueError, "ids: expected those of %u ranks, got %zd bytes",
+                     config.topology.n_ranks, ids_bytes);
         return NULL;
     }
     fcdp_comm *comm;
     PyObject *owner = Py_BuildValue("(OO)", handle, library);
     if (!owner) return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    status = comm_make(engine, &config, &comm);
-    Py_END_ALLOW_THREADS
-    PyObject *wrapped = status ? binding_raise(status) : binding_wrap(BINDING_COMM, comm, owner);
+    Py_BEGIN_ALLOW_THREADS status = comm_make(engine, &config, &comm);
+    Py_END_ALLOW_THREADS PyObject *wrapped = status ? binding_raise(status)
+                                                    : binding_wrap(BINDING_COMM, comm, owner);
     Py_DECREF(owner);
     return wrapped;
 }

@@ -1,14 +1,17 @@
-/* neighbour.c - PyTorch's own caching allocator beside FCDP's pages (FCDP_ALLOC=native): before either says that memory is out, the other gives back
- * what it does not use.
+/* neighbour.c - PyTorch's own caching allocator beside FCDP's pages (FCDP_ALLOC=native): before either says
+ * that memory is out, the other gives back what it does not use.
  *
- * PyTorch offers no hook for this. Its FreeMemoryCallback runs at every miss of its cache, before cudaMalloc and never after it has failed, and registering one
- * takes a template that libc10_cuda does not export; an out-of-memory observer runs when the exception is as good as thrown. So the one place where
- * libc10_cuda calls cudaMalloc, an entry of its own table of imported functions, is made to call a function here: the real one first, and again where it
- * finds no memory and FCDP gave some back. Whoever else calls cudaMalloc is not concerned. With expandable segments PyTorch calls the driver by pointers of its own
- * instead: then the observer gives back what helps the next attempt.
+ * PyTorch offers no hook for this. Its FreeMemoryCallback runs at every miss of its cache, before cudaMalloc
+ * and never after it has failed, and registering one takes a template that libc10_cuda does not export; an
+ * out-of-memory observer runs when the exception is as good as thrown. So the one place where libc10_cuda
+ * calls cudaMalloc, an entry of its own table of imported functions, is made to call a function here: the
+ * real one first, and again where it finds no memory and FCDP gave some back. Whoever else calls cudaMalloc
+ * is not concerned. With expandable segments PyTorch calls the driver by pointers of its own instead: then
+ * the observer gives back what helps the next attempt.
  *
- * The hook runs with the lock of PyTorch's allocator, and older torch empties its cache with the GIL: neither may wait for a device whose collectives are
- * Python's callables (gloo), which need both. There only the observer is left, which has neither.
+ * The hook runs with the lock of PyTorch's allocator, and older torch empties its cache with the GIL: neither
+ * may wait for a device whose collectives are Python's callables (gloo), which need both. There only the
+ * observer is left, which has neither.
  */
 #include "torch_plugin/neighbour.h"
 
@@ -49,14 +52,17 @@ static size_t engine_yield(size_t bytes) {
     neighbour.n_inside--;
     pthread_cond_broadcast(&neighbour.left);
     pthread_mutex_unlock(&neighbour.mutex);
-    if (n_given) fcdp__log(FCDP_LOG_INFO, "gave back %zu MiB, of which PyTorch's allocator lacked %zu MiB", n_given >> 20, bytes >> 20);
+    if (n_given)
+        fcdp__log(FCDP_LOG_INFO, "gave back %zu MiB, of which PyTorch's allocator lacked %zu MiB",
+                  n_given >> 20, bytes >> 20);
     return n_given;
 }
 
 /* What failed is forgotten before it is tried again, else the next launch's check would find it. */
 static int hook_malloc(void **at, size_t bytes) {
     int result = neighbour.real_malloc(at, bytes);
-    if (result != CUDA_OUT_OF_MEMORY || binding_transport_uses_python() || !engine_yield(bytes)) return result;
+    if (result != CUDA_OUT_OF_MEMORY || binding_transport_uses_python() || !engine_yield(bytes))
+        return result;
     (void)neighbour.last_error();
     return neighbour.real_malloc(at, bytes);
 }
@@ -70,14 +76,14 @@ typedef struct slot {
 } slot;
 
 typedef struct tables {
-    const ElfW(Sym) *symbols;
+    const ElfW(Sym) * symbols;
     const char *names;
-    const ElfW(Rela) *relocations[2];
+    const ElfW(Rela) * relocations[2];
     size_t bytes[2];
 } tables;
 
 /* The loader has made addresses of them. */
-static tables tables_of(const struct dl_phdr_info *info, const ElfW(Dyn) *entry) {
+static tables tables_of(const struct dl_phdr_info *info, const ElfW(Dyn) * entry) {
     tables t = {NULL, NULL, {NULL, NULL}, {0, 0}};
     for (; entry->d_tag != DT_NULL; entry++) {
         ElfW(Addr) at = entry->d_un.d_ptr;
@@ -111,7 +117,9 @@ static int slot_look(struct dl_phdr_info *info, size_t size, void *found) {
     (void)size;
     slot *s = found;
     const char *file = strrchr(info->dlpi_name, '/');
-    if (strcmp(file ? file + 1 : info->dlpi_name, "libc10_cuda.so") || strlen(info->dlpi_name) >= sizeof s->library) return 0;
+    if (strcmp(file ? file + 1 : info->dlpi_name, "libc10_cuda.so") ||
+        strlen(info->dlpi_name) >= sizeof s->library)
+        return 0;
     strcpy(s->library, info->dlpi_name);
     for (int i = 0; i < info->dlpi_phnum; i++)
         if (info->dlpi_phdr[i].p_type == PT_DYNAMIC) {
@@ -126,8 +134,9 @@ static int slot_look(struct dl_phdr_info *info, size_t size, void *found) {
     return 1;
 }
 
-/* What the slot holds where it is bound. Else it still leads back into libc10_cuda, and the loader would look as here: in the process's scope, where a
- * profiler may have put one of its own, then in what the library is linked to. */
+/* What the slot holds where it is bound. Else it still leads back into libc10_cuda, and the
+ * loader would look as here: in the process's scope, where a profiler may have put one of its
+ * own, then in what the library is linked to. */
 static void *malloc_find(const slot *s, void *library) {
     Dl_info about;
     void *bound = *s->at;
@@ -136,10 +145,12 @@ static void *malloc_find(const slot *s, void *library) {
     return found || !library ? found : dlsym(library, "cudaMalloc");
 }
 
-/* Of the runtime that `function` is of, as a process may have several, each with an error of its own; a profiler's function has no runtime beside it. */
+/* Of the runtime that `function` is of, as a process may have several, each with an error of its own; a
+ * profiler's function has no runtime beside it. */
 static void *last_error_find(const void *function, void *library) {
     Dl_info about;
-    void *own = dladdr(function, &about) && about.dli_fname ? dlopen(about.dli_fname, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    void *own = dladdr(function, &about) && about.dli_fname ? dlopen(about.dli_fname, RTLD_LAZY | RTLD_NOLOAD)
+                                                            : NULL;
     void *found = own ? dlsym(own, "cudaGetLastError") : NULL;
     return found || !library ? found : dlsym(library, "cudaGetLastError");
 }
@@ -166,7 +177,8 @@ static bool hook_set(void) {
 
 /* ---- FCDP asks ---- */
 
-/* torch.cuda.empty_cache() says nothing of what it freed: the pool tries again and sees. Where another thread captures a graph it raises, and frees nothing. */
+/* torch.cuda.empty_cache() says nothing of what it freed: the pool tries again and sees. Where another thread
+ * captures a graph it raises, and frees nothing. */
 static size_t cache_empty(void *ctx, size_t n_pages) {
     (void)ctx;
     if (binding_transport_uses_python()) return 0;
@@ -210,8 +222,6 @@ PyObject *binding_neighbour_yield(PyObject *self __attribute__((unused)), PyObje
     Py_ssize_t bytes;
     if (!PyArg_ParseTuple(args, "n:neighbour_yield", &bytes)) return NULL;
     size_t n_given;
-    Py_BEGIN_ALLOW_THREADS
-    n_given = engine_yield((size_t)bytes);
-    Py_END_ALLOW_THREADS
-    return PyLong_FromSize_t(n_given);
+    Py_BEGIN_ALLOW_THREADS n_given = engine_yield((size_t)bytes);
+    Py_END_ALLOW_THREADS return PyLong_FromSize_t(n_given);
 }

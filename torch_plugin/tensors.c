@@ -1,4 +1,5 @@
-/* tensors.c - devices for tensors, and what PyTorch calls. Compiled with -fexceptions, see cxx.h: nothing is held where one is thrown. */
+/* tensors.c - devices for tensors, and what PyTorch calls. Compiled with -fexceptions, see cxx.h:
+ * nothing is held where one is thrown. */
 #include "torch_plugin/tensors.h"
 
 #include <stdatomic.h>
@@ -27,7 +28,8 @@ static struct {
 static fcdp_status device_open(int ordinal, fcdp_device **device_out) {
     fcdp_device *device = malloc(sizeof *device);
     if (!device) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a device");
-    fcdp_status status = fcdp_device_open(tensors.driver, ordinal, tensors.sim_library, tensors.budget_bytes, true, device);
+    fcdp_status status = fcdp_device_open(tensors.driver, ordinal, tensors.sim_library, tensors.budget_bytes,
+                                          true, device);
     if (status) {
         free(device);
         return fcdp__fail(status, "%s; FCDP_ALLOC=native keeps PyTorch's own allocator", fcdp_error_text());
@@ -47,7 +49,8 @@ static fcdp_status device_need(int ordinal, fcdp_device **device_out) {
     fcdp_status status = FCDP_OK;
     *device_out = device_of(ordinal);
     if (*device_out) return FCDP_OK;
-    if (ordinal < 0 || ordinal >= TENSORS_MAX_DEVICES || !atomic_load_explicit(&tensors.enabled, memory_order_acquire))
+    if (ordinal < 0 || ordinal >= TENSORS_MAX_DEVICES ||
+        !atomic_load_explicit(&tensors.enabled, memory_order_acquire))
         return fcdp__fail(FCDP_ERR_INVALID, "tensors on device %d are not fcdp_alloc's", ordinal);
     fcdp__lock_acquire(&tensors.lock);
     *device_out = device_of(ordinal);
@@ -70,7 +73,8 @@ static void raise_status(fcdp_status status, size_t bytes) {
     char text[2048];
     if (status != FCDP_ERR_NO_DEVICE_MEM) binding_cxx_throw(CXX_ERROR, fcdp_error_text());
     /* The words that scripts look for when they try a smaller batch. */
-    snprintf(text, sizeof text, "CUDA out of memory. Tried to allocate %.2f MiB. fcdp_alloc: %s", (double)bytes / 0x1p20, fcdp_error_text());
+    snprintf(text, sizeof text, "CUDA out of memory. Tried to allocate %.2f MiB. fcdp_alloc: %s",
+             (double)bytes / 0x1p20, fcdp_error_text());
     binding_cxx_throw(CXX_OUT_OF_MEMORY, text);
 }
 
@@ -99,17 +103,23 @@ static void *hook_malloc(size_t bytes, int ordinal, void *stream) {
 static void hook_free(void *at, size_t bytes, int ordinal, void *stream) {
     fcdp_device *device = device_of(ordinal);
     if (!at || !device) return;
-    binding_history_add(HISTORY_FREE, ordinal, (uintptr_t)at, bytes, stream); /* before somebody else can have it */
-    if (fcdp_heap_free(device->heap, (fcdp_dptr){(uintptr_t)at})) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+    /* before somebody else can have it */
+    binding_history_add(HISTORY_FREE, ordinal, (uintptr_t)at, bytes, stream);
+    if (fcdp_heap_free(device->heap, (fcdp_dptr){(uintptr_t)at}))
+        fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
 }
 
-/* PyTorch asks for any tensor. What is not ours (a gathered parameter, another library's memory) has another owner, who waits. */
+/* PyTorch asks for any tensor. What is not ours (a gathered parameter, another library's
+ * memory) has another owner, who waits. */
 static void hook_record_stream(void *at, void *stream) {
     for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++) {
         fcdp_device *device = device_of(ordinal);
-        fcdp_status status = device ? fcdp_heap_record_stream(device->heap, (fcdp_dptr){(uintptr_t)at}, stream) : FCDP_ERR_INVALID;
+        fcdp_status status = device
+                                 ? fcdp_heap_record_stream(device->heap, (fcdp_dptr){(uintptr_t)at}, stream)
+                                 : FCDP_ERR_INVALID;
         if (status == FCDP_OK) return;
-        if (status != FCDP_ERR_INVALID) raise_status(status, 0); /* unrecorded, the block could be used again too early */
+        /* unrecorded, the block could be used again too early */
+        if (status != FCDP_ERR_INVALID) raise_status(status, 0);
     }
 }
 
@@ -121,8 +131,8 @@ static void hook_reset(void) {
     }
 }
 
-/* torch.cuda.set_per_process_memory_fraction(): of the whole device, for tensors and gathered parameters together. FCDP_DEVICE_BUDGET
- * stays an upper bound. */
+/* torch.cuda.set_per_process_memory_fraction(): of the whole device, for tensors and gathered parameters
+ * together. FCDP_DEVICE_BUDGET stays an upper bound. */
 static void hook_memory_fraction(double fraction, int ordinal) {
     fcdp_device *device;
     size_t free_bytes, total_bytes;
@@ -135,18 +145,22 @@ static void hook_memory_fraction(double fraction, int ordinal) {
 }
 
 /* What a pool's `covers` calls: the pool's ctx from begin to end. */
-static bool pool_covers(void *ctx, fcdp_stream stream) { return binding_cxx_function_call(ctx, stream); }
+static bool pool_covers(void *ctx, fcdp_stream stream) {
+    return binding_cxx_function_call(ctx, stream);
+}
 
 static void covers_free(cxx_function *covers) {
     binding_cxx_function_end(covers);
     free(covers);
 }
 
-/* c10::MempoolId_t is a pair of 64 bit integers, passed as a struct of them; a std::function is passed by its address. */
+/* c10::MempoolId_t is a pair of 64 bit integers, passed as a struct of them; a
+ * std::function is passed by its address. */
 static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *covers) {
     fcdp_device *device;
     cxx_function *copy = malloc(sizeof *copy);
-    fcdp_status status = copy ? device_need(ordinal, &device) : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
+    fcdp_status status = copy ? device_need(ordinal, &device)
+                              : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
     if (status) {
         free(copy);
         raise_status(status, 0);
@@ -179,10 +193,12 @@ static void hook_release_pool(int ordinal, fcdp_pool_id id) {
 
 /* ---- methods ---- */
 
-static unsigned long long address_of(void (*function)(void)) { return (uintptr_t)function; }
+static unsigned long long address_of(void (*function)(void)) {
+    return (uintptr_t)function;
+}
 
-/* A child forked off a process that uses a device has none: the parent's tensors are not its own to free. One that was forked before that may
- * open one. */
+/* A child forked off a process that uses a device has none: the parent's tensors are not its own to free. One
+ * that was forked before that may open one. */
 static void child_forget(void) {
     bool used = false;
     for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++)
@@ -194,7 +210,9 @@ static void child_forget(void) {
 /* With the GIL. */
 static fcdp_status tensors_enable(fcdp_driver_kind driver, const char *sim_library) {
     if (atomic_load_explicit(&tensors.enabled, memory_order_relaxed))
-        return driver == tensors.driver ? FCDP_OK : fcdp__fail(FCDP_ERR_INVALID, "fcdp_alloc is on another driver already");
+        return driver == tensors.driver
+                   ? FCDP_OK
+                   : fcdp__fail(FCDP_ERR_INVALID, "fcdp_alloc is on another driver already");
     tensors.sim_library = sim_library ? strdup(sim_library) : NULL;
     if (sim_library && !tensors.sim_library) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory");
     tensors.driver = driver;
@@ -205,7 +223,8 @@ static fcdp_status tensors_enable(fcdp_driver_kind driver, const char *sim_libra
     return FCDP_OK;
 }
 
-/* (driver, sim_library) -> {hook: address}; raises Error where this torch cannot be served. The options have been loaded. */
+/* (driver, sim_library) -> {hook: address}; raises Error where this torch cannot be
+ * served. The options have been loaded. */
 PyObject *binding_tensors_enable(PyObject *self, PyObject *args) {
     (void)self;
     int driver;
@@ -216,8 +235,9 @@ PyObject *binding_tensors_enable(PyObject *self, PyObject *args) {
     fcdp_status status = tensors_enable((fcdp_driver_kind)driver, sim_library);
     if (status) return binding_raise(status);
 #define HOOK(name) #name, address_of((void (*)(void))hook_##name)
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", HOOK(malloc), HOOK(free), HOOK(record_stream), HOOK(reset),
-                         HOOK(memory_fraction), HOOK(begin_pool), HOOK(end_pool), HOOK(release_pool));
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", HOOK(malloc), HOOK(free), HOOK(record_stream),
+                         HOOK(reset), HOOK(memory_fraction), HOOK(begin_pool), HOOK(end_pool),
+                         HOOK(release_pool));
 #undef HOOK
 }
 
@@ -229,12 +249,13 @@ static fcdp_device *device_from(PyObject *args, const char *format) {
 
 static PyObject *counts_dict(const fcdp_heap_counts *c) {
     return Py_BuildValue(
-        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K}", "n_live", (Py_ssize_t)c->n_live, "allocated_bytes",
-        (Py_ssize_t)c->allocated_bytes, "requested_bytes", (Py_ssize_t)c->requested_bytes, "n_free", (Py_ssize_t)c->n_free, "free_bytes",
-        (Py_ssize_t)c->free_bytes, "held_bytes", (Py_ssize_t)c->held_bytes, "peak_n_live", (Py_ssize_t)c->peak_n_live,
-        "peak_allocated_bytes", (Py_ssize_t)c->peak_allocated_bytes, "peak_requested_bytes", (Py_ssize_t)c->peak_requested_bytes,
-        "peak_reserved_bytes", (Py_ssize_t)c->peak_reserved_bytes, "n_mallocs", c->n_mallocs, "n_frees", c->n_frees, "malloc_bytes",
-        c->malloc_bytes, "malloc_requested_bytes", c->malloc_requested_bytes);
+        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K}", "n_live", (Py_ssize_t)c->n_live,
+        "allocated_bytes", (Py_ssize_t)c->allocated_bytes, "requested_bytes", (Py_ssize_t)c->requested_bytes,
+        "n_free", (Py_ssize_t)c->n_free, "free_bytes", (Py_ssize_t)c->free_bytes, "held_bytes",
+        (Py_ssize_t)c->held_bytes, "peak_n_live", (Py_ssize_t)c->peak_n_live, "peak_allocated_bytes",
+        (Py_ssize_t)c->peak_allocated_bytes, "peak_requested_bytes", (Py_ssize_t)c->peak_requested_bytes,
+        "peak_reserved_bytes", (Py_ssize_t)c->peak_reserved_bytes, "n_mallocs", c->n_mallocs, "n_frees",
+        c->n_frees, "malloc_bytes", c->malloc_bytes, "malloc_requested_bytes", c->malloc_requested_bytes);
 }
 
 /* (ordinal) -> dict; None: no tensor of that device has been fcdp_alloc's. */
@@ -244,34 +265,32 @@ PyObject *binding_tensors_stats(PyObject *self, PyObject *args) {
     if (!device) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     fcdp_heap_stats s;
     fcdp_pool_stats pool;
-    Py_BEGIN_ALLOW_THREADS
-    fcdp_heap_stats_get(device->heap, &s);
+    Py_BEGIN_ALLOW_THREADS fcdp_heap_stats_get(device->heap, &s);
     fcdp__pool_stats(device->pool, &pool);
-    Py_END_ALLOW_THREADS
-    PyObject *large = counts_dict(&s.large), *small = counts_dict(&s.small);
+    Py_END_ALLOW_THREADS PyObject *large = counts_dict(&s.large), *small = counts_dict(&s.small);
     if (!large || !small) {
         Py_XDECREF(large);
         Py_XDECREF(small);
         return NULL;
     }
     return Py_BuildValue(
-        "{s:N,s:N,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "large_pool", large, "small_pool", small,
-        "allocated_bytes", (Py_ssize_t)s.allocated_bytes, "reserved_bytes", (Py_ssize_t)s.reserved_bytes, "peak_allocated_bytes",
-        (Py_ssize_t)s.peak_allocated_bytes, "peak_reserved_bytes", (Py_ssize_t)s.peak_reserved_bytes, "page_bytes",
-        (Py_ssize_t)pool.page_bytes, "budget_bytes", (Py_ssize_t)pool.budget_bytes, "region_bytes",
+        "{s:N,s:N,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", "large_pool", large,
+        "small_pool", small, "allocated_bytes", (Py_ssize_t)s.allocated_bytes, "reserved_bytes",
+        (Py_ssize_t)s.reserved_bytes, "peak_allocated_bytes", (Py_ssize_t)s.peak_allocated_bytes,
+        "peak_reserved_bytes", (Py_ssize_t)s.peak_reserved_bytes, "page_bytes", (Py_ssize_t)pool.page_bytes,
+        "budget_bytes", (Py_ssize_t)pool.budget_bytes, "region_bytes",
         (Py_ssize_t)(pool.held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes), "idle_bytes",
-        (Py_ssize_t)(pool.cached_pages * pool.page_bytes), "n_creates", (unsigned long long)pool.n_creates, "n_taken", s.n_pages_taken,
-        "n_moved", s.n_pages_moved, "n_hits", s.n_hits, "n_grows", s.n_grows, "n_retries", s.n_retries, "n_ooms", s.n_ooms);
+        (Py_ssize_t)(pool.cached_pages * pool.page_bytes), "n_creates", (unsigned long long)pool.n_creates,
+        "n_taken", s.n_pages_taken, "n_moved", s.n_pages_moved, "n_hits", s.n_hits, "n_grows", s.n_grows,
+        "n_retries", s.n_retries, "n_ooms", s.n_ooms);
 }
 
 PyObject *binding_tensors_reset_peaks(PyObject *self, PyObject *args) {
     (void)self;
     fcdp_device *device = device_from(args, "i:tensors_reset_peaks");
     if (!device) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    Py_BEGIN_ALLOW_THREADS
-    fcdp_heap_reset_peaks(device->heap);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    Py_BEGIN_ALLOW_THREADS fcdp_heap_reset_peaks(device->heap);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 typedef struct block_list {
@@ -296,21 +315,21 @@ static void block_add(void *ctx, const fcdp_heap_view *view) {
 
 static PyObject *block_tuple(const fcdp_heap_view *b) {
     static const char *const state_name[] = {"hole", "free", "free", "live", "held"};
-    return Py_BuildValue("(KKnns(KK)i)", (unsigned long long)(uintptr_t)b->stream, (unsigned long long)b->address, (Py_ssize_t)b->bytes,
-                         (Py_ssize_t)b->requested_bytes, state_name[b->state], (unsigned long long)b->pool.first,
+    return Py_BuildValue("(KKnns(KK)i)", (unsigned long long)(uintptr_t)b->stream,
+                         (unsigned long long)b->address, (Py_ssize_t)b->bytes, (Py_ssize_t)b->requested_bytes,
+                         state_name[b->state], (unsigned long long)b->pool.first,
                          (unsigned long long)b->pool.second, (int)b->small);
 }
 
-/* (ordinal) -> [(stream, address, bytes, requested_bytes, state, pool id, small?)], every mapped block; None as above. */
+/* (ordinal) -> [(stream, address, bytes, requested_bytes, state, pool id,
+ * small?)], every mapped block; None as above. */
 PyObject *binding_tensors_blocks(PyObject *self, PyObject *args) {
     (void)self;
     fcdp_device *device = device_from(args, "i:tensors_blocks");
     if (!device) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     block_list list = {NULL, 0, 0, false};
-    Py_BEGIN_ALLOW_THREADS
-    fcdp_heap_walk(device->heap, block_add, &list);
-    Py_END_ALLOW_THREADS
-    PyObject *out = list.failed ? PyErr_NoMemory() : PyList_New(0);
+    Py_BEGIN_ALLOW_THREADS fcdp_heap_walk(device->heap, block_add, &list);
+    Py_END_ALLOW_THREADS PyObject *out = list.failed ? PyErr_NoMemory() : PyList_New(0);
     for (size_t i = 0; out && i < list.n; i++) {
         PyObject *tuple = block_tuple(&list.blocks[i]);
         if (!tuple || PyList_Append(out, tuple) < 0) Py_CLEAR(out);

@@ -1,5 +1,6 @@
-/* tensors.h - fcdp_alloc's C side: one device per ordinal for this process's tensors, and the functions that PyTorch's pluggable allocator
- * calls (torch/csrc/cuda/CUDAPluggableAllocator.h; their addresses are handed to its set_*_fn). */
+/* tensors.h - fcdp_alloc's C side: one device per ordinal for this process's tensors, and the
+ * functions that PyTorch's pluggable allocator calls (torch/csrc/cuda/CUDAPluggableAllocator.h; their
+ * addresses are handed to its set_*_fn). */
 #ifndef FCDP_TENSORS_H
 #define FCDP_TENSORS_H
 
@@ -9,8 +10,8 @@
 
 enum { TENSORS_MAX_DEVICES = 64 };
 
-/* The device that tensors on `ordinal` come from, opened now if need be and for the life of the process. FCDP_ERR_INVALID: they are
- * not FCDP's. Any thread. */
+/* The device that tensors on `ordinal` come from, opened now if need be and for the life of the process.
+ * FCDP_ERR_INVALID: they are not FCDP's. Any thread. */
 fcdp_status binding_tensors_device(int ordinal, const fcdp_device **device_out) FCDP_MUST_CHECK;
 
 /* Methods of the extension module. */

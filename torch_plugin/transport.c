@@ -1,9 +1,11 @@
-/* transport.c - a transport whose collectives are a Python callable over host memory (gloo, through torch.distributed).
+/* transport.c - a transport whose collectives are a Python callable over host memory (gloo, through
+ * torch.distributed).
  *
- * An all-gather is four steps on the stream: the parts are packed into a buffer; a host function begins the collective, in its turn on the lane;
- * another waits for its end; the parts are unpacked. The lane's next collective begins before the last one's end and queues behind it, so that
- * nothing but the link stands between two transfers. Host functions pack; where the device's memory is not the host's, copies do, and the buffer
- * is page-locked.
+ * An all-gather is four steps on the stream: the parts are packed into a buffer; a host function begins the
+ * collective, in its turn on the lane; another waits for its end; the parts are unpacked. The lane's next
+ * collective begins before the last one's end and queues behind it, so that nothing but the link stands
+ * between two transfers. Host functions pack; where the device's memory is not the host's, copies do, and the
+ * buffer is page-locked.
  */
 #include "torch_plugin/binding.h"
 
@@ -15,8 +17,8 @@ typedef struct lane_side {
     uint32_t size, place; /* members, and which one this rank is */
 } lane_side;
 
-/* A stream's, whose operations use it one after another: as large as any needed so far; page-locked where the device's memory is not the
- * host's. Grown by who enqueues, when the stream is done with it. */
+/* A stream's, whose operations use it one after another: as large as any needed so far; page-locked where the
+ * device's memory is not the host's. Grown by who enqueues, when the stream is done with it. */
 typedef struct bounce {
     fcdp_stream stream;
     char *at;
@@ -39,7 +41,7 @@ enum { FAILURE_BYTES = 1024, MAX_STREAMS = 4 };
 
 struct binding_transport {
     uint64_t generation; /* of the engine */
-    PyObject *python; /* begin, finish */
+    PyObject *python;    /* begin, finish */
     fcdp_driver *drv;
     bool is_host_memory;
     lane_side lanes[FCDP_N_LANES];
@@ -54,7 +56,9 @@ struct binding_transport {
 
 static atomic_size_t n_transports;
 
-bool binding_transport_uses_python(void) { return atomic_load_explicit(&n_transports, memory_order_relaxed) > 0; }
+bool binding_transport_uses_python(void) {
+    return atomic_load_explicit(&n_transports, memory_order_relaxed) > 0;
+}
 
 /* ---- failures ---- */
 
@@ -116,14 +120,16 @@ static void fail_by_exception(binding_transport *transport) {
 /* Each takes the GIL, on a thread of a stream's. */
 static _Atomic uint64_t n_python_calls;
 
-uint64_t binding_transport_python_calls(void) { return n_python_calls; }
+uint64_t binding_transport_python_calls(void) {
+    return n_python_calls;
+}
 
 static void python_begin(operation *op) {
     PyGILState_STATE gil = PyGILState_Ensure();
     n_python_calls++;
     binding_host_function_begin();
-    op->begun = PyObject_CallMethod(op->transport->python, "begin", "iKn", (int)op->lane, (unsigned long long)(uintptr_t)op->buffer,
-                                    (Py_ssize_t)op->bytes);
+    op->begun = PyObject_CallMethod(op->transport->python, "begin", "iKn", (int)op->lane,
+                                    (unsigned long long)(uintptr_t)op->buffer, (Py_ssize_t)op->bytes);
     if (!op->begun) fail_by_exception(op->transport);
     binding_host_function_end();
     PyGILState_Release(gil);
@@ -141,7 +147,8 @@ static void python_finish(operation *op) {
     PyGILState_Release(gil);
 }
 
-static operation *operation_make(binding_transport *transport, fcdp_lane lane, const fcdp_part *parts, size_t n) {
+static operation *operation_make(binding_transport *transport, fcdp_lane lane, const fcdp_part *parts,
+                                 size_t n) {
     operation *op = malloc(sizeof *op + n * sizeof *parts);
     if (!op) return NULL;
     *op = (operation){.transport = transport, .lane = lane, .n = n};
@@ -195,7 +202,8 @@ static bool is_in_place(const operation *op) {
     return op->transport->is_host_memory && op->n == 1 && op->parts[0].stride_bytes == op->parts[0].bytes;
 }
 
-/* What has begun is waited for even where the transport has failed since: it writes to the buffer until it ends. */
+/* What has begun is waited for even where the transport has failed since: it
+ * writes to the buffer until it ends. */
 static void finish_run(void *arg) {
     operation *op = arg;
     if (op->begun) python_finish(op);
@@ -208,17 +216,20 @@ static void finish_run(void *arg) {
 
 static fcdp_status bounce_free(binding_transport *transport, bounce *b) {
     fcdp_status status = FCDP_OK;
-    if (b->at && !transport->is_host_memory) status = fcdp__driver_host_unpin(transport->drv, b->at, b->bytes);
+    if (b->at && !transport->is_host_memory)
+        status = fcdp__driver_host_unpin(transport->drv, b->at, b->bytes);
     if (status) return status;
     free(b->at);
     *b = (bounce){.stream = b->stream};
     return FCDP_OK;
 }
 
-static fcdp_status bounce_reserve(binding_transport *transport, fcdp_stream stream, size_t bytes, char **at_out) {
+static fcdp_status bounce_reserve(binding_transport *transport, fcdp_stream stream, size_t bytes,
+                                  char **at_out) {
     bounce *b = transport->bounces, *last = b + MAX_STREAMS - 1;
     while (b < last && b->stream && b->stream != stream) b++;
-    if (b->stream && b->stream != stream) return fcdp__fail(FCDP_ERR_INVALID, "collectives on more than %d streams", MAX_STREAMS);
+    if (b->stream && b->stream != stream)
+        return fcdp__fail(FCDP_ERR_INVALID, "collectives on more than %d streams", MAX_STREAMS);
     b->stream = stream;
     if (b->bytes < bytes) {
         size_t rounded = fcdp__round_up(bytes, 64 << 10);
@@ -226,7 +237,8 @@ static fcdp_status bounce_reserve(binding_transport *transport, fcdp_stream stre
         if (!status) status = bounce_free(transport, b);
         if (status) return status;
         char *at = aligned_alloc(64 << 10, rounded);
-        if (!at) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for collectives of %zu bytes", bytes);
+        if (!at)
+            return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for collectives of %zu bytes", bytes);
         if (!transport->is_host_memory) status = fcdp__driver_host_pin(transport->drv, at, rounded);
         if (status) {
             free(at);
@@ -294,8 +306,10 @@ static fcdp_status end_enqueue(operation *op, const fcdp_part *parts, fcdp_strea
     return fcdp__driver_host_function(drv, stream, finish_run, op);
 }
 
-/* Where not all of it can be enqueued, it stays pending until the transport ends: the stream may know of it. */
-static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream, fcdp_event turn) {
+/* Where not all of it can be enqueued, it stays pending until the
+ * transport ends: the stream may know of it. */
+static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
+                                     fcdp_stream stream, fcdp_event turn) {
     binding_transport *transport = ctx;
     operation *op = operation_make(transport, lane, parts, n);
     if (!op) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a collective of %zu parts", n);
@@ -311,7 +325,8 @@ static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, const fcdp_part 
 
 /* ---- the table ---- */
 
-binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engine, const fcdp_topology *topology) {
+binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engine,
+                                            const fcdp_topology *topology) {
     binding_transport *transport = calloc(1, sizeof *transport);
     if (!transport) return (binding_transport *)PyErr_NoMemory();
     transport->python = Py_NewRef(python);
@@ -326,13 +341,17 @@ binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engin
 }
 
 fcdp_transport binding_transport_table(binding_transport *transport) {
-    return (fcdp_transport){
-        .ctx = transport, .all_gather = python_all_gather, .check = python_check, .abort = python_abort,
-        .on_failure = python_on_failure, .through_host = true};
+    return (fcdp_transport){.ctx = transport,
+                            .all_gather = python_all_gather,
+                            .check = python_check,
+                            .abort = python_abort,
+                            .on_failure = python_on_failure,
+                            .through_host = true};
 }
 
-/* The comm, and so every stream's use of it, has ended. Where the engine has too, what it had page-locked is the driver's to undo. A device that
- * failed may have left a collective that has begun and that nobody waited for: it may still write, so the buffers stay. */
+/* The comm, and so every stream's use of it, has ended. Where the engine has too, what it had page-locked is
+ * the driver's to undo. A device that failed may have left a collective that has begun and that nobody waited
+ * for: it may still write, so the buffers stay. */
 void binding_transport_destroy(binding_transport *transport) {
     bool driver_lives = transport->generation == binding_generation();
     bool is_written = false;

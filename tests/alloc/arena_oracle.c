@@ -111,7 +111,8 @@ static void vacated_check(const oracle *o, const fcdp_block *block) {
 static void oracle_vacate(oracle *o) {
     fcdp_block *blocks[4];
     uint64_t clock = fcdp__arena_clock(o->arena) - below(o, 4);
-    size_t limit = 1 + below(o, 20), n_pages = 0, n = fcdp__arena_vacate_begin(o->arena, clock, limit, blocks, 4);
+    size_t limit = 1 + below(o, 20), n_pages = 0,
+           n = fcdp__arena_vacate_begin(o->arena, clock, limit, blocks, 4);
     for (size_t i = 0; i < n; i++) {
         FCDP_CHECK(0, n_pages < limit && blocks[i]->freed_at <= clock);
         vacated_check(o, blocks[i]);

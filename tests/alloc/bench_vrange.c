@@ -1,8 +1,9 @@
-/* bench_vrange - what a block of device pages costs by itself, on the driver that FCDP_DRIVER chooses: making it, mapping it under a
- * range, unmapping it, giving it back.
+/* bench_vrange - what a block of device pages costs by itself, on the driver that FCDP_DRIVER chooses: making
+ * it, mapping it under a range, unmapping it, giving it back.
  *
- * Usage: bench_vrange [ROUNDS]. One line per size: microseconds per block, medians; beside them the same pages as handles of one
- * page each under one range, since cost goes by handles and calls. "map" includes the access, "give" the release.
+ * Usage: bench_vrange [ROUNDS]. One line per size: microseconds per block, medians; beside them the same
+ * pages as handles of one page each under one range, since cost goes by handles and calls. "map" includes the
+ * access, "give" the release.
  */
 #include <stdio.h>
 #include <stdlib.h>

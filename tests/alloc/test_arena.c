@@ -75,7 +75,7 @@ static void the_smallest_that_fits_is_cut(void **state) {
     fcdp__arena_give(arena, small);
     fcdp_block *block = take_new(arena, 3 * UNIT, 0);
     assert_int_equal(block->address, at + UNIT); /* beside the block of its size */
-    fcdp__arena_give(arena, x); /* joins the large one and nothing else */
+    fcdp__arena_give(arena, x);                  /* joins the large one and nothing else */
     fcdp__arena_flush(arena);
     take_new(arena, 9 * UNIT, 0);
     fcdp__arena_destroy(arena);
@@ -119,13 +119,15 @@ static void growth_uses_what_is_mapped(void **state) {
     fcdp__arena_give(arena, b);
     fcdp__arena_flush(arena); /* 4.5 pages free, then a live half */
     assert_int_equal(fcdp__arena_vacate_begin(arena, UINT64_MAX, 4, vacated, 4), 1);
-    fcdp__arena_vacate_commit(arena, vacated[0]); /* 4 pages of hole, half a page free, half a page live, holes */
+    /* 4 pages of hole, half a page free, half a page live, holes */
+    fcdp__arena_vacate_commit(arena, vacated[0]);
     fcdp_block *block = take_new(arena, PAGE + PAGE / 2, 1);
     assert_int_equal(block->address, BASE + 3 * PAGE);
     fcdp__arena_destroy(arena);
 }
 
-/* Where memory is short, free pages that are mapped cost what holes do: the place that begins to use fewer is taken. */
+/* Where memory is short, free pages that are mapped cost what holes do: the
+ * place that begins to use fewer is taken. */
 static void a_short_memory_is_used_page_by_page(void **state) {
     (void)state;
     fcdp_arena *arena = arena_open();

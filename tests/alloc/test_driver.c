@@ -87,8 +87,8 @@ static void open_fails_cleanly_at_every_call(void **state) {
             fcdp__driver_close(drv); /* some calls only ask: an attribute that is not told has a default */
         n_failed += status != FCDP_OK;
         assert_int_equal(simgpu_fail_nth(NULL, 0, 0), 0);
-        bool close_failed =
-            !spent || n == simgpu_calls(NULL) - before; /* the fault may have hit the close itself */
+        bool close_failed = !spent ||
+                            n == simgpu_calls(NULL) - before; /* the fault may have hit the close itself */
         if (!close_failed)
             assert_int_not_equal(cuDevicePrimaryCtxRelease_v2(0), 0); /* no reference is left */
         assert_nothing_lives();
@@ -154,78 +154,32 @@ static fcdp_status entry_run(world *w, int entry) {
     size_t free_bytes = 77, total_bytes = 77;
     fcdp_status status = FCDP_OK;
     switch (entry) {
-    case 0:
-        status = fcdp__driver_mem_info(w->drv, &free_bytes, &total_bytes);
-        break;
-    case 1:
-        status = fcdp__driver_phys_create(w->drv, PAGE, &phys);
-        break;
-    case 2:
-        status = fcdp__driver_phys_release(w->drv, w->phys);
-        break;
-    case 3:
-        status = fcdp__driver_range_reserve(w->drv, PAGE, &base);
-        break;
-    case 4:
-        status = fcdp__driver_range_free(w->drv, w->base, 2 * PAGE);
-        break;
-    case 5:
-        status = fcdp__driver_map(w->drv, fcdp__dptr_add(w->base, PAGE), PAGE, w->phys);
-        break;
-    case 6:
-        status = fcdp__driver_unmap(w->drv, w->base, PAGE);
-        break;
-    case 7:
-        status = fcdp__driver_set_access(w->drv, w->base, PAGE);
-        break;
-    case 8:
-        status = fcdp__driver_copy_h2d(w->drv, w->base, w->host, 4096, w->stream);
-        break;
-    case 9:
-        status = fcdp__driver_copy_d2h(w->drv, w->host, w->base, 4096, w->stream);
-        break;
+    case 0: status = fcdp__driver_mem_info(w->drv, &free_bytes, &total_bytes); break;
+    case 1: status = fcdp__driver_phys_create(w->drv, PAGE, &phys); break;
+    case 2: status = fcdp__driver_phys_release(w->drv, w->phys); break;
+    case 3: status = fcdp__driver_range_reserve(w->drv, PAGE, &base); break;
+    case 4: status = fcdp__driver_range_free(w->drv, w->base, 2 * PAGE); break;
+    case 5: status = fcdp__driver_map(w->drv, fcdp__dptr_add(w->base, PAGE), PAGE, w->phys); break;
+    case 6: status = fcdp__driver_unmap(w->drv, w->base, PAGE); break;
+    case 7: status = fcdp__driver_set_access(w->drv, w->base, PAGE); break;
+    case 8: status = fcdp__driver_copy_h2d(w->drv, w->base, w->host, 4096, w->stream); break;
+    case 9: status = fcdp__driver_copy_d2h(w->drv, w->host, w->base, 4096, w->stream); break;
     case 10:
         status = fcdp__driver_copy_d2d(w->drv, w->base, fcdp__dptr_add(w->base, 8192), 4096, w->stream);
         break;
-    case 11:
-        status = fcdp__driver_stream_create(w->drv, &stream);
-        break;
-    case 12:
-        status = fcdp__driver_sync(w->drv);
-        break;
-    case 13:
-        status = fcdp__driver_stream_wait(w->drv, w->stream, w->event);
-        break;
-    case 14:
-        status = fcdp__driver_event_create(w->drv, &event);
-        break;
-    case 15:
-        status = fcdp__driver_event_record(w->drv, w->event, w->stream);
-        break;
-    case 16:
-        status = fcdp__driver_event_sync(w->drv, w->event);
-        break;
-    case 17:
-        status = fcdp__driver_event_query(w->drv, w->event);
-        break;
-    case 18:
-        status = fcdp__driver_host_pin(w->drv, w->host, PAGE);
-        break;
-    case 19:
-        status = fcdp__driver_host_function(w->drv, w->stream, do_nothing, NULL);
-        break;
-    case 20:
-        status = fcdp__driver_write_value32(w->drv, w->stream, w->base, 1);
-        break;
-    case 21:
-        status = fcdp__driver_wait_value32(w->drv, w->stream, w->base, 1);
-        break;
-    case 22:
-        status = fcdp__driver_event_create_blocking(w->drv, &event);
-        break;
-    case 23:
-        status = fcdp__driver_host_dptr(w->drv, w->host, &base);
-        break;
+    case 11: status = fcdp__driver_stream_create(w->drv, &stream); break;
+    case 12: status = fcdp__driver_sync(w->drv); break;
+    case 13: status = fcdp__driver_stream_wait(w->drv, w->stream, w->event); break;
+    case 14: status = fcdp__driver_event_create(w->drv, &event); break;
+    case 15: status = fcdp__driver_event_record(w->drv, w->event, w->stream); break;
+    case 16: status = fcdp__driver_event_sync(w->drv, w->event); break;
+    case 17: status = fcdp__driver_event_query(w->drv, w->event); break;
+    case 18: status = fcdp__driver_host_pin(w->drv, w->host, PAGE); break;
+    case 19: status = fcdp__driver_host_function(w->drv, w->stream, do_nothing, NULL); break;
+    case 20: status = fcdp__driver_write_value32(w->drv, w->stream, w->base, 1); break;
+    case 21: status = fcdp__driver_wait_value32(w->drv, w->stream, w->base, 1); break;
+    case 22: status = fcdp__driver_event_create_blocking(w->drv, &event); break;
+    case 23: status = fcdp__driver_host_dptr(w->drv, w->host, &base); break;
     }
     assert_true(phys.handle == 77 && base.addr == 77 && stream == (void *)77 && event == (void *)77);
     assert_true(free_bytes == 77 && total_bytes == 77);
@@ -235,12 +189,14 @@ static fcdp_status entry_run(world *w, int entry) {
 static void every_failure_names_its_call(void **state) {
     (void)state;
     static const char *const calls[] = {
-        "cuMemGetInfo",        "cuMemCreate",       "cuMemRelease",      "cuMemAddressReserve",
-        "cuMemAddressFree",    "cuMemMap",          "cuMemUnmap",        "cuMemSetAccess",
-        "cuMemcpyHtoDAsync",   "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync", "cuStreamCreateWithPriority",
-        "cuCtxSynchronize",    "cuStreamWaitEvent", "cuEventCreate",     "cuEventRecord",
-        "cuEventSynchronize",  "cuEventQuery",      "cuMemHostRegister", "cuLaunchHostFunc",
-        "cuStreamWriteValue32", "cuStreamWaitValue32", "cuEventCreate",  "cuMemHostGetDevicePointer"};
+        "cuMemGetInfo",        "cuMemCreate",        "cuMemRelease",
+        "cuMemAddressReserve", "cuMemAddressFree",   "cuMemMap",
+        "cuMemUnmap",          "cuMemSetAccess",     "cuMemcpyHtoDAsync",
+        "cuMemcpyDtoHAsync",   "cuMemcpyDtoDAsync",  "cuStreamCreateWithPriority",
+        "cuCtxSynchronize",    "cuStreamWaitEvent",  "cuEventCreate",
+        "cuEventRecord",       "cuEventSynchronize", "cuEventQuery",
+        "cuMemHostRegister",   "cuLaunchHostFunc",   "cuStreamWriteValue32",
+        "cuStreamWaitValue32", "cuEventCreate",      "cuMemHostGetDevicePointer"};
     world w = world_create();
     for (int entry = 0; entry < (int)(sizeof calls / sizeof calls[0]); entry++) {
         assert_int_equal(simgpu_fail_nth(calls[entry], 1, CUDA_UNKNOWN), 0);
@@ -271,7 +227,9 @@ static void who_waits_for_a_stream_sleeps(void **state) {
         const char *fails;
         unsigned long spins;
         fcdp_status status;
-    } cases[] = {{NULL, 0, FCDP_OK}, {"cuEventCreate", 1, FCDP_OK}, {"cuEventRecord", 1, FCDP_OK},
+    } cases[] = {{NULL, 0, FCDP_OK},
+                 {"cuEventCreate", 1, FCDP_OK},
+                 {"cuEventRecord", 1, FCDP_OK},
                  {"cuEventSynchronize", 0, FCDP_ERR_DRIVER}};
     world w = world_create();
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -351,7 +309,8 @@ static void count_block(void *task) {
     of->n = of->bytes;
 }
 
-static const fcdp_kernel_source count_kernel = {".visible .entry count(.param .u64 tasks)", "count", 64, sizeof(count_task), count_block};
+static const fcdp_kernel_source count_kernel = {".visible .entry count(.param .u64 tasks)", "count", 64,
+                                                sizeof(count_task), count_block};
 
 static size_t n_modules(void) {
     struct simgpu_live live;
@@ -388,9 +347,12 @@ static void a_kernel_that_cannot_be_loaded_leaves_nothing(void **state) {
         const char *call;
         int code;
         fcdp_status status;
-    } rows[] = {{"cuModuleLoadData", CUDA_UNKNOWN, FCDP_ERR_DRIVER},    {"cuModuleLoadData", 209, FCDP_ERR_UNSUPPORTED},
-                {"cuModuleLoadData", 222, FCDP_ERR_UNSUPPORTED},        {"cuModuleLoadData", CUDA_OUT_OF_MEMORY, FCDP_ERR_NO_DEVICE_MEM},
-                {"cuModuleGetFunction", CUDA_UNKNOWN, FCDP_ERR_DRIVER}, {"cuModuleGetFunction", 221, FCDP_ERR_UNSUPPORTED}};
+    } rows[] = {{"cuModuleLoadData", CUDA_UNKNOWN, FCDP_ERR_DRIVER},
+                {"cuModuleLoadData", 209, FCDP_ERR_UNSUPPORTED},
+                {"cuModuleLoadData", 222, FCDP_ERR_UNSUPPORTED},
+                {"cuModuleLoadData", CUDA_OUT_OF_MEMORY, FCDP_ERR_NO_DEVICE_MEM},
+                {"cuModuleGetFunction", CUDA_UNKNOWN, FCDP_ERR_DRIVER},
+                {"cuModuleGetFunction", 221, FCDP_ERR_UNSUPPORTED}};
     world w = world_create();
     fcdp_kernel kernel = {(void *)77, (void *)77, 77};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -510,7 +472,8 @@ static void append(void *arg) {
     *(*end)++ = 'f';
 }
 
-/* A word in device memory, and one in pinned host memory: `down` goes on when `up` wrote it, and not before. */
+/* A word in device memory, and one in pinned host memory: `down` goes on
+ * when `up` wrote it, and not before. */
 static void streams_meet_at_words(void **state) {
     (void)state;
     world w = world_create();
@@ -570,8 +533,9 @@ static void an_old_driver_lacks_values_alone(void **state) {
     setenv("FCDP_SIM_LIBRARY", named, 1);
     assert_ok(fcdp__driver_stream_create(drv, &stream));
     assert_int_equal(fcdp__driver_write_value32(drv, stream, (fcdp_dptr){64}, 1), FCDP_ERR_UNSUPPORTED);
-    assert_string_equal(fcdp_error_text(), "device 0's driver has no cuStreamWriteValue32: it is older than CUDA "
-                                           "11.7; update the driver");
+    assert_string_equal(fcdp_error_text(),
+                        "device 0's driver has no cuStreamWriteValue32: it is older than CUDA "
+                        "11.7; update the driver");
     assert_int_equal(fcdp__driver_wait_value32(drv, stream, (fcdp_dptr){64}, 1), FCDP_ERR_UNSUPPORTED);
     assert_text("cuStreamWaitValue32");
     fcdp__driver_stream_destroy(drv, stream);

@@ -66,8 +66,8 @@ static void fragmentation_costs_no_page(void **state) {
     world_close(&w);
 }
 
-/* While memory is not short: handles that grow with what is mapped, so a few calls for many pages. Once it is, they are released
- * as soon as nothing lies on them, and their memory serves as single pages. */
+/* While memory is not short: handles that grow with what is mapped, so a few calls for many pages. Once it
+ * is, they are released as soon as nothing lies on them, and their memory serves as single pages. */
 static void few_large_handles_while_memory_is_not_short(void **state) {
     (void)state;
     world w = world_open(256);
@@ -88,7 +88,8 @@ static void few_large_handles_while_memory_is_not_short(void **state) {
     world_close(&w);
 }
 
-/* One stream: the counts of a class are exact, and so is the heap's peak to the bytes that small blocks move. */
+/* One stream: the counts of a class are exact, and so is the heap's peak
+ * to the bytes that small blocks move. */
 static void peaks_and_sums_by_class(void **state) {
     (void)state;
     world w = world_open(64);
@@ -160,7 +161,9 @@ static void pages_that_come_free_during_the_search_are_found(void **state) {
     for (int i = 0; i < 400; i++) {
         int from = i % 2;
         fcdp_dptr a = take(&w, 4 * PAGE, from);
-        assert_int_equal(simgpu_launch(w.streams[from], &(struct simgpu_kernel){.duration_ns = random_below(&seed, 60000)}), 0);
+        assert_int_equal(simgpu_launch(w.streams[from],
+                                       &(struct simgpu_kernel){.duration_ns = random_below(&seed, 60000)}),
+                         0);
         give(&w, a);
         give(&w, take(&w, 4 * PAGE, 1 - from));
     }
@@ -289,8 +292,9 @@ static void a_busy_cache_gives_its_pages_to_regions(void **state) {
     world_close(&w);
 }
 
-/* As FSDP2 does with sharded gradients: allocated on one stream (1), read on another (0), not recorded, freed. Reuse on stream 1 would be
- * ordered; an unmap is not, whether the malloc that needs the pages is on stream 1 or on a third. `reader_open` lets the reader go on. */
+/* As FSDP2 does with sharded gradients: allocated on one stream (1), read on another (0), not recorded,
+ * freed. Reuse on stream 1 would be ordered; an unmap is not, whether the malloc that needs the pages is on
+ * stream 1 or on a third. `reader_open` lets the reader go on. */
 static void read_without_record_stream(world *w, gate g, fcdp_dptr copy, char pattern) {
     fcdp_dptr grads = take(w, 2 * PAGE, 1);
     (void)take(w, PAGE, 1); /* behind it: nothing longer than the freed block is placed over it */
@@ -302,7 +306,8 @@ static void read_without_record_stream(world *w, gate g, fcdp_dptr copy, char pa
 
 static void assert_was_read(world *w, fcdp_dptr copy, char pattern) {
     assert_ok(fcdp__driver_stream_sync(w->drv, w->streams[0])); /* 700 if pages were taken from under it */
-    for (size_t i = 0; i < 2 * PAGE; i += PAGE / 4) assert_int_equal(((char *)(uintptr_t)copy.addr)[i], pattern);
+    for (size_t i = 0; i < 2 * PAGE; i += PAGE / 4)
+        assert_int_equal(((char *)(uintptr_t)copy.addr)[i], pattern);
 }
 
 static void pages_stay_while_another_stream_reads_them(void **state) {
@@ -479,12 +484,13 @@ static bool schedule_run(world *w) {
     return failed;
 }
 
-/* TEST_COARSER=k: about every k-th, from a random one on, for builds that are slow; many runs come to all of them. Odd: the kinds of
- * calls come in turns of even length. */
+/* TEST_COARSER=k: about every k-th, from a random one on, for builds that are slow; many runs come to all of
+ * them. Odd: the kinds of calls come in turns of even length. */
 static void every_driver_call_fails_once(void **state) {
     (void)state;
     const char *coarser = getenv("TEST_COARSER");
-    unsigned long stride = coarser ? strtoul(coarser, NULL, 10) | 1 : 1, first = 1 + fcdp__now_ns() / 1000 % stride;
+    unsigned long stride = coarser ? strtoul(coarser, NULL, 10) | 1 : 1,
+                  first = 1 + fcdp__now_ns() / 1000 % stride;
     fcdp_log_set_level(FCDP_LOG_QUIET);
     fcdp__check_level = 3;
     const int codes[] = {CUDA_UNKNOWN, CUDA_OUT_OF_MEMORY, CUDA_UNKNOWN, CUDA_UNKNOWN};
@@ -502,8 +508,9 @@ static void every_driver_call_fails_once(void **state) {
             assert_int_equal(stats_of(&w).allocated_bytes, 0);
             world_close(&w);
         }
-        print_message("%zu driver calls, each %lu. from %lu on failed once with %d%s: %zu runs saw an error\n", n_calls, stride, first,
-                      codes[c], c == 2 ? ", in quarantine" : "", n_failed);
+        print_message(
+            "%zu driver calls, each %lu. from %lu on failed once with %d%s: %zu runs saw an error\n", n_calls,
+            stride, first, codes[c], c == 2 ? ", in quarantine" : "", n_failed);
         assert_true(n_failed > 0);
     }
     fcdp__check_level = 0;

@@ -70,7 +70,8 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     give(&w, take(&w, 8 * PAGE, 1));
     assert_int_equal(cuStreamQuery(w.streams[2]), CUDA_SUCCESS); /* it has been waited for */
     gate_free(g);
-    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale)); /* its name may come again */
+    /* its name may come again */
+    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale));
     give(&w, take(&w, PAGE, 0));
     assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
     world_close(&w);
@@ -192,7 +193,10 @@ static void a_capture_that_fails_does_not_stop_the_heap(void **state) {
 
 /* ---- captures beside other threads ---- */
 
-static unsigned rounds(void) { return getenv("TEST_COARSER") ? 20 : 60; } /* a third of them takes TSan 10 s */
+/* a third of them takes TSan 10 s */
+static unsigned rounds(void) {
+    return getenv("TEST_COARSER") ? 20 : 60;
+}
 
 typedef struct beside {
     world *w;
@@ -215,7 +219,8 @@ static void *capturer_main(void *arg) {
         assert_ok(fcdp_heap_pool_begin(w->heap, id, covers_stream, w->streams[me->stream], &stale));
         assert_int_equal(simgpu_capture(w->streams[me->stream], 1), 0);
         for (int k = 0; k < 4; k++) {
-            if (fcdp_heap_malloc(w->heap, (size_t)(k + 1) * 700 * KIB, w->streams[me->stream], &at[k])) me->n_failed++;
+            if (fcdp_heap_malloc(w->heap, (size_t)(k + 1) * 700 * KIB, w->streams[me->stream], &at[k]))
+                me->n_failed++;
             sched_yield();
         }
         for (int k = 0; k < 2; k++) give(w, at[k]);
@@ -237,7 +242,8 @@ static void *neighbour_main(void *arg) {
     for (int i = 0; atomic_load(me->n_done) < 2; i++) {
         fcdp_dptr at[6] = {{0}};
         for (int k = 0; k < 6; k++)
-            if (fcdp_heap_malloc(w->heap, (size_t)(1 + (i + k) % 5) * PAGE, w->streams[me->stream], &at[k])) me->n_failed++;
+            if (fcdp_heap_malloc(w->heap, (size_t)(1 + (i + k) % 5) * PAGE, w->streams[me->stream], &at[k]))
+                me->n_failed++;
         for (int k = 0; k < 5; k++)
             if (at[k].addr && at[k + 1].addr)
                 assert_ok(fcdp__driver_copy_d2d(w->drv, at[k], at[k + 1], MIB, w->streams[me->stream]));

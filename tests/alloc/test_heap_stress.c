@@ -41,7 +41,7 @@ typedef struct ranges { /* the oracle: live blocks, in no order */
     pthread_mutex_t mutex;
     struct {
         uint64_t address, end;
-    } * items;
+    } *items;
     size_t n, capacity;
 } ranges;
 
@@ -143,13 +143,10 @@ static void block_read(runner *me, const block *b, int stream) {
 
 static size_t random_bytes(runner *me) {
     switch (random_below(&me->seed, 8)) {
-    case 0:
-        return 1 + random_below(&me->seed, 12 * PAGE);
+    case 0: return 1 + random_below(&me->seed, 12 * PAGE);
     case 1:
-    case 2:
-        return 1 + random_below(&me->seed, PAGE);
-    default:
-        return 1 + random_below(&me->seed, 40000);
+    case 2: return 1 + random_below(&me->seed, PAGE);
+    default: return 1 + random_below(&me->seed, 40000);
     }
 }
 

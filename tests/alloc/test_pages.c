@@ -91,10 +91,12 @@ static void the_budget_holds_and_the_text_tells_it(void **state) {
     fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, pages + 5);
     assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, &untouched), FCDP_ERR_NO_DEVICE_MEM);
     assert_text("no device memory for 8 MiB");
-    assert_text("the budget is 17 MiB, in use by gathered parameters 10 MiB and by tensors 0 MiB, idle in the pool 2 MiB");
+    assert_text("the budget is 17 MiB, in use by gathered parameters 10 MiB and by tensors 0 MiB, idle in "
+                "the pool 2 MiB");
     assert_text("raise FCDP_DEVICE_BUDGET");
     assert_int_equal(untouched.handle, 77);
-    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, SIZE_MAX, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, SIZE_MAX, &untouched),
+                     FCDP_ERR_NO_DEVICE_MEM);
     assert_counts(pool, 5, 1);
     assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 3, pages + 5));
     assert_counts(pool, 8, 0);
@@ -152,7 +154,8 @@ static void another_budget_binds_at_once_and_takes_nothing_away(void **state) {
     pool_close(pool, drv);
 }
 
-/* Exact on the simulator. A GPU's driver takes memory of its own when it likes, and so do others that share the device. */
+/* Exact on the simulator. A GPU's driver takes memory of its own when it likes, and
+ * so do others that share the device. */
 static void assert_room(fcdp_driver *drv, fcdp_pool *pool, size_t bytes) {
     size_t slack = fcdp__driver_is_sim(drv) ? 0 : (size_t)64 << 20;
     assert_in_range(fcdp__pool_room_bytes(pool), bytes - (slack < bytes ? slack : bytes), bytes + slack);
@@ -291,7 +294,8 @@ static void a_full_device_is_reclaimed_too(void **state) {
     fcdp_phys pages[6];
     assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 4, s->pages));
     s->n = 4;
-    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 5, pages)); /* 2 from the driver, 3 from the reclaimer */
+    /* 2 from the driver, 3 from the reclaimer */
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 5, pages));
     assert_int_equal(s->n_asked, 3);
     assert_int_equal(s->n, 1);
     assert_int_equal(fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 3, pages + 5), FCDP_ERR_NO_DEVICE_MEM);
@@ -331,10 +335,12 @@ static void a_large_handle_counts_as_its_pages(void **state) {
     fcdp__pool_give(pool, FCDP_HOLDER_REGIONS, 1, pages + 1);
     assert_int_equal(fcdp__pool_spare_pages(pool, &n_budget), 7); /* the cached one too */
     assert_int_equal(n_budget, 8);
-    assert_int_equal(fcdp__pool_take_handle(pool, FCDP_HOLDER_TENSORS, 7, &large), FCDP_PENDING); /* it stays */
+    /* it stays */
+    assert_int_equal(fcdp__pool_take_handle(pool, FCDP_HOLDER_TENSORS, 7, &large), FCDP_PENDING);
     assert_ok(fcdp__pool_take_handle(pool, FCDP_HOLDER_TENSORS, 5, &large));
     assert_counts(pool, 6, 1);
-    assert_ok(fcdp__pool_take_some(pool, FCDP_HOLDER_TENSORS, 4, pages + 1, &n)); /* cached, and what the budget leaves */
+    /* cached, and what the budget leaves */
+    assert_ok(fcdp__pool_take_some(pool, FCDP_HOLDER_TENSORS, 4, pages + 1, &n));
     assert_int_equal(n, 2);
     assert_counts(pool, 8, 0);
     assert_ok(fcdp__pool_take_some(pool, FCDP_HOLDER_TENSORS, 4, pages + 3, &n));
@@ -445,7 +451,8 @@ static void a_block_keeps_to_the_budget(void **state) {
     fcdp_phys block, pages[8], untouched = {77};
     assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 9, &untouched), FCDP_ERR_NO_DEVICE_MEM);
     assert_text("no device memory for 18 MiB");
-    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, SIZE_MAX, &untouched), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, SIZE_MAX, &untouched),
+                     FCDP_ERR_NO_DEVICE_MEM);
     assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 3, pages));
     assert_int_equal(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 6, &untouched), FCDP_ERR_NO_DEVICE_MEM);
     assert_text("in use by gathered parameters 0 MiB and by tensors 6 MiB");
@@ -473,10 +480,12 @@ static void idle_pages_leave_for_a_block_and_no_more_than_must(void **state) {
     assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 2, &block)); /* there is room beside them */
     assert_counts(pool, 3, 5);
     fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 2, block);
-    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 4, &block)); /* for two of these there is not */
+    /* for two of these there is not */
+    assert_ok(fcdp__pool_take_block(pool, FCDP_HOLDER_REGIONS, 4, &block));
     assert_counts(pool, 5, 3);
     assert_device_pages(drv, 8);
-    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 3, pages + 1)); /* the others are idle as they were */
+    /* the others are idle as they were */
+    assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 3, pages + 1));
     assert_counts(pool, 8, 0);
     fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 4, pages);
     fcdp__pool_give_handle(pool, FCDP_HOLDER_REGIONS, 4, block);
@@ -568,8 +577,8 @@ static void a_block_on_a_full_device(void **state) {
     simgpu_reset();
 }
 
-/* Takes, blocks, idle pages that leave, a reclaimer: the n-th driver call fails once. A clean error and then success, or success; the
- * counts are right either way, and nothing is lost. */
+/* Takes, blocks, idle pages that leave, a reclaimer: the n-th driver call fails once. A clean error and then
+ * success, or success; the counts are right either way, and nothing is lost. */
 static fcdp_status blocks_run(fcdp_pool *pool, spare *s) {
     fcdp_phys block, other, pages[6];
     fcdp_status first = FCDP_OK, status;
@@ -585,7 +594,8 @@ static fcdp_status blocks_run(fcdp_pool *pool, spare *s) {
     }
     assert_held(pool, 5, 0);
     s->n = fcdp__pool_take(pool, FCDP_HOLDER_REGIONS, 3, s->pages) ? 0 : 3;
-    status = fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 3, &other); /* the reclaimer gives what it has */
+    /* the reclaimer gives what it has */
+    status = fcdp__pool_take_block(pool, FCDP_HOLDER_TENSORS, 3, &other);
     if (status) {
         first = first ? first : status;
         assert_held(pool, 5 + s->n, 0);
@@ -707,20 +717,23 @@ static void *block_taker_run(void *arg) {
         fcdp_phys block;
         fcdp_status status = fcdp__pool_take_block(t->pool, FCDP_HOLDER_TENSORS, n, &block);
         t->n_refused += status != FCDP_OK;
-        if (status && status != FCDP_ERR_NO_DEVICE_MEM) t->broken = "a block failed for another reason than memory";
+        if (status && status != FCDP_ERR_NO_DEVICE_MEM)
+            t->broken = "a block failed for another reason than memory";
         if (status) continue;
         t->n_taken += n;
         int nobody = 0, me = t->id;
         size_t slot = owners_slot(t->owners, block.handle);
-        if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &nobody, t->id)) t->broken = "a block has two owners";
-        if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &me, 0)) t->broken = "a block changed its owner";
+        if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &nobody, t->id))
+            t->broken = "a block has two owners";
+        if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &me, 0))
+            t->broken = "a block changed its owner";
         fcdp__pool_give_handle(t->pool, FCDP_HOLDER_TENSORS, n, block);
     }
     return NULL;
 }
 
-/* `n_budget` pages; with `sparing`, pages not in hand are kept until the reclaimer takes them; with `blocks`, every other
- * taker takes blocks. The takers' refusals. */
+/* `n_budget` pages; with `sparing`, pages not in hand are kept until the reclaimer takes them; with `blocks`,
+ * every other taker takes blocks. The takers' refusals. */
 static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, bool sparing, bool blocks) {
     fcdp_driver *drv = driver_open_sim();
     simgpu_set_capacity(n_capacity * PAGE);
@@ -734,7 +747,8 @@ static size_t takers_run(const char *test, size_t n_budget, size_t n_capacity, b
     for (int i = 0; i < N_THREADS; i++) {
         takers[i] = (taker){.pool = pool, .spare = s, .owners = o, .seed = seed + (uint64_t)i, .id = i + 1};
         bool of_blocks = blocks && i % 2 == 1;
-        assert_int_equal(pthread_create(&threads[i], NULL, of_blocks ? block_taker_run : taker_run, &takers[i]), 0);
+        assert_int_equal(
+            pthread_create(&threads[i], NULL, of_blocks ? block_taker_run : taker_run, &takers[i]), 0);
     }
     for (int i = 0; i < N_THREADS; i++) {
         assert_int_equal(pthread_join(threads[i], NULL), 0);
@@ -831,7 +845,8 @@ static void *slow_leave_main(void *arg) {
 static void a_reclaimer_is_gone_when_another_is_set(void **state) {
     (void)state;
     fcdp_driver *drv = driver_open_any();
-    slow_take t = {pool_open(drv, 1), {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false, false}};
+    slow_take t = {pool_open(drv, 1),
+                   {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, false, false, false}};
     fcdp_phys page;
     pthread_t taker, opener;
     assert_ok(fcdp__pool_take(t.pool, FCDP_HOLDER_REGIONS, 1, &page));
@@ -897,11 +912,13 @@ static void a_full_device_asks_the_neighbour_once(void **state) {
     for (int block = 0; block < 2; block++) {
         street *s = street_open();
         fcdp_phys pages[8];
-        fcdp_status (*take)(fcdp_pool *, fcdp_holder, size_t, fcdp_phys *) = block ? fcdp__pool_take_block : fcdp__pool_take;
+        fcdp_status (*take)(fcdp_pool *, fcdp_holder, size_t, fcdp_phys *) = block ? fcdp__pool_take_block
+                                                                                   : fcdp__pool_take;
         assert_ok(take(s->pool, FCDP_HOLDER_REGIONS, 4, pages)); /* 1 was free */
         assert_int_equal(s->other.n_asked, 1);
         assert_int_equal(s->other.n_wanted, block ? 4 : 3);
-        assert_int_equal(fcdp__pool_take(s->pool, FCDP_HOLDER_REGIONS, 2, pages + 4), FCDP_ERR_NO_DEVICE_MEM); /* it has nothing left: one free */
+        /* it has nothing left: one free */
+        assert_int_equal(fcdp__pool_take(s->pool, FCDP_HOLDER_REGIONS, 2, pages + 4), FCDP_ERR_NO_DEVICE_MEM);
         assert_text("other allocations fill the device");
         assert_int_equal(s->other.n_asked, 2);
         if (block)
@@ -912,7 +929,8 @@ static void a_full_device_asks_the_neighbour_once(void **state) {
     }
 }
 
-/* Beyond the budget its memory would be of no use; and what is not all that lacks is no reason to ask again and again. */
+/* Beyond the budget its memory would be of no use; and what is not all that lacks
+ * is no reason to ask again and again. */
 static void the_neighbour_is_left_alone_where_it_cannot_help(void **state) {
     (void)state;
     street *s = street_open();
@@ -923,7 +941,8 @@ static void the_neighbour_is_left_alone_where_it_cannot_help(void **state) {
     assert_int_equal(fcdp__pool_take(s->pool, FCDP_HOLDER_REGIONS, 3, pages + 1), FCDP_ERR_NO_DEVICE_MEM);
     assert_int_equal(s->other.n_asked, 0);
     assert_ok(fcdp__pool_set_budget(s->pool, 8 * PAGE));
-    assert_int_equal(fcdp__pool_take(s->pool, FCDP_HOLDER_REGIONS, 6, pages + 1), FCDP_ERR_NO_DEVICE_MEM); /* 4 of 5 missing */
+    /* 4 of 5 missing */
+    assert_int_equal(fcdp__pool_take(s->pool, FCDP_HOLDER_REGIONS, 6, pages + 1), FCDP_ERR_NO_DEVICE_MEM);
     assert_int_equal(s->other.n_asked, 1);
     fcdp__pool_give(s->pool, FCDP_HOLDER_REGIONS, 1, pages);
     street_close(s);
@@ -939,17 +958,20 @@ typedef struct slots {
 static size_t slots_reclaim(void *ctx, size_t n_pages) {
     slots *s = ctx;
     size_t n_back = 0;
-    for (; s->n > 0 && n_back < n_pages; n_back++) fcdp__pool_give_handle(s->pool, FCDP_HOLDER_REGIONS, 1, s->blocks[--s->n]);
+    for (; s->n > 0 && n_back < n_pages; n_back++)
+        fcdp__pool_give_handle(s->pool, FCDP_HOLDER_REGIONS, 1, s->blocks[--s->n]);
     return n_back;
 }
 
-/* The neighbour's take fails, asks the pool, and goes on with the memory: of the idle pages all, of the rest what it asks for. */
+/* The neighbour's take fails, asks the pool, and goes on with the memory: of the idle
+ * pages all, of the rest what it asks for. */
 static void the_pool_yields_what_it_does_not_use(void **state) {
     (void)state;
     street *s = street_open();
     slots unused = {.pool = s->pool};
     fcdp_phys pages[5], more[5];
-    for (; unused.n < 3; unused.n++) assert_ok(fcdp__pool_take_block(s->pool, FCDP_HOLDER_REGIONS, 1, &unused.blocks[unused.n]));
+    for (; unused.n < 3; unused.n++)
+        assert_ok(fcdp__pool_take_block(s->pool, FCDP_HOLDER_REGIONS, 1, &unused.blocks[unused.n]));
     assert_ok(fcdp__pool_take(s->pool, FCDP_HOLDER_REGIONS, 2, pages));
     fcdp__pool_give(s->pool, FCDP_HOLDER_REGIONS, 1, pages);
     fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_REGIONS, slots_reclaim, NULL, &unused);
@@ -962,7 +984,7 @@ static void the_pool_yields_what_it_does_not_use(void **state) {
     assert_int_equal(fcdp__pool_yield(s->pool, SIZE_MAX), 2 * PAGE);
     assert_ok(fcdp__pool_take_idle(s->other.pool, FCDP_HOLDER_TENSORS, 2, more + 2));
     assert_int_equal(fcdp__pool_yield(s->pool, SIZE_MAX), 0); /* the last page is in use */
-    assert_int_equal(s->other.n_asked, 0); /* nobody asks it for itself */
+    assert_int_equal(s->other.n_asked, 0);                    /* nobody asks it for itself */
     fcdp__pool_give(s->pool, FCDP_HOLDER_REGIONS, 1, pages + 1);
     fcdp__pool_give(s->other.pool, FCDP_HOLDER_TENSORS, 4, more);
     fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);

@@ -1,5 +1,5 @@
-/* Ranges: one address for life, blocks that come and go and may lie under several of them, faults when unmapped, every failing
- * driver call, a random schedule. */
+/* Ranges: one address for life, blocks that come and go and may lie under several of them, faults when
+ * unmapped, every failing driver call, a random schedule. */
 #include "alloc/vrange.h"
 #include "tests/alloc/support.h"
 
@@ -25,7 +25,7 @@ static void driver_close(fcdp_driver *drv) {
     fcdp__driver_close(drv);
 }
 
-/* ---- a few words of each page, its first and last among them, by copies: a real device can run this too ---- */
+/* ---- a few words of each page, its first and last among them, by copies: a real device can do this ---- */
 
 enum { N_PROBES = 4, MOST_PAGES = 8 };
 
@@ -224,8 +224,8 @@ static void an_unmapped_range_faults(void **state) {
 
 /* ---- the n-th driver call fails ---- */
 
-/* A short life: create, map, write, unmap, map, destroy while mapped. Returns the first failure. Whatever failed, the block is at
- * every point wholly mapped or wholly unmapped, and another attempt works. */
+/* A short life: create, map, write, unmap, map, destroy while mapped. Returns the first failure. Whatever
+ * failed, the block is at every point wholly mapped or wholly unmapped, and another attempt works. */
 static fcdp_status life_run(fcdp_driver *drv, const block *one) {
     fcdp_vrange *range = NULL;
     fcdp_status first = fcdp__vrange_create(drv, 3 * PAGE, &range);
@@ -270,7 +270,8 @@ static void every_failing_call_leaves_nothing_behind(void **state) {
             bool spent = simgpu_calls(NULL) - before >= n;
             simgpu_fail_nth(NULL, 0, 0);
             n_failed += status != FCDP_OK;
-            n_survived += status == FCDP_OK && spent; /* a destroy that tried again, or the way back to a thread's context */
+            /* a destroy that tried again, or the way back to a thread's context */
+            n_survived += status == FCDP_OK && spent;
             assert_ok(fcdp__driver_phys_release(drv, one.phys));
             driver_close(drv);
             if (!spent) break;

@@ -1,8 +1,8 @@
-/* bench_copies - how fast host memory such as FCDP's is page-locked, and how fast it is copied to the device, from it, and both at once, on the
- * driver that FCDP_DRIVER chooses.
+/* bench_copies - how fast host memory such as FCDP's is page-locked, and how fast it is copied to the device,
+ * from it, and both at once, on the driver that FCDP_DRIVER chooses.
  *
- * Usage: bench_copies [MIB, default 1024] [ROUNDS, default 5]. One figure a line, "NAME = VALUE UNIT", medians; GB = 1e9 bytes; a rate of
- * both at once counts both ways.
+ * Usage: bench_copies [MIB, default 1024] [ROUNDS, default 5]. One figure a line, "NAME = VALUE UNIT",
+ * medians; GB = 1e9 bytes; a rate of both at once counts both ways.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "alloc/options.h"
 #include "alloc/driver.h"
+#include "alloc/options.h"
 
 extern char **environ;
 enum { MIB = 1 << 20, MAX_ROUNDS = 100 };
@@ -48,7 +48,9 @@ static void print(const char *name, size_t bytes, uint64_t *ns, int n) {
 /* As FCDP's host memory is: a memfd's, shared. */
 static char *host_map(size_t bytes) {
     int fd = memfd_create("bench_copies", MFD_CLOEXEC);
-    void *at = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    void *at = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0
+                   ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
+                   : MAP_FAILED;
     if (at == MAP_FAILED) {
         perror("bench_copies: host memory");
         exit(1);
@@ -78,8 +80,12 @@ static void pin_measure(const bench *b) {
 /* All bytes in copies of `each`, one behind the other on a stream of each way. */
 static void copies_run(const bench *b, way which, size_t each) {
     for (size_t at = 0; at < b->bytes; at += each) {
-        if (which & H2D) must(fcdp__driver_copy_h2d(b->drv, fcdp__dptr_add(b->device[0], at), b->host[0] + at, each, b->streams[0]));
-        if (which & D2H) must(fcdp__driver_copy_d2h(b->drv, b->host[1] + at, fcdp__dptr_add(b->device[1], at), each, b->streams[1]));
+        if (which & H2D)
+            must(fcdp__driver_copy_h2d(b->drv, fcdp__dptr_add(b->device[0], at), b->host[0] + at, each,
+                                       b->streams[0]));
+        if (which & D2H)
+            must(fcdp__driver_copy_d2h(b->drv, b->host[1] + at, fcdp__dptr_add(b->device[1], at), each,
+                                       b->streams[1]));
     }
     for (int i = 0; i < 2; i++) must(fcdp__driver_stream_sync(b->drv, b->streams[i]));
 }
@@ -127,12 +133,15 @@ static void bench_close(bench *b) {
 
 int main(int argc, char **argv) {
     static const size_t sizes_mib[] = {2, 16, 64, 256};
-    bench b = {.bytes = (argc > 1 ? strtoull(argv[1], NULL, 0) : 1024) * MIB, .n_rounds = argc > 2 ? atoi(argv[2]) : 5};
+    bench b = {.bytes = (argc > 1 ? strtoull(argv[1], NULL, 0) : 1024) * MIB,
+               .n_rounds = argc > 2 ? atoi(argv[2]) : 5};
     fcdp_options options;
-    if (!b.bytes || b.n_rounds < 1 || b.n_rounds > MAX_ROUNDS) return fprintf(stderr, "usage: %s [MIB] [ROUNDS, up to %d]\n", argv[0], MAX_ROUNDS), 2;
+    if (!b.bytes || b.n_rounds < 1 || b.n_rounds > MAX_ROUNDS)
+        return fprintf(stderr, "usage: %s [MIB] [ROUNDS, up to %d]\n", argv[0], MAX_ROUNDS), 2;
     must(fcdp_options_load(environ, &options));
     must(fcdp__driver_open(options.driver, 0, NULL, &b.drv));
-    printf("%s driver, %zu MiB, medians of %d rounds\n", fcdp__driver_is_sim(b.drv) ? "simulated" : "CUDA", b.bytes / MIB, b.n_rounds);
+    printf("%s driver, %zu MiB, medians of %d rounds\n", fcdp__driver_is_sim(b.drv) ? "simulated" : "CUDA",
+           b.bytes / MIB, b.n_rounds);
     bench_open(&b);
     copies_measure(&b, "pageable", b.bytes); /* before it is locked */
     pin_measure(&b);

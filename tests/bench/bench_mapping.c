@@ -1,10 +1,13 @@
-/* bench_mapping - what physical handles cost by their size, on the driver that FCDP_DRIVER chooses: create, map, set-access, unmap, release,
- * each handle by itself and many in one call; beside running kernels; and mapped at several addresses.
+/* bench_mapping - what physical handles cost by their size, on the driver that FCDP_DRIVER chooses: create,
+ * map, set-access, unmap, release, each handle by itself and many in one call; beside running kernels; and
+ * mapped at several addresses.
  *
- * Usage: bench_mapping [MIB, default 1024] [ROUNDS, default 5]. Each size takes all of MIB in handles of that size. One figure a line,
- * "NAME = VALUE UNIT": medians of the rounds, per handle. "worst": the longest single call of all rounds.
+ * Usage: bench_mapping [MIB, default 1024] [ROUNDS, default 5]. Each size takes all of MIB in handles of that
+ * size. One figure a line, "NAME = VALUE UNIT": medians of the rounds, per handle. "worst": the longest
+ * single call of all rounds.
  *
- * The kernel that runs beside is the fingerprint's. It reads memory of its own, as does the one that reads through the mappings.
+ * The kernel that runs beside is the fingerprint's. It reads memory of its own, as does the one that reads
+ * through the mappings.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -20,11 +23,28 @@ extern char **environ;
 enum { MIB = 1 << 20, BUSY_MIB = 256, N_ALIASES = 3, MAX_ROUNDS = 100 };
 
 typedef enum kind {
-    CREATE, MAP, ACCESS_EACH, UNMAP_EACH, ACCESS_ALL, UNMAP_ALL, RELEASE, ALIAS_MAP, ALIAS_ACCESS_ALL, ALIAS_UNMAP_ALL, N_KINDS
+    CREATE,
+    MAP,
+    ACCESS_EACH,
+    UNMAP_EACH,
+    ACCESS_ALL,
+    UNMAP_ALL,
+    RELEASE,
+    ALIAS_MAP,
+    ALIAS_ACCESS_ALL,
+    ALIAS_UNMAP_ALL,
+    N_KINDS
 } kind;
-static const char *const KIND[N_KINDS] = {
-    "create", "map", "set-access, each", "unmap, each", "set-access, all in one call", "unmap, all in one call", "release",
-    "alias: map", "alias: set-access, all in one call", "alias: unmap, all in one call"};
+static const char *const KIND[N_KINDS] = {"create",
+                                          "map",
+                                          "set-access, each",
+                                          "unmap, each",
+                                          "set-access, all in one call",
+                                          "unmap, all in one call",
+                                          "release",
+                                          "alias: map",
+                                          "alias: set-access, all in one call",
+                                          "alias: unmap, all in one call"};
 
 static void must(fcdp_status status) {
     if (!status) return;
@@ -102,7 +122,8 @@ static void busy_start(busy *b, fcdp_driver *drv, size_t bytes) {
     atomic_store(&b->stop, false);
     atomic_store(&b->n_done, 0);
     if (pthread_create(&b->thread, NULL, busy_main, b)) exit(1);
-    while (atomic_load(&b->n_done) < 3) sched_yield(); /* they run; where they fail, the thread ends the process */
+    /* they run; where they fail, the thread ends the process */
+    while (atomic_load(&b->n_done) < 3) sched_yield();
 }
 
 static void busy_stop(busy *b) {
@@ -143,7 +164,8 @@ static void unmap_all(const range *r, times *t, kind k, int round) {
         note(t, k, round, begin_ns);
         return;
     }
-    if (!t->refused[k]) fprintf(stderr, "one unmap of %zu handles of %zu bytes: %s\n", r->n, r->each, fcdp_error_text());
+    if (!t->refused[k])
+        fprintf(stderr, "one unmap of %zu handles of %zu bytes: %s\n", r->n, r->each, fcdp_error_text());
     t->refused[k] = true;
     for (size_t i = 0; i < r->n; i++) must(fcdp__driver_unmap(r->drv, place(r, i), r->each));
 }
@@ -159,7 +181,8 @@ static uint64_t read_time(const reader *of, uint64_t *said) {
     return fcdp__now_ns() - begin_ns;
 }
 
-/* The handles at one more address each time; a kernel reads the same through the last one as through the first. */
+/* The handles at one more address each time; a kernel reads the same
+ * through the last one as through the first. */
 static void aliases_round(const range *first, const reader *read, times *t, int round) {
     range aliases[N_ALIASES];
     reader through = *read;
@@ -219,17 +242,20 @@ static void print(const range *r, times *t, int n_rounds, const char *beside) {
     for (int k = 0; k < N_KINDS; k++) {
         if (t->refused[k]) continue;
         double us = median_us(t->total_ns[k], n_rounds) / (double)(r->n * times_a_round((kind)k));
-        printf("%zu MiB, %s, %s = %.2f us, worst %.2f us\n", r->each / MIB, beside, KIND[k], us, (double)t->worst_ns[k] / 1e3);
+        printf("%zu MiB, %s, %s = %.2f us, worst %.2f us\n", r->each / MIB, beside, KIND[k], us,
+               (double)t->worst_ns[k] / 1e3);
     }
     for (int alias = 0; alias < 2; alias++)
-        printf("%zu MiB, %s, a kernel reads through %s = %.1f GB/s\n", r->each / MIB, beside, alias ? "the fourth address" : "one address",
+        printf("%zu MiB, %s, a kernel reads through %s = %.1f GB/s\n", r->each / MIB, beside,
+               alias ? "the fourth address" : "one address",
                (double)(r->n * r->each) / median_us(t->read_ns[alias], n_rounds) / 1e3);
     fflush(stdout);
 }
 
 static void size_measure(fcdp_driver *drv, size_t each, size_t total, int n_rounds, busy *kernels) {
     times *t = calloc(1, sizeof *t);
-    range r = {.drv = drv, .n = total / each, .each = each, .handles = calloc(total / each, sizeof(fcdp_phys))};
+    range r = {
+        .drv = drv, .n = total / each, .each = each, .handles = calloc(total / each, sizeof(fcdp_phys))};
     reader read = {.bytes = total};
     if (!t || !r.handles) exit(1);
     must(fcdp__driver_range_reserve(drv, total, &r.base));
@@ -242,7 +268,8 @@ static void size_measure(fcdp_driver *drv, size_t each, size_t total, int n_roun
     double took_s = (double)(fcdp__now_ns() - begin_ns) / 1e9;
     print(&r, t, n_rounds, kernels ? "beside kernels" : "idle");
     if (kernels)
-        printf("%zu MiB, kernels that ran meanwhile = %.1f 1/s\n", each / MIB, (double)(atomic_load(&kernels->n_done) - before) / took_s);
+        printf("%zu MiB, kernels that ran meanwhile = %.1f 1/s\n", each / MIB,
+               (double)(atomic_load(&kernels->n_done) - before) / took_s);
     fcdp__fingerprints_destroy(read.prints);
     fcdp__driver_stream_destroy(drv, read.stream);
     must(fcdp__driver_range_free(drv, r.base, total));
@@ -266,15 +293,19 @@ int main(int argc, char **argv) {
     fcdp_options options;
     fcdp_driver *drv;
     busy kernels;
-    if (total < 2 * MIB || n_rounds < 1 || n_rounds > MAX_ROUNDS) return fprintf(stderr, "usage: %s [MIB] [ROUNDS, up to %d]\n", argv[0], MAX_ROUNDS), 2;
+    if (total < 2 * MIB || n_rounds < 1 || n_rounds > MAX_ROUNDS)
+        return fprintf(stderr, "usage: %s [MIB] [ROUNDS, up to %d]\n", argv[0], MAX_ROUNDS), 2;
     must(fcdp_options_load(environ, &options));
     must(fcdp__driver_open(options.driver, 0, NULL, &drv));
-    printf("%s driver, %zu MiB, medians of %d rounds, per handle\n", fcdp__driver_is_sim(drv) ? "simulated" : "CUDA", total / MIB, n_rounds);
+    printf("%s driver, %zu MiB, medians of %d rounds, per handle\n",
+           fcdp__driver_is_sim(drv) ? "simulated" : "CUDA", total / MIB, n_rounds);
     for (int beside = 0; beside < 2; beside++) {
-        if (beside) busy_start(&kernels, drv, total < BUSY_MIB * (size_t)MIB ? total : BUSY_MIB * (size_t)MIB);
+        if (beside)
+            busy_start(&kernels, drv, total < BUSY_MIB * (size_t)MIB ? total : BUSY_MIB * (size_t)MIB);
         if (beside) kernels_alone(&kernels);
         for (size_t i = 0; i < sizeof sizes_mib / sizeof *sizes_mib; i++)
-            if (total % (sizes_mib[i] * MIB) == 0) size_measure(drv, sizes_mib[i] * MIB, total, n_rounds, beside ? &kernels : NULL);
+            if (total % (sizes_mib[i] * MIB) == 0)
+                size_measure(drv, sizes_mib[i] * MIB, total, n_rounds, beside ? &kernels : NULL);
         if (beside) busy_stop(&kernels);
     }
     fcdp__driver_close(drv);

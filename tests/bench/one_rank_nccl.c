@@ -1,9 +1,10 @@
-/* one_rank_nccl - what one rank alone can show of NCCL, as comm/nccl*.c uses it, on the driver that FCDP_DRIVER chooses: the library, a
- * communicator that does not block, all-gathers, its end and its abort; and that a peer that never comes is a timeout.
+/* one_rank_nccl - what one rank alone can show of NCCL, as comm/nccl*.c uses it, on the driver that
+ * FCDP_DRIVER chooses: the library, a communicator that does not block, all-gathers, its end and its abort;
+ * and that a peer that never comes is a timeout.
  *
- * Usage: one_rank_nccl [LIBRARY]; else libnccl.so.2 wherever the loader finds it. One figure a line, "NAME = VALUE UNIT". Exit status 1, with
- * a line on stderr, where something is not as FCDP needs it. With the double (tools/simnccl) SIMNCCL_FABRIC names a fabric of two nodes of
- * one rank, and RANK is 0.
+ * Usage: one_rank_nccl [LIBRARY]; else libnccl.so.2 wherever the loader finds it. One figure a line, "NAME =
+ * VALUE UNIT". Exit status 1, with a line on stderr, where something is not as FCDP needs it. With the double
+ * (tools/simnccl) SIMNCCL_FABRIC names a fabric of two nodes of one rank, and RANK is 0.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -60,7 +61,8 @@ static double ms_since(uint64_t begin_ns) {
 static void comm_init(void *arg) {
     rank *r = arg;
     ncclUniqueId id;
-    ncclConfig_v21400 config = {.size = sizeof config, .magic = (unsigned)NCCL_API_MAGIC, .version = NCCL_OLDEST, .blocking = 0};
+    ncclConfig_v21400 config = {
+        .size = sizeof config, .magic = (unsigned)NCCL_API_MAGIC, .version = NCCL_OLDEST, .blocking = 0};
     uint64_t begin_ns = fcdp__now_ns();
     ok(r, r->nccl->ncclGetUniqueId(&id), "ncclGetUniqueId");
     ok(r, r->nccl->ncclCommInitRankConfig(&r->comm, 1, id, 0, &config), "ncclCommInitRankConfig");
@@ -70,7 +72,10 @@ static void comm_init(void *arg) {
 
 static void gather(const rank *r, uint64_t from, uint64_t to) {
     ok(r, r->nccl->ncclGroupStart(), "ncclGroupStart");
-    ok(r, r->nccl->ncclAllGather((const void *)(uintptr_t)from, (void *)(uintptr_t)to, GATHERED, ncclInt8, r->comm, r->stream), "ncclAllGather");
+    ok(r,
+       r->nccl->ncclAllGather((const void *)(uintptr_t)from, (void *)(uintptr_t)to, GATHERED, ncclInt8,
+                              r->comm, r->stream),
+       "ncclAllGather");
     ok(r, r->nccl->ncclGroupEnd(), "ncclGroupEnd");
     settle(r, "an all-gather");
 }
@@ -136,10 +141,12 @@ static void timeout_check(const rank *r) {
     fcdp_nccl_transport *transport;
     must(fcdp__nccl_ids_make(r->nccl, &two, &ids[0]), "ids");
     uint64_t begin_ns = fcdp__now_ns();
-    fcdp_nccl_config config = {.nccl = r->nccl, .drv = r->drv, .topology = two, .ids = ids, .timeout_s = TIMEOUT_S};
+    fcdp_nccl_config config = {
+        .nccl = r->nccl, .drv = r->drv, .topology = two, .ids = ids, .timeout_s = TIMEOUT_S};
     fcdp_status status = fcdp__nccl_create(&config, &transport);
     double took_ms = ms_since(begin_ns);
-    if (status != FCDP_ERR_TIMEOUT) broken("a peer that never comes is no timeout", status ? fcdp_error_text() : "no failure");
+    if (status != FCDP_ERR_TIMEOUT)
+        broken("a peer that never comes is no timeout", status ? fcdp_error_text() : "no failure");
     fprintf(stderr, "%s\n", fcdp_error_text());
     printf("a peer that never comes is a timeout (of %d s) after = %.2f s\n", TIMEOUT_S, took_ms / 1e3);
     fflush(stdout);
@@ -153,7 +160,8 @@ int main(int argc, char **argv) {
     must(fcdp__driver_open(options.driver, 0, NULL, &r.drv), "driver");
     uint64_t begin_ns = fcdp__now_ns();
     must(fcdp__nccl_load(argc > 1 ? argv[1] : NULL, &r.nccl), "library");
-    printf("NCCL's version = %d code\nloading the library takes = %.1f ms\n", fcdp__nccl_version(r.nccl), ms_since(begin_ns));
+    printf("NCCL's version = %d code\nloading the library takes = %.1f ms\n", fcdp__nccl_version(r.nccl),
+           ms_since(begin_ns));
     memory_make(&r);
     with_context(&r, comm_init);
     with_context(&r, in_place);

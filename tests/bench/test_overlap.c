@@ -1,5 +1,6 @@
-/* The bench of the overlap: it ends, says what it must in the form it must, and the engine's steady state costs no driver call. How
- * large its figures are is not asserted, but that no step is shorter than its bound. */
+/* The bench of the overlap: it ends, says what it must in the form it must, and the
+ * engine's steady state costs no driver call. How large its figures are is not asserted,
+ * but that no step is shorter than its bound. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,8 +44,11 @@ static void last_line_read(const char *text, double ratios_out[N_SCENARIOS]) {
     const char *line = strstr(text, "overlap over the bound: ");
     assert_non_null(line);
     double *r = ratios_out;
-    assert_int_equal(sscanf(line, "overlap over the bound: compute %lf pcie %lf link %lf", &r[0], &r[1], &r[2]), N_SCENARIOS);
-    snprintf(again, sizeof again, "overlap over the bound: compute %.2f pcie %.2f link %.2f\n", r[0], r[1], r[2]);
+    assert_int_equal(
+        sscanf(line, "overlap over the bound: compute %lf pcie %lf link %lf", &r[0], &r[1], &r[2]),
+        N_SCENARIOS);
+    snprintf(again, sizeof again, "overlap over the bound: compute %.2f pcie %.2f link %.2f\n", r[0], r[1],
+             r[2]);
     assert_string_equal(line, again);
 }
 
@@ -72,8 +76,10 @@ static void a_short_run_ends_with_nothing_mapped_and_nobody_waiting(void **state
     assert_int_equal(status, 0);
     last_line_read(text, ratios);
     for (int s = 0; s < N_SCENARIOS; s++) assert_true(ratios[s] >= 1);
-    assert_int_equal(count(text, "per step and rank: creates 0.00 maps 0.00 set-access 0.00 unmaps 0.00\n"), N_SCENARIOS);
-    assert_int_equal(count(text, "agreements 2.00, other calls that may wait 0.00, of which waited 0.00;"), N_SCENARIOS);
+    assert_int_equal(count(text, "per step and rank: creates 0.00 maps 0.00 set-access 0.00 unmaps 0.00\n"),
+                     N_SCENARIOS);
+    assert_int_equal(count(text, "agreements 2.00, other calls that may wait 0.00, of which waited 0.00;"),
+                     N_SCENARIOS);
     timelines_check(folder);
     assert_int_equal(rmdir(folder), 0);
 }
@@ -89,7 +95,8 @@ static void a_short_run_over_nccls_double(void **state) {
     last_line_read(text, ratios);
     for (int s = 0; s < N_SCENARIOS; s++) assert_true(ratios[s] >= 1);
     assert_non_null(strstr(text, "transport nccl\n"));
-    assert_int_equal(count(text, "agreements 2.00, other calls that may wait 0.00, of which waited 0.00;"), N_SCENARIOS);
+    assert_int_equal(count(text, "agreements 2.00, other calls that may wait 0.00, of which waited 0.00;"),
+                     N_SCENARIOS);
 }
 
 /* Every use maps its region and unmaps it, so the counters do count. */
@@ -105,8 +112,9 @@ static void exact_mapping_is_counted(void **state) {
 
 static void wrong_arguments_are_refused(void **state) {
     (void)state;
-    static const char *const wrong[] = {"--steps 0", "--steps 33", "--warm x", "--scale 0", "--scale 1x", "--mapping none", "--transport x", "--prefetch 9",
-                                        "--steps", "--unknown 1", "--help"};
+    static const char *const wrong[] = {"--steps 0",  "--steps 33",     "--warm x",      "--scale 0",
+                                        "--scale 1x", "--mapping none", "--transport x", "--prefetch 9",
+                                        "--steps",    "--unknown 1",    "--help"};
     static char text[8192];
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char arguments[64];

@@ -164,7 +164,8 @@ static void node_start(cluster *c, uint32_t node) {
         for (uint32_t l = 0; l < c->config.node_size; l++) member_make_group(&first[l], g);
         uint64_t offset;
         assert_ok(fcdp_group_host_alloc(first->groups[g], &offset));
-        for (uint32_t l = 0; l < c->config.node_size; l++) assert_ok(fcdp_group_attach(first[l].groups[g], offset));
+        for (uint32_t l = 0; l < c->config.node_size; l++)
+            assert_ok(fcdp_group_attach(first[l].groups[g], offset));
     }
 }
 
@@ -199,7 +200,8 @@ static void member_end(member *m) {
 /* Ranks that raised are processes that end all at once; here they are taken down one after the other. */
 void cluster_destroy(cluster *c) {
     for (uint32_t r = 0; r < c->n_ranks && c->council.n_left; r++) hub_port_exit(&c->members[r].port);
-    for (uint32_t r = c->n_ranks; r-- > 0;) member_end(&c->members[r]); /* a node's leader last: it frees the blocks */
+    /* a node's leader last: it frees the blocks */
+    for (uint32_t r = c->n_ranks; r-- > 0;) member_end(&c->members[r]);
     bool gave_up = c->hub.gave_up;
     hub_destroy(&c->hub);
     council_destroy(&c->council);
@@ -242,8 +244,9 @@ void cluster_check_launches(const cluster *c, bool whole) {
             const hub_launch *a = &port->launches[k], *b = &longest->launches[k];
             uint64_t group_a = a->place >> 48, group_b = b->place >> 48;
             if (a->lane != b->lane || a->n_parts != b->n_parts || a->bytes != b->bytes || group_a != group_b)
-                fail_msg("collective %zu: rank %u launched lane %d, group %d, %zu bytes, rank %u lane %d, group %d, %zu", k,
-                         r, (int)a->lane, (int)group_a - 1, a->bytes, longest->topology.rank, (int)b->lane,
+                fail_msg("collective %zu: rank %u launched lane %d, group %d, %zu bytes, rank %u lane %d, "
+                         "group %d, %zu",
+                         k, r, (int)a->lane, (int)group_a - 1, a->bytes, longest->topology.rank, (int)b->lane,
                          (int)group_b - 1, b->bytes);
         }
         if (whole) assert_int_equal(port->n_launches, longest->n_launches);
@@ -256,7 +259,9 @@ void assert_nobody_spun(void) {
     static struct simgpu_blocking rows[2048];
     size_t n = simgpu_blocking_list(rows, 2048);
     for (size_t i = 0; i < n && i < 2048; i++)
-        if (rows[i].spins) fail_msg("%lu of %lu waits may spin: %s by %s", rows[i].spins, rows[i].calls, rows[i].entry, rows[i].site);
+        if (rows[i].spins)
+            fail_msg("%lu of %lu waits may spin: %s by %s", rows[i].spins, rows[i].calls, rows[i].entry,
+                     rows[i].site);
 }
 
 void assert_nothing_lives(void) {

@@ -1,9 +1,10 @@
-/* cluster.h - N nodes x g ranks in one process: every rank an engine of its own, driven by one thread at a time, their
- * collectives over hub.h, their agreements over council.h.
+/* cluster.h - N nodes x g ranks in one process: every rank an engine of its own, driven by one thread at a
+ * time, their collectives over hub.h, their agreements over council.h.
  *
- * What a parameter holds is a function of (group, extent, version), so that any byte can be checked at any time, on any thread.
- * Shards are in device memory of their own, which simgpu watches for races; what computes is a kernel on the rank's stream
- * that compares what it reads, or the rank's own thread (host_computes).
+ * What a parameter holds is a function of (group, extent, version), so that any byte can be checked at any
+ * time, on any thread. Shards are in device memory of their own, which simgpu watches for races; what
+ * computes is a kernel on the rank's stream that compares what it reads, or the rank's own thread
+ * (host_computes).
  */
 #ifndef FCDP_TEST_CLUSTER_H
 #define FCDP_TEST_CLUSTER_H
@@ -13,7 +14,12 @@
 #include "tests/comm/council.h"
 #include "tests/comm/hub.h"
 
-enum { CLUSTER_MAX_RANKS = HUB_MAX_RANKS, CLUSTER_MAX_GROUPS = 448, CLUSTER_MAX_EXTENTS = 8, CLUSTER_TEXT_BYTES = 640 };
+enum {
+    CLUSTER_MAX_RANKS = HUB_MAX_RANKS,
+    CLUSTER_MAX_GROUPS = 448,
+    CLUSTER_MAX_EXTENTS = 8,
+    CLUSTER_TEXT_BYTES = 640
+};
 
 typedef struct group_spec {
     uint32_t n_extents;
@@ -36,10 +42,11 @@ typedef struct member {
     fcdp_vrange *shards_range; /* NULL with host_computes */
     fcdp_phys shards_block;
     size_t shard_at[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];
-    uint32_t version[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* of the parameters, by the rank's program so far */
-    uint32_t held[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];    /* of what the last begin brought */
-    uint64_t steps[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];   /* the signal that this rank reports */
-    bool evaluates;                                            /* grad mode is off */
+    /* of the parameters, by the rank's program so far */
+    uint32_t version[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];
+    uint32_t held[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];  /* of what the last begin brought */
+    uint64_t steps[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* the signal that this rank reports */
+    bool evaluates;                                          /* grad mode is off */
     pthread_mutex_t mutex;
     char wrong[CLUSTER_TEXT_BYTES]; /* guarded by mutex: the first wrong byte that compute saw; "": none */
 } member;
@@ -53,7 +60,8 @@ typedef struct cluster_config {
     int prefetch;
     size_t coalesce_bytes;
     bool host_computes;
-    bool fingerprints; /* shards in device memory are fingerprinted before every agreement; the host's always are */
+    /* shards in device memory are fingerprinted before every agreement; the host's always are */
+    bool fingerprints;
     double tau[CLUSTER_MAX_RANKS];
     size_t device_budget_bytes;
     double timeout_s; /* 0: long enough for a slow machine */
@@ -74,7 +82,8 @@ void cluster_destroy(cluster *c);
 size_t cluster_extent_bytes(const cluster *c, uint32_t g, uint32_t i); /* of the whole parameter */
 /* What the whole parameter holds in that version. */
 const uint8_t *cluster_truth(const cluster *c, uint32_t g, uint32_t i, uint32_t version);
-/* Device memory with which no group can fail to get pages, though all are in use, each in a slot that is too large for it. */
+/* Device memory with which no group can fail to get pages, though all are in use, each
+ * in a slot that is too large for it. */
 size_t cluster_most_pages(const cluster_config *config);
 size_t cluster_region_bytes(const cluster_config *config, uint32_t g);
 /* Every rank launched the same, as far as each came; fails the test. `whole`: all came to the end. */

@@ -41,7 +41,8 @@ static void vote_join(council *c, uint32_t question, const uint8_t *votes, size_
 static fcdp_status round_wait(council *c, uint64_t round) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    uint64_t until_ns = (uint64_t)until.tv_sec * 1000000000u + (uint64_t)until.tv_nsec + (uint64_t)(c->timeout_s * 1e9);
+    uint64_t until_ns = (uint64_t)until.tv_sec * 1000000000u + (uint64_t)until.tv_nsec +
+                        (uint64_t)(c->timeout_s * 1e9);
     until = (struct timespec){(time_t)(until_ns / 1000000000u), (long)(until_ns % 1000000000u)};
     bool in_time = true;
     while (c->round == round && !c->n_left && in_time)
@@ -57,7 +58,8 @@ fcdp_status council_agree(council *c, uint32_t question, uint8_t *votes, size_t 
     vote_join(c, question, votes, n_votes);
     fcdp_status status = round_wait(c, round);
     if (!status && n_votes) memcpy(votes, c->agreed[round % 2], n_votes);
-    if (!status && c->disagrees) status = fcdp__fail(FCDP_ERR_INVALID, "agreement: the ranks asked for different things");
+    if (!status && c->disagrees)
+        status = fcdp__fail(FCDP_ERR_INVALID, "agreement: the ranks asked for different things");
     pthread_mutex_unlock(&c->mutex);
     return status;
 }

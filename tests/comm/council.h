@@ -1,7 +1,9 @@
-/* council.h - agreements between the ranks of one process: the maximum of their votes, as the control plane's all-reduce gives it.
+/* council.h - agreements between the ranks of one process: the maximum of their votes, as the control plane's
+ * all-reduce gives it.
  *
- * Every rank says what it asks for, since ranks that ask for different things would hang, or worse. A rank that leaves (it raised
- * an exception) ends the agreements of the others; one that stops without a word lets them run into their timeout.
+ * Every rank says what it asks for, since ranks that ask for different things would hang, or worse. A rank
+ * that leaves (it raised an exception) ends the agreements of the others; one that stops without a word lets
+ * them run into their timeout.
  */
 #ifndef FCDP_TEST_COUNCIL_H
 #define FCDP_TEST_COUNCIL_H
@@ -25,12 +27,13 @@ typedef struct council {
     uint32_t n_arrived, n_left, question;
     size_t n_votes;
     uint8_t votes[COUNCIL_MAX_VOTES], agreed[2][COUNCIL_MAX_VOTES]; /* agreed: by round % 2 */
-    bool disagrees; /* ranks asked for different things */
+    bool disagrees;                                                 /* ranks asked for different things */
 } council;
 
 void council_init(council *c, uint32_t n, double timeout_s);
 void council_destroy(council *c);
-/* Replaces the votes by their maximum. FCDP_ERR_PEER: somebody has left; FCDP_ERR_TIMEOUT: somebody did not come. */
+/* Replaces the votes by their maximum. FCDP_ERR_PEER: somebody has left;
+ * FCDP_ERR_TIMEOUT: somebody did not come. */
 fcdp_status council_agree(council *c, uint32_t question, uint8_t *votes, size_t n_votes) FCDP_MUST_CHECK;
 void council_leave(council *c);
 

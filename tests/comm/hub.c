@@ -1,5 +1,5 @@
-/* hub.c - see the header. One mutex for all lanes; bytes are copied under it, so that a rank that aborts can take its
- * memory away at once.
+/* hub.c - see the header. One mutex for all lanes; bytes are copied
+ * under it, so that a rank that aborts can take its memory away at once.
  */
 #include "tests/comm/hub.h"
 
@@ -85,7 +85,8 @@ static void port_fail(hub_port *port, fcdp_status status, const char *text) {
 static bool calls_agree(const hub_call *a, const hub_call *b) {
     bool agree = a->n == b->n && a->bytes == b->bytes;
     for (size_t i = 0; agree && i < a->n; i++)
-        agree = a->parts[i].bytes == b->parts[i].bytes && a->parts[i].stride_bytes == b->parts[i].stride_bytes;
+        agree = a->parts[i].bytes == b->parts[i].bytes &&
+                a->parts[i].stride_bytes == b->parts[i].stride_bytes;
     return agree;
 }
 
@@ -171,8 +172,8 @@ static void call_run(void *context) {
 
 /* ---- the table ---- */
 
-/* What the call reads and writes, for simgpu's checks: a host function can say eight ranges, so kernels of no duration before it
- * say the rest. */
+/* What the call reads and writes, for simgpu's checks: a host function can say eight ranges, so kernels of no
+ * duration before it say the rest. */
 static void accesses_say(const hub_call *call, uint32_t n, fcdp_stream stream) {
     struct simgpu_kernel touch = {.name = "all-gather"};
     for (size_t i = 0; i < call->n; i++)
@@ -181,8 +182,9 @@ static void accesses_say(const hub_call *call, uint32_t n, fcdp_stream stream) {
                 (void)simgpu_launch(stream, &touch);
                 touch.n_accesses = 0;
             }
-            touch.accesses[touch.n_accesses++] = (struct simgpu_access){
-                call->parts[i].at.addr + m * call->parts[i].stride_bytes, call->parts[i].bytes, m != call->me};
+            touch.accesses[touch.n_accesses++] = (struct simgpu_access){call->parts[i].at.addr +
+                                                                            m * call->parts[i].stride_bytes,
+                                                                        call->parts[i].bytes, m != call->me};
         }
     (void)simgpu_announce(touch.accesses, touch.n_accesses);
 }
@@ -204,13 +206,14 @@ static hub_call *call_make(hub_port *port, fcdp_lane lane, const fcdp_part *part
     return call;
 }
 
-static fcdp_status hub_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
-                                  fcdp_event turn) {
+static fcdp_status hub_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
+                                  fcdp_stream stream, fcdp_event turn) {
     hub_port *port = ctx;
     hub *h = port->hub;
     bool fails = atomic_fetch_add(&h->n_calls, 1) + 1 == atomic_load(&h->fail_at);
     int fault = atomic_load(&h->fault);
-    if (fails && fault == HUB_REFUSED) return fcdp__fail(FCDP_ERR_TRANSPORT, "the test's fault: the call is refused");
+    if (fails && fault == HUB_REFUSED)
+        return fcdp__fail(FCDP_ERR_TRANSPORT, "the test's fault: the call is refused");
     hub_call *call = call_make(port, lane, parts, n);
     if (fails) call->fault = fault;
     fcdp_status status = fcdp__driver_stream_wait(port->drv, stream, turn);
@@ -266,7 +269,8 @@ static bool hub_missing(void *ctx, char *text_out, size_t text_bytes) {
         if (!l->entered[lane == FCDP_LANE_NODE ? port->topology.local : port->topology.node]) continue;
         for (uint32_t i = 0; i < l->n && at < text_bytes; i++)
             if (!l->arrived[i])
-                at += (size_t)snprintf(text_out + at, text_bytes - at, "%srank %u", at ? ", " : "", l->first + i * l->step);
+                at += (size_t)snprintf(text_out + at, text_bytes - at, "%srank %u", at ? ", " : "",
+                                       l->first + i * l->step);
     }
     pthread_mutex_unlock(&port->hub->mutex);
     return at > 0;

@@ -1,8 +1,9 @@
-/* hub.h - a transport between the ranks of one process: an all-gather is a host function on the lane's stream, which waits
- * for its peers and copies.
+/* hub.h - a transport between the ranks of one process: an all-gather is a host function on the lane's
+ * stream, which waits for its peers and copies.
  *
- * As NCCL's, its calls return at once, are matched by their order on each lane, and wait for a peer for ever, until somebody
- * aborts. What every rank launches is written down. Calls can be made to fail by number, counted over all ranks.
+ * As NCCL's, its calls return at once, are matched by their order on each lane, and wait for a peer for ever,
+ * until somebody aborts. What every rank launches is written down. Calls can be made to fail by number,
+ * counted over all ranks.
  */
 #ifndef FCDP_TEST_HUB_H
 #define FCDP_TEST_HUB_H
@@ -32,7 +33,8 @@ typedef struct hub_launch { /* what a rank launched */
 typedef struct hub hub;
 typedef struct hub_call hub_call;
 
-typedef struct hub_port { /* one rank's end of it; written by the rank's own thread, or guarded by the hub's mutex */
+/* one rank's end of it; written by the rank's own thread, or guarded by the hub's mutex */
+typedef struct hub_port {
     hub *hub;
     fcdp_topology topology;
     fcdp_driver *drv;
@@ -55,7 +57,8 @@ typedef struct hub_lane { /* the members of one collective; guarded by the hub's
     uint64_t round;
     bool broken; /* one of its members has aborted, and the others know */
     hub_call *calls[HUB_MAX_RANKS];
-    bool entered[HUB_MAX_RANKS], arrived[HUB_MAX_RANKS]; /* its stream is in a call; and takes part in this round */
+    /* its stream is in a call; and takes part in this round */
+    bool entered[HUB_MAX_RANKS], arrived[HUB_MAX_RANKS];
 } hub_lane;
 
 struct hub {

@@ -14,11 +14,13 @@ enum { MAX_AHEAD = 8 };
 
 static void signals_of(const member *m, uint32_t g, fcdp_signals signals_out[CLUSTER_MAX_EXTENTS]) {
     memset(signals_out, 0, CLUSTER_MAX_EXTENTS * sizeof signals_out[0]);
-    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++) signals_out[i].optimizer_steps = m->steps[g][i];
+    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
+        signals_out[i].optimizer_steps = m->steps[g][i];
 }
 
 /* `fingerprints`: the device's, of the group's shards; NULL: none. */
-static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints, uint8_t *vote_out, uint32_t *moved_out) {
+static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints, uint8_t *vote_out,
+                            uint32_t *moved_out) {
     const group_spec *spec = &m->cluster->config.groups[g];
     fcdp_signals signals[CLUSTER_MAX_EXTENTS];
     const void *shards[CLUSTER_MAX_EXTENTS] = {NULL};
@@ -50,7 +52,9 @@ static fcdp_status fingerprints_take(member *m, uint32_t first, uint32_t end, ui
 /* Votes of groups [first, end), n_extents + 1 each; how many in *n_out. */
 static fcdp_status vote(member *m, uint32_t first, uint32_t end, uint8_t *votes_out, size_t *n_out) {
     uint64_t taken[CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS];
-    const uint64_t *fingerprints = m->cluster->config.fingerprints && !m->cluster->config.host_computes ? taken : NULL;
+    const uint64_t *fingerprints = m->cluster->config.fingerprints && !m->cluster->config.host_computes
+                                       ? taken
+                                       : NULL;
     fcdp_status status = fingerprints ? fingerprints_take(m, first, end, taken) : FCDP_OK;
     size_t n = 0;
     for (uint32_t g = first; g < end && !status; g++) {
@@ -118,12 +122,9 @@ static fcdp_status audit(member *m, uint32_t g) {
 
 static fcdp_status ask(member *m, uint32_t g, bool by_hand) {
     switch (fcdp_group_question(m->groups[g], by_hand)) {
-    case FCDP_ASK_TREE:
-        return agree(m, FCDP_ASK_TREE, 0, m->cluster->config.n_groups);
-    case FCDP_ASK_GROUP:
-        return agree(m, FCDP_ASK_GROUP, g, g + 1);
-    case FCDP_ASK_NOBODY:
-        break;
+    case FCDP_ASK_TREE: return agree(m, FCDP_ASK_TREE, 0, m->cluster->config.n_groups);
+    case FCDP_ASK_GROUP: return agree(m, FCDP_ASK_GROUP, g, g + 1);
+    case FCDP_ASK_NOBODY: break;
     }
     return audit(m, g);
 }
@@ -163,7 +164,8 @@ fcdp_status member_unshard(member *m, uint32_t g, unshard_kind kind) {
     if (!status) status = member_begin(m, g, passes[kind]);
     if (status) return status;
     size_t n = fcdp_group_unsharded(m->groups[g], kind == UNSHARD_FORWARD, ahead, MAX_AHEAD);
-    for (size_t k = 0; k < n && !status; k++) status = member_begin(m, index_of(m, ahead[k]), FCDP_PASS_FORWARD);
+    for (size_t k = 0; k < n && !status; k++)
+        status = member_begin(m, index_of(m, ahead[k]), FCDP_PASS_FORWARD);
     return status;
 }
 
@@ -179,14 +181,16 @@ static void look_body(void *data) {
     const fcdp_group *group = l->m->groups[l->g];
     const uint8_t *bytes = (const uint8_t *)(uintptr_t)fcdp__region_base(group->region).addr;
     for (uint32_t i = 0; i < c->config.groups[l->g].n_extents; i++) {
-        const uint8_t *truth = cluster_truth(c, l->g, i, l->held[i]), *is = bytes + group->layout->extents[i].offset_bytes;
+        const uint8_t *truth = cluster_truth(c, l->g, i, l->held[i]),
+                      *is = bytes + group->layout->extents[i].offset_bytes;
         size_t n = cluster_extent_bytes(c, l->g, i), k = 0;
         if (!memcmp(is, truth, n)) continue;
         while (is[k] == truth[k]) k++;
         pthread_mutex_lock(&l->m->mutex);
         if (!l->m->wrong[0])
-            snprintf(l->m->wrong, sizeof l->m->wrong, "rank %u, group %u, extent %u: byte %zu of %zu is not version %u's",
-                     l->m->topology.rank, l->g, i, k, n, l->held[i]);
+            snprintf(l->m->wrong, sizeof l->m->wrong,
+                     "rank %u, group %u, extent %u: byte %zu of %zu is not version %u's", l->m->topology.rank,
+                     l->g, i, k, n, l->held[i]);
         pthread_mutex_unlock(&l->m->mutex);
     }
 }
@@ -209,8 +213,12 @@ fcdp_status member_use(member *m, uint32_t g) {
         look_body(&l);
         return FCDP_OK;
     }
-    struct simgpu_kernel kernel = {
-        .name = "compute", .n_accesses = 1, .accesses = {region_access(m, g, false)}, .body = look_body, .data = &l, .data_bytes = sizeof l};
+    struct simgpu_kernel kernel = {.name = "compute",
+                                   .n_accesses = 1,
+                                   .accesses = {region_access(m, g, false)},
+                                   .body = look_body,
+                                   .data = &l,
+                                   .data_bytes = sizeof l};
     return launched(simgpu_launch(m->stream, &kernel));
 }
 
@@ -226,8 +234,12 @@ fcdp_status member_scribble(member *m, uint32_t g) {
         scribble_body(&l);
         return FCDP_OK;
     }
-    struct simgpu_kernel kernel = {
-        .name = "scribble", .n_accesses = 1, .accesses = {region_access(m, g, true)}, .body = scribble_body, .data = &l, .data_bytes = sizeof l};
+    struct simgpu_kernel kernel = {.name = "scribble",
+                                   .n_accesses = 1,
+                                   .accesses = {region_access(m, g, true)},
+                                   .body = scribble_body,
+                                   .data = &l,
+                                   .data_bytes = sizeof l};
     return launched(simgpu_launch(m->stream, &kernel));
 }
 

@@ -1,4 +1,5 @@
-/* member.h - what the framework's side does on one rank: agreements, gathers ahead, compute, the end of a use. */
+/* member.h - what the framework's side does on one rank: agreements,
+ * gathers ahead, compute, the end of a use. */
 #ifndef FCDP_TEST_MEMBER_H
 #define FCDP_TEST_MEMBER_H
 

@@ -129,7 +129,9 @@ static bool rank_await(const board *b, pid_t *pids, uint32_t n) {
     assert_true(r < n);
     pids[r] = 0;
     bool dies = b->reached[r] == WORLD_DIES;
-    if (dies ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
+    if (dies ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
+             : WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return true;
     print_message("rank %u ended with wait status %#x\n", r, (unsigned)status);
     for (uint32_t i = 0; i < n; i++)
         if (pids[i]) kill(pids[i], SIGTERM);
@@ -141,7 +143,9 @@ void world_run(const world *w, board **board_out) {
     uint32_t n = w->nodes * w->ranks_per_node, wrong = 0;
     simnet_fabric *fabric;
     board *b = board_make(n);
-    assert_ok(simnet_create(&(simnet_config){.nodes = w->nodes, .ranks_per_node = w->ranks_per_node, .staging_bytes = 64 << 10}, &fabric));
+    assert_ok(simnet_create(
+        &(simnet_config){.nodes = w->nodes, .ranks_per_node = w->ranks_per_node, .staging_bytes = 64 << 10},
+        &fabric));
     fflush(NULL);
     for (uint32_t r = 0; r < n; r++) {
         pids[r] = fork();

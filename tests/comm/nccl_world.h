@@ -7,19 +7,19 @@
 #include <stdatomic.h>
 
 #include "comm/nccl.h"
-#include "tiering/shared.h"
 #include "tests/alloc/support.h"
+#include "tiering/shared.h"
 #include "tools/simnccl/simnccl.h"
 
 enum { WORLD_MAX_RANKS = 8, WORLD_N_STREAMS = 3, MEMORY_BYTES = 4 << 20, WORLD_DIES = 1000 };
 
 /* A child has no cmocka to fail in: it exits with the line that broke. */
-#define MUST(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, fcdp_error_text());                    \
-            _exit(99);                                                                                                 \
-        }                                                                                                              \
+#define MUST(condition)                                                                                      \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, fcdp_error_text());          \
+            _exit(99);                                                                                       \
+        }                                                                                                    \
     } while (0)
 
 typedef struct board { /* in memory that the ranks share */
@@ -47,7 +47,7 @@ typedef struct member {
     fcdp_dptr memory; /* MEMORY_BYTES, zero */
     uint8_t *bytes;   /* the same, as this process sees it */
     uint64_t seed;
-    unsigned n;       /* the world's */
+    unsigned n; /* the world's */
     double timeout_s;
 } member;
 

@@ -1,8 +1,8 @@
 /* program.c - steps of micro-batches, evaluations, unshards by hand, broken off forwards.
  *
- * `schedule` is drawn alike on every rank and decides what the program does; `own` decides what a rank does alone: how fast it
- * is, and who else wants its device memory. A rank whose call fails makes no other: it leaves the council, as a process does that
- * raises an exception.
+ * `schedule` is drawn alike on every rank and decides what the program does; `own` decides what a rank does
+ * alone: how fast it is, and who else wants its device memory. A rank whose call fails makes no other: it
+ * leaves the council, as a process does that raises an exception.
  */
 #include "tests/comm/program.h"
 
@@ -57,8 +57,10 @@ static bool went(runner *r, const char *what, uint32_t g, fcdp_status status) {
     snprintf(r->end->text, sizeof r->end->text, "%s of group %u: %s (%s)", what, g, fcdp_status_name(status),
              fcdp_error_text());
     council_leave(&r->m->cluster->council);
-    /* Its process ends. Others need not see that: they come to the agreement, unless their hosts wait for what it will not begin. */
-    if (r->m->cluster->config.fingerprints) (void)!fcdp__comm_fail(r->m->comm, fcdp__fail(status, "%s", r->end->text));
+    /* Its process ends. Others need not see that: they come to the agreement, unless their
+     * hosts wait for what it will not begin. */
+    if (r->m->cluster->config.fingerprints)
+        (void)!fcdp__comm_fail(r->m->comm, fcdp__fail(status, "%s", r->end->text));
     return false;
 }
 
@@ -138,7 +140,8 @@ static bool act(runner *r) {
 /* ---- calls ---- */
 
 static void unshard(runner *r, uint32_t g, unshard_kind kind) {
-    static const char *const names[] = {"an unshard in forward", "an unshard in backward", "an unshard by hand"};
+    static const char *const names[] = {"an unshard in forward", "an unshard in backward",
+                                        "an unshard by hand"};
     if (r->live[g] || !act(r)) return;
     r->live[g] = went(r, names[kind], g, member_unshard(r->m, g, kind));
 }
@@ -155,7 +158,8 @@ static void reshard(runner *r, uint32_t g, bool written) {
     (void)went(r, "a reshard", g, member_reshard(r->m, g, written));
 }
 
-/* Who sees a signal of a step: CLUSTER_MAX_RANKS all, NOBODY none, which is enough where the bytes themselves are looked at. */
+/* Who sees a signal of a step: CLUSTER_MAX_RANKS all, NOBODY none, which is enough where
+ * the bytes themselves are looked at. */
 static uint32_t who_notices(runner *r) {
     const cluster_config *config = &r->m->cluster->config;
     uint32_t how = random_below(&r->schedule, 4), one = random_below(&r->schedule, r->m->cluster->n_ranks);
@@ -204,9 +208,7 @@ static void optimizer_step(runner *r) {
 static void forward_extras(runner *r, uint32_t g) {
     if (r->program->plain) return;
     switch (random_below(&r->schedule, 16)) {
-    case 0:
-        use(r, g);
-        break;
+    case 0: use(r, g); break;
     case 1:
         reshard(r, g, false);
         unshard(r, g, UNSHARD_FORWARD); /* twice in a pass */
@@ -222,11 +224,8 @@ static void forward_extras(runner *r, uint32_t g) {
         reshard(r, g, false);
         reshard(r, g, false);
         break;
-    case 4:
-        by_hand(r);
-        break;
-    default:
-        break;
+    case 4: by_hand(r); break;
+    default: break;
     }
 }
 
@@ -249,10 +248,12 @@ static bool forward(runner *r, bool evaluates) {
     return true;
 }
 
-/* Nobody is told; only with fingerprints is it seen. Behind its last use in the pass: what the ranks agreed on is void here. */
+/* Nobody is told; only with fingerprints is it seen. Behind its last use in the pass:
+ * what the ranks agreed on is void here. */
 static void raw_write(runner *r, uint32_t g) {
     bool mine = random_below(&r->schedule, r->m->cluster->n_ranks) == r->m->topology.rank;
-    if (r->program->raw_writes && chance(r, 4) && mine && act(r)) (void)went(r, "a write", g, member_scribble(r->m, g));
+    if (r->program->raw_writes && chance(r, 4) && mine && act(r))
+        (void)went(r, "a write", g, member_scribble(r->m, g));
 }
 
 /* The gradients of a group have been reduced; some jobs step right there. */
@@ -268,7 +269,8 @@ static void reduced(runner *r, uint32_t g) {
     reshard(r, g, false);
 }
 
-/* The next group is unsharded while one computes, as FSDP2 does; one that the graph does not need is never waited for. */
+/* The next group is unsharded while one computes, as FSDP2 does; one that the
+ * graph does not need is never waited for. */
 static void backward(runner *r, bool reduces) {
     if (!act(r)) return;
     member_begin_backward(r->m);
@@ -319,11 +321,14 @@ static void runner_end(runner *r) {
     for (int i = 0; i < 2 && !r->end->status; i++) { /* a fault may hit the first */
         fcdp_status status = fcdp__driver_stream_sync(m->engine->drv, m->stream);
         if (!status) break;
-        if (i) snprintf(p->wrong, sizeof p->wrong, "rank %u: its stream: %s", m->topology.rank, fcdp_error_text());
+        if (i)
+            snprintf(p->wrong, sizeof p->wrong, "rank %u: its stream: %s", m->topology.rank,
+                     fcdp_error_text());
     }
     bool stopped = p->stops == (int)m->topology.rank;
     pthread_mutex_lock(&m->mutex); /* a rank that failed may compute yet */
-    if (r->is_wrong || (m->wrong[0] && !r->end->status && !stopped)) snprintf(p->wrong, sizeof p->wrong, "%s", m->wrong);
+    if (r->is_wrong || (m->wrong[0] && !r->end->status && !stopped))
+        snprintf(p->wrong, sizeof p->wrong, "%s", m->wrong);
     pthread_mutex_unlock(&m->mutex);
 }
 

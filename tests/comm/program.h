@@ -1,4 +1,5 @@
-/* program.h - training programs, the same on every rank of a cluster, with everything between that a user may do. */
+/* program.h - training programs, the same on every rank of a cluster, with
+ * everything between that a user may do. */
 #ifndef FCDP_TEST_PROGRAM_H
 #define FCDP_TEST_PROGRAM_H
 
@@ -19,9 +20,10 @@ typedef struct program {
     uint32_t jitter;       /* at each call a rank lingers for a random while, up to so many turns */
     uint32_t pressure;     /* of 256: how likely another holder takes pages, at each call of each rank */
     size_t pressure_pages; /* so many of them, at most */
-    bool raw_writes;       /* one rank alone writes into its gathered bytes and tells nobody (host_computes) */
-    int stops;             /* the rank that stops without a word, -1: none ... */
-    int stops_at;          /* ... before its call of this number */
+    /* one rank alone writes into its gathered bytes and tells nobody (host_computes) */
+    bool raw_writes;
+    int stops;    /* the rank that stops without a word, -1: none ... */
+    int stops_at; /* ... before its call of this number */
     /* out */
     char wrong[CLUSTER_TEXT_BYTES]; /* "" when every byte was right, or an error was raised after it */
     rank_end ends[CLUSTER_MAX_RANKS];

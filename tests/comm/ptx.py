@@ -1,7 +1,9 @@
-"""Runs PTX without a GPU: a kernel of one pointer, by turning each of its threads into a Python generator that stops at barriers.
+"""Runs PTX without a GPU: a kernel of one pointer, by turning each of its threads into a Python generator that
+stops at barriers.
 
-Knows the instructions that comm/fingerprint.ptx has and refuses others. Memory is arrays of bytes at addresses of the test's choice; an access that is
-not inside one of them, or not aligned as the instruction asks for, is an error.
+Knows the instructions that comm/fingerprint.ptx has and refuses others. Memory is arrays of bytes at
+addresses of the test's choice; an access that is not inside one of them, or not aligned as the instruction
+asks for, is an error.
 """
 
 import re
@@ -103,7 +105,8 @@ def _statement(opcode, args, symbols):
 
 
 def translated(text):
-    """The kernel as Python source, and the bytes of shared memory: basic blocks under a number, as Python has no goto."""
+    """The kernel as Python source, and the bytes of shared memory: basic blocks under a number, as Python has no
+    goto."""
     text = re.sub(r"//.*", "", text)
     body = text[text.index("{") + 1 : text.rindex("}")]
     symbols = {}
@@ -148,7 +151,8 @@ class Kernel:
         self.run_thread = names["kernel"]
 
     def launch(self, n_blocks, n_threads, parameter, memory):
-        """Threads in turn, from barrier to barrier; the order of threads and of blocks is turned round every other time."""
+        """Threads in turn, from barrier to barrier; the order of threads and of blocks is turned round every
+        other time."""
         for block in reversed(range(n_blocks)):
             shared = Memory({0: bytearray(self.shared_bytes)})
             threads = [self.run_thread(t, block, parameter, memory, shared) for t in range(n_threads)]

@@ -1,5 +1,6 @@
-/* When ranks ask each other, against an oracle: all ranks have the same collective events in the same order; between them each has
- * events of its own, at random, which may change no decision. The oracle is one for all, and knows only the collective ones.
+/* When ranks ask each other, against an oracle: all ranks have the same collective
+ * events in the same order; between them each has events of its own, at random, which
+ * may change no decision. The oracle is one for all, and knows only the collective ones.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,13 +22,14 @@ typedef struct rank {
 
 /* What every rank must think. */
 typedef struct oracle {
-    int tree[N_GROUPS];                    /* that the group lies under */
-    bool asked[N_TREES];                   /* for all groups of the tree, in this pass */
-    bool passes[N_TREES];                  /* something was unsharded by the framework in this pass, or may yet be */
-    bool agreed[N_GROUPS];                 /* in this pass, and nothing has happened since */
-    bool reduced[N_GROUPS];                /* and not asked for since */
+    int tree[N_GROUPS];  /* that the group lies under */
+    bool asked[N_TREES]; /* for all groups of the tree, in this pass */
+    /* something was unsharded by the framework in this pass, or may yet be */
+    bool passes[N_TREES];
+    bool agreed[N_GROUPS];  /* in this pass, and nothing has happened since */
+    bool reduced[N_GROUPS]; /* and not asked for since */
     bool live[N_GROUPS], ahead[N_GROUPS];
-    int last[N_TREES], next[N_GROUPS];     /* of the forward */
+    int last[N_TREES], next[N_GROUPS]; /* of the forward */
 } oracle;
 
 typedef struct world {
@@ -58,16 +60,18 @@ static void alone(world *w, rank *r) {
     int g = (int)random_below(&w->random, N_GROUPS), t = (int)random_below(&w->random, N_TREES);
     switch (random_below(&w->random, 4)) {
     case 0:
-        if (w->o.reduced[g]) fcdp__member_ask_again(&r->groups[g]); /* its optimizer stepped, the others' have not */
+        /* its optimizer stepped, the others' have not */
+        if (w->o.reduced[g]) fcdp__member_ask_again(&r->groups[g]);
         break;
-    case 1: /* evaluated alone, with all groups held by hand: nothing is unsharded, and the next pass has yet to begin */
+    /* evaluated alone, with all groups held by hand: nothing is
+     * unsharded, and the next pass has yet to begin */
+    case 1:
         if (!w->o.passes[t]) fcdp__agreement_begin_forward(&r->trees[t]);
         break;
     case 2:
         (void)fcdp__member_question(&r->groups[g], false, w->each); /* to ask is no event */
         break;
-    default:
-        break;
+    default: break;
     }
 }
 
@@ -131,7 +135,8 @@ static int expected_ahead(const world *w, int g, int depth, int *ahead_out) {
 }
 
 static void begin_ahead(world *w, int g) {
-    int depth = (int)random_below(&w->random, 4), expected[MAX_AHEAD], n = expected_ahead(w, g, depth, expected);
+    int depth = (int)random_below(&w->random, 4), expected[MAX_AHEAD],
+        n = expected_ahead(w, g, depth, expected);
     EVERY_RANK(w, r) {
         fcdp_member *ahead[MAX_AHEAD];
         assert_int_equal(fcdp__member_ahead(&r->groups[g], (size_t)depth, ahead), n);
@@ -192,28 +197,18 @@ static void group_moves(world *w, int g) {
 static void one_event(world *w) {
     int g = (int)random_below(&w->random, N_GROUPS), t = (int)random_below(&w->random, N_TREES);
     switch (random_below(&w->random, 16)) {
-    case 0:
-        pass_begins(w, t);
-        break;
+    case 0: pass_begins(w, t); break;
     case 1:
         w->o.passes[t] = false; /* the framework's last unshard of the pass was */
         break;
     case 2:
-    case 3:
-        reduced(w, g);
-        break;
-    case 4:
-        group_moves(w, g);
-        break;
+    case 3: reduced(w, g); break;
+    case 4: group_moves(w, g); break;
     case 5:
     case 6:
     case 7:
-    case 8:
-        reshard(w, g);
-        break;
-    default:
-        unshard(w, g);
-        break;
+    case 8: reshard(w, g); break;
+    default: unshard(w, g); break;
     }
 }
 
@@ -290,7 +285,8 @@ static void test_a_group_that_was_reduced_is_asked_for_alone(void **state) {
     fcdp__member_agreed(&groups[2]);
     assert_int_equal(question(&groups[2]), FCDP_ASK_NOBODY);
     assert_int_equal(fcdp__member_question(&groups[3], true, false), FCDP_ASK_GROUP); /* by hand: always */
-    assert_int_equal(fcdp__member_question(&groups[3], false, true), FCDP_ASK_GROUP); /* the user wants it so */
+    /* the user wants it so */
+    assert_int_equal(fcdp__member_question(&groups[3], false, true), FCDP_ASK_GROUP);
 }
 
 int main(void) {

@@ -1,5 +1,5 @@
-/* The engine against an oracle: clusters of ranks, every byte checked in every use. Where compute is the device's no call waits for
- * another rank, so one thread can be all ranks, one after the other.
+/* The engine against an oracle: clusters of ranks, every byte checked in every use. Where compute is
+ * the device's no call waits for another rank, so one thread can be all ranks, one after the other.
  */
 #include <setjmp.h>
 #include <signal.h>
@@ -125,7 +125,8 @@ static void fates_apply(cluster *c, const int *fates) {
     }
 }
 
-/* What the ranks bring back together is right, and does not cross the nodes; then a part of a span changes. */
+/* What the ranks bring back together is right, and does not cross the
+ * nodes; then a part of a span changes. */
 static void mix_run(cluster *c, const int *fates, bool stored) {
     static const uint8_t part[CLUSTER_MAX_EXTENTS] = {0, 1, 0, 0};
     step_all(c, 0, all_extents);
@@ -185,9 +186,11 @@ static void test_a_write_that_was_told_is_gathered_again(void **state) {
         EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_question(m->groups[0], false), FCDP_ASK_NOBODY);
         EVERY_MEMBER(c, m) assert_ok(member_scribble(m, 0));
         EVERY_MEMBER(c, m) assert_ok(member_reshard(m, 0, true));
-        EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_question(m->groups[0], false), FCDP_ASK_GROUP); /* all alike */
+        /* all alike */
+        EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_question(m->groups[0], false), FCDP_ASK_GROUP);
         agree_all(c, 0, agreed);
-        for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i] != 0, tau); /* else the host has what was gathered */
+        /* else the host has what was gathered */
+        for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i] != 0, tau);
         unshard_all(c, 0, FCDP_PASS_BACKWARD);
         end(c);
     }
@@ -227,7 +230,8 @@ static void test_a_write_that_nobody_told_is_not_kept(void **state) {
 
 /* ---- one by one ---- */
 
-/* Nobody waits for what was begun ahead of a use that did not come: the step itself must be behind the reads of the shards. */
+/* Nobody waits for what was begun ahead of a use that did not come: the step itself
+ * must be behind the reads of the shards. */
 static void test_a_step_is_behind_gathers_that_nobody_used(void **state) {
     (void)state;
     for (int together = 0; together < 2; together++)
@@ -246,7 +250,8 @@ static void test_a_step_is_behind_gathers_that_nobody_used(void **state) {
             EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_is_small(m->groups[0]), together);
             EVERY_MEMBER(c, m) {
                 uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0};
-                for (uint32_t i = 0; i < config.groups[0].n_extents; i++) inputs[i] = (uintptr_t)(m->shards + m->shard_at[0][i]);
+                for (uint32_t i = 0; i < config.groups[0].n_extents; i++)
+                    inputs[i] = (uintptr_t)(m->shards + m->shard_at[0][i]);
                 if (together) assert_ok(fcdp_groups_cross(&m->groups[0], inputs, 1, m->stream));
             }
             begin_all(c, 0, FCDP_PASS_FORWARD);
@@ -273,7 +278,8 @@ static void test_a_gather_is_of_what_was_voted_on(void **state) {
     fcdp_group_stale(m->groups[0], vote);
     for (uint32_t i = 0; i < 4; i++) assert_int_equal(vote[i], 0);
     fcdp_group *ahead[1];
-    (void)fcdp_group_unsharded(m->groups[0], false, ahead, 1); /* else a vote would end the use that nobody made */
+    /* else a vote would end the use that nobody made */
+    (void)fcdp_group_unsharded(m->groups[0], false, ahead, 1);
     m->steps[0][2]++; /* while it is under way */
     assert_ok(member_vote(m, 0, vote));
     assert_int_equal(vote[2], FCDP_STALE_OPTIMIZER);
@@ -292,7 +298,8 @@ static void test_a_gather_is_of_what_was_voted_on(void **state) {
     end(c);
 }
 
-/* What no signal shows, of some extents, and of one bit on one rank: asked on a device, as on a GPU. Signals alone do not see it. */
+/* What no signal shows, of some extents, and of one bit on one rank: asked on a device, as on
+ * a GPU. Signals alone do not see it. */
 static void test_a_silent_write_is_seen_by_its_bytes(void **state) {
     (void)state;
     static const uint8_t part[CLUSTER_MAX_EXTENTS] = {0, 1, 0, 1};
@@ -308,7 +315,8 @@ static void test_a_silent_write_is_seen_by_its_bytes(void **state) {
         uint8_t *byte = m->shards + m->shard_at[0][2] + 69999;
         *byte ^= 0x10;
         agree_all(c, 0, agreed);
-        for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], looks && i == 2 ? FCDP_STALE_FINGERPRINT : 0);
+        for (uint32_t i = 0; i < 4; i++)
+            assert_int_equal(agreed[i], looks && i == 2 ? FCDP_STALE_FINGERPRINT : 0);
         *byte ^= 0x10;
         agree_all(c, 0, agreed);
         for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], 0);
@@ -321,7 +329,8 @@ static void test_a_silent_write_is_seen_by_its_bytes(void **state) {
     }
 }
 
-/* Grad mode, there and back, is no change where the bytes are known: a reference forward between forward and backward. */
+/* Grad mode, there and back, is no change where the bytes are known: a reference
+ * forward between forward and backward. */
 static void test_fingerprints_keep_what_grad_mode_would_not(void **state) {
     (void)state;
     for (int looks = 0; looks < 2; looks++) {
@@ -342,7 +351,8 @@ static void test_fingerprints_keep_what_grad_mode_would_not(void **state) {
     }
 }
 
-/* A signal moves on one rank, and no byte: a trip through another device, an optimizer that changed nothing. */
+/* A signal moves on one rank, and no byte: a trip through another
+ * device, an optimizer that changed nothing. */
 static void test_equal_bytes_are_not_gathered_again(void **state) {
     (void)state;
     for (int looks = 0; looks < 2; looks++) {
@@ -361,7 +371,8 @@ static void test_equal_bytes_are_not_gathered_again(void **state) {
     }
 }
 
-/* Written between the agreement and the gather, then put back: the bytes are what was agreed on, and the copy is not of them. */
+/* Written between the agreement and the gather, then put back: the bytes are what was
+ * agreed on, and the copy is not of them. */
 static void test_a_write_that_only_the_gather_saw(void **state) {
     (void)state;
     cluster_config config = one_group;
@@ -412,7 +423,7 @@ static void test_a_group_begun_ahead(void **state) {
     agree_all(c, 0, agreed);
     begin_all(c, 0, FCDP_PASS_FORWARD);
     step_all(c, 0, all_extents); /* the forward was broken off */
-    agree_all(c, 0, agreed); /* ends the use that nobody made */
+    agree_all(c, 0, agreed);     /* ends the use that nobody made */
     assert_false(fcdp_group_has_begun(m->groups[0]));
     for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], FCDP_STALE_OPTIMIZER);
     begin_all(c, 0, FCDP_PASS_FORWARD);
@@ -488,7 +499,8 @@ static void assert_refused(fcdp_status status, const char *words) {
     if (!strstr(fcdp_error_text(), words)) fail_msg("'%s' is not in: %s", words, fcdp_error_text());
 }
 
-/* What is refused has done nothing: the capture goes on, and so do the ranks. The monitor looks meanwhile, at what is under way. */
+/* What is refused has done nothing: the capture goes on, and so do the ranks. The monitor
+ * looks meanwhile, at what is under way. */
 static void test_nothing_is_part_of_a_captured_graph(void **state) {
     (void)state;
     cluster *c = start(&one_group);
@@ -518,7 +530,8 @@ static void test_nothing_is_part_of_a_captured_graph(void **state) {
     assert_refused(fcdp_group_reshard(m->groups[0], m->stream, false), "'blocks.0' cannot be resharded");
     assert_int_equal(simgpu_capture(m->stream, 0), 0);
     EVERY_MEMBER(c, other) if (other != m) assert_ok(member_reshard(other, 0, false));
-    assert_false(fcdp_group_has_begun(m->groups[0])); /* to the framework it was resharded: what is stale is gathered again */
+    /* to the framework it was resharded: what is stale is gathered again */
+    assert_false(fcdp_group_has_begun(m->groups[0]));
     step_all(c, 0, all_extents);
     unshard_all(c, 0, FCDP_PASS_FORWARD);
     reshard_all(c, 0);
@@ -532,7 +545,8 @@ static void test_counts_and_states(void **state) {
     fcdp_group_stats of_group;
     fcdp_engine_stats stats;
     size_t bytes = 0;
-    for (uint32_t i = 0; i < one_group.groups[0].n_extents; i++) bytes += one_group.groups[0].extents[i].shard_bytes;
+    for (uint32_t i = 0; i < one_group.groups[0].n_extents; i++)
+        bytes += one_group.groups[0].extents[i].shard_bytes;
     fcdp_group_stats_get(group, &of_group);
     assert_string_equal(of_group.state, "invalid");
     assert_int_equal(of_group.bytes, group->layout->bytes);
@@ -546,8 +560,9 @@ static void test_counts_and_states(void **state) {
     assert_int_equal(stats.gather.inter_bytes_sent, bytes);         /* to the one other node */
     assert_int_equal(stats.gather.intra_bytes_sent, 2 * 2 * bytes); /* two blocks, to two ranks */
     assert_int_equal(stats.restore.calls, 0);
-    assert_int_equal(stats.moves.d2h_bytes, group->layout->bytes / 3); /* its slice: all ranks together put all, once */
-    assert_int_equal(stats.device_bytes, PAGE_BYTES);   /* a free slot */
+    /* its slice: all ranks together put all, once */
+    assert_int_equal(stats.moves.d2h_bytes, group->layout->bytes / 3);
+    assert_int_equal(stats.device_bytes, PAGE_BYTES); /* a free slot */
     assert_true(stats.host_bytes >= group->layout->bytes);
     assert_true(stats.host_bytes <= group->layout->bytes + 3 * 4096);
     fcdp_group_stats_get(group, &of_group);
@@ -572,7 +587,8 @@ static void test_counts_and_states(void **state) {
     assert_int_equal(stats.gathers_made, 2);
     assert_int_equal(stats.gathers_avoided, 1);
     assert_int_equal(stats.plain_bytes, 3 * 5 * bytes);
-    assert_int_equal(stats.gather_bytes, 2 * 3 * bytes); /* of the node: three ranks, one other node, two gathers */
+    /* of the node: three ranks, one other node, two gathers */
+    assert_int_equal(stats.gather_bytes, 2 * 3 * bytes);
     assert_int_equal(stats.n_host_waits, 0);
     end(c);
 }
@@ -628,7 +644,8 @@ static void test_refusals(void **state) {
     memset(agreed, 0, sizeof agreed);
     fcdp_group_agree(m->groups[0], agreed);
     assert_int_equal(fcdp_group_begin(m->groups[0], NULL, FCDP_PASS_FORWARD, m->stream), FCDP_ERR_INVALID);
-    assert_non_null(strstr(fcdp_error_text(), "restoring 'blocks.0'")); /* nowhere, and the others would wait for it */
+    /* nowhere, and the others would wait for it */
+    assert_non_null(strstr(fcdp_error_text(), "restoring 'blocks.0'"));
     assert_int_equal(fcdp_comm_check(m->comm), FCDP_ERR_INVALID);
     assert_int_equal(c->hub.n_calls, 0);
     end(c);
@@ -683,23 +700,19 @@ static void test_forked_child_touches_nothing(void **state) {
 
 static size_t random_shard_bytes(test_random *random) {
     switch (random_below(random, 6)) {
-    case 0:
-        return 0;
-    case 1:
-        return 1 + random_below(random, 600);
-    case 2:
-        return 511 + random_below(random, 3);
-    case 3:
-        return 200000 + random_below(random, 300000);
-    default:
-        return 1 + random_below(random, 20000);
+    case 0: return 0;
+    case 1: return 1 + random_below(random, 600);
+    case 2: return 511 + random_below(random, 3);
+    case 3: return 200000 + random_below(random, 300000);
+    default: return 1 + random_below(random, 20000);
     }
 }
 
 static cluster_config random_cluster(test_random *random) {
     static const double taus[] = {0, 0.5, 1};
     static const size_t coalesce[] = {0, 64 << 10, 1 << 20, 64 << 20};
-    cluster_config config = {.n_nodes = 2 + random_below(random, 2), .node_size = 1 + random_below(random, 3)};
+    cluster_config config = {.n_nodes = 2 + random_below(random, 2),
+                             .node_size = 1 + random_below(random, 3)};
     config.n_groups = 2 + random_below(random, 4);
     config.restore = random_below(random, 2) ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
     config.mapping = random_below(random, 2) ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
@@ -710,8 +723,8 @@ static cluster_config random_cluster(test_random *random) {
     for (uint32_t g = 0; g < config.n_groups; g++) {
         config.groups[g].n_extents = 1 + random_below(random, 6);
         for (uint32_t i = 0; i < config.groups[g].n_extents; i++)
-            config.groups[g].extents[i] =
-                (fcdp_extent_spec){random_shard_bytes(random), (uint8_t)random_below(random, 2)};
+            config.groups[g].extents[i] = (fcdp_extent_spec){random_shard_bytes(random),
+                                                             (uint8_t)random_below(random, 2)};
         config.groups[g].extents[0].shard_bytes += 100;
     }
     config.fingerprints = random_below(random, 2);
@@ -739,13 +752,21 @@ static void random_program(uint64_t seed, int round) {
     cluster_config config = random_cluster(&own);
     size_t extra = random_below(&own, 3) * random_below(&own, 4);
     config.device_budget_bytes = (cluster_most_pages(&config) + extra) * PAGE_BYTES;
-    print_message("round %d, seed %#llx: %u x %u, %u groups, restore %s, mapping %s, %s computes, %s, prefetch %d, agree %s, %zu + %zu pages\n", round,
-                  (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
-                  config.restore ? "whole" : "slice", config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
-                  config.host_computes ? "host" : "device", config.fingerprints ? "fingerprints" : "signals alone", config.prefetch, config.agree ? "unshard" : "forward",
-                  config.device_budget_bytes / PAGE_BYTES - extra, extra);
+    print_message(
+        "round %d, seed %#llx: %u x %u, %u groups, restore %s, mapping %s, %s computes, %s, prefetch %d, "
+        "agree %s, %zu + %zu pages\n",
+        round, (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
+        config.restore ? "whole" : "slice", config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
+        config.host_computes ? "host" : "device", config.fingerprints ? "fingerprints" : "signals alone",
+        config.prefetch, config.agree ? "unshard" : "forward",
+        config.device_budget_bytes / PAGE_BYTES - extra, extra);
     cluster *c = start(&config);
-    program p = {.cluster = c, .seed = seed, .n_steps = 8, .jitter = 64, .stops = -1, .raw_writes = config.host_computes};
+    program p = {.cluster = c,
+                 .seed = seed,
+                 .n_steps = 8,
+                 .jitter = 64,
+                 .stops = -1,
+                 .raw_writes = config.host_computes};
     p.pressure = extra ? random_below(&own, 3) * 40 : 0;
     p.pressure_pages = extra;
     program_run(&p);
@@ -762,7 +783,8 @@ static void test_random_programs(void **state) {
         return;
     }
     test_random random = {random_seed("test_random_programs", 1)};
-    for (int round = 0; round < (rounds ? atoi(rounds) : 16); round++) random_program(random_next(&random), round);
+    for (int round = 0; round < (rounds ? atoi(rounds) : 16); round++)
+        random_program(random_next(&random), round);
 }
 
 /* A child that touches the region of blocks.0 that nobody has unsharded: its last words. */
@@ -793,7 +815,8 @@ static void test_a_fault_in_a_released_group_is_named(void **state) {
 #endif
     cluster_config config = one_group;
     config.mapping = FCDP_MAPPING_EXACT;
-    signal(SIGSEGV, SIG_DFL); /* what FCDP's handler goes on to: cmocka's would have the child run all tests behind this one */
+    /* what FCDP's handler goes on to: cmocka's would have the child run all tests behind this one */
+    signal(SIGSEGV, SIG_DFL);
     cluster *c = start(&config);
     member *m = &c->members[0];
     const char *names[CLUSTER_MAX_EXTENTS] = {"up.weight", "up.bias", "down.weight", "down.bias"};
@@ -820,7 +843,8 @@ static void test_what_does_not_fit_is_refused_with_what_would(void **state) {
         config.device_budget_bytes = cases[i].budget_pages * PAGE_BYTES;
         config.n_groups = 3;
         for (uint32_t g = 0; g < 3; g++)
-            config.groups[g] = (group_spec){1, {{10 * (3 - g) * (size_t)PAGE_BYTES / 4, FCDP_SPAN_TRAINABLE}}};
+            config.groups[g] = (group_spec){1,
+                                            {{10 * (3 - g) * (size_t)PAGE_BYTES / 4, FCDP_SPAN_TRAINABLE}}};
         cluster *c = start(&config);
         const uint8_t stays[] = {1, 0, 0};
         bool ahead;

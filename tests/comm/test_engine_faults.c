@@ -1,10 +1,11 @@
-/* The n-th driver call fails, or the n-th collective, or it stalls, or a rank stops before its n-th call, for every n of a short schedule of
- * gathers, restores and releases.
+/* The n-th driver call fails, or the n-th collective, or it stalls, or a rank stops before its n-th call, for
+ * every n of a short schedule of gathers, restores and releases.
  *
- * Each run ends in right bytes or in clean errors on every rank; what peers wait for ends by itself, long before FCDP_TIMEOUT where somebody
- * can know of the failure, and by it, with the names of those that did not come, where nobody can; nothing is leaked and nothing was
- * unordered. Of many n every k-th is taken, from a random one on: TEST_STRIDE=k (1: all), TEST_ONLY=n one; TEST_COARSER=k widens the
- * default strides, for builds that are slow.
+ * Each run ends in right bytes or in clean errors on every rank; what peers wait for ends by itself, long
+ * before FCDP_TIMEOUT where somebody can know of the failure, and by it, with the names of those that did not
+ * come, where nobody can; nothing is leaked and nothing was unordered. Of many n every k-th is taken, from a
+ * random one on: TEST_STRIDE=k (1: all), TEST_ONLY=n one; TEST_COARSER=k widens the default strides, for
+ * builds that are slow.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,8 +21,16 @@
 #include "tests/comm/program.h"
 #include "tools/simgpu/simgpu.h"
 
-enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999, CUDA_OUT_OF_MEMORY = 2, N_STEPS = 2, NOBODY = -1, MUCH_LATER_S = 20 };
-static const double LONG_S = 60, SHORT_S = 0.5, AGREEMENT_S = 3; /* in an agreement nobody knows which collective is late */
+enum {
+    PAGE_BYTES = 2 << 20,
+    CUDA_UNKNOWN = 999,
+    CUDA_OUT_OF_MEMORY = 2,
+    N_STEPS = 2,
+    NOBODY = -1,
+    MUCH_LATER_S = 20
+};
+/* in an agreement nobody knows which collective is late */
+static const double LONG_S = 60, SHORT_S = 0.5, AGREEMENT_S = 3;
 
 typedef struct fault { /* n 0: none */
     long n;
@@ -39,7 +48,8 @@ typedef struct outcome {
 } outcome;
 
 /* Ranks that keep beside ranks that release, and one group that changes in part. */
-static cluster_config small_cluster(uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping) {
+static cluster_config small_cluster(uint32_t node_size, fcdp_restore_mode restore,
+                                    fcdp_mapping_mode mapping) {
     return (cluster_config){
         .n_nodes = 2,
         .node_size = node_size,
@@ -83,7 +93,8 @@ static void ends_check(const program *p, const fault *f) {
     if (p->wrong[0]) fail_msg("fault at call %ld: %s", f->n, p->wrong);
     for (uint32_t r = 0; r < c->n_ranks; r++)
         if (p->ends[r].status && (p->ends[r].status > 0 || strlen(p->ends[r].text) < 30))
-            fail_msg("fault at call %ld: rank %u ended with %d, '%s'", f->n, r, p->ends[r].status, p->ends[r].text);
+            fail_msg("fault at call %ld: rank %u ended with %d, '%s'", f->n, r, p->ends[r].status,
+                     p->ends[r].text);
     cluster_check_launches(c, p->n_failed == 0 && p->stops == NOBODY);
 }
 
@@ -92,7 +103,8 @@ static outcome run_with(const cluster_config *config, const fault *f) {
     simgpu_reset();
     simgpu_set_races(1);
     cluster *c = cluster_create(config);
-    program p = {.cluster = c, .seed = 5, .n_steps = N_STEPS, .plain = true, .stops = f->stops, .stops_at = (int)f->n};
+    program p = {
+        .cluster = c, .seed = 5, .n_steps = N_STEPS, .plain = true, .stops = f->stops, .stops_at = (int)f->n};
     unsigned long before = simgpu_calls(NULL);
     uint64_t start_ns = fcdp__now_ns();
     c->council.timeout_s = AGREEMENT_S > config->timeout_s ? AGREEMENT_S : config->timeout_s;
@@ -124,7 +136,8 @@ typedef struct range {
 
 static range range_of(long n, long stride) {
     long only = from_environment("TEST_ONLY", 0);
-    stride = from_environment("TEST_STRIDE", stride * (from_environment("TEST_COARSER", 1) | 1)); /* odd: calls come in turns of even length */
+    /* odd: calls come in turns of even length */
+    stride = from_environment("TEST_STRIDE", stride * (from_environment("TEST_COARSER", 1) | 1));
     long first = 1 + (long)(fcdp__now_ns() / 1000 % (uint64_t)stride); /* many runs come to every n */
     return only ? (range){only, only, 1} : (range){first < n ? first : n, n, stride};
 }
@@ -142,9 +155,12 @@ static void every_driver_call(cluster_config config, int code, long stride) {
         n_failed += out.n_failed > 0;
         if (out.took_s > MUCH_LATER_S) fail_msg("call %ld: the ranks ended after %.1f s", f.n, out.took_s);
     }
-    print_message("2 x %u, restore %s, %s: %ld driver calls, each %ld. from %ld on failed with %d: %ld runs ended in errors\n", config.node_size,
-                  config.restore ? "whole" : "slice", mapping_name(config.mapping), n_calls, of.stride, of.first, code, n_failed);
-    if ((of.last - of.first) / of.stride >= 25) assert_true(n_failed > 0); /* of fewer, all may be calls that are tried again */
+    print_message("2 x %u, restore %s, %s: %ld driver calls, each %ld. from %ld on failed with %d: %ld runs "
+                  "ended in errors\n",
+                  config.node_size, config.restore ? "whole" : "slice", mapping_name(config.mapping), n_calls,
+                  of.stride, of.first, code, n_failed);
+    /* of fewer, all may be calls that are tried again */
+    if ((of.last - of.first) / of.stride >= 25) assert_true(n_failed > 0);
 }
 
 static void test_every_driver_call_alone_on_a_node(void **state) {
@@ -157,14 +173,16 @@ static void test_every_driver_call_alone_on_a_node(void **state) {
 static void test_every_driver_call_with_fingerprints(void **state) {
     (void)state;
     every_driver_call(looking(small_cluster(1, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 11);
-    every_driver_call(looking(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), CUDA_OUT_OF_MEMORY, 61);
+    every_driver_call(looking(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), CUDA_OUT_OF_MEMORY,
+                      61);
 }
 
 static void test_every_driver_call_groups_together(void **state) {
     (void)state;
     every_driver_call(together(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 11);
     every_driver_call(together(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT)), CUDA_UNKNOWN, 61);
-    every_driver_call(together(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_OUT_OF_MEMORY, 37);
+    every_driver_call(together(small_cluster(1, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_OUT_OF_MEMORY,
+                      37);
 }
 
 static void test_every_driver_call_restore_by_slice(void **state) {
@@ -186,10 +204,11 @@ static void every_collective(cluster_config config, hub_fault code) {
     for (f.n = of.first; f.n <= of.last; f.n += of.stride) {
         outcome out = run_with(&config, &f);
         assert_true(out.n_failed > 0);
-        if (out.took_s > MUCH_LATER_S) fail_msg("collective %ld: the ranks ended after %.1f s", f.n, out.took_s);
+        if (out.took_s > MUCH_LATER_S)
+            fail_msg("collective %ld: the ranks ended after %.1f s", f.n, out.took_s);
     }
-    print_message("2 x %u, restore %s, %s: %ld collectives, each %ld. failed once\n", config.node_size, config.restore ? "whole" : "slice",
-                  mapping_name(config.mapping), n_calls, of.stride);
+    print_message("2 x %u, restore %s, %s: %ld collectives, each %ld. failed once\n", config.node_size,
+                  config.restore ? "whole" : "slice", mapping_name(config.mapping), n_calls, of.stride);
 }
 
 static void every_collective_of_all(hub_fault code) {
@@ -215,7 +234,8 @@ static void test_every_collective_fails_on_all_ranks(void **state) {
 
 /* ---- nobody tells ---- */
 
-/* All ends within the timeout, and the monitor's period, from the last thing that was begun; every failure names ranks or slices. */
+/* All ends within the timeout, and the monitor's period, from the last thing that was begun;
+ * every failure names ranks or slices. */
 static void late_ends_check(const cluster_config *config, const fault *f, const outcome *out, int *n_named) {
     uint32_t n_ranks = config->n_nodes * config->node_size;
     double bound_s = 4 * config->timeout_s + MUCH_LATER_S;
@@ -223,7 +243,8 @@ static void late_ends_check(const cluster_config *config, const fault *f, const 
     for (uint32_t r = 0; r < n_ranks; r++) {
         const rank_end *end = &out->ends[r];
         if (!end->status || !strstr(end->text, "did not come")) continue;
-        if (!strstr(end->text, " rank ")) fail_msg("call %ld: rank %u: nobody is named in '%s'", f->n, r, end->text);
+        if (!strstr(end->text, " rank "))
+            fail_msg("call %ld: rank %u: nobody is named in '%s'", f->n, r, end->text);
         if (!strstr(end->text, "FCDP_TIMEOUT")) fail_msg("call %ld: rank %u: %s", f->n, r, end->text);
         ++*n_named;
     }
@@ -239,12 +260,13 @@ static void every_collective_stalls(cluster_config config, long stride) {
         outcome out = run_with(&config, &f);
         late_ends_check(&config, &f, &out, &n_named);
         if (!n_named) {
-            for (uint32_t r = 0; r < 2 * config.node_size; r++) print_message("rank %u: %s\n", r, out.ends[r].text);
+            for (uint32_t r = 0; r < 2 * config.node_size; r++)
+                print_message("rank %u: %s\n", r, out.ends[r].text);
             fail_msg("collective %ld stalled, and no rank says who did not come", f.n);
         }
     }
-    print_message("2 x %u, restore %s, %s: %ld collectives, %ld stalled\n", config.node_size, config.restore ? "whole" : "slice", mapping_name(config.mapping),
-                  n_calls, n_runs);
+    print_message("2 x %u, restore %s, %s: %ld collectives, %ld stalled\n", config.node_size,
+                  config.restore ? "whole" : "slice", mapping_name(config.mapping), n_calls, n_runs);
 }
 
 static void test_every_collective_stalls(void **state) {
@@ -267,11 +289,13 @@ static void every_stop(cluster_config config, long stride) {
         late_ends_check(&config, &f, &out, &n_named);
         for (uint32_t r = 0; r < 2 * config.node_size; r++) {
             bool ended = out.ends[r].status != FCDP_OK;
-            if ((int)r == f.stops && ended) fail_msg("rank %u, which stops, ended with '%s'", r, out.ends[r].text);
+            if ((int)r == f.stops && ended)
+                fail_msg("rank %u, which stops, ended with '%s'", r, out.ends[r].text);
         }
     }
-    print_message("2 x %u, restore %s: a rank stops before each %ld. of %d calls; %d ends name who did not come\n", config.node_size,
-                  config.restore ? "whole" : "slice", of.stride, n_actions, n_named);
+    print_message(
+        "2 x %u, restore %s: a rank stops before each %ld. of %d calls; %d ends name who did not come\n",
+        config.node_size, config.restore ? "whole" : "slice", of.stride, n_actions, n_named);
 }
 
 static void test_a_rank_stops(void **state) {
@@ -301,7 +325,9 @@ int main(void) {
     int n_failed = 0;
     fcdp_log_set_level(FCDP_LOG_QUIET); /* leftovers that a fault causes are told, and expected */
     cmocka_set_test_filter(getenv("TEST_FILTER"));
-    if (!part || strcmp(part, "driver_calls") != 0) n_failed += cmocka_run_group_tests(collectives, NULL, NULL);
-    if (!part || strcmp(part, "collectives") != 0) n_failed += cmocka_run_group_tests(driver_calls, NULL, NULL);
+    if (!part || strcmp(part, "driver_calls") != 0)
+        n_failed += cmocka_run_group_tests(collectives, NULL, NULL);
+    if (!part || strcmp(part, "collectives") != 0)
+        n_failed += cmocka_run_group_tests(driver_calls, NULL, NULL);
     return n_failed;
 }

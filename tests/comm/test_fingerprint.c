@@ -1,4 +1,5 @@
-/* The fingerprint: its definition, what it sees; batches on the simulated device: their order, their calls, their failures. */
+/* The fingerprint: its definition, what it sees; batches on the simulated device: their
+ * order, their calls, their failures. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -73,7 +74,8 @@ static void test_a_flipped_bit_is_seen_wherever_it_is(void **state) {
     uint8_t *bytes = malloc(N);
     for (int kind = 0; kind < 3; kind++) { /* random; all zero; like bf16 weights, of few values */
         bytes_fill(bytes, N, &seed);
-        for (size_t i = 0; i < N; i++) bytes[i] = kind == 0 ? bytes[i] : kind == 1 ? 0 : i % 2 ? 0x3c : bytes[i] & 7;
+        for (size_t i = 0; i < N; i++)
+            bytes[i] = kind == 0 ? bytes[i] : kind == 1 ? 0 : i % 2 ? 0x3c : bytes[i] & 7;
         for (int k = 0; k < N_FLIPS / 3 + 1; k++) {
             size_t n = 1 + random_below(&seed, k % 50 ? 4096 : N), at = random_below(&seed, (uint32_t)n);
             uint64_t was = fcdp__fingerprint(bytes, n);
@@ -105,7 +107,8 @@ static void test_what_changes_places_is_seen(void **state) {
     for (int k = 0; k < 10000; k++) {
         size_t size = sizes[k % 6];
         if (k % 100 == 0) bytes_fill(bytes, N, &seed);
-        uint8_t *a = bytes + size * random_below(&seed, (uint32_t)(N / size)), *b = bytes + size * random_below(&seed, (uint32_t)(N / size));
+        uint8_t *a = bytes + size * random_below(&seed, (uint32_t)(N / size)),
+                *b = bytes + size * random_below(&seed, (uint32_t)(N / size));
         uint64_t was = fcdp__fingerprint(bytes, N);
         bool same = memcmp(a, b, size) == 0;
         swap(a, b, size);
@@ -139,7 +142,8 @@ static void test_zeroes_more_or_less_are_seen(void **state) {
     for (int filled = 0; filled < 2; filled++) {
         if (filled) memset(bytes, 0xff, 5);
         for (size_t n = 5; n < sizeof bytes; n++)
-            for (size_t m = 5; m < n; m += 7) assert_true(fcdp__fingerprint(bytes, n) != fcdp__fingerprint(bytes, m));
+            for (size_t m = 5; m < n; m += 7)
+                assert_true(fcdp__fingerprint(bytes, n) != fcdp__fingerprint(bytes, m));
     }
 }
 
@@ -237,8 +241,13 @@ static void fill_body(void *data) {
 
 static void fill_on(const world *w, fcdp_stream stream, size_t at) {
     uint8_t *to = w->bytes + at;
-    struct simgpu_kernel kernel = {.name = "step", .duration_ns = 3000000, .n_accesses = 1, .accesses = {{(uintptr_t)to, 1000, 1}},
-                                   .body = fill_body, .data = &to, .data_bytes = sizeof to};
+    struct simgpu_kernel kernel = {.name = "step",
+                                   .duration_ns = 3000000,
+                                   .n_accesses = 1,
+                                   .accesses = {{(uintptr_t)to, 1000, 1}},
+                                   .body = fill_body,
+                                   .data = &to,
+                                   .data_bytes = sizeof to};
     assert_int_equal(simgpu_launch(stream, &kernel), 0);
 }
 
@@ -263,7 +272,8 @@ static void test_it_reads_what_its_stream_has_written(void **state) {
     world_destroy(&w);
 }
 
-/* Beside a write that nothing orders it with, in the last of the arrays: the simulator knows what the kernel reads. */
+/* Beside a write that nothing orders it with, in the last of the arrays: the
+ * simulator knows what the kernel reads. */
 static void test_a_write_beside_it_is_found(void **state) {
     (void)state;
     enum { N = 20 };
@@ -277,7 +287,8 @@ static void test_a_write_beside_it_is_found(void **state) {
     }
     fill_on(&w, w.other, (N - 1) * 5000 + 999);
     assert_ok(fcdp__fingerprints_begin(w.fingerprints, arrays, bytes, N, w.stream));
-    fcdp_status first = fcdp__fingerprints_end(w.fingerprints, said); /* the one of the two that comes second fails */
+    /* the one of the two that comes second fails */
+    fcdp_status first = fcdp__fingerprints_end(w.fingerprints, said);
     assert_int_equal(first ? first : fcdp__driver_sync(w.drv), FCDP_ERR_DRIVER);
     simgpu_unordered(&unordered);
     assert_int_equal(unordered.races, 1);
@@ -292,7 +303,8 @@ static void test_a_write_beside_it_is_found(void **state) {
 static fcdp_status one_life(fcdp_driver *drv, fcdp_stream stream, const uint8_t *bytes, uint64_t *said_out) {
     const uint64_t arrays[2][3] = {{(uintptr_t)bytes, (uintptr_t)bytes + 5000, (uintptr_t)bytes + 9000},
                                    {(uintptr_t)bytes, (uintptr_t)bytes + 1, (uintptr_t)bytes + PAGE_BYTES}};
-    const size_t sizes[2][3] = {{100, 200, 300}, {PAGE_BYTES, PAGE_BYTES, PAGE_BYTES}}; /* the second needs more memory for its tasks */
+    /* the second needs more memory for its tasks */
+    const size_t sizes[2][3] = {{100, 200, 300}, {PAGE_BYTES, PAGE_BYTES, PAGE_BYTES}};
     fcdp_fingerprints *f;
     fcdp_status status = fcdp__fingerprints_create(drv, &f);
     if (status) return status;
@@ -304,7 +316,8 @@ static fcdp_status one_life(fcdp_driver *drv, fcdp_stream stream, const uint8_t 
     return status;
 }
 
-/* Each n-th driver call fails once: the status says so, with a text; what was begun is over, and nothing is leaked. */
+/* Each n-th driver call fails once: the status says so, with a text; what was
+ * begun is over, and nothing is leaked. */
 static void test_every_driver_call_fails(void **state) {
     (void)state;
     uint64_t said[3];
@@ -324,7 +337,8 @@ static void test_every_driver_call_fails(void **state) {
         if (status && strlen(fcdp_error_text()) < 20) fail_msg("call %lu: '%s'", n, fcdp_error_text());
         if (!status) assert_true(said[2] == fcdp__fingerprint(w.bytes + 9000, 300));
         simgpu_live(&live);
-        if (live.registrations > whole.registrations + 1 || live.events > whole.events + 1 || live.modules > whole.modules + 1)
+        if (live.registrations > whole.registrations + 1 || live.events > whole.events + 1 ||
+            live.modules > whole.modules + 1)
             fail_msg("call %lu leaks", n); /* one thing, whose own destruction is what failed */
         whole = live;
     }

@@ -1,4 +1,5 @@
-/* That a device's fingerprints are the CPU's, on any driver: FCDP_DRIVER=cuda runs the PTX. With an argument: GB/s of both. */
+/* That a device's fingerprints are the CPU's, on any driver: FCDP_DRIVER=cuda runs the
+ * PTX. With an argument: GB/s of both. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +40,8 @@ static world world_create(size_t n_bytes, test_random *random) {
     assert_ok(fcdp__driver_open(options.driver, 0, NULL, &w.drv));
     w.n_bytes = fcdp__round_up(n_bytes, fcdp__driver_page_bytes(w.drv));
     w.truth = malloc(w.n_bytes);
-    for (size_t i = 0; i < w.n_bytes / sizeof(uint64_t); i++) ((uint64_t *)(void *)w.truth)[i] = random_next(random);
+    for (size_t i = 0; i < w.n_bytes / sizeof(uint64_t); i++)
+        ((uint64_t *)(void *)w.truth)[i] = random_next(random);
     assert_ok(fcdp__driver_range_reserve(w.drv, w.n_bytes, &w.base));
     assert_ok(fcdp__driver_phys_create(w.drv, w.n_bytes, &w.block));
     assert_ok(fcdp__driver_map(w.drv, w.base, w.n_bytes, w.block));
@@ -61,12 +63,13 @@ static void world_destroy(world *w) {
     free(w->truth);
 }
 
-/* Lengths around the ends of words, pairs of words, rounds of all threads and tasks; starts of every alignment; more arrays than a simulated
- * operation has accesses. */
+/* Lengths around the ends of words, pairs of words, rounds of all threads and tasks; starts of every
+ * alignment; more arrays than a simulated operation has accesses. */
 static void test_the_device_says_what_the_cpu_says(void **state) {
     (void)state;
     enum { N = 100, MAX_BYTES = 3 * TASK + 100 };
-    static const size_t edges[] = {0, 1, 7, 8, 9, 15, 16, 17, 4096, 16384, TASK - 1, TASK, TASK + 1, TASK + 8, 2 * TASK, 3 * TASK + 99};
+    static const size_t edges[] = {0,    1,     7,        8,    9,        15,       16,       17,
+                                   4096, 16384, TASK - 1, TASK, TASK + 1, TASK + 8, 2 * TASK, 3 * TASK + 99};
     uint64_t arrays[N], said[N];
     size_t bytes[N], at[N];
     test_random seed = {random_seed(__func__, fcdp__now_ns())};
@@ -74,14 +77,17 @@ static void test_the_device_says_what_the_cpu_says(void **state) {
     for (int round = 0; round < 6; round++) {
         size_t n = round ? random_below(&seed, N + 1) : N;
         for (size_t i = 0; i < n; i++) {
-            bytes[i] = i % 2 ? edges[random_below(&seed, sizeof edges / sizeof *edges)] : random_below(&seed, 70000);
-            at[i] = random_below(&seed, (uint32_t)(w.n_bytes - MAX_BYTES)) & (i % 3 ? ~(uint32_t)15 : ~(uint32_t)0);
+            bytes[i] = i % 2 ? edges[random_below(&seed, sizeof edges / sizeof *edges)]
+                             : random_below(&seed, 70000);
+            at[i] = random_below(&seed, (uint32_t)(w.n_bytes - MAX_BYTES)) &
+                    (i % 3 ? ~(uint32_t)15 : ~(uint32_t)0);
             arrays[i] = w.base.addr + at[i];
         }
         assert_ok(fcdp__fingerprints_begin(w.fingerprints, arrays, bytes, n, w.stream));
         assert_ok(fcdp__fingerprints_end(w.fingerprints, said));
         for (size_t i = 0; i < n; i++)
-            if (said[i] != fcdp__fingerprint(w.truth + at[i], bytes[i])) fail_msg("array %zu, %zu bytes at %zu", i, bytes[i], at[i]);
+            if (said[i] != fcdp__fingerprint(w.truth + at[i], bytes[i]))
+                fail_msg("array %zu, %zu bytes at %zu", i, bytes[i], at[i]);
     }
     world_destroy(&w);
 }
@@ -135,8 +141,8 @@ static void print_rate(size_t n, size_t each) {
         if (k < 3 && seconds_since(start_ns) < cpu_s) cpu_s = seconds_since(start_ns);
     }
     printf("%4zu arrays of %9zu bytes: %s %.1f GB/s (%.0f us with the wait), the CPU %.1f GB/s\n", n, each,
-           fcdp__driver_is_sim(w.drv) ? "the simulated device" : "the device", (double)(n * each) / device_s / 1e9, device_s * 1e6,
-           (double)(n * each) / cpu_s / 1e9);
+           fcdp__driver_is_sim(w.drv) ? "the simulated device" : "the device",
+           (double)(n * each) / device_s / 1e9, device_s * 1e6, (double)(n * each) / cpu_s / 1e9);
     world_destroy(&w);
 }
 

@@ -1,4 +1,5 @@
-/* The NCCL transport over the double, between processes: what it gathers, in which order, and how it fails. */
+/* The NCCL transport over the double, between processes: what it
+ * gathers, in which order, and how it fails. */
 #include <dirent.h>
 
 #include "comm/nccl_api.h"
@@ -14,7 +15,8 @@ static void lane_of(const member *m, int lane, uint32_t *size_out, uint32_t *pla
 }
 
 static uint32_t rank_at(const member *m, int lane, uint32_t place) {
-    return lane == FCDP_LANE_NODE ? m->topology.node * m->topology.node_size + place : place * m->topology.node_size + m->topology.local;
+    return lane == FCDP_LANE_NODE ? m->topology.node * m->topology.node_size + place
+                                  : place * m->topology.node_size + m->topology.local;
 }
 
 static uint8_t content(uint32_t rank, uint64_t salt, size_t part, size_t i) {
@@ -27,7 +29,8 @@ static size_t parts_choose(const member *m, int lane, uint64_t *random, fcdp_par
     uint32_t size, place;
     lane_of(m, lane, &size, &place);
     for (size_t i = 0; i < n; i++) {
-        size_t bytes = 1 + random_below(random, 3000), stride = random_below(random, 2) ? bytes : bytes + random_below(random, 5000);
+        size_t bytes = 1 + random_below(random, 3000),
+               stride = random_below(random, 2) ? bytes : bytes + random_below(random, 5000);
         parts[i] = (fcdp_part){fcdp__dptr_add(m->memory, offset), bytes, stride};
         offset += size * stride;
     }
@@ -43,7 +46,8 @@ static void parts_fill(const member *m, int lane, const fcdp_part *parts, size_t
     lane_of(m, lane, &size, &place);
     memset(m->bytes + (size_t)lane * LANE_BYTES, 0, LANE_BYTES);
     for (size_t p = 0; p < n; p++)
-        for (size_t i = 0; i < parts[p].bytes; i++) at_of(m, &parts[p], place)[i] = content(m->topology.rank, salt, p, i);
+        for (size_t i = 0; i < parts[p].bytes; i++)
+            at_of(m, &parts[p], place)[i] = content(m->topology.rank, salt, p, i);
 }
 
 /* Every member's bytes are there, and nothing between them. */
@@ -118,12 +122,14 @@ static void long_schedule_body(member *m) {
 
 static void a_hundred_schedules_keep_their_order(void **state) {
     (void)state;
-    world_run(&(world){2, 2, 30, seed_choose("a_hundred_schedules_keep_their_order"), 0, long_schedule_body}, NULL);
+    world_run(&(world){2, 2, 30, seed_choose("a_hundred_schedules_keep_their_order"), 0, long_schedule_body},
+              NULL);
 }
 
 /* ---- how it fails ---- */
 
-static const int lane_at[] = {FCDP_LANE_INTER, FCDP_LANE_NODE, FCDP_LANE_INTER, FCDP_LANE_NODE, FCDP_LANE_INTER, FCDP_LANE_INTER};
+static const int lane_at[] = {FCDP_LANE_INTER, FCDP_LANE_NODE,  FCDP_LANE_INTER,
+                              FCDP_LANE_NODE,  FCDP_LANE_INTER, FCDP_LANE_INTER};
 enum { N_CALLS = sizeof lane_at / sizeof *lane_at };
 
 static fcdp_status call(member *m, int lane) {
@@ -142,8 +148,8 @@ static bool streams_are_idle(member *m) {
     return idle;
 }
 
-/* What a monitor does: until the transport says that it has failed, or what is on the streams is late; then it aborts. False: all has ended
- * well. */
+/* What a monitor does: until the transport says that it has failed, or what is on the streams is late; then
+ * it aborts. False: all has ended well. */
 static bool watch(member *m, fcdp_status status, double late_s, char *text, size_t n) {
     uint64_t begin_ns = fcdp__now_ns();
     bool late = false, idle = false;
@@ -177,8 +183,10 @@ static void failing_body(member *m) {
     fcdp_status status = FCDP_OK;
     for (int i = 0; i < N_CALLS && !status; i++) status = call(m, lane_at[i]);
     if (watch(m, status, stalls ? 0.5 : FAULT_S, text, sizeof text)) {
-        bool own = strstr(text, stalls ? "late" : "was made to fail"), told = strstr(text, "aborted") || strstr(text, "was made to fail");
-        if (!own && (m->topology.rank == victim || !told)) fprintf(stderr, "rank %u: %s\n", m->topology.rank, text);
+        bool own = strstr(text, stalls ? "late" : "was made to fail"),
+             told = strstr(text, "aborted") || strstr(text, "was made to fail");
+        if (!own && (m->topology.rank == victim || !told))
+            fprintf(stderr, "rank %u: %s\n", m->topology.rank, text);
         MUST(own || (m->topology.rank != victim && told));
         assert_ended(m, text);
     } else {
@@ -222,7 +230,8 @@ static void absent_body(member *m) {
     }
     uint64_t begin_ns = fcdp__now_ns();
     fcdp_status status = transport_make(m);
-    MUST((double)(fcdp__now_ns() - begin_ns) < m->timeout_s * 1e9); /* in which the others would wait for this one */
+    /* in which the others would wait for this one */
+    MUST((double)(fcdp__now_ns() - begin_ns) < m->timeout_s * 1e9);
     if (m->topology.rank == 0) { /* its lane between nodes is there: 0 and 2, 0 and 1; 1 waits for 3 */
         MUST(status == FCDP_ERR_TIMEOUT && strstr(fcdp_error_text(), "(node, member 0 of 2)"));
         return;
@@ -246,13 +255,15 @@ static void entry_body(member *m) {
     if (m->topology.rank == 0) MUST(!simnccl_fail_nth(entry, m->n, 2));
     fcdp_status status = transport_make(m);
     if (status) {
-        MUST(m->topology.rank != 0 || strstr(fcdp_error_text(), "was made to fail") || !simnccl_fault_is_spent());
+        MUST(m->topology.rank != 0 || strstr(fcdp_error_text(), "was made to fail") ||
+             !simnccl_fault_is_spent());
         m->board->spent = m->board->spent || (m->topology.rank == 0 && simnccl_fault_is_spent());
         return;
     }
     for (int i = 0; i < N_CALLS && !status; i++) status = call(m, lane_at[i]);
     uint64_t begin_ns = fcdp__now_ns();
-    while (!status && !streams_are_idle(m) && fcdp__now_ns() - begin_ns < 300000000) status = m->table.check(m->table.ctx);
+    while (!status && !streams_are_idle(m) && fcdp__now_ns() - begin_ns < 300000000)
+        status = m->table.check(m->table.ctx);
     if (status || !streams_are_idle(m)) {
         snprintf(text, sizeof text, "%s", status ? fcdp_error_text() : "late");
         m->table.abort(m->table.ctx, text);
@@ -267,12 +278,15 @@ static void entry_body(member *m) {
 
 static void every_entry_point_may_fail(void **state) {
     (void)state;
-    static const char *const entries[] = {"ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommGetAsyncError", "ncclGroupStart", "ncclGroupEnd",
-                                          "ncclAllGather", "ncclSend", "ncclRecv", "ncclCommFinalize"}; /* what destroying or aborting fails to free is NCCL's loss */
+    static const char *const entries[] = {"ncclGetUniqueId", "ncclCommInitRankConfig",
+                                          "ncclCommGetAsyncError", "ncclGroupStart", "ncclGroupEnd",
+                                          /* what destroying or aborting fails to free is NCCL's loss */
+                                          "ncclAllGather", "ncclSend", "ncclRecv", "ncclCommFinalize"};
     unsigned long runs = 0;
     for (size_t e = 0; e < sizeof entries / sizeof *entries; e++) {
         board *b;
-        unsigned n = 0, step = strcmp(entries[e], "ncclCommGetAsyncError") ? 1 : 4; /* of polls there are many */
+        /* of polls there are many */
+        unsigned n = 0, step = strcmp(entries[e], "ncclCommGetAsyncError") ? 1 : 4;
         entry = entries[e];
         do {
             world_run(&(world){2, 2, 0.6, 0, n += step, entry_body}, &b);
@@ -316,7 +330,8 @@ static void aborting_body(member *m) {
 static void an_abort_beside_launches(void **state) {
     (void)state;
     uint64_t seed = seed_choose("an_abort_beside_launches");
-    for (unsigned round = 0; round < 10; round++) world_run(&(world){2, 2, 5, seed + 100 * round, 0, aborting_body}, NULL);
+    for (unsigned round = 0; round < 10; round++)
+        world_run(&(world){2, 2, 5, seed + 100 * round, 0, aborting_body}, NULL);
 }
 
 /* ---- an abort that does not end ---- */

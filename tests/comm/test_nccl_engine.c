@@ -1,9 +1,16 @@
-/* The engine over the NCCL transport and the double, between processes: steps of a small model, of which any collective fails, stalls, or
- * meets a rank that has been killed. All that live end, with a text, in time, and give everything back. */
+/* The engine over the NCCL transport and the double, between processes: steps of a small model, of
+ * which any collective fails, stalls, or meets a rank that has been killed. All that live end, with a
+ * text, in time, and give everything back. */
 #include "comm/group.h"
 #include "tests/comm/nccl_world.h"
 
-enum { N_GROUPS = 3, N_STEPS = 2, SHARD_BYTES = 8 << 10, FAULT_NONE = -1, FAULT_KILL = SIMNET_FAULT_STALL + 1 };
+enum {
+    N_GROUPS = 3,
+    N_STEPS = 2,
+    SHARD_BYTES = 8 << 10,
+    FAULT_NONE = -1,
+    FAULT_KILL = SIMNET_FAULT_STALL + 1
+};
 
 typedef struct rank {
     member *m;
@@ -27,8 +34,8 @@ static uint8_t content(uint32_t g, uint32_t number, uint32_t step) {
 
 /* ---- a transport that kills ---- */
 
-static fcdp_status counted_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
-                                      fcdp_event turn) {
+static fcdp_status counted_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
+                                      fcdp_stream stream, fcdp_event turn) {
     rank *r = ctx;
     if (r->until_kill && --r->until_kill == 0) member_die(r->m);
     return r->m->table.all_gather(r->m->table.ctx, lane, parts, n, stream, turn);
@@ -52,13 +59,18 @@ typedef struct look {
 static void write_body(void *data) {
     const look *l = data;
     for (uint32_t g = 0; g < N_GROUPS; g++)
-        memset((void *)(uintptr_t)shard_at(l->r, g), content(g, l->r->m->topology.rank, l->step), SHARD_BYTES);
+        memset((void *)(uintptr_t)shard_at(l->r, g), content(g, l->r->m->topology.rank, l->step),
+               SHARD_BYTES);
 }
 
 static void optimizer(rank *r) {
     look l = {r, 0, r->step};
-    struct simgpu_kernel kernel = {.name = "optimizer", .n_accesses = 1, .accesses = {{shard_at(r, 0), N_GROUPS * SHARD_BYTES, 1}},
-                                   .body = write_body, .data = &l, .data_bytes = sizeof l};
+    struct simgpu_kernel kernel = {.name = "optimizer",
+                                   .n_accesses = 1,
+                                   .accesses = {{shard_at(r, 0), N_GROUPS * SHARD_BYTES, 1}},
+                                   .body = write_body,
+                                   .data = &l,
+                                   .data_bytes = sizeof l};
     MUST(simgpu_launch(r->compute, &kernel) == 0);
 }
 
@@ -73,9 +85,13 @@ static void look_body(void *data) {
 /* What was gathered must be right as long as nothing has failed: so what is looked at counts only then. */
 static fcdp_status use(rank *r, uint32_t g) {
     look l = {r, g, r->step};
-    struct simgpu_kernel kernel = {.name = "compute", .n_accesses = 1,
-                                   .accesses = {{fcdp_group_extent(r->groups[g], 0).addr, r->m->topology.n_ranks * SHARD_BYTES, 0}},
-                                   .body = look_body, .data = &l, .data_bytes = sizeof l};
+    struct simgpu_kernel kernel = {
+        .name = "compute",
+        .n_accesses = 1,
+        .accesses = {{fcdp_group_extent(r->groups[g], 0).addr, r->m->topology.n_ranks * SHARD_BYTES, 0}},
+        .body = look_body,
+        .data = &l,
+        .data_bytes = sizeof l};
     fcdp_status status = fcdp_group_wait(r->groups[g], r->compute);
     if (!status) MUST(simgpu_launch(r->compute, &kernel) == 0);
     return status;
@@ -103,7 +119,9 @@ static fcdp_status unshard(rank *r, uint32_t g, bool forward) {
     fcdp_pass pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD;
     uint64_t input = shard_at(r, g);
     fcdp_question question = fcdp_group_question(r->groups[g], false);
-    fcdp_status status = question == FCDP_ASK_TREE ? agree(r, 0, N_GROUPS) : question == FCDP_ASK_GROUP ? agree(r, g, g + 1) : FCDP_OK;
+    fcdp_status status = question == FCDP_ASK_TREE    ? agree(r, 0, N_GROUPS)
+                         : question == FCDP_ASK_GROUP ? agree(r, g, g + 1)
+                                                      : FCDP_OK;
     if (!status) status = fcdp_group_begin(r->groups[g], &input, pass, r->compute);
     size_t n = status ? 0 : fcdp_group_unsharded(r->groups[g], forward, ahead, N_GROUPS);
     for (size_t i = 0; i < n && !status; i++) {
@@ -147,7 +165,8 @@ static void comm_make(rank *r) {
     board *b = r->m->board;
     uint32_t node = r->m->topology.node;
     bool leads = r->m->topology.local == 0;
-    fcdp_transport transport = {.ctx = r, .all_gather = counted_all_gather, .check = counted_check, .abort = counted_abort};
+    fcdp_transport transport = {
+        .ctx = r, .all_gather = counted_all_gather, .check = counted_check, .abort = counted_abort};
     if (leads) MUST(!fcdp_engine_account_create(r->engine, &b->account[node]));
     meet(r->m);
     if (!leads) MUST(!fcdp_engine_account_join(r->engine, &b->account[node]));
@@ -172,8 +191,12 @@ static void group_make(rank *r, uint32_t g) {
 }
 
 static void rank_make(rank *r) {
-    fcdp_engine_config config = {.options = {.restore = FCDP_RESTORE_SLICE, .mapping = FCDP_MAPPING_SLOTS, .prefetch = 1,
-                                             .device_budget_bytes = 64 << 20, .host_budget_bytes = 64 << 20, .timeout_s = r->m->timeout_s},
+    fcdp_engine_config config = {.options = {.restore = FCDP_RESTORE_SLICE,
+                                             .mapping = FCDP_MAPPING_SLOTS,
+                                             .prefetch = 1,
+                                             .device_budget_bytes = 64 << 20,
+                                             .host_budget_bytes = 64 << 20,
+                                             .timeout_s = r->m->timeout_s},
                                  .driver = FCDP_DRIVER_SIM};
     MUST(!transport_make(r->m));
     MUST(!fcdp_engine_create(&config, &r->engine));
@@ -196,8 +219,9 @@ static void rank_free(rank *r) {
 /* The text of a failure: by itself it must tell which group or which rank. */
 static void text_check(const rank *r, int fault, bool is_victim, const char *text) {
     bool names = strstr(text, "layers.") || strstr(text, "rank ");
-    bool known = strstr(text, "was made to fail") || strstr(text, "aborted") || strstr(text, "has left") || strstr(text, "has died") ||
-                 strstr(text, "has failed") || strstr(text, "gone)") || strstr(text, "FCDP_TIMEOUT");
+    bool known = strstr(text, "was made to fail") || strstr(text, "aborted") || strstr(text, "has left") ||
+                 strstr(text, "has died") || strstr(text, "has failed") || strstr(text, "gone)") ||
+                 strstr(text, "FCDP_TIMEOUT");
     if (!names || !known) fprintf(stderr, "rank %u, fault %d: %s\n", r->m->topology.rank, fault, text);
     MUST(names && known);
     if (is_victim && fault <= SIMNET_FAULT_FAIL) MUST(strstr(text, "was made to fail"));
@@ -231,14 +255,17 @@ static unsigned long launches_of_a_run(void) {
     return b->launches;
 }
 
-/* TEST_COARSER=k: about every k-th, from a random one on; many runs come to all of them. Odd: the kinds of collectives come in turns. */
+/* TEST_COARSER=k: about every k-th, from a random one on; many runs come to all of them. Odd: the
+ * kinds of collectives come in turns. */
 static void every_nth(int fault, double timeout_s) {
     const char *coarser = getenv("TEST_COARSER");
-    unsigned long n = launches_of_a_run(), stride = coarser ? strtoul(coarser, NULL, 10) | 1 : 1, first = fcdp__now_ns() / 1000 % stride;
+    unsigned long n = launches_of_a_run(), stride = coarser ? strtoul(coarser, NULL, 10) | 1 : 1,
+                  first = fcdp__now_ns() / 1000 % stride;
     assert_true(n >= 2 * N_GROUPS * N_STEPS);
     print_message("%lu collectives, from %lu on each %lu-th\n", n, first, stride);
     if (first >= n) first = n - 1;
-    for (unsigned long i = first; i < n; i += stride) world_run(&(world){2, 2, timeout_s, (uint64_t)fault, (unsigned)i, training_body}, NULL);
+    for (unsigned long i = first; i < n; i += stride)
+        world_run(&(world){2, 2, timeout_s, (uint64_t)fault, (unsigned)i, training_body}, NULL);
 }
 
 static void every_collective_is_refused(void **state) {

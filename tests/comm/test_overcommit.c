@@ -106,10 +106,14 @@ static void *rank_main(void *arg) {
     return NULL;
 }
 
-static cluster_config config_of(uint32_t n_nodes, uint32_t node_size, fcdp_restore_mode restore, fcdp_mapping_mode mapping) {
+static cluster_config config_of(uint32_t n_nodes, uint32_t node_size, fcdp_restore_mode restore,
+                                fcdp_mapping_mode mapping) {
     size_t shard_bytes = (REGION_PAGES * PAGE_BYTES - 65536) / (n_nodes * node_size);
-    cluster_config config = {
-        .n_nodes = n_nodes, .node_size = node_size, .n_groups = N_GROUPS, .restore = restore, .mapping = mapping};
+    cluster_config config = {.n_nodes = n_nodes,
+                             .node_size = node_size,
+                             .n_groups = N_GROUPS,
+                             .restore = restore,
+                             .mapping = mapping};
     for (uint32_t g = 0; g < N_GROUPS; g++) config.groups[g] = (group_spec){1, {{shard_bytes, 1}}};
     for (uint32_t i = 0; i < CLUSTER_MAX_RANKS; i++) config.tau[i] = 1;
     config.device_budget_bytes = (N_GROUPS * REGION_PAGES + 1) * (size_t)PAGE_BYTES;

@@ -1,5 +1,6 @@
-/* Plans against an oracle: every step is carried out for all ranks in plain memory, as plan.h words it; afterwards every region must
- * hold every parameter, host memory what a later restore needs, and what crossed the nodes must be the least that can.
+/* Plans against an oracle: every step is carried out for all ranks in plain memory,
+ * as plan.h words it; afterwards every region must hold every parameter, host memory
+ * what a later restore needs, and what crossed the nodes must be the least that can.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +41,8 @@ static uint8_t *bytes_make(size_t n) {
 }
 
 static void world_make(world *w, test_random *random) {
-    *w = (world){.n_nodes = 2 + random_below(random, MAX_NODES - 1), .node_size = 1 + random_below(random, MAX_SIZE)};
+    *w = (world){.n_nodes = 2 + random_below(random, MAX_NODES - 1),
+                 .node_size = 1 + random_below(random, MAX_SIZE)};
     w->n_ranks = w->n_nodes * w->node_size;
     uint32_t node_of[MAX_RANKS], n = 1 + random_below(random, MAX_EXTENTS), chance = random_below(random, 5);
     for (uint32_t r = 0; r < w->n_ranks; r++) node_of[r] = r / w->node_size;
@@ -49,7 +51,8 @@ static void world_make(world *w, test_random *random) {
     fcdp_extent_spec specs[MAX_EXTENTS];
     for (uint32_t i = 0; i < n; i++) {
         specs[i] = (fcdp_extent_spec){random_bytes(random), (uint8_t)random_below(random, 2)};
-        w->stale[i] = chance == 4 ? (uint8_t)(1 + random_below(random, 127)) : random_below(random, 4) < chance;
+        w->stale[i] = chance == 4 ? (uint8_t)(1 + random_below(random, 127))
+                                  : random_below(random, 4) < chance;
     }
     assert_int_equal(fcdp__layout_create(specs, n, w->n_ranks, w->node_size, &w->layout), FCDP_OK);
     assert_int_equal(fcdp__plan_make(w->layout, w->stale, &w->plan), FCDP_OK);
@@ -90,8 +93,8 @@ static void all_gather(uint32_t n_members, fcdp_part parts[][MAX_EXTENTS * MAX_N
                 assert_int_equal(a->bytes, b->bytes);
                 assert_int_equal(a->stride_bytes, b->stride_bytes);
                 assert_true(a->stride_bytes >= a->bytes);
-                memmove((uint8_t *)a->at.addr + from * a->stride_bytes, (uint8_t *)b->at.addr + from * b->stride_bytes,
-                        a->bytes);
+                memmove((uint8_t *)a->at.addr + from * a->stride_bytes,
+                        (uint8_t *)b->at.addr + from * b->stride_bytes, a->bytes);
             }
 }
 
@@ -115,8 +118,8 @@ static void restore_whole(world *w) {
     for (uint32_t r = 0; r < w->n_ranks; r++)
         for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
             if (w->plan->restore_mask & 1u << s)
-                memcpy(w->region[r] + w->layout->span[s].offset_bytes, w->host[r / w->node_size] + w->layout->span[s].offset_bytes,
-                       w->layout->span[s].bytes);
+                memcpy(w->region[r] + w->layout->span[s].offset_bytes,
+                       w->host[r / w->node_size] + w->layout->span[s].offset_bytes, w->layout->span[s].bytes);
 }
 
 static void restore_by_slices(world *w) {
@@ -125,13 +128,15 @@ static void restore_by_slices(world *w) {
         for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
             if (!(w->plan->restore_mask & 1u << s)) continue;
             fcdp_piece slice = fcdp__layout_slice(w->layout, s, w->topology[r].local);
-            memcpy(w->region[r] + slice.offset_bytes, w->host[r / w->node_size] + slice.offset_bytes, slice.bytes);
+            memcpy(w->region[r] + slice.offset_bytes, w->host[r / w->node_size] + slice.offset_bytes,
+                   slice.bytes);
         }
     for (uint32_t b = 0; b < w->n_nodes; b++) {
         size_t n = 0;
         for (uint32_t l = 0; l < w->node_size; l++) {
             uint32_t r = b * w->node_size + l;
-            n = fcdp__plan_slice_parts(w->plan->restore_mask, w->layout, &w->topology[r], base_of(w, r), parts[l]);
+            n = fcdp__plan_slice_parts(w->plan->restore_mask, w->layout, &w->topology[r], base_of(w, r),
+                                       parts[l]);
         }
         assert_true(n <= FCDP_N_SPANS);
         all_gather(w->node_size, parts, n);
@@ -142,7 +147,8 @@ static void own_step(world *w) {
     for (uint32_t r = 0; r < w->n_ranks; r++)
         for (uint32_t k = 0; k < w->plan->n_stale; k++) {
             uint32_t i = w->plan->stale[k];
-            fcdp_piece place = fcdp__plan_shard(w->layout, &w->topology[r], i, w->topology[r].node, w->topology[r].local);
+            fcdp_piece place = fcdp__plan_shard(w->layout, &w->topology[r], i, w->topology[r].node,
+                                                w->topology[r].local);
             assert_int_equal(place.bytes, w->layout->extents[i].shard_bytes);
             assert_int_equal(place.offset_bytes, w->layout->extents[i].offset_bytes + r * place.bytes);
             memcpy(w->region[r] + place.offset_bytes, w->truth + place.offset_bytes, place.bytes);
@@ -180,20 +186,26 @@ static void node_step(world *w) {
 static void check_is_own(const world *w, uint32_t r, fcdp_piece piece) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         fcdp_piece slice = fcdp__layout_slice(w->layout, s, w->topology[r].local);
-        if (piece.offset_bytes >= slice.offset_bytes && piece.offset_bytes + piece.bytes <= slice.offset_bytes + slice.bytes) return;
+        if (piece.offset_bytes >= slice.offset_bytes &&
+            piece.offset_bytes + piece.bytes <= slice.offset_bytes + slice.bytes)
+            return;
     }
     fail_msg("rank %u puts %zu bytes at %zu, which are not its slices'", r, piece.bytes, piece.offset_bytes);
 }
 
-/* Each rank's pieces to the node's host memory; `whole_mask` as the plan takes it. Every byte at most once. */
+/* Each rank's pieces to the node's host memory; `whole_mask` as the plan
+ * takes it. Every byte at most once. */
 static void put_step(world *w, uint32_t whole_mask, bool by_slices, uint8_t *n_written_out) {
     static fcdp_piece pieces[MAX_EXTENTS * MAX_NODES + FCDP_N_SPANS];
     for (uint32_t r = 0; r < w->n_ranks; r++) {
-        size_t n = (by_slices ? fcdp__plan_put_slices : fcdp__plan_put_pieces)(w->plan, whole_mask, w->layout, &w->topology[r], pieces);
-        assert_true(n <= (by_slices ? w->layout->n_extents + FCDP_N_SPANS : (size_t)w->layout->n_extents * w->n_nodes));
+        size_t n = (by_slices ? fcdp__plan_put_slices : fcdp__plan_put_pieces)(w->plan, whole_mask, w->layout,
+                                                                               &w->topology[r], pieces);
+        assert_true(n <= (by_slices ? w->layout->n_extents + FCDP_N_SPANS
+                                    : (size_t)w->layout->n_extents * w->n_nodes));
         for (size_t k = 0; k < n && by_slices; k++) check_is_own(w, r, pieces[k]);
         for (size_t k = 0; k < n; k++) {
-            memcpy(w->host[r / w->node_size] + pieces[k].offset_bytes, w->region[r] + pieces[k].offset_bytes, pieces[k].bytes);
+            memcpy(w->host[r / w->node_size] + pieces[k].offset_bytes, w->region[r] + pieces[k].offset_bytes,
+                   pieces[k].bytes);
             for (size_t j = 0; j < pieces[k].bytes; j++)
                 n_written_out[(r / w->node_size) * w->layout->bytes + pieces[k].offset_bytes + j]++;
         }
@@ -206,7 +218,8 @@ static void take_step(world *w) {
         size_t n = fcdp__plan_take_pieces(w->plan, w->layout, &w->topology[r], pieces);
         assert_true(n <= (size_t)w->plan->n_stale * (w->n_nodes + 1));
         for (size_t k = 0; k < n; k++)
-            memcpy(w->region[r] + pieces[k].offset_bytes, w->host[r / w->node_size] + pieces[k].offset_bytes, pieces[k].bytes);
+            memcpy(w->region[r] + pieces[k].offset_bytes, w->host[r / w->node_size] + pieces[k].offset_bytes,
+                   pieces[k].bytes);
     }
 }
 
@@ -215,7 +228,8 @@ static void take_step(world *w) {
 static void check_bytes(const world *w, const uint8_t *bytes, const char *what, uint32_t whose) {
     for (uint32_t i = 0; i < w->layout->n_extents; i++) {
         size_t at = w->layout->extents[i].offset_bytes;
-        if (memcmp(bytes + at, w->truth + at, extent_bytes(w, i))) fail_msg("%s %u, extent %u", what, whose, i);
+        if (memcmp(bytes + at, w->truth + at, extent_bytes(w, i)))
+            fail_msg("%s %u, extent %u", what, whose, i);
     }
 }
 
@@ -245,7 +259,8 @@ static void check_masks_and_bytes(const world *w) {
     assert_int_equal(received_by_node, stale_bytes / w->n_nodes * (w->n_nodes - 1));
 }
 
-/* Once: every byte of the stale extents, and with `whole_mask` of all extents of those spans. Never: any other's. What pads is anybody's. */
+/* Once: every byte of the stale extents, and with `whole_mask` of all extents of those spans. Never: any
+ * other's. What pads is anybody's. */
 static void check_puts(const world *w, uint32_t whole_mask, uint8_t *n_written) {
     uint8_t *expected = calloc(w->layout->bytes + 1, 1), *is_used = calloc(w->layout->bytes + 1, 1);
     for (uint32_t i = 0; i < w->layout->n_extents; i++) {
@@ -272,14 +287,16 @@ static void check_takes(const world *w) {
     fcdp_piece pieces[MAX_EXTENTS * (MAX_NODES + 1)];
     uint8_t *n_got = calloc(w->layout->bytes + 1, 2), *expected = n_got + w->layout->bytes;
     for (uint32_t k = 0; k < w->plan->n_stale; k++)
-        memset(expected + w->layout->extents[w->plan->stale[k]].offset_bytes, 1, extent_bytes(w, w->plan->stale[k]));
+        memset(expected + w->layout->extents[w->plan->stale[k]].offset_bytes, 1,
+               extent_bytes(w, w->plan->stale[k]));
     for (uint32_t r = 0; r < w->n_ranks; r++) {
         memset(n_got, 0, w->layout->bytes);
         size_t n = fcdp__plan_take_pieces(w->plan, w->layout, &w->topology[r], pieces);
         for (size_t k = 0; k < n; k++) count(n_got, pieces[k]);
         for (uint32_t k = 0; k < w->plan->n_stale; k++)
             for (uint32_t b = 0; b < w->n_nodes; b++)
-                count(n_got, fcdp__plan_shard(w->layout, &w->topology[r], w->plan->stale[k], b, w->topology[r].local));
+                count(n_got, fcdp__plan_shard(w->layout, &w->topology[r], w->plan->stale[k], b,
+                                              w->topology[r].local));
         assert_memory_equal(n_got, expected, w->layout->bytes);
     }
     free(n_got);
@@ -323,7 +340,8 @@ static void test_random_plans(void **state) {
             check_regions(&w);
         }
         for (uint32_t whole_mask = 0; whole_mask <= FCDP_SPAN_MASK_ALL; whole_mask++)
-            for (int by_slices = 0; by_slices < 2; by_slices++) put_and_check(&w, whole_mask & w.plan->restore_mask, by_slices);
+            for (int by_slices = 0; by_slices < 2; by_slices++)
+                put_and_check(&w, whole_mask & w.plan->restore_mask, by_slices);
         world_free(&w);
     }
 }

@@ -1,4 +1,5 @@
-"""The fingerprint's kernel without a GPU: what comm/fingerprint.ptx computes, what a compiler makes of its source today, and that it assembles."""
+"""The fingerprint's kernel without a GPU: what comm/fingerprint.ptx computes, what a compiler makes of its
+source today, and that it assembles."""
 
 import os
 import pathlib
@@ -39,7 +40,9 @@ def sum_of(data, first):
 def run(kernel, cases):
     """Sums of (bytes, start of their address, index of the first word), a block for each."""
     arrays = {(1 + i) << 32 | start: bytearray(data) for i, (data, start, _) in enumerate(cases)}
-    tasks = bytearray().join(struct.pack("<4Q", at, len(data), first, 77) for at, (data, _, first) in zip(arrays, cases))
+    tasks = bytearray().join(
+        struct.pack("<4Q", at, len(data), first, 77) for at, (data, _, first) in zip(arrays, cases)
+    )
     kernel.launch(len(cases), N_THREADS, 4096, ptx.Memory({4096: tasks, **arrays}))
     return [struct.unpack_from("<4Q", tasks, 32 * i)[3] for i in range(len(cases))]
 
@@ -59,7 +62,15 @@ def test_the_shipped_text_computes_the_sum():
     check(TEXT)
 
 
-@pytest.mark.parametrize("wrong", [("xor.b64", "or.b64"), ("add.s32 	%r", "sub.s32 	%r"), ("bar.sync 	0;", ""), ("ld.global.nc.u8", "ld.global.nc.u64")])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("xor.b64", "or.b64"),
+        ("add.s32 	%r", "sub.s32 	%r"),
+        ("bar.sync 	0;", ""),
+        ("ld.global.nc.u8", "ld.global.nc.u64"),
+    ],
+)
 def test_a_wrong_instruction_is_noticed(wrong):
     """Of the tool: it runs what it is given."""
     assert wrong[0] in TEXT
@@ -74,10 +85,16 @@ def test_drivers_of_torchs_oldest_cuda_take_it():
 @pytest.mark.parametrize("architecture", ["sm_70", "sm_80", "sm_90", "sm_100"])
 def test_it_assembles(architecture, tmp_path):
     packaged = [str(path) for folder in sys.path for path in pathlib.Path(folder).glob("nvidia/*/bin/ptxas")]
-    ptxas = shutil.which("ptxas", path=os.pathsep.join([*(str(pathlib.Path(path).parent) for path in packaged), os.environ["PATH"]]))
+    ptxas = shutil.which(
+        "ptxas", path=os.pathsep.join([*(str(pathlib.Path(path).parent) for path in packaged), os.environ["PATH"]])
+    )
     if not ptxas:
         pytest.skip("no ptxas on PATH (CUDA's, or of the package nvidia-cuda-nvcc-cu12)")
-    done = subprocess.run([ptxas, "-v", f"-arch={architecture}", "-o", tmp_path / "out.cubin", compile_ptx.TEXT], capture_output=True, text=True)
+    done = subprocess.run(
+        [ptxas, "-v", f"-arch={architecture}", "-o", tmp_path / "out.cubin", compile_ptx.TEXT],
+        capture_output=True,
+        text=True,
+    )
     if "is not defined for option" in done.stderr:
         pytest.skip(f"this ptxas does not know {architecture}")
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
 /* The steady state of a training step, without pressure: what it may cost, from simgpu's counters.
  *
- * No page is created, mapped or unmapped, no thread that runs the model waits for the device, and each group crosses each lane once.
+ * No page is created, mapped or unmapped, no thread that runs the model waits for the device, and each group
+ * crosses each lane once.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,10 +17,20 @@
 #include "tests/comm/member.h"
 #include "tools/simgpu/simgpu.h"
 
-enum { PAGE_BYTES = 2 << 20, N_GROUPS = 7, N_ADAPTERS = 448, ROOT = 0, FROZEN = 4, N_WARM = 3, N_STEPS = 3, MEET = 99 };
+enum {
+    PAGE_BYTES = 2 << 20,
+    N_GROUPS = 7,
+    N_ADAPTERS = 448,
+    ROOT = 0,
+    FROZEN = 4,
+    N_WARM = 3,
+    N_STEPS = 3,
+    MEET = 99
+};
 
-static const char *const page_calls[] = {"cuMemCreate", "cuMemRelease", "cuMemMap", "cuMemUnmap", "cuMemSetAccess",
-                                         "cuMemAddressReserve", "cuMemAddressFree"};
+static const char *const page_calls[] = {"cuMemCreate",     "cuMemRelease",   "cuMemMap",
+                                         "cuMemUnmap",      "cuMemSetAccess", "cuMemAddressReserve",
+                                         "cuMemAddressFree"};
 
 typedef struct measured {
     struct simgpu_blocking blocking[CLUSTER_MAX_RANKS];
@@ -31,7 +42,8 @@ static void meet(member *m) {
     MUST(!council_agree(&m->cluster->council, MEET, NULL, 0));
 }
 
-/* As FSDP2 does: the root stays from its forward to its backward, and in backward the next group is unsharded while one computes. */
+/* As FSDP2 does: the root stays from its forward to its backward, and in backward the next
+ * group is unsharded while one computes. */
 static void step(member *m) {
     static const uint8_t trainable[CLUSTER_MAX_EXTENTS] = {0, 1, 1};
     uint32_t n = m->cluster->config.n_groups;
@@ -80,24 +92,30 @@ static void steps(member *m, void *arg) {
 }
 
 static cluster_config config_of(uint32_t node_size, fcdp_restore_mode restore, int tau, int prefetch) {
-    cluster_config config = {.n_nodes = 2, .node_size = node_size, .n_groups = N_GROUPS, .restore = restore, .prefetch = prefetch};
+    cluster_config config = {
+        .n_nodes = 2, .node_size = node_size, .n_groups = N_GROUPS, .restore = restore, .prefetch = prefetch};
     for (uint32_t g = 0; g < N_GROUPS; g++) {
-        size_t bytes = g == ROOT ? 1400000 : 2500000 + 100 * g; /* of all shards; blocks of two pages, a root of one */
+        /* of all shards; blocks of two pages, a root of one */
+        size_t bytes = g == ROOT ? 1400000 : 2500000 + 100 * g;
         size_t shard_bytes = bytes / 10 / (2 * node_size);
-        config.groups[g] = (group_spec){3, {{5 * shard_bytes, 0}, {4 * shard_bytes, g != FROZEN}, {shard_bytes, g != FROZEN}}};
+        config.groups[g] = (group_spec){
+            3, {{5 * shard_bytes, 0}, {4 * shard_bytes, g != FROZEN}, {shard_bytes, g != FROZEN}}};
     }
     for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = tau;
     config.device_budget_bytes = 2 * cluster_most_pages(&config) * PAGE_BYTES;
     return config;
 }
 
-/* One collective between nodes and one within for each group that is gathered; one within for each that is restored by slices. */
+/* One collective between nodes and one within for each group that is gathered; one within
+ * for each that is restored by slices. */
 static size_t expected_launches(const cluster_config *config) {
     bool by_slice = config->restore == FCDP_RESTORE_SLICE && config->node_size > 1, kept = config->tau[0] > 0;
-    if (config->coalesce_bytes) /* all that is stale in one; then each comes from the host, by slices but where it is kept in backward */
+    /* all that is stale in one; then each comes from the host, by slices but where it is kept in backward */
+    if (config->coalesce_bytes)
         return N_STEPS * (1 + (by_slice ? (size_t)(kept ? N_GROUPS - 1 : 2 * (N_GROUPS - 1) + 1) : 0));
     size_t gathers = (N_GROUPS - 1) * (1 + (size_t)by_slice);
-    size_t restores = by_slice && !kept ? N_GROUPS - 1 + 1 : 0; /* backward, all but the root; and the frozen one's forward */
+    /* backward, all but the root; and the frozen one's forward */
+    size_t restores = by_slice && !kept ? N_GROUPS - 1 + 1 : 0;
     return N_STEPS * (gathers + restores);
 }
 
@@ -112,7 +130,8 @@ static void check_mapping(const cluster_config *config) {
     }
 }
 
-/* Runs it; each rank launches at most `most` collectives in the measured steps, and exactly as many where `exactly`. */
+/* Runs it; each rank launches at most `most` collectives in the measured steps,
+ * and exactly as many where `exactly`. */
 static void steady(cluster_config config, size_t most, bool exactly) {
     measured out = {0};
     simgpu_reset();
@@ -138,7 +157,8 @@ static void steady(cluster_config config, size_t most, bool exactly) {
 /* Of the ways, about each TEST_COARSER-th, from a random one on: many runs come to all of them. */
 static bool is_taken(unsigned *n_seen) {
     const char *given = getenv("TEST_COARSER");
-    unsigned stride = given && atoi(given) > 0 ? (unsigned)atoi(given) | 1 : 1; /* odd: the ways come in powers of two */
+    /* odd: the ways come in powers of two */
+    unsigned stride = given && atoi(given) > 0 ? (unsigned)atoi(given) | 1 : 1;
     if (!*n_seen) *n_seen = (unsigned)(fcdp__now_ns() / 1000 % stride);
     return (*n_seen)++ % stride == 0;
 }
@@ -160,13 +180,15 @@ static void test_small_groups_cross_in_one_collective(void **state) {
             }
 }
 
-/* A LoRA job that wraps each adapter on its own; a quarter of them where TEST_COARSER is set, as TSan takes 90 s for all. Whole: no collective within the node, so all that is counted crosses nodes. */
+/* A LoRA job that wraps each adapter on its own; a quarter of them where TEST_COARSER is set, as TSan takes
+ * 90 s for all. Whole: no collective within the node, so all that is counted crosses nodes. */
 static void test_448_adapters_cross_in_at_most_8_collectives(void **state) {
     (void)state;
     cluster_config config = config_of(2, FCDP_RESTORE_WHOLE, 0, 1);
     config.n_groups = getenv("TEST_COARSER") ? N_ADAPTERS / 4 : N_ADAPTERS;
     for (uint32_t g = 0; g < config.n_groups; g++)
-        config.groups[g] = (group_spec){3, {{4096, 0}, {16384 + 16 * (g % 5), g != FROZEN}, {1024, g != FROZEN}}};
+        config.groups[g] = (group_spec){
+            3, {{4096, 0}, {16384 + 16 * (g % 5), g != FROZEN}, {1024, g != FROZEN}}};
     config.coalesce_bytes = 1 << 20;
     steady(config, N_STEPS * 8, false);
 }
@@ -180,7 +202,8 @@ static void every_way(fcdp_mapping_mode mapping) {
                     if (!is_taken(&n_seen)) continue;
                     cluster_config config = config_of(node_size, (fcdp_restore_mode)restore, tau, prefetch);
                     config.mapping = mapping;
-                    print_message("2 x %u, restore %s, tau %d, prefetch %d\n", node_size, restore ? "whole" : "slice", tau, prefetch);
+                    print_message("2 x %u, restore %s, tau %d, prefetch %d\n", node_size,
+                                  restore ? "whole" : "slice", tau, prefetch);
                     steady(config, expected_launches(&config), true);
                 }
 }

@@ -137,7 +137,8 @@ static void confirm_and_gather(fixture *f) {
     gather(f);
 }
 
-/* A trip through another device, requires_grad, a counter that moves without a write, an optimizer that changed nothing. */
+/* A trip through another device, requires_grad, a counter that moves without a
+ * write, an optimizer that changed nothing. */
 static void test_equal_bytes_are_enough_for_a_confirmed_copy(void **state) {
     (void)state;
     for (size_t k = 0; k < sizeof(fcdp_signals) / sizeof(uint64_t); k++) {

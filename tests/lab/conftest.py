@@ -20,7 +20,12 @@ class Lab:
         self.folder = folder
         self.python = sys.executable
         self.mark = uuid.uuid4().hex
-        self.env = {**os.environ, "PYTHONPATH": str(ROOT / "tools" / "lab"), "LAB_TEST_MARK": self.mark, "TMPDIR": str(folder)}
+        self.env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "tools" / "lab"),
+            "LAB_TEST_MARK": self.mark,
+            "TMPDIR": str(folder),
+        }
 
     def script(self, text, name="script.py"):
         path = self.folder / name
@@ -34,8 +39,12 @@ class Lab:
     def run(self, script, *script_args, options=(), launcher="direct", **kwargs):
         return subprocess.run(
             self.command(script, *script_args, options=options, launcher=launcher),
-            env=self.env, capture_output=True, text=True, timeout=300, **kwargs,
-        )  # fmt: skip
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            **kwargs,
+        )
 
     def figures(self, script, *script_args, options=(), **kwargs):
         """The JSON document of a run that must succeed."""

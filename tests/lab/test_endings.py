@@ -33,9 +33,12 @@ def waiting(lab):
     keep_open = os.open(fifo, os.O_WRONLY)
     process = subprocess.Popen(
         lab.command(lab.script(WAIT_FOREVER), str(fifo), options=["--modes", "fsdp"]),
-        env=lab.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=lab.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup, around the tests, ignores it for all
-    )  # fmt: skip
+    )
     said = ""
     while said.count("\n") < N_RANKS:
         assert select.select([reader], [], [], 30)[0], f"ranks did not come up: {process.stderr.read()}"
@@ -107,7 +110,10 @@ signal.pause()
         ("fail_in_own_function()", "ValueError: the learning rate is a fish"),
         ("print('no such data set', file=sys.stderr); sys.exit(3)", "exited with code 3:\nno such data set"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
-        ("print('oops', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV; its last words:\noops"),
+        (
+            "print('oops', file=sys.stderr, flush=True); os.kill(os.getpid(), signal.SIGSEGV)",
+            "SIGSEGV; its last words:\noops",
+        ),
     ],
 )
 def test_the_first_failing_rank_is_named_with_its_own_words(lab, action, said):
@@ -136,7 +142,10 @@ NOBODY = {"user": 65534, "group": 65534, "extra_groups": []}
 def _python_of_everybody():
     for python in (sys.executable, "/usr/bin/python3"):
         with contextlib.suppress(OSError):
-            if subprocess.run([python, "-c", "import sys; assert sys.version_info >= (3, 10)"], **NOBODY).returncode == 0:
+            if (
+                subprocess.run([python, "-c", "import sys; assert sys.version_info >= (3, 10)"], **NOBODY).returncode
+                == 0
+            ):
                 return python
     pytest.skip("no Python 3.10 that an unprivileged user may run")
 

@@ -45,7 +45,8 @@ def _transfer(lab, rate, n_bytes):
 
 
 def test_a_link_has_its_rate_and_large_packets_stay_whole(lab):
-    """The full bucket lets 256 KiB more through at the start; a busy machine may be slower than its link, not faster."""
+    """The full bucket lets 256 KiB more through at the start; a busy machine may be slower than its link, not
+    faster."""
     n_bytes, rate = 12_500_000, 100e6
     for _ in range(3):
         run, logs = _transfer(lab, "100mbit", n_bytes)

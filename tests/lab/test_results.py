@@ -7,9 +7,19 @@ from fcdp_lab import lab, modes, report, results
 
 def _step(n, t_in, t_out, digest="d", optimizer=0, layout="l", sent=0, fcdp=None):
     return {
-        "kind": "step", "t": t_out, "optimizer": optimizer, "step": n, "t_in": t_in, "t_out": t_out, "sent": sent,
-        "received": 0, "digest": digest, "layout": layout, "gathered": {"current": 0, "peak": 7}, "fcdp": fcdp,
-    }  # fmt: skip
+        "kind": "step",
+        "t": t_out,
+        "optimizer": optimizer,
+        "step": n,
+        "t_in": t_in,
+        "t_out": t_out,
+        "sent": sent,
+        "received": 0,
+        "digest": digest,
+        "layout": layout,
+        "gathered": {"current": 0, "peak": 7},
+        "fcdp": fcdp,
+    }
 
 
 def _run(folder, ranks, sent, stdout=""):
@@ -43,9 +53,15 @@ def test_bytes_are_those_between_counted_steps_and_split_by_collective(tmp_path)
     def stats(gather, reduce):
         kinds = {"gather": {"inter_bytes_sent": gather}, "reduce_scatter": {"inter_bytes_sent": reduce}}
         return {
-            "enabled": True, "driver": "sim", "topology": {}, "gathers": {}, "bypassed": [], "collectives": kinds,
-            "device_bytes": {"peak": 5}, "host_bytes": {"peak": 9},
-        }  # fmt: skip
+            "enabled": True,
+            "driver": "sim",
+            "topology": {},
+            "gathers": {},
+            "bypassed": [],
+            "collectives": kinds,
+            "device_bytes": {"peak": 5},
+            "host_bytes": {"peak": 9},
+        }
 
     ranks = [
         [_step(n, n, n, sent=base + 100 * n, fcdp=stats(40 * n, 60 * n)) for n in range(1, 6)] for base in (5000, 9000)
@@ -66,8 +82,10 @@ def test_equal_means_every_rank_at_every_step(tmp_path):
     same = results.compare(train("same", "abc"), reference)
     assert same == {"shards": True, "losses": True, "first_difference": None}
     assert results.compare(train("late", "abx", stdout="loss 1.6"), reference) == {
-        "shards": False, "losses": False, "first_difference": 3,
-    }  # fmt: skip
+        "shards": False,
+        "losses": False,
+        "first_difference": 3,
+    }
     assert results.compare(train("short", "ab"), reference)["first_difference"] == 3
     other = results.compare(train("other", "xyz", layout="m"), reference)
     assert other == {"shards": None, "losses": True, "first_difference": None}
@@ -93,10 +111,17 @@ def test_runs_are_interleaved_and_every_second_round_is_reversed():
 
 def test_a_table_row_has_a_cell_per_column():
     mode = {
-        "name": "fsdp", "env": {}, "step_s": 2.0, "sent_bytes_per_step": 3e8, "sent_W_per_step": 3.0, "W_bytes": 1e8,
-        "device_gathered_peak_bytes": 1e6, "device_state_bytes": None, "host_peak_bytes": 0,
+        "name": "fsdp",
+        "env": {},
+        "step_s": 2.0,
+        "sent_bytes_per_step": 3e8,
+        "sent_W_per_step": 3.0,
+        "W_bytes": 1e8,
+        "device_gathered_peak_bytes": 1e6,
+        "device_state_bytes": None,
+        "host_peak_bytes": 0,
         "equal": {"shards": False, "losses": None, "first_difference": 4},
-    }  # fmt: skip
+    }
     first, second = report.rows({"modes": [mode, {**mode, "name": "x", "step_s": 1.0}]})
     assert len(first) == len(second) == len(report.COLUMNS)
     assert first[-1] == "reference" and second[-1] == "NOT from step 4"

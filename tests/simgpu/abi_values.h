@@ -1,56 +1,128 @@
-/* The types' layouts and the values that the simulated GPU declares for itself, to be compared with cuda.h's. */
-#define ABI_VALUES(X)                                                                                              \
-    X(sizeof(CUdeviceptr)) X(sizeof(CUdevice)) X(sizeof(CUresult)) X(sizeof(CUmemGenericAllocationHandle))         \
-    X(sizeof(CUstream)) X(sizeof(CUevent)) X(sizeof(CUcontext)) X(sizeof(CUhostFn)) X(sizeof(cuuint32_t))          \
-    X(sizeof(CUmemLocation)) X(offsetof(CUmemLocation, type)) X(offsetof(CUmemLocation, id))                       \
-    X(sizeof(CUmemAccessDesc)) X(offsetof(CUmemAccessDesc, location)) X(offsetof(CUmemAccessDesc, flags))          \
-    X(sizeof(CUmemAllocationProp)) X(offsetof(CUmemAllocationProp, type))                                          \
-    X(offsetof(CUmemAllocationProp, requestedHandleTypes)) X(offsetof(CUmemAllocationProp, location))              \
-    X(offsetof(CUmemAllocationProp, win32HandleMetaData))                                                          \
-    X(offsetof(CUmemAllocationProp, allocFlags.compressionType))                                                   \
-    X(offsetof(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable))                                              \
-    X(offsetof(CUmemAllocationProp, allocFlags.usage)) X(offsetof(CUmemAllocationProp, allocFlags.reserved))       \
-    X(CUDA_SUCCESS) X(CUDA_ERROR_INVALID_VALUE) X(CUDA_ERROR_OUT_OF_MEMORY) X(CUDA_ERROR_NOT_INITIALIZED)          \
-    X(CUDA_ERROR_NO_DEVICE) X(CUDA_ERROR_INVALID_DEVICE) X(CUDA_ERROR_INVALID_CONTEXT) X(CUDA_ERROR_MAP_FAILED)    \
-    X(CUDA_ERROR_UNMAP_FAILED) X(CUDA_ERROR_ALREADY_MAPPED) X(CUDA_ERROR_NOT_MAPPED)                               \
-    X(CUDA_ERROR_NO_BINARY_FOR_GPU) X(sizeof(CUmodule)) X(sizeof(CUfunction))                                      \
-    X(CUDA_ERROR_OPERATING_SYSTEM) X(CUDA_ERROR_INVALID_HANDLE) X(CUDA_ERROR_ILLEGAL_STATE)                        \
-    X(CUDA_ERROR_NOT_FOUND) X(CUDA_ERROR_NOT_READY) X(CUDA_ERROR_ILLEGAL_ADDRESS)                                  \
-    X(CUDA_ERROR_CONTEXT_IS_DESTROYED) X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)                                \
-    X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED) X(CUDA_ERROR_LAUNCH_FAILED) X(CUDA_ERROR_NOT_PERMITTED)               \
-    X(CUDA_ERROR_NOT_SUPPORTED) X(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) X(CUDA_ERROR_UNKNOWN)                     \
-    X(CUDA_ERROR_STREAM_CAPTURE_ISOLATION) X(sizeof(CUstreamCaptureMode)) X(CU_STREAM_CAPTURE_MODE_GLOBAL)         \
-    X(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL) X(CU_STREAM_CAPTURE_MODE_RELAXED)                                       \
-    X(sizeof(CUstreamCaptureStatus)) X(CU_STREAM_CAPTURE_STATUS_NONE) X(CU_STREAM_CAPTURE_STATUS_ACTIVE)           \
-    X(CU_STREAM_CAPTURE_STATUS_INVALIDATED)                                                                        \
-    X(CU_DEVICE_ATTRIBUTE_INTEGRATED) X(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) X(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)       \
-    X(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT) X(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)                            \
-    X(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID) X(CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED)                        \
-    X(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM) X(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES)  \
-    X(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED) X(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)      \
-    X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)                                             \
-    X(CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED)                                                           \
-    X(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)                                                 \
-    X(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED) X(CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR)  \
-    X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) X(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED)                 \
-    X(CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID) X(CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)       \
-    X(CU_MEM_ALLOCATION_TYPE_INVALID) X(CU_MEM_ALLOCATION_TYPE_PINNED) X(CU_MEM_HANDLE_TYPE_NONE)                  \
-    X(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) X(CU_MEM_HANDLE_TYPE_FABRIC) X(CU_MEM_LOCATION_TYPE_INVALID)       \
-    X(CU_MEM_LOCATION_TYPE_DEVICE) X(CU_MEM_LOCATION_TYPE_HOST) X(CU_MEM_LOCATION_TYPE_HOST_NUMA)                  \
-    X(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT) X(CU_MEM_ACCESS_FLAGS_PROT_NONE) X(CU_MEM_ACCESS_FLAGS_PROT_READ)    \
-    X(CU_MEM_ACCESS_FLAGS_PROT_READWRITE) X(CU_MEM_ALLOC_GRANULARITY_MINIMUM)                                      \
-    X(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED) X(CU_STREAM_DEFAULT) X(CU_STREAM_NON_BLOCKING) X(CU_EVENT_DEFAULT)     \
-    X(CU_EVENT_BLOCKING_SYNC) X(CU_EVENT_DISABLE_TIMING) X(CU_EVENT_INTERPROCESS) X(CU_STREAM_WAIT_VALUE_GEQ)      \
-    X(CU_STREAM_WAIT_VALUE_EQ) X(CU_STREAM_WAIT_VALUE_AND) X(CU_STREAM_WAIT_VALUE_NOR)                             \
-    X(CU_STREAM_WAIT_VALUE_FLUSH) X(CU_STREAM_WRITE_VALUE_DEFAULT) X(CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)      \
-    X(CU_MEMHOSTREGISTER_PORTABLE) X(CU_MEMHOSTREGISTER_DEVICEMAP) X(CU_MEMHOSTREGISTER_IOMEMORY)                  \
-    X(CU_MEMHOSTREGISTER_READ_ONLY) X((uintptr_t)CU_STREAM_LEGACY) X((uintptr_t)CU_STREAM_PER_THREAD)
-
+/* The types' layouts and the values that the simulated GPU declares for itself, beside cuda.h's. */
 struct abi_value {
     const char *what;
     long long value;
 };
-#define ABI_ROW(expression) {#expression, (long long)(expression)},
+
+#define ABI_VALUE(expression) {#expression, (long long)(expression)}
+/* An array of them, ended by NULL. */
+#define ABI_VALUES                                                                                           \
+    {ABI_VALUE(sizeof(CUdeviceptr)),                                                                         \
+     ABI_VALUE(sizeof(CUdevice)),                                                                            \
+     ABI_VALUE(sizeof(CUresult)),                                                                            \
+     ABI_VALUE(sizeof(CUmemGenericAllocationHandle)),                                                        \
+     ABI_VALUE(sizeof(CUstream)),                                                                            \
+     ABI_VALUE(sizeof(CUevent)),                                                                             \
+     ABI_VALUE(sizeof(CUcontext)),                                                                           \
+     ABI_VALUE(sizeof(CUhostFn)),                                                                            \
+     ABI_VALUE(sizeof(cuuint32_t)),                                                                          \
+     ABI_VALUE(sizeof(CUmemLocation)),                                                                       \
+     ABI_VALUE(offsetof(CUmemLocation, type)),                                                               \
+     ABI_VALUE(offsetof(CUmemLocation, id)),                                                                 \
+     ABI_VALUE(sizeof(CUmemAccessDesc)),                                                                     \
+     ABI_VALUE(offsetof(CUmemAccessDesc, location)),                                                         \
+     ABI_VALUE(offsetof(CUmemAccessDesc, flags)),                                                            \
+     ABI_VALUE(sizeof(CUmemAllocationProp)),                                                                 \
+     ABI_VALUE(offsetof(CUmemAllocationProp, type)),                                                         \
+     ABI_VALUE(offsetof(CUmemAllocationProp, requestedHandleTypes)),                                         \
+     ABI_VALUE(offsetof(CUmemAllocationProp, location)),                                                     \
+     ABI_VALUE(offsetof(CUmemAllocationProp, win32HandleMetaData)),                                          \
+     ABI_VALUE(offsetof(CUmemAllocationProp, allocFlags.compressionType)),                                   \
+     ABI_VALUE(offsetof(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable)),                              \
+     ABI_VALUE(offsetof(CUmemAllocationProp, allocFlags.usage)),                                             \
+     ABI_VALUE(offsetof(CUmemAllocationProp, allocFlags.reserved)),                                          \
+     ABI_VALUE(CUDA_SUCCESS),                                                                                \
+     ABI_VALUE(CUDA_ERROR_INVALID_VALUE),                                                                    \
+     ABI_VALUE(CUDA_ERROR_OUT_OF_MEMORY),                                                                    \
+     ABI_VALUE(CUDA_ERROR_NOT_INITIALIZED),                                                                  \
+     ABI_VALUE(CUDA_ERROR_NO_DEVICE),                                                                        \
+     ABI_VALUE(CUDA_ERROR_INVALID_DEVICE),                                                                   \
+     ABI_VALUE(CUDA_ERROR_INVALID_CONTEXT),                                                                  \
+     ABI_VALUE(CUDA_ERROR_MAP_FAILED),                                                                       \
+     ABI_VALUE(CUDA_ERROR_UNMAP_FAILED),                                                                     \
+     ABI_VALUE(CUDA_ERROR_ALREADY_MAPPED),                                                                   \
+     ABI_VALUE(CUDA_ERROR_NOT_MAPPED),                                                                       \
+     ABI_VALUE(CUDA_ERROR_NO_BINARY_FOR_GPU),                                                                \
+     ABI_VALUE(sizeof(CUmodule)),                                                                            \
+     ABI_VALUE(sizeof(CUfunction)),                                                                          \
+     ABI_VALUE(CUDA_ERROR_OPERATING_SYSTEM),                                                                 \
+     ABI_VALUE(CUDA_ERROR_INVALID_HANDLE),                                                                   \
+     ABI_VALUE(CUDA_ERROR_ILLEGAL_STATE),                                                                    \
+     ABI_VALUE(CUDA_ERROR_NOT_FOUND),                                                                        \
+     ABI_VALUE(CUDA_ERROR_NOT_READY),                                                                        \
+     ABI_VALUE(CUDA_ERROR_ILLEGAL_ADDRESS),                                                                  \
+     ABI_VALUE(CUDA_ERROR_CONTEXT_IS_DESTROYED),                                                             \
+     ABI_VALUE(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED),                                                   \
+     ABI_VALUE(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),                                                       \
+     ABI_VALUE(CUDA_ERROR_LAUNCH_FAILED),                                                                    \
+     ABI_VALUE(CUDA_ERROR_NOT_PERMITTED),                                                                    \
+     ABI_VALUE(CUDA_ERROR_NOT_SUPPORTED),                                                                    \
+     ABI_VALUE(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),                                                       \
+     ABI_VALUE(CUDA_ERROR_UNKNOWN),                                                                          \
+     ABI_VALUE(CUDA_ERROR_STREAM_CAPTURE_ISOLATION),                                                         \
+     ABI_VALUE(sizeof(CUstreamCaptureMode)),                                                                 \
+     ABI_VALUE(CU_STREAM_CAPTURE_MODE_GLOBAL),                                                               \
+     ABI_VALUE(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),                                                         \
+     ABI_VALUE(CU_STREAM_CAPTURE_MODE_RELAXED),                                                              \
+     ABI_VALUE(sizeof(CUstreamCaptureStatus)),                                                               \
+     ABI_VALUE(CU_STREAM_CAPTURE_STATUS_NONE),                                                               \
+     ABI_VALUE(CU_STREAM_CAPTURE_STATUS_ACTIVE),                                                             \
+     ABI_VALUE(CU_STREAM_CAPTURE_STATUS_INVALIDATED),                                                        \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_INTEGRATED),                                                              \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_PCI_BUS_ID),                                                              \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID),                                                           \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT),                                                      \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING),                                                      \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID),                                                           \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED),                                             \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM),                                 \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES),                                                 \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED),                                                 \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),                                     \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),                             \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED),                                           \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),                                 \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED),                                       \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR),                                           \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED),                                            \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED),                                                     \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID),                                                            \
+     ABI_VALUE(CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED),                           \
+     ABI_VALUE(CU_MEM_ALLOCATION_TYPE_INVALID),                                                              \
+     ABI_VALUE(CU_MEM_ALLOCATION_TYPE_PINNED),                                                               \
+     ABI_VALUE(CU_MEM_HANDLE_TYPE_NONE),                                                                     \
+     ABI_VALUE(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),                                                    \
+     ABI_VALUE(CU_MEM_HANDLE_TYPE_FABRIC),                                                                   \
+     ABI_VALUE(CU_MEM_LOCATION_TYPE_INVALID),                                                                \
+     ABI_VALUE(CU_MEM_LOCATION_TYPE_DEVICE),                                                                 \
+     ABI_VALUE(CU_MEM_LOCATION_TYPE_HOST),                                                                   \
+     ABI_VALUE(CU_MEM_LOCATION_TYPE_HOST_NUMA),                                                              \
+     ABI_VALUE(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT),                                                      \
+     ABI_VALUE(CU_MEM_ACCESS_FLAGS_PROT_NONE),                                                               \
+     ABI_VALUE(CU_MEM_ACCESS_FLAGS_PROT_READ),                                                               \
+     ABI_VALUE(CU_MEM_ACCESS_FLAGS_PROT_READWRITE),                                                          \
+     ABI_VALUE(CU_MEM_ALLOC_GRANULARITY_MINIMUM),                                                            \
+     ABI_VALUE(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),                                                        \
+     ABI_VALUE(CU_STREAM_DEFAULT),                                                                           \
+     ABI_VALUE(CU_STREAM_NON_BLOCKING),                                                                      \
+     ABI_VALUE(CU_EVENT_DEFAULT),                                                                            \
+     ABI_VALUE(CU_EVENT_BLOCKING_SYNC),                                                                      \
+     ABI_VALUE(CU_EVENT_DISABLE_TIMING),                                                                     \
+     ABI_VALUE(CU_EVENT_INTERPROCESS),                                                                       \
+     ABI_VALUE(CU_STREAM_WAIT_VALUE_GEQ),                                                                    \
+     ABI_VALUE(CU_STREAM_WAIT_VALUE_EQ),                                                                     \
+     ABI_VALUE(CU_STREAM_WAIT_VALUE_AND),                                                                    \
+     ABI_VALUE(CU_STREAM_WAIT_VALUE_NOR),                                                                    \
+     ABI_VALUE(CU_STREAM_WAIT_VALUE_FLUSH),                                                                  \
+     ABI_VALUE(CU_STREAM_WRITE_VALUE_DEFAULT),                                                               \
+     ABI_VALUE(CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER),                                                     \
+     ABI_VALUE(CU_MEMHOSTREGISTER_PORTABLE),                                                                 \
+     ABI_VALUE(CU_MEMHOSTREGISTER_DEVICEMAP),                                                                \
+     ABI_VALUE(CU_MEMHOSTREGISTER_IOMEMORY),                                                                 \
+     ABI_VALUE(CU_MEMHOSTREGISTER_READ_ONLY),                                                                \
+     ABI_VALUE((uintptr_t)CU_STREAM_LEGACY),                                                                 \
+     ABI_VALUE((uintptr_t)CU_STREAM_PER_THREAD),                                                             \
+     {NULL, 0}}
 
 extern const struct abi_value abi_theirs[];
 extern const char *const abi_their_names[]; /* the exported name of each entry point; NULL ends */

@@ -1,5 +1,6 @@
-/* absent.c - the simulated GPU's control functions where a real one is used: nothing is there to control. A test that runs on any driver is
- * linked with this instead of the simulated driver, whose cu* symbols would stand in libcuda's way. */
+/* absent.c - the simulated GPU's control functions where a real one is used: nothing is there to
+ * control. A test that runs on any driver is linked with this instead of the simulated driver, whose cu*
+ * symbols would stand in libcuda's way. */
 #include <string.h>
 
 #include "tools/simgpu/simgpu.h"

@@ -6,9 +6,10 @@
 const CUmemLocation on_device = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
 const CUmemAllocationProp device_memory = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-const CUmemAllocationProp exportable_memory = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                               .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                                               .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+const CUmemAllocationProp exportable_memory = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
 const CUmemAccessDesc read_write = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 const CUmemAccessDesc read_only = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ};
 const CUmemAccessDesc no_access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
@@ -59,8 +60,7 @@ struct pages pages_make(size_t n) {
 
 void pages_destroy(struct pages *pages) {
     OK(cuMemUnmap(pages->at, pages->n * PAGE));
-    for (size_t i = 0; i < pages->n; i++)
-        OK(cuMemRelease(pages->handles[i]));
+    for (size_t i = 0; i < pages->n; i++) OK(cuMemRelease(pages->handles[i]));
     OK(cuMemAddressFree(pages->at, pages->n * PAGE));
 }
 
@@ -85,8 +85,12 @@ static bool touches(CUdeviceptr address, bool write) {
     return through;
 }
 
-bool can_read(CUdeviceptr address) { return touches(address, false); }
-bool can_write(CUdeviceptr address) { return touches(address, true); }
+bool can_read(CUdeviceptr address) {
+    return touches(address, false);
+}
+bool can_write(CUdeviceptr address) {
+    return touches(address, true);
+}
 
 void *host_make(size_t bytes, bool registered) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -95,13 +99,14 @@ void *host_make(size_t bytes, bool registered) {
     return memory;
 }
 
-void host_destroy(void *memory, size_t bytes) { munmap(memory, bytes); }
+void host_destroy(void *memory, size_t bytes) {
+    munmap(memory, bytes);
+}
 
 static void gate_function(void *argument) {
     struct gate *gate = argument;
     sem_post(&gate->entered);
-    while (sem_wait(&gate->opened) != 0)
-        continue;
+    while (sem_wait(&gate->opened) != 0) continue;
 }
 
 void gate_close(struct gate *gate, CUstream stream) {
@@ -111,8 +116,9 @@ void gate_close(struct gate *gate, CUstream stream) {
 }
 
 void gate_wait_entered(struct gate *gate) {
-    while (sem_wait(&gate->entered) != 0)
-        continue;
+    while (sem_wait(&gate->entered) != 0) continue;
 }
 
-void gate_open(struct gate *gate) { sem_post(&gate->opened); }
+void gate_open(struct gate *gate) {
+    sem_post(&gate->opened);
+}

@@ -1,4 +1,5 @@
-/* What the simulated GPU's tests share: a fresh device per test, mapped memory, a probe for faults, a held stream. */
+/* What the simulated GPU's tests share: a fresh device per test, mapped
+ * memory, a probe for faults, a held stream. */
 #ifndef FCDP_TESTS_SIMGPU_SUPPORT_H
 #define FCDP_TESTS_SIMGPU_SUPPORT_H
 
@@ -43,7 +44,9 @@ CUdeviceptr range_make(size_t bytes);
 /* Whether a load, or a store, by this thread goes through; it faults otherwise. */
 bool can_read(CUdeviceptr address);
 bool can_write(CUdeviceptr address);
-static inline unsigned char *bytes_at(CUdeviceptr address) { return (unsigned char *)(uintptr_t)address; }
+static inline unsigned char *bytes_at(CUdeviceptr address) {
+    return (unsigned char *)(uintptr_t)address;
+}
 
 /* Host memory; page-aligned, registered if asked for. */
 void *host_make(size_t bytes, bool registered);

@@ -53,8 +53,7 @@ static void what_only_enqueues_or_asks_does_not_count(void **state) {
     OK(cuMemsetD8Async(pages.at, 0, 64, stream));
     OK(cuEventRecord(event, stream));
     OK(cuStreamWaitEvent(stream, event, 0));
-    while (cuStreamQuery(stream) != CUDA_SUCCESS || cuEventQuery(event) != CUDA_SUCCESS)
-        continue;
+    while (cuStreamQuery(stream) != CUDA_SUCCESS || cuEventQuery(event) != CUDA_SUCCESS) continue;
     pages_destroy(&pages);
     assert_total(0, 0);
     OK(cuMemHostUnregister(pinned));
@@ -82,7 +81,8 @@ static void a_call_waits_when_there_is_something_to_wait_for(void **state) {
     assert_total(0, 0);
 }
 
-/* Whether or not there was something to wait for, the flags decide: the caller cannot know that there is nothing. */
+/* Whether or not there was something to wait for, the flags decide: the
+ * caller cannot know that there is nothing. */
 static void a_call_may_spin_unless_its_event_lets_it_sleep(void **state) {
     (void)state;
     CUstream stream = stream_make();
@@ -118,7 +118,8 @@ static void copies_of_pageable_memory_wait(void **state) {
     assert_total(2, 2);
     assert_int_equal(simgpu_blocking_list(rows, 4), 2);
     for (int i = 0; i < 2; i++)
-        assert_true(strcmp(rows[i].entry, "cuMemcpyHtoDAsync_v2") == 0 || strcmp(rows[i].entry, "cuMemcpyDtoHAsync_v2") == 0);
+        assert_true(strcmp(rows[i].entry, "cuMemcpyHtoDAsync_v2") == 0 ||
+                    strcmp(rows[i].entry, "cuMemcpyDtoHAsync_v2") == 0);
     assert_string_not_equal(rows[0].entry, rows[1].entry);
 }
 
@@ -147,7 +148,7 @@ static void refused_calls_do_not_count(void **state) {
     assert_total(0, 0);
 }
 
-/* ---- who and where ---------------------------------------------------------------------------------------------- */
+/* ---- who and where ---- */
 
 void waits_here(CUstream stream);
 void waits_there(CUstream stream);
@@ -167,8 +168,7 @@ static void a_row_names_where_the_call_came_from(void **state) {
     (void)state;
     CUstream stream = stream_make();
     struct simgpu_blocking rows[4];
-    for (int i = 0; i < 5; i++)
-        waits_here(stream);
+    for (int i = 0; i < 5; i++) waits_here(stream);
     simgpu_annotate("agreement");
     waits_there(stream);
     simgpu_annotate(NULL);
@@ -178,7 +178,8 @@ static void a_row_names_where_the_call_came_from(void **state) {
     assert_int_equal(rows[0].waits, 1);
     assert_string_equal(rows[0].entry, "cuStreamSynchronize");
     assert_int_equal(rows[0].thread, syscall(SYS_gettid));
-    if (strncmp(rows[0].site, "waits_here (test_simgpu_blocking) < waits_there (", 49) != 0) fail_msg("%s", rows[0].site);
+    if (strncmp(rows[0].site, "waits_here (test_simgpu_blocking) < waits_there (", 49) != 0)
+        fail_msg("%s", rows[0].site);
     assert_string_equal(rows[1].label, "");
     assert_int_equal(rows[1].calls, 5);
     assert_int_equal(rows[1].waits, 0);
@@ -193,7 +194,8 @@ struct other {
 
 static void *other_thread(void *argument) {
     struct other *other = argument;
-    if (cuCtxSetCurrent(other->context) || cuStreamSynchronize(other->stream) || cuStreamSynchronize(other->stream))
+    if (cuCtxSetCurrent(other->context) || cuStreamSynchronize(other->stream) ||
+        cuStreamSynchronize(other->stream))
         return NULL;
     other->thread = (int)syscall(SYS_gettid);
     return other;
@@ -233,8 +235,7 @@ static void rows_are_bounded_and_nothing_is_lost(void **state) {
     size_t n = simgpu_blocking_list(rows, N);
     assert_true(n < N);
     unsigned long n_calls = 0;
-    for (size_t i = 0; i < n; i++)
-        n_calls += rows[i].calls;
+    for (size_t i = 0; i < n; i++) n_calls += rows[i].calls;
     assert_int_equal(n_calls, N);
     assert_string_equal(rows[0].entry, "others");
     struct simgpu_blocking sum;
@@ -250,7 +251,8 @@ static void calls_are_counted_in_a_window(void **state) {
     simgpu_calls_reset();
     OK(cuMemsetD8Async(pages.at, 0, 64, NULL));
     assert_int_equal(simgpu_calls("cuMemMap") + simgpu_calls("cuMemUnmap") + simgpu_calls("cuMemCreate") +
-                         simgpu_calls("cuMemSetAccess"), 0);
+                         simgpu_calls("cuMemSetAccess"),
+                     0);
     assert_int_equal(simgpu_calls(NULL), 1);
     CUmemGenericAllocationHandle handle;
     OK(cuMemCreate(&handle, PAGE, &device_memory, 0));

@@ -6,7 +6,7 @@
 
 #include "tests/simgpu/support.h"
 
-/* ---- every entry point, called so that it succeeds -------------------------------------------------------------- */
+/* ---- every entry point, called so that it succeeds ---- */
 
 static struct world {
     struct pages pages; /* two mapped pages, of which calls remap the second */
@@ -21,12 +21,16 @@ static struct world {
     CUcontext context;
 } world;
 
-static void do_nothing(void *argument) { (void)argument; }
+static void do_nothing(void *argument) {
+    (void)argument;
+}
 
-/* Each makes the call that is its name; the next of the list undoes nothing, so calls that consume use what only they
- * use. */
-#define CALL(entry, call)                                                                                          \
-    static CUresult call_##entry(void) { return call; }
+/* Each makes the call that is its name; the next of the list undoes nothing, so calls
+ * that consume use what only they use. */
+#define CALL(entry, call)                                                                                    \
+    static CUresult call_##entry(void) {                                                                     \
+        return call;                                                                                         \
+    }
 static int an_int;
 static size_t a_size, b_size;
 static const char *a_text;
@@ -63,8 +67,8 @@ CALL(cuMemCreate, cuMemCreate(&a_handle, PAGE, &device_memory, 0))
 CALL(cuMemRelease, cuMemRelease(world.spare))
 CALL(cuMemExportToShareableHandle,
      cuMemExportToShareableHandle(&an_int, world.exportable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0))
-CALL(cuMemImportFromShareableHandle,
-     cuMemImportFromShareableHandle(&a_handle, (void *)(intptr_t)world.fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
+CALL(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle(&a_handle, (void *)(intptr_t)world.fd,
+                                                                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
 CALL(cuMemAddressReserve, cuMemAddressReserve(&an_address, PAGE, 0, 0, 0))
 CALL(cuMemAddressFree, cuMemAddressFree(world.empty, PAGE))
 CALL(cuMemMap, cuMemMap(world.empty, PAGE, 0, world.spare, 0))
@@ -79,7 +83,8 @@ CALL(cuStreamQuery, cuStreamQuery(world.stream))
 CALL(cuStreamIsCapturing, cuStreamIsCapturing(world.stream, &some_status))
 CALL(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode(&some_mode))
 CALL(cuStreamWaitEvent, cuStreamWaitEvent(world.stream, world.event, 0))
-CALL(cuStreamWaitValue32_v2, cuStreamWaitValue32_v2(world.stream, world.pages.at, 0, CU_STREAM_WAIT_VALUE_GEQ))
+CALL(cuStreamWaitValue32_v2,
+     cuStreamWaitValue32_v2(world.stream, world.pages.at, 0, CU_STREAM_WAIT_VALUE_GEQ))
 CALL(cuStreamWriteValue32_v2, cuStreamWriteValue32_v2(world.stream, world.pages.at, 0, 0))
 CALL(cuLaunchHostFunc, cuLaunchHostFunc(world.stream, do_nothing, NULL))
 CALL(cuEventCreate, cuEventCreate(&an_event, CU_EVENT_DEFAULT))
@@ -98,26 +103,68 @@ CALL(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer_v2(&an_address, wor
 CALL(cuModuleLoadData, cuModuleLoadData(&a_module, image))
 CALL(cuModuleUnload, cuModuleUnload(world.module))
 CALL(cuModuleGetFunction, cuModuleGetFunction(&a_function, world.module, "a_kernel"))
-CALL(cuLaunchKernel, cuLaunchKernel(world.function, 1, 1, 1, 32, 1, 1, 0, world.stream, (void *[]){&world.host}, NULL))
+CALL(cuLaunchKernel,
+     cuLaunchKernel(world.function, 1, 1, 1, 32, 1, 1, 0, world.stream, (void *[]){&world.host}, NULL))
 
 #define ROW(entry) {#entry, call_##entry}
 static const struct {
     const char *name;
     CUresult (*call)(void);
 } calls[] = {
-    ROW(cuInit), ROW(cuDriverGetVersion), ROW(cuGetErrorName), ROW(cuGetErrorString), ROW(cuDeviceGetCount),
-    ROW(cuDeviceGet), ROW(cuDeviceGetName), ROW(cuDeviceGetAttribute), ROW(cuDeviceTotalMem_v2),
-    ROW(cuDevicePrimaryCtxRetain), ROW(cuDevicePrimaryCtxRelease_v2), ROW(cuCtxSetCurrent), ROW(cuCtxGetCurrent),
-    ROW(cuCtxSynchronize), ROW(cuMemGetInfo_v2), ROW(cuMemGetAllocationGranularity), ROW(cuMemCreate),
-    ROW(cuMemRelease), ROW(cuMemExportToShareableHandle), ROW(cuMemImportFromShareableHandle),
-    ROW(cuMemAddressReserve), ROW(cuMemAddressFree), ROW(cuMemMap), ROW(cuMemUnmap), ROW(cuMemSetAccess),
-    ROW(cuMemGetAccess), ROW(cuStreamCreate), ROW(cuStreamCreateWithPriority), ROW(cuStreamDestroy_v2),
-    ROW(cuStreamSynchronize), ROW(cuStreamQuery), ROW(cuStreamIsCapturing), ROW(cuThreadExchangeStreamCaptureMode), ROW(cuStreamWaitEvent), ROW(cuStreamWaitValue32_v2),
-    ROW(cuStreamWriteValue32_v2), ROW(cuLaunchHostFunc), ROW(cuEventCreate), ROW(cuEventDestroy_v2),
-    ROW(cuEventRecord), ROW(cuEventQuery), ROW(cuEventSynchronize), ROW(cuMemcpyAsync), ROW(cuMemcpyHtoDAsync_v2),
-    ROW(cuMemcpyDtoHAsync_v2), ROW(cuMemcpyDtoDAsync_v2), ROW(cuMemsetD8Async), ROW(cuMemHostRegister_v2),
-    ROW(cuMemHostUnregister), ROW(cuMemHostGetDevicePointer_v2), ROW(cuModuleLoadData), ROW(cuModuleUnload),
-    ROW(cuModuleGetFunction), ROW(cuLaunchKernel),
+    ROW(cuInit),
+    ROW(cuDriverGetVersion),
+    ROW(cuGetErrorName),
+    ROW(cuGetErrorString),
+    ROW(cuDeviceGetCount),
+    ROW(cuDeviceGet),
+    ROW(cuDeviceGetName),
+    ROW(cuDeviceGetAttribute),
+    ROW(cuDeviceTotalMem_v2),
+    ROW(cuDevicePrimaryCtxRetain),
+    ROW(cuDevicePrimaryCtxRelease_v2),
+    ROW(cuCtxSetCurrent),
+    ROW(cuCtxGetCurrent),
+    ROW(cuCtxSynchronize),
+    ROW(cuMemGetInfo_v2),
+    ROW(cuMemGetAllocationGranularity),
+    ROW(cuMemCreate),
+    ROW(cuMemRelease),
+    ROW(cuMemExportToShareableHandle),
+    ROW(cuMemImportFromShareableHandle),
+    ROW(cuMemAddressReserve),
+    ROW(cuMemAddressFree),
+    ROW(cuMemMap),
+    ROW(cuMemUnmap),
+    ROW(cuMemSetAccess),
+    ROW(cuMemGetAccess),
+    ROW(cuStreamCreate),
+    ROW(cuStreamCreateWithPriority),
+    ROW(cuStreamDestroy_v2),
+    ROW(cuStreamSynchronize),
+    ROW(cuStreamQuery),
+    ROW(cuStreamIsCapturing),
+    ROW(cuThreadExchangeStreamCaptureMode),
+    ROW(cuStreamWaitEvent),
+    ROW(cuStreamWaitValue32_v2),
+    ROW(cuStreamWriteValue32_v2),
+    ROW(cuLaunchHostFunc),
+    ROW(cuEventCreate),
+    ROW(cuEventDestroy_v2),
+    ROW(cuEventRecord),
+    ROW(cuEventQuery),
+    ROW(cuEventSynchronize),
+    ROW(cuMemcpyAsync),
+    ROW(cuMemcpyHtoDAsync_v2),
+    ROW(cuMemcpyDtoHAsync_v2),
+    ROW(cuMemcpyDtoDAsync_v2),
+    ROW(cuMemsetD8Async),
+    ROW(cuMemHostRegister_v2),
+    ROW(cuMemHostUnregister),
+    ROW(cuMemHostGetDevicePointer_v2),
+    ROW(cuModuleLoadData),
+    ROW(cuModuleUnload),
+    ROW(cuModuleGetFunction),
+    ROW(cuLaunchKernel),
 };
 #define N_CALLS (sizeof calls / sizeof *calls)
 
@@ -128,7 +175,8 @@ static void world_make(void) {
     world.empty = range_make(PAGE);
     world.spare = handle_make(PAGE);
     OK(cuMemCreate(&world.exportable, PAGE, &exportable_memory, 0));
-    OK(cuMemExportToShareableHandle(&world.fd, world.exportable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+    OK(cuMemExportToShareableHandle(&world.fd, world.exportable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                    0));
     OK(cuStreamCreate(&world.stream, CU_STREAM_NON_BLOCKING));
     OK(cuEventCreate(&world.event, CU_EVENT_DISABLE_TIMING));
     world.host = host_make(4096, true);
@@ -148,8 +196,7 @@ static void world_end(void) {
 static void every_entry_point_is_tried(void **state) {
     (void)state;
     unsigned n = 0;
-    for (; simgpu_entry_name(n); n++)
-        assert_string_equal(simgpu_entry_name(n), calls[n].name);
+    for (; simgpu_entry_name(n); n++) assert_string_equal(simgpu_entry_name(n), calls[n].name);
     assert_int_equal(n, N_CALLS);
 }
 
@@ -196,7 +243,7 @@ static void the_nth_call_fails_and_no_other(void **state) {
     assert_int_equal(simgpu_calls("any"), all + 1);
 }
 
-/* ---- contexts ---------------------------------------------------------------------------------------------------- */
+/* ---- contexts ---- */
 
 static void calls_need_cuinit_and_a_current_context(void **state) {
     (void)state;
@@ -273,7 +320,7 @@ static void errors_have_names(void **state) {
     assert_null(text);
 }
 
-/* ---- settings ---------------------------------------------------------------------------------------------------- */
+/* ---- settings ---- */
 
 static CUresult init_with(const char *name, const char *value) {
     CUcontext context;
@@ -319,19 +366,21 @@ static void the_environment_poisons_fresh_memory(void **state) {
     (void)state;
     OK(init_with("FCDP_SIM_POISON", "1"));
     struct pages pages = pages_make(1);
-    for (size_t i = 0; i < PAGE; i += 511)
-        assert_int_equal(bytes_at(pages.at)[i], 0xA5);
+    for (size_t i = 0; i < PAGE; i += 511) assert_int_equal(bytes_at(pages.at)[i], 0xA5);
 }
 
 static void a_malformed_setting_is_refused(void **state) {
     (void)state;
     static const char *const wrong[][2] = {
-        {"FCDP_SIM_CAPACITY", "much"},      {"FCDP_SIM_CAPACITY", "-1"},     {"FCDP_SIM_CAPACITY", "16X"},
-        {"FCDP_SIM_CAPACITY", "16GB"},      {"FCDP_SIM_CAPACITY", "1K"},     {"FCDP_SIM_CAPACITY", "99999999T"},
-        {"FCDP_SIM_PCIE", "fast"},          {"FCDP_SIM_PCIE", "-1"},         {"FCDP_SIM_PCIE", "inf"},
-        {"FCDP_SIM_FAIL", "cuMemCreate"},   {"FCDP_SIM_FAIL", "cuNoSuch:1"}, {"FCDP_SIM_FAIL", "any:0"},
-        {"FCDP_SIM_FAIL", "any:1:0"},       {"FCDP_SIM_FAIL", "any:1:2:3"},  {"FCDP_SIM_FAIL", ":1"},
-        {"FCDP_SIM_POISON", "yes"},         {"FCDP_SIM_RACES", "2"},         {"FCDP_SIM_TIMELINE", "/nowhere/at/all"},
+        {"FCDP_SIM_CAPACITY", "much"},   {"FCDP_SIM_CAPACITY", "-1"},
+        {"FCDP_SIM_CAPACITY", "16X"},    {"FCDP_SIM_CAPACITY", "16GB"},
+        {"FCDP_SIM_CAPACITY", "1K"},     {"FCDP_SIM_CAPACITY", "99999999T"},
+        {"FCDP_SIM_PCIE", "fast"},       {"FCDP_SIM_PCIE", "-1"},
+        {"FCDP_SIM_PCIE", "inf"},        {"FCDP_SIM_FAIL", "cuMemCreate"},
+        {"FCDP_SIM_FAIL", "cuNoSuch:1"}, {"FCDP_SIM_FAIL", "any:0"},
+        {"FCDP_SIM_FAIL", "any:1:0"},    {"FCDP_SIM_FAIL", "any:1:2:3"},
+        {"FCDP_SIM_FAIL", ":1"},         {"FCDP_SIM_POISON", "yes"},
+        {"FCDP_SIM_RACES", "2"},         {"FCDP_SIM_TIMELINE", "/nowhere/at/all"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
         if (init_with(wrong[i][0], wrong[i][1]) != CUDA_ERROR_INVALID_VALUE)

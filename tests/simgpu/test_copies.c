@@ -1,4 +1,5 @@
-/* Copies: pinned and pageable host memory, foreign device memory, the link's rate; registration of host memory. */
+/* Copies: pinned and pageable host memory, foreign device memory, the
+ * link's rate; registration of host memory. */
 #include <linux/capability.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,8 +23,7 @@ static void bytes_go_there_and_back(void **state) {
     (void)state;
     struct pages pages = pages_make(3);
     unsigned char *out = host_make(2 * PAGE, true), *back = host_make(2 * PAGE, true);
-    for (size_t i = 0; i < 2 * PAGE; i++)
-        out[i] = (unsigned char)(i * 2654435761u >> 13);
+    for (size_t i = 0; i < 2 * PAGE; i++) out[i] = (unsigned char)(i * 2654435761u >> 13);
     OK(cuMemcpyHtoDAsync_v2(pages.at + 100, out, 2 * PAGE - 7, NULL));
     OK(cuMemcpyDtoDAsync_v2(pages.at + PAGE + 300, pages.at + 100, PAGE, NULL));
     OK(cuMemsetD8Async(pages.at + PAGE + 300, 0xEE, 10, NULL));
@@ -74,7 +74,8 @@ static void what_may_be_a_copys_device_side(void **state) {
     struct pages pages = pages_make(1);
     unsigned char *pinned = host_make(2 * 4096, false), foreign[64] = "foreign", other[64] = {0};
     OK(cuMemHostRegister_v2(pinned, 4096, 0));
-    OK(cuMemcpyDtoDAsync_v2((uintptr_t)other, (uintptr_t)foreign, 64, NULL)); /* foreign device memory, both */
+    /* foreign device memory, both */
+    OK(cuMemcpyDtoDAsync_v2((uintptr_t)other, (uintptr_t)foreign, 64, NULL));
     OK(cuMemcpyDtoDAsync_v2(pages.at, (uintptr_t)foreign, 64, NULL));
     OK(cuStreamSynchronize(NULL));
     assert_string_equal((char *)other, "foreign");
@@ -83,7 +84,8 @@ static void what_may_be_a_copys_device_side(void **state) {
     REFUSED(cuMemcpyDtoDAsync_v2((uintptr_t)pinned, pages.at, 64, NULL), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemcpyHtoDAsync_v2((uintptr_t)pinned, foreign, 64, NULL), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemcpyHtoDAsync_v2(pages.at, (void *)(uintptr_t)pages.at, 64, NULL), CUDA_ERROR_INVALID_VALUE);
-    REFUSED(cuMemcpyHtoDAsync_v2(pages.at, pinned + 4090, 64, NULL), CUDA_ERROR_INVALID_VALUE); /* half pinned */
+    /* half pinned */
+    REFUSED(cuMemcpyHtoDAsync_v2(pages.at, pinned + 4090, 64, NULL), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemcpyHtoDAsync_v2(0, pinned, 64, NULL), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemcpyHtoDAsync_v2(pages.at, pinned, 64, (CUstream)0x1234), CUDA_ERROR_INVALID_HANDLE);
     OK(cuMemHostRegister_v2(pinned + 4096, 4096, 0)); /* two registrations are not one */
@@ -93,7 +95,8 @@ static void what_may_be_a_copys_device_side(void **state) {
     host_destroy(pinned, 2 * 4096);
 }
 
-/* The copies of one direction add up, those of the other run beside them; waiting time is the link's, not the CPU's. */
+/* The copies of one direction add up, those of the other run beside them;
+ * waiting time is the link's, not the CPU's. */
 static double seconds_for(CUdeviceptr device, unsigned char *host, size_t bytes) {
     CUstream up, also_up, down;
     OK(cuStreamCreate(&up, CU_STREAM_NON_BLOCKING));
@@ -174,7 +177,8 @@ static void registration_wants_whole_pages_once(void **state) {
 
 static void fact_8_one_registration_stays_below_512_gib(void **state) {
     (void)state;
-    REFUSED(cuMemHostRegister_v2((void *)(uintptr_t)0x100000000, (size_t)512 << 30, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(cuMemHostRegister_v2((void *)(uintptr_t)0x100000000, (size_t)512 << 30, 0),
+            CUDA_ERROR_INVALID_VALUE);
 }
 
 static long locked_kib(void) {

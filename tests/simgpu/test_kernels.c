@@ -93,9 +93,12 @@ static uint64_t two_streams_at_once(void) {
     return took;
 }
 
-static void stamp_body(void *data) { **(uint64_t **)data = simgpu_ready_ns(); }
+static void stamp_body(void *data) {
+    **(uint64_t **)data = simgpu_ready_ns();
+}
 
-/* In modelled time: a value that is written, and one that is waited for and there, hold a stream as little as an event does. */
+/* In modelled time: a value that is written, and one that is waited for and there, hold
+ * a stream as little as an event does. */
 static void values_that_are_there_take_no_time(void **state) {
     (void)state;
     enum { N = 50, DURATION_NS = 100000 };
@@ -106,8 +109,10 @@ static void values_that_are_there_take_no_time(void **state) {
     gate_close(&gate, stream);
     for (unsigned i = 0; i < N; i++) {
         uint64_t *to = &ready_ns[i];
-        OK(simgpu_launch(stream, &(struct simgpu_kernel){
-                                     .duration_ns = DURATION_NS, .body = stamp_body, .data = &to, .data_bytes = sizeof to}));
+        OK(simgpu_launch(stream, &(struct simgpu_kernel){.duration_ns = DURATION_NS,
+                                                         .body = stamp_body,
+                                                         .data = &to,
+                                                         .data_bytes = sizeof to}));
         OK(cuStreamWriteValue32_v2(stream, pages.at, i, CU_STREAM_WRITE_VALUE_DEFAULT));
         OK(cuStreamWaitValue32_v2(stream, pages.at, i, CU_STREAM_WAIT_VALUE_GEQ));
     }
@@ -128,10 +133,14 @@ static void copies_within_the_device_take_their_rate(void **state) {
     gate_close(&gate, stream);
     for (unsigned i = 0; i < N; i++) {
         uint64_t *to = &ready_ns[i];
-        OK(simgpu_launch(stream, &(struct simgpu_kernel){
-                                     .duration_ns = DURATION_NS, .body = stamp_body, .data = &to, .data_bytes = sizeof to}));
-        if (i % 2) OK(cuMemsetD8Async(pages.at, 1, BYTES, stream));
-        else OK(cuMemcpyDtoDAsync_v2(pages.at, pages.at + PAGE / 2, BYTES, stream));
+        OK(simgpu_launch(stream, &(struct simgpu_kernel){.duration_ns = DURATION_NS,
+                                                         .body = stamp_body,
+                                                         .data = &to,
+                                                         .data_bytes = sizeof to}));
+        if (i % 2)
+            OK(cuMemsetD8Async(pages.at, 1, BYTES, stream));
+        else
+            OK(cuMemcpyDtoDAsync_v2(pages.at, pages.at + PAGE / 2, BYTES, stream));
     }
     gate_open(&gate);
     OK(cuStreamSynchronize(stream));
@@ -152,8 +161,7 @@ static void an_idle_stream_saves_no_time_up(void **state) {
         launch_for(stream, 5 * MS);
         OK(cuStreamSynchronize(stream));
         assert_true(now_ns() - begin >= 5 * MS);
-        while (now_ns() - begin < 12 * MS)
-            continue;
+        while (now_ns() - begin < 12 * MS) continue;
     }
 }
 
@@ -172,7 +180,8 @@ static void the_null_stream_waits_for_kernels_of_blocking_streams(void **state) 
 /* ---- what they touch ---- */
 
 static int launch_on(CUstream stream, CUdeviceptr address, size_t bytes, int writes) {
-    return simgpu_launch(stream, &(struct simgpu_kernel){.n_accesses = 1, .accesses = {{address, bytes, writes}}});
+    return simgpu_launch(stream,
+                         &(struct simgpu_kernel){.n_accesses = 1, .accesses = {{address, bytes, writes}}});
 }
 
 static void assert_sticky(void) {
@@ -200,7 +209,9 @@ static void what_a_kernel_accesses_is_mapped_and_granted(void **state) {
     }
 }
 
-static void post(void *semaphore) { sem_post(semaphore); }
+static void post(void *semaphore) {
+    sem_post(semaphore);
+}
 
 /* Queued, and running for longer than any test may take. */
 static void unmapping_what_a_kernel_uses_is_an_illegal_access(void **state) {
@@ -211,11 +222,12 @@ static void unmapping_what_a_kernel_uses_is_an_illegal_access(void **state) {
         struct gate gate;
         sem_t started;
         sem_init(&started, 0, 0);
-        struct simgpu_kernel kernel = {.duration_ns = 3600000 * MS,
-                                       .n_accesses = 2,
-                                       .accesses = {{pages.at + PAGE, 64, 1}, {pages.at + 3 * PAGE - 1, 1, 0}},
-                                       .body = post,
-                                       .data = &started};
+        struct simgpu_kernel kernel = {
+            .duration_ns = 3600000 * MS,
+            .n_accesses = 2,
+            .accesses = {{pages.at + PAGE, 64, 1}, {pages.at + 3 * PAGE - 1, 1, 0}},
+            .body = post,
+            .data = &started};
         if (!running) gate_close(&gate, stream);
         OK(simgpu_launch(stream, &kernel));
         if (running) sem_wait(&started);
@@ -249,8 +261,7 @@ struct sum {
 
 static void sum_body(void *data) {
     struct sum *sum = data;
-    for (size_t i = 0; i < sum->n; i++)
-        *sum->into += sum->of[i];
+    for (size_t i = 0; i < sum->n; i++) *sum->into += sum->of[i];
 }
 
 static void a_body_computes_in_stream_order_from_a_copy_of_its_data(void **state) {
@@ -258,9 +269,12 @@ static void a_body_computes_in_stream_order_from_a_copy_of_its_data(void **state
     struct pages pages = pages_make(1);
     uint64_t total = 0;
     struct sum sum = {.of = bytes_at(pages.at), .n = 1000, .into = &total};
-    struct simgpu_kernel kernel = {
-        .name = "sum", .body = sum_body, .data = &sum, .data_bytes = sizeof sum, .n_accesses = 1,
-        .accesses = {{pages.at, 1000, 0}}};
+    struct simgpu_kernel kernel = {.name = "sum",
+                                   .body = sum_body,
+                                   .data = &sum,
+                                   .data_bytes = sizeof sum,
+                                   .n_accesses = 1,
+                                   .accesses = {{pages.at, 1000, 0}}};
     OK(cuMemsetD8Async(pages.at, 3, PAGE, NULL));
     OK(simgpu_launch(NULL, &kernel));
     sum.into = NULL; /* the launch has its own */

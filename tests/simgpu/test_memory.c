@@ -67,8 +67,7 @@ static void fact_2_one_unmap_covers_several_adjacent_maps(void **state) {
     OK(cuMemUnmap(pages.at + PAGE, 3 * PAGE));
     assert_int_equal(live_now().maps, 2);
     assert_true(can_read(pages.at) && can_read(pages.at + 4 * PAGE));
-    for (size_t i = 1; i < 4; i++)
-        assert_false(can_read(pages.at + i * PAGE));
+    for (size_t i = 1; i < 4; i++) assert_false(can_read(pages.at + i * PAGE));
 }
 
 static void fact_2_new_maps_start_inaccessible(void **state) {
@@ -223,8 +222,7 @@ static void released_memory_comes_back_empty(void **state) {
     memset(bytes_at(pages.at), 1, PAGE);
     pages_destroy(&pages);
     pages = pages_make(1);
-    for (size_t i = 0; i < PAGE; i += 4096)
-        assert_int_equal(bytes_at(pages.at)[i], 0);
+    for (size_t i = 0; i < PAGE; i += 4096) assert_int_equal(bytes_at(pages.at)[i], 0);
 }
 
 static void fact_6_kinds_of_handles(void **state) {
@@ -339,10 +337,8 @@ static void freed_neighbours_become_one_extent(void **state) {
         fresh_device(NULL);
         CUmemGenericAllocationHandle pages[5];
         CUdeviceptr at = range_make(3 * PAGE);
-        for (int i = 0; i < 5; i++)
-            pages[i] = handle_make(PAGE);
-        for (int i = 0; i < 3; i++)
-            OK(cuMemRelease(pages[1 + orders[k][i]]));
+        for (int i = 0; i < 5; i++) pages[i] = handle_make(PAGE);
+        for (int i = 0; i < 3; i++) OK(cuMemRelease(pages[1 + orders[k][i]]));
         OK(cuMemMap(at, 3 * PAGE, 0, handle_make(3 * PAGE), 0));
         assert_int_equal(offset_of(at), PAGE);
     }
@@ -358,8 +354,7 @@ static int open_descriptors(void) {
 static void a_thousand_handles_need_one_descriptor(void **state) {
     (void)state;
     int before = open_descriptors();
-    for (int i = 0; i < 1000; i++)
-        handle_make(PAGE);
+    for (int i = 0; i < 1000; i++) handle_make(PAGE);
     assert_int_equal(open_descriptors(), before + 1);
     simgpu_reset();
     assert_int_equal(open_descriptors(), before);

@@ -7,7 +7,8 @@ struct task {
     uint64_t address, bytes, sum;
 };
 
-static const char image[] = ".version 6.4\n.target sm_70\n.visible .entry add_up(\n\t.param .u64 tasks\n)\n{\n\tret;\n}\n";
+static const char image[] =
+    ".version 6.4\n.target sm_70\n.visible .entry add_up(\n\t.param .u64 tasks\n)\n{\n\tret;\n}\n";
 enum { N_TASKS = 40 };
 
 static void add_up(void *argument) {
@@ -110,9 +111,11 @@ static void malformed_launches_are_refused(void **state) {
     void *parameters[] = {&tasks};
     REFUSED(launch(function, NULL, tasks, 0), CUDA_ERROR_INVALID_VALUE);
     REFUSED(launch(function, (CUstream)(uintptr_t)0x1234, tasks, 1), CUDA_ERROR_INVALID_HANDLE);
-    REFUSED(cuLaunchKernel(function, 1, 1, 1, 1025, 1, 1, 0, NULL, parameters, NULL), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(cuLaunchKernel(function, 1, 1, 1, 1025, 1, 1, 0, NULL, parameters, NULL),
+            CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuLaunchKernel(function, 1, 1, 1, 128, 1, 1, 0, NULL, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
-    REFUSED(cuLaunchKernel(function, 1, 2, 1, 128, 1, 1, 0, NULL, parameters, NULL), CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(cuLaunchKernel(function, 1, 2, 1, 128, 1, 1, 0, NULL, parameters, NULL),
+            CUDA_ERROR_NOT_SUPPORTED);
 }
 
 static void assert_launch_is_illegal(CUfunction function, struct task *tasks, unsigned n) {

@@ -42,15 +42,16 @@ static void touch(CUstream stream, CUdeviceptr address, size_t bytes, int writes
                                                      .accesses = {{address, bytes, writes}}}));
 }
 
-static void post(void *semaphore) { sem_post(semaphore); }
+static void post(void *semaphore) {
+    sem_post(semaphore);
+}
 
 /* The stream's work is over, and the simulator does not know that anybody knows. */
 static void wait_unseen(CUstream stream) {
     sem_t done;
     sem_init(&done, 0, 0);
     OK(cuLaunchHostFunc(stream, post, &done));
-    while (sem_wait(&done) != 0)
-        continue;
+    while (sem_wait(&done) != 0) continue;
 }
 
 static struct simgpu_unordered unordered_now(void) {
@@ -69,7 +70,7 @@ static void assert_reported(bool expected, const char *what) {
     assert_int_equal(*unordered.text != '\0', expected);
 }
 
-/* ---- edges from stream to stream -------------------------------------------------------------------------------- */
+/* ---- edges from stream to stream ---- */
 
 static void an_event_orders(void) {
     touch(w.first, w.pages.at, 64, 1);
@@ -176,7 +177,7 @@ static void non_blocking_streams_and_the_null_stream_are_not_ordered(void) {
     touch(NULL, w.alias, 64, 1);
 }
 
-/* ---- edges through the host ------------------------------------------------------------------------------------- */
+/* ---- edges through the host ---- */
 
 static void synchronising_with_the_event_orders(void) {
     touch(w.first, w.pages.at, 64, 1);
@@ -238,15 +239,13 @@ static void destroying_a_stream_does_not_order(void) {
 static void an_event_query_that_says_done_orders(void) {
     touch(w.first, w.pages.at, 64, 1);
     OK(cuEventRecord(w.event, w.first));
-    while (cuEventQuery(w.event) == CUDA_ERROR_NOT_READY)
-        continue;
+    while (cuEventQuery(w.event) == CUDA_ERROR_NOT_READY) continue;
     touch(w.second, w.alias, 64, 0);
 }
 
 static void a_stream_query_that_says_done_orders(void) {
     touch(w.first, w.pages.at, 64, 1);
-    while (cuStreamQuery(w.first) == CUDA_ERROR_NOT_READY)
-        continue;
+    while (cuStreamQuery(w.first) == CUDA_ERROR_NOT_READY) continue;
     touch(w.second, w.alias, 64, 0);
 }
 
@@ -287,8 +286,8 @@ static void a_copy_from_pageable_memory_does_not_order(void) {
 
 static void *synchronise(void *stream) {
     CUcontext context;
-    bool ok = cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS &&
-              cuStreamSynchronize(stream) == CUDA_SUCCESS;
+    bool ok = cuDevicePrimaryCtxRetain(&context, 0) == CUDA_SUCCESS &&
+              cuCtxSetCurrent(context) == CUDA_SUCCESS && cuStreamSynchronize(stream) == CUDA_SUCCESS;
     return ok ? stream : NULL;
 }
 
@@ -302,7 +301,7 @@ static void what_one_thread_learns_all_know(void) {
     touch(w.second, w.alias, 64, 0);
 }
 
-/* ---- edges by values, and by means of the program's own --------------------------------------------------------- */
+/* ---- edges by values, and by means of the program's own ---- */
 
 #define FLAG (w.pages.at + PAGE - 64)
 
@@ -365,8 +364,7 @@ static void a_foreign_value_orders_behind_all_values_of_ours(void) {
     touch(w.second, w.alias, 64, 0);
     touch(w.first, w.pages.at, 64, 1);
     OK(cuStreamWriteValue32_v2(w.first, FLAG + 8, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
-    while (__atomic_load_n((uint32_t *)(uintptr_t)(FLAG + 8), __ATOMIC_ACQUIRE) != 1)
-        continue;
+    while (__atomic_load_n((uint32_t *)(uintptr_t)(FLAG + 8), __ATOMIC_ACQUIRE) != 1) continue;
     __atomic_store_n((uint32_t *)(uintptr_t)FLAG, 1, __ATOMIC_RELEASE);
 }
 
@@ -396,8 +394,7 @@ static void a_host_function_that_signals_orders(void) {
     sem_init(&done, 0, 0);
     touch(w.first, w.pages.at, 64, 1);
     OK(cuLaunchHostFunc(w.first, signal_and_post, &done));
-    while (sem_wait(&done) != 0)
-        continue;
+    while (sem_wait(&done) != 0) continue;
     simgpu_observe(&done);
     touch(w.second, w.alias, 64, 0);
 }
@@ -405,8 +402,7 @@ static void a_host_function_that_signals_orders(void) {
 static void a_word_that_the_host_sees_orders_what_observes_it(void) {
     touch(w.first, w.pages.at, 64, 1);
     OK(cuStreamWriteValue32_v2(w.first, FLAG, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
-    while (__atomic_load_n((uint32_t *)(uintptr_t)FLAG, __ATOMIC_ACQUIRE) != 1)
-        continue;
+    while (__atomic_load_n((uint32_t *)(uintptr_t)FLAG, __ATOMIC_ACQUIRE) != 1) continue;
     simgpu_observe((void *)(uintptr_t)FLAG);
     touch(w.second, w.alias, 64, 0);
 }
@@ -414,8 +410,7 @@ static void a_word_that_the_host_sees_orders_what_observes_it(void) {
 static void a_word_that_nothing_observes_does_not_order(void) {
     touch(w.first, w.pages.at, 64, 1);
     OK(cuStreamWriteValue32_v2(w.first, FLAG, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
-    while (__atomic_load_n((uint32_t *)(uintptr_t)FLAG, __ATOMIC_ACQUIRE) != 1)
-        continue;
+    while (__atomic_load_n((uint32_t *)(uintptr_t)FLAG, __ATOMIC_ACQUIRE) != 1) continue;
     touch(w.second, w.alias, 64, 0);
 }
 
@@ -426,15 +421,13 @@ static void a_signal_of_another_does_not_order(void) {
     touch(w.first, w.pages.at, 64, 1);
     OK(cuLaunchHostFunc(w.first, signal_and_post, &done));
     OK(cuLaunchHostFunc(w.third, signal_and_post, &other));
-    while (sem_wait(&done) != 0 || sem_wait(&other) != 0)
-        continue;
+    while (sem_wait(&done) != 0 || sem_wait(&other) != 0) continue;
     simgpu_observe(&other);
     touch(w.second, w.alias, 64, 0);
 }
 
 static void observe(void *semaphore) {
-    while (sem_wait(semaphore) != 0)
-        continue;
+    while (sem_wait(semaphore) != 0) continue;
     simgpu_observe(semaphore);
 }
 
@@ -474,30 +467,51 @@ static const struct {
 } cases[] = {
 #define ORDERED(function) {#function, function, false}
 #define UNORDERED(function) {#function, function, true}
-    ORDERED(an_event_orders), UNORDERED(nothing_orders), UNORDERED(luck_does_not_order), ORDERED(one_stream_orders),
-    UNORDERED(an_event_recorded_before_does_not_order), UNORDERED(an_event_waited_for_later_does_not_order),
-    ORDERED(an_event_recorded_anew_orders_as_it_was), UNORDERED(an_event_recorded_elsewhere_does_not_order),
-    ORDERED(an_event_that_is_long_over_orders), UNORDERED(an_event_that_is_over_orders_what_is_behind_the_wait),
-    ORDERED(events_order_from_stream_to_stream), ORDERED(the_null_stream_orders_behind_blocking_streams),
-    ORDERED(blocking_streams_order_behind_the_null_stream), UNORDERED(blocking_streams_alone_are_not_ordered),
-    UNORDERED(non_blocking_streams_and_the_null_stream_are_not_ordered), ORDERED(synchronising_with_the_event_orders),
-    UNORDERED(synchronising_with_an_event_before_does_not_order), ORDERED(synchronising_with_the_stream_orders),
+    ORDERED(an_event_orders),
+    UNORDERED(nothing_orders),
+    UNORDERED(luck_does_not_order),
+    ORDERED(one_stream_orders),
+    UNORDERED(an_event_recorded_before_does_not_order),
+    UNORDERED(an_event_waited_for_later_does_not_order),
+    ORDERED(an_event_recorded_anew_orders_as_it_was),
+    UNORDERED(an_event_recorded_elsewhere_does_not_order),
+    ORDERED(an_event_that_is_long_over_orders),
+    UNORDERED(an_event_that_is_over_orders_what_is_behind_the_wait),
+    ORDERED(events_order_from_stream_to_stream),
+    ORDERED(the_null_stream_orders_behind_blocking_streams),
+    ORDERED(blocking_streams_order_behind_the_null_stream),
+    UNORDERED(blocking_streams_alone_are_not_ordered),
+    UNORDERED(non_blocking_streams_and_the_null_stream_are_not_ordered),
+    ORDERED(synchronising_with_the_event_orders),
+    UNORDERED(synchronising_with_an_event_before_does_not_order),
+    ORDERED(synchronising_with_the_stream_orders),
     UNORDERED(synchronising_with_another_stream_does_not_order),
-    ORDERED(synchronising_with_a_stream_that_waited_orders), ORDERED(synchronising_with_the_context_orders),
+    ORDERED(synchronising_with_a_stream_that_waited_orders),
+    ORDERED(synchronising_with_the_context_orders),
     ORDERED(synchronising_with_the_context_orders_behind_streams_that_are_gone),
-    UNORDERED(destroying_a_stream_does_not_order), ORDERED(an_event_query_that_says_done_orders),
-    ORDERED(a_stream_query_that_says_done_orders), UNORDERED(a_query_that_says_not_yet_does_not_order),
-    UNORDERED(what_the_host_learns_orders_nothing_enqueued_before), ORDERED(a_copy_to_pageable_memory_orders),
-    UNORDERED(a_copy_from_pageable_memory_does_not_order), ORDERED(what_one_thread_learns_all_know),
-    ORDERED(a_value_orders), ORDERED(a_value_orders_at_any_address),
-    UNORDERED(a_value_without_its_barrier_does_not_order), UNORDERED(a_value_written_before_does_not_order),
+    UNORDERED(destroying_a_stream_does_not_order),
+    ORDERED(an_event_query_that_says_done_orders),
+    ORDERED(a_stream_query_that_says_done_orders),
+    UNORDERED(a_query_that_says_not_yet_does_not_order),
+    UNORDERED(what_the_host_learns_orders_nothing_enqueued_before),
+    ORDERED(a_copy_to_pageable_memory_orders),
+    UNORDERED(a_copy_from_pageable_memory_does_not_order),
+    ORDERED(what_one_thread_learns_all_know),
+    ORDERED(a_value_orders),
+    ORDERED(a_value_orders_at_any_address),
+    UNORDERED(a_value_without_its_barrier_does_not_order),
+    UNORDERED(a_value_written_before_does_not_order),
     UNORDERED(another_stream_s_value_does_not_order),
     ORDERED(a_value_that_the_host_stores_orders_behind_what_it_knows),
     UNORDERED(a_value_that_the_host_stores_does_not_order_what_it_does_not_know),
-    ORDERED(a_foreign_value_orders_behind_all_values_of_ours), ORDERED(many_values_lose_no_edge),
+    ORDERED(a_foreign_value_orders_behind_all_values_of_ours),
+    ORDERED(many_values_lose_no_edge),
     ORDERED(a_word_that_the_host_sees_orders_what_observes_it),
-    UNORDERED(a_word_that_nothing_observes_does_not_order), ORDERED(a_host_function_that_signals_orders), UNORDERED(a_signal_of_another_does_not_order),
-    ORDERED(a_host_function_that_observes_is_ordered), ORDERED(a_host_function_is_in_its_stream_s_order),
+    UNORDERED(a_word_that_nothing_observes_does_not_order),
+    ORDERED(a_host_function_that_signals_orders),
+    UNORDERED(a_signal_of_another_does_not_order),
+    ORDERED(a_host_function_that_observes_is_ordered),
+    ORDERED(a_host_function_is_in_its_stream_s_order),
     UNORDERED(a_host_function_is_in_no_other_stream_s_order),
 };
 
@@ -512,7 +526,7 @@ static void what_orders_and_what_does_not(void **state) {
         }
 }
 
-/* ---- which accesses conflict ------------------------------------------------------------------------------------ */
+/* ---- which accesses conflict ---- */
 
 static void one_of_both_writes(void **state) {
     (void)state;
@@ -572,8 +586,8 @@ static void every_page_and_access_is_looked_at(void **state) {
 static void an_operation_is_ordered_with_itself(void **state) {
     (void)state;
     world_make();
-    OK(simgpu_launch(w.first, &(struct simgpu_kernel){
-                                  .n_accesses = 2, .accesses = {{w.pages.at, 64, 0}, {w.alias, 64, 1}}}));
+    OK(simgpu_launch(w.first, &(struct simgpu_kernel){.n_accesses = 2,
+                                                      .accesses = {{w.pages.at, 64, 0}, {w.alias, 64, 1}}}));
     assert_reported(false, "itself");
 }
 
@@ -582,10 +596,9 @@ static void an_operation_is_ordered_with_itself(void **state) {
 static void earlier_accesses_are_remembered(void **state) {
     (void)state;
     world_make();
-    touch(w.third, w.alias, 64, 0);   /* unordered with all that follows */
+    touch(w.third, w.alias, 64, 0); /* unordered with all that follows */
     touch(w.first, w.pages.at, 64, 0);
-    for (int i = 0; i < 100; i++)
-        touch(w.first, w.pages.at, 64, 0);
+    for (int i = 0; i < 100; i++) touch(w.first, w.pages.at, 64, 0);
     OK(cuEventRecord(w.event, w.first));
     OK(cuStreamWaitEvent(w.second, w.event, 0));
     touch(w.second, w.pages.at, 64, 1);
@@ -652,7 +665,7 @@ static void what_was_accessed_before_the_second_map_counts(void **state) {
     assert_reported(true, "before the second map");
 }
 
-/* ---- reports ---------------------------------------------------------------------------------------------------- */
+/* ---- reports ---- */
 
 static void assert_names(const char *text, const char *part) {
     if (!strstr(text, part)) fail_msg("\"%s\" is not in \"%s\"", part, text);
@@ -718,7 +731,7 @@ static void an_announcement_is_for_one_launch(void **state) {
     REFUSED(cuStreamSynchronize(w.second), CUDA_ERROR_ILLEGAL_ADDRESS); /* as a kernel's access would be */
 }
 
-/* ---- races through one address, where they are looked for ------------------------------------------------------- */
+/* ---- races through one address, where they are looked for ---- */
 
 static void races_are_looked_for_on_demand(void **state) {
     (void)state;

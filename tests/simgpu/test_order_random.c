@@ -53,7 +53,9 @@ static void put(CUresult result) {
     if (result != CUDA_SUCCESS && result != CUDA_ERROR_ILLEGAL_ADDRESS) fail_msg("CUresult %d", result);
 }
 
-static bool is_blocking(unsigned stream) { return stream <= 2; }
+static bool is_blocking(unsigned stream) {
+    return stream <= 2;
+}
 
 /* What the null stream's order puts before the next operation of a stream. */
 static uint64_t implicit(unsigned stream) {
@@ -79,8 +81,9 @@ static void step_access(void) {
     node->writes = writes;
     node->page = page;
     node->address = address;
-    put(simgpu_launch(device.streams[stream],
-                      &(struct simgpu_kernel){.n_accesses = 1, .accesses = {{device.at[page][address], 64, writes}}}));
+    put(simgpu_launch(
+        device.streams[stream],
+        &(struct simgpu_kernel){.n_accesses = 1, .accesses = {{device.at[page][address], 64, writes}}}));
 }
 
 static void step_record(void) {
@@ -98,7 +101,8 @@ static void step_wait(void) {
 static void step_write_value(void) {
     unsigned stream = pick(N_STREAMS), flag = device.n_flags++;
     oracle.of_flag[flag] = node_add(stream, 0)->before;
-    put(cuStreamWriteValue32_v2(device.streams[stream], device.flags + 4 * flag, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
+    put(cuStreamWriteValue32_v2(device.streams[stream], device.flags + 4 * flag, 1,
+                                CU_STREAM_WRITE_VALUE_DEFAULT));
 }
 
 static void step_wait_value(void) {
@@ -111,8 +115,7 @@ static void step_wait_value(void) {
 static void step_synchronize(void) {
     unsigned which = pick(8), event = pick(N_EVENTS), stream = pick(N_STREAMS);
     if (which == 0) {
-        for (unsigned i = 0; i < N_STREAMS; i++)
-            oracle.host |= oracle.of_stream[i];
+        for (unsigned i = 0; i < N_STREAMS; i++) oracle.host |= oracle.of_stream[i];
         put(cuCtxSynchronize());
     } else if (which < 5) {
         oracle.host |= oracle.of_event[event];
@@ -127,7 +130,8 @@ static bool has_conflict(void) {
     for (unsigned b = 0; b < oracle.n; b++)
         for (unsigned a = 0; a < b; a++) {
             const struct node *one = &oracle.nodes[a], *other = &oracle.nodes[b];
-            if (!one->is_access || !other->is_access || one->page != other->page || one->address == other->address)
+            if (!one->is_access || !other->is_access || one->page != other->page ||
+                one->address == other->address)
                 continue;
             bool ordered = (other->before >> a & 1) || (one->before >> b & 1);
             if (!ordered && (one->writes || other->writes)) return true;
@@ -141,8 +145,7 @@ static void device_make(void) {
     memset(&device, 0, sizeof device);
     for (unsigned i = 1; i < N_STREAMS; i++)
         OK(cuStreamCreate(&device.streams[i], is_blocking(i) ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING));
-    for (unsigned i = 0; i < N_EVENTS; i++)
-        OK(cuEventCreate(&device.events[i], CU_EVENT_DISABLE_TIMING));
+    for (unsigned i = 0; i < N_EVENTS; i++) OK(cuEventCreate(&device.events[i], CU_EVENT_DISABLE_TIMING));
     for (unsigned p = 0; p < N_PAGES; p++) {
         CUmemGenericAllocationHandle handle = handle_make(PAGE);
         for (unsigned a = 0; a < N_ADDRESSES; a++) {
@@ -155,8 +158,9 @@ static void device_make(void) {
 }
 
 static bool program_is_reported(void) {
-    static void (*const steps[])(void) = {step_access, step_access, step_record, step_record, step_wait, step_wait,
-                                          step_wait,   step_wait,   step_write_value, step_wait_value, step_synchronize};
+    static void (*const steps[])(void) = {step_access,      step_access,     step_record,     step_record,
+                                          step_wait,        step_wait,       step_wait,       step_wait,
+                                          step_write_value, step_wait_value, step_synchronize};
     struct simgpu_unordered unordered;
     device_make();
     for (unsigned i = 0, n = 4 + pick(MOST_STEPS - 4); i < n; i++) {

@@ -1,6 +1,6 @@
-/*
- * A seeded random schedule of reservations, handles, maps, grants, unmaps and releases against an oracle: a plain table
- * of pages that says of every call whether CUDA takes it, and what each page holds and allows afterwards.
+/* A seeded random schedule of reservations, handles, maps, grants, unmaps and
+ * releases against an oracle: a plain table of pages that says of every call
+ * whether CUDA takes it, and what each page holds and allows afterwards.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,7 +59,8 @@ static void step_create(void) {
     if (handles[i].mem) return;
     size_t n = 1 + pick(MOST_HANDLE_PAGES);
     CUresult expected = used_pages + n <= CAPACITY_PAGES ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-    assert_int_equal(cuMemCreate(&handles[i].id, n * PAGE, pick(4) ? &device_memory : &exportable_memory, 0), expected);
+    assert_int_equal(cuMemCreate(&handles[i].id, n * PAGE, pick(4) ? &device_memory : &exportable_memory, 0),
+                     expected);
     if (expected != CUDA_SUCCESS) return;
     handles[i].mem = calloc(1, sizeof *handles[i].mem);
     *handles[i].mem = (struct mem){.refs = 1, .n_pages = n};
@@ -105,8 +106,7 @@ static void step_map(void) {
                      fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
     if (!fits) return;
     handles[h].mem->refs++;
-    for (size_t i = 0; i < n; i++)
-        range->slots[first + i] = (struct slot){handles[h].mem, i, first, n, 0};
+    for (size_t i = 0; i < n; i++) range->slots[first + i] = (struct slot){handles[h].mem, i, first, n, 0};
 }
 
 /* Pages [first, first + n) are exactly some maps, side by side. */
@@ -114,7 +114,8 @@ static bool are_whole_maps(const struct range *range, size_t first, size_t n) {
     if (first + n > range->n_pages) return false;
     for (size_t i = first; i < first + n; i++) {
         const struct slot *slot = &range->slots[i];
-        if (!slot->mem || slot->first_slot < first || slot->first_slot + slot->n_slots > first + n) return false;
+        if (!slot->mem || slot->first_slot < first || slot->first_slot + slot->n_slots > first + n)
+            return false;
     }
     return true;
 }
@@ -124,7 +125,8 @@ static void step_unmap(void) {
     if (!range->n_pages) return;
     size_t first = pick((unsigned)range->n_pages), n = 1 + pick(5);
     bool whole = are_whole_maps(range, first, n);
-    assert_int_equal(cuMemUnmap(range->at + first * PAGE, n * PAGE), whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+    assert_int_equal(cuMemUnmap(range->at + first * PAGE, n * PAGE),
+                     whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
     for (size_t i = first; whole && i < first + n; i++) {
         if (range->slots[i].first_slot == i) mem_drop(range->slots[i].mem);
         range->slots[i].mem = NULL;
@@ -142,8 +144,7 @@ static void step_access(void) {
     CUmemAccessDesc desc = {on_device, (CUmemAccess_flags)access};
     assert_int_equal(cuMemSetAccess(range->at + first * PAGE, n * PAGE, &desc, 1),
                      whole ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
-    for (size_t i = first; whole && i < first + n; i++)
-        range->slots[i].access = access;
+    for (size_t i = first; whole && i < first + n; i++) range->slots[i].access = access;
 }
 
 /* One page is looked at, by loads and stores where it allows them, and rewritten. */
@@ -177,8 +178,7 @@ static void step_fill(void) {
 static void compare_counts(void) {
     struct simgpu_live live = live_now();
     size_t n_handles = 0, n_ranges = 0, n_maps = 0;
-    for (size_t i = 0; i < N_HANDLES; i++)
-        n_handles += handles[i].mem != NULL;
+    for (size_t i = 0; i < N_HANDLES; i++) n_handles += handles[i].mem != NULL;
     for (size_t r = 0; r < N_RANGES; r++) {
         n_ranges += ranges[r].n_pages != 0;
         for (size_t i = 0; i < ranges[r].n_pages; i++)
@@ -197,16 +197,17 @@ static void oracle_clear(void) {
     }
     for (size_t r = 0; r < N_RANGES; r++) {
         for (size_t i = 0; i < ranges[r].n_pages; i++)
-            if (ranges[r].slots[i].mem && ranges[r].slots[i].first_slot == i) mem_drop(ranges[r].slots[i].mem);
+            if (ranges[r].slots[i].mem && ranges[r].slots[i].first_slot == i)
+                mem_drop(ranges[r].slots[i].mem);
         ranges[r].n_pages = 0;
     }
 }
 
 static void the_schedule_goes_as_the_oracle_says(void **state) {
     (void)state;
-    static void (*const steps[])(void) = {step_create, step_release, step_reserve, step_free, step_map, step_map,
-                                          step_map,    step_unmap,   step_access,  step_access, step_touch,
-                                          step_touch,  step_fill};
+    static void (*const steps[])(void) = {step_create, step_release, step_reserve, step_free,   step_map,
+                                          step_map,    step_map,     step_unmap,   step_access, step_access,
+                                          step_touch,  step_touch,   step_fill};
     const char *given = getenv("FCDP_TEST_SEED");
     uint64_t seed = given ? strtoull(given, NULL, 0) : (uint64_t)time(NULL);
     print_message("FCDP_TEST_SEED=%llu\n", (unsigned long long)seed);

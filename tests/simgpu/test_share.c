@@ -1,4 +1,5 @@
-/* Handles that travel between processes, and what a forked child may do. The program starts itself anew as importer. */
+/* Handles that travel between processes, and what a forked child may do. The
+ * program starts itself anew as importer. */
 #include <fcntl.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -15,7 +16,8 @@
 #define STAMP 0x5B
 extern char **environ;
 
-/* The importer: reads what the exporter wrote, answers in the page's last word, leaves. 0, or the failing step. */
+/* The importer: reads what the exporter wrote, answers in the page's last
+ * word, leaves. 0, or the failing step. */
 static int import_and_answer(void) {
     CUcontext context;
     CUmemGenericAllocationHandle handle;
@@ -70,8 +72,10 @@ static void only_handles_made_for_it_are_exported(void **state) {
     OK(cuMemCreate(&exportable, PAGE, &exportable_memory, 0));
     REFUSED(cuMemExportToShareableHandle(&fd, plain, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
             CUDA_ERROR_INVALID_VALUE);
-    REFUSED(cuMemExportToShareableHandle(&fd, exportable, CU_MEM_HANDLE_TYPE_FABRIC, 0), CUDA_ERROR_NOT_SUPPORTED);
-    REFUSED(cuMemExportToShareableHandle(&fd, exportable, CU_MEM_HANDLE_TYPE_NONE, 0), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(cuMemExportToShareableHandle(&fd, exportable, CU_MEM_HANDLE_TYPE_FABRIC, 0),
+            CUDA_ERROR_NOT_SUPPORTED);
+    REFUSED(cuMemExportToShareableHandle(&fd, exportable, CU_MEM_HANDLE_TYPE_NONE, 0),
+            CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemExportToShareableHandle(&fd, exportable + 1, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
             CUDA_ERROR_INVALID_VALUE);
     assert_int_equal(fd, -1);
@@ -96,7 +100,8 @@ static void importing_ones_own_export_counts_the_memory_once(void **state) {
     int fd;
     OK(cuMemCreate(&handle, PAGE, &exportable_memory, 0));
     OK(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
-    OK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+    OK(cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd,
+                                      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
     close(fd);
     assert_int_equal(live_now().handles, 2);
     assert_int_equal(live_now().device_bytes, PAGE);
@@ -120,7 +125,8 @@ static int what_a_forked_child_gets(CUdeviceptr at) {
     if (cuDeviceGetCount(&count) != CUDA_ERROR_NOT_INITIALIZED) return 2;
     if (cuMemCreate(&handle, PAGE, &device_memory, 0) != CUDA_ERROR_NOT_INITIALIZED) return 3;
     if (cuCtxSynchronize() != CUDA_ERROR_NOT_INITIALIZED) return 4;
-    if (can_read(at) && *bytes_at(at) == STAMP) return 5; /* gone; something of the child's own may lie there */
+    /* gone; something of the child's own may lie there */
+    if (can_read(at) && *bytes_at(at) == STAMP) return 5;
     simgpu_reset(); /* nothing of the parent's is touched */
     if (cuInit(0) != CUDA_ERROR_NOT_INITIALIZED) return 6;
     return live_now().handles == 0 ? 0 : 7;

@@ -42,11 +42,9 @@ static void a_stream_keeps_order(void **state) {
     CUstream stream = stream_make(CU_STREAM_NON_BLOCKING);
     struct log log = {0};
     struct note notes[256];
-    for (unsigned i = 0; i < 256; i++)
-        note_push(stream, &notes[i], &log, i);
+    for (unsigned i = 0; i < 256; i++) note_push(stream, &notes[i], &log, i);
     OK(cuStreamSynchronize(stream));
-    for (unsigned i = 0; i < 256; i++)
-        assert_int_equal(log.seen[i], i);
+    for (unsigned i = 0; i < 256; i++) assert_int_equal(log.seen[i], i);
 }
 
 static void query_tells_pending_from_done(void **state) {
@@ -176,8 +174,7 @@ static void the_null_stream_orders_itself_with_blocking_streams(void **state) {
     assert_int_equal(log.seen[0], 4);
     gate_open(&gate);
     OK(cuCtxSynchronize());
-    for (unsigned i = 1; i < 4; i++)
-        assert_int_equal(log.seen[i], i);
+    for (unsigned i = 1; i < 4; i++) assert_int_equal(log.seen[i], i);
 }
 
 /* An event on an idle stream is done at once, unless the null stream holds it back. */
@@ -251,8 +248,7 @@ static void fact_9_host_functions_must_not_call_cuda(void **state) {
     CUresult results[3] = {0};
     OK(cuLaunchHostFunc(NULL, call_cuda, results));
     OK(cuStreamSynchronize(NULL));
-    for (int i = 0; i < 3; i++)
-        REFUSED(results[i], CUDA_ERROR_NOT_PERMITTED);
+    for (int i = 0; i < 3; i++) REFUSED(results[i], CUDA_ERROR_NOT_PERMITTED);
     OK(cuCtxSynchronize());
 }
 
@@ -361,9 +357,10 @@ static void copies_of_memory_without_a_grant_are_illegal_accesses(void **state) 
     (void)state;
     for (int kind = 0; kind < 3; kind++) {
         struct pages pages = pages_make(3);
-        if (kind == 0) OK(cuMemUnmap(pages.at + PAGE, PAGE));                      /* a hole */
-        if (kind == 1) OK(cuMemSetAccess(pages.at + PAGE, PAGE, &no_access, 1));   /* mapped, not granted */
-        if (kind == 2) OK(cuMemSetAccess(pages.at + PAGE, PAGE, &read_only, 1));   /* written, granted for reading */
+        if (kind == 0) OK(cuMemUnmap(pages.at + PAGE, PAGE));                    /* a hole */
+        if (kind == 1) OK(cuMemSetAccess(pages.at + PAGE, PAGE, &no_access, 1)); /* mapped, not granted */
+        /* written, granted for reading */
+        if (kind == 2) OK(cuMemSetAccess(pages.at + PAGE, PAGE, &read_only, 1));
         OK(cuMemsetD8Async(pages.at, 1, 3 * PAGE, NULL));
         REFUSED(cuStreamSynchronize(NULL), CUDA_ERROR_ILLEGAL_ADDRESS);
         assert_sticky();

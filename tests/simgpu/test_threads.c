@@ -1,5 +1,6 @@
-/* Threads that share the device: each maps, fills, copies, waits, checks and unmaps pages of its own, over streams that
- * all of them use, with handles and events made and destroyed on the way. What it looks for is races (TSan) and mix-ups. */
+/* Threads that share the device: each maps, fills, copies, waits, checks and unmaps pages of its own,
+ * over streams that all of them use, with handles and events made and destroyed on the way. What it
+ * looks for is races (TSan) and mix-ups. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
@@ -21,17 +22,18 @@ struct worker {
     const char *failed; /* the step that went wrong; cmocka's asserts are the main thread's */
 };
 
-#define STEP(call)                                                                                                 \
-    do {                                                                                                           \
-        if (call) {                                                                                                \
-            worker->failed = #call;                                                                                \
-            return false;                                                                                          \
-        }                                                                                                          \
+#define STEP(call)                                                                                           \
+    do {                                                                                                     \
+        if (call) {                                                                                          \
+            worker->failed = #call;                                                                          \
+            return false;                                                                                    \
+        }                                                                                                    \
     } while (0)
 
 /* Fill on one stream, copy out on another that waits for it; the unmap waits for both. */
 static bool use_pages(struct worker *worker, CUdeviceptr at, size_t bytes) {
-    CUstream first = streams[rand_r(&worker->seed) % N_STREAMS], second = streams[rand_r(&worker->seed) % N_STREAMS];
+    CUstream first = streams[rand_r(&worker->seed) % N_STREAMS],
+             second = streams[rand_r(&worker->seed) % N_STREAMS];
     unsigned char value = (unsigned char)rand_r(&worker->seed);
     CUevent filled, copied;
     STEP(cuEventCreate(&filled, CU_EVENT_DISABLE_TIMING));
@@ -44,8 +46,7 @@ static bool use_pages(struct worker *worker, CUdeviceptr at, size_t bytes) {
     STEP(cuEventDestroy_v2(filled));
     STEP(cuEventSynchronize(copied));
     STEP(cuEventDestroy_v2(copied));
-    for (size_t i = 0; i < 4096; i++)
-        STEP(worker->pinned[i] != value);
+    for (size_t i = 0; i < 4096; i++) STEP(worker->pinned[i] != value);
     return true;
 }
 
@@ -87,8 +88,7 @@ static void threads_share_the_device(void **state) {
     unsigned seed = given ? (unsigned)strtoul(given, NULL, 0) : (unsigned)time(NULL);
     print_message("FCDP_TEST_SEED=%u\n", seed);
     OK(cuCtxGetCurrent(&context));
-    for (int i = 0; i < N_STREAMS; i++)
-        OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+    for (int i = 0; i < N_STREAMS; i++) OK(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
     for (unsigned i = 0; i < N_THREADS; i++) {
         workers[i] = (struct worker){.seed = seed + i, .pinned = host_make(4096, false)};
         assert_int_equal(pthread_create(&workers[i].thread, NULL, worker_main, &workers[i]), 0);
@@ -98,8 +98,7 @@ static void threads_share_the_device(void **state) {
         host_destroy(workers[i].pinned, 4096);
         if (workers[i].failed) fail_msg("thread %u: %s", i, workers[i].failed);
     }
-    for (int i = 0; i < N_STREAMS; i++)
-        OK(cuStreamDestroy_v2(streams[i]));
+    for (int i = 0; i < N_STREAMS; i++) OK(cuStreamDestroy_v2(streams[i]));
     struct simgpu_live live = live_now(), nothing = {0};
     assert_memory_equal(&live, &nothing, sizeof live);
 }

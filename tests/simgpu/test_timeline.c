@@ -26,7 +26,7 @@ static int without_file(void **state) {
     return end_device(state);
 }
 
-/* ---- a reader of JSON, as far as a timeline uses it ------------------------------------------------------------- */
+/* ---- a reader of JSON, as far as a timeline uses it ---- */
 
 static const char *value_end(const char *at);
 
@@ -72,8 +72,7 @@ static void read_timeline(const char *from) {
 
 static size_t count(const char *part) {
     size_t n = 0;
-    for (const char *at = text; (at = strstr(at, part)); at++)
-        n++;
+    for (const char *at = text; (at = strstr(at, part)); at++) n++;
     return n;
 }
 
@@ -82,8 +81,7 @@ static double number_in(const char *part, const char *key) {
     char quoted[32];
     const char *at = strstr(text, part);
     if (!at) fail_msg("\"%s\" is not in %s", part, text);
-    while (at > text && at[-1] != '\n')
-        at--;
+    while (at > text && at[-1] != '\n') at--;
     snprintf(quoted, sizeof quoted, "\"%s\":", key);
     const char *line_end = strchr(at, '\n'), *found = strstr(at, quoted);
     if (!found || found > line_end) fail_msg("no %s in %.*s", key, (int)(line_end - at), at);
@@ -141,8 +139,10 @@ static void streams_and_threads_have_rows(void **state) {
     assert_true(number_in("gemm", "tid") != number_in("copy to host", "tid"));
     double kernel_end = number_in("gemm", "ts") + number_in("gemm", "dur");
     assert_true(kernel_end <= number_in("copy to device", "ts"));
-    assert_true(number_in("copy to device", "ts") + number_in("copy to device", "dur") <= number_in("copy to host", "ts"));
-    assert_true(number_in("cuStreamSynchronize", "ts") + number_in("cuStreamSynchronize", "dur") >= kernel_end);
+    assert_true(number_in("copy to device", "ts") + number_in("copy to device", "dur") <=
+                number_in("copy to host", "ts"));
+    assert_true(number_in("cuStreamSynchronize", "ts") + number_in("cuStreamSynchronize", "dur") >=
+                kernel_end);
     OK(cuMemHostUnregister(pinned));
     host_destroy(pinned, 4096);
 }
@@ -198,15 +198,13 @@ static void a_path_that_cannot_be_written_is_refused(void **state) {
 static void every_operation_is_in_it(void **state) {
     (void)state;
     assert_int_equal(simgpu_timeline_begin(path), 0);
-    for (int i = 0; i < 2000; i++)
-        OK(simgpu_launch(NULL, &(struct simgpu_kernel){.name = "gemm"}));
+    for (int i = 0; i < 2000; i++) OK(simgpu_launch(NULL, &(struct simgpu_kernel){.name = "gemm"}));
     OK(cuCtxSynchronize());
     simgpu_timeline_end();
     FILE *file = fopen(path, "r");
     char line[1024];
     size_t n = 0;
-    while (fgets(line, sizeof line, file))
-        n += strstr(line, "\"gemm\"") != NULL;
+    while (fgets(line, sizeof line, file)) n += strstr(line, "\"gemm\"") != NULL;
     fclose(file);
     assert_int_equal(n, 2000);
 }

@@ -11,13 +11,15 @@ typedef struct world {
 } world;
 
 static nccl_config config_of(int blocking) {
-    return (nccl_config){.size = sizeof(nccl_config), .magic = 0xcafebeef, .version = 21400, .blocking = blocking};
+    return (nccl_config){
+        .size = sizeof(nccl_config), .magic = 0xcafebeef, .version = 21400, .blocking = blocking};
 }
 
 /* What ncclCommGetAsyncError comes to. */
 static int settle(ncclComm_t comm) {
     int error = IN_PROGRESS;
-    for (int i = 0; i < 100 && error == IN_PROGRESS; i++) assert_int_equal(ncclCommGetAsyncError(comm, &error), SUCCESS);
+    for (int i = 0; i < 100 && error == IN_PROGRESS; i++)
+        assert_int_equal(ncclCommGetAsyncError(comm, &error), SUCCESS);
     return error;
 }
 
@@ -82,7 +84,8 @@ static void world_abort(world *w) {
     pthread_t threads[N][LANES];
     for (int r = 0; r < N; r++)
         for (int lane = 0; lane < LANES; lane++)
-            if (w->comms[r][lane]) assert_int_equal(pthread_create(&threads[r][lane], NULL, abort_one, w->comms[r][lane]), 0);
+            if (w->comms[r][lane])
+                assert_int_equal(pthread_create(&threads[r][lane], NULL, abort_one, w->comms[r][lane]), 0);
     for (int r = 0; r < N; r++)
         for (int lane = 0; lane < LANES; lane++)
             if (w->comms[r][lane]) pthread_join(threads[r][lane], NULL);
@@ -93,7 +96,8 @@ static void world_free(world *w, unsigned long broken) {
     struct simnccl_state state;
     world_abort(w);
     simnccl_state(&state);
-    if (state.broken != broken) fail_msg("%lu rules broken, expected %lu: %s", state.broken, broken, state.text);
+    if (state.broken != broken)
+        fail_msg("%lu rules broken, expected %lu: %s", state.broken, broken, state.text);
     assert_int_equal(state.live, 0);
     sync_all(w->net);
     simnccl_reset();
@@ -102,7 +106,8 @@ static void world_free(world *w, unsigned long broken) {
 }
 
 static void assert_last(const char *part) {
-    if (!strstr(ncclGetLastError(NULL), part)) fail_msg("\"%s\" is not in \"%s\"", part, ncclGetLastError(NULL));
+    if (!strstr(ncclGetLastError(NULL), part))
+        fail_msg("\"%s\" is not in \"%s\"", part, ncclGetLastError(NULL));
 }
 
 static int launch(world *w, uint32_t rank, int lane, size_t count) {
@@ -116,7 +121,9 @@ static void bytes_come_to_their_places(void **state) {
     (void)state;
     world *w = world_make();
     for (int lane = 0; lane < LANES; lane++) {
-        for (uint32_t r = 0; r < N; r++) memset(memory_of(w, r, lane) + place_of(r, lane) * BYTES, (int)(1 + r + 10 * (uint32_t)lane), BYTES);
+        for (uint32_t r = 0; r < N; r++)
+            memset(memory_of(w, r, lane) + place_of(r, lane) * BYTES, (int)(1 + r + 10 * (uint32_t)lane),
+                   BYTES);
         for (uint32_t r = 0; r < N; r++) assert_int_equal(launch(w, r, lane, BYTES), SUCCESS);
     }
     sync_all(w->net);
@@ -177,7 +184,8 @@ static void another_launch_order_is_refused(void **state) {
 /* No two ranks share more than one communicator in it: seen from each alone, each pair agrees. */
 static void a_circle_over_four_ranks_is_refused(void **state) {
     (void)state;
-    static const int first[N] = {0, 2, 2, 0}; /* 0 waits for 2 (inter), 2 for 3 (node), 3 for 1 (inter), 1 for 0 (node) */
+    /* 0 waits for 2 (inter), 2 for 3 (node), 3 for 1 (inter), 1 for 0 (node) */
+    static const int first[N] = {0, 2, 2, 0};
     int results[N] = {0}, refused = 0;
     world *w = world_make();
     for (uint32_t r = 0; r < N; r++) results[r] = launch(w, r, first[r], BYTES);
@@ -272,8 +280,11 @@ static int exchange(world *w, uint32_t rank, size_t stride, size_t wrong) {
     assert_int_equal(ncclGroupStart(), SUCCESS);
     for (size_t part = 0; part < 2; part++) {
         uint8_t *base = at + part * 8 * BYTES;
-        assert_int_equal(ncclSend(base + me * stride, BYTES, 0, (int)peer, w->comms[rank][0], w->net->ranks[rank].streams[0]), SUCCESS);
-        assert_int_equal(ncclRecv(base + peer * stride + part * wrong, BYTES, 0, (int)peer, w->comms[rank][0], w->net->ranks[rank].streams[0]),
+        assert_int_equal(ncclSend(base + me * stride, BYTES, 0, (int)peer, w->comms[rank][0],
+                                  w->net->ranks[rank].streams[0]),
+                         SUCCESS);
+        assert_int_equal(ncclRecv(base + peer * stride + part * wrong, BYTES, 0, (int)peer, w->comms[rank][0],
+                                  w->net->ranks[rank].streams[0]),
                          SUCCESS);
     }
     return ncclGroupEnd();
@@ -283,7 +294,9 @@ static void sends_and_receives_are_an_all_gather_or_refused(void **state) {
     (void)state;
     world *w = world_make();
     for (uint32_t r = 0; r < N; r += 2)
-        for (size_t part = 0; part < 2; part++) memset(memory_of(w, r, 0) + part * 8 * BYTES + place_of(r, 0) * 3 * BYTES, (int)(7 + r + part), BYTES);
+        for (size_t part = 0; part < 2; part++)
+            memset(memory_of(w, r, 0) + part * 8 * BYTES + place_of(r, 0) * 3 * BYTES, (int)(7 + r + part),
+                   BYTES);
     for (uint32_t r = 0; r < N; r += 2) {
         assert_int_equal(exchange(w, r, 3 * BYTES, 0), IN_PROGRESS);
         assert_int_equal(settle(w->comms[r][0]), SUCCESS);
@@ -292,24 +305,27 @@ static void sends_and_receives_are_an_all_gather_or_refused(void **state) {
     for (uint32_t r = 0; r < N; r += 2)
         for (size_t part = 0; part < 2; part++)
             for (uint32_t m = 0; m < 2; m++)
-                assert_int_equal(memory_of(w, r, 0)[part * 8 * BYTES + m * 3 * BYTES + BYTES - 1], 7 + 2 * m + part);
+                assert_int_equal(memory_of(w, r, 0)[part * 8 * BYTES + m * 3 * BYTES + BYTES - 1],
+                                 7 + 2 * m + part);
     assert_int_equal(exchange(w, 0, BYTES / 2, 0), INTERNAL_ERROR); /* its members overlap */
     assert_int_equal(ncclGroupStart(), SUCCESS);
-    assert_int_equal(ncclSend(memory_of(w, 0, 0), BYTES, 0, 1, w->comms[0][0], w->net->ranks[0].streams[0]), SUCCESS);
+    assert_int_equal(ncclSend(memory_of(w, 0, 0), BYTES, 0, 1, w->comms[0][0], w->net->ranks[0].streams[0]),
+                     SUCCESS);
     assert_int_equal(ncclGroupEnd(), INTERNAL_ERROR); /* nothing is received */
     world_free(w, 2);
 }
 
 /* ---- failures ---- */
 
-/* A failed operation stays on its stream until its communicator is aborted, on the peer as well; and the abort of one communicator waits
- * for the operations of the device's others. */
+/* A failed operation stays on its stream until its communicator is aborted, on the peer as well; and the
+ * abort of one communicator waits for the operations of the device's others. */
 static void a_failed_operation_ends_with_its_abort(void **state) {
     (void)state;
     world *w = world_make();
     fcdp_stream stream = w->net->ranks[0].streams[0];
     simnet_fail_nth(w->net->ranks[0].endpoint, 1, SIMNET_FAULT_FAIL);
-    int error[2] = {launch(w, 0, 0, BYTES), launch(w, 2, 0, BYTES)}; /* it may fail as soon as it is launched */
+    /* it may fail as soon as it is launched */
+    int error[2] = {launch(w, 0, 0, BYTES), launch(w, 2, 0, BYTES)};
     while (error[0] == SUCCESS) assert_int_equal(ncclCommGetAsyncError(w->comms[0][0], &error[0]), SUCCESS);
     while (error[1] == SUCCESS) assert_int_equal(ncclCommGetAsyncError(w->comms[2][0], &error[1]), SUCCESS);
     assert_int_equal(error[0], SYSTEM_ERROR);

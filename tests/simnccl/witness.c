@@ -1,4 +1,5 @@
-/* witness.c - stands before the NCCL double in a Python process, and counts the calls into NCCL that a thread with the GIL makes. */
+/* witness.c - stands before the NCCL double in a Python process, and counts the calls into
+ * NCCL that a thread with the GIL makes. */
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -31,11 +32,11 @@ static void *witnessed(const char *name) {
     return dlsym(RTLD_NEXT, name); /* the double, which this library is linked with */
 }
 
-#define WITNESS(name, params, args)                                                                                    \
-    EXPORT ncclResult_t name params {                                                                                  \
-        ncclResult_t(*next) params = NULL;                                                                             \
-        *(void **)&next = witnessed(#name);                                                                            \
-        return next args;                                                                                              \
+#define WITNESS(name, params, args)                                                                          \
+    EXPORT ncclResult_t name params {                                                                        \
+        ncclResult_t(*next) params = NULL;                                                                   \
+        *(void **)&next = witnessed(#name);                                                                  \
+        return next args;                                                                                    \
     }
 
 WITNESS(ncclGroupStart, (void), ())

@@ -4,7 +4,9 @@
 
 #include "tests/simnet/support.h"
 
-static const struct { uint32_t nodes, ranks_per_node; } shapes[] = {{1, 1}, {2, 1}, {1, 3}, {2, 2}, {3, 2}};
+static const struct {
+    uint32_t nodes, ranks_per_node;
+} shapes[] = {{1, 1}, {2, 1}, {1, 3}, {2, 2}, {3, 2}};
 enum { N_SHAPES = sizeof shapes / sizeof shapes[0] };
 
 /* In every rank's memory from `offset` on: its own part holds its pattern, the others' do not. */
@@ -77,7 +79,8 @@ static void parts_choose(uint64_t *random, uint32_t n, part_spec *specs) {
 }
 
 /* The whole memory of a rank as it must be: what lies between the parts is not touched. */
-static void parts_expect(net *net, uint32_t rank, simnet_lane lane, const part_spec *specs, bool gathered, uint8_t *out) {
+static void parts_expect(net *net, uint32_t rank, simnet_lane lane, const part_spec *specs, bool gathered,
+                         uint8_t *out) {
     uint32_t n = simnet_comm_size(comm_of(net, rank, lane, 0));
     memset(out, 0, MEMORY_BYTES);
     for (uint32_t p = 0; p < N_PARTS; p++)
@@ -93,8 +96,10 @@ static void parts_try(net *net, simnet_lane lane, const part_spec *specs, uint8_
         simnet_part parts[N_PARTS];
         parts_expect(net, r, lane, specs, false, net->ranks[r].bytes);
         for (int p = 0; p < N_PARTS; p++)
-            parts[p] = (simnet_part){fcdp__dptr_add(net->ranks[r].memory, specs[p].at), specs[p].bytes, specs[p].stride};
-        assert_ok(simnet_all_gather_parts(comm_of(net, r, lane, 0), parts, N_PARTS, net->ranks[r].streams[0]));
+            parts[p] = (simnet_part){fcdp__dptr_add(net->ranks[r].memory, specs[p].at), specs[p].bytes,
+                                     specs[p].stride};
+        assert_ok(
+            simnet_all_gather_parts(comm_of(net, r, lane, 0), parts, N_PARTS, net->ranks[r].streams[0]));
     }
     sync_all(net);
     assert_all_ok(net);
@@ -132,13 +137,16 @@ static void other_parts_are_not_taken_for_the_same(void **state) {
     for (uint32_t r = 0; r < 2; r++) {
         fcdp_dptr at = net->ranks[r].memory;
         simnet_part parts[] = {{at, r ? 40 : 60, 100}, {fcdp__dptr_add(at, 200), r ? 60 : 40, 100}};
-        assert_ok(simnet_all_gather_parts(comm_of(net, r, SIMNET_INTER, 0), parts, 2, net->ranks[r].streams[0]));
+        assert_ok(
+            simnet_all_gather_parts(comm_of(net, r, SIMNET_INTER, 0), parts, 2, net->ranks[r].streams[0]));
     }
     sync_all(net);
-    for (uint32_t r = 0; r < 2; r++) assert_failed(net, r, FCDP_ERR_PEER, "all-gather of 100 bytes a rank, in other parts");
+    for (uint32_t r = 0; r < 2; r++)
+        assert_failed(net, r, FCDP_ERR_PEER, "all-gather of 100 bytes a rank, in other parts");
     simnet_part overlapping = {net->ranks[0].memory, 8, 7};
-    assert_int_equal(simnet_all_gather_parts(comm_of(net, 0, SIMNET_INTRA, 0), &overlapping, 1, net->ranks[0].streams[0]),
-                     FCDP_ERR_INVALID);
+    assert_int_equal(
+        simnet_all_gather_parts(comm_of(net, 0, SIMNET_INTRA, 0), &overlapping, 1, net->ranks[0].streams[0]),
+        FCDP_ERR_INVALID);
     assert_text("8 bytes a rank, 7 apart");
     net_destroy(net);
 }
@@ -393,8 +401,8 @@ static void what_it_touches_is_checked(void **state) {
         }
         fcdp_status status = FCDP_OK; /* a call is refused, where the report was quicker */
         for (uint32_t r = 0; r < 2 && !status; r++)
-            status =
-                simnet_all_gather(comm_of(net, r, SIMNET_INTER, 0), ranks[r].memory, 64, ranks[r].streams[0]);
+            status = simnet_all_gather(comm_of(net, r, SIMNET_INTER, 0), ranks[r].memory, 64,
+                                       ranks[r].streams[0]);
         if (!status)
             status = fcdp__driver_copy_h2d(net->drv, fcdp__dptr_add(ranks[1].memory, 8192), pinned, 64,
                                            ranks[1].streams[0]);

@@ -39,8 +39,8 @@ static void operations_in_another_order_are_a_disagreement(void **state) {
     assert_ok(gather(net, 0, SIMNET_INTER, 0, 64));
     assert_ok(gather(net, 0, SIMNET_INTER, 0, 128));
     assert_ok(gather(net, 1, SIMNET_INTER, 0, 128));
-    fcdp_status second =
-        gather(net, 1, SIMNET_INTER, 0, 64); /* refused, where the first has failed by then */
+    fcdp_status second = gather(net, 1, SIMNET_INTER, 0,
+                                64); /* refused, where the first has failed by then */
     assert_true(second == FCDP_OK || second == FCDP_ERR_PEER);
     sync_all(net);
     for (uint32_t r = 0; r < 2; r++) assert_failed(net, r, FCDP_ERR_PEER, "in the same order");

@@ -27,8 +27,8 @@ static void assert_takes(net *net, program run, double expected_ms) {
 static void gather(net *net, simnet_lane lane, uint32_t id, int stream, int times) {
     for (uint32_t r = 0; r < net->n; r++) {
         rank *rank = &net->ranks[r];
-        fcdp_dptr at =
-            fcdp__dptr_add(rank->memory, (size_t)stream * (2 << 20)); /* other bytes on each stream */
+        fcdp_dptr at = fcdp__dptr_add(rank->memory,
+                                      (size_t)stream * (2 << 20)); /* other bytes on each stream */
         for (int i = 0; i < times; i++)
             assert_ok(simnet_all_gather(comm_of(net, r, lane, id), at, BYTES / 2, rank->streams[stream]));
     }
@@ -123,14 +123,15 @@ static void wait_body(void *data) {
 }
 
 static void stamp(fcdp_stream stream, uint64_t *to) {
-    assert_int_equal(
-        simgpu_launch(stream, &(struct simgpu_kernel){
-                                  .duration_ns = 1, .body = stamp_body, .data = &to, .data_bytes = sizeof to}),
-        0);
+    assert_int_equal(simgpu_launch(stream, &(struct simgpu_kernel){.duration_ns = 1,
+                                                                   .body = stamp_body,
+                                                                   .data = &to,
+                                                                   .data_bytes = sizeof to}),
+                     0);
 }
 
-/* Of two gathers the one that is ready first comes last, since the thread of its stream is held up: as it is on a busy machine.
- * It takes the link before the other all the same. */
+/* Of two gathers the one that is ready first comes last, since the thread of its stream is held up: as it is
+ * on a busy machine. It takes the link before the other all the same. */
 static void a_late_thread_does_not_lose_its_turn(void **state) {
     (void)state;
     net *net = net_make(2, 1);
@@ -138,7 +139,8 @@ static void a_late_thread_does_not_lose_its_turn(void **state) {
     sem_t may_go;
     sem_init(&may_go, 0, 0);
     simnet_set_rate(net->fabric, SIMNET_INTER, 0.002, 0);
-    struct simgpu_kernel held = {.duration_ns = 1, .body = wait_body, .data = &may_go}, busy = {.duration_ns = 150 * MS};
+    struct simgpu_kernel held = {.duration_ns = 1, .body = wait_body, .data = &may_go},
+                         busy = {.duration_ns = 150 * MS};
     for (uint32_t r = 0; r < 2; r++) {
         fcdp_stream *streams = net->ranks[r].streams;
         assert_int_equal(simgpu_launch(streams[0], &held), 0);
@@ -152,7 +154,8 @@ static void a_late_thread_does_not_lose_its_turn(void **state) {
     for (int i = 0; i < 2; i++) sem_post(&may_go);
     sync_all(net);
     uint64_t later_ns = begin_ns[0] > begin_ns[1] ? begin_ns[0] : begin_ns[1];
-    for (uint32_t r = 0; r < 2; r++) assert_in_range(end_ns[r] - later_ns, 25 * MS, 150 * MS); /* and what it took to enqueue */
+    /* and what it took to enqueue */
+    for (uint32_t r = 0; r < 2; r++) assert_in_range(end_ns[r] - later_ns, 25 * MS, 150 * MS);
     sem_destroy(&may_go);
     net_destroy(net);
 }

@@ -1,4 +1,5 @@
-/* What moving a region costs, beside what the same bytes cost without one, with both mappings. Not run by ctest.
+/* What moving a region costs, beside what the same bytes cost without one, with both mappings. Not run by
+ * ctest.
  *
  *     FCDP_DRIVER=sim|cuda FCDP_SIM_LIBRARY=... bench_tiering_moves [MiB, default 256] [rounds, default 10]
  *
@@ -109,7 +110,8 @@ static void run(bench *b) {
     measure(b, "region put", fill, put);
     measure(b, "region load_whole", NULL, load_whole);
     release(b);
-    measure(b, b->exact ? "acquire and release: map, unmap" : "acquire and release: the slot is there", NULL, use_of_nothing);
+    measure(b, b->exact ? "acquire and release: map, unmap" : "acquire and release: the slot is there", NULL,
+            use_of_nothing);
     measure(b, "acquire and release: a new slot", slots_lose, use_of_nothing);
 }
 

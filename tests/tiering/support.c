@@ -57,7 +57,8 @@ void assert_all_is_well(const node *node) {
     struct simgpu_unordered unordered;
     simgpu_unordered(&unordered);
     if (unordered.aliases + unordered.races + unordered.unmaps) fail_msg("%s", unordered.text);
-    if (atomic_load(&n_wrong)) fail_msg("%lu comparisons failed; the last: %s", atomic_load(&n_wrong), wrong_text);
+    if (atomic_load(&n_wrong))
+        fail_msg("%lu comparisons failed; the last: %s", atomic_load(&n_wrong), wrong_text);
 }
 
 void node_sync(const node *node) {
@@ -67,8 +68,8 @@ void node_sync(const node *node) {
     assert_ok(status);
 }
 
-/* Before the context goes and takes registrations with it. Events and streams may wait for it: destroying one is not tried
- * twice, since CUDA may have destroyed it and reported an earlier error. */
+/* Before the context goes and takes registrations with it. Events and streams may wait for it: destroying one
+ * is not tried twice, since CUDA may have destroyed it and reported an earlier error. */
 static void assert_memory_is_given_back(void) {
     struct simgpu_live live;
     simgpu_live(&live);
@@ -118,7 +119,8 @@ void group_open(group *group, node *node, const char *name, const fcdp_extent_sp
     assert_ok(fcdp__host_carve(node->ranks[0].host, group->layout->bytes, &group->offset));
     for (uint32_t r = 0; r < node->n; r++) {
         fcdp_host_share share = share_of(group->layout, r);
-        step(fcdp__host_attach(node->ranks[r].host, group->offset, group->layout->bytes, &share, &group->blocks[r]));
+        step(fcdp__host_attach(node->ranks[r].host, group->offset, group->layout->bytes, &share,
+                               &group->blocks[r]));
         step(fcdp__region_create(node->ranks[r].tiering, name, group->layout, r, group->blocks[r],
                                  &group->regions[r]));
         step(fcdp__driver_event_create(node->drv, &group->crossed[r]));
@@ -152,9 +154,11 @@ typedef struct content {
     char name[32];
 } content;
 
-static content content_of(const group *group, uint32_t s, uint32_t epoch, size_t offset, size_t bytes, uint64_t at) {
+static content content_of(const group *group, uint32_t s, uint32_t epoch, size_t offset, size_t bytes,
+                          uint64_t at) {
     uint64_t state = group->seed ^ ((uint64_t)epoch << 32) ^ s;
-    content made = {.key = random_next(&state), .at = at, .bytes = bytes, .offset = offset, .s = s, .epoch = epoch};
+    content made = {
+        .key = random_next(&state), .at = at, .bytes = bytes, .offset = offset, .s = s, .epoch = epoch};
     snprintf(made.name, sizeof made.name, "%s", fcdp__region_name(group->regions[0]));
     return made;
 }
@@ -180,8 +184,8 @@ static void content_compare(void *data) {
         memcpy(&last, (char *)c->at + i + UNIT - 8, 8);
         if (first == word_of(c, i) && last == word_of(c, i + UNIT - 8)) continue;
         if (!atomic_fetch_add(&n_wrong, 1))
-            snprintf(wrong_text, sizeof wrong_text, "'%s', span %u: byte %zu is not of epoch %u", c->name, c->s,
-                     (size_t)c->offset + i, c->epoch);
+            snprintf(wrong_text, sizeof wrong_text, "'%s', span %u: byte %zu is not of epoch %u", c->name,
+                     c->s, (size_t)c->offset + i, c->epoch);
         return;
     }
 }
@@ -210,7 +214,8 @@ void span_write(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_piece
     content_launch(group, r, s, epoch, piece, stream, 0, true);
 }
 
-void span_expect(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_stream stream, uint64_t duration_ns) {
+void span_expect(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_stream stream,
+                 uint64_t duration_ns) {
     content_launch(group, r, s, epoch, group->layout->span[s], stream, duration_ns, false);
     if (duration_ns) content_launch(group, r, s, epoch, group->layout->span[s], stream, 0, false);
 }
@@ -221,7 +226,8 @@ static void flag_set(void *data) {
 
 void pause_enqueue(fcdp_stream stream, uint64_t duration_ns, _Atomic bool *done) {
     struct simgpu_kernel pause = {.name = "pause", .duration_ns = duration_ns};
-    struct simgpu_kernel end = {.name = "pause's end", .body = flag_set, .data = &done, .data_bytes = sizeof done};
+    struct simgpu_kernel end = {
+        .name = "pause's end", .body = flag_set, .data = &done, .data_bytes = sizeof done};
     launch(stream, &pause);
     if (done) launch(stream, &end);
 }
@@ -235,7 +241,8 @@ static fcdp_status wait_event(const group *group, fcdp_stream stream, fcdp_event
 static void others_write(group *group, uint32_t r, uint32_t s, uint32_t epoch) {
     for (uint32_t i = 0; i < group->node->n; i++)
         if (i != r)
-            span_write(group, r, s, epoch, fcdp__layout_slice(group->layout, s, i), group->node->ranks[r].gather);
+            span_write(group, r, s, epoch, fcdp__layout_slice(group->layout, s, i),
+                       group->node->ranks[r].gather);
 }
 
 static void put(group *group, uint32_t r, uint32_t span_mask, fcdp_event after) {
@@ -252,7 +259,8 @@ static void take(group *group, uint32_t r, uint32_t span_mask) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         for (uint32_t i = 0; i < group->node->n; i++)
             if (span_mask & 1u << s && i != r) pieces[n++] = fcdp__layout_slice(group->layout, s, i);
-    step(fcdp__region_order(group->regions[r], fcdp__tiering_stream(group->node->ranks[r].tiering, FCDP_TO_DEVICE)));
+    step(fcdp__region_order(group->regions[r],
+                            fcdp__tiering_stream(group->node->ranks[r].tiering, FCDP_TO_DEVICE)));
     step(fcdp__region_take(group->regions[r], span_mask, (fcdp_piece_list){pieces, n}));
     step(wait_event(group, group->node->ranks[r].gather, fcdp__region_loaded(group->regions[r])));
 }

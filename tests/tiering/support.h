@@ -1,8 +1,10 @@
-/* support.h - a node inside one process: every rank has its own pool, tiering, streams and view of the shared host memory.
+/* support.h - a node inside one process: every rank has its own pool, tiering, streams and view of the shared
+ * host memory.
  *
- * Everything is enqueued, as the engine does it: bytes are written and compared by kernels of the simulated device, in stream order, so
- * that whatever is not ordered shows as a race or as wrong content, and nothing here makes the host know more than the code under test
- * does. Content is a function of (seed, epoch, offset): two words of every 512 bytes say where they belong and of which epoch they are.
+ * Everything is enqueued, as the engine does it: bytes are written and compared by kernels of the simulated
+ * device, in stream order, so that whatever is not ordered shows as a race or as wrong content, and nothing
+ * here makes the host know more than the code under test does. Content is a function of (seed, epoch,
+ * offset): two words of every 512 bytes say where they belong and of which epoch they are.
  */
 #ifndef FCDP_TESTS_TIERING_SUPPORT_H
 #define FCDP_TESTS_TIERING_SUPPORT_H
@@ -36,7 +38,8 @@ typedef struct group {
     fcdp_event crossed[MAX_RANKS]; /* the rank's own pieces are in place */
 } group;
 
-/* A step that a failed driver call may hit: clean error, then the retry must succeed. Outside of fault runs: assert_ok. */
+/* A step that a failed driver call may hit: clean error, then the retry must
+ * succeed. Outside of fault runs: assert_ok. */
 extern bool steps_may_fail_once;
 #define step(call)                                                                                           \
     do {                                                                                                     \
@@ -70,7 +73,8 @@ void group_close(group *group);
 
 void span_write(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_piece piece, fcdp_stream stream);
 /* Reads the span when it starts and once more after duration_ns, and compares it with `epoch`. */
-void span_expect(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_stream stream, uint64_t duration_ns);
+void span_expect(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_stream stream,
+                 uint64_t duration_ns);
 /* A kernel that touches nothing. `done` is set at its end. */
 void pause_enqueue(fcdp_stream stream, uint64_t duration_ns, _Atomic bool *done);
 
@@ -108,7 +112,8 @@ void assert_host_slice(group *group, uint32_t r, uint32_t s, uint32_t slice, uin
 void assert_host_span(group *group, uint32_t r, uint32_t s, uint32_t epoch);
 fcdp_pool_stats pool_stats_of(const node *node, uint32_t r);
 fcdp_tiering_stats stats_of(const node *node, uint32_t r);
-/* As somebody else who needs memory: takes all that can be had, leaving rank r's tiering without free slots and kept regions. */
+/* As somebody else who needs memory: takes all that can be had, leaving rank r's tiering
+ * without free slots and kept regions. */
 void pages_squeeze(node *node, uint32_t r, size_t n_pages);
 
 /* ---- gates: what is held waits on the device until the test lets it pass ---- */

@@ -1,7 +1,8 @@
-/* The fault run: a short schedule of gathers, puts, restores and evictions in which the n-th driver call fails, for every n until the
- * schedule passes untouched (TEST_COARSER=k: every k-th, from a random one on, for builds that are slow). Every step ends well or
- * with a clean error; then it is done again and must work; contents are right throughout, nothing is unordered, and at the end
- * nothing lives and every pool is balanced. */
+/* The fault run: a short schedule of gathers, puts, restores and evictions in which the n-th driver call
+ * fails, for every n until the schedule passes untouched (TEST_COARSER=k: every k-th, from a random one on,
+ * for builds that are slow). Every step ends well or with a clean error; then it is done again and must work;
+ * contents are right throughout, nothing is unordered, and at the end nothing lives and every pool is
+ * balanced. */
 #include "tests/tiering/support.h"
 
 #include "tiering/reclaim.h"
@@ -25,8 +26,8 @@ static void all_evict(node *n) {
     }
 }
 
-/* One page per rank: each group's use takes the other's. Memory that could not be page-locked makes a copy wait on the host: not with
- * one thread that is two ranks. */
+/* One page per rank: each group's use takes the other's. Memory that could not be page-locked makes a copy
+ * wait on the host: not with one thread that is two ranks. */
 static void schedule(const variant *v) {
     node n;
     group a, b;
@@ -83,7 +84,8 @@ static void run(int code, bool few) {
     for (int i = 0; i < 4; i += few ? 3 : 1) {
         variant v = {1 + (uint32_t)i / 2, i % 2, code};
         unsigned long n = every_call_fails_once(&v);
-        print_message("code %d, %u ranks, %s: %lu driver calls\n", code, v.n_ranks, v.exact ? "exact mapping" : "slots", n - 1);
+        print_message("code %d, %u ranks, %s: %lu driver calls\n", code, v.n_ranks,
+                      v.exact ? "exact mapping" : "slots", n - 1);
         assert_true(n > 100);
     }
     fcdp_log_set_level(FCDP_LOG_WARN);

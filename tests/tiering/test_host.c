@@ -1,4 +1,5 @@
-/* The host tier seen from one process: budgets and bytes, tickets that do not fit, forks, pinning, and waiting in vain. */
+/* The host tier seen from one process: budgets and bytes, tickets that do not fit,
+ * forks, pinning, and waiting in vain. */
 #include "tests/alloc/support.h"
 
 #include <fcntl.h>
@@ -13,7 +14,8 @@
 
 #include "tiering/host.h"
 
-/* jemalloc takes all of its locks before a fork, more than the thread sanitizer's lock order detector can hold (64). */
+/* jemalloc takes all of its locks before a fork, more than the thread
+ * sanitizer's lock order detector can hold (64). */
 const char *__tsan_default_options(void);
 __attribute__((visibility("default"))) const char *__tsan_default_options(void) {
     return "detect_deadlocks=0";
@@ -280,8 +282,7 @@ static void an_offset_outside_of_the_slab_is_refused(void **state) {
     fcdp_host *host;
     fcdp_host_block *block = NULL;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
-    const uint64_t bad[] = {
-        0, 1, KIB4 + 1, ticket.bytes, ticket.bytes - KIB4, UINT64_MAX - KIB4 + 1};
+    const uint64_t bad[] = {0, 1, KIB4 + 1, ticket.bytes, ticket.bytes - KIB4, UINT64_MAX - KIB4 + 1};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(fcdp__host_attach(host, bad[i], 100, NULL, &block), FCDP_ERR_INVALID);
     assert_int_equal(fcdp__host_attach(host, KIB4, SIZE_MAX - 10, NULL, &block), FCDP_ERR_INVALID);
@@ -493,7 +494,8 @@ static void exactly_the_block_is_pinned(void **state) {
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_carve(host, data, &offset));
     assert_ok(fcdp__host_attach(host, offset, data, NULL, &block));
-    assert_int_equal(locked_kib() - before, (KIB4 + fcdp__round_up(data, KIB4)) / 1024); /* the board and the data */
+    /* the board and the data */
+    assert_int_equal(locked_kib() - before, (KIB4 + fcdp__round_up(data, KIB4)) / 1024);
     assert_true(physical_bytes(&ticket) <= 2 * KIB4 + fcdp__round_up(data, KIB4));
     fcdp__host_detach(block);
     assert_int_equal(locked_kib(), before);
@@ -508,7 +510,8 @@ static void a_rank_pins_and_binds_its_slices_alone(void **state) {
     enum { SPAN_0 = 1000000, SPAN_1 = 500000 };
     fcdp_driver *drv = driver_open_sim();
     fcdp_host_config config = config_of(0, 1);
-    fcdp_host_share share = {.own = {{300000, 200000}, {SPAN_0 + 5000, 100}}, .copied = {{300000, 200000}, {SPAN_0 + 5000, 100}}};
+    fcdp_host_share share = {.own = {{300000, 200000}, {SPAN_0 + 5000, 100}},
+                             .copied = {{300000, 200000}, {SPAN_0 + 5000, 100}}};
     fcdp_shared_ticket ticket;
     fcdp_host *host;
     fcdp_host_block *block;
@@ -533,7 +536,8 @@ static void a_rank_pins_and_binds_its_slices_alone(void **state) {
     int mode = -1;
     unsigned long mask[16] = {0};
     char *page = fcdp__host_data(block);
-    if (!syscall(SYS_get_mempolicy, &mode, mask, 1025UL, page + 80 * KIB4, MPOL_F_ADDR) && mode == MPOL_PREFERRED) {
+    if (!syscall(SYS_get_mempolicy, &mode, mask, 1025UL, page + 80 * KIB4, MPOL_F_ADDR) &&
+        mode == MPOL_PREFERRED) {
         assert_int_equal(mask[0], 1);
         assert_int_equal(syscall(SYS_get_mempolicy, &mode, mask, 1025UL, page, MPOL_F_ADDR), 0);
         assert_int_equal(mode, MPOL_DEFAULT); /* another rank's */

@@ -7,7 +7,8 @@
 
 #include "tiering/host.h"
 
-/* jemalloc takes all of its locks before a fork, more than the thread sanitizer's lock order detector can hold (64). */
+/* jemalloc takes all of its locks before a fork, more than the thread
+ * sanitizer's lock order detector can hold (64). */
 const char *__tsan_default_options(void);
 __attribute__((visibility("default"))) const char *__tsan_default_options(void) {
     return "detect_deadlocks=0";

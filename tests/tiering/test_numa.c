@@ -24,7 +24,8 @@ static void test_kernel_prefers_the_node_that_was_asked_for(void **state) {
     int mode = -1;
     unsigned long mask[WORDS] = {0};
     if (!fcdp__numa_prefer(at, bytes, 0)) skip(); /* EPERM in some containers, ENOSYS without CONFIG_NUMA */
-    assert_int_equal(syscall(SYS_get_mempolicy, &mode, mask, (unsigned long)MAX_NODES + 1, at, MPOL_F_ADDR), 0);
+    assert_int_equal(syscall(SYS_get_mempolicy, &mode, mask, (unsigned long)MAX_NODES + 1, at, MPOL_F_ADDR),
+                     0);
     assert_int_equal(mode, MPOL_PREFERRED);
     assert_int_equal(mask[0], 1);
     for (size_t i = 1; i < WORDS; i++) assert_int_equal(mask[i], 0);
@@ -38,8 +39,9 @@ static void test_nodes_that_cannot_be_are_refused(void **state) {
     size_t bytes = (size_t)sysconf(_SC_PAGESIZE);
     void *at = pages_map(bytes);
     assert_false(fcdp__numa_prefer(at, bytes, -1));
-    assert_false(fcdp__numa_prefer(at, bytes, MAX_NODES - 1)); /* the kernel's refusal: no machine here has it */
-    assert_false(fcdp__numa_prefer(at, bytes, MAX_NODES));     /* ours */
+    /* the kernel's refusal: no machine here has it */
+    assert_false(fcdp__numa_prefer(at, bytes, MAX_NODES - 1));
+    assert_false(fcdp__numa_prefer(at, bytes, MAX_NODES)); /* ours */
     munmap(at, bytes);
 }
 

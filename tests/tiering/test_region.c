@@ -1,5 +1,5 @@
-/* One region at a time: its states, what each tier holds, what it refuses, eviction and restoring, with slots and with exact mapping.
- * test_slots.c has what several regions do to each other. */
+/* One region at a time: its states, what each tier holds, what it refuses, eviction and restoring, with slots
+ * and with exact mapping. test_slots.c has what several regions do to each other. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -10,13 +10,18 @@ static const fcdp_extent_spec SPECS[] = {{3000, FCDP_SPAN_TRAINABLE},
                                          {70000, FCDP_SPAN_FROZEN},
                                          {1, FCDP_SPAN_TRAINABLE},
                                          {90001, FCDP_SPAN_TRAINABLE}};
-/* jemalloc takes all of its locks before a fork, more than the thread sanitizer's lock order detector can hold (64). */
+/* jemalloc takes all of its locks before a fork, more than the thread
+ * sanitizer's lock order detector can hold (64). */
 const char *__tsan_default_options(void);
 __attribute__((visibility("default"))) const char *__tsan_default_options(void) {
     return "detect_deadlocks=0";
 }
 
-enum { N_SPECS = sizeof SPECS / sizeof SPECS[0], BOTH = FCDP_SPAN_MASK_ALL, TRAINABLE = 1u << FCDP_SPAN_TRAINABLE };
+enum {
+    N_SPECS = sizeof SPECS / sizeof SPECS[0],
+    BOTH = FCDP_SPAN_MASK_ALL,
+    TRAINABLE = 1u << FCDP_SPAN_TRAINABLE
+};
 enum { MS = 1000000 };
 
 /* ---- the life of a region ---- */
@@ -58,7 +63,8 @@ static void a_life(bool exact) {
         for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[r], s, true, true, false, 1);
         region_compute(&g, r, MS);
         region_release(&g, r, true);
-        assert_true(state_of(g.regions[r]).kept && state_of(g.regions[r]).mapped && !state_of(g.regions[r]).in_use);
+        assert_true(state_of(g.regions[r]).kept && state_of(g.regions[r]).mapped &&
+                    !state_of(g.regions[r]).in_use);
     }
     group_acquire(&g); /* kept: as it was */
     for (uint32_t r = 0; r < 2; r++) region_compute(&g, r, 0);
@@ -141,7 +147,8 @@ static void spans_go_stale_apart(void **state) {
         region_compute(&g, r, 0);
     }
     /* only the trainable slice is new: only it is put */
-    assert_int_equal(stats_of(&n, 0).d2h_bytes - before.d2h_bytes, g.layout->span[FCDP_SPAN_TRAINABLE].bytes / 2);
+    assert_int_equal(stats_of(&n, 0).d2h_bytes - before.d2h_bytes,
+                     g.layout->span[FCDP_SPAN_TRAINABLE].bytes / 2);
     group_release(&g, false);
     group_restore(&g, true, 0);
     group_release(&g, false);
@@ -178,12 +185,14 @@ static void a_block_serves_one_region(void **state) {
     fcdp_region *second = NULL;
     node_open(&n, 2, 2, false);
     group_open(&g, &n, "first", SPECS, N_SPECS, 7);
-    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "wrong", g.layout, 2, g.blocks[0], &second), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "wrong", g.layout, 2, g.blocks[0], &second),
+                     FCDP_ERR_INVALID);
     assert_text("slice 2 of 2");
     group_fill(&g, BOTH, FILL_SLICE, 0);
     group_release(&g, false);
     node_sync(&n);
-    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "second", g.layout, 0, g.blocks[0], &second), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__region_create(n.ranks[0].tiering, "second", g.layout, 0, g.blocks[0], &second),
+                     FCDP_ERR_INVALID);
     assert_text("fresh");
     assert_null(second);
     group_close(&g);
@@ -235,7 +244,8 @@ static void loads_and_takes_wait_for_the_others_words(void **state) {
     for (uint32_t r = 0; r < 2; r++) region_fill(&g, r, BOTH, FILL_SLICE);
     group_release(&g, false);
     group_acquire(&g);
-    for (uint32_t s = 0; s < 2; s++) region_restore(&g, 0, s, s == 0); /* the whole of one, its slice of the other */
+    /* the whole of one, its slice of the other */
+    for (uint32_t s = 0; s < 2; s++) region_restore(&g, 0, s, s == 0);
     region_compute(&g, 0, 0);
     assert_false(has_passed(&n, fcdp__region_loaded(g.regions[0])));
     gate_open(&held);
@@ -290,7 +300,8 @@ static void time_pass(const node *n) {
     fcdp__driver_stream_destroy(n->drv, stream);
 }
 
-/* And only when no write of older ones is under way: whose place it was last time need not be whose it is now. */
+/* And only when no write of older ones is under way: whose place it was
+ * last time need not be whose it is now. */
 static void a_put_waits_for_the_others_older_writes(void **state) {
     (void)state;
     node n;
@@ -332,7 +343,8 @@ static bool is_moving(fcdp_region *region) {
     return moving;
 }
 
-/* Another thread writes all of the region to the host meanwhile: nobody else may write there before it has. */
+/* Another thread writes all of the region to the host meanwhile: nobody
+ * else may write there before it has. */
 static void filling_the_host_waits_for_an_eviction(void **state) {
     (void)state;
     node n;
@@ -340,7 +352,8 @@ static void filling_the_host_waits_for_an_eviction(void **state) {
     pthread_t evictor, filler;
     void *status;
     node_open(&n, 2, 2, false);
-    node_pins_slices = true; /* the evictor waits in a copy of what is not pinned, before it has recorded any event */
+    /* the evictor waits in a copy of what is not pinned, before it has recorded any event */
+    node_pins_slices = true;
     group_open(&g, &n, "leaving", SPECS, N_SPECS, 13);
     node_pins_slices = false;
     group_fill(&g, BOTH, FILL_KEPT, 0);
@@ -386,7 +399,8 @@ static void evict_and_restore_alone(void) {
     for (uint32_t s = 0; s < 2; s++) region_restore(&g, 2, s, true);
     region_compute(&g, 2, 0);
     region_release(&g, 2, true);
-    /* Later all of them release, the others having put theirs: its own pieces count as put, or they would wait for ever. */
+    /* Later all of them release, the others having put theirs: its own pieces count
+     * as put, or they would wait for ever. */
     group_acquire(&g);
     for (uint32_t r = 0; r < 4; r++)
         if (r != 2) region_put_late(&g, r, BOTH);
@@ -479,10 +493,12 @@ static void void_bytes_go_without_a_copy(void **state) {
 
 /* ---- failures ---- */
 
-/* Whoever was told that a copy failed may reuse the memory: no copy of it may land later, and the pages pass on only behind it. */
+/* Whoever was told that a copy failed may reuse the memory: no copy of it may land later,
+ * and the pages pass on only behind it. */
 static void a_call_that_fails_half_way_leaves_nothing_unordered(void **state) {
     (void)state;
-    static const char *const calls[] = {"cuEventRecord", "cuMemcpyDtoHAsync", "cuStreamWriteValue32", "cuStreamWaitEvent"};
+    static const char *const calls[] = {"cuEventRecord", "cuMemcpyDtoHAsync", "cuStreamWriteValue32",
+                                        "cuStreamWaitEvent"};
     for (size_t c = 0; c < sizeof calls / sizeof calls[0]; c++)
         for (unsigned long nth = 1; nth <= 4; nth++) {
             node n;
@@ -496,7 +512,8 @@ static void a_call_that_fails_half_way_leaves_nothing_unordered(void **state) {
                 gate_hold(&held, fcdp__tiering_stream(n.ranks[0].tiering, (fcdp_direction)d));
             fcdp_piece own = fcdp__layout_slice(g.layout, 0, 0);
             assert_int_equal(simgpu_fail_nth(calls[c], nth, CUDA_UNKNOWN), 0);
-            fcdp_status put = fcdp__region_put(g.regions[0], 1, (fcdp_piece_list){&own, 1}, fcdp__region_ready(g.regions[0]));
+            fcdp_status put = fcdp__region_put(g.regions[0], 1, (fcdp_piece_list){&own, 1},
+                                               fcdp__region_ready(g.regions[0]));
             assert_int_equal(state_of(g.regions[0]).span[0].put, !put);
             (void)simgpu_fail_nth(NULL, 0, 0);
             group_release(&g, false);
@@ -527,7 +544,8 @@ static void a_failed_eviction_leaves_the_region_kept(void **state) {
         group_fill(&g, BOTH, FILL_KEPT, 0);
         group_release(&g, true);
         assert_int_equal(simgpu_fail_nth(calls[c], 1, CUDA_UNKNOWN), 0);
-        assert_int_equal(fcdp__pool_take_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 1, &block), FCDP_ERR_NO_DEVICE_MEM);
+        assert_int_equal(fcdp__pool_take_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 1, &block),
+                         FCDP_ERR_NO_DEVICE_MEM);
         assert_true(state_of(g.regions[0]).kept);
         for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[0], s, true, false, false, 1);
         pages_squeeze(&n, 0, 1);

@@ -1,8 +1,10 @@
-/* Regions of a whole node against a model, under seeded random schedules with too few device pages, with both mappings.
+/* Regions of a whole node against a model, under seeded random schedules with too few device pages, with both
+ * mappings.
  *
- * The model knows what each rank's spans must be once the device has done what is enqueued; only when the reclaimer takes pages is not in
- * it: a region that has lost them must then look exactly like one that was evicted. Content is compared by kernels, wherever the model
- * says that there is some. Ranks decide alike what is filled, and each for itself what it restores, puts, keeps and loses.
+ * The model knows what each rank's spans must be once the device has done what is enqueued; only when the
+ * reclaimer takes pages is not in it: a region that has lost them must then look exactly like one that was
+ * evicted. Content is compared by kernels, wherever the model says that there is some. Ranks decide alike
+ * what is filled, and each for itself what it restores, puts, keeps and loses.
  */
 #include "tests/tiering/support.h"
 
@@ -13,7 +15,8 @@ enum { N_GROUPS = 4, N_STEPS = 250, POOL_PAGES = 3, NOBODY = -1, US = 1000 };
 typedef struct model {
     bool in_use, kept;
     fcdp_span_state span[FCDP_N_SPANS];
-    uint32_t stored[FCDP_N_SPANS]; /* the epoch that the rank's word has, or will have when its stream comes to it */
+    /* the epoch that the rank's word has, or will have when its stream comes to it */
+    uint32_t stored[FCDP_N_SPANS];
 } model;
 
 typedef struct world {
@@ -36,7 +39,8 @@ static fcdp_region *region_of(const world *w, int i, uint32_t r) {
 
 /* ---- the model ---- */
 
-/* Have the words of all others reached the epoch? Then the host has the span, or will have it without anybody's doing. */
+/* Have the words of all others reached the epoch? Then the host has the span, or
+ * will have it without anybody's doing. */
 static bool others_stored(const world *w, int i, uint32_t r, uint32_t s) {
     for (uint32_t k = 0; k < w->node.n; k++)
         if (k != r && (int32_t)(w->models[i][k].stored[s] - w->models[i][r].span[s].epoch) < 0) return false;
@@ -58,8 +62,8 @@ static void model_lose_pages(model *m) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) m->span[s].on_device = false;
 }
 
-/* What the reclaimer does with a kept region. Where the others' pieces are under way to the host it may have come before or after them:
- * then `is` says which. */
+/* What the reclaimer does with a kept region. Where the others' pieces are under way to the host it may have
+ * come before or after them: then `is` says which. */
 static void model_evict(world *w, int i, uint32_t r, const fcdp_region_state *is) {
     model *m = &w->models[i][r];
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
@@ -81,7 +85,8 @@ static void slots_check(const world *w, uint32_t r) {
     size_t n_owned = 0, n_counted = 0, n_pages = 0;
     for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next) {
         size_t n_mapped = 0;
-        for (const fcdp_region *region = tiering->regions; region; region = region->next) n_mapped += region->slot == slot;
+        for (const fcdp_region *region = tiering->regions; region; region = region->next)
+            n_mapped += region->slot == slot;
         assert_int_equal(slot->n_mapped, n_mapped);
         assert_true(!w->exact || n_mapped <= 1);
         assert_false(slot->leaving);
@@ -111,7 +116,8 @@ static void region_check(world *w, int i, uint32_t r) {
     assert_int_equal(state.kept, m->kept);
     assert_true(state.mapped || !(state.in_use || state.kept));
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        assert_span(region_of(w, i, r), s, m->span[s].on_device, m->span[s].put, m->span[s].whole, m->span[s].epoch);
+        assert_span(region_of(w, i, r), s, m->span[s].on_device, m->span[s].put, m->span[s].whole,
+                    m->span[s].epoch);
 }
 
 static void world_check(world *w) {
@@ -150,7 +156,9 @@ static void restore(world *w, int i, uint32_t r, uint32_t s) {
     if (m->span[s].on_device) return;
     if (!is_somewhere(m, s)) {
         fcdp_region *region = region_of(w, i, r);
-        assert_int_equal(chance(w, 2) ? fcdp__region_load_slice(region, s) : fcdp__region_load_whole(region, s), FCDP_ERR_INVALID);
+        assert_int_equal(chance(w, 2) ? fcdp__region_load_slice(region, s)
+                                      : fcdp__region_load_whole(region, s),
+                         FCDP_ERR_INVALID);
         return;
     }
     if (!can_load(w, i, r, s)) return;
@@ -213,7 +221,8 @@ static void all_work(world *w, int i) {
         for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
             if (!(fills & 1u << s) && !chance(w, 5)) restore(w, i, r, s);
     if (fills) all_fill(w, i, fills);
-    for (uint32_t r = 0; r < w->node.n; r++) region_compute(&w->groups[i], r, random_below(&w->rng, 2) * 50 * US);
+    for (uint32_t r = 0; r < w->node.n; r++)
+        region_compute(&w->groups[i], r, random_below(&w->rng, 2) * 50 * US);
 }
 
 static void all_end(world *w, int i) {
@@ -286,28 +295,14 @@ static void world_step(world *w) {
     int i = (int)random_below(&w->rng, N_GROUPS);
     uint32_t r = (uint32_t)random_below(&w->rng, w->node.n);
     switch (random_below(&w->rng, 16)) {
-    case 0:
-        do_invalidate(w, i);
-        break;
-    case 1:
-        do_squeeze(w, r);
-        break;
-    case 2:
-        do_exhaust(w, r);
-        break;
-    case 3:
-        fcdp__tiering_begin_pass(w->node.ranks[r].tiering);
-        break;
-    case 4:
-        node_sync(&w->node);
-        break;
+    case 0: do_invalidate(w, i); break;
+    case 1: do_squeeze(w, r); break;
+    case 2: do_exhaust(w, r); break;
+    case 3: fcdp__tiering_begin_pass(w->node.ranks[r].tiering); break;
+    case 4: node_sync(&w->node); break;
     case 5:
-    case 6:
-        do_hold(w, i);
-        break;
-    default:
-        do_use(w, i);
-        break;
+    case 6: do_hold(w, i); break;
+    default: do_use(w, i); break;
     }
     world_check(w);
 }
@@ -346,9 +341,10 @@ static void schedules_of(uint32_t n_ranks, int n_rounds) {
             world_open(&w, n_ranks);
             for (int i = 0; i < N_STEPS; i++) world_step(&w);
             world_close(&w);
-            print_message("%s: %u uses refused, %u kept regions lost, %u loads by slice, %u whole\n", exact ? "exact" : "slots", w.n_refused,
-                          w.n_lost, w.n_slices, w.n_whole);
-            assert_true(w.n_lost > 0 && w.n_slices > 0 && w.n_whole > 0); /* else the schedule tests nothing */
+            print_message("%s: %u uses refused, %u kept regions lost, %u loads by slice, %u whole\n",
+                          exact ? "exact" : "slots", w.n_refused, w.n_lost, w.n_slices, w.n_whole);
+            /* else the schedule tests nothing */
+            assert_true(w.n_lost > 0 && w.n_slices > 0 && w.n_whole > 0);
         }
 }
 

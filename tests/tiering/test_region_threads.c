@@ -1,7 +1,9 @@
-/* Threads against the reclaimer: each moves its own regions while takes on other threads take slots apart and evict.
+/* Threads against the reclaimer: each moves its own regions while takes on other threads take slots apart and
+ * evict.
  *
- * One node of one rank, one pool that is too small for all. Workers use, put, keep and release their own groups; others only take pages
- * from the pool, so that evictions come from threads that move nothing. Every byte that a use finds on the device is compared there. */
+ * One node of one rank, one pool that is too small for all. Workers use, put, keep and release their own
+ * groups; others only take pages from the pool, so that evictions come from threads that move nothing. Every
+ * byte that a use finds on the device is compared there. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -21,7 +23,8 @@ typedef struct worker {
 
 static atomic_uint n_working;
 
-/* One use: what is not on the device is loaded or, where it is nowhere, filled, now and then anew; all is compared. */
+/* One use: what is not on the device is loaded or, where it is nowhere, filled,
+ * now and then anew; all is compared. */
 static void use(worker *w, group *g) {
     fcdp_region *region = g->regions[0];
     uint32_t fills = random_below(&w->rng, 4) ? 0 : 1 + (uint32_t)random_below(&w->rng, 3), late = 0;
@@ -48,7 +51,8 @@ static void *worker_run(void *arg) {
     worker *w = arg;
     for (int i = 0; i < N_STEPS; i++) {
         group *g = &w->groups[random_below(&w->rng, GROUPS_EACH)];
-        if (random_below(&w->rng, 16) == 0) fcdp__region_invalidate(g->regions[0], 1 + (uint32_t)random_below(&w->rng, 3));
+        if (random_below(&w->rng, 16) == 0)
+            fcdp__region_invalidate(g->regions[0], 1 + (uint32_t)random_below(&w->rng, 3));
         if (random_below(&w->rng, 16) == 0) fcdp__tiering_begin_pass(w->node->ranks[0].tiering);
         use(w, g);
     }
@@ -73,8 +77,9 @@ static void report(const node *n, const worker *workers) {
     fcdp_tiering_stats stats = stats_of(n, 0);
     unsigned n_found = 0;
     for (int i = 0; i < N_WORKERS; i++) n_found += workers[i].n_found;
-    print_message("%llu evictions, %llu maps, %llu whole loads, %u spans found on the device\n", (unsigned long long)stats.n_evictions,
-                  (unsigned long long)stats.n_maps, (unsigned long long)stats.n_whole_loads, n_found);
+    print_message("%llu evictions, %llu maps, %llu whole loads, %u spans found on the device\n",
+                  (unsigned long long)stats.n_evictions, (unsigned long long)stats.n_maps,
+                  (unsigned long long)stats.n_whole_loads, n_found);
     assert_true(stats.n_evictions > 0 && stats.n_whole_loads > 0 && stats.n_maps > N_WORKERS * GROUPS_EACH);
     assert_true(n_found > 0);
 }

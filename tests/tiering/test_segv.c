@@ -80,7 +80,7 @@ static void in_what_was_forgotten(void) {
 static void a_fault_names_the_range_and_the_part(void **state) {
     (void)state;
     death d = die_of(in_a_part);
-    char at[64];
+    char at[128];
     snprintf(at, sizeof at, "fcdp: SIGSEGV: %p is in the gathered parameter up.weight of blocks.3, ",
              (void *)(nowhere + 1535));
     assert_killed(d);

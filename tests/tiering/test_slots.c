@@ -1,5 +1,5 @@
-/* What regions do to each other: pages that pass on in stream order, the calls that a steady state makes, who gives way when memory
- * is short. */
+/* What regions do to each other: pages that pass on in stream order, the calls that a steady state makes, who
+ * gives way when memory is short. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -45,15 +45,16 @@ static calls calls_since(calls then) {
 
 static void assert_no_calls(calls c) {
     if (c.creates + c.maps + c.accesses + c.unmaps + c.releases + c.blocking)
-        fail_msg("%lu creates, %lu maps, %lu set-accesses, %lu unmaps, %lu releases, %lu blocking calls", c.creates, c.maps,
-                 c.accesses, c.unmaps, c.releases, c.blocking);
+        fail_msg("%lu creates, %lu maps, %lu set-accesses, %lu unmaps, %lu releases, %lu blocking calls",
+                 c.creates, c.maps, c.accesses, c.unmaps, c.releases, c.blocking);
 }
 
 /* ---- pages pass on in stream order ---- */
 
 typedef enum pending_kind { PENDING_COMPUTE, PENDING_D2H, PENDING_H2D, N_PENDING } pending_kind;
 
-/* The first region's last operation of a kind is held on the device; the second gets its pages at once, and writes them only then. */
+/* The first region's last operation of a kind is held on the device; the second gets its pages
+ * at once, and writes them only then. */
 static void a_slot_passes_on_behind(pending_kind kind, bool next_loads) {
     node n;
     group g[2];
@@ -65,7 +66,8 @@ static void a_slot_passes_on_behind(pending_kind kind, bool next_loads) {
     }
     node_sync(&n);
     gate held = gate_make(&n);
-    fcdp_stream streams[N_PENDING] = {n.ranks[0].compute, fcdp__tiering_stream(n.ranks[0].tiering, FCDP_TO_HOST),
+    fcdp_stream streams[N_PENDING] = {n.ranks[0].compute,
+                                      fcdp__tiering_stream(n.ranks[0].tiering, FCDP_TO_HOST),
                                       fcdp__tiering_stream(n.ranks[0].tiering, FCDP_TO_DEVICE)};
     calls before = calls_now();
     group_acquire(&g[0]);
@@ -75,7 +77,8 @@ static void a_slot_passes_on_behind(pending_kind kind, bool next_loads) {
     if (kind == PENDING_D2H) {
         gate_hold(&held, streams[kind]);
         fcdp_piece all[] = {g[0].layout->span[0], g[0].layout->span[1]};
-        assert_ok(fcdp__region_put(g[0].regions[0], BOTH, (fcdp_piece_list){all, 2}, fcdp__region_ready(g[0].regions[0])));
+        assert_ok(fcdp__region_put(g[0].regions[0], BOTH, (fcdp_piece_list){all, 2},
+                                   fcdp__region_ready(g[0].regions[0])));
     }
     group_release(&g[0], false);
     if (next_loads)
@@ -119,7 +122,9 @@ static void the_order_passes_through_a_use_that_did_nothing(void **state) {
             region_compute(&g[0], 0, MS);
             group_release(&g[0], false);
             group_acquire(&g[1]);
-            if (orders) assert_ok(fcdp__region_order(g[1].regions[0], fcdp__tiering_stream(n.ranks[0].tiering, FCDP_TO_DEVICE)));
+            if (orders)
+                assert_ok(fcdp__region_order(g[1].regions[0],
+                                             fcdp__tiering_stream(n.ranks[0].tiering, FCDP_TO_DEVICE)));
             if (destroys)
                 group_close(&g[1]);
             else
@@ -137,7 +142,8 @@ static void the_order_passes_through_a_use_that_did_nothing(void **state) {
         }
 }
 
-/* The last user of a slot goes, or moves to another: whoever comes next waits neither for the dead nor for the other's new work. */
+/* The last user of a slot goes, or moves to another: whoever comes next waits neither for
+ * the dead nor for the other's new work. */
 static void the_last_user_may_go_or_move(void **state) {
     (void)state;
     node n;
@@ -163,7 +169,8 @@ static void the_last_user_may_go_or_move(void **state) {
     gate_open(&held);
     group_release(&g[1], false);
     group_close(&g[1]);
-    for (const fcdp_slot *slot = n.ranks[0].tiering->slots; slot; slot = slot->next) assert_true(slot->last != g[1].regions[0]);
+    for (const fcdp_slot *slot = n.ranks[0].tiering->slots; slot; slot = slot->next)
+        assert_true(slot->last != g[1].regions[0]);
     group_fill(&g[2], BOTH, FILL_SLICE, 0);
     group_fill(&g[3], BOTH, FILL_SLICE, 0);
     group_release(&g[2], false);
@@ -182,7 +189,7 @@ typedef struct training {
     node n;
     group g[MAX_GROUPS];
     int n_groups, window;
-    bool paced; /* the device keeps up with the host, which waits for it before every release */
+    bool paced;  /* the device keeps up with the host, which waits for it before every release */
     bool cyclic; /* the same order in every pass */
     unsigned n_uses;
 } training;
@@ -232,7 +239,8 @@ static void a_steady_step_calls_nothing(uint32_t n_ranks, int n_groups, int wind
     t.cyclic = cyclic;
     for (int i = 0; i < 2; i++) training_pass(&t, true), training_pass(&t, false);
     uint64_t n_maps = stats_of(&t.n, 0).n_maps, n_waits = stats_of(&t.n, 0).n_waits;
-    assert_int_equal(pool_stats_of(&t.n, 0).live_pages, (size_t)window < (size_t)n_groups ? window : n_groups);
+    assert_int_equal(pool_stats_of(&t.n, 0).live_pages,
+                     (size_t)window < (size_t)n_groups ? window : n_groups);
     calls before = calls_now();
     for (int i = 0; i < 3; i++) training_pass(&t, true), training_pass(&t, false);
     assert_no_calls(calls_since(before));
@@ -245,13 +253,15 @@ static void a_steady_step_calls_nothing(uint32_t n_ranks, int n_groups, int wind
 static void a_steady_step_makes_no_driver_call_for_memory(void **state) {
     (void)state;
     for (int window = 1; window <= 4; window++)
-        for (int n_groups = 1; n_groups <= 8; n_groups++) a_steady_step_calls_nothing(1, n_groups, window, false);
+        for (int n_groups = 1; n_groups <= 8; n_groups++)
+            a_steady_step_calls_nothing(1, n_groups, window, false);
     a_steady_step_calls_nothing(1, 8, 2, true);
     a_steady_step_calls_nothing(1, 9, 3, true);
     a_steady_step_calls_nothing(3, 7, 3, false);
 }
 
-/* Exact mapping: a use is one map, one set-access and one unmap. Where the device keeps up with the host the unmap is the release's. */
+/* Exact mapping: a use is one map, one set-access and one unmap. Where the device keeps up with
+ * the host the unmap is the release's. */
 static void with_exact_mapping_a_use_is_one_map_and_one_unmap(void **state) {
     (void)state;
     for (int window = 1; window <= 3; window++) {
@@ -269,7 +279,8 @@ static void with_exact_mapping_a_use_is_one_map_and_one_unmap(void **state) {
         assert_int_equal(c.unmaps, n_uses);
         assert_int_equal(c.creates + c.releases, 0);
         for (int i = 0; i < 6; i++) assert_false(state_of(t.g[i].regions[0]).mapped);
-        /* the host runs ahead: who needs the pages unmaps the one before, and a region that finds its own still there maps nothing */
+        /* the host runs ahead: who needs the pages unmaps the one before, and a region that
+         * finds its own still there maps nothing */
         t.paced = false;
         training_pass(&t, true), training_pass(&t, false);
         before = calls_now();
@@ -347,12 +358,14 @@ static void touch(group *g) {
         .accesses = {{fcdp__region_base(g->regions[0]).addr, g->layout->bytes, 1}},
     };
     assert_int_equal(simgpu_launch(g->node->ranks[0].gather, &kernel), 0);
-    step(fcdp__driver_event_record(g->node->drv, fcdp__region_ready(g->regions[0]), g->node->ranks[0].gather));
-    step(fcdp__driver_stream_wait(g->node->drv, g->node->ranks[0].compute, fcdp__region_ready(g->regions[0])));
+    step(
+        fcdp__driver_event_record(g->node->drv, fcdp__region_ready(g->regions[0]), g->node->ranks[0].gather));
+    step(
+        fcdp__driver_stream_wait(g->node->drv, g->node->ranks[0].compute, fcdp__region_ready(g->regions[0])));
 }
 
-/* A loop without an end between its rounds, over a number of regions that the slots do not divide: each finds its slot taken by the one
- * in use before it. Two slots are enough, at a remap per use. */
+/* A loop without an end between its rounds, over a number of regions that the slots do not divide: each finds
+ * its slot taken by the one in use before it. Two slots are enough, at a remap per use. */
 static void an_order_that_the_slots_do_not_divide_costs_remaps_not_memory(void **state) {
     (void)state;
     enum { N = 5, N_ROUNDS = 6 };
@@ -408,8 +421,10 @@ static int sizes_settle(const size_t *n_pages, int n_groups, int window, int n_p
         calls before = calls_now();
         sizes_pass(&n, g, n_groups, window, pass % 2 == 0);
         calls c = calls_since(before);
-        if (c.creates + c.maps + c.unmaps + c.releases + c.blocking) settled = n_passes;
-        else if (settled == n_passes) settled = pass;
+        if (c.creates + c.maps + c.unmaps + c.releases + c.blocking)
+            settled = n_passes;
+        else if (settled == n_passes)
+            settled = pass;
     }
     *excess_out = (double)pool_stats_of(&n, 0).live_pages / (double)most_at_once(n_pages, n_groups, window);
     groups_close(g, n_groups);
@@ -424,19 +439,20 @@ static void mixed_sizes_settle(void **state) {
         int n, window;
         size_t n_pages[12];
     } models[] = {
-        {8, 2, {20, 6, 6, 6, 6, 6, 6, 6}},             /* embedding and head in one root, equal layers */
-        {9, 3, {20, 6, 6, 6, 6, 6, 6, 6, 1}},          /* and a norm of its own at the end */
-        {10, 1, {8, 1, 8, 1, 8, 1, 8, 1, 8, 1}},       /* adapters between layers */
+        {8, 2, {20, 6, 6, 6, 6, 6, 6, 6}},       /* embedding and head in one root, equal layers */
+        {9, 3, {20, 6, 6, 6, 6, 6, 6, 6, 1}},    /* and a norm of its own at the end */
+        {10, 1, {8, 1, 8, 1, 8, 1, 8, 1, 8, 1}}, /* adapters between layers */
         {10, 2, {8, 1, 8, 1, 8, 1, 8, 1, 8, 1}},
         {12, 3, {16, 1, 1, 1, 16, 1, 1, 1, 16, 1, 1, 1}},
-        {4, 1, {3, 4, 3, 4}},                          /* across the bound between two classes */
-        {6, 2, {4, 15, 4, 15, 4, 15}},                 /* the ends of one */
+        {4, 1, {3, 4, 3, 4}},          /* across the bound between two classes */
+        {6, 2, {4, 15, 4, 15, 4, 15}}, /* the ends of one */
         {3, 1, {1, 2, 3}},
     };
     for (size_t m = 0; m < sizeof models / sizeof models[0]; m++) {
         double excess;
         int settled = sizes_settle(models[m].n_pages, models[m].n, models[m].window, 10, &excess);
-        print_message("model %zu: settled after %d passes, %.2f times what is used at once\n", m, settled, excess);
+        print_message("model %zu: settled after %d passes, %.2f times what is used at once\n", m, settled,
+                      excess);
         assert_true(settled <= 5);
         assert_true(excess <= 2);
     }
@@ -461,7 +477,8 @@ static void random_sizes_settle(void **state) {
             print_message("window %d: not settled\n", window);
         }
     }
-    print_message("settled after %d passes at most, %.2f times what is used at once at most\n", latest, worst);
+    print_message("settled after %d passes at most, %.2f times what is used at once at most\n", latest,
+                  worst);
     assert_true(latest < 16);
     assert_true(worst <= 3);
 }
@@ -489,7 +506,8 @@ static void what_passes_no_longer_need_goes(void **state) {
                 if (i) group_release(&g[i - 1], false);
             }
             group_release(&g[7], false);
-            size_t expected = pass < FCDP_PEAK_PASSES ? 8 : 2; /* until the pass that kept them is forgotten */
+            /* until the pass that kept them is forgotten */
+            size_t expected = pass < FCDP_PEAK_PASSES ? 8 : 2;
             assert_int_equal(pool_stats_of(&n, 0).live_pages, expected);
             assert_int_equal(fcdp__pool_pages_in_use(n.ranks[0].pool), 0); /* a free slot is idle */
         }
@@ -578,7 +596,8 @@ static void the_reclaimer_takes_what_is_idle_and_content_survives(void **state) 
     }
 }
 
-/* Free slots go before anybody is evicted, clean regions before dirty ones, and within those what was used longest ago. */
+/* Free slots go before anybody is evicted, clean regions before dirty ones, and
+ * within those what was used longest ago. */
 static void who_goes_first(void **state) {
     (void)state;
     node n;
@@ -621,7 +640,8 @@ static void a_slot_that_cannot_be_taken_apart_is_passed_over(void **state) {
     assert_true(state_of(g[0].regions[0]).mapped);
     assert_false(state_of(g[1].regions[0]).mapped);
     assert_int_equal(simgpu_fail_nth("cuMemUnmap", 1, CUDA_UNKNOWN), 0);
-    assert_int_equal(fcdp__pool_take_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 2, &block), FCDP_ERR_NO_DEVICE_MEM);
+    assert_int_equal(fcdp__pool_take_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 2, &block),
+                     FCDP_ERR_NO_DEVICE_MEM);
     assert_true(state_of(g[0].regions[0]).mapped);
     pages_squeeze(&n, 0, 2);
     assert_false(state_of(g[0].regions[0]).mapped);

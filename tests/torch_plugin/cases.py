@@ -1,5 +1,6 @@
 """Every case of the bitwise matrix: import this to fill run.CASES.  A case trains an unmodified FSDP2 model and records
 what must come out equal, bit for bit, with FCDP and without it."""
+
 import cases_alone  # noqa: F401
 import cases_basic  # noqa: F401
 import cases_count  # noqa: F401

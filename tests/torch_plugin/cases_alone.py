@@ -1,5 +1,7 @@
-"""What one rank does alone - another optimizer, another model, an edit, a forward that gathers nothing - and shard groups of
-different shapes side by side.  Plain FSDP2 trains through all of it; a rank that asked its peers on its own would hang."""
+"""What one rank does alone - another optimizer, another model, an edit, a forward that gathers nothing - and
+shard groups of different shapes side by side.  Plain FSDP2 trains through all of it; a rank that asked its
+peers on its own would hang."""
+
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -199,8 +201,14 @@ def step_experts_in_backward(where):
 ONE_RANK_PER_NODE, INSIDE_A_NODE, EVERYWHERE = [[0, 2], [1, 3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]
 case(experts(ONE_RANK_PER_NODE, train_all), name="experts_one_rank_per_node_beside_dense_layers")
 case(experts(INSIDE_A_NODE, train_all), name="experts_inside_a_node_beside_dense_layers")
-case(experts(ONE_RANK_PER_NODE, step_experts_in_backward(lambda rank, mine: mine == 0)), name="experts_step_in_backward_in_one_group")
-case(experts(EVERYWHERE, step_experts_in_backward(lambda rank, mine: rank == 0)), name="experts_step_in_backward_on_one_rank")
+case(
+    experts(ONE_RANK_PER_NODE, step_experts_in_backward(lambda rank, mine: mine == 0)),
+    name="experts_step_in_backward_in_one_group",
+)
+case(
+    experts(EVERYWHERE, step_experts_in_backward(lambda rank, mine: rank == 0)),
+    name="experts_step_in_backward_on_one_rank",
+)
 
 
 def edited_then_unsharded(edit, rank=None):
@@ -246,6 +254,9 @@ def set_state(model, sharded):
 for name, edit in {"counted": param_mul, "data": data_mul, "raw": raw_scale}.items():
     case(edited_then_unsharded(lambda model, ps, edit=edit: edit(ps)), name=f"edited_then_unsharded_by_hand_{name}")
     if name != "counted":
-        case(edited_then_unsharded(lambda model, ps, edit=edit: edit(ps), rank=1), name=f"alone_edited_then_unsharded_by_hand_{name}")
+        case(
+            edited_then_unsharded(lambda model, ps, edit=edit: edit(ps), rank=1),
+            name=f"alone_edited_then_unsharded_by_hand_{name}",
+        )
 case(edited_then_unsharded(load), name="edited_then_unsharded_by_hand_load_state_dict")
 case(edited_then_unsharded(set_state), name="edited_then_unsharded_by_hand_set_model_state_dict")

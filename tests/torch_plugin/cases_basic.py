@@ -1,4 +1,5 @@
 """The common ways to train: optimizers, mixed precision, freezing, accumulation, checkpointing, tying."""
+
 import torch
 import torch.nn as nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper

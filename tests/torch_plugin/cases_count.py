@@ -1,5 +1,6 @@
 """Cases that count instead of comparing: a model large enough that W, the bytes of its parameters, dwarfs any
 agreement.  They record what comes out too, so that a count is never taken from a run that trained wrongly."""
+
 import torch
 
 from cases_basic import adamw

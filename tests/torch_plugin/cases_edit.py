@@ -1,8 +1,13 @@
 """Edits of parameters beside training: each way to write, at each moment where a gathered copy may be held."""
+
 import numpy as np
 import torch
-from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_state_dict,
-                                                     set_model_state_dict)
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
 from cases_basic import adamw
@@ -77,7 +82,7 @@ def raw_swap_halves(ps):
         words = raw(local_of(p))
         half = len(words) // 2
         if half:
-            words[:2 * half] = np.concatenate([words[half:2 * half], words[:half]])
+            words[: 2 * half] = np.concatenate([words[half : 2 * half], words[:half]])
 
 
 def raw_swap_between_parameters(ps):
@@ -146,8 +151,10 @@ for place in PLACES:
         case(edited(place, writes), name=f"edits_{kind}_{place}")
 for place in PLACES[:3]:
     case(edited(place, ONE_RANK, rank=2), name=f"edits_on_one_rank_{place}")
-case(edited("between_micro_batches", [param_mul, data_mul, foreach_mul, raw_one_ulp], frozen=True),
-     name="edits_of_frozen_groups")
+case(
+    edited("between_micro_batches", [param_mul, data_mul, foreach_mul, raw_one_ulp], frozen=True),
+    name="edits_of_frozen_groups",
+)
 
 
 @case

@@ -1,5 +1,6 @@
-"""The order of things: blocks reused, skipped and reordered, several forwards to a backward, evaluations at odd moments,
-exceptions, explicit unshard and reshard, prefetch, edits of the gathered parameters themselves."""
+"""The order of things: blocks reused, skipped and reordered, several forwards to a backward, evaluations at odd
+moments, exceptions, explicit unshard and reshard, prefetch, edits of the gathered parameters themselves."""
+
 import numpy as np
 import torch
 import torch.nn as nn
@@ -166,8 +167,10 @@ for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
         if mode is torch.inference_mode and place == "before_any_step":
             continue  # FSDP2 itself cannot train on after a first gather under inference mode
         case(evaluated(mode, place), name=f"evaluation_{mode.__name__}_{place}")
-case(evaluated(torch.no_grad, "between_forward_and_backward", reshard_after_forward=False),
-     name="evaluation_between_forward_and_backward_kept_unsharded")
+case(
+    evaluated(torch.no_grad, "between_forward_and_backward", reshard_after_forward=False),
+    name="evaluation_between_forward_and_backward_kept_unsharded",
+)
 
 
 @case
@@ -246,7 +249,7 @@ def blocks_run_by_hand(run):
         x = torch.randn(6, 24, generator=run.data)
         for i in (0, 1, 2, 1):
             x = model.blocks[i](x)
-        loss = (x ** 2).mean()
+        loss = (x**2).mean()
         run.record("loss", loss)
         loss.backward()
         optimizer.step()
@@ -391,9 +394,9 @@ def prefetching(forward, backward):
         blocks = list(model.blocks)
         for i, block in enumerate(blocks):
             if forward:
-                block.set_modules_to_forward_prefetch(blocks[i + 1:i + 3])
+                block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 3])
             if backward:
-                block.set_modules_to_backward_prefetch(blocks[max(0, i - 2):i][::-1])
+                block.set_modules_to_backward_prefetch(blocks[max(0, i - 2) : i][::-1])
         optimizer = adamw(model)
         for _ in range(2):
             run.step(model, optimizer, micro_batches=2)

@@ -1,5 +1,6 @@
 """Who changes the parameters, and when: inside backward, by hand, through raw pointers, inside a closure, or not at all
 through autograd.  The classical ways for a cached copy to go stale unseen."""
+
 import ctypes
 
 import numpy as np
@@ -35,7 +36,7 @@ def sgd_local(parameter, lr=0.05):
 
 def sgd_foreach(parameters, lr=0.05):
     with torch.no_grad():
-        torch._foreach_add_([p for p in parameters], [p.grad for p in parameters], alpha=-lr)
+        torch._foreach_add_(list(parameters), [p.grad for p in parameters], alpha=-lr)
 
 
 def by_hand(update, evaluate=False, micro_batches=1, **shard_kwargs):
@@ -149,8 +150,10 @@ def in_backward(update, order=None, frozen=(), around=None, micro_batches=1):
 for update in ("torch", "raw", "data"):
     case(in_backward(update), name=f"step_in_backward_{update}")
     case(in_backward(update, order=[0, 1, 0, 2]), name=f"step_in_backward_{update}_block_twice")
-    case(in_backward(update, order=[0, 1, 1, 2, 0], around="non_reentrant"),
-         name=f"step_in_backward_{update}_block_twice_checkpointed")
+    case(
+        in_backward(update, order=[0, 1, 1, 2, 0], around="non_reentrant"),
+        name=f"step_in_backward_{update}_block_twice_checkpointed",
+    )
 case(in_backward("raw", frozen=("blocks.1", "head")), name="step_in_backward_raw_half_frozen")
 case(in_backward("torch", micro_batches=2), name="step_in_backward_torch_two_backwards")
 
@@ -303,7 +306,7 @@ def two_models_in_turn(run):
                     p.requires_grad_(i == turn)
             x, y = run.batch()
             score = judge(adapt(make(x)))
-            loss = (score.mean() if turn else -score.mean()) + (score ** 2).mean()
+            loss = (score.mean() if turn else -score.mean()) + (score**2).mean()
             run.record("loss", loss)
             loss.backward()
             optimizers[turn].step()

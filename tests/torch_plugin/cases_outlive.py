@@ -1,4 +1,5 @@
 """Tensors that outlive a reshard: what plain FSDP2 raises on must raise, and what it serves must be served."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -55,7 +56,8 @@ def backward_of_a_block_left_sharded(run):
 
 @case
 def backward_of_a_root_left_sharded(run):
-    """reshard_after_forward is off for the root by default; here it is on, so that its head is sharded when backward begins."""
+    """reshard_after_forward is off for the root by default; here it is on, so that its head is sharded when
+    backward begins."""
     needs_raising_storages()
     model = shard(Net(), root={"reshard_after_forward": True})
     run.train(model, adam(model), steps=1)
@@ -81,7 +83,14 @@ class KeepsItsWeight(nn.Linear):
 
     def forward(self, x):
         if getattr(self, "kept", None) is not None:
-            self.kept[:] = [self.weight, self.weight.detach(), self.weight.view(-1), self.weight.t(), self.weight[2:], self.weight.data]
+            self.kept[:] = [
+                self.weight,
+                self.weight.detach(),
+                self.weight.view(-1),
+                self.weight.t(),
+                self.weight[2:],
+                self.weight.data,
+            ]
         return super().forward(x)
 
 
@@ -162,7 +171,8 @@ def a_tensor_that_autograd_saved(run):
 
 @case
 def an_evaluation_between_the_views_and_their_use(run):
-    """Under no_grad, where the gathered parameters are another's view, and with a tied weight, whose storage two modules show."""
+    """Under no_grad, where the gathered parameters are another's view, and with a tied weight, whose storage two
+    modules show."""
     needs_raising_storages()
     model = shard(TiedLM())
     optimizer = adam(model)

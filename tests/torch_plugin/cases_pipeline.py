@@ -1,4 +1,6 @@
-"""Pipelines whose stages are sharded: each shard group runs forwards that the ranks of other stages do not run, at times of its own."""
+"""Pipelines whose stages are sharded: each shard group runs forwards that the ranks of other stages do not run,
+at times of its own."""
+
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -52,8 +54,15 @@ def pipeline(schedule):
         compat.sum_only(module)
         optimizer = adamw(module)
         given, made = (torch.zeros(ROWS // MICRO_BATCHES, DIM, requires_grad=needs) for needs in (number > 0, True))
-        stage = pipelining.PipelineStage(module, number, 2, torch.device("cpu"), input_args=(given,), output_args=made,
-                                         group=pipelines[run.rank // 2])
+        stage = pipelining.PipelineStage(
+            module,
+            number,
+            2,
+            torch.device("cpu"),
+            input_args=(given,),
+            output_args=made,
+            group=pipelines[run.rank // 2],
+        )
         runs = getattr(pipelining, schedule)(stage, MICRO_BATCHES, loss_fn=square_error)
         with GroupsMade() as groups:
             for _ in range(3):

@@ -1,5 +1,6 @@
 """How a model is cut and where it lies: nesting, meshes, placements, tensor subclasses, meta init, compile, other
 models beside it, other modes of torch around it."""
+
 import contextlib
 
 import torch
@@ -323,8 +324,8 @@ def optimizer_made_again(run):
 
 
 def compiled(what, backend="aot_eager", fullgraph=False, first=False):
-    """`first`: compiled before it is sharded, which is how frameworks do it. What dynamo compiled, and where it broke off, is
-    part of what must be equal."""
+    """`first`: compiled before it is sharded, which is how frameworks do it. What dynamo compiled, and where it
+    broke off, is part of what must be equal."""
 
     def compile_it(model):
         if what == "whole":
@@ -434,8 +435,7 @@ def collectives_of_the_users_own(run):
         dist.all_reduce(total)
         return total
 
-    model.blocks[1].register_forward_hook(
-        lambda module, inputs, output: output - sum_up(output).mean())
+    model.blocks[1].register_forward_hook(lambda module, inputs, output: output - sum_up(output).mean())
     for _ in range(2):
         loss = run.loss(model)
         run.record("mean", sum_up(loss))
@@ -484,7 +484,8 @@ def new_block_put_in_mid_run(run):
 
 @case
 def counted_by_comm_debug_mode(run):
-    """Nothing of FCDP's is in its counts: all-gathers are FCDP's own, and so are its agreements; the rest is as before."""
+    """Nothing of FCDP's is in its counts: all-gathers are FCDP's own, and so are its agreements; the rest is as
+    before."""
     from torch.distributed.tensor.debug import CommDebugMode
 
     model = shard(Net())

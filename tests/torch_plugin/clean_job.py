@@ -1,5 +1,6 @@
-"""What tools/clean_machine.sh trains: FSDP2 with nothing but torch installed. A digest of every loss and of the final shards, and FCDP's
-own counters, in result<RANK>.json under the folder that it is given."""
+"""What tools/clean_machine.sh trains: FSDP2 with nothing but torch installed. A digest of every loss and of the
+final shards, and FCDP's own counters, in result<RANK>.json under the folder that it is given."""
+
 import hashlib
 import json
 import pathlib
@@ -36,7 +37,9 @@ def main():
     for parameter in model.parameters():
         digest.update(raw_bytes(parameter.to_local()))
     stats = sys.modules["fcdp"].stats() if "fcdp" in sys.modules else None
-    pathlib.Path(sys.argv[1], f"result{rank}.json").write_text(json.dumps({"digest": digest.hexdigest(), "loss": float(loss.detach()), "stats": stats}))
+    pathlib.Path(sys.argv[1], f"result{rank}.json").write_text(
+        json.dumps({"digest": digest.hexdigest(), "loss": float(loss.detach()), "stats": stats})
+    )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 """What a CPU job of FSDP2 needs that older torch releases lack.  Applied alike with and without FCDP, before any model
 is built; nothing here touches a name that FCDP patches, except the 2.6 copy-out whose version bump upstream fixed."""
+
 import torch
 import torch.distributed as dist
 

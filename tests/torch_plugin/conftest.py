@@ -6,7 +6,14 @@ import launch
 
 PLAIN = "plain"
 CONFIGURATIONS = {
-    f"tau{tau}-{restore}": {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": str(tau), "FCDP_RESTORE": restore, "FCDP_TIMEOUT": "60", **others}
+    f"tau{tau}-{restore}": {
+        "FCDP": "1",
+        "FCDP_LOCAL_SIZE": "2",
+        "FCDP_TAU": str(tau),
+        "FCDP_RESTORE": restore,
+        "FCDP_TIMEOUT": "60",
+        **others,
+    }
     for tau, restore, others in (
         (0, "slice", {}),
         (0, "whole", {"FCDP_COALESCE": "0", "FCDP_MAPPING": "exact"}),
@@ -34,7 +41,9 @@ class Launches:
         key = (tuple(names), configuration)
         if key not in self.known:
             tmp = self.factory.mktemp(configuration)
-            self.known[key] = launch.run_cases(names, tmp, CONFIGURATIONS.get(configuration), warm=configuration != COLD)
+            self.known[key] = launch.run_cases(
+                names, tmp, CONFIGURATIONS.get(configuration), warm=configuration != COLD
+            )
         return self.known[key]
 
 

@@ -1,15 +1,16 @@
-"""One rank: trains, and writes what its collectives had to do with Python in the steps after the first two. argv: the folder, a witness of the calls
-into NCCL (tests/simnccl/witness.c) or nothing."""
+"""One rank: trains, and writes what its collectives had to do with Python in the steps after the first two.
+argv: the folder, a witness of the calls into NCCL (tests/simnccl/witness.c) or nothing."""
+
 import ctypes
 import json
 import os
 import sys
 
-import fcdp
 import torch
 import torch.distributed as dist
 
 import compat
+import fcdp
 from models import Net, shard
 
 STEPS = 3
@@ -18,7 +19,10 @@ witness = ctypes.CDLL(sys.argv[2]) if len(sys.argv) > 2 else None
 
 def counts():
     stats = fcdp.stats()
-    out = {"python_calls": stats["python_calls"], "collectives": sum(stats["collectives"][kind]["calls"] for kind in ("gather", "restore"))}
+    out = {
+        "python_calls": stats["python_calls"],
+        "collectives": sum(stats["collectives"][kind]["calls"] for kind in ("gather", "restore")),
+    }
     if witness:
         out |= {"nccl_calls": witness.witness_calls(), "nccl_calls_with_gil": witness.witness_calls_with_gil()}
     return out

@@ -1,5 +1,7 @@
-"""A garbage collection may run on any thread, also on a stream's, while it calls a collective. What dies there must not make the stream
-wait for itself. Run by test_handles.py, under a timeout. argv: the simulated driver's path."""
+"""A garbage collection may run on any thread, also on a stream's, while it calls a collective. What dies there
+must not make the stream wait for itself. Run by test_handles.py, under a timeout. argv: the simulated
+driver's path."""
+
 import gc
 import sys
 import threading

@@ -1,5 +1,6 @@
-"""One rank: trains, unsharding by hand what FCDP serves from then on, and writes which threads used each of FCDP's lanes: a lane is one connection,
-in which what two threads send would mix."""
+"""One rank: trains, unsharding by hand what FCDP serves from then on, and writes which threads used each of
+FCDP's lanes: a lane is one connection, in which what two threads send would mix."""
+
 import json
 import os
 import sys
@@ -7,9 +8,9 @@ import threading
 
 import torch
 import torch.distributed as dist
-from fcdp import c10d
 
 import compat
+from fcdp import c10d
 from models import Net, shard
 
 used: dict[str, set[bool]] = {}

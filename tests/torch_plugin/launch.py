@@ -1,5 +1,6 @@
 """Starting jobs of several ranks and seeing to it that nothing of them is left: every process carries a tag in its
 environment, by which it is found and ended even where torchrun gave it a session of its own."""
+
 import contextlib
 import json
 import os
@@ -23,9 +24,14 @@ def environment(tag, tmp, extra=None):
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "NCCL_"))}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"):
         env.pop(name, None)
-    env.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", TMPDIR=str(tmp), PYTHONFAULTHANDLER="1",
-               PYTHONUNBUFFERED="1",
-               TORCHINDUCTOR_CACHE_DIR=str(tmp / "inductor"))
+    env.update(
+        OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo",
+        TMPDIR=str(tmp),
+        PYTHONFAULTHANDLER="1",
+        PYTHONUNBUFFERED="1",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp / "inductor"),
+    )
     env[TAG_NAME] = tag
     env.update(extra or {})
     return env
@@ -82,8 +88,8 @@ class Job:
 
 
 def wait_while_it_moves(ended, tmp, stall_s):
-    """Waits until `ended()`, which itself may wait for a second.  False where no rank has written a result for `stall_s`: a
-    loaded machine is slow, not hung."""
+    """Waits until `ended()`, which itself may wait for a second.  False where no rank has written a result for
+    `stall_s`: a loaded machine is slow, not hung."""
     moved = time.monotonic()
     seen = None
     while not ended():
@@ -105,14 +111,37 @@ def ends_within(process, timeout_s):
 def torchrun(script, arguments, tmp, env=None, n_ranks=WORLD, stall_s=120):
     tmp.mkdir(parents=True, exist_ok=True)
     tag = new_tag()
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(n_ranks),
-               "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", tag, "--local-addr", "127.0.0.1",
-               str(script), *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "1",
+        "--nproc-per-node",
+        str(n_ranks),
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "127.0.0.1:0",
+        "--rdzv-id",
+        tag,
+        "--local-addr",
+        "127.0.0.1",
+        str(script),
+        *map(str, arguments),
+    ]
     began = time.monotonic()
     log = tmp / "output.txt"
     with open(log, "wb") as sink:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, cwd=HERE,
-                                   env=environment(tag, tmp, env), start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            cwd=HERE,
+            env=environment(tag, tmp, env),
+            start_new_session=True,
+        )
         timed_out = True
         try:
             timed_out = not wait_while_it_moves(lambda: ends_within(process, 1), tmp, stall_s)
@@ -138,8 +167,9 @@ def ranks_in(tmp):
 
 
 def run_cases(names, tmp, env=None, max_launches=12, warm=True):
-    """Runs the cases in one job; where one of them breaks the job, the rest go on in another.  Returns, for each case, a
-    list of the ranks' results, and all the jobs.  `warm`: of ranks that are forked (warm.py), else of torchrun's."""
+    """Runs the cases in one job; where one of them breaks the job, the rest go on in another.  Returns, for each
+    case, a list of the ranks' results, and all the jobs.  `warm`: of ranks that are forked (warm.py), else of
+    torchrun's."""
     results, jobs, left = {}, [], list(names)
     while left and len(jobs) < max_launches:
         folder = tmp / f"launch{len(jobs)}"
@@ -159,13 +189,15 @@ def run_cases(names, tmp, env=None, max_launches=12, warm=True):
             # It died or hung inside the case after the last one that all ranks finished.
             name = left[len(done)]
             what = "hung" if job.timed_out else f"ended with {job.returncode}"
-            results[name] = [{"events": [], "marks": [], "error": f"the job {what} in this case",
-                              "traceback": job.output[-6000:]}] * WORLD
+            results[name] = [
+                {"events": [], "marks": [], "error": f"the job {what} in this case", "traceback": job.output[-6000:]}
+            ] * WORLD
             done.append(name)
         left = [name for name in left if name not in results]
     for name in left:
-        results[name] = [{"events": [], "marks": [], "error": f"not run: {max_launches} launches broke before it",
-                          "traceback": ""}] * WORLD
+        results[name] = [
+            {"events": [], "marks": [], "error": f"not run: {max_launches} launches broke before it", "traceback": ""}
+        ] * WORLD
     return results, jobs
 
 
@@ -176,8 +208,10 @@ def first_difference(expected, got):
             return f"rank {rank}: unsupported differs: {one.get('unsupported')!r}, {other.get('unsupported')!r}"
         for i, (a, b) in enumerate(zip(one["events"], other["events"])):
             if a[:2] != b[:2]:
-                return f"rank {rank}, event {i}: {a[0]} = {a[2]!r} ({a[1]}) expected, {b[0]} = {b[2]!r} ({b[1]}) found" \
-                       + (f"; then raised {other['error']}" if other["error"] else "")
+                return (
+                    f"rank {rank}, event {i}: {a[0]} = {a[2]!r} ({a[1]}) expected, {b[0]} = {b[2]!r} ({b[1]}) found"
+                    + (f"; then raised {other['error']}" if other["error"] else "")
+                )
         if (one["error"] or "").split(":")[0] != (other["error"] or "").split(":")[0]:
             return f"rank {rank}: error {one['error']!r} expected, {other['error']!r} found\n{other.get('traceback') or ''}"
         if len(one["events"]) != len(other["events"]):
@@ -193,7 +227,14 @@ class WarmProcess:
     orders = None
 
     def __init__(self, script, arguments, env, out, err):
-        order = {"tag_name": TAG_NAME, "env": env, "argv": [str(script), *map(str, arguments)], "stdin": os.devnull, "out": str(out), "err": str(err)}
+        order = {
+            "tag_name": TAG_NAME,
+            "env": env,
+            "argv": [str(script), *map(str, arguments)],
+            "stdin": os.devnull,
+            "out": str(out),
+            "err": str(err),
+        }
         self.said, theirs = os.pipe()
         socket.send_fds(self.forker(), [json.dumps(order).encode()], [theirs])
         os.close(theirs)
@@ -203,8 +244,14 @@ class WarmProcess:
     def forker(cls):
         if cls.orders is None:
             cls.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            subprocess.Popen([sys.executable, HERE / "warm.py", str(theirs.fileno())], cwd=HERE, env=environment("0" * len(new_tag()), HERE),
-                             stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True)
+            subprocess.Popen(
+                [sys.executable, HERE / "warm.py", str(theirs.fileno())],
+                cwd=HERE,
+                env=environment("0" * len(new_tag()), HERE),
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
             theirs.close()
         return cls.orders
 
@@ -246,18 +293,27 @@ class Rank:
 
 
 class Spawned:
-    """Ranks started without torchrun, whose own killing of the survivors would hide what they have to say.  `warm`: forked
-    from a process that has imported torch (warm.py), where what the start itself does is not what is tried."""
+    """Ranks started without torchrun, whose own killing of the survivors would hide what they have to say.
+    `warm`: forked from a process that has imported torch (warm.py), where what the start itself does is not
+    what is tried."""
 
-    def __init__(self, script, arguments, tmp, env=None, rank_env=None, n_ranks=WORLD, prefix=(), preexec=None, warm=False):
+    def __init__(
+        self, script, arguments, tmp, env=None, rank_env=None, n_ranks=WORLD, prefix=(), preexec=None, warm=False
+    ):
         tmp.mkdir(parents=True, exist_ok=True)
         self.tag, self.tmp, self.ranks, self.timed_out = new_tag(), tmp, [], False
         port = free_port()
         warm = warm and may_be_warm(env, prefix, preexec)
         for rank in range(n_ranks):
             own = environment(self.tag, tmp, env)
-            own.update(RANK=str(rank), WORLD_SIZE=str(n_ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
-                       MASTER_PORT=str(port), LOCAL_WORLD_SIZE=str(n_ranks))
+            own.update(
+                RANK=str(rank),
+                WORLD_SIZE=str(n_ranks),
+                LOCAL_RANK=str(rank),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+                LOCAL_WORLD_SIZE=str(n_ranks),
+            )
             own.update((rank_env or {}).get(rank, {}))
             paths = tmp / f"out{rank}.txt", tmp / f"err{rank}.txt"
             if warm:
@@ -265,9 +321,16 @@ class Spawned:
                 self.ranks.append(Rank(WarmProcess(script, arguments, own, *paths), *paths))
                 continue
             with open(paths[0], "wb") as out, open(paths[1], "wb") as err:
-                process = subprocess.Popen([*prefix, sys.executable, str(script), *map(str, arguments)], cwd=HERE, env=own,
-                                           stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
-                                           preexec_fn=preexec)
+                process = subprocess.Popen(
+                    [*prefix, sys.executable, str(script), *map(str, arguments)],
+                    cwd=HERE,
+                    env=own,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                    preexec_fn=preexec,
+                )
             self.ranks.append(Rank(process, *paths))
 
     def wait_until_said(self, text, timeout_s):
@@ -297,7 +360,9 @@ class Spawned:
         return not self.timed_out
 
     def report(self):
-        return "\n".join(f"--- rank {i}: exit {r.returncode}\n{r.out[-1500:]}\n{r.err[-4000:]}" for i, r in enumerate(self.ranks))
+        return "\n".join(
+            f"--- rank {i}: exit {r.returncode}\n{r.out[-1500:]}\n{r.err[-4000:]}" for i, r in enumerate(self.ranks)
+        )
 
 
 def forked(script, arguments, tmp, env=None, stall_s=120):
@@ -320,4 +385,6 @@ def forked(script, arguments, tmp, env=None, stall_s=120):
     finally:
         signal_all(job.tag, signal.SIGKILL)
     output = "".join(rank.out + rank.err for rank in job.ranks)
-    return Job((failed or [-signal.SIGUSR1 if timed_out else 0])[0], output, timed_out, ranks_in(tmp), time.monotonic() - began)
+    return Job(
+        (failed or [-signal.SIGUSR1 if timed_out else 0])[0], output, timed_out, ranks_in(tmp), time.monotonic() - began
+    )

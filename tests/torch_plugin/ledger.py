@@ -1,5 +1,6 @@
-"""What plain FSDP2 holds for gathered parameters, counted from its own schedule: the unsharded storages that it allocates
-and frees, and the flat buffers its collectives gather into."""
+"""What plain FSDP2 holds for gathered parameters, counted from its own schedule: the unsharded storages that it
+allocates and frees, and the flat buffers its collectives gather into."""
+
 import weakref
 
 import torch
@@ -67,10 +68,14 @@ class Tower(torch.nn.Module):
 
         def block():
             if exact:
-                return torch.nn.Sequential(torch.nn.Linear(width, width, bias=False), torch.nn.GELU(),
-                                           torch.nn.Linear(width, width, bias=False))
-            return torch.nn.Sequential(torch.nn.LayerNorm(width), torch.nn.Linear(width, 999), torch.nn.GELU(),
-                                       torch.nn.Linear(999, width))
+                return torch.nn.Sequential(
+                    torch.nn.Linear(width, width, bias=False),
+                    torch.nn.GELU(),
+                    torch.nn.Linear(width, width, bias=False),
+                )
+            return torch.nn.Sequential(
+                torch.nn.LayerNorm(width), torch.nn.Linear(width, 999), torch.nn.GELU(), torch.nn.Linear(999, width)
+            )
 
         self.blocks = torch.nn.ModuleList(block() for _ in range(n_blocks))
 

@@ -1,4 +1,5 @@
 """What a job could leave on the machine, looked for before and after: shared memory, memfds held, sockets, files."""
+
 import os
 import re
 

@@ -1,5 +1,6 @@
 """Small models sharded by plain FSDP2, awkward on purpose: dim-0 sizes that no rank count divides, a one-element
 parameter (so that some ranks hold an empty shard), norms, biases, a tied head.  Nothing here knows of FCDP."""
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

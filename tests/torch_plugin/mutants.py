@@ -2,13 +2,15 @@
 
 The real collective always runs, so nothing hangs; then the part of the result that the mutant believes unchanged is
 overwritten with what it remembers.  A case that no mutant fails has no teeth."""
+
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
 class Mutant:
-    """`believes(param, state)` says whether a remembered gather is still good; `state` is what it saw at that gather."""
+    """`believes(param, state)` says whether a remembered gather is still good; `state` is what it saw at that
+    gather."""
 
     def __init__(self):
         self.steps = 0
@@ -29,8 +31,14 @@ class Mutant:
 
     # What real caches watch.
     def counters(self, p):
-        return (id(p.sharded_param), p.sharded_param._version, p._sharded_local_tensor._version,
-                p._sharded_param_data._version, p._sharded_param_data.data_ptr(), p.sharded_param.requires_grad)
+        return (
+            id(p.sharded_param),
+            p.sharded_param._version,
+            p._sharded_local_tensor._version,
+            p._sharded_param_data._version,
+            p._sharded_param_data.data_ptr(),
+            p.sharded_param.requires_grad,
+        )
 
     def optimizer_steps(self, p):
         return self.steps if p.sharded_param.requires_grad else 0
@@ -126,9 +134,17 @@ class DrawsRandomNumbers(Mutant):
 
 
 MUTANTS = {
-    "always": Always, "version_only": VersionOnly, "step_hook_only": StepHookOnly, "signals": Signals,
-    "signals_and_flips": SignalsAndFlips, "never_in_backward": NeverInBackward, "own_shard_only": OwnShardOnly,
-    "sum": Sum, "trainable_only": TrainableOnly, "by_name": ByName, "keeps_edits": KeepsEdits,
+    "always": Always,
+    "version_only": VersionOnly,
+    "step_hook_only": StepHookOnly,
+    "signals": Signals,
+    "signals_and_flips": SignalsAndFlips,
+    "never_in_backward": NeverInBackward,
+    "own_shard_only": OwnShardOnly,
+    "sum": Sum,
+    "trainable_only": TrainableOnly,
+    "by_name": ByName,
+    "keeps_edits": KeepsEdits,
     "draws_random_numbers": DrawsRandomNumbers,
 }
 
@@ -154,7 +170,7 @@ def spoil(mutant, fsdp_params, group, result):
     rows = result.all_gather_output.view(group.size(), -1)
     at = 0
     for p, size in zip(fsdp_params, result.all_gather_input_split_sizes):
-        part = rows[:, at:at + size]
+        part = rows[:, at : at + size]
         at += size
         if p.sharded_state.name != "SHARDED":
             continue
@@ -179,8 +195,12 @@ def install():
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
 
     switch, Group = Switch(), module.FSDPParamGroup
-    gather, reshard, pre_forward, post_backward = (module.foreach_all_gather, Group.reshard, Group.pre_forward,
-                                                   Group.post_backward)
+    gather, reshard, pre_forward, post_backward = (
+        module.foreach_all_gather,
+        Group.reshard,
+        Group.pre_forward,
+        Group.post_backward,
+    )
 
     def stepped(optimizer, args, kwargs):
         if switch.active:

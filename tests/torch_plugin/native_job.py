@@ -1,5 +1,6 @@
-"""PyTorch's own caching allocator, over a stand-in for the CUDA runtime, beside FCDP's pages on the same simulated device. argv: the library made of native.cpp,
-the simulated driver's path, the stand-in's path."""
+"""PyTorch's own caching allocator, over a stand-in for the CUDA runtime, beside FCDP's pages on the same
+simulated device. argv: the library made of native.cpp, the simulated driver's path, the stand-in's path."""
+
 import ctypes
 import sys
 import threading

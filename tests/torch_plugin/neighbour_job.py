@@ -1,5 +1,6 @@
-"""One rank of FSDP2 beside another allocator that fills the simulated device: each of the two gets the memory that the other does not use. Writes what happened
-to rank<RANK>.json under the folder that it is given."""
+"""One rank of FSDP2 beside another allocator that fills the simulated device: each of the two gets the memory
+that the other does not use. Writes what happened to rank<RANK>.json under the folder that it is given."""
+
 import ctypes
 import json
 import os
@@ -7,10 +8,10 @@ import sys
 
 import torch
 import torch.distributed as dist
-from fcdp import _fcdp
-from fcdp.runtime import runtime
 
 import compat
+from fcdp import _fcdp
+from fcdp.runtime import runtime
 from models import Net, shard
 
 PAGE = 2 << 20
@@ -21,7 +22,13 @@ class Location(ctypes.Structure):
 
 
 class Properties(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", Location), ("windows", ctypes.c_void_p), ("flags", ctypes.c_ubyte * 8)]
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", Location),
+        ("windows", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
 
 
 class Neighbour:
@@ -37,7 +44,9 @@ class Neighbour:
 
     def take(self):
         handle = ctypes.c_uint64()
-        result = self.lib.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(PAGE), ctypes.byref(self.properties), ctypes.c_ulonglong(0))
+        result = self.lib.cuMemCreate(
+            ctypes.byref(handle), ctypes.c_size_t(PAGE), ctypes.byref(self.properties), ctypes.c_ulonglong(0)
+        )
         if result == 0:
             self.cached.append(handle)
         return result
@@ -81,8 +90,16 @@ def main():
     for _ in range(2):
         losses.append(step())
     neighbour.empty_cache()
-    result = {"alone": alone, "given": given, "more": more, "emptied": n_emptied, "again": neighbour.n_emptied - n_emptied - 1, "losses": losses,
-              "torch_asks": torch_asks, "transport": runtime.options["transport"]}  # fmt: skip
+    result = {
+        "alone": alone,
+        "given": given,
+        "more": more,
+        "emptied": n_emptied,
+        "again": neighbour.n_emptied - n_emptied - 1,
+        "losses": losses,
+        "torch_asks": torch_asks,
+        "transport": runtime.options["transport"],
+    }
     dist.barrier()
     with open(os.path.join(sys.argv[1], f"rank{os.environ['RANK']}.json"), "w") as f:
         json.dump(result, f)

@@ -1,5 +1,6 @@
-"""One rank of a job that uses gathered memory after its reshard where no torch can see it: by a numpy array, or with storages that do not
-raise, as on a torch before 2.15."""
+"""One rank of a job that uses gathered memory after its reshard where no torch can see it: by a numpy array, or
+with storages that do not raise, as on a torch before 2.15."""
+
 import datetime
 import faulthandler
 import signal

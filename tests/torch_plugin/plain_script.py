@@ -1,5 +1,6 @@
 """An FSDP2 script as a user writes it, for launches that are given something wrong: a few steps, then a digest of what
 came out in result<RANK>.json under the folder that it is given."""
+
 import argparse
 import datetime
 import faulthandler

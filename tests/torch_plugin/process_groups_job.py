@@ -1,5 +1,6 @@
-"""One rank: makes a process group, trains a model over it and destroys it, again and again, and prints what the process holds
-after each time, into a file for each rank. argv: how often, the folder."""
+"""One rank: makes a process group, trains a model over it and destroys it, again and again, and prints what the
+process holds after each time, into a file for each rank. argv: how often, the folder."""
+
 import gc
 import json
 import os
@@ -15,7 +16,11 @@ from models import Net, shard
 def held():
     with open("/proc/self/maps") as f:
         maps = len(f.readlines())
-    return {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")), "maps": maps}
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "maps": maps,
+    }
 
 
 def once(store):

@@ -1,11 +1,13 @@
-"""Who reads the shards' bytes in a GPU job whose second group is offloaded to the CPU: prints it, as JSON. The GPU, the core's votes and
-the kernel are stand-ins; the decision is FCDP's."""
+"""Who reads the shards' bytes in a GPU job whose second group is offloaded to the CPU: prints it, as JSON. The
+GPU, the core's votes and the kernel are stand-ins; the decision is FCDP's."""
+
 import json
 import sys
 import types
 from array import array
 
 import torch
+
 from fcdp import _fcdp
 from fcdp import runtime as module
 
@@ -53,13 +55,22 @@ def main():
     runtime = module.runtime
     runtime.load_options()
     shards = types.SimpleNamespace(device=GPU, comm=None)
-    groups = [group_of(shards, OnDevice(), OnDevice()), group_of(shards, torch.ones(8)), group_of(shards, OnDevice(), torch.ones(8))]
+    groups = [
+        group_of(shards, OnDevice(), OnDevice()),
+        group_of(shards, torch.ones(8)),
+        group_of(shards, OnDevice(), torch.ones(8)),
+    ]
     found = []
     for group, fingerprints in zip(groups, runtime._device_fingerprints(groups, 0)):
         signals, addresses, used = group.vote(fingerprints)
         n = group.n
-        found.append({"by_device": len(used) == 8 * n, "by_host": [bool(a) for a in array("Q", addresses)],
-                      "read": [bool(s) for s in array("Q", signals)[::8]]})
+        found.append(
+            {
+                "by_device": len(used) == 8 * n,
+                "by_host": [bool(a) for a in array("Q", addresses)],
+                "read": [bool(s) for s in array("Q", signals)[::8]],
+            }
+        )
     print(json.dumps(found))
 
 

@@ -1,4 +1,6 @@
-"""What a case is given: data, a record of everything that must come out bitwise equal, and snapshots of fcdp.stats()."""
+"""What a case is given: data, a record of everything that must come out bitwise equal, and snapshots of
+fcdp.stats()."""
+
 import ctypes
 import gc
 import hashlib
@@ -7,7 +9,6 @@ import random
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from models import BATCH, IN, OUT, TiedLM
@@ -118,8 +119,15 @@ class Run:
         self.record("torch rng", torch.get_rng_state())
         self.record("numpy rng", np.random.get_state()[1].tobytes())
         self.record("python rng", random.getstate()[1][:8])
-        self.record("modes", [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), str(torch.get_default_dtype()),
-                              torch.get_num_threads()])
+        self.record(
+            "modes",
+            [
+                torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                str(torch.get_default_dtype()),
+                torch.get_num_threads(),
+            ],
+        )
 
 
 def reshard_all(model):

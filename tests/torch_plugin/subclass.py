@@ -1,21 +1,36 @@
 """A tensor subclass that takes part in FSDP2's all-gather through its extension points, as float8 libraries do."""
+
 import torch
 import torch.utils._pytree as pytree
 
 _KEEPS_TYPE = {
-    torch.ops.aten.empty_like.default, torch.ops.aten.new_zeros.default, torch.ops.aten.new_empty.default,
-    torch.ops.aten.slice.Tensor, torch.ops.aten.copy_.default, torch.ops.aten.view.default,
-    torch.ops.aten.as_strided.default, torch.ops.aten._to_copy.default, torch.ops.aten._pin_memory.default,
-    torch.ops.aten.split.Tensor, torch.ops.aten.clone.default, torch.ops.aten.detach.default,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.new_zeros.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.slice.Tensor,
+    torch.ops.aten.copy_.default,
+    torch.ops.aten.view.default,
+    torch.ops.aten.as_strided.default,
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten._pin_memory.default,
+    torch.ops.aten.split.Tensor,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.detach.default,
 }
 
 
 class Bf16AllGather(torch.Tensor):
     @staticmethod
     def __new__(cls, data):
-        return torch.Tensor._make_wrapper_subclass(cls, data.size(), strides=data.stride(),
-                                                   storage_offset=data.storage_offset(), dtype=data.dtype,
-                                                   device=data.device, requires_grad=data.requires_grad)
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            data.size(),
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
+            device=data.device,
+            requires_grad=data.requires_grad,
+        )
 
     def __init__(self, data):
         self._data = data

@@ -1,5 +1,6 @@
-"""fcdp_alloc under PyTorch's own pluggable allocator, over the simulated device: every scenario in one process, the outcome of each as
-JSON. argv: the library made of pluggable.cpp, the result's path."""
+"""fcdp_alloc under PyTorch's own pluggable allocator, over the simulated device: every scenario in one process,
+the outcome of each as JSON. argv: the library made of pluggable.cpp, the result's path."""
+
 import ctypes
 import json
 import mmap
@@ -53,7 +54,9 @@ class Pluggable:
         self.do("free", ctypes.c_void_p(at))
 
     def record_stream(self, at, stream):
-        self.do("record_stream", ctypes.c_void_p(self.hooks["record_stream"]), ctypes.c_void_p(at), ctypes.c_void_p(stream))
+        self.do(
+            "record_stream", ctypes.c_void_p(self.hooks["record_stream"]), ctypes.c_void_p(at), ctypes.c_void_p(stream)
+        )
 
 
 class Sim:
@@ -87,7 +90,9 @@ def a_child_forked_before_the_first_tensor_has_its_own(p, sim):
 @scenario
 def tensors_come_and_go(p, sim):
     assert _fcdp.tensors_stats(0) is None and "no tensor" in fcdp.memory_summary(0)
-    assert fcdp.memory_stats(0) and not any(value for key, value in fcdp.memory_stats(0).items() if key != "max_split_size")
+    assert fcdp.memory_stats(0) and not any(
+        value for key, value in fcdp.memory_stats(0).items() if key != "max_split_size"
+    )
     sizes = [1, 700, MIB, 3 * MIB + 1, 9 * MIB]
     at = [p.malloc(size) for size in sizes]
     for address, size in zip(at, sizes):
@@ -250,7 +255,9 @@ def torchs_functions_answer_with_ours(p, sim):
         assert 6 * MIB <= torch.cuda.max_memory_allocated(0) <= 6 * MIB + 512
         assert torch.cuda.memory_reserved(0) == 8 * MIB
         assert torch.cuda.memory_stats(0) == fcdp.memory_stats(0)
-        assert fcdp.memory_stats(0)["allocation.all.allocated"] == 2 and fcdp.memory_stats(0)["allocation.all.freed"] == 1
+        assert (
+            fcdp.memory_stats(0)["allocation.all.allocated"] == 2 and fcdp.memory_stats(0)["allocation.all.freed"] == 1
+        )
         table = torch.cuda.memory_summary(0)
         assert "6145 KiB" in table or "6144 KiB" in table, table
         assert table in fcdp.memory_summary(0)
@@ -258,7 +265,11 @@ def torchs_functions_answer_with_ours(p, sim):
         p.free(at[1])
         whole = torch.cuda.memory._snapshot()
         assert [(e["action"], e["size"]) for e in whole["device_traces"][0]] == [
-            ("alloc", 6 * MIB), ("alloc", 100), ("free_requested", 6 * MIB), ("free_completed", 6 * MIB)]
+            ("alloc", 6 * MIB),
+            ("alloc", 100),
+            ("free_requested", 6 * MIB),
+            ("free_completed", 6 * MIB),
+        ]
         assert sum(segment["total_size"] for segment in whole["segments"]) == 8 * MIB
         assert torch.cuda.memory_snapshot() == whole["segments"]
         torch.cuda.memory._record_memory_history(max_entries=3)
@@ -267,7 +278,10 @@ def torchs_functions_answer_with_ours(p, sim):
             p.free(p.malloc(size))
         torch.cuda.memory._record_memory_history(None)
         assert [(e["action"], e["size"]) for e in fcdp.snapshot()["device_traces"][0]] == [
-            ("alloc", 3000), ("free_requested", 3000), ("free_completed", 3000)]
+            ("alloc", 3000),
+            ("free_requested", 3000),
+            ("free_completed", 3000),
+        ]
         torch.cuda.reset_accumulated_memory_stats(0)
         p.do("empty_cache")
         assert min(value for key, value in fcdp.memory_stats(0).items() if key != "max_split_size") == 0
@@ -288,7 +302,8 @@ def the_visualiser_reads_a_snapshot(p, sim):
 
 
 def one_group(sim):
-    """An engine on the tensors' device, with a group of 32 MiB in a shard group of two nodes: (engine, comm, group, tree)."""
+    """An engine on the tensors' device, with a group of 32 MiB in a shard group of two nodes: (engine, comm,
+    group, tree)."""
     engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, _fcdp.MAPPING_AUTO)
     assert _fcdp.engine_account_create(engine)
 
@@ -325,7 +340,9 @@ def a_gather_in_a_capture_is_refused_before_the_ranks_meet(p, sim):
             runtime.unshard(group, Tree([]), True, by_hand, stream)
             raise AssertionError("it was not refused")
         except RuntimeError as error:
-            assert "a CUDA graph is being captured, and 'block' cannot be gathered in it" in str(error) and "FCDP=0" in str(error), error
+            assert "a CUDA graph is being captured, and 'block' cannot be gathered in it" in str(
+                error
+            ) and "FCDP=0" in str(error), error
     runtime.engine = engine
     runtime.order_writes(stream)
     assert sim.lib.simgpu_capture(ctypes.c_void_p(stream), 0) == 0  # nothing has broken it
@@ -351,7 +368,9 @@ def an_engine_shares_the_pages(p, sim):
     _fcdp.engine_drain(engine)
     more = p.malloc(32 * MIB)
     device_bytes = _fcdp.engine_stats(engine)["device_bytes"]
-    assert device_bytes["current"] == 0 and 32 * MIB <= device_bytes["peak"] <= BUDGET == device_bytes["budget"], device_bytes
+    assert device_bytes["current"] == 0 and 32 * MIB <= device_bytes["peak"] <= BUDGET == device_bytes["budget"], (
+        device_bytes
+    )
     p.free(held)
     _fcdp.group_begin(group, b"", _fcdp.PASS_BACKWARD, 0)  # takes the cache's pages
     _fcdp.group_wait(group, 0)

@@ -1,5 +1,6 @@
 """Wrong options and machines that cannot serve: a clear message, and then either plain FSDP2, bit for bit, or a stop
 before the first step.  Never a wrong number, never a hang."""
+
 import json
 import os
 import re
@@ -21,8 +22,10 @@ class Outcome:
     def __init__(self, job, tmp):
         self.job = job
         self.messages = [[line for line in (r.err + r.out).splitlines() if "fcdp:" in line.lower()] for r in job.ranks]
-        self.results = [json.loads(p.read_text()) if (p := tmp / f"result{i}.json").exists() else None
-                        for i in range(len(job.ranks))]
+        self.results = [
+            json.loads(p.read_text()) if (p := tmp / f"result{i}.json").exists() else None
+            for i in range(len(job.ranks))
+        ]
 
     def stopped(self):
         """Every rank ended with an error before its first step; what it said."""
@@ -132,12 +135,23 @@ def has_cuda():
 GOES_ON = {
     "cuda_without_a_gpu": (on(FCDP_DRIVER="cuda"), {}, ["FCDP_DRIVER"]),
     "local_size_that_does_not_divide": (on(FCDP_LOCAL_SIZE="3"), {}, ["ranks per node", "FCDP_LOCAL_SIZE"]),
-    "nodes_of_different_size": ({"FCDP": "1"}, {0: {"LOCAL_WORLD_SIZE": "3"}, 1: {"LOCAL_WORLD_SIZE": "3"},
-                                                2: {"LOCAL_WORLD_SIZE": "3"}, 3: {"LOCAL_WORLD_SIZE": "1"}},
-                                ["ranks per node"]),
+    "nodes_of_different_size": (
+        {"FCDP": "1"},
+        {
+            0: {"LOCAL_WORLD_SIZE": "3"},
+            1: {"LOCAL_WORLD_SIZE": "3"},
+            2: {"LOCAL_WORLD_SIZE": "3"},
+            3: {"LOCAL_WORLD_SIZE": "1"},
+        },
+        ["ranks per node"],
+    ),
     "one_node": ({"FCDP": "1"}, {}, ["node"]),
     "host_memory_too_small": (on(FCDP_HOST_BUDGET="1M"), {}, ["host", "FCDP_HOST_BUDGET"]),
-    "device_memory_too_small": (on(FCDP_DEVICE_BUDGET="2M"), {}, ["FCDP_DEVICE_BUDGET, 2 MiB, is too small", "largest group", "would do"]),
+    "device_memory_too_small": (
+        on(FCDP_DEVICE_BUDGET="2M"),
+        {},
+        ["FCDP_DEVICE_BUDGET, 2 MiB, is too small", "largest group", "would do"],
+    ),
 }
 
 

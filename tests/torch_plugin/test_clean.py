@@ -1,4 +1,6 @@
-"""Nothing but Python and torch: no NumPy, which torch does not bring along. tools/clean_machine.sh tries the rest of that on a minimal system."""
+"""Nothing but Python and torch: no NumPy, which torch does not bring along. tools/clean_machine.sh tries the
+rest of that on a minimal system."""
+
 import json
 
 import launch
@@ -10,7 +12,9 @@ TIMEOUT_S = 300  # the bound on a hang
 def train(tmp_path, env):
     (tmp_path / "site").mkdir(parents=True)
     (tmp_path / "site" / "sitecustomize.py").write_text("import sys\nsys.modules['numpy'] = None\n")
-    job = launch.Spawned(launch.HERE / "clean_job.py", [tmp_path], tmp_path, {"PYTHONPATH": str(tmp_path / "site"), **env})
+    job = launch.Spawned(
+        launch.HERE / "clean_job.py", [tmp_path], tmp_path, {"PYTHONPATH": str(tmp_path / "site"), **env}
+    )
     assert job.wait(TIMEOUT_S), "hangs\n" + job.report()
     assert [rank.returncode for rank in job.ranks] == [0] * launch.WORLD, job.report()
     return [json.loads((tmp_path / f"result{rank}.json").read_text()) for rank in range(launch.WORLD)]

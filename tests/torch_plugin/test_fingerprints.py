@@ -1,4 +1,6 @@
-"""Parameters are compared by their bytes: whoever writes them in whatever way that no signal shows, training is bit for bit plain FSDP2's."""
+"""Parameters are compared by their bytes: whoever writes them in whatever way that no signal shows, training is
+bit for bit plain FSDP2's."""
+
 import json
 import re
 import subprocess
@@ -11,7 +13,9 @@ import launch
 from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
 from run import CASES
 
-NAMES = [name for name in CASES if re.match(r"full_|lora|frozen", name) or "edit" in name or "load" in name or "data" in name]
+NAMES = [
+    name for name in CASES if re.match(r"full_|lora|frozen", name) or "edit" in name or "load" in name or "data" in name
+]
 
 
 @needs_fcdp
@@ -19,7 +23,9 @@ NAMES = [name for name in CASES if re.match(r"full_|lora|frozen", name) or "edit
 def test_bytes_alone_tell(tmp_path, launches, by):
     """The host reads them, or (as on a GPU) a kernel."""
     plain, _ = launches.get(NAMES, PLAIN)
-    got, jobs = launch.run_cases(NAMES, tmp_path, CONFIGURATIONS["tau0-slice"] | {"FCDP_FINGERPRINT": by, "TEST_BLIND": "1"})
+    got, jobs = launch.run_cases(
+        NAMES, tmp_path, CONFIGURATIONS["tau0-slice"] | {"FCDP_FINGERPRINT": by, "TEST_BLIND": "1"}
+    )
     differences = {name: d for name in NAMES if (d := launch.first_difference(plain[name], got[name])) is not None}
     assert not differences, differences
     assert "takes no fingerprints" not in "".join(job.output for job in jobs)
@@ -30,7 +36,9 @@ def test_without_bytes_and_signals_nobody_sees_it(tmp_path, launches):
     """The test can fail."""
     name = "full_adamw_foreach"
     plain, _ = launches.get([name], PLAIN)
-    got, _ = launch.run_cases([name], tmp_path, CONFIGURATIONS["tau0-slice"] | {"FCDP_FINGERPRINT": "never", "TEST_BLIND": "1"})
+    got, _ = launch.run_cases(
+        [name], tmp_path, CONFIGURATIONS["tau0-slice"] | {"FCDP_FINGERPRINT": "never", "TEST_BLIND": "1"}
+    )
     assert launch.first_difference(plain[name], got[name]) is not None
 
 
@@ -38,10 +46,13 @@ def test_without_bytes_and_signals_nobody_sees_it(tmp_path, launches):
 @pytest.mark.parametrize("kernel", ["kernel", "no kernel"])
 def test_offloaded_parameters_are_read_by_the_host(kernel):
     """Beside groups on a GPU, which lose nothing by it. What nobody reads is taken to be written by any optimizer."""
-    job = subprocess.run([sys.executable, launch.HERE / "readers_job.py", kernel], capture_output=True, text=True, timeout=120)
+    job = subprocess.run(
+        [sys.executable, launch.HERE / "readers_job.py", kernel], capture_output=True, text=True, timeout=120
+    )
     assert job.returncode == 0, job.stderr
     on_gpu, offloaded, mixed = json.loads(job.stdout)
     runs = kernel == "kernel"
     assert on_gpu == {"by_device": runs, "by_host": [False, False], "read": [runs, runs]}
-    assert offloaded == {"by_device": False, "by_host": [runs], "read": [runs]}  # without a kernel FCDP_FINGERPRINT is never from there on
+    # without a kernel FCDP_FINGERPRINT is never from there on
+    assert offloaded == {"by_device": False, "by_host": [runs], "read": [runs]}
     assert mixed == {"by_device": False, "by_host": [False, runs], "read": [False, runs]}

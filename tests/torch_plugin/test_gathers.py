@@ -1,4 +1,5 @@
 """How often parameters cross the nodes, from fcdp.stats(): once per real change, in forward, and never otherwise."""
+
 import pytest
 
 import cases  # noqa: F401
@@ -129,7 +130,7 @@ def test_lora_beside_a_reference_gathers_the_adapters_alone(counted):
 def test_a_deleted_model_holds_nothing(counted):
     count = counted("count_nothing_after_deletion")
     for rank, result in enumerate(count.ranks):
-        stats = dict((label, s) for label, s in result["marks"])
+        stats = dict(result["marks"])
         assert stats["alive"]["host_bytes"]["peak"] > 0
         assert stats["after"]["device_bytes"]["current"] <= stats["before"]["device_bytes"]["current"]
         if rank % 2 == 0:  # a node's first rank gives the memory back, once it sees that all its peers have let go
@@ -151,15 +152,21 @@ def test_what_cannot_be_served_is_left_to_fsdp2_and_said(launches, name):
     results, jobs = launches.get(NAMES, "tau0-slice")
     for result in results[name]:
         before, after = result["stats"]
-        new = after["bypassed"][len(before["bypassed"]):]
+        new = after["bypassed"][len(before["bypassed"]) :]
         assert new, "nothing was recorded"
         assert all(BYPASSED[name].lower() in entry["reason"].lower() for entry in new), new
-    assert any(BYPASSED[name].lower() in line.lower() for job in jobs for line in job.output.splitlines()
-               if line.startswith("fcdp:"))
+    assert any(
+        BYPASSED[name].lower() in line.lower()
+        for job in jobs
+        for line in job.output.splitlines()
+        if line.startswith("fcdp:")
+    )
 
 
-@pytest.mark.parametrize("name", ["full_adamw_foreach", "lora", "nested_groups",
-                                  "tied_weights_in_a_list_of_modules", "mixed_dtypes_in_one_group"])
+@pytest.mark.parametrize(
+    "name",
+    ["full_adamw_foreach", "lora", "nested_groups", "tied_weights_in_a_list_of_modules", "mixed_dtypes_in_one_group"],
+)
 def test_what_can_be_served_is(launches, name):
     for result in launches.get(NAMES, "tau0-slice")[0][name]:
         before, after = result["stats"]

@@ -1,4 +1,5 @@
 """A rank dies by SIGKILL: the others end, say what did not come, and leave nothing on the machine."""
+
 import signal
 
 import pytest
@@ -19,7 +20,8 @@ def kill(tmp_path, where, configuration, victim=2):
     if env:
         env["FCDP_TIMEOUT"] = "10"
         if where == "gather":
-            env["FCDP_COALESCE"] = "0"  # else all of these small groups have crossed before the victim can be met in a gather
+            # else all of these small groups have crossed before the victim can be met in a gather
+            env["FCDP_COALESCE"] = "0"
     job = launch.Spawned(launch.HERE / "victim.py", [where, "--victim", victim], tmp_path, env, warm=True)
     job.wait_until_said("step 1", START_TIMEOUT_S)
     in_time = job.wait(TIMEOUT_S)
@@ -29,7 +31,10 @@ def kill(tmp_path, where, configuration, victim=2):
     for i, rank in enumerate(job.ranks):
         assert "step 1" in rank.out and "step 4" not in rank.out, job.report()
         if i != victim:
-            assert rank.returncode > 0, f"rank {i} must end with an error of its own, not {rank.returncode}\n{rank.err[-3000:]}\n" + job.report()
+            assert rank.returncode > 0, (
+                f"rank {i} must end with an error of its own, not {rank.returncode}\n{rank.err[-3000:]}\n"
+                + job.report()
+            )
             assert "Error" in rank.err, job.report()
     assert job.left_alive == []
     assert before.found() == []
@@ -56,7 +61,9 @@ def test_survivors_name_what_did_not_come(tmp_path, configuration, where):
         return
     assert said, "no survivor names what FCDP waited for\n" + job.report()
     if where in ("forward", "gather"):
-        assert any(group in line for err in said for line in err.splitlines() if "fcdp" in line for group in GROUPS), job.report()
+        assert any(group in line for err in said for line in err.splitlines() if "fcdp" in line for group in GROUPS), (
+            job.report()
+        )
 
 
 @needs_fcdp

@@ -1,4 +1,6 @@
-"""Each of FCDP's connections belongs to one thread: the control group's to the thread that runs the model, a lane's to the streams'."""
+"""Each of FCDP's connections belongs to one thread: the control group's to the thread that runs the model, a
+lane's to the streams'."""
+
 import launch
 from conftest import CONFIGURATIONS, needs_fcdp
 

@@ -1,5 +1,6 @@
 """FCDP trains bit for bit as plain FSDP2 does: every case, at tau 0 and 1, restoring by slice and by whole region, on
 four ranks that stand for two nodes of two."""
+
 import pytest
 
 import cases  # noqa: F401
@@ -7,7 +8,8 @@ import launch
 import run
 from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
 
-# Cases after which plain FSDP2's model is alive as well (the hooks of CommDebugMode are in a cycle through autograd's nodes); they run last.
+# Cases after which plain FSDP2's model is alive as well (the hooks of CommDebugMode are in a cycle through autograd's
+# nodes); they run last.
 KEPT_BY_TORCH = ("counted_by_comm_debug_mode",)
 NAMES = sorted(run.CASES, key=lambda name: name in KEPT_BY_TORCH)
 
@@ -65,15 +67,18 @@ def test_fcdp_was_really_on(launches, configuration):
         assert change["made"] > 0 and change["avoided"] > change["made"] and change["backward"] == 0, change
         moved = {k: after["moves"][k] - before["moves"][k] for k in ("h2d_bytes", "d2h_bytes")}
         restored = after["collectives"].get("restore", {}).get("calls", 0) - before["collectives"].get(
-            "restore", {}).get("calls", 0)
+            "restore", {}
+        ).get("calls", 0)
         if tau == "tau0":
             assert moved["d2h_bytes"] > 0 and moved["h2d_bytes"] > 0, moved
             assert (restored > 0) == (restore == "slice"), restored
 
 
 OUTLIVED = {
-    "backward_of_a_block_left_sharded": ["blocks.1.2.weight"], "backward_of_a_root_left_sharded": ["head.weight"],
-    "views_that_outlive_a_reshard": ["blocks.1.up.weight"], "a_tensor_that_autograd_saved": ["blocks.0.up.weight"],
+    "backward_of_a_block_left_sharded": ["blocks.1.2.weight"],
+    "backward_of_a_root_left_sharded": ["head.weight"],
+    "views_that_outlive_a_reshard": ["blocks.1.up.weight"],
+    "a_tensor_that_autograd_saved": ["blocks.0.up.weight"],
     "an_evaluation_between_the_views_and_their_use": ["blocks.0.up.weight", "embed.weight"],
 }
 
@@ -98,7 +103,9 @@ def test_an_error_of_fsdp2s_own_is_followed_by_what_fcdp_knows(launches, configu
     for result in launches.get(NAMES, configuration)[0]["a_reduction_that_the_backend_refuses"]:
         if result.get("unsupported"):
             pytest.skip(result["unsupported"])
-        assert any(note.startswith("fcdp: the gradients of blocks.1.") for note in result["extra"]["notes"]), result["extra"]
+        assert any(note.startswith("fcdp: the gradients of blocks.1.") for note in result["extra"]["notes"]), result[
+            "extra"
+        ]
 
 
 @needs_fcdp
@@ -109,7 +116,8 @@ def test_groups_of_one_block_have_names_that_differ(launches, configuration):
             pytest.skip(result["unsupported"])
         names = [name for name, _ in result["extra"]["groups"]]
         assert names == [f"{block}[{i} of 2]" for block in ("", "blocks.0 ", "blocks.1 ", "blocks.2 ") for i in (1, 2)]
-        assert all(avoided for name, avoided in result["extra"]["groups"] if not name.startswith("["))  # the root's stay gathered
+        # the root's stay gathered
+        assert all(avoided for name, avoided in result["extra"]["groups"] if not name.startswith("["))
 
 
 @needs_fcdp
@@ -117,7 +125,9 @@ def test_groups_of_one_block_have_names_that_differ(launches, configuration):
 def test_two_lines_at_exit_from_one_rank(launches, configuration):
     for job in launches.get(NAMES, configuration)[1]:
         if job.returncode == 0:
-            lines = [line for line in job.output.splitlines() if line.startswith("fcdp:") and "plain FSDP2 runs" not in line]
+            lines = [
+                line for line in job.output.splitlines() if line.startswith("fcdp:") and "plain FSDP2 runs" not in line
+            ]
             assert len(lines) == 2, lines
 
 

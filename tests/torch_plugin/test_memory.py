@@ -1,4 +1,5 @@
 """What FCDP holds: on the device no more than plain FSDP2 at its peak, on the host W per node."""
+
 import pytest
 
 import cases  # noqa: F401

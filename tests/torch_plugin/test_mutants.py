@@ -1,11 +1,12 @@
-"""The cases can fail: each wrong cache of mutants.py is caught by the cases that are there for it, and every case catches
-one.  No FCDP is needed for that."""
+"""The cases can fail: each wrong cache of mutants.py is caught by the cases that are there for it, and every
+case catches one.  No FCDP is needed for that."""
+
 import pytest
 
 import cases  # noqa: F401
 import launch
-from test_matrix import NAMES
 from conftest import PLAIN
+from test_matrix import NAMES
 
 pytestmark = pytest.mark.mutants
 
@@ -15,11 +16,19 @@ CAUGHT_BY = {
     "version_only": ["full_adamw_foreach", "full_adamw_fused", "edits_uncounted_between_micro_batches"],
     "step_hook_only": ["edits_counted_between_micro_batches", "load_state_dict_copy_between_micro_batches"],
     "signals": ["ema_swap_data", "hand_written_data", "zeroth_order_data"],
-    "signals_and_flips": ["edits_raw_between_evaluations", "zeroth_order_raw", "ema_swap_data_with_grad_enabled",
-                          "raw_optimizer_beside_torch_optim", "raw_write_to_frozen_weights_each_step",
-                          "optimizer_with_a_closure"],
-    "never_in_backward": ["step_in_backward_torch_block_twice", "step_between_forward_and_backward",
-                          "load_state_dict_copy_between_forward_and_backward"],
+    "signals_and_flips": [
+        "edits_raw_between_evaluations",
+        "zeroth_order_raw",
+        "ema_swap_data_with_grad_enabled",
+        "raw_optimizer_beside_torch_optim",
+        "raw_write_to_frozen_weights_each_step",
+        "optimizer_with_a_closure",
+    ],
+    "never_in_backward": [
+        "step_in_backward_torch_block_twice",
+        "step_between_forward_and_backward",
+        "load_state_dict_copy_between_forward_and_backward",
+    ],
     "own_shard_only": ["edits_on_one_rank_between_micro_batches", "edits_on_one_rank_between_forward_and_backward"],
     "sum": ["edits_raw_between_micro_batches"],
     "trainable_only": ["edits_of_frozen_groups", "teacher_is_a_moving_average"],

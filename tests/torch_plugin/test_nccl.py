@@ -1,4 +1,6 @@
-"""FCDP_TRANSPORT=nccl: the collectives go through NCCL's entry points, here a double's (tools/simnccl), and training is bit for bit the same."""
+"""FCDP_TRANSPORT=nccl: the collectives go through NCCL's entry points, here a double's (tools/simnccl), and
+training is bit for bit the same."""
+
 import ctypes
 import importlib.util
 import os
@@ -27,8 +29,12 @@ def double(tmp_path):
     fabric = tmp_path / "fabric"
     assert ctypes.CDLL(str(DOUBLE)).simnccl_fabric_make(os.fsencode(fabric), 2, 2) == 0
     simgpu = pathlib.Path(importlib.util.find_spec("fcdp").origin).with_name("libfcdp_simgpu.so")
-    return {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": str(DOUBLE), "FCDP_SIM_LIBRARY": str(simgpu),
-            "SIMNCCL_FABRIC": str(fabric)}
+    return {
+        "FCDP_TRANSPORT": "nccl",
+        "FCDP_NCCL_LIBRARY": str(DOUBLE),
+        "FCDP_SIM_LIBRARY": str(simgpu),
+        "SIMNCCL_FABRIC": str(fabric),
+    }
 
 
 @needs_fcdp
@@ -40,7 +46,8 @@ def test_training_is_bitwise_equal(tmp_path, double, launches):
     assert not differences, differences
     assert {result["stats"][1]["transport"] for result in got["lora"]} == {"nccl"}
     output = "".join(job.output for job in jobs)
-    assert "plain FSDP2 for" not in output and "simnccl:" not in output, output  # the double names a rule of NCCL's that is broken
+    # the double names a rule of NCCL's that is broken
+    assert "plain FSDP2 for" not in output and "simnccl:" not in output, output
 
 
 @needs_fcdp
@@ -52,9 +59,12 @@ def test_survivors_name_the_rank_that_died(tmp_path, double):
     assert job.wait(90), "a survivor hangs\n" + job.report()
     survivors = [rank for i, rank in enumerate(job.ranks) if i != 2]
     assert all(rank.returncode > 0 for rank in survivors), job.report()
-    said = [line for rank in survivors for line in rank.err.splitlines() if "fcdp:" in line and "did not come: " in line]
+    said = [
+        line for rank in survivors for line in rank.err.splitlines() if "fcdp:" in line and "did not come: " in line
+    ]
     assert any("waiting for 'blocks." in line and "NCCL" in line for line in said), job.report()
-    assert all(re.search(r"did not come: [^;]*\brank 2\b", line) for line in said), said  # others may wait elsewhere by then
+    # others may wait elsewhere by then
+    assert all(re.search(r"did not come: [^;]*\brank 2\b", line) for line in said), said
 
 
 @needs_fcdp
@@ -66,12 +76,17 @@ def test_a_library_that_is_not_there_stops_every_rank(tmp_path):
 
 @needs_fcdp
 def test_no_python_is_in_the_path_to_nccl(tmp_path, double):
-    """From an unshard to ncclAllGather no thread has the GIL, and none takes it. Counted per step; gloo, whose collectives are Python's, shows that it counts."""
+    """From an unshard to ncclAllGather no thread has the GIL, and none takes it. Counted per step; gloo, whose
+    collectives are Python's, shows that it counts."""
     if not WITNESS.exists():
         pytest.skip(f"{WITNESS} is not built")
     common = CONFIGURATIONS["tau0-slice"] | {"FCDP_COALESCE": "0"}  # each group crosses in its own unshard
-    over_nccl = launch.torchrun(launch.HERE / "gil_job.py", [tmp_path / "nccl", WITNESS], tmp_path / "nccl",
-                                common | double | {"FCDP_NCCL_LIBRARY": str(WITNESS)})
+    over_nccl = launch.torchrun(
+        launch.HERE / "gil_job.py",
+        [tmp_path / "nccl", WITNESS],
+        tmp_path / "nccl",
+        common | double | {"FCDP_NCCL_LIBRARY": str(WITNESS)},
+    )
     over_gloo = launch.torchrun(launch.HERE / "gil_job.py", [tmp_path / "gloo"], tmp_path / "gloo", common)
     for job in (over_nccl, over_gloo):
         assert not job.timed_out and job.returncode == 0 and len(job.ranks) == launch.WORLD, job.output

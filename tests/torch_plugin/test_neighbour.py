@@ -1,4 +1,6 @@
-"""FCDP_ALLOC=native: PyTorch's allocator and FCDP's pages side by side; before either says that memory is out, it gets what the other does not use."""
+"""FCDP_ALLOC=native: PyTorch's allocator and FCDP's pages side by side; before either says that memory is out,
+it gets what the other does not use."""
+
 import pathlib
 import shutil
 import subprocess
@@ -24,7 +26,7 @@ def test_each_gets_what_the_other_does_not_use(tmp_path, double):  # noqa: F811
     assert len(job.ranks) == launch.WORLD
     for rank in job.ranks:
         assert rank["alone"] > 0 and rank["given"] > 0, rank
-        assert rank["more"] * (2 << 20) == rank["given"], rank     # all of it reached the driver
+        assert rank["more"] * (2 << 20) == rank["given"], rank  # all of it reached the driver
         assert rank["emptied"] == 1 and rank["again"] == 0, rank
     assert len({tuple(rank["losses"]) for rank in job.ranks}) == 1 and len(set(job.ranks[0]["losses"])) == 4
 
@@ -36,17 +38,51 @@ def libraries(tmp_path_factory):
     if not shutil.which("g++") or not cuda_headers():
         pytest.skip("needs g++ and CUDA's headers")
     tmp, root = tmp_path_factory.mktemp("native"), pathlib.Path(torch.__file__).parent
-    common = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-              *(f"-I{place}" for place in cuda_headers())]  # fmt: skip
-    subprocess.run([*common, "-o", tmp / "native.so", HERE / "native.cpp", f"-I{root}/include", f"-L{root}/lib", "-lc10", "-lc10_cuda"], check=True)
+    common = [
+        "g++",
+        "-std=c++20",
+        "-O0",
+        "-shared",
+        "-fPIC",
+        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+        *(f"-I{place}" for place in cuda_headers()),
+    ]
+    subprocess.run(
+        [
+            *common,
+            "-o",
+            tmp / "native.so",
+            HERE / "native.cpp",
+            f"-I{root}/include",
+            f"-L{root}/lib",
+            "-lc10",
+            "-lc10_cuda",
+        ],
+        check=True,
+    )
     subprocess.run([*common, "-o", tmp / "standin.so", HERE / "standin_runtime.cpp"], check=True)
     return tmp
 
 
 @needs_fcdp
 def test_pytorchs_own_allocator_asks(tmp_path, libraries):
-    env = launch.environment(launch.new_tag(), tmp_path, {
-        "FCDP_SIM_CAPACITY": "64M", "FCDP_CHECK": "1", "STANDIN_DRIVER": str(sim_library()), "LD_PRELOAD": str(libraries / "standin.so")})
-    job = subprocess.run([sys.executable, HERE / "native_job.py", libraries / "native.so", sim_library(), libraries / "standin.so"], env=env, cwd=HERE,
-                         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    env = launch.environment(
+        launch.new_tag(),
+        tmp_path,
+        {
+            "FCDP_SIM_CAPACITY": "64M",
+            "FCDP_CHECK": "1",
+            "STANDIN_DRIVER": str(sim_library()),
+            "LD_PRELOAD": str(libraries / "standin.so"),
+        },
+    )
+    job = subprocess.run(
+        [sys.executable, HERE / "native_job.py", libraries / "native.so", sim_library(), libraries / "standin.so"],
+        env=env,
+        cwd=HERE,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
     assert job.returncode == 0 and "all is well" in job.stdout, job.stdout

@@ -1,4 +1,6 @@
-"""fcdp_alloc behind PyTorch's own pluggable allocator, without a GPU: torch's class and exceptions, FCDP's heap, the simulated device."""
+"""fcdp_alloc behind PyTorch's own pluggable allocator, without a GPU: torch's class and exceptions, FCDP's heap,
+the simulated device."""
+
 import importlib.util
 import json
 import os
@@ -14,9 +16,13 @@ import launch
 from conftest import needs_fcdp
 
 HERE = pathlib.Path(__file__).resolve().parent
-SCENARIOS = [line.split()[1].split("(")[0] for before, line in zip(
-    (HERE / "tensors_job.py").read_text().splitlines(), (HERE / "tensors_job.py").read_text().splitlines()[1:])
-    if before == "@scenario"]
+SCENARIOS = [
+    line.split()[1].split("(")[0]
+    for before, line in zip(
+        (HERE / "tensors_job.py").read_text().splitlines(), (HERE / "tensors_job.py").read_text().splitlines()[1:]
+    )
+    if before == "@scenario"
+]
 
 
 def sim_library():
@@ -25,7 +31,9 @@ def sim_library():
 
 def cuda_headers():
     """As the wheels that torch depends on bring them, or a CUDA toolkit."""
-    places = list(pathlib.Path(torch.__file__).parent.parent.glob("nvidia/*/include")) + [pathlib.Path("/usr/local/cuda/include")]
+    places = list(pathlib.Path(torch.__file__).parent.parent.glob("nvidia/*/include")) + [
+        pathlib.Path("/usr/local/cuda/include")
+    ]
     return [place for place in places if (place / "cuda_runtime_api.h").exists()]
 
 
@@ -39,13 +47,40 @@ def outcomes(tmp_path_factory):
     tmp = tmp_path_factory.mktemp("tensors")
     root = pathlib.Path(torch.__file__).parent
     library = tmp / "pluggable.so"
-    subprocess.run(["g++", "-std=c++20", "-O0", "-shared", "-fPIC", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-                    "-o", library, HERE / "pluggable.cpp", f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include",
-                    *(f"-I{place}" for place in headers), f"-L{root}/lib", "-lc10", "-lc10_cuda", "-ltorch_cuda"], check=True)
+    subprocess.run(
+        [
+            "g++",
+            "-std=c++20",
+            "-O0",
+            "-shared",
+            "-fPIC",
+            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            "-o",
+            library,
+            HERE / "pluggable.cpp",
+            f"-I{root}/include",
+            f"-I{root}/include/torch/csrc/api/include",
+            *(f"-I{place}" for place in headers),
+            f"-L{root}/lib",
+            "-lc10",
+            "-lc10_cuda",
+            "-ltorch_cuda",
+        ],
+        check=True,
+    )
     result = tmp / "outcomes.json"
-    env = launch.environment(launch.new_tag(), tmp, {"FCDP_DEVICE_BUDGET": "64M", "FCDP_SIM_CAPACITY": "256M", "FCDP_CHECK": "1"})
-    job = subprocess.run([sys.executable, HERE / "tensors_job.py", library, result, sim_library()], env=env, cwd=HERE, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+    env = launch.environment(
+        launch.new_tag(), tmp, {"FCDP_DEVICE_BUDGET": "64M", "FCDP_SIM_CAPACITY": "256M", "FCDP_CHECK": "1"}
+    )
+    job = subprocess.run(
+        [sys.executable, HERE / "tensors_job.py", library, result, sim_library()],
+        env=env,
+        cwd=HERE,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
     assert job.returncode == 0, job.stdout
     return json.loads(result.read_text())
 
@@ -71,23 +106,49 @@ print("graph registration", libc.getenv(b"NCCL_GRAPH_REGISTER"))  # as NCCL asks
 
 @needs_fcdp
 @pytest.mark.skipif(not hasattr(torch._C, "_cuda_customAllocator"), reason="this torch is built without CUDA")
-@pytest.mark.parametrize("case, env, before, backend, says", [
-    ("with a driver", {"FCDP": "1"}, "", "pluggable", ""),
-    ("native asked for", {"FCDP": "1", "FCDP_ALLOC": "native"}, "", "native", ""),
-    ("without FCDP", {}, "", "native", ""),
-    ("without a driver", {"FCDP": "1", "LD_LIBRARY_PATH": ""}, "", "native", ""),
-    ("another allocator", {"FCDP": "1", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "", "cudaMallocAsync",
-     "PyTorch's own allocator serves tensors"),
-    ("NCCL registers", {"FCDP": "1", "NCCL_GRAPH_REGISTER": "1"}, "", "native", "NCCL_GRAPH_REGISTER=1 lets NCCL register"),
-    ("NCCL asked not to", {"FCDP": "1", "NCCL_GRAPH_REGISTER": "0"}, "", "pluggable", ""),
-    ("CUDA in use", {"FCDP": "1"}, "torch.cuda.is_initialized = lambda: True", "native", "import torch.distributed.fsdp before CUDA is used"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "case, env, before, backend, says",
+    [
+        ("with a driver", {"FCDP": "1"}, "", "pluggable", ""),
+        ("native asked for", {"FCDP": "1", "FCDP_ALLOC": "native"}, "", "native", ""),
+        ("without FCDP", {}, "", "native", ""),
+        ("without a driver", {"FCDP": "1", "LD_LIBRARY_PATH": ""}, "", "native", ""),
+        (
+            "another allocator",
+            {"FCDP": "1", "PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+            "",
+            "cudaMallocAsync",
+            "PyTorch's own allocator serves tensors",
+        ),
+        (
+            "NCCL registers",
+            {"FCDP": "1", "NCCL_GRAPH_REGISTER": "1"},
+            "",
+            "native",
+            "NCCL_GRAPH_REGISTER=1 lets NCCL register",
+        ),
+        ("NCCL asked not to", {"FCDP": "1", "NCCL_GRAPH_REGISTER": "0"}, "", "pluggable", ""),
+        (
+            "CUDA in use",
+            {"FCDP": "1"},
+            "torch.cuda.is_initialized = lambda: True",
+            "native",
+            "import torch.distributed.fsdp before CUDA is used",
+        ),
+    ],
+)
 def test_fcdp_takes_tensors_over_where_a_driver_is(tmp_path, case, env, before, backend, says):
     (tmp_path / "driver").mkdir()
     (tmp_path / "driver" / "libcuda.so.1").symlink_to(sim_library())
     env = launch.environment(launch.new_tag(), tmp_path, {"LD_LIBRARY_PATH": str(tmp_path / "driver"), **env})
-    job = subprocess.run([sys.executable, "-c", TAKES_OVER.format(before=before)], env=env, cwd=tmp_path, text=True, capture_output=True,
-                         timeout=300)
+    job = subprocess.run(
+        [sys.executable, "-c", TAKES_OVER.format(before=before)],
+        env=env,
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     if case == "without a driver" and os.path.exists("/dev/nvidiactl"):
         pytest.skip("there is one")
     assert job.returncode == 0, job.stderr

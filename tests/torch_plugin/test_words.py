@@ -1,4 +1,5 @@
 """What FCDP says of a job that it serves not at all, in part, or that waits for a rank: once, from rank 0, and true."""
+
 import json
 import re
 
@@ -34,16 +35,23 @@ def test_a_job_without_fsdp2_is_told_so(tmp_path, kind):
     job = start(tmp_path, kind)
     assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
     why = f"this job has no FSDP2 modules (found: {NO_FSDP2[kind]})"
-    assert [words(rank.err + rank.out) for rank in job.ranks] == [[f"fcdp: FCDP=1, but {why}, so nothing was cached"], []], job.report()
-    expected = [] if kind == "evaluation" else [{"group": "every group", "reason": why}]  # nothing but its end shows that no model comes
+    assert [words(rank.err + rank.out) for rank in job.ranks] == [
+        [f"fcdp: FCDP=1, but {why}, so nothing was cached"],
+        [],
+    ], job.report()
+    # nothing but its end shows that no model comes
+    expected = [] if kind == "evaluation" else [{"group": "every group", "reason": why}]
     assert [stats_of(tmp_path, rank)["bypassed"] for rank in (0, 1)] == [expected] * 2
 
 
 def test_it_is_told_once_among_all_processes_of_a_job(tmp_path):
-    """torchrun's agent, a data loader's process and a helper import torch under FCDP=1 too, and one of them steps an optimizer."""
+    """torchrun's agent, a data loader's process and a helper import torch under FCDP=1 too, and one of them
+    steps an optimizer."""
     job = launch.torchrun(SCRIPT, ["busy", tmp_path], tmp_path / "job", ON, n_ranks=2, stall_s=TIMEOUT_S)
     assert job.returncode == 0, job.output
-    assert words(job.output) == ["fcdp: FCDP=1, but this job has no FSDP2 modules (found: DDP), so nothing was cached"], job.output
+    assert words(job.output) == [
+        "fcdp: FCDP=1, but this job has no FSDP2 modules (found: DDP), so nothing was cached"
+    ], job.output
 
 
 def test_quiet_is_quiet(tmp_path):
@@ -54,7 +62,9 @@ def test_quiet_is_quiet(tmp_path):
 def test_one_rank_has_nothing_to_gather(tmp_path):
     job = start(tmp_path, "sharded", n_ranks=1)
     said = words(job.ranks[0].err)
-    assert len(said) == 1 and said[0].startswith("fcdp: served 0 of 5 groups: its shard group has one rank"), job.report()
+    assert len(said) == 1 and said[0].startswith("fcdp: served 0 of 5 groups: its shard group has one rank"), (
+        job.report()
+    )
     assert len(stats_of(tmp_path)["bypassed"]) == 5
 
 
@@ -72,8 +82,10 @@ def test_what_plain_fsdp2_gathered_beside_is_counted(tmp_path):
     assert all(rank.returncode == 0 for rank in job.ranks), job.report()
     said = words(job.ranks[0].err)
     assert len(said) == 3 and not any(words(rank.err) for rank in job.ranks[1:]), job.report()
-    assert said[0] == ("fcdp: served 4 of 5 groups: reshard_after_forward is an int, so it keeps shards of its own after forward; "
-                       "plain FSDP2 runs for blocks.1")
+    assert said[0] == (
+        "fcdp: served 4 of 5 groups: reshard_after_forward is an int, so it keeps shards of its own after forward; "
+        "plain FSDP2 runs for blocks.1"
+    )
     stats = stats_of(tmp_path)
     # Forward over all ranks, backward over the two of its smaller mesh: of 3/4 and 1/2 of the block.
     block = (24 + 24 + 80 * 24 + 80 + 24 * 77 + 24 + 4) * 4  # padded to a multiple of 4 rows

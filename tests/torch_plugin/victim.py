@@ -1,4 +1,5 @@
 """One rank of a job in which one rank kills itself, by SIGKILL, at a chosen place of the third step."""
+
 import argparse
 import datetime
 import faulthandler
@@ -26,7 +27,8 @@ def die():
 
 
 def watch_for_a_gather():
-    """Kills this process once one of its other threads stands inside an all-gather, or waits for one of FCDP's, and does not leave it."""
+    """Kills this process once one of its other threads stands inside an all-gather, or waits for one of FCDP's,
+    and does not leave it."""
 
     def is_gather(code):
         torchs = code.co_filename.endswith("distributed_c10d.py") and code.co_name.startswith("all_gather")

@@ -1,10 +1,12 @@
-"""Ranks that start warm: a process that has imported torch, once, and forks each rank from there.  A rank's imports are 4 s of
-a core, more than most jobs then do.  Only torch is shared: FCDP comes in by the wheel's own line (fcdp.pth), after the fork, and
-before anything of the test's.  What a warm start cannot show, some jobs show with a cold one: that the interpreter's
-start turns FCDP on, and that ranks which hash strings differently and map libraries elsewhere agree.
+"""Ranks that start warm: a process that has imported torch, once, and forks each rank from there.  A rank's
+imports are 4 s of a core, more than most jobs then do.  Only torch is shared: FCDP comes in by the wheel's
+own line (fcdp.pth), after the fork, and before anything of the test's.  What a warm start cannot show, some
+jobs show with a cold one: that the interpreter's start turns FCDP on, and that ranks which hash strings
+differently and map libraries elsewhere agree.
 
-warm.py DESCRIPTOR: a SEQPACKET socket that brings a JSON each, with the descriptor of a pipe; into that go the rank's pid and, when it has
-ended, its exit status.  It ends when the socket does."""
+warm.py DESCRIPTOR: a SEQPACKET socket that brings a JSON each, with the descriptor of a pipe; into that go
+the rank's pid and, when it has ended, its exit status.  It ends when the socket does."""
+
 import ctypes
 import importlib
 import json
@@ -16,18 +18,26 @@ import sys
 import sysconfig
 import tempfile
 
-import torch  # noqa: F401
+import torch
 import torch.distributed.fsdp  # noqa: F401
 
 HERE = pathlib.Path(__file__).resolve().parent
 LARGEST = 1 << 16
 # What dynamo imports when it compiles first; a torch that has no such module imports it then.
-OF_DYNAMO = ["torch._dynamo.debug_utils", "torch._dynamo.backends.debugging", "torch._inductor.compile_fx", "torch._inductor.async_compile",
-             "torch._inductor.select_algorithm", "torch._export.db.logging", "torch._functorch.aot_autograd"]
+OF_DYNAMO = [
+    "torch._dynamo.debug_utils",
+    "torch._dynamo.backends.debugging",
+    "torch._inductor.compile_fx",
+    "torch._inductor.async_compile",
+    "torch._inductor.select_algorithm",
+    "torch._export.db.logging",
+    "torch._functorch.aot_autograd",
+]
 
 
 def rename(tag_name, tag):
-    """What /proc/PID/environ shows is the memory that this process's environment was started in: the tag goes there, over one as long."""
+    """What /proc/PID/environ shows is the memory that this process's environment was started in: the tag goes
+    there, over one as long."""
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     at = libc.getenv(tag_name.encode())
@@ -52,7 +62,8 @@ def become(order):
 
 
 def serve(orders):
-    """Returns in a process that is to be a rank, its order; None where no more orders come.  Between the two stands one that waits for the rank's end."""
+    """Returns in a process that is to be a rank, its order; None where no more orders come.  Between the two
+    stands one that waits for the rank's end."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(orders, LARGEST, 1)
         if not data:
@@ -88,4 +99,7 @@ if order:
     become(order)
     # At the top of the main module, as an interpreter runs a script: its errors and its end are those of any script.
     __file__ = order["argv"][0]
-    exec(compile(pathlib.Path(__file__).read_text(), __file__, "exec"), {"__name__": "__main__", "__file__": __file__, "__builtins__": __builtins__})
+    exec(
+        compile(pathlib.Path(__file__).read_text(), __file__, "exec"),
+        {"__name__": "__main__", "__file__": __file__, "__builtins__": __builtins__},
+    )

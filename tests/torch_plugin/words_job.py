@@ -1,4 +1,6 @@
-"""One rank of a job of a kind that FCDP has something to say about: words_job.py KIND FOLDER. Its fcdp.stats() go to stats<RANK>.json there."""
+"""One rank of a job of a kind that FCDP has something to say about: words_job.py KIND FOLDER. Its fcdp.stats()
+go to stats<RANK>.json there."""
+
 import datetime
 import faulthandler
 import json
@@ -55,7 +57,15 @@ def captured(net):
     return shard(net)
 
 
-WRAP = {"ddp": ddp, "captured": captured, "fsdp1": fsdp1, "partly": partly, "absent": shard, "sharded": shard, "busy": ddp}
+WRAP = {
+    "ddp": ddp,
+    "captured": captured,
+    "fsdp1": fsdp1,
+    "partly": partly,
+    "absent": shard,
+    "sharded": shard,
+    "busy": ddp,
+}
 
 
 def stay_away(rank, store):

@@ -1,7 +1,9 @@
-"""One rank of a job under torchrun: runs the named cases one after another and writes what came out of each, a line of JSON.
+"""One rank of a job under torchrun: runs the named cases one after another and writes what came out of each, a
+line of JSON.
 
-A case that raises on every rank alike is a result.  One that raises on some ranks leaves the others inside a collective:
-the job ends there and the launcher starts another one for the cases that are left."""
+A case that raises on every rank alike is a result.  One that raises on some ranks leaves the others inside a
+collective: the job ends there and the launcher starts another one for the cases that are left."""
+
 import argparse
 import datetime
 import faulthandler
@@ -62,8 +64,9 @@ def blind():
 
 
 def load_what_cases_would():
-    """What the cases import as they go, most of it with dynamo's first compilation, is imported before the heap is frozen: the
-    collections after every case would go through it each time, which is half of a small case's time."""
+    """What the cases import as they go, most of it with dynamo's first compilation, is imported before the heap
+    is frozen: the collections after every case would go through it each time, which is half of a small case's
+    time."""
     torch._dynamo.reset()
     torch.compile(torch.nn.Linear(3, 3), backend="aot_eager")(torch.ones(2, 3)).sum().backward()
     torch._dynamo.reset()
@@ -72,7 +75,9 @@ def load_what_cases_would():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
-    parser.add_argument("--cases", required=True, help="a file with one name a line; NAME@MUTANT: over a wrong cache (mutants.py)")
+    parser.add_argument(
+        "--cases", required=True, help="a file with one name a line; NAME@MUTANT: over a wrong cache (mutants.py)"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     compat.prepare()
@@ -97,9 +102,14 @@ def main():
     gc.freeze()  # the collections that cases ask for look at the cases' own objects
     with open("/proc/self/maps") as f:
         ours_mapped = sorted({line.split()[-1] for line in f if "fcdp" in os.path.basename(line.split()[-1])})
-    head = {"torch": torch.__version__, "modules": sorted(m for m in sys.modules if m.split(".")[0] in ("fcdp", "_fcdp")),
-            "mapped": ours_mapped, "enabled": bool(fcdp)}
-    lines = open(os.path.join(arguments.out, f"rank{rank}.jsonl"), "w", buffering=1)  # a line is written at once, or not read
+    head = {
+        "torch": torch.__version__,
+        "modules": sorted(m for m in sys.modules if m.split(".")[0] in ("fcdp", "_fcdp")),
+        "mapped": ours_mapped,
+        "enabled": bool(fcdp),
+    }
+    # a line is written at once, or not read
+    lines = open(os.path.join(arguments.out, f"rank{rank}.jsonl"), "w", buffering=1)
     lines.write(json.dumps(head) + "\n")
 
     broken = False
@@ -114,7 +124,8 @@ def main():
         broken = len(set(words)) > 1
         if broken:
             result["error"] = result["error"] or "another rank raised: " + ", ".join(
-                f"rank {r} {word}" for r, word in enumerate(words))
+                f"rank {r} {word}" for r, word in enumerate(words)
+            )
         lines.write(json.dumps([name, result]) + "\n")
         if broken:
             print(f"case {name} broke the job: {words}", file=sys.stderr, flush=True)

@@ -1,7 +1,9 @@
-"""Trains a GPT on one GPU under PyTorch's own allocator, under its expandable segments, and under fcdp_alloc, and prints how they compare:
-steps per second (medians of interleaved runs), peak reserved over peak allocated, and the largest batch that fits a share of the device.
+"""Trains a GPT on one GPU under PyTorch's own allocator, under its expandable segments, and under fcdp_alloc,
+and prints how they compare: steps per second (medians of interleaved runs), peak reserved over peak
+allocated, and the largest batch that fits a share of the device.
 
-Every run is a process of its own. Sequence lengths vary from step to step, the same in every run, since equal steps fragment nothing.
+Every run is a process of its own. Sequence lengths vary from step to step, the same in every run, since equal
+steps fragment nothing.
 """
 
 import argparse
@@ -39,7 +41,12 @@ def arguments():
     add("--rounds", type=int, default=3, help="runs under each allocator")
     add("--memory", type=float, default=16.0, metavar="GIB", help="device memory in which the largest batch is sought")
     add("--most", type=int, default=1 << 16, help="the largest batch that is tried; 0: none is sought")
-    add("--seconds", type=float, default=float("inf"), help="begin nothing new after so long: what is not found by then is left out")
+    add(
+        "--seconds",
+        type=float,
+        default=float("inf"),
+        help="begin nothing new after so long: what is not found by then is left out",
+    )
     add("--json", metavar="FILE", help="write the figures there too")
     add("--one", choices=("speed", "batch"), help=argparse.SUPPRESS)
     add("--device", default="cuda", help=argparse.SUPPRESS)
@@ -87,9 +94,11 @@ def speed(args, stats):
     now = stats()
     states = 4 * sum(p.numel() * p.element_size() for p in model.parameters())  # parameters, gradients, AdamW's two
     return {
-        "steps_per_s": args.steps / seconds, "reserved": now.get("reserved_bytes.all.peak", 0), "allocated": now.get("allocated_bytes.all.peak", 0),
+        "steps_per_s": args.steps / seconds,
+        "reserved": now.get("reserved_bytes.all.peak", 0),
+        "allocated": now.get("allocated_bytes.all.peak", 0),
         "states": states,
-    }  # fmt: skip
+    }
 
 
 def fits(args, batch):
@@ -134,7 +143,9 @@ def run(name, args, kind, batch):
     for option in ("layers", "dim", "heads", "seq", "steps", "memory"):
         command += [f"--{option}", str(getattr(args, option))]
     try:
-        job = subprocess.run(command, env={**os.environ, **ALLOCATORS[name]}, stdout=subprocess.PIPE, text=True, timeout=min(left, 1e6))
+        job = subprocess.run(
+            command, env={**os.environ, **ALLOCATORS[name]}, stdout=subprocess.PIPE, text=True, timeout=min(left, 1e6)
+        )
     except subprocess.TimeoutExpired:
         raise OutOfTime from None
     if job.returncode:
@@ -227,7 +238,9 @@ def main():
     figures = measure(args)
     progress("")
     better = max((figures[name].get("steps_per_s", 0) for name in list(ALLOCATORS)[:2]), default=0) or float("nan")
-    print(f"| allocator | steps/s | of PyTorch's better | peak reserved, MiB | over allocated | largest batch in {args.memory:g} GiB |")
+    print(
+        f"| allocator | steps/s | of PyTorch's better | peak reserved, MiB | over allocated | largest batch in {args.memory:g} GiB |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     for name, f in figures.items():
         print(row(name, f, better))

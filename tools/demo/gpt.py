@@ -26,7 +26,12 @@ def arguments():
     add("--batch", type=int, default=1, help="sequences per rank and micro-batch")
     add("--seq", type=int, default=64, help="bytes per sequence")
     add("--layers", type=int, default=8)
-    add("--dim", type=int, default=504, help="a multiple of --heads (default %(default)s: a block's float32 fill 2 MiB pages well)")
+    add(
+        "--dim",
+        type=int,
+        default=504,
+        help="a multiple of --heads (default %(default)s: a block's float32 fill 2 MiB pages well)",
+    )
     add("--heads", type=int, default=7)
     add("--lr", type=float, default=3e-4)
     add("--micro-batches", type=int, default=1, help="forward and backward passes per optimizer step")
@@ -116,7 +121,9 @@ def shard(model, args, device):
     fully_shard(model, mesh=mesh, reshard_after_forward=args.reshard_after_forward, mp_policy=policy)
     if device.type == "cpu":
         if not hasattr(model, "set_force_sum_reduction_for_comms"):
-            sys.exit(f"FSDP2 on CPUs needs torch 2.8 or later, this is {torch.__version__}: gloo cannot average gradients")
+            sys.exit(
+                f"FSDP2 on CPUs needs torch 2.8 or later, this is {torch.__version__}: gloo cannot average gradients"
+            )
         model.set_force_sum_reduction_for_comms(True)
 
 
@@ -165,7 +172,11 @@ def train_step(model, optimizer, data, args):
 def main():
     args = arguments()
     use_cuda = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count()) if use_cuda else torch.device("cpu")
+    device = (
+        torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+        if use_cuda
+        else torch.device("cpu")
+    )
     if use_cuda:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if use_cuda else "gloo")
@@ -179,7 +190,9 @@ def main():
     text = load_text(args.text)
     is_first = dist.get_rank() == 0
     if is_first:
-        print(f"{n_parameters / 1e6:.1f} M parameters, {len(text)} bytes of text, {dist.get_world_size()} ranks on {device.type}")
+        print(
+            f"{n_parameters / 1e6:.1f} M parameters, {len(text)} bytes of text, {dist.get_world_size()} ranks on {device.type}"
+        )
     data = batches(text, args, device)
     for step in range(1, args.steps + 1):
         loss = train_step(model, optimizer, data, args)

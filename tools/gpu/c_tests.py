@@ -14,7 +14,9 @@ def body(section: Section) -> None:
         except Failed as error:
             section.check(name, False, str(error))
             continue
-        passed, skipped = (len(set(re.findall(rf"^\[ +{word} \] ([a-z]\w+)$", job.stdout, re.M))) for word in ("OK", "SKIPPED"))
+        passed, skipped = (
+            len(set(re.findall(rf"^\[ +{word} \] ([a-z]\w+)$", job.stdout, re.M))) for word in ("OK", "SKIPPED")
+        )
         failed = sorted(set(re.findall(r"^\[  FAILED  \] (?!tests:|\d)(\w+)", job.stdout, re.M)))
         section.figure(f"{name}: tests that passed", passed, "tests", name, skipped=skipped)
         bad = job.returncode not in (0, 77) or failed or not passed

@@ -1,4 +1,5 @@
-"""Copies between host and device as a share of what the link can carry, the rate of page-locking, and what moving a region costs beside that."""
+"""Copies between host and device as a share of what the link can carry, the rate of page-locking, and what
+moving a region costs beside that."""
 
 import re
 
@@ -8,7 +9,10 @@ from section import Failed, Section, last_line, main
 def shares(section: Section, figures: list) -> None:
     peak = section.settings["machine"].get("pcie_peak_gb_s")
     if not peak:
-        section.reason("no share of the link's peak: " + ("the device is simulated" if section.simulated else "neither NVML nor sysfs tells the link"))
+        section.reason(
+            "no share of the link's peak: "
+            + ("the device is simulated" if section.simulated else "neither NVML nor sysfs tells the link")
+        )
         return
     best: dict[str, float] = {}
     for figure in figures:
@@ -17,7 +21,12 @@ def shares(section: Section, figures: list) -> None:
             best[match[1]] = max(best.get(match[1], 0), figure["value"])
     for way, rate in best.items():
         ways = 2 if way == "both at once" else 1
-        section.figure(f"{way}: best rate over the link's peak of {ways} x {peak} GB/s", round(rate / (ways * peak), 3), "share", "bench_copies")
+        section.figure(
+            f"{way}: best rate over the link's peak of {ways} x {peak} GB/s",
+            round(rate / (ways * peak), 3),
+            "share",
+            "bench_copies",
+        )
 
 
 def regions(section: Section) -> None:

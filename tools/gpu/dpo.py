@@ -1,5 +1,5 @@
-"""LoRA adapters trained with DPO: a no-grad reference forward on the same model between forward and backward. What is frozen must not be gathered
-again."""
+"""LoRA adapters trained with DPO: a no-grad reference forward on the same model between forward and backward.
+What is frozen must not be gathered again."""
 
 from fsdp2 import SMALL
 from ranks import ONE_LANE, compare

@@ -1,4 +1,5 @@
-"""FSDP2 plain and with FCDP, 2 nodes x 2 ranks sharing the device, over gloo: bitwise equality, step time, what blocks the host, what idles."""
+"""FSDP2 plain and with FCDP, 2 nodes x 2 ranks sharing the device, over gloo: bitwise equality, step time, what
+blocks the host, what idles."""
 
 from ranks import FCDP, ONE_LANE, compare
 from section import Section, main

@@ -1,7 +1,9 @@
-"""One rank of a job: trains the demo's GPT with FSDP2, or its LoRA adapters with DPO, and writes what came out as JSON. ranks.py starts it, with and
-without FCDP=1; nothing here knows of FCDP, except that its counters are written too.
+"""One rank of a job: trains the demo's GPT with FSDP2, or its LoRA adapters with DPO, and writes what came out
+as JSON. ranks.py starts it, with and without FCDP=1; nothing here knows of FCDP, except that its counters are
+written too.
 
-Losses and the final shards are written as digests of their bytes; every kernel that is used is deterministic, so two runs of plain FSDP2 agree.
+Losses and the final shards are written as digests of their bytes; every kernel that is used is deterministic,
+so two runs of plain FSDP2 agree.
 """
 
 from __future__ import annotations
@@ -43,7 +45,11 @@ def arguments() -> argparse.Namespace:
     add("--warmup", type=int, default=2)
     add("--steps", type=int, default=6)
     add("--profile", type=int, default=0, metavar="STEPS", help="so many steps more, under torch's profiler on rank 0")
-    add("--dpo", action="store_true", help="train LoRA adapters with DPO: a no-grad reference forward between forward and backward")
+    add(
+        "--dpo",
+        action="store_true",
+        help="train LoRA adapters with DPO: a no-grad reference forward between forward and backward",
+    )
     args = parser.parse_args()
     args.lora, args.frozen = 8 if args.dpo else 0, 0  # the demo's
     return args
@@ -188,11 +194,16 @@ class Training:
 
 
 def idle_share(trace: pathlib.Path) -> dict[str, float] | None:
-    """From a profiler's trace: how much of the steps no kernel, and nothing at all, of this rank ran on the device. None: the trace has no device."""
+    """From a profiler's trace: how much of the steps no kernel, and nothing at all, of this rank ran on the
+    device. None: the trace has no device."""
     events = [e for e in json.loads(trace.read_text())["traceEvents"] if e.get("ph") == "X"]
-    spans = {kinds: sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in kinds)
-             for kinds in (("kernel",), ("kernel", "gpu_memcpy", "gpu_memset"))}  # fmt: skip
-    window = [(e["ts"], e["ts"] + e["dur"]) for e in events if e.get("name") == "steps" and e.get("cat") == "user_annotation"]
+    spans = {
+        kinds: sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in kinds)
+        for kinds in (("kernel",), ("kernel", "gpu_memcpy", "gpu_memset"))
+    }
+    window = [
+        (e["ts"], e["ts"] + e["dur"]) for e in events if e.get("name") == "steps" and e.get("cat") == "user_annotation"
+    ]
     if not all(spans.values()) or not window:
         return None
     begin, end = min(w[0] for w in window), max(w[1] for w in window)
@@ -253,12 +264,23 @@ def main():
         last = counters()
         profile = profiled(training, args.profile, args.out) if args.profile else None
         result = {
-            "losses": [float(loss) for loss in training.losses], "digest": training.digest(), "step_s": took, "step_median_s": statistics.median(took),
-            "ahead_step_s": ahead[0], "ahead_host_share": ahead[1], "steps": args.steps, "before": before, "after": after, "last": last,
-            "profile": profile, "reduced_by": reduced_by, "parameter_bytes": sum(p.numel() * p.element_size() for p in training.model.parameters()),
+            "losses": [float(loss) for loss in training.losses],
+            "digest": training.digest(),
+            "step_s": took,
+            "step_median_s": statistics.median(took),
+            "ahead_step_s": ahead[0],
+            "ahead_host_share": ahead[1],
+            "steps": args.steps,
+            "before": before,
+            "after": after,
+            "last": last,
+            "profile": profile,
+            "reduced_by": reduced_by,
+            "parameter_bytes": sum(p.numel() * p.element_size() for p in training.model.parameters()),
             "trained_bytes": sum(p.numel() * p.element_size() for p in training.trained),
-            "device_peak_bytes": torch.cuda.max_memory_reserved() if device.type == "cuda" else 0, "torch": torch.__version__,
-        }  # fmt: skip
+            "device_peak_bytes": torch.cuda.max_memory_reserved() if device.type == "cuda" else 0,
+            "torch": torch.__version__,
+        }
     path = args.out / f"rank{dist.get_rank()}.json"
     path.with_suffix(".new").write_text(json.dumps(result))
     os.replace(path.with_suffix(".new"), path)

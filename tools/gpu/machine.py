@@ -76,7 +76,9 @@ def _link_of_nvml(bus_id: str) -> tuple[int, int] | None:
     try:
         if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByPciBusId_v2(bus_id.encode(), ctypes.byref(handle)):
             return None
-        if nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle, ctypes.byref(generation)) or nvml.nvmlDeviceGetMaxPcieLinkWidth(handle, ctypes.byref(width)):
+        if nvml.nvmlDeviceGetMaxPcieLinkGeneration(
+            handle, ctypes.byref(generation)
+        ) or nvml.nvmlDeviceGetMaxPcieLinkWidth(handle, ctypes.byref(width)):
             return None
     except AttributeError:
         return None
@@ -102,19 +104,27 @@ def facts() -> dict[str, Any]:
     link = (_link_of_nvml(bus_id) or _link_of_sysfs(bus_id)) if bus_id else None
     pcie = round(_LANE_GB_S[link[0]] * link[1], 1) if link and link[0] in _LANE_GB_S else None
     return host() | {
-        "device": name.value.decode(errors="replace"), "device_memory_bytes": total.value,
+        "device": name.value.decode(errors="replace"),
+        "device_memory_bytes": total.value,
         "compute_capability": f"{_attribute(cuda, device, _MAJOR)}.{_attribute(cuda, device, _MINOR)}",
-        "multiprocessors": _attribute(cuda, device, _MULTIPROCESSORS), "pci_bus_id": bus_id, "nvidia_driver": _driver_version(),
+        "multiprocessors": _attribute(cuda, device, _MULTIPROCESSORS),
+        "pci_bus_id": bus_id,
+        "nvidia_driver": _driver_version(),
         "cuda_of_driver": f"{version.value // 1000}.{version.value % 1000 // 10}",
-        "pcie_link": f"generation {link[0]}, {link[1]} lanes" if link else None, "pcie_peak_gb_s": pcie,
+        "pcie_link": f"generation {link[0]}, {link[1]} lanes" if link else None,
+        "pcie_peak_gb_s": pcie,
         "memory_peak_gb_s": round(2 * clock * 1e3 * bus / 8 / 1e9, 1) if clock and bus else None,
-    }  # fmt: skip
+    }
 
 
 def host() -> dict[str, Any]:
     model = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
     memory = re.search(r"MemTotal:\s+(\d+)", _read("/proc/meminfo"))
     return {
-        "python": platform.python_version(), "glibc": platform.libc_ver()[1], "kernel": platform.release(), "cpu": model[1] if model else platform.machine(),
-        "cpus": len(os.sched_getaffinity(0)), "host_memory_bytes": int(memory[1]) * 1024 if memory else None,
-    }  # fmt: skip
+        "python": platform.python_version(),
+        "glibc": platform.libc_ver()[1],
+        "kernel": platform.release(),
+        "cpu": model[1] if model else platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "host_memory_bytes": int(memory[1]) * 1024 if memory else None,
+    }

@@ -1,4 +1,5 @@
-"""NCCL with what one rank can run: the library that torch brought, a communicator, all-gathers, abort, and the timeout of a peer that never comes."""
+"""NCCL with what one rank can run: the library that torch brought, a communicator, all-gathers, abort, and the
+timeout of a peer that never comes."""
 
 import ctypes
 import importlib.util

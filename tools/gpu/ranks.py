@@ -18,18 +18,37 @@ from section import Failed, Section, ended
 
 WORLD = 4
 JOB = pathlib.Path(__file__).resolve().parent / "job.py"
-# Four processes share a device; each gets this much of it at most. A rank that waits says so long before the section's time is up.
-FCDP = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_DEVICE_BUDGET": "4G", "FCDP_TIMEOUT": "30", "FCDP_SUMMARY": "0"}
-# The ranks of a node meet in its host memory alone, so collectives go between nodes only. Over gloo a host function waits for each, and CUDA may
-# run the host functions of all streams one after another: with collectives of two lanes that could be a circle of ranks, with one lane it is none.
+# Four processes share a device; each gets this much of it at most. A rank that waits says so long before the section's
+# time is up.
+FCDP = {
+    "FCDP": "1",
+    "FCDP_LOCAL_SIZE": "2",
+    "FCDP_TRANSPORT": "torch",
+    "FCDP_DEVICE_BUDGET": "4G",
+    "FCDP_TIMEOUT": "30",
+    "FCDP_SUMMARY": "0",
+}
+# The ranks of a node meet in its host memory alone, so collectives go between nodes only. Over gloo a host function
+# waits for each, and CUDA may
+# run the host functions of all streams one after another: with collectives of two lanes that could be a circle of
+# ranks, with one lane it is none.
 ONE_LANE = FCDP | {"FCDP_ALLOC": "native", "FCDP_RESTORE": "whole"}
 # Deterministic matrix products.
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-# NCCL takes each rank for a machine of its own, so that it does not refuse a device that two ranks share; they meet over sockets.
+# NCCL takes each rank for a machine of its own, so that it does not refuse a device that two ranks share; they meet
+# over sockets.
 ONE_DEVICE_NCCL = {
-    "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_NVLS_ENABLE": "0",
-    "NCCL_MNNVL_ENABLE": "0", "NCCL_CUMEM_ENABLE": "0", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN",
-}  # fmt: skip
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MNNVL_ENABLE": "0",
+    "NCCL_CUMEM_ENABLE": "0",
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_DEBUG": "WARN",
+}
 
 
 def _free_port() -> int:
@@ -39,8 +58,16 @@ def _free_port() -> int:
 
 
 def _environment(rank: int, port: int, settings: dict[str, str], nccl: bool) -> dict[str, str]:
-    own = {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1",
-           "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}  # fmt: skip
+    own = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(WORLD),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": str(WORLD),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
     hosts = ONE_DEVICE_NCCL | {"NCCL_HOSTID": f"rank-{rank}"} if nccl else {}
     return os.environ | own | CUBLAS | hosts | settings
 
@@ -74,19 +101,38 @@ def _wait(name: str, processes: list[subprocess.Popen], limit_s: float) -> None:
         raise Failed(f"{name}: rank {rank}: {ended(code)}")
 
 
-def launch(section: Section, name: str, arguments: list[str], settings: dict[str, str], limit_s: float, nccl: bool = False) -> list[dict[str, Any]]:
+def launch(
+    section: Section, name: str, arguments: list[str], settings: dict[str, str], limit_s: float, nccl: bool = False
+) -> list[dict[str, Any]]:
     """Every rank's result. Failed: with the last that a rank said."""
     folder = section.out / f"{section.name}-{name.replace(' ', '-')}"
     folder.mkdir(parents=True, exist_ok=True)
     device = "cpu" if section.simulated else "cuda"
-    command = [sys.executable, str(JOB), "--out", str(folder), "--device", device, "--backend", "nccl" if nccl else "gloo", *arguments]
+    command = [
+        sys.executable,
+        str(JOB),
+        "--out",
+        str(folder),
+        "--device",
+        device,
+        "--backend",
+        "nccl" if nccl else "gloo",
+        *arguments,
+    ]
     print("$", " ".join(f"{k}={v}" for k, v in settings.items()), shlex.join(command), flush=True)
     processes, port = [], _free_port()
     try:
         for rank in range(WORLD):
             with open(folder / f"rank{rank}.log", "wb") as log:
-                processes.append(subprocess.Popen(command, env=_environment(rank, port, settings, nccl), stdin=subprocess.DEVNULL, stdout=log,
-                                                  stderr=subprocess.STDOUT))  # fmt: skip
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        env=_environment(rank, port, settings, nccl),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
         _wait(name, processes, min(limit_s, section.left()))
     except Failed as error:
         raise Failed(f"{error}{_said(folder)}") from None
@@ -110,7 +156,7 @@ def _said(folder: pathlib.Path) -> str:
 
 
 def first_difference(one: list[dict], other: list[dict]) -> str:
-    """"": equal bit for bit."""
+    """ "": equal bit for bit."""
     for rank, (a, b) in enumerate(zip(one, other)):
         for step, (x, y) in enumerate(zip(a["losses"], b["losses"])):
             if x != y and not (x != x and y != y):
@@ -125,17 +171,40 @@ def _median(results: list[dict], key: str) -> float:
 
 
 def times(section: Section, name: str, results: list[dict], plain: list[dict] | None) -> None:
-    for key, what in (("step_median_s", "a step, the device waited for at its end"), ("ahead_step_s", "a step, the host running ahead")):
+    for key, what in (
+        ("step_median_s", "a step, the device waited for at its end"),
+        ("ahead_step_s", "a step, the host running ahead"),
+    ):
         mine = _median(results, key)
         of = {"of_plain": round(mine / _median(plain, key), 3)} if plain else {}
         section.figure(f"{name}: {what}", round(1e3 * mine, 2), "ms", "job.py", **of)
-    section.figure(f"{name}: of that, until the host had enqueued it", round(_median(results, "ahead_host_share"), 3), "share", "job.py")
+    section.figure(
+        f"{name}: of that, until the host had enqueued it",
+        round(_median(results, "ahead_host_share"), 3),
+        "share",
+        "job.py",
+    )
     if results[0]["device_peak_bytes"]:
-        section.figure(f"{name}: peak of reserved device memory of a rank", round(max(r["device_peak_bytes"] for r in results) / 2**20, 1), "MiB", "job.py")
+        section.figure(
+            f"{name}: peak of reserved device memory of a rank",
+            round(max(r["device_peak_bytes"] for r in results) / 2**20, 1),
+            "MiB",
+            "job.py",
+        )
     profile = results[0]["profile"]
     if isinstance(profile, dict):
-        section.figure(f"{name}: share of rank 0's steps without a kernel of its own", round(profile["no_kernel"], 3), "share", "torch.profiler")
-        section.figure(f"{name}: share of rank 0's steps with nothing of its own on the device", round(profile["nothing"], 3), "share", "torch.profiler")
+        section.figure(
+            f"{name}: share of rank 0's steps without a kernel of its own",
+            round(profile["no_kernel"], 3),
+            "share",
+            "torch.profiler",
+        )
+        section.figure(
+            f"{name}: share of rank 0's steps with nothing of its own on the device",
+            round(profile["nothing"], 3),
+            "share",
+            "torch.profiler",
+        )
     elif profile:
         section.reason(f"{name}: no share of idle: {profile}")
 
@@ -151,19 +220,45 @@ def caching(section: Section, name: str, results: list[dict]) -> None:
         bypassed = results[0]["after"]["bypassed"] if results[0]["after"] else "FCDP was not on"
         section.check(f"{name}: FCDP serves the model", False, str(bypassed)[:400])
         return
-    section.check(f"{name}: FCDP serves the model", True, f"driver {results[0]['after']['driver']}, collectives over {results[0]['after']['transport']}")
+    section.check(
+        f"{name}: FCDP serves the model",
+        True,
+        f"driver {results[0]['after']['driver']}, collectives over {results[0]['after']['transport']}",
+    )
     made, avoided = (sum(_gained(results, "gathers", key)) / len(results) / steps for key in ("made", "avoided"))
-    section.figure(f"{name}: gathers between nodes a step", round(made, 2), "gathers", "fcdp.stats()", avoided=round(avoided, 2))
+    section.figure(
+        f"{name}: gathers between nodes a step", round(made, 2), "gathers", "fcdp.stats()", avoided=round(avoided, 2)
+    )
     # Each rank counts what it sends; `saved` is of a node.
     sent = _gained(results, "saved", "gather_bytes")[0] / steps
     trained = results[0]["trained_bytes"]
-    section.figure(f"{name}: gathers send over the trainable bytes, a step and node", round(sent / trained, 3), "W", "fcdp.stats()",
-                   plain_fsdp2=round(_gained(results, "saved", "plain_bytes")[0] / steps / trained, 3))  # fmt: skip
-    waits = [sum(values) / len(results) / (2 * steps) for values in (_gained(results, "waits", key, "last") for key in ("seconds", "gathers", "agreements"))]
-    section.figure(f"{name}: host blocked in gathers, a step", round(1e3 * waits[0], 3), "ms", "fcdp.stats()", waits=round(waits[1], 2))
+    section.figure(
+        f"{name}: gathers send over the trainable bytes, a step and node",
+        round(sent / trained, 3),
+        "W",
+        "fcdp.stats()",
+        plain_fsdp2=round(_gained(results, "saved", "plain_bytes")[0] / steps / trained, 3),
+    )
+    waits = [
+        sum(values) / len(results) / (2 * steps)
+        for values in (_gained(results, "waits", key, "last") for key in ("seconds", "gathers", "agreements"))
+    ]
+    section.figure(
+        f"{name}: host blocked in gathers, a step",
+        round(1e3 * waits[0], 3),
+        "ms",
+        "fcdp.stats()",
+        waits=round(waits[1], 2),
+    )
     section.figure(f"{name}: agreements a step", round(waits[2], 2), "agreements", "fcdp.stats()")
     maps = sum(_gained(results, "moves", "maps")) / len(results) / steps
-    section.figure(f"{name}: pages mapped a step", round(maps, 2), "maps", "fcdp.stats()", memory_waits=sum(_gained(results, "moves", "memory_waits")))
+    section.figure(
+        f"{name}: pages mapped a step",
+        round(maps, 2),
+        "maps",
+        "fcdp.stats()",
+        memory_waits=sum(_gained(results, "moves", "memory_waits")),
+    )
 
 
 def compare(section: Section, arguments: list[str], runs: dict[str, dict[str, str]], nccl: bool = False) -> None:
@@ -172,7 +267,13 @@ def compare(section: Section, arguments: list[str], runs: dict[str, dict[str, st
     plain = launch(section, "plain FSDP2", arguments, {}, 2 * share, nccl)
     if plain[0]["reduced_by"]:
         section.reason(f"gradients are reduced by {plain[0]['reduced_by']}; in every run")
-    section.figure("parameters", round(plain[0]["parameter_bytes"] / 1e6, 2), "MB", "job.py", trained_mb=round(plain[0]["trained_bytes"] / 1e6, 3))
+    section.figure(
+        "parameters",
+        round(plain[0]["parameter_bytes"] / 1e6, 2),
+        "MB",
+        "job.py",
+        trained_mb=round(plain[0]["trained_bytes"] / 1e6, 3),
+    )
     times(section, "plain FSDP2", plain, None)
     different = False
     for i, (name, settings) in enumerate(runs.items()):

@@ -1,5 +1,5 @@
-"""What a section of the report is given, and how it says what it found: one JSON object a line, written at once, so that what a section
-measured before its time was up is in the report."""
+"""What a section of the report is given, and how it says what it found: one JSON object a line, written at once,
+so that what a section measured before its time was up is in the report."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import subprocess
 import sys
 import time
 import traceback
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
-LINE = re.compile(r"^(?P<name>.+) = (?P<value>-?[\d.]+(?:e[+-]?\d+)?) (?P<unit>\S+?)(?:, worst (?P<worst>[\d.]+) \S+)?$")
+LINE = re.compile(
+    r"^(?P<name>.+) = (?P<value>-?[\d.]+(?:e[+-]?\d+)?) (?P<unit>\S+?)(?:, worst (?P<worst>[\d.]+) \S+)?$"
+)
 
 
 class Failed(Exception):
@@ -22,7 +25,8 @@ class Failed(Exception):
 
 
 class Section:
-    """settings: bundle_dir, out_dir, site_dir (the wheel), simulated, seconds (the limit), machine (main.py's facts)."""
+    """settings: bundle_dir, out_dir, site_dir (the wheel), simulated, seconds (the limit), machine (main.py's
+    facts)."""
 
     def __init__(self, name: str, settings: dict[str, Any]):
         self.name, self.settings, self.ok = name, settings, True
@@ -55,18 +59,30 @@ class Section:
     def environment(self, **more: str) -> dict[str, str]:
         """For a C program of the bundle: the driver that is asked for, and no option of FCDP's that the caller has."""
         env = {k: v for k, v in os.environ.items() if not k.startswith("FCDP")}
-        env |= {"FCDP_DRIVER": "sim" if self.simulated else "cuda", "LD_LIBRARY_PATH": _with(self.bundle / "lib", env.get("LD_LIBRARY_PATH"))}
+        env |= {
+            "FCDP_DRIVER": "sim" if self.simulated else "cuda",
+            "LD_LIBRARY_PATH": _with(self.bundle / "lib", env.get("LD_LIBRARY_PATH")),
+        }
         if self.simulated:
             env["FCDP_SIM_LIBRARY"] = str(self.bundle / "lib" / "libfcdp_simgpu.so")
         return env | more
 
     def run(self, program: str, *arguments: Any, limit_s: float = 1e9, **env: str) -> subprocess.CompletedProcess[str]:
-        """A program of the bundle. Its output is in the section's log too. Failed: it could not start, or did not end in time."""
+        """A program of the bundle. Its output is in the section's log too. Failed: it could not start, or did
+        not end in time."""
         command = [str(self.bundle / "bin" / program), *map(str, arguments)]
         print("$", shlex.join(command), flush=True)
         try:
-            job = subprocess.run(command, env=self.environment(**env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                 text=True, errors="replace", timeout=min(limit_s, self.left()))  # fmt: skip
+            job = subprocess.run(
+                command,
+                env=self.environment(**env),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=min(limit_s, self.left()),
+            )
         except subprocess.TimeoutExpired as late:
             said = late.stdout or b""
             print(said.decode(errors="replace") if isinstance(said, bytes) else said, flush=True)
@@ -89,7 +105,11 @@ class Section:
             worst = {"worst": float(match["worst"])} if match["worst"] else {}
             figures.append({"name": match["name"], "value": float(match["value"]), "unit": match["unit"], **worst})
             self.figure(match["name"], float(match["value"]), match["unit"], command, **worst)
-        self.check(command, job.returncode == 0, "" if job.returncode == 0 else f"{ended(job.returncode)}: {last_line(job.stdout)}")
+        self.check(
+            command,
+            job.returncode == 0,
+            "" if job.returncode == 0 else f"{ended(job.returncode)}: {last_line(job.stdout)}",
+        )
         return figures
 
 

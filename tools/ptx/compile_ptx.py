@@ -1,7 +1,8 @@
 """comm/fingerprint.ptx from comm/fingerprint.cu: compile_ptx.py OUTPUT [ARCHITECTURE]
 
-With NVRTC (libnvrtc.so: CUDA's, or of the package nvidia-cuda-nvrtc-cu12) or nvcc, whichever is found. The PTX's version is then lowered to 6.4,
-which drivers from CUDA 10.1 on take: a driver refuses a version newer than its own, and the text uses nothing newer.
+With NVRTC (libnvrtc.so: CUDA's, or of the package nvidia-cuda-nvrtc-cu12) or nvcc, whichever is found. The
+PTX's version is then lowered to 6.4, which drivers from CUDA 10.1 on take: a driver refuses a version newer
+than its own, and the text uses nothing newer.
 """
 
 import ctypes

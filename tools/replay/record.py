@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Records what a training run allocates, for fcdp-replay: python tools/replay/record.py [NAME ...] --out tools/replay/traces
+"""Records what a training run allocates, for fcdp-replay: python tools/replay/record.py [NAME ...] --out
+tools/replay/traces
 
-Allocations and frees are PyTorch's own, of every tensor and temporary, from its profiler, which sees those of the CPU too; sizes and
-order are real, addresses are not kept. A trace is gzipped text: `# ` lines say what it is, then one event per line: `SIZE STREAM` is an
-allocation (its number is how many came before it), `-NUMBER` the free of one. Work under record_function(SECOND_STREAM) is on a stream of its own.
+Allocations and frees are PyTorch's own, of every tensor and temporary, from its profiler, which sees those of
+the CPU too; sizes and order are real, addresses are not kept. A trace is gzipped text: `# ` lines say what it
+is, then one event per line: `SIZE STREAM` is an allocation (its number is how many came before it), `-NUMBER`
+the free of one. Work under record_function(SECOND_STREAM) is on a stream of its own.
 """
 
 import argparse
@@ -25,7 +27,9 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
         self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-        self.lora = nn.ModuleList([nn.Linear(dim, rank, bias=False), nn.Linear(rank, 3 * dim, bias=False)]) if rank else None
+        self.lora = (
+            nn.ModuleList([nn.Linear(dim, rank, bias=False), nn.Linear(rank, 3 * dim, bias=False)]) if rank else None
+        )
 
     def forward(self, x):
         batch, length, dim = x.shape
@@ -34,7 +38,9 @@ class Block(nn.Module):
         if self.lora is not None:
             qkv = qkv + self.lora[1](self.lora[0](h))
         q, k, v = qkv.view(batch, length, 3, self.heads, dim // self.heads).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, dim))
+        x = x + self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, dim)
+        )
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
@@ -168,7 +174,10 @@ def record(run, path):
             count += 1
         elif pointer in live:
             lines.append(f"-{live.pop(pointer)}")
-    header = [f"# {run.__name__}: {run.__doc__}; torch {torch.__version__.split('+')[0]}", f"# {len(lines)} events, {count} allocations"]
+    header = [
+        f"# {run.__name__}: {run.__doc__}; torch {torch.__version__.split('+')[0]}",
+        f"# {len(lines)} events, {count} allocations",
+    ]
     path.write_bytes(gzip.compress("\n".join(header + lines).encode() + b"\n", 9, mtime=0))
     print(f"{path}: {len(lines)} events, {count} allocations, {path.stat().st_size} bytes")
 

@@ -1,8 +1,9 @@
 /* replay.c - fcdp-replay: recorded allocations of training runs into FCDP's allocator and into models of
  * PyTorch's own.
  *
- * A trace (record.py): lines `SIZE STREAM` and `-NUMBER`, gzipped where it is named .gz. Everything runs on the driver that
- * FCDP_DRIVER names. Peak live is of sizes rounded to 512 bytes, which all three allocators do, rounded up to whole pages.
+ * A trace (record.py): lines `SIZE STREAM` and `-NUMBER`, gzipped where it is named .gz. Everything runs on
+ * the driver that FCDP_DRIVER names. Peak live is of sizes rounded to 512 bytes, which all three allocators
+ * do, rounded up to whole pages.
  */
 #include <errno.h>
 #include <math.h>
@@ -83,7 +84,8 @@ static bool is_gzipped(const char *path) {
 static FILE *trace_open(const char *path) {
     char command[4096];
     if (strchr(path, '\'')) die(path, "a quote in a path is not supported");
-    if (snprintf(command, sizeof command, "gzip -dc -- '%s'", path) >= (int)sizeof command) die(path, "the path is too long");
+    if (snprintf(command, sizeof command, "gzip -dc -- '%s'", path) >= (int)sizeof command)
+        die(path, "the path is too long");
     FILE *in = is_gzipped(path) ? popen(command, "r") : fopen(path, "r");
     if (!in) die(path, strerror(errno));
     return in;
@@ -91,7 +93,8 @@ static FILE *trace_open(const char *path) {
 
 static void trace_close(FILE *in, const char *path) {
     bool failed = ferror(in);
-    if (is_gzipped(path) && pclose(in)) die(path, "`gzip -dc` failed: the file cannot be read or is no gzip file, or gzip is not installed");
+    if (is_gzipped(path) && pclose(in))
+        die(path, "`gzip -dc` failed: the file cannot be read or is no gzip file, or gzip is not installed");
     if (!is_gzipped(path)) fclose(in);
     if (failed) die(path, "cannot be read to its end");
 }
@@ -149,7 +152,8 @@ static outcome run_torch(const trace *t, bool expandable, size_t budget_bytes) {
     return result;
 }
 
-/* On the simulator of this thread's CPU time: what else runs on the machine is no part of it. A GPU's driver sleeps in its waits, which are part. */
+/* On the simulator of this thread's CPU time: what else runs on the machine is no part of it. A GPU's driver
+ * sleeps in its waits, which are part. */
 static uint64_t clock_ns(const machine *m) {
     if (!fcdp__driver_is_sim(m->drv)) return fcdp__now_ns();
     struct timespec now;
@@ -233,7 +237,8 @@ static bool replay(const char *path, const machine *m, const bounds *asked) {
     trace_measure(&t);
     for (int i = 0; i < N_ALLOCATORS; i++) measure(&t, m, (allocator)i, &of[i]);
     print_row(&t, m, of);
-    bool least = of[FCDP].budget_bytes < of[NATIVE].budget_bytes && of[FCDP].budget_bytes < of[EXPANDABLE].budget_bytes;
+    bool least = of[FCDP].budget_bytes < of[NATIVE].budget_bytes &&
+                 of[FCDP].budget_bytes < of[EXPANDABLE].budget_bytes;
     bool small = over_peak(&t, m, of[FCDP].budget_bytes) <= asked->budget;
     bool few = (double)of[FCDP].roomy.n_calls <= asked->calls * (double)of[NATIVE].roomy.n_calls;
     free(t.events);
@@ -241,9 +246,12 @@ static bool replay(const char *path, const machine *m, const bounds *asked) {
 }
 
 static void print_head(void) {
-    printf("Each trace in FCDP's allocator and in models of PyTorch's. Budgets and reserved bytes are over the peak of live bytes, in whole pages.\n"
-           "Driver calls: each call is one, of whatever kind; native: cudaMalloc, cudaFree; expandable segments: create, map, unmap, release of\n"
-           "each handle, set-access of each range; FCDP: every call it makes. \"Roomy\": with twice the peak of live bytes as budget; \"tight\": in its smallest.\n\n"
+    printf("Each trace in FCDP's allocator and in models of PyTorch's. Budgets and reserved bytes are over "
+           "the peak of live bytes, in whole pages.\n"
+           "Driver calls: each call is one, of whatever kind; native: cudaMalloc, cudaFree; expandable "
+           "segments: create, map, unmap, release of\n"
+           "each handle, set-access of each range; FCDP: every call it makes. \"Roomy\": with twice the peak "
+           "of live bytes as budget; \"tight\": in its smallest.\n\n"
            "| trace | events | peak live, MiB | smallest budget: native | expandable | FCDP "
            "| reserved, roomy: native | expandable | FCDP | driver calls, roomy: native | expandable | FCDP "
            "| driver calls, tight: native | expandable | FCDP | FCDP: ns per event, roomy and tight |\n"
@@ -253,13 +261,16 @@ static void print_head(void) {
 }
 
 static void help(FILE *out) {
-    fprintf(out,
-            "usage: fcdp-replay [--help] [--budget RATIO] [--calls RATIO] TRACE...\n\n"
-            "Replays recorded allocations (tools/replay/traces/*.txt.gz; tools/replay/record.py makes them) into models of\n"
-            "PyTorch's allocator, native and with expandable segments, and into FCDP's, and looks for the smallest budget in\n"
-            "which each runs to its end. Prints one row of a table per trace.\n\n"
-            "Ends with 1 if FCDP, on some trace, needs as much as either, or more than RATIO times the peak of live bytes\n"
-            "(--budget), or more than RATIO times the driver calls of the native allocator where memory is not short (--calls).\n");
+    fprintf(out, "usage: fcdp-replay [--help] [--budget RATIO] [--calls RATIO] TRACE...\n\n"
+                 "Replays recorded allocations (tools/replay/traces/*.txt.gz; tools/replay/record.py makes "
+                 "them) into models of\n"
+                 "PyTorch's allocator, native and with expandable segments, and into FCDP's, and looks for "
+                 "the smallest budget in\n"
+                 "which each runs to its end. Prints one row of a table per trace.\n\n"
+                 "Ends with 1 if FCDP, on some trace, needs as much as either, or more than RATIO times the "
+                 "peak of live bytes\n"
+                 "(--budget), or more than RATIO times the driver calls of the native allocator where memory "
+                 "is not short (--calls).\n");
 }
 
 int main(int argc, char **argv) {
@@ -268,7 +279,8 @@ int main(int argc, char **argv) {
     bounds asked = {HUGE_VAL, HUGE_VAL};
     bool kept = true;
     int first = 1;
-    for (; first + 1 < argc && strncmp(argv[first], "--", 2) == 0 && strcmp(argv[first], "--help") != 0; first += 2) {
+    for (; first + 1 < argc && strncmp(argv[first], "--", 2) == 0 && strcmp(argv[first], "--help") != 0;
+         first += 2) {
         if (strcmp(argv[first], "--budget") == 0)
             asked.budget = atof(argv[first + 1]);
         else if (strcmp(argv[first], "--calls") == 0)

@@ -13,7 +13,8 @@ enum {
     ROUND_LARGE = 2 << 20,
     MAX_STREAMS = 8
 };
-static const uint64_t ADDRESS_SPACE = 10ull << 40; /* of an expandable segment: whole handles of either size */
+/* of an expandable segment: whole handles of either size */
+static const uint64_t ADDRESS_SPACE = 10ull << 40;
 
 struct torch_block {
     uint64_t address, size;
@@ -167,8 +168,8 @@ static torch_block *place_find(torch_model *model, list *pool, uint64_t size) {
     return found;
 }
 
-/* Map the first `size` bytes of an unmapped block, in whole handles, and merge them with what is free beside; NULL: not all
- * of them could be created, and none is. */
+/* Map the first `size` bytes of an unmapped block, in whole handles, and merge them with what is free beside;
+ * NULL: not all of them could be created, and none is. */
 static torch_block *block_map(torch_model *model, torch_block *block, uint64_t size) {
     uint64_t handle = handle_bytes(block->pool), n = (size + handle - 1) / handle;
     uint64_t n_room = (model->budget - model->reserved) / handle;
@@ -199,8 +200,8 @@ static torch_block *place_make(torch_model *model, list *pool, uint64_t size) {
     return block;
 }
 
-/* A free block's whole handles are unmapped; what is left at its ends stays free. Addresses are kept: the one segment of a pool
- * is as good as another. */
+/* A free block's whole handles are unmapped; what is left at its ends stays free. Addresses are kept: the one
+ * segment of a pool is as good as another. */
 static void block_unmap(torch_model *model, torch_block *block) {
     uint64_t handle = handle_bytes(block->pool), end = block->address + block->size;
     uint64_t from = (block->address + handle - 1) / handle * handle, to = end / handle * handle;

@@ -1,5 +1,6 @@
-/* Where in one sparse memfd the physical memory of handles lies: lowest free offset first, so that handles created one
- * after another have adjacent offsets and their maps merge in the kernel's table (vm.max_map_count). */
+/* Where in one sparse memfd the physical memory of handles lies: lowest free offset first,
+ * so that handles created one after another have adjacent offsets and their maps merge in
+ * the kernel's table (vm.max_map_count). */
 #include "tools/simgpu/arena.h"
 
 #include <errno.h>
@@ -63,12 +64,12 @@ bool simgpu__arena_take(struct sim_arena *arena, size_t bytes, size_t *offset_ou
 }
 
 void simgpu__arena_give(struct sim_arena *arena, size_t offset, size_t bytes) {
-    while (fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) != 0 &&
+    while (fallocate(arena->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) !=
+               0 &&
            errno == EINTR)
         continue;
     size_t i = arena->n_free;
-    while (i > 0 && arena->free[i - 1].offset > offset)
-        i--;
+    while (i > 0 && arena->free[i - 1].offset > offset) i--;
     struct sim_extent *before = i > 0 ? &arena->free[i - 1] : NULL;
     struct sim_extent *after = i < arena->n_free ? &arena->free[i] : NULL;
     bool joins_before = before && before->offset + before->bytes == offset;

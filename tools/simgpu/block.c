@@ -55,7 +55,9 @@ int simgpu__thread_id(void) {
 extern const char __ehdr_start[] __attribute__((visibility("hidden")));
 extern const char _end[] __attribute__((visibility("hidden")));
 
-static bool is_own(const void *frame) { return (const char *)frame >= __ehdr_start && (const char *)frame < _end; }
+static bool is_own(const void *frame) {
+    return (const char *)frame >= __ehdr_start && (const char *)frame < _end;
+}
 
 /* Without the simulator's lock, since the unwinder takes the loader's. */
 void simgpu__block_begin(enum sim_entry entry) {
@@ -74,12 +76,13 @@ void simgpu__block_waits(void) {
     if (!current.since_ns) current.since_ns = simgpu__now_ns();
 }
 
-void simgpu__block_spins(void) { current.spins = true; }
+void simgpu__block_spins(void) {
+    current.spins = true;
+}
 
 static size_t hash_of(const struct key *key) {
     uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < sizeof *key; i++)
-        hash = (hash ^ ((const unsigned char *)key)[i]) * 0x100000001b3u;
+    for (size_t i = 0; i < sizeof *key; i++) hash = (hash ^ ((const unsigned char *)key)[i]) * 0x100000001b3u;
     return hash % N_ROWS;
 }
 
@@ -111,7 +114,7 @@ void simgpu__block_end(void) {
     current.spins = false;
 }
 
-/* ---- reading --------------------------------------------------------------------------------------------------- */
+/* ---- reading ---- */
 
 /* Looked up only when rows are listed: a symbol costs more than the call that is counted. */
 static void name_frames(char *text, size_t n, void *const *frames) {

@@ -1,7 +1,6 @@
 /* The control interface's view over all parts: what is alive, and back to the beginning. */
 #include "tools/simgpu/internal.h"
 
-
 void simgpu_live(struct simgpu_live *live_out) {
     *live_out = (struct simgpu_live){0};
     if (simgpu__forked()) return;
@@ -33,8 +32,7 @@ void simgpu_reset(void) {
     atomic_store(&sim.sticky, CUDA_SUCCESS);
     atomic_fetch_add(&sim.generation, 1);
     sim.settings_loaded = false;
-    for (int i = 0; i < SIM_N_LINKS; i++)
-        sim.link_free_ns[i] = 0;
+    for (int i = 0; i < SIM_N_LINKS; i++) sim.link_free_ns[i] = 0;
     simgpu__fault_clear();
     sim_unlock();
     simgpu_blocking_reset();

@@ -1,16 +1,19 @@
-/*
- * Copies, fills, value operations and host functions: what may be enqueued, and which copies the caller waits for.
+/* Copies, fills, value operations and host functions: what may be enqueued, and which copies the caller waits
+ * for.
  *
- * The device's side of a copy is a simulated device address, or memory that the simulator does not know at all: where
- * tensors of the CPU play those of the device, that is foreign device memory. Registered host memory is never it.
- * The host's side of cuMemcpyHtoD and DtoH is asynchronous when registered, by one registration around all of it;
- * memory that is not registered makes the call wait for the copy, as with CUDA.
- * cuMemcpyAsync tells the direction from the addresses, and takes unknown memory for foreign device memory.
- * Whether device memory is mapped and granted is seen when the copy starts: if not, the sticky error is 700.
+ * The device's side of a copy is a simulated device address, or memory that the simulator does not know at
+ * all: where tensors of the CPU play those of the device, that is foreign device memory. Registered host
+ * memory is never it. The host's side of cuMemcpyHtoD and DtoH is asynchronous when registered, by one
+ * registration around all of it; memory that is not registered makes the call wait for the copy, as with
+ * CUDA. cuMemcpyAsync tells the direction from the addresses, and takes unknown memory for foreign device
+ * memory. Whether device memory is mapped and granted is seen when the copy starts: if not, the sticky error
+ * is 700.
  */
 #include "tools/simgpu/internal.h"
 
-static bool is_span(uintptr_t address, size_t bytes) { return address && address + bytes >= address; }
+static bool is_span(uintptr_t address, size_t bytes) {
+    return address && address + bytes >= address;
+}
 
 static bool is_device_side(uintptr_t address, size_t bytes) {
     enum sim_place place = simgpu__place_of(address, bytes);
@@ -43,7 +46,8 @@ static CUresult push(CUstream stream, struct sim_op op, bool waits) {
     if (result == CUDA_SUCCESS) {
         simgpu__block_waits();
         sim_unlock(); /* who waits is looked up without it */
-        simgpu__block_begin(op.link == SIM_LINK_TO_HOST ? SIM_cuMemcpyDtoHAsync_v2 : SIM_cuMemcpyHtoDAsync_v2);
+        simgpu__block_begin(op.link == SIM_LINK_TO_HOST ? SIM_cuMemcpyDtoHAsync_v2
+                                                        : SIM_cuMemcpyHtoDAsync_v2);
         sim_lock();
         result = simgpu__point_wait(end);
         simgpu__block_end();
@@ -66,7 +70,8 @@ static bool is_trivial(CUstream stream, uintptr_t dst, uintptr_t src, size_t byt
     return true;
 }
 
-static CUresult copy_host_device(uintptr_t dst, uintptr_t src, size_t bytes, CUstream stream, enum sim_link link) {
+static CUresult copy_host_device(uintptr_t dst, uintptr_t src, size_t bytes, CUstream stream,
+                                 enum sim_link link) {
     CUresult result;
     if (is_trivial(stream, dst, src, bytes, &result)) return result;
     bool to_device = link == SIM_LINK_TO_DEVICE, waits;
@@ -114,7 +119,9 @@ static CUresult copy_any(uintptr_t dst, uintptr_t src, size_t bytes, CUstream st
     bool to_host = is_known_host(dst, bytes), from_host = is_known_host(src, bytes);
     enum sim_link link = SIM_LINK_NONE;
     if (to_host != from_host) link = to_host ? SIM_LINK_TO_HOST : SIM_LINK_TO_DEVICE;
-    return push(stream, (struct sim_op){.work = SIM_COPY, .link = link, .dst = dst, .src = src, .bytes = bytes}, false);
+    return push(stream,
+                (struct sim_op){.work = SIM_COPY, .link = link, .dst = dst, .src = src, .bytes = bytes},
+                false);
 }
 
 CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream) {

@@ -23,11 +23,13 @@ static const struct {
     {CUDA_ERROR_MAP_FAILED, "CUDA_ERROR_MAP_FAILED", "mapping of buffer object failed"},
     {CUDA_ERROR_UNMAP_FAILED, "CUDA_ERROR_UNMAP_FAILED", "unmapping of buffer object failed"},
     {CUDA_ERROR_ALREADY_MAPPED, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
-    {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
+    {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU",
+     "no kernel image is available for execution on the device"},
     {CUDA_ERROR_NOT_MAPPED, "CUDA_ERROR_NOT_MAPPED", "resource not mapped"},
     {CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported"},
     {CUDA_ERROR_INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
-    {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+    {CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE",
+     "the operation cannot be performed in the present state"},
     {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
     {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
@@ -101,7 +103,8 @@ CUresult cuDeviceGetName(char *name_out, int len, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* The PCI domain is one that no machine has, so that nobody takes a real device's sysfs entry for this one's. */
+/* The PCI domain is one that no machine has, so that nobody takes a real
+ * device's sysfs entry for this one's. */
 static bool attribute_value(CUdevice_attribute attribute, int *value_out) {
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *value_out = 0xFCD0; return true;
@@ -165,8 +168,8 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context_out, CUdevice device) {
     return sim_unlock_with(CUDA_SUCCESS);
 }
 
-/* The last release ends the context: its work is waited for, its streams, events and registrations go with it.
- * Virtual memory belongs to the process and stays. */
+/* The last release ends the context: its work is waited for, its streams, events and registrations go with
+ * it. Virtual memory belongs to the process and stays. */
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
     SIM_ENTER(cuDevicePrimaryCtxRelease_v2);
     if (device != 0) return CUDA_ERROR_INVALID_DEVICE;

@@ -23,11 +23,16 @@ void simgpu__context_set_current(bool current) {
     current_generation = current ? atomic_load(&sim.generation) : 0;
 }
 
-bool simgpu__context_is_current(void) { return current_generation == atomic_load(&sim.generation); }
+bool simgpu__context_is_current(void) {
+    return current_generation == atomic_load(&sim.generation);
+}
 
-void simgpu__host_function_mark(bool running) { in_host_function = running; }
+void simgpu__host_function_mark(bool running) {
+    in_host_function = running;
+}
 
-/* In a forked child the parent's lock may be held for ever and its workers are gone, so nothing may touch them. */
+/* In a forked child the parent's lock may be held for ever and its workers
+ * are gone, so nothing may touch them. */
 bool simgpu__forked(void) {
     int owner = atomic_load(&sim.owner_pid);
     return owner != 0 && owner != getpid();

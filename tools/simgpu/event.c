@@ -11,9 +11,13 @@ struct event {
 
 static struct sim_table event_table = {.tag = 0x45};
 
-size_t simgpu__event_count(void) { return event_table.n_live; }
+size_t simgpu__event_count(void) {
+    return event_table.n_live;
+}
 
-static struct event *event_of(CUevent event) { return simgpu__table_get(&event_table, (uintptr_t)event); }
+static struct event *event_of(CUevent event) {
+    return simgpu__table_get(&event_table, (uintptr_t)event);
+}
 
 static void event_drop(void *item) {
     struct event *event = item;
@@ -21,11 +25,14 @@ static void event_drop(void *item) {
     free(event);
 }
 
-void simgpu__event_reset(void) { simgpu__table_clear(&event_table, event_drop); }
+void simgpu__event_reset(void) {
+    simgpu__table_clear(&event_table, event_drop);
+}
 
 CUresult cuEventCreate(CUevent *event_out, unsigned int flags) {
     SIM_ENTER(cuEventCreate);
-    if (!event_out || (flags & ~(unsigned)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)))
+    if (!event_out ||
+        (flags & ~(unsigned)(CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS)))
         return CUDA_ERROR_INVALID_VALUE;
     bool shared = flags & CU_EVENT_INTERPROCESS;
     if (shared && !(flags & CU_EVENT_DISABLE_TIMING)) return CUDA_ERROR_INVALID_VALUE;
@@ -85,7 +92,8 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
     of->point->refs++;
-    return sim_unlock_with(simgpu__stream_push(on, &(struct sim_op){.work = SIM_WAIT_POINT, .waits_for = of->point}));
+    return sim_unlock_with(
+        simgpu__stream_push(on, &(struct sim_op){.work = SIM_WAIT_POINT, .waits_for = of->point}));
 }
 
 CUresult cuEventQuery(CUevent event) {

@@ -16,7 +16,9 @@ static int armed_entry;              /* SIM_N_ENTRIES: any */
 static unsigned long calls_to_fault; /* 0: nothing is armed */
 static int armed_code;
 
-const char *simgpu_entry_name(unsigned i) { return i < SIM_N_ENTRIES ? names[i] : NULL; }
+const char *simgpu_entry_name(unsigned i) {
+    return i < SIM_N_ENTRIES ? names[i] : NULL;
+}
 
 int simgpu__fault_find(const char *name) {
     if (!name || strcmp(name, "any") == 0) return SIM_N_ENTRIES;

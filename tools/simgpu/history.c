@@ -23,7 +23,8 @@ void simgpu__note_drop(struct sim_note *note) {
     if (note && --note->refs == 0) free(note);
 }
 
-static bool is_before(const struct sim_touch *earlier, const struct sim_touch *touch, const struct sim_clock *known) {
+static bool is_before(const struct sim_touch *earlier, const struct sim_touch *touch,
+                      const struct sim_clock *known) {
     return earlier->slot == touch->slot || simgpu__clock_at(known, earlier->slot) >= earlier->epoch;
 }
 
@@ -66,7 +67,8 @@ static void forget_oldest(struct sim_history *history) {
 }
 
 /* One pass drops what is superfluous, so that the array grows only with what must be kept. */
-void simgpu__history_add(struct sim_history **history, const struct sim_touch *touch, const struct sim_clock *known) {
+void simgpu__history_add(struct sim_history **history, const struct sim_touch *touch,
+                         const struct sim_clock *known) {
     struct sim_history *old = *history;
     size_t n_kept = 0;
     for (size_t i = 0; old && i < old->n; i++) {
@@ -106,7 +108,6 @@ void simgpu__history_unmap(struct sim_history *history, uintptr_t base) {
 }
 
 void simgpu__history_free(struct sim_history *history) {
-    for (size_t i = 0; history && i < history->n; i++)
-        simgpu__note_drop(history->touches[i].note);
+    for (size_t i = 0; history && i < history->n; i++) simgpu__note_drop(history->touches[i].note);
     free(history);
 }

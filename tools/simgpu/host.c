@@ -47,10 +47,16 @@ void simgpu__host_visit(uintptr_t address, size_t bytes, sim_visit *visit, void 
 }
 
 /* The system calls themselves: sanitizers turn mlock and munlock into nothing. */
-static bool lock_pages(void *address, size_t bytes) { return syscall(SYS_mlock, address, bytes) == 0; }
-static void unpin(void *address, size_t bytes) { syscall(SYS_munlock, address, bytes); }
+static bool lock_pages(void *address, size_t bytes) {
+    return syscall(SYS_mlock, address, bytes) == 0;
+}
+static void unpin(void *address, size_t bytes) {
+    syscall(SYS_munlock, address, bytes);
+}
 
-size_t simgpu__host_count(void) { return n_registrations; }
+size_t simgpu__host_count(void) {
+    return n_registrations;
+}
 
 void simgpu__host_reset(void) {
     for (size_t i = 0; i < n_registrations; i++) {
@@ -73,7 +79,9 @@ static bool grow(void) {
 }
 
 /* msync touches no page and answers ENOMEM for a range that is not mapped throughout. */
-static bool is_mapped(void *address, size_t bytes) { return msync(address, bytes, MS_ASYNC) == 0 || errno != ENOMEM; }
+static bool is_mapped(void *address, size_t bytes) {
+    return msync(address, bytes, MS_ASYNC) == 0 || errno != ENOMEM;
+}
 
 static CUresult pin(void *address, size_t bytes) {
     if (!is_mapped(address, bytes)) return CUDA_ERROR_INVALID_VALUE;
@@ -140,7 +148,8 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address_out, void *host, unsi
     SIM_ENTER(cuMemHostGetDevicePointer_v2);
     if (!address_out || !host || flags) return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
-    if (simgpu__host_place((uintptr_t)host, 1) != SIM_PINNED) return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
+    if (simgpu__host_place((uintptr_t)host, 1) != SIM_PINNED)
+        return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
     *address_out = (uintptr_t)host;
     return sim_unlock_with(CUDA_SUCCESS);
 }

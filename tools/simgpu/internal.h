@@ -20,64 +20,64 @@
 
 #define SIM_PAGE_BYTES ((size_t)2 << 20)
 
-/* ---- entry points (entry.c) ------------------------------------------------------------------------------------ */
+/* ---- entry points (entry.c) ---- */
 
 enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
 
-#define SIM_ENTRIES(X)                                                                                             \
-    X(cuInit, SIM_NEEDS_NOTHING)                                                                                   \
-    X(cuDriverGetVersion, SIM_NEEDS_NOTHING)                                                                       \
-    X(cuGetErrorName, SIM_NEEDS_NOTHING)                                                                           \
-    X(cuGetErrorString, SIM_NEEDS_NOTHING)                                                                         \
-    X(cuDeviceGetCount, SIM_NEEDS_INIT)                                                                            \
-    X(cuDeviceGet, SIM_NEEDS_INIT)                                                                                 \
-    X(cuDeviceGetName, SIM_NEEDS_INIT)                                                                             \
-    X(cuDeviceGetAttribute, SIM_NEEDS_INIT)                                                                        \
-    X(cuDeviceTotalMem_v2, SIM_NEEDS_INIT)                                                                         \
-    X(cuDevicePrimaryCtxRetain, SIM_NEEDS_INIT)                                                                    \
-    X(cuDevicePrimaryCtxRelease_v2, SIM_NEEDS_INIT)                                                                \
-    X(cuCtxSetCurrent, SIM_NEEDS_INIT)                                                                             \
-    X(cuCtxGetCurrent, SIM_NEEDS_INIT)                                                                             \
-    X(cuCtxSynchronize, SIM_NEEDS_CONTEXT)                                                                         \
-    X(cuMemGetInfo_v2, SIM_NEEDS_CONTEXT)                                                                          \
-    X(cuMemGetAllocationGranularity, SIM_NEEDS_INIT)                                                               \
-    X(cuMemCreate, SIM_NEEDS_CONTEXT)                                                                              \
-    X(cuMemRelease, SIM_NEEDS_CONTEXT)                                                                             \
-    X(cuMemExportToShareableHandle, SIM_NEEDS_CONTEXT)                                                             \
-    X(cuMemImportFromShareableHandle, SIM_NEEDS_CONTEXT)                                                           \
-    X(cuMemAddressReserve, SIM_NEEDS_CONTEXT)                                                                      \
-    X(cuMemAddressFree, SIM_NEEDS_CONTEXT)                                                                         \
-    X(cuMemMap, SIM_NEEDS_CONTEXT)                                                                                 \
-    X(cuMemUnmap, SIM_NEEDS_CONTEXT)                                                                               \
-    X(cuMemSetAccess, SIM_NEEDS_CONTEXT)                                                                           \
-    X(cuMemGetAccess, SIM_NEEDS_CONTEXT)                                                                           \
-    X(cuStreamCreate, SIM_NEEDS_CONTEXT)                                                                           \
-    X(cuStreamCreateWithPriority, SIM_NEEDS_CONTEXT)                                                               \
-    X(cuStreamDestroy_v2, SIM_NEEDS_CONTEXT)                                                                       \
-    X(cuStreamSynchronize, SIM_NEEDS_CONTEXT)                                                                      \
-    X(cuStreamQuery, SIM_NEEDS_CONTEXT)                                                                            \
-    X(cuStreamIsCapturing, SIM_NEEDS_CONTEXT)                                                                      \
-    X(cuThreadExchangeStreamCaptureMode, SIM_NEEDS_INIT)                                                           \
-    X(cuStreamWaitEvent, SIM_NEEDS_CONTEXT)                                                                        \
-    X(cuStreamWaitValue32_v2, SIM_NEEDS_CONTEXT)                                                                   \
-    X(cuStreamWriteValue32_v2, SIM_NEEDS_CONTEXT)                                                                  \
-    X(cuLaunchHostFunc, SIM_NEEDS_CONTEXT)                                                                         \
-    X(cuEventCreate, SIM_NEEDS_CONTEXT)                                                                            \
-    X(cuEventDestroy_v2, SIM_NEEDS_CONTEXT)                                                                        \
-    X(cuEventRecord, SIM_NEEDS_CONTEXT)                                                                            \
-    X(cuEventQuery, SIM_NEEDS_CONTEXT)                                                                             \
-    X(cuEventSynchronize, SIM_NEEDS_CONTEXT)                                                                       \
-    X(cuMemcpyAsync, SIM_NEEDS_CONTEXT)                                                                            \
-    X(cuMemcpyHtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                                     \
-    X(cuMemcpyDtoHAsync_v2, SIM_NEEDS_CONTEXT)                                                                     \
-    X(cuMemcpyDtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                                     \
-    X(cuMemsetD8Async, SIM_NEEDS_CONTEXT)                                                                          \
-    X(cuMemHostRegister_v2, SIM_NEEDS_CONTEXT)                                                                     \
-    X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)                                                                      \
-    X(cuMemHostGetDevicePointer_v2, SIM_NEEDS_CONTEXT)                                                             \
-    X(cuModuleLoadData, SIM_NEEDS_CONTEXT)                                                                         \
-    X(cuModuleUnload, SIM_NEEDS_CONTEXT)                                                                           \
-    X(cuModuleGetFunction, SIM_NEEDS_CONTEXT)                                                                      \
+#define SIM_ENTRIES(X)                                                                                       \
+    X(cuInit, SIM_NEEDS_NOTHING)                                                                             \
+    X(cuDriverGetVersion, SIM_NEEDS_NOTHING)                                                                 \
+    X(cuGetErrorName, SIM_NEEDS_NOTHING)                                                                     \
+    X(cuGetErrorString, SIM_NEEDS_NOTHING)                                                                   \
+    X(cuDeviceGetCount, SIM_NEEDS_INIT)                                                                      \
+    X(cuDeviceGet, SIM_NEEDS_INIT)                                                                           \
+    X(cuDeviceGetName, SIM_NEEDS_INIT)                                                                       \
+    X(cuDeviceGetAttribute, SIM_NEEDS_INIT)                                                                  \
+    X(cuDeviceTotalMem_v2, SIM_NEEDS_INIT)                                                                   \
+    X(cuDevicePrimaryCtxRetain, SIM_NEEDS_INIT)                                                              \
+    X(cuDevicePrimaryCtxRelease_v2, SIM_NEEDS_INIT)                                                          \
+    X(cuCtxSetCurrent, SIM_NEEDS_INIT)                                                                       \
+    X(cuCtxGetCurrent, SIM_NEEDS_INIT)                                                                       \
+    X(cuCtxSynchronize, SIM_NEEDS_CONTEXT)                                                                   \
+    X(cuMemGetInfo_v2, SIM_NEEDS_CONTEXT)                                                                    \
+    X(cuMemGetAllocationGranularity, SIM_NEEDS_INIT)                                                         \
+    X(cuMemCreate, SIM_NEEDS_CONTEXT)                                                                        \
+    X(cuMemRelease, SIM_NEEDS_CONTEXT)                                                                       \
+    X(cuMemExportToShareableHandle, SIM_NEEDS_CONTEXT)                                                       \
+    X(cuMemImportFromShareableHandle, SIM_NEEDS_CONTEXT)                                                     \
+    X(cuMemAddressReserve, SIM_NEEDS_CONTEXT)                                                                \
+    X(cuMemAddressFree, SIM_NEEDS_CONTEXT)                                                                   \
+    X(cuMemMap, SIM_NEEDS_CONTEXT)                                                                           \
+    X(cuMemUnmap, SIM_NEEDS_CONTEXT)                                                                         \
+    X(cuMemSetAccess, SIM_NEEDS_CONTEXT)                                                                     \
+    X(cuMemGetAccess, SIM_NEEDS_CONTEXT)                                                                     \
+    X(cuStreamCreate, SIM_NEEDS_CONTEXT)                                                                     \
+    X(cuStreamCreateWithPriority, SIM_NEEDS_CONTEXT)                                                         \
+    X(cuStreamDestroy_v2, SIM_NEEDS_CONTEXT)                                                                 \
+    X(cuStreamSynchronize, SIM_NEEDS_CONTEXT)                                                                \
+    X(cuStreamQuery, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuStreamIsCapturing, SIM_NEEDS_CONTEXT)                                                                \
+    X(cuThreadExchangeStreamCaptureMode, SIM_NEEDS_INIT)                                                     \
+    X(cuStreamWaitEvent, SIM_NEEDS_CONTEXT)                                                                  \
+    X(cuStreamWaitValue32_v2, SIM_NEEDS_CONTEXT)                                                             \
+    X(cuStreamWriteValue32_v2, SIM_NEEDS_CONTEXT)                                                            \
+    X(cuLaunchHostFunc, SIM_NEEDS_CONTEXT)                                                                   \
+    X(cuEventCreate, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuEventDestroy_v2, SIM_NEEDS_CONTEXT)                                                                  \
+    X(cuEventRecord, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuEventQuery, SIM_NEEDS_CONTEXT)                                                                       \
+    X(cuEventSynchronize, SIM_NEEDS_CONTEXT)                                                                 \
+    X(cuMemcpyAsync, SIM_NEEDS_CONTEXT)                                                                      \
+    X(cuMemcpyHtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
+    X(cuMemcpyDtoHAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
+    X(cuMemcpyDtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
+    X(cuMemsetD8Async, SIM_NEEDS_CONTEXT)                                                                    \
+    X(cuMemHostRegister_v2, SIM_NEEDS_CONTEXT)                                                               \
+    X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)                                                                \
+    X(cuMemHostGetDevicePointer_v2, SIM_NEEDS_CONTEXT)                                                       \
+    X(cuModuleLoadData, SIM_NEEDS_CONTEXT)                                                                   \
+    X(cuModuleUnload, SIM_NEEDS_CONTEXT)                                                                     \
+    X(cuModuleGetFunction, SIM_NEEDS_CONTEXT)                                                                \
     X(cuLaunchKernel, SIM_NEEDS_CONTEXT)
 
 enum sim_entry {
@@ -93,10 +93,10 @@ CUresult simgpu__enter(enum sim_entry entry);
 /* The same for control functions that put work on streams, which need no current context and are not
  * counted. */
 CUresult simgpu__enter_control(void);
-#define SIM_ENTER(entry)                                                                                           \
-    do {                                                                                                           \
-        CUresult refused_ = simgpu__enter(SIM_##entry);                                                            \
-        if (refused_ != CUDA_SUCCESS) return refused_;                                                             \
+#define SIM_ENTER(entry)                                                                                     \
+    do {                                                                                                     \
+        CUresult refused_ = simgpu__enter(SIM_##entry);                                                      \
+        if (refused_ != CUDA_SUCCESS) return refused_;                                                       \
     } while (0)
 
 /* Device 0 is current for this thread; cleared by a reset. */
@@ -106,7 +106,7 @@ bool simgpu__context_is_current(void);
 void simgpu__host_function_mark(bool running);
 bool simgpu__forked(void);
 
-/* ---- counting and failing calls (fault.c) ---------------------------------------------------------------------- */
+/* ---- counting and failing calls (fault.c) ---- */
 
 int simgpu__fault_find(const char *name); /* enum sim_entry, SIM_N_ENTRIES for any, -1 unknown */
 void simgpu__fault_arm(int entry, unsigned long n, int code);
@@ -115,7 +115,7 @@ void simgpu__fault_clear(void);
 
 struct sim_op;
 
-/* ---- calls that wait (block.c) --------------------------------------------------------------------------------- */
+/* ---- calls that wait (block.c) ---- */
 
 /* The calling thread is in an entry point that may wait (without the lock), and leaves it. */
 void simgpu__block_begin(enum sim_entry entry);
@@ -126,7 +126,7 @@ void simgpu__block_spins(void);
 void simgpu__block_waits(void);
 int simgpu__thread_id(void);
 
-/* ---- the timeline (timeline.c) --------------------------------------------------------------------------------- */
+/* ---- the timeline (timeline.c) ---- */
 
 bool simgpu__timeline_is_on(void);
 /* 0, or -1 with errno. */
@@ -138,12 +138,12 @@ void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned st
 /* The calling thread waited. */
 void simgpu__timeline_wait(const char *entry, const char *label, uint64_t begin_ns, uint64_t end_ns);
 
-/* ---- settings (settings.c) ------------------------------------------------------------------------------------- */
+/* ---- settings (settings.c) ---- */
 
 /* Reads the environment once; false, after a line on stderr, when a setting is malformed. Takes the lock. */
 bool simgpu__settings_load(void);
 
-/* ---- ids (table.c): handles that cannot be dereferenced, are never reused and are checked ---------------------- */
+/* ---- ids (table.c): handles that cannot be dereferenced, are never reused and are checked ---- */
 
 struct sim_table {
     uint8_t tag;
@@ -160,7 +160,7 @@ void *simgpu__table_take(struct sim_table *table, uint64_t id);
 /* Takes every item out and hands it to `drop`. */
 void simgpu__table_clear(struct sim_table *table, void (*drop)(void *item));
 
-/* ---- physical memory (phys.c) ---------------------------------------------------------------------------------- */
+/* ---- physical memory (phys.c) ---- */
 
 struct sim_phys;
 
@@ -178,7 +178,7 @@ struct sim_history **simgpu__phys_history(struct sim_phys *phys);
 size_t simgpu__phys_handles(void);
 void simgpu__phys_reset(void);
 
-/* ---- addresses (vspace.c, host.c) ------------------------------------------------------------------------------ */
+/* ---- addresses (vspace.c, host.c) ---- */
 
 enum sim_place {
     SIM_FOREIGN,  /* nothing that the simulator knows */
@@ -212,7 +212,7 @@ size_t simgpu__host_count(void);
 void simgpu__vspace_reset(void);
 void simgpu__host_reset(void);
 
-/* ---- streams (stream.c), their work (work.c), events (event.c) -------------------------------------------------- */
+/* ---- streams (stream.c), their work (work.c), events (event.c) ---- */
 
 /* A point in a stream that something waits for: an event's recorded state, or a synchronous copy's end. */
 struct sim_point {
@@ -236,12 +236,12 @@ enum sim_link { SIM_LINK_NONE, SIM_LINK_TO_DEVICE, SIM_LINK_TO_HOST, SIM_N_LINKS
 
 struct sim_op {
     struct sim_op *next;
-    uint64_t seq;         /* order of enqueueing over all streams */
+    uint64_t seq; /* order of enqueueing over all streams */
     uint64_t enqueued_ns;
-    uint64_t ready_ns;    /* once it starts: the modelled time from when it could */
-    uint64_t finish_ns;   /* its modelled end; 0: when the work itself is over */
-    bool waited;          /* it could not start when its turn came */
-    bool running;         /* its memory is in use without the lock */
+    uint64_t ready_ns;  /* once it starts: the modelled time from when it could */
+    uint64_t finish_ns; /* its modelled end; 0: when the work itself is over */
+    bool waited;        /* it could not start when its turn came */
+    bool running;       /* its memory is in use without the lock */
     enum sim_work work;
     enum sim_link link;
     uintptr_t dst;
@@ -249,7 +249,7 @@ struct sim_op {
     size_t bytes;
     uint32_t value;
     unsigned flags;
-    unsigned n_accesses;  /* what it reads and writes, of whatever kind it is */
+    unsigned n_accesses; /* what it reads and writes, of whatever kind it is */
     struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
     uint64_t duration_ns; /* of a kernel */
     struct sim_point *waits_for;
@@ -257,8 +257,8 @@ struct sim_op {
     CUhostFn function;       /* a host function, or a kernel's body */
     void *user_data;
     bool owns_user_data;
-    struct sim_clock *host;  /* what the host knew when it enqueued this */
-    char name[SIM_TEXT_BYTES]; /* a kernel's */
+    struct sim_clock *host;     /* what the host knew when it enqueued this */
+    char name[SIM_TEXT_BYTES];  /* a kernel's */
     char label[SIM_TEXT_BYTES]; /* the enqueuing thread's */
 };
 
@@ -309,12 +309,12 @@ void simgpu__text_set(char text[SIM_TEXT_BYTES], const char *from);
 const char *simgpu__op_name(const struct sim_op *op);
 const char *simgpu__label(void); /* the calling thread's */
 
-/* ---- modules (module.c) ---------------------------------------------------------------------------------------- */
+/* ---- modules (module.c) ---- */
 
 size_t simgpu__module_count(void);
 void simgpu__module_reset(void);
 
-/* ---- what is ordered (order.c) --------------------------------------------------------------------------------- */
+/* ---- what is ordered (order.c) ---- */
 
 /* A stream's position begins, and ends with it. False: no memory. */
 bool simgpu__order_begin(struct sim_position *position);
@@ -338,7 +338,7 @@ void simgpu__order_host_learns_ended(void); /* the streams that are no more */
 struct sim_clock *simgpu__order_host(void);
 void simgpu__order_reset(void);
 
-/* ---- the state ------------------------------------------------------------------------------------------------- */
+/* ---- the state ---- */
 
 struct sim_state {
     pthread_mutex_t lock;
@@ -346,12 +346,13 @@ struct sim_state {
 
     /* read by the gate without the lock, written under it */
     atomic_bool initialised;
-    atomic_int owner_pid;     /* 0 before cuInit; another process's after a fork */
-    atomic_uint generation;   /* of the state; a reset starts a new one, which voids every thread's current context */
+    atomic_int owner_pid; /* 0 before cuInit; another process's after a fork */
+    /* of the state; a reset starts a new one, which voids every thread's current context */
+    atomic_uint generation;
     atomic_uint context_refs;
-    atomic_int sticky;        /* CUresult */
-    atomic_uint n_capturing;  /* streams */
-    atomic_bool stopping;     /* a reset drops all work */
+    atomic_int sticky;       /* CUresult */
+    atomic_uint n_capturing; /* streams */
+    atomic_bool stopping;    /* a reset drops all work */
 
     /* under the lock */
     bool settings_loaded;
@@ -359,7 +360,7 @@ struct sim_state {
     bool poison;
     bool races;
     size_t capacity_bytes;
-    size_t used_bytes; /* sum of the bytes of physical device memory alive */
+    size_t used_bytes;          /* sum of the bytes of physical device memory alive */
     double memory_bytes_per_ns; /* 0: as fast as memory, as is link_bytes_per_ns */
     double link_bytes_per_ns;
     uint64_t link_free_ns[SIM_N_LINKS];
@@ -367,8 +368,12 @@ struct sim_state {
 
 extern struct sim_state sim;
 
-static inline void sim_lock(void) { pthread_mutex_lock(&sim.lock); }
-static inline void sim_unlock(void) { pthread_mutex_unlock(&sim.lock); }
+static inline void sim_lock(void) {
+    pthread_mutex_lock(&sim.lock);
+}
+static inline void sim_unlock(void) {
+    pthread_mutex_unlock(&sim.lock);
+}
 static inline CUresult sim_unlock_with(CUresult result) {
     pthread_mutex_unlock(&sim.lock);
     return result;

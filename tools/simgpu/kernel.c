@@ -16,7 +16,8 @@ bool simgpu__accesses_take(struct sim_op *op, const struct simgpu_access *access
     if (n > SIMGPU_MAX_ACCESSES) return false;
     for (unsigned i = 0; i < n; i++) {
         if (accesses[i].bytes == 0) continue;
-        if (!accesses[i].address || accesses[i].address + accesses[i].bytes < accesses[i].address) return false;
+        if (!accesses[i].address || accesses[i].address + accesses[i].bytes < accesses[i].address)
+            return false;
         op->accesses[op->n_accesses++] = accesses[i];
     }
     return true;
@@ -37,9 +38,13 @@ static _Thread_local struct {
     struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
 } announced;
 
-const char *simgpu__label(void) { return label; }
+const char *simgpu__label(void) {
+    return label;
+}
 
-void simgpu_annotate(const char *text) { simgpu__text_set(label, text ? text : ""); }
+void simgpu_annotate(const char *text) {
+    simgpu__text_set(label, text ? text : "");
+}
 
 int simgpu_announce(const struct simgpu_access *accesses, unsigned n) {
     struct sim_op op = {0};

@@ -1,7 +1,8 @@
-"""Puts the timelines of several processes into one file: python tools/simgpu/merge_timelines.py OUT [NAME=]IN ...
+"""Puts the timelines of several processes into one file: python tools/simgpu/merge_timelines.py OUT [NAME=]IN
+...
 
-With a NAME, such as "rank 0", a process is called so. Times begin at zero. A file whose process was killed lacks its end:
-what is whole in it is taken.
+With a NAME, such as "rank 0", a process is called so. Times begin at zero. A file whose process was killed
+lacks its end: what is whole in it is taken.
 """
 
 import json

@@ -1,8 +1,8 @@
-/* Modules, whose kernels are C functions that a test or a driver table brings (simgpu.h): loading, and launches as kernels of a stream
- * with what they access.
+/* Modules, whose kernels are C functions that a test or a driver table brings (simgpu.h): loading, and
+ * launches as kernels of a stream with what they access.
  *
- * An operation has few accesses and a launch may have many tasks, so that a launch becomes as many operations as it takes, one behind another
- * on the stream, where CUDA would run the blocks in any order. */
+ * An operation has few accesses and a launch may have many tasks, so that a launch becomes as many operations
+ * as it takes, one behind another on the stream, where CUDA would run the blocks in any order. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +38,9 @@ static void module_drop(void *item) {
     free(module);
 }
 
-size_t simgpu__module_count(void) { return module_table.n_live; }
+size_t simgpu__module_count(void) {
+    return module_table.n_live;
+}
 
 void simgpu__module_reset(void) {
     simgpu__table_clear(&module_table, module_drop);
@@ -62,7 +64,8 @@ static bool has_entry(const char *image, const char *entry) {
     return false;
 }
 
-/* The text is the key: a driver that is opened again, or by another engine of the process, brings the same one. */
+/* The text is the key: a driver that is opened again, or by another engine
+ * of the process, brings the same one. */
 static CUresult define_locked(const struct simgpu_module *module) {
     struct definition *of = definition_of(module->image);
     if (!of && n_definitions == MAX_MODULES) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -138,7 +141,7 @@ CUresult cuModuleGetFunction(CUfunction *function_out, CUmodule module, const ch
     return sim_unlock_with(function_locked(module, name, function_out));
 }
 
-/* ---- launches -------------------------------------------------------------------------------------------------- */
+/* ---- launches ---- */
 
 struct blocks { /* those that one operation runs */
     void (*run)(void *task);
@@ -156,9 +159,11 @@ static struct head head_of(const char *task) {
 static void changed(const struct blocks *blocks, size_t i) {
     struct head now = head_of(blocks->tasks + i * blocks->task_bytes);
     fprintf(stderr,
-            "simgpu: the task at %p was changed before its block had run: it had %llu bytes at %#llx and has %llu at %#llx\n",
+            "simgpu: the task at %p was changed before its block had run: it had %llu bytes at %#llx and has "
+            "%llu at %#llx\n",
             (void *)(blocks->tasks + i * blocks->task_bytes), (unsigned long long)blocks->heads[i].bytes,
-            (unsigned long long)blocks->heads[i].address, (unsigned long long)now.bytes, (unsigned long long)now.address);
+            (unsigned long long)blocks->heads[i].address, (unsigned long long)now.bytes,
+            (unsigned long long)now.address);
     sim_lock();
     simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
     sim_unlock();
@@ -219,7 +224,8 @@ static bool tasks_are_legal(const struct definition *of, uint64_t tasks, size_t 
     return true;
 }
 
-/* What a device would find out while it runs is found out here, as the tasks must be read here for what they access. */
+/* What a device would find out while it runs is found out here, as the tasks
+ * must be read here for what they access. */
 static CUresult launch_locked(CUfunction handle, size_t n_blocks, CUstream stream, uint64_t parameter) {
     const struct module *module = simgpu__table_get(&function_table, (uintptr_t)handle);
     struct sim_stream *on = simgpu__stream_of(stream);
@@ -227,7 +233,8 @@ static CUresult launch_locked(CUfunction handle, size_t n_blocks, CUstream strea
     const struct definition *of = module->of;
     char *tasks = (char *)(uintptr_t)parameter;
     if (!tasks_are_legal(of, parameter, n_blocks)) {
-        simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS); /* here and now, where a device would come to it later */
+        /* here and now, where a device would come to it later */
+        simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     }
     for (size_t i = 0; i < n_blocks;) {
@@ -239,13 +246,15 @@ static CUresult launch_locked(CUfunction handle, size_t n_blocks, CUstream strea
 }
 
 CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
-                        CUstream stream, void **parameters, void **extra) {
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                        unsigned int shared_bytes, CUstream stream, void **parameters, void **extra) {
     SIM_ENTER(cuLaunchKernel);
     uint64_t parameter;
-    if (grid_x == 0 || grid_x > INT32_MAX || block_x == 0 || block_x > MAX_BLOCK_THREADS || !parameters || !parameters[0])
+    if (grid_x == 0 || grid_x > INT32_MAX || block_x == 0 || block_x > MAX_BLOCK_THREADS || !parameters ||
+        !parameters[0])
         return CUDA_ERROR_INVALID_VALUE;
-    if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || shared_bytes || extra) return CUDA_ERROR_NOT_SUPPORTED;
+    if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || shared_bytes || extra)
+        return CUDA_ERROR_NOT_SUPPORTED;
     memcpy(&parameter, parameters[0], sizeof parameter);
     sim_lock();
     return sim_unlock_with(launch_locked(function, grid_x, stream, parameter));

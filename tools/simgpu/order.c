@@ -58,9 +58,11 @@ static void must(bool done) {
     if (!done) order.lost = true;
 }
 
-struct sim_clock *simgpu__order_host(void) { return order.host; }
+struct sim_clock *simgpu__order_host(void) {
+    return order.host;
+}
 
-/* ---- positions ------------------------------------------------------------------------------------------------- */
+/* ---- positions ---- */
 
 /* Slots are not reused early: what waited for a slot's second stream would seem to have waited for its
  * first. */
@@ -90,9 +92,13 @@ static void learn(struct sim_clock **clock, const struct sim_position *of) {
     must(simgpu__clock_raise(clock, of->slot, of->epoch));
 }
 
-void simgpu__order_learn(struct sim_position *position, const struct sim_position *of) { learn(&position->known, of); }
+void simgpu__order_learn(struct sim_position *position, const struct sim_position *of) {
+    learn(&position->known, of);
+}
 
-void simgpu__order_host_learns(const struct sim_position *of) { learn(&order.host, of); }
+void simgpu__order_host_learns(const struct sim_position *of) {
+    learn(&order.host, of);
+}
 
 void simgpu__order_host_learns_ended(void) {
     for (unsigned i = 1; i < order.n_slots; i++)
@@ -105,11 +111,10 @@ void simgpu__order_start(struct sim_position *position, const struct sim_op *op)
     position->epoch++;
 }
 
-/* ---- signals --------------------------------------------------------------------------------------------------- */
+/* ---- signals ---- */
 
 static void signals_clear(void) {
-    for (size_t i = 0; i < N_SIGNALS; i++)
-        simgpu__clock_drop(order.signals[i].clock);
+    for (size_t i = 0; i < N_SIGNALS; i++) simgpu__clock_drop(order.signals[i].clock);
     memset(order.signals, 0, sizeof order.signals);
 }
 
@@ -123,7 +128,8 @@ static struct signal *signal_find(struct sim_key key) {
     size_t at = hash_of(key);
     for (size_t i = 0; i < N_PROBES; i++) {
         struct signal *signal = &order.signals[(at + i) % N_SIGNALS];
-        if (!signal->in_use || (signal->key.base == key.base && signal->key.offset == key.offset)) return signal;
+        if (!signal->in_use || (signal->key.base == key.base && signal->key.offset == key.offset))
+            return signal;
     }
     return NULL;
 }
@@ -141,7 +147,8 @@ static void signal_put(struct sim_key key, uint32_t value, struct sim_clock *clo
     simgpu__clock_drop(before);
 }
 
-void simgpu__order_write_value(const struct sim_position *position, struct sim_key key, uint32_t value, bool barrier) {
+void simgpu__order_write_value(const struct sim_position *position, struct sim_key key, uint32_t value,
+                               bool barrier) {
     struct sim_clock *clock = NULL;
     if (barrier) learn(&clock, position);
     signal_put(key, value, clock);
@@ -182,7 +189,7 @@ void simgpu_observe(const void *key) {
     sim_unlock();
 }
 
-/* ---- the accesses ---------------------------------------------------------------------------------------------- */
+/* ---- the accesses ---- */
 
 /* One access of an operation, on its way through the maps that it touches. */
 struct visit {
@@ -196,9 +203,10 @@ struct visit {
 static struct simgpu_unordered found; /* since the last reset */
 
 static void describe(char *text, size_t n, const struct sim_note *note, const struct sim_touch *touch) {
-    snprintf(text, n, "%s%s%s%s on stream \"%s\" %s [%#llx, %#llx)", note->name, *note->label ? " (" : "", note->label,
-             *note->label ? ")" : "", note->stream, touch->writes ? "writes" : "reads",
-             (unsigned long long)(touch->base + touch->begin), (unsigned long long)(touch->base + touch->end));
+    snprintf(text, n, "%s%s%s%s on stream \"%s\" %s [%#llx, %#llx)", note->name, *note->label ? " (" : "",
+             note->label, *note->label ? ")" : "", note->stream, touch->writes ? "writes" : "reads",
+             (unsigned long long)(touch->base + touch->begin),
+             (unsigned long long)(touch->base + touch->end));
 }
 
 static void report(const char *what, const char *first, const char *second, const char *advice) {
@@ -214,7 +222,8 @@ static void report_pair(const struct sim_touch *earlier, const struct sim_touch 
     ++*(aliased ? &found.aliases : &found.races);
     describe(first, sizeof first, earlier->note, earlier);
     describe(second, sizeof second, touch->note, touch);
-    report(aliased ? "unordered accesses to the same memory through two addresses" : "unordered accesses to the same memory",
+    report(aliased ? "unordered accesses to the same memory through two addresses"
+                   : "unordered accesses to the same memory",
            first, second, "neither waits for the other; let an event order them");
 }
 
@@ -253,7 +262,8 @@ static void touch_access(struct visit *visit) {
 }
 
 /* One note for all that the operation touches, as it may be hundreds of pages. */
-bool simgpu__order_check(const struct sim_position *position, const struct sim_op *op, const char *stream_name) {
+bool simgpu__order_check(const struct sim_position *position, const struct sim_op *op,
+                         const char *stream_name) {
     if (op->n_accesses == 0 || order.lost) return true;
     struct sim_note *note = calloc(1, sizeof *note);
     if (!note) {

@@ -1,9 +1,9 @@
-/*
- * Physical memory: handles, what they refer to, and sharing it with other processes.
+/* Physical memory: handles, what they refer to, and sharing it with other processes.
  *
- * Memory that nobody may export lies in one memfd per location (one descriptor, however many handles). Memory created
- * with requestedHandleTypes POSIX_FD has a memfd of its own; its descriptor is what is exported, and an importer's
- * handle refers to the same pages. Only memory created here counts against this process's device.
+ * Memory that nobody may export lies in one memfd per location (one descriptor, however many handles). Memory
+ * created with requestedHandleTypes POSIX_FD has a memfd of its own; its descriptor is what is exported, and
+ * an importer's handle refers to the same pages. Only memory created here counts against this process's
+ * device.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -42,7 +42,9 @@ static struct sim_arena host_arena = {.name = "fcdp-simgpu-host"};
 static struct sim_table handles = {.tag = 0x4D};
 static struct sim_phys *shared; /* those with a memfd of their own */
 
-void simgpu__phys_keep(struct sim_phys *phys) { phys->refs++; }
+void simgpu__phys_keep(struct sim_phys *phys) {
+    phys->refs++;
+}
 
 static void give_memory_back(struct sim_phys *phys) {
     if (phys->arena) {
@@ -51,8 +53,7 @@ static void give_memory_back(struct sim_phys *phys) {
     }
     close(phys->fd);
     struct sim_phys **link = &shared;
-    while (*link != phys)
-        link = &(*link)->next_shared;
+    while (*link != phys) link = &(*link)->next_shared;
     *link = phys->next_shared;
 }
 
@@ -64,13 +65,25 @@ void simgpu__phys_drop(struct sim_phys *phys) {
     free(phys);
 }
 
-static void drop_item(void *item) { simgpu__phys_drop(item); }
+static void drop_item(void *item) {
+    simgpu__phys_drop(item);
+}
 
-struct sim_phys *simgpu__phys_of(CUmemGenericAllocationHandle handle) { return simgpu__table_get(&handles, handle); }
-size_t simgpu__phys_bytes(const struct sim_phys *phys) { return phys->bytes; }
-bool simgpu__phys_is_host(const struct sim_phys *phys) { return phys->on_host; }
-struct sim_history **simgpu__phys_history(struct sim_phys *phys) { return &phys->history; }
-size_t simgpu__phys_handles(void) { return handles.n_live; }
+struct sim_phys *simgpu__phys_of(CUmemGenericAllocationHandle handle) {
+    return simgpu__table_get(&handles, handle);
+}
+size_t simgpu__phys_bytes(const struct sim_phys *phys) {
+    return phys->bytes;
+}
+bool simgpu__phys_is_host(const struct sim_phys *phys) {
+    return phys->on_host;
+}
+struct sim_history **simgpu__phys_history(struct sim_phys *phys) {
+    return &phys->history;
+}
+size_t simgpu__phys_handles(void) {
+    return handles.n_live;
+}
 
 /* Maps are dropped before (vspace), so the arenas are empty here. */
 void simgpu__phys_reset(void) {
@@ -85,11 +98,15 @@ bool simgpu__phys_grant(struct sim_phys *phys) {
     return before;
 }
 
-static int fd_of(const struct sim_phys *phys) { return phys->arena ? phys->arena->fd : phys->fd; }
+static int fd_of(const struct sim_phys *phys) {
+    return phys->arena ? phys->arena->fd : phys->fd;
+}
 
-/* Not inherited by a forked child, as device addresses are not; huge pages where the machine has them to give. */
+/* Not inherited by a forked child, as device addresses are not; huge pages
+ * where the machine has them to give. */
 bool simgpu__phys_place(const struct sim_phys *phys, void *address) {
-    void *at = mmap(address, phys->bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd_of(phys), (off_t)phys->offset);
+    void *at = mmap(address, phys->bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd_of(phys),
+                    (off_t)phys->offset);
     if (at == MAP_FAILED) return false;
     madvise(at, phys->bytes, MADV_DONTFORK);
     madvise(at, phys->bytes, MADV_HUGEPAGE);
@@ -143,7 +160,8 @@ static CUresult check_prop(const CUmemAllocationProp *prop) {
     unsigned types = (unsigned)prop->requestedHandleTypes;
     if (types & CU_MEM_HANDLE_TYPE_FABRIC) return CUDA_ERROR_NOT_SUPPORTED; /* needs an IMEX channel */
     if (types & ~(unsigned)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_INVALID_VALUE;
-    if (prop->win32HandleMetaData || prop->allocFlags.gpuDirectRDMACapable > 1) return CUDA_ERROR_INVALID_VALUE;
+    if (prop->win32HandleMetaData || prop->allocFlags.gpuDirectRDMACapable > 1)
+        return CUDA_ERROR_INVALID_VALUE;
     if (prop->allocFlags.compressionType || prop->allocFlags.usage) return CUDA_ERROR_NOT_SUPPORTED;
     switch (prop->location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
@@ -158,7 +176,8 @@ static CUresult check_prop(const CUmemAllocationProp *prop) {
 CUresult cuMemGetAllocationGranularity(size_t *bytes_out, const CUmemAllocationProp *prop,
                                        CUmemAllocationGranularity_flags option) {
     SIM_ENTER(cuMemGetAllocationGranularity);
-    bool known_option = option == CU_MEM_ALLOC_GRANULARITY_MINIMUM || option == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    bool known_option = option == CU_MEM_ALLOC_GRANULARITY_MINIMUM ||
+                        option == CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
     if (!bytes_out || !known_option) return CUDA_ERROR_INVALID_VALUE;
     CUresult result = check_prop(prop);
     if (result != CUDA_SUCCESS) return result;

@@ -22,7 +22,8 @@ static bool parse_capacity(const char *text) {
     unsigned shift = suffix ? 10 * (unsigned)(suffix - suffixes + 1) : 0;
     bool well_formed = digits && (suffix ? end[1] == '\0' : *end == '\0');
     if (!well_formed || value > ((unsigned long long)INT64_MAX >> shift) || (value << shift) < SIM_PAGE_BYTES)
-        return complain("FCDP_SIM_CAPACITY", text, "bytes, at least 2M, with a suffix K, M, G or T, such as 16G");
+        return complain("FCDP_SIM_CAPACITY", text,
+                        "bytes, at least 2M, with a suffix K, M, G or T, such as 16G");
     sim.capacity_bytes = (size_t)(value << shift);
     return true;
 }
@@ -98,9 +99,10 @@ bool simgpu__settings_load(void) {
         sim.link_bytes_per_ns = sim.memory_bytes_per_ns = 0;
         sim.poison = false;
         sim.races = false;
-        sim.settings_valid = apply("FCDP_SIM_CAPACITY", parse_capacity) && apply("FCDP_SIM_PCIE", parse_pcie) &&
-                             apply("FCDP_SIM_FAIL", parse_fail) && apply("FCDP_SIM_POISON", parse_poison) &&
-                             apply("FCDP_SIM_RACES", parse_races) && apply("FCDP_SIM_TIMELINE", begin_timeline);
+        sim.settings_valid = apply("FCDP_SIM_CAPACITY", parse_capacity) &&
+                             apply("FCDP_SIM_PCIE", parse_pcie) && apply("FCDP_SIM_FAIL", parse_fail) &&
+                             apply("FCDP_SIM_POISON", parse_poison) && apply("FCDP_SIM_RACES", parse_races) &&
+                             apply("FCDP_SIM_TIMELINE", begin_timeline);
     }
     bool valid = sim.settings_valid;
     sim_unlock();

@@ -31,14 +31,14 @@ extern "C" {
 
 /* What this process still holds. Nothing leaked: all zero. */
 struct simgpu_live {
-    size_t handles;       /* created or imported, not released */
-    size_t ranges;        /* address reservations */
+    size_t handles; /* created or imported, not released */
+    size_t ranges;  /* address reservations */
     size_t maps;
-    size_t streams;       /* without the null stream */
+    size_t streams; /* without the null stream */
     size_t events;
     size_t registrations; /* of host memory */
     size_t modules;
-    size_t device_bytes;  /* physical device memory created here that a handle or a map keeps alive */
+    size_t device_bytes; /* physical device memory created here that a handle or a map keeps alive */
 };
 
 /* Back to the state before cuInit: pending work is dropped, everything is freed, counts and faults are
@@ -47,8 +47,8 @@ SIMGPU_API void simgpu_reset(void);
 
 SIMGPU_API void simgpu_set_capacity(size_t bytes);
 SIMGPU_API void simgpu_set_pcie(double gigabytes_per_s); /* 0: unlimited */
-/* Of copies within the device, and fills, each on its own. 0, at first: they end when they are done, which is then not a
- * modelled time but one of this machine's. */
+/* Of copies within the device, and fills, each on its own. 0, at first: they end when they are done, which is
+ * then not a modelled time but one of this machine's. */
 SIMGPU_API void simgpu_set_memory(double gigabytes_per_s);
 
 /* The n-th call from now (1: the next) of `entry` fails with `code` and has no other effect; then the fault
@@ -65,11 +65,11 @@ SIMGPU_API void simgpu_calls_reset(void); /* an armed fault stays armed */
 SIMGPU_API const char *simgpu_entry_name(unsigned i);
 
 /* A stream's graph capture begins (1) or ends (0), in CUDA's global mode: until it ends, no thread may wait
- * for a stream, an event or the device, nor ask about one, but in relaxed mode (cuThreadExchangeStreamCaptureMode). Such a call fails with
- * CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and invalidates every capture, as does, with
- * CUDA_ERROR_STREAM_CAPTURE_ISOLATION, a wait of the stream for an event that was recorded outside of a capture. What
- * is put on the stream meanwhile runs at once; there is no graph. Returns 0; 1: it had been invalidated; -1: no such stream, or not
- * capturing. */
+ * for a stream, an event or the device, nor ask about one, but in relaxed mode
+ * (cuThreadExchangeStreamCaptureMode). Such a call fails with CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED and
+ * invalidates every capture, as does, with CUDA_ERROR_STREAM_CAPTURE_ISOLATION, a wait of the stream for an
+ * event that was recorded outside of a capture. What is put on the stream meanwhile runs at once; there is no
+ * graph. Returns 0; 1: it had been invalidated; -1: no such stream, or not capturing. */
 SIMGPU_API int simgpu_capture(void *stream, int begins);
 
 SIMGPU_API void simgpu_live(struct simgpu_live *live_out);
@@ -80,14 +80,16 @@ SIMGPU_API void simgpu_live(struct simgpu_live *live_out);
  * memory that is not registered, cuMemHostUnregister, and the last cuDevicePrimaryCtxRelease. Each is
  * counted, whether or not there was anything to wait for; calls that are refused are not. */
 struct simgpu_blocking {
-    int thread;          /* the kernel's id of it (gettid); 0: no longer known, there were too many rows */
+    int thread; /* the kernel's id of it (gettid); 0: no longer known, there were too many rows */
     const char *entry;
-    char label[48];      /* the thread's, see simgpu_annotate */
-    char site[512];      /* who called: "function (file) < its caller < ...", or file+offset */
+    char label[48]; /* the thread's, see simgpu_annotate */
+    char site[512]; /* who called: "function (file) < its caller < ...", or file+offset */
     unsigned long calls;
     unsigned long waits; /* of the calls, those that found something to wait for */
-    unsigned long spins; /* of the calls, those in which CUDA may keep a core busy until the end, as the context's flags say:
-                            cuStreamSynchronize, and cuEventSynchronize of an event without CU_EVENT_BLOCKING_SYNC */
+    /* of the calls, those in which CUDA may keep a core busy until the end, as the context's flags say:
+     *                             cuStreamSynchronize, and cuEventSynchronize of an event without
+     * CU_EVENT_BLOCKING_SYNC */
+    unsigned long spins;
     uint64_t wait_ns;
     uint64_t longest_ns;
 };
@@ -111,9 +113,10 @@ SIMGPU_API int simgpu_stream_name(void *stream, const char *text);
 /* Writes what happens from now on to a file as a Chrome trace, which chrome://tracing and Perfetto open: a
  * row per stream with its operations (and its waits, where it waited), a row per thread with the calls in
  * which it waited. "%p" in the path is the process's id. A timeline that was on ends first, as it does when
- * the process exits; a reset does not end it. What has a modelled end has "ready_us", the modelled time from when it could
- * run, and "modelled_us", how long it then took. Times are the monotonic clock's in microseconds, so that files
- * of several processes fit together: tools/simgpu/merge_timelines.py. Returns 0, or -1 with errno. */
+ * the process exits; a reset does not end it. What has a modelled end has "ready_us", the modelled time from
+ * when it could run, and "modelled_us", how long it then took. Times are the monotonic clock's in
+ * microseconds, so that files of several processes fit together: tools/simgpu/merge_timelines.py. Returns 0,
+ * or -1 with errno. */
 SIMGPU_API int simgpu_timeline_begin(const char *path);
 SIMGPU_API void simgpu_timeline_end(void);
 
@@ -129,8 +132,8 @@ struct simgpu_access {
 };
 
 struct simgpu_kernel {
-    const char *name;      /* for reports and the timeline, copied, up to 47 bytes; NULL: "kernel" */
-    uint64_t duration_ns;  /* the stream is held for so long from when the kernel could start */
+    const char *name;     /* for reports and the timeline, copied, up to 47 bytes; NULL: "kernel" */
+    uint64_t duration_ns; /* the stream is held for so long from when the kernel could start */
     unsigned n_accesses;
     struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
     void (*body)(void *data); /* NULL, or what it computes, on the stream's thread; must not call CUDA */
@@ -161,7 +164,8 @@ SIMGPU_API void simgpu_end_at(uint64_t end_ns);
  * kernel has one parameter, the address of an array of tasks in registered host memory, one for each block. A
  * task begins with the address and the number of bytes (two times 8 bytes) that its block reads; and a block
  * writes nothing but its task. Both are checked as for simgpu_launch. The device reads a task when its block
- * runs: if it begins otherwise then than at the launch, a line on stderr says so and the sticky error is 700. */
+ * runs: if it begins otherwise then than at the launch, a line on stderr says so and the sticky error is
+ * 700. */
 struct simgpu_module {
     const char *image;       /* the text that cuModuleLoadData takes; any other is refused with 209 */
     const char *entry;       /* the kernel's name, which the image has behind ".entry" */
@@ -192,8 +196,8 @@ struct simgpu_unordered {
 SIMGPU_API void simgpu_unordered(struct simgpu_unordered *unordered_out);
 
 /* What the caller knows to be over, a thread of the program or a host function, is known behind a later
- * simgpu_observe of the same key (any address): for threads and host functions that tell each other things by means
- * of their own. A cuStreamWriteValue32 signals the word's address, for who sees the word change. */
+ * simgpu_observe of the same key (any address): for threads and host functions that tell each other things by
+ * means of their own. A cuStreamWriteValue32 signals the word's address, for who sees the word change. */
 SIMGPU_API void simgpu_signal(const void *key);
 SIMGPU_API void simgpu_observe(const void *key);
 

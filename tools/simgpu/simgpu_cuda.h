@@ -1,7 +1,6 @@
-/*
- * The part of CUDA's driver ABI that the simulated GPU exports: types, values and symbol names as in CUDA 13.0.
- * A plain machine has no cuda.h, so they are declared here; where cuda.h was included first, only the prototypes remain
- * and the compiler compares them with NVIDIA's (tests/simgpu/abi_theirs.c does that).
+/* The part of CUDA's driver ABI that the simulated GPU exports: types, values and symbol names as in CUDA
+ * 13.0. A plain machine has no cuda.h, so they are declared here; where cuda.h was included first, only the
+ * prototypes remain and the compiler compares them with NVIDIA's (tests/simgpu/abi_theirs.c does that).
  */
 #ifndef FCDP_SIMGPU_CUDA_H
 #define FCDP_SIMGPU_CUDA_H
@@ -213,7 +212,8 @@ SIMGPU_API CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes);
 SIMGPU_API CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
                              CUmemGenericAllocationHandle handle, unsigned long long flags);
 SIMGPU_API CUresult cuMemUnmap(CUdeviceptr address, size_t bytes);
-SIMGPU_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *descs, size_t n_descs);
+SIMGPU_API CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc *descs,
+                                   size_t n_descs);
 SIMGPU_API CUresult cuMemGetAccess(unsigned long long *flags_out, const CUmemLocation *location,
                                    CUdeviceptr address);
 
@@ -251,9 +251,10 @@ SIMGPU_API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address_out, void 
 SIMGPU_API CUresult cuModuleLoadData(CUmodule *module_out, const void *image);
 SIMGPU_API CUresult cuModuleUnload(CUmodule module);
 SIMGPU_API CUresult cuModuleGetFunction(CUfunction *function_out, CUmodule module, const char *name);
-SIMGPU_API CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
-                                   unsigned int shared_bytes, CUstream stream, void **parameters, void **extra);
+SIMGPU_API CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
+                                   unsigned int grid_z, unsigned int block_x, unsigned int block_y,
+                                   unsigned int block_z, unsigned int shared_bytes, CUstream stream,
+                                   void **parameters, void **extra);
 
 #ifdef __cplusplus
 }

@@ -1,18 +1,19 @@
-/*
- * Streams: queues in order, each drained by a thread of its own that starts with the first work that cannot be done on
- * the spot.
+/* Streams: queues in order, each drained by a thread of its own that starts with the first work that cannot
+ * be done on the spot.
  *
- * The null stream (0, or CU_STREAM_LEGACY) orders itself against every stream without CU_STREAM_NON_BLOCKING, both ways:
- * its work waits for all their earlier work, and their later work waits for it. Since operations are numbered across
- * streams, both are a look at the queues' heads. CU_STREAM_PER_THREAD is refused.
+ * The null stream (0, or CU_STREAM_LEGACY) orders itself against every stream without CU_STREAM_NON_BLOCKING,
+ * both ways: its work waits for all their earlier work, and their later work waits for it. Since operations
+ * are numbered across streams, both are a look at the queues' heads. CU_STREAM_PER_THREAD is refused.
  *
- * Once the sticky error is set, queued work is dropped: points still become done, so that nobody waits for ever.
+ * Once the sticky error is set, queued work is dropped: points still become done, so that nobody waits for
+ * ever.
  *
- * Time: a kernel, and a copy over a link of a set rate, has a modelled end, and the next operation counts as ready from
- * then, not from when a thread of this machine woke up. So late wake-ups do not add up along a stream or from stream
- * to stream, while nothing ever ends before its modelled time. What takes no set time ends when it is done. Who writes a
- * value may be another process, whose modelled time is not known: a value that is there when the stream comes to wait for
- * it counts as there all along, and one that comes later as written when it was seen.
+ * Time: a kernel, and a copy over a link of a set rate, has a modelled end, and the next operation counts as
+ * ready from then, not from when a thread of this machine woke up. So late wake-ups do not add up along a
+ * stream or from stream to stream, while nothing ever ends before its modelled time. What takes no set time
+ * ends when it is done. Who writes a value may be another process, whose modelled time is not known: a value
+ * that is there when the stream comes to wait for it counts as there all along, and one that comes later as
+ * written when it was seen.
  */
 #include <errno.h>
 #include <signal.h>
@@ -33,7 +34,7 @@ struct sim_stream {
     pthread_cond_t work; /* the queue got an operation, or closing is set */
     bool non_blocking;
     bool has_worker;
-    bool closing; /* destroyed: the worker ends when the queue is empty */
+    bool closing;     /* destroyed: the worker ends when the queue is empty */
     uint64_t free_ns; /* the modelled end of what it did last */
     struct sim_position position;
     char name[SIM_TEXT_BYTES];
@@ -51,14 +52,16 @@ static unsigned n_rows;    /* ever */
 static _Thread_local struct sim_stream *working; /* the stream that this thread works for */
 static uint64_t last_seq;
 
-size_t simgpu__stream_count(void) { return stream_table.n_live; }
+size_t simgpu__stream_count(void) {
+    return stream_table.n_live;
+}
 
 struct sim_stream *simgpu__stream_of(CUstream stream) {
     if (!stream || stream == CU_STREAM_LEGACY) return &null_stream;
     return simgpu__table_get(&stream_table, (uintptr_t)stream);
 }
 
-/* ---- points ---------------------------------------------------------------------------------------------------- */
+/* ---- points ---- */
 
 struct sim_point *simgpu__point_new(void) {
     struct sim_point *point = calloc(1, sizeof *point);
@@ -75,15 +78,16 @@ void simgpu__point_drop(struct sim_point *point) {
 CUresult simgpu__point_wait(struct sim_point *point) {
     point->refs++;
     if (!point->done) simgpu__block_waits();
-    while (!point->done)
-        pthread_cond_wait(&sim.progress, &sim.lock);
+    while (!point->done) pthread_cond_wait(&sim.progress, &sim.lock);
     simgpu__point_drop(point);
     return (CUresult)atomic_load(&sim.sticky);
 }
 
-/* ---- when an operation may start ------------------------------------------------------------------------------- */
+/* ---- when an operation may start ---- */
 
-bool simgpu__work_is_dropped(void) { return atomic_load(&sim.stopping) || atomic_load(&sim.sticky) != CUDA_SUCCESS; }
+bool simgpu__work_is_dropped(void) {
+    return atomic_load(&sim.stopping) || atomic_load(&sim.sticky) != CUDA_SUCCESS;
+}
 
 static bool has_work_before(const struct sim_stream *stream, uint64_t seq) {
     return stream->head && stream->head->seq < seq;
@@ -104,8 +108,9 @@ static bool may_start(const struct sim_stream *stream, const struct sim_op *op) 
     return true;
 }
 
-/* A value in memory can be written by anything, without a word: it is looked at again and again. (A condition variable would be waited on by
- * the clock of the day, which can be set: glibc has another choice from 2.30 on, and the wheel asks for 2.28.) */
+/* A value in memory can be written by anything, without a word: it is looked at again and again. (A condition
+ * variable would be waited on by the clock of the day, which can be set: glibc has another choice from 2.30
+ * on, and the wheel asks for 2.28.) */
 static void wait_for_turn(const struct sim_op *op) {
     if (op->work != SIM_WAIT_VALUE) {
         pthread_cond_wait(&sim.progress, &sim.lock);
@@ -117,7 +122,7 @@ static void wait_for_turn(const struct sim_op *op) {
     sim_lock();
 }
 
-/* ---- the worker ------------------------------------------------------------------------------------------------ */
+/* ---- the worker ---- */
 
 static void op_destroy(struct sim_op *op) {
     simgpu__point_drop(op->waits_for);
@@ -127,10 +132,12 @@ static void op_destroy(struct sim_op *op) {
     free(op);
 }
 
-static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static uint64_t later(uint64_t a, uint64_t b) {
+    return a > b ? a : b;
+}
 
-/* The modelled time from when the operation could run: after what is before it on its stream, what it waits for, and
- * what the null stream's order puts before it. */
+/* The modelled time from when the operation could run: after what is before it on its stream, what it waits
+ * for, and what the null stream's order puts before it. */
 static uint64_t ready_ns(const struct sim_stream *stream, const struct sim_op *op) {
     if (op->work == SIM_WAIT_VALUE && op->waited) return simgpu__now_ns();
     uint64_t ready = later(stream->free_ns, op->enqueued_ns);
@@ -143,10 +150,12 @@ static uint64_t ready_ns(const struct sim_stream *stream, const struct sim_op *o
 }
 
 static bool takes_no_time(const struct sim_op *op) {
-    return op->work == SIM_POINT || op->work == SIM_WAIT_POINT || op->work == SIM_WAIT_VALUE || op->work == SIM_WRITE_VALUE;
+    return op->work == SIM_POINT || op->work == SIM_WAIT_POINT || op->work == SIM_WAIT_VALUE ||
+           op->work == SIM_WRITE_VALUE;
 }
 
-/* What the null stream's order puts before an operation of this stream is over: it is what those streams did so far. */
+/* What the null stream's order puts before an operation of this stream is over:
+ * it is what those streams did so far. */
 static void join_implicit(struct sim_stream *stream) {
     if (stream->non_blocking) return;
     if (stream != &null_stream) simgpu__order_learn(&stream->position, &null_stream.position);
@@ -154,7 +163,8 @@ static void join_implicit(struct sim_stream *stream) {
         if (!other->non_blocking) simgpu__order_learn(&stream->position, &other->position);
 }
 
-/* A value is written and its order noted in one go under the lock, so that who sees the value knows whose it is. */
+/* A value is written and its order noted in one go under the lock, so that
+ * who sees the value knows whose it is. */
 static void order_value(struct sim_stream *stream, const struct sim_op *op) {
     if (op->work == SIM_WRITE_VALUE) {
         bool barrier = !(op->flags & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
@@ -166,8 +176,8 @@ static void order_value(struct sim_stream *stream, const struct sim_op *op) {
     }
 }
 
-/* The operation's turn has come: its order is settled, and its end is known where it is a matter of rates. False: it
- * touches what something else touches that is not ordered with it. */
+/* The operation's turn has come: its order is settled, and its end is known where it is a matter of rates.
+ * False: it touches what something else touches that is not ordered with it. */
 static bool op_start(struct sim_stream *stream, struct sim_op *op) {
     join_implicit(stream);
     simgpu__order_start(&stream->position, op);
@@ -204,7 +214,8 @@ static void run_head(struct sim_stream *stream) {
     if (!simgpu__work_is_dropped() && (!simgpu__work_is_legal(op) || !op_start(stream, op)))
         simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
     if (!simgpu__work_is_dropped()) {
-        if (!takes_no_time(op)) begin_ns = simgpu__now_ns(); /* it runs from here; what only waits has waited */
+        /* it runs from here; what only waits has waited */
+        if (!takes_no_time(op)) begin_ns = simgpu__now_ns();
         op->running = true;
         sim_unlock();
         simgpu__work_perform(op);
@@ -221,8 +232,7 @@ static void run_head(struct sim_stream *stream) {
 
 static void stream_free(struct sim_stream *stream) {
     struct sim_stream **link = &streams;
-    while (*link != stream)
-        link = &(*link)->next;
+    while (*link != stream) link = &(*link)->next;
     *link = stream->next;
     simgpu__order_end(&stream->position);
     pthread_cond_destroy(&stream->work);
@@ -231,11 +241,11 @@ static void stream_free(struct sim_stream *stream) {
 
 static void *stream_worker(void *argument) {
     struct sim_stream *stream = working = argument;
-    prctl(PR_SET_TIMERSLACK, 1UL); /* of nanoseconds, where 50 microseconds are usual: modelled ends are slept for */
+    /* of nanoseconds, where 50 microseconds are usual: modelled ends are slept for */
+    prctl(PR_SET_TIMERSLACK, 1UL);
     sim_lock();
     for (;;) {
-        while (!stream->head && !stream->closing)
-            pthread_cond_wait(&stream->work, &sim.lock);
+        while (!stream->head && !stream->closing) pthread_cond_wait(&stream->work, &sim.lock);
         if (!stream->head) break;
         run_head(stream);
     }
@@ -300,7 +310,7 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
     return CUDA_SUCCESS;
 }
 
-/* ---- who uses memory ------------------------------------------------------------------------------------------- */
+/* ---- who uses memory ---- */
 
 static bool overlaps(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
     return a < b + b_bytes && b < a + a_bytes;
@@ -360,21 +370,24 @@ void simgpu__stream_host_learns(const struct sim_stream *stream) {
 
 void simgpu__stream_host_learns_all(void) {
     learn_of(&null_stream);
-    for (const struct sim_stream *stream = streams; stream; stream = stream->next)
-        learn_of(stream);
+    for (const struct sim_stream *stream = streams; stream; stream = stream->next) learn_of(stream);
     simgpu__order_host_learns_ended();
 }
 
 /* The running operation is its worker's alone. */
-uint64_t simgpu_ready_ns(void) { return working && working->head ? working->head->ready_ns : 0; }
+uint64_t simgpu_ready_ns(void) {
+    return working && working->head ? working->head->ready_ns : 0;
+}
 
 void simgpu_end_at(uint64_t end_ns) {
     if (working && working->head) working->head->finish_ns = end_ns;
 }
 
-struct sim_position *simgpu__stream_position(void) { return working ? &working->position : NULL; }
+struct sim_position *simgpu__stream_position(void) {
+    return working ? &working->position : NULL;
+}
 
-/* ---- entry points ---------------------------------------------------------------------------------------------- */
+/* ---- entry points ---- */
 
 static CUresult stream_create(CUstream *stream_out, unsigned int flags) {
     if (!stream_out || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING)) return CUDA_ERROR_INVALID_VALUE;
@@ -437,8 +450,7 @@ void simgpu__stream_reset(void) {
     null_stream.closing = true;
     pthread_cond_signal(&null_stream.work);
     pthread_cond_broadcast(&sim.progress);
-    while (n_workers > 0)
-        pthread_cond_wait(&sim.progress, &sim.lock);
+    while (n_workers > 0) pthread_cond_wait(&sim.progress, &sim.lock);
     null_stream.closing = false;
     simgpu__text_set(null_stream.name, "null stream");
     null_stream.named_in = n_created = 0;
@@ -491,11 +503,14 @@ void simgpu__captures_invalidate(void) {
     sim_unlock();
 }
 
-bool simgpu__stream_captures(const struct sim_stream *stream) { return stream->capture != CU_STREAM_CAPTURE_STATUS_NONE; }
+bool simgpu__stream_captures(const struct sim_stream *stream) {
+    return stream->capture != CU_STREAM_CAPTURE_STATUS_NONE;
+}
 
 int simgpu_capture(void *stream, int begins) {
     sim_lock();
-    struct sim_stream *of = stream ? simgpu__stream_of(stream) : NULL; /* the legacy stream cannot be captured */
+    /* the legacy stream cannot be captured */
+    struct sim_stream *of = stream ? simgpu__stream_of(stream) : NULL;
     int result = !of || of == &null_stream || !of->capture == !begins ? -1 : 0;
     if (result == 0) {
         result = of->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED;

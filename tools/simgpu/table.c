@@ -1,13 +1,17 @@
-/*
- * Ids instead of pointers, as handles for callers: tag | generation | slot | 0000. A slot's generation grows with every reuse,
- * so a handle that was destroyed, or that belongs to another table, is recognised and never dereferenced. The last bits are zero, as a
- * pointer's are: PyTorch tells streams by them.
+/* Ids instead of pointers, as handles for callers: tag | generation | slot | 0000. A slot's generation
+ * grows with every reuse, so a handle that was destroyed, or that belongs to another table, is recognised
+ * and never dereferenced. The last bits are zero, as a pointer's are: PyTorch tells streams by them.
  */
 #include <stdlib.h>
 
 #include "tools/simgpu/internal.h"
 
-enum { ZERO_BITS = 4, SLOT_BITS = 24, GENERATION_BITS = 28, TAG_AT = ZERO_BITS + SLOT_BITS + GENERATION_BITS };
+enum {
+    ZERO_BITS = 4,
+    SLOT_BITS = 24,
+    GENERATION_BITS = 28,
+    TAG_AT = ZERO_BITS + SLOT_BITS + GENERATION_BITS
+};
 #define SLOT_MASK (((uint64_t)1 << SLOT_BITS) - 1)
 #define GENERATION_MASK (((uint64_t)1 << GENERATION_BITS) - 1)
 

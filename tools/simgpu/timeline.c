@@ -36,7 +36,7 @@ bool simgpu__timeline_is_on(void) {
     return pid && pid == getpid();
 }
 
-/* ---- writing; under the timeline's lock ------------------------------------------------------------------------- */
+/* ---- writing; under the timeline's lock ---- */
 
 static void flush(void) {
     for (size_t done = 0; done < timeline.n;) {
@@ -60,7 +60,10 @@ __attribute__((format(printf, 1, 2))) static void put(const char *format, ...) {
 static void put_text(const char *text) {
     put("\"");
     for (; *text; text++)
-        put((unsigned char)*text < 0x20 ? "\\u%04x" : *text == '"' || *text == '\\' ? "\\%c" : "%c", (unsigned char)*text);
+        put((unsigned char)*text < 0x20     ? "\\u%04x"
+            : *text == '"' || *text == '\\' ? "\\%c"
+                                            : "%c",
+            (unsigned char)*text);
     put("\"");
 }
 
@@ -100,12 +103,11 @@ static void end_locked(void) {
     atomic_store(&timeline.pid, 0);
 }
 
-/* ---- what happened ---------------------------------------------------------------------------------------------- */
+/* ---- what happened ---- */
 
 static size_t bytes_of(const struct sim_op *op) {
     size_t bytes = op->bytes;
-    for (unsigned i = 0; !op->bytes && i < op->n_accesses; i++)
-        bytes += op->accesses[i].bytes;
+    for (unsigned i = 0; !op->bytes && i < op->n_accesses; i++) bytes += op->accesses[i].bytes;
     return bytes;
 }
 
@@ -120,9 +122,12 @@ void simgpu__timeline_op(const struct sim_op *op, uint64_t begin_ns, unsigned st
         if (*named != timeline.generation) put_name("thread_name", row, stream_name);
         *named = timeline.generation;
         bool is_kernel = op->work == SIM_KERNEL;
-        put_event(is_kernel || !*op->label ? kind : op->label, is_kernel ? "kernel" : kind, row, begin_ns, end_ns);
+        put_event(is_kernel || !*op->label ? kind : op->label, is_kernel ? "kernel" : kind, row, begin_ns,
+                  end_ns);
         put("\"bytes\":%zu", bytes_of(op));
-        if (op->finish_ns) put(",\"ready_us\":%.3f,\"modelled_us\":%.3f", (double)op->ready_ns / 1e3, (double)(op->finish_ns - op->ready_ns) / 1e3);
+        if (op->finish_ns)
+            put(",\"ready_us\":%.3f,\"modelled_us\":%.3f", (double)op->ready_ns / 1e3,
+                (double)(op->finish_ns - op->ready_ns) / 1e3);
         put_label(op->label);
         put("}}");
         event_done(end_ns);
@@ -149,7 +154,7 @@ void simgpu__timeline_wait(const char *entry, const char *label, uint64_t begin_
     pthread_mutex_unlock(&timeline.lock);
 }
 
-/* ---- on and off ------------------------------------------------------------------------------------------------- */
+/* ---- on and off ---- */
 
 static bool expand(char *path, size_t n, const char *pattern) {
     size_t at = 0;
@@ -180,8 +185,9 @@ int simgpu__timeline_open(const char *pattern) {
         timeline.fd = fd;
         timeline.n = 0; /* in a child that was forked meanwhile: its parent's */
         timeline.generation++;
-        put("[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"process %d\"}}", getpid(),
-            getpid());
+        put("[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"args\":{\"name\":\"process "
+            "%d\"}}",
+            getpid(), getpid());
         flush();
         atomic_store(&timeline.pid, getpid());
     }
@@ -205,4 +211,6 @@ void simgpu_timeline_end(void) {
     pthread_mutex_unlock(&timeline.lock);
 }
 
-__attribute__((destructor)) static void at_exit(void) { simgpu_timeline_end(); }
+__attribute__((destructor)) static void at_exit(void) {
+    simgpu_timeline_end();
+}

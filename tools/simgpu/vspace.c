@@ -1,8 +1,7 @@
-/*
- * Virtual addresses: reservations, maps and access, with CUDA's rules enforced and not forgiven.
+/* Virtual addresses: reservations, maps and access, with CUDA's rules enforced and not forgiven.
  *
- * A reservation is a PROT_NONE mmap; a map puts a handle's memfd range over it; SetAccess is an mprotect. So what CUDA
- * would fault on faults here too, with the CPU's threads in the part of the GPU's.
+ * A reservation is a PROT_NONE mmap; a map puts a handle's memfd range over it; SetAccess is an mprotect. So
+ * what CUDA would fault on faults here too, with the CPU's threads in the part of the GPU's.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -76,7 +75,8 @@ struct cover {
 static struct cover cover_of(struct range *range, uintptr_t address, size_t bytes) {
     size_t first = map_index(range, address), i = first;
     uintptr_t reached = address, end = address + bytes;
-    struct cover cover = {.maps = range->maps ? range->maps + first : NULL, .is_full = true, .is_whole = true};
+    struct cover cover = {
+        .maps = range->maps ? range->maps + first : NULL, .is_full = true, .is_whole = true};
     for (; i < range->n_maps && range->maps[i].address < end; i++) {
         const struct map *map = &range->maps[i];
         if (map->address > reached) cover.is_full = false;
@@ -88,7 +88,7 @@ static struct cover cover_of(struct range *range, uintptr_t address, size_t byte
     return cover;
 }
 
-/* ---- questions of the other files ------------------------------------------------------------------------------ */
+/* ---- questions of the other files ---- */
 
 enum sim_place simgpu__vspace_place(uintptr_t address, size_t bytes) {
     size_t i = range_index(address);
@@ -124,7 +124,8 @@ void simgpu__vspace_visit(uintptr_t address, size_t bytes, sim_visit *visit, voi
         uintptr_t begin = address > map->address ? address : map->address;
         uintptr_t end = address + bytes, map_end = map->address + map->bytes;
         if (end > map_end) end = map_end;
-        if (!visit(context, simgpu__phys_history(map->phys), begin - map->address, end - begin, map->address)) return;
+        if (!visit(context, simgpu__phys_history(map->phys), begin - map->address, end - begin, map->address))
+            return;
     }
 }
 
@@ -140,7 +141,7 @@ void simgpu__vspace_count(size_t *n_ranges_out, size_t *n_maps_out) {
     *n_maps_out = n_maps_total;
 }
 
-/* ---- reservations ---------------------------------------------------------------------------------------------- */
+/* ---- reservations ---- */
 
 static void *reserve_pages(size_t bytes, size_t alignment, uintptr_t hint) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
@@ -172,7 +173,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *address_out, size_t bytes, size_t alig
                              unsigned long long flags) {
     SIM_ENTER(cuMemAddressReserve);
     size_t host_page = (size_t)sysconf(_SC_PAGESIZE);
-    if (!address_out || flags || bytes == 0 || bytes % host_page || hint % host_page) return CUDA_ERROR_INVALID_VALUE;
+    if (!address_out || flags || bytes == 0 || bytes % host_page || hint % host_page)
+        return CUDA_ERROR_INVALID_VALUE;
     if (alignment & (alignment - 1)) return CUDA_ERROR_INVALID_VALUE;
     if (alignment < SIM_PAGE_BYTES) alignment = SIM_PAGE_BYTES;
     sim_lock();
@@ -212,8 +214,7 @@ CUresult cuMemAddressFree(CUdeviceptr address, size_t bytes) {
 
 void simgpu__vspace_reset(void) {
     for (size_t i = 0; i < n_ranges; i++) {
-        for (size_t k = 0; k < ranges[i]->n_maps; k++)
-            simgpu__phys_drop(ranges[i]->maps[k].phys);
+        for (size_t k = 0; k < ranges[i]->n_maps; k++) simgpu__phys_drop(ranges[i]->maps[k].phys);
         range_destroy(ranges[i]);
     }
     free(ranges);
@@ -221,7 +222,7 @@ void simgpu__vspace_reset(void) {
     n_ranges = n_ranges_capacity = n_maps_total = 0;
 }
 
-/* ---- maps ------------------------------------------------------------------------------------------------------ */
+/* ---- maps ---- */
 
 static bool maps_grow(struct range *range) {
     if (range->n_maps < range->n_maps_capacity) return true;
@@ -259,11 +260,13 @@ CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGeneric
 
 static bool is_known_to_be_over(const struct cover *cover) {
     for (size_t i = 0; i < cover->n; i++)
-        if (!simgpu__order_check_unmap(*simgpu__phys_history(cover->maps[i].phys), cover->maps[i].address)) return false;
+        if (!simgpu__order_check_unmap(*simgpu__phys_history(cover->maps[i].phys), cover->maps[i].address))
+            return false;
     return true;
 }
 
-/* Work that is queued or runs on the memory makes this an illegal access, after which nothing is unmapped any more. */
+/* Work that is queued or runs on the memory makes this an illegal access, after
+ * which nothing is unmapped any more. */
 static CUresult unmap_locked(uintptr_t address, size_t bytes) {
     struct range *range = range_around(address, bytes);
     struct cover cover = range ? cover_of(range, address, bytes) : (struct cover){0};
@@ -296,7 +299,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t bytes) {
     return sim_unlock_with(unmap_locked(address, bytes));
 }
 
-/* ---- access ---------------------------------------------------------------------------------------------------- */
+/* ---- access ---- */
 
 static bool is_host_location(CUmemLocationType type) {
     return type == CU_MEM_LOCATION_TYPE_HOST || type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
@@ -316,16 +319,16 @@ static CUresult check_desc(const CUmemAccessDesc *desc, const struct cover *cove
 
 /* The CPU plays the device and itself, so a page allows what either of them may do. */
 static int protection_of(unsigned access) {
-    if (access & (CU_MEM_ACCESS_FLAGS_PROT_READWRITE & ~CU_MEM_ACCESS_FLAGS_PROT_READ)) return PROT_READ | PROT_WRITE;
+    if (access & (CU_MEM_ACCESS_FLAGS_PROT_READWRITE & ~CU_MEM_ACCESS_FLAGS_PROT_READ))
+        return PROT_READ | PROT_WRITE;
     return access ? PROT_READ : PROT_NONE;
 }
 
-/* Memory that was in use before is entered into the page table here, as a driver does: a read at every 64 KiB makes the
- * kernel map what is around it, where faults at the first write come page by page (measured: 140 against 1100
- * microseconds per 2 MiB). Untouched memory stays sparse. */
+/* Memory that was in use before is entered into the page table here, as a driver does: a read at every 64 KiB
+ * makes the kernel map what is around it, where faults at the first write come page by page (measured: 140
+ * against 1100 microseconds per 2 MiB). Untouched memory stays sparse. */
 static void enter_pages(const struct map *map) {
-    for (size_t at = 0; at < map->bytes; at += 65536)
-        (void)*(volatile const char *)(map->address + at);
+    for (size_t at = 0; at < map->bytes; at += 65536) (void)*(volatile const char *)(map->address + at);
 }
 
 static void note_grant(const struct map *map, unsigned access_before) {
@@ -347,7 +350,8 @@ static unsigned host_access_after(const struct map *map, const struct grant *gra
     return grant->sets_host ? grant->host : map->host_access;
 }
 
-/* One mprotect per run of maps that end up alike, since neighbours with equal protection merge in the kernel. */
+/* One mprotect per run of maps that end up alike, since neighbours with
+ * equal protection merge in the kernel. */
 static bool protect(const struct cover *cover, const struct grant *grant) {
     for (size_t i = 0; i < cover->n;) {
         uintptr_t begin = cover->maps[i].address, end = begin;
@@ -412,7 +416,8 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc
     if (!cover.is_whole) return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
     struct grant grant;
     CUresult result = read_descs(&cover, descs, n_descs, &grant);
-    return sim_unlock_with(result == CUDA_SUCCESS ? set_access_locked(&cover, address, bytes, &grant) : result);
+    return sim_unlock_with(result == CUDA_SUCCESS ? set_access_locked(&cover, address, bytes, &grant)
+                                                  : result);
 }
 
 CUresult cuMemGetAccess(unsigned long long *flags_out, const CUmemLocation *location, CUdeviceptr address) {

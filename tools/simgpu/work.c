@@ -21,12 +21,13 @@ static bool is_accessible(uintptr_t address, size_t bytes, bool write) {
 
 bool simgpu__work_is_legal(const struct sim_op *op) {
     for (unsigned i = 0; i < op->n_accesses; i++)
-        if (!is_accessible(op->accesses[i].address, op->accesses[i].bytes, op->accesses[i].writes)) return false;
+        if (!is_accessible(op->accesses[i].address, op->accesses[i].bytes, op->accesses[i].writes))
+            return false;
     return true;
 }
 
-/* Pairs with whatever store, of any thread or process, made the value; acquire, so that what was written before it is
- * seen by the operations behind the wait. */
+/* Pairs with whatever store, of any thread or process, made the value; acquire, so that what was written
+ * before it is seen by the operations behind the wait. */
 bool simgpu__work_value_reached(const struct sim_op *op) {
     uint32_t now = __atomic_load_n((const uint32_t *)op->src, __ATOMIC_ACQUIRE);
     switch (op->flags) {
@@ -40,7 +41,9 @@ bool simgpu__work_value_reached(const struct sim_op *op) {
 const char *simgpu__op_name(const struct sim_op *op) {
     switch (op->work) {
     case SIM_COPY:
-        return op->link == SIM_LINK_TO_DEVICE ? "copy to device" : op->link == SIM_LINK_TO_HOST ? "copy to host" : "copy";
+        return op->link == SIM_LINK_TO_DEVICE ? "copy to device"
+               : op->link == SIM_LINK_TO_HOST ? "copy to host"
+                                              : "copy";
     case SIM_FILL: return "fill";
     case SIM_POINT: return "event";
     case SIM_WAIT_POINT: return "wait for event";
@@ -60,7 +63,9 @@ uint64_t simgpu__now_ns(void) {
 
 static uint64_t memory_end(const struct sim_op *op) {
     if (op->work != SIM_COPY && op->work != SIM_FILL) return 0;
-    return sim.memory_bytes_per_ns > 0 ? op->ready_ns + (uint64_t)((double)op->bytes / sim.memory_bytes_per_ns) : 0;
+    return sim.memory_bytes_per_ns > 0
+               ? op->ready_ns + (uint64_t)((double)op->bytes / sim.memory_bytes_per_ns)
+               : 0;
 }
 
 /* Copies of one direction share the link one after another: each starts when the one before is through. */
@@ -77,7 +82,8 @@ uint64_t simgpu__link_book(const struct sim_op *op) {
 static void until_ns(uint64_t finish_ns) {
     for (uint64_t now; !simgpu__work_is_dropped() && (now = simgpu__now_ns()) < finish_ns;) {
         uint64_t until = finish_ns - now > LONGEST_SLEEP_NS ? now + LONGEST_SLEEP_NS : finish_ns;
-        struct timespec at = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+        struct timespec at = {.tv_sec = (time_t)(until / 1000000000u),
+                              .tv_nsec = (long)(until % 1000000000u)};
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
     }
 }

@@ -19,12 +19,13 @@ typedef struct config_head { /* what all versions of ncclConfig_t begin with */
     int blocking;
 } config_head;
 
-struct sim_nccl simnccl = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .version = VERSION};
+struct sim_nccl simnccl = {
+    .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .version = VERSION};
 
 static _Thread_local simnet_endpoint *thread_endpoint;
 
 static struct {
-    int entry; /* -1: any */
+    int entry;          /* -1: any */
     unsigned long left; /* calls; 0: none is armed */
     ncclResult_t result;
 } fault;
@@ -36,7 +37,8 @@ static const char *const names[N_ENTRIES] = {
 };
 
 ncclResult_t simnccl__enter(sim_entry entry) {
-    if (!fault.left || (fault.entry >= 0 && fault.entry != (int)entry) || --fault.left > 0) return ncclSuccess;
+    if (!fault.left || (fault.entry >= 0 && fault.entry != (int)entry) || --fault.left > 0)
+        return ncclSuccess;
     snprintf(simnccl.last_error, sizeof simnccl.last_error, "%s was made to fail", names[entry]);
     return fault.result;
 }
@@ -46,7 +48,8 @@ ncclResult_t simnccl__broken(ncclResult_t result, const char *format, ...) {
     va_start(arguments, format);
     vsnprintf(simnccl.last_error, sizeof simnccl.last_error, format, arguments);
     va_end(arguments);
-    if (simnccl.state.broken++ == 0) snprintf(simnccl.state.text, sizeof simnccl.state.text, "%s", simnccl.last_error);
+    if (simnccl.state.broken++ == 0)
+        snprintf(simnccl.state.text, sizeof simnccl.state.text, "%s", simnccl.last_error);
     fprintf(stderr, "simnccl: %s\n", simnccl.last_error);
     return result;
 }
@@ -62,7 +65,8 @@ static sim_device *device_find(const simnet_endpoint *endpoint) {
 static sim_device *device_make(simnet_endpoint *endpoint, fcdp_driver *drv) {
     sim_device *device = calloc(1, sizeof *device);
     if (!device) abort();
-    const simnet_comm *inter = simnet_comm_get(endpoint, SIMNET_INTER, 0), *intra = simnet_comm_get(endpoint, SIMNET_INTRA, 0);
+    const simnet_comm *inter = simnet_comm_get(endpoint, SIMNET_INTER, 0),
+                      *intra = simnet_comm_get(endpoint, SIMNET_INTRA, 0);
     *device = (sim_device){.next = simnccl.devices,
                            .endpoint = endpoint,
                            .drv = drv,
@@ -85,7 +89,8 @@ void simnccl_device_set(simnet_endpoint *endpoint, fcdp_driver *drv) {
 }
 
 int simnccl_fabric_make(const char *path, unsigned nodes, unsigned ranks_per_node) {
-    simnet_config config = {.nodes = nodes, .ranks_per_node = ranks_per_node, .ids = SIMNET_MAX_IDS, .path = path};
+    simnet_config config = {
+        .nodes = nodes, .ranks_per_node = ranks_per_node, .ids = SIMNET_MAX_IDS, .path = path};
     simnet_fabric *fabric;
     if (simnet_create(&config, &fabric)) {
         fprintf(stderr, "simnccl: %s\n", fcdp_error_text());
@@ -193,7 +198,8 @@ static ncclResult_t call_check(const char *call, const ncclComm_t comm) {
     if (!comm) return simnccl__broken(ncclInvalidArgument, "%s: no communicator", call);
     if (simnccl__group_depth() > 0) return simnccl__broken(ncclInvalidUsage, "%s: a group is open", call);
     if (!is_dead(comm)) return ncclSuccess;
-    return simnccl__broken(ncclInvalidArgument, "%s: the communicator was %s", call, comm->state == COMM_ABORTED ? "aborted" : "destroyed");
+    return simnccl__broken(ncclInvalidArgument, "%s: the communicator was %s", call,
+                           comm->state == COMM_ABORTED ? "aborted" : "destroyed");
 }
 
 /* What its peers, or the network, have come to. */
@@ -231,12 +237,17 @@ static ncclResult_t comm_look(ncclComm_t comm) {
     return result == ncclSuccess || result == ncclInProgress ? result : comm_fail(comm, result);
 }
 
-static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *id, int rank, const config_head *config) {
+static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *id, int rank,
+                              const config_head *config) {
     sim_device *device = thread_endpoint ? device_find(thread_endpoint) : device_of_environment();
     if (!config || config->magic != (unsigned)CONFIG_MAGIC || config->size < sizeof *config)
-        return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: its configuration is not initialized");
-    if (config->blocking != 0) return simnccl__broken(ncclInternalError, "communicators that block are not modelled");
-    if (!device) return simnccl__broken(ncclUnhandledCudaError, "ncclCommInitRankConfig: the thread has no device (simnccl_device_set)");
+        return simnccl__broken(ncclInvalidArgument,
+                               "ncclCommInitRankConfig: its configuration is not initialized");
+    if (config->blocking != 0)
+        return simnccl__broken(ncclInternalError, "communicators that block are not modelled");
+    if (!device)
+        return simnccl__broken(ncclUnhandledCudaError,
+                               "ncclCommInitRankConfig: the thread has no device (simnccl_device_set)");
     if (n < 1 || n > SIMNET_MAX_RANKS || rank < 0 || rank >= n)
         return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: rank %d of %d", rank, n);
     ncclComm_t comm = calloc(1, sizeof *comm);
@@ -266,8 +277,14 @@ SIMNCCL_API ncclResult_t ncclGetVersion(int *version) {
 }
 
 SIMNCCL_API const char *ncclGetErrorString(ncclResult_t result) {
-    static const char *const texts[] = {"no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument",
-                                        "invalid usage", "remote process exited or there was a network error", "NCCL operation in progress"};
+    static const char *const texts[] = {"no error",
+                                        "unhandled cuda error",
+                                        "unhandled system error",
+                                        "internal error",
+                                        "invalid argument",
+                                        "invalid usage",
+                                        "remote process exited or there was a network error",
+                                        "NCCL operation in progress"};
     return (unsigned)result < sizeof texts / sizeof *texts ? texts[result] : "unknown result code";
 }
 
@@ -288,7 +305,8 @@ SIMNCCL_API ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     return result;
 }
 
-SIMNCCL_API ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, int rank, const config_head *config) {
+SIMNCCL_API ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n, ncclUniqueId id, int rank,
+                                                const config_head *config) {
     pthread_mutex_lock(&simnccl.lock);
     ncclResult_t result = simnccl__enter(ENTRY_ncclCommInitRankConfig);
     if (result == ncclSuccess) result = comm_make(comm, n, &id, rank, config);
@@ -310,7 +328,8 @@ SIMNCCL_API ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     ncclResult_t result = simnccl__enter(ENTRY_ncclCommFinalize);
     if (result == ncclSuccess) result = call_check("ncclCommFinalize", comm);
     if (result == ncclSuccess && (comm->state != COMM_READY || comm->polls_left))
-        result = simnccl__broken(ncclInvalidUsage, "ncclCommFinalize: the communicator is in progress, or finalized");
+        result = simnccl__broken(ncclInvalidUsage,
+                                 "ncclCommFinalize: the communicator is in progress, or finalized");
     if (result == ncclSuccess) result = comm->failure;
     if (result == ncclSuccess) {
         comm->state = COMM_FINALIZED;
@@ -326,7 +345,8 @@ SIMNCCL_API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     ncclResult_t result = simnccl__enter(ENTRY_ncclCommDestroy);
     if (result == ncclSuccess) result = call_check("ncclCommDestroy", comm);
     if (result == ncclSuccess && (comm->state != COMM_FINALIZED || comm->polls_left))
-        result = simnccl__broken(ncclInvalidUsage, "ncclCommDestroy: the communicator has not been finalized");
+        result = simnccl__broken(ncclInvalidUsage,
+                                 "ncclCommDestroy: the communicator has not been finalized");
     if (result == ncclSuccess) comm->state = COMM_DESTROYED;
     pthread_mutex_unlock(&simnccl.lock);
     return result;

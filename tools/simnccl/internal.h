@@ -70,8 +70,8 @@ struct ncclComm {
     comm_state state;
     ncclResult_t failure; /* the first one */
     char text[SIMNCCL_TEXT_BYTES];
-    unsigned polls_left;  /* until what was begun is done; 0: nothing is in progress */
-    simnet_part *parts;   /* begun, not launched; NULL: nothing */
+    unsigned polls_left; /* until what was begun is done; 0: nothing is in progress */
+    simnet_part *parts;  /* begun, not launched; NULL: nothing */
     size_t n_parts;
     fcdp_stream stream;
     uint64_t n_launched;

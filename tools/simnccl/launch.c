@@ -1,5 +1,5 @@
-/* launch.c - groups, and what becomes of them: one operation of simnet's, and behind it a hold, which a failed operation does not pass before
- * its communicator is aborted. */
+/* launch.c - groups, and what becomes of them: one operation of simnet's, and behind it a hold, which a
+ * failed operation does not pass before its communicator is aborted. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +34,12 @@ unsigned simnccl__group_depth(void) {
 static ncclResult_t part_of_all_gather(const group_op *op, simnet_part *part_out) {
     uint64_t place = op->to + op->comm->rank * op->count, end = op->to + op->comm->n * op->count;
     if (op->from != place && op->from + op->count > op->to && op->from < end)
-        return simnccl__broken(ncclInvalidArgument, "ncclAllGather: rank %u sends from recvbuff + %lld in place; it must be + rank * count, %zu",
-                               op->comm->rank, (long long)(op->from - op->to), op->comm->rank * op->count);
-    if (op->from != place) return simnccl__broken(ncclInternalError, "ncclAllGather out of place is not modelled");
+        return simnccl__broken(
+            ncclInvalidArgument,
+            "ncclAllGather: rank %u sends from recvbuff + %lld in place; it must be + rank * count, %zu",
+            op->comm->rank, (long long)(op->from - op->to), op->comm->rank * op->count);
+    if (op->from != place)
+        return simnccl__broken(ncclInternalError, "ncclAllGather out of place is not modelled");
     *part_out = (simnet_part){{op->to}, op->count, op->count};
     return ncclSuccess;
 }
@@ -61,13 +64,16 @@ static ncclResult_t part_of_exchange(const ncclComm_t comm, size_t k, simnet_par
     for (int64_t peer = 0; peer < (int64_t)comm->n && first; peer++) {
         const group_op *send = find(OP_SEND, (int)peer, k), *recv = find(OP_RECV, (int)peer, k);
         if (peer == me) continue;
-        bool alike = send && recv && send->from == first->from && send->count == first->count && recv->count == first->count;
+        bool alike = send && recv && send->from == first->from && send->count == first->count &&
+                     recv->count == first->count;
         int64_t apart = alike ? (int64_t)(recv->to - send->from) : 0;
         if (alike && !stride) stride = apart / (peer - me);
         if (!alike || apart != stride * (peer - me)) first = NULL;
     }
     if (!first || stride < (int64_t)first->count)
-        return simnccl__broken(ncclInternalError, "sends and receives that are not an all-gather with a stride are not modelled");
+        return simnccl__broken(
+            ncclInternalError,
+            "sends and receives that are not an all-gather with a stride are not modelled");
     *part_out = (simnet_part){{first->from - (uint64_t)(me * stride)}, first->count, (size_t)stride};
     return ncclSuccess;
 }
@@ -77,7 +83,9 @@ static ncclResult_t exchanges_count(const ncclComm_t comm, size_t *n_out) {
     for (uint32_t peer = 0; peer < comm->n; peer++) {
         size_t expected = peer == comm->rank ? 0 : *n_out;
         if (count_of(OP_SEND, (int)peer) != expected || count_of(OP_RECV, (int)peer) != expected)
-            return simnccl__broken(ncclInternalError, "as many sends to and receives from every other rank, or it is not modelled");
+            return simnccl__broken(
+                ncclInternalError,
+                "as many sends to and receives from every other rank, or it is not modelled");
     }
     return ncclSuccess;
 }
@@ -86,7 +94,8 @@ static ncclResult_t group_check(void) {
     const group_op *first = &group.ops[0];
     for (size_t i = 1; i < group.n; i++)
         if (group.ops[i].comm != first->comm || group.ops[i].stream != first->stream)
-            return simnccl__broken(ncclInternalError, "several communicators or streams in a group are not modelled");
+            return simnccl__broken(ncclInternalError,
+                                   "several communicators or streams in a group are not modelled");
     return ncclSuccess;
 }
 
@@ -100,7 +109,8 @@ static ncclResult_t group_begin(void) {
     if (!parts) abort();
     for (size_t i = 0; i < group.n && result == ncclSuccess; i++)
         if (group.ops[i].kind == OP_ALL_GATHER) result = part_of_all_gather(&group.ops[i], &parts[n++]);
-    for (size_t k = 0; k < n_exchanges && result == ncclSuccess; k++) result = part_of_exchange(comm, k, &parts[n++]);
+    for (size_t k = 0; k < n_exchanges && result == ncclSuccess; k++)
+        result = part_of_exchange(comm, k, &parts[n++]);
     if (result != ncclSuccess) {
         free(parts);
         return result;
@@ -139,7 +149,8 @@ static bool launch_read(page_launch *other, uint64_t number, uint64_t *place_out
     return atomic_load(&other->number) == number;
 }
 
-/* Each writes its own before it looks at the others': whoever comes later sees what is wrong, and tells the others by the page. */
+/* Each writes its own before it looks at the others': whoever comes later sees what is
+ * wrong, and tells the others by the page. */
 static ncclResult_t launch_compare(ncclComm_t comm, uint64_t place) {
     uint64_t number = ++comm->n_launched, shape = shape_of(comm), other_place, other_shape;
     page_launch *own = &comm->page->members[comm->rank].launches[number % SIMNCCL_LOG];
@@ -148,15 +159,21 @@ static ncclResult_t launch_compare(ncclComm_t comm, uint64_t place) {
     atomic_store(&own->shape, shape);
     atomic_store(&own->number, number);
     for (uint32_t i = 0; i < comm->n; i++) {
-        if (!launch_read(&comm->page->members[i].launches[number % SIMNCCL_LOG], number, &other_place, &other_shape)) continue;
+        if (!launch_read(&comm->page->members[i].launches[number % SIMNCCL_LOG], number, &other_place,
+                         &other_shape))
+            continue;
         if (other_place == place && other_shape == shape) continue;
         ncclResult_t result =
             other_shape != shape
-                ? simnccl__broken(ncclInvalidUsage, "operation %llu of a communicator has other counts on ranks %u and %u",
+                ? simnccl__broken(ncclInvalidUsage,
+                                  "operation %llu of a communicator has other counts on ranks %u and %u",
                                   (unsigned long long)number, comm->rank, i)
-                : simnccl__broken(ncclInvalidUsage, "operation %llu of a communicator is launch %llu of rank %u's device and %llu of rank "
-                                  "%u's: the launch order across communicators differs", (unsigned long long)number,
-                                  (unsigned long long)place, comm->rank, (unsigned long long)other_place, i);
+                : simnccl__broken(
+                      ncclInvalidUsage,
+                      "operation %llu of a communicator is launch %llu of rank %u's device and %llu of rank "
+                      "%u's: the launch order across communicators differs",
+                      (unsigned long long)number, (unsigned long long)place, comm->rank,
+                      (unsigned long long)other_place, i);
         page_break(comm->page, simnccl.last_error);
         return result;
     }
@@ -165,7 +182,8 @@ static ncclResult_t launch_compare(ncclComm_t comm, uint64_t place) {
 
 /* ---- on the stream ---- */
 
-/* On the stream's thread. A kernel of NCCL's whose peers are gone spins until its communicator is aborted. Otherwise this takes no time. */
+/* On the stream's thread. A kernel of NCCL's whose peers are gone spins until its communicator is aborted.
+ * Otherwise this takes no time. */
 static void hold(void *context) {
     ncclComm_t comm = context;
     comm->device->end_at(comm->device->ready_ns());
@@ -182,7 +200,8 @@ ncclResult_t simnccl__launch(ncclComm_t comm) {
     sim_device *device = comm->device;
     simnccl.state.launches++;
     ncclResult_t result = launch_compare(comm, ++device->n_launches);
-    if (result == ncclSuccess && simnet_all_gather_parts(comm->net, comm->parts, comm->n_parts, comm->stream)) {
+    if (result == ncclSuccess &&
+        simnet_all_gather_parts(comm->net, comm->parts, comm->n_parts, comm->stream)) {
         snprintf(simnccl.last_error, sizeof simnccl.last_error, "%s", fcdp_error_text());
         result = ncclSystemError;
     }
@@ -204,11 +223,17 @@ static ncclResult_t group_fail(ncclResult_t result) {
 }
 
 static ncclResult_t op_check(const char *call, const group_op *op, int type) {
-    if (type < 0 || type > 1) return simnccl__broken(ncclInternalError, "%s: types other than bytes are not modelled", call);
-    if (op->comm->state != COMM_READY) return simnccl__broken(ncclInvalidUsage, "%s: the communicator is not there, or not any more", call);
-    if (op->comm->polls_left) return simnccl__broken(ncclInvalidUsage, "%s: the communicator is in progress", call);
-    if (op->kind == OP_ALL_GATHER || (op->peer >= 0 && (uint32_t)op->peer < op->comm->n && (uint32_t)op->peer != op->comm->rank)) return op->comm->failure;
-    return simnccl__broken(ncclInvalidArgument, "%s: peer %d of %u, by rank %u", call, op->peer, op->comm->n, op->comm->rank);
+    if (type < 0 || type > 1)
+        return simnccl__broken(ncclInternalError, "%s: types other than bytes are not modelled", call);
+    if (op->comm->state != COMM_READY)
+        return simnccl__broken(ncclInvalidUsage, "%s: the communicator is not there, or not any more", call);
+    if (op->comm->polls_left)
+        return simnccl__broken(ncclInvalidUsage, "%s: the communicator is in progress", call);
+    if (op->kind == OP_ALL_GATHER ||
+        (op->peer >= 0 && (uint32_t)op->peer < op->comm->n && (uint32_t)op->peer != op->comm->rank))
+        return op->comm->failure;
+    return simnccl__broken(ncclInvalidArgument, "%s: peer %d of %u, by rank %u", call, op->peer, op->comm->n,
+                           op->comm->rank);
 }
 
 /* With the lock, in a group. */
@@ -234,17 +259,20 @@ static ncclResult_t op_call(sim_entry entry, const char *call, group_op op, int 
     return result;
 }
 
-SIMNCCL_API ncclResult_t ncclAllGather(const void *from, void *to, size_t count, int type, ncclComm_t comm, fcdp_stream stream) {
+SIMNCCL_API ncclResult_t ncclAllGather(const void *from, void *to, size_t count, int type, ncclComm_t comm,
+                                       fcdp_stream stream) {
     group_op op = {OP_ALL_GATHER, comm, (uintptr_t)from, (uintptr_t)to, count, -1, stream};
     return op_call(ENTRY_ncclAllGather, "ncclAllGather", op, type);
 }
 
-SIMNCCL_API ncclResult_t ncclSend(const void *from, size_t count, int type, int peer, ncclComm_t comm, fcdp_stream stream) {
+SIMNCCL_API ncclResult_t ncclSend(const void *from, size_t count, int type, int peer, ncclComm_t comm,
+                                  fcdp_stream stream) {
     group_op op = {OP_SEND, comm, (uintptr_t)from, 0, count, peer, stream};
     return op_call(ENTRY_ncclSend, "ncclSend", op, type);
 }
 
-SIMNCCL_API ncclResult_t ncclRecv(void *to, size_t count, int type, int peer, ncclComm_t comm, fcdp_stream stream) {
+SIMNCCL_API ncclResult_t ncclRecv(void *to, size_t count, int type, int peer, ncclComm_t comm,
+                                  fcdp_stream stream) {
     group_op op = {OP_RECV, comm, 0, (uintptr_t)to, count, peer, stream};
     return op_call(ENTRY_ncclRecv, "ncclRecv", op, type);
 }

@@ -4,18 +4,18 @@
 
 #include "tools/simnccl/internal.h"
 
-#define SIMNCCL_ENTRIES(X)                                                                                             \
-    X(ncclGetVersion)                                                                                                  \
-    X(ncclGetUniqueId)                                                                                                 \
-    X(ncclCommInitRankConfig)                                                                                          \
-    X(ncclCommFinalize)                                                                                                \
-    X(ncclCommDestroy)                                                                                                 \
-    X(ncclCommAbort)                                                                                                   \
-    X(ncclCommGetAsyncError)                                                                                           \
-    X(ncclGroupStart)                                                                                                  \
-    X(ncclGroupEnd)                                                                                                    \
-    X(ncclAllGather)                                                                                                   \
-    X(ncclSend)                                                                                                        \
+#define SIMNCCL_ENTRIES(X)                                                                                   \
+    X(ncclGetVersion)                                                                                        \
+    X(ncclGetUniqueId)                                                                                       \
+    X(ncclCommInitRankConfig)                                                                                \
+    X(ncclCommFinalize)                                                                                      \
+    X(ncclCommDestroy)                                                                                       \
+    X(ncclCommAbort)                                                                                         \
+    X(ncclCommGetAsyncError)                                                                                 \
+    X(ncclGroupStart)                                                                                        \
+    X(ncclGroupEnd)                                                                                          \
+    X(ncclAllGather)                                                                                         \
+    X(ncclSend)                                                                                              \
     X(ncclRecv)
 
 typedef enum sim_entry {

@@ -109,7 +109,8 @@ static bool check_agreement(const simnet_op *op) {
     char what[128];
     for (uint32_t i = 0; i < comm->n; i++) {
         const shared_member *other = &comm->shared->members[i];
-        bool as_much = other->kind == op->kind && other->bytes == op->bytes, as_cut = other->shape == op->shape;
+        bool as_much = other->kind == op->kind && other->bytes == op->bytes,
+             as_cut = other->shape == op->shape;
         if (other->operation == op->number && as_much && as_cut) continue;
         simnet__latch(
             comm->endpoint, FCDP_ERR_PEER, NULL,
@@ -136,8 +137,10 @@ static char *staging_of(const simnet_comm *comm, uint32_t member) {
     return comm->staging + member * comm->endpoint->fabric->shared->staging_bytes;
 }
 
-/* Bytes [offset, offset + bytes) of a member's parts, laid end to end, from their places to `staging` or back. */
-static void parts_move(const simnet_op *op, uint32_t member, size_t offset, size_t bytes, char *staging, bool to_staging) {
+/* Bytes [offset, offset + bytes) of a member's parts, laid end to end,
+ * from their places to `staging` or back. */
+static void parts_move(const simnet_op *op, uint32_t member, size_t offset, size_t bytes, char *staging,
+                       bool to_staging) {
     size_t at = 0; /* of the part, end to end */
     for (size_t p = 0; p < op->n_parts && bytes > 0; at += op->parts[p++].bytes) {
         const simnet_part *part = &op->parts[p];

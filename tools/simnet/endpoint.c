@@ -63,8 +63,8 @@ fcdp_status simnet_attach(simnet_fabric *fabric, uint32_t rank, fcdp_driver *drv
     endpoint->drv = drv;
     endpoint->rank = rank;
     symbols_find(endpoint);
-    if (!endpoint->ready_ns || !endpoint->end_at || !endpoint->signal || !endpoint->observe || !endpoint->launch ||
-        !endpoint->announce) {
+    if (!endpoint->ready_ns || !endpoint->end_at || !endpoint->signal || !endpoint->observe ||
+        !endpoint->launch || !endpoint->announce) {
         free(endpoint);
         return fcdp__fail(FCDP_ERR_UNSUPPORTED, "simnet needs the simulated driver, FCDP_DRIVER=sim");
     }
@@ -190,13 +190,15 @@ static void op_run(void *context) {
     free(op);
 }
 
-/* What the operation will read and write, for the simulated driver's checks: in place, an all-gather reads its own part only.
- * A host function can announce eight ranges, so kernels of no duration before it say the rest. */
+/* What the operation will read and write, for the simulated driver's checks: in place, an
+ * all-gather reads its own part only. A host function can announce eight ranges, so kernels of
+ * no duration before it say the rest. */
 static void announce(const simnet_op *op, fcdp_stream stream) {
     simnet_endpoint *endpoint = op->comm->endpoint;
     struct simgpu_kernel touch = {.name = "all-gather"};
     if (op->kind == OP_REDUCE_SCATTER) {
-        touch.accesses[touch.n_accesses++] = (struct simgpu_access){(uintptr_t)op->from, op->comm->n * op->bytes, 0};
+        touch.accesses[touch.n_accesses++] = (struct simgpu_access){(uintptr_t)op->from,
+                                                                    op->comm->n * op->bytes, 0};
         touch.accesses[touch.n_accesses++] = (struct simgpu_access){(uintptr_t)op->to, op->bytes, 1};
     }
     for (size_t p = 0; p < op->n_parts; p++)
@@ -206,7 +208,8 @@ static void announce(const simnet_op *op, fcdp_stream stream) {
                 touch.n_accesses = 0;
             }
             uint64_t at = op->parts[p].at.addr + i * op->parts[p].stride_bytes;
-            touch.accesses[touch.n_accesses++] = (struct simgpu_access){at, op->parts[p].bytes, i != op->comm->me};
+            touch.accesses[touch.n_accesses++] = (struct simgpu_access){at, op->parts[p].bytes,
+                                                                        i != op->comm->me};
         }
     (void)endpoint->announce(touch.accesses, touch.n_accesses);
 }
@@ -263,11 +266,12 @@ static void shape_add(uint64_t *shape, uint64_t value) {
     *shape = (*shape ^ value) * 0x100000001b3u;
 }
 
-fcdp_status simnet_all_gather_parts(simnet_comm *comm, const simnet_part *parts, size_t n, fcdp_stream stream) {
+fcdp_status simnet_all_gather_parts(simnet_comm *comm, const simnet_part *parts, size_t n,
+                                    fcdp_stream stream) {
     for (size_t i = 0; i < n; i++)
         if (parts[i].stride_bytes < parts[i].bytes)
-            return fcdp__fail(FCDP_ERR_INVALID, "part %zu of an all-gather: %zu bytes a rank, %zu apart", i, parts[i].bytes,
-                              parts[i].stride_bytes);
+            return fcdp__fail(FCDP_ERR_INVALID, "part %zu of an all-gather: %zu bytes a rank, %zu apart", i,
+                              parts[i].bytes, parts[i].stride_bytes);
     simnet_op *op = op_make(comm, OP_ALL_GATHER, n);
     if (!op) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for an operation of %zu parts", n);
     op->shape = 0xcbf29ce484222325u;

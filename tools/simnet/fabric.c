@@ -50,8 +50,8 @@ uint32_t simnet__members(const shared_fabric *shared, simnet_lane lane, uint32_t
                          uint32_t *me_out) {
     uint32_t g = shared->ranks_per_node, n = 0;
     for (uint32_t other = 0; other < n_ranks(shared); other++) {
-        bool member =
-            lane == SIMNET_WORLD || (lane == SIMNET_INTER ? other % g == rank % g : other / g == rank / g);
+        bool member = lane == SIMNET_WORLD ||
+                      (lane == SIMNET_INTER ? other % g == rank % g : other / g == rank / g);
         if (!member) continue;
         if (other == rank) *me_out = n;
         ranks_out[n++] = other;
@@ -73,8 +73,8 @@ static fcdp_status check_config(const simnet_config *config) {
 
 static fcdp_status map(int fd, size_t bytes, simnet_fabric **fabric_out) {
     simnet_fabric *fabric = malloc(sizeof *fabric);
-    void *at =
-        fabric ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0) : MAP_FAILED;
+    void *at = fabric ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0)
+                      : MAP_FAILED;
     if (at == MAP_FAILED) {
         free(fabric);
         return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no addresses for a fabric of %zu bytes", bytes);
@@ -115,14 +115,14 @@ fcdp_status simnet_create(const simnet_config *asked, simnet_fabric **fabric_out
     if (status) return status;
     config.staging_bytes = fcdp__round_up(config.staging_bytes, PAGE_BYTES);
     size_t ranks = (size_t)config.nodes * config.ranks_per_node;
-    size_t offset =
-        fcdp__round_up(sizeof(shared_fabric) + n_comms(&config) * sizeof(shared_comm), PAGE_BYTES);
+    size_t offset = fcdp__round_up(sizeof(shared_fabric) + n_comms(&config) * sizeof(shared_comm),
+                                   PAGE_BYTES);
     size_t bytes = offset + n_comms(&config) * ranks * config.staging_bytes;
     int fd = config.path ? open(config.path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600)
                          : memfd_create("fcdp-simnet", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes) != 0)
-        status = fcdp__fail(FCDP_ERR_SYSTEM, "%s of %zu bytes: %s", config.path ? config.path : "a memfd", bytes,
-                            strerror(errno));
+        status = fcdp__fail(FCDP_ERR_SYSTEM, "%s of %zu bytes: %s", config.path ? config.path : "a memfd",
+                            bytes, strerror(errno));
     if (!status) status = map(fd, bytes, fabric_out);
     if (!status)
         shared_fill((*fabric_out)->shared, &config, offset, bytes);
@@ -207,17 +207,13 @@ bool simnet__rank_gone(const shared_fabric *shared, uint32_t rank, bool look, ch
     const shared_rank *other = &shared->ranks[rank];
     *cause_out = text;
     switch ((rank_state)atomic_load_explicit(&other->state, memory_order_acquire)) {
-    case RANK_ABSENT:
-        return false;
+    case RANK_ABSENT: return false;
     case RANK_FAILED:
         *cause_out = text + snprintf(text, n, "rank %u has failed: ", rank);
         snprintf(text + strlen(text), n - strlen(text), "%s", other->text);
         return true;
-    case RANK_LEFT:
-        snprintf(text, n, "rank %u has left", rank);
-        return true;
-    case RANK_ATTACHED:
-        break;
+    case RANK_LEFT: snprintf(text, n, "rank %u has left", rank); return true;
+    case RANK_ATTACHED: break;
     }
     if (!look || other->pid == getpid() || !other->started || process_lives(other)) return false;
     snprintf(text, n, "rank %u has died (process %d)", rank, other->pid);
@@ -246,8 +242,8 @@ static void fabric_lock(shared_fabric *shared) {
 void simnet_set_rate(simnet_fabric *fabric, simnet_lane lane, double gigabytes_per_s, double latency_us) {
     FCDP_CHECK(0, lane == SIMNET_INTER || lane == SIMNET_INTRA);
     fabric_lock(fabric->shared);
-    fabric->shared->rates[lane] =
-        (shared_rate){.bytes_per_ns = gigabytes_per_s, .latency_ns = (uint64_t)(latency_us * 1e3)};
+    fabric->shared->rates[lane] = (shared_rate){.bytes_per_ns = gigabytes_per_s,
+                                                .latency_ns = (uint64_t)(latency_us * 1e3)};
     pthread_mutex_unlock(&fabric->shared->lock);
 }
 
@@ -264,12 +260,9 @@ static uint64_t bytes_on(const shared_fabric *shared, const simnet_op *op, uint3
     uint64_t ring = (comm->n - 1) * (uint64_t)op->bytes, g = shared->ranks_per_node;
     bool one_node = shared->nodes == 1;
     switch (comm->lane) {
-    case SIMNET_INTER:
-        return link == SIMNET_INTER ? ring : 0;
-    case SIMNET_INTRA:
-        return link == SIMNET_INTRA && node == comm->ranks[0] / g ? g * ring : 0;
-    default:
-        break;
+    case SIMNET_INTER: return link == SIMNET_INTER ? ring : 0;
+    case SIMNET_INTRA: return link == SIMNET_INTRA && node == comm->ranks[0] / g ? g * ring : 0;
+    default: break;
     }
     if (link == SIMNET_INTER) return one_node ? 0 : ring;
     return (one_node ? g : g - 1) * ring;
@@ -317,9 +310,9 @@ static void link_take(shared_link *link, uint64_t start, uint64_t busy_ns) {
     gap_add(link, i, gap.begin_ns, start);
 }
 
-/* It starts when all that it uses is free, and keeps each of them for as long as that takes. Members come here when threads of this machine
- * wake up, so an operation that could start earlier than one that is booked already takes a gap before it. Its end; 0: nothing
- * takes any time. */
+/* It starts when all that it uses is free, and keeps each of them for as long as that takes. Members come
+ * here when threads of this machine wake up, so an operation that could start earlier than one that is booked
+ * already takes a gap before it. Its end; 0: nothing takes any time. */
 static uint64_t book_links(shared_fabric *shared, const simnet_op *op, uint64_t ready_ns) {
     uint64_t start = ready_ns, end = 0, before;
     do {

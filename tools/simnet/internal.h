@@ -43,8 +43,8 @@ typedef struct shared_comm {
     shared_member members[SIMNET_MAX_RANKS];
 } __attribute__((aligned(64))) shared_comm;
 
-/* Until `free_ns` it is booked, but for the gaps that the latest bookings have left: begin < end, in the order of time, the
- * oldest is forgotten when there are too many. */
+/* Until `free_ns` it is booked, but for the gaps that the latest bookings have left: begin < end, in the
+ * order of time, the oldest is forgotten when there are too many. */
 enum { SIMNET_GAPS = 16 };
 typedef struct shared_gap {
     uint64_t begin_ns, end_ns;

@@ -52,10 +52,11 @@ typedef struct simnet_config {
     size_t staging_bytes; /* what a member puts into shared memory at once; 0: 16 MiB. Longer operations take
                              several rounds */
     double timeout_s;     /* an operation waits so long for another member; 0: for ever */
-    const char *path;     /* of the file, which must not be there and is the caller's to remove; NULL: a memfd */
+    /* of the file, which must not be there and is the caller's to remove; NULL: a memfd */
+    const char *path;
 } simnet_config;
 
-fcdp_status simnet_create(const simnet_config *config, simnet_fabric **fabric_out) FCDP_MUST_CHECK;
+fcdp_status simnet_create(const simnet_config *asked, simnet_fabric **fabric_out) FCDP_MUST_CHECK;
 fcdp_status simnet_open(int fd, simnet_fabric **fabric_out) FCDP_MUST_CHECK; /* fd stays the caller's */
 int simnet_fd(const simnet_fabric *fabric);
 void simnet_close(simnet_fabric *fabric); /* of this process; after its endpoints */
@@ -91,9 +92,9 @@ uint64_t simnet_comm_operations(simnet_comm *comm);  /* enqueued so far */
 /* In place: member i's `bytes` are at i * bytes, and all have all of them afterwards. */
 fcdp_status simnet_all_gather(simnet_comm *comm, fcdp_dptr at, size_t bytes,
                               fcdp_stream stream) FCDP_MUST_CHECK;
-/* Several at once, as one operation, in place: of each part, member i's `bytes` are at `at + i * stride_bytes`,
- * and all have all of them afterwards. stride_bytes >= bytes; parts do not overlap. Members agree on n, and on
- * the sizes of each. */
+/* Several at once, as one operation, in place: of each part, member i's `bytes` are at `at + i *
+ * stride_bytes`, and all have all of them afterwards. stride_bytes >= bytes; parts do not overlap. Members
+ * agree on n, and on the sizes of each. */
 typedef struct simnet_part {
     fcdp_dptr at;
     size_t bytes, stride_bytes;

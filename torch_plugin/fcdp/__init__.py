@@ -10,10 +10,24 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
-    "Error", "OptionError", "enable", "fcdp_alloc", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved",
-    "memory_stats", "memory_summary", "options", "record_memory_history", "reset_accumulated_memory_stats", "reset_peak_memory_stats",
-    "reset_peaks", "snapshot", "stats",
-]  # fmt: skip
+    "Error",
+    "OptionError",
+    "enable",
+    "fcdp_alloc",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "options",
+    "record_memory_history",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "reset_peaks",
+    "snapshot",
+    "stats",
+]
 __version__ = "0.1.0"
 
 
@@ -21,11 +35,21 @@ class OptionError(ValueError):
     """An FCDP_* environment variable is unknown or malformed; the message names the nearest valid one."""
 
 
-# Of fcdp_alloc: torch.cuda.memory's functions of these names, for tensors that are FCDP's. They are in fcdp.tensors, which imports torch.
+# Of fcdp_alloc: torch.cuda.memory's functions of these names, for tensors that are FCDP's. They are in fcdp.tensors,
+# which imports torch.
 _TENSORS = {
-    "fcdp_alloc", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved", "memory_stats", "memory_summary",
-    "record_memory_history", "reset_accumulated_memory_stats", "reset_peak_memory_stats", "snapshot",
-}  # fmt: skip
+    "fcdp_alloc",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "record_memory_history",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "snapshot",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -53,20 +77,26 @@ def enable() -> None:
 def stats() -> dict[str, Any]:
     """What FCDP did so far in this process.
 
-    Bytes are of this rank unless said otherwise; ``inter_bytes_sent`` are those to ranks on other nodes. Keys:
+    Bytes are of this rank unless said otherwise; ``inter_bytes_sent`` are those to ranks on other nodes.
+    Keys:
 
-    - ``enabled``, ``driver`` ("sim" or "cuda"), ``topology`` (nodes, ranks_per_node, node, local_rank) and ``transport`` ("nccl" or "gloo", what carries
-      its collectives) of the first shard group served; None before the first gather;
-    - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree (FCDP's own),
-      plain_gather, reduce_scatter, all_reduce (FSDP2's, counted from their sizes and a ring over the ranks);
+    - ``enabled``, ``driver`` ("sim" or "cuda"), ``topology`` (nodes, ranks_per_node, node, local_rank) and
+      ``transport`` ("nccl" or "gloo", what carries its collectives) of the first shard group served; None
+      before the first gather;
+    - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree
+      (FCDP's own), plain_gather, reduce_scatter, all_reduce (FSDP2's, counted from their sizes and a ring
+      over the ranks);
     - ``moves``: h2d_bytes, d2h_bytes and counts of stores, loads, drops, evictions;
-    - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP2 made itself, for groups that FCDP left to it;
-    - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state, ranks_per_node;
+    - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP2 made itself,
+      for groups that FCDP left to it;
+    - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state,
+      ranks_per_node;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``bypassed``: groups left to plain FSDP2 and why; "every group" where the job has no FSDP2 modules;
-    - ``saved``: inter-node bytes per node that plain FSDP2's flat gathers would have sent, and that FCDP's gathers did send; ``beside_bytes``: what
-      each rank received in the plain gathers, which are in neither;
-    - ``python_calls``: calls of FCDP's collectives into Python, each of which takes the GIL: two for a collective over gloo, none over NCCL.
+    - ``saved``: inter-node bytes per node that plain FSDP2's flat gathers would have sent, and that FCDP's
+      gathers did send; ``beside_bytes``: what each rank received in the plain gathers, which are in neither;
+    - ``python_calls``: calls of FCDP's collectives into Python, each of which takes the GIL: two for a
+      collective over gloo, none over NCCL.
     """
     from fcdp import report
 

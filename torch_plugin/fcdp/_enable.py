@@ -1,9 +1,9 @@
-"""Turning FCDP on: a hook that waits for FSDP2 to be imported, and patches it then; and for the modules by which a job without
-FSDP2 is known (unserved.py).
+"""Turning FCDP on: a hook that waits for FSDP2 to be imported, and patches it then; and for the modules by which
+a job without FSDP2 is known (unserved.py).
 
-The wheel's fcdp.pth imports this module at interpreter start when FCDP is set and not 0; unset, nothing of FCDP is imported.
-A malformed option must stop the job before its first step, but may not break `import site`; so options are read
-when FSDP2 is imported, where an exception reaches the script.
+The wheel's fcdp.pth imports this module at interpreter start when FCDP is set and not 0; unset, nothing of
+FCDP is imported. A malformed option must stop the job before its first step, but may not break `import site`;
+so options are read when FSDP2 is imported, where an exception reaches the script.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
+from collections.abc import Callable
 from types import ModuleType
-from typing import Callable
 
 # The last of FSDP2's modules to load that FCDP enters; it imports the others.
 _TARGET = "torch.distributed.fsdp._fully_shard._fsdp_state"
@@ -45,7 +45,11 @@ def _patch(module: ModuleType) -> None:
     try:
         from fcdp import fsdp2
     except ImportError as error:  # a wheel of another platform, say
-        print(f"fcdp: plain FSDP2 runs: FCDP's core cannot be loaded ({error}); install the fcdp wheel again", file=sys.stderr, flush=True)
+        print(
+            f"fcdp: plain FSDP2 runs: FCDP's core cannot be loaded ({error}); install the fcdp wheel again",
+            file=sys.stderr,
+            flush=True,
+        )
         return
     fsdp2.install(module)
 
@@ -62,7 +66,11 @@ def _watch_process_groups(module: ModuleType) -> None:
     unserved.watch_process_groups(module)
 
 
-_ACTIONS = {_TARGET: _patch, "torch.optim.optimizer": _watch_optimizers, "torch.distributed.distributed_c10d": _watch_process_groups}
+_ACTIONS = {
+    _TARGET: _patch,
+    "torch.optim.optimizer": _watch_optimizers,
+    "torch.distributed.distributed_c10d": _watch_process_groups,
+}
 
 
 def install() -> None:

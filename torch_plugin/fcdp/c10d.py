@@ -1,10 +1,12 @@
 """torch.distributed's side: what the core's plan needs from process groups.
 
-A Shards object is one shard process group seen as nodes x ranks: a control group for agreements and, unless NCCL carries the core's collectives,
-two lanes (the ranks of this node; the ranks with this local index on every node). All of them are backends that FCDP makes itself over the job's store, not process groups of
-c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits the world's communicator for
-them, and they end when their shard group does. Each lane belongs to the core's streams, which use it in turn, the control group to the
-thread that runs the model, so each is used in program order. All of them are gloo's: they carry host memory, whatever the device.
+A Shards object is one shard process group seen as nodes x ranks: a control group for agreements and, unless
+NCCL carries the core's collectives, two lanes (the ranks of this node; the ranks with this local index on
+every node). All of them are backends that FCDP makes itself over the job's store, not process groups of
+c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits
+the world's communicator for them, and they end when their shard group does. Each lane belongs to the core's
+streams, which use it in turn, the control group to the thread that runs the model, so each is used in program
+order. All of them are gloo's: they carry host memory, whatever the device.
 """
 
 from __future__ import annotations
@@ -33,11 +35,17 @@ def local_size(option: int) -> int:
     """Ranks per node: FCDP_LOCAL_SIZE, else what the launcher says."""
     if option:
         return option
-    text = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE", "")
+    text = (
+        os.environ.get("LOCAL_WORLD_SIZE")
+        or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
+        or os.environ.get("SLURM_NTASKS_PER_NODE", "")
+    )
     try:
         return int(text)
     except ValueError:
-        raise Unsupported("the launcher does not say how many ranks a node has (LOCAL_WORLD_SIZE); set FCDP_LOCAL_SIZE") from None
+        raise Unsupported(
+            "the launcher does not say how many ranks a node has (LOCAL_WORLD_SIZE); set FCDP_LOCAL_SIZE"
+        ) from None
 
 
 def _backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
@@ -61,13 +69,17 @@ def _has_interface() -> bool:
 
 
 def _one_by_one(timeout_s: float) -> Any:
-    """gloo's options, for a backend that carries out its collectives in their order and not two at a time. Where a torch does not know these
-    options, its timeout alone: two share the link then, which is slower."""
+    """gloo's options, for a backend that carries out its collectives in their order and not two at a time. Where
+    a torch does not know these options, its timeout alone: two share the link then, which is slower."""
     gloo, timeout = distributed_c10d.ProcessGroupGloo, timedelta(seconds=timeout_s)
     names = os.environ.get("GLOO_SOCKET_IFNAME", "")
     try:
         options = gloo._Options()
-        options._devices = [gloo.create_device(interface=name) for name in names.split(",")] if names else [gloo.create_default_device()]
+        options._devices = (
+            [gloo.create_device(interface=name) for name in names.split(",")]
+            if names
+            else [gloo.create_default_device()]
+        )
         options._threads = 1
         options._timeout = timeout
     except (AttributeError, TypeError):
@@ -76,7 +88,8 @@ def _one_by_one(timeout_s: float) -> Any:
 
 
 class Lane:
-    """The members of one kind of collective, and the backend that carries it. Creating it is a collective of its members."""
+    """The members of one kind of collective, and the backend that carries it. Creating it is a collective of its
+    members."""
 
     def __init__(self, ranks: list[int], me: int, store: dist.Store, name: str, timeout_s: float):
         self.size, self.place = len(ranks), ranks.index(me)
@@ -132,11 +145,15 @@ class Shards:
         sizes, name = [row[0] for row in said], f"fcdp/{said[0][2]:x}"
         deaf = [rank for rank, row in zip(self.ranks, said) if not row[1]]
         if deaf:
-            raise Unsupported(f"gloo finds no network interface on rank {deaf[0]}; set GLOO_SOCKET_IFNAME to the one that joins the nodes")
+            raise Unsupported(
+                f"gloo finds no network interface on rank {deaf[0]}; set GLOO_SOCKET_IFNAME to the one that joins the nodes"
+            )
         if not all(sizes):
             raise Unsupported(problem or "a rank does not know how many ranks its node has; set FCDP_LOCAL_SIZE")
         if len(set(sizes)) > 1:
-            raise Unsupported(f"ranks per node differ: the group's ranks say {sizes}; FCDP needs the same number on every node")
+            raise Unsupported(
+                f"ranks per node differ: the group's ranks say {sizes}; FCDP needs the same number on every node"
+            )
         self.machine = self.ranks[self.rank] // size  # of the whole job, whatever this group takes of it
         self.node_of = b"".join((rank // size).to_bytes(4, "little") for rank in self.ranks)
         try:
@@ -167,7 +184,8 @@ class Shards:
             lane.close()
 
     def agree(self, votes: bytes) -> bytes:
-        """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at the same agreement."""
+        """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at
+        the same agreement."""
         self.agreements = number = self.control.roll.enter()
         stamp = (self.agreements + len(votes)) % 256
         ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8)
@@ -175,7 +193,9 @@ class Shards:
             self.control.max_(ballot)
         except Exception as error:
             missing = self.control.roll.missing(number)
-            raise RuntimeError(f"fcdp: agreement {number} of {len(self.ranks)} ranks on what is stale failed; {missing}: {error}") from error
+            raise RuntimeError(
+                f"fcdp: agreement {number} of {len(self.ranks)} ranks on what is stale failed; {missing}: {error}"
+            ) from error
         self.agree_bytes += len(votes) + 2
         result = bytes(ballot.tolist())  # not by NumPy, which torch does not bring
         if result[-2] + result[-1] != 255:
@@ -185,12 +205,13 @@ class Shards:
         return result[:-2]
 
     def agreed(self) -> tuple[int, int, int]:
-        """Agreements so far, and their bytes from this rank to other nodes (an all-reduce: each byte leaves a rank about twice, and a node
-        through its last rank) and within the node."""
+        """Agreements so far, and their bytes from this rank to other nodes (an all-reduce: each byte leaves a
+        rank about twice, and a node through its last rank) and within the node."""
         return self.agreements, 2 * self.agree_bytes if self.local == self.node_size - 1 else 0, 0
 
     def refuse_together(self, problem: Exception | None) -> None:
-        """Raise on every rank if any rank has a problem: OptionError where an option asks for what some rank cannot have, else Unsupported."""
+        """Raise on every rank if any rank has a problem: OptionError where an option asks for what some rank
+        cannot have, else Unsupported."""
         stops = isinstance(problem, _fcdp.Error) and problem.args[1] == _fcdp.ERR_OPTION
         mine = b"\0" if problem is None else b"\2" if stops else b"\1"
         worst = self.agree(mine)
@@ -203,13 +224,14 @@ class Shards:
         raise OptionError(f"fcdp: {text}") if worst == b"\2" else Unsupported(text)
 
     def from_leader(self, payload: bytes) -> bytes:
-        """`payload` of the node's local rank 0, on every rank of the node. Over the control group: the node's lane is its stream's, which may be
-        gathering an earlier group meanwhile."""
+        """`payload` of the node's local rank 0, on every rank of the node. Over the control group: the node's
+        lane is its stream's, which may be gathering an earlier group meanwhile."""
         with self.control.roll.explains(self.control.roll.enter()):
             return self.control.all_gather_bytes(payload)[self.rank - self.local]
 
     def missing(self) -> str:
-        """Who has not come to a collective that has failed since the last agreement; "": it says so itself, or that was asked before."""
+        """Who has not come to a collective that has failed since the last agreement; "": it says so itself, or
+        that was asked before."""
         asks, self.asks = self.asks, False
         return self.control.roll.missing(self.agreements) if asks else ""
 
@@ -217,7 +239,10 @@ class Shards:
         """Over lanes that are made here; a collective of the group."""
         node, n = self.topology["node"], self.node_size
         inter = [self.ranks[k * n + self.local] for k in range(self.topology["nodes"])]
-        self.lanes = {_fcdp.LANE_INTER: self._lane("inter", inter), _fcdp.LANE_NODE: self._lane("node", self.ranks[node * n : (node + 1) * n])}
+        self.lanes = {
+            _fcdp.LANE_INTER: self._lane("inter", inter),
+            _fcdp.LANE_NODE: self._lane("node", self.ranks[node * n : (node + 1) * n]),
+        }
         return Transport(self.lanes)
 
     def all_gather_bytes(self, mine: bytes) -> bytes:
@@ -231,8 +256,9 @@ class Shards:
 
 
 class Transport:
-    """The core's all-gathers of host memory, in place over `members * length` bytes at `address`; called on threads of the core's streams, `begin`
-    by one at a time. A lane carries out what has begun one by one, so that what is needed first comes first."""
+    """The core's all-gathers of host memory, in place over `members * length` bytes at `address`; called on
+    threads of the core's streams, `begin` by one at a time. A lane carries out what has begun one by one, so
+    that what is needed first comes first."""
 
     def __init__(self, lanes: dict[int, Lane]):
         self.lanes = lanes

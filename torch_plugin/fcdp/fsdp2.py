@@ -1,10 +1,12 @@
 """Where FCDP enters FSDP2: the only file with FSDP2's private names.
 
-FSDP2's own state machine is left as it is: it shards and unshards when it always did, so what a user sees on the modules is what plain
-FSDP2 shows. Only what an unshard and a reshard *do* changes: the gather (`foreach_all_gather`), the copy-out (nothing left to copy: the
-bytes are already in the parameters), and the freeing of the unsharded storages (FCDP's pages are unmapped instead, or kept).
+FSDP2's own state machine is left as it is: it shards and unshards when it always did, so what a user sees on
+the modules is what plain FSDP2 shows. Only what an unshard and a reshard *do* changes: the gather
+(`foreach_all_gather`), the copy-out (nothing left to copy: the bytes are already in the parameters), and the
+freeing of the unsharded storages (FCDP's pages are unmapped instead, or kept).
 
-Tried with torch 2.6 to 2.15; the signatures are checked when FSDP2 is imported, and on a mismatch plain FSDP2 runs.
+Tried with torch 2.6 to 2.15; the signatures are checked when FSDP2 is imported, and on a mismatch plain FSDP2
+runs.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import functools
 import inspect
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, Callable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -84,14 +87,24 @@ class _Extent:
             param._fcdp_group = weakref.ref(group)
         # Without a fingerprint any optimizer may have written any trainable parameter by the time of an observation.
         anonymous = group.steps if param.requires_grad and not group.is_read(data) else 0
-        codes = _dtype_codes.setdefault(data.dtype, len(_dtype_codes) + 1), _dtype_codes.setdefault(self.gathered_dtype(), len(_dtype_codes) + 1)
+        codes = (
+            _dtype_codes.setdefault(data.dtype, len(_dtype_codes) + 1),
+            _dtype_codes.setdefault(self.gathered_dtype(), len(_dtype_codes) + 1),
+        )
         return (
-            self._serial, data.untyped_storage().data_ptr(), _version(param), _version(local), _version(data),
-            self.steps + anonymous, codes[0] << 16 | codes[1], int(param.requires_grad),
-        )  # fmt: skip
+            self._serial,
+            data.untyped_storage().data_ptr(),
+            _version(param),
+            _version(local),
+            _version(data),
+            self.steps + anonymous,
+            codes[0] << 16 | codes[1],
+            int(param.requires_grad),
+        )
 
     def written(self) -> bool:
-        """Somebody wrote into the gathered parameter since it was last asked; plain FSDP2 drops such a write at reshard."""
+        """Somebody wrote into the gathered parameter since it was last asked; plain FSDP2 drops such a write at
+        reshard."""
         unsharded = getattr(self.fsdp_param, "_unsharded_param", None)
         if unsharded is None:
             return False
@@ -128,7 +141,11 @@ def _gathers_nothing(param_group: Any) -> str | None:
 
     if not isinstance(param_group.mesh_info, FSDPMeshInfo):
         return "its parameters are replicated, not sharded"
-    return "its shard group has one rank: there is nothing to gather" if param_group.mesh_info.shard_mesh_size == 1 else None
+    return (
+        "its shard group has one rank: there is nothing to gather"
+        if param_group.mesh_info.shard_mesh_size == 1
+        else None
+    )
 
 
 def _captures(device: torch.device) -> bool:
@@ -177,7 +194,10 @@ def _describe(param_group: Any) -> tuple[str, list[_Extent], list[tuple[int, int
     fsdp_params = param_group.fsdp_params
     extents = [_Extent(fsdp_param, i) for i, fsdp_param in enumerate(fsdp_params)]
     specs = [
-        (extent.fsdp_param._sharded_param_data.numel() * extent.gathered_dtype().itemsize, int(extent.fsdp_param.sharded_param.requires_grad))
+        (
+            extent.fsdp_param._sharded_param_data.numel() * extent.gathered_dtype().itemsize,
+            int(extent.fsdp_param.sharded_param.requires_grad),
+        )
         for extent in extents
     ]
 
@@ -247,8 +267,8 @@ def _stream(device: torch.device) -> int:
 def _wrap(owner: Any, name: str) -> Callable[[Callable], Callable]:
     """Replace owner.name by a function that gets the original as its first argument.
 
-    Only what FSDP2 calls from within its hooks: dynamo leaves those alone, and all they call, but would compile a wrapper
-    around a hook itself as a frame of its own.
+    Only what FSDP2 calls from within its hooks: dynamo leaves those alone, and all they call, but would
+    compile a wrapper around a hook itself as a frame of its own.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -274,7 +294,14 @@ def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module
             return False
 
     functions = {
-        "foreach_all_gather": ("fsdp_params", "group", "async_op", "all_gather_copy_in_stream", "all_gather_stream", "device"),
+        "foreach_all_gather": (
+            "fsdp_params",
+            "group",
+            "async_op",
+            "all_gather_copy_in_stream",
+            "all_gather_stream",
+            "device",
+        ),
         "foreach_all_gather_copy_out": ("all_gather_result", "fsdp_params", "group"),
         "foreach_reduce": ("fsdp_params", "unsharded_grads", "reduce_scatter_group"),
     }
@@ -287,9 +314,23 @@ def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module
     if not begins(getattr(param_module, "free_storage", None), ("tensor",)):
         yield "free_storage(tensor)"
     wanted = {
-        getattr(group_module, "FSDPParamGroup", None): ("unshard", "_to_sharded", "is_sharded", "post_backward", "finalize_backward"),
-        getattr(param_module, "FSDPParam", None): ("all_gather_inputs", "init_all_gather_outputs", "alloc_all_gather_outputs"),
-        getattr(state_module, "FSDPState", None): ("_lazy_init", "_root_pre_forward", "_register_root_post_backward_final_callback"),
+        getattr(group_module, "FSDPParamGroup", None): (
+            "unshard",
+            "_to_sharded",
+            "is_sharded",
+            "post_backward",
+            "finalize_backward",
+        ),
+        getattr(param_module, "FSDPParam", None): (
+            "all_gather_inputs",
+            "init_all_gather_outputs",
+            "alloc_all_gather_outputs",
+        ),
+        getattr(state_module, "FSDPState", None): (
+            "_lazy_init",
+            "_root_pre_forward",
+            "_register_root_post_backward_final_callback",
+        ),
     }
     for owner, names in wanted.items():
         for name in names:
@@ -298,7 +339,8 @@ def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module
 
 
 def install(state_module: ModuleType) -> None:
-    """Patch FSDP2, just imported as `state_module` and those it imports. Raises OptionError for a malformed FCDP_* variable."""
+    """Patch FSDP2, just imported as `state_module` and those it imports. Raises OptionError for a malformed
+    FCDP_* variable."""
     from torch.distributed.fsdp._fully_shard import _fsdp_param as param_module
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 
@@ -324,7 +366,8 @@ def install(state_module: ModuleType) -> None:
 
 
 def _take_tensors() -> None:
-    """On a machine with CUDA: tensors from FCDP's allocator too, unless FCDP_ALLOC=native. Calls no CUDA: this process may fork yet."""
+    """On a machine with CUDA: tensors from FCDP's allocator too, unless FCDP_ALLOC=native. Calls no CUDA: this
+    process may fork yet."""
     if runtime.options["alloc"] == _fcdp.ALLOC_NATIVE or not torch.backends.cuda.is_built() or torch.version.hip:
         return
     try:
@@ -337,7 +380,9 @@ def _take_tensors() -> None:
         return
     try:
         if torch.cuda.is_initialized() or torch._C._cuda_getAllocatorBackend() != "native":
-            raise RuntimeError("its allocator is in use already, or is not the default one; import torch.distributed.fsdp before CUDA is used")
+            raise RuntimeError(
+                "its allocator is in use already, or is not the default one; import torch.distributed.fsdp before CUDA is used"
+            )
         if torch.backends.cudnn.benchmark:
             raise RuntimeError("torch.backends.cudnn.benchmark needs it")
         torch.cuda.memory.change_current_allocator(tensors.fcdp_alloc)
@@ -346,7 +391,8 @@ def _take_tensors() -> None:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """What has failed on the streams must not become a step, nor may a step write what a gather begun ahead still reads."""
+    """What has failed on the streams must not become a step, nor may a step write what a gather begun ahead
+    still reads."""
     if runtime.engine is not None:
         runtime.order_writes(_stream(runtime.device))
 
@@ -463,7 +509,9 @@ def _patch_state(cls: type) -> None:
         is_new = self._is_root is None
         original(self)
         if is_new:
-            param_groups = list({id(group): group for state in self._state_ctx.all_states for group in _groups_of(state)}.values())
+            param_groups = list(
+                {id(group): group for state in self._state_ctx.all_states for group in _groups_of(state)}.values()
+            )
             tree = self._state_ctx._fcdp_tree = Tree(param_groups)
             for group in param_groups:
                 group._fcdp_tree = tree

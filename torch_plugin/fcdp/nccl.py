@@ -13,7 +13,8 @@ _library: Any = None
 
 
 def _path() -> str | None:
-    """FCDP_NCCL_LIBRARY, else the one that torch brought along; None: whichever the loader finds, which is torch's where that has loaded one."""
+    """FCDP_NCCL_LIBRARY, else the one that torch brought along; None: whichever the loader finds, which is
+    torch's where that has loaded one."""
     named = os.environ.get("FCDP_NCCL_LIBRARY")
     if named:
         return named
@@ -40,7 +41,8 @@ def _words(error: Exception) -> str:
 
 
 def connect(engine: Any, shards: Shards) -> tuple[Any, str]:
-    """(comm, ""), or (None, why not) on every rank of the shard group; a collective of it. Whatever fails on one rank alone is said to all."""
+    """(comm, ""), or (None, why not) on every rank of the shard group; a collective of it. Whatever fails on one
+    rank alone is said to all."""
     comm, problem, mine = None, "", b""
     try:
         mine = _fcdp.nccl_ids(_load(), shards.node_of, shards.rank)

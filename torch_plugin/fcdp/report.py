@@ -16,11 +16,21 @@ def _counts(values: Any) -> dict[str, int]:
 
 def _nothing_yet() -> dict[str, Any]:
     return {
-        "enabled": False, "driver": None, "topology": None, "transport": None, "collectives": {}, "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
-        "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0, "plain": 0}, "groups": [],
-        "device_bytes": {"current": 0, "peak": 0}, "host_bytes": {"current": 0, "peak": 0}, "bypassed": [],
-        "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0}, "waits": {}, "python_calls": 0,
-    }  # fmt: skip
+        "enabled": False,
+        "driver": None,
+        "topology": None,
+        "transport": None,
+        "collectives": {},
+        "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
+        "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0, "plain": 0},
+        "groups": [],
+        "device_bytes": {"current": 0, "peak": 0},
+        "host_bytes": {"current": 0, "peak": 0},
+        "bypassed": [],
+        "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0},
+        "waits": {},
+        "python_calls": 0,
+    }
 
 
 def stats() -> dict[str, Any]:
@@ -32,10 +42,12 @@ def stats() -> dict[str, Any]:
     from fcdp import _fcdp
 
     out |= {
-        "enabled": True, "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
-        "gathers": out["gathers"] | {"plain": runtime.plain["plain_gather"][0]}, "saved": out["saved"] | {"beside_bytes": runtime.beside_bytes},
+        "enabled": True,
+        "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
+        "gathers": out["gathers"] | {"plain": runtime.plain["plain_gather"][0]},
+        "saved": out["saved"] | {"beside_bytes": runtime.beside_bytes},
         "bypassed": out["bypassed"] + [dict(entry) for entry in runtime.bypassed],
-    }  # fmt: skip
+    }
     if runtime.engine is None:
         return out
     core = _fcdp.engine_stats(runtime.engine)
@@ -44,13 +56,17 @@ def stats() -> dict[str, Any]:
         out["topology"], out["transport"] = dict(served[0].topology), "gloo" if served[0].lanes else "nccl"
     out["driver"] = core["driver"]
     out["collectives"]["gather"], out["collectives"]["restore"] = _counts(core["gather"]), _counts(core["restore"])
-    out["collectives"]["agree"] = _counts([sum(column) for column in zip(runtime.past_agreements, *(s.agreed() for s in served))])
+    out["collectives"]["agree"] = _counts(
+        [sum(column) for column in zip(runtime.past_agreements, *(s.agreed() for s in served))]
+    )
     for key in ("gathers", "saved"):
         out[key] |= core[key]
     out["waits"], out["python_calls"] = core["waits"], _fcdp.python_calls()
     out["waits"]["agreements"] = out["collectives"]["agree"]["calls"]
     out["moves"], out["device_bytes"], out["host_bytes"] = core["moves"], core["device_bytes"], core["host_bytes"]
-    groups = ({**_fcdp.group_stats(group.handle), "ranks_per_node": group.shards.node_size} for group in list(runtime.groups))
+    groups = (
+        {**_fcdp.group_stats(group.handle), "ranks_per_node": group.shards.node_size} for group in list(runtime.groups)
+    )
     out["groups"] = sorted(groups, key=lambda entry: entry["name"])
     return out
 
@@ -82,7 +98,11 @@ def summary() -> None:
     if not gathers["made"] + gathers["avoided"]:
         return
     plain, sent = now["saved"]["plain_bytes"], now["saved"]["gather_bytes"]
-    beside = f"; beside that, plain FSDP2 gathered {_human(now['saved']['beside_bytes'])} in {gathers['plain']} gathers" if gathers["plain"] else ""
+    beside = (
+        f"; beside that, plain FSDP2 gathered {_human(now['saved']['beside_bytes'])} in {gathers['plain']} gathers"
+        if gathers["plain"]
+        else ""
+    )
     share = f"{100 * (1 - sent / plain):.1f} % fewer" if plain else "nothing gathered"
     say(
         f"saved {_human(plain - sent)} between nodes per node: gathers sent {_human(sent)} instead of {_human(plain)} ({share}); "

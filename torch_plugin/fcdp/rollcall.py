@@ -1,14 +1,15 @@
 """Who did not come to a collective that failed.
 
-gloo says that a time is over, or that some peer has closed its connection, and not whose. So whoever a collective fails on writes its number into the
-job's store, waits a moment for the others to do the same, and names those from whom nothing has come. While all goes well nothing is written.
+gloo says that a time is over, or that some peer has closed its connection, and not whose. So whoever a
+collective fails on writes its number into the job's store, waits a moment for the others to do the same, and
+names those from whom nothing has come. While all goes well nothing is written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Iterator
 
 import torch.distributed as dist
 
@@ -17,7 +18,8 @@ GRACE = timedelta(seconds=3)
 
 
 class RollCall:
-    """Of the collectives of some ranks, which number them alike. One thread at a time enters; any may ask who is missing."""
+    """Of the collectives of some ranks, which number them alike. One thread at a time enters; any may ask who is
+    missing."""
 
     def __init__(self, ranks: list[int], me: int, store: dist.Store, name: str):
         """`store`: the job's; keys of `name` are nobody else's."""
@@ -37,7 +39,8 @@ class RollCall:
             raise RuntimeError(f"{self.missing(number)}: {error}") from error
 
     def missing(self, number: int) -> str:
-        """Called where collective `number` has failed: "did not come: rank 3", or what is known instead. Takes up to GRACE."""
+        """Called where collective `number` has failed: "did not come: rank 3", or what is known instead. Takes
+        up to GRACE."""
         try:
             behind = self._behind(number)
         except Exception as error:
@@ -51,7 +54,8 @@ class RollCall:
         return f"did not come: {', '.join(known)}" if known else "every rank came"
 
     def _behind(self, number: int) -> dict[int, int | None]:
-        """Where the others are that do not say that they came; None: they say nothing. A rank that is past it has come."""
+        """Where the others are that do not say that they came; None: they say nothing. A rank that is past it
+        has come."""
         store = dist.PrefixStore(self.name, _connection(self.store))
         others = [rank for rank in self.ranks if rank != self.me]
         store.set(f"at/{self.me}", str(number))

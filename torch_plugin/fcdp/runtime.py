@@ -2,11 +2,13 @@
 
 FSDP2's names are in fsdp2.py, process groups in c10d.py; what is stale, what moves and how is decided in C.
 
-Agreement. A hit must be a hit on every rank, or collectives hang. A group's copy is trusted without asking its shard group again only inside
-a pass: a root forward, or a backward. The first unshard of a pass agrees for all groups of its tree at once (one small MAX). Within it a group is
-asked again, alone, when its gradients have been reduced or an optimizer has stepped its parameters (it may have done so inside backward), and
-so is every unshard by hand, outside of FSDP2's own hooks. All of these happen on every rank of the shard group in the same order; what concerns
-no group that is served (another optimizer, another model) changes nothing here.
+Agreement. A hit must be a hit on every rank, or collectives hang. A group's copy is trusted without asking
+its shard group again only inside a pass: a root forward, or a backward. The first unshard of a pass agrees
+for all groups of its tree at once (one small MAX). Within it a group is asked again, alone, when its
+gradients have been reduced or an optimizer has stepped its parameters (it may have done so inside backward),
+and so is every unshard by hand, outside of FSDP2's own hooks. All of these happen on every rank of the shard
+group in the same order; what concerns no group that is served (another optimizer, another model) changes
+nothing here.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ import sys
 import weakref
 from array import array
 from collections import Counter
+from collections.abc import Callable, Iterable
 from itertools import accumulate
-from typing import Any, Callable, Iterable, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,9 +36,16 @@ log = logging.getLogger("fcdp")
 
 # DLPack's (code, bits) of the dtypes that parameters have; others are taken as bytes and viewed.
 _DLPACK = {
-    torch.float32: (2, 32), torch.float64: (2, 64), torch.float16: (2, 16), torch.bfloat16: (4, 16),
-    torch.int8: (0, 8), torch.int16: (0, 16), torch.int32: (0, 32), torch.int64: (0, 64), torch.uint8: (1, 8),
-}  # fmt: skip
+    torch.float32: (2, 32),
+    torch.float64: (2, 64),
+    torch.float16: (2, 16),
+    torch.bfloat16: (4, 16),
+    torch.int8: (0, 8),
+    torch.int16: (0, 16),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.uint8: (1, 8),
+}
 
 
 class Extent(Protocol):
@@ -56,10 +66,11 @@ def say(text: str) -> None:
 
 
 class Tree:
-    """What lies under one FSDP root: its passes begin for all of it at once. One agreement for each shard group in it."""
+    """What lies under one FSDP root: its passes begin for all of it at once. One agreement for each shard group
+    in it."""
 
     def __init__(self, param_groups: list[Any]):
-        self.param_groups = param_groups    # FSDP2's, served or not
+        self.param_groups = param_groups  # FSDP2's, served or not
         self.handles: dict[Shards, Any] = {}
 
     def handle(self, shards: Shards) -> Any:
@@ -75,16 +86,18 @@ class Tree:
 class Group:
     """A parameter group that FCDP serves."""
 
-    def __init__(self, name: str, extents: list[Any], shards: Shards, handle: Any, shard_bytes: list[int], collect: Callable):
+    def __init__(
+        self, name: str, extents: list[Any], shards: Shards, handle: Any, shard_bytes: list[int], collect: Callable
+    ):
         self.name, self.extents, self.shards, self.handle = name, extents, shards, handle
         self.shard_bytes = shard_bytes
-        self.storages: Storages | None = None   # of its tensors; set by who made them
-        self.collect = collect              # (stale indices) -> {index: 1-D shard in the gathered dtype}
+        self.storages: Storages | None = None  # of its tensors; set by who made them
+        self.collect = collect  # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
-        self.steps = 0                      # runtime.steps at the last observation
+        self.steps = 0  # runtime.steps at the last observation
         self.reductions = 0
-        self.by_device = False              # the device fingerprints its shards
-        self.inputs: tuple | None = None    # of the use under way, which must outlive their readers
+        self.by_device = False  # the device fingerprints its shards
+        self.inputs: tuple | None = None  # of the use under way, which must outlive their readers
 
     def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
         """The extents' final storages, one tensor each, for life."""
@@ -97,7 +110,9 @@ class Group:
                     out.append(torch.empty(0, dtype=dtype, device=device))
                     continue
                 code, bits = _DLPACK.get(dtype, (1, 8))
-                capsule = _fcdp.dlpack(_fcdp.group_extent(self.handle, i), bytes_ * 8 // bits, code, bits, kind, index, self.handle)
+                capsule = _fcdp.dlpack(
+                    _fcdp.group_extent(self.handle, i), bytes_ * 8 // bits, code, bits, kind, index, self.handle
+                )
                 flat = torch.from_dlpack(capsule)
                 out.append(flat if dtype in _DLPACK else flat.view(dtype))
         return out
@@ -120,15 +135,19 @@ class Group:
 
     def _is_host_read(self, shard: torch.Tensor) -> bool:
         """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
-        return not self.by_device and shard.device.type == "cpu" and runtime.options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
+        return (
+            not self.by_device
+            and shard.device.type == "cpu"
+            and runtime.options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
+        )
 
     def is_read(self, shard: torch.Tensor) -> bool:
         """Are its bytes compared, by the device since the last vote, or by the host?"""
         return self.by_device or self._is_host_read(shard)
 
     def vote(self, fingerprints: bytes) -> bytes:
-        """Why each extent's copy is stale, as this rank sees it (0: fresh), and whether the region lacks on its device. `fingerprints`: the
-        device's, of the extents' shards; b"": it took none."""
+        """Why each extent's copy is stale, as this rank sees it (0: fresh), and whether the region lacks on its
+        device. `fingerprints`: the device's, of the extents' shards; b"": it took none."""
         self.steps = runtime.steps
         self.by_device = bool(fingerprints)
         # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
@@ -186,7 +205,8 @@ def _call(function: Callable, *args: Any) -> Any:
 
 
 class Pending:
-    """An unshard that FSDP2 asked for: on the streams, or (a restore with FCDP_PREFETCH=0) to be put there when it is waited for."""
+    """An unshard that FSDP2 asked for: on the streams, or (a restore with FCDP_PREFETCH=0) to be put there when
+    it is waited for."""
 
     def __init__(self, group: Group, pass_: int, stream: int, at_once: bool):
         self.group, self.pass_, self.stream = group, pass_, stream
@@ -210,16 +230,16 @@ class Runtime:
         self.pid = os.getpid()
         self.options: dict[str, Any] = {}
         self.engine: Any = None
-        self.device: torch.device | None = None     # the engine's
+        self.device: torch.device | None = None  # the engine's
         # By id of the process group, which lives as long as the job wants it: then the entry goes.
         self.shards: dict[int, tuple[weakref.ref[dist.ProcessGroup], Shards | Unsupported]] = {}
-        self.past_agreements = [0, 0, 0]    # of shard groups that have ended
+        self.past_agreements = [0, 0, 0]  # of shard groups that have ended
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self.bypassed: list[dict[str, str]] = []
         self.told: set[frozenset[str]] = set()
         self.untold: tuple[list[tuple[str, str]], int] | None = None
-        self.beside_bytes = 0   # that each rank received in gathers of FSDP2's own
+        self.beside_bytes = 0  # that each rank received in gathers of FSDP2's own
         self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
         self.steps = 0
 
@@ -255,7 +275,8 @@ class Runtime:
         return entry[1] if entry is not None and entry[0]() is group else None
 
     def connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards:
-        """The lanes and the comm of a shard group; made once, by all its ranks together. Raises Unsupported, for ever."""
+        """The lanes and the comm of a shard group; made once, by all its ranks together. Raises Unsupported, for
+        ever."""
         known = self.known(group)
         if known is None:
             self._forget_ended()
@@ -266,7 +287,8 @@ class Runtime:
         return known
 
     def _forget_ended(self) -> None:
-        """Process groups that were destroyed take what belongs to them along, though a dead model may still hold the object."""
+        """Process groups that were destroyed take what belongs to them along, though a dead model may still hold
+        the object."""
         alive = distributed_c10d._world.pg_map
         for key, (reference, shards) in list(self.shards.items()):
             if reference() is None or reference() not in alive:
@@ -284,7 +306,7 @@ class Runtime:
     def _connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards | Unsupported:
         try:
             shards = Shards(group, device, self.options["local_size"], self.options["timeout_s"])
-            problem: Exception | None = None    # without its traceback, which would hold this frame
+            problem: Exception | None = None  # without its traceback, which would hold this frame
             try:
                 self._need_engine(device)
                 self._need_account(shards)
@@ -295,7 +317,8 @@ class Runtime:
             self._share_host_memory(shards)
             return shards
         except Unsupported as error:
-            return Unsupported(*error.args)  # kept for the job's life: the one raised holds the frames, and so the model, that met it
+            # kept for the job's life: the one raised holds the frames, and so the model, that met it
+            return Unsupported(*error.args)
 
     def _comm(self, shards: Shards) -> Any:
         """The core's shard group, over NCCL or over torch.distributed's gloo, the same on every rank."""
@@ -307,9 +330,13 @@ class Runtime:
                 return comm
             if asked == _fcdp.TRANSPORT_NCCL:
                 raise OptionError(f"fcdp: FCDP_TRANSPORT=nccl, but {problem}")
-            say(f"its collectives go over gloo, through host memory, as NCCL cannot carry them ({problem}); FCDP_TRANSPORT=torch silences this")
+            say(
+                f"its collectives go over gloo, through host memory, as NCCL cannot carry them ({problem}); FCDP_TRANSPORT=torch silences this"
+            )
         if self.options["restore"] == _fcdp.RESTORE_SLICE and shards.device.type == "cuda":
-            say("FCDP_RESTORE=slice is for NCCL: over gloo the ranks of a node meet in host memory, as with FCDP_RESTORE=whole")
+            say(
+                "FCDP_RESTORE=slice is for NCCL: over gloo the ranks of a node meet in host memory, as with FCDP_RESTORE=whole"
+            )
         transport, comm, problem = shards.transport(), None, None
         try:
             comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, transport)
@@ -321,16 +348,20 @@ class Runtime:
     def _need_engine(self, device: torch.device) -> None:
         if self.engine is not None:
             if self.device != device:
-                raise Unsupported(f"this process serves another device already ({self.device}, this shard group is on {device})")
+                raise Unsupported(
+                    f"this process serves another device already ({self.device}, this shard group is on {device})"
+                )
             return
         asked = self.options["driver"]
         kind = _fcdp.DRIVER_SIM if device.type == "cpu" else _fcdp.DRIVER_CUDA
         if asked == _fcdp.DRIVER_CUDA and kind == _fcdp.DRIVER_SIM:
-            raise Unsupported("FCDP_DRIVER=cuda, but the model is on the CPU (is there a CUDA device?); use FCDP_DRIVER=auto, or sim")
+            raise Unsupported(
+                "FCDP_DRIVER=cuda, but the model is on the CPU (is there a CUDA device?); use FCDP_DRIVER=auto, or sim"
+            )
         if asked == _fcdp.DRIVER_SIM and kind == _fcdp.DRIVER_CUDA:
             raise Unsupported("FCDP_DRIVER=sim, but the model is on a CUDA device; use FCDP_DRIVER=auto")
         library = os.path.join(os.path.dirname(__file__), "libfcdp_simgpu.so")
-        shares = kind == _fcdp.DRIVER_CUDA and tensors.is_current()     # one pool of pages for parameters and tensors
+        shares = kind == _fcdp.DRIVER_CUDA and tensors.is_current()  # one pool of pages for parameters and tensors
         self.engine = _fcdp.engine_create(kind, device.index or 0, library, shares, self._mapping())
         self.device = device
         self.account_ready = False
@@ -338,12 +369,14 @@ class Runtime:
             tensors.beside(self.engine)
 
     def _mapping(self) -> int:
-        """A stale access to a page that another group has by now is a wrong number: without storages that refuse it, it must fault."""
+        """A stale access to a page that another group has by now is a wrong number: without storages that refuse
+        it, it must fault."""
         asked = self.options["mapping"]
         return _fcdp.MAPPING_EXACT if asked == _fcdp.MAPPING_AUTO and not released.SUPPORTED else asked
 
     def _need_account(self, shards: Shards) -> None:
-        """The budget of the node's host memory: the node's first process to come here makes it, whatever its shard group; the others join."""
+        """The budget of the node's host memory: the node's first process to come here makes it, whatever its
+        shard group; the others join."""
         if self.account_ready:
             return
         key, store = f"fcdp/account/{shards.machine}", shards.store
@@ -377,9 +410,11 @@ class Runtime:
                 problem = error.with_traceback(None)
         shards.refuse_together(problem)
 
-    def attach(self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable, bool]]) -> list[Group]:
-        """Groups for (name, extents, (shard_bytes, span) per extent, collect, does it stay gathered after forward), all or none; a collective of the
-        shard group."""
+    def attach(
+        self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable, bool]]
+    ) -> list[Group]:
+        """Groups for (name, extents, (shard_bytes, span) per extent, collect, does it stay gathered after
+        forward), all or none; a collective of the shard group."""
         handles: list[Any] = []
         ahead = True
         offsets, problem = array("Q", [0]) * len(described), None
@@ -413,8 +448,8 @@ class Runtime:
         self.bypassed.append({"group": name, "reason": reason})
 
     def tell_bypassed(self, refused: list[tuple[str, str]], n_groups: int, complete: bool) -> None:
-        """One line about the (name, reason) left to FSDP2 of a model's `n_groups`, once for each set of reasons. Not `complete`: others are decided
-        later, and what is said waits for them, or for the exit."""
+        """One line about the (name, reason) left to FSDP2 of a model's `n_groups`, once for each set of reasons.
+        Not `complete`: others are decided later, and what is said waits for them, or for the exit."""
         self.untold = None
         reasons = Counter(reason for _, reason in refused)
         if not refused or frozenset(reasons) in self.told:
@@ -429,7 +464,8 @@ class Runtime:
         say(f"served {served} of {n_groups} groups: {why}; plain FSDP2 runs" + (f" for {names}" if served else ""))
 
     def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes]:
-        """Of the shards of each group (b"": none are taken), read by the device behind what is on `stream` now; the host waits for it."""
+        """Of the shards of each group (b"": none are taken), read by the device behind what is on `stream` now;
+        the host waits for it."""
         shards, read = groups[0].shards, [group for group in groups if self.device_reads(group)]
         if not read:
             return [b""] * len(groups)
@@ -441,7 +477,9 @@ class Runtime:
         taken = _call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
         if taken is None:
             self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
-            say("the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)")
+            say(
+                "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
+            )
             return [b""] * len(groups)
         ends = list(accumulate(8 * group.n for group in read))
         of = {group: taken[begin:end] for group, begin, end in zip(read, [0, *ends], ends)}
@@ -449,7 +487,9 @@ class Runtime:
 
     def agree(self, groups: list[Group], stream: int) -> None:
         """Agree on what is stale in `groups` (of one shard group), and on what is there."""
-        votes = [group.vote(fingerprints) for group, fingerprints in zip(groups, self._device_fingerprints(groups, stream))]
+        votes = [
+            group.vote(fingerprints) for group, fingerprints in zip(groups, self._device_fingerprints(groups, stream))
+        ]
         try:
             agreed = groups[0].shards.agree(bytes(1 if reason else 0 for vote in votes for reason in vote))
         except RuntimeError:
@@ -484,7 +524,8 @@ class Runtime:
         else:
             group.audit()
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
-        # What crosses the nodes is read now, as FSDP2 would; a restore may wait until the pages of the group before have gone.
+        # What crosses the nodes is read now, as FSDP2 would; a restore may wait until the pages of the group before
+        # have gone.
         at_once = self.options["prefetch"] and group.shards.ahead or any(_fcdp.group_stale(group.handle))
         pending = Pending(group, pass_, stream, at_once)
         following = _fcdp.group_unsharded(group.handle, forward)
@@ -494,8 +535,8 @@ class Runtime:
 
     def release(self, group: Group, stream: int) -> None:
         """FSDP2 resharded the group."""
-        written = any([extent.written() for extent in group.extents])
-        _call(_fcdp.group_reshard, group.handle, stream, written)
+        written = [extent.written() for extent in group.extents]  # of each: asking remembers what was seen
+        _call(_fcdp.group_reshard, group.handle, stream, any(written))
 
     def missing(self, error: _fcdp.Error) -> str:
         """Words on who did not come, for a failure of collectives that do not say so themselves, else ""."""
@@ -510,7 +551,8 @@ class Runtime:
         return ""
 
     def order_writes(self, stream: int) -> None:
-        """What `stream` does next may write into shards. Raises what the device, a peer or a collective has failed at by now."""
+        """What `stream` does next may write into shards. Raises what the device, a peer or a collective has
+        failed at by now."""
         _call(_fcdp.engine_order_writes, self.engine, stream)
 
     # Counting.
@@ -542,7 +584,8 @@ def _end() -> None:
     if runtime.engine is None:
         return
     report.summary()
-    # The streams must be idle before the interpreter ends: a thread that wants the GIL after that is torn down inside of torch, which
+    # The streams must be idle before the interpreter ends: a thread that wants the GIL after that is torn down inside
+    # of torch, which
     # aborts. A collective whose peer is gone ends by itself: its connection is closed, or FCDP_TIMEOUT passes.
     try:
         _fcdp.engine_drain(runtime.engine)

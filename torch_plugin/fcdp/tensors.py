@@ -1,8 +1,9 @@
-"""fcdp_alloc, FCDP's allocator for CUDA tensors, and its numbers in the shapes that torch.cuda.memory gives PyTorch's own.
+"""fcdp_alloc, FCDP's allocator for CUDA tensors, and its numbers in the shapes that torch.cuda.memory gives
+PyTorch's own.
 
-PyTorch refuses memory_stats, snapshots and peaks with a pluggable allocator. While fcdp_alloc is the current one, the functions of
-torch._C that torch.cuda's are made of answer with FCDP's numbers instead, so torch.cuda.max_memory_allocated, memory_summary and the
-others work as with PyTorch's own.
+PyTorch refuses memory_stats, snapshots and peaks with a pluggable allocator. While fcdp_alloc is the current
+one, the functions of torch._C that torch.cuda's are made of answer with FCDP's numbers instead, so
+torch.cuda.max_memory_allocated, memory_summary and the others work as with PyTorch's own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import logging
 import os
 import sys
 import warnings
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.cuda.memory
@@ -23,9 +25,13 @@ log = logging.getLogger("fcdp")
 
 # Of PyTorch's pluggable allocator: how each hook is set.
 _SETTERS = {
-    "reset": "set_reset_fn", "memory_fraction": "set_memory_fraction_fn", "record_stream": "set_record_stream_fn",
-    "begin_pool": "set_begin_allocate_to_pool", "end_pool": "set_end_allocate_to_pool_fn", "release_pool": "set_release_pool",
-}  # fmt: skip
+    "reset": "set_reset_fn",
+    "memory_fraction": "set_memory_fraction_fn",
+    "record_stream": "set_record_stream_fn",
+    "begin_pool": "set_begin_allocate_to_pool",
+    "end_pool": "set_end_allocate_to_pool_fn",
+    "release_pool": "set_release_pool",
+}
 
 
 def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = None) -> Any:
@@ -41,7 +47,9 @@ def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = No
     allocator = torch._C._cuda_customAllocator(hooks["malloc"], hooks["free"])
     missing = [setter for setter in _SETTERS.values() if not hasattr(allocator, setter)]
     if missing:
-        raise RuntimeError(f"fcdp_alloc: the pluggable allocator of torch {torch.__version__} has no {missing[0]}; use torch 2.6 to 2.15")
+        raise RuntimeError(
+            f"fcdp_alloc: the pluggable allocator of torch {torch.__version__} has no {missing[0]}; use torch 2.6 to 2.15"
+        )
     for hook, setter in _SETTERS.items():
         getattr(allocator, setter)(hooks[hook])
     _answer()
@@ -51,17 +59,21 @@ def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = No
 
 
 def _no_graph_registration() -> None:
-    """NCCL registers the buffers of collectives that a CUDA graph captures, by default, and takes each for one physical allocation (NCCL_GRAPH_REGISTER):
-    pages are many, and jobs were seen to hang. NCCL reads the variable at the first captured collective, so here is early enough."""
+    """NCCL registers the buffers of collectives that a CUDA graph captures, by default, and takes each for one
+    physical allocation (NCCL_GRAPH_REGISTER): pages are many, and jobs were seen to hang. NCCL reads the
+    variable at the first captured collective, so here is early enough."""
     asked = os.environ.setdefault("NCCL_GRAPH_REGISTER", "0").strip()
     if asked not in ("", "0"):
-        raise RuntimeError(f"NCCL_GRAPH_REGISTER={asked} lets NCCL register tensors in captured CUDA graphs as if each were one allocation, which "
-                           "fcdp_alloc's are not; unset it, or set it to 0")  # fmt: skip
+        raise RuntimeError(
+            f"NCCL_GRAPH_REGISTER={asked} lets NCCL register tensors in captured CUDA graphs as if each were one allocation, which "
+            "fcdp_alloc's are not; unset it, or set it to 0"
+        )
     os.environ["NCCL_GRAPH_REGISTER"] = "0"
 
 
 class _FcdpAlloc(torch.cuda.memory._CUDAAllocator):
-    """The object for torch.cuda.memory.change_current_allocator. Nothing happens before it is asked for its allocator."""
+    """The object for torch.cuda.memory.change_current_allocator. Nothing happens before it is asked for its
+    allocator."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -78,14 +90,21 @@ fcdp_alloc = _FcdpAlloc()
 def is_current() -> bool:
     """Do tensors come from fcdp_alloc?"""
     ours = fcdp_alloc._allocator
-    return ours is not None and torch._C._cuda_getAllocatorBackend() == "pluggable" and torch._C._cuda_getAllocator() is ours
+    return (
+        ours is not None
+        and torch._C._cuda_getAllocatorBackend() == "pluggable"
+        and torch._C._cuda_getAllocator() is ours
+    )
 
 
 def beside(engine: Any) -> None:
-    """PyTorch's own allocator and the engine's pages share the device: before one says that memory is out, the other gives back what it does not use."""
+    """PyTorch's own allocator and the engine's pages share the device: before one says that memory is out, the
+    other gives back what it does not use."""
     asks = _fcdp.neighbour_begin(engine, torch.cuda.empty_cache)
     if not asks:
-        log.info("PyTorch's allocator cannot ask FCDP for memory before it raises an out-of-memory: libc10_cuda does not import cudaMalloc")
+        log.info(
+            "PyTorch's allocator cannot ask FCDP for memory before it raises an out-of-memory: libc10_cuda does not import cudaMalloc"
+        )
     # Where it calls no cudaMalloc (expandable segments), at least the next attempt finds more.
     attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if attach is not None and torch._C._cuda_getAllocatorBackend() == "native":
@@ -93,11 +112,15 @@ def beside(engine: Any) -> None:
 
 
 def _on_out_of_memory(device: int, bytes_: int, total_bytes: int, free_bytes: int) -> None:
-    """PyTorch calls it without its lock; the exception is as good as thrown, and what is raised here (a warning may be) would take its place."""
+    """PyTorch calls it without its lock; the exception is as good as thrown, and what is raised here (a warning
+    may be) would take its place."""
     given = _fcdp.neighbour_yield(bytes_)
     if given:
-        log.warning("PyTorch's allocator ran out of memory; %d MiB that gathered parameters do not need now were given back, so another attempt "
-                    "may succeed", given >> 20)  # fmt: skip
+        log.warning(
+            "PyTorch's allocator ran out of memory; %d MiB that gathered parameters do not need now were given back, so another attempt "
+            "may succeed",
+            given >> 20,
+        )
 
 
 # Of a statistic of torch.cuda.memory_stats.
@@ -107,9 +130,10 @@ _since: dict[int, dict[str, int]] = {}  # by device: accumulated values when the
 
 
 def _class_stats(c: dict[str, int], page_bytes: int) -> dict[str, tuple[int, int, int, int]]:
-    """Of one class of blocks: current, peak, ever allocated, ever freed. Segments are pages. What is not counted through all time (free
-    bytes; pages of a class, which move between classes) has its current value as its peak, and 0 ever allocated and freed. Blocks that are held
-    for other streams are active by their bytes alone."""
+    """Of one class of blocks: current, peak, ever allocated, ever freed. Segments are pages. What is not counted
+    through all time (free bytes; pages of a class, which move between classes) has its current value as its
+    peak, and 0 ever allocated and freed. Blocks that are held for other streams are active by their bytes
+    alone."""
     reserved = c["allocated_bytes"] + c["free_bytes"] + c["held_bytes"]
     active = c["allocated_bytes"] + c["held_bytes"]
     freed = c["malloc_bytes"] - c["allocated_bytes"]
@@ -123,9 +147,13 @@ def _class_stats(c: dict[str, int], page_bytes: int) -> dict[str, tuple[int, int
         "reserved_bytes": (reserved, c["peak_reserved_bytes"], 0, 0),
         "active_bytes": (active, max(active, c["peak_allocated_bytes"]), c["malloc_bytes"], freed),
         "inactive_split_bytes": (c["free_bytes"], c["free_bytes"], 0, 0),
-        "requested_bytes": (c["requested_bytes"], c["peak_requested_bytes"], c["malloc_requested_bytes"],
-                            c["malloc_requested_bytes"] - c["requested_bytes"]),
-    }  # fmt: skip
+        "requested_bytes": (
+            c["requested_bytes"],
+            c["peak_requested_bytes"],
+            c["malloc_requested_bytes"],
+            c["malloc_requested_bytes"] - c["requested_bytes"],
+        ),
+    }
 
 
 class _Zeroes(dict):
@@ -148,8 +176,11 @@ def _nested(device: int) -> dict[str, Any]:
         both = tuple(a + b for a, b in zip(small, large))
         out[stat] = {"all": both, "small_pool": small, "large_pool": large}
     # The heap's own peaks are of one moment; a sum of two peaks need not be.
-    tops = {"allocated_bytes": core["peak_allocated_bytes"], "reserved_bytes": core["peak_reserved_bytes"],
-            "segment": core["peak_reserved_bytes"] // core["page_bytes"]}  # fmt: skip
+    tops = {
+        "allocated_bytes": core["peak_allocated_bytes"],
+        "reserved_bytes": core["peak_reserved_bytes"],
+        "segment": core["peak_reserved_bytes"] // core["page_bytes"],
+    }
     taken, returned = core["n_taken"], core["n_taken"] - core["reserved_bytes"] // core["page_bytes"]
     for stat, entry in out.items():
         current, peak, allocated, freed = entry["all"]
@@ -164,11 +195,16 @@ def _nested(device: int) -> dict[str, Any]:
             entry[pool] = dict(zip(_STAT, entry[pool]))
     none = dict.fromkeys(_STAT, 0)
     out.update(
-        num_alloc_retries=core["n_retries"], num_ooms=core["n_ooms"], num_sync_all_streams=0,  # the last is not counted
+        num_alloc_retries=core["n_retries"],
+        num_ooms=core["n_ooms"],
+        num_sync_all_streams=0,  # the last is not counted
         num_device_alloc=core["n_creates"],
-        num_device_free=core["n_creates"] - (core["reserved_bytes"] + core["region_bytes"] + core["idle_bytes"]) // core["page_bytes"],
-        max_split_size=-1, oversize_allocations=dict(none), oversize_segments=dict(none),
-    )  # fmt: skip
+        num_device_free=core["n_creates"]
+        - (core["reserved_bytes"] + core["region_bytes"] + core["idle_bytes"]) // core["page_bytes"],
+        max_split_size=-1,
+        oversize_allocations=dict(none),
+        oversize_segments=dict(none),
+    )
     return _since_reset(device, out)
 
 
@@ -179,7 +215,9 @@ def _accumulated(nested: dict[str, Any]) -> dict[str, int]:
     flat = {key: nested[key] for key in _ACCUMULATED}
     for stat, entry in nested.items():
         if isinstance(entry, dict) and "all" in entry:
-            flat.update({f"{stat}.{pool}.{kind}": entry[pool][kind] for pool in _POOLS for kind in ("allocated", "freed")})
+            flat.update(
+                {f"{stat}.{pool}.{kind}": entry[pool][kind] for pool in _POOLS for kind in ("allocated", "freed")}
+            )
     return flat
 
 
@@ -266,12 +304,26 @@ def _segments(device: int) -> list[dict[str, Any]]:
     segments: list[dict[str, Any]] = []
     for stream, address, bytes_, requested, state, pool, small in _fcdp.tensors_blocks(device) or []:
         last = segments[-1] if segments else None
-        if last is None or (last["stream"], last["_pool"], last["address"] + last["total_size"]) != (stream, (pool, small), address):
+        if last is None or (last["stream"], last["_pool"], last["address"] + last["total_size"]) != (
+            stream,
+            (pool, small),
+            address,
+        ):
             last = {
-                "device": device, "address": address, "total_size": 0, "allocated_size": 0, "active_size": 0, "requested_size": 0,
-                "stream": stream, "segment_type": "small" if small else "large", "segment_pool_id": pool, "is_expandable": True,
-                "frames": [], "blocks": [], "_pool": (pool, small),
-            }  # fmt: skip
+                "device": device,
+                "address": address,
+                "total_size": 0,
+                "allocated_size": 0,
+                "active_size": 0,
+                "requested_size": 0,
+                "stream": stream,
+                "segment_type": "small" if small else "large",
+                "segment_pool_id": pool,
+                "is_expandable": True,
+                "frames": [],
+                "blocks": [],
+                "_pool": (pool, small),
+            }
             segments.append(last)
         last["total_size"] += bytes_
         if state == "live":
@@ -279,7 +331,9 @@ def _segments(device: int) -> list[dict[str, Any]]:
             last["requested_size"] += requested
         if state != "free":
             last["active_size"] += bytes_
-        last["blocks"].append({"address": address, "size": bytes_, "requested_size": requested, "state": _STATES[state], "frames": []})
+        last["blocks"].append(
+            {"address": address, "size": bytes_, "requested_size": requested, "state": _STATES[state], "frames": []}
+        )
     for segment in segments:
         del segment["_pool"]
     return segments
@@ -288,9 +342,12 @@ def _segments(device: int) -> list[dict[str, Any]]:
 _skipped: set[str] = set()
 
 
-def record_memory_history(enabled: Any = "all", max_entries: int = sys.maxsize, clear: bool = False, skip_actions: Any = ()) -> None:
-    """Record allocations and frees from now on, the last `max_entries` of them. None or False stops: what was recorded can be read until it
-    begins again with another `max_entries`, or with `clear`. "state" records nothing: a snapshot has what lives anyway."""
+def record_memory_history(
+    enabled: Any = "all", max_entries: int = sys.maxsize, clear: bool = False, skip_actions: Any = ()
+) -> None:
+    """Record allocations and frees from now on, the last `max_entries` of them. None or False stops: what was
+    recorded can be read until it begins again with another `max_entries`, or with `clear`. "state" records
+    nothing: a snapshot has what lives anyway."""
     _skipped.clear()
     _skipped.update(skip_actions or ())
     _fcdp.history_record(max_entries if enabled and enabled != "state" else 0, clear)
@@ -305,13 +362,15 @@ def _traces(n_devices: int) -> list[list[dict[str, Any]]]:
         if action in _skipped:
             continue
         where = "device_free" if action == "oom" else "addr"
-        traces[device].append({"action": action, where: address, "size": bytes_, "stream": stream, "time_us": time_us, "frames": []})
+        traces[device].append(
+            {"action": action, where: address, "size": bytes_, "stream": stream, "time_us": time_us, "frames": []}
+        )
     return traces
 
 
 def snapshot() -> dict[str, Any]:
-    """Every mapped block of every device, and what record_memory_history recorded, as torch.cuda.memory._snapshot gives it. PyTorch's own
-    allocator's settings say nothing here: they are empty."""
+    """Every mapped block of every device, and what record_memory_history recorded, as
+    torch.cuda.memory._snapshot gives it. PyTorch's own allocator's settings say nothing here: they are empty."""
     segments, n = [], 1
     for device in range(_fcdp.TENSORS_MAX_DEVICES):
         found = _segments(device)
@@ -361,15 +420,30 @@ def _memory_fraction(device: int) -> float:
 
 
 def _no_cudnn_benchmark(value: bool) -> None:
-    """cuDNN's benchmark asks the allocator for its largest free block, which PyTorch refuses to a pluggable one with an error."""
+    """cuDNN's benchmark asks the allocator for its largest free block, which PyTorch refuses to a pluggable one
+    with an error."""
     _set_cudnn_benchmark(False)
     if value:
-        warnings.warn("fcdp: torch.backends.cudnn.benchmark needs PyTorch's own allocator and stays off; FCDP_ALLOC=native allows it", stacklevel=4)
+        warnings.warn(
+            "fcdp: torch.backends.cudnn.benchmark needs PyTorch's own allocator and stays off; FCDP_ALLOC=native allows it",
+            stacklevel=4,
+        )
 
 
-def _record(enabled: Any, context: Any = None, stacks: Any = None, max_entries: int = sys.maxsize, clear: bool = False,
-            compile_context: Any = False, annotations: Any = False, skip_actions: Any = (), *rest: Any) -> None:  # fmt: skip
-    record_memory_history(enabled, max_entries, clear, skip_actions if isinstance(skip_actions, (list, tuple, set)) else ())
+def _record(
+    enabled: Any,
+    context: Any = None,
+    stacks: Any = None,
+    max_entries: int = sys.maxsize,
+    clear: bool = False,
+    compile_context: Any = False,
+    annotations: Any = False,
+    skip_actions: Any = (),
+    *rest: Any,
+) -> None:
+    record_memory_history(
+        enabled, max_entries, clear, skip_actions if isinstance(skip_actions, (list, tuple, set)) else ()
+    )
 
 
 def _record_legacy(enabled: Any, context: Any = None, max_entries: int = 1, *rest: Any) -> None:

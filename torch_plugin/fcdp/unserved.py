@@ -1,8 +1,9 @@
-"""A job under FCDP=1 that has no FSDP2 modules is told so: once, by rank 0, at its first optimizer step or else at exit.
+"""A job under FCDP=1 that has no FSDP2 modules is told so: once, by rank 0, at its first optimizer step or else
+at exit.
 
-FSDP1, DDP and hand-written loops may never import FSDP2, where FCDP begins. So _enable.py calls the two functions below when torch's own
-modules have been imported; nothing here imports torch. A process that joined no process group (torchrun's agent, a data loader's child,
-a helper that only imports torch) is told nothing.
+FSDP1, DDP and hand-written loops may never import FSDP2, where FCDP begins. So _enable.py calls the two
+functions below when torch's own modules have been imported; nothing here imports torch. A process that joined
+no process group (torchrun's agent, a data loader's child, a helper that only imports torch) is told nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _WRAPPERS = (
 class _Process:
     """What this process has been seen to do."""
 
-    stepped = False     # an optimizer
+    stepped = False  # an optimizer
     joined: int | None = None  # its pid when it joined a process group: a forked child has not
     rank = 0
     told = False
@@ -43,8 +44,8 @@ def watch_optimizers(module: ModuleType) -> None:
 
 
 def watch_process_groups(module: ModuleType) -> None:
-    """`module`: torch.distributed.distributed_c10d, just imported or (fcdp.enable()) long since. That a group was there cannot be seen at exit,
-    when it may be destroyed."""
+    """`module`: torch.distributed.distributed_c10d, just imported or (fcdp.enable()) long since. That a group
+    was there cannot be seen at exit, when it may be destroyed."""
     original = module.init_process_group
 
     @functools.wraps(original)
@@ -72,9 +73,12 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _wrappers() -> set[str]:
-    """How this process wraps its models. Looks at every object that Python tracks: a few tenths of a second in a large process."""
+    """How this process wraps its models. Looks at every object that Python tracks: a few tenths of a second in a
+    large process."""
     classes = {
-        found: label for module, name, label in _WRAPPERS if (found := getattr(sys.modules.get(module), name, None)) is not None
+        found: label
+        for module, name, label in _WRAPPERS
+        if (found := getattr(sys.modules.get(module), name, None)) is not None
     }
     labels = {}  # by type, None: none
     for thing in gc.get_objects() if classes else ():
@@ -90,7 +94,8 @@ def _uses_fsdp2() -> bool:
 
 
 def reason(trained: bool) -> str | None:
-    """Why FCDP serves nothing here. None: it does, or FSDP2 may be still to come. `trained`: what there is of models is there by now."""
+    """Why FCDP serves nothing here. None: it does, or FSDP2 may be still to come. `trained`: what there is of
+    models is there by now."""
     if _uses_fsdp2():
         return None
     found = _wrappers()

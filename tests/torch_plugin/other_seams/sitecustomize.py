@@ -1,5 +1,6 @@
 """A torch whose FSDP2 differs from every one that FCDP knows, made from the one that is there: OTHER_SEAM names the
 function of _fsdp_collectives that takes its arguments under other names.  FSDP2 itself works as before."""
+
 import importlib.abc
 import importlib.util
 import os

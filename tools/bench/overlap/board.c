@@ -32,7 +32,8 @@ static void votes_join(board *b, const uint8_t *votes, size_t n_votes) {
     pthread_cond_broadcast(&b->changed);
 }
 
-/* Nobody begins the round after the next before all have read this one's result, so two results are enough. */
+/* Nobody begins the round after the next before all have read this one's
+ * result, so two results are enough. */
 fcdp_status board_agree(board *b, uint8_t *votes, size_t n_votes) {
     FCDP_CHECK(0, n_votes <= BOARD_MAX_VOTES);
     struct timespec until;
@@ -42,11 +43,13 @@ fcdp_status board_agree(board *b, uint8_t *votes, size_t n_votes) {
     uint64_t round = b->round;
     int waited = 0;
     votes_join(b, votes, n_votes);
-    while (b->round == round && waited != ETIMEDOUT) waited = pthread_cond_timedwait(&b->changed, &b->mutex, &until);
+    while (b->round == round && waited != ETIMEDOUT)
+        waited = pthread_cond_timedwait(&b->changed, &b->mutex, &until);
     bool ended = b->round != round;
     uint32_t n_arrived = b->n_arrived;
     if (ended && n_votes) memcpy(votes, b->agreed[round % 2], n_votes);
     pthread_mutex_unlock(&b->mutex);
     if (ended) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_TIMEOUT, "agreement: %u of %u ranks came within %d s", n_arrived, b->n, GIVE_UP_S);
+    return fcdp__fail(FCDP_ERR_TIMEOUT, "agreement: %u of %u ranks came within %d s", n_arrived, b->n,
+                      GIVE_UP_S);
 }

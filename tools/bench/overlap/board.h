@@ -8,7 +8,13 @@
 
 #include "tiering/shared.h"
 
-enum { BOARD_MAX_STEPS = 64, BOARD_MAX_VOTES = 256, BOARD_MAX_NODES = 4, BOARD_MAX_RANKS = 8, BOARD_ID_BYTES = 256 };
+enum {
+    BOARD_MAX_STEPS = 64,
+    BOARD_MAX_VOTES = 256,
+    BOARD_MAX_NODES = 4,
+    BOARD_MAX_RANKS = 8,
+    BOARD_ID_BYTES = 256
+};
 
 typedef struct board {
     pthread_mutex_t mutex;

@@ -1,5 +1,6 @@
-/* bound.c - how long a step must take: arithmetic only. Operations of one resource are never at once, and none begins before what it reads
- * is there. That is all that is assumed: how deep groups are gathered ahead, and how many slots there are, is the engine's affair.
+/* bound.c - how long a step must take: arithmetic only. Operations of one resource are never
+ * at once, and none begins before what it reads is there. That is all that is assumed: how
+ * deep groups are gathered ahead, and how many slots there are, is the engine's affair.
  */
 #include "tools/bench/overlap/overlap.h"
 
@@ -30,25 +31,28 @@ double bound_ms(const bound *of) {
     return of->before_ms + of->busy_ms + of->turn_ms + of->after_ms;
 }
 
-/* Chains: a group is there once its shards have crossed and were gathered within the node; its gradients are reduced once its backward is
- * over. Both ranks of a node are needed for the first, so the later of them is.
+/* Chains: a group is there once its shards have crossed and were gathered within the node; its gradients are
+ * reduced once its backward is over. Both ranks of a node are needed for the first, so the later of them is.
  *
- * Compute waits for the first group, and the optimizer for the last reduction. PCIe has something to store once the first group has
- * crossed (for the node's later rank: both have), stores all groups in forward and loads all but the root in backward, in the opposite
- * order: so what comes first after the last store depends on it. Its last load is of group 1, behind which are the
- * backwards of groups 1 and 0. The link is busy from the step's first moment; the first reduction waits for what the last
- * gather brought to go through forward and backward. */
+ * Compute waits for the first group, and the optimizer for the last reduction. PCIe has something to store
+ * once the first group has crossed (for the node's later rank: both have), stores all groups in forward and
+ * loads all but the root in backward, in the opposite order: so what comes first after the last store depends
+ * on it. Its last load is of group 1, behind which are the backwards of groups 1 and 0. The link is busy from
+ * the step's first moment; the first reduction waits for what the last gather brought to go through forward
+ * and backward. */
 void bounds_of(const scenario *s, bound bounds_out[N_RESOURCES]) {
     double link_latency_ms = s->link_latency_us / 1e3, node_latency_ms = s->node_latency_us / 1e3;
     double crossed_ms = s->link_ms + link_latency_ms, node_ms = s->node_ms + node_latency_ms;
     double reduce_ms = (double)((N_RANKS - 1) * SHARD_BYTES) / (link_rate(s) * 1e6);
     double reduced_ms = reduce_ms + link_latency_ms;
     bounds_out[RESOURCE_COMPUTE] = (bound){.before_ms = crossed_ms + node_ms,
-                                           .busy_ms = N_GROUPS * (s->forward_ms + s->backward_ms) + s->optimizer_ms,
+                                           .busy_ms = N_GROUPS * (s->forward_ms + s->backward_ms) +
+                                                      s->optimizer_ms,
                                            .after_ms = reduced_ms};
     bounds_out[RESOURCE_PCIE] = (bound){.before_ms = crossed_ms,
                                         .busy_ms = (N_GROUPS + N_GROUPS - 1) * s->pcie_ms,
-                                        .after_ms = node_ms + 2 * s->backward_ms + reduced_ms + s->optimizer_ms};
+                                        .after_ms = node_ms + 2 * s->backward_ms + reduced_ms +
+                                                    s->optimizer_ms};
     bounds_out[RESOURCE_LINK] = (bound){.busy_ms = N_GROUPS * (s->link_ms + reduce_ms),
                                         .turn_ms = link_latency_ms + node_ms + s->forward_ms + s->backward_ms,
                                         .after_ms = link_latency_ms + s->optimizer_ms};

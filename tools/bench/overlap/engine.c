@@ -1,4 +1,5 @@
-/* engine.c - the engine of this tree: its operations are on streams, its collectives simnet's or those of NCCL's double on it. */
+/* engine.c - the engine of this tree: its operations are on streams, its collectives
+ * simnet's or those of NCCL's double on it. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,8 +23,8 @@ struct engine {
 
 /* ---- transport ---- */
 
-static fcdp_status net_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n, fcdp_stream stream,
-                                  fcdp_event turn) {
+static fcdp_status net_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
+                                  fcdp_stream stream, fcdp_event turn) {
     rank *r = ctx;
     simnet_part own[4 * N_EXTENTS * N_NODES];
     if (n > sizeof own / sizeof *own) return fcdp__fail(FCDP_ERR_INVALID, "%zu parts in one collective", n);
@@ -83,7 +84,8 @@ static void nccl_end(fcdp_nccl *nccl) {
 static fcdp_evidence evidence_of(const rank *r, fcdp_signals signals[N_EXTENTS]) {
     static const void *const none[N_EXTENTS];
     static const size_t no_bytes[N_EXTENTS];
-    for (uint32_t i = 0; i < N_EXTENTS; i++) signals[i] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
+    for (uint32_t i = 0; i < N_EXTENTS; i++)
+        signals[i] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
     return (fcdp_evidence){signals, none, no_bytes, NULL};
 }
 
@@ -106,14 +108,9 @@ static void ask(rank *r, uint32_t g) {
     fcdp_signals signals[N_EXTENTS];
     fcdp_evidence evidence = evidence_of(r, signals);
     switch (fcdp_group_question(r->engine->groups[g], false)) {
-    case FCDP_ASK_TREE:
-        agree(r, 0, N_GROUPS);
-        break;
-    case FCDP_ASK_GROUP:
-        agree(r, g, g + 1);
-        break;
-    case FCDP_ASK_NOBODY:
-        break;
+    case FCDP_ASK_TREE: agree(r, 0, N_GROUPS); break;
+    case FCDP_ASK_GROUP: agree(r, g, g + 1); break;
+    case FCDP_ASK_NOBODY: break;
     }
     MUST(fcdp_group_audit(r->engine->groups[g], &evidence) == N_EXTENTS);
 }
@@ -202,7 +199,8 @@ static void group_make(rank *r, uint32_t g) {
 void engine_connect(rank *r) {
     engine *e = r->engine;
     fcdp_transport transport = r->config->nccl ? nccl_transport(r) : net_transport(r);
-    fcdp_shared_ticket *account = &r->board->account[r->topology.node], *host = &r->board->host[r->topology.node];
+    fcdp_shared_ticket *account = &r->board->account[r->topology.node],
+                       *host = &r->board->host[r->topology.node];
     bool leads = r->topology.local == 0;
     if (leads) MUST(!fcdp_engine_account_create(e->fcdp, account));
     meet(r);

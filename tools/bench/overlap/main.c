@@ -1,12 +1,12 @@
 /* main.c - runs the scenarios, each in processes of its own, and reports steps over their bound. */
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include "tools/bench/overlap/overlap.h"
@@ -49,7 +49,8 @@ static bool ranks_await(const pid_t *pids) {
         int status = 0;
         pid_t ended = wait(&status);
         if (ended > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
-        if (good) fprintf(stderr, "a rank (process %d) ended with wait status %#x\n", (int)ended, (unsigned)status);
+        if (good)
+            fprintf(stderr, "a rank (process %d) ended with wait status %#x\n", (int)ended, (unsigned)status);
         if (good)
             for (uint32_t i = 0; i < N_RANKS; i++)
                 if (pids[i] != ended) kill(pids[i], SIGKILL);
@@ -63,7 +64,8 @@ static bool scenario_run(const run_config *config, shared *s) {
     simnet_fabric *fabric;
     memset(s->results, 0, sizeof s->results);
     board_init(&s->board, N_RANKS);
-    simnet_config net = {.nodes = N_NODES, .ranks_per_node = NODE_SIZE, .staging_bytes = 1 << 20, .timeout_s = 60};
+    simnet_config net = {
+        .nodes = N_NODES, .ranks_per_node = NODE_SIZE, .staging_bytes = 1 << 20, .timeout_s = 60};
     if (simnet_create(&net, &fabric)) {
         fprintf(stderr, "%s\n", fcdp_error_text());
         return false;
@@ -122,12 +124,14 @@ static rank_result sum_of(const shared *s) {
 static void print_bounds(const bound *bounds, resource busiest) {
     for (int i = 0; i < N_RESOURCES; i++) {
         const bound *b = &bounds[i];
-        printf("  %-8s %7.2f ms = %.2f before + %.2f busy + %.2f turn + %.2f after%s\n", resource_names[i], bound_ms(b), b->before_ms,
-               b->busy_ms, b->turn_ms, b->after_ms, i == (int)busiest ? "  <- the bound" : "");
+        printf("  %-8s %7.2f ms = %.2f before + %.2f busy + %.2f turn + %.2f after%s\n", resource_names[i],
+               bound_ms(b), b->before_ms, b->busy_ms, b->turn_ms, b->after_ms,
+               i == (int)busiest ? "  <- the bound" : "");
     }
 }
 
-/* Prints; returns the ratio. Negative: the steady state costs what it must not, or gathered parameters were wrong. */
+/* Prints; returns the ratio. Negative: the steady state costs what it must
+ * not, or gathered parameters were wrong. */
 static double report(const run_config *config, const shared *s) {
     bound bounds[N_RESOURCES];
     double least, most, median = median_step_ms(s, config->n_steps, &least, &most);
@@ -138,17 +142,20 @@ static double report(const run_config *config, const shared *s) {
     for (int i = 0; i < N_RESOURCES; i++)
         if (bound_ms(&bounds[i]) > bound_ms(&bounds[busiest])) busiest = (resource)i;
     double ratio = median / bound_ms(&bounds[busiest]);
-    printf("%s: a step takes %.2f ms (median of %u; %.2f to %.2f), %.2f of its bound:\n", config->scenario->name, median,
-           config->n_steps, least, most, ratio);
+    printf("%s: a step takes %.2f ms (median of %u; %.2f to %.2f), %.2f of its bound:\n",
+           config->scenario->name, median, config->n_steps, least, most, ratio);
     print_bounds(bounds, busiest);
-    printf("  per step and rank: creates %.2f maps %.2f set-access %.2f unmaps %.2f\n", (double)sum.creates / per_step,
-           (double)sum.maps / per_step, (double)sum.accesses / per_step, (double)sum.unmaps / per_step);
-    printf("  of the model's thread: agreements %.2f, other calls that may wait %.2f, of which waited %.2f; %.1f ms to enqueue\n",
+    printf("  per step and rank: creates %.2f maps %.2f set-access %.2f unmaps %.2f\n",
+           (double)sum.creates / per_step, (double)sum.maps / per_step, (double)sum.accesses / per_step,
+           (double)sum.unmaps / per_step);
+    printf("  of the model's thread: agreements %.2f, other calls that may wait %.2f, of which waited %.2f; "
+           "%.1f ms to enqueue\n",
            (double)sum.agreements / per_step, (double)sum.blocking / per_step, (double)sum.waits / per_step,
            (double)sum.enqueue_ns / per_step / 1e6);
     if (sum.wrong) fprintf(stderr, "%lu samples of gathered parameters were wrong\n", sum.wrong);
     bool maps = !config->exact && (sum.maps || sum.accesses || sum.unmaps || sum.blocking);
-    if (maps || sum.creates) fprintf(stderr, "the steady state makes or maps pages, or waits for the device\n");
+    if (maps || sum.creates)
+        fprintf(stderr, "the steady state makes or maps pages, or waits for the device\n");
     return sum.wrong || sum.creates || maps ? -ratio : ratio;
 }
 
@@ -188,7 +195,8 @@ static bool parse_one(arguments *a, const char *name, const char *value) {
 }
 
 static bool parse(arguments *a, int argc, char **argv) {
-    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .exact = !the_engine.has_slots, .prefetch = 2}, .scale = 1};
+    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .exact = !the_engine.has_slots, .prefetch = 2},
+                     .scale = 1};
     for (int i = 1; i < argc; i += 2)
         if (i + 1 == argc || !parse_one(a, argv[i], argv[i + 1])) return false;
     return true;
@@ -211,8 +219,10 @@ int main(int argc, char **argv) {
     a.run.sim_library = sim_library();
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED) return 2;
-    printf("%s%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping %s, transport %s\n",
-           the_engine.name, N_GROUPS, N_NODES, NODE_SIZE, a.run.prefetch, a.run.exact ? "exact" : "slots", a.run.nccl ? "nccl" : "net");
+    printf("%s%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping "
+           "%s, transport %s\n",
+           the_engine.name, N_GROUPS, N_NODES, NODE_SIZE, a.run.prefetch, a.run.exact ? "exact" : "slots",
+           a.run.nccl ? "nccl" : "net");
     for (int i = 0; i < N_RESOURCES; i++) {
         scenario of = scaled(scenarios[i], a.scale);
         a.run.scenario = &of;
@@ -221,7 +231,7 @@ int main(int argc, char **argv) {
         good = good && ratios[i] > 0;
         if (ratios[i] < 0) ratios[i] = -ratios[i];
     }
-    printf("overlap over the bound: compute %.2f pcie %.2f link %.2f\n", ratios[RESOURCE_COMPUTE], ratios[RESOURCE_PCIE],
-           ratios[RESOURCE_LINK]);
+    printf("overlap over the bound: compute %.2f pcie %.2f link %.2f\n", ratios[RESOURCE_COMPUTE],
+           ratios[RESOURCE_PCIE], ratios[RESOURCE_LINK]);
     return good ? 0 : 1;
 }

@@ -25,9 +25,9 @@ typedef struct scenario {
     const char *name;
     double forward_ms, backward_ms; /* of one group's kernel */
     double optimizer_ms;
-    double pcie_ms;                 /* one rank's half of a group, to the host or from it */
-    double link_ms;                 /* one group's gather between the nodes, for both ranks of a node */
-    double node_ms;                 /* one group's gather within the node */
+    double pcie_ms; /* one rank's half of a group, to the host or from it */
+    double link_ms; /* one group's gather between the nodes, for both ranks of a node */
+    double node_ms; /* one group's gather within the node */
     double link_latency_us, node_latency_us; /* of each operation */
 } scenario;
 
@@ -36,12 +36,13 @@ typedef struct run_config {
     uint32_t n_warm, n_steps;
     bool exact; /* FCDP_MAPPING=exact; else slots */
     int prefetch;
-    bool nccl; /* the engine's collectives are NCCL's, of the double; else simnet's own */
+    bool nccl;             /* the engine's collectives are NCCL's, of the double; else simnet's own */
     const char *timelines; /* a folder for SCENARIO.RANK.json, NULL: none */
     const char *sim_library;
 } run_config;
 
-/* What the engine that the program is linked with has been built for, and a name that its first line begins with. */
+/* What the engine that the program is linked with has been built for, and a
+ * name that its first line begins with. */
 typedef struct engine_traits {
     const char *name;         /* "": this tree's */
     bool has_slots, has_nccl; /* without slots its mapping is exact */
@@ -60,7 +61,7 @@ typedef struct rank_result {
 
 /* One rank's whole life, in a process of its own that has not used the device yet. The fabric has its rates.
  * Exits with 2 and a line on stderr on any error. */
-void rank_run(const run_config *config, simnet_fabric *fabric, board *b, uint32_t rank,
+void rank_run(const run_config *config, simnet_fabric *fabric, board *b, uint32_t number,
               rank_result *result_out);
 
 typedef enum resource { RESOURCE_COMPUTE, RESOURCE_PCIE, RESOURCE_LINK, N_RESOURCES } resource;

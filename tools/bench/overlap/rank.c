@@ -1,8 +1,8 @@
 /* rank.c - one rank: what FSDP2's hooks do, in their order, over an engine (rank.h), simgpu and simnet.
  *
- * As FSDP2: the next group is unsharded in backward while one computes; gradients are reduced on a stream of their own, at most one reduction
- * behind compute; the optimizer waits for the last. Nothing else in the loop waits for anything: where the engine does not, steps are enqueued
- * ahead of the device.
+ * As FSDP2: the next group is unsharded in backward while one computes; gradients are reduced on a stream of
+ * their own, at most one reduction behind compute; the optimizer waits for the last. Nothing else in the loop
+ * waits for anything: where the engine does not, steps are enqueued ahead of the device.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -70,24 +70,30 @@ static void compute(rank *r, uint32_t g, const char *what, double ms, bool has_g
     char name[48];
     look l = {r, g, r->step};
     snprintf(name, sizeof name, "%s %u", what, g);
-    struct simgpu_kernel kernel = {.name = name, .duration_ns = ns_of(ms), .body = look_body, .data = &l, .data_bytes = sizeof l};
+    struct simgpu_kernel kernel = {
+        .name = name, .duration_ns = ns_of(ms), .body = look_body, .data = &l, .data_bytes = sizeof l};
     for (uint32_t i = 0; i < N_EXTENTS; i++)
-        kernel.accesses[kernel.n_accesses++] =
-            (struct simgpu_access){r->extents[g][i], N_RANKS * EXTENT_SHARD_BYTES[i], 0};
-    if (has_gradients) kernel.accesses[kernel.n_accesses++] = (struct simgpu_access){gradients_at(r, g), N_RANKS * SHARD_BYTES, 1};
+        kernel.accesses[kernel.n_accesses++] = (struct simgpu_access){r->extents[g][i],
+                                                                      N_RANKS * EXTENT_SHARD_BYTES[i], 0};
+    if (has_gradients)
+        kernel.accesses[kernel.n_accesses++] = (struct simgpu_access){gradients_at(r, g),
+                                                                      N_RANKS * SHARD_BYTES, 1};
     engine_wait(r, g);
     MUST(!simgpu_launch(r->compute, &kernel));
 }
 
-/* Behind the group's backward. Compute goes on when the reduction before this one is over: its input's buffer is the next one's. */
+/* Behind the group's backward. Compute goes on when the reduction before this one is over:
+ * its input's buffer is the next one's. */
 static void reduce(rank *r, uint32_t g) {
     char label[48];
-    if (g + 1 < N_GROUPS) MUST(!fcdp__driver_stream_wait(r->drv, r->compute, r->reduced[(g + 1) % N_GRADIENTS]));
+    if (g + 1 < N_GROUPS)
+        MUST(!fcdp__driver_stream_wait(r->drv, r->compute, r->reduced[(g + 1) % N_GRADIENTS]));
     MUST(!fcdp__driver_event_record(r->drv, r->computed, r->compute));
     MUST(!fcdp__driver_stream_wait(r->drv, r->reduce, r->computed));
     snprintf(label, sizeof label, "reduce-scatter %u", g);
     simgpu_annotate(label);
-    MUST(!simnet_reduce_scatter(r->world, (fcdp_dptr){gradients_at(r, g)}, (fcdp_dptr){reduced_at(r, g)}, SHARD_BYTES, r->reduce));
+    MUST(!simnet_reduce_scatter(r->world, (fcdp_dptr){gradients_at(r, g)}, (fcdp_dptr){reduced_at(r, g)},
+                                SHARD_BYTES, r->reduce));
     simgpu_annotate(NULL);
     MUST(!fcdp__driver_event_record(r->drv, r->reduced[g % N_GRADIENTS], r->reduce));
 }
@@ -97,8 +103,10 @@ static void optimizer_body(void *data) {
     const look *l = data;
     for (uint32_t g = 0; g < N_GROUPS; g++)
         for (uint32_t i = 0; i < N_EXTENTS; i++)
-            memset((void *)(uintptr_t)shard_at(l->r, g, i), content_of(g, i, l->r->topology.rank, l->step), EXTENT_SHARD_BYTES[i]);
-    if (l->step > 0) l->r->stamps.end_ns[l->step - 1] = simgpu_ready_ns() + ns_of(l->r->config->scenario->optimizer_ms);
+            memset((void *)(uintptr_t)shard_at(l->r, g, i), content_of(g, i, l->r->topology.rank, l->step),
+                   EXTENT_SHARD_BYTES[i]);
+    if (l->step > 0)
+        l->r->stamps.end_ns[l->step - 1] = simgpu_ready_ns() + ns_of(l->r->config->scenario->optimizer_ms);
 }
 
 static void optimizer(rank *r) {
@@ -218,7 +226,8 @@ static void counts_begin(rank *r) {
     r->agreed_ns = 0;
 }
 
-/* Calls of the driver's function of this name, without the prefix of all of them: nothing but the driver's own file and simgpu names them. */
+/* Calls of the driver's function of this name, without the prefix of all of them: nothing but the driver's
+ * own file and simgpu names them. */
 static unsigned long calls_of(const char *function) {
     const char *name;
     for (unsigned i = 0; (name = simgpu_entry_name(i)); i++)
@@ -239,7 +248,8 @@ static void counts_end(const rank *r, rank_result *out) {
     out->agreements = r->agreements;
 }
 
-void rank_run(const run_config *config, simnet_fabric *fabric, board *b, uint32_t number, rank_result *result_out) {
+void rank_run(const run_config *config, simnet_fabric *fabric, board *b, uint32_t number,
+              rank_result *result_out) {
     rank *r = calloc(1, sizeof *r);
     MUST(r);
     r->config = config;
@@ -253,7 +263,8 @@ void rank_run(const run_config *config, simnet_fabric *fabric, board *b, uint32_
     counts_end(r, result_out);
     rank_end(r);
     const uint64_t *before = r->stamps.end_ns + config->n_warm - 1;
-    for (uint32_t i = 0; i < config->n_steps; i++) result_out->step_ms[i] = (double)(before[i + 1] - before[i]) / 1e6;
+    for (uint32_t i = 0; i < config->n_steps; i++)
+        result_out->step_ms[i] = (double)(before[i + 1] - before[i]) / 1e6;
     result_out->wrong = r->stamps.wrong;
     free(r);
 }

@@ -1,5 +1,5 @@
-/* rank.h - one rank's state, and what an engine is to the training loop: rank.c has the loop, which is the same for every engine;
- * engine.c the engine of this tree, before/engine.c the one that it replaced.
+/* rank.h - one rank's state, and what an engine is to the training loop: rank.c has the loop, which is the
+ * same for every engine; engine.c the engine of this tree, before/engine.c the one that it replaced.
  *
  * Errors end the process (MUST): nothing here returns one.
  */
@@ -31,22 +31,25 @@ typedef struct rank {
     simnet_comm *world;
     fcdp_stream compute, reduce;
     fcdp_event computed, reduced[N_GRADIENTS]; /* reduced: of the group that used this buffer last */
-    uint64_t memory; /* shards of all groups, their reduced gradients, then N_GRADIENTS times those of a whole group */
+    /* shards of all groups, their reduced gradients, then N_GRADIENTS times those of a whole group */
+    uint64_t memory;
     size_t memory_bytes;
     fcdp_phys pages;
     uint64_t extents[N_GROUPS][N_EXTENTS]; /* where the engine gathers them to */
     uint32_t step;
-    unsigned long agreements, blocking, waits; /* the last two: of the model's thread in calls of the engine that are no driver calls */
+    /* the last two: of the model's thread in calls of the engine that are no driver calls */
+    unsigned long agreements, blocking, waits;
     uint64_t agreed_ns;
     stamps stamps;
 } rank;
 
-#define MUST(condition)                                                                                              \
-    do {                                                                                                             \
-        if (!(condition)) {                                                                                          \
-            fprintf(stderr, "%s:%d: %s; last failure: %s\n", __FILE__, __LINE__, #condition, fcdp_error_text());     \
-            _exit(2);                                                                                                \
-        }                                                                                                            \
+#define MUST(condition)                                                                                      \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s; last failure: %s\n", __FILE__, __LINE__, #condition,                 \
+                    fcdp_error_text());                                                                      \
+            _exit(2);                                                                                        \
+        }                                                                                                    \
     } while (0)
 
 /* ---- rank.c, for engines ---- */
@@ -66,8 +69,8 @@ void engine_open(rank *r);
 void engine_connect(rank *r);
 void engine_begin_forward(rank *r);
 void engine_begin_backward(rank *r);
-/* As FSDP2's unshard of a group, which the loop waits for later: the agreement where one is due, the gather or restore, and what the
- * engine begins ahead. */
+/* As FSDP2's unshard of a group, which the loop waits for later: the agreement where one is due, the gather
+ * or restore, and what the engine begins ahead. */
 void engine_unshard(rank *r, uint32_t g, bool forward);
 /* r->compute, or the calling thread, goes on when the group's bytes are there. */
 void engine_wait(rank *r, uint32_t g);

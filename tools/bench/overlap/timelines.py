@@ -1,8 +1,8 @@
 """Draws one step of a rank's streams: python tools/bench/overlap/timelines.py OUT.svg TITLE TIMELINE.json
 
-The timeline is one that simgpu wrote for a rank of fcdp-overlap. The step goes from the end of an optimizer to the end of the next, and is
-the median one of those after the first few; times are modelled. A bar begins when its operation could run, so on the links it includes
-the wait for its turn.
+The timeline is one that simgpu wrote for a rank of fcdp-overlap. The step goes from the end of an optimizer
+to the end of the next, and is the median one of those after the first few; times are modelled. A bar begins
+when its operation could run, so on the links it includes the wait for its turn.
 """
 
 import json
@@ -21,8 +21,14 @@ ROWS = (  # stream, what it is called here, colours of even and odd groups
     ("reduce-scatter", "reduce-scatter", ("#e08a2e", "#efb97e")),
 )
 OPTIMIZER = "#6b7280"
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "fcdp-overlap", "font.family": "sans-serif", "font.size": 9, "text.color": "#1f2430",
-         "font.sans-serif": ["Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans"]}  # fmt: skip
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fcdp-overlap",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": "#1f2430",
+    "font.sans-serif": ["Helvetica Neue", "Helvetica", "Arial", "DejaVu Sans"],
+}
 N_WARM = 4  # the first of them makes the first content, before the first step
 LEAST_US = 1  # what is shorter is not seen
 LABEL_US = 4000  # what is longer has its group's number on it
@@ -61,7 +67,15 @@ def draw(out, title, rows):
             axes.broken_barh([((b - begin) / 1e3, d / 1e3) for b, d, _ in shown], (y - 0.38, 0.76), facecolors=colour)
             for b, d, name in shown:
                 if d >= LABEL_US * (end - begin) / 250e3 and stream == "compute" and name != "optimizer":
-                    axes.text((b - begin + d / 2) / 1e3, y, name.split()[-1], ha="center", va="center", color="white", fontsize=7)
+                    axes.text(
+                        (b - begin + d / 2) / 1e3,
+                        y,
+                        name.split()[-1],
+                        ha="center",
+                        va="center",
+                        color="white",
+                        fontsize=7,
+                    )
         axes.set_yticks(range(len(ROWS)), [label for _, label, _ in ROWS])
         axes.invert_yaxis()
         axes.set_xlim(0, (end - begin) / 1e3)

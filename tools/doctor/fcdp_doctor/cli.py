@@ -1,4 +1,5 @@
-"""fcdp-doctor: what FCDP sees here (driver, memory, limits, torch) and what it would do; --options prints every FCDP_* variable.
+"""fcdp-doctor: what FCDP sees here (driver, memory, limits, torch) and what it would do; --options prints every
+FCDP_* variable.
 
 Exit status: 0 FCDP would serve a job here; 1 it would not, and the text says why.
 """
@@ -26,7 +27,13 @@ def options_table() -> str:
 
 
 def _bytes(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.1f} MiB"
+    return (
+        "unlimited"
+        if value == resource.RLIM_INFINITY
+        else f"{value / 2**30:.1f} GiB"
+        if value >= 2**30
+        else f"{value / 2**20:.1f} MiB"
+    )
 
 
 def _torch() -> tuple[str, bool]:
@@ -81,13 +88,21 @@ def report() -> int:
         ("torch", torch),
         ("device", driver),
         ("host memory", _memory()),
-        ("may lock", _bytes(memlock) + ("" if memlock == resource.RLIM_INFINITY else " (ulimit -l; root and CAP_IPC_LOCK are not bound by it)")),
+        (
+            "may lock",
+            _bytes(memlock)
+            + ("" if memlock == resource.RLIM_INFINITY else " (ulimit -l; root and CAP_IPC_LOCK are not bound by it)"),
+        ),
         ("ranks per node", local or "from the launcher (torchrun sets LOCAL_WORLD_SIZE), or FCDP_LOCAL_SIZE"),
     ]
     for name, text in rows:
         print(f"{name:15s} {text}")
     good = options_ok and torch_ok and driver_ok
-    print("\nFCDP=1 torchrun ... would be served here." if good else "\nFCDP would leave jobs here to plain FSDP2, or stop them before the first step: see above.")
+    print(
+        "\nFCDP=1 torchrun ... would be served here."
+        if good
+        else "\nFCDP would leave jobs here to plain FSDP2, or stop them before the first step: see above."
+    )
     return 0 if good else 1
 
 

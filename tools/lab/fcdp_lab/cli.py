@@ -42,10 +42,13 @@ exit status: 0 all ran; 1 a run failed, or --require-equal did not hold; 2 bad a
 
 def _parser():
     parser = argparse.ArgumentParser(
-        prog="fcdp-lab", description=_DESCRIPTION, epilog=_EPILOG,
+        prog="fcdp-lab",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
         usage="fcdp-lab [options] -- SCRIPT [ARGUMENTS]",
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     add = parser.add_argument
     add("--nodes", type=int, default=2, metavar="N", help="emulated nodes (default 2)")
     add("--ranks", type=int, default=2, metavar="G", help="ranks per node (default 2)")
@@ -57,15 +60,24 @@ def _parser():
     add("--repeat", type=int, default=1, metavar="N", help="run the modes N times, interleaved; medians are reported")
     add("--warmup", type=int, default=2, metavar="N", help="steps at the start that do not count (default 2)")
     add("--timeout", type=float, default=900, metavar="S", help="seconds that one run may take (default 900)")
-    add("--grace", type=float, default=15, metavar="S",
-        help="once a node failed, seconds for the others to say why they fail too (default 15)")  # fmt: skip
+    add(
+        "--grace",
+        type=float,
+        default=15,
+        metavar="S",
+        help="once a node failed, seconds for the others to say why they fail too (default 15)",
+    )
     add("--json", metavar="FILE", help="write all figures (fields: tools/lab/README.md)")
     add("--svg", metavar="FILE", help="draw time and bytes of the modes (needs matplotlib)")
     add("--logs", metavar="DIR", help="keep every rank's output and records there (else kept on failure only)")
     add("--require-equal", action="store_true", help="exit 1 unless every mode trained bitwise as the first")
     add("--python", default=sys.executable, help="interpreter that runs torchrun and the script (default this one)")
-    add("--launcher", choices=("torchrun", "direct"), default="torchrun",
-        help="direct: start the ranks with torchrun's environment but without its agent (starts faster)")  # fmt: skip
+    add(
+        "--launcher",
+        choices=("torchrun", "direct"),
+        default="torchrun",
+        help="direct: start the ranks with torchrun's environment but without its agent (starts faster)",
+    )
     add("job", nargs="*", metavar="-- SCRIPT [ARGUMENTS]", help=argparse.SUPPRESS)
     return parser
 
@@ -126,9 +138,17 @@ def parse(argv):
         if "FCDP" in env:
             fail("--env FCDP would change every mode, fsdp too: define a mode instead, e.g. --mode 'mine: FCDP=1'")
         setup = lab.Setup(
-            tuple(job), args.nodes, args.ranks, network.parse_rate(args.rate), network.parse_delay(args.delay),
-            env, args.launcher, args.python, args.timeout, args.grace,
-        )  # fmt: skip
+            tuple(job),
+            args.nodes,
+            args.ranks,
+            network.parse_rate(args.rate),
+            network.parse_delay(args.delay),
+            env,
+            args.launcher,
+            args.python,
+            args.timeout,
+            args.grace,
+        )
         return args, modes.select(args.modes, args.mode), setup
     except ValueError as error:
         fail(str(error))
@@ -168,7 +188,9 @@ def _work(args, chosen, setup, folder, screen):
     screen.table(document)
     problems = list(filter(None, map(_missing_fcdp, chosen, figures)))
     if args.require_equal:
-        problems += [f"mode {f['name']} did not train as {figures[0]['name']}" for f in figures if not f["equal"]["shards"]]
+        problems += [
+            f"mode {f['name']} did not train as {figures[0]['name']}" for f in figures if not f["equal"]["shards"]
+        ]
     for problem in problems:
         screen.error(problem)
     return 1 if problems else 0

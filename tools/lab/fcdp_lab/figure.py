@@ -48,8 +48,14 @@ def _frame(figure, panels, doc):
     net = doc["network"]
     job = " ".join(doc["job"])
     where = f"{net['nodes']} nodes × {net['ranks_per_node']} ranks, links at {net['rate']}"
-    figure.suptitle(f"{where}   ·   {job if len(job) <= 70 else job[:67] + '...'}",
-                    x=0.008, y=0.985, ha="left", fontsize=11, color=_MUTED)  # fmt: skip
+    figure.suptitle(
+        f"{where}   ·   {job if len(job) <= 70 else job[:67] + '...'}",
+        x=0.008,
+        y=0.985,
+        ha="left",
+        fontsize=11,
+        color=_MUTED,
+    )
     names = [mode["name"] for mode in doc["modes"]]
     panels[0].set_yticks(range(len(names)), names, fontsize=11)
     panels[0].invert_yaxis()
@@ -73,8 +79,15 @@ def _colour(mode):
 def _label(axes, row, value, text, ratio):
     axes.annotate(text, (value, row), (6, 0), textcoords="offset points", va="center", fontsize=10, color=_INK)
     if ratio:
-        axes.annotate(ratio, (value, row), (6 + 6.2 * len(text) + 6, 0), textcoords="offset points", va="center",
-                      fontsize=9.5, color=_MUTED)  # fmt: skip
+        axes.annotate(
+            ratio,
+            (value, row),
+            (6 + 6.2 * len(text) + 6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9.5,
+            color=_MUTED,
+        )
 
 
 def _ratio(values, row):
@@ -158,5 +171,13 @@ def _legend(figure, used, has_state):
     if has_state:
         entries.append(Patch(facecolor=_STATE, label="shards, gradients and optimizer state"))
     if len(entries) > 1:
-        figure.legend(handles=entries, loc="outside lower center", ncols=len(entries), frameon=False,
-                      fontsize=9.5, handlelength=1.0, handleheight=1.0, labelcolor=_INK)  # fmt: skip
+        figure.legend(
+            handles=entries,
+            loc="outside lower center",
+            ncols=len(entries),
+            frameon=False,
+            fontsize=9.5,
+            handlelength=1.0,
+            handleheight=1.0,
+            labelcolor=_INK,
+        )

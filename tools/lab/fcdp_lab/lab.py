@@ -176,7 +176,7 @@ class _Watch:
             found = glob.glob(f"{self._folder}/probe/rank0.*.jsonl")
             if not found:
                 return
-            self._file = open(found[0], "rb")  # noqa: SIM115 - read to the end of the run
+            self._file = open(found[0], "rb")
         while True:
             at = self._file.tell()
             line = self._file.readline()

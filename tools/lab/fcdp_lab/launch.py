@@ -31,11 +31,18 @@ def _node_env(plan):
 
 def _torchrun(node, plan, logs, env):
     command = [
-        plan["python"], "-m", "torch.distributed.run",
-        f"--nnodes={plan['nodes']}", f"--node-rank={node}", f"--nproc-per-node={plan['ranks']}",
-        f"--master-addr={network.node_address(0)}", f"--master-port={network.MASTER_PORT}",
-        "--redirects=3", f"--log-dir={logs}", *plan["job"],
-    ]  # fmt: skip
+        plan["python"],
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={plan['nodes']}",
+        f"--node-rank={node}",
+        f"--nproc-per-node={plan['ranks']}",
+        f"--master-addr={network.node_address(0)}",
+        f"--master-port={network.MASTER_PORT}",
+        "--redirects=3",
+        f"--log-dir={logs}",
+        *plan["job"],
+    ]
     with open(os.path.join(logs, "launcher.log"), "wb") as log:
         return subprocess.call(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -54,16 +61,23 @@ def _direct_rank(node, local_rank, plan, logs, env):
     folder = os.path.join(logs, "direct", "attempt_0", str(local_rank))
     os.makedirs(folder, exist_ok=True)
     values = {
-        "RANK": node * g + local_rank, "LOCAL_RANK": local_rank, "GROUP_RANK": node, "WORLD_SIZE": n * g,
-        "LOCAL_WORLD_SIZE": g, "GROUP_WORLD_SIZE": n, "MASTER_ADDR": network.node_address(0),
+        "RANK": node * g + local_rank,
+        "LOCAL_RANK": local_rank,
+        "GROUP_RANK": node,
+        "WORLD_SIZE": n * g,
+        "LOCAL_WORLD_SIZE": g,
+        "GROUP_WORLD_SIZE": n,
+        "MASTER_ADDR": network.node_address(0),
         "MASTER_PORT": network.MASTER_PORT,
-    }  # fmt: skip
+    }
     with open(f"{folder}/stdout.log", "wb") as out, open(f"{folder}/stderr.log", "wb") as err:
         return subprocess.Popen(
             [plan["python"], "-u", *plan["job"]],
             env={**env, **{k: str(v) for k, v in values.items()}},
-            stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
 
 
 def _wait_direct(ranks, log, plan):
@@ -77,7 +91,9 @@ def _wait_direct(ranks, log, plan):
         exit_code = os.waitstatus_to_exitcode(status)
         if exit_code != 0 and code == 0:
             code = exit_code
-            log.write(f"failed (exitcode: {exit_code}) local_rank: {local_rank} (pid: {pid}) of binary: {plan['python']}\n")
+            log.write(
+                f"failed (exitcode: {exit_code}) local_rank: {local_rank} (pid: {pid}) of binary: {plan['python']}\n"
+            )
             log.flush()
             _terminate(ranks)
     return code

@@ -70,7 +70,9 @@ def _find(tool):
 def _run(*command):
     done = subprocess.run([_find(command[0]), *command[1:]], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
-        raise NetworkError(f"{' '.join(command)}: {done.stderr.strip() or f'exit {done.returncode}'}{_hint(done.stderr)}")
+        raise NetworkError(
+            f"{' '.join(command)}: {done.stderr.strip() or f'exit {done.returncode}'}{_hint(done.stderr)}"
+        )
 
 
 def _hint(stderr):
@@ -85,8 +87,23 @@ def burst_bytes(rate_bits):
 
 
 def _shape(interface, rate_bits):
-    _run("tc", "qdisc", "add", "dev", interface, "root", "handle", "1:", "tbf", "rate", f"{int(rate_bits)}bit",
-         "burst", f"{burst_bytes(rate_bits)}b", "latency", f"{_LATENCY_MS}ms")
+    _run(
+        "tc",
+        "qdisc",
+        "add",
+        "dev",
+        interface,
+        "root",
+        "handle",
+        "1:",
+        "tbf",
+        "rate",
+        f"{int(rate_bits)}bit",
+        "burst",
+        f"{burst_bytes(rate_bits)}b",
+        "latency",
+        f"{_LATENCY_MS}ms",
+    )
 
 
 def create_switch():
@@ -114,8 +131,19 @@ def bring_up_node(node, rate_bits, delay_s):
         _shape(NODE_INTERFACE, rate_bits)
     if delay_s:
         place = ["parent", "1:1"] if rate_bits else ["root"]
-        _run("tc", "qdisc", "add", "dev", NODE_INTERFACE, *place, "netem", "delay", f"{int(delay_s * 1e6)}us",
-             "limit", "20000")
+        _run(
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            NODE_INTERFACE,
+            *place,
+            "netem",
+            "delay",
+            f"{int(delay_s * 1e6)}us",
+            "limit",
+            "20000",
+        )
 
 
 def read_counters(path="/proc/self/net/dev"):

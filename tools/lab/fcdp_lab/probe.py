@@ -33,7 +33,7 @@ class _Log:
     def write(self, kind, **fields):
         if self._file is None:
             path = os.path.join(self._folder, f"rank{self._rank}.{os.getpid()}.jsonl")
-            self._file = open(path, "a", buffering=1)  # noqa: SIM115 - lives as long as the rank
+            self._file = open(path, "a", buffering=1)
         self._file.write(json.dumps({"kind": kind, "t": time.monotonic(), **fields}) + "\n")
 
 

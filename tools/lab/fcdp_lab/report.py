@@ -25,7 +25,11 @@ def document(args, setup, figures):
         "env": setup.env,
         "repeat": args.repeat,
         "warmup": args.warmup,
-        "machine": {"cpus": len(os.sched_getaffinity(0)), "kernel": platform.release(), "python": platform.python_version()},
+        "machine": {
+            "cpus": len(os.sched_getaffinity(0)),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+        },
         "modes": figures,
     }
 
@@ -65,7 +69,7 @@ def rows(doc):
     first = doc["modes"][0]
     for mode in doc["modes"]:
         is_reference = mode is first
-        ratio = (lambda key: "") if is_reference else (lambda key: _ratio(mode[key], first[key]))  # noqa: B023
+        ratio = (lambda key: "") if is_reference else (lambda key: _ratio(mode[key], first[key]))
         yield (
             mode["name"],
             _number(mode["step_s"], "{:.3f}") + ratio("step_s"),
@@ -95,8 +99,10 @@ def splits(doc):
         parts = ", ".join(f"{kind} {n / unit:.3f}" for kind, n in split.items() if n)
         counted = sum(split.values())
         gap = abs(counted / mode["sent_bytes_per_step"] - 1) if mode["sent_bytes_per_step"] else 0
-        yield (f"{mode['name']}: sent by collective, in W: {parts}; "
-               f"fcdp.stats() {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)")  # fmt: skip
+        yield (
+            f"{mode['name']}: sent by collective, in W: {parts}; "
+            f"fcdp.stats() {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)"
+        )
     for mode in doc["modes"]:
         for bypass in (mode["runs"][0]["fcdp"] or {}).get("bypassed") or []:
             yield f"{mode['name']}: left to plain FSDP2: {bypass['group']}: {bypass['reason']}"

@@ -117,9 +117,7 @@ def _memory(ranks, model, stats):
     tiered = _largest(s["device_bytes"]["peak"] for s in stats)
     return {
         "device_gathered_peak_bytes": tiered if stats and any(s["enabled"] for s in stats) else plain,
-        "device_state_bytes": _largest(
-            m["shard_bytes"] + m["gradient_bytes"] + m["optimizer_bytes"] for m in model
-        ),
+        "device_state_bytes": _largest(m["shard_bytes"] + m["gradient_bytes"] + m["optimizer_bytes"] for m in model),
         "host_peak_bytes": _largest(s["host_bytes"]["peak"] for s in stats) or 0,
     }
 
@@ -160,8 +158,13 @@ def compare(run, reference):
 
 
 _MEDIANS = (
-    "step_s", "sent_bytes_per_step", "device_gathered_peak_bytes", "device_state_bytes", "host_peak_bytes", "wall_s",
-)  # fmt: skip
+    "step_s",
+    "sent_bytes_per_step",
+    "device_gathered_peak_bytes",
+    "device_state_bytes",
+    "host_peak_bytes",
+    "wall_s",
+)
 
 
 def of_mode(mode, runs, reference_runs, warmup):

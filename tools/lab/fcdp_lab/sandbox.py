@@ -30,7 +30,16 @@ class Sandbox:
         self._events = events_read
         self._partial = b""
         self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-c", _GUARD_CODE, package_root, str(os.getpid()), str(plan_read), str(events_write)],
+            [
+                sys.executable,
+                "-I",
+                "-c",
+                _GUARD_CODE,
+                package_root,
+                str(os.getpid()),
+                str(plan_read),
+                str(events_write),
+            ],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=(plan_read, events_write),

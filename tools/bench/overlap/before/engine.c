@@ -1,10 +1,11 @@
-/* engine.c - the engine of commit 55b92e3, whose jobs ran on worker threads that waited on the host for every copy, collective and
- * stream. Compiled with that commit's headers (build.sh).
+/* engine.c - the engine of commit 55b92e3, whose jobs ran on worker threads that waited on the host for every
+ * copy, collective and stream. Compiled with that commit's headers (build.sh).
  *
- * It is driven as that commit's runtime.py and fsdp2.py did on a GPU: the thread that runs the model submits jobs and waits for each unshard
- * before it launches the group's compute; in forward it lets the groups that follow cross the nodes ahead; before an agreement the
- * workers end what they have. Its transport's calls wait for nothing but the network: there is no Python here. Both lanes have a
- * worker, as on CPUs then; with NCCL they would have shared one, which took as long here.
+ * It is driven as that commit's runtime.py and fsdp2.py did on a GPU: the thread that runs the model submits
+ * jobs and waits for each unshard before it launches the group's compute; in forward it lets the groups that
+ * follow cross the nodes ahead; before an agreement the workers end what they have. Its transport's calls
+ * wait for nothing but the network: there is no Python here. Both lanes have a worker, as on CPUs then; with
+ * NCCL they would have shared one, which took as long here.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,8 @@
 #include "comm/engine.h"
 #include "tools/bench/overlap/rank.h"
 
-const engine_traits the_engine = {.name = "the engine before, of commit 55b92e3: ", .has_slots = false, .has_nccl = false};
+const engine_traits the_engine = {
+    .name = "the engine before, of commit 55b92e3: ", .has_slots = false, .has_nccl = false};
 
 enum { LANES = 2, WAITED_NS = 100000 };
 
@@ -21,7 +23,7 @@ typedef struct lane {
     fcdp_stream stream;
 } lane;
 
-typedef struct use { /* of a group */
+typedef struct use {          /* of a group */
     uint8_t stale[N_EXTENTS]; /* as agreed; none once it is gathered */
     bool ahead;               /* its bytes cross the nodes */
     bool later;               /* asked for, and begun when it is waited for: a restore with FCDP_PREFETCH=0 */
@@ -74,7 +76,8 @@ static void count_wait(rank *r, uint64_t since_ns) {
 }
 
 static void signals_make(const rank *r, fcdp_signals signals[N_EXTENTS]) {
-    for (uint32_t i = 0; i < N_EXTENTS; i++) signals[i] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
+    for (uint32_t i = 0; i < N_EXTENTS; i++)
+        signals[i] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
 }
 
 static void observe(rank *r, uint32_t g, uint8_t stale_out[N_EXTENTS]) {
@@ -85,7 +88,8 @@ static void observe(rank *r, uint32_t g, uint8_t stale_out[N_EXTENTS]) {
     for (uint32_t i = 0; i < N_EXTENTS; i++) stale_out[i] = stale_out[i] != 0;
 }
 
-/* All groups, once in a pass. A release under way may yet find that somebody wrote to its copy: the workers end it first. */
+/* All groups, once in a pass. A release under way may yet find that somebody wrote to
+ * its copy: the workers end it first. */
 static void agree(rank *r) {
     engine *e = r->engine;
     uint8_t votes[N_GROUPS][N_EXTENTS];
@@ -120,7 +124,8 @@ static void begin(rank *r, uint32_t g, fcdp_pass pass) {
     use *u = &r->engine->uses[g];
     uint64_t inputs[N_EXTENTS];
     inputs_of(r, g, inputs);
-    MUST(!fcdp_group_unshard(r->engine->groups[g], u->stale, u->ahead ? NULL : inputs, pass, r->compute, &u->job));
+    MUST(!fcdp_group_unshard(r->engine->groups[g], u->stale, u->ahead ? NULL : inputs, pass, r->compute,
+                             &u->job));
     *u = (use){.job = u->job};
 }
 
@@ -227,7 +232,8 @@ static void lanes_make(rank *r) {
 void engine_connect(rank *r) {
     engine *e = r->engine;
     fcdp_transport transport = {.ctx = r, .start = net_start, .wait = net_wait, .fails_quietly = true};
-    fcdp_shared_ticket *account = &r->board->account[r->topology.node], *host = &r->board->host[r->topology.node];
+    fcdp_shared_ticket *account = &r->board->account[r->topology.node],
+                       *host = &r->board->host[r->topology.node];
     bool leads = r->topology.local == 0;
     lanes_make(r);
     if (leads) MUST(!fcdp_engine_account_create(e->fcdp, account));

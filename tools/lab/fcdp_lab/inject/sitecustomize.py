@@ -13,9 +13,7 @@ def _is_here(entry):
 
 
 def _load_probe():
-    spec = importlib.util.spec_from_file_location(
-        "fcdp_lab_probe", os.path.join(os.path.dirname(_HERE), "probe.py")
-    )
+    spec = importlib.util.spec_from_file_location("fcdp_lab_probe", os.path.join(os.path.dirname(_HERE), "probe.py"))
     probe = importlib.util.module_from_spec(spec)
     sys.modules["fcdp_lab_probe"] = probe
     spec.loader.exec_module(probe)
