@@ -1,8 +1,10 @@
-/* fingerprint.cu - the fingerprint's sum (comm/fingerprint.h) on a GPU. fingerprint.ptx beside it is what is shipped: the driver compiles it for the
- * device that it finds. tools/ptx/compile_ptx.py makes it anew, and tests/comm/test_ptx.py runs it.
+/* fingerprint.cu - the fingerprint's sum (comm/fingerprint.h) on a GPU. fingerprint.ptx beside it is what is
+ * shipped: the driver compiles it for the device that it finds. tools/ptx/compile_ptx.py makes it anew, and
+ * tests/comm/test_ptx.py runs it.
  *
- * One block per task, each of up to 256 KiB of one extent: no block waits for another and none adds to what another adds to. 8 blocks of 256 threads
- * fill an SM, with 16 KiB of each one's loads in flight. A task is in the host's memory, so one thread reads it, and writes the sum.
+ * One block per task, each of up to 256 KiB of one extent: no block waits for another and none adds to what
+ * another adds to. 8 blocks of 256 threads fill an SM, with 16 KiB of each one's loads in flight. A task is
+ * in the host's memory, so one thread reads it, and writes the sum.
  */
 typedef unsigned long long word;
 

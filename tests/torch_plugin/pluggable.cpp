@@ -1,4 +1,5 @@
-// Calls PyTorch's own pluggable allocator as PyTorch does, for a process without a GPU: what it caches, counts and throws is torch's code.
+// Calls PyTorch's own pluggable allocator as PyTorch does, for a process without a GPU: what it caches,
+// counts and throws is torch's code.
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <cstring>
@@ -43,14 +44,16 @@ int pluggable_free(void *at, char *text, size_t room) {
     return caught(text, room, [&] { current()->raw_delete(at); });
 }
 
-// Not by recordStream, which turns its CUDAStream into a cudaStream_t by the CUDA runtime, and so needs a GPU.
+// Not by recordStream, which turns its CUDAStream into a cudaStream_t by the CUDA runtime, and so needs a
+// GPU.
 int pluggable_record_stream(void (*hook)(void *, cudaStream_t), void *at, void *stream, char *text,
                             size_t room) {
     return caught(text, room, [&] { hook(at, static_cast<cudaStream_t>(stream)); });
 }
 
 int pluggable_begin_pool(int device, uint64_t id, void *only, char *text, size_t room) {
-    // Two words of state and a string: more than a std::function keeps inside itself, so that it must be copied rightly.
+    // Two words of state and a string: more than a std::function keeps inside itself, so that it must be
+    // copied rightly.
     std::string ballast(64, 'x');
     return caught(text, room, [&] {
         current()->beginAllocateToPool(device, {id, 7}, [only, ballast](cudaStream_t stream) {

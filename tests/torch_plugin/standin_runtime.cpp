@@ -1,5 +1,6 @@
-// For a process without a GPU, loaded before all others: the part of the CUDA runtime that PyTorch's own caching allocator calls. Its memory is the simulated
-// driver's, of which it uses handles alone, so that both share one capacity; addresses are made up. Nothing is ever under way on its streams.
+// For a process without a GPU, loaded before all others: the part of the CUDA runtime that PyTorch's own
+// caching allocator calls. Its memory is the simulated driver's, of which it uses handles alone, so that both
+// share one capacity; addresses are made up. Nothing is ever under way on its streams.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
