@@ -131,7 +131,7 @@ python_stage() {    # PYTEST OPTIONS
     echo "Python tests:"
     # Options of FCDP that the caller has set are not for the tests, which set their own.
     set -m
-    (trap - EXIT; env "${clean[@]}" "$PY" -m pytest -rs --durations=5 "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/pytest.log") </dev/null &
+    (trap - EXIT; env "${clean[@]}" "$PY" -m pytest -rs --durations=5 --junitxml build/pytest.xml "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/pytest.log") </dev/null &
     PYTEST=$!
     set +m
     wait "$PYTEST" || rc=$?
