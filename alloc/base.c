@@ -1,10 +1,9 @@
 /* base.c - status names, the thread's failure text, the log, checks, ranked locks, the clock.
  *
- * Knows no option by more than FCDP_CHECK: that one is read when the library is loaded, so that locks and
- * invariants are checked from the first call on, whoever that call comes from. Whether its value is well
- * formed is options.c's to say.
+ * Of the options this file knows FCDP_CHECK alone. It reads it when the library is loaded, so that locks and
+ * invariants are checked from the first call on. options.c says whether its value is well formed.
  */
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 #include <errno.h>
 #include <stdarg.h>

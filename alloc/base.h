@@ -1,11 +1,11 @@
-/* fcdp.h - what every layer shares: status, error text, log, checks.
+/* base.h - what every layer shares: status, error text, log, checks, locks.
  *
  * A function that can fail returns fcdp_status and writes its outputs (last, `_out`) only on success. The
  * first who can name a failure writes the text with fcdp__fail(); the rest pass the status up. Out of memory
  * is a signal to policy: it carries a text but is never logged where it happens.
  */
-#ifndef FCDP_H
-#define FCDP_H
+#ifndef FCDP_BASE_H
+#define FCDP_BASE_H
 
 #include <stdbool.h>
 #include <stddef.h>
