@@ -402,6 +402,7 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     fcdp__lock_init(&heap->fence_lock, FCDP_RANK_FENCE);
     pthread_rwlock_init(&heap->private_lock, NULL);
     pthread_cond_init(&heap->held_back, NULL);
+    fcdp__pool_set_holder(pool, FCDP_HOLDER_TENSORS, &fcdp__heap_words);
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, fcdp__heap_reclaim, heap_idle, heap);
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_WAITING, fcdp__heap_reclaim_waiting, NULL, heap);
     *heap_out = heap;

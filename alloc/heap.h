@@ -44,6 +44,8 @@
  * where 768 to 960 KiB do equally well. */
 enum { FCDP_HEAP_SMALL_BYTES = 768 << 10 };
 
+enum { FCDP_HOLDER_TENSORS = 0 }; /* of the heap's pages (pages.h) */
+
 typedef struct fcdp_heap fcdp_heap;
 
 fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) FCDP_MUST_CHECK;

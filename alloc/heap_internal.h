@@ -179,6 +179,8 @@ fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, 
                                     fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* How many pages a new handle for a block of `bytes` in `arena` has; 0: memory is short, each page counts. */
 size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes);
+/* What messages say of the heap's pages. */
+extern const fcdp_holder_words fcdp__heap_words;
 /* The pool's reclaimers. */
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
 size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);

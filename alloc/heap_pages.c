@@ -122,39 +122,35 @@ static void holdings_see(void *ctx, const fcdp_heap_view *view) {
         h->cached += view->bytes;
 }
 
+const fcdp_holder_words fcdp__heap_words = {"tensors",
+                                            "use a smaller batch, activation checkpointing, or more ranks"};
+
+/* Sizes of live blocks say what to look for: a few large activations, or many small tensors. */
 static fcdp_status out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_missing) {
     const size_t mib = 1 << 20;
     holdings h = {{0}, 0, 0};
-    fcdp_pool_stats pool;
-    size_t free_bytes = 0, total_bytes = 0, at = 0;
+    fcdp_pool_usage usage;
+    size_t at = 0;
     char tensors[160];
     atomic_fetch_add_explicit(&heap->n_ooms, 1, memory_order_relaxed);
     fcdp_heap_walk(heap, holdings_see, &h);
-    fcdp__pool_stats(heap->pool, &pool);
-    if (fcdp__driver_mem_info(heap->drv, &free_bytes, &total_bytes)) total_bytes = 0;
+    fcdp__pool_usage(heap->pool, &usage);
     for (int i = 0; i < N_CLASSES; i++)
         at += (size_t)snprintf(tensors + at, sizeof tensors - at, "%s%zu MiB %s", i ? ", " : "",
                                h.live[i] / mib, class_name[i]);
-    size_t reserved = atomic_load_explicit(&heap->n_pages, memory_order_relaxed) * heap->page_bytes;
-    size_t live = pool.live_pages * pool.page_bytes, cached = pool.cached_pages * pool.page_bytes;
-    size_t ours = live + cached, used = total_bytes - free_bytes;
-    size_t others = total_bytes && used > ours ? used - ours : 0;
-    const char *advice = "use a smaller batch, activation checkpointing, or more ranks";
-    if (others > bytes)
+    const char *advice = fcdp__heap_words.advice;
+    if (usage.others_bytes > bytes)
         advice =
             "end the other processes on this device, or set FCDP_DEVICE_BUDGET to what is left for this one";
     else if (fcdp__heap_is_capturing(heap))
         advice = "a graph is being captured, so that nothing can be waited for";
-    else if (pool.budget_bytes + bytes <= total_bytes - others)
+    else if (usage.budget_bytes + bytes <= usage.device_bytes - usage.others_bytes)
         advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
-    return fcdp__fail(
-        FCDP_ERR_NO_DEVICE_MEM,
-        "no device memory for %zu bytes: %zu pages of %zu KiB are missing. Of a budget of %zu MiB tensors "
-        "hold %s; freed ones %zu MiB, of it %zu MiB waiting for other streams; regions %zu MiB; idle "
-        "pages %zu MiB. Other processes hold %zu MiB of the device's %zu MiB; %s",
-        bytes, n_missing, heap->page_bytes >> 10, pool.budget_bytes / mib, tensors, (h.cached + h.held) / mib,
-        h.held / mib, (live > reserved ? live - reserved : 0) / mib, cached / mib, others / mib,
-        total_bytes / mib, advice);
+    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
+                      "no device memory for %zu bytes: %zu pages of %zu KiB are missing; %s; live tensors by "
+                      "size: %s; freed tensors: %zu MiB, of which %zu MiB wait for other streams; %s; %s",
+                      bytes, n_missing, heap->page_bytes >> 10, usage.budget_text, tensors,
+                      (h.cached + h.held) / mib, h.held / mib, usage.device_text, advice);
 }
 
 /* Pages in hand, of those wanted. */

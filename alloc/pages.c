@@ -6,6 +6,8 @@
  */
 #include "alloc/pages.h"
 
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,6 +46,8 @@ struct fcdp_pool {
         n_moves; /* gives and ends of takes, ever: whether another attempt to take could end differently */
     size_t n_driver_creates, n_reclaims;
     fcdp_phys *stack;
+    /* not under lock; NULL: the holder has not been named. Partner: fcdp__pool_set_holder */
+    _Atomic(const fcdp_holder_words *) words[FCDP_N_HOLDERS];
 };
 
 /* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for
@@ -59,7 +63,7 @@ static fcdp_status handle_release(fcdp_pool *pool, fcdp_phys handle, size_t n_pa
 
 static bool pool_is_valid(const fcdp_pool *pool) {
     size_t n_held = 0;
-    for (int holder = 0; holder < FCDP_N_HOLDERS; holder++) n_held += pool->n_held[holder];
+    for (fcdp_holder holder = 0; holder < FCDP_N_HOLDERS; holder++) n_held += pool->n_held[holder];
     return n_held == pool->n_live && pool->n_created == pool->n_live + pool->n_cached &&
            pool->n_reserved <= pool->n_cached && pool->n_reserved <= pool->n_promised &&
            pool->n_live + pool->n_promised <= pool->n_room && pool->n_budget <= pool->n_room &&
@@ -117,6 +121,10 @@ void fcdp__pool_destroy(fcdp_pool *pool) {
     fcdp__lock_destroy(&pool->lock);
     free(pool->stack);
     free(pool);
+}
+
+void fcdp__pool_set_holder(fcdp_pool *pool, fcdp_holder holder, const fcdp_holder_words *words) {
+    atomic_store_explicit(&pool->words[holder], words, memory_order_release);
 }
 
 void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim,
@@ -260,29 +268,52 @@ static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_bac
     return moved;
 }
 
-static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full) {
+/* The names of the holders are the callers', since the pool knows none of them. */
+void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out) {
     const size_t mib = 1 << 20;
-    size_t free_bytes = 0, total_bytes = 0;
     fcdp_pool_stats stats;
     fcdp__pool_stats(pool, &stats);
-    if (fcdp__driver_mem_info(pool->drv, &free_bytes, &total_bytes)) total_bytes = 0;
-    const char *advice = "shard smaller modules, or lower FCDP_PREFETCH (FCDP_TAU too, where it is above 0)";
+    fcdp_pool_usage usage = {.budget_bytes = stats.budget_bytes,
+                             .cached_bytes = stats.cached_pages * stats.page_bytes};
+    if (fcdp__driver_mem_info(pool->drv, &usage.free_bytes, &usage.device_bytes)) usage.device_bytes = 0;
+    size_t used_bytes = usage.device_bytes - usage.free_bytes;
+    size_t ours_bytes = stats.live_pages * stats.page_bytes + usage.cached_bytes;
+    if (usage.device_bytes && used_bytes > ours_bytes) usage.others_bytes = used_bytes - ours_bytes;
+
+    char *text = usage.budget_text;
+    size_t n_text = sizeof usage.budget_text,
+           at = (size_t)snprintf(text, n_text, "the budget is %zu MiB: ", usage.budget_bytes / mib);
+    for (fcdp_holder holder = 0; holder < FCDP_N_HOLDERS; holder++) {
+        const fcdp_holder_words *words = atomic_load_explicit(&pool->words[holder], memory_order_acquire);
+        if (words && at < n_text)
+            at += (size_t)snprintf(text + at, n_text - at, "%s %zu MiB, ", words->name,
+                                   stats.held_pages[holder] * stats.page_bytes / mib);
+    }
+    if (at < n_text) snprintf(text + at, n_text - at, "idle %zu MiB", usage.cached_bytes / mib);
+    snprintf(usage.device_text, sizeof usage.device_text,
+             "the device has %zu of %zu MiB free, and other allocations hold %zu MiB", usage.free_bytes / mib,
+             usage.device_bytes / mib, usage.others_bytes / mib);
+    *usage_out = usage;
+}
+
+/* What would help depends on which limit was met: the device, the budget, or what the holder itself needs. */
+static fcdp_status take_failed(fcdp_pool *pool, fcdp_holder holder, size_t n, bool driver_full) {
+    static const fcdp_holder_words nobody = {"pages", "use fewer of them"};
+    const fcdp_holder_words *words = atomic_load_explicit(&pool->words[holder], memory_order_acquire);
+    fcdp_pool_usage usage;
+    fcdp__pool_usage(pool, &usage);
+    if (!words) words = &nobody;
+    const char *advice = "";
     if (driver_full)
-        advice =
-            "other allocations fill the device: use a smaller batch, lower FCDP_TAU where it is above 0, or "
-            "set FCDP_DEVICE_BUDGET to what is left for FCDP";
-    else if (total_bytes && free_bytes + stats.cached_pages * stats.page_bytes >= n * stats.page_bytes)
-        advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
-    return fcdp__fail(
-        FCDP_ERR_NO_DEVICE_MEM,
-        "no device memory for %zu MiB of gathered parameters: the budget is %zu MiB, in use by gathered "
-        "parameters %zu MiB and by tensors %zu MiB, idle in the pool %zu MiB, nothing of it can be taken "
-        "back "
-        "now; the device has %zu of %zu MiB free; %s",
-        n * stats.page_bytes / mib, stats.budget_bytes / mib,
-        stats.held_pages[FCDP_HOLDER_REGIONS] * stats.page_bytes / mib,
-        stats.held_pages[FCDP_HOLDER_TENSORS] * stats.page_bytes / mib,
-        stats.cached_pages * stats.page_bytes / mib, free_bytes / mib, total_bytes / mib, advice);
+        advice = "other allocations fill the device: use a smaller batch, set FCDP_DEVICE_BUDGET to what is "
+                 "left for FCDP, or ";
+    bool fits_device = usage.device_bytes && (usage.free_bytes + usage.cached_bytes) / pool->page_bytes >= n;
+    bool raise = !driver_full && fits_device;
+    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
+                      "no device memory for %zu MiB of %s; %s, nothing of it can be taken back now; %s; %s%s",
+                      n * pool->page_bytes >> 20, words->name, usage.budget_text, usage.device_text, advice,
+                      raise ? "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET"
+                            : words->advice);
 }
 
 static bool budget_allows(fcdp_pool *pool, size_t n) {
@@ -371,7 +402,7 @@ static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder hold
         has_asked = true;
         n_lost = 0;
     }
-    return take_failed(pool, n, missing.driver_full);
+    return take_failed(pool, holder, n, missing.driver_full);
 }
 
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {

@@ -21,8 +21,15 @@ typedef struct fcdp_pool fcdp_pool;
  * 0: nothing left to reclaim. It must not take pages. */
 typedef size_t (*fcdp_reclaim_fn)(void *ctx, size_t n_pages);
 
-/* Whose pages they are: for the counts alone, any page serves anybody. */
-typedef enum fcdp_holder { FCDP_HOLDER_REGIONS, FCDP_HOLDER_TENSORS, FCDP_N_HOLDERS } fcdp_holder;
+/* Whose pages they are, for counts and messages alone: any page serves anybody. Each kind of user has an id
+ * of its own, below FCDP_N_HOLDERS. */
+typedef unsigned fcdp_holder;
+enum { FCDP_N_HOLDERS = 4 };
+/* What messages say of a holder. Static strings. */
+typedef struct fcdp_holder_words {
+    const char *name;   /* of what lies on its pages, e.g. "tensors" */
+    const char *advice; /* how its user can make do with fewer pages */
+} fcdp_holder_words;
 
 typedef struct fcdp_pool_stats {
     size_t page_bytes, budget_bytes;
@@ -35,6 +42,8 @@ typedef struct fcdp_pool_stats {
 fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool **pool_out) FCDP_MUST_CHECK;
 /* Every page must have come back. Releases all handles. */
 void fcdp__pool_destroy(fcdp_pool *pool);
+/* From here on messages name the holder so. `words` stays the caller's, and lives as long as the pool. */
+void fcdp__pool_set_holder(fcdp_pool *pool, fcdp_holder holder, const fcdp_holder_words *words);
 /* In the order in which they are asked. */
 typedef enum fcdp_reclaimer {
     FCDP_RECLAIM_CACHES,  /* at once */
@@ -98,6 +107,14 @@ size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes);
  * before their number has fallen below it. */
 fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) FCDP_MUST_CHECK;
 void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out);
+/* Who has the budget's memory and the device's, for the text of a failure. */
+typedef struct fcdp_pool_usage {
+    size_t budget_bytes, cached_bytes;
+    size_t device_bytes, free_bytes; /* the device's; 0: the driver does not tell */
+    size_t others_bytes;             /* used on the device, but not from this pool */
+    char budget_text[256], device_text[128];
+} fcdp_pool_usage;
+void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out);
 /* Of the holder, and of all pages. */
 void fcdp__pool_reset_peak(fcdp_pool *pool, fcdp_holder holder);
 

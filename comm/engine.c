@@ -238,13 +238,13 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
         fcdp__account_usage(engine->account, &stats_out->host_bytes, &stats_out->host_peak_bytes);
     fcdp__lock_release(&engine->lock);
     fcdp__tiering_stats_get(engine->tiering, &stats_out->moves);
-    stats_out->device_bytes = pool.held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes;
-    stats_out->device_peak_bytes = pool.peak_held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes;
+    stats_out->device_bytes = pool.held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes;
+    stats_out->device_peak_bytes = pool.peak_held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes;
     stats_out->device_budget_bytes = pool.budget_bytes;
 }
 
 void fcdp_engine_reset_peaks(fcdp_engine *engine) {
     if (engine->pid != getpid()) return;
-    fcdp__pool_reset_peak(engine->pool, FCDP_HOLDER_REGIONS);
+    fcdp__pool_reset_peak(engine->pool, FCDP_HOLDER_GATHERED);
     if (engine->account) fcdp__account_reset_peak(engine->account);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tiering/region.h"
 #include "torch_plugin/cxx.h"
 #include "torch_plugin/history.h"
 
@@ -279,7 +280,7 @@ PyObject *binding_tensors_stats(PyObject *self, PyObject *args) {
         (Py_ssize_t)s.reserved_bytes, "peak_allocated_bytes", (Py_ssize_t)s.peak_allocated_bytes,
         "peak_reserved_bytes", (Py_ssize_t)s.peak_reserved_bytes, "page_bytes", (Py_ssize_t)pool.page_bytes,
         "budget_bytes", (Py_ssize_t)pool.budget_bytes, "region_bytes",
-        (Py_ssize_t)(pool.held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes), "idle_bytes",
+        (Py_ssize_t)(pool.held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes), "idle_bytes",
         (Py_ssize_t)(pool.cached_pages * pool.page_bytes), "n_creates", (unsigned long long)pool.n_creates,
         "n_taken", s.n_pages_taken, "n_moved", s.n_pages_moved, "n_hits", s.n_hits, "n_grows", s.n_grows,
         "n_retries", s.n_retries, "n_ooms", s.n_ooms);

@@ -81,9 +81,9 @@ static void few_large_handles_while_memory_is_not_short(void **state) {
     for (int i = 0; i < 100; i++) assert_int_equal(*(unsigned char *)(uintptr_t)(at[i].addr + PAGE - 1), i);
     for (int i = 0; i < 100; i++) give(&w, at[i]);
     assert_int_equal(fcdp__pool_pages_in_use(w.pool), 0);
-    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 256, pages));
+    assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 256, pages));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
-    fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 256, pages);
+    fcdp__pool_give(w.pool, HOLDER_OTHERS, 256, pages);
     free(pages);
     world_close(&w);
 }
@@ -223,7 +223,7 @@ static size_t regions_reclaim(void *ctx, size_t n_pages) {
     size_t n = n_pages < r->n ? n_pages : r->n;
     r->n_asked++;
     r->n -= n;
-    fcdp__pool_give(r->pool, FCDP_HOLDER_REGIONS, n, r->pages + r->n);
+    fcdp__pool_give(r->pool, HOLDER_OTHERS, n, r->pages + r->n);
     return n;
 }
 
@@ -233,7 +233,7 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     regions r = {.pool = w.pool};
     fcdp_dptr other = take(&w, 4 * PAGE, 1);
     give(&w, other); /* quiescent, another stream's */
-    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 20, r.pages));
+    assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 20, r.pages));
     r.n = 20;
     fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
     fcdp_dptr a = take(&w, 8 * PAGE, 0); /* idle ones */
@@ -267,9 +267,9 @@ static void a_cache_gives_its_pages_to_regions(void **state) {
     give(&w, b);
     assert_int_equal(fcdp__pool_pages_in_use(w.pool),
                      0); /* the last page too: what is free beside it counts */
-    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 8, pages));
+    assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 8, pages));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
-    fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 8, pages);
+    fcdp__pool_give(w.pool, HOLDER_OTHERS, 8, pages);
     world_close(&w);
 }
 
@@ -284,10 +284,10 @@ static void a_busy_cache_gives_its_pages_to_regions(void **state) {
     gate_hold(g, w.streams[0]);
     give(&w, a);
     give(&w, b);
-    assert_int_equal(fcdp__pool_take_idle(w.pool, FCDP_HOLDER_REGIONS, 1, pages), FCDP_PENDING);
+    assert_int_equal(fcdp__pool_take_idle(w.pool, HOLDER_OTHERS, 1, pages), FCDP_PENDING);
     gate_open(g);
-    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 8, pages));
-    fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 8, pages);
+    assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 8, pages));
+    fcdp__pool_give(w.pool, HOLDER_OTHERS, 8, pages);
     gate_free(g);
     world_close(&w);
 }
@@ -317,7 +317,7 @@ static void pages_stay_while_another_stream_reads_them(void **state) {
         gate g = gate_make();
         regions r = {.pool = w.pool};
         fcdp_dptr copy = take(&w, 2 * PAGE, 0), rest;
-        assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 4, r.pages));
+        assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 4, r.pages));
         r.n = 4;
         fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
         read_without_record_stream(&w, g, copy, 42);
@@ -351,12 +351,12 @@ static void whoever_needs_the_pages_waits_for_the_reader(void **state) {
         fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, gate_open_when_asked, NULL, g);
         read_without_record_stream(&w, g, copy, 43);
         if (region)
-            assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 2, pages));
+            assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 2, pages));
         else
             memset((void *)(uintptr_t)take(&w, 2 * PAGE, 2).addr, 1, 2 * PAGE);
         assert_was_read(&w, copy, 43);
         assert_int_equal(stats_of(&w).n_waits, 1);
-        if (region) fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 2, pages);
+        if (region) fcdp__pool_give(w.pool, HOLDER_OTHERS, 2, pages);
         fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
         gate_free(g);
         world_close(&w);

@@ -211,7 +211,7 @@ static size_t regions_yield(void *ctx, size_t n_pages) {
     pthread_mutex_lock(&w->region_mutex);
     size_t n = n_pages < w->n_region ? n_pages : w->n_region;
     w->n_region -= n;
-    fcdp__pool_give(w->pool, FCDP_HOLDER_REGIONS, n, w->region_pages + w->n_region);
+    fcdp__pool_give(w->pool, HOLDER_OTHERS, n, w->region_pages + w->n_region);
     pthread_mutex_unlock(&w->region_mutex);
     w->n_yields += n;
     return n;
@@ -224,13 +224,13 @@ static void *regions_main(void *arg) {
     while (!w->stop) {
         fcdp_phys pages[8];
         size_t n = 1 + random_below(&seed, 8);
-        if (fcdp__pool_take(w->pool, FCDP_HOLDER_REGIONS, n, pages)) continue;
+        if (fcdp__pool_take(w->pool, HOLDER_OTHERS, n, pages)) continue;
         pthread_mutex_lock(&w->region_mutex);
         bool fits = w->n_region + n <= N_PAGES;
         if (fits) memcpy(w->region_pages + w->n_region, pages, n * sizeof *pages);
         if (fits) w->n_region += n;
         pthread_mutex_unlock(&w->region_mutex);
-        if (!fits) fcdp__pool_give(w->pool, FCDP_HOLDER_REGIONS, n, pages);
+        if (!fits) fcdp__pool_give(w->pool, HOLDER_OTHERS, n, pages);
         sched_yield();
     }
     return NULL;
@@ -265,7 +265,7 @@ static void world_close(world *w) {
         (unsigned long long)stats.n_pages_moved, (unsigned long long)stats.n_pages_taken,
         (unsigned long long)w->n_yields, (unsigned long long)stats.n_waits);
     fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
-    fcdp__pool_give(w->pool, FCDP_HOLDER_REGIONS, w->n_region, w->region_pages);
+    fcdp__pool_give(w->pool, HOLDER_OTHERS, w->n_region, w->region_pages);
     fcdp_heap_destroy(w->heap);
     for (int i = 0; i < N_STREAMS; i++) fcdp__driver_stream_destroy(w->drv, w->streams[i]);
     fcdp__pool_destroy(w->pool);
