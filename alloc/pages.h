@@ -1,7 +1,8 @@
 /* pages.h - one pool of physical device pages with one budget, for all who map memory.
  *
  * Handles are pooled: a page given back is cached, not released (release costs 23 us, create 8-193 us). The
- * pool knows no region and no tensor: under pressure it asks its reclaimers, functions that others register.
+ * pool does not know what lies on a page: under pressure it asks its reclaimers, functions that others
+ * register.
  *
  *     created = live + cached <= budget / page_bytes (under a smaller budget: once as many are given back)
  *     live = sum over holders of held
@@ -44,11 +45,11 @@ fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool *
 void fcdp__pool_destroy(fcdp_pool *pool);
 /* From here on messages name the holder so. `words` stays the caller's, and lives as long as the pool. */
 void fcdp__pool_set_holder(fcdp_pool *pool, fcdp_holder holder, const fcdp_holder_words *words);
-/* In the order in which they are asked. */
+/* In the order in which they are asked: what costs least to give back comes first. */
 typedef enum fcdp_reclaimer {
     FCDP_RECLAIM_CACHES,  /* at once */
-    FCDP_RECLAIM_STAGING, /* what a transfer has left behind and the next one takes anew */
-    FCDP_RECLAIM_REGIONS,
+    FCDP_RECLAIM_SCRATCH, /* contents that nobody reads any more */
+    FCDP_RECLAIM_EVICT,   /* contents that are stored elsewhere, or are to be stored first */
     FCDP_RECLAIM_WAITING, /* caches again, waiting for the device where that helps */
     /* Another allocator of this process: it gives what it does not use to the driver, not
      * to the pool. Asked at most once in a take, and only where the budget has room, the

@@ -70,7 +70,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     status = fcdp__tiering_create(engine->drv, engine->pool, exact, &engine->tiering);
     if (!status) status = streams_create(engine);
     if (!status)
-        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, fcdp__staging_reclaim,
+        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, fcdp__staging_reclaim,
                                  fcdp__staging_idle, engine);
     return status ? status : fcdp__monitor_start(engine, &engine->monitor);
 }
@@ -79,7 +79,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
 static void engine_close(fcdp_engine *engine) {
     while (engine->comms) fcdp_comm_destroy(engine->comms);
     fcdp__monitor_stop(engine->monitor);
-    if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, NULL, NULL, NULL);
+    if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, NULL, NULL, NULL);
     fcdp__staging_destroy(engine);
     for (int i = 0; i < FCDP_N_STREAMS; i++)
         if (engine->streams[i]) fcdp__driver_stream_destroy(engine->drv, engine->streams[i]);

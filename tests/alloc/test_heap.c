@@ -235,7 +235,7 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     give(&w, other); /* quiescent, another stream's */
     assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 20, r.pages));
     r.n = 20;
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, regions_reclaim, NULL, &r);
     fcdp_dptr a = take(&w, 8 * PAGE, 0); /* idle ones */
     assert_int_equal(r.n_asked, 0);
     fcdp_dptr b = take(&w, 4 * PAGE, 0); /* the other stream's */
@@ -252,7 +252,7 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     assert_text("raise FCDP_DEVICE_BUDGET");
     assert_int_equal(stats_of(&w).n_ooms, 1);
     give(&w, a), give(&w, b), give(&w, c), give(&w, d);
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
     world_close(&w);
 }
 
@@ -319,7 +319,7 @@ static void pages_stay_while_another_stream_reads_them(void **state) {
         fcdp_dptr copy = take(&w, 2 * PAGE, 0), rest;
         assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 4, r.pages));
         r.n = 4;
-        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, regions_reclaim, NULL, &r);
         read_without_record_stream(&w, g, copy, 42);
         rest = take(&w, 4 * PAGE, stream); /* regions yield before the reader is waited for */
         assert_int_equal(r.n, 0);
@@ -328,7 +328,7 @@ static void pages_stay_while_another_stream_reads_them(void **state) {
         assert_was_read(&w, copy, 42);
         give(&w, take(&w, 2 * PAGE, 2)); /* now they move */
         assert_int_equal(stats_of(&w).reserved_bytes, 9 * PAGE);
-        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
         gate_free(g);
         world_close(&w);
     }
@@ -348,7 +348,7 @@ static void whoever_needs_the_pages_waits_for_the_reader(void **state) {
         gate g = gate_make();
         fcdp_dptr copy = take(&w, 2 * PAGE, 0);
         fcdp_phys pages[2];
-        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, gate_open_when_asked, NULL, g);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, gate_open_when_asked, NULL, g);
         read_without_record_stream(&w, g, copy, 43);
         if (region)
             assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 2, pages));
@@ -357,7 +357,7 @@ static void whoever_needs_the_pages_waits_for_the_reader(void **state) {
         assert_was_read(&w, copy, 43);
         assert_int_equal(stats_of(&w).n_waits, 1);
         if (region) fcdp__pool_give(w.pool, HOLDER_OTHERS, 2, pages);
-        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
         gate_free(g);
         world_close(&w);
     }
@@ -371,7 +371,7 @@ static void a_recorded_stream_is_waited_for_ever_after(void **state) {
     fcdp_dptr copy = take(&w, 2 * PAGE, 1), seen = take(&w, 512, 1);
     assert_ok(fcdp_heap_record_stream(w.heap, seen, w.streams[0]));
     give(&w, seen);
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, gate_open_when_asked, NULL, g);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, gate_open_when_asked, NULL, g);
     give(&w, copy);
     copy = take(&w, PAGE, 1);
     fcdp_dptr read = take(&w, PAGE, 1), large;
@@ -381,7 +381,7 @@ static void a_recorded_stream_is_waited_for_ever_after(void **state) {
     large = take(&w, 3 * PAGE - 512, 2);
     assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[0]));
     give(&w, large);
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
     gate_free(g);
     world_close(&w);
 }

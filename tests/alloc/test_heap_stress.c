@@ -246,7 +246,7 @@ static world *world_open(void) {
     for (int i = 0; i < N_SHARED; i++) pthread_mutex_init(&w->shared[i].mutex, NULL);
     pthread_mutex_init(&w->live.mutex, NULL);
     pthread_mutex_init(&w->region_mutex, NULL);
-    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_REGIONS, regions_yield, NULL, w);
+    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_EVICT, regions_yield, NULL, w);
     return w;
 }
 
@@ -264,7 +264,7 @@ static void world_close(world *w) {
         (unsigned long long)stats.n_hits, (unsigned long long)stats.n_fits, (unsigned long long)stats.n_grows,
         (unsigned long long)stats.n_pages_moved, (unsigned long long)stats.n_pages_taken,
         (unsigned long long)w->n_yields, (unsigned long long)stats.n_waits);
-    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
     fcdp__pool_give(w->pool, HOLDER_OTHERS, w->n_region, w->region_pages);
     fcdp_heap_destroy(w->heap);
     for (int i = 0; i < N_STREAMS; i++) fcdp__driver_stream_destroy(w->drv, w->streams[i]);

@@ -231,12 +231,12 @@ static spare *spare_create(fcdp_pool *pool) {
     s->pool = pool;
     fcdp__lock_init(&s->lock,
                     FCDP_RANK_REGION); /* above the pool's: taking it proves that the pool's is not held */
-    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_REGIONS, spare_reclaim, NULL, s);
+    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_EVICT, spare_reclaim, NULL, s);
     return s;
 }
 
 static void spare_destroy(spare *s) {
-    fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
     fcdp__pool_give(s->pool, HOLDER_OTHERS, s->n, s->pages);
     fcdp__lock_destroy(&s->lock);
     free(s);
@@ -855,13 +855,13 @@ static void a_reclaimer_is_gone_when_another_is_set(void **state) {
     fcdp_phys page;
     pthread_t taker, opener;
     assert_ok(fcdp__pool_take(t.pool, HOLDER_OTHERS, 1, &page));
-    fcdp__pool_set_reclaimer(t.pool, FCDP_RECLAIM_REGIONS, slow_reclaim, NULL, &t.s);
+    fcdp__pool_set_reclaimer(t.pool, FCDP_RECLAIM_EVICT, slow_reclaim, NULL, &t.s);
     pthread_create(&taker, NULL, slow_take_main, &t);
     pthread_mutex_lock(&t.s.mutex);
     while (!t.s.entered) pthread_cond_wait(&t.s.changed, &t.s.mutex);
     pthread_mutex_unlock(&t.s.mutex);
     pthread_create(&opener, NULL, slow_leave_main, &t.s);
-    fcdp__pool_set_reclaimer(t.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(t.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
     assert_true(t.s.left);
     pthread_join(opener, NULL);
     pthread_join(taker, NULL);
@@ -979,7 +979,7 @@ static void the_pool_yields_what_it_does_not_use(void **state) {
         assert_ok(fcdp__pool_take_block(s->pool, HOLDER_OTHERS, 1, &unused.blocks[unused.n]));
     assert_ok(fcdp__pool_take(s->pool, HOLDER_OTHERS, 2, pages));
     fcdp__pool_give(s->pool, HOLDER_OTHERS, 1, pages);
-    fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_REGIONS, slots_reclaim, NULL, &unused);
+    fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_EVICT, slots_reclaim, NULL, &unused);
     s->other.n_asked = 0;
     assert_int_equal(fcdp__pool_take_idle(s->other.pool, HOLDER_TENSORS, 2, more), FCDP_PENDING);
     assert_int_equal(fcdp__pool_yield(s->pool, PAGE + 1), 2 * PAGE);
@@ -992,7 +992,7 @@ static void the_pool_yields_what_it_does_not_use(void **state) {
     assert_int_equal(s->other.n_asked, 0);                    /* nobody asks it for itself */
     fcdp__pool_give(s->pool, HOLDER_OTHERS, 1, pages + 1);
     fcdp__pool_give(s->other.pool, HOLDER_TENSORS, 4, more);
-    fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
     street_close(s);
 }
 
