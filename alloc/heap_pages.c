@@ -289,7 +289,7 @@ fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, 
         size_t n = block->unmapped ? block->bytes / heap->page_bytes : 0;
         for (size_t i = 0; i < n && !status; i += n_each) {
             size_t n_here = n_each < n - i ? n_each : n - i;
-            status = fcdp__pool_take_handle(heap->pool, FCDP_HOLDER_TENSORS, n_here, &pages_out[n_done]);
+            status = fcdp__pool_try_handle(heap->pool, FCDP_HOLDER_TENSORS, n_here, &pages_out[n_done]);
             for (size_t k = 1; k < n_here && !status; k++) pages_out[n_done + k] = pages_out[n_done];
             if (!status) n_done += n_here;
         }

@@ -323,13 +323,13 @@ static bool budget_allows(fcdp_pool *pool, size_t n) {
     return allows;
 }
 
-/* ---- blocks: many pages under one handle ---- */
+/* ---- handles of many pages ---- */
 
-/* Under lock: as promise_make, but none of the idle pages is reserved; those that the budget has
- * no room for beside the block leave the stack, to be released by the caller. n_live +
- * n_promised <= n_budget => they are enough. */
-static bool block_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
-                          shortage *shortage_out) {
+/* Under lock: as promise_make, but none of the idle pages is reserved. Those that the budget has no room for
+ * beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget => they are
+ * enough. */
+static bool handle_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
+                           shortage *shortage_out) {
     size_t n_spoken_for = pool->n_live + pool->n_promised;
     *n_leaving_out = 0;
     if (n > pool->n_budget || n_spoken_for > pool->n_budget - n) {
@@ -347,22 +347,12 @@ static bool block_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t 
     return true;
 }
 
-/* One attempt without the reclaimer. FCDP_PENDING: not without pages that come back first. */
-static fcdp_status block_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *block_out,
-                             shortage *shortage_out) {
-    size_t n_leaving = 0;
-    fcdp_phys *leaving = malloc(n * sizeof *leaving); /* at most n idle pages make room for n */
-    if (!leaving) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for a list of %zu pages", n);
-    fcdp__lock_acquire(&pool->lock);
-    bool promised = block_promise(pool, n, leaving, &n_leaving, shortage_out);
-    pool_leave(pool);
-    for (size_t i = 0; i < n_leaving; i++) (void)handle_release(pool, leaving[i], 1);
-    free(leaving);
-    if (!promised) return FCDP_PENDING;
-
-    fcdp_status status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, block_out);
-    if (status == FCDP_ERR_NO_DEVICE_MEM && fcdp__pool_trim(pool))
-        status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, block_out);
+/* The handle of `n` promised pages. The promise ends, whatever comes of it. */
+static fcdp_status handle_create(fcdp_pool *pool, fcdp_holder holder, size_t n, bool trims,
+                                 fcdp_phys *handle_out, shortage *shortage_out) {
+    fcdp_status status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, handle_out);
+    if (trims && status == FCDP_ERR_NO_DEVICE_MEM && fcdp__pool_trim(pool))
+        status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, handle_out);
     fcdp__lock_acquire(&pool->lock);
     pool->n_promised -= n;
     if (!status) {
@@ -374,6 +364,20 @@ static fcdp_status block_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp
     *shortage_out = (shortage){n, pool->n_moves, true};
     pool_leave(pool);
     return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
+}
+
+/* One attempt without the reclaimers. FCDP_PENDING: not without pages that come back first. */
+static fcdp_status handle_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out,
+                              shortage *shortage_out) {
+    size_t n_leaving = 0;
+    fcdp_phys *leaving = malloc(n * sizeof *leaving); /* at most n idle pages make room for n */
+    if (!leaving) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for a list of %zu pages", n);
+    fcdp__lock_acquire(&pool->lock);
+    bool promised = handle_promise(pool, n, leaving, &n_leaving, shortage_out);
+    pool_leave(pool);
+    for (size_t i = 0; i < n_leaving; i++) (void)handle_release(pool, leaving[i], 1);
+    free(leaving);
+    return promised ? handle_create(pool, holder, n, true, handle_out, shortage_out) : FCDP_PENDING;
 }
 
 /* ---- with the reclaimers ---- */
@@ -409,13 +413,8 @@ fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_
     return n == 0 ? FCDP_OK : take_by(take_try, pool, holder, n, pages_out);
 }
 
-fcdp_status fcdp__pool_take_block(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *block_out) {
-    return take_by(block_try, pool, holder, n, block_out);
-}
-
-fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
-    shortage missing;
-    return n == 0 ? FCDP_OK : take_try(pool, holder, n, pages_out, &missing);
+fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
+    return take_by(handle_try, pool, holder, n, handle_out);
 }
 
 fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
@@ -433,26 +432,15 @@ fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, 
     return FCDP_OK;
 }
 
-/* Idle single pages are no part of it: they stay, within the budget, so
- * that it can be less than what is spare. */
-fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
+/* Idle single pages stay, within the budget: so it can be less than what is spare. */
+fcdp_status fcdp__pool_try_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
+    shortage missing;
     fcdp__lock_acquire(&pool->lock);
     size_t n_used = pool->n_created + pool->n_promised - pool->n_reserved;
     bool promised = n <= pool->n_budget && n_used <= pool->n_budget - n;
     if (promised) pool->n_promised += n;
     pool_leave(pool);
-    if (!promised) return FCDP_PENDING;
-    fcdp_status status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, handle_out);
-    fcdp__lock_acquire(&pool->lock);
-    pool->n_promised -= n;
-    pool->n_moves++;
-    if (!status) {
-        pool->n_created += n;
-        pool->n_driver_creates++;
-        held_join(pool, holder, n);
-    }
-    pool_leave(pool);
-    return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
+    return promised ? handle_create(pool, holder, n, false, handle_out, &missing) : FCDP_PENDING;
 }
 
 /* ---- give, trim, stats ---- */
@@ -492,15 +480,6 @@ void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_p
     if (above) (void)pool_release(pool, false);
 }
 
-void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages) {
-    fcdp__lock_acquire(&pool->lock);
-    held_leave(pool, holder, n);
-    pool->n_created -= n;
-    pool->n_moves++;
-    pool_leave(pool);
-    for (size_t i = 0; i < n; i++) (void)handle_release(pool, pages[i], 1);
-}
-
 /* Released first: until then its memory is not there for others. */
 void fcdp__pool_give_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys handle) {
     (void)handle_release(pool, handle, n);
@@ -524,8 +503,7 @@ size_t fcdp__pool_trim(fcdp_pool *pool) {
     return pool_release(pool, true) * pool->page_bytes;
 }
 
-/* Blocks and large handles are the driver's as soon as they are given
- * back; single pages are idle here first. */
+/* Large handles are the driver's as soon as they are given back; single pages are idle here first. */
 size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes) {
     size_t n = bytes / pool->page_bytes + (bytes % pool->page_bytes > 0), n_back = pool_release(pool, true);
     for (int which = 0; which < FCDP_RECLAIM_NEIGHBOUR && n_back < n; which++)

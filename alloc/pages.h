@@ -75,29 +75,22 @@ size_t fcdp__pool_room_bytes(fcdp_pool *pool);
  * with a text that says who holds what. */
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n,
                             fcdp_phys *pages_out) FCDP_MUST_CHECK;
-/* The same without the reclaimers; FCDP_PENDING: there are not as many. */
-fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n,
-                                 fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* As many as there are without the reclaimers, at most `n`. */
 fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
                                  size_t *n_taken_out) FCDP_MUST_CHECK;
-/* One new handle of `n` pages, that can be mapped as a whole alone. FCDP_PENDING: the budget or the driver
- * does not allow it. */
-fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n,
-                                   fcdp_phys *handle_out) FCDP_MUST_CHECK;
-/* Such a handle, or a block, is released at once, since others may need single pages. */
-void fcdp__pool_give_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys handle);
 /* Pages that could be taken without asking anybody, as far as the budget tells; and the budget. */
 size_t fcdp__pool_spare_pages(fcdp_pool *pool, size_t *n_budget_out);
 void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
-/* `n` pages under one handle, which one map call takes whole. It is made anew, idle pages above the
- * budget being released for it, and is given back to the driver: for what stays mapped long. Order
- * and failures as for fcdp__pool_take. */
-fcdp_status fcdp__pool_take_block(fcdp_pool *pool, fcdp_holder holder, size_t n,
-                                  fcdp_phys *block_out) FCDP_MUST_CHECK;
-/* Pages taken whose mapping could not be undone: they must never be mapped elsewhere, so their handles are
- * released and the pool forgets them. */
-void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
+/* `n` pages under one new handle, which one map call takes whole: for what stays mapped long. Idle pages above
+ * the budget are released for it. Order and failures as for fcdp__pool_take. */
+fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                                   fcdp_phys *handle_out) FCDP_MUST_CHECK;
+/* The same, but nobody is asked and no idle page is released. FCDP_PENDING: the budget or the driver does not
+ * allow it. */
+fcdp_status fcdp__pool_try_handle(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                                  fcdp_phys *handle_out) FCDP_MUST_CHECK;
+/* Such a handle is released at once, since others may need single pages. */
+void fcdp__pool_give_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys handle);
 /* Release the cached handles to the driver; the bytes released. */
 size_t fcdp__pool_trim(fcdp_pool *pool);
 /* What the neighbour's own take asks for before it fails: about `bytes` of what the pool, or a

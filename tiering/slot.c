@@ -226,7 +226,7 @@ fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp__lock_acquire(&tiering->lock);
     trim_class(tiering, class_of(n_pages), n_pages);
     fcdp__lock_release(&tiering->lock);
-    fcdp_status status = fcdp__pool_take_block(tiering->pool, FCDP_HOLDER_GATHERED, n_pages, &slot->block);
+    fcdp_status status = fcdp__pool_take_handle(tiering->pool, FCDP_HOLDER_GATHERED, n_pages, &slot->block);
     if (status) {
         free(slot);
         return status;

@@ -46,7 +46,7 @@ static uint64_t lap(uint64_t *since_ns) {
 static void block_round(bench *b, uint64_t *ns[N_KINDS], int round) {
     fcdp_phys block;
     uint64_t since_ns = fcdp__now_ns();
-    must(fcdp__pool_take_block(b->pool, HOLDER_OTHERS, b->n_pages, &block));
+    must(fcdp__pool_take_handle(b->pool, HOLDER_OTHERS, b->n_pages, &block));
     ns[TAKE][round] = lap(&since_ns);
     must(fcdp__vrange_map(b->range, block, b->bytes));
     ns[MAP][round] = lap(&since_ns);
