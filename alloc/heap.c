@@ -421,9 +421,7 @@ static void span_unmap(fcdp_heap *heap, const fcdp_span *of) {
         for (end = i + 1; end < n && of->joined[end];) end++;
         if (!span->pages[i].handle) continue;
         fcdp_dptr at = {span->base + i * heap->page_bytes};
-        fcdp_status status = fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes);
-        if (status) status = fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes);
-        if (status)
+        if (FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes)))
             fcdp__pool_give_handle(heap->pool, FCDP_HOLDER_TENSORS, end - i, span->pages[i]);
         else
             fcdp__heap_pages_give(heap, end - i, &span->pages[i], end - i);

@@ -35,9 +35,7 @@ static void use_record(fcdp_heap *heap, fcdp_stream stream, heap_uses *uses) {
         return;
     }
     if (event) event_give(heap, event);
-    fcdp_status status = fcdp__driver_stream_sync(heap->drv, stream);
-    if (status) status = fcdp__driver_stream_sync(heap->drv, stream);
-    if (status)
+    if (FCDP_RETRY_ONCE(fcdp__driver_stream_sync(heap->drv, stream)))
         fcdp__log(FCDP_LOG_WARN, "a stream that used freed memory cannot be waited for: %s",
                   fcdp_error_text());
 }

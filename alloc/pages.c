@@ -50,11 +50,8 @@ struct fcdp_pool {
     _Atomic(const fcdp_holder_words *) words[FCDP_N_HOLDERS];
 };
 
-/* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for
- * good. */
 static fcdp_status handle_release(fcdp_pool *pool, fcdp_phys handle, size_t n_pages) {
-    fcdp_status status = fcdp__driver_phys_release(pool->drv, handle);
-    if (status) status = fcdp__driver_phys_release(pool->drv, handle);
+    fcdp_status status = FCDP_RETRY_ONCE(fcdp__driver_phys_release(pool->drv, handle));
     if (status)
         fcdp__log(FCDP_LOG_WARN, "%zu bytes of device memory are lost: %s", n_pages * pool->page_bytes,
                   fcdp_error_text());
