@@ -290,7 +290,7 @@ fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, 
     heap_private *private = fcdp__heap_is_capturing(heap) ? fcdp__heap_private_covering(heap, stream) : NULL;
     fcdp_status status = stream_of(heap, stream, private, &of);
     if (status) return status;
-    /* partner: fcdp__heap_end_dead_pools */
+    /* partner: fcdp__heap_privates_end_dead */
     if (private) atomic_store_explicit(&private->has_served, true, memory_order_release);
     if (bytes == 0 || bytes > SIZE_MAX / 2) {
         address_out->addr = 0;
@@ -553,10 +553,10 @@ void fcdp_heap_reset_peaks(fcdp_heap *heap) {
     peak_reset(&heap->peak_pages, &heap->n_pages);
 }
 
-static fcdp_pool_id arena_pool(const heap_arena *arena) {
-    if (!arena->private) return (fcdp_pool_id){0, 0};
+static fcdp_private_id arena_private_id(const heap_arena *arena) {
+    if (!arena->private) return (fcdp_private_id){0, 0};
     pthread_rwlock_rdlock(&arena->heap->private_lock);
-    fcdp_pool_id id = arena->private->id;
+    fcdp_private_id id = arena->private->id;
     pthread_rwlock_unlock(&arena->heap->private_lock);
     return id;
 }
@@ -566,11 +566,11 @@ void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view
     size_t n = fcdp__heap_arenas(heap, arenas);
     for (size_t i = 0; i < n; i++) {
         fcdp__lock_acquire(&arenas[i]->lock);
-        fcdp_pool_id pool = arena_pool(arenas[i]);
+        fcdp_private_id private_id = arena_private_id(arenas[i]);
         for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next)
             for (fcdp_block *block = span->first; block; block = block->after)
                 if (!block->unmapped)
-                    see(ctx, &(fcdp_heap_view){arenas[i]->stream, pool, arenas[i]->small, span->base,
+                    see(ctx, &(fcdp_heap_view){arenas[i]->stream, private_id, arenas[i]->small, span->base,
                                                block->address, block->bytes, block->requested_bytes,
                                                block->state});
         fcdp__lock_release(&arenas[i]->lock);

@@ -69,26 +69,28 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
  * faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
 void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
 
-/* Private pools, as CUDA graphs have them. From begin to end, mallocs on the streams that `covers` accepts go
- * to the pool. Its blocks are used again by mallocs of the same pool alone, and its pages stay where they
- * are, since a graph knows their addresses: until the pool has been released as often as it has begun. Then
- * they can be had too, once the device has been waited for: a graph may have run on any stream. `covers` runs
- * inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which
- * fcdp_heap_malloc lets through. While a pool is open the heap queries no stream and records no event, which
- * a capture would not survive: what is freed meanwhile becomes quiescent later. */
-typedef struct fcdp_pool_id {
+/* Private pools, which CUDA graphs have in PyTorch. ("Pool" alone is the pool of pages.) From begin to end,
+ * mallocs on the streams that `covers` accepts go to the private pool. Its blocks serve mallocs of the same
+ * private pool alone. Its pages stay where they are, since a graph knows their addresses, until the pool has
+ * been released as often as it has begun. Then others can have them too, once the device has been waited for:
+ * a graph may have run on any stream.
+ *
+ * `covers` runs inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which
+ * fcdp_heap_malloc lets through. While a private pool is open the heap queries no stream and records no event,
+ * which a capture would not survive: what is freed meanwhile becomes quiescent later. */
+typedef struct fcdp_private_id {
     uint64_t first, second;
-} fcdp_pool_id;
+} fcdp_private_id;
 typedef bool (*fcdp_covers_fn)(void *ctx, fcdp_stream stream);
 /* FCDP_ERR_INVALID: it has begun and not ended. It may end and begin again within a capture: meanwhile the
- * heap stays as quiet. What a capture that failed has left open is closed once memory lacks; then
- * `stale_ctx_out` gets the ctx of its begin, else NULL. */
-fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx,
-                                 void **stale_ctx_out) FCDP_MUST_CHECK;
-/* FCDP_ERR_INVALID: there is no such pool, or it has not begun. `covers` is not called any
+ * heap stays as quiet. A capture that failed may leave its private pool open; it is closed once memory lacks.
+ * Then `stale_ctx_out` gets the ctx of its begin, else NULL. */
+fcdp_status fcdp_heap_private_begin(fcdp_heap *heap, fcdp_private_id id, fcdp_covers_fn covers, void *ctx,
+                                    void **stale_ctx_out) FCDP_MUST_CHECK;
+/* FCDP_ERR_INVALID: there is no such private pool, or it has not begun. `covers` is not called any
  * more; its ctx is the caller's again. */
-fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out) FCDP_MUST_CHECK;
-fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;
+fcdp_status fcdp_heap_private_end(fcdp_heap *heap, fcdp_private_id id, void **ctx_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_heap_private_release(fcdp_heap *heap, fcdp_private_id id) FCDP_MUST_CHECK;
 
 /* Of the arenas for small blocks, or for large ones. */
 typedef struct fcdp_heap_counts {
@@ -124,7 +126,7 @@ void fcdp_heap_reset_peaks(fcdp_heap *heap);
  * arena by arena: `see` must not call it. */
 typedef struct fcdp_heap_view {
     fcdp_stream stream;
-    fcdp_pool_id pool; /* 0, 0: none */
+    fcdp_private_id private_id; /* 0, 0: none */
     bool small;
     uint64_t span, address;
     size_t bytes, requested_bytes;

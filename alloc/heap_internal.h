@@ -37,7 +37,7 @@ typedef struct heap_span {
 
 typedef struct heap_private {
     struct heap_private *next;
-    fcdp_pool_id id;
+    fcdp_private_id id;
     _Atomic size_t n_uses;   /* begun and not released: its pages stay */
     uint64_t n_begins;       /* ever, under whatever id; guarded by private_lock */
     _Atomic bool has_served; /* since it has begun: a malloc whose stream is in the table, or its end */
@@ -138,7 +138,7 @@ static inline bool fcdp__heap_is_capturing(const fcdp_heap *heap) {
 /* The open pool that mallocs on `stream` go to; NULL: none. */
 heap_private *fcdp__heap_private_covering(fcdp_heap *heap, fcdp_stream stream);
 /* End the pools whose captures have ended without them. True: there were some. */
-bool fcdp__heap_end_dead_pools(fcdp_heap *heap);
+bool fcdp__heap_privates_end_dead(fcdp_heap *heap);
 
 /* heap_quiescent.c */
 /* See what is quiescent by now, without waiting, and begin a fence where something freed is not. */

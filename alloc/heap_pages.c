@@ -91,7 +91,7 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) {
     enum { AT_ONCE = 4096 };
     fcdp_phys *room = malloc(AT_ONCE * sizeof *room);
     if (!room) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory");
-    (void)fcdp__heap_end_dead_pools(heap);
+    (void)fcdp__heap_privates_end_dead(heap);
     (void)fcdp__heap_await(heap, true);
     while (all_give(heap, AT_ONCE, room) > 0) {
     }
@@ -230,7 +230,8 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
         /* nobody else should lack them while this thread waits */
         fcdp__heap_pages_give(heap, h.n, pages_out, 1);
         if (status != FCDP_PENDING) return status;
-        if (!fcdp__heap_await(heap, attempt_out->waited) && !fcdp__heap_end_dead_pools(heap)) return status;
+        if (!fcdp__heap_await(heap, attempt_out->waited) && !fcdp__heap_privates_end_dead(heap))
+            return status;
         if (!attempt_out->waited) atomic_fetch_add_explicit(&heap->n_retries, 1, memory_order_relaxed);
         attempt_out->waited = true;
     }

@@ -157,7 +157,7 @@ static void covers_free(cxx_function *covers) {
 
 /* c10::MempoolId_t is a pair of 64 bit integers, passed as a struct of them; a
  * std::function is passed by its address. */
-static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *covers) {
+static void hook_begin_pool(int ordinal, fcdp_private_id id, const cxx_function *covers) {
     fcdp_device *device;
     cxx_function *copy = malloc(sizeof *copy);
     fcdp_status status = copy ? device_need(ordinal, &device)
@@ -168,7 +168,7 @@ static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *co
     }
     binding_cxx_function_copy(covers, copy);
     void *stale = NULL;
-    status = fcdp_heap_pool_begin(device->heap, id, pool_covers, copy, &stale);
+    status = fcdp_heap_private_begin(device->heap, id, pool_covers, copy, &stale);
     if (stale) covers_free(stale);
     if (status) {
         covers_free(copy);
@@ -176,20 +176,21 @@ static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *co
     }
 }
 
-static void hook_end_pool(int ordinal, fcdp_pool_id id) {
+static void hook_end_pool(int ordinal, fcdp_private_id id) {
     fcdp_device *device = device_of(ordinal);
     void *covers;
     if (!device) return;
-    if (fcdp_heap_pool_end(device->heap, id, &covers))
+    if (fcdp_heap_private_end(device->heap, id, &covers))
         fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
     else
         covers_free(covers);
 }
 
 /* Also from a graph's destructor, which must not throw. */
-static void hook_release_pool(int ordinal, fcdp_pool_id id) {
+static void hook_release_pool(int ordinal, fcdp_private_id id) {
     fcdp_device *device = device_of(ordinal);
-    if (device && fcdp_heap_pool_release(device->heap, id)) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+    if (device && fcdp_heap_private_release(device->heap, id))
+        fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
 }
 
 /* ---- methods ---- */
@@ -318,8 +319,8 @@ static PyObject *block_tuple(const fcdp_heap_view *b) {
     static const char *const state_name[] = {"hole", "free", "free", "live", "held"};
     return Py_BuildValue("(KKnns(KK)i)", (unsigned long long)(uintptr_t)b->stream,
                          (unsigned long long)b->address, (Py_ssize_t)b->bytes, (Py_ssize_t)b->requested_bytes,
-                         state_name[b->state], (unsigned long long)b->pool.first,
-                         (unsigned long long)b->pool.second, (int)b->small);
+                         state_name[b->state], (unsigned long long)b->private_id.first,
+                         (unsigned long long)b->private_id.second, (int)b->small);
 }
 
 /* (ordinal) -> [(stream, address, bytes, requested_bytes, state, pool id,
