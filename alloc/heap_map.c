@@ -8,8 +8,8 @@ static size_t least(size_t a, size_t b) {
 }
 
 static fcdp_phys *page_slot(const fcdp_heap *heap, const fcdp_block *block) {
-    heap_span *span = block->span->owner;
-    return &span->pages[(block->address - span->base) / heap->page_bytes];
+    heap_range *range = block->span->owner;
+    return &range->pages[(block->address - range->base) / heap->page_bytes];
 }
 
 bool fcdp__heap_block_unmap(fcdp_heap *heap, const fcdp_block *block, bool as_one, fcdp_phys *pages_out) {
