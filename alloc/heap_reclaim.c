@@ -3,9 +3,9 @@
 
 #include "alloc/heap_internal.h"
 
-enum { MAX_VACATED = 64 }; /* blocks vacated at a time */
+enum { MAX_UNMAPPED = 64 }; /* blocks unmapped at a time */
 
-/* A vacated block's pages: single ones to `pages_out`; a larger handle to the
+/* An unmapped block's pages: single ones to `pages_out`; a larger handle to the
  * pool, where it is room for single ones. */
 static bool block_collect(heap_arena *arena, const fcdp_block *block, fcdp_phys *pages_out, size_t *n_out) {
     fcdp_phys handle;
@@ -18,15 +18,15 @@ static bool block_collect(heap_arena *arena, const fcdp_block *block, fcdp_phys 
 }
 
 size_t fcdp__heap_arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *pages_out, size_t *n_out) {
-    fcdp_block *blocks[MAX_VACATED];
-    bool gone[MAX_VACATED];
+    fcdp_block *blocks[MAX_UNMAPPED];
+    bool gone[MAX_UNMAPPED];
     size_t n_blocks = 0, n_pages = 0;
     *n_out = 0;
     fcdp__lock_acquire(&arena->lock);
     if (!fcdp__heap_is_pinned(arena)) { /* a pool that begins again mallocs under this lock */
         fcdp__arena_flush(arena->blocks);
-        n_blocks = fcdp__arena_vacate_begin(arena->blocks, arena->quiescent_clock, n_wanted, blocks,
-                                            MAX_VACATED);
+        n_blocks = fcdp__arena_unmap_begin(arena->blocks, arena->quiescent_clock, n_wanted, blocks,
+                                           MAX_UNMAPPED);
     }
     fcdp__lock_release(&arena->lock);
     if (n_blocks == 0) return 0;
@@ -36,8 +36,8 @@ size_t fcdp__heap_arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *p
     }
     fcdp__lock_acquire(&arena->lock);
     for (size_t i = 0; i < n_blocks; i++)
-        gone[i] ? fcdp__arena_vacate_commit(arena->blocks, blocks[i])
-                : fcdp__arena_vacate_abort(arena->blocks, blocks[i]);
+        gone[i] ? fcdp__arena_unmap_commit(arena->blocks, blocks[i])
+                : fcdp__arena_unmap_abort(arena->blocks, blocks[i]);
     fcdp__lock_release(&arena->lock);
     return n_pages;
 }
