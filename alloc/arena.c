@@ -305,7 +305,7 @@ fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, bool is_short, fcd
     return FCDP_OK;
 }
 
-void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_set_busy(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(0, block->state == FCDP_BLOCK_LIVE);
     fcdp__arena_table_remove(arena, block->address);
     block->state = FCDP_BLOCK_BUSY;

@@ -98,7 +98,7 @@ void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block);
 /* The live block that begins at `address`, NULL: none. */
 fcdp_block *fcdp__arena_find(const fcdp_arena *arena, uint64_t address);
 /* Live to busy: it is not to be found any more, until fcdp__arena_give. */
-void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_set_busy(fcdp_arena *arena, fcdp_block *block);
 /* All quick blocks become free ones. */
 void fcdp__arena_flush(fcdp_arena *arena);
 uint64_t fcdp__arena_clock(const fcdp_arena *arena);

@@ -102,7 +102,7 @@ static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, 
 /* Free memory; else new handles; else, where none are to be had or memory
  * is short, single pages from wherever. */
 static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
-    fcdp__heap_poll(arena->heap);
+    fcdp__heap_deferred_poll(arena->heap);
     size_t n_each = fcdp__heap_handle_pages(arena, rounded);
     fcdp_status status = malloc_fit(arena, rounded, bytes, n_each == 0, block_out);
     if (status == FCDP_PENDING && n_each > 0) status = malloc_grow(arena, rounded, bytes, n_each, block_out);
@@ -164,11 +164,11 @@ fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
     fcdp__lock_acquire(&arena->lock);
     fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
     /* Quarantine begins where the stream is done with it. Without memory for that it is left out. */
-    bool spared = block && fcdp__heap_quarantines(arena, block) && use_add(block, arena->stream);
-    bool held = block && block->tag;
-    if (held) ((heap_uses *)block->tag)->spared = spared;
-    if (held)
-        fcdp__arena_hold(arena->blocks, block);
+    bool skips = block && fcdp__heap_quarantines(arena, block) && use_add(block, arena->stream);
+    bool defers = block && block->tag;
+    if (defers) ((heap_uses *)block->tag)->skips_quarantine = skips;
+    if (defers)
+        fcdp__arena_set_busy(arena->blocks, block);
     else if (block)
         fcdp__arena_give(arena->blocks, block);
     if (block) {
@@ -176,8 +176,8 @@ fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
         fcdp__heap_live_report(arena, false);
     }
     fcdp__lock_release(&arena->lock);
-    if (held) fcdp__heap_hold(arena, block);
-    if (heap->quarantine_bytes) fcdp__heap_poll(heap);
+    if (defers) fcdp__heap_defer(arena, block);
+    if (heap->quarantine_bytes) fcdp__heap_deferred_poll(heap);
     return block ? FCDP_OK : not_ours(address, "free");
 }
 
@@ -213,7 +213,7 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     fcdp__lock_init(&heap->lock, FCDP_RANK_HEAP);
     fcdp__lock_init(&heap->fence_lock, FCDP_RANK_FENCE);
     pthread_rwlock_init(&heap->private_lock, NULL);
-    pthread_cond_init(&heap->held_back, NULL);
+    pthread_cond_init(&heap->checked, NULL);
     fcdp__pool_set_holder(pool, FCDP_HOLDER_TENSORS, &fcdp__heap_words);
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_CACHES, fcdp__heap_reclaim, fcdp__heap_idle, heap);
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_WAITING, fcdp__heap_reclaim_waiting, NULL, heap);
@@ -235,7 +235,8 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
     if (!heap) return;
     fcdp__pool_set_reclaimer(heap->pool, FCDP_RECLAIM_CACHES, NULL, NULL, NULL);
     fcdp__pool_set_reclaimer(heap->pool, FCDP_RECLAIM_WAITING, NULL, NULL, NULL);
-    fcdp__heap_held_destroy(heap);
+    fcdp__heap_deferred_destroy(heap);
+    fcdp__heap_quarantine_destroy(heap);
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
     for (size_t i = 0; i < n; i++) {
@@ -252,7 +253,7 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
         free(private);
     }
     pthread_rwlock_destroy(&heap->private_lock);
-    pthread_cond_destroy(&heap->held_back);
+    pthread_cond_destroy(&heap->checked);
     fcdp__lock_destroy(&heap->lock);
     fcdp__lock_destroy(&heap->fence_lock);
     free((void *)heap->granules);

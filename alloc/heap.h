@@ -2,7 +2,7 @@
  *
  * Every stream has two arenas (arena.h), for blocks up to FCDP_HEAP_SMALL_BYTES and for larger ones, each in
  * address ranges of its own. A block that its stream has freed may be used again on the same stream at once:
- * the stream orders the uses. What another stream has used (fcdp_heap_record_stream) is held back until an
+ * the stream orders the uses. What another stream has used (fcdp_heap_record_stream) is deferred until an
  * event of that stream. A hit takes one lock, the arena's, and calls no driver.
  *
  * A miss needs pages. While more than half of the budget is spare and no free bytes will do, they are new:
@@ -97,7 +97,7 @@ typedef struct fcdp_heap_counts {
     size_t n_live, allocated_bytes, requested_bytes; /* live blocks; rounded to 512; as asked */
     size_t n_free, free_bytes;                       /* mapped, on nothing's behalf */
     /* in freed blocks that wait for events, or on their way */
-    size_t held_bytes;
+    size_t busy_bytes;
     /* Exact where one stream allocates; else at most the sum of the streams' own. Never above the heap's. */
     size_t peak_n_live, peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes;
     uint64_t n_mallocs, n_frees;                   /* ever */
@@ -107,7 +107,7 @@ typedef struct fcdp_heap_counts {
 typedef struct fcdp_heap_stats {
     fcdp_heap_counts large, small;
     /* of both; reserved: mapped pages */
-    size_t allocated_bytes, requested_bytes, reserved_bytes, held_bytes, n_live;
+    size_t allocated_bytes, requested_bytes, reserved_bytes, busy_bytes, n_live;
     size_t peak_allocated_bytes; /* at most 2 MiB per arena but one off the true peak */
     size_t peak_reserved_bytes;
     uint64_t n_mallocs, n_frees;           /* ever */

@@ -19,9 +19,9 @@ typedef struct heap_uses {
     struct heap_uses *next;
     struct heap_arena *arena;
     fcdp_block *block;
-    heap_event *events; /* those that have not passed */
-    bool spared;        /* from quarantine: its own stream is not among them */
-    size_t n;           /* streams that have no event yet: a capture is under way, or it lives */
+    heap_event *events;    /* those that have not passed */
+    bool skips_quarantine; /* there was no memory to record its own stream */
+    size_t n;              /* streams that have no event yet: a capture is under way, or it lives */
     fcdp_stream streams[];
 } heap_uses;
 
@@ -95,7 +95,7 @@ struct fcdp_heap {
     _Alignas(HEAP_CACHE_LINE) _Atomic size_t allocated;
     _Atomic size_t peak_allocated, n_pages, peak_pages;
     _Atomic uint64_t n_moved, n_taken, n_waits, n_retries, n_ooms;
-    _Atomic size_t n_held, n_seeking; /* seeking: threads that look for pages */
+    _Atomic size_t n_deferred, n_searching; /* searching: threads that look for pages */
     /* pages given to the pool, ever: whether another attempt could end differently */
     _Atomic uint64_t n_returns;
     /* Read while `covers` runs and while a stream is queried or an event recorded: a pool ends when nobody
@@ -110,9 +110,9 @@ struct fcdp_heap {
     heap_event *idle_events;
     heap_quarantined *quarantine, **quarantine_end; /* oldest first */
     size_t quarantined_bytes;
-    heap_uses *held;
-    size_t n_in_hand;         /* threads that have taken the list of held blocks away, to look at it */
-    pthread_cond_t held_back; /* one of them is done */
+    heap_uses *deferred;    /* freed blocks that other streams still use */
+    size_t n_checking;      /* threads that have taken this list away, to check it */
+    pthread_cond_t checked; /* one of them is done */
 };
 
 /* With the arena's lock. */
@@ -182,7 +182,7 @@ bool fcdp__heap_privates_end_dead(fcdp_heap *heap);
 /* See what is quiescent by now, without waiting, and begin a fence where something freed is not. */
 void fcdp__heap_quiesce(fcdp_heap *heap);
 bool fcdp__heap_arena_is_quiescent(heap_arena *arena);
-/* One wait, for what is held and for the fence that is under way: it was begun earlier, and lets the
+/* One wait, for deferred blocks and for the fence that is under way: it was begun earlier, and lets the
  * device go on. With `whole_device`, or without a fence, for all work of the device: that covers streams
  * that the heap was never given, and graphs. False: nothing more could be had by waiting, or a capture
  * is under way, or the driver failed. */
@@ -231,14 +231,14 @@ size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
 size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);
 size_t fcdp__heap_idle(void *heap);
 
-/* heap_held.c */
+/* heap_deferred.c */
 /* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
-void fcdp__heap_hold(heap_arena *arena, fcdp_block *block);
-/* Give back what has been held long enough. */
-void fcdp__heap_poll(fcdp_heap *heap);
-/* The same, waiting; false: nothing was held. */
-bool fcdp__heap_held_await(fcdp_heap *heap);
-void fcdp__heap_held_destroy(fcdp_heap *heap);
+void fcdp__heap_defer(heap_arena *arena, fcdp_block *block);
+/* Free the deferred blocks that nobody uses any more. */
+void fcdp__heap_deferred_poll(fcdp_heap *heap);
+/* The same, waiting; false: no block was deferred. */
+bool fcdp__heap_deferred_await(fcdp_heap *heap);
+void fcdp__heap_deferred_destroy(fcdp_heap *heap);
 
 /* heap_quarantine.c */
 /* Of whole pages, which are unmapped when it is freed. */

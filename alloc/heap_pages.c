@@ -3,59 +3,59 @@
 
 #include "alloc/heap_internal.h"
 
-/* Pages in hand, of those wanted. */
-typedef struct hand {
+/* Pages found so far, of those wanted. */
+typedef struct batch {
     fcdp_phys *pages;
     size_t n, n_wanted;
-} hand;
+} batch;
 
-static void hand_got(fcdp_heap *heap, hand *h, size_t n) {
-    h->n += n;
+static void batch_add(fcdp_heap *heap, batch *b, size_t n) {
+    b->n += n;
     fcdp__heap_pages_add(heap, n);
     atomic_fetch_add_explicit(&heap->n_taken, n, memory_order_relaxed);
 }
 
 /* What the pool has, or may create, without asking anybody. */
-static fcdp_status hand_from_pool(fcdp_heap *heap, hand *h) {
+static fcdp_status batch_from_pool(fcdp_heap *heap, batch *b) {
     size_t n;
-    fcdp_status status = fcdp__pool_take_some(heap->pool, FCDP_HOLDER_TENSORS, h->n_wanted - h->n,
-                                              h->pages + h->n, &n);
-    hand_got(heap, h, n);
+    fcdp_status status = fcdp__pool_take_some(heap->pool, FCDP_HOLDER_TENSORS, b->n_wanted - b->n,
+                                              b->pages + b->n, &n);
+    batch_add(heap, b, n);
     return status;
 }
 
-/* What others hold: the rest, or FCDP_PENDING. Not in a capture, since a region that
- * must be stored first is waited for. */
-static fcdp_status hand_from_others(fcdp_heap *heap, hand *h) {
+/* What others have: the rest, or FCDP_PENDING. Not in a capture, since what must be stored first is waited
+ * for. */
+static fcdp_status batch_from_others(fcdp_heap *heap, batch *b) {
     if (fcdp__heap_is_capturing(heap)) return FCDP_PENDING;
-    size_t n = h->n_wanted - h->n;
-    fcdp_status status = fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, n, h->pages + h->n);
-    if (!status) hand_got(heap, h, n);
+    size_t n = b->n_wanted - b->n;
+    fcdp_status status = fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, n, b->pages + b->n);
+    if (!status) batch_add(heap, b, n);
     return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
 }
 
-/* What of the arena is quiescent, until the hand is full. */
-static fcdp_status hand_from_arena(heap_arena *arena, hand *h) {
+/* What of the arena is quiescent, until the batch is full. */
+static fcdp_status batch_from_arena(heap_arena *arena, batch *b) {
     fcdp_heap *heap = arena->heap;
     fcdp_status status = FCDP_OK;
-    while (!status && h->n < h->n_wanted) {
-        size_t n, n_all = fcdp__heap_arena_collect(arena, h->n_wanted - h->n, h->pages + h->n, &n);
+    while (!status && b->n < b->n_wanted) {
+        size_t n, n_all = fcdp__heap_arena_collect(arena, b->n_wanted - b->n, b->pages + b->n, &n);
         if (n_all == 0) break;
-        h->n += n;
+        b->n += n;
         atomic_fetch_add_explicit(&heap->n_moved, n, memory_order_relaxed);
-        if (n_all > n) status = hand_from_pool(heap, h);
+        if (n_all > n) status = batch_from_pool(heap, b);
     }
     return status;
 }
 
 /* The stream's own arena, its other one, those of other streams. */
-static fcdp_status hand_from_arenas(heap_arena *arena, hand *h) {
+static fcdp_status batch_from_arenas(heap_arena *arena, batch *b) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(arena->heap, arenas);
     fcdp__heap_quiesce(arena->heap);
-    fcdp_status status = hand_from_arena(arena, h);
-    if (!status) status = hand_from_arena(arena->sibling, h);
-    for (size_t i = 0; i < n && !status; i++) status = hand_from_arena(arenas[i], h);
+    fcdp_status status = batch_from_arena(arena, b);
+    if (!status) status = batch_from_arena(arena->sibling, b);
+    for (size_t i = 0; i < n && !status; i++) status = batch_from_arena(arenas[i], b);
     return status;
 }
 
@@ -70,15 +70,15 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
     fcdp_heap *heap = arena->heap;
     *attempt_out = (attempt){n, attempt_out->waited, 0};
     for (;;) {
-        hand h = {pages_out, 0, n};
-        fcdp_status status = hand_from_pool(heap, &h);
-        if (!status && h.n < n) status = hand_from_arenas(arena, &h);
-        if (!status && h.n < n) status = hand_from_others(heap, &h);
-        if (!status && h.n == n) return FCDP_OK;
-        attempt_out->n_missing = n - h.n;
-        attempt_out->n_returns += h.n > 0;
+        batch b = {pages_out, 0, n};
+        fcdp_status status = batch_from_pool(heap, &b);
+        if (!status && b.n < n) status = batch_from_arenas(arena, &b);
+        if (!status && b.n < n) status = batch_from_others(heap, &b);
+        if (!status && b.n == n) return FCDP_OK;
+        attempt_out->n_missing = n - b.n;
+        attempt_out->n_returns += b.n > 0;
         /* nobody else should lack them while this thread waits */
-        fcdp__heap_pages_give(heap, h.n, pages_out, 1);
+        fcdp__heap_pages_give(heap, b.n, pages_out, 1);
         if (status != FCDP_PENDING) return status;
         if (!fcdp__heap_await(heap, attempt_out->waited) && !fcdp__heap_privates_end_dead(heap))
             return status;
@@ -87,9 +87,8 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
     }
 }
 
-/* Who finds too few while another looks as well may have missed what that one had in its hands: tries again.
- */
-static fcdp_status pages_seek(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
+/* Who finds too few while another looks as well may have missed what that one had found: tries again. */
+static fcdp_status pages_search(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
     enum { MAX_LOST_RACES = 64 };
     fcdp_heap *heap = arena->heap;
     attempt last = {n, false, 0};
@@ -97,7 +96,7 @@ static fcdp_status pages_seek(heap_arena *arena, size_t n, size_t bytes, fcdp_ph
         uint64_t n_returns = atomic_load_explicit(&heap->n_returns, memory_order_relaxed);
         fcdp_status status = pages_try(arena, n, pages_out, &last);
         if (status != FCDP_PENDING) return status;
-        bool alone = atomic_load_explicit(&heap->n_seeking, memory_order_relaxed) == 1;
+        bool alone = atomic_load_explicit(&heap->n_searching, memory_order_relaxed) == 1;
         n_returns += last.n_returns;
         if (alone && atomic_load_explicit(&heap->n_returns, memory_order_relaxed) == n_returns) break;
         sched_yield();
@@ -106,8 +105,8 @@ static fcdp_status pages_seek(heap_arena *arena, size_t n, size_t bytes, fcdp_ph
 }
 
 fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
-    atomic_fetch_add_explicit(&arena->heap->n_seeking, 1, memory_order_relaxed);
-    fcdp_status status = pages_seek(arena, n, bytes, pages_out);
-    atomic_fetch_sub_explicit(&arena->heap->n_seeking, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&arena->heap->n_searching, 1, memory_order_relaxed);
+    fcdp_status status = pages_search(arena, n, bytes, pages_out);
+    atomic_fetch_sub_explicit(&arena->heap->n_searching, 1, memory_order_relaxed);
     return status;
 }

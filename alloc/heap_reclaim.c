@@ -45,11 +45,11 @@ size_t fcdp__heap_arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *p
 /* To the pool, at least `n_wanted` if there are as many; `room` for so many. */
 static size_t all_give(fcdp_heap *heap, size_t n_wanted, fcdp_phys *room) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
-    size_t n_arenas = fcdp__heap_arenas(heap, arenas), n_given = 0, n, n_in_hand;
+    size_t n_arenas = fcdp__heap_arenas(heap, arenas), n_given = 0, n, n_single;
     for (size_t i = 0; i < n_arenas; i++) {
         while (n_given < n_wanted &&
-               (n = fcdp__heap_arena_collect(arenas[i], n_wanted - n_given, room, &n_in_hand)) > 0) {
-            fcdp__heap_pages_give(heap, n_in_hand, room, 1);
+               (n = fcdp__heap_arena_collect(arenas[i], n_wanted - n_given, room, &n_single)) > 0) {
+            fcdp__heap_pages_give(heap, n_single, room, 1);
             n_given += n;
         }
     }
@@ -61,7 +61,7 @@ static size_t reclaim(fcdp_heap *heap, size_t n_pages, bool waits) {
     size_t n_given = 0;
     bool waited = false;
     if (!room) return 0;
-    fcdp__heap_poll(heap);
+    fcdp__heap_deferred_poll(heap);
     for (;;) {
         fcdp__heap_quiesce(heap);
         n_given += all_give(heap, n_pages - n_given, room);

@@ -11,7 +11,7 @@ static void counts_add(heap_arena *arena, fcdp_heap_counts *counts) {
     counts->requested_bytes += of->requested_bytes;
     counts->n_free += of->n_free + of->n_quick;
     counts->free_bytes += of->free_bytes + of->quick_bytes;
-    counts->held_bytes += of->busy_bytes;
+    counts->busy_bytes += of->busy_bytes;
     counts->peak_n_live += arena->peak_n_live;
     counts->peak_allocated_bytes += arena->peak_live_bytes;
     counts->peak_requested_bytes += arena->peak_requested_bytes;
@@ -47,7 +47,7 @@ void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
     fcdp_heap_counts *large = &stats_out->large, *small = &stats_out->small;
     stats_out->allocated_bytes = large->allocated_bytes + small->allocated_bytes;
     stats_out->requested_bytes = large->requested_bytes + small->requested_bytes;
-    stats_out->held_bytes = large->held_bytes + small->held_bytes;
+    stats_out->busy_bytes = large->busy_bytes + small->busy_bytes;
     stats_out->n_live = large->n_live + small->n_live;
     stats_out->n_mallocs = large->n_mallocs + small->n_mallocs;
     stats_out->n_frees = large->n_frees + small->n_frees;
@@ -122,7 +122,7 @@ static const size_t class_bytes[N_CLASSES] = {1 << 20, 16 << 20, 128 << 20, SIZE
 static const char *const class_name[N_CLASSES] = {"to 1 MiB", "to 16 MiB", "to 128 MiB", "larger"};
 
 typedef struct holdings {
-    size_t live[N_CLASSES], cached, held;
+    size_t live[N_CLASSES], cached, busy;
 } holdings;
 
 static void holdings_see(void *ctx, const fcdp_heap_view *view) {
@@ -132,7 +132,7 @@ static void holdings_see(void *ctx, const fcdp_heap_view *view) {
     if (view->state == FCDP_BLOCK_LIVE)
         h->live[k] += view->bytes;
     else if (view->state == FCDP_BLOCK_BUSY)
-        h->held += view->bytes;
+        h->busy += view->bytes;
     else
         h->cached += view->bytes;
 }
@@ -165,5 +165,5 @@ fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_mis
                       "no device memory for %zu bytes: %zu pages of %zu KiB are missing; %s; live tensors by "
                       "size: %s; freed tensors: %zu MiB, of which %zu MiB wait for other streams; %s; %s",
                       bytes, n_missing, heap->page_bytes >> 10, usage.budget_text, tensors,
-                      (h.cached + h.held) / mib, h.held / mib, usage.device_text, advice);
+                      (h.cached + h.busy) / mib, h.busy / mib, usage.device_text, advice);
 }

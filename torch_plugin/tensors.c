@@ -253,8 +253,8 @@ static PyObject *counts_dict(const fcdp_heap_counts *c) {
     return Py_BuildValue(
         "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K}", "n_live", (Py_ssize_t)c->n_live,
         "allocated_bytes", (Py_ssize_t)c->allocated_bytes, "requested_bytes", (Py_ssize_t)c->requested_bytes,
-        "n_free", (Py_ssize_t)c->n_free, "free_bytes", (Py_ssize_t)c->free_bytes, "held_bytes",
-        (Py_ssize_t)c->held_bytes, "peak_n_live", (Py_ssize_t)c->peak_n_live, "peak_allocated_bytes",
+        "n_free", (Py_ssize_t)c->n_free, "free_bytes", (Py_ssize_t)c->free_bytes, "busy_bytes",
+        (Py_ssize_t)c->busy_bytes, "peak_n_live", (Py_ssize_t)c->peak_n_live, "peak_allocated_bytes",
         (Py_ssize_t)c->peak_allocated_bytes, "peak_requested_bytes", (Py_ssize_t)c->peak_requested_bytes,
         "peak_reserved_bytes", (Py_ssize_t)c->peak_reserved_bytes, "n_mallocs", c->n_mallocs, "n_frees",
         c->n_frees, "malloc_bytes", c->malloc_bytes, "malloc_requested_bytes", c->malloc_requested_bytes);

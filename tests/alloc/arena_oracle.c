@@ -88,7 +88,7 @@ static void oracle_give(oracle *o) {
     range *r = &o->held[below(o, o->n_held)];
     FCDP_CHECK(0, fcdp__arena_find(o->arena, r->address) == (r->busy ? NULL : r->block));
     if (!r->busy && o->n_busy < MAX_BUSY && below(o, 8) == 0) {
-        fcdp__arena_hold(o->arena, r->block);
+        fcdp__arena_set_busy(o->arena, r->block);
         r->busy = true;
         o->n_busy++;
         return;

@@ -182,7 +182,7 @@ static void a_recorded_stream_holds_a_block_back(void **state) {
     assert_ok(fcdp_heap_record_stream(w.heap, a, w.streams[2]));
     gate_hold(g, w.streams[1]);
     give(&w, a);
-    assert_int_equal(stats_of(&w).held_bytes, PAGE);
+    assert_int_equal(stats_of(&w).busy_bytes, PAGE);
     fcdp_dptr b = take(&w, PAGE, 0);
     assert_int_not_equal(b.addr, a.addr);
     gate_open(g);
@@ -190,7 +190,7 @@ static void a_recorded_stream_holds_a_block_back(void **state) {
     assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[2]));
     fcdp_dptr c = take(&w, PAGE, 0);
     assert_int_equal(c.addr, a.addr);
-    assert_int_equal(stats_of(&w).held_bytes, 0);
+    assert_int_equal(stats_of(&w).busy_bytes, 0);
     gate_free(g);
     world_close(&w);
 }

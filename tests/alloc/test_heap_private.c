@@ -45,7 +45,7 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     unsigned long before_calls[6];
     for (int i = 0; i < 6; i++) before_calls[i] = simgpu_calls(asking[i]);
     give(&w, used); /* the stream is captured: its event comes later */
-    assert_int_equal(stats_of(&w).held_bytes, 512);
+    assert_int_equal(stats_of(&w).busy_bytes, 512);
     assert_int_equal(fcdp_heap_malloc(w.heap, 7 * PAGE, w.streams[1], &ooms), FCDP_ERR_NO_DEVICE_MEM);
     assert_ok(fcdp_heap_trim(w.heap));
     for (int i = 0; i < 6; i++) assert_int_equal(simgpu_calls(asking[i]), before_calls[i]);

@@ -256,7 +256,7 @@ static void world_close(world *w) {
         if (w->shared[i].b.address) assert_ok(fcdp_heap_free(w->heap, (fcdp_dptr){w->shared[i].b.address}));
     assert_ok(fcdp_heap_trim(w->heap));
     fcdp_heap_stats_get(w->heap, &stats);
-    assert_int_equal(stats.allocated_bytes + stats.requested_bytes + stats.held_bytes + stats.reserved_bytes,
+    assert_int_equal(stats.allocated_bytes + stats.requested_bytes + stats.busy_bytes + stats.reserved_bytes,
                      0);
     assert_int_equal(stats.n_mallocs, stats.n_frees);
     print_message(
