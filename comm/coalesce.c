@@ -73,7 +73,7 @@ static fcdp_status staging_empty(fcdp_engine *engine, fcdp_staging *staging) {
     if (status) return status;
     fcdp__vrange_destroy(staging->range);
     staging->range = NULL;
-    fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_REGIONS, staging->n_pages, staging->block);
+    fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_GATHERED, staging->n_pages, staging->block);
     return FCDP_OK;
 }
 
@@ -147,10 +147,10 @@ static fcdp_status staging_take(fcdp_engine *engine, fcdp_staging *staging, size
     fcdp_phys block;
     fcdp_status status = fcdp__vrange_create(engine->drv, bytes, &range);
     if (status) return status;
-    status = fcdp__pool_take_block(engine->pool, FCDP_HOLDER_REGIONS, n_pages, &block);
+    status = fcdp__pool_take_handle(engine->pool, FCDP_HOLDER_GATHERED, n_pages, &block);
     if (!status) {
         status = fcdp__vrange_map(range, block, bytes);
-        if (status) fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_REGIONS, n_pages, block);
+        if (status) fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_GATHERED, n_pages, block);
     }
     if (status) {
         fcdp__vrange_destroy(range);

@@ -70,7 +70,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     status = fcdp__tiering_create(engine->drv, engine->pool, exact, &engine->tiering);
     if (!status) status = streams_create(engine);
     if (!status)
-        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, fcdp__staging_reclaim,
+        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, fcdp__staging_reclaim,
                                  fcdp__staging_idle, engine);
     return status ? status : fcdp__monitor_start(engine, &engine->monitor);
 }
@@ -79,7 +79,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
 static void engine_close(fcdp_engine *engine) {
     while (engine->comms) fcdp_comm_destroy(engine->comms);
     fcdp__monitor_stop(engine->monitor);
-    if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, NULL, NULL, NULL);
+    if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, NULL, NULL, NULL);
     fcdp__staging_destroy(engine);
     for (int i = 0; i < FCDP_N_STREAMS; i++)
         if (engine->streams[i]) fcdp__driver_stream_destroy(engine->drv, engine->streams[i]);
@@ -238,13 +238,13 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
         fcdp__account_usage(engine->account, &stats_out->host_bytes, &stats_out->host_peak_bytes);
     fcdp__lock_release(&engine->lock);
     fcdp__tiering_stats_get(engine->tiering, &stats_out->moves);
-    stats_out->device_bytes = pool.held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes;
-    stats_out->device_peak_bytes = pool.peak_held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes;
+    stats_out->device_bytes = pool.held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes;
+    stats_out->device_peak_bytes = pool.peak_held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes;
     stats_out->device_budget_bytes = pool.budget_bytes;
 }
 
 void fcdp_engine_reset_peaks(fcdp_engine *engine) {
     if (engine->pid != getpid()) return;
-    fcdp__pool_reset_peak(engine->pool, FCDP_HOLDER_REGIONS);
+    fcdp__pool_reset_peak(engine->pool, FCDP_HOLDER_GATHERED);
     if (engine->account) fcdp__account_reset_peak(engine->account);
 }

@@ -7,7 +7,7 @@
 #ifndef FCDP_CARVE_H
 #define FCDP_CARVE_H
 
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 typedef struct fcdp_carver fcdp_carver;
 

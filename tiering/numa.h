@@ -3,7 +3,7 @@
 #ifndef FCDP_NUMA_H
 #define FCDP_NUMA_H
 
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 /* Pages of [at, at + bytes) that are first touched from now on come from `node` while it has any. `at` page
  * aligned; node -1: no wish. A refusal is a debug line. True when the kernel took the wish. */

@@ -4,7 +4,7 @@
 #ifndef FCDP_SHARED_H
 #define FCDP_SHARED_H
 
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 /* how another process of the node opens it; plain bytes, to be sent to it */
 typedef struct fcdp_shared_ticket {

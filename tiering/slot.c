@@ -164,7 +164,7 @@ fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) {
     while (*link != slot) link = &(*link)->next;
     *link = slot->next;
     fcdp__lock_release(&tiering->lock);
-    fcdp__pool_give_handle(tiering->pool, FCDP_HOLDER_REGIONS, slot->n_pages, slot->block);
+    fcdp__pool_give_handle(tiering->pool, FCDP_HOLDER_GATHERED, slot->n_pages, slot->block);
     fcdp__lock_acquire(&tiering->lock);
     tiering->pages_given += slot->n_pages;
     pthread_cond_broadcast(&tiering->moved);
@@ -226,7 +226,7 @@ fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp__lock_acquire(&tiering->lock);
     trim_class(tiering, class_of(n_pages), n_pages);
     fcdp__lock_release(&tiering->lock);
-    fcdp_status status = fcdp__pool_take_block(tiering->pool, FCDP_HOLDER_REGIONS, n_pages, &slot->block);
+    fcdp_status status = fcdp__pool_take_handle(tiering->pool, FCDP_HOLDER_GATHERED, n_pages, &slot->block);
     if (status) {
         free(slot);
         return status;

@@ -98,8 +98,8 @@ static void use_of_nothing(bench *b) {
 /* As somebody else who needs the memory. */
 static void slots_lose(bench *b) {
     fcdp_phys block;
-    check(fcdp__pool_take_block(b->pool, FCDP_HOLDER_TENSORS, b->bytes / PAGE + 1, &block));
-    fcdp__pool_give_handle(b->pool, FCDP_HOLDER_TENSORS, b->bytes / PAGE + 1, block);
+    check(fcdp__pool_take_handle(b->pool, FCDP_HOLDER_GATHERED, b->bytes / PAGE + 1, &block));
+    fcdp__pool_give_handle(b->pool, FCDP_HOLDER_GATHERED, b->bytes / PAGE + 1, block);
 }
 
 static void run(bench *b) {
