@@ -146,7 +146,7 @@ void fcdp_group_destroy(fcdp_group *group) {
     fcdp__segv_forget(group->watch);
     fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);
-    if (group->owns_block) fcdp__host_free(group->comm->host, group->offset);
+    if (group->owns_block) fcdp__host_block_free(group->comm->host, group->offset);
     fcdp_engine *engine = group->comm->engine;
     group_free(group);
     if (has_no_groups(engine)) fcdp__staging_drop(engine);
@@ -160,7 +160,7 @@ fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) {
         return fcdp__fail(FCDP_ERR_INVALID,
                           "'%s': only local rank 0 takes host memory for it, once, after it has created it",
                           group->name);
-    status = fcdp__host_carve(comm->host, group->layout->bytes, &group->offset);
+    status = fcdp__host_block_alloc(comm->host, group->layout->bytes, &group->offset);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
     group->owns_block = true;
     *offset_out = group->offset;

@@ -1,4 +1,4 @@
-/* host.c - the slab: create, join, carve, attach. What is written into it is the region's affair. */
+/* host.c - the slab: create it, join it, allocate blocks in it, attach them. Their content is region.c's. */
 #include "tiering/host_internal.h"
 
 #include "tiering/numa.h"
@@ -20,7 +20,7 @@ enum { SLAB_OVERCOMMIT = 4 };
 static void host_free(fcdp_host *host) {
     if (host->header) munmap(host->header, host->page_bytes);
     if (host->fd >= 0) close(host->fd);
-    fcdp__carver_destroy(host->carver);
+    fcdp__offsets_destroy(host->offsets);
     fcdp__lock_destroy(&host->lock);
     free(host);
 }
@@ -83,7 +83,7 @@ static fcdp_status host_fill_leader(fcdp_host *host, fcdp_shared_ticket *ticket_
     size_t capacity_bytes = fcdp__round_up(budget_bytes, (size_t)1 << 30) * SLAB_OVERCOMMIT;
     fcdp_status status = slab_create(host, capacity_bytes, ticket_out);
     if (!status)
-        status = fcdp__carver_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->carver);
+        status = fcdp__offsets_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->offsets);
     return status ? status : member_enter(host);
 }
 
@@ -178,23 +178,23 @@ static void spans_reap(fcdp_host *host) {
         if (range_empty(host, span->offset, span->bytes))
             fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
         else
-            fcdp__carver_give(host->carver, span->offset);
+            fcdp__offsets_free(host->offsets, span->offset);
         fcdp__account_give(host->config.account, span->bytes);
         free(span);
     }
 }
 
 /* Lock held. */
-static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *span) {
+static fcdp_status block_alloc_locked(fcdp_host *host, size_t bytes, fcdp_host_span *span) {
     spans_reap(host);
-    fcdp_status status = fcdp__carver_take(host->carver, bytes, &span->offset);
+    fcdp_status status = fcdp__offsets_alloc(host->offsets, bytes, &span->offset);
     if (status) return status;
     /* A block's board begins as zeroes. A rank that was slower than the leader may have written to
      * the last one here after it was freed. */
     status = range_empty(host, span->offset, bytes);
     if (!status) status = fcdp__account_take(host->config.account, bytes);
     if (status) {
-        fcdp__carver_give(host->carver, span->offset);
+        fcdp__offsets_free(host->offsets, span->offset);
         return status;
     }
     span->bytes = bytes;
@@ -203,9 +203,9 @@ static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *s
     return FCDP_OK;
 }
 
-fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) {
-    if (!host->carver || getpid() != host->pid)
-        return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank carves");
+fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) {
+    if (!host->offsets || getpid() != host->pid)
+        return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank allocates blocks");
     if (!data_bytes || data_bytes > host->header->capacity_bytes)
         return fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID,
                           "host tier: a block of %zu bytes; the slab has %.1f GiB", data_bytes,
@@ -213,8 +213,8 @@ fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offse
     fcdp_host_span *span = calloc(1, sizeof *span);
     if (!span) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     fcdp__lock_acquire(&host->lock);
-    fcdp_status status = carve_locked(host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes),
-                                      span);
+    fcdp_status status = block_alloc_locked(
+        host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes), span);
     uint64_t offset = span->offset;
     fcdp__lock_release(&host->lock);
     if (status) {
@@ -225,7 +225,7 @@ fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offse
     return FCDP_OK;
 }
 
-void fcdp__host_free(fcdp_host *host, uint64_t offset) {
+void fcdp__host_block_free(fcdp_host *host, uint64_t offset) {
     if (getpid() != host->pid) return;
     fcdp__lock_acquire(&host->lock);
     fcdp_host_span *span = host->spans;
@@ -252,7 +252,7 @@ bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out) {
 }
 
 void fcdp__host_reap(fcdp_host *host) {
-    if (!host->carver || getpid() != host->pid) return;
+    if (!host->offsets || getpid() != host->pid) return;
     fcdp__lock_acquire(&host->lock);
     spans_reap(host);
     fcdp__lock_release(&host->lock);

@@ -1,8 +1,7 @@
 /* host.h - the node's host memory for gathered parameters: one memory, shared by the node's ranks.
  *
  * A sparse memfd (shared.h) that the first of the node's ranks in a shard group (the leader) creates and the
- * others open. The leader carves blocks out of it with a private jemalloc arena (whose size-class slack is
- * never touched, hence never backed); every rank attaches a block at the agreed offset: maps it, binds its
+ * others open. The leader allocates blocks in it (offsets.h); every rank attaches a block at the agreed offset: maps it, binds its
  * slice to its device's NUMA node and pins exactly the bytes that it copies.
  *
  * A block is one 4 KiB board page and then the data. The board is how the node's ranks see each other without
@@ -41,10 +40,10 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ti
 void fcdp__host_destroy(fcdp_host *host);
 
 /* Leader only. FCDP_ERR_NO_HOST_MEM where the account refuses, with its text. */
-fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
 /* Leader only. The block goes back to the system once every rank has detached: a rank may be ahead of its
  * peers, which still read there. */
-void fcdp__host_free(fcdp_host *host, uint64_t offset);
+void fcdp__host_block_free(fcdp_host *host, uint64_t offset);
 /* This rank has given up: what it opens on the boards from here on means nothing. The others see it. */
 void fcdp__host_break(fcdp_host *host);
 /* Another rank has; which one. Acquire: seen by whoever has seen a word that it opened. */

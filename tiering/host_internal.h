@@ -6,8 +6,8 @@
 #ifndef FCDP_HOST_INTERNAL_H
 #define FCDP_HOST_INTERNAL_H
 
-#include "tiering/carve.h"
 #include "tiering/host.h"
+#include "tiering/offsets.h"
 #include "tiering/pin.h"
 
 #include <stdatomic.h>
@@ -54,7 +54,7 @@ struct fcdp_host {
     _Atomic unsigned n_blocks; /* attached here */
     atomic_bool pin_warned;
     /* leader only */
-    fcdp_carver *carver;
+    fcdp_offsets *offsets;
     fcdp_lock lock; /* FCDP_RANK_HOST: spans */
     fcdp_host_span *spans;
 };

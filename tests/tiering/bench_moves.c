@@ -122,7 +122,7 @@ static void run_with(bench *b, fcdp_host *host, const fcdp_layout *layout, bool 
     b->exact = exact;
     check(fcdp__pool_create(b->drv, b->bytes + PAGE, &b->pool));
     check(fcdp__tiering_create(b->drv, b->pool, exact, &tiering));
-    check(fcdp__host_carve(host, layout->bytes, &offset));
+    check(fcdp__host_block_alloc(host, layout->bytes, &offset));
     check(fcdp__host_attach(host, offset, layout->bytes, NULL, &block));
     check(fcdp__region_create(tiering, "bench", layout, 0, block, &b->region));
     b->host = fcdp__host_data(block);
@@ -130,7 +130,7 @@ static void run_with(bench *b, fcdp_host *host, const fcdp_layout *layout, bool 
     run(b);
     fcdp__region_destroy(b->region);
     fcdp__host_detach(block);
-    fcdp__host_free(host, offset);
+    fcdp__host_block_free(host, offset);
     fcdp__tiering_destroy(tiering);
     fcdp__pool_destroy(b->pool);
 }

@@ -116,7 +116,7 @@ void group_open(group *group, node *node, const char *name, const fcdp_extent_sp
                 uint64_t seed) {
     *group = (struct group){.node = node, .seed = seed};
     assert_ok(fcdp__layout_create(specs, n_extents, 2 * node->n, node->n, &group->layout));
-    assert_ok(fcdp__host_carve(node->ranks[0].host, group->layout->bytes, &group->offset));
+    assert_ok(fcdp__host_block_alloc(node->ranks[0].host, group->layout->bytes, &group->offset));
     for (uint32_t r = 0; r < node->n; r++) {
         fcdp_host_share share = share_of(group->layout, r);
         step(fcdp__host_attach(node->ranks[r].host, group->offset, group->layout->bytes, &share,
@@ -140,7 +140,7 @@ void group_close(group *group) {
         fcdp__driver_event_destroy(group->node->drv, group->crossed[r]);
         fcdp__host_detach(group->blocks[r]);
     }
-    fcdp__host_free(group->node->ranks[0].host, group->offset);
+    fcdp__host_block_free(group->node->ranks[0].host, group->offset);
     fcdp__layout_destroy(group->layout);
 }
 
