@@ -127,7 +127,7 @@ static void group_unlink(fcdp_group *group) {
 /* While the monitor still knows it, so that a wait for a peer that is gone ends. */
 static void group_await(fcdp_group *group) {
     if (group->begun && fcdp__group_cancel(group)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    if (fcdp__region_settle(group->region)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    if (fcdp__region_drain(group->region)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
 }
 
 /* Is no group left in any shard group? */
@@ -143,10 +143,10 @@ void fcdp_group_destroy(fcdp_group *group) {
     if (!group || group->comm->engine->pid != getpid()) return;
     if (group->region) group_await(group);
     group_unlink(group);
-    fcdp__segv_forget(group->watch);
+    fcdp__segv_unwatch(group->watch);
     fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);
-    if (group->owns_block) fcdp__host_free(group->comm->host, group->offset);
+    if (group->owns_block) fcdp__host_block_free(group->comm->host, group->offset);
     fcdp_engine *engine = group->comm->engine;
     group_free(group);
     if (has_no_groups(engine)) fcdp__staging_drop(engine);
@@ -160,7 +160,7 @@ fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) {
         return fcdp__fail(FCDP_ERR_INVALID,
                           "'%s': only local rank 0 takes host memory for it, once, after it has created it",
                           group->name);
-    status = fcdp__host_carve(comm->host, group->layout->bytes, &group->offset);
+    status = fcdp__host_block_alloc(comm->host, group->layout->bytes, &group->offset);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
     group->owns_block = true;
     *offset_out = group->offset;
@@ -343,7 +343,7 @@ static const char *group_state(const fcdp_group *group) {
         if (group->layout->span[s].bytes == 0) continue;
         if (state.span[s].on_device)
             n_device++;
-        else if (state.span[s].put || state.span[s].whole)
+        else if (state.span[s].stored || state.span[s].whole)
             n_host++;
         else
             n_invalid++;

@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
+#include "alloc/vrange.h"
 #include "comm/fingerprint.h"
 #include "comm/group.h"
 #include "comm/plan.h"
