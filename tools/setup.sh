@@ -170,7 +170,8 @@ python_packages() {
         stamp torch "$(cat tools/constraints.txt)"
     }
     version=$(PATH=${PATH#"$VENV"/bin:} cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p') || true
-    printf '%s\n' 3.22 "${version:-0}" | sort -CV || tools+=("cmake>=3.22")
+    # 3.25: the first that reads CMakePresets.json. The wheel alone builds with 3.22.
+    printf '%s\n' 3.25 "${version:-0}" | sort -CV || tools+=("cmake>=3.25")
     PATH=${PATH#"$VENV"/bin:} command -v ninja >/dev/null || tools+=(ninja)
     key="numpy rich matplotlib pytest scikit-build-core>=0.11 auditwheel pyelftools"
     fresh packages "$key ${tools[*]}" && return 0

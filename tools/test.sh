@@ -31,10 +31,6 @@ while [ $# -gt 0 ]; do
     esac
 done
 
-# Sanitizers need their shadow memory where address randomisation may have put something else.
-calm=()
-setarch "$(uname -m)" -R true 2>/dev/null && calm=(setarch "$(uname -m)" -R)
-
 # One line per stage, and one per skipped test: in files, as stages run side by side.
 report() { printf '%-38s %-8s %s\n' "$1" "$2" "$3" >>"$LOGS/summary.$side"; }
 skip() { printf '%s\n' "$1" >>"$LOGS/skips.$side"; }
@@ -58,16 +54,13 @@ END
 }
 
 c_stage() {         # TITLE PRESET [CTEST OPTIONS]
-    local title=$1 preset=$2 start=$SECONDS runner=() jobs line rc=0
+    local title=$1 preset=$2 start=$SECONDS jobs line rc=0
     jobs=$(nproc)
     shift 2
-    case $preset in
-        asan | tsan) runner=("${calm[@]}") ;;
-        gpu) jobs=1 ;;
-    esac
+    [ "$preset" != gpu ] || jobs=1
     step "$title: build" "$preset-build" build_tests "$preset" || { report "$title" FAILED "build: build/logs/$preset-build.log"; return 0; }
     rm -f "build/$preset.xml"
-    step "$title: run" "$preset-run" "${runner[@]}" ctest --preset "$preset" -j "$jobs" --no-tests=error \
+    step "$title: run" "$preset-run" ctest --preset "$preset" -j "$jobs" --no-tests=error \
         --output-junit "$ROOT/build/$preset.xml" "$@" || rc=1
     line=$(grep -E 'tests passed.* out of|No tests were found' "$LOGS/$preset-run.log" | tail -n 1) || true
     [ $rc = 0 ] || line="$line: build/logs/$preset-run.log"
