@@ -7,14 +7,17 @@ usage() {
     cat <<'END'
 tools/test.sh [--quick | --gpu | --help] [-- PYTEST ARGUMENTS]
 
-Sets everything up (once), then runs all tests and ends with one summary, which lists what was skipped and why:
-the C tests with every internal check (FCDP_CHECK=3); then, side by side, format and lint (.pre-commit-config.yaml),
-the C tests under ASan+UBSan, under TSan and, where clang is, built by clang, and pytest over tests/ with the wheel.
+Sets everything up (once), then runs all tests. First come the C tests with every internal check (FCDP_CHECK=3). Then
+run, side by side: pytest over tests/ with the wheel; and format and lint (.pre-commit-config.yaml), the C tests under
+ASan+UBSan, under TSan and, where clang is installed, built by clang. Ends with one summary, which lists what was
+skipped and why.
 
-  --quick   the C tests with every check, of many like runs each sixteenth, the Python tests that start no ranks, and
-            format and lint
-  --gpu     what needs a CUDA device: the C tests that run on any driver, on the real one, and the Python tests for it
+  --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
+            ranks, and format and lint
+  --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it
   --help    this text
+
+  tools/test.sh -- -k readme        passes what follows -- to pytest: here, the Python tests whose name has "readme"
 
 Exit status: 0 when nothing failed. Logs are in build/logs.
 END
