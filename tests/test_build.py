@@ -1,4 +1,4 @@
-"""The ways into the build: presets, workflows, and the layers' labels."""
+"""The ways into the build: presets and workflows, the layers' labels, and what GitHub runs."""
 
 import json
 import pathlib
@@ -10,6 +10,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PRESETS = json.loads((ROOT / "CMakePresets.json").read_text())
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 LABELS = {"alloc", "tiering", "comm", "simgpu", "simnet", "simnccl", "bench"}
 
 
@@ -45,3 +46,15 @@ def test_each_c_test_is_labelled_with_its_layer():
     assert {label for (label,) in labels.values()} == LABELS
     for label in LABELS:
         assert (ROOT / "tests" / label / "CMakeLists.txt").exists()
+
+
+def test_github_runs_what_everybody_runs():
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which comes with pre-commit")
+    commands = {}
+    for path in WORKFLOWS:
+        jobs = yaml.safe_load(path.read_text())["jobs"]
+        commands[path.name] = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert commands["ci.yml"][-1] == ".ci/run"
+    assert "tools/setup.sh" in commands["wheel.yml"]
+    for path in {".ci/run", "tools/setup.sh"}:
+        assert (ROOT / path).stat().st_mode & 0o111, f"{path} is not executable"
