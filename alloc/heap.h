@@ -69,15 +69,15 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
  * faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
 void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
 
-/* Private pools, which CUDA graphs have in PyTorch. ("Pool" alone is the pool of pages.) From begin to end,
- * mallocs on the streams that `covers` accepts go to the private pool. Its blocks serve mallocs of the same
- * private pool alone. Its pages stay where they are, since a graph knows their addresses, until the pool has
- * been released as often as it has begun. Then others can have them too, once the device has been waited for:
- * a graph may have run on any stream.
+/* Private pools, which CUDA graphs have in PyTorch. ("Pool" alone is the pool of pages.) From begin to
+ * end, mallocs on the streams that `covers` accepts go to the private pool. Its blocks serve mallocs of
+ * the same private pool alone. Its pages stay where they are, since a graph knows their addresses, until
+ * the pool has been released as often as it has begun. Then others can have them too, once the device has
+ * been waited for: a graph may have run on any stream.
  *
  * `covers` runs inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which
- * fcdp_heap_malloc lets through. While a private pool is open the heap queries no stream and records no event,
- * which a capture would not survive: what is freed meanwhile becomes quiescent later. */
+ * fcdp_heap_malloc lets through. While a private pool is open the heap queries no stream and records no
+ * event, which a capture would not survive: what is freed meanwhile becomes quiescent later. */
 typedef struct fcdp_private_id {
     uint64_t first, second;
 } fcdp_private_id;

@@ -1,4 +1,5 @@
-/* heap_streams.c - the table of the heap's streams, in which each has its arenas. It is read without a lock. */
+/* heap_streams.c - the table of the heap's streams, in which each has its arenas. It is read without a
+ * lock. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,7 +70,7 @@ static fcdp_status stream_add(fcdp_heap *heap, fcdp_stream stream, heap_private 
 }
 
 fcdp_status fcdp__heap_stream_of(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
-                             heap_stream **stream_out) {
+                                 heap_stream **stream_out) {
     heap_stream *found = stream_find(heap, stream, private);
     fcdp_status status = FCDP_OK;
     if (!found) {

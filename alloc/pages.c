@@ -322,9 +322,9 @@ static bool budget_allows(fcdp_pool *pool, size_t n) {
 
 /* ---- handles of many pages ---- */
 
-/* Under lock: as promise_make, but none of the idle pages is reserved. Those that the budget has no room for
- * beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget => they are
- * enough. */
+/* Under lock: as promise_make, but none of the idle pages is reserved. Those that the budget has no room
+ * for beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget =>
+ * they are enough. */
 static bool handle_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
                            shortage *shortage_out) {
     size_t n_spoken_for = pool->n_live + pool->n_promised;

@@ -95,7 +95,8 @@ static void the_life_of_a_region(void **state) {
     node_pins_slices = false;
 }
 
-/* The node's processes meet in its memory: each stores its slice, and loads the others' once they are there. */
+/* The node's processes meet in its memory: each stores its slice, and loads the others' once they are
+ * there. */
 static void a_gather_through_the_host(void **state) {
     (void)state;
     for (int exact = 0; exact < 2; exact++) {
