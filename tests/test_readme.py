@@ -54,6 +54,7 @@ def test_paragraphs_wrap_at_110_columns(document):
     prose = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.M | re.S)
     wide = [line for line in prose.splitlines() if len(line) > 110 and not line.startswith(("|", "    "))]
     assert wide == []
+    assert [line for line in prose.splitlines() if line.count("`") % 2] == [], "a command that cannot be copied"
 
 
 def test_every_page_of_docs_is_linked_from_the_readme():

@@ -18,7 +18,7 @@ import fcdp
 
 
 def options_table() -> str:
-    """The README's table of options, in Markdown."""
+    """The table of docs/options.md."""
     rows = ["| variable | values | default | what it does |", "| --- | --- | --- | --- |"]
     for row in fcdp.options():
         values = row["values"].replace("|", "\\|")
