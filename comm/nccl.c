@@ -10,7 +10,8 @@
  * table: it uses the transport alone, which stays for it (fcdp__nccl_destroy).
  *
  * Shares of timeout_s, T, so that a rank that fails alone meets the others, who wait T for it: making T/2 +
- * aborting T/4 < T, and where the others have failed, finalizing T/4 per lane + aborting T/4 < T.
+ * aborting T/4 < T, and where the others have failed, finalizing T/4 per lane + aborting T/4 < T. An abort
+ * is given ABORT_LEAST_S in any case, which matters where T is a few seconds.
  */
 #include "comm/nccl.h"
 
@@ -30,7 +31,8 @@ enum {
     POLLS_BEFORE_YIELD = 20,
     POLLS_BEFORE_SLEEP = 200,
     POLL_NS = 50000,
-    ABORT_GRACE_MS = 1000
+    ABORT_GRACE_MS = 1000,
+    ABORT_LEAST_S = 2
 };
 
 typedef struct nccl_lane {
@@ -97,6 +99,10 @@ static void pause_after(unsigned n_polls) {
 
 static uint64_t share_ends_ns(const fcdp_nccl_transport *t, double share) {
     return fcdp__now_ns() + (uint64_t)(share * t->timeout_s * 1e9);
+}
+
+static double abort_wait_s(const fcdp_nccl_transport *t) {
+    return t->timeout_s / 4 > ABORT_LEAST_S ? t->timeout_s / 4 : ABORT_LEAST_S;
 }
 
 /* When a wait for peers that begins now is over. */
@@ -304,7 +310,7 @@ static void nccl_abort(void *ctx, const char *why) {
     pthread_mutex_lock(&t->mutex);
     latch_locked(t, FCDP_ERR_TRANSPORT, why);
     bool first = !atomic_exchange(&t->aborted, true);
-    if (first) t->aborted_by_ns = share_ends_ns(t, 0.25);
+    if (first) t->aborted_by_ns = fcdp__now_ns() + (uint64_t)(abort_wait_s(t) * 1e9);
     for (int lane = 0; lane < FCDP_N_LANES && first; lane++) {
         if (!t->lanes[lane].comm) continue;
         t->n_aborting++;
@@ -588,10 +594,8 @@ void fcdp__nccl_destroy(fcdp_nccl_transport *t) {
     if (!atomic_load(&t->aborted) && lanes_finalize(t)) nccl_abort(t, fcdp_error_text());
     if (!abort_await(t)) {
         fcdp__log(FCDP_LOG_WARN,
-                  "NCCL's communicators have not been aborted after %.1f s (a quarter of FCDP_TIMEOUT); they "
-                  "stay until the process "
-                  "ends",
-                  t->timeout_s / 4);
+                  "NCCL's communicators have not been aborted after %.1f s; they stay until the process ends",
+                  abort_wait_s(t));
         return;
     }
     pthread_cond_destroy(&t->changed);
