@@ -1,5 +1,7 @@
-/* arena.c - blocks by address (doubly linked in their span), by size (segregated lists), by use (quick
- * slots), and the live and quick ones by address (arena_table.c).
+/* arena.c - the blocks of an arena: taken, given back, grown, unmapped.
+ *
+ * A block is linked to its neighbours in its span. Free ones are in lists by size, quick ones in slots by size,
+ * live and quick ones in a table by address (arena_table.c).
  *
  * Whatever can run out of host memory is reserved before anything changes: nodes by nodes_reserve, table
  * slots by fcdp__arena_table_reserve.

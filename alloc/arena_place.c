@@ -119,6 +119,7 @@ typedef struct run {
     uint64_t begin, end;
 } run;
 
+/* One place of a run, as its pages and neighbours rate it. Block by block, since only a hole needs pages. */
 static void place_consider(const fcdp_arena *arena, const run *in, fcdp_block *first, uint64_t address,
                            size_t bytes, bool is_short, arena_place *best) {
     arena_place it = {.first = first, .address = address, .run_bytes = in->end - in->begin};

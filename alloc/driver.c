@@ -530,6 +530,7 @@ static size_t locked_bytes(void) {
     return kib << 10;
 }
 
+/* The usual cause is RLIMIT_MEMLOCK, which CUDA's own error does not name. */
 static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at, size_t bytes,
                               size_t n_done) {
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};

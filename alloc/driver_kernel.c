@@ -1,4 +1,4 @@
-/* driver_kernel.c - kernels: a module of PTX, which the driver compiles for its device, and launches. */
+/* driver_kernel.c - kernels: modules of PTX, which the driver compiles for its device. */
 #include "alloc/driver_internal.h"
 
 struct simgpu_module { /* as tools/simgpu/simgpu.h has it */

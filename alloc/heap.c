@@ -1,5 +1,5 @@
-/* heap.c - arenas by stream, addresses to arenas, malloc and free. Where a miss gets its pages is in
- * heap_pages.c. Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
+/* heap.c - the calls of the heap: a hit is served here, a miss by the other files (heap_internal.h).
+ * Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
 #include "alloc/heap_internal.h"
 
 #include <stdlib.h>
@@ -197,6 +197,7 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
 
 /* ---- life ---- */
 
+/* The pool may ask the heap from its last line on, so everything else is there by then. */
 fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) {
     fcdp_heap *heap = aligned_alloc(HEAP_CACHE_LINE, sizeof *heap);
     if (heap) memset(heap, 0, sizeof *heap);

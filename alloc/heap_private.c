@@ -1,5 +1,4 @@
-/* heap_private.c - private pools: which malloc is whose, when a capture is over,
- * and who gets a released pool's arenas. */
+/* heap_private.c - private pools, from their first begin to the reuse of their arenas by another. */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"

@@ -1,4 +1,4 @@
-/* options.c - the table of every FCDP_* variable, and the one parser that reads it.
+/* options.c - the table of every FCDP_* variable, with its parser.
  *
  * A default is the table's own text, read by the same parser as a user's value. Nothing here acts on a value.
  */
@@ -209,6 +209,7 @@ static bool bytes_parse(const char *value, size_t *bytes_out) {
     return true;
 }
 
+/* One switch over the kinds, so that a row of the table needs no function of its own. */
 static fcdp_status value_store(size_t row, const char *value, fcdp_options *options) {
     const option_parser *parser = &parsers[row];
     void *field = (char *)options + parser->offset;

@@ -1,7 +1,6 @@
-/* pages.c - the pool of physical pages: the accounting of one budget, a stack of idle handles, and whom to
- * ask for more.
+/* pages.c - the accounting of the pool: who has how much of one budget, which pages are idle.
  *
- * Maps nothing and knows no region. The lock guards counts and the stack alone: driver calls and the
+ * Maps nothing, and does not know what lies on a page. The lock guards counts and the stack alone: driver calls and the
  * reclaimer run without it, so a take that creates or evicts does not hold up a give.
  */
 #include "alloc/pages.h"
