@@ -1,7 +1,7 @@
 /* arena.c - the blocks of an arena: taken, given back, grown, unmapped.
  *
- * A block is linked to its neighbours in its span. Free ones are in lists by size, quick ones in slots by size,
- * live and quick ones in a table by address (arena_table.c).
+ * A block is linked to its neighbours in its span. Free ones are in lists by size, quick ones in slots by
+ * size, live and quick ones in a table by address (arena_table.c).
  *
  * Whatever can run out of host memory is reserved before anything changes: nodes by nodes_reserve, table
  * slots by fcdp__arena_table_reserve.
@@ -504,20 +504,16 @@ void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth) {
 
 /* ---- unmapping pages ---- */
 
-static bool has_whole_mappings(const fcdp_arena *arena, const fcdp_block *block) {
-    arena_range whole = fcdp__arena_whole_mappings(arena, block);
-    return whole.from < whole.to;
-}
-
 /* The free block that has been unused longest, of those that have whole mappings; NULL: none. */
 static fcdp_block *longest_unused(const fcdp_arena *arena, uint64_t clock) {
     fcdp_block *found = NULL;
     for (unsigned class = fcdp__arena_class_next(arena, fcdp__arena_class_of(arena->page_bytes));
          class < ARENA_N_CLASSES; class = fcdp__arena_class_next(arena, class + 1))
-        for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next)
-            if (block->freed_at <= clock && has_whole_mappings(arena, block) &&
-                (!found || block->freed_at < found->freed_at))
-                found = block;
+        for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next) {
+            if (block->freed_at > clock || (found && block->freed_at >= found->freed_at)) continue;
+            arena_range whole = fcdp__arena_whole_mappings(arena, block);
+            if (whole.from < whole.to) found = block;
+        }
     return found;
 }
 

@@ -54,8 +54,8 @@ fcdp_failure fcdp__failure_keep(fcdp_status status);
 /* The text is the thread's again; returns the status. */
 fcdp_status fcdp__failure_restore(const fcdp_failure *failure) FCDP_MUST_CHECK;
 
-/* The status of `call`, which is made once more if it fails: for what gives memory back. A failure that passes,
- * of a driver that is busy, must not lose that memory for good. */
+/* The status of `call`, which is made once more if it fails: for what gives memory back. A failure that
+ * passes, of a driver that is busy, must not lose that memory for good. */
 #define FCDP_RETRY_ONCE(call)                                                                                \
     __extension__({                                                                                          \
         fcdp_status status_ = (call);                                                                        \

@@ -76,8 +76,8 @@ void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
  * a graph may have run on any stream.
  *
  * `covers` runs inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which
- * fcdp_heap_malloc lets through. While a private pool is open the heap queries no stream and records no event,
- * which a capture would not survive: what is freed meanwhile becomes quiescent later. */
+ * fcdp_heap_malloc lets through. While a private pool is open the heap queries no stream and records no
+ * event, which a capture would not survive: what is freed meanwhile becomes quiescent later. */
 typedef struct fcdp_private_id {
     uint64_t first, second;
 } fcdp_private_id;

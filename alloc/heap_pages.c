@@ -88,25 +88,22 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
 }
 
 /* Who finds too few while another looks as well may have missed what that one had found: tries again. */
-static fcdp_status pages_search(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
+fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
     enum { MAX_LOST_RACES = 64 };
     fcdp_heap *heap = arena->heap;
     attempt last = {n, false, 0};
+    fcdp_status status = FCDP_PENDING;
+    atomic_fetch_add_explicit(&heap->n_searching, 1, memory_order_relaxed);
     for (int n_lost = 0; n_lost < MAX_LOST_RACES; n_lost++) {
         uint64_t n_returns = atomic_load_explicit(&heap->n_returns, memory_order_relaxed);
-        fcdp_status status = pages_try(arena, n, pages_out, &last);
-        if (status != FCDP_PENDING) return status;
+        status = pages_try(arena, n, pages_out, &last);
+        if (status != FCDP_PENDING) break;
         bool alone = atomic_load_explicit(&heap->n_searching, memory_order_relaxed) == 1;
         n_returns += last.n_returns;
         if (alone && atomic_load_explicit(&heap->n_returns, memory_order_relaxed) == n_returns) break;
         sched_yield();
     }
-    return fcdp__heap_out_of_memory(heap, bytes, last.n_missing);
-}
-
-fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
-    atomic_fetch_add_explicit(&arena->heap->n_searching, 1, memory_order_relaxed);
-    fcdp_status status = pages_search(arena, n, bytes, pages_out);
-    atomic_fetch_sub_explicit(&arena->heap->n_searching, 1, memory_order_relaxed);
+    if (status == FCDP_PENDING) status = fcdp__heap_out_of_memory(heap, bytes, last.n_missing);
+    atomic_fetch_sub_explicit(&heap->n_searching, 1, memory_order_relaxed);
     return status;
 }

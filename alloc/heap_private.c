@@ -89,28 +89,20 @@ static private_over private_find_over(fcdp_heap *heap) {
     return found;
 }
 
-/* With the private lock, as writer. */
-static heap_private *private_make(fcdp_heap *heap, fcdp_private_id id, private_over over) {
-    bool unchanged = over.private && over.private->n_begins == over.n_begins;
-    heap_private *private = unchanged ? over.private : NULL;
-    if (!private) {
-        private = calloc(1, sizeof *private);
-        if (!private) return NULL;
-        private->next = heap->privates;
-        heap->privates = private;
-    }
-    private->id = id;
-    return private;
-}
-
-/* With the private lock, as writer. */
+/* With the private lock, as writer. `over` serves again, unless another thread has had it meanwhile. */
 static fcdp_status private_open(fcdp_heap *heap, fcdp_private_id id, private_over over, fcdp_covers_fn covers,
                                 void *ctx, void **stale_ctx_out) {
     heap_private *private = private_find(heap, id);
     if (private && private->open)
         return fcdp__fail(FCDP_ERR_INVALID, "a private pool that has not ended begins again");
-    if (!private) private = private_make(heap, id, over);
-    if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
+    if (!private && over.private && over.private->n_begins == over.n_begins) private = over.private;
+    if (!private) {
+        private = calloc(1, sizeof *private);
+        if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
+        private->next = heap->privates;
+        heap->privates = private;
+    }
+    private->id = id;
     if (private->begun) *stale_ctx_out = private->ctx;
     if (!private->counted) {
         atomic_store_explicit(&private->has_served, false, memory_order_relaxed);

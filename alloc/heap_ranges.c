@@ -1,4 +1,4 @@
-/* heap_ranges.c - the ranges of addresses that arenas have: whole granules, by which an address is looked up. */
+/* heap_ranges.c - the ranges of addresses that arenas have: whole granules, which find an address's arena. */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"
@@ -61,8 +61,10 @@ fcdp_status fcdp__heap_range_add(heap_arena *arena, size_t bytes) {
     if (status) return status;
     fcdp__lock_acquire(&arena->lock);
     status = fcdp__arena_add_span(arena->blocks, range->base, range->bytes, range);
-    for (uint64_t g = range->base >> GRANULE_LOG2; !status && g < (range->base + range->bytes) >> GRANULE_LOG2; g++)
-        atomic_store_explicit(&heap->granules[g], arena, memory_order_release); /* partner: fcdp__heap_arena_at */
+    for (uint64_t g = range->base >> GRANULE_LOG2;
+         !status && g < (range->base + range->bytes) >> GRANULE_LOG2; g++)
+        atomic_store_explicit(&heap->granules[g], arena,
+                              memory_order_release); /* partner: fcdp__heap_arena_at */
     fcdp__lock_release(&arena->lock);
     if (status) range_free(heap, range);
     return status;

@@ -183,14 +183,6 @@ static bool real_parse(const char *value, double min, double max, double *real_o
     return true;
 }
 
-static bool int_parse(const char *value, double min, double max, int *number_out) {
-    if (value[strspn(value, "0123456789")]) return false;
-    double number;
-    if (!real_parse(value, min, max, &number)) return false;
-    *number_out = (int)number;
-    return true;
-}
-
 static bool bytes_parse(const char *value, size_t *bytes_out) {
     static const char units[] = "KMGT";
     size_t bytes = 0;
@@ -214,6 +206,7 @@ static fcdp_status value_store(size_t row, const char *value, fcdp_options *opti
     const option_parser *parser = &parsers[row];
     void *field = (char *)options + parser->offset;
     int index = 0;
+    double number;
     bool ok = true;
     switch (parser->kind) {
     case VALUE_TEXT: break;
@@ -227,7 +220,10 @@ static fcdp_status value_store(size_t row, const char *value, fcdp_options *opti
             memcpy(field, &index,
                    sizeof index); /* an enum of non-negative constants has int's representation */
         break;
-    case VALUE_INT: ok = int_parse(value, parser->min, parser->max, field); break;
+    case VALUE_INT:
+        ok = !value[strspn(value, "0123456789")] && real_parse(value, parser->min, parser->max, &number);
+        if (ok) *(int *)field = (int)number;
+        break;
     case VALUE_REAL: ok = real_parse(value, parser->min, parser->max, field); break;
     case VALUE_BYTES: ok = bytes_parse(value, field); break;
     }

@@ -1,7 +1,7 @@
 /* pages.c - the accounting of the pool: who has how much of one budget, which pages are idle.
  *
- * Maps nothing, and does not know what lies on a page. The lock guards counts and the stack alone: driver calls and the
- * reclaimer run without it, so a take that creates or evicts does not hold up a give.
+ * Maps nothing, and does not know what lies on a page. The lock guards counts and the stack alone: driver
+ * calls and the reclaimers run without it, so a take that creates or evicts does not hold up a give.
  */
 #include "alloc/pages.h"
 
@@ -182,14 +182,6 @@ static void held_join(fcdp_pool *pool, fcdp_holder holder, size_t n) {
     if (n_held > pool->n_peak_held[holder]) pool->n_peak_held[holder] = n_held;
 }
 
-/* Under lock: all pages are reserved; pop them. */
-static void promise_keep(fcdp_pool *pool, const promise *mine, fcdp_phys *pages_out) {
-    promise_break(pool, mine);
-    pool->n_cached -= mine->n;
-    held_join(pool, mine->holder, mine->n);
-    memcpy(pages_out, pool->stack + pool->n_cached, mine->n * sizeof *pages_out);
-}
-
 /* Create one handle for the promise, without the lock during the driver's call. */
 static fcdp_status promise_create_one(fcdp_pool *pool, promise *mine) {
     fcdp_phys page;
@@ -217,10 +209,12 @@ static fcdp_status take_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_
     fcdp_status status = FCDP_OK;
     while (!status && mine.n_reserved < mine.n) status = promise_create_one(pool, &mine);
     fcdp__lock_acquire(&pool->lock);
-    if (!status)
-        promise_keep(pool, &mine, pages_out);
-    else
-        promise_break(pool, &mine);
+    promise_break(pool, &mine);
+    if (!status) { /* all of them are reserved: pop them */
+        pool->n_cached -= n;
+        held_join(pool, holder, n);
+        memcpy(pages_out, pool->stack + pool->n_cached, n * sizeof *pages_out);
+    }
     pool->n_moves++;
     *shortage_out = (shortage){mine.n - mine.n_reserved, pool->n_moves, true};
     pool_leave(pool);
@@ -322,8 +316,8 @@ static bool budget_allows(fcdp_pool *pool, size_t n) {
 /* ---- handles of many pages ---- */
 
 /* Under lock: as promise_make, but none of the idle pages is reserved. Those that the budget has no room for
- * beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget => they are
- * enough. */
+ * beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget =>
+ * they are enough. */
 static bool handle_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
                            shortage *shortage_out) {
     size_t n_spoken_for = pool->n_live + pool->n_promised;

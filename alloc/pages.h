@@ -81,8 +81,8 @@ fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, 
 /* Pages that could be taken without asking anybody, as far as the budget tells; and the budget. */
 size_t fcdp__pool_spare_pages(fcdp_pool *pool, size_t *n_budget_out);
 void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
-/* `n` pages under one new handle, which one map call takes whole: for what stays mapped long. Idle pages above
- * the budget are released for it. Order and failures as for fcdp__pool_take. */
+/* `n` pages under one new handle, which one map call takes whole: for what stays mapped long. Idle pages
+ * above the budget are released for it. Order and failures as for fcdp__pool_take. */
 fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n,
                                    fcdp_phys *handle_out) FCDP_MUST_CHECK;
 /* The same, but nobody is asked and no idle page is released. FCDP_PENDING: the budget or the driver does not
