@@ -410,16 +410,6 @@ static void spare_cut_after(fcdp_arena *arena, fcdp_block *block, uint64_t end) 
     if (end < block->address + block->bytes) (void)spare_cut_before(arena, block, end);
 }
 
-/* The last hole of a place is cut behind what is needed, or further on:
- * then the next places need no pages. */
-static uint64_t growth_end(const fcdp_arena *arena, const fcdp_block *last, uint64_t end,
-                           size_t ahead_pages) {
-    if (!last->unmapped || ahead_pages == 0) return end;
-    uint64_t hole_end = last->address + last->bytes, wanted = last->address + ahead_pages * arena->page_bytes;
-    if (wanted > hole_end) wanted = hole_end;
-    return wanted > end ? wanted : end;
-}
-
 fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, bool is_short, size_t ahead_pages,
                                    fcdp_growth *growth_out) {
     fcdp_status status = nodes_reserve(arena, 4);
@@ -429,7 +419,15 @@ fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, bool is_shor
     if (!at.first) return FCDP_PENDING;
     fcdp_block *first = spare_cut_before(arena, at.first, at.address), *last = first;
     while (last->address + last->bytes < at.address + bytes) last = last->after;
-    spare_cut_after(arena, last, growth_end(arena, last, at.address + bytes, ahead_pages));
+    uint64_t end = at.address + bytes;
+    if (last->unmapped &&
+        ahead_pages > 0) { /* the last hole is cut further on: the next places need no pages */
+        uint64_t hole_end = last->address + last->bytes,
+                 wanted = last->address + ahead_pages * arena->page_bytes;
+        if (wanted > hole_end) wanted = hole_end;
+        if (wanted > end) end = wanted;
+    }
+    spare_cut_after(arena, last, end);
     size_t n_pages = 0;
     for (fcdp_block *block = first;; block = block->after) {
         block_seize(arena, block);

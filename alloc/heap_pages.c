@@ -24,16 +24,6 @@ static fcdp_status batch_from_pool(fcdp_heap *heap, batch *b) {
     return status;
 }
 
-/* What others have: the rest, or FCDP_PENDING. Not in a capture, since what must be stored first is waited
- * for. */
-static fcdp_status batch_from_others(fcdp_heap *heap, batch *b) {
-    if (fcdp__heap_is_capturing(heap)) return FCDP_PENDING;
-    size_t n = b->n_wanted - b->n;
-    fcdp_status status = fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, n, b->pages + b->n);
-    if (!status) batch_add(heap, b, n);
-    return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
-}
-
 /* What of the arena is quiescent, until the batch is full. */
 static fcdp_status batch_from_arena(heap_arena *arena, batch *b) {
     fcdp_heap *heap = arena->heap;
@@ -73,7 +63,14 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
         batch b = {pages_out, 0, n};
         fcdp_status status = batch_from_pool(heap, &b);
         if (!status && b.n < n) status = batch_from_arenas(arena, &b);
-        if (!status && b.n < n) status = batch_from_others(heap, &b);
+        if (!status &&
+            b.n < n) { /* what others have, but in a capture: what must be stored first is waited for */
+            status = fcdp__heap_is_capturing(heap)
+                         ? FCDP_PENDING
+                         : fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, n - b.n, pages_out + b.n);
+            if (!status) batch_add(heap, &b, n - b.n);
+            if (status == FCDP_ERR_NO_DEVICE_MEM) status = FCDP_PENDING;
+        }
         if (!status && b.n == n) return FCDP_OK;
         attempt_out->n_missing = n - b.n;
         attempt_out->n_returns += b.n > 0;

@@ -26,17 +26,6 @@ static bool private_is_over(const heap_private *private) {
     return !private->counted && atomic_load_explicit(&private->n_uses, memory_order_relaxed) == 0;
 }
 
-/* Nothing is left of it that somebody uses, not even the device. */
-static bool arena_is_over(heap_arena *arena) {
-    fcdp__lock_acquire(&arena->lock);
-    const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
-    bool quiescent = arena->quiescent_clock == fcdp__arena_clock(arena->blocks);
-    bool over = of->live_bytes == 0 && of->busy_bytes == 0 &&
-                (quiescent || of->free_bytes + of->quick_bytes == 0);
-    fcdp__lock_release(&arena->lock);
-    return over;
-}
-
 typedef struct private_over { /* a released pool, as it was after so many begins */
     heap_private *private;
     uint64_t n_begins;
@@ -81,7 +70,13 @@ static private_over private_find_over(fcdp_heap *heap) {
     if (!quiescent) (void)fcdp__heap_device_quiesce(heap);
     for (size_t i = 0; i < n; i++) {
         private_over *of = arenas[i]->private ? over_find(over, n_over, arenas[i]->private) : NULL;
-        if (of) of->used = !arena_is_over(arenas[i]) || of->used;
+        if (!of) continue;
+        fcdp__lock_acquire(&arenas[i]->lock);
+        const fcdp_arena_stats *stats = fcdp__arena_stats(arenas[i]->blocks);
+        bool empty = stats->free_bytes + stats->quick_bytes == 0;
+        bool settled = empty || arenas[i]->quiescent_clock == fcdp__arena_clock(arenas[i]->blocks);
+        if (stats->live_bytes || stats->busy_bytes || !settled) of->used = true;
+        fcdp__lock_release(&arenas[i]->lock);
     }
     while (n_used < n_over && over[n_used].used) n_used++;
     private_over found = n_used < n_over ? over[n_used] : none;

@@ -261,20 +261,7 @@ static fcdp_status name_refused(const char *name, size_t n_name) {
                       rows[nearest].name);
 }
 
-static fcdp_status variable_load(const char *variable, fcdp_options *options) {
-    size_t n_name = strcspn(variable, "=");
-    bool ours = strncmp(variable, "FCDP", 4) == 0 && (n_name == 4 || variable[4] == '_');
-    if (!ours || !variable[n_name]) return FCDP_OK;
-    if (strncmp(variable, lab_prefix, sizeof lab_prefix - 1) == 0) return FCDP_OK;
-
-    const char *value = variable + n_name + 1;
-    for (size_t row = 0; row < N_ROWS; row++) {
-        if (strlen(rows[row].name) != n_name || memcmp(rows[row].name, variable, n_name) != 0) continue;
-        return value[0] ? value_store(row, value, options) : FCDP_OK;
-    }
-    return name_refused(variable, n_name);
-}
-
+/* Everybody's variables are there: what is not FCDP's is passed over, as is what fcdp-lab checks. */
 fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out) {
     fcdp_options options = {0};
     for (size_t row = 0; row < N_ROWS; row++) {
@@ -282,7 +269,16 @@ fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out) {
         FCDP_CHECK(0, status == FCDP_OK);
     }
     for (; *envp; envp++) {
-        fcdp_status status = variable_load(*envp, &options);
+        const char *variable = *envp;
+        size_t n_name = strcspn(variable, "="), row = 0;
+        bool ours = strncmp(variable, "FCDP", 4) == 0 && (n_name == 4 || variable[4] == '_');
+        if (!ours || !variable[n_name] || strncmp(variable, lab_prefix, sizeof lab_prefix - 1) == 0) continue;
+        while (row < N_ROWS &&
+               (strlen(rows[row].name) != n_name || memcmp(rows[row].name, variable, n_name) != 0))
+            row++;
+        if (row == N_ROWS) return name_refused(variable, n_name);
+        const char *value = variable + n_name + 1;
+        fcdp_status status = value[0] ? value_store(row, value, &options) : FCDP_OK;
         if (status) return status;
     }
     *options_out = options;

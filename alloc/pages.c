@@ -143,7 +143,6 @@ enum { MAX_LOST_RACES = 64 };
 /* A take in progress: of its n pages, n_reserved lie on the stack for it. */
 typedef struct promise {
     size_t n, n_reserved;
-    fcdp_holder holder;
 } promise;
 
 /* Why an attempt failed, and the pool's moves when it did. */
@@ -152,21 +151,6 @@ typedef struct shortage {
     uint64_t n_moves;
     bool driver_full; /* the device refused, below the budget */
 } shortage;
-
-/* Under lock: promise `n` pages if the budget allows. */
-static bool promise_make(fcdp_pool *pool, fcdp_holder holder, size_t n, promise *promise_out,
-                         shortage *shortage_out) {
-    size_t n_spoken_for = pool->n_live + pool->n_promised;
-    if (n > pool->n_budget || n_spoken_for > pool->n_budget - n) {
-        *shortage_out = (shortage){n_spoken_for + n - pool->n_budget, pool->n_moves, false};
-        return false;
-    }
-    size_t n_idle = pool->n_cached - pool->n_reserved;
-    *promise_out = (promise){n, n < n_idle ? n : n_idle, holder};
-    pool->n_promised += n;
-    pool->n_reserved += promise_out->n_reserved;
-    return true;
-}
 
 /* Under lock: give up the promise; what was reserved or created for it is idle on the stack. */
 static void promise_break(fcdp_pool *pool, const promise *mine) {
@@ -200,11 +184,18 @@ static fcdp_status promise_create_one(fcdp_pool *pool, promise *mine) {
 /* One attempt without the reclaimer. FCDP_PENDING: not without pages that come back first. */
 static fcdp_status take_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
                             shortage *shortage_out) {
-    promise mine;
     fcdp__lock_acquire(&pool->lock);
-    bool promised = promise_make(pool, holder, n, &mine, shortage_out);
+    size_t n_spoken_for = pool->n_live + pool->n_promised, n_idle = pool->n_cached - pool->n_reserved;
+    bool allowed = n <= pool->n_budget && n_spoken_for <= pool->n_budget - n;
+    promise mine = {n, n < n_idle ? n : n_idle};
+    if (allowed) {
+        pool->n_promised += n;
+        pool->n_reserved += mine.n_reserved;
+    } else {
+        *shortage_out = (shortage){n_spoken_for + n - pool->n_budget, pool->n_moves, false};
+    }
     pool_leave(pool);
-    if (!promised) return FCDP_PENDING;
+    if (!allowed) return FCDP_PENDING;
 
     fcdp_status status = FCDP_OK;
     while (!status && mine.n_reserved < mine.n) status = promise_create_one(pool, &mine);
@@ -315,7 +306,7 @@ static bool budget_allows(fcdp_pool *pool, size_t n) {
 
 /* ---- handles of many pages ---- */
 
-/* Under lock: as promise_make, but none of the idle pages is reserved. Those that the budget has no room for
+/* Under lock: as for single pages, but none of the idle pages is reserved. Those that the budget has no room for
  * beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget =>
  * they are enough. */
 static bool handle_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
