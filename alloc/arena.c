@@ -1,5 +1,7 @@
-/* arena.c - blocks by address (doubly linked in their span), by size (segregated lists), by use (quick
- * slots), and the live and quick ones by address (arena_table.c).
+/* arena.c - the blocks of an arena: taken, given back, grown, unmapped.
+ *
+ * A block is linked to its neighbours in its span. Free ones are in lists by size, quick ones in slots by
+ * size, live and quick ones in a table by address (arena_table.c).
  *
  * Whatever can run out of host memory is reserved before anything changes: nodes by nodes_reserve, table
  * slots by fcdp__arena_table_reserve.
@@ -408,16 +410,6 @@ static void spare_cut_after(fcdp_arena *arena, fcdp_block *block, uint64_t end) 
     if (end < block->address + block->bytes) (void)spare_cut_before(arena, block, end);
 }
 
-/* The last hole of a place is cut behind what is needed, or further on:
- * then the next places need no pages. */
-static uint64_t growth_end(const fcdp_arena *arena, const fcdp_block *last, uint64_t end,
-                           size_t ahead_pages) {
-    if (!last->unmapped || ahead_pages == 0) return end;
-    uint64_t hole_end = last->address + last->bytes, wanted = last->address + ahead_pages * arena->page_bytes;
-    if (wanted > hole_end) wanted = hole_end;
-    return wanted > end ? wanted : end;
-}
-
 fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, bool is_short, size_t ahead_pages,
                                    fcdp_growth *growth_out) {
     fcdp_status status = nodes_reserve(arena, 4);
@@ -427,7 +419,15 @@ fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, bool is_shor
     if (!at.first) return FCDP_PENDING;
     fcdp_block *first = spare_cut_before(arena, at.first, at.address), *last = first;
     while (last->address + last->bytes < at.address + bytes) last = last->after;
-    spare_cut_after(arena, last, growth_end(arena, last, at.address + bytes, ahead_pages));
+    uint64_t end = at.address + bytes;
+    if (last->unmapped &&
+        ahead_pages > 0) { /* the last hole is cut further on: the next places need no pages */
+        uint64_t hole_end = last->address + last->bytes,
+                 wanted = last->address + ahead_pages * arena->page_bytes;
+        if (wanted > hole_end) wanted = hole_end;
+        if (wanted > end) end = wanted;
+    }
+    spare_cut_after(arena, last, end);
     size_t n_pages = 0;
     for (fcdp_block *block = first;; block = block->after) {
         block_seize(arena, block);
@@ -502,20 +502,16 @@ void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth) {
 
 /* ---- unmapping pages ---- */
 
-static bool has_whole_mappings(const fcdp_arena *arena, const fcdp_block *block) {
-    arena_range whole = fcdp__arena_whole_mappings(arena, block);
-    return whole.from < whole.to;
-}
-
 /* The free block that has been unused longest, of those that have whole mappings; NULL: none. */
 static fcdp_block *longest_unused(const fcdp_arena *arena, uint64_t clock) {
     fcdp_block *found = NULL;
     for (unsigned class = fcdp__arena_class_next(arena, fcdp__arena_class_of(arena->page_bytes));
          class < ARENA_N_CLASSES; class = fcdp__arena_class_next(arena, class + 1))
-        for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next)
-            if (block->freed_at <= clock && has_whole_mappings(arena, block) &&
-                (!found || block->freed_at < found->freed_at))
-                found = block;
+        for (fcdp_block *block = arena->free_lists[class]; block; block = block->list_next) {
+            if (block->freed_at > clock || (found && block->freed_at >= found->freed_at)) continue;
+            arena_range whole = fcdp__arena_whole_mappings(arena, block);
+            if (whole.from < whole.to) found = block;
+        }
     return found;
 }
 

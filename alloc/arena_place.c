@@ -9,15 +9,9 @@ static bool is_joined(const fcdp_arena *arena, const fcdp_span *span, uint64_t a
 }
 
 /* Back, or on, to where a mapping begins or ends; the end of the span is such a place. */
-static uint64_t boundary_down(const fcdp_arena *arena, const fcdp_span *span, uint64_t address) {
+static uint64_t boundary(const fcdp_arena *arena, const fcdp_span *span, uint64_t address, bool up) {
     while (address < span->base + span->bytes && is_joined(arena, span, address))
-        address -= arena->page_bytes;
-    return address;
-}
-
-static uint64_t boundary_up(const fcdp_arena *arena, const fcdp_span *span, uint64_t address) {
-    while (address < span->base + span->bytes && is_joined(arena, span, address))
-        address += arena->page_bytes;
+        address = up ? address + arena->page_bytes : address - arena->page_bytes;
     return address;
 }
 
@@ -25,13 +19,13 @@ arena_range fcdp__arena_whole_mappings(const fcdp_arena *arena, const fcdp_block
     uint64_t from = fcdp__arena_page_up(arena, block->address);
     uint64_t to = fcdp__arena_page_down(arena, block->address + block->bytes);
     if (from >= to) return (arena_range){0, 0};
-    from = boundary_up(arena, block->span, from);
-    to = boundary_down(arena, block->span, to);
+    from = boundary(arena, block->span, from, true);
+    to = boundary(arena, block->span, to, false);
     return from < to ? (arena_range){from, to} : (arena_range){0, 0};
 }
 
 uint64_t fcdp__arena_mapping_start(const fcdp_arena *arena, const fcdp_span *span, uint64_t to) {
-    return boundary_down(arena, span, to - arena->page_bytes);
+    return boundary(arena, span, to - arena->page_bytes, false);
 }
 
 /* Whole pages of the free block that [address, end) touches: nothing lies on them yet. */
@@ -119,6 +113,7 @@ typedef struct run {
     uint64_t begin, end;
 } run;
 
+/* One place of a run, as its pages and neighbours rate it. Block by block, since only a hole needs pages. */
 static void place_consider(const fcdp_arena *arena, const run *in, fcdp_block *first, uint64_t address,
                            size_t bytes, bool is_short, arena_place *best) {
     arena_place it = {.first = first, .address = address, .run_bytes = in->end - in->begin};

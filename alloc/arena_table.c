@@ -1,5 +1,4 @@
-/* arena_table.c - the arena's live and quick blocks by address: open
- * addressing, linear probing, at most half full. */
+/* arena_table.c - finds a block by its address: open addressing, linear probing, at most half full. */
 #include "alloc/arena_internal.h"
 
 #include <stdlib.h>

@@ -28,15 +28,6 @@ const char *fcdp__driver_result_name(const fcdp_driver *drv, CUresult result) {
     return "an unknown CUDA error";
 }
 
-static fcdp_status result_status(CUresult result) {
-    switch (result) {
-    case CUDA_SUCCESS: return FCDP_OK;
-    case CUDA_ERROR_OUT_OF_MEMORY: return FCDP_ERR_NO_DEVICE_MEM;
-    case CUDA_ERROR_NOT_SUPPORTED: return FCDP_ERR_UNSUPPORTED;
-    default: return FCDP_ERR_DRIVER;
-    }
-}
-
 fcdp_status fcdp__driver_failed(fcdp_driver *drv, CUresult result, const char *format, ...) {
     char call[256];
     va_list args;
@@ -49,8 +40,10 @@ fcdp_status fcdp__driver_failed(fcdp_driver *drv, CUresult result, const char *f
         CALL(drv, cuMemGetInfo_v2, &free_bytes, &total_bytes) == CUDA_SUCCESS)
         return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM, "%s: %s; device %d has %zu of %zu bytes free", call,
                           fcdp__driver_result_name(drv, result), drv->ordinal, free_bytes, total_bytes);
-    return fcdp__fail(result_status(result), "%s: %s (CUresult %d)", call,
-                      fcdp__driver_result_name(drv, result), result);
+    fcdp_status status = FCDP_ERR_DRIVER;
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) status = FCDP_ERR_NO_DEVICE_MEM;
+    if (result == CUDA_ERROR_NOT_SUPPORTED) status = FCDP_ERR_UNSUPPORTED;
+    return fcdp__fail(status, "%s: %s (CUresult %d)", call, fcdp__driver_result_name(drv, result), result);
 }
 
 /* ---- open and close ---- */
@@ -530,6 +523,7 @@ static size_t locked_bytes(void) {
     return kib << 10;
 }
 
+/* The usual cause is RLIMIT_MEMLOCK, which CUDA's own error does not name. */
 static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at, size_t bytes,
                               size_t n_done) {
     struct rlimit limit = {RLIM_INFINITY, RLIM_INFINITY};

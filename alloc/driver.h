@@ -1,4 +1,4 @@
-/* driver.h - every CUDA call goes through here, and nothing above knows CUDA's types.
+/* driver.h - every CUDA call of FCDP. Nothing above it knows CUDA's types.
  *
  * The table is filled from libcuda.so.1 or from the simulated driver by dlopen: nothing links either. An
  * address on the device has a type of its own, so that the host cannot dereference it by accident.

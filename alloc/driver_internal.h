@@ -1,4 +1,4 @@
-/* driver_internal.h - CUDA's types and the table of its calls, for the driver's own files.
+/* driver_internal.h - CUDA's driver API as the driver's own files call it.
  *
  * The few types and constants are declared here, so that building needs no CUDA; they are ABI and do not
  * change.

@@ -1,4 +1,4 @@
-/* driver_kernel.c - kernels: a module of PTX, which the driver compiles for its device, and launches. */
+/* driver_kernel.c - kernels: modules of PTX, which the driver compiles for its device. */
 #include "alloc/driver_internal.h"
 
 struct simgpu_module { /* as tools/simgpu/simgpu.h has it */
@@ -24,18 +24,15 @@ static fcdp_status load_failed(fcdp_driver *drv, CUresult result, const char *ca
     }
 }
 
-static bool has_kernels(const fcdp_driver *drv) {
-    return drv->api.cuModuleLoadData && drv->api.cuModuleUnload && drv->api.cuModuleGetFunction &&
-           drv->api.cuLaunchKernel && (!drv->is_sim || drv->sim.module_define);
-}
-
 /* The simulated driver is told what a block does before it is asked to load it;
  * for the caller both drivers are one. */
 fcdp_status fcdp__driver_kernel_load(fcdp_driver *drv, const fcdp_kernel_source *source,
                                      fcdp_kernel *kernel_out) {
     CUmodule module;
     CUfunction function;
-    if (!has_kernels(drv))
+    bool has_calls = drv->api.cuModuleLoadData && drv->api.cuModuleUnload && drv->api.cuModuleGetFunction &&
+                     drv->api.cuLaunchKernel && (!drv->is_sim || drv->sim.module_define);
+    if (!has_calls)
         return fcdp__fail(
             FCDP_ERR_UNSUPPORTED,
             "device %d's driver cannot load %s: it has no cuModuleLoadData, cuModuleGetFunction "

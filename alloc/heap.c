@@ -1,5 +1,5 @@
-/* heap.c - arenas by stream, addresses to arenas, malloc and free. Where a miss gets its pages is in
- * heap_pages.c. Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
+/* heap.c - the calls of the heap: a hit is served here, a miss by the other files (heap_internal.h).
+ * Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
 #include "alloc/heap_internal.h"
 
 #include <stdlib.h>
@@ -42,30 +42,6 @@ static void block_hand_out(heap_arena *arena, fcdp_block *block, size_t bytes, u
     fcdp__heap_live_report(arena, false);
 }
 
-/* What is free already, once quick blocks have joined their neighbours. */
-static fcdp_status malloc_fit(heap_arena *arena, size_t rounded, size_t bytes, bool is_short,
-                              fcdp_block **block_out) {
-    fcdp__lock_acquire(&arena->lock);
-    fcdp__arena_flush(arena->blocks);
-    fcdp_status status = fcdp__arena_take(arena->blocks, rounded, is_short, block_out);
-    if (!status) block_hand_out(arena, *block_out, bytes, &arena->n_fits);
-    fcdp__lock_release(&arena->lock);
-    return status;
-}
-
-static fcdp_status growth_begin(heap_arena *arena, size_t rounded, bool is_short, size_t ahead_pages,
-                                fcdp_growth *growth_out) {
-    fcdp_status status;
-    do {
-        fcdp__lock_acquire(&arena->lock);
-        status = fcdp__arena_grow_begin(arena->blocks, rounded, is_short, ahead_pages, growth_out);
-        fcdp__lock_release(&arena->lock);
-        if (status != FCDP_PENDING) return status;
-        status = fcdp__heap_range_add(arena, rounded);
-    } while (!status);
-    return status;
-}
-
 /* Pages under the growth, all or none; `n_each` 0: single ones.
  * FCDP_PENDING: no such handles are to be had. */
 static fcdp_status growth_map(heap_arena *arena, const fcdp_growth *growth, size_t bytes, size_t n_each,
@@ -80,11 +56,20 @@ static fcdp_status growth_map(heap_arena *arena, const fcdp_growth *growth, size
     return status;
 }
 
+/* A place that needs pages. The lock is not held while they are looked for: the place is the growth's. */
 static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, size_t n_each,
                                fcdp_block **block_out) {
     fcdp_growth growth;
     bool stuck = false;
-    fcdp_status status = growth_begin(arena, rounded, n_each == 0, n_each, &growth);
+    fcdp_status status = FCDP_PENDING;
+    while (status == FCDP_PENDING) {
+        fcdp__lock_acquire(&arena->lock);
+        status = fcdp__arena_grow_begin(arena->blocks, rounded, n_each == 0, n_each, &growth);
+        fcdp__lock_release(&arena->lock);
+        if (status != FCDP_PENDING) break;
+        fcdp_status added = fcdp__heap_range_add(arena, rounded);
+        if (added) return added;
+    }
     if (status) return status;
     bool fits = growth.n_pages == 0;
     status = growth_map(arena, &growth, bytes, n_each, &stuck);
@@ -99,12 +84,16 @@ static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, 
     return status;
 }
 
-/* Free memory; else new handles; else, where none are to be had or memory
- * is short, single pages from wherever. */
+/* Free memory, once quick blocks have joined their neighbours; else new handles; else, where none are to be
+ * had or memory is short, single pages from wherever. */
 static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
     fcdp__heap_deferred_poll(arena->heap);
     size_t n_each = fcdp__heap_handle_pages(arena, rounded);
-    fcdp_status status = malloc_fit(arena, rounded, bytes, n_each == 0, block_out);
+    fcdp__lock_acquire(&arena->lock);
+    fcdp__arena_flush(arena->blocks);
+    fcdp_status status = fcdp__arena_take(arena->blocks, rounded, n_each == 0, block_out);
+    if (!status) block_hand_out(arena, *block_out, bytes, &arena->n_fits);
+    fcdp__lock_release(&arena->lock);
     if (status == FCDP_PENDING && n_each > 0) status = malloc_grow(arena, rounded, bytes, n_each, block_out);
     if (status == FCDP_PENDING) status = malloc_grow(arena, rounded, bytes, 0, block_out);
     return status;
@@ -197,6 +186,7 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
 
 /* ---- life ---- */
 
+/* The pool may ask the heap from its last line on, so everything else is there by then. */
 fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) {
     fcdp_heap *heap = aligned_alloc(HEAP_CACHE_LINE, sizeof *heap);
     if (heap) memset(heap, 0, sizeof *heap);
@@ -225,12 +215,6 @@ void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes) {
     heap->quarantine_bytes = bytes;
 }
 
-static void arena_tags_free(const fcdp_arena *blocks) {
-    for (const fcdp_span *span = fcdp__arena_spans(blocks); span; span = span->next)
-        for (fcdp_block *block = span->first; block; block = block->after)
-            if (block->state == FCDP_BLOCK_LIVE) free(block->tag);
-}
-
 void fcdp_heap_destroy(fcdp_heap *heap) {
     if (!heap) return;
     fcdp__pool_set_reclaimer(heap->pool, FCDP_RECLAIM_CACHES, NULL, NULL, NULL);
@@ -240,9 +224,11 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
     for (size_t i = 0; i < n; i++) {
-        arena_tags_free(arenas[i]->blocks);
-        for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next)
+        for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next) {
+            for (fcdp_block *block = span->first; block; block = block->after)
+                if (block->state == FCDP_BLOCK_LIVE) free(block->tag);
             fcdp__heap_range_destroy(heap, span);
+        }
     }
     for (size_t i = 0; i < HEAP_MAX_STREAMS; i++)
         if (atomic_load_explicit(&heap->streams[i], memory_order_relaxed))

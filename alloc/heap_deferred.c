@@ -6,20 +6,6 @@
 
 /* ---- events ---- */
 
-static heap_event *event_take(fcdp_heap *heap) {
-    fcdp__lock_acquire(&heap->lock);
-    heap_event *event = heap->idle_events;
-    if (event) heap->idle_events = event->next;
-    fcdp__lock_release(&heap->lock);
-    if (event) return event;
-    event = calloc(1, sizeof *event);
-    if (event && fcdp__driver_event_create_blocking(heap->drv, &event->event)) {
-        free(event);
-        return NULL;
-    }
-    return event;
-}
-
 static void event_give(fcdp_heap *heap, heap_event *event) {
     fcdp__lock_acquire(&heap->lock);
     event->next = heap->idle_events;
@@ -29,7 +15,15 @@ static void event_give(fcdp_heap *heap, heap_event *event) {
 
 /* Where there is no event the host waits: late, but right. */
 static void use_record(fcdp_heap *heap, fcdp_stream stream, heap_uses *uses) {
-    heap_event *event = event_take(heap);
+    fcdp__lock_acquire(&heap->lock);
+    heap_event *event = heap->idle_events;
+    if (event) heap->idle_events = event->next;
+    fcdp__lock_release(&heap->lock);
+    if (!event) event = calloc(1, sizeof *event);
+    if (event && !event->event && fcdp__driver_event_create_blocking(heap->drv, &event->event)) {
+        free(event);
+        event = NULL;
+    }
     if (event && !fcdp__driver_event_record(heap->drv, event->event, stream)) {
         event->next = uses->events;
         uses->events = event;

@@ -1,4 +1,5 @@
-/* heap_internal.h - the heap's structs, and what its files offer each other. */
+/* heap_internal.h - what the heap's files share. heap.c serves the calls; each heap_*.c does one thing for
+ * it, which its section below declares. */
 #ifndef FCDP_HEAP_INTERNAL_H
 #define FCDP_HEAP_INTERNAL_H
 

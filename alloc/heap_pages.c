@@ -24,16 +24,6 @@ static fcdp_status batch_from_pool(fcdp_heap *heap, batch *b) {
     return status;
 }
 
-/* What others have: the rest, or FCDP_PENDING. Not in a capture, since what must be stored first is waited
- * for. */
-static fcdp_status batch_from_others(fcdp_heap *heap, batch *b) {
-    if (fcdp__heap_is_capturing(heap)) return FCDP_PENDING;
-    size_t n = b->n_wanted - b->n;
-    fcdp_status status = fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, n, b->pages + b->n);
-    if (!status) batch_add(heap, b, n);
-    return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
-}
-
 /* What of the arena is quiescent, until the batch is full. */
 static fcdp_status batch_from_arena(heap_arena *arena, batch *b) {
     fcdp_heap *heap = arena->heap;
@@ -73,7 +63,14 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
         batch b = {pages_out, 0, n};
         fcdp_status status = batch_from_pool(heap, &b);
         if (!status && b.n < n) status = batch_from_arenas(arena, &b);
-        if (!status && b.n < n) status = batch_from_others(heap, &b);
+        if (!status &&
+            b.n < n) { /* what others have, but in a capture: what must be stored first is waited for */
+            status = fcdp__heap_is_capturing(heap)
+                         ? FCDP_PENDING
+                         : fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, n - b.n, pages_out + b.n);
+            if (!status) batch_add(heap, &b, n - b.n);
+            if (status == FCDP_ERR_NO_DEVICE_MEM) status = FCDP_PENDING;
+        }
         if (!status && b.n == n) return FCDP_OK;
         attempt_out->n_missing = n - b.n;
         attempt_out->n_returns += b.n > 0;
@@ -88,25 +85,22 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
 }
 
 /* Who finds too few while another looks as well may have missed what that one had found: tries again. */
-static fcdp_status pages_search(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
+fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
     enum { MAX_LOST_RACES = 64 };
     fcdp_heap *heap = arena->heap;
     attempt last = {n, false, 0};
+    fcdp_status status = FCDP_PENDING;
+    atomic_fetch_add_explicit(&heap->n_searching, 1, memory_order_relaxed);
     for (int n_lost = 0; n_lost < MAX_LOST_RACES; n_lost++) {
         uint64_t n_returns = atomic_load_explicit(&heap->n_returns, memory_order_relaxed);
-        fcdp_status status = pages_try(arena, n, pages_out, &last);
-        if (status != FCDP_PENDING) return status;
+        status = pages_try(arena, n, pages_out, &last);
+        if (status != FCDP_PENDING) break;
         bool alone = atomic_load_explicit(&heap->n_searching, memory_order_relaxed) == 1;
         n_returns += last.n_returns;
         if (alone && atomic_load_explicit(&heap->n_returns, memory_order_relaxed) == n_returns) break;
         sched_yield();
     }
-    return fcdp__heap_out_of_memory(heap, bytes, last.n_missing);
-}
-
-fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
-    atomic_fetch_add_explicit(&arena->heap->n_searching, 1, memory_order_relaxed);
-    fcdp_status status = pages_search(arena, n, bytes, pages_out);
-    atomic_fetch_sub_explicit(&arena->heap->n_searching, 1, memory_order_relaxed);
+    if (status == FCDP_PENDING) status = fcdp__heap_out_of_memory(heap, bytes, last.n_missing);
+    atomic_fetch_sub_explicit(&heap->n_searching, 1, memory_order_relaxed);
     return status;
 }

@@ -1,5 +1,4 @@
-/* heap_private.c - private pools: which malloc is whose, when a capture is over,
- * and who gets a released pool's arenas. */
+/* heap_private.c - private pools, from their first begin to the reuse of their arenas by another. */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"
@@ -25,17 +24,6 @@ heap_private *fcdp__heap_private_covering(fcdp_heap *heap, fcdp_stream stream) {
 
 static bool private_is_over(const heap_private *private) {
     return !private->counted && atomic_load_explicit(&private->n_uses, memory_order_relaxed) == 0;
-}
-
-/* Nothing is left of it that somebody uses, not even the device. */
-static bool arena_is_over(heap_arena *arena) {
-    fcdp__lock_acquire(&arena->lock);
-    const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
-    bool quiescent = arena->quiescent_clock == fcdp__arena_clock(arena->blocks);
-    bool over = of->live_bytes == 0 && of->busy_bytes == 0 &&
-                (quiescent || of->free_bytes + of->quick_bytes == 0);
-    fcdp__lock_release(&arena->lock);
-    return over;
 }
 
 typedef struct private_over { /* a released pool, as it was after so many begins */
@@ -82,7 +70,13 @@ static private_over private_find_over(fcdp_heap *heap) {
     if (!quiescent) (void)fcdp__heap_device_quiesce(heap);
     for (size_t i = 0; i < n; i++) {
         private_over *of = arenas[i]->private ? over_find(over, n_over, arenas[i]->private) : NULL;
-        if (of) of->used = !arena_is_over(arenas[i]) || of->used;
+        if (!of) continue;
+        fcdp__lock_acquire(&arenas[i]->lock);
+        const fcdp_arena_stats *stats = fcdp__arena_stats(arenas[i]->blocks);
+        bool empty = stats->free_bytes + stats->quick_bytes == 0;
+        bool settled = empty || arenas[i]->quiescent_clock == fcdp__arena_clock(arenas[i]->blocks);
+        if (stats->live_bytes || stats->busy_bytes || !settled) of->used = true;
+        fcdp__lock_release(&arenas[i]->lock);
     }
     while (n_used < n_over && over[n_used].used) n_used++;
     private_over found = n_used < n_over ? over[n_used] : none;
@@ -90,28 +84,20 @@ static private_over private_find_over(fcdp_heap *heap) {
     return found;
 }
 
-/* With the private lock, as writer. */
-static heap_private *private_make(fcdp_heap *heap, fcdp_private_id id, private_over over) {
-    bool unchanged = over.private && over.private->n_begins == over.n_begins;
-    heap_private *private = unchanged ? over.private : NULL;
-    if (!private) {
-        private = calloc(1, sizeof *private);
-        if (!private) return NULL;
-        private->next = heap->privates;
-        heap->privates = private;
-    }
-    private->id = id;
-    return private;
-}
-
-/* With the private lock, as writer. */
+/* With the private lock, as writer. `over` serves again, unless another thread has had it meanwhile. */
 static fcdp_status private_open(fcdp_heap *heap, fcdp_private_id id, private_over over, fcdp_covers_fn covers,
                                 void *ctx, void **stale_ctx_out) {
     heap_private *private = private_find(heap, id);
     if (private && private->open)
         return fcdp__fail(FCDP_ERR_INVALID, "a private pool that has not ended begins again");
-    if (!private) private = private_make(heap, id, over);
-    if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
+    if (!private && over.private && over.private->n_begins == over.n_begins) private = over.private;
+    if (!private) {
+        private = calloc(1, sizeof *private);
+        if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
+        private->next = heap->privates;
+        heap->privates = private;
+    }
+    private->id = id;
     if (private->begun) *stale_ctx_out = private->ctx;
     if (!private->counted) {
         atomic_store_explicit(&private->has_served, false, memory_order_relaxed);

@@ -10,15 +10,6 @@ bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block) {
            block->bytes % page_bytes == 0;
 }
 
-static void list_append(fcdp_heap *heap, heap_quarantined *entry) {
-    fcdp__lock_acquire(&heap->lock);
-    entry->next = NULL;
-    *heap->quarantine_end = entry;
-    heap->quarantine_end = &entry->next;
-    heap->quarantined_bytes += entry->block->bytes;
-    fcdp__lock_release(&heap->lock);
-}
-
 /* The oldest, if there are more bytes than are to be kept; else NULL. */
 static heap_quarantined *list_take_surplus(fcdp_heap *heap) {
     fcdp__lock_acquire(&heap->lock);
@@ -55,7 +46,11 @@ bool fcdp__heap_quarantine_push(heap_arena *arena, fcdp_block *block) {
         fcdp__arena_quarantine_begin(arena->blocks, block);
         fcdp__lock_release(&arena->lock);
         fcdp__heap_pages_give(heap, n, pages, 1);
-        list_append(heap, entry);
+        fcdp__lock_acquire(&heap->lock);
+        *heap->quarantine_end = entry;
+        heap->quarantine_end = &entry->next;
+        heap->quarantined_bytes += block->bytes;
+        fcdp__lock_release(&heap->lock);
         quarantine_pop(heap);
     } else {
         free(entry);

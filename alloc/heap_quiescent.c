@@ -147,17 +147,6 @@ static fcdp_event fence_event(fcdp_heap *heap, bool *passed_out) {
     return event;
 }
 
-/* Until the fence that was begun last has passed; false: none was under way. One that has passed since the
- * caller looked for pages is news to him. */
-static bool fence_await(fcdp_heap *heap) {
-    bool any = false;
-    for (fcdp_event event = fence_event(heap, &any); event; event = fence_event(heap, &any)) {
-        if (!fcdp__heap_event_await(heap, event)) return any;
-        any = true;
-    }
-    return any;
-}
-
 /* ---- the device ---- */
 
 bool fcdp__heap_device_quiesce(fcdp_heap *heap) {
@@ -176,8 +165,13 @@ bool fcdp__heap_device_quiesce(fcdp_heap *heap) {
 }
 
 bool fcdp__heap_await(fcdp_heap *heap, bool whole_device) {
-    bool any = fcdp__heap_deferred_await(heap);
-    if (!whole_device && fence_await(heap)) {
+    bool any = fcdp__heap_deferred_await(heap), fence_passed = false;
+    if (!whole_device) {
+        fcdp_event event = fence_event(heap, &fence_passed);
+        for (; event && fcdp__heap_event_await(heap, event); event = fence_event(heap, &fence_passed))
+            fence_passed = true;
+    }
+    if (fence_passed) { /* one that passed since the caller looked for pages is news to him, too */
         atomic_fetch_add_explicit(&heap->n_waits, 1, memory_order_relaxed);
         return true;
     }

@@ -1,5 +1,4 @@
-/* heap_ranges.c - the ranges of addresses that arenas have: whole granules, by which an address is looked
- * up. */
+/* heap_ranges.c - the ranges of addresses that arenas have: whole granules, which find an address's arena. */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"

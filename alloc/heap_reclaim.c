@@ -5,18 +5,7 @@
 
 enum { MAX_UNMAPPED = 64 }; /* blocks unmapped at a time */
 
-/* An unmapped block's pages: single ones to `pages_out`; a larger handle to the
- * pool, where it is room for single ones. */
-static bool block_collect(heap_arena *arena, const fcdp_block *block, fcdp_phys *pages_out, size_t *n_out) {
-    fcdp_phys handle;
-    size_t n = block->bytes / arena->heap->page_bytes;
-    bool as_one = fcdp__arena_is_joined(arena->blocks, block);
-    if (!fcdp__heap_block_unmap(arena->heap, block, as_one, as_one ? &handle : pages_out)) return false;
-    if (as_one) fcdp__heap_pages_give(arena->heap, n, &handle, n);
-    *n_out += as_one ? 0 : n;
-    return true;
-}
-
+/* Single pages go to `pages_out`; a larger handle to the pool, where it is room for single ones. */
 size_t fcdp__heap_arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *pages_out, size_t *n_out) {
     fcdp_block *blocks[MAX_UNMAPPED];
     bool gone[MAX_UNMAPPED];
@@ -31,8 +20,14 @@ size_t fcdp__heap_arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *p
     fcdp__lock_release(&arena->lock);
     if (n_blocks == 0) return 0;
     for (size_t i = 0; i < n_blocks; i++) {
-        gone[i] = block_collect(arena, blocks[i], pages_out + *n_out, n_out);
-        n_pages += gone[i] ? blocks[i]->bytes / arena->heap->page_bytes : 0;
+        fcdp_phys handle, *pages = pages_out + *n_out;
+        size_t n = blocks[i]->bytes / arena->heap->page_bytes;
+        bool as_one = fcdp__arena_is_joined(arena->blocks, blocks[i]);
+        gone[i] = fcdp__heap_block_unmap(arena->heap, blocks[i], as_one, as_one ? &handle : pages);
+        if (!gone[i]) continue;
+        if (as_one) fcdp__heap_pages_give(arena->heap, n, &handle, n);
+        *n_out += as_one ? 0 : n;
+        n_pages += n;
     }
     fcdp__lock_acquire(&arena->lock);
     for (size_t i = 0; i < n_blocks; i++)

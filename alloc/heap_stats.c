@@ -3,8 +3,13 @@
 
 #include "alloc/heap_internal.h"
 
-/* With the arena's lock. */
-static void counts_add(heap_arena *arena, fcdp_heap_counts *counts) {
+/* With the arena's lock. What the arena has not reported yet counts too. */
+static void stats_add(heap_arena *arena, fcdp_heap_stats *stats) {
+    fcdp__heap_live_report(arena, true);
+    stats->n_hits += arena->n_hits;
+    stats->n_fits += arena->n_fits;
+    stats->n_grows += arena->n_grows;
+    fcdp_heap_counts *counts = arena->small ? &stats->small : &stats->large;
     const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
     counts->n_live += of->n_live;
     counts->allocated_bytes += of->live_bytes;
@@ -20,15 +25,6 @@ static void counts_add(heap_arena *arena, fcdp_heap_counts *counts) {
     counts->n_frees += arena->n_frees;
     counts->malloc_bytes += arena->malloc_bytes;
     counts->malloc_requested_bytes += arena->malloc_requested_bytes;
-}
-
-/* With the arena's lock. */
-static void stats_add(heap_arena *arena, fcdp_heap_stats *stats) {
-    fcdp__heap_live_report(arena, true);
-    counts_add(arena, arena->small ? &stats->small : &stats->large);
-    stats->n_hits += arena->n_hits;
-    stats->n_fits += arena->n_fits;
-    stats->n_grows += arena->n_grows;
 }
 
 static void lower(size_t *peak, size_t bound) {
@@ -91,20 +87,17 @@ void fcdp_heap_reset_peaks(fcdp_heap *heap) {
     peak_reset(&heap->peak_pages, &heap->n_pages);
 }
 
-static fcdp_private_id arena_private_id(const heap_arena *arena) {
-    if (!arena->private) return (fcdp_private_id){0, 0};
-    pthread_rwlock_rdlock(&arena->heap->private_lock);
-    fcdp_private_id id = arena->private->id;
-    pthread_rwlock_unlock(&arena->heap->private_lock);
-    return id;
-}
-
 void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view *view), void *ctx) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
     for (size_t i = 0; i < n; i++) {
         fcdp__lock_acquire(&arenas[i]->lock);
-        fcdp_private_id private_id = arena_private_id(arenas[i]);
+        fcdp_private_id private_id = {0, 0};
+        if (arenas[i]->private) {
+            pthread_rwlock_rdlock(&heap->private_lock);
+            private_id = arenas[i]->private->id;
+            pthread_rwlock_unlock(&heap->private_lock);
+        }
         for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next)
             for (fcdp_block *block = span->first; block; block = block->after)
                 if (!block->unmapped)

@@ -1,5 +1,4 @@
-/* heap_streams.c - the table of the heap's streams, in which each has its arenas. It is read without a
- * lock. */
+/* heap_streams.c - the table of the heap's streams with their arenas. It is read without a lock. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,31 +53,28 @@ static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private
     return status;
 }
 
-/* With the heap's lock. */
-static fcdp_status stream_add(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
-                              heap_stream **stream_out) {
-    if (heap->n_streams == HEAP_MAX_STREAMS / 2)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "tensors on more than %d streams and private pools",
-                          HEAP_MAX_STREAMS / 2);
-    fcdp_status status = stream_make(heap, stream, private, stream_out);
-    if (status) return status;
-    size_t at = stream_slot(stream, private);
-    while (atomic_load_explicit(&heap->streams[at], memory_order_relaxed)) at = (at + 1) % HEAP_MAX_STREAMS;
-    atomic_store_explicit(&heap->streams[at], *stream_out, memory_order_release); /* partner: stream_find */
-    heap->n_streams++;
-    return FCDP_OK;
-}
-
+/* A stream that is in the table costs no lock. */
 fcdp_status fcdp__heap_stream_of(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
                                  heap_stream **stream_out) {
-    heap_stream *found = stream_find(heap, stream, private);
+    *stream_out = stream_find(heap, stream, private);
+    if (*stream_out) return FCDP_OK;
     fcdp_status status = FCDP_OK;
-    if (!found) {
-        fcdp__lock_acquire(&heap->lock);
-        found = stream_find(heap, stream, private);
-        if (!found) status = stream_add(heap, stream, private, &found);
-        fcdp__lock_release(&heap->lock);
+    fcdp__lock_acquire(&heap->lock);
+    heap_stream *found = stream_find(heap, stream, private);
+    bool is_new = !found;
+    if (is_new && heap->n_streams == HEAP_MAX_STREAMS / 2)
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "tensors on more than %d streams and private pools",
+                            HEAP_MAX_STREAMS / 2);
+    else if (is_new)
+        status = stream_make(heap, stream, private, &found);
+    if (!status && is_new) {
+        size_t at = stream_slot(stream, private);
+        while (atomic_load_explicit(&heap->streams[at], memory_order_relaxed))
+            at = (at + 1) % HEAP_MAX_STREAMS;
+        atomic_store_explicit(&heap->streams[at], found, memory_order_release); /* partner: stream_find */
+        heap->n_streams++;
     }
+    fcdp__lock_release(&heap->lock);
     *stream_out = found;
     return status;
 }

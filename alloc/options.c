@@ -1,4 +1,4 @@
-/* options.c - the table of every FCDP_* variable, and the one parser that reads it.
+/* options.c - the table of every FCDP_* variable, with its parser.
  *
  * A default is the table's own text, read by the same parser as a user's value. Nothing here acts on a value.
  */
@@ -183,14 +183,6 @@ static bool real_parse(const char *value, double min, double max, double *real_o
     return true;
 }
 
-static bool int_parse(const char *value, double min, double max, int *number_out) {
-    if (value[strspn(value, "0123456789")]) return false;
-    double number;
-    if (!real_parse(value, min, max, &number)) return false;
-    *number_out = (int)number;
-    return true;
-}
-
 static bool bytes_parse(const char *value, size_t *bytes_out) {
     static const char units[] = "KMGT";
     size_t bytes = 0;
@@ -209,10 +201,12 @@ static bool bytes_parse(const char *value, size_t *bytes_out) {
     return true;
 }
 
+/* One switch over the kinds, so that a row of the table needs no function of its own. */
 static fcdp_status value_store(size_t row, const char *value, fcdp_options *options) {
     const option_parser *parser = &parsers[row];
     void *field = (char *)options + parser->offset;
     int index = 0;
+    double number;
     bool ok = true;
     switch (parser->kind) {
     case VALUE_TEXT: break;
@@ -226,7 +220,10 @@ static fcdp_status value_store(size_t row, const char *value, fcdp_options *opti
             memcpy(field, &index,
                    sizeof index); /* an enum of non-negative constants has int's representation */
         break;
-    case VALUE_INT: ok = int_parse(value, parser->min, parser->max, field); break;
+    case VALUE_INT:
+        ok = !value[strspn(value, "0123456789")] && real_parse(value, parser->min, parser->max, &number);
+        if (ok) *(int *)field = (int)number;
+        break;
     case VALUE_REAL: ok = real_parse(value, parser->min, parser->max, field); break;
     case VALUE_BYTES: ok = bytes_parse(value, field); break;
     }
@@ -264,20 +261,7 @@ static fcdp_status name_refused(const char *name, size_t n_name) {
                       rows[nearest].name);
 }
 
-static fcdp_status variable_load(const char *variable, fcdp_options *options) {
-    size_t n_name = strcspn(variable, "=");
-    bool ours = strncmp(variable, "FCDP", 4) == 0 && (n_name == 4 || variable[4] == '_');
-    if (!ours || !variable[n_name]) return FCDP_OK;
-    if (strncmp(variable, lab_prefix, sizeof lab_prefix - 1) == 0) return FCDP_OK;
-
-    const char *value = variable + n_name + 1;
-    for (size_t row = 0; row < N_ROWS; row++) {
-        if (strlen(rows[row].name) != n_name || memcmp(rows[row].name, variable, n_name) != 0) continue;
-        return value[0] ? value_store(row, value, options) : FCDP_OK;
-    }
-    return name_refused(variable, n_name);
-}
-
+/* Everybody's variables are there: what is not FCDP's is passed over, as is what fcdp-lab checks. */
 fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out) {
     fcdp_options options = {0};
     for (size_t row = 0; row < N_ROWS; row++) {
@@ -285,7 +269,16 @@ fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out) {
         FCDP_CHECK(0, status == FCDP_OK);
     }
     for (; *envp; envp++) {
-        fcdp_status status = variable_load(*envp, &options);
+        const char *variable = *envp;
+        size_t n_name = strcspn(variable, "="), row = 0;
+        bool ours = strncmp(variable, "FCDP", 4) == 0 && (n_name == 4 || variable[4] == '_');
+        if (!ours || !variable[n_name] || strncmp(variable, lab_prefix, sizeof lab_prefix - 1) == 0) continue;
+        while (row < N_ROWS &&
+               (strlen(rows[row].name) != n_name || memcmp(rows[row].name, variable, n_name) != 0))
+            row++;
+        if (row == N_ROWS) return name_refused(variable, n_name);
+        const char *value = variable + n_name + 1;
+        fcdp_status status = value[0] ? value_store(row, value, &options) : FCDP_OK;
         if (status) return status;
     }
     *options_out = options;

@@ -1,8 +1,7 @@
-/* pages.c - the pool of physical pages: the accounting of one budget, a stack of idle handles, and whom to
- * ask for more.
+/* pages.c - the accounting of the pool: who has how much of one budget, which pages are idle.
  *
- * Maps nothing and knows no region. The lock guards counts and the stack alone: driver calls and the
- * reclaimer run without it, so a take that creates or evicts does not hold up a give.
+ * Maps nothing, and does not know what lies on a page. The lock guards counts and the stack alone: driver
+ * calls and the reclaimers run without it, so a take that creates or evicts does not hold up a give.
  */
 #include "alloc/pages.h"
 
@@ -144,7 +143,6 @@ enum { MAX_LOST_RACES = 64 };
 /* A take in progress: of its n pages, n_reserved lie on the stack for it. */
 typedef struct promise {
     size_t n, n_reserved;
-    fcdp_holder holder;
 } promise;
 
 /* Why an attempt failed, and the pool's moves when it did. */
@@ -153,21 +151,6 @@ typedef struct shortage {
     uint64_t n_moves;
     bool driver_full; /* the device refused, below the budget */
 } shortage;
-
-/* Under lock: promise `n` pages if the budget allows. */
-static bool promise_make(fcdp_pool *pool, fcdp_holder holder, size_t n, promise *promise_out,
-                         shortage *shortage_out) {
-    size_t n_spoken_for = pool->n_live + pool->n_promised;
-    if (n > pool->n_budget || n_spoken_for > pool->n_budget - n) {
-        *shortage_out = (shortage){n_spoken_for + n - pool->n_budget, pool->n_moves, false};
-        return false;
-    }
-    size_t n_idle = pool->n_cached - pool->n_reserved;
-    *promise_out = (promise){n, n < n_idle ? n : n_idle, holder};
-    pool->n_promised += n;
-    pool->n_reserved += promise_out->n_reserved;
-    return true;
-}
 
 /* Under lock: give up the promise; what was reserved or created for it is idle on the stack. */
 static void promise_break(fcdp_pool *pool, const promise *mine) {
@@ -181,14 +164,6 @@ static void held_join(fcdp_pool *pool, fcdp_holder holder, size_t n) {
     if (pool->n_live > pool->n_peak) pool->n_peak = pool->n_live;
     size_t n_held = pool->n_held[holder] += n;
     if (n_held > pool->n_peak_held[holder]) pool->n_peak_held[holder] = n_held;
-}
-
-/* Under lock: all pages are reserved; pop them. */
-static void promise_keep(fcdp_pool *pool, const promise *mine, fcdp_phys *pages_out) {
-    promise_break(pool, mine);
-    pool->n_cached -= mine->n;
-    held_join(pool, mine->holder, mine->n);
-    memcpy(pages_out, pool->stack + pool->n_cached, mine->n * sizeof *pages_out);
 }
 
 /* Create one handle for the promise, without the lock during the driver's call. */
@@ -209,19 +184,28 @@ static fcdp_status promise_create_one(fcdp_pool *pool, promise *mine) {
 /* One attempt without the reclaimer. FCDP_PENDING: not without pages that come back first. */
 static fcdp_status take_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
                             shortage *shortage_out) {
-    promise mine;
     fcdp__lock_acquire(&pool->lock);
-    bool promised = promise_make(pool, holder, n, &mine, shortage_out);
+    size_t n_spoken_for = pool->n_live + pool->n_promised, n_idle = pool->n_cached - pool->n_reserved;
+    bool allowed = n <= pool->n_budget && n_spoken_for <= pool->n_budget - n;
+    promise mine = {n, n < n_idle ? n : n_idle};
+    if (allowed) {
+        pool->n_promised += n;
+        pool->n_reserved += mine.n_reserved;
+    } else {
+        *shortage_out = (shortage){n_spoken_for + n - pool->n_budget, pool->n_moves, false};
+    }
     pool_leave(pool);
-    if (!promised) return FCDP_PENDING;
+    if (!allowed) return FCDP_PENDING;
 
     fcdp_status status = FCDP_OK;
     while (!status && mine.n_reserved < mine.n) status = promise_create_one(pool, &mine);
     fcdp__lock_acquire(&pool->lock);
-    if (!status)
-        promise_keep(pool, &mine, pages_out);
-    else
-        promise_break(pool, &mine);
+    promise_break(pool, &mine);
+    if (!status) { /* all of them are reserved: pop them */
+        pool->n_cached -= n;
+        held_join(pool, holder, n);
+        memcpy(pages_out, pool->stack + pool->n_cached, n * sizeof *pages_out);
+    }
     pool->n_moves++;
     *shortage_out = (shortage){mine.n - mine.n_reserved, pool->n_moves, true};
     pool_leave(pool);
@@ -322,8 +306,8 @@ static bool budget_allows(fcdp_pool *pool, size_t n) {
 
 /* ---- handles of many pages ---- */
 
-/* Under lock: as promise_make, but none of the idle pages is reserved. Those that the budget has no room
- * for beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget =>
+/* Under lock: as for single pages, but none of the idle pages is reserved. Those that the budget has no room for
+ * beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget =>
  * they are enough. */
 static bool handle_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
                            shortage *shortage_out) {
