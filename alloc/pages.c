@@ -306,8 +306,8 @@ static bool budget_allows(fcdp_pool *pool, size_t n) {
 
 /* ---- handles of many pages ---- */
 
-/* Under lock: as for single pages, but none of the idle pages is reserved. Those that the budget has no room for
- * beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget =>
+/* Under lock: as for single pages, but none of the idle pages is reserved. Those that the budget has no room
+ * for beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget =>
  * they are enough. */
 static bool handle_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
                            shortage *shortage_out) {
