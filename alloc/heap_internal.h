@@ -230,7 +230,7 @@ extern const fcdp_holder_words fcdp__heap_words;
 /* The pool's reclaimers, and what it asks of pages that nothing lies on. */
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
 size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);
-size_t fcdp__heap_idle(void *heap);
+size_t fcdp__heap_idle(void *ctx);
 
 /* heap_deferred.c */
 /* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */

@@ -31,8 +31,8 @@
 #include "tiering/host.h"
 #include "tiering/layout.h"
 
-/* The holder (pages.h) of device pages that gathered parameters lie on or pass through: slots, and the staging
- * buffers of the layer above. */
+/* The holder (pages.h) of device pages that gathered parameters lie on or pass through: slots, and the
+ * staging buffers of the layer above. */
 enum { FCDP_HOLDER_GATHERED = 1 };
 
 typedef struct fcdp_tiering fcdp_tiering;
