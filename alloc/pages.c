@@ -297,16 +297,9 @@ static fcdp_status take_failed(fcdp_pool *pool, fcdp_holder holder, size_t n, bo
                             : words->advice);
 }
 
-static bool budget_allows(fcdp_pool *pool, size_t n) {
-    fcdp__lock_acquire(&pool->lock);
-    bool allows = n <= pool->n_budget;
-    pool_leave(pool);
-    return allows;
-}
-
 /* ---- handles of many pages ---- */
 
-/* Under lock: as for single pages, but none of the idle pages is reserved. Those that the budget has no room
+/* Under lock: as for single pages, but none of the idle ones is reserved. Those that the budget has no room
  * for beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget =>
  * they are enough. */
 static bool handle_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
@@ -372,7 +365,10 @@ static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder hold
                            fcdp_phys *out) {
     shortage missing = {0};
     bool has_asked = false;
-    for (unsigned n_lost = 0; n_lost < MAX_LOST_RACES && budget_allows(pool, n);) {
+    for (unsigned n_lost = 0; n_lost < MAX_LOST_RACES;) {
+        size_t n_budget;
+        (void)fcdp__pool_spare_pages(pool, &n_budget);
+        if (n > n_budget) break;
         fcdp_status status = attempt(pool, holder, n, out, &missing);
         if (status != FCDP_PENDING) return status;
         size_t n_back;
