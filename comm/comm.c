@@ -10,7 +10,7 @@
 /* Any thread; during a collective, which is after the host memory is there. */
 static void node_warn(void *arg) {
     const fcdp_comm *comm = arg;
-    if (comm->host) fcdp__host_break(comm->host);
+    if (comm->host) fcdp__host_fail(comm->host);
 }
 
 fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
@@ -144,7 +144,7 @@ void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
         comm->failure = status;
         snprintf(comm->failure_text, sizeof comm->failure_text, "%s", fcdp_error_text());
         atomic_store_explicit(&comm->failed, true, memory_order_release);
-        if (comm->host) fcdp__host_break(comm->host);
+        if (comm->host) fcdp__host_fail(comm->host);
         comm->transport.abort(comm->transport.ctx, comm->failure_text);
     }
     for (fcdp_group *group = comm->groups; group; group = group->next)
@@ -164,7 +164,7 @@ fcdp_status fcdp_comm_check(fcdp_comm *comm) {
     if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return latched(comm);
     fcdp_status status = comm->transport.check(comm->transport.ctx);
     if (status) return status;
-    if (!comm->host || !fcdp__host_is_broken(comm->host, &slice)) return FCDP_OK;
+    if (!comm->host || !fcdp__host_peer_failed(comm->host, &slice)) return FCDP_OK;
     return fcdp__fail(FCDP_ERR_PEER, "rank %u of this node has failed, and says why",
                       comm->topology.rank - comm->topology.local + slice);
 }

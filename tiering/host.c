@@ -139,11 +139,12 @@ void fcdp__host_destroy(fcdp_host *host) {
     FCDP_CHECK(1, atomic_load(&host->n_blocks) == 0);
     atomic_store_explicit(&host->header->members[host->config.slice].pid, FCDP_MEMBER_LEFT,
                           memory_order_release);
-    while (host->spans) { /* other ranks may have them mapped still; the memory goes with the last of them */
-        fcdp_host_span *span = host->spans;
-        host->spans = span->next;
-        fcdp__account_give(host->config.account, span->bytes);
-        free(span);
+    while (
+        host->records) { /* other ranks may have them mapped still; the memory goes with the last of them */
+        fcdp_block_record *record = host->records;
+        host->records = record->next;
+        fcdp__account_give(host->config.account, record->bytes);
+        free(record);
     }
     host_free(host);
 }
@@ -167,39 +168,39 @@ static bool is_attached(const fcdp_host *host, uint64_t offset) {
 }
 
 /* Leader, lock held: freed blocks that nobody has attached any more go back to the system. */
-static void spans_reap(fcdp_host *host) {
-    for (fcdp_host_span **link = &host->spans; *link;) {
-        fcdp_host_span *span = *link;
-        if (!span->freed || is_attached(host, span->offset)) {
-            link = &span->next;
+static void records_reap(fcdp_host *host) {
+    for (fcdp_block_record **link = &host->records; *link;) {
+        fcdp_block_record *record = *link;
+        if (!record->freed || is_attached(host, record->offset)) {
+            link = &record->next;
             continue;
         }
-        *link = span->next;
-        if (range_empty(host, span->offset, span->bytes))
+        *link = record->next;
+        if (range_empty(host, record->offset, record->bytes))
             fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
         else
-            fcdp__offsets_free(host->offsets, span->offset);
-        fcdp__account_give(host->config.account, span->bytes);
-        free(span);
+            fcdp__offsets_free(host->offsets, record->offset);
+        fcdp__account_give(host->config.account, record->bytes);
+        free(record);
     }
 }
 
 /* Lock held. */
-static fcdp_status block_alloc_locked(fcdp_host *host, size_t bytes, fcdp_host_span *span) {
-    spans_reap(host);
-    fcdp_status status = fcdp__offsets_alloc(host->offsets, bytes, &span->offset);
+static fcdp_status block_alloc_locked(fcdp_host *host, size_t bytes, fcdp_block_record *record) {
+    records_reap(host);
+    fcdp_status status = fcdp__offsets_alloc(host->offsets, bytes, &record->offset);
     if (status) return status;
     /* A block's board begins as zeroes. A rank that was slower than the leader may have written to
      * the last one here after it was freed. */
-    status = range_empty(host, span->offset, bytes);
+    status = range_empty(host, record->offset, bytes);
     if (!status) status = fcdp__account_take(host->config.account, bytes);
     if (status) {
-        fcdp__offsets_free(host->offsets, span->offset);
+        fcdp__offsets_free(host->offsets, record->offset);
         return status;
     }
-    span->bytes = bytes;
-    span->next = host->spans;
-    host->spans = span;
+    record->bytes = bytes;
+    record->next = host->records;
+    host->records = record;
     return FCDP_OK;
 }
 
@@ -210,15 +211,15 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
         return fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID,
                           "host tier: a block of %zu bytes; the slab has %.1f GiB", data_bytes,
                           (double)host->header->capacity_bytes / GIB);
-    fcdp_host_span *span = calloc(1, sizeof *span);
-    if (!span) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
+    fcdp_block_record *record = calloc(1, sizeof *record);
+    if (!record) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     fcdp__lock_acquire(&host->lock);
     fcdp_status status = block_alloc_locked(
-        host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes), span);
-    uint64_t offset = span->offset;
+        host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes), record);
+    uint64_t offset = record->offset;
     fcdp__lock_release(&host->lock);
     if (status) {
-        free(span);
+        free(record);
         return status;
     }
     *offset_out = offset;
@@ -228,22 +229,22 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
 void fcdp__host_block_free(fcdp_host *host, uint64_t offset) {
     if (getpid() != host->pid) return;
     fcdp__lock_acquire(&host->lock);
-    fcdp_host_span *span = host->spans;
-    while (span && span->offset != offset) span = span->next;
-    FCDP_CHECK(0, span != NULL && !span->freed); /* not a block, or freed twice */
-    span->freed = true;
-    spans_reap(host);
+    fcdp_block_record *record = host->records;
+    while (record && record->offset != offset) record = record->next;
+    FCDP_CHECK(0, record != NULL && !record->freed); /* not a block, or freed twice */
+    record->freed = true;
+    records_reap(host);
     fcdp__lock_release(&host->lock);
 }
 
-void fcdp__host_break(fcdp_host *host) {
-    atomic_store_explicit(&host->header->members[host->config.slice].is_broken, 1, memory_order_release);
+void fcdp__host_fail(fcdp_host *host) {
+    atomic_store_explicit(&host->header->members[host->config.slice].has_failed, 1, memory_order_release);
 }
 
-bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out) {
+bool fcdp__host_peer_failed(const fcdp_host *host, uint32_t *slice_out) {
     for (uint32_t i = 0; i < host->config.n_slices; i++) {
         const fcdp_slab_member *member = &host->header->members[i];
-        if (i == host->config.slice || !atomic_load_explicit(&member->is_broken, memory_order_acquire))
+        if (i == host->config.slice || !atomic_load_explicit(&member->has_failed, memory_order_acquire))
             continue;
         *slice_out = i;
         return true;
@@ -254,7 +255,7 @@ bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out) {
 void fcdp__host_reap(fcdp_host *host) {
     if (!host->offsets || getpid() != host->pid) return;
     fcdp__lock_acquire(&host->lock);
-    spans_reap(host);
+    records_reap(host);
     fcdp__lock_release(&host->lock);
 }
 
@@ -359,7 +360,7 @@ void fcdp__host_detach(fcdp_host_block *block) {
     bool stays = block->pinned.n &&
                  fcdp__pinned_unlock(host->config.drv, (char *)block->board, &block->pinned);
     if (stays) fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
-    fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see spans_reap() */
+    fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see records_reap() */
     /* To CUDA these addresses are these pages as long as they are
      * registered: nothing else may be mapped there. */
     if (!stays) munmap(block->board, block->map_bytes);

@@ -44,10 +44,10 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
 /* Leader only. The block goes back to the system once every rank has detached: a rank may be ahead of its
  * peers, which still read there. */
 void fcdp__host_block_free(fcdp_host *host, uint64_t offset);
-/* This rank has given up: what it opens on the boards from here on means nothing. The others see it. */
-void fcdp__host_break(fcdp_host *host);
-/* Another rank has; which one. Acquire: seen by whoever has seen a word that it opened. */
-bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out);
+/* This rank has failed: a word that it raises on a board from here on means nothing. The others see it. */
+void fcdp__host_fail(fcdp_host *host);
+/* Has another rank failed; which one? Acquire: seen by whoever has seen a word that it raised. */
+bool fcdp__host_peer_failed(const fcdp_host *host, uint32_t *slice_out);
 
 /* Leader: give back the freed blocks that the last rank has detached since. Others: nothing. */
 void fcdp__host_reap(fcdp_host *host);
@@ -95,7 +95,7 @@ fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word w
 fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                   const char *what, uint64_t waited_ns) FCDP_MUST_CHECK;
 /* Raise every slice's word to `at_least`, so that whoever waits for it goes on: after
- * fcdp__host_break, for streams whose peer is gone. */
+ * fcdp__host_fail, for streams whose peer is gone. */
 void fcdp__board_open(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least);
 
 #endif
