@@ -148,7 +148,7 @@ void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
         comm->transport.abort(comm->transport.ctx, comm->failure_text);
     }
     for (fcdp_group *group = comm->groups; group; group = group->next)
-        if (group->region) fcdp__region_open_waits(group->region);
+        if (group->region) fcdp__region_end_waits(group->region);
 }
 
 fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) {

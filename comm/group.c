@@ -143,7 +143,7 @@ void fcdp_group_destroy(fcdp_group *group) {
     if (!group || group->comm->engine->pid != getpid()) return;
     if (group->region) group_await(group);
     group_unlink(group);
-    fcdp__segv_forget(group->watch);
+    fcdp__segv_unwatch(group->watch);
     fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);
     if (group->owns_block) fcdp__host_block_free(group->comm->host, group->offset);

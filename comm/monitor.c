@@ -64,7 +64,7 @@ static fcdp_status group_look(fcdp_group *group) {
                                                 memory_order_relaxed);
         return status;
     }
-    status = fcdp__region_look(group->region, now_ns - since_ns);
+    status = fcdp__region_query_peers(group->region, now_ns - since_ns);
     if (status != FCDP_PENDING) return word_late(group, status);
     return (double)(now_ns - since_ns) < engine->options.timeout_s * 1e9 ? FCDP_OK
                                                                          : late(group, now_ns - since_ns);

@@ -87,8 +87,8 @@ static bool all_have_come(const fcdp_host_block *block, fcdp_board_word word, ui
 }
 
 /* FCDP_PENDING while those that have not come live, and may come yet. */
-static fcdp_status missing_look(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
-                                const char *what, uint64_t waited_ns) {
+static fcdp_status missing_query(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
+                                 const char *what, uint64_t waited_ns) {
     const fcdp_host_config *config = &block->host->config;
     uint64_t gone = gone_mask(block, word, at_least);
     bool is_late = (double)waited_ns >= config->timeout_s * 1e9;
@@ -102,7 +102,7 @@ static fcdp_status missing_look(const fcdp_host_block *block, fcdp_board_word wo
 fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                   const char *what, uint64_t waited_ns) {
     return all_have_come(block, word, at_least) ? FCDP_OK
-                                                : missing_look(block, word, at_least, what, waited_ns);
+                                                : missing_query(block, word, at_least, what, waited_ns);
 }
 
 /* Waits on one word that has not come, whichever: a look at all of them follows. */
@@ -121,7 +121,7 @@ fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word w
     while (!all_have_come(block, word, at_least)) {
         uint64_t now_ns = fcdp__now_ns();
         if (now_ns - looked_ns >= LOOK_FOR_DEAD_NS) {
-            fcdp_status status = missing_look(block, word, at_least, what, now_ns - start_ns);
+            fcdp_status status = missing_query(block, word, at_least, what, now_ns - start_ns);
             if (status != FCDP_PENDING) return status;
             looked_ns = now_ns;
         }
@@ -135,7 +135,7 @@ fcdp_dptr fcdp__board_word_at(const fcdp_host_block *block, fcdp_board_word word
     return fcdp__dptr_add(block->board_at, offset);
 }
 
-void fcdp__board_open(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
+void fcdp__board_raise(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
     for (uint32_t i = 0; i < block->host->config.n_slices; i++) {
         _Atomic uint32_t *at = &block->board[i].words[word];
         uint32_t seen = atomic_load_explicit(at, memory_order_relaxed);

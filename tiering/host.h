@@ -96,6 +96,6 @@ fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word 
                                   const char *what, uint64_t waited_ns) FCDP_MUST_CHECK;
 /* Raise every slice's word to `at_least`, so that whoever waits for it goes on: after
  * fcdp__host_fail, for streams whose peer is gone. */
-void fcdp__board_open(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least);
+void fcdp__board_raise(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least);
 
 #endif

@@ -617,7 +617,7 @@ fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
     return FCDP_OK;
 }
 
-fcdp_status fcdp__region_look(fcdp_region *region, uint64_t waited_ns) {
+fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) {
     if (is_alone(region)) return FCDP_PENDING;
     region_lock(region);
     uint32_t fill = region->awaited_fill, epochs[FCDP_N_SPANS];
@@ -631,12 +631,12 @@ fcdp_status fcdp__region_look(fcdp_region *region, uint64_t waited_ns) {
     return status < 0 ? status : FCDP_PENDING;
 }
 
-void fcdp__region_open_waits(fcdp_region *region) {
+void fcdp__region_end_waits(fcdp_region *region) {
     if (is_alone(region)) return;
     region_lock(region);
     uint32_t fill = region->awaited_fill, epochs[FCDP_N_SPANS];
     memcpy(epochs, region->awaited_epoch, sizeof epochs);
     region_unlock(region);
-    fcdp__board_open(region->block, FCDP_BOARD_READY, fill);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) fcdp__board_open(region->block, STORED_WORD[s], epochs[s]);
+    fcdp__board_raise(region->block, FCDP_BOARD_READY, fill);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) fcdp__board_raise(region->block, STORED_WORD[s], epochs[s]);
 }

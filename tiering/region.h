@@ -127,9 +127,9 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUS
 
 /* Have the others done what streams wait for, here for waited_ns so far? FCDP_PENDING: as far as they will,
  * or they may still; else what fcdp__board_wait_all says. Any thread. */
-fcdp_status fcdp__region_look(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
+fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
 /* Waits of streams that may never end, since a peer is gone: let them pass. What they guard is
  * void; nobody may use it. Any thread. */
-void fcdp__region_open_waits(fcdp_region *region);
+void fcdp__region_end_waits(fcdp_region *region);
 
 #endif

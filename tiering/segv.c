@@ -1,7 +1,7 @@
 /* segv.c - the table of watched ranges, and the handler that reads it.
  *
  * A handler may take no lock. Readers count themselves in, walk the list, copy what they need and count
- * themselves out; who forgets a range unlinks it and frees it once no reader is inside. Both sides store
+ * themselves out; whoever unwatches a range unlinks it and frees it once no reader is inside. Both sides store
  * first and look afterwards, all sequentially consistent: a reader that the other does not see counted has
  * not looked at the list yet, and then finds it without the range.
  */
@@ -80,7 +80,7 @@ static void line_make(line *l, const fcdp_segv_watch *watch, uintptr_t at) {
 
 /* False: nobody watches the address. */
 static bool fault_explain(uintptr_t at, line *l) {
-    atomic_fetch_add(&n_readers, 1); /* partner: fcdp__segv_forget */
+    atomic_fetch_add(&n_readers, 1); /* partner: fcdp__segv_unwatch */
     fcdp_segv_watch *watch = atomic_load(&watches);
     while (watch && at - watch->base >= watch->bytes) watch = atomic_load(&watch->next);
     if (watch) line_make(l, watch, at);
@@ -174,7 +174,7 @@ fcdp_status fcdp__segv_watch(fcdp_dptr base, size_t bytes, const char *name, con
     return FCDP_OK;
 }
 
-void fcdp__segv_forget(fcdp_segv_watch *watch) {
+void fcdp__segv_unwatch(fcdp_segv_watch *watch) {
     if (!watch) return;
     (void)pthread_mutex_lock(&writers);
     _Atomic(fcdp_segv_watch *) *link = &watches;

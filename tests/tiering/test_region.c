@@ -619,18 +619,19 @@ static void looking_says_who_is_late_and_opening_lets_all_pass(void **state) {
     group g;
     node_open(&n, 2, 4, false);
     group_open(&g, &n, "the third layer", SPECS, N_SPECS, 19);
-    assert_int_equal(fcdp__region_look(g.regions[0], 0), FCDP_PENDING);
-    assert_int_equal(fcdp__region_look(g.regions[0], 3600000ull * MS), FCDP_PENDING); /* nothing is awaited */
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 0), FCDP_PENDING);
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 3600000ull * MS),
+                     FCDP_PENDING); /* nothing is awaited */
     step(fcdp__region_acquire(g.regions[0]));
     region_fill(&g, 0, BOTH, FILL_HOST); /* and rank 1 never comes */
-    assert_int_equal(fcdp__region_look(g.regions[0], 1000ull * MS), FCDP_PENDING);
-    assert_int_equal(fcdp__region_look(g.regions[0], 3600000ull * MS), FCDP_ERR_TIMEOUT);
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 1000ull * MS), FCDP_PENDING);
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 3600000ull * MS), FCDP_ERR_TIMEOUT);
     assert_text("the third layer");
     assert_text("slice 1");
     assert_false(has_passed(&n, fcdp__region_ready(g.regions[0])));
-    fcdp__region_open_waits(g.regions[0]);
+    fcdp__region_end_waits(g.regions[0]);
     assert_ok(fcdp__driver_event_sync(n.drv, fcdp__region_ready(g.regions[0])));
-    assert_int_equal(fcdp__region_look(g.regions[0], 3600000ull * MS), FCDP_PENDING);
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 3600000ull * MS), FCDP_PENDING);
     fcdp__region_invalidate(g.regions[0], BOTH);
     region_release(&g, 0, false);
     group_close(&g);
