@@ -9,6 +9,7 @@
 
 #include "comm/fingerprint.h"
 #include "comm/group.h"
+#include "alloc/vrange.h"
 #include "comm/plan.h"
 #include "tiering/segv.h"
 

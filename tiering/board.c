@@ -1,5 +1,7 @@
-/* board.c - the node's ranks see each other: words in shared memory, futex
- * waits, and an eye on the writers' lives. */
+/* board.c - the board's words in shared memory: reading and writing them, waiting for them by futex, finding
+ * out who will never write his. */
+#include "tiering/board.h"
+
 #include "tiering/host_internal.h"
 
 #include <errno.h>

@@ -1,6 +1,7 @@
 /* host.c - the slab: create it, join it, allocate blocks in it, attach them. Their content is region.c's. */
-#include "tiering/host_internal.h"
+#include "tiering/host.h"
 
+#include "tiering/host_internal.h"
 #include "tiering/numa.h"
 
 #include <errno.h>

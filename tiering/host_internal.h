@@ -6,6 +6,7 @@
 #ifndef FCDP_HOST_INTERNAL_H
 #define FCDP_HOST_INTERNAL_H
 
+#include "tiering/board.h"
 #include "tiering/host.h"
 #include "tiering/offsets.h"
 #include "tiering/pin.h"

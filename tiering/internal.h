@@ -4,9 +4,10 @@
 #ifndef FCDP_TIERING_INTERNAL_H
 #define FCDP_TIERING_INTERNAL_H
 
-#include <stdatomic.h>
-
+#include "alloc/vrange.h"
 #include "tiering/region.h"
+
+#include <stdatomic.h>
 
 enum { FCDP_PEAK_PASSES = 4, FCDP_SLOT_CLASSES = 24 /* of sizes: slot.h */ };
 

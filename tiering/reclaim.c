@@ -1,10 +1,10 @@
 /* reclaim.c - see the header. It waits for the device, on the thread that asked for pages. */
 #include "tiering/reclaim.h"
 
-#include <stdlib.h>
-
 #include "tiering/policy.h"
 #include "tiering/slot.h"
+
+#include <stdlib.h>
 
 static fcdp_candidate candidate_of(const fcdp_region *region, uint64_t call) {
     return (fcdp_candidate){

@@ -1,5 +1,7 @@
 /* region.c - the state of one region, and the only code that changes it. Whose pages are taken back is
  * reclaim.c's choice, which slot a region gets slot.c's. */
+#include "tiering/region.h"
+
 #include "tiering/slot.h"
 
 #include <stdio.h>

@@ -16,7 +16,7 @@
  *     invalid = !on_device && !put && !whole          on_device => in_use || kept
  *     the host has all of it <=> whole || every process's word STORED has reached the epoch
  *
- * Words on the board (host.h), written by streams of their owner, waited for by streams of the others:
+ * Words on the board (board.h), written by streams of their owner, waited for by streams of the others:
  *     STORED_s = e    the owner's pieces of span s of epoch e are in host memory
  *     READY = f       the owner does not read host bytes older than fill f any more
  *
@@ -26,33 +26,11 @@
 #ifndef FCDP_REGION_H
 #define FCDP_REGION_H
 
-#include "alloc/pages.h"
-#include "alloc/vrange.h"
-#include "tiering/host.h"
+#include "tiering/board.h"
 #include "tiering/layout.h"
+#include "tiering/tiering.h"
 
-typedef struct fcdp_tiering fcdp_tiering;
 typedef struct fcdp_region fcdp_region;
-
-typedef enum fcdp_direction { FCDP_TO_HOST, FCDP_TO_DEVICE, FCDP_N_DIRECTIONS } fcdp_direction;
-
-typedef struct fcdp_tiering_stats {
-    uint64_t h2d_bytes, d2h_bytes; /* enqueued */
-    uint64_t n_puts, n_slice_loads, n_whole_loads, n_evictions;
-    uint64_t n_maps;  /* times that a region was mapped onto a slot */
-    uint64_t n_waits; /* times that the host waited for pages */
-} fcdp_tiering_stats;
-
-/* Copy streams, one each way, and the list of regions; the pool's reclaimer is set to take pages back from
- * them. `exact`: a region's addresses are unmapped when it is released (slot.h). */
-fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact,
-                                 fcdp_tiering **tiering_out) FCDP_MUST_CHECK;
-/* Every region has been destroyed. */
-void fcdp__tiering_destroy(fcdp_tiering *tiering);
-/* A pass of the program begins: what the passes before needed at once is what is held from here on. */
-void fcdp__tiering_begin_pass(fcdp_tiering *tiering);
-fcdp_stream fcdp__tiering_stream(const fcdp_tiering *tiering, fcdp_direction direction);
-void fcdp__tiering_stats_get(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
 
 typedef struct fcdp_span_state {
     bool on_device, put, whole;

@@ -1,4 +1,6 @@
-/* tiering.c - the copy streams and the lists, from creation to destruction. */
+/* tiering.c - the life of a tiering, from creation to destruction. */
+#include "tiering/tiering.h"
+
 #include "tiering/reclaim.h"
 #include "tiering/slot.h"
 

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "tiering/board.h"
 #include "tiering/host.h"
 
 /* jemalloc takes all of its locks before a fork, more than the thread

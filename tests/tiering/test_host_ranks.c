@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/prctl.h>
 
+#include "tiering/board.h"
 #include "tiering/host.h"
 
 /* jemalloc takes all of its locks before a fork, more than the thread
