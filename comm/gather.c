@@ -92,7 +92,7 @@ static uint32_t unstored(fcdp_group *group, uint32_t mask) {
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (state.span[s].put || state.span[s].whole) mask &= ~(1u << s);
+        if (state.span[s].stored || state.span[s].whole) mask &= ~(1u << s);
     return mask;
 }
 
@@ -118,7 +118,7 @@ static fcdp_status put(use *u, uint32_t span_mask, uint32_t whole_mask, fcdp_eve
     size_t n = fcdp__group_by_slice(group)
                    ? fcdp__plan_put_slices(u->plan, whole_mask, group->layout, topology, pieces)
                    : fcdp__plan_put_pieces(u->plan, whole_mask, group->layout, topology, pieces);
-    fcdp_status status = fcdp__region_put(group->region, span_mask, (fcdp_piece_list){pieces, n}, after);
+    fcdp_status status = fcdp__region_store(group->region, span_mask, (fcdp_piece_list){pieces, n}, after);
     free(pieces);
     return status;
 }
@@ -255,7 +255,8 @@ static fcdp_status node_by_host(use *u) {
     fcdp_status status = fcdp__region_order(group->region, h2d_of(group));
     /* A span that was restored is loaded before its stale parts are
      * written over: the copy stream's own order. */
-    if (!status) status = fcdp__region_take(group->region, u->plan->fill_mask, (fcdp_piece_list){pieces, n});
+    if (!status)
+        status = fcdp__region_load_pieces(group->region, u->plan->fill_mask, (fcdp_piece_list){pieces, n});
     if (!status) status = stream_wait(group, h2d_of(group), group->crossed);
     free(pieces);
     u->last = h2d_of(group);

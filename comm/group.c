@@ -343,7 +343,7 @@ static const char *group_state(const fcdp_group *group) {
         if (group->layout->span[s].bytes == 0) continue;
         if (state.span[s].on_device)
             n_device++;
-        else if (state.span[s].put || state.span[s].whole)
+        else if (state.span[s].stored || state.span[s].whole)
             n_host++;
         else
             n_invalid++;

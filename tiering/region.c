@@ -17,7 +17,7 @@ static bool region_is_valid(const fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
         if (span->on_device && !owns) return false;
-        if (span->epoch == 0 && (span->on_device || span->put || span->whole)) return false;
+        if (span->epoch == 0 && (span->on_device || span->stored || span->whole)) return false;
     }
     return region->moving || (region->slot != NULL) == fcdp__vrange_is_mapped(region->range);
 }
@@ -329,7 +329,7 @@ void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
 
 /* Acquire in board_read, partner of the device's write of the word: the other's bytes are there. */
 static bool is_stored(const fcdp_region *region, uint32_t s, uint32_t slice) {
-    if (slice == region->slice) return region->span[s].put;
+    if (slice == region->slice) return region->span[s].stored;
     return (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], slice) - region->span[s].epoch) >= 0;
 }
 
@@ -447,7 +447,8 @@ fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
     return FCDP_OK;
 }
 
-fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own, fcdp_event after) {
+fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
+                               fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
     fcdp_status status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
@@ -460,9 +461,9 @@ fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
     if (status) return half_done(region, status);
     region_lock(region);
-    tiering->stats.n_puts++;
+    tiering->stats.n_stores++;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (span_mask & 1u << s) region->span[s].put = true;
+        if (span_mask & 1u << s) region->span[s].stored = true;
     region_unlock(region);
     return FCDP_OK;
 }
@@ -513,14 +514,14 @@ fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, cons
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
     if (status) return half_done(region, status);
     region_lock(region);
-    tiering->stats.n_puts++;
+    tiering->stats.n_stores++;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (span_mask & 1u << s) region->span[s].put = true;
+        if (span_mask & 1u << s) region->span[s].stored = true;
     region_unlock(region);
     return FCDP_OK;
 }
 
-fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
+fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
     fcdp_status status = FCDP_OK;
@@ -539,7 +540,7 @@ static fcdp_status load_check(fcdp_region *region, uint32_t span, fcdp_span_stat
     FCDP_CHECK(1, region->in_use && span < FCDP_N_SPANS);
     *state_out = region->span[span];
     region_unlock(region);
-    if (state_out->put || state_out->whole) return FCDP_OK;
+    if (state_out->stored || state_out->whole) return FCDP_OK;
     return fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it",
                       region->name, span, state_out->epoch);
 }
@@ -611,7 +612,7 @@ fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
     if (status) return status;
     region_lock(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (dirty & 1u << s) region->span[s].put = region->span[s].whole = true;
+        if (dirty & 1u << s) region->span[s].stored = region->span[s].whole = true;
     region->slot->last = NULL; /* it was waited for */
     slot_give_up(region);
     tiering->stats.n_evictions++;

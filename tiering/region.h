@@ -11,9 +11,9 @@
  * it by other ways.
  *
  * Per span, of `epoch`: on_device the slot holds it
- *                        put         this process's pieces are in host memory
+ *                        stored      this process's pieces are in host memory
  *                        whole       this process has written the whole span there (an eviction)
- *     invalid = !on_device && !put && !whole          on_device => in_use || kept
+ *     invalid = !on_device && !stored && !whole          on_device => in_use || kept
  *     the host has all of it <=> whole || every process's word STORED has reached the epoch
  *
  * Words on the board (board.h), written by streams of their owner, waited for by streams of the others:
@@ -33,7 +33,7 @@
 typedef struct fcdp_region fcdp_region;
 
 typedef struct fcdp_span_state {
-    bool on_device, put, whole;
+    bool on_device, stored, whole;
     uint32_t epoch;
 } fcdp_span_state;
 typedef struct fcdp_region_state {
@@ -82,8 +82,8 @@ typedef struct fcdp_piece_list {
 } fcdp_piece_list;
 /* After `after`, D2H of this process's pieces of the spans in `span_mask`; then their
  * words. In use; `stored` is recorded. */
-fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
-                             fcdp_event after) FCDP_MUST_CHECK;
+fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
+                               fcdp_event after) FCDP_MUST_CHECK;
 /* device bytes, and where in the region they belong */
 typedef struct fcdp_source {
     fcdp_dptr at;
@@ -94,9 +94,9 @@ typedef struct fcdp_source {
  * words. Not in use; `stored` is recorded. */
 fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
                                    size_t n, fcdp_event after) FCDP_MUST_CHECK;
-/* H2D of pieces that the others put, once they have. In use, ordered; `loaded` is recorded. */
-fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask,
-                              fcdp_piece_list others) FCDP_MUST_CHECK;
+/* H2D of pieces that the others store, once they have. In use, ordered; `loaded` is recorded. */
+fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,
+                                     fcdp_piece_list others) FCDP_MUST_CHECK;
 /* H2D of this process's slice of `span`, once the host has it; the other slices are the caller's to
  * all-gather. In use, ordered; `loaded` is recorded, and the span is on the device. */
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;

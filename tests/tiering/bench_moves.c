@@ -78,9 +78,9 @@ static void fill(bench *b) {
     check(fcdp__driver_event_record(b->drv, fcdp__region_ready(b->region), b->stream));
 }
 
-static void put(bench *b) {
+static void store(bench *b) {
     fcdp_piece_list all = {&(fcdp_piece){0, b->bytes}, 1};
-    check(fcdp__region_put(b->region, 1u << FCDP_SPAN_TRAINABLE, all, fcdp__region_ready(b->region)));
+    check(fcdp__region_store(b->region, 1u << FCDP_SPAN_TRAINABLE, all, fcdp__region_ready(b->region)));
     check(fcdp__driver_event_sync(b->drv, fcdp__region_stored(b->region)));
 }
 
@@ -107,7 +107,7 @@ static void run(bench *b) {
     acquire(b);
     measure(b, "driver copy, device to host block", NULL, raw_d2h);
     measure(b, "driver copy, host block to device", NULL, raw_h2d);
-    measure(b, "region put", fill, put);
+    measure(b, "region store", fill, store);
     measure(b, "region load_whole", NULL, load_whole);
     release(b);
     measure(b, b->exact ? "acquire and release: map, unmap" : "acquire and release: the slot is there", NULL,

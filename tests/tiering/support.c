@@ -245,15 +245,15 @@ static void others_write(group *group, uint32_t r, uint32_t s, uint32_t epoch) {
                        group->node->ranks[r].gather);
 }
 
-static void put(group *group, uint32_t r, uint32_t span_mask, fcdp_event after) {
+static void store(group *group, uint32_t r, uint32_t span_mask, fcdp_event after) {
     fcdp_piece pieces[FCDP_N_SPANS];
     size_t n = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s) pieces[n++] = fcdp__layout_slice(group->layout, s, r);
-    step(fcdp__region_put(group->regions[r], span_mask, (fcdp_piece_list){pieces, n}, after));
+    step(fcdp__region_store(group->regions[r], span_mask, (fcdp_piece_list){pieces, n}, after));
 }
 
-static void take(group *group, uint32_t r, uint32_t span_mask) {
+static void load_pieces(group *group, uint32_t r, uint32_t span_mask) {
     fcdp_piece pieces[FCDP_N_SPANS * MAX_RANKS];
     size_t n = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -261,7 +261,7 @@ static void take(group *group, uint32_t r, uint32_t span_mask) {
             if (span_mask & 1u << s && i != r) pieces[n++] = fcdp__layout_slice(group->layout, s, i);
     step(fcdp__region_order(group->regions[r],
                             fcdp__tiering_stream(group->node->ranks[r].tiering, FCDP_TO_DEVICE)));
-    step(fcdp__region_take(group->regions[r], span_mask, (fcdp_piece_list){pieces, n}));
+    step(fcdp__region_load_pieces(group->regions[r], span_mask, (fcdp_piece_list){pieces, n}));
     step(wait_event(group, group->node->ranks[r].gather, fcdp__region_loaded(group->regions[r])));
 }
 
@@ -281,8 +281,8 @@ void region_fill(group *group, uint32_t r, uint32_t span_mask, fill_way way) {
         if (span_mask & 1u << s)
             span_write(group, r, s, state.span[s].epoch, fcdp__layout_slice(group->layout, s, r), gather);
     step(fcdp__driver_event_record(group->node->drv, group->crossed[r], gather));
-    if (way != FILL_KEPT) put(group, r, span_mask, group->crossed[r]);
-    if (way == FILL_HOST) take(group, r, span_mask);
+    if (way != FILL_KEPT) store(group, r, span_mask, group->crossed[r]);
+    if (way == FILL_HOST) load_pieces(group, r, span_mask);
     for (uint32_t s = 0; s < FCDP_N_SPANS && way != FILL_HOST; s++)
         if (span_mask & 1u << s) others_write(group, r, s, state.span[s].epoch);
     step(wait_event(group, gather, fcdp__region_stored(region)));
@@ -312,8 +312,8 @@ void region_compute(group *group, uint32_t r, uint64_t duration_ns) {
             span_expect(group, r, s, state.span[s].epoch, group->node->ranks[r].compute, duration_ns);
 }
 
-void region_put_late(group *group, uint32_t r, uint32_t span_mask) {
-    put(group, r, span_mask, fcdp__region_ready(group->regions[r]));
+void region_store_late(group *group, uint32_t r, uint32_t span_mask) {
+    store(group, r, span_mask, fcdp__region_ready(group->regions[r]));
 }
 
 void region_release(group *group, uint32_t r, bool keep) {
@@ -356,11 +356,11 @@ fcdp_region_state state_of(fcdp_region *region) {
     return state;
 }
 
-void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool put, bool whole, uint32_t epoch) {
+void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool stored, bool whole, uint32_t epoch) {
     fcdp_span_state span = state_of(region).span[s];
-    if (span.on_device != on_device || span.put != put || span.whole != whole || span.epoch != epoch)
-        fail_msg("'%s', span %u: on_device %d, put %d, whole %d, epoch %u", fcdp__region_name(region), s,
-                 span.on_device, span.put, span.whole, span.epoch);
+    if (span.on_device != on_device || span.stored != stored || span.whole != whole || span.epoch != epoch)
+        fail_msg("'%s', span %u: on_device %d, stored %d, whole %d, epoch %u", fcdp__region_name(region), s,
+                 span.on_device, span.stored, span.whole, span.epoch);
 }
 
 static void assert_host_piece(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_piece piece) {

@@ -1,7 +1,7 @@
 /* Threads against the reclaimer: each moves its own regions while takes on other threads take slots apart and
  * evict.
  *
- * One node of one rank, one pool that is too small for all. Workers use, put, keep and release their own
+ * One node of one rank, one pool that is too small for all. Workers use, store, keep and release their own
  * groups; others only take pages from the pool, so that evictions come from threads that move nothing. Every
  * byte that a use finds on the device is compared there. */
 #include <pthread.h>
@@ -34,7 +34,7 @@ static void use(worker *w, group *g) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         w->n_found += state.span[s].on_device;
         if (state.span[s].on_device || fills & 1u << s) continue;
-        if (state.span[s].put || state.span[s].whole)
+        if (state.span[s].stored || state.span[s].whole)
             region_restore(g, 0, s, random_below(&w->rng, 2));
         else
             fills |= 1u << s;
@@ -43,8 +43,8 @@ static void use(worker *w, group *g) {
     region_compute(g, 0, random_below(&w->rng, 2) * 30 * US);
     state = state_of(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (!state.span[s].put && random_below(&w->rng, 2)) late |= 1u << s;
-    if (late) region_put_late(g, 0, late);
+        if (!state.span[s].stored && random_below(&w->rng, 2)) late |= 1u << s;
+    if (late) region_store_late(g, 0, late);
     region_release(g, 0, random_below(&w->rng, 3) > 0);
 }
 

@@ -77,8 +77,8 @@ static void a_slot_passes_on_behind(pending_kind kind, bool next_loads) {
     if (kind == PENDING_D2H) {
         gate_hold(&held, streams[kind]);
         fcdp_piece all[] = {g[0].layout->span[0], g[0].layout->span[1]};
-        assert_ok(fcdp__region_put(g[0].regions[0], BOTH, (fcdp_piece_list){all, 2},
-                                   fcdp__region_ready(g[0].regions[0])));
+        assert_ok(fcdp__region_store(g[0].regions[0], BOTH, (fcdp_piece_list){all, 2},
+                                     fcdp__region_ready(g[0].regions[0])));
     }
     group_release(&g[0], false);
     if (next_loads)
