@@ -127,7 +127,7 @@ static void group_unlink(fcdp_group *group) {
 /* While the monitor still knows it, so that a wait for a peer that is gone ends. */
 static void group_await(fcdp_group *group) {
     if (group->begun && fcdp__group_cancel(group)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    if (fcdp__region_settle(group->region)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    if (fcdp__region_drain(group->region)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
 }
 
 /* Is no group left in any shard group? */

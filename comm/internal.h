@@ -7,9 +7,9 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
+#include "alloc/vrange.h"
 #include "comm/fingerprint.h"
 #include "comm/group.h"
-#include "alloc/vrange.h"
 #include "comm/plan.h"
 #include "tiering/segv.h"
 

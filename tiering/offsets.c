@@ -128,7 +128,7 @@ fcdp_status fcdp__offsets_create(size_t first_bytes, size_t capacity_bytes, size
     if (rc) {
         munmap(offsets->base, capacity_bytes);
         free(offsets);
-        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: the private jemalloc refuses an arena: %s",
+        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: the private jemalloc cannot create an arena: %s",
                           strerror(rc));
     }
     *offsets_out = offsets;

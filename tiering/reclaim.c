@@ -11,7 +11,7 @@ static fcdp_candidate candidate_of(const fcdp_region *region, uint64_t call) {
         .bytes = region->kept ? region->layout->bytes : 0,
         .last_use = region->last_use,
         .clean = fcdp__region_is_clean(region),
-        .busy = !region->kept || region->moving || region->refused_by == call,
+        .busy = !region->kept || region->moving || region->failed_call == call,
     };
 }
 
@@ -36,29 +36,29 @@ static bool somebody_gives(const fcdp_tiering *tiering) {
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
         if (r->moving && r->kept) return true;
     for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-        if (slot->leaving) return true;
+        if (slot->dissolving) return true;
     return false;
 }
 
 /* Lock held on entry and exit, not in between. The region's slot is free afterwards. */
 static void victim_evict(fcdp_region *region, uint64_t call) {
-    fcdp__region_enter(region);
+    fcdp__region_begin_move(region);
     fcdp__lock_release(&region->tiering->lock);
-    fcdp_status status = fcdp__region_evict_entered(region);
+    fcdp_status status = fcdp__region_evict(region);
     fcdp__lock_acquire(&region->tiering->lock);
     if (status) {
-        region->refused_by = call;
+        region->failed_call = call;
         fcdp__log(FCDP_LOG_WARN, "'%s' keeps its device pages: %s", region->name, fcdp_error_text());
     }
-    fcdp__region_leave(region);
+    fcdp__region_end_move(region);
 }
 
-/* One step towards more pages; false: nothing is left. Lock held on entry and exit. What the driver refuses
- * to take apart is not tried again by this call. */
+/* One step towards more pages; false: nothing is left. Lock held on entry and exit. What fails to
+ * dissolve or evict is not tried again by this call. */
 static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
     fcdp_slot *slot = fcdp__slot_oldest_free(tiering, call);
     if (slot) {
-        if (fcdp__slot_dissolve(tiering, slot)) slot->refused_by = call;
+        if (fcdp__slot_dissolve(tiering, slot)) slot->failed_call = call;
         return true;
     }
     fcdp_region *victim = victim_choose(tiering, call);

@@ -22,12 +22,12 @@ static bool region_is_valid(const fcdp_region *region) {
     return region->moving || (region->slot != NULL) == fcdp__vrange_is_mapped(region->range);
 }
 
-void fcdp__region_enter(fcdp_region *region) {
+void fcdp__region_begin_move(fcdp_region *region) {
     while (region->moving) fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
     region->moving = true;
 }
 
-void fcdp__region_leave(fcdp_region *region) {
+void fcdp__region_end_move(fcdp_region *region) {
     region->moving = false;
     pthread_cond_broadcast(&region->tiering->moved);
     FCDP_CHECK(3, region_is_valid(region));
@@ -114,23 +114,24 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
 }
 
 /* Lock held: the region owns its slot no more. */
-static void slot_give_up(fcdp_region *region) {
+static void slot_release(fcdp_region *region) {
     fcdp__slot_disown(region->slot);
     region->kept = region->in_use = false;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
 }
 
-/* Off the lists, and off its slot, which goes too if nobody else is mapped onto it. Entered, lock held. */
+/* Off the lists, and off its slot, which goes too if nobody else is mapped onto it. Lock held; this thread
+ * moves the region. */
 static void region_unlink(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_slot *slot = region->slot;
-    if (slot && slot->owner == region) slot_give_up(region);
+    if (slot && slot->owner == region) slot_release(region);
     fcdp_region **link = &tiering->regions;
     while (*link != region) link = &(*link)->next;
     *link = region->next;
     for (fcdp_slot *other = tiering->slots; other; other = other->next)
         if (other->last == region) other->last = NULL; /* its events have passed */
-    if (slot && !--slot->n_mapped && !slot->owner && !slot->leaving)
+    if (slot && !--slot->n_mapped && !slot->owner && !slot->dissolving)
         (void)!fcdp__slot_dissolve(tiering, slot);
     size_t page_bytes = fcdp__driver_page_bytes(tiering->drv);
     fcdp__slot_drop_spare(tiering, fcdp__round_up(region->layout->bytes, page_bytes) / page_bytes);
@@ -140,21 +141,21 @@ static void region_unlink(fcdp_region *region) {
 static fcdp_status settle_once(const fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = FCDP_OK;
-    for (int d = 0; d < FCDP_N_DIRECTIONS && region->torn && !status; d++)
+    for (int d = 0; d < FCDP_N_DIRECTIONS && region->unrecorded && !status; d++)
         status = fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]);
     return status ? status : fcdp__region_await(region);
 }
 
-fcdp_status fcdp__region_settle(const fcdp_region *region) {
+fcdp_status fcdp__region_drain(const fcdp_region *region) {
     return settle_once(region) ? settle_once(region) : FCDP_OK; /* what fails once may pass */
 }
 
 void fcdp__region_destroy(fcdp_region *region) {
     if (!region) return;
     region_lock(region);
-    fcdp__region_enter(region);
+    fcdp__region_begin_move(region);
     region_unlock(region);
-    if (fcdp__region_settle(region))
+    if (fcdp__region_drain(region))
         fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name,
                   fcdp_error_text());
     if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
@@ -219,8 +220,8 @@ static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream str
 
 /* What it is mapped onto may be taken apart just now: that needs no pages and is waited for. Whoever does it
  * waits for regions that are moved, so none may be moved that then waits for the pages. Lock held. */
-static void enter_to_acquire(fcdp_region *region) {
-    while (region->moving || (region->slot && region->slot->leaving))
+static void acquire_begin_move(fcdp_region *region) {
+    while (region->moving || (region->slot && region->slot->dissolving))
         fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
     region->moving = true;
 }
@@ -229,7 +230,7 @@ static void enter_to_acquire(fcdp_region *region) {
  * for it. Making a slot may call the reclaimer on this thread; and while that finds nothing,
  * another thread may have released one. */
 static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
-    fcdp_status status = region->slot ? fcdp__slot_leave(region) : FCDP_OK;
+    fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
     if (!status) status = fcdp__slot_make(region, slot_out);
     if (status != FCDP_ERR_NO_DEVICE_MEM) return status;
     region_lock(region);
@@ -244,7 +245,7 @@ fcdp_status fcdp__region_acquire(fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     region_lock(region);
     FCDP_CHECK(1, !region->in_use);
-    enter_to_acquire(region);
+    acquire_begin_move(region);
     region->last_use = ++region->tiering->clock;
     fcdp_slot *slot = region->kept ? region->slot : fcdp__slot_choose(region);
     region_unlock(region);
@@ -252,9 +253,9 @@ fcdp_status fcdp__region_acquire(fcdp_region *region) {
     if (!status) status = fcdp__slot_map(region, slot);
     region_lock(region);
     region->in_use = !status;
-    region->kept = region->settled = false;
+    region->kept = region->ordered = false;
     if (status && slot) fcdp__slot_disown(slot); /* owned, and not mapped */
-    fcdp__region_leave(region);
+    fcdp__region_end_move(region);
     region_unlock(region);
     return status;
 }
@@ -273,8 +274,8 @@ fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) {
  * the pages' last user, after that one. */
 static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = region->settled ? FCDP_OK : fcdp__region_order(region, stream);
-    if (region->torn) {
+    fcdp_status status = region->ordered ? FCDP_OK : fcdp__region_order(region, stream);
+    if (region->unrecorded) {
         if (!status)
             status = fcdp__driver_event_record(tiering->drv, region->loaded,
                                                tiering->streams[FCDP_TO_DEVICE]);
@@ -290,7 +291,7 @@ static fcdp_status use_await(fcdp_region *region, fcdp_stream stream) {
     fcdp_status status = fcdp__region_order(region, stream);
     if (!status) status = stream_wait_region(region, stream);
     if (!status) status = fcdp__driver_stream_sync(region->tiering->drv, stream);
-    return status ? status : fcdp__region_settle(region);
+    return status ? status : fcdp__region_drain(region);
 }
 
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {
@@ -300,28 +301,28 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
     fcdp_status status = use_seal(region, stream);
     fcdp_region *last = status ? NULL : region;
     if (status) status = use_await(region, stream);
-    region->torn = region->torn && status;
+    region->unrecorded = region->unrecorded && status;
     region_lock(region);
-    fcdp__region_enter(region);
+    fcdp__region_begin_move(region);
     region->kept = keep && !status;
     region->in_use = false;
     region->slot->last = last;
     bool kept = region->kept;
-    if (!kept) slot_give_up(region);
+    if (!kept) slot_release(region);
     region_unlock(region);
     if (!kept) fcdp__slot_unmap_if_done(region);
     region_lock(region);
-    fcdp__region_leave(region);
+    fcdp__region_end_move(region);
     region_unlock(region);
     return status;
 }
 
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
     region_lock(region);
-    fcdp__region_enter(region);
+    fcdp__region_begin_move(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch};
-    fcdp__region_leave(region);
+    fcdp__region_end_move(region);
     region_unlock(region);
 }
 
@@ -418,9 +419,9 @@ static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, fc
     return status;
 }
 
-/* Some of a call's operations may be on the copy streams, and its event is not: release puts it there. */
-static fcdp_status half_done(fcdp_region *region, fcdp_status status) {
-    region->torn = true;
+/* Some of a call's operations may be on the copy streams, and its event is not: release records it. */
+static fcdp_status fail_unrecorded(fcdp_region *region, fcdp_status status) {
+    region->unrecorded = true;
     return status;
 }
 
@@ -459,7 +460,7 @@ fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_pie
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    if (status) return half_done(region, status);
+    if (status) return fail_unrecorded(region, status);
     region_lock(region);
     tiering->stats.n_stores++;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -487,13 +488,13 @@ static fcdp_status sources_copy(fcdp_region *region, const fcdp_source *sources,
 static fcdp_status epoch_begin(fcdp_region *region, uint32_t span_mask) {
     region_lock(region);
     FCDP_CHECK(1, !region->in_use);
-    fcdp__region_enter(region);
+    fcdp__region_begin_move(region);
     region_unlock(region);
     fcdp_status status = fill_permit(region);
     region_lock(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch + 1};
-    fcdp__region_leave(region);
+    fcdp__region_end_move(region);
     region_unlock(region);
     return status;
 }
@@ -512,7 +513,7 @@ fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, cons
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    if (status) return half_done(region, status);
+    if (status) return fail_unrecorded(region, status);
     region_lock(region);
     tiering->stats.n_stores++;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -529,8 +530,8 @@ fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fc
         if (span_mask & 1u << s) status = words_await(region, STORED_WORD[s], region->span[s].epoch, h2d);
     if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, others);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
-    if (status) return half_done(region, status);
-    region->settled = true;
+    if (status) return fail_unrecorded(region, status);
+    region->ordered = true;
     return FCDP_OK;
 }
 
@@ -555,8 +556,8 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, ui
     if (!status && !state.whole) status = words_await(region, STORED_WORD[span], state.epoch, h2d);
     if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, (fcdp_piece_list){&piece, 1});
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
-    if (status) return half_done(region, status);
-    region->settled = true;
+    if (status) return fail_unrecorded(region, status);
+    region->ordered = true;
     region_lock(region);
     ++*counter;
     region->span[span].on_device = true;
@@ -602,7 +603,7 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
 
 /* Only the spans that the host lacks part of are written; the others the
  * node's processes have written together. */
-fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
+fcdp_status fcdp__region_evict(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = fcdp__region_await(region);
     region_lock(region);
@@ -614,7 +615,7 @@ fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (dirty & 1u << s) region->span[s].stored = region->span[s].whole = true;
     region->slot->last = NULL; /* it was waited for */
-    slot_give_up(region);
+    slot_release(region);
     tiering->stats.n_evictions++;
     region_unlock(region);
     return FCDP_OK;

@@ -47,9 +47,9 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
                                 uint32_t slice, fcdp_host_block *block,
                                 fcdp_region **region_out) FCDP_MUST_CHECK;
 /* Until the device is done with it, also with what a failed call has left on the copy streams; what the
- * driver refuses is tried once more. */
-fcdp_status fcdp__region_settle(const fcdp_region *region) FCDP_MUST_CHECK;
-/* Settles it. */
+ * driver rejects is tried once more. */
+fcdp_status fcdp__region_drain(const fcdp_region *region) FCDP_MUST_CHECK;
+/* Drains it. */
 void fcdp__region_destroy(fcdp_region *region);
 const char *fcdp__region_name(const fcdp_region *region);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);
@@ -69,7 +69,7 @@ fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) FCDP_MUS
  * the bytes are where the host has them, or nowhere. */
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) FCDP_MUST_CHECK;
 
-/* The spans' bytes are void in every tier (their parameters changed, or somebody wrote into them). */
+/* The spans' bytes are invalid in every tier (their parameters changed, or somebody wrote into them). */
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask);
 
 /* A gather of new content begins, on every process of the node alike: the spans of `span_mask` have a new
@@ -107,7 +107,7 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUS
  * or they may still; else what fcdp__board_wait_all says. Any thread. */
 fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
 /* Waits of streams that may never end, since a peer is gone: let them pass. What they guard is
- * void; nobody may use it. Any thread. */
+ * invalid; nobody may use it. Any thread. */
 void fcdp__region_end_waits(fcdp_region *region);
 
 #endif

@@ -161,7 +161,7 @@ static void what_was_never_filled_is_nowhere(void **state) {
     node n;
     group g;
     node_open(&n, 1, 2, false);
-    group_open(&g, &n, "void", SPECS, N_SPECS, 3);
+    group_open(&g, &n, "invalid", SPECS, N_SPECS, 3);
     group_acquire(&g);
     assert_int_equal(fcdp__region_load_slice(g.regions[0], 0), FCDP_ERR_INVALID);
     region_fill(&g, 0, BOTH, FILL_KEPT);
@@ -354,7 +354,7 @@ static void filling_the_host_waits_for_an_eviction(void **state) {
     node_open(&n, 2, 2, false);
     /* the evictor waits in a copy of what is not pinned, before it has recorded any event */
     node_pins_slices = true;
-    group_open(&g, &n, "leaving", SPECS, N_SPECS, 13);
+    group_open(&g, &n, "evicted", SPECS, N_SPECS, 13);
     node_pins_slices = false;
     group_fill(&g, BOTH, FILL_KEPT, 0);
     group_release(&g, true);
@@ -480,7 +480,7 @@ static void void_bytes_go_without_a_copy(void **state) {
     node n;
     group g;
     node_open(&n, 2, 2, false);
-    group_open(&g, &n, "void", SPECS, N_SPECS, 12);
+    group_open(&g, &n, "invalid", SPECS, N_SPECS, 12);
     group_fill(&g, BOTH, FILL_KEPT, 0);
     group_release(&g, true);
     fcdp__region_invalidate(g.regions[0], BOTH);
@@ -504,7 +504,7 @@ static void a_call_that_fails_half_way_leaves_nothing_unordered(void **state) {
             node n;
             group g, next;
             node_open(&n, 2, 2, false);
-            group_open(&g, &n, "torn", SPECS, N_SPECS, 13);
+            group_open(&g, &n, "unrecorded", SPECS, N_SPECS, 13);
             group_open(&next, &n, "next", SPECS, N_SPECS, 14);
             group_fill(&g, BOTH, FILL_KEPT, 0);
             gate held = gate_make(&n);

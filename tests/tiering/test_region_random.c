@@ -89,7 +89,7 @@ static void slots_check(const world *w, uint32_t r) {
             n_mapped += region->slot == slot;
         assert_int_equal(slot->n_mapped, n_mapped);
         assert_true(!w->exact || n_mapped <= 1);
-        assert_false(slot->leaving);
+        assert_false(slot->dissolving);
         n_owned += slot->owner ? slot->n_pages : 0;
         n_pages += slot->n_pages;
     }
