@@ -1,4 +1,4 @@
-/* headroom.h - how much host memory this process may still take, and what says so. */
+/* headroom.h - how much host memory this process may still take. */
 #ifndef FCDP_HEADROOM_H
 #define FCDP_HEADROOM_H
 

@@ -1,4 +1,4 @@
-/* host_internal.h - what host.c and board.c share: the slab's header and the board's layout in shared memory.
+/* host_internal.h - the layout of the slab in shared memory, for host.c, board.c alone.
  *
  *     slab  = header page | block | ...          block = board page | data
  *     board = FCDP_MAX_SLICES cache lines, line i written by slice i alone

@@ -1,11 +1,11 @@
 /* slot.h - device pages that regions pass on to each other in stream order, without a driver call.
  *
- * A slot is one physical handle. CUDA lets a handle be mapped at several addresses; so each region that a slot
- * has served stays mapped onto it, and when the slot passes on, the next region's first operation waits on
- * its stream for the last one's events (fcdp__region_order). In the steady state of a training step every
+ * A slot is one physical handle, and CUDA lets a handle be mapped at several addresses. So each region that a
+ * slot has served stays mapped onto it, and when the slot passes on, the next region's first operation waits
+ * on its stream for the last one's events (fcdp__region_order). In the steady state of a training step every
  * region finds the slot free that it is mapped onto, and neither the driver nor anybody else is waited for.
- * With exact mapping a region is unmapped when it is released, so that a stale touch faults: then a use costs
- * an unmap, a map and a set-access, each of the whole handle.
+ * With exact mapping a region is unmapped when it is released, so that a stale access faults: then a use
+ * costs an unmap, a map and a set-access, each of the whole handle.
  *
  *     owner != NULL: its pages are one region's, from acquire to release, or to eviction where it is kept
  *     free: owner == NULL && !dissolving
@@ -53,7 +53,8 @@ fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) FCDP_MUST_CHECK
 /* With exact mapping: take the released region off its slot if the device is
  * done with it already. Lock not held. */
 void fcdp__slot_unmap_if_done(fcdp_region *region);
-/* Unmap the region, whose operations are over (waits for them). Lock not held; this thread moves the region. */
+/* Unmap the region once its operations are over (waits for them). Lock not held; this thread moves the
+ * region. */
 fcdp_status fcdp__slot_unmap(fcdp_region *region) FCDP_MUST_CHECK;
 /* Give the free slot's handle back to the pool. Lock held on entry and exit, not in between. */
 fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) FCDP_MUST_CHECK;
