@@ -104,31 +104,23 @@ size_t fcdp__account_budget_bytes(const fcdp_account *account) {
     return account->page->budget_bytes;
 }
 
-static fcdp_status budget_refuse(const account_page *page, size_t bytes, uint64_t taken) {
-    return fcdp__fail(
-        FCDP_ERR_NO_HOST_MEM,
-        "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
-        "FCDP_HOST_BUDGET to what this node can really give, raise the container's memory limit, "
-        "or let this node's other processes use less",
-        (double)bytes / MIB, (double)taken / MIB, (double)page->budget_bytes / MIB, page->limit);
-}
-
-static void peak_raise(account_page *page, uint64_t taken) {
-    uint64_t peak = atomic_load_explicit(&page->peak_bytes, memory_order_relaxed);
-    while (peak < taken && !atomic_compare_exchange_weak_explicit(&page->peak_bytes, &peak, taken,
-                                                                  memory_order_relaxed, memory_order_relaxed))
-        continue;
-}
-
 fcdp_status fcdp__account_take(fcdp_account *account, size_t bytes) {
     account_page *page = account->page;
     uint64_t taken = atomic_load_explicit(&page->taken_bytes, memory_order_relaxed);
     do {
         if (taken > page->budget_bytes || bytes > page->budget_bytes - taken)
-            return budget_refuse(page, bytes, taken);
+            return fcdp__fail(
+                FCDP_ERR_NO_HOST_MEM,
+                "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
+                "FCDP_HOST_BUDGET to what this node can really give, raise the container's memory limit, "
+                "or let this node's other processes use less",
+                (double)bytes / MIB, (double)taken / MIB, (double)page->budget_bytes / MIB, page->limit);
     } while (!atomic_compare_exchange_weak_explicit(&page->taken_bytes, &taken, taken + bytes,
                                                     memory_order_relaxed, memory_order_relaxed));
-    peak_raise(page, taken + bytes);
+    uint64_t now = taken + bytes, peak = atomic_load_explicit(&page->peak_bytes, memory_order_relaxed);
+    while (peak < now && !atomic_compare_exchange_weak_explicit(&page->peak_bytes, &peak, now,
+                                                                memory_order_relaxed, memory_order_relaxed))
+        continue;
     return FCDP_OK;
 }
 

@@ -1,5 +1,4 @@
-/* board.c - the board's words in shared memory: reading and writing them, waiting for them by futex, finding
- * out who will never write his. */
+/* board.c - the words in shared memory. A wait is a futex's, and ends when a writer has died. */
 #include "tiering/board.h"
 
 #include "tiering/host_internal.h"
@@ -28,18 +27,15 @@ static bool member_gone(const fcdp_host *host, uint32_t slice) {
     return !fcdp__process_start_time(pid, &start_time) || start_time != member->start_time;
 }
 
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns) {
-    struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u),
-                               .tv_nsec = (long)(timeout_ns % 1000000000u)};
-    /* Every outcome leads back to reading the word. */
-    (void)syscall(SYS_futex, word, FUTEX_WAIT, seen, &timeout, NULL, 0);
+static void waiters_wake(_Atomic uint32_t *word) {
+    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 void fcdp__board_publish(fcdp_host_block *block, fcdp_board_word word, uint32_t value) {
     _Atomic uint32_t *at = &block->board[block->host->config.slice].words[word];
     /* Release: what this slice wrote before is there for whoever reads the word with acquire (board_read). */
     atomic_store_explicit(at, value, memory_order_release);
-    (void)syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    waiters_wake(at);
 }
 
 uint32_t fcdp__board_read(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice) {
@@ -71,28 +67,22 @@ static int missing_describe(const fcdp_host_block *block, fcdp_board_word word, 
     return n;
 }
 
-/* The slices (a bit each) that have not come and never will. The word is read again after the death: the last
- * thing the process did may have been to publish it. */
-static uint64_t gone_mask(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
-    uint64_t gone = 0;
-    for (uint32_t i = 0; i < block->host->config.n_slices; i++)
-        if (!has_come(block, word, i, at_least) && member_gone(block->host, i) &&
-            !has_come(block, word, i, at_least))
-            gone |= UINT64_C(1) << i;
-    return gone;
-}
-
 static bool all_have_come(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
     for (uint32_t i = 0; i < block->host->config.n_slices; i++)
         if (!has_come(block, word, i, at_least)) return false;
     return true;
 }
 
-/* FCDP_PENDING while those that have not come live, and may come yet. */
+/* FCDP_PENDING while those that have not come live, and may come yet. The word of one that is gone is read
+ * again: the last thing the process did may have been to publish it. */
 static fcdp_status missing_query(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                  const char *what, uint64_t waited_ns) {
     const fcdp_host_config *config = &block->host->config;
-    uint64_t gone = gone_mask(block, word, at_least);
+    uint64_t gone = 0; /* a bit for each slice that has not come and never will */
+    for (uint32_t i = 0; i < config->n_slices; i++)
+        if (!has_come(block, word, i, at_least) && member_gone(block->host, i) &&
+            !has_come(block, word, i, at_least))
+            gone |= UINT64_C(1) << i;
     bool is_late = (double)waited_ns >= config->timeout_s * 1e9;
     char missing[1024];
     if (!gone && !is_late) return FCDP_PENDING;
@@ -112,7 +102,9 @@ static void word_wait(const fcdp_host_block *block, fcdp_board_word word, uint32
     for (uint32_t i = 0; i < block->host->config.n_slices; i++) {
         uint32_t seen = fcdp__board_read(block, word, i);
         if ((int32_t)(seen - at_least) >= 0) continue;
-        futex_wait(&block->board[i].words[word], seen, LOOK_FOR_WORD_NS);
+        struct timespec timeout = {.tv_nsec = LOOK_FOR_WORD_NS};
+        /* Every outcome leads back to reading the word. */
+        (void)syscall(SYS_futex, &block->board[i].words[word], FUTEX_WAIT, seen, &timeout, NULL, 0);
         return;
     }
 }
@@ -145,6 +137,6 @@ void fcdp__board_raise(fcdp_host_block *block, fcdp_board_word word, uint32_t at
                !atomic_compare_exchange_weak_explicit(at, &seen, at_least, memory_order_release,
                                                       memory_order_relaxed))
             continue;
-        (void)syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        waiters_wake(at);
     }
 }

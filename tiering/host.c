@@ -44,18 +44,10 @@ static fcdp_status host_alloc(const fcdp_host_config *config, fcdp_host **host_o
     return FCDP_OK;
 }
 
-static fcdp_status slab_create(fcdp_host *host, size_t capacity_bytes, fcdp_shared_ticket *ticket_out) {
-    fcdp_status status = fcdp__shared_create("fcdp-host", capacity_bytes, &host->fd, ticket_out);
-    if (status) return fcdp__fail(status, "host tier: %s", fcdp_error_text());
+static fcdp_status header_map(fcdp_host *host) {
     host->header = fcdp__shared_map(host->fd, 0, host->page_bytes);
-    if (!host->header)
-        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
-    *host->header = (fcdp_slab_header){.magic = FCDP_SLAB_MAGIC,
-                                       .capacity_bytes = capacity_bytes,
-                                       .page_bytes = host->page_bytes,
-                                       .version = FCDP_SLAB_VERSION,
-                                       .n_slices = host->config.n_slices};
-    return FCDP_OK;
+    if (host->header) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
 }
 
 static fcdp_status member_enter(fcdp_host *host) {
@@ -76,16 +68,23 @@ static fcdp_status member_enter(fcdp_host *host) {
     return FCDP_OK;
 }
 
-static fcdp_status host_fill_leader(fcdp_host *host, fcdp_shared_ticket *ticket_out) {
+/* The leader's slab is as large as its budget, times the addresses that the allocator wastes. */
+static fcdp_status slab_create(fcdp_host *host, fcdp_shared_ticket *ticket_out) {
     size_t budget_bytes = fcdp__account_budget_bytes(host->config.account);
     if (budget_bytes > SIZE_MAX / 2 / SLAB_OVERCOMMIT)
         return fcdp__fail(FCDP_ERR_OPTION, "host tier: a budget of %.0f GiB is not a size that a machine has",
                           (double)budget_bytes / GIB);
     size_t capacity_bytes = fcdp__round_up(budget_bytes, (size_t)1 << 30) * SLAB_OVERCOMMIT;
-    fcdp_status status = slab_create(host, capacity_bytes, ticket_out);
-    if (!status)
-        status = fcdp__offsets_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->offsets);
-    return status ? status : member_enter(host);
+    fcdp_status status = fcdp__shared_create("fcdp-host", capacity_bytes, &host->fd, ticket_out);
+    if (status) return fcdp__fail(status, "host tier: %s", fcdp_error_text());
+    status = header_map(host);
+    if (status) return status;
+    *host->header = (fcdp_slab_header){.magic = FCDP_SLAB_MAGIC,
+                                       .capacity_bytes = capacity_bytes,
+                                       .page_bytes = host->page_bytes,
+                                       .version = FCDP_SLAB_VERSION,
+                                       .n_slices = host->config.n_slices};
+    return fcdp__offsets_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->offsets);
 }
 
 fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_out,
@@ -93,7 +92,8 @@ fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_o
     fcdp_host *host;
     fcdp_status status = host_alloc(config, &host);
     if (status) return status;
-    status = host_fill_leader(host, ticket_out);
+    status = slab_create(host, ticket_out);
+    if (!status) status = member_enter(host);
     if (status) {
         host_free(host);
         return status;
@@ -122,8 +122,7 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ti
     if (status) return status;
     status = fcdp__shared_open(ticket, &host->fd);
     if (status) status = fcdp__fail(status, "host tier: %s", fcdp_error_text());
-    if (!status && !(host->header = fcdp__shared_map(host->fd, 0, host->page_bytes)))
-        status = fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
+    if (!status) status = header_map(host);
     if (!status) status = slab_check(host, ticket);
     if (!status) status = member_enter(host);
     if (status) {
@@ -186,25 +185,6 @@ static void records_reap(fcdp_host *host) {
     }
 }
 
-/* Lock held. */
-static fcdp_status block_alloc_locked(fcdp_host *host, size_t bytes, fcdp_block_record *record) {
-    records_reap(host);
-    fcdp_status status = fcdp__offsets_alloc(host->offsets, bytes, &record->offset);
-    if (status) return status;
-    /* A block's board begins as zeroes. A rank that was slower than the leader may have written to
-     * the last one here after it was freed. */
-    status = range_empty(host, record->offset, bytes);
-    if (!status) status = fcdp__account_take(host->config.account, bytes);
-    if (status) {
-        fcdp__offsets_free(host->offsets, record->offset);
-        return status;
-    }
-    record->bytes = bytes;
-    record->next = host->records;
-    host->records = record;
-    return FCDP_OK;
-}
-
 fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) {
     if (!host->offsets || getpid() != host->pid)
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank allocates blocks");
@@ -214,17 +194,25 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
                           (double)host->header->capacity_bytes / GIB);
     fcdp_block_record *record = calloc(1, sizeof *record);
     if (!record) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
+    record->bytes = host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes);
     fcdp__lock_acquire(&host->lock);
-    fcdp_status status = block_alloc_locked(
-        host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes), record);
-    uint64_t offset = record->offset;
-    fcdp__lock_release(&host->lock);
-    if (status) {
-        free(record);
-        return status;
+    records_reap(host);
+    fcdp_status status = fcdp__offsets_alloc(host->offsets, record->bytes, &record->offset);
+    if (!status) {
+        /* A block's board begins as zeroes. A rank that was slower than the leader may have written to
+         * the last one here after it was freed. */
+        status = range_empty(host, record->offset, record->bytes);
+        if (!status) status = fcdp__account_take(host->config.account, record->bytes);
+        if (status) fcdp__offsets_free(host->offsets, record->offset);
     }
-    *offset_out = offset;
-    return FCDP_OK;
+    if (!status) {
+        record->next = host->records;
+        host->records = record;
+        *offset_out = record->offset;
+    }
+    fcdp__lock_release(&host->lock);
+    if (status) free(record);
+    return status;
 }
 
 void fcdp__host_block_free(fcdp_host *host, uint64_t offset) {

@@ -1,4 +1,4 @@
-/* segv.c - the table of watched ranges, and the handler that reads it.
+/* segv.c - the handler, its table of watched ranges.
  *
  * A handler may take no lock. Readers count themselves in, walk the list, copy what they need and count
  * themselves out; whoever unwatches a range unlinks it and frees it once no reader is inside. Both sides store
@@ -61,14 +61,11 @@ static void line_add_hex(line *l, uintptr_t value) {
     line_add(l, digits + at, sizeof digits);
 }
 
-static const char *part_at(const fcdp_segv_watch *watch, size_t offset) {
-    for (size_t i = 0; i < watch->n_parts; i++)
-        if (offset - watch->parts[i].offset_bytes < watch->parts[i].bytes) return watch->parts[i].name;
-    return NULL;
-}
-
 static void line_make(line *l, const fcdp_segv_watch *watch, uintptr_t at) {
-    const char *part = part_at(watch, at - watch->base);
+    const char *part = NULL;
+    for (size_t i = 0; i < watch->n_parts && !part; i++)
+        if (at - watch->base - watch->parts[i].offset_bytes < watch->parts[i].bytes)
+            part = watch->parts[i].name;
     line_add(l, "fcdp: SIGSEGV: ", LINE_BYTES);
     line_add_hex(l, at);
     line_add(l, part ? " is in the gathered parameter " : " is in gathered parameters", LINE_BYTES);
@@ -86,15 +83,6 @@ static bool fault_explain(uintptr_t at, line *l) {
     if (watch) line_make(l, watch, at);
     atomic_fetch_sub(&n_readers, 1);
     return l->n > 0;
-}
-
-static void line_write(const line *l) {
-    for (size_t at = 0; at < l->n;) {
-        ssize_t n = write(STDERR_FILENO, l->text + at, l->n - at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return;
-        at += (size_t)n;
-    }
 }
 
 /* A function of somebody's that comes back is called in place, and stays behind this one; all else gets its
@@ -120,7 +108,12 @@ static void on_segv(int signum, siginfo_t *info, void *context) {
     line l;
     l.n = 0;
     bool explained = info->si_code > 0 && fault_explain((uintptr_t)info->si_addr, &l);
-    if (explained) line_write(&l);
+    for (size_t written = 0; explained && written < l.n;) {
+        ssize_t n = write(STDERR_FILENO, l.text + written, l.n - written);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        written += (size_t)n;
+    }
     errno = saved_errno;
     pass_on(signum, info, context, explained);
 }

@@ -76,16 +76,6 @@ fcdp_status fcdp__shared_create(const char *name, size_t bytes, int *fd_out, fcd
     return FCDP_OK;
 }
 
-static fcdp_status fd_check(int fd, const char *path, const fcdp_shared_ticket *ticket) {
-    struct stat st;
-    if (!fstat(fd, &st) && st.st_ino == ticket->inode && (uint64_t)st.st_size == ticket->bytes)
-        return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                      "%s is not the memory that process %d made; the ranks of this node see different /proc "
-                      "file systems",
-                      path, (int)ticket->pid);
-}
-
 fcdp_status fcdp__shared_open(const fcdp_shared_ticket *ticket, int *fd_out) {
     char path[64];
     uint64_t start_time;
@@ -104,10 +94,15 @@ fcdp_status fcdp__shared_open(const fcdp_shared_ticket *ticket, int *fd_out) {
             "cannot open %s: %s. The ranks of a node share host memory through /proc: run them as "
             "one user, in one container, without hidepid on /proc",
             path, strerror(errno));
-    fcdp_status status = fd_check(fd, path, ticket);
-    if (status)
+    struct stat st;
+    if (fstat(fd, &st) || st.st_ino != ticket->inode || (uint64_t)st.st_size != ticket->bytes) {
         close(fd);
-    else
-        *fd_out = fd;
-    return status;
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "%s is not the memory that process %d made; the ranks of this node see different /proc "
+            "file systems",
+            path, (int)ticket->pid);
+    }
+    *fd_out = fd;
+    return FCDP_OK;
 }

@@ -1,5 +1,5 @@
-/* slot.c - who owns which slot, and which regions are mapped onto it. What a
- * region's bytes are is region.c's affair. */
+/* slot.c - the life of slots: their owners, the regions that are mapped onto them. What a region's bytes
+ * are is region.c's. */
 #include "tiering/slot.h"
 
 #include <stdlib.h>
@@ -36,29 +36,23 @@ void fcdp__slot_disown(fcdp_slot *slot) {
 
 /* ---- choosing ---- */
 
-/* A slot much larger than the region is left to larger ones; the bound is the region's range. */
-static bool slot_fits(const fcdp_slot *slot, const fcdp_region *region) {
-    size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
-    return slot->n_pages >= pages_of(region) &&
-           slot->n_pages * page_bytes <= fcdp__vrange_bytes(region->range);
-}
-
-static bool is_better(const fcdp_slot *slot, const fcdp_slot *best) {
-    if (!best || slot->n_pages != best->n_pages) return !best || slot->n_pages < best->n_pages;
-    return slot->last_use < best->last_use;
-}
-
-fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
-    fcdp_slot *best = region->slot && is_free(region->slot) ? region->slot : NULL;
-    if (!best)
-        for (fcdp_slot *slot = region->tiering->slots; slot; slot = slot->next)
-            if (is_free(slot) && slot_fits(slot, region) && is_better(slot, best)) best = slot;
-    if (best) slot_own(best, region);
-    return best;
-}
-
 static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
     return !oldest || slot->last_use < oldest->last_use;
+}
+
+/* A slot much larger than the region is kept for larger ones; the bound is the region's range. */
+fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
+    size_t n_pages = pages_of(region);
+    size_t most_pages = fcdp__vrange_bytes(region->range) / fcdp__driver_page_bytes(region->tiering->drv);
+    fcdp_slot *best = region->slot && is_free(region->slot) ? region->slot : NULL;
+    for (fcdp_slot *slot = best ? NULL : region->tiering->slots; slot; slot = slot->next) {
+        if (!is_free(slot) || slot->n_pages < n_pages || slot->n_pages > most_pages) continue;
+        if (!best || slot->n_pages < best->n_pages ||
+            (slot->n_pages == best->n_pages && is_older(slot, best)))
+            best = slot;
+    }
+    if (best) slot_own(best, region);
+    return best;
 }
 
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call) {
@@ -118,20 +112,15 @@ static fcdp_status slot_unmap_all(fcdp_slot *slot, const fcdp_region *except, fc
     return status;
 }
 
-static fcdp_status others_unmap(fcdp_slot *slot, const fcdp_region *region) {
-    fcdp_tiering *tiering = region->tiering;
-    if (!tiering->exact) return FCDP_OK;
-    fcdp__lock_acquire(&tiering->lock);
-    fcdp_status status = slot_unmap_all(slot, region, tiering);
-    fcdp__lock_release(&tiering->lock);
-    return status;
-}
-
 fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     fcdp_tiering *tiering = region->tiering;
     if (region->slot == slot) return FCDP_OK;
     fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
-    if (!status) status = others_unmap(slot, region);
+    if (!status && tiering->exact) {
+        fcdp__lock_acquire(&tiering->lock);
+        status = slot_unmap_all(slot, region, tiering);
+        fcdp__lock_release(&tiering->lock);
+    }
     if (!status)
         status = fcdp__vrange_map(region->range, slot->phys,
                                   slot->n_pages * fcdp__driver_page_bytes(tiering->drv));
@@ -182,17 +171,12 @@ static bool is_excess(const fcdp_tiering *tiering, unsigned class, size_t n_comi
     return n > most;
 }
 
-static fcdp_slot *oldest_of_class(const fcdp_tiering *tiering, unsigned class) {
-    fcdp_slot *oldest = NULL;
-    for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-        if (class_of(slot->n_pages) == class && is_free(slot) && is_older(slot, oldest)) oldest = slot;
-    return oldest;
-}
-
 /* `n_coming`: pages of a slot that is about to be made. Lock held on entry and exit, not in between. */
 static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming) {
     while (is_excess(tiering, class, n_coming)) {
-        fcdp_slot *oldest = oldest_of_class(tiering, class);
+        fcdp_slot *oldest = NULL;
+        for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
+            if (class_of(slot->n_pages) == class && is_free(slot) && is_older(slot, oldest)) oldest = slot;
         if (!oldest || fcdp__slot_dissolve(tiering, oldest)) return;
     }
 }
