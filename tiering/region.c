@@ -1,5 +1,5 @@
-/* region.c - the state of one region, and the only code that changes it. Whose pages are taken back is
- * reclaim.c's choice, which slot a region gets slot.c's. */
+/* region.c - the state of one region. No other file changes it. Whose pages are taken back is reclaim.c's
+ * choice, which slot a region gets slot.c's. */
 #include "tiering/region.h"
 
 #include "tiering/slot.h"
@@ -120,10 +120,32 @@ static void slot_release(fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
 }
 
-/* Off the lists, and off its slot, which goes too if nobody else is mapped onto it. Lock held; this thread
- * moves the region. */
-static void region_unlink(fcdp_region *region) {
+fcdp_status fcdp__region_drain(const fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = FCDP_OK;
+    for (int attempt = 0; attempt < 2; attempt++) { /* what fails once may pass */
+        status = FCDP_OK;
+        for (int d = 0; d < FCDP_N_DIRECTIONS && region->unrecorded && !status; d++)
+            status = fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]);
+        if (!status) status = fcdp__region_await(region);
+        if (!status) break;
+    }
+    return status;
+}
+
+/* Its slot goes too if nobody else is mapped onto it. */
+void fcdp__region_destroy(fcdp_region *region) {
+    if (!region) return;
+    fcdp_tiering *tiering = region->tiering;
+    region_lock(region);
+    fcdp__region_begin_move(region);
+    region_unlock(region);
+    if (fcdp__region_drain(region))
+        fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name,
+                  fcdp_error_text());
+    if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
+        fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
+    fcdp__lock_acquire(&tiering->lock);
     fcdp_slot *slot = region->slot;
     if (slot && slot->owner == region) slot_release(region);
     fcdp_region **link = &tiering->regions;
@@ -133,36 +155,9 @@ static void region_unlink(fcdp_region *region) {
         if (other->last == region) other->last = NULL; /* its events have passed */
     if (slot && !--slot->n_mapped && !slot->owner && !slot->dissolving)
         (void)!fcdp__slot_dissolve(tiering, slot);
-    size_t page_bytes = fcdp__driver_page_bytes(tiering->drv);
-    fcdp__slot_drop_spare(tiering, fcdp__round_up(region->layout->bytes, page_bytes) / page_bytes);
+    fcdp__slot_drop_spare(region);
     pthread_cond_broadcast(&tiering->moved);
-}
-
-static fcdp_status settle_once(const fcdp_region *region) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = FCDP_OK;
-    for (int d = 0; d < FCDP_N_DIRECTIONS && region->unrecorded && !status; d++)
-        status = fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]);
-    return status ? status : fcdp__region_await(region);
-}
-
-fcdp_status fcdp__region_drain(const fcdp_region *region) {
-    return settle_once(region) ? settle_once(region) : FCDP_OK; /* what fails once may pass */
-}
-
-void fcdp__region_destroy(fcdp_region *region) {
-    if (!region) return;
-    region_lock(region);
-    fcdp__region_begin_move(region);
-    region_unlock(region);
-    if (fcdp__region_drain(region))
-        fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name,
-                  fcdp_error_text());
-    if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
-        fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
-    fcdp__lock_acquire(&region->tiering->lock);
-    region_unlink(region);
-    fcdp__lock_release(&region->tiering->lock);
+    fcdp__lock_release(&tiering->lock);
     region_free(region);
 }
 
@@ -218,14 +213,6 @@ static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream str
 
 /* ---- pages ---- */
 
-/* What it is mapped onto may be taken apart just now: that needs no pages and is waited for. Whoever does it
- * waits for regions that are moved, so none may be moved that then waits for the pages. Lock held. */
-static void acquire_begin_move(fcdp_region *region) {
-    while (region->moving || (region->slot && region->slot->dissolving))
-        fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
-    region->moving = true;
-}
-
 /* None was free. Who needs pages is mapped onto nothing, so that nobody who gives some has to wait
  * for it. Making a slot may call the reclaimer on this thread; and while that finds nothing,
  * another thread may have released one. */
@@ -241,11 +228,15 @@ static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
     return FCDP_OK;
 }
 
+/* What the region is mapped onto may be dissolving just now: that needs no pages and is waited for. Whoever
+ * dissolves it waits for regions that are moved, so none may be moved that then waits for the pages. */
 fcdp_status fcdp__region_acquire(fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     region_lock(region);
     FCDP_CHECK(1, !region->in_use);
-    acquire_begin_move(region);
+    while (region->moving || (region->slot && region->slot->dissolving))
+        fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
+    region->moving = true;
     region->last_use = ++region->tiering->clock;
     fcdp_slot *slot = region->kept ? region->slot : fcdp__slot_choose(region);
     region_unlock(region);
@@ -285,22 +276,20 @@ static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
 }
 
-/* No event says when the use ends: known by waiting, then, for the streams that take part and no others,
- * which may wait for peers that wait for this thread. */
-static fcdp_status use_await(fcdp_region *region, fcdp_stream stream) {
-    fcdp_status status = fcdp__region_order(region, stream);
-    if (!status) status = stream_wait_region(region, stream);
-    if (!status) status = fcdp__driver_stream_sync(region->tiering->drv, stream);
-    return status ? status : fcdp__region_drain(region);
-}
-
+/* Where no event says when the use ends it is waited for: on the streams that take part, and no others, which
+ * may wait for peers that wait for this thread. */
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {
     region_lock(region);
     FCDP_CHECK(1, region->in_use);
     region_unlock(region);
     fcdp_status status = use_seal(region, stream);
     fcdp_region *last = status ? NULL : region;
-    if (status) status = use_await(region, stream);
+    if (status) {
+        status = fcdp__region_order(region, stream);
+        if (!status) status = stream_wait_region(region, stream);
+        if (!status) status = fcdp__driver_stream_sync(region->tiering->drv, stream);
+        if (!status) status = fcdp__region_drain(region);
+    }
     region->unrecorded = region->unrecorded && status;
     region_lock(region);
     fcdp__region_begin_move(region);
@@ -328,20 +317,18 @@ void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
 
 /* ---- what the host has ---- */
 
-/* Acquire in board_read, partner of the device's write of the word: the other's bytes are there. */
-static bool is_stored(const fcdp_region *region, uint32_t s, uint32_t slice) {
-    if (slice == region->slice) return region->span[s].stored;
-    return (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], slice) - region->span[s].epoch) >= 0;
-}
-
-/* Spans whose bytes are on the device, and not all of them in host memory. */
+/* Spans whose bytes are on the device, and not all of them in host memory. Acquire in board_read, partner of
+ * the device's write of the word: the other's bytes are there. */
 static uint32_t dirty_spans(const fcdp_region *region) {
     uint32_t mask = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
         if (!span->on_device || span->whole || !region->layout->span[s].bytes) continue;
+        if (!span->stored) mask |= 1u << s;
         for (uint32_t i = 0; i < region->layout->n_slices; i++)
-            if (!is_stored(region, s, i)) mask |= 1u << s;
+            if (i != region->slice &&
+                (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], i) - span->epoch) < 0)
+                mask |= 1u << s;
     }
     return mask;
 }
@@ -377,45 +364,49 @@ static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, u
                                       fcdp__board_word_at(region->block, word, region->slice), value);
 }
 
-/* ---- copies ---- */
-
-static fcdp_status bytes_copy(fcdp_tiering *tiering, fcdp_direction direction, fcdp_dptr device, char *host,
-                              size_t bytes) {
-    if (direction == FCDP_TO_HOST)
-        return fcdp__driver_copy_d2h(tiering->drv, host, device, bytes, tiering->streams[direction]);
-    return fcdp__driver_copy_h2d(tiering->drv, device, host, bytes, tiering->streams[direction]);
+/* Behind the copies of the spans in `span_mask`: the others may read them. */
+static fcdp_status words_write_stored(const fcdp_region *region, uint32_t span_mask) {
+    fcdp_stream d2h = region->tiering->streams[FCDP_TO_HOST];
+    fcdp_status status = FCDP_OK;
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
+    return status;
 }
+
+/* ---- copies ---- */
 
 /* Between `device` and the piece's place in host memory; one copy, but where pinned memory ends or begins.
  * What is not pinned CUDA may read at the call, before what the stream waits for: so the host waits for that,
  * which comes without this thread, by the program's order. */
 static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
                               fcdp_piece piece) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_stream stream = tiering->streams[direction];
     char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
     fcdp_status status = FCDP_OK;
     for (size_t done = 0, n; done < piece.bytes && !status; done += n) {
         bool pinned;
         n = fcdp__host_run_bytes(region->block, piece.offset_bytes + done, piece.bytes - done, &pinned);
-        if (!pinned && direction == FCDP_TO_DEVICE)
-            status = fcdp__driver_stream_sync(region->tiering->drv, region->tiering->streams[direction]);
-        if (!status)
-            status = bytes_copy(region->tiering, direction, fcdp__dptr_add(device, done), host + done, n);
+        fcdp_dptr at = fcdp__dptr_add(device, done);
+        if (direction == FCDP_TO_HOST) {
+            status = fcdp__driver_copy_d2h(tiering->drv, host + done, at, n, stream);
+        } else {
+            if (!pinned) status = fcdp__driver_stream_sync(tiering->drv, stream);
+            if (!status) status = fcdp__driver_copy_h2d(tiering->drv, at, host + done, n, stream);
+        }
     }
+    region_lock(region);
+    *(direction == FCDP_TO_HOST ? &tiering->stats.d2h_bytes : &tiering->stats.h2d_bytes) += piece.bytes;
+    region_unlock(region);
     return status;
 }
 
 static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, fcdp_piece_list list) {
+    fcdp_dptr base = fcdp__vrange_base(region->range);
     fcdp_status status = FCDP_OK;
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < list.n && !status; i++) {
-        fcdp_dptr device = fcdp__dptr_add(fcdp__vrange_base(region->range), list.pieces[i].offset_bytes);
-        status = piece_copy(region, direction, device, list.pieces[i]);
-        bytes += list.pieces[i].bytes;
-    }
-    fcdp_tiering_stats *stats = &region->tiering->stats;
-    region_lock(region);
-    *(direction == FCDP_TO_HOST ? &stats->d2h_bytes : &stats->h2d_bytes) += bytes;
-    region_unlock(region);
+    for (size_t i = 0; i < list.n && !status; i++)
+        status = piece_copy(region, direction, fcdp__dptr_add(base, list.pieces[i].offset_bytes),
+                            list.pieces[i]);
     return status;
 }
 
@@ -448,18 +439,22 @@ fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
     return FCDP_OK;
 }
 
-fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
-                               fcdp_event after) {
+/* What this process copies to the host comes after `after`, after its own reads of older bytes there, and
+ * after all that the others do with them. */
+static fcdp_status store_begin(fcdp_region *region, fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
     fcdp_status status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
-    /* own reads of older bytes */
     if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded);
-    if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
-    if (!status) status = pieces_copy(region, FCDP_TO_HOST, own);
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
+    return status ? status : words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
+}
+
+/* `status`: of the store so far. */
+static fcdp_status store_end(fcdp_region *region, uint32_t span_mask, fcdp_status status) {
+    fcdp_tiering *tiering = region->tiering;
+    if (!status) status = words_write_stored(region, span_mask);
+    if (!status)
+        status = fcdp__driver_event_record(tiering->drv, region->stored, tiering->streams[FCDP_TO_HOST]);
     if (status) return fail_unrecorded(region, status);
     region_lock(region);
     tiering->stats.n_stores++;
@@ -469,23 +464,17 @@ fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_pie
     return FCDP_OK;
 }
 
-static fcdp_status sources_copy(fcdp_region *region, const fcdp_source *sources, size_t n) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = FCDP_OK;
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < n && !status; i++) {
-        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place);
-        bytes += sources[i].place.bytes;
-    }
-    region_lock(region);
-    tiering->stats.d2h_bytes += bytes;
-    region_unlock(region);
-    return status;
+fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
+                               fcdp_event after) {
+    fcdp_status status = store_begin(region, after);
+    if (!status) status = pieces_copy(region, FCDP_TO_HOST, own);
+    return store_end(region, span_mask, status);
 }
 
-/* A new epoch that is nowhere yet. A kept region may be on its way out on another thread, whose copy must be
- * over before the others may write. */
-static fcdp_status epoch_begin(fcdp_region *region, uint32_t span_mask) {
+/* The new epoch is nowhere at first. Another thread may be evicting a kept region: its copy must be over
+ * before the others may write. */
+fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
+                                   size_t n, fcdp_event after) {
     region_lock(region);
     FCDP_CHECK(1, !region->in_use);
     fcdp__region_begin_move(region);
@@ -496,30 +485,11 @@ static fcdp_status epoch_begin(fcdp_region *region, uint32_t span_mask) {
         if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch + 1};
     fcdp__region_end_move(region);
     region_unlock(region);
-    return status;
-}
-
-fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
-                                   size_t n, fcdp_event after) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
-    fcdp_status status = epoch_begin(region, span_mask);
     if (status) return status;
-    status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
-    /* own reads of older bytes */
-    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded);
-    if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
-    if (!status) status = sources_copy(region, sources, n);
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    if (status) return fail_unrecorded(region, status);
-    region_lock(region);
-    tiering->stats.n_stores++;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (span_mask & 1u << s) region->span[s].stored = true;
-    region_unlock(region);
-    return FCDP_OK;
+    status = store_begin(region, after);
+    for (size_t i = 0; i < n && !status; i++)
+        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place);
+    return store_end(region, span_mask, status);
 }
 
 fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
@@ -535,24 +505,18 @@ fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fc
     return FCDP_OK;
 }
 
-/* The span's state, and that there is something to load. */
-static fcdp_status load_check(fcdp_region *region, uint32_t span, fcdp_span_state *state_out) {
-    region_lock(region);
-    FCDP_CHECK(1, region->in_use && span < FCDP_N_SPANS);
-    *state_out = region->span[span];
-    region_unlock(region);
-    if (state_out->stored || state_out->whole) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it",
-                      region->name, span, state_out->epoch);
-}
-
+/* What this process has written as a whole needs no word of the others. */
 static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
-    fcdp_span_state state;
-    fcdp_status status = load_check(region, span, &state);
-    if (status) return status;
-    status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
+    region_lock(region);
+    FCDP_CHECK(1, region->in_use && span < FCDP_N_SPANS);
+    fcdp_span_state state = region->span[span];
+    region_unlock(region);
+    if (!state.stored && !state.whole)
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it",
+                          region->name, span, state.epoch);
+    fcdp_status status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
     if (!status && !state.whole) status = words_await(region, STORED_WORD[span], state.epoch, h2d);
     if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, (fcdp_piece_list){&piece, 1});
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
@@ -590,8 +554,7 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
         status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
     if (status) return status;
     status = pieces_copy(region, FCDP_TO_HOST, (fcdp_piece_list){pieces, n});
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
+    if (!status) status = words_write_stored(region, mask);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
     if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
     /* Whoever goes on must not meet a copy of it later. */

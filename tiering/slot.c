@@ -182,8 +182,9 @@ static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming) {
 }
 
 /* A class needs no more slots than it has regions. With exact mapping most slots have nobody mapped. */
-void fcdp__slot_drop_spare(fcdp_tiering *tiering, size_t n_pages) {
-    unsigned class = class_of(n_pages);
+void fcdp__slot_drop_spare(const fcdp_region *gone) {
+    fcdp_tiering *tiering = gone->tiering;
+    unsigned class = class_of(pages_of(gone));
     size_t n_slots = 0, n_regions = 0;
     fcdp_slot *spare = NULL;
     for (const fcdp_region *r = tiering->regions; r; r = r->next) n_regions += class_of(pages_of(r)) == class;

@@ -58,9 +58,9 @@ void fcdp__slot_unmap_if_done(fcdp_region *region);
 fcdp_status fcdp__slot_unmap(fcdp_region *region) FCDP_MUST_CHECK;
 /* Give the free slot's handle back to the pool. Lock held on entry and exit, not in between. */
 fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) FCDP_MUST_CHECK;
-/* A region of so many pages has gone: is there a slot now that no region needs? Then one that nobody is
- * mapped onto goes. Lock held on entry and exit, not in between. */
-void fcdp__slot_drop_spare(fcdp_tiering *tiering, size_t n_pages);
+/* `gone` is on the list no more: is there a slot now that no region needs? Then one that nobody is mapped
+ * onto goes. Lock held on entry and exit, not in between. */
+void fcdp__slot_drop_spare(const fcdp_region *gone);
 /* The free slot that has been unused longest, but for those that failed to dissolve in the reclaimer's
  * `call`; NULL: none. Lock held. */
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call);
