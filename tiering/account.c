@@ -44,20 +44,6 @@ static fcdp_status account_wrap(int fd, fcdp_account **account_out) {
     return FCDP_OK;
 }
 
-static fcdp_status budget_decide(size_t budget_bytes, account_page *page) {
-    fcdp_headroom headroom;
-    if (budget_bytes) {
-        page->budget_bytes = budget_bytes;
-        snprintf(page->limit, sizeof page->limit, "FCDP_HOST_BUDGET");
-        return FCDP_OK;
-    }
-    fcdp_status status = fcdp__headroom_read("", &headroom);
-    if (status) return status;
-    page->budget_bytes = headroom.available_bytes - headroom.available_bytes / KEEP_FREE_DIVISOR;
-    snprintf(page->limit, sizeof page->limit, "7/8 of %s", headroom.limit);
-    return FCDP_OK;
-}
-
 fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out,
                                  fcdp_shared_ticket *ticket_out) {
     fcdp_shared_ticket ticket;
@@ -66,14 +52,22 @@ fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out
     fcdp_status status = fcdp__shared_create("fcdp-account", ACCOUNT_BYTES, &fd, &ticket);
     if (!status) status = account_wrap(fd, &account);
     if (status) return status;
-    status = budget_decide(budget_bytes, account->page);
-    if (status) {
-        fcdp__account_destroy(account);
-        return status;
+    account_page *page = account->page;
+    page->budget_bytes = budget_bytes;
+    snprintf(page->limit, sizeof page->limit, "FCDP_HOST_BUDGET");
+    if (!budget_bytes) {
+        fcdp_headroom headroom;
+        status = fcdp__headroom_read("", &headroom);
+        if (status) {
+            fcdp__account_destroy(account);
+            return status;
+        }
+        page->budget_bytes = headroom.available_bytes - headroom.available_bytes / KEEP_FREE_DIVISOR;
+        snprintf(page->limit, sizeof page->limit, "7/8 of %s", headroom.limit);
     }
-    account->page->magic = ACCOUNT_MAGIC;
-    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s)", (double)account->page->budget_bytes / GIB,
-              account->page->limit);
+    page->magic = ACCOUNT_MAGIC;
+    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s)", (double)page->budget_bytes / GIB,
+              page->limit);
     *account_out = account;
     *ticket_out = ticket;
     return FCDP_OK;

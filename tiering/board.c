@@ -97,18 +97,6 @@ fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word 
                                                 : missing_query(block, word, at_least, what, waited_ns);
 }
 
-/* Waits on one word that has not come, whichever: a look at all of them follows. */
-static void word_wait(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
-    for (uint32_t i = 0; i < block->host->config.n_slices; i++) {
-        uint32_t seen = fcdp__board_read(block, word, i);
-        if ((int32_t)(seen - at_least) >= 0) continue;
-        struct timespec timeout = {.tv_nsec = LOOK_FOR_WORD_NS};
-        /* Every outcome leads back to reading the word. */
-        (void)syscall(SYS_futex, &block->board[i].words[word], FUTEX_WAIT, seen, &timeout, NULL, 0);
-        return;
-    }
-}
-
 fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                  const char *what) {
     uint64_t start_ns = fcdp__now_ns(), looked_ns = start_ns;
@@ -119,7 +107,14 @@ fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word w
             if (status != FCDP_PENDING) return status;
             looked_ns = now_ns;
         }
-        word_wait(block, word, at_least);
+        /* Sleep on one word that has not come, whichever: the loop reads all of them again. */
+        uint32_t i = 0, n = block->host->config.n_slices;
+        while (i < n && has_come(block, word, i, at_least)) i++;
+        if (i == n) continue;
+        uint32_t seen = fcdp__board_read(block, word, i);
+        struct timespec timeout = {.tv_nsec = LOOK_FOR_WORD_NS};
+        if ((int32_t)(seen - at_least) < 0)
+            (void)syscall(SYS_futex, &block->board[i].words[word], FUTEX_WAIT, seen, &timeout, NULL, 0);
     }
     return FCDP_OK;
 }

@@ -102,19 +102,7 @@ fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_o
     return FCDP_OK;
 }
 
-static fcdp_status slab_check(fcdp_host *host, const fcdp_shared_ticket *ticket) {
-    const fcdp_slab_header *header = host->header;
-    if (header->magic != FCDP_SLAB_MAGIC || header->version != FCDP_SLAB_VERSION ||
-        header->capacity_bytes != ticket->bytes || header->page_bytes != host->page_bytes)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: the node's ranks run different versions of FCDP");
-    if (header->n_slices != host->config.n_slices)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "host tier: slice %u counts %u ranks on this node, the first rank counts %u; check "
-                          "FCDP_LOCAL_SIZE",
-                          host->config.slice, host->config.n_slices, header->n_slices);
-    return FCDP_OK;
-}
-
+/* What the header says is checked: the ranks of a node may be different builds, or count differently. */
 fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ticket *ticket,
                             fcdp_host **host_out) {
     fcdp_host *host;
@@ -123,7 +111,16 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ti
     status = fcdp__shared_open(ticket, &host->fd);
     if (status) status = fcdp__fail(status, "host tier: %s", fcdp_error_text());
     if (!status) status = header_map(host);
-    if (!status) status = slab_check(host, ticket);
+    const fcdp_slab_header *header = host->header; /* NULL where mapping it failed */
+    if (!status && (header->magic != FCDP_SLAB_MAGIC || header->version != FCDP_SLAB_VERSION ||
+                    header->capacity_bytes != ticket->bytes || header->page_bytes != host->page_bytes))
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                            "host tier: the node's ranks run different versions of FCDP");
+    if (!status && header->n_slices != config->n_slices)
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                            "host tier: slice %u counts %u ranks on this node, the first rank counts %u; "
+                            "check FCDP_LOCAL_SIZE",
+                            config->slice, config->n_slices, header->n_slices);
     if (!status) status = member_enter(host);
     if (status) {
         host_free(host);

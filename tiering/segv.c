@@ -61,26 +61,24 @@ static void line_add_hex(line *l, uintptr_t value) {
     line_add(l, digits + at, sizeof digits);
 }
 
-static void line_make(line *l, const fcdp_segv_watch *watch, uintptr_t at) {
-    const char *part = NULL;
-    for (size_t i = 0; i < watch->n_parts && !part; i++)
-        if (at - watch->base - watch->parts[i].offset_bytes < watch->parts[i].bytes)
-            part = watch->parts[i].name;
-    line_add(l, "fcdp: SIGSEGV: ", LINE_BYTES);
-    line_add_hex(l, at);
-    line_add(l, part ? " is in the gathered parameter " : " is in gathered parameters", LINE_BYTES);
-    if (part) line_add(l, part, NAME_BYTES);
-    line_add(l, " of ", LINE_BYTES);
-    line_add(l, watch->name, NAME_BYTES);
-    line_add(l, ADVICE, LINE_BYTES);
-}
-
-/* False: nobody watches the address. */
+/* False: nobody watches the address. Between the counts no watch is freed. */
 static bool fault_explain(uintptr_t at, line *l) {
     atomic_fetch_add(&n_readers, 1); /* partner: fcdp__segv_unwatch */
     fcdp_segv_watch *watch = atomic_load(&watches);
     while (watch && at - watch->base >= watch->bytes) watch = atomic_load(&watch->next);
-    if (watch) line_make(l, watch, at);
+    if (watch) {
+        const char *part = NULL;
+        for (size_t i = 0; i < watch->n_parts && !part; i++)
+            if (at - watch->base - watch->parts[i].offset_bytes < watch->parts[i].bytes)
+                part = watch->parts[i].name;
+        line_add(l, "fcdp: SIGSEGV: ", LINE_BYTES);
+        line_add_hex(l, at);
+        line_add(l, part ? " is in the gathered parameter " : " is in gathered parameters", LINE_BYTES);
+        if (part) line_add(l, part, NAME_BYTES);
+        line_add(l, " of ", LINE_BYTES);
+        line_add(l, watch->name, NAME_BYTES);
+        line_add(l, ADVICE, LINE_BYTES);
+    }
     atomic_fetch_sub(&n_readers, 1);
     return l->n > 0;
 }
