@@ -161,9 +161,6 @@ void fcdp__region_destroy(fcdp_region *region) {
     region_free(region);
 }
 
-const char *fcdp__region_name(const fcdp_region *region) {
-    return region->name;
-}
 fcdp_dptr fcdp__region_base(const fcdp_region *region) {
     return fcdp__vrange_base(region->range);
 }

@@ -51,7 +51,6 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
 fcdp_status fcdp__region_drain(const fcdp_region *region) FCDP_MUST_CHECK;
 /* Drains it. */
 void fcdp__region_destroy(fcdp_region *region);
-const char *fcdp__region_name(const fcdp_region *region);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);
 void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out);
 /* Recorded by the caller behind what made the region whole: others wait for it. */

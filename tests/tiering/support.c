@@ -159,7 +159,7 @@ static content content_of(const group *group, uint32_t s, uint32_t epoch, size_t
     uint64_t state = group->seed ^ ((uint64_t)epoch << 32) ^ s;
     content made = {
         .key = random_next(&state), .at = at, .bytes = bytes, .offset = offset, .s = s, .epoch = epoch};
-    snprintf(made.name, sizeof made.name, "%s", fcdp__region_name(group->regions[0]));
+    snprintf(made.name, sizeof made.name, "%s", group->regions[0]->name);
     return made;
 }
 
@@ -359,7 +359,7 @@ fcdp_region_state state_of(fcdp_region *region) {
 void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool stored, bool whole, uint32_t epoch) {
     fcdp_span_state span = state_of(region).span[s];
     if (span.on_device != on_device || span.stored != stored || span.whole != whole || span.epoch != epoch)
-        fail_msg("'%s', span %u: on_device %d, stored %d, whole %d, epoch %u", fcdp__region_name(region), s,
+        fail_msg("'%s', span %u: on_device %d, stored %d, whole %d, epoch %u", region->name, s,
                  span.on_device, span.stored, span.whole, span.epoch);
 }
 

@@ -70,7 +70,6 @@ static void a_life(bool exact) {
     for (uint32_t r = 0; r < 2; r++) region_compute(&g, r, 0);
     group_release(&g, false);
     assert_int_equal(fcdp__region_base(g.regions[0]).addr, base.addr);
-    assert_string_equal(fcdp__region_name(g.regions[0]), "life");
 
     fcdp_tiering_stats stats = stats_of(&n, 0);
     assert_int_equal(stats.n_stores, 1);
