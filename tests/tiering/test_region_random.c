@@ -99,7 +99,8 @@ static void slots_check(const world *w, uint32_t r) {
     assert_true(n_pages <= POOL_PAGES);
 }
 
-/* Takes over what the reclaimer has done since. */
+/* Takes over what the reclaimer has done since. After every use, on all ranks: an eviction writes a word that
+ * the next rank's eviction of the same group may find, and its model must know. */
 static fcdp_region_state model_update(world *w, int i, uint32_t r) {
     fcdp_region_state state = state_of(region_of(w, i, r));
     if (w->models[i][r].kept && !state.kept) {
@@ -326,8 +327,10 @@ static void world_open(world *w, uint32_t n_ranks) {
 static void world_close(world *w) {
     if (w->held != NOBODY) all_end(w, w->held);
     w->held = NOBODY;
-    for (int i = 0; i < N_GROUPS; i++) do_use(w, i);
-    world_check(w);
+    for (int i = 0; i < N_GROUPS; i++) {
+        do_use(w, i);
+        world_check(w);
+    }
     node_sync(&w->node);
     for (int i = 0; i < N_GROUPS; i++) group_close(&w->groups[i]);
     node_close(&w->node);
