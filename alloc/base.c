@@ -15,9 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TEXT_BYTES = 2048, LINE_BYTES = 4096, MAX_HELD = 8 };
+enum { LINE_BYTES = 4096, MAX_HELD = 8 };
 
-static _Thread_local char failure_text[TEXT_BYTES];
+static _Thread_local char failure_text[FCDP_TEXT_BYTES];
 static atomic_int log_threshold = FCDP_LOG_WARN;
 int fcdp__check_level;
 
@@ -49,13 +49,23 @@ const char *fcdp_error_text(void) {
 }
 
 fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) {
-    char text[TEXT_BYTES]; /* not failure_text itself: an argument may point into it */
+    char text[FCDP_TEXT_BYTES]; /* not failure_text itself: an argument may point into it */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     memcpy(failure_text, text, strlen(text) + 1);
     return status;
+}
+
+fcdp_failure fcdp__failure_keep(fcdp_status status) {
+    fcdp_failure failure = {.status = status};
+    memcpy(failure.text, failure_text, strlen(failure_text) + 1);
+    return failure;
+}
+
+fcdp_status fcdp__failure_restore(const fcdp_failure *failure) {
+    return fcdp__fail(failure->status, "%s", failure->text);
 }
 
 void fcdp_log_set_level(fcdp_log_level level) {

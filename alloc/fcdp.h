@@ -44,6 +44,24 @@ const char *fcdp_error_text(void);
  * inner fcdp_error_text(): the new text may be formatted from the old one. */
 fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) FCDP_PRINTF(2, 3) FCDP_MUST_CHECK;
 
+enum { FCDP_TEXT_BYTES = 2048 }; /* longer texts are cut */
+/* The calling thread's failure, kept over calls that may fail as well and would write their own text. */
+typedef struct fcdp_failure {
+    fcdp_status status;
+    char text[FCDP_TEXT_BYTES];
+} fcdp_failure;
+fcdp_failure fcdp__failure_keep(fcdp_status status);
+/* The text is the thread's again; returns the status. */
+fcdp_status fcdp__failure_restore(const fcdp_failure *failure) FCDP_MUST_CHECK;
+
+/* The status of `call`, which is made once more if it fails: for what gives memory back. A failure that passes,
+ * of a driver that is busy, must not lose that memory for good. */
+#define FCDP_RETRY_ONCE(call)                                                                                \
+    __extension__({                                                                                          \
+        fcdp_status status_ = (call);                                                                        \
+        status_ ? (call) : status_;                                                                          \
+    })
+
 typedef enum fcdp_log_level {
     FCDP_LOG_QUIET = 0,
     FCDP_LOG_WARN = 1,

@@ -32,8 +32,7 @@ fcdp_status fcdp__pinned_unlock(fcdp_driver *drv, char *base, const fcdp_pinned 
     fcdp_status first = FCDP_OK;
     for (size_t i = 0; i < pinned->n; i++) {
         char *at = base + pinned->ranges[i].offset_bytes;
-        fcdp_status status = fcdp__driver_host_unpin(drv, at, pinned->ranges[i].bytes);
-        if (status) status = fcdp__driver_host_unpin(drv, at, pinned->ranges[i].bytes);
+        fcdp_status status = FCDP_RETRY_ONCE(fcdp__driver_host_unpin(drv, at, pinned->ranges[i].bytes));
         if (status && !first) first = status;
     }
     return first;

@@ -123,14 +123,9 @@ static void slot_release(fcdp_region *region) {
 fcdp_status fcdp__region_drain(const fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = FCDP_OK;
-    for (int attempt = 0; attempt < 2; attempt++) { /* what fails once may pass */
-        status = FCDP_OK;
-        for (int d = 0; d < FCDP_N_DIRECTIONS && region->unrecorded && !status; d++)
-            status = fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]);
-        if (!status) status = fcdp__region_await(region);
-        if (!status) break;
-    }
-    return status;
+    for (int d = 0; d < FCDP_N_DIRECTIONS && region->unrecorded && !status; d++)
+        status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]));
+    return status ? status : FCDP_RETRY_ONCE(fcdp__region_await(region));
 }
 
 /* Its slot goes too if nobody else is mapped onto it. */
@@ -143,7 +138,7 @@ void fcdp__region_destroy(fcdp_region *region) {
     if (fcdp__region_drain(region))
         fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name,
                   fcdp_error_text());
-    if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
+    if (region->slot && FCDP_RETRY_ONCE(fcdp__vrange_unmap(region->range)))
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
     fcdp__lock_acquire(&tiering->lock);
     fcdp_slot *slot = region->slot;
@@ -555,10 +550,9 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
     if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
     /* Whoever goes on must not meet a copy of it later. */
-    char text[512];
-    snprintf(text, sizeof text, "%s", fcdp_error_text());
+    fcdp_failure failure = fcdp__failure_keep(status);
     (void)!fcdp__driver_stream_sync(tiering->drv, d2h);
-    return fcdp__fail(status, "%s", text);
+    return fcdp__failure_restore(&failure);
 }
 
 /* Only the spans that the host lacks part of are written; the others the
