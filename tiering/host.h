@@ -37,15 +37,15 @@ void fcdp__host_destroy(fcdp_host *host);
 
 /* Leader only. FCDP_ERR_NO_HOST_MEM where the account refuses, with its text. */
 fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
-/* Leader only. The block goes back to the system once every rank has detached: a rank may be ahead of its
- * peers, which still read there. */
+/* Leader only. The block goes back to the system once every rank has detached, since peers may still read
+ * there. */
 void fcdp__host_block_free(fcdp_host *host, uint64_t offset);
 /* This rank has failed: a word that it raises on a board from here on means nothing. The others see it. */
 void fcdp__host_fail(fcdp_host *host);
 /* Has another rank failed; which one? Acquire: seen by whoever has seen a word that it raised. */
 bool fcdp__host_peer_failed(const fcdp_host *host, uint32_t *slice_out);
 
-/* Leader: give back the freed blocks that the last rank has detached since. Others: nothing. */
+/* Leader: give freed blocks back to the system that every rank has detached by now. Others: nothing. */
 void fcdp__host_reap(fcdp_host *host);
 
 /* What this rank does with a block, by span; the pieces ascend, and may be empty. */
@@ -58,8 +58,8 @@ typedef struct fcdp_host_share {
  * refusal to pin is a warning (once), with REQUIRE FCDP_ERR_OPTION. */
 fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes,
                               const fcdp_host_share *share, fcdp_host_block **block_out) FCDP_MUST_CHECK;
-/* From the data's `offset_bytes` on, of at most `bytes`: what one copy may cover, since CUDA takes none that
- * is page-locked in part. Is that page-locked? Without a driver nothing is. */
+/* How many of the `bytes` from the data's `offset_bytes` on one copy may cover, since CUDA takes no copy that
+ * is page-locked in part; and whether these are page-locked. Without a driver nothing is. */
 size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes,
                             bool *pinned_out);
 void fcdp__host_detach(fcdp_host_block *block);

@@ -1,5 +1,5 @@
-/* reclaim.h - whose device pages go back when the pool has none left: those of free slots first,
- * then of kept regions, as policy says. */
+/* reclaim.h - the order in which device pages go back to the pool when it has none left: free slots first,
+ * then kept regions, as policy says. */
 #ifndef FCDP_RECLAIM_H
 #define FCDP_RECLAIM_H
 

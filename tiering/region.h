@@ -3,12 +3,12 @@
  *
  * A region has device pages from acquire to release (slot.h), or longer where it is kept. In between its
  * bytes are filled by a gather, which the caller enqueues, or loaded from the node's shared host memory. What
- * a function here enqueues is done in stream order: the state says what holds once it is, and only acquire,
+ * a function here enqueues runs in stream order, and the state says what holds once it has run. Only acquire,
  * destroy and the reclaimer ever wait for the device.
  *
- * A region knows slices, not ranks. The node's processes write the host copy together, each the pieces that
- * it brought; slice i of n_slices is the part of each span that process i loads where the others' parts reach
- * it by other ways.
+ * A region knows slices, not ranks. The node's processes write the host copy together: each writes the pieces
+ * that it gathered. Slice i of n_slices is the part of each span that process i loads when an all-gather
+ * brings the rest.
  *
  * Per span, of `epoch`: on_device the slot holds it
  *                        stored      this process's pieces are in host memory
@@ -46,26 +46,28 @@ typedef struct fcdp_region_state {
 fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
                                 uint32_t slice, fcdp_host_block *block,
                                 fcdp_region **region_out) FCDP_MUST_CHECK;
-/* Until the device is done with it, also with what a failed call has left on the copy streams; what the
- * driver rejects is tried once more. */
+/* Wait until the device is done with the region, including what a failed call has left on the copy streams.
+ * A wait that fails is tried once more. */
 fcdp_status fcdp__region_drain(const fcdp_region *region) FCDP_MUST_CHECK;
-/* Drains it. */
+/* Drains the region first. NULL: nothing. */
 void fcdp__region_destroy(fcdp_region *region);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);
 void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out);
-/* Recorded by the caller behind what made the region whole: others wait for it. */
+/* The caller records `ready` behind the last operation that filled or restored the region. */
 fcdp_event fcdp__region_ready(const fcdp_region *region);
+/* Recorded behind the last copies of the region on the two copy streams. */
 fcdp_event fcdp__region_loaded(const fcdp_region *region);
 fcdp_event fcdp__region_stored(const fcdp_region *region);
 
-/* Pages, until release. Not in use. Waits only where memory lacks, or where exact mapping
- * must unmap what the device still uses. */
+/* The region has pages from here until release. It is not in use. The host waits only where memory is short,
+ * or where exact mapping must unmap what the device still uses. */
 fcdp_status fcdp__region_acquire(fcdp_region *region) FCDP_MUST_CHECK;
-/* What `stream` gets from now on comes after all that was done with the pages before. For each stream that
- * writes to the region without having waited for one that was ordered so. In use. */
+/* What is enqueued on `stream` from now on comes after everything that was done with the pages before.
+ * Call it for each stream that writes to the region, unless it waits for a stream that was ordered. In
+ * use. */
 fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) FCDP_MUST_CHECK;
-/* `stream` is behind the last use. keep: the pages stay the region's, until the reclaimer needs them. Else
- * the bytes are where the host has them, or nowhere. */
+/* The use ends; `stream` is behind its last operation. keep: the pages stay the region's until the reclaimer
+ * needs them. Otherwise only host memory has the bytes from here on, if anything has. */
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) FCDP_MUST_CHECK;
 
 /* The spans' bytes are invalid in every tier (their parameters changed, or somebody wrote into them). */
@@ -79,34 +81,35 @@ typedef struct fcdp_piece_list {
     const fcdp_piece *pieces; /* offsets in the region */
     size_t n;
 } fcdp_piece_list;
-/* After `after`, D2H of this process's pieces of the spans in `span_mask`; then their
- * words. In use; `stored` is recorded. */
+/* Enqueue, behind `after`, the copies of this process's pieces of the spans in `span_mask` to the host, then
+ * their words. In use; `stored` is recorded. */
 fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
                                fcdp_event after) FCDP_MUST_CHECK;
-/* device bytes, and where in the region they belong */
+/* Device bytes outside of the region, and their place in it. */
 typedef struct fcdp_source {
     fcdp_dptr at;
     fcdp_piece place;
 } fcdp_source;
-/* New content for the spans of `span_mask`, on every process of the node alike, that comes to
- * the host alone: after `after`, D2H of this process's pieces from `sources`; then their
- * words. Not in use; `stored` is recorded. */
+/* New content for the spans of `span_mask`, on every process of the node alike, that goes to host memory
+ * alone. Enqueue, behind `after`, the copies of this process's pieces from `sources`, then their words.
+ * Not in use; `stored` is recorded. */
 fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
                                    size_t n, fcdp_event after) FCDP_MUST_CHECK;
-/* H2D of pieces that the others store, once they have. In use, ordered; `loaded` is recorded. */
+/* Enqueue the copies to the device of pieces that the others store, behind their words. In use, ordered;
+ * `loaded` is recorded. */
 fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,
                                      fcdp_piece_list others) FCDP_MUST_CHECK;
-/* H2D of this process's slice of `span`, once the host has it; the other slices are the caller's to
- * all-gather. In use, ordered; `loaded` is recorded, and the span is on the device. */
+/* Enqueue the copy to the device of this process's slice of `span`, once host memory has it. The caller
+ * all-gathers the other slices. In use, ordered; `loaded` is recorded, and the span is on the device. */
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;
-/* H2D of the whole span, likewise. */
+/* The same for the whole span: nothing is left to all-gather. */
 fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;
 
-/* Have the others done what streams wait for, here for waited_ns so far? FCDP_PENDING: as far as they will,
- * or they may still; else what fcdp__board_wait_all says. Any thread. */
+/* Will the words come for which streams have waited for waited_ns so far? FCDP_PENDING: they have come, or
+ * may yet; otherwise an error as from fcdp__board_wait_all. Any thread. */
 fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
-/* Waits of streams that may never end, since a peer is gone: let them pass. What they guard is
- * invalid; nobody may use it. Any thread. */
+/* A peer is gone: end the waits of streams for its words. What these waits guard is invalid, and nobody may
+ * use it. Any thread. */
 void fcdp__region_end_waits(fcdp_region *region);
 
 #endif

@@ -39,19 +39,19 @@ struct fcdp_slot {
     bool dissolving;
 };
 
-/* A slot for `region`, whose owner it becomes: the one that it is mapped onto if that is free, else the
- * smallest free one that is large enough, the longest unused first; NULL: none is free. Lock held. */
+/* Make `region` the owner of a free slot: of the one that it is mapped onto, else of the smallest that is
+ * large enough, the longest unused first. NULL: none is free. Lock held. */
 fcdp_slot *fcdp__slot_choose(fcdp_region *region);
-/* It has no owner any more. Lock held. */
+/* The slot has no owner any more. Lock held. */
 void fcdp__slot_disown(fcdp_slot *slot);
-/* A new one, owned by `region`. Lock not held. FCDP_ERR_NO_DEVICE_MEM when nothing more can be taken back. */
+/* A new slot, owned by `region`. Lock not held. FCDP_ERR_NO_DEVICE_MEM when no more pages can be
+ * reclaimed. */
 fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) FCDP_MUST_CHECK;
-/* Map the region onto the slot that it owns. What it is mapped onto otherwise goes first, and
- * with exact mapping whoever is mapped onto the slot: the host waits for their events if it must.
- * Lock not held; this thread moves the region. */
+/* Map the region onto the slot that it owns. It is unmapped from another slot first; with exact mapping so
+ * are the slot's other regions. The host waits for their events if it must. Lock not held; this thread
+ * moves the region. */
 fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) FCDP_MUST_CHECK;
-/* With exact mapping: take the released region off its slot if the device is
- * done with it already. Lock not held. */
+/* With exact mapping: unmap the released region if the device is done with it already. Lock not held. */
 void fcdp__slot_unmap_if_done(fcdp_region *region);
 /* Unmap the region once its operations are over (waits for them). Lock not held; this thread moves the
  * region. */
@@ -64,7 +64,7 @@ void fcdp__slot_drop_spare(const fcdp_region *gone);
 /* The free slot that has been unused longest, but for those that failed to dissolve in the reclaimer's
  * `call`; NULL: none. Lock held. */
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call);
-/* Free slots beyond what the last passes needed at once go, class by class. Lock not held. */
+/* Dissolve the free slots beyond what the last passes needed at once, class by class. Lock not held. */
 void fcdp__slots_trim(fcdp_tiering *tiering);
 
 #endif
