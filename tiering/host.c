@@ -146,7 +146,7 @@ void fcdp__host_destroy(fcdp_host *host) {
     host_free(host);
 }
 
-/* The pages go back to the system; whoever reads there next finds zeroes. */
+/* The pages go back to the system; the next reader finds zeroes there. */
 static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t bytes) {
     if (!fallocate(host->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes))
         return FCDP_OK;

@@ -2,7 +2,7 @@
  *
  * Page-locking takes time by its bytes (about 1 s for 1 to 2 GB) and counts for each process that does it, so
  * a rank locks what it copies and no more. CUDA takes no copy that lies partly in one registration and partly
- * outside: whoever copies cuts at the edges, which fcdp__pinned_run_bytes tells.
+ * outside, so copies are cut at the edges that fcdp__pinned_run_bytes tells.
  */
 #ifndef FCDP_PIN_H
 #define FCDP_PIN_H

@@ -70,7 +70,7 @@ static void region_free(fcdp_region *region) {
     free(region);
 }
 
-/* All that the driver gives. Events that the host waits for let it sleep. */
+/* The region's addresses and events. The host may wait for these events, so they let it sleep. */
 static fcdp_status region_make(fcdp_region *region) {
     fcdp_driver *drv = region->tiering->drv;
     size_t page_bytes = fcdp__driver_page_bytes(drv);
@@ -205,9 +205,9 @@ static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream str
 
 /* ---- pages ---- */
 
-/* None was free. Who needs pages is mapped onto nothing, so that nobody who gives some has to wait
- * for it. Making a slot may call the reclaimer on this thread; and while that finds nothing,
- * another thread may have released one. */
+/* No slot was free. A region that needs pages is unmapped first, so that no thread that frees some waits for
+ * it. Making a slot may call the reclaimer on this thread; while that finds nothing, another thread may have
+ * released a slot. */
 static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
     if (!status) status = fcdp__slot_make(region, slot_out);
@@ -220,8 +220,8 @@ static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
     return FCDP_OK;
 }
 
-/* What the region is mapped onto may be dissolving just now: that needs no pages and is waited for. Whoever
- * dissolves it waits for regions that are moved, so none may be moved that then waits for the pages. */
+/* Waits while the region's slot dissolves, which needs no pages. The thread that dissolves it waits for
+ * regions that are being moved, so a region must not begin to move and then wait for that slot's pages. */
 fcdp_status fcdp__region_acquire(fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     region_lock(region);
@@ -244,7 +244,7 @@ fcdp_status fcdp__region_acquire(fcdp_region *region) {
 }
 
 fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) {
-    region_lock(region); /* or the last one might die meanwhile */
+    region_lock(region); /* or the last one might be destroyed meanwhile */
     FCDP_CHECK(1, region->in_use);
     const fcdp_region *last = region->slot->last;
     fcdp_status status = last ? stream_wait_region(last, stream) : FCDP_OK;
@@ -252,9 +252,9 @@ fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) {
     return status;
 }
 
-/* The region's events come after all that was done with the pages: also after what a failed
- * call has left on the copy streams, and, where nothing in this use is known to have waited for
- * the pages' last user, after that one. */
+/* Record events that come after all that was done with the pages. This includes what a failed call has
+ * left on the copy streams and, where nothing in this use is known to have waited for it, the pages' last
+ * user. */
 static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = region->ordered ? FCDP_OK : fcdp__region_order(region, stream);
@@ -268,8 +268,8 @@ static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
 }
 
-/* Where no event says when the use ends it is waited for: on the streams that take part, and no others, which
- * may wait for peers that wait for this thread. */
+/* Where no event can say when the use ends, the host waits for the streams that take part. It waits for no
+ * other stream, which may wait for peers that wait for this thread. */
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {
     region_lock(region);
     FCDP_CHECK(1, region->in_use);
@@ -367,9 +367,9 @@ static fcdp_status words_write_stored(const fcdp_region *region, uint32_t span_m
 
 /* ---- copies ---- */
 
-/* Between `device` and the piece's place in host memory; one copy, but where pinned memory ends or begins.
- * What is not pinned CUDA may read at the call, before what the stream waits for: so the host waits for that,
- * which comes without this thread, by the program's order. */
+/* Between `device` and the piece's place in host memory: one copy, unless pinned memory begins or ends
+ * inside. CUDA may read memory that is not pinned at the call, before the stream has waited. So the host
+ * waits for the stream first; what that waits for comes without this thread, by the program's order. */
 static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
                               fcdp_piece piece) {
     fcdp_tiering *tiering = region->tiering;
@@ -402,14 +402,15 @@ static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, fc
     return status;
 }
 
-/* Some of a call's operations may be on the copy streams, and its event is not: release records it. */
+/* A call has failed after some of its operations were enqueued, and before its event was: release records
+ * it. */
 static fcdp_status fail_unrecorded(fcdp_region *region, fcdp_status status) {
     region->unrecorded = true;
     return status;
 }
 
-/* The others may overwrite what this rank has in host memory once it has neither reads nor writes of older
- * bytes under way: who wrote a place last time need not be who writes it next. */
+/* The others may overwrite host memory once this rank neither reads nor writes older bytes there. Its writes
+ * count too, since the next writer of a place may be another rank. */
 static fcdp_status fill_permit(fcdp_region *region) {
     fcdp_stream h2d = region->tiering->streams[FCDP_TO_DEVICE];
     fcdp_status status = FCDP_OK;
@@ -497,7 +498,7 @@ fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fc
     return FCDP_OK;
 }
 
-/* What this process has written as a whole needs no word of the others. */
+/* A span that this process has written as a whole needs no word of the others. */
 static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
@@ -532,8 +533,8 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
 
 /* ---- eviction ---- */
 
-/* Every byte of the spans of `mask`, by this process alone; waits for it. Its own pieces are among them,
- * which the others may wait for. */
+/* Write every byte of the spans of `mask` to the host, by this process alone, and wait for it. Its own pieces
+ * are among them, and the others may wait for those. */
 static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
@@ -549,14 +550,14 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     if (!status) status = words_write_stored(region, mask);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
     if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
-    /* Whoever goes on must not meet a copy of it later. */
+    /* No copy may still run when the caller goes on. */
     fcdp_failure failure = fcdp__failure_keep(status);
     (void)!fcdp__driver_stream_sync(tiering->drv, d2h);
     return fcdp__failure_restore(&failure);
 }
 
-/* Only the spans that the host lacks part of are written; the others the
- * node's processes have written together. */
+/* Writes only the spans that the host lacks a part of. The node's processes have written the others
+ * together. */
 fcdp_status fcdp__region_evict(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = fcdp__region_await(region);

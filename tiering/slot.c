@@ -71,16 +71,16 @@ fcdp_status fcdp__slot_unmap(fcdp_region *region) {
     if (status) return status;
     fcdp__lock_acquire(&tiering->lock);
     region->slot->n_mapped--;
-    /* its events have passed, and will be another slot's */
+    /* its events have passed, and another slot's use will record them anew */
     if (region->slot->last == region) region->slot->last = NULL;
     region->slot = NULL;
-    pthread_cond_broadcast(&tiering->moved); /* mapped_begin_move may wait for it to be off */
+    pthread_cond_broadcast(&tiering->moved); /* mapped_begin_move may wait for this */
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }
 
-/* Some region other than `except` that is mapped onto the slot; this thread moves it. NULL: none is. Whoever
- * moves one meanwhile may be destroying it, so it is looked for anew after every wait. Lock held. */
+/* Some region other than `except` that is mapped onto the slot; this thread moves it. NULL: none is. Another
+ * thread may be destroying the one it moves, so the list is searched anew after every wait. Lock held. */
 static fcdp_region *mapped_begin_move(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
     for (;;) {
         fcdp_region *moving = NULL;
@@ -97,9 +97,9 @@ static fcdp_region *mapped_begin_move(fcdp_slot *slot, const fcdp_region *except
     }
 }
 
-/* Every region but `except` is taken off the slot. Who moves one of them meanwhile needs no pages before it
- * is off: acquire unmaps the old slot before it asks for pages, and before it waits here. So nobody waits in
- * a circle. Lock held on entry and exit, not in between. */
+/* Unmap every region but `except` from the slot. A thread that moves one of them needs no pages before
+ * that one is unmapped: acquire unmaps the old slot before it asks for pages, and before it waits here. So
+ * no wait closes a circle. Lock held on entry and exit, not in between. */
 static fcdp_status slot_unmap_all(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
     fcdp_status status = FCDP_OK;
     fcdp_region *region;
