@@ -1,9 +1,9 @@
 /* segv.c - the handler, its table of watched ranges.
  *
  * A handler may take no lock. Readers count themselves in, walk the list, copy what they need and count
- * themselves out; whoever unwatches a range unlinks it and frees it once no reader is inside. Both sides
- * store first and look afterwards, all sequentially consistent: a reader that the other does not see counted
- * has not looked at the list yet, and then finds it without the range.
+ * themselves out; unwatch unlinks a range and frees it once no reader is inside. Both sides store first and
+ * look afterwards, all sequentially consistent: a reader that the other does not see counted has not looked
+ * at the list yet, and then finds it without the range.
  */
 #include "tiering/segv.h"
 

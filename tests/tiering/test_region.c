@@ -201,7 +201,7 @@ static void a_block_serves_one_region(void **state) {
 
 /* ---- what waits for what ---- */
 
-static void a_put_waits_for_what_writes_the_pages(void **state) {
+static void a_store_waits_for_what_writes_the_pages(void **state) {
     (void)state;
     node n;
     group g;
@@ -257,7 +257,7 @@ static void loads_wait_for_the_others_words(void **state) {
 }
 
 /* Host bytes are written over only when every process has read what it wanted of the older ones. */
-static void a_put_waits_for_the_others_older_reads(void **state) {
+static void a_store_waits_for_the_others_older_reads(void **state) {
     (void)state;
     node n;
     group g;
@@ -302,7 +302,7 @@ static void time_pass(const node *n) {
 
 /* And only when no write of older ones is under way: whose place it was
  * last time need not be whose it is now. */
-static void a_put_waits_for_the_others_older_writes(void **state) {
+static void a_store_waits_for_the_others_older_writes(void **state) {
     (void)state;
     node n;
     group g;
@@ -452,7 +452,7 @@ static void eviction_writes_the_spans_that_the_host_lacks(void **state) {
 }
 
 /* A node of one process has nobody to wait for. */
-static void a_process_alone_evicts_what_was_never_put(void **state) {
+static void a_process_alone_evicts_what_was_never_stored(void **state) {
     (void)state;
     for (int exact = 0; exact < 2; exact++) {
         node n;
@@ -721,14 +721,14 @@ int main(void) {
         cmocka_unit_test(spans_go_stale_apart),
         cmocka_unit_test(what_was_never_filled_is_nowhere),
         cmocka_unit_test(a_block_serves_one_region),
-        cmocka_unit_test(a_put_waits_for_what_writes_the_pages),
+        cmocka_unit_test(a_store_waits_for_what_writes_the_pages),
         cmocka_unit_test(loads_wait_for_the_others_words),
-        cmocka_unit_test(a_put_waits_for_the_others_older_reads),
-        cmocka_unit_test(a_put_waits_for_the_others_older_writes),
+        cmocka_unit_test(a_store_waits_for_the_others_older_reads),
+        cmocka_unit_test(a_store_waits_for_the_others_older_writes),
         cmocka_unit_test(filling_the_host_waits_for_an_eviction),
         cmocka_unit_test(who_evicts_alone_restores_alone),
         cmocka_unit_test(eviction_writes_the_spans_that_the_host_lacks),
-        cmocka_unit_test(a_process_alone_evicts_what_was_never_put),
+        cmocka_unit_test(a_process_alone_evicts_what_was_never_stored),
         cmocka_unit_test(void_bytes_go_without_a_copy),
         cmocka_unit_test(a_call_that_fails_half_way_leaves_nothing_unordered),
         cmocka_unit_test(a_failed_eviction_leaves_the_region_kept),
