@@ -15,9 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { TEXT_BYTES = 2048, LINE_BYTES = 4096, MAX_HELD = 8 };
+enum { LINE_BYTES = 4096, MAX_HELD = 8 };
 
-static _Thread_local char failure_text[TEXT_BYTES];
+static _Thread_local char failure_text[FCDP_ERROR_BYTES];
 static atomic_int log_threshold = FCDP_LOG_WARN;
 int fcdp__check_level;
 
@@ -49,13 +49,22 @@ const char *fcdp_error_text(void) {
 }
 
 fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) {
-    char text[TEXT_BYTES]; /* not failure_text itself: an argument may point into it */
+    char text[FCDP_ERROR_BYTES]; /* not failure_text itself: an argument may point into it */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
     memcpy(failure_text, text, strlen(text) + 1);
     return status;
+}
+
+void fcdp__error_keep(fcdp_error *error_out, fcdp_status status) {
+    error_out->status = status;
+    snprintf(error_out->text, sizeof error_out->text, "%s", failure_text);
+}
+
+fcdp_status fcdp__error_restore(const fcdp_error *error) {
+    return error->status ? fcdp__fail(error->status, "%s", error->text) : FCDP_OK;
 }
 
 void fcdp_log_set_level(fcdp_log_level level) {

@@ -44,6 +44,18 @@ const char *fcdp_error_text(void);
  * inner fcdp_error_text(): the new text may be formatted from the old one. */
 fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) FCDP_PRINTF(2, 3) FCDP_MUST_CHECK;
 
+/* A failure with its text, kept over calls that may write another one (what was done is undone), or for
+ * later callers of the object that failed. */
+enum { FCDP_ERROR_BYTES = 2048 };
+typedef struct fcdp_error {
+    fcdp_status status; /* FCDP_OK: none */
+    char text[FCDP_ERROR_BYTES];
+} fcdp_error;
+/* `status` with the calling thread's text. */
+void fcdp__error_keep(fcdp_error *error_out, fcdp_status status);
+/* The calling thread's failure is `error` again; its status. */
+fcdp_status fcdp__error_restore(const fcdp_error *error) FCDP_MUST_CHECK;
+
 typedef enum fcdp_log_level {
     FCDP_LOG_QUIET = 0,
     FCDP_LOG_WARN = 1,

@@ -1,5 +1,4 @@
 /* engine.c - streams, lists and counts, from creation to destruction. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -102,10 +101,10 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
     fcdp__staging_init(&engine->staging);
     fcdp_status status = engine_open(engine, config);
     if (status) {
-        char text[FCDP_FAILURE_BYTES];
-        snprintf(text, sizeof text, "%s", fcdp_error_text());
+        fcdp_error error;
+        fcdp__error_keep(&error, status);
         engine_close(engine);
-        return fcdp__fail(status, "%s", text);
+        return fcdp__error_restore(&error);
     }
     *engine_out = engine;
     return FCDP_OK;

@@ -6,7 +6,6 @@
  */
 #include "comm/fingerprint.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -113,13 +112,13 @@ static void tasks_fill(fcdp_fingerprints *f, const uint64_t *arrays) {
         }
 }
 
-/* The tasks are the device's until its stream has passed them. The failure that
- * led here is what the caller is told. */
-static void give_up(fcdp_fingerprints *f) {
-    char text[512];
-    snprintf(text, sizeof text, "%s", fcdp_error_text());
+/* After the failure `status`, which the caller is told: the tasks are the device's until its stream has
+ * passed them. */
+static fcdp_status launch_end(fcdp_fingerprints *f, fcdp_status status) {
+    fcdp_error error;
+    fcdp__error_keep(&error, status);
     if (f->begun && !fcdp__driver_stream_sync(f->drv, f->stream)) f->begun = false;
-    (void)!fcdp__fail(FCDP_ERR_DRIVER, "%s", text);
+    return fcdp__error_restore(&error);
 }
 
 static fcdp_status launch(fcdp_fingerprints *f, fcdp_stream stream) {
@@ -146,8 +145,7 @@ fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *f, const uint64_t *array
     if (status || f->n_tasks == 0) return status;
     tasks_fill(f, arrays);
     status = launch(f, stream);
-    if (status) give_up(f);
-    return status;
+    return status ? launch_end(f, status) : FCDP_OK;
 }
 
 /* The sums, in the order in which tasks_fill made their tasks. */
@@ -162,10 +160,7 @@ static void sums_read(const fcdp_fingerprints *f, uint64_t *fingerprints_out) {
 
 fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *f, uint64_t *fingerprints_out) {
     fcdp_status status = f->begun ? fcdp__driver_event_sync(f->drv, f->done) : FCDP_OK;
-    if (status) {
-        give_up(f);
-        return status;
-    }
+    if (status) return launch_end(f, status);
     f->begun = false;
     sums_read(f, fingerprints_out);
     return FCDP_OK;

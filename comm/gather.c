@@ -401,12 +401,12 @@ static fcdp_status use_abandon(use *u, fcdp_stream stream, fcdp_status status) {
     status = fcdp__comm_fail(group->comm, status);
     fcdp__region_invalidate(group->region, FCDP_SPAN_MASK_ALL);
     fcdp__validity_spoil(group->validity);
-    char text[FCDP_FAILURE_BYTES];
-    strncpy(text, fcdp_error_text(), sizeof text - 1)[sizeof text - 1] = 0;
+    fcdp_error error;
+    fcdp__error_keep(&error, status);
     streams_join(u, stream);
     if (fcdp__region_release(group->region, stream, false))
         fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
-    return fcdp__fail(status, "%s", text);
+    return fcdp__error_restore(&error);
 }
 
 static fcdp_status use_run(use *u, fcdp_pass pass, fcdp_stream stream) {

@@ -12,8 +12,6 @@
 #include "comm/plan.h"
 #include "tiering/segv.h"
 
-enum { FCDP_FAILURE_BYTES = 1024 };
-
 /* Gathers take the two of INTER in turn, so that one gets ready while the one before is on the link. */
 enum {
     FCDP_STREAM_INTER_0,
@@ -65,9 +63,8 @@ struct fcdp_comm {
     fcdp_host *host;                 /* NULL until created or joined; set under the engine's lock */
     uint64_t n_gathers;              /* so far, the same on every rank: which inter stream is next */
     fcdp_fingerprints *fingerprints; /* NULL: never asked for */
-    atomic_bool failed;              /* release: failure and failure_text are there; acquire in comm_check */
-    fcdp_status failure;
-    char failure_text[FCDP_FAILURE_BYTES];
+    atomic_bool failed;              /* release: `failure` is there; acquire in fcdp_comm_check */
+    fcdp_error failure;              /* the first one */
     /* guarded by the engine's lock */
     fcdp_group *groups;
 };

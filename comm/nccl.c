@@ -25,13 +25,7 @@
 
 #include "comm/nccl_api.h"
 
-enum {
-    TEXT_BYTES = 1024,
-    POLLS_BEFORE_YIELD = 20,
-    POLLS_BEFORE_SLEEP = 200,
-    POLL_NS = 50000,
-    ABORT_GRACE_MS = 1000
-};
+enum { POLLS_BEFORE_YIELD = 20, POLLS_BEFORE_SLEEP = 200, POLL_NS = 50000, ABORT_GRACE_MS = 1000 };
 
 typedef struct nccl_lane {
     fcdp_nccl_transport *transport;
@@ -52,23 +46,16 @@ struct fcdp_nccl_transport {
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* on the monotonic clock: what follows */
     unsigned n_inside, n_aborting;
-    fcdp_status failure; /* the first one */
-    char text[TEXT_BYTES];
+    fcdp_error failure; /* the first one */
 };
 
 static const char *const lane_names[FCDP_N_LANES] = {"inter", "node"};
 
 /* ---- failures ---- */
 
-static void latch_locked(fcdp_nccl_transport *t, fcdp_status status, const char *text) {
-    if (t->failure) return;
-    t->failure = status;
-    snprintf(t->text, sizeof t->text, "%s", text);
-}
-
 static fcdp_status latched(fcdp_nccl_transport *t) {
     pthread_mutex_lock(&t->mutex);
-    fcdp_status status = t->failure ? fcdp__fail(t->failure, "%s", t->text) : FCDP_OK;
+    fcdp_status status = fcdp__error_restore(&t->failure);
     pthread_mutex_unlock(&t->mutex);
     return status;
 }
@@ -198,7 +185,7 @@ static void group_launch(void *arg) {
 
 static fcdp_status enter(fcdp_nccl_transport *t) {
     pthread_mutex_lock(&t->mutex);
-    fcdp_status status = t->failure ? fcdp__fail(t->failure, "%s", t->text) : FCDP_OK;
+    fcdp_status status = fcdp__error_restore(&t->failure);
     if (!status) t->n_inside++;
     pthread_mutex_unlock(&t->mutex);
     return status;
@@ -248,11 +235,11 @@ static fcdp_status lane_check(const nccl_lane *lane) {
 static fcdp_status nccl_check(void *ctx) {
     fcdp_nccl_transport *t = ctx;
     pthread_mutex_lock(&t->mutex);
-    for (int lane = 0; lane < FCDP_N_LANES && !t->failure; lane++) {
+    for (int lane = 0; lane < FCDP_N_LANES && !t->failure.status; lane++) {
         fcdp_status status = lane_check(&t->lanes[lane]);
-        if (status) latch_locked(t, status, fcdp_error_text());
+        if (status) fcdp__error_keep(&t->failure, status);
     }
-    fcdp_status status = t->failure ? fcdp__fail(t->failure, "%s", t->text) : FCDP_OK;
+    fcdp_status status = fcdp__error_restore(&t->failure);
     pthread_mutex_unlock(&t->mutex);
     return status;
 }
@@ -302,7 +289,7 @@ static bool thread_start(void *(*main)(void *), void *arg) {
 static void nccl_abort(void *ctx, const char *why) {
     fcdp_nccl_transport *t = ctx;
     pthread_mutex_lock(&t->mutex);
-    latch_locked(t, FCDP_ERR_TRANSPORT, why);
+    if (!t->failure.status) fcdp__error_keep(&t->failure, fcdp__fail(FCDP_ERR_TRANSPORT, "%s", why));
     bool first = !atomic_exchange(&t->aborted, true);
     if (first) t->aborted_by_ns = share_ends_ns(t, 0.25);
     for (int lane = 0; lane < FCDP_N_LANES && first; lane++) {
@@ -523,11 +510,11 @@ static fcdp_status connect(fcdp_nccl_transport *t) {
         probe_free(&p);
         return FCDP_OK;
     }
-    char text[TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", fcdp_error_text());
-    nccl_abort(t, text);
+    fcdp_error error;
+    fcdp__error_keep(&error, status);
+    nccl_abort(t, error.text);
     if (abort_await(t) && (p.n_made < 4 || !fcdp__driver_stream_sync(t->drv, p.stream))) probe_free(&p);
-    return fcdp__fail(status, "%s", text);
+    return fcdp__error_restore(&error);
 }
 
 fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transport **transport_out) {
@@ -544,11 +531,11 @@ fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transpor
         *transport_out = t;
         return FCDP_OK;
     }
-    char text[TEXT_BYTES];
-    snprintf(text, sizeof text, "%s", fcdp_error_text());
-    nccl_abort(t, text);
+    fcdp_error error;
+    fcdp__error_keep(&error, status);
+    nccl_abort(t, error.text);
     fcdp__nccl_destroy(t);
-    return fcdp__fail(status, "%s", text);
+    return fcdp__error_restore(&error);
 }
 
 /* ---- the end ---- */

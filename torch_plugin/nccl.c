@@ -47,11 +47,11 @@ static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config
     fcdp_transport table = fcdp__nccl_table(transport);
     status = fcdp_comm_create(engine, &config->topology, &table, comm_out);
     if (!status) return FCDP_OK;
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fcdp_error_text());
-    table.abort(table.ctx, text); /* else the end would wait for peers, who know nothing of it */
+    fcdp_error error;
+    fcdp__error_keep(&error, status);
+    table.abort(table.ctx, error.text); /* else the end would wait for peers, who know nothing of it */
     fcdp__nccl_destroy(transport);
-    return fcdp__fail(status, "%s", text);
+    return fcdp__error_restore(&error);
 }
 
 /* (engine, node_of, rank, nccl, ids of all ranks) -> comm; a collective of the shard

@@ -37,7 +37,7 @@ typedef struct operation {
     fcdp_part own_parts[];
 } operation;
 
-enum { FAILURE_BYTES = 1024, MAX_STREAMS = 4 };
+enum { MAX_STREAMS = 4 };
 
 struct binding_transport {
     uint64_t generation; /* of the engine */
@@ -47,9 +47,8 @@ struct binding_transport {
     lane_side lanes[FCDP_N_LANES];
     bounce bounces[MAX_STREAMS];
     pthread_mutex_t mutex;
-    operation *pending;  /* guarded by mutex, as is what follows */
-    fcdp_status failure; /* the first one */
-    char text[FAILURE_BYTES];
+    operation *pending;        /* guarded by mutex, as is what follows */
+    fcdp_error failure;        /* the first one */
     void (*failed)(void *arg); /* told of the first failure; NULL: nobody */
     void *failed_arg;
 };
@@ -62,11 +61,10 @@ bool binding_transport_uses_python(void) {
 
 /* ---- failures ---- */
 
-static void fail(binding_transport *transport, fcdp_status status, const char *text) {
+static void fail(binding_transport *transport, const char *text) {
     pthread_mutex_lock(&transport->mutex);
-    if (!transport->failure) {
-        transport->failure = status;
-        strncpy(transport->text, text, sizeof transport->text - 1);
+    if (!transport->failure.status) {
+        fcdp__error_keep(&transport->failure, fcdp__fail(FCDP_ERR_TRANSPORT, "%s", text));
         if (transport->failed) transport->failed(transport->failed_arg); /* before the stream goes on */
     }
     pthread_mutex_unlock(&transport->mutex);
@@ -75,14 +73,13 @@ static void fail(binding_transport *transport, fcdp_status status, const char *t
 static fcdp_status python_check(void *ctx) {
     binding_transport *transport = ctx;
     pthread_mutex_lock(&transport->mutex);
-    fcdp_status status = transport->failure;
-    if (status) status = fcdp__fail(status, "%s", transport->text);
+    fcdp_status status = fcdp__error_restore(&transport->failure);
     pthread_mutex_unlock(&transport->mutex);
     return status;
 }
 
 static void python_abort(void *ctx, const char *why) {
-    fail(ctx, FCDP_ERR_TRANSPORT, why);
+    fail(ctx, why);
 }
 
 static void python_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
@@ -95,7 +92,7 @@ static void python_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
 
 static bool has_failed(binding_transport *transport) {
     pthread_mutex_lock(&transport->mutex);
-    bool failed = transport->failure != FCDP_OK;
+    bool failed = transport->failure.status != FCDP_OK;
     pthread_mutex_unlock(&transport->mutex);
     return failed;
 }
@@ -109,7 +106,7 @@ static void fail_by_exception(binding_transport *transport) {
     PyErr_NormalizeException(&type, &value, &trace);
     PyObject *text = value ? PyObject_Str(value) : NULL;
     const char *chars = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-    fail(transport, FCDP_ERR_TRANSPORT, chars ? chars : "the collective raised an exception");
+    fail(transport, chars ? chars : "the collective raised an exception");
     PyErr_Clear();
     Py_XDECREF(text);
     Py_XDECREF(type);
