@@ -1,4 +1,4 @@
-/* agreement.h - when the ranks of a shard group must ask each other, and which groups are gathered ahead.
+/* agreement.h - what all ranks of a shard group decide alike without a message: whom to ask, whom to gather ahead.
  * Pure: events in, decisions out.
  *
  * A hit must be a hit on every rank, or collectives hang; and what one rank does alone may not move its
@@ -49,7 +49,7 @@ void fcdp__agreement_begin_backward(fcdp_agreement *agreement);
  * its next unshard if it did not before. */
 void fcdp__member_join(fcdp_member *member, fcdp_agreement *agreement);
 /* It belongs to no tree; the caller sees to it that it follows nobody. */
-void fcdp__member_leave(fcdp_member *member);
+void fcdp__member_remove(fcdp_member *member);
 void fcdp__member_ask_again(fcdp_member *member);
 
 /* Whom an unshard of the group must ask for. `each`: the user wants every unshard to ask. */

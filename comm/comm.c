@@ -1,4 +1,4 @@
-/* comm.c - shard groups: their host memory, and how they fail. */
+/* comm.c - see the header. */
 #include "comm/comm.h"
 
 #include <stdlib.h>

@@ -1,4 +1,6 @@
-/* engine.c - streams, lists and counts, from creation to destruction. */
+/* engine.c - see the header. */
+#include "comm/engine.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,17 +46,9 @@ static fcdp_status streams_create(fcdp_engine *engine) {
     return status;
 }
 
-/* Simulated devices are joined by the host's memory alone; else it depends on the transport
- * (fcdp__group_by_slice). A stale access to a slot passes unseen, unless the framework's
- * storages refuse it, which the caller says. */
-static void options_decide(fcdp_engine *engine) {
-    fcdp_options *options = &engine->options;
-    if (options->restore == FCDP_RESTORE_AUTO && fcdp__driver_is_sim(engine->drv))
-        options->restore = FCDP_RESTORE_WHOLE;
-    if (options->mapping == FCDP_MAPPING_AUTO)
-        options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
-}
-
+/* Options that are left to FCDP are decided once the driver is known. Simulated devices are joined by the
+ * host's memory alone, so a restore is whole; else it depends on the transport (fcdp__group_by_slice). A stale
+ * access to a slot passes unseen, unless the framework's storages refuse it, which the caller says. */
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status = FCDP_OK;
     if (!config->device)
@@ -64,9 +58,13 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     engine->drv = device->drv;
     engine->pool = device->pool;
     if (status) return status;
-    options_decide(engine);
-    bool exact = engine->options.mapping == FCDP_MAPPING_EXACT;
-    status = fcdp__tiering_create(engine->drv, engine->pool, exact, &engine->tiering);
+    fcdp_options *options = &engine->options;
+    if (options->restore == FCDP_RESTORE_AUTO && fcdp__driver_is_sim(engine->drv))
+        options->restore = FCDP_RESTORE_WHOLE;
+    if (options->mapping == FCDP_MAPPING_AUTO)
+        options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
+    status = fcdp__tiering_create(engine->drv, engine->pool, options->mapping == FCDP_MAPPING_EXACT,
+                                  &engine->tiering);
     if (!status) status = streams_create(engine);
     if (!status)
         fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, fcdp__staging_reclaim,
@@ -91,6 +89,7 @@ static void engine_close(fcdp_engine *engine) {
     free(engine);
 }
 
+/* What an engine that could not be opened has got goes again. */
 fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **engine_out) {
     fcdp_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for an engine");
@@ -189,17 +188,12 @@ static fcdp_event reading_take(fcdp_engine *engine) {
     return event;
 }
 
-static fcdp_status host_order_writes(fcdp_engine *engine) {
-    fcdp_status status = FCDP_OK;
-    for (fcdp_event event; !status && (event = reading_take(engine));)
-        status = fcdp__driver_event_sync(engine->drv, event);
-    return status;
-}
-
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
     fcdp_status status = fcdp_engine_check(engine); /* what has failed already is not waited for */
-    if (!status)
-        status = engine->host_computes ? host_order_writes(engine) : stream_order_writes(engine, stream);
+    if (!status && !engine->host_computes) status = stream_order_writes(engine, stream);
+    if (engine->host_computes)
+        for (fcdp_event event; !status && (event = reading_take(engine));)
+            status = fcdp__driver_event_sync(engine->drv, event);
     fcdp_status known = fcdp_engine_check(engine); /* after the waits: what was opened means nothing */
     return known ? known : status;
 }

@@ -54,20 +54,20 @@ static uint32_t observation_differs(const fcdp_observation *now, const fcdp_obse
 }
 
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
-                                const fcdp_scene *scene, const uint64_t *fingerprint) {
+                                const fcdp_process_signals *process, const uint64_t *fingerprint) {
     FCDP_CHECK(1, i < validity->n);
     parameter *p = &validity->parameters[i];
-    bool grad_mode_changed = p->observed.exists && p->observed.grad_mode != scene->grad_mode;
+    bool grad_mode_changed = p->observed.exists && p->observed.grad_mode != process->grad_mode;
     p->observed = (fcdp_observation){
         .signals = *signals,
         .fingerprint = fingerprint ? *fingerprint : 0,
-        .reductions = scene->reductions,
+        .reductions = process->reductions,
         .grad_mode_changes = p->observed.grad_mode_changes + grad_mode_changed,
         .exists = true,
         .has_fingerprint = fingerprint != NULL,
-        .grad_mode = scene->grad_mode,
+        .grad_mode = process->grad_mode,
     };
-    return observation_differs(&p->observed, &p->accepted, scene->optimizer_seen);
+    return observation_differs(&p->observed, &p->accepted, process->optimizer_seen);
 }
 
 void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals) {
@@ -86,7 +86,7 @@ void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_obser
     validity->parameters[i].accepted = *gathered;
 }
 
-void fcdp__validity_spoil(fcdp_validity *validity) {
+void fcdp__validity_invalidate(fcdp_validity *validity) {
     for (uint32_t i = 0; i < validity->n; i++) validity->parameters[i].accepted.exists = false;
 }
 

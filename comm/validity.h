@@ -36,11 +36,11 @@ typedef struct fcdp_signals { /* of one parameter */
     uint64_t requires_grad;
 } fcdp_signals;
 
-typedef struct fcdp_scene { /* of the whole process, at the moment of the observation */
+typedef struct fcdp_process_signals { /* of the whole process, at the moment of the observation */
     bool grad_mode;
     bool optimizer_seen; /* a step hook has ever fired for this model */
     uint64_t reductions; /* backward passes that reduced gradients of this group */
-} fcdp_scene;
+} fcdp_process_signals;
 
 typedef struct fcdp_observation { /* of one parameter; only fcdp__validity_* looks inside */
     fcdp_signals signals;
@@ -71,7 +71,7 @@ void fcdp__validity_destroy(fcdp_validity *validity);
 /* `fingerprint`: of the shard's bytes, by one function for all observations; NULL where they
  * were not read. The mask of reasons. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
-                                const fcdp_scene *scene, const uint64_t *fingerprint);
+                                const fcdp_process_signals *process, const uint64_t *fingerprint);
 /* A gather reads the shard now: has no signal moved since its observation? */
 void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals);
 /* The last observation: what a gather submitted now will bring. */
@@ -79,7 +79,7 @@ fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t
 /* The copy is now what `gathered` saw. One that saw nothing (never observed) leaves the copy stale. */
 void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_observation *gathered);
 /* The copy of every parameter is worthless (someone wrote into it). */
-void fcdp__validity_spoil(fcdp_validity *validity);
+void fcdp__validity_invalidate(fcdp_validity *validity);
 /* Signals, and the fingerprint where it is not NULL, against the last observation: has
  * something changed since the ranks agreed? */
 bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,

@@ -2,6 +2,11 @@
  * raises its errors. No decision here. */
 #include "torch_plugin/binding.h"
 
+#include "comm/coalesce.h"
+#include "comm/fit.h"
+#include "comm/tree.h"
+#include "comm/unshard.h"
+#include "comm/vote.h"
 #include "torch_plugin/history.h"
 #include "torch_plugin/neighbour.h"
 #include "torch_plugin/tensors.h"
@@ -180,7 +185,7 @@ METHOD(engine_begin_pass) {
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
-static PyObject *counts_of(const fcdp_counts *counts) {
+static PyObject *counts_of(const fcdp_collective_counts *counts) {
     return Py_BuildValue("(KKK)", counts->calls, counts->inter_bytes_sent, counts->intra_bytes_sent);
 }
 
@@ -195,8 +200,8 @@ METHOD(engine_stats) {
         "{s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},s:{s:n,"
         "s:n,s:n},s:{s:n,s:n}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "gather", counts_of(&s.gather), "restore",
-        counts_of(&s.restore), "gathers", "made", s.gathers_made, "avoided", s.gathers_avoided, "forward",
-        s.gathers_forward, "backward", s.gathers_backward, "saved", "plain_bytes", s.plain_bytes,
+        counts_of(&s.restore), "gathers", "made", s.gathers.made, "avoided", s.gathers.avoided, "forward",
+        s.gathers.forward, "backward", s.gathers.backward, "saved", "plain_bytes", s.plain_bytes,
         "gather_bytes", s.gather_bytes, "waits", "gathers", s.n_host_waits, "seconds",
         (double)s.host_wait_ns / 1e9, "moves", "h2d_bytes", s.moves.h2d_bytes, "d2h_bytes", s.moves.d2h_bytes,
         "stores", s.moves.n_puts, "slice_loads", s.moves.n_slice_loads, "whole_loads", s.moves.n_whole_loads,
@@ -420,10 +425,10 @@ METHOD(group_is_small) {
 }
 
 /* ([group], inputs: uint64 per extent, one group after another, stream) */
-METHOD(groups_cross) {
+METHOD(groups_coalesce) {
     PyObject *list, *inputs;
     unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OSK:groups_cross", &list, &inputs, &stream)) return NULL;
+    if (!PyArg_ParseTuple(args, "OSK:groups_coalesce", &list, &inputs, &stream)) return NULL;
     Py_ssize_t n = PyList_Size(list);
     fcdp_group **groups = n < 0 ? NULL : calloc((size_t)n + 1, sizeof *groups);
     if (!groups) return n < 0 ? NULL : PyErr_NoMemory();
@@ -436,7 +441,7 @@ METHOD(groups_cross) {
     const uint64_t *addresses = PyErr_Occurred() ? NULL
                                                  : bytes_of(inputs, n_extents * sizeof *addresses, "inputs");
     fcdp_status status = FCDP_OK;
-    if (addresses) CALL(fcdp_groups_cross(groups, addresses, (uint32_t)n, (fcdp_stream)(uintptr_t)stream));
+    if (addresses) CALL(fcdp_groups_coalesce(groups, addresses, (uint32_t)n, (fcdp_stream)(uintptr_t)stream));
     free(groups);
     return addresses ? none_or_raise(status) : NULL;
 }
@@ -545,9 +550,9 @@ METHOD(group_vote) {
     PyObject *vote = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group) + 1);
     if (!vote) return NULL;
     uint8_t *vote_out = (uint8_t *)PyBytes_AsString(vote);
-    fcdp_scene scene = {.grad_mode = grad_mode, .optimizer_seen = optimizer_seen, .reductions = reductions};
+    fcdp_process_signals process = {.grad_mode = grad_mode, .optimizer_seen = optimizer_seen, .reductions = reductions};
     fcdp_status status;
-    CALL(fcdp_group_vote(group, &evidence, &scene, vote_out));
+    CALL(fcdp_group_vote(group, &evidence, &process, vote_out));
     if (status == FCDP_OK) return vote;
     Py_DECREF(vote);
     return binding_raise(status);
@@ -681,8 +686,8 @@ METHOD(group_stats) {
     Py_BEGIN_ALLOW_THREADS fcdp_group_stats_get(group, &s);
     Py_END_ALLOW_THREADS return Py_BuildValue(
         "{s:s,s:n,s:K,s:K,s:K,s:K,s:s}", "name", s.name, "bytes", (Py_ssize_t)s.bytes, "gathers_made",
-        s.gathers_made, "gathers_avoided", s.gathers_avoided, "gathers_forward", s.gathers_forward,
-        "gathers_backward", s.gathers_backward, "state", s.state);
+        s.gathers.made, "gathers_avoided", s.gathers.avoided, "gathers_forward", s.gathers.forward,
+        "gathers_backward", s.gathers.backward, "state", s.state);
 }
 
 #define ENTRY(name) {#name, name, METH_VARARGS, NULL}
@@ -716,7 +721,7 @@ static PyMethodDef methods[] = {
     ENTRY(group_watch),
     ENTRY(groups_fit),
     ENTRY(group_is_small),
-    ENTRY(groups_cross),
+    ENTRY(groups_coalesce),
     ENTRY(group_id),
     ENTRY(group_join),
     ENTRY(group_question),

@@ -1,6 +1,8 @@
 /* handles.c - capsules around the core's objects, and the errors they raise. */
 #include "torch_plugin/binding.h"
 
+#include "comm/tree.h"
+
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -504,7 +504,7 @@ class Runtime:
         """Small groups that are stale together cross the nodes in few collectives, to host memory."""
         if len(small) > 1:
             inputs = b"".join([group.read() for group in small])
-            _call(_fcdp.groups_cross, [group.handle for group in small], inputs, stream)
+            _call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, stream)
 
     def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
         """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP2's hooks."""
