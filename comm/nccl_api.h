@@ -1,5 +1,5 @@
-/* nccl_api.h - NCCL's types and entry points as its own header has them, for nccl*.c alone: building needs no
- * NCCL. All of it is ABI, and older than any version that serves here.
+/* nccl_api.h - NCCL's ABI as its own header has it, for nccl*.c alone: building needs no NCCL. All of it is
+ * ABI, and older than any version that serves here.
  */
 #ifndef FCDP_NCCL_API_H
 #define FCDP_NCCL_API_H

@@ -1,10 +1,11 @@
-/* nccl_library.c - NCCL's entry points by dlopen, and the ids that communicators are made from. */
+/* nccl_library.c - see the header. */
+#include "comm/nccl_library.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/nccl.h"
 #include "comm/nccl_api.h"
 
 _Static_assert(sizeof(ncclUniqueId) == FCDP_NCCL_ID_BYTES, "NCCL's ABI");
