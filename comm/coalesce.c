@@ -1,4 +1,4 @@
-/* coalesce.c - small groups are packed into the staging buffer and gathered together.
+/* coalesce.c - see the header.
  *
  * An adapter per group makes hundreds of collectives of a few kilobytes, each with the link's latency. Here
  * their shards are packed side by side into the staging buffer, cross the nodes in one all-gather, and go on
@@ -127,24 +127,19 @@ static fcdp_status chunk_run(const chunk *c) {
     return status ? status : fcdp__driver_event_record(engine->drv, engine->staging.emptied[c->half], d2h);
 }
 
-/* Chunks small enough that the first group need not wait for all of them, large enough that there are few. */
-static size_t half_bytes_of(fcdp_group *const *groups, uint32_t n) {
+/* Cuts the groups into chunks, each of as many groups as a half has room for, and at least one. A half is
+ * small enough that the first group need not wait for all of them, and large enough that chunks are few. */
+static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs, uint32_t n,
+                              fcdp_stream stream) {
+    fcdp_engine *engine = groups[0]->comm->engine;
     size_t n_nodes = groups[0]->comm->topology.n_nodes, total = 0, largest = 0;
     for (uint32_t g = 0; g < n; g++) {
         size_t bytes = stale_bytes(groups[g]) * n_nodes;
         total += bytes;
         if (bytes > largest) largest = bytes;
     }
-    /* A chunk leaves less than `largest` of its half empty. */
-    size_t half = total / MAX_CHUNKS + largest;
-    return half > MIN_CHUNK_BYTES ? half : MIN_CHUNK_BYTES;
-}
-
-/* Cuts the groups into chunks, each of as many groups as a half has room for, and at least one. */
-static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs, uint32_t n,
-                              fcdp_stream stream) {
-    fcdp_engine *engine = groups[0]->comm->engine;
-    size_t half_bytes = half_bytes_of(groups, n), n_nodes = groups[0]->comm->topology.n_nodes;
+    size_t half_bytes = total / MAX_CHUNKS + largest; /* less than `largest` of a half stays empty */
+    if (half_bytes < MIN_CHUNK_BYTES) half_bytes = MIN_CHUNK_BYTES;
     fcdp_status status = fcdp__staging_reserve(engine, half_bytes);
     if (!status) status = fcdp__driver_event_record(engine->drv, groups[0]->written, stream);
     engine->staging.n_idle = 0;

@@ -1,9 +1,9 @@
-/* copy_fingerprint.h - has anybody written into a gathered copy that is kept?
+/* copy_fingerprint.h - tells whether anybody has written into a gathered copy that is kept.
  *
- * A fingerprint of the region's bytes is taken when they are there, and compared when the use ends. Plain FSDP
- * drops a write into a gathered parameter at reshard; in a kept copy it would live on. This works only where
- * the host can read the device's bytes (the simulated one, with host_computes). On a GPU the caller's version
- * counters are the only sign of such a write.
+ * A fingerprint of the region's bytes is taken when they are there, and compared when the use ends. Plain
+ * FSDP drops a write into a gathered parameter at reshard; in a kept copy it would live on. This works only
+ * where the host can read the device's bytes (the simulated one, with host_computes). On a GPU the caller's
+ * version counters are the only sign of such a write.
  */
 #ifndef FCDP_COPY_FINGERPRINT_H
 #define FCDP_COPY_FINGERPRINT_H

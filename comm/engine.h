@@ -1,18 +1,18 @@
 /* engine.h - what all shard groups of a process share on one device.
  *
  * There are no workers. What an unshard does is put on streams by the thread that runs the model, in the
- * program's order (unshard.h), and its end is an event that the compute stream waits for: the host does not. It
- * blocks in three places: in an agreement, which the caller carries out; where device memory lacks; and at
- * the end. Where the model computes on the host itself (CPU tensors on the simulated device) the host is the
- * compute stream, and waits in its stead.
+ * program's order (unshard.h), and its end is an event that the compute stream waits for: the host does not.
+ * It blocks in three places: in an agreement, which the caller carries out; where device memory lacks; and
+ * at the end. Where the model computes on the host itself (CPU tensors on the simulated device) the host is
+ * the compute stream, and waits in its stead.
  *
  *     inter 0, inter 1   bytes between nodes, in turn, one transfer at a time
  *     node               bytes between the ranks of this node
  *     d2h, h2d           the node's host memory (tiering)
  *
  * Failures are asynchronous: the first one of a shard group is latched, its waits are opened so that no
- * stream and no host thread waits for a peer any more, and every later call on the group says it. The monitor
- * is a thread that looks for what only time tells: a collective that is late, a peer that has died.
+ * stream and no host thread waits for a peer any more, and every later call on the group says it. The
+ * monitor is a thread that looks for what only time tells: a collective that is late, a peer that has died.
  *
  * Lock: FCDP_RANK_ENGINE guards the lists and the counters. It is not held while the host waits for the
  * device or for memory.

@@ -14,18 +14,6 @@ typedef struct total {
     size_t first, second; /* of the others, the two largest */
 } total;
 
-static fcdp_status too_small(const total *t, const fcdp_engine *engine, const fcdp_pool_stats *pool) {
-    size_t would_do = t->stays + t->first + (engine->options.prefetch > 0 ? t->second : 0);
-    const char *which = engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET"
-                                                            : "what the device has free";
-    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
-                      "%s, %zu MiB, is too small for the gathered parameters: the largest group, '%s', takes "
-                      "%zu MiB, groups that stay gathered between forward and backward %zu MiB; "
-                      "FCDP_DEVICE_BUDGET=%zuM would do",
-                      which, pool->budget_bytes / MIB, t->largest->name, t->most * pool->page_bytes / MIB,
-                      t->stays * pool->page_bytes / MIB, would_do * pool->page_bytes / MIB);
-}
-
 /* The two largest of the groups that are resharded are found in one pass. */
 fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uint32_t n, bool *ahead_out) {
     *ahead_out = true;
@@ -50,6 +38,13 @@ fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uin
         }
     }
     *ahead_out = (t.stays + t.first + t.second) * pool.page_bytes <= pool.budget_bytes;
-    bool fits = (t.stays + t.first) * pool.page_bytes <= pool.budget_bytes;
-    return fits ? FCDP_OK : too_small(&t, engine, &pool);
+    if ((t.stays + t.first) * pool.page_bytes <= pool.budget_bytes) return FCDP_OK;
+    size_t would_do = t.stays + t.first + (engine->options.prefetch > 0 ? t.second : 0);
+    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
+                      "%s, %zu MiB, is too small for the gathered parameters: the largest group, '%s', takes "
+                      "%zu MiB, groups that stay gathered between forward and backward %zu MiB; "
+                      "FCDP_DEVICE_BUDGET=%zuM would do",
+                      engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET" : "what the device has free",
+                      pool.budget_bytes / MIB, t.largest->name, t.most * pool.page_bytes / MIB,
+                      t.stays * pool.page_bytes / MIB, would_do * pool.page_bytes / MIB);
 }

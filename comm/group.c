@@ -105,23 +105,8 @@ fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) {
     return FCDP_OK;
 }
 
-/* By slices a rank copies its own. What may cross with other small groups, it copies shard
- * by shard as well, all over the span. */
-static fcdp_host_share host_share(const fcdp_group *group) {
-    fcdp_host_share share = {0};
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
-        fcdp_piece span = group->layout->span[s];
-        size_t bytes = 0; /* of parameters: a span's end may be padded */
-        for (uint32_t i = 0; i < group->layout->n_extents; i++)
-            if (group->layout->extents[i].span == s)
-                bytes += group->layout->n_shards * group->layout->extents[i].shard_bytes;
-        bool is_small = bytes <= group->comm->engine->options.coalesce_bytes;
-        share.own[s] = fcdp__layout_slice(group->layout, s, group->comm->topology.local);
-        share.copied[s] = fcdp__group_by_slice(group) && !is_small ? share.own[s] : span;
-    }
-    return share;
-}
-
+/* By slices a rank copies its own to host memory. What may be gathered with other small groups, it copies
+ * shard by shard as well, all over the span. */
 fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
     fcdp_comm *comm = group->comm;
     fcdp_status status = fcdp__engine_check_process(comm->engine, group->name);
@@ -131,7 +116,16 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
                           group->name);
     fcdp_host_block *block;
     fcdp_region *region;
-    fcdp_host_share share = host_share(group);
+    fcdp_host_share share = {0};
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        size_t bytes = 0; /* of parameters: a span's end may be padded */
+        for (uint32_t i = 0; i < group->layout->n_extents; i++)
+            if (group->layout->extents[i].span == s)
+                bytes += group->layout->n_shards * group->layout->extents[i].shard_bytes;
+        bool is_small = bytes <= comm->engine->options.coalesce_bytes;
+        share.own[s] = fcdp__layout_slice(group->layout, s, comm->topology.local);
+        share.copied[s] = fcdp__group_by_slice(group) && !is_small ? share.own[s] : group->layout->span[s];
+    }
     status = fcdp__host_attach(comm->host, offset, group->layout->bytes, &share, &block);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
     status = fcdp__region_create(comm->engine->tiering, group->name, group->layout, comm->topology.local,

@@ -6,7 +6,7 @@
 #include <sys/types.h>
 
 #include "comm/agreement.h"
-#include "comm/fingerprint.h"
+#include "comm/fingerprint_batch.h"
 #include "comm/group.h"
 #include "comm/monitor.h"
 #include "comm/plan.h"

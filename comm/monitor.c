@@ -64,38 +64,34 @@ static fcdp_status group_look(fcdp_group *group) {
     return is_late ? late(group, now_ns - since_ns) : FCDP_OK;
 }
 
-/* Failures are latched. Waits of a comm that has failed are opened each time, since a call that was under way
- * when it failed may have enqueued another one. */
-static void comms_look(fcdp_engine *engine) {
-    fcdp__lock_acquire(&engine->lock);
-    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next) {
-        fcdp_status status = fcdp_comm_check(comm);
-        for (fcdp_group *group = comm->groups; group && !status; group = group->next)
-            status = group_look(group);
-        if (status) fcdp__comm_fail_locked(comm, status);
-    }
-    fcdp__lock_release(&engine->lock);
-}
-
-/* False: the monitor is to stop. */
-static bool period_wait(fcdp_monitor *monitor) {
-    uint64_t until_ns = fcdp__now_ns() + PERIOD_NS;
-    pthread_mutex_lock(&monitor->mutex);
-    while (!monitor->stops && fcdp__condition_wait(&monitor->changed, &monitor->mutex, until_ns)) continue;
-    bool goes_on = !monitor->stops;
-    pthread_mutex_unlock(&monitor->mutex);
-    return goes_on;
-}
-
-/* Its queries would break the graph that another thread captures, and fail themselves: until the driver lets
- * it ignore that, it does not look. */
+/* Every period it looks at all shard groups. Failures are latched. Waits of a comm that has failed are opened
+ * each time, since a call that was under way when it failed may have enqueued another one. Its queries would
+ * break the graph that another thread captures, and fail themselves: until the driver lets it ignore that, it
+ * does not look. */
 static void *monitor_main(void *arg) {
     fcdp_monitor *monitor = arg;
-    for (bool may_look = false; period_wait(monitor);) {
+    fcdp_engine *engine = monitor->engine;
+    bool may_look = false;
+    pthread_mutex_lock(&monitor->mutex);
+    while (!monitor->stops) {
+        uint64_t until_ns = fcdp__now_ns() + PERIOD_NS;
         int mode = FCDP_CAPTURE_MODE_RELAXED;
-        may_look = may_look || !fcdp__driver_capture_mode_exchange(monitor->engine->drv, &mode);
-        if (may_look) comms_look(monitor->engine);
+        while (!monitor->stops && fcdp__condition_wait(&monitor->changed, &monitor->mutex, until_ns))
+            continue;
+        if (monitor->stops) break;
+        pthread_mutex_unlock(&monitor->mutex);
+        may_look = may_look || !fcdp__driver_capture_mode_exchange(engine->drv, &mode);
+        fcdp__lock_acquire(&engine->lock);
+        for (fcdp_comm *comm = engine->comms; comm && may_look; comm = comm->next) {
+            fcdp_status status = fcdp_comm_check(comm);
+            for (fcdp_group *group = comm->groups; group && !status; group = group->next)
+                status = group_look(group);
+            if (status) fcdp__comm_fail_locked(comm, status);
+        }
+        fcdp__lock_release(&engine->lock);
+        pthread_mutex_lock(&monitor->mutex);
     }
+    pthread_mutex_unlock(&monitor->mutex);
     return NULL;
 }
 

@@ -12,7 +12,8 @@ int fcdp__thread_start(void *(*main)(void *), void *arg, pthread_t *thread_out);
 
 /* A condition whose timed waits are by the monotonic clock, which fcdp__now_ns reads. */
 void fcdp__condition_init(pthread_cond_t *condition);
-/* Waits for a signal until `until_ns`. False: that time has come. With the mutex, as pthread_cond_timedwait. */
+/* Waits for a signal until `until_ns`. False: that time has come. With the mutex, as
+ * pthread_cond_timedwait. */
 bool fcdp__condition_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, uint64_t until_ns);
 
 #endif

@@ -1,7 +1,8 @@
-/* tree.h - all groups under one root, in one shard group: whom an unshard asks, and who follows whom.
+/* tree.h - all groups under one root, in one shard group. It knows whom an unshard asks, and who follows
+ * whom.
  *
- * A tree is an agreement.h agreement, and its groups are the members. Calls on the groups of one tree are the
- * caller's to order.
+ * A tree is an agreement.h agreement, and its groups are the members. Calls on the groups of one tree are
+ * the caller's to order.
  */
 #ifndef FCDP_TREE_H
 #define FCDP_TREE_H

@@ -53,22 +53,9 @@ fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream
 
 /* ---- begin ---- */
 
-static fcdp_status begin_check(const fcdp_group *group, const uint64_t *inputs, fcdp_stream stream) {
-    fcdp_status status = fcdp__engine_check_process(group->comm->engine, group->name);
-    if (!status) status = fcdp_comm_check(group->comm);
-    if (!status) status = fcdp_group_check_capture(group, stream);
-    if (status) return status;
-    if (!group->region)
-        return fcdp__fail(FCDP_ERR_INVALID, "'%s' is not attached to host memory yet", group->name);
-    for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        if (group->stale[i] && group->layout->extents[i].shard_bytes && !(inputs && inputs[i]))
-            return fcdp__fail(FCDP_ERR_INVALID, "'%s': extent %u is stale and has no input", group->name, i);
-    return FCDP_OK;
-}
-
 /* The use has failed, with the thread's text: the peers take part in what this rank has missed. `stream` is
- * put behind what is on the engine's streams, which no event of the region's may tell of; the comm has failed,
- * so none of it waits for a peer. */
+ * put behind what is on the engine's streams, which no event of the region's may tell of; the comm has
+ * failed, so none of it waits for a peer. */
 static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status status) {
     fcdp_group *group = use->group;
     const fcdp_engine *engine = group->comm->engine;
@@ -89,19 +76,6 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
     return fcdp__error_restore(&error);
 }
 
-/* Behind everything, on the stream that ends last. */
-static fcdp_status ready_record(const fcdp_use *use) {
-    fcdp_group *group = use->group;
-    fcdp_driver *drv = group->comm->engine->drv;
-    fcdp_status status = FCDP_OK;
-    if (!use->last) return FCDP_OK; /* nothing was enqueued: it is as ready as it was */
-    if (use->plan->restore_mask) status = fcdp__driver_stream_wait(drv, use->last, group->restored);
-    if (!status && use->plan->n_stale) status = fcdp__driver_stream_wait(drv, use->last, group->crossed);
-    if (!status && use->plan->n_stale)
-        status = fcdp__driver_stream_wait(drv, use->last, fcdp__region_stored(group->region));
-    return status ? status : fcdp__driver_event_record(drv, fcdp__region_ready(group->region), use->last);
-}
-
 /* Out of device memory is all ranks' lot, or a reason to stop; whatever else fails, fails here alone, and the
  * peers go on. */
 static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
@@ -116,7 +90,16 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     status = fcdp__driver_event_record(drv, group->written, stream);
     if (!status) status = fcdp__restore(use);
     if (!status) status = fcdp__gather(use);
-    if (!status) status = ready_record(use);
+    /* Ready is behind everything, on the stream that ends last. Where nothing was enqueued it is what it
+     * was. */
+    if (!status && use->last && use->plan->restore_mask)
+        status = fcdp__driver_stream_wait(drv, use->last, group->restored);
+    if (!status && use->last && use->plan->n_stale) {
+        status = fcdp__driver_stream_wait(drv, use->last, group->crossed);
+        if (!status) status = fcdp__driver_stream_wait(drv, use->last, fcdp__region_stored(group->region));
+    }
+    if (!status && use->last)
+        status = fcdp__driver_event_record(drv, fcdp__region_ready(group->region), use->last);
     fcdp__driver_annotate(drv, NULL);
     if (status) return use_fail(use, stream, status);
     group->begun = true;
@@ -132,7 +115,15 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
 fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream) {
     if (fcdp_group_has_begun(group)) return FCDP_OK;
     fcdp_use use = {.group = group, .inputs = inputs};
-    fcdp_status status = begin_check(group, inputs, stream);
+    fcdp_status status = fcdp__engine_check_process(group->comm->engine, group->name);
+    if (!status) status = fcdp_comm_check(group->comm);
+    if (!status) status = fcdp_group_check_capture(group, stream);
+    if (!status && !group->region)
+        status = fcdp__fail(FCDP_ERR_INVALID, "'%s' is not attached to host memory yet", group->name);
+    for (uint32_t i = 0; i < group->layout->n_extents && !status; i++)
+        if (group->stale[i] && group->layout->extents[i].shard_bytes && !(inputs && inputs[i]))
+            status = fcdp__fail(FCDP_ERR_INVALID, "'%s': extent %u is stale and has no input", group->name,
+                                i);
     if (!status && group->reshard_refused) status = fcdp_group_reshard(group, stream, false);
     if (!status) status = fcdp__plan_make(group->layout, group->stale, &use.plan);
     if (status) return status;
@@ -154,18 +145,6 @@ bool fcdp_group_has_begun(const fcdp_group *group) {
 
 /* ---- wait ---- */
 
-/* With host_computes the host is the compute stream. */
-static fcdp_status host_wait(fcdp_group *group) {
-    fcdp_engine *engine = group->comm->engine;
-    uint64_t start_ns = fcdp__now_ns();
-    fcdp_status status = fcdp__driver_event_sync(engine->drv, fcdp__region_ready(group->region));
-    fcdp__lock_acquire(&engine->lock);
-    engine->stats.n_host_waits++;
-    engine->stats.host_wait_ns += fcdp__now_ns() - start_ns;
-    fcdp__lock_release(&engine->lock);
-    return status;
-}
-
 /* The comm is looked at after the wait: a wait that a failure has opened means nothing. */
 fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     fcdp_engine *engine = group->comm->engine;
@@ -173,9 +152,16 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
         return fcdp__fail(FCDP_ERR_INVALID, "'%s' is waited for and has not begun", group->name);
     fcdp_status status = fcdp__engine_check_capture(engine, stream, "waited for", group->name);
     if (status) return status;
-    status = engine->host_computes
-                 ? host_wait(group)
+    uint64_t start_ns = fcdp__now_ns();
+    status = engine->host_computes /* the host is the compute stream */
+                 ? fcdp__driver_event_sync(engine->drv, fcdp__region_ready(group->region))
                  : fcdp__driver_stream_wait(engine->drv, stream, fcdp__region_ready(group->region));
+    if (engine->host_computes) {
+        fcdp__lock_acquire(&engine->lock);
+        engine->stats.n_host_waits++;
+        engine->stats.host_wait_ns += fcdp__now_ns() - start_ns;
+        fcdp__lock_release(&engine->lock);
+    }
     fcdp_status failure = fcdp_comm_check(group->comm);
     if (failure) status = fcdp__comm_fail(group->comm, failure);
     if (status)

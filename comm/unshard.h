@@ -1,8 +1,8 @@
 /* unshard.h - one use of a group: begin, wait, reshard.
  *
  * fcdp_group_begin puts all of an unshard on the streams; fcdp_group_wait lets a stream wait for its end;
- * fcdp_group_reshard ends the use. A group may be begun ahead of its use, and resharded without one. The ranks
- * have agreed on what is stale before (vote.h).
+ * fcdp_group_reshard ends the use. A group may be begun ahead of its use, and resharded without one. The
+ * ranks have agreed on what is stale before (vote.h).
  */
 #ifndef FCDP_UNSHARD_H
 #define FCDP_UNSHARD_H

@@ -7,8 +7,8 @@
  *     -> fcdp_group_begin (unshard.h)
  *
  * A vote is one byte per parameter, why its copy is stale here (validity.h), and one more: the region is not
- * on this rank's device. What is agreed stale crosses the nodes. What is fresh, and not on the device of every
- * rank, is restored on all of them together.
+ * on this rank's device. What is agreed stale crosses the nodes. What is fresh, and not on the device of
+ * every rank, is restored on all of them together.
  */
 #ifndef FCDP_VOTE_H
 #define FCDP_VOTE_H
