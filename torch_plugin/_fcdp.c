@@ -1,5 +1,5 @@
-/* _fcdp.c - the extension module: parses arguments, calls the core without the GIL,
- * raises its errors. No decision here. */
+/* _fcdp.c - the extension module. Its functions parse arguments, call the core without the GIL, raise its
+ * errors; nothing is decided here. */
 #include "torch_plugin/binding.h"
 
 #include "comm/coalesce.h"
@@ -322,12 +322,16 @@ METHOD(comm_host_join) {
     return none_or_raise(status);
 }
 
-/* One (shard_bytes, span) pair per extent into malloc'd specs. */
-static fcdp_extent_spec *specs_from(PyObject *list, uint32_t *n_out) {
-    Py_ssize_t n = PyList_Size(list);
+/* (comm, name, [(shard_bytes, span)] of the extents) -> group */
+METHOD(group_create) {
+    PyObject *handle, *list;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "OsO:group_create", &handle, &name, &list)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    Py_ssize_t n = comm ? PyList_Size(list) : -1;
     if (n < 0) return NULL;
     fcdp_extent_spec *specs = calloc((size_t)n + 1, sizeof *specs);
-    if (!specs) return (fcdp_extent_spec *)PyErr_NoMemory();
+    if (!specs) return PyErr_NoMemory();
     for (Py_ssize_t i = 0; i < n; i++) {
         Py_ssize_t shard_bytes;
         int span;
@@ -337,20 +341,8 @@ static fcdp_extent_spec *specs_from(PyObject *list, uint32_t *n_out) {
         }
         specs[i] = (fcdp_extent_spec){.shard_bytes = (size_t)shard_bytes, .span = (uint8_t)span};
     }
-    *n_out = (uint32_t)n;
-    return specs;
-}
-
-METHOD(group_create) {
-    PyObject *handle, *list;
-    const char *name;
-    if (!PyArg_ParseTuple(args, "OsO:group_create", &handle, &name, &list)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
-    uint32_t n = 0;
-    fcdp_extent_spec *specs = comm ? specs_from(list, &n) : NULL;
-    if (!specs) return NULL;
     fcdp_group *group;
-    fcdp_status status = fcdp_group_create(comm, name, specs, n, &group);
+    fcdp_status status = fcdp_group_create(comm, name, specs, (uint32_t)n, &group);
     free(specs);
     return status == FCDP_OK ? binding_wrap(BINDING_GROUP, group, handle) : binding_raise(status);
 }
@@ -550,7 +542,8 @@ METHOD(group_vote) {
     PyObject *vote = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group) + 1);
     if (!vote) return NULL;
     uint8_t *vote_out = (uint8_t *)PyBytes_AsString(vote);
-    fcdp_process_signals process = {.grad_mode = grad_mode, .optimizer_seen = optimizer_seen, .reductions = reductions};
+    fcdp_process_signals process = {
+        .grad_mode = grad_mode, .optimizer_seen = optimizer_seen, .reductions = reductions};
     fcdp_status status;
     CALL(fcdp_group_vote(group, &evidence, &process, vote_out));
     if (status == FCDP_OK) return vote;
@@ -757,6 +750,7 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_fcdp", "FCDP's core, marshalled.", -1, methods, NULL, NULL, NULL, NULL};
 
+/* Constants are those of the core's enums, so that Python repeats none of their values. */
 PyMODINIT_FUNC PyInit__fcdp(void) {
     PyObject *m = PyModule_Create(&module);
     if (!m) return NULL;
