@@ -52,7 +52,7 @@ struct fcdp_nccl {
 #define AS_FIELD(name, result, args) result(*name) args;
     NCCL_CALLS(AS_FIELD)
 #undef AS_FIELD
-    int version;
+    int version;    /* 2.28.9: 22809 */
     bool is_double; /* the test's: it moves the simulated device's memory, and no other */
 };
 

@@ -58,10 +58,6 @@ void fcdp__nccl_unload(fcdp_nccl *nccl) {
     free(nccl);
 }
 
-int fcdp__nccl_version(const fcdp_nccl *nccl) {
-    return nccl->version;
-}
-
 /* NCCL begins a thread for each id, which waits for the members: so only who leads a lane makes one. */
 fcdp_status fcdp__nccl_ids_make(const fcdp_nccl *nccl, const fcdp_topology *topology,
                                 fcdp_nccl_ids *ids_out) {

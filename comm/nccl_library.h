@@ -19,7 +19,6 @@ typedef struct fcdp_nccl_ids {
  * caller frees with fcdp__nccl_unload, after all that uses it. */
 fcdp_status fcdp__nccl_load(const char *path, fcdp_nccl **nccl_out) FCDP_MUST_CHECK;
 void fcdp__nccl_unload(fcdp_nccl *nccl);
-int fcdp__nccl_version(const fcdp_nccl *nccl); /* 2.28.9: 22809 */
 
 fcdp_status fcdp__nccl_ids_make(const fcdp_nccl *nccl, const fcdp_topology *topology,
                                 fcdp_nccl_ids *ids_out) FCDP_MUST_CHECK;

@@ -95,24 +95,3 @@ bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_
     if (!observed->exists || signals_differ(signals, &observed->signals)) return true;
     return fingerprint && observed->has_fingerprint && *fingerprint != observed->fingerprint;
 }
-
-const char *fcdp__stale_text(uint32_t mask) {
-    static const struct {
-        uint32_t bit;
-        const char *text;
-    } reasons[] = {
-        {FCDP_STALE_NEW, "never gathered"},        {FCDP_STALE_IDENTITY, "another tensor"},
-        {FCDP_STALE_VERSION, "version counter"},   {FCDP_STALE_OPTIMIZER, "optimizer step"},
-        {FCDP_STALE_FINGERPRINT, "content"},       {FCDP_STALE_GRAD_MODE, "grad mode changed"},
-        {FCDP_STALE_REDUCED, "gradients reduced"},
-    };
-    static _Thread_local char text[160];
-    if (!mask) return "fresh";
-    text[0] = 0;
-    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
-        if (!(mask & reasons[i].bit)) continue;
-        if (text[0]) strcat(text, ", ");
-        strcat(text, reasons[i].text); /* all of them together are under 100 bytes */
-    }
-    return text;
-}

@@ -84,7 +84,5 @@ void fcdp__validity_invalidate(fcdp_validity *validity);
  * something changed since the ranks agreed? */
 bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                           const uint64_t *fingerprint);
-/* "optimizer step, version counter" for messages; thread-local storage. */
-const char *fcdp__stale_text(uint32_t mask);
 
 #endif

@@ -220,7 +220,7 @@ static void test_accept_is_of_the_submission(void **state) {
     fcdp__validity_destroy(f.validity);
 }
 
-static void test_spoil(void **state) {
+static void test_invalidate(void **state) {
     (void)state;
     fixture f = fixture_fresh(true);
     fcdp__validity_invalidate(f.validity);
@@ -240,16 +240,6 @@ static void test_never_observed(void **state) {
     fcdp__validity_destroy(f.validity);
 }
 
-static void test_texts(void **state) {
-    (void)state;
-    assert_string_equal(fcdp__stale_text(0), "fresh");
-    assert_string_equal(fcdp__stale_text(FCDP_STALE_OPTIMIZER | FCDP_STALE_VERSION),
-                        "version counter, optimizer step");
-    for (uint32_t bit = 1; bit <= FCDP_STALE_REDUCED; bit <<= 1)
-        assert_true(strlen(fcdp__stale_text(bit)) > 0);
-    assert_true(strlen(fcdp__stale_text(127)) > 60);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_signal_alone),
@@ -263,9 +253,8 @@ int main(void) {
         cmocka_unit_test(test_each_observation_is_confirmed_anew),
         cmocka_unit_test(test_no_fingerprint_now_falls_back),
         cmocka_unit_test(test_accept_is_of_the_submission),
-        cmocka_unit_test(test_spoil),
+        cmocka_unit_test(test_invalidate),
         cmocka_unit_test(test_never_observed),
-        cmocka_unit_test(test_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
