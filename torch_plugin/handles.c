@@ -1,12 +1,10 @@
-/* handles.c - capsules around the core's objects. */
-#include "torch_plugin/binding.h"
+/* handles.c - see the header. */
+#include "torch_plugin/handles.h"
 
 #include "comm/tree.h"
 
 #include <stdlib.h>
 #include <unistd.h>
-
-extern PyObject *binding_error_class;
 
 static const char *const kind_name[] = {"fcdp.engine", "fcdp.comm", "fcdp.tree", "fcdp.group"};
 
@@ -20,15 +18,6 @@ typedef struct handle {
 } handle;
 
 static uint64_t generation_now; /* guarded by the GIL */
-
-PyObject *binding_raise(fcdp_status status) {
-    PyObject *args = Py_BuildValue("(si)", fcdp_error_text(), (int)status);
-    if (args) {
-        PyErr_SetObject(binding_error_class, args);
-        Py_DECREF(args);
-    }
-    return NULL;
-}
 
 /* Freed by a garbage collection inside a stream's host function, which must not call the
  * driver: ended by the next caller. Guarded by the GIL. */

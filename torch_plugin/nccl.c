@@ -1,9 +1,10 @@
-/* nccl.c - shard groups whose collectives are NCCL's. After their making Python has no part in them. */
-#include "comm/nccl.h"
+/* nccl.c - see the header. Python has no part in such a shard group's collectives once it is made. */
+#include "torch_plugin/nccl.h"
 
 #include <string.h>
 
-#include "torch_plugin/binding.h"
+#include "comm/nccl.h"
+#include "torch_plugin/handles.h"
 
 static const char CAPSULE[] = "fcdp.nccl";
 

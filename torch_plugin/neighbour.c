@@ -17,7 +17,9 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "torch_plugin/handles.h"
 #include "torch_plugin/import_slot.h"
+#include "torch_plugin/transport.h"
 
 enum { CUDA_OUT_OF_MEMORY = 2 }; /* cudaErrorMemoryAllocation */
 

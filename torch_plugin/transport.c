@@ -7,11 +7,14 @@
  * between two transfers. Host functions pack; where the device's memory is not the host's, copies do, and the
  * buffer is page-locked.
  */
-#include "torch_plugin/binding.h"
+#include "torch_plugin/transport.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "torch_plugin/handles.h"
 
 typedef struct lane_side {
     uint32_t size, place; /* members, and which one this rank is */
