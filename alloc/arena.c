@@ -305,7 +305,7 @@ fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, bool is_short, fcd
     return FCDP_OK;
 }
 
-void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_set_busy(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(0, block->state == FCDP_BLOCK_LIVE);
     fcdp__arena_table_remove(arena, block->address);
     block->state = FCDP_BLOCK_BUSY;
@@ -500,7 +500,7 @@ void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth) {
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
-/* ---- vacating pages ---- */
+/* ---- unmapping pages ---- */
 
 static bool has_whole_mappings(const fcdp_arena *arena, const fcdp_block *block) {
     arena_range whole = fcdp__arena_whole_mappings(arena, block);
@@ -521,7 +521,7 @@ static fcdp_block *longest_unused(const fcdp_arena *arena, uint64_t clock) {
 
 /* From the block's end, since what is before may fit again: one large mapping,
  * or as many single pages as there are. */
-static fcdp_block *vacate_cut(fcdp_arena *arena, fcdp_block *block, size_t n_pages) {
+static fcdp_block *unmap_cut(fcdp_arena *arena, fcdp_block *block, size_t n_pages) {
     size_t page = arena->page_bytes;
     arena_range whole = fcdp__arena_whole_mappings(arena, block);
     uint64_t from = fcdp__arena_mapping_start(arena, block->span, whole.to);
@@ -534,13 +534,13 @@ static fcdp_block *vacate_cut(fcdp_arena *arena, fcdp_block *block, size_t n_pag
     return block;
 }
 
-size_t fcdp__arena_vacate_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
-                                size_t max_blocks) {
+size_t fcdp__arena_unmap_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
+                               size_t max_blocks) {
     size_t n_blocks = 0;
     while (n_pages > 0 && n_blocks < max_blocks) {
         fcdp_block *block = longest_unused(arena, clock);
         if (!block || nodes_reserve(arena, 2)) break;
-        block = vacate_cut(arena, block, n_pages);
+        block = unmap_cut(arena, block, n_pages);
         block_seize(arena, block);
         blocks_out[n_blocks++] = block;
         size_t n = block->bytes / arena->page_bytes;
@@ -555,14 +555,14 @@ bool fcdp__arena_is_joined(const fcdp_arena *arena, const fcdp_block *block) {
     return block->bytes > arena->page_bytes && block->span->joined[first + 1];
 }
 
-void fcdp__arena_vacate_commit(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_unmap_commit(fcdp_arena *arena, fcdp_block *block) {
     arena->counts.busy_bytes -= block->bytes;
     pages_join(arena, block, 1);
     block_hole(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
 }
 
-void fcdp__arena_vacate_abort(fcdp_arena *arena, fcdp_block *block) {
+void fcdp__arena_unmap_abort(fcdp_arena *arena, fcdp_block *block) {
     block_release(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
 }

@@ -20,14 +20,14 @@
  * place in a run of neighbouring free blocks and holes. Where memory is not short, the place needs the fewest
  * pages to be mapped; where it is, it uses the fewest pages that nothing lies on, mapped or not, since any of
  * them could be used anywhere. So free pages need not be adjacent to be used: holes cost no memory, and a
- * mapping that nothing lies on can leave its place (fcdp__arena_vacate_begin).
+ * mapping that nothing lies on can leave its place (fcdp__arena_unmap_begin).
  *
  * An arena has no lock: its owner serialises all calls.
  */
 #ifndef FCDP_ARENA_H
 #define FCDP_ARENA_H
 
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 enum { FCDP_ARENA_UNIT = 512 };
 
@@ -98,7 +98,7 @@ void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block);
 /* The live block that begins at `address`, NULL: none. */
 fcdp_block *fcdp__arena_find(const fcdp_arena *arena, uint64_t address);
 /* Live to busy: it is not to be found any more, until fcdp__arena_give. */
-void fcdp__arena_hold(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_set_busy(fcdp_arena *arena, fcdp_block *block);
 /* All quick blocks become free ones. */
 void fcdp__arena_flush(fcdp_arena *arena);
 uint64_t fcdp__arena_clock(const fcdp_arena *arena);
@@ -117,11 +117,11 @@ void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth);
 /* Mappings that nothing lies on, freed at or before `clock`, the longest unused first: at most `n_pages`
  * pages in mappings of one page, and the last one may be larger; as busy blocks, each of one larger mapping
  * or of any number of such pages, at most `max_blocks` of them. Returns how many blocks. */
-size_t fcdp__arena_vacate_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
-                                size_t max_blocks);
-/* A vacated block: its pages are gone, or they are still there. */
-void fcdp__arena_vacate_commit(fcdp_arena *arena, fcdp_block *block);
-void fcdp__arena_vacate_abort(fcdp_arena *arena, fcdp_block *block);
+size_t fcdp__arena_unmap_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
+                               size_t max_blocks);
+/* A block of these: its pages are unmapped, or they could not be. */
+void fcdp__arena_unmap_commit(fcdp_arena *arena, fcdp_block *block);
+void fcdp__arena_unmap_abort(fcdp_arena *arena, fcdp_block *block);
 /* A busy block that begins a mapping: whether that is of more than one page. */
 bool fcdp__arena_is_joined(const fcdp_arena *arena, const fcdp_block *block);
 

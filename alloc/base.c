@@ -1,10 +1,9 @@
 /* base.c - status names, the thread's failure text, the log, checks, ranked locks, the clock.
  *
- * Knows no option by more than FCDP_CHECK: that one is read when the library is loaded, so that locks and
- * invariants are checked from the first call on, whoever that call comes from. Whether its value is well
- * formed is options.c's to say.
+ * Of the options this file knows FCDP_CHECK alone. It reads it when the library is loaded, so that locks and
+ * invariants are checked from the first call on. options.c says whether its value is well formed.
  */
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -17,7 +16,7 @@
 
 enum { LINE_BYTES = 4096, MAX_HELD = 8 };
 
-static _Thread_local char failure_text[FCDP_ERROR_BYTES];
+static _Thread_local char failure_text[FCDP_TEXT_BYTES];
 static atomic_int log_threshold = FCDP_LOG_WARN;
 int fcdp__check_level;
 
@@ -49,7 +48,7 @@ const char *fcdp_error_text(void) {
 }
 
 fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) {
-    char text[FCDP_ERROR_BYTES]; /* not failure_text itself: an argument may point into it */
+    char text[FCDP_TEXT_BYTES]; /* not failure_text itself: an argument may point into it */
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
@@ -58,13 +57,14 @@ fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) {
     return status;
 }
 
-void fcdp__error_keep(fcdp_error *error_out, fcdp_status status) {
-    error_out->status = status;
-    snprintf(error_out->text, sizeof error_out->text, "%s", failure_text);
+fcdp_failure fcdp__failure_keep(fcdp_status status) {
+    fcdp_failure failure = {.status = status};
+    memcpy(failure.text, failure_text, strlen(failure_text) + 1);
+    return failure;
 }
 
-fcdp_status fcdp__error_restore(const fcdp_error *error) {
-    return error->status ? fcdp__fail(error->status, "%s", error->text) : FCDP_OK;
+fcdp_status fcdp__failure_restore(const fcdp_failure *failure) {
+    return failure->status ? fcdp__fail(failure->status, "%s", failure->text) : FCDP_OK;
 }
 
 void fcdp_log_set_level(fcdp_log_level level) {

@@ -1,24 +1,16 @@
-/* device.c - opening a device and closing it, in order. */
+/* device.c - the order in which a device's parts are opened; closing them is the reverse. */
 #include "alloc/device.h"
-
-#include <stdio.h>
-
-static fcdp_status device_fill(fcdp_device *device, fcdp_driver_kind kind, int ordinal,
-                               const char *sim_library, size_t budget_bytes, bool with_heap) {
-    fcdp_status status = fcdp__driver_open(kind, ordinal, sim_library, &device->drv);
-    if (!status) status = fcdp__pool_create(device->drv, budget_bytes, &device->pool);
-    return status || !with_heap ? status : fcdp_heap_create(device->drv, device->pool, &device->heap);
-}
 
 fcdp_status fcdp_device_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, size_t budget_bytes,
                              bool with_heap, fcdp_device *device_out) {
     fcdp_device device = {NULL, NULL, NULL};
-    fcdp_status status = device_fill(&device, kind, ordinal, sim_library, budget_bytes, with_heap);
+    fcdp_status status = fcdp__driver_open(kind, ordinal, sim_library, &device.drv);
+    if (!status) status = fcdp__pool_create(device.drv, budget_bytes, &device.pool);
+    if (!status && with_heap) status = fcdp_heap_create(device.drv, device.pool, &device.heap);
     if (status) {
-        char text[1024];
-        snprintf(text, sizeof text, "%s", fcdp_error_text());
+        fcdp_failure failure = fcdp__failure_keep(status);
         fcdp_device_close(&device);
-        return fcdp__fail(status, "%s", text);
+        return fcdp__failure_restore(&failure);
     }
     *device_out = device;
     return FCDP_OK;

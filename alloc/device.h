@@ -1,7 +1,6 @@
-/* device.h - one device of this process: its driver, its pages, and the heap of tensors on them.
+/* device.h - one device of this process: its driver, its page pool, its heap of tensors.
  *
- * Regions and tensors share it, so that a gathered parameter's pages and an activation's pages are the same
- * pages.
+ * All layers share it, so that a gathered parameter and an activation take their pages from one pool.
  */
 #ifndef FCDP_DEVICE_H
 #define FCDP_DEVICE_H

@@ -6,7 +6,7 @@
 #ifndef FCDP_DRIVER_H
 #define FCDP_DRIVER_H
 
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 typedef enum fcdp_driver_kind { FCDP_DRIVER_AUTO, FCDP_DRIVER_CUDA, FCDP_DRIVER_SIM } fcdp_driver_kind;
 typedef struct fcdp_driver fcdp_driver;

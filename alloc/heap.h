@@ -2,7 +2,7 @@
  *
  * Every stream has two arenas (arena.h), for blocks up to FCDP_HEAP_SMALL_BYTES and for larger ones, each in
  * address ranges of its own. A block that its stream has freed may be used again on the same stream at once:
- * the stream orders the uses. What another stream has used (fcdp_heap_record_stream) is held back until an
+ * the stream orders the uses. What another stream has used (fcdp_heap_record_stream) is deferred until an
  * event of that stream. A hit takes one lock, the arena's, and calls no driver.
  *
  * A miss needs pages. While more than half of the budget is spare and no free bytes will do, they are new:
@@ -44,6 +44,8 @@
  * where 768 to 960 KiB do equally well. */
 enum { FCDP_HEAP_SMALL_BYTES = 768 << 10 };
 
+enum { FCDP_HOLDER_TENSORS = 0 }; /* of the heap's pages (pages.h) */
+
 typedef struct fcdp_heap fcdp_heap;
 
 fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) FCDP_MUST_CHECK;
@@ -67,33 +69,35 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
  * faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
 void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
 
-/* Private pools, as CUDA graphs have them. From begin to end, mallocs on the streams that `covers` accepts go
- * to the pool. Its blocks are used again by mallocs of the same pool alone, and its pages stay where they
- * are, since a graph knows their addresses: until the pool has been released as often as it has begun. Then
- * they can be had too, once the device has been waited for: a graph may have run on any stream. `covers` runs
- * inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which
- * fcdp_heap_malloc lets through. While a pool is open the heap queries no stream and records no event, which
- * a capture would not survive: what is freed meanwhile becomes quiescent later. */
-typedef struct fcdp_pool_id {
+/* Private pools, which CUDA graphs have in PyTorch. ("Pool" alone is the pool of pages.) From begin to
+ * end, mallocs on the streams that `covers` accepts go to the private pool. Its blocks serve mallocs of
+ * the same private pool alone. Its pages stay where they are, since a graph knows their addresses, until
+ * the pool has been released as often as it has begun. Then others can have them too, once the device has
+ * been waited for: a graph may have run on any stream.
+ *
+ * `covers` runs inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which
+ * fcdp_heap_malloc lets through. While a private pool is open the heap queries no stream and records no
+ * event, which a capture would not survive: what is freed meanwhile becomes quiescent later. */
+typedef struct fcdp_private_id {
     uint64_t first, second;
-} fcdp_pool_id;
+} fcdp_private_id;
 typedef bool (*fcdp_covers_fn)(void *ctx, fcdp_stream stream);
 /* FCDP_ERR_INVALID: it has begun and not ended. It may end and begin again within a capture: meanwhile the
- * heap stays as quiet. What a capture that failed has left open is closed once memory lacks; then
- * `stale_ctx_out` gets the ctx of its begin, else NULL. */
-fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx,
-                                 void **stale_ctx_out) FCDP_MUST_CHECK;
-/* FCDP_ERR_INVALID: there is no such pool, or it has not begun. `covers` is not called any
+ * heap stays as quiet. A capture that failed may leave its private pool open; it is closed once memory lacks.
+ * Then `stale_ctx_out` gets the ctx of its begin, else NULL. */
+fcdp_status fcdp_heap_private_begin(fcdp_heap *heap, fcdp_private_id id, fcdp_covers_fn covers, void *ctx,
+                                    void **stale_ctx_out) FCDP_MUST_CHECK;
+/* FCDP_ERR_INVALID: there is no such private pool, or it has not begun. `covers` is not called any
  * more; its ctx is the caller's again. */
-fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out) FCDP_MUST_CHECK;
-fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) FCDP_MUST_CHECK;
+fcdp_status fcdp_heap_private_end(fcdp_heap *heap, fcdp_private_id id, void **ctx_out) FCDP_MUST_CHECK;
+fcdp_status fcdp_heap_private_release(fcdp_heap *heap, fcdp_private_id id) FCDP_MUST_CHECK;
 
 /* Of the arenas for small blocks, or for large ones. */
 typedef struct fcdp_heap_counts {
     size_t n_live, allocated_bytes, requested_bytes; /* live blocks; rounded to 512; as asked */
     size_t n_free, free_bytes;                       /* mapped, on nothing's behalf */
     /* in freed blocks that wait for events, or on their way */
-    size_t held_bytes;
+    size_t busy_bytes;
     /* Exact where one stream allocates; else at most the sum of the streams' own. Never above the heap's. */
     size_t peak_n_live, peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes;
     uint64_t n_mallocs, n_frees;                   /* ever */
@@ -103,7 +107,7 @@ typedef struct fcdp_heap_counts {
 typedef struct fcdp_heap_stats {
     fcdp_heap_counts large, small;
     /* of both; reserved: mapped pages */
-    size_t allocated_bytes, requested_bytes, reserved_bytes, held_bytes, n_live;
+    size_t allocated_bytes, requested_bytes, reserved_bytes, busy_bytes, n_live;
     size_t peak_allocated_bytes; /* at most 2 MiB per arena but one off the true peak */
     size_t peak_reserved_bytes;
     uint64_t n_mallocs, n_frees;           /* ever */
@@ -122,7 +126,7 @@ void fcdp_heap_reset_peaks(fcdp_heap *heap);
  * arena by arena: `see` must not call it. */
 typedef struct fcdp_heap_view {
     fcdp_stream stream;
-    fcdp_pool_id pool; /* 0, 0: none */
+    fcdp_private_id private_id; /* 0, 0: none */
     bool small;
     uint64_t span, address;
     size_t bytes, requested_bytes;

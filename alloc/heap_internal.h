@@ -19,13 +19,13 @@ typedef struct heap_uses {
     struct heap_uses *next;
     struct heap_arena *arena;
     fcdp_block *block;
-    heap_event *events; /* those that have not passed */
-    bool spared;        /* from quarantine: its own stream is not among them */
-    size_t n;           /* streams that have no event yet: a capture is under way, or it lives */
+    heap_event *events;    /* those that have not passed */
+    bool skips_quarantine; /* there was no memory to record its own stream */
+    size_t n;              /* streams that have no event yet: a capture is under way, or it lives */
     fcdp_stream streams[];
 } heap_uses;
 
-typedef struct heap_span {
+typedef struct heap_range {
     fcdp_dptr reserved;
     size_t reserved_bytes;
     uint64_t base; /* the arena's part of it */
@@ -33,11 +33,11 @@ typedef struct heap_span {
     /* by index from base; handle 0: a hole. Of blocks that are busy: whoever has
      * them busy, else under the arena's lock */
     fcdp_phys *pages;
-} heap_span;
+} heap_range;
 
 typedef struct heap_private {
     struct heap_private *next;
-    fcdp_pool_id id;
+    fcdp_private_id id;
     _Atomic size_t n_uses;   /* begun and not released: its pages stay */
     uint64_t n_begins;       /* ever, under whatever id; guarded by private_lock */
     _Atomic bool has_served; /* since it has begun: a malloc whose stream is in the table, or its end */
@@ -95,7 +95,7 @@ struct fcdp_heap {
     _Alignas(HEAP_CACHE_LINE) _Atomic size_t allocated;
     _Atomic size_t peak_allocated, n_pages, peak_pages;
     _Atomic uint64_t n_moved, n_taken, n_waits, n_retries, n_ooms;
-    _Atomic size_t n_held, n_seeking; /* seeking: threads that look for pages */
+    _Atomic size_t n_deferred, n_searching; /* searching: threads that look for pages */
     /* pages given to the pool, ever: whether another attempt could end differently */
     _Atomic uint64_t n_returns;
     /* Read while `covers` runs and while a stream is queried or an event recorded: a pool ends when nobody
@@ -110,20 +110,33 @@ struct fcdp_heap {
     heap_event *idle_events;
     heap_quarantined *quarantine, **quarantine_end; /* oldest first */
     size_t quarantined_bytes;
-    heap_uses *held;
-    size_t n_in_hand;         /* threads that have taken the list of held blocks away, to look at it */
-    pthread_cond_t held_back; /* one of them is done */
+    heap_uses *deferred;    /* freed blocks that other streams still use */
+    size_t n_checking;      /* threads that have taken this list away, to check it */
+    pthread_cond_t checked; /* one of them is done */
 };
 
-size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out); /* 2 * HEAP_MAX_STREAMS at most */
 /* With the arena's lock. */
 static inline size_t fcdp__heap_mapped_bytes(const heap_arena *arena) {
     const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
     return of->live_bytes + of->free_bytes + of->quick_bytes + of->busy_bytes;
 }
 
-void fcdp__heap_pages_add(fcdp_heap *heap, size_t n);
-void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n);
+static inline void fcdp__heap_peak_raise(_Atomic size_t *peak, size_t value) {
+    size_t seen = atomic_load_explicit(peak, memory_order_relaxed);
+    while (seen < value && !atomic_compare_exchange_weak_explicit(peak, &seen, value, memory_order_relaxed,
+                                                                  memory_order_relaxed)) {
+    }
+}
+
+/* `n` more pages are mapped, or on their way to be. */
+static inline void fcdp__heap_pages_add(fcdp_heap *heap, size_t n) {
+    size_t now = atomic_fetch_add_explicit(&heap->n_pages, n, memory_order_relaxed) + n;
+    fcdp__heap_peak_raise(&heap->peak_pages, now);
+}
+
+static inline void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n) {
+    atomic_fetch_sub_explicit(&heap->n_pages, n, memory_order_relaxed);
+}
 
 /* Its pages stay where they are. */
 static inline bool fcdp__heap_is_pinned(const heap_arena *arena) {
@@ -134,17 +147,42 @@ static inline bool fcdp__heap_is_capturing(const fcdp_heap *heap) {
     return atomic_load_explicit(&heap->n_open, memory_order_relaxed) > 0;
 }
 
+/* heap.c */
+/* The arena's live bytes to the heap's counts, with the arena's lock: at once, or when they have changed by
+ * much. */
+void fcdp__heap_live_report(heap_arena *arena, bool at_once);
+
+/* heap_streams.c */
+/* The arenas of `stream`, in a private pool or (NULL) in none; new ones where there are none yet. */
+fcdp_status fcdp__heap_stream_of(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
+                                 heap_stream **stream_out) FCDP_MUST_CHECK;
+void fcdp__heap_stream_free(fcdp_heap *heap, heap_stream *of);
+size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out); /* 2 * HEAP_MAX_STREAMS at most */
+
+/* heap_ranges.c */
+fcdp_status fcdp__heap_granules_create(fcdp_heap *heap) FCDP_MUST_CHECK;
+/* The arena that has the address, NULL: none. */
+heap_arena *fcdp__heap_arena_at(fcdp_heap *heap, fcdp_dptr address);
+/* One more range for the arena, with room for a block of `bytes`. */
+fcdp_status fcdp__heap_range_add(heap_arena *arena, size_t bytes) FCDP_MUST_CHECK;
+/* Unmaps what the span's range has, whatever blocks lie over it, and frees the range. */
+void fcdp__heap_range_destroy(fcdp_heap *heap, const fcdp_span *of);
+
+/* heap_stats.c */
+/* The failure of a malloc of `bytes`, for which `n_missing` pages could not be found. */
+fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_missing) FCDP_MUST_CHECK;
+
 /* heap_private.c */
 /* The open pool that mallocs on `stream` go to; NULL: none. */
 heap_private *fcdp__heap_private_covering(fcdp_heap *heap, fcdp_stream stream);
 /* End the pools whose captures have ended without them. True: there were some. */
-bool fcdp__heap_end_dead_pools(fcdp_heap *heap);
+bool fcdp__heap_privates_end_dead(fcdp_heap *heap);
 
 /* heap_quiescent.c */
 /* See what is quiescent by now, without waiting, and begin a fence where something freed is not. */
 void fcdp__heap_quiesce(fcdp_heap *heap);
 bool fcdp__heap_arena_is_quiescent(heap_arena *arena);
-/* One wait, for what is held and for the fence that is under way: it was begun earlier, and lets the
+/* One wait, for deferred blocks and for the fence that is under way: it was begun earlier, and lets the
  * device go on. With `whole_device`, or without a fence, for all work of the device: that covers streams
  * that the heap was never given, and graphs. False: nothing more could be had by waiting, or a capture
  * is under way, or the driver failed. */
@@ -174,23 +212,33 @@ void fcdp__heap_pages_give(fcdp_heap *heap, size_t n, const fcdp_phys *pages, si
 /* `n` pages for a malloc of `bytes` in `arena`, in the order of pressure: all or none. */
 fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes,
                                   fcdp_phys *pages_out) FCDP_MUST_CHECK;
+
+/* heap_handles.c */
 /* New handles for a growth, as fcdp__heap_map wants them: all or FCDP_PENDING. */
 fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, size_t n_each,
                                     fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* How many pages a new handle for a block of `bytes` in `arena` has; 0: memory is short, each page counts. */
 size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes);
-/* The pool's reclaimers. */
+
+/* heap_reclaim.c */
+/* Quiescent pages of one arena in one go, at most `n_wanted` of them to `pages_out`. Returns how many there
+ * were, with those that the pool got. */
+size_t fcdp__heap_arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *pages_out, size_t *n_out);
+/* What messages say of the heap's pages. */
+extern const fcdp_holder_words fcdp__heap_words;
+/* The pool's reclaimers, and what it asks of pages that nothing lies on. */
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
 size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);
+size_t fcdp__heap_idle(void *ctx);
 
-/* heap_held.c */
+/* heap_deferred.c */
 /* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
-void fcdp__heap_hold(heap_arena *arena, fcdp_block *block);
-/* Give back what has been held long enough. */
-void fcdp__heap_poll(fcdp_heap *heap);
-/* The same, waiting; false: nothing was held. */
-bool fcdp__heap_held_await(fcdp_heap *heap);
-void fcdp__heap_held_destroy(fcdp_heap *heap);
+void fcdp__heap_defer(heap_arena *arena, fcdp_block *block);
+/* Free the deferred blocks that nobody uses any more. */
+void fcdp__heap_deferred_poll(fcdp_heap *heap);
+/* The same, waiting; false: no block was deferred. */
+bool fcdp__heap_deferred_await(fcdp_heap *heap);
+void fcdp__heap_deferred_destroy(fcdp_heap *heap);
 
 /* heap_quarantine.c */
 /* Of whole pages, which are unmapped when it is freed. */

@@ -1,5 +1,4 @@
 /* heap_map.c - pages under blocks: mapped under a growth's holes, unmapped from under a block. */
-#include <stdio.h>
 #include <string.h>
 
 #include "alloc/heap_internal.h"
@@ -9,8 +8,8 @@ static size_t least(size_t a, size_t b) {
 }
 
 static fcdp_phys *page_slot(const fcdp_heap *heap, const fcdp_block *block) {
-    heap_span *span = block->span->owner;
-    return &span->pages[(block->address - span->base) / heap->page_bytes];
+    heap_range *range = block->span->owner;
+    return &range->pages[(block->address - range->base) / heap->page_bytes];
 }
 
 bool fcdp__heap_block_unmap(fcdp_heap *heap, const fcdp_block *block, bool as_one, fcdp_phys *pages_out) {
@@ -51,9 +50,8 @@ static fcdp_status hole_map(fcdp_heap *heap, const fcdp_block *hole, const fcdp_
 static bool hole_unmap(fcdp_heap *heap, const fcdp_block *hole, size_t n, size_t n_each) {
     fcdp_phys *slots = page_slot(heap, hole);
     if (n == 0) return true;
-    fcdp_status status = fcdp__driver_unmap(heap->drv, (fcdp_dptr){hole->address}, n * heap->page_bytes);
-    if (status) status = fcdp__driver_unmap(heap->drv, (fcdp_dptr){hole->address}, n * heap->page_bytes);
-    if (status) return false;
+    if (FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, (fcdp_dptr){hole->address}, n * heap->page_bytes)))
+        return false;
     fcdp__heap_pages_give(heap, n, slots, n_each);
     memset(slots, 0, n * sizeof *slots);
     return true;
@@ -84,8 +82,7 @@ fcdp_status fcdp__heap_map(fcdp_heap *heap, const fcdp_growth *growth, const fcd
         n_done += n_mapped;
         if (block == growth->last) return FCDP_OK;
     }
-    char text[512];
-    snprintf(text, sizeof text, "%s", fcdp_error_text());
+    fcdp_failure failure = fcdp__failure_keep(status);
     rest_give(heap, growth, block, n_mapped, pages + n_done, n_each);
     *stuck_out = !hole_unmap(heap, block, n_mapped, n_each);
     while (block != growth->first) {
@@ -93,5 +90,5 @@ fcdp_status fcdp__heap_map(fcdp_heap *heap, const fcdp_growth *growth, const fcd
         size_t n = block->unmapped ? block->bytes / heap->page_bytes : 0;
         if (!hole_unmap(heap, block, n, n_each)) *stuck_out = true;
     }
-    return fcdp__fail(status, "%s", text);
+    return fcdp__failure_restore(&failure);
 }

@@ -4,7 +4,7 @@
 
 #include "alloc/heap_internal.h"
 
-static heap_private *private_find(fcdp_heap *heap, fcdp_pool_id id) {
+static heap_private *private_find(fcdp_heap *heap, fcdp_private_id id) {
     heap_private *found = heap->privates;
     while (found && (found->id.first != id.first || found->id.second != id.second)) found = found->next;
     return found;
@@ -91,7 +91,7 @@ static private_over private_find_over(fcdp_heap *heap) {
 }
 
 /* With the private lock, as writer. */
-static heap_private *private_make(fcdp_heap *heap, fcdp_pool_id id, private_over over) {
+static heap_private *private_make(fcdp_heap *heap, fcdp_private_id id, private_over over) {
     bool unchanged = over.private && over.private->n_begins == over.n_begins;
     heap_private *private = unchanged ? over.private : NULL;
     if (!private) {
@@ -105,7 +105,7 @@ static heap_private *private_make(fcdp_heap *heap, fcdp_pool_id id, private_over
 }
 
 /* With the private lock, as writer. */
-static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, private_over over, fcdp_covers_fn covers,
+static fcdp_status private_open(fcdp_heap *heap, fcdp_private_id id, private_over over, fcdp_covers_fn covers,
                                 void *ctx, void **stale_ctx_out) {
     heap_private *private = private_find(heap, id);
     if (private && private->open)
@@ -125,8 +125,8 @@ static fcdp_status private_open(fcdp_heap *heap, fcdp_pool_id id, private_over o
     return FCDP_OK;
 }
 
-fcdp_status fcdp_heap_pool_begin(fcdp_heap *heap, fcdp_pool_id id, fcdp_covers_fn covers, void *ctx,
-                                 void **stale_ctx_out) {
+fcdp_status fcdp_heap_private_begin(fcdp_heap *heap, fcdp_private_id id, fcdp_covers_fn covers, void *ctx,
+                                    void **stale_ctx_out) {
     *stale_ctx_out = NULL;
     fcdp__heap_quiesce(heap); /* while it may still be asked */
     private_over over = private_find_over(heap);
@@ -156,7 +156,7 @@ static void private_uncount(fcdp_heap *heap, heap_private *private) {
  * it), and then nothing could be waited for any more. What has served a malloc of a capture, and is
  * captured no more, is over. Its pages stay, since it was not released. (What has served none may be
  * about to be captured: it stays open.) */
-bool fcdp__heap_end_dead_pools(fcdp_heap *heap) {
+bool fcdp__heap_privates_end_dead(fcdp_heap *heap) {
     bool any = false;
     if (!fcdp__heap_is_capturing(heap)) return false;
     pthread_rwlock_wrlock(&heap->private_lock);
@@ -173,7 +173,7 @@ bool fcdp__heap_end_dead_pools(fcdp_heap *heap) {
     return any;
 }
 
-fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out) {
+fcdp_status fcdp_heap_private_end(fcdp_heap *heap, fcdp_private_id id, void **ctx_out) {
     pthread_rwlock_wrlock(&heap->private_lock);
     heap_private *private = private_find(heap, id);
     bool ends = private && private->begun;
@@ -188,7 +188,7 @@ fcdp_status fcdp_heap_pool_end(fcdp_heap *heap, fcdp_pool_id id, void **ctx_out)
     return ends ? FCDP_OK : fcdp__fail(FCDP_ERR_INVALID, "a private pool ends that has not begun");
 }
 
-fcdp_status fcdp_heap_pool_release(fcdp_heap *heap, fcdp_pool_id id) {
+fcdp_status fcdp_heap_private_release(fcdp_heap *heap, fcdp_private_id id) {
     pthread_rwlock_wrlock(&heap->private_lock);
     heap_private *private = private_find(heap, id);
     bool used = private && atomic_load_explicit(&private->n_uses, memory_order_relaxed) > 0;

@@ -176,7 +176,7 @@ bool fcdp__heap_device_quiesce(fcdp_heap *heap) {
 }
 
 bool fcdp__heap_await(fcdp_heap *heap, bool whole_device) {
-    bool any = fcdp__heap_held_await(heap);
+    bool any = fcdp__heap_deferred_await(heap);
     if (!whole_device && fence_await(heap)) {
         atomic_fetch_add_explicit(&heap->n_waits, 1, memory_order_relaxed);
         return true;

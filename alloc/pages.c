@@ -6,6 +6,8 @@
  */
 #include "alloc/pages.h"
 
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,13 +46,12 @@ struct fcdp_pool {
         n_moves; /* gives and ends of takes, ever: whether another attempt to take could end differently */
     size_t n_driver_creates, n_reclaims;
     fcdp_phys *stack;
+    /* not under lock; NULL: the holder has not been named. Partner: fcdp__pool_set_holder */
+    _Atomic(const fcdp_holder_words *) words[FCDP_N_HOLDERS];
 };
 
-/* A second try: what fails once at a release (a driver busy, an injected fault) must not lose a page for
- * good. */
 static fcdp_status handle_release(fcdp_pool *pool, fcdp_phys handle, size_t n_pages) {
-    fcdp_status status = fcdp__driver_phys_release(pool->drv, handle);
-    if (status) status = fcdp__driver_phys_release(pool->drv, handle);
+    fcdp_status status = FCDP_RETRY_ONCE(fcdp__driver_phys_release(pool->drv, handle));
     if (status)
         fcdp__log(FCDP_LOG_WARN, "%zu bytes of device memory are lost: %s", n_pages * pool->page_bytes,
                   fcdp_error_text());
@@ -59,7 +60,7 @@ static fcdp_status handle_release(fcdp_pool *pool, fcdp_phys handle, size_t n_pa
 
 static bool pool_is_valid(const fcdp_pool *pool) {
     size_t n_held = 0;
-    for (int holder = 0; holder < FCDP_N_HOLDERS; holder++) n_held += pool->n_held[holder];
+    for (fcdp_holder holder = 0; holder < FCDP_N_HOLDERS; holder++) n_held += pool->n_held[holder];
     return n_held == pool->n_live && pool->n_created == pool->n_live + pool->n_cached &&
            pool->n_reserved <= pool->n_cached && pool->n_reserved <= pool->n_promised &&
            pool->n_live + pool->n_promised <= pool->n_room && pool->n_budget <= pool->n_room &&
@@ -117,6 +118,10 @@ void fcdp__pool_destroy(fcdp_pool *pool) {
     fcdp__lock_destroy(&pool->lock);
     free(pool->stack);
     free(pool);
+}
+
+void fcdp__pool_set_holder(fcdp_pool *pool, fcdp_holder holder, const fcdp_holder_words *words) {
+    atomic_store_explicit(&pool->words[holder], words, memory_order_release);
 }
 
 void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim,
@@ -260,29 +265,52 @@ static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_bac
     return moved;
 }
 
-static fcdp_status take_failed(fcdp_pool *pool, size_t n, bool driver_full) {
+/* The names of the holders are the callers', since the pool knows none of them. */
+void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out) {
     const size_t mib = 1 << 20;
-    size_t free_bytes = 0, total_bytes = 0;
     fcdp_pool_stats stats;
     fcdp__pool_stats(pool, &stats);
-    if (fcdp__driver_mem_info(pool->drv, &free_bytes, &total_bytes)) total_bytes = 0;
-    const char *advice = "shard smaller modules, or lower FCDP_PREFETCH (FCDP_TAU too, where it is above 0)";
+    fcdp_pool_usage usage = {.budget_bytes = stats.budget_bytes,
+                             .cached_bytes = stats.cached_pages * stats.page_bytes};
+    if (fcdp__driver_mem_info(pool->drv, &usage.free_bytes, &usage.device_bytes)) usage.device_bytes = 0;
+    size_t used_bytes = usage.device_bytes - usage.free_bytes;
+    size_t ours_bytes = stats.live_pages * stats.page_bytes + usage.cached_bytes;
+    if (usage.device_bytes && used_bytes > ours_bytes) usage.others_bytes = used_bytes - ours_bytes;
+
+    char *text = usage.budget_text;
+    size_t n_text = sizeof usage.budget_text,
+           at = (size_t)snprintf(text, n_text, "the budget is %zu MiB: ", usage.budget_bytes / mib);
+    for (fcdp_holder holder = 0; holder < FCDP_N_HOLDERS; holder++) {
+        const fcdp_holder_words *words = atomic_load_explicit(&pool->words[holder], memory_order_acquire);
+        if (words && at < n_text)
+            at += (size_t)snprintf(text + at, n_text - at, "%s %zu MiB, ", words->name,
+                                   stats.held_pages[holder] * stats.page_bytes / mib);
+    }
+    if (at < n_text) snprintf(text + at, n_text - at, "idle %zu MiB", usage.cached_bytes / mib);
+    snprintf(usage.device_text, sizeof usage.device_text,
+             "the device has %zu of %zu MiB free, and other allocations hold %zu MiB", usage.free_bytes / mib,
+             usage.device_bytes / mib, usage.others_bytes / mib);
+    *usage_out = usage;
+}
+
+/* What would help depends on which limit was met: the device, the budget, or what the holder itself needs. */
+static fcdp_status take_failed(fcdp_pool *pool, fcdp_holder holder, size_t n, bool driver_full) {
+    static const fcdp_holder_words nobody = {"pages", "use fewer of them"};
+    const fcdp_holder_words *words = atomic_load_explicit(&pool->words[holder], memory_order_acquire);
+    fcdp_pool_usage usage;
+    fcdp__pool_usage(pool, &usage);
+    if (!words) words = &nobody;
+    const char *advice = "";
     if (driver_full)
-        advice =
-            "other allocations fill the device: use a smaller batch, lower FCDP_TAU where it is above 0, or "
-            "set FCDP_DEVICE_BUDGET to what is left for FCDP";
-    else if (total_bytes && free_bytes + stats.cached_pages * stats.page_bytes >= n * stats.page_bytes)
-        advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
-    return fcdp__fail(
-        FCDP_ERR_NO_DEVICE_MEM,
-        "no device memory for %zu MiB of gathered parameters: the budget is %zu MiB, in use by gathered "
-        "parameters %zu MiB and by tensors %zu MiB, idle in the pool %zu MiB, nothing of it can be taken "
-        "back "
-        "now; the device has %zu of %zu MiB free; %s",
-        n * stats.page_bytes / mib, stats.budget_bytes / mib,
-        stats.held_pages[FCDP_HOLDER_REGIONS] * stats.page_bytes / mib,
-        stats.held_pages[FCDP_HOLDER_TENSORS] * stats.page_bytes / mib,
-        stats.cached_pages * stats.page_bytes / mib, free_bytes / mib, total_bytes / mib, advice);
+        advice = "other allocations fill the device: use a smaller batch, set FCDP_DEVICE_BUDGET to what is "
+                 "left for FCDP, or ";
+    bool fits_device = usage.device_bytes && (usage.free_bytes + usage.cached_bytes) / pool->page_bytes >= n;
+    bool raise = !driver_full && fits_device;
+    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
+                      "no device memory for %zu MiB of %s; %s, nothing of it can be taken back now; %s; %s%s",
+                      n * pool->page_bytes >> 20, words->name, usage.budget_text, usage.device_text, advice,
+                      raise ? "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET"
+                            : words->advice);
 }
 
 static bool budget_allows(fcdp_pool *pool, size_t n) {
@@ -292,13 +320,13 @@ static bool budget_allows(fcdp_pool *pool, size_t n) {
     return allows;
 }
 
-/* ---- blocks: many pages under one handle ---- */
+/* ---- handles of many pages ---- */
 
-/* Under lock: as promise_make, but none of the idle pages is reserved; those that the budget has
- * no room for beside the block leave the stack, to be released by the caller. n_live +
- * n_promised <= n_budget => they are enough. */
-static bool block_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
-                          shortage *shortage_out) {
+/* Under lock: as promise_make, but none of the idle pages is reserved. Those that the budget has no room
+ * for beside the handle leave the stack, to be released by the caller. n_live + n_promised <= n_budget =>
+ * they are enough. */
+static bool handle_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t *n_leaving_out,
+                           shortage *shortage_out) {
     size_t n_spoken_for = pool->n_live + pool->n_promised;
     *n_leaving_out = 0;
     if (n > pool->n_budget || n_spoken_for > pool->n_budget - n) {
@@ -316,22 +344,12 @@ static bool block_promise(fcdp_pool *pool, size_t n, fcdp_phys *leaving, size_t 
     return true;
 }
 
-/* One attempt without the reclaimer. FCDP_PENDING: not without pages that come back first. */
-static fcdp_status block_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *block_out,
-                             shortage *shortage_out) {
-    size_t n_leaving = 0;
-    fcdp_phys *leaving = malloc(n * sizeof *leaving); /* at most n idle pages make room for n */
-    if (!leaving) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for a list of %zu pages", n);
-    fcdp__lock_acquire(&pool->lock);
-    bool promised = block_promise(pool, n, leaving, &n_leaving, shortage_out);
-    pool_leave(pool);
-    for (size_t i = 0; i < n_leaving; i++) (void)handle_release(pool, leaving[i], 1);
-    free(leaving);
-    if (!promised) return FCDP_PENDING;
-
-    fcdp_status status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, block_out);
-    if (status == FCDP_ERR_NO_DEVICE_MEM && fcdp__pool_trim(pool))
-        status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, block_out);
+/* The handle of `n` promised pages. The promise ends, whatever comes of it. */
+static fcdp_status handle_create(fcdp_pool *pool, fcdp_holder holder, size_t n, bool trims,
+                                 fcdp_phys *handle_out, shortage *shortage_out) {
+    fcdp_status status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, handle_out);
+    if (trims && status == FCDP_ERR_NO_DEVICE_MEM && fcdp__pool_trim(pool))
+        status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, handle_out);
     fcdp__lock_acquire(&pool->lock);
     pool->n_promised -= n;
     if (!status) {
@@ -343,6 +361,20 @@ static fcdp_status block_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp
     *shortage_out = (shortage){n, pool->n_moves, true};
     pool_leave(pool);
     return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
+}
+
+/* One attempt without the reclaimers. FCDP_PENDING: not without pages that come back first. */
+static fcdp_status handle_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out,
+                              shortage *shortage_out) {
+    size_t n_leaving = 0;
+    fcdp_phys *leaving = malloc(n * sizeof *leaving); /* at most n idle pages make room for n */
+    if (!leaving) return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for a list of %zu pages", n);
+    fcdp__lock_acquire(&pool->lock);
+    bool promised = handle_promise(pool, n, leaving, &n_leaving, shortage_out);
+    pool_leave(pool);
+    for (size_t i = 0; i < n_leaving; i++) (void)handle_release(pool, leaving[i], 1);
+    free(leaving);
+    return promised ? handle_create(pool, holder, n, true, handle_out, shortage_out) : FCDP_PENDING;
 }
 
 /* ---- with the reclaimers ---- */
@@ -371,20 +403,15 @@ static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder hold
         has_asked = true;
         n_lost = 0;
     }
-    return take_failed(pool, n, missing.driver_full);
+    return take_failed(pool, holder, n, missing.driver_full);
 }
 
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
     return n == 0 ? FCDP_OK : take_by(take_try, pool, holder, n, pages_out);
 }
 
-fcdp_status fcdp__pool_take_block(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *block_out) {
-    return take_by(block_try, pool, holder, n, block_out);
-}
-
-fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
-    shortage missing;
-    return n == 0 ? FCDP_OK : take_try(pool, holder, n, pages_out, &missing);
+fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
+    return take_by(handle_try, pool, holder, n, handle_out);
 }
 
 fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
@@ -402,26 +429,15 @@ fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, 
     return FCDP_OK;
 }
 
-/* Idle single pages are no part of it: they stay, within the budget, so
- * that it can be less than what is spare. */
-fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
+/* Idle single pages stay, within the budget: so it can be less than what is spare. */
+fcdp_status fcdp__pool_try_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
+    shortage missing;
     fcdp__lock_acquire(&pool->lock);
     size_t n_used = pool->n_created + pool->n_promised - pool->n_reserved;
     bool promised = n <= pool->n_budget && n_used <= pool->n_budget - n;
     if (promised) pool->n_promised += n;
     pool_leave(pool);
-    if (!promised) return FCDP_PENDING;
-    fcdp_status status = fcdp__driver_phys_create(pool->drv, n * pool->page_bytes, handle_out);
-    fcdp__lock_acquire(&pool->lock);
-    pool->n_promised -= n;
-    pool->n_moves++;
-    if (!status) {
-        pool->n_created += n;
-        pool->n_driver_creates++;
-        held_join(pool, holder, n);
-    }
-    pool_leave(pool);
-    return status == FCDP_ERR_NO_DEVICE_MEM ? FCDP_PENDING : status;
+    return promised ? handle_create(pool, holder, n, false, handle_out, &missing) : FCDP_PENDING;
 }
 
 /* ---- give, trim, stats ---- */
@@ -461,15 +477,6 @@ void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_p
     if (above) (void)pool_release(pool, false);
 }
 
-void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages) {
-    fcdp__lock_acquire(&pool->lock);
-    held_leave(pool, holder, n);
-    pool->n_created -= n;
-    pool->n_moves++;
-    pool_leave(pool);
-    for (size_t i = 0; i < n; i++) (void)handle_release(pool, pages[i], 1);
-}
-
 /* Released first: until then its memory is not there for others. */
 void fcdp__pool_give_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys handle) {
     (void)handle_release(pool, handle, n);
@@ -493,8 +500,7 @@ size_t fcdp__pool_trim(fcdp_pool *pool) {
     return pool_release(pool, true) * pool->page_bytes;
 }
 
-/* Blocks and large handles are the driver's as soon as they are given
- * back; single pages are idle here first. */
+/* Large handles are the driver's as soon as they are given back; single pages are idle here first. */
 size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes) {
     size_t n = bytes / pool->page_bytes + (bytes % pool->page_bytes > 0), n_back = pool_release(pool, true);
     for (int which = 0; which < FCDP_RECLAIM_NEIGHBOUR && n_back < n; which++)

@@ -1,7 +1,8 @@
 /* pages.h - one pool of physical device pages with one budget, for all who map memory.
  *
  * Handles are pooled: a page given back is cached, not released (release costs 23 us, create 8-193 us). The
- * pool knows no region and no tensor: under pressure it asks its reclaimers, functions that others register.
+ * pool does not know what lies on a page: under pressure it asks its reclaimers, functions that others
+ * register.
  *
  *     created = live + cached <= budget / page_bytes (under a smaller budget: once as many are given back)
  *     live = sum over holders of held
@@ -21,8 +22,15 @@ typedef struct fcdp_pool fcdp_pool;
  * 0: nothing left to reclaim. It must not take pages. */
 typedef size_t (*fcdp_reclaim_fn)(void *ctx, size_t n_pages);
 
-/* Whose pages they are: for the counts alone, any page serves anybody. */
-typedef enum fcdp_holder { FCDP_HOLDER_REGIONS, FCDP_HOLDER_TENSORS, FCDP_N_HOLDERS } fcdp_holder;
+/* Whose pages they are, for counts and messages alone: any page serves anybody. Each kind of user has an id
+ * of its own, below FCDP_N_HOLDERS. */
+typedef unsigned fcdp_holder;
+enum { FCDP_N_HOLDERS = 4 };
+/* What messages say of a holder. Static strings. */
+typedef struct fcdp_holder_words {
+    const char *name;   /* of what lies on its pages, e.g. "tensors" */
+    const char *advice; /* how its user can make do with fewer pages */
+} fcdp_holder_words;
 
 typedef struct fcdp_pool_stats {
     size_t page_bytes, budget_bytes;
@@ -35,11 +43,13 @@ typedef struct fcdp_pool_stats {
 fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool **pool_out) FCDP_MUST_CHECK;
 /* Every page must have come back. Releases all handles. */
 void fcdp__pool_destroy(fcdp_pool *pool);
-/* In the order in which they are asked. */
+/* From here on messages name the holder so. `words` stays the caller's, and lives as long as the pool. */
+void fcdp__pool_set_holder(fcdp_pool *pool, fcdp_holder holder, const fcdp_holder_words *words);
+/* In the order in which they are asked: what costs least to give back comes first. */
 typedef enum fcdp_reclaimer {
     FCDP_RECLAIM_CACHES,  /* at once */
-    FCDP_RECLAIM_STAGING, /* what a transfer has left behind and the next one takes anew */
-    FCDP_RECLAIM_REGIONS,
+    FCDP_RECLAIM_SCRATCH, /* contents that nobody reads any more */
+    FCDP_RECLAIM_EVICT,   /* contents that are stored elsewhere, or are to be stored first */
     FCDP_RECLAIM_WAITING, /* caches again, waiting for the device where that helps */
     /* Another allocator of this process: it gives what it does not use to the driver, not
      * to the pool. Asked at most once in a take, and only where the budget has room, the
@@ -65,29 +75,22 @@ size_t fcdp__pool_room_bytes(fcdp_pool *pool);
  * with a text that says who holds what. */
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n,
                             fcdp_phys *pages_out) FCDP_MUST_CHECK;
-/* The same without the reclaimers; FCDP_PENDING: there are not as many. */
-fcdp_status fcdp__pool_take_idle(fcdp_pool *pool, fcdp_holder holder, size_t n,
-                                 fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* As many as there are without the reclaimers, at most `n`. */
 fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
                                  size_t *n_taken_out) FCDP_MUST_CHECK;
-/* One new handle of `n` pages, that can be mapped as a whole alone. FCDP_PENDING: the budget or the driver
- * does not allow it. */
-fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n,
-                                   fcdp_phys *handle_out) FCDP_MUST_CHECK;
-/* Such a handle, or a block, is released at once, since others may need single pages. */
-void fcdp__pool_give_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys handle);
 /* Pages that could be taken without asking anybody, as far as the budget tells; and the budget. */
 size_t fcdp__pool_spare_pages(fcdp_pool *pool, size_t *n_budget_out);
 void fcdp__pool_give(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
-/* `n` pages under one handle, which one map call takes whole. It is made anew, idle pages above the
- * budget being released for it, and is given back to the driver: for what stays mapped long. Order
- * and failures as for fcdp__pool_take. */
-fcdp_status fcdp__pool_take_block(fcdp_pool *pool, fcdp_holder holder, size_t n,
-                                  fcdp_phys *block_out) FCDP_MUST_CHECK;
-/* Pages taken whose mapping could not be undone: they must never be mapped elsewhere, so their handles are
- * released and the pool forgets them. */
-void fcdp__pool_forget(fcdp_pool *pool, fcdp_holder holder, size_t n, const fcdp_phys *pages);
+/* `n` pages under one new handle, which one map call takes whole: for what stays mapped long. Idle pages
+ * above the budget are released for it. Order and failures as for fcdp__pool_take. */
+fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                                   fcdp_phys *handle_out) FCDP_MUST_CHECK;
+/* The same, but nobody is asked and no idle page is released. FCDP_PENDING: the budget or the driver does not
+ * allow it. */
+fcdp_status fcdp__pool_try_handle(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                                  fcdp_phys *handle_out) FCDP_MUST_CHECK;
+/* Such a handle is released at once, since others may need single pages. */
+void fcdp__pool_give_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys handle);
 /* Release the cached handles to the driver; the bytes released. */
 size_t fcdp__pool_trim(fcdp_pool *pool);
 /* What the neighbour's own take asks for before it fails: about `bytes` of what the pool, or a
@@ -98,6 +101,14 @@ size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes);
  * before their number has fallen below it. */
 fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) FCDP_MUST_CHECK;
 void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out);
+/* Who has the budget's memory and the device's, for the text of a failure. */
+typedef struct fcdp_pool_usage {
+    size_t budget_bytes, cached_bytes;
+    size_t device_bytes, free_bytes; /* the device's; 0: the driver does not tell */
+    size_t others_bytes;             /* used on the device, but not from this pool */
+    char budget_text[256], device_text[128];
+} fcdp_pool_usage;
+void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out);
 /* Of the holder, and of all pages. */
 void fcdp__pool_reset_peak(fcdp_pool *pool, fcdp_holder holder);
 

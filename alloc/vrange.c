@@ -1,7 +1,6 @@
 /* vrange.c - reserve, map, unmap. Decides nothing, waits for nothing. */
 #include "alloc/vrange.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 
 /* accessible => mapped_bytes > 0. mapped_bytes > 0 && !accessible: only after an undoing that the driver
@@ -40,11 +39,8 @@ static fcdp_status range_unmap(fcdp_vrange *range) {
 
 void fcdp__vrange_destroy(fcdp_vrange *range) {
     if (!range) return;
-    fcdp_status status = range_unmap(range);
-    if (status) status = range_unmap(range); /* a failure that passes must not cost the range */
-    if (!status) status = fcdp__driver_range_free(range->drv, range->base, range->bytes);
-    if (status && !range->mapped_bytes)
-        status = fcdp__driver_range_free(range->drv, range->base, range->bytes);
+    fcdp_status status = FCDP_RETRY_ONCE(range_unmap(range));
+    if (!status) status = FCDP_RETRY_ONCE(fcdp__driver_range_free(range->drv, range->base, range->bytes));
     if (status)
         fcdp__log(FCDP_LOG_WARN, "a device range of %zu bytes is lost: %s", range->bytes, fcdp_error_text());
     free(range);
@@ -60,25 +56,20 @@ bool fcdp__vrange_is_mapped(const fcdp_vrange *range) {
     return range->accessible;
 }
 
-/* After a failed set-access with `status`: the block leaves, and the failure's text stays the first one's. */
-static fcdp_status map_undo(fcdp_vrange *range, fcdp_status status) {
-    char first[512];
-    snprintf(first, sizeof first, "%s", fcdp_error_text());
-    if (!range_unmap(range)) return fcdp__fail(status, "%s", first);
-    return fcdp__fail(status, "%s; and %zu bytes stay under the range, since undoing it failed too: %s",
-                      first, range->mapped_bytes, fcdp_error_text());
-}
-
-fcdp_status fcdp__vrange_map(fcdp_vrange *range, fcdp_phys block, size_t bytes) {
+/* Without access the handle is taken away again. The text of the first failure says why. */
+fcdp_status fcdp__vrange_map(fcdp_vrange *range, fcdp_phys handle, size_t bytes) {
     FCDP_CHECK(1, !range->accessible && bytes > 0 && bytes <= range->bytes);
     fcdp_status status = range_unmap(range);
-    if (!status) status = fcdp__driver_map(range->drv, range->base, bytes, block);
+    if (!status) status = fcdp__driver_map(range->drv, range->base, bytes, handle);
     if (status) return status;
     range->mapped_bytes = bytes;
     status = fcdp__driver_set_access(range->drv, range->base, bytes);
-    if (status) return map_undo(range, status);
-    range->accessible = true;
-    return FCDP_OK;
+    range->accessible = !status;
+    if (!status) return FCDP_OK;
+    fcdp_failure failure = fcdp__failure_keep(status);
+    if (!range_unmap(range)) return fcdp__failure_restore(&failure);
+    return fcdp__fail(status, "%s; and %zu bytes stay under the range, since undoing it failed too: %s",
+                      failure.text, range->mapped_bytes, fcdp_error_text());
 }
 
 fcdp_status fcdp__vrange_unmap(fcdp_vrange *range) {

@@ -1,10 +1,10 @@
-/* vrange.h - a reserved range of device addresses that keeps its address for life; a block of pages (pages.h)
- * comes and goes at its start.
+/* vrange.h - a reserved range of device addresses, which keeps its address for life.
  *
- * No policy here, and no pages: whose a block is, and how many ranges it is mapped under, is the caller's
- * affair (CUDA lets one block be mapped at several addresses; its uses through them must be ordered, by a
- * stream or by events). Unmapping does not wait for work on the device: the caller gates it on events of
- * every stream that used this range. A range has no lock: its owner serialises map, unmap and destroy.
+ * A handle of pages (pages.h) comes and goes at its start. No policy is here, and no pages: whose a handle
+ * is, and how many ranges it is mapped under, is the caller's affair. CUDA lets one handle be mapped at
+ * several addresses; its uses through them must be ordered, by a stream or by events. Unmapping does not wait
+ * for work on the device: the caller gates it on events of every stream that used this range. A range has no
+ * lock: its owner serialises map, unmap and destroy.
  */
 #ifndef FCDP_VRANGE_H
 #define FCDP_VRANGE_H
@@ -20,9 +20,9 @@ void fcdp__vrange_destroy(fcdp_vrange *range);
 fcdp_dptr fcdp__vrange_base(const fcdp_vrange *range);
 size_t fcdp__vrange_bytes(const fcdp_vrange *range);
 bool fcdp__vrange_is_mapped(const fcdp_vrange *range);
-/* The whole of `block` at the range's start, and access to it. `bytes`: the block's, at most the
+/* The whole of `handle` at the range's start, and access to it. `bytes`: the handle's, at most the
  * range's. On failure nothing is mapped. */
-fcdp_status fcdp__vrange_map(fcdp_vrange *range, fcdp_phys block, size_t bytes) FCDP_MUST_CHECK;
+fcdp_status fcdp__vrange_map(fcdp_vrange *range, fcdp_phys handle, size_t bytes) FCDP_MUST_CHECK;
 /* From then on a touch faults. On a driver failure the range stays mapped. */
 fcdp_status fcdp__vrange_unmap(fcdp_vrange *range) FCDP_MUST_CHECK;
 

@@ -9,7 +9,7 @@
 /* Any thread; during a collective, which is after the host memory is there. */
 static void node_warn(void *arg) {
     const fcdp_comm *comm = arg;
-    if (comm->host) fcdp__host_break(comm->host);
+    if (comm->host) fcdp__host_fail(comm->host);
 }
 
 fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
@@ -136,29 +136,30 @@ fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticke
  * there next. Waits are opened each time: a call that was under way may have enqueued another one. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
     if (!atomic_load_explicit(&comm->failed, memory_order_relaxed)) {
-        fcdp__error_keep(&comm->failure, status);
+        comm->failure = fcdp__failure_keep(status);
         atomic_store_explicit(&comm->failed, true, memory_order_release);
-        if (comm->host) fcdp__host_break(comm->host);
+        if (comm->host) fcdp__host_fail(comm->host);
         comm->transport.abort(comm->transport.ctx, comm->failure.text);
     }
     for (fcdp_group *group = comm->groups; group; group = group->next)
-        if (group->region) fcdp__region_open_waits(group->region);
+        if (group->region) fcdp__region_end_waits(group->region);
 }
 
 fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) {
     fcdp__lock_acquire(&comm->engine->lock);
     fcdp__comm_fail_locked(comm, status);
     fcdp__lock_release(&comm->engine->lock);
-    return fcdp__error_restore(&comm->failure);
+    return fcdp__failure_restore(&comm->failure);
 }
 
 /* Takes no lock: engine.c calls it with the engine's. */
 fcdp_status fcdp_comm_check(fcdp_comm *comm) {
     uint32_t slice;
-    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return fcdp__error_restore(&comm->failure);
+    if (atomic_load_explicit(&comm->failed, memory_order_acquire))
+        return fcdp__failure_restore(&comm->failure);
     fcdp_status status = comm->transport.check(comm->transport.ctx);
     if (status) return status;
-    if (!comm->host || !fcdp__host_is_broken(comm->host, &slice)) return FCDP_OK;
+    if (!comm->host || !fcdp__host_peer_failed(comm->host, &slice)) return FCDP_OK;
     return fcdp__fail(FCDP_ERR_PEER, "rank %u of this node has failed, and says why",
                       comm->topology.rank - comm->topology.local + slice);
 }

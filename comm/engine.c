@@ -67,7 +67,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
                                   &engine->tiering);
     if (!status) status = streams_create(engine);
     if (!status)
-        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, fcdp__staging_reclaim,
+        fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, fcdp__staging_reclaim,
                                  fcdp__staging_idle, engine);
     return status ? status : fcdp__monitor_start(engine, &engine->monitor);
 }
@@ -76,7 +76,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
 static void engine_close(fcdp_engine *engine) {
     while (engine->comms) fcdp_comm_destroy(engine->comms);
     fcdp__monitor_stop(engine->monitor);
-    if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_STAGING, NULL, NULL, NULL);
+    if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, NULL, NULL, NULL);
     fcdp__staging_destroy(engine);
     for (int i = 0; i < FCDP_N_STREAMS; i++)
         if (engine->streams[i]) fcdp__driver_stream_destroy(engine->drv, engine->streams[i]);
@@ -100,10 +100,9 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
     fcdp__staging_init(&engine->staging);
     fcdp_status status = engine_open(engine, config);
     if (status) {
-        fcdp_error error;
-        fcdp__error_keep(&error, status);
+        fcdp_failure error = fcdp__failure_keep(status);
         engine_close(engine);
-        return fcdp__error_restore(&error);
+        return fcdp__failure_restore(&error);
     }
     *engine_out = engine;
     return FCDP_OK;
@@ -223,13 +222,13 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
         fcdp__account_usage(engine->account, &stats_out->host_bytes, &stats_out->host_peak_bytes);
     fcdp__lock_release(&engine->lock);
     fcdp__tiering_stats_get(engine->tiering, &stats_out->moves);
-    stats_out->device_bytes = pool.held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes;
-    stats_out->device_peak_bytes = pool.peak_held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes;
+    stats_out->device_bytes = pool.held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes;
+    stats_out->device_peak_bytes = pool.peak_held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes;
     stats_out->device_budget_bytes = pool.budget_bytes;
 }
 
 void fcdp_engine_reset_peaks(fcdp_engine *engine) {
     if (engine->pid != getpid()) return;
-    fcdp__pool_reset_peak(engine->pool, FCDP_HOLDER_REGIONS);
+    fcdp__pool_reset_peak(engine->pool, FCDP_HOLDER_GATHERED);
     if (engine->account) fcdp__account_reset_peak(engine->account);
 }

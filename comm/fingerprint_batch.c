@@ -47,8 +47,7 @@ fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fing
  * stays mapped: see fcdp__host_detach(). */
 static void tasks_free(fcdp_fingerprints *f) {
     if (!f->tasks) return;
-    bool stays = fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes) &&
-                 fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes);
+    bool stays = FCDP_RETRY_ONCE(fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes));
     if (stays) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     if (!stays) munmap(f->tasks, f->capacity_bytes);
     f->tasks = NULL;
@@ -104,10 +103,9 @@ static void tasks_fill(fcdp_fingerprints *f, const uint64_t *arrays) {
 /* After the failure `status`, which the caller is told: the tasks are the device's until its stream has
  * passed them. */
 static fcdp_status launch_end(fcdp_fingerprints *f, fcdp_status status) {
-    fcdp_error error;
-    fcdp__error_keep(&error, status);
+    fcdp_failure error = fcdp__failure_keep(status);
     if (f->begun && !fcdp__driver_stream_sync(f->drv, f->stream)) f->begun = false;
-    return fcdp__error_restore(&error);
+    return fcdp__failure_restore(&error);
 }
 
 /* All that can fail for lack of memory comes before the launch, which nothing could take back. */

@@ -99,7 +99,7 @@ static fcdp_status node_by_host(fcdp_use *use) {
     size_t n = fcdp__plan_take_pieces(use->plan, group->layout, topology, pieces);
     fcdp_status status = fcdp__region_order(group->region, h2d);
     if (!status)
-        status = fcdp__region_take(group->region, use->plan->fill_mask, (fcdp_piece_list){pieces, n});
+        status = fcdp__region_load_pieces(group->region, use->plan->fill_mask, (fcdp_piece_list){pieces, n});
     if (!status) status = fcdp__driver_stream_wait(engine->drv, h2d, group->crossed);
     free(pieces);
     use->last = h2d;

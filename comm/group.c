@@ -71,7 +71,7 @@ void fcdp_group_destroy(fcdp_group *group) {
     fcdp_comm *comm = group->comm;
     fcdp_engine *engine = comm->engine;
     if (group->begun && fcdp__group_cancel(group)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    if (group->region && fcdp__region_settle(group->region))
+    if (group->region && fcdp__region_drain(group->region))
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     fcdp__tree_remove(group);
     fcdp__lock_acquire(&engine->lock);
@@ -82,10 +82,10 @@ void fcdp_group_destroy(fcdp_group *group) {
     for (const fcdp_comm *other = engine->comms; other; other = other->next)
         is_last = is_last && !other->groups;
     fcdp__lock_release(&engine->lock);
-    fcdp__segv_forget(group->watch);
+    fcdp__segv_unwatch(group->watch);
     fcdp__region_destroy(group->region);
     if (group->block) fcdp__host_detach(group->block);
-    if (group->owns_block) fcdp__host_free(comm->host, group->offset);
+    if (group->owns_block) fcdp__host_block_free(comm->host, group->offset);
     group_free(group);
     if (is_last) fcdp__staging_trim(engine);
 }
@@ -98,7 +98,7 @@ fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) {
         return fcdp__fail(FCDP_ERR_INVALID,
                           "'%s': only local rank 0 takes host memory for it, once, after it has created it",
                           group->name);
-    status = fcdp__host_carve(comm->host, group->layout->bytes, &group->offset);
+    status = fcdp__host_block_alloc(comm->host, group->layout->bytes, &group->offset);
     if (status) return fcdp__fail(status, "host memory for '%s': %s", group->name, fcdp_error_text());
     group->owns_block = true;
     *offset_out = group->offset;
@@ -185,7 +185,7 @@ void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out) {
     fcdp__region_state(group->region, &state);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         if (group->layout->span[s].bytes == 0) continue;
-        bool on_host = state.span[s].put || state.span[s].whole;
+        bool on_host = state.span[s].stored || state.span[s].whole;
         n_in[state.span[s].on_device ? ON_DEVICE : on_host ? ON_HOST : NOWHERE]++;
         n_spans++;
     }

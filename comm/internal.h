@@ -52,7 +52,7 @@ struct fcdp_comm {
     uint64_t n_gathers;              /* so far, the same on every rank: which inter stream is next */
     fcdp_fingerprints *fingerprints; /* NULL: never asked for */
     atomic_bool failed;              /* release: `failure` is there; acquire in fcdp_comm_check */
-    fcdp_error failure;              /* the first one */
+    fcdp_failure failure;            /* the first one */
     /* guarded by the engine's lock */
     fcdp_group *groups;
 };

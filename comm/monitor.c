@@ -56,7 +56,7 @@ static fcdp_status group_look(fcdp_group *group) {
                                                 memory_order_relaxed);
         return status;
     }
-    status = fcdp__region_look(group->region, now_ns - since_ns);
+    status = fcdp__region_query_peers(group->region, now_ns - since_ns);
     if (status != FCDP_PENDING) /* a region knows slices, and no ranks */
         return fcdp__fail(status, "%s; slice 0 is rank %u", fcdp_error_text(),
                           topology->rank - topology->local);

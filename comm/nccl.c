@@ -30,7 +30,7 @@ static const char *const lane_names[FCDP_N_LANES] = {"inter", "node"};
 
 static fcdp_status latched(fcdp_nccl_transport *t) {
     pthread_mutex_lock(&t->mutex);
-    fcdp_status status = fcdp__error_restore(&t->failure);
+    fcdp_status status = fcdp__failure_restore(&t->failure);
     pthread_mutex_unlock(&t->mutex);
     return status;
 }
@@ -157,7 +157,7 @@ fcdp_status fcdp__nccl_enqueue(fcdp_nccl_transport *t, fcdp_lane lane, const fcd
                                fcdp_stream stream) {
     launch l = {.lane = &t->lanes[lane], .parts = parts, .n = n, .stream = stream};
     pthread_mutex_lock(&t->mutex);
-    fcdp_status status = fcdp__error_restore(&t->failure);
+    fcdp_status status = fcdp__failure_restore(&t->failure);
     if (!status) t->n_inside++;
     pthread_mutex_unlock(&t->mutex);
     if (status) return status;
@@ -197,9 +197,9 @@ fcdp_status fcdp__nccl_check(void *ctx) {
             status = call_failed(lane, lane->comm, result, "ncclCommGetAsyncError");
         else if (state != ncclSuccess && state != ncclInProgress)
             status = call_failed(lane, lane->comm, state, "a collective");
-        if (status) fcdp__error_keep(&t->failure, status);
+        if (status) t->failure = fcdp__failure_keep(status);
     }
-    fcdp_status status = fcdp__error_restore(&t->failure);
+    fcdp_status status = fcdp__failure_restore(&t->failure);
     pthread_mutex_unlock(&t->mutex);
     return status;
 }
@@ -236,7 +236,7 @@ static void *abort_main(void *arg) {
 void fcdp__nccl_abort(void *ctx, const char *why) {
     fcdp_nccl_transport *t = ctx;
     pthread_mutex_lock(&t->mutex);
-    if (!t->failure.status) fcdp__error_keep(&t->failure, fcdp__fail(FCDP_ERR_TRANSPORT, "%s", why));
+    if (!t->failure.status) t->failure = fcdp__failure_keep(fcdp__fail(FCDP_ERR_TRANSPORT, "%s", why));
     bool first = !atomic_exchange(&t->aborted, true);
     if (first) t->aborted_by_ns = share_ends_ns(t, 0.25);
     for (int lane = 0; lane < FCDP_N_LANES && first; lane++) {
@@ -343,11 +343,10 @@ fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transpor
         *transport_out = t;
         return FCDP_OK;
     }
-    fcdp_error error;
-    fcdp__error_keep(&error, status);
+    fcdp_failure error = fcdp__failure_keep(status);
     fcdp__nccl_abort(t, error.text);
     fcdp__nccl_destroy(t);
-    return fcdp__error_restore(&error);
+    return fcdp__failure_restore(&error);
 }
 
 /* ---- the end ---- */

@@ -28,7 +28,7 @@ struct fcdp_nccl_transport {
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* on the monotonic clock: what follows */
     unsigned n_inside, n_aborting;
-    fcdp_error failure; /* the first one */
+    fcdp_failure failure; /* the first one */
 };
 
 /* When a wait for peers that begins now is over. */

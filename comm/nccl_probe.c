@@ -106,10 +106,9 @@ fcdp_status fcdp__nccl_probe(fcdp_nccl_transport *t) {
         probe_free(&p);
         return FCDP_OK;
     }
-    fcdp_error error;
-    fcdp__error_keep(&error, status);
+    fcdp_failure error = fcdp__failure_keep(status);
     fcdp__nccl_abort(t, error.text);
     if (fcdp__nccl_abort_await(t) && (p.n_made < 4 || !fcdp__driver_stream_sync(t->drv, p.stream)))
         probe_free(&p);
-    return fcdp__error_restore(&error);
+    return fcdp__failure_restore(&error);
 }

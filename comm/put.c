@@ -9,7 +9,7 @@ uint32_t fcdp__put_lacking(fcdp_group *group, uint32_t mask) {
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (state.span[s].put || state.span[s].whole) mask &= ~(1u << s);
+        if (state.span[s].stored || state.span[s].whole) mask &= ~(1u << s);
     return mask;
 }
 
@@ -33,7 +33,7 @@ fcdp_status fcdp__put(fcdp_group *group, const fcdp_plan *plan, uint32_t span_ma
     size_t n = fcdp__group_by_slice(group)
                    ? fcdp__plan_put_slices(plan, whole_mask, group->layout, topology, pieces)
                    : fcdp__plan_put_pieces(plan, whole_mask, group->layout, topology, pieces);
-    fcdp_status status = fcdp__region_put(group->region, span_mask, (fcdp_piece_list){pieces, n}, after);
+    fcdp_status status = fcdp__region_store(group->region, span_mask, (fcdp_piece_list){pieces, n}, after);
     free(pieces);
     return status;
 }

@@ -33,14 +33,14 @@ static fcdp_status pages_free(fcdp_engine *engine) {
     fcdp_staging *staging = &engine->staging;
     fcdp_status status = FCDP_OK;
     if (!staging->range) return FCDP_OK;
-    if (staging->incomplete && streams_await(engine)) status = streams_await(engine); /* a retry may pass */
+    if (staging->incomplete) status = FCDP_RETRY_ONCE(streams_await(engine));
     staging->incomplete = staging->incomplete && status;
     for (int h = 0; h < 2 && !status; h++)
         if (staging->emptied[h]) status = fcdp__driver_event_sync(engine->drv, staging->emptied[h]);
     if (status) return status;
     fcdp__vrange_destroy(staging->range);
     staging->range = NULL;
-    fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_REGIONS, staging->n_pages, staging->block);
+    fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_GATHERED, staging->n_pages, staging->block);
     return FCDP_OK;
 }
 
@@ -115,10 +115,10 @@ static fcdp_status pages_take(fcdp_engine *engine, size_t n_pages) {
     fcdp_phys block;
     fcdp_status status = fcdp__vrange_create(engine->drv, bytes, &range);
     if (status) return status;
-    status = fcdp__pool_take_block(engine->pool, FCDP_HOLDER_REGIONS, n_pages, &block);
+    status = fcdp__pool_take_handle(engine->pool, FCDP_HOLDER_GATHERED, n_pages, &block);
     if (!status) {
         status = fcdp__vrange_map(range, block, bytes);
-        if (status) fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_REGIONS, n_pages, block);
+        if (status) fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_GATHERED, n_pages, block);
     }
     if (status) {
         fcdp__vrange_destroy(range);

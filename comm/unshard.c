@@ -59,8 +59,7 @@ fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream
 static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status status) {
     fcdp_group *group = use->group;
     const fcdp_engine *engine = group->comm->engine;
-    fcdp_error error;
-    fcdp__error_keep(&error, fcdp__comm_fail(group->comm, status));
+    fcdp_failure error = fcdp__failure_keep(fcdp__comm_fail(group->comm, status));
     fcdp__region_invalidate(group->region, FCDP_SPAN_MASK_ALL);
     fcdp__validity_invalidate(group->validity);
     status = FCDP_OK;
@@ -73,7 +72,7 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
             fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
     if (fcdp__region_release(group->region, stream, false))
         fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
-    return fcdp__error_restore(&error);
+    return fcdp__failure_restore(&error);
 }
 
 /* Out of device memory is all ranks' lot, or a reason to stop; whatever else fails, fails here alone, and the

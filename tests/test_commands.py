@@ -1,6 +1,6 @@
-"""Every command of the installed wheel and every snippet of the README is run. The lists are read from
-pyproject.toml, from each command's own --help and from README.md, so what is new there fails here until it
-has a test."""
+"""Every command of the installed wheel is run, and every snippet of the README, of CONTRIBUTING and of docs/. The
+lists are read from pyproject.toml, from each command's own --help and from those documents, so what is new there
+fails here until it has a test."""
 
 import importlib.metadata
 import json
@@ -44,8 +44,10 @@ def commands():
 
 
 def snippets():
-    """(language, text) of every fenced block of the README."""
-    return re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    """(language, text) of every fenced block of the documents, each text once."""
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+    found = [re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.M | re.S) for path in documents]
+    return list(dict.fromkeys(block for blocks in found for block in blocks))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -248,7 +250,7 @@ def test_require_equal_asks_for_equal_training(tmp_path):
     assert done.returncode == 1 and "mode fsdp did not train as fsdp" in done.stderr, done.stderr
 
 
-# ---- the README ----
+# ---- the documents ----
 
 
 def shows_its_help(folder, line):
@@ -284,19 +286,64 @@ def shape(line):
     return re.sub(r"[\d.]+( [KMG]?B)?", "#", line)
 
 
+def is_a_preset(folder, line):
+    """Building takes a minute, and tools/test.sh builds the same preset."""
+    step = (
+        "workflow" if "--workflow" in line else {"cmake --build": "build", "ctest": "test"}[line.split(" --preset")[0]]
+    )
+    presets = json.loads((ROOT / "CMakePresets.json").read_text())[f"{step}Presets"]
+    assert re.search(r"--preset (\w+)", line)[1] in {preset["name"] for preset in presets}
+
+
+def selects_tests(folder, line):
+    is_a_preset(folder, line)
+    if not (ROOT / "build" / "dev" / "CTestTestfile.cmake").exists():
+        pytest.skip("build/dev is not configured (cmake --preset dev)")
+    done = run(*line.split(), "-N", cwd=ROOT)
+    assert done.returncode == 0 and not done.stdout.endswith("Total Tests: 0\n"), done.stdout + done.stderr
+
+
+def in_this_python(*more):
+    """The line's .venv/bin/python is this interpreter; `more` keeps it from doing what takes long or writes."""
+
+    def check(folder, line):
+        done = run(sys.executable, *line.split()[1:], *more, cwd=ROOT)
+        if "No module named pre_commit" in done.stderr:
+            pytest.skip("pre-commit is not installed (tools/setup.sh)")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return check
+
+
+def is_not_tried(folder, line):
+    """What makes the clone and the .venv in which this runs; or it writes a file that another test compares."""
+
+
 SHELL = {
     "tools/demo.sh": shows_its_help,
     "tools/gpu.sh --bundle": shows_its_help,
     "tools/gpu.sh": shows_its_help,
+    "tools/setup.sh": refuses_what_it_does_not_know,
     "tools/test.sh": refuses_what_it_does_not_know,
     "FCDP=1 torchrun train.py": trains,
+    "git clone REPOSITORY fcdp": is_not_tried,
+    "cd fcdp": is_not_tried,
+    "source .venv/bin/activate": is_not_tried,
+    "cmake --workflow --preset dev": is_a_preset,
+    "cmake --build --preset dev": is_a_preset,
+    "ctest --preset dev -R alloc_options": selects_tests,
+    ".venv/bin/python -m pytest tests/test_readme.py": in_this_python("--collect-only"),
+    ".venv/bin/python tests/test_readme.py": is_not_tried,
+    ".venv/bin/python -m pre_commit install": in_this_python("--help"),
+    ".venv/bin/python -m pre_commit run --all-files": in_this_python("--help"),
 }
 SHOWN = {"fcdp: saved": "trains"}  # output, by its beginning: who compares it
 
 
 def shell_lines():
     blocks = [text for language, text in snippets() if language in ("sh", "bash", "shell", "console")]
-    return [stripped for text in blocks for line in text.splitlines() if (stripped := line.split("  #")[0].strip())]
+    lines = [line.split("  #")[0] for text in blocks for line in text.splitlines()]
+    return list(dict.fromkeys(part.strip() for line in lines for part in line.split("&&") if part.strip()))
 
 
 def test_every_snippet_is_of_a_kind_that_is_run():
@@ -309,14 +356,14 @@ def test_every_snippet_is_of_a_kind_that_is_run():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", shell_lines())
-def test_a_shell_snippet_of_the_readme(tmp_path, line):
-    assert line in SHELL, f"README.md tells users to run {line!r}, and no test does"
+def test_a_shell_snippet_of_the_documents(tmp_path, line):
+    assert line in SHELL, f"a document tells users to run {line!r}, and no test does"
     SHELL[line](tmp_path, line)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [text for language, text in snippets() if language == "python"])
-def test_a_python_snippet_of_the_readme(tmp_path, text):
+def test_a_python_snippet_of_the_documents(tmp_path, text):
     """As it stands, as a script. A torch without CUDA says that it cannot; with it, tensors are FCDP's from
     there on, GPU or none."""
     (tmp_path / "snippet.py").write_text(text)

@@ -44,20 +44,6 @@ static fcdp_status account_wrap(int fd, fcdp_account **account_out) {
     return FCDP_OK;
 }
 
-static fcdp_status budget_decide(size_t budget_bytes, account_page *page) {
-    fcdp_headroom headroom;
-    if (budget_bytes) {
-        page->budget_bytes = budget_bytes;
-        snprintf(page->limit, sizeof page->limit, "FCDP_HOST_BUDGET");
-        return FCDP_OK;
-    }
-    fcdp_status status = fcdp__headroom_read("", &headroom);
-    if (status) return status;
-    page->budget_bytes = headroom.available_bytes - headroom.available_bytes / KEEP_FREE_DIVISOR;
-    snprintf(page->limit, sizeof page->limit, "7/8 of %s", headroom.limit);
-    return FCDP_OK;
-}
-
 fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out,
                                  fcdp_shared_ticket *ticket_out) {
     fcdp_shared_ticket ticket;
@@ -66,14 +52,22 @@ fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out
     fcdp_status status = fcdp__shared_create("fcdp-account", ACCOUNT_BYTES, &fd, &ticket);
     if (!status) status = account_wrap(fd, &account);
     if (status) return status;
-    status = budget_decide(budget_bytes, account->page);
-    if (status) {
-        fcdp__account_destroy(account);
-        return status;
+    account_page *page = account->page;
+    page->budget_bytes = budget_bytes;
+    snprintf(page->limit, sizeof page->limit, "FCDP_HOST_BUDGET");
+    if (!budget_bytes) {
+        fcdp_headroom headroom;
+        status = fcdp__headroom_read("", &headroom);
+        if (status) {
+            fcdp__account_destroy(account);
+            return status;
+        }
+        page->budget_bytes = headroom.available_bytes - headroom.available_bytes / KEEP_FREE_DIVISOR;
+        snprintf(page->limit, sizeof page->limit, "7/8 of %s", headroom.limit);
     }
-    account->page->magic = ACCOUNT_MAGIC;
-    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s)", (double)account->page->budget_bytes / GIB,
-              account->page->limit);
+    page->magic = ACCOUNT_MAGIC;
+    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s)", (double)page->budget_bytes / GIB,
+              page->limit);
     *account_out = account;
     *ticket_out = ticket;
     return FCDP_OK;
@@ -104,31 +98,23 @@ size_t fcdp__account_budget_bytes(const fcdp_account *account) {
     return account->page->budget_bytes;
 }
 
-static fcdp_status budget_refuse(const account_page *page, size_t bytes, uint64_t taken) {
-    return fcdp__fail(
-        FCDP_ERR_NO_HOST_MEM,
-        "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
-        "FCDP_HOST_BUDGET to what this node can really give, raise the container's memory limit, "
-        "or let this node's other processes use less",
-        (double)bytes / MIB, (double)taken / MIB, (double)page->budget_bytes / MIB, page->limit);
-}
-
-static void peak_raise(account_page *page, uint64_t taken) {
-    uint64_t peak = atomic_load_explicit(&page->peak_bytes, memory_order_relaxed);
-    while (peak < taken && !atomic_compare_exchange_weak_explicit(&page->peak_bytes, &peak, taken,
-                                                                  memory_order_relaxed, memory_order_relaxed))
-        continue;
-}
-
 fcdp_status fcdp__account_take(fcdp_account *account, size_t bytes) {
     account_page *page = account->page;
     uint64_t taken = atomic_load_explicit(&page->taken_bytes, memory_order_relaxed);
     do {
         if (taken > page->budget_bytes || bytes > page->budget_bytes - taken)
-            return budget_refuse(page, bytes, taken);
+            return fcdp__fail(
+                FCDP_ERR_NO_HOST_MEM,
+                "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
+                "FCDP_HOST_BUDGET to what this node can really give, raise the container's memory limit, "
+                "or let this node's other processes use less",
+                (double)bytes / MIB, (double)taken / MIB, (double)page->budget_bytes / MIB, page->limit);
     } while (!atomic_compare_exchange_weak_explicit(&page->taken_bytes, &taken, taken + bytes,
                                                     memory_order_relaxed, memory_order_relaxed));
-    peak_raise(page, taken + bytes);
+    uint64_t now = taken + bytes, peak = atomic_load_explicit(&page->peak_bytes, memory_order_relaxed);
+    while (peak < now && !atomic_compare_exchange_weak_explicit(&page->peak_bytes, &peak, now,
+                                                                memory_order_relaxed, memory_order_relaxed))
+        continue;
     return FCDP_OK;
 }
 

@@ -1,5 +1,4 @@
-/* account.h - how much host memory the ranks of a node may take for gathered parameters together, and how
- * much they have.
+/* account.h - the budget of host memory that the ranks of a node take from together.
  *
  * Every shard group of a node has host memory of its own (host.h); this page, shared by all processes of the
  * node, is their common budget.

@@ -1,5 +1,6 @@
-/* board.c - the node's ranks see each other: words in shared memory, futex
- * waits, and an eye on the writers' lives. */
+/* board.c - the words in shared memory. A wait is a futex's, and ends when a writer has died. */
+#include "tiering/board.h"
+
 #include "tiering/host_internal.h"
 
 #include <errno.h>
@@ -26,18 +27,15 @@ static bool member_gone(const fcdp_host *host, uint32_t slice) {
     return !fcdp__process_start_time(pid, &start_time) || start_time != member->start_time;
 }
 
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t timeout_ns) {
-    struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u),
-                               .tv_nsec = (long)(timeout_ns % 1000000000u)};
-    /* Every outcome leads back to reading the word. */
-    (void)syscall(SYS_futex, word, FUTEX_WAIT, seen, &timeout, NULL, 0);
+static void waiters_wake(_Atomic uint32_t *word) {
+    (void)syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 void fcdp__board_publish(fcdp_host_block *block, fcdp_board_word word, uint32_t value) {
     _Atomic uint32_t *at = &block->board[block->host->config.slice].words[word];
     /* Release: what this slice wrote before is there for whoever reads the word with acquire (board_read). */
     atomic_store_explicit(at, value, memory_order_release);
-    (void)syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    waiters_wake(at);
 }
 
 uint32_t fcdp__board_read(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice) {
@@ -69,28 +67,22 @@ static int missing_describe(const fcdp_host_block *block, fcdp_board_word word, 
     return n;
 }
 
-/* The slices (a bit each) that have not come and never will. The word is read again after the death: the last
- * thing the process did may have been to publish it. */
-static uint64_t gone_mask(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
-    uint64_t gone = 0;
-    for (uint32_t i = 0; i < block->host->config.n_slices; i++)
-        if (!has_come(block, word, i, at_least) && member_gone(block->host, i) &&
-            !has_come(block, word, i, at_least))
-            gone |= UINT64_C(1) << i;
-    return gone;
-}
-
 static bool all_have_come(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
     for (uint32_t i = 0; i < block->host->config.n_slices; i++)
         if (!has_come(block, word, i, at_least)) return false;
     return true;
 }
 
-/* FCDP_PENDING while those that have not come live, and may come yet. */
-static fcdp_status missing_look(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
-                                const char *what, uint64_t waited_ns) {
+/* FCDP_PENDING while those that have not come live, and may come yet. The word of one that is gone is read
+ * again: the last thing the process did may have been to publish it. */
+static fcdp_status missing_query(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
+                                 const char *what, uint64_t waited_ns) {
     const fcdp_host_config *config = &block->host->config;
-    uint64_t gone = gone_mask(block, word, at_least);
+    uint64_t gone = 0; /* a bit for each slice that has not come and never will */
+    for (uint32_t i = 0; i < config->n_slices; i++)
+        if (!has_come(block, word, i, at_least) && member_gone(block->host, i) &&
+            !has_come(block, word, i, at_least))
+            gone |= UINT64_C(1) << i;
     bool is_late = (double)waited_ns >= config->timeout_s * 1e9;
     char missing[1024];
     if (!gone && !is_late) return FCDP_PENDING;
@@ -102,17 +94,7 @@ static fcdp_status missing_look(const fcdp_host_block *block, fcdp_board_word wo
 fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                   const char *what, uint64_t waited_ns) {
     return all_have_come(block, word, at_least) ? FCDP_OK
-                                                : missing_look(block, word, at_least, what, waited_ns);
-}
-
-/* Waits on one word that has not come, whichever: a look at all of them follows. */
-static void word_wait(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
-    for (uint32_t i = 0; i < block->host->config.n_slices; i++) {
-        uint32_t seen = fcdp__board_read(block, word, i);
-        if ((int32_t)(seen - at_least) >= 0) continue;
-        futex_wait(&block->board[i].words[word], seen, LOOK_FOR_WORD_NS);
-        return;
-    }
+                                                : missing_query(block, word, at_least, what, waited_ns);
 }
 
 fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
@@ -121,11 +103,18 @@ fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word w
     while (!all_have_come(block, word, at_least)) {
         uint64_t now_ns = fcdp__now_ns();
         if (now_ns - looked_ns >= LOOK_FOR_DEAD_NS) {
-            fcdp_status status = missing_look(block, word, at_least, what, now_ns - start_ns);
+            fcdp_status status = missing_query(block, word, at_least, what, now_ns - start_ns);
             if (status != FCDP_PENDING) return status;
             looked_ns = now_ns;
         }
-        word_wait(block, word, at_least);
+        /* Sleep on one word that has not come, whichever: the loop reads all of them again. */
+        uint32_t i = 0, n = block->host->config.n_slices;
+        while (i < n && has_come(block, word, i, at_least)) i++;
+        if (i == n) continue;
+        uint32_t seen = fcdp__board_read(block, word, i);
+        struct timespec timeout = {.tv_nsec = LOOK_FOR_WORD_NS};
+        if ((int32_t)(seen - at_least) < 0)
+            (void)syscall(SYS_futex, &block->board[i].words[word], FUTEX_WAIT, seen, &timeout, NULL, 0);
     }
     return FCDP_OK;
 }
@@ -135,7 +124,7 @@ fcdp_dptr fcdp__board_word_at(const fcdp_host_block *block, fcdp_board_word word
     return fcdp__dptr_add(block->board_at, offset);
 }
 
-void fcdp__board_open(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
+void fcdp__board_raise(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
     for (uint32_t i = 0; i < block->host->config.n_slices; i++) {
         _Atomic uint32_t *at = &block->board[i].words[word];
         uint32_t seen = atomic_load_explicit(at, memory_order_relaxed);
@@ -143,6 +132,6 @@ void fcdp__board_open(fcdp_host_block *block, fcdp_board_word word, uint32_t at_
                !atomic_compare_exchange_weak_explicit(at, &seen, at_least, memory_order_release,
                                                       memory_order_relaxed))
             continue;
-        (void)syscall(SYS_futex, at, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        waiters_wake(at);
     }
 }

@@ -1,4 +1,4 @@
-/* headroom.c - reads /proc/meminfo and the memory controller of cgroup v2 and v1. */
+/* headroom.c - reads /proc/meminfo, cgroup v2's memory controller, v1's. */
 #include "tiering/headroom.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
-/* headroom.h - how much host memory this process may still take, and what says so. */
+/* headroom.h - how much host memory this process may still take. */
 #ifndef FCDP_HEADROOM_H
 #define FCDP_HEADROOM_H
 
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 typedef struct fcdp_headroom {
     size_t available_bytes; /* the smallest of MemAvailable and what each enclosing cgroup leaves */

@@ -1,6 +1,7 @@
-/* host.c - the slab: create, join, carve, attach. What is written into it is the region's affair. */
-#include "tiering/host_internal.h"
+/* host.c - the slab: create it, join it, allocate blocks in it, attach them. Their content is region.c's. */
+#include "tiering/host.h"
 
+#include "tiering/host_internal.h"
 #include "tiering/numa.h"
 
 #include <errno.h>
@@ -20,7 +21,7 @@ enum { SLAB_OVERCOMMIT = 4 };
 static void host_free(fcdp_host *host) {
     if (host->header) munmap(host->header, host->page_bytes);
     if (host->fd >= 0) close(host->fd);
-    fcdp__carver_destroy(host->carver);
+    fcdp__offsets_destroy(host->offsets);
     fcdp__lock_destroy(&host->lock);
     free(host);
 }
@@ -43,18 +44,10 @@ static fcdp_status host_alloc(const fcdp_host_config *config, fcdp_host **host_o
     return FCDP_OK;
 }
 
-static fcdp_status slab_create(fcdp_host *host, size_t capacity_bytes, fcdp_shared_ticket *ticket_out) {
-    fcdp_status status = fcdp__shared_create("fcdp-host", capacity_bytes, &host->fd, ticket_out);
-    if (status) return fcdp__fail(status, "host tier: %s", fcdp_error_text());
+static fcdp_status header_map(fcdp_host *host) {
     host->header = fcdp__shared_map(host->fd, 0, host->page_bytes);
-    if (!host->header)
-        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
-    *host->header = (fcdp_slab_header){.magic = FCDP_SLAB_MAGIC,
-                                       .capacity_bytes = capacity_bytes,
-                                       .page_bytes = host->page_bytes,
-                                       .version = FCDP_SLAB_VERSION,
-                                       .n_slices = host->config.n_slices};
-    return FCDP_OK;
+    if (host->header) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
 }
 
 static fcdp_status member_enter(fcdp_host *host) {
@@ -75,16 +68,23 @@ static fcdp_status member_enter(fcdp_host *host) {
     return FCDP_OK;
 }
 
-static fcdp_status host_fill_leader(fcdp_host *host, fcdp_shared_ticket *ticket_out) {
+/* The leader's slab is as large as its budget, times the addresses that the allocator wastes. */
+static fcdp_status slab_create(fcdp_host *host, fcdp_shared_ticket *ticket_out) {
     size_t budget_bytes = fcdp__account_budget_bytes(host->config.account);
     if (budget_bytes > SIZE_MAX / 2 / SLAB_OVERCOMMIT)
         return fcdp__fail(FCDP_ERR_OPTION, "host tier: a budget of %.0f GiB is not a size that a machine has",
                           (double)budget_bytes / GIB);
     size_t capacity_bytes = fcdp__round_up(budget_bytes, (size_t)1 << 30) * SLAB_OVERCOMMIT;
-    fcdp_status status = slab_create(host, capacity_bytes, ticket_out);
-    if (!status)
-        status = fcdp__carver_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->carver);
-    return status ? status : member_enter(host);
+    fcdp_status status = fcdp__shared_create("fcdp-host", capacity_bytes, &host->fd, ticket_out);
+    if (status) return fcdp__fail(status, "host tier: %s", fcdp_error_text());
+    status = header_map(host);
+    if (status) return status;
+    *host->header = (fcdp_slab_header){.magic = FCDP_SLAB_MAGIC,
+                                       .capacity_bytes = capacity_bytes,
+                                       .page_bytes = host->page_bytes,
+                                       .version = FCDP_SLAB_VERSION,
+                                       .n_slices = host->config.n_slices};
+    return fcdp__offsets_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->offsets);
 }
 
 fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_out,
@@ -92,7 +92,8 @@ fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_o
     fcdp_host *host;
     fcdp_status status = host_alloc(config, &host);
     if (status) return status;
-    status = host_fill_leader(host, ticket_out);
+    status = slab_create(host, ticket_out);
+    if (!status) status = member_enter(host);
     if (status) {
         host_free(host);
         return status;
@@ -101,19 +102,7 @@ fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_o
     return FCDP_OK;
 }
 
-static fcdp_status slab_check(fcdp_host *host, const fcdp_shared_ticket *ticket) {
-    const fcdp_slab_header *header = host->header;
-    if (header->magic != FCDP_SLAB_MAGIC || header->version != FCDP_SLAB_VERSION ||
-        header->capacity_bytes != ticket->bytes || header->page_bytes != host->page_bytes)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: the node's ranks run different versions of FCDP");
-    if (header->n_slices != host->config.n_slices)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "host tier: slice %u counts %u ranks on this node, the first rank counts %u; check "
-                          "FCDP_LOCAL_SIZE",
-                          host->config.slice, host->config.n_slices, header->n_slices);
-    return FCDP_OK;
-}
-
+/* What the header says is checked: the ranks of a node may be different builds, or count differently. */
 fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ticket *ticket,
                             fcdp_host **host_out) {
     fcdp_host *host;
@@ -121,9 +110,17 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ti
     if (status) return status;
     status = fcdp__shared_open(ticket, &host->fd);
     if (status) status = fcdp__fail(status, "host tier: %s", fcdp_error_text());
-    if (!status && !(host->header = fcdp__shared_map(host->fd, 0, host->page_bytes)))
-        status = fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
-    if (!status) status = slab_check(host, ticket);
+    if (!status) status = header_map(host);
+    const fcdp_slab_header *header = host->header; /* NULL where mapping it failed */
+    if (!status && (header->magic != FCDP_SLAB_MAGIC || header->version != FCDP_SLAB_VERSION ||
+                    header->capacity_bytes != ticket->bytes || header->page_bytes != host->page_bytes))
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                            "host tier: the node's ranks run different versions of FCDP");
+    if (!status && header->n_slices != config->n_slices)
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                            "host tier: slice %u counts %u ranks on this node, the first rank counts %u; "
+                            "check FCDP_LOCAL_SIZE",
+                            config->slice, config->n_slices, header->n_slices);
     if (!status) status = member_enter(host);
     if (status) {
         host_free(host);
@@ -139,11 +136,12 @@ void fcdp__host_destroy(fcdp_host *host) {
     FCDP_CHECK(1, atomic_load(&host->n_blocks) == 0);
     atomic_store_explicit(&host->header->members[host->config.slice].pid, FCDP_MEMBER_LEFT,
                           memory_order_release);
-    while (host->spans) { /* other ranks may have them mapped still; the memory goes with the last of them */
-        fcdp_host_span *span = host->spans;
-        host->spans = span->next;
-        fcdp__account_give(host->config.account, span->bytes);
-        free(span);
+    while (
+        host->records) { /* other ranks may have them mapped still; the memory goes with the last of them */
+        fcdp_block_record *record = host->records;
+        host->records = record->next;
+        fcdp__account_give(host->config.account, record->bytes);
+        free(record);
     }
     host_free(host);
 }
@@ -167,83 +165,72 @@ static bool is_attached(const fcdp_host *host, uint64_t offset) {
 }
 
 /* Leader, lock held: freed blocks that nobody has attached any more go back to the system. */
-static void spans_reap(fcdp_host *host) {
-    for (fcdp_host_span **link = &host->spans; *link;) {
-        fcdp_host_span *span = *link;
-        if (!span->freed || is_attached(host, span->offset)) {
-            link = &span->next;
+static void records_reap(fcdp_host *host) {
+    for (fcdp_block_record **link = &host->records; *link;) {
+        fcdp_block_record *record = *link;
+        if (!record->freed || is_attached(host, record->offset)) {
+            link = &record->next;
             continue;
         }
-        *link = span->next;
-        if (range_empty(host, span->offset, span->bytes))
+        *link = record->next;
+        if (range_empty(host, record->offset, record->bytes))
             fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
         else
-            fcdp__carver_give(host->carver, span->offset);
-        fcdp__account_give(host->config.account, span->bytes);
-        free(span);
+            fcdp__offsets_free(host->offsets, record->offset);
+        fcdp__account_give(host->config.account, record->bytes);
+        free(record);
     }
 }
 
-/* Lock held. */
-static fcdp_status carve_locked(fcdp_host *host, size_t bytes, fcdp_host_span *span) {
-    spans_reap(host);
-    fcdp_status status = fcdp__carver_take(host->carver, bytes, &span->offset);
-    if (status) return status;
-    /* A block's board begins as zeroes. A rank that was slower than the leader may have written to
-     * the last one here after it was freed. */
-    status = range_empty(host, span->offset, bytes);
-    if (!status) status = fcdp__account_take(host->config.account, bytes);
-    if (status) {
-        fcdp__carver_give(host->carver, span->offset);
-        return status;
-    }
-    span->bytes = bytes;
-    span->next = host->spans;
-    host->spans = span;
-    return FCDP_OK;
-}
-
-fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) {
-    if (!host->carver || getpid() != host->pid)
-        return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank carves");
+fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) {
+    if (!host->offsets || getpid() != host->pid)
+        return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank allocates blocks");
     if (!data_bytes || data_bytes > host->header->capacity_bytes)
         return fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID,
                           "host tier: a block of %zu bytes; the slab has %.1f GiB", data_bytes,
                           (double)host->header->capacity_bytes / GIB);
-    fcdp_host_span *span = calloc(1, sizeof *span);
-    if (!span) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
+    fcdp_block_record *record = calloc(1, sizeof *record);
+    if (!record) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
+    record->bytes = host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes);
     fcdp__lock_acquire(&host->lock);
-    fcdp_status status = carve_locked(host, host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes),
-                                      span);
-    uint64_t offset = span->offset;
-    fcdp__lock_release(&host->lock);
-    if (status) {
-        free(span);
-        return status;
+    records_reap(host);
+    fcdp_status status = fcdp__offsets_alloc(host->offsets, record->bytes, &record->offset);
+    if (!status) {
+        /* A block's board begins as zeroes. A rank that was slower than the leader may have written to
+         * the last one here after it was freed. */
+        status = range_empty(host, record->offset, record->bytes);
+        if (!status) status = fcdp__account_take(host->config.account, record->bytes);
+        if (status) fcdp__offsets_free(host->offsets, record->offset);
     }
-    *offset_out = offset;
-    return FCDP_OK;
+    if (!status) {
+        record->next = host->records;
+        host->records = record;
+        *offset_out = record->offset;
+    }
+    fcdp__lock_release(&host->lock);
+    if (status) free(record);
+    return status;
 }
 
-void fcdp__host_free(fcdp_host *host, uint64_t offset) {
+void fcdp__host_block_free(fcdp_host *host, uint64_t offset) {
     if (getpid() != host->pid) return;
     fcdp__lock_acquire(&host->lock);
-    fcdp_host_span *span = host->spans;
-    while (span && span->offset != offset) span = span->next;
-    FCDP_CHECK(0, span != NULL && !span->freed); /* not a block, or freed twice */
-    span->freed = true;
-    spans_reap(host);
+    fcdp_block_record *record = host->records;
+    while (record && record->offset != offset) record = record->next;
+    FCDP_CHECK(0, record != NULL && !record->freed); /* not a block, or freed twice */
+    record->freed = true;
+    records_reap(host);
     fcdp__lock_release(&host->lock);
 }
 
-void fcdp__host_break(fcdp_host *host) {
-    atomic_store_explicit(&host->header->members[host->config.slice].is_broken, 1, memory_order_release);
+void fcdp__host_fail(fcdp_host *host) {
+    atomic_store_explicit(&host->header->members[host->config.slice].has_failed, 1, memory_order_release);
 }
 
-bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out) {
+bool fcdp__host_peer_failed(const fcdp_host *host, uint32_t *slice_out) {
     for (uint32_t i = 0; i < host->config.n_slices; i++) {
         const fcdp_slab_member *member = &host->header->members[i];
-        if (i == host->config.slice || !atomic_load_explicit(&member->is_broken, memory_order_acquire))
+        if (i == host->config.slice || !atomic_load_explicit(&member->has_failed, memory_order_acquire))
             continue;
         *slice_out = i;
         return true;
@@ -252,9 +239,9 @@ bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out) {
 }
 
 void fcdp__host_reap(fcdp_host *host) {
-    if (!host->carver || getpid() != host->pid) return;
+    if (!host->offsets || getpid() != host->pid) return;
     fcdp__lock_acquire(&host->lock);
-    spans_reap(host);
+    records_reap(host);
     fcdp__lock_release(&host->lock);
 }
 
@@ -359,7 +346,7 @@ void fcdp__host_detach(fcdp_host_block *block) {
     bool stays = block->pinned.n &&
                  fcdp__pinned_unlock(host->config.drv, (char *)block->board, &block->pinned);
     if (stays) fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
-    fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see spans_reap() */
+    fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see records_reap() */
     /* To CUDA these addresses are these pages as long as they are
      * registered: nothing else may be mapped there. */
     if (!stays) munmap(block->board, block->map_bytes);

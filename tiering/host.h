@@ -1,15 +1,10 @@
 /* host.h - the node's host memory for gathered parameters: one memory, shared by the node's ranks.
  *
  * A sparse memfd (shared.h) that the first of the node's ranks in a shard group (the leader) creates and the
- * others open. The leader carves blocks out of it with a private jemalloc arena (whose size-class slack is
- * never touched, hence never backed); every rank attaches a block at the agreed offset: maps it, binds its
- * slice to its device's NUMA node and pins exactly the bytes that it copies.
+ * others open. The leader allocates blocks in it (offsets.h). Every rank attaches a block at the agreed
+ * offset: it maps the block, binds its slice to its device's NUMA node and pins the bytes that it copies.
  *
- * A block is one 4 KiB board page and then the data. The board is how the node's ranks see each other without
- * a collective: 32-bit words in shared memory, one per slice and kind, written by the slice's owner with
- * release order and read by the others with acquire order; waiting is on a futex, with a timeout and an eye
- * on the writer's life.
- *
+ * A block is one 4 KiB page of words, by which the node's ranks see each other (board.h), and then the data.
  * A block of data_bytes costs the node's account (account.h) 4 KiB + round_up(data_bytes, 4 KiB).
  */
 #ifndef FCDP_HOST_H
@@ -41,14 +36,14 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ti
 void fcdp__host_destroy(fcdp_host *host);
 
 /* Leader only. FCDP_ERR_NO_HOST_MEM where the account refuses, with its text. */
-fcdp_status fcdp__host_carve(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
 /* Leader only. The block goes back to the system once every rank has detached: a rank may be ahead of its
  * peers, which still read there. */
-void fcdp__host_free(fcdp_host *host, uint64_t offset);
-/* This rank has given up: what it opens on the boards from here on means nothing. The others see it. */
-void fcdp__host_break(fcdp_host *host);
-/* Another rank has; which one. Acquire: seen by whoever has seen a word that it opened. */
-bool fcdp__host_is_broken(const fcdp_host *host, uint32_t *slice_out);
+void fcdp__host_block_free(fcdp_host *host, uint64_t offset);
+/* This rank has failed: a word that it raises on a board from here on means nothing. The others see it. */
+void fcdp__host_fail(fcdp_host *host);
+/* Has another rank failed; which one? Acquire: seen by whoever has seen a word that it raised. */
+bool fcdp__host_peer_failed(const fcdp_host *host, uint32_t *slice_out);
 
 /* Leader: give back the freed blocks that the last rank has detached since. Others: nothing. */
 void fcdp__host_reap(fcdp_host *host);
@@ -70,33 +65,5 @@ size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, s
 void fcdp__host_detach(fcdp_host_block *block);
 void *fcdp__host_data(const fcdp_host_block *block);
 size_t fcdp__host_data_bytes(const fcdp_host_block *block);
-
-typedef enum fcdp_board_word {
-    FCDP_BOARD_STORED_0, /* region.h: epoch of span 0 of which this rank's pieces are in host memory */
-    FCDP_BOARD_STORED_1, /* the same of span 1 */
-    /* region.h: number of the fill for which this rank's older reads and writes are over */
-    FCDP_BOARD_READY,
-    FCDP_BOARD_ATTACHED, /* host.c's: 1 while this rank has the block attached */
-    FCDP_BOARD_N_WORDS,
-} fcdp_board_word;
-
-/* Write this rank's word from the host and wake who waits there. */
-void fcdp__board_publish(fcdp_host_block *block, fcdp_board_word word, uint32_t value);
-/* Acquire: what its writer wrote before is there, whether a stream or the host wrote the word. */
-uint32_t fcdp__board_read(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice);
-/* Where the device sees a word: for the owner's streams to write, the others' to wait for.
- * Page-locked, whatever FCDP_PIN says. */
-fcdp_dptr fcdp__board_word_at(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice);
-/* Until (int32_t)(word[slice] - at_least) >= 0 for every slice, on the host. FCDP_ERR_TIMEOUT or, when the
- * owner's process is gone, FCDP_ERR_PEER; the text names the slices that did not come and `what`. */
-fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
-                                 const char *what) FCDP_MUST_CHECK;
-/* The same, as it is now, for somebody who has waited for waited_ns: FCDP_PENDING while some
- * have not come, live, and may come yet. */
-fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
-                                  const char *what, uint64_t waited_ns) FCDP_MUST_CHECK;
-/* Raise every slice's word to `at_least`, so that whoever waits for it goes on: after
- * fcdp__host_break, for streams whose peer is gone. */
-void fcdp__board_open(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least);
 
 #endif

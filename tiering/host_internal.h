@@ -1,4 +1,4 @@
-/* host_internal.h - what host.c and board.c share: the slab's header and the board's layout in shared memory.
+/* host_internal.h - the layout of the slab in shared memory, for host.c, board.c alone.
  *
  *     slab  = header page | block | ...          block = board page | data
  *     board = FCDP_MAX_SLICES cache lines, line i written by slice i alone
@@ -6,8 +6,9 @@
 #ifndef FCDP_HOST_INTERNAL_H
 #define FCDP_HOST_INTERNAL_H
 
-#include "tiering/carve.h"
+#include "tiering/board.h"
 #include "tiering/host.h"
+#include "tiering/offsets.h"
 #include "tiering/pin.h"
 
 #include <stdatomic.h>
@@ -21,7 +22,7 @@ enum { FCDP_MEMBER_ABSENT = 0, FCDP_MEMBER_LEFT = -1 };
 typedef struct fcdp_slab_member { /* who writes slice i's words */
     _Atomic int32_t pid;          /* release, after start_time; FCDP_MEMBER_*; acquire in member_gone() */
     uint64_t start_time;          /* of that process, so that a reused pid is not taken for it */
-    _Atomic uint32_t is_broken;   /* release in fcdp__host_break, acquire in fcdp__host_is_broken */
+    _Atomic uint32_t has_failed;  /* release in fcdp__host_fail, acquire in fcdp__host_peer_failed */
 } fcdp_slab_member;
 
 typedef struct fcdp_slab_header {
@@ -38,12 +39,12 @@ _Static_assert(sizeof(fcdp_slab_header) <= 4096, "the header fits the smallest p
 _Static_assert(sizeof(fcdp_board_line) * FCDP_MAX_SLICES == 4096, "the board is one page");
 _Static_assert((int)FCDP_BOARD_N_WORDS <= (int)FCDP_BOARD_LINE_WORDS, "the words of a slice share its line");
 
-typedef struct fcdp_host_span { /* leader's note of a block */
-    struct fcdp_host_span *next;
+typedef struct fcdp_block_record { /* leader's note of a block */
+    struct fcdp_block_record *next;
     uint64_t offset;
     size_t bytes;
     bool freed; /* goes when its last rank has detached */
-} fcdp_host_span;
+} fcdp_block_record;
 
 struct fcdp_host {
     fcdp_host_config config;
@@ -54,9 +55,9 @@ struct fcdp_host {
     _Atomic unsigned n_blocks; /* attached here */
     atomic_bool pin_warned;
     /* leader only */
-    fcdp_carver *carver;
-    fcdp_lock lock; /* FCDP_RANK_HOST: spans */
-    fcdp_host_span *spans;
+    fcdp_offsets *offsets;
+    fcdp_lock lock; /* FCDP_RANK_HOST: records */
+    fcdp_block_record *records;
 };
 
 struct fcdp_host_block {

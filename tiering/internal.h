@@ -4,9 +4,10 @@
 #ifndef FCDP_TIERING_INTERNAL_H
 #define FCDP_TIERING_INTERNAL_H
 
-#include <stdatomic.h>
-
+#include "alloc/vrange.h"
 #include "tiering/region.h"
+
+#include <stdatomic.h>
 
 enum { FCDP_PEAK_PASSES = 4, FCDP_SLOT_CLASSES = 24 /* of sizes: slot.h */ };
 
@@ -19,7 +20,7 @@ struct fcdp_tiering {
     fcdp_stream streams[FCDP_N_DIRECTIONS]; /* one for each direction of copies */
     /* FCDP_RANK_REGION: all that follows, and what slots and regions say is under it */
     fcdp_lock lock;
-    /* some region's `moving` or some slot's `leaving` became false */
+    /* some region's `moving` or some slot's `dissolving` became false */
     pthread_cond_t moved;
     fcdp_region *regions;
     fcdp_slot *slots;
@@ -48,27 +49,27 @@ struct fcdp_region {
     fcdp_event ready, used, loaded, stored;
     /* fills begun, the same on every process of the node; written by the caller's thread alone */
     uint32_t n_fills;
-    /* in use: `loaded` was recorded in this use, behind the last user of
-     * the pages. The caller's thread alone */
-    bool settled;
-    /* a call has failed half way: operations on the copy streams may be
-     * behind `loaded` and `stored`. Likewise */
-    bool torn;
+    /* in use: `loaded` was recorded in this use, so this use is ordered behind the last user of the pages.
+     * The caller's thread alone */
+    bool ordered;
+    /* a call has failed half way: the copy streams may have operations that `loaded` and `stored` do not
+     * cover. Likewise */
+    bool unrecorded;
     /* under the tiering's lock */
     fcdp_slot *slot;
     bool moving, in_use, kept;
     uint64_t last_use;
-    uint64_t refused_by;                  /* the reclaimer's call that failed to evict it, 0: none */
+    uint64_t failed_call;                 /* the reclaimer's call that failed to evict it, 0: none */
     uint32_t awaited_fill;                /* streams wait for the others' READY to reach it, or have */
     uint32_t awaited_epoch[FCDP_N_SPANS]; /* and for STORED; 0: they never did */
     fcdp_span_state span[FCDP_N_SPANS];
 };
 
 /* All of these: lock held. */
-/* Wait until nobody else moves the region, and move it. */
-void fcdp__region_enter(fcdp_region *region);
-void fcdp__region_leave(fcdp_region *region);
-/* The host has all of it, or it is void. */
+/* Wait until no other thread moves the region; then this one does, until end_move. */
+void fcdp__region_begin_move(fcdp_region *region);
+void fcdp__region_end_move(fcdp_region *region);
+/* The host has all of it, or it is invalid. */
 bool fcdp__region_is_clean(const fcdp_region *region);
 
 /* Lock not held. */
@@ -76,7 +77,7 @@ bool fcdp__region_is_clean(const fcdp_region *region);
 fcdp_status fcdp__region_await(const fcdp_region *region) FCDP_MUST_CHECK;
 /* The same, without waiting: FCDP_PENDING while it is not. */
 fcdp_status fcdp__region_query(const fcdp_region *region) FCDP_MUST_CHECK;
-/* Entered, kept: write what the host lacks, by this process alone; then its slot is free. */
-fcdp_status fcdp__region_evict_entered(fcdp_region *region) FCDP_MUST_CHECK;
+/* Kept, moved by this thread: write what the host lacks, by this process alone; then its slot is free. */
+fcdp_status fcdp__region_evict(fcdp_region *region) FCDP_MUST_CHECK;
 
 #endif

@@ -1,4 +1,4 @@
-/* layout.c - arithmetic only: spans, extents and slices of a region. */
+/* layout.c - the arithmetic of a region's layout. */
 #include "tiering/layout.h"
 
 #include <stdlib.h>
@@ -11,6 +11,7 @@ static bool advance(size_t *at, size_t bytes, size_t multiple) {
     return true;
 }
 
+/* Extents, then padding for the slices. Every sum is checked: sizes come from outside. */
 static fcdp_status place_span(const fcdp_extent_spec *specs, uint8_t s, fcdp_layout *layout) {
     size_t at = 0;
     for (uint32_t i = 0; i < layout->n_extents; i++) {

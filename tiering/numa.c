@@ -1,5 +1,5 @@
 /* numa.c - the one file that knows the kernel's memory policies. By system call: libnuma offers more than one
- * wish needs, and a wheel would have to bundle it. */
+ * call needs, and a wheel would have to bundle it. */
 #include "tiering/numa.h"
 
 #include <errno.h>

@@ -27,8 +27,7 @@ fcdp_status fcdp__pinned_lock(fcdp_driver *drv, char *base, const fcdp_pinned *p
     return FCDP_OK;
 }
 
-/* What fails once may pass: a failure must not leave a registration behind,
- * whose addresses another mapping may get. */
+/* What fails once may pass: no registration may stay, since another mapping may get its addresses. */
 fcdp_status fcdp__pinned_unlock(fcdp_driver *drv, char *base, const fcdp_pinned *pinned) {
     fcdp_status first = FCDP_OK;
     for (size_t i = 0; i < pinned->n; i++) {

@@ -1,28 +1,25 @@
 /* reclaim.c - see the header. It waits for the device, on the thread that asked for pages. */
 #include "tiering/reclaim.h"
 
-#include <stdlib.h>
-
 #include "tiering/policy.h"
 #include "tiering/slot.h"
 
-static fcdp_candidate candidate_of(const fcdp_region *region, uint64_t call) {
-    return (fcdp_candidate){
-        .bytes = region->kept ? region->layout->bytes : 0,
-        .last_use = region->last_use,
-        .clean = fcdp__region_is_clean(region),
-        .busy = !region->kept || region->moving || region->refused_by == call,
-    };
-}
+#include <stdlib.h>
 
-/* The policy's choice, NULL when there is none. Lock held. */
+/* The policy's choice, NULL when there is none. Policy is pure: it is shown a snapshot. Lock held. */
 static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
     size_t n = 0;
     for (const fcdp_region *r = tiering->regions; r; r = r->next) n++;
     fcdp_candidate *candidates = calloc(n + 1, sizeof *candidates);
     if (!candidates) return NULL;
     n = 0;
-    for (const fcdp_region *r = tiering->regions; r; r = r->next) candidates[n++] = candidate_of(r, call);
+    for (const fcdp_region *r = tiering->regions; r; r = r->next)
+        candidates[n++] = (fcdp_candidate){
+            .bytes = r->kept ? r->layout->bytes : 0,
+            .last_use = r->last_use,
+            .clean = fcdp__region_is_clean(r),
+            .busy = !r->kept || r->moving || r->failed_call == call,
+        };
     size_t choice = fcdp__policy_victim(candidates, n);
     free(candidates);
     fcdp_region *region = choice < n ? tiering->regions : NULL;
@@ -36,38 +33,33 @@ static bool somebody_gives(const fcdp_tiering *tiering) {
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
         if (r->moving && r->kept) return true;
     for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-        if (slot->leaving) return true;
+        if (slot->dissolving) return true;
     return false;
 }
 
-/* Lock held on entry and exit, not in between. The region's slot is free afterwards. */
-static void victim_evict(fcdp_region *region, uint64_t call) {
-    fcdp__region_enter(region);
-    fcdp__lock_release(&region->tiering->lock);
-    fcdp_status status = fcdp__region_evict_entered(region);
-    fcdp__lock_acquire(&region->tiering->lock);
-    if (status) {
-        region->refused_by = call;
-        fcdp__log(FCDP_LOG_WARN, "'%s' keeps its device pages: %s", region->name, fcdp_error_text());
-    }
-    fcdp__region_leave(region);
-}
-
-/* One step towards more pages; false: nothing is left. Lock held on entry and exit. What the driver refuses
- * to take apart is not tried again by this call. */
+/* One step towards more pages; false: nothing is left. Lock held on entry and exit. What fails to
+ * dissolve or evict is not tried again by this call. */
 static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
     fcdp_slot *slot = fcdp__slot_oldest_free(tiering, call);
     if (slot) {
-        if (fcdp__slot_dissolve(tiering, slot)) slot->refused_by = call;
+        if (fcdp__slot_dissolve(tiering, slot)) slot->failed_call = call;
         return true;
     }
     fcdp_region *victim = victim_choose(tiering, call);
-    if (victim) {
-        victim_evict(victim, call);
+    if (!victim) {
+        if (!somebody_gives(tiering)) return false;
+        fcdp__lock_wait(&tiering->lock, &tiering->moved);
         return true;
     }
-    if (!somebody_gives(tiering)) return false;
-    fcdp__lock_wait(&tiering->lock, &tiering->moved);
+    fcdp__region_begin_move(victim);
+    fcdp__lock_release(&tiering->lock);
+    fcdp_status status = fcdp__region_evict(victim); /* then its slot is free */
+    fcdp__lock_acquire(&tiering->lock);
+    if (status) {
+        victim->failed_call = call;
+        fcdp__log(FCDP_LOG_WARN, "'%s' keeps its device pages: %s", victim->name, fcdp_error_text());
+    }
+    fcdp__region_end_move(victim);
     return true;
 }
 

@@ -1,5 +1,7 @@
-/* region.c - the state of one region, and the only code that changes it. Whose pages are taken back is
- * reclaim.c's choice, which slot a region gets slot.c's. */
+/* region.c - the state of one region. No other file changes it. Whose pages are taken back is reclaim.c's
+ * choice, which slot a region gets slot.c's. */
+#include "tiering/region.h"
+
 #include "tiering/slot.h"
 
 #include <stdio.h>
@@ -15,17 +17,17 @@ static bool region_is_valid(const fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
         if (span->on_device && !owns) return false;
-        if (span->epoch == 0 && (span->on_device || span->put || span->whole)) return false;
+        if (span->epoch == 0 && (span->on_device || span->stored || span->whole)) return false;
     }
     return region->moving || (region->slot != NULL) == fcdp__vrange_is_mapped(region->range);
 }
 
-void fcdp__region_enter(fcdp_region *region) {
+void fcdp__region_begin_move(fcdp_region *region) {
     while (region->moving) fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
     region->moving = true;
 }
 
-void fcdp__region_leave(fcdp_region *region) {
+void fcdp__region_end_move(fcdp_region *region) {
     region->moving = false;
     pthread_cond_broadcast(&region->tiering->moved);
     FCDP_CHECK(3, region_is_valid(region));
@@ -112,60 +114,53 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
 }
 
 /* Lock held: the region owns its slot no more. */
-static void slot_give_up(fcdp_region *region) {
+static void slot_release(fcdp_region *region) {
     fcdp__slot_disown(region->slot);
     region->kept = region->in_use = false;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
 }
 
-/* Off the lists, and off its slot, which goes too if nobody else is mapped onto it. Entered, lock held. */
-static void region_unlink(fcdp_region *region) {
+fcdp_status fcdp__region_drain(const fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = FCDP_OK;
+    for (int attempt = 0; attempt < 2; attempt++) { /* what fails once may pass */
+        status = FCDP_OK;
+        for (int d = 0; d < FCDP_N_DIRECTIONS && region->unrecorded && !status; d++)
+            status = fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]);
+        if (!status) status = fcdp__region_await(region);
+        if (!status) break;
+    }
+    return status;
+}
+
+/* Its slot goes too if nobody else is mapped onto it. */
+void fcdp__region_destroy(fcdp_region *region) {
+    if (!region) return;
+    fcdp_tiering *tiering = region->tiering;
+    region_lock(region);
+    fcdp__region_begin_move(region);
+    region_unlock(region);
+    if (fcdp__region_drain(region))
+        fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name,
+                  fcdp_error_text());
+    if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
+        fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
+    fcdp__lock_acquire(&tiering->lock);
     fcdp_slot *slot = region->slot;
-    if (slot && slot->owner == region) slot_give_up(region);
+    if (slot && slot->owner == region) slot_release(region);
     fcdp_region **link = &tiering->regions;
     while (*link != region) link = &(*link)->next;
     *link = region->next;
     for (fcdp_slot *other = tiering->slots; other; other = other->next)
         if (other->last == region) other->last = NULL; /* its events have passed */
-    if (slot && !--slot->n_mapped && !slot->owner && !slot->leaving)
+    if (slot && !--slot->n_mapped && !slot->owner && !slot->dissolving)
         (void)!fcdp__slot_dissolve(tiering, slot);
-    size_t page_bytes = fcdp__driver_page_bytes(tiering->drv);
-    fcdp__slot_drop_spare(tiering, fcdp__round_up(region->layout->bytes, page_bytes) / page_bytes);
+    fcdp__slot_drop_spare(region);
     pthread_cond_broadcast(&tiering->moved);
-}
-
-static fcdp_status settle_once(const fcdp_region *region) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = FCDP_OK;
-    for (int d = 0; d < FCDP_N_DIRECTIONS && region->torn && !status; d++)
-        status = fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]);
-    return status ? status : fcdp__region_await(region);
-}
-
-fcdp_status fcdp__region_settle(const fcdp_region *region) {
-    return settle_once(region) ? settle_once(region) : FCDP_OK; /* what fails once may pass */
-}
-
-void fcdp__region_destroy(fcdp_region *region) {
-    if (!region) return;
-    region_lock(region);
-    fcdp__region_enter(region);
-    region_unlock(region);
-    if (fcdp__region_settle(region))
-        fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name,
-                  fcdp_error_text());
-    if (region->slot && fcdp__vrange_unmap(region->range) && fcdp__vrange_unmap(region->range))
-        fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
-    fcdp__lock_acquire(&region->tiering->lock);
-    region_unlink(region);
-    fcdp__lock_release(&region->tiering->lock);
+    fcdp__lock_release(&tiering->lock);
     region_free(region);
 }
 
-const char *fcdp__region_name(const fcdp_region *region) {
-    return region->name;
-}
 fcdp_dptr fcdp__region_base(const fcdp_region *region) {
     return fcdp__vrange_base(region->range);
 }
@@ -215,19 +210,11 @@ static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream str
 
 /* ---- pages ---- */
 
-/* What it is mapped onto may be taken apart just now: that needs no pages and is waited for. Whoever does it
- * waits for regions that are moved, so none may be moved that then waits for the pages. Lock held. */
-static void enter_to_acquire(fcdp_region *region) {
-    while (region->moving || (region->slot && region->slot->leaving))
-        fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
-    region->moving = true;
-}
-
 /* None was free. Who needs pages is mapped onto nothing, so that nobody who gives some has to wait
  * for it. Making a slot may call the reclaimer on this thread; and while that finds nothing,
  * another thread may have released one. */
 static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
-    fcdp_status status = region->slot ? fcdp__slot_leave(region) : FCDP_OK;
+    fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
     if (!status) status = fcdp__slot_make(region, slot_out);
     if (status != FCDP_ERR_NO_DEVICE_MEM) return status;
     region_lock(region);
@@ -238,11 +225,15 @@ static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
     return FCDP_OK;
 }
 
+/* What the region is mapped onto may be dissolving just now: that needs no pages and is waited for. Whoever
+ * dissolves it waits for regions that are moved, so none may be moved that then waits for the pages. */
 fcdp_status fcdp__region_acquire(fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     region_lock(region);
     FCDP_CHECK(1, !region->in_use);
-    enter_to_acquire(region);
+    while (region->moving || (region->slot && region->slot->dissolving))
+        fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
+    region->moving = true;
     region->last_use = ++region->tiering->clock;
     fcdp_slot *slot = region->kept ? region->slot : fcdp__slot_choose(region);
     region_unlock(region);
@@ -250,9 +241,9 @@ fcdp_status fcdp__region_acquire(fcdp_region *region) {
     if (!status) status = fcdp__slot_map(region, slot);
     region_lock(region);
     region->in_use = !status;
-    region->kept = region->settled = false;
+    region->kept = region->ordered = false;
     if (status && slot) fcdp__slot_disown(slot); /* owned, and not mapped */
-    fcdp__region_leave(region);
+    fcdp__region_end_move(region);
     region_unlock(region);
     return status;
 }
@@ -271,8 +262,8 @@ fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) {
  * the pages' last user, after that one. */
 static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = region->settled ? FCDP_OK : fcdp__region_order(region, stream);
-    if (region->torn) {
+    fcdp_status status = region->ordered ? FCDP_OK : fcdp__region_order(region, stream);
+    if (region->unrecorded) {
         if (!status)
             status = fcdp__driver_event_record(tiering->drv, region->loaded,
                                                tiering->streams[FCDP_TO_DEVICE]);
@@ -282,63 +273,59 @@ static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
 }
 
-/* No event says when the use ends: known by waiting, then, for the streams that take part and no others,
- * which may wait for peers that wait for this thread. */
-static fcdp_status use_await(fcdp_region *region, fcdp_stream stream) {
-    fcdp_status status = fcdp__region_order(region, stream);
-    if (!status) status = stream_wait_region(region, stream);
-    if (!status) status = fcdp__driver_stream_sync(region->tiering->drv, stream);
-    return status ? status : fcdp__region_settle(region);
-}
-
+/* Where no event says when the use ends it is waited for: on the streams that take part, and no others, which
+ * may wait for peers that wait for this thread. */
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {
     region_lock(region);
     FCDP_CHECK(1, region->in_use);
     region_unlock(region);
     fcdp_status status = use_seal(region, stream);
     fcdp_region *last = status ? NULL : region;
-    if (status) status = use_await(region, stream);
-    region->torn = region->torn && status;
+    if (status) {
+        status = fcdp__region_order(region, stream);
+        if (!status) status = stream_wait_region(region, stream);
+        if (!status) status = fcdp__driver_stream_sync(region->tiering->drv, stream);
+        if (!status) status = fcdp__region_drain(region);
+    }
+    region->unrecorded = region->unrecorded && status;
     region_lock(region);
-    fcdp__region_enter(region);
+    fcdp__region_begin_move(region);
     region->kept = keep && !status;
     region->in_use = false;
     region->slot->last = last;
     bool kept = region->kept;
-    if (!kept) slot_give_up(region);
+    if (!kept) slot_release(region);
     region_unlock(region);
     if (!kept) fcdp__slot_unmap_if_done(region);
     region_lock(region);
-    fcdp__region_leave(region);
+    fcdp__region_end_move(region);
     region_unlock(region);
     return status;
 }
 
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
     region_lock(region);
-    fcdp__region_enter(region);
+    fcdp__region_begin_move(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch};
-    fcdp__region_leave(region);
+    fcdp__region_end_move(region);
     region_unlock(region);
 }
 
 /* ---- what the host has ---- */
 
-/* Acquire in board_read, partner of the device's write of the word: the other's bytes are there. */
-static bool is_stored(const fcdp_region *region, uint32_t s, uint32_t slice) {
-    if (slice == region->slice) return region->span[s].put;
-    return (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], slice) - region->span[s].epoch) >= 0;
-}
-
-/* Spans whose bytes are on the device, and not all of them in host memory. */
+/* Spans whose bytes are on the device, and not all of them in host memory. Acquire in board_read, partner of
+ * the device's write of the word: the other's bytes are there. */
 static uint32_t dirty_spans(const fcdp_region *region) {
     uint32_t mask = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         const fcdp_span_state *span = &region->span[s];
         if (!span->on_device || span->whole || !region->layout->span[s].bytes) continue;
+        if (!span->stored) mask |= 1u << s;
         for (uint32_t i = 0; i < region->layout->n_slices; i++)
-            if (!is_stored(region, s, i)) mask |= 1u << s;
+            if (i != region->slice &&
+                (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], i) - span->epoch) < 0)
+                mask |= 1u << s;
     }
     return mask;
 }
@@ -374,51 +361,55 @@ static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, u
                                       fcdp__board_word_at(region->block, word, region->slice), value);
 }
 
-/* ---- copies ---- */
-
-static fcdp_status bytes_copy(fcdp_tiering *tiering, fcdp_direction direction, fcdp_dptr device, char *host,
-                              size_t bytes) {
-    if (direction == FCDP_TO_HOST)
-        return fcdp__driver_copy_d2h(tiering->drv, host, device, bytes, tiering->streams[direction]);
-    return fcdp__driver_copy_h2d(tiering->drv, device, host, bytes, tiering->streams[direction]);
+/* Behind the copies of the spans in `span_mask`: the others may read them. */
+static fcdp_status words_write_stored(const fcdp_region *region, uint32_t span_mask) {
+    fcdp_stream d2h = region->tiering->streams[FCDP_TO_HOST];
+    fcdp_status status = FCDP_OK;
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
+    return status;
 }
+
+/* ---- copies ---- */
 
 /* Between `device` and the piece's place in host memory; one copy, but where pinned memory ends or begins.
  * What is not pinned CUDA may read at the call, before what the stream waits for: so the host waits for that,
  * which comes without this thread, by the program's order. */
 static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
                               fcdp_piece piece) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_stream stream = tiering->streams[direction];
     char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
     fcdp_status status = FCDP_OK;
     for (size_t done = 0, n; done < piece.bytes && !status; done += n) {
         bool pinned;
         n = fcdp__host_run_bytes(region->block, piece.offset_bytes + done, piece.bytes - done, &pinned);
-        if (!pinned && direction == FCDP_TO_DEVICE)
-            status = fcdp__driver_stream_sync(region->tiering->drv, region->tiering->streams[direction]);
-        if (!status)
-            status = bytes_copy(region->tiering, direction, fcdp__dptr_add(device, done), host + done, n);
+        fcdp_dptr at = fcdp__dptr_add(device, done);
+        if (direction == FCDP_TO_HOST) {
+            status = fcdp__driver_copy_d2h(tiering->drv, host + done, at, n, stream);
+        } else {
+            if (!pinned) status = fcdp__driver_stream_sync(tiering->drv, stream);
+            if (!status) status = fcdp__driver_copy_h2d(tiering->drv, at, host + done, n, stream);
+        }
     }
-    return status;
-}
-
-static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, fcdp_piece_list list) {
-    fcdp_status status = FCDP_OK;
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < list.n && !status; i++) {
-        fcdp_dptr device = fcdp__dptr_add(fcdp__vrange_base(region->range), list.pieces[i].offset_bytes);
-        status = piece_copy(region, direction, device, list.pieces[i]);
-        bytes += list.pieces[i].bytes;
-    }
-    fcdp_tiering_stats *stats = &region->tiering->stats;
     region_lock(region);
-    *(direction == FCDP_TO_HOST ? &stats->d2h_bytes : &stats->h2d_bytes) += bytes;
+    *(direction == FCDP_TO_HOST ? &tiering->stats.d2h_bytes : &tiering->stats.h2d_bytes) += piece.bytes;
     region_unlock(region);
     return status;
 }
 
-/* Some of a call's operations may be on the copy streams, and its event is not: release puts it there. */
-static fcdp_status half_done(fcdp_region *region, fcdp_status status) {
-    region->torn = true;
+static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, fcdp_piece_list list) {
+    fcdp_dptr base = fcdp__vrange_base(region->range);
+    fcdp_status status = FCDP_OK;
+    for (size_t i = 0; i < list.n && !status; i++)
+        status = piece_copy(region, direction, fcdp__dptr_add(base, list.pieces[i].offset_bytes),
+                            list.pieces[i]);
+    return status;
+}
+
+/* Some of a call's operations may be on the copy streams, and its event is not: release records it. */
+static fcdp_status fail_unrecorded(fcdp_region *region, fcdp_status status) {
+    region->unrecorded = true;
     return status;
 }
 
@@ -445,80 +436,60 @@ fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
     return FCDP_OK;
 }
 
-fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own, fcdp_event after) {
+/* What this process copies to the host comes after `after`, after its own reads of older bytes there, and
+ * after all that the others do with them. */
+static fcdp_status store_begin(fcdp_region *region, fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
     fcdp_status status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
-    /* own reads of older bytes */
     if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded);
-    if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
-    if (!status) status = pieces_copy(region, FCDP_TO_HOST, own);
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    if (status) return half_done(region, status);
+    return status ? status : words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
+}
+
+/* `status`: of the store so far. */
+static fcdp_status store_end(fcdp_region *region, uint32_t span_mask, fcdp_status status) {
+    fcdp_tiering *tiering = region->tiering;
+    if (!status) status = words_write_stored(region, span_mask);
+    if (!status)
+        status = fcdp__driver_event_record(tiering->drv, region->stored, tiering->streams[FCDP_TO_HOST]);
+    if (status) return fail_unrecorded(region, status);
     region_lock(region);
-    tiering->stats.n_puts++;
+    tiering->stats.n_stores++;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (span_mask & 1u << s) region->span[s].put = true;
+        if (span_mask & 1u << s) region->span[s].stored = true;
     region_unlock(region);
     return FCDP_OK;
 }
 
-static fcdp_status sources_copy(fcdp_region *region, const fcdp_source *sources, size_t n) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = FCDP_OK;
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < n && !status; i++) {
-        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place);
-        bytes += sources[i].place.bytes;
-    }
-    region_lock(region);
-    tiering->stats.d2h_bytes += bytes;
-    region_unlock(region);
-    return status;
+fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
+                               fcdp_event after) {
+    fcdp_status status = store_begin(region, after);
+    if (!status) status = pieces_copy(region, FCDP_TO_HOST, own);
+    return store_end(region, span_mask, status);
 }
 
-/* A new epoch that is nowhere yet. A kept region may be on its way out on another thread, whose copy must be
- * over before the others may write. */
-static fcdp_status epoch_begin(fcdp_region *region, uint32_t span_mask) {
+/* The new epoch is nowhere at first. Another thread may be evicting a kept region: its copy must be over
+ * before the others may write. */
+fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
+                                   size_t n, fcdp_event after) {
     region_lock(region);
     FCDP_CHECK(1, !region->in_use);
-    fcdp__region_enter(region);
+    fcdp__region_begin_move(region);
     region_unlock(region);
     fcdp_status status = fill_permit(region);
     region_lock(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch + 1};
-    fcdp__region_leave(region);
+    fcdp__region_end_move(region);
     region_unlock(region);
-    return status;
-}
-
-fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
-                                   size_t n, fcdp_event after) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
-    fcdp_status status = epoch_begin(region, span_mask);
     if (status) return status;
-    status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
-    /* own reads of older bytes */
-    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded);
-    if (!status) status = words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
-    if (!status) status = sources_copy(region, sources, n);
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    if (status) return half_done(region, status);
-    region_lock(region);
-    tiering->stats.n_puts++;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (span_mask & 1u << s) region->span[s].put = true;
-    region_unlock(region);
-    return FCDP_OK;
+    status = store_begin(region, after);
+    for (size_t i = 0; i < n && !status; i++)
+        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place);
+    return store_end(region, span_mask, status);
 }
 
-fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
+fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
     fcdp_status status = FCDP_OK;
@@ -526,34 +497,28 @@ fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask, fcdp_piec
         if (span_mask & 1u << s) status = words_await(region, STORED_WORD[s], region->span[s].epoch, h2d);
     if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, others);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
-    if (status) return half_done(region, status);
-    region->settled = true;
+    if (status) return fail_unrecorded(region, status);
+    region->ordered = true;
     return FCDP_OK;
 }
 
-/* The span's state, and that there is something to load. */
-static fcdp_status load_check(fcdp_region *region, uint32_t span, fcdp_span_state *state_out) {
-    region_lock(region);
-    FCDP_CHECK(1, region->in_use && span < FCDP_N_SPANS);
-    *state_out = region->span[span];
-    region_unlock(region);
-    if (state_out->put || state_out->whole) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it",
-                      region->name, span, state_out->epoch);
-}
-
+/* What this process has written as a whole needs no word of the others. */
 static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
-    fcdp_span_state state;
-    fcdp_status status = load_check(region, span, &state);
-    if (status) return status;
-    status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
+    region_lock(region);
+    FCDP_CHECK(1, region->in_use && span < FCDP_N_SPANS);
+    fcdp_span_state state = region->span[span];
+    region_unlock(region);
+    if (!state.stored && !state.whole)
+        return fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it",
+                          region->name, span, state.epoch);
+    fcdp_status status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
     if (!status && !state.whole) status = words_await(region, STORED_WORD[span], state.epoch, h2d);
     if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, (fcdp_piece_list){&piece, 1});
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
-    if (status) return half_done(region, status);
-    region->settled = true;
+    if (status) return fail_unrecorded(region, status);
+    region->ordered = true;
     region_lock(region);
     ++*counter;
     region->span[span].on_device = true;
@@ -586,8 +551,7 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
         status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
     if (status) return status;
     status = pieces_copy(region, FCDP_TO_HOST, (fcdp_piece_list){pieces, n});
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
+    if (!status) status = words_write_stored(region, mask);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
     if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
     /* Whoever goes on must not meet a copy of it later. */
@@ -599,7 +563,7 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
 
 /* Only the spans that the host lacks part of are written; the others the
  * node's processes have written together. */
-fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
+fcdp_status fcdp__region_evict(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = fcdp__region_await(region);
     region_lock(region);
@@ -609,15 +573,15 @@ fcdp_status fcdp__region_evict_entered(fcdp_region *region) {
     if (status) return status;
     region_lock(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (dirty & 1u << s) region->span[s].put = region->span[s].whole = true;
+        if (dirty & 1u << s) region->span[s].stored = region->span[s].whole = true;
     region->slot->last = NULL; /* it was waited for */
-    slot_give_up(region);
+    slot_release(region);
     tiering->stats.n_evictions++;
     region_unlock(region);
     return FCDP_OK;
 }
 
-fcdp_status fcdp__region_look(fcdp_region *region, uint64_t waited_ns) {
+fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) {
     if (is_alone(region)) return FCDP_PENDING;
     region_lock(region);
     uint32_t fill = region->awaited_fill, epochs[FCDP_N_SPANS];
@@ -631,12 +595,12 @@ fcdp_status fcdp__region_look(fcdp_region *region, uint64_t waited_ns) {
     return status < 0 ? status : FCDP_PENDING;
 }
 
-void fcdp__region_open_waits(fcdp_region *region) {
+void fcdp__region_end_waits(fcdp_region *region) {
     if (is_alone(region)) return;
     region_lock(region);
     uint32_t fill = region->awaited_fill, epochs[FCDP_N_SPANS];
     memcpy(epochs, region->awaited_epoch, sizeof epochs);
     region_unlock(region);
-    fcdp__board_open(region->block, FCDP_BOARD_READY, fill);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) fcdp__board_open(region->block, STORED_WORD[s], epochs[s]);
+    fcdp__board_raise(region->block, FCDP_BOARD_READY, fill);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) fcdp__board_raise(region->block, STORED_WORD[s], epochs[s]);
 }

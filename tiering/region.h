@@ -11,12 +11,12 @@
  * it by other ways.
  *
  * Per span, of `epoch`: on_device the slot holds it
- *                        put         this process's pieces are in host memory
+ *                        stored      this process's pieces are in host memory
  *                        whole       this process has written the whole span there (an eviction)
- *     invalid = !on_device && !put && !whole          on_device => in_use || kept
+ *     invalid = !on_device && !stored && !whole          on_device => in_use || kept
  *     the host has all of it <=> whole || every process's word STORED has reached the epoch
  *
- * Words on the board (host.h), written by streams of their owner, waited for by streams of the others:
+ * Words on the board (board.h), written by streams of their owner, waited for by streams of the others:
  *     STORED_s = e    the owner's pieces of span s of epoch e are in host memory
  *     READY = f       the owner does not read host bytes older than fill f any more
  *
@@ -26,36 +26,14 @@
 #ifndef FCDP_REGION_H
 #define FCDP_REGION_H
 
-#include "alloc/pages.h"
-#include "alloc/vrange.h"
-#include "tiering/host.h"
+#include "tiering/board.h"
 #include "tiering/layout.h"
+#include "tiering/tiering.h"
 
-typedef struct fcdp_tiering fcdp_tiering;
 typedef struct fcdp_region fcdp_region;
 
-typedef enum fcdp_direction { FCDP_TO_HOST, FCDP_TO_DEVICE, FCDP_N_DIRECTIONS } fcdp_direction;
-
-typedef struct fcdp_tiering_stats {
-    uint64_t h2d_bytes, d2h_bytes; /* enqueued */
-    uint64_t n_puts, n_slice_loads, n_whole_loads, n_evictions;
-    uint64_t n_maps;  /* times that a region was mapped onto a slot */
-    uint64_t n_waits; /* times that the host waited for pages */
-} fcdp_tiering_stats;
-
-/* Copy streams, one each way, and the list of regions; the pool's reclaimer is set to take pages back from
- * them. `exact`: a region's addresses are unmapped when it is released (slot.h). */
-fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact,
-                                 fcdp_tiering **tiering_out) FCDP_MUST_CHECK;
-/* Every region has been destroyed. */
-void fcdp__tiering_destroy(fcdp_tiering *tiering);
-/* A pass of the program begins: what the passes before needed at once is what is held from here on. */
-void fcdp__tiering_begin_pass(fcdp_tiering *tiering);
-fcdp_stream fcdp__tiering_stream(const fcdp_tiering *tiering, fcdp_direction direction);
-void fcdp__tiering_stats_get(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
-
 typedef struct fcdp_span_state {
-    bool on_device, put, whole;
+    bool on_device, stored, whole;
     uint32_t epoch;
 } fcdp_span_state;
 typedef struct fcdp_region_state {
@@ -69,11 +47,10 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
                                 uint32_t slice, fcdp_host_block *block,
                                 fcdp_region **region_out) FCDP_MUST_CHECK;
 /* Until the device is done with it, also with what a failed call has left on the copy streams; what the
- * driver refuses is tried once more. */
-fcdp_status fcdp__region_settle(const fcdp_region *region) FCDP_MUST_CHECK;
-/* Settles it. */
+ * driver rejects is tried once more. */
+fcdp_status fcdp__region_drain(const fcdp_region *region) FCDP_MUST_CHECK;
+/* Drains it. */
 void fcdp__region_destroy(fcdp_region *region);
-const char *fcdp__region_name(const fcdp_region *region);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);
 void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out);
 /* Recorded by the caller behind what made the region whole: others wait for it. */
@@ -91,7 +68,7 @@ fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) FCDP_MUS
  * the bytes are where the host has them, or nowhere. */
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) FCDP_MUST_CHECK;
 
-/* The spans' bytes are void in every tier (their parameters changed, or somebody wrote into them). */
+/* The spans' bytes are invalid in every tier (their parameters changed, or somebody wrote into them). */
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask);
 
 /* A gather of new content begins, on every process of the node alike: the spans of `span_mask` have a new
@@ -104,8 +81,8 @@ typedef struct fcdp_piece_list {
 } fcdp_piece_list;
 /* After `after`, D2H of this process's pieces of the spans in `span_mask`; then their
  * words. In use; `stored` is recorded. */
-fcdp_status fcdp__region_put(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
-                             fcdp_event after) FCDP_MUST_CHECK;
+fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
+                               fcdp_event after) FCDP_MUST_CHECK;
 /* device bytes, and where in the region they belong */
 typedef struct fcdp_source {
     fcdp_dptr at;
@@ -116,9 +93,9 @@ typedef struct fcdp_source {
  * words. Not in use; `stored` is recorded. */
 fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
                                    size_t n, fcdp_event after) FCDP_MUST_CHECK;
-/* H2D of pieces that the others put, once they have. In use, ordered; `loaded` is recorded. */
-fcdp_status fcdp__region_take(fcdp_region *region, uint32_t span_mask,
-                              fcdp_piece_list others) FCDP_MUST_CHECK;
+/* H2D of pieces that the others store, once they have. In use, ordered; `loaded` is recorded. */
+fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,
+                                     fcdp_piece_list others) FCDP_MUST_CHECK;
 /* H2D of this process's slice of `span`, once the host has it; the other slices are the caller's to
  * all-gather. In use, ordered; `loaded` is recorded, and the span is on the device. */
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;
@@ -127,9 +104,9 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUS
 
 /* Have the others done what streams wait for, here for waited_ns so far? FCDP_PENDING: as far as they will,
  * or they may still; else what fcdp__board_wait_all says. Any thread. */
-fcdp_status fcdp__region_look(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
+fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
 /* Waits of streams that may never end, since a peer is gone: let them pass. What they guard is
- * void; nobody may use it. Any thread. */
-void fcdp__region_open_waits(fcdp_region *region);
+ * invalid; nobody may use it. Any thread. */
+void fcdp__region_end_waits(fcdp_region *region);
 
 #endif

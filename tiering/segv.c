@@ -1,9 +1,9 @@
-/* segv.c - the table of watched ranges, and the handler that reads it.
+/* segv.c - the handler, its table of watched ranges.
  *
  * A handler may take no lock. Readers count themselves in, walk the list, copy what they need and count
- * themselves out; who forgets a range unlinks it and frees it once no reader is inside. Both sides store
- * first and look afterwards, all sequentially consistent: a reader that the other does not see counted has
- * not looked at the list yet, and then finds it without the range.
+ * themselves out; whoever unwatches a range unlinks it and frees it once no reader is inside. Both sides
+ * store first and look afterwards, all sequentially consistent: a reader that the other does not see counted
+ * has not looked at the list yet, and then finds it without the range.
  */
 #include "tiering/segv.h"
 
@@ -61,40 +61,26 @@ static void line_add_hex(line *l, uintptr_t value) {
     line_add(l, digits + at, sizeof digits);
 }
 
-static const char *part_at(const fcdp_segv_watch *watch, size_t offset) {
-    for (size_t i = 0; i < watch->n_parts; i++)
-        if (offset - watch->parts[i].offset_bytes < watch->parts[i].bytes) return watch->parts[i].name;
-    return NULL;
-}
-
-static void line_make(line *l, const fcdp_segv_watch *watch, uintptr_t at) {
-    const char *part = part_at(watch, at - watch->base);
-    line_add(l, "fcdp: SIGSEGV: ", LINE_BYTES);
-    line_add_hex(l, at);
-    line_add(l, part ? " is in the gathered parameter " : " is in gathered parameters", LINE_BYTES);
-    if (part) line_add(l, part, NAME_BYTES);
-    line_add(l, " of ", LINE_BYTES);
-    line_add(l, watch->name, NAME_BYTES);
-    line_add(l, ADVICE, LINE_BYTES);
-}
-
-/* False: nobody watches the address. */
+/* False: nobody watches the address. Between the counts no watch is freed. */
 static bool fault_explain(uintptr_t at, line *l) {
-    atomic_fetch_add(&n_readers, 1); /* partner: fcdp__segv_forget */
+    atomic_fetch_add(&n_readers, 1); /* partner: fcdp__segv_unwatch */
     fcdp_segv_watch *watch = atomic_load(&watches);
     while (watch && at - watch->base >= watch->bytes) watch = atomic_load(&watch->next);
-    if (watch) line_make(l, watch, at);
+    if (watch) {
+        const char *part = NULL;
+        for (size_t i = 0; i < watch->n_parts && !part; i++)
+            if (at - watch->base - watch->parts[i].offset_bytes < watch->parts[i].bytes)
+                part = watch->parts[i].name;
+        line_add(l, "fcdp: SIGSEGV: ", LINE_BYTES);
+        line_add_hex(l, at);
+        line_add(l, part ? " is in the gathered parameter " : " is in gathered parameters", LINE_BYTES);
+        if (part) line_add(l, part, NAME_BYTES);
+        line_add(l, " of ", LINE_BYTES);
+        line_add(l, watch->name, NAME_BYTES);
+        line_add(l, ADVICE, LINE_BYTES);
+    }
     atomic_fetch_sub(&n_readers, 1);
     return l->n > 0;
-}
-
-static void line_write(const line *l) {
-    for (size_t at = 0; at < l->n;) {
-        ssize_t n = write(STDERR_FILENO, l->text + at, l->n - at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return;
-        at += (size_t)n;
-    }
 }
 
 /* A function of somebody's that comes back is called in place, and stays behind this one; all else gets its
@@ -120,7 +106,12 @@ static void on_segv(int signum, siginfo_t *info, void *context) {
     line l;
     l.n = 0;
     bool explained = info->si_code > 0 && fault_explain((uintptr_t)info->si_addr, &l);
-    if (explained) line_write(&l);
+    for (size_t written = 0; explained && written < l.n;) {
+        ssize_t n = write(STDERR_FILENO, l.text + written, l.n - written);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) break;
+        written += (size_t)n;
+    }
     errno = saved_errno;
     pass_on(signum, info, context, explained);
 }
@@ -174,7 +165,7 @@ fcdp_status fcdp__segv_watch(fcdp_dptr base, size_t bytes, const char *name, con
     return FCDP_OK;
 }
 
-void fcdp__segv_forget(fcdp_segv_watch *watch) {
+void fcdp__segv_unwatch(fcdp_segv_watch *watch) {
     if (!watch) return;
     (void)pthread_mutex_lock(&writers);
     _Atomic(fcdp_segv_watch *) *link = &watches;

@@ -22,6 +22,6 @@ typedef struct fcdp_segv_part { /* of a range, for instance a parameter */
 fcdp_status fcdp__segv_watch(fcdp_dptr base, size_t bytes, const char *name, const fcdp_segv_part *parts,
                              size_t n_parts, fcdp_segv_watch **watch_out) FCDP_MUST_CHECK;
 /* NULL: nothing. Waits for handlers that are reading the table, which wait for nobody. */
-void fcdp__segv_forget(fcdp_segv_watch *watch);
+void fcdp__segv_unwatch(fcdp_segv_watch *watch);
 
 #endif

@@ -42,48 +42,27 @@ void *fcdp__shared_map(int fd, uint64_t offset, size_t bytes) {
     return at;
 }
 
-static fcdp_status memfd_make(const char *name, size_t bytes, int *fd_out) {
+fcdp_status fcdp__shared_create(const char *name, size_t bytes, int *fd_out, fcdp_shared_ticket *ticket_out) {
+    fcdp_shared_ticket ticket = {.pid = getpid(), .bytes = bytes};
+    if (!fcdp__process_start_time(ticket.pid, &ticket.pid_start_time))
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "/proc/%d/stat cannot be read; FCDP needs /proc",
+                          (int)ticket.pid);
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL) fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return fcdp__fail(FCDP_ERR_SYSTEM, "memfd_create(%s): %s", name, strerror(errno));
+    struct stat st;
     if (fchmod(fd, 0600) || ftruncate(fd, (off_t)bytes) ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) || fstat(fd, &st)) {
         fcdp_status status = fcdp__fail(FCDP_ERR_SYSTEM, "cannot make a sparse memfd of %.2f GiB: %s",
                                         (double)bytes / 0x1p30, strerror(errno));
         close(fd);
         return status;
     }
-    *fd_out = fd;
-    return FCDP_OK;
-}
-
-fcdp_status fcdp__shared_create(const char *name, size_t bytes, int *fd_out, fcdp_shared_ticket *ticket_out) {
-    fcdp_shared_ticket ticket = {.pid = getpid(), .bytes = bytes};
-    struct stat st;
-    if (!fcdp__process_start_time(ticket.pid, &ticket.pid_start_time))
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "/proc/%d/stat cannot be read; FCDP needs /proc",
-                          (int)ticket.pid);
-    fcdp_status status = memfd_make(name, bytes, &ticket.fd);
-    if (status) return status;
-    if (fstat(ticket.fd, &st)) {
-        status = fcdp__fail(FCDP_ERR_SYSTEM, "fstat of the memfd %s: %s", name, strerror(errno));
-        close(ticket.fd);
-        return status;
-    }
+    ticket.fd = fd;
     ticket.inode = st.st_ino;
-    *fd_out = ticket.fd;
+    *fd_out = fd;
     *ticket_out = ticket;
     return FCDP_OK;
-}
-
-static fcdp_status fd_check(int fd, const char *path, const fcdp_shared_ticket *ticket) {
-    struct stat st;
-    if (!fstat(fd, &st) && st.st_ino == ticket->inode && (uint64_t)st.st_size == ticket->bytes)
-        return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                      "%s is not the memory that process %d made; the ranks of this node see different /proc "
-                      "file systems",
-                      path, (int)ticket->pid);
 }
 
 fcdp_status fcdp__shared_open(const fcdp_shared_ticket *ticket, int *fd_out) {
@@ -104,10 +83,15 @@ fcdp_status fcdp__shared_open(const fcdp_shared_ticket *ticket, int *fd_out) {
             "cannot open %s: %s. The ranks of a node share host memory through /proc: run them as "
             "one user, in one container, without hidepid on /proc",
             path, strerror(errno));
-    fcdp_status status = fd_check(fd, path, ticket);
-    if (status)
+    struct stat st;
+    if (fstat(fd, &st) || st.st_ino != ticket->inode || (uint64_t)st.st_size != ticket->bytes) {
         close(fd);
-    else
-        *fd_out = fd;
-    return status;
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "%s is not the memory that process %d made; the ranks of this node see different /proc "
+            "file systems",
+            path, (int)ticket->pid);
+    }
+    *fd_out = fd;
+    return FCDP_OK;
 }

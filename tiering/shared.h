@@ -1,10 +1,11 @@
-/* shared.h - memory that the processes of a node share: an unnamed memfd which one of them makes and the
- * others open through /proc/<pid>/fd. Nothing is named, so nothing outlives the processes, however they end.
+/* shared.h - memory that the processes of a node share. It is an unnamed memfd: one process creates it, the
+ * others open it through /proc/<pid>/fd. Nothing is named, so nothing outlives the processes, however they
+ * end.
  */
 #ifndef FCDP_SHARED_H
 #define FCDP_SHARED_H
 
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 /* how another process of the node opens it; plain bytes, to be sent to it */
 typedef struct fcdp_shared_ticket {

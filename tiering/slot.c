@@ -1,5 +1,5 @@
-/* slot.c - who owns which slot, and which regions are mapped onto it. What a
- * region's bytes are is region.c's affair. */
+/* slot.c - the life of slots: their owners, the regions that are mapped onto them. What a region's bytes
+ * are is region.c's. */
 #include "tiering/slot.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@ static size_t pages_of(const fcdp_region *region) {
 }
 
 static bool is_free(const fcdp_slot *slot) {
-    return !slot->owner && !slot->leaving;
+    return !slot->owner && !slot->dissolving;
 }
 
 static unsigned class_of(size_t n_pages) {
@@ -36,41 +36,35 @@ void fcdp__slot_disown(fcdp_slot *slot) {
 
 /* ---- choosing ---- */
 
-/* A slot much larger than the region is left to larger ones; the bound is the region's range. */
-static bool slot_fits(const fcdp_slot *slot, const fcdp_region *region) {
-    size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
-    return slot->n_pages >= pages_of(region) &&
-           slot->n_pages * page_bytes <= fcdp__vrange_bytes(region->range);
-}
-
-static bool is_better(const fcdp_slot *slot, const fcdp_slot *best) {
-    if (!best || slot->n_pages != best->n_pages) return !best || slot->n_pages < best->n_pages;
-    return slot->last_use < best->last_use;
-}
-
-fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
-    fcdp_slot *best = region->slot && is_free(region->slot) ? region->slot : NULL;
-    if (!best)
-        for (fcdp_slot *slot = region->tiering->slots; slot; slot = slot->next)
-            if (is_free(slot) && slot_fits(slot, region) && is_better(slot, best)) best = slot;
-    if (best) slot_own(best, region);
-    return best;
-}
-
 static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
     return !oldest || slot->last_use < oldest->last_use;
+}
+
+/* A slot much larger than the region is kept for larger ones; the bound is the region's range. */
+fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
+    size_t n_pages = pages_of(region);
+    size_t most_pages = fcdp__vrange_bytes(region->range) / fcdp__driver_page_bytes(region->tiering->drv);
+    fcdp_slot *best = region->slot && is_free(region->slot) ? region->slot : NULL;
+    for (fcdp_slot *slot = best ? NULL : region->tiering->slots; slot; slot = slot->next) {
+        if (!is_free(slot) || slot->n_pages < n_pages || slot->n_pages > most_pages) continue;
+        if (!best || slot->n_pages < best->n_pages ||
+            (slot->n_pages == best->n_pages && is_older(slot, best)))
+            best = slot;
+    }
+    if (best) slot_own(best, region);
+    return best;
 }
 
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call) {
     fcdp_slot *oldest = NULL;
     for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-        if (slot->refused_by != call && is_free(slot) && is_older(slot, oldest)) oldest = slot;
+        if (slot->failed_call != call && is_free(slot) && is_older(slot, oldest)) oldest = slot;
     return oldest;
 }
 
 /* ---- mapping ---- */
 
-fcdp_status fcdp__slot_leave(fcdp_region *region) {
+fcdp_status fcdp__slot_unmap(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = fcdp__region_await(region);
     if (!status) status = fcdp__vrange_unmap(region->range);
@@ -80,20 +74,20 @@ fcdp_status fcdp__slot_leave(fcdp_region *region) {
     /* its events have passed, and will be another slot's */
     if (region->slot->last == region) region->slot->last = NULL;
     region->slot = NULL;
-    pthread_cond_broadcast(&tiering->moved); /* mapped_enter may wait for it to be off */
+    pthread_cond_broadcast(&tiering->moved); /* mapped_begin_move may wait for it to be off */
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }
 
-/* A region that is mapped onto the slot, but for `except`, entered; NULL: there is none any more. Whoever
+/* Some region other than `except` that is mapped onto the slot; this thread moves it. NULL: none is. Whoever
  * moves one meanwhile may be destroying it, so it is looked for anew after every wait. Lock held. */
-static fcdp_region *mapped_enter(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
+static fcdp_region *mapped_begin_move(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
     for (;;) {
         fcdp_region *moving = NULL;
         for (fcdp_region *r = tiering->regions; r; r = r->next) {
             if (r->slot != slot || r == except) continue;
             if (!r->moving) {
-                fcdp__region_enter(r);
+                fcdp__region_begin_move(r);
                 return r;
             }
             moving = r;
@@ -104,36 +98,31 @@ static fcdp_region *mapped_enter(fcdp_slot *slot, const fcdp_region *except, fcd
 }
 
 /* Every region but `except` is taken off the slot. Who moves one of them meanwhile needs no pages before it
- * is off: acquire leaves the old slot before it asks for pages, and before it waits here. So nobody waits in
+ * is off: acquire unmaps the old slot before it asks for pages, and before it waits here. So nobody waits in
  * a circle. Lock held on entry and exit, not in between. */
-static fcdp_status mapped_leave(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
+static fcdp_status slot_unmap_all(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
     fcdp_status status = FCDP_OK;
     fcdp_region *region;
-    while (!status && (region = mapped_enter(slot, except, tiering))) {
+    while (!status && (region = mapped_begin_move(slot, except, tiering))) {
         fcdp__lock_release(&tiering->lock);
-        status = fcdp__slot_leave(region);
+        status = fcdp__slot_unmap(region);
         fcdp__lock_acquire(&tiering->lock);
-        fcdp__region_leave(region);
+        fcdp__region_end_move(region);
     }
-    return status;
-}
-
-static fcdp_status others_leave(fcdp_slot *slot, const fcdp_region *region) {
-    fcdp_tiering *tiering = region->tiering;
-    if (!tiering->exact) return FCDP_OK;
-    fcdp__lock_acquire(&tiering->lock);
-    fcdp_status status = mapped_leave(slot, region, tiering);
-    fcdp__lock_release(&tiering->lock);
     return status;
 }
 
 fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     fcdp_tiering *tiering = region->tiering;
     if (region->slot == slot) return FCDP_OK;
-    fcdp_status status = region->slot ? fcdp__slot_leave(region) : FCDP_OK;
-    if (!status) status = others_leave(slot, region);
+    fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
+    if (!status && tiering->exact) {
+        fcdp__lock_acquire(&tiering->lock);
+        status = slot_unmap_all(slot, region, tiering);
+        fcdp__lock_release(&tiering->lock);
+    }
     if (!status)
-        status = fcdp__vrange_map(region->range, slot->block,
+        status = fcdp__vrange_map(region->range, slot->phys,
                                   slot->n_pages * fcdp__driver_page_bytes(tiering->drv));
     if (status) return status;
     fcdp__lock_acquire(&tiering->lock);
@@ -146,17 +135,17 @@ fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
 
 void fcdp__slot_unmap_if_done(fcdp_region *region) {
     if (!region->tiering->exact || fcdp__region_query(region)) return;
-    if (fcdp__slot_leave(region))
+    if (fcdp__slot_unmap(region))
         fcdp__log(FCDP_LOG_DEBUG, "'%s' stays mapped for now: %s", region->name, fcdp_error_text());
 }
 
 /* ---- making and dissolving ---- */
 
 fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) {
-    slot->leaving = true;
-    fcdp_status status = mapped_leave(slot, NULL, tiering);
+    slot->dissolving = true;
+    fcdp_status status = slot_unmap_all(slot, NULL, tiering);
     if (status) {
-        slot->leaving = false;
+        slot->dissolving = false;
         pthread_cond_broadcast(&tiering->moved);
         return status;
     }
@@ -164,7 +153,7 @@ fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) {
     while (*link != slot) link = &(*link)->next;
     *link = slot->next;
     fcdp__lock_release(&tiering->lock);
-    fcdp__pool_give_handle(tiering->pool, FCDP_HOLDER_REGIONS, slot->n_pages, slot->block);
+    fcdp__pool_give_handle(tiering->pool, FCDP_HOLDER_GATHERED, slot->n_pages, slot->phys);
     fcdp__lock_acquire(&tiering->lock);
     tiering->pages_given += slot->n_pages;
     pthread_cond_broadcast(&tiering->moved);
@@ -182,25 +171,20 @@ static bool is_excess(const fcdp_tiering *tiering, unsigned class, size_t n_comi
     return n > most;
 }
 
-static fcdp_slot *oldest_of_class(const fcdp_tiering *tiering, unsigned class) {
-    fcdp_slot *oldest = NULL;
-    for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-        if (class_of(slot->n_pages) == class && is_free(slot) && is_older(slot, oldest)) oldest = slot;
-    return oldest;
-}
-
 /* `n_coming`: pages of a slot that is about to be made. Lock held on entry and exit, not in between. */
 static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming) {
     while (is_excess(tiering, class, n_coming)) {
-        fcdp_slot *oldest = oldest_of_class(tiering, class);
+        fcdp_slot *oldest = NULL;
+        for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
+            if (class_of(slot->n_pages) == class && is_free(slot) && is_older(slot, oldest)) oldest = slot;
         if (!oldest || fcdp__slot_dissolve(tiering, oldest)) return;
     }
 }
 
-/* Slots of the class that regions of it are left for; exact mapping
- * leaves slots that nobody is mapped onto. */
-void fcdp__slot_drop_spare(fcdp_tiering *tiering, size_t n_pages) {
-    unsigned class = class_of(n_pages);
+/* A class needs no more slots than it has regions. With exact mapping most slots have nobody mapped. */
+void fcdp__slot_drop_spare(const fcdp_region *gone) {
+    fcdp_tiering *tiering = gone->tiering;
+    unsigned class = class_of(pages_of(gone));
     size_t n_slots = 0, n_regions = 0;
     fcdp_slot *spare = NULL;
     for (const fcdp_region *r = tiering->regions; r; r = r->next) n_regions += class_of(pages_of(r)) == class;
@@ -226,7 +210,7 @@ fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp__lock_acquire(&tiering->lock);
     trim_class(tiering, class_of(n_pages), n_pages);
     fcdp__lock_release(&tiering->lock);
-    fcdp_status status = fcdp__pool_take_block(tiering->pool, FCDP_HOLDER_REGIONS, n_pages, &slot->block);
+    fcdp_status status = fcdp__pool_take_handle(tiering->pool, FCDP_HOLDER_GATHERED, n_pages, &slot->phys);
     if (status) {
         free(slot);
         return status;

@@ -1,14 +1,14 @@
 /* slot.h - device pages that regions pass on to each other in stream order, without a driver call.
  *
- * A slot is one physical block. CUDA lets a block be mapped at several addresses; so each region that a slot
- * has served stays mapped onto it, and when the slot passes on, the next region's first operation waits on
- * its stream for the last one's events (fcdp__region_order). In the steady state of a training step every
+ * A slot is one physical handle, and CUDA lets a handle be mapped at several addresses. So each region that a
+ * slot has served stays mapped onto it, and when the slot passes on, the next region's first operation waits
+ * on its stream for the last one's events (fcdp__region_order). In the steady state of a training step every
  * region finds the slot free that it is mapped onto, and neither the driver nor anybody else is waited for.
- * With exact mapping a region is unmapped when it is released, so that a stale touch faults: then a use costs
- * an unmap, a map and a set-access, each of a whole block.
+ * With exact mapping a region is unmapped when it is released, so that a stale access faults: then a use
+ * costs an unmap, a map and a set-access, each of the whole handle.
  *
  *     owner != NULL: its pages are one region's, from acquire to release, or to eviction where it is kept
- *     free: owner == NULL && !leaving
+ *     free: owner == NULL && !dissolving
  *     n_mapped = number of regions with region->slot == this one
  *     of each class: pages of all slots <= the most that were owned at once in the last passes
  *     (where nobody asks for memory)
@@ -16,7 +16,7 @@
  * not larger than itself: within a class slots are exchanged for larger ones until they fit, and between
  * classes nobody's slot goes because of another's.
  *
- * All of it is under the tiering's lock; a slot that is leaving belongs to the thread that takes it apart.
+ * All of it is under the tiering's lock; a slot that is dissolving belongs to the thread that takes it apart.
  */
 #ifndef FCDP_SLOT_H
 #define FCDP_SLOT_H
@@ -28,15 +28,15 @@ enum { FCDP_SLOT_RATIO = 4 };
 
 struct fcdp_slot {
     fcdp_slot *next;
-    fcdp_phys block;
+    fcdp_phys phys;
     size_t n_pages;
     fcdp_region *owner;
     /* its events come after all that was done with the pages before this use; NULL: nothing is pending */
     fcdp_region *last;
     uint64_t last_use; /* the tiering's clock */
     size_t n_mapped;
-    uint64_t refused_by; /* the reclaimer's call in which the driver refused to take it apart, 0: none */
-    bool leaving;
+    uint64_t failed_call; /* the reclaimer's call in which it failed to dissolve, 0: none */
+    bool dissolving;
 };
 
 /* A slot for `region`, whose owner it becomes: the one that it is mapped onto if that is free, else the
@@ -48,20 +48,21 @@ void fcdp__slot_disown(fcdp_slot *slot);
 fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) FCDP_MUST_CHECK;
 /* Map the region onto the slot that it owns. What it is mapped onto otherwise goes first, and
  * with exact mapping whoever is mapped onto the slot: the host waits for their events if it must.
- * Lock not held, the region is entered. */
+ * Lock not held; this thread moves the region. */
 fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) FCDP_MUST_CHECK;
 /* With exact mapping: take the released region off its slot if the device is
  * done with it already. Lock not held. */
 void fcdp__slot_unmap_if_done(fcdp_region *region);
-/* Unmap the region, whose operations are over (waits for them). Lock not held; the region moves. */
-fcdp_status fcdp__slot_leave(fcdp_region *region) FCDP_MUST_CHECK;
-/* Give the free slot's block back to the pool. Lock held on entry and exit, not in between. */
+/* Unmap the region once its operations are over (waits for them). Lock not held; this thread moves the
+ * region. */
+fcdp_status fcdp__slot_unmap(fcdp_region *region) FCDP_MUST_CHECK;
+/* Give the free slot's handle back to the pool. Lock held on entry and exit, not in between. */
 fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) FCDP_MUST_CHECK;
-/* A region of so many pages has gone: is there a slot now that no region needs? Then one that nobody is
- * mapped onto goes. Lock held on entry and exit, not in between. */
-void fcdp__slot_drop_spare(fcdp_tiering *tiering, size_t n_pages);
-/* The free slot that has been unused longest, and was not refused in the
- * reclaimer's `call`; NULL: none. Lock held. */
+/* `gone` is on the list no more: is there a slot now that no region needs? Then one that nobody is mapped
+ * onto goes. Lock held on entry and exit, not in between. */
+void fcdp__slot_drop_spare(const fcdp_region *gone);
+/* The free slot that has been unused longest, but for those that failed to dissolve in the reclaimer's
+ * `call`; NULL: none. Lock held. */
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call);
 /* Free slots beyond what the last passes needed at once go, class by class. Lock not held. */
 void fcdp__slots_trim(fcdp_tiering *tiering);

@@ -1,4 +1,6 @@
-/* tiering.c - the copy streams and the lists, from creation to destruction. */
+/* tiering.c - the life of a tiering, from creation to destruction. */
+#include "tiering/tiering.h"
+
 #include "tiering/reclaim.h"
 #include "tiering/slot.h"
 
@@ -12,6 +14,10 @@ static void tiering_free(fcdp_tiering *tiering) {
     fcdp__lock_destroy(&tiering->lock);
     free(tiering);
 }
+
+static const fcdp_holder_words gathered_words = {
+    "gathered parameters",
+    "shard smaller modules, lower FCDP_PREFETCH, or lower FCDP_TAU where it is above 0"};
 
 fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact, fcdp_tiering **tiering_out) {
     static const char *const names[FCDP_N_DIRECTIONS] = {"d2h", "h2d"};
@@ -31,7 +37,8 @@ fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact, 
         }
         fcdp__driver_stream_name(drv, tiering->streams[d], names[d]);
     }
-    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_REGIONS, fcdp__tiering_reclaim, fcdp__tiering_idle, tiering);
+    fcdp__pool_set_holder(pool, FCDP_HOLDER_GATHERED, &gathered_words);
+    fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_EVICT, fcdp__tiering_reclaim, fcdp__tiering_idle, tiering);
     *tiering_out = tiering;
     return FCDP_OK;
 }
@@ -39,7 +46,7 @@ fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact, 
 void fcdp__tiering_destroy(fcdp_tiering *tiering) {
     if (!tiering) return;
     FCDP_CHECK(1, !tiering->regions);
-    fcdp__pool_set_reclaimer(tiering->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(tiering->pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
     fcdp__lock_acquire(&tiering->lock);
     while (tiering->slots)
         if (fcdp__slot_dissolve(tiering, tiering->slots)) break; /* no region is mapped: it cannot fail */

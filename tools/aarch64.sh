@@ -7,18 +7,20 @@ usage() {
     cat <<'END'
 tools/aarch64.sh [--wheel | --tests | --help]
 
-Builds dist/fcdp-*-manylinux_2_28_aarch64.whl (for Grace) on this machine with zig (cmake/zig.sh). Then runs what the same compiler makes under
-qemu-user: the C tests with every internal check (FCDP_CHECK=3), and Debian's Python for arm64 with the wheel's extension on the simulated GPU.
-qemu-user and the arm64 libraries are Debian's (trixie), unpacked below build/zig-aarch64; nothing is installed. 20 minutes on two cores.
+Builds dist/fcdp-*-manylinux_2_28_aarch64.whl (for Grace) on this machine, with zig (cmake/zig.sh). Then it tests the
+same compiler's code under qemu-user: the C tests with every internal check (FCDP_CHECK=3), and Debian's Python for
+arm64 with the wheel's extension on the simulated GPU. qemu-user and the arm64 libraries are Debian's (trixie),
+unpacked into build/zig-aarch64; nothing is installed. 20 minutes on two cores.
 
-  --wheel   the wheel alone
-  --tests   what runs under qemu-user alone
+  --wheel   builds the wheel alone
+  --tests   runs the tests under qemu-user alone
   --help    this text
 
-Emulation shows the code, its calls of the system and of the C library. It does not show pages of 64 KiB, which many kernels on Grace have
-(qemu-user has the host's), and hardly the order of memory accesses, which is x86's stronger one. Two tests skip there: qemu-user makes up
-/proc/self/maps and ignores MADV_DONTFORK. alloc_replay is left out: minutes, and its result depends on no architecture. Three programs
-that start themselves again need user namespaces with binary formats of their own (Linux 6.7), and are left out elsewhere.
+Emulation tests the code and its calls of the system and of the C library. It does not test pages of 64 KiB, which
+many kernels on Grace have, because qemu-user has the host's. It hardly tests the order of memory accesses, because
+x86's is stronger. Two tests skip: qemu-user makes up /proc/self/maps and ignores MADV_DONTFORK. alloc_replay is left
+out: it takes minutes, and its result depends on no architecture. Three programs that start themselves again need
+user namespaces with binary formats of their own (Linux 6.7), and are left out elsewhere.
 
 Exit status: 0 when nothing failed. Logs are in build/logs.
 END

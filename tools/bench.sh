@@ -8,22 +8,26 @@ usage() {
 tools/bench.sh [alloc | --help]
 tools/bench.sh overlap [--before] [OPTIONS OF fcdp-overlap]
 
-alloc: replays alone, on the simulated device, without the set-up: real allocation traces into FCDP's allocator and into models of PyTorch's.
-For each the smallest budget in which it runs, and driver calls. A few seconds after the build.
+Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
+device where one answers: recorded training runs, replayed into FCDP's allocator and into models of PyTorch's; what a
+cache hit costs on one thread and on two; what mapping and unmapping pages costs; what moving a region costs beside
+plain copies. On a CUDA device it also trains a GPT under each allocator. It ends with what could not be measured
+here. About a minute after the set-up; ten more with a CUDA device.
 
-overlap: how well the engine hides what it moves. 16 groups as 2 nodes x 2 ranks, each rank a process, trained as FSDP2 does on the
-simulated device and network, whose rates are set so that a step is bound by compute, by PCIe, and by the link between the nodes. For each
-it prints what a step takes over the least that it can take (the busiest resource, and the begin and end that nothing hides), and what the
-steady state costs in driver calls and waits. The timelines and their pictures are in build/overlap. Half a minute; without a GPU.
-With --mapping exact, pages are mapped and unmapped at each use; --prefetch 0 gathers nothing ahead; --transport nccl puts the
-collectives through NCCL's entry points, of a double.
-With --before, the same loop over the engine that this one replaced, whose worker threads waited on the host: its sources come out of the
-repository's history. No pictures. Waits on the host take longer where others use the cores: measure it on an idle machine.
+alloc: replays the recorded runs alone, on the simulated device and without the set-up. For each run it prints the
+smallest budget in which it ends, and driver calls. A few seconds after the build.
 
-Else sets everything up (once), then measures the allocator, on the simulated device and, where one answers, on the CUDA device:
-real allocation traces replayed into FCDP's allocator and into models of PyTorch's, what a cache hit costs on one thread and on
-two, what mapping and unmapping pages costs, and what moving a region costs beside plain copies. On a CUDA device also a GPT that is
-trained under each allocator. Ends with what could not be measured here. About a minute after the set-up, ten more with a CUDA device.
+overlap: measures how much of its traffic the engine hides. It trains 16 groups as FSDP2 does, as 2 nodes x 2 ranks,
+each rank a process, on the simulated device and network. Their rates are set so that a step is bound by compute, by
+PCIe, or by the link between the nodes. For each bound it prints the step's time over the least that is possible (the
+busiest resource, and the begin and end that nothing hides), and what the steady state costs in driver calls and
+waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is used.
+  --mapping exact    maps and unmaps pages at each use
+  --prefetch 0       gathers nothing ahead
+  --transport nccl   uses NCCL's entry points, of a double
+  --before           runs the engine that this one replaced, whose worker threads waited on the host. Its sources come
+                     out of the repository's history. It draws no pictures. Measure it on an idle machine: waits on
+                     the host take longer where others use the cores.
 END
 }
 

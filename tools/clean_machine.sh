@@ -7,23 +7,25 @@ usage() {
     cat <<'END'
 tools/clean_machine.sh [OPTIONS]
 
-Tries a built wheel on a machine with nothing but Python and torch: a minimal Debian in a chroot, without a compiler or FCDP's sources,
-in namespaces of its own. There it installs torch, then, with no network left, the wheel; runs fcdp-doctor; and trains with FSDP2 on
-4 CPU ranks (2 emulated nodes of 2), once plain and once with FCDP=1, which must come out bitwise equal and gather less between nodes.
-Needs root, debootstrap (Debian's package), Debian's mirror and the package index. Everything is removed at the end, except --base.
+Tries a built wheel on a machine with nothing but Python and torch: a minimal Debian in a chroot, without a compiler
+or FCDP's sources, in namespaces of its own. It installs torch there, then, with no network left, the wheel. It runs
+fcdp-doctor, and trains with FSDP2 on 4 CPU ranks (2 emulated nodes of 2), once plain and once with FCDP=1: the
+second must be bitwise equal and gather less between nodes.
+Needs root, debootstrap (Debian's package), Debian's mirror and the package index. Everything is removed at the end,
+except --base.
 
-  --wheel FILE     default: the one in dist/ for this machine
-  --suite NAME     Debian's release: bullseye (glibc 2.31), bookworm (2.36), trixie (2.41); default bookworm
-  --base DIR       the minimal Debian, made there where it is missing and kept for the next time; default: a temporary one
-  --python PREFIX  a Python that was built on such a release or an older one (PREFIX/bin/python3; seen there at the same path);
-                   default: the release's own
-  --torch VERSION  default: the newest that the package index has for that Python
+  --wheel FILE     the wheel (default: the one in dist/ for this machine)
+  --suite NAME     Debian's release: bullseye (glibc 2.31), bookworm (2.36), trixie (2.41) (default bookworm)
+  --base DIR       keeps the minimal Debian there for the next time (default: a temporary one)
+  --python PREFIX  a Python built on such a release or an older one (PREFIX/bin/python3), which is seen there at the
+                   same path (default: the release's own)
+  --torch VERSION  the torch to install (default: the newest that the package index has for that Python)
   --help           this text
 
-A torch for CUDA takes about 7 GB of disk meanwhile. FSDP2 on CPUs is PyTorch's from 2.8 on; for older ones the training script fills in
-what they lack (tests/torch_plugin/compat.py), alike in both runs.
+A torch for CUDA takes about 7 GB of disk meanwhile. FSDP2 runs on CPUs from torch 2.8 on; for older versions the
+training script adds what they lack (tests/torch_plugin/compat.py), in both runs alike.
 
-Exit status: 0 when all of it held, and one line says what was tried.
+Exit status: 0 when everything held; one line says what was tried.
 END
 }
 

@@ -7,13 +7,13 @@ usage() {
     cat <<'END'
 tools/demo.sh [LAB OPTIONS] [-- JOB ARGUMENTS]
 
-Sets everything up (once), then trains a small GPT, a plain FSDP2 script that never mentions FCDP, on 2 emulated nodes
-of 2 ranks with 1 Gbit/s between them: as FSDP2 alone and with FCDP=1. Ends with a table of what each took, and
+Sets everything up (once), then trains a small GPT on 2 emulated nodes of 2 ranks with 1 Gbit/s between them: as FSDP2
+alone and with FCDP=1. The script is plain FSDP2 and never mentions FCDP. Ends with a table of what each took, and
 out/demo.svg. Under 5 minutes on 2 cores after the set-up.
 
   tools/demo.sh                                 the demo
-  tools/demo.sh --peers                         the README's table: also hpZ, HSDP, reshard_after_forward=False, and FCDP
-                                                with other options (all modes: about 6 minutes)
+  tools/demo.sh --peers                         the README's table: also hpZ, HSDP, reshard_after_forward=False, and
+                                                FCDP with other options (about 6 minutes)
   tools/demo.sh --rate 10gbit --nodes 3         other nodes, links and modes: fcdp-lab's options (fcdp-lab --help)
   tools/demo.sh -- --steps 40 --lora 8          another job: options of tools/demo/gpt.py (its --help)
 

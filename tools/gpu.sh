@@ -9,24 +9,26 @@ usage() {
 tools/gpu.sh --bundle [--no-setup] [--bundle-dir DIR]        where things are built
 tools/gpu.sh [OPTIONS]                                       where the GPU is
 
-Shows what only a GPU can show, in one report: the C tests on the real driver; what mapping, page-locked copies and fingerprints cost; NCCL;
-FSDP2 plain and with FCDP=1 as 2 nodes x 2 ranks that share the device, bit for bit compared; LoRA with DPO; the allocator beside PyTorch's two.
+Makes one report of what only a GPU can show: the C tests on the real driver; what mapping, page-locked copies and
+fingerprints cost; NCCL; FSDP2 plain and with FCDP=1 as 2 nodes x 2 ranks that share the device, compared bit for
+bit; LoRA with DPO; the allocator beside PyTorch's two.
 
---bundle builds all of that into a folder: the wheel, and C programs for glibc 2.28. Carry it, with this checkout, to a machine with a GPU, its
-driver, Python 3.10 or later and torch 2.8 or later with CUDA: no compiler, no network and no package index is needed there, and nothing is
-installed outside of --out.
+--bundle builds what the report needs into a folder: the wheel, and C programs for glibc 2.28. Carry it, with this
+checkout, to a machine with a GPU, its driver, Python 3.10 or later, and torch 2.8 or later with CUDA. No compiler,
+network or package index is needed there, and nothing is installed outside of --out.
 
-  --no-setup         with the wheel in dist/ and the tools in .venv as they are
-  --bundle-dir DIR   the bundle; default build/gpu-bundle
-  --out DIR          where report.txt, report.json and the sections' logs go; default build/gpu-report. It is emptied first
-  --minutes N        the limit for all of it, default 9. Each section has its share, and what earlier ones left
-  --only NAME,...    these sections alone
-  --list             the sections, with their shares of the time
-  --simulated        on the simulated device and CPUs: shows that all of this runs, and no figure of a GPU
+  --no-setup         uses the wheel in dist/ and the tools in .venv as they are
+  --bundle-dir DIR   the bundle (default build/gpu-bundle)
+  --out DIR          where report.txt, report.json and the sections' logs go (default build/gpu-report); it is
+                     emptied first
+  --minutes N        the time limit for everything (default 9); each section has its share, and what earlier ones left
+  --only NAME,...    runs these sections alone
+  --list             lists the sections, with their shares of the time
+  --simulated        runs everything on the simulated device and CPUs, to see that it runs: no figure is of a GPU
   --help             this text
 
 FCDP_PYTHON names the Python to use (default: python3).
-Exit status: 0 when every section did what it is for, 1 when one did not, 2 for wrong usage, 3 when there is no GPU (one line says so).
+Exit status: 0 every section succeeded; 1 one did not; 2 wrong usage; 3 there is no GPU (one line says so).
 END_OF_USAGE
 }
 

@@ -1,9 +1,7 @@
 #!/bin/bash
-# All set-up, for tools/demo.sh and tools/test.sh, which source this file: system packages, .venv, torch, jemalloc,
-# the wheel. Each part is skipped when its inputs are those of the last time, so a second run takes a second or two
-# and needs no network. Logs lie in build/logs.
+# All set-up: see --help below. tools/demo.sh, tools/test.sh and others source this file and call `setup`. A second run
+# takes a second or two and needs no network.
 #
-# FCDP_PYTHON   the Python to use (3.10 or later; default: python3). Where it has torch >= 2.6, that torch is used.
 # FCDP_CACHE    where the private jemalloc and zig's C library are kept (cmake/jemalloc.sh, cmake/zig.sh)
 set -euo pipefail
 
@@ -170,7 +168,8 @@ python_packages() {
         stamp torch "$(cat tools/constraints.txt)"
     }
     version=$(PATH=${PATH#"$VENV"/bin:} cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p') || true
-    printf '%s\n' 3.22 "${version:-0}" | sort -CV || tools+=("cmake>=3.22")
+    # 3.25: the first that reads CMakePresets.json. The wheel alone builds with 3.22.
+    printf '%s\n' 3.25 "${version:-0}" | sort -CV || tools+=("cmake>=3.25")
     PATH=${PATH#"$VENV"/bin:} command -v ninja >/dev/null || tools+=(ninja)
     key="numpy rich matplotlib pytest scikit-build-core>=0.11 auditwheel pyelftools"
     fresh packages "$key ${tools[*]}" && return 0
@@ -232,9 +231,9 @@ product() {
     stamp wheel "$key"
 }
 
-# setup demo|test: afterwards $PY runs Python with everything, and PATH begins with .venv/bin.
 cuda_device() { "$PY" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)' 2>/dev/null; }
 
+# setup demo|test: afterwards $PY runs Python with everything, and PATH begins with .venv/bin.
 setup() {
     local start=$SECONDS fcdp_was=${FCDP-unset}
     unset FCDP                            # no Python of the set-up runs under FCDP
@@ -249,4 +248,22 @@ setup() {
     [ "$fcdp_was" = unset ] || export FCDP=$fcdp_was
 }
 
-[ "${BASH_SOURCE[0]}" != "$0" ] || setup test
+setup_usage() {
+    cat <<'END'
+tools/setup.sh [--help]
+
+Sets everything up, for building and testing: missing system packages (with apt-get, as root or by sudo), .venv with
+torch and all tools, a private jemalloc, and the wheel, which is built into dist/ and installed in .venv. Each part is
+skipped when its inputs are those of the last time. Logs are in build/logs.
+
+FCDP_PYTHON names the Python to build on (default: python3). Where it has torch 2.6 or later, that torch is used.
+END
+}
+
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    case $* in
+        '') setup test ;;
+        -h | --help) setup_usage ;;
+        *) setup_usage >&2; exit 2 ;;
+    esac
+fi

@@ -7,14 +7,17 @@ usage() {
     cat <<'END'
 tools/test.sh [--quick | --gpu | --help] [-- PYTEST ARGUMENTS]
 
-Sets everything up (once), then runs all tests and ends with one summary, which lists what was skipped and why:
-the C tests with every internal check (FCDP_CHECK=3); then, side by side, format and lint (.pre-commit-config.yaml),
-the C tests under ASan+UBSan, under TSan and, where clang is, built by clang, and pytest over tests/ with the wheel.
+Sets everything up (once), then runs all tests. First come the C tests with every internal check (FCDP_CHECK=3). Then
+run, side by side: pytest over tests/ with the wheel; and format and lint (.pre-commit-config.yaml), the C tests under
+ASan+UBSan, under TSan and, where clang is installed, built by clang. Ends with one summary, which lists what was
+skipped and why.
 
-  --quick   the C tests with every check, of many like runs each sixteenth, the Python tests that start no ranks, and
-            format and lint
-  --gpu     what needs a CUDA device: the C tests that run on any driver, on the real one, and the Python tests for it
+  --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
+            ranks, and format and lint
+  --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it
   --help    this text
+
+  tools/test.sh -- -k readme        passes what follows -- to pytest: here, the Python tests whose name has "readme"
 
 Exit status: 0 when nothing failed. Logs are in build/logs.
 END
@@ -30,10 +33,6 @@ while [ $# -gt 0 ]; do
         *) usage >&2; exit 2 ;;
     esac
 done
-
-# Sanitizers need their shadow memory where address randomisation may have put something else.
-calm=()
-setarch "$(uname -m)" -R true 2>/dev/null && calm=(setarch "$(uname -m)" -R)
 
 # One line per stage, and one per skipped test: in files, as stages run side by side.
 report() { printf '%-38s %-8s %s\n' "$1" "$2" "$3" >>"$LOGS/summary.$side"; }
@@ -58,16 +57,13 @@ END
 }
 
 c_stage() {         # TITLE PRESET [CTEST OPTIONS]
-    local title=$1 preset=$2 start=$SECONDS runner=() jobs line rc=0
+    local title=$1 preset=$2 start=$SECONDS jobs line rc=0
     jobs=$(nproc)
     shift 2
-    case $preset in
-        asan | tsan) runner=("${calm[@]}") ;;
-        gpu) jobs=1 ;;
-    esac
+    [ "$preset" != gpu ] || jobs=1
     step "$title: build" "$preset-build" build_tests "$preset" || { report "$title" FAILED "build: build/logs/$preset-build.log"; return 0; }
     rm -f "build/$preset.xml"
-    step "$title: run" "$preset-run" "${runner[@]}" ctest --preset "$preset" -j "$jobs" --no-tests=error \
+    step "$title: run" "$preset-run" ctest --preset "$preset" -j "$jobs" --no-tests=error \
         --output-junit "$ROOT/build/$preset.xml" "$@" || rc=1
     line=$(grep -E 'tests passed.* out of|No tests were found' "$LOGS/$preset-run.log" | tail -n 1) || true
     [ $rc = 0 ] || line="$line: build/logs/$preset-run.log"
@@ -131,7 +127,7 @@ python_stage() {    # PYTEST OPTIONS
     echo "Python tests:"
     # Options of FCDP that the caller has set are not for the tests, which set their own.
     set -m
-    (trap - EXIT; env "${clean[@]}" "$PY" -m pytest -rs --durations=5 "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/pytest.log") </dev/null &
+    (trap - EXIT; env "${clean[@]}" "$PY" -m pytest -rs --durations=5 --junitxml build/pytest.xml "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/pytest.log") </dev/null &
     PYTEST=$!
     set +m
     wait "$PYTEST" || rc=$?

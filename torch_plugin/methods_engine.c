@@ -156,11 +156,11 @@ METHOD(engine_stats) {
         s.gathers.forward, "backward", s.gathers.backward, "saved", "plain_bytes", s.plain_bytes,
         "gather_bytes", s.gather_bytes, "waits", "gathers", s.n_host_waits, "seconds",
         (double)s.host_wait_ns / 1e9, "moves", "h2d_bytes", s.moves.h2d_bytes, "d2h_bytes", s.moves.d2h_bytes,
-        "stores", s.moves.n_puts, "slice_loads", s.moves.n_slice_loads, "whole_loads", s.moves.n_whole_loads,
-        "evictions", s.moves.n_evictions, "maps", s.moves.n_maps, "memory_waits", s.moves.n_waits,
-        "device_bytes", "current", (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes,
-        "budget", (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes,
-        "peak", (Py_ssize_t)s.host_peak_bytes);
+        "stores", s.moves.n_stores, "slice_loads", s.moves.n_slice_loads, "whole_loads",
+        s.moves.n_whole_loads, "evictions", s.moves.n_evictions, "maps", s.moves.n_maps, "memory_waits",
+        s.moves.n_waits, "device_bytes", "current", (Py_ssize_t)s.device_bytes, "peak",
+        (Py_ssize_t)s.device_peak_bytes, "budget", (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current",
+        (Py_ssize_t)s.host_bytes, "peak", (Py_ssize_t)s.host_peak_bytes);
 }
 
 METHOD(python_calls) {

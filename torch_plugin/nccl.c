@@ -48,11 +48,10 @@ static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config
     fcdp_transport table = fcdp__nccl_table(transport);
     status = fcdp_comm_create(engine, &config->topology, &table, comm_out);
     if (!status) return FCDP_OK;
-    fcdp_error error;
-    fcdp__error_keep(&error, status);
+    fcdp_failure error = fcdp__failure_keep(status);
     table.abort(table.ctx, error.text); /* else the end would wait for peers, who know nothing of it */
     fcdp__nccl_destroy(transport);
-    return fcdp__error_restore(&error);
+    return fcdp__failure_restore(&error);
 }
 
 /* (engine, node_of, rank, nccl, ids of all ranks) -> comm; a collective of the shard

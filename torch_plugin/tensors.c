@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tiering/region.h"
 #include "torch_plugin/cxx.h"
 #include "torch_plugin/history.h"
 
@@ -84,11 +85,10 @@ static void *hook_malloc(size_t bytes, int ordinal, void *stream) {
         size_t free_bytes = 0, total_bytes;
         device = device_of(ordinal);
         if (status == FCDP_ERR_NO_DEVICE_MEM && device && binding_history_records()) {
-            fcdp_error error;
-            fcdp__error_keep(&error, status);
+            fcdp_failure error = fcdp__failure_keep(status);
             if (fcdp__driver_mem_info(device->drv, &free_bytes, &total_bytes)) free_bytes = 0;
             binding_history_add(HISTORY_OOM, ordinal, free_bytes, bytes, stream);
-            status = fcdp__error_restore(&error);
+            status = fcdp__failure_restore(&error);
         }
         raise_status(status, bytes);
     }
@@ -153,7 +153,7 @@ static void covers_free(cxx_function *covers) {
 
 /* c10::MempoolId_t is a pair of 64 bit integers, passed as a struct of them; a
  * std::function is passed by its address. */
-static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *covers) {
+static void hook_begin_pool(int ordinal, fcdp_private_id id, const cxx_function *covers) {
     fcdp_device *device;
     cxx_function *copy = malloc(sizeof *copy);
     fcdp_status status = copy ? device_need(ordinal, &device)
@@ -164,7 +164,7 @@ static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *co
     }
     binding_cxx_function_copy(covers, copy);
     void *previous = NULL;
-    status = fcdp_heap_pool_begin(device->heap, id, pool_covers, copy, &previous);
+    status = fcdp_heap_private_begin(device->heap, id, pool_covers, copy, &previous);
     if (previous) covers_free(previous);
     if (status) {
         covers_free(copy);
@@ -172,20 +172,21 @@ static void hook_begin_pool(int ordinal, fcdp_pool_id id, const cxx_function *co
     }
 }
 
-static void hook_end_pool(int ordinal, fcdp_pool_id id) {
+static void hook_end_pool(int ordinal, fcdp_private_id id) {
     fcdp_device *device = device_of(ordinal);
     void *covers;
     if (!device) return;
-    if (fcdp_heap_pool_end(device->heap, id, &covers))
+    if (fcdp_heap_private_end(device->heap, id, &covers))
         fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
     else
         covers_free(covers);
 }
 
 /* Also from a graph's destructor, which must not throw. */
-static void hook_release_pool(int ordinal, fcdp_pool_id id) {
+static void hook_release_pool(int ordinal, fcdp_private_id id) {
     fcdp_device *device = device_of(ordinal);
-    if (device && fcdp_heap_pool_release(device->heap, id)) fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
+    if (device && fcdp_heap_private_release(device->heap, id))
+        fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
 }
 
 /* ---- methods ---- */
@@ -238,8 +239,8 @@ static PyObject *counts_dict(const fcdp_heap_counts *c) {
     return Py_BuildValue(
         "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K}", "n_live", (Py_ssize_t)c->n_live,
         "allocated_bytes", (Py_ssize_t)c->allocated_bytes, "requested_bytes", (Py_ssize_t)c->requested_bytes,
-        "n_free", (Py_ssize_t)c->n_free, "free_bytes", (Py_ssize_t)c->free_bytes, "held_bytes",
-        (Py_ssize_t)c->held_bytes, "peak_n_live", (Py_ssize_t)c->peak_n_live, "peak_allocated_bytes",
+        "n_free", (Py_ssize_t)c->n_free, "free_bytes", (Py_ssize_t)c->free_bytes, "busy_bytes",
+        (Py_ssize_t)c->busy_bytes, "peak_n_live", (Py_ssize_t)c->peak_n_live, "peak_allocated_bytes",
         (Py_ssize_t)c->peak_allocated_bytes, "peak_requested_bytes", (Py_ssize_t)c->peak_requested_bytes,
         "peak_reserved_bytes", (Py_ssize_t)c->peak_reserved_bytes, "n_mallocs", c->n_mallocs, "n_frees",
         c->n_frees, "malloc_bytes", c->malloc_bytes, "malloc_requested_bytes", c->malloc_requested_bytes);
@@ -266,7 +267,7 @@ PyObject *binding_tensors_stats(PyObject *self, PyObject *args) {
         (Py_ssize_t)s.reserved_bytes, "peak_allocated_bytes", (Py_ssize_t)s.peak_allocated_bytes,
         "peak_reserved_bytes", (Py_ssize_t)s.peak_reserved_bytes, "page_bytes", (Py_ssize_t)pool.page_bytes,
         "budget_bytes", (Py_ssize_t)pool.budget_bytes, "region_bytes",
-        (Py_ssize_t)(pool.held_pages[FCDP_HOLDER_REGIONS] * pool.page_bytes), "idle_bytes",
+        (Py_ssize_t)(pool.held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes), "idle_bytes",
         (Py_ssize_t)(pool.cached_pages * pool.page_bytes), "n_creates", (unsigned long long)pool.n_creates,
         "n_taken", s.n_pages_taken, "n_moved", s.n_pages_moved, "n_hits", s.n_hits, "n_grows", s.n_grows,
         "n_retries", s.n_retries, "n_ooms", s.n_ooms);
@@ -315,7 +316,7 @@ PyObject *binding_tensors_blocks(PyObject *self, PyObject *args) {
         PyObject *tuple = Py_BuildValue(
             "(KKnns(KK)i)", (unsigned long long)(uintptr_t)b->stream, (unsigned long long)b->address,
             (Py_ssize_t)b->bytes, (Py_ssize_t)b->requested_bytes, state_name[b->state],
-            (unsigned long long)b->pool.first, (unsigned long long)b->pool.second, (int)b->small);
+            (unsigned long long)b->private_id.first, (unsigned long long)b->private_id.second, (int)b->small);
         if (!tuple || PyList_Append(out, tuple) < 0) Py_CLEAR(out);
         Py_XDECREF(tuple);
     }

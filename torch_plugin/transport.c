@@ -51,7 +51,7 @@ struct binding_transport {
     bounce bounces[MAX_STREAMS];
     pthread_mutex_t mutex;
     operation *pending;        /* guarded by mutex, as is what follows */
-    fcdp_error failure;        /* the first one */
+    fcdp_failure failure;      /* the first one */
     void (*failed)(void *arg); /* told of the first failure; NULL: nobody */
     void *failed_arg;
 };
@@ -67,7 +67,7 @@ bool binding_transport_uses_python(void) {
 static void fail(binding_transport *transport, const char *text) {
     pthread_mutex_lock(&transport->mutex);
     if (!transport->failure.status) {
-        fcdp__error_keep(&transport->failure, fcdp__fail(FCDP_ERR_TRANSPORT, "%s", text));
+        transport->failure = fcdp__failure_keep(fcdp__fail(FCDP_ERR_TRANSPORT, "%s", text));
         if (transport->failed) transport->failed(transport->failed_arg); /* before the stream goes on */
     }
     pthread_mutex_unlock(&transport->mutex);
@@ -76,7 +76,7 @@ static void fail(binding_transport *transport, const char *text) {
 static fcdp_status python_check(void *ctx) {
     binding_transport *transport = ctx;
     pthread_mutex_lock(&transport->mutex);
-    fcdp_status status = fcdp__error_restore(&transport->failure);
+    fcdp_status status = fcdp__failure_restore(&transport->failure);
     pthread_mutex_unlock(&transport->mutex);
     return status;
 }

@@ -88,7 +88,7 @@ static void oracle_give(oracle *o) {
     range *r = &o->held[below(o, o->n_held)];
     FCDP_CHECK(0, fcdp__arena_find(o->arena, r->address) == (r->busy ? NULL : r->block));
     if (!r->busy && o->n_busy < MAX_BUSY && below(o, 8) == 0) {
-        fcdp__arena_hold(o->arena, r->block);
+        fcdp__arena_set_busy(o->arena, r->block);
         r->busy = true;
         o->n_busy++;
         return;
@@ -99,7 +99,7 @@ static void oracle_give(oracle *o) {
 }
 
 /* Whole mappings: one of several pages, or any number of single ones. */
-static void vacated_check(const oracle *o, const fcdp_block *block) {
+static void unmapped_check(const oracle *o, const fcdp_block *block) {
     size_t first = (block->address - BASE) / PAGE, n = block->bytes / PAGE;
     bool joined = fcdp__arena_is_joined(o->arena, block);
     FCDP_CHECK(0, block->address % PAGE == 0 && block->bytes % PAGE == 0);
@@ -108,14 +108,14 @@ static void vacated_check(const oracle *o, const fcdp_block *block) {
     FCDP_CHECK(0, first + n == N_PAGES || !o->mapped[first + n] || o->mapping[first + n] == first + n);
 }
 
-static void oracle_vacate(oracle *o) {
+static void oracle_unmap(oracle *o) {
     fcdp_block *blocks[4];
     uint64_t clock = fcdp__arena_clock(o->arena) - below(o, 4);
     size_t limit = 1 + below(o, 20), n_pages = 0,
-           n = fcdp__arena_vacate_begin(o->arena, clock, limit, blocks, 4);
+           n = fcdp__arena_unmap_begin(o->arena, clock, limit, blocks, 4);
     for (size_t i = 0; i < n; i++) {
         FCDP_CHECK(0, n_pages < limit && blocks[i]->freed_at <= clock);
-        vacated_check(o, blocks[i]);
+        unmapped_check(o, blocks[i]);
         n_pages += blocks[i]->bytes / PAGE;
         FCDP_CHECK(0, n_pages <= limit || fcdp__arena_is_joined(o->arena, blocks[i]));
     }
@@ -124,9 +124,9 @@ static void oracle_vacate(oracle *o) {
         size_t first = (blocks[i]->address - BASE) / PAGE;
         for (size_t k = 0; k < blocks[i]->bytes / PAGE; k++) o->mapped[first + k] = refused;
         if (refused)
-            fcdp__arena_vacate_abort(o->arena, blocks[i]);
+            fcdp__arena_unmap_abort(o->arena, blocks[i]);
         else
-            fcdp__arena_vacate_commit(o->arena, blocks[i]);
+            fcdp__arena_unmap_commit(o->arena, blocks[i]);
     }
 }
 
@@ -162,8 +162,8 @@ static void oracle_end(oracle *o) {
     fcdp_block *blocks[N_PAGES];
     for (size_t i = 0; i < o->n_held; i++) fcdp__arena_give(o->arena, o->held[i].block);
     fcdp__arena_flush(o->arena);
-    size_t n = fcdp__arena_vacate_begin(o->arena, UINT64_MAX, N_PAGES, blocks, N_PAGES);
-    for (size_t i = 0; i < n; i++) fcdp__arena_vacate_commit(o->arena, blocks[i]);
+    size_t n = fcdp__arena_unmap_begin(o->arena, UINT64_MAX, N_PAGES, blocks, N_PAGES);
+    for (size_t i = 0; i < n; i++) fcdp__arena_unmap_commit(o->arena, blocks[i]);
     const fcdp_arena_stats stats = *fcdp__arena_stats(o->arena);
     FCDP_CHECK(0, (stats.free_bytes + stats.busy_bytes + stats.quick_bytes + stats.live_bytes) == (0));
     FCDP_CHECK(0, (stats.n_holes) == (1));
@@ -183,7 +183,7 @@ void arena_oracle_run(const uint8_t *choices, size_t n_choices) {
         else if (what < 14)
             oracle_give(&o);
         else if (what < 15)
-            oracle_vacate(&o);
+            oracle_unmap(&o);
         else
             fcdp__arena_flush(o.arena);
         check_totals(&o);

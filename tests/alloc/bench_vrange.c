@@ -12,6 +12,7 @@
 #include "alloc/pages.h"
 #include "alloc/vrange.h"
 
+enum { HOLDER_OTHERS = 3 };
 extern char **environ;
 
 static void must(fcdp_status status) {
@@ -45,20 +46,20 @@ static uint64_t lap(uint64_t *since_ns) {
 static void block_round(bench *b, uint64_t *ns[N_KINDS], int round) {
     fcdp_phys block;
     uint64_t since_ns = fcdp__now_ns();
-    must(fcdp__pool_take_block(b->pool, FCDP_HOLDER_REGIONS, b->n_pages, &block));
+    must(fcdp__pool_take_handle(b->pool, HOLDER_OTHERS, b->n_pages, &block));
     ns[TAKE][round] = lap(&since_ns);
     must(fcdp__vrange_map(b->range, block, b->bytes));
     ns[MAP][round] = lap(&since_ns);
     must(fcdp__vrange_unmap(b->range));
     ns[UNMAP][round] = lap(&since_ns);
-    fcdp__pool_give_handle(b->pool, FCDP_HOLDER_REGIONS, b->n_pages, block);
+    fcdp__pool_give_handle(b->pool, HOLDER_OTHERS, b->n_pages, block);
     ns[GIVE][round] = lap(&since_ns);
 }
 
 static void pages_round(bench *b, uint64_t *ns[N_KINDS], int round) {
     size_t page_bytes = b->bytes / b->n_pages;
     fcdp_dptr base = fcdp__vrange_base(b->range);
-    must(fcdp__pool_take(b->pool, FCDP_HOLDER_REGIONS, b->n_pages, b->pages));
+    must(fcdp__pool_take(b->pool, HOLDER_OTHERS, b->n_pages, b->pages));
     uint64_t since_ns = fcdp__now_ns();
     for (size_t i = 0; i < b->n_pages; i++)
         must(fcdp__driver_map(b->drv, fcdp__dptr_add(base, i * page_bytes), page_bytes, b->pages[i]));
@@ -66,7 +67,7 @@ static void pages_round(bench *b, uint64_t *ns[N_KINDS], int round) {
     ns[PAGES_MAP][round] = lap(&since_ns);
     must(fcdp__driver_unmap(b->drv, base, b->bytes));
     ns[PAGES_UNMAP][round] = lap(&since_ns);
-    fcdp__pool_give(b->pool, FCDP_HOLDER_REGIONS, b->n_pages, b->pages);
+    fcdp__pool_give(b->pool, HOLDER_OTHERS, b->n_pages, b->pages);
 }
 
 static void size_measure(fcdp_driver *drv, size_t n_pages, int n_rounds) {

@@ -26,6 +26,7 @@ enum {
     CUDA_NOT_READY = 600,
     CUDA_UNKNOWN = 999
 };
+enum { HOLDER_OTHERS = 3 }; /* of pages: whoever uses the pool beside the heap */
 extern char **environ;
 
 #define assert_ok(call)                                                                                      \

@@ -90,15 +90,15 @@ static void pages_that_are_apart_serve_one_block(void **state) {
     for (int i = 1; i < 7; i += 2) fcdp__arena_give(arena, blocks[i]);
     fcdp__arena_flush(arena);
     fcdp_growth growth;
-    fcdp_block *vacated[4];
+    fcdp_block *unmapped[4];
     assert_ok(fcdp__arena_grow_begin(arena, 3 * PAGE, false, 0, &growth));
     assert_int_equal(growth.n_pages, 3);
-    assert_int_equal(fcdp__arena_vacate_begin(arena, fcdp__arena_clock(arena) - 1, 3, vacated, 4),
-                     2);                                /* the third was freed later */
-    assert_int_equal(vacated[0]->address, BASE + PAGE); /* freed first */
-    assert_int_equal(vacated[1]->address, BASE + 3 * PAGE);
-    fcdp__arena_vacate_commit(arena, vacated[0]);
-    fcdp__arena_vacate_abort(arena, vacated[1]);
+    assert_int_equal(fcdp__arena_unmap_begin(arena, fcdp__arena_clock(arena) - 1, 3, unmapped, 4),
+                     2);                                 /* the third was freed later */
+    assert_int_equal(unmapped[0]->address, BASE + PAGE); /* freed first */
+    assert_int_equal(unmapped[1]->address, BASE + 3 * PAGE);
+    fcdp__arena_unmap_commit(arena, unmapped[0]);
+    fcdp__arena_unmap_abort(arena, unmapped[1]);
     fcdp__arena_grow_abort(arena, &growth);
     const fcdp_arena_stats stats = *fcdp__arena_stats(arena);
     assert_int_equal(stats.free_bytes, 2 * PAGE);
@@ -113,14 +113,14 @@ static void pages_that_are_apart_serve_one_block(void **state) {
 static void growth_uses_what_is_mapped(void **state) {
     (void)state;
     fcdp_arena *arena = arena_open();
-    fcdp_block *a = take_new(arena, 4 * PAGE, 4), *b = take_new(arena, PAGE / 2, 1), *vacated[4];
+    fcdp_block *a = take_new(arena, 4 * PAGE, 4), *b = take_new(arena, PAGE / 2, 1), *unmapped[4];
     take_new(arena, PAGE / 2, 0);
     fcdp__arena_give(arena, a);
     fcdp__arena_give(arena, b);
     fcdp__arena_flush(arena); /* 4.5 pages free, then a live half */
-    assert_int_equal(fcdp__arena_vacate_begin(arena, UINT64_MAX, 4, vacated, 4), 1);
+    assert_int_equal(fcdp__arena_unmap_begin(arena, UINT64_MAX, 4, unmapped, 4), 1);
     /* 4 pages of hole, half a page free, half a page live, holes */
-    fcdp__arena_vacate_commit(arena, vacated[0]);
+    fcdp__arena_unmap_commit(arena, unmapped[0]);
     fcdp_block *block = take_new(arena, PAGE + PAGE / 2, 1);
     assert_int_equal(block->address, BASE + 3 * PAGE);
     fcdp__arena_destroy(arena);
@@ -150,20 +150,20 @@ static void a_short_memory_is_used_page_by_page(void **state) {
 static void a_large_mapping_moves_as_one(void **state) {
     (void)state;
     fcdp_arena *arena = arena_open();
-    fcdp_block *vacated[4];
+    fcdp_block *unmapped[4];
     fcdp_growth growth;
     assert_ok(fcdp__arena_grow_begin(arena, PAGE, false, 4, &growth));
     assert_int_equal(growth.n_pages, 4); /* three of them ahead */
     fcdp_block *a = fcdp__arena_grow_commit(arena, &growth, 4);
     assert_int_equal(fcdp__arena_idle_pages(arena), 0);
-    assert_int_equal(fcdp__arena_vacate_begin(arena, UINT64_MAX, 2, vacated, 4), 0);
+    assert_int_equal(fcdp__arena_unmap_begin(arena, UINT64_MAX, 2, unmapped, 4), 0);
     fcdp__arena_give(arena, a);
     fcdp__arena_flush(arena);
     assert_int_equal(fcdp__arena_idle_pages(arena), 4);
-    assert_int_equal(fcdp__arena_vacate_begin(arena, UINT64_MAX, 2, vacated, 4), 1);
-    assert_int_equal(vacated[0]->bytes, 4 * PAGE);
-    assert_true(fcdp__arena_is_joined(arena, vacated[0]));
-    fcdp__arena_vacate_commit(arena, vacated[0]);
+    assert_int_equal(fcdp__arena_unmap_begin(arena, UINT64_MAX, 2, unmapped, 4), 1);
+    assert_int_equal(unmapped[0]->bytes, 4 * PAGE);
+    assert_true(fcdp__arena_is_joined(arena, unmapped[0]));
+    fcdp__arena_unmap_commit(arena, unmapped[0]);
     assert_int_equal(fcdp__arena_stats(arena)->n_holes, 1);
     fcdp__arena_destroy(arena);
 }

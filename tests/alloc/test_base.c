@@ -25,13 +25,13 @@ static void a_text_may_wrap_the_one_before(void **state) {
 
 static void a_kept_failure_comes_back_after_others(void **state) {
     (void)state;
-    fcdp_error error, none = {0};
+    fcdp_failure error, none = {0};
     fail_with("%s", "the first one");
-    fcdp__error_keep(&error, FCDP_ERR_PEER);
+    error = fcdp__failure_keep(FCDP_ERR_PEER);
     assert_int_equal(fcdp__fail(FCDP_ERR_SYSTEM, "undoing it"), FCDP_ERR_SYSTEM);
-    assert_int_equal(fcdp__error_restore(&error), FCDP_ERR_PEER);
+    assert_int_equal(fcdp__failure_restore(&error), FCDP_ERR_PEER);
     assert_string_equal(fcdp_error_text(), "the first one");
-    assert_int_equal(fcdp__error_restore(&none), FCDP_OK);
+    assert_int_equal(fcdp__failure_restore(&none), FCDP_OK);
     assert_string_equal(fcdp_error_text(), "the first one");
 }
 

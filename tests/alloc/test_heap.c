@@ -81,9 +81,9 @@ static void few_large_handles_while_memory_is_not_short(void **state) {
     for (int i = 0; i < 100; i++) assert_int_equal(*(unsigned char *)(uintptr_t)(at[i].addr + PAGE - 1), i);
     for (int i = 0; i < 100; i++) give(&w, at[i]);
     assert_int_equal(fcdp__pool_pages_in_use(w.pool), 0);
-    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 256, pages));
+    assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 256, pages));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
-    fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 256, pages);
+    fcdp__pool_give(w.pool, HOLDER_OTHERS, 256, pages);
     free(pages);
     world_close(&w);
 }
@@ -182,7 +182,7 @@ static void a_recorded_stream_holds_a_block_back(void **state) {
     assert_ok(fcdp_heap_record_stream(w.heap, a, w.streams[2]));
     gate_hold(g, w.streams[1]);
     give(&w, a);
-    assert_int_equal(stats_of(&w).held_bytes, PAGE);
+    assert_int_equal(stats_of(&w).busy_bytes, PAGE);
     fcdp_dptr b = take(&w, PAGE, 0);
     assert_int_not_equal(b.addr, a.addr);
     gate_open(g);
@@ -190,7 +190,7 @@ static void a_recorded_stream_holds_a_block_back(void **state) {
     assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[2]));
     fcdp_dptr c = take(&w, PAGE, 0);
     assert_int_equal(c.addr, a.addr);
-    assert_int_equal(stats_of(&w).held_bytes, 0);
+    assert_int_equal(stats_of(&w).busy_bytes, 0);
     gate_free(g);
     world_close(&w);
 }
@@ -223,7 +223,7 @@ static size_t regions_reclaim(void *ctx, size_t n_pages) {
     size_t n = n_pages < r->n ? n_pages : r->n;
     r->n_asked++;
     r->n -= n;
-    fcdp__pool_give(r->pool, FCDP_HOLDER_REGIONS, n, r->pages + r->n);
+    fcdp__pool_give(r->pool, HOLDER_OTHERS, n, r->pages + r->n);
     return n;
 }
 
@@ -233,9 +233,9 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     regions r = {.pool = w.pool};
     fcdp_dptr other = take(&w, 4 * PAGE, 1);
     give(&w, other); /* quiescent, another stream's */
-    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 20, r.pages));
+    assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 20, r.pages));
     r.n = 20;
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, regions_reclaim, NULL, &r);
     fcdp_dptr a = take(&w, 8 * PAGE, 0); /* idle ones */
     assert_int_equal(r.n_asked, 0);
     fcdp_dptr b = take(&w, 4 * PAGE, 0); /* the other stream's */
@@ -252,7 +252,7 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     assert_text("raise FCDP_DEVICE_BUDGET");
     assert_int_equal(stats_of(&w).n_ooms, 1);
     give(&w, a), give(&w, b), give(&w, c), give(&w, d);
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
     world_close(&w);
 }
 
@@ -267,9 +267,9 @@ static void a_cache_gives_its_pages_to_regions(void **state) {
     give(&w, b);
     assert_int_equal(fcdp__pool_pages_in_use(w.pool),
                      0); /* the last page too: what is free beside it counts */
-    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 8, pages));
+    assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 8, pages));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
-    fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 8, pages);
+    fcdp__pool_give(w.pool, HOLDER_OTHERS, 8, pages);
     world_close(&w);
 }
 
@@ -284,10 +284,12 @@ static void a_busy_cache_gives_its_pages_to_regions(void **state) {
     gate_hold(g, w.streams[0]);
     give(&w, a);
     give(&w, b);
-    assert_int_equal(fcdp__pool_take_idle(w.pool, FCDP_HOLDER_REGIONS, 1, pages), FCDP_PENDING);
+    size_t n_idle;
+    assert_ok(fcdp__pool_take_some(w.pool, HOLDER_OTHERS, 1, pages, &n_idle));
+    assert_int_equal(n_idle, 0);
     gate_open(g);
-    assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 8, pages));
-    fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 8, pages);
+    assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 8, pages));
+    fcdp__pool_give(w.pool, HOLDER_OTHERS, 8, pages);
     gate_free(g);
     world_close(&w);
 }
@@ -317,9 +319,9 @@ static void pages_stay_while_another_stream_reads_them(void **state) {
         gate g = gate_make();
         regions r = {.pool = w.pool};
         fcdp_dptr copy = take(&w, 2 * PAGE, 0), rest;
-        assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 4, r.pages));
+        assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 4, r.pages));
         r.n = 4;
-        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, regions_reclaim, NULL, &r);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, regions_reclaim, NULL, &r);
         read_without_record_stream(&w, g, copy, 42);
         rest = take(&w, 4 * PAGE, stream); /* regions yield before the reader is waited for */
         assert_int_equal(r.n, 0);
@@ -328,7 +330,7 @@ static void pages_stay_while_another_stream_reads_them(void **state) {
         assert_was_read(&w, copy, 42);
         give(&w, take(&w, 2 * PAGE, 2)); /* now they move */
         assert_int_equal(stats_of(&w).reserved_bytes, 9 * PAGE);
-        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
         gate_free(g);
         world_close(&w);
     }
@@ -348,16 +350,16 @@ static void whoever_needs_the_pages_waits_for_the_reader(void **state) {
         gate g = gate_make();
         fcdp_dptr copy = take(&w, 2 * PAGE, 0);
         fcdp_phys pages[2];
-        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, gate_open_when_asked, NULL, g);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, gate_open_when_asked, NULL, g);
         read_without_record_stream(&w, g, copy, 43);
         if (region)
-            assert_ok(fcdp__pool_take(w.pool, FCDP_HOLDER_REGIONS, 2, pages));
+            assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 2, pages));
         else
             memset((void *)(uintptr_t)take(&w, 2 * PAGE, 2).addr, 1, 2 * PAGE);
         assert_was_read(&w, copy, 43);
         assert_int_equal(stats_of(&w).n_waits, 1);
-        if (region) fcdp__pool_give(w.pool, FCDP_HOLDER_REGIONS, 2, pages);
-        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+        if (region) fcdp__pool_give(w.pool, HOLDER_OTHERS, 2, pages);
+        fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
         gate_free(g);
         world_close(&w);
     }
@@ -371,7 +373,7 @@ static void a_recorded_stream_is_waited_for_ever_after(void **state) {
     fcdp_dptr copy = take(&w, 2 * PAGE, 1), seen = take(&w, 512, 1);
     assert_ok(fcdp_heap_record_stream(w.heap, seen, w.streams[0]));
     give(&w, seen);
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, gate_open_when_asked, NULL, g);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, gate_open_when_asked, NULL, g);
     give(&w, copy);
     copy = take(&w, PAGE, 1);
     fcdp_dptr read = take(&w, PAGE, 1), large;
@@ -381,7 +383,7 @@ static void a_recorded_stream_is_waited_for_ever_after(void **state) {
     large = take(&w, 3 * PAGE - 512, 2);
     assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[0]));
     give(&w, large);
-    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
     gate_free(g);
     world_close(&w);
 }

@@ -10,27 +10,28 @@ static bool covers_stream(void *ctx, fcdp_stream stream) {
 }
 
 /* As torch.cuda.graph: the pool begins, then the capture. */
-static void capture_begin(world *w, fcdp_pool_id id, int stream) {
+static void capture_begin(world *w, fcdp_private_id id, int stream) {
     void *stale;
-    assert_ok(fcdp_heap_pool_begin(w->heap, id, covers_stream, w->streams[stream], &stale));
+    assert_ok(fcdp_heap_private_begin(w->heap, id, covers_stream, w->streams[stream], &stale));
     assert_int_equal(simgpu_capture(w->streams[stream], 1), 0);
 }
 
-static void capture_end(world *w, fcdp_pool_id id, int stream) {
+static void capture_end(world *w, fcdp_private_id id, int stream) {
     void *ctx;
     assert_int_equal(simgpu_capture(w->streams[stream], 0), 0);
-    assert_ok(fcdp_heap_pool_end(w->heap, id, &ctx));
+    assert_ok(fcdp_heap_private_end(w->heap, id, &ctx));
 }
 
 static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     (void)state;
     world w = world_open(8);
-    fcdp_pool_id id = {3, 0};
+    fcdp_private_id id = {3, 0};
     void *ctx = NULL, *stale;
     fcdp_dptr before = take(&w, 2 * PAGE, 0), other, ooms;
     give(&w, before);
     capture_begin(&w, id, 0);
-    assert_int_equal(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp_heap_private_begin(w.heap, id, covers_stream, w.streams[0], &stale),
+                     FCDP_ERR_INVALID);
     assert_null(stale);
     fcdp_dptr a = take(&w, 2 * PAGE, 0), b = take(&w, PAGE, 0);
     assert_int_not_equal(a.addr, before.addr);
@@ -44,22 +45,22 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     unsigned long before_calls[6];
     for (int i = 0; i < 6; i++) before_calls[i] = simgpu_calls(asking[i]);
     give(&w, used); /* the stream is captured: its event comes later */
-    assert_int_equal(stats_of(&w).held_bytes, 512);
+    assert_int_equal(stats_of(&w).busy_bytes, 512);
     assert_int_equal(fcdp_heap_malloc(w.heap, 7 * PAGE, w.streams[1], &ooms), FCDP_ERR_NO_DEVICE_MEM);
     assert_ok(fcdp_heap_trim(w.heap));
     for (int i = 0; i < 6; i++) assert_int_equal(simgpu_calls(asking[i]), before_calls[i]);
     assert_int_equal(simgpu_capture(w.streams[0], 0), 0); /* it is not invalidated */
-    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    assert_ok(fcdp_heap_private_end(w.heap, id, &ctx));
     assert_ptr_equal(ctx, w.streams[0]);
-    assert_int_equal(fcdp_heap_pool_end(w.heap, id, &ctx), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp_heap_private_end(w.heap, id, &ctx), FCDP_ERR_INVALID);
     give(&w, a);
     give(&w, b);
     give(&w, other);
     assert_ok(fcdp_heap_trim(w.heap));
     assert_int_equal(stats_of(&w).reserved_bytes, 3 * PAGE); /* a graph may write there */
     assert_int_equal(fcdp_heap_malloc(w.heap, 6 * PAGE, w.streams[0], &ooms), FCDP_ERR_NO_DEVICE_MEM);
-    assert_ok(fcdp_heap_pool_release(w.heap, id));
-    assert_int_equal(fcdp_heap_pool_release(w.heap, id), FCDP_ERR_INVALID);
+    assert_ok(fcdp_heap_private_release(w.heap, id));
+    assert_int_equal(fcdp_heap_private_release(w.heap, id), FCDP_ERR_INVALID);
     gate g = gate_make(); /* a last replay, on another stream, is still under way */
     gate_hold(g, w.streams[2]);
     assert_ok(fcdp__driver_copy_d2d(w.drv, a, b, 4096, w.streams[2]));
@@ -71,9 +72,9 @@ static void a_private_pool_keeps_to_itself_until_it_is_released(void **state) {
     assert_int_equal(cuStreamQuery(w.streams[2]), CUDA_SUCCESS); /* it has been waited for */
     gate_free(g);
     /* its name may come again */
-    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale));
+    assert_ok(fcdp_heap_private_begin(w.heap, id, covers_stream, w.streams[0], &stale));
     give(&w, take(&w, PAGE, 0));
-    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    assert_ok(fcdp_heap_private_end(w.heap, id, &ctx));
     world_close(&w);
 }
 
@@ -84,7 +85,7 @@ static void released_pools_make_room_for_others(void **state) {
     world w = world_open(2 * N_KEPT + 16);
     fcdp_dptr kept[N_KEPT] = {{0}};
     for (uint64_t i = 0; i < N_POOLS; i++) {
-        fcdp_pool_id id = {i + 1, 1};
+        fcdp_private_id id = {i + 1, 1};
         capture_begin(&w, id, 0);
         fcdp_dptr at = take(&w, 2 * PAGE, 0), output = take(&w, 1000, 0);
         for (int k = 0; k < N_KEPT; k++) assert_int_not_equal(output.addr, kept[k].addr);
@@ -92,7 +93,7 @@ static void released_pools_make_room_for_others(void **state) {
         if (kept[i % N_KEPT].addr) give(&w, kept[i % N_KEPT]);
         kept[i % N_KEPT] = output;
         give(&w, at);
-        assert_ok(fcdp_heap_pool_release(w.heap, id));
+        assert_ok(fcdp_heap_private_release(w.heap, id));
     }
     for (int k = 0; k < N_KEPT; k++) give(&w, kept[k]);
     assert_ok(fcdp_heap_trim(w.heap));
@@ -105,7 +106,7 @@ static void a_released_pools_free_pages_serve_the_next_capture(void **state) {
     (void)state;
     for (int order = 0; order < 2; order++) { /* whichever arena is looked at first */
         world w = world_open(8);
-        fcdp_pool_id first = {1, 1}, second = {2, 1};
+        fcdp_private_id first = {1, 1}, second = {2, 1};
         int a = order, b = !order;
         capture_begin(&w, first, a);
         fcdp_dptr alive = take(&w, 1000, a);
@@ -113,8 +114,8 @@ static void a_released_pools_free_pages_serve_the_next_capture(void **state) {
         capture_begin(&w, first, b);
         give(&w, take(&w, 5 * PAGE, b));
         capture_end(&w, first, b);
-        assert_ok(fcdp_heap_pool_release(w.heap, first));
-        assert_ok(fcdp_heap_pool_release(w.heap, first));
+        assert_ok(fcdp_heap_private_release(w.heap, first));
+        assert_ok(fcdp_heap_private_release(w.heap, first));
         capture_begin(&w, second, a);
         give(&w, take(&w, 6 * PAGE, a));
         capture_end(&w, second, a);
@@ -127,29 +128,29 @@ static void a_released_pools_free_pages_serve_the_next_capture(void **state) {
 static void a_pool_may_end_and_begin_within_a_capture(void **state) {
     (void)state;
     world w = world_open(8);
-    fcdp_pool_id id = {1, 1};
+    fcdp_private_id id = {1, 1};
     void *ctx, *stale;
     gate g = gate_make();
     fcdp_dptr warm = take(&w, 2 * PAGE, 1), ooms;
     capture_begin(&w, id, 0);
     fcdp_dptr first = take(&w, PAGE, 0);
     give(&w, warm);
-    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    assert_ok(fcdp_heap_private_end(w.heap, id, &ctx));
     assert_int_equal(fcdp_heap_malloc(w.heap, 7 * PAGE, w.streams[2], &ooms), FCDP_ERR_NO_DEVICE_MEM);
     assert_ok(fcdp_heap_trim(w.heap)); /* the gap is part of the capture */
-    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale));
+    assert_ok(fcdp_heap_private_begin(w.heap, id, covers_stream, w.streams[0], &stale));
     assert_null(stale);
     give(&w, first);
     assert_int_equal(take(&w, PAGE, 0).addr, first.addr);
     assert_int_equal(simgpu_capture(w.streams[0], 0), 0);
-    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    assert_ok(fcdp_heap_private_end(w.heap, id, &ctx));
     give(&w, take(&w, 7 * PAGE, 2)); /* and now it is over */
     give(&w, first);
     capture_begin(&w, id, 0); /* once more, without a malloc, and it ends before the capture does */
-    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
+    assert_ok(fcdp_heap_private_end(w.heap, id, &ctx));
     assert_int_equal(simgpu_capture(w.streams[0], 0), 0);
     give(&w, take(&w, 7 * PAGE, 1));
-    assert_ok(fcdp_heap_pool_release(w.heap, id));
+    assert_ok(fcdp_heap_private_release(w.heap, id));
     assert_ok(fcdp_heap_trim(w.heap));
     assert_int_equal(stats_of(&w).reserved_bytes, PAGE); /* released once, begun three times */
     gate_free(g);
@@ -160,7 +161,7 @@ static void a_capture_that_fails_does_not_stop_the_heap(void **state) {
     (void)state;
     fcdp_log_set_level(FCDP_LOG_QUIET);
     world w = world_open(8);
-    fcdp_pool_id id = {1, 1};
+    fcdp_private_id id = {1, 1};
     void *ctx, *stale;
     fcdp_dptr before = take(&w, 5 * PAGE, 1), ooms;
     capture_begin(&w, id, 0);
@@ -174,17 +175,17 @@ static void a_capture_that_fails_does_not_stop_the_heap(void **state) {
     give(&w, take(&w, 5 * PAGE, 2));
     assert_ok(fcdp_heap_trim(w.heap));
     assert_int_equal(stats_of(&w).reserved_bytes, PAGE); /* not released */
-    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));     /* late, but it gets back what is its own */
+    assert_ok(fcdp_heap_private_end(w.heap, id, &ctx));  /* late, but it gets back what is its own */
     assert_ptr_equal(ctx, w.streams[0]);
-    assert_int_equal(fcdp_heap_pool_end(w.heap, id, &ctx), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp_heap_private_end(w.heap, id, &ctx), FCDP_ERR_INVALID);
     capture_begin(&w, id, 0);
     give(&w, take(&w, PAGE, 0));
     assert_int_equal(simgpu_capture(w.streams[0], 0), 0);
     assert_ok(fcdp_heap_trim(w.heap)); /* closes it */
-    assert_ok(fcdp_heap_pool_begin(w.heap, id, covers_stream, w.streams[0], &stale));
+    assert_ok(fcdp_heap_private_begin(w.heap, id, covers_stream, w.streams[0], &stale));
     assert_ptr_equal(stale, w.streams[0]); /* or the next begin gives it back */
-    assert_ok(fcdp_heap_pool_end(w.heap, id, &ctx));
-    for (int i = 0; i < 3; i++) assert_ok(fcdp_heap_pool_release(w.heap, id));
+    assert_ok(fcdp_heap_private_end(w.heap, id, &ctx));
+    for (int i = 0; i < 3; i++) assert_ok(fcdp_heap_private_release(w.heap, id));
     assert_ok(fcdp_heap_trim(w.heap));
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
     fcdp_log_set_level(FCDP_LOG_WARN);
@@ -213,10 +214,10 @@ static void *capturer_main(void *arg) {
     assert_int_equal(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     assert_int_equal(cuCtxSetCurrent(context), CUDA_SUCCESS);
     for (uint64_t i = 0; i < rounds() / (1 + (uint64_t)me->stream); i++) { /* the second is done sooner */
-        fcdp_pool_id id = {i + 1, (uint64_t)me->stream};
+        fcdp_private_id id = {i + 1, (uint64_t)me->stream};
         fcdp_dptr at[4] = {{0}};
         void *ctx, *stale;
-        assert_ok(fcdp_heap_pool_begin(w->heap, id, covers_stream, w->streams[me->stream], &stale));
+        assert_ok(fcdp_heap_private_begin(w->heap, id, covers_stream, w->streams[me->stream], &stale));
         assert_int_equal(simgpu_capture(w->streams[me->stream], 1), 0);
         for (int k = 0; k < 4; k++) {
             if (fcdp_heap_malloc(w->heap, (size_t)(k + 1) * 700 * KIB, w->streams[me->stream], &at[k]))
@@ -225,9 +226,9 @@ static void *capturer_main(void *arg) {
         }
         for (int k = 0; k < 2; k++) give(w, at[k]);
         me->n_invalidated += simgpu_capture(w->streams[me->stream], 0) != 0;
-        assert_ok(fcdp_heap_pool_end(w->heap, id, &ctx));
+        assert_ok(fcdp_heap_private_end(w->heap, id, &ctx));
         for (int k = 2; k < 4; k++) give(w, at[k]);
-        assert_ok(fcdp_heap_pool_release(w->heap, id));
+        assert_ok(fcdp_heap_private_release(w->heap, id));
         if (me->stream == 0) assert_ok(fcdp_heap_trim(w->heap)); /* waits, unless the other one captures */
     }
     assert_int_equal(cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);

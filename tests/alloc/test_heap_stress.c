@@ -211,7 +211,7 @@ static size_t regions_yield(void *ctx, size_t n_pages) {
     pthread_mutex_lock(&w->region_mutex);
     size_t n = n_pages < w->n_region ? n_pages : w->n_region;
     w->n_region -= n;
-    fcdp__pool_give(w->pool, FCDP_HOLDER_REGIONS, n, w->region_pages + w->n_region);
+    fcdp__pool_give(w->pool, HOLDER_OTHERS, n, w->region_pages + w->n_region);
     pthread_mutex_unlock(&w->region_mutex);
     w->n_yields += n;
     return n;
@@ -224,13 +224,13 @@ static void *regions_main(void *arg) {
     while (!w->stop) {
         fcdp_phys pages[8];
         size_t n = 1 + random_below(&seed, 8);
-        if (fcdp__pool_take(w->pool, FCDP_HOLDER_REGIONS, n, pages)) continue;
+        if (fcdp__pool_take(w->pool, HOLDER_OTHERS, n, pages)) continue;
         pthread_mutex_lock(&w->region_mutex);
         bool fits = w->n_region + n <= N_PAGES;
         if (fits) memcpy(w->region_pages + w->n_region, pages, n * sizeof *pages);
         if (fits) w->n_region += n;
         pthread_mutex_unlock(&w->region_mutex);
-        if (!fits) fcdp__pool_give(w->pool, FCDP_HOLDER_REGIONS, n, pages);
+        if (!fits) fcdp__pool_give(w->pool, HOLDER_OTHERS, n, pages);
         sched_yield();
     }
     return NULL;
@@ -246,7 +246,7 @@ static world *world_open(void) {
     for (int i = 0; i < N_SHARED; i++) pthread_mutex_init(&w->shared[i].mutex, NULL);
     pthread_mutex_init(&w->live.mutex, NULL);
     pthread_mutex_init(&w->region_mutex, NULL);
-    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_REGIONS, regions_yield, NULL, w);
+    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_EVICT, regions_yield, NULL, w);
     return w;
 }
 
@@ -256,7 +256,7 @@ static void world_close(world *w) {
         if (w->shared[i].b.address) assert_ok(fcdp_heap_free(w->heap, (fcdp_dptr){w->shared[i].b.address}));
     assert_ok(fcdp_heap_trim(w->heap));
     fcdp_heap_stats_get(w->heap, &stats);
-    assert_int_equal(stats.allocated_bytes + stats.requested_bytes + stats.held_bytes + stats.reserved_bytes,
+    assert_int_equal(stats.allocated_bytes + stats.requested_bytes + stats.busy_bytes + stats.reserved_bytes,
                      0);
     assert_int_equal(stats.n_mallocs, stats.n_frees);
     print_message(
@@ -264,8 +264,8 @@ static void world_close(world *w) {
         (unsigned long long)stats.n_hits, (unsigned long long)stats.n_fits, (unsigned long long)stats.n_grows,
         (unsigned long long)stats.n_pages_moved, (unsigned long long)stats.n_pages_taken,
         (unsigned long long)w->n_yields, (unsigned long long)stats.n_waits);
-    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_REGIONS, NULL, NULL, NULL);
-    fcdp__pool_give(w->pool, FCDP_HOLDER_REGIONS, w->n_region, w->region_pages);
+    fcdp__pool_set_reclaimer(w->pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
+    fcdp__pool_give(w->pool, HOLDER_OTHERS, w->n_region, w->region_pages);
     fcdp_heap_destroy(w->heap);
     for (int i = 0; i < N_STREAMS; i++) fcdp__driver_stream_destroy(w->drv, w->streams[i]);
     fcdp__pool_destroy(w->pool);

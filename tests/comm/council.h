@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "alloc/fcdp.h"
+#include "alloc/base.h"
 
 enum { COUNCIL_MAX_VOTES = 4096 };
 

@@ -78,9 +78,9 @@ static void fill(bench *b) {
     check(fcdp__driver_event_record(b->drv, fcdp__region_ready(b->region), b->stream));
 }
 
-static void put(bench *b) {
+static void store(bench *b) {
     fcdp_piece_list all = {&(fcdp_piece){0, b->bytes}, 1};
-    check(fcdp__region_put(b->region, 1u << FCDP_SPAN_TRAINABLE, all, fcdp__region_ready(b->region)));
+    check(fcdp__region_store(b->region, 1u << FCDP_SPAN_TRAINABLE, all, fcdp__region_ready(b->region)));
     check(fcdp__driver_event_sync(b->drv, fcdp__region_stored(b->region)));
 }
 
@@ -98,8 +98,8 @@ static void use_of_nothing(bench *b) {
 /* As somebody else who needs the memory. */
 static void slots_lose(bench *b) {
     fcdp_phys block;
-    check(fcdp__pool_take_block(b->pool, FCDP_HOLDER_TENSORS, b->bytes / PAGE + 1, &block));
-    fcdp__pool_give_handle(b->pool, FCDP_HOLDER_TENSORS, b->bytes / PAGE + 1, block);
+    check(fcdp__pool_take_handle(b->pool, FCDP_HOLDER_GATHERED, b->bytes / PAGE + 1, &block));
+    fcdp__pool_give_handle(b->pool, FCDP_HOLDER_GATHERED, b->bytes / PAGE + 1, block);
 }
 
 static void run(bench *b) {
@@ -107,7 +107,7 @@ static void run(bench *b) {
     acquire(b);
     measure(b, "driver copy, device to host block", NULL, raw_d2h);
     measure(b, "driver copy, host block to device", NULL, raw_h2d);
-    measure(b, "region put", fill, put);
+    measure(b, "region store", fill, store);
     measure(b, "region load_whole", NULL, load_whole);
     release(b);
     measure(b, b->exact ? "acquire and release: map, unmap" : "acquire and release: the slot is there", NULL,
@@ -122,7 +122,7 @@ static void run_with(bench *b, fcdp_host *host, const fcdp_layout *layout, bool 
     b->exact = exact;
     check(fcdp__pool_create(b->drv, b->bytes + PAGE, &b->pool));
     check(fcdp__tiering_create(b->drv, b->pool, exact, &tiering));
-    check(fcdp__host_carve(host, layout->bytes, &offset));
+    check(fcdp__host_block_alloc(host, layout->bytes, &offset));
     check(fcdp__host_attach(host, offset, layout->bytes, NULL, &block));
     check(fcdp__region_create(tiering, "bench", layout, 0, block, &b->region));
     b->host = fcdp__host_data(block);
@@ -130,7 +130,7 @@ static void run_with(bench *b, fcdp_host *host, const fcdp_layout *layout, bool 
     run(b);
     fcdp__region_destroy(b->region);
     fcdp__host_detach(block);
-    fcdp__host_free(host, offset);
+    fcdp__host_block_free(host, offset);
     fcdp__tiering_destroy(tiering);
     fcdp__pool_destroy(b->pool);
 }

@@ -116,7 +116,7 @@ void group_open(group *group, node *node, const char *name, const fcdp_extent_sp
                 uint64_t seed) {
     *group = (struct group){.node = node, .seed = seed};
     assert_ok(fcdp__layout_create(specs, n_extents, 2 * node->n, node->n, &group->layout));
-    assert_ok(fcdp__host_carve(node->ranks[0].host, group->layout->bytes, &group->offset));
+    assert_ok(fcdp__host_block_alloc(node->ranks[0].host, group->layout->bytes, &group->offset));
     for (uint32_t r = 0; r < node->n; r++) {
         fcdp_host_share share = share_of(group->layout, r);
         step(fcdp__host_attach(node->ranks[r].host, group->offset, group->layout->bytes, &share,
@@ -140,7 +140,7 @@ void group_close(group *group) {
         fcdp__driver_event_destroy(group->node->drv, group->crossed[r]);
         fcdp__host_detach(group->blocks[r]);
     }
-    fcdp__host_free(group->node->ranks[0].host, group->offset);
+    fcdp__host_block_free(group->node->ranks[0].host, group->offset);
     fcdp__layout_destroy(group->layout);
 }
 
@@ -159,7 +159,7 @@ static content content_of(const group *group, uint32_t s, uint32_t epoch, size_t
     uint64_t state = group->seed ^ ((uint64_t)epoch << 32) ^ s;
     content made = {
         .key = random_next(&state), .at = at, .bytes = bytes, .offset = offset, .s = s, .epoch = epoch};
-    snprintf(made.name, sizeof made.name, "%s", fcdp__region_name(group->regions[0]));
+    snprintf(made.name, sizeof made.name, "%s", group->regions[0]->name);
     return made;
 }
 
@@ -245,15 +245,15 @@ static void others_write(group *group, uint32_t r, uint32_t s, uint32_t epoch) {
                        group->node->ranks[r].gather);
 }
 
-static void put(group *group, uint32_t r, uint32_t span_mask, fcdp_event after) {
+static void store(group *group, uint32_t r, uint32_t span_mask, fcdp_event after) {
     fcdp_piece pieces[FCDP_N_SPANS];
     size_t n = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s) pieces[n++] = fcdp__layout_slice(group->layout, s, r);
-    step(fcdp__region_put(group->regions[r], span_mask, (fcdp_piece_list){pieces, n}, after));
+    step(fcdp__region_store(group->regions[r], span_mask, (fcdp_piece_list){pieces, n}, after));
 }
 
-static void take(group *group, uint32_t r, uint32_t span_mask) {
+static void load_pieces(group *group, uint32_t r, uint32_t span_mask) {
     fcdp_piece pieces[FCDP_N_SPANS * MAX_RANKS];
     size_t n = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -261,7 +261,7 @@ static void take(group *group, uint32_t r, uint32_t span_mask) {
             if (span_mask & 1u << s && i != r) pieces[n++] = fcdp__layout_slice(group->layout, s, i);
     step(fcdp__region_order(group->regions[r],
                             fcdp__tiering_stream(group->node->ranks[r].tiering, FCDP_TO_DEVICE)));
-    step(fcdp__region_take(group->regions[r], span_mask, (fcdp_piece_list){pieces, n}));
+    step(fcdp__region_load_pieces(group->regions[r], span_mask, (fcdp_piece_list){pieces, n}));
     step(wait_event(group, group->node->ranks[r].gather, fcdp__region_loaded(group->regions[r])));
 }
 
@@ -281,8 +281,8 @@ void region_fill(group *group, uint32_t r, uint32_t span_mask, fill_way way) {
         if (span_mask & 1u << s)
             span_write(group, r, s, state.span[s].epoch, fcdp__layout_slice(group->layout, s, r), gather);
     step(fcdp__driver_event_record(group->node->drv, group->crossed[r], gather));
-    if (way != FILL_KEPT) put(group, r, span_mask, group->crossed[r]);
-    if (way == FILL_HOST) take(group, r, span_mask);
+    if (way != FILL_KEPT) store(group, r, span_mask, group->crossed[r]);
+    if (way == FILL_HOST) load_pieces(group, r, span_mask);
     for (uint32_t s = 0; s < FCDP_N_SPANS && way != FILL_HOST; s++)
         if (span_mask & 1u << s) others_write(group, r, s, state.span[s].epoch);
     step(wait_event(group, gather, fcdp__region_stored(region)));
@@ -312,8 +312,8 @@ void region_compute(group *group, uint32_t r, uint64_t duration_ns) {
             span_expect(group, r, s, state.span[s].epoch, group->node->ranks[r].compute, duration_ns);
 }
 
-void region_put_late(group *group, uint32_t r, uint32_t span_mask) {
-    put(group, r, span_mask, fcdp__region_ready(group->regions[r]));
+void region_store_late(group *group, uint32_t r, uint32_t span_mask) {
+    store(group, r, span_mask, fcdp__region_ready(group->regions[r]));
 }
 
 void region_release(group *group, uint32_t r, bool keep) {
@@ -356,11 +356,11 @@ fcdp_region_state state_of(fcdp_region *region) {
     return state;
 }
 
-void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool put, bool whole, uint32_t epoch) {
+void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool stored, bool whole, uint32_t epoch) {
     fcdp_span_state span = state_of(region).span[s];
-    if (span.on_device != on_device || span.put != put || span.whole != whole || span.epoch != epoch)
-        fail_msg("'%s', span %u: on_device %d, put %d, whole %d, epoch %u", fcdp__region_name(region), s,
-                 span.on_device, span.put, span.whole, span.epoch);
+    if (span.on_device != on_device || span.stored != stored || span.whole != whole || span.epoch != epoch)
+        fail_msg("'%s', span %u: on_device %d, stored %d, whole %d, epoch %u", region->name, s,
+                 span.on_device, span.stored, span.whole, span.epoch);
 }
 
 static void assert_host_piece(group *group, uint32_t r, uint32_t s, uint32_t epoch, fcdp_piece piece) {
@@ -394,8 +394,8 @@ fcdp_tiering_stats stats_of(const node *node, uint32_t r) {
 
 void pages_squeeze(node *node, uint32_t r, size_t n_pages) {
     fcdp_phys block;
-    step(fcdp__pool_take_block(node->ranks[r].pool, FCDP_HOLDER_TENSORS, n_pages, &block));
-    fcdp__pool_give_handle(node->ranks[r].pool, FCDP_HOLDER_TENSORS, n_pages, block);
+    step(fcdp__pool_take_handle(node->ranks[r].pool, HOLDER_OTHERS, n_pages, &block));
+    fcdp__pool_give_handle(node->ranks[r].pool, HOLDER_OTHERS, n_pages, block);
 }
 
 /* ---- gates ---- */

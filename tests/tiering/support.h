@@ -81,9 +81,9 @@ void pause_enqueue(fcdp_stream stream, uint64_t duration_ns, _Atomic bool *done)
 /* ---- one rank's part of a use, as an unshard and a reshard enqueue it; the region is acquired ---- */
 
 typedef enum fill_way {
-    FILL_KEPT,  /* the other slices come by the node's all-gather, nothing is put */
-    FILL_SLICE, /* likewise, and the rank's own slice is put */
-    FILL_HOST,  /* the rank's own slice is put, the others are taken from the host, as they come */
+    FILL_KEPT,  /* the other slices come by the node's all-gather, nothing is stored */
+    FILL_SLICE, /* likewise, and the rank's own slice is stored */
+    FILL_HOST,  /* the rank's own slice is stored, the others are loaded from the host, as they come */
 } fill_way;
 void region_fill(group *group, uint32_t r, uint32_t span_mask, fill_way way);
 /* From the host: its slice, the others by the node's all-gather; or the whole span. */
@@ -91,7 +91,7 @@ void region_restore(group *group, uint32_t r, uint32_t s, bool whole);
 /* Behind ready, every span that is on the device is as it must be, for so long. */
 void region_compute(group *group, uint32_t r, uint64_t duration_ns);
 /* What an all-gather has brought and the host does not have. */
-void region_put_late(group *group, uint32_t r, uint32_t span_mask);
+void region_store_late(group *group, uint32_t r, uint32_t span_mask);
 void region_release(group *group, uint32_t r, bool keep);
 
 /* ---- the same on every rank ---- */
@@ -106,7 +106,7 @@ void group_restore(group *group, bool whole, uint64_t duration_ns);
 /* ---- looking ---- */
 
 fcdp_region_state state_of(fcdp_region *region);
-void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool put, bool whole, uint32_t epoch);
+void assert_span(fcdp_region *region, uint32_t s, bool on_device, bool stored, bool whole, uint32_t epoch);
 /* Rank r's view of the host's copy, slice `slice`, once r's d2h stream is through. */
 void assert_host_slice(group *group, uint32_t r, uint32_t s, uint32_t slice, uint32_t epoch);
 void assert_host_span(group *group, uint32_t r, uint32_t s, uint32_t epoch);

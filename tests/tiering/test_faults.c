@@ -1,4 +1,4 @@
-/* The fault run: a short schedule of gathers, puts, restores and evictions in which the n-th driver call
+/* The fault run: a short schedule of gathers, stores, restores and evictions in which the n-th driver call
  * fails, for every n until the schedule passes untouched (TEST_COARSER=k: every k-th, from a random one on,
  * for builds that are slow). Every step ends well or with a clean error; then it is done again and must work;
  * contents are right throughout, nothing is unordered, and at the end nothing lives and every pool is
@@ -47,7 +47,7 @@ static void schedule(const variant *v) {
     group_release(&a, true);
     group_acquire(&a);
     for (uint32_t r = 0; r < n.n; r++) region_fill(&a, r, 1u << FCDP_SPAN_TRAINABLE, FILL_KEPT);
-    for (uint32_t r = 0; r < n.n; r++) region_put_late(&a, r, 1u << FCDP_SPAN_TRAINABLE);
+    for (uint32_t r = 0; r < n.n; r++) region_store_late(&a, r, 1u << FCDP_SPAN_TRAINABLE);
     group_release(&a, true);
     group_restore(&a, true, 0); /* has all of it */
     group_release(&a, true);

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "tiering/board.h"
 #include "tiering/host.h"
 
 /* jemalloc takes all of its locks before a fork, more than the thread
@@ -60,7 +61,7 @@ static void carved_bytes_are_exact_and_physical_ones_near(void **state) {
     (void)state;
     enum { N = 24 };
     uint64_t rng = seed_choose("host bytes"), offsets[N];
-    size_t data[N], carved = 0, sum = 0;
+    size_t data[N], allocated = 0, sum = 0;
     fcdp_host_config config = config_of(0, 1);
     fcdp_shared_ticket ticket;
     fcdp_host *host;
@@ -69,34 +70,34 @@ static void carved_bytes_are_exact_and_physical_ones_near(void **state) {
     for (int i = 0; i < N; i++) {
         fcdp_host_block *block;
         data[i] = 300000 + random_below(&rng, 6 << 20);
-        assert_ok(fcdp__host_carve(host, data[i], &offsets[i]));
+        assert_ok(fcdp__host_block_alloc(host, data[i], &offsets[i]));
         assert_ok(fcdp__host_attach(host, offsets[i], data[i], NULL, &block));
         memset(fcdp__host_data(block), 0x5a, data[i]);
         fcdp__board_publish(block, FCDP_BOARD_STORED_0, 1);
         assert_int_equal((uintptr_t)fcdp__host_data(block) % KIB4, 0);
         fcdp__host_detach(block);
         sum += data[i];
-        carved += KIB4 + fcdp__round_up(data[i], KIB4);
-        assert_usage(host, carved, carved);
+        allocated += KIB4 + fcdp__round_up(data[i], KIB4);
+        assert_usage(host, allocated, allocated);
     }
     size_t physical = physical_bytes(&ticket);
-    print_message("%.2f MiB of data, %.2f MiB carved, %.2f MiB physical: %+.2f %%\n", (double)sum / 0x1p20,
-                  (double)carved / 0x1p20, (double)physical / 0x1p20,
+    print_message("%.2f MiB of data, %.2f MiB allocated, %.2f MiB physical: %+.2f %%\n", (double)sum / 0x1p20,
+                  (double)allocated / 0x1p20, (double)physical / 0x1p20,
                   100 * ((double)physical / (double)sum - 1));
     assert_true(physical >= sum && (double)physical <= 1.03 * (double)sum);
     for (int i = 0; i < N; i += 2) {
-        fcdp__host_free(host, offsets[i]);
-        carved -= KIB4 + fcdp__round_up(data[i], KIB4);
+        fcdp__host_block_free(host, offsets[i]);
+        allocated -= KIB4 + fcdp__round_up(data[i], KIB4);
         sum -= data[i];
     }
     assert_true((double)physical_bytes(&ticket) <= 1.03 * (double)sum);
     size_t peak;
     fcdp__account_usage(account, &sum, &peak);
-    assert_true(sum == carved && peak > carved);
+    assert_true(sum == allocated && peak > allocated);
     fcdp__account_reset_peak(account);
-    assert_usage(host, carved, carved);
-    for (int i = 1; i < N; i += 2) fcdp__host_free(host, offsets[i]);
-    assert_usage(host, 0, carved);
+    assert_usage(host, allocated, allocated);
+    for (int i = 1; i < N; i += 2) fcdp__host_block_free(host, offsets[i]);
+    assert_usage(host, 0, allocated);
     assert_true(physical_bytes(&ticket) <= KIB4); /* the header */
     fcdp__host_destroy(host);
 }
@@ -112,19 +113,19 @@ static void a_freed_block_lives_until_its_last_rank_has_detached(void **state) {
     uint64_t offset, other;
     assert_ok(fcdp__host_create(&leader_config, &leader, &ticket));
     assert_ok(fcdp__host_join(&peer_config, &ticket, &peer));
-    assert_ok(fcdp__host_carve(leader, BYTES, &offset));
+    assert_ok(fcdp__host_block_alloc(leader, BYTES, &offset));
     assert_ok(fcdp__host_attach(leader, offset, BYTES, NULL, &mine));
     assert_ok(fcdp__host_attach(peer, offset, BYTES, NULL, &theirs));
     memset(fcdp__host_data(mine), 0x5a, BYTES);
     fcdp__board_publish(mine, FCDP_BOARD_READY, 3);
     fcdp__host_detach(mine);
-    fcdp__host_free(leader, offset);
-    assert_ok(fcdp__host_carve(leader, BYTES, &other));
+    fcdp__host_block_free(leader, offset);
+    assert_ok(fcdp__host_block_alloc(leader, BYTES, &other));
     assert_true(other != offset);
     assert_int_equal(fcdp__board_read(theirs, FCDP_BOARD_READY, 0), 3);
     assert_int_equal(((uint8_t *)fcdp__host_data(theirs))[BYTES - 1], 0x5a);
     fcdp__host_detach(theirs);
-    fcdp__host_free(leader, other);
+    fcdp__host_block_free(leader, other);
     size_t current, peak;
     fcdp__host_reap(leader);
     fcdp__account_usage(account, &current, &peak);
@@ -154,12 +155,12 @@ static void blocks_never_overlap_and_start_as_zero(void **state) {
             uint8_t *data = fcdp__host_data(live[i].block);
             for (size_t b = 0; b < live[i].bytes; b += 1000) assert_int_equal(data[b], (uint8_t)(i + 1));
             fcdp__host_detach(live[i].block);
-            fcdp__host_free(host, live[i].offset);
+            fcdp__host_block_free(host, live[i].offset);
             live[i].block = NULL;
             continue;
         }
         live[i].bytes = 1 + random_below(&rng, (size_t)1 << (8 + random_below(&rng, 14)));
-        assert_ok(fcdp__host_carve(host, live[i].bytes, &live[i].offset));
+        assert_ok(fcdp__host_block_alloc(host, live[i].bytes, &live[i].offset));
         assert_true(live[i].offset % KIB4 == 0 && live[i].offset >= KIB4);
         for (size_t k = 0; k < N; k++)
             if (k != i && live[k].block)
@@ -176,7 +177,7 @@ static void blocks_never_overlap_and_start_as_zero(void **state) {
     for (size_t i = 0; i < N; i++)
         if (live[i].block) {
             fcdp__host_detach(live[i].block);
-            fcdp__host_free(host, live[i].offset);
+            fcdp__host_block_free(host, live[i].offset);
         }
     assert_true(physical_bytes(&ticket) <= KIB4);
     fcdp__host_destroy(host);
@@ -191,26 +192,26 @@ static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state) {
     account_open(10 << 20);
     config.account = account;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
-    assert_ok(fcdp__host_carve(host, 6 << 20, &offset));
-    assert_int_equal(fcdp__host_carve(host, 5 << 20, &second), FCDP_ERR_NO_HOST_MEM);
+    assert_ok(fcdp__host_block_alloc(host, 6 << 20, &offset));
+    assert_int_equal(fcdp__host_block_alloc(host, 5 << 20, &second), FCDP_ERR_NO_HOST_MEM);
     assert_text("5.0 MiB");
     assert_text("6.0 of 10.0 MiB");
     assert_text("FCDP_HOST_BUDGET");
     assert_usage(host, (6 << 20) + KIB4, (6 << 20) + KIB4);
-    assert_ok(fcdp__host_carve(host, (4 << 20) - 2 * KIB4, &second)); /* to the last byte */
+    assert_ok(fcdp__host_block_alloc(host, (4 << 20) - 2 * KIB4, &second)); /* to the last byte */
     assert_usage(host, 10 << 20, 10 << 20);
-    assert_int_equal(fcdp__host_carve(host, 1, &second), FCDP_ERR_NO_HOST_MEM);
-    fcdp__host_free(host, offset);
-    assert_ok(fcdp__host_carve(host, 5 << 20, &offset));
-    assert_int_equal(fcdp__host_carve(host, SIZE_MAX - 100, &second), FCDP_ERR_NO_HOST_MEM);
-    assert_int_equal(fcdp__host_carve(host, 0, &second), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__host_block_alloc(host, 1, &second), FCDP_ERR_NO_HOST_MEM);
+    fcdp__host_block_free(host, offset);
+    assert_ok(fcdp__host_block_alloc(host, 5 << 20, &offset));
+    assert_int_equal(fcdp__host_block_alloc(host, SIZE_MAX - 100, &second), FCDP_ERR_NO_HOST_MEM);
+    assert_int_equal(fcdp__host_block_alloc(host, 0, &second), FCDP_ERR_INVALID);
     fcdp__host_destroy(host);
 
     account_open(0); /* what the machine leaves */
     config.account = account;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
-    assert_int_equal(fcdp__host_carve(host, (size_t)1 << 50, &offset), FCDP_ERR_NO_HOST_MEM);
-    assert_int_equal(fcdp__host_carve(host, ticket.bytes / 2, &offset), FCDP_ERR_NO_HOST_MEM);
+    assert_int_equal(fcdp__host_block_alloc(host, (size_t)1 << 50, &offset), FCDP_ERR_NO_HOST_MEM);
+    assert_int_equal(fcdp__host_block_alloc(host, ticket.bytes / 2, &offset), FCDP_ERR_NO_HOST_MEM);
     assert_text("7/8 of");
     fcdp__host_destroy(host);
 
@@ -270,7 +271,7 @@ static void a_ticket_that_does_not_fit_is_refused(void **state) {
     assert_null(peer);
     assert_ok(fcdp__host_join(&second, &ticket, &peer));
     uint64_t offset;
-    assert_int_equal(fcdp__host_carve(peer, 4096, &offset), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__host_block_alloc(peer, 4096, &offset), FCDP_ERR_INVALID);
     fcdp__host_destroy(peer);
     fcdp__host_destroy(host);
 }
@@ -293,7 +294,7 @@ static void an_offset_outside_of_the_slab_is_refused(void **state) {
 
 static void carve_in_child(void *arg) {
     uint64_t offset;
-    if (fcdp__host_carve(arg, 4096, &offset) != FCDP_ERR_INVALID) _exit(1);
+    if (fcdp__host_block_alloc(arg, 4096, &offset) != FCDP_ERR_INVALID) _exit(1);
     fcdp__host_destroy(arg);
 }
 
@@ -305,14 +306,14 @@ static void a_forked_child_leaves_the_parents_memory_alone(void **state) {
     fcdp_host_block *block;
     uint64_t offset;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
-    assert_ok(fcdp__host_carve(host, 1 << 20, &offset));
+    assert_ok(fcdp__host_block_alloc(host, 1 << 20, &offset));
     assert_ok(fcdp__host_attach(host, offset, 1 << 20, NULL, &block));
     memset(fcdp__host_data(block), 3, 1 << 20);
     assert_int_equal(child_run(carve_in_child, host), 0);
     assert_int_equal(((char *)fcdp__host_data(block))[12345], 3);
     fcdp__host_detach(block);
-    fcdp__host_free(host, offset);
-    assert_ok(fcdp__host_carve(host, 2 << 20, &offset));
+    fcdp__host_block_free(host, offset);
+    assert_ok(fcdp__host_block_alloc(host, 2 << 20, &offset));
     fcdp__host_destroy(host);
 }
 
@@ -326,7 +327,7 @@ static void waiting_ends_with_the_names_of_those_who_did_not_come(void **state) 
     config.timeout_s = 0.25;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_join(&second, &ticket, &peer));
-    assert_ok(fcdp__host_carve(host, 4096, &offset));
+    assert_ok(fcdp__host_block_alloc(host, 4096, &offset));
     assert_ok(fcdp__host_attach(host, offset, 4096, NULL, &block));
     assert_ok(fcdp__host_attach(peer, offset, 4096, NULL, &peers));
     fcdp__board_publish(block, FCDP_BOARD_STORED_1,
@@ -372,7 +373,7 @@ static void waiters_are_woken_not_polled(void **state) {
     pthread_t thread;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_join(&second, &ticket, &peer));
-    assert_ok(fcdp__host_carve(host, 1, &offset));
+    assert_ok(fcdp__host_block_alloc(host, 1, &offset));
     assert_ok(fcdp__host_attach(host, offset, 1, NULL, &mine.block));
     assert_ok(fcdp__host_attach(peer, offset, 1, NULL, &theirs.block));
     uint64_t start_ns = fcdp__now_ns();
@@ -415,7 +416,7 @@ static int pin_main(fcdp_pin_mode pin) {
         return 92;
     if (fcdp__host_create(&config, &host, &ticket)) return 93;
     for (int i = 0; i < 2; i++) {
-        if (fcdp__host_carve(host, 1 << 20, &offsets[i])) return 94;
+        if (fcdp__host_block_alloc(host, 1 << 20, &offsets[i])) return 94;
         fcdp_status status = fcdp__host_attach(host, offsets[i], 1 << 20, NULL, &blocks[i]);
         printf("%s: %s\n", fcdp_status_name(status), status ? fcdp_error_text() : "");
         if (!status) memset(fcdp__host_data(blocks[i]), 1, 1 << 20);
@@ -492,7 +493,7 @@ static void exactly_the_block_is_pinned(void **state) {
     config.pin = FCDP_PIN_REQUIRE;
     size_t before = locked_kib(), data = 3000001;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
-    assert_ok(fcdp__host_carve(host, data, &offset));
+    assert_ok(fcdp__host_block_alloc(host, data, &offset));
     assert_ok(fcdp__host_attach(host, offset, data, NULL, &block));
     /* the board and the data */
     assert_int_equal(locked_kib() - before, (KIB4 + fcdp__round_up(data, KIB4)) / 1024);
@@ -521,7 +522,7 @@ static void a_rank_pins_and_binds_its_slices_alone(void **state) {
     config.numa_node = 0;
     size_t before = locked_kib(), data = SPAN_0 + SPAN_1;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
-    assert_ok(fcdp__host_carve(host, data, &offset));
+    assert_ok(fcdp__host_block_alloc(host, data, &offset));
     assert_ok(fcdp__host_attach(host, offset, data, &share, &block));
     /* The board; bytes 300000 to 500000 lie on pages 73 to 122, 1005000 to 1005100 on page 245. */
     assert_int_equal(locked_kib() - before, 4 + 4 * 50 + 4);

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/prctl.h>
 
+#include "tiering/board.h"
 #include "tiering/host.h"
 
 /* jemalloc takes all of its locks before a fork, more than the thread
@@ -65,7 +66,7 @@ static void victim_run(fcdp_host_block *block) {
 static int rank_main(char **argv) {
     uint32_t slice = (uint32_t)strtoul(argv[2], NULL, 10);
     uint64_t offset = strtoull(argv[3], NULL, 10);
-    fcdp_host_config config = config_of(slice, NULL); /* who does not carve needs none */
+    fcdp_host_config config = config_of(slice, NULL); /* who allocates no blocks needs none */
     fcdp_shared_ticket ticket;
     fcdp_host *host;
     fcdp_host_block *block;
@@ -164,13 +165,13 @@ static void leader_open(leader *l) {
     assert_ok(fcdp__account_create(64 << 20, &l->account, &unused));
     fcdp_host_config config = config_of(0, l->account);
     assert_ok(fcdp__host_create(&config, &l->host, &l->ticket));
-    assert_ok(fcdp__host_carve(l->host, DATA_BYTES, &l->offset));
+    assert_ok(fcdp__host_block_alloc(l->host, DATA_BYTES, &l->offset));
     assert_ok(fcdp__host_attach(l->host, l->offset, DATA_BYTES, NULL, &l->block));
 }
 
 static void leader_close(leader *l) {
     fcdp__host_detach(l->block);
-    fcdp__host_free(l->host, l->offset);
+    fcdp__host_block_free(l->host, l->offset);
     fcdp__host_destroy(l->host);
     fcdp__account_destroy(l->account);
     assert_no_slab_here();

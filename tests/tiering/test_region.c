@@ -43,7 +43,7 @@ static void a_life(bool exact) {
     for (uint32_t r = 0; r < 2; r++) region_fill(&g, r, BOTH, r ? FILL_SLICE : FILL_KEPT);
     for (uint32_t r = 0; r < 2; r++)
         for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[r], s, true, r == 1, false, 1);
-    region_put_late(&g, 0, BOTH);
+    region_store_late(&g, 0, BOTH);
     for (uint32_t r = 0; r < 2; r++) region_compute(&g, r, MS);
     for (uint32_t r = 0; r < 2; r++)
         for (uint32_t s = 0; s < 2; s++) assert_host_slice(&g, r, s, r, 1);
@@ -70,10 +70,9 @@ static void a_life(bool exact) {
     for (uint32_t r = 0; r < 2; r++) region_compute(&g, r, 0);
     group_release(&g, false);
     assert_int_equal(fcdp__region_base(g.regions[0]).addr, base.addr);
-    assert_string_equal(fcdp__region_name(g.regions[0]), "life");
 
     fcdp_tiering_stats stats = stats_of(&n, 0);
-    assert_int_equal(stats.n_puts, 1);
+    assert_int_equal(stats.n_stores, 1);
     assert_int_equal(stats.d2h_bytes, g.layout->bytes / 2);
     assert_int_equal(stats.h2d_bytes, g.layout->bytes / 2);
     assert_int_equal(stats.n_slice_loads, 2);
@@ -96,7 +95,8 @@ static void the_life_of_a_region(void **state) {
     node_pins_slices = false;
 }
 
-/* The node's processes meet in its memory: each puts its slice, and takes the others' once they are there. */
+/* The node's processes meet in its memory: each stores its slice, and loads the others' once they are
+ * there. */
 static void a_gather_through_the_host(void **state) {
     (void)state;
     for (int exact = 0; exact < 2; exact++) {
@@ -146,7 +146,7 @@ static void spans_go_stale_apart(void **state) {
         assert_span(g.regions[r], FCDP_SPAN_FROZEN, true, true, false, 1);
         region_compute(&g, r, 0);
     }
-    /* only the trainable slice is new: only it is put */
+    /* only the trainable slice is new: only it is stored */
     assert_int_equal(stats_of(&n, 0).d2h_bytes - before.d2h_bytes,
                      g.layout->span[FCDP_SPAN_TRAINABLE].bytes / 2);
     group_release(&g, false);
@@ -161,12 +161,12 @@ static void what_was_never_filled_is_nowhere(void **state) {
     node n;
     group g;
     node_open(&n, 1, 2, false);
-    group_open(&g, &n, "void", SPECS, N_SPECS, 3);
+    group_open(&g, &n, "invalid", SPECS, N_SPECS, 3);
     group_acquire(&g);
     assert_int_equal(fcdp__region_load_slice(g.regions[0], 0), FCDP_ERR_INVALID);
     region_fill(&g, 0, BOTH, FILL_KEPT);
     region_compute(&g, 0, 0);
-    group_release(&g, false); /* neither kept nor put: gone */
+    group_release(&g, false); /* neither kept nor stored: gone */
     assert_span(g.regions[0], 0, false, false, false, 1);
     group_acquire(&g);
     assert_int_equal(fcdp__region_load_whole(g.regions[0], 1), FCDP_ERR_INVALID);
@@ -220,8 +220,8 @@ static void a_put_waits_for_what_writes_the_pages(void **state) {
     node_close(&n);
 }
 
-/* What the others have not stored yet is waited for, by a load and by a take, on the device. */
-static void loads_and_takes_wait_for_the_others_words(void **state) {
+/* What the others have not stored yet is waited for, whatever is loaded, on the device. */
+static void loads_wait_for_the_others_words(void **state) {
     (void)state;
     node n;
     group g;
@@ -354,7 +354,7 @@ static void filling_the_host_waits_for_an_eviction(void **state) {
     node_open(&n, 2, 2, false);
     /* the evictor waits in a copy of what is not pinned, before it has recorded any event */
     node_pins_slices = true;
-    group_open(&g, &n, "leaving", SPECS, N_SPECS, 13);
+    group_open(&g, &n, "evicted", SPECS, N_SPECS, 13);
     node_pins_slices = false;
     group_fill(&g, BOTH, FILL_KEPT, 0);
     group_release(&g, true);
@@ -387,7 +387,7 @@ static void evict_and_restore_alone(void) {
     group_open(&g, &n, "alone", SPECS, N_SPECS, 4);
     group_fill(&g, BOTH, FILL_KEPT, MS);
     group_release(&g, true);
-    pages_squeeze(&n, 2, 2); /* nobody has put anything: it writes all */
+    pages_squeeze(&n, 2, 2); /* nobody has stored anything: it writes all */
     assert_int_equal(stats_of(&n, 2).n_evictions, 1);
     assert_int_equal(stats_of(&n, 2).d2h_bytes, g.layout->bytes);
     assert_false(state_of(g.regions[2]).mapped || state_of(g.regions[2]).kept);
@@ -399,11 +399,11 @@ static void evict_and_restore_alone(void) {
     for (uint32_t s = 0; s < 2; s++) region_restore(&g, 2, s, true);
     region_compute(&g, 2, 0);
     region_release(&g, 2, true);
-    /* Later all of them release, the others having put theirs: its own pieces count
-     * as put, or they would wait for ever. */
+    /* Later all of them release, the others having stored theirs: its own pieces count
+     * as stored, or they would wait for ever. */
     group_acquire(&g);
     for (uint32_t r = 0; r < 4; r++)
-        if (r != 2) region_put_late(&g, r, BOTH);
+        if (r != 2) region_store_late(&g, r, BOTH);
     group_release(&g, false);
     group_restore(&g, false, 0);
     group_release(&g, false);
@@ -480,7 +480,7 @@ static void void_bytes_go_without_a_copy(void **state) {
     node n;
     group g;
     node_open(&n, 2, 2, false);
-    group_open(&g, &n, "void", SPECS, N_SPECS, 12);
+    group_open(&g, &n, "invalid", SPECS, N_SPECS, 12);
     group_fill(&g, BOTH, FILL_KEPT, 0);
     group_release(&g, true);
     fcdp__region_invalidate(g.regions[0], BOTH);
@@ -504,7 +504,7 @@ static void a_call_that_fails_half_way_leaves_nothing_unordered(void **state) {
             node n;
             group g, next;
             node_open(&n, 2, 2, false);
-            group_open(&g, &n, "torn", SPECS, N_SPECS, 13);
+            group_open(&g, &n, "unrecorded", SPECS, N_SPECS, 13);
             group_open(&next, &n, "next", SPECS, N_SPECS, 14);
             group_fill(&g, BOTH, FILL_KEPT, 0);
             gate held = gate_make(&n);
@@ -512,16 +512,16 @@ static void a_call_that_fails_half_way_leaves_nothing_unordered(void **state) {
                 gate_hold(&held, fcdp__tiering_stream(n.ranks[0].tiering, (fcdp_direction)d));
             fcdp_piece own = fcdp__layout_slice(g.layout, 0, 0);
             assert_int_equal(simgpu_fail_nth(calls[c], nth, CUDA_UNKNOWN), 0);
-            fcdp_status put = fcdp__region_put(g.regions[0], 1, (fcdp_piece_list){&own, 1},
-                                               fcdp__region_ready(g.regions[0]));
-            assert_int_equal(state_of(g.regions[0]).span[0].put, !put);
+            fcdp_status store = fcdp__region_store(g.regions[0], 1, (fcdp_piece_list){&own, 1},
+                                                   fcdp__region_ready(g.regions[0]));
+            assert_int_equal(state_of(g.regions[0]).span[0].stored, !store);
             (void)simgpu_fail_nth(NULL, 0, 0);
             group_release(&g, false);
             group_fill(&next, BOTH, FILL_KEPT, MS); /* on the same pages */
             assert_true(next.regions[0]->slot == g.regions[0]->slot);
             gate_open(&held);
             node_sync(&n); /* races would show */
-            if (!put) assert_host_slice(&g, 0, 0, 0, 1);
+            if (!store) assert_host_slice(&g, 0, 0, 0, 1);
             group_release(&next, false);
             gate_destroy(&held);
             group_close(&next);
@@ -544,7 +544,7 @@ static void a_failed_eviction_leaves_the_region_kept(void **state) {
         group_fill(&g, BOTH, FILL_KEPT, 0);
         group_release(&g, true);
         assert_int_equal(simgpu_fail_nth(calls[c], 1, CUDA_UNKNOWN), 0);
-        assert_int_equal(fcdp__pool_take_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 1, &block),
+        assert_int_equal(fcdp__pool_take_handle(n.ranks[0].pool, HOLDER_OTHERS, 1, &block),
                          FCDP_ERR_NO_DEVICE_MEM);
         assert_true(state_of(g.regions[0]).kept);
         for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[0], s, true, false, false, 1);
@@ -619,18 +619,19 @@ static void looking_says_who_is_late_and_opening_lets_all_pass(void **state) {
     group g;
     node_open(&n, 2, 4, false);
     group_open(&g, &n, "the third layer", SPECS, N_SPECS, 19);
-    assert_int_equal(fcdp__region_look(g.regions[0], 0), FCDP_PENDING);
-    assert_int_equal(fcdp__region_look(g.regions[0], 3600000ull * MS), FCDP_PENDING); /* nothing is awaited */
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 0), FCDP_PENDING);
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 3600000ull * MS),
+                     FCDP_PENDING); /* nothing is awaited */
     step(fcdp__region_acquire(g.regions[0]));
     region_fill(&g, 0, BOTH, FILL_HOST); /* and rank 1 never comes */
-    assert_int_equal(fcdp__region_look(g.regions[0], 1000ull * MS), FCDP_PENDING);
-    assert_int_equal(fcdp__region_look(g.regions[0], 3600000ull * MS), FCDP_ERR_TIMEOUT);
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 1000ull * MS), FCDP_PENDING);
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 3600000ull * MS), FCDP_ERR_TIMEOUT);
     assert_text("the third layer");
     assert_text("slice 1");
     assert_false(has_passed(&n, fcdp__region_ready(g.regions[0])));
-    fcdp__region_open_waits(g.regions[0]);
+    fcdp__region_end_waits(g.regions[0]);
     assert_ok(fcdp__driver_event_sync(n.drv, fcdp__region_ready(g.regions[0])));
-    assert_int_equal(fcdp__region_look(g.regions[0], 3600000ull * MS), FCDP_PENDING);
+    assert_int_equal(fcdp__region_query_peers(g.regions[0], 3600000ull * MS), FCDP_PENDING);
     fcdp__region_invalidate(g.regions[0], BOTH);
     region_release(&g, 0, false);
     group_close(&g);
@@ -721,7 +722,7 @@ int main(void) {
         cmocka_unit_test(what_was_never_filled_is_nowhere),
         cmocka_unit_test(a_block_serves_one_region),
         cmocka_unit_test(a_put_waits_for_what_writes_the_pages),
-        cmocka_unit_test(loads_and_takes_wait_for_the_others_words),
+        cmocka_unit_test(loads_wait_for_the_others_words),
         cmocka_unit_test(a_put_waits_for_the_others_older_reads),
         cmocka_unit_test(a_put_waits_for_the_others_older_writes),
         cmocka_unit_test(filling_the_host_waits_for_an_eviction),

@@ -4,7 +4,7 @@
  * The model knows what each rank's spans must be once the device has done what is enqueued; only when the
  * reclaimer takes pages is not in it: a region that has lost them must then look exactly like one that was
  * evicted. Content is compared by kernels, wherever the model says that there is some. Ranks decide alike
- * what is filled, and each for itself what it restores, puts, keeps and loses.
+ * what is filled, and each for itself what it restores, stores, keeps and loses.
  */
 #include "tests/tiering/support.h"
 
@@ -48,7 +48,7 @@ static bool others_stored(const world *w, int i, uint32_t r, uint32_t s) {
 }
 
 static bool is_somewhere(const model *m, uint32_t s) {
-    return m->span[s].put || m->span[s].whole;
+    return m->span[s].stored || m->span[s].whole;
 }
 
 /* A load waits for nothing but what is enqueued already. */
@@ -69,9 +69,9 @@ static void model_evict(world *w, int i, uint32_t r, const fcdp_region_state *is
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         fcdp_span_state *span = &m->span[s];
         if (!span->on_device || span->whole || !w->groups[i].layout->span[s].bytes) continue;
-        bool writes = !span->put || !others_stored(w, i, r, s) || is->span[s].whole;
+        bool writes = !span->stored || !others_stored(w, i, r, s) || is->span[s].whole;
         if (!writes) continue;
-        span->put = span->whole = true;
+        span->stored = span->whole = true;
         m->stored[s] = span->epoch;
     }
     model_lose_pages(m);
@@ -89,7 +89,7 @@ static void slots_check(const world *w, uint32_t r) {
             n_mapped += region->slot == slot;
         assert_int_equal(slot->n_mapped, n_mapped);
         assert_true(!w->exact || n_mapped <= 1);
-        assert_false(slot->leaving);
+        assert_false(slot->dissolving);
         n_owned += slot->owner ? slot->n_pages : 0;
         n_pages += slot->n_pages;
     }
@@ -99,7 +99,8 @@ static void slots_check(const world *w, uint32_t r) {
     assert_true(n_pages <= POOL_PAGES);
 }
 
-/* Takes over what the reclaimer has done since. */
+/* Takes over what the reclaimer has done since. After every use, on all ranks: an eviction writes a word that
+ * the next rank's eviction of the same group may find, and its model must know. */
 static fcdp_region_state model_update(world *w, int i, uint32_t r) {
     fcdp_region_state state = state_of(region_of(w, i, r));
     if (w->models[i][r].kept && !state.kept) {
@@ -116,7 +117,7 @@ static void region_check(world *w, int i, uint32_t r) {
     assert_int_equal(state.kept, m->kept);
     assert_true(state.mapped || !(state.in_use || state.kept));
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        assert_span(region_of(w, i, r), s, m->span[s].on_device, m->span[s].put, m->span[s].whole,
+        assert_span(region_of(w, i, r), s, m->span[s].on_device, m->span[s].stored, m->span[s].whole,
                     m->span[s].epoch);
 }
 
@@ -168,10 +169,10 @@ static void restore(world *w, int i, uint32_t r, uint32_t s) {
     *(whole ? &w->n_whole : &w->n_slices) += 1;
 }
 
-static void puts_model(model *m, uint32_t mask) {
+static void model_store(model *m, uint32_t mask) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (mask & 1u << s) {
-            m->span[s].put = true;
+            m->span[s].stored = true;
             m->stored[s] = m->span[s].epoch;
         }
 }
@@ -181,17 +182,17 @@ static void fill(world *w, int i, uint32_t r, uint32_t mask, fill_way way) {
     region_fill(&w->groups[i], r, mask, way);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (mask & 1u << s) m->span[s] = (fcdp_span_state){.on_device = true, .epoch = m->span[s].epoch + 1};
-    if (way != FILL_KEPT) puts_model(m, mask);
+    if (way != FILL_KEPT) model_store(m, mask);
 }
 
-static void put_late(world *w, int i, uint32_t r) {
+static void store_late(world *w, int i, uint32_t r) {
     model *m = &w->models[i][r];
     uint32_t mask = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (m->span[s].on_device && !is_somewhere(m, s)) mask |= 1u << s;
     if (!mask) return;
-    region_put_late(&w->groups[i], r, mask);
-    puts_model(m, mask);
+    region_store_late(&w->groups[i], r, mask);
+    model_store(m, mask);
 }
 
 /* ---- steps ---- */
@@ -207,7 +208,7 @@ static bool all_begin(world *w, int i) {
     return true;
 }
 
-/* Whoever takes the others' pieces from the host needs all of them to put theirs. */
+/* Whoever loads the others' pieces from the host needs all of them to store theirs. */
 static void all_fill(world *w, int i, uint32_t mask) {
     bool by_host = chance(w, 2);
     for (uint32_t r = 0; r < w->node.n; r++)
@@ -227,7 +228,7 @@ static void all_work(world *w, int i) {
 
 static void all_end(world *w, int i) {
     for (uint32_t r = 0; r < w->node.n; r++) {
-        if (!chance(w, 4)) put_late(w, i, r);
+        if (!chance(w, 4)) store_late(w, i, r);
         use_end(w, i, r, chance(w, 2));
     }
 }
@@ -326,8 +327,10 @@ static void world_open(world *w, uint32_t n_ranks) {
 static void world_close(world *w) {
     if (w->held != NOBODY) all_end(w, w->held);
     w->held = NOBODY;
-    for (int i = 0; i < N_GROUPS; i++) do_use(w, i);
-    world_check(w);
+    for (int i = 0; i < N_GROUPS; i++) {
+        do_use(w, i);
+        world_check(w);
+    }
     node_sync(&w->node);
     for (int i = 0; i < N_GROUPS; i++) group_close(&w->groups[i]);
     node_close(&w->node);

@@ -73,7 +73,7 @@ static void in_what_nobody_watches(void) {
 }
 
 static void in_what_was_forgotten(void) {
-    fcdp__segv_forget(watch_nowhere());
+    fcdp__segv_unwatch(watch_nowhere());
     touch(nowhere + 600);
 }
 
@@ -191,7 +191,7 @@ static void *come_and_go(void *arg) {
         fcdp_segv_watch *watch;
         const fcdp_segv_part part = {0, BYTES, "comes and goes"};
         if (fcdp__segv_watch((fcdp_dptr){(uintptr_t)arg}, BYTES, "other", &part, 1, &watch)) _exit(99);
-        fcdp__segv_forget(watch);
+        fcdp__segv_unwatch(watch);
     }
     return NULL;
 }

@@ -77,8 +77,8 @@ static void a_slot_passes_on_behind(pending_kind kind, bool next_loads) {
     if (kind == PENDING_D2H) {
         gate_hold(&held, streams[kind]);
         fcdp_piece all[] = {g[0].layout->span[0], g[0].layout->span[1]};
-        assert_ok(fcdp__region_put(g[0].regions[0], BOTH, (fcdp_piece_list){all, 2},
-                                   fcdp__region_ready(g[0].regions[0])));
+        assert_ok(fcdp__region_store(g[0].regions[0], BOTH, (fcdp_piece_list){all, 2},
+                                     fcdp__region_ready(g[0].regions[0])));
     }
     group_release(&g[0], false);
     if (next_loads)
@@ -611,8 +611,8 @@ static void who_goes_first(void **state) {
     static const int order[] = {4, 2, 1, 0, 3};
     for (int k = 0; k < 5; k++) {
         fcdp_phys block;
-        assert_ok(fcdp__pool_take_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, (size_t)k + 1, &block));
-        fcdp__pool_give_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, (size_t)k + 1, block);
+        assert_ok(fcdp__pool_take_handle(n.ranks[0].pool, HOLDER_OTHERS, (size_t)k + 1, &block));
+        fcdp__pool_give_handle(n.ranks[0].pool, HOLDER_OTHERS, (size_t)k + 1, block);
         for (int i = 0; i < 5; i++) {
             bool gone = false;
             for (int j = 0; j <= k; j++) gone |= order[j] == i;
@@ -640,7 +640,7 @@ static void a_slot_that_cannot_be_taken_apart_is_passed_over(void **state) {
     assert_true(state_of(g[0].regions[0]).mapped);
     assert_false(state_of(g[1].regions[0]).mapped);
     assert_int_equal(simgpu_fail_nth("cuMemUnmap", 1, CUDA_UNKNOWN), 0);
-    assert_int_equal(fcdp__pool_take_block(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 2, &block),
+    assert_int_equal(fcdp__pool_take_handle(n.ranks[0].pool, HOLDER_OTHERS, 2, &block),
                      FCDP_ERR_NO_DEVICE_MEM);
     assert_true(state_of(g[0].regions[0]).mapped);
     pages_squeeze(&n, 0, 2);

@@ -1,11 +1,11 @@
-/* fcdp.h - what every layer shares: status, error text, log, checks.
+/* base.h - what every layer shares: status, error text, log, checks, locks.
  *
  * A function that can fail returns fcdp_status and writes its outputs (last, `_out`) only on success. The
  * first who can name a failure writes the text with fcdp__fail(); the rest pass the status up. Out of memory
  * is a signal to policy: it carries a text but is never logged where it happens.
  */
-#ifndef FCDP_H
-#define FCDP_H
+#ifndef FCDP_BASE_H
+#define FCDP_BASE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,17 +44,23 @@ const char *fcdp_error_text(void);
  * inner fcdp_error_text(): the new text may be formatted from the old one. */
 fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) FCDP_PRINTF(2, 3) FCDP_MUST_CHECK;
 
-/* A failure with its text, kept over calls that may write another one (what was done is undone), or for
- * later callers of the object that failed. */
-enum { FCDP_ERROR_BYTES = 2048 };
-typedef struct fcdp_error {
-    fcdp_status status; /* FCDP_OK: none */
-    char text[FCDP_ERROR_BYTES];
-} fcdp_error;
-/* `status` with the calling thread's text. */
-void fcdp__error_keep(fcdp_error *error_out, fcdp_status status);
-/* The calling thread's failure is `error` again; its status. */
-fcdp_status fcdp__error_restore(const fcdp_error *error) FCDP_MUST_CHECK;
+enum { FCDP_TEXT_BYTES = 2048 }; /* longer texts are cut */
+/* The calling thread's failure, kept over calls that may fail as well and would write their own text. */
+typedef struct fcdp_failure {
+    fcdp_status status;
+    char text[FCDP_TEXT_BYTES];
+} fcdp_failure;
+fcdp_failure fcdp__failure_keep(fcdp_status status);
+/* The text is the thread's again; returns the status. With FCDP_OK the thread's text stays. */
+fcdp_status fcdp__failure_restore(const fcdp_failure *failure) FCDP_MUST_CHECK;
+
+/* The status of `call`, which is made once more if it fails: for what gives memory back. A failure that
+ * passes, of a driver that is busy, must not lose that memory for good. */
+#define FCDP_RETRY_ONCE(call)                                                                                \
+    __extension__({                                                                                          \
+        fcdp_status status_ = (call);                                                                        \
+        status_ ? (call) : status_;                                                                          \
+    })
 
 typedef enum fcdp_log_level {
     FCDP_LOG_QUIET = 0,

@@ -1,0 +1,40 @@
+/* board.h - the words by which the ranks of a node see each other without a collective.
+ *
+ * A block of the node's memory begins with a page of 32-bit words (host.h), one per slice and kind. The
+ * slice's owner writes its words with release order, from a stream or from the host; the others read them
+ * with acquire order. Who waits on the host sleeps on a futex, with a timeout, and looks whether the writer
+ * still lives.
+ */
+#ifndef FCDP_BOARD_H
+#define FCDP_BOARD_H
+
+#include "tiering/host.h"
+
+typedef enum fcdp_board_word {
+    FCDP_BOARD_STORED_0, /* region.h: epoch of span 0 of which this rank's pieces are in host memory */
+    FCDP_BOARD_STORED_1, /* the same of span 1 */
+    /* region.h: number of the fill for which this rank's older reads and writes are over */
+    FCDP_BOARD_READY,
+    FCDP_BOARD_ATTACHED, /* host.c's: 1 while this rank has the block attached */
+    FCDP_BOARD_N_WORDS,
+} fcdp_board_word;
+
+/* Write this rank's word from the host, and wake who waits there. */
+void fcdp__board_publish(fcdp_host_block *block, fcdp_board_word word, uint32_t value);
+/* Acquire: what its writer wrote before is there, whether a stream or the host wrote the word. */
+uint32_t fcdp__board_read(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice);
+/* The word's device address, for the owner's streams to write and the others' to wait for. Page-locked,
+ * whatever FCDP_PIN says. */
+fcdp_dptr fcdp__board_word_at(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice);
+/* The host waits until (int32_t)(word[slice] - at_least) >= 0 for every slice. FCDP_ERR_TIMEOUT or, when the
+ * owner's process is gone, FCDP_ERR_PEER; the text names the slices that did not come and `what`. */
+fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
+                                 const char *what) FCDP_MUST_CHECK;
+/* The same without waiting, for a caller that has waited for waited_ns: FCDP_PENDING while some slices have
+ * not come, live, and may come yet. */
+fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
+                                  const char *what, uint64_t waited_ns) FCDP_MUST_CHECK;
+/* Raise every slice's word to `at_least`, so that streams whose peer is gone go on. After fcdp__host_fail. */
+void fcdp__board_raise(fcdp_host_block *block, fcdp_board_word word, uint32_t at_least);
+
+#endif

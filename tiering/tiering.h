@@ -1,0 +1,33 @@
+/* tiering.h - what a device's regions have in common: copy streams, slots, the pool's reclaimer, counts. */
+#ifndef FCDP_TIERING_H
+#define FCDP_TIERING_H
+
+#include "alloc/pages.h"
+
+/* The holder (pages.h) of device pages that gathered parameters lie on or pass through: slots, and the
+ * staging buffers of the layer above. */
+enum { FCDP_HOLDER_GATHERED = 1 };
+
+typedef struct fcdp_tiering fcdp_tiering;
+
+typedef enum fcdp_direction { FCDP_TO_HOST, FCDP_TO_DEVICE, FCDP_N_DIRECTIONS } fcdp_direction;
+
+typedef struct fcdp_tiering_stats {
+    uint64_t h2d_bytes, d2h_bytes; /* enqueued */
+    uint64_t n_stores, n_slice_loads, n_whole_loads, n_evictions;
+    uint64_t n_maps;  /* times that a region was mapped onto a slot */
+    uint64_t n_waits; /* times that the host waited for pages */
+} fcdp_tiering_stats;
+
+/* One copy stream for each direction, and the pool's reclaimer, which takes pages back from the regions.
+ * `exact`: a region's addresses are unmapped when it is released (slot.h). */
+fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact,
+                                 fcdp_tiering **tiering_out) FCDP_MUST_CHECK;
+/* Every region has been destroyed. */
+void fcdp__tiering_destroy(fcdp_tiering *tiering);
+/* A pass of the program begins. The slots that the last passes needed at once stay; the others are freed. */
+void fcdp__tiering_begin_pass(fcdp_tiering *tiering);
+fcdp_stream fcdp__tiering_stream(const fcdp_tiering *tiering, fcdp_direction direction);
+void fcdp__tiering_stats_get(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
+
+#endif
