@@ -19,21 +19,17 @@ void fcdp__staging_release(fcdp_staging *staging) {
     fcdp__lock_release(&staging->lock);
 }
 
-static fcdp_status streams_await(fcdp_engine *engine) {
-    fcdp_status status = FCDP_OK;
-    for (int i = 0; i < FCDP_N_INTER && !status; i++)
-        status = fcdp__driver_stream_sync(engine->drv, engine->streams[i]);
-    return status
-               ? status
-               : fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST));
-}
-
-/* Acquired: its pages go, once the device is done with them. */
+/* Acquired: its pages go, once the device is done with them. After a gather that failed half way that is when
+ * the streams are idle. */
 static fcdp_status pages_free(fcdp_engine *engine) {
     fcdp_staging *staging = &engine->staging;
     fcdp_status status = FCDP_OK;
     if (!staging->range) return FCDP_OK;
-    if (staging->incomplete) status = FCDP_RETRY_ONCE(streams_await(engine));
+    for (int i = 0; i < FCDP_N_INTER && staging->incomplete && !status; i++)
+        status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(engine->drv, engine->streams[i]));
+    if (staging->incomplete && !status)
+        status = FCDP_RETRY_ONCE(
+            fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST)));
     staging->incomplete = staging->incomplete && status;
     for (int h = 0; h < 2 && !status; h++)
         if (staging->emptied[h]) status = fcdp__driver_event_sync(engine->drv, staging->emptied[h]);
