@@ -64,7 +64,7 @@ fcdp_failure fcdp__failure_keep(fcdp_status status) {
 }
 
 fcdp_status fcdp__failure_restore(const fcdp_failure *failure) {
-    return fcdp__fail(failure->status, "%s", failure->text);
+    return failure->status ? fcdp__fail(failure->status, "%s", failure->text) : FCDP_OK;
 }
 
 void fcdp_log_set_level(fcdp_log_level level) {

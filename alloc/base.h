@@ -51,7 +51,7 @@ typedef struct fcdp_failure {
     char text[FCDP_TEXT_BYTES];
 } fcdp_failure;
 fcdp_failure fcdp__failure_keep(fcdp_status status);
-/* The text is the thread's again; returns the status. */
+/* The text is the thread's again; returns the status. With FCDP_OK the thread's text stays. */
 fcdp_status fcdp__failure_restore(const fcdp_failure *failure) FCDP_MUST_CHECK;
 
 /* The status of `call`, which is made once more if it fails: for what gives memory back. A failure that

@@ -21,7 +21,7 @@ void fcdp__member_join(fcdp_member *member, fcdp_agreement *agreement) {
     *member = (fcdp_member){.agreement = agreement, .live = member->live, .ahead = member->ahead};
 }
 
-void fcdp__member_leave(fcdp_member *member) {
+void fcdp__member_remove(fcdp_member *member) {
     if (member->agreement && member->agreement->last == member) member->agreement->last = NULL;
     *member = (fcdp_member){.live = member->live, .ahead = member->ahead};
 }

@@ -1,13 +1,13 @@
-/* agreement.h - when the ranks of a shard group must ask each other, and which groups are gathered ahead.
- * Pure: events in, decisions out.
+/* agreement.h - what all ranks of a shard group decide alike without a message: whom to ask, whom to gather
+ * ahead. Pure: events in, decisions out.
  *
  * A hit must be a hit on every rank, or collectives hang; and what one rank does alone may not move its
  * peers. So a decision to ask is made from events that all ranks of the shard group have, in the same order:
  * passes of the tree begin, its groups are unsharded, gradients are reduced. A pass is a root forward or a
  * backward. Its first unshard asks for all groups of the tree; within it a group is asked for alone when its
  * gradients have been reduced, when an optimizer stepped its parameters, or when somebody wrote into its
- * gathered copy. An unshard by hand, outside of the framework's own hooks, may come at any time and so always
- * asks.
+ * gathered copy. An unshard by hand, outside of the framework's own hooks, may come at any time and so
+ * always asks.
  *
  *     agreed(g) <=> g.pass == tree.pass && !g.ask          asked for all <=> tree.agreed == tree.pass
  *
@@ -49,7 +49,7 @@ void fcdp__agreement_begin_backward(fcdp_agreement *agreement);
  * its next unshard if it did not before. */
 void fcdp__member_join(fcdp_member *member, fcdp_agreement *agreement);
 /* It belongs to no tree; the caller sees to it that it follows nobody. */
-void fcdp__member_leave(fcdp_member *member);
+void fcdp__member_remove(fcdp_member *member);
 void fcdp__member_ask_again(fcdp_member *member);
 
 /* Whom an unshard of the group must ask for. `each`: the user wants every unshard to ask. */

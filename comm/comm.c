@@ -1,7 +1,6 @@
-/* comm.c - shard groups: their host memory, and how they fail. */
+/* comm.c - see the header. */
 #include "comm/comm.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -133,19 +132,14 @@ fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticke
 
 /* ---- failures ---- */
 
-static fcdp_status latched(const fcdp_comm *comm) {
-    return fcdp__fail(comm->failure, "%s", comm->failure_text);
-}
-
 /* The peers on this node learn of it before anything that they wait for opens: whoever finds it open looks
  * there next. Waits are opened each time: a call that was under way may have enqueued another one. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
     if (!atomic_load_explicit(&comm->failed, memory_order_relaxed)) {
-        comm->failure = status;
-        snprintf(comm->failure_text, sizeof comm->failure_text, "%s", fcdp_error_text());
+        comm->failure = fcdp__failure_keep(status);
         atomic_store_explicit(&comm->failed, true, memory_order_release);
         if (comm->host) fcdp__host_fail(comm->host);
-        comm->transport.abort(comm->transport.ctx, comm->failure_text);
+        comm->transport.abort(comm->transport.ctx, comm->failure.text);
     }
     for (fcdp_group *group = comm->groups; group; group = group->next)
         if (group->region) fcdp__region_end_waits(group->region);
@@ -155,13 +149,14 @@ fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) {
     fcdp__lock_acquire(&comm->engine->lock);
     fcdp__comm_fail_locked(comm, status);
     fcdp__lock_release(&comm->engine->lock);
-    return latched(comm);
+    return fcdp__failure_restore(&comm->failure);
 }
 
 /* Takes no lock: engine.c calls it with the engine's. */
 fcdp_status fcdp_comm_check(fcdp_comm *comm) {
     uint32_t slice;
-    if (atomic_load_explicit(&comm->failed, memory_order_acquire)) return latched(comm);
+    if (atomic_load_explicit(&comm->failed, memory_order_acquire))
+        return fcdp__failure_restore(&comm->failure);
     fcdp_status status = comm->transport.check(comm->transport.ctx);
     if (status) return status;
     if (!comm->host || !fcdp__host_peer_failed(comm->host, &slice)) return FCDP_OK;

@@ -1,5 +1,6 @@
-/* comm.h - one shard process group, seen as nodes x ranks: its transport, and the host memory of its ranks
- * on this node. Shard groups of different shapes (experts beside dense layers) are served side by side.
+/* comm.h - one shard process group, seen as nodes x ranks. It has a transport, the host memory of its ranks
+ * on this node, and a latched failure. Shard groups of different shapes (experts beside dense layers) are
+ * served side by side.
  */
 #ifndef FCDP_COMM_H
 #define FCDP_COMM_H

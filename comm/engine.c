@@ -1,5 +1,6 @@
-/* engine.c - streams, lists and counts, from creation to destruction. */
-#include <stdio.h>
+/* engine.c - see the header. */
+#include "comm/engine.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -45,17 +46,9 @@ static fcdp_status streams_create(fcdp_engine *engine) {
     return status;
 }
 
-/* Simulated devices are joined by the host's memory alone; else it depends on the transport
- * (fcdp__group_by_slice). A stale access to a slot passes unseen, unless the framework's
- * storages refuse it, which the caller says. */
-static void options_decide(fcdp_engine *engine) {
-    fcdp_options *options = &engine->options;
-    if (options->restore == FCDP_RESTORE_AUTO && fcdp__driver_is_sim(engine->drv))
-        options->restore = FCDP_RESTORE_WHOLE;
-    if (options->mapping == FCDP_MAPPING_AUTO)
-        options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
-}
-
+/* Options that are left to FCDP are decided once the driver is known. Simulated devices are joined by the
+ * host's memory alone, so a restore is whole; else it depends on the transport (fcdp__group_by_slice). A
+ * stale access to a slot passes unseen, unless the framework's storages refuse it, which the caller says. */
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status = FCDP_OK;
     if (!config->device)
@@ -65,9 +58,13 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     engine->drv = device->drv;
     engine->pool = device->pool;
     if (status) return status;
-    options_decide(engine);
-    bool exact = engine->options.mapping == FCDP_MAPPING_EXACT;
-    status = fcdp__tiering_create(engine->drv, engine->pool, exact, &engine->tiering);
+    fcdp_options *options = &engine->options;
+    if (options->restore == FCDP_RESTORE_AUTO && fcdp__driver_is_sim(engine->drv))
+        options->restore = FCDP_RESTORE_WHOLE;
+    if (options->mapping == FCDP_MAPPING_AUTO)
+        options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
+    status = fcdp__tiering_create(engine->drv, engine->pool, options->mapping == FCDP_MAPPING_EXACT,
+                                  &engine->tiering);
     if (!status) status = streams_create(engine);
     if (!status)
         fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, fcdp__staging_reclaim,
@@ -92,6 +89,7 @@ static void engine_close(fcdp_engine *engine) {
     free(engine);
 }
 
+/* What an engine that could not be opened has got goes again. */
 fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **engine_out) {
     fcdp_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for an engine");
@@ -102,10 +100,9 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
     fcdp__staging_init(&engine->staging);
     fcdp_status status = engine_open(engine, config);
     if (status) {
-        char text[FCDP_FAILURE_BYTES];
-        snprintf(text, sizeof text, "%s", fcdp_error_text());
+        fcdp_failure error = fcdp__failure_keep(status);
         engine_close(engine);
-        return fcdp__fail(status, "%s", text);
+        return fcdp__failure_restore(&error);
     }
     *engine_out = engine;
     return FCDP_OK;
@@ -163,44 +160,31 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
     return known ? known : status;
 }
 
-/* Each group's shards are read until group->reading, which stays where `stream` alone is
- * behind it: another may write, too. What a CUDA graph captures writes nothing now, and
- * cannot wait for what is not in the graph. */
-static fcdp_status stream_order_writes(fcdp_engine *engine, fcdp_stream stream) {
-    fcdp_status status = FCDP_OK;
-    if (fcdp__driver_stream_capture_query(engine->drv, stream) == FCDP_PENDING) return FCDP_OK;
-    fcdp__lock_acquire(&engine->lock);
-    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
-        for (fcdp_group *group = comm->groups; group && !status; group = group->next)
-            if (group->reading) status = fcdp__driver_stream_wait(engine->drv, stream, group->reading);
-    fcdp__lock_release(&engine->lock);
-    return status;
-}
-
-/* Takes one event after another: the lock is not held while the host waits. */
-static fcdp_event reading_take(fcdp_engine *engine) {
-    fcdp_event event = NULL;
-    fcdp__lock_acquire(&engine->lock);
-    for (fcdp_comm *comm = engine->comms; comm && !event; comm = comm->next)
-        for (fcdp_group *group = comm->groups; group && !event; group = group->next) {
-            event = group->reading;
-            group->reading = NULL;
-        }
-    fcdp__lock_release(&engine->lock);
-    return event;
-}
-
-static fcdp_status host_order_writes(fcdp_engine *engine) {
-    fcdp_status status = FCDP_OK;
-    for (fcdp_event event; !status && (event = reading_take(engine));)
-        status = fcdp__driver_event_sync(engine->drv, event);
-    return status;
-}
-
+/* Each group's shards are read until group->reading. A stream is put behind all of these events, and they
+ * stay: another stream may write, too. The host takes one event after another, since the lock is not held
+ * while it waits. What a CUDA graph captures writes nothing now, and cannot wait for what is not in the
+ * graph. */
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
+    bool by_host = engine->host_computes, goes_on = true;
     fcdp_status status = fcdp_engine_check(engine); /* what has failed already is not waited for */
-    if (!status)
-        status = engine->host_computes ? host_order_writes(engine) : stream_order_writes(engine, stream);
+    if (!by_host && fcdp__driver_stream_capture_query(engine->drv, stream) == FCDP_PENDING) goes_on = false;
+    while (goes_on && !status) {
+        fcdp_event taken = NULL;
+        fcdp__lock_acquire(&engine->lock);
+        for (fcdp_comm *comm = engine->comms; comm && !taken; comm = comm->next)
+            for (fcdp_group *group = comm->groups; group && !taken && !status; group = group->next) {
+                if (!group->reading) continue;
+                if (by_host) {
+                    taken = group->reading;
+                    group->reading = NULL;
+                } else {
+                    status = fcdp__driver_stream_wait(engine->drv, stream, group->reading);
+                }
+            }
+        fcdp__lock_release(&engine->lock);
+        if (taken) status = fcdp__driver_event_sync(engine->drv, taken);
+        goes_on = taken != NULL;
+    }
     fcdp_status known = fcdp_engine_check(engine); /* after the waits: what was opened means nothing */
     return known ? known : status;
 }

@@ -1,19 +1,18 @@
-/* engine.h - one process's engine on one device: streams, a monitor, and what all shard groups of the process
- * share.
+/* engine.h - what all shard groups of a process share on one device.
  *
  * There are no workers. What an unshard does is put on streams by the thread that runs the model, in the
- * program's order (group.h), and its end is an event that the compute stream waits for: the host does not. It
- * blocks in three places: in an agreement, which the caller carries out; where device memory lacks; and at
- * the end. Where the model computes on the host itself (CPU tensors on the simulated device) the host is the
- * compute stream, and waits in its stead.
+ * program's order (unshard.h), and its end is an event that the compute stream waits for: the host does not.
+ * It blocks in three places: in an agreement, which the caller carries out; where device memory lacks; and
+ * at the end. Where the model computes on the host itself (CPU tensors on the simulated device) the host is
+ * the compute stream, and waits in its stead.
  *
  *     inter 0, inter 1   bytes between nodes, in turn, one transfer at a time
  *     node               bytes between the ranks of this node
  *     d2h, h2d           the node's host memory (tiering)
  *
  * Failures are asynchronous: the first one of a shard group is latched, its waits are opened so that no
- * stream and no host thread waits for a peer any more, and every later call on the group says it. The monitor
- * is a thread that looks for what only time tells: a collective that is late, a peer that has died.
+ * stream and no host thread waits for a peer any more, and every later call on the group says it. The
+ * monitor is a thread that looks for what only time tells: a collective that is late, a peer that has died.
  *
  * Lock: FCDP_RANK_ENGINE guards the lists and the counters. It is not held while the host waits for the
  * device or for memory.
@@ -53,7 +52,7 @@ fcdp_status fcdp_engine_check(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* What `stream` does from now on comes behind every read of a shard: it may write into them. Where a forward
  * was broken off, a gather that was begun ahead of its use reads yet, and nobody has waited for it. With
  * host_computes the host waits. Does nothing where `stream` captures a CUDA graph: a replay that writes under
- * such a read spoils a copy, which the next fingerprints then call stale. */
+ * such a read changes a copy that is kept, which the next fingerprints then find stale. */
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FCDP_MUST_CHECK;
 /* A root forward begins: the pages that passes before did not need go back (slot.h). */
 void fcdp_engine_begin_pass(fcdp_engine *engine);
@@ -66,14 +65,18 @@ void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *c
  * ranks. Breaks no capture of a CUDA graph. */
 size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes);
 
-typedef struct fcdp_counts {
+typedef struct fcdp_collective_counts {
     uint64_t calls, inter_bytes_sent, intra_bytes_sent;
-} fcdp_counts;
+} fcdp_collective_counts;
+
+typedef struct fcdp_gather_counts {
+    uint64_t made, avoided;     /* unshards that crossed the link / that did not */
+    uint64_t forward, backward; /* of those made */
+} fcdp_gather_counts;
 
 typedef struct fcdp_engine_stats {
-    fcdp_counts gather, restore;                /* collectives of gathers, and of restores */
-    uint64_t gathers_made, gathers_avoided;     /* unshards that crossed the link / that did not */
-    uint64_t gathers_forward, gathers_backward; /* of those made */
+    fcdp_collective_counts gather, restore; /* collectives of gathers, and of restores */
+    fcdp_gather_counts gathers;
     /* between nodes, per node: of flat gathers in their place, and of these */
     uint64_t plain_bytes, gather_bytes;
     uint64_t n_host_waits, host_wait_ns; /* of the model's threads in fcdp_group_wait (host_computes) */

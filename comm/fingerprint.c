@@ -1,5 +1,4 @@
-/* fingerprint.c - the fingerprint on a CPU: of whole arrays, and what a block of the kernel does, its twin.
- * The definition and its reasons: fingerprint.h. */
+/* fingerprint.c - the fingerprint on a CPU; the kernel is fingerprint.cu's. */
 #include "comm/fingerprint.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* fingerprint.h - 64 bits that say whether bytes are what they were: the same from a CPU and from a GPU,
- * which reads them once.
+/* fingerprint.h - 64 bits that say whether bytes are what they were. A CPU computes the same ones as a GPU,
+ * which reads the bytes once.
  *
  * The definition. n bytes are words w[0], w[1], ... of 8 bytes, little endian, the last one filled up with
  * zeroes. With arithmetic modulo 2^64:
@@ -41,24 +41,7 @@ typedef struct fcdp_fingerprint_task {
 } fcdp_fingerprint_task;
 enum { FCDP_FINGERPRINT_TASK_BYTES = 256 << 10, FCDP_FINGERPRINT_THREADS = 256 };
 
-/* fingerprint.ptx, with its C twin. */
+/* fingerprint.ptx, with the same function in C for the simulated device. */
 extern const fcdp_kernel_source fcdp__fingerprint_kernel;
-
-/* One batch at a time: a kernel, the pinned memory of its tasks, an event. */
-typedef struct fcdp_fingerprints fcdp_fingerprints;
-
-/* FCDP_ERR_UNSUPPORTED: the driver cannot run the kernel. */
-fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fingerprints_out) FCDP_MUST_CHECK;
-/* Waits for what was begun. NULL: nothing. */
-void fcdp__fingerprints_destroy(fcdp_fingerprints *fingerprints);
-/* One launch behind what is on `stream` now, for n arrays: bytes[i] bytes at the device's address arrays[i],
- * of any alignment (one that is not of 16 is read byte by byte, several times slower). Nobody may write them
- * or give them back before the end. */
-fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *fingerprints, const uint64_t *arrays,
-                                     const size_t *bytes, size_t n, fcdp_stream stream) FCDP_MUST_CHECK;
-/* The host waits, asleep; fingerprints_out[i] of array i. After a failure nothing is
- * begun, unless the device is no more. */
-fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *fingerprints,
-                                   uint64_t *fingerprints_out) FCDP_MUST_CHECK;
 
 #endif

@@ -1,12 +1,11 @@
-/* fingerprint_batch.c - many arrays' fingerprints by one launch (fingerprint.h). The tasks are in pinned
- * memory that the device reads and writes itself: no copy, no memory of the device's, nothing to zero, and no
- * atomics. The host adds the blocks' sums up, a few thousand at most.
+/* fingerprint_batch.c - see the header.
  *
- * The memory is shared and not private: after a fork the device would write to pages that only the child has.
+ * The tasks are in pinned memory that the device reads and writes itself: no copy, no memory of the device's,
+ * nothing to zero, and no atomics. The host adds the blocks' sums up, a few thousand at most. The memory is
+ * shared and not private: after a fork the device would write to pages that only the child has.
  */
-#include "comm/fingerprint.h"
+#include "comm/fingerprint_batch.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -44,12 +43,11 @@ fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fing
     return FCDP_OK;
 }
 
-/* The device must be through with them. What stays registered, though it was tried twice,
+/* The device is through with them. What stays registered, though it was tried twice,
  * stays mapped: see fcdp__host_detach(). */
-static void tasks_drop(fcdp_fingerprints *f) {
+static void tasks_free(fcdp_fingerprints *f) {
     if (!f->tasks) return;
-    bool stays = fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes) &&
-                 fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes);
+    bool stays = FCDP_RETRY_ONCE(fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes));
     if (stays) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     if (!stays) munmap(f->tasks, f->capacity_bytes);
     f->tasks = NULL;
@@ -60,7 +58,7 @@ void fcdp__fingerprints_destroy(fcdp_fingerprints *f) {
     if (!f) return;
     if (f->begun && fcdp__driver_stream_sync(f->drv, f->stream))
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
-    tasks_drop(f);
+    tasks_free(f);
     if (f->done) fcdp__driver_event_destroy(f->drv, f->done);
     fcdp__driver_kernel_unload(f->drv, &f->kernel);
     free(f->bytes);
@@ -69,7 +67,7 @@ void fcdp__fingerprints_destroy(fcdp_fingerprints *f) {
 
 /* Twice what is needed, so that a job comes to its size in few steps; whole
  * pages, since that is what can be pinned. */
-static fcdp_status tasks_need(fcdp_fingerprints *f, size_t n_tasks) {
+static fcdp_status tasks_reserve(fcdp_fingerprints *f, size_t n_tasks) {
     size_t bytes = n_tasks * sizeof *f->tasks, page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     if (bytes <= f->capacity_bytes) return FCDP_OK;
     bytes = fcdp__round_up(2 * bytes, page_bytes);
@@ -82,24 +80,13 @@ static fcdp_status tasks_need(fcdp_fingerprints *f, size_t n_tasks) {
         munmap(tasks, bytes);
         return status;
     }
-    tasks_drop(f);
+    tasks_free(f);
     f->tasks = tasks;
     f->capacity_bytes = bytes;
     return FCDP_OK;
 }
 
-static fcdp_status sizes_keep(fcdp_fingerprints *f, const size_t *bytes, size_t n) {
-    if (n > f->n_bytes_capacity) {
-        size_t *grown = realloc(f->bytes, n * sizeof *grown);
-        if (!grown) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the sizes of %zu shards", n);
-        f->bytes = grown;
-        f->n_bytes_capacity = n;
-    }
-    if (n) memcpy(f->bytes, bytes, n * sizeof *bytes);
-    f->n = n;
-    return FCDP_OK;
-}
-
+/* Each task has up to FCDP_FINGERPRINT_TASK_BYTES of one array. */
 static void tasks_fill(fcdp_fingerprints *f, const uint64_t *arrays) {
     fcdp_fingerprint_task *task = f->tasks;
     for (size_t i = 0; i < f->n; i++)
@@ -113,23 +100,12 @@ static void tasks_fill(fcdp_fingerprints *f, const uint64_t *arrays) {
         }
 }
 
-/* The tasks are the device's until its stream has passed them. The failure that
- * led here is what the caller is told. */
-static void give_up(fcdp_fingerprints *f) {
-    char text[512];
-    snprintf(text, sizeof text, "%s", fcdp_error_text());
+/* After the failure `status`, which the caller is told: the tasks are the device's until its stream has
+ * passed them. */
+static fcdp_status launch_end(fcdp_fingerprints *f, fcdp_status status) {
+    fcdp_failure error = fcdp__failure_keep(status);
     if (f->begun && !fcdp__driver_stream_sync(f->drv, f->stream)) f->begun = false;
-    (void)!fcdp__fail(FCDP_ERR_DRIVER, "%s", text);
-}
-
-static fcdp_status launch(fcdp_fingerprints *f, fcdp_stream stream) {
-    fcdp_dptr tasks;
-    fcdp_status status = fcdp__driver_host_dptr(f->drv, f->tasks, &tasks);
-    if (!status) status = fcdp__driver_launch(f->drv, &f->kernel, tasks, (uint32_t)f->n_tasks, stream);
-    if (status) return status;
-    f->stream = stream;
-    f->begun = true;
-    return fcdp__driver_event_record(f->drv, f->done, stream);
+    return fcdp__failure_restore(&error);
 }
 
 /* All that can fail for lack of memory comes before the launch, which nothing could take back. */
@@ -141,32 +117,36 @@ fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *f, const uint64_t *array
                           n);
     f->n_tasks = 0;
     for (size_t i = 0; i < n; i++) f->n_tasks += n_tasks_of(bytes[i]);
-    fcdp_status status = sizes_keep(f, bytes, n);
-    if (!status) status = tasks_need(f, f->n_tasks);
+    if (n > f->n_bytes_capacity) {
+        size_t *larger = realloc(f->bytes, n * sizeof *larger);
+        if (!larger) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the sizes of %zu shards", n);
+        f->bytes = larger;
+        f->n_bytes_capacity = n;
+    }
+    if (n) memcpy(f->bytes, bytes, n * sizeof *bytes);
+    f->n = n;
+    fcdp_dptr tasks;
+    fcdp_status status = tasks_reserve(f, f->n_tasks);
     if (status || f->n_tasks == 0) return status;
     tasks_fill(f, arrays);
-    status = launch(f, stream);
-    if (status) give_up(f);
-    return status;
+    status = fcdp__driver_host_dptr(f->drv, f->tasks, &tasks);
+    if (!status) status = fcdp__driver_launch(f->drv, &f->kernel, tasks, (uint32_t)f->n_tasks, stream);
+    f->begun = status == FCDP_OK;
+    f->stream = stream;
+    if (!status) status = fcdp__driver_event_record(f->drv, f->done, stream);
+    return status ? launch_end(f, status) : FCDP_OK;
 }
 
-/* The sums, in the order in which tasks_fill made their tasks. */
-static void sums_read(const fcdp_fingerprints *f, uint64_t *fingerprints_out) {
+/* The sums are in the order in which tasks_fill made their tasks. */
+fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *f, uint64_t *fingerprints_out) {
+    fcdp_status status = f->begun ? fcdp__driver_event_sync(f->drv, f->done) : FCDP_OK;
+    if (status) return launch_end(f, status);
+    f->begun = false;
     const fcdp_fingerprint_task *task = f->tasks;
     for (size_t i = 0; i < f->n; i++) {
         uint64_t sum = 0;
         for (size_t k = n_tasks_of(f->bytes[i]); k > 0; k--) sum += task++->sum;
         fingerprints_out[i] = fcdp__fingerprint_of_sum(sum, f->bytes[i]);
     }
-}
-
-fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *f, uint64_t *fingerprints_out) {
-    fcdp_status status = f->begun ? fcdp__driver_event_sync(f->drv, f->done) : FCDP_OK;
-    if (status) {
-        give_up(f);
-        return status;
-    }
-    f->begun = false;
-    sums_read(f, fingerprints_out);
     return FCDP_OK;
 }

@@ -1,7 +1,7 @@
-/* nccl.h - the transport whose collectives are NCCL's, on communicators of FCDP's own: enqueued by the thread
- * that calls, in stream order.
+/* nccl.h - the transport whose collectives are NCCL's, on communicators of FCDP's own. They are enqueued by
+ * the thread that calls, in stream order.
  *
- *     fcdp__nccl_load, once per process
+ *     fcdp__nccl_load, once per process (nccl_library.h)
  *     -> fcdp__nccl_ids_make on every rank; the caller exchanges the ids: rank r's at index r
  *     -> fcdp__nccl_create, a collective of the shard group
  *     -> fcdp__nccl_table, for fcdp_comm_create; that comm destroys it
@@ -18,19 +18,11 @@
 #ifndef FCDP_NCCL_H
 #define FCDP_NCCL_H
 
+#include "comm/nccl_library.h"
 #include "comm/topology.h"
 #include "comm/transport.h"
 
-enum { FCDP_NCCL_ID_BYTES = 128 };
-
-typedef struct fcdp_nccl fcdp_nccl; /* the library's entry points */
 typedef struct fcdp_nccl_transport fcdp_nccl_transport;
-
-/* What one rank brings to the exchange: the ids of the lanes that it leads (it is their first member), the
- * others zero. */
-typedef struct fcdp_nccl_ids {
-    uint8_t lane[FCDP_N_LANES][FCDP_NCCL_ID_BYTES];
-} fcdp_nccl_ids;
 
 typedef struct fcdp_nccl_config {
     const fcdp_nccl *nccl; /* copied */
@@ -39,16 +31,6 @@ typedef struct fcdp_nccl_config {
     const fcdp_nccl_ids *ids; /* of all n_ranks, in their order */
     double timeout_s;         /* a collective's wait on the host for peers; of making and ending, see below */
 } fcdp_nccl_config;
-
-/* From `path` (NULL, or a library that is not there: from libnccl.so.2, which is torch's where torch has
- * loaded it). The library stays loaded. FCDP_ERR_UNSUPPORTED: there is none, or it is older than 2.14. The
- * caller frees with fcdp__nccl_unload, after all that uses it. */
-fcdp_status fcdp__nccl_load(const char *path, fcdp_nccl **nccl_out) FCDP_MUST_CHECK;
-void fcdp__nccl_unload(fcdp_nccl *nccl);
-int fcdp__nccl_version(const fcdp_nccl *nccl); /* 2.28.9: 22809 */
-
-fcdp_status fcdp__nccl_ids_make(const fcdp_nccl *nccl, const fcdp_topology *topology,
-                                fcdp_nccl_ids *ids_out) FCDP_MUST_CHECK;
 
 /* All ranks of the shard group call it; it returns once every member of this rank's lanes has, and in
  * any case within 3/4 of timeout_s: a rank that fails alone meets the others there. FCDP_ERR_TIMEOUT:

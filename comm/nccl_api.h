@@ -1,5 +1,5 @@
-/* nccl_api.h - NCCL's types and entry points as its own header has them, for nccl*.c alone: building needs no
- * NCCL. All of it is ABI, and older than any version that serves here.
+/* nccl_api.h - NCCL's ABI as its own header has it, for nccl*.c alone: building needs no NCCL. All of it is
+ * ABI, and older than any version that serves here.
  */
 #ifndef FCDP_NCCL_API_H
 #define FCDP_NCCL_API_H
@@ -52,7 +52,7 @@ struct fcdp_nccl {
 #define AS_FIELD(name, result, args) result(*name) args;
     NCCL_CALLS(AS_FIELD)
 #undef AS_FIELD
-    int version;
+    int version;    /* 2.28.9: 22809 */
     bool is_double; /* the test's: it moves the simulated device's memory, and no other */
 };
 

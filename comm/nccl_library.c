@@ -1,10 +1,11 @@
-/* nccl_library.c - NCCL's entry points by dlopen, and the ids that communicators are made from. */
+/* nccl_library.c - see the header. */
+#include "comm/nccl_library.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/nccl.h"
 #include "comm/nccl_api.h"
 
 _Static_assert(sizeof(ncclUniqueId) == FCDP_NCCL_ID_BYTES, "NCCL's ABI");
@@ -55,10 +56,6 @@ fcdp_status fcdp__nccl_load(const char *path, fcdp_nccl **nccl_out) {
 
 void fcdp__nccl_unload(fcdp_nccl *nccl) {
     free(nccl);
-}
-
-int fcdp__nccl_version(const fcdp_nccl *nccl) {
-    return nccl->version;
 }
 
 /* NCCL begins a thread for each id, which waits for the members: so only who leads a lane makes one. */

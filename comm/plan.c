@@ -1,4 +1,4 @@
-/* plan.c - arithmetic only: which extents move, and where their shards lie. */
+/* plan.c - see the header. Arithmetic only. */
 #include "comm/plan.h"
 
 #include <stdlib.h>
@@ -85,13 +85,6 @@ size_t fcdp__plan_put_pieces(const fcdp_plan *plan, uint32_t whole_mask, const f
     return n;
 }
 
-static fcdp_piece intersect(fcdp_piece a, fcdp_piece b) {
-    size_t begin = a.offset_bytes > b.offset_bytes ? a.offset_bytes : b.offset_bytes;
-    size_t a_end = a.offset_bytes + a.bytes, b_end = b.offset_bytes + b.bytes,
-           end = a_end < b_end ? a_end : b_end;
-    return (fcdp_piece){begin, end > begin ? end - begin : 0};
-}
-
 /* A span that is stale as a whole is one piece: what pads it may go along. */
 size_t fcdp__plan_put_slices(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
                              const fcdp_topology *topology, fcdp_piece *pieces_out) {
@@ -103,32 +96,30 @@ size_t fcdp__plan_put_slices(const fcdp_plan *plan, uint32_t whole_mask, const f
     for (uint32_t k = 0; k < plan->n_stale; k++) {
         const fcdp_extent *e = &layout->extents[plan->stale[k]];
         if (one_piece & 1u << e->span) continue;
-        fcdp_piece all = {e->offset_bytes, layout->n_shards * e->shard_bytes};
-        fcdp_piece piece = intersect(all, fcdp__layout_slice(layout, e->span, topology->local));
-        if (piece.bytes) pieces_out[n++] = piece;
+        fcdp_piece slice = fcdp__layout_slice(layout, e->span, topology->local);
+        size_t begin = e->offset_bytes, end = begin + layout->n_shards * e->shard_bytes;
+        if (begin < slice.offset_bytes) begin = slice.offset_bytes;
+        if (end > slice.offset_bytes + slice.bytes) end = slice.offset_bytes + slice.bytes;
+        if (begin < end) pieces_out[n++] = (fcdp_piece){begin, end - begin};
     }
     return n;
 }
 
-/* What lies between this rank's shards of one extent: before the first, between each two, after the last. */
-static size_t other_pieces(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent,
-                           fcdp_piece *pieces_out) {
-    const fcdp_extent *e = &layout->extents[extent];
-    size_t n = 0, at = e->offset_bytes, end = at + layout->n_shards * e->shard_bytes;
-    for (uint32_t b = 0; b <= topology->n_nodes; b++) {
-        size_t own = end;
-        if (b < topology->n_nodes)
-            own = fcdp__plan_shard(layout, topology, extent, b, topology->local).offset_bytes;
-        if (own > at) pieces_out[n++] = (fcdp_piece){at, own - at};
-        at = own + e->shard_bytes;
-    }
-    return n;
-}
-
+/* Of each stale extent, what lies between this rank's shards: before the first, between each two, after the
+ * last. */
 size_t fcdp__plan_take_pieces(const fcdp_plan *plan, const fcdp_layout *layout, const fcdp_topology *topology,
                               fcdp_piece *pieces_out) {
     size_t n = 0;
-    for (uint32_t k = 0; k < plan->n_stale; k++)
-        n += other_pieces(layout, topology, plan->stale[k], pieces_out + n);
+    for (uint32_t k = 0; k < plan->n_stale; k++) {
+        const fcdp_extent *e = &layout->extents[plan->stale[k]];
+        size_t at = e->offset_bytes, end = at + layout->n_shards * e->shard_bytes;
+        for (uint32_t b = 0; b <= topology->n_nodes; b++) {
+            size_t own = end;
+            if (b < topology->n_nodes)
+                own = fcdp__plan_shard(layout, topology, plan->stale[k], b, topology->local).offset_bytes;
+            if (own > at) pieces_out[n++] = (fcdp_piece){at, own - at};
+            at = own + e->shard_bytes;
+        }
+    }
     return n;
 }

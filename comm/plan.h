@@ -1,4 +1,5 @@
-/* plan.h - what an unshard moves, and where. Pure: staleness, layout and topology in, places out.
+/* plan.h - the places that the bytes of an unshard move between. Pure: staleness, layout and topology in,
+ * places out.
  *
  * The same agreed staleness gives the same plan on every rank. Everything lands in its place in the region at
  * once:
@@ -53,7 +54,7 @@ size_t fcdp__plan_slice_parts(uint32_t span_mask, const fcdp_layout *layout, con
  * `whole_mask`. At most n_extents * n_nodes. */
 size_t fcdp__plan_put_pieces(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
                              const fcdp_topology *topology, fcdp_piece *pieces_out);
-/* The same bytes cut otherwise: what of them lies in this rank's slices. Ascending within a
+/* The same bytes in other pieces: what of them lies in this rank's slices. Ascending within a
  * span; at most n_extents + FCDP_N_SPANS. */
 size_t fcdp__plan_put_slices(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,
                              const fcdp_topology *topology, fcdp_piece *pieces_out);

@@ -1,5 +1,4 @@
-/* topology.c - nodes x ranks out of "rank r is on node x"; refuses everything that is not regular, with the
- * reason. */
+/* topology.c - see the header. */
 #include "comm/topology.h"
 
 #include <stdlib.h>
@@ -9,15 +8,7 @@ typedef struct run { /* ranks side by side on one node */
     uint32_t node, first, n;
 } run;
 
-static uint32_t runs_find(const uint32_t *node_of, uint32_t n_ranks, run *runs_out) {
-    uint32_t n = 0;
-    for (uint32_t r = 0; r < n_ranks; r++) {
-        if (n == 0 || runs_out[n - 1].node != node_of[r]) runs_out[n++] = (run){node_of[r], r, 0};
-        runs_out[n - 1].n++;
-    }
-    return n;
-}
-
+/* Every refusal names the ranks that do not fit, which are the user's to order. */
 static fcdp_status runs_check(const run *runs, uint32_t n) {
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t j = 0; j < i; j++)
@@ -43,13 +34,18 @@ static fcdp_status runs_check(const run *runs, uint32_t n) {
     return FCDP_OK;
 }
 
+/* Runs of ranks on one node are the nodes, once there is one run for each and all are of one length. */
 fcdp_status fcdp__topology_make(const uint32_t *node_of, uint32_t n_ranks, uint32_t rank,
                                 fcdp_topology *topology_out) {
     if (n_ranks == 0 || rank >= n_ranks)
         return fcdp__fail(FCDP_ERR_INVALID, "topology: rank %u of %u ranks", rank, n_ranks);
     run *runs = malloc(n_ranks * sizeof *runs);
     if (!runs) return fcdp__fail(FCDP_ERR_SYSTEM, "topology: no memory for %u ranks", n_ranks);
-    uint32_t n_nodes = runs_find(node_of, n_ranks, runs);
+    uint32_t n_nodes = 0;
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        if (n_nodes == 0 || runs[n_nodes - 1].node != node_of[r]) runs[n_nodes++] = (run){node_of[r], r, 0};
+        runs[n_nodes - 1].n++;
+    }
     fcdp_status status = runs_check(runs, n_nodes);
     free(runs);
     if (status) return status;

@@ -1,4 +1,4 @@
-/* validity.c - compares what is observed with what was gathered. Which signals exist and why: validity.h. */
+/* validity.c - see the header. */
 #include "comm/validity.h"
 
 #include <stdlib.h>
@@ -38,8 +38,23 @@ static uint32_t signals_differ(const fcdp_signals *a, const fcdp_signals *b) {
     return mask;
 }
 
-static uint32_t observation_differs(const fcdp_observation *now, const fcdp_observation *copy,
-                                    bool optimizer_seen) {
+/* With two fingerprints the signals decide only where the copy is not known to be of what was
+ * fingerprinted. */
+uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
+                                const fcdp_process_signals *process, const uint64_t *fingerprint) {
+    FCDP_CHECK(1, i < validity->n);
+    fcdp_observation *now = &validity->parameters[i].observed;
+    const fcdp_observation *copy = &validity->parameters[i].accepted;
+    bool grad_mode_changed = now->exists && now->grad_mode != process->grad_mode;
+    *now = (fcdp_observation){
+        .signals = *signals,
+        .fingerprint = fingerprint ? *fingerprint : 0,
+        .reductions = process->reductions,
+        .grad_mode_changes = now->grad_mode_changes + grad_mode_changed,
+        .exists = true,
+        .has_fingerprint = fingerprint != NULL,
+        .grad_mode = process->grad_mode,
+    };
     if (!copy->exists) return FCDP_STALE_NEW;
     uint32_t mask = signals_differ(&now->signals, &copy->signals);
     if (now->has_fingerprint && copy->has_fingerprint) {
@@ -49,25 +64,8 @@ static uint32_t observation_differs(const fcdp_observation *now, const fcdp_obse
         return now->signals.dtypes == copy->signals.dtypes ? 0 : FCDP_STALE_IDENTITY;
     }
     if (now->grad_mode_changes != copy->grad_mode_changes) mask |= FCDP_STALE_GRAD_MODE;
-    if (!optimizer_seen && now->reductions != copy->reductions) mask |= FCDP_STALE_REDUCED;
+    if (!process->optimizer_seen && now->reductions != copy->reductions) mask |= FCDP_STALE_REDUCED;
     return mask;
-}
-
-uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
-                                const fcdp_scene *scene, const uint64_t *fingerprint) {
-    FCDP_CHECK(1, i < validity->n);
-    parameter *p = &validity->parameters[i];
-    bool grad_mode_changed = p->observed.exists && p->observed.grad_mode != scene->grad_mode;
-    p->observed = (fcdp_observation){
-        .signals = *signals,
-        .fingerprint = fingerprint ? *fingerprint : 0,
-        .reductions = scene->reductions,
-        .grad_mode_changes = p->observed.grad_mode_changes + grad_mode_changed,
-        .exists = true,
-        .has_fingerprint = fingerprint != NULL,
-        .grad_mode = scene->grad_mode,
-    };
-    return observation_differs(&p->observed, &p->accepted, scene->optimizer_seen);
 }
 
 void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals) {
@@ -86,7 +84,7 @@ void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_obser
     validity->parameters[i].accepted = *gathered;
 }
 
-void fcdp__validity_spoil(fcdp_validity *validity) {
+void fcdp__validity_invalidate(fcdp_validity *validity) {
     for (uint32_t i = 0; i < validity->n; i++) validity->parameters[i].accepted.exists = false;
 }
 
@@ -96,25 +94,4 @@ bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_
     const fcdp_observation *observed = &validity->parameters[i].observed;
     if (!observed->exists || signals_differ(signals, &observed->signals)) return true;
     return fingerprint && observed->has_fingerprint && *fingerprint != observed->fingerprint;
-}
-
-const char *fcdp__stale_text(uint32_t mask) {
-    static const struct {
-        uint32_t bit;
-        const char *text;
-    } reasons[] = {
-        {FCDP_STALE_NEW, "never gathered"},        {FCDP_STALE_IDENTITY, "another tensor"},
-        {FCDP_STALE_VERSION, "version counter"},   {FCDP_STALE_OPTIMIZER, "optimizer step"},
-        {FCDP_STALE_FINGERPRINT, "content"},       {FCDP_STALE_GRAD_MODE, "grad mode changed"},
-        {FCDP_STALE_REDUCED, "gradients reduced"},
-    };
-    static _Thread_local char text[160];
-    if (!mask) return "fresh";
-    text[0] = 0;
-    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
-        if (!(mask & reasons[i].bit)) continue;
-        if (text[0]) strcat(text, ", ");
-        strcat(text, reasons[i].text); /* all of them together are under 100 bytes */
-    }
-    return text;
 }

@@ -1,4 +1,4 @@
-/* validity.h - is a gathered copy of a parameter still what its shard says? Pure: signals in, a verdict out.
+/* validity.h - is a gathered copy of a parameter still what its shard says? Pure: signals in, an answer out.
  * Not thread-safe.
  *
  * A version counter alone trains wrongly, silently (foreach and fused optimizers over DTensors move none), so
@@ -36,11 +36,11 @@ typedef struct fcdp_signals { /* of one parameter */
     uint64_t requires_grad;
 } fcdp_signals;
 
-typedef struct fcdp_scene { /* of the whole process, at the moment of the observation */
+typedef struct fcdp_process_signals { /* of the whole process, at the moment of the observation */
     bool grad_mode;
     bool optimizer_seen; /* a step hook has ever fired for this model */
     uint64_t reductions; /* backward passes that reduced gradients of this group */
-} fcdp_scene;
+} fcdp_process_signals;
 
 typedef struct fcdp_observation { /* of one parameter; only fcdp__validity_* looks inside */
     fcdp_signals signals;
@@ -52,16 +52,16 @@ typedef struct fcdp_observation { /* of one parameter; only fcdp__validity_* loo
     bool confirmed; /* no signal had moved when the gather read what was fingerprinted */
 } fcdp_observation;
 
-typedef enum fcdp_stale {                     /* why, a mask; 0 is fresh */
-                          FCDP_STALE_NEW = 1, /* never gathered, or spoiled */
-                          /* object, storage, dtype or requires_grad; of a confirmed copy: dtype */
-                          FCDP_STALE_IDENTITY = 2,
-                          FCDP_STALE_VERSION = 4,   /* one of the three counters; not of such */
-                          FCDP_STALE_OPTIMIZER = 8, /* nor this one */
-                          FCDP_STALE_FINGERPRINT = 16,
-                          FCDP_STALE_GRAD_MODE = 32, /* only without a fingerprint */
-                          FCDP_STALE_REDUCED =
-                              64, /* only without a fingerprint and without any optimizer hook */
+/* Why a copy is stale, a mask; 0 is fresh. Of a copy that is known to be of what was fingerprinted, only its
+ * dtype and the fingerprint count. */
+typedef enum fcdp_stale {
+    FCDP_STALE_NEW = 1,      /* never gathered, or invalidated */
+    FCDP_STALE_IDENTITY = 2, /* object, storage, dtype or requires_grad */
+    FCDP_STALE_VERSION = 4,  /* one of the three counters */
+    FCDP_STALE_OPTIMIZER = 8,
+    FCDP_STALE_FINGERPRINT = 16,
+    FCDP_STALE_GRAD_MODE = 32, /* only without a fingerprint */
+    FCDP_STALE_REDUCED = 64,   /* only without a fingerprint and without any optimizer hook */
 } fcdp_stale;
 
 typedef struct fcdp_validity fcdp_validity; /* of one group: n parameters */
@@ -71,20 +71,18 @@ void fcdp__validity_destroy(fcdp_validity *validity);
 /* `fingerprint`: of the shard's bytes, by one function for all observations; NULL where they
  * were not read. The mask of reasons. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
-                                const fcdp_scene *scene, const uint64_t *fingerprint);
+                                const fcdp_process_signals *process, const uint64_t *fingerprint);
 /* A gather reads the shard now: has no signal moved since its observation? */
 void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals);
 /* The last observation: what a gather submitted now will bring. */
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i);
 /* The copy is now what `gathered` saw. One that saw nothing (never observed) leaves the copy stale. */
 void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_observation *gathered);
-/* The copy of every parameter is worthless (someone wrote into it). */
-void fcdp__validity_spoil(fcdp_validity *validity);
+/* The copy of every parameter is stale (somebody wrote into it). */
+void fcdp__validity_invalidate(fcdp_validity *validity);
 /* Signals, and the fingerprint where it is not NULL, against the last observation: has
  * something changed since the ranks agreed? */
 bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                           const uint64_t *fingerprint);
-/* "optimizer step, version counter" for messages; thread-local storage. */
-const char *fcdp__stale_text(uint32_t mask);
 
 #endif

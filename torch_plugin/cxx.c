@@ -1,5 +1,4 @@
-/* cxx.c - exceptions and std::function from C. Compiled with -fexceptions: torch's
- * exceptions pass through our frames. */
+/* cxx.c - see the header. Compiled with -fexceptions: torch's exceptions pass through our frames. */
 #include "torch_plugin/cxx.h"
 
 #include <dlfcn.h>
@@ -48,19 +47,16 @@ static bool find(void *in, const char *name, void *pointer_out) {
     return found != NULL;
 }
 
-static bool strings_find(void *c10, void *std) {
-    for (size_t i = 0; i < sizeof abis / sizeof *abis; i++)
-        if (find(c10, abis[i].error_make, &cxx.error_make))
-            return find(std, abis[i].string_make, &cxx.string_make) &&
-                   find(std, abis[i].string_end, &cxx.string_end);
-    return false;
-}
-
+/* Its libraries are in this process already, or torch is not. */
 const char *binding_cxx_open(void) {
     void *c10 = library("libc10.so"), *std = library("libstdc++.so.6");
     if (!c10 || !std) return "torch's libc10.so is not in this process";
-    if (!find(std, "__cxa_allocate_exception", &cxx.allocate) || !find(std, "__cxa_throw", &cxx.throw_) ||
-        !strings_find(c10, std) || !find(c10, "_ZTIN3c105ErrorE", &cxx.error_type))
+    size_t abi = 0, n_abis = sizeof abis / sizeof *abis;
+    while (abi < n_abis && !find(c10, abis[abi].error_make, &cxx.error_make)) abi++;
+    if (abi == n_abis || !find(std, abis[abi].string_make, &cxx.string_make) ||
+        !find(std, abis[abi].string_end, &cxx.string_end) ||
+        !find(std, "__cxa_allocate_exception", &cxx.allocate) || !find(std, "__cxa_throw", &cxx.throw_) ||
+        !find(c10, "_ZTIN3c105ErrorE", &cxx.error_type))
         return "this torch has no c10::Error as FCDP knows it, by which it would say that memory is out";
     static const char *const homes[] = {"libc10.so", "libc10_cuda.so", "libtorch_python.so"};
     for (size_t i = 0; i < sizeof homes / sizeof *homes; i++)

@@ -1,6 +1,7 @@
-/* cxx.h - the little of C++ that PyTorch's pluggable allocator asks of a C library: it reports failure by
- * exceptions (a null pointer would be taken for memory), and passes a std::function. Both are ABI (Itanium
- * C++ ABI; libstdc++), reached by name at run time. */
+/* cxx.h - the little of C++ that PyTorch's pluggable allocator asks of a C library.
+ *
+ * It takes exceptions as reports of failure (a null pointer would be taken for memory), and passes a
+ * std::function. Both are ABI (Itanium C++ ABI; libstdc++), reached by name at run time. */
 #ifndef FCDP_CXX_H
 #define FCDP_CXX_H
 

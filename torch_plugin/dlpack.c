@@ -1,6 +1,6 @@
-/* dlpack.c - memory of the core as a tensor. The struct layouts are DLPack's ABI (dlpack.h, v0.8), declared
+/* dlpack.c - see the header. The struct layouts are DLPack's ABI (dlpack.h, v0.8), declared
  * here because nothing else of it is needed. */
-#include "torch_plugin/binding.h"
+#include "torch_plugin/dlpack.h"
 
 #include <stdlib.h>
 

@@ -1,15 +1,15 @@
-/* handles.c - capsules around the core's objects, and the errors they raise. */
-#include "torch_plugin/binding.h"
+/* handles.c - see the header. */
+#include "torch_plugin/handles.h"
+
+#include "comm/tree.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
-extern PyObject *binding_error_class;
-
 static const char *const kind_name[] = {"fcdp.engine", "fcdp.comm", "fcdp.tree", "fcdp.group"};
 
 typedef struct handle {
-    struct handle *next; /* of the abandoned */
+    struct handle *next; /* of the deferred */
     binding_kind kind;
     void *object;
     uint64_t generation;
@@ -19,18 +19,9 @@ typedef struct handle {
 
 static uint64_t generation_now; /* guarded by the GIL */
 
-PyObject *binding_raise(fcdp_status status) {
-    PyObject *args = Py_BuildValue("(si)", fcdp_error_text(), (int)status);
-    if (args) {
-        PyErr_SetObject(binding_error_class, args);
-        Py_DECREF(args);
-    }
-    return NULL;
-}
-
-/* Dead by a garbage collection inside a stream's host function, which must not call the
- * driver: ended by the next caller. GIL. */
-static handle *abandoned;
+/* Freed by a garbage collection inside a stream's host function, which must not call the
+ * driver: ended by the next caller. Guarded by the GIL. */
+static handle *deferred;
 static _Thread_local bool in_host_function;
 
 void binding_host_function_begin(void) {
@@ -52,14 +43,6 @@ static void handle_end(handle *h) {
     free(h);
 }
 
-static void abandoned_end(void) {
-    while (abandoned && !in_host_function) {
-        handle *h = abandoned;
-        abandoned = h->next;
-        handle_end(h);
-    }
-}
-
 static void handle_free(PyObject *capsule, binding_kind kind) {
     handle *h = PyCapsule_GetPointer(capsule, kind_name[kind]);
     if (!h) {
@@ -67,8 +50,8 @@ static void handle_free(PyObject *capsule, binding_kind kind) {
         return;
     }
     if (in_host_function) {
-        h->next = abandoned;
-        abandoned = h;
+        h->next = deferred;
+        deferred = h;
     } else {
         handle_end(h);
     }
@@ -101,8 +84,13 @@ PyObject *binding_wrap(binding_kind kind, void *object, PyObject *owner) {
     return capsule;
 }
 
+/* Every call of the core comes through here: so what was deferred ends soon. */
 void *binding_unwrap(binding_kind kind, PyObject *capsule) {
-    abandoned_end();
+    while (deferred && !in_host_function) {
+        handle *first = deferred;
+        deferred = first->next;
+        handle_end(first);
+    }
     handle *h = PyCapsule_GetPointer(capsule, kind_name[kind]);
     if (!h) return NULL;
     if (!h->object || h->generation != generation_now) {

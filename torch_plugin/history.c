@@ -1,4 +1,4 @@
-/* history.c - a ring of entries, the oldest of which give way. */
+/* history.c - see the header. A new entry takes the place of the oldest one. */
 #include "torch_plugin/history.h"
 
 #include <pthread.h>
@@ -28,32 +28,27 @@ static uint64_t now_us(void) { /* since the epoch, as PyTorch's */
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-/* With the lock. */
-static entry *entry_next(void) {
-    if (history.n == history.most) { /* the oldest */
-        entry *oldest = &history.ring[history.first];
+bool binding_history_records(void) {
+    return atomic_load_explicit(&history.records, memory_order_relaxed);
+}
+
+/* With the lock. The ring grows up to history.most entries. */
+static void entry_add(const entry *new) {
+    if (history.most == 0) return;
+    if (history.n == history.most) { /* over the oldest */
+        history.ring[history.first] = *new;
         history.first = (history.first + 1) % history.most;
-        return oldest;
+        return;
     }
     if (history.n == history.room) {
         size_t room = history.room ? 2 * history.room : 4096;
         if (room > history.most) room = history.most;
         entry *ring = realloc(history.ring, room * sizeof *ring);
-        if (!ring) return NULL;
+        if (!ring) return;
         history.ring = ring;
         history.room = room;
     }
-    return &history.ring[history.n++];
-}
-
-bool binding_history_records(void) {
-    return atomic_load_explicit(&history.records, memory_order_relaxed);
-}
-
-/* With the lock. */
-static void entry_add(const entry *new) {
-    entry *next = history.most ? entry_next() : NULL;
-    if (next) *next = *new;
+    history.ring[history.n++] = *new;
 }
 
 void binding_history_add(history_action action, int ordinal, uint64_t address, size_t bytes, void *stream) {
@@ -66,7 +61,7 @@ void binding_history_add(history_action action, int ordinal, uint64_t address, s
     pthread_mutex_unlock(&history.lock);
 }
 
-/* (max_entries: 0 stops, clear: forget what was) */
+/* (max_entries: 0 stops; clear: drop what was recorded) */
 PyObject *binding_history_record(PyObject *self, PyObject *args) {
     (void)self;
     Py_ssize_t most;
@@ -84,31 +79,22 @@ PyObject *binding_history_record(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-static PyObject *entry_tuple(const entry *e) {
-    static const char *const action_name[] = {"alloc", "free_completed", "oom"};
-    return Py_BuildValue("(sKKKKi)", e->requested ? "free_requested" : action_name[e->action], e->address,
-                         e->bytes, e->stream, e->time_us, e->ordinal);
-}
-
-/* A copy of the ring, oldest first: no Python with the lock. */
-static entry *entries_copy(size_t *n_out) {
-    pthread_mutex_lock(&history.lock);
-    entry *copy = malloc((history.n + 1) * sizeof *copy);
-    *n_out = copy ? history.n : 0;
-    for (size_t i = 0; i < *n_out; i++) copy[i] = history.ring[(history.first + i) % history.n];
-    pthread_mutex_unlock(&history.lock);
-    return copy;
-}
-
-/* () -> [(action, address, bytes, stream, time_us, ordinal)], oldest first */
+/* () -> [(action, address, bytes, stream, time_us, ordinal)], oldest first. The ring is copied: no Python
+ * with the lock, since a garbage collection may free tensors. */
 PyObject *binding_history_entries(PyObject *self, PyObject *args) {
+    static const char *const action_name[] = {"alloc", "free_completed", "oom"};
     (void)self;
     if (!PyArg_ParseTuple(args, ":history_entries")) return NULL;
-    size_t n;
-    entry *entries = entries_copy(&n);
+    pthread_mutex_lock(&history.lock);
+    size_t n = history.n;
+    entry *entries = malloc((n + 1) * sizeof *entries);
+    for (size_t i = 0; entries && i < n; i++) entries[i] = history.ring[(history.first + i) % n];
+    pthread_mutex_unlock(&history.lock);
     PyObject *out = entries ? PyList_New(0) : PyErr_NoMemory();
     for (size_t i = 0; out && i < n; i++) {
-        PyObject *tuple = entry_tuple(&entries[i]);
+        const entry *e = &entries[i];
+        PyObject *tuple = Py_BuildValue("(sKKKKi)", e->requested ? "free_requested" : action_name[e->action],
+                                        e->address, e->bytes, e->stream, e->time_us, e->ordinal);
         if (!tuple || PyList_Append(out, tuple) < 0) Py_CLEAR(out);
         Py_XDECREF(tuple);
     }

@@ -1,5 +1,5 @@
-/* history.h - the last allocations and frees, for PyTorch's memory visualiser. Off until asked
- * for: then a hit costs one lock more. */
+/* history.h - a ring of the last calls of fcdp_alloc, for PyTorch's memory visualiser. Off until asked for:
+ * then a hit costs one lock more. */
 #ifndef FCDP_HISTORY_H
 #define FCDP_HISTORY_H
 

@@ -1,9 +1,10 @@
-/* nccl.c - shard groups whose collectives are NCCL's. After their making Python has no part in them. */
-#include "comm/nccl.h"
+/* nccl.c - see the header. Python has no part in such a shard group's collectives once it is made. */
+#include "torch_plugin/nccl.h"
 
 #include <string.h>
 
-#include "torch_plugin/binding.h"
+#include "comm/nccl.h"
+#include "torch_plugin/handles.h"
 
 static const char CAPSULE[] = "fcdp.nccl";
 
@@ -47,11 +48,10 @@ static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config
     fcdp_transport table = fcdp__nccl_table(transport);
     status = fcdp_comm_create(engine, &config->topology, &table, comm_out);
     if (!status) return FCDP_OK;
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fcdp_error_text());
-    table.abort(table.ctx, text); /* else the end would wait for peers, who know nothing of it */
+    fcdp_failure error = fcdp__failure_keep(status);
+    table.abort(table.ctx, error.text); /* else the end would wait for peers, who know nothing of it */
     fcdp__nccl_destroy(transport);
-    return fcdp__fail(status, "%s", text);
+    return fcdp__failure_restore(&error);
 }
 
 /* (engine, node_of, rank, nccl, ids of all ranks) -> comm; a collective of the shard

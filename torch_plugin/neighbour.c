@@ -1,28 +1,25 @@
-/* neighbour.c - PyTorch's own caching allocator beside FCDP's pages (FCDP_ALLOC=native): before either says
- * that memory is out, the other gives back what it does not use.
+/* neighbour.c - see the header.
  *
  * PyTorch offers no hook for this. Its FreeMemoryCallback runs at every miss of its cache, before cudaMalloc
  * and never after it has failed, and registering one takes a template that libc10_cuda does not export; an
  * out-of-memory observer runs when the exception is as good as thrown. So the one place where libc10_cuda
- * calls cudaMalloc, an entry of its own table of imported functions, is made to call a function here: the
- * real one first, and again where it finds no memory and FCDP gave some back. Whoever else calls cudaMalloc
- * is not concerned. With expandable segments PyTorch calls the driver by pointers of its own instead: then
- * the observer gives back what helps the next attempt.
+ * calls cudaMalloc, an entry of its own table of imported functions (import_slot.h), is made to call a
+ * function here. That one calls the real cudaMalloc, and calls it again where it found no memory and FCDP
+ * gave some back. Whoever else calls cudaMalloc is not concerned. With expandable segments PyTorch calls the
+ * driver by pointers of its own instead: then the observer gives back what helps the next attempt.
  *
- * The hook runs with the lock of PyTorch's allocator, and older torch empties its cache with the GIL: neither
- * may wait for a device whose collectives are Python's callables (gloo), which need both. There only the
- * observer is left, which has neither.
+ * The hook runs with the lock of PyTorch's allocator, and older torch empties its cache with the GIL:
+ * neither may wait for a device whose collectives are Python's callables (gloo), which need both. There only
+ * the observer is left, which has neither.
  */
 #include "torch_plugin/neighbour.h"
 
-#include <dlfcn.h>
-#include <elf.h>
-#include <link.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
+
+#include "torch_plugin/handles.h"
+#include "torch_plugin/import_slot.h"
+#include "torch_plugin/transport.h"
 
 enum { CUDA_OUT_OF_MEMORY = 2 }; /* cudaErrorMemoryAllocation */
 
@@ -58,121 +55,13 @@ static size_t engine_yield(size_t bytes) {
     return n_given;
 }
 
-/* What failed is forgotten before it is tried again, else the next launch's check would find it. */
+/* The failure is cleared before the second try, else the next launch's check would find it. */
 static int hook_malloc(void **at, size_t bytes) {
     int result = neighbour.real_malloc(at, bytes);
     if (result != CUDA_OUT_OF_MEMORY || binding_transport_uses_python() || !engine_yield(bytes))
         return result;
     (void)neighbour.last_error();
     return neighbour.real_malloc(at, bytes);
-}
-
-/* ---- where libc10_cuda calls cudaMalloc ---- */
-
-typedef struct slot {
-    void **at;        /* NULL: not found */
-    bool is_readonly; /* after its relocations */
-    char library[4096];
-} slot;
-
-typedef struct tables {
-    const ElfW(Sym) * symbols;
-    const char *names;
-    const ElfW(Rela) * relocations[2];
-    size_t bytes[2];
-} tables;
-
-/* The loader has made addresses of them. */
-static tables tables_of(const struct dl_phdr_info *info, const ElfW(Dyn) * entry) {
-    tables t = {NULL, NULL, {NULL, NULL}, {0, 0}};
-    for (; entry->d_tag != DT_NULL; entry++) {
-        ElfW(Addr) at = entry->d_un.d_ptr;
-        const void *pointer = (const void *)(at < info->dlpi_addr ? info->dlpi_addr + at : at);
-        switch (entry->d_tag) {
-        case DT_SYMTAB: t.symbols = pointer; break;
-        case DT_STRTAB: t.names = pointer; break;
-        case DT_JMPREL: t.relocations[0] = pointer; break;
-        case DT_PLTRELSZ: t.bytes[0] = entry->d_un.d_val; break;
-        case DT_RELA: t.relocations[1] = pointer; break;
-        case DT_RELASZ: t.bytes[1] = entry->d_un.d_val; break;
-        default: break;
-        }
-    }
-    return t;
-}
-
-/* Of a function: its address is all that the relocation leaves there. */
-static void **slot_in(const struct dl_phdr_info *info, const tables *t, const char *function) {
-    for (int which = 0; which < 2 && t->symbols && t->names; which++)
-        for (size_t i = 0; t->relocations[which] && i < t->bytes[which] / sizeof(ElfW(Rela)); i++) {
-            const ElfW(Rela) *r = &t->relocations[which][i];
-            size_t symbol = ELF64_R_SYM(r->r_info);
-            if (symbol && !r->r_addend && !strcmp(t->names + t->symbols[symbol].st_name, function))
-                return (void **)(info->dlpi_addr + r->r_offset);
-        }
-    return NULL;
-}
-
-static int slot_look(struct dl_phdr_info *info, size_t size, void *found) {
-    (void)size;
-    slot *s = found;
-    const char *file = strrchr(info->dlpi_name, '/');
-    if (strcmp(file ? file + 1 : info->dlpi_name, "libc10_cuda.so") ||
-        strlen(info->dlpi_name) >= sizeof s->library)
-        return 0;
-    strcpy(s->library, info->dlpi_name);
-    for (int i = 0; i < info->dlpi_phnum; i++)
-        if (info->dlpi_phdr[i].p_type == PT_DYNAMIC) {
-            tables t = tables_of(info, (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr));
-            s->at = slot_in(info, &t, "cudaMalloc");
-        }
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *p = &info->dlpi_phdr[i];
-        uintptr_t begin = info->dlpi_addr + p->p_vaddr, at = (uintptr_t)s->at;
-        if (p->p_type == PT_GNU_RELRO && at >= begin && at < begin + p->p_memsz) s->is_readonly = true;
-    }
-    return 1;
-}
-
-/* What the slot holds where it is bound. Else it still leads back into libc10_cuda, and the
- * loader would look as here: in the process's scope, where a profiler may have put one of its
- * own, then in what the library is linked to. */
-static void *malloc_find(const slot *s, void *library) {
-    Dl_info about;
-    void *bound = *s->at;
-    if (dladdr(bound, &about) && about.dli_fname && strcmp(about.dli_fname, s->library)) return bound;
-    void *found = dlsym(RTLD_DEFAULT, "cudaMalloc");
-    return found || !library ? found : dlsym(library, "cudaMalloc");
-}
-
-/* Of the runtime that `function` is of, as a process may have several, each with an error of its own; a
- * profiler's function has no runtime beside it. */
-static void *last_error_find(const void *function, void *library) {
-    Dl_info about;
-    void *own = dladdr(function, &about) && about.dli_fname ? dlopen(about.dli_fname, RTLD_LAZY | RTLD_NOLOAD)
-                                                            : NULL;
-    void *found = own ? dlsym(own, "cudaGetLastError") : NULL;
-    return found || !library ? found : dlsym(library, "cudaGetLastError");
-}
-
-/* Once, and for ever: without an engine the hook is what it replaces. */
-static bool hook_set(void) {
-    slot s = {NULL, false, ""};
-    if (neighbour.real_malloc) return true;
-    if (!dl_iterate_phdr(slot_look, &s) || !s.at) return false;
-    void *library = dlopen(s.library, RTLD_LAZY | RTLD_NOLOAD), *real = malloc_find(&s, library);
-    void *last_error = real ? last_error_find(real, library) : NULL;
-    malloc_fn hook = hook_malloc;
-    if (!last_error) return false;
-    uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE), page = (uintptr_t)s.at / page_bytes * page_bytes;
-    if (s.is_readonly && mprotect((void *)page, page_bytes, PROT_READ | PROT_WRITE)) return false;
-    memcpy(&neighbour.real_malloc, &real, sizeof real);
-    memcpy(&neighbour.last_error, &last_error, sizeof last_error);
-    void *value;
-    memcpy(&value, &hook, sizeof value);
-    __atomic_store_n(s.at, value, __ATOMIC_RELEASE);
-    if (s.is_readonly) (void)mprotect((void *)page, page_bytes, PROT_READ);
-    return true;
 }
 
 /* ---- FCDP asks ---- */
@@ -202,8 +91,10 @@ void binding_neighbour_end(void) {
     if (engine) fcdp_engine_set_neighbour(engine, NULL, NULL);
 }
 
-/* (engine, empty_cache) -> does PyTorch ask, too? Until the engine ends. */
+/* (engine, empty_cache) -> does PyTorch ask, too? Until the engine ends. The hook is set once, for the life
+ * of the process: without an engine it is what it replaces. */
 PyObject *binding_neighbour_begin(PyObject *self __attribute__((unused)), PyObject *args) {
+    static const char *const names[] = {"cudaMalloc", "cudaGetLastError"};
     PyObject *handle, *empty_cache;
     if (!PyArg_ParseTuple(args, "OO:neighbour_begin", &handle, &empty_cache)) return NULL;
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
@@ -214,7 +105,17 @@ PyObject *binding_neighbour_begin(PyObject *self __attribute__((unused)), PyObje
     pthread_mutex_lock(&neighbour.mutex);
     neighbour.engine = engine;
     pthread_mutex_unlock(&neighbour.mutex);
-    return PyBool_FromLong(hook_set());
+    import_slot slot;
+    void *real[2], *hook;
+    malloc_fn function = hook_malloc;
+    if (neighbour.real_malloc) Py_RETURN_TRUE;
+    if (!binding_import_find("libc10_cuda.so", names, &slot, real)) Py_RETURN_FALSE;
+    memcpy(&neighbour.real_malloc, &real[0], sizeof real[0]);
+    memcpy(&neighbour.last_error, &real[1], sizeof real[1]);
+    memcpy(&hook, &function, sizeof hook);
+    if (binding_import_set(&slot, hook)) Py_RETURN_TRUE;
+    neighbour.real_malloc = NULL;
+    Py_RETURN_FALSE;
 }
 
 /* (bytes) -> bytes given back: for the observer of an out-of-memory. */

@@ -1,4 +1,5 @@
-/* neighbour.h - PyTorch's own caching allocator beside an engine's pages. */
+/* neighbour.h - PyTorch's own caching allocator beside an engine's pages (FCDP_ALLOC=native). Before either
+ * says that memory is out, the other gives back what it does not use. */
 #ifndef FCDP_NEIGHBOUR_H
 #define FCDP_NEIGHBOUR_H
 

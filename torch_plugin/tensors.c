@@ -1,4 +1,4 @@
-/* tensors.c - devices for tensors, and what PyTorch calls. Compiled with -fexceptions, see cxx.h:
+/* tensors.c - the functions that PyTorch's pluggable allocator calls. Compiled with -fexceptions, see cxx.h:
  * nothing is held where one is thrown. */
 #include "torch_plugin/tensors.h"
 
@@ -25,39 +25,35 @@ static struct {
 
 /* ---- devices ---- */
 
-/* With the lock. */
-static fcdp_status device_open(int ordinal, fcdp_device **device_out) {
-    fcdp_device *device = malloc(sizeof *device);
-    if (!device) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a device");
-    fcdp_status status = fcdp_device_open(tensors.driver, ordinal, tensors.sim_library, tensors.budget_bytes,
-                                          true, device);
-    if (status) {
-        free(device);
-        return fcdp__fail(status, "%s; FCDP_ALLOC=native keeps PyTorch's own allocator", fcdp_error_text());
-    }
-    if (fcdp__check_level >= 2) fcdp_heap_set_quarantine(device->heap, QUARANTINE_BYTES);
-    atomic_store_explicit(&tensors.devices[ordinal], device, memory_order_release); /* partner: device_of */
-    *device_out = device;
-    return FCDP_OK;
-}
-
 static inline fcdp_device *device_of(int ordinal) {
     if (ordinal < 0 || ordinal >= TENSORS_MAX_DEVICES) return NULL;
     return atomic_load_explicit(&tensors.devices[ordinal], memory_order_acquire);
 }
 
+/* A device is opened at its first tensor, by one thread; the others find it without the lock. */
 static fcdp_status device_need(int ordinal, fcdp_device **device_out) {
-    fcdp_status status = FCDP_OK;
     *device_out = device_of(ordinal);
     if (*device_out) return FCDP_OK;
     if (ordinal < 0 || ordinal >= TENSORS_MAX_DEVICES ||
         !atomic_load_explicit(&tensors.enabled, memory_order_acquire))
         return fcdp__fail(FCDP_ERR_INVALID, "tensors on device %d are not fcdp_alloc's", ordinal);
+    fcdp_status status = FCDP_OK;
     fcdp__lock_acquire(&tensors.lock);
-    *device_out = device_of(ordinal);
-    if (!*device_out) status = device_open(ordinal, device_out);
+    fcdp_device *device = device_of(ordinal);
+    if (!device) {
+        device = malloc(sizeof *device);
+        status = device ? fcdp_device_open(tensors.driver, ordinal, tensors.sim_library, tensors.budget_bytes,
+                                           true, device)
+                        : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a device");
+        if (!status && fcdp__check_level >= 2) fcdp_heap_set_quarantine(device->heap, QUARANTINE_BYTES);
+        if (!status) /* partner: device_of */
+            atomic_store_explicit(&tensors.devices[ordinal], device, memory_order_release);
+    }
     fcdp__lock_release(&tensors.lock);
-    return status;
+    *device_out = status ? NULL : device;
+    if (!status) return FCDP_OK;
+    free(device);
+    return fcdp__fail(status, "%s; FCDP_ALLOC=native keeps PyTorch's own allocator", fcdp_error_text());
 }
 
 fcdp_status binding_tensors_device(int ordinal, const fcdp_device **device_out) {
@@ -79,21 +75,21 @@ static void raise_status(fcdp_status status, size_t bytes) {
     binding_cxx_throw(CXX_OUT_OF_MEMORY, text);
 }
 
-static void oom_note(fcdp_status status, int ordinal, size_t bytes, void *stream) {
-    size_t free_bytes = 0, total_bytes;
-    fcdp_device *device = device_of(ordinal);
-    if (status != FCDP_ERR_NO_DEVICE_MEM || !device || !binding_history_records()) return;
-    if (fcdp__driver_mem_info(device->drv, &free_bytes, &total_bytes)) free_bytes = 0;
-    binding_history_add(HISTORY_OOM, ordinal, free_bytes, bytes, stream);
-}
-
+/* A failure is recorded before it is thrown, with what the device had free. */
 static void *hook_malloc(size_t bytes, int ordinal, void *stream) {
     fcdp_device *device;
     fcdp_dptr at;
     fcdp_status status = device_need(ordinal, &device);
     if (!status) status = fcdp_heap_malloc(device->heap, bytes, stream, &at);
     if (status) {
-        oom_note(status, ordinal, bytes, stream);
+        size_t free_bytes = 0, total_bytes;
+        device = device_of(ordinal);
+        if (status == FCDP_ERR_NO_DEVICE_MEM && device && binding_history_records()) {
+            fcdp_failure error = fcdp__failure_keep(status);
+            if (fcdp__driver_mem_info(device->drv, &free_bytes, &total_bytes)) free_bytes = 0;
+            binding_history_add(HISTORY_OOM, ordinal, free_bytes, bytes, stream);
+            status = fcdp__failure_restore(&error);
+        }
         raise_status(status, bytes);
     }
     if (at.addr) binding_history_add(HISTORY_ALLOC, ordinal, at.addr, bytes, stream);
@@ -167,9 +163,9 @@ static void hook_begin_pool(int ordinal, fcdp_private_id id, const cxx_function 
         raise_status(status, 0);
     }
     binding_cxx_function_copy(covers, copy);
-    void *stale = NULL;
-    status = fcdp_heap_private_begin(device->heap, id, pool_covers, copy, &stale);
-    if (stale) covers_free(stale);
+    void *previous = NULL;
+    status = fcdp_heap_private_begin(device->heap, id, pool_covers, copy, &previous);
+    if (previous) covers_free(previous);
     if (status) {
         covers_free(copy);
         raise_status(status, 0);
@@ -195,34 +191,14 @@ static void hook_release_pool(int ordinal, fcdp_private_id id) {
 
 /* ---- methods ---- */
 
-static unsigned long long address_of(void (*function)(void)) {
-    return (uintptr_t)function;
-}
-
 /* A child forked off a process that uses a device has none: the parent's tensors are not its own to free. One
  * that was forked before that may open one. */
-static void child_forget(void) {
+static void child_reset(void) {
     bool used = false;
     for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++)
         used = atomic_exchange_explicit(&tensors.devices[ordinal], NULL, memory_order_relaxed) || used;
     if (used) atomic_store_explicit(&tensors.enabled, false, memory_order_relaxed);
     fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE); /* another thread of the parent may have had it */
-}
-
-/* With the GIL. */
-static fcdp_status tensors_enable(fcdp_driver_kind driver, const char *sim_library) {
-    if (atomic_load_explicit(&tensors.enabled, memory_order_relaxed))
-        return driver == tensors.driver
-                   ? FCDP_OK
-                   : fcdp__fail(FCDP_ERR_INVALID, "fcdp_alloc is on another driver already");
-    tensors.sim_library = sim_library ? strdup(sim_library) : NULL;
-    if (sim_library && !tensors.sim_library) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory");
-    tensors.driver = driver;
-    tensors.budget_bytes = binding_options()->device_budget_bytes;
-    fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE);
-    pthread_atfork(NULL, NULL, child_forget);
-    atomic_store_explicit(&tensors.enabled, true, memory_order_release); /* partner: device_need */
-    return FCDP_OK;
 }
 
 /* (driver, sim_library) -> {hook: address}; raises Error where this torch cannot be
@@ -234,9 +210,19 @@ PyObject *binding_tensors_enable(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iz:tensors_enable", &driver, &sim_library)) return NULL;
     const char *why_not = binding_cxx_open();
     if (why_not) return binding_raise(fcdp__fail(FCDP_ERR_UNSUPPORTED, "fcdp_alloc: %s", why_not));
-    fcdp_status status = tensors_enable((fcdp_driver_kind)driver, sim_library);
-    if (status) return binding_raise(status);
-#define HOOK(name) #name, address_of((void (*)(void))hook_##name)
+    if (!atomic_load_explicit(&tensors.enabled, memory_order_relaxed)) {
+        tensors.sim_library = sim_library ? strdup(sim_library) : NULL;
+        if (sim_library && !tensors.sim_library)
+            return binding_raise(fcdp__fail(FCDP_ERR_SYSTEM, "no host memory"));
+        tensors.driver = (fcdp_driver_kind)driver;
+        tensors.budget_bytes = binding_options()->device_budget_bytes;
+        fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE);
+        pthread_atfork(NULL, NULL, child_reset);
+        atomic_store_explicit(&tensors.enabled, true, memory_order_release); /* partner: device_need */
+    } else if ((fcdp_driver_kind)driver != tensors.driver) {
+        return binding_raise(fcdp__fail(FCDP_ERR_INVALID, "fcdp_alloc is on another driver already"));
+    }
+#define HOOK(name) #name, (unsigned long long)(uintptr_t)(void (*)(void))hook_##name
     return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", HOOK(malloc), HOOK(free), HOOK(record_stream),
                          HOOK(reset), HOOK(memory_fraction), HOOK(begin_pool), HOOK(end_pool),
                          HOOK(release_pool));
@@ -315,17 +301,10 @@ static void block_add(void *ctx, const fcdp_heap_view *view) {
     list->blocks[list->n++] = *view;
 }
 
-static PyObject *block_tuple(const fcdp_heap_view *b) {
-    static const char *const state_name[] = {"hole", "free", "free", "live", "held"};
-    return Py_BuildValue("(KKnns(KK)i)", (unsigned long long)(uintptr_t)b->stream,
-                         (unsigned long long)b->address, (Py_ssize_t)b->bytes, (Py_ssize_t)b->requested_bytes,
-                         state_name[b->state], (unsigned long long)b->private_id.first,
-                         (unsigned long long)b->private_id.second, (int)b->small);
-}
-
 /* (ordinal) -> [(stream, address, bytes, requested_bytes, state, pool id,
  * small?)], every mapped block; None as above. */
 PyObject *binding_tensors_blocks(PyObject *self, PyObject *args) {
+    static const char *const state_name[] = {"hole", "free", "free", "live", "held"};
     (void)self;
     fcdp_device *device = device_from(args, "i:tensors_blocks");
     if (!device) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
@@ -333,7 +312,11 @@ PyObject *binding_tensors_blocks(PyObject *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS fcdp_heap_walk(device->heap, block_add, &list);
     Py_END_ALLOW_THREADS PyObject *out = list.failed ? PyErr_NoMemory() : PyList_New(0);
     for (size_t i = 0; out && i < list.n; i++) {
-        PyObject *tuple = block_tuple(&list.blocks[i]);
+        const fcdp_heap_view *b = &list.blocks[i];
+        PyObject *tuple = Py_BuildValue(
+            "(KKnns(KK)i)", (unsigned long long)(uintptr_t)b->stream, (unsigned long long)b->address,
+            (Py_ssize_t)b->bytes, (Py_ssize_t)b->requested_bytes, state_name[b->state],
+            (unsigned long long)b->private_id.first, (unsigned long long)b->private_id.second, (int)b->small);
         if (!tuple || PyList_Append(out, tuple) < 0) Py_CLEAR(out);
         Py_XDECREF(tuple);
     }

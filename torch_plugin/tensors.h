@@ -1,6 +1,6 @@
-/* tensors.h - fcdp_alloc's C side: one device per ordinal for this process's tensors, and the
- * functions that PyTorch's pluggable allocator calls (torch/csrc/cuda/CUDAPluggableAllocator.h; their
- * addresses are handed to its set_*_fn). */
+/* tensors.h - fcdp_alloc in C: one device per ordinal for this process's tensors. PyTorch's pluggable
+ * allocator calls its functions (torch/csrc/cuda/CUDAPluggableAllocator.h; their addresses are handed to its
+ * set_*_fn). */
 #ifndef FCDP_TENSORS_H
 #define FCDP_TENSORS_H
 

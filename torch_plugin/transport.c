@@ -7,18 +7,21 @@
  * between two transfers. Host functions pack; where the device's memory is not the host's, copies do, and the
  * buffer is page-locked.
  */
-#include "torch_plugin/binding.h"
+#include "torch_plugin/transport.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "torch_plugin/handles.h"
 
 typedef struct lane_side {
     uint32_t size, place; /* members, and which one this rank is */
 } lane_side;
 
 /* A stream's, whose operations use it one after another: as large as any needed so far; page-locked where the
- * device's memory is not the host's. Grown by who enqueues, when the stream is done with it. */
+ * device's memory is not the host's. Replaced by whoever enqueues, when the stream is done with it. */
 typedef struct bounce {
     fcdp_stream stream;
     char *at;
@@ -37,7 +40,7 @@ typedef struct operation {
     fcdp_part own_parts[];
 } operation;
 
-enum { FAILURE_BYTES = 1024, MAX_STREAMS = 4 };
+enum { MAX_STREAMS = 4 };
 
 struct binding_transport {
     uint64_t generation; /* of the engine */
@@ -47,9 +50,8 @@ struct binding_transport {
     lane_side lanes[FCDP_N_LANES];
     bounce bounces[MAX_STREAMS];
     pthread_mutex_t mutex;
-    operation *pending;  /* guarded by mutex, as is what follows */
-    fcdp_status failure; /* the first one */
-    char text[FAILURE_BYTES];
+    operation *pending;        /* guarded by mutex, as is what follows */
+    fcdp_failure failure;      /* the first one */
     void (*failed)(void *arg); /* told of the first failure; NULL: nobody */
     void *failed_arg;
 };
@@ -62,11 +64,10 @@ bool binding_transport_uses_python(void) {
 
 /* ---- failures ---- */
 
-static void fail(binding_transport *transport, fcdp_status status, const char *text) {
+static void fail(binding_transport *transport, const char *text) {
     pthread_mutex_lock(&transport->mutex);
-    if (!transport->failure) {
-        transport->failure = status;
-        strncpy(transport->text, text, sizeof transport->text - 1);
+    if (!transport->failure.status) {
+        transport->failure = fcdp__failure_keep(fcdp__fail(FCDP_ERR_TRANSPORT, "%s", text));
         if (transport->failed) transport->failed(transport->failed_arg); /* before the stream goes on */
     }
     pthread_mutex_unlock(&transport->mutex);
@@ -75,14 +76,13 @@ static void fail(binding_transport *transport, fcdp_status status, const char *t
 static fcdp_status python_check(void *ctx) {
     binding_transport *transport = ctx;
     pthread_mutex_lock(&transport->mutex);
-    fcdp_status status = transport->failure;
-    if (status) status = fcdp__fail(status, "%s", transport->text);
+    fcdp_status status = fcdp__failure_restore(&transport->failure);
     pthread_mutex_unlock(&transport->mutex);
     return status;
 }
 
 static void python_abort(void *ctx, const char *why) {
-    fail(ctx, FCDP_ERR_TRANSPORT, why);
+    fail(ctx, why);
 }
 
 static void python_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
@@ -95,27 +95,12 @@ static void python_on_failure(void *ctx, void (*failed)(void *arg), void *arg) {
 
 static bool has_failed(binding_transport *transport) {
     pthread_mutex_lock(&transport->mutex);
-    bool failed = transport->failure != FCDP_OK;
+    bool failed = transport->failure.status != FCDP_OK;
     pthread_mutex_unlock(&transport->mutex);
     return failed;
 }
 
 /* ---- the call ---- */
-
-/* The pending Python exception becomes the failure. GIL held. */
-static void fail_by_exception(binding_transport *transport) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *text = value ? PyObject_Str(value) : NULL;
-    const char *chars = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-    fail(transport, FCDP_ERR_TRANSPORT, chars ? chars : "the collective raised an exception");
-    PyErr_Clear();
-    Py_XDECREF(text);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-}
 
 /* Each takes the GIL, on a thread of a stream's. */
 static _Atomic uint64_t n_python_calls;
@@ -124,29 +109,33 @@ uint64_t binding_transport_python_calls(void) {
     return n_python_calls;
 }
 
-static void python_begin(operation *op) {
+static PyGILState_STATE python_enter(void) {
     PyGILState_STATE gil = PyGILState_Ensure();
     n_python_calls++;
     binding_host_function_begin();
-    op->begun = PyObject_CallMethod(op->transport->python, "begin", "iKn", (int)op->lane,
-                                    (unsigned long long)(uintptr_t)op->buffer, (Py_ssize_t)op->bytes);
-    if (!op->begun) fail_by_exception(op->transport);
+    return gil;
+}
+
+/* A pending Python exception becomes the failure. */
+static void python_exit(PyGILState_STATE gil, binding_transport *transport, bool succeeded) {
+    PyObject *type, *value, *trace;
+    if (!succeeded) {
+        PyErr_Fetch(&type, &value, &trace);
+        PyErr_NormalizeException(&type, &value, &trace);
+        PyObject *text = value ? PyObject_Str(value) : NULL;
+        const char *chars = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+        fail(transport, chars ? chars : "the collective raised an exception");
+        PyErr_Clear();
+        Py_XDECREF(text);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+    }
     binding_host_function_end();
     PyGILState_Release(gil);
 }
 
-static void python_finish(operation *op) {
-    PyGILState_STATE gil = PyGILState_Ensure();
-    n_python_calls++;
-    binding_host_function_begin();
-    PyObject *result = PyObject_CallMethod(op->transport->python, "finish", "iO", (int)op->lane, op->begun);
-    if (!result) fail_by_exception(op->transport);
-    Py_XDECREF(result);
-    Py_CLEAR(op->begun);
-    binding_host_function_end();
-    PyGILState_Release(gil);
-}
-
+/* Pending from here on. */
 static operation *operation_make(binding_transport *transport, fcdp_lane lane, const fcdp_part *parts,
                                  size_t n) {
     operation *op = malloc(sizeof *op + n * sizeof *parts);
@@ -160,16 +149,6 @@ static operation *operation_make(binding_transport *transport, fcdp_lane lane, c
     transport->pending = op;
     pthread_mutex_unlock(&transport->mutex);
     return op;
-}
-
-static void operation_end(operation *op) {
-    binding_transport *transport = op->transport;
-    pthread_mutex_lock(&transport->mutex);
-    operation **link = &transport->pending;
-    while (*link != op) link = &(*link)->next;
-    *link = op->next;
-    pthread_mutex_unlock(&transport->mutex);
-    free(op);
 }
 
 /* ---- host functions, on a thread of the stream's ---- */
@@ -194,10 +173,14 @@ static void pack_run(void *arg) {
 
 static void begin_run(void *arg) {
     operation *op = arg;
-    if (!has_failed(op->transport)) python_begin(op);
+    if (has_failed(op->transport)) return;
+    PyGILState_STATE gil = python_enter();
+    op->begun = PyObject_CallMethod(op->transport->python, "begin", "iKn", (int)op->lane,
+                                    (unsigned long long)(uintptr_t)op->buffer, (Py_ssize_t)op->bytes);
+    python_exit(gil, op->transport, op->begun != NULL);
 }
 
-/* The only part lies as the call wants it. */
+/* The only part lies as the call wants it, so nothing is packed. */
 static bool is_in_place(const operation *op) {
     return op->transport->is_host_memory && op->n == 1 && op->parts[0].stride_bytes == op->parts[0].bytes;
 }
@@ -206,10 +189,22 @@ static bool is_in_place(const operation *op) {
  * writes to the buffer until it ends. */
 static void finish_run(void *arg) {
     operation *op = arg;
-    if (op->begun) python_finish(op);
-    bool unpacks = op->transport->is_host_memory && !is_in_place(op);
-    if (unpacks && !has_failed(op->transport)) parts_move(op, false);
-    operation_end(op);
+    binding_transport *transport = op->transport;
+    if (op->begun) {
+        PyGILState_STATE gil = python_enter();
+        PyObject *result = PyObject_CallMethod(transport->python, "finish", "iO", (int)op->lane, op->begun);
+        Py_XDECREF(result);
+        Py_CLEAR(op->begun);
+        python_exit(gil, transport, result != NULL);
+    }
+    bool unpacks = transport->is_host_memory && !is_in_place(op);
+    if (unpacks && !has_failed(transport)) parts_move(op, false);
+    pthread_mutex_lock(&transport->mutex);
+    operation **link = &transport->pending;
+    while (*link != op) link = &(*link)->next;
+    *link = op->next;
+    pthread_mutex_unlock(&transport->mutex);
+    free(op);
 }
 
 /* ---- the buffers ---- */
@@ -224,6 +219,7 @@ static fcdp_status bounce_free(binding_transport *transport, bounce *b) {
     return FCDP_OK;
 }
 
+/* A stream keeps its buffer: a larger one takes the place of it once the stream is done with it. */
 static fcdp_status bounce_reserve(binding_transport *transport, fcdp_stream stream, size_t bytes,
                                   char **at_out) {
     bounce *b = transport->bounces, *last = b + MAX_STREAMS - 1;
@@ -279,38 +275,12 @@ static fcdp_status parts_copy(const operation *op, bool own, fcdp_stream stream)
     return status;
 }
 
-static fcdp_status pack_enqueue(operation *op, fcdp_stream stream) {
-    if (is_in_place(op)) return FCDP_OK;
-    if (!op->transport->is_host_memory) return parts_copy(op, true, stream);
-    parts_announce(op, false);
-    return fcdp__driver_host_function(op->transport->drv, stream, pack_run, op);
-}
-
-static fcdp_status begin_enqueue(operation *op, fcdp_stream stream, fcdp_event turn) {
-    fcdp_driver *drv = op->transport->drv;
-    fcdp_status status = fcdp__driver_stream_wait(drv, stream, turn);
-    if (!status) status = fcdp__driver_host_function(drv, stream, begin_run, op);
-    return status ? status : fcdp__driver_event_record(drv, turn, stream);
-}
-
-/* The operation is the stream's to free from here on; `parts` are the caller's. */
-static fcdp_status end_enqueue(operation *op, const fcdp_part *parts, fcdp_stream stream) {
-    fcdp_driver *drv = op->transport->drv;
-    operation seen = *op;
-    seen.parts = parts;
-    if (!seen.transport->is_host_memory) {
-        fcdp_status status = fcdp__driver_host_function(drv, stream, finish_run, op);
-        return status ? status : parts_copy(&seen, false, stream);
-    }
-    parts_announce(op, true);
-    return fcdp__driver_host_function(drv, stream, finish_run, op);
-}
-
 /* Where not all of it can be enqueued, it stays pending until the
  * transport ends: the stream may know of it. */
 static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts, size_t n,
                                      fcdp_stream stream, fcdp_event turn) {
     binding_transport *transport = ctx;
+    fcdp_driver *drv = transport->drv;
     operation *op = operation_make(transport, lane, parts, n);
     if (!op) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a collective of %zu parts", n);
     fcdp_status status = FCDP_OK;
@@ -318,9 +288,19 @@ static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, const fcdp_part 
         op->buffer = (char *)(uintptr_t)parts[0].at.addr;
     else
         status = bounce_reserve(transport, stream, transport->lanes[lane].size * op->bytes, &op->buffer);
-    if (!status) status = pack_enqueue(op, stream);
-    if (!status) status = begin_enqueue(op, stream, turn);
-    return status ? status : end_enqueue(op, parts, stream);
+    if (!status && !is_in_place(op)) {
+        if (transport->is_host_memory) parts_announce(op, false);
+        status = transport->is_host_memory ? fcdp__driver_host_function(drv, stream, pack_run, op)
+                                           : parts_copy(op, true, stream);
+    }
+    if (!status) status = fcdp__driver_stream_wait(drv, stream, turn);
+    if (!status) status = fcdp__driver_host_function(drv, stream, begin_run, op);
+    if (!status) status = fcdp__driver_event_record(drv, turn, stream);
+    operation seen = *op; /* finish_run frees it, so from its enqueueing on `op` is the stream's */
+    seen.parts = parts;
+    if (!status && transport->is_host_memory) parts_announce(&seen, true);
+    if (!status) status = fcdp__driver_host_function(drv, stream, finish_run, op);
+    return status || transport->is_host_memory ? status : parts_copy(&seen, false, stream);
 }
 
 /* ---- the table ---- */

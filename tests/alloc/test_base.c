@@ -23,6 +23,18 @@ static void a_text_may_wrap_the_one_before(void **state) {
     assert_memory_equal(fcdp_error_text(), "joining: ", 9);
 }
 
+static void a_kept_failure_comes_back_after_others(void **state) {
+    (void)state;
+    fcdp_failure error, none = {0};
+    fail_with("%s", "the first one");
+    error = fcdp__failure_keep(FCDP_ERR_PEER);
+    assert_int_equal(fcdp__fail(FCDP_ERR_SYSTEM, "undoing it"), FCDP_ERR_SYSTEM);
+    assert_int_equal(fcdp__failure_restore(&error), FCDP_ERR_PEER);
+    assert_string_equal(fcdp_error_text(), "the first one");
+    assert_int_equal(fcdp__failure_restore(&none), FCDP_OK);
+    assert_string_equal(fcdp_error_text(), "the first one");
+}
+
 static void *text_of_new_thread(void *arg) {
     strcpy(arg, fcdp_error_text());
     fail_with("%s", "of the other thread");
@@ -173,6 +185,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_status_has_a_name_of_its_own),
         cmocka_unit_test(a_text_may_wrap_the_one_before),
+        cmocka_unit_test(a_kept_failure_comes_back_after_others),
         cmocka_unit_test(a_text_is_its_threads),
         cmocka_unit_test(the_log_has_a_threshold),
         cmocka_unit_test(a_failed_check_aborts_at_its_level),

@@ -160,7 +160,7 @@ int main(int argc, char **argv) {
     must(fcdp__driver_open(options.driver, 0, NULL, &r.drv), "driver");
     uint64_t begin_ns = fcdp__now_ns();
     must(fcdp__nccl_load(argc > 1 ? argv[1] : NULL, &r.nccl), "library");
-    printf("NCCL's version = %d code\nloading the library takes = %.1f ms\n", fcdp__nccl_version(r.nccl),
+    printf("NCCL's version = %d code\nloading the library takes = %.1f ms\n", r.nccl->version,
            ms_since(begin_ns));
     memory_make(&r);
     with_context(&r, comm_init);

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "comm/internal.h"
+#include "comm/tree.h"
 #include "tests/comm/random.h"
 #include "tools/simgpu/simgpu.h"
 

@@ -11,6 +11,7 @@
 
 #include "alloc/vrange.h"
 #include "comm/group.h"
+#include "comm/tree.h"
 #include "tests/comm/council.h"
 #include "tests/comm/hub.h"
 

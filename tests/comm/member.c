@@ -5,7 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/coalesce.h"
 #include "comm/internal.h"
+#include "comm/tree.h"
+#include "comm/unshard.h"
+#include "comm/vote.h"
 #include "tools/simgpu/simgpu.h"
 
 enum { MAX_AHEAD = 8 };
@@ -25,7 +29,7 @@ static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints,
     fcdp_signals signals[CLUSTER_MAX_EXTENTS];
     const void *shards[CLUSTER_MAX_EXTENTS] = {NULL};
     size_t shard_bytes[CLUSTER_MAX_EXTENTS] = {0};
-    fcdp_scene scene = {.grad_mode = !m->evaluates, .optimizer_seen = true};
+    fcdp_process_signals process = {.grad_mode = !m->evaluates, .optimizer_seen = true};
     signals_of(m, g, signals);
     for (uint32_t i = 0; i < spec->n_extents; i++) {
         shard_bytes[i] = spec->extents[i].shard_bytes;
@@ -33,7 +37,7 @@ static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints,
     }
     fcdp_evidence evidence = {signals, shards, shard_bytes, fingerprints};
     if (moved_out) *moved_out = fcdp_group_audit(m->groups[g], &evidence);
-    return vote_out ? fcdp_group_vote(m->groups[g], &evidence, &scene, vote_out) : FCDP_OK;
+    return vote_out ? fcdp_group_vote(m->groups[g], &evidence, &process, vote_out) : FCDP_OK;
 }
 
 /* Of the shards of groups [first, end), by the device, in their order. */
@@ -92,7 +96,7 @@ static fcdp_status cross_small(member *m) {
         small[n++] = m->groups[g];
         memcpy(m->held[g], m->version[g], sizeof m->held[g]);
     }
-    return n > 1 ? fcdp_groups_cross(small, inputs, n, m->stream) : FCDP_OK;
+    return n > 1 ? fcdp_groups_coalesce(small, inputs, n, m->stream) : FCDP_OK;
 }
 
 /* Groups [first, end). */

@@ -3,6 +3,7 @@
 #ifndef FCDP_TEST_MEMBER_H
 #define FCDP_TEST_MEMBER_H
 
+#include "comm/unshard.h"
 #include "tests/comm/cluster.h"
 
 typedef enum unshard_kind { UNSHARD_FORWARD, UNSHARD_BACKWARD, UNSHARD_BY_HAND } unshard_kind;

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "comm/internal.h"
+#include "comm/tree.h"
 
 typedef struct presser { /* another holder of the rank's device memory */
     pthread_t thread;

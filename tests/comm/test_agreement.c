@@ -183,7 +183,7 @@ static void group_moves(world *w, int g) {
     EVERY_RANK(w, r) {
         for (int other = 0; other < N_GROUPS; other++)
             if (r->groups[other].next == &r->groups[g]) r->groups[other].next = NULL;
-        fcdp__member_leave(&r->groups[g]);
+        fcdp__member_remove(&r->groups[g]);
         fcdp__member_join(&r->groups[g], &r->trees[to]);
     }
     for (int other = 0; other < N_GROUPS; other++)

@@ -12,7 +12,12 @@
 
 #include <cmocka.h>
 
+#include "comm/coalesce.h"
+#include "comm/fit.h"
 #include "comm/internal.h"
+#include "comm/tree.h"
+#include "comm/unshard.h"
+#include "comm/vote.h"
 #include "tests/comm/program.h"
 #include "tiering/reclaim.h"
 #include "tools/simgpu/simgpu.h"
@@ -252,7 +257,7 @@ static void test_a_step_is_behind_gathers_that_nobody_used(void **state) {
                 uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0};
                 for (uint32_t i = 0; i < config.groups[0].n_extents; i++)
                     inputs[i] = (uintptr_t)(m->shards + m->shard_at[0][i]);
-                if (together) assert_ok(fcdp_groups_cross(&m->groups[0], inputs, 1, m->stream));
+                if (together) assert_ok(fcdp_groups_coalesce(&m->groups[0], inputs, 1, m->stream));
             }
             begin_all(c, 0, FCDP_PASS_FORWARD);
             EVERY_MEMBER(c, m) assert_ok(member_reshard(m, 0, false));
@@ -432,7 +437,7 @@ static void test_a_group_begun_ahead(void **state) {
 
     fcdp_group_stats stats;
     fcdp_group_stats_get(m->groups[0], &stats);
-    assert_int_equal(stats.gathers_made, 3);
+    assert_int_equal(stats.gathers.made, 3);
     step_all(c, 0, part);
     agree_all(c, 0, agreed);
     begin_all(c, 0, FCDP_PASS_FORWARD); /* left behind at the end */
@@ -513,7 +518,8 @@ static void test_nothing_is_part_of_a_captured_graph(void **state) {
     drain_all(c);
     assert_int_equal(simgpu_capture(m->stream, 1), 0);
     assert_refused(member_begin(m, 0, FCDP_PASS_FORWARD), "'blocks.0' cannot be gathered");
-    assert_refused(fcdp_groups_cross(&m->groups[0], inputs, 1, m->stream), "'blocks.0' cannot be gathered");
+    assert_refused(fcdp_groups_coalesce(&m->groups[0], inputs, 1, m->stream),
+                   "'blocks.0' cannot be gathered");
     assert_refused(fcdp_comm_fingerprint_begin(m->comm, inputs, &bytes, 1, m->stream), "cannot be compared");
     assert_ok(fcdp_engine_order_writes(m->engine, m->stream));
     assert_int_equal(simgpu_capture(m->stream, 0), 0);
@@ -579,13 +585,13 @@ static void test_counts_and_states(void **state) {
     step_all(c, 0, all_extents);
     unshard_all(c, 0, FCDP_PASS_BACKWARD);
     fcdp_group_stats_get(group, &of_group);
-    assert_int_equal(of_group.gathers_made, 2);
-    assert_int_equal(of_group.gathers_avoided, 1);
-    assert_int_equal(of_group.gathers_forward, 1);
-    assert_int_equal(of_group.gathers_backward, 1);
+    assert_int_equal(of_group.gathers.made, 2);
+    assert_int_equal(of_group.gathers.avoided, 1);
+    assert_int_equal(of_group.gathers.forward, 1);
+    assert_int_equal(of_group.gathers.backward, 1);
     fcdp_engine_stats_get(c->members[2].engine, &stats);
-    assert_int_equal(stats.gathers_made, 2);
-    assert_int_equal(stats.gathers_avoided, 1);
+    assert_int_equal(stats.gathers.made, 2);
+    assert_int_equal(stats.gathers.avoided, 1);
     assert_int_equal(stats.plain_bytes, 3 * 5 * bytes);
     /* of the node: three ranks, one other node, two gathers */
     assert_int_equal(stats.gather_bytes, 2 * 3 * bytes);

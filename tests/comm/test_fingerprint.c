@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "comm/fingerprint.h"
+#include "comm/fingerprint_batch.h"
 #include "tests/comm/random.h"
 #include "tools/simgpu/simgpu.h"
 

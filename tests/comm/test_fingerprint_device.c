@@ -12,6 +12,7 @@
 
 #include "alloc/options.h"
 #include "comm/fingerprint.h"
+#include "comm/fingerprint_batch.h"
 #include "tests/comm/random.h"
 
 enum { MIB = 1 << 20, TASK = FCDP_FINGERPRINT_TASK_BYTES };

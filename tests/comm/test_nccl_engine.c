@@ -2,6 +2,9 @@
  * which any collective fails, stalls, or meets a rank that has been killed. All that live end, with a
  * text, in time, and give everything back. */
 #include "comm/group.h"
+#include "comm/tree.h"
+#include "comm/unshard.h"
+#include "comm/vote.h"
 #include "tests/comm/nccl_world.h"
 
 enum {
@@ -103,7 +106,7 @@ static fcdp_status agree(rank *r, uint32_t first, uint32_t end) {
     static const size_t no_bytes[1];
     fcdp_signals signals = {.optimizer_steps = r->step, .requires_grad = 1};
     fcdp_evidence evidence = {.signals = &signals, .shards = none, .shard_bytes = no_bytes};
-    fcdp_scene scene = {.grad_mode = true, .optimizer_seen = true};
+    fcdp_process_signals scene = {.grad_mode = true, .optimizer_seen = true};
     fcdp_status status = FCDP_OK;
     for (uint32_t g = first; g < end && !status; g++) {
         uint8_t votes[2];

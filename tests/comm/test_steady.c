@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "comm/internal.h"
+#include "comm/tree.h"
 #include "tests/comm/member.h"
 #include "tools/simgpu/simgpu.h"
 

@@ -13,7 +13,7 @@
 typedef struct fixture {
     fcdp_validity *validity;
     fcdp_signals signals;
-    fcdp_scene scene;
+    fcdp_process_signals process;
     uint8_t shard[1000];
     bool readable; /* the shard's bytes can be fingerprinted */
 } fixture;
@@ -24,7 +24,7 @@ static uint64_t fingerprint(const fixture *f) {
 
 static uint32_t observe(fixture *f) {
     uint64_t now = fingerprint(f);
-    return fcdp__validity_observe(f->validity, 0, &f->signals, &f->scene, f->readable ? &now : NULL);
+    return fcdp__validity_observe(f->validity, 0, &f->signals, &f->process, f->readable ? &now : NULL);
 }
 
 static void gather(fixture *f) {
@@ -34,7 +34,7 @@ static void gather(fixture *f) {
 
 /* A parameter that has been gathered and is fresh. */
 static fixture fixture_fresh(bool readable) {
-    fixture f = {.signals = {1, 2, 3, 4, 5, 6, 7, 1}, .scene = {true, true, 4}, .readable = readable};
+    fixture f = {.signals = {1, 2, 3, 4, 5, 6, 7, 1}, .process = {true, true, 4}, .readable = readable};
     for (size_t i = 0; i < sizeof f.shard; i++) f.shard[i] = (uint8_t)(i * 7);
     assert_int_equal(fcdp__validity_create(1, &f.validity), FCDP_OK);
     assert_int_equal(observe(&f), FCDP_STALE_NEW);
@@ -86,11 +86,11 @@ static void test_silent_optimizer_over_dtensors(void **state) {
 static void test_silent_swap_around_an_evaluation(void **state) {
     (void)state;
     fixture f = fixture_fresh(false);
-    f.scene.grad_mode = false; /* swapped in */
+    f.process.grad_mode = false; /* swapped in */
     assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
     gather(&f);
     assert_int_equal(observe(&f), 0);
-    f.scene.grad_mode = true; /* swapped out */
+    f.process.grad_mode = true; /* swapped out */
     assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
     fcdp__validity_destroy(f.validity);
 }
@@ -99,9 +99,9 @@ static void test_silent_swap_around_an_evaluation(void **state) {
 static void test_swap_that_was_never_gathered(void **state) {
     (void)state;
     fixture f = fixture_fresh(false);
-    f.scene.grad_mode = false;
+    f.process.grad_mode = false;
     assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
-    f.scene.grad_mode = true;
+    f.process.grad_mode = true;
     assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
     fcdp__validity_destroy(f.validity);
 }
@@ -110,9 +110,9 @@ static void test_swap_that_was_never_gathered(void **state) {
 static void test_silent_hand_written_update(void **state) {
     (void)state;
     fixture f = fixture_fresh(false);
-    f.scene.reductions++;
+    f.process.reductions++;
     assert_int_equal(observe(&f), 0); /* an optimizer has been seen: accumulation */
-    f.scene.optimizer_seen = false;
+    f.process.optimizer_seen = false;
     assert_int_equal(observe(&f), FCDP_STALE_REDUCED);
     fcdp__validity_destroy(f.validity);
 }
@@ -120,7 +120,7 @@ static void test_silent_hand_written_update(void **state) {
 static void test_fingerprint_decides_where_there_is_one(void **state) {
     (void)state;
     fixture f = fixture_fresh(true);
-    f.scene = (fcdp_scene){false, false, 9};
+    f.process = (fcdp_process_signals){false, false, 9};
     assert_int_equal(observe(&f), 0); /* an evaluation over unchanged bytes costs nothing */
     f.shard[999] ^= 1;
     uint64_t now = fingerprint(&f);
@@ -200,7 +200,7 @@ static void test_no_fingerprint_now_falls_back(void **state) {
     fixture f = fixture_fresh(true);
     f.readable = false;
     assert_int_equal(observe(&f), 0);
-    f.scene.grad_mode = false;
+    f.process.grad_mode = false;
     assert_int_equal(observe(&f), FCDP_STALE_GRAD_MODE);
     fcdp__validity_destroy(f.validity);
 }
@@ -220,10 +220,10 @@ static void test_accept_is_of_the_submission(void **state) {
     fcdp__validity_destroy(f.validity);
 }
 
-static void test_spoil(void **state) {
+static void test_invalidate(void **state) {
     (void)state;
     fixture f = fixture_fresh(true);
-    fcdp__validity_spoil(f.validity);
+    fcdp__validity_invalidate(f.validity);
     assert_int_equal(observe(&f), FCDP_STALE_NEW);
     gather(&f);
     assert_int_equal(observe(&f), 0);
@@ -240,16 +240,6 @@ static void test_never_observed(void **state) {
     fcdp__validity_destroy(f.validity);
 }
 
-static void test_texts(void **state) {
-    (void)state;
-    assert_string_equal(fcdp__stale_text(0), "fresh");
-    assert_string_equal(fcdp__stale_text(FCDP_STALE_OPTIMIZER | FCDP_STALE_VERSION),
-                        "version counter, optimizer step");
-    for (uint32_t bit = 1; bit <= FCDP_STALE_REDUCED; bit <<= 1)
-        assert_true(strlen(fcdp__stale_text(bit)) > 0);
-    assert_true(strlen(fcdp__stale_text(127)) > 60);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_signal_alone),
@@ -263,9 +253,8 @@ int main(void) {
         cmocka_unit_test(test_each_observation_is_confirmed_anew),
         cmocka_unit_test(test_no_fingerprint_now_falls_back),
         cmocka_unit_test(test_accept_is_of_the_submission),
-        cmocka_unit_test(test_spoil),
+        cmocka_unit_test(test_invalidate),
         cmocka_unit_test(test_never_observed),
-        cmocka_unit_test(test_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -195,7 +195,7 @@ def a_memory_fraction_is_of_the_whole_device(p, sim):
     p.do("set_fraction", ctypes.c_double(0.125), 0)  # of FCDP_SIM_CAPACITY=256M
     held = p.malloc(32 * MIB)
     code, text, _ = p.try_malloc(2 * MIB)
-    assert code == OUT_OF_MEMORY and "budget of 32 MiB" in text, text
+    assert code == OUT_OF_MEMORY and "the budget is 32 MiB" in text, text
     p.free(held)
     p.do("set_fraction", ctypes.c_double(0.9), 0)  # FCDP_DEVICE_BUDGET binds nevertheless
     p.free(p.malloc(BUDGET))
@@ -363,7 +363,7 @@ def an_engine_shares_the_pages(p, sim):
     assert _fcdp.engine_stats(engine)["device_bytes"]["current"] == 32 * MIB
     held = p.malloc(32 * MIB)
     code, text, _ = p.try_malloc(2 * MIB)  # the region is in use
-    assert code == OUT_OF_MEMORY and "regions 32 MiB" in text, text
+    assert code == OUT_OF_MEMORY and "gathered parameters 32 MiB" in text, text
     _fcdp.group_reshard(group, 0, False)
     _fcdp.engine_drain(engine)
     more = p.malloc(32 * MIB)

@@ -84,17 +84,20 @@ def stats() -> dict[str, Any]:
       ``transport`` ("nccl" or "gloo", what carries its collectives) of the first shard group served; None
       before the first gather;
     - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree
-      (FCDP's own), plain_gather, reduce_scatter, all_reduce (FSDP2's, counted from their sizes and a ring
-      over the ranks);
-    - ``moves``: h2d_bytes, d2h_bytes and counts of stores, loads, drops, evictions;
+      (FCDP's own), plain_gather, reduce_scatter (FSDP2's, counted from their sizes and a ring over the
+      ranks);
+    - ``moves``: h2d_bytes, d2h_bytes and counts of stores, slice_loads, whole_loads, evictions, maps,
+      memory_waits;
     - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP2 made itself,
       for groups that FCDP left to it;
     - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state,
       ranks_per_node;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``bypassed``: groups left to plain FSDP2 and why; "every group" where the job has no FSDP2 modules;
-    - ``saved``: inter-node bytes per node that plain FSDP2's flat gathers would have sent, and that FCDP's
-      gathers did send; ``beside_bytes``: what each rank received in the plain gathers, which are in neither;
+    - ``saved``: inter-node bytes per node plain_bytes, which plain FSDP2's flat gathers would have sent, and
+      gather_bytes, which FCDP's gathers did send; ``beside_bytes``: what each rank received in the plain
+      gathers, which are in neither;
+    - ``waits``: where the host blocked: gathers (on CPUs alone) and their seconds, agreements;
     - ``python_calls``: calls of FCDP's collectives into Python, each of which takes the GIL: two for a
       collective over gloo, none over NCCL.
     """

@@ -1,5 +1,5 @@
-"""Turning FCDP on: a hook that waits for FSDP2 to be imported, and patches it then; and for the modules by which
-a job without FSDP2 is known (unserved.py).
+"""Turns FCDP on: an import hook patches FSDP2 once it has been imported. The same hook watches the modules by
+which a job without FSDP2 is recognised (unserved.py).
 
 The wheel's fcdp.pth imports this module at interpreter start when FCDP is set and not 0; unset, nothing of
 FCDP is imported. A malformed option must stop the job before its first step, but may not break `import site`;
@@ -28,7 +28,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         action = self.actions.pop(name, None)
         if action is None:
             return None
-        spec = importlib.util.find_spec(name)  # asks here again, in vain
+        spec = importlib.util.find_spec(name)  # comes here again, and finds no action
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

@@ -1,4 +1,4 @@
-"""torch.distributed's side: what the core's plan needs from process groups.
+"""What FCDP needs from torch.distributed: shard process groups as nodes x ranks.
 
 A Shards object is one shard process group seen as nodes x ranks: a control group for agreements and, unless
 NCCL carries the core's collectives, two lanes (the ranks of this node; the ranks with this local index on
@@ -23,8 +23,8 @@ from torch.distributed import distributed_c10d
 from fcdp import OptionError, _fcdp
 from fcdp.rollcall import RollCall
 
-# Worlds that are not several processes: nothing to serve.
-_PRETENDED = ("fake", "threaded")
+# Backends without several processes: nothing to serve.
+_IN_PROCESS = ("fake", "threaded")
 
 
 class Unsupported(Exception):
@@ -51,7 +51,7 @@ def local_size(option: int) -> int:
 def _backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
     """What carries the group's collectives for `device`; calling it directly passes by dispatch modes."""
     name = dist.get_backend(group)
-    if name in _PRETENDED:
+    if name in _IN_PROCESS:
         raise Unsupported(f"its process group is of the backend '{name}', which moves no bytes between processes")
     try:
         return group._get_backend(device)
@@ -143,10 +143,10 @@ class Shards:
         # The group's first rank names what follows, so that a store which is used again holds no old keys of ours.
         said = self._gather_ints(_backend_of(group, device), [size, _has_interface(), secrets.randbits(62)])
         sizes, name = [row[0] for row in said], f"fcdp/{said[0][2]:x}"
-        deaf = [rank for rank, row in zip(self.ranks, said) if not row[1]]
-        if deaf:
+        no_interface = [rank for rank, row in zip(self.ranks, said) if not row[1]]
+        if no_interface:
             raise Unsupported(
-                f"gloo finds no network interface on rank {deaf[0]}; set GLOO_SOCKET_IFNAME to the one that joins the nodes"
+                f"gloo finds no network interface on rank {no_interface[0]}; set GLOO_SOCKET_IFNAME to the one that joins the nodes"
             )
         if not all(sizes):
             raise Unsupported(problem or "a rank does not know how many ranks its node has; set FCDP_LOCAL_SIZE")
@@ -166,7 +166,7 @@ class Shards:
         self.node_size, self.local = self.topology["ranks_per_node"], self.topology["local_rank"]
         self.name, self.timeout_s = name, timeout_s
         self.lanes: dict[int, Lane] = {}
-        self.asks = False  # its collectives cannot say who is missing, and nobody has asked yet
+        self.can_ask = False  # who is missing: its collectives cannot say so, and nobody has asked yet
         self.control = self._lane("control", self.ranks)
 
     def _lane(self, kind: str, ranks: list[int]) -> Lane:
@@ -209,7 +209,7 @@ class Shards:
         rank about twice, and a node through its last rank) and within the node."""
         return self.agreements, 2 * self.agree_bytes if self.local == self.node_size - 1 else 0, 0
 
-    def refuse_together(self, problem: Exception | None) -> None:
+    def raise_together(self, problem: Exception | None) -> None:
         """Raise on every rank if any rank has a problem: OptionError where an option asks for what some rank
         cannot have, else Unsupported."""
         stops = isinstance(problem, _fcdp.Error) and problem.args[1] == _fcdp.ERR_OPTION
@@ -232,8 +232,8 @@ class Shards:
     def missing(self) -> str:
         """Who has not come to a collective that has failed since the last agreement; "": it says so itself, or
         that was asked before."""
-        asks, self.asks = self.asks, False
-        return self.control.roll.missing(self.agreements) if asks else ""
+        can_ask, self.can_ask = self.can_ask, False
+        return self.control.roll.missing(self.agreements) if can_ask else ""
 
     def transport(self) -> Transport:
         """Over lanes that are made here; a collective of the group."""

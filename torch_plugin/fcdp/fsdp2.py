@@ -1,7 +1,7 @@
 """Where FCDP enters FSDP2: the only file with FSDP2's private names.
 
-FSDP2's own state machine is left as it is: it shards and unshards when it always did, so what a user sees on
-the modules is what plain FSDP2 shows. Only what an unshard and a reshard *do* changes: the gather
+FSDP2's own state machine is left as it is: it shards and unshards when it always did, so a user sees on the
+modules what plain FSDP2 shows. Only what an unshard and a reshard *do* changes: the gather
 (`foreach_all_gather`), the copy-out (nothing left to copy: the bytes are already in the parameters), and the
 freeing of the unsharded storages (FCDP's pages are unmapped instead, or kept).
 
@@ -31,7 +31,7 @@ from fcdp.runtime import Group, Pending, Tree, runtime, say
 
 
 class _Here(threading.local):
-    """What FSDP2 is doing on this thread; its gather function is not told."""
+    """What FSDP2 is doing on this thread, which it does not pass to its gather function."""
 
     param_group: Any = None  # FSDPParamGroup being unsharded
 
@@ -219,21 +219,21 @@ def _adopt(param_groups: list[Any], process_group: dist.ProcessGroup, device: to
         if reason is None:
             serve.append(param_group)
         else:
-            _refuse(param_group, reason)
+            _bypass(param_group, reason)
     if serve:
         _serve(serve, process_group, device)
-    _tell(param_groups)
+    _report(param_groups)
 
 
-def _refuse(param_group: Any, reason: str) -> None:
-    param_group._fcdp, param_group._fcdp_refusal = None, reason
+def _bypass(param_group: Any, reason: str) -> None:
+    param_group._fcdp, param_group._fcdp_bypass = None, reason
     runtime.bypass(_name(param_group), reason)
 
 
-def _tell(param_groups: list[Any]) -> None:
+def _report(param_groups: list[Any]) -> None:
     """`param_groups`: all of one tree."""
-    refused = [(_name(group), group._fcdp_refusal) for group in param_groups if "_fcdp_refusal" in group.__dict__]
-    runtime.tell_bypassed(refused, len(param_groups), all("_fcdp" in group.__dict__ for group in param_groups))
+    bypassed = [(_name(group), group._fcdp_bypass) for group in param_groups if "_fcdp_bypass" in group.__dict__]
+    runtime.report_bypassed(bypassed, len(param_groups), all("_fcdp" in group.__dict__ for group in param_groups))
 
 
 def _serve(serve: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
@@ -247,7 +247,7 @@ def _serve(serve: list[Any], process_group: dist.ProcessGroup, device: torch.dev
         raise
     except Unsupported as error:
         for param_group in serve:
-            _refuse(param_group, str(error))
+            _bypass(param_group, str(error))
         return
     for param_group, group in zip(serve, groups):
         param_group._fcdp = group
@@ -472,8 +472,8 @@ def _patch_group(cls: type) -> None:
     @_wrap(cls, "unshard")
     def unshard(original, self, *args, **kwargs):
         if "_fcdp" not in self.__dict__ and (reason := _gathers_nothing(self)):
-            _refuse(self, reason)
-            _tell(_tree(self).param_groups)
+            _bypass(self, reason)
+            _report(_tree(self).param_groups)
         outer, _here.param_group = _here.param_group, self
         try:
             return original(self, *args, **kwargs)
@@ -496,11 +496,11 @@ def _patch_group(cls: type) -> None:
 
     @_wrap(cls, "finalize_backward")
     def finalize_backward(original, self):
-        abandoned = getattr(self._all_gather_result, "pending", None)
+        unused = getattr(self._all_gather_result, "pending", None)
         original(self)
-        if abandoned is not None:  # a prefetch that nobody used
-            abandoned.abandon()
-            runtime.release(abandoned.group, _stream(self.device))
+        if unused is not None:  # a prefetch that nobody used
+            unused.cancel()
+            runtime.release(unused.group, _stream(self.device))
 
 
 def _patch_state(cls: type) -> None:

@@ -1,4 +1,4 @@
-"""NCCL for the core's collectives: which library, and the exchange of what its communicators are made from."""
+"""NCCL for the core's collectives: the library is found, and the ids of its communicators are exchanged."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 FSDP2 frees the storages of a resharded parameter, and torch raises on most uses of what still points there:
 tensors that autograd saved (`set_unshard_in_backward(False)`), views that outlive the reshard. FCDP's
 storages keep their address and size for life. Their pages may be gone, which faults, or kept (FCDP_TAU),
-which would read on without a word. So torch is told to raise, with the parameter's name.
+which would be read without an error. So torch is told to raise, with the parameter's name.
 
 It cannot see what goes around the storage: a numpy array, a DLPack export, an address. Those fault where the
 pages are gone (tiering/segv.h says what that was), and read a kept region. So does everything on a torch

@@ -1,4 +1,5 @@
-"""What FCDP did, as numbers: `fcdp.stats()` and the two lines at exit."""
+"""FCDP's statistics: `fcdp.stats()` and the two lines at exit. The core counts its own gathers and collectives;
+here are only those that FSDP2 made itself, and agreements."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Who did not come to a collective that failed.
+"""Names the ranks that did not come to a collective that failed.
 
-gloo says that a time is over, or that some peer has closed its connection, and not whose. So whoever a
-collective fails on writes its number into the job's store, waits a moment for the others to do the same, and
-names those from whom nothing has come. While all goes well nothing is written.
+gloo reports that a time is over, or that some peer has closed its connection, and not which rank. So a rank on
+which a collective fails writes the collective's number into the job's store, waits a moment for the others to
+do the same, and names those that have not. Nothing is written while collectives succeed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""One process's FCDP: the engine, the groups it serves, and when the ranks agree on what is stale.
+"""One process's FCDP: the engine and the groups that it serves.
 
 FSDP2's names are in fsdp2.py, process groups in c10d.py; what is stale, what moves and how is decided in C.
 
-Agreement. A hit must be a hit on every rank, or collectives hang. A group's copy is trusted without asking
-its shard group again only inside a pass: a root forward, or a backward. The first unshard of a pass agrees
-for all groups of its tree at once (one small MAX). Within it a group is asked again, alone, when its
-gradients have been reduced or an optimizer has stepped its parameters (it may have done so inside backward),
-and so is every unshard by hand, outside of FSDP2's own hooks. All of these happen on every rank of the shard
-group in the same order; what concerns no group that is served (another optimizer, another model) changes
-nothing here.
+When the ranks agree on what is stale is decided by comm/agreement.h from events that this file passes on: a
+root forward or a backward begins, a group is unsharded, its gradients are reduced, an optimizer has stepped its
+parameters. All of them happen on every rank of the shard group in the same order. What concerns no group that
+is served (another optimizer, another model) is not passed on.
 """
 
 from __future__ import annotations
@@ -146,7 +143,7 @@ class Group:
         return self.by_device or self._is_host_read(shard)
 
     def vote(self, fingerprints: bytes) -> bytes:
-        """Why each extent's copy is stale, as this rank sees it (0: fresh), and whether the region lacks on its
+        """Why each extent's copy is stale, as this rank sees it (0: fresh); last, whether the region is not on its
         device. `fingerprints`: the device's, of the extents' shards; b"": it took none."""
         self.steps = runtime.steps
         self.by_device = bool(fingerprints)
@@ -219,7 +216,7 @@ class Pending:
         _call(_fcdp.group_wait, self.group.handle, self.stream)
         self.group.inputs = None  # whoever frees them on this stream is behind their readers
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """FSDP2 will not use it (a prefetch of what the backward did not need)."""
         if _fcdp.group_has_begun(self.group.handle):
             self.wait()
@@ -237,8 +234,8 @@ class Runtime:
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self.bypassed: list[dict[str, str]] = []
-        self.told: set[frozenset[str]] = set()
-        self.untold: tuple[list[tuple[str, str]], int] | None = None
+        self.reported: set[frozenset[str]] = set()
+        self.unreported: tuple[list[tuple[str, str]], int] | None = None
         self.beside_bytes = 0  # that each rank received in gathers of FSDP2's own
         self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
         self.steps = 0
@@ -256,7 +253,7 @@ class Runtime:
     def in_backward() -> bool:
         return torch._C._current_graph_task_id() != -1
 
-    # When copies may not be trusted without asking again.
+    # Passes begin: copies are not trusted any more without asking.
 
     def begin_forward(self, tree: Tree) -> None:
         for handle in tree.handles.values():
@@ -275,20 +272,20 @@ class Runtime:
         return entry[1] if entry is not None and entry[0]() is group else None
 
     def connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards:
-        """The lanes and the comm of a shard group; made once, by all its ranks together. Raises Unsupported, for
-        ever."""
+        """The lanes and the comm of a shard group; made once, by all its ranks together. Raises Unsupported each
+        time where it cannot be served."""
         known = self.known(group)
         if known is None:
-            self._forget_ended()
+            self._close_ended()
             known = self._connect(group, device)
             self.shards[id(group)] = weakref.ref(group), known
         if isinstance(known, Unsupported):
             raise Unsupported(*known.args)
         return known
 
-    def _forget_ended(self) -> None:
-        """Process groups that were destroyed take what belongs to them along, though a dead model may still hold
-        the object."""
+    def _close_ended(self) -> None:
+        """Close what belongs to process groups that were destroyed, though a dead model may still hold the
+        object."""
         alive = distributed_c10d._world.pg_map
         for key, (reference, shards) in list(self.shards.items()):
             if reference() is None or reference() not in alive:
@@ -312,7 +309,7 @@ class Runtime:
                 self._need_account(shards)
             except (_fcdp.Error, Unsupported) as error:
                 problem = error.with_traceback(None)
-            shards.refuse_together(problem)
+            shards.raise_together(problem)
             shards.comm = self._comm(shards)
             self._share_host_memory(shards)
             return shards
@@ -326,7 +323,7 @@ class Runtime:
         if asked == _fcdp.TRANSPORT_NCCL or (asked == _fcdp.TRANSPORT_AUTO and shards.device.type == "cuda"):
             comm, problem = nccl.connect(self.engine, shards)
             if not problem:
-                shards.asks = True
+                shards.can_ask = True
                 return comm
             if asked == _fcdp.TRANSPORT_NCCL:
                 raise OptionError(f"fcdp: FCDP_TRANSPORT=nccl, but {problem}")
@@ -342,7 +339,7 @@ class Runtime:
             comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, transport)
         except _fcdp.Error as error:
             problem = error.with_traceback(None)
-        shards.refuse_together(problem)
+        shards.raise_together(problem)
         return comm
 
     def _need_engine(self, device: torch.device) -> None:
@@ -366,11 +363,11 @@ class Runtime:
         self.device = device
         self.account_ready = False
         if kind == _fcdp.DRIVER_CUDA and not shares:
-            tensors.beside(self.engine)
+            tensors.share_device(self.engine)
 
     def _mapping(self) -> int:
-        """A stale access to a page that another group has by now is a wrong number: without storages that refuse
-        it, it must fault."""
+        """A stale access to a page that another group has by now would read a wrong number. So it must fault where
+        torch has no storages that raise."""
         asked = self.options["mapping"]
         return _fcdp.MAPPING_EXACT if asked == _fcdp.MAPPING_AUTO and not released.SUPPORTED else asked
 
@@ -401,14 +398,14 @@ class Runtime:
                 ticket = _fcdp.comm_host_create(shards.comm)
             except _fcdp.Error as error:
                 problem = error.with_traceback(None)
-        shards.refuse_together(problem)
+        shards.raise_together(problem)
         ticket = shards.from_leader(ticket)
         if shards.local != 0:
             try:
                 _fcdp.comm_host_join(shards.comm, ticket)
             except _fcdp.Error as error:
                 problem = error.with_traceback(None)
-        shards.refuse_together(problem)
+        shards.raise_together(problem)
 
     def attach(
         self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable, bool]]
@@ -426,14 +423,14 @@ class Runtime:
             ahead = _fcdp.groups_fit(handles, bytes(stays for *_, stays in described))
         except _fcdp.Error as error:
             problem = error.with_traceback(None)
-        shards.refuse_together(problem)
+        shards.raise_together(problem)
         offsets = array("Q", shards.from_leader(offsets.tobytes()))
         try:
             for handle, offset in zip(handles, offsets):
                 _fcdp.group_attach(handle, offset)
         except _fcdp.Error as error:
             problem = error.with_traceback(None)
-        shards.refuse_together(problem)
+        shards.raise_together(problem)
         shards.ahead &= shards.agree(b"\0" if ahead else b"\1") == b"\0"
         made = []
         for handle, (name, extents, specs, collect, _) in zip(handles, described):
@@ -447,20 +444,20 @@ class Runtime:
         """The group is FSDP2's from here on."""
         self.bypassed.append({"group": name, "reason": reason})
 
-    def tell_bypassed(self, refused: list[tuple[str, str]], n_groups: int, complete: bool) -> None:
+    def report_bypassed(self, bypassed: list[tuple[str, str]], n_groups: int, complete: bool) -> None:
         """One line about the (name, reason) left to FSDP2 of a model's `n_groups`, once for each set of reasons.
         Not `complete`: others are decided later, and what is said waits for them, or for the exit."""
-        self.untold = None
-        reasons = Counter(reason for _, reason in refused)
-        if not refused or frozenset(reasons) in self.told:
+        self.unreported = None
+        reasons = Counter(reason for _, reason in bypassed)
+        if not bypassed or frozenset(reasons) in self.reported:
             return
         if not complete:
-            self.untold = refused, n_groups
+            self.unreported = bypassed, n_groups
             return
-        self.told.add(frozenset(reasons))
+        self.reported.add(frozenset(reasons))
         why = "; ".join(reason if len(reasons) == 1 else f"{reason} ({count})" for reason, count in reasons.items())
-        names = ", ".join(name or "the root group" for name, _ in refused[:3]) + (", ..." if len(refused) > 3 else "")
-        served = n_groups - len(refused)
+        names = ", ".join(name or "the root group" for name, _ in bypassed[:3]) + (", ..." if len(bypassed) > 3 else "")
+        served = n_groups - len(bypassed)
         say(f"served {served} of {n_groups} groups: {why}; plain FSDP2 runs" + (f" for {names}" if served else ""))
 
     def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes]:
@@ -500,11 +497,11 @@ class Runtime:
             _fcdp.group_agree(group.handle, agreed[at : at + group.n + 1])
             at += group.n + 1
 
-    def cross(self, small: list[Group], stream: int) -> None:
-        """Small groups that are stale together cross the nodes in few collectives, to host memory."""
+    def coalesce(self, small: list[Group], stream: int) -> None:
+        """Gather small groups that are stale together in few collectives, to host memory."""
         if len(small) > 1:
             inputs = b"".join([group.read() for group in small])
-            _call(_fcdp.groups_cross, [group.handle for group in small], inputs, stream)
+            _call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, stream)
 
     def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
         """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP2's hooks."""
@@ -518,7 +515,7 @@ class Runtime:
                 _fcdp.group_join(other.handle, handle)
             self.agree(mine, stream)
             _fcdp.tree_agreed(handle)
-            self.cross([other for other in mine if _fcdp.group_is_small(other.handle)], stream)
+            self.coalesce([other for other in mine if _fcdp.group_is_small(other.handle)], stream)
         elif question == _fcdp.ASK_GROUP:
             self.agree([group], stream)
         else:
@@ -539,7 +536,7 @@ class Runtime:
         _call(_fcdp.group_reshard, group.handle, stream, any(written))
 
     def missing(self, error: _fcdp.Error) -> str:
-        """Words on who did not come, for a failure of collectives that do not say so themselves, else ""."""
+        """Which ranks did not come, for a failure of collectives that do not say so themselves; else ""."""
         if error.args[1] not in (_fcdp.ERR_TIMEOUT, _fcdp.ERR_PEER, _fcdp.ERR_TRANSPORT):
             return ""
         for shards in self.served_shards():
@@ -579,14 +576,13 @@ def _end() -> None:
 
     if runtime.pid != os.getpid():  # a forked child
         return
-    if runtime.untold:
-        runtime.tell_bypassed(*runtime.untold, True)
+    if runtime.unreported:
+        runtime.report_bypassed(*runtime.unreported, True)
     if runtime.engine is None:
         return
     report.summary()
-    # The streams must be idle before the interpreter ends: a thread that wants the GIL after that is torn down inside
-    # of torch, which
-    # aborts. A collective whose peer is gone ends by itself: its connection is closed, or FCDP_TIMEOUT passes.
+    # The streams must be idle before the interpreter ends: a thread that asks for the GIL after that is ended inside
+    # torch, which aborts. A collective whose peer is gone ends by itself: its connection is closed, or FCDP_TIMEOUT passes.
     try:
         _fcdp.engine_drain(runtime.engine)
     except _fcdp.Error as error:

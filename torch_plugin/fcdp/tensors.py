@@ -1,5 +1,4 @@
-"""fcdp_alloc, FCDP's allocator for CUDA tensors, and its numbers in the shapes that torch.cuda.memory gives
-PyTorch's own.
+"""fcdp_alloc, FCDP's allocator for CUDA tensors. Its statistics have the form of torch.cuda.memory's.
 
 PyTorch refuses memory_stats, snapshots and peaks with a pluggable allocator. While fcdp_alloc is the current
 one, the functions of torch._C that torch.cuda's are made of answer with FCDP's numbers instead, so
@@ -97,7 +96,7 @@ def is_current() -> bool:
     )
 
 
-def beside(engine: Any) -> None:
+def share_device(engine: Any) -> None:
     """PyTorch's own allocator and the engine's pages share the device: before one says that memory is out, the
     other gives back what it does not use."""
     asks = _fcdp.neighbour_begin(engine, torch.cuda.empty_cache)

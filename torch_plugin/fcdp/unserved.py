@@ -1,5 +1,5 @@
-"""A job under FCDP=1 that has no FSDP2 modules is told so: once, by rank 0, at its first optimizer step or else
-at exit.
+"""Tells a job under FCDP=1 that it has no FSDP2 modules: once, by rank 0, at its first optimizer step or else at
+exit.
 
 FSDP1, DDP and hand-written loops may never import FSDP2, where FCDP begins. So _enable.py calls the two
 functions below when torch's own modules have been imported; nothing here imports torch. A process that joined
@@ -32,7 +32,7 @@ class _Process:
     stepped = False  # an optimizer
     joined: int | None = None  # its pid when it joined a process group: a forked child has not
     rank = 0
-    told = False
+    reported = False
 
 
 _process = _Process()
@@ -59,7 +59,7 @@ def watch_process_groups(module: ModuleType) -> None:
             holder.init_process_group = init_process_group
     if module.is_initialized():
         _join(module.get_rank())
-    atexit.register(_tell)
+    atexit.register(_report)
 
 
 def _join(rank: int) -> None:
@@ -69,7 +69,7 @@ def _join(rank: int) -> None:
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not _process.stepped:
         _process.stepped = True
-        _tell()
+        _report()
 
 
 def _wrappers() -> set[str]:
@@ -110,10 +110,15 @@ def entries() -> list[dict[str, str]]:
     return [{"group": "every group", "reason": why}] if why else []
 
 
-def _tell() -> None:
-    if _process.told or _process.joined != os.getpid() or _process.rank != 0 or os.environ.get("FCDP_LOG") == "quiet":
+def _report() -> None:
+    if (
+        _process.reported
+        or _process.joined != os.getpid()
+        or _process.rank != 0
+        or os.environ.get("FCDP_LOG") == "quiet"
+    ):
         return
     why = reason(True)
     if why:
-        _process.told = True
+        _process.reported = True
         print(f"fcdp: FCDP=1, but {why}, so nothing was cached", file=sys.stderr, flush=True)

@@ -6,6 +6,9 @@
 
 #include "comm/group.h"
 #include "comm/nccl.h"
+#include "comm/tree.h"
+#include "comm/unshard.h"
+#include "comm/vote.h"
 #include "tools/bench/overlap/rank.h"
 #include "tools/simgpu/simgpu.h"
 #include "tools/simnccl/simnccl.h"
@@ -95,7 +98,7 @@ static void agree(rank *r, uint32_t first, uint32_t end) {
     uint8_t votes[N_GROUPS * VOTES];
     fcdp_signals signals[N_EXTENTS];
     fcdp_evidence evidence = evidence_of(r, signals);
-    fcdp_scene scene = {.grad_mode = true, .optimizer_seen = true};
+    fcdp_process_signals scene = {.grad_mode = true, .optimizer_seen = true};
     engine *e = r->engine;
     for (uint32_t g = first; g < end; g++)
         MUST(!fcdp_group_vote(e->groups[g], &evidence, &scene, votes + (g - first) * VOTES));

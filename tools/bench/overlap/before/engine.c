@@ -82,7 +82,7 @@ static void signals_make(const rank *r, fcdp_signals signals[N_EXTENTS]) {
 
 static void observe(rank *r, uint32_t g, uint8_t stale_out[N_EXTENTS]) {
     fcdp_signals signals[N_EXTENTS];
-    fcdp_scene scene = {.grad_mode = true, .optimizer_seen = true, .reductions = r->step};
+    fcdp_process_signals scene = {.grad_mode = true, .optimizer_seen = true, .reductions = r->step};
     signals_make(r, signals);
     fcdp_group_observe(r->engine->groups[g], signals, &scene, NULL, NULL, stale_out);
     for (uint32_t i = 0; i < N_EXTENTS; i++) stale_out[i] = stale_out[i] != 0;

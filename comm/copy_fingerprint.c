@@ -1,7 +1,8 @@
-/* content.c - the fingerprint of a gathered copy (XXH3, 64 bit), see internal.h. */
+/* copy_fingerprint.c - see the header. */
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "comm/copy_fingerprint.h"
 #include "comm/internal.h"
 
 static bool is_readable(const fcdp_group *group) {
@@ -10,7 +11,7 @@ static bool is_readable(const fcdp_group *group) {
 }
 
 /* Without the padding, which differs between ranks: a restore by slices brings the peers'. */
-static uint64_t content_of(const fcdp_group *group) {
+static uint64_t of_copy(const fcdp_group *group) {
     const char *bytes = (const char *)(uintptr_t)fcdp__region_base(group->region).addr;
     uint64_t mixed = 0;
     for (uint32_t i = 0; i < group->layout->n_extents; i++) {
@@ -21,19 +22,19 @@ static uint64_t content_of(const fcdp_group *group) {
     return mixed;
 }
 
-uint64_t fcdp__content_of_bytes(const void *bytes, size_t n_bytes) {
+uint64_t fcdp__copy_fingerprint_of(const void *bytes, size_t n_bytes) {
     return XXH3_64bits(bytes, n_bytes);
 }
 
-void fcdp__content_take(fcdp_group *group) {
-    group->has_content = is_readable(group);
-    if (group->has_content) group->content = content_of(group);
+void fcdp__copy_fingerprint_take(fcdp_group *group) {
+    group->has_fingerprint = is_readable(group);
+    if (group->has_fingerprint) group->fingerprint = of_copy(group);
 }
 
-bool fcdp__content_is_known(const fcdp_group *group) {
-    return !group->waited || group->has_content || !is_readable(group);
+bool fcdp__copy_fingerprint_is_known(const fcdp_group *group) {
+    return !group->waited || group->has_fingerprint || !is_readable(group);
 }
 
-bool fcdp__content_holds(const fcdp_group *group) {
-    return !group->waited || !group->has_content || content_of(group) == group->content;
+bool fcdp__copy_fingerprint_matches(const fcdp_group *group) {
+    return !group->waited || !group->has_fingerprint || of_copy(group) == group->fingerprint;
 }

@@ -1,0 +1,46 @@
+/* staging.h - the engine's staging buffer: device pages in which small groups are packed (coalesce.h).
+ *
+ * It has two halves, used in turn. One thread at a time has the buffer, from fcdp__staging_acquire to
+ * fcdp__staging_release. Its pages stay mapped while passes use it; whoever lacks device memory in between
+ * may take them.
+ */
+#ifndef FCDP_STAGING_H
+#define FCDP_STAGING_H
+
+#include "alloc/pages.h"
+#include "alloc/vrange.h"
+#include "comm/engine.h"
+
+typedef struct fcdp_staging {
+    fcdp_lock lock;
+    pthread_cond_t released; /* `busy` became false */
+    bool busy;               /* guarded by lock: one thread uses or changes what follows, without the lock */
+    fcdp_vrange *range;      /* NULL: none yet */
+    fcdp_phys block;
+    size_t n_pages;
+    unsigned n_idle; /* passes that have begun since it was used last */
+    bool incomplete; /* a gather has failed half way: operations may be behind the events */
+    /* of each half: the end of the collective into it; the end of the copies out of it */
+    fcdp_event filled[2], emptied[2];
+} fcdp_staging;
+
+void fcdp__staging_init(fcdp_staging *staging);
+/* The pool asks it no more. */
+void fcdp__staging_destroy(fcdp_engine *engine);
+
+/* Waits until no other thread has it. */
+void fcdp__staging_acquire(fcdp_staging *staging);
+void fcdp__staging_release(fcdp_staging *staging);
+/* Acquired: two halves of at least `half_bytes`, and their events. A larger buffer replaces a smaller one; it
+ * does not shrink. */
+fcdp_status fcdp__staging_reserve(fcdp_engine *engine, size_t half_bytes) FCDP_MUST_CHECK;
+
+/* A pass begins: the pages go where the last passes did not use them. */
+void fcdp__staging_begin_pass(fcdp_engine *engine);
+/* The last group has gone: so do the pages. */
+void fcdp__staging_trim(fcdp_engine *engine);
+/* An fcdp_reclaim_fn and an fcdp_idle_fn; `ctx` is the fcdp_engine. */
+size_t fcdp__staging_reclaim(void *ctx, size_t n_pages);
+size_t fcdp__staging_idle(void *ctx);
+
+#endif

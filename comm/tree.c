@@ -1,0 +1,87 @@
+/* tree.c - see the header. */
+#include "comm/tree.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "comm/internal.h"
+
+struct fcdp_tree {
+    fcdp_comm *comm;
+    fcdp_agreement agreement;
+};
+
+fcdp_status fcdp_tree_create(fcdp_comm *comm, fcdp_tree **tree_out) {
+    fcdp_tree *tree = calloc(1, sizeof *tree);
+    if (!tree) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a tree");
+    tree->comm = comm;
+    fcdp__agreement_init(&tree->agreement);
+    *tree_out = tree;
+    return FCDP_OK;
+}
+
+/* `only`, or all members where it is NULL. A group that `only` followed has no successor then. */
+static void members_remove(fcdp_comm *comm, const fcdp_agreement *agreement, fcdp_member *only) {
+    fcdp__lock_acquire(&comm->engine->lock);
+    for (fcdp_group *group = comm->groups; group; group = group->next) {
+        if (group->member.agreement != agreement) continue;
+        if (!only || &group->member == only)
+            fcdp__member_remove(&group->member);
+        else if (group->member.next == only)
+            group->member.next = NULL;
+    }
+    fcdp__lock_release(&comm->engine->lock);
+}
+
+void fcdp_tree_destroy(fcdp_tree *tree) {
+    if (!tree) return;
+    if (tree->comm->engine->pid == getpid()) members_remove(tree->comm, &tree->agreement, NULL);
+    free(tree);
+}
+
+void fcdp_tree_begin_forward(fcdp_tree *tree) {
+    fcdp__agreement_begin_forward(&tree->agreement);
+}
+
+void fcdp_tree_begin_backward(fcdp_tree *tree) {
+    fcdp__agreement_begin_backward(&tree->agreement);
+}
+
+void fcdp_tree_agreed(fcdp_tree *tree) {
+    fcdp__agreement_agreed(&tree->agreement);
+}
+
+void fcdp_group_join(fcdp_group *group, fcdp_tree *tree) {
+    if (group->member.agreement == &tree->agreement) return;
+    fcdp__tree_remove(group);
+    fcdp__member_join(&group->member, &tree->agreement);
+}
+
+void fcdp__tree_remove(fcdp_group *group) {
+    if (group->member.agreement) members_remove(group->comm, group->member.agreement, &group->member);
+}
+
+fcdp_question fcdp_group_question(const fcdp_group *group, bool by_hand) {
+    return fcdp__member_question(&group->member, by_hand,
+                                 group->comm->engine->options.agree == FCDP_AGREE_UNSHARD);
+}
+
+void fcdp_group_ask_again(fcdp_group *group) {
+    fcdp__member_ask_again(&group->member);
+}
+
+/* Nothing is begun ahead where every unshard asks: the ranks have not agreed on what it would gather. */
+size_t fcdp_group_unsharded(fcdp_group *group, bool forward, fcdp_group **ahead_out, size_t n) {
+    enum { MAX_AHEAD = 8 };
+    const fcdp_options *options = &group->comm->engine->options;
+    fcdp_member *ahead[MAX_AHEAD];
+    fcdp__member_unsharded(&group->member, forward);
+    if (!forward || options->agree == FCDP_AGREE_UNSHARD || options->prefetch <= 0) return 0;
+    if (n > MAX_AHEAD) n = MAX_AHEAD;
+    size_t depth = (size_t)options->prefetch < n ? (size_t)options->prefetch : n;
+    size_t n_ahead = fcdp__member_ahead(&group->member, depth, ahead);
+    for (size_t i = 0; i < n_ahead; i++)
+        ahead_out[i] = (fcdp_group *)(void *)((char *)ahead[i] - offsetof(fcdp_group, member));
+    return n_ahead;
+}

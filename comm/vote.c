@@ -1,0 +1,63 @@
+/* vote.c - see the header. */
+#include "comm/vote.h"
+
+#include <string.h>
+
+#include "comm/copy_fingerprint.h"
+#include "comm/internal.h"
+
+/* Of extent i, NULL: none. */
+static const uint64_t *fingerprint_of(const fcdp_evidence *evidence, uint32_t i, uint64_t *own) {
+    if (evidence->fingerprints) return &evidence->fingerprints[i];
+    if (!evidence->shards[i]) return NULL;
+    *own = fcdp__copy_fingerprint_of(evidence->shards[i], evidence->shard_bytes[i]);
+    return own;
+}
+
+/* The last byte is 0 where every span that has bytes lies on this rank's device. */
+fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
+                            const fcdp_process_signals *process, uint8_t *vote_out) {
+    uint32_t n = group->layout->n_extents;
+    fcdp_region_state state;
+    fcdp_status status = group->member.ahead ? fcdp__group_cancel(group) : FCDP_OK;
+    if (status) return status;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t own;
+        vote_out[i] = (uint8_t)fcdp__validity_observe(group->validity, i, &evidence->signals[i], process,
+                                                      fingerprint_of(evidence, i, &own));
+    }
+    vote_out[n] = 0;
+    fcdp__region_state(group->region, &state);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (group->layout->span[s].bytes && !state.span[s].on_device) vote_out[n] = 1;
+    return FCDP_OK;
+}
+
+void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
+    memcpy(group->stale, agreed, group->layout->n_extents);
+    group->not_on_device = agreed[group->layout->n_extents];
+    fcdp__member_agreed(&group->member);
+}
+
+void fcdp_group_confirm(fcdp_group *group, const fcdp_signals *signals) {
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        if (group->stale[i]) fcdp__validity_confirm(group->validity, i, &signals[i]);
+}
+
+/* What this pass has gathered, or begins to reuse, must be what the ranks saw when they agreed. What is
+ * agreed stale and has not begun is read when it does: it may still change. */
+uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
+    uint32_t n = group->layout->n_extents;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t own;
+        if (group->stale[i]) continue;
+        if (fcdp__validity_moved(group->validity, i, &evidence->signals[i],
+                                 fingerprint_of(evidence, i, &own)))
+            return i;
+    }
+    return n;
+}
+
+void fcdp_group_stale(const fcdp_group *group, uint8_t *stale_out) {
+    memcpy(stale_out, group->stale, group->layout->n_extents);
+}

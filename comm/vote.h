@@ -1,0 +1,43 @@
+/* vote.h - what is stale of a group: this rank's vote, the ranks' agreement.
+ *
+ * The votes and their maximum over the ranks are the caller's to carry:
+ *
+ *     fcdp_group_question (tree.h)
+ *     -> for each group asked for: fcdp_group_vote -> the ranks' maximum -> fcdp_group_agree
+ *     -> fcdp_group_begin (unshard.h)
+ *
+ * A vote is one byte per parameter, why its copy is stale here (validity.h), and one more: the region is not
+ * on this rank's device. What is agreed stale crosses the nodes. What is fresh, and not on the device of
+ * every rank, is restored on all of them together.
+ */
+#ifndef FCDP_VOTE_H
+#define FCDP_VOTE_H
+
+#include "comm/group.h"
+#include "comm/validity.h"
+
+/* What the caller saw of the group's parameters: arrays of n_extents. */
+typedef struct fcdp_evidence {
+    const fcdp_signals *signals;
+    const void *const *shards; /* host-readable bytes, which are fingerprinted here; NULL: none */
+    const size_t *shard_bytes;
+    /* by the device (fcdp_comm_fingerprint_end), in place of `shards`; NULL: none */
+    const uint64_t *fingerprints;
+} fcdp_evidence;
+
+/* The vote, of n_extents + 1 bytes. A use that was begun ahead is ended first. */
+fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
+                            const fcdp_process_signals *process, uint8_t *vote_out) FCDP_MUST_CHECK;
+/* `agreed`: the maximum over the ranks, of as many bytes. */
+void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
+/* The gather of what is agreed stale reads the shards next: `signals` (n_extents) as they are now, right
+ * before fcdp_group_begin or fcdp_groups_coalesce. Then equal fingerprints are enough to keep the copy,
+ * whatever signals move later; without this call they are not. */
+void fcdp_group_confirm(fcdp_group *group, const fcdp_signals *signals);
+/* What was agreed on must still hold where it is trusted: the first extent whose parameter has
+ * changed since; n_extents: none has. */
+uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence);
+/* n_extents flags: what the next begin gathers, and needs inputs for. */
+void fcdp_group_stale(const fcdp_group *group, uint8_t *stale_out);
+
+#endif

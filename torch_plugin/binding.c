@@ -1,0 +1,19 @@
+/* binding.c - see the header. */
+#include "torch_plugin/binding.h"
+
+PyObject *binding_raise(fcdp_status status) {
+    PyObject *args = Py_BuildValue("(si)", fcdp_error_text(), (int)status);
+    if (args) {
+        PyErr_SetObject(binding_error_class, args);
+        Py_DECREF(args);
+    }
+    return NULL;
+}
+
+fcdp_status binding_topology(PyObject *node_of, unsigned int rank, fcdp_topology *topology_out) {
+    char *data;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(node_of, &data, &length) < 0) return FCDP_ERR_INVALID;
+    return fcdp__topology_make((const uint32_t *)(const void *)data, (uint32_t)(length / 4), rank,
+                               topology_out);
+}

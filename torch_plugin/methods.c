@@ -1,0 +1,29 @@
+/* methods.c - see the header. */
+#include "torch_plugin/methods.h"
+
+#include <string.h>
+
+const void *methods_bytes(PyObject *object, size_t bytes, const char *what) {
+    char *data;
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(object, &data, &length) < 0) return NULL;
+    if ((size_t)length == bytes) return data;
+    PyErr_Format(PyExc_ValueError, "%s: expected %zu bytes, got %zd", what, bytes, length);
+    return NULL;
+}
+
+PyObject *methods_none_or_raise(fcdp_status status) {
+    if (status < 0) return binding_raise(status);
+    Py_RETURN_NONE;
+}
+
+PyObject *methods_ticket_or_raise(fcdp_status status, const fcdp_shared_ticket *ticket) {
+    return status == FCDP_OK ? PyBytes_FromStringAndSize((const char *)ticket, sizeof *ticket)
+                             : binding_raise(status);
+}
+
+bool methods_ticket(PyObject *bytes, fcdp_shared_ticket *ticket_out) {
+    const void *data = methods_bytes(bytes, sizeof *ticket_out, "ticket");
+    if (data) memcpy(ticket_out, data, sizeof *ticket_out);
+    return data != NULL;
+}

@@ -1,0 +1,27 @@
+/* methods.h - what the files with the extension module's functions have in common. Such a function parses its
+ * arguments, calls the core without the GIL, raises its errors; it decides nothing. */
+#ifndef FCDP_METHODS_H
+#define FCDP_METHODS_H
+
+#include "torch_plugin/handles.h"
+
+/* Call the core without the GIL; `status` must be declared. */
+#define CALL(expr)                                                                                           \
+    do {                                                                                                     \
+        Py_BEGIN_ALLOW_THREADS status = (expr);                                                              \
+        Py_END_ALLOW_THREADS                                                                                 \
+    } while (0)
+#define METHOD(name) static PyObject *name(PyObject *self __attribute__((unused)), PyObject *args)
+#define ENTRY(name) {#name, name, METH_VARARGS, NULL}
+
+/* Each ends with a row of NULLs. */
+extern PyMethodDef methods_engine[], methods_comm[], methods_group[];
+
+/* `object` as bytes of exactly `bytes` bytes, borrowed; NULL with an error set. */
+const void *methods_bytes(PyObject *object, size_t bytes, const char *what);
+PyObject *methods_none_or_raise(fcdp_status status);
+/* The ticket of a creation as bytes; a join by such bytes. */
+PyObject *methods_ticket_or_raise(fcdp_status status, const fcdp_shared_ticket *ticket);
+bool methods_ticket(PyObject *bytes, fcdp_shared_ticket *ticket_out);
+
+#endif

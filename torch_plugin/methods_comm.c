@@ -1,0 +1,123 @@
+/* methods_comm.c - the module's functions of a shard group, with the trees in it. */
+#include "comm/tree.h"
+#include "torch_plugin/methods.h"
+#include "torch_plugin/transport.h"
+
+METHOD(topology) {
+    PyObject *node_of;
+    unsigned int rank;
+    if (!PyArg_ParseTuple(args, "SI:topology", &node_of, &rank)) return NULL;
+    fcdp_topology t;
+    fcdp_status status = binding_topology(node_of, rank, &t);
+    if (status != FCDP_OK) return binding_raise(status);
+    return Py_BuildValue("{s:I,s:I,s:I,s:I}", "nodes", t.n_nodes, "ranks_per_node", t.node_size, "node",
+                         t.node, "local_rank", t.local);
+}
+
+/* A comm's owner: what it stands on, and its transport, which goes after it. */
+static void transport_free(PyObject *capsule) {
+    binding_transport_destroy(PyCapsule_GetPointer(capsule, "fcdp.transport"));
+}
+
+METHOD(comm_create) {
+    PyObject *handle, *node_of, *callable;
+    unsigned int rank;
+    if (!PyArg_ParseTuple(args, "OSIO:comm_create", &handle, &node_of, &rank, &callable)) return NULL;
+    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+    if (!engine) return NULL;
+    fcdp_topology t;
+    fcdp_status status = binding_topology(node_of, rank, &t);
+    if (status != FCDP_OK) return binding_raise(status);
+    binding_transport *transport = binding_transport_create(callable, engine, &t);
+    PyObject *of_transport = transport ? PyCapsule_New(transport, "fcdp.transport", transport_free) : NULL;
+    PyObject *owner = of_transport ? Py_BuildValue("(ON)", handle, of_transport) : NULL;
+    if (!owner) return NULL;
+    fcdp_transport table = binding_transport_table(transport);
+    fcdp_comm *comm;
+    CALL(fcdp_comm_create(engine, &t, &table, &comm));
+    PyObject *wrapped = status == FCDP_OK ? binding_wrap(BINDING_COMM, comm, owner) : binding_raise(status);
+    Py_DECREF(owner);
+    return wrapped;
+}
+
+METHOD(comm_check) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:comm_check", &handle)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    return comm ? methods_none_or_raise(fcdp_comm_check(comm)) : NULL;
+}
+
+METHOD(tree_create) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:tree_create", &handle)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm) return NULL;
+    fcdp_tree *tree;
+    fcdp_status status = fcdp_tree_create(comm, &tree);
+    return status == FCDP_OK ? binding_wrap(BINDING_TREE, tree, handle) : binding_raise(status);
+}
+
+#define TREE_EVENT(name, call)                                                                               \
+    METHOD(name) {                                                                                           \
+        PyObject *handle;                                                                                    \
+        if (!PyArg_ParseTuple(args, "O:" #name, &handle)) return NULL;                                       \
+        fcdp_tree *tree = binding_unwrap(BINDING_TREE, handle);                                              \
+        if (!tree) return NULL;                                                                              \
+        call(tree);                                                                                          \
+        Py_RETURN_NONE;                                                                                      \
+    }
+TREE_EVENT(tree_begin_forward, fcdp_tree_begin_forward)
+TREE_EVENT(tree_begin_backward, fcdp_tree_begin_backward)
+TREE_EVENT(tree_agreed, fcdp_tree_agreed)
+
+METHOD(comm_host_create) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:comm_host_create", &handle)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm) return NULL;
+    fcdp_shared_ticket ticket = {0};
+    fcdp_status status;
+    CALL(fcdp_comm_host_create(comm, &ticket));
+    return methods_ticket_or_raise(status, &ticket);
+}
+
+METHOD(comm_host_join) {
+    PyObject *handle, *bytes;
+    fcdp_shared_ticket ticket;
+    if (!PyArg_ParseTuple(args, "OO:comm_host_join", &handle, &bytes)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm || !methods_ticket(bytes, &ticket)) return NULL;
+    fcdp_status status;
+    CALL(fcdp_comm_host_join(comm, &ticket));
+    return methods_none_or_raise(status);
+}
+
+/* (comm, addresses: n uint64, sizes: n uint64, stream) -> n uint64: fingerprints that the device takes of
+ * arrays in its memory; None: it cannot. The host waits for what is on the stream. */
+METHOD(comm_fingerprints) {
+    PyObject *handle, *addresses, *sizes;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OSSK:comm_fingerprints", &handle, &addresses, &sizes, &stream)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm) return NULL;
+    Py_ssize_t bytes = PyBytes_Size(addresses);
+    const uint64_t *at = methods_bytes(addresses, (size_t)bytes, "addresses"),
+                   *n_bytes = at ? methods_bytes(sizes, (size_t)bytes, "sizes") : NULL;
+    PyObject *fingerprints = n_bytes ? PyBytes_FromStringAndSize(NULL, bytes) : NULL;
+    if (!fingerprints) return NULL;
+    uint64_t *out = (uint64_t *)(void *)PyBytes_AsString(fingerprints);
+    fcdp_status status;
+    CALL(fcdp_comm_fingerprint_begin(comm, at, n_bytes, (size_t)bytes / sizeof *at,
+                                     (fcdp_stream)(uintptr_t)stream));
+    if (status == FCDP_OK) CALL(fcdp_comm_fingerprint_end(comm, out));
+    if (status == FCDP_OK) return fingerprints;
+    Py_DECREF(fingerprints);
+    if (status == FCDP_ERR_UNSUPPORTED) Py_RETURN_NONE;
+    return binding_raise(status);
+}
+
+PyMethodDef methods_comm[] = {
+    ENTRY(topology),           ENTRY(comm_create),         ENTRY(comm_check),     ENTRY(tree_create),
+    ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed),    ENTRY(comm_host_create),
+    ENTRY(comm_host_join),     ENTRY(comm_fingerprints),   {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,362 @@
+/* methods_group.c - the module's functions of a parameter group. */
+#include <stdlib.h>
+
+#include "comm/coalesce.h"
+#include "comm/fit.h"
+#include "comm/tree.h"
+#include "comm/unshard.h"
+#include "comm/vote.h"
+#include "torch_plugin/methods.h"
+
+/* (comm, name, [(shard_bytes, span)] of the extents) -> group */
+METHOD(group_create) {
+    PyObject *handle, *list;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "OsO:group_create", &handle, &name, &list)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    Py_ssize_t n = comm ? PyList_Size(list) : -1;
+    if (n < 0) return NULL;
+    fcdp_extent_spec *specs = calloc((size_t)n + 1, sizeof *specs);
+    if (!specs) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Py_ssize_t shard_bytes;
+        int span;
+        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "ni", &shard_bytes, &span)) {
+            free(specs);
+            return NULL;
+        }
+        specs[i] = (fcdp_extent_spec){.shard_bytes = (size_t)shard_bytes, .span = (uint8_t)span};
+    }
+    fcdp_group *group;
+    fcdp_status status = fcdp_group_create(comm, name, specs, (uint32_t)n, &group);
+    free(specs);
+    return status == FCDP_OK ? binding_wrap(BINDING_GROUP, group, handle) : binding_raise(status);
+}
+
+static fcdp_group *group_of(PyObject *handle) {
+    return binding_unwrap(BINDING_GROUP, handle);
+}
+
+METHOD(group_host_alloc) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_host_alloc", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    uint64_t offset;
+    fcdp_status status;
+    CALL(fcdp_group_host_alloc(group, &offset));
+    return status == FCDP_OK ? PyLong_FromUnsignedLongLong(offset) : binding_raise(status);
+}
+
+METHOD(group_attach) {
+    PyObject *handle;
+    unsigned long long offset;
+    if (!PyArg_ParseTuple(args, "OK:group_attach", &handle, &offset)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_attach(group, offset));
+    return methods_none_or_raise(status);
+}
+
+METHOD(group_extent) {
+    PyObject *handle;
+    unsigned int i;
+    if (!PyArg_ParseTuple(args, "OI:group_extent", &handle, &i)) return NULL;
+    fcdp_group *group = group_of(handle);
+    return group ? PyLong_FromUnsignedLongLong(fcdp_group_extent(group, i).addr) : NULL;
+}
+
+/* Tells a group from others while it lives. */
+METHOD(group_id) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_id", &handle)) return NULL;
+    return PyLong_FromVoidPtr(group_of(handle));
+}
+
+/* ([group], a byte for each: does it stay gathered between forward and backward?)
+ * -> is there room to begin one ahead? */
+METHOD(groups_fit) {
+    PyObject *list, *bytes;
+    if (!PyArg_ParseTuple(args, "OO:groups_fit", &list, &bytes)) return NULL;
+    Py_ssize_t n = PyList_Size(list);
+    const void *stays = n < 0 ? NULL : methods_bytes(bytes, (size_t)n, "stays");
+    fcdp_group **groups = stays ? calloc((size_t)n + 1, sizeof *groups) : NULL;
+    if (!groups) return stays ? PyErr_NoMemory() : NULL;
+    bool read = true;
+    for (Py_ssize_t i = 0; i < n && read; i++) {
+        groups[i] = group_of(PyList_GetItem(list, i));
+        read = groups[i] != NULL;
+    }
+    bool ahead;
+    fcdp_status status = read ? fcdp_groups_fit(groups, stays, (uint32_t)n, &ahead) : FCDP_OK;
+    free(groups);
+    if (!read) return NULL;
+    return status ? binding_raise(status) : PyBool_FromLong(ahead);
+}
+
+METHOD(group_is_small) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_is_small", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    return group ? PyBool_FromLong(fcdp_group_is_small(group)) : NULL;
+}
+
+/* ([group], inputs: uint64 per extent, one group after another, stream) */
+METHOD(groups_coalesce) {
+    PyObject *list, *inputs;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OSK:groups_coalesce", &list, &inputs, &stream)) return NULL;
+    Py_ssize_t n = PyList_Size(list);
+    fcdp_group **groups = n < 0 ? NULL : calloc((size_t)n + 1, sizeof *groups);
+    if (!groups) return n < 0 ? NULL : PyErr_NoMemory();
+    size_t n_extents = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        groups[i] = group_of(PyList_GetItem(list, i));
+        if (!groups[i]) break;
+        n_extents += fcdp_group_n_extents(groups[i]);
+    }
+    const uint64_t *addresses = PyErr_Occurred()
+                                    ? NULL
+                                    : methods_bytes(inputs, n_extents * sizeof *addresses, "inputs");
+    fcdp_status status = FCDP_OK;
+    if (addresses) CALL(fcdp_groups_coalesce(groups, addresses, (uint32_t)n, (fcdp_stream)(uintptr_t)stream));
+    free(groups);
+    return addresses ? methods_none_or_raise(status) : NULL;
+}
+
+/* (group, [name of extent i]) */
+METHOD(group_watch) {
+    PyObject *handle, *list;
+    if (!PyArg_ParseTuple(args, "OO:group_watch", &handle, &list)) return NULL;
+    fcdp_group *group = group_of(handle);
+    Py_ssize_t n = group ? PyList_Size(list) : -1;
+    if (n < 0) return NULL;
+    const char **names = calloc((size_t)n + 1, sizeof *names);
+    if (!names) return PyErr_NoMemory();
+    bool read = true;
+    for (Py_ssize_t i = 0; i < n && read; i++) {
+        names[i] = PyUnicode_AsUTF8AndSize(PyList_GetItem(list, i), NULL); /* lives as long as the string */
+        read = names[i] != NULL;
+    }
+    fcdp_status status = read ? fcdp_group_watch(group, names, (uint32_t)n) : FCDP_OK;
+    free(names);
+    return read ? methods_none_or_raise(status) : NULL;
+}
+
+METHOD(group_join) {
+    PyObject *handle, *tree_handle;
+    if (!PyArg_ParseTuple(args, "OO:group_join", &handle, &tree_handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    fcdp_tree *tree = group ? binding_unwrap(BINDING_TREE, tree_handle) : NULL;
+    if (!tree) return NULL;
+    fcdp_group_join(group, tree);
+    Py_RETURN_NONE;
+}
+
+/* (group, by_hand) -> ASK_GROUP, ASK_TREE, or 0: nobody is asked */
+METHOD(group_question) {
+    PyObject *handle;
+    int by_hand;
+    if (!PyArg_ParseTuple(args, "Op:group_question", &handle, &by_hand)) return NULL;
+    fcdp_group *group = group_of(handle);
+    return group ? PyLong_FromLong(fcdp_group_question(group, by_hand)) : NULL;
+}
+
+METHOD(group_ask_again) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_ask_again", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    fcdp_group_ask_again(group);
+    Py_RETURN_NONE;
+}
+
+/* (signals: n x 8 uint64, shards: n uint64 (0: cannot be read), shard_bytes: n
+ * uint64), borrowed from the arguments. */
+static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *shards, PyObject *sizes,
+                          fcdp_evidence *evidence_out) {
+    size_t n = fcdp_group_n_extents(group);
+    evidence_out->fingerprints = NULL;
+    evidence_out->signals = methods_bytes(signals, n * sizeof(fcdp_signals), "signals");
+    evidence_out->shards = evidence_out->signals ? methods_bytes(shards, n * sizeof(uint64_t), "shards")
+                                                 : NULL;
+    evidence_out->shard_bytes = evidence_out->shards
+                                    ? methods_bytes(sizes, n * sizeof(uint64_t), "shard_bytes")
+                                    : NULL;
+    return evidence_out->shard_bytes != NULL;
+}
+
+/* (group, signals, shards, shard_bytes, fingerprints: n uint64 or b"", grad_mode,
+ * optimizer_seen, reductions) -> n + 1 bytes */
+METHOD(group_vote) {
+    PyObject *handle, *signals, *shards, *sizes, *fingerprints;
+    int grad_mode, optimizer_seen;
+    unsigned long long reductions;
+    fcdp_evidence evidence;
+    if (!PyArg_ParseTuple(args, "OSSSSppK:group_vote", &handle, &signals, &shards, &sizes, &fingerprints,
+                          &grad_mode, &optimizer_seen, &reductions))
+        return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group || !evidence_from(group, signals, shards, sizes, &evidence)) return NULL;
+    if (PyBytes_Size(fingerprints) > 0) {
+        evidence.fingerprints = methods_bytes(fingerprints, fcdp_group_n_extents(group) * sizeof(uint64_t),
+                                              "fingerprints");
+        if (!evidence.fingerprints) return NULL;
+    }
+    PyObject *vote = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group) + 1);
+    if (!vote) return NULL;
+    uint8_t *vote_out = (uint8_t *)PyBytes_AsString(vote);
+    fcdp_process_signals process = {
+        .grad_mode = grad_mode, .optimizer_seen = optimizer_seen, .reductions = reductions};
+    fcdp_status status;
+    CALL(fcdp_group_vote(group, &evidence, &process, vote_out));
+    if (status == FCDP_OK) return vote;
+    Py_DECREF(vote);
+    return binding_raise(status);
+}
+
+/* (group, n + 1 bytes) */
+METHOD(group_agree) {
+    PyObject *handle, *agreed;
+    if (!PyArg_ParseTuple(args, "OS:group_agree", &handle, &agreed)) return NULL;
+    fcdp_group *group = group_of(handle);
+    const uint8_t *bytes = group ? methods_bytes(agreed, (size_t)fcdp_group_n_extents(group) + 1, "agreed")
+                                 : NULL;
+    if (!bytes) return NULL;
+    fcdp_group_agree(group, bytes);
+    Py_RETURN_NONE;
+}
+
+/* (group, signals, shards, shard_bytes) -> index of the first parameter that has
+ * changed since the ranks agreed, -1: none */
+METHOD(group_audit) {
+    PyObject *handle, *signals, *shards, *sizes;
+    fcdp_evidence evidence;
+    if (!PyArg_ParseTuple(args, "OSSS:group_audit", &handle, &signals, &shards, &sizes)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group || !evidence_from(group, signals, shards, sizes, &evidence)) return NULL;
+    uint32_t changed;
+    Py_BEGIN_ALLOW_THREADS changed = fcdp_group_audit(group, &evidence);
+    Py_END_ALLOW_THREADS return PyLong_FromLong(changed < fcdp_group_n_extents(group) ? (long)changed : -1);
+}
+
+/* (group, signals): what is agreed stale is read next */
+METHOD(group_confirm) {
+    PyObject *handle, *signals;
+    if (!PyArg_ParseTuple(args, "OS:group_confirm", &handle, &signals)) return NULL;
+    fcdp_group *group = group_of(handle);
+    const fcdp_signals *now = group ? methods_bytes(signals, fcdp_group_n_extents(group) * sizeof *now,
+                                                    "signals")
+                                    : NULL;
+    if (!now) return NULL;
+    fcdp_group_confirm(group, now);
+    Py_RETURN_NONE;
+}
+
+/* group -> n flags */
+METHOD(group_stale) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_stale", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    PyObject *stale = group ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group)) : NULL;
+    if (stale) fcdp_group_stale(group, (uint8_t *)PyBytes_AsString(stale));
+    return stale;
+}
+
+/* (group, stream): raises while the stream captures a CUDA graph. */
+METHOD(group_check_capture) {
+    PyObject *handle;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OK:group_check_capture", &handle, &stream)) return NULL;
+    fcdp_group *group = group_of(handle);
+    return group ? methods_none_or_raise(fcdp_group_check_capture(group, (fcdp_stream)(uintptr_t)stream))
+                 : NULL;
+}
+
+/* (group, inputs: n uint64 or empty, pass, stream) */
+METHOD(group_begin) {
+    PyObject *handle, *inputs;
+    int pass;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OSiK:group_begin", &handle, &inputs, &pass, &stream)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    const uint64_t *addresses = NULL;
+    if (PyBytes_Size(inputs) > 0) {
+        addresses = methods_bytes(inputs, fcdp_group_n_extents(group) * sizeof(uint64_t), "inputs");
+        if (!addresses) return NULL;
+    }
+    fcdp_status status;
+    CALL(fcdp_group_begin(group, addresses, (fcdp_pass)pass, (fcdp_stream)(uintptr_t)stream));
+    return methods_none_or_raise(status);
+}
+
+METHOD(group_has_begun) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_has_begun", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    return group ? PyBool_FromLong(fcdp_group_has_begun(group)) : NULL;
+}
+
+/* (group, forward) -> ids of the groups to be begun ahead, in order */
+METHOD(group_unsharded) {
+    enum { MOST = 8 };
+    PyObject *handle;
+    int forward;
+    fcdp_group *ahead[MOST];
+    if (!PyArg_ParseTuple(args, "Op:group_unsharded", &handle, &forward)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    size_t n = fcdp_group_unsharded(group, forward, ahead, MOST);
+    PyObject *list = PyList_New((Py_ssize_t)n);
+    for (size_t i = 0; list && i < n; i++) PyList_SetItem(list, (Py_ssize_t)i, PyLong_FromVoidPtr(ahead[i]));
+    return list;
+}
+
+METHOD(group_wait) {
+    PyObject *handle;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OK:group_wait", &handle, &stream)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_wait(group, (fcdp_stream)(uintptr_t)stream));
+    return methods_none_or_raise(status);
+}
+
+/* (group, stream, written) */
+METHOD(group_reshard) {
+    PyObject *handle;
+    unsigned long long stream;
+    int written;
+    if (!PyArg_ParseTuple(args, "OKp:group_reshard", &handle, &stream, &written)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_reshard(group, (fcdp_stream)(uintptr_t)stream, written));
+    return methods_none_or_raise(status);
+}
+
+METHOD(group_stats) {
+    PyObject *handle;
+    if (!PyArg_ParseTuple(args, "O:group_stats", &handle)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    fcdp_group_stats s;
+    Py_BEGIN_ALLOW_THREADS fcdp_group_stats_get(group, &s);
+    Py_END_ALLOW_THREADS return Py_BuildValue(
+        "{s:s,s:n,s:K,s:K,s:K,s:K,s:s}", "name", s.name, "bytes", (Py_ssize_t)s.bytes, "gathers_made",
+        s.gathers.made, "gathers_avoided", s.gathers.avoided, "gathers_forward", s.gathers.forward,
+        "gathers_backward", s.gathers.backward, "state", s.state);
+}
+
+PyMethodDef methods_group[] = {
+    ENTRY(group_create),    ENTRY(group_host_alloc),    ENTRY(group_attach),   ENTRY(group_extent),
+    ENTRY(group_id),        ENTRY(groups_fit),          ENTRY(group_is_small), ENTRY(groups_coalesce),
+    ENTRY(group_watch),     ENTRY(group_join),          ENTRY(group_question), ENTRY(group_ask_again),
+    ENTRY(group_vote),      ENTRY(group_agree),         ENTRY(group_audit),    ENTRY(group_confirm),
+    ENTRY(group_stale),     ENTRY(group_check_capture), ENTRY(group_begin),    ENTRY(group_has_begun),
+    ENTRY(group_unsharded), ENTRY(group_wait),          ENTRY(group_reshard),  ENTRY(group_stats),
+    {NULL, NULL, 0, NULL},
+};
