@@ -1,6 +1,6 @@
 /* options.h - every FCDP_* environment variable, one row each: name, default, what it does.
  *
- * The table in options.c is the only list: parsing, checking, `fcdp-doctor --options` and the README's table
+ * The table in options.c is the only list: parsing, checking, `fcdp-doctor --options` and docs/options.md
  * come from it.
  */
 #ifndef FCDP_OPTIONS_H

@@ -33,15 +33,15 @@ typedef struct fcdp_nccl_config {
 } fcdp_nccl_config;
 
 /* All ranks of the shard group call it; it returns once every member of this rank's lanes has, and in
- * any case within 3/4 of timeout_s: a rank that fails alone meets the others there. FCDP_ERR_TIMEOUT:
- * a member did not come in half of it. */
+ * any case within 3/4 of timeout_s (half of it and 2 s, if that is more): a rank that fails alone meets the
+ * others there. FCDP_ERR_TIMEOUT: a member did not come in half of it. */
 fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config,
                               fcdp_nccl_transport **transport_out) FCDP_MUST_CHECK;
 /* Valid until the transport is destroyed. */
 fcdp_transport fcdp__nccl_table(fcdp_nccl_transport *transport);
 /* Where no comm has taken the table. Its streams have ended what was enqueued, or it was aborted; on every
- * rank of the shard group. Waits for peers, at most 3/4 of timeout_s. What NCCL has not aborted by then
- * stays, and needs neither the driver nor the library's table any more. NULL: nothing. */
+ * rank of the shard group. Waits for peers, at most 3/4 of timeout_s, or half of it and 2 s. What NCCL has
+ * not aborted by then stays, and needs neither the driver nor the library's table any more. NULL: nothing. */
 void fcdp__nccl_destroy(fcdp_nccl_transport *transport);
 
 #endif

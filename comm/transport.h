@@ -40,7 +40,8 @@ typedef struct fcdp_transport {
     /* The first failure of what was enqueued, with its text; FCDP_OK: none so far. Any thread. */
     fcdp_status (*check)(void *ctx);
     /* No collective of it ends well from here on, and none waits for a peer. Any thread. `why` is what
-     * `check` says then, unless it has something to say already. */
+     * `check` says then, unless it has something to say already. It may be the thread's failure text, which
+     * this may change. */
     void (*abort)(void *ctx, const char *why);
     /* Which ranks of the shard group have not come to the collectives that this rank is in, as text ("rank 3,
      * rank 5"). False: it cannot say; NULL: it never can. Any thread. */
