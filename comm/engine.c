@@ -167,7 +167,8 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
     bool by_host = engine->host_computes, goes_on = true;
     fcdp_status status = fcdp_engine_check(engine); /* what has failed already is not waited for */
-    if (!by_host && fcdp__driver_stream_capture_query(engine->drv, stream) == FCDP_PENDING) goes_on = false;
+    if (!status && !by_host && fcdp__driver_stream_capture_query(engine->drv, stream) == FCDP_PENDING)
+        goes_on = false;
     while (goes_on && !status) {
         fcdp_event taken = NULL;
         fcdp__lock_acquire(&engine->lock);

@@ -667,6 +667,7 @@ static int child_calls(member *m) {
     if (fcdp_engine_check(m->engine) != FCDP_ERR_UNSUPPORTED) return 4;
     m->groups[0]->begun = false; /* as if it had been resharded before the fork */
     if (fcdp_group_begin(m->groups[0], inputs, FCDP_PASS_FORWARD, NULL) != FCDP_ERR_UNSUPPORTED) return 5;
+    if (fcdp_engine_order_writes(m->engine, NULL) != FCDP_ERR_UNSUPPORTED) return 6;
     fcdp_engine_begin_pass(m->engine);
     fcdp_engine_reset_peaks(m->engine);
     fcdp_engine_stats_get(m->engine, &stats);
