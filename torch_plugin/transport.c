@@ -116,21 +116,24 @@ static PyGILState_STATE python_enter(void) {
     return gil;
 }
 
-/* A pending Python exception becomes the failure. */
-static void python_exit(PyGILState_STATE gil, binding_transport *transport, bool succeeded) {
+/* The exception of a call that has raised one is the transport's failure; none is set afterwards, so that
+ * objects may be released. */
+static void failure_take(binding_transport *transport, bool succeeded) {
     PyObject *type, *value, *trace;
-    if (!succeeded) {
-        PyErr_Fetch(&type, &value, &trace);
-        PyErr_NormalizeException(&type, &value, &trace);
-        PyObject *text = value ? PyObject_Str(value) : NULL;
-        const char *chars = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-        fail(transport, chars ? chars : "the collective raised an exception");
-        PyErr_Clear();
-        Py_XDECREF(text);
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(trace);
-    }
+    if (succeeded) return;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *text = value ? PyObject_Str(value) : NULL;
+    const char *chars = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    fail(transport, chars ? chars : "the collective raised an exception");
+    PyErr_Clear();
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+}
+
+static void python_exit(PyGILState_STATE gil) {
     binding_host_function_end();
     PyGILState_Release(gil);
 }
@@ -177,7 +180,8 @@ static void begin_run(void *arg) {
     PyGILState_STATE gil = python_enter();
     op->begun = PyObject_CallMethod(op->transport->python, "begin", "iKn", (int)op->lane,
                                     (unsigned long long)(uintptr_t)op->buffer, (Py_ssize_t)op->bytes);
-    python_exit(gil, op->transport, op->begun != NULL);
+    failure_take(op->transport, op->begun != NULL);
+    python_exit(gil);
 }
 
 /* The only part lies as the call wants it, so nothing is packed. */
@@ -193,9 +197,10 @@ static void finish_run(void *arg) {
     if (op->begun) {
         PyGILState_STATE gil = python_enter();
         PyObject *result = PyObject_CallMethod(transport->python, "finish", "iO", (int)op->lane, op->begun);
+        failure_take(transport, result != NULL);
         Py_XDECREF(result);
         Py_CLEAR(op->begun);
-        python_exit(gil, transport, result != NULL);
+        python_exit(gil);
     }
     bool unpacks = transport->is_host_memory && !is_in_place(op);
     if (unpacks && !has_failed(transport)) parts_move(op, false);
