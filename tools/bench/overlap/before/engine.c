@@ -1,5 +1,5 @@
 /* engine.c - the engine of commit 55b92e3, whose jobs ran on worker threads that waited on the host for every
- * copy, collective and stream. Compiled with that commit's headers (build.sh).
+ * copy, collective and stream. It is compiled with that commit's headers (build.sh), and so has its names.
  *
  * It is driven as that commit's runtime.py and fsdp2.py did on a GPU: the thread that runs the model submits
  * jobs and waits for each unshard before it launches the group's compute; in forward it lets the groups that
@@ -82,7 +82,7 @@ static void signals_make(const rank *r, fcdp_signals signals[N_EXTENTS]) {
 
 static void observe(rank *r, uint32_t g, uint8_t stale_out[N_EXTENTS]) {
     fcdp_signals signals[N_EXTENTS];
-    fcdp_process_signals scene = {.grad_mode = true, .optimizer_seen = true, .reductions = r->step};
+    fcdp_scene scene = {.grad_mode = true, .optimizer_seen = true, .reductions = r->step};
     signals_make(r, signals);
     fcdp_group_observe(r->engine->groups[g], signals, &scene, NULL, NULL, stale_out);
     for (uint32_t i = 0; i < N_EXTENTS; i++) stale_out[i] = stale_out[i] != 0;
