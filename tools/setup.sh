@@ -233,7 +233,8 @@ product() {
 
 cuda_device() { "$PY" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)' 2>/dev/null; }
 
-# setup demo|test: afterwards $PY runs Python with everything, and PATH begins with .venv/bin.
+# setup demo|test|all: afterwards $PY runs Python with everything, and PATH begins with .venv/bin. "test" has what tests need,
+# "all" the formatters and linters too.
 setup() {
     local start=$SECONDS fcdp_was=${FCDP-unset}
     unset FCDP                            # no Python of the set-up runs under FCDP
@@ -242,7 +243,7 @@ setup() {
     virtual_environment
     PATH=$VENV/bin:$PATH
     python_packages
-    [ "$1" = demo ] || linters
+    [ "$1" != all ] || linters
     product
     echo "Set-up: $((SECONDS - start)) s"
     [ "$fcdp_was" = unset ] || export FCDP=$fcdp_was
@@ -262,7 +263,7 @@ END
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     case $* in
-        '') setup test ;;
+        '') setup all ;;
         -h | --help) setup_usage ;;
         *) setup_usage >&2; exit 2 ;;
     esac

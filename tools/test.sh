@@ -139,7 +139,7 @@ python_stage() {    # PYTEST OPTIONS
     while IFS= read -r line; do skip "Python: $line"; done < <(sed -n 's/^SKIPPED //p' "$LOGS/pytest.log")
 }
 
-setup test
+setup all
 rm -f "$LOGS"/{summary,skips}.*
 case $what in
     quick)
