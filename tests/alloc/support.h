@@ -3,20 +3,15 @@
 #ifndef FCDP_TESTS_ALLOC_SUPPORT_H
 #define FCDP_TESTS_ALLOC_SUPPORT_H
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "alloc/options.h"
+#include "tests/assert_ok.h"
 #include "tools/simgpu/simgpu.h"
 
 enum {
@@ -29,16 +24,19 @@ enum {
 enum { HOLDER_OTHERS = 3 }; /* of pages: whoever uses the pool beside the heap */
 extern char **environ;
 
-#define assert_ok(call)                                                                                      \
-    do {                                                                                                     \
-        fcdp_status status_ = (call);                                                                        \
-        if (status_) fail_msg("%s: %s (%s)", #call, fcdp_status_name(status_), fcdp_error_text());           \
-    } while (0)
-
 #define assert_text(part)                                                                                    \
     do {                                                                                                     \
         if (!strstr(fcdp_error_text(), (part)))                                                              \
             fail_msg("\"%s\" is not in \"%s\"", (part), fcdp_error_text());                                  \
+    } while (0)
+
+/* A child has no cmocka to fail in: it exits with the line that broke. */
+#define MUST(condition)                                                                                      \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, fcdp_error_text());          \
+            _exit(99);                                                                                       \
+        }                                                                                                    \
     } while (0)
 
 static inline fcdp_driver *driver_open_any(void) {

@@ -1,0 +1,102 @@
+/* Random training programs on random clusters, every byte checked in every use. */
+#include <stdlib.h>
+
+#include "tests/comm/engine_world.h"
+#include "tests/comm/program.h"
+
+static size_t random_shard_bytes(test_random *random) {
+    switch (random_below(random, 6)) {
+    case 0: return 0;
+    case 1: return 1 + random_below(random, 600);
+    case 2: return 511 + random_below(random, 3);
+    case 3: return 200000 + random_below(random, 300000);
+    default: return 1 + random_below(random, 20000);
+    }
+}
+
+static cluster_config random_cluster(test_random *random) {
+    static const double taus[] = {0, 0.5, 1};
+    static const size_t coalesce[] = {0, 64 << 10, 1 << 20, 64 << 20};
+    cluster_config config = {.n_nodes = 2 + random_below(random, 2),
+                             .node_size = 1 + random_below(random, 3)};
+    config.n_groups = 2 + random_below(random, 4);
+    config.restore = random_below(random, 2) ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
+    config.mapping = random_below(random, 2) ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
+    config.host_computes = random_below(random, 2);
+    config.prefetch = (int)random_below(random, 4);
+    config.coalesce_bytes = coalesce[random_below(random, 4)];
+    config.agree = random_below(random, 8) ? FCDP_AGREE_FORWARD : FCDP_AGREE_UNSHARD;
+    for (uint32_t g = 0; g < config.n_groups; g++) {
+        config.groups[g].n_extents = 1 + random_below(random, 6);
+        for (uint32_t i = 0; i < config.groups[g].n_extents; i++)
+            config.groups[g].extents[i] = (fcdp_extent_spec){random_shard_bytes(random),
+                                                             (uint8_t)random_below(random, 2)};
+        config.groups[g].extents[0].shard_bytes += 100;
+    }
+    config.fingerprints = random_below(random, 2);
+    bool alike = random_below(random, 2);
+    for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++)
+        config.tau[r] = alike && r ? config.tau[0] : taus[random_below(random, 3)];
+    return config;
+}
+
+static void check_counts(const cluster *c) {
+    uint64_t sent = 0;
+    for (uint32_t r = 0; r < c->n_ranks; r++) {
+        fcdp_engine_stats stats;
+        fcdp_engine_stats_get(c->members[r].engine, &stats);
+        sent += stats.gather.inter_bytes_sent;
+        assert_true(stats.device_peak_bytes <= stats.device_budget_bytes);
+        assert_int_equal(stats.restore.inter_bytes_sent, 0);
+        assert_int_equal(stats.gather.calls + stats.restore.calls, c->members[r].port.n_launches);
+    }
+    assert_int_equal(sent, c->hub.inter_bytes_sent);
+}
+
+static void random_program(uint64_t seed, int round) {
+    test_random own = {seed};
+    cluster_config config = random_cluster(&own);
+    size_t extra = random_below(&own, 3) * random_below(&own, 4);
+    config.device_budget_bytes = (cluster_most_pages(&config) + extra) * PAGE_BYTES;
+    print_message(
+        "round %d, seed %#llx: %u x %u, %u groups, restore %s, mapping %s, %s computes, %s, prefetch %d, "
+        "agree %s, %zu + %zu pages\n",
+        round, (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
+        config.restore ? "whole" : "slice", config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
+        config.host_computes ? "host" : "device", config.fingerprints ? "fingerprints" : "signals alone",
+        config.prefetch, config.agree ? "unshard" : "forward",
+        config.device_budget_bytes / PAGE_BYTES - extra, extra);
+    cluster *c = start(&config);
+    program p = {.cluster = c,
+                 .seed = seed,
+                 .n_steps = 8,
+                 .jitter = 64,
+                 .stops = -1,
+                 .raw_writes = config.host_computes};
+    p.pressure = extra ? random_below(&own, 3) * 40 : 0;
+    p.pressure_pages = extra;
+    program_run(&p);
+    program_check(&p);
+    check_counts(c);
+    end(c);
+}
+
+static void test_random_programs(void **state) {
+    (void)state;
+    const char *rounds = getenv("TEST_ROUNDS"), *only = getenv("TEST_ONLY");
+    if (only) {
+        random_program(strtoull(only, NULL, 0), 0);
+        return;
+    }
+    test_random random = {random_seed("test_random_programs", 1)};
+    for (int round = 0; round < (rounds ? atoi(rounds) : 16); round++)
+        random_program(random_next(&random), round);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random_programs),
+    };
+    cmocka_set_test_filter(getenv("TEST_FILTER"));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

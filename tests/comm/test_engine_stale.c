@@ -1,0 +1,245 @@
+/* The engine gathers again what has changed, and nothing else: steps, writes that were told and writes
+ * that were not, by signals and by fingerprints. */
+#include <stdlib.h>
+
+#include "comm/coalesce.h"
+#include "comm/tree.h"
+#include "tests/comm/engine_world.h"
+
+/* ---- writes into the gathered bytes ---- */
+
+static void test_a_write_that_was_told_is_gathered_again(void **state) {
+    (void)state;
+    for (int tau = 0; tau < 2; tau++) {
+        cluster_config config = one_group;
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+        for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = tau;
+        config.tau[4] = 0; /* it has stored its pieces already; the others have them on the device alone */
+        cluster *c = start(&config);
+        step_all(c, 0, all_extents);
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_question(m->groups[0], false), FCDP_ASK_TREE);
+        EVERY_MEMBER(c, m) fcdp_tree_agreed(m->tree);
+        EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_question(m->groups[0], false), FCDP_ASK_NOBODY);
+        EVERY_MEMBER(c, m) assert_ok(member_scribble(m, 0));
+        EVERY_MEMBER(c, m) assert_ok(member_reshard(m, 0, true));
+        /* all alike */
+        EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_question(m->groups[0], false), FCDP_ASK_GROUP);
+        agree_all(c, 0, agreed);
+        /* else the host has what was gathered */
+        for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i] != 0, tau);
+        unshard_all(c, 0, FCDP_PASS_BACKWARD);
+        end(c);
+    }
+}
+
+static void raw_write_body(member *m, void *arg) {
+    const uint32_t *writer = arg;
+    MUST(!member_step(m, 0, all_extents, true));
+    for (int pass = 0; pass < 4; pass++) { /* a pass each: the ranks agree first */
+        if (pass % 2)
+            member_begin_backward(m);
+        else
+            member_begin_forward(m);
+        MUST(!member_unshard(m, 0, pass % 2 ? UNSHARD_BACKWARD : UNSHARD_FORWARD));
+        MUST(!member_use(m, 0));
+        MUST(!m->wrong[0]);
+        if (pass == 1 && m->topology.rank == *writer) MUST(!member_scribble(m, 0));
+        MUST(!member_reshard(m, 0, false));
+    }
+}
+
+/* Nothing but the bytes themselves tells of it, on one rank alone; where they are kept they are looked at. */
+static void test_a_write_that_nobody_told_is_not_kept(void **state) {
+    (void)state;
+    for (int restore = FCDP_RESTORE_SLICE; restore <= FCDP_RESTORE_WHOLE; restore++)
+        for (int tau = 0; tau < 2; tau++) {
+            cluster_config config = one_group;
+            uint32_t writer = 4;
+            config.host_computes = true;
+            config.restore = (fcdp_restore_mode)restore;
+            for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = tau;
+            cluster *c = start(&config);
+            cluster_run(c, raw_write_body, &writer);
+            end(c);
+        }
+}
+
+/* ---- what is agreed, and what is gathered ---- */
+
+/* Nobody waits for what was begun ahead of a use that did not come: the step itself
+ * must be behind the reads of the shards. */
+static void test_a_step_is_behind_gathers_that_nobody_used(void **state) {
+    (void)state;
+    for (int together = 0; together < 2; together++)
+        for (int host_computes = 0; host_computes < 2; host_computes++) {
+            cluster_config config = one_group;
+            uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+            config.coalesce_bytes = together ? 1 << 20 : 0;
+            config.host_computes = host_computes;
+            cluster *c = start(&config);
+            step_all(c, 0, all_extents);
+            EVERY_MEMBER(c, m) fcdp_tree_agreed(m->tree);
+            unshard_all(c, 0, FCDP_PASS_FORWARD); /* from then on it crosses with others, if it is small */
+            reshard_all(c, 0);
+            step_all(c, 0, all_extents);
+            agree_all(c, 0, agreed);
+            EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_is_small(m->groups[0]), together);
+            EVERY_MEMBER(c, m) {
+                uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0};
+                for (uint32_t i = 0; i < config.groups[0].n_extents; i++)
+                    inputs[i] = (uintptr_t)(m->shards + m->shard_at[0][i]);
+                if (together) assert_ok(fcdp_groups_coalesce(&m->groups[0], inputs, 1, m->stream));
+            }
+            begin_all(c, 0, FCDP_PASS_FORWARD);
+            EVERY_MEMBER(c, m) assert_ok(member_reshard(m, 0, false));
+            step_all(c, 0, all_extents);
+            /* simgpu does not see what the host writes */
+            EVERY_MEMBER(c, m) assert_int_equal(m->groups[0]->reading == NULL, host_computes);
+            drain_all(c);
+            unshard_all(c, 0, FCDP_PASS_FORWARD);
+            end(c);
+        }
+}
+
+static void test_a_gather_is_of_what_was_voted_on(void **state) {
+    (void)state;
+    cluster *c = start(&one_group);
+    member *m = &c->members[0];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1], vote[CLUSTER_MAX_EXTENTS + 1];
+    step_all(c, 0, all_extents);
+    agree_all(c, 0, agreed);
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], FCDP_STALE_NEW);
+    assert_int_equal(agreed[4], 1);
+    begin_all(c, 0, FCDP_PASS_FORWARD);
+    fcdp_group_stale(m->groups[0], vote);
+    for (uint32_t i = 0; i < 4; i++) assert_int_equal(vote[i], 0);
+    fcdp_group *ahead[1];
+    /* else a vote would end the use that nobody made */
+    (void)fcdp_group_unsharded(m->groups[0], false, ahead, 1);
+    m->steps[0][2]++; /* while it is under way */
+    assert_ok(member_vote(m, 0, vote));
+    assert_int_equal(vote[2], FCDP_STALE_OPTIMIZER);
+    m->steps[0][2]--;
+    use_all(c, 0);
+    agree_all(c, 0, agreed);
+    for (uint32_t i = 0; i < 5; i++) assert_int_equal(agreed[i], 0);
+    m->steps[0][1]++;
+    agree_all(c, 0, agreed); /* one rank saw a step: stale for all */
+    assert_int_equal(agreed[1], FCDP_STALE_OPTIMIZER);
+    EVERY_MEMBER(c, each) {
+        fcdp_group_stale(each->groups[0], vote);
+        for (uint32_t i = 0; i < 4; i++) assert_int_equal(vote[i] != 0, i == 1);
+    }
+    reshard_all(c, 0);
+    end(c);
+}
+
+/* What no signal shows, of some extents, and of one bit on one rank: asked on a device, as on
+ * a GPU. Signals alone do not see it. */
+static void test_a_silent_write_is_seen_by_its_bytes(void **state) {
+    (void)state;
+    static const uint8_t part[CLUSTER_MAX_EXTENTS] = {0, 1, 0, 1};
+    for (int looks = 0; looks < 2; looks++) {
+        cluster_config config = one_group;
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+        config.fingerprints = looks;
+        cluster *c = start(&config);
+        step_all(c, 0, all_extents);
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        member *m = &c->members[4];
+        uint8_t *byte = m->shards + m->shard_at[0][2] + 69999;
+        *byte ^= 0x10;
+        agree_all(c, 0, agreed);
+        for (uint32_t i = 0; i < 4; i++)
+            assert_int_equal(agreed[i], looks && i == 2 ? FCDP_STALE_FINGERPRINT : 0);
+        *byte ^= 0x10;
+        agree_all(c, 0, agreed);
+        for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], 0);
+        uint64_t crossed = sent(c);
+        if (looks) EVERY_MEMBER(c, each) assert_ok(member_step(each, 0, part, false));
+        unshard_all(c, 0, FCDP_PASS_FORWARD); /* which looks at every byte */
+        assert_int_equal(sent(c) > crossed, looks);
+        reshard_all(c, 0);
+        end(c);
+    }
+}
+
+/* Grad mode, there and back, is no change where the bytes are known: a reference
+ * forward between forward and backward. */
+static void test_fingerprints_keep_what_grad_mode_would_not(void **state) {
+    (void)state;
+    for (int looks = 0; looks < 2; looks++) {
+        cluster_config config = one_group;
+        config.fingerprints = looks;
+        cluster *c = start(&config);
+        step_all(c, 0, all_extents);
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        uint64_t crossed = sent(c);
+        for (int pass = 0; pass < 2; pass++) {
+            EVERY_MEMBER(c, m) m->evaluates = pass == 0;
+            unshard_all(c, 0, pass ? FCDP_PASS_BACKWARD : FCDP_PASS_FORWARD);
+            reshard_all(c, 0);
+        }
+        assert_int_equal(sent(c) == crossed, looks);
+        end(c);
+    }
+}
+
+/* A signal moves on one rank, and no byte: a trip through another
+ * device, an optimizer that changed nothing. */
+static void test_equal_bytes_are_not_gathered_again(void **state) {
+    (void)state;
+    for (int looks = 0; looks < 2; looks++) {
+        cluster_config config = one_group;
+        config.fingerprints = looks;
+        cluster *c = start(&config);
+        step_all(c, 0, all_extents);
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        uint64_t crossed = sent(c);
+        for (uint32_t i = 0; i < 4; i++) c->members[2].steps[0][i]++;
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        assert_int_equal(sent(c) == crossed, looks);
+        end(c);
+    }
+}
+
+/* Written between the agreement and the gather, then put back: the bytes are what was
+ * agreed on, and the copy is not of them. */
+static void test_a_write_that_only_the_gather_saw(void **state) {
+    (void)state;
+    cluster_config config = one_group;
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    config.fingerprints = true;
+    cluster *c = start(&config);
+    step_all(c, 0, all_extents);
+    agree_all(c, 0, agreed);
+    step_all(c, 0, all_extents); /* version 2 */
+    begin_all(c, 0, FCDP_PASS_FORWARD);
+    use_all(c, 0);
+    reshard_all(c, 0);
+    EVERY_MEMBER(c, m) memset(m->version, 0, sizeof m->version);
+    step_all(c, 0, all_extents); /* version 1 again */
+    unshard_all(c, 0, FCDP_PASS_FORWARD);
+    reshard_all(c, 0);
+    end(c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_step_is_behind_gathers_that_nobody_used),
+        cmocka_unit_test(test_a_gather_is_of_what_was_voted_on),
+        cmocka_unit_test(test_a_silent_write_is_seen_by_its_bytes),
+        cmocka_unit_test(test_fingerprints_keep_what_grad_mode_would_not),
+        cmocka_unit_test(test_equal_bytes_are_not_gathered_again),
+        cmocka_unit_test(test_a_write_that_only_the_gather_saw),
+        cmocka_unit_test(test_a_write_that_was_told_is_gathered_again),
+        cmocka_unit_test(test_a_write_that_nobody_told_is_not_kept),
+    };
+    cmocka_set_test_filter(getenv("TEST_FILTER"));
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
