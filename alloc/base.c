@@ -1,4 +1,4 @@
-/* base.c - status names, the thread's failure text, the log, checks, ranked locks, the clock.
+/* base.c - the thread's failure text, the log, checks, ranked locks, the clock.
  *
  * Of the options this file knows FCDP_CHECK alone. It reads it when the library is loaded, so that locks and
  * invariants are checked from the first call on. options.c says whether its value is well formed.
@@ -23,24 +23,6 @@ int fcdp__check_level;
 __attribute__((constructor)) static void check_level_init(void) {
     const char *value = getenv("FCDP_CHECK");
     if (value && value[0] >= '0' && value[0] <= '3' && !value[1]) fcdp__check_level = value[0] - '0';
-}
-
-const char *fcdp_status_name(fcdp_status status) {
-    switch (status) {
-    case FCDP_OK: return "ok";
-    case FCDP_PENDING: return "pending";
-    case FCDP_ERR_INVALID: return "invalid argument";
-    case FCDP_ERR_NO_DEVICE_MEM: return "out of device memory";
-    case FCDP_ERR_NO_HOST_MEM: return "out of host memory";
-    case FCDP_ERR_DRIVER: return "driver error";
-    case FCDP_ERR_SYSTEM: return "system error";
-    case FCDP_ERR_UNSUPPORTED: return "unsupported here";
-    case FCDP_ERR_OPTION: return "bad option";
-    case FCDP_ERR_TIMEOUT: return "timeout";
-    case FCDP_ERR_PEER: return "peer failed";
-    case FCDP_ERR_TRANSPORT: return "transport error";
-    }
-    return "unknown status";
 }
 
 const char *fcdp_error_text(void) {

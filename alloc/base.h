@@ -34,9 +34,6 @@ typedef enum fcdp_status {
     FCDP_ERR_TRANSPORT = -10, /* a collective failed */
 } fcdp_status;
 
-/* Name of a status for messages, e.g. "out of host memory". Static storage. */
-const char *fcdp_status_name(fcdp_status status);
-
 /* The calling thread's last failure, "" when none. Valid until the thread's next failure. */
 const char *fcdp_error_text(void);
 
@@ -85,8 +82,9 @@ void fcdp__check_failed(const char *expr, const char *file, int line) __attribut
 
 /* Locks with ranks: a thread takes locks in descending rank order only (checked at level 2).
  * The order is the call order of the layers: ENGINE before REGION before POOL before HEAP
- * before FENCE before ARENA before DRIVER. */
+ * before FENCE before ARENA before DRIVER before TRACE. */
 typedef enum fcdp_lock_rank {
+    FCDP_RANK_TRACE = 8,
     FCDP_RANK_DRIVER = 10,
     FCDP_RANK_ARENA = 12,
     FCDP_RANK_FENCE = 13,

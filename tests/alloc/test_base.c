@@ -1,15 +1,5 @@
-/* Status names, the failure text, the log, checks and lock ranks. */
+/* The failure text, the log, checks and lock ranks. */
 #include "tests/alloc/support.h"
-
-static void every_status_has_a_name_of_its_own(void **state) {
-    (void)state;
-    for (int a = FCDP_ERR_TRANSPORT; a <= FCDP_PENDING; a++) {
-        assert_string_not_equal(fcdp_status_name((fcdp_status)a), "unknown status");
-        for (int b = FCDP_ERR_TRANSPORT; b < a; b++)
-            assert_string_not_equal(fcdp_status_name((fcdp_status)a), fcdp_status_name((fcdp_status)b));
-    }
-    assert_string_equal(fcdp_status_name((fcdp_status)-99), "unknown status");
-}
 
 #define fail_with(...) assert_int_equal(fcdp__fail(FCDP_ERR_PEER, __VA_ARGS__), FCDP_ERR_PEER)
 
@@ -183,7 +173,6 @@ static void the_clock_is_monotonic(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_status_has_a_name_of_its_own),
         cmocka_unit_test(a_text_may_wrap_the_one_before),
         cmocka_unit_test(a_kept_failure_comes_back_after_others),
         cmocka_unit_test(a_text_is_its_threads),
