@@ -22,34 +22,36 @@ heap_private *fcdp__heap_private_covering(fcdp_heap *heap, fcdp_stream stream) {
     return private;
 }
 
-static bool private_is_over(const heap_private *private) {
+/* By its owner, with its captures ended: its arenas may serve another pool. */
+static bool private_is_released(const heap_private *private) {
     return !private->counted && atomic_load_explicit(&private->n_uses, memory_order_relaxed) == 0;
 }
 
-typedef struct private_over { /* a released pool, as it was after so many begins */
+typedef struct released_private { /* a released pool, as it was after so many begins */
     heap_private *private;
     uint64_t n_begins;
     bool used; /* something of it, by somebody */
-} private_over;
+} released_private;
 
 /* All of them; NULL: there are none, or no memory for a list. */
-static private_over *privates_over(fcdp_heap *heap, size_t *n_out) {
+static released_private *released_privates(fcdp_heap *heap, size_t *n_out) {
     size_t n = 0;
     pthread_rwlock_rdlock(&heap->private_lock);
     for (heap_private *private = heap->privates; private; private = private->next)
-        n += private_is_over(private);
-    private_over *over = n > 0 ? malloc(n * sizeof *over) : NULL;
-    *n_out = over ? n : 0;
+        n += private_is_released(private);
+    released_private *released = n > 0 ? malloc(n * sizeof *released) : NULL;
+    *n_out = released ? n : 0;
     n = 0;
-    for (heap_private *private = heap->privates; private && over; private = private->next)
-        if (private_is_over(private)) over[n++] = (private_over){private, private->n_begins, false};
+    for (heap_private *private = heap->privates; private && released; private = private->next)
+        if (private_is_released(private))
+            released[n++] = (released_private){private, private->n_begins, false};
     pthread_rwlock_unlock(&heap->private_lock);
-    return over;
+    return released;
 }
 
-static private_over *over_find(private_over *over, size_t n, const heap_private *private) {
+static released_private *released_find(released_private *released, size_t n, const heap_private *private) {
     for (size_t i = 0; i < n; i++)
-        if (over[i].private == private) return &over[i];
+        if (released[i].private == private) return &released[i];
     return NULL;
 }
 
@@ -57,19 +59,20 @@ static private_over *over_find(private_over *over, size_t n, const heap_private 
  * other. It is looked at without the private lock, which comes after the arenas': who takes it sees by
  * n_begins whether another has had it meanwhile. Waits for the device once, for all released pools: during
  * the capture that may follow nobody can. */
-static private_over private_find_over(fcdp_heap *heap) {
-    size_t n_over, n_used = 0;
-    private_over none = {NULL, 0, false}, *over = privates_over(heap, &n_over);
-    if (!over) return none;
+static released_private reusable_find(fcdp_heap *heap) {
+    size_t n_released, n_used = 0;
+    released_private none = {NULL, 0, false}, *released = released_privates(heap, &n_released);
+    if (!released) return none;
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(heap, arenas);
     bool quiescent = true;
     for (size_t i = 0; i < n; i++)
-        if (arenas[i]->private && over_find(over, n_over, arenas[i]->private))
+        if (arenas[i]->private && released_find(released, n_released, arenas[i]->private))
             quiescent = quiescent && fcdp__heap_arena_is_quiescent(arenas[i]);
     if (!quiescent) (void)fcdp__heap_device_quiesce(heap);
     for (size_t i = 0; i < n; i++) {
-        private_over *of = arenas[i]->private ? over_find(over, n_over, arenas[i]->private) : NULL;
+        released_private *of = arenas[i]->private ? released_find(released, n_released, arenas[i]->private)
+                                                  : NULL;
         if (!of) continue;
         fcdp__lock_acquire(&arenas[i]->lock);
         const fcdp_arena_stats *stats = fcdp__arena_stats(arenas[i]->blocks);
@@ -78,19 +81,20 @@ static private_over private_find_over(fcdp_heap *heap) {
         if (stats->live_bytes || stats->busy_bytes || !settled) of->used = true;
         fcdp__lock_release(&arenas[i]->lock);
     }
-    while (n_used < n_over && over[n_used].used) n_used++;
-    private_over found = n_used < n_over ? over[n_used] : none;
-    free(over);
+    while (n_used < n_released && released[n_used].used) n_used++;
+    released_private found = n_used < n_released ? released[n_used] : none;
+    free(released);
     return found;
 }
 
-/* With the private lock, as writer. `over` serves again, unless another thread has had it meanwhile. */
-static fcdp_status private_open(fcdp_heap *heap, fcdp_private_id id, private_over over, fcdp_covers_fn covers,
-                                void *ctx, void **stale_ctx_out) {
+/* With the private lock, as writer. `reusable` serves again, unless another thread has had it meanwhile. */
+static fcdp_status private_open(fcdp_heap *heap, fcdp_private_id id, released_private reusable,
+                                fcdp_covers_fn covers, void *ctx, void **stale_ctx_out) {
     heap_private *private = private_find(heap, id);
     if (private && private->open)
         return fcdp__fail(FCDP_ERR_INVALID, "a private pool that has not ended begins again");
-    if (!private && over.private && over.private->n_begins == over.n_begins) private = over.private;
+    if (!private && reusable.private && reusable.private->n_begins == reusable.n_begins)
+        private = reusable.private;
     if (!private) {
         private = calloc(1, sizeof *private);
         if (!private) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a private pool");
@@ -115,9 +119,9 @@ fcdp_status fcdp_heap_private_begin(fcdp_heap *heap, fcdp_private_id id, fcdp_co
                                     void **stale_ctx_out) {
     *stale_ctx_out = NULL;
     fcdp__heap_quiesce(heap); /* while it may still be asked */
-    private_over over = private_find_over(heap);
+    released_private reusable = reusable_find(heap);
     pthread_rwlock_wrlock(&heap->private_lock);
-    fcdp_status status = private_open(heap, id, over, covers, ctx, stale_ctx_out);
+    fcdp_status status = private_open(heap, id, reusable, covers, ctx, stale_ctx_out);
     pthread_rwlock_unlock(&heap->private_lock);
     return status;
 }
@@ -140,7 +144,7 @@ static void private_uncount(fcdp_heap *heap, heap_private *private) {
 
 /* A capture that fails may leave its pool open (torch::CUDAGraph::capture_end throws before it ends
  * it), and then nothing could be waited for any more. What has served a malloc of a capture, and is
- * captured no more, is over. Its pages stay, since it was not released. (What has served none may be
+ * captured no more, has ended. Its pages stay, since it was not released. (What has served none may be
  * about to be captured: it stays open.) */
 bool fcdp__heap_privates_end_dead(fcdp_heap *heap) {
     bool any = false;
