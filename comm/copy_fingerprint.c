@@ -16,14 +16,14 @@ static uint64_t of_copy(const fcdp_group *group) {
     uint64_t mixed = 0;
     for (uint32_t i = 0; i < group->layout->n_extents; i++) {
         const fcdp_extent *extent = &group->layout->extents[i];
-        mixed = XXH3_64bits_withSeed(bytes + extent->offset_bytes,
-                                     group->layout->n_shards * extent->shard_bytes, mixed);
+        mixed = fcdp__copy_fingerprint_of(bytes + extent->offset_bytes,
+                                          group->layout->n_shards * extent->shard_bytes, mixed);
     }
     return mixed;
 }
 
-uint64_t fcdp__copy_fingerprint_of(const void *bytes, size_t n_bytes) {
-    return XXH3_64bits(bytes, n_bytes);
+uint64_t fcdp__copy_fingerprint_of(const void *bytes, size_t n_bytes, uint64_t before) {
+    return XXH3_64bits_withSeed(bytes, n_bytes, before);
 }
 
 void fcdp__copy_fingerprint_take(fcdp_group *group) {

@@ -18,7 +18,8 @@ bool fcdp__copy_fingerprint_is_known(const fcdp_group *group);
  * it, and it may not be there yet. */
 bool fcdp__copy_fingerprint_matches(const fcdp_group *group);
 
-/* The same function (XXH3) of any bytes that the host can read. */
-uint64_t fcdp__copy_fingerprint_of(const void *bytes, size_t n_bytes);
+/* The same function (XXH3) of any bytes that the host can read. `before`: of the piece that these follow; 0:
+ * they are the first. */
+uint64_t fcdp__copy_fingerprint_of(const void *bytes, size_t n_bytes, uint64_t before);
 
 #endif

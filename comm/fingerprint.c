@@ -20,32 +20,23 @@ static inline uint64_t mix(uint64_t x) {
     return x ^ x >> 32;
 }
 
-/* The terms of n bytes whose first word has the index `first`. Words come
- * through memcpy, as they may lie anywhere. */
-static uint64_t sum_of(const unsigned char *bytes, size_t n_bytes, uint64_t first) {
-    uint64_t sum = 0, key = (first + 1) * STEP, word;
-    size_t n_words = n_bytes / WORD_BYTES;
-    for (size_t i = 0; i < n_words; i++, key += STEP) {
-        memcpy(&word, bytes + i * WORD_BYTES, WORD_BYTES);
-        sum += mix(word + key);
-    }
-    if (n_bytes % WORD_BYTES == 0) return sum;
-    word = 0;
-    memcpy(&word, bytes + n_words * WORD_BYTES, n_bytes % WORD_BYTES);
-    return sum + mix(word + key);
-}
-
 uint64_t fcdp__fingerprint_of_sum(uint64_t sum, size_t n_bytes) {
     return mix(sum + n_bytes);
 }
 
-uint64_t fcdp__fingerprint(const void *bytes, size_t n_bytes) {
-    return fcdp__fingerprint_of_sum(sum_of(bytes, n_bytes, 0), n_bytes);
-}
-
+/* The terms of the task's words. They come through memcpy, as they may lie anywhere. */
 static void run_task(void *task) {
     fcdp_fingerprint_task *of = task;
-    of->sum = sum_of((const unsigned char *)(uintptr_t)of->address, of->bytes, of->first);
+    const unsigned char *bytes = (const unsigned char *)(uintptr_t)of->address;
+    uint64_t sum = 0, key = (of->first + 1) * STEP, word;
+    size_t n_words = of->bytes / WORD_BYTES, n_rest = of->bytes % WORD_BYTES;
+    for (size_t i = 0; i < n_words; i++, key += STEP) {
+        memcpy(&word, bytes + i * WORD_BYTES, WORD_BYTES);
+        sum += mix(word + key);
+    }
+    word = 0;
+    memcpy(&word, bytes + n_words * WORD_BYTES, n_rest);
+    of->sum = n_rest ? sum + mix(word + key) : sum;
 }
 
 const fcdp_kernel_source fcdp__fingerprint_kernel = {

@@ -26,8 +26,6 @@
 
 #include "alloc/driver.h"
 
-/* Of bytes that the host can read, at any address. */
-uint64_t fcdp__fingerprint(const void *bytes, size_t n_bytes);
 /* From the sum of all words' terms. */
 uint64_t fcdp__fingerprint_of_sum(uint64_t sum, size_t n_bytes);
 

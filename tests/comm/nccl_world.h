@@ -1,5 +1,5 @@
-/* nccl_world.h - ranks that are processes, each with a simulated device, over a fabric and the NCCL double.
- * */
+/* nccl_world.h - ranks that are processes, each with a simulated device, over a fabric and the NCCL
+ * double. */
 #ifndef FCDP_TESTS_COMM_NCCL_WORLD_H
 #define FCDP_TESTS_COMM_NCCL_WORLD_H
 
@@ -12,15 +12,6 @@
 #include "tools/simnccl/simnccl.h"
 
 enum { WORLD_MAX_RANKS = 8, WORLD_N_STREAMS = 3, MEMORY_BYTES = 4 << 20, WORLD_DIES = 1000 };
-
-/* A child has no cmocka to fail in: it exits with the line that broke. */
-#define MUST(condition)                                                                                      \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, fcdp_error_text());          \
-            _exit(99);                                                                                       \
-        }                                                                                                    \
-    } while (0)
 
 typedef struct board { /* in memory that the ranks share */
     pthread_barrier_t barrier;

@@ -1,27 +1,17 @@
 /* The fingerprint: its definition, what it sees; batches on the simulated device: their
  * order, their calls, their failures. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "comm/fingerprint.h"
 #include "comm/fingerprint_batch.h"
+#include "tests/assert_ok.h"
+#include "tests/comm/host_fingerprint.h"
 #include "tests/comm/random.h"
 #include "tools/simgpu/simgpu.h"
 
 enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999 };
-
-#define assert_ok(call)                                                                                      \
-    do {                                                                                                     \
-        fcdp_status status_ = (call);                                                                        \
-        if (status_) fail_msg("%s: %s (%s)", #call, fcdp_status_name(status_), fcdp_error_text());           \
-    } while (0)
 
 /* ---- the definition, once more, word by word from bytes, with 128-bit products ---- */
 
@@ -56,14 +46,14 @@ static void test_it_is_as_defined_for_every_length_and_start(void **state) {
     bytes_fill(bytes, sizeof bytes, &seed);
     for (size_t start = 0; start < 17; start++)
         for (size_t n = 0; start + n <= sizeof bytes; n++)
-            assert_true(fcdp__fingerprint(bytes + start, n) == fingerprint_plain(bytes + start, n));
+            assert_true(host_fingerprint(bytes + start, n) == fingerprint_plain(bytes + start, n));
 }
 
 /* What is defined may never change in secret: the kernel of another version would then disagree. */
 static void test_known_values(void **state) {
     (void)state;
-    assert_true(fcdp__fingerprint("", 0) == 0);
-    assert_true(fcdp__fingerprint("FCDP", 4) == 0x42d701cb3b931eb6);
+    assert_true(host_fingerprint("", 0) == 0);
+    assert_true(host_fingerprint("FCDP", 4) == 0x42d701cb3b931eb6);
 }
 
 /* ---- what it sees ---- */
@@ -79,12 +69,12 @@ static void test_a_flipped_bit_is_seen_wherever_it_is(void **state) {
             bytes[i] = kind == 0 ? bytes[i] : kind == 1 ? 0 : i % 2 ? 0x3c : bytes[i] & 7;
         for (int k = 0; k < N_FLIPS / 3 + 1; k++) {
             size_t n = 1 + random_below(&seed, k % 50 ? 4096 : N), at = random_below(&seed, (uint32_t)n);
-            uint64_t was = fcdp__fingerprint(bytes, n);
+            uint64_t was = host_fingerprint(bytes, n);
             uint8_t bit = (uint8_t)(1u << random_below(&seed, 8));
             bytes[at] ^= bit;
-            if (fcdp__fingerprint(bytes, n) == was) fail_msg("a flip in byte %zu of %zu is not seen", at, n);
+            if (host_fingerprint(bytes, n) == was) fail_msg("a flip in byte %zu of %zu is not seen", at, n);
             bytes[at] ^= bit;
-            assert_true(fcdp__fingerprint(bytes, n) == was);
+            assert_true(host_fingerprint(bytes, n) == was);
         }
     }
     free(bytes);
@@ -110,10 +100,10 @@ static void test_what_changes_places_is_seen(void **state) {
         if (k % 100 == 0) bytes_fill(bytes, N, &seed);
         uint8_t *a = bytes + size * random_below(&seed, (uint32_t)(N / size)),
                 *b = bytes + size * random_below(&seed, (uint32_t)(N / size));
-        uint64_t was = fcdp__fingerprint(bytes, N);
+        uint64_t was = host_fingerprint(bytes, N);
         bool same = memcmp(a, b, size) == 0;
         swap(a, b, size);
-        if ((fcdp__fingerprint(bytes, N) == was) != same)
+        if ((host_fingerprint(bytes, N) == was) != same)
             fail_msg("%zu bytes at %td and %td changed places", size, a - bytes, b - bytes);
     }
 }
@@ -125,12 +115,12 @@ static void test_two_bits_do_not_cancel(void **state) {
     test_random seed = {random_seed(__func__, fcdp__now_ns())};
     for (int bit = 0; bit < 64; bit++) {
         for (int i = 0; i < 64; i++) words[i] = random_next(&seed);
-        uint64_t was = fcdp__fingerprint(words, sizeof words);
+        uint64_t was = host_fingerprint(words, sizeof words);
         for (int a = 0; a < 64; a++)
             for (int b = 0; b < a; b++) {
                 words[a] ^= UINT64_C(1) << bit;
                 words[b] ^= UINT64_C(1) << bit;
-                assert_true(fcdp__fingerprint(words, sizeof words) != was);
+                assert_true(host_fingerprint(words, sizeof words) != was);
                 words[a] ^= UINT64_C(1) << bit;
                 words[b] ^= UINT64_C(1) << bit;
             }
@@ -144,7 +134,7 @@ static void test_zeroes_more_or_less_are_seen(void **state) {
         if (filled) memset(bytes, 0xff, 5);
         for (size_t n = 5; n < sizeof bytes; n++)
             for (size_t m = 5; m < n; m += 7)
-                assert_true(fcdp__fingerprint(bytes, n) != fcdp__fingerprint(bytes, m));
+                assert_true(host_fingerprint(bytes, n) != host_fingerprint(bytes, m));
     }
 }
 
@@ -232,7 +222,7 @@ static void test_no_arrays_and_one_batch_at_a_time(void **state) {
     assert_ok(fcdp__fingerprints_begin(w.fingerprints, &array, &bytes, 1, w.stream));
     assert_int_equal(fcdp__fingerprints_begin(w.fingerprints, &array, &bytes, 1, w.stream), FCDP_ERR_INVALID);
     assert_ok(fcdp__fingerprints_end(w.fingerprints, &said));
-    assert_true(said == fcdp__fingerprint(w.bytes, bytes));
+    assert_true(said == host_fingerprint(w.bytes, bytes));
     world_destroy(&w);
 }
 
@@ -268,7 +258,7 @@ static void test_it_reads_what_its_stream_has_written(void **state) {
     assert_ok(fcdp__fingerprints_begin(w.fingerprints, arrays, bytes, N, w.stream));
     assert_ok(fcdp__fingerprints_end(w.fingerprints, said));
     memset(truth, 0x5a, sizeof truth);
-    assert_true(said[N - 1] == fcdp__fingerprint(truth, sizeof truth));
+    assert_true(said[N - 1] == host_fingerprint(truth, sizeof truth));
     assert_ordered();
     world_destroy(&w);
 }
@@ -336,7 +326,7 @@ static void test_every_driver_call_fails(void **state) {
         (void)simgpu_fail_nth(NULL, 0, 0);
         n_failed += status != FCDP_OK;
         if (status && strlen(fcdp_error_text()) < 20) fail_msg("call %lu: '%s'", n, fcdp_error_text());
-        if (!status) assert_true(said[2] == fcdp__fingerprint(w.bytes + 9000, 300));
+        if (!status) assert_true(said[2] == host_fingerprint(w.bytes + 9000, 300));
         simgpu_live(&live);
         if (live.registrations > whole.registrations + 1 || live.events > whole.events + 1 ||
             live.modules > whole.modules + 1)

@@ -1,28 +1,18 @@
 /* That a device's fingerprints are the CPU's, on any driver: FCDP_DRIVER=cuda runs the
  * PTX. With an argument: GB/s of both. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 #include "alloc/options.h"
 #include "comm/fingerprint.h"
 #include "comm/fingerprint_batch.h"
+#include "tests/assert_ok.h"
+#include "tests/comm/host_fingerprint.h"
 #include "tests/comm/random.h"
 
 enum { MIB = 1 << 20, TASK = FCDP_FINGERPRINT_TASK_BYTES };
 extern char **environ;
-
-#define assert_ok(call)                                                                                      \
-    do {                                                                                                     \
-        fcdp_status status_ = (call);                                                                        \
-        if (status_) fail_msg("%s: %s (%s)", #call, fcdp_status_name(status_), fcdp_error_text());           \
-    } while (0)
 
 typedef struct world {
     fcdp_driver *drv;
@@ -87,7 +77,7 @@ static void test_the_device_says_what_the_cpu_says(void **state) {
         assert_ok(fcdp__fingerprints_begin(w.fingerprints, arrays, bytes, n, w.stream));
         assert_ok(fcdp__fingerprints_end(w.fingerprints, said));
         for (size_t i = 0; i < n; i++)
-            if (said[i] != fcdp__fingerprint(w.truth + at[i], bytes[i]))
+            if (said[i] != host_fingerprint(w.truth + at[i], bytes[i]))
                 fail_msg("array %zu, %zu bytes at %zu", i, bytes[i], at[i]);
     }
     world_destroy(&w);
@@ -138,7 +128,7 @@ static void print_rate(size_t n, size_t each) {
         assert_ok(fcdp__fingerprints_end(w.fingerprints, said));
         if (seconds_since(start_ns) < device_s) device_s = seconds_since(start_ns);
         start_ns = fcdp__now_ns();
-        (void)fcdp__fingerprint(w.truth, n * each);
+        (void)host_fingerprint(w.truth, n * each);
         if (k < 3 && seconds_since(start_ns) < cpu_s) cpu_s = seconds_since(start_ns);
     }
     printf("%4zu arrays of %9zu bytes: %s %.1f GB/s (%.0f us with the wait), the CPU %.1f GB/s\n", n, each,

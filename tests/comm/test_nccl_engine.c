@@ -283,7 +283,7 @@ static void every_collective_fails(void **state) {
 
 static void every_collective_stalls(void **state) {
     (void)state;
-    every_nth(SIMNET_FAULT_STALL, 0.5);
+    every_nth(SIMNET_FAULT_STALL, 2);
 }
 
 static void a_rank_is_killed_in_every_collective(void **state) {

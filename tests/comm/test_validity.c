@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
-#include "comm/fingerprint.h"
 #include "comm/validity.h"
+#include "tests/comm/host_fingerprint.h"
 
 typedef struct fixture {
     fcdp_validity *validity;
@@ -19,7 +19,7 @@ typedef struct fixture {
 } fixture;
 
 static uint64_t fingerprint(const fixture *f) {
-    return fcdp__fingerprint(f->shard, sizeof f->shard);
+    return host_fingerprint(f->shard, sizeof f->shard);
 }
 
 static uint32_t observe(fixture *f) {
