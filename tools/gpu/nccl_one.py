@@ -2,20 +2,9 @@
 timeout of a peer that never comes."""
 
 import ctypes
-import importlib.util
 import os
 
 from section import Section, main
-
-
-def library() -> str | None:
-    """torch's own; None: whichever the loader finds."""
-    spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = os.path.join(folder, "lib", "libnccl.so.2")
-        if os.path.exists(path):
-            return path
-    return None
 
 
 def body(section: Section) -> None:
@@ -27,7 +16,9 @@ def body(section: Section) -> None:
         section.bench("one_rank_nccl", path, SIMNCCL_FABRIC=str(fabric), RANK="0")
         fabric.unlink(missing_ok=True)
         return
-    path = library()
+    from fcdp.nccl import library_path  # of the wheel; imports torch
+
+    path = library_path()
     # One machine, no peer: the bootstrap and the sockets may go over the loopback, which every machine has.
     section.bench("one_rank_nccl", *([path] if path else []), NCCL_SOCKET_IFNAME="lo", NCCL_DEBUG="WARN")
 

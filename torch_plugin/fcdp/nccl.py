@@ -12,7 +12,7 @@ from fcdp.c10d import Shards
 _library: Any = None
 
 
-def _path() -> str | None:
+def library_path() -> str | None:
     """FCDP_NCCL_LIBRARY, else the one that torch brought along; None: whichever the loader finds, which is
     torch's where that has loaded one."""
     named = os.environ.get("FCDP_NCCL_LIBRARY")
@@ -32,7 +32,7 @@ def _path() -> str | None:
 def _load() -> Any:
     global _library
     if _library is None:
-        _library = _fcdp.nccl_load(_path())
+        _library = _fcdp.nccl_load(library_path())
     return _library
 
 
