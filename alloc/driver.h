@@ -98,6 +98,15 @@ fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) FCDP_MU
  * up later, by tens of microseconds. */
 fcdp_status fcdp__driver_event_create_blocking(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
 
+/* Events that know their time, for measurements. What fails here fails nothing else: no text is written. */
+fcdp_status fcdp__driver_timer_create(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_timer_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__driver_timer_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) FCDP_MUST_CHECK;
+/* Nanoseconds of the device from `start` to `end`, exact to 2^-24 of their distance; FCDP_PENDING: one of
+ * them has not come. FCDP_ERR_UNSUPPORTED: the driver does not tell. */
+fcdp_status fcdp__driver_timer_elapsed(fcdp_driver *drv, fcdp_event start, fcdp_event end,
+                                       double *ns_out) FCDP_MUST_CHECK;
+
 /* `function(context)` runs in the stream's order, on a thread of the driver's; it must not call the driver.
  * It does not run once the device has failed: nothing may be freed by it alone. */
 typedef void (*fcdp_host_function)(void *context);

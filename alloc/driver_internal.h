@@ -119,6 +119,8 @@ enum {
 #define CUDA_OPTIONAL_CALLS(X)                                                                               \
     X(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))            \
     X(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))             \
+    X(cuEventElapsedTime_v2, (float *milliseconds, CUevent start, CUevent end))                              \
+    X(cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent end))                                 \
     X(cuModuleLoadData, (CUmodule * module, const void *image))                                              \
     X(cuModuleUnload, (CUmodule module))                                                                     \
     X(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name))                       \

@@ -57,6 +57,7 @@ const char *const abi_their_names[] = {EXPORTED(cuInit),
                                        EXPORTED(cuEventRecord),
                                        EXPORTED(cuEventQuery),
                                        EXPORTED(cuEventSynchronize),
+                                       "cuEventElapsedTime_v2", /* a cuda.h before 12.8 has the first alone */
                                        EXPORTED(cuMemcpyAsync),
                                        EXPORTED(cuMemcpyHtoDAsync),
                                        EXPORTED(cuMemcpyDtoHAsync),

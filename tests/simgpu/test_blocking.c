@@ -94,7 +94,7 @@ static void a_call_may_spin_unless_its_event_lets_it_sleep(void **state) {
     OK(cuEventSynchronize(sleeps));
     OK(cuCtxSynchronize()); /* the framework's flags say */
     assert_int_equal(total().spins, 0);
-    busy(stream, MS);
+    busy(stream, 100 * MS);
     OK(cuEventRecord(spins, stream));
     OK(cuEventSynchronize(spins));
     OK(cuEventSynchronize(spins));
@@ -127,7 +127,7 @@ static void unregistering_waits_for_a_use(void **state) {
     (void)state;
     struct pages pages = pages_make(1);
     unsigned char *pinned = host_make(4096, true);
-    busy(NULL, 5 * MS);
+    busy(NULL, 100 * MS);
     OK(cuMemcpyHtoDAsync_v2(pages.at, pinned, 4096, NULL));
     OK(cuMemHostUnregister(pinned));
     assert_total(1, 1);
@@ -136,7 +136,7 @@ static void unregistering_waits_for_a_use(void **state) {
 
 static void the_context_s_end_waits(void **state) {
     (void)state;
-    busy(stream_make(), 5 * MS);
+    busy(stream_make(), 100 * MS);
     OK(cuDevicePrimaryCtxRelease_v2(0));
     assert_total(1, 1);
 }
@@ -159,7 +159,7 @@ VISIBLE void waits_here(CUstream stream) {
 }
 
 VISIBLE void waits_there(CUstream stream) {
-    busy(stream, 2 * MS);
+    busy(stream, 100 * MS);
     waits_here(stream);
     __asm__ volatile("");
 }

@@ -37,6 +37,7 @@ static const char *a_text;
 static char a_name[64];
 static CUstream a_stream;
 static CUevent an_event;
+static float some_time;
 static CUdeviceptr an_address;
 static CUmemGenericAllocationHandle a_handle;
 static unsigned long long some_flags;
@@ -92,6 +93,7 @@ CALL(cuEventDestroy_v2, cuEventDestroy_v2(world.event))
 CALL(cuEventRecord, cuEventRecord(world.event, world.stream))
 CALL(cuEventQuery, cuEventQuery(world.event))
 CALL(cuEventSynchronize, cuEventSynchronize(world.event))
+CALL(cuEventElapsedTime_v2, cuEventElapsedTime_v2(&some_time, world.event, world.event))
 CALL(cuMemcpyAsync, cuMemcpyAsync(world.pages.at, world.pages.at + PAGE, 64, world.stream))
 CALL(cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2(world.pages.at, world.host, 64, world.stream))
 CALL(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2(world.host, world.pages.at, 64, world.stream))
@@ -153,6 +155,7 @@ static const struct {
     ROW(cuEventRecord),
     ROW(cuEventQuery),
     ROW(cuEventSynchronize),
+    ROW(cuEventElapsedTime_v2),
     ROW(cuMemcpyAsync),
     ROW(cuMemcpyHtoDAsync_v2),
     ROW(cuMemcpyDtoHAsync_v2),
@@ -178,7 +181,9 @@ static void world_make(void) {
     OK(cuMemExportToShareableHandle(&world.fd, world.exportable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                     0));
     OK(cuStreamCreate(&world.stream, CU_STREAM_NON_BLOCKING));
-    OK(cuEventCreate(&world.event, CU_EVENT_DISABLE_TIMING));
+    OK(cuEventCreate(&world.event, CU_EVENT_DEFAULT));
+    OK(cuEventRecord(world.event, world.stream));
+    OK(cuEventSynchronize(world.event));
     world.host = host_make(4096, true);
     world.unregistered = host_make(4096, false);
     OK(simgpu_module_define(&(struct simgpu_module){image, "a_kernel", 4096, do_nothing}));

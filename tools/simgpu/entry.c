@@ -42,7 +42,7 @@ bool simgpu__forked(void) {
 static bool breaks_captures(enum sim_entry entry) {
     if (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
     return entry == SIM_cuCtxSynchronize || entry == SIM_cuStreamSynchronize || entry == SIM_cuStreamQuery ||
-           entry == SIM_cuEventSynchronize || entry == SIM_cuEventQuery;
+           entry == SIM_cuEventSynchronize || entry == SIM_cuEventQuery || entry == SIM_cuEventElapsedTime_v2;
 }
 
 CUresult simgpu__enter(enum sim_entry entry) {

@@ -7,6 +7,7 @@ struct event {
     struct sim_point *point; /* NULL: never recorded, which counts as done */
     bool captured;           /* recorded in a graph capture: outside of it there is no such point */
     bool sleeps;             /* CU_EVENT_BLOCKING_SYNC: who waits for it leaves the core to others */
+    bool timed;              /* no CU_EVENT_DISABLE_TIMING */
 };
 
 static struct sim_table event_table = {.tag = 0x45};
@@ -40,6 +41,7 @@ CUresult cuEventCreate(CUevent *event_out, unsigned int flags) {
     struct event *event = calloc(1, sizeof *event);
     if (!event) return CUDA_ERROR_OUT_OF_MEMORY;
     event->sleeps = flags & CU_EVENT_BLOCKING_SYNC;
+    event->timed = !(flags & CU_EVENT_DISABLE_TIMING);
     sim_lock();
     uint64_t id = simgpu__table_put(&event_table, event);
     if (!id) {
@@ -126,4 +128,18 @@ CUresult cuEventSynchronize(CUevent event) {
     CUresult result = sim_unlock_with(synchronize(event));
     simgpu__block_end();
     return result;
+}
+
+/* Between the ends of what was before them, in modelled time; negative where `end` came first. Nothing is
+ * learnt by it of what is over: who may reuse memory must query or wait. */
+CUresult cuEventElapsedTime_v2(float *milliseconds_out, CUevent start, CUevent end) {
+    SIM_ENTER(cuEventElapsedTime_v2);
+    if (!milliseconds_out) return CUDA_ERROR_INVALID_VALUE;
+    sim_lock();
+    const struct event *from = event_of(start), *to = event_of(end);
+    if (!from || !to || !from->timed || !to->timed || !from->point || !to->point)
+        return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    if (!from->point->done || !to->point->done) return sim_unlock_with(CUDA_ERROR_NOT_READY);
+    *milliseconds_out = (float)((double)(int64_t)(to->point->end_ns - from->point->end_ns) / 1e6);
+    return sim_unlock_with((CUresult)atomic_load(&sim.sticky));
 }

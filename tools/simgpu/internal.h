@@ -67,6 +67,7 @@ enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
     X(cuEventRecord, SIM_NEEDS_CONTEXT)                                                                      \
     X(cuEventQuery, SIM_NEEDS_CONTEXT)                                                                       \
     X(cuEventSynchronize, SIM_NEEDS_CONTEXT)                                                                 \
+    X(cuEventElapsedTime_v2, SIM_NEEDS_CONTEXT)                                                              \
     X(cuMemcpyAsync, SIM_NEEDS_CONTEXT)                                                                      \
     X(cuMemcpyHtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemcpyDtoHAsync_v2, SIM_NEEDS_CONTEXT)                                                               \

@@ -237,6 +237,7 @@ SIMGPU_API CUresult cuEventDestroy_v2(CUevent event);
 SIMGPU_API CUresult cuEventRecord(CUevent event, CUstream stream);
 SIMGPU_API CUresult cuEventQuery(CUevent event);
 SIMGPU_API CUresult cuEventSynchronize(CUevent event);
+SIMGPU_API CUresult cuEventElapsedTime_v2(float *milliseconds_out, CUevent start, CUevent end);
 
 SIMGPU_API CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream);
 SIMGPU_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr dst, const void *src, size_t bytes, CUstream stream);
