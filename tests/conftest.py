@@ -9,6 +9,9 @@ STARTS_RANKS = ("torch_plugin", "lab")  # folders whose tests start processes th
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.path.name != "test_matrix.py")  # whose launches serve others
     for item in items:
         if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in STARTS_RANKS:
             item.add_marker(pytest.mark.slow)
+        if "launches" in item.fixturenames:
+            item.add_marker(pytest.mark.cases)

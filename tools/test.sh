@@ -7,10 +7,10 @@ usage() {
     cat <<'END'
 tools/test.sh [--quick | --gpu | --help] [-- PYTEST ARGUMENTS]
 
-Sets everything up (once), then runs all tests. First come the C tests with every internal check (FCDP_CHECK=3). Then
-run, side by side: pytest over tests/ with the wheel; and format and lint (.pre-commit-config.yaml), the C tests under
-ASan+UBSan, under TSan and, where clang is installed, built by clang. Ends with one summary, which lists what was
-skipped and why.
+Sets everything up (once) and runs all tests, side by side: pytest over tests/ with the wheel, twice, for the training
+cases and for the rest; format and lint (.pre-commit-config.yaml); and, as soon as a compiler is there, the C tests with
+every internal check (FCDP_CHECK=3), under ASan+UBSan, under TSan and, where clang is installed, built by clang. Ends
+with one summary, which lists what was skipped and why.
 
   --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
             ranks, and format and lint
@@ -37,7 +37,7 @@ done
 # One line per stage, and one per skipped test: in files, as stages run side by side.
 report() { printf '%-38s %-8s %s\n' "$1" "$2" "$3" >>"$LOGS/summary.$side"; }
 skip() { printf '%s\n' "$1" >>"$LOGS/skips.$side"; }
-side=1
+side=2-python
 
 build_tests() {     # PRESET
     # Once more without what another place or another cmake left there.
@@ -61,7 +61,9 @@ c_stage() {         # TITLE PRESET [CTEST OPTIONS]
     jobs=$(nproc)
     shift 2
     [ "$preset" != gpu ] || jobs=1
-    step "$title: build" "$preset-build" build_tests "$preset" || { report "$title" FAILED "build: build/logs/$preset-build.log"; return 0; }
+    step "$title: build" "$preset-build" build_tests "$preset" || rc=1
+    echo $rc >"$LOGS/built.$preset"
+    [ $rc = 0 ] || { report "$title" FAILED "build: build/logs/$preset-build.log"; return 0; }
     rm -f "build/$preset.xml"
     step "$title: run" "$preset-run" ctest --preset "$preset" -j "$jobs" --no-tests=error \
         --output-junit "$ROOT/build/$preset.xml" "$@" || rc=1
@@ -71,8 +73,9 @@ c_stage() {         # TITLE PRESET [CTEST OPTIONS]
     [ ! -f "build/$preset.xml" ] || while IFS= read -r line; do skip "$title: $line"; done < <(skipped_of_ctest "build/$preset.xml")
 }
 
-lint_stage() {      # after the preset "dev" was configured, for clang-tidy
+lint_stage() {      # with the compile commands of the preset "dev", for clang-tidy
     local start=$SECONDS rc=0
+    dev_built || { report "Format and lint" skipped "the C tests were not built"; return 0; }
     if ! git rev-parse --git-dir >/dev/null 2>&1; then report "Format and lint" skipped "not a git checkout"; return 0; fi
     if [ ! -e "$STAMPS/linters" ]; then report "Format and lint" skipped "they cannot be installed: build/logs/linters.log"; return 0; fi
     step "Format and lint" lint env PRE_COMMIT_HOME="$ROOT/build/pre-commit" "$PY" -m pre_commit run --all-files || rc=1
@@ -80,76 +83,126 @@ lint_stage() {      # after the preset "dev" was configured, for clang-tidy
         "$([ $rc = 0 ] || echo "build/logs/lint.log ")($((SECONDS - start)) s)"
 }
 
-# The builds that repeat the C tests. Python's tests wait much, for ranks that do not come and for one another, and these do not.
-c_stages_again() {
-    lint_stage
+# The C tests, while Python's packages are installed and then beside Python's tests: these wait much, for ranks that do not come
+# and for one another, and those do not.
+c_stages() {
+    c_stage "C, every check" dev
     c_stage "C, ASan and UBSan" asan
     c_stage "C, TSan" tsan
     if command -v clang >/dev/null; then c_stage "C, built by clang" clang
     else report "C, built by clang" skipped "no clang on this machine"; fi
 }
 
-quick_stages() {
-    c_stage "C, every check" dev
-    lint_stage
-}
-
-# beside COMMAND...: starts it in a process group of its own, with its output in build/logs/beside.log; `joined` waits for it.
-BESIDE=
+# beside NAME COMMAND...: starts it in a process group of its own, with its output in build/logs/NAME.log; `joined` waits for all.
+BESIDE=()
 beside() {
-    echo "Beside what follows: build/logs/beside.log"
+    local name=$1
+    shift
+    echo "Beside what follows: build/logs/$name.log"
     set -m
-    (trap - EXIT; TICKER=; side=2; renice -n 5 $BASHPID >/dev/null 2>&1 || true; "$@") >"$LOGS/beside.log" 2>&1 </dev/null &
-    BESIDE=$!
+    (trap - EXIT; TICKER=; side=$name; renice -n 5 $BASHPID >/dev/null 2>&1 || true; "$@") >"$LOGS/$name.log" 2>&1 </dev/null &
+    BESIDE+=($!)
     set +m
 }
-joined() { wait "$BESIDE" || report "What runs beside" FAILED "build/logs/beside.log"; BESIDE=; }
-end_beside() { [ -z "$BESIDE" ] || kill -- "-$BESIDE" 2>/dev/null || true; }
+joined() {
+    local lane
+    for lane in "${BESIDE[@]}"; do wait "$lane" || report "What runs beside" FAILED "build/logs/[13]-*.log"; done
+    BESIDE=()
+}
+end_beside() {
+    local lane
+    for lane in "${BESIDE[@]}"; do kill -- "-$lane" 2>/dev/null || true; done
+}
+c_stages_beside() { beside 1-c c_stages; }
+quick_stages_beside() { beside 1-c c_stage "C, every check" dev; }
 
-# pytest too is in a process group of its own, which this shell ends when it is ended itself. By an interrupt: at that pytest ends what its
-# tests have started, whose ranks are in sessions of their own. What has not ended half a minute later is killed.
-PYTEST=
-end_pytest() {
-    local i
-    [ -n "$PYTEST" ] || return 0
-    kill -INT -- "-$PYTEST" 2>/dev/null || return 0
+# Until the build "dev" has ended, whose libraries some of Python's tests use. False: it failed.
+dev_built() {
+    [ ${#BESIDE[@]} -gt 0 ] || return 0
+    while [ ! -s "$LOGS/built.dev" ] && kill -0 "${BESIDE[0]}" 2>/dev/null; do sleep 0.2; done
+    [ "$(cat "$LOGS/built.dev" 2>/dev/null)" = 0 ]
+}
+
+# A pytest too is in a process group of its own, which this shell ends when it is ended itself. By an interrupt: at that pytest ends what
+# its tests have started, whose ranks are in sessions of their own. What has not ended half a minute later is killed.
+PYTESTS=()
+pytests_left() {
+    local group
+    for group in "${PYTESTS[@]}"; do kill -0 -- "-$group" 2>/dev/null && return 0; done
+    return 1
+}
+end_pytests() {
+    local group i
+    for group in "${PYTESTS[@]}"; do kill -INT -- "-$group" 2>/dev/null || true; done
     for ((i = 0; i < 150; i++)); do
-        kill -0 -- "-$PYTEST" 2>/dev/null || return 0
+        pytests_left || return 0
         sleep 0.2
     done
-    kill -KILL -- "-$PYTEST" 2>/dev/null || true
+    for group in "${PYTESTS[@]}"; do kill -KILL -- "-$group" 2>/dev/null || true; done
 }
-trap 'end_ticker; end_beside; end_pytest' EXIT
+trap 'end_ticker; end_beside; end_pytests' EXIT
+
+pytest() {          # NAME PYTEST OPTIONS: with its output in build/logs/NAME.log, too
+    local name=$1 option clean=()
+    shift
+    # Options of FCDP that the caller has set are not for the tests, which set their own.
+    for option in $(compgen -e FCDP); do clean+=(-u "$option"); done
+    env "${clean[@]}" "$PY" -m pytest -rs --durations=5 --junitxml "build/$name.xml" "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/$name.log"
+}
+
+pytest_report() {   # TITLE NAME STATUS SECONDS
+    local line
+    line=$(tail -n 1 "$LOGS/$2.log" | sed 's/^=* *//; s/ *=*$//')
+    # 5: nothing selected
+    if [ "$3" = 5 ]; then report "$1" skipped "$line"
+    else report "$1" "$([ "$3" = 0 ] && echo passed || echo "FAILED")" "$line ($4 s)"; fi
+    while IFS= read -r line; do skip "$1: $line"; done < <(sed -n 's/^SKIPPED //p' "$LOGS/$2.log")
+}
 
 python_stage() {    # PYTEST OPTIONS
-    local rc=0 start=$SECONDS line
-    local name clean=()
-    for name in $(compgen -e FCDP); do clean+=(-u "$name"); done
+    local rc=0 start=$SECONDS
+    dev_built || true
     echo "Python tests:"
-    # Options of FCDP that the caller has set are not for the tests, which set their own.
     set -m
-    (trap - EXIT; env "${clean[@]}" "$PY" -m pytest -rs --durations=5 --junitxml build/pytest.xml "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/pytest.log") </dev/null &
-    PYTEST=$!
+    (trap - EXIT; pytest pytest "$@") </dev/null &
+    PYTESTS=($!)
     set +m
-    wait "$PYTEST" || rc=$?
-    PYTEST=
-    line=$(tail -n 1 "$LOGS/pytest.log" | sed 's/^=* *//; s/ *=*$//')
-    # 5: nothing selected
-    if [ $rc = 5 ]; then report "Python tests" skipped "$line"
-    else report "Python tests" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$line ($((SECONDS - start)) s)"; fi
-    while IFS= read -r line; do skip "Python: $line"; done < <(sed -n 's/^SKIPPED //p' "$LOGS/pytest.log")
+    wait "${PYTESTS[0]}" || rc=$?
+    PYTESTS=()
+    pytest_report "Python tests" pytest $rc $((SECONDS - start))
 }
 
-setup all
-rm -f "$LOGS"/{summary,skips}.*
+# The training cases keep the cores busy. The others wait much, for ranks that do not come, and for timeouts.
+python_stages() {
+    local rc=0 start=$SECONDS
+    dev_built || true
+    echo "Python tests; those but the training cases: build/logs/pytest-rest.log"
+    set -m
+    (trap - EXIT; pytest pytest-rest -m "not cases and not mutants") >/dev/null </dev/null &
+    PYTESTS=($!)
+    (trap - EXIT; pytest pytest-cases -m "cases and not mutants") </dev/null &
+    PYTESTS+=($!)
+    set +m
+    wait "${PYTESTS[1]}" || rc=$?
+    pytest_report "Python, training cases" pytest-cases $rc $((SECONDS - start))
+    rc=0
+    wait "${PYTESTS[0]}" || rc=$?
+    PYTESTS=()
+    [ $rc = 0 ] || cat "$LOGS/pytest-rest.log"
+    pytest_report "Python, the rest" pytest-rest $rc $((SECONDS - start))
+}
+
+rm -f "$LOGS"/{summary,skips,built}.*
 case $what in
     quick)
         export TEST_COARSER=16 TEST_ROUNDS=2
-        beside quick_stages
+        setup all quick_stages_beside
+        beside 3-lint lint_stage
         python_stage -m "not slow and not gpu" --ignore tests/torch_plugin --ignore tests/lab   # slow, all of them; they import torch
         joined
         ;;
     gpu)
+        setup all
         if cuda_device; then
             c_stage "C on the CUDA driver" gpu
             python_stage -m gpu
@@ -159,10 +212,9 @@ case $what in
         fi
         ;;
     all)
-        c_stage "C, every check" dev       # whose libraries some of Python's tests use
-        beside c_stages_again
-        python_stage
-        side=3
+        setup all c_stages_beside
+        beside 3-lint lint_stage
+        if [ ${#pytest_args[@]} = 0 ]; then python_stages; else python_stage; fi
         joined
         ;;
 esac

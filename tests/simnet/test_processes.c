@@ -16,15 +16,6 @@ typedef struct board {
     _Atomic int fd;
 } board;
 
-/* A child has no cmocka to fail in: it exits with the line that broke. */
-#define MUST(condition)                                                                                      \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s (%s)\n", __FILE__, __LINE__, #condition, fcdp_error_text());          \
-            _exit(99);                                                                                       \
-        }                                                                                                    \
-    } while (0)
-
 /* One rank gathers for ever, or `n` times, and checks what it gets. Exits with ALL_WELL, or PEER_DIED when it
  * was told that a rank has died. */
 static void rank_main(simnet_fabric *fabric, uint32_t rank, uint64_t n, board *board, uint32_t victim) {
