@@ -21,7 +21,7 @@ CONFIGURATIONS = {
         (1, "whole", {"FCDP_MAPPING": "exact"}),
     )
 }
-COLD = "tau0-slice"  # its jobs are torchrun's, and each rank imports all by itself
+COLD = "tau0-slice"  # the matrix's job is torchrun's there, and each rank imports all by itself
 
 
 def have_fcdp():
@@ -32,19 +32,21 @@ needs_fcdp = pytest.mark.skipif(not have_fcdp(), reason="fcdp is not installed i
 
 
 class Launches:
-    """One job for each (what to run, configuration), started when a test first asks for it and kept for the session."""
+    """One job for each (cases, configuration), started when a test first asks for it and kept for the session. A test
+    that asks for fewer cases gets the job that had them too: the matrix, which has most, comes first."""
 
     def __init__(self, factory):
         self.factory, self.known = factory, {}
 
-    def get(self, names, configuration):
-        key = (tuple(names), configuration)
-        if key not in self.known:
-            tmp = self.factory.mktemp(configuration)
-            self.known[key] = launch.run_cases(
-                names, tmp, CONFIGURATIONS.get(configuration), warm=configuration != COLD
-            )
-        return self.known[key]
+    def get(self, names, configuration, warm=True):
+        """Results by case, and the jobs (launch.run_cases)."""
+        for (known, its_configuration), found in self.known.items():
+            if its_configuration == configuration and known.issuperset(names):
+                return found
+        tmp = self.factory.mktemp(configuration)
+        found = launch.run_cases(names, tmp, CONFIGURATIONS.get(configuration), warm=warm)
+        self.known[frozenset(names), configuration] = found
+        return found
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""An FSDP2 script as a user writes it, for launches that are given something wrong: a few steps, then a digest of what
+"""An FSDP script as a user writes it, for launches that are given something wrong: a few steps, then a digest of what
 came out in result<RANK>.json under the folder that it is given."""
 
 import argparse
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import compat
-from models import Net, shard
+from models import Net, shard, wrap
 from run import Run, raw_bytes
 
 
@@ -24,13 +24,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=pathlib.Path, nargs="?")
     parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--fsdp1", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     compat.prepare()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=arguments.timeout))
     rank = dist.get_rank()
     run = Run("plain script", rank, dist.get_world_size())
-    model = shard(Net(dim=128, n_blocks=4))
+    model = (wrap if arguments.fsdp1 else shard)(Net(dim=128, n_blocks=4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     digest = hashlib.blake2b()
     for step in range(3):

@@ -38,6 +38,9 @@ class Extent:
     def shard(self):
         return self._shard
 
+    def pieces(self):
+        return [self._shard]
+
     def signals(self, group):
         return (int(group.is_read(self._shard)),) + (0,) * 7
 
@@ -50,7 +53,11 @@ def main():
     kernel_runs = sys.argv[1] == "kernel"
     core = types.SimpleNamespace(**{name: getattr(_fcdp, name) for name in dir(_fcdp)})
     core.comm_fingerprints = lambda comm, addresses, sizes, stream: bytes(len(addresses)) if kernel_runs else None
-    core.group_vote = lambda handle, signals, addresses, sizes, fingerprints, *scene: [signals, addresses, fingerprints]
+    core.group_vote = lambda handle, signals, addresses, sizes, counts, fingerprints, *scene: [
+        signals,
+        addresses,
+        fingerprints,
+    ]
     module._fcdp = core
     runtime = module.runtime
     runtime.load_options()

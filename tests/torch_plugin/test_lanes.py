@@ -7,7 +7,7 @@ from conftest import CONFIGURATIONS, needs_fcdp
 
 @needs_fcdp
 def test_a_lane_is_one_threads(tmp_path):
-    job = launch.torchrun(launch.HERE / "lanes_job.py", [tmp_path], tmp_path, CONFIGURATIONS["tau0-slice"])
+    job = launch.forked(launch.HERE / "lanes_job.py", [tmp_path], tmp_path, CONFIGURATIONS["tau0-slice"])
     assert not job.timed_out and job.returncode == 0, job.output
     for rank in job.ranks:
         assert rank.pop("control") == [True]

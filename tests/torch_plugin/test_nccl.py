@@ -54,7 +54,7 @@ def test_training_is_bitwise_equal(tmp_path, double, launches):
 def test_survivors_name_the_rank_that_died(tmp_path, double):
     """NCCL knows of no peers: the ranks ask each other, through the job's store."""
     env = CONFIGURATIONS["tau0-slice"] | double | {"FCDP_TIMEOUT": "10"}
-    job = launch.Spawned(launch.HERE / "victim.py", ["forward", "--victim", 2], tmp_path, env)
+    job = launch.Spawned(launch.HERE / "victim.py", ["forward", "--victim", 2], tmp_path, env, warm=True)
     job.wait_until_said("step 1", 300)
     assert job.wait(90), "a survivor hangs\n" + job.report()
     survivors = [rank for i, rank in enumerate(job.ranks) if i != 2]
@@ -81,13 +81,13 @@ def test_no_python_is_in_the_path_to_nccl(tmp_path, double):
     if not WITNESS.exists():
         pytest.skip(f"{WITNESS} is not built")
     common = CONFIGURATIONS["tau0-slice"] | {"FCDP_COALESCE": "0"}  # each group crosses in its own unshard
-    over_nccl = launch.torchrun(
+    over_nccl = launch.forked(
         launch.HERE / "gil_job.py",
         [tmp_path / "nccl", WITNESS],
         tmp_path / "nccl",
         common | double | {"FCDP_NCCL_LIBRARY": str(WITNESS)},
     )
-    over_gloo = launch.torchrun(launch.HERE / "gil_job.py", [tmp_path / "gloo"], tmp_path / "gloo", common)
+    over_gloo = launch.forked(launch.HERE / "gil_job.py", [tmp_path / "gloo"], tmp_path / "gloo", common)
     for job in (over_nccl, over_gloo):
         assert not job.timed_out and job.returncode == 0 and len(job.ranks) == launch.WORLD, job.output
     for rank in over_gloo.ranks:

@@ -2,17 +2,16 @@
 it gets what the other does not use."""
 
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import pytest
-import torch
 
+import cpp
 import launch
 from conftest import CONFIGURATIONS, needs_fcdp
 from test_nccl import double  # noqa: F401
-from test_tensors import cuda_headers, sim_library
+from test_tensors import sim_library
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -21,7 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 def test_each_gets_what_the_other_does_not_use(tmp_path, double):  # noqa: F811
     """Over NCCL's double: with collectives by Python's callables nobody may wait for the device there."""
     env = CONFIGURATIONS["tau0-slice"] | {"FCDP_SIM_CAPACITY": "32M", "FCDP_ALLOC": "native"} | double
-    job = launch.torchrun(HERE / "neighbour_job.py", [tmp_path], tmp_path, env)
+    job = launch.forked(HERE / "neighbour_job.py", [tmp_path], tmp_path, env)
     assert job.returncode == 0, job.output
     assert len(job.ranks) == launch.WORLD
     for rank in job.ranks:
@@ -33,34 +32,9 @@ def test_each_gets_what_the_other_does_not_use(tmp_path, double):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory):
-    if not hasattr(torch._C, "_cuda_customAllocator"):
-        pytest.skip("this torch is built without CUDA")
-    if not shutil.which("g++") or not cuda_headers():
-        pytest.skip("needs g++ and CUDA's headers")
-    tmp, root = tmp_path_factory.mktemp("native"), pathlib.Path(torch.__file__).parent
-    common = [
-        "g++",
-        "-std=c++20",
-        "-O0",
-        "-shared",
-        "-fPIC",
-        f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *(f"-I{place}" for place in cuda_headers()),
-    ]
-    subprocess.run(
-        [
-            *common,
-            "-o",
-            tmp / "native.so",
-            HERE / "native.cpp",
-            f"-I{root}/include",
-            f"-L{root}/lib",
-            "-lc10",
-            "-lc10_cuda",
-        ],
-        check=True,
-    )
-    subprocess.run([*common, "-o", tmp / "standin.so", HERE / "standin_runtime.cpp"], check=True)
+    tmp = tmp_path_factory.mktemp("native")
+    cpp.shared_library(tmp / "native.so", HERE / "native.cpp", ["c10", "c10_cuda"])
+    cpp.shared_library(tmp / "standin.so", HERE / "standin_runtime.cpp")
     return tmp
 
 

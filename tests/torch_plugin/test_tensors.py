@@ -5,13 +5,13 @@ import importlib.util
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
 
+import cpp
 import launch
 from conftest import needs_fcdp
 
@@ -29,45 +29,10 @@ def sim_library():
     return pathlib.Path(importlib.util.find_spec("fcdp").submodule_search_locations[0], "libfcdp_simgpu.so")
 
 
-def cuda_headers():
-    """As the wheels that torch depends on bring them, or a CUDA toolkit."""
-    places = list(pathlib.Path(torch.__file__).parent.parent.glob("nvidia/*/include")) + [
-        pathlib.Path("/usr/local/cuda/include")
-    ]
-    return [place for place in places if (place / "cuda_runtime_api.h").exists()]
-
-
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    headers = cuda_headers()
-    if not hasattr(torch._C, "_cuda_customAllocator"):
-        pytest.skip("this torch is built without CUDA")
-    if not shutil.which("g++") or not headers:
-        pytest.skip("needs g++ and CUDA's headers, to call torch's pluggable allocator as torch does")
     tmp = tmp_path_factory.mktemp("tensors")
-    root = pathlib.Path(torch.__file__).parent
-    library = tmp / "pluggable.so"
-    subprocess.run(
-        [
-            "g++",
-            "-std=c++20",
-            "-O0",
-            "-shared",
-            "-fPIC",
-            f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-            "-o",
-            library,
-            HERE / "pluggable.cpp",
-            f"-I{root}/include",
-            f"-I{root}/include/torch/csrc/api/include",
-            *(f"-I{place}" for place in headers),
-            f"-L{root}/lib",
-            "-lc10",
-            "-lc10_cuda",
-            "-ltorch_cuda",
-        ],
-        check=True,
-    )
+    library = cpp.shared_library(tmp / "pluggable.so", HERE / "pluggable.cpp", ["c10", "c10_cuda", "torch_cuda"])
     result = tmp / "outcomes.json"
     env = launch.environment(
         launch.new_tag(), tmp, {"FCDP_DEVICE_BUDGET": "64M", "FCDP_SIM_CAPACITY": "256M", "FCDP_CHECK": "1"}

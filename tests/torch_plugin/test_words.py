@@ -12,7 +12,7 @@ pytestmark = needs_fcdp
 TIMEOUT_S = 300
 SCRIPT = launch.HERE / "words_job.py"
 ON = {"FCDP": "1", "FCDP_LOCAL_SIZE": "1", "FCDP_TIMEOUT": "60"}
-NO_FSDP2 = {"ddp": "DDP", "fsdp1": "FSDP1", "no wrapper": "no wrapper", "evaluation": "no wrapper"}
+NO_FSDP = {"ddp": "DDP", "no wrapper": "no wrapper", "evaluation": "no wrapper"}
 
 
 def words(text):
@@ -20,7 +20,7 @@ def words(text):
 
 
 def start(tmp_path, kind, n_ranks=2, **options):
-    job = launch.Spawned(SCRIPT, [kind, tmp_path], tmp_path, {**ON, **options}, n_ranks=n_ranks)
+    job = launch.Spawned(SCRIPT, [kind, tmp_path], tmp_path, {**ON, **options}, n_ranks=n_ranks, warm=True)
     assert job.wait(TIMEOUT_S), "hangs\n" + job.report()
     assert job.left_alive == []
     return job
@@ -30,11 +30,11 @@ def stats_of(tmp_path, rank=0):
     return json.loads((tmp_path / f"stats{rank}.json").read_text())
 
 
-@pytest.mark.parametrize("kind", NO_FSDP2)
-def test_a_job_without_fsdp2_is_told_so(tmp_path, kind):
+@pytest.mark.parametrize("kind", NO_FSDP)
+def test_a_job_without_fsdp_is_told_so(tmp_path, kind):
     job = start(tmp_path, kind)
     assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
-    why = f"this job has no FSDP2 modules (found: {NO_FSDP2[kind]})"
+    why = f"this job has no FSDP modules (found: {NO_FSDP[kind]})"
     assert [words(rank.err + rank.out) for rank in job.ranks] == [
         [f"fcdp: FCDP=1, but {why}, so nothing was cached"],
         [],
@@ -50,7 +50,7 @@ def test_it_is_told_once_among_all_processes_of_a_job(tmp_path):
     job = launch.torchrun(SCRIPT, ["busy", tmp_path], tmp_path / "job", ON, n_ranks=2, stall_s=TIMEOUT_S)
     assert job.returncode == 0, job.output
     assert words(job.output) == [
-        "fcdp: FCDP=1, but this job has no FSDP2 modules (found: DDP), so nothing was cached"
+        "fcdp: FCDP=1, but this job has no FSDP modules (found: DDP), so nothing was cached"
     ], job.output
 
 
@@ -66,6 +66,22 @@ def test_one_rank_has_nothing_to_gather(tmp_path):
         job.report()
     )
     assert len(stats_of(tmp_path)["bypassed"]) == 5
+
+
+def test_fsdp1_without_shards_is_told(tmp_path):
+    job = start(tmp_path, "fsdp1 NO_SHARD")
+    assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
+    said = [words(rank.err + rank.out) for rank in job.ranks]
+    why = "its strategy is NO_SHARD: there is nothing to gather"
+    assert said == [[f"fcdp: served 0 of 1 groups: {why}; plain FSDP1 runs"], []], job.report()
+    assert stats_of(tmp_path)["bypassed"] == [{"group": "", "reason": why}]
+
+
+def test_fsdp1_is_served(tmp_path):
+    job = start(tmp_path, "fsdp1")
+    assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
+    said = [words(rank.err + rank.out) for rank in job.ranks]
+    assert [len(lines) for lines in said] == [2, 0] and said[0][0].startswith("fcdp: saved"), job.report()
 
 
 def test_a_first_gather_in_a_capture_is_plain_fsdp2s(tmp_path):
@@ -91,7 +107,7 @@ def test_what_plain_fsdp2_gathered_beside_is_counted(tmp_path):
     block = (24 + 24 + 80 * 24 + 80 + 24 * 77 + 24 + 4) * 4  # padded to a multiple of 4 rows
     assert stats["gathers"]["plain"] == 4
     assert stats["saved"]["beside_bytes"] == 2 * (3 / 4 + 1 / 2) * block
-    counted = re.search(r"; beside that, plain FSDP2 gathered ([\d.]+) KB in 4 gathers$", said[1])
+    counted = re.search(r"; beside that, plain FSDP gathered ([\d.]+) KB in 4 gathers$", said[1])
     assert counted and float(counted[1]) == pytest.approx(stats["saved"]["beside_bytes"] / 1000, rel=0.01), said[1]
 
 

@@ -1,13 +1,16 @@
 """Ranks that start warm: a process that has imported torch, once, and forks each rank from there.  A rank's
 imports are 4 s of a core, more than most jobs then do.  Only torch is shared: FCDP comes in by the wheel's
-own line (fcdp.pth), after the fork, and before anything of the test's.  What a warm start cannot show, some
-jobs show with a cold one: that the interpreter's start turns FCDP on, and that ranks which hash strings
-differently and map libraries elsewhere agree.
+own line (fcdp.pth), after the fork, and before anything of the test's.  A rank ends once its threads have and what was registered with atexit
+has run: tearing down all of torch would be two thirds of a short job's time.  What a warm start and such an end
+cannot show, some jobs show with a cold one: that the interpreter's start turns FCDP on and its end takes FCDP
+down, and that ranks which hash strings differently and map libraries elsewhere agree.
 
 warm.py DESCRIPTOR: a SEQPACKET socket that brings a JSON each, with the descriptor of a pipe; into that go
 the rank's pid and, when it has ended, its exit status.  It ends when the socket does."""
 
+import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -17,6 +20,7 @@ import socket
 import sys
 import sysconfig
 import tempfile
+import threading
 
 import torch
 import torch.distributed.fsdp  # noqa: F401
@@ -58,7 +62,6 @@ def become(order):
     os.environ.update(order["env"])
     tempfile.tempdir = None  # by the environment, again
     sys.argv[:] = order["argv"]
-    exec(pathlib.Path(sysconfig.get_path("purelib"), "fcdp.pth").read_text(), {})
 
 
 def serve(orders):
@@ -83,6 +86,27 @@ def serve(orders):
         os._exit(0)
 
 
+def run_to_its_end(script):
+    """As an interpreter does: the wheel's line, then the script at the top of the main module; but not the end of
+    all modules."""
+    status = 0
+    try:
+        exec(pathlib.Path(sysconfig.get_path("purelib"), "fcdp.pth").read_text(), {})
+        exec(compile(pathlib.Path(script).read_text(), script, "exec"), globals())
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if not isinstance(end.code, (int, type(None))):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        status = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 def load_dynamo():
     for name in OF_DYNAMO:
         try:
@@ -92,14 +116,12 @@ def load_dynamo():
 
 
 load_dynamo()
+gc.collect()
+gc.freeze()  # a collection in a rank would write to, and so copy, all that it shares with the others
 assert len(os.listdir("/proc/self/task")) == 1, "other threads would not be in its children"
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
 order = serve(socket.socket(fileno=int(sys.argv[1])))
 if order:
     become(order)
-    # At the top of the main module, as an interpreter runs a script: its errors and its end are those of any script.
-    __file__ = order["argv"][0]
-    exec(
-        compile(pathlib.Path(__file__).read_text(), __file__, "exec"),
-        {"__name__": "__main__", "__file__": __file__, "__builtins__": __builtins__},
-    )
+    script = __file__ = order["argv"][0]
+    run_to_its_end(script)

@@ -35,10 +35,12 @@ def ddp(net):
     return torch.nn.parallel.DistributedDataParallel(net)
 
 
-def fsdp1(net):
-    from torch.distributed.fsdp import FullyShardedDataParallel
+def fsdp1(net, strategy="FULL_SHARD"):
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    return FullyShardedDataParallel(net, device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(
+        net, device_id=torch.device("cpu"), sharding_strategy=getattr(ShardingStrategy, strategy)
+    )
 
 
 def partly(net):
@@ -51,9 +53,9 @@ def partly(net):
 
 def captured(net):
     """As where the first forward is part of a CUDA graph's capture, which there is none of on a CPU."""
-    from fcdp import fsdp2
+    from fcdp import seam
 
-    fsdp2._captures = lambda device: True
+    seam.captures = lambda device: True
     return shard(net)
 
 
@@ -61,6 +63,7 @@ WRAP = {
     "ddp": ddp,
     "captured": captured,
     "fsdp1": fsdp1,
+    "fsdp1 NO_SHARD": lambda net: fsdp1(net, "NO_SHARD"),
     "partly": partly,
     "absent": shard,
     "sharded": shard,
