@@ -1,6 +1,7 @@
 /* heap.c - the calls of the heap: a hit is served here, a miss by the other files (heap_internal.h).
  * Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
 #include "alloc/heap_internal.h"
+#include "alloc/trace.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -118,8 +119,11 @@ fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, 
     if (block) block_hand_out(arena, block, bytes, &arena->n_hits);
     fcdp__lock_release(&arena->lock);
     if (!block) status = malloc_slow(arena, rounded, bytes, &block);
-    if (!status) address_out->addr = block->address;
-    return status;
+    if (status) return status;
+    address_out->addr = block->address;
+    if (fcdp__trace_is_on(2))
+        fcdp__trace_now(FCDP_EVENT_ALLOCATE, 0, block->bytes, block->address, (uintptr_t)stream);
+    return FCDP_OK;
 }
 
 /* ---- free, record_stream ---- */
@@ -155,6 +159,8 @@ fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
     /* Quarantine begins where the stream is done with it. Without memory for that it is left out. */
     bool skips = block && fcdp__heap_quarantines(arena, block) && use_add(block, arena->stream);
     bool defers = block && block->tag;
+    if (block && fcdp__trace_is_on(2))
+        fcdp__trace_now(FCDP_EVENT_FREE, 0, block->bytes, address.addr, (uintptr_t)arena->stream);
     if (defers) ((heap_uses *)block->tag)->skips_quarantine = skips;
     if (defers)
         fcdp__arena_set_busy(arena->blocks, block);

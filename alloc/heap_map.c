@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "alloc/heap_internal.h"
+#include "alloc/trace.h"
 
 static size_t least(size_t a, size_t b) {
     return a < b ? a : b;
@@ -16,6 +17,7 @@ bool fcdp__heap_block_unmap(fcdp_heap *heap, const fcdp_block *block, bool as_on
     fcdp_phys *slots = page_slot(heap, block);
     size_t n = block->bytes / heap->page_bytes;
     if (fcdp__driver_unmap(heap->drv, (fcdp_dptr){block->address}, block->bytes)) return false;
+    fcdp__trace_unmap(block->address, block->bytes);
     memcpy(pages_out, slots, (as_one ? 1 : n) * sizeof *slots);
     memset(slots, 0, n * sizeof *slots);
     return true;
@@ -40,6 +42,7 @@ static fcdp_status hole_map(fcdp_heap *heap, const fcdp_block *hole, const fcdp_
         size_t n_here = least(n_each, n - i);
         fcdp_status status = fcdp__driver_map(heap->drv, at, n_here * heap->page_bytes, pages[i]);
         if (status) return status;
+        fcdp__trace_map(at.addr, n_here * heap->page_bytes);
         memcpy(&slots[i], &pages[i], n_here * sizeof *slots);
         *n_mapped_out = i + n_here;
     }
@@ -52,6 +55,7 @@ static bool hole_unmap(fcdp_heap *heap, const fcdp_block *hole, size_t n, size_t
     if (n == 0) return true;
     if (FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, (fcdp_dptr){hole->address}, n * heap->page_bytes)))
         return false;
+    fcdp__trace_unmap(hole->address, n * heap->page_bytes);
     fcdp__heap_pages_give(heap, n, slots, n_each);
     memset(slots, 0, n * sizeof *slots);
     return true;

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"
+#include "alloc/trace.h"
 
 enum { GRANULE_LOG2 = 30, N_GRANULES = 1 << 18 /* 48 bits of addresses */ };
 
@@ -78,10 +79,12 @@ void fcdp__heap_range_destroy(fcdp_heap *heap, const fcdp_span *of) {
         for (end = i + 1; end < n && of->joined[end];) end++;
         if (!range->pages[i].handle) continue;
         fcdp_dptr at = {range->base + i * heap->page_bytes};
-        if (FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes)))
+        if (FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes))) {
             fcdp__pool_give_handle(heap->pool, FCDP_HOLDER_TENSORS, end - i, range->pages[i]);
-        else
+        } else {
+            fcdp__trace_unmap(at.addr, (end - i) * heap->page_bytes);
             fcdp__heap_pages_give(heap, end - i, &range->pages[i], end - i);
+        }
     }
     range_free(heap, range);
 }

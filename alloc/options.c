@@ -31,7 +31,7 @@ typedef struct option_parser {
 
 /* name, values, default, help, parser */
 #define OPTIONS(X)                                                                                           \
-    X("FCDP", "0|1", "0", "turn FCDP on in an unmodified FSDP2 script", FIELD(FLAG, enabled, 0, 1))          \
+    X("FCDP", "0|1", "0", "turn FCDP on in an unmodified FSDP2 or FSDP1 script", FIELD(FLAG, enabled, 0, 1)) \
     X("FCDP_DRIVER", "auto|cuda|sim", "auto",                                                                \
       "the device: CUDA, the simulated one, or CUDA where a device answers", FIELD(CHOICE, driver, 0, 0))    \
     X("FCDP_TAU", "0..1", "0",                                                                               \
@@ -97,6 +97,14 @@ typedef struct option_parser {
     X("FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr", FIELD(CHOICE, log, 0, 0))    \
     X("FCDP_SUMMARY", "0|1", "1", "the two lines at exit: what was saved, what it cost",                     \
       FIELD(FLAG, summary, 0, 1))                                                                            \
+    X("FCDP_TRACE", "0..2", "1",                                                                             \
+      "what is written to the event ring that fcdp-memtrace reads: 0: nothing; 1: what moves between tiers " \
+      "and who waits; 2: each tensor's memory too",                                                          \
+      FIELD(INT, trace, 0, 2))                                                                               \
+    X("FCDP_TRACE_BUFFER", BYTES_VALUES, "8M",                                                               \
+      "size of the event ring of each process, of 64 bytes an event, down to a power of two; the oldest "    \
+      "events are overwritten",                                                                              \
+      FIELD(BYTES, trace_bytes, 0, 0))                                                                       \
     X("FCDP_SIM_LIBRARY", "path", "", "the simulated driver, libfcdp_simgpu.so", NO_FIELD)                   \
     X("FCDP_SIM_CAPACITY", BYTES_VALUES, "", "simulated device memory", NO_FIELD)                            \
     X("FCDP_SIM_PCIE", "GB/s", "", "simulated rate between host and device, each way", NO_FIELD)             \

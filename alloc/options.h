@@ -58,6 +58,8 @@ typedef struct fcdp_options {
     int check;          /* FCDP_CHECK, 0..3 */
     fcdp_log_level log; /* FCDP_LOG=quiet|warn|info|debug */
     bool summary;       /* FCDP_SUMMARY=0|1, the two lines at exit */
+    int trace;          /* FCDP_TRACE, 0..2 */
+    size_t trace_bytes; /* FCDP_TRACE_BUFFER, of the event ring */
 } fcdp_options;
 
 typedef struct fcdp_option_row {

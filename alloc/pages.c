@@ -5,6 +5,9 @@
  */
 #include "alloc/pages.h"
 
+#include "alloc/pages_internal.h"
+#include "alloc/trace.h"
+
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,6 +48,7 @@ struct fcdp_pool {
         n_moves; /* gives and ends of takes, ever: whether another attempt to take could end differently */
     size_t n_driver_creates, n_reclaims;
     fcdp_phys *stack;
+    fcdp_pool_told told;
     /* not under lock; NULL: the holder has not been named. Partner: fcdp__pool_set_holder */
     _Atomic(const fcdp_holder_words *) words[FCDP_N_HOLDERS];
 };
@@ -73,8 +77,28 @@ static bool stack_holds(const fcdp_pool *pool, fcdp_phys page) {
     return false;
 }
 
+/* Under lock. */
+static fcdp_pool_stats stats_now(const fcdp_pool *pool) {
+    fcdp_pool_stats stats = {
+        .page_bytes = pool->page_bytes,
+        .budget_bytes = pool->budget_bytes,
+        .live_pages = pool->n_live,
+        .cached_pages = pool->n_cached,
+        .peak_live_pages = pool->n_peak,
+        .n_creates = pool->n_driver_creates,
+        .n_reclaims = pool->n_reclaims,
+    };
+    memcpy(stats.held_pages, pool->n_held, sizeof pool->n_held);
+    memcpy(stats.peak_held_pages, pool->n_peak_held, sizeof pool->n_peak_held);
+    return stats;
+}
+
 static void pool_leave(fcdp_pool *pool) {
     FCDP_CHECK(3, pool_is_valid(pool));
+    if (fcdp__trace_is_on(1)) {
+        fcdp_pool_stats now = stats_now(pool);
+        fcdp__pool_tell(&pool->told, &now);
+    }
     fcdp__lock_release(&pool->lock);
 }
 
@@ -102,17 +126,23 @@ fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool *
                         .budget_bytes = budget_bytes,
                         .n_budget = budget_bytes / page_bytes,
                         .n_room = budget_bytes / page_bytes,
-                        .stack = stack};
+                        .stack = stack,
+                        .told = {.pool = fcdp__pool_next_number()}};
     fcdp__lock_init(&pool->lock, FCDP_RANK_POOL);
     pthread_cond_init(&pool->left, NULL);
     *pool_out = pool;
     return FCDP_OK;
 }
 
+fcdp_driver *fcdp__pool_driver(const fcdp_pool *pool) {
+    return pool->drv;
+}
+
 void fcdp__pool_destroy(fcdp_pool *pool) {
     if (!pool) return;
     FCDP_CHECK(1, pool->n_live == 0 && pool->n_promised == 0);
     (void)fcdp__pool_trim(pool);
+    fcdp__pool_tell_end(&pool->told);
     pthread_cond_destroy(&pool->left);
     fcdp__lock_destroy(&pool->lock);
     free(pool->stack);
@@ -229,19 +259,26 @@ static void reclaimer_leave(fcdp_pool *pool, fcdp_reclaimer which, bool reclaime
     pool_leave(pool);
 }
 
-static size_t reclaimer_ask(fcdp_pool *pool, fcdp_reclaimer which, size_t n_pages) {
+static size_t reclaimer_ask(fcdp_pool *pool, fcdp_reclaimer which, size_t n_pages,
+                            fcdp_pool_shortage *shortage) {
+    uint64_t begun_ns = fcdp__trace_start();
     reclaimer entered = reclaimer_enter(pool, which);
     size_t n_back = entered.reclaim ? entered.reclaim(entered.ctx, n_pages) : 0;
     reclaimer_leave(pool, which, entered.reclaim != NULL);
+    if (entered.reclaim)
+        fcdp__pool_tell_reclaim(shortage, which, begun_ns, n_pages * pool->page_bytes,
+                                n_back * pool->page_bytes);
+    shortage->back_bytes += n_back * pool->page_bytes;
     return n_back;
 }
 
 /* Ask the reclaimers for what is missing; the pages they gave back. False when nothing has moved since the
  * attempt failed, whatever they say: another attempt would fail the same way. */
-static bool take_reclaim(fcdp_pool *pool, const shortage *missing, size_t *n_back_out) {
+static bool take_reclaim(fcdp_pool *pool, const shortage *missing, fcdp_pool_shortage *told,
+                         size_t *n_back_out) {
     *n_back_out = 0;
     for (int which = 0; which < FCDP_RECLAIM_NEIGHBOUR && *n_back_out < missing->n_missing; which++)
-        *n_back_out += reclaimer_ask(pool, (fcdp_reclaimer)which, missing->n_missing - *n_back_out);
+        *n_back_out += reclaimer_ask(pool, (fcdp_reclaimer)which, missing->n_missing - *n_back_out, told);
 
     fcdp__lock_acquire(&pool->lock);
     bool moved = pool->n_moves != missing->n_moves;
@@ -356,34 +393,56 @@ static fcdp_status handle_try(fcdp_pool *pool, fcdp_holder holder, size_t n, fcd
 
 /* ---- with the reclaimers ---- */
 
+static void pressure_tell(fcdp_pool *pool, fcdp_pool_shortage *told) {
+    fcdp_pool_stats now;
+    if (told->begun_ns || !fcdp__trace_is_on(1)) return;
+    fcdp__pool_stats(pool, &now);
+    fcdp__pool_tell_pressure(told, &now);
+}
+
 typedef fcdp_status (*attempt_fn)(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out,
                                   shortage *shortage_out);
 
 /* Attempt, and ask the reclaimers for what is missing, until nothing moves any more; then the neighbour,
- * whose memory the pool does not see move. */
-static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n,
-                           fcdp_phys *out) {
+ * whose memory the pool does not see move. FCDP_PENDING: nothing helps. */
+static fcdp_status take_until_nothing_moves(attempt_fn attempt, fcdp_pool *pool, size_t n, fcdp_phys *out,
+                                            shortage *missing_out, fcdp_pool_shortage *told) {
     shortage missing = {0};
     bool has_asked = false;
     for (unsigned n_lost = 0; n_lost < MAX_LOST_RACES;) {
         size_t n_budget;
         (void)fcdp__pool_spare_pages(pool, &n_budget);
         if (n > n_budget) break;
-        fcdp_status status = attempt(pool, holder, n, out, &missing);
+        fcdp_status status = attempt(pool, told->holder, n, out, &missing);
+        *missing_out = missing;
         if (status != FCDP_PENDING) return status;
+        pressure_tell(pool, told);
         size_t n_back;
-        if (take_reclaim(pool, &missing, &n_back)) {
+        if (take_reclaim(pool, &missing, told, &n_back)) {
             if (n_back > 0) continue;
             /* Others move, and may be no better off than this thread. */
             if (++n_lost < MAX_LOST_RACES || has_asked) continue;
         }
         if (!missing.driver_full || has_asked ||
-            !reclaimer_ask(pool, FCDP_RECLAIM_NEIGHBOUR, missing.n_missing))
+            !reclaimer_ask(pool, FCDP_RECLAIM_NEIGHBOUR, missing.n_missing, told))
             break;
         has_asked = true;
         n_lost = 0;
     }
-    return take_failed(pool, holder, n, missing.driver_full);
+    return FCDP_PENDING;
+}
+
+static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n,
+                           fcdp_phys *out) {
+    shortage missing = {0};
+    fcdp_pool_shortage told = {.pool = pool->told.pool, .holder = holder, .bytes = n * pool->page_bytes};
+    fcdp_status status = take_until_nothing_moves(attempt, pool, n, out, &missing, &told);
+    if ((told.begun_ns || status) && fcdp__trace_is_on(1)) {
+        fcdp_pool_stats now;
+        fcdp__pool_stats(pool, &now);
+        fcdp__pool_tell_outcome(&told, !status, &now);
+    }
+    return status == FCDP_PENDING ? take_failed(pool, holder, n, missing.driver_full) : status;
 }
 
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
@@ -483,9 +542,12 @@ size_t fcdp__pool_trim(fcdp_pool *pool) {
 /* Large handles are the driver's as soon as they are given back; single pages are idle here first. */
 size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes) {
     size_t n = bytes / pool->page_bytes + (bytes % pool->page_bytes > 0), n_back = pool_release(pool, true);
+    fcdp_pool_shortage told = {.pool = pool->told.pool, .bytes = bytes};
     for (int which = 0; which < FCDP_RECLAIM_NEIGHBOUR && n_back < n; which++)
-        n_back += reclaimer_ask(pool, (fcdp_reclaimer)which, n - n_back);
+        n_back += reclaimer_ask(pool, (fcdp_reclaimer)which, n - n_back, &told);
     (void)pool_release(pool, true);
+    fcdp__trace_now(FCDP_EVENT_NEIGHBOUR, 0, n_back * pool->page_bytes, bytes, 0);
+    fcdp__trace_count(FCDP_COUNT_YIELDED_BYTES, n_back * pool->page_bytes);
     return n_back * pool->page_bytes;
 }
 
@@ -512,17 +574,7 @@ fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) {
 
 void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out) {
     fcdp__lock_acquire(&pool->lock);
-    *stats_out = (fcdp_pool_stats){
-        .page_bytes = pool->page_bytes,
-        .budget_bytes = pool->budget_bytes,
-        .live_pages = pool->n_live,
-        .cached_pages = pool->n_cached,
-        .peak_live_pages = pool->n_peak,
-        .n_creates = pool->n_driver_creates,
-        .n_reclaims = pool->n_reclaims,
-    };
-    memcpy(stats_out->held_pages, pool->n_held, sizeof pool->n_held);
-    memcpy(stats_out->peak_held_pages, pool->n_peak_held, sizeof pool->n_peak_held);
+    *stats_out = stats_now(pool);
     pool_leave(pool);
 }
 

@@ -109,6 +109,8 @@ typedef struct fcdp_pool_usage {
     char budget_text[256], device_text[128];
 } fcdp_pool_usage;
 void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out);
+/* Asks the driver how full the device is, and writes it to the trace. */
+void fcdp__pool_trace_device(fcdp_pool *pool);
 /* Of the holder, and of all pages. */
 void fcdp__pool_reset_peak(fcdp_pool *pool, fcdp_holder holder);
 

@@ -1,6 +1,8 @@
 /* vrange.c - reserve, map, unmap. Decides nothing, waits for nothing. */
 #include "alloc/vrange.h"
 
+#include "alloc/trace.h"
+
 #include <stdlib.h>
 
 /* accessible => mapped_bytes > 0. mapped_bytes > 0 && !accessible: only after an undoing that the driver
@@ -32,6 +34,7 @@ static fcdp_status range_unmap(fcdp_vrange *range) {
     if (range->mapped_bytes == 0) return FCDP_OK;
     fcdp_status status = fcdp__driver_unmap(range->drv, range->base, range->mapped_bytes);
     if (status) return status;
+    fcdp__trace_unmap(range->base.addr, range->mapped_bytes);
     range->mapped_bytes = 0;
     range->accessible = false;
     return FCDP_OK;
@@ -63,6 +66,7 @@ fcdp_status fcdp__vrange_map(fcdp_vrange *range, fcdp_phys handle, size_t bytes)
     if (!status) status = fcdp__driver_map(range->drv, range->base, bytes, handle);
     if (status) return status;
     range->mapped_bytes = bytes;
+    fcdp__trace_map(range->base.addr, bytes);
     status = fcdp__driver_set_access(range->drv, range->base, bytes);
     range->accessible = !status;
     if (!status) return FCDP_OK;

@@ -34,6 +34,8 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->check, 0);
     assert_int_equal(options->log, FCDP_LOG_WARN);
     assert_true(options->summary);
+    assert_int_equal(options->trace, 1);
+    assert_int_equal(options->trace_bytes, 8 << 20);
 }
 
 static void nothing_set_gives_the_defaults(void **state) {

@@ -1,0 +1,46 @@
+/* trace_stream.h - events that span work on a stream, with the device's times.
+ *
+ * A span is a pair of timing events around the work, out of a pool that grows until it suffices: then
+ * nothing is created, and nobody waits. What it says is written to the ring when somebody polls and finds
+ * that it has ended (fcdp__trace_spans_poll), mapped to CLOCK_MONOTONIC. Where there is no pair left, or
+ * the driver fails, the event is written at once without the device's times. Nothing here fails a use, or
+ * writes the thread's failure text.
+ *
+ * Spans of one stream follow each other, none lies within another.
+ *
+ * Threads: any. Lock: FCDP_RANK_TRACE, a leaf, under which no driver call is made.
+ */
+#ifndef FCDP_TRACE_STREAM_H
+#define FCDP_TRACE_STREAM_H
+
+#include "alloc/driver.h"
+#include "alloc/trace.h"
+
+typedef struct fcdp_trace_spans fcdp_trace_spans; /* of one device; NULL stands for none, everywhere */
+
+/* NULL: nothing is traced, or the driver does not tell times. Waits for the device once. */
+fcdp_trace_spans *fcdp__trace_spans_create(fcdp_driver *drv);
+/* What has not ended by now is written without times. */
+void fcdp__trace_spans_destroy(fcdp_trace_spans *spans);
+
+typedef struct fcdp_trace_span {
+    uint32_t number;   /* of a pair of timing events; 0: none, and then only the host's time is known */
+    uint32_t track;    /* of FCDP_..._STREAMS */
+    uint64_t begun_ns; /* on the host; 0: nothing is traced */
+} fcdp_trace_span;
+
+/* The work that `stream` is given from here on. */
+fcdp_trace_span fcdp__trace_span_begin(fcdp_trace_spans *spans, fcdp_stream stream, uint32_t track);
+/* Ends here: it is `n` events (1 or 2), whose time, duration, step and thread are written by this module. */
+void fcdp__trace_span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream stream,
+                          const fcdp_trace_event *events, size_t n);
+/* Nothing was done: no event. */
+void fcdp__trace_span_drop(fcdp_trace_spans *spans, fcdp_trace_span span);
+/* As fcdp__trace_span_end, and when its time is known it is added to two counters. */
+void fcdp__trace_span_end_counted(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream stream,
+                                  const fcdp_trace_event *event, unsigned n_counter, unsigned ns_counter);
+
+/* Writes what has ended. Asks the driver: not while a graph is captured, but in relaxed mode. */
+void fcdp__trace_spans_poll(fcdp_trace_spans *spans);
+
+#endif
