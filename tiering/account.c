@@ -1,7 +1,9 @@
 /* account.c - one page of counters in shared memory. */
 #include "tiering/account.h"
 
+#include "alloc/trace.h"
 #include "tiering/headroom.h"
+#include "tiering/trace_events.h"
 
 #include <errno.h>
 #include <stdatomic.h>
@@ -115,11 +117,21 @@ fcdp_status fcdp__account_take(fcdp_account *account, size_t bytes) {
     while (peak < now && !atomic_compare_exchange_weak_explicit(&page->peak_bytes, &peak, now,
                                                                 memory_order_relaxed, memory_order_relaxed))
         continue;
+    fcdp__account_trace(account);
     return FCDP_OK;
 }
 
 void fcdp__account_give(fcdp_account *account, size_t bytes) {
     atomic_fetch_sub_explicit(&account->page->taken_bytes, bytes, memory_order_relaxed);
+    fcdp__account_trace(account);
+}
+
+void fcdp__account_trace(const fcdp_account *account) {
+    size_t now, peak;
+    fcdp__account_usage(account, &now, &peak);
+    fcdp__trace_set(FCDP_COUNT_HOST_BYTES, now);
+    fcdp__trace_set(FCDP_COUNT_HOST_PEAK_BYTES, peak);
+    fcdp__trace_set(FCDP_COUNT_HOST_BUDGET_BYTES, account->page->budget_bytes);
 }
 
 void fcdp__account_usage(const fcdp_account *account, size_t *current_bytes_out, size_t *peak_bytes_out) {
@@ -130,4 +142,5 @@ void fcdp__account_usage(const fcdp_account *account, size_t *current_bytes_out,
 void fcdp__account_reset_peak(fcdp_account *account) {
     uint64_t taken = atomic_load_explicit(&account->page->taken_bytes, memory_order_relaxed);
     atomic_store_explicit(&account->page->peak_bytes, taken, memory_order_relaxed);
+    fcdp__account_trace(account);
 }

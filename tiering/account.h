@@ -24,6 +24,8 @@ fcdp_status fcdp__account_take(fcdp_account *account, size_t bytes) FCDP_MUST_CH
 void fcdp__account_give(fcdp_account *account, size_t bytes);
 /* Of the node: now, and at most since the last reset. */
 void fcdp__account_usage(const fcdp_account *account, size_t *current_bytes_out, size_t *peak_bytes_out);
+/* Writes what fcdp__account_usage says to the trace: other processes take from it, too. */
+void fcdp__account_trace(const fcdp_account *account);
 void fcdp__account_reset_peak(fcdp_account *account);
 
 #endif

@@ -1,8 +1,10 @@
 /* host.c - the slab: create it, join it, allocate blocks in it, attach them. Their content is region.c's. */
 #include "tiering/host.h"
 
+#include "alloc/trace.h"
 #include "tiering/host_internal.h"
 #include "tiering/numa.h"
+#include "tiering/trace_events.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -140,6 +142,7 @@ void fcdp__host_destroy(fcdp_host *host) {
         host->records) { /* other ranks may have them mapped still; the memory goes with the last of them */
         fcdp_block_record *record = host->records;
         host->records = record->next;
+        fcdp__trace_now(FCDP_EVENT_HOST_FREE, 0, record->bytes, record->offset, 0);
         fcdp__account_give(host->config.account, record->bytes);
         free(record);
     }
@@ -177,6 +180,7 @@ static void records_reap(fcdp_host *host) {
             fcdp__log(FCDP_LOG_WARN, "%s", fcdp_error_text());
         else
             fcdp__offsets_free(host->offsets, record->offset);
+        fcdp__trace_now(FCDP_EVENT_HOST_FREE, 0, record->bytes, record->offset, 0);
         fcdp__account_give(host->config.account, record->bytes);
         free(record);
     }
@@ -205,6 +209,7 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
     if (!status) {
         record->next = host->records;
         host->records = record;
+        fcdp__trace_now(FCDP_EVENT_HOST_ALLOC, 0, record->bytes, record->offset, 0);
         *offset_out = record->offset;
     }
     fcdp__lock_release(&host->lock);

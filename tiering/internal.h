@@ -4,6 +4,7 @@
 #ifndef FCDP_TIERING_INTERNAL_H
 #define FCDP_TIERING_INTERNAL_H
 
+#include "alloc/trace_stream.h"
 #include "alloc/vrange.h"
 #include "tiering/region.h"
 
@@ -18,12 +19,14 @@ struct fcdp_tiering {
     fcdp_pool *pool;
     bool exact;                             /* regions are unmapped when they are released */
     fcdp_stream streams[FCDP_N_DIRECTIONS]; /* one for each direction of copies */
+    fcdp_trace_spans *spans;                /* of these and of other streams of the device; NULL: none */
     /* FCDP_RANK_REGION: all that follows, and what slots and regions say is under it */
     fcdp_lock lock;
     /* some region's `moving` or some slot's `dissolving` became false */
     pthread_cond_t moved;
     fcdp_region *regions;
     fcdp_slot *slots;
+    uint32_t n_slots_made;                                  /* ever: their numbers */
     uint64_t clock;                                         /* last_use of what was used last */
     size_t owned_pages[FCDP_SLOT_CLASSES];                  /* in owned slots of each class, now */
     size_t peak_pages[FCDP_PEAK_PASSES][FCDP_SLOT_CLASSES]; /* at most, in the last passes; [0] is this one */
@@ -43,7 +46,9 @@ struct fcdp_region {
     fcdp_region *next; /* under the lock */
     char *name;
     fcdp_layout *layout;
-    uint32_t slice; /* of layout->n_slices: this process's */
+    uint32_t slice;  /* of layout->n_slices: this process's */
+    uint32_t object; /* in the trace's table, 0: none */
+    bool is_traced;
     fcdp_host_block *block;
     fcdp_vrange *range;
     fcdp_event ready, used, loaded, stored;

@@ -2,7 +2,7 @@
 #include "tiering/reclaim.h"
 
 #include "tiering/policy.h"
-#include "tiering/slot.h"
+#include "tiering/trace.h"
 
 #include <stdlib.h>
 
@@ -71,6 +71,7 @@ size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages) {
     while (tiering->pages_given - before < n_pages && reclaim_step(tiering, call)) continue;
     size_t given = (size_t)(tiering->pages_given - before);
     tiering->stats.n_waits++;
+    fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);
     fcdp__lock_release(&tiering->lock);
     return given;
 }

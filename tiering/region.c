@@ -2,7 +2,9 @@
  * choice, which slot a region gets slot.c's. */
 #include "tiering/region.h"
 
+#include "tiering/copy.h"
 #include "tiering/slot.h"
+#include "tiering/trace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,6 +41,7 @@ static void region_lock(fcdp_region *region) {
 
 static void region_unlock(fcdp_region *region) {
     FCDP_CHECK(3, region_is_valid(region));
+    fcdp__region_trace_state(region);
     fcdp__lock_release(&region->tiering->lock);
 }
 
@@ -61,6 +64,7 @@ static fcdp_status region_check_args(const char *name, const fcdp_layout *layout
 }
 
 static void region_free(fcdp_region *region) {
+    fcdp__region_trace_destroy(region);
     fcdp_event *const events[] = {&region->ready, &region->used, &region->loaded, &region->stored};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (*events[i]) fcdp__driver_event_destroy(region->tiering->drv, *events[i]);
@@ -105,6 +109,7 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
         region_free(region);
         return status;
     }
+    fcdp__region_trace_create(region);
     region_lock(region);
     region->next = tiering->regions;
     tiering->regions = region;
@@ -143,6 +148,8 @@ void fcdp__region_destroy(fcdp_region *region) {
     fcdp__lock_acquire(&tiering->lock);
     fcdp_slot *slot = region->slot;
     if (slot && slot->owner == region) slot_release(region);
+    if (slot) fcdp__slot_trace(slot, FCDP_EVENT_REGION_UNMAP, region);
+    fcdp__region_trace_state(region);
     fcdp_region **link = &tiering->regions;
     while (*link != region) link = &(*link)->next;
     *link = region->next;
@@ -237,6 +244,7 @@ fcdp_status fcdp__region_acquire(fcdp_region *region) {
     region_lock(region);
     region->in_use = !status;
     region->kept = region->ordered = false;
+    if (!status) fcdp__region_trace_acquire(region, slot->last == region ? NULL : slot->last);
     if (status && slot) fcdp__slot_disown(slot); /* owned, and not mapped */
     fcdp__region_end_move(region);
     region_unlock(region);
@@ -289,6 +297,10 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
     region->in_use = false;
     region->slot->last = last;
     bool kept = region->kept;
+    uint8_t became = kept                     ? FCDP_CAUSE_KEPT
+                     : region->tiering->exact ? FCDP_CAUSE_UNMAPPED
+                                              : FCDP_CAUSE_PASSED_ON;
+    fcdp__region_trace(region, FCDP_EVENT_RELEASE, became, region->slot->number, 0);
     if (!kept) slot_release(region);
     region_unlock(region);
     if (!kept) fcdp__slot_unmap_if_done(region);
@@ -303,6 +315,7 @@ void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
     fcdp__region_begin_move(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch};
+    fcdp__region_trace(region, FCDP_EVENT_INVALIDATE, 0, span_mask, 0);
     fcdp__region_end_move(region);
     region_unlock(region);
 }
@@ -367,41 +380,6 @@ static fcdp_status words_write_stored(const fcdp_region *region, uint32_t span_m
 
 /* ---- copies ---- */
 
-/* Between `device` and the piece's place in host memory: one copy, unless pinned memory begins or ends
- * inside. CUDA may read memory that is not pinned at the call, before the stream has waited. So the host
- * waits for the stream first; what that waits for comes without this thread, by the program's order. */
-static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
-                              fcdp_piece piece) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream stream = tiering->streams[direction];
-    char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
-    fcdp_status status = FCDP_OK;
-    for (size_t done = 0, n; done < piece.bytes && !status; done += n) {
-        bool pinned;
-        n = fcdp__host_run_bytes(region->block, piece.offset_bytes + done, piece.bytes - done, &pinned);
-        fcdp_dptr at = fcdp__dptr_add(device, done);
-        if (direction == FCDP_TO_HOST) {
-            status = fcdp__driver_copy_d2h(tiering->drv, host + done, at, n, stream);
-        } else {
-            if (!pinned) status = fcdp__driver_stream_sync(tiering->drv, stream);
-            if (!status) status = fcdp__driver_copy_h2d(tiering->drv, at, host + done, n, stream);
-        }
-    }
-    region_lock(region);
-    *(direction == FCDP_TO_HOST ? &tiering->stats.d2h_bytes : &tiering->stats.h2d_bytes) += piece.bytes;
-    region_unlock(region);
-    return status;
-}
-
-static fcdp_status pieces_copy(fcdp_region *region, fcdp_direction direction, fcdp_piece_list list) {
-    fcdp_dptr base = fcdp__vrange_base(region->range);
-    fcdp_status status = FCDP_OK;
-    for (size_t i = 0; i < list.n && !status; i++)
-        status = piece_copy(region, direction, fcdp__dptr_add(base, list.pieces[i].offset_bytes),
-                            list.pieces[i]);
-    return status;
-}
-
 /* A call has failed after some of its operations were enqueued, and before its event was: release records
  * it. */
 static fcdp_status fail_unrecorded(fcdp_region *region, fcdp_status status) {
@@ -420,6 +398,12 @@ static fcdp_status fill_permit(fcdp_region *region) {
     return status;
 }
 
+static void fill_trace(const fcdp_region *region, uint32_t span_mask) {
+    uint32_t last = FCDP_N_SPANS - 1;
+    while (last > 0 && !(span_mask & 1u << last)) last--;
+    fcdp__region_trace(region, FCDP_EVENT_FILL, 0, span_mask, region->span[last].epoch);
+}
+
 fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
     fcdp_status status = fill_permit(region);
     if (status) return status;
@@ -428,6 +412,7 @@ fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s)
             region->span[s] = (fcdp_span_state){.on_device = true, .epoch = region->span[s].epoch + 1};
+    fill_trace(region, span_mask);
     region_unlock(region);
     return FCDP_OK;
 }
@@ -451,6 +436,7 @@ static fcdp_status store_end(fcdp_region *region, uint32_t span_mask, fcdp_statu
     if (status) return fail_unrecorded(region, status);
     region_lock(region);
     tiering->stats.n_stores++;
+    fcdp__trace_count(FCDP_COUNT_STORES, 1);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s) region->span[s].stored = true;
     region_unlock(region);
@@ -460,7 +446,7 @@ static fcdp_status store_end(fcdp_region *region, uint32_t span_mask, fcdp_statu
 fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
                                fcdp_event after) {
     fcdp_status status = store_begin(region, after);
-    if (!status) status = pieces_copy(region, FCDP_TO_HOST, own);
+    if (!status) status = fcdp__region_copy(region, FCDP_TO_HOST, span_mask, own);
     return store_end(region, span_mask, status);
 }
 
@@ -476,12 +462,12 @@ fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, cons
     region_lock(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch + 1};
+    if (!status) fill_trace(region, span_mask);
     fcdp__region_end_move(region);
     region_unlock(region);
     if (status) return status;
     status = store_begin(region, after);
-    for (size_t i = 0; i < n && !status; i++)
-        status = piece_copy(region, FCDP_TO_HOST, sources[i].at, sources[i].place);
+    if (!status) status = fcdp__region_copy_in(region, span_mask, sources, n);
     return store_end(region, span_mask, status);
 }
 
@@ -491,7 +477,7 @@ fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fc
     fcdp_status status = FCDP_OK;
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) status = words_await(region, STORED_WORD[s], region->span[s].epoch, h2d);
-    if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, others);
+    if (!status) status = fcdp__region_copy(region, FCDP_TO_DEVICE, span_mask, others);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     if (status) return fail_unrecorded(region, status);
     region->ordered = true;
@@ -511,12 +497,14 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, ui
                           region->name, span, state.epoch);
     fcdp_status status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
     if (!status && !state.whole) status = words_await(region, STORED_WORD[span], state.epoch, h2d);
-    if (!status) status = pieces_copy(region, FCDP_TO_DEVICE, (fcdp_piece_list){&piece, 1});
+    if (!status) status = fcdp__region_copy(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1});
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     if (status) return fail_unrecorded(region, status);
     region->ordered = true;
     region_lock(region);
     ++*counter;
+    fcdp__trace_count(
+        counter == &tiering->stats.n_whole_loads ? FCDP_COUNT_WHOLE_LOADS : FCDP_COUNT_SLICE_LOADS, 1);
     region->span[span].on_device = true;
     region_unlock(region);
     return FCDP_OK;
@@ -546,7 +534,7 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     if (!is_alone(region))
         status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
     if (status) return status;
-    status = pieces_copy(region, FCDP_TO_HOST, (fcdp_piece_list){pieces, n});
+    status = fcdp__region_copy(region, FCDP_TO_HOST, mask, (fcdp_piece_list){pieces, n});
     if (!status) status = words_write_stored(region, mask);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
     if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
@@ -554,6 +542,13 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     fcdp_failure failure = fcdp__failure_keep(status);
     (void)!fcdp__driver_stream_sync(tiering->drv, d2h);
     return fcdp__failure_restore(&failure);
+}
+
+static uint64_t spans_bytes(const fcdp_region *region, uint32_t mask) {
+    uint64_t bytes = 0;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (mask & 1u << s) bytes += region->layout->span[s].bytes;
+    return bytes;
 }
 
 /* Writes only the spans that the host lacks a part of. The node's processes have written the others
@@ -570,8 +565,11 @@ fcdp_status fcdp__region_evict(fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (dirty & 1u << s) region->span[s].stored = region->span[s].whole = true;
     region->slot->last = NULL; /* it was waited for */
+    fcdp__region_trace(region, FCDP_EVENT_EVICT, FCDP_CAUSE_MEMORY_SHORT, region->slot->number,
+                       spans_bytes(region, dirty));
     slot_release(region);
     tiering->stats.n_evictions++;
+    fcdp__trace_count(FCDP_COUNT_EVICTIONS, 1);
     region_unlock(region);
     return FCDP_OK;
 }

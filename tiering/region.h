@@ -52,6 +52,8 @@ fcdp_status fcdp__region_drain(const fcdp_region *region) FCDP_MUST_CHECK;
 /* Drains the region first. NULL: nothing. */
 void fcdp__region_destroy(fcdp_region *region);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);
+/* In the trace's table, 0: none. */
+uint32_t fcdp__region_object(const fcdp_region *region);
 void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out);
 /* The caller records `ready` behind the last operation that filled or restored the region. */
 fcdp_event fcdp__region_ready(const fcdp_region *region);

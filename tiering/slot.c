@@ -2,6 +2,8 @@
  * are is region.c's. */
 #include "tiering/slot.h"
 
+#include "tiering/trace.h"
+
 #include <stdlib.h>
 
 static size_t pages_of(const fcdp_region *region) {
@@ -70,6 +72,7 @@ fcdp_status fcdp__slot_unmap(fcdp_region *region) {
     if (!status) status = fcdp__vrange_unmap(region->range);
     if (status) return status;
     fcdp__lock_acquire(&tiering->lock);
+    fcdp__slot_trace(region->slot, FCDP_EVENT_REGION_UNMAP, region);
     region->slot->n_mapped--;
     /* its events have passed, and another slot's use will record them anew */
     if (region->slot->last == region) region->slot->last = NULL;
@@ -129,6 +132,8 @@ fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     region->slot = slot;
     slot->n_mapped++;
     tiering->stats.n_maps++;
+    fcdp__slot_trace(slot, FCDP_EVENT_REGION_MAP, region);
+    fcdp__trace_count(FCDP_COUNT_REGION_MAPS, 1);
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }
@@ -156,6 +161,9 @@ fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) {
     fcdp__pool_give_handle(tiering->pool, FCDP_HOLDER_GATHERED, slot->n_pages, slot->phys);
     fcdp__lock_acquire(&tiering->lock);
     tiering->pages_given += slot->n_pages;
+    fcdp__slot_trace(slot, FCDP_EVENT_SLOT_DISSOLVE, NULL);
+    fcdp__trace_count(FCDP_COUNT_SLOTS, (uint64_t)-1);
+    fcdp__trace_count(FCDP_COUNT_SLOT_BYTES, -(uint64_t)(slot->n_pages * slot->page_bytes));
     pthread_cond_broadcast(&tiering->moved);
     free(slot);
     return FCDP_OK;
@@ -216,8 +224,13 @@ fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
         return status;
     }
     slot->n_pages = n_pages;
+    slot->page_bytes = fcdp__driver_page_bytes(tiering->drv);
     fcdp__lock_acquire(&tiering->lock);
+    slot->number = ++tiering->n_slots_made;
     slot_own(slot, region);
+    fcdp__slot_trace(slot, FCDP_EVENT_SLOT_MAKE, region);
+    fcdp__trace_count(FCDP_COUNT_SLOTS, 1);
+    fcdp__trace_count(FCDP_COUNT_SLOT_BYTES, n_pages * slot->page_bytes);
     slot->next = tiering->slots;
     tiering->slots = slot;
     fcdp__lock_release(&tiering->lock);

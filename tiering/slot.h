@@ -29,7 +29,8 @@ enum { FCDP_SLOT_RATIO = 4 };
 struct fcdp_slot {
     fcdp_slot *next;
     fcdp_phys phys;
-    size_t n_pages;
+    size_t n_pages, page_bytes;
+    uint32_t number; /* 1, 2, ...: in the trace */
     fcdp_region *owner;
     /* its events come after all that was done with the pages before this use; NULL: nothing is pending */
     fcdp_region *last;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 static void tiering_free(fcdp_tiering *tiering) {
+    fcdp__trace_spans_destroy(tiering->spans);
     for (int d = 0; d < FCDP_N_DIRECTIONS; d++)
         if (tiering->streams[d]) fcdp__driver_stream_destroy(tiering->drv, tiering->streams[d]);
     pthread_cond_destroy(&tiering->moved);
@@ -37,6 +38,7 @@ fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact, 
         }
         fcdp__driver_stream_name(drv, tiering->streams[d], names[d]);
     }
+    tiering->spans = fcdp__trace_spans_create(drv);
     fcdp__pool_set_holder(pool, FCDP_HOLDER_GATHERED, &gathered_words);
     fcdp__pool_set_reclaimer(pool, FCDP_RECLAIM_EVICT, fcdp__tiering_reclaim, fcdp__tiering_idle, tiering);
     *tiering_out = tiering;
@@ -65,6 +67,10 @@ void fcdp__tiering_begin_pass(fcdp_tiering *tiering) {
 
 fcdp_stream fcdp__tiering_stream(const fcdp_tiering *tiering, fcdp_direction direction) {
     return tiering->streams[direction];
+}
+
+fcdp_trace_spans *fcdp__tiering_spans(const fcdp_tiering *tiering) {
+    return tiering->spans;
 }
 
 void fcdp__tiering_stats_get(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out) {

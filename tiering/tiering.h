@@ -3,6 +3,7 @@
 #define FCDP_TIERING_H
 
 #include "alloc/pages.h"
+#include "alloc/trace_stream.h"
 
 /* The holder (pages.h) of device pages that gathered parameters lie on or pass through: slots, and the
  * staging buffers of the layer above. */
@@ -28,6 +29,8 @@ void fcdp__tiering_destroy(fcdp_tiering *tiering);
 /* A pass of the program begins. The slots that the last passes needed at once stay; the others are freed. */
 void fcdp__tiering_begin_pass(fcdp_tiering *tiering);
 fcdp_stream fcdp__tiering_stream(const fcdp_tiering *tiering, fcdp_direction direction);
+/* For the spans of other streams of the same device (trace_stream.h); NULL: none are traced. */
+fcdp_trace_spans *fcdp__tiering_spans(const fcdp_tiering *tiering);
 void fcdp__tiering_stats_get(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
 
 #endif

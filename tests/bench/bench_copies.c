@@ -30,7 +30,7 @@ typedef struct bench {
 
 static void must(fcdp_status status) {
     if (!status) return;
-    fprintf(stderr, "bench_copies: %s: %s\n", fcdp_status_name(status), fcdp_error_text());
+    fprintf(stderr, "bench_copies: %s\n", fcdp_error_text());
     exit(1);
 }
 

@@ -49,7 +49,7 @@ static const char *const KIND[N_KINDS] = {"create",
 
 static void must(fcdp_status status) {
     if (!status) return;
-    fprintf(stderr, "bench_mapping: %s: %s\n", fcdp_status_name(status), fcdp_error_text());
+    fprintf(stderr, "bench_mapping: %s\n", fcdp_error_text());
     exit(1);
 }
 

@@ -18,7 +18,7 @@ enum { MAX_ROUNDS = 1000, PAGE = 2 << 20 };
 
 static void check(fcdp_status status) {
     if (!status) return;
-    fprintf(stderr, "bench: %s: %s\n", fcdp_status_name(status), fcdp_error_text());
+    fprintf(stderr, "bench: %s\n", fcdp_error_text());
     exit(1);
 }
 

@@ -1,5 +1,7 @@
 #include "tests/tiering/support.h"
 
+#include "alloc/trace.h"
+
 #include <stdatomic.h>
 #include <sys/mman.h>
 
@@ -13,6 +15,7 @@ static char wrong_text[256];
 static fcdp_status driver_open_once(fcdp_driver **drv_out) {
     fcdp_options options;
     fcdp_status status = fcdp_options_load(environ, &options);
+    if (getenv("TEST_TRACE")) fcdp_trace_open(2, 1 << 20);
     return status ? status : fcdp__driver_open(options.driver, 0, NULL, drv_out);
 }
 

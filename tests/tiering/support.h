@@ -48,7 +48,7 @@ extern bool steps_may_fail_once;
             assert_true(first_ < 0 && fcdp_error_text()[0]);                                                 \
             assert_ok(call);                                                                                 \
         } else if (first_)                                                                                   \
-            fail_msg("%s: %s (%s)", #call, fcdp_status_name(first_), fcdp_error_text());                     \
+            fail_msg("%s: status %d: %s", #call, (int)first_, fcdp_error_text());                            \
     } while (0)
 
 /* How node_open has host memory pinned, FCDP_PIN_AUTO. */

@@ -1,0 +1,102 @@
+/* trace.c - see the header. */
+#include "tiering/trace.h"
+
+static uint64_t slot_bytes(const fcdp_slot *slot, const fcdp_tiering *tiering) {
+    return (uint64_t)slot->n_pages * fcdp__driver_page_bytes(tiering->drv);
+}
+
+void fcdp__region_trace_create(fcdp_region *region) {
+    region->object = fcdp__trace_object_create(region->name[0] ? region->name : "(root)",
+                                               region->layout->bytes);
+    fcdp__trace_now(FCDP_EVENT_REGION_CREATE, region->object, region->layout->bytes,
+                    fcdp__vrange_base(region->range).addr, 0);
+    fcdp__trace_count(FCDP_COUNT_REGIONS, 1);
+    fcdp__trace_count(FCDP_COUNT_REGION_BYTES, region->layout->bytes);
+    region->is_traced = true;
+}
+
+void fcdp__region_trace_destroy(fcdp_region *region) {
+    if (!region->is_traced) return;
+    fcdp__trace_now(FCDP_EVENT_REGION_DESTROY, region->object, region->layout->bytes,
+                    fcdp__vrange_base(region->range).addr, 0);
+    fcdp__trace_count(FCDP_COUNT_REGIONS, (uint64_t)-1);
+    fcdp__trace_count(FCDP_COUNT_REGION_BYTES, -(uint64_t)region->layout->bytes);
+    fcdp__trace_object_destroy(region->object);
+}
+
+uint32_t fcdp__region_object(const fcdp_region *region) {
+    return region->object;
+}
+
+void fcdp__region_trace(const fcdp_region *region, uint16_t kind, uint8_t cause, uint64_t a, uint64_t b) {
+    fcdp__trace(&(fcdp_trace_event){.kind = kind,
+                                    .cause = cause,
+                                    .object = region->object,
+                                    .bytes = region->layout->bytes,
+                                    .a = a,
+                                    .b = b});
+}
+
+void fcdp__region_trace_acquire(const fcdp_region *region, const fcdp_region *last) {
+    if (!fcdp__trace_is_on(1)) return;
+    const fcdp_slot *slot = region->slot;
+    fcdp__region_trace(region, FCDP_EVENT_ACQUIRE, 0, slot->number, slot_bytes(slot, region->tiering));
+    if (last) fcdp__region_trace(region, FCDP_EVENT_SLOT_PASSED, 0, slot->number, last->object);
+}
+
+void fcdp__slot_trace(const fcdp_slot *slot, uint16_t kind, const fcdp_region *region) {
+    fcdp__trace_now(kind, region ? region->object : 0, (uint64_t)slot->n_pages * slot->page_bytes,
+                    slot->number, 0);
+}
+
+/* ---- state ---- */
+
+typedef struct state {
+    uint64_t device_bytes, host_bytes, mapped_bytes;
+    uint32_t flags;
+} state;
+
+/* What a tier has is what it will have once the streams have run, as everywhere in tiering. */
+static state state_of(const fcdp_region *region) {
+    bool owns = region->slot && region->slot->owner == region;
+    state now = {.flags = FCDP_OBJECT_LIVE | (region->in_use ? FCDP_OBJECT_IN_USE : 0) |
+                          (region->kept ? FCDP_OBJECT_KEPT : 0),
+                 .mapped_bytes = owns ? slot_bytes(region->slot, region->tiering) : 0};
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        uint64_t bytes = region->layout->span[s].bytes;
+        now.device_bytes += region->span[s].on_device ? bytes : 0;
+        now.host_bytes += region->span[s].stored || region->span[s].whole ? bytes : 0;
+    }
+    return now;
+}
+
+static void level_move(unsigned counter, bool before, bool now, uint64_t bytes) {
+    if (before != now) fcdp__trace_count(counter, now ? bytes : -bytes);
+}
+
+/* The table is written before the event: who has read the event sees a state that is not older. */
+void fcdp__region_trace_state(fcdp_region *region) {
+    fcdp_trace_object *object = fcdp__trace_object(region->object);
+    if (!object) return;
+    state now = state_of(region);
+    uint32_t before = atomic_load_explicit(&object->state, memory_order_relaxed);
+    bool same = (before & ~(uint32_t)FCDP_OBJECT_MOVING) == now.flags &&
+                atomic_load_explicit(&object->device_bytes, memory_order_relaxed) == now.device_bytes &&
+                atomic_load_explicit(&object->host_bytes, memory_order_relaxed) == now.host_bytes &&
+                atomic_load_explicit(&object->mapped_bytes, memory_order_relaxed) == now.mapped_bytes;
+    uint32_t moving = region->moving ? FCDP_OBJECT_MOVING : 0;
+    atomic_store_explicit(&object->state, now.flags | moving, memory_order_relaxed);
+    if (same) return;
+    atomic_store_explicit(&object->device_bytes, now.device_bytes, memory_order_relaxed);
+    atomic_store_explicit(&object->host_bytes, now.host_bytes, memory_order_relaxed);
+    atomic_store_explicit(&object->mapped_bytes, now.mapped_bytes, memory_order_relaxed);
+    uint64_t bytes = region->layout->bytes;
+    level_move(FCDP_COUNT_ACQUIRED_BYTES, before & FCDP_OBJECT_IN_USE, region->in_use, bytes);
+    level_move(FCDP_COUNT_KEPT_BYTES, before & FCDP_OBJECT_KEPT, region->kept, bytes);
+    fcdp__trace(&(fcdp_trace_event){.kind = FCDP_EVENT_STATE,
+                                    .flags = (uint8_t)((now.flags | moving) << FCDP_TRACE_STATE_SHIFT),
+                                    .object = region->object,
+                                    .bytes = now.mapped_bytes,
+                                    .a = now.device_bytes,
+                                    .b = now.host_bytes});
+}

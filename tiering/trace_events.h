@@ -1,0 +1,75 @@
+/* trace_events.h - what tiering says of its work. The rows' columns: alloc/trace_events.h.
+ *
+ * The object of each is a region. STATE follows every change of what the tiers hold of it; the same numbers
+ * are in the table of objects (trace_format.h). All but STORE and LOAD are written under the tiering's
+ * lock, so that a region's come in the order of what they say. STORE and LOAD are written once the device's
+ * times are known, which may be after later events; `step` is the one in which they were enqueued.
+ */
+#ifndef FCDP_TIERING_TRACE_EVENTS_H
+#define FCDP_TIERING_TRACE_EVENTS_H
+
+#include "alloc/trace_events.h"
+
+#define FCDP_TIERING_EVENTS(X)                                                                               \
+    X(ACQUIRE, 32, "acquire", "slot", "the slot's bytes", "a use began: the region has device pages")        \
+    X(RELEASE, 33, "release", "slot", "", "the use ended; the cause says what became of the pages")          \
+    X(SLOT_PASSED, 34, "slot_passed", "slot", "object of the region that had it before, 0: none",            \
+      "device pages that another region used pass on to this one, in stream order")                          \
+    X(STORE, 35, "store", "spans, a mask", "", "`bytes` were copied from the device to the host")            \
+    X(LOAD, 36, "load", "spans, a mask", "", "`bytes` were copied from the host to the device")              \
+    X(EVICT, 37, "evict", "slot", "bytes that had to be written to the host first, 0: none",                 \
+      "the region, kept on the device, gave its pages up; `bytes` is its size")                              \
+    X(HOST_ALLOC, 38, "host_alloc", "offset in the node's host memory", "",                                  \
+      "host memory of `bytes` is the region's (counted by the rank that allocates for its node)")            \
+    X(HOST_FREE, 39, "host_free", "offset in the node's host memory", "",                                    \
+      "host memory of `bytes` went back")                                                                    \
+    X(INVALIDATE, 40, "invalidate", "spans, a mask", "", "the spans' copies mean nothing any more")          \
+    X(STATE, 41, "state", "bytes valid on the device", "bytes valid on the host",                            \
+      "the region is so now: `bytes` of device pages are its own; flags >> FCDP_TRACE_STATE_SHIFT is its "   \
+      "FCDP_OBJECT_... mask")                                                                                \
+    X(REGION_MAP, 42, "region_map", "slot", "", "the region's addresses were mapped onto a slot's pages")    \
+    X(REGION_UNMAP, 43, "region_unmap", "slot", "", "and were unmapped from them")                           \
+    X(SLOT_MAKE, 44, "slot_make", "slot", "", "a slot of `bytes` was made, for this region first")           \
+    X(SLOT_DISSOLVE, 45, "slot_dissolve", "slot", "", "a free slot of `bytes` went back to the pool")        \
+    X(FILL, 46, "fill", "spans, a mask", "their new epoch",                                                  \
+      "new content begins: what the tiers had of the spans is replaced")                                     \
+    X(REGION_CREATE, 47, "region_create", "device address", "", "a region of `bytes` began its life")        \
+    X(REGION_DESTROY, 48, "region_destroy", "device address", "", "and ended it")
+
+/* Of RELEASE: what became of the pages. Of EVICT: why. */
+#define FCDP_TIERING_CAUSES(X)                                                                               \
+    X(KEPT, 32, "kept", "the region stays on the device")                                                    \
+    X(PASSED_ON, 33, "passed_on", "the pages are free for the next region")                                  \
+    X(UNMAPPED, 34, "unmapped", "the pages are free, and the addresses are unmapped (exact mapping)")        \
+    X(MEMORY_SHORT, 35, "memory_short", "pages were asked for and there were no others")
+
+#define FCDP_TIERING_COUNTERS(X)                                                                             \
+    X(H2D_BYTES, 32, "moves.h2d_bytes", BYTES, SUM, "copies from the host that were enqueued")               \
+    X(D2H_BYTES, 33, "moves.d2h_bytes", BYTES, SUM, "copies to the host that were enqueued")                 \
+    X(STORES, 34, "moves.stores", COUNT, SUM, "stores to the host")                                          \
+    X(SLICE_LOADS, 35, "moves.slice_loads", COUNT, SUM, "loads of this rank's slice of a span")              \
+    X(WHOLE_LOADS, 36, "moves.whole_loads", COUNT, SUM, "loads of a whole span")                             \
+    X(EVICTIONS, 37, "moves.evictions", COUNT, SUM, "regions evicted from the device")                       \
+    X(REGION_MAPS, 38, "moves.maps", COUNT, SUM, "times that a region was mapped onto a slot")               \
+    X(MEMORY_WAITS, 39, "moves.memory_waits", COUNT, SUM, "times that the host waited for pages")            \
+    X(REGIONS, 40, "regions.count", COUNT, LEVEL, "regions that live")                                       \
+    X(REGION_BYTES, 41, "regions.bytes", BYTES, LEVEL, "their size")                                         \
+    X(ACQUIRED_BYTES, 42, "regions.in_use_bytes", BYTES, LEVEL, "of those in use now")                       \
+    X(KEPT_BYTES, 43, "regions.kept_bytes", BYTES, LEVEL, "of those kept on the device between uses")        \
+    X(SLOTS, 44, "slots.count", COUNT, LEVEL, "slots")                                                       \
+    X(SLOT_BYTES, 45, "slots.bytes", BYTES, LEVEL, "their device pages")                                     \
+    X(HOST_BYTES, 46, "host.bytes", BYTES, LEVEL, "the node's host memory in use, of all its ranks")         \
+    X(HOST_PEAK_BYTES, 47, "host.peak_bytes", BYTES, PEAK, "the most of it")                                 \
+    X(HOST_BUDGET_BYTES, 48, "host.budget_bytes", BYTES, LEVEL, "its budget (FCDP_HOST_BUDGET)")
+
+/* Of events with FCDP_TRACE_ON_STREAM: what their `thread` is. */
+#define FCDP_TIERING_STREAMS(X)                                                                              \
+    X(TO_HOST, 32, "d2h", "copies from the device to the host")                                              \
+    X(TO_DEVICE, 33, "h2d", "copies from the host to the device")
+
+enum { FCDP_TIERING_EVENTS(FCDP_AS_EVENT) };
+enum { FCDP_TIERING_CAUSES(FCDP_AS_CAUSE) };
+enum { FCDP_TIERING_COUNTERS(FCDP_AS_COUNTER) };
+enum { FCDP_TIERING_STREAMS(FCDP_AS_TRACK) };
+
+#endif
