@@ -17,7 +17,7 @@
 #include <stdlib.h>
 
 #include "comm/collective.h"
-#include "comm/internal.h"
+#include "comm/trace.h"
 
 enum { MAX_CHUNKS = 8, MIN_CHUNK_BYTES = 1 << 20 };
 
@@ -78,7 +78,7 @@ static fcdp_status chunk_gather(const chunk *c) {
             to = fcdp__dptr_add(to, bytes);
         }
     }
-    if (!status) status = fcdp__all_gather(comm, FCDP_LANE_INTER, &part, 1, 0, inter);
+    if (!status) status = fcdp__all_gather(comm, NULL, FCDP_LANE_INTER, &part, 1, 0, inter);
     return status ? status : fcdp__driver_event_record(engine->drv, engine->staging.filled[c->half], inter);
 }
 
@@ -175,6 +175,9 @@ fcdp_status fcdp_groups_coalesce(fcdp_group *const *groups, const uint64_t *inpu
     for (uint32_t g = 0; g < n; g++) FCDP_CHECK(1, groups[g]->comm == comm && fcdp_group_is_small(groups[g]));
     fcdp__staging_acquire(&engine->staging);
     fcdp__driver_annotate(engine->drv, "small groups together");
+    uint64_t bytes = 0;
+    for (uint32_t g = 0; g < n; g++) bytes += stale_bytes(groups[g]);
+    fcdp__trace_now(FCDP_EVENT_COALESCE, 0, bytes, n, 0);
     status = chunks_run(groups, inputs, n, stream);
     fcdp__driver_annotate(engine->drv, NULL);
     if (status) engine->staging.incomplete = true;

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "comm/internal.h"
+#include "comm/trace.h"
 
 /* Any thread; during a collective, which is after the host memory is there. */
 static void node_warn(void *arg) {
@@ -28,6 +28,7 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     comm->next = engine->comms;
     engine->comms = comm;
     fcdp__lock_release(&engine->lock);
+    fcdp__comm_trace(comm);
     *comm_out = comm;
     return FCDP_OK;
 }
@@ -77,7 +78,9 @@ fcdp_status fcdp_comm_fingerprint_end(fcdp_comm *comm, uint64_t *fingerprints_ou
     fcdp_status status = fcdp__engine_check_process(comm->engine, "the engine");
     if (!status && !comm->fingerprints)
         status = fcdp__fail(FCDP_ERR_INVALID, "no fingerprints have begun that could be waited for");
+    uint64_t start_ns = fcdp__trace_start();
     if (!status) status = fcdp__fingerprints_end(comm->fingerprints, fingerprints_out);
+    fcdp__host_wait_trace(start_ns, FCDP_CAUSE_FOR_FINGERPRINT);
     if (status) return fingerprint_failed(comm, status);
     status = fcdp_comm_check(comm); /* after the wait, which may have ended because of it */
     return status ? fcdp__comm_fail(comm, status) : FCDP_OK;
@@ -138,6 +141,7 @@ void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
     if (!atomic_load_explicit(&comm->failed, memory_order_relaxed)) {
         comm->failure = fcdp__failure_keep(status);
         atomic_store_explicit(&comm->failed, true, memory_order_release);
+        fcdp__trace_now(FCDP_EVENT_FAIL, 0, 0, (uint64_t)-(int)status, 0);
         if (comm->host) fcdp__host_fail(comm->host);
         comm->transport.abort(comm->transport.ctx, comm->failure.text);
     }
@@ -160,6 +164,6 @@ fcdp_status fcdp_comm_check(fcdp_comm *comm) {
     fcdp_status status = comm->transport.check(comm->transport.ctx);
     if (status) return status;
     if (!comm->host || !fcdp__host_peer_failed(comm->host, &slice)) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_PEER, "rank %u of this node has failed, and says why",
+    return fcdp__fail(FCDP_ERR_PEER, "rank %u of this node has failed; its own message says why",
                       comm->topology.rank - comm->topology.local + slice);
 }

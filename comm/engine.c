@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "comm/internal.h"
+#include "comm/trace.h"
 
 fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *what) {
     if (engine->pid == getpid()) return FCDP_OK;
@@ -93,12 +93,14 @@ static void engine_close(fcdp_engine *engine) {
 fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **engine_out) {
     fcdp_engine *engine = calloc(1, sizeof *engine);
     if (!engine) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for an engine");
+    fcdp__engine_trace_open(config);
     engine->pid = getpid();
     engine->options = config->options;
     engine->host_computes = config->host_computes;
     fcdp__lock_init(&engine->lock, FCDP_RANK_ENGINE);
     fcdp__staging_init(&engine->staging);
     fcdp_status status = engine_open(engine, config);
+    if (!status) fcdp__engine_trace_device(engine);
     if (status) {
         fcdp_failure error = fcdp__failure_keep(status);
         engine_close(engine);
@@ -128,15 +130,27 @@ static fcdp_status account_check(const fcdp_engine *engine) {
     return status;
 }
 
+/* Under the lock: the monitor looks at it. */
+static void account_set(fcdp_engine *engine, fcdp_account *account) {
+    fcdp__lock_acquire(&engine->lock);
+    engine->account = account;
+    fcdp__lock_release(&engine->lock);
+}
+
 fcdp_status fcdp_engine_account_create(fcdp_engine *engine, fcdp_shared_ticket *ticket_out) {
+    fcdp_account *account;
     fcdp_status status = account_check(engine);
-    return status ? status
-                  : fcdp__account_create(engine->options.host_budget_bytes, &engine->account, ticket_out);
+    if (!status) status = fcdp__account_create(engine->options.host_budget_bytes, &account, ticket_out);
+    if (!status) account_set(engine, account);
+    return status;
 }
 
 fcdp_status fcdp_engine_account_join(fcdp_engine *engine, const fcdp_shared_ticket *ticket) {
+    fcdp_account *account;
     fcdp_status status = account_check(engine);
-    return status ? status : fcdp__account_join(ticket, &engine->account);
+    if (!status) status = fcdp__account_join(ticket, &account);
+    if (!status) account_set(engine, account);
+    return status;
 }
 
 fcdp_status fcdp_engine_check(fcdp_engine *engine) {
@@ -151,11 +165,14 @@ fcdp_status fcdp_engine_check(fcdp_engine *engine) {
 /* The copy streams last: what they wait for is done then. */
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
+    uint64_t start_ns = fcdp__trace_start();
     for (int i = 0; i < FCDP_N_STREAMS && !status; i++)
         status = fcdp__driver_stream_sync(engine->drv, engine->streams[i]);
     for (int d = 0; d < FCDP_N_DIRECTIONS && !status; d++)
         status = fcdp__driver_stream_sync(engine->drv,
                                           fcdp__tiering_stream(engine->tiering, (fcdp_direction)d));
+    fcdp__host_wait_trace(start_ns, FCDP_CAUSE_FOR_END);
+    if (!status) fcdp__engine_trace_poll(engine, 0);
     fcdp_status known = fcdp_engine_check(engine); /* it says more */
     return known ? known : status;
 }
@@ -183,7 +200,9 @@ fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
                 }
             }
         fcdp__lock_release(&engine->lock);
+        uint64_t start_ns = taken ? fcdp__trace_start() : 0;
         if (taken) status = fcdp__driver_event_sync(engine->drv, taken);
+        fcdp__host_wait_trace(start_ns, FCDP_CAUSE_FOR_WRITES);
         goes_on = taken != NULL;
     }
     fcdp_status known = fcdp_engine_check(engine); /* after the waits: what was opened means nothing */
@@ -192,6 +211,8 @@ fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
 
 void fcdp_engine_begin_pass(fcdp_engine *engine) {
     if (engine->pid != getpid()) return;
+    fcdp__trace_now(FCDP_EVENT_PASS, 0, 0, 0, 0);
+    fcdp__trace_count(FCDP_COUNT_PASSES, 1);
     fcdp__tiering_begin_pass(engine->tiering);
     fcdp__staging_begin_pass(engine);
 }
@@ -210,6 +231,7 @@ size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes) {
     return n_given;
 }
 
+/* Counts of the engine, and what its parts count themselves. */
 void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
     *stats_out = (fcdp_engine_stats){0};
     if (engine->pid != getpid()) return;
@@ -221,6 +243,7 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
         if (comm->host) fcdp__host_reap(comm->host);
     if (engine->account)
         fcdp__account_usage(engine->account, &stats_out->host_bytes, &stats_out->host_peak_bytes);
+    if (engine->account) fcdp__account_trace(engine->account);
     fcdp__lock_release(&engine->lock);
     fcdp__tiering_stats_get(engine->tiering, &stats_out->moves);
     stats_out->device_bytes = pool.held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes;

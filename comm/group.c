@@ -15,6 +15,7 @@ static void group_free(fcdp_group *group) {
     fcdp__validity_destroy(group->validity);
     fcdp__layout_destroy(group->layout);
     free(group->stale);
+    free(group->votes);
     free(group->name);
     free(group);
 }
@@ -25,8 +26,9 @@ static fcdp_status group_make(fcdp_group *group, const char *name, const fcdp_ex
     const fcdp_topology *topology = &group->comm->topology;
     group->name = strdup(name);
     group->stale = calloc(n_extents + 1, 1);
+    group->votes = calloc(n_extents + 1, 1);
     group->not_on_device = true;
-    if (!group->name || !group->stale)
+    if (!group->name || !group->stale || !group->votes)
         return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
     fcdp_status status = fcdp__layout_create(specs, n_extents, topology->n_ranks, topology->node_size,
                                              &group->layout);

@@ -75,6 +75,7 @@ struct fcdp_group {
     fcdp_event written, crossed, restored;
     fcdp_event gathered;    /* the node step's end, where slices are put behind it */
     uint8_t *stale;         /* agreed, n_extents; zeroed once begun */
+    uint8_t *votes;         /* this rank's last one, n_extents masks of fcdp_stale */
     bool not_on_device;     /* agreed: it is not on the device of every rank */
     size_t coalesced_bytes; /* of this rank's shards, by coalesce.c since the last begin */
     bool begun;

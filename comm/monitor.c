@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/internal.h"
 #include "comm/thread.h"
+#include "comm/trace.h"
 
 static const uint64_t PERIOD_NS = 100 * 1000 * 1000;
 
@@ -72,6 +72,7 @@ static void *monitor_main(void *arg) {
     fcdp_monitor *monitor = arg;
     fcdp_engine *engine = monitor->engine;
     bool may_look = false;
+    uint64_t n = 0;
     pthread_mutex_lock(&monitor->mutex);
     while (!monitor->stops) {
         uint64_t until_ns = fcdp__now_ns() + PERIOD_NS;
@@ -88,7 +89,9 @@ static void *monitor_main(void *arg) {
                 status = group_look(group);
             if (status) fcdp__comm_fail_locked(comm, status);
         }
+        if (engine->account) fcdp__account_trace(engine->account);
         fcdp__lock_release(&engine->lock);
+        if (may_look) fcdp__engine_trace_poll(engine, n++);
         pthread_mutex_lock(&monitor->mutex);
     }
     pthread_mutex_unlock(&monitor->mutex);

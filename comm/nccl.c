@@ -319,7 +319,7 @@ static fcdp_status lane_make(fcdp_nccl_transport *t, const fcdp_nccl_config *con
     if (!memcmp(&of.id, &none, sizeof none))
         return fcdp__fail(
             FCDP_ERR_PEER,
-            "rank %u of the shard group made no NCCL id for the lane %s; its own error says why", leader,
+            "rank %u of the shard group made no NCCL id for the lane %s; its own message says why", leader,
             lane_names[number]);
     fcdp_status status = fcdp__driver_with_context(t->drv, comm_init, &of);
     return status ? status : of.status;

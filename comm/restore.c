@@ -27,7 +27,7 @@ static fcdp_status restore_slices(fcdp_use *use) {
     if (status || use->joined) return status;
     size_t n = fcdp__plan_slice_parts(use->plan->restore_mask, group->layout, &group->comm->topology,
                                       fcdp__region_base(group->region), parts);
-    return fcdp__all_gather(group->comm, FCDP_LANE_NODE, parts, n, n, node);
+    return fcdp__all_gather(group->comm, group, FCDP_LANE_NODE, parts, n, n, node);
 }
 
 /* Without the other ranks, everything comes from the node's host memory. */

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "comm/internal.h"
+#include "comm/trace.h"
 
 struct fcdp_tree {
     fcdp_comm *comm;
@@ -45,6 +45,7 @@ void fcdp_tree_begin_forward(fcdp_tree *tree) {
 }
 
 void fcdp_tree_begin_backward(fcdp_tree *tree) {
+    fcdp__trace(&(fcdp_trace_event){.kind = FCDP_EVENT_PASS, .flags = FCDP_TRACE_BACKWARD});
     fcdp__agreement_begin_backward(&tree->agreement);
 }
 

@@ -12,6 +12,7 @@
 #include "comm/internal.h"
 #include "comm/put.h"
 #include "comm/restore.h"
+#include "comm/trace.h"
 
 void fcdp__group_accept(fcdp_group *group) {
     for (uint32_t i = 0; i < group->layout->n_extents; i++) {
@@ -42,9 +43,16 @@ static void count_use(const fcdp_use *use, fcdp_pass pass) {
         counts[i]->forward += made && pass == FCDP_PASS_FORWARD;
         counts[i]->backward += made && pass == FCDP_PASS_BACKWARD;
     }
-    engine->stats.plain_bytes += (uint64_t)shard_bytes * (topology->n_ranks - 1);
-    engine->stats.gather_bytes += (uint64_t)block_bytes * (topology->n_nodes - 1) * topology->node_size;
+    fcdp_use_counts traced = {.pass = pass,
+                              .block_bytes = block_bytes,
+                              .plain_bytes = (uint64_t)shard_bytes * (topology->n_ranks - 1),
+                              .gather_bytes = (uint64_t)block_bytes * (topology->n_nodes - 1) *
+                                              topology->node_size,
+                              .n_stale = use->plan->n_stale};
+    engine->stats.plain_bytes += traced.plain_bytes;
+    engine->stats.gather_bytes += traced.gather_bytes;
     fcdp__lock_release(&engine->lock);
+    fcdp__group_trace_use(group, &traced);
 }
 
 fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream) {
@@ -154,11 +162,13 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     uint64_t start_ns = fcdp__now_ns();
     status = engine->host_computes /* the host is the compute stream */
                  ? fcdp__driver_event_sync(engine->drv, fcdp__region_ready(group->region))
-                 : fcdp__driver_stream_wait(engine->drv, stream, fcdp__region_ready(group->region));
+                 : fcdp__group_trace_stall(group, stream, fcdp__region_ready(group->region));
     if (engine->host_computes) {
+        uint64_t ns = fcdp__now_ns() - start_ns;
+        fcdp__group_trace_host_wait(group, start_ns, ns);
         fcdp__lock_acquire(&engine->lock);
         engine->stats.n_host_waits++;
-        engine->stats.host_wait_ns += fcdp__now_ns() - start_ns;
+        engine->stats.host_wait_ns += ns;
         fcdp__lock_release(&engine->lock);
     }
     fcdp_status failure = fcdp_comm_check(group->comm);
@@ -200,6 +210,9 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     }
     fcdp_status released = fcdp__region_release(group->region, stream, (keeps && !is_invalid) || status);
     group->begun = false;
+    fcdp__group_trace_reshard(group, is_invalid           ? FCDP_CAUSE_WRITTEN
+                                     : keeps && !released ? FCDP_CAUSE_KEEPS
+                                                          : FCDP_CAUSE_STORED);
     fcdp__member_resharded(&group->member);
     if (status) return fcdp__fail(status, "releasing '%s': %s", group->name, fcdp_error_text());
     return released;

@@ -4,13 +4,18 @@
 #include <string.h>
 
 #include "comm/copy_fingerprint.h"
-#include "comm/internal.h"
+#include "comm/trace.h"
 
-/* Of extent i, NULL: none. */
-static const uint64_t *fingerprint_of(const fcdp_evidence *evidence, uint32_t i, uint64_t *own) {
+/* Of extent i, whose first piece is `*at`, which moves on to the next extent's; NULL: none. */
+static const uint64_t *fingerprint_of(const fcdp_evidence *evidence, uint32_t i, size_t *at, uint64_t *own) {
     if (evidence->fingerprints) return &evidence->fingerprints[i];
-    if (!evidence->shards[i]) return NULL;
-    *own = fcdp__copy_fingerprint_of(evidence->shards[i], evidence->shard_bytes[i]);
+    size_t n = evidence->n_pieces ? evidence->n_pieces[i] : 1, first = *at;
+    *at += n;
+    *own = 0;
+    for (size_t p = first; p < first + n; p++) {
+        if (!evidence->shards[p]) return NULL;
+        *own = fcdp__copy_fingerprint_of(evidence->shards[p], evidence->shard_bytes[p], *own);
+    }
     return own;
 }
 
@@ -21,11 +26,13 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
     fcdp_region_state state;
     fcdp_status status = group->member.ahead ? fcdp__group_cancel(group) : FCDP_OK;
     if (status) return status;
+    size_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t own;
         vote_out[i] = (uint8_t)fcdp__validity_observe(group->validity, i, &evidence->signals[i], process,
-                                                      fingerprint_of(evidence, i, &own));
+                                                      fingerprint_of(evidence, i, &at, &own));
     }
+    memcpy(group->votes, vote_out, n);
     vote_out[n] = 0;
     fcdp__region_state(group->region, &state);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -36,6 +43,7 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
 void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
     memcpy(group->stale, agreed, group->layout->n_extents);
     group->not_on_device = agreed[group->layout->n_extents];
+    fcdp__group_trace_stale(group);
     fcdp__member_agreed(&group->member);
 }
 
@@ -48,11 +56,15 @@ void fcdp_group_confirm(fcdp_group *group, const fcdp_signals *signals) {
  * agreed stale and has not begun is read when it does: it may still change. */
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
     uint32_t n = group->layout->n_extents;
+    size_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t own;
-        if (group->stale[i]) continue;
+        if (group->stale[i]) {
+            at += evidence->n_pieces ? evidence->n_pieces[i] : 1;
+            continue;
+        }
         if (fcdp__validity_moved(group->validity, i, &evidence->signals[i],
-                                 fingerprint_of(evidence, i, &own)))
+                                 fingerprint_of(evidence, i, &at, &own)))
             return i;
     }
     return n;

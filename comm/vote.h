@@ -19,10 +19,14 @@
 /* What the caller saw of the group's parameters: arrays of n_extents. */
 typedef struct fcdp_evidence {
     const fcdp_signals *signals;
-    const void *const *shards; /* host-readable bytes, which are fingerprinted here; NULL: none */
+    /* host-readable bytes, which are fingerprinted here; NULL: none. Of the pieces of one extent after
+     * another */
+    const void *const *shards;
     const size_t *shard_bytes;
     /* by the device (fcdp_comm_fingerprint_end), in place of `shards`; NULL: none */
     const uint64_t *fingerprints;
+    /* how many pieces each extent's shard is, in which order counts; NULL: one each. None: no bytes */
+    const uint64_t *n_pieces;
 } fcdp_evidence;
 
 /* The vote, of n_extents + 1 bytes. A use that was begun ahead is ended first. */

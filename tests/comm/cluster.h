@@ -9,9 +9,13 @@
 #ifndef FCDP_TEST_CLUSTER_H
 #define FCDP_TEST_CLUSTER_H
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "alloc/vrange.h"
 #include "comm/group.h"
 #include "comm/tree.h"
+#include "tests/assert_ok.h"
 #include "tests/comm/council.h"
 #include "tests/comm/hub.h"
 
@@ -92,12 +96,6 @@ void cluster_check_launches(const cluster *c, bool whole);
 
 /* `body` on a thread of its own for every rank, all at once; until the last one ends. */
 void cluster_run(cluster *c, void (*body)(member *m, void *arg), void *arg);
-
-#define assert_ok(call)                                                                                      \
-    do {                                                                                                     \
-        fcdp_status status_ = (call);                                                                        \
-        if (status_) fail_msg("%s: %s (%s)", #call, fcdp_status_name(status_), fcdp_error_text());           \
-    } while (0)
 
 /* Nothing of the simulated device is held by anyone, and nothing was unordered. */
 void assert_nothing_lives(void);

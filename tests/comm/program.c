@@ -55,7 +55,7 @@ static bool went(runner *r, const char *what, uint32_t g, fcdp_status status) {
     r->ended = true;
     r->end->status = status;
     r->end->step = r->step;
-    snprintf(r->end->text, sizeof r->end->text, "%s of group %u: %s (%s)", what, g, fcdp_status_name(status),
+    snprintf(r->end->text, sizeof r->end->text, "%s of group %u: status %d: %s", what, g, (int)status,
              fcdp_error_text());
     council_leave(&r->m->cluster->council);
     /* Its process ends. Others need not see that: they come to the agreement, unless their

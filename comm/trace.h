@@ -1,0 +1,39 @@
+/* trace.h - what comm writes to the trace (trace_events.h). */
+#ifndef FCDP_COMM_TRACE_H
+#define FCDP_COMM_TRACE_H
+
+#include "comm/internal.h"
+#include "comm/trace_events.h"
+#include "comm/unshard.h"
+
+/* The ring is open from here on, and says what the engine runs on. */
+void fcdp__engine_trace_open(const fcdp_engine_config *config);
+void fcdp__engine_trace_device(const fcdp_engine *engine);
+/* The comm's place is the job's, unless somebody has said another one. */
+void fcdp__comm_trace(const fcdp_comm *comm);
+/* What the monitor sees to: spans that have ended, and levels that nobody else tells. In relaxed capture
+ * mode. `n`: its periods so far. */
+void fcdp__engine_trace_poll(const fcdp_engine *engine, uint64_t n);
+
+uint32_t fcdp__group_object(const fcdp_group *group); /* 0: it has no region yet, or `group` is NULL */
+
+/* Of an unshard that is on the streams; plain_bytes and gather_bytes as in the engine's stats. */
+typedef struct fcdp_use_counts {
+    fcdp_pass pass;
+    size_t block_bytes;
+    uint64_t plain_bytes, gather_bytes;
+    uint32_t n_stale;
+} fcdp_use_counts;
+void fcdp__group_trace_use(const fcdp_group *group, const fcdp_use_counts *counts);
+/* The ranks have agreed; group->votes is what this one said. */
+void fcdp__group_trace_stale(const fcdp_group *group);
+void fcdp__group_trace_reshard(const fcdp_group *group, uint8_t cause);
+void fcdp__group_trace_host_wait(const fcdp_group *group, uint64_t start_ns, uint64_t ns);
+/* Puts `stream` behind the event, between two timing events. */
+fcdp_status fcdp__group_trace_stall(const fcdp_group *group, fcdp_stream stream,
+                                    fcdp_event event) FCDP_MUST_CHECK;
+
+/* The host has waited since `start_ns` of fcdp__trace_start(). */
+void fcdp__host_wait_trace(uint64_t start_ns, uint8_t cause);
+
+#endif
