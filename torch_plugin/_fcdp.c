@@ -33,7 +33,7 @@ static struct PyModuleDef module = {
 PyMODINIT_FUNC PyInit__fcdp(void) {
     PyObject *m = PyModule_Create(&module);
     if (!m || PyModule_AddFunctions(m, methods_engine) < 0 || PyModule_AddFunctions(m, methods_comm) < 0 ||
-        PyModule_AddFunctions(m, methods_group) < 0)
+        PyModule_AddFunctions(m, methods_group) < 0 || PyModule_AddFunctions(m, methods_trace) < 0)
         return NULL;
     binding_error_class = PyErr_NewExceptionWithDoc(
         "fcdp.Error", "A failure of FCDP's core; args = (text, status).", PyExc_RuntimeError, NULL);

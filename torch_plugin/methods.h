@@ -15,8 +15,10 @@
 #define ENTRY(name) {#name, name, METH_VARARGS, NULL}
 
 /* Each ends with a row of NULLs. */
-extern PyMethodDef methods_engine[], methods_comm[], methods_group[];
+extern PyMethodDef methods_engine[], methods_comm[], methods_group[], methods_trace[];
 
+/* The process's ring, if the options want one; cheap where it is there. */
+void binding_trace_open(void);
 /* `object` as bytes of exactly `bytes` bytes, borrowed; NULL with an error set. */
 const void *methods_bytes(PyObject *object, size_t bytes, const char *what);
 PyObject *methods_none_or_raise(fcdp_status status);

@@ -37,10 +37,30 @@ static fcdp_group *group_of(PyObject *handle) {
     return binding_unwrap(BINDING_GROUP, handle);
 }
 
-METHOD(group_host_alloc) {
+/* The one argument of a method, which `format` parses; NULL with an error set. */
+static fcdp_group *only_group(PyObject *args, const char *format) {
     PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_host_alloc", &handle)) return NULL;
-    fcdp_group *group = group_of(handle);
+    return PyArg_ParseTuple(args, format, &handle) ? group_of(handle) : NULL;
+}
+
+/* The groups of a list, in its order, for the caller to free(); NULL with an error set. */
+static fcdp_group **groups_of(PyObject *list, uint32_t *n_out) {
+    Py_ssize_t n = PyList_Size(list);
+    if (n < 0) return NULL;
+    fcdp_group **groups = calloc((size_t)n + 1, sizeof *groups);
+    if (!groups) return (fcdp_group **)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++) {
+        groups[i] = group_of(PyList_GetItem(list, i));
+        if (groups[i]) continue;
+        free(groups);
+        return NULL;
+    }
+    *n_out = (uint32_t)n;
+    return groups;
+}
+
+METHOD(group_host_alloc) {
+    fcdp_group *group = only_group(args, "O:group_host_alloc");
     if (!group) return NULL;
     uint64_t offset;
     fcdp_status status;
@@ -69,9 +89,8 @@ METHOD(group_extent) {
 
 /* Tells a group from others while it lives. */
 METHOD(group_id) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_id", &handle)) return NULL;
-    return PyLong_FromVoidPtr(group_of(handle));
+    fcdp_group *group = only_group(args, "O:group_id");
+    return group ? PyLong_FromVoidPtr(group) : NULL;
 }
 
 /* ([group], a byte for each: does it stay gathered between forward and backward?)
@@ -79,26 +98,19 @@ METHOD(group_id) {
 METHOD(groups_fit) {
     PyObject *list, *bytes;
     if (!PyArg_ParseTuple(args, "OO:groups_fit", &list, &bytes)) return NULL;
-    Py_ssize_t n = PyList_Size(list);
-    const void *stays = n < 0 ? NULL : methods_bytes(bytes, (size_t)n, "stays");
-    fcdp_group **groups = stays ? calloc((size_t)n + 1, sizeof *groups) : NULL;
-    if (!groups) return stays ? PyErr_NoMemory() : NULL;
-    bool read = true;
-    for (Py_ssize_t i = 0; i < n && read; i++) {
-        groups[i] = group_of(PyList_GetItem(list, i));
-        read = groups[i] != NULL;
-    }
+    uint32_t n;
+    fcdp_group **groups = groups_of(list, &n);
+    if (!groups) return NULL;
+    const void *stays = methods_bytes(bytes, n, "stays");
     bool ahead;
-    fcdp_status status = read ? fcdp_groups_fit(groups, stays, (uint32_t)n, &ahead) : FCDP_OK;
+    fcdp_status status = stays ? fcdp_groups_fit(groups, stays, n, &ahead) : FCDP_OK;
     free(groups);
-    if (!read) return NULL;
+    if (!stays) return NULL;
     return status ? binding_raise(status) : PyBool_FromLong(ahead);
 }
 
 METHOD(group_is_small) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_is_small", &handle)) return NULL;
-    fcdp_group *group = group_of(handle);
+    fcdp_group *group = only_group(args, "O:group_is_small");
     return group ? PyBool_FromLong(fcdp_group_is_small(group)) : NULL;
 }
 
@@ -107,20 +119,14 @@ METHOD(groups_coalesce) {
     PyObject *list, *inputs;
     unsigned long long stream;
     if (!PyArg_ParseTuple(args, "OSK:groups_coalesce", &list, &inputs, &stream)) return NULL;
-    Py_ssize_t n = PyList_Size(list);
-    fcdp_group **groups = n < 0 ? NULL : calloc((size_t)n + 1, sizeof *groups);
-    if (!groups) return n < 0 ? NULL : PyErr_NoMemory();
+    uint32_t n;
+    fcdp_group **groups = groups_of(list, &n);
+    if (!groups) return NULL;
     size_t n_extents = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        groups[i] = group_of(PyList_GetItem(list, i));
-        if (!groups[i]) break;
-        n_extents += fcdp_group_n_extents(groups[i]);
-    }
-    const uint64_t *addresses = PyErr_Occurred()
-                                    ? NULL
-                                    : methods_bytes(inputs, n_extents * sizeof *addresses, "inputs");
+    for (uint32_t i = 0; i < n; i++) n_extents += fcdp_group_n_extents(groups[i]);
+    const uint64_t *addresses = methods_bytes(inputs, n_extents * sizeof *addresses, "inputs");
     fcdp_status status = FCDP_OK;
-    if (addresses) CALL(fcdp_groups_coalesce(groups, addresses, (uint32_t)n, (fcdp_stream)(uintptr_t)stream));
+    if (addresses) CALL(fcdp_groups_coalesce(groups, addresses, n, (fcdp_stream)(uintptr_t)stream));
     free(groups);
     return addresses ? methods_none_or_raise(status) : NULL;
 }
@@ -164,41 +170,40 @@ METHOD(group_question) {
 }
 
 METHOD(group_ask_again) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_ask_again", &handle)) return NULL;
-    fcdp_group *group = group_of(handle);
+    fcdp_group *group = only_group(args, "O:group_ask_again");
     if (!group) return NULL;
     fcdp_group_ask_again(group);
     Py_RETURN_NONE;
 }
 
-/* (signals: n x 8 uint64, shards: n uint64 (0: cannot be read), shard_bytes: n
- * uint64), borrowed from the arguments. */
+/* (signals: n x 8 uint64, shards: uint64 per piece (0: cannot be read), shard_bytes: uint64 per piece,
+ * n_pieces: n uint64), borrowed from the arguments. */
 static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *shards, PyObject *sizes,
-                          fcdp_evidence *evidence_out) {
-    size_t n = fcdp_group_n_extents(group);
-    evidence_out->fingerprints = NULL;
-    evidence_out->signals = methods_bytes(signals, n * sizeof(fcdp_signals), "signals");
-    evidence_out->shards = evidence_out->signals ? methods_bytes(shards, n * sizeof(uint64_t), "shards")
-                                                 : NULL;
-    evidence_out->shard_bytes = evidence_out->shards
-                                    ? methods_bytes(sizes, n * sizeof(uint64_t), "shard_bytes")
-                                    : NULL;
+                          PyObject *counts, fcdp_evidence *evidence_out) {
+    size_t n = fcdp_group_n_extents(group), n_pieces = 0;
+    *evidence_out = (fcdp_evidence){.signals = methods_bytes(signals, n * sizeof(fcdp_signals), "signals")};
+    if (evidence_out->signals)
+        evidence_out->n_pieces = methods_bytes(counts, n * sizeof(uint64_t), "n_pieces");
+    if (!evidence_out->n_pieces) return false;
+    for (size_t i = 0; i < n; i++) n_pieces += evidence_out->n_pieces[i];
+    evidence_out->shards = methods_bytes(shards, n_pieces * sizeof(uint64_t), "shards");
+    if (evidence_out->shards)
+        evidence_out->shard_bytes = methods_bytes(sizes, n_pieces * sizeof(uint64_t), "shard_bytes");
     return evidence_out->shard_bytes != NULL;
 }
 
-/* (group, signals, shards, shard_bytes, fingerprints: n uint64 or b"", grad_mode,
- * optimizer_seen, reductions) -> n + 1 bytes */
+/* (group, signals, shards, shard_bytes, n_pieces, fingerprints: n uint64 or b"",
+ * grad_mode, optimizer_seen, reductions) -> n + 1 bytes */
 METHOD(group_vote) {
-    PyObject *handle, *signals, *shards, *sizes, *fingerprints;
+    PyObject *handle, *signals, *shards, *sizes, *counts, *fingerprints;
     int grad_mode, optimizer_seen;
     unsigned long long reductions;
     fcdp_evidence evidence;
-    if (!PyArg_ParseTuple(args, "OSSSSppK:group_vote", &handle, &signals, &shards, &sizes, &fingerprints,
-                          &grad_mode, &optimizer_seen, &reductions))
+    if (!PyArg_ParseTuple(args, "OSSSSSppK:group_vote", &handle, &signals, &shards, &sizes, &counts,
+                          &fingerprints, &grad_mode, &optimizer_seen, &reductions))
         return NULL;
     fcdp_group *group = group_of(handle);
-    if (!group || !evidence_from(group, signals, shards, sizes, &evidence)) return NULL;
+    if (!group || !evidence_from(group, signals, shards, sizes, counts, &evidence)) return NULL;
     if (PyBytes_Size(fingerprints) > 0) {
         evidence.fingerprints = methods_bytes(fingerprints, fcdp_group_n_extents(group) * sizeof(uint64_t),
                                               "fingerprints");
@@ -228,14 +233,15 @@ METHOD(group_agree) {
     Py_RETURN_NONE;
 }
 
-/* (group, signals, shards, shard_bytes) -> index of the first parameter that has
+/* (group, signals, shards, shard_bytes, n_pieces) -> index of the first parameter that has
  * changed since the ranks agreed, -1: none */
 METHOD(group_audit) {
-    PyObject *handle, *signals, *shards, *sizes;
+    PyObject *handle, *signals, *shards, *sizes, *counts;
     fcdp_evidence evidence;
-    if (!PyArg_ParseTuple(args, "OSSS:group_audit", &handle, &signals, &shards, &sizes)) return NULL;
+    if (!PyArg_ParseTuple(args, "OSSSS:group_audit", &handle, &signals, &shards, &sizes, &counts))
+        return NULL;
     fcdp_group *group = group_of(handle);
-    if (!group || !evidence_from(group, signals, shards, sizes, &evidence)) return NULL;
+    if (!group || !evidence_from(group, signals, shards, sizes, counts, &evidence)) return NULL;
     uint32_t changed;
     Py_BEGIN_ALLOW_THREADS changed = fcdp_group_audit(group, &evidence);
     Py_END_ALLOW_THREADS return PyLong_FromLong(changed < fcdp_group_n_extents(group) ? (long)changed : -1);
@@ -256,9 +262,7 @@ METHOD(group_confirm) {
 
 /* group -> n flags */
 METHOD(group_stale) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_stale", &handle)) return NULL;
-    fcdp_group *group = group_of(handle);
+    fcdp_group *group = only_group(args, "O:group_stale");
     PyObject *stale = group ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group)) : NULL;
     if (stale) fcdp_group_stale(group, (uint8_t *)PyBytes_AsString(stale));
     return stale;
@@ -293,9 +297,7 @@ METHOD(group_begin) {
 }
 
 METHOD(group_has_begun) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_has_begun", &handle)) return NULL;
-    fcdp_group *group = group_of(handle);
+    fcdp_group *group = only_group(args, "O:group_has_begun");
     return group ? PyBool_FromLong(fcdp_group_has_begun(group)) : NULL;
 }
 
@@ -339,9 +341,7 @@ METHOD(group_reshard) {
 }
 
 METHOD(group_stats) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:group_stats", &handle)) return NULL;
-    fcdp_group *group = group_of(handle);
+    fcdp_group *group = only_group(args, "O:group_stats");
     if (!group) return NULL;
     fcdp_group_stats s;
     Py_BEGIN_ALLOW_THREADS fcdp_group_stats_get(group, &s);

@@ -10,6 +10,7 @@
 #include "tiering/region.h"
 #include "torch_plugin/cxx.h"
 #include "torch_plugin/history.h"
+#include "torch_plugin/methods.h"
 
 /* Of addresses, which cost nothing but a list of them. */
 static const size_t QUARANTINE_BYTES = (size_t)64 << 30;
@@ -41,6 +42,7 @@ static fcdp_status device_need(int ordinal, fcdp_device **device_out) {
     fcdp__lock_acquire(&tensors.lock);
     fcdp_device *device = device_of(ordinal);
     if (!device) {
+        binding_trace_open();
         device = malloc(sizeof *device);
         status = device ? fcdp_device_open(tensors.driver, ordinal, tensors.sim_library, tensors.budget_bytes,
                                            true, device)

@@ -1,12 +1,14 @@
-"""FCDP, Fully Cached Data Parallel: FSDP2 whose gathered parameters stay on the node until they change.
+"""FCDP, Fully Cached Data Parallel: FSDP whose gathered parameters stay on the node until they change.
 
 ``FCDP=1 torchrun train.py`` turns it on in an unmodified script; nothing here needs to be imported for that.
 
-Importing this package is light: torch and the C core are loaded when FSDP2 is.
+Importing this package is light: torch and the C core are loaded when FSDP is.
 """
 
 from __future__ import annotations
 
+import os
+from contextlib import AbstractContextManager
 from typing import Any
 
 __all__ = [
@@ -27,6 +29,7 @@ __all__ = [
     "reset_peaks",
     "snapshot",
     "stats",
+    "trace",
 ]
 __version__ = "0.1.0"
 
@@ -35,29 +38,14 @@ class OptionError(ValueError):
     """An FCDP_* environment variable is unknown or malformed; the message names the nearest valid one."""
 
 
-# Of fcdp_alloc: torch.cuda.memory's functions of these names, for tensors that are FCDP's. They are in fcdp.tensors,
-# which imports torch.
-_TENSORS = {
-    "fcdp_alloc",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "record_memory_history",
-    "reset_accumulated_memory_stats",
-    "reset_peak_memory_stats",
-    "snapshot",
-}
-
-
 def __getattr__(name: str) -> Any:
     if name == "Error":  # lives in the C core
         from fcdp._fcdp import Error
 
         return Error
-    if name in _TENSORS:
+    # What __all__ names and nothing here defines: fcdp_alloc, and of it torch.cuda.memory's functions of these names,
+    # for tensors that are FCDP's. fcdp.tensors imports torch.
+    if name in __all__:
         from fcdp import tensors
 
         return getattr(tensors, name)
@@ -65,7 +53,8 @@ def __getattr__(name: str) -> Any:
 
 
 def enable() -> None:
-    """Turn FCDP on in this process, as ``FCDP=1`` does. Call it before the first ``fully_shard``.
+    """Turn FCDP on in this process, as ``FCDP=1`` does. Call it before the first ``fully_shard`` or
+    ``FullyShardedDataParallel``.
 
     Raises OptionError when an FCDP_* variable is malformed.
     """
@@ -84,17 +73,17 @@ def stats() -> dict[str, Any]:
       ``transport`` ("nccl" or "gloo", what carries its collectives) of the first shard group served; None
       before the first gather;
     - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree
-      (FCDP's own), plain_gather, reduce_scatter (FSDP2's, counted from their sizes and a ring over the
+      (FCDP's own), plain_gather, reduce_scatter (FSDP's, counted from their sizes and a ring over the
       ranks);
     - ``moves``: h2d_bytes, d2h_bytes and counts of stores, slice_loads, whole_loads, evictions, maps,
       memory_waits;
-    - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP2 made itself,
+    - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP made itself,
       for groups that FCDP left to it;
     - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state,
       ranks_per_node;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
-    - ``bypassed``: groups left to plain FSDP2 and why; "every group" where the job has no FSDP2 modules;
-    - ``saved``: inter-node bytes per node plain_bytes, which plain FSDP2's flat gathers would have sent, and
+    - ``bypassed``: groups left to plain FSDP and why; "every group" where the job has no FSDP modules;
+    - ``saved``: inter-node bytes per node plain_bytes, which plain FSDP's flat gathers would have sent, and
       gather_bytes, which FCDP's gathers did send; ``beside_bytes``: what each rank received in the plain
       gathers, which are in neither;
     - ``waits``: where the host blocked: gathers (on CPUs alone) and their seconds, agreements;
@@ -118,3 +107,18 @@ def options() -> list[dict[str, str]]:
     from fcdp._fcdp import options_table
 
     return [dict(zip(("name", "values", "default", "help"), row)) for row in options_table()]
+
+
+def trace(path: str | os.PathLike[str]) -> AbstractContextManager[str]:
+    """Record this process's events to a file: ``with fcdp.trace("rank%r.trace"): ...``.
+
+    In the path %r is the rank (RANK) and %p the process's id; the block gets the whole path. The file is what
+    ``fcdp-memtrace record`` writes, with what the ring holds from before. A thread without the GIL writes it.
+    The block ends once what its streams were given is measured, about a tenth of a second later.
+
+    Raises ``fcdp_memtrace.Error`` where this process writes no trace (FCDP_TRACE=0, or FCDP is off), or the file cannot
+    be written.
+    """
+    from fcdp_memtrace import recording
+
+    return recording.trace(path)

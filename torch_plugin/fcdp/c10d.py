@@ -186,6 +186,7 @@ class Shards:
     def agree(self, votes: bytes) -> bytes:
         """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at
         the same agreement."""
+        start, before = _fcdp.trace_start(), self.agreements
         self.agreements = number = self.control.roll.enter()
         stamp = (self.agreements + len(votes)) % 256
         ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8)
@@ -197,6 +198,7 @@ class Shards:
                 f"fcdp: agreement {number} of {len(self.ranks)} ranks on what is stale failed; {missing}: {error}"
             ) from error
         self.agree_bytes += len(votes) + 2
+        _fcdp.trace_agreement(start, number - before, self._sent(len(votes) + 2))
         result = bytes(ballot.tolist())  # not by NumPy, which torch does not bring
         if result[-2] + result[-1] != 255:
             raise RuntimeError(
@@ -207,7 +209,10 @@ class Shards:
     def agreed(self) -> tuple[int, int, int]:
         """Agreements so far, and their bytes from this rank to other nodes (an all-reduce: each byte leaves a
         rank about twice, and a node through its last rank) and within the node."""
-        return self.agreements, 2 * self.agree_bytes if self.local == self.node_size - 1 else 0, 0
+        return self.agreements, self._sent(self.agree_bytes), 0
+
+    def _sent(self, agree_bytes: int) -> int:
+        return 2 * agree_bytes if self.local == self.node_size - 1 else 0
 
     def raise_together(self, problem: Exception | None) -> None:
         """Raise on every rank if any rank has a problem: OptionError where an option asks for what some rank

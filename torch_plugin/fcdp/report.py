@@ -1,5 +1,5 @@
 """FCDP's statistics: `fcdp.stats()` and the two lines at exit. The core counts its own gathers and collectives;
-here are only those that FSDP2 made itself, and agreements."""
+here are only those that FSDP made itself, and agreements."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def summary() -> None:
         return
     plain, sent = now["saved"]["plain_bytes"], now["saved"]["gather_bytes"]
     beside = (
-        f"; beside that, plain FSDP2 gathered {_human(now['saved']['beside_bytes'])} in {gathers['plain']} gathers"
+        f"; beside that, plain FSDP gathered {_human(now['saved']['beside_bytes'])} in {gathers['plain']} gathers"
         if gathers["plain"]
         else ""
     )
