@@ -101,8 +101,17 @@ DOCTOR = {
     ("--options",): (0, ["| `FCDP_TAU` | 0..1 | 0 |"]),
     ("--help",): (0, ["usage: fcdp-doctor", "--options"]),
 }
+HELP = {"-h", "--help"}
 OPTIONS = {
     "fcdp-doctor": {"-h", "--help", "--options"},
+    "fcdp-memtrace": HELP,
+    "fcdp-memtrace top": {*HELP, "--json", "--pid", "--interval"},
+    "fcdp-memtrace record": {*HELP, "-o", "--output", "--pid", "-q", "--quiet"},
+    "fcdp-memtrace report": {*HELP, "--json", "--steps", "--regions"},
+    "fcdp-memtrace diff": {*HELP, "--json", "--skip-steps"},
+    "fcdp-memtrace export": {*HELP, "--chrome", "-o", "--output", "--beside"},
+    "fcdp-memtrace plot": {*HELP, "-o", "--output", "--rank", "--width"},
+    "fcdp-memtrace check": {*HELP, "--max-stall", "--max-peak", "--max-inter", "--skip-steps", "--json"},
     "fcdp-lab": {
         "-h",
         "--help",
@@ -126,6 +135,20 @@ OPTIONS = {
     },
 }
 WRONG = {
+    "fcdp-memtrace": [
+        ([], "required: COMMAND"),
+        (["watch"], "invalid choice: 'watch'"),
+        (["report"], "required: FILE"),
+        (["top", "--pid", "mine"], "invalid int value: 'mine'"),
+        (["top", "--interval", "often"], "invalid float value: 'often'"),
+        (["report", "--bogus", "x"], "unrecognized arguments: --bogus"),
+        (["record", "--", "true"], "required: -o/--output"),
+        (["record", "-o", "x"], "give a command behind --"),
+        (["record", "-o", "x", "--pid", "me"], "invalid int value: 'me'"),
+        (["plot", "x", "-o", "x.pdf"], "must end with .svg or .png"),
+        (["check", "x", "--max-peak", "much"], "'much' is no number of bytes"),
+        (["diff", "x"], "required: B"),
+    ],
     "fcdp-doctor": [
         (["--optoins"], "unrecognized arguments: --optoins"),
         (["now"], "unrecognized arguments: now"),
@@ -143,24 +166,25 @@ WRONG = {
 
 
 def test_every_command_has_tests():
-    assert set(commands()) == OPTIONS.keys() == WRONG.keys()
+    assert set(commands()) == {name.split()[0] for name in OPTIONS} == WRONG.keys()
     installed = {
         entry.name for entry in importlib.metadata.distribution("fcdp").entry_points if entry.group == "console_scripts"
     }
-    assert installed == OPTIONS.keys(), "the wheel that is installed is not of this tree"
+    assert installed == set(commands()), "the wheel that is installed is not of this tree"
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", OPTIONS)
 def test_help_names_the_options_that_are_tested(name):
-    done = command(name, "--help")
+    done = command(*name.split(), "--help")
     assert done.returncode == 0 and done.stdout.startswith(f"usage: {name}") and not done.stderr, done.stderr
-    listed = re.findall(r"^  (-[^ ].*)", done.stdout, re.M)
+    text = done.stdout.split("\noptions:\n")[1].split("\n\n")[0]
+    listed = re.findall(r"^  (-[^ ].*)", text, re.M)
     assert {
         option for line in listed for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line.split("  ")[0])
     } == OPTIONS[name]
-    assert not re.search(r"^(subcommands|positional arguments):|^ *\{\w+,", done.stdout, re.M), (
-        "a subcommand, and no test runs it"
-    )
+    subcommands = {f"{name} {found}" for found in re.findall(r"^    (\w+) ", done.stdout.split("\noptions:")[0], re.M)}
+    if " " not in name:
+        assert subcommands == {other for other in OPTIONS if other.startswith(f"{name} ")}, "no test runs a subcommand"
 
 
 @pytest.mark.parametrize(("name", "arguments", "said"), [(n, a, s) for n, cases in WRONG.items() for a, s in cases])
@@ -250,6 +274,56 @@ def test_require_equal_asks_for_equal_training(tmp_path):
     assert done.returncode == 1 and "mode fsdp did not train as fsdp" in done.stderr, done.stderr
 
 
+# ---- fcdp-memtrace ----
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """Of a job with plain Python in it, recorded: it has no region, and shows what a file needs."""
+    folder = tmp_path_factory.mktemp("memtrace")
+    (folder / "train.py").write_text(TRAIN)
+    path = folder / "run.trace"
+    torchrun = "--nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1".split()
+    job = [sys.executable, "-m", "torch.distributed.run", *torchrun, folder / "train.py"]
+    done = command("fcdp-memtrace", "record", "-o", path, "--", *job, FCDP="1", FCDP_LOCAL_SIZE="1")
+    assert done.returncode == 0 and "2 processes" in done.stderr, done.stderr
+    return path
+
+
+def memtrace_runs(trace, folder):
+    """Of each subcommand that reads a file: arguments, and what they must show."""
+    out = folder / "out"
+    profile = folder / "profile.json"
+    profile.write_text('{"traceEvents": []}')
+    return {
+        "report": [
+            ([trace], "rank 1"),
+            ([trace, "--steps", "1", "--regions", "1"], "rank 0"),
+            ([trace, "--json"], "{"),
+        ],
+        "diff": [([trace, trace], "a step took"), ([trace, trace, "--json", "--skip-steps", "0"], "{")],
+        "export": [([trace, "--chrome", "-o", out], ""), ([trace, "--output", out, "--beside", profile], "")],
+        "plot": [
+            ([trace, "-o", f"{out}.png"], ""),
+            ([trace, "--output", f"{out}.svg", "--rank", "1", "--width", "9"], ""),
+        ],
+        "check": [
+            ([trace], "no violation"),
+            ([trace, *"--max-stall 1e6 --max-peak 1T --max-inter 1TiB --skip-steps 1 --json".split()], "{"),
+        ],
+    }
+
+
+@pytest.mark.slow
+def test_memtrace_on_a_recorded_job(trace, tmp_path):
+    for subcommand, runs in memtrace_runs(trace, tmp_path).items():
+        for arguments, said in runs:
+            done = command("fcdp-memtrace", subcommand, *arguments)
+            assert done.returncode == 0 and said in done.stdout, (subcommand, arguments, done.stdout, done.stderr)
+        given = {str(part) for arguments, _ in runs for part in arguments}
+        assert OPTIONS[f"fcdp-memtrace {subcommand}"] - HELP <= given, subcommand
+
+
 # ---- the documents ----
 
 
@@ -319,7 +393,34 @@ def is_not_tried(folder, line):
     """What makes the clone and the .venv in which this runs; or it writes a file that another test compares."""
 
 
+def records(folder, line):
+    """With a job in train.py's place that ends at once."""
+    (folder / "train.py").write_text("print('trained')\n")
+    job = line.replace("torchrun", sys.executable)
+    done = run("bash", "-c", job, cwd=folder)
+    assert done.returncode == 0 and "trained" in done.stdout and "no process with a trace" in done.stderr, done.stderr
+
+
+def wants_a_terminal(folder, line):
+    """tests/memtrace/test_top.py gives it one."""
+    done = run(*line.split())
+    assert done.returncode == 1 and "needs a terminal; --json prints what it shows" in done.stderr, done.stderr
+
+
+def names_the_file(folder, line):
+    """test_memtrace_on_a_recorded_job runs the subcommand on a file that is there."""
+    done = run(*line.split(), cwd=folder)
+    assert done.returncode == 1 and "cannot open run.trace" in done.stderr, done.stderr
+
+
 SHELL = {
+    "fcdp-memtrace top": wants_a_terminal,
+    "fcdp-memtrace record -o run.trace -- torchrun train.py": records,
+    "fcdp-memtrace report run.trace": names_the_file,
+    "fcdp-memtrace diff run.trace other.trace": names_the_file,
+    "fcdp-memtrace check run.trace --max-stall 20 --skip-steps 2": names_the_file,
+    "fcdp-memtrace plot run.trace -o run.svg": names_the_file,
+    "fcdp-memtrace export --chrome run.trace -o run.json --beside profile.json": names_the_file,
     "tools/demo.sh": shows_its_help,
     "tools/gpu.sh --bundle": shows_its_help,
     "tools/gpu.sh": shows_its_help,
@@ -369,6 +470,9 @@ def test_a_python_snippet_of_the_documents(tmp_path, text):
     (tmp_path / "snippet.py").write_text(text)
     (tmp_path / "then.py").write_text(text + "print(torch._C._cuda_getAllocatorBackend(), fcdp.memory_allocated())\n")
     done = run(sys.executable, tmp_path / "snippet.py", cwd=tmp_path)
+    if "fcdp_alloc" not in text:
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        return
     has_cuda = (
         run(sys.executable, "-c", "import torch; print(hasattr(torch._C, '_cuda_customAllocator'))").stdout.strip()
         == "True"

@@ -13,14 +13,17 @@ DRIVER_MAY_INCLUDE = {"alloc/base.h"}  # and files of its own; it is under the r
 # Names of CUDA's driver API: in the driver's file, and in what plays CUDA.
 CUDA = re.compile(r"\b(CUresult|CUdeviceptr|CU[a-z]\w+|CU_[A-Z]\w+|cu[A-Z]\w+)\b")
 # FSDP2's private modules, classes and functions.
-FSDP2 = re.compile(
-    r"_fully_shard\b|_fsdp_\w+|\bFSDP(Param|ParamGroup|State|MeshInfo|CommContext)\b|\bforeach_all_gather\w*|\bAllGatherResult\b"
-)
+PRIVATE = {
+    "fsdp2.py": re.compile(
+        r"_fully_shard\b|(?<!_get)_fsdp_\w+|\bFSDP(Param|ParamGroup|State|MeshInfo|CommContext)\b|\bforeach_all_gather\w*|\bAllGatherResult\b"
+    ),
+    "fsdp1.py": re.compile(r"\w*_flat_param\w*|\bFlatParam\w*|\b_runtime_utils\b|\b_local_shard\b|\b_handle\b"),
+}
 SYSTEM_ONLY_IN = {
-    "Python.h": "torch_plugin",
-    "numa.h": "tiering",
-    "numaif.h": "tiering",
-    "jemalloc/jemalloc.h": "tiering",
+    "Python.h": ("torch_plugin/", "tools/memtrace/_trace"),
+    "numa.h": ("tiering/",),
+    "numaif.h": ("tiering/",),
+    "jemalloc/jemalloc.h": ("tiering/",),
 }
 NOWHERE = re.compile(r"^(cuda|cuda_runtime|nccl|nvml)\.h$|^torch/|^ATen/|^c10/")
 
@@ -82,6 +85,17 @@ def test_the_simulated_gpu_knows_nothing_of_its_users():
     assert not wrong
 
 
+def test_memtrace_knows_the_format_and_the_lists_of_events_alone():
+    allowed = re.compile(r"tools/memtrace/|alloc/trace_format\.h$|\w+/trace_events\.h$")
+    wrong = [
+        f"{name_of(p)} includes {i}"
+        for p in c_files("tools/memtrace")
+        for i in includes(p, "own")
+        if not allowed.match(i)
+    ]
+    assert not wrong
+
+
 def test_every_include_is_a_path_from_the_root_and_exists():
     wrong = [f"{name_of(p)} includes {i}" for p in EVERYTHING for i in includes(p, "own") if not (ROOT / i).is_file()]
     assert not wrong
@@ -108,7 +122,7 @@ def test_foreign_headers_stay_where_they_belong():
     for path in c_files(*LAYERS, "tools"):
         for included in includes(path, "system"):
             home = SYSTEM_ONLY_IN.get(included)
-            if NOWHERE.search(included) or (home and not name_of(path).startswith(home + "/")):
+            if NOWHERE.search(included) or (home and not name_of(path).startswith(home)):
                 wrong.append(f"{name_of(path)} includes <{included}>")
     assert not wrong
 
@@ -131,13 +145,16 @@ def words_of(path):
                 yield token.start[0], token.string
 
 
-def test_private_names_of_fsdp2_appear_in_one_file():
+@pytest.mark.parametrize("home", PRIVATE)
+def test_private_names_of_an_fsdp_appear_in_one_file(home):
     wrong = []
     for path in sorted((ROOT / "torch_plugin").rglob("*.py")):
-        if path.name == "fsdp2.py":
+        if path.name == home:
             continue
         for line, word in words_of(path):
-            # _enable.py waits for one of FSDP2's modules to be imported, and so names it.
-            if FSDP2.search(word) and not (path.name == "_enable.py" and word.startswith('"torch.distributed.fsdp.')):
+            # _enable.py waits for one of FSDP's modules to be imported, and so names it.
+            if PRIVATE[home].search(word) and not (
+                path.name == "_enable.py" and word.startswith('"torch.distributed.fsdp.')
+            ):
                 wrong.append(f"{name_of(path)}:{line}: {word}")
     assert not wrong

@@ -21,9 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 OF_THE_SYSTEM = re.compile(r"lib(c|m|pthread|dl|rt|gcc_s)\.so\.\d+$|ld-linux.*\.so\.\d+$")
 # What manylinux_2_28 (PEP 600) promises of a system, as auditwheel's policy has it. We use no libstdc++.
 NEWEST = {"GLIBC": (2, 28), "GCC": (7, 0, 0), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}
-ON_ASKING = (
-    "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('fcdp', 'fcdp_lab', 'fcdp_doctor')))"
-)
+ON_ASKING = "import sys; print(sorted(m for m in sys.modules if m.split('.')[0] in ('fcdp', 'fcdp_lab', 'fcdp_doctor', 'fcdp_memtrace')))"
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def test_built_wheels_install_where_torch_s_own_do():
         assert re.search(r"-cp310-abi3-manylinux_2_28_(x86_64|aarch64)\.whl$", wheel.name), wheel.name
         with zipfile.ZipFile(wheel) as archive:
             libraries = [name for name in archive.namelist() if ".so" in name]
-            assert len(libraries) == 2, libraries
+            assert len(libraries) == 3, libraries
             for name in libraries:
                 needed = versions_needed(archive.read(name))
                 # they were read
@@ -116,6 +114,7 @@ def test_the_wheel_holds_its_parts(files):
         "fcdp/_fcdp.abi3.so",
         "fcdp/libfcdp_simgpu.so",
         "fcdp_lab/__init__.py",
+        "fcdp_memtrace/_trace.abi3.so",
     } <= files.keys()
     assert not [f for f in files if f.endswith((".c", ".h", ".a"))]
 
@@ -128,9 +127,11 @@ def test_what_is_linked_is_the_system_s_or_in_the_wheel(files):
             assert not foreign, f"{name} links {foreign}"
 
 
-def test_the_extension_shows_its_entry_point_alone(files):
+def test_an_extension_shows_its_entry_point_alone(files):
     _, defined, _ = dynamic(files["fcdp/_fcdp.abi3.so"])
     assert defined == {"PyInit__fcdp"}
+    _, defined, _ = dynamic(files["fcdp_memtrace/_trace.abi3.so"])
+    assert defined == {"PyInit__trace"}
 
 
 def test_the_simulated_gpu_shows_cuda_s_names_and_its_own(files):
@@ -220,6 +221,7 @@ def test_set_up_builds_the_wheel_anew_for_its_code_alone(tmp_path):
         "torch_plugin/fcdp/runtime.py",
         "tools/doctor/fcdp_doctor/cli.py",
         "tools/lab/fcdp_lab/lab.py",
+        "tools/memtrace/error.c",
         "pyproject.toml",
         "CMakeLists.txt",
         "cmake/zig.sh",

@@ -9,8 +9,12 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tools/*/*.md")])
 OPTIONS = ROOT / "docs" / "options.md"
-TABLE = re.compile(r"<!-- options: begin -->\n(.*?)<!-- options: end -->", re.S)
+MEMTRACE = ROOT / "docs" / "memtrace.md"
 FOLDERS = "alloc|tiering|comm|torch_plugin|tools|tests|cmake|docs|\\.github|\\.ci"
+
+
+def table(name):
+    return re.compile(rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->", re.S)
 
 
 def name_of(path):
@@ -25,11 +29,47 @@ def anchors(text):
 
 def test_the_table_of_options_is_the_codes():
     cli = pytest.importorskip("fcdp_doctor.cli", reason="the wheel is not installed in this interpreter")
-    written = TABLE.search(OPTIONS.read_text())[1].strip()
+    written = table("options").search(OPTIONS.read_text())[1].strip()
     assert written == cli.options_table(), (
         "docs/options.md is not what the installed wheel says. Run: bash tools/setup.sh && "
         ".venv/bin/python tests/test_readme.py"
     )
+
+
+def rows(head, lines):
+    cells = [[str(cell).replace("|", "\\|") for cell in line] for line in [head.split(" | "), *lines]]
+    cells.insert(1, ["---"] * len(cells[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def tables_of_memtrace():
+    """name -> the table, from the lists in the code."""
+    from fcdp_memtrace import _trace
+
+    lists = _trace.tables()
+    return {
+        "rules": rows("rule | what it says", [(f"`{name}`", says) for name, says in _trace.check_rules()]),
+        "kinds": rows(
+            "number | kind | what it says | `a` | `b`",
+            [(n, f"`{name}`", says, a or "-", b or "-") for _, n, name, a, b, says in lists["events"]],
+        ),
+        "causes": rows("number | cause | what it says", [(n, f"`{x}`", says) for _, n, x, says in lists["causes"]]),
+        "counters": rows(
+            "number | counter | unit | what it is | what it counts",
+            [(n, f"`{x}`", unit, what, says) for _, n, x, unit, what, says in lists["counters"]],
+        ),
+        "streams": rows("number | stream | what runs on it", [(n, f"`{x}`", s) for _, n, x, s in lists["streams"]]),
+    }
+
+
+def test_the_tables_of_memtrace_are_the_codes():
+    pytest.importorskip("fcdp_memtrace", reason="the wheel is not installed in this interpreter")
+    for name, made in tables_of_memtrace().items():
+        written = table(name).search(MEMTRACE.read_text())[1].strip()
+        assert written == made, (
+            f"the {name} in docs/memtrace.md are not what the installed wheel says. Run: bash tools/setup.sh && "
+            ".venv/bin/python tests/test_readme.py"
+        )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
@@ -58,15 +98,21 @@ def test_paragraphs_wrap_at_110_columns(document):
 
 
 def test_every_page_of_docs_is_linked_from_the_readme():
-    linked = re.findall(r"\]\((docs/[^)#]+)\)", (ROOT / "README.md").read_text())
+    linked = re.findall(r"\]\((docs/[^)#]+\.md)\)", (ROOT / "README.md").read_text())
     assert set(linked) == {name_of(path) for path in ROOT.glob("docs/*.md")}
+
+
+def put(document, name, made):
+    text = f"<!-- {name}: begin -->\n{made}\n<!-- {name}: end -->"
+    document.write_text(table(name).sub(lambda _: text, document.read_text()))
 
 
 def write():
     from fcdp_doctor.cli import options_table
 
-    table = f"<!-- options: begin -->\n{options_table()}\n<!-- options: end -->"
-    OPTIONS.write_text(TABLE.sub(lambda _: table, OPTIONS.read_text()))
+    put(OPTIONS, "options", options_table())
+    for name, made in tables_of_memtrace().items():
+        put(MEMTRACE, name, made)
 
 
 if __name__ == "__main__":

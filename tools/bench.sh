@@ -5,7 +5,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'END'
-tools/bench.sh [alloc | --help]
+tools/bench.sh [alloc | trace | --help]
+tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [--before] [OPTIONS OF fcdp-overlap]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -16,6 +17,11 @@ here. About a minute after the set-up; ten more with a CUDA device.
 
 alloc: replays the recorded runs alone, on the simulated device and without the set-up. For each run it prints the
 smallest budget in which it ends, and driver calls. A few seconds after the build.
+
+trace: measures what an event of the trace costs, in nanoseconds, on one thread and on two that write at once. It ends
+with 1 where one thread takes more than 50. A few seconds after the build.
+With --steps: the step time of the demo's job with the trace on over that with it off, as the median of 20 pairs of
+runs (--repeat N: another number). It ends with 1 where that is above 1.01. About ten minutes after the set-up.
 
 overlap: measures how much of its traffic the engine hides. It trains 16 groups as FSDP2 does, as 2 nodes x 2 ranks,
 each rank a process, on the simulated device and network. Their rates are set so that a step is bound by compute, by
@@ -33,11 +39,18 @@ END
 
 what=${1:-all}
 case $what in
-    all | alloc) ;;
+    all | alloc | trace) shift $(($# > 0)) ;;
     overlap) shift ;;
     -h | --help) usage; exit 0 ;;
     *) usage >&2; exit 2 ;;
 esac
+
+trace_steps() {     # OPTIONS OF fcdp-lab
+    mkdir -p out
+    fcdp-lab --nodes 2 --ranks 2 --rate 1gbit --mode 'off: FCDP=1 FCDP_TRACE=0' --mode 'on: FCDP=1 FCDP_TRACE=1' \
+        --modes off,on --repeat 20 --json out/trace.json "$@" -- tools/demo/gpt.py --steps 12
+    "$PY" tools/bench/trace_overhead.py out/trace.json
+}
 
 targets=(fcdp_simgpu fcdp-replay bench_heap bench_vrange bench_tiering_moves)
 build_benches() {
@@ -90,7 +103,17 @@ overlap() {         # OPTIONS OF fcdp-overlap
     return $rc
 }
 
-if [ "$what" = alloc ]; then targets=(fcdp_simgpu fcdp-replay); else setup test; fi
+if [ "$what" = trace ] && [ "${1:-}" = --steps ]; then
+    shift
+    setup demo
+    trace_steps "$@"
+    exit
+fi
+case $what in
+    alloc) targets=(fcdp_simgpu fcdp-replay) ;;
+    trace) targets=(bench_trace) ;;
+    *) setup test ;;
+esac
 if [ "$what" = overlap ] && [ "${1:-}" = --before ]; then
     shift
     overlap_before "$@"
@@ -106,6 +129,10 @@ fi
 must "The benchmarks: build" release-build build_benches
 FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/tools/simgpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY
+if [ "$what" = trace ]; then
+    build/release/tests/alloc/bench_trace
+    exit
+fi
 if [ "$what" = alloc ]; then
     FCDP_DRIVER=sim replay --budget 1.02 --calls 2
     exit

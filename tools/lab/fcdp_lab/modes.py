@@ -35,6 +35,8 @@ def parse_setting(text):
 def parse_mode(text):
     name, colon, rest = text.partition(":")
     name = name.strip()
+    if not colon and name in (mode.name for mode in BUILT_IN):
+        raise ModeError(f"mode {name!r} is built in: --modes {name} runs it; to define another, {_FORM}")
     if not colon or not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
         raise ModeError(f"mode {text!r}: {_FORM}")
     try:

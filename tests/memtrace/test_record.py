@@ -1,0 +1,200 @@
+"""record: it finds the processes, reads a killed one to its last event, and leaves a readable file however it ends."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from traces import HERE, Process, Script, _trace, a_job, memtrace_run, record
+
+# A command with two ranks, of which the second starts when the first has ended; both write `n` events.
+COMMAND = """
+import json, resource, subprocess, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, 2 * resource.getrlimit(resource.RLIMIT_FSIZE)[1:])
+n, status = int(sys.argv[1]), int(sys.argv[2])
+for rank in range(2):
+    p = subprocess.Popen([sys.executable, {segment!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    print(json.dumps({{"rank": rank, "world_size": 2}}), file=p.stdin, flush=True)
+    assert p.stdout.readline() == "ready\\n"
+    print(json.dumps([["event", {{"kind": 76, "time_ns": i}}] for i in range(n)]), file=p.stdin, flush=True)
+    assert p.stdout.readline() == "written\\n"
+    if len(sys.argv) > 3:
+        open(sys.argv[3], "a").write("x")
+        sys.stdin.readline()
+    p.communicate("\\n")
+sys.exit(status)
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    path = tmp_path / "command.py"
+    path.write_text(COMMAND.format(segment=str(HERE / "segment.py")))
+    return [sys.executable, str(path)]
+
+
+def processes(path):
+    return _trace.file_processes(_trace.file_open(str(path)))
+
+
+class Recorder:
+    """fcdp-memtrace record as a process, whose command waits until `release`."""
+
+    def __init__(self, path, *arguments, limit=resource.RLIM_INFINITY):
+        self.path = path
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fcdp_memtrace", "record", "-o", str(path), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
+        )
+
+    def wait_for(self, holds):
+        """Polls; the test's own limit of time ends it."""
+        event = threading.Event()
+        while not holds():
+            assert self.process.poll() is None, self.process.stderr.read()
+            event.wait(0.01)
+
+    def has_events(self, n):
+        if not self.path.exists() or self.path.stat().st_size < 64:
+            return False
+        return sum(p["events"] for p in processes(self.path)) >= n
+
+
+def test_a_command_s_processes_are_found_whenever_they_start(tmp_path, command):
+    done = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "fcdp_memtrace",
+            "record",
+            "-o",
+            str(tmp_path / "x.trace"),
+            "--",
+            *command,
+            "50",
+            "7",
+            str(tmp_path / "mark"),
+        ],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for rank in range(2):
+        while (
+            not (tmp_path / "x.trace").exists()
+            or len([p for p in processes(tmp_path / "x.trace") if p["rank"] == rank]) == 0
+        ):
+            assert done.poll() is None, done.stderr.read()
+            threading.Event().wait(0.01)
+        done.stdin.write("\n")
+        done.stdin.flush()
+    _, said = done.communicate()
+    assert done.returncode == 7, said
+    found = processes(tmp_path / "x.trace")
+    assert [(p["rank"], p["events"], p["end"], p["lost"]) for p in found] == [(0, 50, "ended", 0), (1, 50, "ended", 0)]
+    assert "2 processes" in said and "100 events" in said
+    assert oct((tmp_path / "x.trace").stat().st_mode & 0o777) == "0o600"
+
+
+def test_the_exit_status_is_the_command_s(tmp_path):
+    for code, status in (("import sys; sys.exit(3)", 3), ("import os; os.kill(os.getpid(), 15)", 143)):
+        done = memtrace_run("record", "-o", tmp_path / "x.trace", "--", sys.executable, "-c", code)
+        assert done.returncode == status
+        assert "no process with a trace was found" in done.stderr and "FCDP=1" in done.stderr
+    assert memtrace_run("record", "-o", tmp_path / "x.trace", "--", "no-such-command").returncode == 127
+
+
+def test_a_killed_process_is_read_to_its_last_event(tmp_path):
+    script = a_job()
+    n = sum(name == "event" for name, _ in script.lines)
+    record(tmp_path / "x.trace", script, how="kill")
+    (process,) = processes(tmp_path / "x.trace")
+    assert (process["end"], process["events"], process["lost"]) == ("killed", n, 0)
+
+
+def test_a_killed_recorder_leaves_a_readable_file(tmp_path, command):
+    path = tmp_path / "x.trace"
+    recorder = Recorder(path, "--", *command, 500, 0, tmp_path / "mark")
+    recorder.wait_for(lambda: recorder.has_events(500))
+    child = int(
+        subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(recorder.process.pid)], text=True).split()[0]
+    )
+    recorder.process.kill()
+    recorder.process.communicate()
+    os.kill(child, signal.SIGKILL)
+    summary = _trace.file_summary(_trace.file_open(str(path)))
+    assert summary["events"] == 500 and not summary["is_complete"] and not summary["is_growing"]
+    done = memtrace_run("report", path)
+    assert done.returncode == 0 and "no index" in done.stderr
+
+
+def test_a_process_by_its_pid_until_interrupted(tmp_path):
+    process = Process(a_job())
+    path = tmp_path / "x.trace"
+    recorder = Recorder(path, "--pid", process.pid)
+    recorder.wait_for(lambda: recorder.has_events(10))
+    recorder.process.send_signal(signal.SIGINT)
+    _, said = recorder.process.communicate()
+    assert recorder.process.returncode == 0, said
+    summary = _trace.file_summary(_trace.file_open(str(path)))
+    assert summary["is_complete"] and processes(path)[0]["end"] == "running"
+    process.end()
+
+
+def test_what_cannot_be_recorded_is_said(tmp_path):
+    path = tmp_path / "x.trace"
+    done = memtrace_run("record", "-o", path, "--pid", os.getpid())
+    assert done.returncode == 1 and "writes no trace" in done.stderr and "FCDP=1" in done.stderr
+    assert not path.exists()
+    done = memtrace_run("record", "-o", path, "--pid", 2**22 + 1)
+    assert done.returncode == 1 and "there is no process" in done.stderr
+    done = memtrace_run("record", "-o", tmp_path / "no" / "x", "--", "true")
+    assert done.returncode == 1 and "cannot write" in done.stderr
+    assert memtrace_run("record", "-o", path).returncode == 2
+    other = Process(Script(version=9))
+    done = memtrace_run("record", "-o", path, "--pid", other.pid)
+    assert done.returncode == 1 and "version 9" in done.stderr
+    other.end()
+
+
+def test_two_recorders_do_not_share_a_file(tmp_path):
+    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0)
+    with pytest.raises(_trace.Error, match="another fcdp-memtrace"):
+        _trace.recorder_create(str(tmp_path / "x.trace"), 0)
+    _trace.recorder_close(recorder)
+
+
+def test_lost_events_are_counted(tmp_path):
+    script = Script(ring=64)
+    for i in range(10):
+        script.event("pass")
+    process = Process(script)
+    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0)
+    _trace.recorder_add(recorder, process.pid)
+    _trace.recorder_poll(recorder, 0)
+    process.write([["event", {"kind": 76, "time_ns": 10**9 + i}] for i in range(100)])
+    process.end()
+    progress = _trace.recorder_poll(recorder, 0)
+    _trace.recorder_close(recorder)
+    assert (progress["events"], progress["lost"]) == (74, 36)
+    (found,) = processes(tmp_path / "x.trace")
+    assert (found["events"], found["lost"]) == (74, 36)
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_command(tmp_path, command):
+    """By a limit of the file's size, which the command's own files do not have."""
+    path = tmp_path / "x.trace"
+    recorder = Recorder(path, "--", *command, 5000, 7, tmp_path / "mark", limit=20000)
+    recorder.wait_for(lambda: path.exists() and path.stat().st_size == 20000)
+    _, said = recorder.process.communicate("\n\n")
+    assert recorder.process.returncode == 7, said
+    assert "File too large" in said and "The command runs on" in said
+    assert path.stat().st_size == 20000
+    assert processes(path)[0]["rank"] == 0

@@ -1,0 +1,217 @@
+"""report, diff, export and plot say what the events say."""
+
+import json
+import xml.etree.ElementTree as tree
+
+import pytest
+
+from traces import MILLISECOND, STREAM, Script, _trace, a_job, memtrace_run, record
+
+SIZE = 1 << 20
+N_USES = 2 * 2 * 2  # ranks, steps, regions
+
+
+def test_sums(job):
+    done = memtrace_run("report", job, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    total = report["total"]
+    assert total["gathers"] == total["restores"] == total["stores"] == total["loads"] == total["made"] == N_USES
+    assert total["inter_bytes"] == total["d2h_bytes"] == total["h2d_bytes"] == N_USES * SIZE // 2
+    assert total["intra_bytes"] == N_USES * (64 + SIZE // 2)
+    assert total["stall_ns"] == N_USES * MILLISECOND and total["host_wait_ns"] == 4 * MILLISECOND // 2
+    assert total["moved_ns"] == N_USES * 7 * MILLISECOND
+    assert total["exposed_ns"] + total["hidden_ns"] == total["moved_ns"]
+    for part in (report["steps"], report["regions"]):
+        for key in ("inter_bytes", "h2d_bytes", "moved_ns", "stall_ns"):
+            assert sum(row["sums"][key] for row in part) == total[key]
+    assert {r["name"]: r["bytes"] for r in report["regions"]} == {"model.layers.0": SIZE, "model.layers.1": SIZE}
+    assert report["regions"][0]["causes"] == {"optimizer": 4, "memory_short": 4}
+
+
+def test_counters_are_those_of_the_job(job):
+    report = json.loads(memtrace_run("report", job, "--json").stdout)
+    said = a_job(0, 2).said
+    for process in report["processes"]:
+        assert process["counters"] == said
+    assert report["counters"]["collectives.gather.inter_bytes_sent"] == 2 * said["collectives.gather.inter_bytes_sent"]
+
+
+def test_the_text(job):
+    done = memtrace_run("report", job)
+    assert done.returncode == 0 and not done.stderr
+    for said in ("rank 0", "rank 1", "model.layers.1", "75 % saved", "exposed", "longest waits", "optimizer 8"):
+        assert said in done.stdout, said
+    assert max(map(len, done.stdout.splitlines())) <= 140
+
+
+def wait(kind="stall", cause=None, before=(), move=None, **fields):
+    """The longest wait of a script with a wait that begins at 50 ms and takes 5 ms."""
+    script = Script()
+    script.object(1, "layer", size=4 * SIZE)
+    for event, values in before:
+        script.event(event, object=1, **values)
+    if move:
+        stream = {"gather": "inter 0", "load": "h2d", "restore": "node"}[move[0]]
+        script.event(move[0], stream=stream, object=1, **move[1])
+    stream = "compute" if kind == "stall" else None
+    script.event(kind, cause, stream, object=1, time_ns=50 * MILLISECOND, duration_ns=5 * MILLISECOND, **fields)
+    return script
+
+
+def at(ms, to, **fields):
+    return {"time_ns": ms * MILLISECOND, "duration_ns": (to - ms) * MILLISECOND} | fields
+
+
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [
+        (wait(move=("gather", at(50, 55, bytes=4 * SIZE, a=SIZE))), "FCDP_PREFETCH"),
+        (wait(move=("gather", at(20, 55, bytes=4 * SIZE, a=SIZE))), "FCDP_PREFETCH"),
+        (wait(move=("gather", at(20, 55, bytes=1000, a=1000))), "FCDP_COALESCE"),
+        (wait(move=("gather", at(20, 55, bytes=4 * SIZE, a=SIZE, flags=2))), "FCDP_HOST_BUDGET"),
+        (wait(move=("load", at(30, 55, bytes=SIZE))), "FCDP_TAU"),
+        (wait(before=[("evict", {"time_ns": MILLISECOND})], move=("load", at(30, 55))), "FCDP_DEVICE_BUDGET"),
+        (wait(move=("restore", at(30, 55, bytes=SIZE))), "FCDP_TAU"),
+        (wait("host_wait", "memory"), "FCDP_DEVICE_BUDGET"),
+        (wait("host_wait", "agreement"), "FCDP_AGREE"),
+        (wait("host_wait", "fingerprint_wait"), "FCDP_FINGERPRINT"),
+        (wait("host_wait", "host_computes", move=("load", at(30, 55))), "FCDP_TAU"),
+        (wait("host_wait", "end"), ""),
+        (wait(move=("load", at(1, 2))), ""),
+        (wait(move=("load", at(54, 55))), ""),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_option_that_would_shorten_a_wait(tmp_path, script, option):
+    record(tmp_path / "x.trace", script)
+    report = _trace.report(_trace.file_open(str(tmp_path / "x.trace")))
+    (stall,) = report["stalls"]
+    assert stall["option"] == option and stall["region"] == "layer" and stall["duration_ns"] == 5 * MILLISECOND
+
+
+def test_the_longest_ten_in_order(tmp_path):
+    script = Script()
+    for i in [3, 9, 1, 12, 7, 5, 2, 8, 4, 11, 6, 10]:
+        script.event("stall", stream="compute", duration_ns=i * MILLISECOND)
+    record(tmp_path / "x.trace", script)
+    report = _trace.report(_trace.file_open(str(tmp_path / "x.trace")))
+    assert [s["duration_ns"] // MILLISECOND for s in report["stalls"]] == list(range(12, 2, -1))
+
+
+def test_diff(job, tmp_path):
+    record(tmp_path / "b.trace", a_job(0, 2, regions=4), a_job(1, 2, regions=4))
+    done = memtrace_run("diff", job, tmp_path / "b.trace")
+    assert done.returncode == 0 and "2.00" in done.stdout and "model.layers.3" in done.stdout, done.stdout
+    difference = json.loads(memtrace_run("diff", job, tmp_path / "b.trace", "--json").stdout)
+    assert difference["b"]["inter_bytes"] == 2 * difference["a"]["inter_bytes"] > 0
+    same = memtrace_run("diff", job, job).stdout
+    assert "model.layers" not in same and "2.00" not in same
+
+
+# What Chrome's JSON asks of each event, by its phase (the Trace Event Format): required fields and their types.
+NUMBER = (int, float)
+PHASES = {
+    "X": {"name": str, "cat": str, "ts": NUMBER, "dur": NUMBER, "pid": int, "tid": int, "args": dict},
+    "i": {"name": str, "cat": str, "ts": NUMBER, "pid": int, "tid": int, "s": str, "args": dict},
+    "C": {"name": str, "ts": NUMBER, "pid": int, "tid": int, "args": dict},
+    "M": {"name": str, "pid": int, "tid": int, "args": dict},
+}
+
+
+def test_chrome(job, tmp_path):
+    out = tmp_path / "x.json"
+    done = memtrace_run("export", "--chrome", job, "-o", out)
+    assert done.returncode == 0, done.stderr
+    trace = json.loads(out.read_text())
+    events = trace["traceEvents"]
+    for event in events:
+        fields = PHASES[event["ph"]]
+        assert all(isinstance(event[name], kind) for name, kind in fields.items()), event
+        assert event.keys() <= fields.keys() | {"ph"}, event
+        assert event.get("dur", 0) >= 0 and (event["ph"] == "M" or event["ts"] > 0)
+        if event["ph"] == "C":
+            assert all(isinstance(v, NUMBER) and v >= 0 for v in event["args"].values())
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    for said in ("stream inter 0", "stream h2d", "stream compute", "model.layers.0", "steps"):
+        assert list(names.values()).count(said) == 2, said
+    assert all((e["pid"], e["tid"]) in names for e in events if e["ph"] in "Xi")
+    assert {e["args"]["name"].split(" (")[0] for e in events if e["name"] == "process_name"} == {"rank 0", "rank 1"}
+    gathers = [e for e in events if e["name"] == "gather"]
+    assert len(gathers) == N_USES and all(e["dur"] == 3000 for e in gathers)
+    assert {e["args"]["region"] for e in gathers} == {"model.layers.0", "model.layers.1"}
+    tiers = [e for e in events if e.get("cat") == "region"]
+    assert {e["name"] for e in tiers} == {"in use", "kept on the device", "host"}
+    rates = [e for e in events if e["name"] == "link between nodes"]
+    assert max(e["args"]["bytes per second"] for e in rates) == pytest.approx(SIZE // 2 / 3e-3, rel=1e-3)
+
+
+def test_chrome_is_on_the_clock_of_pytorch_s_profiler(job, tmp_path):
+    """As kineto: microseconds from baseTimeNanoseconds on, which is the last quarter of an average year."""
+    file = _trace.file_open(str(job))
+    process = _trace.file_processes(file)[0]
+    base = process["start_real_ns"] // (7889238 * 10**9) * (7889238 * 10**9)
+    profile = {
+        "baseTimeNanoseconds": base + 10**9,
+        "traceEvents": [{"ph": "X", "name": "aten::mm", "ts": 5.0, "dur": 1, "pid": 1, "tid": 1}],
+    }
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    done = memtrace_run("export", job, "--beside", tmp_path / "profile.json")
+    assert done.returncode == 0, done.stderr
+    trace = json.loads((tmp_path / "job.trace.json").read_text())
+    assert trace["baseTimeNanoseconds"] == base
+    of_profile = next(e for e in trace["traceEvents"] if e["name"] == "aten::mm")
+    assert of_profile["ts"] == 10**6 + 5
+    created = next(e for e in trace["traceEvents"] if e["name"] == "region_create")
+    begun = (process["start_real_ns"] - base) / 1e3
+    assert 0 < created["ts"] - begun < 10**6
+
+
+def test_a_name_with_any_characters(tmp_path):
+    script = Script()
+    script.object(1, 'quote" back\\slash\n tab\t \u00e9', size=5)
+    script.event("gather", stream="inter 0", object=1, duration_ns=5)
+    record(tmp_path / "x.trace", script)
+    assert memtrace_run("export", tmp_path / "x.trace").returncode == 0
+    trace = json.loads((tmp_path / "x.trace.json").read_text())
+    assert any(e["args"].get("region") == 'quote" back\\slash\n tab\t \u00e9' for e in trace["traceEvents"])
+
+
+def test_the_residency_of_each_region(tmp_path):
+    """In use for a tenth, kept for three, on the host for the rest."""
+    script = Script()
+    script.object(1, "layer", size=100)
+    n = 1_000_000_000
+    script.event("region_create", object=1, bytes=100, time_ns=0)
+    script.state(1, 100, 0, 2, time_ns=1)
+    script.state(1, 100, 0, 4, time_ns=n // 10)
+    script.state(1, 0, 100, 0, time_ns=4 * n // 10)
+    script.event("gather", stream="inter 0", a=1000, duration_ns=n // 2, time_ns=0)
+    script.event("region_destroy", object=1, time_ns=n)
+    record(tmp_path / "x.trace", script)
+    series = _trace.series(_trace.file_open(str(tmp_path / "x.trace")), 0, 100)
+    (row,) = series["rows"]
+    share = {name: row["tiers"].count(i) for i, name in enumerate(_trace.tiers())}
+    # the recording may have gone on a while behind the last event
+    assert row["name"] == "layer" and share["in use"] == pytest.approx(share["kept on the device"] / 3, abs=2)
+    assert share["host"] == pytest.approx(2 * share["kept on the device"], abs=3)
+    assert STREAM["inter 0"] == 64
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_plot(job, tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / f"x{suffix}"
+    done = memtrace_run("plot", job, "-o", out, "--rank", "1")
+    assert done.returncode == 0, done.stderr
+    if suffix == ".png":
+        assert out.read_bytes().startswith(b"\x89PNG")
+    else:
+        assert tree.parse(out).getroot().tag.endswith("svg")
+        assert "rank 1" in out.read_text() or "<!-- rank 1" in out.read_text()
+
+
+def test_plot_names_what_it_cannot_do(job, tmp_path):
+    assert memtrace_run("plot", job, "-o", tmp_path / "x.pdf").returncode == 2
+    done = memtrace_run("plot", job, "-o", tmp_path / "x.svg", "--rank", "7")
+    assert done.returncode == 1 and "no rank 7; it has 0, 1" in done.stderr

@@ -1,0 +1,110 @@
+/* _trace_record.c - the module's functions of recording. */
+#include <sys/prctl.h>
+
+#include "tools/memtrace/_trace.h"
+#include "tools/memtrace/attach.h"
+#include "tools/memtrace/recorder.h"
+
+#define RECORDER_CAPSULE "fcdp_memtrace.recorder"
+#define RECORDING_CAPSULE "fcdp_memtrace.recording"
+
+static PyObject *progress_of(const memtrace_progress *p) {
+    return Py_BuildValue("{s:n,s:n,s:K,s:K,s:K,s:I}", "processes", (Py_ssize_t)p->n_processes, "live",
+                         (Py_ssize_t)p->n_live, "events", p->n_events, "lost", p->n_lost, "bytes", p->n_bytes,
+                         "step", p->step);
+}
+
+/* The pointer of a handle, once: closing uses the handle up, and a second call is refused. */
+static void *take(PyObject *handle, const char *name) {
+    void *pointer = PyCapsule_GetPointer(handle, name);
+    if (pointer && PyCapsule_SetName(handle, "closed") != 0) return NULL;
+    return pointer;
+}
+
+static PyObject *recorder_create(PyObject *self, PyObject *args) {
+    PyObject *path;
+    int ancestor;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O&i:recorder_create", PyUnicode_FSConverter, &path, &ancestor)) return NULL;
+    memtrace_recorder *recorder;
+    memtrace_error error;
+    bool is_good = memtrace_recorder_create(PyBytes_AsString(path), ancestor, &recorder, &error);
+    Py_DECREF(path);
+    return is_good ? PyCapsule_New(recorder, RECORDER_CAPSULE, NULL) : trace_raise(&error);
+}
+
+static PyObject *recorder_add(PyObject *self, PyObject *args) {
+    PyObject *handle;
+    int pid;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "Oi:recorder_add", &handle, &pid)) return NULL;
+    memtrace_recorder *recorder = PyCapsule_GetPointer(handle, RECORDER_CAPSULE);
+    memtrace_error error;
+    if (!recorder) return NULL;
+    if (!memtrace_recorder_add(recorder, pid, &error)) return trace_raise(&error);
+    Py_RETURN_NONE;
+}
+
+static PyObject *recorder_poll(PyObject *self, PyObject *args) {
+    PyObject *handle;
+    int timeout_ms;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "Oi:recorder_poll", &handle, &timeout_ms)) return NULL;
+    memtrace_recorder *recorder = PyCapsule_GetPointer(handle, RECORDER_CAPSULE);
+    memtrace_progress progress;
+    memtrace_error error;
+    bool is_good;
+    if (!recorder) return NULL;
+    Py_BEGIN_ALLOW_THREADS is_good = memtrace_recorder_poll(recorder, timeout_ms, &progress, &error);
+    Py_END_ALLOW_THREADS return is_good ? progress_of(&progress) : trace_raise(&error);
+}
+
+static PyObject *recorder_close(PyObject *self, PyObject *handle) {
+    memtrace_recorder *recorder = take(handle, RECORDER_CAPSULE);
+    memtrace_progress progress;
+    memtrace_error error;
+    bool is_good;
+    (void)self;
+    if (!recorder) return NULL;
+    Py_BEGIN_ALLOW_THREADS is_good = memtrace_recorder_close(recorder, &progress, &error);
+    Py_END_ALLOW_THREADS return is_good ? progress_of(&progress) : trace_raise(&error);
+}
+
+/* The recorder is the recording's from here on. */
+static PyObject *recording_start(PyObject *self, PyObject *handle) {
+    memtrace_recorder *recorder = take(handle, RECORDER_CAPSULE);
+    memtrace_recording *recording;
+    memtrace_error error;
+    (void)self;
+    if (!recorder) return NULL;
+    if (!memtrace_recording_start(recorder, &recording, &error)) return trace_raise(&error);
+    return PyCapsule_New(recording, RECORDING_CAPSULE, NULL);
+}
+
+static PyObject *recording_stop(PyObject *self, PyObject *handle) {
+    memtrace_recording *recording = take(handle, RECORDING_CAPSULE);
+    memtrace_progress progress;
+    memtrace_error error;
+    bool is_good;
+    (void)self;
+    if (!recording) return NULL;
+    Py_BEGIN_ALLOW_THREADS is_good = memtrace_recording_stop(recording, &progress, &error);
+    Py_END_ALLOW_THREADS return is_good ? progress_of(&progress) : trace_raise(&error);
+}
+
+/* Orphans among this process's descendants become its children: they can be found as its descendants. */
+static PyObject *adopt_orphans(PyObject *self, PyObject *unused) {
+    (void)self, (void)unused;
+    return PyBool_FromLong(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+}
+
+PyMethodDef trace_methods_record[] = {
+    {"recorder_create", recorder_create, METH_VARARGS, NULL},
+    {"recorder_add", recorder_add, METH_VARARGS, NULL},
+    {"recorder_poll", recorder_poll, METH_VARARGS, NULL},
+    {"recorder_close", recorder_close, METH_O, NULL},
+    {"recording_start", recording_start, METH_O, NULL},
+    {"recording_stop", recording_stop, METH_O, NULL},
+    {"adopt_orphans", adopt_orphans, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,57 @@
+/* attach.h - the segments of live processes: found in /proc, mapped read-only.
+ *
+ * A process that is gone leaves its segment to those who have it mapped. Nothing here makes a process wait.
+ */
+#ifndef MEMTRACE_ATTACH_H
+#define MEMTRACE_ATTACH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#include "alloc/trace_format.h"
+#include "tools/memtrace/error.h"
+
+typedef struct memtrace_segment {
+    pid_t pid;            /* here; header->pid is that in the process's own namespace */
+    uint64_t start_ticks; /* of /proc/PID/stat: with pid it names a process for all time */
+    int pidfd;            /* becomes readable when the process is gone; -1: this kernel has none */
+    const void *base;     /* the mapping, read-only */
+    size_t n_mapped_bytes;
+    const fcdp_trace_header *header;
+    const _Atomic uint64_t *counters; /* header->n_counters */
+    const fcdp_trace_object *objects; /* header->n_objects */
+    const fcdp_trace_event *ring;     /* header->ring_events, a power of two */
+} memtrace_segment;
+
+/* Maps the segment of process `pid`. False, with the reason: there is no such process, it belongs to another
+ * user, it has no segment (yet), or one of another version. Closed by memtrace_detach. */
+bool memtrace_attach(pid_t pid, memtrace_segment *segment_out, memtrace_error *error);
+void memtrace_detach(memtrace_segment *segment);
+/* Is the process there? What it wrote before it went is in the segment once this says no. */
+bool memtrace_is_alive(const memtrace_segment *segment);
+
+/* Processes that memtrace_find looked at; refused: they belong to other users, and could not be looked at. */
+typedef struct memtrace_scan {
+    size_t n_processes, n_refused;
+} memtrace_scan;
+/* Calls found(pid, start_ticks, context) for every process with a segment of its own: all of this machine
+ * with `ancestor` 0, otherwise `ancestor` and its descendants. Costs about 1 us per open file of each. */
+memtrace_scan memtrace_find(pid_t ancestor, void (*found)(pid_t pid, uint64_t start_ticks, void *context),
+                            void *context);
+
+typedef enum memtrace_read {
+    MEMTRACE_READ,    /* the event is copied */
+    MEMTRACE_NOT_YET, /* not written yet, or never to be: its writer was killed, or dropped it */
+    MEMTRACE_LOST,    /* overwritten by a later one */
+} memtrace_read;
+/* Copies event `n` of the ring, whole or not at all; event_out->stamp is n. */
+memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, fcdp_trace_event *event_out);
+/* Copies an object, its name and numbers of one generation; false: it stands for nothing now. */
+bool memtrace_read_object(const memtrace_segment *segment, uint32_t number, fcdp_trace_object *object_out);
+/* Events begun so far: those below are written, or about to be. */
+uint64_t memtrace_head(const memtrace_segment *segment);
+/* Events that the process itself dropped, as all places of the ring were being written. */
+uint64_t memtrace_n_dropped(const memtrace_segment *segment);
+
+#endif

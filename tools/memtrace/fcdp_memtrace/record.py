@@ -1,0 +1,165 @@
+"""fcdp-memtrace record: follows a command or a process, and writes what its ranks say to a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from fcdp_memtrace import _trace
+from fcdp_memtrace.units import human
+
+ABOUT = """\
+Write the events of a job to a file.
+
+  fcdp-memtrace record -o run.trace -- torchrun --nproc-per-node 4 train.py
+  fcdp-memtrace record -o run.trace --pid 4711
+
+With a command: all its processes that run with FCDP=1 are recorded, whenever they start; the exit status is the
+command's. With --pid: that process, until it ends or Ctrl-C; give the option again for more of them. A process that is
+killed is recorded up to its last event. Where this program itself is killed, the file can be read up to a fraction of a
+second before.
+"""
+PERIOD_MS = 20
+NEWS_S = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", required=True, help="the file to write; replaced if it is there"
+    )
+    parser.add_argument(
+        "--pid", type=int, action="append", metavar="PID", default=[], help="a process that runs already"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument("job", nargs="*", metavar="-- COMMAND", help="the command to run, behind --")
+
+
+class News:
+    """Progress on stderr: a line that changes on a terminal, elsewhere one line in ten seconds."""
+
+    def __init__(self, quiet: bool):
+        self.quiet, self.on_terminal = quiet, sys.stderr.isatty()
+        self.next = time.monotonic() + (0 if self.on_terminal else NEWS_S)
+        self.shown = False
+
+    @staticmethod
+    def line(progress: dict) -> str:
+        lost = f", {progress['lost']} lost" if progress["lost"] else ""
+        return (
+            f"{progress['processes']} process{'' if progress['processes'] == 1 else 'es'} ({progress['live']} live), "
+            f"step {progress['step']}, {progress['events']} events{lost}, {human(progress['bytes'])}"
+        )
+
+    def tell(self, progress: dict) -> None:
+        if self.quiet or time.monotonic() < self.next:
+            return
+        self.next = time.monotonic() + (0.5 if self.on_terminal else NEWS_S)
+        self.shown = True
+        end = "\x1b[K\r" if self.on_terminal else "\n"
+        print(f"fcdp-memtrace: {self.line(progress)}", end=end, file=sys.stderr, flush=True)
+
+    def end(self, path: str, progress: dict) -> None:
+        if self.on_terminal and self.shown:
+            print("\x1b[K", end="", file=sys.stderr)
+        if not progress["processes"]:
+            print(
+                f"fcdp-memtrace: {path}: no process with a trace was found. A job writes one where it runs with FCDP=1 "
+                "and without FCDP_TRACE=0.",
+                file=sys.stderr,
+            )
+        elif not self.quiet:
+            print(f"fcdp-memtrace: {path}: {self.line(progress)}", file=sys.stderr)
+        if progress["lost"]:
+            print(
+                "fcdp-memtrace: events were overwritten before they were read: a larger FCDP_TRACE_BUFFER keeps more, "
+                "FCDP_TRACE=1 writes fewer. Sums that are counters are right all the same.",
+                file=sys.stderr,
+            )
+
+
+def reap_orphans(command: subprocess.Popen) -> None:
+    """Processes that the command left behind become children of this one, and end as such."""
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid == command.pid:
+            return
+        os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+def follow(recorder, running, news: News) -> None:
+    """Until `running(progress)` says no."""
+    while True:
+        progress = _trace.recorder_poll(recorder, PERIOD_MS)
+        news.tell(progress)
+        if not running(progress):
+            return
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """The command gets this program's signals: Ctrl-C comes to both from the terminal, others are passed on."""
+    _trace.adopt_orphans()
+    recorder = _trace.recorder_create(args.output, os.getpid())
+    news, failure = News(args.quiet), None
+    try:
+        command = subprocess.Popen(args.job)
+    except OSError as error:
+        _trace.recorder_close(recorder)
+        print(f"fcdp-memtrace: cannot run {args.job[0]}: {error.strerror}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda n, frame: command.send_signal(n))
+
+    def running(progress: dict) -> bool:
+        reap_orphans(command)
+        return command.poll() is None
+
+    try:
+        follow(recorder, running, news)
+    except _trace.Error as error:  # the job goes on without
+        failure = error
+        print(f"fcdp-memtrace: {error}. The command runs on, and is not recorded any more.", file=sys.stderr)
+    status = command.wait()
+    try:
+        news.end(args.output, _trace.recorder_close(recorder))
+    except _trace.Error as error:
+        if not failure:
+            print(f"fcdp-memtrace: {error}", file=sys.stderr)
+    return 128 - status if status < 0 else status
+
+
+def run_pids(args: argparse.Namespace) -> int:
+    recorder = _trace.recorder_create(args.output, 0)
+    news = News(args.quiet)
+    try:
+        for pid in args.pid:
+            _trace.recorder_add(recorder, pid)
+    except _trace.Error:
+        _trace.recorder_close(recorder)
+        os.unlink(args.output)
+        raise
+    signal.signal(signal.SIGTERM, lambda n, frame: signal.raise_signal(signal.SIGINT))
+    try:
+        follow(recorder, lambda progress: progress["live"], news)
+    except KeyboardInterrupt:
+        pass
+    news.end(args.output, _trace.recorder_close(recorder))
+    return 0
+
+
+def run(args: argparse.Namespace) -> int:
+    if bool(args.job) == bool(args.pid):
+        print(
+            "usage: fcdp-memtrace record -o FILE -- COMMAND | --pid PID\n"
+            "fcdp-memtrace record: error: give a command behind --, or --pid of a process that runs",
+            file=sys.stderr,
+        )
+        return 2
+    return run_pids(args) if args.pid else run_command(args)

@@ -1,0 +1,211 @@
+"""fcdp-memtrace report: what a trace says in sum."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+
+from fcdp_memtrace import _trace
+from fcdp_memtrace.trace_file import TraceFile, add_file
+from fcdp_memtrace.units import human, ms, table
+
+ABOUT = """\
+Say what a recorded job moved, and what it waited for.
+
+Bytes and counts are of all ranks together. Times of a step or region: "moved" is how long the streams were at
+gathers, restores, loads and stores; "exposed" is how long the program or its compute stream waited for them or for
+device memory; "hidden" is the rest of moved. The waits below name the option that would shorten them.
+"""
+STEPS, REGIONS = 10, 15
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    parser.add_argument("--json", action="store_true", help="everything as JSON, on one line")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, metavar="N", help=f"rows of steps: the last N (default {STEPS})"
+    )
+    parser.add_argument(
+        "--regions",
+        type=int,
+        default=REGIONS,
+        metavar="N",
+        help=f"rows of regions: those that moved most (default {REGIONS})",
+    )
+
+
+def document(path: str) -> dict:
+    """The report as one JSON document. Its counters are fcdp.stats()'s: per process, and their sum over all."""
+    file = TraceFile(path)
+    report = _trace.report(file.handle)
+    kinds = {name: what for _, _, name, _, what, _ in _trace.tables()["counters"]}
+    totals: dict[str, int] = {}
+    for process in file.processes:
+        for name, value in process["counters"].items():
+            if kinds.get(name) == "sum":
+                totals[name] = totals.get(name, 0) + value
+    return {"path": path, "file": file.summary, "processes": file.processes, "counters": totals, **report}
+
+
+def _plural(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 'es' if word.endswith('s') else 's'}"
+
+
+def _head(report: dict) -> list[str]:
+    file, processes = report["file"], report["processes"]
+    command = next((p["command"] for p in processes if p["command"]), "")
+    lines = [
+        f"{report['path']}: {_plural(len(processes), 'process')}, {_plural(file['events'], 'event')}, "
+        f"{human(file['bytes'])}"
+    ]
+    if command:
+        lines.append(f"{command}  ({processes[0]['host']}, {processes[0]['device']})")
+    rows = [
+        [
+            p["label"],
+            str(p["pid"]),
+            f"{p['node']}/{p['n_nodes']}" if p["n_nodes"] else "-",
+            str(p["step"]),
+            f"{(p['last_ns'] - p['first_ns']) / 1e9:.1f} s",
+            str(p["events"]),
+            str(p["lost"]),
+            human(max(peak, p["counters"].get("device.peak_bytes", 0))),
+            p["end"],
+        ]
+        for p, peak in zip(processes, report["peaks"])
+    ]
+    head = ["process", "pid", "node", "steps", "recorded", "events", "lost", "device peak", "end"]
+    return [*lines, "", table(head, rows)]
+
+
+def _traffic(report: dict) -> list[str]:
+    """From the counters: exact, whatever events were lost."""
+    c = report["counters"]
+    gathered = c.get("collectives.gather.inter_bytes_sent", 0)
+    plain, sent = c.get("saved.plain_bytes", 0), c.get("saved.gather_bytes", 0)
+    n_uses = c.get("gathers.made", 0) + c.get("gathers.avoided", 0)
+    lines = [
+        f"between nodes   {human(gathered)} sent by {c.get('gathers.made', 0)} gathers; "
+        f"{c.get('gathers.avoided', 0)} of {n_uses} unshards crossed no nodes",
+        f"within nodes    {human(c.get('collectives.gather.intra_bytes_sent', 0))} by gathers, "
+        f"{human(c.get('collectives.restore.intra_bytes_sent', 0))} by restores",
+        f"host memory     {human(c.get('moves.d2h_bytes', 0))} stored, {human(c.get('moves.h2d_bytes', 0))} loaded, "
+        f"{_plural(c.get('moves.evictions', 0), 'eviction')}",
+    ]
+    others = {
+        "reduce-scatters": c.get("collectives.reduce_scatter.inter_bytes_sent", 0),
+        "gathers of FSDP2's own": c.get("collectives.plain_gather.inter_bytes_sent", 0),
+        "agreements": c.get("collectives.agree.inter_bytes_sent", 0),
+    }
+    beside = ", ".join(f"{human(value)} by {name}" for name, value in others.items() if value)
+    if beside:
+        total = human(gathered + sum(others.values()))
+        lines.insert(1, f"                beside that {beside}: {total} in all")
+    if plain:
+        lines.insert(
+            1,
+            f"                plain FSDP2 would have sent {human(plain)} per node in place of {human(sent)}: "
+            f"{100 * (1 - sent / plain):.0f} % saved",
+        )
+    return lines
+
+
+def _sums_cells(sums: dict) -> list[str]:
+    return [
+        human(sums["inter_bytes"]),
+        human(sums["intra_bytes"]),
+        human(sums["d2h_bytes"]),
+        human(sums["h2d_bytes"]),
+        str(sums["made"]),
+        str(sums["hits"]),
+        ms(sums["moved_ns"]),
+        ms(sums["hidden_ns"]),
+        ms(sums["exposed_ns"]),
+    ]
+
+
+SUMS_HEAD = ["between", "within", "stored", "loaded", "gathers", "hits", "moved", "hidden", "exposed"]
+
+
+def _steps(report: dict, n: int) -> list[str]:
+    steps = report["steps"]
+    shown = steps[-n:] if n else []
+    rows = [
+        [str(s["step"]), ms(s["span_ns"] / s["timed"]) if s["timed"] else "-", *_sums_cells(s["sums"])] for s in shown
+    ]
+    more = (
+        f" (the last {len(shown)} of {len(steps)}; --steps {len(steps)} shows all)" if len(shown) < len(steps) else ""
+    )
+    return [f"Steps{more}:", table(["step", "took", *SUMS_HEAD], rows)]
+
+
+def _regions(report: dict, n: int) -> list[str]:
+    regions = sorted(
+        report["regions"],
+        key=lambda r: (-r["sums"]["exposed_ns"], -sum(r["sums"][k] for k in ("inter_bytes", "h2d_bytes", "d2h_bytes"))),
+    )
+    rows = [[r["name"] or "-", human(r["bytes"]), *_sums_cells(r["sums"])] for r in regions[:n]]
+    more = f" ({n} of {len(regions)}; --regions {len(regions)} shows all)" if n < len(regions) else ""
+    causes: dict[str, int] = {}
+    for region in regions:
+        for cause, count in region["causes"].items():
+            causes[cause] = causes.get(cause, 0) + count
+    said = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items(), key=lambda item: -item[1]))
+    return [
+        f"Regions, by what waited for them{more}:",
+        table(["region", "bytes", *SUMS_HEAD], rows),
+        *([f"Why copies became stale, or were evicted: {said}"] if said else []),
+    ]
+
+
+def _stall(number: int, stall: dict) -> list[str]:
+    of = f" for {stall['region']}" if stall["region"] else ""
+    where = " in backward" if stall["backward"] else ""
+    what = "the compute stream waited" if stall["kind"] == "stall" else f"the host waited ({stall['cause']})"
+    lines = [f"{number:3}. {ms(stall['duration_ns'])}  {stall['process']}, step {stall['step']}: {what}{of}{where}"]
+    why = stall["reason"]
+    if stall["move"]:
+        why += f" ({stall['move']['kind']} of {human(stall['move']['bytes'])}, {ms(stall['move']['duration_ns'])})"
+    lines.append(f"     because {why}")
+    if stall["advice"]:
+        lines.append(f"     {stall['option']}: {stall['advice']}" if stall["option"] else f"     {stall['advice']}")
+    return lines
+
+
+def _waits(report: dict) -> list[str]:
+    lines = []
+    by_cause = report["host_wait_ns"]
+    total = report["total"]
+    if total["stall_ns"]:
+        lines.append(f"compute streams waited {ms(total['stall_ns'])}")
+    for cause, ns in sorted(by_cause.items(), key=lambda item: -item[1]):
+        lines.append(f"the host waited {ms(ns)} for {cause}, {_plural(report['host_waits'][cause], 'time')}")
+    if not report["stalls"]:
+        return [*lines, "No wait was recorded."]
+    lines.append(f"The {len(report['stalls'])} longest waits:")
+    for number, stall in enumerate(report["stalls"], 1):
+        lines += _stall(number, stall)
+    return lines
+
+
+def text(report: dict, steps: int = STEPS, regions: int = REGIONS) -> str:
+    timed = [s["span_ns"] / s["timed"] for s in report["steps"] if s["timed"]]
+    median = [f"a step took {ms(statistics.median(timed))} (median of {len(timed)})"] if timed else []
+    parts = [_head(report), [*_traffic(report), *median]]
+    if report["steps"]:
+        parts.append(_steps(report, steps))
+    if report["regions"]:
+        parts.append(_regions(report, regions))
+    parts.append(_waits(report))
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def run(args: argparse.Namespace) -> int:
+    report = document(args.file)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        print(text(report, max(args.steps, 0), max(args.regions, 0)))
+        TraceFile(args.file).warn()
+    return 0

@@ -1,0 +1,233 @@
+/* recorder.c - finds the processes of a job, and writes their events to one file. */
+#include "tools/memtrace/recorder.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "tools/memtrace/kinds.h"
+#include "tools/memtrace/source.h"
+
+enum { MAX_POLLED = 64 };
+
+struct memtrace_recorder {
+    memtrace_writer *writer;
+    pid_t ancestor;
+    memtrace_source **sources;
+    size_t n, room;
+    uint64_t scan_at_ns;    /* when to look for new processes again */
+    memtrace_error failure; /* of a process that was found while looking */
+    bool has_failed;
+};
+
+static const uint64_t SCAN_AFTER_NS = 20000000;
+enum { SCAN_SHARE = 20 }; /* looking takes at most 1/20 of the time */
+
+bool memtrace_recorder_create(const char *path, pid_t ancestor, memtrace_recorder **recorder_out,
+                              memtrace_error *error) {
+    memtrace_recorder *r = calloc(1, sizeof *r);
+    if (!r) return memtrace_fail(error, "not enough memory to record to %s", path);
+    r->ancestor = ancestor;
+    if (!memtrace_writer_create(path, &r->writer, error)) {
+        free(r);
+        return false;
+    }
+    *recorder_out = r;
+    return true;
+}
+
+static bool is_known(const memtrace_recorder *r, pid_t pid, uint64_t start_ticks) {
+    for (size_t i = 0; i < r->n; i++)
+        if (r->sources[i]->segment.pid == pid && r->sources[i]->segment.start_ticks == start_ticks)
+            return true;
+    return false;
+}
+
+static bool make_room(memtrace_recorder *r) {
+    if (r->n < r->room) return true;
+    size_t room = r->room ? 2 * r->room : 16;
+    memtrace_source **sources = realloc(r->sources, room * sizeof(memtrace_source *));
+    if (!sources) return false;
+    r->sources = sources;
+    r->room = room;
+    return true;
+}
+
+bool memtrace_recorder_add(memtrace_recorder *r, pid_t pid, memtrace_error *error) {
+    memtrace_segment segment;
+    if (!memtrace_attach(pid, &segment, error)) return false;
+    if (is_known(r, pid, segment.start_ticks)) {
+        memtrace_detach(&segment);
+        return true;
+    }
+    memtrace_source *source = make_room(r) ? calloc(1, sizeof *source) : NULL;
+    if (!source) {
+        memtrace_detach(&segment);
+        return memtrace_fail(error, "not enough memory to record process %d", (int)pid);
+    }
+    r->sources[r->n] = source;
+    bool is_good = memtrace_source_begin(source, &segment, (uint32_t)r->n, r->writer, error);
+    r->n++;
+    return is_good;
+}
+
+/* A process that ends between being found and being attached is none of the recording; a full disk is a
+ * failure. */
+static void add_found(pid_t pid, uint64_t start_ticks, void *context) {
+    memtrace_recorder *r = context;
+    memtrace_segment probe;
+    if (is_known(r, pid, start_ticks) || !memtrace_attach(pid, &probe, NULL)) return;
+    memtrace_detach(&probe);
+    if (!memtrace_recorder_add(r, pid, &r->failure)) r->has_failed = true;
+}
+
+static bool scan(memtrace_recorder *r, memtrace_error *error) {
+    uint64_t start = memtrace_now_ns();
+    if (!r->ancestor || start < r->scan_at_ns) return true;
+    memtrace_find(r->ancestor, add_found, r);
+    uint64_t end = memtrace_now_ns(), pause = SCAN_SHARE * (end - start);
+    r->scan_at_ns = end + (pause > SCAN_AFTER_NS ? pause : SCAN_AFTER_NS);
+    return !r->has_failed || memtrace_fail(error, "%s", r->failure.text);
+}
+
+static void wait_for_an_end(const memtrace_recorder *r, int timeout_ms) {
+    struct pollfd ends[MAX_POLLED];
+    nfds_t n = 0;
+    for (size_t i = 0; i < r->n && n < MAX_POLLED; i++)
+        if (!r->sources[i]->is_gone && r->sources[i]->segment.pidfd >= 0)
+            ends[n++] = (struct pollfd){.fd = r->sources[i]->segment.pidfd, .events = POLLIN};
+    poll(ends, n, timeout_ms);
+}
+
+static void read_progress(const memtrace_recorder *r, memtrace_progress *progress_out) {
+    memtrace_progress p = {.n_processes = r->n, .n_bytes = memtrace_writer_n_bytes(r->writer)};
+    for (size_t i = 0; i < r->n; i++) {
+        const memtrace_source *s = r->sources[i];
+        p.n_live += !s->is_gone;
+        p.n_events += s->n_events + s->n;
+        p.n_lost += s->n_lost;
+        if (s->step > p.step) p.step = s->step;
+    }
+    *progress_out = p;
+}
+
+bool memtrace_recorder_poll(memtrace_recorder *r, int timeout_ms, memtrace_progress *progress_out,
+                            memtrace_error *error) {
+    wait_for_an_end(r, timeout_ms);
+    bool is_good = scan(r, error);
+    uint64_t now = memtrace_now_ns();
+    for (size_t i = 0; is_good && i < r->n; i++)
+        is_good = memtrace_source_drain(r->sources[i], now, r->writer, error);
+    read_progress(r, progress_out);
+    return is_good;
+}
+
+/* The first failure is told; all else is freed and ended all the same. */
+bool memtrace_recorder_close(memtrace_recorder *r, memtrace_progress *progress_out, memtrace_error *error) {
+    bool is_good = true;
+    r->scan_at_ns = 0;
+    if (!r->has_failed) is_good = scan(r, error);
+    for (size_t i = 0; i < r->n; i++)
+        is_good &= memtrace_source_drain(r->sources[i], memtrace_now_ns(), r->writer, is_good ? error : NULL);
+    read_progress(r, progress_out);
+    for (size_t i = 0; i < r->n; i++) {
+        is_good &= memtrace_source_end(r->sources[i], r->writer, is_good ? error : NULL);
+        free(r->sources[i]);
+    }
+    progress_out->n_bytes = memtrace_writer_n_bytes(r->writer);
+    is_good &= memtrace_writer_close(r->writer, is_good ? error : NULL);
+    free(r->sources);
+    free(r);
+    return is_good;
+}
+
+/* ---- in a thread ---- */
+
+enum { THREAD_PERIOD_MS = 20 };
+static const uint64_t SETTLE_NS = 1000000000;
+
+struct memtrace_recording {
+    memtrace_recorder *recorder;
+    pthread_t thread;
+    _Atomic bool is_stopping; /* set by stop, read by the thread */
+    bool is_good;             /* the thread's, until it is joined; so is error */
+    memtrace_error error;
+};
+
+/* Spans of streams that began by now and are not written yet: what ran on a stream is told a while later. */
+static uint64_t n_open_spans(const memtrace_recorder *r, uint64_t begun) {
+    uint64_t ended = 0;
+    for (size_t i = 0; i < r->n; i++)
+        if (!r->sources[i]->is_gone)
+            ended += atomic_load_explicit(&r->sources[i]->segment.counters[FCDP_COUNT_SPANS_ENDED],
+                                          memory_order_relaxed);
+    return begun > ended ? begun - ended : 0;
+}
+
+static uint64_t n_spans(const memtrace_recorder *r) {
+    uint64_t n = 0;
+    for (size_t i = 0; i < r->n; i++)
+        if (!r->sources[i]->is_gone)
+            n += atomic_load_explicit(&r->sources[i]->segment.counters[FCDP_COUNT_SPANS_BEGUN],
+                                      memory_order_relaxed);
+    return n;
+}
+
+/* The block's last copies and collectives are part of what it asked for, so they are waited for, but not
+ * for long. */
+static void settle(memtrace_recording *recording) {
+    memtrace_progress progress;
+    uint64_t begun = n_spans(recording->recorder), until = memtrace_now_ns() + SETTLE_NS;
+    while (recording->is_good && n_open_spans(recording->recorder, begun) && memtrace_now_ns() < until)
+        recording->is_good = memtrace_recorder_poll(recording->recorder, THREAD_PERIOD_MS, &progress,
+                                                    &recording->error);
+}
+
+static void *run(void *context) {
+    memtrace_recording *recording = context;
+    memtrace_progress progress;
+    while (recording->is_good && !atomic_load(&recording->is_stopping))
+        recording->is_good = memtrace_recorder_poll(recording->recorder, THREAD_PERIOD_MS, &progress,
+                                                    &recording->error);
+    settle(recording);
+    return NULL;
+}
+
+/* Without a thread nobody would close the recorder. */
+bool memtrace_recording_start(memtrace_recorder *recorder, memtrace_recording **recording_out,
+                              memtrace_error *error) {
+    memtrace_recording *recording = calloc(1, sizeof *recording);
+    memtrace_progress progress;
+    if (!recording) {
+        (void)memtrace_recorder_close(recorder, &progress, NULL);
+        return memtrace_fail(error, "not enough memory to record");
+    }
+    recording->recorder = recorder;
+    recording->is_good = true;
+    sigset_t all, before; /* the program's signals are for its own threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = pthread_create(&recording->thread, NULL, run, recording);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failure) {
+        (void)memtrace_recorder_close(recorder, &progress, NULL);
+        free(recording);
+        return memtrace_fail(error,
+                             "cannot start the thread that records: the process may start no more threads");
+    }
+    *recording_out = recording;
+    return true;
+}
+
+bool memtrace_recording_stop(memtrace_recording *recording, memtrace_progress *progress_out,
+                             memtrace_error *error) {
+    atomic_store(&recording->is_stopping, true);
+    pthread_join(recording->thread, NULL);
+    bool is_good = recording->is_good;
+    if (!is_good && error) *error = recording->error;
+    is_good &= memtrace_recorder_close(recording->recorder, progress_out, is_good ? error : NULL);
+    free(recording);
+    return is_good;
+}

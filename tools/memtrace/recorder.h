@@ -1,0 +1,47 @@
+/* recorder.h - writes the events of live processes to a file.
+ *
+ * It reads what the processes write anyway, and never makes one wait. Each process's ring is emptied faster
+ * than it comes round; what it missed all the same is counted. A process that is killed is read to its last
+ * event, as its segment stays mapped. One thread at a time. */
+#ifndef MEMTRACE_RECORDER_H
+#define MEMTRACE_RECORDER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "tools/memtrace/error.h"
+
+typedef struct memtrace_recorder memtrace_recorder;
+
+typedef struct memtrace_progress {
+    size_t n_processes, n_live; /* recorded so far; of those, not gone yet */
+    uint64_t n_events, n_lost;  /* n_lost: overwritten before they were read */
+    uint64_t n_bytes;           /* of the file */
+    uint32_t step;              /* the last one of any process */
+} memtrace_progress;
+
+/* Creates the file. `ancestor`: every process that descends from it is recorded, once it has a segment; 0:
+ * those alone that memtrace_recorder_add names. */
+bool memtrace_recorder_create(const char *path, pid_t ancestor, memtrace_recorder **recorder_out,
+                              memtrace_error *error);
+/* Records process `pid` from now on, with what its ring holds from before. */
+bool memtrace_recorder_add(memtrace_recorder *recorder, pid_t pid, memtrace_error *error);
+/* Waits for at most timeout_ms, less where a process ends or a signal comes; then looks for new processes,
+ * and writes what is new. False: the file cannot be written any more. */
+bool memtrace_recorder_poll(memtrace_recorder *recorder, int timeout_ms, memtrace_progress *progress_out,
+                            memtrace_error *error);
+/* Writes the rest and the index, and frees the recorder in any case. */
+bool memtrace_recorder_close(memtrace_recorder *recorder, memtrace_progress *progress_out,
+                             memtrace_error *error);
+
+/* From a thread of its own, from here until stop, which waits for the thread and closes the recorder. A start
+ * that fails closes it too. */
+typedef struct memtrace_recording memtrace_recording;
+bool memtrace_recording_start(memtrace_recorder *recorder, memtrace_recording **recording_out,
+                              memtrace_error *error);
+bool memtrace_recording_stop(memtrace_recording *recording, memtrace_progress *progress_out,
+                             memtrace_error *error);
+
+#endif

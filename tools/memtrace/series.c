@@ -1,0 +1,241 @@
+/* series.c - puts events into columns of time. */
+#include "tools/memtrace/series.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/memtrace/each.h"
+#include "tools/memtrace/kinds.h"
+
+const char *memtrace_tier_name(memtrace_tier tier) {
+    static const char *const names[] = {"unknown", "nowhere", "file", "host", "kept on the device", "in use"};
+    return names[tier];
+}
+
+static memtrace_tier tier_of(unsigned state, uint64_t device, uint64_t host, uint64_t file) {
+    if (device) return state & FCDP_OBJECT_IN_USE ? MEMTRACE_IN_USE : MEMTRACE_KEPT;
+    return host ? MEMTRACE_ON_HOST : file ? MEMTRACE_IN_FILE : MEMTRACE_NOWHERE;
+}
+
+memtrace_tier memtrace_tier_of_event(const fcdp_trace_event *event) {
+    return tier_of((unsigned)event->flags >> FCDP_TRACE_STATE_SHIFT, event->a, event->b, 0);
+}
+
+memtrace_tier memtrace_tier_of_object(const fcdp_trace_object *object) {
+    return tier_of(object->state, object->device_bytes, object->host_bytes, object->file_bytes);
+}
+
+const char *memtrace_link_name(memtrace_link link) {
+    static const char *const names[] = {"between nodes", "within the node", "to the host", "to the device"};
+    return names[link];
+}
+
+uint64_t memtrace_link_bytes(const fcdp_trace_event *e, memtrace_link link) {
+    switch (link) {
+    case MEMTRACE_BETWEEN_NODES:
+        return e->kind == FCDP_EVENT_GATHER || e->kind == FCDP_EVENT_PLAIN_GATHER ||
+                       e->kind == FCDP_EVENT_REDUCE_SCATTER
+                   ? e->a
+                   : 0;
+    case MEMTRACE_WITHIN_NODE:
+        if (e->kind == FCDP_EVENT_PLAIN_GATHER || e->kind == FCDP_EVENT_REDUCE_SCATTER)
+            return e->bytes - e->a;
+        return e->kind == FCDP_EVENT_GATHER || e->kind == FCDP_EVENT_RESTORE ? e->b : 0;
+    case MEMTRACE_TO_HOST: return e->kind == FCDP_EVENT_STORE ? e->bytes : 0;
+    case MEMTRACE_TO_DEVICE: return e->kind == FCDP_EVENT_LOAD ? e->bytes : 0;
+    default: return 0;
+    }
+}
+
+/* What is being made, and where each region's row is known up to. */
+typedef struct pass {
+    memtrace_file *file;
+    memtrace_series *series;
+    struct known {
+        size_t row; /* + 1 */
+        const char *name;
+        uint64_t since_ns;
+        memtrace_tier tier;
+    } *known; /* FCDP_TRACE_N_OBJECTS */
+    size_t room_rows, room_steps;
+    uint64_t held[16][MEMTRACE_N_HOLDERS];
+    uint64_t now[MEMTRACE_N_HOLDERS];
+    size_t held_column; /* held[] is known up to it */
+} pass;
+
+static size_t column_of(const memtrace_series *s, uint64_t time_ns) {
+    if (time_ns <= s->first_ns) return 0;
+    double share = (double)(time_ns - s->first_ns) / (double)(s->last_ns - s->first_ns);
+    size_t column = (size_t)(share * (double)s->n_columns);
+    return column < s->n_columns ? column : s->n_columns - 1;
+}
+
+static void *grown(void *array, size_t *room, size_t n, size_t size) {
+    if (n < *room) return array;
+    size_t more = *room ? 2 * *room : 64;
+    void *bigger = realloc(array, more * size);
+    if (bigger) *room = more;
+    return bigger;
+}
+
+/* The row of an object; NULL: no memory. A number that stands for another object by now has another row. */
+static struct known *known_of(pass *p, size_t process, size_t chunk, uint32_t number, uint64_t now_ns) {
+    memtrace_series *s = p->series;
+    struct known *known = &p->known[number];
+    const char *name = memtrace_file_object_name(p->file, process, chunk, number);
+    if (known->row && known->name == name) return known;
+    void *rows = grown(s->rows, &p->room_rows, s->n_rows, sizeof *s->rows);
+    if (!rows) return NULL;
+    s->rows = rows;
+    uint8_t *tiers = calloc(s->n_columns, 1);
+    if (!tiers) return NULL;
+    s->rows[s->n_rows++] = (memtrace_row){.name = name, .number = number, .tiers = tiers};
+    *known = (struct known){s->n_rows, name, now_ns, MEMTRACE_UNKNOWN};
+    return known;
+}
+
+/* The object is in `tier` from now on; its columns up to here get the tier before. */
+static void set_tier(pass *p, struct known *known, uint64_t now_ns, memtrace_tier tier) {
+    memtrace_series *s = p->series;
+    uint8_t *tiers = s->rows[known->row - 1].tiers;
+    size_t end = column_of(s, now_ns);
+    for (size_t i = column_of(s, known->since_ns); i <= end; i++)
+        if (tiers[i] < known->tier) tiers[i] = (uint8_t)known->tier;
+    known->since_ns = now_ns;
+    known->tier = tier;
+}
+
+/* Bytes spread evenly over the time that they took. */
+static void add_moved(memtrace_series *s, const fcdp_trace_event *e) {
+    for (int link = 0; link < MEMTRACE_N_LINKS; link++) {
+        double bytes = (double)memtrace_link_bytes(e, link);
+        size_t first = column_of(s, e->time_ns), last = column_of(s, e->time_ns + e->duration_ns);
+        for (size_t i = first; bytes > 0 && i <= last; i++)
+            s->links[link][i] += bytes / (double)(last - first + 1);
+    }
+}
+
+static void fill_held(pass *p, size_t column) {
+    if (column < p->held_column) return;
+    for (; p->held_column <= column; p->held_column++)
+        for (int i = 0; i < MEMTRACE_N_HOLDERS; i++)
+            if (p->series->held[i][p->held_column] < p->now[i])
+                p->series->held[i][p->held_column] = p->now[i];
+    p->held_column = column;
+}
+
+static void add_held(pass *p, const fcdp_trace_event *e) {
+    size_t pool = (size_t)(e->a >> 8), holder = (size_t)(e->a & 255);
+    if (pool >= 16 || holder >= MEMTRACE_N_HOLDERS) return;
+    size_t column = column_of(p->series, e->time_ns);
+    fill_held(p, column);
+    p->now[holder] += e->b - p->held[pool][holder];
+    p->held[pool][holder] = e->b;
+    uint64_t *most = &p->series->held[holder][column];
+    if (*most < p->now[holder]) *most = p->now[holder];
+}
+
+/* A region's tier is what STATE says; all other events are sums or levels over time. */
+static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_event *e) {
+    pass *p = context;
+    memtrace_series *s = p->series;
+    add_moved(s, e);
+    if (e->kind == FCDP_EVENT_PAGES_TAKE || e->kind == FCDP_EVENT_PAGES_GIVE) add_held(p, e);
+    if (e->kind == FCDP_EVENT_STEP) {
+        void *steps = grown(s->steps_ns, &p->room_steps, s->n_steps, sizeof *s->steps_ns);
+        if (!steps) return false;
+        s->steps_ns = steps;
+        s->steps_ns[s->n_steps++] = e->time_ns;
+    }
+    bool begins = e->kind == FCDP_EVENT_REGION_CREATE, ends = e->kind == FCDP_EVENT_REGION_DESTROY;
+    if (!begins && !ends && e->kind != FCDP_EVENT_STATE) return true;
+    if (!e->object || e->object >= FCDP_TRACE_N_OBJECTS) return true;
+    struct known *known = known_of(p, process, chunk, e->object, e->time_ns);
+    if (!known) return false;
+    memtrace_tier tier = begins ? MEMTRACE_NOWHERE : ends ? MEMTRACE_UNKNOWN : memtrace_tier_of_event(e);
+    set_tier(p, known, e->time_ns, tier);
+    return true;
+}
+
+/* Regions that were there before the recording: the first state says where. */
+static void begin(pass *p, size_t process) {
+    long at = memtrace_file_process(p->file, process)->first_state;
+    memtrace_state state;
+    memtrace_file_object_name(p->file, process, 0, 1); /* reads the names, before a body is looked at */
+    if (at == MEMTRACE_NO_CHUNK || !memtrace_file_state(p->file, (size_t)at, &state)) return;
+    for (int i = 0; i < MEMTRACE_N_HOLDERS && state.state.n_counters > FCDP_COUNT_HELD_3_BYTES; i++)
+        p->now[i] = p->held[0][i] = state.counters[FCDP_COUNT_HELD_0_BYTES + i];
+    for (size_t i = 0; i < state.state.n_objects; i++) {
+        uint32_t number;
+        const fcdp_trace_object *object = memtrace_state_object(&state, i, &number);
+        if (!number || number >= FCDP_TRACE_N_OBJECTS) continue;
+        struct known *known = known_of(p, process, (size_t)at, number, p->series->first_ns);
+        if (!known) return;
+        known->tier = memtrace_tier_of_object(object);
+        p->series->rows[known->row - 1].bytes = object->bytes;
+    }
+}
+
+static void end(pass *p, size_t process) {
+    memtrace_series *s = p->series;
+    long at = memtrace_file_process(p->file, process)->last_state;
+    memtrace_state state;
+    for (uint32_t i = 0; i < FCDP_TRACE_N_OBJECTS; i++)
+        if (p->known[i].row) set_tier(p, &p->known[i], s->last_ns, p->known[i].tier);
+    fill_held(p, s->n_columns - 1);
+    if (at == MEMTRACE_NO_CHUNK || !memtrace_file_state(p->file, (size_t)at, &state)) return;
+    for (size_t i = 0; i < state.state.n_objects; i++) {
+        uint32_t number;
+        const fcdp_trace_object *object = memtrace_state_object(&state, i, &number);
+        if (number < FCDP_TRACE_N_OBJECTS && p->known[number].row)
+            s->rows[p->known[number].row - 1].bytes = object->bytes;
+    }
+}
+
+/* From its first event to its last; a recording may begin before, and go on behind. */
+static void set_span(memtrace_series *s, memtrace_file *file, size_t process) {
+    const memtrace_process *of = memtrace_file_process(file, process);
+    uint64_t first = UINT64_MAX, last = 0;
+    for (size_t i = 0; i < memtrace_file_summary(file).n_chunks; i++) {
+        const fcdp_trace_chunk *chunk = memtrace_file_chunk(file, i);
+        if (chunk->process != process || chunk->type != FCDP_CHUNK_EVENTS) continue;
+        if (chunk->first_ns < first) first = chunk->first_ns;
+        if (chunk->last_ns > last) last = chunk->last_ns;
+    }
+    s->first_ns = first <= last ? first : of->first_ns;
+    s->last_ns = (first <= last ? last : of->last_ns) + 1;
+}
+
+memtrace_series *memtrace_series_create(memtrace_file *file, size_t process, size_t n_columns) {
+    memtrace_series *s = calloc(1, sizeof *s);
+    pass p = {.file = file, .series = s, .known = calloc(FCDP_TRACE_N_OBJECTS, sizeof *p.known)};
+    bool is_good = s && p.known;
+    if (is_good) {
+        s->n_columns = n_columns;
+        set_span(s, file, process);
+    }
+    for (int i = 0; is_good && i < MEMTRACE_N_LINKS; i++)
+        is_good = (s->links[i] = calloc(n_columns, sizeof *s->links[i])) != NULL;
+    for (int i = 0; is_good && i < MEMTRACE_N_HOLDERS; i++)
+        is_good = (s->held[i] = calloc(n_columns, sizeof *s->held[i])) != NULL;
+    if (is_good) {
+        begin(&p, process);
+        memtrace_each(file, (long)process, visit, &p);
+        end(&p, process);
+    } else {
+        memtrace_series_destroy(s);
+        s = NULL;
+    }
+    free(p.known);
+    return s;
+}
+
+void memtrace_series_destroy(memtrace_series *s) {
+    if (!s) return;
+    for (size_t i = 0; i < s->n_rows; i++) free(s->rows[i].tiers);
+    for (int i = 0; i < MEMTRACE_N_LINKS; i++) free(s->links[i]);
+    for (int i = 0; i < MEMTRACE_N_HOLDERS; i++) free(s->held[i]);
+    free(s->rows);
+    free(s->steps_ns);
+    free(s);
+}

@@ -1,0 +1,161 @@
+/* writer.c - chunks to a file, and their index behind them. */
+#include "tools/memtrace/writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "tools/memtrace/chunk.h"
+
+struct memtrace_writer {
+    int fd;
+    char *path;
+    uint64_t at; /* bytes written */
+    bool has_failed;
+    fcdp_trace_index_entry *index;
+    size_t n, room;
+};
+
+static bool write_failed(memtrace_writer *w, memtrace_error *error) {
+    w->has_failed = true;
+    return memtrace_fail(error,
+                         "cannot write to %s behind byte %" PRIu64 ": %s; what it holds so far can be read",
+                         w->path, w->at, strerror(errno));
+}
+
+/* All parts, however many calls that takes. `parts` are used up. */
+static bool write_all(memtrace_writer *w, struct iovec *parts, int n, memtrace_error *error) {
+    while (n) {
+        ssize_t written = writev(w->fd, parts, n);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return write_failed(w, error);
+        w->at += (uint64_t)written;
+        for (; n && (size_t)written >= parts->iov_len; parts++, n--) written -= (ssize_t)parts->iov_len;
+        if (!n) break;
+        parts->iov_base = (char *)parts->iov_base + written;
+        parts->iov_len -= (size_t)written;
+    }
+    return true;
+}
+
+bool memtrace_writer_create(const char *path, memtrace_writer **writer_out, memtrace_error *error) {
+    memtrace_writer *w = calloc(1, sizeof *w);
+    if (!w || !(w->path = strdup(path))) {
+        free(w);
+        return memtrace_fail(error, "not enough memory to write %s", path);
+    }
+    w->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    if (w->fd >= 0 && flock(w->fd, LOCK_EX | LOCK_NB) != 0) {
+        memtrace_fail(error, "cannot write %s: another fcdp-memtrace is writing it", path);
+        memtrace_writer_close(w, NULL);
+        return false;
+    }
+    if (w->fd < 0 || ftruncate(w->fd, 0) != 0) {
+        memtrace_fail(error, "cannot write %s: %s", path, strerror(errno));
+        w->has_failed = true;
+        memtrace_writer_close(w, NULL);
+        return false;
+    }
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    fcdp_trace_file_header header = {.magic = FCDP_TRACE_FILE_MAGIC,
+                                     .version = FCDP_TRACE_VERSION,
+                                     .header_bytes = sizeof header,
+                                     .created_real_ns = (uint64_t)now.tv_sec * 1000000000u +
+                                                        (uint64_t)now.tv_nsec};
+    if (!write_all(w, &(struct iovec){&header, sizeof header}, 1, error)) {
+        memtrace_writer_close(w, NULL);
+        return false;
+    }
+    *writer_out = w;
+    return true;
+}
+
+static bool add_to_index(memtrace_writer *w, const fcdp_trace_chunk *chunk) {
+    if (w->n == w->room) {
+        size_t room = w->room ? 2 * w->room : 256;
+        void *index = realloc(w->index, room * sizeof *w->index);
+        if (!index) return false;
+        w->index = index;
+        w->room = room;
+    }
+    w->index[w->n++] = (fcdp_trace_index_entry){w->at, *chunk};
+    return true;
+}
+
+/* One system call for header, parts and padding: a chunk is mostly there as a whole, or not at all. */
+bool memtrace_writer_chunk(memtrace_writer *w, const fcdp_trace_chunk *chunk, const struct iovec *parts,
+                           size_t n_parts, memtrace_error *error) {
+    static const char zeroes[MEMTRACE_ALIGNMENT];
+    fcdp_trace_chunk header = *chunk;
+    struct iovec all[MEMTRACE_MAX_PARTS + 2] = {{&header, sizeof header}};
+    XXH3_state_t sum;
+    uint64_t n_bytes = 0;
+    if (w->has_failed) return memtrace_fail(error, "%s: an earlier write failed", w->path);
+    XXH3_64bits_reset(&sum);
+    for (size_t i = 0; i < n_parts; i++) {
+        all[1 + i] = parts[i];
+        n_bytes += parts[i].iov_len;
+        if (parts[i].iov_len) XXH3_64bits_update(&sum, parts[i].iov_base, parts[i].iov_len);
+    }
+    header.bytes = memtrace_padded(n_bytes);
+    all[1 + n_parts] = (struct iovec){(void *)(uintptr_t)zeroes, header.bytes - n_bytes};
+    XXH3_64bits_update(&sum, zeroes, header.bytes - n_bytes);
+    memcpy(header.magic, MEMTRACE_CHUNK_MAGIC, sizeof header.magic);
+    header.checksum = XXH3_64bits_digest(&sum);
+    header.header_checksum = memtrace_header_checksum(&header);
+    if (header.type != FCDP_CHUNK_INDEX && !add_to_index(w, &header)) {
+        errno = ENOMEM;
+        return write_failed(w, error);
+    }
+    return write_all(w, all, (int)n_parts + 2, error);
+}
+
+bool memtrace_writer_events(memtrace_writer *w, uint32_t process, const fcdp_trace_event *events, size_t n,
+                            memtrace_error *error) {
+    fcdp_trace_chunk chunk = {.type = FCDP_CHUNK_EVENTS,
+                              .process = process,
+                              .n = (uint32_t)n,
+                              .first_ns = UINT64_MAX,
+                              .first_step = UINT32_MAX};
+    for (size_t i = 0; i < n; i++) {
+        uint64_t end = events[i].time_ns + events[i].duration_ns;
+        if (end < chunk.first_ns) chunk.first_ns = end;
+        if (end > chunk.last_ns) chunk.last_ns = end;
+        if (events[i].step < chunk.first_step) chunk.first_step = events[i].step;
+        if (events[i].step > chunk.last_step) chunk.last_step = events[i].step;
+    }
+    struct iovec part = {(void *)(uintptr_t)events, n * sizeof *events};
+    return n == 0 || memtrace_writer_chunk(w, &chunk, &part, 1, error);
+}
+
+uint64_t memtrace_writer_n_bytes(const memtrace_writer *w) {
+    return w->at;
+}
+
+/* The index ends where the trailer begins, which is what says that all is there. */
+static bool write_index(memtrace_writer *w, memtrace_error *error) {
+    fcdp_trace_file_trailer trailer = {.index_at = w->at, .magic = FCDP_TRACE_FILE_MAGIC};
+    fcdp_trace_chunk chunk = {.type = FCDP_CHUNK_INDEX, .n = (uint32_t)w->n};
+    struct iovec part = {w->index, w->n * sizeof *w->index};
+    return memtrace_writer_chunk(w, &chunk, &part, 1, error) &&
+           write_all(w, &(struct iovec){&trailer, sizeof trailer}, 1, error);
+}
+
+bool memtrace_writer_close(memtrace_writer *w, memtrace_error *error) {
+    bool is_good = !w->has_failed && w->at && write_index(w, error);
+    if (w->fd >= 0 && close(w->fd) != 0 && is_good) is_good = write_failed(w, error);
+    free(w->path);
+    free(w->index);
+    free(w);
+    return is_good;
+}

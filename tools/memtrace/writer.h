@@ -1,0 +1,30 @@
+/* writer.h - writes a trace's file, chunk by chunk.
+ *
+ * Each chunk is written at once, so that a reader finds all before the one that a killed writer had begun. */
+#ifndef MEMTRACE_WRITER_H
+#define MEMTRACE_WRITER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/uio.h>
+
+#include "alloc/trace_format.h"
+#include "tools/memtrace/error.h"
+
+typedef struct memtrace_writer memtrace_writer;
+
+/* Replaces the file, mode 0600; holds an exclusive lock on it, by which readers see that it grows. */
+bool memtrace_writer_create(const char *path, memtrace_writer **writer_out, memtrace_error *error);
+enum { MEMTRACE_MAX_PARTS = 6 };
+/* Of `chunk` the caller sets type, process, n, times and steps. The body is the parts, one behind the other:
+ * at most MEMTRACE_MAX_PARTS. After a failure nothing more is written: the file is readable as it is. */
+bool memtrace_writer_chunk(memtrace_writer *writer, const fcdp_trace_chunk *chunk, const struct iovec *parts,
+                           size_t n_parts, memtrace_error *error);
+/* Events in the order of their numbers. */
+bool memtrace_writer_events(memtrace_writer *writer, uint32_t process, const fcdp_trace_event *events,
+                            size_t n, memtrace_error *error);
+uint64_t memtrace_writer_n_bytes(const memtrace_writer *writer);
+/* Writes the index, unless a write has failed; frees the writer in any case. */
+bool memtrace_writer_close(memtrace_writer *writer, memtrace_error *error);
+
+#endif
