@@ -1,11 +1,11 @@
-"""Small models sharded by plain FSDP2, awkward on purpose: dim-0 sizes that no rank count divides, a one-element
+"""Small models sharded by plain FSDP, awkward on purpose: dim-0 sizes that no rank count divides, a one-element
 parameter (so that some ranks hold an empty shard), norms, biases, a tied head.  Nothing here knows of FCDP."""
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import compat
@@ -123,6 +123,15 @@ def shard(model, blocks=None, mesh=None, root=None, **kwargs):
     fully_shard(model, mesh=mesh, **root_kwargs)
     compat.sum_only(model)
     return model
+
+
+def wrap(model, blocks=True, **kwargs):
+    """By FSDP1: one flat parameter for each block, one for the rest."""
+    kwargs.setdefault("device_id", torch.device("cpu"))
+    if blocks:
+        for i, block in enumerate(model.blocks):
+            model.blocks[i] = FullyShardedDataParallel(block, **kwargs)
+    return FullyShardedDataParallel(model, **kwargs)
 
 
 def train_only(model, *words):

@@ -1,4 +1,4 @@
-"""Wrong caches, each wrong in one known way, put over plain FSDP2's gathers: what the cases are there to catch.
+"""Wrong caches, each wrong in one known way, put over plain FSDP's gathers: what the cases are there to catch.
 
 The real collective always runs, so nothing hangs; then the part of the result that the mutant believes unchanged is
 overwritten with what it remembers.  A case that no mutant fails has no teeth."""
@@ -182,6 +182,44 @@ def spoil(mutant, fsdp_params, group, result):
             mutant.memory[mutant.key(p)] = [mutant.look(p), part.clone(), p]
 
 
+class FlatAsParam:
+    """A flat parameter of FSDP1's with the names that the mutants look at."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    @property
+    def sharded_param(self):
+        return self.handle.flat_param
+
+    @property
+    def _sharded_local_tensor(self):
+        return self.handle.flat_param._local_shard
+
+    @property
+    def _sharded_param_data(self):
+        return self.handle.flat_param.data  # FSDP1 has made it what is gathered
+
+    @property
+    def _param_fqn(self):
+        return tuple(self.handle.flat_param._fqns)
+
+    @property
+    def _orig_size(self):
+        return self.handle.flat_param._unpadded_unsharded_size
+
+
+def spoil_flat(mutant, handle, buffer):
+    """As `spoil`, of a flat parameter; gathers in full precision are another parameter's."""
+    params = handle.__dict__.setdefault("_as_params", {})
+    p = params.setdefault(buffer.dtype, FlatAsParam(handle))
+    known = remembered(mutant, p)
+    if known and known[1].shape == buffer.shape and known[1].dtype == buffer.dtype and mutant.believes(p, known[0]):
+        buffer.copy_(known[1])
+    else:
+        mutant.memory[mutant.key(p)] = [mutant.look(p), buffer.clone(), p]
+
+
 def store_what_is_resharded(mutant, group):
     for p in group.fsdp_params:
         known = remembered(mutant, p)
@@ -192,8 +230,10 @@ def store_what_is_resharded(mutant, group):
 
 
 def install():
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
 
+    gather_flat = FlatParamHandle._all_gather_flat_param
     switch, Group = Switch(), module.FSDPParamGroup
     gather, reshard, pre_forward, post_backward = (
         module.foreach_all_gather,
@@ -214,6 +254,13 @@ def install():
             spoil(switch.active, fsdp_params, group, result)
         return result
 
+    @torch.no_grad()
+    def all_gather_flat_param(handle, buffer):
+        gather_flat(handle, buffer)
+        if switch.active:
+            spoil_flat(switch.active, handle, buffer)
+        return buffer
+
     def before_forward(group, *args, **kwargs):
         if switch.active:
             mode = torch.is_grad_enabled()
@@ -233,6 +280,7 @@ def install():
         return reshard(group)
 
     register_optimizer_step_post_hook(stepped)
+    FlatParamHandle._all_gather_flat_param = all_gather_flat_param
     module.foreach_all_gather, Group.pre_forward = foreach_all_gather, before_forward
     Group.post_backward, Group.reshard = after_backward, before_reshard
     return switch

@@ -1,4 +1,4 @@
-"""Wrong options and machines that cannot serve: a clear message, and then either plain FSDP2, bit for bit, or a stop
+"""Wrong options and machines that cannot serve: a clear message, and then either plain FSDP, bit for bit, or a stop
 before the first step.  Never a wrong number, never a hang."""
 
 import json
@@ -38,7 +38,7 @@ class Outcome:
         for rank, result, expected in zip(self.job.ranks, self.results, plain.results):
             assert rank.returncode == 0, self.job.report()
             assert result["digest"] == expected["digest"], "training differs\n" + self.job.report()
-        return [line for line in self.messages[0] if "plain fsdp2" in line.lower()]
+        return [line for line in self.messages[0] if re.search(r"plain fsdp\d", line.lower())]
 
 
 def start(tmp_path, env=None, arguments=(), warm=True, **kwargs):
@@ -55,6 +55,17 @@ def plain(tmp_path_factory):
     for rank, messages in zip(outcome.job.ranks, outcome.messages):
         assert rank.returncode == 0 and not messages, outcome.job.report()
     return outcome
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """The same on two ranks, of whom each is a node: for jobs that start cold, which is 4 s of a core for each."""
+    return start(tmp_path_factory.mktemp("pair"), n_ranks=2)
+
+
+@pytest.fixture(scope="module")
+def plain_fsdp1(tmp_path_factory):
+    return start(tmp_path_factory.mktemp("fsdp1"), arguments=["--fsdp1"])
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +109,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_option_stops_before_the_first_step(tmp_path, name):
     env, words = WRONG[name]
-    said = start(tmp_path, env, n_ranks=1, warm=False).stopped()
+    said = start(tmp_path, env, n_ranks=1, warm=name != "FCDP=maybe").stopped()
     last = said.strip().splitlines()[-1]
     for word in words:
         assert word in last, f"{word!r} is not in the error: {last}"
@@ -171,6 +182,34 @@ def test_what_cannot_be_served_trains_as_plain_fsdp2(tmp_path, plain, name):
 
 
 @needs_fcdp
+@pytest.mark.parametrize("name", ["local_size_that_does_not_divide", "host_memory_too_small"])
+def test_what_cannot_be_served_trains_as_plain_fsdp1(tmp_path, plain_fsdp1, name):
+    env, rank_env, words = GOES_ON[name]
+    said = start(tmp_path, env, rank_env=rank_env, arguments=["--fsdp1"]).went_on(plain_fsdp1)
+    assert len(said) == 1 and said[0].startswith("fcdp: served 0 of 5 groups: "), said
+    assert said[0].endswith("; plain FSDP1 runs") and all(word.lower() in said[0].lower() for word in words), said
+
+
+@needs_fcdp
+def test_the_script_runs_with_fsdp1_under_fcdp(tmp_path, plain_fsdp1):
+    outcome = start(tmp_path, on(), arguments=["--fsdp1"], warm=False)
+    assert outcome.went_on(plain_fsdp1) == []
+    assert outcome.results[0]["stats"]["gathers"]["avoided"] > 0
+    assert [len(m) for m in outcome.messages] == [2, 0, 0, 0], outcome.messages
+
+
+@needs_fcdp
+def test_a_torch_with_another_fsdp1(tmp_path, plain_fsdp1):
+    paths = [str(launch.HERE / "other_seams"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = on(OTHER_SEAM="_reduce_grad", PYTHONPATH=os.pathsep.join(paths))
+    outcome = start(tmp_path, env, arguments=["--fsdp1"])
+    outcome.went_on(plain_fsdp1)
+    said = outcome.messages[0]
+    assert len(said) == 1 and "does not have FSDP1 as FCDP knows it (_reduce_grad(state, handle))" in said[0], said
+    assert outcome.messages[1:] == [[]] * 3
+
+
+@needs_fcdp
 def test_the_device_budget_that_is_named_would_do(tmp_path, plain):
     (tmp_path / "first").mkdir()
     said = start(tmp_path / "first", on(FCDP_DEVICE_BUDGET="2M")).went_on(plain)[0]
@@ -188,10 +227,10 @@ def test_one_rank_is_served_by_fsdp2(tmp_path, alone):
 
 @needs_fcdp
 @pytest.mark.parametrize("seam", ["foreach_all_gather", "foreach_all_gather_copy_out"])
-def test_a_torch_with_other_seams(tmp_path, plain, seam):
+def test_a_torch_with_other_seams(tmp_path, pair, seam):
     paths = [str(launch.HERE / "other_seams"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    outcome = start(tmp_path, on(OTHER_SEAM=seam, PYTHONPATH=os.pathsep.join(paths)))
-    said = outcome.went_on(plain)
+    outcome = start(tmp_path, on(FCDP_LOCAL_SIZE="1", OTHER_SEAM=seam, PYTHONPATH=os.pathsep.join(paths)), n_ranks=2)
+    said = outcome.went_on(pair)
     assert len(said) == 1 and seam in said[0], outcome.messages[0]
     assert outcome.job.ranks[1].returncode == 0 and not outcome.messages[1]
 
@@ -217,13 +256,13 @@ def with_little_memlock(tmp_path, **options):
     prefix = without_ipc_lock()
     if prefix is None:
         pytest.skip("CAP_IPC_LOCK cannot be dropped here (setpriv)")
-    return start(tmp_path, on(**options), prefix=prefix, preexec=little_memlock)
+    return start(tmp_path, on(FCDP_LOCAL_SIZE="1", **options), prefix=prefix, preexec=little_memlock, n_ranks=2)
 
 
 @needs_fcdp
-def test_memlock_too_small_trains_unpinned(tmp_path, plain):
+def test_memlock_too_small_trains_unpinned(tmp_path, pair):
     outcome = with_little_memlock(tmp_path)
-    outcome.went_on(plain)
+    outcome.went_on(pair)
     said = [line for line in outcome.messages[0] if "pin" in line]
     assert said and any(word in said[0] for word in ("memlock", "RLIMIT_MEMLOCK", "ulimit -l")), outcome.messages[0]
 
@@ -243,9 +282,9 @@ def test_pinning_that_one_rank_cannot_do_stops_all(tmp_path):
     prefix = without_ipc_lock()
     if prefix is None:
         pytest.skip("CAP_IPC_LOCK cannot be dropped here (setpriv)")
-    prefix = (*prefix, "bash", "-c", '[ "$RANK" != 3 ] || ulimit -l 64; exec "$@"', "bash")
-    outcome = start(tmp_path, on(FCDP_PIN="require"), prefix=prefix)
+    prefix = (*prefix, "bash", "-c", '[ "$RANK" != 1 ] || ulimit -l 64; exec "$@"', "bash")
+    outcome = start(tmp_path, on(FCDP_LOCAL_SIZE="1", FCDP_PIN="require"), prefix=prefix, n_ranks=2)
     outcome.stopped()
     for i, rank in enumerate(outcome.job.ranks):
         last = rank.err.strip().splitlines()[-1]
-        assert "OptionError" in last and "FCDP_PIN=require" in last and ("fcdp: rank 3: " in last) == (i != 3), last
+        assert "OptionError" in last and "FCDP_PIN=require" in last and ("fcdp: rank 1: " in last) == (i != 1), last

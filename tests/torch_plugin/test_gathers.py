@@ -6,7 +6,7 @@ import cases  # noqa: F401
 import launch
 import run
 from conftest import PLAIN, needs_fcdp
-from test_matrix import NAMES
+from test_matrix import of_matrix
 
 pytestmark = needs_fcdp
 COUNTS = [name for name in run.COUNTING if name.startswith("count_")]
@@ -127,6 +127,34 @@ def test_lora_beside_a_reference_gathers_the_adapters_alone(counted):
         assert max(count.sent(span, GATHERS)) <= 0.51 * count.values["W trainable"] + 4096
 
 
+def test_fsdp1_sends_as_much_as_fsdp2(counted):
+    """The gathers of one forward and its reduce-scatters, which gloo sends twice."""
+    count = counted("count_fsdp1")
+    w = count.values["W"]
+    for label in ("forward", "forward bf16"):
+        width = 2 if label.endswith("bf16") else 1
+        for span in count.spans(label):
+            assert (
+                0.45 * w <= min(count.sent(span, GATHERS)) * width <= max(count.sent(span, GATHERS)) * width <= 0.52 * w
+            )
+    for label in ("backward", "backward bf16"):
+        for span in count.spans(label):
+            assert count.sent(span, GATHERS) == [0, 0]
+            assert count.gathers(span, "made") == [0] * 4
+    for span in count.spans("step"):
+        assert max(count.everything(span)) <= 2.05 * w
+    for span in [*count.spans("state dict"), *count.spans("evaluation")]:
+        assert max(count.everything(span)) < 0.01 * w
+
+
+def test_fsdp1_gathers_the_trainable_part_of_a_flat_parameter(counted):
+    """Its ranks' parts are padded to the largest one."""
+    count = counted("count_fsdp1_lora")
+    for span in count.spans("later"):
+        assert max(count.sent(span, GATHERS)) <= 0.51 * count.values["W gathered"] + 4096
+    assert count.values["W gathered"] <= 2.2 * count.values["W trainable"] < 0.2 * count.values["W"]
+
+
 def test_a_deleted_model_holds_nothing(counted):
     count = counted("count_nothing_after_deletion")
     for rank, result in enumerate(count.ranks):
@@ -143,13 +171,14 @@ BYPASSED = {
     "hsdp_sharded_inside_the_nodes": "node",
     "reshard_after_forward_2": "reshard_after_forward",
     "all_gather_extension": "fsdp_pre_all_gather",
+    "fsdp1_hybrid_inside_the_nodes": "node",
     "sharded_along_the_second_dimension": "Shard",
 }
 
 
 @pytest.mark.parametrize("name", BYPASSED)
 def test_what_cannot_be_served_is_left_to_fsdp2_and_said(launches, name):
-    results, jobs = launches.get(NAMES, "tau0-slice")
+    results, jobs = of_matrix(launches, "tau0-slice")
     for result in results[name]:
         before, after = result["stats"]
         new = after["bypassed"][len(before["bypassed"]) :]
@@ -165,9 +194,18 @@ def test_what_cannot_be_served_is_left_to_fsdp2_and_said(launches, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["full_adamw_foreach", "lora", "nested_groups", "tied_weights_in_a_list_of_modules", "mixed_dtypes_in_one_group"],
+    [
+        "full_adamw_foreach",
+        "lora",
+        "nested_groups",
+        "tied_weights_in_a_list_of_modules",
+        "mixed_dtypes_in_one_group",
+        "fsdp1_full_shard",
+        "fsdp1_bf16_orig",
+        "fsdp1_hybrid_over_nodes",
+    ],
 )
 def test_what_can_be_served_is(launches, name):
-    for result in launches.get(NAMES, "tau0-slice")[0][name]:
+    for result in of_matrix(launches, "tau0-slice")[0][name]:
         before, after = result["stats"]
         assert after["bypassed"] == before["bypassed"]

@@ -1,12 +1,14 @@
 """FCDP trains bit for bit as plain FSDP2 does: every case, at tau 0 and 1, restoring by slice and by whole region, on
 four ranks that stand for two nodes of two."""
 
+import re
+
 import pytest
 
 import cases  # noqa: F401
 import launch
 import run
-from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
+from conftest import COLD, CONFIGURATIONS, PLAIN, needs_fcdp
 
 # Cases after which plain FSDP2's model is alive as well (the hooks of CommDebugMode are in a cycle through autograd's
 # nodes); they run last.
@@ -14,9 +16,14 @@ KEPT_BY_TORCH = ("counted_by_comm_debug_mode",)
 NAMES = sorted(run.CASES, key=lambda name: name in KEPT_BY_TORCH)
 
 
+def of_matrix(launches, configuration):
+    """All cases' results, and the jobs that they came from."""
+    return launches.get(NAMES, configuration, warm=configuration != COLD)
+
+
 @pytest.fixture(scope="session")
 def plain(launches):
-    return launches.get(NAMES, PLAIN)
+    return of_matrix(launches, PLAIN)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,7 +51,7 @@ def test_bitwise_equal(plain, launches, configuration, name):
     expected = plain[0][name]
     if expected[0].get("unsupported"):
         pytest.skip(expected[0]["unsupported"])
-    got = launches.get(NAMES, configuration)[0][name]
+    got = of_matrix(launches, configuration)[0][name]
     difference = launch.first_difference(expected, got)
     assert difference is None, difference
 
@@ -53,7 +60,7 @@ def test_bitwise_equal(plain, launches, configuration, name):
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_fcdp_was_really_on(launches, configuration):
     """Equal results prove nothing if the groups were left to FSDP2."""
-    results, jobs = launches.get(NAMES, configuration)
+    results, jobs = of_matrix(launches, configuration)
     for job in jobs:
         assert all(rank["head"]["enabled"] for rank in job.ranks)
     tau, restore = configuration.split("-")
@@ -88,7 +95,7 @@ OUTLIVED = {
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_what_outlives_a_reshard_is_named(launches, configuration, name):
     """Plain FSDP2 raises there too (it is in the record that is compared); FCDP also says which parameter that was."""
-    for result in launches.get(NAMES, configuration)[0][name]:
+    for result in of_matrix(launches, configuration)[0][name]:
         if result.get("unsupported"):
             pytest.skip(result["unsupported"])
         assert result["extra"], "nothing was raised"
@@ -100,7 +107,7 @@ def test_what_outlives_a_reshard_is_named(launches, configuration, name):
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_an_error_of_fsdp2s_own_is_followed_by_what_fcdp_knows(launches, configuration):
     """Its own words first: those are in the record that is compared."""
-    for result in launches.get(NAMES, configuration)[0]["a_reduction_that_the_backend_refuses"]:
+    for result in of_matrix(launches, configuration)[0]["a_reduction_that_the_backend_refuses"]:
         if result.get("unsupported"):
             pytest.skip(result["unsupported"])
         assert any(note.startswith("fcdp: the gradients of blocks.1.") for note in result["extra"]["notes"]), result[
@@ -111,7 +118,7 @@ def test_an_error_of_fsdp2s_own_is_followed_by_what_fcdp_knows(launches, configu
 @needs_fcdp
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_groups_of_one_block_have_names_that_differ(launches, configuration):
-    for result in launches.get(NAMES, configuration)[0]["two_parameter_groups_of_one_block"]:
+    for result in of_matrix(launches, configuration)[0]["two_parameter_groups_of_one_block"]:
         if result.get("unsupported"):
             pytest.skip(result["unsupported"])
         names = [name for name, _ in result["extra"]["groups"]]
@@ -123,10 +130,12 @@ def test_groups_of_one_block_have_names_that_differ(launches, configuration):
 @needs_fcdp
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_two_lines_at_exit_from_one_rank(launches, configuration):
-    for job in launches.get(NAMES, configuration)[1]:
+    for job in of_matrix(launches, configuration)[1]:
         if job.returncode == 0:
             lines = [
-                line for line in job.output.splitlines() if line.startswith("fcdp:") and "plain FSDP2 runs" not in line
+                line
+                for line in job.output.splitlines()
+                if line.startswith("fcdp:") and not re.search(r"plain FSDP\d runs", line)
             ]
             assert len(lines) == 2, lines
 
@@ -135,7 +144,7 @@ def test_two_lines_at_exit_from_one_rank(launches, configuration):
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_a_dead_model_holds_no_bytes(launches, configuration):
     """After every case its models are gone: what is in use must not grow from case to case."""
-    results, jobs = launches.get(NAMES, configuration)
+    results, jobs = of_matrix(launches, configuration)
     if len(jobs) > 1:
         pytest.skip("the job was started more than once")
     ordered = [results[name] for name in NAMES if name not in KEPT_BY_TORCH and not results[name][0].get("error")]

@@ -15,8 +15,15 @@ pytestmark = pytest.mark.mutants
 CAUGHT_BY = {
     "version_only": ["full_adamw_foreach", "full_adamw_fused", "edits_uncounted_between_micro_batches"],
     "step_hook_only": ["edits_counted_between_micro_batches", "load_state_dict_copy_between_micro_batches"],
-    "signals": ["ema_swap_data", "hand_written_data", "zeroth_order_data"],
+    "signals": [
+        "fsdp1_edits_data_orig",
+        "fsdp1_hand_written_optimizer",
+        "ema_swap_data",
+        "hand_written_data",
+        "zeroth_order_data",
+    ],
     "signals_and_flips": [
+        "fsdp1_edits_raw",
         "edits_raw_between_evaluations",
         "zeroth_order_raw",
         "ema_swap_data_with_grad_enabled",
@@ -29,12 +36,17 @@ CAUGHT_BY = {
         "step_between_forward_and_backward",
         "load_state_dict_copy_between_forward_and_backward",
     ],
-    "own_shard_only": ["edits_on_one_rank_between_micro_batches", "edits_on_one_rank_between_forward_and_backward"],
+    "own_shard_only": [
+        "fsdp1_edits_raw_on_one_rank",
+        "fsdp1_edits_raw_on_one_rank_orig",
+        "edits_on_one_rank_between_micro_batches",
+        "edits_on_one_rank_between_forward_and_backward",
+    ],
     "sum": ["edits_raw_between_micro_batches"],
     "trainable_only": ["edits_of_frozen_groups", "teacher_is_a_moving_average"],
-    "by_name": ["model_deleted_and_made_again"],
+    "by_name": ["fsdp1_two_models_one_made_again", "model_deleted_and_made_again"],
     "keeps_edits": ["gathered_parameter_edited_in_forward_data", "gathered_parameter_edited_in_evaluation_raw"],
-    "draws_random_numbers": ["full_dropout"],
+    "draws_random_numbers": ["full_dropout", "fsdp1_dropout"],
 }
 
 

@@ -57,10 +57,11 @@ def run_case(name, function, rank, world, fcdp):
 
 def blind():
     """No signal of a parameter moves, but what it is gathered as: its bytes alone can tell that it has changed."""
-    from fcdp import fsdp2
+    from fcdp import fsdp1, fsdp2
 
-    signals = fsdp2._Extent.signals
-    fsdp2._Extent.signals = lambda self, group: (0, 0, 0, 0, 0, 0, signals(self, group)[6], 0)
+    for extent in (fsdp1._Extent, fsdp2._Extent):
+        seen = extent.signals
+        extent.signals = lambda self, group, seen=seen: (0, 0, 0, 0, 0, 0, seen(self, group)[6], 0)
 
 
 def load_what_cases_would():

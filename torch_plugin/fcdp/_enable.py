@@ -1,21 +1,26 @@
-"""Turns FCDP on: an import hook patches FSDP2 once it has been imported. The same hook watches the modules by
-which a job without FSDP2 is recognised (unserved.py).
+"""Turns FCDP on: an import hook patches FSDP1 and FSDP2 once they have been imported. The same hook watches the
+modules by which a job with neither is recognised (unserved.py).
 
 The wheel's fcdp.pth imports this module at interpreter start when FCDP is set and not 0; unset, nothing of
 FCDP is imported. A malformed option must stop the job before its first step, but may not break `import site`;
-so options are read when FSDP2 is imported, where an exception reaches the script.
+so options are read when an FSDP is imported, where an exception reaches the script.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.abc
 import importlib.util
 import sys
 from collections.abc import Callable
 from types import ModuleType
 
-# The last of FSDP2's modules to load that FCDP enters; it imports the others.
-_TARGET = "torch.distributed.fsdp._fully_shard._fsdp_state"
+# The last of FSDP's modules to load that FCDP enters; each imports the others. By the file that enters them.
+_TARGETS = {
+    "fsdp2": "torch.distributed.fsdp._fully_shard._fsdp_state",
+    "fsdp1": "torch.distributed.fsdp.fully_sharded_data_parallel",
+}
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -41,17 +46,23 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _patch(module: ModuleType) -> None:
+_failed = False
+
+
+def _patch(file: str, module: ModuleType) -> None:
+    global _failed
     try:
-        from fcdp import fsdp2
+        entry = importlib.import_module(f"fcdp.{file}")
     except ImportError as error:  # a wheel of another platform, say
-        print(
-            f"fcdp: plain FSDP2 runs: FCDP's core cannot be loaded ({error}); install the fcdp wheel again",
-            file=sys.stderr,
-            flush=True,
-        )
+        if not _failed:
+            print(
+                f"fcdp: plain FSDP runs: FCDP's core cannot be loaded ({error}); install the fcdp wheel again",
+                file=sys.stderr,
+                flush=True,
+            )
+        _failed = True
         return
-    fsdp2.install(module)
+    entry.install(module)
 
 
 def _watch_optimizers(module: ModuleType) -> None:
@@ -66,10 +77,17 @@ def _watch_process_groups(module: ModuleType) -> None:
     unserved.watch_process_groups(module)
 
 
+def _hide_from_dynamo(module: ModuleType) -> None:
+    """FSDP1 calls its hooks from where dynamo compiles what is called; plain FSDP1's are in a file that it skips."""
+    if hasattr(module, "add"):
+        module.add("fcdp")
+
+
 _ACTIONS = {
-    _TARGET: _patch,
+    **{target: functools.partial(_patch, file) for file, target in _TARGETS.items()},
     "torch.optim.optimizer": _watch_optimizers,
     "torch.distributed.distributed_c10d": _watch_process_groups,
+    "torch._dynamo.trace_rules": _hide_from_dynamo,
 }
 
 
@@ -80,8 +98,10 @@ def install() -> None:
         sys.meta_path.insert(0, _AfterImport({name: action for name, action in _ACTIONS.items() if name not in loaded}))
         for name in loaded:
             _ACTIONS[name](sys.modules[name])
-    elif _TARGET in loaded:
-        _patch(sys.modules[_TARGET])
+    else:
+        for target in _TARGETS.values():
+            if target in loaded:
+                _ACTIONS[target](sys.modules[target])
 
 
 install()

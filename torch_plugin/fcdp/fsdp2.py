@@ -12,22 +12,19 @@ runs.
 from __future__ import annotations
 
 import ctypes
-import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fcdp import OptionError, _fcdp
-from fcdp.c10d import Unsupported
+from fcdp import _fcdp, adopt, seam
 from fcdp.released import Storages
-from fcdp.runtime import Group, Pending, Tree, runtime, say
+from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
+from fcdp.seam import stream_of, version_of, wrap
 
 
 class _Here(threading.local):
@@ -38,18 +35,6 @@ class _Here(threading.local):
 
 _here = _Here()
 _dtype_codes: dict[torch.dtype | None, int] = {}
-
-
-def _add_note(error: Exception, text: str) -> None:
-    """An error that plain FSDP2 raises too keeps its type and its own words, first; Python 3.10 has no notes."""
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    elif error.args and isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 class _Extent:
@@ -74,8 +59,14 @@ class _Extent:
     def gathered_dtype(self) -> torch.dtype:
         return self.fsdp_param.param_dtype or self.fsdp_param._sharded_param_data.dtype
 
+    def settle(self) -> None:
+        pass
+
     def shard(self) -> torch.Tensor:
         return self.fsdp_param._sharded_param_data
+
+    def pieces(self) -> list[torch.Tensor]:
+        return [self.fsdp_param._sharded_param_data]
 
     def signals(self, group: Group) -> tuple[int, ...]:
         """In the order of comm/validity.h's fcdp_signals."""
@@ -94,9 +85,9 @@ class _Extent:
         return (
             self._serial,
             data.untyped_storage().data_ptr(),
-            _version(param),
-            _version(local),
-            _version(data),
+            version_of(param),
+            version_of(local),
+            version_of(data),
             self.steps + anonymous,
             codes[0] << 16 | codes[1],
             int(param.requires_grad),
@@ -108,7 +99,7 @@ class _Extent:
         unsharded = getattr(self.fsdp_param, "_unsharded_param", None)
         if unsharded is None:
             return False
-        before, self._unsharded_version = self._unsharded_version or 0, _version(unsharded)
+        before, self._unsharded_version = self._unsharded_version or 0, version_of(unsharded)
         return self._unsharded_version != before
 
 
@@ -127,14 +118,6 @@ def _groups_of(state: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
-def _tree(param_group: Any) -> Tree:
-    """What lies under the group's root; the group alone where it is unsharded by hand before any forward."""
-    tree = param_group.__dict__.get("_fcdp_tree")
-    if tree is None:
-        tree = param_group._fcdp_tree = Tree([param_group])
-    return tree
-
-
 def _gathers_nothing(param_group: Any) -> str | None:
     """Why FSDP2 never calls its gather for this group (in newer torch), where the others are asked about."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
@@ -148,10 +131,6 @@ def _gathers_nothing(param_group: Any) -> str | None:
     )
 
 
-def _captures(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def _why_not(param_group: Any) -> str | None:
     """Why FCDP leaves this group to plain FSDP2; None: it serves."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
@@ -162,7 +141,7 @@ def _why_not(param_group: Any) -> str | None:
         return "reshard_after_forward is an int, so it keeps shards of its own after forward"
     if param_group.device.type not in ("cpu", "cuda"):
         return f"device type {param_group.device.type} is not supported"
-    if _captures(param_group.device):  # what serving it takes cannot be made now
+    if seam.captures(param_group.device):  # what serving it takes cannot be made now
         return "its first gather is part of a CUDA graph's capture"
     comm = getattr(param_group, "_all_gather_comm", None)
     if comm is not None and type(comm) is not collectives.DefaultAllGather:
@@ -190,7 +169,7 @@ def _name(param_group: Any) -> str:
     return name if n_groups == 1 else f"{name} [{param_group._param_group_index + 1} of {n_groups}]".lstrip()
 
 
-def _describe(param_group: Any) -> tuple[str, list[_Extent], list[tuple[int, int]], Callable, bool]:
+def _describe(param_group: Any) -> Description:
     fsdp_params = param_group.fsdp_params
     extents = [_Extent(fsdp_param, i) for i, fsdp_param in enumerate(fsdp_params)]
     specs = [
@@ -207,91 +186,29 @@ def _describe(param_group: Any) -> tuple[str, list[_Extent], list[tuple[int, int
     return _name(param_group), extents, specs, collect, not param_group._reshard_after_forward
 
 
-def _adopt(param_groups: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
-    """Decide for every group of `param_groups` that is sharded over `process_group`: FCDP's or plain. Collective."""
-    mine = [g for g in param_groups if "_fcdp" not in g.__dict__]
-    serve = []
-    for param_group in mine:
-        reason = _why_not(param_group)
-        if reason is None and param_group._all_gather_process_group is not process_group:
-            continue  # its own turn will come
-        param_group._fcdp = None
-        if reason is None:
-            serve.append(param_group)
-        else:
-            _bypass(param_group, reason)
-    if serve:
-        _serve(serve, process_group, device)
-    _report(param_groups)
+def _take(param_group: Any, group: Group, device: torch.device) -> None:
+    """Its parameters' final storages are the region's extents from here on."""
+    tensors = group.tensors([extent.gathered_dtype() for extent in group.extents], device)
+    names = [extent.name for extent in group.extents]
+    group.storages = Storages(tensors, names)
+    _fcdp.group_watch(group.handle, names)
+    for fsdp_param, tensor in zip(param_group.fsdp_params, tensors):
+        tensor._fcdp_owned = True
+        fsdp_param.all_gather_outputs = [tensor]
 
 
-def _bypass(param_group: Any, reason: str) -> None:
-    param_group._fcdp, param_group._fcdp_bypass = None, reason
-    runtime.bypass(_name(param_group), reason)
-
-
-def _report(param_groups: list[Any]) -> None:
-    """`param_groups`: all of one tree."""
-    bypassed = [(_name(group), group._fcdp_bypass) for group in param_groups if "_fcdp_bypass" in group.__dict__]
-    runtime.report_bypassed(bypassed, len(param_groups), all("_fcdp" in group.__dict__ for group in param_groups))
-
-
-def _serve(serve: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
-    """All of them or none. Collective."""
-    try:
-        shards = runtime.connect(process_group, device)
-        groups = runtime.attach(shards, [_describe(param_group) for param_group in serve])
-    except OptionError:  # the job stops; whoever catches it and goes on meets it again
-        for param_group in serve:
-            del param_group._fcdp
-        raise
-    except Unsupported as error:
-        for param_group in serve:
-            _bypass(param_group, str(error))
-        return
-    for param_group, group in zip(serve, groups):
-        param_group._fcdp = group
-        tensors = group.tensors([extent.gathered_dtype() for extent in group.extents], device)
-        names = [extent.name for extent in group.extents]
-        group.storages = Storages(tensors, names)
-        _fcdp.group_watch(group.handle, names)
-        for fsdp_param, tensor in zip(param_group.fsdp_params, tensors):
-            tensor._fcdp_owned = True
-            fsdp_param.all_gather_outputs = [tensor]
-
-
-def _stream(device: torch.device) -> int:
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-
-
-def _wrap(owner: Any, name: str) -> Callable[[Callable], Callable]:
-    """Replace owner.name by a function that gets the original as its first argument.
-
-    Only what FSDP2 calls from within its hooks: dynamo leaves those alone, and all they call, but would
-    compile a wrapper around a hook itself as a frame of its own.
-    """
-
-    def decorate(function: Callable) -> Callable:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return function(original, *args, **kwargs)
-
-        setattr(owner, name, wrapper)
-        return function
-
-    return decorate
+_FSDP2 = adopt.Framework(
+    label="FSDP2",
+    why_not=_why_not,
+    process_group=lambda param_group: param_group._all_gather_process_group,
+    name=_name,
+    describe=_describe,
+    take=_take,
+)
 
 
 def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module: ModuleType) -> Iterator[str]:
     """What of FSDP2 is not as FCDP knows it."""
-
-    def begins(function: Any, names: tuple[str, ...]) -> bool:
-        try:
-            return tuple(inspect.signature(function).parameters)[: len(names)] == names
-        except (TypeError, ValueError):
-            return False
 
     functions = {
         "foreach_all_gather": (
@@ -306,12 +223,12 @@ def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module
         "foreach_reduce": ("fsdp_params", "unsharded_grads", "reduce_scatter_group"),
     }
     for name, parameters in functions.items():
-        if not begins(getattr(group_module, name, None), parameters):
+        if not seam.begins(getattr(group_module, name, None), parameters):
             yield f"{name}({', '.join(parameters)}, ...)"
     fields = getattr(getattr(group_module, "AllGatherResult", None), "_fields", ())
     if fields[:3] != ("all_gather_output", "all_gather_event", "all_gather_work") or len(fields) != 6:
         yield "AllGatherResult with six fields"
-    if not begins(getattr(param_module, "free_storage", None), ("tensor",)):
+    if not seam.begins(getattr(param_module, "free_storage", None), ("tensor",)):
         yield "free_storage(tensor)"
     wanted = {
         getattr(group_module, "FSDPParamGroup", None): (
@@ -346,10 +263,7 @@ def install(state_module: ModuleType) -> None:
 
     if getattr(group_module, "_fcdp_installed", False):
         return
-    try:
-        runtime.load_options()
-    except _fcdp.Error as error:
-        raise OptionError(error.args[0]) from None
+    seam.load_options()
     missing = list(_mismatches(group_module, param_module, state_module))
     if missing:
         why = f"torch {torch.__version__} does not have FSDP2 as FCDP knows it ({missing[0]}); use torch 2.6 to 2.15"
@@ -361,8 +275,7 @@ def install(state_module: ModuleType) -> None:
     _patch_collectives(group_module, param_module)
     _patch_group(group_module.FSDPParamGroup)
     _patch_state(state_module.FSDPState)
-    register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_after_step)
+    seam.watch_optimizers(_after_step)
 
 
 def _take_tensors() -> None:
@@ -390,15 +303,7 @@ def _take_tensors() -> None:
         say(f"PyTorch's own allocator serves tensors: {error.args[0]} (FCDP_ALLOC=native silences this)")
 
 
-def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    """What has failed on the streams must not become a step, nor may a step write what a gather begun ahead
-    still reads."""
-    if runtime.engine is not None:
-        runtime.order_writes(_stream(runtime.device))
-
-
-def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    runtime.steps += 1
+def _after_step(optimizer: torch.optim.Optimizer) -> None:
     for param_group in optimizer.param_groups:
         for param in param_group["params"]:
             if hasattr(param, "_local_tensor"):  # a sharded one
@@ -416,14 +321,14 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
 
     reduce_signature = inspect.signature(group_module.foreach_reduce)
 
-    @_wrap(group_module, "foreach_all_gather")
+    @wrap(group_module, "foreach_all_gather")
     def gather(original, fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs):
         param_group = _here.param_group
         served = None
         if param_group is not None and param_group.fsdp_params is fsdp_params:
-            tree = _tree(param_group)
-            if "_fcdp" not in param_group.__dict__:
-                _adopt(tree.param_groups, group, device)
+            tree = adopt.tree_of(param_group)
+            if not adopt.is_decided(param_group):
+                adopt.adopt(_FSDP2, tree.param_groups, group, device)
             served = param_group.__dict__.get("_fcdp")
         if served is None:
             runtime.count_plain("plain_gather", group, sum(map(_shard_bytes, fsdp_params)) * (group.size() - 1))
@@ -431,10 +336,12 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
         doing, in_backward = param_group._training_state.name, runtime.in_backward()
         by_hand = not in_backward and doing not in ("FORWARD", "PRE_BACKWARD")
         result = Gathered(torch.empty(0), None, None, [], [], [])
-        result.pending = runtime.unshard(served, tree, doing == "FORWARD" and not in_backward, by_hand, _stream(device))
+        result.pending = runtime.unshard(
+            served, tree, doing == "FORWARD" and not in_backward, by_hand, stream_of(device)
+        )
         return result
 
-    @_wrap(group_module, "foreach_all_gather_copy_out")
+    @wrap(group_module, "foreach_all_gather_copy_out")
     def copy_out(original, result, *args, **kwargs):
         if isinstance(result, Gathered):
             result.pending.wait()  # the bytes are where they belong
@@ -442,7 +349,7 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
         else:
             original(result, *args, **kwargs)
 
-    @_wrap(group_module, "foreach_reduce")
+    @wrap(group_module, "foreach_reduce")
     def reduce(original, *args, **kwargs):
         bound = reduce_signature.bind(*args, **kwargs).arguments
         fsdp_params, grads, group = bound["fsdp_params"], bound["unsharded_grads"], bound["reduce_scatter_group"]
@@ -459,52 +366,52 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
             if group is None or not runtime.groups:
                 raise
             names = ", ".join(sorted({_Extent(p, 0).name for p in fsdp_params})[:3])
-            _add_note(error, f"fcdp: the gradients of {names}, ... were not reduced over {group.size()} ranks")
+            seam.add_note(error, f"fcdp: the gradients of {names}, ... were not reduced over {group.size()} ranks")
             raise
 
-    @_wrap(param_module, "free_storage")
+    @wrap(param_module, "free_storage")
     def free_storage(original, tensor):
         if not getattr(tensor, "_fcdp_owned", False):
             original(tensor)
 
 
 def _patch_group(cls: type) -> None:
-    @_wrap(cls, "unshard")
+    @wrap(cls, "unshard")
     def unshard(original, self, *args, **kwargs):
-        if "_fcdp" not in self.__dict__ and (reason := _gathers_nothing(self)):
-            _bypass(self, reason)
-            _report(_tree(self).param_groups)
+        if not adopt.is_decided(self) and (reason := _gathers_nothing(self)):
+            adopt.bypass(_FSDP2, self, reason)
+            adopt.report(_FSDP2, adopt.tree_of(self).param_groups)
         outer, _here.param_group = _here.param_group, self
         try:
             return original(self, *args, **kwargs)
         finally:
             _here.param_group = outer
 
-    @_wrap(cls, "_to_sharded")
+    @wrap(cls, "_to_sharded")
     def to_sharded(original, self):
         was_sharded = self.is_sharded
         original(self)
         if not was_sharded and self.__dict__.get("_fcdp") is not None:
             self._fcdp.storages.close()
-            runtime.release(self._fcdp, _stream(self.device))
+            runtime.release(self._fcdp, stream_of(self.device))
 
-    @_wrap(cls, "post_backward")
+    @wrap(cls, "post_backward")
     def post_backward(original, self, *args):
         if self.__dict__.get("_fcdp") is not None and self.reduce_grads:
             self._fcdp.reduced()
         return original(self, *args)
 
-    @_wrap(cls, "finalize_backward")
+    @wrap(cls, "finalize_backward")
     def finalize_backward(original, self):
         unused = getattr(self._all_gather_result, "pending", None)
         original(self)
         if unused is not None:  # a prefetch that nobody used
             unused.cancel()
-            runtime.release(unused.group, _stream(self.device))
+            runtime.release(unused.group, stream_of(self.device))
 
 
 def _patch_state(cls: type) -> None:
-    @_wrap(cls, "_lazy_init")
+    @wrap(cls, "_lazy_init")
     def lazy_init(original, self):
         is_new = self._is_root is None
         original(self)
@@ -516,7 +423,7 @@ def _patch_state(cls: type) -> None:
             for group in param_groups:
                 group._fcdp_tree = tree
 
-    @_wrap(cls, "_root_pre_forward")
+    @wrap(cls, "_root_pre_forward")
     def root_pre_forward(original, self, *args, **kwargs):
         context = self._state_ctx
         inside = context.iter_forward_root not in (None, self) and not self._is_root
@@ -526,7 +433,7 @@ def _patch_state(cls: type) -> None:
             runtime.begin_forward(self._state_ctx._fcdp_tree)
         return result
 
-    @_wrap(cls, "_register_root_post_backward_final_callback")
+    @wrap(cls, "_register_root_post_backward_final_callback")
     def begin_backward(original, self):
         begins = not self._state_ctx.post_backward_final_callback_queued
         original(self)

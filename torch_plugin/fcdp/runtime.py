@@ -1,6 +1,6 @@
 """One process's FCDP: the engine and the groups that it serves.
 
-FSDP2's names are in fsdp2.py, process groups in c10d.py; what is stale, what moves and how is decided in C.
+FSDP's names are in fsdp1.py and fsdp2.py, process groups in c10d.py; what is stale, what moves and how is decided in C.
 
 When the ranks agree on what is stale is decided by comm/agreement.h from events that this file passes on: a
 root forward or a backward begins, a group is unsharded, its gradients are reduced, an optimizer has stepped its
@@ -11,6 +11,7 @@ is served (another optimizer, another model) is not passed on.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import logging
 import os
 import sys
@@ -46,12 +47,14 @@ _DLPACK = {
 
 
 class Extent(Protocol):
-    """One parameter, as fsdp2.py shows it."""
+    """One parameter (fsdp2.py), or what of a flat parameter is gathered together (fsdp1.py)."""
 
     name: str
 
+    def settle(self) -> None: ...  # what the shard is to be is written into it, before it is looked at
     def signals(self, group: Group) -> Iterable[int]: ...
-    def shard(self) -> torch.Tensor: ...
+    def shard(self) -> torch.Tensor: ...  # this rank's, or what that is a part of
+    def pieces(self) -> list[torch.Tensor]: ...  # of shard(): this rank's, whose bytes are compared
     def written(self) -> bool: ...
 
 
@@ -62,12 +65,17 @@ def say(text: str) -> None:
         print(f"fcdp: {text}", file=sys.stderr, flush=True)
 
 
+# Of a parameter group: name, extents, (shard_bytes, span) per extent, collect (Group.collect), does it stay
+# gathered after forward.
+Description = tuple[str, list[Any], list[tuple[int, int]], Callable, bool]
+
+
 class Tree:
     """What lies under one FSDP root: its passes begin for all of it at once. One agreement for each shard group
     in it."""
 
     def __init__(self, param_groups: list[Any]):
-        self.param_groups = param_groups  # FSDP2's, served or not
+        self.param_groups = param_groups  # FSDP's, served or not
         self.handles: dict[Shards, Any] = {}
 
     def handle(self, shards: Shards) -> Any:
@@ -120,15 +128,18 @@ class Group:
             signals.extend(extent.signals(self))
         return signals.tobytes()
 
-    def _evidence(self) -> tuple[bytes, bytes, bytes]:
-        """Signals, and where the host can read the shards' bytes, for the core."""
-        signals, addresses, sizes = array("Q"), array("Q"), array("Q")
+    def _evidence(self) -> tuple[bytes, bytes, bytes, bytes]:
+        """Signals, and where the host can read the shards' bytes, for the core: addresses and sizes of the pieces
+        of one extent after another, and how many each has."""
+        signals, addresses, sizes, counts = array("Q"), array("Q"), array("Q"), array("Q")
         for extent in self.extents:
             signals.extend(extent.signals(self))
-            shard = extent.shard() if self._is_host_read(extent.shard()) else None
-            addresses.append((shard.data_ptr() or 1) if shard is not None else 0)  # 0: cannot be read
-            sizes.append(shard.numel() * shard.element_size() if shard is not None else 0)
-        return signals.tobytes(), addresses.tobytes(), sizes.tobytes()
+            can_read = self._is_host_read(extent.shard())
+            pieces = extent.pieces() if can_read else [None]
+            addresses.extend((piece.data_ptr() or 1) if can_read else 0 for piece in pieces)  # 0: cannot be read
+            sizes.extend(piece.numel() * piece.element_size() if can_read else 0 for piece in pieces)
+            counts.append(len(pieces))
+        return signals.tobytes(), addresses.tobytes(), sizes.tobytes(), counts.tobytes()
 
     def _is_host_read(self, shard: torch.Tensor) -> bool:
         """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
@@ -201,8 +212,17 @@ def _call(function: Callable, *args: Any) -> Any:
         raise RuntimeError(f"fcdp: {error.args[0]}{runtime.missing(error)}") from None
 
 
+def _by_extent(fingerprints: bytes, counts: list[int]) -> bytes:
+    """8 bytes for each extent, from those of its pieces, `counts` of them."""
+    if all(count == 1 for count in counts):
+        return fingerprints
+    ends = list(accumulate(8 * count for count in counts))
+    own = [fingerprints[begin:end] for begin, end in zip([0, *ends], ends)]
+    return b"".join(one if len(one) == 8 else hashlib.blake2b(one, digest_size=8).digest() for one in own)
+
+
 class Pending:
-    """An unshard that FSDP2 asked for: on the streams, or (a restore with FCDP_PREFETCH=0) to be put there when
+    """An unshard that FSDP asked for: on the streams, or (a restore with FCDP_PREFETCH=0) to be put there when
     it is waited for."""
 
     def __init__(self, group: Group, pass_: int, stream: int, at_once: bool):
@@ -217,7 +237,7 @@ class Pending:
         self.group.inputs = None  # whoever frees them on this stream is behind their readers
 
     def cancel(self) -> None:
-        """FSDP2 will not use it (a prefetch of what the backward did not need)."""
+        """FSDP will not use it (a prefetch of what the backward did not need)."""
         if _fcdp.group_has_begun(self.group.handle):
             self.wait()
 
@@ -235,8 +255,8 @@ class Runtime:
         self.by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
         self.bypassed: list[dict[str, str]] = []
         self.reported: set[frozenset[str]] = set()
-        self.unreported: tuple[list[tuple[str, str]], int] | None = None
-        self.beside_bytes = 0  # that each rank received in gathers of FSDP2's own
+        self.unreported: tuple[list[tuple[str, str]], int, str] | None = None
+        self.beside_bytes = 0  # that each rank received in gathers of FSDP's own
         self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
         self.steps = 0
 
@@ -310,12 +330,20 @@ class Runtime:
             except (_fcdp.Error, Unsupported) as error:
                 problem = error.with_traceback(None)
             shards.raise_together(problem)
+            self._trace_job(shards)
             shards.comm = self._comm(shards)
             self._share_host_memory(shards)
             return shards
         except Unsupported as error:
             # kept for the job's life: the one raised holds the frames, and so the model, that met it
             return Unsupported(*error.args)
+
+    def _trace_job(self, shards: Shards) -> None:
+        """This process's place in the job, for who reads its trace."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+        of_node = self.options["local_size"] or int(os.environ.get("LOCAL_WORLD_SIZE", shards.node_size))
+        of_node = min(of_node, size)
+        _fcdp.trace_job(rank, size, rank // of_node, -(-size // of_node), rank % of_node, of_node)
 
     def _comm(self, shards: Shards) -> Any:
         """The core's shard group, over NCCL or over torch.distributed's gloo, the same on every rank."""
@@ -407,11 +435,8 @@ class Runtime:
                 problem = error.with_traceback(None)
         shards.raise_together(problem)
 
-    def attach(
-        self, shards: Shards, described: list[tuple[str, list[Any], list[tuple[int, int]], Callable, bool]]
-    ) -> list[Group]:
-        """Groups for (name, extents, (shard_bytes, span) per extent, collect, does it stay gathered after
-        forward), all or none; a collective of the shard group."""
+    def attach(self, shards: Shards, described: list[Description]) -> list[Group]:
+        """Groups for them, all or none; a collective of the shard group."""
         handles: list[Any] = []
         ahead = True
         offsets, problem = array("Q", [0]) * len(described), None
@@ -441,24 +466,25 @@ class Runtime:
         return made
 
     def bypass(self, name: str, reason: str) -> None:
-        """The group is FSDP2's from here on."""
+        """The group is FSDP's own from here on."""
         self.bypassed.append({"group": name, "reason": reason})
+        _fcdp.trace_bypass(name)
 
-    def report_bypassed(self, bypassed: list[tuple[str, str]], n_groups: int, complete: bool) -> None:
-        """One line about the (name, reason) left to FSDP2 of a model's `n_groups`, once for each set of reasons.
-        Not `complete`: others are decided later, and what is said waits for them, or for the exit."""
+    def report_bypassed(self, bypassed: list[tuple[str, str]], n_groups: int, complete: bool, fsdp: str) -> None:
+        """One line about the (name, reason) left to `fsdp` ("FSDP2") of a model's `n_groups`, once for each set of
+        reasons. Not `complete`: others are decided later, and what is said waits for them, or for the exit."""
         self.unreported = None
         reasons = Counter(reason for _, reason in bypassed)
         if not bypassed or frozenset(reasons) in self.reported:
             return
         if not complete:
-            self.unreported = bypassed, n_groups
+            self.unreported = bypassed, n_groups, fsdp
             return
         self.reported.add(frozenset(reasons))
         why = "; ".join(reason if len(reasons) == 1 else f"{reason} ({count})" for reason, count in reasons.items())
         names = ", ".join(name or "the root group" for name, _ in bypassed[:3]) + (", ..." if len(bypassed) > 3 else "")
         served = n_groups - len(bypassed)
-        say(f"served {served} of {n_groups} groups: {why}; plain FSDP2 runs" + (f" for {names}" if served else ""))
+        say(f"served {served} of {n_groups} groups: {why}; plain {fsdp} runs" + (f" for {names}" if served else ""))
 
     def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes]:
         """Of the shards of each group (b"": none are taken), read by the device behind what is on `stream` now;
@@ -467,10 +493,12 @@ class Runtime:
         if not read:
             return [b""] * len(groups)
         addresses, sizes = array("Q"), array("Q")
+        counts = []
         for extent in [extent for group in read for extent in group.extents]:
-            shard = extent.shard()
-            addresses.append(shard.data_ptr())
-            sizes.append(shard.numel() * shard.element_size())
+            pieces = extent.pieces()
+            addresses.extend(piece.data_ptr() for piece in pieces)
+            sizes.extend(piece.numel() * piece.element_size() for piece in pieces)
+            counts.append(len(pieces))
         taken = _call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
         if taken is None:
             self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
@@ -478,24 +506,31 @@ class Runtime:
                 "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
             )
             return [b""] * len(groups)
+        taken = _by_extent(taken, counts)
         ends = list(accumulate(8 * group.n for group in read))
         of = {group: taken[begin:end] for group, begin, end in zip(read, [0, *ends], ends)}
         return [of.get(group, b"") for group in groups]
 
     def agree(self, groups: list[Group], stream: int) -> None:
         """Agree on what is stale in `groups` (of one shard group), and on what is there."""
+        for group in groups:
+            for extent in group.extents:
+                extent.settle()
         votes = [
             group.vote(fingerprints) for group, fingerprints in zip(groups, self._device_fingerprints(groups, stream))
         ]
+        start = _fcdp.trace_start()
         try:
             agreed = groups[0].shards.agree(bytes(1 if reason else 0 for vote in votes for reason in vote))
         except RuntimeError:
             _call(_fcdp.engine_check, self.engine)  # a transfer that failed before says more than who is missing here
             raise
-        at = 0
+        at, n_stale = 0, 0
         for group in groups:
             _fcdp.group_agree(group.handle, agreed[at : at + group.n + 1])
+            n_stale += 1 in agreed[at : at + group.n]
             at += group.n + 1
+        _fcdp.trace_agree(start, len(groups), n_stale)
 
     def coalesce(self, small: list[Group], stream: int) -> None:
         """Gather small groups that are stale together in few collectives, to host memory."""
@@ -504,7 +539,7 @@ class Runtime:
             _call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, stream)
 
     def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
-        """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP2's hooks."""
+        """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP's hooks."""
         handle = tree.handle(group.shards)
         _call(_fcdp.group_check_capture, group.handle, stream)  # before the ranks meet
         _fcdp.group_join(group.handle, handle)
@@ -521,7 +556,7 @@ class Runtime:
         else:
             group.audit()
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
-        # What crosses the nodes is read now, as FSDP2 would; a restore may wait until the pages of the group before
+        # What crosses the nodes is read now, as FSDP would; a restore may wait until the pages of the group before
         # have gone.
         at_once = self.options["prefetch"] and group.shards.ahead or any(_fcdp.group_stale(group.handle))
         pending = Pending(group, pass_, stream, at_once)
@@ -531,7 +566,7 @@ class Runtime:
         return pending
 
     def release(self, group: Group, stream: int) -> None:
-        """FSDP2 resharded the group."""
+        """FSDP resharded the group, or (FSDP1) has its own copy of it."""
         written = [extent.written() for extent in group.extents]  # of each: asking remembers what was seen
         _call(_fcdp.group_reshard, group.handle, stream, any(written))
 
@@ -555,16 +590,16 @@ class Runtime:
     # Counting.
 
     def count_plain(self, kind: str, group: dist.ProcessGroup, bytes_per_hop: int) -> None:
-        """A collective of FSDP2's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next."""
+        """A collective of FSDP's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next."""
         entry = self.plain[kind]
         entry[0] += 1
         if kind == "plain_gather":
             self.beside_bytes += bytes_per_hop
         shards = self.known(group)
-        if not isinstance(shards, Shards):
-            return
-        crosses = shards.local == shards.node_size - 1
-        entry[1 if crosses else 2] += bytes_per_hop
+        crosses = shards.local == shards.node_size - 1 if isinstance(shards, Shards) else None
+        if crosses is not None:
+            entry[1 if crosses else 2] += bytes_per_hop
+        _fcdp.trace_plain(kind == "plain_gather", bytes_per_hop, crosses, group.size())
 
 
 runtime = Runtime()
@@ -577,7 +612,8 @@ def _end() -> None:
     if runtime.pid != os.getpid():  # a forked child
         return
     if runtime.unreported:
-        runtime.report_bypassed(*runtime.unreported, True)
+        bypassed, n_groups, fsdp = runtime.unreported
+        runtime.report_bypassed(bypassed, n_groups, True, fsdp)
     if runtime.engine is None:
         return
     report.summary()

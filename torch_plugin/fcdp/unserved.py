@@ -1,7 +1,7 @@
-"""Tells a job under FCDP=1 that it has no FSDP2 modules: once, by rank 0, at its first optimizer step or else at
+"""Tells a job under FCDP=1 that it has no FSDP modules: once, by rank 0, at its first optimizer step or else at
 exit.
 
-FSDP1, DDP and hand-written loops may never import FSDP2, where FCDP begins. So _enable.py calls the two
+DDP and hand-written loops may never import FSDP, where FCDP begins. So _enable.py calls the two
 functions below when torch's own modules have been imported; nothing here imports torch. A process that joined
 no process group (torchrun's agent, a data loader's child, a helper that only imports torch) is told nothing.
 """
@@ -88,20 +88,23 @@ def _wrappers() -> set[str]:
     return {label for label in labels.values() if label}
 
 
-def _uses_fsdp2() -> bool:
+def _uses_fsdp() -> bool:
     module = sys.modules.get("fcdp.runtime")
     return module is not None and (module.runtime.engine is not None or bool(module.runtime.bypassed))
 
 
 def reason(trained: bool) -> str | None:
-    """Why FCDP serves nothing here. None: it does, or FSDP2 may be still to come. `trained`: what there is of
+    """Why FCDP serves nothing here. None: it does, or FSDP may be still to come. `trained`: what there is of
     models is there by now."""
-    if _uses_fsdp2():
+    if _uses_fsdp():
         return None
     found = _wrappers()
-    if "FSDP2" in found or not found and not trained:
+    fsdp1 = sys.modules.get("fcdp.fsdp1")
+    if "FSDP1" in found and fsdp1 is not None and fsdp1.unknown:
+        return fsdp1.unknown
+    if found & {"FSDP1", "FSDP2"} or not found and not trained:
         return None
-    return f"this job has no FSDP2 modules (found: {', '.join(sorted(found)) or 'no wrapper'})"
+    return f"this job has no FSDP modules (found: {', '.join(sorted(found)) or 'no wrapper'})"
 
 
 def entries() -> list[dict[str, str]]:

@@ -1,12 +1,14 @@
-"""A torch whose FSDP2 differs from every one that FCDP knows, made from the one that is there: OTHER_SEAM names the
-function of _fsdp_collectives that takes its arguments under other names.  FSDP2 itself works as before."""
+"""A torch whose FSDP2 or FSDP1 differs from every one that FCDP knows, made from the one that is there: OTHER_SEAM
+names the function that takes its arguments under other names.  FSDP itself works as before."""
 
 import importlib.abc
 import importlib.util
 import os
 import sys
 
-MODULE = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+MODULE = {
+    "_reduce_grad": "torch.distributed.fsdp._runtime_utils",
+}.get(os.environ.get("OTHER_SEAM"), "torch.distributed.fsdp._fully_shard._fsdp_collectives")
 
 
 def change(module):
@@ -19,7 +21,11 @@ def change(module):
     def foreach_all_gather_copy_out(gathered, units, *others, **more):
         return inner(gathered, units, *others, **more)
 
-    setattr(module, name, {f.__name__: f for f in (foreach_all_gather, foreach_all_gather_copy_out)}[name])
+    def _reduce_grad(owner, flat):
+        return inner(owner, flat)
+
+    changed = (foreach_all_gather, foreach_all_gather_copy_out, _reduce_grad)
+    setattr(module, name, {f.__name__: f for f in changed}[name])
 
 
 class Finder(importlib.abc.MetaPathFinder):

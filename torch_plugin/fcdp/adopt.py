@@ -1,0 +1,91 @@
+"""Decides for each parameter group under one root who gathers it, FCDP or FSDP itself, and says so once.
+
+What a parameter group is differs between FSDP1 and FSDP2: a `Framework` has what is asked of one. Decided is
+an attribute of the group's: `_fcdp`, its runtime.Group, or None where FSDP gathers it, with the reason in
+`_fcdp_bypass`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fcdp import OptionError
+from fcdp.c10d import Unsupported
+from fcdp.runtime import Description, Group, Tree, runtime
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Each function takes a parameter group."""
+
+    label: str
+    why_not: Callable[[Any], str | None]  # None: FCDP serves it
+    process_group: Callable[[Any], dist.ProcessGroup]  # over which it is sharded
+    name: Callable[[Any], str]
+    describe: Callable[[Any], Description]
+    take: Callable[[Any, Group, torch.device], None]  # it is served from here on
+
+
+def tree_of(param_group: Any) -> Tree:
+    """What lies under the group's root; the group alone where it is unsharded by hand before any forward."""
+    tree = param_group.__dict__.get("_fcdp_tree")
+    if tree is None:
+        tree = param_group._fcdp_tree = Tree([param_group])
+    return tree
+
+
+def is_decided(param_group: Any) -> bool:
+    return "_fcdp" in param_group.__dict__
+
+
+def adopt(fsdp: Framework, param_groups: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
+    """Decide for every group of `param_groups` that is sharded over `process_group`. Collective."""
+    serve = []
+    for param_group in param_groups:
+        if is_decided(param_group):
+            continue
+        reason = fsdp.why_not(param_group)
+        if reason is None and fsdp.process_group(param_group) is not process_group:
+            continue  # its own turn will come
+        if reason is None:
+            param_group._fcdp = None
+            serve.append(param_group)
+        else:
+            bypass(fsdp, param_group, reason)
+    if serve:
+        _serve(fsdp, serve, process_group, device)
+    report(fsdp, param_groups)
+
+
+def bypass(fsdp: Framework, param_group: Any, reason: str) -> None:
+    param_group._fcdp, param_group._fcdp_bypass = None, reason
+    runtime.bypass(fsdp.name(param_group), reason)
+
+
+def report(fsdp: Framework, param_groups: list[Any]) -> None:
+    """`param_groups`: all of one tree."""
+    bypassed = [(fsdp.name(group), group._fcdp_bypass) for group in param_groups if "_fcdp_bypass" in group.__dict__]
+    runtime.report_bypassed(bypassed, len(param_groups), all(map(is_decided, param_groups)), fsdp.label)
+
+
+def _serve(fsdp: Framework, serve: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
+    """All of them or none. Collective."""
+    try:
+        shards = runtime.connect(process_group, device)
+        groups = runtime.attach(shards, [fsdp.describe(param_group) for param_group in serve])
+    except OptionError:  # the job stops; whoever catches it and goes on meets it again
+        for param_group in serve:
+            del param_group._fcdp
+        raise
+    except Unsupported as error:
+        for param_group in serve:
+            bypass(fsdp, param_group, str(error))
+        return
+    for param_group, group in zip(serve, groups):
+        param_group._fcdp = group
+        fsdp.take(param_group, group, device)
