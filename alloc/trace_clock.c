@@ -10,7 +10,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { RATE_SHIFT = 32, MAX_TRIES = 4, MOST_BETWEEN = 2000 /* counts, for one reading of the clock */ };
+enum { RATE_SHIFT = 32, MAX_TRIES = 8, MOST_BETWEEN = 2000 /* counts, for one reading of the clock */ };
 static const uint64_t SPAN_NS = 10 * 1000 * 1000;
 
 typedef struct here {
@@ -47,23 +47,28 @@ static bool counter_is_the_kernels(void) {
 #endif
 }
 
+/* One moment by both clocks. False: each time the thread lost its core between the two, and no rate may rest on
+ * it: a millisecond there would be one in each ten afterwards. */
+static bool moment_read(uint64_t *counter_out, uint64_t *now_ns_out) {
+    for (int tries = 0; tries < MAX_TRIES; tries++) {
+        *counter_out = counter_read();
+        *now_ns_out = fcdp__now_ns();
+        if (counter_read() - *counter_out < MOST_BETWEEN) return true;
+    }
+    return false;
+}
+
 void fcdp__trace_clock_open(void) {
     mine = (here){0}; /* a forked child's thread has another number */
-    is_counted = counter_is_the_kernels();
-    open_counter = counter_read();
-    open_ns = fcdp__now_ns();
+    is_counted = counter_is_the_kernels() && moment_read(&open_counter, &open_ns);
 }
 
 /* A new base, and the rate since the beginning: the longer that is, the better it is known. */
 static uint64_t base_renew(void) {
     uint64_t counter, now_ns;
-    for (int tries = 0; tries < MAX_TRIES; tries++) { /* a thread may lose its core between the two */
-        counter = counter_read();
-        now_ns = fcdp__now_ns();
-        if (counter_read() - counter < MOST_BETWEEN) break;
-    }
+    bool together = moment_read(&counter, &now_ns);
     if (!mine.thread) mine.thread = (uint32_t)syscall(SYS_gettid);
-    if (!is_counted || now_ns - open_ns < SPAN_NS || counter <= open_counter) return now_ns;
+    if (!is_counted || !together || now_ns - open_ns < SPAN_NS || counter <= open_counter) return now_ns;
     double rate = (double)(now_ns - open_ns) / (double)(counter - open_counter);
     mine.rate = (uint64_t)(rate * (double)(1ull << RATE_SHIFT));
     mine.most = (uint64_t)((double)SPAN_NS / rate);
