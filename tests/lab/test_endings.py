@@ -45,7 +45,7 @@ def waiting(lab):
         said += os.read(reader, 4096).decode()
     yield lab, process, set(said.split())
     process.kill()
-    process.communicate()
+    process.communicate(timeout=300)
     os.close(reader)
     os.close(keep_open)
 

@@ -95,7 +95,7 @@ def test_a_command_s_processes_are_found_whenever_they_start(tmp_path, command):
             threading.Event().wait(0.01)
         done.stdin.write("\n")
         done.stdin.flush()
-    _, said = done.communicate()
+    _, said = done.communicate(timeout=60)
     assert done.returncode == 7, said
     found = processes(tmp_path / "x.trace")
     assert [(p["rank"], p["events"], p["end"], p["lost"]) for p in found] == [(0, 50, "ended", 0), (1, 50, "ended", 0)]
@@ -127,7 +127,7 @@ def test_a_killed_recorder_leaves_a_readable_file(tmp_path, command):
         subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(recorder.process.pid)], text=True).split()[0]
     )
     recorder.process.kill()
-    recorder.process.communicate()
+    recorder.process.communicate(timeout=60)
     os.kill(child, signal.SIGKILL)
     summary = _trace.file_summary(_trace.file_open(str(path)))
     assert summary["events"] == 500 and not summary["is_complete"] and not summary["is_growing"]
@@ -141,7 +141,7 @@ def test_a_process_by_its_pid_until_interrupted(tmp_path):
     recorder = Recorder(path, "--pid", process.pid)
     recorder.wait_for(lambda: recorder.has_events(10))
     recorder.process.send_signal(signal.SIGINT)
-    _, said = recorder.process.communicate()
+    _, said = recorder.process.communicate(timeout=60)
     assert recorder.process.returncode == 0, said
     summary = _trace.file_summary(_trace.file_open(str(path)))
     assert summary["is_complete"] and processes(path)[0]["end"] == "running"

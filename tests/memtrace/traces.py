@@ -78,11 +78,11 @@ class Process:
         assert self.pipe.stdout.readline() == "written\n"
 
     def end(self):
-        self.pipe.communicate("\n")
+        self.pipe.communicate("\n", timeout=60)
 
     def kill(self):
         self.pipe.kill()
-        self.pipe.communicate()
+        self.pipe.communicate(timeout=60)
 
 
 def record(path, *scripts, how="end"):

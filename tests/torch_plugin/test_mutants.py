@@ -8,7 +8,7 @@ import launch
 from conftest import PLAIN
 from test_matrix import NAMES
 
-pytestmark = pytest.mark.mutants
+pytestmark = [pytest.mark.mutants, pytest.mark.timeout(7200)]
 
 
 # What each mutant is there for: cases that must see through it.
