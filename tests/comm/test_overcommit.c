@@ -18,7 +18,7 @@
 #include "tests/comm/member.h"
 #include "tools/simgpu/simgpu.h"
 
-enum { PAGE_BYTES = 2 << 20, N_GROUPS = 5, REGION_PAGES = 3, MAX_TENSORS = 64, N_ROUNDS = 3 };
+enum { PAGE_BYTES = 2 << 20, N_GROUPS = 5, REGION_PAGES = 3, MAX_TENSORS = 64, N_ROUNDS = 3, N_ROUNDS_COARSER = 2 };
 
 static const uint8_t all_extents[CLUSTER_MAX_EXTENTS] = {1, 1, 1, 1, 1, 1, 1, 1};
 
@@ -137,7 +137,8 @@ static void overcommit_with(const cluster_config *config) {
     pthread_barrier_t barrier;
     pthread_barrier_init(&barrier, NULL, c->n_ranks);
     for (uint32_t i = 0; i < c->n_ranks; i++) rank_open(&ranks[i], &c->members[i], &barrier);
-    for (int round = 0; round < N_ROUNDS; round++) {
+    const int n_rounds = getenv("TEST_COARSER") ? N_ROUNDS_COARSER : N_ROUNDS;
+    for (int round = 0; round < n_rounds; round++) {
         for (uint32_t i = 0; i < c->n_ranks; i++) {
             ranks[i].round = round;
             pthread_create(&threads[i], NULL, rank_main, &ranks[i]);
