@@ -142,12 +142,14 @@ end_pytests() {
 }
 trap 'end_ticker; end_beside; end_pytests' EXIT
 
-pytest() {          # NAME PYTEST OPTIONS: with its output in build/logs/NAME.log, too
-    local name=$1 option clean=()
+# NAME PYTEST OPTIONS: with its output in build/logs/NAME.log, too. RECORDED=FILE: with a trace of all its jobs in FILE.
+pytest() {
+    local name=$1 option clean=() recorder=()
     shift
+    [ -z "${RECORDED:-}" ] || recorder=("$VENV/bin/fcdp-memtrace" record --quiet -o "$RECORDED" --)
     # Options of FCDP that the caller has set are not for the tests, which set their own.
     for option in $(compgen -e FCDP); do clean+=(-u "$option"); done
-    env "${clean[@]}" "$PY" -m pytest -rs --durations=5 --junitxml "build/$name.xml" "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/$name.log"
+    env "${clean[@]}" "${recorder[@]}" "$PY" -m pytest -rs --durations=5 --junitxml "build/$name.xml" "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/$name.log"
 }
 
 pytest_report() {   # TITLE NAME STATUS SECONDS
@@ -172,6 +174,13 @@ python_stage() {    # PYTEST OPTIONS
     pytest_report "Python tests" pytest $rc $((SECONDS - start))
 }
 
+# Every state that a region was in, and every sum, in all training cases.
+trace_report() {    # TITLE FILE
+    local rc=0 start=$SECONDS
+    step "$1" trace-check "$VENV/bin/fcdp-memtrace" check "$2" || rc=1
+    report "$1" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$(tail -n 1 "$LOGS/trace-check.log" | cut -c 1-120) ($((SECONDS - start)) s)"
+}
+
 # The training cases keep the cores busy. The others wait much, for ranks that do not come, and for timeouts.
 python_stages() {
     local rc=0 start=$SECONDS
@@ -180,11 +189,12 @@ python_stages() {
     set -m
     (trap - EXIT; pytest pytest-rest -m "not cases and not mutants") >/dev/null </dev/null &
     PYTESTS=($!)
-    (trap - EXIT; pytest pytest-cases -m "cases and not mutants") </dev/null &
+    (trap - EXIT; RECORDED=build/cases.trace pytest pytest-cases -m "cases and not mutants") </dev/null &
     PYTESTS+=($!)
     set +m
     wait "${PYTESTS[1]}" || rc=$?
     pytest_report "Python, training cases" pytest-cases $rc $((SECONDS - start))
+    trace_report "Traces of the training cases" build/cases.trace
     rc=0
     wait "${PYTESTS[0]}" || rc=$?
     PYTESTS=()
