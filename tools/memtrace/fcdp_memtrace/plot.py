@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from fcdp_memtrace import _trace
@@ -140,8 +141,10 @@ def draw(file: TraceFile, index: int, path: str, width: float) -> None:
     axes[2].set_xlabel("seconds; lines are optimizer steps" if steps else "seconds", fontsize=8)
     axes[0].set_xlim(0, seconds)
     process = file.processes[index]
+    program, space, arguments = process["command"].partition(" ")
+    command = os.path.basename(program) + space + arguments
     figure.suptitle(
-        f"{process['label']} of {process['world_size'] or '?'}: {process['command']}"[:120],
+        f"{process['label']} of {process['world_size'] or '?'}: {command}"[:120],
         fontsize=9,
         x=0.01,
         ha="left",
