@@ -15,7 +15,6 @@ import compat
 from cases_basic import adamw
 from models import Block, Net, shard, train_only, world_mesh
 from run import Unsupported, case, collect, reshard_all
-from subclass import Bf16AllGather
 
 
 @case
@@ -193,21 +192,6 @@ def mesh_of_half_of_the_ranks(run):
     model = shard(Net(), mesh=mesh)
     optimizer = adamw(model)
     run.train(model, optimizer, steps=2 + run.rank % 2)
-    run.finish(model)
-
-
-@case
-def all_gather_extension(run):
-    """A tensor subclass with fsdp_pre_all_gather, as float8 training has: gathered as bf16."""
-    model = Net(dim=25)  # 80 rows: what an extension gathers must divide evenly
-    for block in model.blocks:
-        block.up.weight = nn.Parameter(Bf16AllGather(block.up.weight.detach().clone()))
-        block.up.register_forward_pre_hook(lambda module, inputs: (inputs[0].to(module.weight.dtype),))
-        block.up.register_forward_hook(lambda module, inputs, output: output.float())
-        block.up.bias = None
-    shard(model)
-    optimizer = adamw(model)
-    run.train(model, optimizer)
     run.finish(model)
 
 

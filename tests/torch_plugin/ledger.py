@@ -13,7 +13,12 @@ class Ledger:
         self.peak = 0
 
     def live(self):
-        outputs = sum(t.untyped_storage().size() for p in self.params for t in p.all_gather_outputs)
+        outputs = sum(
+            t.untyped_storage().size()
+            for p in self.params
+            for t in p.all_gather_outputs
+            if not getattr(t, "_fcdp_owned", False)  # counted by FCDP
+        )
         return outputs + sum(self.buffers.values())
 
     def look(self):

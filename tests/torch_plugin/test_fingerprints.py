@@ -43,6 +43,15 @@ def test_without_bytes_and_signals_nobody_sees_it(tmp_path, launches):
 
 
 @needs_fcdp
+def test_what_extensions_gather_is_never_fresh_without_bytes(tmp_path, launches):
+    names = [name for name in CASES if name.startswith("all_gather_extension")]
+    plain, _ = launches.get(names, PLAIN)
+    got, _ = launch.run_cases(names, tmp_path, CONFIGURATIONS["tau0-slice"] | {"FCDP_FINGERPRINT": "never"})
+    differences = {name: d for name in names if (d := launch.first_difference(plain[name], got[name])) is not None}
+    assert not differences, differences
+
+
+@needs_fcdp
 @pytest.mark.parametrize("kernel", ["kernel", "no kernel"])
 def test_offloaded_parameters_are_read_by_the_host(kernel):
     """Beside groups on a GPU, which lose nothing by it. What nobody reads is taken to be written by any optimizer."""

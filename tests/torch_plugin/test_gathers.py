@@ -5,6 +5,7 @@ import pytest
 import cases  # noqa: F401
 import launch
 import run
+from cases_count import BLOCKS
 from conftest import PLAIN, needs_fcdp
 from test_matrix import of_matrix
 
@@ -155,6 +156,28 @@ def test_fsdp1_gathers_the_trainable_part_of_a_flat_parameter(counted):
     assert count.values["W gathered"] <= 2.2 * count.values["W trainable"] < 0.2 * count.values["W"]
 
 
+@pytest.mark.parametrize("name", ["count_second_dimension", "count_reshard_after_forward_2", "count_extension"])
+def test_other_forms_send_as_little(counted, name):
+    """Within backward and a later micro-batch or evaluation nothing crosses, not even of FSDP2's own gathers."""
+    count = counted(name)
+    w = count.values["W"] + count.values.get("W others", 0)
+    for span in count.spans("forward"):
+        assert 0.45 * w <= min(count.sent(span, GATHERS)) <= max(count.sent(span, GATHERS)) <= 0.52 * w
+    for label in ("backward", "later forward", "evaluation"):
+        for span in count.spans(label):
+            assert count.sent(span, GATHERS) == [0, 0]
+            assert count.gathers(span, "made") == [0] * 4
+
+
+def test_frozen_weights_kept_among_fewer_ranks_are_gathered_once(counted):
+    """In backward FSDP2 gathers them itself, among the ranks of a node."""
+    count = counted("count_reshard_after_forward_2_frozen")
+    for label in ("forward", "backward", "later forward"):
+        for span in count.spans(label):
+            assert max(count.sent(span, GATHERS)) <= 0.01 * count.values["W"]
+            assert min(count.gathers(span, "plain")) == (BLOCKS if label == "backward" else 0)
+
+
 def test_a_deleted_model_holds_nothing(counted):
     count = counted("count_nothing_after_deletion")
     for rank, result in enumerate(count.ranks):
@@ -169,10 +192,10 @@ def test_a_deleted_model_holds_nothing(counted):
 
 BYPASSED = {
     "hsdp_sharded_inside_the_nodes": "node",
-    "reshard_after_forward_2": "reshard_after_forward",
-    "all_gather_extension": "fsdp_pre_all_gather",
     "fsdp1_hybrid_inside_the_nodes": "node",
-    "sharded_along_the_second_dimension": "Shard",
+    "unsharded_storage_kept": "set_keep_unsharded_storage",
+    "custom_all_gather": "custom all-gather",
+    "all_gather_extension_that_gathers_a_subclass": "tensors of a subclass",
 }
 
 
@@ -203,6 +226,12 @@ def test_what_cannot_be_served_is_left_to_fsdp2_and_said(launches, name):
         "fsdp1_full_shard",
         "fsdp1_bf16_orig",
         "fsdp1_hybrid_over_nodes",
+        "sharded_along_the_second_dimension",
+        "experts_sharded_along_the_second_dimension",
+        "reshard_after_forward_2",
+        "all_gather_extension",
+        "all_gather_extension_of_two_tensors",
+        "all_gather_into_the_process_groups_memory",
     ],
 )
 def test_what_can_be_served_is(launches, name):

@@ -17,7 +17,12 @@ def both(launches, configuration, name):
     difference = launch.first_difference(plain[name], results[name])
     assert difference is None, difference
     w = next(int(text) for tag, _, text in plain[name][0]["events"] if tag == "W")
-    return w, [r["extra"]["plain_peak"] for r in plain[name]], [r["marks"][-1][1] for r in results[name]]
+    return w, [r["extra"]["own_peak"] for r in plain[name]], [r["marks"][-1][1] for r in results[name]]
+
+
+def own_peaks(launches, configuration, name):
+    """Of FSDP2's own storages under FCDP."""
+    return [r["extra"]["own_peak"] for r in launches.get(NAMES, configuration)[0][name]]
 
 
 def test_the_ledger_knows_fsdp2s_peak(launches):
@@ -26,7 +31,7 @@ def test_the_ledger_knows_fsdp2s_peak(launches):
     root, block = 4 << 20, 8 << 20
     for result in plain["memory_whole_pages"]:
         assert not result["error"], result["error"]
-        assert result["extra"]["plain_peak"] == root + 2 * block
+        assert result["extra"]["own_peak"] == root + 2 * block
 
 
 @needs_fcdp
@@ -44,6 +49,18 @@ def test_device_peak_with_odd_sizes_rounds_up_to_pages(launches, configuration):
     w, plain_peaks, stats = both(launches, configuration, "memory_odd_sizes")
     for plain_peak, s in zip(plain_peaks, stats):
         assert 0 < s["device_bytes"]["peak"] <= plain_peak + 3 * PAGE
+
+
+@needs_fcdp
+@pytest.mark.parametrize("configuration", ["tau0-slice", "tau0-whole"])
+@pytest.mark.parametrize("name", ["memory_reshard_after_forward_2", "memory_second_dimension"])
+def test_copies_take_two_groups_more(launches, configuration, name):
+    """FCDP's pages of two groups. Not counted: the shards that reshard_after_forward=2 keeps, which are FSDP2's in either run."""
+    block = 8 << 20
+    w, plain_peaks, stats = both(launches, configuration, name)
+    for plain_peak, s, own in zip(plain_peaks, stats, own_peaks(launches, configuration, name)):
+        assert block <= own <= plain_peak
+        assert own + s["device_bytes"]["peak"] <= plain_peak + 2 * block
 
 
 @needs_fcdp

@@ -12,6 +12,7 @@ pytestmark = needs_fcdp
 TIMEOUT_S = 300
 SCRIPT = launch.HERE / "words_job.py"
 ON = {"FCDP": "1", "FCDP_LOCAL_SIZE": "1", "FCDP_TIMEOUT": "60"}
+BLOCK_BYTES = (24 + 24 + 80 * 24 + 80 + 24 * 77 + 24 + 4) * 4  # padded to a multiple of 4 rows
 NO_FSDP = {"ddp": "DDP", "no wrapper": "no wrapper", "evaluation": "no wrapper"}
 
 
@@ -99,16 +100,43 @@ def test_what_plain_fsdp2_gathered_beside_is_counted(tmp_path):
     said = words(job.ranks[0].err)
     assert len(said) == 3 and not any(words(rank.err) for rank in job.ranks[1:]), job.report()
     assert said[0] == (
-        "fcdp: served 4 of 5 groups: reshard_after_forward is an int, so it keeps shards of its own after forward; "
-        "plain FSDP2 runs for blocks.1"
+        "fcdp: served 4 of 5 groups: it has a custom all-gather (OwnGather); plain FSDP2 runs for blocks.1"
     )
     stats = stats_of(tmp_path)
-    # Forward over all ranks, backward over the two of its smaller mesh: of 3/4 and 1/2 of the block.
-    block = (24 + 24 + 80 * 24 + 80 + 24 * 77 + 24 + 4) * 4  # padded to a multiple of 4 rows
     assert stats["gathers"]["plain"] == 4
-    assert stats["saved"]["beside_bytes"] == 2 * (3 / 4 + 1 / 2) * block
+    assert stats["saved"]["beside_bytes"] == 2 * (3 / 4 + 3 / 4) * BLOCK_BYTES
     counted = re.search(r"; beside that, plain FSDP gathered ([\d.]+) KB in 4 gathers$", said[1])
     assert counted and float(counted[1]) == pytest.approx(stats["saved"]["beside_bytes"] / 1000, rel=0.01), said[1]
+
+
+def test_what_fsdp2_gathers_among_fewer_ranks_is_counted(tmp_path):
+    """In backward, over two of four ranks: half of the block."""
+    job = start(tmp_path, "small mesh", n_ranks=4, FCDP_LOCAL_SIZE="2")
+    assert all(rank.returncode == 0 for rank in job.ranks), job.report()
+    said, stats = words(job.ranks[0].err), stats_of(tmp_path)
+    assert len(said) == 2 and said[0].endswith("in 2 gathers") and stats["bypassed"] == [], said
+    assert stats["gathers"]["plain"] == 2
+    assert stats["saved"]["beside_bytes"] == 2 * 1 / 2 * BLOCK_BYTES
+    assert stats["collectives"]["plain_gather"] == {
+        "calls": 2,
+        "inter_bytes_sent": 0,
+        "intra_bytes_sent": 2 * BLOCK_BYTES // 2,
+    }
+
+
+CHANGES = {
+    "late": "blocks.1, which FCDP serves, has changed: it has a custom all-gather (OwnGather)",
+    "changing": "blocks.0, which FCDP serves, has changed: its fsdp_pre_all_gather extensions gather tensors of other",
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_gather_that_changes_too_late_is_an_error(tmp_path, kind):
+    """What it would bring is not what FCDP has cached."""
+    job = start(tmp_path, kind)
+    for rank in job.ranks:
+        assert rank.returncode > 0, job.report()
+        assert any(f"RuntimeError: fcdp: {CHANGES[kind]}" in line for line in words(rank.err)), rank.err
 
 
 def test_a_timeout_names_the_rank_that_did_not_come(tmp_path):

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import compat
+import subclass
 from models import Net, shard, world_mesh
 from run import Run
 
@@ -43,8 +44,30 @@ def fsdp1(net, strategy="FULL_SHARD"):
     )
 
 
+class OwnGather:
+    def allocate(self, size, *, dtype, device):
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor, input_tensor, group, async_op=False):
+        return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
+
+
 def partly(net):
-    """One block keeps shards of its own after forward, which is left to FSDP2."""
+    """One block has an all-gather of its own, which is left to FSDP2."""
+    shard(net)
+    net.blocks[1].set_custom_all_gather(OwnGather())
+    return net
+
+
+def extended(net):
+    """Its blocks' extensions gather another dtype of the same size in the second step."""
+    net = Net(dim=25, n_blocks=4)
+    subclass.extend(net.blocks)
+    return shard(net)
+
+
+def small_mesh(net):
+    """One block keeps shards of its own after forward, from which FSDP2 gathers in backward."""
     from torch.distributed.fsdp import fully_shard
 
     fully_shard(net.blocks[1], mesh=world_mesh(), reshard_after_forward=2)
@@ -65,6 +88,9 @@ WRAP = {
     "fsdp1": fsdp1,
     "fsdp1 NO_SHARD": lambda net: fsdp1(net, "NO_SHARD"),
     "partly": partly,
+    "late": shard,
+    "changing": extended,
+    "small mesh": small_mesh,
     "absent": shard,
     "sharded": shard,
     "busy": ddp,
@@ -103,6 +129,10 @@ def main():
     if kind == "busy":
         keep_busy()
     for step in range(2):
+        if kind == "late" and step == 1:
+            model.blocks[1].set_custom_all_gather(OwnGather())
+        if kind == "changing" and step == 1:
+            subclass.Bf16AllGather.fsdp_pre_all_gather = lambda self, mesh: ((self._data.to(torch.float16),), None)
         if kind == "absent" and step == 1:
             stay_away(rank, dist.distributed_c10d._get_default_store())
         if kind == "evaluation":

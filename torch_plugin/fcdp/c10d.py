@@ -178,6 +178,13 @@ class Shards:
         backend._allgather_base(out, mine).wait()
         return out.view(len(self.ranks), len(values)).tolist()
 
+    def crosses(self, ranks: list[int]) -> bool:
+        """Does this rank's hop to the next one leave the node, in a ring of `ranks` of this group?"""
+        me = self.ranks[self.rank]
+        following = ranks[(ranks.index(me) + 1) % len(ranks)]
+        node = [self.node_of[4 * i : 4 * i + 4] for i in (self.rank, self.ranks.index(following))]
+        return node[0] != node[1]
+
     def close(self) -> None:
         """Its connections end. No collective of it is under way."""
         for lane in (*self.lanes.values(), self.control):

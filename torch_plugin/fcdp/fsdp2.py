@@ -3,7 +3,8 @@
 FSDP2's own state machine is left as it is: it shards and unshards when it always did, so a user sees on the
 modules what plain FSDP2 shows. Only what an unshard and a reshard *do* changes: the gather
 (`foreach_all_gather`), the copy-out (nothing left to copy: the bytes are already in the parameters), and the
-freeing of the unsharded storages (FCDP's pages are unmapped instead, or kept).
+freeing of the unsharded storages (FCDP's pages are unmapped instead, or kept). Some parameters keep FSDP2's own
+storages (`_is_copied`); FCDP copies what it gathered there.
 
 Tried with torch 2.6 to 2.15; the signatures are checked when FSDP2 is imported, and on a mismatch plain FSDP2
 runs.
@@ -11,6 +12,7 @@ runs.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import threading
@@ -21,7 +23,8 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, seam
+from fcdp import _fcdp, adopt, extension, seam
+from fcdp.extension import Input
 from fcdp.released import Storages
 from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
 from fcdp.seam import stream_of, version_of, wrap
@@ -31,6 +34,7 @@ class _Here(threading.local):
     """What FSDP2 is doing on this thread, which it does not pass to its gather function."""
 
     param_group: Any = None  # FSDPParamGroup being unsharded
+    inputs: list[list[torch.Tensor]] | None = None  # what its parameters' extensions give to this gather
 
 
 _here = _Here()
@@ -43,13 +47,14 @@ class _Extent:
     def __init__(self, fsdp_param: Any, index: int):
         self.fsdp_param = fsdp_param
         self.index = index
+        self.is_copied = False  # into a storage of FSDP2's own
         self._objects: tuple[Any, ...] = ()
         self._serial = 0  # of the objects that hold the shard: an id() can be used again
         self._unsharded_version: int | None = None
 
     @property
     def name(self) -> str:
-        return self.fsdp_param._param_fqn or self.fsdp_param._module_info.param_name
+        return _param_name(self.fsdp_param)
 
     @property
     def steps(self) -> int:
@@ -97,10 +102,14 @@ class _Extent:
         """Somebody wrote into the gathered parameter since it was last asked; plain FSDP2 drops such a write at
         reshard."""
         unsharded = getattr(self.fsdp_param, "_unsharded_param", None)
-        if unsharded is None:
+        if unsharded is None or self.is_copied:
             return False
         before, self._unsharded_version = self._unsharded_version or 0, version_of(unsharded)
         return self._unsharded_version != before
+
+
+def _param_name(fsdp_param: Any) -> str:
+    return fsdp_param._param_fqn or fsdp_param._module_info.param_name
 
 
 def _shard_bytes(fsdp_param: Any) -> int:
@@ -131,29 +140,53 @@ def _gathers_nothing(param_group: Any) -> str | None:
     )
 
 
+def _custom_gather(param_group: Any) -> str | None:
+    """FSDP2's own differ in the memory that they gather into (symmetric memory, the process group's)."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    own = [
+        getattr(collectives, name, None)
+        for name in ("DefaultAllGather", "ProcessGroupAllocAllGather", "SymmMemAllGather")
+    ]
+    comm = getattr(param_group, "_all_gather_comm", None)
+    return None if comm is None or type(comm) in own else f"it has a custom all-gather ({type(comm).__name__})"
+
+
+def _has_extension(param_group: Any) -> bool:
+    return any(hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather") for p in param_group.fsdp_params)
+
+
+def _extension_inputs(param_group: Any) -> list[list[torch.Tensor]] | None:
+    """What the group's parameters give to this gather, by FSDP2's own function, which is called once for each gather,
+    where plain FSDP2 calls it: extensions may count, draw random numbers, or talk to other ranks. None: the group has
+    no extensions, or FSDP2 gathers."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    is_bypassed = adopt.is_decided(param_group) and param_group._fcdp is None
+    if is_bypassed or param_group.is_sharded_post_forward or not _has_extension(param_group):
+        return None
+    return collectives._get_param_all_gather_inputs(param_group.fsdp_params)
+
+
 def _why_not(param_group: Any) -> str | None:
     """Why FCDP leaves this group to plain FSDP2; None: it serves."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
     if reason := _gathers_nothing(param_group):
         return reason
-    if param_group._use_post_forward_mesh:
-        return "reshard_after_forward is an int, so it keeps shards of its own after forward"
     if param_group.device.type not in ("cpu", "cuda"):
         return f"device type {param_group.device.type} is not supported"
     if seam.captures(param_group.device):  # what serving it takes cannot be made now
         return "its first gather is part of a CUDA graph's capture"
-    comm = getattr(param_group, "_all_gather_comm", None)
-    if comm is not None and type(comm) is not collectives.DefaultAllGather:
-        return f"it has a custom all-gather ({type(comm).__name__})"
+    if reason := _custom_gather(param_group):
+        return reason
+    mine = (_here.inputs or ()) if param_group is _here.param_group else ()
+    if any(type(tensor) is not torch.Tensor for tensors in mine for tensor in tensors):
+        return "an fsdp_pre_all_gather extension gathers tensors of a subclass"
     output_fn = getattr(param_group, "_all_gather_output_fn", None)
     if output_fn is not None and output_fn is not collectives._default_all_gather_output_fn:
         return "it has a custom all-gather output function"
     for fsdp_param in param_group.fsdp_params:
-        if hasattr(fsdp_param._sharded_local_tensor, "fsdp_pre_all_gather"):
-            return "a parameter has an fsdp_pre_all_gather extension"
-        if fsdp_param.fsdp_placement.dim != 0:
-            return f"a parameter is sharded on dim {fsdp_param.fsdp_placement.dim}; only dim 0 is supported"
         if getattr(fsdp_param, "keep_unsharded_storage", False):
             return "set_keep_unsharded_storage is on"
         if fsdp_param.all_gather_outputs or hasattr(fsdp_param, "_unsharded_param"):
@@ -169,7 +202,19 @@ def _name(param_group: Any) -> str:
     return name if n_groups == 1 else f"{name} [{param_group._param_group_index + 1} of {n_groups}]".lstrip()
 
 
+def _describe_extended(param_group: Any) -> Description:
+    extents, specs = [], []
+    for fsdp_param, tensors in zip(param_group.fsdp_params, _here.inputs):
+        for i, tensor in enumerate(tensors):
+            name = _param_name(fsdp_param) + (f" [{i + 1} of {len(tensors)}]" if len(tensors) > 1 else "")
+            extents.append(Input(fsdp_param, name, tensor))
+            specs.append((tensor.numel() * tensor.itemsize, int(fsdp_param.sharded_param.requires_grad)))
+    return _name(param_group), extents, specs, lambda indices: {i: extents[i].tensor for i in indices}, False
+
+
 def _describe(param_group: Any) -> Description:
+    if _has_extension(param_group):
+        return _describe_extended(param_group)
     fsdp_params = param_group.fsdp_params
     extents = [_Extent(fsdp_param, i) for i, fsdp_param in enumerate(fsdp_params)]
     specs = [
@@ -183,33 +228,107 @@ def _describe(param_group: Any) -> Description:
     def collect(indices: list[int]) -> dict[int, torch.Tensor]:
         return {i: fsdp_params[i].all_gather_inputs[0].detach() for i in indices}
 
-    return _name(param_group), extents, specs, collect, not param_group._reshard_after_forward
+    stays = not param_group._reshard_after_forward and not _is_copied(param_group, fsdp_params)
+    return _name(param_group), extents, specs, collect, stays
+
+
+def _is_copied(param_group: Any, fsdp_params: list[Any]) -> bool:
+    """Do all of these parameters keep FSDP2's own storages? What a region holds is in the order of the ranks, which
+    on another dimension than 0 is not the parameter's. And with reshard_after_forward=<int> FSDP2 gathers by
+    itself in backward, among fewer ranks, from what it kept after forward. An extension makes the parameter of what
+    was gathered."""
+    return (
+        param_group._use_post_forward_mesh
+        or _has_extension(param_group)
+        or all(p.fsdp_placement.dim != 0 for p in fsdp_params)
+    )
 
 
 def _take(param_group: Any, group: Group, device: torch.device) -> None:
-    """Its parameters' final storages are the region's extents from here on."""
+    """Its parameters' final storages are the region's extents from here on, or are filled from them."""
     tensors = group.tensors([extent.gathered_dtype() for extent in group.extents], device)
     names = [extent.name for extent in group.extents]
     group.storages = Storages(tensors, names)
     _fcdp.group_watch(group.handle, names)
-    for fsdp_param, tensor in zip(param_group.fsdp_params, tensors):
-        tensor._fcdp_owned = True
-        fsdp_param.all_gather_outputs = [tensor]
+    group.is_held = not _is_copied(param_group, param_group.fsdp_params)
+    group.is_sharded = lambda: param_group.is_sharded
+    group.tree = Tree([param_group]) if _has_extension(param_group) else None
+    for extent, tensor in zip(group.extents, tensors):
+        fsdp_param = extent.fsdp_param
+        extent.is_copied = _is_copied(param_group, [fsdp_param])
+        if extent.is_copied:
+            group.copies.setdefault(fsdp_param, []).append(tensor)
+        else:
+            tensor._fcdp_owned = True
+            fsdp_param.all_gather_outputs = [tensor]
+
+
+def _copy_out(fsdp_param: Any, gathered: list[torch.Tensor], n_ranks: int) -> None:
+    """FSDP2's copy-out, from the region. By .data: no version counter moves."""
+    numels, dtypes = [tensor.numel() // n_ranks for tensor in gathered], [tensor.dtype for tensor in gathered]
+    fsdp_param.init_all_gather_outputs(numels, dtypes, n_ranks, fsdp_param.device)
+    fsdp_param.alloc_all_gather_outputs()
+    dim, size = fsdp_param.fsdp_placement.dim, list(fsdp_param.padded_sharded_param_size)
+    whole = [n_ranks * length if i == dim else length for i, length in enumerate(size)]
+    with torch.no_grad():
+        for source, out in zip(gathered, fsdp_param.all_gather_outputs):
+            if dim == 0:
+                out.data.view(torch.uint8).copy_(source.view(torch.uint8))
+            else:
+                torch.cat(source.view(n_ranks, *size).unbind(), dim=dim, out=out.data.view(whole))
+
+
+def _end_use(group: Group, device: torch.device) -> None:
+    group.storages.close()
+    runtime.release(group, stream_of(device))
+
+
+def _check_unchanged(param_group: Any, served: Group) -> None:
+    reason = _custom_gather(param_group)
+    if (served.tree is not None) != (_here.inputs is not None):
+        reason = "whether it has an fsdp_pre_all_gather extension has changed"
+    elif _here.inputs and not extension.fits(served.extents, _here.inputs):
+        reason = "its fsdp_pre_all_gather extensions gather tensors of other sizes or dtypes than before"
+    if reason:
+        raise RuntimeError(
+            f"fcdp: {_name(param_group) or 'the root group'}, which FCDP serves, has changed: {reason}. "
+            "Set that up before the first forward, or set FCDP=0"
+        )
+
+
+@contextlib.contextmanager
+def _read_by(stream: Any, device: torch.device) -> Iterator[None]:
+    """What extensions gave, on the current stream, to a gather that FSDP2 makes after all is read on its own."""
+    current = torch.cuda.current_stream(device) if device.type == "cuda" and _here.inputs is not None else None
+    if current is not None:
+        stream.wait_stream(current)
+    yield
+    if current is not None:
+        current.wait_stream(stream)
+
+
+def _process_group(param_group: Any) -> Any:
+    """What a group with extensions gathers is known in its own gather alone."""
+    waits = _has_extension(param_group) and param_group is not _here.param_group
+    return None if waits else param_group.mesh_info.shard_process_group
 
 
 _FSDP2 = adopt.Framework(
     label="FSDP2",
     why_not=_why_not,
-    process_group=lambda param_group: param_group._all_gather_process_group,
+    process_group=_process_group,
     name=_name,
     describe=_describe,
     take=_take,
 )
 
 
-def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module: ModuleType) -> Iterator[str]:
+def _mismatches(
+    collectives: ModuleType, group_module: ModuleType, param_module: ModuleType, state_module: ModuleType
+) -> Iterator[str]:
     """What of FSDP2 is not as FCDP knows it."""
-
+    if not seam.begins(getattr(collectives, "_get_param_all_gather_inputs", None), ("fsdp_params",)):
+        yield "_get_param_all_gather_inputs(fsdp_params)"
     functions = {
         "foreach_all_gather": (
             "fsdp_params",
@@ -235,6 +354,7 @@ def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module
             "unshard",
             "_to_sharded",
             "is_sharded",
+            "is_sharded_post_forward",
             "post_backward",
             "finalize_backward",
         ),
@@ -258,13 +378,14 @@ def _mismatches(group_module: ModuleType, param_module: ModuleType, state_module
 def install(state_module: ModuleType) -> None:
     """Patch FSDP2, just imported as `state_module` and those it imports. Raises OptionError for a malformed
     FCDP_* variable."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
     from torch.distributed.fsdp._fully_shard import _fsdp_param as param_module
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group_module
 
     if getattr(group_module, "_fcdp_installed", False):
         return
     seam.load_options()
-    missing = list(_mismatches(group_module, param_module, state_module))
+    missing = list(_mismatches(collectives, group_module, param_module, state_module))
     if missing:
         why = f"torch {torch.__version__} does not have FSDP2 as FCDP knows it ({missing[0]}); use torch 2.6 to 2.15"
         runtime.bypass("every group", why)
@@ -272,7 +393,7 @@ def install(state_module: ModuleType) -> None:
         return
     group_module._fcdp_installed = True
     _take_tensors()
-    _patch_collectives(group_module, param_module)
+    _patch_collectives(collectives, group_module, param_module)
     _patch_group(group_module.FSDPParamGroup)
     _patch_state(state_module.FSDPState)
     seam.watch_optimizers(_after_step)
@@ -313,7 +434,7 @@ def _after_step(optimizer: torch.optim.Optimizer) -> None:
                     group.ask_again()
 
 
-def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> None:
+def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_module: ModuleType) -> None:
     class Gathered(group_module.AllGatherResult):
         """What FSDP2 carries from its gather to its copy-out."""
 
@@ -321,31 +442,53 @@ def _patch_collectives(group_module: ModuleType, param_module: ModuleType) -> No
 
     reduce_signature = inspect.signature(group_module.foreach_reduce)
 
+    def serve(param_group, group, device):
+        """What an unshard of the group waits for. None: FSDP2 gathers it."""
+        tree = adopt.tree_of(param_group)
+        if not adopt.is_decided(param_group):
+            adopt.adopt(_FSDP2, tree.param_groups, group, device)
+        served = param_group.__dict__.get("_fcdp")
+        if served is None or param_group.is_sharded_post_forward:
+            return None
+        _check_unchanged(param_group, served)
+        doing, in_backward = param_group._training_state.name, runtime.in_backward()
+        by_hand = not in_backward and doing not in ("FORWARD", "PRE_BACKWARD")
+        with extension.given(served.extents, _here.inputs):
+            return runtime.unshard(served, tree, doing == "FORWARD" and not in_backward, by_hand, stream_of(device))
+
     @wrap(group_module, "foreach_all_gather")
     def gather(original, fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs):
         param_group = _here.param_group
-        served = None
-        if param_group is not None and param_group.fsdp_params is fsdp_params:
-            tree = adopt.tree_of(param_group)
-            if not adopt.is_decided(param_group):
-                adopt.adopt(_FSDP2, tree.param_groups, group, device)
-            served = param_group.__dict__.get("_fcdp")
-        if served is None:
-            runtime.count_plain("plain_gather", group, sum(map(_shard_bytes, fsdp_params)) * (group.size() - 1))
-            return original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
-        doing, in_backward = param_group._training_state.name, runtime.in_backward()
-        by_hand = not in_backward and doing not in ("FORWARD", "PRE_BACKWARD")
-        result = Gathered(torch.empty(0), None, None, [], [], [])
-        result.pending = runtime.unshard(
-            served, tree, doing == "FORWARD" and not in_backward, by_hand, stream_of(device)
-        )
-        return result
+        is_known = param_group is not None and param_group.fsdp_params is fsdp_params
+        _here.inputs = _extension_inputs(param_group) if is_known else None
+        try:
+            pending = serve(param_group, group, device) if is_known else None
+            if pending is not None:
+                result = Gathered(torch.empty(0), None, None, [], [], [])
+                result.pending = pending
+                return result
+            served = param_group.__dict__.get("_fcdp") if is_known else None
+            n_bytes = sum(map(_shard_bytes, fsdp_params)) * (group.size() - 1)
+            runtime.count_plain("plain_gather", group, n_bytes, served.shards if served is not None else None)
+            with _read_by(copy_in_stream, device):
+                return original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
+        finally:
+            _here.inputs = None
+
+    @wrap(collectives, "_get_param_all_gather_inputs")
+    def inputs(original, fsdp_params):
+        return original(fsdp_params) if _here.inputs is None else _here.inputs
 
     @wrap(group_module, "foreach_all_gather_copy_out")
     def copy_out(original, result, *args, **kwargs):
         if isinstance(result, Gathered):
-            result.pending.wait()  # the bytes are where they belong
-            result.pending.group.storages.open()
+            served = result.pending.group
+            result.pending.wait()  # the bytes are where they belong, but for these
+            served.storages.open()
+            for fsdp_param, gathered in served.copies.items():
+                _copy_out(fsdp_param, gathered, len(served.shards.ranks))
+            if not served.is_held:
+                _end_use(served, served.shards.device)
         else:
             original(result, *args, **kwargs)
 
@@ -391,9 +534,8 @@ def _patch_group(cls: type) -> None:
     def to_sharded(original, self):
         was_sharded = self.is_sharded
         original(self)
-        if not was_sharded and self.__dict__.get("_fcdp") is not None:
-            self._fcdp.storages.close()
-            runtime.release(self._fcdp, stream_of(self.device))
+        if not was_sharded and self.__dict__.get("_fcdp") is not None and self._fcdp.is_held:
+            _end_use(self._fcdp, self.device)
 
     @wrap(cls, "post_backward")
     def post_backward(original, self, *args):

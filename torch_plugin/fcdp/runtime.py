@@ -85,7 +85,7 @@ class Tree:
 
     def served(self, shards: Shards) -> list[Group]:
         groups = [g.__dict__.get("_fcdp") for g in self.param_groups]
-        return [group for group in groups if group is not None and group.shards is shards]
+        return [group for group in groups if group is not None and group.shards is shards and group.tree is None]
 
 
 class Group:
@@ -97,6 +97,10 @@ class Group:
         self.name, self.extents, self.shards, self.handle = name, extents, shards, handle
         self.shard_bytes = shard_bytes
         self.storages: Storages | None = None  # of its tensors; set by who made them
+        self.is_held = True  # by FSDP from its unshard to its reshard, else until it has been copied
+        self.copies: dict[Any, list[torch.Tensor]] = {}  # FSDP's parameter: where its bytes come from
+        self.is_sharded: Callable[[], bool] = lambda: True  # to FSDP, which may use it next: it may begin ahead
+        self.tree: Tree | None = None  # of its own: it is asked for alone, at each unshard
         self.collect = collect  # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
         self.steps = 0  # runtime.steps at the last observation
@@ -540,17 +544,17 @@ class Runtime:
 
     def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
         """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP's hooks."""
-        handle = tree.handle(group.shards)
+        handle = (group.tree or tree).handle(group.shards)
         _call(_fcdp.group_check_capture, group.handle, stream)  # before the ranks meet
         _fcdp.group_join(group.handle, handle)
-        question = _fcdp.group_question(group.handle, by_hand)
+        question = _fcdp.group_question(group.handle, by_hand or group.tree is not None)
         if question == _fcdp.ASK_TREE:
             mine = tree.served(group.shards)
             for other in mine:
                 _fcdp.group_join(other.handle, handle)
             self.agree(mine, stream)
             _fcdp.tree_agreed(handle)
-            self.coalesce([other for other in mine if _fcdp.group_is_small(other.handle)], stream)
+            self.coalesce([o for o in mine if _fcdp.group_is_small(o.handle) and o.is_sharded()], stream)
         elif question == _fcdp.ASK_GROUP:
             self.agree([group], stream)
         else:
@@ -561,8 +565,9 @@ class Runtime:
         at_once = self.options["prefetch"] and group.shards.ahead or any(_fcdp.group_stale(group.handle))
         pending = Pending(group, pass_, stream, at_once)
         following = _fcdp.group_unsharded(group.handle, forward)
-        for identity in following if group.shards.ahead else ():
-            self.by_id[identity].begin(pass_, stream)
+        for other in [self.by_id[identity] for identity in following] if group.shards.ahead else ():
+            if other.is_sharded():
+                other.begin(pass_, stream)
         return pending
 
     def release(self, group: Group, stream: int) -> None:
@@ -589,14 +594,20 @@ class Runtime:
 
     # Counting.
 
-    def count_plain(self, kind: str, group: dist.ProcessGroup, bytes_per_hop: int) -> None:
-        """A collective of FSDP's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next."""
+    def count_plain(
+        self, kind: str, group: dist.ProcessGroup, bytes_per_hop: int, around: Shards | None = None
+    ) -> None:
+        """A collective of FSDP's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next.
+        `around`: a shard group that the ranks are a part of."""
         entry = self.plain[kind]
         entry[0] += 1
         if kind == "plain_gather":
             self.beside_bytes += bytes_per_hop
         shards = self.known(group)
-        crosses = shards.local == shards.node_size - 1 if isinstance(shards, Shards) else None
+        if isinstance(shards, Shards):
+            crosses: bool | None = shards.local == shards.node_size - 1
+        else:
+            crosses = around.crosses(dist.get_process_group_ranks(group)) if around is not None else None
         if crosses is not None:
             entry[1 if crosses else 2] += bytes_per_hop
         _fcdp.trace_plain(kind == "plain_gather", bytes_per_hop, crosses, group.size())
