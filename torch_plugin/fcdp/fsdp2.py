@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, seam
+from fcdp import _fcdp, adopt, seam, whole
 from fcdp.released import Storages
 from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
 from fcdp.seam import stream_of, version_of, wrap
@@ -91,6 +91,18 @@ class _Extent:
             self.steps + anonymous,
             codes[0] << 16 | codes[1],
             int(param.requires_grad),
+        )
+
+    def holds(self, local: torch.Tensor) -> bool:
+        """Is `local` what a gather takes as this rank's shard: the same elements of the same memory?"""
+        data, own = self.fsdp_param._sharded_param_data, self.fsdp_param.sharded_param._local_tensor
+        return (
+            local.untyped_storage()._cdata == own.untyped_storage()._cdata == data.untyped_storage()._cdata
+            and local.dtype == own.dtype == data.dtype == self.gathered_dtype()
+            and local.shape == own.shape
+            and local.is_contiguous()
+            and local.storage_offset() == own.storage_offset() == data.storage_offset()
+            and not (local.is_neg() or local.is_conj())
         )
 
     def written(self) -> bool:
@@ -195,6 +207,11 @@ def _take(param_group: Any, group: Group, device: torch.device) -> None:
     for fsdp_param, tensor in zip(param_group.fsdp_params, tensors):
         tensor._fcdp_owned = True
         fsdp_param.all_gather_outputs = [tensor]
+    group.gathered = tensors
+    for extent in group.extents:
+        param = extent.fsdp_param.sharded_param
+        if param.dtype == extent.gathered_dtype():  # else the copy is of other bytes
+            whole.offer(group, extent.index, param.shape, param.dtype)
 
 
 _FSDP2 = adopt.Framework(
@@ -275,6 +292,7 @@ def install(state_module: ModuleType) -> None:
     _patch_collectives(group_module, param_module)
     _patch_group(group_module.FSDPParamGroup)
     _patch_state(state_module.FSDPState)
+    whole.install()
     seam.watch_optimizers(_after_step)
 
 
