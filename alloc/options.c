@@ -88,6 +88,9 @@ typedef struct option_parser {
       "groups of which at most so much is stale cross the nodes together, in few collectives; 0: each by "   \
       "itself",                                                                                              \
       FIELD(BYTES, coalesce_bytes, 0, 0))                                                                    \
+    X("FCDP_WHOLE_TENSORS", "0|1", "1",                                                                      \
+      "full_tensor() of a parameter, and full state dicts, read the node's copy where it is fresh",          \
+      FIELD(FLAG, whole_tensors, 0, 1))                                                                      \
     X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank",                               \
       FIELD(REAL, timeout_s, 0.1, 86400))                                                                    \
     X("FCDP_CHECK", "0..3", "0",                                                                             \

@@ -54,6 +54,7 @@ typedef struct fcdp_options {
     int prefetch; /* FCDP_PREFETCH, groups gathered ahead in forward */
     /* FCDP_COALESCE: stale groups up to this size are gathered together; 0: never */
     size_t coalesce_bytes;
+    bool whole_tensors; /* FCDP_WHOLE_TENSORS=0|1: full_tensor() reads the node's copy */
     double timeout_s;   /* FCDP_TIMEOUT, seconds to wait for another rank */
     int check;          /* FCDP_CHECK, 0..3 */
     fcdp_log_level log; /* FCDP_LOG=quiet|warn|info|debug */

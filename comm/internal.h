@@ -11,6 +11,7 @@
 #include "comm/monitor.h"
 #include "comm/plan.h"
 #include "comm/staging.h"
+#include "comm/unshard.h"
 #include "comm/validity.h"
 #include "tiering/segv.h"
 
@@ -94,11 +95,19 @@ typedef struct fcdp_use { /* of one begin */
     fcdp_group *group;
     fcdp_plan *plan;
     const uint64_t *inputs;
+    /* of this rank's shards in the gather of the framework's that it stands for */
+    size_t plain_shard_bytes;
     fcdp_stream last; /* behind everything; NULL: nothing is enqueued yet */
     bool collects;    /* the restore is one of all ranks of the node: by slices */
     /* and its slices are all-gathered with the gather's blocks: one collective on the node's lane */
     bool joined;
 } fcdp_use;
+
+/* fcdp_group_begin, of a use that the caller has made. */
+fcdp_status fcdp__use_begin(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) FCDP_MUST_CHECK;
+
+/* `stream`, or with host_computes the calling thread, goes on behind the region's `ready`. */
+fcdp_status fcdp__group_await(fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
 
 /* FCDP_ERR_UNSUPPORTED in a forked child. */
 fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *what) FCDP_MUST_CHECK;

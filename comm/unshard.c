@@ -23,14 +23,11 @@ void fcdp__group_accept(fcdp_group *group) {
     memset(group->stale, 0, group->layout->n_extents);
 }
 
-/* plain_bytes is what a flat gather of the whole group would have sent between nodes in this one's place. */
+/* plain_bytes is what a flat gather would have sent between nodes in this one's place. */
 static void count_use(const fcdp_use *use, fcdp_pass pass) {
     fcdp_group *group = use->group;
     const fcdp_topology *topology = &group->comm->topology;
     fcdp_engine *engine = group->comm->engine;
-    size_t shard_bytes = 0;
-    for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        shard_bytes += group->layout->extents[i].shard_bytes;
     size_t block_bytes = use->plan->block_bytes + group->coalesced_bytes;
     bool made = block_bytes > 0;
     group->coalesced_bytes = 0;
@@ -45,7 +42,7 @@ static void count_use(const fcdp_use *use, fcdp_pass pass) {
     }
     fcdp_use_counts traced = {.pass = pass,
                               .block_bytes = block_bytes,
-                              .plain_bytes = (uint64_t)shard_bytes * (topology->n_ranks - 1),
+                              .plain_bytes = (uint64_t)use->plain_shard_bytes * (topology->n_ranks - 1),
                               .gather_bytes = (uint64_t)block_bytes * (topology->n_nodes - 1) *
                                               topology->node_size,
                               .n_stale = use->plan->n_stale};
@@ -119,9 +116,10 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
 
 /* A use whose reshard was refused ends here: to the program this is another one, of what it has agreed on
  * since. */
-fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream) {
+fcdp_status fcdp__use_begin(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
+    fcdp_group *group = use->group;
+    const uint64_t *inputs = use->inputs;
     if (fcdp_group_has_begun(group)) return FCDP_OK;
-    fcdp_use use = {.group = group, .inputs = inputs};
     fcdp_status status = fcdp__engine_check_process(group->comm->engine, group->name);
     if (!status) status = fcdp_comm_check(group->comm);
     if (!status) status = fcdp_group_check_capture(group, stream);
@@ -132,18 +130,25 @@ fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pas
             status = fcdp__fail(FCDP_ERR_INVALID, "'%s': extent %u is stale and has no input", group->name,
                                 i);
     if (!status && group->reshard_refused) status = fcdp_group_reshard(group, stream, false);
-    if (!status) status = fcdp__plan_make(group->layout, group->stale, &use.plan);
+    if (!status) status = fcdp__plan_make(group->layout, group->stale, &use->plan);
     if (status) return status;
     /* The ranks of a node meet in the restore unless all of them said that they have it, and none
      * can have given it up since by the program's order. One that was made to give it up has written
      * it to the host, and restores alone. */
-    use.collects = fcdp__group_by_slice(group) && (group->not_on_device || group->member.resharded);
+    use->collects = fcdp__group_by_slice(group) && (group->not_on_device || group->member.resharded);
     /* else the one reads what the other writes */
-    use.joined = use.collects && use.plan->n_stale && !(use.plan->restore_mask & use.plan->fill_mask);
-    status = use_run(&use, pass, stream);
-    fcdp__plan_destroy(use.plan);
+    use->joined = use->collects && use->plan->n_stale && !(use->plan->restore_mask & use->plan->fill_mask);
+    status = use_run(use, pass, stream);
+    fcdp__plan_destroy(use->plan);
     if (!status) group->member.ahead = !group->member.live;
     return status;
+}
+
+fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream) {
+    fcdp_use use = {.group = group, .inputs = inputs};
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        use.plain_shard_bytes += group->layout->extents[i].shard_bytes;
+    return fcdp__use_begin(&use, pass, stream);
 }
 
 bool fcdp_group_has_begun(const fcdp_group *group) {
@@ -153,12 +158,9 @@ bool fcdp_group_has_begun(const fcdp_group *group) {
 /* ---- wait ---- */
 
 /* The comm is looked at after the wait: a wait that a failure has opened means nothing. */
-fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
+fcdp_status fcdp__group_await(fcdp_group *group, fcdp_stream stream) {
     fcdp_engine *engine = group->comm->engine;
-    if (!group->begun)
-        return fcdp__fail(FCDP_ERR_INVALID, "'%s' is waited for and has not begun", group->name);
-    fcdp_status status = fcdp__engine_check_capture(engine, stream, "waited for", group->name);
-    if (status) return status;
+    fcdp_status status;
     uint64_t start_ns = fcdp__now_ns();
     status = engine->host_computes /* the host is the compute stream */
                  ? fcdp__driver_event_sync(engine->drv, fcdp__region_ready(group->region))
@@ -172,7 +174,16 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
         fcdp__lock_release(&engine->lock);
     }
     fcdp_status failure = fcdp_comm_check(group->comm);
-    if (failure) status = fcdp__comm_fail(group->comm, failure);
+    return failure ? fcdp__comm_fail(group->comm, failure) : status;
+}
+
+fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
+    fcdp_engine *engine = group->comm->engine;
+    if (!group->begun)
+        return fcdp__fail(FCDP_ERR_INVALID, "'%s' is waited for and has not begun", group->name);
+    fcdp_status status = fcdp__engine_check_capture(engine, stream, "waited for", group->name);
+    if (status) return status;
+    status = fcdp__group_await(group, stream);
     if (status)
         return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root",
                           fcdp_error_text());

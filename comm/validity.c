@@ -88,6 +88,15 @@ void fcdp__validity_invalidate(fcdp_validity *validity) {
     for (uint32_t i = 0; i < validity->n; i++) validity->parameters[i].accepted.exists = false;
 }
 
+bool fcdp__validity_is_fresh(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
+                             uint64_t fingerprint) {
+    FCDP_CHECK(1, i < validity->n);
+    const fcdp_observation *copy = &validity->parameters[i].accepted;
+    if (!copy->exists || !copy->has_fingerprint || copy->fingerprint != fingerprint) return false;
+    return copy->confirmed ? signals->dtypes == copy->signals.dtypes
+                           : !signals_differ(signals, &copy->signals);
+}
+
 bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                           const uint64_t *fingerprint) {
     FCDP_CHECK(1, i < validity->n);

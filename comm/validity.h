@@ -80,6 +80,10 @@ fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t
 void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_observation *gathered);
 /* The copy of every parameter is stale (somebody wrote into it). */
 void fcdp__validity_invalidate(fcdp_validity *validity);
+/* Is the copy of what the shard is now, by its bytes? A copy whose fingerprint nobody took is not. Nothing is
+ * remembered: what the ranks agreed on stays what they agreed on. */
+bool fcdp__validity_is_fresh(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
+                             uint64_t fingerprint);
 /* Signals, and the fingerprint where it is not NULL, against the last observation: has
  * something changed since the ranks agreed? */
 bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,

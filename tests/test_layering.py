@@ -17,6 +17,7 @@ PRIVATE = {
     "fsdp2.py": re.compile(
         r"_fully_shard\b|(?<!_get)_fsdp_\w+|\bFSDP(Param|ParamGroup|State|MeshInfo|CommContext)\b|\bforeach_all_gather\w*|\bAllGatherResult\b"
     ),
+    "whole.py": re.compile(r"\b_redistribute\b|\bredistribute_local_tensor\b"),
     "fsdp1.py": re.compile(r"\w*_flat_param\w*|\bFlatParam\w*|\b_runtime_utils\b|\b_local_shard\b|\b_handle\b"),
 }
 SYSTEM_ONLY_IN = {

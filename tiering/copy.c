@@ -80,3 +80,11 @@ fcdp_status fcdp__region_copy_in(fcdp_region *region, uint32_t span_mask, const 
     copying_end(region, FCDP_TO_HOST, &traced);
     return status;
 }
+
+fcdp_status fcdp__region_copy_out(fcdp_region *region, uint32_t span_mask, fcdp_piece piece, fcdp_dptr to) {
+    copying traced = copying_begin(region, FCDP_TO_DEVICE, span_mask);
+    fcdp_status status = piece_copy(region, FCDP_TO_DEVICE, to, piece);
+    traced.event.bytes = piece.bytes;
+    copying_end(region, FCDP_TO_DEVICE, &traced);
+    return status;
+}

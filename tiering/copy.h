@@ -13,4 +13,8 @@ fcdp_status fcdp__region_copy(fcdp_region *region, fcdp_direction direction, uin
 fcdp_status fcdp__region_copy_in(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
                                  size_t n) FCDP_MUST_CHECK;
 
+/* From the host, to elsewhere on the device. */
+fcdp_status fcdp__region_copy_out(fcdp_region *region, uint32_t span_mask, fcdp_piece piece,
+                                  fcdp_dptr to) FCDP_MUST_CHECK;
+
 #endif

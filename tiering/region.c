@@ -484,12 +484,13 @@ fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fc
     return FCDP_OK;
 }
 
-/* A span that this process has written as a whole needs no word of the others. */
-static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
+/* The stream of copies to the device goes on once host memory has the span. A span that this process has
+ * written as a whole needs no word of the others. */
+static fcdp_status load_begin(fcdp_region *region, uint32_t span, bool in_use) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
     region_lock(region);
-    FCDP_CHECK(1, region->in_use && span < FCDP_N_SPANS);
+    FCDP_CHECK(1, region->in_use == in_use && span < FCDP_N_SPANS);
     fcdp_span_state state = region->span[span];
     region_unlock(region);
     if (!state.stored && !state.whole)
@@ -497,6 +498,13 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, ui
                           region->name, span, state.epoch);
     fcdp_status status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
     if (!status && !state.whole) status = words_await(region, STORED_WORD[span], state.epoch, h2d);
+    return status;
+}
+
+static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
+    fcdp_status status = load_begin(region, span, true);
     if (!status) status = fcdp__region_copy(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1});
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     if (status) return fail_unrecorded(region, status);
@@ -517,6 +525,18 @@ fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) {
 
 fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
     return load(region, span, region->layout->span[span], &region->tiering->stats.n_whole_loads);
+}
+
+/* The others write there again once this stream has said that it reads no more (fill_permit). */
+fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
+                              fcdp_event after) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
+    fcdp_status status = fcdp__driver_stream_wait(tiering->drv, h2d, after);
+    if (!status) status = load_begin(region, span, false);
+    if (!status) status = fcdp__region_copy_out(region, 1u << span, piece, to);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
+    return status ? fail_unrecorded(region, status) : FCDP_OK;
 }
 
 /* ---- eviction ---- */

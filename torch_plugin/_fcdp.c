@@ -1,6 +1,6 @@
 /* _fcdp.c - the extension module. */
 #include "comm/tree.h"
-#include "comm/unshard.h"
+#include "comm/whole.h"
 #include "torch_plugin/dlpack.h"
 #include "torch_plugin/history.h"
 #include "torch_plugin/methods.h"
@@ -51,6 +51,10 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
         {"LANE_NODE", FCDP_LANE_NODE},
         {"ASK_GROUP", FCDP_ASK_GROUP},
         {"ASK_TREE", FCDP_ASK_TREE},
+        {"WHOLE_HOST", FCDP_WHOLE_HOST},
+        {"WHOLE_FRESH", FCDP_WHOLE_FRESH},
+        {"WHOLE_STALE", FCDP_WHOLE_STALE},
+        {"WHOLE_PLAIN", FCDP_WHOLE_PLAIN},
         {"MAPPING_AUTO", FCDP_MAPPING_AUTO},
         {"MAPPING_EXACT", FCDP_MAPPING_EXACT},
         {"RESTORE_SLICE", FCDP_RESTORE_SLICE},

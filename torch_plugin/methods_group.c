@@ -6,6 +6,7 @@
 #include "comm/tree.h"
 #include "comm/unshard.h"
 #include "comm/vote.h"
+#include "comm/whole.h"
 #include "torch_plugin/methods.h"
 
 /* (comm, name, [(shard_bytes, span)] of the extents) -> group */
@@ -296,6 +297,69 @@ METHOD(group_begin) {
     return methods_none_or_raise(status);
 }
 
+/* The group and extent of (group, i, ...); NULL with an error set. */
+static fcdp_group *group_with_extent(PyObject *handle, unsigned int i) {
+    fcdp_group *group = group_of(handle);
+    if (!group || i < fcdp_group_n_extents(group)) return group;
+    PyErr_SetString(PyExc_IndexError, "the group has no such extent");
+    return NULL;
+}
+
+/* (group, i, signals: 8 uint64, address of the shard or 0, its bytes, its fingerprint by the device: a uint64
+ * or b"") -> WHOLE_* */
+METHOD(group_whole_vote) {
+    PyObject *handle, *signals, *fingerprint;
+    unsigned int i;
+    unsigned long long address, bytes;
+    if (!PyArg_ParseTuple(args, "OISKKS:group_whole_vote", &handle, &i, &signals, &address, &bytes,
+                          &fingerprint))
+        return NULL;
+    fcdp_group *group = group_with_extent(handle, i);
+    const void *shard = (const void *)(uintptr_t)address;
+    const size_t shard_bytes = (size_t)bytes;
+    fcdp_evidence evidence = {.shards = &shard, .shard_bytes = &shard_bytes};
+    if (group) evidence.signals = methods_bytes(signals, sizeof *evidence.signals, "signals");
+    if (!evidence.signals) return NULL;
+    if (PyBytes_Size(fingerprint) > 0) {
+        evidence.fingerprints = methods_bytes(fingerprint, sizeof(uint64_t), "fingerprint");
+        if (!evidence.fingerprints) return NULL;
+    }
+    fcdp_whole vote;
+    Py_BEGIN_ALLOW_THREADS vote = fcdp_group_whole_vote(group, i, &evidence);
+    Py_END_ALLOW_THREADS return PyLong_FromLong(vote);
+}
+
+/* (group, i, inputs: n uint64, stream) */
+METHOD(group_whole_begin) {
+    PyObject *handle, *inputs;
+    unsigned int i;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OISK:group_whole_begin", &handle, &i, &inputs, &stream)) return NULL;
+    fcdp_group *group = group_with_extent(handle, i);
+    if (!group) return NULL;
+    const uint64_t *addresses = methods_bytes(inputs, fcdp_group_n_extents(group) * sizeof(uint64_t),
+                                              "inputs");
+    if (!addresses) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_whole_begin(group, i, addresses, (fcdp_stream)(uintptr_t)stream));
+    return methods_none_or_raise(status);
+}
+
+/* (group, i, address, bytes, stream) */
+METHOD(group_whole_read) {
+    PyObject *handle;
+    unsigned int i;
+    unsigned long long address, bytes, stream;
+    if (!PyArg_ParseTuple(args, "OIKKK:group_whole_read", &handle, &i, &address, &bytes, &stream))
+        return NULL;
+    fcdp_group *group = group_with_extent(handle, i);
+    if (!group) return NULL;
+    fcdp_status status;
+    CALL(
+        fcdp_group_whole_read(group, i, (fcdp_dptr){address}, (size_t)bytes, (fcdp_stream)(uintptr_t)stream));
+    return methods_none_or_raise(status);
+}
+
 METHOD(group_has_begun) {
     fcdp_group *group = only_group(args, "O:group_has_begun");
     return group ? PyBool_FromLong(fcdp_group_has_begun(group)) : NULL;
@@ -352,11 +416,11 @@ METHOD(group_stats) {
 }
 
 PyMethodDef methods_group[] = {
-    ENTRY(group_create),    ENTRY(group_host_alloc),    ENTRY(group_attach),   ENTRY(group_extent),
-    ENTRY(group_id),        ENTRY(groups_fit),          ENTRY(group_is_small), ENTRY(groups_coalesce),
-    ENTRY(group_watch),     ENTRY(group_join),          ENTRY(group_question), ENTRY(group_ask_again),
-    ENTRY(group_vote),      ENTRY(group_agree),         ENTRY(group_audit),    ENTRY(group_confirm),
-    ENTRY(group_stale),     ENTRY(group_check_capture), ENTRY(group_begin),    ENTRY(group_has_begun),
-    ENTRY(group_unsharded), ENTRY(group_wait),          ENTRY(group_reshard),  ENTRY(group_stats),
-    {NULL, NULL, 0, NULL},
+    ENTRY(group_create),     ENTRY(group_host_alloc),    ENTRY(group_attach),     ENTRY(group_extent),
+    ENTRY(group_id),         ENTRY(groups_fit),          ENTRY(group_is_small),   ENTRY(groups_coalesce),
+    ENTRY(group_watch),      ENTRY(group_join),          ENTRY(group_question),   ENTRY(group_ask_again),
+    ENTRY(group_vote),       ENTRY(group_agree),         ENTRY(group_audit),      ENTRY(group_confirm),
+    ENTRY(group_stale),      ENTRY(group_check_capture), ENTRY(group_begin),      ENTRY(group_has_begun),
+    ENTRY(group_unsharded),  ENTRY(group_wait),          ENTRY(group_reshard),    ENTRY(group_stats),
+    ENTRY(group_whole_vote), ENTRY(group_whole_begin),   ENTRY(group_whole_read), {NULL, NULL, 0, NULL},
 };

@@ -30,6 +30,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->fingerprint, FCDP_FINGERPRINT_AUTO);
     assert_int_equal(options->agree, FCDP_AGREE_FORWARD);
     assert_int_equal(options->prefetch, 1);
+    assert_true(options->whole_tensors);
     assert_true(options->timeout_s == 300);
     assert_int_equal(options->check, 0);
     assert_int_equal(options->log, FCDP_LOG_WARN);
@@ -89,6 +90,7 @@ static void values_reach_their_fields(void **state) {
                                  "FCDP_PIN=never",
                                  "FCDP_FINGERPRINT=never",
                                  "FCDP_PREFETCH=0",
+                                 "FCDP_WHOLE_TENSORS=0",
                                  "FCDP_TIMEOUT=2.5",
                                  "FCDP_CHECK=3",
                                  "FCDP_LOG=debug",
@@ -114,6 +116,7 @@ static void values_reach_their_fields(void **state) {
     assert_int_equal(options.pin, FCDP_PIN_NEVER);
     assert_int_equal(options.fingerprint, FCDP_FINGERPRINT_NEVER);
     assert_int_equal(options.prefetch, 0);
+    assert_false(options.whole_tensors);
     assert_true(options.timeout_s == 2.5);
     assert_int_equal(options.check, 3);
     assert_int_equal(options.log, FCDP_LOG_DEBUG);

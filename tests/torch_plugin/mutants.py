@@ -133,6 +133,23 @@ class DrawsRandomNumbers(Mutant):
         return False
 
 
+class RemembersWholes(Mutant):
+    """Right in FSDP's gathers. A whole parameter is what it was when somebody asked for it first."""
+
+    def believes(self, p, seen):
+        return False
+
+    def look_whole(self, local):
+        return ()
+
+
+class WholesByOwnShard(RemembersWholes):
+    """The same, as long as this rank's shard is what it was."""
+
+    def look_whole(self, local):
+        return bytes(local.contiguous().view(torch.uint8).numpy().tobytes()) if local.numel() else b""
+
+
 MUTANTS = {
     "always": Always,
     "version_only": VersionOnly,
@@ -146,6 +163,8 @@ MUTANTS = {
     "by_name": ByName,
     "keeps_edits": KeepsEdits,
     "draws_random_numbers": DrawsRandomNumbers,
+    "remembers_wholes": RemembersWholes,
+    "wholes_by_own_shard": WholesByOwnShard,
 }
 
 
@@ -229,9 +248,22 @@ def store_what_is_resharded(mutant, group):
                 known[1].copy_(out.view(known[1].shape))
 
 
+def spoil_whole(mutant, local, whole):
+    """What the mutant remembers of the whole of which `local` is this rank's shard."""
+    key, now = (local.untyped_storage()._cdata, whole.shape), mutant.look_whole(local)
+    known = mutant.memory.get(key)
+    if known and known[0] == now:
+        return known[1].clone()
+    mutant.memory[key] = [now, whole.clone(), local]
+    return whole
+
+
 def install():
     from torch.distributed.fsdp._flat_param import FlatParamHandle
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group as module
+    from torch.distributed.tensor import _redistribute as tensor_module
+
+    redistribute = tensor_module.redistribute_local_tensor
 
     gather_flat = FlatParamHandle._all_gather_flat_param
     switch, Group = Switch(), module.FSDPParamGroup
@@ -261,6 +293,12 @@ def install():
             spoil_flat(switch.active, handle, buffer)
         return buffer
 
+    @torch.no_grad()
+    def redistribute_local_tensor(local, current, target, *args, **kwargs):
+        whole = redistribute(local, current, target, *args, **kwargs)
+        is_whole = isinstance(switch.active, RemembersWholes) and type(local) is torch.Tensor
+        return spoil_whole(switch.active, local, whole) if is_whole else whole
+
     def before_forward(group, *args, **kwargs):
         if switch.active:
             mode = torch.is_grad_enabled()
@@ -280,6 +318,7 @@ def install():
         return reshard(group)
 
     register_optimizer_step_post_hook(stepped)
+    tensor_module.redistribute_local_tensor = redistribute_local_tensor
     FlatParamHandle._all_gather_flat_param = all_gather_flat_param
     module.foreach_all_gather, Group.pre_forward = foreach_all_gather, before_forward
     Group.post_backward, Group.reshard = after_backward, before_reshard

@@ -178,6 +178,42 @@ def test_frozen_weights_kept_among_fewer_ranks_are_gathered_once(counted):
             assert min(count.gathers(span, "plain")) == (BLOCKS if label == "backward" else 0)
 
 
+def asked(count, span):
+    """How often parameters were asked for as a whole in this span, on each rank, and how they came."""
+    marks = [result["marks"] for result in count.ranks]
+    return [
+        {
+            how: rank[span + 1][1]["wholes"][how] - rank[span][1]["wholes"][how]
+            for how in ("cached", "gathered", "plain")
+        }
+        for rank in marks
+    ]
+
+
+def test_whole_tensors_come_from_the_node(counted):
+    """Fresh ones send the votes alone. Stale ones are gathered once: the next forward finds them."""
+    count = counted("count_whole")
+    w, n = count.values["W"], count.values["W parameters"]
+    n_groups = 5
+    for label in ("fresh", "state dict"):
+        for span in count.spans(label):
+            assert asked(count, span) == [{"cached": n, "gathered": 0, "plain": 0}] * 4
+            assert count.sent(span, GATHERS) == [0, 0]
+            assert max(count.everything(span)) < 0.01 * w
+    for label in ("stale", "state dict behind a step"):
+        for span in count.spans(label):
+            assert asked(count, span) == [{"cached": n - n_groups, "gathered": n_groups, "plain": 0}] * 4
+            assert max(count.sent(span, GATHERS)) <= 0.51 * w
+    for span in count.spans("evaluation behind it"):
+        assert max(count.everything(span)) < 0.01 * w
+
+
+def test_whole_tensors_beside_copies_of_another_dtype_are_torchs(counted):
+    count = counted("count_whole_beside_bf16")
+    for span in count.spans("whole"):
+        assert all(how["cached"] == how["gathered"] == 0 for how in asked(count, span))
+
+
 def test_a_deleted_model_holds_nothing(counted):
     count = counted("count_nothing_after_deletion")
     for rank, result in enumerate(count.ranks):

@@ -47,6 +47,17 @@ CAUGHT_BY = {
     "by_name": ["fsdp1_two_models_one_made_again", "model_deleted_and_made_again"],
     "keeps_edits": ["gathered_parameter_edited_in_forward_data", "gathered_parameter_edited_in_evaluation_raw"],
     "draws_random_numbers": ["full_dropout", "fsdp1_dropout"],
+    "remembers_wholes": [
+        "whole_at_each_moment",
+        "whole_behind_counted_writes",
+        "whole_behind_uncounted_writes",
+        "whole_behind_raw_writes",
+        "whole_behind_a_loaded_state_dict",
+        "whole_between_writes_of_single_parameters",
+        "whole_state_dicts",
+        "whole_to_a_sampler_after_each_step",
+    ],
+    "wholes_by_own_shard": ["whole_behind_writes_on_one_rank"],
 }
 
 

@@ -79,6 +79,9 @@ def stats() -> dict[str, Any]:
       memory_waits;
     - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP made itself,
       for groups that FCDP left to it;
+    - ``wholes``: how often a parameter was asked for as a whole (full_tensor(), full state dicts) and came
+      from the node's copy (cached), from a gather of FCDP's that the next forward uses too (gathered), or
+      from torch's own gather (plain);
     - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state,
       ranks_per_node;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -134,6 +135,9 @@ class Shards:
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
         self.ahead = True  # every rank's device has room for a group that is begun ahead of its use; agreed
+        self.thread = threading.get_ident()  # that runs the model
+        self.wholes: dict[Any, list[Any]] = {}  # whole.py's; keys are the same on every rank, and stay
+        self.n_groups = 0  # served so far
         self.agreements = 0
         self.agree_bytes = 0
         try:

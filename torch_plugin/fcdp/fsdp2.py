@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, extension, seam
+from fcdp import _fcdp, adopt, extension, seam, whole
 from fcdp.extension import Input
 from fcdp.released import Storages
 from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
@@ -96,6 +96,18 @@ class _Extent:
             self.steps + anonymous,
             codes[0] << 16 | codes[1],
             int(param.requires_grad),
+        )
+
+    def holds(self, local: torch.Tensor) -> bool:
+        """Is `local` what a gather takes as this rank's shard: the same elements of the same memory?"""
+        data, own = self.fsdp_param._sharded_param_data, self.fsdp_param.sharded_param._local_tensor
+        return (
+            local.untyped_storage()._cdata == own.untyped_storage()._cdata == data.untyped_storage()._cdata
+            and local.dtype == own.dtype == data.dtype == self.gathered_dtype()
+            and local.shape == own.shape
+            and local.is_contiguous()
+            and local.storage_offset() == own.storage_offset() == data.storage_offset()
+            and not (local.is_neg() or local.is_conj())
         )
 
     def written(self) -> bool:
@@ -261,6 +273,11 @@ def _take(param_group: Any, group: Group, device: torch.device) -> None:
         else:
             tensor._fcdp_owned = True
             fsdp_param.all_gather_outputs = [tensor]
+    group.gathered = tensors
+    for extent in group.extents if group.is_held and group.tree is None else ():
+        param = extent.fsdp_param.sharded_param
+        if not extent.is_copied and param.dtype == extent.gathered_dtype():  # else the copy is of other bytes
+            whole.offer(group, extent.index, param.shape, param.dtype)
 
 
 def _copy_out(fsdp_param: Any, gathered: list[torch.Tensor], n_ranks: int) -> None:
@@ -269,13 +286,13 @@ def _copy_out(fsdp_param: Any, gathered: list[torch.Tensor], n_ranks: int) -> No
     fsdp_param.init_all_gather_outputs(numels, dtypes, n_ranks, fsdp_param.device)
     fsdp_param.alloc_all_gather_outputs()
     dim, size = fsdp_param.fsdp_placement.dim, list(fsdp_param.padded_sharded_param_size)
-    whole = [n_ranks * length if i == dim else length for i, length in enumerate(size)]
+    gathered_size = [n_ranks * length if i == dim else length for i, length in enumerate(size)]
     with torch.no_grad():
         for source, out in zip(gathered, fsdp_param.all_gather_outputs):
             if dim == 0:
                 out.data.view(torch.uint8).copy_(source.view(torch.uint8))
             else:
-                torch.cat(source.view(n_ranks, *size).unbind(), dim=dim, out=out.data.view(whole))
+                torch.cat(source.view(n_ranks, *size).unbind(), dim=dim, out=out.data.view(gathered_size))
 
 
 def _end_use(group: Group, device: torch.device) -> None:
@@ -396,6 +413,7 @@ def install(state_module: ModuleType) -> None:
     _patch_collectives(collectives, group_module, param_module)
     _patch_group(group_module.FSDPParamGroup)
     _patch_state(state_module.FSDPState)
+    whole.install()
     seam.watch_optimizers(_after_step)
 
 

@@ -24,6 +24,7 @@ def _nothing_yet() -> dict[str, Any]:
         "collectives": {},
         "moves": {"h2d_bytes": 0, "d2h_bytes": 0},
         "gathers": {"made": 0, "avoided": 0, "forward": 0, "backward": 0, "plain": 0},
+        "wholes": {"cached": 0, "gathered": 0, "plain": 0},
         "groups": [],
         "device_bytes": {"current": 0, "peak": 0},
         "host_bytes": {"current": 0, "peak": 0},
@@ -46,6 +47,11 @@ def stats() -> dict[str, Any]:
         "enabled": True,
         "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
         "gathers": out["gathers"] | {"plain": runtime.plain["plain_gather"][0]},
+        "wholes": {
+            "cached": runtime.wholes[_fcdp.WHOLE_HOST] + runtime.wholes[_fcdp.WHOLE_FRESH],
+            "gathered": runtime.wholes[_fcdp.WHOLE_STALE],
+            "plain": runtime.wholes[_fcdp.WHOLE_PLAIN],
+        },
         "saved": out["saved"] | {"beside_bytes": runtime.beside_bytes},
         "bypassed": out["bypassed"] + [dict(entry) for entry in runtime.bypassed],
     }

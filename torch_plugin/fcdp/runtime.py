@@ -101,6 +101,9 @@ class Group:
         self.copies: dict[Any, list[torch.Tensor]] = {}  # FSDP's parameter: where its bytes come from
         self.is_sharded: Callable[[], bool] = lambda: True  # to FSDP, which may use it next: it may begin ahead
         self.tree: Tree | None = None  # of its own: it is asked for alone, at each unshard
+        self.gathered: list[torch.Tensor] = []  # its tensors, where others may read them (whole.py)
+        self.number = shards.n_groups  # among its shard group's, on every rank
+        shards.n_groups += 1
         self.collect = collect  # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
         self.steps = 0  # runtime.steps at the last observation
@@ -263,6 +266,7 @@ class Runtime:
         self.beside_bytes = 0  # that each rank received in gathers of FSDP's own
         self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
         self.steps = 0
+        self.wholes = [0, 0, 0, 0]  # parameters asked for as a whole: by WHOLE_*
 
     def load_options(self) -> None:
         self.options = _fcdp.options_load()
@@ -489,6 +493,38 @@ class Runtime:
         names = ", ".join(name or "the root group" for name, _ in bypassed[:3]) + (", ..." if len(bypassed) > 3 else "")
         served = n_groups - len(bypassed)
         say(f"served {served} of {n_groups} groups: {why}; plain {fsdp} runs" + (f" for {names}" if served else ""))
+
+    # One parameter as a whole (whole.py).
+
+    def whole_vote(self, group: Group, i: int, stream: int) -> int:
+        """WHOLE_*, as this rank sees it. Remembers nothing that an agreement in force rests on."""
+        extent = group.extents[i]
+        extent.settle()
+        shard, fingerprint = extent.shard(), b""
+        can_read = group._is_host_read(shard) and shard.device == group.shards.device
+        if not can_read and group.by_device and shard.device == group.shards.device:
+            address = array("Q", [shard.data_ptr()]).tobytes()
+            size = array("Q", [shard.numel() * shard.element_size()]).tobytes()
+            fingerprint = _call(_fcdp.comm_fingerprints, group.shards.comm, address, size, stream) or b""
+        return _fcdp.group_whole_vote(
+            group.handle,
+            i,
+            array("Q", extent.signals(group)).tobytes(),
+            (shard.data_ptr() or 1) if can_read else 0,
+            shard.numel() * shard.element_size() if can_read else 0,
+            fingerprint,
+        )
+
+    def whole_begin(self, group: Group, i: int, stream: int) -> None:
+        """The group is on the device, once the current stream goes on, in place of FSDP's gather of parameter i."""
+        _call(_fcdp.group_whole_begin, group.handle, i, group.read(), stream)
+        _call(_fcdp.group_wait, group.handle, stream)
+        group.inputs = None
+
+    def whole_read(self, group: Group, i: int, out: torch.Tensor, stream: int) -> None:
+        """Parameter i into `out`, from the node's host memory; the current stream waits for it."""
+        bytes_ = out.numel() * out.element_size()
+        _call(_fcdp.group_whole_read, group.handle, i, out.data_ptr(), bytes_, stream)
 
     def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes]:
         """Of the shards of each group (b"": none are taken), read by the device behind what is on `stream` now;

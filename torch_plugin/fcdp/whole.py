@@ -1,0 +1,132 @@
+"""A parameter as a whole, from the node's copy of it: the only file with DTensor's private names.
+
+`DTensor.full_tensor()`, `redistribute` to a replica and full state dicts gather in one function of DTensor's.
+Where that is asked for a parameter that FCDP serves, the ranks agree on one byte: the copy is fresh on all of
+them, or it is stale and all of them gather it (it serves the next forward too), or the function gathers
+itself. The tensor that comes of it is one of its own in either case, and autograd sees no difference.
+
+All ranks of a mesh call the function together. Whether they ask at all rests on what is the same on all of
+them: the DTensor's mesh, placements, shape and dtype, and which of these FCDP has ever served. What may differ
+is a vote: which parameter that is, and what a rank knows of its copy.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+from fcdp import _fcdp, seam
+from fcdp.c10d import Shards
+from fcdp.runtime import Group, runtime
+from fcdp.seam import stream_of
+
+_N_ID = 6  # bytes that name a group and an extent of it
+
+
+_Offer = tuple["weakref.ref[Group]", int]  # a served parameter: its group, and which one of it that is
+
+
+def offer(group: Group, index: int, shape: torch.Size, dtype: torch.dtype) -> None:
+    """A parameter whose whole tensor group.gathered[index] begins with."""
+    offers = group.shards.wholes.setdefault((tuple(shape), dtype), [])
+    offers[:] = [one for one in offers if one[0]() is not None]
+    offers.append((weakref.ref(group), index))
+
+
+def _sharded_dim(current: Any, target: Any) -> int | None:
+    """The dimension of the mesh over whose ranks an all-gather makes the whole tensor; None: it takes another
+    operation, or several."""
+    from torch.distributed.tensor import Shard
+
+    if current.mesh is not target.mesh or not all(placement.is_replicate() for placement in target.placements):
+        return None
+    sharded = [dim for dim, placement in enumerate(current.placements) if not placement.is_replicate()]
+    if len(sharded) != 1 or type(current.placements[sharded[0]]) is not Shard:
+        return None
+    return sharded[0] if current.placements[sharded[0]].dim == 0 else None
+
+
+def _asked(local: torch.Tensor, current: Any, target: Any) -> Shards | None:
+    """The shard group whose ranks agree about this; None: nobody is asked. The same on every rank."""
+    if type(local) is not torch.Tensor or not runtime.options["whole_tensors"]:
+        return None
+    dim = _sharded_dim(current, target)
+    if dim is None or current.mesh.get_coordinate() is None:
+        return None
+    shards = runtime.known(current.mesh.get_group(dim))
+    if not isinstance(shards, Shards) or (tuple(current.shape), local.dtype) not in shards.wholes:
+        return None
+    return None if shards.thread != threading.get_ident() or seam.captures(shards.device) else shards
+
+
+def _find(shards: Shards, shape: tuple[int, ...], local: torch.Tensor) -> tuple[Group, int] | None:
+    """The parameter of which `local` is this rank's shard, in group.gathered too."""
+    for reference, index in shards.wholes[shape, local.dtype]:
+        group = reference()
+        if group is not None and group.extents[index].holds(local):
+            return group, index
+    return None
+
+
+def _agree(shards: Shards, found: tuple[Group, int] | None, stream: int) -> int:
+    """What all ranks do: WHOLE_*. They mean the same parameter, or it is PLAIN."""
+    vote, name = _fcdp.WHOLE_PLAIN, bytes(_N_ID)
+    if found is not None:
+        group, index = found
+        name = (group.number << 16 | index).to_bytes(_N_ID, "little")
+        vote = runtime.whole_vote(group, index, stream)
+    agreed = shards.agree(bytes((vote, *name, *(255 - byte for byte in name))))
+    is_one = all(a + b == 255 for a, b in zip(agreed[1 : 1 + _N_ID], agreed[1 + _N_ID :]))
+    return agreed[0] if is_one else _fcdp.WHOLE_PLAIN
+
+
+def _copy(group: Group, index: int, out: torch.Tensor, stream: int) -> None:
+    """From the device, where the group is brought for it."""
+    runtime.whole_begin(group, index, stream)
+    group.storages.open()
+    try:
+        out.view(-1).copy_(group.gathered[index][: out.numel()])
+    finally:
+        group.storages.close()
+    runtime.release(group, stream)
+
+
+def _whole(local: torch.Tensor, current: Any, target: Any, is_async: bool) -> torch.Tensor | None:
+    """A tensor of its own, for which the current stream waits; None: torch gathers."""
+    shards = _asked(local, current, target)
+    if shards is None:
+        return None
+    shape, stream = tuple(current.shape), stream_of(shards.device)
+    found = None if is_async else _find(shards, shape, local)
+    agreed = _agree(shards, found, stream)
+    runtime.wholes[agreed] += 1
+    if agreed == _fcdp.WHOLE_PLAIN:
+        return None
+    group, index = found
+    out = torch.empty(shape, dtype=local.dtype, device=local.device)
+    if agreed == _fcdp.WHOLE_HOST:
+        runtime.whole_read(group, index, out, stream)
+        return out
+    if agreed == _fcdp.WHOLE_STALE:
+        runtime.agree([group], stream)
+    _copy(group, index, out, stream)
+    return out
+
+
+def install() -> None:
+    from torch.distributed.tensor import _redistribute as module
+
+    if not seam.begins(
+        getattr(module, "redistribute_local_tensor", None), ("local_tensor", "current_spec", "target_spec")
+    ):
+        return  # full_tensor() gathers itself
+
+    @seam.wrap(module, "redistribute_local_tensor")
+    def redistribute(original, local_tensor, current_spec, target_spec, *args, **kwargs):
+        whole = None
+        if runtime.engine is not None:
+            whole = _whole(local_tensor, current_spec, target_spec, bool(args or kwargs.get("async_op")))
+        return original(local_tensor, current_spec, target_spec, *args, **kwargs) if whole is None else whole
