@@ -79,10 +79,11 @@ def stats() -> dict[str, Any]:
       memory_waits;
     - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP made itself,
       for groups that FCDP left to it;
-    - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state,
-      ranks_per_node;
+    - ``groups``: one dict per parameter group: name, bytes, of those trainable_bytes, gathers_made,
+      gathers_avoided, state, ranks_per_node, and plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
-    - ``bypassed``: groups left to plain FSDP and why; "every group" where the job has no FSDP modules;
+    - ``bypassed``: groups left to plain FSDP: group (its name), reason, and bytes and trainable_bytes where
+      they are known; "every group" where the job has no FSDP modules;
     - ``saved``: inter-node bytes per node plain_bytes, which plain FSDP's flat gathers would have sent, and
       gather_bytes, which FCDP's gathers did send; ``beside_bytes``: what each rank received in the plain
       gathers, which are in neither;

@@ -6,7 +6,7 @@ modules what plain FSDP2 shows. Only what an unshard and a reshard *do* changes:
 freeing of the unsharded storages (FCDP's pages are unmapped instead, or kept).
 
 Tried with torch 2.6 to 2.15; the signatures are checked when FSDP2 is imported, and on a mismatch plain FSDP2
-runs.
+runs. What is known to come, and what is to be done then: "The next torch" in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -197,6 +197,12 @@ def _take(param_group: Any, group: Group, device: torch.device) -> None:
         fsdp_param.all_gather_outputs = [tensor]
 
 
+def _parameters(param_group: Any) -> Iterator[tuple[int, bool]]:
+    for fsdp_param in param_group.fsdp_params:
+        dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
+        yield fsdp_param._orig_size.numel() * dtype.itemsize, fsdp_param.sharded_param.requires_grad
+
+
 _FSDP2 = adopt.Framework(
     label="FSDP2",
     why_not=_why_not,
@@ -204,6 +210,7 @@ _FSDP2 = adopt.Framework(
     name=_name,
     describe=_describe,
     take=_take,
+    parameters=_parameters,
 )
 
 
