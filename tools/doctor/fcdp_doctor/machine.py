@@ -1,29 +1,14 @@
-"""fcdp-doctor: what FCDP sees here (driver, memory, limits, torch) and what it would do; --options prints every
-FCDP_* variable.
-
-Exit status: 0 FCDP would serve a job here; 1 it would not, and the text says why.
-"""
+"""What FCDP sees of this machine (driver, memory, limits, torch), and whether it would serve a job."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import resource
-import sys
 from importlib import metadata
 from pathlib import Path
 
 import fcdp
-
-
-def options_table() -> str:
-    """The table of docs/options.md."""
-    rows = ["| variable | values | default | what it does |", "| --- | --- | --- | --- |"]
-    for row in fcdp.options():
-        values = row["values"].replace("|", "\\|")
-        rows.append(f"| `{row['name']}` | {values} | {row['default'] or '-'} | {row['help']} |")
-    return "\n".join(rows)
 
 
 def _bytes(value: int) -> str:
@@ -104,16 +89,3 @@ def report() -> int:
         else "\nFCDP would leave jobs here to plain FSDP2, or stop them before the first step: see above."
     )
     return 0 if good else 1
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="fcdp-doctor", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--options", action="store_true", help="print every FCDP_* variable as a Markdown table")
-    if parser.parse_args().options:
-        print(options_table())
-        return 0
-    return report()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

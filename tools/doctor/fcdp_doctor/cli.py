@@ -1,0 +1,126 @@
+"""fcdp-doctor: what FCDP would do: on this machine, for a script, or in a job that runs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+
+import fcdp
+
+DESCRIPTION = """\
+Without arguments: what FCDP sees on this machine, and whether it would serve a job here.
+
+With a script: runs it for a few optimizer steps, by itself, on emulated nodes of this machine, and says which of its
+FSDP groups FCDP serves, why not the others, and what that saves between nodes. With the id of a process: the same for
+the job that the process is of, or has started; it runs on undisturbed."""
+
+EPILOG = """\
+examples
+  fcdp-doctor                                          this machine
+  fcdp-doctor train.py --batch 4                       the script, on 2 emulated nodes of 2 ranks
+  fcdp-doctor --nodes 4 --ranks 1 -- -m my.train       on 4 nodes of 1 rank; -- before what Python is to run
+  fcdp-doctor 4711                                     a job that runs with FCDP=1 (torchrun's process will do)
+
+The script gets the environment that torchrun would give it; every rank is a process here. Nothing between the emulated
+nodes is slow: fcdp-lab measures time. FCDP_... variables are the job's.
+
+exit status: 0 every group is served (without arguments: a job would be); 1 some are not, or the job failed; 2 wrong
+arguments"""
+
+
+def options_table() -> str:
+    """The table of docs/options.md."""
+    rows = ["| variable | values | default | what it does |", "| --- | --- | --- | --- |"]
+    for row in fcdp.options():
+        values = row["values"].replace("|", "\\|")
+        rows.append(f"| `{row['name']}` | {values} | {row['default'] or '-'} | {row['help']} |")
+    return "\n".join(rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fcdp-doctor",
+        usage="fcdp-doctor [options] [SCRIPT [ARGUMENTS] | PID]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--options", action="store_true", help="print every FCDP_* variable as a Markdown table")
+    add("--json", action="store_true", help="of a script or a process: print all figures as JSON")
+    add("--nodes", type=int, default=2, metavar="N", help="emulated nodes for the script (default 2)")
+    add("--ranks", type=int, default=2, metavar="G", help="ranks on each of them (default 2)")
+    add("--steps", type=int, default=2, metavar="N", help="optimizer steps of the script (default 2)")
+    add("--timeout", type=float, default=600, metavar="S", help="seconds that they may take (default 600)")
+    add("what", nargs="?", help=argparse.SUPPRESS)
+    add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(options, what Python is to run); exits with status 2 and a reason on anything that cannot work."""
+    parser = _parser()
+    cut = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:cut])
+    job = argv[cut + 1 :] if args.what is None else [args.what, *args.arguments, *argv[cut:]]
+    if not 1 <= args.nodes <= 64 or not 1 <= args.ranks <= 64:
+        parser.error(f"--nodes and --ranks must be 1 to 64, not {args.nodes} and {args.ranks}")
+    if args.steps < 1 or args.timeout <= 0:
+        parser.error(f"--steps must be at least 1 and --timeout above 0, not {args.steps} and {args.timeout:g}")
+    if args.json and not job:
+        parser.error("--json needs a script or the id of a process")
+    if job and not _is_pid(job) and not job[0].startswith("-") and not os.path.isfile(job[0]):
+        launcher = os.path.basename(job[0])
+        hint = ""
+        if launcher in ("torchrun", "accelerate", "python", "python3", "deepspeed", "srun"):
+            hint = f": give the script itself, without {launcher}; its ranks are started here"
+        parser.error(f"no such script: {job[0]}{hint}")
+    return args, job
+
+
+def _is_pid(job: list[str]) -> bool:
+    return len(job) == 1 and job[0].isdigit() and not os.path.exists(job[0])
+
+
+def _look(args: argparse.Namespace, job: list[str]) -> int:
+    """At a script or a process. Imports what it needs: the other uses are to start at once."""
+    from fcdp_doctor import groups
+
+    if _is_pid(job):
+        from fcdp_doctor import live
+
+        document = live.look(int(job[0]))
+    else:
+        from fcdp_doctor import script
+
+        document = script.look(job, args.nodes, args.ranks, args.steps, args.timeout)
+    return groups.show(document, args.json)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args, job = parse(sys.argv[1:] if argv is None else argv)
+    if args.options:
+        print(options_table())
+        return 0
+    if not job:
+        from fcdp_doctor import machine
+
+        return machine.report()
+    from fcdp_doctor import Failed
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            return _look(args, job)
+        except Failed as error:
+            print(f"fcdp-doctor: {error}", file=sys.stderr)
+            return 1
+    return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main())
