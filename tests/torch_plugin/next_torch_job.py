@@ -48,7 +48,7 @@ def train(model):
         optimizer.zero_grad()
         for tensor in (loss, *model.parameters()):
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            seen.update(bytes(local.detach().clone().contiguous().view(torch.uint8).flatten().tolist()))
+            seen.update(bytes(local.detach().reshape(-1).contiguous().view(torch.uint8).tolist()))
     return seen.hexdigest()
 
 

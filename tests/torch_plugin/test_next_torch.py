@@ -57,7 +57,7 @@ def run_job(python, package, folder, name, **settings):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "PYTHON"))} | settings
+    env = {k: v for k, v in os.environ.items() if not k.startswith("FCDP") and k != "PYTHONHOME"} | settings
     env |= {"PYTHONPATH": str(package), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     env |= {"LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
