@@ -158,7 +158,10 @@ def show(document: Document, in_json: bool) -> int:
     topology = f"{document.nodes} nodes x {document.ranks_per_node} ranks" if document.nodes else "topology unknown"
     rows = [(name, str(n), *cells) for name, n, cells in folded(document.groups)]
     if rows:
-        _print_table(rows, f"{topology}; what is sent is per step and node, between nodes: {document.measured}")
+        _print_table(
+            rows,
+            f"{topology}; figures are of each group; what is sent is per step and node, between nodes: {document.measured}",
+        )
     for line in (*document.notes, *summary(document)):
         print(line)
     return 0 if document.is_served else 1
