@@ -245,6 +245,11 @@ uint32_t fcdp__trace_object_create(const char *name, uint64_t bytes) {
         if (!atomic_compare_exchange_strong(&object->generation, &generation, generation + 1)) continue;
         strncpy(object->name, name, sizeof object->name - 1);
         atomic_store_explicit(&object->bytes, bytes, memory_order_relaxed);
+        atomic_store_explicit(&object->why, 0, memory_order_relaxed);
+        atomic_store_explicit(&object->trainable_bytes, 0, memory_order_relaxed);
+        atomic_store_explicit(&object->n_uses, 0, memory_order_relaxed);
+        atomic_store_explicit(&object->plain_bytes, 0, memory_order_relaxed);
+        atomic_store_explicit(&object->gather_bytes, 0, memory_order_relaxed);
         atomic_store_explicit(&object->state, FCDP_OBJECT_LIVE, memory_order_relaxed);
         atomic_store_explicit(&object->generation, generation + 2, memory_order_release);
         return number;

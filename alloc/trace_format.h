@@ -74,7 +74,8 @@ enum {
     FCDP_OBJECT_IN_USE = 2,    /* from acquire to release */
     FCDP_OBJECT_KEPT = 4,      /* on the device between uses */
     FCDP_OBJECT_MOVING = 8,    /* between two states */
-    FCDP_OBJECT_BYPASSED = 16, /* left to FSDP2 */
+    FCDP_OBJECT_BYPASSED = 16, /* left to FSDP */
+    FCDP_OBJECT_TEXT = 32,     /* alone: not a region. Its name is a text, of which `why` has the rest */
 };
 typedef struct fcdp_trace_object {
     _Atomic uint32_t generation; /* odd: its name is being written. Its number may serve again: larger by 2 */
@@ -83,7 +84,11 @@ typedef struct fcdp_trace_object {
     _Atomic uint64_t device_bytes, host_bytes, file_bytes; /* valid ones in each tier; 0 in all: nowhere */
     _Atomic uint64_t mapped_bytes; /* device pages under its addresses that are its own */
     _Atomic uint64_t last_event;   /* n of the last event about it */
-    uint64_t reserved[5];
+    _Atomic uint32_t why;          /* BYPASSED: the object whose text says why; 0: it is not known */
+    uint32_t reserved;
+    _Atomic uint64_t trainable_bytes; /* of its size */
+    /* unshards so far; sent between nodes, per node: by flat gathers in their place, by its own gathers */
+    _Atomic uint64_t n_uses, plain_bytes, gather_bytes;
     char name[FCDP_TRACE_NAME_BYTES];
 } fcdp_trace_object;
 _Static_assert(sizeof(fcdp_trace_object) == 256, "the format");

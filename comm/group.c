@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "comm/internal.h"
+#include "comm/trace.h"
 #include "comm/unshard.h"
 
 static void group_free(fcdp_group *group) {
@@ -140,6 +141,7 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
     group->block = block;
     group->region = region;
     fcdp__lock_release(&comm->engine->lock);
+    fcdp__group_trace_attach(group);
     return FCDP_OK;
 }
 
@@ -174,10 +176,15 @@ uint32_t fcdp_group_n_extents(const fcdp_group *group) {
 /* "mixed": its spans are not all in the same place. */
 void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out) {
     fcdp_engine *engine = group->comm->engine;
-    *stats_out = (fcdp_group_stats){.name = group->name, .bytes = group->layout->bytes, .state = "invalid"};
+    *stats_out = (fcdp_group_stats){.name = group->name,
+                                    .bytes = group->layout->bytes,
+                                    .trainable_bytes = group->layout->span[FCDP_SPAN_TRAINABLE].bytes,
+                                    .state = "invalid"};
     if (engine->pid != getpid()) return;
     fcdp__lock_acquire(&engine->lock);
     stats_out->gathers = group->gathers;
+    stats_out->plain_bytes = group->plain_bytes;
+    stats_out->gather_bytes = group->gather_bytes;
     fcdp__lock_release(&engine->lock);
     if (!group->region) return;
     enum { ON_DEVICE, ON_HOST, NOWHERE, N_PLACES };

@@ -31,10 +31,12 @@ fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i);
 uint32_t fcdp_group_n_extents(const fcdp_group *group);
 
 typedef struct fcdp_group_stats {
-    const char *name; /* borrowed from the group */
-    size_t bytes;     /* region */
+    const char *name;       /* borrowed from the group */
+    size_t bytes;           /* region */
+    size_t trainable_bytes; /* of those, in the trainable span */
     fcdp_gather_counts gathers;
-    const char *state; /* "device", "host", "mixed", "invalid" */
+    uint64_t plain_bytes, gather_bytes; /* of its unshards, as the engine's stats count them */
+    const char *state;                  /* "device", "host", "mixed", "invalid" */
 } fcdp_group_stats;
 void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out);
 

@@ -89,6 +89,7 @@ struct fcdp_group {
     /* the shards have been read then, and nothing of the program's is behind it yet; NULL: none reads */
     fcdp_event reading;
     fcdp_gather_counts gathers;
+    uint64_t plain_bytes, gather_bytes; /* of its unshards so far */
 };
 
 typedef struct fcdp_use { /* of one begin */

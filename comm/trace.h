@@ -17,6 +17,8 @@ void fcdp__engine_trace_poll(const fcdp_engine *engine, uint64_t n);
 
 uint32_t fcdp__group_object(const fcdp_group *group); /* 0: it has no region yet, or `group` is NULL */
 
+/* It has its region: what of it is trainable. */
+void fcdp__group_trace_attach(const fcdp_group *group);
 /* Of an unshard that is on the streams; plain_bytes and gather_bytes as in the engine's stats. */
 typedef struct fcdp_use_counts {
     fcdp_pass pass;

@@ -48,6 +48,8 @@ static void count_use(const fcdp_use *use, fcdp_pass pass) {
                               .n_stale = use->plan->n_stale};
     engine->stats.plain_bytes += traced.plain_bytes;
     engine->stats.gather_bytes += traced.gather_bytes;
+    group->plain_bytes += traced.plain_bytes;
+    group->gather_bytes += traced.gather_bytes;
     fcdp__lock_release(&engine->lock);
     fcdp__group_trace_use(group, &traced);
 }

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -46,6 +47,7 @@ def commands():
 def snippets():
     """(language, text) of every fenced block of the documents, each text once."""
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+    documents.remove(ROOT / "docs" / "clusters.md")  # tests/test_clusters.py runs what is in it
     found = [re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.M | re.S) for path in documents]
     return list(dict.fromkeys(block for blocks in found for block in blocks))
 
@@ -99,11 +101,11 @@ def tiny_job(folder):
 DOCTOR = {
     (): (0, ["options", "all FCDP_* variables are valid", "torch", "device", "would be served here"]),
     ("--options",): (0, ["| `FCDP_TAU` | 0..1 | 0 |"]),
-    ("--help",): (0, ["usage: fcdp-doctor", "--options"]),
+    ("--help",): (0, ["usage: fcdp-doctor", "--options", "exit status"]),
 }
 HELP = {"-h", "--help"}
 OPTIONS = {
-    "fcdp-doctor": {"-h", "--help", "--options"},
+    "fcdp-doctor": {"-h", "--help", "--options", "--json", "--nodes", "--ranks", "--steps", "--timeout"},
     "fcdp-memtrace": HELP,
     "fcdp-memtrace top": {*HELP, "--json", "--pid", "--interval"},
     "fcdp-memtrace record": {*HELP, "-o", "--output", "--pid", "-q", "--quiet"},
@@ -111,6 +113,7 @@ OPTIONS = {
     "fcdp-memtrace diff": {*HELP, "--json", "--skip-steps"},
     "fcdp-memtrace export": {*HELP, "--chrome", "-o", "--output", "--beside"},
     "fcdp-memtrace plot": {*HELP, "-o", "--output", "--rank", "--width"},
+    "fcdp-memtrace serve": {*HELP, "--port", "--address", "--pid"},
     "fcdp-memtrace check": {*HELP, "--max-stall", "--max-peak", "--max-inter", "--skip-steps", "--json"},
     "fcdp-lab": {
         "-h",
@@ -148,10 +151,17 @@ WRONG = {
         (["plot", "x", "-o", "x.pdf"], "must end with .svg or .png"),
         (["check", "x", "--max-peak", "much"], "'much' is no number of bytes"),
         (["diff", "x"], "required: B"),
+        (["serve", "--port", "http"], "invalid int value: 'http'"),
     ],
     "fcdp-doctor": [
         (["--optoins"], "unrecognized arguments: --optoins"),
-        (["now"], "unrecognized arguments: now"),
+        (["now.py"], "no such script: now.py"),
+        (["torchrun", "train.py"], "give the script itself, without torchrun"),
+        (["--nodes", "0", "train.py"], "must be 1 to 64, not 0 and 2"),
+        (["--steps", "0", "train.py"], "--steps must be at least 1"),
+        (["--steps", "two", "train.py"], "invalid int value: 'two'"),
+        (["--timeout", "soon", "train.py"], "invalid float value: 'soon'"),
+        (["--json"], "--json needs a script or the id of a process"),
         (["--options=yes"], "ignored explicit argument 'yes'"),
     ],
     "fcdp-lab": [
@@ -413,7 +423,31 @@ def names_the_file(folder, line):
     assert done.returncode == 1 and "cannot open run.trace" in done.stderr, done.stderr
 
 
+def serves(folder, line):
+    """tests/memtrace/test_serve.py reads what it serves; its port may be another's here."""
+    process = subprocess.Popen(line.split(), env=environment(), stderr=subprocess.PIPE, text=True)
+    said = process.stderr.readline()
+    process.terminate()
+    process.wait(60)
+    assert "serving http://127.0.0.1:9464/metrics" in said or "cannot listen on 127.0.0.1:9464" in said, said
+
+
+def is_for_bpftrace(folder, line):
+    """As it stands, but without its end: what it would do is checked, and (tests/memtrace/test_probe.py) done."""
+    if not shutil.which("bpftrace") or os.geteuid() != 0:
+        pytest.skip("bpftrace is not installed here, or this is not root")
+    so = next(line for line in shell_lines() if line.startswith("so=$("))
+    done = run("bash", "-c", f"{so}\n{line.replace('bpftrace -e', 'bpftrace -d -e')}")
+    assert done.returncode == 0 and "fcdp:event" in done.stdout + done.stderr + line, done.stdout + done.stderr
+
+
 SHELL = {
+    "fcdp-memtrace serve": serves,
+    "so=$(python -c 'from fcdp import _fcdp; print(_fcdp.__file__)')": is_not_tried,
+    'bpftrace -l "usdt:$so:fcdp:*"': is_for_bpftrace,
+    'bpftrace -e "usdt:$so:fcdp:event { @events[arg0] = count(); @bytes[arg0] = sum(arg2); }"': is_for_bpftrace,
+    'bpftrace -e "usdt:$so:fcdp:event /arg0 == 70/ { @stall_us[pid] = hist(arg3 / 1000); }"': is_for_bpftrace,
+    'bpftrace -e "usdt:$so:fcdp:event /arg0 == 37/ { time(); printf(\\"%d evicted %d bytes\\n\\", pid, arg2); }"': is_for_bpftrace,
     "fcdp-memtrace top": wants_a_terminal,
     "fcdp-memtrace record -o run.trace -- torchrun train.py": records,
     "fcdp-memtrace report run.trace": names_the_file,

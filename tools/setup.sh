@@ -176,7 +176,7 @@ build_tools() {
 }
 
 python_packages() {
-    local key="numpy rich matplotlib pytest pytest-timeout scikit-build-core>=0.11 auditwheel pyelftools"
+    local key="numpy rich matplotlib prometheus-client>=0.20 pytest pytest-timeout scikit-build-core>=0.11 auditwheel pyelftools"
     [ -n "$TORCH_OF_BASE" ] || fresh torch "$(cat tools/constraints.txt)" || {
         must "torch (up to 3 GB to fetch)" torch torch_install
         stamp torch "$(cat tools/constraints.txt)"

@@ -187,7 +187,7 @@ python_stages() {
     dev_built || true
     echo "Python tests; those but the training cases: build/logs/pytest-rest.log"
     set -m
-    (trap - EXIT; pytest pytest-rest -m "not cases and not mutants") >/dev/null </dev/null &
+    (trap - EXIT; pytest pytest-rest -m "not cases and not mutants and not next_torch") >/dev/null </dev/null &
     PYTESTS=($!)
     (trap - EXIT; RECORDED=build/cases.trace pytest pytest-cases -m "cases and not mutants") </dev/null &
     PYTESTS+=($!)

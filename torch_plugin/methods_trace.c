@@ -1,4 +1,8 @@
 /* methods_trace.c - the module's functions of the trace: they write what Python alone knows. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
 #include "alloc/trace.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/trace_events.h"
@@ -89,15 +93,45 @@ METHOD(trace_plain) {
     Py_RETURN_NONE;
 }
 
-/* (name): the group is FSDP2's from here on. */
+/* The first of the objects that hold `text`, the last of them made first; 0: there is no place. */
+static uint32_t text_create(const char *text) {
+    enum { PIECE = FCDP_TRACE_NAME_BYTES - 1 };
+    uint32_t next = 0;
+    for (size_t i = (strlen(text) + PIECE - 1) / PIECE; i-- > 0;) {
+        uint32_t number = fcdp__trace_object_create(text + i * PIECE, 0);
+        fcdp_trace_object *object = fcdp__trace_object(number);
+        if (!object) return 0;
+        atomic_store_explicit(&object->why, next, memory_order_relaxed);
+        atomic_store_explicit(&object->state, FCDP_OBJECT_TEXT, memory_order_release);
+        next = number;
+    }
+    return next;
+}
+
+/* The groups of a model are mostly left for one reason: its text is kept once. Under the GIL. */
+static uint32_t reason_of(const char *reason) {
+    static char last[1024];
+    static uint32_t number;
+    static pid_t pid;
+    if (number && pid == getpid() && strncmp(last, reason, sizeof last - 1) == 0) return number;
+    snprintf(last, sizeof last, "%s", reason);
+    pid = getpid();
+    return number = text_create(last);
+}
+
+/* (name, reason, bytes, trainable_bytes): the group is FSDP's from here on. */
 METHOD(trace_bypass) {
-    const char *name;
-    if (!PyArg_ParseTuple(args, "s:trace_bypass", &name)) return NULL;
+    const char *name, *reason;
+    unsigned long long bytes, trainable_bytes;
+    if (!PyArg_ParseTuple(args, "ssKK:trace_bypass", &name, &reason, &bytes, &trainable_bytes)) return NULL;
     binding_trace_open();
-    uint32_t number = fcdp__trace_object_create(name[0] ? name : "(root)", 0);
+    uint32_t number = fcdp__trace_object_create(name[0] ? name : "(root)", bytes);
     fcdp_trace_object *object = fcdp__trace_object(number);
-    if (object)
-        atomic_store_explicit(&object->state, FCDP_OBJECT_LIVE | FCDP_OBJECT_BYPASSED, memory_order_relaxed);
+    if (object) {
+        atomic_store_explicit(&object->trainable_bytes, trainable_bytes, memory_order_relaxed);
+        atomic_store_explicit(&object->why, reason_of(reason), memory_order_relaxed);
+        atomic_store_explicit(&object->state, FCDP_OBJECT_LIVE | FCDP_OBJECT_BYPASSED, memory_order_release);
+    }
     fcdp__trace_now(FCDP_EVENT_BYPASS, number, 0, 0, 0);
     fcdp__trace_count(FCDP_COUNT_BYPASSED, 1);
     Py_RETURN_NONE;

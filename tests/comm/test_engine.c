@@ -271,6 +271,10 @@ static void test_counts_and_states(void **state) {
     assert_int_equal(of_group.gathers.avoided, 1);
     assert_int_equal(of_group.gathers.forward, 1);
     assert_int_equal(of_group.gathers.backward, 1);
+    assert_int_equal(of_group.plain_bytes, 3 * 5 * bytes);
+    assert_int_equal(of_group.gather_bytes, 2 * 3 * bytes);
+    assert_int_equal(of_group.trainable_bytes, group->layout->span[FCDP_SPAN_TRAINABLE].bytes);
+    assert_in_range(of_group.trainable_bytes, 1, of_group.bytes - 1);
     fcdp_engine_stats_get(c->members[2].engine, &stats);
     assert_int_equal(stats.gathers.made, 2);
     assert_int_equal(stats.gathers.avoided, 1);

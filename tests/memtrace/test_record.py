@@ -1,5 +1,6 @@
 """record: it finds the processes, reads a killed one to its last event, and leaves a readable file however it ends."""
 
+import functools
 import os
 import resource
 import signal
@@ -44,15 +45,21 @@ def processes(path):
 class Recorder:
     """fcdp-memtrace record as a process, whose command waits until `release`."""
 
-    def __init__(self, path, *arguments, limit=resource.RLIM_INFINITY):
+    def __init__(self, path, *arguments, limit=resource.RLIM_INFINITY, sigint=signal.SIG_DFL):
         self.path = path
         self.process = subprocess.Popen(
             [sys.executable, "-m", "fcdp_memtrace", "record", "-o", str(path), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY)),
+            preexec_fn=functools.partial(self._in_child, limit, sigint),
         )
+
+    @staticmethod
+    def _in_child(limit, sigint):
+        """Not as tests in the background of a shell, where SIGINT is ignored."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        signal.signal(signal.SIGINT, sigint)
 
     def wait_for(self, holds):
         """Polls; the test's own limit of time ends it."""
@@ -135,16 +142,28 @@ def test_a_killed_recorder_leaves_a_readable_file(tmp_path, command):
     assert done.returncode == 0 and "no index" in done.stderr
 
 
-def test_a_process_by_its_pid_until_interrupted(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_by_its_pid_until_interrupted(tmp_path, number):
     process = Process(a_job())
     path = tmp_path / "x.trace"
     recorder = Recorder(path, "--pid", process.pid)
     recorder.wait_for(lambda: recorder.has_events(10))
-    recorder.process.send_signal(signal.SIGINT)
+    recorder.process.send_signal(number)
     _, said = recorder.process.communicate(timeout=60)
     assert recorder.process.returncode == 0, said
     summary = _trace.file_summary(_trace.file_open(str(path)))
     assert summary["is_complete"] and processes(path)[0]["end"] == "running"
+    process.end()
+
+
+def test_in_the_background_of_a_shell_it_ends_by_sigterm(tmp_path):
+    """Where SIGINT is ignored."""
+    process = Process(a_job())
+    recorder = Recorder(tmp_path / "x.trace", "--pid", process.pid, sigint=signal.SIG_IGN)
+    recorder.wait_for(lambda: recorder.has_events(10))
+    recorder.process.send_signal(signal.SIGTERM)
+    _, said = recorder.process.communicate(timeout=60)
+    assert recorder.process.returncode == 0, said
     process.end()
 
 

@@ -97,7 +97,7 @@ def main():
     trace = Trace()
     for _ in range(100):  # the monitor may be at it
         counters = trace.counters()
-        if counters["trace.spans_begun"] == counters["trace.spans_ended"]:
+        if counters["trace.spans_begun"] == counters["trace.spans_ended"] and counters["host.bytes"]:
             break
         time.sleep(0.05)
     events = trace.events()

@@ -84,7 +84,8 @@ PyMODINIT_FUNC PyInit__trace(void) {
         PyModule_AddFunctions(m, trace_methods_record) < 0 ||
         PyModule_AddFunctions(m, trace_methods_report) < 0 ||
         PyModule_AddFunctions(m, trace_methods_check) < 0 ||
-        PyModule_AddFunctions(m, trace_methods_draw) < 0 || PyModule_AddFunctions(m, trace_methods_top) < 0)
+        PyModule_AddFunctions(m, trace_methods_draw) < 0 || PyModule_AddFunctions(m, trace_methods_top) < 0 ||
+        PyModule_AddFunctions(m, trace_methods_groups) < 0)
         return NULL;
     return m;
 }

@@ -24,6 +24,6 @@ memtrace_file *trace_file(PyObject *handle);
 
 /* One table per _trace_*.c; _trace.c adds all to the module. */
 extern PyMethodDef trace_methods_file[], trace_methods_record[], trace_methods_report[],
-    trace_methods_check[], trace_methods_draw[], trace_methods_top[];
+    trace_methods_check[], trace_methods_draw[], trace_methods_top[], trace_methods_groups[];
 
 #endif

@@ -174,7 +174,8 @@ memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, f
 }
 
 /* The generation is odd while the name is written, and larger by 2 for each user of the number. */
-bool memtrace_read_object(const memtrace_segment *segment, uint32_t number, fcdp_trace_object *object_out) {
+/* Of one generation; false: it has none, or just changes. */
+static bool object_copy(const memtrace_segment *segment, uint32_t number, fcdp_trace_object *object_out) {
     if (number >= segment->header->n_objects) return false;
     const fcdp_trace_object *at = &segment->objects[number];
     uint32_t generation = atomic_load_explicit(&at->generation, memory_order_acquire);
@@ -186,7 +187,23 @@ bool memtrace_read_object(const memtrace_segment *segment, uint32_t number, fcdp
     if (atomic_load_explicit(&at->generation, memory_order_relaxed) != generation) return false;
     memcpy((void *)object_out, words, sizeof words);
     object_out->name[sizeof object_out->name - 1] = 0;
-    return (object_out->state & FCDP_OBJECT_LIVE) != 0;
+    return true;
+}
+
+bool memtrace_read_object(const memtrace_segment *segment, uint32_t number, fcdp_trace_object *object_out) {
+    return object_copy(segment, number, object_out) && object_out->state & FCDP_OBJECT_LIVE;
+}
+
+void memtrace_read_text(const memtrace_segment *segment, uint32_t number, char *text_out, size_t n_bytes) {
+    fcdp_trace_object object;
+    size_t n = 0;
+    text_out[0] = 0;
+    /* A damaged segment may have a circle of them: it ends where the text is full, or a piece is empty. */
+    while (number && n + 1 < n_bytes && object_copy(segment, number, &object)) {
+        if (!(object.state & FCDP_OBJECT_TEXT) || !object.name[0]) return;
+        n += (size_t)snprintf(text_out + n, n_bytes - n, "%s", object.name);
+        number = object.why;
+    }
 }
 
 uint64_t memtrace_head(const memtrace_segment *segment) {

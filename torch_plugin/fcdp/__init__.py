@@ -82,10 +82,11 @@ def stats() -> dict[str, Any]:
     - ``wholes``: how often a parameter was asked for as a whole (full_tensor(), full state dicts) and came
       from the node's copy (cached), from a gather of FCDP's that the next forward uses too (gathered), or
       from torch's own gather (plain);
-    - ``groups``: one dict per parameter group: name, bytes, gathers_made, gathers_avoided, state,
-      ranks_per_node;
+    - ``groups``: one dict per parameter group: name, bytes, of those trainable_bytes, gathers_made,
+      gathers_avoided, state, ranks_per_node, and plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
-    - ``bypassed``: groups left to plain FSDP and why; "every group" where the job has no FSDP modules;
+    - ``bypassed``: groups left to plain FSDP: group (its name), reason, and bytes and trainable_bytes where
+      they are known; "every group" where the job has no FSDP modules;
     - ``saved``: inter-node bytes per node plain_bytes, which plain FSDP's flat gathers would have sent, and
       gather_bytes, which FCDP's gathers did send; ``beside_bytes``: what each rank received in the plain
       gathers, which are in neither;

@@ -23,7 +23,7 @@ _TARGETS = {
 }
 
 
-class _AfterImport(importlib.abc.MetaPathFinder):
+class AfterImport(importlib.abc.MetaPathFinder):
     """Runs a module's action right after the module has been executed, once."""
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]):
@@ -94,8 +94,8 @@ _ACTIONS = {
 def install() -> None:
     """Idempotent. Acts now on what is loaded, and on the rest as soon as it is."""
     loaded = [name for name in _ACTIONS if name in sys.modules]
-    if not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport({name: action for name, action in _ACTIONS.items() if name not in loaded}))
+    if not any(isinstance(finder, AfterImport) for finder in sys.meta_path):
+        sys.meta_path.insert(0, AfterImport({name: action for name, action in _ACTIONS.items() if name not in loaded}))
         for name in loaded:
             _ACTIONS[name](sys.modules[name])
     else:

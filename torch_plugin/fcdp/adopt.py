@@ -7,7 +7,7 @@ an attribute of the group's: `_fcdp`, its runtime.Group, or None where FSDP gath
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ class Framework:
     name: Callable[[Any], str]
     describe: Callable[[Any], Description]
     take: Callable[[Any, Group, torch.device], None]  # it is served from here on
+    parameters: Callable[[Any], Iterable[tuple[int, bool]]]  # gathered bytes, requires_grad
 
 
 def tree_of(param_group: Any) -> Tree:
@@ -64,7 +65,16 @@ def adopt(fsdp: Framework, param_groups: list[Any], process_group: dist.ProcessG
 
 def bypass(fsdp: Framework, param_group: Any, reason: str) -> None:
     param_group._fcdp, param_group._fcdp_bypass = None, reason
-    runtime.bypass(fsdp.name(param_group), reason)
+    runtime.bypass(fsdp.name(param_group), reason, _size(fsdp, param_group))
+
+
+def _size(fsdp: Framework, param_group: Any) -> tuple[int, int] | None:
+    """Its bytes, and the trainable ones of them; None where this torch does not tell: a figure stops no job."""
+    try:
+        parameters = list(fsdp.parameters(param_group))
+    except Exception:
+        return None
+    return sum(n for n, _ in parameters), sum(n for n, is_trainable in parameters if is_trainable)
 
 
 def report(fsdp: Framework, param_groups: list[Any]) -> None:

@@ -234,6 +234,11 @@ def _take(handle: Any, group: Group, device: torch.device) -> None:
     of.map(group.tensors([of.dtype] * group.n, device))
 
 
+def _parameters(handle: Any) -> Iterator[tuple[int, bool]]:
+    of = _Flat(handle)
+    return ((length * of.dtype.itemsize, bool(is_trainable)) for length, is_trainable in of._parts())
+
+
 _FSDP1 = adopt.Framework(
     label="FSDP1",
     why_not=_why_not,
@@ -241,6 +246,7 @@ _FSDP1 = adopt.Framework(
     name=_name,
     describe=_describe,
     take=_take,
+    parameters=_parameters,
 )
 
 

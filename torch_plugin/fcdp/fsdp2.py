@@ -7,7 +7,7 @@ freeing of the unsharded storages (FCDP's pages are unmapped instead, or kept). 
 storages (`_is_copied`); FCDP copies what it gathered there.
 
 Tried with torch 2.6 to 2.15; the signatures are checked when FSDP2 is imported, and on a mismatch plain FSDP2
-runs.
+runs. What is known to come, and what is to be done then: "The next torch" in docs/decisions.md.
 """
 
 from __future__ import annotations
@@ -330,6 +330,12 @@ def _process_group(param_group: Any) -> Any:
     return None if waits else param_group.mesh_info.shard_process_group
 
 
+def _parameters(param_group: Any) -> Iterator[tuple[int, bool]]:
+    for fsdp_param in param_group.fsdp_params:
+        dtype = fsdp_param.param_dtype or fsdp_param.orig_dtype
+        yield fsdp_param._orig_size.numel() * dtype.itemsize, fsdp_param.sharded_param.requires_grad
+
+
 _FSDP2 = adopt.Framework(
     label="FSDP2",
     why_not=_why_not,
@@ -337,6 +343,7 @@ _FSDP2 = adopt.Framework(
     name=_name,
     describe=_describe,
     take=_take,
+    parameters=_parameters,
 )
 
 

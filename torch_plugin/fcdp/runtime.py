@@ -260,7 +260,7 @@ class Runtime:
         self.past_agreements = [0, 0, 0]  # of shard groups that have ended
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
-        self.bypassed: list[dict[str, str]] = []
+        self.bypassed: list[dict[str, Any]] = []
         self.reported: set[frozenset[str]] = set()
         self.unreported: tuple[list[tuple[str, str]], int, str] | None = None
         self.beside_bytes = 0  # that each rank received in gathers of FSDP's own
@@ -473,10 +473,11 @@ class Runtime:
             made.append(group)
         return made
 
-    def bypass(self, name: str, reason: str) -> None:
-        """The group is FSDP's own from here on."""
-        self.bypassed.append({"group": name, "reason": reason})
-        _fcdp.trace_bypass(name)
+    def bypass(self, name: str, reason: str, size: tuple[int, int] | None = None) -> None:
+        """The group is FSDP's own from here on. `size`: its bytes, and the trainable ones of them."""
+        figures = dict(zip(("bytes", "trainable_bytes"), size)) if size else {}
+        self.bypassed.append({"group": name, "reason": reason, **figures})
+        _fcdp.trace_bypass(name, reason, *(size or (0, 0)))
 
     def report_bypassed(self, bypassed: list[tuple[str, str]], n_groups: int, complete: bool, fsdp: str) -> None:
         """One line about the (name, reason) left to `fsdp` ("FSDP2") of a model's `n_groups`, once for each set of

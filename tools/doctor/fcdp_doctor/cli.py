@@ -1,20 +1,37 @@
-"""fcdp-doctor: what FCDP sees here (driver, memory, limits, torch) and what it would do; --options prints every
-FCDP_* variable.
-
-Exit status: 0 FCDP would serve a job here; 1 it would not, and the text says why.
-"""
+"""fcdp-doctor: what FCDP would do: on this machine, for a script, or in a job that runs."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import platform
-import resource
+import signal
 import sys
-from importlib import metadata
-from pathlib import Path
 
 import fcdp
+
+DESCRIPTION = """\
+Without arguments: what FCDP sees on this machine, and whether it would serve a job here.
+
+With a script: runs it for a few optimizer steps, by itself, on emulated nodes of this machine, and says which of its
+FSDP groups FCDP serves, why not the others, and what that saves between nodes. With the id of a process: the same for
+the job that the process is of, or has started; it runs on undisturbed."""
+
+EPILOG = """\
+examples
+  fcdp-doctor                                          this machine
+  fcdp-doctor train.py --batch 4                       the script, on 2 emulated nodes of 2 ranks
+  fcdp-doctor --nodes 4 --ranks 1 -- -m my.train       on 4 nodes of 1 rank; -- before what Python is to run
+  fcdp-doctor 4711                                     a job that runs with FCDP=1 (torchrun's process will do)
+
+The script gets the environment that torchrun would give it; every rank is a process here. Nothing between the emulated
+nodes is slow: fcdp-lab measures time. FCDP_... variables are the job's.
+
+--json prints nodes, ranks_per_node, steps, host_bytes (per node), notes, and of each of groups: name, served, reason,
+bytes, trainable_bytes, and per step gathers, plain_bytes (what FSDP would send) and fcdp_bytes; and the sums of bytes
+
+exit status: 0 every group is served (without arguments: a job would be); 1 some are not, or the job failed; 2 wrong
+arguments"""
 
 
 def options_table() -> str:
@@ -26,93 +43,86 @@ def options_table() -> str:
     return "\n".join(rows)
 
 
-def _bytes(value: int) -> str:
-    return (
-        "unlimited"
-        if value == resource.RLIM_INFINITY
-        else f"{value / 2**30:.1f} GiB"
-        if value >= 2**30
-        else f"{value / 2**20:.1f} MiB"
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fcdp-doctor",
+        usage="fcdp-doctor [options] [SCRIPT [ARGUMENTS] | PID]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
+    add = parser.add_argument
+    add("--options", action="store_true", help="print every FCDP_* variable as a Markdown table")
+    add("--json", action="store_true", help="of a script or a process: print all figures as JSON")
+    add("--nodes", type=int, default=2, metavar="N", help="emulated nodes for the script (default 2)")
+    add("--ranks", type=int, default=2, metavar="G", help="ranks on each of them (default 2)")
+    add("--steps", type=int, default=2, metavar="N", help="optimizer steps of the script (default 2)")
+    add("--timeout", type=float, default=600, metavar="S", help="seconds that they may take (default 600)")
+    add("what", nargs="?", help=argparse.SUPPRESS)
+    add("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
 
 
-def _torch() -> tuple[str, bool]:
-    try:
-        version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return "not installed: pip install 'torch>=2.6'", False
-    major, minor = (int("".join(c for c in part if c.isdigit()) or 0) for part in version.split(".")[:2])
-    if (major, minor) < (2, 6):
-        return f"{version}: too old, FCDP needs 2.6 or later", False
-    return version, True
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(options, what Python is to run); exits with status 2 and a reason on anything that cannot work."""
+    parser = _parser()
+    cut = argv.index("--") if "--" in argv else len(argv)
+    args = parser.parse_args(argv[:cut])
+    job = argv[cut + 1 :] if args.what is None else [args.what, *args.arguments, *argv[cut:]]
+    if not 1 <= args.nodes <= 64 or not 1 <= args.ranks <= 64:
+        parser.error(f"--nodes and --ranks must be 1 to 64, not {args.nodes} and {args.ranks}")
+    if args.steps < 1 or args.timeout <= 0:
+        parser.error(f"--steps must be at least 1 and --timeout above 0, not {args.steps} and {args.timeout:g}")
+    if args.json and not job:
+        parser.error("--json needs a script or the id of a process")
+    if job and not _is_pid(job) and not job[0].startswith("-") and not os.path.isfile(job[0]):
+        launcher = os.path.basename(job[0])
+        hint = ""
+        if launcher in ("torchrun", "accelerate", "python", "python3", "deepspeed", "srun"):
+            hint = f": give the script itself, without {launcher}; its ranks are started here"
+        parser.error(f"no such script: {job[0]}{hint}")
+    return args, job
 
 
-def _driver() -> tuple[str, bool]:
-    from fcdp import _fcdp
-
-    chosen = _fcdp.options_load()["driver"]
-    library = str(Path(fcdp.__file__).with_name("libfcdp_simgpu.so"))
-    try:
-        engine = _fcdp.engine_create(chosen, 0, library, False, _fcdp.MAPPING_AUTO)
-    except _fcdp.Error as error:
-        return error.args[0], False
-    stats = _fcdp.engine_stats(engine)
-    _fcdp.engine_destroy(engine)
-    name = "CUDA" if stats["driver"] == "cuda" else "none answers: models on a CPU use the simulated device"
-    return f"{name}, {_bytes(stats['device_bytes']['budget'])} for gathered parameters", True
+def _is_pid(job: list[str]) -> bool:
+    return len(job) == 1 and job[0].isdigit() and not os.path.exists(job[0])
 
 
-def _memory() -> str:
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) << 10
-    total = int(fields["MemTotal"].split()[0]) << 10
-    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
-    return f"{_bytes(available)} available of {_bytes(total)}, {nodes} NUMA node{'s' if nodes > 1 else ''}"
+def _look(args: argparse.Namespace, job: list[str]) -> int:
+    """At a script or a process. Imports what it needs: the other uses are to start at once."""
+    from fcdp_doctor import groups
+
+    if _is_pid(job):
+        from fcdp_doctor import live
+
+        document = live.look(int(job[0]))
+    else:
+        from fcdp_doctor import script
+
+        document = script.look(job, args.nodes, args.ranks, args.steps, args.timeout)
+    return groups.show(document, args.json)
 
 
-def report() -> int:
-    from fcdp import _fcdp
-
-    try:
-        _fcdp.options_load()
-        options, options_ok = "all FCDP_* variables are valid", True
-    except _fcdp.Error as error:
-        options, options_ok = error.args[0], False
-    torch, torch_ok = _torch()
-    driver, driver_ok = _driver() if options_ok else ("not tried", False)
-    local = os.environ.get("FCDP_LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE")
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    rows = [
-        ("fcdp", f"{fcdp.__version__}, Python {platform.python_version()}"),
-        ("options", options),
-        ("torch", torch),
-        ("device", driver),
-        ("host memory", _memory()),
-        (
-            "may lock",
-            _bytes(memlock)
-            + ("" if memlock == resource.RLIM_INFINITY else " (ulimit -l; root and CAP_IPC_LOCK are not bound by it)"),
-        ),
-        ("ranks per node", local or "from the launcher (torchrun sets LOCAL_WORLD_SIZE), or FCDP_LOCAL_SIZE"),
-    ]
-    for name, text in rows:
-        print(f"{name:15s} {text}")
-    good = options_ok and torch_ok and driver_ok
-    print(
-        "\nFCDP=1 torchrun ... would be served here."
-        if good
-        else "\nFCDP would leave jobs here to plain FSDP2, or stop them before the first step: see above."
-    )
-    return 0 if good else 1
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="fcdp-doctor", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--options", action="store_true", help="print every FCDP_* variable as a Markdown table")
-    if parser.parse_args().options:
+def main(argv: list[str] | None = None) -> int:
+    args, job = parse(sys.argv[1:] if argv is None else argv)
+    if args.options:
         print(options_table())
         return 0
-    return report()
+    if not job:
+        from fcdp_doctor import machine
+
+        return machine.report()
+    from fcdp_doctor import Failed
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with contextlib.suppress(KeyboardInterrupt):
+        try:
+            return _look(args, job)
+        except Failed as error:
+            print(f"fcdp-doctor: {error}", file=sys.stderr)
+            return 1
+    return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ what is measured
   host       most bytes of host memory that FCDP held on a node
   equal      whether the bytes of every rank's shards were those of the first mode after every optimizer step
 
+fcdp-doctor SCRIPT says which parameter groups FCDP serves, and why not the others.
+
 exit status: 0 all ran; 1 a run failed, or --require-equal did not hold; 2 bad arguments; 128+n ended by signal n"""
 
 

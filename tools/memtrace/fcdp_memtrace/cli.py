@@ -13,7 +13,7 @@ import sys
 
 from fcdp_memtrace._trace import Error
 
-COMMANDS = ("top", "record", "report", "diff", "export", "plot", "check")
+COMMANDS = ("top", "record", "report", "diff", "export", "plot", "check", "serve")
 EPILOG = """\
 examples:
   fcdp-memtrace top                                          the jobs that run on this machine

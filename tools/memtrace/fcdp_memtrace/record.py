@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import NoReturn
 
 from fcdp_memtrace import _trace
 from fcdp_memtrace.units import human
@@ -135,6 +136,11 @@ def run_command(args: argparse.Namespace) -> int:
     return 128 - status if status < 0 else status
 
 
+def interrupt(number: int, frame: object) -> NoReturn:
+    """Not by SIGINT, which a shell lets the programs that it starts in the background ignore."""
+    raise KeyboardInterrupt
+
+
 def run_pids(args: argparse.Namespace) -> int:
     recorder = _trace.recorder_create(args.output, 0)
     news = News(args.quiet)
@@ -145,7 +151,7 @@ def run_pids(args: argparse.Namespace) -> int:
         _trace.recorder_close(recorder)
         os.unlink(args.output)
         raise
-    signal.signal(signal.SIGTERM, lambda n, frame: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         follow(recorder, lambda progress: progress["live"], news)
     except KeyboardInterrupt:

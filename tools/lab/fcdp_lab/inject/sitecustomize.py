@@ -1,5 +1,6 @@
-"""First on the PYTHONPATH of a lab's ranks: loads the probe, then whatever sitecustomize would have been loaded."""
+"""First on the PYTHONPATH of a lab's ranks, and of fcdp-doctor's: loads the probe, then whatever sitecustomize would have been loaded."""
 
+import importlib
 import importlib.machinery
 import importlib.util
 import os
@@ -28,10 +29,12 @@ def _load_next_sitecustomize():
         spec.loader.exec_module(module)
 
 
-if os.environ.get("LAB_PROBE_DIR") and os.environ.get("RANK"):
-    try:
+try:
+    if os.environ.get("LAB_PROBE_DIR") and os.environ.get("RANK"):
         _load_probe()
-    except Exception as error:  # a lab without figures is better than a script that does not start
-        print(f"fcdp-lab: the probe could not be loaded: {error!r}", file=sys.stderr)
+    if os.environ.get("DOCTOR_FOLDER") and os.environ.get("RANK"):
+        importlib.import_module("fcdp_doctor.watch").install()
+except Exception as error:  # a lab without figures is better than a script that does not start
+    print(f"fcdp-lab: the probe could not be loaded: {error!r}", file=sys.stderr)
 sys.path[:] = [p for p in sys.path if not _is_here(p)]
 _load_next_sitecustomize()

@@ -1,0 +1,147 @@
+"""The script and the manifest of docs/clusters.md start a job that FCDP serves: they are run as they stand there, with
+stand-ins for what a cluster brings, and one rank per node."""
+
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from test_commands import ROOT, TRAIN, environment, installed
+
+__all__ = ["installed"]
+TEXT = (ROOT / "docs" / "clusters.md").read_text()
+SCONTROL = "#!/bin/sh\n[ \"$*\" = 'show hostnames a[1-2]' ] && printf '127.0.0.1\\nother\\n'\n"
+# srun: its options, then the command, once on each node
+SRUN = """\
+#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+pids=()
+for ((node = 0; node < SLURM_NNODES; node++)); do SLURM_NODEID=$node "$@" & pids+=($!); done
+for pid in "${pids[@]}"; do wait "$pid" || exit; done
+"""
+
+
+def block(language):
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
+    return found
+
+
+def manifest():
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML (tools/setup.sh brings it with pre-commit)")
+    return list(yaml.safe_load_all(block("yaml")))
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """A folder with train.py and the stand-ins, and the environment in which they are found."""
+    programs = {"scontrol": SCONTROL, "srun": SRUN}
+    programs["torchrun"] = f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run --local-addr 127.0.0.1 "$@"\n'
+    for name, text in programs.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "train.py").write_text(TRAIN)
+    slurm = {"SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a[1-2]", "SLURM_NTASKS_PER_NODE": "1"}
+    path = f"{tmp_path}{os.pathsep}{environment()['PATH']}"
+    return tmp_path, environment(PATH=path, **slurm)
+
+
+def on_this_machine(text):
+    """With one rank per node, and a port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    changed = text.replace("--nproc-per-node=8", "--nproc-per-node=1").replace("29500", port)
+    changed = changed.replace("train-0.train", "127.0.0.1")
+    assert changed != text and port in changed
+    return changed
+
+
+def is_served(text):
+    """By FCDP, on two nodes."""
+    said = [line for line in text.splitlines() if line.startswith("fcdp:")]
+    return len(said) == 2 and said[0].startswith("fcdp: saved") and "instead of" in said[0]
+
+
+def start(text, folder, env):
+    return subprocess.Popen(
+        ["bash", "-c", text], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.slow
+def test_the_slurm_script_trains_under_fcdp(cluster):
+    folder, env = cluster
+    script = folder / "train.sbatch"
+    script.write_text(on_this_machine(block("bash")))
+    done = subprocess.run(["bash", script], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert is_served(done.stderr), done.stderr
+
+
+@pytest.mark.slow
+def test_srun_alone_says_how_many_ranks_a_node_has(cluster):
+    folder, env = cluster
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        env |= {"FCDP": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    line = f"srun --ntasks-per-node=1 --distribution=block bash -c 'RANK=$SLURM_NODEID exec {sys.executable} train.py'"
+    job = start(line, folder, env)
+    said = job.communicate(timeout=300)[0]
+    assert job.returncode == 0 and is_served(said), said
+
+
+@pytest.mark.slow
+def test_the_manifest_s_command_trains_under_fcdp(cluster):
+    folder, env = cluster
+    spec = manifest()[1]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["command"] == ["bash", "-c"] and len(container["args"]) == 1
+    env |= {entry["name"]: entry["value"] for entry in container["env"]}
+    line = on_this_machine(container["args"][0])
+    pods = [start(line, folder, env | {"JOB_COMPLETION_INDEX": str(k)}) for k in range(spec["completions"])]
+    said = [pod.communicate(timeout=300)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], said
+    assert [is_served(text) for text in said] == [True, False], said
+
+
+def test_the_manifest_hangs_together():
+    """What refers to a name refers to one that is there, and the pods are one per node."""
+    service, job = manifest()
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert service["spec"]["clusterIP"] == "None" and pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert spec["completionMode"] == "Indexed" and spec["completions"] == spec["parallelism"]
+    options = dict(re.findall(r"--([\w-]+)=(\S+)", container["args"][0]))
+    assert int(options["nnodes"]) == spec["completions"]
+    assert options["master-addr"] == f"{job['metadata']['name']}-0.{pod['subdomain']}"
+    assert int(options["nproc-per-node"]) == container["resources"]["limits"]["nvidia.com/gpu"]
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    (rule,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["labelSelector"]["matchLabels"] == service["spec"]["selector"]
+
+
+def test_the_slurm_script_is_a_script(tmp_path):
+    shellcheck = pathlib.Path(sys.executable).with_name("shellcheck")
+    script = tmp_path / "train.sbatch"
+    script.write_text(block("bash"))
+    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert set(re.findall(r"^#SBATCH --([\w-]+)=", script.read_text(), re.M)) >= {"nodes", "ntasks-per-node", "mem"}
+    if not shellcheck.exists():
+        pytest.skip("shellcheck is not installed (tools/setup.sh)")
+    done = subprocess.run([shellcheck, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_variables_that_the_page_names_are_read():
+    code = (ROOT / "torch_plugin" / "fcdp" / "c10d.py").read_text()
+    named = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"]
+    places = [TEXT.index(f"`{name}`") for name in named], [code.index(f'"{name}"') for name in named]
+    assert places == tuple(map(sorted, places)), "another order"

@@ -1,0 +1,295 @@
+"""fcdp-doctor of a script and of a process: what it says is what the job did."""
+
+import json
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from test_commands import SCRIPTS, command, environment, installed, run
+
+__all__ = ["installed"]  # a fixture of test_commands, used here too
+pytestmark = pytest.mark.slow
+
+# Four groups: of two kinds of layers, one of them frozen, one left to FSDP2 as KIND says; the root's.
+JOB = """\
+import os, sys
+import torch
+import torch.nn as nn
+from torch.distributed.fsdp import fully_shard
+
+kind = sys.argv[1] if len(sys.argv) > 1 else "served"
+torch.manual_seed(0)
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+if kind == "raises" and rank == 2:
+    raise ValueError("no data for rank 2")
+if kind == "exits" and rank == 1:
+    sys.exit("the file is missing")
+if kind == "killed" and rank == 3:
+    os.kill(os.getpid(), 9)
+if kind == "hangs":
+    torch.distributed.destroy_process_group()
+    print("about to hang", flush=True)
+    if rank == 0 and "DOCTOR_READY" in os.environ:
+        open(os.environ["DOCTOR_READY"], "w").close()
+    import threading
+    threading.Event().wait()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.head = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))), nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.head(self.layers(x))
+
+model = Net()
+model.layers[0].requires_grad_(False)
+for i, layer in enumerate(model.layers):
+    fully_shard(layer, reshard_after_forward=2 if kind == "partly" and i == 1 else True)
+fully_shard(model)
+for module in model.modules():
+    if hasattr(module, "set_force_sum_reduction_for_comms"):  # gloo has no average
+        module.set_force_sum_reduction_for_comms(True)
+if kind == "evaluated":
+    with torch.no_grad():
+        model(torch.ones(2, 64))
+    sys.exit()
+optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+step = 0
+while True:
+    step += 1
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if kind == "waits" and step == 3:
+        if rank == 0:
+            print("ready", flush=True)
+        sys.stdin.readline()
+        break
+torch.distributed.destroy_process_group()
+"""
+LAYER = (64 * 64 + 64) * 4
+HEAD = (64 * 8 + 8) * 4
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(JOB)
+    return path
+
+
+def doctor(*arguments, **settings):
+    return command("fcdp-doctor", *arguments, **settings)
+
+
+def document(done):
+    return json.loads(done.stdout)
+
+
+def by_name(groups):
+    return {group["name"]: group for group in groups}
+
+
+def test_a_script_whose_groups_are_all_served(script):
+    done = doctor("--json", "--steps", "3", script)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    said = document(done)
+    assert (said["schema"], said["nodes"], said["ranks_per_node"], said["steps"]) == (1, 2, 2, 3)
+    assert said["measured"] == "the mean of steps 2 to 3"
+    groups = by_name(said["groups"])
+    assert set(groups) == {"", "layers.0", "layers.1", "layers.2"}
+    for name, group in groups.items():
+        size = LAYER if name else HEAD
+        assert group["served"] and group["reason"] is None
+        assert size <= group["bytes"] <= size + 2048  # padded to slices
+        assert group["trainable_bytes"] == (0 if name == "layers.0" else group["bytes"])
+        uses = 2 if name else 1  # FSDP2 keeps the root's between forward and backward
+        assert group["gathers"] == uses
+        assert group["plain_bytes"] == pytest.approx(uses * size * 3 / 4)
+        # what is trained crosses the nodes once, of each block one half; what is frozen not at all
+        assert group["fcdp_bytes"] == pytest.approx(0 if name == "layers.0" else size / 2)
+    assert said["fcdp_bytes"] == pytest.approx(sum(group["fcdp_bytes"] for group in groups.values()))
+    assert said["host_bytes"] >= said["bytes"]
+
+
+def test_the_table_folds_groups_that_are_alike_and_says_why_one_is_not_served(script):
+    done = doctor(script, "partly")
+    assert done.returncode == 1 and not done.stderr, done.stderr
+    words = re.sub(r"[\s│]+", " ", done.stdout)
+    assert re.search(r"^Not layers\.1: reshard_after_forward is an int, .*\.$", done.stdout, re.M), done.stdout
+    assert "FCDP serves 3 of 4 groups" in words and "2 nodes x 2 ranks" in words and ": step 2" in words
+    assert re.search(r"instead of [\d.]+ KB \(\d+ % fewer\)", words), done.stdout
+    served = by_name(document(doctor("--json", script, "partly"))["groups"])
+    assert served["layers.1"]["bytes"] == LAYER and served["layers.1"]["trainable_bytes"] == LAYER
+
+
+def test_options_behind_the_script_are_its_own(script):
+    done = doctor("--nodes", "2", "--ranks", "1", script, "--nodes", "7")
+    assert done.returncode == 0 and "2 nodes x 1 ranks" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"layers\.1 \.\.\. layers\.2", done.stdout), done.stdout
+
+
+def test_a_module_is_run_as_python_does(script):
+    done = doctor("--ranks", "1", "--", "-m", "train", PYTHONPATH=str(script.parent))
+    assert done.returncode == 0 and "FCDP serves 4 of 4 groups" in done.stdout, done.stdout + done.stderr
+
+
+def test_one_node_has_nothing_to_save(script):
+    done = doctor("--nodes", "1", script)
+    words = re.sub(r"[\s│]+", " ", done.stdout)
+    assert done.returncode == 1 and "are on one node" in words and "FCDP serves 0 of 4 groups" in words, done.stdout
+
+
+def test_a_script_without_optimizer_steps_is_seen_at_its_end(script):
+    said = document(doctor("--json", "--ranks", "1", script, "evaluated"))
+    assert said["steps"] == 0 and said["measured"] == "the whole run, in which no optimizer stepped"
+    assert {group["gathers"] for group in said["groups"]} == {1}
+
+
+def test_a_job_without_fsdp_is_told_so(script, tmp_path):
+    plain = tmp_path / "plain.py"
+    plain.write_text(
+        "import torch\ntorch.distributed.init_process_group('gloo')\n"
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "while True:\n    model(torch.ones(1, 2)).sum().backward()\n    optimizer.step()\n"
+    )
+    done = doctor("--ranks", "1", plain)
+    assert done.returncode == 1 and "no FSDP modules (found: DDP)" in re.sub(r"[\s│]+", " ", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("raises", r"rank 2 \(node 1, local rank 0\) failed:(.|\n)*ValueError: no data for rank 2"),
+        ("exits", r"rank 1 \(node 0, local rank 1\) exited with code 1:\n(.|\n)*the file is missing"),
+        ("killed", r"rank 3 \(node 1, local rank 1\) was killed by SIGKILL"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named_in_its_own_words(script, tmp_path, kind, said):
+    done = doctor(script, kind, TMPDIR=str(tmp_path))
+    assert done.returncode == 1 and not done.stdout and re.search(said, done.stderr), done.stderr
+    assert "doctor/fcdp_doctor" not in done.stderr and "fcdp_doctor/script.py" not in done.stderr
+    logs = pathlib.Path(re.search(r"output of every rank: (.*)", done.stderr)[1])
+    assert len(list(logs.glob("rank*.err"))) == 4
+
+
+def test_a_script_that_hangs_is_ended(script, tmp_path):
+    done = doctor("--timeout", "40", "--ranks", "1", script, "hangs", TMPDIR=str(tmp_path), DOCTOR_TEST=str(tmp_path))
+    assert done.returncode == 1 and "in 40 s (--timeout); last words of rank 0: about to hang" in done.stderr
+    assert alive(f"DOCTOR_TEST={tmp_path}") == []
+
+
+def alive(mark):
+    """Processes whose environment has the mark."""
+    found = []
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (entry / "environ").read_bytes():
+                found.append(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def test_what_ends_the_doctor_ends_the_ranks(script, tmp_path):
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    fifo = os.open(ready, os.O_RDONLY | os.O_NONBLOCK)
+    settings = {"DOCTOR_TEST": str(tmp_path), "TMPDIR": str(tmp_path), "DOCTOR_READY": str(ready)}
+    process = subprocess.Popen(
+        [SCRIPTS / "fcdp-doctor", "--ranks", "1", script, "hangs"],
+        env=environment(**settings),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    hung_up = select.poll()
+    hung_up.register(fifo, 0)  # POLLHUP: rank 0 has opened and closed it
+    assert hung_up.poll(200_000) and list(tmp_path.glob("fcdp-doctor-*"))
+    os.close(fifo)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM, process.stderr.read()
+    assert alive(f"DOCTOR_TEST={tmp_path}") == [] and not list(tmp_path.glob("fcdp-doctor-*"))
+
+
+# ---- a process ----
+
+
+@pytest.fixture
+def job(script):
+    """torchrun with two ranks that stand for two nodes; they wait behind their third step."""
+    kind = []
+
+    def start(settings):
+        torchrun = "--nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1".split()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *torchrun, script, "waits"],
+            env=environment(**settings),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        kind.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in kind:
+        process.stdin.close()
+        process.wait(60)
+        process.stdout.close()
+
+
+def test_a_job_that_runs(job):
+    process = job({"FCDP": "1", "FCDP_LOCAL_SIZE": "1"})
+    done = doctor("--json", process.pid)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    said = document(done)
+    assert (said["nodes"], said["ranks_per_node"], said["steps"]) == (2, 1, 3)
+    assert said["measured"] == "the mean of 3 steps so far" and "train.py" in said["job"]
+    groups = by_name(said["groups"])
+    assert set(groups) == {"(root)", "layers.0", "layers.1", "layers.2"}
+    frozen, trained = groups["layers.0"], groups["layers.1"]
+    assert frozen["trainable_bytes"] == 0 and trained["trainable_bytes"] == trained["bytes"] >= LAYER
+    assert frozen["gathers"] == trained["gathers"] == 2
+    assert frozen["fcdp_bytes"] == pytest.approx(LAYER / 2 / 3)  # gathered once, in the first of three steps
+    assert trained["fcdp_bytes"] == pytest.approx(LAYER / 2) and trained["plain_bytes"] == pytest.approx(LAYER)
+    words = " ".join(doctor(process.pid).stdout.split())
+    assert "FCDP serves 4 of 4 groups" in words and "the mean of 3 steps so far" in words, words
+
+
+def test_why_a_running_job_is_not_served(job):
+    process = job({"FCDP": "1", "FCDP_LOCAL_SIZE": "2"})
+    done = doctor("--json", process.pid)
+    assert done.returncode == 1, done.stderr
+    groups = document(done)["groups"]
+    why = "all 2 ranks of the shard group are on one node: no gather crosses nodes, nothing to save"
+    assert [group["reason"] for group in groups] == [why] * 4
+    assert sorted(group["bytes"] for group in groups) == [HEAD, LAYER, LAYER, LAYER]
+
+
+@pytest.mark.parametrize("pid", [2**22 - 1, os.getpid()])
+def test_a_process_without_a_trace_is_named(pid):
+    done = doctor(pid)
+    assert done.returncode == 1 and str(pid) in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_reason_is_kept_whole_however_long():
+    reason = " ".join(f"word{i}" for i in range(100))
+    text = (
+        "import os\nfrom fcdp import _fcdp\nfrom fcdp_memtrace import _trace\n_fcdp.options_load()\n"
+        f"_fcdp.trace_bypass('a', {reason!r}, 7, 3)\n_fcdp.trace_bypass('', {reason!r}, 0, 0)\n_fcdp.trace_bypass('c', 'short', 0, 0)\n"
+        "groups = _trace.live_groups(os.getpid())[0]['groups']\n"
+        'print(*(f\'{g["name"]}|{g["bytes"]}|{g["trainable_bytes"]}|{g["served"]}|{g["reason"]}\' for g in groups), sep=\'\\n\')\n'
+    )
+    done = run(sys.executable, "-c", text)
+    assert done.stdout.splitlines() == [f"a|7|3|False|{reason}", f"(root)|0|0|False|{reason}", "c|0|0|False|short"], (
+        done.stderr
+    )
