@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-STARTS_RANKS = ("torch_plugin", "lab")  # folders whose tests start processes that import torch
+STARTS_RANKS = ("torch_plugin", "lab", "frameworks")  # folders whose tests start processes that import torch
 
 
 def pytest_collection_modifyitems(items):
