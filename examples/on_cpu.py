@@ -2,8 +2,8 @@
 
 - gloo cannot average: FSDP2 is told to sum, and to divide by itself.
 - accelerate trains DDP on CPUs, even where FSDP is asked for, and with it transformers' Trainer and TRL. Here it
-  trains FSDP. FSDP1 of accelerate takes a CPU for a device once it is told of it.
-- torchtitan takes "cuda" where it finds no device. Here it finds the CPU.
+  trains FSDP.
+- torchtitan takes CUDA where it finds no device, and asks it for its memory. Here it takes the CPU.
 """
 
 import functools
@@ -11,9 +11,9 @@ import importlib.abc
 import importlib.util
 import os
 import sys
+import types
 
 import torch
-import torch._utils
 import torch.distributed.fsdp
 
 
@@ -66,8 +66,20 @@ def _shard_on_cpus(state):
     state.AcceleratorState.__init__ = __init__
 
 
+def _take_the_cpu(utils):
+    """torchtitan.tools.utils: the device, and a module of what torch.cuda would say of it."""
+    cpu = types.ModuleType("cpu")
+    cpu.__dict__.update(torch.cpu.__dict__)
+    cpu.current_device = lambda: 0
+    cpu.get_device_name = lambda device=None: "CPU"
+    cpu.get_device_properties = lambda device=None: types.SimpleNamespace(total_memory=1)
+    cpu.memory_stats = lambda device=None: {}
+    cpu.empty_cache = cpu.reset_peak_memory_stats = lambda: None
+    utils.device_type, utils.device_module = "cpu", cpu
+
+
 if not torch.cuda.is_available():
     torch.distributed.fsdp.fully_shard = _sum_only(torch.distributed.fsdp.fully_shard)
     os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     sys.meta_path.insert(0, _AfterImport("accelerate.state", _shard_on_cpus))
-    torch._utils._get_available_device_type = lambda: "cpu"
+    sys.meta_path.insert(0, _AfterImport("torchtitan.tools.utils", _take_the_cpu))

@@ -11,6 +11,7 @@ import torch
 from torchtitan import train
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
 
@@ -58,6 +59,10 @@ def small():
     config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 64, 6
     config.training.disable_cuda_graphs = True
     config.validator.enable = False
+    config.debug.seed, config.debug.enable_structured_logging = 0, False
+    config.comm.trace_buf_size = 0
+    for layer in config.model_spec.model.layers:  # FlexAttention has no backward on CPUs
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
     return config
 
 

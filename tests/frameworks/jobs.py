@@ -3,33 +3,51 @@ show. Each is run as plain FSDP and with FCDP=1."""
 
 import importlib.util
 import pathlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 EXAMPLES = ROOT / "examples"
 
 
+@dataclass(frozen=True)
+class Framework:
+    """`needs`: what must be installed. `warm`: what is imported before the ranks are forked."""
+
+    needs: tuple = ()
+    warm: tuple = ()
+
+
 @dataclass
 class Job:
-    """`needs`: what must be installed, and is imported before the ranks are forked. `most`: the bytes between nodes
-    that FCDP's gathers may send, over those of plain FSDP's. `unserved`: groups that are left to plain FSDP."""
+    """`most`: the bytes between nodes that FCDP's gathers may send, over those of plain FSDP's. `unserved`: groups that
+    are left to plain FSDP."""
 
     script: pathlib.Path
-    needs: tuple = ()
+    framework: Framework = Framework()
     arguments: tuple = ()
     fsdp: str = "fsdp2"
     most: float = 0.7
     unserved: int = 0
     frozen: bool = False
-    env: dict = field(default_factory=dict)
 
     def missing(self):
-        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return [name for name in self.framework.needs if importlib.util.find_spec(name) is None]
 
 
-HF = ("accelerate", "datasets", "peft", "transformers", "trl")
-LIGHTNING, TITAN = ("lightning",), ("torchtitan",)
+HF = Framework(
+    ("accelerate", "datasets", "peft", "transformers", "trl"),
+    (
+        "accelerate.accelerator",
+        "peft",
+        "transformers.trainer",
+        "transformers.models.llama.modeling_llama",
+        "trl.trainer.sft_trainer",
+        "trl.trainer.dpo_trainer",
+    ),
+)
+LIGHTNING = Framework(("lightning",), ("lightning",))
+TITAN = Framework(("torchtitan",), ("torchtitan.train", "torchtitan.models.llama3.config_registry"))
 
 # One of each framework, those that tools/test.sh runs.
 JOBS = {

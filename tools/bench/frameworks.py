@@ -55,7 +55,7 @@ def lab(rate, job, modes=()):
     program = pathlib.Path(sysconfig.get_path("scripts"), "fcdp-lab")
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder, "out.json")
-        options = ["--rate", rate, "--launcher", "direct", "--json", out]
+        options = ["--rate", rate, "--json", out]
         for i, mode in enumerate(modes):
             options += ["--mode", f"mode{i}: {mode}"]
         if modes:
