@@ -116,6 +116,7 @@ def load_dynamo():
 
 
 load_dynamo()
+os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # else pyarrow, which some import, has a thread
 for name in sys.argv[2:]:
     sys.path.append(name) if "/" in name else importlib.import_module(name)
 gc.collect()
