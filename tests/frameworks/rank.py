@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
-FLIGHT_TIMEOUT_S = 60
+FLIGHT_TIMEOUT_S = 180
 
 
 def digest(value):

@@ -13,14 +13,15 @@ import launch
 
 STALL_S = 300
 FCDP = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TIMEOUT": "120"}
-AS_TORCHRUN = {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none"}  # by which Lightning knows it
+# By which Lightning knows torchrun; and what on_cpu sets, which a fork of its process does not keep.
+OF_A_RANK = {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none", "ACCELERATE_USE_CPU": "true"}
 SAYS = ("loss ", "grad_norm ", "eval")  # of a script's lines, those that must be the same
 
 
 def run(job, tmp, env):
     preload = (str(jobs.EXAMPLES), "on_cpu", *job.framework.warm)
     arguments = ["--out", tmp, job.script, *job.arguments]
-    done = launch.forked(jobs.HERE / "rank.py", arguments, tmp, {**AS_TORCHRUN, **env}, STALL_S, preload)
+    done = launch.forked(jobs.HERE / "rank.py", arguments, tmp, {**OF_A_RANK, **env}, STALL_S, preload)
     assert done.returncode == 0 and not done.timed_out and len(done.ranks) == launch.WORLD, done.output[-6000:]
     return done
 
