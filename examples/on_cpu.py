@@ -80,6 +80,6 @@ def _take_the_cpu(utils):
 
 if not torch.cuda.is_available():
     torch.distributed.fsdp.fully_shard = _sum_only(torch.distributed.fsdp.fully_shard)
-    os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    os.environ |= {"ACCELERATE_USE_CPU": "true", "ACCELERATE_TORCH_DEVICE": "cpu"}  # FSDP1 takes no cpu:0
     sys.meta_path.insert(0, _AfterImport("accelerate.state", _shard_on_cpus))
     sys.meta_path.insert(0, _AfterImport("torchtitan.tools.utils", _take_the_cpu))

@@ -413,7 +413,25 @@ def names_the_file(folder, line):
     assert done.returncode == 1 and "cannot open run.trace" in done.stderr, done.stderr
 
 
+def trains_an_example(folder, line):
+    """On two ranks that stand for one node; tests/frameworks trains the examples on four."""
+    torchrun = "-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
+    words = line.replace("torchrun", torchrun).replace("examples/", f"{ROOT}/examples/").split()
+    done = run(sys.executable, *words, cwd=folder)
+    assert done.returncode == 0 and done.stdout.startswith("loss "), done.stdout + done.stderr
+
+
+def is_shown_to_the_lab(folder, line):
+    """What it runs takes a minute; that its options can be read is seen from what it says of a job that is not there."""
+    words = [word.replace("examples/", "nowhere/") for word in line.split()]
+    done = command(*words)
+    assert done.returncode == 2 and "no such script: nowhere/" in done.stderr, done.stderr
+
+
 SHELL = {
+    "torchrun --nproc-per-node 2 examples/fsdp2.py": trains_an_example,
+    "fcdp-lab --rate 100mbit -- examples/fsdp2.py": is_shown_to_the_lab,
+    "tools/test.sh --frameworks": shows_its_help,
     "fcdp-memtrace top": wants_a_terminal,
     "fcdp-memtrace record -o run.trace -- torchrun train.py": records,
     "fcdp-memtrace report run.trace": names_the_file,

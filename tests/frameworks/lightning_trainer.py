@@ -15,34 +15,29 @@ from torch.utils.data import DataLoader, TensorDataset
 DIM = 64
 
 
+class Block(nn.Sequential):
+    def forward(self, x):
+        return x + super().forward(x)
+
+
 class Model(lightning.LightningModule):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM)) for _ in range(3)
-        )
-        self.head = nn.Linear(DIM, 1)
+        blocks = [Block(nn.Linear(DIM, 4 * DIM), nn.GELU(), nn.Linear(4 * DIM, DIM)) for _ in range(3)]
+        self.model = nn.Sequential(*blocks, nn.Linear(DIM, 1))
 
     def configure_model(self):
-        if isinstance(self.layers[0], torch.distributed.fsdp.FSDPModule):
-            return
-        for layer in self.layers:
+        for layer in self.model[:3]:
             fully_shard(layer, mesh=self.device_mesh["data_parallel"])
-        fully_shard(self, mesh=self.device_mesh["data_parallel"])
-
-    def loss(self, batch):
-        x, y = batch
-        for layer in self.layers:
-            x = x + layer(x)
-        return F.mse_loss(self.head(x), y)
+        fully_shard(self.model, mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch, i):
-        loss = self.loss(batch)
+        loss = F.mse_loss(self.model(batch[0]), batch[1])
         print(f"loss {loss.item()!r}", flush=True)
         return loss
 
     def validation_step(self, batch, i):
-        print(f"eval {self.loss(batch).item()!r}", flush=True)
+        print(f"eval {F.mse_loss(self.model(batch[0]), batch[1]).item()!r}", flush=True)
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)

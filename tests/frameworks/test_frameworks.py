@@ -14,7 +14,12 @@ import launch
 STALL_S = 300
 FCDP = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TIMEOUT": "120"}
 # By which Lightning knows torchrun; and what on_cpu sets, which a fork of its process does not keep.
-OF_A_RANK = {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "none", "ACCELERATE_USE_CPU": "true"}
+OF_A_RANK = {
+    "GROUP_RANK": "0",
+    "TORCHELASTIC_RUN_ID": "none",
+    "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_TORCH_DEVICE": "cpu",
+}
 SAYS = ("loss ", "grad_norm ", "eval")  # of a script's lines, those that must be the same
 
 
