@@ -48,8 +48,11 @@ def main():
         vocab_size=VOCABULARY, hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4
     )
     model = LlamaForCausalLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    model, optimizer = accelerator.prepare(model, optimizer)
+    if version == 1:  # whose parameters are other ones than the model's
+        model = accelerator.prepare(model)
+        optimizer = accelerator.prepare(torch.optim.AdamW(model.parameters(), lr=1e-3))
+    else:
+        model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     data = torch.Generator().manual_seed(accelerator.process_index)
     held_out = torch.randint(VOCABULARY, (2, LENGTH), generator=data)
     train(accelerator, model, optimizer, data, 2)

@@ -21,7 +21,7 @@ class Framework:
 @dataclass
 class Job:
     """`most`: the bytes between nodes that FCDP's gathers may send, over those of plain FSDP's. `unserved`: groups that
-    are left to plain FSDP."""
+    are left to plain FSDP. `before`: the arguments of a launch of its own, from whose checkpoint the job goes on."""
 
     script: pathlib.Path
     framework: Framework = Framework()
@@ -30,6 +30,7 @@ class Job:
     most: float = 0.7
     unserved: int = 0
     frozen: bool = False
+    before: tuple = ()
 
     def missing(self):
         return [name for name in self.framework.needs if importlib.util.find_spec(name) is None]
@@ -73,10 +74,15 @@ MORE = {
     "qlora-bfloat16": Job(HERE / "qlora.py", arguments=("bfloat16",), most=0.3, frozen=True),
     "qlora-uint8": Job(HERE / "qlora.py", arguments=("uint8",), most=0.3, frozen=True),
     "trl-dpo-adapters": Job(HERE / "trl_dpo.py", HF, ("adapters",), most=0.2, frozen=True),
-    "trl-dpo-whole": Job(HERE / "trl_dpo.py", HF, ("whole",), frozen=True),
+    "trl-dpo-whole": Job(HERE / "trl_dpo.py", HF, ("whole",)),
     "lightning-trainer": Job(HERE / "lightning_trainer.py", LIGHTNING),
     **{
         f"torchtitan-{variant}": Job(HERE / "torchtitan_variants.py", TITAN, (variant,))
-        for variant in ("compiled", "checkpointed", "tensor_parallel", "saved")
+        for variant in ("compiled", "checkpointed", "tensor_parallel")
     },
+    "torchtitan-resumes": Job(
+        HERE / "torchtitan_variants.py", TITAN, ("saved",), before=("saved", "--training.steps", "3")
+    ),
+    # Each shard group lies inside one node: plain FSDP runs.
+    "torchtitan-hybrid": Job(HERE / "torchtitan_variants.py", TITAN, ("hybrid",), unserved=8),
 }

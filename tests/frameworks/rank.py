@@ -39,11 +39,12 @@ def digest(value):
 
 
 class Record:
-    """`steps`: what every optimizer step left behind. `model`: how it is sharded, as seen at the first step."""
+    """`steps`: what every optimizer step left behind. `model`, `stats`: how all that is sharded is, and what FCDP serves of
+    it, when an optimizer has first stepped; of the last one where there are several."""
 
     def __init__(self):
         self.losses, self.steps, self.model, self.stats = [], [], None, None
-        self.roots = []
+        self.roots, self.known = [], weakref.WeakSet()
 
     def watch(self):
         backward = torch.autograd.backward
@@ -56,11 +57,9 @@ class Record:
         torch.autograd.backward = recorded
         register_optimizer_step_post_hook(self.after_step)
 
-    def find_roots(self):
-        """The sharded modules that are in no other one. Looked for again where those of before are gone: a job may
-        train several models in turn."""
-        if any(root() is not None for root in self.roots):
-            return
+    def look(self):
+        """The roots are the sharded modules that are in no other one."""
+        gc.collect()
         modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
         sharded = [m for m in modules if isinstance(m, (FSDPModule, FullyShardedDataParallel))]
         inner = {id(c) for m in sharded for c in m.modules() if c is not m}
@@ -69,21 +68,24 @@ class Record:
             "fsdp2": sum(type(o).__name__ == "FSDPParamGroup" and bool(o.fsdp_params) for o in gc.get_objects()),
             "fsdp1": sum(isinstance(m, FullyShardedDataParallel) and m._handle is not None for m in modules),
             "ddp": sum(isinstance(m, DistributedDataParallel) for m in modules),
-            "dtypes": sorted({str(p.dtype) for m in sharded for p in m.parameters()}),
             "frozen": sum(not p.requires_grad for root in self.roots for p in root().parameters()),
         }
+        if "fcdp" in sys.modules:
+            self.stats = sys.modules["fcdp"].stats()
 
     def after_step(self, optimizer, args, kwargs):
-        self.find_roots()
-        named = [(n, p) for root in self.roots if root() is not None for n, p in root().named_parameters()]
-        seen = {f"parameter {n}": digest(p) for n, p in named}
+        if optimizer not in self.known:
+            self.known.add(optimizer)
+            self.look()
+        seen = {}
+        for i, root in enumerate(self.roots):
+            for name, parameter in root().named_parameters() if root() is not None else ():
+                seen[f"parameter {i} {name}"] = digest(parameter)
         for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             seen[f"gradient {i}"] = digest(parameter.grad)
             for key, value in optimizer.state.get(parameter, {}).items():
                 seen[f"optimizer {i} {key}"] = digest(value)
         self.steps.append(seen)
-        if "fcdp" in sys.modules:
-            self.stats = sys.modules["fcdp"].stats()
 
 
 def main():
