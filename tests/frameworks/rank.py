@@ -39,8 +39,8 @@ def digest(value):
 
 
 class Record:
-    """`steps`: what every optimizer step left behind. `model`, `stats`: how all that is sharded is, and what FCDP serves of
-    it, when an optimizer has first stepped; of the last one where there are several."""
+    """`steps`: what every optimizer step left behind. `model`: how all that is sharded is, looked at when an optimizer has
+    first stepped; models that were found live on. `stats`: of FCDP, after the last step."""
 
     def __init__(self):
         self.losses, self.steps, self.model, self.stats = [], [], None, None
@@ -63,29 +63,29 @@ class Record:
         modules = [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]
         sharded = [m for m in modules if isinstance(m, (FSDPModule, FullyShardedDataParallel))]
         inner = {id(c) for m in sharded for c in m.modules() if c is not m}
-        self.roots = [weakref.ref(m) for m in sharded if id(m) not in inner]
+        self.roots = [m for m in sharded if id(m) not in inner]
         self.model = {
             "fsdp2": sum(type(o).__name__ == "FSDPParamGroup" and bool(o.fsdp_params) for o in gc.get_objects()),
             "fsdp1": sum(isinstance(m, FullyShardedDataParallel) and m._handle is not None for m in modules),
             "ddp": sum(isinstance(m, DistributedDataParallel) for m in modules),
-            "frozen": sum(not p.requires_grad for root in self.roots for p in root().parameters()),
+            "frozen": sum(not p.requires_grad for root in self.roots for p in root.parameters()),
         }
-        if "fcdp" in sys.modules:
-            self.stats = sys.modules["fcdp"].stats()
 
     def after_step(self, optimizer, args, kwargs):
         if optimizer not in self.known:
             self.known.add(optimizer)
             self.look()
         seen = {}
-        for i, root in enumerate(self.roots):
-            for name, parameter in root().named_parameters() if root() is not None else ():
-                seen[f"parameter {i} {name}"] = digest(parameter)
+        for root in self.roots:
+            for name, parameter in root.named_parameters():  # models may be of one kind, and come in any order
+                seen[f"parameter {name}"] = sorted([*seen.get(f"parameter {name}", []), digest(parameter)])
         for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             seen[f"gradient {i}"] = digest(parameter.grad)
             for key, value in optimizer.state.get(parameter, {}).items():
                 seen[f"optimizer {i} {key}"] = digest(value)
         self.steps.append(seen)
+        if "fcdp" in sys.modules:
+            self.stats = sys.modules["fcdp"].stats()
 
 
 def main():
