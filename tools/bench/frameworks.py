@@ -4,7 +4,6 @@ people use on such links, and prints the tables of docs/frameworks.md. tools/ben
 import argparse
 import json
 import pathlib
-import re
 import subprocess
 import sys
 import sysconfig
@@ -68,6 +67,10 @@ def over(value, reference, text):
     return f"{text} ({value / reference:.2f})"
 
 
+def title_of(name):
+    return f"[{EXAMPLES[name]}](../examples/{name}.py)"
+
+
 def of_example(name, rate):
     plain, fcdp = lab(rate, [f"examples/{name}.py"])
     equal = fcdp["equal"]["shards"] and fcdp["equal"]["losses"] is not False
@@ -75,7 +78,7 @@ def of_example(name, rate):
     sent, seconds = [m["sent_bytes_per_step"] for m in (plain, fcdp)], [m["step_s"] for m in (plain, fcdp)]
     gathers = sum(fcdp["sent_bytes_per_step_by_collective"].get(kind, 0) for kind in ("gather", "plain_gather"))
     return [
-        f"[{EXAMPLES[name]}](../examples/{name}.py)",
+        title_of(name),
         "bitwise equal" if equal else "NOT EQUAL",
         f"{state['groups_served']} of {state['groups_served'] + len(state['bypassed'])}",
         f"{sent[0] / 1e6:.2f} MB",
@@ -110,15 +113,30 @@ def of_setting(name, rate):
         ]
 
 
-def show(name, head, rows, write):
-    """Prints a table, and puts it into the document."""
+def put(name, head, rows, order):
+    """Writes the rows into the document's table, and keeps those of others that are there."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+    before, rest = DOCUMENT.read_text().split(begin)
+    old, after = rest.split(end)
+    known = {line.split(" | ")[0]: line for line in old.splitlines()[2:]}
+    known |= {line.split(" | ")[0]: line for line in lines(head, rows)[2:]}
+    kept = [known[f"| {title}"] for title in order if f"| {title}" in known]
+    table = "".join(f"{line}\n" for line in [*lines(head, [])[:2], *kept])
+    DOCUMENT.write_text(f"{before}{begin}{table}{end}{after}")
+
+
+def lines(head, rows):
     cells = [head.split(" | "), ["---"] * (head.count("|") + 1), *rows]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in cells)
-    print(table, flush=True)
+    return [f"| {' | '.join(line)} |" for line in cells]
+
+
+def show(name, head, rows, order, write):
+    """Prints a table; true where a job that must train the same does not."""
+    rows = list(rows)
+    print(*lines(head, rows), sep="\n", end="\n\n", flush=True)
     if write:
-        place = re.compile(rf"(<!-- {name}: begin -->\n).*?(?=<!-- {name}: end -->)", re.S)
-        DOCUMENT.write_text(place.sub(lambda found: found[1] + table, DOCUMENT.read_text()))
-    return "NOT EQUAL" in table
+        put(name, head, rows, order)
+    return any("NOT EQUAL" in row for row in rows)
 
 
 def main():
@@ -133,10 +151,12 @@ def main():
     names = options.name or known
     differs = False
     if examples := [name for name in EXAMPLES if name in names]:
-        differs |= show("examples", OF_EXAMPLES, [of_example(name, options.rate) for name in examples], options.write)
+        rows = (of_example(name, options.rate) for name in examples)
+        differs |= show("examples", OF_EXAMPLES, rows, map(title_of, EXAMPLES), options.write)
     for name in SETTINGS:
         if name in names:
-            differs |= show(name, OF_SETTINGS, of_setting(name, options.rate), options.write)
+            rows = of_setting(name, options.rate)
+            differs |= show(name, OF_SETTINGS, rows, SETTINGS[name][1], options.write)
     return differs
 
 
