@@ -9,7 +9,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 # A shell starts what it runs in the background with SIGINT ignored, and every child inherits that. Tests interrupt theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-STARTS_RANKS = ("torch_plugin", "lab")  # folders whose tests start processes that import torch
+STARTS_RANKS = ("torch_plugin", "lab", "frameworks")  # folders whose tests start processes that import torch
 
 
 def pytest_collection_modifyitems(items):

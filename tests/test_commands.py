@@ -441,6 +441,21 @@ def is_for_bpftrace(folder, line):
     assert done.returncode == 0 and "fcdp:event" in done.stdout + done.stderr + line, done.stdout + done.stderr
 
 
+def trains_an_example(folder, line):
+    """On two ranks that stand for one node; tests/frameworks trains the examples on four."""
+    torchrun = "-m torch.distributed.run --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1"
+    words = line.replace("torchrun", torchrun).replace("examples/", f"{ROOT}/examples/").split()
+    done = run(sys.executable, *words, cwd=folder)
+    assert done.returncode == 0 and done.stdout.startswith("loss "), done.stdout + done.stderr
+
+
+def is_shown_to_the_lab(folder, line):
+    """What it runs takes a minute; that its options can be read is seen from what it says of a job that is not there."""
+    words = [word.replace("examples/", "nowhere/") for word in line.split()]
+    done = command(*words)
+    assert done.returncode == 2 and "no such script: nowhere/" in done.stderr, done.stderr
+
+
 SHELL = {
     "fcdp-memtrace serve": serves,
     "so=$(python -c 'from fcdp import _fcdp; print(_fcdp.__file__)')": is_not_tried,
@@ -448,6 +463,9 @@ SHELL = {
     'bpftrace -e "usdt:$so:fcdp:event { @events[arg0] = count(); @bytes[arg0] = sum(arg2); }"': is_for_bpftrace,
     'bpftrace -e "usdt:$so:fcdp:event /arg0 == 70/ { @stall_us[pid] = hist(arg3 / 1000); }"': is_for_bpftrace,
     'bpftrace -e "usdt:$so:fcdp:event /arg0 == 37/ { time(); printf(\\"%d evicted %d bytes\\n\\", pid, arg2); }"': is_for_bpftrace,
+    "torchrun --nproc-per-node 2 examples/fsdp2.py": trains_an_example,
+    "fcdp-lab --rate 100mbit -- examples/fsdp2.py": is_shown_to_the_lab,
+    "tools/test.sh --frameworks": shows_its_help,
     "fcdp-memtrace top": wants_a_terminal,
     "fcdp-memtrace record -o run.trace -- torchrun train.py": records,
     "fcdp-memtrace report run.trace": names_the_file,

@@ -200,6 +200,16 @@ linters() {
     stamp linters "$key"
 }
 
+# For examples/ and tests/frameworks. Not compiled ahead, as torch is not.
+frameworks() {
+    local list
+    mapfile -t list < <(sed -n '/^frameworks = \[/,/^]/s/^  "\(.*\)",$/\1/p' pyproject.toml)
+    fresh frameworks "${list[*]}" && return 0
+    # Without them all else works: those tests say that they are skipped.
+    step "accelerate, transformers and others" frameworks pip install --progress-bar off --no-compile "${list[@]}" || return 0
+    stamp frameworks "${list[*]}"
+}
+
 # --- the product ----------------------------------------------------------------------------------------------------
 
 # Of all that the wheel's code is made of. (The README is in the wheel too, as its description: that is of the last build.)
@@ -247,8 +257,9 @@ product() {
 
 cuda_device() { "$PY" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)' 2>/dev/null; }
 
-# setup demo|test|all [COMMAND]: afterwards $PY runs Python with everything, and PATH begins with .venv/bin. "test" has what
-# tests need, "all" the formatters and linters too. COMMAND is run as soon as C can be built, long before torch is there.
+# setup demo|test|lint|all [COMMAND]: afterwards $PY runs Python with everything, and PATH begins with .venv/bin. "test" has what
+# tests need, "lint" the formatters and linters too, "all" the frameworks as well. COMMAND is run as soon as C can be built,
+# long before torch is there.
 setup() {
     local start=$SECONDS fcdp_was=${FCDP-unset}
     unset FCDP                            # no Python of the set-up runs under FCDP
@@ -260,7 +271,8 @@ setup() {
     toolchain_for_here
     ${2:-}
     python_packages
-    [ "$1" != all ] || linters
+    case $1 in lint | all) linters ;; esac
+    [ "$1" != all ] || frameworks
     product
     echo "Set-up: $((SECONDS - start)) s"
     [ "$fcdp_was" = unset ] || export FCDP=$fcdp_was

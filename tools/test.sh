@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'END'
-tools/test.sh [--quick | --gpu | --help] [-- PYTEST ARGUMENTS]
+tools/test.sh [--quick | --frameworks | --gpu | --help] [-- PYTEST ARGUMENTS]
 
 Sets everything up (once) and runs all tests, side by side: pytest over tests/ with the wheel, twice, for the training
 cases and for the rest; format and lint (.pre-commit-config.yaml); and, as soon as a compiler is there, the C tests with
@@ -14,6 +14,8 @@ with one summary, which lists what was skipped and why.
 
   --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
             ranks, and format and lint
+  --frameworks
+            runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one of each runs
   --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it
   --help    this text
 
@@ -28,7 +30,7 @@ pytest_args=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
-        --quick | --gpu) what=${1#--}; shift ;;
+        --quick | --frameworks | --gpu) what=${1#--}; shift ;;
         --) shift; pytest_args=("$@"); break ;;
         *) usage >&2; exit 2 ;;
     esac
@@ -187,9 +189,9 @@ python_stages() {
     dev_built || true
     echo "Python tests; those but the training cases: build/logs/pytest-rest.log"
     set -m
-    (trap - EXIT; pytest pytest-rest -m "not cases and not mutants and not next_torch") >/dev/null </dev/null &
+    (trap - EXIT; pytest pytest-rest -m "not cases and not mutants and not next_torch and not frameworks") >/dev/null </dev/null &
     PYTESTS=($!)
-    (trap - EXIT; RECORDED=build/cases.trace pytest pytest-cases -m "cases and not mutants") </dev/null &
+    (trap - EXIT; RECORDED=build/cases.trace pytest pytest-cases -m "cases and not mutants and not frameworks") </dev/null &
     PYTESTS+=($!)
     set +m
     wait "${PYTESTS[1]}" || rc=$?
@@ -206,13 +208,17 @@ rm -f "$LOGS"/{summary,skips,built}.*
 case $what in
     quick)
         export TEST_COARSER=16 TEST_ROUNDS=2
-        setup all quick_stages_beside
+        setup lint quick_stages_beside
         beside 3-lint lint_stage
-        python_stage -m "not slow and not gpu" --ignore tests/torch_plugin --ignore tests/lab   # slow, all of them; they import torch
+        python_stage -m "not slow and not gpu" --ignore tests/torch_plugin --ignore tests/lab --ignore tests/frameworks   # slow, all of them; they import torch
         joined
         ;;
-    gpu)
+    frameworks)
         setup all
+        python_stage -m "frameworks or not frameworks" tests/frameworks
+        ;;
+    gpu)
+        setup lint
         if cuda_device; then
             c_stage "C on the CUDA driver" gpu
             python_stage -m gpu

@@ -58,6 +58,7 @@ def test_bytes_are_those_between_counted_steps_and_split_by_collective(tmp_path)
             "topology": {},
             "gathers": {},
             "bypassed": [],
+            "groups": gather // 10,
             "collectives": kinds,
             "device_bytes": {"peak": 5},
             "host_bytes": {"peak": 9},
@@ -71,6 +72,7 @@ def test_bytes_are_those_between_counted_steps_and_split_by_collective(tmp_path)
     assert figures["sent_bytes_per_step_by_collective"] == {"gather": 40, "reduce_scatter": 60}
     assert figures["device_gathered_peak_bytes"] == 5
     assert figures["host_peak_bytes"] == 9
+    assert figures["fcdp"]["groups_served"] == 20
 
 
 def test_equal_means_every_rank_at_every_step(tmp_path):

@@ -222,11 +222,12 @@ def first_difference(expected, got):
 
 
 class WarmProcess:
-    """A rank forked from warm.py's process, which is started when it is first asked for and ends with this one."""
+    """A rank forked from a process of warm.py's, one for each choice of modules that it is to have imported. Such a
+    process is started when it is first asked for, and ends with this one."""
 
-    orders = None
+    orders = {}
 
-    def __init__(self, script, arguments, env, out, err):
+    def __init__(self, script, arguments, env, out, err, preload=()):
         order = {
             "tag_name": TAG_NAME,
             "env": env,
@@ -236,16 +237,16 @@ class WarmProcess:
             "err": str(err),
         }
         self.said, theirs = os.pipe()
-        socket.send_fds(self.forker(), [json.dumps(order).encode()], [theirs])
+        socket.send_fds(self.forker(tuple(preload)), [json.dumps(order).encode()], [theirs])
         os.close(theirs)
         self.returncode, self.text = None, b""
 
     @classmethod
-    def forker(cls):
-        if cls.orders is None:
-            cls.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    def forker(cls, preload):
+        if preload not in cls.orders:
+            cls.orders[preload], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             subprocess.Popen(
-                [sys.executable, HERE / "warm.py", str(theirs.fileno())],
+                [sys.executable, HERE / "warm.py", str(theirs.fileno()), *preload],
                 cwd=HERE,
                 env=environment("0" * len(new_tag()), HERE),
                 stdin=subprocess.DEVNULL,
@@ -253,7 +254,7 @@ class WarmProcess:
                 start_new_session=True,
             )
             theirs.close()
-        return cls.orders
+        return cls.orders[preload]
 
     def wait(self, timeout):
         deadline = time.monotonic() + timeout
@@ -295,10 +296,20 @@ class Rank:
 class Spawned:
     """Ranks started without torchrun, whose own killing of the survivors would hide what they have to say.
     `warm`: forked from a process that has imported torch (warm.py), where what the start itself does is not
-    what is tried."""
+    what is tried. `preload`: further modules that it has imported."""
 
     def __init__(
-        self, script, arguments, tmp, env=None, rank_env=None, n_ranks=WORLD, prefix=(), preexec=None, warm=False
+        self,
+        script,
+        arguments,
+        tmp,
+        env=None,
+        rank_env=None,
+        n_ranks=WORLD,
+        prefix=(),
+        preexec=None,
+        warm=False,
+        preload=(),
     ):
         tmp.mkdir(parents=True, exist_ok=True)
         self.tag, self.tmp, self.ranks, self.timed_out = new_tag(), tmp, [], False
@@ -318,7 +329,7 @@ class Spawned:
             paths = tmp / f"out{rank}.txt", tmp / f"err{rank}.txt"
             if warm:
                 paths[0].touch(), paths[1].touch()
-                self.ranks.append(Rank(WarmProcess(script, arguments, own, *paths), *paths))
+                self.ranks.append(Rank(WarmProcess(script, arguments, own, *paths, preload), *paths))
                 continue
             with open(paths[0], "wb") as out, open(paths[1], "wb") as err:
                 process = subprocess.Popen(
@@ -365,10 +376,10 @@ class Spawned:
         )
 
 
-def forked(script, arguments, tmp, env=None, stall_s=120):
+def forked(script, arguments, tmp, env=None, stall_s=120, preload=()):
     """As torchrun() with ranks that start warm: when one fails, the others are ended."""
     began = time.monotonic()
-    job = Spawned(script, arguments, tmp, env, warm=True)
+    job = Spawned(script, arguments, tmp, env, warm=True, preload=preload)
 
     def ended():
         left = [rank for rank in job.ranks if rank.returncode is None]

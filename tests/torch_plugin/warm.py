@@ -5,7 +5,7 @@ has run: tearing down all of torch would be two thirds of a short job's time.  W
 cannot show, some jobs show with a cold one: that the interpreter's start turns FCDP on and its end takes FCDP
 down, and that ranks which hash strings differently and map libraries elsewhere agree.
 
-warm.py DESCRIPTOR: a SEQPACKET socket that brings a JSON each, with the descriptor of a pipe; into that go
+warm.py DESCRIPTOR [FOLDER | MODULE ...]: a SEQPACKET socket that brings a JSON each, with the descriptor of a pipe; into that go
 the rank's pid and, when it has ended, its exit status.  It ends when the socket does."""
 
 import atexit
@@ -116,6 +116,9 @@ def load_dynamo():
 
 
 load_dynamo()
+os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # else pyarrow, which some import, has a thread
+for name in sys.argv[2:]:
+    sys.path.append(name) if "/" in name else importlib.import_module(name)
 gc.collect()
 gc.freeze()  # a collection in a rank would write to, and so copy, all that it shares with the others
 assert len(os.listdir("/proc/self/task")) == 1, "other threads would not be in its children"

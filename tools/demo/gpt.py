@@ -39,6 +39,7 @@ def arguments():
     add("--hsdp", action="store_true", help="shard within a node, replicate between nodes")
     add("--frozen", type=int, default=0, metavar="LAYERS", help="do not train the embeddings and the first LAYERS")
     add("--lora", type=int, default=0, metavar="RANK", help="freeze everything, train adapters of this rank")
+    add("--replicate-frozen", action="store_true", help="do not shard what is frozen: each rank holds all of it")
     add("--bf16", action="store_true", help="compute and gather in bfloat16")
     add("--text", metavar="FILE", help="train on this file")
     add("--seed", type=int, default=0)
@@ -115,10 +116,16 @@ def shard(model, args, device):
     local = int(os.environ["LOCAL_WORLD_SIZE"])
     shape = (dist.get_world_size() // local, local) if args.hsdp else (dist.get_world_size(),)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("nodes", "ranks")[-len(shape) :])
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.bf16 else None)
+    how = {
+        "mesh": mesh,
+        "reshard_after_forward": args.reshard_after_forward,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16 if args.bf16 else None),
+    }
+    if args.replicate_frozen:
+        how["ignored_params"] = {p for p in model.parameters() if not p.requires_grad}
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=args.reshard_after_forward, mp_policy=policy)
-    fully_shard(model, mesh=mesh, reshard_after_forward=args.reshard_after_forward, mp_policy=policy)
+        fully_shard(block, **how)
+    fully_shard(model, **how)
     if device.type == "cpu":
         if not hasattr(model, "set_force_sum_reduction_for_comms"):
             sys.exit(

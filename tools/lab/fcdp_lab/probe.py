@@ -157,7 +157,7 @@ def _fcdp_stats(whole=False):
         return None
     stats = dict(fcdp.stats())
     if not whole:
-        stats.pop("groups", None)
+        stats["groups"] = len(stats["groups"])
     return stats
 
 

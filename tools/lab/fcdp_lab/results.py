@@ -107,7 +107,7 @@ def of_run(run, warmup):
         "W_bytes": _largest(m["gathered_bytes"] for m in model) or None,
         "parameter_bytes": _largest(m["parameter_bytes"] for m in model) or None,
         "losses": _losses(run.folder),
-        "fcdp": _fcdp(stats),
+        "fcdp": _fcdp(stats, ranks),
     }
 
 
@@ -122,12 +122,18 @@ def _memory(ranks, model, stats):
     }
 
 
-def _fcdp(stats):
+def _fcdp(stats, ranks):
     if not stats:
         return None
     first = stats[0]
     keep = ("driver", "topology", "gathers", "bypassed")
-    return {"enabled": all(s["enabled"] for s in stats), **{k: first.get(k) for k in keep}}
+    # While the job trained: at its end its models may be gone.
+    groups = [step["fcdp"]["groups"] for lines in ranks.values() for step in _steps(lines) if step.get("fcdp")]
+    return {
+        "enabled": all(s["enabled"] for s in stats),
+        "groups_served": max(groups, default=0),
+        **{k: first.get(k) for k in keep},
+    }
 
 
 def _compare(lines, reference):
