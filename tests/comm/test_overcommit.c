@@ -18,7 +18,14 @@
 #include "tests/comm/member.h"
 #include "tools/simgpu/simgpu.h"
 
-enum { PAGE_BYTES = 2 << 20, N_GROUPS = 5, REGION_PAGES = 3, MAX_TENSORS = 64, N_ROUNDS = 3, N_ROUNDS_COARSER = 2 };
+enum {
+    PAGE_BYTES = 2 << 20,
+    N_GROUPS = 5,
+    REGION_PAGES = 3,
+    MAX_TENSORS = 64,
+    N_ROUNDS = 3,
+    N_ROUNDS_COARSER = 2
+};
 
 static const uint8_t all_extents[CLUSTER_MAX_EXTENTS] = {1, 1, 1, 1, 1, 1, 1, 1};
 
