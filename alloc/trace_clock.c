@@ -47,8 +47,8 @@ static bool counter_is_the_kernels(void) {
 #endif
 }
 
-/* One moment by both clocks. False: each time the thread lost its core between the two, and no rate may rest on
- * it: a millisecond there would be one in each ten afterwards. */
+/* One moment by both clocks. False: each time the thread lost its core between the two. No rate may rest on
+ * that: a millisecond there would be one in each ten afterwards. */
 static bool moment_read(uint64_t *counter_out, uint64_t *now_ns_out) {
     for (int tries = 0; tries < MAX_TRIES; tries++) {
         *counter_out = counter_read();

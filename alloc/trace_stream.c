@@ -163,13 +163,6 @@ static void list_append(fcdp_trace_spans *spans, pair_list *list, uint32_t numbe
     list->last = number;
 }
 
-/* Until it has been written. */
-static void pair_pend(fcdp_trace_spans *spans, uint32_t number) {
-    fcdp__lock_acquire(&spans->lock);
-    list_append(spans, &spans->pending, number);
-    fcdp__lock_release(&spans->lock);
-}
-
 /* Whatever fails here, the event is written: without the device's times, at once. */
 static void span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream stream, const pair *said) {
     if (!span.begun_ns) return;
@@ -187,7 +180,9 @@ static void span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream 
         spoken.begin = mine->begin;
         spoken.end = mine->end;
         *mine = spoken;
-        pair_pend(spans, span.number);
+        fcdp__lock_acquire(&spans->lock);
+        list_append(spans, &spans->pending, span.number); /* until it has been written */
+        fcdp__lock_release(&spans->lock);
         return;
     }
     if (span.number) pair_give(spans, span.number);

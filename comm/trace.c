@@ -50,13 +50,7 @@ void fcdp__group_trace_attach(const fcdp_group *group) {
                           memory_order_relaxed);
 }
 
-static void object_trace_use(fcdp_trace_object *object, const fcdp_use_counts *counts) {
-    if (!object) return;
-    atomic_fetch_add_explicit(&object->n_uses, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&object->plain_bytes, counts->plain_bytes, memory_order_relaxed);
-    atomic_fetch_add_explicit(&object->gather_bytes, counts->gather_bytes, memory_order_relaxed);
-}
-
+/* In the process's counters, and in the group's own. */
 void fcdp__group_trace_use(const fcdp_group *group, const fcdp_use_counts *counts) {
     bool made = counts->block_bytes > 0, backward = counts->pass == FCDP_PASS_BACKWARD;
     fcdp__trace(&(fcdp_trace_event){.kind = FCDP_EVENT_USE,
@@ -71,7 +65,11 @@ void fcdp__group_trace_use(const fcdp_group *group, const fcdp_use_counts *count
     if (made && counts->pass == FCDP_PASS_FORWARD) fcdp__trace_count(FCDP_COUNT_GATHERS_FORWARD, 1);
     fcdp__trace_count(FCDP_COUNT_SAVED_PLAIN_BYTES, counts->plain_bytes);
     fcdp__trace_count(FCDP_COUNT_SAVED_GATHER_BYTES, counts->gather_bytes);
-    object_trace_use(fcdp__trace_object(fcdp__group_object(group)), counts);
+    fcdp_trace_object *object = fcdp__trace_object(fcdp__group_object(group));
+    if (!object) return;
+    atomic_fetch_add_explicit(&object->n_uses, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&object->plain_bytes, counts->plain_bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&object->gather_bytes, counts->gather_bytes, memory_order_relaxed);
 }
 
 /* The one that tells most, where several say so: a step of an optimizer moves counters and bytes as well. */
