@@ -433,7 +433,7 @@ def serves(folder, line):
 
 
 def is_for_bpftrace(folder, line):
-    """As it stands, but without its end: what it would do is checked, and (tests/memtrace/test_probe.py) done."""
+    """As it stands, but without its end: what it would do is checked, and (tests/memtrace/test_usdt.py) done."""
     if not shutil.which("bpftrace") or os.geteuid() != 0:
         pytest.skip("bpftrace is not installed here, or this is not root")
     so = next(line for line in shell_lines() if line.startswith("so=$("))

@@ -21,8 +21,8 @@ smallest budget in which it ends, and driver calls. A few seconds after the buil
 
 trace: measures what an event of the trace costs, in nanoseconds, on one thread and on two that write at once. It ends
 with 1 where one thread takes more than 50. A few seconds after the build.
-With --steps: the step time of the demo's job with the trace on over that with it off, as the median of 20 pairs of
-runs (--repeat N: another number). It ends with 1 where that is above 1.01. About ten minutes after the set-up.
+With --steps: the step time of a small GPT with the trace on over that with it off, as the median of 20 pairs of runs
+(--repeat N: another number). It ends with 1 where that is above 1.01. About ten minutes after the set-up.
 
 overlap: measures how much of its traffic the engine hides. It trains 16 groups as FSDP2 does, as 2 nodes x 2 ranks,
 each rank a process, on the simulated device and network. Their rates are set so that a step is bound by compute, by
@@ -57,7 +57,7 @@ esac
 trace_steps() {     # OPTIONS OF fcdp-lab
     mkdir -p out
     fcdp-lab --nodes 2 --ranks 2 --rate 1gbit --mode 'off: FCDP=1 FCDP_TRACE=0' --mode 'on: FCDP=1 FCDP_TRACE=1' \
-        --modes off,on --repeat 20 --json out/trace.json "$@" -- tools/demo/gpt.py --steps 12
+        --modes off,on --repeat 20 --json out/trace.json "$@" -- tools/demo/gpt.py --dim 168 --layers 8 --steps 24
     "$PY" tools/bench/trace_overhead.py out/trace.json
 }
 
