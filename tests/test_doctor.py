@@ -50,9 +50,16 @@ class Net(nn.Module):
 
 model = Net()
 model.layers[0].requires_grad_(False)
-for i, layer in enumerate(model.layers):
-    fully_shard(layer, reshard_after_forward=2 if kind == "partly" and i == 1 else True)
+for layer in model.layers:
+    fully_shard(layer)
 fully_shard(model)
+if kind == "partly":
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+
+    class OwnGather(DefaultAllGather):
+        pass
+
+    model.layers[1].set_custom_all_gather(OwnGather())
 for module in model.modules():
     if hasattr(module, "set_force_sum_reduction_for_comms"):  # gloo has no average
         module.set_force_sum_reduction_for_comms(True)
@@ -123,7 +130,7 @@ def test_the_table_folds_groups_that_are_alike_and_says_why_one_is_not_served(sc
     done = doctor(script, "partly")
     assert done.returncode == 1 and not done.stderr, done.stderr
     words = re.sub(r"[\s│]+", " ", done.stdout)
-    assert re.search(r"^Not layers\.1: reshard_after_forward is an int, .*\.$", done.stdout, re.M), done.stdout
+    assert re.search(r"^Not layers\.1: it has a custom all-gather \(OwnGather\)\.$", done.stdout, re.M), done.stdout
     assert "FCDP serves 3 of 4 groups" in words and "2 nodes x 2 ranks" in words and ": step 2" in words
     assert re.search(r"instead of [\d.]+ KB \(\d+ % fewer\)", words), done.stdout
     served = by_name(document(doctor("--json", script, "partly"))["groups"])
