@@ -6,12 +6,15 @@ import tempfile
 import pytest
 
 TRANSFER = """
-import os, socket, sys, time
+import array, fcntl, os, socket, sys, termios, time
 n_bytes, node = int(sys.argv[1]), int(os.environ["GROUP_RANK"])
 if node == 0:
     with socket.create_server((os.environ["MASTER_ADDR"], 7000)) as server:
         peer, _ = server.accept()
-        got, started = len(peer.recv(1)), time.monotonic()
+        peer.recv(1)
+        started, came_before = time.monotonic(), array.array("i", [0])  # while this process had no core
+        fcntl.ioctl(peer, termios.FIONREAD, came_before)
+        got = -came_before[0]
         while data := peer.recv(1 << 20):
             got += len(data)
         print("bits", got * 8 / (time.monotonic() - started))
@@ -29,6 +32,8 @@ else:
     fields = next(l for l in open("/proc/self/net/dev") if "eth0" in l).split()
     print("packets", fields[10])
 """
+
+N_TRIES = 8
 
 
 def _said(logs, node, word):
@@ -48,7 +53,7 @@ def test_a_link_has_its_rate_and_large_packets_stay_whole(lab):
     """The full bucket lets 256 KiB more through at the start; a busy machine may be slower than its link, not
     faster."""
     n_bytes, rate = 12_500_000, 100e6
-    for _ in range(3):
+    for _ in range(N_TRIES):
         run, logs = _transfer(lab, "100mbit", n_bytes)
         bits = _said(logs, 0, "bits")
         assert bits < 1.05 * rate, f"{bits / 1e6:.1f} Mbit/s over a link of 100"
@@ -57,7 +62,7 @@ def test_a_link_has_its_rate_and_large_packets_stay_whole(lab):
         assert run["sent_bytes_total_by_node"][0] < 0.02 * n_bytes, "acknowledgements only"
         if bits > 0.9 * rate:
             return
-    pytest.fail(f"three times slower than the link: {bits / 1e6:.1f} Mbit/s over 100")
+    pytest.fail(f"slower than the link each time: {bits / 1e6:.1f} Mbit/s over 100")
 
 
 def test_an_unlimited_link_is_faster_than_any_that_is_shaped(lab):
