@@ -51,18 +51,20 @@ def _transfer(lab, rate, n_bytes):
 
 def test_a_link_has_its_rate_and_large_packets_stay_whole(lab):
     """The full bucket lets 256 KiB more through at the start; a busy machine may be slower than its link, not
-    faster."""
+    faster, and then TCP sends smaller packets."""
     n_bytes, rate = 12_500_000, 100e6
     for _ in range(N_TRIES):
         run, logs = _transfer(lab, "100mbit", n_bytes)
         bits = _said(logs, 0, "bits")
         assert bits < 1.05 * rate, f"{bits / 1e6:.1f} Mbit/s over a link of 100"
-        assert n_bytes / _said(logs, 1, "packets") > 8 * 1500, "packets were split before the queue"
-        assert n_bytes < run["sent_bytes_total_by_node"][1] < 1.02 * n_bytes
+        packet_bytes = n_bytes / _said(logs, 1, "packets")  # at most 1500 where they are split before the queue
+        assert n_bytes < run["sent_bytes_total_by_node"][1] < 1.05 * n_bytes
         assert run["sent_bytes_total_by_node"][0] < 0.02 * n_bytes, "acknowledgements only"
-        if bits > 0.9 * rate:
+        if bits > 0.9 * rate and packet_bytes > 8 * 1500:
             return
-    pytest.fail(f"slower than the link each time: {bits / 1e6:.1f} Mbit/s over 100")
+    pytest.fail(
+        f"each time slower than the link of 100 Mbit/s ({bits / 1e6:.1f}), or in packets of {packet_bytes:.0f} bytes"
+    )
 
 
 def test_an_unlimited_link_is_faster_than_any_that_is_shaped(lab):
