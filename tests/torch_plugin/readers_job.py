@@ -61,7 +61,7 @@ def main():
     module._fcdp = core
     runtime = module.runtime
     runtime.load_options()
-    shards = types.SimpleNamespace(device=GPU, comm=None)
+    shards = types.SimpleNamespace(device=GPU, comm=None, n_groups=0)
     groups = [
         group_of(shards, OnDevice(), OnDevice()),
         group_of(shards, torch.ones(8)),
