@@ -55,13 +55,13 @@ def train(model):
 def mismatches():
     """What of this torch is not as FCDP knows it, by file."""
     from torch.distributed.fsdp import _flat_param, _runtime_utils
-    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group, _fsdp_state
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group, _fsdp_state
 
     from fcdp import fsdp1 as seam1
     from fcdp import fsdp2 as seam2
 
     return {
-        "fsdp2.py": list(seam2._mismatches(_fsdp_param_group, _fsdp_param, _fsdp_state)),
+        "fsdp2.py": list(seam2._mismatches(_fsdp_collectives, _fsdp_param_group, _fsdp_param, _fsdp_state)),
         "fsdp1.py": list(seam1._mismatches(_flat_param, _runtime_utils)),
     }
 

@@ -326,6 +326,8 @@ def a_gather_in_a_capture_is_refused_before_the_ranks_meet(p, sim):
     from fcdp.runtime import Group, Runtime, Tree
 
     class OneShards:
+        n_groups = 0
+
         def agree(self, vote):
             raise AssertionError("the ranks meet")
 

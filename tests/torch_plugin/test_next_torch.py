@@ -93,12 +93,12 @@ def test_an_all_gather_result_of_more_fields_is_not_taken_for_a_known_one():
     """As that of a torch whose all-gathers have layouts: what the new fields mean is not known here."""
     script = (
         "import collections\n"
-        "from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group as groups, _fsdp_state\n"
+        "from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group as groups, _fsdp_state\n"
         "from fcdp import fsdp2\n"
         "fields = groups.AllGatherResult._fields\n"
-        "assert list(fsdp2._mismatches(groups, _fsdp_param, _fsdp_state)) == []\n"
+        "assert list(fsdp2._mismatches(_fsdp_collectives, groups, _fsdp_param, _fsdp_state)) == []\n"
         "groups.AllGatherResult = collections.namedtuple('AllGatherResult', (*fields, 'layout', 'output_metadata'))\n"
-        "print(list(fsdp2._mismatches(groups, _fsdp_param, _fsdp_state)))\n"
+        "print(list(fsdp2._mismatches(_fsdp_collectives, groups, _fsdp_param, _fsdp_state)))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.stdout == "['AllGatherResult with six fields']\n", done.stdout + done.stderr
