@@ -5,30 +5,13 @@ import os
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
-VOCABULARY, DIM, LAYERS, LENGTH, STEPS = 512, 128, 4, 32, 6
+from small_transformer import Model, next_loss
 
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, DIM)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(DIM, 4, 4 * DIM, dropout=0.0, batch_first=True, norm_first=True)
-            for _ in range(LAYERS)
-        )
-        self.head = nn.Linear(DIM, VOCABULARY, bias=False)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=x.device)
-        for layer in self.layers:
-            x = layer(x, src_mask=mask, is_causal=True)
-        return self.head(x)
+STEPS = 6
 
 
 def main():
@@ -41,8 +24,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = torch.Generator().manual_seed(dist.get_rank())
     for _ in range(STEPS):
-        tokens = torch.randint(VOCABULARY, (2, LENGTH + 1), generator=data).to(device)
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = next_loss(model, data, device)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

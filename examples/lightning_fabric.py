@@ -8,30 +8,12 @@ import os
 
 import lightning
 import torch
-import torch.nn.functional as F
 from lightning.fabric.strategies import ModelParallelStrategy
-from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-VOCABULARY, DIM, LAYERS, LENGTH, STEPS = 512, 128, 4, 32, 6
+from small_transformer import Model, next_loss
 
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, DIM)
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(DIM, 4, 4 * DIM, dropout=0.0, batch_first=True, norm_first=True)
-            for _ in range(LAYERS)
-        )
-        self.head = nn.Linear(DIM, VOCABULARY, bias=False)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=x.device)
-        for layer in self.layers:
-            x = layer(x, src_mask=mask, is_causal=True)
-        return self.head(x)
+STEPS = 6
 
 
 def parallelize(model, mesh):
@@ -51,8 +33,7 @@ def main():
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=1e-3))
     data = torch.Generator().manual_seed(fabric.global_rank)
     for _ in range(STEPS):
-        tokens = torch.randint(VOCABULARY, (2, LENGTH + 1), generator=data).to(fabric.device)
-        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = next_loss(model, data, fabric.device)
         fabric.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
