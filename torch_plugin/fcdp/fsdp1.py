@@ -27,7 +27,6 @@ from fcdp.runtime import Description, Group, Tree, runtime
 from fcdp.seam import stream_of, version_of, wrap
 
 unknown: str | None = None  # why this torch's FSDP1 is not served
-_dtype_codes: dict[torch.dtype, int] = {}
 
 # Of each FlatParamHandle and of each of its flat parameters, once FSDP1 has initialised them.
 _HANDLE = "world_size rank process_group device _training_state _offload_params _skip_writeback_check".split()
@@ -172,10 +171,6 @@ class _Extent:
             self._serial += 1
         # Without a fingerprint any optimizer may have written any trainable parameter by the time of an observation.
         anonymous = group.steps if any(needs_grad) and not group.is_read(source) else 0
-        codes = (
-            _dtype_codes.setdefault(source.dtype, len(_dtype_codes) + 1),
-            _dtype_codes.setdefault(self.flat.dtype, len(_dtype_codes) + 1),
-        )
         return (
             self._serial,
             _address(source),
@@ -183,7 +178,7 @@ class _Extent:
             sum(map(version_of, params[1:])),
             version_of(flat_param._local_shard),
             self.steps + anonymous,
-            codes[0] << 16 | codes[1],
+            seam.dtype_codes(source.dtype, self.flat.dtype),
             int(any(needs_grad)),
         )
 
@@ -198,23 +193,15 @@ def _gathers_nothing(handle: Any) -> str | None:
 
 def _why_not(handle: Any) -> str | None:
     """Why FCDP leaves this flat parameter to plain FSDP1; None: it serves."""
-    if reason := _gathers_nothing(handle):
+    if reason := _gathers_nothing(handle) or seam.why_not(handle.device):
         return reason
-    if handle.device.type not in ("cpu", "cuda"):
-        return f"device type {handle.device.type} is not supported"
-    if seam.captures(handle.device):  # what serving it takes cannot be made now
-        return "its first gather is part of a CUDA graph's capture"
     if getattr(handle, "_use_fake_all_gather", False):
         return "FSDP_USE_FAKE_ALL_GATHER is set"
     for owner, names in ((handle, _HANDLE), (handle.flat_param, _FLAT_PARAM)):
         for name in names:
             if not hasattr(owner, name):
-                return _other_torch(f"{type(owner).__name__}.{name}")
+                return seam.unknown_torch("FSDP1", f"{type(owner).__name__}.{name}")
     return None
-
-
-def _other_torch(what: str) -> str:
-    return f"torch {torch.__version__} does not have FSDP1 as FCDP knows it ({what}); use torch 2.6 to 2.15"
 
 
 def _name(handle: Any) -> str:
@@ -285,7 +272,7 @@ def install(module: ModuleType) -> None:
     seam.load_options()
     missing = list(_mismatches(flat_module, runtime_module))
     if missing:
-        unknown = _other_torch(missing[0])
+        unknown = seam.unknown_torch("FSDP1", missing[0])
         return
     runtime_module._fcdp_installed = True
     _patch_handle(flat_module.FlatParamHandle)
@@ -394,19 +381,8 @@ def _patch_runtime(module: ModuleType) -> None:
 
     @wrap(module, "_reduce_grad")
     def reduce(original, state, handle):
-        group, grad, n = handle.process_group, handle.flat_param.grad, handle.world_size
-        # gloo reduces everywhere and keeps a part: two rounds of the ring
-        rounds = 2 if handle.device.type == "cpu" else 1
-        runtime.count_plain(
-            "reduce_scatter", group, rounds * handle.flat_param._sharded_size.numel() * grad.itemsize * (n - 1)
-        )
+        bytes_ = handle.flat_param._sharded_size.numel() * handle.flat_param.grad.itemsize
         if handle.__dict__.get("_fcdp") is not None:
             handle._fcdp.reduced()
-        try:
+        with seam.reduction(handle.process_group, handle.device, bytes_, lambda: _name(handle) or "the root"):
             return original(state, handle)
-        except RuntimeError as error:
-            if runtime.groups:
-                seam.add_note(
-                    error, f"fcdp: the gradients of {_name(handle) or 'the root'} were not reduced over {n} ranks"
-                )
-            raise

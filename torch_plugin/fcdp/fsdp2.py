@@ -13,7 +13,6 @@ runs. What is known to come, and what is to be done then: "The next torch" in do
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import threading
 import weakref
@@ -38,7 +37,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-_dtype_codes: dict[torch.dtype | None, int] = {}
 
 
 class _Extent:
@@ -83,10 +81,6 @@ class _Extent:
             param._fcdp_group = weakref.ref(group)
         # Without a fingerprint any optimizer may have written any trainable parameter by the time of an observation.
         anonymous = group.steps if param.requires_grad and not group.is_read(data) else 0
-        codes = (
-            _dtype_codes.setdefault(data.dtype, len(_dtype_codes) + 1),
-            _dtype_codes.setdefault(self.gathered_dtype(), len(_dtype_codes) + 1),
-        )
         return (
             self._serial,
             data.untyped_storage().data_ptr(),
@@ -94,7 +88,7 @@ class _Extent:
             version_of(local),
             version_of(data),
             self.steps + anonymous,
-            codes[0] << 16 | codes[1],
+            seam.dtype_codes(data.dtype, self.gathered_dtype()),
             int(param.requires_grad),
         )
 
@@ -184,13 +178,7 @@ def _why_not(param_group: Any) -> str | None:
     """Why FCDP leaves this group to plain FSDP2; None: it serves."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
-    if reason := _gathers_nothing(param_group):
-        return reason
-    if param_group.device.type not in ("cpu", "cuda"):
-        return f"device type {param_group.device.type} is not supported"
-    if seam.captures(param_group.device):  # what serving it takes cannot be made now
-        return "its first gather is part of a CUDA graph's capture"
-    if reason := _custom_gather(param_group):
+    if reason := _gathers_nothing(param_group) or seam.why_not(param_group.device) or _custom_gather(param_group):
         return reason
     mine = (_here.inputs or ()) if param_group is _here.param_group else ()
     if any(type(tensor) is not torch.Tensor for tensors in mine for tensor in tensors):
@@ -411,42 +399,17 @@ def install(state_module: ModuleType) -> None:
     seam.load_options()
     missing = list(_mismatches(collectives, group_module, param_module, state_module))
     if missing:
-        why = f"torch {torch.__version__} does not have FSDP2 as FCDP knows it ({missing[0]}); use torch 2.6 to 2.15"
+        why = seam.unknown_torch("FSDP2", missing[0])
         runtime.bypass("every group", why)
         say(f"plain FSDP2 for every group: {why}")
         return
     group_module._fcdp_installed = True
-    _take_tensors()
+    seam.take_tensors()
     _patch_collectives(collectives, group_module, param_module)
     _patch_group(group_module.FSDPParamGroup)
     _patch_state(state_module.FSDPState)
     whole.install()
     seam.watch_optimizers(_after_step)
-
-
-def _take_tensors() -> None:
-    """On a machine with CUDA: tensors from FCDP's allocator too, unless FCDP_ALLOC=native. Calls no CUDA: this
-    process may fork yet."""
-    if runtime.options["alloc"] == _fcdp.ALLOC_NATIVE or not torch.backends.cuda.is_built() or torch.version.hip:
-        return
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:  # a machine without a GPU
-        return
-    from fcdp import tensors
-
-    if tensors.is_current():
-        return
-    try:
-        if torch.cuda.is_initialized() or torch._C._cuda_getAllocatorBackend() != "native":
-            raise RuntimeError(
-                "its allocator is in use already, or is not the default one; import torch.distributed.fsdp before CUDA is used"
-            )
-        if torch.backends.cudnn.benchmark:
-            raise RuntimeError("torch.backends.cudnn.benchmark needs it")
-        torch.cuda.memory.change_current_allocator(tensors.fcdp_alloc)
-    except (RuntimeError, _fcdp.Error) as error:
-        say(f"PyTorch's own allocator serves tensors: {error.args[0]} (FCDP_ALLOC=native silences this)")
 
 
 def _after_step(optimizer: torch.optim.Optimizer) -> None:
@@ -521,21 +484,16 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
     def reduce(original, *args, **kwargs):
         bound = reduce_signature.bind(*args, **kwargs).arguments
         fsdp_params, grads, group = bound["fsdp_params"], bound["unsharded_grads"], bound["reduce_scatter_group"]
-        if group is not None and grads:
-            n = group.size()
-            dtype = bound.get("reduce_dtype") or grads[0].dtype
-            total = sum(p.padded_sharded_param_size.numel() for p in fsdp_params) * n * dtype.itemsize
-            # gloo reduces everywhere and keeps a part: two rounds of the ring
-            rounds = 2 if fsdp_params[0].device.type == "cpu" else 1
-            runtime.count_plain("reduce_scatter", group, rounds * total * (n - 1) // n)
-        try:
+        if group is None or not grads:
             return original(*args, **kwargs)
-        except RuntimeError as error:
-            if group is None or not runtime.groups:
-                raise
-            names = ", ".join(sorted({_Extent(p, 0).name for p in fsdp_params})[:3])
-            seam.add_note(error, f"fcdp: the gradients of {names}, ... were not reduced over {group.size()} ranks")
-            raise
+        dtype = bound.get("reduce_dtype") or grads[0].dtype
+        bytes_ = sum(p.padded_sharded_param_size.numel() for p in fsdp_params) * dtype.itemsize
+
+        def names() -> str:
+            return ", ".join(sorted({_param_name(p) for p in fsdp_params})[:3]) + ", ..."
+
+        with seam.reduction(group, fsdp_params[0].device, bytes_, names):
+            return original(*args, **kwargs)
 
     @wrap(param_module, "free_storage")
     def free_storage(original, tensor):

@@ -141,14 +141,14 @@ class Group:
         signals, addresses, sizes, counts = array("Q"), array("Q"), array("Q"), array("Q")
         for extent in self.extents:
             signals.extend(extent.signals(self))
-            can_read = self._is_host_read(extent.shard())
+            can_read = self.is_host_read(extent.shard())
             pieces = extent.pieces() if can_read else [None]
             addresses.extend((piece.data_ptr() or 1) if can_read else 0 for piece in pieces)  # 0: cannot be read
-            sizes.extend(piece.numel() * piece.element_size() if can_read else 0 for piece in pieces)
+            sizes.extend(piece.nbytes if can_read else 0 for piece in pieces)
             counts.append(len(pieces))
         return signals.tobytes(), addresses.tobytes(), sizes.tobytes(), counts.tobytes()
 
-    def _is_host_read(self, shard: torch.Tensor) -> bool:
+    def is_host_read(self, shard: torch.Tensor) -> bool:
         """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
         return (
             not self.by_device
@@ -158,7 +158,7 @@ class Group:
 
     def is_read(self, shard: torch.Tensor) -> bool:
         """Are its bytes compared, by the device since the last vote, or by the host?"""
-        return self.by_device or self._is_host_read(shard)
+        return self.by_device or self.is_host_read(shard)
 
     def vote(self, fingerprints: bytes) -> bytes:
         """Why each extent's copy is stale, as this rank sees it (0: fresh); last, whether the region is not on its
@@ -187,9 +187,9 @@ class Group:
             _fcdp.group_confirm(self.handle, self._signals())
         addresses, keep = array("Q", [0]) * self.n, []
         for i, tensor in self.collect(wanted).items() if wanted else ():
-            if tensor.numel() * tensor.element_size() != self.shard_bytes[i] or not tensor.is_contiguous():
+            if tensor.nbytes != self.shard_bytes[i] or not tensor.is_contiguous():
                 raise RuntimeError(
-                    f"fcdp: the shard of {self.extents[i].name} has {tensor.numel() * tensor.element_size()} bytes now, "
+                    f"fcdp: the shard of {self.extents[i].name} has {tensor.nbytes} bytes now, "
                     f"{self.shard_bytes[i]} when FCDP first saw it; a parameter's size and dtype must not change after the first forward"
                 )
             addresses[i] = tensor.data_ptr()
@@ -200,7 +200,7 @@ class Group:
     def begin(self, pass_: int, stream: int) -> None:
         """Put its gather or restore on the core's streams, if that has not been done ahead."""
         if not _fcdp.group_has_begun(self.handle):
-            _call(_fcdp.group_begin, self.handle, self.read(), pass_, stream)
+            call(_fcdp.group_begin, self.handle, self.read(), pass_, stream)
 
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
@@ -212,7 +212,7 @@ class Group:
         _fcdp.group_ask_again(self.handle)
 
 
-def _call(function: Callable, *args: Any) -> Any:
+def call(function: Callable, *args: Any) -> Any:
     try:
         return function(*args)
     except _fcdp.Error as error:
@@ -240,7 +240,7 @@ class Pending:
     def wait(self) -> None:
         """The current stream goes on when the bytes are there; on CPUs this thread does."""
         self.group.begin(self.pass_, self.stream)
-        _call(_fcdp.group_wait, self.group.handle, self.stream)
+        call(_fcdp.group_wait, self.group.handle, self.stream)
         self.group.inputs = None  # whoever frees them on this stream is behind their readers
 
     def cancel(self) -> None:
@@ -495,38 +495,6 @@ class Runtime:
         served = n_groups - len(bypassed)
         say(f"served {served} of {n_groups} groups: {why}; plain {fsdp} runs" + (f" for {names}" if served else ""))
 
-    # One parameter as a whole (whole.py).
-
-    def whole_vote(self, group: Group, i: int, stream: int) -> int:
-        """WHOLE_*, as this rank sees it. Remembers nothing that an agreement in force rests on."""
-        extent = group.extents[i]
-        extent.settle()
-        shard, fingerprint = extent.shard(), b""
-        can_read = group._is_host_read(shard) and shard.device == group.shards.device
-        if not can_read and group.by_device and shard.device == group.shards.device:
-            address = array("Q", [shard.data_ptr()]).tobytes()
-            size = array("Q", [shard.numel() * shard.element_size()]).tobytes()
-            fingerprint = _call(_fcdp.comm_fingerprints, group.shards.comm, address, size, stream) or b""
-        return _fcdp.group_whole_vote(
-            group.handle,
-            i,
-            array("Q", extent.signals(group)).tobytes(),
-            (shard.data_ptr() or 1) if can_read else 0,
-            shard.numel() * shard.element_size() if can_read else 0,
-            fingerprint,
-        )
-
-    def whole_begin(self, group: Group, i: int, stream: int) -> None:
-        """The group is on the device, once the current stream goes on, in place of FSDP's gather of parameter i."""
-        _call(_fcdp.group_whole_begin, group.handle, i, group.read(), stream)
-        _call(_fcdp.group_wait, group.handle, stream)
-        group.inputs = None
-
-    def whole_read(self, group: Group, i: int, out: torch.Tensor, stream: int) -> None:
-        """Parameter i into `out`, from the node's host memory; the current stream waits for it."""
-        bytes_ = out.numel() * out.element_size()
-        _call(_fcdp.group_whole_read, group.handle, i, out.data_ptr(), bytes_, stream)
-
     def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes]:
         """Of the shards of each group (b"": none are taken), read by the device behind what is on `stream` now;
         the host waits for it."""
@@ -538,9 +506,9 @@ class Runtime:
         for extent in [extent for group in read for extent in group.extents]:
             pieces = extent.pieces()
             addresses.extend(piece.data_ptr() for piece in pieces)
-            sizes.extend(piece.numel() * piece.element_size() for piece in pieces)
+            sizes.extend(piece.nbytes for piece in pieces)
             counts.append(len(pieces))
-        taken = _call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
+        taken = call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
         if taken is None:
             self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
             say(
@@ -564,7 +532,7 @@ class Runtime:
         try:
             agreed = groups[0].shards.agree(bytes(1 if reason else 0 for vote in votes for reason in vote))
         except RuntimeError:
-            _call(_fcdp.engine_check, self.engine)  # a transfer that failed before says more than who is missing here
+            call(_fcdp.engine_check, self.engine)  # a transfer that failed before says more than who is missing here
             raise
         at, n_stale = 0, 0
         for group in groups:
@@ -577,12 +545,12 @@ class Runtime:
         """Gather small groups that are stale together in few collectives, to host memory."""
         if len(small) > 1:
             inputs = b"".join([group.read() for group in small])
-            _call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, stream)
+            call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, stream)
 
     def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
         """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP's hooks."""
         handle = (group.tree or tree).handle(group.shards)
-        _call(_fcdp.group_check_capture, group.handle, stream)  # before the ranks meet
+        call(_fcdp.group_check_capture, group.handle, stream)  # before the ranks meet
         _fcdp.group_join(group.handle, handle)
         question = _fcdp.group_question(group.handle, by_hand or group.tree is not None)
         if question == _fcdp.ASK_TREE:
@@ -610,7 +578,7 @@ class Runtime:
     def release(self, group: Group, stream: int) -> None:
         """FSDP resharded the group, or (FSDP1) has its own copy of it."""
         written = [extent.written() for extent in group.extents]  # of each: asking remembers what was seen
-        _call(_fcdp.group_reshard, group.handle, stream, any(written))
+        call(_fcdp.group_reshard, group.handle, stream, any(written))
 
     def missing(self, error: _fcdp.Error) -> str:
         """Which ranks did not come, for a failure of collectives that do not say so themselves; else ""."""
@@ -627,7 +595,7 @@ class Runtime:
     def order_writes(self, stream: int) -> None:
         """What `stream` does next may write into shards. Raises what the device, a peer or a collective has
         failed at by now."""
-        _call(_fcdp.engine_order_writes, self.engine, stream)
+        call(_fcdp.engine_order_writes, self.engine, stream)
 
     # Counting.
 

@@ -1,18 +1,21 @@
-"""What fsdp1.py and fsdp2.py need to enter an FSDP, of which this file knows nothing: replaced functions, the
-current stream, and what concerns every optimizer."""
+"""What fsdp1.py and fsdp2.py share, and what knows neither: how a function is replaced, the current stream, the
+signals of a dtype, FSDP's reductions, PyTorch's allocator, every optimizer."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fcdp import OptionError, _fcdp
-from fcdp.runtime import runtime
+from fcdp import OptionError, _fcdp, tensors
+from fcdp.runtime import runtime, say
 
 
 def stream_of(device: torch.device) -> int:
@@ -26,6 +29,28 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def captures(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def why_not(device: torch.device) -> str | None:
+    """Why FCDP can serve no parameters that are gathered on this device now; None: it can."""
+    if device.type not in ("cpu", "cuda"):
+        return f"device type {device.type} is not supported"
+    if captures(device):  # what serving takes cannot be made now
+        return "its first gather is part of a CUDA graph's capture"
+    return None
+
+
+def unknown_torch(fsdp: str, what: str) -> str:
+    return f"torch {torch.__version__} does not have {fsdp} as FCDP knows it ({what}); use torch 2.6 to 2.15"
+
+
+_dtype_codes: dict[torch.dtype, int] = {}
+
+
+def dtype_codes(shard: torch.dtype, gathered: torch.dtype) -> int:
+    """Both, as a signal (comm/validity.h)."""
+    first, second = (_dtype_codes.setdefault(dtype, len(_dtype_codes) + 1) for dtype in (shard, gathered))
+    return first << 16 | second
 
 
 def wrap(owner: Any, name: str) -> Callable[[Callable], Callable]:
@@ -63,12 +88,51 @@ def add_note(error: Exception, text: str) -> None:
         error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
 
 
+@contextlib.contextmanager
+def reduction(
+    group: dist.ProcessGroup, device: torch.device, shard_bytes: int, names: Callable[[], str]
+) -> Iterator[None]:
+    """Around a reduce-scatter of FSDP's that leaves `shard_bytes` with each rank: counts it, and where it fails, says
+    whose gradients these were."""
+    rounds = 2 if device.type == "cpu" else 1  # gloo reduces everywhere and keeps a part: twice around the ring
+    runtime.count_plain("reduce_scatter", group, rounds * shard_bytes * (group.size() - 1))
+    try:
+        yield
+    except RuntimeError as error:
+        if runtime.groups:
+            add_note(error, f"fcdp: the gradients of {names()} were not reduced over {group.size()} ranks")
+        raise
+
+
 def load_options() -> None:
     """Raises OptionError for a malformed FCDP_* variable."""
     try:
         runtime.load_options()
     except _fcdp.Error as error:
         raise OptionError(error.args[0]) from None
+
+
+def take_tensors() -> None:
+    """On a machine with CUDA: tensors from FCDP's allocator too, unless FCDP_ALLOC=native. Calls no CUDA: this
+    process may fork yet."""
+    if runtime.options["alloc"] == _fcdp.ALLOC_NATIVE or not torch.backends.cuda.is_built() or torch.version.hip:
+        return
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:  # a machine without a GPU
+        return
+    if tensors.is_current():
+        return
+    try:
+        if torch.cuda.is_initialized() or torch._C._cuda_getAllocatorBackend() != "native":
+            raise RuntimeError(
+                "its allocator is in use already, or is not the default one; import torch.distributed.fsdp before CUDA is used"
+            )
+        if torch.backends.cudnn.benchmark:
+            raise RuntimeError("torch.backends.cudnn.benchmark needs it")
+        torch.cuda.memory.change_current_allocator(tensors.fcdp_alloc)
+    except (RuntimeError, _fcdp.Error) as error:
+        say(f"PyTorch's own allocator serves tensors: {error.args[0]} (FCDP_ALLOC=native silences this)")
 
 
 _after: list[Callable[[torch.optim.Optimizer], None]] = []

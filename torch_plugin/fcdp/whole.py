@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from array import array
 from typing import Any
 
 import torch
 
 from fcdp import _fcdp, seam
 from fcdp.c10d import Shards
-from fcdp.runtime import Group, runtime
+from fcdp.runtime import Group, call, runtime
 from fcdp.seam import stream_of
 
 _N_ID = 6  # bytes that name a group and an extent of it
@@ -71,13 +72,29 @@ def _find(shards: Shards, shape: tuple[int, ...], local: torch.Tensor) -> tuple[
     return None
 
 
+def _vote(group: Group, index: int, stream: int) -> int:
+    """WHOLE_*, as this rank sees it. Remembers nothing that an agreement in force rests on."""
+    extent = group.extents[index]
+    extent.settle()
+    shard, address, fingerprint = extent.shard(), 0, b""
+    if shard.device != group.shards.device:
+        pass  # nobody reads it here
+    elif group.is_host_read(shard):
+        address = shard.data_ptr() or 1
+    elif group.by_device:
+        addresses, sizes = (array("Q", [n]).tobytes() for n in (shard.data_ptr(), shard.nbytes))
+        fingerprint = call(_fcdp.comm_fingerprints, group.shards.comm, addresses, sizes, stream) or b""
+    signals = array("Q", extent.signals(group)).tobytes()
+    return _fcdp.group_whole_vote(group.handle, index, signals, address, shard.nbytes, fingerprint)
+
+
 def _agree(shards: Shards, found: tuple[Group, int] | None, stream: int) -> int:
     """What all ranks do: WHOLE_*. They mean the same parameter, or it is PLAIN."""
     vote, name = _fcdp.WHOLE_PLAIN, bytes(_N_ID)
     if found is not None:
         group, index = found
         name = (group.number << 16 | index).to_bytes(_N_ID, "little")
-        vote = runtime.whole_vote(group, index, stream)
+        vote = _vote(group, index, stream)
     agreed = shards.agree(bytes((vote, *name, *(255 - byte for byte in name))))
     is_one = all(a + b == 255 for a, b in zip(agreed[1 : 1 + _N_ID], agreed[1 + _N_ID :]))
     return agreed[0] if is_one else _fcdp.WHOLE_PLAIN
@@ -85,7 +102,9 @@ def _agree(shards: Shards, found: tuple[Group, int] | None, stream: int) -> int:
 
 def _copy(group: Group, index: int, out: torch.Tensor, stream: int) -> None:
     """From the device, where the group is brought for it."""
-    runtime.whole_begin(group, index, stream)
+    call(_fcdp.group_whole_begin, group.handle, index, group.read(), stream)
+    call(_fcdp.group_wait, group.handle, stream)
+    group.inputs = None
     group.storages.open()
     try:
         out.view(-1).copy_(group.gathered[index][: out.numel()])
@@ -108,7 +127,7 @@ def _whole(local: torch.Tensor, current: Any, target: Any, is_async: bool) -> to
     group, index = found
     out = torch.empty(shape, dtype=local.dtype, device=local.device)
     if agreed == _fcdp.WHOLE_HOST:
-        runtime.whole_read(group, index, out, stream)
+        call(_fcdp.group_whole_read, group.handle, index, out.data_ptr(), out.nbytes, stream)
         return out
     if agreed == _fcdp.WHOLE_STALE:
         runtime.agree([group], stream)
