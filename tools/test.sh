@@ -46,15 +46,18 @@ build_tests() {     # PRESET
     { cmake --preset "$1" || { rm -rf "build/$1" && cmake --preset "$1"; }; } && cmake --build --preset "$1"
 }
 
-# Prints "name: why" for each test that a ctest report calls skipped; a test says why on its last line.
-skipped_of_ctest() {
-    "$PY" - "$1" <<'END'
+# Of a ctest report: "name: why" of each test that was skipped (it says why on its last line), or of each that failed its
+# name and the end of what it said.
+of_ctest() {        # skipped|failed REPORT
+    "$PY" - "$@" <<'END'
 import sys
 import xml.etree.ElementTree as tree
-for case in tree.parse(sys.argv[1]).iter("testcase"):
-    if case.find("skipped") is not None:
-        text = (case.findtext("system-out") or "").strip().splitlines()
-        print(f"{case.get('name')}: {text[-1] if text else 'no reason given'}")
+for case in tree.parse(sys.argv[2]).iter("testcase"):
+    text = (case.findtext("system-out") or "").strip().splitlines() or ["it said nothing"]
+    if sys.argv[1] == "skipped" and case.find("skipped") is not None:
+        print(f"{case.get('name')}: {text[-1]}")
+    if sys.argv[1] == "failed" and case.find("failure") is not None:
+        print(f"{case.get('name')} ({float(case.get('time')):.0f} s):", *text[-12:], sep="\n    ")
 END
 }
 
@@ -72,7 +75,9 @@ c_stage() {         # TITLE PRESET [CTEST OPTIONS]
     line=$(grep -E 'tests passed.* out of|No tests were found' "$LOGS/$preset-run.log" | tail -n 1) || true
     [ $rc = 0 ] || line="$line: build/logs/$preset-run.log"
     report "$title" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$line ($((SECONDS - start)) s)"
-    [ ! -f "build/$preset.xml" ] || while IFS= read -r line; do skip "$title: $line"; done < <(skipped_of_ctest "build/$preset.xml")
+    [ -f "build/$preset.xml" ] || return 0
+    while IFS= read -r line; do skip "$title: $line"; done < <(of_ctest skipped "build/$preset.xml")
+    of_ctest failed "build/$preset.xml" | sed "s/^[^ ]/$title: &/" >>"$LOGS/failures.$side"
 }
 
 lint_stage() {      # with the compile commands of the preset "dev", for clang-tidy
@@ -161,6 +166,7 @@ pytest_report() {   # TITLE NAME STATUS SECONDS
     if [ "$3" = 5 ]; then report "$1" skipped "$line"
     else report "$1" "$([ "$3" = 0 ] && echo passed || echo "FAILED")" "$line ($4 s)"; fi
     while IFS= read -r line; do skip "$1: $line"; done < <(sed -n 's/^SKIPPED //p' "$LOGS/$2.log")
+    sed -nE "s/^(FAILED|ERROR) /$1: /p" "$LOGS/$2.log" >>"$LOGS/failures.$side"
 }
 
 python_stage() {    # PYTEST OPTIONS
@@ -180,6 +186,7 @@ python_stage() {    # PYTEST OPTIONS
 trace_report() {    # TITLE FILE
     local rc=0 start=$SECONDS
     step "$1" trace-check "$VENV/bin/fcdp-memtrace" check "$2" || rc=1
+    ! grep -q ": 0 events" "$LOGS/trace-check.log" || rc=1  # nothing was recorded
     report "$1" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$(tail -n 1 "$LOGS/trace-check.log" | cut -c 1-120) ($((SECONDS - start)) s)"
 }
 
@@ -204,7 +211,7 @@ python_stages() {
     pytest_report "Python, the rest" pytest-rest $rc $((SECONDS - start))
 }
 
-rm -f "$LOGS"/{summary,skips,built}.*
+rm -f "$LOGS"/{summary,skips,failures,built}.*
 case $what in
     quick)
         export TEST_COARSER=16 TEST_ROUNDS=2
@@ -239,6 +246,10 @@ echo
 if compgen -G "$LOGS/skips.*" >/dev/null; then
     echo "Skipped:"
     sed 's/^/  /' "$LOGS"/skips.*
+fi
+if cat "$LOGS"/failures.* 2>/dev/null | grep -q .; then
+    echo "Failed:"
+    sed 's/^/  /' "$LOGS"/failures.*
 fi
 echo "Summary (tools/test.sh$([ $what = all ] || echo " --$what"), $SECONDS s in all):"
 sed 's/^/  /' "$LOGS"/summary.*
