@@ -128,7 +128,9 @@ typedef struct fcdp_trace_file_header {
 typedef enum fcdp_trace_chunk_type {
     /* a fcdp_trace_header, as it was: the first chunk of its process; again where it changed */
     FCDP_CHUNK_PROCESS = 1,
-    FCDP_CHUNK_STATE = 2,  /* a fcdp_trace_state, the counters, the objects that are live: what held then */
+    FCDP_CHUNK_STATE =
+        2, /* a fcdp_trace_state, the counters, the objects that are live: what held then; and, with
+                            * state 0, those that came and went since the state before */
     FCDP_CHUNK_EVENTS = 3, /* fcdp_trace_event ..., in the order of their numbers */
     FCDP_CHUNK_END = 4,    /* as STATE, the last: the process is gone */
     FCDP_CHUNK_INDEX = 5,  /* fcdp_trace_index_entry ... of all chunks before */

@@ -176,6 +176,30 @@ def test_names_are_kept_where_a_number_serves_again(tmp_path):
     assert regions == {"old": 10, "new": 20}
 
 
+@pytest.mark.parametrize("looks_first", [False, True])
+def test_a_region_that_no_look_of_the_recorder_met_has_its_name(tmp_path, looks_first):
+    """On a busy machine a recorder may get no core while a region lives."""
+    before, life = Script(), Script()
+    before.event("step")
+    life.time = before.time
+    life.event("region_create", object=3, bytes=10)
+    life.event("region_destroy", object=3)
+    life.object(3, "brief", size=10, state=0)
+    path = tmp_path / "names.trace"
+    process = Process(before)
+    recorder = _trace.recorder_create(str(path), 0)
+    if not looks_first:
+        process.write(life.lines)
+    _trace.recorder_add(recorder, process.pid)
+    _trace.recorder_poll(recorder, 0)
+    if looks_first:
+        process.write(life.lines)
+    process.end()
+    _trace.recorder_poll(recorder, 0)
+    _trace.recorder_close(recorder)
+    assert [r["name"] for r in opened(path)[1]["regions"]] == ["brief"]
+
+
 def test_a_kind_that_is_not_known_is_shown_by_its_number(tmp_path):
     script = Script()
     script.event(200, bytes=5)

@@ -174,8 +174,8 @@ memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, f
 }
 
 /* The generation is odd while the name is written, and larger by 2 for each user of the number. */
-/* Of one generation; false: it has none, or just changes. */
-static bool object_copy(const memtrace_segment *segment, uint32_t number, fcdp_trace_object *object_out) {
+bool memtrace_read_any_object(const memtrace_segment *segment, uint32_t number,
+                              fcdp_trace_object *object_out) {
     if (number >= segment->header->n_objects) return false;
     const fcdp_trace_object *at = &segment->objects[number];
     uint32_t generation = atomic_load_explicit(&at->generation, memory_order_acquire);
@@ -191,7 +191,7 @@ static bool object_copy(const memtrace_segment *segment, uint32_t number, fcdp_t
 }
 
 bool memtrace_read_object(const memtrace_segment *segment, uint32_t number, fcdp_trace_object *object_out) {
-    return object_copy(segment, number, object_out) && object_out->state & FCDP_OBJECT_LIVE;
+    return memtrace_read_any_object(segment, number, object_out) && object_out->state & FCDP_OBJECT_LIVE;
 }
 
 void memtrace_read_text(const memtrace_segment *segment, uint32_t number, char *text_out, size_t n_bytes) {
@@ -199,7 +199,7 @@ void memtrace_read_text(const memtrace_segment *segment, uint32_t number, char *
     size_t n = 0;
     text_out[0] = 0;
     /* A damaged segment may have a circle of them: it ends where the text is full, or a piece is empty. */
-    while (number && n + 1 < n_bytes && object_copy(segment, number, &object)) {
+    while (number && n + 1 < n_bytes && memtrace_read_any_object(segment, number, &object)) {
         if (!(object.state & FCDP_OBJECT_TEXT) || !object.name[0]) return;
         n += (size_t)snprintf(text_out + n, n_bytes - n, "%s", object.name);
         number = object.why;

@@ -49,6 +49,9 @@ typedef enum memtrace_read {
 memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, fcdp_trace_event *event_out);
 /* Copies an object, its name and numbers of one generation; false: it stands for nothing now. */
 bool memtrace_read_object(const memtrace_segment *segment, uint32_t number, fcdp_trace_object *object_out);
+/* The same, of an object that is gone too, as it was last; false: it never was, or is being made. */
+bool memtrace_read_any_object(const memtrace_segment *segment, uint32_t number,
+                              fcdp_trace_object *object_out);
 /* The text that object `number` begins (FCDP_OBJECT_TEXT), cut at `n_bytes` with its 0; "" where there is
  * none. */
 void memtrace_read_text(const memtrace_segment *segment, uint32_t number, char *text_out, size_t n_bytes);

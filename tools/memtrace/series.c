@@ -168,7 +168,7 @@ static void begin(pass *p, size_t process) {
     for (size_t i = 0; i < state.state.n_objects; i++) {
         uint32_t number;
         const fcdp_trace_object *object = memtrace_state_object(&state, i, &number);
-        if (!number || number >= FCDP_TRACE_N_OBJECTS) continue;
+        if (!number || number >= FCDP_TRACE_N_OBJECTS || !(object->state & FCDP_OBJECT_LIVE)) continue;
         struct known *known = known_of(p, process, (size_t)at, number, p->series->first_ns);
         if (!known) return;
         known->tier = memtrace_tier_of_object(object);

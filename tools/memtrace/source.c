@@ -62,12 +62,16 @@ typedef struct numbered_object {
     fcdp_trace_object object;
 } numbered_object;
 
-/* The live objects of the segment, into room for all; how many. */
-static uint32_t read_objects(const memtrace_segment *segment, numbered_object *objects) {
+/* The live objects of the segment, and those that came and went since the last look, whose events are to have
+ * a name; into room for all; how many. */
+static uint32_t read_objects(memtrace_source *s, numbered_object *objects) {
     uint32_t n = 0;
-    for (uint32_t i = 1; i < segment->header->n_objects; i++) {
-        objects[n].number = i;
-        n += memtrace_read_object(segment, i, &objects[n].object);
+    for (uint32_t i = 1; i < s->segment.header->n_objects && i < FCDP_TRACE_N_OBJECTS; i++) {
+        fcdp_trace_object *object = &objects[n].object;
+        if (!memtrace_read_any_object(&s->segment, i, object) || object->state & FCDP_OBJECT_TEXT) continue;
+        if (!(object->state & FCDP_OBJECT_LIVE) && object->generation == s->generations[i]) continue;
+        s->generations[i] = object->generation;
+        objects[n++].number = i;
     }
     return n;
 }
@@ -90,7 +94,7 @@ static bool write_state(memtrace_source *s, uint16_t type, memtrace_writer *writ
                               .n_counters = h->n_counters};
     for (uint32_t i = 0; is_good && i < h->n_counters; i++)
         counters[i] = atomic_load_explicit(&s->segment.counters[i], memory_order_relaxed);
-    if (is_good) state.n_objects = read_objects(&s->segment, objects);
+    if (is_good) state.n_objects = read_objects(s, objects);
     fcdp_trace_chunk chunk = {.type = type,
                               .process = s->process,
                               .n = state.n_objects,
@@ -121,7 +125,9 @@ static bool write_events(memtrace_source *s, memtrace_writer *writer, memtrace_e
 static void forget(memtrace_source *s) {
     memtrace_segment was = s->segment;
     free(s->events);
+    free(s->generations);
     s->events = NULL;
+    s->generations = NULL;
     memtrace_detach(&s->segment);
     s->segment.pid = was.pid;
     s->segment.start_ticks = was.start_ticks;
@@ -132,7 +138,8 @@ bool memtrace_source_begin(memtrace_source *s, const memtrace_segment *segment, 
     uint64_t head = memtrace_head(segment), ring = segment->header->ring_events;
     *s = (memtrace_source){.segment = *segment, .process = process, .next = head > ring ? head - ring : 0};
     s->events = malloc(EVENTS_OF_A_CHUNK * sizeof *s->events);
-    bool is_good = s->events ||
+    s->generations = calloc(FCDP_TRACE_N_OBJECTS, sizeof *s->generations);
+    bool is_good = (s->events && s->generations) ||
                    memtrace_fail(error, "not enough memory to record process %d", (int)segment->pid);
     is_good = is_good && write_process(s, writer, error) && write_state(s, FCDP_CHUNK_STATE, writer, error);
     s->is_gone = !is_good;

@@ -15,12 +15,13 @@ typedef struct memtrace_source {
     uint32_t step;            /* the header's, when it was last looked at */
     fcdp_trace_event *events; /* read, not written yet */
     size_t n;
-    uint64_t since_ns;  /* when the first of them was read */
-    uint64_t stuck_ns;  /* since when event `next` has not come; 0: it is not missing */
-    uint64_t state_ns;  /* when what held was last written */
-    uint64_t looked_ns; /* when the objects were last compared */
-    uint64_t objects;   /* a sum of their generations, as last written */
-    uint64_t identity;  /* a sum of the header's fields that become known late, as last written */
+    uint64_t since_ns;     /* when the first of them was read */
+    uint64_t stuck_ns;     /* since when event `next` has not come; 0: it is not missing */
+    uint64_t state_ns;     /* when what held was last written */
+    uint64_t looked_ns;    /* when the objects were last compared */
+    uint32_t *generations; /* of each object, as last written */
+    uint64_t objects;      /* a sum of their generations, as last written */
+    uint64_t identity;     /* a sum of the header's fields that become known late, as last written */
 } memtrace_source;
 
 /* `segment` becomes the source's. Writes what the process is, and what holds. */
