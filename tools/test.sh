@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'END'
-tools/test.sh [--quick | --frameworks | --gpu | --help] [-- PYTEST ARGUMENTS]
+tools/test.sh [--quick | --matrix | --frameworks | --gpu | --help] [-- PYTEST ARGUMENTS]
 
 Sets everything up (once) and runs all tests, side by side: pytest over tests/ with the wheel, twice, for the training
 cases and for the rest; format and lint (.pre-commit-config.yaml); and, as soon as a compiler is there, the C tests with
@@ -14,6 +14,7 @@ with one summary, which lists what was skipped and why.
 
   --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
             ranks, and format and lint
+  --matrix  runs each training case in all four configurations; without it, in two: both taus, both ways to restore
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one of each runs
   --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it
@@ -30,7 +31,7 @@ pytest_args=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
-        --quick | --frameworks | --gpu) what=${1#--}; shift ;;
+        --quick | --matrix | --frameworks | --gpu) what=${1#--}; shift ;;
         --) shift; pytest_args=("$@"); break ;;
         *) usage >&2; exit 2 ;;
     esac
@@ -223,6 +224,11 @@ case $what in
     frameworks)
         setup all
         python_stage -m "frameworks or not frameworks" tests/frameworks
+        ;;
+    matrix)
+        export TEST_MATRIX=whole
+        setup lint
+        python_stage tests/torch_plugin/test_matrix.py tests/torch_plugin/test_gathers.py
         ;;
     gpu)
         setup lint

@@ -1,4 +1,6 @@
 import importlib.util
+import os
+import zlib
 
 import pytest
 
@@ -21,7 +23,17 @@ CONFIGURATIONS = {
         (1, "whole", {"FCDP_MAPPING": "exact"}),
     )
 }
+# Each has both taus, both ways to restore, and both mappings.
+PAIRS = (("tau0-slice", "tau1-whole"), ("tau0-whole", "tau1-slice"))
+IN_ALL = ("accumulate_with_sync",)  # cases by which tests see that a configuration is what it says
 COLD = "tau0-slice"  # the matrix's job is torchrun's there, and each rank imports all by itself
+
+
+def configurations_of(name):
+    """In which a case of the matrix trains: one pair, by its name; all with TEST_MATRIX=whole (tools/test.sh --matrix)."""
+    if name in IN_ALL or os.environ.get("TEST_MATRIX") == "whole":
+        return tuple(CONFIGURATIONS)
+    return PAIRS[zlib.crc32(name.encode()) % 2]
 
 
 def have_fcdp():

@@ -6,7 +6,7 @@ import cases  # noqa: F401
 import launch
 import run
 from cases_count import BLOCKS
-from conftest import PLAIN, needs_fcdp
+from conftest import PLAIN, configurations_of, needs_fcdp
 from test_matrix import of_matrix
 
 pytestmark = needs_fcdp
@@ -237,7 +237,7 @@ BYPASSED = {
 
 @pytest.mark.parametrize("name", BYPASSED)
 def test_what_cannot_be_served_is_left_to_fsdp2_and_said(launches, name):
-    results, jobs = of_matrix(launches, "tau0-slice")
+    results, jobs = of_matrix(launches, configurations_of(name)[0])
     for result in results[name]:
         before, after = result["stats"]
         new = after["bypassed"][len(before["bypassed"]) :]
@@ -271,6 +271,6 @@ def test_what_cannot_be_served_is_left_to_fsdp2_and_said(launches, name):
     ],
 )
 def test_what_can_be_served_is(launches, name):
-    for result in of_matrix(launches, "tau0-slice")[0][name]:
+    for result in of_matrix(launches, configurations_of(name)[0])[0][name]:
         before, after = result["stats"]
         assert after["bypassed"] == before["bypassed"]
