@@ -206,7 +206,11 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) {
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = fcdp__engine_check_process(engine, group->name);
-    if (status || !group->begun) return status;
+    if (status) return status;
+    if (!group->begun) { /* a restore that was put off, and that nobody waited for */
+        group->member.live = group->member.ahead = false;
+        return FCDP_OK;
+    }
     status = fcdp__engine_check_capture(engine, stream, "resharded", group->name);
     group->reshard_refused = status != FCDP_OK;
     if (status) return status;

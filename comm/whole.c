@@ -58,6 +58,7 @@ static void count_read(fcdp_group *group, uint32_t i) {
                                              (group->comm->topology.n_ranks - 1)};
     fcdp__lock_acquire(&engine->lock);
     group->gathers.avoided++;
+    group->plain_bytes += traced.plain_bytes;
     engine->stats.gathers.avoided++;
     engine->stats.plain_bytes += traced.plain_bytes;
     fcdp__lock_release(&engine->lock);
@@ -91,9 +92,13 @@ fcdp_status fcdp_group_whole_read(fcdp_group *group, uint32_t i, fcdp_dptr to, s
     if (status || bytes == 0) return status;
     status = read_enqueue(group, i, to, bytes, stream);
     if (!status) status = fcdp__group_await(group, stream);
-    if (status)
+    if (status) { /* No copy may still run when the caller frees `to`. */
+        fcdp_failure failure = fcdp__failure_keep(status);
+        (void)!fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, FCDP_TO_DEVICE));
+        status = fcdp__failure_restore(&failure);
         return fcdp__fail(status, "reading '%s': %s", group->name[0] ? group->name : "the root",
                           fcdp_error_text());
+    }
     count_read(group, i);
     return FCDP_OK;
 }
