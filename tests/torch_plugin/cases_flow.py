@@ -280,8 +280,9 @@ class Broken(Exception):
     pass
 
 
-def interrupted(where, reset, evaluate=False):
-    """Every rank raises at one place, catches it, and trains on."""
+def interrupted(where, reset, evaluate=False, loads=False, averages=False):
+    """Every rank raises at one place, catches it, and trains on. `loads`: from other weights. `averages`: it evaluates
+    twice first, and writes the weights in between."""
 
     def train(run):
         model = shard(Net(n_blocks=2))
@@ -318,6 +319,13 @@ def interrupted(where, reset, evaluate=False):
                 model.reset_iter_state()
             else:
                 reshard_all(model)
+            for kind in ("load",) * loads + ("average",) * averages:
+                if kind == "average":
+                    run.evaluate(model)
+                for parameter in model.parameters():
+                    parameter.data.mul_(0.75)
+                if kind == "average":
+                    run.evaluate(model)
             optimizer.zero_grad()
             run.step(model, optimizer)
             run.evaluate(model)
@@ -330,6 +338,8 @@ for where in ("in_forward", "after_a_block", "in_the_head", "in_backward"):
     case(interrupted(where, False), name=f"exception_{where}")
     case(interrupted(where, True), name=f"exception_{where}_then_reset")
 case(interrupted("in_forward", False, evaluate=True), name="exception_in_evaluation")
+case(interrupted("in_backward", True, loads=True), name="exception_in_backward_then_reset_and_load")
+case(interrupted("in_backward", False, averages=True), name="exception_in_backward_then_weights_averaged")
 
 
 @case

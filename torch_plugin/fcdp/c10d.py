@@ -135,7 +135,8 @@ class Shards:
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
         self.ahead = True  # every rank's device has room for a group that is begun ahead of its use; agreed
-        self.thread = threading.get_ident()  # that runs the model
+        self.mine = threading.local()  # `here` in the thread that runs the model: an ident would serve again
+        self.mine.here = True
         self.wholes: dict[Any, list[Any]] = {}  # whole.py's; keys are the same on every rank, and stay
         self.n_groups = 0  # served so far
         self.agreements = 0

@@ -367,17 +367,19 @@ def _patch_runtime(module: ModuleType) -> None:
         # A forward inside of the tree's own backward recomputes what that backward needs. A backward that raised
         # has left its mark too, so it must be under way.
         tree = state.__dict__.get("_fcdp_tree")
-        recomputes = runtime.in_backward() and state.__dict__.get("_post_backward_callback_queued")
-        if state._is_root and tree is not None and not recomputes:
+        queued = bool(state.__dict__.get("_post_backward_callback_queued"))
+        if state._is_root and tree is not None and not (queued and runtime.in_backward()):
+            tree.interrupted = queued
             runtime.begin_forward(tree)
         return original(state, *args)
 
     @wrap(module, "_register_post_backward_final_callback")
     def begin_backward(original, state, root_module):
-        begins = not state.__dict__.get("_post_backward_callback_queued")
+        tree = state.__dict__.get("_fcdp_tree")
+        begins = tree is not None and tree.begins_backward(bool(state.__dict__.get("_post_backward_callback_queued")))
         original(state, root_module)
-        if begins and "_fcdp_tree" in state.__dict__:
-            runtime.begin_backward(state._fcdp_tree)
+        if begins:
+            runtime.begin_backward(tree)
 
     @wrap(module, "_reduce_grad")
     def reduce(original, state, handle):

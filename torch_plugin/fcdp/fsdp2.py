@@ -526,13 +526,16 @@ def _patch_group(cls: type) -> None:
             self._fcdp.reduced()
         return original(self, *args)
 
-    @wrap(cls, "finalize_backward")
-    def finalize_backward(original, self):
+    def forgets_prefetch(original, self):
         unused = getattr(self._all_gather_result, "pending", None)
         original(self)
-        if unused is not None:  # a prefetch that nobody used
+        if unused is not None:  # nobody used it, and FSDP2 takes no reshard for what it never held
             unused.cancel()
             runtime.release(unused.group, stream_of(self.device))
+
+    wrap(cls, "finalize_backward")(forgets_prefetch)
+    if hasattr(cls, "_reset_iter_state"):  # since torch 2.14
+        wrap(cls, "_reset_iter_state")(forgets_prefetch)
 
 
 def _patch_state(cls: type) -> None:
@@ -552,15 +555,21 @@ def _patch_state(cls: type) -> None:
     def root_pre_forward(original, self, *args, **kwargs):
         context = self._state_ctx
         inside = context.iter_forward_root not in (None, self) and not self._is_root
+        event = getattr(context, "post_optim_event", None)
         result = original(self, *args, **kwargs)
-        # A forward inside of the tree's own backward recomputes what that backward needs.
-        if not inside and not self._state_ctx.post_backward_final_callback_queued:
-            runtime.begin_forward(self._state_ctx._fcdp_tree)
+        if event is not None and self._device.type == "cuda":  # FSDP2 gathers behind it; FCDP, on the current stream
+            torch.cuda.current_stream(self._device).wait_event(event)
+        # A forward inside of the tree's own backward recomputes what that backward needs. A backward that raised
+        # has left its mark too, so it must be under way.
+        tree, queued = self._state_ctx._fcdp_tree, self._state_ctx.post_backward_final_callback_queued
+        if not inside and not (queued and runtime.in_backward()):
+            tree.interrupted = queued
+            runtime.begin_forward(tree)
         return result
 
     @wrap(cls, "_register_root_post_backward_final_callback")
     def begin_backward(original, self):
-        begins = not self._state_ctx.post_backward_final_callback_queued
+        begins = self._state_ctx._fcdp_tree.begins_backward(self._state_ctx.post_backward_final_callback_queued)
         original(self)
         if begins:
             runtime.begin_backward(self._state_ctx._fcdp_tree)

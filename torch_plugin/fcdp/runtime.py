@@ -77,6 +77,13 @@ class Tree:
     def __init__(self, param_groups: list[Any]):
         self.param_groups = param_groups  # FSDP's, served or not
         self.handles: dict[Shards, Any] = {}
+        # A backward that raised has left FSDP's mark of one under way; and the task of autograd's that last began one.
+        self.interrupted, self.task = False, -1
+
+    def begins_backward(self, is_marked: bool) -> bool:
+        """In a backward's first hook, and in no later one. `is_marked`: FSDP knows of a backward."""
+        before, self.task = self.task, torch._C._current_graph_task_id()
+        return not is_marked or self.interrupted and self.task != before
 
     def handle(self, shards: Shards) -> Any:
         if shards not in self.handles:

@@ -12,7 +12,6 @@ is a vote: which parameter that is, and what a rank knows of its copy.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from array import array
 from typing import Any
@@ -52,7 +51,7 @@ def _sharded_dim(current: Any, target: Any) -> int | None:
 
 def _asked(local: torch.Tensor, current: Any, target: Any) -> Shards | None:
     """The shard group whose ranks agree about this; None: nobody is asked. The same on every rank."""
-    if type(local) is not torch.Tensor or not runtime.options["whole_tensors"]:
+    if type(local) is not torch.Tensor or not runtime.options["whole_tensors"]:  # another: a compiler's
         return None
     dim = _sharded_dim(current, target)
     if dim is None or current.mesh.get_coordinate() is None:
@@ -60,7 +59,7 @@ def _asked(local: torch.Tensor, current: Any, target: Any) -> Shards | None:
     shards = runtime.known(current.mesh.get_group(dim))
     if not isinstance(shards, Shards) or (tuple(current.shape), local.dtype) not in shards.wholes:
         return None
-    return None if shards.thread != threading.get_ident() or seam.captures(shards.device) else shards
+    return None if not getattr(shards.mine, "here", False) or seam.captures(shards.device) else shards
 
 
 def _find(shards: Shards, shape: tuple[int, ...], local: torch.Tensor) -> tuple[Group, int] | None:
