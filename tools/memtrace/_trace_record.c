@@ -27,7 +27,7 @@ static PyObject *recorder_create(PyObject *self, PyObject *args) {
     (void)self;
     if (!PyArg_ParseTuple(args, "O&i:recorder_create", PyUnicode_FSConverter, &path, &ancestor)) return NULL;
     memtrace_recorder *recorder;
-    memtrace_error error;
+    memtrace_error error = {0};
     bool is_good = memtrace_recorder_create(PyBytes_AsString(path), ancestor, &recorder, &error);
     Py_DECREF(path);
     return is_good ? PyCapsule_New(recorder, RECORDER_CAPSULE, NULL) : trace_raise(&error);
@@ -39,7 +39,7 @@ static PyObject *recorder_add(PyObject *self, PyObject *args) {
     (void)self;
     if (!PyArg_ParseTuple(args, "Oi:recorder_add", &handle, &pid)) return NULL;
     memtrace_recorder *recorder = PyCapsule_GetPointer(handle, RECORDER_CAPSULE);
-    memtrace_error error;
+    memtrace_error error = {0};
     if (!recorder) return NULL;
     if (!memtrace_recorder_add(recorder, pid, &error)) return trace_raise(&error);
     Py_RETURN_NONE;
@@ -52,7 +52,7 @@ static PyObject *recorder_poll(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "Oi:recorder_poll", &handle, &timeout_ms)) return NULL;
     memtrace_recorder *recorder = PyCapsule_GetPointer(handle, RECORDER_CAPSULE);
     memtrace_progress progress;
-    memtrace_error error;
+    memtrace_error error = {0};
     bool is_good;
     if (!recorder) return NULL;
     Py_BEGIN_ALLOW_THREADS is_good = memtrace_recorder_poll(recorder, timeout_ms, &progress, &error);
@@ -62,7 +62,7 @@ static PyObject *recorder_poll(PyObject *self, PyObject *args) {
 static PyObject *recorder_close(PyObject *self, PyObject *handle) {
     memtrace_recorder *recorder = take(handle, RECORDER_CAPSULE);
     memtrace_progress progress;
-    memtrace_error error;
+    memtrace_error error = {0};
     bool is_good;
     (void)self;
     if (!recorder) return NULL;
@@ -74,7 +74,7 @@ static PyObject *recorder_close(PyObject *self, PyObject *handle) {
 static PyObject *recording_start(PyObject *self, PyObject *handle) {
     memtrace_recorder *recorder = take(handle, RECORDER_CAPSULE);
     memtrace_recording *recording;
-    memtrace_error error;
+    memtrace_error error = {0};
     (void)self;
     if (!recorder) return NULL;
     if (!memtrace_recording_start(recorder, &recording, &error)) return trace_raise(&error);
@@ -84,7 +84,7 @@ static PyObject *recording_start(PyObject *self, PyObject *handle) {
 static PyObject *recording_stop(PyObject *self, PyObject *handle) {
     memtrace_recording *recording = take(handle, RECORDING_CAPSULE);
     memtrace_progress progress;
-    memtrace_error error;
+    memtrace_error error = {0};
     bool is_good;
     (void)self;
     if (!recording) return NULL;

@@ -136,7 +136,9 @@ void check_state(check *c, check_process *p, const memtrace_state *s, bool is_en
     for (uint32_t i = 0; i < s->state.n_counters && i < FCDP_TRACE_N_COUNTERS; i++)
         p->counters[i] = s->counters[i];
     p->has_counters = true;
-    bool is_measured = p->counters[FCDP_COUNT_SPANS_BEGUN] == p->counters[FCDP_COUNT_SPANS_ENDED];
+    /* A span without times, for want of events of the device, is counted in no sum of times. */
+    bool is_measured = p->counters[FCDP_COUNT_SPANS_BEGUN] == p->counters[FCDP_COUNT_SPANS_ENDED] &&
+                       !p->counters[FCDP_COUNT_SPANS_UNTIMED];
     if (is_end && s->state.ended && p->is_whole && p->from_start && s->state.head == p->next && is_measured)
         check_totals(c, p);
 }

@@ -55,32 +55,35 @@ static bool make_room(memtrace_recorder *r) {
     return true;
 }
 
-bool memtrace_recorder_add(memtrace_recorder *r, pid_t pid, memtrace_error *error) {
-    memtrace_segment segment;
-    if (!memtrace_attach(pid, &segment, error)) return false;
-    if (is_known(r, pid, segment.start_ticks)) {
-        memtrace_detach(&segment);
+/* The segment becomes the recorder's. */
+static bool add(memtrace_recorder *r, memtrace_segment *segment, memtrace_error *error) {
+    if (is_known(r, segment->pid, segment->start_ticks)) {
+        memtrace_detach(segment);
         return true;
     }
     memtrace_source *source = make_room(r) ? calloc(1, sizeof *source) : NULL;
     if (!source) {
-        memtrace_detach(&segment);
-        return memtrace_fail(error, "not enough memory to record process %d", (int)pid);
+        memtrace_detach(segment);
+        return memtrace_fail(error, "not enough memory to record process %d", (int)segment->pid);
     }
     r->sources[r->n] = source;
-    bool is_good = memtrace_source_begin(source, &segment, (uint32_t)r->n, r->writer, error);
+    bool is_good = memtrace_source_begin(source, segment, (uint32_t)r->n, r->writer, error);
     r->n++;
     return is_good;
+}
+
+bool memtrace_recorder_add(memtrace_recorder *r, pid_t pid, memtrace_error *error) {
+    memtrace_segment segment;
+    return memtrace_attach(pid, &segment, error) && add(r, &segment, error);
 }
 
 /* A process that ends between being found and being attached is none of the recording; a full disk is a
  * failure. */
 static void add_found(pid_t pid, uint64_t start_ticks, void *context) {
     memtrace_recorder *r = context;
-    memtrace_segment probe;
-    if (is_known(r, pid, start_ticks) || !memtrace_attach(pid, &probe, NULL)) return;
-    memtrace_detach(&probe);
-    if (!memtrace_recorder_add(r, pid, &r->failure)) r->has_failed = true;
+    memtrace_segment segment;
+    if (is_known(r, pid, start_ticks) || !memtrace_attach(pid, &segment, NULL)) return;
+    if (!add(r, &segment, &r->failure)) r->has_failed = true;
 }
 
 static bool scan(memtrace_recorder *r, memtrace_error *error) {

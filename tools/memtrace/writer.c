@@ -59,7 +59,7 @@ bool memtrace_writer_create(const char *path, memtrace_writer **writer_out, memt
         memtrace_writer_close(w, NULL);
         return false;
     }
-    if (w->fd < 0 || ftruncate(w->fd, 0) != 0) {
+    if (w->fd < 0 || ftruncate(w->fd, 0) != 0 || fchmod(w->fd, 0600) != 0) {
         memtrace_fail(error, "cannot write %s: %s", path, strerror(errno));
         w->has_failed = true;
         memtrace_writer_close(w, NULL);
@@ -152,7 +152,9 @@ static bool write_index(memtrace_writer *w, memtrace_error *error) {
 }
 
 bool memtrace_writer_close(memtrace_writer *w, memtrace_error *error) {
-    bool is_good = !w->has_failed && w->at && write_index(w, error);
+    bool is_good = !w->has_failed && w->at;
+    if (!is_good) memtrace_fail(error, "%s is not whole: an earlier write failed", w->path);
+    is_good = is_good && write_index(w, error);
     if (w->fd >= 0 && close(w->fd) != 0 && is_good) is_good = write_failed(w, error);
     free(w->path);
     free(w->index);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import argparse
 import os
 import signal
@@ -39,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", nargs="*", metavar="-- COMMAND", help="the command to run, behind --")
 
 
+def say(text: str, end: str = "\n") -> None:
+    """On stderr, as long as somebody holds its other end: a recording does not end with its terminal."""
+    with contextlib.suppress(OSError):
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
 class News:
     """Progress on stderr: a line that changes on a terminal, elsewhere one line in ten seconds."""
 
@@ -61,24 +68,22 @@ class News:
         self.next = time.monotonic() + (0.5 if self.on_terminal else NEWS_S)
         self.shown = True
         end = "\x1b[K\r" if self.on_terminal else "\n"
-        print(f"fcdp-memtrace: {self.line(progress)}", end=end, file=sys.stderr, flush=True)
+        say(f"fcdp-memtrace: {self.line(progress)}", end)
 
     def end(self, path: str, progress: dict) -> None:
         if self.on_terminal and self.shown:
-            print("\x1b[K", end="", file=sys.stderr)
+            say("\x1b[K", end="")
         if not progress["processes"]:
-            print(
+            say(
                 f"fcdp-memtrace: {path}: no process with a trace was found. A job writes one where it runs with FCDP=1 "
-                "and without FCDP_TRACE=0.",
-                file=sys.stderr,
+                "and without FCDP_TRACE=0."
             )
         elif not self.quiet:
-            print(f"fcdp-memtrace: {path}: {self.line(progress)}", file=sys.stderr)
+            say(f"fcdp-memtrace: {path}: {self.line(progress)}")
         if progress["lost"]:
-            print(
+            say(
                 "fcdp-memtrace: events were overwritten before they were read: a larger FCDP_TRACE_BUFFER keeps more, "
-                "FCDP_TRACE=1 writes fewer. Sums that are counters are right all the same.",
-                file=sys.stderr,
+                "FCDP_TRACE=1 writes fewer. Sums that are counters are right all the same."
             )
 
 
@@ -126,13 +131,13 @@ def run_command(args: argparse.Namespace) -> int:
         follow(recorder, running, news)
     except _trace.Error as error:  # the job goes on without
         failure = error
-        print(f"fcdp-memtrace: {error}. The command runs on, and is not recorded any more.", file=sys.stderr)
+        say(f"fcdp-memtrace: {error}. The command runs on, and is not recorded any more.")
     status = command.wait()
     try:
         news.end(args.output, _trace.recorder_close(recorder))
     except _trace.Error as error:
         if not failure:
-            print(f"fcdp-memtrace: {error}", file=sys.stderr)
+            say(f"fcdp-memtrace: {error}")
     return 128 - status if status < 0 else status
 
 
