@@ -1,7 +1,7 @@
 """A parameter as a whole, from the node's copy of it: the only file with DTensor's private names.
 
 `DTensor.full_tensor()`, `redistribute` to a replica and full state dicts gather in one function of DTensor's.
-Where that is asked for a parameter that FCDP serves, the ranks agree on one byte: the copy is fresh on all of
+Where that is asked for a parameter that FCDP serves, the ranks agree on it: the copy is fresh on all of
 them, or it is stale and all of them gather it (it serves the next forward too), or the function gathers
 itself. The tensor that comes of it is one of its own in either case, and autograd sees no difference.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
