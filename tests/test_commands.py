@@ -289,7 +289,7 @@ def test_require_equal_asks_for_equal_training(tmp_path):
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    """Of a job with plain Python in it, recorded: it has no region, and shows what a file needs."""
+    """Of a small FSDP2 job under FCDP, recorded."""
     folder = tmp_path_factory.mktemp("memtrace")
     (folder / "train.py").write_text(TRAIN)
     path = folder / "run.trace"

@@ -19,11 +19,13 @@ pytestmark = pytest.mark.slow
 # Four groups: of two kinds of layers, one of them frozen, one left to FSDP2 as KIND says; the root's.
 JOB = """\
 import os, sys
+kind = sys.argv[1] if len(sys.argv) > 1 else "served"
+if kind == "hangs":
+    print("about to hang", flush=True)
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import fully_shard
 
-kind = sys.argv[1] if len(sys.argv) > 1 else "served"
 torch.manual_seed(0)
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
@@ -35,7 +37,6 @@ if kind == "killed" and rank == 1:
     os.kill(os.getpid(), 9)
 if kind == "hangs":
     torch.distributed.destroy_process_group()
-    print("about to hang", flush=True)
     if rank == 0 and "DOCTOR_READY" in os.environ:
         open(os.environ["DOCTOR_READY"], "w").close()
     import threading
@@ -189,8 +190,8 @@ def test_the_rank_that_failed_first_is_named_in_its_own_words(script, tmp_path, 
 
 
 def test_a_script_that_hangs_is_ended(script, tmp_path):
-    done = doctor("--timeout", "40", "--ranks", "1", script, "hangs", TMPDIR=str(tmp_path), DOCTOR_TEST=str(tmp_path))
-    assert done.returncode == 1 and "in 40 s (--timeout); last words of rank 0: about to hang" in done.stderr
+    done = doctor("--timeout", "60", "--ranks", "1", script, "hangs", TMPDIR=str(tmp_path), DOCTOR_TEST=str(tmp_path))
+    assert done.returncode == 1 and "in 60 s (--timeout); last words of rank 0: about to hang" in done.stderr
     assert alive(f"DOCTOR_TEST={tmp_path}") == []
 
 

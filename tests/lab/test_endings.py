@@ -40,14 +40,17 @@ def waiting(lab):
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup, around the tests, ignores it for all
     )
     said = ""
-    while said.count("\n") < N_RANKS:
-        assert select.select([reader], [], [], 30)[0], f"ranks did not come up: {process.stderr.read()}"
-        said += os.read(reader, 4096).decode()
-    yield lab, process, set(said.split())
-    process.kill()
-    process.communicate(timeout=300)
-    os.close(reader)
-    os.close(keep_open)
+    try:
+        while said.count("\n") < N_RANKS and select.select([reader], [], [], 300)[0]:
+            said += os.read(reader, 4096).decode()
+        if said.count("\n") == N_RANKS:
+            yield lab, process, set(said.split())
+    finally:
+        process.kill()
+        _, errors = process.communicate(timeout=300)
+        os.close(reader)
+        os.close(keep_open)
+    assert said.count("\n") == N_RANKS, f"ranks did not come up: {errors}"
 
 
 def _wait_for_end(pids, timeout_s):
@@ -68,7 +71,7 @@ def test_a_stop_signal_leaves_nothing_and_is_the_exit_status(waiting, signum):
     lab, process, namespaces = waiting
     assert len(namespaces) == 2 and namespaces <= lab.namespaces_in_use()
     process.send_signal(signum)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signum
     assert err == f"fcdp-lab: ended by {signum.name}\n"
     assert lab.processes() == []
@@ -80,7 +83,7 @@ def test_sigkill_of_the_lab_leaves_nothing(waiting):
     started = lab.processes()
     assert len(started) > 2 * N_RANKS
     process.kill()
-    _wait_for_end(started, 20)
+    _wait_for_end(started, 120)
     assert lab.processes() == []
     assert not namespaces & lab.namespaces_in_use()
 

@@ -50,9 +50,10 @@ def test_w_is_the_bytes_of_all_parameters(trained):
 
 
 def test_two_nodes_of_one_rank_send_two_halves_for_gathers_and_one_w_for_gradients(trained):
-    """gloo's reduce-scatter sends twice the (n - 1)/n W that it needs: facts of the backend, not of FSDP2."""
-    assert trained["fsdp"]["sent_W_per_step"] == pytest.approx(2.0, rel=0.03)
-    assert trained["keep"]["sent_W_per_step"] == pytest.approx(1.5, rel=0.03)
+    """gloo's reduce-scatter sends twice the (n - 1)/n W that it needs: facts of the backend, not of FSDP2. What the
+    kernel counts has a header on each packet, and on a busy machine an acknowledgement for each: at most 164 bytes."""
+    for mode, bytes_ in (("fsdp", 2.0), ("keep", 1.5)):
+        assert 0.99 * bytes_ < trained[mode]["sent_W_per_step"] < (1 + 164 / 1448) * bytes_, mode
 
 
 def test_gathered_bytes_follow_fsdp2_s_schedule(trained):

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import time
 
-DEADLINE_S = 30
+DEADLINE_S = 120
 DRAWN = re.compile(r"\? help$|\(Enter keeps, Esc ends\)$|exit status \d+|is too small")
 
 
