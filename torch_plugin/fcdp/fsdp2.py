@@ -534,7 +534,7 @@ def _patch_group(cls: type) -> None:
             runtime.release(unused.group, stream_of(self.device))
 
     wrap(cls, "finalize_backward")(forgets_prefetch)
-    if hasattr(cls, "_reset_iter_state"):  # since torch 2.14
+    if hasattr(cls, "_reset_iter_state"):  # not in torch 2.8
         wrap(cls, "_reset_iter_state")(forgets_prefetch)
 
 
