@@ -357,7 +357,8 @@ static void whoever_needs_the_pages_waits_for_the_reader(void **state) {
         else
             memset((void *)(uintptr_t)take(&w, 2 * PAGE, 2).addr, 1, 2 * PAGE);
         assert_was_read(&w, copy, 43);
-        assert_int_equal(stats_of(&w).n_waits, 1);
+        /* none where the reader ended before it was asked about once more */
+        assert_in_range(stats_of(&w).n_waits, 0, 1);
         if (region) fcdp__pool_give(w.pool, HOLDER_OTHERS, 2, pages);
         fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
         gate_free(g);
