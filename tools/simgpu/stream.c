@@ -16,15 +16,20 @@
  * written when it was seen.
  */
 #include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tools/simgpu/internal.h"
 
-#define VALUE_POLL_NS 50000 /* how often a waiting stream looks at the memory, as a device would poll it */
+/* How often a waiting stream looks at memory that something else than a stream may write, which wakes nobody. */
+#define VALUE_LOOK_NS 200000
 
 /* head..tail is the queue; the head stays there while it runs. */
 struct sim_stream {
@@ -108,18 +113,22 @@ static bool may_start(const struct sim_stream *stream, const struct sim_op *op) 
     return true;
 }
 
-/* A value in memory can be written by anything, without a word: it is looked at again and again. (A condition
- * variable would be waited on by the clock of the day, which can be set: glibc has another choice from 2.30
- * on, and the wheel asks for 2.28.) */
+/* A value in memory can be written by anything, without a word: it is looked at again and again. A stream that
+ * writes one, of whichever process, wakes those that wait for it (value_written). */
 static void wait_for_turn(const struct sim_op *op) {
     if (op->work != SIM_WAIT_VALUE) {
         pthread_cond_wait(&sim.progress, &sim.lock);
         return;
     }
-    const struct timespec pause = {.tv_nsec = VALUE_POLL_NS};
+    const struct timespec pause = {.tv_nsec = VALUE_LOOK_NS};
+    uint32_t seen = __atomic_load_n((const uint32_t *)op->src, __ATOMIC_ACQUIRE);
     sim_unlock();
-    nanosleep(&pause, NULL);
+    (void)syscall(SYS_futex, op->src, FUTEX_WAIT, seen, &pause, NULL, 0);
     sim_lock();
+}
+
+static void value_written(const struct sim_op *op) {
+    (void)syscall(SYS_futex, op->dst, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 /* ---- the worker ---- */
@@ -170,6 +179,7 @@ static void order_value(struct sim_stream *stream, const struct sim_op *op) {
         bool barrier = !(op->flags & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
         simgpu__order_write_value(&stream->position, simgpu__vspace_key(op->dst), op->value, barrier);
         __atomic_store_n((uint32_t *)op->dst, op->value, __ATOMIC_RELEASE);
+        value_written(op);
     } else if (op->work == SIM_WAIT_VALUE) {
         uint32_t value = __atomic_load_n((const uint32_t *)op->src, __ATOMIC_ACQUIRE);
         simgpu__order_wait_value(&stream->position, simgpu__vspace_key(op->src), value);
@@ -203,6 +213,12 @@ static bool shows(const struct sim_op *op) {
     return is_wait ? op->waited : op->work != SIM_POINT;
 }
 
+/* The next one ends before anybody else gets the lock, so that those who wait for either are woken once. */
+static bool goes_on_at_once(const struct sim_stream *stream) {
+    const struct sim_op *next = stream->head;
+    return next && takes_no_time(next) && !simgpu__work_is_dropped() && may_start(stream, next);
+}
+
 /* The head stays in the queue while it runs without the lock, so that others see what it uses. */
 static void run_head(struct sim_stream *stream) {
     struct sim_op *op = stream->head;
@@ -214,12 +230,13 @@ static void run_head(struct sim_stream *stream) {
     if (!simgpu__work_is_dropped() && (!simgpu__work_is_legal(op) || !op_start(stream, op)))
         simgpu__sticky_set(CUDA_ERROR_ILLEGAL_ADDRESS);
     if (!simgpu__work_is_dropped()) {
-        /* it runs from here; what only waits has waited */
-        if (!takes_no_time(op)) begin_ns = simgpu__now_ns();
-        op->running = true;
-        sim_unlock();
-        simgpu__work_perform(op);
-        sim_lock();
+        if (!takes_no_time(op)) { /* it runs from here; what only waits has waited */
+            begin_ns = simgpu__now_ns();
+            op->running = true;
+            sim_unlock();
+            simgpu__work_perform(op);
+            sim_lock();
+        }
         if (shows(op) && simgpu__timeline_is_on())
             simgpu__timeline_op(op, begin_ns, stream->row, stream->name, &stream->named_in);
     }
@@ -227,7 +244,7 @@ static void run_head(struct sim_stream *stream) {
     stream->head = op->next;
     if (!stream->head) stream->tail = NULL;
     op_destroy(op);
-    pthread_cond_broadcast(&sim.progress);
+    if (!goes_on_at_once(stream)) pthread_cond_broadcast(&sim.progress);
 }
 
 static void stream_free(struct sim_stream *stream) {

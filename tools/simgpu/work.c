@@ -102,10 +102,7 @@ void simgpu__work_perform(const struct sim_op *op) {
     case SIM_KERNEL:
         if (op->function) call_function(op);
         break;
-    case SIM_POINT:
-    case SIM_WAIT_POINT:
-    case SIM_WAIT_VALUE:
-    case SIM_WRITE_VALUE: break; /* under the lock, by then */
+    default: break; /* what takes no time is done under the lock */
     }
     until_ns(op->finish_ns);
 }
