@@ -9,8 +9,8 @@ tools/test.sh [--quick | --matrix | --frameworks | --gpu | --help] [-- PYTEST AR
 
 Sets everything up (once) and runs all tests, side by side: pytest over tests/ with the wheel, twice, for the training
 cases and for the rest; format and lint (.pre-commit-config.yaml); and, as soon as a compiler is there, the C tests with
-every internal check (FCDP_CHECK=3), under ASan+UBSan, under TSan and, where clang is installed, built by clang. Ends
-with one summary, which lists what was skipped and why.
+every internal check (FCDP_CHECK=3), under ASan+UBSan and under TSan. The first are built by clang where it is
+installed, the others by the system's compiler. Ends with one summary, which lists what was skipped and why.
 
   --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
             ranks, and format and lint
@@ -91,14 +91,15 @@ lint_stage() {      # with the compile commands of the preset "dev", for clang-t
         "$([ $rc = 0 ] || echo "build/logs/lint.log ")($((SECONDS - start)) s)"
 }
 
+# By clang, where it is installed and build/dev is new. The sanitizers' builds are the system's compiler's.
+dev_stage() { CC=${CC:-$(command -v clang || true)} c_stage "C, every check" dev; }
+
 # The C tests, while Python's packages are installed and then beside Python's tests: these wait much, for ranks that do not come
 # and for one another, and those do not.
 c_stages() {
-    c_stage "C, every check" dev
+    dev_stage
     c_stage "C, ASan and UBSan" asan
     c_stage "C, TSan" tsan
-    if command -v clang >/dev/null; then c_stage "C, built by clang" clang
-    else report "C, built by clang" skipped "no clang on this machine"; fi
 }
 
 # beside NAME COMMAND...: starts it in a process group of its own, with its output in build/logs/NAME.log; `joined` waits for all.
@@ -122,7 +123,7 @@ end_beside() {
     for lane in "${BESIDE[@]}"; do kill -- "-$lane" 2>/dev/null || true; done
 }
 c_stages_beside() { beside 1-c c_stages; }
-quick_stages_beside() { beside 1-c c_stage "C, every check" dev; }
+quick_stages_beside() { beside 1-c dev_stage; }
 
 # Until the build "dev" has ended, whose libraries some of Python's tests use. False: it failed.
 dev_built() {
@@ -191,13 +192,22 @@ trace_report() {    # TITLE FILE
     report "$1" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$(tail -n 1 "$LOGS/trace-check.log" | cut -c 1-120) ($((SECONDS - start)) s)"
 }
 
-# The training cases keep the cores busy. The others wait much, for ranks that do not come, and for timeouts.
+ended() {           # NAME TITLE PID START: waits for a pytest beside, and shows its output where it failed
+    local rc=0
+    wait "$3" || rc=$?
+    [ $rc = 0 ] || cat "$LOGS/$1.log"
+    pytest_report "$2" "$1" $rc $((SECONDS - $4))
+}
+
+# The training cases keep the cores busy. The others wait much, for ranks that do not come, and for timeouts. Once the cases have
+# ended, those of TOOLS run beside the others, so that both end at about the same time.
+TOOLS=(tests/test_gpu_report.py tests/test_bench.py tests/test_clusters.py)
 python_stages() {
-    local rc=0 start=$SECONDS
+    local rc=0 start=$SECONDS others="not cases and not mutants and not next_torch and not frameworks"
     dev_built || true
-    echo "Python tests; those but the training cases: build/logs/pytest-rest.log"
+    echo "Python tests; those but the training cases: build/logs/pytest-rest.log, build/logs/pytest-tools.log"
     set -m
-    (trap - EXIT; pytest pytest-rest -m "not cases and not mutants and not next_torch and not frameworks") >/dev/null </dev/null &
+    (trap - EXIT; pytest pytest-rest -m "$others" "${TOOLS[@]/#/--ignore=}") >/dev/null </dev/null &
     PYTESTS=($!)
     (trap - EXIT; RECORDED=build/cases.trace pytest pytest-cases -m "cases and not mutants and not frameworks") </dev/null &
     PYTESTS+=($!)
@@ -205,11 +215,13 @@ python_stages() {
     wait "${PYTESTS[1]}" || rc=$?
     pytest_report "Python, training cases" pytest-cases $rc $((SECONDS - start))
     trace_report "Traces of the training cases" build/cases.trace
-    rc=0
-    wait "${PYTESTS[0]}" || rc=$?
+    set -m
+    (trap - EXIT; pytest pytest-tools -m "$others" "${TOOLS[@]}") >/dev/null </dev/null &
+    PYTESTS[1]=$!
+    set +m
+    ended pytest-tools "Python, tools" "${PYTESTS[1]}" $SECONDS
+    ended pytest-rest "Python, the rest" "${PYTESTS[0]}" "$start"
     PYTESTS=()
-    [ $rc = 0 ] || cat "$LOGS/pytest-rest.log"
-    pytest_report "Python, the rest" pytest-rest $rc $((SECONDS - start))
 }
 
 rm -f "$LOGS"/{summary,skips,failures,built}.*
