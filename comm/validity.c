@@ -68,10 +68,17 @@ uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_
     return mask;
 }
 
-void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals) {
+/* A write that moves no signal, between the observation and the gather, is known by the bytes alone. */
+void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
+                            const uint64_t *fingerprint) {
     FCDP_CHECK(1, i < validity->n);
     fcdp_observation *observed = &validity->parameters[i].observed;
-    observed->confirmed = observed->has_fingerprint && !signals_differ(signals, &observed->signals);
+    bool unmoved = !signals_differ(signals, &observed->signals);
+    if (observed->has_fingerprint && fingerprint) {
+        observed->fingerprint = *fingerprint;
+        observed->signals = *signals;
+    }
+    observed->confirmed = observed->has_fingerprint && (fingerprint || unmoved);
 }
 
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i) {

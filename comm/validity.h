@@ -9,9 +9,9 @@
  *
  * Equal fingerprints make a copy fresh whatever signals moved, if the copy is known to be of the bytes that
  * were fingerprinted. It need not be: a shard may be written between the observation and its gather, and be
- * as it was at the next observation. So signals are compared once more where the gather reads it
- * (fcdp__validity_confirm); where they have moved, or nobody compared, a signal that moves later counts as
- * ever.
+ * as it was at the next observation. So where the gather reads it, its fingerprint is taken anew, or, where
+ * that would wait for a device, its signals are compared once more (fcdp__validity_confirm). Where they have
+ * moved, or nobody compared, a signal that moves later counts as ever.
  *
  * observed: the signals of now, taken by fcdp__validity_observe. accepted: those of the copy, set by
  * fcdp__validity_accept when its gather is done, to what was observed when the gather was submitted
@@ -49,7 +49,7 @@ typedef struct fcdp_observation { /* of one parameter; only fcdp__validity_* loo
     /* between observations of this parameter, so far: a change there and back counts twice */
     uint64_t grad_mode_changes;
     bool exists, has_fingerprint, grad_mode;
-    bool confirmed; /* no signal had moved when the gather read what was fingerprinted */
+    bool confirmed; /* the gather read what was fingerprinted, as far as could be told */
 } fcdp_observation;
 
 /* Why a copy is stale, a mask; 0 is fresh. Of a copy that is known to be of what was fingerprinted, only its
@@ -72,8 +72,10 @@ void fcdp__validity_destroy(fcdp_validity *validity);
  * were not read. The mask of reasons. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                                 const fcdp_process_signals *process, const uint64_t *fingerprint);
-/* A gather reads the shard now: has no signal moved since its observation? */
-void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals);
+/* A gather reads the shard now, whose bytes have `fingerprint`: this is the observation, of what the copy will
+ * be. NULL: they were not read again; then the one before stands where no signal has moved since. */
+void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
+                            const uint64_t *fingerprint);
 /* The last observation: what a gather submitted now will bring. */
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i);
 /* The copy is now what `gathered` saw. One that saw nothing (never observed) leaves the copy stale. */

@@ -6,10 +6,15 @@
 #include "comm/copy_fingerprint.h"
 #include "comm/trace.h"
 
-/* Of extent i, whose first piece is `*at`, which moves on to the next extent's; NULL: none. */
-static const uint64_t *fingerprint_of(const fcdp_evidence *evidence, uint32_t i, size_t *at, uint64_t *own) {
+static size_t n_pieces_of(const fcdp_evidence *evidence, uint32_t i) {
+    return evidence->n_pieces ? evidence->n_pieces[i] : 1;
+}
+
+const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32_t i, size_t *at,
+                                           uint64_t *own) {
     if (evidence->fingerprints) return &evidence->fingerprints[i];
-    size_t n = evidence->n_pieces ? evidence->n_pieces[i] : 1, first = *at;
+    if (!evidence->shards) return NULL;
+    size_t n = n_pieces_of(evidence, i), first = *at;
     *at += n;
     *own = 0;
     for (size_t p = first; p < first + n; p++) {
@@ -30,7 +35,7 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
     for (uint32_t i = 0; i < n; i++) {
         uint64_t own;
         vote_out[i] = (uint8_t)fcdp__validity_observe(group->validity, i, &evidence->signals[i], process,
-                                                      fingerprint_of(evidence, i, &at, &own));
+                                                      fcdp__evidence_fingerprint(evidence, i, &at, &own));
     }
     memcpy(group->votes, vote_out, n);
     vote_out[n] = 0;
@@ -47,9 +52,16 @@ void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
     fcdp__member_agreed(&group->member);
 }
 
-void fcdp_group_confirm(fcdp_group *group, const fcdp_signals *signals) {
-    for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        if (group->stale[i]) fcdp__validity_confirm(group->validity, i, &signals[i]);
+void fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence) {
+    size_t at = 0;
+    for (uint32_t i = 0; i < group->layout->n_extents; i++) {
+        uint64_t own;
+        if (group->stale[i])
+            fcdp__validity_confirm(group->validity, i, &evidence->signals[i],
+                                   fcdp__evidence_fingerprint(evidence, i, &at, &own));
+        else
+            at += n_pieces_of(evidence, i);
+    }
 }
 
 /* What this pass has gathered, or begins to reuse, must be what the ranks saw when they agreed. What is
@@ -60,11 +72,11 @@ uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
     for (uint32_t i = 0; i < n; i++) {
         uint64_t own;
         if (group->stale[i]) {
-            at += evidence->n_pieces ? evidence->n_pieces[i] : 1;
+            at += n_pieces_of(evidence, i);
             continue;
         }
         if (fcdp__validity_moved(group->validity, i, &evidence->signals[i],
-                                 fingerprint_of(evidence, i, &at, &own)))
+                                 fcdp__evidence_fingerprint(evidence, i, &at, &own)))
             return i;
     }
     return n;

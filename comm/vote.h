@@ -29,15 +29,21 @@ typedef struct fcdp_evidence {
     const uint64_t *n_pieces;
 } fcdp_evidence;
 
+/* Of extent i's shard, where the evidence has it; NULL: nobody has read its bytes. *own: for one that is
+ * taken here. `at`: the extent's first piece; it moves on to the next extent's. */
+const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32_t i, size_t *at,
+                                           uint64_t *own);
+
 /* The vote, of n_extents + 1 bytes. A use that was begun ahead is ended first. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                             const fcdp_process_signals *process, uint8_t *vote_out) FCDP_MUST_CHECK;
 /* `agreed`: the maximum over the ranks, of as many bytes. */
 void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
-/* The gather of what is agreed stale reads the shards next: `signals` (n_extents) as they are now, right
- * before fcdp_group_begin or fcdp_groups_coalesce. Then equal fingerprints are enough to keep the copy,
- * whatever signals move later; without this call they are not. */
-void fcdp_group_confirm(fcdp_group *group, const fcdp_signals *signals);
+/* The gather of what is agreed stale reads the shards next: `evidence` as it is now, right before
+ * fcdp_group_begin or fcdp_groups_coalesce. Then equal fingerprints are enough to keep the copy, whatever
+ * signals move later; without this call they are not. Shards that the host can read are fingerprinted again,
+ * so that a write since the agreement is known even if it is undone later. */
+void fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence);
 /* What was agreed on must still hold where it is trusted: the first extent whose parameter has
  * changed since; n_extents: none has. */
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence);

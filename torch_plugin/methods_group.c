@@ -248,17 +248,16 @@ METHOD(group_audit) {
     Py_END_ALLOW_THREADS return PyLong_FromLong(changed < fcdp_group_n_extents(group) ? (long)changed : -1);
 }
 
-/* (group, signals): what is agreed stale is read next */
+/* (group, signals, shards, shard_bytes, n_pieces): what is agreed stale is read next */
 METHOD(group_confirm) {
-    PyObject *handle, *signals;
-    if (!PyArg_ParseTuple(args, "OS:group_confirm", &handle, &signals)) return NULL;
+    PyObject *handle, *signals, *shards, *sizes, *counts;
+    fcdp_evidence evidence;
+    if (!PyArg_ParseTuple(args, "OSSSS:group_confirm", &handle, &signals, &shards, &sizes, &counts))
+        return NULL;
     fcdp_group *group = group_of(handle);
-    const fcdp_signals *now = group ? methods_bytes(signals, fcdp_group_n_extents(group) * sizeof *now,
-                                                    "signals")
-                                    : NULL;
-    if (!now) return NULL;
-    fcdp_group_confirm(group, now);
-    Py_RETURN_NONE;
+    if (!group || !evidence_from(group, signals, shards, sizes, counts, &evidence)) return NULL;
+    Py_BEGIN_ALLOW_THREADS fcdp_group_confirm(group, &evidence);
+    Py_END_ALLOW_THREADS Py_RETURN_NONE;
 }
 
 /* group -> n flags */

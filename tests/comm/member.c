@@ -22,29 +22,38 @@ static void signals_of(const member *m, uint32_t g, fcdp_signals signals_out[CLU
         signals_out[i].optimizer_steps = m->steps[g][i];
 }
 
-/* `fingerprints`: the device's, of the group's shards; NULL: none. The host reads every second extent's shard
- * in two pieces. */
-static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints, uint8_t *vote_out,
-                            uint32_t *moved_out) {
-    const group_spec *spec = &m->cluster->config.groups[g];
+/* What there is to see of group g's shards. The host reads every second extent's in two pieces. */
+typedef struct sight {
     fcdp_signals signals[CLUSTER_MAX_EXTENTS];
-    const void *shards[2 * CLUSTER_MAX_EXTENTS] = {NULL};
-    size_t shard_bytes[2 * CLUSTER_MAX_EXTENTS] = {0};
+    const void *shards[2 * CLUSTER_MAX_EXTENTS];
+    size_t shard_bytes[2 * CLUSTER_MAX_EXTENTS];
     uint64_t n_pieces[CLUSTER_MAX_EXTENTS];
+} sight;
+
+/* `fingerprints`: the device's, of the group's shards; NULL: none. The evidence borrows *s. */
+static fcdp_evidence see(member *m, uint32_t g, const uint64_t *fingerprints, sight *s) {
+    const group_spec *spec = &m->cluster->config.groups[g];
     size_t at = 0;
-    fcdp_process_signals process = {.grad_mode = !m->evaluates, .optimizer_seen = true};
-    signals_of(m, g, signals);
+    memset(s, 0, sizeof *s);
+    signals_of(m, g, s->signals);
     for (uint32_t i = 0; i < spec->n_extents; i++) {
-        n_pieces[i] = 1 + i % 2;
-        for (uint64_t p = 0; p < n_pieces[i]; p++, at++) {
+        s->n_pieces[i] = 1 + i % 2;
+        for (uint64_t p = 0; p < s->n_pieces[i]; p++, at++) {
             size_t begin = p * (spec->extents[i].shard_bytes / 3);
-            size_t end = p + 1 < n_pieces[i] ? spec->extents[i].shard_bytes / 3
-                                             : spec->extents[i].shard_bytes;
-            shard_bytes[at] = end - begin;
-            if (m->cluster->config.host_computes) shards[at] = m->shards + m->shard_at[g][i] + begin;
+            size_t end = p + 1 < s->n_pieces[i] ? spec->extents[i].shard_bytes / 3
+                                                : spec->extents[i].shard_bytes;
+            s->shard_bytes[at] = end - begin;
+            if (m->cluster->config.host_computes) s->shards[at] = m->shards + m->shard_at[g][i] + begin;
         }
     }
-    fcdp_evidence evidence = {signals, shards, shard_bytes, fingerprints, n_pieces};
+    return (fcdp_evidence){s->signals, s->shards, s->shard_bytes, fingerprints, s->n_pieces};
+}
+
+static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints, uint8_t *vote_out,
+                            uint32_t *moved_out) {
+    sight s;
+    fcdp_evidence evidence = see(m, g, fingerprints, &s);
+    fcdp_process_signals process = {.grad_mode = !m->evaluates, .optimizer_seen = true};
     if (moved_out) *moved_out = fcdp_group_audit(m->groups[g], &evidence);
     return vote_out ? fcdp_group_vote(m->groups[g], &evidence, &process, vote_out) : FCDP_OK;
 }
@@ -87,9 +96,9 @@ fcdp_status member_vote(member *m, uint32_t g, uint8_t *vote_out) {
 
 /* A gather reads the group's shards next. Who has no fingerprints need not say so. */
 static void confirm(member *m, uint32_t g) {
-    fcdp_signals signals[CLUSTER_MAX_EXTENTS];
-    signals_of(m, g, signals);
-    if (m->cluster->config.fingerprints) fcdp_group_confirm(m->groups[g], signals);
+    sight s;
+    fcdp_evidence evidence = see(m, g, NULL, &s);
+    if (m->cluster->config.fingerprints) fcdp_group_confirm(m->groups[g], &evidence);
 }
 
 /* What the framework's side does after an agreement on the whole tree. */

@@ -133,7 +133,7 @@ static void test_fingerprint_decides_where_there_is_one(void **state) {
 }
 
 static void confirm_and_gather(fixture *f) {
-    fcdp__validity_confirm(f->validity, 0, &f->signals);
+    fcdp__validity_confirm(f->validity, 0, &f->signals, NULL);
     gather(f);
 }
 
@@ -164,13 +164,32 @@ static void test_a_write_before_the_gather_is_not_confirmed(void **state) {
         assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
         f.shard[0] ^= 2; /* what the gather reads */
         f.signals.version_data++;
-        if (says) fcdp__validity_confirm(f.validity, 0, &f.signals);
+        if (says) fcdp__validity_confirm(f.validity, 0, &f.signals, NULL);
         gather(&f);
         f.shard[0] ^= 2;
         f.signals.version_data++;
         assert_int_equal(observe(&f), FCDP_STALE_VERSION);
         fcdp__validity_destroy(f.validity);
     }
+}
+
+/* As above, by a write that moves no signal, and read again where the gather reads it: the copy is of what is
+ * read then. */
+static void test_a_silent_write_before_the_gather_is_known_by_its_bytes(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(true);
+    f.shard[0] ^= 1;
+    assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
+    f.shard[0] ^= 2;
+    uint64_t read = fingerprint(&f);
+    fcdp__validity_confirm(f.validity, 0, &f.signals, &read);
+    gather(&f);
+    f.signals.optimizer_steps++;
+    assert_int_equal(observe(&f), 0); /* as it was gathered */
+    f.shard[0] ^= 2;
+    f.signals.optimizer_steps--;
+    assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
+    fcdp__validity_destroy(f.validity);
 }
 
 /* Confirmed is one gather's copy, not the parameter's for ever. */
@@ -187,7 +206,7 @@ static void test_each_observation_is_confirmed_anew(void **state) {
     assert_int_equal(observe(&f), FCDP_STALE_OPTIMIZER);
     f.readable = false;
     (void)observe(&f);
-    fcdp__validity_confirm(f.validity, 0, &f.signals);
+    fcdp__validity_confirm(f.validity, 0, &f.signals, NULL);
     gather(&f); /* nothing was fingerprinted that could be confirmed */
     f.readable = true;
     f.signals.optimizer_steps++;
@@ -250,6 +269,7 @@ int main(void) {
         cmocka_unit_test(test_fingerprint_decides_where_there_is_one),
         cmocka_unit_test(test_equal_bytes_are_enough_for_a_confirmed_copy),
         cmocka_unit_test(test_a_write_before_the_gather_is_not_confirmed),
+        cmocka_unit_test(test_a_silent_write_before_the_gather_is_known_by_its_bytes),
         cmocka_unit_test(test_each_observation_is_confirmed_anew),
         cmocka_unit_test(test_no_fingerprint_now_falls_back),
         cmocka_unit_test(test_accept_is_of_the_submission),

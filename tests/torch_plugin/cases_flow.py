@@ -8,9 +8,10 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 import compat
 from cases_basic import adamw
+from cases_edit import local_of
 from cases_optim import raw
 from models import EncoderDecoder, Net, shard, train_only, world_mesh
-from run import Unsupported, case, reshard_all
+from run import PARTICULAR, Unsupported, case, reshard_all
 
 
 def on_gradient(module, function):
@@ -490,6 +491,37 @@ for write in ("data", "counted", "raw"):
     case(gathered_edit(write, False), name=f"gathered_parameter_edited_in_forward_{write}")
     case(gathered_edit(write, True), name=f"gathered_parameter_edited_in_evaluation_{write}")
 case(gathered_edit("data", False, reshard_after_forward=False), name="gathered_parameter_edited_kept_unsharded")
+
+
+def shard_edited_inside_forward_and_undone(read):
+    """Hooks of the root write to a block's shard, as nobody can see, before the block gathers it, and undo that before
+    the backward pass, which must have what the shard says then."""
+
+    def train(run):
+        model = shard(Net())
+        optimizer = adamw(model)
+        weight = model.blocks[1].up.weight
+
+        def scale(by):
+            def hook(*_):
+                if read == "data":
+                    weight.data._local_tensor.mul_(by)
+                else:
+                    raw(local_of(weight))[:] *= np.float32(by)
+
+            return hook
+
+        model.register_forward_pre_hook(scale(0.5))
+        model.register_forward_hook(scale(2.0))
+        for _ in range(3):
+            run.step(model, optimizer)
+        run.finish(model)
+
+    return train
+
+
+for read in ("data", "raw"):
+    case(shard_edited_inside_forward_and_undone(read), into=PARTICULAR, name=f"shard_edited_and_undone_{read}")
 
 
 @case

@@ -15,6 +15,7 @@ from models import BATCH, IN, OUT, TiedLM
 from subclass import Bf16AllGather
 
 CASES = {}
+PARTICULAR = {}  # of one configuration alone, which a test names
 COUNTING = {}
 
 

@@ -11,7 +11,7 @@ import pytest
 import cases  # noqa: F401
 import launch
 from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
-from run import CASES
+from run import CASES, PARTICULAR
 
 NAMES = [
     name for name in CASES if re.match(r"full_|lora|frozen", name) or "edit" in name or "load" in name or "data" in name
@@ -29,6 +29,17 @@ def test_bytes_alone_tell(tmp_path, launches, by):
     differences = {name: d for name in NAMES if (d := launch.first_difference(plain[name], got[name])) is not None}
     assert not differences, differences
     assert "takes no fingerprints" not in "".join(job.output for job in jobs)
+
+
+@needs_fcdp
+def test_what_a_gather_read_is_what_its_copy_is_compared_with(tmp_path, launches):
+    """Not what the ranks saw when they agreed. Each group gathers for itself: where small ones are gathered together
+    at the agreement, such a write is an error."""
+    names = list(PARTICULAR)
+    plain, _ = launches.get(names, PLAIN)
+    got, _ = launch.run_cases(names, tmp_path, CONFIGURATIONS["tau0-whole"])
+    for name in names:
+        assert launch.first_difference(plain[name], got[name]) is None, name
 
 
 @needs_fcdp

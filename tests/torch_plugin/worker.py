@@ -89,7 +89,7 @@ def main():
         import mutants
 
         switch = mutants.install()
-    registry = {**runs.CASES, **runs.COUNTING}
+    registry = {**runs.CASES, **runs.PARTICULAR, **runs.COUNTING}
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=FLIGHT_TIMEOUT_S))

@@ -136,12 +136,6 @@ class Group:
                 out.append(flat if dtype in _DLPACK else flat.view(dtype))
         return out
 
-    def _signals(self) -> bytes:
-        signals = array("Q")
-        for extent in self.extents:
-            signals.extend(extent.signals(self))
-        return signals.tobytes()
-
     def _evidence(self) -> tuple[bytes, bytes, bytes, bytes]:
         """Signals, and where the host can read the shards' bytes, for the core: addresses and sizes of the pieces
         of one extent after another, and how many each has."""
@@ -191,7 +185,7 @@ class Group:
         stale = _fcdp.group_stale(self.handle)
         wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
         if wanted:
-            _fcdp.group_confirm(self.handle, self._signals())
+            _fcdp.group_confirm(self.handle, *self._evidence())
         addresses, keep = array("Q", [0]) * self.n, []
         for i, tensor in self.collect(wanted).items() if wanted else ():
             if tensor.nbytes != self.shard_bytes[i] or not tensor.is_contiguous():
