@@ -28,7 +28,7 @@ static void rank_open(node *node, uint32_t r, fcdp_shared_ticket *ticket, size_t
                              .pin = node_pin,
                              .slice = r,
                              .n_slices = node->n,
-                             .timeout_s = 20};
+                             .timeout_s = node_timeout_s};
     if (r == 0)
         step(fcdp__host_create(&host, &rank->host, ticket));
     else
@@ -104,6 +104,7 @@ void node_close(node *node) {
 
 /* ---- groups ---- */
 
+double node_timeout_s = 20;
 bool node_pins_slices;
 
 static fcdp_host_share share_of(const fcdp_layout *layout, uint32_t r) {

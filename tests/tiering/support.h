@@ -55,6 +55,8 @@ extern bool steps_may_fail_once;
 extern fcdp_pin_mode node_pin;
 /* Does each rank pin its slices alone? false: everything. */
 extern bool node_pins_slices;
+/* How long the host waits for peers, 20. */
+extern double node_timeout_s;
 /* Begins with a device as new, on which races are looked for. */
 void node_open(node *node, uint32_t n_ranks, size_t pool_pages, bool exact);
 /* Nothing was unordered or wrong, every page is back in its pool, nothing of the simulated device lives. */

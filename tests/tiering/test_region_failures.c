@@ -156,6 +156,30 @@ static void looking_says_who_is_late_and_opening_lets_all_pass(void **state) {
     node_close(&n);
 }
 
+/* Nobody looks at the comm again between a read's copy and the use of its bytes: an error, not what is there. */
+static void a_read_of_what_a_peer_has_not_stored_fails(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_timeout_s = 0.3;
+    node_open(&n, 2, 4, false);
+    node_timeout_s = 20;
+    group_open(&g, &n, "the head", SPECS, N_SPECS, 20);
+    step(fcdp__region_acquire(g.regions[0]));
+    region_fill(&g, 0, BOTH, FILL_HOST); /* and rank 1 never comes */
+    region_release(&g, 0, false);
+    fcdp_dptr nowhere = {64};
+    assert_int_equal(fcdp__region_read(g.regions[0], 1, (fcdp_piece){0, 64}, nowhere,
+                                       fcdp__region_ready(g.regions[0])),
+                     FCDP_ERR_TIMEOUT);
+    assert_text("the head");
+    assert_text("slice 1");
+    fcdp__region_end_waits(g.regions[0]);
+    fcdp__region_invalidate(g.regions[0], BOTH);
+    group_close(&g);
+    node_close(&n);
+}
+
 /* ---- a touch of what was released ---- */
 
 /* Not in a forked child: the simulated device's pages are not in it, so everything would fault there. */
@@ -239,6 +263,7 @@ int main(void) {
         cmocka_unit_test(a_release_without_an_event_waits),
         cmocka_unit_test(destroying_waits_for_the_device),
         cmocka_unit_test(looking_says_who_is_late_and_opening_lets_all_pass),
+        cmocka_unit_test(a_read_of_what_a_peer_has_not_stored_fails),
         cmocka_unit_test(with_exact_mapping_a_touch_of_a_released_region_faults),
         cmocka_unit_test(misuse_aborts),
     };
