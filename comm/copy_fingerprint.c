@@ -14,11 +14,9 @@ static bool is_readable(const fcdp_group *group) {
 static uint64_t of_copy(const fcdp_group *group) {
     const char *bytes = (const char *)(uintptr_t)fcdp__region_base(group->region).addr;
     uint64_t mixed = 0;
-    for (uint32_t i = 0; i < group->layout->n_extents; i++) {
-        const fcdp_extent *extent = &group->layout->extents[i];
-        mixed = fcdp__copy_fingerprint_of(bytes + extent->offset_bytes,
-                                          group->layout->n_shards * extent->shard_bytes, mixed);
-    }
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        mixed = fcdp__copy_fingerprint_of(bytes + group->layout->extents[i].offset_bytes,
+                                          fcdp__layout_extent_bytes(group->layout, i), mixed);
     return mixed;
 }
 

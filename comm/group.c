@@ -124,7 +124,7 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
         size_t bytes = 0; /* of parameters: a span's end may be padded */
         for (uint32_t i = 0; i < group->layout->n_extents; i++)
             if (group->layout->extents[i].span == s)
-                bytes += group->layout->n_shards * group->layout->extents[i].shard_bytes;
+                bytes += fcdp__layout_extent_bytes(group->layout, i);
         bool is_small = bytes <= comm->engine->options.coalesce_bytes;
         share.own[s] = fcdp__layout_slice(group->layout, s, comm->topology.local);
         share.copied[s] = fcdp__group_by_slice(group) && !is_small ? share.own[s] : group->layout->span[s];
@@ -161,7 +161,7 @@ fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to name the parameters of '%s'", group->name);
     for (uint32_t i = 0; i < layout->n_extents; i++)
         parts[i] = (fcdp_segv_part){layout->extents[i].offset_bytes,
-                                    layout->n_shards * layout->extents[i].shard_bytes, names[i]};
+                                    fcdp__layout_extent_bytes(layout, i), names[i]};
     status = fcdp__segv_watch(fcdp__region_base(group->region), layout->bytes,
                               group->name[0] ? group->name : "the root", parts, layout->n_extents,
                               &group->watch);

@@ -104,6 +104,15 @@ typedef struct fcdp_use { /* of one begin */
     bool joined;
 } fcdp_use;
 
+/* What one unshard, or one read from the node's copy, came to; bytes as in the engine's stats. */
+typedef struct fcdp_use_counts {
+    fcdp_pass pass;
+    size_t block_bytes;
+    uint64_t plain_bytes, gather_bytes;
+    uint32_t n_stale;
+} fcdp_use_counts;
+void fcdp__group_count_use(fcdp_group *group, const fcdp_use_counts *use);
+
 /* fcdp_group_begin, of a use that the caller has made. */
 fcdp_status fcdp__use_begin(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) FCDP_MUST_CHECK;
 

@@ -97,7 +97,7 @@ size_t fcdp__plan_put_slices(const fcdp_plan *plan, uint32_t whole_mask, const f
         const fcdp_extent *e = &layout->extents[plan->stale[k]];
         if (one_piece & 1u << e->span) continue;
         fcdp_piece slice = fcdp__layout_slice(layout, e->span, topology->local);
-        size_t begin = e->offset_bytes, end = begin + layout->n_shards * e->shard_bytes;
+        size_t begin = e->offset_bytes, end = begin + fcdp__layout_extent_bytes(layout, plan->stale[k]);
         if (begin < slice.offset_bytes) begin = slice.offset_bytes;
         if (end > slice.offset_bytes + slice.bytes) end = slice.offset_bytes + slice.bytes;
         if (begin < end) pieces_out[n++] = (fcdp_piece){begin, end - begin};
@@ -112,7 +112,7 @@ size_t fcdp__plan_take_pieces(const fcdp_plan *plan, const fcdp_layout *layout, 
     size_t n = 0;
     for (uint32_t k = 0; k < plan->n_stale; k++) {
         const fcdp_extent *e = &layout->extents[plan->stale[k]];
-        size_t at = e->offset_bytes, end = at + layout->n_shards * e->shard_bytes;
+        size_t at = e->offset_bytes, end = at + fcdp__layout_extent_bytes(layout, plan->stale[k]);
         for (uint32_t b = 0; b <= topology->n_nodes; b++) {
             size_t own = end;
             if (b < topology->n_nodes)

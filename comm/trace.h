@@ -19,13 +19,7 @@ uint32_t fcdp__group_object(const fcdp_group *group); /* 0: it has no region yet
 
 /* It has its region: what of it is trainable. */
 void fcdp__group_trace_attach(const fcdp_group *group);
-/* Of an unshard that is on the streams; plain_bytes and gather_bytes as in the engine's stats. */
-typedef struct fcdp_use_counts {
-    fcdp_pass pass;
-    size_t block_bytes;
-    uint64_t plain_bytes, gather_bytes;
-    uint32_t n_stale;
-} fcdp_use_counts;
+/* An unshard that is on the streams. */
 void fcdp__group_trace_use(const fcdp_group *group, const fcdp_use_counts *counts);
 /* The ranks have agreed; group->votes is what this one said. */
 void fcdp__group_trace_stale(const fcdp_group *group);

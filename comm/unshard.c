@@ -23,35 +23,40 @@ void fcdp__group_accept(fcdp_group *group) {
     memset(group->stale, 0, group->layout->n_extents);
 }
 
-/* plain_bytes is what a flat gather would have sent between nodes in this one's place. */
-static void count_use(const fcdp_use *use, fcdp_pass pass) {
-    fcdp_group *group = use->group;
-    const fcdp_topology *topology = &group->comm->topology;
+/* In the group's counts, the engine's and the trace: a use that sent something has made a gather. */
+void fcdp__group_count_use(fcdp_group *group, const fcdp_use_counts *use) {
     fcdp_engine *engine = group->comm->engine;
-    size_t block_bytes = use->plan->block_bytes + group->coalesced_bytes;
-    bool made = block_bytes > 0;
-    group->coalesced_bytes = 0;
+    bool made = use->block_bytes > 0;
     fcdp__lock_acquire(&engine->lock);
-    if (use->plan->n_stale) group->reading = group->crossed;
+    if (use->n_stale) group->reading = group->crossed;
     fcdp_gather_counts *const counts[] = {&group->gathers, &engine->stats.gathers};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         counts[i]->made += made;
         counts[i]->avoided += !made;
-        counts[i]->forward += made && pass == FCDP_PASS_FORWARD;
-        counts[i]->backward += made && pass == FCDP_PASS_BACKWARD;
+        counts[i]->forward += made && use->pass == FCDP_PASS_FORWARD;
+        counts[i]->backward += made && use->pass == FCDP_PASS_BACKWARD;
     }
-    fcdp_use_counts traced = {.pass = pass,
+    engine->stats.plain_bytes += use->plain_bytes;
+    engine->stats.gather_bytes += use->gather_bytes;
+    group->plain_bytes += use->plain_bytes;
+    group->gather_bytes += use->gather_bytes;
+    fcdp__lock_release(&engine->lock);
+    fcdp__group_trace_use(group, use);
+}
+
+/* plain_bytes is what a flat gather would have sent between nodes in this one's place. */
+static void count_use(const fcdp_use *use, fcdp_pass pass) {
+    fcdp_group *group = use->group;
+    const fcdp_topology *topology = &group->comm->topology;
+    size_t block_bytes = use->plan->block_bytes + group->coalesced_bytes;
+    group->coalesced_bytes = 0;
+    fcdp_use_counts counts = {.pass = pass,
                               .block_bytes = block_bytes,
                               .plain_bytes = (uint64_t)use->plain_shard_bytes * (topology->n_ranks - 1),
                               .gather_bytes = (uint64_t)block_bytes * (topology->n_nodes - 1) *
                                               topology->node_size,
                               .n_stale = use->plan->n_stale};
-    engine->stats.plain_bytes += traced.plain_bytes;
-    engine->stats.gather_bytes += traced.gather_bytes;
-    group->plain_bytes += traced.plain_bytes;
-    group->gather_bytes += traced.gather_bytes;
-    fcdp__lock_release(&engine->lock);
-    fcdp__group_trace_use(group, &traced);
+    fcdp__group_count_use(group, &counts);
 }
 
 fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream) {

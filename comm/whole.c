@@ -1,24 +1,8 @@
 /* whole.c - see the header. */
 #include "comm/whole.h"
 
-#include "comm/copy_fingerprint.h"
 #include "comm/internal.h"
 #include "comm/trace.h"
-
-static size_t extent_bytes(const fcdp_group *group, uint32_t i) {
-    return group->layout->n_shards * group->layout->extents[i].shard_bytes;
-}
-
-/* The shard's fingerprint; false: nobody has read its bytes. */
-static bool fingerprint_of(const fcdp_evidence *evidence, uint64_t *fingerprint_out) {
-    if (evidence->fingerprints)
-        *fingerprint_out = evidence->fingerprints[0];
-    else if (evidence->shards && evidence->shards[0])
-        *fingerprint_out = fcdp__copy_fingerprint_of(evidence->shards[0], evidence->shard_bytes[0], 0);
-    else
-        return false;
-    return true;
-}
 
 /* Where the ranks meet on the device, a use of the group restores 1/g of it on each of them, and most of an
  * extent is not page-locked here: a large one comes faster with its group. */
@@ -28,19 +12,21 @@ static bool host_serves(const fcdp_group *group, uint32_t i) {
     const fcdp_span_state *span = &state.span[group->layout->extents[i].span];
     if (span->on_device || !(span->stored || span->whole)) return false;
     return !fcdp__group_by_slice(group) ||
-           extent_bytes(group, i) <= group->layout->bytes / group->comm->topology.node_size;
+           fcdp__layout_extent_bytes(group->layout, i) <= group->layout->bytes / group->comm->topology.node_size;
 }
 
 /* What was agreed stale and has not been gathered yet would be gathered by a use of the group: then the ranks
  * agree anew, on all of it. */
 fcdp_whole fcdp_group_whole_vote(const fcdp_group *group, uint32_t i, const fcdp_evidence *evidence) {
-    uint64_t fingerprint;
+    uint64_t own;
+    size_t at = 0;
     if (!group->region || group->begun || group->member.live || !group->member.agreement)
         return FCDP_WHOLE_PLAIN;
-    if (!fingerprint_of(evidence, &fingerprint)) return FCDP_WHOLE_PLAIN;
+    const uint64_t *fingerprint = fcdp__evidence_fingerprint(evidence, 0, &at, &own);
+    if (!fingerprint) return FCDP_WHOLE_PLAIN;
     for (uint32_t k = 0; k < group->layout->n_extents; k++)
         if (group->stale[k]) return FCDP_WHOLE_STALE;
-    if (!fcdp__validity_is_fresh(group->validity, i, evidence->signals, fingerprint)) return FCDP_WHOLE_STALE;
+    if (!fcdp__validity_is_fresh(group->validity, i, evidence->signals, *fingerprint)) return FCDP_WHOLE_STALE;
     return host_serves(group, i) ? FCDP_WHOLE_HOST : FCDP_WHOLE_FRESH;
 }
 
@@ -49,20 +35,6 @@ fcdp_status fcdp_group_whole_begin(fcdp_group *group, uint32_t i, const uint64_t
     fcdp_use use = {
         .group = group, .inputs = inputs, .plain_shard_bytes = group->layout->extents[i].shard_bytes};
     return fcdp__use_begin(&use, FCDP_PASS_OTHER, stream);
-}
-
-static void count_read(fcdp_group *group, uint32_t i) {
-    fcdp_engine *engine = group->comm->engine;
-    fcdp_use_counts traced = {.pass = FCDP_PASS_OTHER,
-                              .plain_bytes = (uint64_t)group->layout->extents[i].shard_bytes *
-                                             (group->comm->topology.n_ranks - 1)};
-    fcdp__lock_acquire(&engine->lock);
-    group->gathers.avoided++;
-    group->plain_bytes += traced.plain_bytes;
-    engine->stats.gathers.avoided++;
-    engine->stats.plain_bytes += traced.plain_bytes;
-    fcdp__lock_release(&engine->lock);
-    fcdp__group_trace_use(group, &traced);
 }
 
 /* `ready` is recorded behind the copy, so that the monitor looks for the peers whose words that waits for. */
@@ -86,7 +58,7 @@ fcdp_status fcdp_group_whole_read(fcdp_group *group, uint32_t i, fcdp_dptr to, s
     fcdp_status status = fcdp__engine_check_process(engine, group->name);
     if (!status) status = fcdp_comm_check(group->comm);
     if (!status) status = fcdp__engine_check_capture(engine, stream, "read", group->name);
-    if (!status && (bytes > extent_bytes(group, i) || group->begun))
+    if (!status && (bytes > fcdp__layout_extent_bytes(group->layout, i) || group->begun))
         status = fcdp__fail(FCDP_ERR_INVALID, "'%s': %zu bytes of extent %u cannot be read now", group->name,
                             bytes, i);
     if (status || bytes == 0) return status;
@@ -99,6 +71,9 @@ fcdp_status fcdp_group_whole_read(fcdp_group *group, uint32_t i, fcdp_dptr to, s
         return fcdp__fail(status, "reading '%s': %s", group->name[0] ? group->name : "the root",
                           fcdp_error_text());
     }
-    count_read(group, i);
+    fcdp_use_counts read = {.pass = FCDP_PASS_OTHER,
+                            .plain_bytes = (uint64_t)group->layout->extents[i].shard_bytes *
+                                           (group->comm->topology.n_ranks - 1)};
+    fcdp__group_count_use(group, &read);
     return FCDP_OK;
 }

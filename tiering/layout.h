@@ -48,6 +48,10 @@ typedef struct fcdp_layout {
 fcdp_status fcdp__layout_create(const fcdp_extent_spec *specs, uint32_t n_extents, uint32_t n_shards,
                                 uint32_t n_slices, fcdp_layout **layout_out) FCDP_MUST_CHECK;
 void fcdp__layout_destroy(fcdp_layout *layout);
+/* All ranks' shards of extent i: the gathered parameter, with what pads it to equal shards. */
+static inline size_t fcdp__layout_extent_bytes(const fcdp_layout *layout, uint32_t i) {
+    return layout->n_shards * layout->extents[i].shard_bytes;
+}
 /* Slice `slice` of span `span`: span.offset + slice * span.bytes / n_slices. */
 fcdp_piece fcdp__layout_slice(const fcdp_layout *layout, uint32_t span, uint32_t slice);
 
