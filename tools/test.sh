@@ -64,7 +64,7 @@ END
 
 c_stage() {         # TITLE PRESET [CTEST OPTIONS]
     local title=$1 preset=$2 start=$SECONDS jobs line rc=0
-    jobs=$(nproc)
+    jobs=$(($(nproc) + 1)) # the longest of them wait: for peers that do not come, for one another
     shift 2
     [ "$preset" != gpu ] || jobs=1
     step "$title: build" "$preset-build" build_tests "$preset" || rc=1
