@@ -62,24 +62,36 @@ static fcdp_status fingerprint_failed(fcdp_comm *comm, fcdp_status status) {
     return fcdp__comm_fail(comm, fcdp__fail(status, "fingerprints of the shards: %s", fcdp_error_text()));
 }
 
-fcdp_status fcdp_comm_fingerprint_begin(fcdp_comm *comm, const uint64_t *shards, const size_t *shard_bytes,
-                                        size_t n, fcdp_stream stream) {
+/* One kernel for all batches: the agreement's has it, which comes first. */
+fcdp_status fcdp__comm_fingerprint_begin(fcdp_comm *comm, fcdp_fingerprints **batch, const uint64_t *shards,
+                                         const size_t *shard_bytes, size_t n, fcdp_stream stream) {
     fcdp_status status = fcdp__engine_check_process(comm->engine, "the engine");
     if (!status)
         status = fcdp__engine_check_capture(comm->engine, stream, "compared with what was gathered",
                                             "a parameter");
     if (!status && !comm->fingerprints)
         status = fcdp__fingerprints_create(comm->engine->drv, &comm->fingerprints);
-    if (!status) status = fcdp__fingerprints_begin(comm->fingerprints, shards, shard_bytes, n, stream);
+    if (!status && !*batch) status = fcdp__fingerprints_create_beside(comm->fingerprints, batch);
+    if (!status) status = fcdp__fingerprints_begin(*batch, shards, shard_bytes, n, stream);
     return status ? fingerprint_failed(comm, status) : FCDP_OK;
 }
 
+fcdp_status fcdp_comm_fingerprint_begin(fcdp_comm *comm, const uint64_t *shards, const size_t *shard_bytes,
+                                        size_t n, fcdp_stream stream) {
+    return fcdp__comm_fingerprint_begin(comm, &comm->fingerprints, shards, shard_bytes, n, stream);
+}
+
 fcdp_status fcdp_comm_fingerprint_end(fcdp_comm *comm, uint64_t *fingerprints_out) {
+    return fcdp__comm_fingerprint_end(comm, comm->fingerprints, fingerprints_out);
+}
+
+fcdp_status fcdp__comm_fingerprint_end(fcdp_comm *comm, fcdp_fingerprints *batch,
+                                       uint64_t *fingerprints_out) {
     fcdp_status status = fcdp__engine_check_process(comm->engine, "the engine");
-    if (!status && !comm->fingerprints)
+    if (!status && !batch)
         status = fcdp__fail(FCDP_ERR_INVALID, "no fingerprints have begun that could be waited for");
     uint64_t start_ns = fcdp__trace_start();
-    if (!status) status = fcdp__fingerprints_end(comm->fingerprints, fingerprints_out);
+    if (!status) status = fcdp__fingerprints_end(batch, fingerprints_out);
     fcdp__host_wait_trace(start_ns, FCDP_CAUSE_FOR_FINGERPRINT);
     if (status) return fingerprint_failed(comm, status);
     status = fcdp_comm_check(comm); /* after the wait, which may have ended because of it */

@@ -15,6 +15,7 @@
 struct fcdp_fingerprints {
     fcdp_driver *drv;
     fcdp_kernel kernel;
+    bool owns_kernel;
     fcdp_event done; /* NULL: none yet */
     fcdp_stream stream;
     bool begun;
@@ -29,11 +30,18 @@ static size_t n_tasks_of(size_t bytes) {
     return (bytes + FCDP_FINGERPRINT_TASK_BYTES - 1) / FCDP_FINGERPRINT_TASK_BYTES;
 }
 
-fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fingerprints_out) {
+/* `beside`: whose kernel it uses; NULL: its own. */
+static fcdp_status create(fcdp_driver *drv, const fcdp_fingerprints *beside,
+                          fcdp_fingerprints **fingerprints_out) {
     fcdp_fingerprints *f = calloc(1, sizeof *f);
     if (!f) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to fingerprint shards on the device");
     f->drv = drv;
-    fcdp_status status = fcdp__driver_kernel_load(drv, &fcdp__fingerprint_kernel, &f->kernel);
+    fcdp_status status = FCDP_OK;
+    if (beside)
+        f->kernel = beside->kernel;
+    else
+        status = fcdp__driver_kernel_load(drv, &fcdp__fingerprint_kernel, &f->kernel);
+    f->owns_kernel = !beside && !status;
     if (!status) status = fcdp__driver_event_create_blocking(drv, &f->done);
     if (status) {
         fcdp__fingerprints_destroy(f);
@@ -41,6 +49,15 @@ fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fing
     }
     *fingerprints_out = f;
     return FCDP_OK;
+}
+
+fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fingerprints_out) {
+    return create(drv, NULL, fingerprints_out);
+}
+
+fcdp_status fcdp__fingerprints_create_beside(const fcdp_fingerprints *first,
+                                             fcdp_fingerprints **fingerprints_out) {
+    return create(first->drv, first, fingerprints_out);
 }
 
 /* The device is through with them. What stays registered, though it was tried twice,
@@ -56,11 +73,11 @@ static void tasks_free(fcdp_fingerprints *f) {
 
 void fcdp__fingerprints_destroy(fcdp_fingerprints *f) {
     if (!f) return;
-    if (f->begun && fcdp__driver_stream_sync(f->drv, f->stream))
+    if (f->begun && fcdp__driver_event_sync(f->drv, f->done)) /* its stream may be gone */
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     tasks_free(f);
     if (f->done) fcdp__driver_event_destroy(f->drv, f->done);
-    fcdp__driver_kernel_unload(f->drv, &f->kernel);
+    if (f->owns_kernel) fcdp__driver_kernel_unload(f->drv, &f->kernel);
     free(f->bytes);
     free(f);
 }

@@ -9,6 +9,9 @@ typedef struct fcdp_fingerprints fcdp_fingerprints;
 
 /* FCDP_ERR_UNSUPPORTED: the driver cannot run the kernel. */
 fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fingerprints_out) FCDP_MUST_CHECK;
+/* Another batch, by the kernel of `first`, which is destroyed last. */
+fcdp_status fcdp__fingerprints_create_beside(const fcdp_fingerprints *first,
+                                             fcdp_fingerprints **fingerprints_out) FCDP_MUST_CHECK;
 /* Waits for what was begun. NULL: nothing. */
 void fcdp__fingerprints_destroy(fcdp_fingerprints *fingerprints);
 /* One launch behind what is on `stream` now, for n arrays: bytes[i] bytes at the device's address arrays[i],

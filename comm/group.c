@@ -13,10 +13,12 @@ static void group_free(fcdp_group *group) {
     fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored, &group->gathered};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (*events[i]) fcdp__driver_event_destroy(group->comm->engine->drv, *events[i]);
+    fcdp__fingerprints_destroy(group->reads);
     fcdp__validity_destroy(group->validity);
     fcdp__layout_destroy(group->layout);
     free(group->stale);
     free(group->votes);
+    free(group->read_pieces);
     free(group->name);
     free(group);
 }
@@ -28,8 +30,9 @@ static fcdp_status group_make(fcdp_group *group, const char *name, const fcdp_ex
     group->name = strdup(name);
     group->stale = calloc(n_extents + 1, 1);
     group->votes = calloc(n_extents + 1, 1);
+    group->read_pieces = calloc(n_extents + 1, sizeof *group->read_pieces);
     group->not_on_device = true;
-    if (!group->name || !group->stale || !group->votes)
+    if (!group->name || !group->stale || !group->votes || !group->read_pieces)
         return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
     fcdp_status status = fcdp__layout_create(specs, n_extents, topology->n_ranks, topology->node_size,
                                              &group->layout);
@@ -123,8 +126,7 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
         size_t bytes = 0; /* of parameters: a span's end may be padded */
         for (uint32_t i = 0; i < group->layout->n_extents; i++)
-            if (group->layout->extents[i].span == s)
-                bytes += fcdp__layout_extent_bytes(group->layout, i);
+            if (group->layout->extents[i].span == s) bytes += fcdp__layout_extent_bytes(group->layout, i);
         bool is_small = bytes <= comm->engine->options.coalesce_bytes;
         share.own[s] = fcdp__layout_slice(group->layout, s, comm->topology.local);
         share.copied[s] = fcdp__group_by_slice(group) && !is_small ? share.own[s] : group->layout->span[s];
@@ -160,8 +162,8 @@ fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32
     fcdp_segv_part *parts = malloc((layout->n_extents + 1) * sizeof *parts);
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to name the parameters of '%s'", group->name);
     for (uint32_t i = 0; i < layout->n_extents; i++)
-        parts[i] = (fcdp_segv_part){layout->extents[i].offset_bytes,
-                                    fcdp__layout_extent_bytes(layout, i), names[i]};
+        parts[i] = (fcdp_segv_part){layout->extents[i].offset_bytes, fcdp__layout_extent_bytes(layout, i),
+                                    names[i]};
     status = fcdp__segv_watch(fcdp__region_base(group->region), layout->bytes,
                               group->name[0] ? group->name : "the root", parts, layout->n_extents,
                               &group->watch);

@@ -74,9 +74,14 @@ struct fcdp_group {
     fcdp_validity *validity;
     /* on the caller's stream at begin; the inter step's end; the restore's end */
     fcdp_event written, crossed, restored;
-    fcdp_event gathered;    /* the node step's end, where slices are put behind it */
-    uint8_t *stale;         /* agreed, n_extents; zeroed once begun */
-    uint8_t *votes;         /* this rank's last one, n_extents masks of fcdp_stale */
+    fcdp_event gathered; /* the node step's end, where slices are put behind it */
+    uint8_t *stale;      /* agreed, n_extents; zeroed once begun */
+    uint8_t *votes;      /* this rank's last one, n_extents masks of fcdp_stale */
+    /* read_fingerprint.c: of what gathers read, on the device; NULL: never asked for */
+    fcdp_fingerprints *reads;
+    bool has_reads;         /* they have begun */
+    uint64_t n_reads;       /* so far */
+    uint64_t *read_pieces;  /* n_extents: how many pieces each has among them */
     bool not_on_device;     /* agreed: it is not on the device of every rank */
     size_t coalesced_bytes; /* of this rank's shards, by coalesce.c since the last begin */
     bool begun;
@@ -132,6 +137,14 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
 fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) FCDP_MUST_CHECK;
 /* The same, with the engine's lock. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status);
+
+/* As fcdp_comm_fingerprint_begin and _end, of another batch than the agreement's: *batch, made where it is
+ * NULL. */
+fcdp_status fcdp__comm_fingerprint_begin(fcdp_comm *comm, fcdp_fingerprints **batch, const uint64_t *shards,
+                                         const size_t *shard_bytes, size_t n,
+                                         fcdp_stream stream) FCDP_MUST_CHECK;
+fcdp_status fcdp__comm_fingerprint_end(fcdp_comm *comm, fcdp_fingerprints *batch,
+                                       uint64_t *fingerprints_out) FCDP_MUST_CHECK;
 
 /* Do the ranks of the node meet on the device, each with its slice? Else each has all from host memory. */
 bool fcdp__group_by_slice(const fcdp_group *group);

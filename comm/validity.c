@@ -74,11 +74,28 @@ void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_sign
     FCDP_CHECK(1, i < validity->n);
     fcdp_observation *observed = &validity->parameters[i].observed;
     bool unmoved = !signals_differ(signals, &observed->signals);
+    observed->read = 0;
     if (observed->has_fingerprint && fingerprint) {
         observed->fingerprint = *fingerprint;
         observed->signals = *signals;
     }
     observed->confirmed = observed->has_fingerprint && (fingerprint || unmoved);
+}
+
+void fcdp__validity_await(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, uint64_t read) {
+    FCDP_CHECK(1, i < validity->n);
+    fcdp_observation *observed = &validity->parameters[i].observed;
+    observed->signals = *signals;
+    observed->read = read;
+    observed->confirmed = false;
+}
+
+void fcdp__validity_amend(fcdp_validity *validity, uint32_t i, uint64_t read, uint64_t fingerprint) {
+    FCDP_CHECK(1, i < validity->n);
+    fcdp_observation *copy = &validity->parameters[i].accepted;
+    if (!copy->exists || copy->read != read || !copy->has_fingerprint) return;
+    copy->fingerprint = fingerprint;
+    copy->confirmed = true;
 }
 
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i) {

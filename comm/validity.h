@@ -49,6 +49,7 @@ typedef struct fcdp_observation { /* of one parameter; only fcdp__validity_* loo
     /* between observations of this parameter, so far: a change there and back counts twice */
     uint64_t grad_mode_changes;
     bool exists, has_fingerprint, grad_mode;
+    uint64_t read;  /* number of the gather's read, which is fingerprinted on the device; 0: by nobody */
     bool confirmed; /* the gather read what was fingerprinted, as far as could be told */
 } fcdp_observation;
 
@@ -72,10 +73,16 @@ void fcdp__validity_destroy(fcdp_validity *validity);
  * were not read. The mask of reasons. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                                 const fcdp_process_signals *process, const uint64_t *fingerprint);
-/* A gather reads the shard now, whose bytes have `fingerprint`: this is the observation, of what the copy will
- * be. NULL: they were not read again; then the one before stands where no signal has moved since. */
+/* A gather reads the shard now, whose bytes have `fingerprint`: this is the observation, of what the copy
+ * will be. NULL: they were not read again; then the one before stands where no signal has moved since. */
 void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                             const uint64_t *fingerprint);
+/* A gather reads the shard now, and a device fingerprints what it reads: `read` numbers that, not 0. This is
+ * the observation, of which the fingerprint is still to come. Until then a signal that moves makes the copy
+ * stale. */
+void fcdp__validity_await(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, uint64_t read);
+/* The fingerprint of that read: the copy is of it, where it is still the copy that was gathered then. */
+void fcdp__validity_amend(fcdp_validity *validity, uint32_t i, uint64_t read, uint64_t fingerprint);
 /* The last observation: what a gather submitted now will bring. */
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i);
 /* The copy is now what `gathered` saw. One that saw nothing (never observed) leaves the copy stale. */

@@ -4,19 +4,26 @@
 #include <string.h>
 
 #include "comm/copy_fingerprint.h"
+#include "comm/read_fingerprint.h"
 #include "comm/trace.h"
 
-static size_t n_pieces_of(const fcdp_evidence *evidence, uint32_t i) {
+uint64_t fcdp__evidence_n_pieces(const fcdp_evidence *evidence, uint32_t i) {
     return evidence->n_pieces ? evidence->n_pieces[i] : 1;
 }
 
+/* The device's of several pieces are bytes like any, of which the host takes one. */
 const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32_t i, size_t *at,
                                            uint64_t *own) {
-    if (evidence->fingerprints) return &evidence->fingerprints[i];
-    if (!evidence->shards) return NULL;
-    size_t n = n_pieces_of(evidence, i), first = *at;
+    size_t n = fcdp__evidence_n_pieces(evidence, i), first = *at;
     *at += n;
     *own = 0;
+    if (evidence->fingerprints) {
+        const uint64_t *taken = &evidence->fingerprints[first];
+        if (n == 1) return taken;
+        *own = fcdp__copy_fingerprint_of(taken, n * sizeof *taken, 0);
+        return own;
+    }
+    if (!evidence->shards || evidence->by_device) return NULL;
     for (size_t p = first; p < first + n; p++) {
         if (!evidence->shards[p]) return NULL;
         *own = fcdp__copy_fingerprint_of(evidence->shards[p], evidence->shard_bytes[p], *own);
@@ -30,6 +37,7 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
     uint32_t n = group->layout->n_extents;
     fcdp_region_state state;
     fcdp_status status = group->member.ahead ? fcdp__group_cancel(group) : FCDP_OK;
+    if (!status) status = fcdp__read_fingerprint_end(group);
     if (status) return status;
     size_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -52,7 +60,8 @@ void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
     fcdp__member_agreed(&group->member);
 }
 
-void fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence) {
+fcdp_status fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence, fcdp_stream stream) {
+    if (evidence->by_device) return fcdp__read_fingerprint_begin(group, evidence, stream);
     size_t at = 0;
     for (uint32_t i = 0; i < group->layout->n_extents; i++) {
         uint64_t own;
@@ -60,8 +69,9 @@ void fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence) {
             fcdp__validity_confirm(group->validity, i, &evidence->signals[i],
                                    fcdp__evidence_fingerprint(evidence, i, &at, &own));
         else
-            at += n_pieces_of(evidence, i);
+            at += fcdp__evidence_n_pieces(evidence, i);
     }
+    return FCDP_OK;
 }
 
 /* What this pass has gathered, or begins to reuse, must be what the ranks saw when they agreed. What is
@@ -72,7 +82,7 @@ uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
     for (uint32_t i = 0; i < n; i++) {
         uint64_t own;
         if (group->stale[i]) {
-            at += n_pieces_of(evidence, i);
+            at += fcdp__evidence_n_pieces(evidence, i);
             continue;
         }
         if (fcdp__validity_moved(group->validity, i, &evidence->signals[i],

@@ -23,12 +23,14 @@ typedef struct fcdp_evidence {
      * another */
     const void *const *shards;
     const size_t *shard_bytes;
-    /* by the device (fcdp_comm_fingerprint_end), in place of `shards`; NULL: none */
+    /* of the pieces, by the device (fcdp_comm_fingerprint_end), in place of `shards`; NULL: none */
     const uint64_t *fingerprints;
     /* how many pieces each extent's shard is, in which order counts; NULL: one each. None: no bytes */
     const uint64_t *n_pieces;
+    bool by_device; /* the shards' addresses are the device's, which fingerprints them (fcdp_group_confirm) */
 } fcdp_evidence;
 
+uint64_t fcdp__evidence_n_pieces(const fcdp_evidence *evidence, uint32_t i);
 /* Of extent i's shard, where the evidence has it; NULL: nobody has read its bytes. *own: for one that is
  * taken here. `at`: the extent's first piece; it moves on to the next extent's. */
 const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32_t i, size_t *at,
@@ -41,9 +43,11 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
 void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
 /* The gather of what is agreed stale reads the shards next: `evidence` as it is now, right before
  * fcdp_group_begin or fcdp_groups_coalesce. Then equal fingerprints are enough to keep the copy, whatever
- * signals move later; without this call they are not. Shards that the host can read are fingerprinted again,
- * so that a write since the agreement is known even if it is undone later. */
-void fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence);
+ * signals move later; without this call they are not. Shards are fingerprinted again, by the host, or by the
+ * device behind what is on `stream` now, so that a write since the agreement is known even if it is undone
+ * later. Failures are of the device's part, and the comm's. */
+fcdp_status fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence,
+                               fcdp_stream stream) FCDP_MUST_CHECK;
 /* What was agreed on must still hold where it is trusted: the first extent whose parameter has
  * changed since; n_extents: none has. */
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence);

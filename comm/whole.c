@@ -2,6 +2,7 @@
 #include "comm/whole.h"
 
 #include "comm/internal.h"
+#include "comm/read_fingerprint.h"
 #include "comm/trace.h"
 
 /* Where the ranks meet on the device, a use of the group restores 1/g of it on each of them, and most of an
@@ -11,22 +12,23 @@ static bool host_serves(const fcdp_group *group, uint32_t i) {
     fcdp__region_state(group->region, &state);
     const fcdp_span_state *span = &state.span[group->layout->extents[i].span];
     if (span->on_device || !(span->stored || span->whole)) return false;
-    return !fcdp__group_by_slice(group) ||
-           fcdp__layout_extent_bytes(group->layout, i) <= group->layout->bytes / group->comm->topology.node_size;
+    return !fcdp__group_by_slice(group) || fcdp__layout_extent_bytes(group->layout, i) <=
+                                               group->layout->bytes / group->comm->topology.node_size;
 }
 
 /* What was agreed stale and has not been gathered yet would be gathered by a use of the group: then the ranks
  * agree anew, on all of it. */
-fcdp_whole fcdp_group_whole_vote(const fcdp_group *group, uint32_t i, const fcdp_evidence *evidence) {
+fcdp_whole fcdp_group_whole_vote(fcdp_group *group, uint32_t i, const fcdp_evidence *evidence) {
     uint64_t own;
     size_t at = 0;
     if (!group->region || group->begun || group->member.live || !group->member.agreement)
         return FCDP_WHOLE_PLAIN;
     const uint64_t *fingerprint = fcdp__evidence_fingerprint(evidence, 0, &at, &own);
-    if (!fingerprint) return FCDP_WHOLE_PLAIN;
+    if (!fingerprint || fcdp__read_fingerprint_end(group)) return FCDP_WHOLE_PLAIN;
     for (uint32_t k = 0; k < group->layout->n_extents; k++)
         if (group->stale[k]) return FCDP_WHOLE_STALE;
-    if (!fcdp__validity_is_fresh(group->validity, i, evidence->signals, *fingerprint)) return FCDP_WHOLE_STALE;
+    if (!fcdp__validity_is_fresh(group->validity, i, evidence->signals, *fingerprint))
+        return FCDP_WHOLE_STALE;
     return host_serves(group, i) ? FCDP_WHOLE_HOST : FCDP_WHOLE_FRESH;
 }
 

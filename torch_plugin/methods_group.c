@@ -178,11 +178,12 @@ METHOD(group_ask_again) {
 }
 
 /* (signals: n x 8 uint64, shards: uint64 per piece (0: cannot be read), shard_bytes: uint64 per piece,
- * n_pieces: n uint64), borrowed from the arguments. */
+ * n_pieces: n uint64, by_device: the shards are read there), borrowed from the arguments. */
 static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *shards, PyObject *sizes,
-                          PyObject *counts, fcdp_evidence *evidence_out) {
+                          PyObject *counts, int by_device, fcdp_evidence *evidence_out) {
     size_t n = fcdp_group_n_extents(group), n_pieces = 0;
-    *evidence_out = (fcdp_evidence){.signals = methods_bytes(signals, n * sizeof(fcdp_signals), "signals")};
+    *evidence_out = (fcdp_evidence){.signals = methods_bytes(signals, n * sizeof(fcdp_signals), "signals"),
+                                    .by_device = by_device};
     if (evidence_out->signals)
         evidence_out->n_pieces = methods_bytes(counts, n * sizeof(uint64_t), "n_pieces");
     if (!evidence_out->n_pieces) return false;
@@ -193,21 +194,20 @@ static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *
     return evidence_out->shard_bytes != NULL;
 }
 
-/* (group, signals, shards, shard_bytes, n_pieces, fingerprints: n uint64 or b"",
+/* (group, signals, shards, shard_bytes, n_pieces, by_device, fingerprints, with by_device: uint64 per piece,
  * grad_mode, optimizer_seen, reductions) -> n + 1 bytes */
 METHOD(group_vote) {
     PyObject *handle, *signals, *shards, *sizes, *counts, *fingerprints;
-    int grad_mode, optimizer_seen;
+    int by_device, grad_mode, optimizer_seen;
     unsigned long long reductions;
     fcdp_evidence evidence;
-    if (!PyArg_ParseTuple(args, "OSSSSSppK:group_vote", &handle, &signals, &shards, &sizes, &counts,
-                          &fingerprints, &grad_mode, &optimizer_seen, &reductions))
+    if (!PyArg_ParseTuple(args, "OSSSSpSppK:group_vote", &handle, &signals, &shards, &sizes, &counts,
+                          &by_device, &fingerprints, &grad_mode, &optimizer_seen, &reductions))
         return NULL;
     fcdp_group *group = group_of(handle);
-    if (!group || !evidence_from(group, signals, shards, sizes, counts, &evidence)) return NULL;
-    if (PyBytes_Size(fingerprints) > 0) {
-        evidence.fingerprints = methods_bytes(fingerprints, fcdp_group_n_extents(group) * sizeof(uint64_t),
-                                              "fingerprints");
+    if (!group || !evidence_from(group, signals, shards, sizes, counts, by_device, &evidence)) return NULL;
+    if (by_device) {
+        evidence.fingerprints = methods_bytes(fingerprints, (size_t)PyBytes_Size(sizes), "fingerprints");
         if (!evidence.fingerprints) return NULL;
     }
     PyObject *vote = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)fcdp_group_n_extents(group) + 1);
@@ -234,30 +234,36 @@ METHOD(group_agree) {
     Py_RETURN_NONE;
 }
 
-/* (group, signals, shards, shard_bytes, n_pieces) -> index of the first parameter that has
+/* (group, signals, shards, shard_bytes, n_pieces, by_device) -> index of the first parameter that has
  * changed since the ranks agreed, -1: none */
 METHOD(group_audit) {
     PyObject *handle, *signals, *shards, *sizes, *counts;
+    int by_device;
     fcdp_evidence evidence;
-    if (!PyArg_ParseTuple(args, "OSSSS:group_audit", &handle, &signals, &shards, &sizes, &counts))
+    if (!PyArg_ParseTuple(args, "OSSSSp:group_audit", &handle, &signals, &shards, &sizes, &counts,
+                          &by_device))
         return NULL;
     fcdp_group *group = group_of(handle);
-    if (!group || !evidence_from(group, signals, shards, sizes, counts, &evidence)) return NULL;
+    if (!group || !evidence_from(group, signals, shards, sizes, counts, by_device, &evidence)) return NULL;
     uint32_t changed;
     Py_BEGIN_ALLOW_THREADS changed = fcdp_group_audit(group, &evidence);
     Py_END_ALLOW_THREADS return PyLong_FromLong(changed < fcdp_group_n_extents(group) ? (long)changed : -1);
 }
 
-/* (group, signals, shards, shard_bytes, n_pieces): what is agreed stale is read next */
+/* (group, signals, shards, shard_bytes, n_pieces, by_device, stream): what is agreed stale is read next */
 METHOD(group_confirm) {
     PyObject *handle, *signals, *shards, *sizes, *counts;
+    int by_device;
+    unsigned long long stream;
     fcdp_evidence evidence;
-    if (!PyArg_ParseTuple(args, "OSSSS:group_confirm", &handle, &signals, &shards, &sizes, &counts))
+    if (!PyArg_ParseTuple(args, "OSSSSpK:group_confirm", &handle, &signals, &shards, &sizes, &counts,
+                          &by_device, &stream))
         return NULL;
     fcdp_group *group = group_of(handle);
-    if (!group || !evidence_from(group, signals, shards, sizes, counts, &evidence)) return NULL;
-    Py_BEGIN_ALLOW_THREADS fcdp_group_confirm(group, &evidence);
-    Py_END_ALLOW_THREADS Py_RETURN_NONE;
+    if (!group || !evidence_from(group, signals, shards, sizes, counts, by_device, &evidence)) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_confirm(group, &evidence, (fcdp_stream)(uintptr_t)stream));
+    return methods_none_or_raise(status);
 }
 
 /* group -> n flags */

@@ -22,8 +22,11 @@ static void signals_of(const member *m, uint32_t g, fcdp_signals signals_out[CLU
         signals_out[i].optimizer_steps = m->steps[g][i];
 }
 
+enum { MAX_PIECES = 2 * CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS };
+
 /* What there is to see of group g's shards. The host reads every second extent's in two pieces. */
 typedef struct sight {
+    size_t n; /* pieces */
     fcdp_signals signals[CLUSTER_MAX_EXTENTS];
     const void *shards[2 * CLUSTER_MAX_EXTENTS];
     size_t shard_bytes[2 * CLUSTER_MAX_EXTENTS];
@@ -37,16 +40,18 @@ static fcdp_evidence see(member *m, uint32_t g, const uint64_t *fingerprints, si
     memset(s, 0, sizeof *s);
     signals_of(m, g, s->signals);
     for (uint32_t i = 0; i < spec->n_extents; i++) {
-        s->n_pieces[i] = 1 + i % 2;
+        s->n_pieces[i] = m->cluster->config.host_computes ? 1 + i % 2 : 1;
         for (uint64_t p = 0; p < s->n_pieces[i]; p++, at++) {
             size_t begin = p * (spec->extents[i].shard_bytes / 3);
             size_t end = p + 1 < s->n_pieces[i] ? spec->extents[i].shard_bytes / 3
                                                 : spec->extents[i].shard_bytes;
             s->shard_bytes[at] = end - begin;
-            if (m->cluster->config.host_computes) s->shards[at] = m->shards + m->shard_at[g][i] + begin;
+            s->shards[at] = m->shards + m->shard_at[g][i] + begin;
         }
     }
-    return (fcdp_evidence){s->signals, s->shards, s->shard_bytes, fingerprints, s->n_pieces};
+    s->n = at;
+    return (fcdp_evidence){s->signals,   s->shards,   s->shard_bytes,
+                           fingerprints, s->n_pieces, !m->cluster->config.host_computes};
 }
 
 static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints, uint8_t *vote_out,
@@ -58,32 +63,34 @@ static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints,
     return vote_out ? fcdp_group_vote(m->groups[g], &evidence, &process, vote_out) : FCDP_OK;
 }
 
-/* Of the shards of groups [first, end), by the device, in their order. */
-static fcdp_status fingerprints_take(member *m, uint32_t first, uint32_t end, uint64_t *fingerprints_out) {
-    uint64_t shards[CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS];
-    size_t bytes[CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS], n = 0;
-    for (uint32_t g = first; g < end; g++)
-        for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++, n++) {
-            shards[n] = (uintptr_t)(m->shards + m->shard_at[g][i]);
-            bytes[n] = m->cluster->config.groups[g].extents[i].shard_bytes;
+/* Of the pieces of the shards of groups [first, end), by the device, in their order. at_out: from where each
+ * group's begin. */
+static fcdp_status fingerprints_take(member *m, uint32_t first, uint32_t end, uint64_t *fingerprints_out,
+                                     size_t *at_out) {
+    uint64_t shards[MAX_PIECES];
+    size_t bytes[MAX_PIECES], n = 0;
+    for (uint32_t g = first; g < end; g++) {
+        sight s;
+        (void)see(m, g, NULL, &s);
+        at_out[g] = n;
+        for (size_t p = 0; p < s.n; p++, n++) {
+            shards[n] = (uintptr_t)s.shards[p];
+            bytes[n] = s.shard_bytes[p];
         }
+    }
     fcdp_status status = fcdp_comm_fingerprint_begin(m->comm, shards, bytes, n, m->stream);
     return status ? status : fcdp_comm_fingerprint_end(m->comm, fingerprints_out);
 }
 
 /* Votes of groups [first, end), n_extents + 1 each; how many in *n_out. */
 static fcdp_status vote(member *m, uint32_t first, uint32_t end, uint8_t *votes_out, size_t *n_out) {
-    uint64_t taken[CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS];
-    const uint64_t *fingerprints = m->cluster->config.fingerprints && !m->cluster->config.host_computes
-                                       ? taken
-                                       : NULL;
-    fcdp_status status = fingerprints ? fingerprints_take(m, first, end, taken) : FCDP_OK;
-    size_t n = 0;
+    uint64_t taken[MAX_PIECES];
+    size_t at[CLUSTER_MAX_GROUPS], n = 0;
+    bool takes = m->cluster->config.fingerprints && !m->cluster->config.host_computes;
+    fcdp_status status = takes ? fingerprints_take(m, first, end, taken, at) : FCDP_OK;
     for (uint32_t g = first; g < end && !status; g++) {
-        uint32_t n_extents = m->cluster->config.groups[g].n_extents;
-        status = vote_one(m, g, fingerprints, votes_out + n, NULL);
-        if (fingerprints) fingerprints += n_extents;
-        n += n_extents + 1;
+        status = vote_one(m, g, takes ? taken + at[g] : NULL, votes_out + n, NULL);
+        n += m->cluster->config.groups[g].n_extents + 1;
     }
     *n_out = n;
     return status;
@@ -95,10 +102,10 @@ fcdp_status member_vote(member *m, uint32_t g, uint8_t *vote_out) {
 }
 
 /* A gather reads the group's shards next. Who has no fingerprints need not say so. */
-static void confirm(member *m, uint32_t g) {
+static fcdp_status confirm(member *m, uint32_t g) {
     sight s;
     fcdp_evidence evidence = see(m, g, NULL, &s);
-    if (m->cluster->config.fingerprints) fcdp_group_confirm(m->groups[g], &evidence);
+    return m->cluster->config.fingerprints ? fcdp_group_confirm(m->groups[g], &evidence, m->stream) : FCDP_OK;
 }
 
 /* What the framework's side does after an agreement on the whole tree. */
@@ -110,7 +117,8 @@ static fcdp_status cross_small(member *m) {
         if (!fcdp_group_is_small(m->groups[g])) continue;
         for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
             inputs[n_inputs++] = (uintptr_t)(m->shards + m->shard_at[g][i]);
-        confirm(m, g);
+        fcdp_status status = confirm(m, g);
+        if (status) return status;
         small[n++] = m->groups[g];
         memcpy(m->held[g], m->version[g], sizeof m->held[g]);
     }
@@ -167,8 +175,8 @@ fcdp_status member_begin(member *m, uint32_t g, fcdp_pass pass) {
     for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
         inputs[i] = (uintptr_t)(m->shards + m->shard_at[g][i]);
     bool begins = !fcdp_group_has_begun(m->groups[g]);
-    if (begins) confirm(m, g);
-    fcdp_status status = fcdp_group_begin(m->groups[g], inputs, pass, m->stream);
+    fcdp_status status = begins ? confirm(m, g) : FCDP_OK;
+    if (!status) status = fcdp_group_begin(m->groups[g], inputs, pass, m->stream);
     if (!status && begins) memcpy(m->held[g], m->version[g], sizeof m->held[g]);
     return status;
 }

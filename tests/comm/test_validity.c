@@ -192,6 +192,27 @@ static void test_a_silent_write_before_the_gather_is_known_by_its_bytes(void **s
     fcdp__validity_destroy(f.validity);
 }
 
+/* The device's fingerprint comes later, to the copy that was gathered then and to no other. */
+static void test_a_fingerprint_that_comes_later_is_of_its_gather(void **state) {
+    (void)state;
+    for (int replaced = 0; replaced < 2; replaced++) {
+        fixture f = fixture_fresh(true);
+        f.shard[0] ^= 1;
+        assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
+        f.shard[0] ^= 2;
+        uint64_t read = fingerprint(&f);
+        fcdp__validity_await(f.validity, 0, &f.signals, 7);
+        if (!replaced) gather(&f);
+        fcdp__validity_amend(f.validity, 0, 7, read);
+        f.shard[0] ^= 2;
+        assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT); /* or still what was there before the gather */
+        f.shard[0] ^= 2;
+        f.signals.optimizer_steps++;
+        assert_int_equal(observe(&f), replaced ? FCDP_STALE_FINGERPRINT | FCDP_STALE_OPTIMIZER : 0);
+        fcdp__validity_destroy(f.validity);
+    }
+}
+
 /* Confirmed is one gather's copy, not the parameter's for ever. */
 static void test_each_observation_is_confirmed_anew(void **state) {
     (void)state;
@@ -270,6 +291,7 @@ int main(void) {
         cmocka_unit_test(test_equal_bytes_are_enough_for_a_confirmed_copy),
         cmocka_unit_test(test_a_write_before_the_gather_is_not_confirmed),
         cmocka_unit_test(test_a_silent_write_before_the_gather_is_known_by_its_bytes),
+        cmocka_unit_test(test_a_fingerprint_that_comes_later_is_of_its_gather),
         cmocka_unit_test(test_each_observation_is_confirmed_anew),
         cmocka_unit_test(test_no_fingerprint_now_falls_back),
         cmocka_unit_test(test_accept_is_of_the_submission),

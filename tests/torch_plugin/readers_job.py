@@ -48,9 +48,9 @@ def main():
     kernel_runs = sys.argv[1] == "kernel"
     core = types.SimpleNamespace(**{name: getattr(_fcdp, name) for name in dir(_fcdp)})
     core.comm_fingerprints = lambda comm, addresses, sizes, stream: bytes(len(addresses)) if kernel_runs else None
-    core.group_vote = lambda handle, signals, addresses, sizes, counts, fingerprints, *scene: [
+    core.group_vote = lambda handle, signals, addresses, sizes, counts, by_device, fingerprints, *scene: [
         signals,
-        addresses,
+        bytes(len(addresses)) if by_device else addresses,
         fingerprints,
     ]
     module._fcdp = core

@@ -32,12 +32,13 @@ def test_bytes_alone_tell(tmp_path, launches, by):
 
 
 @needs_fcdp
-def test_what_a_gather_read_is_what_its_copy_is_compared_with(tmp_path, launches):
+@pytest.mark.parametrize("by", ["auto", "device"])
+def test_what_a_gather_read_is_what_its_copy_is_compared_with(tmp_path, launches, by):
     """Not what the ranks saw when they agreed. Each group gathers for itself: where small ones are gathered together
     at the agreement, such a write is an error."""
     names = list(PARTICULAR)
     plain, _ = launches.get(names, PLAIN)
-    got, _ = launch.run_cases(names, tmp_path, CONFIGURATIONS["tau0-whole"])
+    got, _ = launch.run_cases(names, tmp_path, CONFIGURATIONS["tau0-whole"] | {"FCDP_FINGERPRINT": by})
     for name in names:
         assert launch.first_difference(plain[name], got[name]) is None, name
 

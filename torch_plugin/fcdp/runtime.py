@@ -11,7 +11,6 @@ is served (another optimizer, another model) is not passed on.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import logging
 import os
 import sys
@@ -19,7 +18,6 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -136,18 +134,18 @@ class Group:
                 out.append(flat if dtype in _DLPACK else flat.view(dtype))
         return out
 
-    def _evidence(self) -> tuple[bytes, bytes, bytes, bytes]:
-        """Signals, and where the host can read the shards' bytes, for the core: addresses and sizes of the pieces
-        of one extent after another, and how many each has."""
+    def _evidence(self) -> tuple[bytes, bytes, bytes, bytes, bool]:
+        """Signals, and where the host or (by_device) the device can read the shards' bytes, for the core: addresses
+        and sizes of the pieces of one extent after another, how many each has, and which of the two reads them."""
         signals, addresses, sizes, counts = array("Q"), array("Q"), array("Q"), array("Q")
         for extent in self.extents:
             signals.extend(extent.signals(self))
-            can_read = self.is_host_read(extent.shard())
+            can_read = self.is_read(extent.shard())
             pieces = extent.pieces() if can_read else [None]
             addresses.extend((piece.data_ptr() or 1) if can_read else 0 for piece in pieces)  # 0: cannot be read
             sizes.extend(piece.nbytes if can_read else 0 for piece in pieces)
             counts.append(len(pieces))
-        return signals.tobytes(), addresses.tobytes(), sizes.tobytes(), counts.tobytes()
+        return signals.tobytes(), addresses.tobytes(), sizes.tobytes(), counts.tobytes(), self.by_device
 
     def is_host_read(self, shard: torch.Tensor) -> bool:
         """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
@@ -161,15 +159,15 @@ class Group:
         """Are its bytes compared, by the device since the last vote, or by the host?"""
         return self.by_device or self.is_host_read(shard)
 
-    def vote(self, fingerprints: bytes) -> bytes:
+    def vote(self, fingerprints: bytes | None) -> bytes:
         """Why each extent's copy is stale, as this rank sees it (0: fresh); last, whether the region is not on its
-        device. `fingerprints`: the device's, of the extents' shards; b"": it took none."""
+        device. `fingerprints`: the device's, of the pieces of the extents' shards; None: it took none."""
         self.steps = runtime.steps
-        self.by_device = bool(fingerprints)
+        self.by_device = fingerprints is not None
         # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
         grad = runtime.in_backward() or torch.is_grad_enabled()
         seen = any(extent.steps for extent in self.extents)
-        return _fcdp.group_vote(self.handle, *self._evidence(), fingerprints, grad, seen, self.reductions)
+        return _fcdp.group_vote(self.handle, *self._evidence(), fingerprints or b"", grad, seen, self.reductions)
 
     def audit(self) -> None:
         """What is reused, or was begun ahead, must still be what the ranks agreed on."""
@@ -180,12 +178,12 @@ class Group:
                 "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
             )
 
-    def read(self) -> bytes:
+    def read(self, stream: int) -> bytes:
         """Addresses of the stale extents' shards; the tensors live until the group is waited for."""
         stale = _fcdp.group_stale(self.handle)
         wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
         if wanted:
-            _fcdp.group_confirm(self.handle, *self._evidence())
+            call(_fcdp.group_confirm, self.handle, *self._evidence(), stream)
         addresses, keep = array("Q", [0]) * self.n, []
         for i, tensor in self.collect(wanted).items() if wanted else ():
             if tensor.nbytes != self.shard_bytes[i] or not tensor.is_contiguous():
@@ -201,7 +199,7 @@ class Group:
     def begin(self, pass_: int, stream: int) -> None:
         """Put its gather or restore on the core's streams, if that has not been done ahead."""
         if not _fcdp.group_has_begun(self.handle):
-            call(_fcdp.group_begin, self.handle, self.read(), pass_, stream)
+            call(_fcdp.group_begin, self.handle, self.read(stream), pass_, stream)
 
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
@@ -218,15 +216,6 @@ def call(function: Callable, *args: Any) -> Any:
         return function(*args)
     except _fcdp.Error as error:
         raise RuntimeError(f"fcdp: {error.args[0]}{runtime.missing(error)}") from None
-
-
-def _by_extent(fingerprints: bytes, counts: list[int]) -> bytes:
-    """8 bytes for each extent, from those of its pieces, `counts` of them."""
-    if all(count == 1 for count in counts):
-        return fingerprints
-    ends = list(accumulate(8 * count for count in counts))
-    own = [fingerprints[begin:end] for begin, end in zip([0, *ends], ends)]
-    return b"".join(one if len(one) == 8 else hashlib.blake2b(one, digest_size=8).digest() for one in own)
 
 
 class Pending:
@@ -496,30 +485,28 @@ class Runtime:
         served = n_groups - len(bypassed)
         say(f"served {served} of {n_groups} groups: {why}; plain {fsdp} runs" + (f" for {names}" if served else ""))
 
-    def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes]:
-        """Of the shards of each group (b"": none are taken), read by the device behind what is on `stream` now;
-        the host waits for it."""
+    def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes | None]:
+        """Of the pieces of each group's shards (None: none are taken), read by the device behind what is on `stream`
+        now; the host waits for it."""
         shards, read = groups[0].shards, [group for group in groups if self.device_reads(group)]
         if not read:
-            return [b""] * len(groups)
+            return [None] * len(groups)
         addresses, sizes = array("Q"), array("Q")
-        counts = []
-        for extent in [extent for group in read for extent in group.extents]:
-            pieces = extent.pieces()
-            addresses.extend(piece.data_ptr() for piece in pieces)
-            sizes.extend(piece.nbytes for piece in pieces)
-            counts.append(len(pieces))
+        ends = []
+        for group in read:
+            for piece in [piece for extent in group.extents for piece in extent.pieces()]:
+                addresses.append(piece.data_ptr())
+                sizes.append(piece.nbytes)
+            ends.append(8 * len(sizes))
         taken = call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
         if taken is None:
             self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
             say(
                 "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
             )
-            return [b""] * len(groups)
-        taken = _by_extent(taken, counts)
-        ends = list(accumulate(8 * group.n for group in read))
+            return [None] * len(groups)
         of = {group: taken[begin:end] for group, begin, end in zip(read, [0, *ends], ends)}
-        return [of.get(group, b"") for group in groups]
+        return [of.get(group) for group in groups]
 
     def agree(self, groups: list[Group], stream: int) -> None:
         """Agree on what is stale in `groups` (of one shard group), and on what is there."""
@@ -545,7 +532,7 @@ class Runtime:
     def coalesce(self, small: list[Group], stream: int) -> None:
         """Gather small groups that are stale together in few collectives, to host memory."""
         if len(small) > 1:
-            inputs = b"".join([group.read() for group in small])
+            inputs = b"".join([group.read(stream) for group in small])
             call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, stream)
 
     def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:

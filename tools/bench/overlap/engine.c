@@ -89,7 +89,7 @@ static fcdp_evidence evidence_of(const rank *r, fcdp_signals signals[N_EXTENTS])
     static const size_t no_bytes[N_EXTENTS];
     for (uint32_t i = 0; i < N_EXTENTS; i++)
         signals[i] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
-    return (fcdp_evidence){signals, none, no_bytes, NULL, NULL};
+    return (fcdp_evidence){.signals = signals, .shards = none, .shard_bytes = no_bytes};
 }
 
 /* Groups [first, end): the ranks' votes, their maximum. */
