@@ -56,7 +56,7 @@ class NoTokenizer(BaseTokenizer):
 def small():
     config = llama3_debugmodel()
     config.dataloader, config.tokenizer = Tokens.Config(), NoTokenizer.Config()
-    config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 64, 6
+    config.training.local_batch_size, config.training.seq_len, config.training.steps = 2, 64, 4
     config.training.disable_cuda_graphs = True
     config.validator.enable = False
     config.debug.seed, config.debug.enable_structured_logging = 0, False
