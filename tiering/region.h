@@ -107,8 +107,9 @@ fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUS
 /* The same for the whole span: nothing is left to all-gather. */
 fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;
 
-/* Enqueue, behind `after`, the copy of a piece of `span` from host memory to elsewhere on the device. The host
- * waits until host memory has it: errors as from fcdp__board_wait_all. Not in use; `loaded` is recorded, and the state is as before. */
+/* Enqueue, behind `after`, the copy of a piece of `span` from host memory to elsewhere on the device. The
+ * host waits until host memory has it: errors as from fcdp__board_wait_all. Not in use; `loaded` is recorded,
+ * and the state is as before. */
 fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
                               fcdp_event after) FCDP_MUST_CHECK;
 

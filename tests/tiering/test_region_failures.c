@@ -156,7 +156,8 @@ static void looking_says_who_is_late_and_opening_lets_all_pass(void **state) {
     node_close(&n);
 }
 
-/* Nobody looks at the comm again between a read's copy and the use of its bytes: an error, not what is there. */
+/* Nobody looks at the comm again between a read's copy and the use of its bytes: an error, not what is
+ * there. */
 static void a_read_of_what_a_peer_has_not_stored_fails(void **state) {
     (void)state;
     node n;
@@ -169,9 +170,9 @@ static void a_read_of_what_a_peer_has_not_stored_fails(void **state) {
     region_fill(&g, 0, BOTH, FILL_HOST); /* and rank 1 never comes */
     region_release(&g, 0, false);
     fcdp_dptr nowhere = {64};
-    assert_int_equal(fcdp__region_read(g.regions[0], 1, (fcdp_piece){0, 64}, nowhere,
-                                       fcdp__region_ready(g.regions[0])),
-                     FCDP_ERR_TIMEOUT);
+    assert_int_equal(
+        fcdp__region_read(g.regions[0], 1, (fcdp_piece){0, 64}, nowhere, fcdp__region_ready(g.regions[0])),
+        FCDP_ERR_TIMEOUT);
     assert_text("the head");
     assert_text("slice 1");
     fcdp__region_end_waits(g.regions[0]);

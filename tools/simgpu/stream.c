@@ -28,7 +28,8 @@
 
 #include "tools/simgpu/internal.h"
 
-/* How often a waiting stream looks at memory that something else than a stream may write, which wakes nobody. */
+/* How often a waiting stream looks at memory that something else than a stream may write, which wakes
+ * nobody. */
 #define VALUE_LOOK_NS 200000
 
 /* head..tail is the queue; the head stays there while it runs. */
@@ -113,8 +114,8 @@ static bool may_start(const struct sim_stream *stream, const struct sim_op *op) 
     return true;
 }
 
-/* A value in memory can be written by anything, without a word: it is looked at again and again. A stream that
- * writes one, of whichever process, wakes those that wait for it (value_written). */
+/* A value in memory can be written by anything, without a word: it is looked at again and again. A stream
+ * that writes one, of whichever process, wakes those that wait for it (value_written). */
 static void wait_for_turn(const struct sim_op *op) {
     if (op->work != SIM_WAIT_VALUE) {
         pthread_cond_wait(&sim.progress, &sim.lock);
