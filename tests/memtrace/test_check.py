@@ -103,6 +103,18 @@ PLANTED = {
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_what_is_planted_is_found(tmp_path, what):
+    "one rank that finds what the other gathers": (
+        "ranks",
+        lambda s: (
+            counter(s, "gathers.made", 3)
+            or change(s, events(s, "use", cause=CAUSE["made"])[0], cause=CAUSE["hit"])
+            or counter(s, "gathers.avoided", 5)
+        ),
+    ),
+    "one rank that does not use what the other gathers": (
+        "ranks",
+        lambda s: counter(s, "gathers.made", 3) or remove(s, events(s, "use", cause=CAUSE["made"])[-1]),
+    ),
     rule, plant = PLANTED[what]
     ranks = [a_job(0, 2), a_job(1, 2)]
     plant(ranks[1])
@@ -140,6 +152,14 @@ def test_what_lost_events_would_have_said_is_not_checked(tmp_path):
     script = a_job(steps=20)
     script.segment["ring"] = 64
     path = tmp_path / "late.trace"
+def test_regions_of_one_rank_alone_are_compared_with_none(tmp_path):
+    """As the stages of a pipeline have them."""
+    path = tmp_path / "stages.trace"
+    record(path, a_job(0, 2, regions=2), a_job(1, 2, regions=3))
+    result = checked(path)
+    assert result["violation"] is None and result["applied"]["ranks"] > 0
+
+
     record(path, script)
     result = checked(path)
     assert result["violation"] is None and result["events"] == 64
