@@ -34,14 +34,11 @@ def as_nobody(act):
 def test_another_user_s_job_cannot_be_read(tmp_path):
     process = Process(a_job())
     path = tmp_path / "own.trace"
-    recorder = _trace.recorder_create(str(path), 0)
-    _trace.recorder_add(recorder, process.pid)
-    _trace.recorder_close(recorder)
+    _trace.recorder_close(_trace.recorder_create(str(path), 0, [process.pid]))
 
     def attach():
         mine = os.memfd_create("of nobody")
-        recorder = _trace.recorder_create(f"/proc/self/fd/{mine}", 0)
-        _trace.recorder_add(recorder, process.pid)
+        _trace.recorder_create(f"/proc/self/fd/{mine}", 0, [process.pid])
         return "attached"
 
     def descriptors():

@@ -147,20 +147,17 @@ def interrupt(number: int, frame: object) -> NoReturn:
 
 
 def run_pids(args: argparse.Namespace) -> int:
-    recorder = _trace.recorder_create(args.output, 0)
     news = News(args.quiet)
+    recorder = _trace.recorder_create(args.output, 0, args.pid)
     try:
-        for pid in args.pid:
-            _trace.recorder_add(recorder, pid)
-    except _trace.Error:
-        _trace.recorder_close(recorder)
-        os.unlink(args.output)
-        raise
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
+        signal.signal(signal.SIGTERM, interrupt)
         follow(recorder, lambda progress: progress["live"], news)
     except KeyboardInterrupt:
         pass
+    except BaseException:
+        with contextlib.suppress(_trace.Error):  # what failed first is what is told
+            _trace.recorder_close(recorder)
+        raise
     news.end(args.output, _trace.recorder_close(recorder))
     return 0
 
