@@ -303,6 +303,7 @@ static const fcdp_trace_header *segment_of_a_process_that_ends(int how) {
     struct stat info;
     assert_true(file >= 0 && fstat(file, &info) == 0);
     assert_int_equal(info.st_mode & 07777, 0600);
+    assert_true(fcntl(file, F_GET_SEALS) & F_SEAL_SHRINK); /* readers refuse one without */
     const fcdp_trace_header *header = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_SHARED, file, 0);
     assert_ptr_not_equal(header, MAP_FAILED);
     assert_int_equal(header->segment_bytes, info.st_size);

@@ -27,9 +27,7 @@ typedef struct fake {
 static fake *fake_make(memtrace_model *model, int rank, int world_size, const char *command) {
     fake *f = mmap(NULL, sizeof *f, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(f != MAP_FAILED);
-    f->header.ring_events = RING;
-    f->header.n_counters = FCDP_TRACE_N_COUNTERS;
-    f->header.n_objects = sizeof f->objects / sizeof *f->objects;
+    f->header.ring_events = f->header.n_counters = f->header.n_objects = 1u << 30; /* not asked any more */
     f->header.rank = rank;
     f->header.world_size = world_size;
     strncpy(f->header.command, command, sizeof f->header.command - 1);
@@ -43,7 +41,10 @@ static fake *fake_make(memtrace_model *model, int rank, int world_size, const ch
                                 .header = &f->header,
                                 .counters = f->counters,
                                 .objects = f->objects,
-                                .ring = f->ring};
+                                .ring = f->ring,
+                                .n_counters = FCDP_TRACE_N_COUNTERS,
+                                .n_objects = sizeof f->objects / sizeof *f->objects,
+                                .ring_events = RING};
     assert_true(memtrace_model_add(model, &segment));
     return f;
 }

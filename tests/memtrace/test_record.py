@@ -226,6 +226,27 @@ def test_what_cannot_be_recorded_is_said(tmp_path):
     other.end()
 
 
+def test_a_segment_that_may_shrink_is_not_read(tmp_path):
+    """Its reader would die of it."""
+    process = Process(Script(seals=0))
+    with pytest.raises(_trace.Error, match="may shrink"):
+        _trace.recorder_create(str(tmp_path / "x.trace"), 0, [process.pid])
+    process.end()
+
+
+def test_a_header_that_changes_leads_nobody_out_of_the_segment(tmp_path):
+    process = Process(a_job())
+    recorder = Recorder(tmp_path / "x.trace", "--pid", process.pid)
+    recorder.wait_for(lambda: recorder.has_events(10))
+    process.write([["header", [name, 1 << 30]] for name in ("ring_events", "n_objects", "n_counters")])
+    process.write([["event", {"kind": 76, "time_ns": 10**9 + i}] for i in range(100)])
+    process.end()
+    _, said = recorder.process.communicate(timeout=60)
+    assert recorder.process.returncode == 0, said
+    (found,) = processes(tmp_path / "x.trace")
+    assert found["lost"] == 0 and found["end"] == "ended"
+
+
 def test_two_recorders_do_not_share_a_file(tmp_path):
     recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0)
     with pytest.raises(_trace.Error, match="another fcdp-memtrace"):

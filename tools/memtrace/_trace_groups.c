@@ -39,7 +39,7 @@ static PyObject *group_dict(const memtrace_segment *segment, const fcdp_trace_ob
 
 static PyObject *groups_list(const memtrace_segment *segment) {
     PyObject *list = PyList_New(0);
-    for (uint32_t i = 1; list && i < segment->header->n_objects; i++) {
+    for (uint32_t i = 1; list && i < segment->n_objects; i++) {
         fcdp_trace_object object;
         if (memtrace_read_object(segment, i, &object) && !trace_append(list, group_dict(segment, &object)))
             Py_CLEAR(list);

@@ -41,7 +41,7 @@ memtrace_follower *memtrace_follower_create(const memtrace_segment *segment) {
     memtrace_follower *f = calloc(1, sizeof *f);
     if (!f) return NULL;
     f->segment = segment;
-    uint64_t head = memtrace_head(segment), n_ring = segment->header->ring_events;
+    uint64_t head = memtrace_head(segment), n_ring = segment->ring_events;
     f->next = head > n_ring ? head - n_ring : 0;
     f->stuck_at = UINT64_MAX;
     return f;
@@ -117,7 +117,7 @@ static void object_read(memtrace_follower *f, uint32_t number, bool state) {
 }
 
 static void objects_read(memtrace_follower *f, bool state) {
-    uint32_t n = f->segment->header->n_objects;
+    uint32_t n = f->segment->n_objects;
     for (uint32_t i = 1; i < n && i < FCDP_TRACE_N_OBJECTS; i++) object_read(f, i, state);
 }
 
@@ -132,11 +132,6 @@ static uint32_t n_live(const memtrace_follower *f) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < f->n_regions; i++) n += (f->places[i].state & FCDP_OBJECT_LIVE) != 0;
     return n;
-}
-
-static uint64_t counter(const memtrace_follower *f, unsigned i) {
-    const memtrace_segment *s = f->segment;
-    return i < s->header->n_counters ? atomic_load_explicit(&s->counters[i], memory_order_relaxed) : 0;
 }
 
 static uint64_t held_by(const memtrace_follower *f, unsigned holder) {
@@ -166,7 +161,8 @@ static memtrace_sample *sample_make(const memtrace_follower *f, uint64_t time_ns
     };
     for (unsigned i = 0; i < MEMTRACE_N_HOLDERS; i++) sample->held_bytes[i] = held_by(f, i);
     memcpy(sample->waited_ns, f->waited_ns, sizeof f->waited_ns);
-    for (unsigned i = 0; i < FCDP_TRACE_N_COUNTERS; i++) sample->counters[i] = counter(f, i);
+    for (unsigned i = 0; i < FCDP_TRACE_N_COUNTERS; i++)
+        sample->counters[i] = memtrace_read_counter(f->segment, i);
     for (uint32_t i = 0; i < f->n_regions && sample->n_places < n; i++)
         if (f->places[i].state & FCDP_OBJECT_LIVE) sample->places[sample->n_places++] = f->places[i];
     return sample;
@@ -284,7 +280,7 @@ static void apply(memtrace_follower *f, const fcdp_trace_event *e) {
 /* An event that is still being written gets until the next poll: its writer may have been stopped, or
  * killed, or never have written it (n_dropped). */
 static void events_read(memtrace_follower *f) {
-    uint64_t head = memtrace_head(f->segment), n_ring = f->segment->header->ring_events;
+    uint64_t head = memtrace_head(f->segment), n_ring = f->segment->ring_events;
     if (head - f->next > n_ring) {
         f->n_lost += head - n_ring - f->next;
         f->next = head - n_ring;
@@ -308,7 +304,8 @@ static void events_read(memtrace_follower *f) {
 /* What all pools have is exact; what each has is of its last event. */
 static void held_read(memtrace_follower *f) {
     for (unsigned i = 0; i < MEMTRACE_N_HOLDERS; i++) {
-        uint64_t others = held_by(f, i) - f->held_bytes[0][i], all = counter(f, FCDP_COUNT_HELD_0_BYTES + i);
+        uint64_t others = held_by(f, i) - f->held_bytes[0][i],
+                 all = memtrace_read_counter(f->segment, FCDP_COUNT_HELD_0_BYTES + i);
         f->held_bytes[0][i] = all > others ? all - others : 0;
     }
 }

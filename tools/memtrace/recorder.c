@@ -191,8 +191,7 @@ static uint64_t n_open_spans(const memtrace_recorder *r, uint64_t begun) {
     uint64_t ended = 0;
     for (size_t i = 0; i < r->n; i++)
         if (!r->sources[i]->is_gone)
-            ended += atomic_load_explicit(&r->sources[i]->segment.counters[FCDP_COUNT_SPANS_ENDED],
-                                          memory_order_relaxed);
+            ended += memtrace_read_counter(&r->sources[i]->segment, FCDP_COUNT_SPANS_ENDED);
     return begun > ended ? begun - ended : 0;
 }
 
@@ -200,8 +199,7 @@ static uint64_t n_spans(const memtrace_recorder *r) {
     uint64_t n = 0;
     for (size_t i = 0; i < r->n; i++)
         if (!r->sources[i]->is_gone)
-            n += atomic_load_explicit(&r->sources[i]->segment.counters[FCDP_COUNT_SPANS_BEGUN],
-                                      memory_order_relaxed);
+            n += memtrace_read_counter(&r->sources[i]->segment, FCDP_COUNT_SPANS_BEGUN);
     return n;
 }
 
