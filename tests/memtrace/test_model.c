@@ -131,6 +131,29 @@ static void an_event_that_never_comes_holds_up_one_poll(void **state) {
     memtrace_model_destroy(model);
 }
 
+/* There is no next poll. */
+static void what_follows_an_event_that_never_comes_is_read_at_the_end(void **state) {
+    (void)state;
+    for (int is_killed = 0; is_killed < 2; is_killed++) {
+        memtrace_model *model = model_make(1 << 20);
+        fake *f = fake_make(model, 0, 1, "a");
+        memtrace_model_poll(model, SECOND);
+        uint64_t n = atomic_fetch_add(&f->header.head, 1);
+        f->ring[n % RING].stamp = 2 * n + 1;
+        fake_event(f, (fcdp_trace_event){.kind = FCDP_EVENT_STALL, .duration_ns = 5000});
+        if (is_killed)
+            model->processes[0]->segment.start_ticks++; /* that process is not there */
+        else
+            f->header.ended = 1;
+        memtrace_model_poll(model, 2 * SECOND);
+        memtrace_frame *frame = frame_at(model, UINT64_MAX, false);
+        assert_int_equal(frame->n_running, 0);
+        assert_int_equal((uint64_t)frame->ranks[0].all_waited_ns, 5000);
+        memtrace_frame_destroy(frame);
+        memtrace_model_destroy(model);
+    }
+}
+
 static void a_number_that_serves_again_is_another_region(void **state) {
     (void)state;
     memtrace_model *model = model_make(1 << 20);
@@ -313,6 +336,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_a_slow_reader_missed_is_counted),
         cmocka_unit_test(an_event_that_never_comes_holds_up_one_poll),
+        cmocka_unit_test(what_follows_an_event_that_never_comes_is_read_at_the_end),
         cmocka_unit_test(a_number_that_serves_again_is_another_region),
         cmocka_unit_test(the_peak_is_seen_between_two_polls),
         cmocka_unit_test(history_takes_no_more_than_it_may),

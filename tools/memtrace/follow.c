@@ -279,7 +279,7 @@ static void apply(memtrace_follower *f, const fcdp_trace_event *e) {
 
 /* An event that is still being written gets until the next poll: its writer may have been stopped, or
  * killed, or never have written it (n_dropped). */
-static void events_read(memtrace_follower *f) {
+static void events_read(memtrace_follower *f, bool is_last) {
     uint64_t head = memtrace_head(f->segment), n_ring = f->segment->ring_events;
     if (head - f->next > n_ring) {
         f->n_lost += head - n_ring - f->next;
@@ -294,7 +294,7 @@ static void events_read(memtrace_follower *f) {
             apply(f, &event);
         } else if (found == MEMTRACE_LOST) {
             f->n_lost++;
-        } else if (f->stuck_at != f->next) {
+        } else if (f->stuck_at != f->next && !is_last) {
             f->stuck_at = f->next;
             return;
         }
@@ -312,10 +312,10 @@ static void held_read(memtrace_follower *f) {
 
 /* The events lead from the state of the last poll to the one that the objects and counters have now.
  * Before the first poll nothing is known, and what holds now is taken for what held then. */
-memtrace_sample *memtrace_follower_poll(memtrace_follower *f, uint64_t now_ns) {
+memtrace_sample *memtrace_follower_poll(memtrace_follower *f, uint64_t now_ns, bool is_last) {
     objects_read(f, !f->has_polled);
     f->has_polled = true;
-    events_read(f);
+    events_read(f, is_last);
     if (f->peak_pending) peak_take(f);
     objects_read(f, true);
     held_read(f);

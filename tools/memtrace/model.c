@@ -190,7 +190,7 @@ static void process_poll(memtrace_model *m, memtrace_live_process *p) {
     bool alive = memtrace_is_alive(&p->segment);
     bool ended = atomic_load_explicit(&p->segment.header->ended, memory_order_acquire) != 0;
     if (!make_room((void **)&p->samples, p->n_samples, &p->n_room)) return;
-    memtrace_sample *sample = memtrace_follower_poll(p->follower, m->now_ns);
+    memtrace_sample *sample = memtrace_follower_poll(p->follower, m->now_ns, ended || !alive);
     if (!sample) return;
     memtrace_sample *merged = ended ? before_teardown(p, sample) : NULL;
     if (merged) {
