@@ -6,8 +6,10 @@ from traces import (
     BACKWARD,
     CAUSE,
     COUNTER,
+    GATHERED,
     KIND,
     MILLISECOND,
+    POOL,
     _trace,
     a_job,
     memtrace_run,
@@ -80,9 +82,12 @@ PLANTED = {
             and [change(s, e, b=0) for e in events(s, "state")]
         ),
     ),
-    "pages from nowhere": ("held", lambda s: s.event("pages_give", bytes=100, a=1, b=3 << 20)),
-    "more held than created": ("created", lambda s: s.event("pages_take", bytes=3 << 20, a=1, b=5 << 20)),
-    "created bytes that do not add up": ("created", lambda s: s.event("pages_release", bytes=1 << 20, a=0, b=2 << 20)),
+    "pages from nowhere": ("held", lambda s: s.event("pages_give", bytes=100, a=GATHERED, b=3 << 20)),
+    "more held than created": ("created", lambda s: s.event("pages_take", bytes=3 << 20, a=GATHERED, b=5 << 20)),
+    "created bytes that do not add up": (
+        "created",
+        lambda s: s.event("pages_release", bytes=1 << 20, a=POOL, b=2 << 20),
+    ),
     "bytes that were sent and not counted": (
         "counters",
         lambda s: counter(s, "collectives.gather.inter_bytes_sent", 5),
@@ -98,11 +103,6 @@ PLANTED = {
             or counter(s, "gathers.avoided", 3)
         ),
     ),
-}
-
-
-@pytest.mark.parametrize("what", PLANTED)
-def test_what_is_planted_is_found(tmp_path, what):
     "one rank that finds what the other gathers": (
         "ranks",
         lambda s: (
@@ -115,6 +115,11 @@ def test_what_is_planted_is_found(tmp_path, what):
         "ranks",
         lambda s: counter(s, "gathers.made", 3) or remove(s, events(s, "use", cause=CAUSE["made"])[-1]),
     ),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_is_planted_is_found(tmp_path, what):
     rule, plant = PLANTED[what]
     ranks = [a_job(0, 2), a_job(1, 2)]
     plant(ranks[1])
@@ -147,11 +152,6 @@ def test_the_first_steps_may_be_left_to_themselves(job):
     assert checked(job, stall=MILLISECOND - 1, first_step=2)["violation"] is None
 
 
-def test_what_lost_events_would_have_said_is_not_checked(tmp_path):
-    """A ring that is smaller than the job: the recording begins in the middle of it."""
-    script = a_job(steps=20)
-    script.segment["ring"] = 64
-    path = tmp_path / "late.trace"
 def test_regions_of_one_rank_alone_are_compared_with_none(tmp_path):
     """As the stages of a pipeline have them."""
     path = tmp_path / "stages.trace"
@@ -160,6 +160,11 @@ def test_regions_of_one_rank_alone_are_compared_with_none(tmp_path):
     assert result["violation"] is None and result["applied"]["ranks"] > 0
 
 
+def test_what_lost_events_would_have_said_is_not_checked(tmp_path):
+    """A ring that is smaller than the job: the recording begins in the middle of it."""
+    script = a_job(steps=20)
+    script.segment["ring"] = 64
+    path = tmp_path / "late.trace"
     record(path, script)
     result = checked(path)
     assert result["violation"] is None and result["events"] == 64

@@ -14,7 +14,7 @@
 #include "torch_plugin/trace_events.h"
 
 #define SECOND 1000000000ull
-enum { RING = 64, SIZE = 1000 };
+enum { RING = 64, SIZE = 1000, POOL = 3 };
 
 /* A segment whose process is this one. */
 typedef struct fake {
@@ -77,11 +77,12 @@ static void fake_state(fake *f, uint32_t number, uint64_t device_bytes, uint64_t
 
 /* The holder of gathered parameters has `bytes` at `time_ns`. */
 static void fake_held(fake *f, uint64_t time_ns, uint64_t bytes) {
-    bool more = bytes > f->counters[FCDP_COUNT_HELD_1_BYTES];
+    uint64_t had = f->counters[FCDP_COUNT_HELD_1_BYTES];
     f->counters[FCDP_COUNT_HELD_1_BYTES] = bytes;
-    fake_event(f, (fcdp_trace_event){.kind = more ? FCDP_EVENT_PAGES_TAKE : FCDP_EVENT_PAGES_GIVE,
+    fake_event(f, (fcdp_trace_event){.kind = bytes > had ? FCDP_EVENT_PAGES_TAKE : FCDP_EVENT_PAGES_GIVE,
                                      .time_ns = time_ns,
-                                     .a = 1,
+                                     .bytes = bytes > had ? bytes - had : had - bytes,
+                                     .a = 1 | POOL << 8,
                                      .b = bytes});
 }
 
@@ -197,6 +198,23 @@ static void the_peak_is_seen_between_two_polls(void **state) {
     assert_int_equal(peak->rows[0].device_bytes, SIZE);
     assert_int_equal(peak->rows[0].host_bytes, 0);
     assert_int_equal(peak->rows[1].device_bytes, 0);
+    memtrace_frame_destroy(now);
+    memtrace_frame_destroy(peak);
+    memtrace_model_destroy(model);
+}
+
+/* Its earlier events were overwritten before the follower began: the counters alone tell of it. */
+static void what_was_held_before_the_first_event_is_counted_once(void **state) {
+    (void)state;
+    memtrace_model *model = model_make(1 << 20);
+    fake *f = fake_make(model, 0, 1, "a");
+    f->counters[FCDP_COUNT_HELD_1_BYTES] = 5 * SIZE;
+    memtrace_model_poll(model, SECOND);
+    fake_held(f, SECOND + 10, 4 * SIZE);
+    memtrace_model_poll(model, 2 * SECOND);
+    memtrace_frame *now = frame_at(model, UINT64_MAX, false), *peak = frame_at(model, UINT64_MAX, true);
+    assert_int_equal(now->ranks[0].sample->held_bytes[1], 4 * SIZE);
+    assert_int_equal(peak->ranks[0].sample->held_bytes[1], 5 * SIZE);
     memtrace_frame_destroy(now);
     memtrace_frame_destroy(peak);
     memtrace_model_destroy(model);
@@ -339,6 +357,7 @@ int main(void) {
         cmocka_unit_test(what_follows_an_event_that_never_comes_is_read_at_the_end),
         cmocka_unit_test(a_number_that_serves_again_is_another_region),
         cmocka_unit_test(the_peak_is_seen_between_two_polls),
+        cmocka_unit_test(what_was_held_before_the_first_event_is_counted_once),
         cmocka_unit_test(history_takes_no_more_than_it_may),
         cmocka_unit_test(ranks_of_one_command_are_one_job),
         cmocka_unit_test(waits_are_per_step_and_rates_per_second),

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as tree
 
 import pytest
 
-from traces import MILLISECOND, STREAM, Script, _trace, a_job, memtrace_run, record
+from traces import GATHERED, MILLISECOND, STREAM, Process, Script, _trace, a_job, memtrace_run, record
 
 SIZE = 1 << 20
 N_USES = 2 * 2 * 2  # ranks, steps, regions
@@ -215,3 +215,26 @@ def test_plot_names_what_it_cannot_do(job, tmp_path):
     assert memtrace_run("plot", job, "-o", tmp_path / "x.pdf").returncode == 2
     done = memtrace_run("plot", job, "-o", tmp_path / "x.svg", "--rank", "7")
     assert done.returncode == 1 and "no rank 7; it has 0, 1" in done.stderr
+def test_device_memory_where_the_recording_begins_late(tmp_path):
+    """Of one pool some events come, of another none; what both had before was said by events that are overwritten."""
+    second = 1_000_000_000
+    script = Script(ring=4)
+    script.counter("device.gathered_bytes", 7 * SIZE)
+    script.event("pages_take", bytes=5 * SIZE, a=GATHERED, b=5 * SIZE)
+    for _ in range(4):
+        script.event("pass")
+    later = Script()
+    later.event("pages_give", bytes=SIZE, a=GATHERED, b=4 * SIZE, time_ns=second)
+    later.event("pages_take", bytes=SIZE, a=GATHERED, b=5 * SIZE, time_ns=2 * second)
+    later.event("pass", time_ns=3 * second)
+    process = Process(script)
+    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0, [process.pid])
+    process.write(later.lines)
+    process.end()
+    _trace.recorder_close(recorder)
+    series = _trace.series(_trace.file_open(str(tmp_path / "x.trace")), 0, 30)
+    held = [list(memoryview(column).cast("Q")) for column in series["columns"][1]]
+    assert [held[1][i] for i in (0, 8, 12, 18, 22, 29)] == [SIZE * n for n in (7, 7, 6, 6, 7, 7)]
+    assert not any(held[0])
+
+

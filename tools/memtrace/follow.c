@@ -19,7 +19,11 @@ struct memtrace_follower {
     uint64_t first_end_ns, step_ns;
     uint32_t first_step, first_end;
     bool has_polled, has_read; /* once; an event */
-    uint64_t held_bytes[MEMTRACE_N_POOLS][MEMTRACE_N_HOLDERS];
+    struct held {
+        bool is_told; /* by an event */
+        uint64_t bytes;
+    } held[MEMTRACE_N_POOLS][MEMTRACE_N_HOLDERS];
+    uint64_t untold_bytes[MEMTRACE_N_HOLDERS]; /* of pools of which no event has told */
     uint64_t waited_ns[MEMTRACE_N_WAITS];
 
     memtrace_live_region *regions;
@@ -135,8 +139,8 @@ static uint32_t n_live(const memtrace_follower *f) {
 }
 
 static uint64_t held_by(const memtrace_follower *f, unsigned holder) {
-    uint64_t bytes = 0;
-    for (unsigned pool = 0; pool < MEMTRACE_N_POOLS; pool++) bytes += f->held_bytes[pool][holder];
+    uint64_t bytes = f->untold_bytes[holder];
+    for (unsigned pool = 0; pool < MEMTRACE_N_POOLS; pool++) bytes += f->held[pool][holder].bytes;
     return bytes;
 }
 
@@ -224,12 +228,18 @@ static void host_waited(memtrace_follower *f, const fcdp_trace_event *e) {
     f->waited_ns[wait] += e->duration_ns;
 }
 
-static void held(memtrace_follower *f, const fcdp_trace_event *e) {
+/* A pool's first event also says what it had before: that is no longer of the untold ones. */
+static void pages_moved(memtrace_follower *f, const fcdp_trace_event *e) {
     uint64_t holder = e->a & 0xff, pool = e->a >> 8;
-    if (holder >= MEMTRACE_N_HOLDERS) return;
-    uint64_t *bytes = &f->held_bytes[pool % MEMTRACE_N_POOLS][holder];
-    if (f->peak_pending && e->b < *bytes) peak_take(f);
-    *bytes = e->b;
+    if (holder >= MEMTRACE_N_HOLDERS || pool >= MEMTRACE_N_POOLS) return;
+    struct held *held = &f->held[pool][holder];
+    if (!held->is_told) {
+        uint64_t before = memtrace_held_before(e), *untold = &f->untold_bytes[holder];
+        *held = (struct held){true, before};
+        *untold -= *untold < before ? *untold : before;
+    }
+    if (f->peak_pending && e->b < held->bytes) peak_take(f);
+    held->bytes = e->b;
     held_changed(f, e->time_ns, e->step);
 }
 
@@ -259,7 +269,7 @@ static void stepped(memtrace_follower *f, const fcdp_trace_event *e) {
 static void apply(memtrace_follower *f, const fcdp_trace_event *e) {
     switch (e->kind) {
     case FCDP_EVENT_PAGES_TAKE:
-    case FCDP_EVENT_PAGES_GIVE: held(f, e); break;
+    case FCDP_EVENT_PAGES_GIVE: pages_moved(f, e); break;
     case FCDP_EVENT_STATE: placed(f, e); break;
     case FCDP_EVENT_STORE:
     case FCDP_EVENT_LOAD:
@@ -304,9 +314,9 @@ static void events_read(memtrace_follower *f, bool is_last) {
 /* What all pools have is exact; what each has is of its last event. */
 static void held_read(memtrace_follower *f) {
     for (unsigned i = 0; i < MEMTRACE_N_HOLDERS; i++) {
-        uint64_t others = held_by(f, i) - f->held_bytes[0][i],
+        uint64_t told = held_by(f, i) - f->untold_bytes[i],
                  all = memtrace_read_counter(f->segment, FCDP_COUNT_HELD_0_BYTES + i);
-        f->held_bytes[0][i] = all > others ? all - others : 0;
+        f->untold_bytes[i] = all > told ? all - told : 0;
     }
 }
 

@@ -13,10 +13,7 @@
 #include "tools/memtrace/attach.h"
 #include "tools/memtrace/series.h"
 
-enum {
-    MEMTRACE_N_POOLS = 4,  /* of device pages, per process */
-    MEMTRACE_N_NOTES = 64, /* evictions and shortages of memory that are remembered */
-};
+enum { MEMTRACE_N_NOTES = 64 }; /* evictions and shortages of memory that are remembered */
 
 /* Waits by what for: 0 is the compute stream's, for a region; the last is for causes that are not known
  * here. */

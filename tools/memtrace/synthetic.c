@@ -37,7 +37,7 @@
 #include "alloc/trace_format.h"
 
 #define MIB (1ull << 20)
-enum { MAX_RANKS = 64, MAX_REGIONS = 1024, TENSORS = 0, GATHERED = 1 };
+enum { MAX_RANKS = 64, MAX_REGIONS = 1024, POOL = 3, TENSORS = 0, GATHERED = 1 };
 
 typedef struct config {
     int n_ranks, n_nodes, n_regions, step_ms;
@@ -172,7 +172,7 @@ static void take(rank *r, unsigned holder, uint64_t bytes) {
     count(r, FCDP_COUNT_HELD_0_BYTES + holder, bytes);
     emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_PAGES_TAKE,
                                .bytes = bytes,
-                               .a = holder,
+                               .a = holder | POOL << 8,
                                .b = get(r, FCDP_COUNT_HELD_0_BYTES + holder)});
 }
 
@@ -180,7 +180,7 @@ static void give(rank *r, unsigned holder, uint64_t bytes) {
     count(r, FCDP_COUNT_HELD_0_BYTES + holder, 0 - bytes);
     emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_PAGES_GIVE,
                                .bytes = bytes,
-                               .a = holder,
+                               .a = holder | POOL << 8,
                                .b = get(r, FCDP_COUNT_HELD_0_BYTES + holder)});
 }
 
