@@ -1,6 +1,8 @@
 """report, diff, export and plot say what the events say."""
 
 import json
+import os
+import resource
 import xml.etree.ElementTree as tree
 
 import pytest
@@ -167,6 +169,51 @@ def test_chrome_is_on_the_clock_of_pytorch_s_profiler(job, tmp_path):
     assert 0 < created["ts"] - begun < 10**6
 
 
+@pytest.mark.parametrize("what", ["export", "plot"])
+def test_no_input_is_replaced(job, tmp_path, what):
+    if what == "plot":
+        pytest.importorskip("matplotlib")
+    profile, link = tmp_path / "profile.json", tmp_path / "link.svg"
+    profile.write_text('{"traceEvents": []}')
+    link.symlink_to(job)
+    before = job.read_bytes(), profile.read_bytes()
+    outputs = {"plot": [link], "export": [job, link, profile]}[what]
+    more = ["--beside", profile] if what == "export" else []
+    for out in outputs:
+        done = memtrace_run(what, job, *more, "-o", out)
+        assert done.returncode == 1 and f"{out} is the file that is read" in done.stderr, done.stderr
+    assert (job.read_bytes(), profile.read_bytes()) == before
+
+
+@pytest.mark.parametrize("fails_in", ["the trace", "the profile"])
+def test_an_export_that_fails_leaves_what_was_there(job, tmp_path, fails_in):
+    """By a limit of a file's size, as on a full disk."""
+    out, profile = tmp_path / "out.json", tmp_path / "profile.json"
+    assert memtrace_run("export", job, "-o", out).returncode == 0
+    limit = out.stat().st_size - 1000 if fails_in == "the trace" else out.stat().st_size + 1000
+    profile.write_text(json.dumps({"traceEvents": [{"ph": "M", "name": "x" * 10**6}]}))
+    out.write_text("before")
+    out.chmod(0o640)
+    files = sorted(tmp_path.iterdir())
+    limits = (limit, resource.RLIM_INFINITY)
+    options = ["--beside", profile, "-o", out]
+    done = memtrace_run("export", job, *options, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))
+    assert done.returncode == 1 and "cannot write" in done.stderr and "File too large" in done.stderr, done.stderr
+    assert out.read_text() == "before" and sorted(tmp_path.iterdir()) == files
+    assert memtrace_run("export", job, *options).returncode == 0
+    assert out.stat().st_size > 10**6 and out.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    from fcdp_memtrace.replace import replacing
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with replacing(str(pipe)) as part:
+        assert part == str(pipe)
+    assert pipe.is_fifo()
+
+
 def test_a_name_with_any_characters(tmp_path):
     script = Script()
     script.object(1, 'quote" back\\slash\n tab\t \u00e9', size=5)
@@ -198,23 +245,6 @@ def test_the_residency_of_each_region(tmp_path):
     assert STREAM["inter 0"] == 64
 
 
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-def test_plot(job, tmp_path, suffix):
-    pytest.importorskip("matplotlib")
-    out = tmp_path / f"x{suffix}"
-    done = memtrace_run("plot", job, "-o", out, "--rank", "1")
-    assert done.returncode == 0, done.stderr
-    if suffix == ".png":
-        assert out.read_bytes().startswith(b"\x89PNG")
-    else:
-        assert tree.parse(out).getroot().tag.endswith("svg")
-        assert "rank 1" in out.read_text() or "<!-- rank 1" in out.read_text()
-
-
-def test_plot_names_what_it_cannot_do(job, tmp_path):
-    assert memtrace_run("plot", job, "-o", tmp_path / "x.pdf").returncode == 2
-    done = memtrace_run("plot", job, "-o", tmp_path / "x.svg", "--rank", "7")
-    assert done.returncode == 1 and "no rank 7; it has 0, 1" in done.stderr
 def test_device_memory_where_the_recording_begins_late(tmp_path):
     """Of one pool some events come, of another none; what both had before was said by events that are overwritten."""
     second = 1_000_000_000
@@ -238,3 +268,20 @@ def test_device_memory_where_the_recording_begins_late(tmp_path):
     assert not any(held[0])
 
 
+@pytest.mark.parametrize("suffix", [".svg", ".png"])
+def test_plot(job, tmp_path, suffix):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / f"x{suffix}"
+    done = memtrace_run("plot", job, "-o", out, "--rank", "1")
+    assert done.returncode == 0, done.stderr
+    if suffix == ".png":
+        assert out.read_bytes().startswith(b"\x89PNG")
+    else:
+        assert tree.parse(out).getroot().tag.endswith("svg")
+        assert "rank 1" in out.read_text() or "<!-- rank 1" in out.read_text()
+
+
+def test_plot_names_what_it_cannot_do(job, tmp_path):
+    assert memtrace_run("plot", job, "-o", tmp_path / "x.pdf").returncode == 2
+    done = memtrace_run("plot", job, "-o", tmp_path / "x.svg", "--rank", "7")
+    assert done.returncode == 1 and "no rank 7; it has 0, 1" in done.stderr
