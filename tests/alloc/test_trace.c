@@ -2,6 +2,7 @@
  * child writes nothing. Each test is a process of its own, since a process has one ring for life. */
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -145,7 +146,6 @@ static void order_and_laps(void) {
         MUST(event.kind == FCDP_EVENT_MAP && event.object == 9 && event.duration_ns == 0);
         MUST(event.thread == (uint32_t)getpid() && is_now(event.time_ns));
     }
-    MUST(fcdp__trace_object(9)->last_event == header->head - 1);
     uint64_t start = fcdp__trace_start();
     fcdp__trace_since(start, (fcdp_trace_event){.kind = FCDP_EVENT_OOM_AVOIDED, .bytes = 1});
     MUST(event_read(header, header->head - 1, &event));
@@ -355,6 +355,52 @@ static void objects(void) {
     fcdp__trace_object_destroy(0);
 }
 
+/* A reader that waits for each object looks at it as soon as its generation says that it is whole. */
+enum { N_WATCHED = 2000 };
+static _Atomic uint32_t n_watched; /* objects that the reader has seen */
+
+static void *object_watch(void *arg) {
+    (void)arg;
+    for (uint32_t i = 1; i <= N_WATCHED; i++) {
+        const fcdp_trace_object *object = fcdp__trace_object(i);
+        const _Atomic uint64_t *name = (const void *)object->name;
+        uint32_t generation;
+        while (!(generation = atomic_load_explicit(&object->generation, memory_order_acquire)) ||
+               generation & 1)
+            sched_yield();
+        MUST(atomic_load_explicit(&object->state, memory_order_acquire) == FCDP_OBJECT_TEXT);
+        MUST(atomic_load_explicit(&object->why, memory_order_acquire) == i + 1);
+        MUST(atomic_load_explicit(&object->bytes, memory_order_acquire) == 3ull * i);
+        MUST(atomic_load_explicit(&object->trainable_bytes, memory_order_acquire) == 2ull * i);
+        for (size_t k = 0; k < FCDP_TRACE_NAME_BYTES / 8 - 1; k++)
+            MUST(atomic_load_explicit(&name[k], memory_order_acquire) == 0x6161616161616161);
+        atomic_store(&n_watched, i);
+    }
+    return NULL;
+}
+
+static void whole_objects(void) {
+    pthread_t reader;
+    char name[FCDP_TRACE_NAME_BYTES] = "";
+    memset(name, 'a', sizeof name - 1);
+    fcdp_trace_open(1, RING_BYTES);
+    MUST(!pthread_create(&reader, NULL, object_watch, NULL));
+    for (uint32_t i = 1; i <= N_WATCHED; i++) {
+        MUST(fcdp__trace_object_add(&(fcdp_trace_new){.name = name,
+                                                      .state = FCDP_OBJECT_TEXT,
+                                                      .why = i + 1,
+                                                      .bytes = 3 * i,
+                                                      .trainable_bytes = 2 * i}) == i);
+        while (atomic_load(&n_watched) < i) sched_yield();
+    }
+    MUST(!pthread_join(reader, NULL));
+}
+
+static void an_object_is_whole_as_soon_as_it_is_seen(void **state) {
+    (void)state;
+    in_a_child(whole_objects);
+}
+
 static void objects_have_a_place_and_a_name(void **state) {
     (void)state;
     in_a_child(objects);
@@ -372,6 +418,7 @@ int main(void) {
         cmocka_unit_test(a_forked_child_writes_nothing),
         cmocka_unit_test(a_reader_keeps_the_ring_of_a_process_that_is_gone),
         cmocka_unit_test(objects_have_a_place_and_a_name),
+        cmocka_unit_test(an_object_is_whole_as_soon_as_it_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -195,8 +195,8 @@ uint64_t memtrace_read_counter(const memtrace_segment *segment, uint32_t number)
     return atomic_load_explicit(&segment->counters[number], memory_order_relaxed);
 }
 
-/* Partner of the writer: it stores stamp 2n+1, the words, then 2n+2 with release. An equal stamp before and
- * after says that no word is of another event. */
+/* Partner of slot_write (alloc/trace.c): it stores stamp 2n+1, then the words and 2n+2 with release. An equal
+ * stamp before and after says that no word is of another event. */
 memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, fcdp_trace_event *event_out) {
     const fcdp_trace_event *at = &segment->ring[n & (segment->ring_events - 1)];
     const uint64_t whole = 2 * n + 2;
@@ -204,15 +204,15 @@ memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, f
     if (stamp != whole) return stamp > whole ? MEMTRACE_LOST : MEMTRACE_NOT_YET;
     uint64_t words[FCDP_TRACE_EVENT_BYTES / sizeof(uint64_t)];
     for (size_t i = 1; i < sizeof words / sizeof *words; i++)
-        words[i] = __atomic_load_n((const uint64_t *)at + i, __ATOMIC_RELAXED);
-    atomic_thread_fence(memory_order_acquire);
+        words[i] = __atomic_load_n((const uint64_t *)at + i, __ATOMIC_ACQUIRE);
     if (__atomic_load_n(&at->stamp, __ATOMIC_RELAXED) != whole) return MEMTRACE_LOST;
     words[0] = n;
     memcpy(event_out, words, sizeof words);
     return MEMTRACE_READ;
 }
 
-/* The generation is odd while the name is written, and larger by 2 for each user of the number. */
+/* Partner of object_write (alloc/trace.c): the generation is odd while the object is written, and larger by 2
+ * for each user of the number. */
 bool memtrace_read_any_object(const memtrace_segment *segment, uint32_t number,
                               fcdp_trace_object *object_out) {
     if (number >= segment->n_objects) return false;
@@ -221,8 +221,7 @@ bool memtrace_read_any_object(const memtrace_segment *segment, uint32_t number,
     if (!generation || generation % 2) return false;
     uint64_t words[sizeof *at / sizeof(uint64_t)];
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        words[i] = __atomic_load_n((const uint64_t *)at + i, __ATOMIC_RELAXED);
-    atomic_thread_fence(memory_order_acquire);
+        words[i] = __atomic_load_n((const uint64_t *)at + i, __ATOMIC_ACQUIRE);
     if (atomic_load_explicit(&at->generation, memory_order_relaxed) != generation) return false;
     memcpy((void *)object_out, words, sizeof words);
     object_out->name[sizeof object_out->name - 1] = 0;
