@@ -4,9 +4,8 @@ import os
 
 import pytest
 
+from live import NOBODY
 from traces import Process, _trace, a_job
-
-NOBODY = 65534
 
 
 def as_nobody(act):
