@@ -5,6 +5,7 @@
 
 #include "tools/memtrace/check_internal.h"
 #include "tools/memtrace/each.h"
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 
 /* How often a process gathered a region in a step, where it did; with NO_STEP that it uses the region at all:
@@ -30,16 +31,12 @@ typedef struct pass {
 
 /* False: no memory, and no row is compared with what would be only a part. */
 static bool row_add(pass *p, gathered row) {
-    if (p->n == p->room) {
-        size_t room = p->room ? 2 * p->room : 1024;
-        gathered *rows = realloc(p->rows, room * sizeof *rows);
-        if (!rows) {
-            p->n = 0;
-            return false;
-        }
-        p->rows = rows;
-        p->room = room;
+    gathered *rows = memtrace_grown(p->rows, &p->room, p->n, sizeof *rows);
+    if (!rows) {
+        p->n = 0;
+        return false;
     }
+    p->rows = rows;
     p->rows[p->n++] = row;
     return true;
 }

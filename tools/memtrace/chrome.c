@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tools/memtrace/each.h"
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 #include "tools/memtrace/series.h"
 
@@ -114,13 +115,9 @@ static void name_stream(writer *w, uint32_t number) {
 }
 
 static void add_change(changes *c, uint64_t time_ns, double rate) {
-    if (c->n == c->room) {
-        size_t room = c->room ? 2 * c->room : 256;
-        change *all = realloc(c->all, room * sizeof *all);
-        if (!all) return;
-        c->all = all;
-        c->room = room;
-    }
+    change *all = memtrace_grown(c->all, &c->room, c->n, sizeof *all);
+    if (!all) return;
+    c->all = all;
     c->all[c->n++] = (change){time_ns, rate};
 }
 

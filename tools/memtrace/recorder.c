@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 #include "tools/memtrace/source.h"
 
@@ -32,23 +33,15 @@ static bool is_known(const memtrace_recorder *r, pid_t pid, uint64_t start_ticks
     return false;
 }
 
-static bool make_room(memtrace_recorder *r) {
-    if (r->n < r->room) return true;
-    size_t room = r->room ? 2 * r->room : 16;
-    memtrace_source **sources = realloc(r->sources, room * sizeof(memtrace_source *));
-    if (!sources) return false;
-    r->sources = sources;
-    r->room = room;
-    return true;
-}
-
 /* The segment becomes the recorder's. */
 static bool add(memtrace_recorder *r, memtrace_segment *segment, memtrace_error *error) {
     if (is_known(r, segment->pid, segment->start_ticks)) {
         memtrace_detach(segment);
         return true;
     }
-    memtrace_source *source = make_room(r) ? calloc(1, sizeof *source) : NULL;
+    void *sources = memtrace_grown(r->sources, &r->room, r->n, sizeof *r->sources);
+    if (sources) r->sources = sources;
+    memtrace_source *source = sources ? calloc(1, sizeof *source) : NULL;
     if (!source) {
         memtrace_detach(segment);
         return memtrace_fail(error, "not enough memory to record process %d", (int)segment->pid);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tools/memtrace/each.h"
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 
 const char *memtrace_tier_name(memtrace_tier tier) {
@@ -87,21 +88,13 @@ static size_t column_of(const memtrace_series *s, uint64_t time_ns) {
     return column < s->n_columns ? column : s->n_columns - 1;
 }
 
-static void *grown(void *array, size_t *room, size_t n, size_t size) {
-    if (n < *room) return array;
-    size_t more = *room ? 2 * *room : 64;
-    void *bigger = realloc(array, more * size);
-    if (bigger) *room = more;
-    return bigger;
-}
-
 /* The row of an object; NULL: no memory. A number that stands for another object by now has another row. */
 static struct known *known_of(pass *p, size_t process, size_t chunk, uint32_t number, uint64_t now_ns) {
     memtrace_series *s = p->series;
     struct known *known = &p->known[number];
     const char *name = memtrace_file_object_name(p->file, process, chunk, number);
     if (known->row && known->name == name) return known;
-    void *rows = grown(s->rows, &p->room_rows, s->n_rows, sizeof *s->rows);
+    void *rows = memtrace_grown(s->rows, &p->room_rows, s->n_rows, sizeof *s->rows);
     if (!rows) return NULL;
     s->rows = rows;
     uint8_t *tiers = calloc(s->n_columns, 1);
@@ -176,7 +169,7 @@ static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_
     add_moved(s, e);
     if (e->kind == FCDP_EVENT_PAGES_TAKE || e->kind == FCDP_EVENT_PAGES_GIVE) add_held(p, e);
     if (e->kind == FCDP_EVENT_STEP) {
-        void *steps = grown(s->steps_ns, &p->room_steps, s->n_steps, sizeof *s->steps_ns);
+        void *steps = memtrace_grown(s->steps_ns, &p->room_steps, s->n_steps, sizeof *s->steps_ns);
         if (!steps) return false;
         s->steps_ns = steps;
         s->steps_ns[s->n_steps++] = e->time_ns;
