@@ -2,7 +2,6 @@
  * child writes nothing. Each test is a process of its own, since a process has one ring for life. */
 #include <fcntl.h>
 #include <pthread.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -355,48 +354,53 @@ static void objects(void) {
     fcdp__trace_object_destroy(0);
 }
 
-/* A reader that waits for each object looks at it as soon as its generation says that it is whole. */
-enum { N_WATCHED = 2000 };
-static _Atomic uint32_t n_watched; /* objects that the reader has seen */
+enum { WATCHED = 7, N_LIVES = 2000 };
+static _Atomic uint32_t n_looks; /* at WATCHED, that found an object */
 
+/* As memtrace_read_any_object reads: until `stop`, whatever is found is whole, and of one of its lives. */
 static void *object_watch(void *arg) {
-    (void)arg;
-    for (uint32_t i = 1; i <= N_WATCHED; i++) {
-        const fcdp_trace_object *object = fcdp__trace_object(i);
-        const _Atomic uint64_t *name = (const void *)object->name;
-        uint32_t generation;
-        while (!(generation = atomic_load_explicit(&object->generation, memory_order_acquire)) ||
-               generation & 1)
-            sched_yield();
-        MUST(atomic_load_explicit(&object->state, memory_order_acquire) == FCDP_OBJECT_TEXT);
-        MUST(atomic_load_explicit(&object->why, memory_order_acquire) == i + 1);
-        MUST(atomic_load_explicit(&object->bytes, memory_order_acquire) == 3ull * i);
-        MUST(atomic_load_explicit(&object->trainable_bytes, memory_order_acquire) == 2ull * i);
-        for (size_t k = 0; k < FCDP_TRACE_NAME_BYTES / 8 - 1; k++)
-            MUST(atomic_load_explicit(&name[k], memory_order_acquire) == 0x6161616161616161);
-        atomic_store(&n_watched, i);
+    const fcdp_trace_object *object = arg;
+    const _Atomic uint64_t *at = (const void *)object;
+    while (!atomic_load(&stop)) {
+        uint64_t words[sizeof *object / 8];
+        fcdp_trace_object read;
+        uint32_t generation = atomic_load_explicit(&object->generation, memory_order_acquire);
+        for (size_t i = 0; i < sizeof words / 8; i++)
+            words[i] = atomic_load_explicit(&at[i], memory_order_acquire);
+        if (generation % 2 || atomic_load_explicit(&object->generation, memory_order_acquire) != generation)
+            continue;
+        memcpy((void *)&read, words, sizeof words);
+        if (!read.state) continue; /* between two lives */
+        MUST(read.state == FCDP_OBJECT_TEXT && read.why == read.bytes + 1);
+        MUST(read.trainable_bytes == 2 * read.bytes);
+        for (size_t i = 0; i < sizeof read.name - 1; i++) MUST(read.name[i] == 'a' + (char)(read.bytes % 26));
+        atomic_fetch_add(&n_looks, 1);
     }
     return NULL;
 }
 
+/* All other numbers are taken: one serves again and again. */
 static void whole_objects(void) {
     pthread_t reader;
     char name[FCDP_TRACE_NAME_BYTES] = "";
-    memset(name, 'a', sizeof name - 1);
     fcdp_trace_open(1, RING_BYTES);
-    MUST(!pthread_create(&reader, NULL, object_watch, NULL));
-    for (uint32_t i = 1; i <= N_WATCHED; i++) {
+    for (uint32_t i = 1; i < FCDP_TRACE_N_OBJECTS; i++) MUST(fcdp__trace_object_create("other", 1) == i);
+    fcdp__trace_object_destroy(WATCHED);
+    MUST(!pthread_create(&reader, NULL, object_watch, fcdp__trace_object(WATCHED)));
+    for (uint32_t i = 0; i < N_LIVES || !atomic_load(&n_looks); i++) {
+        memset(name, 'a' + (char)(i % 26), sizeof name - 1);
         MUST(fcdp__trace_object_add(&(fcdp_trace_new){.name = name,
                                                       .state = FCDP_OBJECT_TEXT,
                                                       .why = i + 1,
-                                                      .bytes = 3 * i,
-                                                      .trainable_bytes = 2 * i}) == i);
-        while (atomic_load(&n_watched) < i) sched_yield();
+                                                      .bytes = i,
+                                                      .trainable_bytes = 2ull * i}) == WATCHED);
+        fcdp__trace_object_destroy(WATCHED);
     }
+    atomic_store(&stop, true);
     MUST(!pthread_join(reader, NULL));
 }
 
-static void an_object_is_whole_as_soon_as_it_is_seen(void **state) {
+static void every_object_that_is_read_is_whole(void **state) {
     (void)state;
     in_a_child(whole_objects);
 }
@@ -418,7 +422,7 @@ int main(void) {
         cmocka_unit_test(a_forked_child_writes_nothing),
         cmocka_unit_test(a_reader_keeps_the_ring_of_a_process_that_is_gone),
         cmocka_unit_test(objects_have_a_place_and_a_name),
-        cmocka_unit_test(an_object_is_whole_as_soon_as_it_is_seen),
+        cmocka_unit_test(every_object_that_is_read_is_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
