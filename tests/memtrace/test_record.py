@@ -185,6 +185,15 @@ def test_a_process_that_cannot_be_recorded_costs_no_file(tmp_path):
     process.end()
 
 
+def test_a_command_that_cannot_run_costs_no_file(tmp_path):
+    path = tmp_path / "x.trace"
+    path.write_bytes(b"another job's")
+    for command, status in (("no-such-command", 127), (tmp_path / "no" / "command", 127), (path, 126)):
+        done = memtrace_run("record", "-o", path, "--", command)
+        assert done.returncode == status and f"cannot run {command}: " in done.stderr, done.stderr
+        assert path.read_bytes() == b"another job's"
+
+
 def test_whatever_ends_a_recording_its_file_is_closed(tmp_path, monkeypatch):
     from fcdp_memtrace import record as command
 
