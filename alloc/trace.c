@@ -172,8 +172,6 @@ void fcdp__trace_as_is(const fcdp_trace_event *event) {
         return;
     }
     slot_write(slot, n, event);
-    if (event->object)
-        atomic_store_explicit(&trace.objects[event->object].last_event, n, memory_order_relaxed);
     FCDP_PROBE4(event, event->kind, event->object, event->bytes, event->duration_ns);
 }
 
@@ -233,8 +231,26 @@ void fcdp__trace_set(unsigned counter, uint64_t value) {
 
 /* ---- objects ---- */
 
+/* Stored with release, the name's words too, as those of an event: memtrace_read_any_object (attach.c of
+ * tools/memtrace) loads them with acquire, and after one of these words sees the odd generation, or a later
+ * one. */
+static void object_write(fcdp_trace_object *object, const fcdp_trace_new *what) {
+    uint64_t words[FCDP_TRACE_NAME_BYTES / sizeof(uint64_t)] = {0};
+    _Atomic uint64_t *name = (_Atomic uint64_t *)(void *)object->name;
+    strncpy((char *)words, what->name, sizeof words - 1);
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        atomic_store_explicit(&name[i], words[i], memory_order_release);
+    atomic_store_explicit(&object->bytes, what->bytes, memory_order_release);
+    atomic_store_explicit(&object->why, what->why, memory_order_release);
+    atomic_store_explicit(&object->trainable_bytes, what->trainable_bytes, memory_order_release);
+    atomic_store_explicit(&object->n_uses, 0, memory_order_release);
+    atomic_store_explicit(&object->plain_bytes, 0, memory_order_release);
+    atomic_store_explicit(&object->gather_bytes, 0, memory_order_release);
+    atomic_store_explicit(&object->state, what->state, memory_order_release);
+}
+
 /* Free ones are taken in turn, so that what is still said of one that is gone rarely falls to another. */
-uint32_t fcdp__trace_object_create(const char *name, uint64_t bytes) {
+uint32_t fcdp__trace_object_add(const fcdp_trace_new *what) {
     if (!fcdp__trace_header()) return 0;
     for (uint32_t tries = 1; tries < FCDP_TRACE_N_OBJECTS; tries++) {
         uint32_t turn = atomic_fetch_add_explicit(&trace.next_object, 1, memory_order_relaxed);
@@ -243,18 +259,15 @@ uint32_t fcdp__trace_object_create(const char *name, uint64_t bytes) {
         uint32_t generation = atomic_load_explicit(&object->generation, memory_order_acquire);
         if (generation & 1 || atomic_load_explicit(&object->state, memory_order_acquire)) continue;
         if (!atomic_compare_exchange_strong(&object->generation, &generation, generation + 1)) continue;
-        strncpy(object->name, name, sizeof object->name - 1);
-        atomic_store_explicit(&object->bytes, bytes, memory_order_relaxed);
-        atomic_store_explicit(&object->why, 0, memory_order_relaxed);
-        atomic_store_explicit(&object->trainable_bytes, 0, memory_order_relaxed);
-        atomic_store_explicit(&object->n_uses, 0, memory_order_relaxed);
-        atomic_store_explicit(&object->plain_bytes, 0, memory_order_relaxed);
-        atomic_store_explicit(&object->gather_bytes, 0, memory_order_relaxed);
-        atomic_store_explicit(&object->state, FCDP_OBJECT_LIVE, memory_order_relaxed);
+        object_write(object, what);
         atomic_store_explicit(&object->generation, generation + 2, memory_order_release);
         return number;
     }
     return 0;
+}
+
+uint32_t fcdp__trace_object_create(const char *name, uint64_t bytes) {
+    return fcdp__trace_object_add(&(fcdp_trace_new){.name = name, .state = FCDP_OBJECT_LIVE, .bytes = bytes});
 }
 
 void fcdp__trace_object_destroy(uint32_t object) {

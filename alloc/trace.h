@@ -45,8 +45,15 @@ void fcdp__trace_unmap(uint64_t at, uint64_t bytes);
 void fcdp__trace_count(unsigned counter, uint64_t n); /* adds */
 void fcdp__trace_set(unsigned counter, uint64_t value);
 
-/* A place in the table of objects, for life; 0 where there is none. `name` is cut at its length. */
-uint32_t fcdp__trace_object_create(const char *name, uint64_t bytes);
+/* A place in the table of objects, for life; 0 where there is none. Readers see all of it or nothing. */
+typedef struct fcdp_trace_new {
+    const char *name; /* cut at its length */
+    uint32_t state;   /* FCDP_OBJECT_..., not 0 */
+    uint32_t why;
+    uint64_t bytes, trainable_bytes;
+} fcdp_trace_new;
+uint32_t fcdp__trace_object_add(const fcdp_trace_new *what);
+uint32_t fcdp__trace_object_create(const char *name, uint64_t bytes); /* FCDP_OBJECT_LIVE */
 void fcdp__trace_object_destroy(uint32_t object);
 fcdp_trace_object *fcdp__trace_object(uint32_t object); /* NULL: none */
 

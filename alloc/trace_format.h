@@ -68,7 +68,8 @@ enum {
 };
 
 /* What events are about: a region, by its module's name. The atomics are written by whoever owns the object,
- * and say what holds now. */
+ * and say what holds now. `generation` guards what the object has for life, as a stamp guards an event: a
+ * reader loads it before the other words and after them, all with acquire. */
 enum {
     FCDP_OBJECT_LIVE = 1,      /* in use: neither free nor gone */
     FCDP_OBJECT_IN_USE = 2,    /* from acquire to release */
@@ -83,7 +84,7 @@ typedef struct fcdp_trace_object {
     _Atomic uint64_t bytes;      /* its size */
     _Atomic uint64_t device_bytes, host_bytes, file_bytes; /* valid ones in each tier; 0 in all: nowhere */
     _Atomic uint64_t mapped_bytes; /* device pages under its addresses that are its own */
-    _Atomic uint64_t last_event;   /* n of the last event about it */
+    uint64_t unused;               /* 0 */
     _Atomic uint32_t why;          /* BYPASSED: the object whose text says why; 0: it is not known */
     uint32_t reserved;
     _Atomic uint64_t trainable_bytes; /* of its size */

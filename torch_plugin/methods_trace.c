@@ -93,30 +93,23 @@ METHOD(trace_plain) {
     Py_RETURN_NONE;
 }
 
-/* The first of the objects that hold `text`, the last of them made first; 0: there is no place. */
-static uint32_t text_create(const char *text) {
-    enum { PIECE = FCDP_TRACE_NAME_BYTES - 1 };
-    uint32_t next = 0;
-    for (size_t i = (strlen(text) + PIECE - 1) / PIECE; i-- > 0;) {
-        uint32_t number = fcdp__trace_object_create(text + i * PIECE, 0);
-        fcdp_trace_object *object = fcdp__trace_object(number);
-        if (!object) return 0;
-        atomic_store_explicit(&object->why, next, memory_order_relaxed);
-        atomic_store_explicit(&object->state, FCDP_OBJECT_TEXT, memory_order_release);
-        next = number;
-    }
-    return next;
-}
-
-/* The groups of a model are mostly left for one reason: its text is kept once. Under the GIL. */
+/* The object with which the text begins; 0: there is no place. The groups of a model are mostly left for one
+ * reason: its text is kept once, in pieces, of which the last is made first. Under the GIL. */
 static uint32_t reason_of(const char *reason) {
+    enum { PIECE = FCDP_TRACE_NAME_BYTES - 1 };
     static char last[1024];
     static uint32_t number;
     static pid_t pid;
     if (number && pid == getpid() && strncmp(last, reason, sizeof last - 1) == 0) return number;
     snprintf(last, sizeof last, "%s", reason);
     pid = getpid();
-    return number = text_create(last);
+    number = 0;
+    for (size_t i = (strlen(last) + PIECE - 1) / PIECE; i-- > 0;) {
+        number = fcdp__trace_object_add(
+            &(fcdp_trace_new){.name = last + i * PIECE, .state = FCDP_OBJECT_TEXT, .why = number});
+        if (!number) break;
+    }
+    return number;
 }
 
 /* (name, reason, bytes, trainable_bytes): the group is FSDP's from here on. */
@@ -125,13 +118,12 @@ METHOD(trace_bypass) {
     unsigned long long bytes, trainable_bytes;
     if (!PyArg_ParseTuple(args, "ssKK:trace_bypass", &name, &reason, &bytes, &trainable_bytes)) return NULL;
     binding_trace_open();
-    uint32_t number = fcdp__trace_object_create(name[0] ? name : "(root)", bytes);
-    fcdp_trace_object *object = fcdp__trace_object(number);
-    if (object) {
-        atomic_store_explicit(&object->trainable_bytes, trainable_bytes, memory_order_relaxed);
-        atomic_store_explicit(&object->why, reason_of(reason), memory_order_relaxed);
-        atomic_store_explicit(&object->state, FCDP_OBJECT_LIVE | FCDP_OBJECT_BYPASSED, memory_order_release);
-    }
+    uint32_t number = fcdp__trace_object_add(
+        &(fcdp_trace_new){.name = name[0] ? name : "(root)",
+                          .state = FCDP_OBJECT_LIVE | FCDP_OBJECT_BYPASSED,
+                          .why = reason_of(reason),
+                          .bytes = bytes,
+                          .trainable_bytes = trainable_bytes});
     fcdp__trace_now(FCDP_EVENT_BYPASS, number, 0, 0, 0);
     fcdp__trace_count(FCDP_COUNT_BYPASSED, 1);
     Py_RETURN_NONE;

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/fuzz_main.h"
 #include "tools/memtrace/check.h"
 #include "tools/memtrace/chrome.h"
 #include "tools/memtrace/chunk.h"
@@ -53,7 +54,6 @@ static void use(memtrace_file *file) {
     if (null) fclose(null);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     for (int repairs = 0; repairs < 2; repairs++) {
         uint8_t *copy = malloc(n_bytes + 1);
@@ -71,21 +71,3 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n_bytes) {
     }
     return 0;
 }
-
-#ifndef FCDP_FUZZ
-int main(int argc, char **argv) {
-    static uint8_t bytes[1 << 20];
-    for (int i = 1; i < argc; i++) {
-        FILE *in = fopen(argv[i], "rb");
-        if (!in) {
-            perror(argv[i]);
-            return 1;
-        }
-        size_t n = fread(bytes, 1, sizeof bytes, in);
-        fclose(in);
-        LLVMFuzzerTestOneInput(bytes, n);
-    }
-    printf("%d inputs\n", argc - 1);
-    return argc > 1 ? 0 : 1;
-}
-#endif

@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOBODY = 65534  # another user, who owns nothing
 
 
 class Job:

@@ -5,6 +5,7 @@ line lets it end in order.
 """
 
 import ctypes as c
+import fcntl
 import json
 import mmap
 import os
@@ -12,6 +13,7 @@ import sys
 import time
 
 RING = 1 << 10
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 N_COUNTERS, N_OBJECTS = 128, 4096
 LIVE, IN_USE, KEPT = 1, 2, 4
 ON_STREAM, BACKWARD = 1, 2
@@ -64,7 +66,7 @@ class Object(c.Structure):
         ("host_bytes", c.c_uint64),
         ("file_bytes", c.c_uint64),
         ("mapped_bytes", c.c_uint64),
-        ("last_event", c.c_uint64),
+        ("unused", c.c_uint64),
         ("reserved", c.c_uint64 * 5),
         ("name", c.c_char * 160),
     ]
@@ -93,15 +95,16 @@ assert c.sizeof(Object) == 256 and c.sizeof(Event) == 64
 class Segment:
     """Of this process. Times are in ns behind `epoch`."""
 
-    def __init__(self, rank=0, world_size=1, ring=RING, version=1, command="python train.py"):
+    def __init__(self, rank=0, world_size=1, ring=RING, version=1, command="python train.py", seals=SEALS):
         counters_at = 4096
         objects_at = counters_at + 8 * N_COUNTERS
         ring_at = objects_at + 256 * N_OBJECTS
         size = ring_at + 64 * ring
         size = (size + 4095) // 4096 * 4096
-        self.fd = os.memfd_create("fcdp-trace", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create("fcdp-trace", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.fchmod(self.fd, 0o600)
         os.ftruncate(self.fd, size)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
         self.map = mmap.mmap(self.fd, size)
         self.epoch = time.monotonic_ns()
         self.header = Header.from_buffer(self.map)

@@ -6,8 +6,10 @@ from traces import (
     BACKWARD,
     CAUSE,
     COUNTER,
+    GATHERED,
     KIND,
     MILLISECOND,
+    POOL,
     _trace,
     a_job,
     memtrace_run,
@@ -80,9 +82,12 @@ PLANTED = {
             and [change(s, e, b=0) for e in events(s, "state")]
         ),
     ),
-    "pages from nowhere": ("held", lambda s: s.event("pages_give", bytes=100, a=1, b=3 << 20)),
-    "more held than created": ("created", lambda s: s.event("pages_take", bytes=3 << 20, a=1, b=5 << 20)),
-    "created bytes that do not add up": ("created", lambda s: s.event("pages_release", bytes=1 << 20, a=0, b=2 << 20)),
+    "pages from nowhere": ("held", lambda s: s.event("pages_give", bytes=100, a=GATHERED, b=3 << 20)),
+    "more held than created": ("created", lambda s: s.event("pages_take", bytes=3 << 20, a=GATHERED, b=5 << 20)),
+    "created bytes that do not add up": (
+        "created",
+        lambda s: s.event("pages_release", bytes=1 << 20, a=POOL, b=2 << 20),
+    ),
     "bytes that were sent and not counted": (
         "counters",
         lambda s: counter(s, "collectives.gather.inter_bytes_sent", 5),
@@ -97,6 +102,18 @@ PLANTED = {
             or change(s, events(s, "use", flags=BACKWARD)[0], cause=CAUSE["made"])
             or counter(s, "gathers.avoided", 3)
         ),
+    ),
+    "one rank that finds what the other gathers": (
+        "ranks",
+        lambda s: (
+            counter(s, "gathers.made", 3)
+            or change(s, events(s, "use", cause=CAUSE["made"])[0], cause=CAUSE["hit"])
+            or counter(s, "gathers.avoided", 5)
+        ),
+    ),
+    "one rank that does not use what the other gathers": (
+        "ranks",
+        lambda s: counter(s, "gathers.made", 3) or remove(s, events(s, "use", cause=CAUSE["made"])[-1]),
     ),
 }
 
@@ -133,6 +150,14 @@ def test_the_gates(job, option, rule, below, above):
 def test_the_first_steps_may_be_left_to_themselves(job):
     assert checked(job, stall=MILLISECOND - 1)["violation"]
     assert checked(job, stall=MILLISECOND - 1, first_step=2)["violation"] is None
+
+
+def test_regions_of_one_rank_alone_are_compared_with_none(tmp_path):
+    """As the stages of a pipeline have them."""
+    path = tmp_path / "stages.trace"
+    record(path, a_job(0, 2, regions=2), a_job(1, 2, regions=3))
+    result = checked(path)
+    assert result["violation"] is None and result["applied"]["ranks"] > 0
 
 
 def test_what_lost_events_would_have_said_is_not_checked(tmp_path):

@@ -14,7 +14,7 @@
 #include "torch_plugin/trace_events.h"
 
 #define SECOND 1000000000ull
-enum { RING = 64, SIZE = 1000 };
+enum { RING = 64, SIZE = 1000, POOL = 3 };
 
 /* A segment whose process is this one. */
 typedef struct fake {
@@ -27,9 +27,7 @@ typedef struct fake {
 static fake *fake_make(memtrace_model *model, int rank, int world_size, const char *command) {
     fake *f = mmap(NULL, sizeof *f, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(f != MAP_FAILED);
-    f->header.ring_events = RING;
-    f->header.n_counters = FCDP_TRACE_N_COUNTERS;
-    f->header.n_objects = sizeof f->objects / sizeof *f->objects;
+    f->header.ring_events = f->header.n_counters = f->header.n_objects = 1u << 30; /* not asked any more */
     f->header.rank = rank;
     f->header.world_size = world_size;
     strncpy(f->header.command, command, sizeof f->header.command - 1);
@@ -43,7 +41,10 @@ static fake *fake_make(memtrace_model *model, int rank, int world_size, const ch
                                 .header = &f->header,
                                 .counters = f->counters,
                                 .objects = f->objects,
-                                .ring = f->ring};
+                                .ring = f->ring,
+                                .n_counters = FCDP_TRACE_N_COUNTERS,
+                                .n_objects = sizeof f->objects / sizeof *f->objects,
+                                .ring_events = RING};
     assert_true(memtrace_model_add(model, &segment));
     return f;
 }
@@ -76,11 +77,12 @@ static void fake_state(fake *f, uint32_t number, uint64_t device_bytes, uint64_t
 
 /* The holder of gathered parameters has `bytes` at `time_ns`. */
 static void fake_held(fake *f, uint64_t time_ns, uint64_t bytes) {
-    bool more = bytes > f->counters[FCDP_COUNT_HELD_1_BYTES];
+    uint64_t had = f->counters[FCDP_COUNT_HELD_1_BYTES];
     f->counters[FCDP_COUNT_HELD_1_BYTES] = bytes;
-    fake_event(f, (fcdp_trace_event){.kind = more ? FCDP_EVENT_PAGES_TAKE : FCDP_EVENT_PAGES_GIVE,
+    fake_event(f, (fcdp_trace_event){.kind = bytes > had ? FCDP_EVENT_PAGES_TAKE : FCDP_EVENT_PAGES_GIVE,
                                      .time_ns = time_ns,
-                                     .a = 1,
+                                     .bytes = bytes > had ? bytes - had : had - bytes,
+                                     .a = 1 | POOL << 8,
                                      .b = bytes});
 }
 
@@ -130,6 +132,29 @@ static void an_event_that_never_comes_holds_up_one_poll(void **state) {
     memtrace_model_destroy(model);
 }
 
+/* There is no next poll. */
+static void what_follows_an_event_that_never_comes_is_read_at_the_end(void **state) {
+    (void)state;
+    for (int is_killed = 0; is_killed < 2; is_killed++) {
+        memtrace_model *model = model_make(1 << 20);
+        fake *f = fake_make(model, 0, 1, "a");
+        memtrace_model_poll(model, SECOND);
+        uint64_t n = atomic_fetch_add(&f->header.head, 1);
+        f->ring[n % RING].stamp = 2 * n + 1;
+        fake_event(f, (fcdp_trace_event){.kind = FCDP_EVENT_STALL, .duration_ns = 5000});
+        if (is_killed)
+            model->processes[0]->segment.start_ticks++; /* that process is not there */
+        else
+            f->header.ended = 1;
+        memtrace_model_poll(model, 2 * SECOND);
+        memtrace_frame *frame = frame_at(model, UINT64_MAX, false);
+        assert_int_equal(frame->n_running, 0);
+        assert_int_equal((uint64_t)frame->ranks[0].all_waited_ns, 5000);
+        memtrace_frame_destroy(frame);
+        memtrace_model_destroy(model);
+    }
+}
+
 static void a_number_that_serves_again_is_another_region(void **state) {
     (void)state;
     memtrace_model *model = model_make(1 << 20);
@@ -173,6 +198,23 @@ static void the_peak_is_seen_between_two_polls(void **state) {
     assert_int_equal(peak->rows[0].device_bytes, SIZE);
     assert_int_equal(peak->rows[0].host_bytes, 0);
     assert_int_equal(peak->rows[1].device_bytes, 0);
+    memtrace_frame_destroy(now);
+    memtrace_frame_destroy(peak);
+    memtrace_model_destroy(model);
+}
+
+/* Its earlier events were overwritten before the follower began: the counters alone tell of it. */
+static void what_was_held_before_the_first_event_is_counted_once(void **state) {
+    (void)state;
+    memtrace_model *model = model_make(1 << 20);
+    fake *f = fake_make(model, 0, 1, "a");
+    f->counters[FCDP_COUNT_HELD_1_BYTES] = 5 * SIZE;
+    memtrace_model_poll(model, SECOND);
+    fake_held(f, SECOND + 10, 4 * SIZE);
+    memtrace_model_poll(model, 2 * SECOND);
+    memtrace_frame *now = frame_at(model, UINT64_MAX, false), *peak = frame_at(model, UINT64_MAX, true);
+    assert_int_equal(now->ranks[0].sample->held_bytes[1], 4 * SIZE);
+    assert_int_equal(peak->ranks[0].sample->held_bytes[1], 5 * SIZE);
     memtrace_frame_destroy(now);
     memtrace_frame_destroy(peak);
     memtrace_model_destroy(model);
@@ -312,8 +354,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_a_slow_reader_missed_is_counted),
         cmocka_unit_test(an_event_that_never_comes_holds_up_one_poll),
+        cmocka_unit_test(what_follows_an_event_that_never_comes_is_read_at_the_end),
         cmocka_unit_test(a_number_that_serves_again_is_another_region),
         cmocka_unit_test(the_peak_is_seen_between_two_polls),
+        cmocka_unit_test(what_was_held_before_the_first_event_is_counted_once),
         cmocka_unit_test(history_takes_no_more_than_it_may),
         cmocka_unit_test(ranks_of_one_command_are_one_job),
         cmocka_unit_test(waits_are_per_step_and_rates_per_second),

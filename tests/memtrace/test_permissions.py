@@ -4,9 +4,8 @@ import os
 
 import pytest
 
+from live import NOBODY
 from traces import Process, _trace, a_job
-
-NOBODY = 65534
 
 
 def as_nobody(act):
@@ -34,14 +33,11 @@ def as_nobody(act):
 def test_another_user_s_job_cannot_be_read(tmp_path):
     process = Process(a_job())
     path = tmp_path / "own.trace"
-    recorder = _trace.recorder_create(str(path), 0)
-    _trace.recorder_add(recorder, process.pid)
-    _trace.recorder_close(recorder)
+    _trace.recorder_close(_trace.recorder_create(str(path), 0, [process.pid]))
 
     def attach():
         mine = os.memfd_create("of nobody")
-        recorder = _trace.recorder_create(f"/proc/self/fd/{mine}", 0)
-        _trace.recorder_add(recorder, process.pid)
+        _trace.recorder_create(f"/proc/self/fd/{mine}", 0, [process.pid])
         return "attached"
 
     def descriptors():

@@ -104,8 +104,7 @@ def test_what_is_no_file_is_refused(path):
 def test_a_file_that_grows_is_read_as_far_as_it_is(tmp_path):
     path = tmp_path / "growing.trace"
     process = Process(a_job())
-    recorder = _trace.recorder_create(str(path), 0)
-    _trace.recorder_add(recorder, process.pid)
+    recorder = _trace.recorder_create(str(path), 0, [process.pid])
     process.end()
     progress = _trace.recorder_poll(recorder, 0)
     summary, report = opened(path)
@@ -161,8 +160,7 @@ def test_names_are_kept_where_a_number_serves_again(tmp_path):
     first.event("region_destroy", object=3)
     path = tmp_path / "names.trace"
     process = Process(first)
-    recorder = _trace.recorder_create(str(path), 0)
-    _trace.recorder_add(recorder, process.pid)
+    recorder = _trace.recorder_create(str(path), 0, [process.pid])
     _trace.recorder_poll(recorder, 0)
     second = Script()
     second.time = first.time
@@ -187,10 +185,9 @@ def test_a_region_that_no_look_of_the_recorder_met_has_its_name(tmp_path, looks_
     life.object(3, "brief", size=10, state=0)
     path = tmp_path / "names.trace"
     process = Process(before)
-    recorder = _trace.recorder_create(str(path), 0)
     if not looks_first:
         process.write(life.lines)
-    _trace.recorder_add(recorder, process.pid)
+    recorder = _trace.recorder_create(str(path), 0, [process.pid])
     _trace.recorder_poll(recorder, 0)
     if looks_first:
         process.write(life.lines)

@@ -1,5 +1,6 @@
 """record: it finds the processes, reads a killed one to its last event, and leaves a readable file however it ends."""
 
+import argparse
 import functools
 import os
 import resource
@@ -168,6 +169,56 @@ def test_in_the_background_of_a_shell_it_ends_by_sigterm(tmp_path):
     process.end()
 
 
+def test_a_process_that_cannot_be_recorded_costs_no_file(tmp_path):
+    from fcdp_memtrace import recording
+
+    process = Process(a_job())
+    path = tmp_path / "x.trace"
+    for before in (None, b"another job's"):
+        if before:
+            path.write_bytes(before)
+        done = memtrace_run("record", "-o", path, "--pid", process.pid, "--pid", 2**22 + 1)
+        assert done.returncode == 1 and "there is no process" in done.stderr
+        with pytest.raises(_trace.Error, match="writes no trace"), recording.trace(path):
+            pass
+        assert (path.read_bytes() if path.exists() else None) == before
+    process.end()
+
+
+def test_a_command_that_cannot_run_costs_no_file(tmp_path):
+    path = tmp_path / "x.trace"
+    path.write_bytes(b"another job's")
+    for command, status in (("no-such-command", 127), (tmp_path / "no" / "command", 127), (path, 126)):
+        done = memtrace_run("record", "-o", path, "--", command)
+        assert done.returncode == status and f"cannot run {command}: " in done.stderr, done.stderr
+        assert path.read_bytes() == b"another job's"
+
+
+def test_whatever_ends_a_recording_its_file_is_closed(tmp_path, monkeypatch):
+    from fcdp_memtrace import record as command
+
+    process = Process(a_job())
+    path = tmp_path / "x.trace"
+
+    def fails(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(command, "follow", fails)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # which are this process's
+    with pytest.raises(ZeroDivisionError):
+        command.run_pids(argparse.Namespace(output=str(path), pid=[process.pid], quiet=True))
+    assert _trace.file_summary(_trace.file_open(str(path)))["is_complete"]
+    process.end()
+
+
+def test_a_full_disk_is_named_where_a_process_is_recorded(tmp_path):
+    process = Process(a_job(steps=100))
+    recorder = Recorder(tmp_path / "x.trace", "--pid", process.pid, limit=20000)
+    _, said = recorder.process.communicate(timeout=60)
+    assert recorder.process.returncode == 1 and "File too large" in said, said
+    process.end()
+
+
 def test_what_cannot_be_recorded_is_said(tmp_path):
     path = tmp_path / "x.trace"
     done = memtrace_run("record", "-o", path, "--pid", os.getpid())
@@ -184,6 +235,27 @@ def test_what_cannot_be_recorded_is_said(tmp_path):
     other.end()
 
 
+def test_a_segment_that_may_shrink_is_not_read(tmp_path):
+    """Its reader would die of it."""
+    process = Process(Script(seals=0))
+    with pytest.raises(_trace.Error, match="may shrink"):
+        _trace.recorder_create(str(tmp_path / "x.trace"), 0, [process.pid])
+    process.end()
+
+
+def test_a_header_that_changes_leads_nobody_out_of_the_segment(tmp_path):
+    process = Process(a_job())
+    recorder = Recorder(tmp_path / "x.trace", "--pid", process.pid)
+    recorder.wait_for(lambda: recorder.has_events(10))
+    process.write([["header", [name, 1 << 30]] for name in ("ring_events", "n_objects", "n_counters")])
+    process.write([["event", {"kind": 76, "time_ns": 10**9 + i}] for i in range(100)])
+    process.end()
+    _, said = recorder.process.communicate(timeout=60)
+    assert recorder.process.returncode == 0, said
+    (found,) = processes(tmp_path / "x.trace")
+    assert found["lost"] == 0 and found["end"] == "ended"
+
+
 def test_two_recorders_do_not_share_a_file(tmp_path):
     recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0)
     with pytest.raises(_trace.Error, match="another fcdp-memtrace"):
@@ -196,8 +268,7 @@ def test_lost_events_are_counted(tmp_path):
     for i in range(10):
         script.event("pass")
     process = Process(script)
-    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0)
-    _trace.recorder_add(recorder, process.pid)
+    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0, [process.pid])
     _trace.recorder_poll(recorder, 0)
     process.write([["event", {"kind": 76, "time_ns": 10**9 + i}] for i in range(100)])
     process.end()

@@ -1,11 +1,13 @@
 """report, diff, export and plot say what the events say."""
 
 import json
+import os
+import resource
 import xml.etree.ElementTree as tree
 
 import pytest
 
-from traces import MILLISECOND, STREAM, Script, _trace, a_job, memtrace_run, record
+from traces import GATHERED, MILLISECOND, STREAM, Process, Script, _trace, a_job, memtrace_run, record
 
 SIZE = 1 << 20
 N_USES = 2 * 2 * 2  # ranks, steps, regions
@@ -167,6 +169,51 @@ def test_chrome_is_on_the_clock_of_pytorch_s_profiler(job, tmp_path):
     assert 0 < created["ts"] - begun < 10**6
 
 
+@pytest.mark.parametrize("what", ["export", "plot"])
+def test_no_input_is_replaced(job, tmp_path, what):
+    if what == "plot":
+        pytest.importorskip("matplotlib")
+    profile, link = tmp_path / "profile.json", tmp_path / "link.svg"
+    profile.write_text('{"traceEvents": []}')
+    link.symlink_to(job)
+    before = job.read_bytes(), profile.read_bytes()
+    outputs = {"plot": [link], "export": [job, link, profile]}[what]
+    more = ["--beside", profile] if what == "export" else []
+    for out in outputs:
+        done = memtrace_run(what, job, *more, "-o", out)
+        assert done.returncode == 1 and f"{out} is the file that is read" in done.stderr, done.stderr
+    assert (job.read_bytes(), profile.read_bytes()) == before
+
+
+@pytest.mark.parametrize("fails_in", ["the trace", "the profile"])
+def test_an_export_that_fails_leaves_what_was_there(job, tmp_path, fails_in):
+    """By a limit of a file's size, as on a full disk."""
+    out, profile = tmp_path / "out.json", tmp_path / "profile.json"
+    assert memtrace_run("export", job, "-o", out).returncode == 0
+    limit = out.stat().st_size - 1000 if fails_in == "the trace" else out.stat().st_size + 1000
+    profile.write_text(json.dumps({"traceEvents": [{"ph": "M", "name": "x" * 10**6}]}))
+    out.write_text("before")
+    out.chmod(0o640)
+    files = sorted(tmp_path.iterdir())
+    limits = (limit, resource.RLIM_INFINITY)
+    options = ["--beside", profile, "-o", out]
+    done = memtrace_run("export", job, *options, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits))
+    assert done.returncode == 1 and "cannot write" in done.stderr and "File too large" in done.stderr, done.stderr
+    assert out.read_text() == "before" and sorted(tmp_path.iterdir()) == files
+    assert memtrace_run("export", job, *options).returncode == 0
+    assert out.stat().st_size > 10**6 and out.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    from fcdp_memtrace.replace import replacing
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with replacing(str(pipe)) as part:
+        assert part == str(pipe)
+    assert pipe.is_fifo()
+
+
 def test_a_name_with_any_characters(tmp_path):
     script = Script()
     script.object(1, 'quote" back\\slash\n tab\t \u00e9', size=5)
@@ -196,6 +243,29 @@ def test_the_residency_of_each_region(tmp_path):
     assert row["name"] == "layer" and share["in use"] == pytest.approx(share["kept on the device"] / 3, abs=2)
     assert share["host"] == pytest.approx(2 * share["kept on the device"], abs=3)
     assert STREAM["inter 0"] == 64
+
+
+def test_device_memory_where_the_recording_begins_late(tmp_path):
+    """Of one pool some events come, of another none; what both had before was said by events that are overwritten."""
+    second = 1_000_000_000
+    script = Script(ring=4)
+    script.counter("device.gathered_bytes", 7 * SIZE)
+    script.event("pages_take", bytes=5 * SIZE, a=GATHERED, b=5 * SIZE)
+    for _ in range(4):
+        script.event("pass")
+    later = Script()
+    later.event("pages_give", bytes=SIZE, a=GATHERED, b=4 * SIZE, time_ns=second)
+    later.event("pages_take", bytes=SIZE, a=GATHERED, b=5 * SIZE, time_ns=2 * second)
+    later.event("pass", time_ns=3 * second)
+    process = Process(script)
+    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0, [process.pid])
+    process.write(later.lines)
+    process.end()
+    _trace.recorder_close(recorder)
+    series = _trace.series(_trace.file_open(str(tmp_path / "x.trace")), 0, 30)
+    held = [list(memoryview(column).cast("Q")) for column in series["columns"][1]]
+    assert [held[1][i] for i in (0, 8, 12, 18, 22, 29)] == [SIZE * n for n in (7, 7, 6, 6, 7, 7)]
+    assert not any(held[0])
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from live import NOBODY
 from terminal import Terminal
 
 pytest.importorskip("fcdp_memtrace", reason="the wheel is not installed in this interpreter (tools/setup.sh)")
@@ -438,8 +439,6 @@ def test_events_from_before_the_look_are_not_lost(play):
 
 
 # --- permissions ----------------------------------------------------------------------------------------------------
-
-NOBODY = 65534
 
 
 def as_nobody(*command):

@@ -22,6 +22,8 @@ COUNTER = {name: number for _, number, name, *_ in TABLES["counters"]}
 STREAM = {name: number for _, number, name, *_ in TABLES["streams"]}
 IN_USE, KEPT = 2, 4  # FCDP_OBJECT_...
 ON_STREAM, BACKWARD, STATE_SHIFT = 1, 2, 3
+POOL = 3
+GATHERED = 1 | POOL << 8  # of that pool, the holder of gathered parameters
 
 
 class Script:
@@ -88,9 +90,7 @@ class Process:
 def record(path, *scripts, how="end"):
     """A file with a process for each script; how they go: "end", "kill", or "stay" until it is closed."""
     processes = [Process(script) for script in scripts]
-    recorder = _trace.recorder_create(str(path), 0)
-    for process in processes:
-        _trace.recorder_add(recorder, process.pid)
+    recorder = _trace.recorder_create(str(path), 0, [process.pid for process in processes])
     for process in processes:
         {"end": process.end, "kill": process.kill, "stay": lambda: None}[how]()
     progress = _trace.recorder_poll(recorder, 0)
@@ -111,8 +111,8 @@ def a_job(rank=0, world_size=1, steps=2, regions=2, size=1 << 20):
         for name, value in added.items():
             said[name.replace("__", ".")] += value
 
-    s.event("pages_create", bytes=4 * size, a=0, b=4 * size)
-    s.event("pages_take", bytes=2 * size, a=1, b=2 * size)
+    s.event("pages_create", bytes=4 * size, a=POOL, b=4 * size)
+    s.event("pages_take", bytes=2 * size, a=GATHERED, b=2 * size)
     for number in range(1, regions + 1):
         s.object(number, f"model.layers.{number - 1}", size=size)
         s.event("region_create", object=number, bytes=size)

@@ -28,6 +28,10 @@ PyObject *trace_text(const char *text) {
     return PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
 }
 
+int trace_number(const _Atomic int32_t *of_header) {
+    return atomic_load_explicit(of_header, memory_order_relaxed);
+}
+
 static PyObject *version(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
     return PyLong_FromLong(FCDP_TRACE_VERSION);

@@ -19,6 +19,9 @@ bool trace_set(PyObject *dict, const char *key, PyObject *value);
 /* A text as the trace has it: bytes that are no UTF-8 are replaced. */
 PyObject *trace_text(const char *text);
 
+/* What a live process's header says of it now. */
+int trace_number(const _Atomic int32_t *of_header);
+
 /* The file of a handle that trace_file_open gave; NULL with an error set. */
 memtrace_file *trace_file(PyObject *handle);
 

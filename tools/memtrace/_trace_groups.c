@@ -4,6 +4,7 @@
 
 #include "tools/memtrace/_trace.h"
 #include "tools/memtrace/attach.h"
+#include "tools/memtrace/grow.h"
 
 typedef struct pid_list {
     pid_t *pids;
@@ -14,14 +15,10 @@ typedef struct pid_list {
 static void found(pid_t pid, uint64_t start_ticks, void *context) {
     pid_list *list = context;
     (void)start_ticks;
-    if (list->n == list->n_room) {
-        size_t n_room = list->n_room ? 2 * list->n_room : 16;
-        pid_t *pids = realloc(list->pids, n_room * sizeof *pids);
-        list->is_short = list->is_short || !pids;
-        if (!pids) return;
-        list->pids = pids;
-        list->n_room = n_room;
-    }
+    pid_t *pids = memtrace_grown(list->pids, &list->n_room, list->n, sizeof *pids);
+    list->is_short = list->is_short || !pids;
+    if (!pids) return;
+    list->pids = pids;
     list->pids[list->n++] = pid;
 }
 
@@ -39,7 +36,7 @@ static PyObject *group_dict(const memtrace_segment *segment, const fcdp_trace_ob
 
 static PyObject *groups_list(const memtrace_segment *segment) {
     PyObject *list = PyList_New(0);
-    for (uint32_t i = 1; list && i < segment->header->n_objects; i++) {
+    for (uint32_t i = 1; list && i < segment->n_objects; i++) {
         fcdp_trace_object object;
         if (memtrace_read_object(segment, i, &object) && !trace_append(list, group_dict(segment, &object)))
             Py_CLEAR(list);
@@ -47,17 +44,13 @@ static PyObject *groups_list(const memtrace_segment *segment) {
     return list;
 }
 
-static int load(const _Atomic int32_t *number) {
-    return atomic_load_explicit(number, memory_order_relaxed);
-}
-
 static PyObject *process_dict(const memtrace_segment *segment) {
     const fcdp_trace_header *h = segment->header;
     char command[sizeof h->command + 1] = {0};
     memcpy(command, h->command, sizeof h->command);
     return Py_BuildValue("{s:i,s:i,s:i,s:i,s:i,s:I,s:N,s:N}", "pid", (int)segment->pid, "rank",
-                         load(&h->rank), "world_size", load(&h->world_size), "nodes", load(&h->n_nodes),
-                         "ranks_per_node", load(&h->node_size), "steps",
+                         trace_number(&h->rank), "world_size", trace_number(&h->world_size), "nodes",
+                         trace_number(&h->n_nodes), "ranks_per_node", trace_number(&h->node_size), "steps",
                          (unsigned)atomic_load_explicit(&h->step, memory_order_relaxed), "command",
                          trace_text(command), "groups", groups_list(segment));
 }

@@ -1,4 +1,5 @@
 /* _trace_record.c - the module's functions of recording. */
+#include <stdlib.h>
 #include <sys/prctl.h>
 
 #include "tools/memtrace/_trace.h"
@@ -21,28 +22,39 @@ static void *take(PyObject *handle, const char *name) {
     return pointer;
 }
 
-static PyObject *recorder_create(PyObject *self, PyObject *args) {
-    PyObject *path;
-    int ancestor;
-    (void)self;
-    if (!PyArg_ParseTuple(args, "O&i:recorder_create", PyUnicode_FSConverter, &path, &ancestor)) return NULL;
-    memtrace_recorder *recorder;
-    memtrace_error error = {0};
-    bool is_good = memtrace_recorder_create(PyBytes_AsString(path), ancestor, &recorder, &error);
-    Py_DECREF(path);
-    return is_good ? PyCapsule_New(recorder, RECORDER_CAPSULE, NULL) : trace_raise(&error);
+/* The numbers of a sequence, to be freed. NULL with an error set. */
+static pid_t *pids_of(PyObject *sequence, Py_ssize_t *n_out) {
+    Py_ssize_t n = sequence ? PySequence_Size(sequence) : 0;
+    pid_t *pids = n < 0 ? NULL : calloc((size_t)n + 1, sizeof *pids);
+    if (!pids) return n < 0 ? NULL : (pid_t *)(void *)PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < n; i++) {
+        PyObject *item = PySequence_GetItem(sequence, i);
+        pids[i] = item ? (pid_t)PyLong_AsLong(item) : -1;
+        Py_XDECREF(item);
+    }
+    *n_out = n;
+    if (!PyErr_Occurred()) return pids;
+    free(pids);
+    return NULL;
 }
 
-static PyObject *recorder_add(PyObject *self, PyObject *args) {
-    PyObject *handle;
-    int pid;
+/* recorder_create(path, ancestor or 0, pids) */
+static PyObject *recorder_create(PyObject *self, PyObject *args) {
+    PyObject *path, *sequence = NULL;
+    int ancestor;
+    Py_ssize_t n_pids;
     (void)self;
-    if (!PyArg_ParseTuple(args, "Oi:recorder_add", &handle, &pid)) return NULL;
-    memtrace_recorder *recorder = PyCapsule_GetPointer(handle, RECORDER_CAPSULE);
+    if (!PyArg_ParseTuple(args, "O&i|O:recorder_create", PyUnicode_FSConverter, &path, &ancestor, &sequence))
+        return NULL;
+    memtrace_recorder *recorder;
     memtrace_error error = {0};
-    if (!recorder) return NULL;
-    if (!memtrace_recorder_add(recorder, pid, &error)) return trace_raise(&error);
-    Py_RETURN_NONE;
+    pid_t *pids = pids_of(sequence, &n_pids);
+    bool is_good = pids && memtrace_recorder_create(PyBytes_AsString(path), ancestor, pids, (size_t)n_pids,
+                                                    &recorder, &error);
+    Py_DECREF(path);
+    free(pids);
+    if (!pids) return NULL;
+    return is_good ? PyCapsule_New(recorder, RECORDER_CAPSULE, NULL) : trace_raise(&error);
 }
 
 static PyObject *recorder_poll(PyObject *self, PyObject *args) {
@@ -100,7 +112,6 @@ static PyObject *adopt_orphans(PyObject *self, PyObject *unused) {
 
 PyMethodDef trace_methods_record[] = {
     {"recorder_create", recorder_create, METH_VARARGS, NULL},
-    {"recorder_add", recorder_add, METH_VARARGS, NULL},
     {"recorder_poll", recorder_poll, METH_VARARGS, NULL},
     {"recorder_close", recorder_close, METH_O, NULL},
     {"recording_start", recording_start, METH_O, NULL},

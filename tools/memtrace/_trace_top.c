@@ -95,10 +95,6 @@ static PyObject *counters_dict(const memtrace_sample *sample) {
     return dict;
 }
 
-static int load(const _Atomic int32_t *number) {
-    return atomic_load_explicit(number, memory_order_relaxed);
-}
-
 /* Of the process's own: not ended, perhaps, where it has no room. */
 static PyObject *text_within(const char *bytes, size_t room) {
     return PyUnicode_DecodeUTF8(bytes, (Py_ssize_t)strnlen(bytes, room), "replace");
@@ -133,12 +129,12 @@ static PyObject *rank_dict(const memtrace_live_rank *rank) {
     const memtrace_sample *s = rank->sample;
     const named_number numbers[] = {
         {"pid", p->segment.pid},
-        {"rank", load(&h->rank)},
-        {"world_size", load(&h->world_size)},
-        {"node", load(&h->node)},
-        {"n_nodes", load(&h->n_nodes)},
-        {"local_rank", load(&h->local_rank)},
-        {"node_size", load(&h->node_size)},
+        {"rank", trace_number(&h->rank)},
+        {"world_size", trace_number(&h->world_size)},
+        {"node", trace_number(&h->node)},
+        {"n_nodes", trace_number(&h->n_nodes)},
+        {"local_rank", trace_number(&h->local_rank)},
+        {"node_size", trace_number(&h->node_size)},
         {"step", s->step},
         {"step_ms", rank->step_ns / 1e6},
         {"waited_ms", rank->all_waited_ns / 1e6},

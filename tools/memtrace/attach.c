@@ -58,23 +58,22 @@ static bool header_is_valid(const fcdp_trace_header *h, size_t n_bytes) {
            n_ring_bytes <= n_bytes - h->ring_at;
 }
 
-/* What the header must say before anything else is read. A forked child holds its parent's descriptor, and
- * writes no events: its segment is not its own. */
-static bool header_is_accepted(const memtrace_segment *s, memtrace_error *error) {
-    const fcdp_trace_header *h = s->header;
-    if (s->n_mapped_bytes < sizeof *h || memcmp(h->magic, FCDP_TRACE_MAGIC, sizeof h->magic) != 0)
-        return memtrace_fail(error, "process %d: its trace is not set up yet; try again", (int)s->pid);
+/* What the header must say before anything else is read: `h` is a copy of it, zeroes where there is none. A
+ * forked child holds its parent's descriptor, and writes no events: its segment is not its own. */
+static bool header_is_accepted(pid_t pid, const fcdp_trace_header *h, size_t n_bytes, memtrace_error *error) {
+    if (memcmp(h->magic, FCDP_TRACE_MAGIC, sizeof h->magic) != 0)
+        return memtrace_fail(error, "process %d: its trace is not set up yet; try again", (int)pid);
     if (h->version != FCDP_TRACE_VERSION)
         return memtrace_fail(
             error,
             "process %d writes traces of version %u, and this program reads version %d: use the "
             "fcdp-memtrace of the job's own installation",
-            (int)s->pid, h->version, FCDP_TRACE_VERSION);
-    if (!header_is_valid(h, s->n_mapped_bytes))
-        return memtrace_fail(error, "process %d: its trace's header is damaged", (int)s->pid);
-    if (h->pid != memtrace_process_inner_pid(s->pid))
+            (int)pid, h->version, FCDP_TRACE_VERSION);
+    if (!header_is_valid(h, n_bytes))
+        return memtrace_fail(error, "process %d: its trace's header is damaged", (int)pid);
+    if (h->pid != memtrace_process_inner_pid(pid))
         return memtrace_fail(error, "process %d writes no trace: it is a fork of process %d, which does",
-                             (int)s->pid, (int)h->pid);
+                             (int)pid, (int)h->pid);
     return true;
 }
 
@@ -92,29 +91,57 @@ static bool attach_failed(pid_t pid, int failure, memtrace_error *error) {
     return memtrace_fail(error, "process %d: cannot open its trace: %s", (int)pid, strerror(failure));
 }
 
+/* Does the segment keep its size? Asked before the size is: a reader of one that shrank would die of it. */
+static bool is_sealed(int fd) {
+    int seals = fcntl(fd, F_GET_SEALS);
+    return seals >= 0 && seals & F_SEAL_SHRINK;
+}
+
+/* The whole of what `fd` is, read-only. False with errno. */
+static bool map(int fd, memtrace_segment *s) {
+    struct stat status;
+    if (fstat(fd, &status) != 0) return false;
+    errno = ENOENT;
+    if (status.st_size <= 0) return false;
+    void *base = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) return false;
+    s->base = s->header = base;
+    s->n_mapped_bytes = (size_t)status.st_size;
+    return true;
+}
+
+/* Of a header that has been copied and checked: what the process makes of its own afterwards is not asked. */
+static void follow_header(memtrace_segment *s, const fcdp_trace_header *h) {
+    s->counters = (const void *)((const char *)s->base + h->counters_at);
+    s->objects = (const void *)((const char *)s->base + h->objects_at);
+    s->ring = (const void *)((const char *)s->base + h->ring_at);
+    s->n_counters = h->n_counters;
+    s->n_objects = h->n_objects;
+    s->ring_events = h->ring_events;
+}
+
 bool memtrace_attach(pid_t pid, memtrace_segment *segment_out, memtrace_error *error) {
     memtrace_process_entry process;
     if (!memtrace_process_get(pid, &process)) return attach_failed(pid, ESRCH, error);
     int fd = open_descriptor(pid);
     if (fd < 0) return attach_failed(pid, errno, error);
     memtrace_segment s = {.pid = pid, .start_ticks = process.start_ticks, .pidfd = -1};
-    struct stat status;
-    void *base = MAP_FAILED;
-    if (fstat(fd, &status) == 0 && status.st_size > 0)
-        base = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, fd, 0);
+    bool is_safe = is_sealed(fd), is_mapped = is_safe && map(fd, &s);
     int failure = errno;
     close(fd);
-    if (base == MAP_FAILED) return attach_failed(pid, failure, error);
-    s.base = base;
-    s.n_mapped_bytes = (size_t)status.st_size;
-    s.header = base;
-    if (!header_is_accepted(&s, error)) {
-        munmap(base, s.n_mapped_bytes);
+    if (!is_safe)
+        return memtrace_fail(error,
+                             "process %d: its trace may shrink while it is read, as FCDP's may not "
+                             "(F_SEAL_SHRINK): it is not read",
+                             (int)pid);
+    if (!is_mapped) return attach_failed(pid, failure, error);
+    fcdp_trace_header header = {0};
+    if (s.n_mapped_bytes >= sizeof header) memtrace_read_header(&s, &header);
+    if (!header_is_accepted(pid, &header, s.n_mapped_bytes, error)) {
+        memtrace_detach(&s);
         return false;
     }
-    s.counters = (const void *)((const char *)base + s.header->counters_at);
-    s.objects = (const void *)((const char *)base + s.header->objects_at);
-    s.ring = (const void *)((const char *)base + s.header->ring_at);
+    follow_header(&s, &header);
     s.pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     *segment_out = s;
     return true;
@@ -156,34 +183,45 @@ memtrace_scan memtrace_find(pid_t ancestor, void (*found)(pid_t pid, uint64_t st
     return scan;
 }
 
-/* Partner of the writer: it stores stamp 2n+1, the words, then 2n+2 with release. An equal stamp before and
- * after says that no word is of another event. */
+void memtrace_read_header(const memtrace_segment *segment, fcdp_trace_header *header_out) {
+    uint64_t words[sizeof *header_out / sizeof(uint64_t)];
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        words[i] = __atomic_load_n((const uint64_t *)segment->base + i, __ATOMIC_RELAXED);
+    memcpy((void *)header_out, words, sizeof *header_out);
+}
+
+uint64_t memtrace_read_counter(const memtrace_segment *segment, uint32_t number) {
+    if (number >= segment->n_counters) return 0;
+    return atomic_load_explicit(&segment->counters[number], memory_order_relaxed);
+}
+
+/* Partner of slot_write (alloc/trace.c): it stores stamp 2n+1, then the words and 2n+2 with release. An equal
+ * stamp before and after says that no word is of another event. */
 memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, fcdp_trace_event *event_out) {
-    const fcdp_trace_event *at = &segment->ring[n & (segment->header->ring_events - 1)];
+    const fcdp_trace_event *at = &segment->ring[n & (segment->ring_events - 1)];
     const uint64_t whole = 2 * n + 2;
     uint64_t stamp = __atomic_load_n(&at->stamp, __ATOMIC_ACQUIRE);
     if (stamp != whole) return stamp > whole ? MEMTRACE_LOST : MEMTRACE_NOT_YET;
     uint64_t words[FCDP_TRACE_EVENT_BYTES / sizeof(uint64_t)];
     for (size_t i = 1; i < sizeof words / sizeof *words; i++)
-        words[i] = __atomic_load_n((const uint64_t *)at + i, __ATOMIC_RELAXED);
-    atomic_thread_fence(memory_order_acquire);
+        words[i] = __atomic_load_n((const uint64_t *)at + i, __ATOMIC_ACQUIRE);
     if (__atomic_load_n(&at->stamp, __ATOMIC_RELAXED) != whole) return MEMTRACE_LOST;
     words[0] = n;
     memcpy(event_out, words, sizeof words);
     return MEMTRACE_READ;
 }
 
-/* The generation is odd while the name is written, and larger by 2 for each user of the number. */
+/* Partner of object_write (alloc/trace.c): the generation is odd while the object is written, and larger by 2
+ * for each user of the number. */
 bool memtrace_read_any_object(const memtrace_segment *segment, uint32_t number,
                               fcdp_trace_object *object_out) {
-    if (number >= segment->header->n_objects) return false;
+    if (number >= segment->n_objects) return false;
     const fcdp_trace_object *at = &segment->objects[number];
     uint32_t generation = atomic_load_explicit(&at->generation, memory_order_acquire);
     if (!generation || generation % 2) return false;
     uint64_t words[sizeof *at / sizeof(uint64_t)];
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        words[i] = __atomic_load_n((const uint64_t *)at + i, __ATOMIC_RELAXED);
-    atomic_thread_fence(memory_order_acquire);
+        words[i] = __atomic_load_n((const uint64_t *)at + i, __ATOMIC_ACQUIRE);
     if (atomic_load_explicit(&at->generation, memory_order_relaxed) != generation) return false;
     memcpy((void *)object_out, words, sizeof words);
     object_out->name[sizeof object_out->name - 1] = 0;

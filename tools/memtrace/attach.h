@@ -1,6 +1,8 @@
 /* attach.h - the segments of live processes: found in /proc, mapped read-only.
  *
  * A process that is gone leaves its segment to those who have it mapped. Nothing here makes a process wait.
+ * The process may write anything into its segment at any time: what says how far to read is checked once, and
+ * copied. It cannot take pages away (F_SEAL_SHRINK).
  */
 #ifndef MEMTRACE_ATTACH_H
 #define MEMTRACE_ATTACH_H
@@ -18,14 +20,17 @@ typedef struct memtrace_segment {
     int pidfd;            /* becomes readable when the process is gone; -1: this kernel has none */
     const void *base;     /* the mapping, read-only */
     size_t n_mapped_bytes;
-    const fcdp_trace_header *header;
-    const _Atomic uint64_t *counters; /* header->n_counters */
-    const fcdp_trace_object *objects; /* header->n_objects */
-    const fcdp_trace_event *ring;     /* header->ring_events, a power of two */
+    const fcdp_trace_header *header; /* for what changes; it is not asked again for what follows here */
+    const _Atomic uint64_t *counters;
+    const fcdp_trace_object *objects;
+    const fcdp_trace_event *ring;
+    uint32_t n_counters, n_objects;
+    uint64_t ring_events; /* a power of two */
 } memtrace_segment;
 
 /* Maps the segment of process `pid`. False, with the reason: there is no such process, it belongs to another
- * user, it has no segment (yet), or one of another version. Closed by memtrace_detach. */
+ * user, it has no segment (yet), or one of another version, or one that may shrink. Closed by
+ * memtrace_detach. */
 bool memtrace_attach(pid_t pid, memtrace_segment *segment_out, memtrace_error *error);
 void memtrace_detach(memtrace_segment *segment);
 /* Is the process there? What it wrote before it went is in the segment once this says no. */
@@ -45,6 +50,10 @@ typedef enum memtrace_read {
     MEMTRACE_NOT_YET, /* not written yet, or never to be: its writer was killed, or dropped it */
     MEMTRACE_LOST,    /* overwritten by a later one */
 } memtrace_read;
+/* Copies the header word by word, as the process may be writing it. */
+void memtrace_read_header(const memtrace_segment *segment, fcdp_trace_header *header_out);
+/* 0 where the process has no such counter. */
+uint64_t memtrace_read_counter(const memtrace_segment *segment, uint32_t number);
 /* Copies event `n` of the ring, whole or not at all; event_out->stamp is n. */
 memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, fcdp_trace_event *event_out);
 /* Copies an object, its name and numbers of one generation; false: it stands for nothing now. */

@@ -5,40 +5,56 @@
 
 #include "tools/memtrace/check_internal.h"
 #include "tools/memtrace/each.h"
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 
-/* How often each rank gathered a region in a step. Ordered by name, step, process. */
+/* How often a process gathered a region in a step, where it did; with NO_STEP that it uses the region at all:
+ * in a step without a row of its own it gathered it 0 times. */
 typedef struct gathered {
     const char *name;
-    uint32_t step;
+    uint64_t step;
     size_t process;
     uint64_t n;
 } gathered;
 
+enum { NO_STEP = 0, FIRST_STEP = 1 }; /* a step's number + FIRST_STEP */
+
+/* By object: the last name of it in a USE. */
+typedef const char *used_names[FCDP_TRACE_N_OBJECTS];
+
 typedef struct pass {
     check *c;
+    used_names *used; /* by process */
     gathered *rows;
     size_t n, room;
 } pass;
 
+/* False: no memory, and no row is compared with what would be only a part. */
+static bool row_add(pass *p, gathered row) {
+    gathered *rows = memtrace_grown(p->rows, &p->room, p->n, sizeof *rows);
+    if (!rows) {
+        p->n = 0;
+        return false;
+    }
+    p->rows = rows;
+    p->rows[p->n++] = row;
+    return true;
+}
+
 /* Events of one region and step mostly follow each other: those make one row at once. */
 static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_event *e) {
     pass *p = context;
-    if (e->kind != FCDP_EVENT_USE || e->cause != FCDP_CAUSE_MADE || !e->object) return true;
-    const char *name = memtrace_file_object_name(p->c->file, process, chunk, e->object);
+    if (e->kind != FCDP_EVENT_USE || !e->object || e->object >= FCDP_TRACE_N_OBJECTS) return true;
+    const char *name = memtrace_file_object_name(p->c->file, process, chunk, e->object),
+               **used = &p->used[process][e->object];
     if (!*name) return true;
-    if (p->n && p->rows[p->n - 1].name == name && p->rows[p->n - 1].step == e->step) {
-        p->rows[p->n - 1].n++;
-        return true;
-    }
-    if (p->n == p->room) {
-        size_t room = p->room ? 2 * p->room : 1024;
-        gathered *rows = realloc(p->rows, room * sizeof *rows);
-        if (!rows) return false;
-        p->rows = rows;
-        p->room = room;
-    }
-    p->rows[p->n++] = (gathered){name, e->step, process, 1};
+    if (*used != name && !row_add(p, (gathered){name, NO_STEP, process, 0})) return false;
+    *used = name;
+    if (e->cause != FCDP_CAUSE_MADE) return true;
+    gathered row = {name, (uint64_t)e->step + FIRST_STEP, process, 1};
+    gathered *last = &p->rows[p->n - 1];
+    if (last->name != name || last->step != row.step) return row_add(p, row);
+    last->n++;
     return true;
 }
 
@@ -76,22 +92,52 @@ static bool is_one_whole_job(const check *c) {
     return n > 1;
 }
 
+/* Rows from `i` on with the name and the step of row `i`. */
+static size_t n_alike(const pass *p, size_t i) {
+    size_t n = 1;
+    while (i + n < p->n && p->rows[i + n].step == p->rows[i].step &&
+           strcmp(p->rows[i + n].name, p->rows[i].name) == 0)
+        n++;
+    return n;
+}
+
+/* Each of a region's users with the one before it, in one step: both lists are in the order of processes. */
+static void compare_users(check *c, const gathered *users, size_t n_users, const gathered *made,
+                          size_t n_made) {
+    uint64_t before = 0;
+    for (size_t i = 0, k = 0; i < n_users; i++) {
+        uint64_t n = k < n_made && made[k].process == users[i].process ? made[k++].n : 0;
+        char first[64] = "", second[64] = "";
+        if (i && n != before) {
+            memtrace_process_label(memtrace_file_process(c->file, users[i - 1].process), first);
+            memtrace_process_label(memtrace_file_process(c->file, users[i].process), second);
+        }
+        c->process = users[i].process;
+        if (i)
+            check_rule(c, MEMTRACE_RULE_RANKS, n == before,
+                       "%s gathered %s %" PRIu64 " times in step %" PRIu64 ", and %s %" PRIu64 " times",
+                       first, made->name, before, made->step - FIRST_STEP, second, n);
+        before = n;
+    }
+}
+
+/* A region's users come before its steps. */
 void check_ranks(check *c) {
     pass p = {.c = c};
     if (!is_one_whole_job(c)) return;
-    memtrace_each(c->file, MEMTRACE_ALL, visit, &p);
+    p.used = calloc(memtrace_file_summary(c->file).n_processes, sizeof *p.used);
+    if (p.used) memtrace_each(c->file, MEMTRACE_ALL, visit, &p);
     if (p.n) qsort(p.rows, p.n, sizeof *p.rows, compare);
     merge(&p);
-    for (size_t i = 1; i < p.n && !c->is_broken; i++) {
-        const gathered *x = &p.rows[i - 1], *y = &p.rows[i];
-        if (strcmp(x->name, y->name) != 0 || x->step != y->step) continue;
-        char first[64], second[64];
-        memtrace_process_label(memtrace_file_process(c->file, x->process), first);
-        memtrace_process_label(memtrace_file_process(c->file, y->process), second);
-        c->process = y->process;
-        check_rule(c, MEMTRACE_RULE_RANKS, x->n == y->n,
-                   "%s gathered %s %" PRIu64 " times in step %u, and %s %" PRIu64 " times", first, x->name,
-                   x->n, x->step, second, y->n);
+    const gathered *users = p.rows;
+    size_t n_users = 0;
+    for (size_t i = 0, n; i < p.n && !c->is_broken; i += n) {
+        n = n_alike(&p, i);
+        if (p.rows[i].step == NO_STEP)
+            users = &p.rows[i], n_users = n;
+        else
+            compare_users(c, users, n_users, &p.rows[i], n);
     }
     free(p.rows);
+    free(p.used);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "tools/memtrace/each.h"
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 #include "tools/memtrace/series.h"
 
@@ -49,7 +50,7 @@ typedef struct writer {
     bool has_stream[256];
     thread *threads;
     changes links[MEMTRACE_N_LINKS];
-    uint64_t held[16][MEMTRACE_N_HOLDERS];
+    uint64_t held[MEMTRACE_N_POOLS][MEMTRACE_N_HOLDERS];
     uint64_t step_ns;
     bool has_failed;
 } writer;
@@ -114,13 +115,9 @@ static void name_stream(writer *w, uint32_t number) {
 }
 
 static void add_change(changes *c, uint64_t time_ns, double rate) {
-    if (c->n == c->room) {
-        size_t room = c->room ? 2 * c->room : 256;
-        change *all = realloc(c->all, room * sizeof *all);
-        if (!all) return;
-        c->all = all;
-        c->room = room;
-    }
+    change *all = memtrace_grown(c->all, &c->room, c->n, sizeof *all);
+    if (!all) return;
+    c->all = all;
     c->all[c->n++] = (change){time_ns, rate};
 }
 
@@ -167,10 +164,10 @@ static void set_tier(writer *w, row *r, uint32_t number, uint64_t now_ns, memtra
 
 static void write_held(writer *w, const fcdp_trace_event *e) {
     size_t pool = (size_t)(e->a >> 8), holder = (size_t)(e->a & 255);
-    if (pool >= 16 || holder >= MEMTRACE_N_HOLDERS) return;
+    if (pool >= MEMTRACE_N_POOLS || holder >= MEMTRACE_N_HOLDERS) return;
     w->held[pool][holder] = e->b;
     uint64_t tensors = 0, gathered = 0;
-    for (size_t i = 0; i < 16; i++) tensors += w->held[i][0], gathered += w->held[i][1];
+    for (size_t i = 0; i < MEMTRACE_N_POOLS; i++) tensors += w->held[i][0], gathered += w->held[i][1];
     begin(w, "C", 0, e->time_ns);
     fprintf(w->out,
             ",\"name\":\"device memory\",\"args\":{\"tensors\":%" PRIu64 ",\"gathered\":%" PRIu64 "}}",

@@ -19,7 +19,11 @@ struct memtrace_follower {
     uint64_t first_end_ns, step_ns;
     uint32_t first_step, first_end;
     bool has_polled, has_read; /* once; an event */
-    uint64_t held_bytes[MEMTRACE_N_POOLS][MEMTRACE_N_HOLDERS];
+    struct held {
+        bool is_told; /* by an event */
+        uint64_t bytes;
+    } held[MEMTRACE_N_POOLS][MEMTRACE_N_HOLDERS];
+    uint64_t untold_bytes[MEMTRACE_N_HOLDERS]; /* of pools of which no event has told */
     uint64_t waited_ns[MEMTRACE_N_WAITS];
 
     memtrace_live_region *regions;
@@ -41,7 +45,7 @@ memtrace_follower *memtrace_follower_create(const memtrace_segment *segment) {
     memtrace_follower *f = calloc(1, sizeof *f);
     if (!f) return NULL;
     f->segment = segment;
-    uint64_t head = memtrace_head(segment), n_ring = segment->header->ring_events;
+    uint64_t head = memtrace_head(segment), n_ring = segment->ring_events;
     f->next = head > n_ring ? head - n_ring : 0;
     f->stuck_at = UINT64_MAX;
     return f;
@@ -117,7 +121,7 @@ static void object_read(memtrace_follower *f, uint32_t number, bool state) {
 }
 
 static void objects_read(memtrace_follower *f, bool state) {
-    uint32_t n = f->segment->header->n_objects;
+    uint32_t n = f->segment->n_objects;
     for (uint32_t i = 1; i < n && i < FCDP_TRACE_N_OBJECTS; i++) object_read(f, i, state);
 }
 
@@ -134,14 +138,9 @@ static uint32_t n_live(const memtrace_follower *f) {
     return n;
 }
 
-static uint64_t counter(const memtrace_follower *f, unsigned i) {
-    const memtrace_segment *s = f->segment;
-    return i < s->header->n_counters ? atomic_load_explicit(&s->counters[i], memory_order_relaxed) : 0;
-}
-
 static uint64_t held_by(const memtrace_follower *f, unsigned holder) {
-    uint64_t bytes = 0;
-    for (unsigned pool = 0; pool < MEMTRACE_N_POOLS; pool++) bytes += f->held_bytes[pool][holder];
+    uint64_t bytes = f->untold_bytes[holder];
+    for (unsigned pool = 0; pool < MEMTRACE_N_POOLS; pool++) bytes += f->held[pool][holder].bytes;
     return bytes;
 }
 
@@ -166,7 +165,8 @@ static memtrace_sample *sample_make(const memtrace_follower *f, uint64_t time_ns
     };
     for (unsigned i = 0; i < MEMTRACE_N_HOLDERS; i++) sample->held_bytes[i] = held_by(f, i);
     memcpy(sample->waited_ns, f->waited_ns, sizeof f->waited_ns);
-    for (unsigned i = 0; i < FCDP_TRACE_N_COUNTERS; i++) sample->counters[i] = counter(f, i);
+    for (unsigned i = 0; i < FCDP_TRACE_N_COUNTERS; i++)
+        sample->counters[i] = memtrace_read_counter(f->segment, i);
     for (uint32_t i = 0; i < f->n_regions && sample->n_places < n; i++)
         if (f->places[i].state & FCDP_OBJECT_LIVE) sample->places[sample->n_places++] = f->places[i];
     return sample;
@@ -228,12 +228,18 @@ static void host_waited(memtrace_follower *f, const fcdp_trace_event *e) {
     f->waited_ns[wait] += e->duration_ns;
 }
 
-static void held(memtrace_follower *f, const fcdp_trace_event *e) {
+/* A pool's first event also says what it had before: that is no longer of the untold ones. */
+static void pages_moved(memtrace_follower *f, const fcdp_trace_event *e) {
     uint64_t holder = e->a & 0xff, pool = e->a >> 8;
-    if (holder >= MEMTRACE_N_HOLDERS) return;
-    uint64_t *bytes = &f->held_bytes[pool % MEMTRACE_N_POOLS][holder];
-    if (f->peak_pending && e->b < *bytes) peak_take(f);
-    *bytes = e->b;
+    if (holder >= MEMTRACE_N_HOLDERS || pool >= MEMTRACE_N_POOLS) return;
+    struct held *held = &f->held[pool][holder];
+    if (!held->is_told) {
+        uint64_t before = memtrace_held_before(e), *untold = &f->untold_bytes[holder];
+        *held = (struct held){true, before};
+        *untold -= *untold < before ? *untold : before;
+    }
+    if (f->peak_pending && e->b < held->bytes) peak_take(f);
+    held->bytes = e->b;
     held_changed(f, e->time_ns, e->step);
 }
 
@@ -263,7 +269,7 @@ static void stepped(memtrace_follower *f, const fcdp_trace_event *e) {
 static void apply(memtrace_follower *f, const fcdp_trace_event *e) {
     switch (e->kind) {
     case FCDP_EVENT_PAGES_TAKE:
-    case FCDP_EVENT_PAGES_GIVE: held(f, e); break;
+    case FCDP_EVENT_PAGES_GIVE: pages_moved(f, e); break;
     case FCDP_EVENT_STATE: placed(f, e); break;
     case FCDP_EVENT_STORE:
     case FCDP_EVENT_LOAD:
@@ -283,8 +289,8 @@ static void apply(memtrace_follower *f, const fcdp_trace_event *e) {
 
 /* An event that is still being written gets until the next poll: its writer may have been stopped, or
  * killed, or never have written it (n_dropped). */
-static void events_read(memtrace_follower *f) {
-    uint64_t head = memtrace_head(f->segment), n_ring = f->segment->header->ring_events;
+static void events_read(memtrace_follower *f, bool is_last) {
+    uint64_t head = memtrace_head(f->segment), n_ring = f->segment->ring_events;
     if (head - f->next > n_ring) {
         f->n_lost += head - n_ring - f->next;
         f->next = head - n_ring;
@@ -298,7 +304,7 @@ static void events_read(memtrace_follower *f) {
             apply(f, &event);
         } else if (found == MEMTRACE_LOST) {
             f->n_lost++;
-        } else if (f->stuck_at != f->next) {
+        } else if (f->stuck_at != f->next && !is_last) {
             f->stuck_at = f->next;
             return;
         }
@@ -308,17 +314,18 @@ static void events_read(memtrace_follower *f) {
 /* What all pools have is exact; what each has is of its last event. */
 static void held_read(memtrace_follower *f) {
     for (unsigned i = 0; i < MEMTRACE_N_HOLDERS; i++) {
-        uint64_t others = held_by(f, i) - f->held_bytes[0][i], all = counter(f, FCDP_COUNT_HELD_0_BYTES + i);
-        f->held_bytes[0][i] = all > others ? all - others : 0;
+        uint64_t told = held_by(f, i) - f->untold_bytes[i],
+                 all = memtrace_read_counter(f->segment, FCDP_COUNT_HELD_0_BYTES + i);
+        f->untold_bytes[i] = all > told ? all - told : 0;
     }
 }
 
 /* The events lead from the state of the last poll to the one that the objects and counters have now.
  * Before the first poll nothing is known, and what holds now is taken for what held then. */
-memtrace_sample *memtrace_follower_poll(memtrace_follower *f, uint64_t now_ns) {
+memtrace_sample *memtrace_follower_poll(memtrace_follower *f, uint64_t now_ns, bool is_last) {
     objects_read(f, !f->has_polled);
     f->has_polled = true;
-    events_read(f);
+    events_read(f, is_last);
     if (f->peak_pending) peak_take(f);
     objects_read(f, true);
     held_read(f);

@@ -13,10 +13,7 @@
 #include "tools/memtrace/attach.h"
 #include "tools/memtrace/series.h"
 
-enum {
-    MEMTRACE_N_POOLS = 4,  /* of device pages, per process */
-    MEMTRACE_N_NOTES = 64, /* evictions and shortages of memory that are remembered */
-};
+enum { MEMTRACE_N_NOTES = 64 }; /* evictions and shortages of memory that are remembered */
 
 /* Waits by what for: 0 is the compute stream's, for a region; the last is for causes that are not known
  * here. */
@@ -70,8 +67,9 @@ typedef struct memtrace_follower memtrace_follower;
 memtrace_follower *memtrace_follower_create(const memtrace_segment *segment);
 void memtrace_follower_destroy(memtrace_follower *follower); /* NULL: nothing */
 
-/* Reads what is new. The sample is the caller's, to free(). NULL: no memory. */
-memtrace_sample *memtrace_follower_poll(memtrace_follower *follower, uint64_t now_ns);
+/* Reads what is new; where it `is_last`, all: what is not written by now will not be. The sample is the
+ * caller's, to free(). NULL: no memory. */
+memtrace_sample *memtrace_follower_poll(memtrace_follower *follower, uint64_t now_ns, bool is_last);
 
 /* When most device memory was held, of what the ring still had when the follower began, and since. Its
  * counters are those of the last poll. NULL: nothing was ever held. The follower's, until the next poll. */

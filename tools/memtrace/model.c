@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 
 memtrace_model *memtrace_model_create(size_t history_bytes) {
@@ -29,23 +30,14 @@ void memtrace_model_destroy(memtrace_model *m) {
 
 /* ---- processes ---- */
 
-/* `*list` has room for one more. False: no memory. */
-static bool make_room(void **list, size_t n, size_t *n_room) {
-    if (n < *n_room) return true;
-    size_t n_more = *n_room ? 2 * *n_room : 16;
-    void *grown = realloc(*list, n_more * sizeof(void *));
-    if (!grown) return false;
-    *list = grown;
-    *n_room = n_more;
-    return true;
-}
-
 bool memtrace_model_add(memtrace_model *m, const memtrace_segment *segment) {
     memtrace_live_process *p = calloc(1, sizeof *p);
     if (!p) return false;
     p->segment = *segment;
     p->follower = memtrace_follower_create(&p->segment);
-    if (!p->follower || !make_room((void **)&m->processes, m->n_processes, &m->n_room)) {
+    void *processes = memtrace_grown(m->processes, &m->n_room, m->n_processes, sizeof *m->processes);
+    if (processes) m->processes = processes;
+    if (!p->follower || !processes) {
         memtrace_follower_destroy(p->follower);
         free(p);
         return false;
@@ -189,8 +181,10 @@ static memtrace_sample *before_teardown(const memtrace_live_process *p, const me
 static void process_poll(memtrace_model *m, memtrace_live_process *p) {
     bool alive = memtrace_is_alive(&p->segment);
     bool ended = atomic_load_explicit(&p->segment.header->ended, memory_order_acquire) != 0;
-    if (!make_room((void **)&p->samples, p->n_samples, &p->n_room)) return;
-    memtrace_sample *sample = memtrace_follower_poll(p->follower, m->now_ns);
+    void *samples = memtrace_grown(p->samples, &p->n_room, p->n_samples, sizeof *p->samples);
+    if (!samples) return;
+    p->samples = samples;
+    memtrace_sample *sample = memtrace_follower_poll(p->follower, m->now_ns, ended || !alive);
     if (!sample) return;
     memtrace_sample *merged = ended ? before_teardown(p, sample) : NULL;
     if (merged) {

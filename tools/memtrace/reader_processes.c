@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/reader_internal.h"
 
 static bool make_room(memtrace_file *file, size_t n) {
@@ -90,13 +91,9 @@ static int compare_names(const void *a, const void *b) {
 
 static void add_name(memtrace_file *file, uint32_t process, uint32_t number, size_t chunk,
                      const fcdp_trace_object *object) {
-    if (file->n_names == file->room_names) {
-        size_t room = file->room_names ? 2 * file->room_names : 64;
-        void *names = realloc(file->names, room * sizeof *file->names);
-        if (!names) return;
-        file->names = names;
-        file->room_names = room;
-    }
+    void *names = memtrace_grown(file->names, &file->room_names, file->n_names, sizeof *file->names);
+    if (!names) return;
+    file->names = names;
     char *text = strndup(object->name, sizeof object->name);
     if (text) file->names[file->n_names++] = (memtrace_name){process, number, chunk, text};
 }

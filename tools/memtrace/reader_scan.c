@@ -4,16 +4,13 @@
 #include <string.h>
 
 #include "tools/memtrace/chunk.h"
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/reader_internal.h"
 
 bool memtrace__add_chunk(memtrace_file *file, uint64_t at, const fcdp_trace_chunk *chunk) {
-    if (file->n_chunks == file->room_chunks) {
-        size_t room = file->room_chunks ? 2 * file->room_chunks : 256;
-        void *chunks = realloc(file->chunks, room * sizeof *file->chunks);
-        if (!chunks) return false;
-        file->chunks = chunks;
-        file->room_chunks = room;
-    }
+    void *chunks = memtrace_grown(file->chunks, &file->room_chunks, file->n_chunks, sizeof *file->chunks);
+    if (!chunks) return false;
+    file->chunks = chunks;
     file->chunks[file->n_chunks++] = (fcdp_trace_index_entry){at, *chunk};
     return true;
 }

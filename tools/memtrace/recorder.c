@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 #include "tools/memtrace/source.h"
 
@@ -25,34 +26,11 @@ struct memtrace_recorder {
 static const uint64_t SCAN_AFTER_NS = 20000000;
 enum { SCAN_SHARE = 20 }; /* looking takes at most 1/20 of the time */
 
-bool memtrace_recorder_create(const char *path, pid_t ancestor, memtrace_recorder **recorder_out,
-                              memtrace_error *error) {
-    memtrace_recorder *r = calloc(1, sizeof *r);
-    if (!r) return memtrace_fail(error, "not enough memory to record to %s", path);
-    r->ancestor = ancestor;
-    if (!memtrace_writer_create(path, &r->writer, error)) {
-        free(r);
-        return false;
-    }
-    *recorder_out = r;
-    return true;
-}
-
 static bool is_known(const memtrace_recorder *r, pid_t pid, uint64_t start_ticks) {
     for (size_t i = 0; i < r->n; i++)
         if (r->sources[i]->segment.pid == pid && r->sources[i]->segment.start_ticks == start_ticks)
             return true;
     return false;
-}
-
-static bool make_room(memtrace_recorder *r) {
-    if (r->n < r->room) return true;
-    size_t room = r->room ? 2 * r->room : 16;
-    memtrace_source **sources = realloc(r->sources, room * sizeof(memtrace_source *));
-    if (!sources) return false;
-    r->sources = sources;
-    r->room = room;
-    return true;
 }
 
 /* The segment becomes the recorder's. */
@@ -61,7 +39,9 @@ static bool add(memtrace_recorder *r, memtrace_segment *segment, memtrace_error 
         memtrace_detach(segment);
         return true;
     }
-    memtrace_source *source = make_room(r) ? calloc(1, sizeof *source) : NULL;
+    void *sources = memtrace_grown(r->sources, &r->room, r->n, sizeof *r->sources);
+    if (sources) r->sources = sources;
+    memtrace_source *source = sources ? calloc(1, sizeof *source) : NULL;
     if (!source) {
         memtrace_detach(segment);
         return memtrace_fail(error, "not enough memory to record process %d", (int)segment->pid);
@@ -72,9 +52,49 @@ static bool add(memtrace_recorder *r, memtrace_segment *segment, memtrace_error 
     return is_good;
 }
 
-bool memtrace_recorder_add(memtrace_recorder *r, pid_t pid, memtrace_error *error) {
-    memtrace_segment segment;
-    return memtrace_attach(pid, &segment, error) && add(r, &segment, error);
+static void detach_all(memtrace_segment *segments, size_t n) {
+    for (size_t i = 0; i < n; i++) memtrace_detach(&segments[i]);
+}
+
+static bool attach_all(const pid_t *pids, size_t n, memtrace_segment *segments, memtrace_error *error) {
+    for (size_t i = 0; i < n; i++)
+        if (!memtrace_attach(pids[i], &segments[i], error)) {
+            detach_all(segments, i);
+            return false;
+        }
+    return true;
+}
+
+/* The segments become the recorder's, or are detached. */
+static bool add_all(memtrace_recorder *r, memtrace_segment *segments, size_t n, memtrace_error *error) {
+    for (size_t i = 0; i < n; i++)
+        if (!add(r, &segments[i], error)) {
+            detach_all(segments + i + 1, n - i - 1);
+            return false;
+        }
+    return true;
+}
+
+/* Attaching comes before the file, which it may not cost. */
+bool memtrace_recorder_create(const char *path, pid_t ancestor, const pid_t *pids, size_t n_pids,
+                              memtrace_recorder **recorder_out, memtrace_error *error) {
+    memtrace_recorder *r = calloc(1, sizeof *r);
+    memtrace_segment *segments = calloc(n_pids + 1, sizeof *segments);
+    bool is_good = (r && segments) || memtrace_fail(error, "not enough memory to record to %s", path);
+    bool is_attached = is_good && attach_all(pids, n_pids, segments, error);
+    is_good = is_attached && memtrace_writer_create(path, &r->writer, error);
+    if (is_good) {
+        memtrace_progress unused;
+        r->ancestor = ancestor;
+        is_good = add_all(r, segments, n_pids, error);
+        if (!is_good) (void)memtrace_recorder_close(r, &unused, NULL);
+    } else {
+        if (is_attached) detach_all(segments, n_pids);
+        free(r);
+    }
+    free(segments);
+    if (is_good) *recorder_out = r;
+    return is_good;
 }
 
 /* A process that ends between being found and being attached is none of the recording; a full disk is a
@@ -164,8 +184,7 @@ static uint64_t n_open_spans(const memtrace_recorder *r, uint64_t begun) {
     uint64_t ended = 0;
     for (size_t i = 0; i < r->n; i++)
         if (!r->sources[i]->is_gone)
-            ended += atomic_load_explicit(&r->sources[i]->segment.counters[FCDP_COUNT_SPANS_ENDED],
-                                          memory_order_relaxed);
+            ended += memtrace_read_counter(&r->sources[i]->segment, FCDP_COUNT_SPANS_ENDED);
     return begun > ended ? begun - ended : 0;
 }
 
@@ -173,8 +192,7 @@ static uint64_t n_spans(const memtrace_recorder *r) {
     uint64_t n = 0;
     for (size_t i = 0; i < r->n; i++)
         if (!r->sources[i]->is_gone)
-            n += atomic_load_explicit(&r->sources[i]->segment.counters[FCDP_COUNT_SPANS_BEGUN],
-                                      memory_order_relaxed);
+            n += memtrace_read_counter(&r->sources[i]->segment, FCDP_COUNT_SPANS_BEGUN);
     return n;
 }
 

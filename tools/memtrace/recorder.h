@@ -22,12 +22,11 @@ typedef struct memtrace_progress {
     uint32_t step;              /* the last one of any process */
 } memtrace_progress;
 
-/* Creates the file. `ancestor`: every process that descends from it is recorded, once it has a segment; 0:
- * those alone that memtrace_recorder_add names. */
-bool memtrace_recorder_create(const char *path, pid_t ancestor, memtrace_recorder **recorder_out,
-                              memtrace_error *error);
-/* Records process `pid` from now on, with what its ring holds from before. */
-bool memtrace_recorder_add(memtrace_recorder *recorder, pid_t pid, memtrace_error *error);
+/* Records the processes `pids` from now on, with what their rings hold from before. `ancestor`, if it is not
+ * 0: and every process that descends from it, once it has a segment. Replaces the file, but only once it is
+ * known that each of `pids` can be recorded: where one cannot, the file is left as it was. */
+bool memtrace_recorder_create(const char *path, pid_t ancestor, const pid_t *pids, size_t n_pids,
+                              memtrace_recorder **recorder_out, memtrace_error *error);
 /* Waits for at most timeout_ms, less where a process ends or a signal comes; then looks for new processes,
  * and writes what is new. False: the file cannot be written any more. */
 bool memtrace_recorder_poll(memtrace_recorder *recorder, int timeout_ms, memtrace_progress *progress_out,

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tools/memtrace/each.h"
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 #include "tools/memtrace/report_internal.h"
 
@@ -69,14 +70,6 @@ uint64_t memtrace_hidden_ns(const memtrace_sums *sums) {
     return sums->moved_ns > sums->exposed_ns ? sums->moved_ns - sums->exposed_ns : 0;
 }
 
-static void *grown(void *array, size_t *room, size_t n, size_t size) {
-    if (n < *room) return array;
-    size_t more = *room ? 2 * *room : 64;
-    void *bigger = realloc(array, more * size);
-    if (bigger) *room = more;
-    return bigger;
-}
-
 /* The region of an event; NULL: it is about none. By name, as each rank has a region of the same name. */
 static memtrace_region *region_of(pass *p, size_t process, size_t chunk, uint32_t number) {
     memtrace_report *r = p->report;
@@ -89,7 +82,7 @@ static memtrace_region *region_of(pass *p, size_t process, size_t chunk, uint32_
     size_t i = 0;
     while (i < r->n_regions && strcmp(r->regions[i].name, name) != 0) i++;
     if (i == r->n_regions) {
-        void *regions = grown(r->regions, &p->room_regions, r->n_regions, sizeof *r->regions);
+        void *regions = memtrace_grown(r->regions, &p->room_regions, r->n_regions, sizeof *r->regions);
         if (!regions) return NULL;
         r->regions = regions;
         r->regions[r->n_regions++] = (memtrace_region){.name = name};
@@ -104,7 +97,7 @@ static memtrace_step *step_of(pass *p, uint32_t step) {
     size_t at = r->n_steps;
     while (at && r->steps[at - 1].step > step) at--;
     if (at && r->steps[at - 1].step == step) return &r->steps[at - 1];
-    void *steps = grown(r->steps, &p->room_steps, r->n_steps, sizeof *r->steps);
+    void *steps = memtrace_grown(r->steps, &p->room_steps, r->n_steps, sizeof *r->steps);
     if (!steps) return NULL;
     r->steps = steps;
     memmove(&r->steps[at + 1], &r->steps[at], (r->n_steps - at) * sizeof *r->steps);

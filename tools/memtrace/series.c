@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tools/memtrace/each.h"
+#include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 
 const char *memtrace_tier_name(memtrace_tier tier) {
@@ -30,6 +31,11 @@ const char *memtrace_link_name(memtrace_link link) {
     return names[link];
 }
 
+uint64_t memtrace_held_before(const fcdp_trace_event *e) {
+    if (e->kind == FCDP_EVENT_PAGES_GIVE) return e->b + e->bytes;
+    return e->b > e->bytes ? e->b - e->bytes : 0;
+}
+
 uint64_t memtrace_link_bytes(const fcdp_trace_event *e, memtrace_link link) {
     switch (link) {
     case MEMTRACE_BETWEEN_NODES:
@@ -47,6 +53,14 @@ uint64_t memtrace_link_bytes(const fcdp_trace_event *e, memtrace_link link) {
     }
 }
 
+/* A state's sum over all pools, and how much of it is of the pools that events tell of. */
+typedef struct sums {
+    uint64_t head; /* events before it are in the sum */
+    uint64_t all[MEMTRACE_N_HOLDERS], told[MEMTRACE_N_HOLDERS];
+} sums;
+
+enum { FIRST = 0, LAST = 1, N_SUMS };
+
 /* What is being made, and where each region's row is known up to. */
 typedef struct pass {
     memtrace_file *file;
@@ -58,9 +72,13 @@ typedef struct pass {
         memtrace_tier tier;
     } *known; /* FCDP_TRACE_N_OBJECTS */
     size_t room_rows, room_steps;
-    uint64_t held[16][MEMTRACE_N_HOLDERS];
-    uint64_t now[MEMTRACE_N_HOLDERS];
-    size_t held_column; /* held[] is known up to it */
+    struct held {
+        bool is_told; /* by an event */
+        uint64_t bytes;
+    } held[MEMTRACE_N_POOLS][MEMTRACE_N_HOLDERS];
+    uint64_t now[MEMTRACE_N_HOLDERS]; /* of the pools that events have told of */
+    size_t held_column;               /* the series' held is known up to it */
+    sums sums[N_SUMS];                /* of the process's first state and of its last */
 } pass;
 
 static size_t column_of(const memtrace_series *s, uint64_t time_ns) {
@@ -70,21 +88,13 @@ static size_t column_of(const memtrace_series *s, uint64_t time_ns) {
     return column < s->n_columns ? column : s->n_columns - 1;
 }
 
-static void *grown(void *array, size_t *room, size_t n, size_t size) {
-    if (n < *room) return array;
-    size_t more = *room ? 2 * *room : 64;
-    void *bigger = realloc(array, more * size);
-    if (bigger) *room = more;
-    return bigger;
-}
-
 /* The row of an object; NULL: no memory. A number that stands for another object by now has another row. */
 static struct known *known_of(pass *p, size_t process, size_t chunk, uint32_t number, uint64_t now_ns) {
     memtrace_series *s = p->series;
     struct known *known = &p->known[number];
     const char *name = memtrace_file_object_name(p->file, process, chunk, number);
     if (known->row && known->name == name) return known;
-    void *rows = grown(s->rows, &p->room_rows, s->n_rows, sizeof *s->rows);
+    void *rows = memtrace_grown(s->rows, &p->room_rows, s->n_rows, sizeof *s->rows);
     if (!rows) return NULL;
     s->rows = rows;
     uint8_t *tiers = calloc(s->n_columns, 1);
@@ -124,13 +134,30 @@ static void fill_held(pass *p, size_t column) {
     p->held_column = column;
 }
 
+/* The holder has had so much more all the while, up to now. */
+static void add_always(pass *p, size_t holder, uint64_t bytes) {
+    for (size_t i = 0; i <= p->held_column; i++) p->series->held[holder][i] += bytes;
+    for (int i = 0; i < N_SUMS; i++) p->sums[i].told[holder] += bytes;
+    p->now[holder] += bytes;
+}
+
+/* A pool's first event also says what it had before, which it had since the beginning. */
 static void add_held(pass *p, const fcdp_trace_event *e) {
     size_t pool = (size_t)(e->a >> 8), holder = (size_t)(e->a & 255);
-    if (pool >= 16 || holder >= MEMTRACE_N_HOLDERS) return;
+    if (pool >= MEMTRACE_N_POOLS || holder >= MEMTRACE_N_HOLDERS) return;
+    struct held *held = &p->held[pool][holder];
     size_t column = column_of(p->series, e->time_ns);
     fill_held(p, column);
-    p->now[holder] += e->b - p->held[pool][holder];
-    p->held[pool][holder] = e->b;
+    if (!held->is_told) {
+        held->is_told = true;
+        held->bytes = memtrace_held_before(e);
+        add_always(p, holder, held->bytes);
+    }
+    uint64_t change = e->b - held->bytes;
+    for (int i = 0; i < N_SUMS; i++)
+        if (e->stamp < p->sums[i].head) p->sums[i].told[holder] += change;
+    held->bytes = e->b;
+    p->now[holder] += change;
     uint64_t *most = &p->series->held[holder][column];
     if (*most < p->now[holder]) *most = p->now[holder];
 }
@@ -142,7 +169,7 @@ static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_
     add_moved(s, e);
     if (e->kind == FCDP_EVENT_PAGES_TAKE || e->kind == FCDP_EVENT_PAGES_GIVE) add_held(p, e);
     if (e->kind == FCDP_EVENT_STEP) {
-        void *steps = grown(s->steps_ns, &p->room_steps, s->n_steps, sizeof *s->steps_ns);
+        void *steps = memtrace_grown(s->steps_ns, &p->room_steps, s->n_steps, sizeof *s->steps_ns);
         if (!steps) return false;
         s->steps_ns = steps;
         s->steps_ns[s->n_steps++] = e->time_ns;
@@ -157,14 +184,36 @@ static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_
     return true;
 }
 
+static void read_sums(sums *sums, const memtrace_state *state) {
+    if (state->state.n_counters <= FCDP_COUNT_HELD_3_BYTES) return;
+    sums->head = state->state.head;
+    memcpy(sums->all, &state->counters[FCDP_COUNT_HELD_0_BYTES], sizeof sums->all);
+}
+
+/* Pools of which no event tells have had all the while what the others leave of the sum. By two states, as
+ * one may have been read in the middle of a change. */
+static void add_untold(pass *p) {
+    for (size_t holder = 0; holder < MEMTRACE_N_HOLDERS; holder++) {
+        uint64_t untold = UINT64_MAX;
+        for (int i = 0; i < N_SUMS; i++) {
+            uint64_t all = p->sums[i].all[holder], told = p->sums[i].told[holder];
+            uint64_t left = all > told ? all - told : 0;
+            if (left < untold) untold = left;
+        }
+        add_always(p, holder, untold);
+    }
+}
+
 /* Regions that were there before the recording: the first state says where. */
 static void begin(pass *p, size_t process) {
-    long at = memtrace_file_process(p->file, process)->first_state;
+    long at = memtrace_file_process(p->file, process)->first_state,
+         last = memtrace_file_process(p->file, process)->last_state;
     memtrace_state state;
     memtrace_file_object_name(p->file, process, 0, 1); /* reads the names, before a body is looked at */
+    if (last != MEMTRACE_NO_CHUNK && memtrace_file_state(p->file, (size_t)last, &state))
+        read_sums(&p->sums[LAST], &state);
     if (at == MEMTRACE_NO_CHUNK || !memtrace_file_state(p->file, (size_t)at, &state)) return;
-    for (int i = 0; i < MEMTRACE_N_HOLDERS && state.state.n_counters > FCDP_COUNT_HELD_3_BYTES; i++)
-        p->now[i] = p->held[0][i] = state.counters[FCDP_COUNT_HELD_0_BYTES + i];
+    read_sums(&p->sums[FIRST], &state);
     for (size_t i = 0; i < state.state.n_objects; i++) {
         uint32_t number;
         const fcdp_trace_object *object = memtrace_state_object(&state, i, &number);
@@ -183,6 +232,7 @@ static void end(pass *p, size_t process) {
     for (uint32_t i = 0; i < FCDP_TRACE_N_OBJECTS; i++)
         if (p->known[i].row) set_tier(p, &p->known[i], s->last_ns, p->known[i].tier);
     fill_held(p, s->n_columns - 1);
+    add_untold(p);
     if (at == MEMTRACE_NO_CHUNK || !memtrace_file_state(p->file, (size_t)at, &state)) return;
     for (size_t i = 0; i < state.state.n_objects; i++) {
         uint32_t number;

@@ -33,18 +33,14 @@ static uint64_t identity_of(const fcdp_trace_header *h) {
 
 static uint64_t objects_of(const memtrace_segment *s) {
     uint64_t sum = 0;
-    for (uint32_t i = 0; i < s->header->n_objects; i++)
+    for (uint32_t i = 0; i < s->n_objects; i++)
         sum = mixed(sum, atomic_load_explicit(&s->objects[i].generation, memory_order_relaxed));
     return sum;
 }
 
-/* The process may be writing its header: word by word, as the format has it. */
 static bool write_process(memtrace_source *s, memtrace_writer *writer, memtrace_error *error) {
     fcdp_trace_header header;
-    uint64_t words[sizeof header / sizeof(uint64_t)];
-    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-        words[i] = __atomic_load_n((const uint64_t *)(const void *)s->segment.header + i, __ATOMIC_RELAXED);
-    memcpy((void *)&header, words, sizeof header);
+    memtrace_read_header(&s->segment, &header);
     s->identity = identity_of(&header);
     uint64_t now = memtrace_now_ns();
     fcdp_trace_chunk chunk = {.type = FCDP_CHUNK_PROCESS,
@@ -66,7 +62,7 @@ typedef struct numbered_object {
  * a name; into room for all; how many. */
 static uint32_t read_objects(memtrace_source *s, numbered_object *objects) {
     uint32_t n = 0;
-    for (uint32_t i = 1; i < s->segment.header->n_objects && i < FCDP_TRACE_N_OBJECTS; i++) {
+    for (uint32_t i = 1; i < s->segment.n_objects && i < FCDP_TRACE_N_OBJECTS; i++) {
         fcdp_trace_object *object = &objects[n].object;
         if (!memtrace_read_any_object(&s->segment, i, object) || object->state & FCDP_OBJECT_TEXT) continue;
         if (!(object->state & FCDP_OBJECT_LIVE) && object->generation == s->generations[i]) continue;
@@ -80,8 +76,9 @@ static uint32_t read_objects(memtrace_source *s, numbered_object *objects) {
  * together. */
 static bool write_state(memtrace_source *s, uint16_t type, memtrace_writer *writer, memtrace_error *error) {
     const fcdp_trace_header *h = s->segment.header;
-    uint64_t *counters = malloc(h->n_counters * sizeof *counters + 1);
-    numbered_object *objects = malloc(h->n_objects * sizeof *objects + 1);
+    const uint32_t n_counters = s->segment.n_counters;
+    uint64_t *counters = malloc(n_counters * sizeof *counters + 1);
+    numbered_object *objects = malloc(s->segment.n_objects * sizeof *objects + 1);
     bool is_good = counters && objects;
     s->objects = objects_of(&s->segment);
     s->state_ns = memtrace_now_ns();
@@ -91,9 +88,8 @@ static bool write_state(memtrace_source *s, uint16_t type, memtrace_writer *writ
                               .n_lost = s->n_lost,
                               .step = h->step,
                               .ended = h->ended,
-                              .n_counters = h->n_counters};
-    for (uint32_t i = 0; is_good && i < h->n_counters; i++)
-        counters[i] = atomic_load_explicit(&s->segment.counters[i], memory_order_relaxed);
+                              .n_counters = n_counters};
+    for (uint32_t i = 0; is_good && i < n_counters; i++) counters[i] = memtrace_read_counter(&s->segment, i);
     if (is_good) state.n_objects = read_objects(s, objects);
     fcdp_trace_chunk chunk = {.type = type,
                               .process = s->process,
@@ -103,7 +99,7 @@ static bool write_state(memtrace_source *s, uint16_t type, memtrace_writer *writ
                               .first_step = state.step,
                               .last_step = state.step};
     struct iovec parts[] = {{&state, sizeof state},
-                            {counters, h->n_counters * sizeof *counters},
+                            {counters, n_counters * sizeof *counters},
                             {objects, state.n_objects * sizeof *objects}};
     if (is_good)
         is_good = memtrace_writer_chunk(writer, &chunk, parts, 3, error);
@@ -135,7 +131,7 @@ static void forget(memtrace_source *s) {
 
 bool memtrace_source_begin(memtrace_source *s, const memtrace_segment *segment, uint32_t process,
                            memtrace_writer *writer, memtrace_error *error) {
-    uint64_t head = memtrace_head(segment), ring = segment->header->ring_events;
+    uint64_t head = memtrace_head(segment), ring = segment->ring_events;
     *s = (memtrace_source){.segment = *segment, .process = process, .next = head > ring ? head - ring : 0};
     s->events = malloc(EVENTS_OF_A_CHUNK * sizeof *s->events);
     s->generations = calloc(FCDP_TRACE_N_OBJECTS, sizeof *s->generations);
@@ -162,7 +158,7 @@ static bool is_passed(memtrace_source *s, memtrace_read read, bool is_gone, uint
 
 static bool read_events(memtrace_source *s, bool is_gone, uint64_t now_ns, memtrace_writer *writer,
                         memtrace_error *error) {
-    uint64_t head = memtrace_head(&s->segment), ring = s->segment.header->ring_events;
+    uint64_t head = memtrace_head(&s->segment), ring = s->segment.ring_events;
     if (head - s->next > ring) {
         s->n_lost += head - ring - s->next;
         s->next = head - ring;

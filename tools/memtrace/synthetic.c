@@ -17,6 +17,7 @@
  * Its writer has one thread per ring and is no model for the product's.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -36,7 +37,7 @@
 #include "alloc/trace_format.h"
 
 #define MIB (1ull << 20)
-enum { MAX_RANKS = 64, MAX_REGIONS = 1024, TENSORS = 0, GATHERED = 1 };
+enum { MAX_RANKS = 64, MAX_REGIONS = 1024, POOL = 3, TENSORS = 0, GATHERED = 1 };
 
 typedef struct config {
     int n_ranks, n_nodes, n_regions, step_ms;
@@ -146,11 +147,13 @@ static fcdp_trace_header header_of(const config *c, int number) {
                                .device = "simulated"};
 }
 
-/* The magic is written last: readers take it for whole then. */
+/* The magic is written last: readers take it for whole then. They read no segment that may shrink. */
 static void segment_make(rank *r, int number) {
     fcdp_trace_header header = header_of(r->config, number);
-    int fd = memfd_create(FCDP_TRACE_MEMFD, MFD_CLOEXEC);
-    if (fd < 0 || fchmod(fd, 0600) || ftruncate(fd, (off_t)header.segment_bytes)) fail("memfd");
+    int fd = memfd_create(FCDP_TRACE_MEMFD, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0 || fchmod(fd, 0600) || ftruncate(fd, (off_t)header.segment_bytes) ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+        fail("memfd");
     char *at = mmap(NULL, header.segment_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at == MAP_FAILED) fail("mmap");
     gethostname(header.host, sizeof header.host - 1);
@@ -169,7 +172,7 @@ static void take(rank *r, unsigned holder, uint64_t bytes) {
     count(r, FCDP_COUNT_HELD_0_BYTES + holder, bytes);
     emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_PAGES_TAKE,
                                .bytes = bytes,
-                               .a = holder,
+                               .a = holder | POOL << 8,
                                .b = get(r, FCDP_COUNT_HELD_0_BYTES + holder)});
 }
 
@@ -177,7 +180,7 @@ static void give(rank *r, unsigned holder, uint64_t bytes) {
     count(r, FCDP_COUNT_HELD_0_BYTES + holder, 0 - bytes);
     emit(r, (fcdp_trace_event){.kind = FCDP_EVENT_PAGES_GIVE,
                                .bytes = bytes,
-                               .a = holder,
+                               .a = holder | POOL << 8,
                                .b = get(r, FCDP_COUNT_HELD_0_BYTES + holder)});
 }
 

@@ -15,6 +15,7 @@
 #include <xxhash.h>
 
 #include "tools/memtrace/chunk.h"
+#include "tools/memtrace/grow.h"
 
 struct memtrace_writer {
     int fd;
@@ -81,13 +82,9 @@ bool memtrace_writer_create(const char *path, memtrace_writer **writer_out, memt
 }
 
 static bool add_to_index(memtrace_writer *w, const fcdp_trace_chunk *chunk) {
-    if (w->n == w->room) {
-        size_t room = w->room ? 2 * w->room : 256;
-        void *index = realloc(w->index, room * sizeof *w->index);
-        if (!index) return false;
-        w->index = index;
-        w->room = room;
-    }
+    void *index = memtrace_grown(w->index, &w->room, w->n, sizeof *w->index);
+    if (!index) return false;
+    w->index = index;
     w->index[w->n++] = (fcdp_trace_index_entry){w->at, *chunk};
     return true;
 }

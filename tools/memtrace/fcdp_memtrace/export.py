@@ -8,6 +8,7 @@ import os
 import sys
 
 from fcdp_memtrace import _trace
+from fcdp_memtrace.replace import replacing
 from fcdp_memtrace.trace_file import TraceFile, add_file
 
 ABOUT = """\
@@ -48,22 +49,16 @@ def profile_events(path: str, base_ns: int) -> list[dict]:
 
 
 def write(file: TraceFile, path: str, beside: list[str]) -> int:
-    """Returns the number of events written. A file that cannot be finished is removed."""
+    """Returns the number of events written."""
     start = next((p["start_real_ns"] for p in file.processes if p["start_real_ns"]), 0)
     base_ns = start - start % PERIOD_NS
     more = [event for profile in beside for event in profile_events(profile, base_ns)]
-    try:
-        with open(path, "w+", encoding="utf-8") as stream:
-            n = _trace.chrome_write(file.handle, stream.fileno(), base_ns, json.dumps)
-            if more:
-                stream.seek(0, os.SEEK_END)
-                stream.seek(stream.tell() - len("\n]}\n"))
-                stream.write("".join(f",\n{json.dumps(event)}" for event in more) + "\n]}\n")
-    except OSError as error:
-        raise _trace.Error(f"cannot write {path}: {error.strerror}") from None
-    except _trace.Error:
-        os.unlink(path)
-        raise
+    with replacing(path, file.path, *beside) as part, open(part, "w+", encoding="utf-8") as stream:
+        n = _trace.chrome_write(file.handle, stream.fileno(), base_ns, json.dumps)
+        if more:
+            stream.seek(0, os.SEEK_END)
+            stream.seek(stream.tell() - len("\n]}\n"))
+            stream.write("".join(f",\n{json.dumps(event)}" for event in more) + "\n]}\n")
     return n + len(more)
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 
 from fcdp_memtrace import _trace
+from fcdp_memtrace.replace import replacing
 from fcdp_memtrace.trace_file import TraceFile, add_file
 from fcdp_memtrace.units import human
 
@@ -163,9 +164,7 @@ def run(args: argparse.Namespace) -> int:
     except ImportError:
         raise _trace.Error("plot needs matplotlib: pip install matplotlib") from None
     file = TraceFile(args.file)
-    try:
-        draw(file, pick(file, args.rank), args.output, args.width)
-    except OSError as error:
-        raise _trace.Error(f"cannot write {args.output}: {error.strerror}") from None
+    with replacing(args.output, args.file) as part:
+        draw(file, pick(file, args.rank), part, args.width)
     file.warn()
     return 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,8 +110,16 @@ def follow(recorder, running, news: News) -> None:
             return
 
 
+def cannot_run(program: str, number: int) -> int:
+    """A shell's exit status for it."""
+    print(f"fcdp-memtrace: cannot run {program}: {os.strerror(number)}", file=sys.stderr)
+    return 127 if number == errno.ENOENT else 126
+
+
 def run_command(args: argparse.Namespace) -> int:
     """The command gets this program's signals: Ctrl-C comes to both from the terminal, others are passed on."""
+    if not shutil.which(args.job[0]):  # before a file is replaced
+        return cannot_run(args.job[0], errno.EACCES if os.path.exists(args.job[0]) else errno.ENOENT)
     _trace.adopt_orphans()
     recorder = _trace.recorder_create(args.output, os.getpid())
     news, failure = News(args.quiet), None
@@ -117,8 +127,7 @@ def run_command(args: argparse.Namespace) -> int:
         command = subprocess.Popen(args.job)
     except OSError as error:
         _trace.recorder_close(recorder)
-        print(f"fcdp-memtrace: cannot run {args.job[0]}: {error.strerror}", file=sys.stderr)
-        return 127 if isinstance(error, FileNotFoundError) else 126
+        return cannot_run(args.job[0], error.errno)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda n, frame: command.send_signal(n))
@@ -147,20 +156,17 @@ def interrupt(number: int, frame: object) -> NoReturn:
 
 
 def run_pids(args: argparse.Namespace) -> int:
-    recorder = _trace.recorder_create(args.output, 0)
     news = News(args.quiet)
+    recorder = _trace.recorder_create(args.output, 0, args.pid)
     try:
-        for pid in args.pid:
-            _trace.recorder_add(recorder, pid)
-    except _trace.Error:
-        _trace.recorder_close(recorder)
-        os.unlink(args.output)
-        raise
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
+        signal.signal(signal.SIGTERM, interrupt)
         follow(recorder, lambda progress: progress["live"], news)
     except KeyboardInterrupt:
         pass
+    except BaseException:
+        with contextlib.suppress(_trace.Error):  # what failed first is what is told
+            _trace.recorder_close(recorder)
+        raise
     news.end(args.output, _trace.recorder_close(recorder))
     return 0
 

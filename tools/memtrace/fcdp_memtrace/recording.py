@@ -18,14 +18,7 @@ def expand(path: str) -> str:
 def trace(path: str | os.PathLike[str]) -> Iterator[str]:
     """See fcdp.trace."""
     path = expand(os.fspath(path))
-    recorder = _trace.recorder_create(path, 0)
-    try:
-        _trace.recorder_add(recorder, os.getpid())
-    except _trace.Error:
-        _trace.recorder_close(recorder)
-        os.unlink(path)
-        raise
-    recording = _trace.recording_start(recorder)
+    recording = _trace.recording_start(_trace.recorder_create(path, 0, [os.getpid()]))
     try:
         yield path
     finally:
