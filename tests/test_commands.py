@@ -2,6 +2,7 @@
 lists are read from pyproject.toml, from each command's own --help and from those documents, so what is new there
 fails here until it has a test."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -13,6 +14,9 @@ import sys
 import sysconfig
 
 import pytest
+
+sys.path.append(str(pathlib.Path(__file__).with_name("torch_plugin")))
+import launch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = pathlib.Path(sysconfig.get_path("scripts"))
@@ -61,8 +65,9 @@ def installed():
 
 
 def environment(**settings):
-    """The caller's, without its options of FCDP, and with this interpreter's commands first."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "PET_"))}
+    """The caller's, without its options of FCDP and what its launcher says, and with this interpreter's commands first."""
+    others = ("FCDP", "LOCAL_WORLD", "MPI_", "OMPI_", "PET_", "SLURM_", "TORCHELASTIC")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     return (
         env
         | {"PATH": f"{SCRIPTS}{os.pathsep}{env['PATH']}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -70,16 +75,27 @@ def environment(**settings):
     )
 
 
+@contextlib.contextmanager
+def started(command, env, tag=None, **options):
+    """A process that lives no longer than the block, with all that comes of it, whatever session that is in."""
+    tag = tag or launch.new_tag()
+    words = [str(part) for part in command]
+    with subprocess.Popen(words, env={**env, launch.TAG_NAME: tag}, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            launch.end(tag, process)
+
+
 def run(*command, cwd=None, **settings):
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=environment(**settings),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=300,
-    )
+    """`left`: the processes that it has started and not ended."""
+    tag = launch.new_tag()
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(command, environment(**settings), tag, cwd=cwd, **pipes) as process:
+        out, err = process.communicate(timeout=300)
+        done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        done.left = launch.lives_on(tag)
+    return done
 
 
 def command(name, *arguments, **settings):
@@ -425,10 +441,8 @@ def names_the_file(folder, line):
 
 def serves(folder, line):
     """tests/memtrace/test_serve.py reads what it serves; its port may be another's here."""
-    process = subprocess.Popen(line.split(), env=environment(), stderr=subprocess.PIPE, text=True)
-    said = process.stderr.readline()
-    process.terminate()
-    process.wait(60)
+    with started(line.split(), environment(), stderr=subprocess.PIPE) as process:
+        said = process.stderr.readline()
     assert "serving http://127.0.0.1:9464/metrics" in said or "cannot listen on 127.0.0.1:9464" in said, said
 
 

@@ -1,5 +1,6 @@
 """fcdp-doctor of a script and of a process: what it says is what the job did."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -11,7 +12,7 @@ import sys
 
 import pytest
 
-from test_commands import SCRIPTS, command, environment, installed, run
+from test_commands import SCRIPTS, command, environment, installed, launch, run, started
 
 __all__ = ["installed"]  # a fixture of test_commands, used here too
 pytestmark = pytest.mark.slow
@@ -233,26 +234,21 @@ def test_what_ends_the_doctor_ends_the_ranks(script, tmp_path):
 @pytest.fixture
 def job(script):
     """torchrun with two ranks that stand for two nodes; they wait behind their third step."""
-    kind = []
+    processes, stack = [], contextlib.ExitStack()
 
-    def start(settings):
+    def start(settings, kind="waits"):
         torchrun = "--nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1".split()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *torchrun, script, "waits"],
-            env=environment(**settings),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        kind.append(process)
-        assert process.stdout.readline() == "ready\n"
-        return process
+        line = [sys.executable, "-m", "torch.distributed.run", *torchrun, script, kind]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        processes.append(stack.enter_context(started(line, environment(**settings), **pipes)))
+        assert processes[-1].stdout.readline() == "ready\n"
+        return processes[-1]
 
-    yield start
-    for process in kind:
-        process.stdin.close()
-        process.wait(60)
-        process.stdout.close()
+    with stack:
+        yield start
+        for process in processes:
+            process.stdin.close()
+            process.wait(60)
 
 
 def test_a_job_that_runs(job):
