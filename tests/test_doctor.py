@@ -17,7 +17,8 @@ from test_commands import SCRIPTS, command, environment, installed, launch, run,
 __all__ = ["installed"]  # a fixture of test_commands, used here too
 pytestmark = pytest.mark.slow
 
-# Four groups: of two kinds of layers, one of them frozen, one left to FSDP2 as KIND says; the root's.
+# Four groups: of two kinds of layers, one of them frozen, one left to FSDP2 as KIND says; the root's. With "twins", the
+# same of a second model, which is frozen and runs forward alone.
 JOB = """\
 import os, sys
 kind = sys.argv[1] if len(sys.argv) > 1 else "served"
@@ -52,9 +53,11 @@ class Net(nn.Module):
 
 model = Net()
 model.layers[0].requires_grad_(False)
-for layer in model.layers:
-    fully_shard(layer)
-fully_shard(model)
+models = [model, Net().requires_grad_(False)] if "twins" in kind else [model]
+for each in models:
+    for layer in each.layers:
+        fully_shard(layer)
+    fully_shard(each)
 if kind == "partly":
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
@@ -73,10 +76,13 @@ optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 
 step = 0
 while True:
     step += 1
+    with torch.no_grad():
+        for each in models[1:]:
+            each(torch.ones(2, 64))
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    if kind == "waits" and step == 3:
+    if "waits" in kind and step == 3:
         if rank == 0:
             print("ready", flush=True)
         sys.stdin.readline()
@@ -126,6 +132,20 @@ def test_a_script_whose_groups_are_all_served(script):
         assert group["fcdp_bytes"] == pytest.approx(0 if name == "layers.0" else size / 2)
     assert said["fcdp_bytes"] == pytest.approx(sum(group["fcdp_bytes"] for group in groups.values()))
     assert said["host_bytes"] >= said["bytes"]
+
+
+def twins(said, name="layers.1"):
+    """(is trained, gathers, bytes by FSDP, bytes by FCDP) of the two groups of the name."""
+    of_name = [group for group in said["groups"] if group["name"] == name]
+    return sorted(
+        (group["trainable_bytes"] > 0, group["gathers"], group["plain_bytes"], group["fcdp_bytes"]) for group in of_name
+    )
+
+
+def test_groups_of_one_name_and_size_are_told_apart(script):
+    said = document(doctor("--json", "--ranks", "1", "--steps", "3", script, "twins"))
+    assert len(said["groups"]) == 8
+    assert twins(said) == [(False, 1, LAYER / 2, 0), (True, 2, LAYER, LAYER / 2)]
 
 
 def test_the_table_folds_groups_that_are_alike_and_says_why_one_is_not_served(script):
@@ -267,6 +287,13 @@ def test_a_job_that_runs(job):
     assert trained["fcdp_bytes"] == pytest.approx(LAYER / 2) and trained["plain_bytes"] == pytest.approx(LAYER)
     words = " ".join(doctor(process.pid).stdout.split())
     assert "FCDP serves 4 of 4 groups" in words and "the mean of 3 steps so far" in words, words
+
+
+def test_a_job_whose_models_have_groups_of_one_name_and_size(job):
+    said = document(doctor("--json", job({"FCDP": "1", "FCDP_LOCAL_SIZE": "1"}, "waits twins").pid))
+    frozen, trained = twins(said)
+    assert len(said["groups"]) == 8 and frozen == (False, 1, LAYER / 2, pytest.approx(LAYER / 2 / 3))
+    assert trained == (True, 2, LAYER, pytest.approx(LAYER / 2))
 
 
 def test_why_a_running_job_is_not_served(job):

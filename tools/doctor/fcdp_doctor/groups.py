@@ -7,7 +7,9 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
 
 try:
     from rich.console import Console
@@ -45,6 +47,18 @@ class Document:
     @property
     def is_served(self) -> bool:
         return bool(self.groups) and all(group.reason is None for group in self.groups)
+
+
+Entry = TypeVar("Entry")
+
+
+def alike(entries: Iterable[Entry], key: Callable[[Entry], Hashable]) -> Iterator[tuple[Hashable, Entry]]:
+    """Each behind its key and the number of those of that key before it. Groups of one name and size, as of DPO's two
+    models, are told apart by their order alone, which is that of their making on every rank and in every step."""
+    seen: Counter[Hashable] = Counter()
+    for entry in entries:
+        yield (key(entry), seen[key(entry)]), entry
+        seen[key(entry)] += 1
 
 
 def sum_known(values: Iterable[float | None]) -> float:
@@ -87,11 +101,11 @@ def _cells(group: Group) -> tuple[str, ...]:
 def folded(groups: list[Group]) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """(name, groups, cells) of the rows: neighbours that differ in a number of their names alone share one, with
     the figures of each."""
-    for (_, cells), alike in itertools.groupby(
+    for (_, cells), same in itertools.groupby(
         sorted(groups, key=lambda group: natural(group.name)),
         key=lambda group: (re.sub(r"\d+", "#", group.name), _cells(group)),
     ):
-        names = [group.name or "(root)" for group in alike]
+        names = [group.name for group in same]
         yield names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", len(names), cells
 
 
