@@ -119,13 +119,13 @@ def test_a_script_whose_groups_are_all_served(script):
     assert (said["schema"], said["nodes"], said["ranks_per_node"], said["steps"]) == (1, 2, 2, 3)
     assert said["measured"] == "the mean of steps 2 to 3"
     groups = by_name(said["groups"])
-    assert set(groups) == {"", "layers.0", "layers.1", "layers.2"}
+    assert set(groups) == {"(root)", "layers.0", "layers.1", "layers.2"}
     for name, group in groups.items():
-        size = LAYER if name else HEAD
+        size = HEAD if name == "(root)" else LAYER
         assert group["served"] and group["reason"] is None
         assert size <= group["bytes"] <= size + 2048  # padded to slices
         assert group["trainable_bytes"] == (0 if name == "layers.0" else group["bytes"])
-        uses = 2 if name else 1  # FSDP2 keeps the root's between forward and backward
+        uses = 1 if name == "(root)" else 2  # FSDP2 keeps the root's between forward and backward
         assert group["gathers"] == uses
         assert group["plain_bytes"] == pytest.approx(uses * size * 3 / 4)
         # what is trained crosses the nodes once, of each block one half; what is frozen not at all

@@ -27,8 +27,9 @@ examples
 The script gets the environment that torchrun would give it; every rank is a process here. Nothing between the emulated
 nodes is slow: fcdp-lab measures time. FCDP_... variables are the job's.
 
---json prints nodes, ranks_per_node, steps, host_bytes (per node), notes, and of each of groups: name, served, reason,
-bytes, trainable_bytes, and per step gathers, plain_bytes (what FSDP would send) and fcdp_bytes; and the sums of bytes
+--json prints nodes, ranks_per_node, steps, host_bytes (per node), notes, and of each of groups: name (its module's,
+"(root)" for the model itself), served, reason, bytes, trainable_bytes, and per step gathers, plain_bytes (what FSDP would
+send) and fcdp_bytes; and the sums of bytes
 
 exit status: 0 every group is served (without arguments: a job would be); 1 some are not, or the job failed; 2 wrong
 arguments"""

@@ -18,19 +18,23 @@ except ImportError:
     Console = None
 
 FILE_COLUMNS = 120
+ROOT = "(root)"  # as in a trace, which has a name for every group
 
 
 @dataclasses.dataclass
 class Group:
     """Figures are None where they are not known. Those of traffic are per step and node, between nodes."""
 
-    name: str  # its module's; "": the root's
+    name: str  # its module's, or ROOT
     reason: str | None  # why FCDP does not serve it; None: it does
     bytes: int | None = None  # in the dtype that is gathered
     trainable_bytes: int | None = None  # of those
     gathers: float | None = None  # unshards per step
     plain_bytes: float | None = None  # that FSDP's gathers would send
     fcdp_bytes: float | None = None  # that FCDP's do
+
+    def __post_init__(self) -> None:
+        self.name = self.name or ROOT  # fcdp.stats() has "" for it
 
 
 @dataclasses.dataclass
@@ -79,8 +83,8 @@ HEAD = ("group", "groups", "served", "MB", "trainable MB", "gathers/step", "FSDP
 
 
 def natural(text: str) -> list:
-    """So that layers.2 comes before layers.10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
+    """So that layers.2 comes before layers.10, and the root before both."""
+    return [] if text == ROOT else [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
 def _mega(value: float | None) -> str:
@@ -114,7 +118,7 @@ def unserved(groups: list[Group]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for group in sorted(groups, key=lambda group: natural(group.name)):
         if group.reason is not None:
-            found.setdefault(group.reason, []).append(group.name or "(root)")
+            found.setdefault(group.reason, []).append(group.name)
     return found
 
 
