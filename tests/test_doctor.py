@@ -23,7 +23,9 @@ JOB = """\
 import os, sys
 kind = sys.argv[1] if len(sys.argv) > 1 else "served"
 if kind == "hangs":
+    import threading
     print("about to hang", flush=True)
+    threading.Event().wait()
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import fully_shard
@@ -37,12 +39,6 @@ if kind == "exits" and rank == 0:
     sys.exit("the file is missing")
 if kind == "killed" and rank == 1:
     os.kill(os.getpid(), 9)
-if kind == "hangs":
-    torch.distributed.destroy_process_group()
-    if rank == 0 and "DOCTOR_READY" in os.environ:
-        open(os.environ["DOCTOR_READY"], "w").close()
-    import threading
-    threading.Event().wait()
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -211,41 +207,39 @@ def test_the_rank_that_failed_first_is_named_in_its_own_words(script, tmp_path, 
 
 
 def test_a_script_that_hangs_is_ended(script, tmp_path):
-    done = doctor("--timeout", "60", "--ranks", "1", script, "hangs", TMPDIR=str(tmp_path), DOCTOR_TEST=str(tmp_path))
-    assert done.returncode == 1 and "in 60 s (--timeout); last words of rank 0: about to hang" in done.stderr
-    assert alive(f"DOCTOR_TEST={tmp_path}") == []
+    done = doctor("--timeout", "20", "--ranks", "1", script, "hangs", TMPDIR=str(tmp_path))
+    assert done.returncode == 1 and "in 20 s (--timeout); last words of rank 0: about to hang" in done.stderr
+    assert done.left == []
 
 
-def alive(mark):
-    """Processes whose environment has the mark."""
-    found = []
-    for entry in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (entry / "environ").read_bytes():
-                found.append(entry.name)
-        except OSError:
-            continue
-    return found
+# Starts a data loader's worker, as it were, says that it has, and waits for what never comes.
+WAIT_FOREVER = """\
+import subprocess, sys, threading
+subprocess.Popen(["sleep", "infinity"])
+with open(sys.argv[1], "w") as fifo:
+    fifo.write("x")
+threading.Event().wait()
+"""
 
 
-def test_what_ends_the_doctor_ends_the_ranks(script, tmp_path):
-    ready = tmp_path / "ready"
-    os.mkfifo(ready)
-    fifo = os.open(ready, os.O_RDONLY | os.O_NONBLOCK)
-    settings = {"DOCTOR_TEST": str(tmp_path), "TMPDIR": str(tmp_path), "DOCTOR_READY": str(ready)}
-    process = subprocess.Popen(
-        [SCRIPTS / "fcdp-doctor", "--ranks", "1", script, "hangs"],
-        env=environment(**settings),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    hung_up = select.poll()
-    hung_up.register(fifo, 0)  # POLLHUP: rank 0 has opened and closed it
-    assert hung_up.poll(200_000) and list(tmp_path.glob("fcdp-doctor-*"))
-    os.close(fifo)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM, process.stderr.read()
-    assert alive(f"DOCTOR_TEST={tmp_path}") == [] and not list(tmp_path.glob("fcdp-doctor-*"))
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_doctor_ends_the_ranks(tmp_path, signum):
+    script, fifo, tag = tmp_path / "wait.py", tmp_path / "fifo", launch.new_tag()
+    script.write_text(WAIT_FOREVER)
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    line = [SCRIPTS / "fcdp-doctor", "--nodes", "1", "--ranks", "1", script, fifo]
+    options = {
+        "stderr": subprocess.PIPE,
+        "preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup, around the tests, ignores it
+    }
+    with started(line, environment(TMPDIR=str(tmp_path)), tag, **options) as process:
+        assert select.select([reader], [], [], 100)[0] and len(launch.tagged(tag)) == 3
+        assert list(tmp_path.glob("fcdp-doctor-*"))
+        process.send_signal(signum)
+        assert process.wait(60) == 128 + signum, process.stderr.read()
+        assert launch.lives_on(tag) == [] and not list(tmp_path.glob("fcdp-doctor-*"))
+    os.close(reader)
 
 
 # ---- a process ----

@@ -105,6 +105,13 @@ def _look(args: argparse.Namespace, job: list[str]) -> int:
     return groups.show(document, args.json)
 
 
+def _stop_on_signals() -> None:
+    """By an exception, as an interrupt is one: what was started ends then. Under nohup, SIGHUP stays ignored."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+
+
 def main(argv: list[str] | None = None) -> int:
     args, job = parse(sys.argv[1:] if argv is None else argv)
     if args.options:
@@ -116,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
         return machine.report()
     from fcdp_doctor import Failed
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _stop_on_signals()
     with contextlib.suppress(KeyboardInterrupt):
         try:
             return _look(args, job)

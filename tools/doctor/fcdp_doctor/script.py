@@ -28,6 +28,7 @@ from fcdp_lab.namespaces import die_with_parent
 POLL_S = 0.2
 GRACE_S = 5.0  # once a rank has failed, for the others to say why they fail too
 TAIL_LINES = 30
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 INJECT = os.path.join(os.path.dirname(fcdp_lab.__file__), "inject")
 
 
@@ -119,17 +120,17 @@ def _environment(node: int, local: int, nodes: int, ranks_per_node: int) -> dict
     }
 
 
-def _in_child() -> None:
+def _in_child(mask: set[int]) -> None:
     die_with_parent()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager
 def _ranks(job: list[str], nodes: int, ranks_per_node: int, steps: int, folder: str) -> Iterator[list[Rank]]:
-    """Starts them; at the end they are killed, with what they have started."""
+    """Starts them; at the end they are killed, with what they have started. Neither is cut short by a signal."""
     own = {"MASTER_PORT": str(_free_port()), "DOCTOR_FOLDER": folder, "DOCTOR_STEPS": str(steps)}
     ranks: list[Rank] = []
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *STOPS})
     try:
         for number in range(nodes * ranks_per_node):
             node, local = divmod(number, ranks_per_node)
@@ -142,16 +143,18 @@ def _ranks(job: list[str], nodes: int, ranks_per_node: int, steps: int, folder: 
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
-                    preexec_fn=_in_child,
+                    preexec_fn=lambda: _in_child(mask),
                 )
             ranks.append(Rank(number, f"rank {number} (node {node}, local rank {local})", process, log))
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGCHLD})
         yield ranks
     finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(rank.process.pid, signal.SIGKILL)
             rank.process.wait()
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager
