@@ -140,7 +140,35 @@ def test_the_slurm_script_is_a_script(tmp_path):
 
 
 def test_the_variables_that_the_page_names_are_read():
-    code = (ROOT / "torch_plugin" / "fcdp" / "c10d.py").read_text()
-    named = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"]
-    places = [TEXT.index(f"`{name}`") for name in named], [code.index(f'"{name}"') for name in named]
-    assert places == tuple(map(sorted, places)), "another order"
+    from fcdp import launcher
+
+    places = [TEXT.index(f"`{name}`") for name in launcher.VARIABLES]
+    assert places == sorted(places), "another order"
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1"}, (8, "LOCAL_WORLD_SIZE")),
+        ({"MPI_LOCALNRANKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, (4, "MPI_LOCALNRANKS")),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, (4, "OMPI_COMM_WORLD_LOCAL_SIZE")),
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (2, "SLURM_NTASKS_PER_NODE")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (4, "SLURM_STEP_TASKS_PER_NODE")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),4"}, (4, "SLURM_STEP_TASKS_PER_NODE")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, "ranks per node differ"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "many"}, "SLURM_STEP_TASKS_PER_NODE=many does not say"),
+        ({}, "the launcher does not say"),
+    ],
+)
+def test_ranks_per_node_are_what_the_launcher_says(monkeypatch, variables, found):
+    from fcdp import launcher
+
+    for name in launcher.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(found, tuple):
+        assert launcher.ranks_per_node() == found
+    else:
+        with pytest.raises(ValueError, match=found):
+            launcher.ranks_per_node()

@@ -243,6 +243,44 @@ def test_the_doctor_says_what_is_wrong(settings, said):
     assert said in done.stdout and "would leave jobs here to plain FSDP2, or stop them" in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"FCDP_HOST_BUDGET": "3G"}, "host memory     3.0 GiB for parameters: FCDP_HOST_BUDGET; "),
+        ({"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1"}, "ranks per node  8 (LOCAL_WORLD_SIZE)"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "ranks per node  4 (SLURM_STEP_TASKS_PER_NODE; torchrun's own"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "FCDP_LOCAL_SIZE": "4"}, "ranks per node  4 (FCDP_LOCAL_SIZE)"),
+        ({}, "ranks per node  the launcher does not say how many ranks a node has (LOCAL_WORLD_SIZE); set FCDP_LOCAL"),
+    ],
+)
+def test_the_doctor_says_what_a_job_would_find(settings, said):
+    done = command("fcdp-doctor", **settings)
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("group", "files"),
+    [
+        ("0::/job", {"job/memory.max": 2**30, "job/memory.current": 0}),
+        ("4:memory:/job", {"memory/job/memory.limit_in_bytes": 2**30, "memory/job/memory.usage_in_bytes": 0}),
+    ],
+    ids=["v2", "v1"],
+)
+def test_the_doctor_goes_by_the_limit_of_the_cgroup(tmp_path, group, files):
+    """Read from a made-up /proc and /sys."""
+    made_up = {f"sys/fs/cgroup/{name}": f"{value}\n" for name, value in files.items()}
+    made_up["proc/self/cgroup"] = f"{group}\n"
+    made_up["proc/meminfo"] = "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n"
+    for name, text in made_up.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = "import sys; from fcdp import _fcdp; from fcdp_doctor import machine; _fcdp.options_load(); "
+    done = run(sys.executable, "-c", f"{code}print(*machine.memory(sys.argv[1]))", tmp_path)
+    assert re.match(
+        r"896\.0 MiB for parameters: 7/8 of what the cgroup's limit of 1\.0 GiB leaves \(.*\).* True$", done.stdout
+    ), done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_the_lab_with_every_option(tmp_path):
     options, job = tiny_job(tmp_path)
