@@ -212,13 +212,15 @@ def test_a_script_that_hangs_is_ended(script, tmp_path):
     assert done.left == []
 
 
-# Starts a data loader's worker, as it were, says that it has, and waits for what never comes.
+# Starts itself as a data loader's worker, as it were, which says that it is there. Both wait for what never comes.
 WAIT_FOREVER = """\
-import subprocess, sys, threading
-subprocess.Popen(["sleep", "infinity"])
-with open(sys.argv[1], "w") as fifo:
-    fifo.write("x")
-threading.Event().wait()
+import signal, subprocess, sys
+if "worker" in sys.argv:
+    with open(sys.argv[1], "w") as fifo:
+        fifo.write("x")
+else:
+    subprocess.Popen([sys.executable, *sys.argv, "worker"])
+signal.pause()
 """
 
 
