@@ -27,14 +27,9 @@ class Tokens(Dataset):
         return {"input_ids": self.data[i], "labels": self.data[i]}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", default=None, help="where checkpoints go (default: a folder that goes with the job)")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--resume", metavar="CHECKPOINT")
-    options = parser.parse_args()
+def train(out, options):
     settings = TrainingArguments(
-        output_dir=options.out or tempfile.mkdtemp(),
+        output_dir=out,
         fsdp=True,
         fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "state_dict_type": "SHARDED_STATE_DICT"},
         max_steps=options.steps,
@@ -63,6 +58,16 @@ def main():
             for key in ("loss", "grad_norm", "eval_loss"):
                 if key in entry:
                     print(f"{key} {entry[key]!r}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", default=None, help="where checkpoints go (default: a folder that goes with the job)")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--resume", metavar="CHECKPOINT")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        train(options.out or folder, options)
 
 
 if __name__ == "__main__":

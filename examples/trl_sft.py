@@ -31,9 +31,9 @@ def texts(n):
     return Dataset.from_dict({"text": [" ".join(draw.choices(WORDS, k=draw.randint(10, 30))) for _ in range(n)]})
 
 
-def main():
+def train(out):
     settings = SFTConfig(
-        output_dir=tempfile.mkdtemp(),
+        output_dir=out,
         fsdp=True,
         fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
         max_steps=6,
@@ -64,6 +64,11 @@ def main():
         for entry in trainer.state.log_history:
             if "loss" in entry:
                 print(f"loss {entry['loss']!r}", flush=True)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as out:
+        train(out)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,10 @@ import pytest
 HERE = pathlib.Path(__file__).resolve().parent
 # A shell starts what it runs in the background with SIGINT ignored, and every child inherits that. Tests interrupt theirs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# However the tests are ended, they end what they have started. Under nohup, SIGHUP stays ignored.
+for signum in (signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(signum) != signal.SIG_IGN:
+        signal.signal(signum, signal.default_int_handler)
 
 STARTS_RANKS = ("torch_plugin", "lab", "frameworks")  # folders whose tests start processes that import torch
 

@@ -1,6 +1,7 @@
 """The script and the manifest of docs/clusters.md start a job that FCDP serves: they are run as they stand there, with
 stand-ins for what a cluster brings, and one rank per node."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -10,7 +11,7 @@ import sys
 
 import pytest
 
-from test_commands import ROOT, TRAIN, environment, installed
+from test_commands import ROOT, TRAIN, environment, installed, started
 
 __all__ = ["installed"]
 TEXT = (ROOT / "docs" / "clusters.md").read_text()
@@ -66,20 +67,21 @@ def is_served(text):
     return len(said) == 2 and said[0].startswith("fcdp: saved") and "instead of" in said[0]
 
 
-def start(text, folder, env):
-    return subprocess.Popen(
-        ["bash", "-c", text], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def run_all(text, folder, *environments):
+    """The text as a script in each of them, side by side: what each has said."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(started(["bash", "-c", text], env, cwd=folder, **pipes)) for env in environments]
+        said = [job.communicate(timeout=300)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0] * len(jobs), said
+    return said
 
 
 @pytest.mark.slow
 def test_the_slurm_script_trains_under_fcdp(cluster):
     folder, env = cluster
-    script = folder / "train.sbatch"
-    script.write_text(on_this_machine(block("bash")))
-    done = subprocess.run(["bash", script], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert is_served(done.stderr), done.stderr
+    (said,) = run_all(on_this_machine(block("bash")), folder, env)
+    assert is_served(said), said
 
 
 @pytest.mark.slow
@@ -89,9 +91,8 @@ def test_srun_alone_says_how_many_ranks_a_node_has(cluster):
         probe.bind(("127.0.0.1", 0))
         env |= {"FCDP": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
     line = f"srun --ntasks-per-node=1 --distribution=block bash -c 'RANK=$SLURM_NODEID exec {sys.executable} train.py'"
-    job = start(line, folder, env)
-    said = job.communicate(timeout=300)[0]
-    assert job.returncode == 0 and is_served(said), said
+    (said,) = run_all(line, folder, env)
+    assert is_served(said), said
 
 
 @pytest.mark.slow
@@ -102,9 +103,7 @@ def test_the_manifest_s_command_trains_under_fcdp(cluster):
     assert container["command"] == ["bash", "-c"] and len(container["args"]) == 1
     env |= {entry["name"]: entry["value"] for entry in container["env"]}
     line = on_this_machine(container["args"][0])
-    pods = [start(line, folder, env | {"JOB_COMPLETION_INDEX": str(k)}) for k in range(spec["completions"])]
-    said = [pod.communicate(timeout=300)[0] for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0], said
+    said = run_all(line, folder, *(env | {"JOB_COMPLETION_INDEX": str(k)} for k in range(spec["completions"])))
     assert [is_served(text) for text in said] == [True, False], said
 
 
@@ -141,7 +140,35 @@ def test_the_slurm_script_is_a_script(tmp_path):
 
 
 def test_the_variables_that_the_page_names_are_read():
-    code = (ROOT / "torch_plugin" / "fcdp" / "c10d.py").read_text()
-    named = ["LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"]
-    places = [TEXT.index(f"`{name}`") for name in named], [code.index(f'"{name}"') for name in named]
-    assert places == tuple(map(sorted, places)), "another order"
+    from fcdp import launcher
+
+    places = [TEXT.index(f"`{name}`") for name in launcher.VARIABLES]
+    assert places == sorted(places), "another order"
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1"}, (8, "LOCAL_WORLD_SIZE")),
+        ({"MPI_LOCALNRANKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, (4, "MPI_LOCALNRANKS")),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, (4, "OMPI_COMM_WORLD_LOCAL_SIZE")),
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (2, "SLURM_NTASKS_PER_NODE")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (4, "SLURM_STEP_TASKS_PER_NODE")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),4"}, (4, "SLURM_STEP_TASKS_PER_NODE")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, "ranks per node differ"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "many"}, "SLURM_STEP_TASKS_PER_NODE=many does not say"),
+        ({}, "the launcher does not say"),
+    ],
+)
+def test_ranks_per_node_are_what_the_launcher_says(monkeypatch, variables, found):
+    from fcdp import launcher
+
+    for name in launcher.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(found, tuple):
+        assert launcher.ranks_per_node() == found
+    else:
+        with pytest.raises(ValueError, match=found):
+            launcher.ranks_per_node()

@@ -2,6 +2,7 @@
 lists are read from pyproject.toml, from each command's own --help and from those documents, so what is new there
 fails here until it has a test."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -13,6 +14,9 @@ import sys
 import sysconfig
 
 import pytest
+
+sys.path.append(str(pathlib.Path(__file__).with_name("torch_plugin")))
+import launch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = pathlib.Path(sysconfig.get_path("scripts"))
@@ -61,8 +65,9 @@ def installed():
 
 
 def environment(**settings):
-    """The caller's, without its options of FCDP, and with this interpreter's commands first."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "PET_"))}
+    """The caller's, without its options of FCDP and what its launcher says, and with this interpreter's commands first."""
+    others = ("FCDP", "LOCAL_WORLD", "MPI_", "OMPI_", "PET_", "SLURM_", "TORCHELASTIC")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(others)}
     return (
         env
         | {"PATH": f"{SCRIPTS}{os.pathsep}{env['PATH']}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -70,16 +75,27 @@ def environment(**settings):
     )
 
 
+@contextlib.contextmanager
+def started(command, env, tag=None, **options):
+    """A process that lives no longer than the block, with all that comes of it, whatever session that is in."""
+    tag = tag or launch.new_tag()
+    words = [str(part) for part in command]
+    with subprocess.Popen(words, env={**env, launch.TAG_NAME: tag}, text=True, **options) as process:
+        try:
+            yield process
+        finally:
+            launch.end(tag, process)
+
+
 def run(*command, cwd=None, **settings):
-    return subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=environment(**settings),
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=300,
-    )
+    """`left`: the processes that it has started and not ended."""
+    tag = launch.new_tag()
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(command, environment(**settings), tag, cwd=cwd, **pipes) as process:
+        out, err = process.communicate(timeout=300)
+        done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        done.left = launch.lives_on(tag)
+    return done
 
 
 def command(name, *arguments, **settings):
@@ -225,6 +241,44 @@ def test_the_doctor_says_what_is_wrong(settings, said):
     done = command("fcdp-doctor", **settings)
     assert done.returncode == 1 and not done.stderr, done.stderr
     assert said in done.stdout and "would leave jobs here to plain FSDP2, or stop them" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"FCDP_HOST_BUDGET": "3G"}, "host memory     3.0 GiB for parameters: FCDP_HOST_BUDGET; "),
+        ({"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1"}, "ranks per node  8 (LOCAL_WORLD_SIZE)"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "ranks per node  4 (SLURM_STEP_TASKS_PER_NODE; torchrun's own"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "FCDP_LOCAL_SIZE": "4"}, "ranks per node  4 (FCDP_LOCAL_SIZE)"),
+        ({}, "ranks per node  the launcher does not say how many ranks a node has (LOCAL_WORLD_SIZE); set FCDP_LOCAL"),
+    ],
+)
+def test_the_doctor_says_what_a_job_would_find(settings, said):
+    done = command("fcdp-doctor", **settings)
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("group", "files"),
+    [
+        ("0::/job", {"job/memory.max": 2**30, "job/memory.current": 0}),
+        ("4:memory:/job", {"memory/job/memory.limit_in_bytes": 2**30, "memory/job/memory.usage_in_bytes": 0}),
+    ],
+    ids=["v2", "v1"],
+)
+def test_the_doctor_goes_by_the_limit_of_the_cgroup(tmp_path, group, files):
+    """Read from a made-up /proc and /sys."""
+    made_up = {f"sys/fs/cgroup/{name}": f"{value}\n" for name, value in files.items()}
+    made_up["proc/self/cgroup"] = f"{group}\n"
+    made_up["proc/meminfo"] = "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n"
+    for name, text in made_up.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = "import sys; from fcdp import _fcdp; from fcdp_doctor import machine; _fcdp.options_load(); "
+    done = run(sys.executable, "-c", f"{code}print(*machine.memory(sys.argv[1]))", tmp_path)
+    assert re.match(
+        r"896\.0 MiB for parameters: 7/8 of what the cgroup's limit of 1\.0 GiB leaves \(.*\).* True$", done.stdout
+    ), done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -425,10 +479,8 @@ def names_the_file(folder, line):
 
 def serves(folder, line):
     """tests/memtrace/test_serve.py reads what it serves; its port may be another's here."""
-    process = subprocess.Popen(line.split(), env=environment(), stderr=subprocess.PIPE, text=True)
-    said = process.stderr.readline()
-    process.terminate()
-    process.wait(60)
+    with started(line.split(), environment(), stderr=subprocess.PIPE) as process:
+        said = process.stderr.readline()
     assert "serving http://127.0.0.1:9464/metrics" in said or "cannot listen on 127.0.0.1:9464" in said, said
 
 

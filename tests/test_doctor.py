@@ -1,5 +1,6 @@
 """fcdp-doctor of a script and of a process: what it says is what the job did."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -11,17 +12,20 @@ import sys
 
 import pytest
 
-from test_commands import SCRIPTS, command, environment, installed, run
+from test_commands import SCRIPTS, command, environment, installed, launch, run, started
 
 __all__ = ["installed"]  # a fixture of test_commands, used here too
 pytestmark = pytest.mark.slow
 
-# Four groups: of two kinds of layers, one of them frozen, one left to FSDP2 as KIND says; the root's.
+# Four groups: of two kinds of layers, one of them frozen, one left to FSDP2 as KIND says; the root's. With "twins", the
+# same of a second model, which is frozen and runs forward alone.
 JOB = """\
 import os, sys
 kind = sys.argv[1] if len(sys.argv) > 1 else "served"
 if kind == "hangs":
+    import threading
     print("about to hang", flush=True)
+    threading.Event().wait()
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import fully_shard
@@ -35,12 +39,6 @@ if kind == "exits" and rank == 0:
     sys.exit("the file is missing")
 if kind == "killed" and rank == 1:
     os.kill(os.getpid(), 9)
-if kind == "hangs":
-    torch.distributed.destroy_process_group()
-    if rank == 0 and "DOCTOR_READY" in os.environ:
-        open(os.environ["DOCTOR_READY"], "w").close()
-    import threading
-    threading.Event().wait()
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -51,9 +49,11 @@ class Net(nn.Module):
 
 model = Net()
 model.layers[0].requires_grad_(False)
-for layer in model.layers:
-    fully_shard(layer)
-fully_shard(model)
+models = [model, Net().requires_grad_(False)] if "twins" in kind else [model]
+for each in models:
+    for layer in each.layers:
+        fully_shard(layer)
+    fully_shard(each)
 if kind == "partly":
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
@@ -72,10 +72,13 @@ optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 
 step = 0
 while True:
     step += 1
+    with torch.no_grad():
+        for each in models[1:]:
+            each(torch.ones(2, 64))
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    if kind == "waits" and step == 3:
+    if "waits" in kind and step == 3:
         if rank == 0:
             print("ready", flush=True)
         sys.stdin.readline()
@@ -112,19 +115,33 @@ def test_a_script_whose_groups_are_all_served(script):
     assert (said["schema"], said["nodes"], said["ranks_per_node"], said["steps"]) == (1, 2, 2, 3)
     assert said["measured"] == "the mean of steps 2 to 3"
     groups = by_name(said["groups"])
-    assert set(groups) == {"", "layers.0", "layers.1", "layers.2"}
+    assert set(groups) == {"(root)", "layers.0", "layers.1", "layers.2"}
     for name, group in groups.items():
-        size = LAYER if name else HEAD
+        size = HEAD if name == "(root)" else LAYER
         assert group["served"] and group["reason"] is None
         assert size <= group["bytes"] <= size + 2048  # padded to slices
         assert group["trainable_bytes"] == (0 if name == "layers.0" else group["bytes"])
-        uses = 2 if name else 1  # FSDP2 keeps the root's between forward and backward
+        uses = 1 if name == "(root)" else 2  # FSDP2 keeps the root's between forward and backward
         assert group["gathers"] == uses
         assert group["plain_bytes"] == pytest.approx(uses * size * 3 / 4)
         # what is trained crosses the nodes once, of each block one half; what is frozen not at all
         assert group["fcdp_bytes"] == pytest.approx(0 if name == "layers.0" else size / 2)
     assert said["fcdp_bytes"] == pytest.approx(sum(group["fcdp_bytes"] for group in groups.values()))
     assert said["host_bytes"] >= said["bytes"]
+
+
+def twins(said, name="layers.1"):
+    """(is trained, gathers, bytes by FSDP, bytes by FCDP) of the two groups of the name."""
+    of_name = [group for group in said["groups"] if group["name"] == name]
+    return sorted(
+        (group["trainable_bytes"] > 0, group["gathers"], group["plain_bytes"], group["fcdp_bytes"]) for group in of_name
+    )
+
+
+def test_groups_of_one_name_and_size_are_told_apart(script):
+    said = document(doctor("--json", "--ranks", "1", "--steps", "3", script, "twins"))
+    assert len(said["groups"]) == 8
+    assert twins(said) == [(False, 1, LAYER / 2, 0), (True, 2, LAYER, LAYER / 2)]
 
 
 def test_the_table_folds_groups_that_are_alike_and_says_why_one_is_not_served(script):
@@ -190,41 +207,41 @@ def test_the_rank_that_failed_first_is_named_in_its_own_words(script, tmp_path, 
 
 
 def test_a_script_that_hangs_is_ended(script, tmp_path):
-    done = doctor("--timeout", "60", "--ranks", "1", script, "hangs", TMPDIR=str(tmp_path), DOCTOR_TEST=str(tmp_path))
-    assert done.returncode == 1 and "in 60 s (--timeout); last words of rank 0: about to hang" in done.stderr
-    assert alive(f"DOCTOR_TEST={tmp_path}") == []
+    done = doctor("--timeout", "20", "--ranks", "1", script, "hangs", TMPDIR=str(tmp_path))
+    assert done.returncode == 1 and "in 20 s (--timeout); last words of rank 0: about to hang" in done.stderr
+    assert done.left == []
 
 
-def alive(mark):
-    """Processes whose environment has the mark."""
-    found = []
-    for entry in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (entry / "environ").read_bytes():
-                found.append(entry.name)
-        except OSError:
-            continue
-    return found
+# Starts itself as a data loader's worker, as it were, which says that it is there. Both wait for what never comes.
+WAIT_FOREVER = """\
+import signal, subprocess, sys
+if "worker" in sys.argv:
+    with open(sys.argv[1], "w") as fifo:
+        fifo.write("x")
+else:
+    subprocess.Popen([sys.executable, *sys.argv, "worker"])
+signal.pause()
+"""
 
 
-def test_what_ends_the_doctor_ends_the_ranks(script, tmp_path):
-    ready = tmp_path / "ready"
-    os.mkfifo(ready)
-    fifo = os.open(ready, os.O_RDONLY | os.O_NONBLOCK)
-    settings = {"DOCTOR_TEST": str(tmp_path), "TMPDIR": str(tmp_path), "DOCTOR_READY": str(ready)}
-    process = subprocess.Popen(
-        [SCRIPTS / "fcdp-doctor", "--ranks", "1", script, "hangs"],
-        env=environment(**settings),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    hung_up = select.poll()
-    hung_up.register(fifo, 0)  # POLLHUP: rank 0 has opened and closed it
-    assert hung_up.poll(200_000) and list(tmp_path.glob("fcdp-doctor-*"))
-    os.close(fifo)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM, process.stderr.read()
-    assert alive(f"DOCTOR_TEST={tmp_path}") == [] and not list(tmp_path.glob("fcdp-doctor-*"))
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_doctor_ends_the_ranks(tmp_path, signum):
+    script, fifo, tag = tmp_path / "wait.py", tmp_path / "fifo", launch.new_tag()
+    script.write_text(WAIT_FOREVER)
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    line = [SCRIPTS / "fcdp-doctor", "--nodes", "1", "--ranks", "1", script, fifo]
+    options = {
+        "stderr": subprocess.PIPE,
+        "preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup, around the tests, ignores it
+    }
+    with started(line, environment(TMPDIR=str(tmp_path)), tag, **options) as process:
+        assert select.select([reader], [], [], 100)[0] and len(launch.tagged(tag)) == 3
+        assert list(tmp_path.glob("fcdp-doctor-*"))
+        process.send_signal(signum)
+        assert process.wait(60) == 128 + signum, process.stderr.read()
+        assert launch.lives_on(tag) == [] and not list(tmp_path.glob("fcdp-doctor-*"))
+    os.close(reader)
 
 
 # ---- a process ----
@@ -233,26 +250,21 @@ def test_what_ends_the_doctor_ends_the_ranks(script, tmp_path):
 @pytest.fixture
 def job(script):
     """torchrun with two ranks that stand for two nodes; they wait behind their third step."""
-    kind = []
+    processes, stack = [], contextlib.ExitStack()
 
-    def start(settings):
+    def start(settings, kind="waits"):
         torchrun = "--nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1".split()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *torchrun, script, "waits"],
-            env=environment(**settings),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        kind.append(process)
-        assert process.stdout.readline() == "ready\n"
-        return process
+        line = [sys.executable, "-m", "torch.distributed.run", *torchrun, script, kind]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        processes.append(stack.enter_context(started(line, environment(**settings), **pipes)))
+        assert processes[-1].stdout.readline() == "ready\n"
+        return processes[-1]
 
-    yield start
-    for process in kind:
-        process.stdin.close()
-        process.wait(60)
-        process.stdout.close()
+    with stack:
+        yield start
+        for process in processes:
+            process.stdin.close()
+            process.wait(60)
 
 
 def test_a_job_that_runs(job):
@@ -271,6 +283,13 @@ def test_a_job_that_runs(job):
     assert trained["fcdp_bytes"] == pytest.approx(LAYER / 2) and trained["plain_bytes"] == pytest.approx(LAYER)
     words = " ".join(doctor(process.pid).stdout.split())
     assert "FCDP serves 4 of 4 groups" in words and "the mean of 3 steps so far" in words, words
+
+
+def test_a_job_whose_models_have_groups_of_one_name_and_size(job):
+    said = document(doctor("--json", job({"FCDP": "1", "FCDP_LOCAL_SIZE": "1"}, "waits twins").pid))
+    frozen, trained = twins(said)
+    assert len(said["groups"]) == 8 and frozen == (False, 1, LAYER / 2, pytest.approx(LAYER / 2 / 3))
+    assert trained == (True, 2, LAYER, pytest.approx(LAYER / 2))
 
 
 def test_why_a_running_job_is_not_served(job):

@@ -16,8 +16,6 @@
 static const double GIB = 0x1p30, MIB = 0x1p20;
 #define ACCOUNT_MAGIC UINT64_C(0x31544e4343504446) /* "FDPCCNT1" */
 enum { ACCOUNT_BYTES = 4096 };
-/* What the machine has left is shared with everything that still grows: an eighth stays free by default. */
-enum { KEEP_FREE_DIVISOR = 8 };
 
 /* All but the counters are written before the ticket leaves the process that made it. */
 typedef struct account_page {
@@ -48,25 +46,17 @@ static fcdp_status account_wrap(int fd, fcdp_account **account_out) {
 
 fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out,
                                  fcdp_shared_ticket *ticket_out) {
+    fcdp_host_budget budget;
     fcdp_shared_ticket ticket;
     fcdp_account *account;
     int fd;
-    fcdp_status status = fcdp__shared_create("fcdp-account", ACCOUNT_BYTES, &fd, &ticket);
+    fcdp_status status = fcdp__host_budget_read("", budget_bytes, &budget);
+    if (!status) status = fcdp__shared_create("fcdp-account", ACCOUNT_BYTES, &fd, &ticket);
     if (!status) status = account_wrap(fd, &account);
     if (status) return status;
     account_page *page = account->page;
-    page->budget_bytes = budget_bytes;
-    snprintf(page->limit, sizeof page->limit, "FCDP_HOST_BUDGET");
-    if (!budget_bytes) {
-        fcdp_headroom headroom;
-        status = fcdp__headroom_read("", &headroom);
-        if (status) {
-            fcdp__account_destroy(account);
-            return status;
-        }
-        page->budget_bytes = headroom.available_bytes - headroom.available_bytes / KEEP_FREE_DIVISOR;
-        snprintf(page->limit, sizeof page->limit, "7/8 of %s", headroom.limit);
-    }
+    page->budget_bytes = budget.bytes;
+    memcpy(page->limit, budget.limit, sizeof page->limit);
     page->magic = ACCOUNT_MAGIC;
     fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s)", (double)page->budget_bytes / GIB,
               page->limit);

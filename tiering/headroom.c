@@ -9,6 +9,8 @@
 #include <string.h>
 
 enum { PATH_BYTES = PATH_MAX };
+/* What the machine has left is shared with everything that still grows: an eighth stays free by default. */
+enum { KEEP_FREE_DIVISOR = 8 };
 
 /* The names differ between the two cgroup versions, the meaning does not. */
 typedef struct memory_controller {
@@ -91,5 +93,18 @@ fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) {
     }
     if (file) fclose(file);
     *headroom_out = h;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__host_budget_read(const char *root, size_t option_bytes, fcdp_host_budget *budget_out) {
+    fcdp_host_budget budget = {.bytes = option_bytes, .limit = "FCDP_HOST_BUDGET"};
+    if (!option_bytes) {
+        fcdp_headroom headroom;
+        fcdp_status status = fcdp__headroom_read(root, &headroom);
+        if (status) return status;
+        budget.bytes = headroom.available_bytes - headroom.available_bytes / KEEP_FREE_DIVISOR;
+        snprintf(budget.limit, sizeof budget.limit, "7/8 of %s", headroom.limit);
+    }
+    *budget_out = budget;
     return FCDP_OK;
 }

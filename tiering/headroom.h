@@ -10,7 +10,15 @@ typedef struct fcdp_headroom {
     char limit[192];        /* who sets available_bytes, for messages: "MemAvailable" or a cgroup's file */
 } fcdp_headroom;
 
+typedef struct fcdp_host_budget {
+    size_t bytes;    /* that the ranks of a node may take together */
+    char limit[256]; /* who sets it, for messages */
+} fcdp_host_budget;
+
 /* `root` is put before /proc and /sys ("" outside of tests). */
 fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) FCDP_MUST_CHECK;
+/* FCDP_HOST_BUDGET, which is `option_bytes`; where that is 0, 7/8 of the headroom. */
+fcdp_status fcdp__host_budget_read(const char *root, size_t option_bytes,
+                                   fcdp_host_budget *budget_out) FCDP_MUST_CHECK;
 
 #endif

@@ -84,7 +84,6 @@ with_binary_format() {
 
 tests_run() {
     local again='simgpu_share|tiering_host$|tiering_host_ranks' rc=0       # these start themselves
-    export QEMU_LD_PREFIX=$SYSROOT FCDP_CHECK=3
     ctest --test-dir "$DIR/tests" --output-on-failure -j "$(nproc)" -E "$again|alloc_replay" || rc=1
     # Not all of them in there: root has no right to lock memory in such a namespace.
     if with_binary_format true; then with_binary_format ctest --test-dir "$DIR/tests" --output-on-failure -R "$again" || rc=1
@@ -120,6 +119,7 @@ if [ $what != tests ]; then must "The wheel for aarch64" aarch64-wheel wheel_bui
 if [ $what = wheel ]; then ls dist/fcdp-*_aarch64.whl; exit 0; fi
 must "qemu-user and arm64 libraries" aarch64-emulator emulator
 must "C tests: build" aarch64-build tests_build
+export QEMU_LD_PREFIX=$SYSROOT FCDP_CHECK=3
 failed=0
 step "C tests under qemu-user" aarch64-run tests_run || failed=1
 grep -E 'tests passed.* out of|left out' "$LOGS/aarch64-run.log" || true

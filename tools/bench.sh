@@ -56,7 +56,7 @@ esac
 
 trace_steps() {     # OPTIONS OF fcdp-lab
     mkdir -p out
-    fcdp-lab --nodes 2 --ranks 2 --rate 1gbit --mode 'off: FCDP=1 FCDP_TRACE=0' --mode 'on: FCDP=1 FCDP_TRACE=1' \
+    run fcdp-lab --nodes 2 --ranks 2 --rate 1gbit --mode 'off: FCDP=1 FCDP_TRACE=0' --mode 'on: FCDP=1 FCDP_TRACE=1' \
         --modes off,on --repeat 20 --json out/trace.json "$@" -- tools/demo/gpt.py --dim 168 --layers 8 --steps 24
     "$PY" tools/bench/trace_overhead.py out/trace.json
 }
@@ -66,7 +66,7 @@ build_benches() {
     { cmake --preset release || { rm -rf build/release && cmake --preset release; }; } && cmake --build --preset release --target "${targets[@]}"
 }
 
-replay() { build/release/tools/replay/fcdp-replay "$@" tools/replay/traces/*.txt.gz tools/replay/traces/others/*.txt.gz; }
+replay() { run build/release/tools/replay/fcdp-replay "$@" tools/replay/traces/*.txt.gz tools/replay/traces/others/*.txt.gz; }
 
 measure() {         # DRIVER
     export FCDP_DRIVER=$1
@@ -75,13 +75,13 @@ measure() {         # DRIVER
     replay || true
     echo
     echo "== Hits"
-    build/release/tests/alloc/bench_heap
+    run build/release/tests/alloc/bench_heap
     echo
     echo "== Pages"
-    build/release/tests/alloc/bench_vrange
+    run build/release/tests/alloc/bench_vrange
     echo
     echo "== Regions"
-    build/release/tests/tiering/bench_tiering_moves
+    run build/release/tests/tiering/bench_tiering_moves
 }
 
 before_build() { bash tools/bench/overlap/before/build.sh; }
@@ -89,7 +89,7 @@ before_build() { bash tools/bench/overlap/before/build.sh; }
 overlap_before() {  # OPTIONS OF fcdp-overlap
     must "The engine before: build" before-build before_build
     echo
-    "$(tail -n 1 "$LOGS/before-build.log")" "$@"
+    run "$(tail -n 1 "$LOGS/before-build.log")" "$@"
 }
 
 # The report's last line comes last, behind what is said of the pictures.
@@ -97,7 +97,7 @@ overlap() {         # OPTIONS OF fcdp-overlap
     local out=$ROOT/build/overlap rc=0 name rank ranks
     rm -rf "$out"
     mkdir -p "$out"
-    build/release/tools/bench/overlap/fcdp-overlap --timelines "$out" "$@" >"$out/report.txt" || rc=$?
+    run build/release/tools/bench/overlap/fcdp-overlap --timelines "$out" "$@" >"$out/report.txt" || rc=$?
     [ $rc -ne 2 ] || exit 2
     sed '$d' "$out/report.txt"
     for name in compute pcie link; do
@@ -120,7 +120,7 @@ if [ "$what" = trace ] && [ "${1:-}" = --steps ]; then
 fi
 if [ "$what" = frameworks ]; then
     setup all
-    "$PY" tools/bench/frameworks.py "$@"
+    run "$PY" tools/bench/frameworks.py "$@"
     exit
 fi
 case $what in
@@ -144,7 +144,7 @@ must "The benchmarks: build" release-build build_benches
 FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/tools/simgpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY
 if [ "$what" = trace ]; then
-    build/release/tests/alloc/bench_trace
+    run build/release/tests/alloc/bench_trace
     exit
 fi
 if [ "$what" = alloc ]; then
@@ -161,7 +161,7 @@ if cuda_device; then
     echo
     echo "== Training"
     unset FCDP_DRIVER
-    "$PY" tools/bench/training.py
+    run "$PY" tools/bench/training.py
 else
     echo "No CUDA device can be reached (torch.cuda.is_available() is false): nothing above is of a GPU."
 fi

@@ -52,7 +52,7 @@ PATH=$PATH:/usr/sbin:/sbin
 for tool in debootstrap unshare ip; do command -v $tool >/dev/null || fail "Needs $tool: apt-get install debootstrap util-linux iproute2"; done
 
 TMP=$(mktemp -d "${TMPDIR:-/tmp}/fcdp-clean.XXXXXX")
-trap 'end_ticker; rm -rf "$TMP"' EXIT     # nothing is mounted below it here: mounts are in the namespace alone
+trap 'end_step; rm -rf "$TMP"' EXIT     # nothing is mounted below it here: mounts are in the namespace alone
 BASE=${BASE:-$TMP/base}
 mkdir -p "$TMP/upper" "$TMP/work" "$TMP/root"
 
@@ -101,6 +101,7 @@ END
 # The namespaces end with the shell in them, and every process and mount with the namespaces.
 cat >"$TMP/enter" <<'END'
 set -e
+trap 'exit 143' TERM        # which the kernel keeps from the first process of a namespace that has no trap for it
 mount -t overlay overlay -o "lowerdir=$BASE,upperdir=$TMP/upper,workdir=$TMP/work" "$TMP/root"
 cd "$TMP/root"
 mkdir wheel job

@@ -38,7 +38,7 @@ done
 
 setup demo
 mkdir -p out
-fcdp-lab --nodes 2 --ranks 2 --rate 1gbit --modes fsdp,fcdp --svg out/demo.svg --json out/demo.json "${lab[@]}" -- \
+run fcdp-lab --nodes 2 --ranks 2 --rate 1gbit --modes fsdp,fcdp --svg out/demo.svg --json out/demo.json "${lab[@]}" -- \
     tools/demo/gpt.py "${job[@]}"
 echo
 echo "Picture: $ROOT/out/demo.svg    Figures: $ROOT/out/demo.json"

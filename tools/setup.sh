@@ -22,11 +22,50 @@ ZIGLANG=ziglang==0.17.1                   # the compiler of the wheel (cmake/zig
 
 fail() { echo "$*" >&2; exit 1; }
 
+# --- what ends with this shell --------------------------------------------------------------------------------------
+
+# run COMMAND...: in a process group of its own, which this shell ends when it is ended itself. Returns its status.
+RUNNING=
+run() {
+    local rc=0
+    set -m
+    (trap end_running EXIT; set +em; RUNNING=; TICKER=; "$@") &
+    RUNNING=$!
+    set +m
+    wait "$RUNNING" || rc=$?
+    RUNNING=
+    return $rc
+}
+
+# Has the process GROUP one that is no zombie? Those wait for the init of a container, which may never come to them.
+group_lives() {
+    local stat
+    for stat in /proc/[0-9]*/stat; do
+        { read -r stat <"$stat"; } 2>/dev/null || continue
+        [[ ! ${stat##*) } =~ ^[^ZX]\ [0-9]+\ $1\  ]] || return 0
+    done
+    return 1
+}
+
+# Programs that have started others elsewhere end them first. What lives 20 s later is killed.
+end_running() {
+    local i
+    [ -n "$RUNNING" ] || return 0
+    kill -- "-$RUNNING" 2>/dev/null || true
+    for ((i = 0; i < 200; i++)); do
+        group_lives "$RUNNING" || return 0
+        sleep 0.1
+    done
+    kill -KILL -- "-$RUNNING" 2>/dev/null || true
+}
+
+end_step() { end_ticker; end_running; }
+trap end_step EXIT
+
 # --- progress -------------------------------------------------------------------------------------------------------
 
 TICKER=
-end_ticker() { [ -z "$TICKER" ] || { kill "$TICKER" && wait "$TICKER"; } 2>/dev/null || true; TICKER=; }
-trap end_ticker EXIT
+end_ticker() { [ -z "$TICKER" ] || { kill -- "-$TICKER" && wait "$TICKER"; } 2>/dev/null || true; TICKER=; }
 
 tick() {                                  # a line that counts on a terminal, elsewhere one line every 30 s
     local title=$1 owner=$2 s=0
@@ -42,8 +81,10 @@ step() {
     local title=$1 log=$LOGS/$2.log start=$SECONDS rc=0
     shift 2
     [ -t 1 ] || echo "$title ..."
+    set -m
     tick "$title" $$ & TICKER=$!
-    "$@" >"$log" 2>&1 </dev/null || rc=$?
+    set +m
+    run "$@" >"$log" 2>&1 </dev/null || rc=$?
     end_ticker
     [ -t 1 ] && printf '\r'
     if [ $rc -eq 0 ]; then

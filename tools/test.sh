@@ -109,7 +109,7 @@ beside() {
     shift
     echo "Beside what follows: build/logs/$name.log"
     set -m
-    (trap - EXIT; TICKER=; side=$name; renice -n 5 $BASHPID >/dev/null 2>&1 || true; "$@") >"$LOGS/$name.log" 2>&1 </dev/null &
+    (trap end_step EXIT; TICKER=; RUNNING=; side=$name; renice -n 5 $BASHPID >/dev/null 2>&1 || true; "$@") >"$LOGS/$name.log" 2>&1 </dev/null &
     BESIDE+=($!)
     set +m
 }
@@ -121,6 +121,7 @@ joined() {
 end_beside() {
     local lane
     for lane in "${BESIDE[@]}"; do kill -- "-$lane" 2>/dev/null || true; done
+    for lane in "${BESIDE[@]}"; do wait "$lane" 2>/dev/null || true; done
 }
 c_stages_beside() { beside 1-c c_stages; }
 quick_stages_beside() { beside 1-c dev_stage; }
@@ -137,7 +138,7 @@ dev_built() {
 PYTESTS=()
 pytests_left() {
     local group
-    for group in "${PYTESTS[@]}"; do kill -0 -- "-$group" 2>/dev/null && return 0; done
+    for group in "${PYTESTS[@]}"; do group_lives "$group" && return 0; done
     return 1
 }
 end_pytests() {
@@ -149,7 +150,7 @@ end_pytests() {
     done
     for group in "${PYTESTS[@]}"; do kill -KILL -- "-$group" 2>/dev/null || true; done
 }
-trap 'end_ticker; end_beside; end_pytests' EXIT
+trap 'end_step; end_beside; end_pytests' EXIT
 
 # NAME PYTEST OPTIONS: with its output in build/logs/NAME.log, too. RECORDED=FILE: with a trace of all its jobs in FILE.
 pytest() {

@@ -1,4 +1,5 @@
 /* methods_engine.c - the module's functions of the engine. */
+#include "tiering/headroom.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/neighbour.h"
 #include "torch_plugin/tensors.h"
@@ -40,6 +41,16 @@ METHOD(options_table) {
         Py_XDECREF(row);
     }
     return list;
+}
+
+/* (root) -> (bytes that a node's ranks may take together, who sets that). */
+METHOD(host_budget) {
+    const char *root;
+    if (!PyArg_ParseTuple(args, "s:host_budget", &root)) return NULL;
+    fcdp_host_budget budget;
+    fcdp_status status = fcdp__host_budget_read(root, options.host_budget_bytes, &budget);
+    if (status != FCDP_OK) return binding_raise(status);
+    return Py_BuildValue("(ns)", (Py_ssize_t)budget.bytes, budget.limit);
 }
 
 METHOD(engine_create) {
@@ -179,8 +190,8 @@ METHOD(engine_reset_peaks) {
 }
 
 PyMethodDef methods_engine[] = {
-    ENTRY(options_load),          ENTRY(options_table),       ENTRY(engine_create), ENTRY(engine_destroy),
-    ENTRY(engine_account_create), ENTRY(engine_account_join), ENTRY(engine_drain),  ENTRY(engine_check),
-    ENTRY(engine_order_writes),   ENTRY(engine_begin_pass),   ENTRY(engine_stats),  ENTRY(python_calls),
-    ENTRY(engine_reset_peaks),    {NULL, NULL, 0, NULL},
+    ENTRY(options_load),          ENTRY(options_table),       ENTRY(engine_create),  ENTRY(engine_destroy),
+    ENTRY(engine_account_create), ENTRY(engine_account_join), ENTRY(engine_drain),   ENTRY(engine_check),
+    ENTRY(engine_order_writes),   ENTRY(engine_begin_pass),   ENTRY(engine_stats),   ENTRY(python_calls),
+    ENTRY(engine_reset_peaks),    ENTRY(host_budget),         {NULL, NULL, 0, NULL},
 };

@@ -3,6 +3,7 @@ state. FSDP shards it, every group is served, and fewer bytes cross the nodes. T
 
 import importlib.util
 import sys
+import tempfile
 
 import pytest
 
@@ -29,6 +30,7 @@ def run(job, tmp, env):
         command = ["--out", tmp, job.script, *arguments]
         done = launch.forked(jobs.HERE / "rank.py", command, tmp, {**OF_A_RANK, **env}, STALL_S, preload)
         assert done.returncode == 0 and not done.timed_out and len(done.ranks) == launch.WORLD, done.output[-6000:]
+        assert not list(tmp.glob(f"{tempfile.gettempprefix()}*")), "a temporary folder is left"
     return done
 
 

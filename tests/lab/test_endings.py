@@ -78,6 +78,14 @@ def test_a_stop_signal_leaves_nothing_and_is_the_exit_status(waiting, signum):
     assert not namespaces & lab.namespaces_in_use()
 
 
+def test_a_rank_sees_every_signal(lab):
+    text = "import signal, sys; open(sys.argv[1], 'w').write(repr(signal.pthread_sigmask(signal.SIG_BLOCK, [])))"
+    mask = lab.folder / "mask"
+    done = lab.run(lab.script(text), str(mask), options=["--nodes", "1", "--ranks", "1", "--modes", "fsdp"])
+    assert done.returncode == 0, done.stderr
+    assert mask.read_text() == repr(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+
 def test_sigkill_of_the_lab_leaves_nothing(waiting):
     lab, process, namespaces = waiting
     started = lab.processes()

@@ -94,6 +94,20 @@ static void a_cgroup_over_its_limit_leaves_nothing(void **state) {
     assert_left(0, "/sys/fs/cgroup/job/memory.max");
 }
 
+static void the_budget_is_the_option_or_seven_eighths_of_what_the_cgroup_leaves(void **state) {
+    (void)state;
+    fcdp_host_budget budget;
+    put("/proc/self/cgroup", "0::/job\n");
+    put("/sys/fs/cgroup/job/memory.max", "1073741824\n");
+    put("/sys/fs/cgroup/job/memory.current", "0\n");
+    assert_ok(fcdp__host_budget_read(root, 0, &budget));
+    assert_int_equal(budget.bytes >> 20, 896);
+    assert_non_null(strstr(budget.limit, "/sys/fs/cgroup/job/memory.max"));
+    assert_ok(fcdp__host_budget_read(root, 5, &budget));
+    assert_int_equal(budget.bytes, 5);
+    assert_string_equal(budget.limit, "FCDP_HOST_BUDGET");
+}
+
 static void without_meminfo_the_text_says_what_to_set(void **state) {
     (void)state;
     fcdp_headroom h;
@@ -110,6 +124,7 @@ int main(void) {
         ROOTED(a_container_sees_its_own_cgroup_at_the_mount),
         ROOTED(version_1_counts_too),
         ROOTED(a_cgroup_over_its_limit_leaves_nothing),
+        ROOTED(the_budget_is_the_option_or_seven_eighths_of_what_the_cgroup_leaves),
         ROOTED(without_meminfo_the_text_says_what_to_set),
     };
     return cmocka_run_group_tests_name("tiering_headroom", tests, NULL, NULL);

@@ -60,6 +60,18 @@ def tagged(tag):
     return found
 
 
+def lives_on(tag, patience_s=5):
+    """Those of a job that do not end at once, as what has just been killed does. By pidfd, so that no time is guessed."""
+    left = []
+    for pid in tagged(tag):
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(pid)
+            if not select.select([ended], [], [], patience_s)[0]:
+                left.append(pid)
+            os.close(ended)
+    return left
+
+
 def signal_all(tag, signum):
     for pid in tagged(tag):
         with contextlib.suppress(ProcessLookupError):

@@ -4,6 +4,7 @@ people use on such links, and prints the tables of docs/frameworks.md. tools/ben
 import argparse
 import json
 import pathlib
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -49,6 +50,36 @@ OF_EXAMPLES = "example | training | groups served | sent per step: plain | FCDP 
 OF_SETTINGS = "setting | step | sent per step | training"
 
 
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+
+
+def stop_on_signals():
+    """By an exception, as an interrupt is one: the lab is ended then. Under nohup, SIGHUP stays ignored."""
+    for signum in STOPS - {signal.SIGINT}:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+
+
+def run(command):
+    """Ends it with this process, by a signal at which fcdp-lab ends what it has started and removes its files."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until the process is known here
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        cwd=ROOT,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+    )
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        code = process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+
+
 def lab(rate, job, modes=()):
     """The modes of the document that fcdp-lab writes."""
     program = pathlib.Path(sysconfig.get_path("scripts"), "fcdp-lab")
@@ -59,7 +90,7 @@ def lab(rate, job, modes=()):
             options += ["--mode", f"mode{i}: {mode}"]
         if modes:
             options += ["--modes", ",".join(f"mode{i}" for i in range(len(modes)))]
-        subprocess.run([program, *options, "--", *job], check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+        run([program, *options, "--", *job])
         return json.loads(out.read_text())["modes"]
 
 
@@ -149,6 +180,7 @@ def main():
     if wrong := [name for name in options.name if name not in known]:
         parser.error(f"no such name: {', '.join(wrong)}; there are {', '.join(known)}")
     names = options.name or known
+    stop_on_signals()
     differs = False
     if examples := [name for name in EXAMPLES if name in names]:
         rows = (of_example(name, options.rate) for name in examples)

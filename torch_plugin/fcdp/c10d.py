@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import OptionError, _fcdp
+from fcdp import OptionError, _fcdp, launcher
 from fcdp.rollcall import RollCall
 
 # Backends without several processes: nothing to serve.
@@ -34,19 +34,10 @@ class Unsupported(Exception):
 
 def local_size(option: int) -> int:
     """Ranks per node: FCDP_LOCAL_SIZE, else what the launcher says."""
-    if option:
-        return option
-    text = (
-        os.environ.get("LOCAL_WORLD_SIZE")
-        or os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
-        or os.environ.get("SLURM_NTASKS_PER_NODE", "")
-    )
     try:
-        return int(text)
-    except ValueError:
-        raise Unsupported(
-            "the launcher does not say how many ranks a node has (LOCAL_WORLD_SIZE); set FCDP_LOCAL_SIZE"
-        ) from None
+        return option or launcher.ranks_per_node()[0]
+    except ValueError as error:
+        raise Unsupported(str(error)) from None
 
 
 def _backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:

@@ -27,8 +27,9 @@ examples
 The script gets the environment that torchrun would give it; every rank is a process here. Nothing between the emulated
 nodes is slow: fcdp-lab measures time. FCDP_... variables are the job's.
 
---json prints nodes, ranks_per_node, steps, host_bytes (per node), notes, and of each of groups: name, served, reason,
-bytes, trainable_bytes, and per step gathers, plain_bytes (what FSDP would send) and fcdp_bytes; and the sums of bytes
+--json prints nodes, ranks_per_node, steps, host_bytes (per node), notes, and of each of groups: name (its module's,
+"(root)" for the model itself), served, reason, bytes, trainable_bytes, and per step gathers, plain_bytes (what FSDP would
+send) and fcdp_bytes; and the sums of bytes
 
 exit status: 0 every group is served (without arguments: a job would be); 1 some are not, or the job failed; 2 wrong
 arguments"""
@@ -104,6 +105,13 @@ def _look(args: argparse.Namespace, job: list[str]) -> int:
     return groups.show(document, args.json)
 
 
+def _stop_on_signals() -> None:
+    """By an exception, as an interrupt is one: what was started ends then. Under nohup, SIGHUP stays ignored."""
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
+
+
 def main(argv: list[str] | None = None) -> int:
     args, job = parse(sys.argv[1:] if argv is None else argv)
     if args.options:
@@ -115,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
         return machine.report()
     from fcdp_doctor import Failed
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _stop_on_signals()
     with contextlib.suppress(KeyboardInterrupt):
         try:
             return _look(args, job)

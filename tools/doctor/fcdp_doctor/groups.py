@@ -7,7 +7,9 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import TypeVar
 
 try:
     from rich.console import Console
@@ -16,19 +18,23 @@ except ImportError:
     Console = None
 
 FILE_COLUMNS = 120
+ROOT = "(root)"  # as in a trace, which has a name for every group
 
 
 @dataclasses.dataclass
 class Group:
     """Figures are None where they are not known. Those of traffic are per step and node, between nodes."""
 
-    name: str  # its module's; "": the root's
+    name: str  # its module's, or ROOT
     reason: str | None  # why FCDP does not serve it; None: it does
     bytes: int | None = None  # in the dtype that is gathered
     trainable_bytes: int | None = None  # of those
     gathers: float | None = None  # unshards per step
     plain_bytes: float | None = None  # that FSDP's gathers would send
     fcdp_bytes: float | None = None  # that FCDP's do
+
+    def __post_init__(self) -> None:
+        self.name = self.name or ROOT  # fcdp.stats() has "" for it
 
 
 @dataclasses.dataclass
@@ -45,6 +51,18 @@ class Document:
     @property
     def is_served(self) -> bool:
         return bool(self.groups) and all(group.reason is None for group in self.groups)
+
+
+Entry = TypeVar("Entry")
+
+
+def alike(entries: Iterable[Entry], key: Callable[[Entry], Hashable]) -> Iterator[tuple[Hashable, Entry]]:
+    """Each behind its key and the number of those of that key before it. Groups of one name and size, as of DPO's two
+    models, are told apart by their order alone, which is that of their making on every rank and in every step."""
+    seen: Counter[Hashable] = Counter()
+    for entry in entries:
+        yield (key(entry), seen[key(entry)]), entry
+        seen[key(entry)] += 1
 
 
 def sum_known(values: Iterable[float | None]) -> float:
@@ -65,8 +83,8 @@ HEAD = ("group", "groups", "served", "MB", "trainable MB", "gathers/step", "FSDP
 
 
 def natural(text: str) -> list:
-    """So that layers.2 comes before layers.10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
+    """So that layers.2 comes before layers.10, and the root before both."""
+    return [] if text == ROOT else [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
 def _mega(value: float | None) -> str:
@@ -87,11 +105,11 @@ def _cells(group: Group) -> tuple[str, ...]:
 def folded(groups: list[Group]) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """(name, groups, cells) of the rows: neighbours that differ in a number of their names alone share one, with
     the figures of each."""
-    for (_, cells), alike in itertools.groupby(
+    for (_, cells), same in itertools.groupby(
         sorted(groups, key=lambda group: natural(group.name)),
         key=lambda group: (re.sub(r"\d+", "#", group.name), _cells(group)),
     ):
-        names = [group.name or "(root)" for group in alike]
+        names = [group.name for group in same]
         yield names[0] if len(names) == 1 else f"{names[0]} ... {names[-1]}", len(names), cells
 
 
@@ -100,7 +118,7 @@ def unserved(groups: list[Group]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for group in sorted(groups, key=lambda group: natural(group.name)):
         if group.reason is not None:
-            found.setdefault(group.reason, []).append(group.name or "(root)")
+            found.setdefault(group.reason, []).append(group.name)
     return found
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from fcdp_doctor import Failed
-from fcdp_doctor.groups import Document, Group
+from fcdp_doctor.groups import Document, Group, alike
 
 
 def look(pid: int) -> Document:
@@ -18,9 +20,9 @@ def look(pid: int) -> Document:
         raise Failed(f"process {pid} has just ended")
     first = min(processes, key=lambda process: process["rank"])
     steps = max(process["steps"] for process in processes)
-    found: dict[tuple[str, int], Group] = {}
+    found: dict[Hashable, Group] = {}
     for process in processes:
-        for entry in process["groups"]:
+        for at, entry in alike(process["groups"], lambda entry: (entry["name"], entry["bytes"])):
             group = Group(
                 name=entry["name"],
                 reason=None if entry["served"] else entry["reason"] or "(why is not known)",
@@ -31,7 +33,7 @@ def look(pid: int) -> Document:
                 group.gathers, group.plain_bytes, group.fcdp_bytes = (
                     entry[key] / steps for key in ("uses", "plain_bytes", "gather_bytes")
                 )
-            found.setdefault((group.name, entry["bytes"]), group)
+            found.setdefault(at, group)
     return Document(
         job=first["command"],
         nodes=max(first["nodes"], 0),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 from importlib import metadata
 from pathlib import Path
 
 import fcdp
+from fcdp import launcher
 
 
 def _bytes(value: int) -> str:
@@ -47,42 +47,58 @@ def _driver() -> tuple[str, bool]:
     return f"{name}, {_bytes(stats['device_bytes']['budget'])} for gathered parameters", True
 
 
-def _memory() -> str:
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) << 10
-    total = int(fields["MemTotal"].split()[0]) << 10
-    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
-    return f"{_bytes(available)} available of {_bytes(total)}, {nodes} NUMA node{'s' if nodes > 1 else ''}"
+def memory(root: str = "") -> tuple[str, bool]:
+    """What a job may take that starts now, as the job itself finds it. `root` is put before /proc and /sys."""
+    from fcdp import _fcdp
+
+    nodes = len(list(Path(f"{root}/sys/devices/system/node").glob("node[0-9]*"))) or 1
+    beside = f"{nodes} NUMA node{'s' if nodes > 1 else ''}"
+    try:
+        budget, limit = _fcdp.host_budget(root)
+    except _fcdp.Error as error:
+        return f"{error.args[0]}; {beside}", False
+    return f"{_bytes(budget)} for parameters: {limit}; {beside}", budget > 0
+
+
+def ranks_per_node(option: int) -> str:
+    if option:
+        return f"{option} (FCDP_LOCAL_SIZE)"
+    try:
+        size, variable = launcher.ranks_per_node()
+    except ValueError as error:
+        return str(error)
+    before = "" if variable == "LOCAL_WORLD_SIZE" else "; torchrun's own LOCAL_WORLD_SIZE goes before it"
+    return f"{size} ({variable}{before})"
 
 
 def report() -> int:
     from fcdp import _fcdp
 
     try:
-        _fcdp.options_load()
+        option = _fcdp.options_load()["local_size"]
         options, options_ok = "all FCDP_* variables are valid", True
     except _fcdp.Error as error:
-        options, options_ok = error.args[0], False
+        option, options, options_ok = 0, error.args[0], False
     torch, torch_ok = _torch()
     driver, driver_ok = _driver() if options_ok else ("not tried", False)
-    local = os.environ.get("FCDP_LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE")
+    host, host_ok = memory() if options_ok else ("not tried", False)
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     rows = [
         ("fcdp", f"{fcdp.__version__}, Python {platform.python_version()}"),
         ("options", options),
         ("torch", torch),
         ("device", driver),
-        ("host memory", _memory()),
+        ("host memory", host),
         (
             "may lock",
             _bytes(memlock)
             + ("" if memlock == resource.RLIM_INFINITY else " (ulimit -l; root and CAP_IPC_LOCK are not bound by it)"),
         ),
-        ("ranks per node", local or "from the launcher (torchrun sets LOCAL_WORLD_SIZE), or FCDP_LOCAL_SIZE"),
+        ("ranks per node", ranks_per_node(option)),
     ]
     for name, text in rows:
         print(f"{name:15s} {text}")
-    good = options_ok and torch_ok and driver_ok
+    good = options_ok and torch_ok and driver_ok and host_ok
     print(
         "\nFCDP=1 torchrun ... would be served here."
         if good

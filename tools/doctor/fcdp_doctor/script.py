@@ -16,19 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import fcdp_lab
 from fcdp_doctor import Failed
-from fcdp_doctor.groups import Document, Group
+from fcdp_doctor.groups import Document, Group, alike
 from fcdp_lab.failure import tail
 from fcdp_lab.namespaces import die_with_parent
 
 POLL_S = 0.2
 GRACE_S = 5.0  # once a rank has failed, for the others to say why they fail too
 TAIL_LINES = 30
+STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 INJECT = os.path.join(os.path.dirname(fcdp_lab.__file__), "inject")
 
 
@@ -120,17 +120,17 @@ def _environment(node: int, local: int, nodes: int, ranks_per_node: int) -> dict
     }
 
 
-def _in_child() -> None:
+def _in_child(mask: set[int]) -> None:
     die_with_parent()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager
 def _ranks(job: list[str], nodes: int, ranks_per_node: int, steps: int, folder: str) -> Iterator[list[Rank]]:
-    """Starts them; at the end they are killed, with what they have started."""
+    """Starts them; at the end they are killed, with what they have started. Neither is cut short by a signal."""
     own = {"MASTER_PORT": str(_free_port()), "DOCTOR_FOLDER": folder, "DOCTOR_STEPS": str(steps)}
     ranks: list[Rank] = []
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *STOPS})
     try:
         for number in range(nodes * ranks_per_node):
             node, local = divmod(number, ranks_per_node)
@@ -143,16 +143,18 @@ def _ranks(job: list[str], nodes: int, ranks_per_node: int, steps: int, folder: 
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
-                    preexec_fn=_in_child,
+                    preexec_fn=lambda: _in_child(mask),
                 )
             ranks.append(Rank(number, f"rank {number} (node {node}, local rank {local})", process, log))
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGCHLD})
         yield ranks
     finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(rank.process.pid, signal.SIGKILL)
             rank.process.wait()
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextlib.contextmanager
@@ -205,12 +207,8 @@ def _cause(ranks: list[Rank], codes: list[int | None]) -> str:
 # ---- what they reported ----
 
 
-def _per_step(first: dict[str, Any] | None, last: dict[str, Any], entry: dict[str, Any], n: int) -> tuple[float, ...]:
+def _per_step(before: dict[str, Any], entry: dict[str, Any], n: int) -> tuple[float, ...]:
     """(unshards, bytes by FSDP, bytes by FCDP) of a group, per step behind the first."""
-    of_same = ("name", "bytes")
-    before: dict[str, Any] = next(
-        (group for group in (first or {}).get("groups", ()) if all(group[key] == entry[key] for key in of_same)), {}
-    )
 
     def grown(*keys: str) -> float:
         return sum(entry[key] - before.get(key, 0) for key in keys) / n
@@ -218,13 +216,19 @@ def _per_step(first: dict[str, Any] | None, last: dict[str, Any], entry: dict[st
     return grown("gathers_made", "gathers_avoided"), grown("plain_bytes"), grown("gather_bytes")
 
 
+def _served(stats: dict[str, Any]) -> Iterator[tuple[Hashable, dict[str, Any]]]:
+    return alike(stats["groups"], lambda entry: (entry["name"], entry["bytes"]))
+
+
 def _groups(report: dict[str, Any]) -> Iterator[Group]:
     first, last, steps = report["first"], report["last"], report["steps"]
     if steps <= 1:
         first = None
     n = max(1, steps - 1 if first else steps)
-    for entry in last["groups"]:
-        yield Group(entry["name"], None, entry["bytes"], entry["trainable_bytes"], *_per_step(first, last, entry, n))
+    before = dict(_served(first)) if first else {}
+    for at, entry in _served(last):
+        per_step = _per_step(before.get(at, {}), entry, n)
+        yield Group(entry["name"], None, entry["bytes"], entry["trainable_bytes"], *per_step)
     for entry in last["bypassed"]:
         yield Group(entry["group"], entry["reason"], entry.get("bytes"), entry.get("trainable_bytes"))
 
@@ -240,12 +244,10 @@ def _document(job: list[str], nodes: int, ranks_per_node: int, reports: list[Any
     reports = [report for report in reports if report]
     if not reports:
         raise Failed("the script has ended, and no rank reported: was it run with -I or -E?")
-    found: dict[tuple[str, int | None, int], Group] = {}
+    found: dict[Hashable, Group] = {}
     for report in reports:
-        alike: Counter[tuple[str, int | None]] = Counter()
-        for group in _groups(report):
-            alike[group.name, group.bytes] += 1
-            found.setdefault((group.name, group.bytes, alike[group.name, group.bytes]), group)
+        for at, group in alike(_groups(report), lambda group: (group.name, group.bytes)):
+            found.setdefault(at, group)
     steps = min(report["steps"] for report in reports)
     told = re.compile(r"fcdp: (?!saved |cost |served |FCDP=1, but )")
     return Document(

@@ -110,7 +110,8 @@ def _node_main(node, plan, steps, events_fd):
     """The process that is a node: holds its namespaces, runs the launcher in them. Never returns."""
     code = 1
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGCHLD})
+        # The ranks inherit what is blocked: by the guard, and by the lab around the guard's start.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
         namespaces.unshare(
             namespaces.CLONE_NEWNET | namespaces.CLONE_NEWNS | namespaces.CLONE_NEWUTS | namespaces.CLONE_NEWIPC
         )
