@@ -147,7 +147,7 @@ def test_the_variables_that_the_page_names_are_read():
 
 
 @pytest.mark.parametrize(
-    ("variables", "found"),
+    ("variables", "found"),  # of a job of 8 ranks
     [
         ({"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1"}, (8, "LOCAL_WORLD_SIZE")),
         ({"MPI_LOCALNRANKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, (4, "MPI_LOCALNRANKS")),
@@ -156,6 +156,8 @@ def test_the_variables_that_the_page_names_are_read():
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (4, "SLURM_STEP_TASKS_PER_NODE")),
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),4"}, (4, "SLURM_STEP_TASKS_PER_NODE")),
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}, "ranks per node differ"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NUM_TASKS": "8"}, (4, "SLURM_STEP_TASKS_PER_NODE")),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NUM_TASKS": "2"}, "the launcher does not say"),
         ({"SLURM_STEP_TASKS_PER_NODE": "many"}, "SLURM_STEP_TASKS_PER_NODE=many does not say"),
         ({}, "the launcher does not say"),
     ],
@@ -163,12 +165,12 @@ def test_the_variables_that_the_page_names_are_read():
 def test_ranks_per_node_are_what_the_launcher_says(monkeypatch, variables, found):
     from fcdp import launcher
 
-    for name in launcher.VARIABLES:
+    for name in (*launcher.VARIABLES, "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     if isinstance(found, tuple):
-        assert launcher.ranks_per_node() == found
+        assert launcher.ranks_per_node(8) == found
     else:
         with pytest.raises(ValueError, match=found):
-            launcher.ranks_per_node()
+            launcher.ranks_per_node(8)

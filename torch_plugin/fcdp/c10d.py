@@ -35,7 +35,7 @@ class Unsupported(Exception):
 def local_size(option: int) -> int:
     """Ranks per node: FCDP_LOCAL_SIZE, else what the launcher says."""
     try:
-        return option or launcher.ranks_per_node()[0]
+        return option or launcher.ranks_per_node(dist.get_world_size())[0]
     except ValueError as error:
         raise Unsupported(str(error)) from None
 

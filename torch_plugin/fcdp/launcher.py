@@ -17,9 +17,17 @@ VARIABLES = (
 COUNT = r"(\d+)(?:\(x\d+\))?"
 
 
-def ranks_per_node() -> tuple[int, str]:
-    """(their number, the variable that says so). Raises ValueError where none does, with the reason and what to do."""
-    name = next((name for name in VARIABLES if os.environ.get(name)), None)
+def _started_others(name: str, n_ranks: int) -> bool:
+    """srun's tasks are no ranks of this job, but what started them, such as torch.multiprocessing.spawn."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    return name.startswith("SLURM") and n_ranks > 0 and tasks.isdigit() and int(tasks) != n_ranks
+
+
+def ranks_per_node(n_ranks: int = 0) -> tuple[int, str]:
+    """(their number, the variable that says so). `n_ranks`: the job's, 0: not known. Raises ValueError where none does,
+    with the reason and what to do."""
+    set_ = [name for name in VARIABLES if os.environ.get(name)]
+    name = next((name for name in set_ if not _started_others(name, n_ranks)), None)
     if name is None:
         raise ValueError("the launcher does not say how many ranks a node has (LOCAL_WORLD_SIZE); set FCDP_LOCAL_SIZE")
     text = os.environ[name].strip()
