@@ -528,21 +528,18 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
 }
 
 /* A stream's wait for words ends too when a peer is gone (fcdp__region_end_waits), and nobody looks again
- * before the bytes are used, as the next use of a region does. So the host waits for them. */
-static fcdp_status words_await_by_host(fcdp_region *region, uint32_t span) {
-    region_lock(region);
-    fcdp_span_state state = region->span[span];
-    region_unlock(region);
-    if (!state.stored || state.whole || is_alone(region)) return FCDP_OK;
-    return fcdp__board_wait_all(region->block, STORED_WORD[span], state.epoch, region->name);
-}
-
-/* The others write there again once this stream has said that it reads no more (fill_permit). */
+ * before the bytes are used, as the next use of a region does. So the host waits for the words. The others
+ * write there again once this stream has said that it reads no more (fill_permit). */
 fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
                               fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
-    fcdp_status status = words_await_by_host(region, span);
+    region_lock(region);
+    fcdp_span_state state = region->span[span];
+    region_unlock(region);
+    fcdp_status status = FCDP_OK;
+    if (state.stored && !state.whole && !is_alone(region))
+        status = fcdp__board_wait_all(region->block, STORED_WORD[span], state.epoch, region->name);
     if (!status) status = fcdp__driver_stream_wait(tiering->drv, h2d, after);
     if (!status) status = load_begin(region, span, false);
     if (!status) status = fcdp__region_copy_out(region, 1u << span, piece, to);

@@ -115,7 +115,7 @@ static bool may_start(const struct sim_stream *stream, const struct sim_op *op) 
 }
 
 /* A value in memory can be written by anything, without a word: it is looked at again and again. A stream
- * that writes one, of whichever process, wakes those that wait for it (value_written). */
+ * that writes one, of whichever process, wakes those that wait for it (order_value). */
 static void wait_for_turn(const struct sim_op *op) {
     if (op->work != SIM_WAIT_VALUE) {
         pthread_cond_wait(&sim.progress, &sim.lock);
@@ -126,10 +126,6 @@ static void wait_for_turn(const struct sim_op *op) {
     sim_unlock();
     (void)syscall(SYS_futex, op->src, FUTEX_WAIT, seen, &pause, NULL, 0);
     sim_lock();
-}
-
-static void value_written(const struct sim_op *op) {
-    (void)syscall(SYS_futex, op->dst, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 /* ---- the worker ---- */
@@ -180,7 +176,7 @@ static void order_value(struct sim_stream *stream, const struct sim_op *op) {
         bool barrier = !(op->flags & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
         simgpu__order_write_value(&stream->position, simgpu__vspace_key(op->dst), op->value, barrier);
         __atomic_store_n((uint32_t *)op->dst, op->value, __ATOMIC_RELEASE);
-        value_written(op);
+        (void)syscall(SYS_futex, op->dst, FUTEX_WAKE, INT_MAX, NULL, NULL, 0); /* wait_for_turn */
     } else if (op->work == SIM_WAIT_VALUE) {
         uint32_t value = __atomic_load_n((const uint32_t *)op->src, __ATOMIC_ACQUIRE);
         simgpu__order_wait_value(&stream->position, simgpu__vspace_key(op->src), value);
