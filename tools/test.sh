@@ -159,7 +159,7 @@ pytest() {
     [ -z "${RECORDED:-}" ] || recorder=("$VENV/bin/fcdp-memtrace" record --quiet -o "$RECORDED" --)
     # Options of FCDP that the caller has set are not for the tests, which set their own.
     for option in $(compgen -e FCDP); do clean+=(-u "$option"); done
-    env "${clean[@]}" "${recorder[@]}" "$PY" -m pytest -rs --durations=5 --junitxml "build/$name.xml" "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/$name.log"
+    env "${clean[@]}" "${recorder[@]}" "$PY" -m pytest -rfEs --durations=5 --junitxml "build/$name.xml" "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/$name.log"
 }
 
 pytest_report() {   # TITLE NAME STATUS SECONDS
@@ -266,7 +266,7 @@ if compgen -G "$LOGS/skips.*" >/dev/null; then
     echo "Skipped:"
     sed 's/^/  /' "$LOGS"/skips.*
 fi
-if cat "$LOGS"/failures.* 2>/dev/null | grep -q .; then
+if [ -n "$(cat "$LOGS"/failures.* 2>/dev/null)" ]; then
     echo "Failed:"
     sed 's/^/  /' "$LOGS"/failures.*
 fi
