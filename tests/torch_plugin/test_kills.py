@@ -13,7 +13,7 @@ PLACES = ["forward", "backward", "gather", "optimizer"]
 GROUPS = ("blocks.", "root")
 
 
-def kill(tmp_path, where, configuration, victim=2):
+def kill(tmp_path, where, configuration, victim=2, flight_timeout_s=10):
     """Plain FSDP2 ends cleanly at such a death, on gloo; with FCDP it must too."""
     before = Leftovers(tmp_path)
     env = dict(CONFIGURATIONS.get(configuration, {}))
@@ -22,7 +22,13 @@ def kill(tmp_path, where, configuration, victim=2):
         if where == "gather":
             # else all of these small groups have crossed before the victim can be met in a gather
             env["FCDP_COALESCE"] = "0"
-    job = launch.Spawned(launch.HERE / "victim.py", [where, "--victim", victim], tmp_path, env, warm=True)
+    job = launch.Spawned(
+        launch.HERE / "victim.py",
+        [where, "--victim", victim, "--flight-timeout", flight_timeout_s],
+        tmp_path,
+        env,
+        warm=True,
+    )
     job.wait_until_said("step 1", START_TIMEOUT_S)
     in_time = job.wait(TIMEOUT_S)
     assert in_time, "a survivor hangs\n" + job.report()
@@ -69,5 +75,7 @@ def test_survivors_name_what_did_not_come(tmp_path, configuration, where):
 @needs_fcdp
 @pytest.mark.parametrize("where", ["forward", "gather"])
 def test_the_first_rank_dies(tmp_path, where):
-    """It holds the store and is the leader of its node's host memory."""
-    kill(tmp_path, where, "tau0-slice", victim=0)
+    """It holds the store and is the leader of its node's host memory. Who asks the store then waits seconds, however
+    long the job's own timeout is."""
+    job = kill(tmp_path, where, "tau0-slice", victim=0, flight_timeout_s=10 * TIMEOUT_S)
+    assert any("the job's store does not answer" in err for err in survivors(job, victim=0)), job.report()

@@ -69,7 +69,13 @@ class RollCall:
 
 
 def _connection(store: dist.Store) -> dist.Store:
-    """Our own where torch can make one: another thread may be waiting on the shared one."""
+    """Our own where torch can make one: another thread may be waiting on the shared one. By its address where it has
+    one: a clone waits as long as the store's own timeout, minutes, for a first rank that has died."""
+    under = store
+    while isinstance(under, dist.PrefixStore):
+        under = under.underlying_store
+    if isinstance(under, dist.TCPStore):
+        return dist.TCPStore(under.host, under.port, is_master=False, timeout=GRACE, wait_for_workers=False)
     if hasattr(store, "clone"):
         store = store.clone()
         store.set_timeout(GRACE)
