@@ -277,21 +277,29 @@ static void test_every_collective_stalls(void **state) {
     every_collective_stalls(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), 2);
 }
 
+/* The rank that stops waits for nobody who does not come, so it ends well. Where the machine is so busy that
+ * a peer is later than the timeout, the same is tried with a timeout eight times as long, twice. */
+static outcome stop_run(cluster_config *config, const fault *f) {
+    for (int attempt = 0;; attempt++, config->timeout_s *= 8) {
+        outcome out = run_with(config, f);
+        if (!out.ends[f->stops].status || attempt == 2) return out;
+        print_message("stop before call %ld, timeout %.1f s: '%s'\n", f->n, config->timeout_s,
+                      out.ends[f->stops].text);
+    }
+}
+
 /* Its streams go on with what they have; its peers wait for what it does not begin. */
 static void every_stop(cluster_config config, long stride) {
     fault f = {.stops = NOBODY};
     int n_actions = run_with(&config, &f).n_actions, n_named = 0;
     range of = range_of(n_actions - 1, stride);
-    config.timeout_s = SHORT_S;
     for (f.n = of.first; f.n <= of.last; f.n += of.stride) {
         f.stops = (int)(f.n % (2 * config.node_size));
-        outcome out = run_with(&config, &f);
+        config.timeout_s = SHORT_S;
+        outcome out = stop_run(&config, &f);
         late_ends_check(&config, &f, &out, &n_named);
-        for (uint32_t r = 0; r < 2 * config.node_size; r++) {
-            bool ended = out.ends[r].status != FCDP_OK;
-            if ((int)r == f.stops && ended)
-                fail_msg("rank %u, which stops, ended with '%s'", r, out.ends[r].text);
-        }
+        if (out.ends[f.stops].status)
+            fail_msg("rank %d, which stops, ended with '%s'", f.stops, out.ends[f.stops].text);
     }
     print_message(
         "2 x %u, restore %s: a rank stops before each %ld. of %d calls; %d ends name who did not come\n",
