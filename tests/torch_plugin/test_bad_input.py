@@ -51,7 +51,7 @@ def start(tmp_path, env=None, arguments=(), warm=True, **kwargs):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    outcome = start(tmp_path_factory.mktemp("plain"), warm=False)
+    outcome = start(tmp_path_factory.mktemp("plain"))
     for rank, messages in zip(outcome.job.ranks, outcome.messages):
         assert rank.returncode == 0 and not messages, outcome.job.report()
     return outcome
@@ -192,7 +192,7 @@ def test_what_cannot_be_served_trains_as_plain_fsdp1(tmp_path, plain_fsdp1, name
 
 @needs_fcdp
 def test_the_script_runs_with_fsdp1_under_fcdp(tmp_path, plain_fsdp1):
-    outcome = start(tmp_path, on(), arguments=["--fsdp1"], warm=False)
+    outcome = start(tmp_path, on(), arguments=["--fsdp1"])
     assert outcome.went_on(plain_fsdp1) == []
     assert outcome.results[0]["stats"]["gathers"]["avoided"] > 0
     assert [len(m) for m in outcome.messages] == [2, 0, 0, 0], outcome.messages
