@@ -14,7 +14,8 @@ installed, the others by the system's compiler. Ends with one summary, which lis
 
   --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
             ranks, and format and lint
-  --matrix  runs each training case in all four configurations; without it, in two: both taus, both ways to restore
+  --matrix  runs each training case in all four configurations, and each that bytes alone must tell of by both readers;
+            without it, in two (both taus, both ways to restore) and by one
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one of each runs
   --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it
@@ -200,27 +201,37 @@ ended() {           # NAME TITLE PID START: waits for a pytest beside, and shows
     pytest_report "$2" "$1" $rc $((SECONDS - $4))
 }
 
-# The training cases keep the cores busy. The others wait much, for ranks that do not come, and for timeouts. Once the cases have
-# ended, those of TOOLS run beside the others, so that both end at about the same time.
-TOOLS=(tests/test_gpu_report.py tests/test_bench.py tests/test_clusters.py)
-python_stages() {
-    local rc=0 start=$SECONDS others="not cases and not mutants and not next_torch and not frameworks"
-    dev_built || true
-    echo "Python tests; those but the training cases: build/logs/pytest-rest.log, build/logs/pytest-tools.log"
+# started NAME PYTEST OPTIONS: a pytest beside, whose output is in its log alone. Its process is the last of PYTESTS.
+started() {
     set -m
-    (trap - EXIT; pytest pytest-rest -m "$others" "${TOOLS[@]/#/--ignore=}") >/dev/null </dev/null &
-    PYTESTS=($!)
+    (trap - EXIT; pytest "$@") >/dev/null </dev/null &
+    set +m
+    PYTESTS+=($!)
+}
+
+# The training cases keep the cores busy. The others wait much, for ranks that do not come, and for timeouts: those of TOOLS
+# start when the C tests or the cases have ended, those of JOBS when the cases have, so that all end at about the same time.
+TOOLS=(tests/test_gpu_report.py tests/test_bench.py tests/test_clusters.py)
+JOBS=(tests/test_doctor.py tests/torch_plugin/test_kills.py)
+python_stages() {
+    local rc=0 start=$SECONDS tools jobs others="not cases and not mutants and not next_torch and not frameworks"
+    dev_built || true
+    echo "Python tests; those but the training cases: build/logs/pytest-rest.log, pytest-tools.log and pytest-jobs.log there"
+    started pytest-rest -m "$others" "${TOOLS[@]/#/--ignore=}" "${JOBS[@]/#/--ignore=}"
+    set -m
     (trap - EXIT; RECORDED=build/cases.trace pytest pytest-cases -m "cases and not mutants and not frameworks") </dev/null &
     PYTESTS+=($!)
     set +m
+    while kill -0 "${PYTESTS[1]}" 2>/dev/null && kill -0 "${BESIDE[0]}" 2>/dev/null; do sleep 1; done
+    tools=$SECONDS
+    started pytest-tools -m "$others" "${TOOLS[@]}"
     wait "${PYTESTS[1]}" || rc=$?
     pytest_report "Python, training cases" pytest-cases $rc $((SECONDS - start))
+    jobs=$SECONDS
+    started pytest-jobs -m "$others" "${JOBS[@]}"
     trace_report "Traces of the training cases" build/cases.trace
-    set -m
-    (trap - EXIT; pytest pytest-tools -m "$others" "${TOOLS[@]}") >/dev/null </dev/null &
-    PYTESTS[1]=$!
-    set +m
-    ended pytest-tools "Python, tools" "${PYTESTS[1]}" $SECONDS
+    ended pytest-tools "Python, tools" "${PYTESTS[2]}" "$tools"
+    ended pytest-jobs "Python, jobs" "${PYTESTS[3]}" "$jobs"
     ended pytest-rest "Python, the rest" "${PYTESTS[0]}" "$start"
     PYTESTS=()
 }
@@ -241,7 +252,7 @@ case $what in
     matrix)
         export TEST_MATRIX=whole
         setup lint
-        python_stage tests/torch_plugin/test_matrix.py tests/torch_plugin/test_gathers.py
+        python_stage tests/torch_plugin/test_{matrix,fingerprints,gathers}.py
         ;;
     gpu)
         setup lint
