@@ -84,7 +84,7 @@ typedef struct fcdp_trace_object {
     _Atomic uint64_t bytes;      /* its size */
     _Atomic uint64_t device_bytes, host_bytes, file_bytes; /* valid ones in each tier; 0 in all: nowhere */
     _Atomic uint64_t mapped_bytes; /* device pages under its addresses that are its own */
-    uint64_t unused;               /* 0 */
+    _Atomic uint64_t shard_group;  /* a number for the ranks that share it, and for no others; 0: not said */
     _Atomic uint32_t why;          /* BYPASSED: the object whose text says why; 0: it is not known */
     uint32_t reserved;
     _Atomic uint64_t trainable_bytes; /* of its size */

@@ -33,6 +33,10 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     return FCDP_OK;
 }
 
+void fcdp_comm_set_shard_group(fcdp_comm *comm, uint64_t shard_group) {
+    comm->shard_group = shard_group;
+}
+
 /* A failure that the monitor has not come to yet is told to the peers, who would wait. */
 void fcdp_comm_destroy(fcdp_comm *comm) {
     if (!comm || comm->engine->pid != getpid()) return;

@@ -14,6 +14,9 @@ typedef struct fcdp_comm fcdp_comm;
 /* After the engine's account. The transport's ctx stays the caller's. */
 fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
                              const fcdp_transport *transport, fcdp_comm **comm_out) FCDP_MUST_CHECK;
+/* A number for its ranks, the same on each and no other comm's: by it a reader of the trace tells whether
+ * regions of one name on two ranks are parts of one. Before the first group; 0, as without it: not said. */
+void fcdp_comm_set_shard_group(fcdp_comm *comm, uint64_t shard_group);
 /* Its groups first. */
 void fcdp_comm_destroy(fcdp_comm *comm);
 /* The host memory of the comm's ranks on this node: local rank 0 creates, the others join with its ticket.

@@ -48,6 +48,7 @@ struct fcdp_comm {
     fcdp_engine *engine;
     fcdp_comm *next;
     fcdp_topology topology;
+    uint64_t shard_group; /* the trace's; 0: not said */
     fcdp_transport transport;
     fcdp_host *host;                 /* NULL until created or joined; set under the engine's lock */
     uint64_t n_gathers;              /* so far, the same on every rank: which inter stream is next */

@@ -46,6 +46,7 @@ uint32_t fcdp__group_object(const fcdp_group *group) {
 void fcdp__group_trace_attach(const fcdp_group *group) {
     fcdp_trace_object *object = fcdp__trace_object(fcdp__group_object(group));
     if (!object) return;
+    atomic_store_explicit(&object->shard_group, group->comm->shard_group, memory_order_relaxed);
     atomic_store_explicit(&object->trainable_bytes, group->layout->span[FCDP_SPAN_TRAINABLE].bytes,
                           memory_order_relaxed);
 }

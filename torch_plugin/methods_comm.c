@@ -40,6 +40,16 @@ METHOD(comm_create) {
     return wrapped;
 }
 
+METHOD(comm_set_shard_group) {
+    PyObject *handle;
+    unsigned long long shard_group;
+    if (!PyArg_ParseTuple(args, "OK:comm_set_shard_group", &handle, &shard_group)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm) return NULL;
+    fcdp_comm_set_shard_group(comm, shard_group);
+    Py_RETURN_NONE;
+}
+
 METHOD(comm_check) {
     PyObject *handle;
     if (!PyArg_ParseTuple(args, "O:comm_check", &handle)) return NULL;
@@ -117,7 +127,16 @@ METHOD(comm_fingerprints) {
 }
 
 PyMethodDef methods_comm[] = {
-    ENTRY(topology),           ENTRY(comm_create),         ENTRY(comm_check),     ENTRY(tree_create),
-    ENTRY(tree_begin_forward), ENTRY(tree_begin_backward), ENTRY(tree_agreed),    ENTRY(comm_host_create),
-    ENTRY(comm_host_join),     ENTRY(comm_fingerprints),   {NULL, NULL, 0, NULL},
+    ENTRY(topology),
+    ENTRY(comm_create),
+    ENTRY(comm_check),
+    ENTRY(comm_set_shard_group),
+    ENTRY(tree_create),
+    ENTRY(tree_begin_forward),
+    ENTRY(tree_begin_backward),
+    ENTRY(tree_agreed),
+    ENTRY(comm_host_create),
+    ENTRY(comm_host_join),
+    ENTRY(comm_fingerprints),
+    {NULL, NULL, 0, NULL},
 };

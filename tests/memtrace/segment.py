@@ -66,7 +66,7 @@ class Object(c.Structure):
         ("host_bytes", c.c_uint64),
         ("file_bytes", c.c_uint64),
         ("mapped_bytes", c.c_uint64),
-        ("unused", c.c_uint64),
+        ("shard_group", c.c_uint64),
         ("reserved", c.c_uint64 * 5),
         ("name", c.c_char * 160),
     ]

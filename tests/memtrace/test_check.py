@@ -160,6 +160,27 @@ def test_regions_of_one_rank_alone_are_compared_with_none(tmp_path):
     assert result["violation"] is None and result["applied"]["ranks"] > 0
 
 
+@pytest.mark.parametrize("groups", [(1, 1), (1, 2)])
+def test_regions_of_one_name_are_compared_within_a_shard_group(tmp_path, groups):
+    """Two shard groups of one model, as of HSDP, or two stages whose layers have one name, may differ."""
+    ranks = [a_job(rank, 2, shard_group=group) for rank, group in enumerate(groups)]
+    PLANTED["one rank that gathers more often"][1](ranks[1])
+    path = tmp_path / "groups.trace"
+    record(path, *ranks)
+    violation = checked(path)["violation"]
+    assert (violation["rule"] if violation else None) == ("ranks" if groups[0] == groups[1] else None)
+
+
+def test_a_step_that_no_optimizer_ended_is_not_compared(tmp_path):
+    """A rank may fail, and the job end, in its middle."""
+    ranks = [a_job(0, 2), a_job(1, 2)]
+    ranks[1].event("use", "made", object=1)
+    counter(ranks[1], "gathers.made", 5)
+    path = tmp_path / "failed.trace"
+    record(path, *ranks)
+    assert checked(path)["violation"] is None
+
+
 def test_what_lost_events_would_have_said_is_not_checked(tmp_path):
     """A ring that is smaller than the job: the recording begins in the middle of it."""
     script = a_job(steps=20)

@@ -101,7 +101,7 @@ def record(path, *scripts, how="end"):
     return progress
 
 
-def a_job(rank=0, world_size=1, steps=2, regions=2, size=1 << 20):
+def a_job(rank=0, world_size=1, steps=2, regions=2, size=1 << 20, shard_group=0):
     """A script in which every rule is kept: regions that are gathered, stored, passed on, loaded, kept, evicted."""
     s = Script(rank, world_size)
     said = dict.fromkeys(COUNTER, 0)
@@ -114,7 +114,7 @@ def a_job(rank=0, world_size=1, steps=2, regions=2, size=1 << 20):
     s.event("pages_create", bytes=4 * size, a=POOL, b=4 * size)
     s.event("pages_take", bytes=2 * size, a=GATHERED, b=2 * size)
     for number in range(1, regions + 1):
-        s.object(number, f"model.layers.{number - 1}", size=size)
+        s.object(number, f"model.layers.{number - 1}", size=size, shard_group=shard_group)
         s.event("region_create", object=number, bytes=size)
         s.state(number, 0, 0)
     for step in range(steps):

@@ -82,6 +82,11 @@ def test_every_stale_copy_has_a_region_and_a_signal(ranks):
         assert set(first) == {"new"} and set(rest) == {"optimizer"}
 
 
+def test_regions_say_of_which_shard_group_they_are(ranks):
+    groups = ranks[0]["shard_groups"]
+    assert len(groups) == 1 and groups[0] != 0 and all(rank["shard_groups"] == groups for rank in ranks)
+
+
 def test_the_ring_is_this_users_and_knows_its_place(ranks):
     for number, rank in enumerate(ranks):
         assert rank["mode"] == 0o600

@@ -66,6 +66,9 @@ class Trace:
     def name(self, number):
         return self.map[self.objects_at + 256 * number :][96:256].split(b"\0")[0].decode()
 
+    def shard_group(self, number):
+        return struct.unpack_from("<Q", self.map, self.objects_at + 256 * number + 48)[0]
+
 
 def summed(events):
     """Bytes and number of events by kind."""
@@ -110,6 +113,7 @@ def main():
         "stale": [(name, causes[cause]) for name, cause in stale],
         "steps": [e[7] for e in events if not e[9] & 1],
         "untimed": sum(1 for e in events if e[9] & 1 and e[8] == 0),
+        "shard_groups": sorted({trace.shard_group(e[3]) for e in events if e[1] == "use"}),
         "mode": trace.mode,
         "place": trace.place,
     }

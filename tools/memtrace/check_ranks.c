@@ -8,10 +8,10 @@
 #include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 
-/* How often a process gathered a region in a step, where it did; with NO_STEP that it uses the region at all:
- * in a step without a row of its own it gathered it 0 times. */
+/* How often a process gathered a region of a shard group in a step, where it did; with NO_STEP that it uses
+ * the region at all: in a step without a row of its own it gathered it 0 times. */
 typedef struct gathered {
-    const char *name;
+    memtrace_object region;
     uint64_t step;
     size_t process;
     uint64_t n;
@@ -41,32 +41,39 @@ static bool row_add(pass *p, gathered row) {
     return true;
 }
 
-/* Events of one region and step mostly follow each other: those make one row at once. */
+/* Events of one region and step mostly follow each other: those make one row at once. The last step is left
+ * out unless the optimizer has ended it: a rank that fails, and so the job, may end in its middle. */
 static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_event *e) {
     pass *p = context;
     if (e->kind != FCDP_EVENT_USE || !e->object || e->object >= FCDP_TRACE_N_OBJECTS) return true;
-    const char *name = memtrace_file_object_name(p->c->file, process, chunk, e->object),
-               **used = &p->used[process][e->object];
-    if (!*name) return true;
-    if (*used != name && !row_add(p, (gathered){name, NO_STEP, process, 0})) return false;
-    *used = name;
-    if (e->cause != FCDP_CAUSE_MADE) return true;
-    gathered row = {name, (uint64_t)e->step + FIRST_STEP, process, 1};
+    const memtrace_object region = memtrace_file_object(p->c->file, process, chunk, e->object);
+    const char **used = &p->used[process][e->object];
+    if (!*region.name) return true;
+    if (*used != region.name && !row_add(p, (gathered){region, NO_STEP, process, 0})) return false;
+    *used = region.name;
+    bool has_ended = e->step < memtrace_file_process(p->c->file, process)->header.step;
+    if (e->cause != FCDP_CAUSE_MADE || !has_ended) return true;
+    gathered row = {region, (uint64_t)e->step + FIRST_STEP, process, 1};
     gathered *last = &p->rows[p->n - 1];
-    if (last->name != name || last->step != row.step) return row_add(p, row);
+    if (last->region.name != region.name || last->step != row.step) return row_add(p, row);
     last->n++;
     return true;
 }
 
+static int compare_regions(const memtrace_object *x, const memtrace_object *y) {
+    if (x->shard_group != y->shard_group) return x->shard_group < y->shard_group ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
 static int compare(const void *a, const void *b) {
     const gathered *x = a, *y = b;
-    int names = strcmp(x->name, y->name);
-    if (names) return names;
+    int regions = compare_regions(&x->region, &y->region);
+    if (regions) return regions;
     if (x->step != y->step) return x->step < y->step ? -1 : 1;
     return x->process < y->process ? -1 : x->process > y->process;
 }
 
-/* Rows of one name, step and process into one. */
+/* Rows of one region, step and process into one. */
 static void merge(pass *p) {
     size_t n = 0;
     for (size_t i = 0; i < p->n; i++) {
@@ -92,11 +99,11 @@ static bool is_one_whole_job(const check *c) {
     return n > 1;
 }
 
-/* Rows from `i` on with the name and the step of row `i`. */
+/* Rows from `i` on with the region and the step of row `i`. */
 static size_t n_alike(const pass *p, size_t i) {
     size_t n = 1;
     while (i + n < p->n && p->rows[i + n].step == p->rows[i].step &&
-           strcmp(p->rows[i + n].name, p->rows[i].name) == 0)
+           compare_regions(&p->rows[i + n].region, &p->rows[i].region) == 0)
         n++;
     return n;
 }
@@ -116,7 +123,7 @@ static void compare_users(check *c, const gathered *users, size_t n_users, const
         if (i)
             check_rule(c, MEMTRACE_RULE_RANKS, n == before,
                        "%s gathered %s %" PRIu64 " times in step %" PRIu64 ", and %s %" PRIu64 " times",
-                       first, made->name, before, made->step - FIRST_STEP, second, n);
+                       first, made->region.name, before, made->step - FIRST_STEP, second, n);
         before = n;
     }
 }

@@ -112,7 +112,7 @@ bool memtrace_file_open(const char *path, memtrace_file **file_out, memtrace_err
 void memtrace_file_close(memtrace_file *file) {
     if (!file) return;
     for (size_t i = 0; i < file->n_notes; i++) free(file->notes[i]);
-    for (size_t i = 0; i < file->n_names; i++) free(file->names[i].text);
+    for (size_t i = 0; i < file->n_names; i++) free((void *)(uintptr_t)file->names[i].object.name);
     close(file->fd);
     free(file->names);
     free(file->path);

@@ -73,9 +73,14 @@ const memtrace_process *memtrace_file_process(const memtrace_file *file, size_t 
 /* What to call it: "rank 3", or "process 4711" where it has no rank. */
 void memtrace_process_label(const memtrace_process *process, char label[64]);
 
-/* The name of an object that chunk `chunk` names; "" for object 0, and what no state knows. Borrowed from the
- * file. A number may stand for one after the other: the last state before the chunk says, where there is none
- * the next. */
+/* What an object is for life. */
+typedef struct memtrace_object {
+    const char *name;     /* "" for object 0, and for what no state knows. Borrowed from the file */
+    uint64_t shard_group; /* as in fcdp_trace_object; 0: not known */
+} memtrace_object;
+/* The object that chunk `chunk` calls so. A number may stand for one after the other: the last state before
+ * the chunk says, where there is none the next. */
+memtrace_object memtrace_file_object(memtrace_file *file, size_t process, size_t chunk, uint32_t number);
 const char *memtrace_file_object_name(memtrace_file *file, size_t process, size_t chunk, uint32_t number);
 
 #endif

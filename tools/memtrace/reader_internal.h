@@ -13,7 +13,7 @@ enum {
 typedef struct memtrace_name {
     uint32_t process, number;
     size_t chunk;
-    char *text;
+    memtrace_object object; /* its name is owned */
 } memtrace_name;
 
 struct memtrace_file {

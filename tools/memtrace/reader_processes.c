@@ -95,21 +95,32 @@ static void add_name(memtrace_file *file, uint32_t process, uint32_t number, siz
     if (!names) return;
     file->names = names;
     char *text = strndup(object->name, sizeof object->name);
-    if (text) file->names[file->n_names++] = (memtrace_name){process, number, chunk, text};
+    if (text) file->names[file->n_names++] = (memtrace_name){process, number, chunk, {text, 0}};
 }
 
-/* One entry for each new generation of a number in a process's states. */
-static void read_names_of(memtrace_file *file, uint32_t process, uint32_t *generations) {
-    memset(generations, 0, FCDP_TRACE_N_OBJECTS * sizeof *generations);
+/* By number: the generation that was read last, and the place + 1 of its entry, 0: it has none. */
+typedef struct last_read {
+    uint32_t generation;
+    size_t entry;
+} last_read;
+
+/* One entry for each new generation of a number in a process's states. An object is there a moment before its
+ * shard group is told: the first state may not have it. */
+static void read_names_of(memtrace_file *file, uint32_t process, last_read *of) {
+    memset(of, 0, FCDP_TRACE_N_OBJECTS * sizeof *of);
     for (size_t i = 0; i < file->n_chunks; i++) {
         memtrace_state s;
         if (file->chunks[i].chunk.process != process || !memtrace_file_state(file, i, &s)) continue;
         for (size_t k = 0; k < s.state.n_objects; k++) {
             uint32_t number;
             const fcdp_trace_object *object = memtrace_state_object(&s, k, &number);
-            if (number >= FCDP_TRACE_N_OBJECTS || generations[number] == object->generation) continue;
-            generations[number] = object->generation;
-            add_name(file, process, number, i, object);
+            if (number >= FCDP_TRACE_N_OBJECTS) continue;
+            if (of[number].generation != object->generation) {
+                size_t n = file->n_names;
+                add_name(file, process, number, i, object);
+                of[number] = (last_read){object->generation, file->n_names > n ? file->n_names : 0};
+            }
+            if (of[number].entry) file->names[of[number].entry - 1].object.shard_group = object->shard_group;
         }
     }
 }
@@ -122,9 +133,9 @@ static void read_names(memtrace_file *file) {
     file->body = NULL;
     file->body_room = 0;
     file->body_chunk = file->n_chunks;
-    uint32_t *generations = malloc(FCDP_TRACE_N_OBJECTS * sizeof *generations);
-    for (uint32_t p = 0; generations && p < file->n_processes; p++) read_names_of(file, p, generations);
-    free(generations);
+    last_read *of = malloc(FCDP_TRACE_N_OBJECTS * sizeof *of);
+    for (uint32_t p = 0; of && p < file->n_processes; p++) read_names_of(file, p, of);
+    free(of);
     free(file->body);
     file->body = body;
     file->body_room = room;
@@ -132,9 +143,9 @@ static void read_names(memtrace_file *file) {
     if (file->n_names) qsort(file->names, file->n_names, sizeof *file->names, compare_names);
 }
 
-const char *memtrace_file_object_name(memtrace_file *file, size_t process, size_t chunk, uint32_t number) {
+memtrace_object memtrace_file_object(memtrace_file *file, size_t process, size_t chunk, uint32_t number) {
     if (!file->has_names) read_names(file);
-    const memtrace_name key = {(uint32_t)process, number, chunk, NULL};
+    const memtrace_name key = {(uint32_t)process, number, chunk, {NULL, 0}};
     size_t low = 0, high = file->n_names;
     while (low < high) { /* the first entry at or behind the key */
         size_t middle = low + (high - low) / 2;
@@ -148,5 +159,9 @@ const char *memtrace_file_object_name(memtrace_file *file, size_t process, size_
     if (before && (before->process != process || before->number != number)) before = NULL;
     if (at && (at->process != process || at->number != number)) at = NULL;
     const memtrace_name *name = before ? before : at;
-    return number && name ? name->text : "";
+    return number && name ? name->object : (memtrace_object){"", 0};
+}
+
+const char *memtrace_file_object_name(memtrace_file *file, size_t process, size_t chunk, uint32_t number) {
+    return memtrace_file_object(file, process, chunk, number).name;
 }

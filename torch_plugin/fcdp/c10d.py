@@ -11,6 +11,7 @@ order. All of them are gloo's: they carry host memory, whatever the device.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import threading
@@ -164,6 +165,10 @@ class Shards:
         self.lanes: dict[int, Lane] = {}
         self.can_ask = False  # who is missing: its collectives cannot say so, and nobody has asked yet
         self.control = self._lane("control", self.ranks)
+
+    def number(self) -> int:
+        """The same on each of the group's ranks, and of 64 bits, so that no two groups of a job share one."""
+        return int.from_bytes(hashlib.blake2b(repr(self.ranks).encode(), digest_size=8).digest(), "little")
 
     def _lane(self, kind: str, ranks: list[int]) -> Lane:
         return Lane(ranks, self.ranks[self.rank], self.store, f"{self.name}/{kind}", self.timeout_s)

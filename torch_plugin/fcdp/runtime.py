@@ -330,6 +330,7 @@ class Runtime:
             shards.raise_together(problem)
             self._trace_job(shards)
             shards.comm = self._comm(shards)
+            _fcdp.comm_set_shard_group(shards.comm, shards.number())
             self._share_host_memory(shards)
             return shards
         except Unsupported as error:
