@@ -5,12 +5,12 @@ import contextlib
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from fcdp_lab.port import free_port
 from test_commands import ROOT, TRAIN, environment, installed, started
 
 __all__ = ["installed"]
@@ -52,9 +52,7 @@ def cluster(tmp_path):
 
 def on_this_machine(text):
     """With one rank per node, and a port that is free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     changed = text.replace("--nproc-per-node=8", "--nproc-per-node=1").replace("29500", port)
     changed = changed.replace("train-0.train", "127.0.0.1")
     assert changed != text and port in changed
@@ -87,9 +85,7 @@ def test_the_slurm_script_trains_under_fcdp(cluster):
 @pytest.mark.slow
 def test_srun_alone_says_how_many_ranks_a_node_has(cluster):
     folder, env = cluster
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        env |= {"FCDP": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1]), "WORLD_SIZE": "2"}
+    env |= {"FCDP": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     line = f"srun --ntasks-per-node=1 --distribution=block bash -c 'RANK=$SLURM_NODEID exec {sys.executable} train.py'"
     (said,) = run_all(line, folder, env)
     assert is_served(said), said

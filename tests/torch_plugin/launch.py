@@ -13,6 +13,8 @@ import sys
 import time
 import uuid
 
+from fcdp_lab.port import free_port
+
 HERE = pathlib.Path(__file__).resolve().parent
 WORLD = 4
 GRACE_S = 5  # for the other ranks of a job of which one has failed
@@ -83,12 +85,6 @@ def end(tag, process=None, deadline_s=10):
     if process is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(deadline_s)
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class Job:

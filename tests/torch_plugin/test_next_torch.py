@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import venv
@@ -14,6 +13,7 @@ import venv
 import pytest
 
 from conftest import needs_fcdp
+from fcdp_lab.port import free_port
 
 pytestmark = needs_fcdp
 HERE = pathlib.Path(__file__).resolve().parent
@@ -54,9 +54,7 @@ def package(tmp_path_factory):
 
 def run_job(python, package, folder, name, **settings):
     """What each of two ranks, which stand for two nodes, wrote."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     env = {k: v for k, v in os.environ.items() if not k.startswith("FCDP") and k != "PYTHONHOME"} | settings
     env |= {"PYTHONPATH": str(package), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     env |= {"LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}

@@ -7,13 +7,13 @@ import os
 import pathlib
 import shlex
 import signal
-import socket
 import statistics
 import subprocess
 import sys
 import time
 from typing import Any
 
+from fcdp_lab.port import free_port
 from section import Failed, Section, ended
 
 WORLD = 4
@@ -49,12 +49,6 @@ ONE_DEVICE_NCCL = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_DEBUG": "WARN",
 }
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def _environment(rank: int, port: int, settings: dict[str, str], nccl: bool) -> dict[str, str]:
@@ -120,7 +114,7 @@ def launch(
         *arguments,
     ]
     print("$", " ".join(f"{k}={v}" for k, v in settings.items()), shlex.join(command), flush=True)
-    processes, port = [], _free_port()
+    processes, port = [], free_port()
     try:
         for rank in range(WORLD):
             with open(folder / f"rank{rank}.log", "wb") as log:

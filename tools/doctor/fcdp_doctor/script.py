@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from fcdp_doctor import Failed
 from fcdp_doctor.groups import Document, Group, alike
 from fcdp_lab.failure import tail
 from fcdp_lab.namespaces import die_with_parent
+from fcdp_lab.port import free_port
 
 POLL_S = 0.2
 GRACE_S = 5.0  # once a rank has failed, for the others to say why they fail too
@@ -81,12 +81,6 @@ def look(job: list[str], nodes: int, ranks_per_node: int, steps: int, timeout_s:
 # ---- the ranks ----
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _devices() -> list[str]:
     """Of CUDA, as CUDA_VISIBLE_DEVICES names them."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -128,7 +122,7 @@ def _in_child(mask: set[int]) -> None:
 @contextlib.contextmanager
 def _ranks(job: list[str], nodes: int, ranks_per_node: int, steps: int, folder: str) -> Iterator[list[Rank]]:
     """Starts them; at the end they are killed, with what they have started. Neither is cut short by a signal."""
-    own = {"MASTER_PORT": str(_free_port()), "DOCTOR_FOLDER": folder, "DOCTOR_STEPS": str(steps)}
+    own = {"MASTER_PORT": str(free_port()), "DOCTOR_FOLDER": folder, "DOCTOR_STEPS": str(steps)}
     ranks: list[Rank] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *STOPS})
     try:
