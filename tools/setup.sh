@@ -65,7 +65,7 @@ trap end_step EXIT
 # --- progress -------------------------------------------------------------------------------------------------------
 
 TICKER=
-end_ticker() { [ -z "$TICKER" ] || { kill -- "-$TICKER" && wait "$TICKER"; } 2>/dev/null || true; TICKER=; }
+end_ticker() { [ -z "$TICKER" ] || kill -- "-$TICKER" 2>/dev/null || true; TICKER=; }
 
 tick() {                                  # a line that counts on a terminal, elsewhere one line every 30 s
     local title=$1 owner=$2 s=0
@@ -83,6 +83,7 @@ step() {
     [ -t 1 ] || echo "$title ..."
     set -m
     tick "$title" $$ & TICKER=$!
+    disown "$TICKER"                      # else bash tells that it was ended
     set +m
     run "$@" >"$log" 2>&1 </dev/null || rc=$?
     end_ticker
