@@ -28,73 +28,52 @@ static void launch_for(CUstream stream, uint64_t duration_ns) {
     OK(simgpu_launch(stream, &(struct simgpu_kernel){.name = "busy", .duration_ns = duration_ns}));
 }
 
-/* The best of attempts until one is good, since a busy machine only ever adds; never less than `least_ns`. */
-static uint64_t best_ns(uint64_t (*attempt)(void), uint64_t least_ns, uint64_t good_ns) {
-    uint64_t best = UINT64_MAX;
-    for (int i = 0; i < 100 && best > good_ns; i++) {
-        uint64_t took = attempt();
-        assert_true(took >= least_ns);
-        if (took < best) best = took;
-    }
-    print_message("%.3f ms, at least %.3f\n", (double)best / 1e6, (double)least_ns / 1e6);
-    return best;
+static void stamp_body(void *data) {
+    **(uint64_t **)data = simgpu_ready_ns();
 }
 
-static uint64_t one_kernel(void) {
-    CUstream stream = stream_make();
-    launch_for(stream, 1); /* its thread starts */
-    OK(cuStreamSynchronize(stream));
-    uint64_t begin = now_ns();
-    launch_for(stream, 20 * MS);
-    OK(cuStreamSynchronize(stream));
-    uint64_t took = now_ns() - begin;
-    OK(cuStreamDestroy_v2(stream));
-    return took;
+/* Also writes when it could start, in modelled time, which no other load on the machine changes. */
+static void launch_stamped(CUstream stream, uint64_t duration_ns, uint64_t *ready_ns_out) {
+    OK(simgpu_launch(stream, &(struct simgpu_kernel){.duration_ns = duration_ns,
+                                                     .body = stamp_body,
+                                                     .data = &ready_ns_out,
+                                                     .data_bytes = sizeof ready_ns_out}));
+}
+
+static void order(CUstream before, CUstream after) {
+    CUevent event = event_make();
+    OK(cuEventRecord(event, before));
+    OK(cuStreamWaitEvent(after, event, 0));
+    OK(cuEventDestroy_v2(event));
 }
 
 static void a_kernel_holds_its_stream_for_its_duration(void **state) {
     (void)state;
-    assert_true(best_ns(one_kernel, 20 * MS, 24 * MS) <= 24 * MS);
+    CUstream stream = stream_make();
+    uint64_t ready_ns[2], begin = now_ns();
+    launch_stamped(stream, 20 * MS, &ready_ns[0]);
+    launch_stamped(stream, 0, &ready_ns[1]);
+    OK(cuStreamSynchronize(stream));
+    assert_true(now_ns() - begin >= 20 * MS);
+    assert_int_equal(ready_ns[1] - ready_ns[0], 20 * MS);
 }
 
 /* 200 kernels of 0.2 ms, each waiting for the other stream's last one: a wake-up that comes 0.05 ms late, as
- * they do here, would make 50 ms of them. */
-static uint64_t two_streams_in_turn(void) {
-    CUstream streams[2] = {stream_make(), stream_make()};
-    CUevent event = event_make();
-    uint64_t begin = now_ns();
-    for (int i = 0; i < 200; i++) {
-        launch_for(streams[i % 2], MS / 5);
-        OK(cuEventRecord(event, streams[i % 2]));
-        OK(cuStreamWaitEvent(streams[1 - i % 2], event, 0));
-    }
-    OK(cuCtxSynchronize());
-    uint64_t took = now_ns() - begin;
-    OK(cuStreamDestroy_v2(streams[0]));
-    OK(cuStreamDestroy_v2(streams[1]));
-    OK(cuEventDestroy_v2(event));
-    return took;
-}
-
+ * they do, would make 50 ms of 40. */
 static void late_wake_ups_do_not_add_up(void **state) {
     (void)state;
-    assert_true(best_ns(two_streams_in_turn, 40 * MS, 46 * MS) <= 46 * MS);
-}
-
-static uint64_t two_streams_at_once(void) {
+    enum { N = 200 };
     CUstream streams[2] = {stream_make(), stream_make()};
-    uint64_t begin = now_ns();
-    launch_for(streams[0], 30 * MS);
-    launch_for(streams[1], 30 * MS);
+    uint64_t ready_ns[N];
+    struct gate gate;
+    gate_close(&gate, streams[0]);
+    for (int i = 0; i < N; i++) {
+        launch_stamped(streams[i % 2], MS / 5, &ready_ns[i]);
+        order(streams[i % 2], streams[1 - i % 2]);
+    }
+    gate_open(&gate);
     OK(cuCtxSynchronize());
-    uint64_t took = now_ns() - begin;
-    OK(cuStreamDestroy_v2(streams[0]));
-    OK(cuStreamDestroy_v2(streams[1]));
-    return took;
-}
-
-static void stamp_body(void *data) {
-    **(uint64_t **)data = simgpu_ready_ns();
+    for (int i = 1; i < N; i++) assert_int_equal(ready_ns[i] - ready_ns[i - 1], MS / 5);
 }
 
 /* In modelled time: a value that is written, and one that is waited for and there, hold
@@ -108,11 +87,7 @@ static void values_that_are_there_take_no_time(void **state) {
     struct gate gate;
     gate_close(&gate, stream);
     for (unsigned i = 0; i < N; i++) {
-        uint64_t *to = &ready_ns[i];
-        OK(simgpu_launch(stream, &(struct simgpu_kernel){.duration_ns = DURATION_NS,
-                                                         .body = stamp_body,
-                                                         .data = &to,
-                                                         .data_bytes = sizeof to}));
+        launch_stamped(stream, DURATION_NS, &ready_ns[i]);
         OK(cuStreamWriteValue32_v2(stream, pages.at, i, CU_STREAM_WRITE_VALUE_DEFAULT));
         OK(cuStreamWaitValue32_v2(stream, pages.at, i, CU_STREAM_WAIT_VALUE_GEQ));
     }
@@ -132,11 +107,7 @@ static void copies_within_the_device_take_their_rate(void **state) {
     simgpu_set_memory(1);
     gate_close(&gate, stream);
     for (unsigned i = 0; i < N; i++) {
-        uint64_t *to = &ready_ns[i];
-        OK(simgpu_launch(stream, &(struct simgpu_kernel){.duration_ns = DURATION_NS,
-                                                         .body = stamp_body,
-                                                         .data = &to,
-                                                         .data_bytes = sizeof to}));
+        launch_stamped(stream, DURATION_NS, &ready_ns[i]);
         if (i % 2)
             OK(cuMemsetD8Async(pages.at, 1, BYTES, stream));
         else
@@ -149,7 +120,18 @@ static void copies_within_the_device_take_their_rate(void **state) {
 
 static void kernels_of_two_streams_run_at_once(void **state) {
     (void)state;
-    assert_true(best_ns(two_streams_at_once, 30 * MS, 40 * MS) <= 40 * MS);
+    CUstream streams[2] = {stream_make(), stream_make()};
+    uint64_t ready_ns[3];
+    struct gate gate;
+    gate_close(&gate, streams[0]);
+    order(streams[0], streams[1]);
+    for (int i = 0; i < 2; i++) launch_stamped(streams[i], 30 * MS, &ready_ns[i]);
+    order(streams[1], streams[0]);
+    launch_stamped(streams[0], 0, &ready_ns[2]);
+    gate_open(&gate);
+    OK(cuCtxSynchronize());
+    assert_int_equal(ready_ns[0], ready_ns[1]);
+    assert_int_equal(ready_ns[2] - ready_ns[0], 30 * MS);
 }
 
 /* What was enqueued late starts late: the stream's past is no credit. */
