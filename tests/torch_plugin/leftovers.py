@@ -1,7 +1,7 @@
 """What a job could leave on the machine, looked for before and after: shared memory, memfds held, sockets, files."""
 
+import contextlib
 import os
-import re
 
 
 def shared_memory():
@@ -14,18 +14,33 @@ def unix_sockets():
         return {line.split()[7] for line in f.readlines()[1:] if len(line.split()) > 7}
 
 
-def in_use():
-    """Every name that a live process holds open or mapped."""
-    names = set()
+def identity(path):
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+def inodes_in_use():
+    """(device, inode) of what live processes have mapped or open. Names would not do: a semaphore is mapped under another."""
+    inodes = set()
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
+        with contextlib.suppress(OSError):
             with open(f"/proc/{pid}/maps") as f:
-                names.update(m.group(1) for m in re.finditer(r"(/dev/shm/\S+)", f.read()))
+                for _, _, _, device, inode, *_ in map(str.split, f):
+                    inodes.add((os.makedev(*(int(part, 16) for part in device.split(":"))), int(inode)))
             for fd in os.listdir(f"/proc/{pid}/fd"):
-                names.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except OSError:
-            continue
-    return names
+                with contextlib.suppress(OSError):
+                    inodes.add(identity(f"/proc/{pid}/fd/{fd}"))
+    return inodes
+
+
+def unused(names):
+    """Of names in /dev/shm, those that are there and that no live process has: other jobs run on this machine, too."""
+    inodes = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            inodes[name] = identity(f"/dev/shm/{name}")
+    used = inodes_in_use()
+    return [name for name, inode in inodes.items() if inode not in used and os.path.exists(f"/dev/shm/{name}")]
 
 
 class Leftovers:
@@ -45,8 +60,7 @@ class Leftovers:
         return found
 
     def found(self):
-        """What is there now, was not before, and belongs to no live process (other jobs run on this machine too)."""
-        used = in_use()
-        shared = [n for n in shared_memory() - self.shared if f"/dev/shm/{n}" not in used]
+        """What is there now, was not before, and belongs to no live process."""
+        shared = unused(shared_memory() - self.shared)
         sockets = [n for n in unix_sockets() - self.sockets if "fcdp" in n.lower()]
         return shared + sockets + sorted(self.named() - self.files)
