@@ -25,7 +25,8 @@
     X(CREATED, "created",                                                                                    \
       "what a pool has created = what it had + created - released >= what its holders have")                 \
     X(COUNTERS, "counters", "counters that sum up do not fall, and in the end equal what the events say")    \
-    X(RANKS, "ranks", "all ranks gather a region equally often in a step")                                   \
+    X(RANKS, "ranks",                                                                                        \
+      "the ranks of a shard group gather a region equally often in a step that an optimizer has ended")      \
     X(MAX_STALL, "max-stall", "no wait is longer than --max-stall")                                          \
     X(MAX_PEAK, "max-peak", "no process has more device memory than --max-peak")                             \
     X(MAX_INTER, "max-inter", "no rank sends more than --max-inter between nodes in a step")
