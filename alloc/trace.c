@@ -242,6 +242,7 @@ static void object_write(fcdp_trace_object *object, const fcdp_trace_new *what) 
         atomic_store_explicit(&name[i], words[i], memory_order_release);
     atomic_store_explicit(&object->bytes, what->bytes, memory_order_release);
     atomic_store_explicit(&object->why, what->why, memory_order_release);
+    atomic_store_explicit(&object->shard_group, 0, memory_order_release);
     atomic_store_explicit(&object->trainable_bytes, what->trainable_bytes, memory_order_release);
     atomic_store_explicit(&object->n_uses, 0, memory_order_release);
     atomic_store_explicit(&object->plain_bytes, 0, memory_order_release);

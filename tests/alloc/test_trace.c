@@ -344,12 +344,13 @@ static void objects(void) {
     MUST(!strcmp(object->name, "model.layers.3") && object->generation == 2);
     MUST(strlen(fcdp__trace_object(second)->name) == FCDP_TRACE_NAME_BYTES - 1);
     object->device_bytes = 5;
+    object->shard_group = 7;
     fcdp__trace_object_destroy(first);
     MUST(object->state == 0 && object->device_bytes == 0 && !strcmp(object->name, "model.layers.3"));
     uint32_t third = fcdp__trace_object_create("another", 1);
     MUST(third != first && third != second); /* its number serves again late */
     for (uint32_t i = 2; i < FCDP_TRACE_N_OBJECTS - 1; i++) MUST(fcdp__trace_object_create("more", 1));
-    MUST(object->generation == 4 && !strcmp(object->name, "more"));
+    MUST(object->generation == 4 && !strcmp(object->name, "more") && object->shard_group == 0);
     MUST(fcdp__trace_object_create("one too many", 1) == 0);
     fcdp__trace_object_destroy(0);
 }
