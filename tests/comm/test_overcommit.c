@@ -165,9 +165,8 @@ static void overcommit_with(const cluster_config *config) {
 /* In both mappings; with TEST_COARSER in one of them, by chance, as most of the time is new pages. */
 static void overcommit(uint32_t n_nodes, uint32_t node_size, fcdp_restore_mode restore) {
     static const fcdp_mapping_mode mappings[] = {FCDP_MAPPING_SLOTS, FCDP_MAPPING_EXACT};
-    int only = getenv("TEST_COARSER") ? (int)(fcdp__now_ns() / 1000 % 2) : -1;
-    for (int i = 0; i < 2; i++) {
-        if (only >= 0 && i != only) continue;
+    const uint64_t stride = getenv("TEST_COARSER") ? 2 : 1;
+    for (uint64_t i = fcdp__now_ns() / 1000 % stride; i < 2; i += stride) {
         cluster_config config = config_of(n_nodes, node_size, restore, mappings[i]);
         overcommit_with(&config);
     }
