@@ -2,7 +2,6 @@
 bit for bit plain FSDP2's."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 import cases  # noqa: F401
 import launch
-from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
+from conftest import CONFIGURATIONS, PLAIN, is_whole, needs_fcdp
 from run import CASES, PARTICULAR
 
 NAMES = [
@@ -24,9 +23,8 @@ READERS = ("auto", "device")
 
 
 def names_of(by):
-    """Each case with one of the two, by its name; with both under TEST_MATRIX=whole (tools/test.sh --matrix)."""
-    whole = os.environ.get("TEST_MATRIX") == "whole"
-    return [name for name in NAMES if whole or READERS[zlib.crc32(name.encode()) // 2 % 2] == by]
+    """Each case with one of the two, by its name."""
+    return [name for name in NAMES if is_whole() or READERS[zlib.crc32(name.encode()) // 2 % 2] == by]
 
 
 @needs_fcdp
