@@ -165,6 +165,20 @@ def a_recorded_stream_holds_memory_back(p, sim):
 
 
 @scenario
+def what_nccl_asks_of_an_allocator_is_answered(p, sim):
+    """With nothing: pages that move are not to be registered."""
+    at = p.malloc(4 * MIB)
+    p.do("init")
+    n_segments = ctypes.c_size_t(77)
+    p.do("snapshot", ctypes.byref(n_segments))
+    assert n_segments.value == 0
+    p.do("attach")
+    assert p.lib.pluggable_is_current() and tensors.is_current()  # it is of its class still
+    assert fcdp.memory_allocated(0) == 4 * MIB
+    p.free(at)
+
+
+@scenario
 def a_graphs_pool_keeps_to_itself(p, sim):
     inside, outside = sim.stream(), sim.stream()
     p.do("begin_pool", 0, ctypes.c_uint64(5), ctypes.c_void_p(inside))
