@@ -461,15 +461,32 @@ def _record(
     compile_context: Any = False,
     annotations: Any = False,
     skip_actions: Any = (),
+    pinned: bool = False,
+    tensors: bool = True,
     *rest: Any,
 ) -> None:
-    record_memory_history(
-        enabled, max_entries, clear, skip_actions if isinstance(skip_actions, (list, tuple, set)) else ()
-    )
+    if pinned:
+        _leave_out_pinned()
+    if tensors:
+        record_memory_history(
+            enabled, max_entries, clear, skip_actions if isinstance(skip_actions, (list, tuple, set)) else ()
+        )
 
 
 def _record_legacy(enabled: Any, context: Any = None, max_entries: int = 1, *rest: Any) -> None:
-    record_memory_history(enabled, max(max_entries, 1))
+    pinned, tensors = rest[6:8] if len(rest) >= 8 else (False, True)  # torch 2.15
+    if pinned:
+        _leave_out_pinned()
+    if tensors:
+        record_memory_history(enabled, max(max_entries, 1))
+
+
+def _leave_out_pinned() -> None:
+    warnings.warn(
+        "fcdp: record_pinned_host_memory needs PyTorch's own allocator, so page-locked host memory is not recorded; FCDP_ALLOC=native "
+        "records it",
+        stacklevel=6,
+    )
 
 
 def _of_pool(whole: dict[str, Any], mempool_id: tuple | None) -> dict[str, Any]:
