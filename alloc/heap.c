@@ -156,12 +156,14 @@ fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
     if (!arena) return not_ours(address, "free");
     fcdp__lock_acquire(&arena->lock);
     fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
-    /* Quarantine begins where the stream is done with it. Without memory for that it is left out. */
-    bool skips = block && fcdp__heap_quarantines(arena, block) && use_add(block, arena->stream);
+    /* Reuse is ordered by the block's own stream, an unmap is not: quarantine begins behind all streams of
+     * the heap. Without memory to wait for them it is left out. */
+    bool quarantines = block && fcdp__heap_quarantines(arena, block);
+    if (quarantines && !block->tag) block->tag = calloc(1, sizeof(heap_uses));
     bool defers = block && block->tag;
     if (block && fcdp__trace_is_on(2))
         fcdp__trace_now(FCDP_EVENT_FREE, 0, block->bytes, address.addr, (uintptr_t)arena->stream);
-    if (defers) ((heap_uses *)block->tag)->skips_quarantine = skips;
+    if (defers) ((heap_uses *)block->tag)->awaits_all = quarantines;
     if (defers)
         fcdp__arena_set_busy(arena->blocks, block);
     else if (block)

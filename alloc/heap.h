@@ -65,8 +65,8 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
 fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
 
 /* For finding stale accesses: from here on blocks above FCDP_HEAP_SMALL_BYTES have pages of their own, which
- * are unmapped when the device is done with a freed block (seen at the next call of the heap), so that it
- * faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
+ * are unmapped when all streams of the heap are done with a freed block (seen at the next call of the heap),
+ * so that it faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
 void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
 
 /* Private pools, which CUDA graphs have in PyTorch. ("Pool" alone is the pool of pages.) From begin to

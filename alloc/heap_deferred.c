@@ -1,5 +1,5 @@
-/* heap_deferred.c - freed blocks that other streams still use: they become free behind events of those
- * streams. */
+/* heap_deferred.c - freed blocks that other streams still use: they become free, or go to quarantine, behind
+ * events of those streams. */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"
@@ -35,23 +35,17 @@ static void use_record(fcdp_heap *heap, fcdp_stream stream, heap_uses *uses) {
                   fcdp_error_text());
 }
 
-/* Drop the events that have passed; with `wait`, all of them, unless a capture begins. With `wait`, an event
- * that the driver cannot tell of any more has passed once the device is idle. */
+/* Drop the events that have passed, up to the first that has not; with `wait`, all of them, unless a capture
+ * begins. With `wait`, an event that the driver cannot tell of any more has passed once the device is idle. */
 static void uses_check(fcdp_heap *heap, heap_uses *uses, bool wait) {
-    heap_event *left = NULL;
     while (uses->events) {
         heap_event *event = uses->events;
-        uses->events = event->next;
         bool passed = wait ? fcdp__heap_event_await(heap, event->event) || fcdp__heap_device_await(heap)
                            : !fcdp__driver_event_query(heap->drv, event->event);
-        if (passed) {
-            event_give(heap, event);
-        } else {
-            event->next = left;
-            left = event;
-        }
+        if (!passed) return;
+        uses->events = event->next;
+        event_give(heap, event);
     }
-    uses->events = left;
 }
 
 /* ---- deferred blocks ---- */
@@ -73,10 +67,15 @@ static heap_uses *deferred_detach(fcdp_heap *heap) {
     return list;
 }
 
-/* True: nobody uses the block any more. */
+/* True: nobody uses the block any more. Of all the heap's streams, those that are idle need no event. */
 static bool uses_have_ended(fcdp_heap *heap, heap_uses *uses, bool wait) {
     if (!fcdp__heap_wait_begin(heap)) return false;
     while (uses->n > 0) use_record(heap, uses->streams[--uses->n], uses);
+    for (size_t i = 0; uses->awaits_all && i < HEAP_MAX_STREAMS; i++) {
+        heap_stream *of = fcdp__heap_stream_at(heap, i);
+        if (of && fcdp__driver_stream_query(heap->drv, of->stream)) use_record(heap, of->stream, uses);
+    }
+    uses->awaits_all = false;
     uses_check(heap, uses, false);
     fcdp__heap_wait_end(heap);
     if (wait) uses_check(heap, uses, true);
@@ -86,8 +85,7 @@ static bool uses_have_ended(fcdp_heap *heap, heap_uses *uses, bool wait) {
 /* The block becomes free, or goes to quarantine. */
 static void deferred_end(heap_uses *uses) {
     heap_arena *arena = uses->arena;
-    bool quarantines = !uses->skips_quarantine && fcdp__heap_quarantines(arena, uses->block);
-    if (!quarantines || !fcdp__heap_quarantine_push(arena, uses->block)) {
+    if (!fcdp__heap_quarantines(arena, uses->block) || !fcdp__heap_quarantine_push(arena, uses->block)) {
         fcdp__lock_acquire(&arena->lock);
         fcdp__arena_give(arena->blocks, uses->block);
         fcdp__lock_release(&arena->lock);

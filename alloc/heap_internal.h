@@ -20,9 +20,9 @@ typedef struct heap_uses {
     struct heap_uses *next;
     struct heap_arena *arena;
     fcdp_block *block;
-    heap_event *events;    /* those that have not passed */
-    bool skips_quarantine; /* there was no memory to record its own stream */
-    size_t n;              /* streams that have no event yet: a capture is under way, or it lives */
+    heap_event *events; /* those that have not passed */
+    bool awaits_all;    /* every stream of the heap, too: it goes to quarantine; none has an event yet */
+    size_t n;           /* streams that have no event yet: a capture is under way, or it lives */
     fcdp_stream streams[];
 } heap_uses;
 
@@ -142,6 +142,11 @@ static inline void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n) {
 /* Its pages stay where they are. */
 static inline bool fcdp__heap_is_pinned(const heap_arena *arena) {
     return arena->private && atomic_load_explicit(&arena->private->n_uses, memory_order_relaxed) > 0;
+}
+
+/* One of HEAP_MAX_STREAMS places; NULL: nothing is there. Partner: fcdp__heap_stream_of. */
+static inline heap_stream *fcdp__heap_stream_at(fcdp_heap *heap, size_t place) {
+    return atomic_load_explicit(&heap->streams[place], memory_order_acquire);
 }
 
 static inline bool fcdp__heap_is_capturing(const fcdp_heap *heap) {

@@ -129,7 +129,7 @@ fcdp_status fcdp_heap_private_begin(fcdp_heap *heap, fcdp_private_id id, fcdp_co
 /* With the private lock. A stream that cannot be asked may be capturing. */
 static bool private_captures(fcdp_heap *heap, const heap_private *private) {
     for (size_t i = 0; i < HEAP_MAX_STREAMS; i++) {
-        heap_stream *of = atomic_load_explicit(&heap->streams[i], memory_order_acquire);
+        heap_stream *of = fcdp__heap_stream_at(heap, i);
         if (of && of->private == private && fcdp__driver_stream_capture_query(heap->drv, of->stream))
             return true;
     }

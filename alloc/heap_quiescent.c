@@ -67,10 +67,6 @@ static uint64_t arena_clock(heap_arena *arena) {
 
 /* ---- the fence ---- */
 
-static heap_stream *stream_at(fcdp_heap *heap, size_t slot) {
-    return atomic_load_explicit(&heap->streams[slot], memory_order_acquire); /* partner: stream_add */
-}
-
 /* An idle stream needs no event. A stream on which none can be recorded
  * is one that the fence does not pass. */
 static bool fence_record(fcdp_heap *heap, heap_stream *of) {
@@ -97,7 +93,7 @@ static void fence_begin(fcdp_heap *heap) {
     if (!gains || !fcdp__heap_wait_begin(heap)) return;
     heap->has_fence = true;
     for (size_t i = 0; i < HEAP_MAX_STREAMS; i++) {
-        heap_stream *of = stream_at(heap, i);
+        heap_stream *of = fcdp__heap_stream_at(heap, i);
         if (of && !fence_record(heap, of)) heap->has_fence = false;
     }
     fcdp__heap_wait_end(heap);
@@ -109,7 +105,7 @@ static bool fence_look(fcdp_heap *heap) {
     bool passed = true;
     if (!heap->has_fence || !fcdp__heap_wait_begin(heap)) return false;
     for (size_t i = 0; i < HEAP_MAX_STREAMS && passed; i++) {
-        heap_stream *of = stream_at(heap, i);
+        heap_stream *of = fcdp__heap_stream_at(heap, i);
         if (!of || !of->fence_waits) continue;
         fcdp_status status = fcdp__driver_event_query(heap->drv, of->fence);
         passed = status == FCDP_OK;
@@ -140,7 +136,7 @@ static fcdp_event fence_event(fcdp_heap *heap, bool *passed_out) {
     fcdp__lock_acquire(&heap->fence_lock);
     if (fence_look(heap)) *passed_out = true;
     for (size_t i = 0; i < HEAP_MAX_STREAMS && heap->has_fence && !event; i++) {
-        heap_stream *of = stream_at(heap, i);
+        heap_stream *of = fcdp__heap_stream_at(heap, i);
         if (of && of->fence_waits) event = of->fence;
     }
     fcdp__lock_release(&heap->fence_lock);

@@ -71,7 +71,8 @@ fcdp_status fcdp__heap_stream_of(fcdp_heap *heap, fcdp_stream stream, heap_priva
         size_t at = stream_slot(stream, private);
         while (atomic_load_explicit(&heap->streams[at], memory_order_relaxed))
             at = (at + 1) % HEAP_MAX_STREAMS;
-        atomic_store_explicit(&heap->streams[at], found, memory_order_release); /* partner: stream_find */
+        /* partners: stream_find, fcdp__heap_stream_at */
+        atomic_store_explicit(&heap->streams[at], found, memory_order_release);
         heap->n_streams++;
     }
     fcdp__lock_release(&heap->lock);
@@ -82,7 +83,7 @@ fcdp_status fcdp__heap_stream_of(fcdp_heap *heap, fcdp_stream stream, heap_priva
 size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out) {
     size_t n = 0;
     for (size_t i = 0; i < HEAP_MAX_STREAMS; i++) {
-        heap_stream *of = atomic_load_explicit(&heap->streams[i], memory_order_acquire);
+        heap_stream *of = fcdp__heap_stream_at(heap, i);
         for (int small = 0; of && small < 2; small++) arenas_out[n++] = &of->arenas[small];
     }
     return n;

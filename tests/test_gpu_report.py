@@ -176,6 +176,31 @@ def test_time_that_is_left_goes_to_later_sections(monkeypatch):
     assert given == [5, 9, 13]
 
 
+def test_a_job_that_keeps_pytorchs_allocator_fails_its_section(monkeypatch, tmp_path):
+    """nccl_alloc: what it has launched, and what it says of it."""
+    import nccl_alloc
+    import section
+
+    run, launched = {"losses": [1.0], "digest": "d", "step_median_s": 0.001}, {}
+
+    def launch(of, name, arguments, settings, limit_s, nccl, world):
+        assert nccl and world == 1
+        launched[name] = settings
+        if name == "fcdp_alloc":
+            raise section.Failed("rank 0: does not yet support snapshot")
+        return [run | {"allocator": "native"}]
+
+    monkeypatch.setattr(nccl_alloc, "launch", launch)
+    settings = {"bundle_dir": tmp_path, "out_dir": tmp_path, "simulated": False, "seconds": 30, "machine": {}}
+    of = section.Section("nccl_alloc", settings)
+    nccl_alloc.body(of)
+    said = [json.loads(line) for line in (tmp_path / "nccl_alloc.jsonl").read_text().splitlines()]
+    checks = {entry["name"]: entry["ok"] for entry in said if entry["kind"] == "check"}
+    assert not of.ok and [ok for name, ok in checks.items() if "tensors are FCDP's" in name] == [False]
+    assert [ok for name, ok in checks.items() if "bit for bit" in name] == [False, True]
+    assert "FCDP" not in launched["PyTorch's allocator"] and launched["fcdp_alloc"]["FCDP"] == "1"
+
+
 # ---- all of it ----
 
 

@@ -1,6 +1,7 @@
 /* _fcdp.c - the extension module. */
 #include "comm/tree.h"
 #include "comm/whole.h"
+#include "torch_plugin/allocator_calls.h"
 #include "torch_plugin/dlpack.h"
 #include "torch_plugin/history.h"
 #include "torch_plugin/methods.h"
@@ -16,6 +17,7 @@ static PyMethodDef methods[] = {
     {"nccl_ids", binding_nccl_ids, METH_VARARGS, NULL},
     {"nccl_comm_create", binding_nccl_comm_create, METH_VARARGS, NULL},
     {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL},
+    {"allocator_calls_find", binding_allocator_calls_find, METH_NOARGS, NULL},
     {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},
     {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS, NULL},
     {"tensors_blocks", binding_tensors_blocks, METH_VARARGS, NULL},

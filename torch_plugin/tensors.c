@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "tiering/region.h"
+#include "torch_plugin/allocator_calls.h"
 #include "torch_plugin/cxx.h"
 #include "torch_plugin/history.h"
 #include "torch_plugin/methods.h"
@@ -122,6 +123,12 @@ static void hook_record_stream(void *at, void *stream) {
     }
 }
 
+/* CUDA's, by PyTorch. */
+static void hook_init(int n_devices) {
+    (void)n_devices;
+    binding_allocator_calls_pass_on();
+}
+
 /* torch.cuda.empty_cache() */
 static void hook_reset(void) {
     for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++) {
@@ -225,9 +232,9 @@ PyObject *binding_tensors_enable(PyObject *self, PyObject *args) {
         return binding_raise(fcdp__fail(FCDP_ERR_INVALID, "fcdp_alloc is on another driver already"));
     }
 #define HOOK(name) #name, (unsigned long long)(uintptr_t)(void (*)(void))hook_##name
-    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", HOOK(malloc), HOOK(free), HOOK(record_stream),
-                         HOOK(reset), HOOK(memory_fraction), HOOK(begin_pool), HOOK(end_pool),
-                         HOOK(release_pool));
+    return Py_BuildValue("{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}", HOOK(malloc), HOOK(free), HOOK(init),
+                         HOOK(record_stream), HOOK(reset), HOOK(memory_fraction), HOOK(begin_pool),
+                         HOOK(end_pool), HOOK(release_pool));
 #undef HOOK
 }
 

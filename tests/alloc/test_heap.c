@@ -297,13 +297,14 @@ static void a_busy_cache_gives_its_pages_to_regions(void **state) {
 /* As FSDP2 does with sharded gradients: allocated on one stream (1), read on another (0), not recorded,
  * freed. Reuse on stream 1 would be ordered; an unmap is not, whether the malloc that needs the pages is on
  * stream 1 or on a third. `reader_open` lets the reader go on. */
-static void read_without_record_stream(world *w, gate g, fcdp_dptr copy, char pattern) {
+static fcdp_dptr read_without_record_stream(world *w, gate g, fcdp_dptr copy, char pattern) {
     fcdp_dptr grads = take(w, 2 * PAGE, 1);
     (void)take(w, PAGE, 1); /* behind it: nothing longer than the freed block is placed over it */
     memset((void *)(uintptr_t)grads.addr, pattern, 2 * PAGE);
     gate_hold(g, w->streams[0]);
     assert_ok(fcdp__driver_copy_d2d(w->drv, copy, grads, 2 * PAGE, w->streams[0]));
     give(w, grads);
+    return grads;
 }
 
 static void assert_was_read(world *w, fcdp_dptr copy, char pattern) {
@@ -322,7 +323,7 @@ static void pages_stay_while_another_stream_reads_them(void **state) {
         assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 4, r.pages));
         r.n = 4;
         fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, regions_reclaim, NULL, &r);
-        read_without_record_stream(&w, g, copy, 42);
+        (void)read_without_record_stream(&w, g, copy, 42);
         rest = take(&w, 4 * PAGE, stream); /* regions yield before the reader is waited for */
         assert_int_equal(r.n, 0);
         memset((void *)(uintptr_t)rest.addr, 1, 4 * PAGE);
@@ -351,7 +352,7 @@ static void whoever_needs_the_pages_waits_for_the_reader(void **state) {
         fcdp_dptr copy = take(&w, 2 * PAGE, 0);
         fcdp_phys pages[2];
         fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, gate_open_when_asked, NULL, g);
-        read_without_record_stream(&w, g, copy, 43);
+        (void)read_without_record_stream(&w, g, copy, 43);
         if (region)
             assert_ok(fcdp__pool_take(w.pool, HOLDER_OTHERS, 2, pages));
         else
@@ -439,6 +440,22 @@ static void quarantine_makes_a_stale_access_fault(void **state) {
     give(&w, b);
     assert_int_equal(stats_of(&w).reserved_bytes, 0);
     fcdp__check_level = 0;
+    gate_free(g);
+    world_close(&w);
+}
+
+static void quarantine_begins_behind_every_stream(void **state) {
+    (void)state;
+    world w = world_open(9);
+    fcdp_heap_set_quarantine(w.heap, 16 * PAGE);
+    gate g = gate_make();
+    fcdp_dptr copy = take(&w, 2 * PAGE, 0);
+    fcdp_dptr grads = read_without_record_stream(&w, g, copy, 44);
+    assert_int_equal(stats_of(&w).busy_bytes, 2 * PAGE); /* their own stream is idle, the reader is not */
+    gate_open(g);
+    assert_was_read(&w, copy, 44);
+    give(&w, copy);
+    assert_true(faults(grads.addr));
     gate_free(g);
     world_close(&w);
 }
@@ -538,6 +555,7 @@ int main(void) {
         cmocka_unit_test(whoever_needs_the_pages_waits_for_the_reader),
         cmocka_unit_test(a_recorded_stream_is_waited_for_ever_after),
         cmocka_unit_test(quarantine_makes_a_stale_access_fault),
+        cmocka_unit_test(quarantine_begins_behind_every_stream),
         cmocka_unit_test(wrong_frees_are_named),
         cmocka_unit_test(every_driver_call_fails_once),
     };

@@ -71,6 +71,30 @@ int pluggable_release_pool(int device, uint64_t id, char *text, size_t room) {
     return caught(text, room, [&] { current()->releasePool(device, {id, 7}); });
 }
 
+// As PyTorch does where it initialises CUDA.
+int pluggable_init(char *text, size_t room) {
+    return caught(text, room, [&] { c10::cuda::CUDACachingAllocator::init(1); });
+}
+
+int pluggable_snapshot(size_t *n_segments, char *text, size_t room) {
+    return caught(text, room,
+                  [&] { *n_segments = c10::cuda::CUDACachingAllocator::snapshot().segments.size(); });
+}
+
+int pluggable_attach(char *text, size_t room) {
+    return caught(text, room, [&] {
+        c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(
+            [](const c10::cuda::CUDACachingAllocator::TraceEntry &) {});
+    });
+}
+
+// `detach` is c10d::nccl2::ProcessGroupNCCL::detachMemoryHook, of a group that never attached: what it does
+// is to make NCCL's hook into the allocator.
+int pluggable_nccl_hook(void (*detach)(void *group), char *text, size_t room) {
+    alignas(16) static char group[1 << 16];
+    return caught(text, room, [&] { detach(group); });
+}
+
 int pluggable_empty_cache(char *text, size_t room) {
     return caught(text, room, [&] { current()->emptyCache(); });
 }

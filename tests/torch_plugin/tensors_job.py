@@ -2,6 +2,7 @@
 the outcome of each as JSON. argv: the library made of pluggable.cpp, the result's path."""
 
 import ctypes
+import inspect
 import json
 import mmap
 import os
@@ -165,6 +166,20 @@ def a_recorded_stream_holds_memory_back(p, sim):
 
 
 @scenario
+def what_nccl_asks_of_an_allocator_is_answered(p, sim):
+    """With nothing: pages that move are not to be registered."""
+    at = p.malloc(4 * MIB)
+    p.do("init")
+    n_segments = ctypes.c_size_t(77)
+    p.do("snapshot", ctypes.byref(n_segments))
+    assert n_segments.value == 0
+    p.do("attach")
+    assert p.lib.pluggable_is_current() and tensors.is_current()  # it is of its class still
+    assert fcdp.memory_allocated(0) == 4 * MIB
+    p.free(at)
+
+
+@scenario
 def a_graphs_pool_keeps_to_itself(p, sim):
     inside, outside = sim.stream(), sim.stream()
     p.do("begin_pool", 0, ctypes.c_uint64(5), ctypes.c_void_p(inside))
@@ -287,6 +302,26 @@ def torchs_functions_answer_with_ours(p, sim):
         assert min(value for key, value in fcdp.memory_stats(0).items() if key != "max_split_size") == 0
     finally:
         torch.cuda.memory._get_device_index = index
+
+
+@scenario
+def what_is_not_recorded_is_said(p, sim):
+    if "record_pinned_host_memory" not in inspect.signature(torch.cuda.memory._record_memory_history).parameters:
+        return  # torch before 2.15 does not know it
+    fcdp.record_memory_history(max_entries=0, clear=True)
+    for enabled in ("all", True):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.memory._record_memory_history(enabled, record_pinned_host_memory=True, record_cuda=False)
+        assert "page-locked host memory is not recorded; FCDP_ALLOC=native" in str(caught[0].message)
+        assert caught[0].filename == __file__, caught[0]
+        p.free(p.malloc(MIB))
+        assert fcdp.snapshot()["device_traces"][0] == []
+        with warnings.catch_warnings(record=True) as caught:
+            torch.cuda.memory._record_memory_history(enabled)
+        p.free(p.malloc(MIB))
+        assert not caught and fcdp.snapshot()["device_traces"][0] != []
+        torch.cuda.memory._record_memory_history(None, clear_history=True)
 
 
 @scenario

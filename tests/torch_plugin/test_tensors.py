@@ -56,6 +56,46 @@ def test_pluggable(outcomes, name):
     assert outcomes[name] == "passed", outcomes[name]
 
 
+NCCL_STARTS = """
+import ctypes
+import pathlib
+import sys
+import torch
+import fcdp
+
+torch.cuda.memory.change_current_allocator(fcdp.fcdp_alloc)
+nccl = ctypes.CDLL(pathlib.Path(torch.__file__).parent / "lib" / "libtorch_cuda.so")
+pluggable = ctypes.CDLL(sys.argv[1])
+text = ctypes.create_string_buffer(4096)
+detach = nccl._ZN4c10d5nccl216ProcessGroupNCCL16detachMemoryHookEv
+code = pluggable.pluggable_nccl_hook(ctypes.cast(detach, ctypes.c_void_p), text, ctypes.c_size_t(len(text)))
+print("code", code, text.value.decode())
+"""
+
+
+@needs_fcdp
+@pytest.mark.skipif(not hasattr(torch.distributed, "ProcessGroupNCCL2"), reason="torch 2.15 has this NCCL")
+def test_torchs_nccl_hooks_into_the_allocator(tmp_path):
+    """torch's own code, up to the calls that it makes of the allocator when a communicator is there."""
+    library = cpp.shared_library(tmp_path / "pluggable.so", HERE / "pluggable.cpp", ["c10", "c10_cuda", "torch_cuda"])
+    runtime = cpp.shared_library(tmp_path / "standin.so", HERE / "standin_runtime.cpp")
+    env = launch.environment(
+        launch.new_tag(),
+        tmp_path,
+        {"STANDIN_DRIVER": str(sim_library()), "LD_PRELOAD": str(runtime)},
+    )
+    job = subprocess.run(
+        [sys.executable, "-c", NCCL_STARTS, library],
+        env=env,
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
+    assert job.returncode == 0 and job.stdout.splitlines()[-1].strip() == "code 0", job.stdout
+
+
 TAKES_OVER = """
 import os
 import sys
@@ -66,6 +106,14 @@ libc = __import__("ctypes").CDLL(None)
 libc.getenv.restype = __import__("ctypes").c_char_p
 print("backend", torch._C._cuda_getAllocatorBackend())
 print("graph registration", libc.getenv(b"NCCL_GRAPH_REGISTER"))  # as NCCL asks for it
+"""
+
+
+# As of a torch that FCDP does not know; before 2.15 nothing asks.
+UNKNOWN_ALLOCATOR = """
+torch.distributed.ProcessGroupNCCL2 = object
+from fcdp import _fcdp
+_fcdp.allocator_calls_find = lambda: "no snapshot"
 """
 
 
@@ -93,6 +141,21 @@ print("graph registration", libc.getenv(b"NCCL_GRAPH_REGISTER"))  # as NCCL asks
             "NCCL_GRAPH_REGISTER=1 lets NCCL register",
         ),
         ("NCCL asked not to", {"FCDP": "1", "NCCL_GRAPH_REGISTER": "0"}, "", "pluggable", ""),
+        (
+            "NCCL registers at all times",
+            {"FCDP": "1", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "true"},
+            "",
+            "native",
+            "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK=true lets NCCL register",
+        ),
+        (
+            "NCCL gets no answer",
+            {"FCDP": "1"},
+            UNKNOWN_ALLOCATOR,
+            "native",
+            "no snapshot, and the NCCL of torch",
+        ),
+        ("NCCL does not ask", {"FCDP": "1", "TORCH_DIST_USE_NCCL2": "0"}, UNKNOWN_ALLOCATOR, "pluggable", ""),
         (
             "CUDA in use",
             {"FCDP": "1"},

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import torch
 
 import launch
 from conftest import needs_fcdp
@@ -92,6 +93,28 @@ def test_a_first_gather_in_a_capture_is_plain_fsdp2s(tmp_path):
     said = [words(rank.err) for rank in job.ranks]
     assert said[0][0] == f"fcdp: served 0 of 5 groups: {why}; plain FSDP2 runs" and said[1] == [], job.report()
     assert [entry["reason"] for entry in stats_of(tmp_path)["bypassed"]] == [why] * 5
+
+
+needs_reconfigure = pytest.mark.skipif(
+    not hasattr(torch.distributed.ProcessGroup, "reconfigure"), reason="torch 2.15 changes a group's ranks in place"
+)
+
+
+@needs_reconfigure
+def test_a_group_whose_ranks_may_change_is_left_to_plain_fsdp2(tmp_path):
+    job = start(tmp_path, "reconfigurable")
+    assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
+    why = "its process group was made with enable_reconfigure, so its ranks may change"
+    said = [words(rank.err) for rank in job.ranks]
+    assert said[0][0] == f"fcdp: served 0 of 5 groups: {why}; plain FSDP2 runs" and said[1] == [], job.report()
+
+
+@needs_reconfigure
+def test_the_ranks_of_a_served_group_cannot_change(tmp_path):
+    job = start(tmp_path, "reconfigured")
+    assert all(rank.returncode != 0 for rank in job.ranks), job.report()
+    assert all("so its ranks cannot change; make it with enable_reconfigure=True" in rank.err for rank in job.ranks)
+    assert all("step 0" in rank.out and "step 1" not in rank.out for rank in job.ranks), job.report()
 
 
 def test_what_plain_fsdp2_gathered_beside_is_counted(tmp_path):

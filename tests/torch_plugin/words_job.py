@@ -93,6 +93,8 @@ WRAP = {
     "small mesh": small_mesh,
     "absent": shard,
     "sharded": shard,
+    "reconfigurable": shard,
+    "reconfigured": shard,
     "busy": ddp,
 }
 
@@ -117,12 +119,23 @@ def keep_busy():
     subprocess.run([sys.executable, "-c", helper], check=True)
 
 
+def reconfigure(rank, store, round_):
+    """The world, with the ranks that it has."""
+    world = dist.group.WORLD
+    store.set(f"{round_}/{rank}", world.get_reconfigure_handle())
+    handles = [store.get(f"{round_}/{other}").decode() for other in range(2)]
+    dist.distributed_c10d._reconfigure(uuid=round_, handles=handles).wait()
+
+
 def main():
     kind, folder = sys.argv[1:]
     torch.set_num_threads(1)
     compat.prepare()
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE_S))
+    options = {"enable_reconfigure": True} if kind == "reconfigurable" else {}
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=PATIENCE_S), **options)
     rank = dist.get_rank()
+    if kind == "reconfigurable":
+        reconfigure(rank, dist.distributed_c10d._get_default_store(), 1)
     run = Run(kind, rank, dist.get_world_size())
     model = WRAP.get(kind, lambda net: net)(Net(n_blocks=4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -133,6 +146,8 @@ def main():
             model.blocks[1].set_custom_all_gather(OwnGather())
         if kind == "changing" and step == 1:
             subclass.Bf16AllGather.fsdp_pre_all_gather = lambda self, mesh: ((self._data.to(torch.float16),), None)
+        if kind == "reconfigured" and step == 1:
+            reconfigure(rank, dist.distributed_c10d._get_default_store(), 1)
         if kind == "absent" and step == 1:
             stay_away(rank, dist.distributed_c10d._get_default_store())
         if kind == "evaluation":

@@ -279,6 +279,7 @@ def main():
             "parameter_bytes": sum(p.numel() * p.element_size() for p in training.model.parameters()),
             "trained_bytes": sum(p.numel() * p.element_size() for p in training.trained),
             "device_peak_bytes": torch.cuda.max_memory_reserved() if device.type == "cuda" else 0,
+            "allocator": torch._C._cuda_getAllocatorBackend() if device.type == "cuda" else "",
             "torch": torch.__version__,
         }
     path = args.out / f"rank{dist.get_rank()}.json"

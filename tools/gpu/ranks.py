@@ -51,12 +51,12 @@ ONE_DEVICE_NCCL = {
 }
 
 
-def _environment(rank: int, port: int, settings: dict[str, str], nccl: bool) -> dict[str, str]:
+def _environment(rank: int, world: int, port: int, settings: dict[str, str], nccl: bool) -> dict[str, str]:
     own = {
         "RANK": str(rank),
-        "WORLD_SIZE": str(WORLD),
+        "WORLD_SIZE": str(world),
         "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": str(WORLD),
+        "LOCAL_WORLD_SIZE": str(world),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
@@ -96,7 +96,13 @@ def _wait(name: str, processes: list[subprocess.Popen], limit_s: float) -> None:
 
 
 def launch(
-    section: Section, name: str, arguments: list[str], settings: dict[str, str], limit_s: float, nccl: bool = False
+    section: Section,
+    name: str,
+    arguments: list[str],
+    settings: dict[str, str],
+    limit_s: float,
+    nccl: bool = False,
+    world: int = WORLD,
 ) -> list[dict[str, Any]]:
     """Every rank's result. Failed: with the last that a rank said."""
     folder = section.out / f"{section.name}-{name.replace(' ', '-')}"
@@ -116,12 +122,12 @@ def launch(
     print("$", " ".join(f"{k}={v}" for k, v in settings.items()), shlex.join(command), flush=True)
     processes, port = [], free_port()
     try:
-        for rank in range(WORLD):
+        for rank in range(world):
             with open(folder / f"rank{rank}.log", "wb") as log:
                 processes.append(
                     subprocess.Popen(
                         command,
-                        env=_environment(rank, port, settings, nccl),
+                        env=_environment(rank, world, port, settings, nccl),
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
@@ -132,7 +138,7 @@ def launch(
         raise Failed(f"{error}{_said(folder)}") from None
     finally:
         _end_all(processes)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
 
 
 def _said(folder: pathlib.Path) -> str:

@@ -47,9 +47,12 @@ def _backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
     if name in _IN_PROCESS:
         raise Unsupported(f"its process group is of the backend '{name}', which moves no bytes between processes")
     try:
-        return group._get_backend(device)
+        backend = group._get_backend(device)
     except RuntimeError as error:
         raise Unsupported(f"its process group ({name}) serves no tensors of {device}: {error}") from None
+    if getattr(getattr(backend, "options", None), "enable_reconfigure", False):
+        raise Unsupported("its process group was made with enable_reconfigure, so its ranks may change")
+    return backend
 
 
 def _has_interface() -> bool:

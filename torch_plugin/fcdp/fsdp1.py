@@ -278,6 +278,7 @@ def install(module: ModuleType) -> None:
     _patch_handle(flat_module.FlatParamHandle)
     _patch_runtime(runtime_module)
     seam.watch_optimizers(_after_step)
+    seam.watch_groups()
 
 
 def _after_step(optimizer: torch.optim.Optimizer) -> None:

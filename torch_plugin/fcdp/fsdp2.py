@@ -410,6 +410,7 @@ def install(state_module: ModuleType) -> None:
     _patch_state(state_module.FSDPState)
     whole.install()
     seam.watch_optimizers(_after_step)
+    seam.watch_groups()
 
 
 def _after_step(optimizer: torch.optim.Optimizer) -> None:

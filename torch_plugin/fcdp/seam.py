@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fcdp import OptionError, _fcdp, tensors
+from fcdp.c10d import Shards
 from fcdp.runtime import runtime, say
 
 
@@ -133,6 +134,22 @@ def take_tensors() -> None:
         torch.cuda.memory.change_current_allocator(tensors.fcdp_alloc)
     except (RuntimeError, _fcdp.Error) as error:
         say(f"PyTorch's own allocator serves tensors: {error.args[0]} (FCDP_ALLOC=native silences this)")
+
+
+def watch_groups() -> None:
+    """torch 2.15 can change a process group's ranks in place. What FCDP holds for a group is of the ranks that it had."""
+    original = getattr(dist.ProcessGroup, "reconfigure", None)
+    if original is None or hasattr(original, "__wrapped__"):
+        return
+
+    @wrap(dist.ProcessGroup, "reconfigure")
+    def reconfigure(original: Callable, group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(runtime.known(group), Shards):
+            raise RuntimeError(
+                f"fcdp: FCDP serves the parameters that this process group of {group.size()} ranks shards, so its ranks cannot change; make "
+                "it with enable_reconfigure=True, and plain FSDP runs"
+            )
+        return original(group, *args, **kwargs)
 
 
 _after: list[Callable[[torch.optim.Optimizer], None]] = []

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.cuda.memory
+import torch.distributed
 
 from fcdp import OptionError, _fcdp
 
@@ -24,6 +25,7 @@ log = logging.getLogger("fcdp")
 
 # Of PyTorch's pluggable allocator: how each hook is set.
 _SETTERS = {
+    "init": "set_init_fn",
     "reset": "set_reset_fn",
     "memory_fraction": "set_memory_fraction_fn",
     "record_stream": "set_record_stream_fn",
@@ -41,6 +43,8 @@ def make_pluggable(driver: int = _fcdp.DRIVER_CUDA, sim_library: str | None = No
         raise OptionError(error.args[0]) from None
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise RuntimeError("fcdp_alloc: this torch is built without CUDA")
+    _no_tensor_registration()
+    _torchs_nccl_starts()
     _no_graph_registration()
     hooks = _fcdp.tensors_enable(driver, sim_library)
     allocator = torch._C._cuda_customAllocator(hooks["malloc"], hooks["free"])
@@ -68,6 +72,25 @@ def _no_graph_registration() -> None:
             "fcdp_alloc's are not; unset it, or set it to 0"
         )
     os.environ["NCCL_GRAPH_REGISTER"] = "0"
+
+
+def _no_tensor_registration() -> None:
+    """This hook of torch's NCCL would be told of no memory: what a job asks for would not happen."""
+    name = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
+    if os.environ.get(name, "").strip().lower() not in ("", "0", "n", "no", "f", "false"):
+        raise RuntimeError(
+            f"{name}={os.environ[name]} lets NCCL register the tensors' memory, which fcdp_alloc moves; unset it, or set it to 0"
+        )
+
+
+def _torchs_nccl_starts() -> None:
+    """torch 2.15's "nccl" asks the current allocator at its start for what PyTorch refuses to a pluggable one."""
+    why_not = _fcdp.allocator_calls_find()
+    if why_not and hasattr(torch.distributed, "ProcessGroupNCCL2") and os.environ.get("TORCH_DIST_USE_NCCL2") != "0":
+        raise RuntimeError(
+            f"fcdp_alloc: {why_not}, and the NCCL of torch {torch.__version__} takes one at its start; TORCH_DIST_USE_NCCL2=0 chooses the "
+            "NCCL of earlier versions, which does not"
+        )
 
 
 class _FcdpAlloc(torch.cuda.memory._CUDAAllocator):
@@ -438,15 +461,32 @@ def _record(
     compile_context: Any = False,
     annotations: Any = False,
     skip_actions: Any = (),
+    pinned: bool = False,
+    tensors: bool = True,
     *rest: Any,
 ) -> None:
-    record_memory_history(
-        enabled, max_entries, clear, skip_actions if isinstance(skip_actions, (list, tuple, set)) else ()
-    )
+    if pinned:
+        _leave_out_pinned()
+    if tensors:
+        record_memory_history(
+            enabled, max_entries, clear, skip_actions if isinstance(skip_actions, (list, tuple, set)) else ()
+        )
 
 
 def _record_legacy(enabled: Any, context: Any = None, max_entries: int = 1, *rest: Any) -> None:
-    record_memory_history(enabled, max(max_entries, 1))
+    pinned, tensors = rest[6:8] if len(rest) >= 8 else (False, True)  # torch 2.15
+    if pinned:
+        _leave_out_pinned()
+    if tensors:
+        record_memory_history(enabled, max(max_entries, 1))
+
+
+def _leave_out_pinned() -> None:
+    warnings.warn(
+        "fcdp: record_pinned_host_memory needs PyTorch's own allocator, so page-locked host memory is not recorded; FCDP_ALLOC=native "
+        "records it",
+        stacklevel=6,
+    )
 
 
 def _of_pool(whole: dict[str, Any], mempool_id: tuple | None) -> dict[str, Any]:
