@@ -46,6 +46,7 @@ def is_decided(param_group: Any) -> bool:
 
 def adopt(fsdp: Framework, param_groups: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
     """Decide for every group of `param_groups` that is sharded over `process_group`. Collective."""
+    runtime.settle_options()
     serve = []
     for param_group in param_groups:
         if is_decided(param_group):
