@@ -1,4 +1,5 @@
 /* methods_engine.c - the module's functions of the engine. */
+#include "alloc/size.h"
 #include "tiering/headroom.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/neighbour.h"
@@ -41,6 +42,23 @@ METHOD(options_table) {
         Py_XDECREF(row);
     }
     return list;
+}
+
+/* (text) -> bytes; raises Error for what is no size. */
+METHOD(size_parse) {
+    const char *text;
+    if (!PyArg_ParseTuple(args, "s:size_parse", &text)) return NULL;
+    size_t bytes;
+    if (!fcdp__size_parse(text, &bytes))
+        return binding_raise(fcdp__fail(FCDP_ERR_OPTION, "%s: expected " FCDP_SIZE_EXPECTED, text));
+    return PyLong_FromSize_t(bytes);
+}
+
+/* (bytes) -> as all messages have it */
+METHOD(size_text) {
+    unsigned long long bytes;
+    if (!PyArg_ParseTuple(args, "K:size_text", &bytes)) return NULL;
+    return PyUnicode_FromString(fcdp__size_text(bytes).s);
 }
 
 /* (root) -> (bytes that a node's ranks may take together, who sets that). */
@@ -190,8 +208,9 @@ METHOD(engine_reset_peaks) {
 }
 
 PyMethodDef methods_engine[] = {
-    ENTRY(options_load),          ENTRY(options_table),       ENTRY(engine_create),  ENTRY(engine_destroy),
-    ENTRY(engine_account_create), ENTRY(engine_account_join), ENTRY(engine_drain),   ENTRY(engine_check),
-    ENTRY(engine_order_writes),   ENTRY(engine_begin_pass),   ENTRY(engine_stats),   ENTRY(python_calls),
-    ENTRY(engine_reset_peaks),    ENTRY(host_budget),         {NULL, NULL, 0, NULL},
+    ENTRY(options_load),          ENTRY(options_table),       ENTRY(engine_create), ENTRY(engine_destroy),
+    ENTRY(engine_account_create), ENTRY(engine_account_join), ENTRY(engine_drain),  ENTRY(engine_check),
+    ENTRY(engine_order_writes),   ENTRY(engine_begin_pass),   ENTRY(engine_stats),  ENTRY(python_calls),
+    ENTRY(engine_reset_peaks),    ENTRY(host_budget),         ENTRY(size_parse),    ENTRY(size_text),
+    {NULL, NULL, 0, NULL},
 };

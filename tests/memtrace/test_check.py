@@ -136,8 +136,8 @@ def test_what_is_planted_is_found(tmp_path, what):
     ("option", "rule", "below", "above"),
     [
         ("--max-stall", "max-stall", "0.9", "1"),
-        ("--max-peak", "max-peak", "2M", "2MiB"),
-        ("--max-inter", "max-inter", "1M", "1MiB"),
+        ("--max-peak", "max-peak", "2MB", "2M"),
+        ("--max-inter", "max-inter", "1.04MB", "1MiB"),
     ],
 )
 def test_the_gates(job, option, rule, below, above):
@@ -145,6 +145,11 @@ def test_the_gates(job, option, rule, below, above):
     assert done.returncode == 0, done.stdout
     done = memtrace_run("check", job, option, below)
     assert done.returncode == 1 and f"rule {rule} is broken" in done.stdout and option in done.stdout, done.stdout
+
+
+def test_what_is_no_size_is_refused(job):
+    done = memtrace_run("check", job, "--max-peak", "2Gbit")
+    assert done.returncode == 2 and "--max-peak: 2Gbit: expected bytes, such as 512M, 1.5GiB or 8GB" in done.stderr
 
 
 def test_the_first_steps_may_be_left_to_themselves(job):

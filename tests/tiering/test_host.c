@@ -194,8 +194,8 @@ static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state) {
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_block_alloc(host, 6 << 20, &offset));
     assert_int_equal(fcdp__host_block_alloc(host, 5 << 20, &second), FCDP_ERR_NO_HOST_MEM);
-    assert_text("5.0 MiB");
-    assert_text("6.0 of 10.0 MiB");
+    assert_text("5.25 MB more do not fit");
+    assert_text("6.3 MB of 10.5 MB are taken");
     assert_text("FCDP_HOST_BUDGET");
     assert_usage(host, (6 << 20) + KIB4, (6 << 20) + KIB4);
     assert_ok(fcdp__host_block_alloc(host, (4 << 20) - 2 * KIB4, &second)); /* to the last byte */
