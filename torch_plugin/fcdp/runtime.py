@@ -63,12 +63,6 @@ def say(text: str) -> None:
         print(f"fcdp: {text}", file=sys.stderr, flush=True)
 
 
-def _settings() -> dict[str, str]:
-    """The options that are set now: what this process reads itself, not what the simulated device or a tool reads."""
-    names = [name for name, _, fallback, _ in _fcdp.options_table() if fallback]
-    return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
 # Of a parameter group: name, extents, (shard_bytes, span) per extent, collect (Group.collect), does it stay
 # gathered after forward.
 Description = tuple[str, list[Any], list[tuple[int, int]], Callable, bool]
@@ -249,8 +243,6 @@ class Runtime:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.options: dict[str, Any] = {}
-        self.settings: dict[str, str] = {}  # the variables that `options` is read from
-        self.are_settled = False  # the options: a group's first gather has been decided by them
         self.engine: Any = None
         self.device: torch.device | None = None  # the engine's
         # By id of the process group, which lives as long as the job wants it: then the entry goes.
@@ -265,37 +257,6 @@ class Runtime:
         self.plain: dict[str, list[int]] = {kind: [0, 0, 0] for kind in ("plain_gather", "reduce_scatter")}
         self.steps = 0
         self.wholes = [0, 0, 0, 0]  # parameters asked for as a whole: by WHOLE_*
-
-    def load_options(self) -> None:
-        if not self.are_settled:
-            self.options, self.settings = _fcdp.options_load(), _settings()
-
-    def settle_options(self) -> None:
-        """The options that the script has set since FSDP was imported hold from here on, the first gather. Says which
-        of them were used before. Raises OptionError for a malformed one."""
-        if self.are_settled:
-            return
-        before, used = self.settings, ["FCDP_ALLOC"]
-        if os.environ.get("FCDP") == "0":
-            used.append("FCDP")
-        if _fcdp.trace_is_open():
-            used += ["FCDP_TRACE", "FCDP_TRACE_BUFFER"]
-        if tensors.is_current():  # their device may be there already
-            used.append("FCDP_DEVICE_BUDGET")
-        try:
-            self.load_options()
-        except _fcdp.Error as error:
-            raise OptionError(error.args[0]) from None
-        self.are_settled = True
-        self._say_late(before, used, "FSDP was imported", "before that import")
-
-    def _say_late(self, before: dict[str, str], names: Iterable[str], when: str, earlier: str) -> None:
-        now = _settings()
-        late = [f"{name}={now[name]}" for name in names if name in now and now[name] != before.get(name)]
-        if late:
-            say(
-                f"{', '.join(late)} came after {when}, and has no effect; set it {earlier}, or in the job's environment"
-            )
 
     def device_reads(self, group: Group) -> bool:
         """Is the device to fingerprint the group's shards? All of them, or none."""
@@ -648,16 +609,14 @@ runtime = Runtime()
 
 @atexit.register
 def _end() -> None:
-    from fcdp import report
+    from fcdp import report, settings
 
     if runtime.pid != os.getpid():  # a forked child
         return
     if runtime.unreported:
         bypassed, n_groups, fsdp = runtime.unreported
         runtime.report_bypassed(bypassed, n_groups, True, fsdp)
-    if runtime.are_settled:
-        names = sorted(_settings().keys() - {"FCDP"})
-        runtime._say_late(runtime.settings, names, "the first forward", "before that")
+    settings.say_unread()
     if runtime.engine is None:
         return
     report.summary()
