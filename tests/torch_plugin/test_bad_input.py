@@ -110,9 +110,10 @@ WRONG = {
 def test_a_wrong_option_stops_before_the_first_step(tmp_path, name):
     env, words = WRONG[name]
     said = start(tmp_path, env, n_ranks=1, warm=name != "FCDP=maybe").stopped()
-    last = said.strip().splitlines()[-1]
+    line = said.strip()
+    assert "\n" not in line and line.startswith("fcdp.OptionError: "), said
     for word in words:
-        assert word in last, f"{word!r} is not in the error: {last}"
+        assert word in line, f"{word!r} is not in the error: {line}"
 
 
 @needs_fcdp
@@ -156,7 +157,11 @@ GOES_ON = {
         },
         ["ranks per node"],
     ),
-    "one_node": ({"FCDP": "1"}, {}, ["node"]),
+    "one_node": (
+        {"FCDP": "1"},
+        {},
+        ["all 4 ranks of the shard group are on one node", "fcdp-lab emulates nodes on this"],
+    ),
     "host_memory_too_small": (on(FCDP_HOST_BUDGET="1M"), {}, ["host", "FCDP_HOST_BUDGET"]),
     "device_memory_too_small": (
         on(FCDP_DEVICE_BUDGET="2M"),
