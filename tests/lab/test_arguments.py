@@ -26,6 +26,8 @@ from fcdp_lab import modes, network
         (["--mode", "fsdp: FCDP=1"], "defined twice"),
         (["--env", "X"], "'X' is not KEY=VALUE"),
         (["--env", "FCDP=1"], "define a mode instead"),
+        (["--mode", "mine: FCDP=1 FCDP_TAU=9"], "mode mine: FCDP_TAU=9: expected a number from 0 to 1\n"),
+        (["--env", "FCDP_TAUU=1"], "mode fcdp: FCDP_TAUU is not an option; did you mean FCDP_TAU?\n"),
         (["--repeat", "0"], "--repeat must be at least 1"),
         (["--json", "/nowhere/at/all.json"], "cannot write into"),
         (["--python", "/no/such/python"], "no such interpreter"),
