@@ -149,6 +149,19 @@ void fcdp__host_destroy(fcdp_host *host) {
     host_free(host);
 }
 
+fcdp_status fcdp__host_try(size_t option_bytes) {
+    fcdp_account *account;
+    fcdp_shared_ticket ticket;
+    fcdp_host *host;
+    fcdp_status status = fcdp__account_create(option_bytes, &account, &ticket);
+    if (status) return status;
+    fcdp_host_config config = {.account = account, .numa_node = -1, .pin = FCDP_PIN_NEVER, .n_slices = 1};
+    status = fcdp__host_create(&config, &host, &ticket);
+    if (!status) fcdp__host_destroy(host);
+    fcdp__account_destroy(account);
+    return status;
+}
+
 /* The pages go back to the system; the next reader finds zeroes there. */
 static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t bytes) {
     if (!fallocate(host->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes))

@@ -1,6 +1,7 @@
 /* methods_engine.c - the module's functions of the engine. */
 #include "alloc/size.h"
 #include "tiering/headroom.h"
+#include "tiering/host.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/neighbour.h"
 #include "torch_plugin/tensors.h"
@@ -61,12 +62,14 @@ METHOD(size_text) {
     return PyUnicode_FromString(fcdp__size_text(bytes).s);
 }
 
-/* (root) -> (bytes that a node's ranks may take together, who sets that). */
+/* (root) -> (bytes that a node's ranks may take together, who sets that). Raises Error where a job here would
+ * not get them; with a `root`, which is put before /proc and /sys, that is not tried. */
 METHOD(host_budget) {
     const char *root;
     if (!PyArg_ParseTuple(args, "s:host_budget", &root)) return NULL;
     fcdp_host_budget budget;
     fcdp_status status = fcdp__host_budget_read(root, options.host_budget_bytes, &budget);
+    if (!status && !root[0]) CALL(fcdp__host_try(options.host_budget_bytes));
     if (status != FCDP_OK) return binding_raise(status);
     return Py_BuildValue("(ns)", (Py_ssize_t)budget.bytes, budget.limit);
 }
