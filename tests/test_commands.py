@@ -165,7 +165,7 @@ WRONG = {
         (["record", "-o", "x"], "give a command behind --"),
         (["record", "-o", "x", "--pid", "me"], "invalid int value: 'me'"),
         (["plot", "x", "-o", "x.pdf"], "must end with .svg or .png"),
-        (["check", "x", "--max-peak", "much"], "'much' is no number of bytes"),
+        (["check", "x", "--max-peak", "much"], "--max-peak: much: expected bytes, such as 512M, 1.5GiB or 8GB"),
         (["diff", "x"], "required: B"),
         (["serve", "--port", "http"], "invalid int value: 'http'"),
     ],

@@ -147,11 +147,6 @@ def test_the_gates(job, option, rule, below, above):
     assert done.returncode == 1 and f"rule {rule} is broken" in done.stdout and option in done.stdout, done.stdout
 
 
-def test_what_is_no_size_is_refused(job):
-    done = memtrace_run("check", job, "--max-peak", "2Gbit")
-    assert done.returncode == 2 and "--max-peak: 2Gbit: expected bytes, such as 512M, 1.5GiB or 8GB" in done.stderr
-
-
 def test_the_first_steps_may_be_left_to_themselves(job):
     assert checked(job, stall=MILLISECOND - 1)["violation"]
     assert checked(job, stall=MILLISECOND - 1, first_step=2)["violation"] is None
