@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "alloc/heap_internal.h"
+#include "alloc/size.h"
 
 /* With the arena's lock. What the arena has not reported yet counts too. */
 static void stats_add(heap_arena *arena, fcdp_heap_stats *stats) {
@@ -111,8 +112,8 @@ void fcdp_heap_walk(fcdp_heap *heap, void (*see)(void *ctx, const fcdp_heap_view
 /* ---- out of memory ---- */
 
 enum { N_CLASSES = 4 };
-static const size_t class_bytes[N_CLASSES] = {1 << 20, 16 << 20, 128 << 20, SIZE_MAX};
-static const char *const class_name[N_CLASSES] = {"to 1 MiB", "to 16 MiB", "to 128 MiB", "larger"};
+static const size_t class_bytes[N_CLASSES] = {1000000, 10000000, 100000000, SIZE_MAX};
+static const char *const class_name[N_CLASSES] = {"to 1 MB", "to 10 MB", "to 100 MB", "larger"};
 
 typedef struct holdings {
     size_t live[N_CLASSES], cached, busy;
@@ -135,7 +136,6 @@ const fcdp_holder_words fcdp__heap_words = {"tensors",
 
 /* Sizes of live blocks say what to look for: a few large activations, or many small tensors. */
 fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_missing) {
-    const size_t mib = 1 << 20;
     holdings h = {{0}, 0, 0};
     fcdp_pool_usage usage;
     size_t at = 0;
@@ -144,8 +144,8 @@ fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_mis
     fcdp_heap_walk(heap, holdings_see, &h);
     fcdp__pool_usage(heap->pool, &usage);
     for (int i = 0; i < N_CLASSES; i++)
-        at += (size_t)snprintf(tensors + at, sizeof tensors - at, "%s%zu MiB %s", i ? ", " : "",
-                               h.live[i] / mib, class_name[i]);
+        at += (size_t)snprintf(tensors + at, sizeof tensors - at, "%s%s %s", i ? ", " : "",
+                               fcdp__size_text(h.live[i]).s, class_name[i]);
     const char *advice = fcdp__heap_words.advice;
     if (usage.others_bytes > bytes)
         advice =
@@ -154,9 +154,10 @@ fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_mis
         advice = "a graph is being captured, so that nothing can be waited for";
     else if (usage.budget_bytes + bytes <= usage.device_bytes - usage.others_bytes)
         advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
-    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
-                      "no device memory for %zu bytes: %zu pages of %zu KiB are missing; %s; live tensors by "
-                      "size: %s; freed tensors: %zu MiB, of which %zu MiB wait for other streams; %s; %s",
-                      bytes, n_missing, heap->page_bytes >> 10, usage.budget_text, tensors,
-                      (h.cached + h.busy) / mib, h.busy / mib, usage.device_text, advice);
+    return fcdp__fail(
+        FCDP_ERR_NO_DEVICE_MEM,
+        "no device memory for %zu bytes: %s are missing; %s; live tensors by size: %s; freed tensors: "
+        "%s, of which %s wait for other streams; %s; %s",
+        bytes, fcdp__size_text(n_missing * heap->page_bytes).s, usage.budget_text, tensors,
+        fcdp__size_text(h.cached + h.busy).s, fcdp__size_text(h.busy).s, usage.device_text, advice);
 }

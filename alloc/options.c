@@ -10,13 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc/size.h"
+
 typedef enum value_kind {
     VALUE_TEXT,   /* a known name that someone else reads */
     VALUE_FLAG,   /* `values` is 0|1, into a bool */
     VALUE_CHOICE, /* index in `values`, into an enum of the same order */
     VALUE_INT,    /* min..max, into an int */
     VALUE_REAL,   /* min..max, into a double */
-    VALUE_BYTES,  /* digits and an optional K, M, G or T, into a size_t */
+    VALUE_BYTES,  /* as in size.h, into a size_t */
 } value_kind;
 
 typedef struct option_parser {
@@ -27,7 +29,7 @@ typedef struct option_parser {
 
 #define FIELD(kind, field, min, max) {VALUE_##kind, offsetof(fcdp_options, field), min, max}
 #define NO_FIELD {VALUE_TEXT, 0, 0, 0}
-#define BYTES_VALUES "bytes, e.g. 512M or 8G"
+#define BYTES_VALUES "bytes, e.g. 512M or 8GB"
 
 /* name, values, default, help, parser */
 #define OPTIONS(X)                                                                                           \
@@ -80,9 +82,8 @@ typedef struct option_parser {
       "forward",                                                                                             \
       FIELD(CHOICE, agree, 0, 0))                                                                            \
     X("FCDP_PREFETCH", "0..8", "1",                                                                          \
-      "groups gathered ahead of their use in forward, each into device pages of its own; 0: nor is any "     \
-      "restored ahead in backward, which "                                                                   \
-      "holds the fewest device pages",                                                                       \
+      "how many groups forward gathers ahead of their use, each into device pages of its own; 0: backward "  \
+      "restores none ahead either, which takes the fewest device pages",                                     \
       FIELD(INT, prefetch, 0, 8))                                                                            \
     X("FCDP_COALESCE", BYTES_VALUES, "1M",                                                                   \
       "groups of which at most so much is stale cross the nodes together, in few collectives; 0: each by "   \
@@ -161,7 +162,7 @@ static fcdp_status value_refused(const fcdp_option_row *row, const option_parser
     else if (parser->kind == VALUE_REAL)
         snprintf(allowed, sizeof allowed, "a number from %g to %g", parser->min, parser->max);
     else if (parser->kind == VALUE_BYTES)
-        snprintf(allowed, sizeof allowed, "bytes, such as 512M or 8G (K, M, G, T are powers of 1024)");
+        snprintf(allowed, sizeof allowed, FCDP_SIZE_EXPECTED);
     else
         choices_describe(row->values, allowed, sizeof allowed);
     return fcdp__fail(FCDP_ERR_OPTION, "%s=%s: expected %s", row->name, value, allowed);
@@ -194,24 +195,6 @@ static bool real_parse(const char *value, double min, double max, double *real_o
     return true;
 }
 
-static bool bytes_parse(const char *value, size_t *bytes_out) {
-    static const char units[] = "KMGT";
-    size_t bytes = 0;
-    const char *at = value;
-    for (; isdigit((unsigned char)*at); at++)
-        if (__builtin_mul_overflow(bytes, 10, &bytes) ||
-            __builtin_add_overflow(bytes, (size_t)(*at - '0'), &bytes))
-            return false;
-    if (at == value) return false;
-    if (*at) {
-        const char *unit = strchr(units, toupper((unsigned char)*at));
-        if (!unit || at[1]) return false;
-        if (__builtin_mul_overflow(bytes, (size_t)1 << (10 * (unit - units + 1)), &bytes)) return false;
-    }
-    *bytes_out = bytes;
-    return true;
-}
-
 /* One switch over the kinds, so that a row of the table needs no function of its own. */
 static fcdp_status value_store(size_t row, const char *value, fcdp_options *options) {
     const option_parser *parser = &parsers[row];
@@ -236,7 +219,7 @@ static fcdp_status value_store(size_t row, const char *value, fcdp_options *opti
         if (ok) *(int *)field = (int)number;
         break;
     case VALUE_REAL: ok = real_parse(value, parser->min, parser->max, field); break;
-    case VALUE_BYTES: ok = bytes_parse(value, field); break;
+    case VALUE_BYTES: ok = fcdp__size_parse(value, field); break;
     }
     return ok ? FCDP_OK : value_refused(&rows[row], parser, value);
 }

@@ -6,6 +6,7 @@
 #include "alloc/pages.h"
 
 #include "alloc/pages_internal.h"
+#include "alloc/size.h"
 #include "alloc/trace.h"
 
 #include <stdatomic.h>
@@ -288,7 +289,6 @@ static bool take_reclaim(fcdp_pool *pool, const shortage *missing, fcdp_pool_sho
 
 /* The names of the holders are the callers', since the pool knows none of them. */
 void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out) {
-    const size_t mib = 1 << 20;
     fcdp_pool_stats stats;
     fcdp__pool_stats(pool, &stats);
     fcdp_pool_usage usage = {.budget_bytes = stats.budget_bytes,
@@ -300,17 +300,18 @@ void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out) {
 
     char *text = usage.budget_text;
     size_t n_text = sizeof usage.budget_text,
-           at = (size_t)snprintf(text, n_text, "the budget is %zu MiB: ", usage.budget_bytes / mib);
+           at = (size_t)snprintf(text, n_text, "the budget is %s: ", fcdp__size_text(usage.budget_bytes).s);
     for (fcdp_holder holder = 0; holder < FCDP_N_HOLDERS; holder++) {
         const fcdp_holder_words *words = atomic_load_explicit(&pool->words[holder], memory_order_acquire);
         if (words && at < n_text)
-            at += (size_t)snprintf(text + at, n_text - at, "%s %zu MiB, ", words->name,
-                                   stats.held_pages[holder] * stats.page_bytes / mib);
+            at += (size_t)snprintf(text + at, n_text - at, "%s %s, ", words->name,
+                                   fcdp__size_text(stats.held_pages[holder] * stats.page_bytes).s);
     }
-    if (at < n_text) snprintf(text + at, n_text - at, "idle %zu MiB", usage.cached_bytes / mib);
+    if (at < n_text) snprintf(text + at, n_text - at, "idle %s", fcdp__size_text(usage.cached_bytes).s);
     snprintf(usage.device_text, sizeof usage.device_text,
-             "the device has %zu of %zu MiB free, and other allocations hold %zu MiB", usage.free_bytes / mib,
-             usage.device_bytes / mib, usage.others_bytes / mib);
+             "the device has %s of %s free, and other allocations hold %s",
+             fcdp__size_text(usage.free_bytes).s, fcdp__size_text(usage.device_bytes).s,
+             fcdp__size_text(usage.others_bytes).s);
     *usage_out = usage;
 }
 
@@ -327,11 +328,11 @@ static fcdp_status take_failed(fcdp_pool *pool, fcdp_holder holder, size_t n, bo
                  "left for FCDP, or ";
     bool fits_device = usage.device_bytes && (usage.free_bytes + usage.cached_bytes) / pool->page_bytes >= n;
     bool raise = !driver_full && fits_device;
-    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
-                      "no device memory for %zu MiB of %s; %s, nothing of it can be taken back now; %s; %s%s",
-                      n * pool->page_bytes >> 20, words->name, usage.budget_text, usage.device_text, advice,
-                      raise ? "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET"
-                            : words->advice);
+    return fcdp__fail(
+        FCDP_ERR_NO_DEVICE_MEM,
+        "no device memory for %s of %s; %s, nothing of it can be taken back now; %s; %s%s",
+        fcdp__size_text(n * pool->page_bytes).s, words->name, usage.budget_text, usage.device_text, advice,
+        raise ? "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET" : words->advice);
 }
 
 /* ---- handles of many pages ---- */

@@ -1,9 +1,10 @@
 /* fit.c - see the header. Arithmetic over layouts. */
 #include "comm/fit.h"
 
+#include "alloc/size.h"
 #include "comm/internal.h"
 
-static const size_t MIB = 1 << 20;
+static const size_t MB = 1000000;
 
 /* In pages, what FSDP2's own order takes at once: the groups that stay gathered, and beside them one of the
  * others, or two while one is gathered or restored ahead of its use. */
@@ -40,11 +41,12 @@ fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uin
     *ahead_out = (t.stays + t.first + t.second) * pool.page_bytes <= pool.budget_bytes;
     if ((t.stays + t.first) * pool.page_bytes <= pool.budget_bytes) return FCDP_OK;
     size_t would_do = t.stays + t.first + (engine->options.prefetch > 0 ? t.second : 0);
-    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
-                      "%s, %zu MiB, is too small for the gathered parameters: the largest group, '%s', takes "
-                      "%zu MiB, groups that stay gathered between forward and backward %zu MiB; "
-                      "FCDP_DEVICE_BUDGET=%zuM would do",
-                      engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET" : "what the device has free",
-                      pool.budget_bytes / MIB, t.largest->name, t.most * pool.page_bytes / MIB,
-                      t.stays * pool.page_bytes / MIB, would_do * pool.page_bytes / MIB);
+    return fcdp__fail(
+        FCDP_ERR_NO_DEVICE_MEM,
+        "%s, %s, is too small for the gathered parameters: the largest group, '%s', takes %s, groups "
+        "that stay gathered between forward and backward %s; FCDP_DEVICE_BUDGET=%zuMB would do",
+        engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET" : "what the device has free",
+        fcdp__size_text(pool.budget_bytes).s, t.largest->name[0] ? t.largest->name : "the root",
+        fcdp__size_text(t.most * pool.page_bytes).s, fcdp__size_text(t.stays * pool.page_bytes).s,
+        fcdp__round_up(would_do * pool.page_bytes, MB) / MB);
 }

@@ -165,7 +165,7 @@ WRONG = {
         (["record", "-o", "x"], "give a command behind --"),
         (["record", "-o", "x", "--pid", "me"], "invalid int value: 'me'"),
         (["plot", "x", "-o", "x.pdf"], "must end with .svg or .png"),
-        (["check", "x", "--max-peak", "much"], "'much' is no number of bytes"),
+        (["check", "x", "--max-peak", "much"], "--max-peak: much: expected bytes, such as 512M, 1.5GiB or 8GB"),
         (["diff", "x"], "required: B"),
         (["serve", "--port", "http"], "invalid int value: 'http'"),
     ],
@@ -235,6 +235,9 @@ def test_the_doctor(arguments, settings):
         ({"FCDP_TAU": "9"}, "FCDP_TAU=9"),
         ({"FCDP_TAUU": "1"}, "FCDP_TAU?"),
         ({"FCDP_DRIVER": "cuda", "CUDA_VISIBLE_DEVICES": ""}, "cuda"),
+        ({"FCDP_HOST_BUDGET": "99999G"}, "host memory     host tier: cannot reserve 429 TB of addresses"),
+        ({"FCDP_LOCAL_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "FCDP_LOCAL_SIZE=3 does not divide the node's 2 ranks (LO"),
+        ({"LOCAL_WORLD_SIZE": "two"}, "ranks per node  LOCAL_WORLD_SIZE=two does not say"),
     ],
 )
 def test_the_doctor_says_what_is_wrong(settings, said):
@@ -246,11 +249,15 @@ def test_the_doctor_says_what_is_wrong(settings, said):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"FCDP_HOST_BUDGET": "3G"}, "host memory     3.0 GiB for parameters: FCDP_HOST_BUDGET; "),
+        ({"FCDP_HOST_BUDGET": "3G"}, "host memory     3.22 GB for parameters: FCDP_HOST_BUDGET; "),
         ({"LOCAL_WORLD_SIZE": "8", "SLURM_NTASKS_PER_NODE": "1"}, "ranks per node  8 (LOCAL_WORLD_SIZE)"),
         ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, "ranks per node  4 (SLURM_STEP_TASKS_PER_NODE; torchrun's own"),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "FCDP_LOCAL_SIZE": "4"}, "ranks per node  4 (FCDP_LOCAL_SIZE)"),
-        ({}, "ranks per node  the launcher does not say how many ranks a node has (LOCAL_WORLD_SIZE); set FCDP_LOCAL"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8", "FCDP_LOCAL_SIZE": "4"}, "ranks per node  4 (FCDP_LOCAL_SIZE)"),
+        ({}, "ranks per node  torchrun, mpirun or srun will say; with another launcher, set FCDP_LOCAL_SIZE\n"),
+        (
+            {"FCDP_DRIVER": "sim"},
+            "device          no CUDA device answers, so FCDP simulates one for models on the CPU; ",
+        ),
     ],
 )
 def test_the_doctor_says_what_a_job_would_find(settings, said):
@@ -277,7 +284,7 @@ def test_the_doctor_goes_by_the_limit_of_the_cgroup(tmp_path, group, files):
     code = "import sys; from fcdp import _fcdp; from fcdp_doctor import machine; _fcdp.options_load(); "
     done = run(sys.executable, "-c", f"{code}print(*machine.memory(sys.argv[1]))", tmp_path)
     assert re.match(
-        r"896\.0 MiB for parameters: 7/8 of what the cgroup's limit of 1\.0 GiB leaves \(.*\).* True$", done.stdout
+        r"940 MB for parameters: 7/8 of what the cgroup's limit of 1\.07 GB leaves \(.*\).* True$", done.stdout
     ), done.stdout + done.stderr
 
 

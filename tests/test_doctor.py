@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 # Four groups: of two kinds of layers, one of them frozen, one left to FSDP2 as KIND says; the root's. With "twins", the
 # same of a second model, which is frozen and runs forward alone.
 JOB = """\
-import os, sys
+import gc, os, sys
 kind = sys.argv[1] if len(sys.argv) > 1 else "served"
 if kind == "hangs":
     import threading
@@ -50,10 +50,17 @@ class Net(nn.Module):
 model = Net()
 model.layers[0].requires_grad_(False)
 models = [model, Net().requires_grad_(False)] if "twins" in kind else [model]
-for each in models:
-    for layer in each.layers:
+def sharded(net):
+    for layer in net.layers:
         fully_shard(layer)
-    fully_shard(each)
+    fully_shard(net)
+    for module in net.modules():
+        if hasattr(module, "set_force_sum_reduction_for_comms"):  # gloo has no average
+            module.set_force_sum_reduction_for_comms(True)
+    return net
+
+for each in models:
+    sharded(each)
 if kind == "partly":
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
@@ -61,9 +68,6 @@ if kind == "partly":
         pass
 
     model.layers[1].set_custom_all_gather(OwnGather())
-for module in model.modules():
-    if hasattr(module, "set_force_sum_reduction_for_comms"):  # gloo has no average
-        module.set_force_sum_reduction_for_comms(True)
 if kind == "evaluated":
     with torch.no_grad():
         model(torch.ones(2, 64))
@@ -75,6 +79,12 @@ while True:
     with torch.no_grad():
         for each in models[1:]:
             each(torch.ones(2, 64))
+    if "replaced" in kind and step == 2:
+        models[1] = each = None
+        gc.collect()
+        models[1] = sharded(Net().requires_grad_(False))
+        with torch.no_grad():
+            models[1](torch.ones(2, 64))
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -144,11 +154,21 @@ def test_groups_of_one_name_and_size_are_told_apart(script):
     assert twins(said) == [(False, 1, LAYER / 2, 0), (True, 2, LAYER, LAYER / 2)]
 
 
+def test_a_group_that_replaces_one_of_its_name_and_size_is_another(script):
+    """Its figures are its own, and those of the groups that stay are theirs."""
+    said = document(doctor("--json", "--ranks", "1", script, "twins replaced"))
+    assert len(said["groups"]) == 8
+    # the new one is gathered once, which is all that it does in step 2; what is trained goes on
+    assert twins(said) == [(False, 1, LAYER / 2, LAYER / 2), (True, 2, LAYER, LAYER / 2)]
+
+
 def test_the_table_folds_groups_that_are_alike_and_says_why_one_is_not_served(script):
     done = doctor(script, "partly")
     assert done.returncode == 1 and not done.stderr, done.stderr
     words = re.sub(r"[\s│]+", " ", done.stdout)
-    assert re.search(r"^Not layers\.1: it has a custom all-gather \(OwnGather\)\.$", done.stdout, re.M), done.stdout
+    assert re.search(
+        r"^FCDP leaves layers\.1 to FSDP: it has a custom all-gather \(OwnGather\)\.$", done.stdout, re.M
+    ), done.stdout
     assert "FCDP serves 3 of 4 groups" in words and "2 nodes x 2 ranks" in words and ": step 2" in words
     assert re.search(r"instead of [\d.]+ KB \(\d+ % fewer\)", words), done.stdout
     served = by_name(document(doctor("--json", "--ranks", "1", script, "partly"))["groups"])
@@ -170,6 +190,30 @@ def test_one_node_has_nothing_to_save(script):
     done = doctor("--nodes", "1", script)
     words = re.sub(r"[\s│]+", " ", done.stdout)
     assert done.returncode == 1 and "are on one node" in words and "FCDP serves 0 of 4 groups" in words, done.stdout
+    assert "fcdp-lab emulates nodes on this machine" in words and "of host memory" not in words, done.stdout
+
+
+def test_what_is_not_served_takes_no_host_memory(script):
+    done = doctor("--ranks", "1", script, FCDP_DEVICE_BUDGET="2M")
+    assert done.returncode == 1 and "FCDP serves 0 of 4 groups" in done.stdout, done.stdout + done.stderr
+    assert "FCDP_DEVICE_BUDGET, 2.1 MB, is too small" in done.stdout, done.stdout
+    assert "the largest group, 'the root', takes" in done.stdout, done.stdout  # of equal pages, the first
+    assert "of host memory" not in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"FCDP_TAU": "9"}, "FCDP_TAU=9: expected a number from 0 to 1"),
+        (
+            {"FCDP_LOCAL_SIZE": "3"},
+            "FCDP_LOCAL_SIZE=3, but the emulated nodes have 2 ranks: unset it, or give --ranks 3",
+        ),
+    ],
+)
+def test_options_that_no_rank_could_have_are_named_before_any_starts(script, settings, said):
+    done = doctor(script, **settings)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"fcdp-doctor: {said}\n")
 
 
 def test_a_script_without_optimizer_steps_is_seen_at_its_end(script):
@@ -298,6 +342,7 @@ def test_why_a_running_job_is_not_served(job):
     assert done.returncode == 1, done.stderr
     groups = document(done)["groups"]
     why = "all 2 ranks of the shard group are on one node: no gather crosses nodes, nothing to save"
+    why += "; fcdp-lab emulates nodes on this machine, and shows what FCDP saves between them"
     assert [group["reason"] for group in groups] == [why] * 4
     assert sorted(group["bytes"] for group in groups) == [HEAD, LAYER, LAYER, LAYER]
 

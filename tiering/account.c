@@ -1,6 +1,7 @@
 /* account.c - one page of counters in shared memory. */
 #include "tiering/account.h"
 
+#include "alloc/size.h"
 #include "alloc/trace.h"
 #include "tiering/headroom.h"
 #include "tiering/trace_events.h"
@@ -13,7 +14,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static const double GIB = 0x1p30, MIB = 0x1p20;
 #define ACCOUNT_MAGIC UINT64_C(0x31544e4343504446) /* "FDPCCNT1" */
 enum { ACCOUNT_BYTES = 4096 };
 
@@ -58,7 +58,7 @@ fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out
     page->budget_bytes = budget.bytes;
     memcpy(page->limit, budget.limit, sizeof page->limit);
     page->magic = ACCOUNT_MAGIC;
-    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %.2f GiB (%s)", (double)page->budget_bytes / GIB,
+    fcdp__log(FCDP_LOG_DEBUG, "host tier: budget %s (%s)", fcdp__size_text(page->budget_bytes).s,
               page->limit);
     *account_out = account;
     *ticket_out = ticket;
@@ -97,10 +97,11 @@ fcdp_status fcdp__account_take(fcdp_account *account, size_t bytes) {
         if (taken > page->budget_bytes || bytes > page->budget_bytes - taken)
             return fcdp__fail(
                 FCDP_ERR_NO_HOST_MEM,
-                "host tier: %.1f MiB more do not fit: %.1f of %.1f MiB are taken, the limit is %s. Set "
+                "host tier: %s more do not fit: %s of %s are taken, the limit is %s. Set "
                 "FCDP_HOST_BUDGET to what this node can really give, raise the container's memory limit, "
                 "or let this node's other processes use less",
-                (double)bytes / MIB, (double)taken / MIB, (double)page->budget_bytes / MIB, page->limit);
+                fcdp__size_text(bytes).s, fcdp__size_text(taken).s, fcdp__size_text(page->budget_bytes).s,
+                page->limit);
     } while (!atomic_compare_exchange_weak_explicit(&page->taken_bytes, &taken, taken + bytes,
                                                     memory_order_relaxed, memory_order_relaxed));
     uint64_t now = taken + bytes, peak = atomic_load_explicit(&page->peak_bytes, memory_order_relaxed);

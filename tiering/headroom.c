@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc/size.h"
+
 enum { PATH_BYTES = PATH_MAX };
 /* What the machine has left is shared with everything that still grows: an eighth stays free by default. */
 enum { KEEP_FREE_DIVISOR = 8 };
@@ -57,8 +59,8 @@ static void narrow_by_cgroup(const char *root, const memory_controller *controll
         if (read_number(path, "", &limit) && limit < UNLIMITED_FROM &&
             left_of(limit, usage, cache) < h->available_bytes) {
             h->available_bytes = left_of(limit, usage, cache);
-            snprintf(h->limit, sizeof h->limit, "what the cgroup's limit of %.1f GiB leaves (%.100s)",
-                     (double)limit / 0x1p30, path + strlen(root));
+            snprintf(h->limit, sizeof h->limit, "what the cgroup's limit of %s leaves (%.100s)",
+                     fcdp__size_text(limit).s, path + strlen(root));
         }
         char *slash = strrchr(group, '/');
         if (!slash) return;

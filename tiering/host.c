@@ -1,6 +1,7 @@
 /* host.c - the slab: create it, join it, allocate blocks in it, attach them. Their content is region.c's. */
 #include "tiering/host.h"
 
+#include "alloc/size.h"
 #include "alloc/trace.h"
 #include "tiering/host_internal.h"
 #include "tiering/numa.h"
@@ -16,7 +17,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const double GIB = 0x1p30, MIB = 0x1p20;
 /* The slab is sparse: addresses for size-class slack and for the arena's geometric growth cost nothing. */
 enum { SLAB_OVERCOMMIT = 4 };
 
@@ -74,8 +74,8 @@ static fcdp_status member_enter(fcdp_host *host) {
 static fcdp_status slab_create(fcdp_host *host, fcdp_shared_ticket *ticket_out) {
     size_t budget_bytes = fcdp__account_budget_bytes(host->config.account);
     if (budget_bytes > SIZE_MAX / 2 / SLAB_OVERCOMMIT)
-        return fcdp__fail(FCDP_ERR_OPTION, "host tier: a budget of %.0f GiB is not a size that a machine has",
-                          (double)budget_bytes / GIB);
+        return fcdp__fail(FCDP_ERR_OPTION, "host tier: a budget of %s is not a size that a machine has",
+                          fcdp__size_text(budget_bytes).s);
     size_t capacity_bytes = fcdp__round_up(budget_bytes, (size_t)1 << 30) * SLAB_OVERCOMMIT;
     fcdp_status status = fcdp__shared_create("fcdp-host", capacity_bytes, &host->fd, ticket_out);
     if (status) return fcdp__fail(status, "host tier: %s", fcdp_error_text());
@@ -149,6 +149,19 @@ void fcdp__host_destroy(fcdp_host *host) {
     host_free(host);
 }
 
+fcdp_status fcdp__host_try(size_t option_bytes) {
+    fcdp_account *account;
+    fcdp_shared_ticket ticket;
+    fcdp_host *host;
+    fcdp_status status = fcdp__account_create(option_bytes, &account, &ticket);
+    if (status) return status;
+    fcdp_host_config config = {.account = account, .numa_node = -1, .pin = FCDP_PIN_NEVER, .n_slices = 1};
+    status = fcdp__host_create(&config, &host, &ticket);
+    if (!status) fcdp__host_destroy(host);
+    fcdp__account_destroy(account);
+    return status;
+}
+
 /* The pages go back to the system; the next reader finds zeroes there. */
 static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t bytes) {
     if (!fallocate(host->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes))
@@ -191,8 +204,8 @@ fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t 
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: only the node's first rank allocates blocks");
     if (!data_bytes || data_bytes > host->header->capacity_bytes)
         return fcdp__fail(data_bytes ? FCDP_ERR_NO_HOST_MEM : FCDP_ERR_INVALID,
-                          "host tier: a block of %zu bytes; the slab has %.1f GiB", data_bytes,
-                          (double)host->header->capacity_bytes / GIB);
+                          "host tier: a block of %zu bytes; the slab has %s", data_bytes,
+                          fcdp__size_text(host->header->capacity_bytes).s);
     fcdp_block_record *record = calloc(1, sizeof *record);
     if (!record) return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: no memory");
     record->bytes = host->page_bytes + fcdp__round_up(data_bytes, host->page_bytes);
@@ -266,8 +279,8 @@ static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *shar
     if (status && all && host->config.pin == FCDP_PIN_REQUIRE)
         status = fcdp__fail(
             FCDP_ERR_OPTION,
-            "host tier: FCDP_PIN=require, and %.1f MiB cannot be pinned: %s (FCDP_PIN=auto goes on without)",
-            (double)fcdp__pinned_bytes(&block->pinned) / MIB, fcdp_error_text());
+            "host tier: FCDP_PIN=require, and %s cannot be pinned: %s (FCDP_PIN=auto goes on without)",
+            fcdp__size_text(fcdp__pinned_bytes(&block->pinned)).s, fcdp_error_text());
     else if (status && all) {
         if (!atomic_exchange(&host->pin_warned, true))
             fcdp__log(FCDP_LOG_WARN,

@@ -35,6 +35,10 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ti
 /* Every block detached. Cannot fail. */
 void fcdp__host_destroy(fcdp_host *host);
 
+/* Whether a job's first rank here gets what it asks of the machine (accounts, addresses, a memfd) for a
+ * budget of `option_bytes` (0: what the machine and its cgroup allow); all is given back. */
+fcdp_status fcdp__host_try(size_t option_bytes) FCDP_MUST_CHECK;
+
 /* Leader only. FCDP_ERR_NO_HOST_MEM where the account refuses, with its text. */
 fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
 /* Leader only. The block goes back to the system once every rank has detached, since peers may still read

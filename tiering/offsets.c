@@ -15,6 +15,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "alloc/size.h"
+
 struct fcdp_offsets {
     extent_hooks_t hooks; /* first: jemalloc gives its address back to us */
     pid_t pid;
@@ -120,9 +122,9 @@ fcdp_status fcdp__offsets_create(size_t first_bytes, size_t capacity_bytes, size
         int err = errno;
         free(offsets);
         return fcdp__fail(FCDP_ERR_SYSTEM,
-                          "host tier: cannot reserve %zu GiB of addresses (%s); raise `ulimit -v` or lower "
+                          "host tier: cannot reserve %s of addresses (%s); raise `ulimit -v` or lower "
                           "FCDP_HOST_BUDGET",
-                          capacity_bytes >> 30, strerror(err));
+                          fcdp__size_text(capacity_bytes).s, strerror(err));
     }
     int rc = arena_create(offsets);
     if (rc) {
@@ -157,8 +159,8 @@ fcdp_status fcdp__offsets_alloc(fcdp_offsets *offsets, size_t bytes, uint64_t *o
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: a forked child cannot allocate host memory");
     char *at = je_mallocx(bytes, alloc_flags(offsets));
     if (!at)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host tier: no gap of %zu bytes in a slab of %zu GiB", bytes,
-                          offsets->capacity_bytes >> 30);
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host tier: no gap of %zu bytes in a slab of %s", bytes,
+                          fcdp__size_text(offsets->capacity_bytes).s);
     FCDP_CHECK(0, is_inside(offsets, at, bytes) && (size_t)(at - offsets->base) % offsets->page_bytes == 0);
     *offset_out = (uint64_t)(at - offsets->base);
     return FCDP_OK;

@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "alloc/size.h"
+
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -53,8 +55,8 @@ fcdp_status fcdp__shared_create(const char *name, size_t bytes, int *fd_out, fcd
     struct stat st;
     if (fchmod(fd, 0600) || ftruncate(fd, (off_t)bytes) ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) || fstat(fd, &st)) {
-        fcdp_status status = fcdp__fail(FCDP_ERR_SYSTEM, "cannot make a sparse memfd of %.2f GiB: %s",
-                                        (double)bytes / 0x1p30, strerror(errno));
+        fcdp_status status = fcdp__fail(FCDP_ERR_SYSTEM, "cannot make a sparse memfd of %s: %s",
+                                        fcdp__size_text(bytes).s, strerror(errno));
         close(fd);
         return status;
     }

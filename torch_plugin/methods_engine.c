@@ -1,5 +1,7 @@
 /* methods_engine.c - the module's functions of the engine. */
+#include "alloc/size.h"
 #include "tiering/headroom.h"
+#include "tiering/host.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/neighbour.h"
 #include "torch_plugin/tensors.h"
@@ -43,12 +45,31 @@ METHOD(options_table) {
     return list;
 }
 
-/* (root) -> (bytes that a node's ranks may take together, who sets that). */
+/* (text) -> bytes; raises Error for what is no size. */
+METHOD(size_parse) {
+    const char *text;
+    if (!PyArg_ParseTuple(args, "s:size_parse", &text)) return NULL;
+    size_t bytes;
+    if (!fcdp__size_parse(text, &bytes))
+        return binding_raise(fcdp__fail(FCDP_ERR_OPTION, "%s: expected " FCDP_SIZE_EXPECTED, text));
+    return PyLong_FromSize_t(bytes);
+}
+
+/* (bytes) -> as all messages have it */
+METHOD(size_text) {
+    unsigned long long bytes;
+    if (!PyArg_ParseTuple(args, "K:size_text", &bytes)) return NULL;
+    return PyUnicode_FromString(fcdp__size_text(bytes).s);
+}
+
+/* (root) -> (bytes that a node's ranks may take together, who sets that). Raises Error where a job here would
+ * not get them; with a `root`, which is put before /proc and /sys, that is not tried. */
 METHOD(host_budget) {
     const char *root;
     if (!PyArg_ParseTuple(args, "s:host_budget", &root)) return NULL;
     fcdp_host_budget budget;
     fcdp_status status = fcdp__host_budget_read(root, options.host_budget_bytes, &budget);
+    if (!status && !root[0]) CALL(fcdp__host_try(options.host_budget_bytes));
     if (status != FCDP_OK) return binding_raise(status);
     return Py_BuildValue("(ns)", (Py_ssize_t)budget.bytes, budget.limit);
 }
@@ -190,8 +211,9 @@ METHOD(engine_reset_peaks) {
 }
 
 PyMethodDef methods_engine[] = {
-    ENTRY(options_load),          ENTRY(options_table),       ENTRY(engine_create),  ENTRY(engine_destroy),
-    ENTRY(engine_account_create), ENTRY(engine_account_join), ENTRY(engine_drain),   ENTRY(engine_check),
-    ENTRY(engine_order_writes),   ENTRY(engine_begin_pass),   ENTRY(engine_stats),   ENTRY(python_calls),
-    ENTRY(engine_reset_peaks),    ENTRY(host_budget),         {NULL, NULL, 0, NULL},
+    ENTRY(options_load),          ENTRY(options_table),       ENTRY(engine_create), ENTRY(engine_destroy),
+    ENTRY(engine_account_create), ENTRY(engine_account_join), ENTRY(engine_drain),  ENTRY(engine_check),
+    ENTRY(engine_order_writes),   ENTRY(engine_begin_pass),   ENTRY(engine_stats),  ENTRY(python_calls),
+    ENTRY(engine_reset_peaks),    ENTRY(host_budget),         ENTRY(size_parse),    ENTRY(size_text),
+    {NULL, NULL, 0, NULL},
 };

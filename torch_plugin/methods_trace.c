@@ -12,6 +12,12 @@ void binding_trace_open(void) {
     fcdp_trace_open((uint32_t)options->trace, options->trace_bytes);
 }
 
+/* () -> has the trace its level and size by now? */
+METHOD(trace_is_open) {
+    if (!PyArg_ParseTuple(args, ":trace_is_open")) return NULL;
+    return PyBool_FromLong(fcdp__trace_header() != NULL);
+}
+
 /* (rank, world_size, node, n_nodes, local_rank, node_size): this process's place in the job. */
 METHOD(trace_job) {
     int rank, world_size, node, n_nodes, local_rank, node_size;
@@ -130,6 +136,7 @@ METHOD(trace_bypass) {
 }
 
 PyMethodDef methods_trace[] = {
-    ENTRY(trace_job),   ENTRY(trace_step),  ENTRY(trace_start),  ENTRY(trace_agreement),
-    ENTRY(trace_agree), ENTRY(trace_plain), ENTRY(trace_bypass), {NULL, NULL, 0, NULL},
+    ENTRY(trace_is_open), ENTRY(trace_job),       ENTRY(trace_step),
+    ENTRY(trace_start),   ENTRY(trace_agreement), ENTRY(trace_agree),
+    ENTRY(trace_plain),   ENTRY(trace_bypass),    {NULL, NULL, 0, NULL},
 };

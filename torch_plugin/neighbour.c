@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "alloc/size.h"
 #include "torch_plugin/handles.h"
 #include "torch_plugin/import_slot.h"
 #include "torch_plugin/transport.h"
@@ -50,8 +51,8 @@ static size_t engine_yield(size_t bytes) {
     pthread_cond_broadcast(&neighbour.left);
     pthread_mutex_unlock(&neighbour.mutex);
     if (n_given)
-        fcdp__log(FCDP_LOG_INFO, "gave back %zu MiB, of which PyTorch's allocator lacked %zu MiB",
-                  n_given >> 20, bytes >> 20);
+        fcdp__log(FCDP_LOG_INFO, "gave back %s, of which PyTorch's allocator lacked %s",
+                  fcdp__size_text(n_given).s, fcdp__size_text(bytes).s);
     return n_given;
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc/size.h"
 #include "tiering/region.h"
 #include "torch_plugin/allocator_calls.h"
 #include "torch_plugin/cxx.h"
@@ -73,8 +74,8 @@ static void raise_status(fcdp_status status, size_t bytes) {
     char text[2048];
     if (status != FCDP_ERR_NO_DEVICE_MEM) binding_cxx_throw(CXX_ERROR, fcdp_error_text());
     /* The words that scripts look for when they try a smaller batch. */
-    snprintf(text, sizeof text, "CUDA out of memory. Tried to allocate %.2f MiB. fcdp_alloc: %s",
-             (double)bytes / 0x1p20, fcdp_error_text());
+    snprintf(text, sizeof text, "CUDA out of memory. Tried to allocate %s. fcdp_alloc: %s",
+             fcdp__size_text(bytes).s, fcdp_error_text());
     binding_cxx_throw(CXX_OUT_OF_MEMORY, text);
 }
 

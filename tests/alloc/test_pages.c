@@ -66,8 +66,8 @@ static void the_budget_holds_and_the_text_tells_it(void **state) {
     assert_ok(fcdp__pool_take(pool, HOLDER_OTHERS, 6, pages));
     fcdp__pool_give(pool, HOLDER_OTHERS, 1, pages + 5);
     assert_int_equal(fcdp__pool_take(pool, HOLDER_OTHERS, 4, &untouched), FCDP_ERR_NO_DEVICE_MEM);
-    assert_text("no device memory for 8 MiB of others");
-    assert_text("the budget is 17 MiB: others 10 MiB, idle 2 MiB");
+    assert_text("no device memory for 8.39 MB of others");
+    assert_text("the budget is 17.8 MB: others 10.5 MB, idle 2.1 MB");
     assert_text("raise FCDP_DEVICE_BUDGET");
     assert_int_equal(untouched.handle, 77);
     assert_int_equal(fcdp__pool_take(pool, HOLDER_OTHERS, SIZE_MAX, &untouched), FCDP_ERR_NO_DEVICE_MEM);
@@ -236,7 +236,7 @@ static void a_full_device_is_reclaimed_too(void **state) {
     assert_int_equal(s->n_asked, 3);
     assert_int_equal(s->n, 1);
     assert_int_equal(fcdp__pool_take(pool, HOLDER_OTHERS, 3, pages + 5), FCDP_ERR_NO_DEVICE_MEM);
-    assert_text("the device has 0 of 12 MiB free");
+    assert_text("the device has 0 B of 12.6 MB free");
     assert_text("other allocations fill the device");
     assert_counts(pool, 5, 1); /* the page that came back is idle, for others to take */
     fcdp__pool_give(pool, HOLDER_OTHERS, 5, pages);

@@ -86,12 +86,12 @@ static void a_block_keeps_to_the_budget(void **state) {
     fcdp_pool *pool = pool_open(drv, 8);
     fcdp_phys block, pages[8], untouched = {77};
     assert_int_equal(fcdp__pool_take_handle(pool, HOLDER_OTHERS, 9, &untouched), FCDP_ERR_NO_DEVICE_MEM);
-    assert_text("no device memory for 18 MiB");
+    assert_text("no device memory for 18.9 MB");
     assert_int_equal(fcdp__pool_take_handle(pool, HOLDER_OTHERS, SIZE_MAX, &untouched),
                      FCDP_ERR_NO_DEVICE_MEM);
     assert_ok(fcdp__pool_take(pool, HOLDER_TENSORS, 3, pages));
     assert_int_equal(fcdp__pool_take_handle(pool, HOLDER_OTHERS, 6, &untouched), FCDP_ERR_NO_DEVICE_MEM);
-    assert_text("tensors 6 MiB, others 0 MiB");
+    assert_text("tensors 6.29 MB, others 0 B");
     assert_text("raise FCDP_DEVICE_BUDGET");
     assert_int_equal(untouched.handle, 77);
     assert_held(pool, 0, 3);

@@ -11,6 +11,10 @@ from fcdp_lab import modes, network
         (["--nodes", "0"], "--nodes must be 1 to 250"),
         (["--rate", "fast"], "write e.g. 1gbit"),
         (["--rate", "1"], "write e.g. 1gbit"),
+        (["--rate", "0gbit"], "write e.g. 1gbit"),
+        (["--rate", "1Gbps"], "--rate 1Gbps: 1gbit, or 1gbyte?"),  # tc's bps are bytes
+        (["--rate", "2.5G"], "--rate 2.5G: 2.5gbit, or 2.5gbyte?"),
+        (["--rate", "100MB/s"], "--rate 100MB/s: 100mbit, or 100mbyte?"),
         (["--rate", "1kbit"], "below 100kbit"),
         (["--delay", "3"], "write e.g. 100us"),
         (["--modes", "fsdp,fcpd"], "did you mean 'fcdp'?"),
@@ -22,6 +26,8 @@ from fcdp_lab import modes, network
         (["--mode", "fsdp: FCDP=1"], "defined twice"),
         (["--env", "X"], "'X' is not KEY=VALUE"),
         (["--env", "FCDP=1"], "define a mode instead"),
+        (["--mode", "mine: FCDP=1 FCDP_TAU=9"], "mode mine: FCDP_TAU=9: expected a number from 0 to 1\n"),
+        (["--env", "FCDP_TAUU=1"], "mode fcdp: FCDP_TAUU is not an option; did you mean FCDP_TAU?\n"),
         (["--repeat", "0"], "--repeat must be at least 1"),
         (["--json", "/nowhere/at/all.json"], "cannot write into"),
         (["--python", "/no/such/python"], "no such interpreter"),
@@ -53,9 +59,10 @@ def test_own_modes_run_where_modes_names_them_or_last():
 
 
 @pytest.mark.parametrize(
-    ("text", "bits"), [("1gbit", 1e9), ("2.5gbit", 2.5e9), ("125mbps", 1e9), ("100kbit", 1e5), ("unlimited", None)]
+    ("text", "bits"),
+    [("1gbit", 1e9), ("2.5gbit", 2.5e9), ("125mbyte", 1e9), ("1Gbit/s", 1e9), ("100kbit", 1e5), ("unlimited", None)],
 )
-def test_rates_are_in_units_of_tc(text, bits):
+def test_a_rate_says_whether_it_is_of_bits_or_of_bytes(text, bits):
     assert network.parse_rate(text) == bits
 
 

@@ -136,8 +136,8 @@ def test_what_is_planted_is_found(tmp_path, what):
     ("option", "rule", "below", "above"),
     [
         ("--max-stall", "max-stall", "0.9", "1"),
-        ("--max-peak", "max-peak", "2M", "2MiB"),
-        ("--max-inter", "max-inter", "1M", "1MiB"),
+        ("--max-peak", "max-peak", "2MB", "2M"),
+        ("--max-inter", "max-inter", "1.04MB", "1MiB"),
     ],
 )
 def test_the_gates(job, option, rule, below, above):

@@ -378,7 +378,7 @@ static void a_malformed_setting_is_refused(void **state) {
     (void)state;
     static const char *const wrong[][2] = {
         {"FCDP_SIM_CAPACITY", "much"},   {"FCDP_SIM_CAPACITY", "-1"},
-        {"FCDP_SIM_CAPACITY", "16X"},    {"FCDP_SIM_CAPACITY", "16GB"},
+        {"FCDP_SIM_CAPACITY", "16X"},    {"FCDP_SIM_CAPACITY", "16Gb/s"},
         {"FCDP_SIM_CAPACITY", "1K"},     {"FCDP_SIM_CAPACITY", "99999999T"},
         {"FCDP_SIM_PCIE", "fast"},       {"FCDP_SIM_PCIE", "-1"},
         {"FCDP_SIM_PCIE", "inf"},        {"FCDP_SIM_FAIL", "cuMemCreate"},

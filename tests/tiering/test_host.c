@@ -2,6 +2,7 @@
  * forks, pinning, and waiting in vain. */
 #include "tests/alloc/support.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/mempolicy.h>
@@ -194,8 +195,8 @@ static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state) {
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_block_alloc(host, 6 << 20, &offset));
     assert_int_equal(fcdp__host_block_alloc(host, 5 << 20, &second), FCDP_ERR_NO_HOST_MEM);
-    assert_text("5.0 MiB");
-    assert_text("6.0 of 10.0 MiB");
+    assert_text("5.25 MB more do not fit");
+    assert_text("6.3 MB of 10.5 MB are taken");
     assert_text("FCDP_HOST_BUDGET");
     assert_usage(host, (6 << 20) + KIB4, (6 << 20) + KIB4);
     assert_ok(fcdp__host_block_alloc(host, (4 << 20) - 2 * KIB4, &second)); /* to the last byte */
@@ -218,6 +219,28 @@ static void the_budget_is_kept_and_the_refusal_says_what_to_do(void **state) {
     account_open(SIZE_MAX / 2);
     config.account = account;
     assert_int_equal(fcdp__host_create(&config, &host, &ticket), FCDP_ERR_OPTION);
+}
+
+static int n_descriptors(void) {
+    int n = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    while (readdir(folder)) n++;
+    closedir(folder);
+    return n;
+}
+
+/* What fcdp-doctor asks; many times, so that addresses would run out if it kept any. */
+static void a_budget_can_be_tried_and_leaves_nothing(void **state) {
+    (void)state;
+    int before = n_descriptors();
+    for (int i = 0; i < 64; i++) {
+        assert_ok(fcdp__host_try((size_t)1 << 40));
+        assert_int_equal(fcdp__host_try((size_t)99999 << 30), FCDP_ERR_SYSTEM);
+        assert_text("cannot reserve 429 TB of addresses");
+        assert_text("lower FCDP_HOST_BUDGET");
+    }
+    assert_int_equal(fcdp__host_try(SIZE_MAX), FCDP_ERR_OPTION);
+    assert_int_equal(n_descriptors(), before);
 }
 
 static void a_slab_cannot_be_truncated_under_its_users(void **state) {
@@ -569,6 +592,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(blocks_never_overlap_and_start_as_zero),
         cmocka_unit_test(a_freed_block_lives_until_its_last_rank_has_detached),
         cmocka_unit_test(the_budget_is_kept_and_the_refusal_says_what_to_do),
+        cmocka_unit_test(a_budget_can_be_tried_and_leaves_nothing),
         cmocka_unit_test(a_slab_cannot_be_truncated_under_its_users),
         cmocka_unit_test(a_slab_is_its_users_alone),
         cmocka_unit_test(a_ticket_that_does_not_fit_is_refused),

@@ -110,9 +110,10 @@ WRONG = {
 def test_a_wrong_option_stops_before_the_first_step(tmp_path, name):
     env, words = WRONG[name]
     said = start(tmp_path, env, n_ranks=1, warm=name != "FCDP=maybe").stopped()
-    last = said.strip().splitlines()[-1]
+    line = said.strip()
+    assert "\n" not in line and line.startswith("fcdp.OptionError: "), said
     for word in words:
-        assert word in last, f"{word!r} is not in the error: {last}"
+        assert word in line, f"{word!r} is not in the error: {line}"
 
 
 @needs_fcdp
@@ -156,12 +157,16 @@ GOES_ON = {
         },
         ["ranks per node"],
     ),
-    "one_node": ({"FCDP": "1"}, {}, ["node"]),
+    "one_node": (
+        {"FCDP": "1"},
+        {},
+        ["all 4 ranks of the shard group are on one node", "fcdp-lab emulates nodes on this"],
+    ),
     "host_memory_too_small": (on(FCDP_HOST_BUDGET="1M"), {}, ["host", "FCDP_HOST_BUDGET"]),
     "device_memory_too_small": (
         on(FCDP_DEVICE_BUDGET="2M"),
         {},
-        ["FCDP_DEVICE_BUDGET, 2 MiB, is too small", "largest group", "would do"],
+        ["FCDP_DEVICE_BUDGET, 2.1 MB, is too small", "largest group", "would do"],
     ),
 }
 
@@ -215,9 +220,9 @@ def test_a_torch_with_another_fsdp1(tmp_path):
 def test_the_device_budget_that_is_named_would_do(tmp_path, plain):
     (tmp_path / "first").mkdir()
     said = start(tmp_path / "first", on(FCDP_DEVICE_BUDGET="2M")).went_on(plain)[0]
-    named = re.search(r"FCDP_DEVICE_BUDGET=(\d+)M would do", said)
+    named = re.search(r"FCDP_DEVICE_BUDGET=(\d+MB) would do", said)
     assert named, said
-    outcome = start(tmp_path, on(FCDP_DEVICE_BUDGET=f"{named[1]}M"))
+    outcome = start(tmp_path, on(FCDP_DEVICE_BUDGET=named[1]))
     assert outcome.went_on(plain) == [] and outcome.results[0]["stats"]["gathers"]["avoided"] > 0
 
 

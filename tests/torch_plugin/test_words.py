@@ -79,6 +79,26 @@ def test_fsdp1_without_shards_is_told(tmp_path):
     assert [(entry["group"], entry["reason"]) for entry in stats_of(tmp_path)["bypassed"]] == [("", why)]
 
 
+def test_options_that_the_script_sets_before_its_first_forward_hold(tmp_path):
+    """Those that were used by then are named, as is what it sets later."""
+    job = start(tmp_path, "sets options", FCDP_LOCAL_SIZE="")
+    assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
+    said = [words(rank.err + rank.out) for rank in job.ranks]
+    late = "and has no effect; set it before that{}, or in the job's environment"
+    assert said[0][:2] == [
+        f"fcdp: FCDP_ALLOC=native came after FSDP was imported, {late.format(' import')}",
+        f"fcdp: FCDP_TAU=0.5 came after the first forward, {late.format('')}",
+    ], job.report()
+    assert [line.split()[1] for line in said[0][2:]] == ["saved", "cost"] and said[1] == [], job.report()
+    assert stats_of(tmp_path)["topology"]["ranks_per_node"] == 1
+
+
+def test_a_wrong_option_that_the_script_sets_stops_it(tmp_path):
+    job = start(tmp_path, "sets a wrong option")
+    assert job.ranks[0].returncode > 0, job.report()
+    assert "fcdp.OptionError: FCDP_LOCAL_SIZE=two: expected a whole number" in job.ranks[0].err, job.report()
+
+
 def test_fsdp1_is_served(tmp_path):
     job = start(tmp_path, "fsdp1")
     assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()

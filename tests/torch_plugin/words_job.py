@@ -82,6 +82,19 @@ def captured(net):
     return shard(net)
 
 
+def sets_options(net):
+    """The script sets them itself, after it has imported FSDP."""
+    shard(net)
+    os.environ |= {"FCDP_LOCAL_SIZE": "1", "FCDP_ALLOC": "native"}
+    return net
+
+
+def sets_a_wrong_option(net):
+    shard(net)
+    os.environ["FCDP_LOCAL_SIZE"] = "two"
+    return net
+
+
 WRAP = {
     "ddp": ddp,
     "captured": captured,
@@ -96,6 +109,8 @@ WRAP = {
     "reconfigurable": shard,
     "reconfigured": shard,
     "busy": ddp,
+    "sets options": sets_options,
+    "sets a wrong option": sets_a_wrong_option,
 }
 
 
@@ -142,6 +157,8 @@ def main():
     if kind == "busy":
         keep_busy()
     for step in range(2):
+        if kind == "sets options" and step == 1:
+            os.environ["FCDP_TAU"] = "0.5"
         if kind == "late" and step == 1:
             model.blocks[1].set_custom_all_gather(OwnGather())
         if kind == "changing" and step == 1:

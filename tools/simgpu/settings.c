@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "alloc/size.h"
 #include "tools/simgpu/internal.h"
 
 static bool complain(const char *name, const char *text, const char *expected) {
@@ -13,18 +14,10 @@ static bool complain(const char *name, const char *text, const char *expected) {
 }
 
 static bool parse_capacity(const char *text) {
-    static const char suffixes[] = "KMGT";
-    char *end;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    bool digits = end != text && text[0] >= '0' && text[0] <= '9' && errno == 0;
-    const char *suffix = *end ? strchr(suffixes, *end) : NULL;
-    unsigned shift = suffix ? 10 * (unsigned)(suffix - suffixes + 1) : 0;
-    bool well_formed = digits && (suffix ? end[1] == '\0' : *end == '\0');
-    if (!well_formed || value > ((unsigned long long)INT64_MAX >> shift) || (value << shift) < SIM_PAGE_BYTES)
-        return complain("FCDP_SIM_CAPACITY", text,
-                        "bytes, at least 2M, with a suffix K, M, G or T, such as 16G");
-    sim.capacity_bytes = (size_t)(value << shift);
+    size_t bytes;
+    if (!fcdp__size_parse(text, &bytes) || bytes > INT64_MAX || bytes < SIM_PAGE_BYTES)
+        return complain("FCDP_SIM_CAPACITY", text, "at least 2M of " FCDP_SIZE_EXPECTED);
+    sim.capacity_bytes = bytes;
     return true;
 }
 

@@ -82,8 +82,9 @@ def stats() -> dict[str, Any]:
     - ``wholes``: how often a parameter was asked for as a whole (full_tensor(), full state dicts) and came
       from the node's copy (cached), from a gather of FCDP's that the next forward uses too (gathered), or
       from torch's own gather (plain);
-    - ``groups``: one dict per parameter group: name, bytes, of those trainable_bytes, gathers_made,
-      gathers_avoided, state, ranks_per_node, and plain_bytes and gather_bytes as in ``saved``;
+    - ``groups``: one dict per parameter group: name, id (no other group of this process has it), bytes, of
+      those trainable_bytes, gathers_made, gathers_avoided, state, ranks_per_node, and
+      plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``bypassed``: groups left to plain FSDP: group (its name), reason, and bytes and trainable_bytes where
       they are known; "every group" where the job has no FSDP modules;

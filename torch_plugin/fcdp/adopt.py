@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fcdp import OptionError
+from fcdp import OptionError, settings
 from fcdp.c10d import Unsupported
 from fcdp.runtime import Description, Group, Tree, runtime
 
@@ -46,6 +46,7 @@ def is_decided(param_group: Any) -> bool:
 
 def adopt(fsdp: Framework, param_groups: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
     """Decide for every group of `param_groups` that is sharded over `process_group`. Collective."""
+    settings.settle()
     serve = []
     for param_group in param_groups:
         if is_decided(param_group):

@@ -159,7 +159,9 @@ class Shards:
         try:
             self.topology: dict[str, int] = _fcdp.topology(self.node_of, self.rank)
         except _fcdp.Error as error:
-            raise Unsupported(error.args[0]) from None
+            alone = dist.get_world_size() <= size  # on this node, the whole job
+            advice = "; fcdp-lab emulates nodes on this machine, and shows what FCDP saves between them"
+            raise Unsupported(f"{error.args[0]}{advice if alone else ''}") from None
         self.store = distributed_c10d._get_default_store()
         if self.store is None:
             raise Unsupported("the job has no store (its backend is MPI?)")

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fcdp import adopt, seam
+from fcdp import adopt, seam, settings
 from fcdp.flat import Cut, cut, pieces
 from fcdp.runtime import Description, Group, Tree, runtime
 from fcdp.seam import stream_of, version_of, wrap
@@ -269,7 +269,7 @@ def install(module: ModuleType) -> None:
 
     if getattr(runtime_module, "_fcdp_installed", False):
         return
-    seam.load_options()
+    settings.load()
     missing = list(_mismatches(flat_module, runtime_module))
     if missing:
         unknown = seam.unknown_torch("FSDP1", missing[0])

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, extension, seam, whole
+from fcdp import _fcdp, adopt, extension, seam, settings, whole
 from fcdp.extension import Input
 from fcdp.released import Storages
 from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
@@ -396,7 +396,7 @@ def install(state_module: ModuleType) -> None:
 
     if getattr(group_module, "_fcdp_installed", False):
         return
-    seam.load_options()
+    settings.load()
     missing = list(_mismatches(collectives, group_module, param_module, state_module))
     if missing:
         why = seam.unknown_torch("FSDP2", missing[0])

@@ -72,8 +72,8 @@ def stats() -> dict[str, Any]:
     out["waits"]["agreements"] = out["collectives"]["agree"]["calls"]
     out["moves"], out["device_bytes"], out["host_bytes"] = core["moves"], core["device_bytes"], core["host_bytes"]
     groups = (
-        {**_fcdp.group_stats(group.handle), "ranks_per_node": group.shards.node_size}
-        for group in list(runtime.by_id.values())
+        {**_fcdp.group_stats(group.handle), "id": id_, "ranks_per_node": group.shards.node_size}
+        for id_, group in list(runtime.by_id.items())
     )
     out["groups"] = sorted(groups, key=lambda entry: entry["name"])  # those of one name in the order of their making
     return out

@@ -258,9 +258,6 @@ class Runtime:
         self.steps = 0
         self.wholes = [0, 0, 0, 0]  # parameters asked for as a whole: by WHOLE_*
 
-    def load_options(self) -> None:
-        self.options = _fcdp.options_load()
-
     def device_reads(self, group: Group) -> bool:
         """Is the device to fingerprint the group's shards? All of them, or none."""
         asked, device = self.options["fingerprint"], group.shards.device
@@ -612,13 +609,14 @@ runtime = Runtime()
 
 @atexit.register
 def _end() -> None:
-    from fcdp import report
+    from fcdp import report, settings
 
     if runtime.pid != os.getpid():  # a forked child
         return
     if runtime.unreported:
         bypassed, n_groups, fsdp = runtime.unreported
         runtime.report_bypassed(bypassed, n_groups, True, fsdp)
+    settings.say_unread()
     if runtime.engine is None:
         return
     report.summary()

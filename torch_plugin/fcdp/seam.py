@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fcdp import OptionError, _fcdp, tensors
+from fcdp import _fcdp, tensors
 from fcdp.c10d import Shards
 from fcdp.runtime import runtime, say
 
@@ -103,14 +103,6 @@ def reduction(
         if runtime.groups:
             add_note(error, f"fcdp: the gradients of {names()} were not reduced over {group.size()} ranks")
         raise
-
-
-def load_options() -> None:
-    """Raises OptionError for a malformed FCDP_* variable."""
-    try:
-        runtime.load_options()
-    except _fcdp.Error as error:
-        raise OptionError(error.args[0]) from None
 
 
 def take_tensors() -> None:

@@ -139,9 +139,9 @@ def _on_out_of_memory(device: int, bytes_: int, total_bytes: int, free_bytes: in
     given = _fcdp.neighbour_yield(bytes_)
     if given:
         log.warning(
-            "PyTorch's allocator ran out of memory; %d MiB that gathered parameters do not need now were given back, so another attempt "
+            "PyTorch's allocator ran out of memory; %s that gathered parameters do not need now were given back, so another attempt "
             "may succeed",
-            given >> 20,
+            _fcdp.size_text(given),
         )
 
 
@@ -309,10 +309,12 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     core = _fcdp.tensors_stats(index)
     if core is None:
         return f"fcdp_alloc: no tensor on device {index} yet"
-    mib = 1 << 20
+    budget, reserved, regions, idle = (
+        _fcdp.size_text(core[f"{key}_bytes"]) for key in ("budget", "reserved", "region", "idle")
+    )
     pages = (
-        f"device {index}: of a budget of {core['budget_bytes'] / mib:.0f} MiB tensors reserve {core['reserved_bytes'] / mib:.0f} MiB, gathered "
-        f"parameters {core['region_bytes'] / mib:.0f} MiB, idle {core['idle_bytes'] / mib:.0f} MiB; {core['n_hits']} hits, {core['n_grows']} "
+        f"device {index}: of a budget of {budget} tensors reserve {reserved}, gathered "
+        f"parameters {regions}, idle {idle}; {core['n_hits']} hits, {core['n_grows']} "
         f"growths, {core['n_moved']} pages moved"
     )
     return (torch.cuda.memory_summary(index, abbreviated) + "\n" if is_current() else "") + pages

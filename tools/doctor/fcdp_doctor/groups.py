@@ -141,7 +141,7 @@ def summary(document: Document) -> Iterator[str]:
     yield f"FCDP serves {len(served)} of {len(groups)} groups{sizes}."
     for reason, names in unserved(groups).items():
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        yield f"Not {some}: {reason}."
+        yield f"FCDP leaves {some} to FSDP: {reason}."
     plain, sent = (sum_known(getattr(group, key) for group in served) for key in ("plain_bytes", "fcdp_bytes"))
     if plain:
         yield (
@@ -149,7 +149,7 @@ def summary(document: Document) -> Iterator[str]:
             f"({100 * (1 - sent / plain):.0f} % fewer)."
         )
     if document.host_bytes:
-        yield f"That takes {human(document.host_bytes)} of host memory per node."
+        yield f"FCDP takes {human(document.host_bytes)} of host memory per node for that."
 
 
 def _print_table(rows: list[tuple[str, ...]], caption: str) -> None:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import resource
 from importlib import metadata
 from pathlib import Path
 
 import fcdp
-from fcdp import launcher
-
-
-def _bytes(value: int) -> str:
-    return (
-        "unlimited"
-        if value == resource.RLIM_INFINITY
-        else f"{value / 2**30:.1f} GiB"
-        if value >= 2**30
-        else f"{value / 2**20:.1f} MiB"
-    )
+from fcdp import _fcdp, launcher
 
 
 def _torch() -> tuple[str, bool]:
@@ -33,8 +24,6 @@ def _torch() -> tuple[str, bool]:
 
 
 def _driver() -> tuple[str, bool]:
-    from fcdp import _fcdp
-
     chosen = _fcdp.options_load()["driver"]
     library = str(Path(fcdp.__file__).with_name("libfcdp_simgpu.so"))
     try:
@@ -43,62 +32,65 @@ def _driver() -> tuple[str, bool]:
         return error.args[0], False
     stats = _fcdp.engine_stats(engine)
     _fcdp.engine_destroy(engine)
-    name = "CUDA" if stats["driver"] == "cuda" else "none answers: models on a CPU use the simulated device"
-    return f"{name}, {_bytes(stats['device_bytes']['budget'])} for gathered parameters", True
+    name = (
+        "CUDA" if stats["driver"] == "cuda" else "no CUDA device answers, so FCDP simulates one for models on the CPU"
+    )
+    return f"{name}; {_fcdp.size_text(stats['device_bytes']['budget'])} for gathered parameters", True
 
 
 def memory(root: str = "") -> tuple[str, bool]:
     """What a job may take that starts now, as the job itself finds it. `root` is put before /proc and /sys."""
-    from fcdp import _fcdp
-
     nodes = len(list(Path(f"{root}/sys/devices/system/node").glob("node[0-9]*"))) or 1
     beside = f"{nodes} NUMA node{'s' if nodes > 1 else ''}"
     try:
         budget, limit = _fcdp.host_budget(root)
     except _fcdp.Error as error:
         return f"{error.args[0]}; {beside}", False
-    return f"{_bytes(budget)} for parameters: {limit}; {beside}", budget > 0
+    return f"{_fcdp.size_text(budget)} for parameters: {limit}; {beside}", budget > 0
 
 
-def ranks_per_node(option: int) -> str:
-    if option:
-        return f"{option} (FCDP_LOCAL_SIZE)"
+def _may_lock() -> str:
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if limit == resource.RLIM_INFINITY:
+        return "unlimited"
+    return f"{_fcdp.size_text(limit)} (ulimit -l; root and CAP_IPC_LOCK are not bound by it)"
+
+
+def ranks_per_node(option: int) -> tuple[str, bool]:
+    said = any(os.environ.get(name) for name in launcher.VARIABLES)
+    if not option and not said:
+        return "torchrun, mpirun or srun will say; with another launcher, set FCDP_LOCAL_SIZE", True
     try:
         size, variable = launcher.ranks_per_node()
     except ValueError as error:
-        return str(error)
+        return (f"{option} (FCDP_LOCAL_SIZE)", True) if option else (str(error), False)
+    if option and size % option:
+        return f"FCDP_LOCAL_SIZE={option} does not divide the node's {size} ranks ({variable}); unset it", False
+    if option:
+        return f"{option} (FCDP_LOCAL_SIZE)", True
     before = "" if variable == "LOCAL_WORLD_SIZE" else "; torchrun's own LOCAL_WORLD_SIZE goes before it"
-    return f"{size} ({variable}{before})"
+    return f"{size} ({variable}{before})", True
 
 
 def report() -> int:
-    from fcdp import _fcdp
-
     try:
         option = _fcdp.options_load()["local_size"]
         options, options_ok = "all FCDP_* variables are valid", True
     except _fcdp.Error as error:
         option, options, options_ok = 0, error.args[0], False
-    torch, torch_ok = _torch()
-    driver, driver_ok = _driver() if options_ok else ("not tried", False)
-    host, host_ok = memory() if options_ok else ("not tried", False)
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    untried = "not tried", False
     rows = [
-        ("fcdp", f"{fcdp.__version__}, Python {platform.python_version()}"),
-        ("options", options),
-        ("torch", torch),
-        ("device", driver),
-        ("host memory", host),
-        (
-            "may lock",
-            _bytes(memlock)
-            + ("" if memlock == resource.RLIM_INFINITY else " (ulimit -l; root and CAP_IPC_LOCK are not bound by it)"),
-        ),
-        ("ranks per node", ranks_per_node(option)),
+        ("fcdp", f"{fcdp.__version__}, Python {platform.python_version()}", True),
+        ("options", options, options_ok),
+        ("torch", *_torch()),
+        ("device", *(_driver() if options_ok else untried)),
+        ("host memory", *(memory() if options_ok else untried)),
+        ("may lock", _may_lock(), True),
+        ("ranks per node", *(ranks_per_node(option) if options_ok else untried)),
     ]
-    for name, text in rows:
+    for name, text, _ in rows:
         print(f"{name:15s} {text}")
-    good = options_ok and torch_ok and driver_ok and host_ok
+    good = all(ok for *_, ok in rows)
     print(
         "\nFCDP=1 torchrun ... would be served here."
         if good

@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 import fcdp_lab
+from fcdp import _fcdp
 from fcdp_doctor import Failed
 from fcdp_doctor.groups import Document, Group, alike
 from fcdp_lab.failure import tail
@@ -63,6 +64,7 @@ class Rank:
 
 def look(job: list[str], nodes: int, ranks_per_node: int, steps: int, timeout_s: float) -> Document:
     """Nothing of the job lives on when this returns or raises."""
+    _check_options(ranks_per_node)
     folder = tempfile.mkdtemp(prefix="fcdp-doctor-")
     keep = False
     try:
@@ -76,6 +78,18 @@ def look(job: list[str], nodes: int, ranks_per_node: int, steps: int, timeout_s:
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_options(ranks_per_node: int) -> None:
+    """Of the job: what would stop each rank, or would not be what the job does elsewhere."""
+    try:
+        asked = _fcdp.options_load()["local_size"]
+    except _fcdp.Error as error:
+        raise Failed(str(error.args[0])) from None
+    if asked not in (0, ranks_per_node):
+        raise Failed(
+            f"FCDP_LOCAL_SIZE={asked}, but the emulated nodes have {ranks_per_node} ranks: unset it, or give --ranks {asked}"
+        )
 
 
 # ---- the ranks ----
@@ -210,18 +224,14 @@ def _per_step(before: dict[str, Any], entry: dict[str, Any], n: int) -> tuple[fl
     return grown("gathers_made", "gathers_avoided"), grown("plain_bytes"), grown("gather_bytes")
 
 
-def _served(stats: dict[str, Any]) -> Iterator[tuple[Hashable, dict[str, Any]]]:
-    return alike(stats["groups"], lambda entry: (entry["name"], entry["bytes"]))
-
-
 def _groups(report: dict[str, Any]) -> Iterator[Group]:
     first, last, steps = report["first"], report["last"], report["steps"]
     if steps <= 1:
         first = None
     n = max(1, steps - 1 if first else steps)
-    before = dict(_served(first)) if first else {}
-    for at, entry in _served(last):
-        per_step = _per_step(before.get(at, {}), entry, n)
+    before = {entry["id"]: entry for entry in first["groups"]} if first else {}
+    for entry in last["groups"]:
+        per_step = _per_step(before.get(entry["id"], {}), entry, n)
         yield Group(entry["name"], None, entry["bytes"], entry["trainable_bytes"], *per_step)
     for entry in last["bypassed"]:
         yield Group(entry["group"], entry["reason"], entry.get("bytes"), entry.get("trainable_bytes"))
@@ -251,6 +261,8 @@ def _document(job: list[str], nodes: int, ranks_per_node: int, reports: list[Any
         steps=steps,
         measured=_measured(steps),
         groups=list(found.values()),
-        host_bytes=max(report["last"]["host_bytes"]["peak"] for report in reports) or None,
+        host_bytes=max(report["last"]["host_bytes"]["peak"] for report in reports if report["last"]["groups"])
+        if any(report["last"]["groups"] for report in reports)
+        else None,  # what was tried for groups that are not served has been given back
         notes=[line for line in said.splitlines() if told.match(line)],
     )

@@ -151,7 +151,11 @@ def parse(argv):
             args.timeout,
             args.grace,
         )
-        return args, modes.select(args.modes, args.mode), setup
+        chosen = modes.select(args.modes, args.mode)
+        for mode in chosen:
+            if mode.wants_fcdp and (refusal := lab.refused_option(setup, mode)):
+                fail(f"mode {mode.name}: {refusal}")
+        return args, chosen, setup
     except ValueError as error:
         fail(str(error))
 
@@ -174,7 +178,9 @@ def _missing_fcdp(mode, figures):
     if fcdp is None:
         return f"mode {mode.name} sets FCDP, but fcdp was not loaded in the ranks: is it installed for --python?"
     if not fcdp["enabled"]:
-        return f"mode {mode.name} sets FCDP, but FCDP is off: {fcdp['bypassed'] or 'see the ranks own output (--logs)'}"
+        reasons = "; ".join(dict.fromkeys(entry["reason"] for entry in fcdp["bypassed"]))
+        why = reasons or "run with --logs DIR, and read there what rank 0 wrote"
+        return f"mode {mode.name} sets FCDP, but FCDP served nothing in it: {why}"
     return None
 
 

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import signal
+import subprocess
 import time
 
 from fcdp_lab import failure, network
@@ -122,6 +123,32 @@ def _plan(setup, mode, folder):
         "job": [*setup.job, *mode.args],
         "env": rank_environment(setup, mode, folder),
     }
+
+
+# Said by the interpreter of the ranks, whose fcdp it is. Where it has none, the first run tells.
+_REFUSED_OPTION = """\
+try:
+    from fcdp import _fcdp
+except ImportError:
+    raise SystemExit
+try:
+    _fcdp.options_load()
+except _fcdp.Error as error:
+    print(error.args[0])
+"""
+
+
+def refused_option(setup, mode):
+    """Why FCDP would stop the mode's ranks; "": it would not."""
+    done = subprocess.run(
+        [setup.python, "-c", _REFUSED_OPTION],
+        env={**os.environ, **setup.env, **mode.env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    return done.stdout.strip()
 
 
 def rank_environment(setup, mode, folder):

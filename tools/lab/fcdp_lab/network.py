@@ -15,7 +15,8 @@ MASTER_PORT = 29500
 _LATENCY_MS = 50
 _MIN_BURST_BYTES = 256 * 1024
 _BURST_SECONDS = 0.001
-_UNITS = {"bit": 1, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "bps": 8, "kbps": 8e3, "mbps": 8e6, "gbps": 8e9}
+_PREFIXES = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_UNITS = {"bit": 1, "byte": 8}
 _DELAY_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -24,17 +25,19 @@ class NetworkError(Exception):
 
 
 def parse_rate(text):
-    """Bits per second, or None for an unshaped link. tc's units: 1gbit is 1e9 bits, 1mbps is 1e6 bytes."""
+    """Bits per second, or None for an unshaped link. 1gbit is 1e9 bits, 1gbyte 8e9. What may mean either (tc's own
+    1gbps is 1e9 bytes, most others' is bits) is refused."""
     if text == "unlimited":
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]+)", text.lower())
-    if not found or found[2] not in _UNITS or float(found[1]) <= 0:
-        raise ValueError(
-            f"rate {text!r} is not a rate: write e.g. 1gbit, 500mbit, 2.5gbit, 125mbps (megabytes) or unlimited"
-        )
-    bits = float(found[1]) * _UNITS[found[2]]
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(bit|byte|bps|b|)s?(?:/s)?", text.lower())
+    if not found or float(found[1]) <= 0 or not found[2] + found[3]:
+        raise ValueError(f"--rate {text}: write e.g. 1gbit, 2.5gbit, 500mbit, 125mbyte or unlimited")
+    if found[3] not in _UNITS:
+        number = found[1] + found[2]
+        raise ValueError(f"--rate {text}: {number}bit, or {number}byte?")
+    bits = float(found[1]) * _PREFIXES[found[2]] * _UNITS[found[3]]
     if bits < 1e5:
-        raise ValueError(f"rate {text!r} is below 100kbit: no job would end")
+        raise ValueError(f"--rate {text} is below 100kbit: no job would end")
     return bits
 
 

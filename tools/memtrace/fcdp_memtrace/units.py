@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
-
-SCALES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 def human(value: float) -> str:
@@ -22,11 +19,13 @@ def ms(ns: float) -> str:
 
 
 def size(text: str) -> int:
-    """Of an option: 1500000, 1.5M, 512MiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?", text.strip().upper())
-    if not match or match[2] == "I":
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 1500000, 512M or 8GiB")
-    return int(float(match[1]) * SCALES[match[2]])
+    """Of an option: what an FCDP_* variable takes."""
+    from fcdp import _fcdp  # here: most commands take no size, and are to start at once
+
+    try:
+        return _fcdp.size_parse(text)
+    except (_fcdp.Error, ValueError) as error:  # ValueError: a NUL
+        raise argparse.ArgumentTypeError(str(error.args[0])) from None
 
 
 def table(head: list[str], rows: list[list[str]], left: int = 1) -> str:

@@ -1,0 +1,78 @@
+"""When options are read: as FSDP is imported, since a wrong one must stop the job early; and again at the first gather,
+since a script may set them itself until then. An option that comes too late to hold is named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from types import TracebackType
+
+from fcdp import OptionError, _fcdp, tensors
+from fcdp.runtime import runtime, say
+
+_read: dict[str, str] = {}  # the variables that runtime.options is from
+_settled = False
+
+
+def _variables() -> dict[str, str]:
+    """Those that are set now, and that this process reads as its options: not the simulated device's, nor a tool's."""
+    names = [name for name, _, fallback, _ in _fcdp.options_table() if fallback]
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
+
+
+def load() -> None:
+    """Raises OptionError for a malformed FCDP_* variable."""
+    global _read
+    if _settled:
+        return
+    try:
+        runtime.options = _fcdp.options_load()
+    except _fcdp.Error as error:
+        _print_refusals_in_a_line()
+        raise OptionError(error.args[0]) from None
+    _read = _variables()
+
+
+def _print_refusals_in_a_line() -> None:
+    """Where an import or a forward was when it met a wrong option is no news, and would be some twenty lines."""
+    earlier = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, OptionError):
+            print(f"{kind.__module__}.{kind.__name__}: {error}", file=sys.stderr, flush=True)
+        else:
+            earlier(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def settle() -> None:
+    """At the first gather: the options are what is set now, but for those that were used before."""
+    global _settled
+    if _settled:
+        return
+    before, used = _read, ["FCDP_ALLOC"]
+    if os.environ.get("FCDP") == "0":
+        used.append("FCDP")
+    if _fcdp.trace_is_open():
+        used += ["FCDP_TRACE", "FCDP_TRACE_BUFFER"]
+    if tensors.is_current():  # their device may be there already
+        used.append("FCDP_DEVICE_BUDGET")
+    load()
+    _settled = True
+    _say_late(before, used, "FSDP was imported", "before that import")
+
+
+def say_unread() -> None:
+    """At the end: what was set after settle()."""
+    if _settled:
+        _say_late(_read, sorted(_variables().keys() - {"FCDP"}), "the first forward", "before that")
+
+
+def _say_late(before: dict[str, str], names: Iterable[str], when: str, earlier: str) -> None:
+    """An option that was removed is none: a script takes it from what it starts."""
+    now = _variables()
+    late = [f"{name}={now[name]}" for name in names if name in now and now[name] != before.get(name)]
+    if late:
+        say(f"{', '.join(late)} came after {when}, and has no effect; set it {earlier}, or in the job's environment")
