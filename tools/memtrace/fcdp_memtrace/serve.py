@@ -63,7 +63,7 @@ class Collector:
             info.add_metric([*place, *(str(described[key]) for key in ABOUT_PROCESS)], 1)
         yield info
         for _, _, counter, unit, what, says in _trace.tables()["counters"]:
-            family = (CounterMetricFamily if what == "sum" else GaugeMetricFamily)(
+            family = (CounterMetricFamily if what in ("sum", "node sum") else GaugeMetricFamily)(
                 metric_name(counter, unit), says, labels=LABELS
             )
             for rank, place in zip(ranks, places):
