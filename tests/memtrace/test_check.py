@@ -128,7 +128,7 @@ def test_what_is_planted_is_found(tmp_path, what):
     violation = checked(path)["violation"]
     assert violation and violation["rule"] == rule and violation["process"] == "rank 1", violation
     done = memtrace_run("check", path)
-    assert done.returncode == 1 and f"rule {rule} is broken" in done.stdout and "rank 1" in done.stdout
+    assert done.returncode == 1 and f"breaks the rule {rule}: " in done.stdout and "rank 1" in done.stdout
     assert ("  event " in done.stdout) == (violation["event"] is not None)
 
 
@@ -144,7 +144,7 @@ def test_the_gates(job, option, rule, below, above):
     done = memtrace_run("check", job, option, above)
     assert done.returncode == 0, done.stdout
     done = memtrace_run("check", job, option, below)
-    assert done.returncode == 1 and f"rule {rule} is broken" in done.stdout and option in done.stdout, done.stdout
+    assert done.returncode == 1 and f"breaks the rule {rule}: " in done.stdout and option in done.stdout, done.stdout
 
 
 def test_the_first_steps_may_be_left_to_themselves(job):
