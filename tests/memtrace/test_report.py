@@ -305,7 +305,7 @@ def test_device_memory_where_the_recording_begins_late(tmp_path):
     later.event("pages_take", bytes=SIZE, a=GATHERED, b=5 * SIZE, time_ns=2 * second)
     later.event("pass", time_ns=3 * second)
     process = Process(script)
-    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0, [process.pid])
+    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), [], [process.pid])
     process.write(later.lines)
     process.end()
     _trace.recorder_close(recorder)
