@@ -118,6 +118,18 @@ PLANTED = {
 }
 
 
+def test_a_rank_that_never_uses_what_the_others_of_its_group_gather(tmp_path):
+    ranks = [a_job(0, 2, shard_group=7), a_job(1, 2, shard_group=7)]
+    for use in events(ranks[1], "use", object=1):
+        remove(ranks[1], use)
+    counter(ranks[1], "gathers.made", 2)
+    counter(ranks[1], "gathers.avoided", 2)
+    record(tmp_path / "x.trace", *ranks)
+    violation = checked(tmp_path / "x.trace")["violation"]
+    assert violation and violation["rule"] == "ranks" and violation["process"] == "rank 1", violation
+    assert "rank 0 gathered model.layers.0 1 times in step 0, and rank 1 0 times" in violation["text"]
+
+
 @pytest.mark.parametrize("what", PLANTED)
 def test_what_is_planted_is_found(tmp_path, what):
     rule, plant = PLANTED[what]
