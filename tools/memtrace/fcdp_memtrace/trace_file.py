@@ -32,8 +32,8 @@ class TraceFile:
         if not summary["unreadable_bytes"]:
             return 0
         print(
-            f"fcdp-memtrace: {self.path}: {summary['unreadable_bytes']} of {summary['bytes']} bytes could not be read: "
-            "figures lack what they say; copy the file again from where it was recorded, or record again",
+            f"fcdp-memtrace: {self.path}: {summary['unreadable_bytes']} of {summary['bytes']} bytes could not be read, and are left "
+            "out of what is shown. Copy the file again from where it was recorded, or record the job again",
             file=sys.stderr,
         )
         return 1
