@@ -7,7 +7,7 @@ import xml.etree.ElementTree as tree
 
 import pytest
 
-from traces import GATHERED, MILLISECOND, STREAM, Process, Script, _trace, a_job, memtrace_run, record
+from traces import GATHERED, KIND, MILLISECOND, STREAM, Process, Script, _trace, a_job, memtrace_run, record
 
 SIZE = 1 << 20
 N_USES = 2 * 2 * 2  # ranks, steps, regions
@@ -131,9 +131,14 @@ def test_diff(job, tmp_path):
 
 
 def test_diff_divides_by_the_steps_that_it_compares(job, tmp_path):
-    """The region that an optimizer's last step leaves open is none of them, nor are those of --skip-steps."""
+    """Not by the step that the last optimizer's step begins, nor by those of --skip-steps, whose bytes are not in it."""
     path = tmp_path / "b.trace"
-    record(path, a_job(0, 2, steps=6), a_job(1, 2, steps=6))
+    ranks = [a_job(rank, 2, steps=6) for rank in range(2)]
+    for script in ranks:
+        gathers = [fields for name, fields in script.lines if name == "event" and fields["kind"] == KIND["gather"]]
+        gathers[0]["a"] *= 10
+        script.event("pass")
+    record(path, *ranks)
     for skip, steps in (1, 5), (4, 2):
         done = memtrace_run("diff", path, path, "--json", "--skip-steps", skip)
         difference = json.loads(done.stdout)

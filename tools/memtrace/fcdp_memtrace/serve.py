@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--port", type=int, default=9464, metavar="PORT", help="default 9464; 0: a free one, which is printed")
     add("--address", default="127.0.0.1", metavar="ADDRESS", help="to listen on (default 127.0.0.1; 0.0.0.0: all)")
-    add("--pid", type=at_least(1), default=0, metavar="PID", help="only the job that this process is of, or has started")
+    add(
+        "--pid", type=at_least(1), default=0, metavar="PID", help="only the job that this process is of, or has started"
+    )
 
 
 def metric_name(counter: str, unit: str) -> str:
