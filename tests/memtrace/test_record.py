@@ -199,8 +199,8 @@ def test_the_pid_of_a_launcher_records_all_that_it_starts(tmp_path, command):
         recorder.wait_for(lambda n=n_events: recorder.has_events(n))
         launcher.stdin.write(b"\n")
         launcher.stdin.flush()
+    _, said = recorder.process.communicate(timeout=60)  # the launcher has ended, and nobody has asked for its status
     launcher.communicate(timeout=60)
-    _, said = recorder.process.communicate(timeout=60)
     assert recorder.process.returncode == 0, said
     assert [(p["rank"], p["events"]) for p in processes(path)] == [(0, 50), (1, 50)]
 

@@ -117,12 +117,13 @@ static void add_found(pid_t pid, uint64_t start_ticks, void *context) {
     if (!add(r, &segment, &r->failure)) r->has_failed = true;
 }
 
-/* Those that are gone: another process may get such a number. */
+/* Those that have ended: they start no more, and another process may get such a number. */
 static void ancestors_forget(memtrace_recorder *r) {
     size_t n = 0;
     for (size_t i = 0; i < r->n_ancestors; i++) {
         memtrace_process_entry now;
-        if (memtrace_process_get(r->ancestors[i].pid, &now) && now.start_ticks == r->ancestors[i].start_ticks)
+        if (memtrace_process_get(r->ancestors[i].pid, &now) && !now.has_ended &&
+            now.start_ticks == r->ancestors[i].start_ticks)
             r->ancestors[n++] = r->ancestors[i];
     }
     r->n_ancestors = n;

@@ -33,6 +33,7 @@ struct memtrace_writer {
 
 static bool write_failed(memtrace_writer *w, memtrace_error *error) {
     w->has_failed = true;
+    if (w->part) return memtrace_fail(error, "cannot write %s: %s", w->path, strerror(errno));
     return memtrace_fail(error,
                          "cannot write to %s behind byte %" PRIu64 ": %s; what it holds so far can be read",
                          w->path, w->at, strerror(errno));
