@@ -7,8 +7,9 @@
  *     FCDP_<LAYER>_COUNTERS(X)  X(NAME, number, "name", UNIT, WHAT, "what it says")
  *     FCDP_<LAYER>_STREAMS(X)   X(NAME, number, "name", "what runs on it")
  *
- * UNIT is BYTES, NS or COUNT. WHAT is SUM (only grows), LEVEL (what holds now) or PEAK. A number is of the
- * whole process, so a reader needs no layer to understand one; each layer has 32 of each sort
+ * UNIT is BYTES, NS or COUNT. WHAT is SUM (only grows), NODE_SUM (a sum that each rank of a node counts for
+ * the whole node: readers must not add the ranks' numbers), LEVEL (what holds now) or PEAK. A number is of
+ * the whole process, so a reader needs no layer to understand one; each layer has 32 of each sort
  * (FCDP_TRACE_ALLOC, ...). "" as what a or b is: nothing. An event's span is [time_ns, time_ns +
  * duration_ns]; a moment has duration 0.
  */

@@ -59,9 +59,9 @@
     X(GATHERS_AVOIDED, 71, "gathers.avoided", COUNT, SUM, "unshards that did not")                           \
     X(GATHERS_FORWARD, 72, "gathers.forward", COUNT, SUM, "of those made, in a forward")                     \
     X(GATHERS_BACKWARD, 73, "gathers.backward", COUNT, SUM, "of those made, in a backward")                  \
-    X(SAVED_PLAIN_BYTES, 74, "saved.plain_bytes", BYTES, SUM,                                                \
+    X(SAVED_PLAIN_BYTES, 74, "saved.plain_bytes", BYTES, NODE_SUM,                                           \
       "what flat gathers would have sent between nodes, per node")                                           \
-    X(SAVED_GATHER_BYTES, 75, "saved.gather_bytes", BYTES, SUM, "what these gathers sent, per node")         \
+    X(SAVED_GATHER_BYTES, 75, "saved.gather_bytes", BYTES, NODE_SUM, "what these gathers sent, per node")    \
     X(HOST_WAITS, 76, "waits.gathers", COUNT, SUM, "waits of the host for gathered bytes (CPU tensors)")     \
     X(HOST_WAIT_NS, 77, "waits.ns", NS, SUM, "their time")                                                   \
     X(STALLS, 78, "stalls.count", COUNT, SUM, "waits of the compute stream that were measured")              \

@@ -121,10 +121,10 @@ DOCTOR = {
 }
 HELP = {"-h", "--help"}
 OPTIONS = {
-    "fcdp-doctor": {"-h", "--help", "--options", "--json", "--nodes", "--ranks", "--steps", "--timeout"},
-    "fcdp-memtrace": HELP,
+    "fcdp-doctor": {"-h", "--help", "--version", "--options", "--json", "--nodes", "--ranks", "--steps", "--timeout"},
+    "fcdp-memtrace": {*HELP, "--version"},
     "fcdp-memtrace top": {*HELP, "--json", "--pid", "--interval"},
-    "fcdp-memtrace record": {*HELP, "-o", "--output", "--pid", "-q", "--quiet"},
+    "fcdp-memtrace record": {*HELP, "-o", "--output", "-f", "--force", "--pid", "-q", "--quiet"},
     "fcdp-memtrace report": {*HELP, "--json", "--steps", "--regions"},
     "fcdp-memtrace diff": {*HELP, "--json", "--skip-steps"},
     "fcdp-memtrace export": {*HELP, "--chrome", "-o", "--output", "--beside"},
@@ -134,6 +134,7 @@ OPTIONS = {
     "fcdp-lab": {
         "-h",
         "--help",
+        "--version",
         "--nodes",
         "--ranks",
         "--rate",
@@ -158,12 +159,12 @@ WRONG = {
         ([], "required: COMMAND"),
         (["watch"], "invalid choice: 'watch'"),
         (["report"], "required: FILE"),
-        (["top", "--pid", "mine"], "invalid int value: 'mine'"),
+        (["top", "--pid", "mine"], "'mine' is no whole number"),
         (["top", "--interval", "often"], "invalid float value: 'often'"),
         (["report", "--bogus", "x"], "unrecognized arguments: --bogus"),
         (["record", "--", "true"], "required: -o/--output"),
         (["record", "-o", "x"], "give a command behind --"),
-        (["record", "-o", "x", "--pid", "me"], "invalid int value: 'me'"),
+        (["record", "-o", "x", "--pid", "me"], "'me' is no whole number"),
         (["plot", "x", "-o", "x.pdf"], "must end with .svg or .png"),
         (["check", "x", "--max-peak", "much"], "--max-peak: much: expected bytes, such as 512M, 1.5GiB or 8GB"),
         (["diff", "x"], "required: B"),
@@ -197,6 +198,30 @@ def test_every_command_has_tests():
         entry.name for entry in importlib.metadata.distribution("fcdp").entry_points if entry.group == "console_scripts"
     }
     assert installed == set(commands()), "the wheel that is installed is not of this tree"
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_command_says_its_version(name):
+    done = command(name, "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{name} {importlib.metadata.version('fcdp')}\n"
+
+
+def test_the_version_that_is_asked_of_a_script_is_the_script_s(tmp_path):
+    """Where a script follows, the option is the script's."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.exit(sys.argv[1:] == ['--version'] and 'of the script')\n")
+    done = command("fcdp-doctor", "--ranks", "1", script, "--version")
+    assert "of the script" in done.stdout + done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("tools/*.sh")), ids=lambda path: path.name)
+def test_every_script_says_the_version_of_its_checkout(script, tmp_path):
+    """And sets nothing up for that."""
+    done = run(script, "--version", cwd=tmp_path)
+    version = re.search(r'^version = "(.*?)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"tools/{script.name} {version}\n", "")
+    assert "--version" in run(script, "--help").stdout
 
 
 @pytest.mark.parametrize("name", OPTIONS)

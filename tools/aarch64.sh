@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'END'
-tools/aarch64.sh [--wheel | --tests | --help]
+tools/aarch64.sh [--wheel | --tests | --help | --version]
 
 Builds dist/fcdp-*-manylinux_2_28_aarch64.whl (for Grace) on this machine, with zig (cmake/zig.sh). Then it tests the
 same compiler's code under qemu-user: the C tests with every internal check (FCDP_CHECK=3), and Debian's Python for
@@ -30,6 +30,7 @@ what=all
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
+        --version) setup_version; exit 0 ;;
         --wheel | --tests) what=${1#--}; shift ;;
         *) usage >&2; exit 2 ;;
     esac

@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'END'
-tools/bench.sh [alloc | trace | --help]
+tools/bench.sh [alloc | trace | --help | --version]
 tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [--before] [OPTIONS OF fcdp-overlap]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
@@ -51,6 +51,7 @@ case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
     overlap | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
+    --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
 esac
 

@@ -21,6 +21,7 @@ except --base.
                    same path (default: the release's own)
   --torch VERSION  the torch to install (default: the newest that the package index has for that Python)
   --help           this text
+  --version        the version of this checkout
 
 A torch for CUDA takes about 7 GB of disk meanwhile. FSDP2 runs on CPUs from torch 2.8 on; for older versions the
 training script adds what they lack (tests/torch_plugin/compat.py), in both runs alike.
@@ -33,6 +34,7 @@ WHEEL='' SUITE=bookworm BASE='' PREFIX='' TORCH=torch
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
+        --version) setup_version; exit 0 ;;
         --wheel) WHEEL=$(realpath "$2"); shift 2 ;;
         --suite) SUITE=$2; shift 2 ;;
         --base) BASE=$(realpath -m "$2"); shift 2 ;;

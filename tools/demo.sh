@@ -17,7 +17,8 @@ out/demo.svg. Under 5 minutes on 2 cores after the set-up.
   tools/demo.sh --rate 10gbit --nodes 3         other nodes, links and modes: fcdp-lab's options (fcdp-lab --help)
   tools/demo.sh -- --steps 40 --lora 8          another job: options of tools/demo/gpt.py (its --help)
 
-Needs root, or a kernel that lets users make namespaces. FCDP_PYTHON names the Python to build on.
+Needs root, or a kernel that lets users make namespaces. FCDP_PYTHON names the Python to build on. --version prints
+the version of this checkout.
 END
 }
 
@@ -25,6 +26,7 @@ lab=() job=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
+        --version) setup_version; exit 0 ;;
         --peers)
             lab+=(--mode 'fcdp-lean: FCDP=1 FCDP_PREFETCH=0' --mode 'fcdp-tau1: FCDP=1 FCDP_TAU=1'
                 --mode 'hpz: -- --reshard-after-forward 2' --mode 'hsdp: -- --hsdp'

@@ -26,6 +26,7 @@ network or package index is needed there, and nothing is installed outside of --
   --list             lists the sections, with their shares of the time
   --simulated        runs everything on the simulated device and CPUs, to see that it runs: no figure is of a GPU
   --help             this text
+  --version          the version of this checkout
 
 FCDP_PYTHON names the Python to use (default: python3).
 Exit status: 0 every section succeeded; 1 one did not; 2 wrong usage; 3 there is no GPU (one line says so).
@@ -76,6 +77,7 @@ options=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
+        --version) source "$ROOT/tools/setup.sh"; setup_version; exit 0 ;;
         --bundle) what=bundle; shift ;;
         --no-setup) sets_up=0; shift ;;
         --bundle-dir) bundle_dir=$(realpath -m "${2:?--bundle-dir needs a folder}"); shift 2 ;;

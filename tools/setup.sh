@@ -320,9 +320,14 @@ setup() {
     [ "$fcdp_was" = unset ] || export FCDP=$fcdp_was
 }
 
+# Of this checkout, from the file that the wheel has it from.
+setup_version() {
+    echo "tools/${0##*/} $(sed -n 's/^version = "\([^"]*\)".*/\1/p' "$ROOT/pyproject.toml")"
+}
+
 setup_usage() {
     cat <<'END'
-tools/setup.sh [--help]
+tools/setup.sh [--help | --version]
 
 Sets everything up, for building and testing: missing system packages (with apt-get, as root or by sudo), .venv with
 torch and all tools, a private jemalloc, and the wheel, which is built into dist/ and installed in .venv. Each part is
@@ -336,6 +341,7 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     case $* in
         '') setup all ;;
         -h | --help) setup_usage ;;
+        --version) setup_version ;;
         *) setup_usage >&2; exit 2 ;;
     esac
 fi

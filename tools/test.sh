@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
     cat <<'END'
-tools/test.sh [--quick | --matrix | --frameworks | --gpu | --help] [-- PYTEST ARGUMENTS]
+tools/test.sh [--quick | --matrix | --frameworks | --gpu | --help | --version] [-- PYTEST ARGUMENTS]
 
 Sets everything up (once) and runs all tests, side by side: pytest over tests/ with the wheel, twice, for the training
 cases and for the rest; format and lint (.pre-commit-config.yaml); and, as soon as a compiler is there, the C tests with
@@ -32,6 +32,7 @@ pytest_args=()
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
+        --version) setup_version; exit 0 ;;
         --quick | --matrix | --frameworks | --gpu) what=${1#--}; shift ;;
         --) shift; pytest_args=("$@"); break ;;
         *) usage >&2; exit 2 ;;

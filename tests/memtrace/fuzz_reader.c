@@ -44,7 +44,7 @@ static void use(memtrace_file *file) {
     memtrace_checked checked;
     memtrace_violation violation;
     uint64_t n;
-    memtrace_report_destroy(memtrace_report_create(file));
+    memtrace_report_destroy(memtrace_report_create(file, 0));
     (void)memtrace_check(file, &gates, &checked, &violation);
     for (size_t i = 0; i < memtrace_file_summary(file).n_processes && i < 4; i++)
         memtrace_series_destroy(memtrace_series_create(file, i, 20));

@@ -103,6 +103,14 @@ def test_counters_equal_fcdp_stats(folder):
         assert {name: pair for name, pair in both.items() if pair[0] != pair[1]} == {}
 
 
+def test_the_report_says_what_the_exit_line_says(folder):
+    """Per node, as every rank counts it."""
+    report = json.loads(memtrace_run("report", folder / "job.trace", "--json").stdout)
+    saved = json.loads((folder / "stats0.json").read_text())["saved"]
+    for name in ("plain_bytes", "gather_bytes"):
+        assert report["counters"][f"saved.{name}"] == saved[name] > 0
+
+
 def test_the_live_view_equals_fcdp_stats(folder):
     frame = json.loads((folder / "top.json").read_text())
     assert frame["running"] == RANKS and [rank["rank"] for rank in frame["ranks"]] == list(range(RANKS))

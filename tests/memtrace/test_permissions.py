@@ -33,11 +33,11 @@ def as_nobody(act):
 def test_another_user_s_job_cannot_be_read(tmp_path):
     process = Process(a_job())
     path = tmp_path / "own.trace"
-    _trace.recorder_close(_trace.recorder_create(str(path), 0, [process.pid]))
+    _trace.recorder_close(_trace.recorder_create(str(path), [], [process.pid]))
 
     def attach():
         mine = os.memfd_create("of nobody")
-        _trace.recorder_create(f"/proc/self/fd/{mine}", 0, [process.pid])
+        _trace.recorder_create(f"/proc/self/fd/{mine}", [], [process.pid])
         return "attached"
 
     def descriptors():
@@ -54,8 +54,9 @@ def test_another_user_s_job_cannot_be_read(tmp_path):
 def test_what_is_made_is_the_user_s_own(tmp_path):
     previous = os.umask(0)
     try:
-        recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0)
-        _trace.recorder_close(recorder)
+        process = Process(a_job())
+        _trace.recorder_close(_trace.recorder_create(str(tmp_path / "x.trace"), [], [process.pid]))
+        process.end()
     finally:
         os.umask(previous)
     assert (tmp_path / "x.trace").stat().st_mode & 0o777 == 0o600

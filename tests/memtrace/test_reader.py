@@ -1,12 +1,14 @@
 """A file that is cut, damaged, foreign or still growing: what can be read is shown, and a note says what is missing."""
 
+import fcntl
+import json
 import os
 import random
 import struct
 
 import pytest
 
-from traces import Process, Script, _trace, a_job, record
+from traces import Process, Script, _trace, a_job, memtrace_run, record
 
 FILE_HEADER, CHUNK = 64, 64
 
@@ -62,6 +64,55 @@ def test_a_damaged_chunk_is_left_out_and_named(job, tmp_path):
     assert len(summary["notes"]) == 1 and f"byte {at}" in summary["notes"][0] and "checksum" in summary["notes"][0]
 
 
+def damaged(job, tmp_path, kind):
+    """The job's file with one bit changed in the body of its last chunk of a kind; that chunk's place and size."""
+    data = bytearray(job.read_bytes())
+    at, _, n_bytes = [c for c in chunks(data) if c[1] == kind][-1]
+    data[at + CHUNK + 100] ^= 1
+    path = tmp_path / "damaged.trace"
+    path.write_bytes(data)
+    return path, at, CHUNK + n_bytes
+
+
+READERS = [
+    ["report"],
+    ["report", "--json"],
+    ["diff", "--skip-steps", "0"],
+    ["diff", "--json"],
+    ["check"],
+    ["check", "--json"],
+    ["export"],
+    ["plot", "--rank", "1"],
+]
+
+
+@pytest.mark.parametrize("command", READERS, ids=" ".join)
+def test_damage_is_told_by_whatever_reads_the_file(job, tmp_path, command):
+    """On stderr, and by the exit status: sums lack what could not be read."""
+    if command[0] == "plot":
+        pytest.importorskip("matplotlib")
+    path, at, n_bytes = damaged(job, tmp_path, 3)
+    files = {"diff": [job, path], "plot": [path, "-o", tmp_path / "x.svg"]}.get(command[0], [path])
+    done = memtrace_run(command[0], *files, *command[1:])
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{path}: the chunk at byte {at} " in done.stderr and "events of rank 1) is damaged" in done.stderr
+    assert f"{n_bytes} of {path.stat().st_size} bytes could not be read" in done.stderr
+    if "--json" in command and command[0] != "diff":
+        of_file = json.loads(done.stdout)["file"]
+        assert of_file["unreadable_bytes"] == n_bytes and len(of_file["notes"]) == 1
+    if command == ["check"]:
+        assert "breaks the rule file: " in done.stdout and f"byte {at} " in done.stdout, done.stdout
+
+
+def test_where_the_last_counters_are_damaged_those_before_are_shown(job, tmp_path):
+    path, at, n_bytes = damaged(job, tmp_path, 4)
+    summary, _ = opened(path)
+    assert summary["unreadable_bytes"] == n_bytes
+    assert f"byte {at} " in summary["notes"][0] and "counters and regions of rank 1" in summary["notes"][0]
+    process = _trace.file_processes(_trace.file_open(str(path)))[1]
+    assert process["counters"] == process["first_counters"] != {}
+
+
 def test_chunks_behind_damage_are_found_without_the_index(job, tmp_path):
     data = bytearray(job.read_bytes())
     found = chunks(data)
@@ -104,15 +155,29 @@ def test_what_is_no_file_is_refused(path):
 def test_a_file_that_grows_is_read_as_far_as_it_is(tmp_path):
     path = tmp_path / "growing.trace"
     process = Process(a_job())
-    recorder = _trace.recorder_create(str(path), 0, [process.pid])
+    recorder = _trace.recorder_create(str(path), [], [process.pid])
     process.end()
     progress = _trace.recorder_poll(recorder, 0)
     summary, report = opened(path)
-    assert summary["is_growing"] and not summary["is_complete"]
+    assert summary["is_growing"] and not summary["is_complete"] and not summary["unreadable_bytes"]
+    done = memtrace_run("report", path)
+    assert done.returncode == 0 and "still being written" in done.stderr
     assert "still being written" in summary["notes"][0]
     assert sum(report["kinds"].values()) == progress["events"]
     _trace.recorder_close(recorder)
     assert opened(path)[0]["is_complete"]
+
+
+def test_a_chunk_that_is_still_being_written_is_no_damage(job):
+    """The writer's lock says so. What is behind the last whole chunk of a file that nobody writes is."""
+    data = job.read_bytes()
+    job.write_bytes(data[: chunks(data)[-2][0] + 100])
+    with open(job, "rb") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        done = memtrace_run("report", job)
+        assert done.returncode == 0 and "still being written" in done.stderr
+    done = memtrace_run("report", job)
+    assert done.returncode == 1 and "the last 100 bytes are part of one" in done.stderr
 
 
 def test_any_damage_is_survived(job, tmp_path):
@@ -160,7 +225,7 @@ def test_names_are_kept_where_a_number_serves_again(tmp_path):
     first.event("region_destroy", object=3)
     path = tmp_path / "names.trace"
     process = Process(first)
-    recorder = _trace.recorder_create(str(path), 0, [process.pid])
+    recorder = _trace.recorder_create(str(path), [], [process.pid])
     _trace.recorder_poll(recorder, 0)
     second = Script()
     second.time = first.time
@@ -187,7 +252,7 @@ def test_a_region_that_no_look_of_the_recorder_met_has_its_name(tmp_path, looks_
     process = Process(before)
     if not looks_first:
         process.write(life.lines)
-    recorder = _trace.recorder_create(str(path), 0, [process.pid])
+    recorder = _trace.recorder_create(str(path), [], [process.pid])
     _trace.recorder_poll(recorder, 0)
     if looks_first:
         process.write(life.lines)

@@ -120,6 +120,91 @@ def test_the_exit_status_is_the_command_s(tmp_path):
     assert memtrace_run("record", "-o", tmp_path / "x.trace", "--", "no-such-command").returncode == 127
 
 
+def test_a_file_that_is_there_is_replaced_by_force_alone(tmp_path, job):
+    """And only by a recording that has something in it."""
+    before = job.read_bytes()
+    mark = tmp_path / "mark"
+    nothing = ["--", sys.executable, "-c", f"open({str(mark)!r}, 'w')"]
+    done = memtrace_run("record", "-o", job, *nothing)
+    assert done.returncode == 1 and f"{job} is there already" in done.stderr and "--force" in done.stderr
+    assert not mark.exists() and job.read_bytes() == before
+    done = memtrace_run("record", "--force", "-o", job, *nothing)
+    assert done.returncode == 0 and f"so {job} was not written" in done.stderr and mark.exists()
+    assert job.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["job.trace", "mark"]
+    process = Process(a_job(steps=1))
+    job.chmod(0o644)
+    recorder = Recorder(job, "--force", "--pid", process.pid)
+    recorder.wait_for(lambda: len(processes(job)) == 1)
+    process.end()
+    _, said = recorder.process.communicate(timeout=60)
+    assert recorder.process.returncode == 0, said
+    (found,) = processes(job)
+    assert found["step"] == 1 and found["end"] == "ended" and job.stat().st_mode & 0o777 == 0o600
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["job.trace", "mark"]
+
+
+def test_an_empty_file_and_a_link_are_written(tmp_path):
+    """mktemp makes the first."""
+    process = Process(a_job())
+    path, link = tmp_path / "x.trace", tmp_path / "link"
+    path.touch()
+    link.symlink_to(path)
+    _trace.recorder_close(_trace.recorder_create(str(link), [], [process.pid]))
+    assert link.is_symlink() and processes(path)[0]["pid"] == process.pid
+    process.end()
+
+
+def test_what_a_killed_recorder_left_is_used_again(tmp_path):
+    part = tmp_path / ".x.trace.part"
+    part.write_bytes(b"x" * 1000)
+    process = Process(a_job())
+    _trace.recorder_close(_trace.recorder_create(str(tmp_path / "x.trace"), [], [process.pid]))
+    assert not part.exists() and _trace.file_summary(_trace.file_open(str(tmp_path / "x.trace")))["is_complete"]
+    part.symlink_to(tmp_path / "x.trace")  # of somebody else, in a folder that others may write
+    with pytest.raises(_trace.Error, match="cannot write"):
+        _trace.recorder_create(str(tmp_path / "y.trace").replace("y", "x"), [], [process.pid], True)
+    assert _trace.file_summary(_trace.file_open(str(tmp_path / "x.trace")))["is_complete"]
+    process.end()
+
+
+def test_a_trace_of_one_s_own_replaces_the_one_before(tmp_path, monkeypatch):
+    """As a script's other outputs."""
+    from fcdp_memtrace import recording
+
+    process = Process(a_job())
+    monkeypatch.setattr(recording.os, "getpid", lambda: process.pid)
+    for _ in range(2):
+        with recording.trace(tmp_path / "x.trace"):
+            pass
+    process.end()
+
+
+def test_stdout_and_devices_are_refused(tmp_path):
+    done = memtrace_run("record", "-o", "-", "--", "true", cwd=tmp_path)
+    assert done.returncode == 2 and "name a file" in done.stderr and not list(tmp_path.iterdir())
+    done = memtrace_run("record", "-o", "/dev/null", "--", "true")
+    assert done.returncode == 1 and "/dev/null: it is not a file" in done.stderr
+
+
+def test_the_pid_of_a_launcher_records_all_that_it_starts(tmp_path, command):
+    """As top takes it. The second rank begins when the first has ended; the recording ends with the launcher."""
+    launcher = subprocess.Popen([*command, "50", "0", str(tmp_path / "mark")], stdin=subprocess.PIPE)
+    event = threading.Event()
+    while not (tmp_path / "mark").exists():
+        event.wait(0.01)
+    path = tmp_path / "x.trace"
+    recorder = Recorder(path, "--pid", launcher.pid)
+    for n_events in 50, 100:
+        recorder.wait_for(lambda n=n_events: recorder.has_events(n))
+        launcher.stdin.write(b"\n")
+        launcher.stdin.flush()
+    _, said = recorder.process.communicate(timeout=60)  # the launcher has ended, and nobody has asked for its status
+    launcher.communicate(timeout=60)
+    assert recorder.process.returncode == 0, said
+    assert [(p["rank"], p["events"]) for p in processes(path)] == [(0, 50), (1, 50)]
+
+
 def test_a_killed_process_is_read_to_its_last_event(tmp_path):
     script = a_job()
     n = sum(name == "event" for name, _ in script.lines)
@@ -177,7 +262,7 @@ def test_a_process_that_cannot_be_recorded_costs_no_file(tmp_path):
     for before in (None, b"another job's"):
         if before:
             path.write_bytes(before)
-        done = memtrace_run("record", "-o", path, "--pid", process.pid, "--pid", 2**22 + 1)
+        done = memtrace_run("record", "--force", "-o", path, "--pid", process.pid, "--pid", 2**22 + 1)
         assert done.returncode == 1 and "there is no process" in done.stderr
         with pytest.raises(_trace.Error, match="writes no trace"), recording.trace(path):
             pass
@@ -189,7 +274,7 @@ def test_a_command_that_cannot_run_costs_no_file(tmp_path):
     path = tmp_path / "x.trace"
     path.write_bytes(b"another job's")
     for command, status in (("no-such-command", 127), (tmp_path / "no" / "command", 127), (path, 126)):
-        done = memtrace_run("record", "-o", path, "--", command)
+        done = memtrace_run("record", "--force", "-o", path, "--", command)
         assert done.returncode == status and f"cannot run {command}: " in done.stderr, done.stderr
         assert path.read_bytes() == b"another job's"
 
@@ -206,7 +291,7 @@ def test_whatever_ends_a_recording_its_file_is_closed(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "follow", fails)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # which are this process's
     with pytest.raises(ZeroDivisionError):
-        command.run_pids(argparse.Namespace(output=str(path), pid=[process.pid], quiet=True))
+        command.run_pids(argparse.Namespace(output=str(path), pid=[process.pid], quiet=True, force=False))
     assert _trace.file_summary(_trace.file_open(str(path)))["is_complete"]
     process.end()
 
@@ -239,7 +324,7 @@ def test_a_segment_that_may_shrink_is_not_read(tmp_path):
     """Its reader would die of it."""
     process = Process(Script(seals=0))
     with pytest.raises(_trace.Error, match="may shrink"):
-        _trace.recorder_create(str(tmp_path / "x.trace"), 0, [process.pid])
+        _trace.recorder_create(str(tmp_path / "x.trace"), [], [process.pid])
     process.end()
 
 
@@ -257,9 +342,9 @@ def test_a_header_that_changes_leads_nobody_out_of_the_segment(tmp_path):
 
 
 def test_two_recorders_do_not_share_a_file(tmp_path):
-    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0)
+    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), [])
     with pytest.raises(_trace.Error, match="another fcdp-memtrace"):
-        _trace.recorder_create(str(tmp_path / "x.trace"), 0)
+        _trace.recorder_create(str(tmp_path / "x.trace"), [])
     _trace.recorder_close(recorder)
 
 
@@ -268,7 +353,7 @@ def test_lost_events_are_counted(tmp_path):
     for i in range(10):
         script.event("pass")
     process = Process(script)
-    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0, [process.pid])
+    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), [], [process.pid])
     _trace.recorder_poll(recorder, 0)
     process.write([["event", {"kind": 76, "time_ns": 10**9 + i}] for i in range(100)])
     process.end()

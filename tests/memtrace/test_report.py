@@ -7,7 +7,7 @@ import xml.etree.ElementTree as tree
 
 import pytest
 
-from traces import GATHERED, MILLISECOND, STREAM, Process, Script, _trace, a_job, memtrace_run, record
+from traces import GATHERED, KIND, MILLISECOND, STREAM, Process, Script, _trace, a_job, memtrace_run, record
 
 SIZE = 1 << 20
 N_USES = 2 * 2 * 2  # ranks, steps, regions
@@ -37,6 +37,25 @@ def test_counters_are_those_of_the_job(job):
     for process in report["processes"]:
         assert process["counters"] == said
     assert report["counters"]["collectives.gather.inter_bytes_sent"] == 2 * said["collectives.gather.inter_bytes_sent"]
+
+
+def test_what_a_node_saved_is_counted_once(tmp_path):
+    """Each rank of a node counts what the whole node sent."""
+    path = tmp_path / "job.trace"
+    record(path, *(a_job(rank, 4) for rank in range(4)))
+    said = a_job(0, 4).said
+    counters = json.loads(memtrace_run("report", path, "--json").stdout)["counters"]
+    assert counters["collectives.gather.inter_bytes_sent"] == 4 * said["collectives.gather.inter_bytes_sent"]
+    assert counters["saved.plain_bytes"] == said["saved.plain_bytes"] == 8 * SIZE
+    assert counters["saved.gather_bytes"] == said["saved.gather_bytes"] == 2 * SIZE
+    assert "would have sent 8.39 MB per node in place of 2.1 MB" in memtrace_run("report", path).stdout
+
+
+def test_jobs_that_follow_each_other_saved_both(tmp_path):
+    path = tmp_path / "jobs.trace"
+    record(path, a_job(0, 2), a_job(1, 2), a_job(0, 2, steps=3), a_job(1, 2, steps=3))
+    counters = json.loads(memtrace_run("report", path, "--json").stdout)["counters"]
+    assert counters["saved.gather_bytes"] == (2 + 3) * 2 * SIZE // 2
 
 
 def test_the_text(job):
@@ -109,6 +128,39 @@ def test_diff(job, tmp_path):
     assert difference["b"]["inter_bytes"] == 2 * difference["a"]["inter_bytes"] > 0
     same = memtrace_run("diff", job, job).stdout
     assert "model.layers" not in same and "2.00" not in same
+
+
+def test_diff_divides_by_the_steps_that_it_compares(job, tmp_path):
+    """Not by the step that the last optimizer's step begins, nor by those of --skip-steps, whose bytes are not in it."""
+    path = tmp_path / "b.trace"
+    ranks = [a_job(rank, 2, steps=6) for rank in range(2)]
+    for script in ranks:
+        gathers = [fields for name, fields in script.lines if name == "event" and fields["kind"] == KIND["gather"]]
+        gathers[0]["a"] *= 10
+        script.event("pass")
+    record(path, *ranks)
+    for skip, steps in (1, 5), (4, 2):
+        done = memtrace_run("diff", path, path, "--json", "--skip-steps", skip)
+        difference = json.loads(done.stdout)
+        assert difference["a"]["steps"] == steps
+        per_step = [region["a"]["inter_bytes"] for region in difference["regions"]]
+        assert per_step == [2 * SIZE // 2] * 2  # of two ranks
+
+
+def test_diff_leaves_out_steps_that_not_all_processes_recorded(tmp_path):
+    path = tmp_path / "b.trace"
+    record(path, a_job(0, 2, steps=6), a_job(1, 2, steps=3))
+    difference = json.loads(memtrace_run("diff", path, path, "--json").stdout)
+    assert difference["a"]["steps"] == 2 and difference["a"]["inter_bytes"] == 2 * 2 * SIZE // 2
+
+
+def test_diff_says_where_the_numbers_of_processes_differ(job, tmp_path):
+    record(tmp_path / "one.trace", a_job(0, 1))
+    done = memtrace_run("diff", job, tmp_path / "one.trace")
+    assert "A is of 2 processes, B of 1" in done.stdout, done.stdout
+    assert "processes, B of" not in memtrace_run("diff", job, job).stdout
+    done = memtrace_run("diff", job, job, "--skip-steps", 9)
+    assert "A has no whole step" in done.stdout and "B has no whole step" in done.stdout
 
 
 # What Chrome's JSON asks of each event, by its phase (the Trace Event Format): required fields and their types.
@@ -258,7 +310,7 @@ def test_device_memory_where_the_recording_begins_late(tmp_path):
     later.event("pages_take", bytes=SIZE, a=GATHERED, b=5 * SIZE, time_ns=2 * second)
     later.event("pass", time_ns=3 * second)
     process = Process(script)
-    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), 0, [process.pid])
+    recorder = _trace.recorder_create(str(tmp_path / "x.trace"), [], [process.pid])
     process.write(later.lines)
     process.end()
     _trace.recorder_close(recorder)

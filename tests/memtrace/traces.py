@@ -90,7 +90,7 @@ class Process:
 def record(path, *scripts, how="end"):
     """A file with a process for each script; how they go: "end", "kill", or "stay" until it is closed."""
     processes = [Process(script) for script in scripts]
-    recorder = _trace.recorder_create(str(path), 0, [process.pid for process in processes])
+    recorder = _trace.recorder_create(str(path), [], [process.pid for process in processes], True)
     for process in processes:
         {"end": process.end, "kill": process.kill, "stay": lambda: None}[how]()
     progress = _trace.recorder_poll(recorder, 0)

@@ -40,7 +40,8 @@ static PyObject *version(PyObject *self, PyObject *unused) {
 /* {"events": [(layer, number, name, a, b, says)], "causes", "counters", "streams"}: the lists, for documents
  * and labels. */
 static PyObject *tables(PyObject *self, PyObject *unused) {
-    static const char *const units[] = {"bytes", "ns", "count"}, *const whats[] = {"sum", "level", "peak"};
+    static const char *const units[] = {"bytes", "ns", "count"}, *const whats[] = {"sum", "node sum", "level",
+                                                                                   "peak"};
     (void)self, (void)unused;
     size_t n_kinds, n_causes, n_counters, n_streams;
     const memtrace_kind *kind = memtrace_kinds(&n_kinds);

@@ -10,9 +10,9 @@
 #define RECORDING_CAPSULE "fcdp_memtrace.recording"
 
 static PyObject *progress_of(const memtrace_progress *p) {
-    return Py_BuildValue("{s:n,s:n,s:K,s:K,s:K,s:I}", "processes", (Py_ssize_t)p->n_processes, "live",
-                         (Py_ssize_t)p->n_live, "events", p->n_events, "lost", p->n_lost, "bytes", p->n_bytes,
-                         "step", p->step);
+    return Py_BuildValue("{s:n,s:n,s:n,s:K,s:K,s:K,s:I}", "processes", (Py_ssize_t)p->n_processes, "live",
+                         (Py_ssize_t)p->n_live, "ancestors", (Py_ssize_t)p->n_ancestors, "events",
+                         p->n_events, "lost", p->n_lost, "bytes", p->n_bytes, "step", p->step);
 }
 
 /* The pointer of a handle, once: closing uses the handle up, and a second call is refused. */
@@ -38,20 +38,26 @@ static pid_t *pids_of(PyObject *sequence, Py_ssize_t *n_out) {
     return NULL;
 }
 
-/* recorder_create(path, ancestor or 0, pids) */
+/* recorder_create(path, ancestors, pids, replaces) */
 static PyObject *recorder_create(PyObject *self, PyObject *args) {
-    PyObject *path, *sequence = NULL;
-    int ancestor;
-    Py_ssize_t n_pids;
+    PyObject *path, *of_ancestors, *of_pids = NULL;
+    int replaces = 0;
+    Py_ssize_t n_ancestors, n_pids;
     (void)self;
-    if (!PyArg_ParseTuple(args, "O&i|O:recorder_create", PyUnicode_FSConverter, &path, &ancestor, &sequence))
+    if (!PyArg_ParseTuple(args, "O&O|Op:recorder_create", PyUnicode_FSConverter, &path, &of_ancestors,
+                          &of_pids, &replaces))
         return NULL;
     memtrace_recorder *recorder;
     memtrace_error error = {0};
-    pid_t *pids = pids_of(sequence, &n_pids);
-    bool is_good = pids && memtrace_recorder_create(PyBytes_AsString(path), ancestor, pids, (size_t)n_pids,
-                                                    &recorder, &error);
+    pid_t *ancestors = pids_of(of_ancestors, &n_ancestors),
+          *pids = ancestors ? pids_of(of_pids, &n_pids) : NULL;
+    bool is_good = false;
+    if (pids) {
+        memtrace_targets targets = {pids, ancestors, (size_t)n_pids, (size_t)n_ancestors};
+        is_good = memtrace_recorder_create(PyBytes_AsString(path), replaces, &targets, &recorder, &error);
+    }
     Py_DECREF(path);
+    free(ancestors);
     free(pids);
     if (!pids) return NULL;
     return is_good ? PyCapsule_New(recorder, RECORDER_CAPSULE, NULL) : trace_raise(&error);
@@ -104,6 +110,21 @@ static PyObject *recording_stop(PyObject *self, PyObject *handle) {
     Py_END_ALLOW_THREADS return is_good ? progress_of(&progress) : trace_raise(&error);
 }
 
+static void append_pid(pid_t pid, uint64_t start_ticks, void *list) {
+    (void)start_ticks;
+    (void)trace_append(list, PyLong_FromLong(pid));
+}
+
+/* traced(ancestor) -> those of it and its descendants that write a trace */
+static PyObject *traced(PyObject *self, PyObject *args) {
+    int ancestor;
+    (void)self;
+    PyObject *list = PyArg_ParseTuple(args, "i:traced", &ancestor) ? PyList_New(0) : NULL;
+    if (list) memtrace_find(ancestor, append_pid, list);
+    if (list && PyErr_Occurred()) Py_CLEAR(list);
+    return list;
+}
+
 /* Orphans among this process's descendants become its children: they can be found as its descendants. */
 static PyObject *adopt_orphans(PyObject *self, PyObject *unused) {
     (void)self, (void)unused;
@@ -116,6 +137,7 @@ PyMethodDef trace_methods_record[] = {
     {"recorder_close", recorder_close, METH_O, NULL},
     {"recording_start", recording_start, METH_O, NULL},
     {"recording_stop", recording_stop, METH_O, NULL},
+    {"traced", traced, METH_VARARGS, NULL},
     {"adopt_orphans", adopt_orphans, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

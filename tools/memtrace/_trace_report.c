@@ -36,12 +36,23 @@ static PyObject *named(PyObject *(*name)(uint32_t), const uint64_t *values, size
     return dict;
 }
 
-static PyObject *region_row(const memtrace_region *region) {
+/* Beside the sums of all steps, those of the steps that are compared, where any are. */
+static PyObject *region_row(const memtrace_report *r, const memtrace_region *region) {
     uint64_t causes[MEMTRACE_N_CAUSES];
     for (size_t i = 0; i < MEMTRACE_N_CAUSES; i++) causes[i] = region->n_by_cause[i];
-    return Py_BuildValue("{s:N,s:K,s:N,s:N}", "name", trace_text(region->name), "bytes", region->bytes,
-                         "causes", named(cause_name, causes, MEMTRACE_N_CAUSES), "sums",
-                         sums_of(&region->sums));
+    PyObject *row = Py_BuildValue("{s:N,s:K,s:N,s:N}", "name", trace_text(region->name), "bytes",
+                                  region->bytes, "causes", named(cause_name, causes, MEMTRACE_N_CAUSES),
+                                  "sums", sums_of(&region->sums));
+    if (row && r->n_compared && !trace_set(row, "compared", sums_of(&region->compared))) Py_CLEAR(row);
+    return row;
+}
+
+static PyObject *step_row(const memtrace_report *r, const memtrace_step *step) {
+    PyObject *row = Py_BuildValue("{s:I,s:I,s:K,s:N}", "step", step->step, "timed", step->n_timed, "span_ns",
+                                  step->span_ns, "sums", sums_of(&step->sums));
+    if (row && r->n_compared && !trace_set(row, "compared", PyBool_FromLong(step->is_compared)))
+        Py_CLEAR(row);
+    return row;
 }
 
 static PyObject *move_row(const fcdp_trace_event *move) {
@@ -71,11 +82,9 @@ static PyObject *report_dict(memtrace_file *file, const memtrace_report *r) {
     for (size_t i = 0; is_good && i < memtrace_file_summary(file).n_processes; i++)
         is_good = trace_append(peaks, PyLong_FromUnsignedLongLong(r->peaks[i]));
     for (size_t i = 0; is_good && i < r->n_steps; i++)
-        is_good = trace_append(steps, Py_BuildValue("{s:I,s:I,s:K,s:N}", "step", r->steps[i].step, "timed",
-                                                    r->steps[i].n_timed, "span_ns", r->steps[i].span_ns,
-                                                    "sums", sums_of(&r->steps[i].sums)));
+        is_good = trace_append(steps, step_row(r, &r->steps[i]));
     for (size_t i = 0; is_good && i < r->n_regions; i++)
-        is_good = trace_append(regions, region_row(&r->regions[i]));
+        is_good = trace_append(regions, region_row(r, &r->regions[i]));
     for (size_t i = 0; is_good && i < r->n_stalls; i++)
         is_good = trace_append(stalls, stall_row(file, &r->stalls[i]));
     if (is_good)
@@ -88,12 +97,16 @@ static PyObject *report_dict(memtrace_file *file, const memtrace_report *r) {
     return NULL;
 }
 
-static PyObject *report(PyObject *self, PyObject *handle) {
+/* report(file, first_compared or none) */
+static PyObject *report(PyObject *self, PyObject *args) {
+    PyObject *handle;
+    unsigned int first_compared = MEMTRACE_COMPARE_NONE;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "O|I:report", &handle, &first_compared)) return NULL;
     memtrace_file *file = trace_file(handle);
     memtrace_report *r;
-    (void)self;
     if (!file) return NULL;
-    Py_BEGIN_ALLOW_THREADS r = memtrace_report_create(file);
+    Py_BEGIN_ALLOW_THREADS r = memtrace_report_create(file, first_compared);
     Py_END_ALLOW_THREADS if (!r) return PyErr_NoMemory();
     PyObject *dict = report_dict(file, r);
     memtrace_report_destroy(r);
@@ -101,6 +114,6 @@ static PyObject *report(PyObject *self, PyObject *handle) {
 }
 
 PyMethodDef trace_methods_report[] = {
-    {"report", report, METH_O, NULL},
+    {"report", report, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

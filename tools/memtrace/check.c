@@ -152,8 +152,19 @@ static void check_peak(check *c, check_process *p) {
                c->gates->max_peak_bytes);
 }
 
+/* Comes before the numbers: events that could not be read are not lost. */
+static void check_file(check *c) {
+    memtrace_summary summary = memtrace_file_summary(c->file);
+    size_t n_notes = memtrace_file_n_notes(c->file);
+    bool is_read = n_notes == 0 || (summary.is_growing && summary.n_unreadable_bytes == 0);
+    c->event = NULL;
+    c->process = SIZE_MAX; /* of none */
+    check_rule(c, MEMTRACE_RULE_FILE, is_read, "%s", is_read ? "" : memtrace_file_note(c->file, 0));
+}
+
 /* Only at the end is it known how many events are missing, and that the file could be read. */
 static void check_end(check *c) {
+    check_file(c);
     for (size_t i = 0; i < memtrace_file_summary(c->file).n_processes && !c->is_broken; i++) {
         check_process *p = &c->processes[i];
         const memtrace_process *process = memtrace_file_process(c->file, i);
@@ -166,11 +177,6 @@ static void check_end(check *c) {
         check_peak(c, p);
     }
     if (!c->is_broken) check_ranks(c);
-    size_t n_notes = memtrace_file_n_notes(c->file);
-    bool is_read = n_notes == 0 || memtrace_file_summary(c->file).is_growing;
-    c->event = NULL;
-    c->process = SIZE_MAX; /* of none */
-    check_rule(c, MEMTRACE_RULE_FILE, is_read, "%s", is_read ? "" : memtrace_file_note(c->file, 0));
 }
 
 static bool make_room(check *c) {

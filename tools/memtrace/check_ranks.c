@@ -8,8 +8,8 @@
 #include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
 
-/* How often a process gathered a region of a shard group in a step, where it did; with NO_STEP that it uses
- * the region at all: in a step without a row of its own it gathered it 0 times. */
+/* How often a process gathered a region of a shard group in a step, where it did; with NO_STEP that it has or
+ * uses the region at all: in a step without a row of its own it gathered it 0 times. */
 typedef struct gathered {
     memtrace_object region;
     uint64_t step;
@@ -19,7 +19,7 @@ typedef struct gathered {
 
 enum { NO_STEP = 0, FIRST_STEP = 1 }; /* a step's number + FIRST_STEP */
 
-/* By object: the last name of it in a USE. */
+/* By object: the last name of it in an event that told of it. */
 typedef const char *used_names[FCDP_TRACE_N_OBJECTS];
 
 typedef struct pass {
@@ -41,18 +41,21 @@ static bool row_add(pass *p, gathered row) {
     return true;
 }
 
-/* Events of one region and step mostly follow each other: those make one row at once. The last step is left
+/* Without a shard group, a region of the same name may be that of other ranks: only its uses tell then.
+ * Events of one region and step mostly follow each other: those make one row at once. The last step is left
  * out unless the optimizer has ended it: a rank that fails, and so the job, may end in its middle. */
 static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_event *e) {
     pass *p = context;
-    if (e->kind != FCDP_EVENT_USE || !e->object || e->object >= FCDP_TRACE_N_OBJECTS) return true;
+    bool is_begin = e->kind == FCDP_EVENT_REGION_CREATE;
+    if ((e->kind != FCDP_EVENT_USE && !is_begin) || !e->object || e->object >= FCDP_TRACE_N_OBJECTS)
+        return true;
     const memtrace_object region = memtrace_file_object(p->c->file, process, chunk, e->object);
     const char **used = &p->used[process][e->object];
-    if (!*region.name) return true;
+    if (!*region.name || (is_begin && !region.shard_group)) return true;
     if (*used != region.name && !row_add(p, (gathered){region, NO_STEP, process, 0})) return false;
     *used = region.name;
     bool has_ended = e->step < memtrace_file_process(p->c->file, process)->header.step;
-    if (e->cause != FCDP_CAUSE_MADE || !has_ended) return true;
+    if (is_begin || e->cause != FCDP_CAUSE_MADE || !has_ended) return true;
     gathered row = {region, (uint64_t)e->step + FIRST_STEP, process, 1};
     gathered *last = &p->rows[p->n - 1];
     if (last->region.name != region.name || last->step != row.step) return row_add(p, row);

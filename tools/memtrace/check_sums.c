@@ -105,7 +105,7 @@ void check_count(check_process *p, const fcdp_trace_event *e) {
 static void check_monotone(check *c, const check_process *p, const memtrace_state *s) {
     for (uint32_t i = 0; p->has_counters && i < s->state.n_counters && i < FCDP_TRACE_N_COUNTERS; i++) {
         const memtrace_counter *row = memtrace_counter_of(i);
-        if (row && row->what == MEMTRACE_SUM)
+        if (row && (row->what == MEMTRACE_SUM || row->what == MEMTRACE_NODE_SUM))
             check_rule(c, MEMTRACE_RULE_COUNTERS, s->counters[i] >= p->counters[i],
                        "%s has fallen from %" PRIu64 " to %" PRIu64, row->name, p->counters[i],
                        s->counters[i]);

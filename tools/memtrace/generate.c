@@ -127,7 +127,7 @@ int main(int argc, char **argv) {
         fprintf(stderr, "usage: fcdp-memtrace-generate FILE BYTES [PROCESSES]\n");
         return 2;
     }
-    bool is_good = memtrace_writer_create(argv[1], &writer, &error);
+    bool is_good = memtrace_writer_create(argv[1], true, &writer, &error);
     if (is_good) {
         is_good = write_all(writer, n_bytes, n_processes, &error);
         is_good &= memtrace_writer_close(writer, is_good ? &error : NULL);

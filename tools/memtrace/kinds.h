@@ -16,7 +16,12 @@ typedef struct memtrace_cause {
     uint8_t number;
 } memtrace_cause;
 typedef enum memtrace_unit { MEMTRACE_BYTES, MEMTRACE_NS, MEMTRACE_COUNT } memtrace_unit;
-typedef enum memtrace_counts { MEMTRACE_SUM, MEMTRACE_LEVEL, MEMTRACE_PEAK } memtrace_counts;
+typedef enum memtrace_counts {
+    MEMTRACE_SUM,
+    MEMTRACE_NODE_SUM,
+    MEMTRACE_LEVEL,
+    MEMTRACE_PEAK
+} memtrace_counts;
 typedef struct memtrace_counter {
     const char *layer, *name, *says;
     memtrace_unit unit;

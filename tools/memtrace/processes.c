@@ -24,13 +24,14 @@ bool memtrace_process_get(pid_t pid, memtrace_process_entry *entry_out) {
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     if (!read_text(path, text, sizeof text)) return false;
     const char *rest = strrchr(text, ')');
+    char state;
     int parent;
     unsigned long long start;
     if (!rest ||
-        sscanf(rest + 1, " %*c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
-               &parent, &start) != 2)
+        sscanf(rest + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+               &state, &parent, &start) != 3)
         return false;
-    *entry_out = (memtrace_process_entry){pid, parent, start};
+    *entry_out = (memtrace_process_entry){pid, parent, start, state == 'Z' || state == 'X'};
     return true;
 }
 

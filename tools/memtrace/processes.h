@@ -10,6 +10,7 @@
 typedef struct memtrace_process_entry {
     pid_t pid, parent;
     uint64_t start_ticks;
+    bool has_ended; /* its parent, which may never do so, has not asked for its status yet */
 } memtrace_process_entry;
 
 /* All processes, or with an ancestor it and those that descend from it. malloc'ed, the caller's; NULL: no

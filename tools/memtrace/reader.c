@@ -141,13 +141,30 @@ const fcdp_trace_chunk *memtrace_file_chunk(const memtrace_file *file, size_t i)
     return &file->chunks[i].chunk;
 }
 
-static const void *damaged(memtrace_file *file, size_t i, const char *how) {
+/* What a user misses without the chunk. */
+static void describe(const memtrace_file *file, const fcdp_trace_chunk *chunk, char text[128]) {
+    char label[64] = "a process without a name";
+    const memtrace_process *process = chunk->process < file->n_processes ? &file->processes[chunk->process]
+                                                                         : NULL;
+    if (process && (process->header.rank >= 0 || process->header.pid)) memtrace_process_label(process, label);
+    switch (chunk->type) {
+    case FCDP_CHUNK_PROCESS: snprintf(text, 128, "the name of %s", label); break;
+    case FCDP_CHUNK_STATE:
+    case FCDP_CHUNK_END: snprintf(text, 128, "counters and regions of %s", label); break;
+    case FCDP_CHUNK_EVENTS: snprintf(text, 128, "%u events of %s", chunk->n, label); break;
+    default: snprintf(text, 128, "type %u", chunk->type);
+    }
+}
+
+const void *memtrace__leave_out(memtrace_file *file, size_t i, const char *how) {
     const fcdp_trace_index_entry *entry = &file->chunks[i];
-    if (!file->is_damaged[i])
-        memtrace__note(file,
-                       "the chunk at byte %" PRIu64 " (%" PRIu64 " bytes, %u entries) %s, and is left out",
-                       entry->at, entry->chunk.bytes, entry->chunk.n, how);
+    char what[128];
+    if (file->is_damaged[i]) return NULL;
+    describe(file, &entry->chunk, what);
+    memtrace__note(file, "the chunk at byte %" PRIu64 " (%" PRIu64 " bytes: %s) %s, and is left out",
+                   entry->at, entry->chunk.bytes, what, how);
     file->is_damaged[i] = true;
+    file->n_unreadable_bytes += sizeof entry->chunk + entry->chunk.bytes;
     return NULL;
 }
 
@@ -160,16 +177,16 @@ const void *memtrace_file_body(memtrace_file *file, size_t i) {
         free(file->body);
         file->body = malloc(entry->chunk.bytes);
         file->body_room = file->body ? entry->chunk.bytes : 0;
-        if (!file->body) return damaged(file, i, "does not fit into memory");
+        if (!file->body) return memtrace__leave_out(file, i, "does not fit into memory");
     }
     fcdp_trace_chunk there; /* the index has a copy, which may be all that is left of it */
     if (!memtrace__read(file, entry->at, &there, sizeof there) ||
         !memtrace__read(file, entry->at + sizeof entry->chunk, file->body, entry->chunk.bytes))
-        return damaged(file, i, "cannot be read");
+        return memtrace__leave_out(file, i, "cannot be read");
     if (memcmp(&there, &entry->chunk, sizeof there) != 0)
-        return damaged(file, i, "is not the one that the index describes");
+        return memtrace__leave_out(file, i, "is not the one that the index describes");
     if (memtrace_checksum(file->body, entry->chunk.bytes) != entry->chunk.checksum)
-        return damaged(file, i, "is damaged: its checksum differs");
+        return memtrace__leave_out(file, i, "is damaged: its checksum differs");
     file->body_chunk = i;
     return file->body;
 }
@@ -196,7 +213,7 @@ bool memtrace_file_state(memtrace_file *file, size_t i, memtrace_state *state_ou
              n_counter_bytes = (uint64_t)s.state.n_counters * sizeof(uint64_t);
     uint64_t n_object_bytes = (uint64_t)s.state.n_objects * (sizeof(uint64_t) + sizeof(fcdp_trace_object));
     if (n_counter_bytes > room || n_object_bytes > room - n_counter_bytes) {
-        damaged(file, i, "is damaged: it is shorter than what it says it holds");
+        memtrace__leave_out(file, i, "is damaged: it is shorter than what it says it holds");
         return false;
     }
     s.counters = (const void *)(body + sizeof s.state);

@@ -26,7 +26,8 @@ void memtrace_file_close(memtrace_file *file); /* NULL: nothing */
 
 typedef struct memtrace_summary {
     uint64_t n_bytes, n_events;  /* of the file; in chunks that are there */
-    uint64_t n_unreadable_bytes; /* between chunks, and behind the last one */
+    uint64_t n_unreadable_bytes; /* between chunks, behind the last one, and in chunks left out. Grows while
+                                  * chunks are read */
     uint64_t created_real_ns;
     size_t n_chunks, n_processes;
     bool is_complete; /* it has its index */

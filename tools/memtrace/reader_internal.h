@@ -38,6 +38,8 @@ struct memtrace_file {
 };
 
 __attribute__((format(printf, 2, 3))) void memtrace__note(memtrace_file *file, const char *format, ...);
+/* Chunk i is left out: notes it the first time, says what it holds and `how` it is damaged. NULL. */
+const void *memtrace__leave_out(memtrace_file *file, size_t i, const char *how);
 /* Reads exactly n_bytes at `at`; false: they are not there. */
 bool memtrace__read(const memtrace_file *file, uint64_t at, void *bytes, size_t n_bytes);
 bool memtrace__add_chunk(memtrace_file *file, uint64_t at, const fcdp_trace_chunk *chunk);

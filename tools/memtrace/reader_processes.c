@@ -34,9 +34,23 @@ static void read_header(memtrace_file *file, memtrace_process *process, size_t i
     end_texts(&process->header);
 }
 
-static void read_end(memtrace_file *file, memtrace_process *process, size_t i) {
+/* The last state of process `number` that can be read becomes its last_state. False: there is none. */
+static bool find_last_state(memtrace_file *file, uint32_t number, memtrace_state *state_out) {
+    memtrace_process *process = &file->processes[number];
+    for (long i = process->last_state; i != MEMTRACE_NO_CHUNK; i--) {
+        if (file->chunks[i].chunk.process != number || !memtrace_file_state(file, (size_t)i, state_out))
+            continue;
+        process->last_state = i;
+        return true;
+    }
+    return false;
+}
+
+static void read_end(memtrace_file *file, uint32_t number) {
+    memtrace_process *process = &file->processes[number];
     memtrace_state s;
-    if (!memtrace_file_state(file, i, &s)) return;
+    if (!find_last_state(file, number, &s)) return;
+    size_t i = (size_t)process->last_state;
     process->n_lost = s.state.n_lost;
     process->n_dropped = s.state.n_dropped;
     process->header.step = s.state.step;
@@ -48,7 +62,10 @@ static void read_end(memtrace_file *file, memtrace_process *process, size_t i) {
 /* What a chunk's header says of its process, and the body of the few PROCESS chunks. */
 static bool take_chunk(memtrace_file *file, size_t i) {
     const fcdp_trace_chunk *chunk = &file->chunks[i].chunk;
-    if (chunk->process >= MEMTRACE_MAX_PROCESSES) return true;
+    if (chunk->process >= MEMTRACE_MAX_PROCESSES) {
+        memtrace__leave_out(file, i, "is of a process behind the 4096th, which no subcommand shows");
+        return true;
+    }
     if (!make_room(file, (size_t)chunk->process + 1)) return false;
     memtrace_process *process = &file->processes[chunk->process];
     if (chunk->first_ns < process->first_ns) process->first_ns = chunk->first_ns;
@@ -74,7 +91,7 @@ bool memtrace__read_processes(memtrace_file *file) {
         if (!take_chunk(file, i)) return false;
     for (size_t i = 0; i < file->n_processes; i++) {
         memtrace_process *process = &file->processes[i];
-        if (process->last_state != MEMTRACE_NO_CHUNK) read_end(file, process, (size_t)process->last_state);
+        read_end(file, (uint32_t)i);
         if (process->first_ns > process->last_ns) process->first_ns = process->last_ns;
     }
     return true;

@@ -115,7 +115,8 @@ bool memtrace__scan(memtrace_file *file) {
                 memtrace__note(file,
                                "%" PRIu64 " bytes from byte %" PRIu64 " on are no chunk: they are left out",
                                next - at, at);
-            if (!has_index) file->n_unreadable_bytes += next - at;
+            bool is_coming = file->is_growing && next == file->n_bytes;
+            if (!has_index && !is_coming) file->n_unreadable_bytes += next - at;
             at = next;
             continue;
         }

@@ -9,13 +9,15 @@
 
 #include "tools/memtrace/grow.h"
 #include "tools/memtrace/kinds.h"
+#include "tools/memtrace/processes.h"
 #include "tools/memtrace/source.h"
 
 enum { MAX_POLLED = 64 };
 
 struct memtrace_recorder {
     memtrace_writer *writer;
-    pid_t ancestor;
+    memtrace_process_entry *ancestors; /* those that are there */
+    size_t n_ancestors;
     memtrace_source **sources;
     size_t n, room;
     uint64_t scan_at_ns;    /* when to look for new processes again */
@@ -75,21 +77,30 @@ static bool add_all(memtrace_recorder *r, memtrace_segment *segments, size_t n, 
     return true;
 }
 
+static void add_ancestors(memtrace_recorder *r, const memtrace_targets *targets) {
+    for (size_t i = 0; i < targets->n_ancestors; i++)
+        if (memtrace_process_get(targets->ancestors[i], &r->ancestors[r->n_ancestors])) r->n_ancestors++;
+}
+
 /* Attaching comes before the file, which it may not cost. */
-bool memtrace_recorder_create(const char *path, pid_t ancestor, const pid_t *pids, size_t n_pids,
+bool memtrace_recorder_create(const char *path, bool replaces, const memtrace_targets *targets,
                               memtrace_recorder **recorder_out, memtrace_error *error) {
+    const size_t n_pids = targets->n_pids;
     memtrace_recorder *r = calloc(1, sizeof *r);
     memtrace_segment *segments = calloc(n_pids + 1, sizeof *segments);
-    bool is_good = (r && segments) || memtrace_fail(error, "not enough memory to record to %s", path);
-    bool is_attached = is_good && attach_all(pids, n_pids, segments, error);
-    is_good = is_attached && memtrace_writer_create(path, &r->writer, error);
+    if (r) r->ancestors = calloc(targets->n_ancestors + 1, sizeof *r->ancestors);
+    bool is_good = (r && segments && r->ancestors) ||
+                   memtrace_fail(error, "not enough memory to record to %s", path);
+    bool is_attached = is_good && attach_all(targets->pids, n_pids, segments, error);
+    is_good = is_attached && memtrace_writer_create(path, replaces, &r->writer, error);
     if (is_good) {
         memtrace_progress unused;
-        r->ancestor = ancestor;
+        add_ancestors(r, targets);
         is_good = add_all(r, segments, n_pids, error);
         if (!is_good) (void)memtrace_recorder_close(r, &unused, NULL);
     } else {
         if (is_attached) detach_all(segments, n_pids);
+        if (r) free(r->ancestors);
         free(r);
     }
     free(segments);
@@ -106,10 +117,23 @@ static void add_found(pid_t pid, uint64_t start_ticks, void *context) {
     if (!add(r, &segment, &r->failure)) r->has_failed = true;
 }
 
+/* Those that have ended: they start no more, and another process may get such a number. */
+static void ancestors_forget(memtrace_recorder *r) {
+    size_t n = 0;
+    for (size_t i = 0; i < r->n_ancestors; i++) {
+        memtrace_process_entry now;
+        if (memtrace_process_get(r->ancestors[i].pid, &now) && !now.has_ended &&
+            now.start_ticks == r->ancestors[i].start_ticks)
+            r->ancestors[n++] = r->ancestors[i];
+    }
+    r->n_ancestors = n;
+}
+
 static bool scan(memtrace_recorder *r, memtrace_error *error) {
     uint64_t start = memtrace_now_ns();
-    if (!r->ancestor || start < r->scan_at_ns) return true;
-    memtrace_find(r->ancestor, add_found, r);
+    if (start < r->scan_at_ns) return true;
+    ancestors_forget(r);
+    for (size_t i = 0; i < r->n_ancestors; i++) memtrace_find(r->ancestors[i].pid, add_found, r);
     uint64_t end = memtrace_now_ns(), pause = SCAN_SHARE * (end - start);
     r->scan_at_ns = end + (pause > SCAN_AFTER_NS ? pause : SCAN_AFTER_NS);
     return !r->has_failed || memtrace_fail(error, "%s", r->failure.text);
@@ -125,7 +149,8 @@ static void wait_for_an_end(const memtrace_recorder *r, int timeout_ms) {
 }
 
 static void read_progress(const memtrace_recorder *r, memtrace_progress *progress_out) {
-    memtrace_progress p = {.n_processes = r->n, .n_bytes = memtrace_writer_n_bytes(r->writer)};
+    memtrace_progress p = {
+        .n_processes = r->n, .n_ancestors = r->n_ancestors, .n_bytes = memtrace_writer_n_bytes(r->writer)};
     for (size_t i = 0; i < r->n; i++) {
         const memtrace_source *s = r->sources[i];
         p.n_live += !s->is_gone;
@@ -162,6 +187,7 @@ bool memtrace_recorder_close(memtrace_recorder *r, memtrace_progress *progress_o
     progress_out->n_bytes = memtrace_writer_n_bytes(r->writer);
     is_good &= memtrace_writer_close(r->writer, is_good ? error : NULL);
     free(r->sources);
+    free(r->ancestors);
     free(r);
     return is_good;
 }

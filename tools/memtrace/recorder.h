@@ -17,15 +17,20 @@ typedef struct memtrace_recorder memtrace_recorder;
 
 typedef struct memtrace_progress {
     size_t n_processes, n_live; /* recorded so far; of those, not gone yet */
+    size_t n_ancestors;         /* that are there, and may start more */
     uint64_t n_events, n_lost;  /* n_lost: overwritten before they were read */
     uint64_t n_bytes;           /* of the file */
     uint32_t step;              /* the last one of any process */
 } memtrace_progress;
 
-/* Records the processes `pids` from now on, with what their rings hold from before. `ancestor`, if it is not
- * 0: and every process that descends from it, once it has a segment. Replaces the file, but only once it is
- * known that each of `pids` can be recorded: where one cannot, the file is left as it was. */
-bool memtrace_recorder_create(const char *path, pid_t ancestor, const pid_t *pids, size_t n_pids,
+typedef struct memtrace_targets {
+    const pid_t *pids, *ancestors;
+    size_t n_pids, n_ancestors;
+} memtrace_targets;
+/* Records the processes `pids` from now on, with what their rings hold from before; and each of `ancestors`
+ * and every process that descends from it, once it has a segment. Fails where one of `pids` cannot be
+ * recorded. What becomes of a file at `path`: memtrace_writer_create. */
+bool memtrace_recorder_create(const char *path, bool replaces, const memtrace_targets *targets,
                               memtrace_recorder **recorder_out, memtrace_error *error);
 /* Waits for at most timeout_ms, less where a process ends or a signal comes; then looks for new processes,
  * and writes what is new. False: the file cannot be written any more. */

@@ -177,7 +177,41 @@ static void add_sizes(pass *p) {
     }
 }
 
-memtrace_report *memtrace_report_create(memtrace_file *file) {
+/* ---- steps that are compared ---- */
+
+/* A step that only some of the processes timed has only their bytes, and is left out. */
+static void choose_compared(memtrace_report *r, uint32_t first) {
+    uint32_t most = 1;
+    for (size_t i = 0; i < r->n_steps; i++)
+        if (r->steps[i].step >= first && r->steps[i].n_timed > most) most = r->steps[i].n_timed;
+    for (size_t i = 0; i < r->n_steps; i++) {
+        r->steps[i].is_compared = r->steps[i].step >= first && r->steps[i].n_timed == most;
+        r->n_compared += r->steps[i].is_compared;
+    }
+}
+
+static bool is_compared(const memtrace_report *r, uint32_t step) {
+    size_t low = 0, high = r->n_steps;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (r->steps[middle].step == step) return r->steps[middle].is_compared;
+        if (r->steps[middle].step < step)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return false;
+}
+
+static bool visit_compared(void *context, size_t process, size_t chunk, const fcdp_trace_event *e) {
+    pass *p = context;
+    if (!is_compared(p->report, e->step)) return true;
+    memtrace_region *region = region_of(p, process, chunk, e->object);
+    if (region) add(&region->compared, e);
+    return true;
+}
+
+memtrace_report *memtrace_report_create(memtrace_file *file, uint32_t first_compared) {
     size_t n_processes = memtrace_file_summary(file).n_processes;
     memtrace_report *report = calloc(1, sizeof *report);
     pass p = {.file = file, .report = report};
@@ -189,6 +223,10 @@ memtrace_report *memtrace_report_create(memtrace_file *file) {
         memtrace_each(file, MEMTRACE_ALL, visit, &p);
         add_sizes(&p);
         memtrace__explain(file, report);
+        if (first_compared != MEMTRACE_COMPARE_NONE) {
+            choose_compared(report, first_compared);
+            memtrace_each(file, MEMTRACE_ALL, visit_compared, &p);
+        }
     } else {
         memtrace_report_destroy(report);
         report = NULL;

@@ -26,14 +26,15 @@ typedef struct memtrace_step {
     uint32_t step;
     uint32_t n_timed; /* processes that recorded both its begin and its end */
     uint64_t span_ns; /* the sum of theirs */
+    bool is_compared; /* it is one of n_compared */
     memtrace_sums sums;
 } memtrace_step;
 
 enum { MEMTRACE_N_CAUSES = 256, MEMTRACE_N_STALLS = 10 };
 typedef struct memtrace_region {
-    const char *name; /* the file's */
-    uint64_t bytes;   /* its size, 0: not known */
-    memtrace_sums sums;
+    const char *name;                       /* the file's */
+    uint64_t bytes;                         /* its size, 0: not known */
+    memtrace_sums sums, compared;           /* of all steps; of those that are compared */
     uint32_t n_by_cause[MEMTRACE_N_CAUSES]; /* of STALE and EVICT */
 } memtrace_region;
 
@@ -87,7 +88,7 @@ const char *memtrace_reason_advice(memtrace_reason reason);
 typedef struct memtrace_report {
     memtrace_sums total;
     memtrace_step *steps; /* by step */
-    size_t n_steps;
+    size_t n_steps, n_compared;
     memtrace_region *regions; /* in the order of their first event */
     size_t n_regions;
     memtrace_stall stalls[MEMTRACE_N_STALLS]; /* the longest first */
@@ -98,8 +99,10 @@ typedef struct memtrace_report {
     uint64_t *peaks; /* by process: the most device memory that its holders had at once */
 } memtrace_report;
 
-/* Reads all events, twice. NULL: no memory. */
-memtrace_report *memtrace_report_create(memtrace_file *file);
+enum { MEMTRACE_COMPARE_NONE = UINT32_MAX };
+/* Reads all events, twice; once more where steps are to be compared. Those are the steps from first_compared
+ * on that as many processes timed as timed any of them. NULL: no memory. */
+memtrace_report *memtrace_report_create(memtrace_file *file, uint32_t first_compared);
 void memtrace_report_destroy(memtrace_report *report);
 
 #endif

@@ -1,9 +1,14 @@
-/* writer.c - chunks to a file, and their index behind them. */
+/* writer.c - chunks to a file, and their index behind them.
+ *
+ * The file begins as .NAME.part beside `path` and is renamed once it has its first chunk, so that a recording
+ * of nothing costs no file. The lock is on the file, whatever its name.
+ */
 #include "tools/memtrace/writer.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -19,8 +24,8 @@
 
 struct memtrace_writer {
     int fd;
-    char *path;
-    uint64_t at; /* bytes written */
+    char *path, *part; /* what the file is to be called; what it is called until then, NULL: it is `path` */
+    uint64_t at;       /* bytes written */
     bool has_failed;
     fcdp_trace_index_entry *index;
     size_t n, room;
@@ -28,6 +33,7 @@ struct memtrace_writer {
 
 static bool write_failed(memtrace_writer *w, memtrace_error *error) {
     w->has_failed = true;
+    if (w->part) return memtrace_fail(error, "cannot write %s: %s", w->path, strerror(errno));
     return memtrace_fail(error,
                          "cannot write to %s behind byte %" PRIu64 ": %s; what it holds so far can be read",
                          w->path, w->at, strerror(errno));
@@ -48,22 +54,88 @@ static bool write_all(memtrace_writer *w, struct iovec *parts, int n, memtrace_e
     return true;
 }
 
-bool memtrace_writer_create(const char *path, memtrace_writer **writer_out, memtrace_error *error) {
+/* ---- the file's name ---- */
+
+/* Of `path`, if it is there: what it leads to. */
+static char *target_of(const char *path) {
+    char *target = realpath(path, NULL);
+    return target ? target : strdup(path);
+}
+
+static char *part_of(const char *path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t n_bytes = strlen(path) + sizeof "..part";
+    char *part = malloc(n_bytes);
+    if (part) snprintf(part, n_bytes, "%.*s.%s.part", (int)(name - path), path, name);
+    return part;
+}
+
+static bool refuse_written(const char *path, memtrace_error *error) {
+    return memtrace_fail(error, "cannot write %s: another fcdp-memtrace is writing it", path);
+}
+
+/* May the file at `path`, if there is one, be replaced? A writer holds an exclusive lock, a reader at most a
+ * shared one: only the first keeps this from a shared one. */
+static bool target_is_accepted(const char *path, bool replaces, memtrace_error *error) {
+    struct stat status;
+    int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return errno == ENOENT || memtrace_fail(error, "cannot write %s: %s", path, strerror(errno));
+    bool is_file = fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
+    bool is_written = is_file && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    close(fd);
+    if (!is_file) return memtrace_fail(error, "cannot write %s: it is not a file", path);
+    if (is_written) return refuse_written(path, error);
+    return replaces || status.st_size == 0 ||
+           memtrace_fail(error,
+                         "%s is there already, with %" PRIu64
+                         " bytes: name another file, or replace it with --force",
+                         path, (uint64_t)status.st_size);
+}
+
+/* A part that an earlier writer has left is used again. Between opening and locking, its writer may have
+ * renamed or removed it. */
+static bool part_open(memtrace_writer *w, memtrace_error *error) {
+    struct stat opened, named;
+    w->fd = open(w->part, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    if (w->fd < 0 || fstat(w->fd, &opened) != 0)
+        return memtrace_fail(error, "cannot write %s: %s", w->path, strerror(errno));
+    if (!S_ISREG(opened.st_mode) || opened.st_uid != geteuid())
+        return memtrace_fail(error, "cannot write %s: %s is not this user's: remove it", w->path, w->part);
+    if (flock(w->fd, LOCK_EX | LOCK_NB) != 0 || lstat(w->part, &named) != 0 || named.st_ino != opened.st_ino)
+        return refuse_written(w->path, error);
+    return (ftruncate(w->fd, 0) == 0 && fchmod(w->fd, 0600) == 0) ||
+           memtrace_fail(error, "cannot write %s: %s", w->path, strerror(errno));
+}
+
+/* From here on the file has its name. */
+static bool part_rename(memtrace_writer *w, memtrace_error *error) {
+    if (rename(w->part, w->path) != 0) return write_failed(w, error);
+    free(w->part);
+    w->part = NULL;
+    return true;
+}
+
+/* ---- chunks ---- */
+
+static void writer_free(memtrace_writer *w) {
+    if (w->fd >= 0) close(w->fd);
+    free(w->path);
+    free(w->part);
+    free(w->index);
+    free(w);
+}
+
+bool memtrace_writer_create(const char *path, bool replaces, memtrace_writer **writer_out,
+                            memtrace_error *error) {
     memtrace_writer *w = calloc(1, sizeof *w);
-    if (!w || !(w->path = strdup(path))) {
-        free(w);
-        return memtrace_fail(error, "not enough memory to write %s", path);
-    }
-    w->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    if (w->fd >= 0 && flock(w->fd, LOCK_EX | LOCK_NB) != 0) {
-        memtrace_fail(error, "cannot write %s: another fcdp-memtrace is writing it", path);
-        memtrace_writer_close(w, NULL);
-        return false;
-    }
-    if (w->fd < 0 || ftruncate(w->fd, 0) != 0 || fchmod(w->fd, 0600) != 0) {
-        memtrace_fail(error, "cannot write %s: %s", path, strerror(errno));
-        w->has_failed = true;
-        memtrace_writer_close(w, NULL);
+    if (!w) return memtrace_fail(error, "not enough memory to write %s", path);
+    w->fd = -1;
+    w->path = target_of(path);
+    w->part = w->path ? part_of(w->path) : NULL;
+    bool is_good = w->part || memtrace_fail(error, "not enough memory to write %s", path);
+    is_good = is_good && target_is_accepted(w->path, replaces, error) && part_open(w, error);
+    if (!is_good) {
+        writer_free(w);
         return false;
     }
     struct timespec now;
@@ -74,7 +146,7 @@ bool memtrace_writer_create(const char *path, memtrace_writer **writer_out, memt
                                      .created_real_ns = (uint64_t)now.tv_sec * 1000000000u +
                                                         (uint64_t)now.tv_nsec};
     if (!write_all(w, &(struct iovec){&header, sizeof header}, 1, error)) {
-        memtrace_writer_close(w, NULL);
+        (void)memtrace_writer_close(w, NULL);
         return false;
     }
     *writer_out = w;
@@ -114,7 +186,7 @@ bool memtrace_writer_chunk(memtrace_writer *w, const fcdp_trace_chunk *chunk, co
         errno = ENOMEM;
         return write_failed(w, error);
     }
-    return write_all(w, all, (int)n_parts + 2, error);
+    return write_all(w, all, (int)n_parts + 2, error) && (!w->part || part_rename(w, error));
 }
 
 bool memtrace_writer_events(memtrace_writer *w, uint32_t process, const fcdp_trace_event *events, size_t n,
@@ -149,12 +221,14 @@ static bool write_index(memtrace_writer *w, memtrace_error *error) {
 }
 
 bool memtrace_writer_close(memtrace_writer *w, memtrace_error *error) {
-    bool is_good = !w->has_failed && w->at;
-    if (!is_good) memtrace_fail(error, "%s is not whole: an earlier write failed", w->path);
-    is_good = is_good && write_index(w, error);
-    if (w->fd >= 0 && close(w->fd) != 0 && is_good) is_good = write_failed(w, error);
-    free(w->path);
-    free(w->index);
-    free(w);
+    bool is_good = !w->has_failed ||
+                   memtrace_fail(error, "%s is not whole: an earlier write failed", w->path);
+    if (w->part)
+        unlink(w->part);
+    else
+        is_good = is_good && write_index(w, error);
+    if (close(w->fd) != 0 && is_good) is_good = write_failed(w, error);
+    w->fd = -1;
+    writer_free(w);
     return is_good;
 }

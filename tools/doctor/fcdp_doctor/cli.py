@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
+    add("--version", action="version", version=f"fcdp-doctor {fcdp.__version__}")
     add("--options", action="store_true", help="print every FCDP_* variable as a Markdown table")
     add("--json", action="store_true", help="of a script or a process: print all figures as JSON")
     add("--nodes", type=int, default=2, metavar="N", help="emulated nodes for the script (default 2)")

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 
+import fcdp
 from fcdp_lab import lab, modes, network, report, results
 
 _DESCRIPTION = """\
@@ -52,6 +53,7 @@ def _parser():
         allow_abbrev=False,
     )
     add = parser.add_argument
+    add("--version", action="version", version=f"fcdp-lab {fcdp.__version__}")
     add("--nodes", type=int, default=2, metavar="N", help="emulated nodes (default 2)")
     add("--ranks", type=int, default=2, metavar="G", help="ranks per node (default 2)")
     add("--rate", default="1gbit", help="of every node's link, each way: 1gbit (default), 500mbit, ..., unlimited")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 
 from fcdp_memtrace import _trace
+from fcdp_memtrace.arguments import at_least, within
 from fcdp_memtrace.trace_file import TraceFile, add_file
 from fcdp_memtrace.units import human, ms, size
 
@@ -24,7 +26,12 @@ ABOUT += "\n".join(f"  {name:10} {says}" for name, says in _trace.check_rules())
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
-    parser.add_argument("--max-stall", type=float, metavar="MS", help="the longest wait allowed, in milliseconds")
+    parser.add_argument(
+        "--max-stall",
+        type=within(0, math.inf, "milliseconds"),
+        metavar="MS",
+        help="the longest wait allowed, in milliseconds",
+    )
     parser.add_argument(
         "--max-peak", type=size, metavar="BYTES", help="device memory that a process may have at once, e.g. 2GiB"
     )
@@ -32,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-inter", type=size, metavar="BYTES", help="bytes that a rank may send between nodes in a step, e.g. 20M"
     )
     parser.add_argument(
-        "--skip-steps", type=int, default=0, metavar="N", help="let the first N steps wait and send what they like"
+        "--skip-steps",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="let the first N steps wait and send what they like",
     )
     parser.add_argument("--json", action="store_true", help="the result as JSON, on one line")
 
@@ -53,20 +64,22 @@ def _event(event: dict) -> str:
 
 def run(args: argparse.Namespace) -> int:
     file = TraceFile(args.file)
-    stall = ANY if args.max_stall is None else int(args.max_stall * 1e6)
+    stall = ANY if args.max_stall is None else min(int(args.max_stall * 1e6), ANY)
     peak = ANY if args.max_peak is None else args.max_peak
     inter = ANY if args.max_inter is None else args.max_inter
-    result = _trace.check(file.handle, stall, peak, inter, max(args.skip_steps, 0))
+    result = _trace.check(file.handle, stall, peak, inter, args.skip_steps)
     violation = result["violation"]
     if args.json:
-        print(json.dumps(result))
-        return 1 if violation else 0
+        print(json.dumps({**result, "file": file.summary}))
+    status = max(file.warn_of_damage(), 1 if violation else 0)
+    if args.json:
+        return status
     if violation:
         where = f"{violation['process']}: " if violation["process"] else ""
-        print(f"{args.file}: rule {violation['rule']} is broken: {violation['says']}\n  {where}{violation['text']}")
+        print(f"{args.file} breaks the rule {violation['rule']}: {violation['says']}\n  {where}{violation['text']}")
         if violation["event"]:
             print(f"  {_event(violation['event'])}")
-        return 1
+        return status
     n_applied = sum(result["applied"].values())
     print(
         f"{args.file}: {result['events']} events, {n_applied} checks, no violation; the longest wait took "
@@ -75,4 +88,4 @@ def run(args: argparse.Namespace) -> int:
     )
     if result["lost"]:
         print(f"fcdp-memtrace: {args.file}: {result['lost']} events are missing and not checked", file=sys.stderr)
-    return 0
+    return status

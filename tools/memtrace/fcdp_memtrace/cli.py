@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 
+import fcdp
 from fcdp_memtrace._trace import Error
 
 COMMANDS = ("top", "record", "report", "diff", "export", "plot", "check", "serve")
@@ -22,8 +23,11 @@ examples:
   fcdp-memtrace report run.trace                             moves, bytes and waits per step and region
   fcdp-memtrace check run.trace --max-stall 20               exits with 1 where a step waited for longer than 20 ms
 
-Every process with FCDP=1 keeps its last events in memory (FCDP_TRACE=0: none; FCDP_TRACE_BUFFER: how many); nothing
-has to be restarted to look at it. exit status: 0 good; 1 the answer is no, or nothing was there; 2 wrong arguments.
+Every process with FCDP=1 keeps its last events in memory, so you can look at a job without restarting it.
+FCDP_TRACE_BUFFER sets how many it keeps; FCDP_TRACE=0 keeps none.
+
+exit status: 0 the command did what you asked for; 1 it failed, found no job, found a broken rule (check), or could not
+read all of a file: stderr says which; 2 an argument is wrong. record exits with the status of the command that it ran.
 """
 
 
@@ -39,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    top.add_argument("--version", action="version", version=f"fcdp-memtrace {fcdp.__version__}")
     subcommands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         module = _module(name)
@@ -54,15 +59,28 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def drop_output() -> None:
+    """What stdout still holds goes nowhere: writing it again when Python ends would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
-        return args.run(args)
+        status = args.run(args)
+        if sys.stdout:
+            sys.stdout.flush()
+        return status
     except Error as error:
         print(f"fcdp-memtrace: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # of `| head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
+    except OSError as error:
+        if error.filename is None:  # not of a file that was opened: of stdout
+            drop_output()
+        print(f"fcdp-memtrace: {error.filename or 'cannot write to stdout'}: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130

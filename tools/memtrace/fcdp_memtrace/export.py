@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
+from typing import TextIO
 
 from fcdp_memtrace import _trace
 from fcdp_memtrace.replace import replacing
@@ -26,7 +31,7 @@ PERIOD_NS = 7889238 * 10**9
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument("--chrome", action="store_true", help="as Chrome's JSON: the default, and the only format")
-    parser.add_argument("-o", "--output", metavar="OUT", help="the file to write (default: FILE.json)")
+    parser.add_argument("-o", "--output", metavar="OUT", help="the file to write; - is stdout (default: FILE.json)")
     parser.add_argument(
         "--beside",
         metavar="PROFILE",
@@ -48,12 +53,32 @@ def profile_events(path: str, base_ns: int) -> list[dict]:
     return [event | {"ts": event["ts"] + shift} if "ts" in event else event for event in events]
 
 
+@contextlib.contextmanager
+def output(path: str, *inputs: str) -> Iterator[TextIO]:
+    """A stream that may be read and moved in, of what becomes `path` or goes to stdout once all of it is there."""
+    if path != "-":
+        with replacing(path, *inputs) as part, open(part, "w+", encoding="utf-8") as stream:
+            yield stream
+        return
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as stream:
+        try:
+            yield stream
+            stream.flush()
+        except OSError as error:
+            folder = tempfile.gettempdir()
+            raise _trace.Error(
+                f"cannot write a file in {folder}: {error.strerror}; TMPDIR names another folder"
+            ) from None
+        stream.buffer.seek(0)
+        shutil.copyfileobj(stream.buffer, sys.stdout.buffer)
+
+
 def write(file: TraceFile, path: str, beside: list[str]) -> int:
     """Returns the number of events written."""
     start = next((p["start_real_ns"] for p in file.processes if p["start_real_ns"]), 0)
     base_ns = start - start % PERIOD_NS
     more = [event for profile in beside for event in profile_events(profile, base_ns)]
-    with replacing(path, file.path, *beside) as part, open(part, "w+", encoding="utf-8") as stream:
+    with output(path, file.path, *beside) as stream:
         n = _trace.chrome_write(file.handle, stream.fileno(), base_ns, json.dumps)
         if more:
             stream.seek(0, os.SEEK_END)
@@ -66,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     file = TraceFile(args.file)
     path = args.output or f"{args.file}.json"
     n = write(file, path, args.beside)
-    file.warn()
-    print(f"{path}: {n} events; open it in ui.perfetto.dev or chrome://tracing", file=sys.stderr)
-    return 0
+    status = file.warn()
+    name = "stdout" if path == "-" else path
+    print(f"{name}: {n} events; open it in ui.perfetto.dev or chrome://tracing", file=sys.stderr)
+    return status

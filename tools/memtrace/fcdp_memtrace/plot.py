@@ -7,6 +7,7 @@ import os
 import sys
 
 from fcdp_memtrace import _trace
+from fcdp_memtrace.arguments import within
 from fcdp_memtrace.replace import replacing
 from fcdp_memtrace.trace_file import TraceFile, add_file
 from fcdp_memtrace.units import human
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument("-o", "--output", metavar="X.svg", required=True, help="the picture: .svg or .png")
     parser.add_argument("--rank", type=int, metavar="N", help="of this rank (default: the lowest that is there)")
-    parser.add_argument("--width", type=float, default=11.0, metavar="INCHES", help="default 11")
+    parser.add_argument("--width", type=within(4, 100, "inches"), default=11.0, metavar="INCHES", help="default 11")
 
 
 def pick(file: TraceFile, rank: int | None) -> int:
@@ -166,5 +167,4 @@ def run(args: argparse.Namespace) -> int:
     file = TraceFile(args.file)
     with replacing(args.output, args.file) as part:
         draw(file, pick(file, args.rank), part, args.width)
-    file.warn()
-    return 0
+    return file.warn()

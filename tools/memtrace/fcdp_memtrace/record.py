@@ -14,6 +14,7 @@ import time
 from typing import NoReturn
 
 from fcdp_memtrace import _trace
+from fcdp_memtrace.arguments import at_least
 from fcdp_memtrace.units import human
 
 ABOUT = """\
@@ -22,10 +23,13 @@ Write the events of a job to a file.
   fcdp-memtrace record -o run.trace -- torchrun --nproc-per-node 4 train.py
   fcdp-memtrace record -o run.trace --pid 4711
 
-With a command: all its processes that run with FCDP=1 are recorded, whenever they start; the exit status is the
-command's. With --pid: that process, until it ends or Ctrl-C; give the option again for more of them. A process that is
-killed is recorded up to its last event. Where this program itself is killed, the file can be read up to a fraction of a
-second before.
+With a command: records all its processes that run with FCDP=1, whenever they start; the exit status is the command's.
+With --pid: records that process, or, where it writes no trace itself (torchrun), all that it has started and starts,
+until they end or Ctrl-C; give the option again for more of them. Records a process that is killed up to its last event.
+Where this program itself is killed, the file can be read up to a fraction of a second before.
+
+Refuses to replace a file without --force. Writes FILE once it has found a process, so FILE stays as it was where none
+writes a trace.
 """
 PERIOD_MS = 20
 NEWS_S = 10
@@ -33,10 +37,16 @@ NEWS_S = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="the file to write; replaced if it is there"
+        "-o", "--output", metavar="FILE", required=True, help="the file to write; with --force it may be there already"
     )
+    parser.add_argument("-f", "--force", action="store_true", help="replace FILE if it is there")
     parser.add_argument(
-        "--pid", type=int, action="append", metavar="PID", default=[], help="a process that runs already"
+        "--pid",
+        type=at_least(1),
+        action="append",
+        metavar="PID",
+        default=[],
+        help="a process that runs already, or that has started such ones (torchrun's)",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
     parser.add_argument("job", nargs="*", metavar="-- COMMAND", help="the command to run, behind --")
@@ -77,8 +87,8 @@ class News:
             say("\x1b[K", end="")
         if not progress["processes"]:
             say(
-                f"fcdp-memtrace: {path}: no process with a trace was found. A job writes one where it runs with FCDP=1 "
-                "and without FCDP_TRACE=0."
+                f"fcdp-memtrace: no process with a trace was found, so {path} was not written. A job writes a trace "
+                "where it runs with FCDP=1 and without FCDP_TRACE=0."
             )
         elif not self.quiet:
             say(f"fcdp-memtrace: {path}: {self.line(progress)}")
@@ -118,10 +128,10 @@ def cannot_run(program: str, number: int) -> int:
 
 def run_command(args: argparse.Namespace) -> int:
     """The command gets this program's signals: Ctrl-C comes to both from the terminal, others are passed on."""
-    if not shutil.which(args.job[0]):  # before a file is replaced
+    if not shutil.which(args.job[0]):
         return cannot_run(args.job[0], errno.EACCES if os.path.exists(args.job[0]) else errno.ENOENT)
     _trace.adopt_orphans()
-    recorder = _trace.recorder_create(args.output, os.getpid())
+    recorder = _trace.recorder_create(args.output, [os.getpid()], [], args.force)
     news, failure = News(args.quiet), None
     try:
         command = subprocess.Popen(args.job)
@@ -155,12 +165,20 @@ def interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def has_started_traces(pid: int) -> bool:
+    """Does it write no trace itself, but others that descend from it do?"""
+    traced = _trace.traced(pid)
+    return bool(traced) and pid not in traced
+
+
 def run_pids(args: argparse.Namespace) -> int:
     news = News(args.quiet)
-    recorder = _trace.recorder_create(args.output, 0, args.pid)
+    ancestors = [pid for pid in args.pid if has_started_traces(pid)]
+    pids = [pid for pid in args.pid if pid not in ancestors]
+    recorder = _trace.recorder_create(args.output, ancestors, pids, args.force)
     try:
         signal.signal(signal.SIGTERM, interrupt)
-        follow(recorder, lambda progress: progress["live"], news)
+        follow(recorder, lambda progress: progress["live"] or progress["ancestors"], news)
     except KeyboardInterrupt:
         pass
     except BaseException:
@@ -172,6 +190,12 @@ def run_pids(args: argparse.Namespace) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.output == "-":
+        print(
+            "fcdp-memtrace record: error: a recording cannot go to stdout: name a file with -o (./- for one of that name)",
+            file=sys.stderr,
+        )
+        return 2
     if bool(args.job) == bool(args.pid):
         print(
             "usage: fcdp-memtrace record -o FILE -- COMMAND | --pid PID\n"

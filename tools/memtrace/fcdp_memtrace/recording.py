@@ -18,7 +18,7 @@ def expand(path: str) -> str:
 def trace(path: str | os.PathLike[str]) -> Iterator[str]:
     """See fcdp.trace."""
     path = expand(os.fspath(path))
-    recording = _trace.recording_start(_trace.recorder_create(path, 0, [os.getpid()]))
+    recording = _trace.recording_start(_trace.recorder_create(path, [], [os.getpid()], True))
     try:
         yield path
     finally:

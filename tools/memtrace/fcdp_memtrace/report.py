@@ -7,48 +7,60 @@ import json
 import statistics
 
 from fcdp_memtrace import _trace
+from fcdp_memtrace.arguments import at_least
 from fcdp_memtrace.trace_file import TraceFile, add_file
 from fcdp_memtrace.units import human, ms, table
 
 ABOUT = """\
 Say what a recorded job moved, and what it waited for.
 
-Bytes and counts are of all ranks together. Times of a step or region: "moved" is how long the streams were at
+Bytes and counts are of all ranks together, unless they are given per node. Times of a step or region: "moved" is how long the streams were at
 gathers, restores, loads and stores; "exposed" is how long the program or its compute stream waited for them or for
 device memory; "hidden" is the rest of moved. The waits below name the option that would shorten them.
 """
 STEPS, REGIONS = 10, 15
+COMPARE_NONE = 2**32 - 1  # no step is to be compared: MEMTRACE_COMPARE_NONE
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument("--json", action="store_true", help="everything as JSON, on one line")
     parser.add_argument(
-        "--steps", type=int, default=STEPS, metavar="N", help=f"rows of steps: the last N (default {STEPS})"
+        "--steps", type=at_least(0), default=STEPS, metavar="N", help=f"rows of steps: the last N (default {STEPS})"
     )
     parser.add_argument(
         "--regions",
-        type=int,
+        type=at_least(0),
         default=REGIONS,
         metavar="N",
         help=f"rows of regions: those that moved most (default {REGIONS})",
     )
 
 
-def document(path: str) -> dict:
-    """The report as one JSON document. Its counters are fcdp.stats()'s: per process, and their sum over all."""
-    file = TraceFile(path)
-    report = _trace.report(file.handle)
+def totals(processes: list[dict]) -> dict[str, int]:
+    """The sums of all processes' counters. Of a node's sums, which each of its ranks counts for the whole node: those of
+    one node, the most of any rank. Processes that have a rank one after the other are added."""
     kinds = {name: what for _, _, name, _, what, _ in _trace.tables()["counters"]}
-    totals: dict[str, int] = {}
-    for process in file.processes:
+    out: dict[str, int] = {}
+    of_ranks: dict[str, dict[int, int]] = {}
+    for process in processes:
         for name, value in process["counters"].items():
             if kinds.get(name) == "sum":
-                totals[name] = totals.get(name, 0) + value
-    return {"path": path, "file": file.summary, "processes": file.processes, "counters": totals, **report}
+                out[name] = out.get(name, 0) + value
+            elif kinds.get(name) == "node sum":
+                by_rank = of_ranks.setdefault(name, {})
+                by_rank[process["rank"]] = by_rank.get(process["rank"], 0) + value
+    return out | {name: max(by_rank.values()) for name, by_rank in of_ranks.items()}
 
 
-def _plural(n: int, word: str) -> str:
+def document(file: TraceFile, first_compared: int = COMPARE_NONE) -> dict:
+    """The report as one JSON document. Its counters are fcdp.stats()'s: per process, and their totals."""
+    report = _trace.report(file.handle, first_compared)
+    counters = totals(file.processes)
+    return {"path": file.path, "file": file.summary, "processes": file.processes, "counters": counters, **report}
+
+
+def plural(n: int, word: str) -> str:
     return f"{n} {word}{'' if n == 1 else 'es' if word.endswith('s') else 's'}"
 
 
@@ -56,7 +68,7 @@ def _head(report: dict) -> list[str]:
     file, processes = report["file"], report["processes"]
     command = next((p["command"] for p in processes if p["command"]), "")
     lines = [
-        f"{report['path']}: {_plural(len(processes), 'process')}, {_plural(file['events'], 'event')}, "
+        f"{report['path']}: {plural(len(processes), 'process')}, {plural(file['events'], 'event')}, "
         f"{human(file['bytes'])}"
     ]
     if command:
@@ -91,7 +103,7 @@ def _traffic(report: dict) -> list[str]:
         f"within nodes    {human(c.get('collectives.gather.intra_bytes_sent', 0))} by gathers, "
         f"{human(c.get('collectives.restore.intra_bytes_sent', 0))} by restores",
         f"host memory     {human(c.get('moves.d2h_bytes', 0))} stored, {human(c.get('moves.h2d_bytes', 0))} loaded, "
-        f"{_plural(c.get('moves.evictions', 0), 'eviction')}",
+        f"{plural(c.get('moves.evictions', 0), 'eviction')}",
     ]
     others = {
         "reduce-scatters": c.get("collectives.reduce_scatter.inter_bytes_sent", 0),
@@ -180,7 +192,7 @@ def _waits(report: dict) -> list[str]:
     if total["stall_ns"]:
         lines.append(f"compute streams waited {ms(total['stall_ns'])}")
     for cause, ns in sorted(by_cause.items(), key=lambda item: -item[1]):
-        lines.append(f"the host waited {ms(ns)} for {cause}, {_plural(report['host_waits'][cause], 'time')}")
+        lines.append(f"the host waited {ms(ns)} for {cause}, {plural(report['host_waits'][cause], 'time')}")
     if not report["stalls"]:
         return [*lines, "No wait was recorded."]
     lines.append(f"The {len(report['stalls'])} longest waits:")
@@ -202,10 +214,7 @@ def text(report: dict, steps: int = STEPS, regions: int = REGIONS) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    report = document(args.file)
-    if args.json:
-        print(json.dumps(report))
-    else:
-        print(text(report, max(args.steps, 0), max(args.regions, 0)))
-        TraceFile(args.file).warn()
-    return 0
+    file = TraceFile(args.file)
+    report = document(file)
+    print(json.dumps(report) if args.json else text(report, args.steps, args.regions))
+    return file.warn()

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from fcdp_memtrace import _trace
+from fcdp_memtrace.arguments import at_least
 
 ABOUT = """\
 Serve the counters of live jobs over HTTP, for Prometheus.
@@ -23,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--port", type=int, default=9464, metavar="PORT", help="default 9464; 0: a free one, which is printed")
     add("--address", default="127.0.0.1", metavar="ADDRESS", help="to listen on (default 127.0.0.1; 0.0.0.0: all)")
-    add("--pid", type=int, default=0, metavar="PID", help="only the job that this process is of, or has started")
+    add(
+        "--pid", type=at_least(1), default=0, metavar="PID", help="only the job that this process is of, or has started"
+    )
 
 
 def metric_name(counter: str, unit: str) -> str:
@@ -63,7 +66,7 @@ class Collector:
             info.add_metric([*place, *(str(described[key]) for key in ABOUT_PROCESS)], 1)
         yield info
         for _, _, counter, unit, what, says in _trace.tables()["counters"]:
-            family = (CounterMetricFamily if what == "sum" else GaugeMetricFamily)(
+            family = (CounterMetricFamily if what in ("sum", "node sum") else GaugeMetricFamily)(
                 metric_name(counter, unit), says, labels=LABELS
             )
             for rank, place in zip(ranks, places):

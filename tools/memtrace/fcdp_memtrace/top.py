@@ -13,6 +13,7 @@ import termios
 import time
 
 from fcdp_memtrace import _trace, screen
+from fcdp_memtrace.arguments import at_least
 from fcdp_memtrace.screen import View
 
 ABOUT = """\
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--pid",
-        type=int,
+        type=at_least(1),
         metavar="PID",
         help="only the job that this process is of, or has started (torchrun's is one)",
     )

@@ -21,13 +21,26 @@ class TraceFile:
 
     @property
     def summary(self) -> dict:
-        """Its notes are those of now: reading chunks finds more."""
+        """Its notes and unreadable bytes are those of now: reading chunks finds more."""
         return _trace.file_summary(self.handle)
 
-    def warn(self) -> None:
-        """What of the file could not be read, on stderr."""
-        for note in self.summary["notes"]:
+    def warn_of_damage(self) -> int:
+        """Says on stderr what of the file could not be read so far. The exit status: 1 where bytes were left out."""
+        summary = self.summary
+        for note in summary["notes"]:
             print(f"fcdp-memtrace: {self.path}: {note}", file=sys.stderr)
+        if not summary["unreadable_bytes"]:
+            return 0
+        print(
+            f"fcdp-memtrace: {self.path}: {summary['unreadable_bytes']} of {summary['bytes']} bytes could not be read, and are left "
+            "out of what is shown. Copy the file again from where it was recorded, or record the job again",
+            file=sys.stderr,
+        )
+        return 1
+
+    def warn(self) -> int:
+        """As warn_of_damage, and says how many events were lost: called once the file has been read."""
+        status = self.warn_of_damage()
         lost = sum(process["lost"] for process in self.processes)
         if lost:
             print(
@@ -35,3 +48,4 @@ class TraceFile:
                 "(FCDP_TRACE_BUFFER); sums of events lack them, counters do not",
                 file=sys.stderr,
             )
+        return status

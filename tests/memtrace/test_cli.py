@@ -1,0 +1,75 @@
+"""The command line: what is refused, what goes to stdout, what is said where stdout cannot be written."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from traces import memtrace_run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "x", "--max-stall", "-5"], "'-5' is no number of milliseconds that is 0 or larger"),
+        (["check", "x", "--max-stall", "nan"], "'nan' is no number of milliseconds"),
+        (["check", "x", "--max-stall", "five"], "'five' is no number of milliseconds"),
+        (["check", "x", "--skip-steps", "-1"], "'-1' is no whole number that is 0 or larger"),
+        (["diff", "x", "x", "--skip-steps", "-1"], "'-1' is no whole number"),
+        (["report", "x", "--steps", "-1"], "'-1' is no whole number"),
+        (["report", "x", "--regions", "1.5"], "'1.5' is no whole number"),
+        (["plot", "x", "-o", "x.svg", "--width", "0"], "'0' is no number of inches that is 4 to 100"),
+        (["plot", "x", "-o", "x.svg", "--width", "inf"], "'inf' is no number of inches"),
+        (["record", "-o", "x", "--pid", "0"], "'0' is no whole number that is 1 or larger"),
+        (["serve", "--pid", "-7"], "'-7' is no whole number that is 1 or larger"),
+        (["top", "--json", "--pid", "-7"], "'-7' is no whole number that is 1 or larger"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_number_that_makes_no_sense_is_refused(tmp_path, arguments, said):
+    done = memtrace_run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr, done.stderr
+
+
+def test_the_narrowest_picture_is_drawn_without_a_warning(job, tmp_path):
+    pytest.importorskip("matplotlib")
+    done = memtrace_run("plot", job, "-o", tmp_path / "x.svg", "--width", "4")
+    assert done.returncode == 0 and not done.stderr
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_export_to_stdout_is_the_file_s(job, tmp_path, beside):
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"traceEvents": [{"ph": "M", "name": "of the profile"}]}))
+    more = ["--beside", profile] if beside else []
+    assert memtrace_run("export", job, *more, "-o", tmp_path / "out.json").returncode == 0
+    done = memtrace_run("export", job, *more, "-o", "-", cwd=tmp_path)
+    assert done.returncode == 0 and "stdout: " in done.stderr, done.stderr
+    assert done.stdout == (tmp_path / "out.json").read_text() and json.loads(done.stdout)
+    assert not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [["report"], ["report", "--json"], ["diff"], ["check"], ["export", "-o", "-"]], ids=" ".join
+)
+def test_a_full_stdout_is_named(job, command):
+    files = [job, job] if command[0] == "diff" else [job]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fcdp_memtrace", command[0], *map(str, files), *command[1:]],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == "fcdp-memtrace: cannot write to stdout: No space left on device"
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_reader_that_goes_is_no_failure(job):
+    done = subprocess.run(
+        f"{sys.executable} -m fcdp_memtrace export {job} -o - | head -c 1", shell=True, capture_output=True, text=True
+    )
+    assert done.stdout == "{" and "Traceback" not in done.stderr and "Exception" not in done.stderr
