@@ -196,6 +196,28 @@ static void a_circle_over_four_ranks_is_refused(void **state) {
     world_free(w, (unsigned long)refused);
 }
 
+static void *poll_one(void *comm) {
+    int error;
+    return (void *)(intptr_t)ncclCommGetAsyncError(comm, &error);
+}
+
+static void a_poll_in_another_threads_launch_is_refused(void **state) {
+    (void)state;
+    world *w = world_make();
+    pthread_t thread;
+    void *result;
+    assert_int_equal(gather(w, 0, 2, BYTES, 0), IN_PROGRESS);
+    assert_int_equal(pthread_create(&thread, NULL, poll_one, w->comms[0][2]), 0);
+    pthread_join(thread, &result);
+    assert_int_equal((intptr_t)result, INVALID_USAGE);
+    assert_last("in progress in another thread");
+    assert_int_equal(settle(w->comms[0][2]), SUCCESS);
+    assert_int_equal(pthread_create(&thread, NULL, poll_one, w->comms[0][2]), 0);
+    pthread_join(thread, &result);
+    assert_int_equal((intptr_t)result, SUCCESS);
+    world_free(w, 1);
+}
+
 static void other_counts_are_refused(void **state) {
     (void)state;
     world *w = world_make();
@@ -386,6 +408,7 @@ int main(void) {
         cmocka_unit_test(finalized_and_destroyed_in_that_order),
         cmocka_unit_test(another_launch_order_is_refused),
         cmocka_unit_test(a_circle_over_four_ranks_is_refused),
+        cmocka_unit_test(a_poll_in_another_threads_launch_is_refused),
         cmocka_unit_test(other_counts_are_refused),
         cmocka_unit_test(an_offset_that_is_not_the_ranks_is_refused),
         cmocka_unit_test(two_ranks_on_one_device_are_refused),

@@ -21,6 +21,7 @@
  *   communicator: no launches in a circle;
  * - an all-gather in place reads at recvbuff + rank * count;
  * - one rank per device;
+ * - one thread at a time in a communicator: what a thread has begun, that thread alone polls until it is done;
  * - a communicator that is in progress, aborted, finalized or destroyed takes no call that needs more;
  * - ncclGroupStart and ncclGroupEnd in pairs.
  *
