@@ -166,7 +166,8 @@ static void group_launch(void *arg) {
         l->status = settle(l->lane, l->comm, call, fcdp__nccl_wait_ends_ns(t));
 }
 
-/* Behind another thread's launch on the same lane, which ends in time. The mutex is not held while NCCL works. */
+/* Behind another thread's launch on the same lane, which ends in time. The mutex is not held while NCCL
+ * works. */
 static fcdp_status lane_enter(nccl_lane *lane) {
     fcdp_nccl_transport *t = lane->transport;
     pthread_mutex_lock(&t->mutex);
@@ -216,7 +217,8 @@ static fcdp_status all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts,
 
 /* ---- looking, aborting ---- */
 
-/* A communicator that is gone has said what it had to say; that of a lane which is entered is polled there. */
+/* A communicator that is gone has said what it had to say. That of a lane which is entered is polled by the
+ * thread that is in it. */
 fcdp_status fcdp__nccl_check(void *ctx) {
     fcdp_nccl_transport *t = ctx;
     pthread_mutex_lock(&t->mutex);
@@ -313,8 +315,10 @@ static void comm_init(void *arg) {
     init *of = arg;
     nccl_lane *lane = of->lane;
     const fcdp_nccl *nccl = &lane->transport->nccl;
-    ncclConfig_v21400 config = {
-        .size = sizeof config, .magic = (unsigned)NCCL_API_MAGIC, .version = NCCL_OLDEST, .blocking = 0};
+    ncclConfig_v21400 config = {.size = sizeof config,
+                                .magic = (unsigned)NCCL_API_MAGIC,
+                                .version = NCCL_CONFIG_VERSION,
+                                .blocking = 0};
     ncclResult_t result = nccl->ncclCommInitRankConfig(&lane->comm, (int)lane->size, of->id, (int)lane->place,
                                                        &config);
     if (result != ncclSuccess && result != ncclInProgress)

@@ -245,6 +245,17 @@ static ncclResult_t comm_look(ncclComm_t comm) {
     return result == ncclSuccess || result == ncclInProgress ? result : comm_fail(comm, result);
 }
 
+static bool device_is_shared(const sim_device *device) {
+    ncclComm_t comm = simnccl.comms;
+    while (comm && (comm->device != device || is_dead(comm))) comm = comm->next;
+    return comm;
+}
+
+static bool orders_launches(void) {
+    const char *value = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    return value && strtol(value, NULL, 10) != 0;
+}
+
 static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *id, int rank,
                               const config_head *config) {
     sim_device *device = thread_endpoint ? device_find(thread_endpoint) : device_of_environment();
@@ -256,6 +267,10 @@ static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *i
     if (!device)
         return simnccl__broken(ncclUnhandledCudaError,
                                "ncclCommInitRankConfig: the thread has no device (simnccl_device_set)");
+    if (device_is_shared(device) && !orders_launches())
+        return simnccl__broken(ncclInvalidUsage,
+                               "ncclCommInitRankConfig: the device has a communicator; a second one needs "
+                               "NCCL_LAUNCH_ORDER_IMPLICIT=1");
     if (n < 1 || n > SIMNET_MAX_RANKS || rank < 0 || rank >= n)
         return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: rank %d of %d", rank, n);
     ncclComm_t comm = calloc(1, sizeof *comm);
