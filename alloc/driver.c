@@ -552,7 +552,7 @@ fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) {
         size_t n = bytes - n_done < fcdp__driver_pin_chunk_bytes ? bytes - n_done
                                                                  : fcdp__driver_pin_chunk_bytes;
         CUresult result = CALL(drv, cuMemHostRegister_v2, (char *)at + n_done, n,
-                               CU_MEMHOSTREGISTER_PORTABLE);
+                               CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
         if (result != CUDA_SUCCESS) {
             for (size_t undo = 0; undo < n_done; undo += fcdp__driver_pin_chunk_bytes)
                 (void)CALL(drv, cuMemHostUnregister, (char *)at + undo);

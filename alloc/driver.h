@@ -126,8 +126,9 @@ fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_o
 
 /* One registration's largest size: newer drivers refuse 512 GiB and more. 64 GiB; tests lower it. */
 extern size_t fcdp__driver_pin_chunk_bytes;
-/* Page-lock host memory for asynchronous copies (cuMemHostRegister, portable, in chunks; all or none). `at`
- * page aligned. FCDP_ERR_NO_HOST_MEM with the limit (RLIMIT_MEMLOCK) in the text when that is the cause. */
+/* Page-lock host memory for asynchronous copies (cuMemHostRegister, portable and mapped for the device, in
+ * chunks; all or none). `at` page aligned. FCDP_ERR_NO_HOST_MEM with the limit (RLIMIT_MEMLOCK) in the text
+ * when that is the cause. */
 fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
 

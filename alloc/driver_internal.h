@@ -69,6 +69,7 @@ enum {
     CU_STREAM_WAIT_VALUE_GEQ = 0,
     CU_STREAM_WRITE_VALUE_DEFAULT = 0,
     CU_MEMHOSTREGISTER_PORTABLE = 1,
+    CU_MEMHOSTREGISTER_DEVICEMAP = 2,
 };
 
 /* Every symbol that FCDP uses, under the name that libcuda exports. */

@@ -1,8 +1,11 @@
 /* nccl.c - see the header.
  *
- * Whoever uses a communicator holds the mutex, or is counted in n_inside while no abort has begun:
+ * One thread at a time calls NCCL for a communicator, polls included: since 2.26 ncclCommGetAsyncError itself
+ * ends what a call has begun, and frees it. So a thread that launches enters the lane until its launch has
+ * settled, and `check` polls under the mutex, and only lanes that are not entered:
  *
- *     aborted  =>  nobody comes in any more; a communicator is NCCL's to free once n_inside is 0
+ *     n_inside = number of lanes with is_entered
+ *     aborted  =>  no lane is entered any more; a communicator is NCCL's to free once n_inside is 0
  *
  * ncclCommAbort may wait for the whole device, and so for the kernels of the other communicators, which end
  * only when those are aborted: each has a thread for it, and the caller, who may hold locks that a training
@@ -163,22 +166,42 @@ static void group_launch(void *arg) {
         l->status = settle(l->lane, l->comm, call, fcdp__nccl_wait_ends_ns(t));
 }
 
-/* The count keeps an abort from freeing the communicator, and the mutex is not held while NCCL works. */
+/* Behind another thread's launch on the same lane, which ends in time. The mutex is not held while NCCL
+ * works. */
+static fcdp_status lane_enter(nccl_lane *lane) {
+    fcdp_nccl_transport *t = lane->transport;
+    pthread_mutex_lock(&t->mutex);
+    while (lane->is_entered && !t->failure.status) pthread_cond_wait(&t->changed, &t->mutex);
+    fcdp_status status = fcdp__failure_restore(&t->failure);
+    if (!status) {
+        lane->is_entered = true;
+        t->n_inside++;
+    }
+    pthread_mutex_unlock(&t->mutex);
+    return status;
+}
+
+/* A launch that failed may still be in progress: it is latched here, so that no poll follows. */
+static void lane_leave(nccl_lane *lane, fcdp_status status) {
+    fcdp_nccl_transport *t = lane->transport;
+    pthread_mutex_lock(&t->mutex);
+    if (status && !t->failure.status) t->failure = fcdp__failure_keep(status);
+    lane->is_entered = false;
+    t->n_inside--;
+    pthread_cond_broadcast(&t->changed);
+    pthread_mutex_unlock(&t->mutex);
+}
+
 fcdp_status fcdp__nccl_enqueue(fcdp_nccl_transport *t, fcdp_lane lane, const fcdp_part *parts, size_t n,
                                fcdp_stream stream) {
     launch l = {.lane = &t->lanes[lane], .parts = parts, .n = n, .stream = stream};
-    pthread_mutex_lock(&t->mutex);
-    fcdp_status status = fcdp__failure_restore(&t->failure);
-    if (!status) t->n_inside++;
-    pthread_mutex_unlock(&t->mutex);
+    fcdp_status status = lane_enter(&t->lanes[lane]);
     if (status) return status;
-    if (t->lanes[lane].size > 1) {
+    if (l.lane->size > 1) {
         status = fcdp__driver_with_context(t->drv, group_launch, &l);
         if (!status) status = l.status;
     }
-    pthread_mutex_lock(&t->mutex);
-    if (--t->n_inside == 0) pthread_cond_broadcast(&t->changed);
-    pthread_mutex_unlock(&t->mutex);
+    lane_leave(&t->lanes[lane], status);
     return status;
 }
 
@@ -194,14 +217,15 @@ static fcdp_status all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts,
 
 /* ---- looking, aborting ---- */
 
-/* A communicator that is gone has said what it had to say. */
+/* A communicator that is gone has said what it had to say. That of a lane which is entered is polled by the
+ * thread that is in it. */
 fcdp_status fcdp__nccl_check(void *ctx) {
     fcdp_nccl_transport *t = ctx;
     pthread_mutex_lock(&t->mutex);
     for (int i = 0; i < FCDP_N_LANES && !t->failure.status; i++) {
         const nccl_lane *lane = &t->lanes[i];
         ncclResult_t state = ncclSuccess;
-        if (!lane->comm) continue;
+        if (!lane->comm || lane->is_entered) continue;
         ncclResult_t result = t->nccl.ncclCommGetAsyncError(lane->comm, &state);
         fcdp_status status = FCDP_OK;
         if (result != ncclSuccess)
@@ -291,8 +315,10 @@ static void comm_init(void *arg) {
     init *of = arg;
     nccl_lane *lane = of->lane;
     const fcdp_nccl *nccl = &lane->transport->nccl;
-    ncclConfig_v21400 config = {
-        .size = sizeof config, .magic = (unsigned)NCCL_API_MAGIC, .version = NCCL_OLDEST, .blocking = 0};
+    ncclConfig_v21400 config = {.size = sizeof config,
+                                .magic = (unsigned)NCCL_API_MAGIC,
+                                .version = NCCL_CONFIG_VERSION,
+                                .blocking = 0};
     ncclResult_t result = nccl->ncclCommInitRankConfig(&lane->comm, (int)lane->size, of->id, (int)lane->place,
                                                        &config);
     if (result != ncclSuccess && result != ncclInProgress)

@@ -26,7 +26,8 @@ enum {
     ncclInProgress = 7,
     ncclInt8 = 0,
     NCCL_API_MAGIC = (int)0xcafebeef,
-    NCCL_OLDEST = 21400 /* communicators that do not block */
+    NCCL_CONFIG_VERSION = 21400, /* ncclConfig_v21400's; with it came communicators that do not block */
+    NCCL_OLDEST = 22600          /* NCCL_LAUNCH_ORDER_IMPLICIT */
 };
 
 #define NCCL_CALLS(X)                                                                                        \

@@ -14,6 +14,8 @@ typedef struct nccl_lane {
     ncclComm_t comm; /* NULL: the lane has one member, or its communicator is gone */
     uint32_t size, place;
     const char *name;
+    bool is_entered; /* under the mutex: a thread launches or waits for NCCL's launch. No other call of NCCL's
+                        takes the communicator meanwhile, a poll neither; an abort alone does */
 } nccl_lane;
 
 struct fcdp_nccl_transport {
@@ -26,9 +28,9 @@ struct fcdp_nccl_transport {
     nccl_lane lanes[FCDP_N_LANES];
     atomic_bool aborted; /* set under the mutex; also read by who waits for NCCL inside, to come out */
     pthread_mutex_t mutex;
-    pthread_cond_t changed; /* on the monotonic clock: what follows */
-    unsigned n_inside, n_aborting;
-    fcdp_failure failure; /* the first one */
+    pthread_cond_t changed;        /* on the monotonic clock: what follows */
+    unsigned n_inside, n_aborting; /* n_inside: of the lanes, those that are entered */
+    fcdp_failure failure;          /* the first one */
 };
 
 /* When a wait for peers that begins now is over. */

@@ -30,6 +30,7 @@ struct fcdp_tiering {
     uint64_t clock;                                         /* last_use of what was used last */
     size_t owned_pages[FCDP_SLOT_CLASSES];                  /* in owned slots of each class, now */
     size_t peak_pages[FCDP_PEAK_PASSES][FCDP_SLOT_CLASSES]; /* at most, in the last passes; [0] is this one */
+    size_t extra_pages[FCDP_SLOT_CLASSES];                  /* beyond these, with exact mapping: slot.h */
     uint64_t pages_given;                                   /* by all slots that were dissolved, ever */
     uint64_t n_reclaims;                                    /* calls of the reclaimer, ever */
     fcdp_tiering_stats stats;

@@ -42,19 +42,59 @@ static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
     return !oldest || slot->last_use < oldest->last_use;
 }
 
+/* With exact mapping a region is mapped onto the slot alone, and so the others are unmapped first: is the
+ * device still busy with one of them? Lock held. */
+static bool is_pending(const fcdp_slot *slot, const fcdp_tiering *tiering) {
+    for (const fcdp_region *r = tiering->exact ? tiering->regions : NULL; r; r = r->next)
+        if (r->slot == slot && (r->moving || fcdp__region_query(r))) return true;
+    return false;
+}
+
 /* A slot much larger than the region is kept for larger ones; the bound is the region's range. */
-fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
-    size_t n_pages = pages_of(region);
-    size_t most_pages = fcdp__vrange_bytes(region->range) / fcdp__driver_page_bytes(region->tiering->drv);
-    fcdp_slot *best = region->slot && is_free(region->slot) ? region->slot : NULL;
-    for (fcdp_slot *slot = best ? NULL : region->tiering->slots; slot; slot = slot->next) {
-        if (!is_free(slot) || slot->n_pages < n_pages || slot->n_pages > most_pages) continue;
-        if (!best || slot->n_pages < best->n_pages ||
-            (slot->n_pages == best->n_pages && is_older(slot, best)))
-            best = slot;
+static bool would_fit(const fcdp_slot *slot, const fcdp_region *region) {
+    size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
+    return is_free(slot) && slot->n_pages >= pages_of(region) &&
+           slot->n_pages <= fcdp__vrange_bytes(region->range) / page_bytes;
+}
+
+/* With exact mapping a slot that is not pending comes before one that is, and `*n_pending_out` counts those
+ * that would fit and are. */
+static fcdp_slot *slot_find(const fcdp_region *region, unsigned *n_pending_out) {
+    fcdp_slot *best = NULL;
+    bool best_is_pending = false;
+    *n_pending_out = 0;
+    for (fcdp_slot *slot = region->tiering->slots; slot; slot = slot->next) {
+        if (!would_fit(slot, region)) continue;
+        bool pending = is_pending(slot, region->tiering);
+        *n_pending_out += pending;
+        bool is_better = !best || slot->n_pages < best->n_pages ||
+                         (slot->n_pages == best->n_pages && is_older(slot, best));
+        if (best && pending != best_is_pending) is_better = best_is_pending;
+        if (!is_better) continue;
+        best = slot;
+        best_is_pending = pending;
     }
-    if (best) slot_own(best, region);
     return best;
+}
+
+/* One more, owned by `region`; NULL: no page is idle. Lock not held. */
+static fcdp_slot *slot_make_extra(fcdp_region *region);
+
+/* The host runs ahead of the device: in a forward, the slot that the group before has just released waits for
+ * that group's compute. */
+fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
+    fcdp_lock *lock = &region->tiering->lock;
+    unsigned n_pending = 0;
+    fcdp_slot *slot = region->slot && is_free(region->slot) ? region->slot : slot_find(region, &n_pending);
+    if (slot && n_pending > 0 && n_pending <= FCDP_SLOTS_PENDING && is_pending(slot, region->tiering)) {
+        fcdp__lock_release(lock);
+        fcdp_slot *extra = slot_make_extra(region);
+        fcdp__lock_acquire(lock);
+        if (extra) return extra;
+        slot = slot_find(region, &n_pending);
+    }
+    if (slot) slot_own(slot, region);
+    return slot;
 }
 
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call) {
@@ -68,7 +108,8 @@ fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call) {
 
 fcdp_status fcdp__slot_unmap(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = fcdp__region_await(region);
+    fcdp_status status = fcdp__region_query(region);
+    if (status == FCDP_PENDING) status = fcdp__region_await(region);
     if (!status) status = fcdp__vrange_unmap(region->range);
     if (status) return status;
     fcdp__lock_acquire(&tiering->lock);
@@ -118,9 +159,11 @@ static fcdp_status slot_unmap_all(fcdp_slot *slot, const fcdp_region *except, fc
 fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     fcdp_tiering *tiering = region->tiering;
     if (region->slot == slot) return FCDP_OK;
+    bool waits = region->slot && fcdp__region_query(region);
     fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
     if (!status && tiering->exact) {
         fcdp__lock_acquire(&tiering->lock);
+        waits = waits || is_pending(slot, tiering);
         status = slot_unmap_all(slot, region, tiering);
         fcdp__lock_release(&tiering->lock);
     }
@@ -132,8 +175,10 @@ fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     region->slot = slot;
     slot->n_mapped++;
     tiering->stats.n_maps++;
+    tiering->stats.n_waits += waits;
     fcdp__slot_trace(slot, FCDP_EVENT_REGION_MAP, region);
     fcdp__trace_count(FCDP_COUNT_REGION_MAPS, 1);
+    if (waits) fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }
@@ -161,6 +206,8 @@ fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) {
     fcdp__pool_give_handle(tiering->pool, FCDP_HOLDER_GATHERED, slot->n_pages, slot->phys);
     fcdp__lock_acquire(&tiering->lock);
     tiering->pages_given += slot->n_pages;
+    size_t *extra_pages = &tiering->extra_pages[class_of(slot->n_pages)];
+    *extra_pages -= *extra_pages < slot->n_pages ? *extra_pages : slot->n_pages;
     fcdp__slot_trace(slot, FCDP_EVENT_SLOT_DISSOLVE, NULL);
     fcdp__trace_count(FCDP_COUNT_SLOTS, (uint64_t)-1);
     fcdp__trace_count(FCDP_COUNT_SLOT_BYTES, -(uint64_t)(slot->n_pages * slot->page_bytes));
@@ -176,7 +223,7 @@ static bool is_excess(const fcdp_tiering *tiering, unsigned class, size_t n_comi
         if (tiering->peak_pages[i][class] > most) most = tiering->peak_pages[i][class];
     for (const fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
         if (class_of(slot->n_pages) == class) n += slot->n_pages;
-    return n > most;
+    return n > most + tiering->extra_pages[class];
 }
 
 /* `n_coming`: pages of a slot that is about to be made. Lock held on entry and exit, not in between. */
@@ -210,6 +257,24 @@ void fcdp__slots_trim(fcdp_tiering *tiering) {
     fcdp__lock_release(&tiering->lock);
 }
 
+/* Lock not held: the pages are the region's slot from here on. */
+static fcdp_slot *slot_add(fcdp_region *region, fcdp_slot *slot, size_t n_pages, bool is_extra) {
+    fcdp_tiering *tiering = region->tiering;
+    slot->n_pages = n_pages;
+    slot->page_bytes = fcdp__driver_page_bytes(tiering->drv);
+    fcdp__lock_acquire(&tiering->lock);
+    slot->number = ++tiering->n_slots_made;
+    if (is_extra) tiering->extra_pages[class_of(n_pages)] += n_pages;
+    slot_own(slot, region);
+    fcdp__slot_trace(slot, FCDP_EVENT_SLOT_MAKE, region);
+    fcdp__trace_count(FCDP_COUNT_SLOTS, 1);
+    fcdp__trace_count(FCDP_COUNT_SLOT_BYTES, n_pages * slot->page_bytes);
+    slot->next = tiering->slots;
+    tiering->slots = slot;
+    fcdp__lock_release(&tiering->lock);
+    return slot;
+}
+
 fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp_tiering *tiering = region->tiering;
     size_t n_pages = pages_of(region);
@@ -219,21 +284,18 @@ fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
     trim_class(tiering, class_of(n_pages), n_pages);
     fcdp__lock_release(&tiering->lock);
     fcdp_status status = fcdp__pool_take_handle(tiering->pool, FCDP_HOLDER_GATHERED, n_pages, &slot->phys);
-    if (status) {
+    if (status)
         free(slot);
-        return status;
-    }
-    slot->n_pages = n_pages;
-    slot->page_bytes = fcdp__driver_page_bytes(tiering->drv);
-    fcdp__lock_acquire(&tiering->lock);
-    slot->number = ++tiering->n_slots_made;
-    slot_own(slot, region);
-    fcdp__slot_trace(slot, FCDP_EVENT_SLOT_MAKE, region);
-    fcdp__trace_count(FCDP_COUNT_SLOTS, 1);
-    fcdp__trace_count(FCDP_COUNT_SLOT_BYTES, n_pages * slot->page_bytes);
-    slot->next = tiering->slots;
-    tiering->slots = slot;
-    fcdp__lock_release(&tiering->lock);
-    *slot_out = slot;
-    return FCDP_OK;
+    else
+        *slot_out = slot_add(region, slot, n_pages, false);
+    return status;
+}
+
+static fcdp_slot *slot_make_extra(fcdp_region *region) {
+    size_t n_pages = pages_of(region);
+    fcdp_slot *slot = calloc(1, sizeof *slot);
+    if (slot && !fcdp__pool_try_handle(region->tiering->pool, FCDP_HOLDER_GATHERED, n_pages, &slot->phys))
+        return slot_add(region, slot, n_pages, true);
+    free(slot);
+    return NULL;
 }

@@ -5,13 +5,16 @@
  * on its stream for the last one's events (fcdp__region_order). In the steady state of a training step every
  * region finds the slot free that it is mapped onto, and neither the driver nor anybody else is waited for.
  * With exact mapping a region is unmapped when it is released, so that a stale access faults: then a use
- * costs an unmap, a map and a set-access, each of the whole handle.
+ * costs an unmap, a map and a set-access, each of the whole handle, and the unmap waits on the host for the
+ * device. So a slot is pending while the device is not done with a region that is mapped onto it. A region
+ * takes one that is not; else, where pages are idle and at most FCDP_SLOTS_PENDING are pending, a new one;
+ * and only then does it wait for the one that was released first.
  *
  *     owner != NULL: its pages are one region's, from acquire to release, or to eviction where it is kept
  *     free: owner == NULL && !dissolving
  *     n_mapped = number of regions with region->slot == this one
  *     of each class: pages of all slots <= the most that were owned at once in the last passes
- *     (where nobody asks for memory)
+ *     (where nobody asks for memory), and with exact mapping FCDP_SLOTS_PENDING slots more
  * Class c has the slots of 4^c to 4^(c+1) - 1 pages, so that each may serve every region of the class that is
  * not larger than itself: within a class slots are exchanged for larger ones until they fit, and between
  * classes nobody's slot goes because of another's.
@@ -25,6 +28,8 @@
 
 /* how much larger than a region a slot may be that it takes over: its range is so long */
 enum { FCDP_SLOT_RATIO = 4 };
+/* with exact mapping, of a class: slots that only the device still uses, before the host waits for one */
+enum { FCDP_SLOTS_PENDING = 2 };
 
 struct fcdp_slot {
     fcdp_slot *next;
@@ -41,7 +46,8 @@ struct fcdp_slot {
 };
 
 /* Make `region` the owner of a free slot: of the one that it is mapped onto, else of the smallest that is
- * large enough, the longest unused first. NULL: none is free. Lock held. */
+ * large enough, the longest unused first; with exact mapping of one that is not pending, or of a new one.
+ * NULL: none is free. Lock held on entry and exit, not in between; this thread moves the region. */
 fcdp_slot *fcdp__slot_choose(fcdp_region *region);
 /* The slot has no owner any more. Lock held. */
 void fcdp__slot_disown(fcdp_slot *slot);

@@ -12,13 +12,13 @@ static void library_free(PyObject *capsule) {
     fcdp__nccl_unload(PyCapsule_GetPointer(capsule, CAPSULE));
 }
 
-/* (path or None) -> the library, for as long as a shard group uses it */
+/* (named or None, beside torch or None) -> the library, for as long as a shard group uses it */
 PyObject *binding_nccl_load(PyObject *self __attribute__((unused)), PyObject *args) {
-    const char *path;
-    if (!PyArg_ParseTuple(args, "z:nccl_load", &path)) return NULL;
+    const char *named, *beside_torch;
+    if (!PyArg_ParseTuple(args, "zz:nccl_load", &named, &beside_torch)) return NULL;
     fcdp_nccl *nccl;
     fcdp_status status;
-    Py_BEGIN_ALLOW_THREADS status = fcdp__nccl_load(path, &nccl);
+    Py_BEGIN_ALLOW_THREADS status = fcdp__nccl_load(named, beside_torch, &nccl);
     Py_END_ALLOW_THREADS if (status) return binding_raise(status);
     PyObject *capsule = PyCapsule_New(nccl, CAPSULE, library_free);
     if (!capsule) fcdp__nccl_unload(nccl);

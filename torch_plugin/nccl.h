@@ -4,7 +4,7 @@
 
 #include "torch_plugin/binding.h"
 
-/* nccl_load(path or None), nccl_ids(nccl, node_of, rank), nccl_comm_create(engine,
+/* nccl_load(named or None, beside torch or None), nccl_ids(nccl, node_of, rank), nccl_comm_create(engine,
  * node_of, rank, nccl, ids of all ranks). */
 PyObject *binding_nccl_load(PyObject *self, PyObject *args);
 PyObject *binding_nccl_ids(PyObject *self, PyObject *args);

@@ -61,8 +61,10 @@ static double ms_since(uint64_t begin_ns) {
 static void comm_init(void *arg) {
     rank *r = arg;
     ncclUniqueId id;
-    ncclConfig_v21400 config = {
-        .size = sizeof config, .magic = (unsigned)NCCL_API_MAGIC, .version = NCCL_OLDEST, .blocking = 0};
+    ncclConfig_v21400 config = {.size = sizeof config,
+                                .magic = (unsigned)NCCL_API_MAGIC,
+                                .version = NCCL_CONFIG_VERSION,
+                                .blocking = 0};
     uint64_t begin_ns = fcdp__now_ns();
     ok(r, r->nccl->ncclGetUniqueId(&id), "ncclGetUniqueId");
     ok(r, r->nccl->ncclCommInitRankConfig(&r->comm, 1, id, 0, &config), "ncclCommInitRankConfig");
@@ -156,10 +158,11 @@ static void timeout_check(const rank *r) {
 int main(int argc, char **argv) {
     fcdp_options options;
     rank r = {0};
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     must(fcdp_options_load(environ, &options), "options");
     must(fcdp__driver_open(options.driver, 0, NULL, &r.drv), "driver");
     uint64_t begin_ns = fcdp__now_ns();
-    must(fcdp__nccl_load(argc > 1 ? argv[1] : NULL, &r.nccl), "library");
+    must(fcdp__nccl_load(argc > 1 ? argv[1] : NULL, NULL, &r.nccl), "library");
     printf("NCCL's version = %d code\nloading the library takes = %.1f ms\n", r.nccl->version,
            ms_since(begin_ns));
     memory_make(&r);

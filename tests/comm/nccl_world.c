@@ -88,7 +88,7 @@ static void member_run(const world *w, simnet_fabric *fabric, board *b, uint32_t
     simgpu_set_races(1);
     MUST(!simnet_attach(fabric, rank, m.drv, &m.endpoint));
     simnccl_device_set(m.endpoint, m.drv);
-    MUST(!fcdp__nccl_load(double_path(), &m.nccl));
+    MUST(!fcdp__nccl_load(double_path(), NULL, &m.nccl));
     for (int i = 0; i < WORLD_N_STREAMS; i++) MUST(!fcdp__driver_stream_create(m.drv, &m.streams[i]));
     for (int i = 0; i < FCDP_N_LANES; i++) MUST(!fcdp__driver_event_create(m.drv, &m.turn[i]));
     memory_make(&m, &pages);
@@ -147,6 +147,7 @@ void world_run(const world *w, board **board_out) {
         &(simnet_config){.nodes = w->nodes, .ranks_per_node = w->ranks_per_node, .staging_bytes = 64 << 10},
         &fabric));
     fflush(NULL);
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     for (uint32_t r = 0; r < n; r++) {
         pids[r] = fork();
         assert_true(pids[r] >= 0);

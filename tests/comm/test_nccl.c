@@ -372,7 +372,7 @@ static void held_body(member *m) {
     fcdp_driver *own;
     fcdp_nccl *nccl;
     MUST(!fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &own));
-    MUST(!fcdp__nccl_load(double_path(), &nccl));
+    MUST(!fcdp__nccl_load(double_path(), NULL, &nccl));
     nccl->ncclCommAbort = abort_held;
     fcdp_driver *drv = m->drv;
     fcdp_nccl *usual = m->nccl;
@@ -406,22 +406,34 @@ static void an_abort_may_outlive_the_driver(void **state) {
 
 static void a_library_that_cannot_serve_is_refused(void **state) {
     (void)state;
-    fcdp_nccl *nccl = NULL;
-    if (fcdp__nccl_load("/nowhere/libnccl.so.2", &nccl) == FCDP_OK) { /* the system's */
-        assert_true(nccl->version >= 21400);
-        fcdp__nccl_unload(nccl);
-    } else {
-        assert_text("/nowhere/libnccl.so.2");
-        assert_text("2.14");
-    }
+    fcdp_nccl *nccl;
+    assert_int_equal(fcdp__nccl_load("/nowhere/libnccl.so.2", NULL, &nccl), FCDP_ERR_UNSUPPORTED);
+    assert_text("/nowhere/libnccl.so.2");
+    assert_text("2.26");
+}
+
+static void unordered_body(member *m) {
+    fcdp_nccl *nccl;
+    (void)m;
+    unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    MUST(fcdp__nccl_load(double_path(), NULL, &nccl) == FCDP_ERR_UNSUPPORTED);
+    MUST(strstr(fcdp_error_text(), "NCCL_LAUNCH_ORDER_IMPLICIT is not set"));
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
+    MUST(fcdp__nccl_load(double_path(), NULL, &nccl) == FCDP_ERR_UNSUPPORTED);
+    MUST(strstr(fcdp_error_text(), "NCCL_LAUNCH_ORDER_IMPLICIT is 0"));
+}
+
+static void without_an_order_on_the_device_nccl_is_refused(void **state) {
+    (void)state;
+    world_run(&(world){2, 1, 1, 0, 0, unordered_body}, NULL);
 }
 
 static void old_body(member *m) {
     fcdp_nccl *old;
     MUST(m->nccl->version == 22809);
-    simnccl_set_version(21304);
-    MUST(fcdp__nccl_load(double_path(), &old) == FCDP_ERR_UNSUPPORTED);
-    MUST(strstr(fcdp_error_text(), "21304") && strstr(fcdp_error_text(), "2.14"));
+    simnccl_set_version(22506);
+    MUST(fcdp__nccl_load(double_path(), NULL, &old) == FCDP_ERR_UNSUPPORTED);
+    MUST(strstr(fcdp_error_text(), "22506") && strstr(fcdp_error_text(), "2.26"));
 }
 
 static void an_old_version_is_refused(void **state) {
@@ -441,6 +453,7 @@ int main(void) {
         cmocka_unit_test(an_abort_may_outlive_the_driver),
         cmocka_unit_test(a_library_that_cannot_serve_is_refused),
         cmocka_unit_test(an_old_version_is_refused),
+        cmocka_unit_test(without_an_order_on_the_device_nccl_is_refused),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);
 }

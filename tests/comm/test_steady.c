@@ -16,6 +16,7 @@
 #include "comm/internal.h"
 #include "comm/tree.h"
 #include "tests/comm/member.h"
+#include "tiering/slot.h"
 #include "tools/simgpu/simgpu.h"
 
 enum {
@@ -123,11 +124,14 @@ static size_t expected_launches(const cluster_config *config) {
 static void check_mapping(const cluster_config *config) {
     bool exact = config->mapping == FCDP_MAPPING_EXACT;
     size_t n_uses = N_STEPS * config->n_nodes * config->node_size * (2 * N_GROUPS - 1);
-    assert_int_equal(simgpu_calls("cuMemCreate"), 0);
+    /* with exact mapping, where a rank runs further ahead than before: in each of two classes */
+    size_t n_extra = exact ? 2 * FCDP_SLOTS_PENDING * config->n_nodes * config->node_size : 0;
+    assert_in_range(simgpu_calls("cuMemCreate"), 0, n_extra);
     assert_int_equal(simgpu_calls("cuMemRelease"), 0);
     for (size_t i = 0; i < sizeof page_calls / sizeof *page_calls; i++) {
         unsigned long n = simgpu_calls(page_calls[i]);
-        if (n > (exact ? n_uses : 0)) fail_msg("%lu calls of %s in %zu uses", n, page_calls[i], n_uses);
+        if (n > (exact ? n_uses + n_extra : 0))
+            fail_msg("%lu calls of %s in %zu uses", n, page_calls[i], n_uses);
     }
 }
 
@@ -144,7 +148,7 @@ static void steady(cluster_config config, size_t most, bool exactly) {
         const struct simgpu_blocking *b = &out.blocking[r];
         if (config.mapping != FCDP_MAPPING_EXACT && b->calls)
             fail_msg("rank %u: %lu calls that may wait for the device", r, b->calls);
-        assert_int_equal(out.n_waits[r], 0);
+        if (config.mapping != FCDP_MAPPING_EXACT) assert_int_equal(out.n_waits[r], 0);
         assert_in_range(out.n_launches[r], exactly ? most : 1, most);
         assert_ok(fcdp__driver_stream_sync(c->members[r].engine->drv, c->members[r].stream));
         if (c->members[r].wrong[0]) fail_msg("%s", c->members[r].wrong);

@@ -95,7 +95,7 @@ bool can_write(CUdeviceptr address) {
 void *host_make(size_t bytes, bool registered) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(memory != MAP_FAILED);
-    if (registered) OK(cuMemHostRegister_v2(memory, bytes, 0));
+    if (registered) OK(cuMemHostRegister_v2(memory, bytes, CU_MEMHOSTREGISTER_DEVICEMAP));
     return memory;
 }
 

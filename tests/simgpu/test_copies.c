@@ -155,7 +155,8 @@ static void registration_wants_whole_pages_once(void **state) {
     REFUSED(cuMemHostRegister_v2(NULL, 4096, 0), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemHostRegister_v2(bytes_at(pages.at), 4096, 0), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemHostRegister_v2(host, 4096, CU_MEMHOSTREGISTER_IOMEMORY), CUDA_ERROR_NOT_SUPPORTED);
-    OK(cuMemHostRegister_v2(host + 4096, 2 * 4096, CU_MEMHOSTREGISTER_PORTABLE));
+    OK(cuMemHostRegister_v2(host + 4096, 2 * 4096,
+                            CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP));
     REFUSED(cuMemHostRegister_v2(host + 4096, 2 * 4096, 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     REFUSED(cuMemHostRegister_v2(host, 2 * 4096, 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
     REFUSED(cuMemHostRegister_v2(host, 4 * 4096, 0), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
@@ -165,6 +166,7 @@ static void registration_wants_whole_pages_once(void **state) {
     OK(cuMemHostGetDevicePointer_v2(&at, host + 4096 + 12, 0));
     assert_int_equal(at, (uintptr_t)host + 4096 + 12);
     REFUSED(cuMemHostGetDevicePointer_v2(&at, host + 4096, 1), CUDA_ERROR_INVALID_VALUE);
+    REFUSED(cuMemHostGetDevicePointer_v2(&at, host, 0), CUDA_ERROR_INVALID_VALUE); /* not registered for it */
     OK(cuMemHostUnregister(host + 4096));
     REFUSED(cuMemHostGetDevicePointer_v2(&at, host + 4096, 0), CUDA_ERROR_INVALID_VALUE);
     REFUSED(cuMemHostUnregister(host + 4096), CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);

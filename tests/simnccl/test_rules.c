@@ -64,6 +64,7 @@ static void lane_make(world *w, uint32_t first, int lane) {
 
 static world *world_make(void) {
     world *w = calloc(1, sizeof *w);
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     simnccl_reset(); /* after a test that failed */
     w->net = net_create((simnet_config){.nodes = 2, .ranks_per_node = 2, .staging_bytes = 64 << 10});
     for (int lane = 0; lane < LANES; lane++) {
@@ -194,6 +195,40 @@ static void a_circle_over_four_ranks_is_refused(void **state) {
     for (uint32_t r = 0; r < N; r++) refused += results[r] == INVALID_USAGE;
     assert_true(refused > 0);
     world_free(w, (unsigned long)refused);
+}
+
+static void a_second_communicator_without_their_order_is_refused(void **state) {
+    (void)state;
+    world *w = world_make();
+    nccl_id id;
+    ncclComm_t comm;
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0", 1);
+    assert_int_equal(ncclGetUniqueId(&id), SUCCESS);
+    assert_int_equal(join(w, 0, id, 2, 0, &comm), INVALID_USAGE);
+    assert_last("NCCL_LAUNCH_ORDER_IMPLICIT");
+    world_free(w, 1);
+}
+
+static void *poll_one(void *comm) {
+    int error;
+    return (void *)(intptr_t)ncclCommGetAsyncError(comm, &error);
+}
+
+static void a_poll_in_another_threads_launch_is_refused(void **state) {
+    (void)state;
+    world *w = world_make();
+    pthread_t thread;
+    void *result;
+    assert_int_equal(gather(w, 0, 2, BYTES, 0), IN_PROGRESS);
+    assert_int_equal(pthread_create(&thread, NULL, poll_one, w->comms[0][2]), 0);
+    pthread_join(thread, &result);
+    assert_int_equal((intptr_t)result, INVALID_USAGE);
+    assert_last("in progress in another thread");
+    assert_int_equal(settle(w->comms[0][2]), SUCCESS);
+    assert_int_equal(pthread_create(&thread, NULL, poll_one, w->comms[0][2]), 0);
+    pthread_join(thread, &result);
+    assert_int_equal((intptr_t)result, SUCCESS);
+    world_free(w, 1);
 }
 
 static void other_counts_are_refused(void **state) {
@@ -386,6 +421,8 @@ int main(void) {
         cmocka_unit_test(finalized_and_destroyed_in_that_order),
         cmocka_unit_test(another_launch_order_is_refused),
         cmocka_unit_test(a_circle_over_four_ranks_is_refused),
+        cmocka_unit_test(a_second_communicator_without_their_order_is_refused),
+        cmocka_unit_test(a_poll_in_another_threads_launch_is_refused),
         cmocka_unit_test(other_counts_are_refused),
         cmocka_unit_test(an_offset_that_is_not_the_ranks_is_refused),
         cmocka_unit_test(two_ranks_on_one_device_are_refused),

@@ -6,6 +6,8 @@ import importlib.util
 import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -19,6 +21,9 @@ DOUBLE = BUILD / "tools" / "simnccl" / "libfcdp_simnccl.so"
 WITNESS = BUILD / "tests" / "simnccl" / "libnccl_witness.so"
 # Every shard group of theirs is the whole world: the double has no lanes of another.
 NAMES = [name for name in CASES if re.match(r"full_|lora|unshard|accumul|mixed_|prefetch|frozen", name)]
+
+# A process group of one rank.
+START_ALONE = "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)"
 
 
 @pytest.fixture
@@ -72,6 +77,32 @@ def test_a_library_that_is_not_there_stops_every_rank(tmp_path):
     env = CONFIGURATIONS["tau0-slice"] | {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
     job = launch.torchrun(launch.HERE / "plain_script.py", [], tmp_path, env)
     assert job.returncode != 0 and "FCDP_TRANSPORT=nccl, but rank 0: " in job.output, job.output
+
+
+@needs_fcdp
+def test_without_an_order_on_the_device_every_rank_stops(tmp_path, double):
+    env = CONFIGURATIONS["tau0-slice"] | double | {"NCCL_LAUNCH_ORDER_IMPLICIT": "0"}
+    job = launch.torchrun(launch.HERE / "plain_script.py", [], tmp_path, env)
+    assert job.returncode != 0 and "NCCL_LAUNCH_ORDER_IMPLICIT is 0" in job.output, job.output
+
+
+@needs_fcdp
+@pytest.mark.parametrize(
+    "env, before, value",
+    [
+        ({"FCDP": "1"}, "", "1"),
+        ({"FCDP": "1", "NCCL_LAUNCH_ORDER_IMPLICIT": "0"}, "", "0"),
+        ({}, "", "None"),
+        ({}, "import fcdp; fcdp.enable()", "1"),
+        ({}, START_ALONE + "; import fcdp; fcdp.enable()", "None"),
+    ],
+    ids=["from the start", "the job's own", "without FCDP", "by hand", "by hand, too late"],
+)
+def test_nccl_is_told_of_the_order_before_it_reads_it(env, before, value):
+    code = before + "\nimport os; print(os.environ.get('NCCL_LAUNCH_ORDER_IMPLICIT'))"
+    clean = {name: v for name, v in os.environ.items() if not name.startswith(("FCDP", "NCCL"))}
+    out = subprocess.run([sys.executable, "-c", code], env=clean | env, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == value, out.stderr
 
 
 @needs_fcdp

@@ -16,9 +16,9 @@ def body(section: Section) -> None:
         section.bench("one_rank_nccl", path, SIMNCCL_FABRIC=str(fabric), RANK="0")
         fabric.unlink(missing_ok=True)
         return
-    from fcdp.nccl import library_path  # of the wheel; imports torch
+    from fcdp.nccl import beside_torch  # of the wheel; imports torch
 
-    path = library_path()
+    path = os.environ.get("FCDP_NCCL_LIBRARY") or beside_torch()
     # One machine, no peer: the bootstrap and the sockets may go over the loopback, which every machine has.
     section.bench("one_rank_nccl", *([path] if path else []), NCCL_SOCKET_IFNAME="lo", NCCL_DEBUG="WARN")
 

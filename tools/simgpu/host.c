@@ -14,6 +14,7 @@
 struct registration {
     uintptr_t address;
     size_t bytes;
+    bool is_mapped; /* for the device: CU_MEMHOSTREGISTER_DEVICEMAP */
     struct sim_history *history;
 };
 
@@ -91,7 +92,7 @@ static CUresult pin(void *address, size_t bytes) {
     return error == EAGAIN ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-static CUresult register_locked(void *address, size_t bytes) {
+static CUresult register_locked(void *address, size_t bytes, bool is_mapped) {
     uintptr_t begin = (uintptr_t)address;
     if (simgpu__vspace_place(begin, bytes) != SIM_FOREIGN) return CUDA_ERROR_INVALID_VALUE;
     if (simgpu__host_place(begin, bytes) != SIM_FOREIGN) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
@@ -100,7 +101,7 @@ static CUresult register_locked(void *address, size_t bytes) {
     if (result != CUDA_SUCCESS) return result;
     size_t i = index_of(begin);
     memmove(&registrations[i + 1], &registrations[i], (n_registrations - i) * sizeof *registrations);
-    registrations[i] = (struct registration){.address = begin, .bytes = bytes};
+    registrations[i] = (struct registration){.address = begin, .bytes = bytes, .is_mapped = is_mapped};
     n_registrations++;
     return CUDA_SUCCESS;
 }
@@ -114,7 +115,7 @@ CUresult cuMemHostRegister_v2(void *address, size_t bytes, unsigned int flags) {
     if (flags & ~(unsigned)(CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP))
         return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
-    return sim_unlock_with(register_locked(address, bytes));
+    return sim_unlock_with(register_locked(address, bytes, flags & CU_MEMHOSTREGISTER_DEVICEMAP));
 }
 
 static CUresult unregister_locked(void *address) {
@@ -143,12 +144,15 @@ CUresult cuMemHostUnregister(void *address) {
     return result;
 }
 
-/* The device sees registered memory where the host does (CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM). */
+/* The device sees registered memory where the host does (CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM), if it was
+ * registered for that: the call's text in the driver's manual asks for the flag, whatever unified addressing
+ * maps besides. */
 CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address_out, void *host, unsigned int flags) {
     SIM_ENTER(cuMemHostGetDevicePointer_v2);
     if (!address_out || !host || flags) return CUDA_ERROR_INVALID_VALUE;
     sim_lock();
-    if (simgpu__host_place((uintptr_t)host, 1) != SIM_PINNED)
+    if (simgpu__host_place((uintptr_t)host, 1) != SIM_PINNED ||
+        !registrations[index_of((uintptr_t)host)].is_mapped)
         return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
     *address_out = (uintptr_t)host;
     return sim_unlock_with(CUDA_SUCCESS);

@@ -202,6 +202,14 @@ static ncclResult_t call_check(const char *call, const ncclComm_t comm) {
                            comm->state == COMM_ABORTED ? "aborted" : "destroyed");
 }
 
+/* A poll ends and frees what was begun (NCCL 2.26), under whoever began it. */
+static ncclResult_t user_check(const ncclComm_t comm) {
+    bool in_progress = comm->state == COMM_JOINS || comm->polls_left;
+    if (!in_progress || pthread_equal(comm->user, pthread_self())) return ncclSuccess;
+    return simnccl__broken(ncclInvalidUsage,
+                           "ncclCommGetAsyncError: the communicator is in progress in another thread");
+}
+
 /* What its peers, or the network, have come to. */
 static ncclResult_t net_look(ncclComm_t comm) {
     fcdp_status status = simnet_status(comm->device->endpoint, simnccl.last_error, sizeof simnccl.last_error);
@@ -237,6 +245,17 @@ static ncclResult_t comm_look(ncclComm_t comm) {
     return result == ncclSuccess || result == ncclInProgress ? result : comm_fail(comm, result);
 }
 
+static bool device_is_shared(const sim_device *device) {
+    ncclComm_t comm = simnccl.comms;
+    while (comm && (comm->device != device || is_dead(comm))) comm = comm->next;
+    return comm;
+}
+
+static bool orders_launches(void) {
+    const char *value = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    return value && strtol(value, NULL, 10) != 0;
+}
+
 static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *id, int rank,
                               const config_head *config) {
     sim_device *device = thread_endpoint ? device_find(thread_endpoint) : device_of_environment();
@@ -248,6 +267,10 @@ static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *i
     if (!device)
         return simnccl__broken(ncclUnhandledCudaError,
                                "ncclCommInitRankConfig: the thread has no device (simnccl_device_set)");
+    if (device_is_shared(device) && !orders_launches())
+        return simnccl__broken(ncclInvalidUsage,
+                               "ncclCommInitRankConfig: the device has a communicator; a second one needs "
+                               "NCCL_LAUNCH_ORDER_IMPLICIT=1");
     if (n < 1 || n > SIMNET_MAX_RANKS || rank < 0 || rank >= n)
         return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: rank %d of %d", rank, n);
     ncclComm_t comm = calloc(1, sizeof *comm);
@@ -256,6 +279,7 @@ static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *i
     comm->device = device;
     comm->n = (uint32_t)n;
     comm->rank = (uint32_t)rank;
+    comm->user = pthread_self();
     ncclResult_t result = simnccl__join(comm, id);
     if (result != ncclInProgress) {
         comm_free(comm);
@@ -318,6 +342,7 @@ SIMNCCL_API ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *er
     pthread_mutex_lock(&simnccl.lock);
     ncclResult_t result = simnccl__enter(ENTRY_ncclCommGetAsyncError);
     if (result == ncclSuccess) result = call_check("ncclCommGetAsyncError", comm);
+    if (result == ncclSuccess) result = user_check(comm);
     if (result == ncclSuccess) *error = comm_look(comm);
     pthread_mutex_unlock(&simnccl.lock);
     return result;
@@ -334,6 +359,7 @@ SIMNCCL_API ncclResult_t ncclCommFinalize(ncclComm_t comm) {
     if (result == ncclSuccess) {
         comm->state = COMM_FINALIZED;
         comm->polls_left = POLLS_IN_PROGRESS;
+        comm->user = pthread_self();
         result = ncclInProgress;
     }
     pthread_mutex_unlock(&simnccl.lock);

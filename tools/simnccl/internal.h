@@ -71,6 +71,7 @@ struct ncclComm {
     ncclResult_t failure; /* the first one */
     char text[SIMNCCL_TEXT_BYTES];
     unsigned polls_left; /* until what was begun is done; 0: nothing is in progress */
+    pthread_t user;      /* who began that */
     simnet_part *parts;  /* begun, not launched; NULL: nothing */
     size_t n_parts;
     fcdp_stream stream;

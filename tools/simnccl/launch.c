@@ -119,6 +119,7 @@ static ncclResult_t group_begin(void) {
     comm->n_parts = n;
     comm->stream = group.ops[0].stream;
     comm->polls_left = POLLS_IN_PROGRESS;
+    comm->user = pthread_self();
     atomic_store(&comm->page->members[comm->rank].begun, 1);
     return ncclInProgress;
 }

@@ -21,6 +21,10 @@
  *   communicator: no launches in a circle;
  * - an all-gather in place reads at recvbuff + rank * count;
  * - one rank per device;
+ * - a device has a second communicator only with NCCL_LAUNCH_ORDER_IMPLICIT=1, for the order of their kernels
+ *   on the device; an order by the caller's events would do for NCCL, and is not modelled;
+ * - one thread at a time in a communicator: what a thread has begun, that thread alone polls until it is
+ *   done;
  * - a communicator that is in progress, aborted, finalized or destroyed takes no call that needs more;
  * - ncclGroupStart and ncclGroupEnd in pairs.
  *

@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.abc
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -91,8 +92,17 @@ _ACTIONS = {
 }
 
 
+def _order_communicators() -> None:
+    """NCCL orders the collectives of several communicators on a device, torch's and FCDP's, where this variable is
+    set before its first one. comm/nccl_library.c refuses NCCL where it is not."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not c10d.is_initialized():
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+
+
 def install() -> None:
     """Idempotent. Acts now on what is loaded, and on the rest as soon as it is."""
+    _order_communicators()
     loaded = [name for name in _ACTIONS if name in sys.modules]
     if not any(isinstance(finder, AfterImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, AfterImport({name: action for name, action in _ACTIONS.items() if name not in loaded}))

@@ -12,12 +12,8 @@ from fcdp.c10d import Shards
 _library: Any = None
 
 
-def library_path() -> str | None:
-    """FCDP_NCCL_LIBRARY, else the one that torch brought along; None: whichever the loader finds, which is
-    torch's where that has loaded one."""
-    named = os.environ.get("FCDP_NCCL_LIBRARY")
-    if named:
-        return named
+def beside_torch() -> str | None:
+    """The library that torch brought along; None: it is the system's."""
     try:
         spec = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
     except (ImportError, ValueError, AttributeError):  # some other package of that name
@@ -32,7 +28,7 @@ def library_path() -> str | None:
 def _load() -> Any:
     global _library
     if _library is None:
-        _library = _fcdp.nccl_load(library_path())
+        _library = _fcdp.nccl_load(os.environ.get("FCDP_NCCL_LIBRARY") or None, beside_torch())
     return _library
 
 

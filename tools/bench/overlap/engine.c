@@ -62,7 +62,7 @@ static fcdp_transport nccl_transport(rank *r) {
     _Static_assert(sizeof ids[0] == BOARD_ID_BYTES, "what a rank brings to the exchange");
     simnccl_device_set(r->endpoint, r->drv);
     MUST(dladdr((void *)(uintptr_t)simnccl_device_set, &about));
-    MUST(!fcdp__nccl_load(about.dli_fname, &e->nccl));
+    MUST(!fcdp__nccl_load(about.dli_fname, NULL, &e->nccl));
     MUST(!fcdp__nccl_ids_make(e->nccl, &r->topology, &ids[r->topology.rank]));
     memcpy(r->board->ids[r->topology.rank], &ids[r->topology.rank], BOARD_ID_BYTES);
     meet(r);

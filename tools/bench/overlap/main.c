@@ -217,6 +217,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     a.run.sim_library = sim_library();
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED) return 2;
     printf("%s%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping "
