@@ -268,6 +268,24 @@ def test_device_memory_where_the_recording_begins_late(tmp_path):
     assert not any(held[0])
 
 
+def test_what_has_no_duration_has_no_rate(tmp_path):
+    """Else it is a spike of all its bytes in a moment, beside which no gather can be seen."""
+    script = Script()
+    second = 1_000_000_000
+    script.event("pass", time_ns=0)
+    script.event("gather", stream="inter 0", a=1000, duration_ns=second, time_ns=0)
+    script.event("reduce_scatter", bytes=900, a=900, b=2, time_ns=second)
+    script.event("reduce_scatter", bytes=800, a=0, b=2, duration_ns=second, time_ns=second)
+    script.event("pass", time_ns=2 * second)
+    record(tmp_path / "x.trace", script)
+    series = _trace.series(_trace.file_open(str(tmp_path / "x.trace")), 0, 100)
+    (mark,) = series["marks"]
+    assert mark == (series["first_ns"] + second, "reduce_scatter", "between nodes", 900)
+    moved = {name: memoryview(data).cast("d") for name, data in series["columns"][0].items()}
+    assert sum(moved["between nodes"]) == pytest.approx(1000) and max(moved["between nodes"]) < 25
+    assert sum(moved["within the node"]) == pytest.approx(800) and not any(moved["within the node"][:49])
+
+
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_plot(job, tmp_path, suffix):
     pytest.importorskip("matplotlib")
@@ -285,3 +303,27 @@ def test_plot_names_what_it_cannot_do(job, tmp_path):
     assert memtrace_run("plot", job, "-o", tmp_path / "x.pdf").returncode == 2
     done = memtrace_run("plot", job, "-o", tmp_path / "x.svg", "--rank", "7")
     assert done.returncode == 1 and "no rank 7; it has 0, 1" in done.stderr
+
+
+def test_a_colour_means_one_thing_in_a_plot():
+    from fcdp_memtrace import plot
+
+    colours = [*plot.TIERS.values(), plot.LINK, *plot.OWNERS.values()]
+    assert len(set(colours)) == len(colours)
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"), [(3 * SIZE, ">budget, 3.15 MB<"), (9 * SIZE, "the budget is 9.44 MB"), (0, "by owner<")]
+)
+def test_plot_shows_the_budget_and_each_link(tmp_path, budget, said):
+    pytest.importorskip("matplotlib")
+    script = a_job()
+    script.counter("device.budget_bytes", budget)
+    script.event("reduce_scatter", bytes=900, a=900, b=2)
+    record(tmp_path / "x.trace", script)
+    assert memtrace_run("plot", tmp_path / "x.trace", "-o", tmp_path / "x.svg").returncode == 0
+    drawn = (tmp_path / "x.svg").read_text()
+    assert said in drawn
+    for name in ("between nodes", "within the node", "to the host", "to the device", "gathered parameters"):
+        assert f">{name}<" in drawn, name
+    assert drawn.count(">reduce_scatter: when, not how long<") == 1

@@ -71,7 +71,7 @@ typedef struct pass {
         uint64_t since_ns;
         memtrace_tier tier;
     } *known; /* FCDP_TRACE_N_OBJECTS */
-    size_t room_rows, room_steps;
+    size_t room_rows, room_steps, room_marks;
     struct held {
         bool is_told; /* by an event */
         uint64_t bytes;
@@ -113,6 +113,20 @@ static void set_tier(pass *p, struct known *known, uint64_t now_ns, memtrace_tie
         if (tiers[i] < known->tier) tiers[i] = (uint8_t)known->tier;
     known->since_ns = now_ns;
     known->tier = tier;
+}
+
+static bool add_mark(pass *p, const fcdp_trace_event *e) {
+    memtrace_series *s = p->series;
+    memtrace_mark mark = {.time_ns = e->time_ns, .kind = e->kind};
+    uint64_t all = 0;
+    for (int link = 0; link < MEMTRACE_N_LINKS; link++)
+        all += mark.bytes[link] = memtrace_link_bytes(e, link);
+    if (!all) return true;
+    void *marks = memtrace_grown(s->marks, &p->room_marks, s->n_marks, sizeof *s->marks);
+    if (!marks) return false;
+    s->marks = marks;
+    s->marks[s->n_marks++] = mark;
+    return true;
 }
 
 /* Bytes spread evenly over the time that they took. */
@@ -166,7 +180,10 @@ static void add_held(pass *p, const fcdp_trace_event *e) {
 static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_event *e) {
     pass *p = context;
     memtrace_series *s = p->series;
-    add_moved(s, e);
+    if (e->duration_ns)
+        add_moved(s, e);
+    else if (!add_mark(p, e))
+        return false;
     if (e->kind == FCDP_EVENT_PAGES_TAKE || e->kind == FCDP_EVENT_PAGES_GIVE) add_held(p, e);
     if (e->kind == FCDP_EVENT_STEP) {
         void *steps = memtrace_grown(s->steps_ns, &p->room_steps, s->n_steps, sizeof *s->steps_ns);
@@ -286,6 +303,7 @@ void memtrace_series_destroy(memtrace_series *s) {
     for (int i = 0; i < MEMTRACE_N_LINKS; i++) free(s->links[i]);
     for (int i = 0; i < MEMTRACE_N_HOLDERS; i++) free(s->held[i]);
     free(s->rows);
+    free(s->marks);
     free(s->steps_ns);
     free(s);
 }
