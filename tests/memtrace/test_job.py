@@ -103,6 +103,18 @@ def test_counters_equal_fcdp_stats(folder):
         assert {name: pair for name, pair in both.items() if pair[0] != pair[1]} == {}
 
 
+def test_a_reduce_scatter_of_cpu_tensors_has_a_duration(folder):
+    """The program waits for it. So the rate of its link is known, and it is no moment in which all was sent."""
+    file = _trace.file_open(str(folder / "job.trace"))
+    for index, process in enumerate(_trace.file_processes(file)):
+        series = _trace.series(file, index, 100)
+        sent = process["counters"]["collectives.reduce_scatter.inter_bytes_sent"]
+        gathered = process["counters"]["collectives.gather.inter_bytes_sent"]
+        assert not [mark for mark in series["marks"] if mark[1] == "reduce_scatter"]
+        between = sum(memoryview(series["columns"][0]["between nodes"]).cast("d"))
+        assert sent > 0 and between == pytest.approx(sent + gathered)
+
+
 def test_the_live_view_equals_fcdp_stats(folder):
     frame = json.loads((folder / "top.json").read_text())
     assert frame["running"] == RANKS and [rank["rank"] for rank in frame["ranks"]] == list(range(RANKS))
