@@ -92,6 +92,21 @@ def test_the_option_that_would_shorten_a_wait(tmp_path, script, option):
     assert stall["option"] == option and stall["region"] == "layer" and stall["duration_ns"] == 5 * MILLISECOND
 
 
+def test_an_advice_is_given_once_per_cause(tmp_path):
+    """Three of four waits have one cause: its advice stands above them once, and their sum comes first."""
+    script = Script()
+    script.object(1, "layer", size=4 * SIZE)
+    for i in range(3):
+        script.event("gather", stream="inter 0", object=1, **at(50 + 20 * i, 55 + 20 * i, bytes=4 * SIZE, a=SIZE))
+        script.event("stall", stream="compute", object=1, **at(50 + 20 * i, 55 + 20 * i))
+    script.event("host_wait", "memory", duration_ns=6 * MILLISECOND)
+    record(tmp_path / "x.trace", script)
+    said = memtrace_run("report", tmp_path / "x.trace").stdout
+    assert said.count("FCDP_PREFETCH: a larger one") == 1 and said.count("began only when it was needed") == 1
+    assert said.index("15.0 ms in 3 waits") < said.index("6.0 ms in 1 wait: device pages lacked")
+    assert said.count("gather of 4.19 MB, 5.0 ms") == 3
+
+
 def test_the_longest_ten_in_order(tmp_path):
     script = Script()
     for i in [3, 9, 1, 12, 7, 5, 2, 8, 4, 11, 6, 10]:

@@ -159,18 +159,42 @@ def _regions(report: dict, n: int) -> list[str]:
     ]
 
 
-def _stall(number: int, stall: dict) -> list[str]:
-    of = f" for {stall['region']}" if stall["region"] else ""
-    where = " in backward" if stall["backward"] else ""
-    what = "the compute stream waited" if stall["kind"] == "stall" else f"the host waited ({stall['cause']})"
-    lines = [f"{number:3}. {ms(stall['duration_ns'])}  {stall['process']}, step {stall['step']}: {what}{of}{where}"]
-    why = stall["reason"]
-    if stall["move"]:
-        why += f" ({stall['move']['kind']} of {human(stall['move']['bytes'])}, {ms(stall['move']['duration_ns'])})"
-    lines.append(f"     because {why}")
-    if stall["advice"]:
-        lines.append(f"     {stall['option']}: {stall['advice']}" if stall["option"] else f"     {stall['advice']}")
-    return lines
+def grouped(stalls: list[dict]) -> list[dict]:
+    """The waits that one change would shorten, together: [{reason, option, advice, duration_ns, stalls}], by their sum."""
+    groups: dict[str, dict] = {}
+    for stall in stalls:
+        group = groups.setdefault(
+            stall["reason"], {k: stall[k] for k in ("reason", "option", "advice")} | {"duration_ns": 0, "stalls": []}
+        )
+        group["duration_ns"] += stall["duration_ns"]
+        group["stalls"].append(stall)
+    return sorted(groups.values(), key=lambda group: -group["duration_ns"])
+
+
+def stall_cells(stall: dict) -> list[str]:
+    """As WAITS_HEAD says."""
+    move = stall["move"]
+    return [
+        ms(stall["duration_ns"]),
+        stall["process"],
+        f"step {stall['step']}{', backward' if stall['backward'] else ''}",
+        stall["region"] or "-",
+        "the compute stream" if stall["kind"] == "stall" else f"the host ({stall['cause']})",
+        f"{move['kind']} of {human(move['bytes'])}, {ms(move['duration_ns'])}" if move else "-",
+    ]
+
+
+WAITS_HEAD = ["wait", "process", "when", "region", "what waited", "what it waited for"]
+
+
+def _cause(group: dict) -> list[str]:
+    stalls = group["stalls"]
+    lines = [f"{ms(group['duration_ns'])} in {_plural(len(stalls), 'wait')}: {group['reason']}"]
+    if group["advice"]:
+        lines.append(f"  {group['option'] + ': ' if group['option'] else ''}{group['advice']}")
+    cells = [stall_cells(stall) for stall in stalls]
+    cells = [[row[0].rjust(max(len(other[0]) for other in cells)), *row[1:]] for row in cells]
+    return lines + ["    " + line for line in table(WAITS_HEAD, cells, len(WAITS_HEAD)).splitlines()[1:]]
 
 
 def _waits(report: dict) -> list[str]:
@@ -183,9 +207,9 @@ def _waits(report: dict) -> list[str]:
         lines.append(f"the host waited {ms(ns)} for {cause}, {_plural(report['host_waits'][cause], 'time')}")
     if not report["stalls"]:
         return [*lines, "No wait was recorded."]
-    lines.append(f"The {len(report['stalls'])} longest waits:")
-    for number, stall in enumerate(report["stalls"], 1):
-        lines += _stall(number, stall)
+    lines.append(f"The {len(report['stalls'])} longest waits, by cause:")
+    for group in grouped(report["stalls"]):
+        lines += ["", *_cause(group)]
     return lines
 
 
