@@ -133,6 +133,8 @@ PHASES = {
     "i": {"name": str, "cat": str, "ts": NUMBER, "pid": int, "tid": int, "s": str, "args": dict},
     "C": {"name": str, "ts": NUMBER, "pid": int, "tid": int, "args": dict},
     "M": {"name": str, "pid": int, "tid": int, "args": dict},
+    "s": {"name": str, "cat": str, "ts": NUMBER, "pid": int, "tid": int, "id": int},
+    "f": {"name": str, "cat": str, "ts": NUMBER, "pid": int, "tid": int, "id": int, "bp": str},
 }
 
 
@@ -154,13 +156,67 @@ def test_chrome(job, tmp_path):
         assert list(names.values()).count(said) == 2, said
     assert all((e["pid"], e["tid"]) in names for e in events if e["ph"] in "Xi")
     assert {e["args"]["name"].split(" (")[0] for e in events if e["name"] == "process_name"} == {"rank 0", "rank 1"}
-    gathers = [e for e in events if e["name"] == "gather"]
+    gathers = [e for e in events if e.get("args", {}).get("kind") == "gather"]
     assert len(gathers) == N_USES and all(e["dur"] == 3000 for e in gathers)
+    assert {e["name"] for e in gathers} == {"gather model.layers.0", "gather model.layers.1"}
     assert {e["args"]["region"] for e in gathers} == {"model.layers.0", "model.layers.1"}
+    assert all(e["args"]["bytes that this rank sent between nodes"] == SIZE // 2 for e in gathers)
+    assert not any(e.get("args", {}).keys() & {"a", "b", "0", ""} for e in events)
     tiers = [e for e in events if e.get("cat") == "region"]
     assert {e["name"] for e in tiers} == {"in use", "kept on the device", "host"}
     rates = [e for e in events if e["name"] == "link between nodes"]
     assert max(e["args"]["bytes per second"] for e in rates) == pytest.approx(SIZE // 2 / 3e-3, rel=1e-3)
+
+
+def arrows_of(path):
+    """[(name, the slice where it begins, the slice where it ends)] as a viewer finds them: by track and time."""
+    events = json.loads(path.read_text())["traceEvents"]
+    ends = [{e["id"]: e for e in events if e["ph"] == phase} for phase in "sf"]
+    assert ends[0].keys() == ends[1].keys() and 2 * len(ends[0]) == sum(e["ph"] in "sf" for e in events)
+
+    def slice_at(at):
+        (found,) = (
+            e["name"]
+            for e in events
+            if (e["ph"], e["pid"], e["tid"]) == ("X", at["pid"], at["tid"])
+            and e["ts"] <= at["ts"] <= e["ts"] + e["dur"]
+        )
+        return found
+
+    assert all(s["name"] == f["name"] and s["ts"] <= f["ts"] for s, f in zip(ends[0].values(), ends[1].values()))
+    return [(start["name"], slice_at(start), slice_at(ends[1][number])) for number, start in ends[0].items()]
+
+
+def test_chrome_has_an_arrow_from_each_gather_to_its_use(job, tmp_path):
+    """The job's backward has no waits: what it loads is not the next step's, whose wait comes next."""
+    assert memtrace_run("export", job, "-o", tmp_path / "x.json").returncode == 0
+    found = sorted(arrows_of(tmp_path / "x.json"))
+    layers = [f"model.layers.{i}" for i in (0, 1) for _ in range(N_USES // 2)]
+    assert found == [("gather to use", f"gather {name}", f"stall {name}") for name in layers]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["written before the use", "written after it"])
+def test_an_arrow_ends_at_the_use_that_the_bytes_are_for(tmp_path, is_late):
+    """Of three uses by the program (CPU tensors), the second waits for a load that began ahead."""
+    script = Script()
+    script.object(1, "layer", size=SIZE)
+    waits = [("host_wait", "host_computes", None, at(ms, ms + 2)) for ms in (10, 50, 90)]
+    load = ("load", None, "h2d", at(30, 45, bytes=SIZE))
+    for kind, cause, stream, fields in [
+        *waits[:1],
+        *([] if is_late else [load]),
+        waits[1],
+        *([load] if is_late else []),
+    ]:
+        script.event(kind, cause, stream, object=1, **fields)
+    script.event(*waits[2][:3], object=1, **waits[2][3])
+    script.event("host_wait", "host_computes", object=1, **at(120, 122))
+    record(tmp_path / "x.trace", script)
+    assert memtrace_run("export", tmp_path / "x.trace", "-o", tmp_path / "x.json").returncode == 0
+    assert arrows_of(tmp_path / "x.json") == [("load to use", "load layer", "host_wait layer")]
+    events = json.loads((tmp_path / "x.json").read_text())["traceEvents"]
+    begin, end = (next(e["ts"] for e in events if e["ph"] == phase) for phase in "sf")
+    assert end - begin == pytest.approx(20000)
 
 
 def test_chrome_is_on_the_clock_of_pytorch_s_profiler(job, tmp_path):
@@ -179,7 +235,7 @@ def test_chrome_is_on_the_clock_of_pytorch_s_profiler(job, tmp_path):
     assert trace["baseTimeNanoseconds"] == base
     of_profile = next(e for e in trace["traceEvents"] if e["name"] == "aten::mm")
     assert of_profile["ts"] == 10**6 + 5
-    created = next(e for e in trace["traceEvents"] if e["name"] == "region_create")
+    created = next(e for e in trace["traceEvents"] if e["name"] == "region_create model.layers.0")
     begun = (process["start_real_ns"] - base) / 1e3
     assert 0 < created["ts"] - begun < 10**6
 
