@@ -106,8 +106,9 @@ static PyObject *series(PyObject *self, PyObject *args) {
     for (size_t i = 0; is_good && i < s->n_marks; i++) is_good = append_mark(marks, &s->marks[i]);
     PyObject *columns = is_good ? column_dict(s) : NULL, *dict = NULL;
     if (columns)
-        dict = Py_BuildValue("{s:K,s:K,s:O,s:O,s:O,s:N}", "first_ns", s->first_ns, "last_ns", s->last_ns,
-                             "rows", rows, "steps_ns", steps, "marks", marks, "columns", columns);
+        dict = Py_BuildValue("{s:K,s:K,s:O,s:O,s:O,s:N,s:y#}", "first_ns", s->first_ns, "last_ns", s->last_ns,
+                             "rows", rows, "steps_ns", steps, "marks", marks, "columns", columns, "waited",
+                             (const char *)s->waited, (Py_ssize_t)(s->n_columns * sizeof *s->waited));
     Py_XDECREF(marks);
     Py_XDECREF(rows);
     Py_XDECREF(steps);

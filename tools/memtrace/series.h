@@ -53,6 +53,7 @@ typedef struct memtrace_series {
     memtrace_row *rows; /* regions in the order in which they appeared */
     size_t n_rows;
     double *links[MEMTRACE_N_LINKS]; /* n_columns: bytes moved in each */
+    double *waited;                  /* n_columns: ns in waits, of all threads and the compute stream */
     memtrace_mark *marks;            /* in the order of the file */
     size_t n_marks;
     uint64_t *held[MEMTRACE_N_HOLDERS]; /* n_columns: the most that each holder had, of all pools */

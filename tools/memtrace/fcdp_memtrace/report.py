@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 
 from fcdp_memtrace import _trace
+from fcdp_memtrace.replace import replacing
 from fcdp_memtrace.trace_file import TraceFile, add_file
 from fcdp_memtrace.units import human, ms, table
 
@@ -16,6 +18,9 @@ Say what a recorded job moved, and what it waited for.
 Bytes and counts are of all ranks together. Times of a step or region: "moved" is how long the streams were at
 gathers, restores, loads and stores; "exposed" is how long the program or its compute stream waited for them or for
 device memory; "hidden" is the rest of moved. The waits below name the option that would shorten them.
+
+--html writes it as one page, to open in a browser or send to others, with a timeline of each rank to zoom into:
+where regions were, what crossed the links, and when the program waited.
 """
 STEPS, REGIONS = 10, 15
 
@@ -23,6 +28,7 @@ STEPS, REGIONS = 10, 15
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument("--json", action="store_true", help="everything as JSON, on one line")
+    parser.add_argument("--html", metavar="OUT.html", help="write a page that a browser shows, with a timeline")
     parser.add_argument(
         "--steps", type=int, default=STEPS, metavar="N", help=f"rows of steps: the last N (default {STEPS})"
     )
@@ -227,7 +233,14 @@ def text(report: dict, steps: int = STEPS, regions: int = REGIONS) -> str:
 
 def run(args: argparse.Namespace) -> int:
     report = document(args.file)
-    if args.json:
+    if args.html:
+        from fcdp_memtrace import page
+
+        with replacing(args.html, args.file) as part:
+            page.write(report, part)
+        TraceFile(args.file).warn()
+        print(f"{args.html}: open it in a browser", file=sys.stderr)
+    elif args.json:
         print(json.dumps(report))
     else:
         print(text(report, max(args.steps, 0), max(args.regions, 0)))
