@@ -4,6 +4,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from fcdp_lab import report
+
 _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _PLAIN, _ACCENT, _STATE = "#9aa3b2", "#2f6fdb", "#d9dee7"
 _COLLECTIVES = (
@@ -110,7 +112,7 @@ def _time(axes, doc):
     values = [mode["step_s"] for mode in doc["modes"]]
     _bars(axes, doc, values, lambda v: f"{v:.2f} s" if v >= 0.1 else f"{v * 1e3:.1f} ms")
     _title(axes, "Step time")
-    axes.set_xlabel("seconds", color=_MUTED)
+    axes.set_xlabel("seconds" + (", on a busy machine" if report.busy(doc) else ""), color=_MUTED)
 
 
 def _device(axes, doc):

@@ -7,6 +7,8 @@ import platform
 import sys
 import time
 
+from fcdp_lab import machine
+
 try:
     from rich.console import Console
     from rich.table import Table
@@ -108,6 +110,20 @@ def splits(doc):
             yield f"{mode['name']}: left to plain FSDP2: {bypass['group']}: {bypass['reason']}"
 
 
+def busy(doc):
+    """One line where other programs used so much of the machine that step times are theirs, too; else None."""
+    cpus = doc["machine"]["cpus"]
+    used = {mode["name"]: mode["others_cpus"] for mode in doc["modes"] if mode["others_cpus"] is not None}
+    if max(used.values(), default=0) < machine.BUSY_SHARE * cpus:
+        return None
+    (first, n), *others = used.items()
+    rest = "".join(f", {n:.1f} during {name}" for name, n in others)
+    return (
+        f"This machine was busy: other programs used {n:.1f} of its {cpus} CPUs during {first}{rest}. Step times "
+        "include that; run it again when the machine is idle"
+    )
+
+
 class Screen:
     """Progress and errors on stderr, the table on stdout."""
 
@@ -136,7 +152,7 @@ class Screen:
             for line in [COLUMNS, *rows(doc)]:
                 print("  ".join(f"{cell:<18}" for cell in line).rstrip())
             print(caption(doc))
-        for line in splits(doc):
+        for line in [*splits(doc), *filter(None, [busy(doc)])]:
             print(line)
 
 

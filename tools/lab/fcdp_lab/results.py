@@ -96,6 +96,7 @@ def of_run(run, warmup):
     return {
         "steps": n_steps + 1 if times and min(len(_steps(lines)) for lines in ranks.values()) else 0,
         "wall_s": run.wall_s,
+        "others_cpus": run.others_cpus,
         "step_s": statistics.median(per_step[warmup - 1 :] or per_step) if per_step else None,
         "step_s_each": per_step,
         "sent_bytes_per_step": _mean(sent.values()),
@@ -170,6 +171,7 @@ _MEDIANS = (
     "device_state_bytes",
     "host_peak_bytes",
     "wall_s",
+    "others_cpus",
 )
 
 
