@@ -100,10 +100,11 @@ def splits(doc):
             continue
         parts = ", ".join(f"{kind} {n / unit:.3f}" for kind, n in split.items() if n)
         counted = sum(split.values())
+        counter = "fcdp.stats()" if mode["runs"][0]["fcdp"] else "by their sizes"
         gap = abs(counted / mode["sent_bytes_per_step"] - 1) if mode["sent_bytes_per_step"] else 0
         yield (
             f"{mode['name']}: sent by collective, in W: {parts}; "
-            f"fcdp.stats() {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)"
+            f"{counter} {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)"
         )
     for mode in doc["modes"]:
         for bypass in (mode["runs"][0]["fcdp"] or {}).get("bypassed") or []:
