@@ -73,9 +73,9 @@ METHOD(trace_agree) {
     Py_RETURN_NONE;
 }
 
-/* (is it a gather, bytes to the next of the ring, do they leave the node (None: it is not known), ranks, start):
- * a collective of FSDP2's own, which the program has waited for since start. 0: it begins now, on a stream, and
- * its end is not known. */
+/* (is it a gather, bytes to the next of the ring, do they leave the node (None: it is not known), ranks,
+ * start): a collective of FSDP2's own, which the program has waited for since start. 0: it begins now, on a
+ * stream, and its end is not known. */
 METHOD(trace_plain) {
     int gathers;
     unsigned long long bytes, start_ns;
