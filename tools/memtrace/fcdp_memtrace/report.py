@@ -27,8 +27,9 @@ STEPS, REGIONS = 10, 15
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
-    parser.add_argument("--json", action="store_true", help="everything as JSON, on one line")
-    parser.add_argument("--html", metavar="OUT.html", help="write a page that a browser shows, with a timeline")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="everything as JSON, on one line")
+    form.add_argument("--html", metavar="OUT.html", help="write a page that a browser shows, with a timeline")
     parser.add_argument(
         "--steps", type=int, default=STEPS, metavar="N", help=f"rows of steps: the last N (default {STEPS})"
     )
