@@ -65,6 +65,7 @@ def folder(tmp_path_factory):
     (folder / "train.py").write_text(TRAIN)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "PET_"))}
     env |= {"FCDP": "1", "FCDP_LOCAL_SIZE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    env["FCDP_SIM_TIMELINE"] = str(folder / "timeline%p.json")
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--local-addr", "127.0.0.1"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     record = [sys.executable, "-m", "fcdp_memtrace", "record", "-o", str(folder / "job.trace"), "--"]
@@ -113,6 +114,17 @@ def test_a_reduce_scatter_of_cpu_tensors_has_a_duration(folder):
         assert not [mark for mark in series["marks"] if mark[1] == "reduce_scatter"]
         between = sum(memoryview(series["columns"][0]["between nodes"]).cast("d"))
         assert sent > 0 and between == pytest.approx(sent + gathered)
+
+
+def test_the_simulated_device_s_timeline_says_the_regions(folder):
+    """What moves a region's bytes, and the program's wait for them; in each of the ranks."""
+    regions = {"0", "1", "2", "3"}
+    for process in processes(folder / "job.trace"):
+        events = json.loads((folder / f"timeline{process['pid']}.json").read_text())
+        slices = [event for event in events if event["ph"] == "X"]
+        copies = [event["name"] for event in slices if event["cat"].startswith("copy to")]
+        waits = [e["args"].get("label", "") for e in slices if e["cat"] == "wait" and e["name"] == "cuEventSynchronize"]
+        assert regions <= set(copies) and regions <= set(waits), (set(copies), set(waits))
 
 
 def test_the_live_view_equals_fcdp_stats(folder):
