@@ -169,9 +169,11 @@ fcdp_status fcdp__group_await(fcdp_group *group, fcdp_stream stream) {
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status;
     uint64_t start_ns = fcdp__now_ns();
+    fcdp__driver_annotate(engine->drv, group->name);
     status = engine->host_computes /* the host is the compute stream */
                  ? fcdp__driver_event_sync(engine->drv, fcdp__region_ready(group->region))
                  : fcdp__group_trace_stall(group, stream, fcdp__region_ready(group->region));
+    fcdp__driver_annotate(engine->drv, NULL);
     if (engine->host_computes) {
         uint64_t ns = fcdp__now_ns() - start_ns;
         fcdp__group_trace_host_wait(group, start_ns, ns);

@@ -48,7 +48,7 @@ METHOD(trace_step) {
     Py_RETURN_NONE;
 }
 
-/* () -> the time, for the two below; 0: nothing is traced */
+/* () -> the time, for those below; 0: nothing is traced */
 METHOD(trace_start) {
     if (!PyArg_ParseTuple(args, ":trace_start")) return NULL;
     binding_trace_open();
@@ -79,17 +79,24 @@ METHOD(trace_agree) {
     Py_RETURN_NONE;
 }
 
-/* (is it a gather, bytes to the next of the ring, do they leave the node (None: it is not known), ranks): a
- * collective of FSDP2's own. */
+/* (is it a gather, bytes to the next of the ring, do they leave the node (None: it is not known), ranks,
+ * start): a collective of FSDP2's own, which the program has waited for since start. 0: it begins now, on a
+ * stream, and its end is not known. */
 METHOD(trace_plain) {
     int gathers;
-    unsigned long long bytes;
+    unsigned long long bytes, start_ns;
     PyObject *crosses;
     unsigned int n_ranks;
-    if (!PyArg_ParseTuple(args, "pKOI:trace_plain", &gathers, &bytes, &crosses, &n_ranks)) return NULL;
+    if (!PyArg_ParseTuple(args, "pKOIK:trace_plain", &gathers, &bytes, &crosses, &n_ranks, &start_ns))
+        return NULL;
     binding_trace_open();
     uint64_t inter = crosses == Py_True ? bytes : 0, intra = crosses == Py_False ? bytes : 0;
-    fcdp__trace_now(gathers ? FCDP_EVENT_PLAIN_GATHER : FCDP_EVENT_REDUCE_SCATTER, 0, bytes, inter, n_ranks);
+    uint16_t kind = gathers ? FCDP_EVENT_PLAIN_GATHER : FCDP_EVENT_REDUCE_SCATTER;
+    if (start_ns)
+        fcdp__trace_since(start_ns,
+                          (fcdp_trace_event){.kind = kind, .bytes = bytes, .a = inter, .b = n_ranks});
+    else
+        fcdp__trace_now(kind, 0, bytes, inter, n_ranks);
     fcdp__trace_count(gathers ? FCDP_COUNT_PLAIN_GATHER_CALLS : FCDP_COUNT_REDUCE_SCATTER_CALLS, 1);
     fcdp__trace_count(gathers ? FCDP_COUNT_PLAIN_GATHER_INTER_BYTES : FCDP_COUNT_REDUCE_SCATTER_INTER_BYTES,
                       inter);

@@ -1,5 +1,7 @@
 """The probe in real FSDP2 jobs: bytes, memory and digests against what is known beforehand."""
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -54,6 +56,16 @@ def test_two_nodes_of_one_rank_send_two_halves_for_gathers_and_one_w_for_gradien
     kernel counts has a header on each packet, and on a busy machine an acknowledgement for each: at most 164 bytes."""
     for mode, bytes_ in (("fsdp", 2.0), ("keep", 1.5)):
         assert 0.99 * bytes_ < trained[mode]["sent_W_per_step"] < (1 + 164 / 1448) * bytes_, mode
+
+
+def test_what_plain_fsdp_sends_is_split_by_collective(trained):
+    """So that its bar in the picture is split as FCDP's is; the rest are headers."""
+    for mode, gathers in (("fsdp", 1.0), ("keep", 0.5)):
+        figures = trained[mode]
+        split = {k: v / figures["W_bytes"] for k, v in figures["sent_bytes_per_step_by_collective"].items()}
+        assert split == {"plain_gather": pytest.approx(gathers), "reduce_scatter": pytest.approx(1.0)}, mode
+        assert 0 <= figures["others_cpus"] <= len(os.sched_getaffinity(0))
+    assert "gather by plain FSDP2" in trained["svg"] and "reduce-scatter of gradients" in trained["svg"]
 
 
 def test_gathered_bytes_follow_fsdp2_s_schedule(trained):

@@ -5,7 +5,7 @@ import json
 from fcdp_lab import lab, modes, report, results
 
 
-def _step(n, t_in, t_out, digest="d", optimizer=0, layout="l", sent=0, fcdp=None):
+def _step(n, t_in, t_out, digest="d", optimizer=0, layout="l", sent=0, fcdp=None, collectives=None):
     return {
         "kind": "step",
         "t": t_out,
@@ -19,6 +19,7 @@ def _step(n, t_in, t_out, digest="d", optimizer=0, layout="l", sent=0, fcdp=None
         "layout": layout,
         "gathered": {"current": 0, "peak": 7},
         "fcdp": fcdp,
+        "collectives": collectives,
     }
 
 
@@ -73,6 +74,17 @@ def test_bytes_are_those_between_counted_steps_and_split_by_collective(tmp_path)
     assert figures["device_gathered_peak_bytes"] == 5
     assert figures["host_peak_bytes"] == 9
     assert figures["fcdp"]["groups_served"] == 20
+
+
+def test_without_fcdp_the_split_is_what_the_probe_counted(tmp_path):
+    def sent(n):
+        return {"plain_gather": {"inter_bytes_sent": 30 * n}} | (
+            {"reduce_scatter": {"inter_bytes_sent": 50 * n}} if n > 1 else {}
+        )
+
+    ranks = [[_step(n, n, n, sent=100 * n, collectives=sent(n)) for n in range(1, 6)]] * 2
+    figures = results.of_run(_run(tmp_path, ranks, [1, 2]), warmup=2)
+    assert figures["sent_bytes_per_step_by_collective"] == {"plain_gather": 30, "reduce_scatter": 50}
 
 
 def test_equal_means_every_rank_at_every_step(tmp_path):

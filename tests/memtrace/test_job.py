@@ -65,6 +65,7 @@ def folder(tmp_path_factory):
     (folder / "train.py").write_text(TRAIN)
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FCDP", "TORCHELASTIC", "PET_"))}
     env |= {"FCDP": "1", "FCDP_LOCAL_SIZE": "1", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    env["FCDP_SIM_TIMELINE"] = str(folder / "timeline%p.json")
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--local-addr", "127.0.0.1"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
     record = [sys.executable, "-m", "fcdp_memtrace", "record", "-o", str(folder / "job.trace"), "--"]
@@ -109,6 +110,29 @@ def test_the_report_says_what_the_exit_line_says(folder):
     saved = json.loads((folder / "stats0.json").read_text())["saved"]
     for name in ("plain_bytes", "gather_bytes"):
         assert report["counters"][f"saved.{name}"] == saved[name] > 0
+
+
+def test_a_reduce_scatter_of_cpu_tensors_has_a_duration(folder):
+    """The program waits for it. So the rate of its link is known, and it is no moment in which all was sent."""
+    file = _trace.file_open(str(folder / "job.trace"))
+    for index, process in enumerate(_trace.file_processes(file)):
+        series = _trace.series(file, index, 100)
+        sent = process["counters"]["collectives.reduce_scatter.inter_bytes_sent"]
+        gathered = process["counters"]["collectives.gather.inter_bytes_sent"]
+        assert not [mark for mark in series["marks"] if mark[1] == "reduce_scatter"]
+        between = sum(memoryview(series["columns"][0]["between nodes"]).cast("d"))
+        assert sent > 0 and between == pytest.approx(sent + gathered)
+
+
+def test_the_simulated_device_s_timeline_says_the_regions(folder):
+    """What moves a region's bytes, and the program's wait for them; in each of the ranks."""
+    regions = {"0", "1", "2", "3"}
+    for process in processes(folder / "job.trace"):
+        events = json.loads((folder / f"timeline{process['pid']}.json").read_text())
+        slices = [event for event in events if event["ph"] == "X"]
+        copies = [event["name"] for event in slices if event["cat"].startswith("copy to")]
+        waits = [e["args"].get("label", "") for e in slices if e["cat"] == "wait" and e["name"] == "cuEventSynchronize"]
+        assert regions <= set(copies) and regions <= set(waits), (set(copies), set(waits))
 
 
 def test_the_live_view_equals_fcdp_stats(folder):
@@ -160,7 +184,7 @@ def test_the_export_is_on_the_profiler_s_clock(folder):
     both = json.loads((folder / "both.json").read_text())
     assert both["baseTimeNanoseconds"] == profile["baseTimeNanoseconds"]
     operations = [e for e in both["traceEvents"] if e.get("ph") == "X" and e["name"].startswith("aten::")]
-    gathers = [e for e in both["traceEvents"] if e["name"] == "gather" and e["args"]["step"] == 3]
+    gathers = [e for e in both["traceEvents"] if e.get("args", {}).get("kind") == "gather" and e["args"]["step"] == 3]
     first, last = min(e["ts"] for e in operations), max(e["ts"] + e["dur"] for e in operations)
     assert len(operations) > 20 and gathers
     assert all(first < e["ts"] and e["ts"] + e["dur"] < last for e in gathers), (first, last, gathers)
@@ -172,4 +196,4 @@ def test_the_views_of_it(folder):
     assert memtrace_run("plot", folder / "job.trace", "-o", folder / "x.svg").returncode == 0
     assert memtrace_run("export", folder / "job.trace").returncode == 0
     trace = json.loads((folder / "job.trace.json").read_text())
-    assert sum(e["name"] == "gather" for e in trace["traceEvents"]) > 0
+    assert sum(e.get("args", {}).get("kind") == "gather" for e in trace["traceEvents"]) > 0

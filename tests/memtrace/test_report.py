@@ -111,6 +111,21 @@ def test_the_option_that_would_shorten_a_wait(tmp_path, script, option):
     assert stall["option"] == option and stall["region"] == "layer" and stall["duration_ns"] == 5 * MILLISECOND
 
 
+def test_an_advice_is_given_once_per_cause(tmp_path):
+    """Three of four waits have one cause: its advice stands above them once, and their sum comes first."""
+    script = Script()
+    script.object(1, "layer", size=4 * SIZE)
+    for i in range(3):
+        script.event("gather", stream="inter 0", object=1, **at(50 + 20 * i, 55 + 20 * i, bytes=4 * SIZE, a=SIZE))
+        script.event("stall", stream="compute", object=1, **at(50 + 20 * i, 55 + 20 * i))
+    script.event("host_wait", "memory", duration_ns=6 * MILLISECOND)
+    record(tmp_path / "x.trace", script)
+    said = memtrace_run("report", tmp_path / "x.trace").stdout
+    assert said.count("FCDP_PREFETCH: a larger one") == 1 and said.count("began only when it was needed") == 1
+    assert said.index("15.0 ms in 3 waits") < said.index("6.0 ms in 1 wait: device pages lacked")
+    assert said.count("gather of 4.19 MB, 5.0 ms") == 3
+
+
 def test_the_longest_ten_in_order(tmp_path):
     script = Script()
     for i in [3, 9, 1, 12, 7, 5, 2, 8, 4, 11, 6, 10]:
@@ -170,6 +185,8 @@ PHASES = {
     "i": {"name": str, "cat": str, "ts": NUMBER, "pid": int, "tid": int, "s": str, "args": dict},
     "C": {"name": str, "ts": NUMBER, "pid": int, "tid": int, "args": dict},
     "M": {"name": str, "pid": int, "tid": int, "args": dict},
+    "s": {"name": str, "cat": str, "ts": NUMBER, "pid": int, "tid": int, "id": int},
+    "f": {"name": str, "cat": str, "ts": NUMBER, "pid": int, "tid": int, "id": int, "bp": str},
 }
 
 
@@ -191,13 +208,67 @@ def test_chrome(job, tmp_path):
         assert list(names.values()).count(said) == 2, said
     assert all((e["pid"], e["tid"]) in names for e in events if e["ph"] in "Xi")
     assert {e["args"]["name"].split(" (")[0] for e in events if e["name"] == "process_name"} == {"rank 0", "rank 1"}
-    gathers = [e for e in events if e["name"] == "gather"]
+    gathers = [e for e in events if e.get("args", {}).get("kind") == "gather"]
     assert len(gathers) == N_USES and all(e["dur"] == 3000 for e in gathers)
+    assert {e["name"] for e in gathers} == {"gather model.layers.0", "gather model.layers.1"}
     assert {e["args"]["region"] for e in gathers} == {"model.layers.0", "model.layers.1"}
+    assert all(e["args"]["bytes that this rank sent between nodes"] == SIZE // 2 for e in gathers)
+    assert not any(e.get("args", {}).keys() & {"a", "b", "0", ""} for e in events)
     tiers = [e for e in events if e.get("cat") == "region"]
     assert {e["name"] for e in tiers} == {"in use", "kept on the device", "host"}
     rates = [e for e in events if e["name"] == "link between nodes"]
     assert max(e["args"]["bytes per second"] for e in rates) == pytest.approx(SIZE // 2 / 3e-3, rel=1e-3)
+
+
+def arrows_of(path):
+    """[(name, the slice where it begins, the slice where it ends)] as a viewer finds them: by track and time."""
+    events = json.loads(path.read_text())["traceEvents"]
+    ends = [{e["id"]: e for e in events if e["ph"] == phase} for phase in "sf"]
+    assert ends[0].keys() == ends[1].keys() and 2 * len(ends[0]) == sum(e["ph"] in "sf" for e in events)
+
+    def slice_at(at):
+        (found,) = (
+            e["name"]
+            for e in events
+            if (e["ph"], e["pid"], e["tid"]) == ("X", at["pid"], at["tid"])
+            and e["ts"] <= at["ts"] <= e["ts"] + e["dur"]
+        )
+        return found
+
+    assert all(s["name"] == f["name"] and s["ts"] <= f["ts"] for s, f in zip(ends[0].values(), ends[1].values()))
+    return [(start["name"], slice_at(start), slice_at(ends[1][number])) for number, start in ends[0].items()]
+
+
+def test_chrome_has_an_arrow_from_each_gather_to_its_use(job, tmp_path):
+    """The job's backward has no waits: what it loads is not the next step's, whose wait comes next."""
+    assert memtrace_run("export", job, "-o", tmp_path / "x.json").returncode == 0
+    found = sorted(arrows_of(tmp_path / "x.json"))
+    layers = [f"model.layers.{i}" for i in (0, 1) for _ in range(N_USES // 2)]
+    assert found == [("gather to use", f"gather {name}", f"stall {name}") for name in layers]
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["written before the use", "written after it"])
+def test_an_arrow_ends_at_the_use_that_the_bytes_are_for(tmp_path, is_late):
+    """Of three uses by the program (CPU tensors), the second waits for a load that began ahead."""
+    script = Script()
+    script.object(1, "layer", size=SIZE)
+    waits = [("host_wait", "host_computes", None, at(ms, ms + 2)) for ms in (10, 50, 90)]
+    load = ("load", None, "h2d", at(30, 45, bytes=SIZE))
+    for kind, cause, stream, fields in [
+        *waits[:1],
+        *([] if is_late else [load]),
+        waits[1],
+        *([load] if is_late else []),
+    ]:
+        script.event(kind, cause, stream, object=1, **fields)
+    script.event(*waits[2][:3], object=1, **waits[2][3])
+    script.event("host_wait", "host_computes", object=1, **at(120, 122))
+    record(tmp_path / "x.trace", script)
+    assert memtrace_run("export", tmp_path / "x.trace", "-o", tmp_path / "x.json").returncode == 0
+    assert arrows_of(tmp_path / "x.json") == [("load to use", "load layer", "host_wait layer")]
+    events = json.loads((tmp_path / "x.json").read_text())["traceEvents"]
+    begin, end = (next(e["ts"] for e in events if e["ph"] == phase) for phase in "sf")
+    assert end - begin == pytest.approx(20000)
 
 
 def test_chrome_is_on_the_clock_of_pytorch_s_profiler(job, tmp_path):
@@ -216,7 +287,7 @@ def test_chrome_is_on_the_clock_of_pytorch_s_profiler(job, tmp_path):
     assert trace["baseTimeNanoseconds"] == base
     of_profile = next(e for e in trace["traceEvents"] if e["name"] == "aten::mm")
     assert of_profile["ts"] == 10**6 + 5
-    created = next(e for e in trace["traceEvents"] if e["name"] == "region_create")
+    created = next(e for e in trace["traceEvents"] if e["name"] == "region_create model.layers.0")
     begun = (process["start_real_ns"] - base) / 1e3
     assert 0 < created["ts"] - begun < 10**6
 
@@ -320,6 +391,24 @@ def test_device_memory_where_the_recording_begins_late(tmp_path):
     assert not any(held[0])
 
 
+def test_what_has_no_duration_has_no_rate(tmp_path):
+    """Else it is a spike of all its bytes in a moment, beside which no gather can be seen."""
+    script = Script()
+    second = 1_000_000_000
+    script.event("pass", time_ns=0)
+    script.event("gather", stream="inter 0", a=1000, duration_ns=second, time_ns=0)
+    script.event("reduce_scatter", bytes=900, a=900, b=2, time_ns=second)
+    script.event("reduce_scatter", bytes=800, a=0, b=2, duration_ns=second, time_ns=second)
+    script.event("pass", time_ns=2 * second)
+    record(tmp_path / "x.trace", script)
+    series = _trace.series(_trace.file_open(str(tmp_path / "x.trace")), 0, 100)
+    (mark,) = series["marks"]
+    assert mark == (series["first_ns"] + second, "reduce_scatter", "between nodes", 900)
+    moved = {name: memoryview(data).cast("d") for name, data in series["columns"][0].items()}
+    assert sum(moved["between nodes"]) == pytest.approx(1000) and max(moved["between nodes"]) < 25
+    assert sum(moved["within the node"]) == pytest.approx(800) and not any(moved["within the node"][:49])
+
+
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_plot(job, tmp_path, suffix):
     pytest.importorskip("matplotlib")
@@ -337,3 +426,27 @@ def test_plot_names_what_it_cannot_do(job, tmp_path):
     assert memtrace_run("plot", job, "-o", tmp_path / "x.pdf").returncode == 2
     done = memtrace_run("plot", job, "-o", tmp_path / "x.svg", "--rank", "7")
     assert done.returncode == 1 and "no rank 7; it has 0, 1" in done.stderr
+
+
+def test_a_colour_means_one_thing_in_a_plot():
+    from fcdp_memtrace import plot
+
+    colours = [*plot.TIERS.values(), plot.LINK, *plot.OWNERS.values()]
+    assert len(set(colours)) == len(colours)
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"), [(3 * SIZE, ">budget, 3.15 MB<"), (9 * SIZE, "the budget is 9.44 MB"), (0, "by owner<")]
+)
+def test_plot_shows_the_budget_and_each_link(tmp_path, budget, said):
+    pytest.importorskip("matplotlib")
+    script = a_job()
+    script.counter("device.budget_bytes", budget)
+    script.event("reduce_scatter", bytes=900, a=900, b=2)
+    record(tmp_path / "x.trace", script)
+    assert memtrace_run("plot", tmp_path / "x.trace", "-o", tmp_path / "x.svg").returncode == 0
+    drawn = (tmp_path / "x.svg").read_text()
+    assert said in drawn
+    for name in ("between nodes", "within the node", "to the host", "to the device", "gathered parameters"):
+        assert f">{name}<" in drawn, name
+    assert drawn.count(">reduce_scatter: when, not how long<") == 1

@@ -5,6 +5,7 @@
 
 #include "tools/memtrace/_trace.h"
 #include "tools/memtrace/chrome.h"
+#include "tools/memtrace/kinds.h"
 #include "tools/memtrace/series.h"
 
 /* Python's json writes texts. */
@@ -70,6 +71,17 @@ static PyObject *column_dict(const memtrace_series *s) {
     return NULL;
 }
 
+/* (time_ns, kind, link, bytes) for each link that a mark's bytes crossed. */
+static bool append_mark(PyObject *list, const memtrace_mark *mark) {
+    const memtrace_kind *kind = memtrace_kind_of(mark->kind);
+    bool is_good = true;
+    for (int i = 0; is_good && i < MEMTRACE_N_LINKS; i++)
+        if (mark->bytes[i])
+            is_good = trace_append(list, Py_BuildValue("(KssK)", mark->time_ns, kind ? kind->name : "unknown",
+                                                       memtrace_link_name(i), mark->bytes[i]));
+    return is_good;
+}
+
 /* series(file, process, n_columns) */
 static PyObject *series(PyObject *self, PyObject *args) {
     PyObject *handle;
@@ -85,16 +97,19 @@ static PyObject *series(PyObject *self, PyObject *args) {
     }
     Py_BEGIN_ALLOW_THREADS s = memtrace_series_create(file, (size_t)process, (size_t)n_columns);
     Py_END_ALLOW_THREADS if (!s) return PyErr_NoMemory();
-    PyObject *rows = PyList_New(0), *steps = PyList_New(0);
-    bool is_good = rows && steps;
+    PyObject *rows = PyList_New(0), *steps = PyList_New(0), *marks = PyList_New(0);
+    bool is_good = rows && steps && marks;
     for (size_t i = 0; is_good && i < s->n_rows; i++)
         is_good = trace_append(rows, row_dict(&s->rows[i], s->n_columns));
     for (size_t i = 0; is_good && i < s->n_steps; i++)
         is_good = trace_append(steps, PyLong_FromUnsignedLongLong(s->steps_ns[i]));
+    for (size_t i = 0; is_good && i < s->n_marks; i++) is_good = append_mark(marks, &s->marks[i]);
     PyObject *columns = is_good ? column_dict(s) : NULL, *dict = NULL;
     if (columns)
-        dict = Py_BuildValue("{s:K,s:K,s:O,s:O,s:N}", "first_ns", s->first_ns, "last_ns", s->last_ns, "rows",
-                             rows, "steps_ns", steps, "columns", columns);
+        dict = Py_BuildValue("{s:K,s:K,s:O,s:O,s:O,s:N,s:y#}", "first_ns", s->first_ns, "last_ns", s->last_ns,
+                             "rows", rows, "steps_ns", steps, "marks", marks, "columns", columns, "waited",
+                             (const char *)s->waited, (Py_ssize_t)(s->n_columns * sizeof *s->waited));
+    Py_XDECREF(marks);
     Py_XDECREF(rows);
     Py_XDECREF(steps);
     memtrace_series_destroy(s);

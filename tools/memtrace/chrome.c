@@ -30,12 +30,22 @@ typedef struct thread {
     struct thread *next;
 } thread;
 
-/* One region's row: the tier since when. */
+/* A slice that an arrow begins or ends at. */
+typedef struct slice {
+    uint64_t track, begin_ns, end_ns;
+    uint32_t step;
+    const char *kind;
+} slice;
+
+/* One region's row: the tier since when; its last uses, the latest first; the moves for a use that is still
+ * to come. */
 typedef struct row {
     char *quoted; /* its name as JSON */
     const char *name;
     uint64_t since_ns;
     memtrace_tier tier;
+    slice uses[2], *moves;
+    size_t n_moves, room_moves;
 } row;
 
 typedef struct writer {
@@ -43,7 +53,7 @@ typedef struct writer {
     FILE *out;
     memtrace_encode *encode;
     void *context;
-    uint64_t base_ns, n_events;
+    uint64_t base_ns, n_events, n_flows;
     size_t process;
     uint64_t to_real_ns; /* the process's CLOCK_MONOTONIC to that since 1970 */
     row *rows;           /* FCDP_TRACE_N_OBJECTS */
@@ -75,14 +85,21 @@ static void name_track(writer *w, const char *what, uint64_t track, const char *
     w->n_events++;
 }
 
+static void row_clear(row *r) {
+    free(r->quoted);
+    free(r->moves);
+    *r = (row){0};
+}
+
 static row *row_of(writer *w, size_t chunk, uint32_t number) {
     if (!number || number >= FCDP_TRACE_N_OBJECTS) return NULL;
     row *r = &w->rows[number];
     const char *name = memtrace_file_object_name(w->file, w->process, chunk, number);
     if (r->quoted && r->name == name) return r;
     const char *quoted = w->encode(w->context, name);
-    free(r->quoted);
-    *r = (row){.quoted = quoted ? strdup(quoted) : NULL, .name = name};
+    row_clear(r);
+    r->quoted = quoted ? strdup(quoted) : NULL;
+    r->name = name;
     if (!r->quoted)
         w->has_failed = true;
     else
@@ -130,25 +147,99 @@ static void add_rates(writer *w, const fcdp_trace_event *e) {
     }
 }
 
-/* The name is the lists' and the region's: both are JSON already. */
+/* What a or b is, by the kind's list; one that says nothing is left out. */
+static void write_argument(writer *w, const char *says, uint64_t value) {
+    if (*says && strcmp(says, "0") != 0) fprintf(w->out, ",\"%s\":%" PRIu64, says, value);
+}
+
+/* The names are the lists' and the region's: both are JSON already. */
 static void write_event(writer *w, const fcdp_trace_event *e, const row *r, uint64_t track) {
     const memtrace_kind *kind = memtrace_kind_of(e->kind);
     const memtrace_cause *cause = e->cause ? memtrace_cause_of(e->cause) : NULL;
+    char name[32];
+    if (kind)
+        snprintf(name, sizeof name, "%s", kind->name);
+    else
+        snprintf(name, sizeof name, "kind %u", e->kind);
     begin(w, e->duration_ns ? "X" : "i", track, e->time_ns);
     if (e->duration_ns)
         fprintf(w->out, ",\"dur\":%.3f", (double)e->duration_ns / 1e3);
     else
         fprintf(w->out, ",\"s\":\"t\"");
-    if (kind)
-        fprintf(w->out, ",\"name\":\"%s\",\"cat\":\"%s\"", kind->name, kind->layer);
+    if (r)
+        fprintf(w->out, ",\"name\":\"%s %s", name, r->quoted + 1);
     else
-        fprintf(w->out, ",\"name\":\"kind %u\",\"cat\":\"unknown\"", e->kind);
-    fprintf(w->out, ",\"args\":{\"step\":%u,\"bytes\":%" PRIu64 ",\"a\":%" PRIu64 ",\"b\":%" PRIu64, e->step,
-            e->bytes, e->a, e->b);
+        fprintf(w->out, ",\"name\":\"%s\"", name);
+    fprintf(w->out, ",\"cat\":\"%s\",\"args\":{\"kind\":\"%s\"", kind ? kind->layer : "unknown", name);
     if (r) fprintf(w->out, ",\"region\":%s", r->quoted);
     if (cause) fprintf(w->out, ",\"cause\":\"%s\"", cause->name);
+    fprintf(w->out, ",\"step\":%u,\"bytes\":%" PRIu64, e->step, e->bytes);
+    write_argument(w, kind ? kind->a : "a", e->a);
+    write_argument(w, kind ? kind->b : "b", e->b);
     fprintf(w->out, ",\"backward\":%s,\"event\":%" PRIu64 "}}",
             e->flags & FCDP_TRACE_BACKWARD ? "true" : "false", e->stamp);
+}
+
+/* ---- arrows: from what brought a region's bytes to the use that waited for them ---- */
+
+/* The wait that a use begins with is the compute stream's, or for CPU tensors the host's. */
+static bool is_use(const fcdp_trace_event *e) {
+    return e->kind == FCDP_EVENT_STALL ||
+           (e->kind == FCDP_EVENT_HOST_WAIT && e->cause == FCDP_CAUSE_FOR_COMPUTE);
+}
+
+static bool is_move(const fcdp_trace_event *e) {
+    return e->kind == FCDP_EVENT_GATHER || e->kind == FCDP_EVENT_RESTORE || e->kind == FCDP_EVENT_LOAD;
+}
+
+/* A use waits until its moves have ended. Two clocks may be compared, the device's and the host's. */
+static bool is_for(const slice *move, const slice *use) {
+    enum { SLACK_NS = 200000 };
+    return use->kind && move->step == use->step && move->begin_ns <= use->end_ns &&
+           move->end_ns <= use->end_ns + SLACK_NS;
+}
+
+static void write_arrow(writer *w, const slice *move, const slice *use) {
+    uint64_t at = use->begin_ns > move->begin_ns ? use->begin_ns : move->begin_ns;
+    w->n_flows++;
+    begin(w, "s", move->track, move->begin_ns);
+    fprintf(w->out, ",\"name\":\"%s to use\",\"cat\":\"flow\",\"id\":%" PRIu64 "}", move->kind, w->n_flows);
+    begin(w, "f", use->track, at);
+    fprintf(w->out, ",\"bp\":\"e\",\"name\":\"%s to use\",\"cat\":\"flow\",\"id\":%" PRIu64 "}", move->kind,
+            w->n_flows);
+}
+
+/* Spans of streams are written when their end is known, which may be after the use. */
+static void add_move(writer *w, row *r, const slice *move) {
+    for (int i = 1; i >= 0; i--) {
+        if (!is_for(move, &r->uses[i])) continue;
+        write_arrow(w, move, &r->uses[i]);
+        return;
+    }
+    void *moves = memtrace_grown(r->moves, &r->room_moves, r->n_moves, sizeof *r->moves);
+    if (!moves) return;
+    r->moves = moves;
+    r->moves[r->n_moves++] = *move;
+}
+
+static void add_use(writer *w, row *r, const slice *use) {
+    size_t n = 0;
+    r->uses[1] = r->uses[0];
+    r->uses[0] = *use;
+    for (size_t i = 0; i < r->n_moves; i++)
+        if (is_for(&r->moves[i], use))
+            write_arrow(w, &r->moves[i], use);
+        else if (r->moves[i].step >= use->step)
+            r->moves[n++] = r->moves[i];
+    r->n_moves = n;
+}
+
+static void add_arrows(writer *w, const fcdp_trace_event *e, row *r, uint64_t track) {
+    const memtrace_kind *kind = memtrace_kind_of(e->kind);
+    if (!r || !e->duration_ns || !kind) return;
+    slice slice = {track, e->time_ns, e->time_ns + e->duration_ns, e->step, kind->name};
+    if (is_move(e)) add_move(w, r, &slice);
+    if (is_use(e)) add_use(w, r, &slice);
 }
 
 static void set_tier(writer *w, row *r, uint32_t number, uint64_t now_ns, memtrace_tier tier) {
@@ -198,9 +289,11 @@ static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_
     } else if (e->flags & FCDP_TRACE_ON_STREAM) {
         name_stream(w, e->thread);
         write_event(w, e, r, OF_STREAMS + (e->thread & 255));
+        add_arrows(w, e, r, OF_STREAMS + (e->thread & 255));
     } else {
         name_thread(w, e->thread);
         write_event(w, e, r, OF_THREADS + e->thread);
+        add_arrows(w, e, r, OF_THREADS + e->thread);
         if (e->kind == FCDP_EVENT_STEP) write_step(w, e);
     }
     return !w->has_failed && !ferror(w->out);
@@ -242,9 +335,8 @@ static void write_process(writer *w, size_t process) {
     memtrace_each(w->file, (long)process, visit, w);
     for (uint32_t i = 0; i < FCDP_TRACE_N_OBJECTS; i++) {
         if (w->rows[i].quoted) set_tier(w, &w->rows[i], i, p->last_ns, MEMTRACE_UNKNOWN);
-        free(w->rows[i].quoted);
+        row_clear(&w->rows[i]);
     }
-    memset(w->rows, 0, FCDP_TRACE_N_OBJECTS * sizeof *w->rows);
     for (int link = 0; link < MEMTRACE_N_LINKS; link++) write_rates(w, link);
     while (w->threads) {
         thread *next = w->threads->next;

@@ -1,7 +1,8 @@
 /* chrome.h - a trace as Chrome's JSON, which Perfetto reads: beside PyTorch's profiler's, on the same clock.
  *
  * One process per rank. Its tracks: steps, a thread for each of the job's threads and streams, one for each
- * region with where its bytes are, and counters for each link's rate and each holder's memory. */
+ * region with where its bytes are, and counters for each link's rate and each holder's memory. Arrows (flows)
+ * go from each gather, load and restore to the wait with which the use of its bytes begins. */
 #ifndef MEMTRACE_CHROME_H
 #define MEMTRACE_CHROME_H
 

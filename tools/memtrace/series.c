@@ -71,7 +71,7 @@ typedef struct pass {
         uint64_t since_ns;
         memtrace_tier tier;
     } *known; /* FCDP_TRACE_N_OBJECTS */
-    size_t room_rows, room_steps;
+    size_t room_rows, room_steps, room_marks;
     struct held {
         bool is_told; /* by an event */
         uint64_t bytes;
@@ -115,14 +115,31 @@ static void set_tier(pass *p, struct known *known, uint64_t now_ns, memtrace_tie
     known->tier = tier;
 }
 
-/* Bytes spread evenly over the time that they took. */
-static void add_moved(memtrace_series *s, const fcdp_trace_event *e) {
-    for (int link = 0; link < MEMTRACE_N_LINKS; link++) {
-        double bytes = (double)memtrace_link_bytes(e, link);
-        size_t first = column_of(s, e->time_ns), last = column_of(s, e->time_ns + e->duration_ns);
-        for (size_t i = first; bytes > 0 && i <= last; i++)
-            s->links[link][i] += bytes / (double)(last - first + 1);
-    }
+static bool add_mark(pass *p, const fcdp_trace_event *e) {
+    memtrace_series *s = p->series;
+    memtrace_mark mark = {.time_ns = e->time_ns, .kind = e->kind};
+    uint64_t all = 0;
+    for (int link = 0; link < MEMTRACE_N_LINKS; link++)
+        all += mark.bytes[link] = memtrace_link_bytes(e, link);
+    if (!all) return true;
+    void *marks = memtrace_grown(s->marks, &p->room_marks, s->n_marks, sizeof *s->marks);
+    if (!marks) return false;
+    s->marks = marks;
+    s->marks[s->n_marks++] = mark;
+    return true;
+}
+
+/* Spreads `value` evenly over the columns of the time that the event took. */
+static void spread(const memtrace_series *s, const fcdp_trace_event *e, double value, double *columns) {
+    size_t first = column_of(s, e->time_ns), last = column_of(s, e->time_ns + e->duration_ns);
+    for (size_t i = first; value > 0 && i <= last; i++) columns[i] += value / (double)(last - first + 1);
+}
+
+static void add_span(memtrace_series *s, const fcdp_trace_event *e) {
+    for (int link = 0; link < MEMTRACE_N_LINKS; link++)
+        spread(s, e, (double)memtrace_link_bytes(e, link), s->links[link]);
+    if (e->kind == FCDP_EVENT_STALL || e->kind == FCDP_EVENT_HOST_WAIT)
+        spread(s, e, (double)e->duration_ns, s->waited);
 }
 
 static void fill_held(pass *p, size_t column) {
@@ -166,7 +183,10 @@ static void add_held(pass *p, const fcdp_trace_event *e) {
 static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_event *e) {
     pass *p = context;
     memtrace_series *s = p->series;
-    add_moved(s, e);
+    if (e->duration_ns)
+        add_span(s, e);
+    else if (!add_mark(p, e))
+        return false;
     if (e->kind == FCDP_EVENT_PAGES_TAKE || e->kind == FCDP_EVENT_PAGES_GIVE) add_held(p, e);
     if (e->kind == FCDP_EVENT_STEP) {
         void *steps = memtrace_grown(s->steps_ns, &p->room_steps, s->n_steps, sizeof *s->steps_ns);
@@ -268,6 +288,7 @@ memtrace_series *memtrace_series_create(memtrace_file *file, size_t process, siz
         is_good = (s->links[i] = calloc(n_columns, sizeof *s->links[i])) != NULL;
     for (int i = 0; is_good && i < MEMTRACE_N_HOLDERS; i++)
         is_good = (s->held[i] = calloc(n_columns, sizeof *s->held[i])) != NULL;
+    is_good = is_good && (s->waited = calloc(n_columns, sizeof *s->waited)) != NULL;
     if (is_good) {
         begin(&p, process);
         memtrace_each(file, (long)process, visit, &p);
@@ -286,6 +307,8 @@ void memtrace_series_destroy(memtrace_series *s) {
     for (int i = 0; i < MEMTRACE_N_LINKS; i++) free(s->links[i]);
     for (int i = 0; i < MEMTRACE_N_HOLDERS; i++) free(s->held[i]);
     free(s->rows);
+    free(s->marks);
+    free(s->waited);
     free(s->steps_ns);
     free(s);
 }

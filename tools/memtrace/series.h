@@ -40,13 +40,22 @@ typedef struct memtrace_row {
     uint64_t bytes;
     uint8_t *tiers; /* n_columns: the fastest tier in each, memtrace_tier */
 } memtrace_row;
+/* Bytes that crossed links at a time of which only the begin is known: an event without a duration. They
+ * have no rate, and are in no column of links. */
+typedef struct memtrace_mark {
+    uint64_t time_ns, bytes[MEMTRACE_N_LINKS];
+    uint16_t kind;
+} memtrace_mark;
 typedef struct memtrace_series {
     uint64_t first_ns,
         last_ns; /* CLOCK_MONOTONIC; column i begins at first_ns + i (last_ns - first_ns) / n_columns */
     size_t n_columns;
     memtrace_row *rows; /* regions in the order in which they appeared */
     size_t n_rows;
-    double *links[MEMTRACE_N_LINKS];    /* n_columns: bytes moved in each */
+    double *links[MEMTRACE_N_LINKS]; /* n_columns: bytes moved in each */
+    double *waited;                  /* n_columns: ns in waits, of all threads and the compute stream */
+    memtrace_mark *marks;            /* in the order of the file */
+    size_t n_marks;
     uint64_t *held[MEMTRACE_N_HOLDERS]; /* n_columns: the most that each holder had, of all pools */
     uint64_t *steps_ns;                 /* when each STEP was */
     size_t n_steps;

@@ -586,10 +586,16 @@ class Runtime:
     # Counting.
 
     def count_plain(
-        self, kind: str, group: dist.ProcessGroup, bytes_per_hop: int, around: Shards | None = None
+        self,
+        kind: str,
+        group: dist.ProcessGroup,
+        bytes_per_hop: int,
+        around: Shards | None = None,
+        start_ns: int = 0,
     ) -> None:
         """A collective of FSDP's: a ring over the group's ranks in which each sends `bytes_per_hop` to the next.
-        `around`: a shard group that the ranks are a part of."""
+        `around`: a shard group that the ranks are a part of. `start_ns`: it has taken the program's time since then,
+        and is done; 0: its end is not known."""
         entry = self.plain[kind]
         entry[0] += 1
         if kind == "plain_gather":
@@ -601,7 +607,7 @@ class Runtime:
             crosses = around.crosses(dist.get_process_group_ranks(group)) if around is not None else None
         if crosses is not None:
             entry[1 if crosses else 2] += bytes_per_hop
-        _fcdp.trace_plain(kind == "plain_gather", bytes_per_hop, crosses, group.size())
+        _fcdp.trace_plain(kind == "plain_gather", bytes_per_hop, crosses, group.size(), start_ns)
 
 
 runtime = Runtime()

@@ -94,15 +94,23 @@ def reduction(
     group: dist.ProcessGroup, device: torch.device, shard_bytes: int, names: Callable[[], str]
 ) -> Iterator[None]:
     """Around a reduce-scatter of FSDP's that leaves `shard_bytes` with each rank: counts it, and where it fails, says
-    whose gradients these were."""
-    rounds = 2 if device.type == "cpu" else 1  # gloo reduces everywhere and keeps a part: twice around the ring
-    runtime.count_plain("reduce_scatter", group, rounds * shard_bytes * (group.size() - 1))
+    whose gradients these were. The program waits for one of CPU tensors, which has a duration then; one on a stream
+    is counted when it is put there."""
+    on_host = device.type == "cpu"
+    rounds = 2 if on_host else 1  # gloo reduces everywhere and keeps a part: twice around the ring
+    bytes_ = rounds * shard_bytes * (group.size() - 1)
+    start_ns = _fcdp.trace_start() if on_host else 0
+    if not on_host:
+        runtime.count_plain("reduce_scatter", group, bytes_)
     try:
         yield
     except RuntimeError as error:
         if runtime.groups:
             add_note(error, f"fcdp: the gradients of {names()} were not reduced over {group.size()} ranks")
         raise
+    finally:
+        if on_host:
+            runtime.count_plain("reduce_scatter", group, bytes_, start_ns=start_ns)
 
 
 def take_tensors() -> None:

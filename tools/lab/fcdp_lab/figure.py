@@ -4,6 +4,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from fcdp_lab import report
+
 _INK, _MUTED, _GRID = "#1f2430", "#6b7280", "#e5e7eb"
 _PLAIN, _ACCENT, _STATE = "#9aa3b2", "#2f6fdb", "#d9dee7"
 _COLLECTIVES = (
@@ -26,6 +28,7 @@ _STYLE = {
     "xtick.color": _MUTED,
     "ytick.color": _INK,
 }
+_HEADERS = 0.01  # of the bytes that a link carries: what a split by payload lacks is no part of the picture
 _BAR = 0.62
 _ROOM_FOR_LABELS = 1.62
 
@@ -110,7 +113,7 @@ def _time(axes, doc):
     values = [mode["step_s"] for mode in doc["modes"]]
     _bars(axes, doc, values, lambda v: f"{v:.2f} s" if v >= 0.1 else f"{v * 1e3:.1f} ms")
     _title(axes, "Step time")
-    axes.set_xlabel("seconds", color=_MUTED)
+    axes.set_xlabel("seconds" + (", on a busy machine" if report.busy(doc) else ""), color=_MUTED)
 
 
 def _device(axes, doc):
@@ -136,7 +139,7 @@ def _device_total(mode):
 
 
 def _sent(axes, doc):
-    """Bars of the kernel's bytes; where fcdp.stats() splits them, the rest (headers, rendezvous) closes the bar."""
+    """Bars of the kernel's bytes; where they are split by collective, a larger rest closes the bar."""
     unit = next((mode["W_bytes"] for mode in doc["modes"] if mode["W_bytes"]), None)
     scale, name = (unit, "W") if unit else (1e6, "MB")
     totals = [mode["sent_bytes_per_step"] for mode in doc["modes"]]
@@ -158,7 +161,7 @@ def _stack(axes, row, split, total, scale):
     left, used = 0.0, set()
     for kind, _, colour in _COLLECTIVES:
         n_bytes = max(0.0, total - sum(split.values())) if kind is None else split.get(kind, 0)
-        if n_bytes < 0.002 * total:
+        if n_bytes < (_HEADERS if kind is None else 0.002) * total:
             continue
         axes.barh(row, n_bytes / scale, _BAR, left=left, color=colour, edgecolor="white", linewidth=0.8)
         left += n_bytes / scale

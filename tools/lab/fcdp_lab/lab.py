@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 
-from fcdp_lab import failure, network
+from fcdp_lab import failure, machine, network
 from fcdp_lab.sandbox import Sandbox
 
 _POLL_S = 0.25
@@ -52,6 +52,7 @@ class Run:
     node_sent: dict  # node -> bytes over the whole run, start and rendezvous included
     node_received: dict
     wall_s: float
+    others_cpus: float | None = None  # that other programs used meanwhile
 
 
 def stop_on_signals():
@@ -85,6 +86,7 @@ def run_mode(setup, mode, folder, progress):
     """Returns a Run, or raises RunFailed. Nothing of the run lives on when this returns or raises."""
     plan = _plan(setup, mode, folder)
     started = time.monotonic()
+    watch = machine.Watch()
     sandbox = None
     try:
         with _undisturbed():
@@ -102,6 +104,7 @@ def run_mode(setup, mode, folder, progress):
         {node: event["sent"] for node, event in exits.items()},
         {node: event["received"] for node, event in exits.items()},
         time.monotonic() - started,
+        watch.others_cpus(),
     )
 
 

@@ -8,9 +8,11 @@ Lines, by `kind`: start, model (once, at the first step), step, error (an uncaug
 
 import atexit
 import ctypes
+import functools
 import hashlib
 import importlib.abc
 import importlib.machinery
+import inspect
 import json
 import os
 import sys
@@ -110,6 +112,71 @@ class _Gathered:
         cls.to_sharded_post_forward = to_sharded_post_forward
 
 
+class _Sent:
+    """Bytes that this rank sends to other nodes by collective, where FCDP does not count them: from their sizes, and a
+    ring over the group's ranks in which each sends to the next. FSDP looks these functions up when it calls them."""
+
+    def __init__(self):
+        self.by_kind = {}
+        self.counts = False
+
+    def watch(self, group_module):
+        dist = sys.modules["torch.distributed"]
+        for name, kind, hops in (
+            ("all_gather_into_tensor", "plain_gather", self._gather),
+            ("all_gather_single", "plain_gather", self._gather),  # its name since torch 2.15
+            ("reduce_scatter_tensor", "reduce_scatter", self._reduce_scatter),
+            ("reduce_scatter_single", "reduce_scatter", self._reduce_scatter),
+            ("all_reduce", "all_reduce", self._all_reduce),
+        ):
+            if hasattr(dist, name):
+                self._wrap(dist, name, kind, hops)
+        self.counts = True
+
+    def _wrap(self, dist, name, kind, hops):
+        collective = getattr(dist, name)
+        signature = inspect.signature(collective)
+
+        @functools.wraps(collective)
+        def counted(*args, **kwargs):
+            bound = signature.bind(*args, **kwargs).arguments
+            self._count(dist, kind, bound.get("group"), lambda n: hops(bound, n))
+            return collective(*args, **kwargs)
+
+        setattr(dist, name, counted)
+
+    def _count(self, dist, kind, group, bytes_per_hop):
+        group = group if group is not None else dist.group.WORLD
+        if not isinstance(group, dist.ProcessGroup):
+            return
+        ranks = dist.get_process_group_ranks(group)
+        mine = dist.get_rank()
+        if mine not in ranks or len(ranks) < 2:
+            return
+        node_size = int(os.environ["LOCAL_WORLD_SIZE"])
+        following = ranks[(ranks.index(mine) + 1) % len(ranks)]
+        if following // node_size != mine // node_size:
+            self.by_kind[kind] = self.by_kind.get(kind, 0) + bytes_per_hop(len(ranks))
+
+    @staticmethod
+    def _gather(bound, n):
+        return _n_bytes([bound["input_tensor"]]) * (n - 1)
+
+    @staticmethod
+    def _reduce_scatter(bound, n):
+        output = bound["output"]
+        rounds = 2 if output.device.type == "cpu" else 1  # gloo reduces everywhere and keeps a part
+        return rounds * _n_bytes([output]) * (n - 1)
+
+    @staticmethod
+    def _all_reduce(bound, n):
+        return 2 * _n_bytes([bound["tensor"]]) * (n - 1) // n
+
+    def stats(self):
+        """As fcdp.stats() has them."""
+        return {kind: {"inter_bytes_sent": n} for kind, n in self.by_kind.items()} if self.counts else None
+
+
 class _Digest:
     """Of the bytes of an optimizer's local shards, in order; and of their shapes, which say what can be compared."""
 
@@ -165,6 +232,7 @@ class Probe:
     def __init__(self):
         self._log = _Log()
         self._gathered = _Gathered()
+        self._sent = _Sent()
         self._digest = _Digest()
         self._optimizers = weakref.WeakKeyDictionary()  # optimizer -> [index, steps done]
 
@@ -172,7 +240,7 @@ class Probe:
         """The rank's own hooks, and those that wait for torch."""
         on_import = {_OPTIMIZER: self._hook_optimizers}
         if os.environ.get("FCDP", "") in ("", "0"):
-            on_import[_PARAM_GROUP] = self._gathered.watch
+            on_import[_PARAM_GROUP] = self._watch_plain
         sys.meta_path.insert(0, _AfterImport(on_import))
         self._report_exceptions()
         atexit.register(self._end)
@@ -183,6 +251,10 @@ class Probe:
             node=int(os.environ.get("GROUP_RANK", 0)),
             pid=os.getpid(),
         )
+
+    def _watch_plain(self, group_module):
+        self._sent.watch(group_module)
+        self._gathered.watch(group_module)
 
     def _report_exceptions(self):
         earlier = sys.excepthook
@@ -217,6 +289,7 @@ class Probe:
             **counters,
             gathered=self._gathered_bytes(),
             fcdp=_fcdp_stats(),
+            collectives=self._sent.stats(),
             t_in=t_in,
             t_out=time.monotonic(),
         )

@@ -7,6 +7,8 @@ import platform
 import sys
 import time
 
+from fcdp_lab import machine
+
 try:
     from rich.console import Console
     from rich.table import Table
@@ -98,14 +100,29 @@ def splits(doc):
             continue
         parts = ", ".join(f"{kind} {n / unit:.3f}" for kind, n in split.items() if n)
         counted = sum(split.values())
+        counter = "fcdp.stats()" if mode["runs"][0]["fcdp"] else "by their sizes"
         gap = abs(counted / mode["sent_bytes_per_step"] - 1) if mode["sent_bytes_per_step"] else 0
         yield (
             f"{mode['name']}: sent by collective, in W: {parts}; "
-            f"fcdp.stats() {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)"
+            f"{counter} {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)"
         )
     for mode in doc["modes"]:
         for bypass in (mode["runs"][0]["fcdp"] or {}).get("bypassed") or []:
             yield f"{mode['name']}: left to plain FSDP2: {bypass['group']}: {bypass['reason']}"
+
+
+def busy(doc):
+    """One line where other programs used so much of the machine that step times are theirs, too; else None."""
+    cpus = doc["machine"]["cpus"]
+    used = {mode["name"]: mode["others_cpus"] for mode in doc["modes"] if mode["others_cpus"] is not None}
+    if max(used.values(), default=0) < machine.BUSY_SHARE * cpus:
+        return None
+    (first, n), *others = used.items()
+    rest = "".join(f", {n:.1f} during {name}" for name, n in others)
+    return (
+        f"This machine was busy: other programs used {n:.1f} of its {cpus} CPUs during {first}{rest}. Step times "
+        "include that; run it again when the machine is idle"
+    )
 
 
 class Screen:
@@ -136,7 +153,7 @@ class Screen:
             for line in [COLUMNS, *rows(doc)]:
                 print("  ".join(f"{cell:<18}" for cell in line).rstrip())
             print(caption(doc))
-        for line in splits(doc):
+        for line in [*splits(doc), *filter(None, [busy(doc)])]:
             print(line)
 
 

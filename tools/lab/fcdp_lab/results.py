@@ -48,15 +48,22 @@ def _per_step(lines, warmup, value):
     return (value(counted[-1]) - value(counted[0])) / (len(counted) - 1)
 
 
+def _collectives(line):
+    """What a rank had sent by collective: by fcdp.stats(), or by the probe; None where neither counted."""
+    mine, stats = line.get("collectives"), line.get("fcdp")
+    return mine if mine is not None else stats["collectives"] if stats else None
+
+
 def _split(ranks, n_nodes, warmup):
-    """Collective -> bytes sent per step and node, from fcdp.stats(); None where a rank had no FCDP."""
+    """Collective -> bytes sent per step and node; None where it was not counted on a rank."""
     totals = {}
     for lines in ranks.values():
         counted = _counted(lines, warmup)
-        if len(counted) < 2 or not counted[-1].get("fcdp"):
+        if len(counted) < 2 or _collectives(counted[-1]) is None:
             return None
-        for kind, now in counted[-1]["fcdp"]["collectives"].items():
-            before = (counted[0]["fcdp"] or {}).get("collectives", {}).get(kind, {}).get("inter_bytes_sent", 0)
+        first = _collectives(counted[0]) or {}
+        for kind, now in _collectives(counted[-1]).items():
+            before = first.get(kind, {}).get("inter_bytes_sent", 0)
             sent = (now["inter_bytes_sent"] - before) / (len(counted) - 1)
             totals[kind] = totals.get(kind, 0) + sent / n_nodes
     return totals
@@ -96,6 +103,7 @@ def of_run(run, warmup):
     return {
         "steps": n_steps + 1 if times and min(len(_steps(lines)) for lines in ranks.values()) else 0,
         "wall_s": run.wall_s,
+        "others_cpus": run.others_cpus,
         "step_s": statistics.median(per_step[warmup - 1 :] or per_step) if per_step else None,
         "step_s_each": per_step,
         "sent_bytes_per_step": _mean(sent.values()),
@@ -170,6 +178,7 @@ _MEDIANS = (
     "device_state_bytes",
     "host_peak_bytes",
     "wall_s",
+    "others_cpus",
 )
 
 

@@ -20,8 +20,9 @@ ABOUT = """\
 Convert a trace for other viewers.
 
 --chrome writes Chrome's JSON, which ui.perfetto.dev and chrome://tracing open: a process per rank; in it the steps, a
-track per thread, stream and region, and counters for each link's rate and the device memory. The clock is that of
-PyTorch's profiler, whose traces (export_chrome_trace) --beside puts into the same file.
+track per thread, stream and region, counters for each link's rate and the device memory, and arrows from what brought
+a region's bytes to the use that waited for them. The clock is that of PyTorch's profiler, whose traces
+(export_chrome_trace) --beside puts into the same file.
 """
 # Kineto counts from the last multiple of three average Gregorian months since 1970, so that traces of a job's ranks
 # fit together.

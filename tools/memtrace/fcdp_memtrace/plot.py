@@ -15,11 +15,12 @@ from fcdp_memtrace.units import human
 ABOUT = """\
 Draw a trace as an SVG or PNG picture.
 
-Three parts over the same time: where each region's bytes were (regions down, colour is the tier), bytes per second over
-each link, and device memory by owner. Of one process; --rank picks it.
+Over the same time: where each region's bytes were (regions down, colour is the tier), bytes per second over each link
+that was used, and device memory by owner below its budget. Of one process; --rank picks it. What says when it was, and
+not how long it took, has no rate: a triangle marks it.
 """
 COLUMNS = 800
-COLOURS = {  # of tiers; readable in grey and by the colour-blind
+TIERS = {  # readable in grey and by the colour-blind
     "unknown": "#ffffff",
     "nowhere": "#e8e8e8",
     "file": "#c4b5d9",
@@ -27,9 +28,11 @@ COLOURS = {  # of tiers; readable in grey and by the colour-blind
     "kept on the device": "#f5b041",
     "in use": "#a93226",
 }
-LINKS = {"between nodes": "#a93226", "within the node": "#f5b041", "to the host": "#2e86c1", "to the device": "#1e8449"}
-OWNERS = ["tensors", "gathered parameters", "holder 2", "holder 3"]
+# No colour of a tier: one colour means one thing in all of a picture.
+LINK = "#4a4a4a"
+OWNERS = {"tensors": "#b9b9b9", "gathered parameters": "#5f8f7b", "holder 2": "#8d7b63", "holder 3": "#d0c3ad"}
 MAX_NAMES = 40
+SHOWN_BUDGET = 2.5  # times what was held at most: a line farther up would flatten the rest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +54,20 @@ def pick(file: TraceFile, rank: int | None) -> int:
     return max(found, key=lambda i: file.processes[i]["events"])
 
 
+def _legend(axes, handles=None) -> None:
+    handles = axes.get_legend_handles_labels()[0] if handles is None else handles
+    if handles:
+        axes.legend(
+            handles=handles,
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncols=len(handles),
+            fontsize=7,
+            frameon=False,
+            borderaxespad=0.2,
+        )
+
+
 def _residency(axes, rows: list[dict], seconds: float) -> None:
     import numpy as np
     from matplotlib.colors import BoundaryNorm, ListedColormap
@@ -63,7 +80,7 @@ def _residency(axes, rows: list[dict], seconds: float) -> None:
         data,
         aspect="auto",
         interpolation="nearest",
-        cmap=ListedColormap([COLOURS[name] for name in names]),
+        cmap=ListedColormap([TIERS[name] for name in names]),
         norm=norm,
         extent=(0, seconds, len(rows), 0),
     )
@@ -72,86 +89,143 @@ def _residency(axes, rows: list[dict], seconds: float) -> None:
         [i + 0.5 for i in range(0, len(rows), every)], [rows[i]["name"] for i in range(0, len(rows), every)], fontsize=7
     )
     shown = [
-        Patch(facecolor=COLOURS[n], edgecolor="#888888", label=n)
-        for i, n in enumerate(names)
-        if i and (data == i).any()
+        Patch(facecolor=TIERS[n], edgecolor="#888888", label=n) for i, n in enumerate(names) if i and (data == i).any()
     ]
     axes.set_title("Where each region's bytes are", loc="left", fontsize=9)
-    if shown:
-        axes.legend(
-            handles=shown, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(shown), fontsize=7, frameon=False
-        )
+    _legend(axes, shown)
 
 
-def _over_time(axes, title: str, series: dict[str, tuple], seconds: float, per_second: bool, stacked: bool) -> None:
-    import numpy as np
+def changes(values) -> list[int]:
+    """The columns in which a value differs from that before: a picture needs no others."""
+    return [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]
+
+
+def _steps_of(values, seconds: float) -> tuple[list[float], list[float]]:
+    """Points of a line in steps, one per change, and the end."""
+    at = changes(values)
+    return [i * seconds / len(values) for i in at] + [seconds], [float(values[i]) for i in [*at, at[-1]]]
+
+
+def _axis_of_bytes(axes, suffix: str = "") -> None:
     from matplotlib.ticker import FuncFormatter
 
-    series = {name: value for name, value in series.items() if value[0].any()}
-    for name, (values, colour) in series.items():
-        times = np.linspace(0, seconds, len(values), endpoint=False)
-        if not stacked:
-            axes.step(times, values, where="post", label=name, color=colour, linewidth=1)
-    if stacked and series:
-        times = np.linspace(0, seconds, COLUMNS, endpoint=False)
-        axes.stackplot(
-            times,
-            *(v for v, _ in series.values()),
-            labels=list(series),
-            colors=[c for _, c in series.values()],
-            step="post",
-        )
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value) + ("/s" if per_second else "")))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: human(value) + suffix))
     axes.tick_params(labelsize=7)
+
+
+def _link(axes, name: str, rates, marks: list[tuple[float, str]], seconds: float) -> None:
+    """One strip per link, on a scale of its own: none hides another."""
+    axes.fill_between(*_steps_of(rates, seconds), step="post", color=LINK, linewidth=0)
+    _axis_of_bytes(axes, "/s")
+    most = max(rates, default=0)
+    if most:
+        axes.set_ylim(0, 1.25 * most)
+        axes.locator_params(axis="y", nbins=2)
+    else:
+        axes.set_ylim(0, 1)
+        axes.set_yticks([])
+    axes.set_title(name, loc="left", fontsize=8, pad=2)
+    for kind in sorted({kind for _, kind in marks}):
+        at = [time for time, of in marks if of == kind]
+        shape = "v" if kind == "reduce_scatter" else "d"
+        label = f"{kind}: when, not how long"
+        transform = axes.get_xaxis_transform()
+        axes.plot(
+            at,
+            [0.86] * len(at),
+            shape,
+            color=LINK,
+            markerfacecolor="white",
+            markersize=4,
+            markeredgewidth=0.7,
+            transform=transform,
+            label=label,
+            clip_on=False,
+        )
+    _legend(axes)
+
+
+def _memory(axes, held: dict, budget: int, seconds: float) -> None:
+    """Owners above each other, below the budget."""
+    held = {name: values for name, values in held.items() if any(values)}
+    at = sorted({i for values in held.values() for i in changes(values)} | {0})
+    floor = [0.0] * (len(at) + 1)
+    columns = max(map(len, held.values()), default=1)
+    times = [i * seconds / columns for i in at] + [seconds]
+    for name, values in held.items():
+        ceiling = [low + float(values[i]) for low, i in zip(floor, [*at, at[-1]])]
+        axes.fill_between(times, floor, ceiling, step="post", color=OWNERS[name], linewidth=0, label=name)
+        floor = ceiling
+    title = "Device memory by owner"
+    if budget and budget <= SHOWN_BUDGET * max(floor):
+        axes.axhline(budget, color="#000000", linewidth=1, linestyle=(0, (5, 2)), label=f"budget, {human(budget)}")
+    elif budget:
+        title += f"; the budget is {human(budget)}"
+    _axis_of_bytes(axes)
     axes.set_title(title, loc="left", fontsize=9)
-    axes.set_ylim(bottom=0)
-    if series:
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(series), fontsize=7, frameon=False)
+    axes.set_ylim(0, 1.12 * max([*floor, budget if budget <= SHOWN_BUDGET * max(floor) else 0]) or 1)
+    _legend(axes)
+
+
+def budget_of(process: dict) -> int:
+    """In bytes; 0: it is not known."""
+    return process["counters"].get("device.budget_bytes", 0) or process["device_budget_bytes"]
+
+
+def title_of(process: dict) -> str:
+    program, space, arguments = process["command"].partition(" ")
+    return f"{process['label']} of {process['world_size'] or '?'}: {os.path.basename(program)}{space}{arguments}"
 
 
 def draw(file: TraceFile, index: int, path: str, width: float) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    import numpy as np
     from matplotlib.figure import Figure
 
     series = _trace.series(file.handle, index, COLUMNS)
     seconds = max((series["last_ns"] - series["first_ns"]) / 1e9, 1e-9)
     rows = [row for row in series["rows"] if row["name"]]
-    of_links, of_holders = series["columns"]
+    links, marks = links_of(series, seconds)
     height = min(max(len(rows), 4), 60) * 0.14 + 0.6
-    figure = Figure(figsize=(width, height + 4.4), layout="constrained")
-    axes = figure.subplots(3, 1, sharex=True, height_ratios=[height, 1.6, 1.6])
-    if rows:
-        _residency(axes[0], rows, seconds)
-    links = {
-        name: (np.frombuffer(data, dtype=np.float64) * COLUMNS / seconds, LINKS[name])
-        for name, data in of_links.items()
+    heights = [height, *[0.45] * len(links), 1.2]
+    # texts as texts, and ids that do not differ from one drawing to the next: smaller, and as easy to compare
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fcdp-memtrace"}):
+        figure = Figure(figsize=(width, sum(heights) + 1.3 + 0.1 * len(links)), layout="constrained")
+        axes = list(figure.subplots(len(heights), 1, sharex=True, height_ratios=heights))
+        if rows:
+            _residency(axes[0], rows, seconds)
+        for part, (name, rates) in zip(axes[1:], links.items()):
+            _link(part, name, rates, marks[name], seconds)
+        process = file.processes[index]
+        _memory(axes[-1], dict(zip(OWNERS, held_of(series))), budget_of(process), seconds)
+        steps = [(at - series["first_ns"]) / 1e9 for at in series["steps_ns"]]
+        if len(steps) <= 100:
+            for at in steps:
+                for part in axes:
+                    part.axvline(at, color="#000000", linewidth=0.4, alpha=0.4)
+        axes[-1].set_xlabel("seconds; thin lines are optimizer steps" if steps else "seconds", fontsize=8)
+        axes[-1].set_xlim(0, seconds)
+        figure.suptitle(title_of(process)[:120], fontsize=9, x=0.01, ha="left")
+        figure.savefig(path, dpi=120, metadata={"Date": None} if path.endswith(".svg") else None)
+
+
+def links_of(series: dict, seconds: float) -> tuple[dict, dict[str, list]]:
+    """Of each link that was used: bytes per second in each column; and (second, kind) of what has no rate."""
+    columns, _ = series["columns"]
+    marks: dict[str, list] = {name: [] for name in columns}
+    for time_ns, kind, link, _ in series["marks"]:
+        marks[link].append(((time_ns - series["first_ns"]) / 1e9, kind))
+    rates = {
+        name: [value * len(data) / 8 / seconds for value in memoryview(data).cast("d")]
+        for name, data in columns.items()
     }
-    _over_time(axes[1], "Bytes over each link", links, seconds, True, False)
-    held = {
-        name: (np.frombuffer(data, dtype=np.uint64).astype(float), colour)
-        for name, data, colour in zip(OWNERS, of_holders, ["#7fb3d5", "#a93226", "#f5b041", "#1e8449"])
-    }
-    _over_time(axes[2], "Device memory by owner", held, seconds, False, True)
-    steps = [(at - series["first_ns"]) / 1e9 for at in series["steps_ns"]]
-    if len(steps) <= 100:
-        for at in steps:
-            for part in axes:
-                part.axvline(at, color="#000000", linewidth=0.4, alpha=0.4)
-    axes[2].set_xlabel("seconds; lines are optimizer steps" if steps else "seconds", fontsize=8)
-    axes[0].set_xlim(0, seconds)
-    process = file.processes[index]
-    program, space, arguments = process["command"].partition(" ")
-    command = os.path.basename(program) + space + arguments
-    figure.suptitle(
-        f"{process['label']} of {process['world_size'] or '?'}: {command}"[:120],
-        fontsize=9,
-        x=0.01,
-        ha="left",
-    )
-    figure.savefig(path, dpi=120, metadata={"Date": None} if path.endswith(".svg") else None)
+    return {name: values for name, values in rates.items() if any(values) or marks[name]}, marks
+
+
+def held_of(series: dict) -> list[list[int]]:
+    """Of each holder: bytes in each column."""
+    return [list(memoryview(data).cast("Q")) for data in series["columns"][1]]
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 
 from fcdp_memtrace import _trace
 from fcdp_memtrace.arguments import at_least
+from fcdp_memtrace.replace import replacing
 from fcdp_memtrace.trace_file import TraceFile, add_file
 from fcdp_memtrace.units import human, ms, table
 
 ABOUT = """\
 Say what a recorded job moved, and what it waited for.
 
-Bytes and counts are of all ranks together, unless they are given per node. Times of a step or region: "moved" is how long the streams were at
-gathers, restores, loads and stores; "exposed" is how long the program or its compute stream waited for them or for
-device memory; "hidden" is the rest of moved. The waits below name the option that would shorten them.
+Bytes and counts are of all ranks together, unless they are given per node. Times of a step or region: "moved" is how
+long the streams were at gathers, restores, loads and stores; "exposed" is how long the program or its compute stream
+waited for them or for device memory; "hidden" is the rest of moved. The waits below name the option that would shorten them.
+
+--html writes it as one page, to open in a browser or send to others, with a timeline of each rank to zoom into:
+where regions were, what crossed the links, and when the program waited.
 """
 STEPS, REGIONS = 10, 15
 COMPARE_NONE = 2**32 - 1  # no step is to be compared: MEMTRACE_COMPARE_NONE
@@ -24,7 +29,9 @@ COMPARE_NONE = 2**32 - 1  # no step is to be compared: MEMTRACE_COMPARE_NONE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
-    parser.add_argument("--json", action="store_true", help="everything as JSON, on one line")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="everything as JSON, on one line")
+    form.add_argument("--html", metavar="OUT.html", help="write a page that a browser shows, with a timeline")
     parser.add_argument(
         "--steps", type=at_least(0), default=STEPS, metavar="N", help=f"rows of steps: the last N (default {STEPS})"
     )
@@ -171,18 +178,42 @@ def _regions(report: dict, n: int) -> list[str]:
     ]
 
 
-def _stall(number: int, stall: dict) -> list[str]:
-    of = f" for {stall['region']}" if stall["region"] else ""
-    where = " in backward" if stall["backward"] else ""
-    what = "the compute stream waited" if stall["kind"] == "stall" else f"the host waited ({stall['cause']})"
-    lines = [f"{number:3}. {ms(stall['duration_ns'])}  {stall['process']}, step {stall['step']}: {what}{of}{where}"]
-    why = stall["reason"]
-    if stall["move"]:
-        why += f" ({stall['move']['kind']} of {human(stall['move']['bytes'])}, {ms(stall['move']['duration_ns'])})"
-    lines.append(f"     because {why}")
-    if stall["advice"]:
-        lines.append(f"     {stall['option']}: {stall['advice']}" if stall["option"] else f"     {stall['advice']}")
-    return lines
+def grouped(stalls: list[dict]) -> list[dict]:
+    """The waits that one change would shorten, together: [{reason, option, advice, duration_ns, stalls}], by their sum."""
+    groups: dict[str, dict] = {}
+    for stall in stalls:
+        group = groups.setdefault(
+            stall["reason"], {k: stall[k] for k in ("reason", "option", "advice")} | {"duration_ns": 0, "stalls": []}
+        )
+        group["duration_ns"] += stall["duration_ns"]
+        group["stalls"].append(stall)
+    return sorted(groups.values(), key=lambda group: -group["duration_ns"])
+
+
+def stall_cells(stall: dict) -> list[str]:
+    """As WAITS_HEAD says."""
+    move = stall["move"]
+    return [
+        ms(stall["duration_ns"]),
+        stall["process"],
+        f"step {stall['step']}{', backward' if stall['backward'] else ''}",
+        stall["region"] or "-",
+        "the compute stream" if stall["kind"] == "stall" else f"the host ({stall['cause']})",
+        f"{move['kind']} of {human(move['bytes'])}, {ms(move['duration_ns'])}" if move else "-",
+    ]
+
+
+WAITS_HEAD = ["wait", "process", "when", "region", "what waited", "what it waited for"]
+
+
+def _cause(group: dict) -> list[str]:
+    stalls = group["stalls"]
+    lines = [f"{ms(group['duration_ns'])} in {_plural(len(stalls), 'wait')}: {group['reason']}"]
+    if group["advice"]:
+        lines.append(f"  {group['option'] + ': ' if group['option'] else ''}{group['advice']}")
+    cells = [stall_cells(stall) for stall in stalls]
+    cells = [[row[0].rjust(max(len(other[0]) for other in cells)), *row[1:]] for row in cells]
+    return lines + ["    " + line for line in table(WAITS_HEAD, cells, len(WAITS_HEAD)).splitlines()[1:]]
 
 
 def _waits(report: dict) -> list[str]:
@@ -195,9 +226,9 @@ def _waits(report: dict) -> list[str]:
         lines.append(f"the host waited {ms(ns)} for {cause}, {plural(report['host_waits'][cause], 'time')}")
     if not report["stalls"]:
         return [*lines, "No wait was recorded."]
-    lines.append(f"The {len(report['stalls'])} longest waits:")
-    for number, stall in enumerate(report["stalls"], 1):
-        lines += _stall(number, stall)
+    lines.append(f"The {len(report['stalls'])} longest waits, by cause:")
+    for group in grouped(report["stalls"]):
+        lines += ["", *_cause(group)]
     return lines
 
 
@@ -216,5 +247,12 @@ def text(report: dict, steps: int = STEPS, regions: int = REGIONS) -> str:
 def run(args: argparse.Namespace) -> int:
     file = TraceFile(args.file)
     report = document(file)
-    print(json.dumps(report) if args.json else text(report, args.steps, args.regions))
+    if args.html:
+        from fcdp_memtrace import page
+
+        with replacing(args.html, args.file) as part:
+            page.write(report, file, part)
+        print(f"{args.html}: open it in a browser", file=sys.stderr)
+    else:
+        print(json.dumps(report) if args.json else text(report, args.steps, args.regions))
     return file.warn()
