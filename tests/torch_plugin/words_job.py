@@ -89,6 +89,7 @@ WRAP = {
     "fsdp1 NO_SHARD": lambda net: fsdp1(net, "NO_SHARD"),
     "partly": partly,
     "late": shard,
+    "freed": shard,
     "changing": extended,
     "small mesh": small_mesh,
     "absent": shard,
@@ -131,6 +132,8 @@ def main():
     for step in range(2):
         if kind == "late" and step == 1:
             model.blocks[1].set_custom_all_gather(OwnGather())
+        if kind == "freed" and step == 1 and rank == 1:
+            model.blocks[1].norm.weight.to_local().untyped_storage().resize_(0)
         if kind == "changing" and step == 1:
             subclass.Bf16AllGather.fsdp_pre_all_gather = lambda self, mesh: ((self._data.to(torch.float16),), None)
         if kind == "absent" and step == 1:

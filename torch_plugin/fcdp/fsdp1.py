@@ -23,7 +23,7 @@ import torch
 
 from fcdp import adopt, seam
 from fcdp.flat import Cut, cut, pieces
-from fcdp.runtime import Description, Group, Tree, runtime
+from fcdp.runtime import Description, Group, Tree, address_of, runtime
 from fcdp.seam import stream_of, version_of, wrap
 
 unknown: str | None = None  # why this torch's FSDP1 is not served
@@ -88,6 +88,8 @@ class _Flat:
             return
         # else FSDP1 has done it, or will once it is sharded and idle
         if self.gathers or handle._training_state.name != "IDLE" or not self._is_sharded():
+            return
+        if not address_of(flat_param):  # nothing can be written there
             return
         address = _address(flat_param)
         for param, info, (name, module, _) in zip(
