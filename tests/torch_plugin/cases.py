@@ -13,4 +13,5 @@ import cases_optim  # noqa: F401
 import cases_outlive  # noqa: F401
 import cases_pipeline  # noqa: F401
 import cases_shape  # noqa: F401
+import cases_tools  # noqa: F401
 import cases_whole  # noqa: F401

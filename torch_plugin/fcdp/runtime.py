@@ -48,6 +48,7 @@ class Extent(Protocol):
     """One parameter (fsdp2.py), or what of a flat parameter is gathered together (fsdp1.py)."""
 
     name: str
+    steps: int  # of optimizers that have one of its parameters
 
     def settle(self) -> None: ...  # what the shard is to be is written into it, before it is looked at
     def signals(self, group: Group) -> Iterable[int]: ...
