@@ -437,7 +437,7 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         try:
             pending = serve(param_group, group, device) if is_known else None
             if pending is not None:
-                result = Gathered(torch.empty(0), None, None, [], [], [])
+                result = Gathered(torch.empty(0, device=device), None, None, [], [], [])
                 result.pending = pending
                 return result
             served = param_group.__dict__.get("_fcdp") if is_known else None
