@@ -85,6 +85,15 @@ def test_fsdp1_is_served(tmp_path):
     assert [len(lines) for lines in said] == [2, 0] and said[0][0].startswith("fcdp: saved"), job.report()
 
 
+@pytest.mark.parametrize("kind", ["full", "closed", "none"])
+def test_a_stderr_that_takes_nothing_ends_no_job(tmp_path, kind):
+    job = start(tmp_path, f"stderr {kind}")
+    assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
+    assert not any(words(rank.err + rank.out) for rank in job.ranks), job.report()
+    bypassed = stats_of(tmp_path)["bypassed"]
+    assert [entry["group"] for entry in bypassed] == ["blocks.1"]  # of which a line would have told
+
+
 def test_a_first_gather_in_a_capture_is_plain_fsdp2s(tmp_path):
     job = start(tmp_path, "captured")
     assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()

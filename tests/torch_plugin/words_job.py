@@ -74,6 +74,21 @@ def small_mesh(net):
     return shard(net, blocks=[block for i, block in enumerate(net.blocks) if i != 1])
 
 
+def stderr(kind):
+    """`partly`, as a line is said of it before the first step, with a stderr that takes nothing."""
+
+    def wrap(net):
+        if kind == "full":
+            os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+        elif kind == "closed":
+            os.close(2)
+        else:
+            sys.stderr = None
+        return partly(net)
+
+    return wrap
+
+
 def captured(net):
     """As where the first forward is part of a CUDA graph's capture, which there is none of on a CPU."""
     from fcdp import seam
@@ -90,6 +105,7 @@ WRAP = {
     "partly": partly,
     "late": shard,
     "freed": shard,
+    **{f"stderr {kind}": stderr(kind) for kind in ("full", "closed", "none")},
     "changing": extended,
     "small mesh": small_mesh,
     "absent": shard,

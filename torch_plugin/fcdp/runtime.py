@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import weakref
 from array import array
 from collections import Counter
@@ -24,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import OptionError, _fcdp, nccl, released, tensors
+from fcdp import OptionError, _fcdp, nccl, released, tensors, words
 from fcdp.c10d import Shards, Unsupported
 from fcdp.released import Storages
 
@@ -67,7 +66,7 @@ def say(text: str) -> None:
     """One line to the user, from rank 0 alone."""
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK", "0"))
     if rank == 0 and runtime.options.get("log", 1) > 0:
-        print(f"fcdp: {text}", file=sys.stderr, flush=True)
+        words.write(text)
 
 
 # Of a parameter group: name, extents, (shard_bytes, span) per extent, collect (Group.collect), does it stay
