@@ -89,6 +89,15 @@ def stderr(kind):
     return wrap
 
 
+def steps_in_backward(net):
+    """Each parameter has an optimizer of its own, which steps it when its gradient is there."""
+    shard(net)
+    for parameter in net.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=1e-2)
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    return net
+
+
 def captured(net):
     """As where the first forward is part of a CUDA graph's capture, which there is none of on a CPU."""
     from fcdp import seam
@@ -105,6 +114,8 @@ WRAP = {
     "partly": partly,
     "late": shard,
     "freed": shard,
+    "killed": shard,
+    "steps in backward": steps_in_backward,
     **{f"stderr {kind}": stderr(kind) for kind in ("full", "closed", "none")},
     "changing": extended,
     "small mesh": small_mesh,
@@ -142,10 +153,13 @@ def main():
     rank = dist.get_rank()
     run = Run(kind, rank, dist.get_world_size())
     model = WRAP.get(kind, lambda net: net)(Net(n_blocks=4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters() if kind != "steps in backward" else [torch.ones(1)], lr=1e-2)
     if kind == "busy":
         keep_busy()
     for step in range(2):
+        if kind == "killed" and step == 1:
+            dist.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
         if kind == "late" and step == 1:
             model.blocks[1].set_custom_all_gather(OwnGather())
         if kind == "freed" and step == 1 and rank == 1:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import OptionError, _fcdp, nccl, released, tensors, words
+from fcdp import OptionError, _fcdp, nccl, released, report, tensors, words
 from fcdp.c10d import Shards, Unsupported
 from fcdp.released import Storages
 
@@ -296,6 +296,7 @@ class Runtime:
             _fcdp.tree_begin_forward(handle)
         if self.engine is not None:
             _fcdp.engine_begin_pass(self.engine)
+            report.say_once()  # of optimizers that step inside of backward
 
     def begin_backward(self, tree: Tree) -> None:
         for handle in tree.handles.values():
@@ -633,8 +634,6 @@ runtime = Runtime()
 
 @atexit.register
 def _end() -> None:
-    from fcdp import report
-
     if runtime.pid != os.getpid():  # a forked child
         return
     if runtime.unreported:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fcdp import OptionError, _fcdp, steps, tensors
+from fcdp import OptionError, _fcdp, report, steps, tensors
 from fcdp.runtime import runtime, say
 
 
@@ -157,3 +157,4 @@ def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Non
     runtime.steps += 1
     _fcdp.trace_step(runtime.steps)
     steps.stepped(param for param_group in optimizer.param_groups for param in param_group["params"])
+    report.say_once()
