@@ -10,7 +10,6 @@ is served (another optimizer, another model) is not passed on.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import weakref
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import OptionError, _fcdp, nccl, released, report, tensors, words
+from fcdp import OptionError, _fcdp, ending, nccl, released, report, tensors, words  # noqa: F401 (ending.py calls end())
 from fcdp.c10d import Shards, Unsupported
 from fcdp.released import Storages
 
@@ -632,8 +631,8 @@ class Runtime:
 runtime = Runtime()
 
 
-@atexit.register
-def _end() -> None:
+def end() -> None:
+    """The interpreter ends (ending.py)."""
     if runtime.pid != os.getpid():  # a forked child
         return
     if runtime.unreported:
