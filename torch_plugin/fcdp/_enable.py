@@ -16,7 +16,8 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-from fcdp import ending, words  # noqa: F401 (ending.py registers with atexit, at interpreter start)
+import fcdp.ending  # noqa: F401 (it is to be what ends last)
+from fcdp import words
 
 # The last of FSDP's modules to load that FCDP enters; each imports the others. By the file that enters them.
 _TARGETS = {

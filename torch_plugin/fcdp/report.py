@@ -1,5 +1,5 @@
-"""FCDP's statistics: `fcdp.stats()`, the line after the first step and the two at exit. The core counts its own gathers and collectives;
-here are only those that FSDP made itself, and agreements."""
+"""FCDP's statistics: `fcdp.stats()`, the line after the first step, the two at exit. The core counts its own gathers and
+collectives; here are only those that FSDP made itself, and agreements."""
 
 from __future__ import annotations
 

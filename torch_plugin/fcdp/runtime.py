@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import OptionError, _fcdp, ending, nccl, released, report, tensors, words  # noqa: F401 (ending.py calls end())
+import fcdp.ending  # noqa: F401 (it calls end())
+from fcdp import OptionError, _fcdp, nccl, released, report, tensors, words
 from fcdp.c10d import Shards, Unsupported
 from fcdp.released import Storages
 
