@@ -99,7 +99,8 @@ typedef struct option_parser {
       "are unmapped, so that a stale access faults, 3 every invariant",                                      \
       FIELD(INT, check, 0, 3))                                                                               \
     X("FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr", FIELD(CHOICE, log, 0, 0))    \
-    X("FCDP_SUMMARY", "0|1", "1", "the two lines at exit: what was saved, what it cost",                     \
+    X("FCDP_SUMMARY", "0|1", "1",                                                                            \
+      "the line after the first step, and the two at exit: what was saved, what it cost",                    \
       FIELD(FLAG, summary, 0, 1))                                                                            \
     X("FCDP_TRACE", "0..2", "1",                                                                             \
       "what is written to the event ring that fcdp-memtrace reads: 0: nothing; 1: what moves between tiers " \

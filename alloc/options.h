@@ -58,7 +58,7 @@ typedef struct fcdp_options {
     double timeout_s;   /* FCDP_TIMEOUT, seconds to wait for another rank */
     int check;          /* FCDP_CHECK, 0..3 */
     fcdp_log_level log; /* FCDP_LOG=quiet|warn|info|debug */
-    bool summary;       /* FCDP_SUMMARY=0|1, the two lines at exit */
+    bool summary;       /* FCDP_SUMMARY=0|1, the lines that say what was saved */
     int trace;          /* FCDP_TRACE, 0..2 */
     size_t trace_bytes; /* FCDP_TRACE_BUFFER, of the event ring */
 } fcdp_options;

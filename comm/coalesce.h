@@ -4,7 +4,8 @@
 
 #include "comm/group.h"
 
-/* Is the group worth it: agreed stale, small (FCDP_COALESCE), used of late, not begun? */
+/* Is the group worth it: agreed stale, small (FCDP_COALESCE), used of late, not begun, and not to be asked
+ * for again? */
 bool fcdp_group_is_small(const fcdp_group *group);
 /* Gather what is stale of `groups`, small ones of one shard group, to the node's host memory, in few
  * collectives; it is stale no more. inputs: as for fcdp_group_begin, of one group after another. On every

@@ -78,7 +78,8 @@ static uint8_t signal_of(uint32_t mask) {
     static const struct {
         uint32_t bit;
         uint8_t cause;
-    } order[] = {{FCDP_STALE_NEW, FCDP_CAUSE_SIGNAL_NEW},
+    } order[] = {{FCDP_STALE_MISSING, FCDP_CAUSE_SIGNAL_MISSING},
+                 {FCDP_STALE_NEW, FCDP_CAUSE_SIGNAL_NEW},
                  {FCDP_STALE_IDENTITY, FCDP_CAUSE_SIGNAL_IDENTITY},
                  {FCDP_STALE_OPTIMIZER, FCDP_CAUSE_SIGNAL_OPTIMIZER},
                  {FCDP_STALE_VERSION, FCDP_CAUSE_SIGNAL_VERSION},

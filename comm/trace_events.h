@@ -45,7 +45,8 @@
     X(FOR_FINGERPRINT, 79, "fingerprint_wait", "the device fingerprinted shards")                            \
     X(KEEPS, 80, "keeps", "the region stays on the device")                                                  \
     X(STORED, 81, "stored", "its bytes are on the host")                                                     \
-    X(WRITTEN, 82, "written", "somebody wrote into the gathered parameters: nowhere is a valid copy")
+    X(WRITTEN, 82, "written", "somebody wrote into the gathered parameters: nowhere is a valid copy")        \
+    X(SIGNAL_MISSING, 83, "missing", "its shard's storage was freed")
 
 /* The names are those of fcdp.stats(), whose numbers they are. */
 #define FCDP_COMM_COUNTERS(X)                                                                                \

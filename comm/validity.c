@@ -38,6 +38,10 @@ static uint32_t signals_differ(const fcdp_signals *a, const fcdp_signals *b) {
     return mask;
 }
 
+static uint32_t observations_differ(const fcdp_observation *a, const fcdp_observation *b) {
+    return signals_differ(&a->signals, &b->signals) | (a->missed != b->missed ? FCDP_STALE_IDENTITY : 0);
+}
+
 /* With two fingerprints the signals decide only where the copy is not known to be of what was
  * fingerprinted. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
@@ -54,9 +58,10 @@ uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_
         .exists = true,
         .has_fingerprint = fingerprint != NULL,
         .grad_mode = process->grad_mode,
+        .missed = now->missed,
     };
     if (!copy->exists) return FCDP_STALE_NEW;
-    uint32_t mask = signals_differ(&now->signals, &copy->signals);
+    uint32_t mask = observations_differ(now, copy);
     if (now->has_fingerprint && copy->has_fingerprint) {
         if (now->fingerprint != copy->fingerprint) return mask | FCDP_STALE_FINGERPRINT;
         if (!copy->confirmed) return mask;
@@ -66,6 +71,13 @@ uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_
     if (now->grad_mode_changes != copy->grad_mode_changes) mask |= FCDP_STALE_GRAD_MODE;
     if (!process->optimizer_seen && now->reductions != copy->reductions) mask |= FCDP_STALE_REDUCED;
     return mask;
+}
+
+uint32_t fcdp__validity_miss(fcdp_validity *validity, uint32_t i) {
+    FCDP_CHECK(1, i < validity->n);
+    validity->parameters[i].observed.exists = false;
+    validity->parameters[i].observed.missed++;
+    return FCDP_STALE_MISSING;
 }
 
 /* A write that moves no signal, between the observation and the gather, is known by the bytes alone. */
@@ -117,8 +129,9 @@ bool fcdp__validity_is_fresh(const fcdp_validity *validity, uint32_t i, const fc
     FCDP_CHECK(1, i < validity->n);
     const fcdp_observation *copy = &validity->parameters[i].accepted;
     if (!copy->exists || !copy->has_fingerprint || copy->fingerprint != fingerprint) return false;
-    return copy->confirmed ? signals->dtypes == copy->signals.dtypes
-                           : !signals_differ(signals, &copy->signals);
+    if (copy->confirmed) return signals->dtypes == copy->signals.dtypes;
+    return !signals_differ(signals, &copy->signals) &&
+           validity->parameters[i].observed.missed == copy->missed;
 }
 
 bool fcdp__validity_moved(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,

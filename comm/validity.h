@@ -49,8 +49,9 @@ typedef struct fcdp_observation { /* of one parameter; only fcdp__validity_* loo
     /* between observations of this parameter, so far: a change there and back counts twice */
     uint64_t grad_mode_changes;
     bool exists, has_fingerprint, grad_mode;
-    uint64_t read;  /* number of the gather's read, which is fingerprinted on the device; 0: by nobody */
-    bool confirmed; /* the gather read what was fingerprinted, as far as could be told */
+    uint64_t read;   /* number of the gather's read, which is fingerprinted on the device; 0: by nobody */
+    bool confirmed;  /* the gather read what was fingerprinted, as far as could be told */
+    uint64_t missed; /* times that the shard's bytes were not there, so far */
 } fcdp_observation;
 
 /* Why a copy is stale, a mask; 0 is fresh. Of a copy that is known to be of what was fingerprinted, only its
@@ -63,6 +64,7 @@ typedef enum fcdp_stale {
     FCDP_STALE_FINGERPRINT = 16,
     FCDP_STALE_GRAD_MODE = 32, /* only without a fingerprint */
     FCDP_STALE_REDUCED = 64,   /* only without a fingerprint and without any optimizer hook */
+    FCDP_STALE_MISSING = 128,  /* the shard's bytes are not there: its storage was freed */
 } fcdp_stale;
 
 typedef struct fcdp_validity fcdp_validity; /* of one group: n parameters */
@@ -73,6 +75,10 @@ void fcdp__validity_destroy(fcdp_validity *validity);
  * were not read. The mask of reasons. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                                 const fcdp_process_signals *process, const uint64_t *fingerprint);
+/* In place of an observation, where the shard's bytes are not there. Nothing is known of what comes in their
+ * place, maybe at the same address with the same counters: only an equal fingerprint makes a copy fresh that
+ * was gathered before. FCDP_STALE_MISSING. */
+uint32_t fcdp__validity_miss(fcdp_validity *validity, uint32_t i);
 /* A gather reads the shard now, whose bytes have `fingerprint`: this is the observation, of what the copy
  * will be. NULL: they were not read again; then the one before stands where no signal has moved since. */
 void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,

@@ -31,6 +31,14 @@ const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32
     return own;
 }
 
+/* Of extent i, whose first piece is `at`. */
+static bool is_missing(const fcdp_evidence *evidence, uint32_t i, size_t at) {
+    if (!evidence->shards || !evidence->shard_bytes) return false;
+    for (size_t end = at + fcdp__evidence_n_pieces(evidence, i); at < end; at++)
+        if (!evidence->shards[at] && evidence->shard_bytes[at]) return true;
+    return false;
+}
+
 /* The last byte is 0 where every span that has bytes lies on this rank's device. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                             const fcdp_process_signals *process, uint8_t *vote_out) {
@@ -42,8 +50,11 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
     size_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t own;
-        vote_out[i] = (uint8_t)fcdp__validity_observe(group->validity, i, &evidence->signals[i], process,
-                                                      fcdp__evidence_fingerprint(evidence, i, &at, &own));
+        bool missing = is_missing(evidence, i, at);
+        const uint64_t *fingerprint = fcdp__evidence_fingerprint(evidence, i, &at, &own);
+        vote_out[i] = (uint8_t)(missing ? fcdp__validity_miss(group->validity, i)
+                                        : fcdp__validity_observe(group->validity, i, &evidence->signals[i],
+                                                                 process, fingerprint));
     }
     memcpy(group->votes, vote_out, n);
     vote_out[n] = 0;
@@ -53,11 +64,15 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
     return FCDP_OK;
 }
 
-void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
-    memcpy(group->stale, agreed, group->layout->n_extents);
-    group->not_on_device = agreed[group->layout->n_extents];
+uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
+    uint32_t n = group->layout->n_extents, missing = 0;
+    memcpy(group->stale, agreed, n);
+    group->not_on_device = agreed[n];
     fcdp__group_trace_stale(group);
     fcdp__member_agreed(&group->member);
+    while (missing < n && !(agreed[missing] & FCDP_STALE_MISSING)) missing++;
+    if (missing < n) fcdp__member_ask_again(&group->member);
+    return missing;
 }
 
 fcdp_status fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence, fcdp_stream stream) {
@@ -85,7 +100,8 @@ uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
             at += fcdp__evidence_n_pieces(evidence, i);
             continue;
         }
-        if (fcdp__validity_moved(group->validity, i, &evidence->signals[i],
+        if (is_missing(evidence, i, at) ||
+            fcdp__validity_moved(group->validity, i, &evidence->signals[i],
                                  fcdp__evidence_fingerprint(evidence, i, &at, &own)))
             return i;
     }

@@ -9,6 +9,11 @@
  * A vote is one byte per parameter, why its copy is stale here (validity.h), and one more: the region is not
  * on this rank's device. What is agreed stale crosses the nodes. What is fresh, and not on the device of
  * every rank, is restored on all of them together.
+ *
+ * A shard's bytes need not be there when the ranks agree: a program may free what it does not use, or fill it
+ * right before its use. FCDP_STALE_MISSING is the highest bit, so the maximum has it where any rank's vote
+ * has it. Such a group crosses with no others and is not begun ahead: the ranks ask for it again at its own
+ * unshard, and what is missing then is an error on all of them.
  */
 #ifndef FCDP_VOTE_H
 #define FCDP_VOTE_H
@@ -20,7 +25,8 @@
 typedef struct fcdp_evidence {
     const fcdp_signals *signals;
     /* host-readable bytes, which are fingerprinted here; NULL: none. Of the pieces of one extent after
-     * another */
+     * another. A piece that is NULL cannot be read here; where it has bytes all the same, they are not
+     * there for anybody */
     const void *const *shards;
     const size_t *shard_bytes;
     /* of the pieces, by the device (fcdp_comm_fingerprint_end), in place of `shards`; NULL: none */
@@ -39,8 +45,9 @@ const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32
 /* The vote, of n_extents + 1 bytes. A use that was begun ahead is ended first. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                             const fcdp_process_signals *process, uint8_t *vote_out) FCDP_MUST_CHECK;
-/* `agreed`: the maximum over the ranks, of as many bytes. */
-void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
+/* `agreed`: the maximum over the ranks, of as many bytes. The first extent of which some rank's shard is
+ * missing; n_extents: none is. */
+uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
 /* The gather of what is agreed stale reads the shards next: `evidence` as it is now, right before
  * fcdp_group_begin or fcdp_groups_coalesce. Then equal fingerprints are enough to keep the copy, whatever
  * signals move later; without this call they are not. Shards are fingerprinted again, by the host, or by the
@@ -49,7 +56,7 @@ void fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
 fcdp_status fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence,
                                fcdp_stream stream) FCDP_MUST_CHECK;
 /* What was agreed on must still hold where it is trusted: the first extent whose parameter has
- * changed since; n_extents: none has. */
+ * changed since, or whose shard is missing; n_extents: none has. */
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence);
 /* n_extents flags: what the next begin gathers, and needs inputs for. */
 void fcdp_group_stale(const fcdp_group *group, uint8_t *stale_out);

@@ -62,7 +62,7 @@ def on_this_machine(text):
 def is_served(text):
     """By FCDP, on two nodes."""
     said = [line for line in text.splitlines() if line.startswith("fcdp:")]
-    return len(said) == 2 and said[0].startswith("fcdp: saved") and "instead of" in said[0]
+    return len(said) == 3 and said[1].startswith("fcdp: saved") and "instead of" in said[1]
 
 
 def run_all(text, folder, *environments):

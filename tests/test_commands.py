@@ -447,7 +447,7 @@ def trains(folder, line):
     done = run("bash", "-c", line, cwd=folder, PATH=path, FCDP_LOCAL_SIZE="1")
     assert done.returncode == 0, done.stderr
     said = [text for text in done.stderr.splitlines() if text.startswith("fcdp:")]
-    shown = next(text for language, text in snippets() if not language and text.startswith("fcdp: saved"))
+    shown = next(text for language, text in snippets() if not language and text.startswith("fcdp: serving"))
     assert [shape(text) for text in said] == [shape(text) for text in shown.splitlines()]
 
 
@@ -574,7 +574,7 @@ SHELL = {
     ".venv/bin/python -m pre_commit install": in_this_python("--help"),
     ".venv/bin/python -m pre_commit run --all-files": in_this_python("--help"),
 }
-SHOWN = {"fcdp: saved": "trains"}  # output, by its beginning: who compares it
+SHOWN = {"fcdp: serving": "trains"}  # output, by its beginning: who compares it
 
 
 def shell_lines():

@@ -177,8 +177,9 @@ METHOD(group_ask_again) {
     Py_RETURN_NONE;
 }
 
-/* (signals: n x 8 uint64, shards: uint64 per piece (0: cannot be read), shard_bytes: uint64 per piece,
- * n_pieces: n uint64, by_device: the shards are read there), borrowed from the arguments. */
+/* (signals: n x 8 uint64, shards: uint64 per piece (0: cannot be read), shard_bytes: uint64 per piece (of one
+ * that cannot be read 0, unless its bytes are not there), n_pieces: n uint64, by_device: the shards are read
+ * there), borrowed from the arguments. */
 static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *shards, PyObject *sizes,
                           PyObject *counts, int by_device, fcdp_evidence *evidence_out) {
     size_t n = fcdp_group_n_extents(group), n_pieces = 0;
@@ -222,7 +223,7 @@ METHOD(group_vote) {
     return binding_raise(status);
 }
 
-/* (group, n + 1 bytes) */
+/* (group, n + 1 bytes) -> index of the first parameter of which some rank's shard is missing, -1: none */
 METHOD(group_agree) {
     PyObject *handle, *agreed;
     if (!PyArg_ParseTuple(args, "OS:group_agree", &handle, &agreed)) return NULL;
@@ -230,8 +231,8 @@ METHOD(group_agree) {
     const uint8_t *bytes = group ? methods_bytes(agreed, (size_t)fcdp_group_n_extents(group) + 1, "agreed")
                                  : NULL;
     if (!bytes) return NULL;
-    fcdp_group_agree(group, bytes);
-    Py_RETURN_NONE;
+    uint32_t missing = fcdp_group_agree(group, bytes);
+    return PyLong_FromLong(missing < fcdp_group_n_extents(group) ? (long)missing : -1);
 }
 
 /* (group, signals, shards, shard_bytes, n_pieces, by_device) -> index of the first parameter that has

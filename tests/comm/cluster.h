@@ -51,6 +51,7 @@ typedef struct member {
     uint32_t version[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];
     uint32_t held[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];  /* of what the last begin brought */
     uint64_t steps[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* the signal that this rank reports */
+    bool missing[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];   /* the rank's program has freed the shard */
     bool evaluates;                                          /* grad mode is off */
     pthread_mutex_t mutex;
     char wrong[CLUSTER_TEXT_BYTES]; /* guarded by mutex: the first wrong byte that compute saw; "": none */

@@ -46,7 +46,7 @@ static fcdp_evidence see(member *m, uint32_t g, const uint64_t *fingerprints, si
             size_t end = p + 1 < s->n_pieces[i] ? spec->extents[i].shard_bytes / 3
                                                 : spec->extents[i].shard_bytes;
             s->shard_bytes[at] = end - begin;
-            s->shards[at] = m->shards + m->shard_at[g][i] + begin;
+            s->shards[at] = m->missing[g][i] ? NULL : m->shards + m->shard_at[g][i] + begin;
         }
     }
     s->n = at;
@@ -75,7 +75,7 @@ static fcdp_status fingerprints_take(member *m, uint32_t first, uint32_t end, ui
         at_out[g] = n;
         for (size_t p = 0; p < s.n; p++, n++) {
             shards[n] = (uintptr_t)s.shards[p];
-            bytes[n] = s.shard_bytes[p];
+            bytes[n] = s.shards[p] ? s.shard_bytes[p] : 0;
         }
     }
     fcdp_status status = fcdp_comm_fingerprint_begin(m->comm, shards, bytes, n, m->stream);

@@ -229,6 +229,39 @@ static void test_a_write_that_only_the_gather_saw(void **state) {
     end(c);
 }
 
+/* One rank's program has freed a shard that it does not use: nobody reads it, and what the ranks do with the
+ * group, which was small enough to cross with others, they do alike. Filled with the same bytes it is fresh,
+ * where they are looked at. */
+static void test_a_missing_shard_is_asked_for_again(void **state) {
+    (void)state;
+    for (int looks = 0; looks < 2; looks++) {
+        cluster_config config = one_group;
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+        config.fingerprints = looks;
+        config.coalesce_bytes = 1 << 20;
+        cluster *c = start(&config);
+        step_all(c, 0, all_extents);
+        EVERY_MEMBER(c, m) fcdp_tree_agreed(m->tree);
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        uint64_t crossed = sent(c);
+        c->members[4].missing[0][2] = true;
+        for (int pass = 0; pass < 2; pass++) {
+            agree_all(c, 0, agreed);
+            for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], i == 2 ? FCDP_STALE_MISSING : 0);
+            EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_question(m->groups[0], false), FCDP_ASK_GROUP);
+            EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_agree(m->groups[0], agreed), 2);
+            EVERY_MEMBER(c, m) assert_false(fcdp_group_is_small(m->groups[0]));
+        }
+        c->members[4].missing[0][2] = false;
+        unshard_all(c, 0, FCDP_PASS_FORWARD); /* which looks at every byte */
+        EVERY_MEMBER(c, m) assert_int_equal(fcdp_group_question(m->groups[0], false), FCDP_ASK_NOBODY);
+        assert_int_equal(sent(c) == crossed, looks);
+        reshard_all(c, 0);
+        end(c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_step_is_behind_gathers_that_nobody_used),
@@ -237,6 +270,7 @@ int main(void) {
         cmocka_unit_test(test_fingerprints_keep_what_grad_mode_would_not),
         cmocka_unit_test(test_equal_bytes_are_not_gathered_again),
         cmocka_unit_test(test_a_write_that_only_the_gather_saw),
+        cmocka_unit_test(test_a_missing_shard_is_asked_for_again),
         cmocka_unit_test(test_a_write_that_was_told_is_gathered_again),
         cmocka_unit_test(test_a_write_that_nobody_told_is_not_kept),
     };

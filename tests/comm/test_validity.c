@@ -246,6 +246,34 @@ static void test_no_fingerprint_now_falls_back(void **state) {
 }
 
 /* The shard is written and observed while its gather runs: the copy that arrives is the old one's. */
+/* Freed, and filled again: at the same address, with the same counters. Bytes alone tell what they are. */
+static void test_what_was_missing_is_known_by_its_bytes_alone(void **state) {
+    (void)state;
+    for (int readable = 0; readable < 2; readable++)
+        for (int confirmed = 0; confirmed < 2; confirmed++) {
+            fixture f = fixture_fresh(readable);
+            f.shard[0] ^= 1;
+            f.signals.version_data++;
+            (void)observe(&f);
+            if (confirmed)
+                confirm_and_gather(&f);
+            else
+                gather(&f);
+            uint64_t bytes = fingerprint(&f);
+            assert_int_equal(fcdp__validity_miss(f.validity, 0), FCDP_STALE_MISSING);
+            assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, &bytes));
+            bool fresh = readable && confirmed;
+            assert_int_equal(fcdp__validity_is_fresh(f.validity, 0, &f.signals, bytes), fresh);
+            assert_int_equal(observe(&f), fresh ? 0 : FCDP_STALE_IDENTITY);
+            gather(&f);
+            assert_int_equal(observe(&f), 0);
+            assert_int_equal(fcdp__validity_miss(f.validity, 0), FCDP_STALE_MISSING);
+            gather(&f); /* of what was not there */
+            assert_int_equal(observe(&f), FCDP_STALE_NEW);
+            fcdp__validity_destroy(f.validity);
+        }
+}
+
 static void test_accept_is_of_the_submission(void **state) {
     (void)state;
     fixture f = fixture_fresh(true);
@@ -294,6 +322,7 @@ int main(void) {
         cmocka_unit_test(test_a_fingerprint_that_comes_later_is_of_its_gather),
         cmocka_unit_test(test_each_observation_is_confirmed_anew),
         cmocka_unit_test(test_no_fingerprint_now_falls_back),
+        cmocka_unit_test(test_what_was_missing_is_known_by_its_bytes_alone),
         cmocka_unit_test(test_accept_is_of_the_submission),
         cmocka_unit_test(test_invalidate),
         cmocka_unit_test(test_never_observed),

@@ -7,9 +7,11 @@ import cases_count  # noqa: F401
 import cases_edit  # noqa: F401
 import cases_flow  # noqa: F401
 import cases_forms  # noqa: F401
+import cases_freed  # noqa: F401
 import cases_fsdp1  # noqa: F401
 import cases_optim  # noqa: F401
 import cases_outlive  # noqa: F401
 import cases_pipeline  # noqa: F401
 import cases_shape  # noqa: F401
+import cases_tools  # noqa: F401
 import cases_whole  # noqa: F401

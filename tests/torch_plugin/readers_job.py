@@ -15,13 +15,22 @@ GPU = torch.device("cuda", 0)
 
 
 class OnDevice:
-    """A shard in a GPU's memory."""
+    """A shard in a GPU's memory, or one whose storage was freed."""
 
     device = GPU
-    nbytes = 32
+    nbytes, itemsize = 32, 4
+
+    def __init__(self, stored_bytes=32):
+        self.stored_bytes = stored_bytes
 
     def data_ptr(self):
         return 4096
+
+    def storage_offset(self):
+        return 0
+
+    def untyped_storage(self):
+        return types.SimpleNamespace(nbytes=lambda: self.stored_bytes)
 
 
 class Extent:
@@ -47,7 +56,13 @@ def group_of(shards, *tensors):
 def main():
     kernel_runs = sys.argv[1] == "kernel"
     core = types.SimpleNamespace(**{name: getattr(_fcdp, name) for name in dir(_fcdp)})
-    core.comm_fingerprints = lambda comm, addresses, sizes, stream: bytes(len(addresses)) if kernel_runs else None
+    asked = []
+
+    def fingerprints_of(comm, addresses, sizes, stream):
+        asked.extend(zip(array("Q", addresses), array("Q", sizes)))
+        return bytes(len(addresses)) if kernel_runs else None
+
+    core.comm_fingerprints = fingerprints_of
     core.group_vote = lambda handle, signals, addresses, sizes, counts, by_device, fingerprints, *scene: [
         signals,
         bytes(len(addresses)) if by_device else addresses,
@@ -61,6 +76,7 @@ def main():
         group_of(shards, OnDevice(), OnDevice()),
         group_of(shards, torch.ones(8)),
         group_of(shards, OnDevice(), torch.ones(8)),
+        group_of(shards, OnDevice(0), OnDevice(31)),
     ]
     found = []
     for group, fingerprints in zip(groups, runtime._device_fingerprints(groups, 0)):
@@ -73,7 +89,7 @@ def main():
                 "read": [bool(s) for s in array("Q", signals)[::8]],
             }
         )
-    print(json.dumps(found))
+    print(json.dumps({"groups": found, "device": asked}))
 
 
 if __name__ == "__main__":

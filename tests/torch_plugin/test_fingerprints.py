@@ -81,9 +81,12 @@ def test_offloaded_parameters_are_read_by_the_host(kernel):
         [sys.executable, launch.HERE / "readers_job.py", kernel], capture_output=True, text=True, timeout=120
     )
     assert job.returncode == 0, job.stderr
-    on_gpu, offloaded, mixed = json.loads(job.stdout)
+    said = json.loads(job.stdout)
+    on_gpu, offloaded, mixed, freed = said["groups"]
     runs = kernel == "kernel"
     assert on_gpu == {"by_device": runs, "by_host": [False, False], "read": [runs, runs]}
     # without a kernel FCDP_FINGERPRINT is never from there on
     assert offloaded == {"by_device": False, "by_host": [runs], "read": [runs]}
     assert mixed == {"by_device": False, "by_host": [False, runs], "read": [False, runs]}
+    assert freed == on_gpu
+    assert said["device"] == [[4096, 32], [4096, 32], [0, 0], [0, 0]]  # nothing that was freed

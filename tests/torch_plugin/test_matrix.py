@@ -141,7 +141,7 @@ def test_groups_of_one_block_have_names_that_differ(launches, configuration, nam
 
 @needs_fcdp
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_two_lines_at_exit_from_one_rank(launches, configuration):
+def test_three_lines_from_one_rank(launches, configuration):
     for job in of_matrix(launches, configuration)[1]:
         if job.returncode == 0:
             lines = [
@@ -149,7 +149,7 @@ def test_two_lines_at_exit_from_one_rank(launches, configuration):
                 for line in job.output.splitlines()
                 if line.startswith("fcdp:") and not re.search(r"plain FSDP\d runs", line)
             ]
-            assert len(lines) == 2, lines
+            assert [line.split()[1] for line in lines] == ["serving", "saved", "cost"], lines
 
 
 @needs_fcdp

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 
 import pytest
 import torch
@@ -103,7 +104,39 @@ def test_fsdp1_is_served(tmp_path):
     job = start(tmp_path, "fsdp1")
     assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
     said = [words(rank.err + rank.out) for rank in job.ranks]
-    assert [len(lines) for lines in said] == [2, 0] and said[0][0].startswith("fcdp: saved"), job.report()
+    assert [len(lines) for lines in said] == [3, 0], job.report()
+    assert said[0][0] == "fcdp: serving 1 of 1 groups; gathers sent 0 % less between nodes so far", said
+    assert [line.split()[1] for line in said[0][1:]] == ["saved", "cost"], said
+
+
+def test_a_job_that_is_killed_has_said_that_it_is_served(tmp_path):
+    job = start(tmp_path, "killed")
+    assert [rank.returncode for rank in job.ranks] == [-signal.SIGKILL] * 2, job.report()
+    said = [words(rank.err + rank.out) for rank in job.ranks]
+    assert said == [["fcdp: serving 5 of 5 groups; gathers sent 49 % less between nodes so far"], []], job.report()
+
+
+@pytest.mark.parametrize("kind", ["steps in backward", "killed", "sharded"])
+def test_a_summary_is_not_wanted(tmp_path, kind):
+    job = start(tmp_path, kind, FCDP_SUMMARY="0")
+    assert not any(words(rank.err + rank.out) for rank in job.ranks), job.report()
+
+
+def test_a_step_inside_of_backward_is_no_whole_one(tmp_path):
+    """Of the first, a part has been gathered and used alone."""
+    said = words(start(tmp_path, "steps in backward").ranks[0].err)
+    assert said[0] == "fcdp: serving 5 of 5 groups; gathers sent 49 % less between nodes so far" and len(said) == 3, (
+        said
+    )
+
+
+@pytest.mark.parametrize("kind", ["full", "closed", "none"])
+def test_a_stderr_that_takes_nothing_ends_no_job(tmp_path, kind):
+    job = start(tmp_path, f"stderr {kind}")
+    assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
+    assert not any(words(rank.err + rank.out) for rank in job.ranks), job.report()
+    bypassed = stats_of(tmp_path)["bypassed"]
+    assert [entry["group"] for entry in bypassed] == ["blocks.1"]  # of which a line would have told
 
 
 def test_a_first_gather_in_a_capture_is_plain_fsdp2s(tmp_path):
@@ -141,15 +174,16 @@ def test_what_plain_fsdp2_gathered_beside_is_counted(tmp_path):
     job = start(tmp_path, "partly", n_ranks=4, FCDP_LOCAL_SIZE="2")
     assert all(rank.returncode == 0 for rank in job.ranks), job.report()
     said = words(job.ranks[0].err)
-    assert len(said) == 3 and not any(words(rank.err) for rank in job.ranks[1:]), job.report()
+    assert len(said) == 4 and not any(words(rank.err) for rank in job.ranks[1:]), job.report()
+    assert said[1].startswith("fcdp: serving 4 of 5 groups; "), said
     assert said[0] == (
         "fcdp: served 4 of 5 groups: it has a custom all-gather (OwnGather); plain FSDP2 runs for blocks.1"
     )
     stats = stats_of(tmp_path)
     assert stats["gathers"]["plain"] == 4
     assert stats["saved"]["beside_bytes"] == 2 * (3 / 4 + 3 / 4) * BLOCK_BYTES
-    counted = re.search(r"; beside that, plain FSDP gathered ([\d.]+) KB in 4 gathers$", said[1])
-    assert counted and float(counted[1]) == pytest.approx(stats["saved"]["beside_bytes"] / 1000, rel=0.01), said[1]
+    counted = re.search(r"; beside that, plain FSDP gathered ([\d.]+) KB in 4 gathers$", said[2])
+    assert counted and float(counted[1]) == pytest.approx(stats["saved"]["beside_bytes"] / 1000, rel=0.01), said[2]
 
 
 def test_what_fsdp2_gathers_among_fewer_ranks_is_counted(tmp_path):
@@ -157,7 +191,7 @@ def test_what_fsdp2_gathers_among_fewer_ranks_is_counted(tmp_path):
     job = start(tmp_path, "small mesh", n_ranks=4, FCDP_LOCAL_SIZE="2")
     assert all(rank.returncode == 0 for rank in job.ranks), job.report()
     said, stats = words(job.ranks[0].err), stats_of(tmp_path)
-    assert len(said) == 2 and said[0].endswith("in 2 gathers") and stats["bypassed"] == [], said
+    assert len(said) == 3 and said[1].endswith("in 2 gathers") and stats["bypassed"] == [], said
     assert stats["gathers"]["plain"] == 2
     assert stats["saved"]["beside_bytes"] == 2 * 1 / 2 * BLOCK_BYTES
     assert stats["collectives"]["plain_gather"] == {
@@ -168,6 +202,7 @@ def test_what_fsdp2_gathers_among_fewer_ranks_is_counted(tmp_path):
 
 
 CHANGES = {
+    "freed": "blocks.1.norm.weight cannot be gathered: the storage of its shard is freed",
     "late": "blocks.1, which FCDP serves, has changed: it has a custom all-gather (OwnGather)",
     "changing": "blocks.0, which FCDP serves, has changed: its fsdp_pre_all_gather extensions gather tensors of other",
 }
@@ -175,7 +210,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_gather_that_changes_too_late_is_an_error(tmp_path, kind):
-    """What it would bring is not what FCDP has cached."""
+    """What it would bring is not what FCDP has cached; or one rank has nothing to bring."""
     job = start(tmp_path, kind)
     for rank in job.ranks:
         assert rank.returncode > 0, job.report()

@@ -102,8 +102,8 @@ def run_to_its_end(script):
         status = 1
     threading._shutdown()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
     os._exit(status)
 
 

@@ -74,6 +74,30 @@ def small_mesh(net):
     return shard(net, blocks=[block for i, block in enumerate(net.blocks) if i != 1])
 
 
+def stderr(kind):
+    """`partly`, as a line is said of it before the first step, with a stderr that takes nothing."""
+
+    def wrap(net):
+        if kind == "full":
+            os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+        elif kind == "closed":
+            os.close(2)
+        else:
+            sys.stderr = None
+        return partly(net)
+
+    return wrap
+
+
+def steps_in_backward(net):
+    """Each parameter has an optimizer of its own, which steps it when its gradient is there."""
+    shard(net)
+    for parameter in net.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=1e-2)
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    return net
+
+
 def captured(net):
     """As where the first forward is part of a CUDA graph's capture, which there is none of on a CPU."""
     from fcdp import seam
@@ -102,6 +126,10 @@ WRAP = {
     "fsdp1 NO_SHARD": lambda net: fsdp1(net, "NO_SHARD"),
     "partly": partly,
     "late": shard,
+    "freed": shard,
+    "killed": shard,
+    "steps in backward": steps_in_backward,
+    **{f"stderr {kind}": stderr(kind) for kind in ("full", "closed", "none")},
     "changing": extended,
     "small mesh": small_mesh,
     "absent": shard,
@@ -153,14 +181,19 @@ def main():
         reconfigure(rank, dist.distributed_c10d._get_default_store(), 1)
     run = Run(kind, rank, dist.get_world_size())
     model = WRAP.get(kind, lambda net: net)(Net(n_blocks=4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters() if kind != "steps in backward" else [torch.ones(1)], lr=1e-2)
     if kind == "busy":
         keep_busy()
     for step in range(2):
         if kind == "sets options" and step == 1:
             os.environ["FCDP_TAU"] = "0.5"
+        if kind == "killed" and step == 1:
+            dist.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
         if kind == "late" and step == 1:
             model.blocks[1].set_custom_all_gather(OwnGather())
+        if kind == "freed" and step == 1 and rank == 1:
+            model.blocks[1].norm.weight.to_local().untyped_storage().resize_(0)
         if kind == "changing" and step == 1:
             subclass.Bf16AllGather.fsdp_pre_all_gather = lambda self, mesh: ((self._data.to(torch.float16),), None)
         if kind == "reconfigured" and step == 1:

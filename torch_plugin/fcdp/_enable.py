@@ -17,6 +17,9 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
+import fcdp.ending  # noqa: F401 (it is to be what ends last)
+from fcdp import words
+
 # The last of FSDP's modules to load that FCDP enters; each imports the others. By the file that enters them.
 _TARGETS = {
     "fsdp2": "torch.distributed.fsdp._fully_shard._fsdp_state",
@@ -56,11 +59,7 @@ def _patch(file: str, module: ModuleType) -> None:
         entry = importlib.import_module(f"fcdp.{file}")
     except ImportError as error:  # a wheel of another platform, say
         if not _failed:
-            print(
-                f"fcdp: plain FSDP runs: FCDP's core cannot be loaded ({error}); install the fcdp wheel again",
-                file=sys.stderr,
-                flush=True,
-            )
+            words.write(f"plain FSDP runs: FCDP's core cannot be loaded ({error}); install the fcdp wheel again")
         _failed = True
         return
     entry.install(module)

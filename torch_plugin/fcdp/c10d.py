@@ -108,13 +108,13 @@ class Lane:
         """The payload of every member, in their order; the payloads need not be of one length."""
         if self.size == 1:
             return [payload]
-        lengths = self._rows(torch.tensor([[len(payload)]], dtype=torch.int64))[:, 0].tolist()
+        lengths = self._rows(torch.tensor([[len(payload)]], dtype=torch.int64, device="cpu"))[:, 0].tolist()
         padded = bytearray(payload.ljust(max(*lengths, 1), b"\0"))
         rows = self._rows(torch.frombuffer(padded, dtype=torch.uint8)[None])
         return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths)]
 
     def _rows(self, mine: torch.Tensor) -> torch.Tensor:
-        out = torch.empty((self.size, mine.shape[1]), dtype=mine.dtype)
+        out = torch.empty((self.size, mine.shape[1]), dtype=mine.dtype, device=mine.device)
         self.all_gather(out, mine).wait()
         return out
 

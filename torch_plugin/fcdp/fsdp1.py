@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from fcdp import adopt, seam, settings
+from fcdp import adopt, seam, settings, steps
 from fcdp.flat import Cut, cut, pieces
-from fcdp.runtime import Description, Group, Tree, runtime
+from fcdp.runtime import Description, Group, Tree, address_of, runtime
 from fcdp.seam import stream_of, version_of, wrap
 
 unknown: str | None = None  # why this torch's FSDP1 is not served
@@ -89,6 +89,8 @@ class _Flat:
         # else FSDP1 has done it, or will once it is sharded and idle
         if self.gathers or handle._training_state.name != "IDLE" or not self._is_sharded():
             return
+        if not address_of(flat_param):  # nothing can be written there
+            return
         address = _address(flat_param)
         for param, info, (name, module, _) in zip(
             flat_param._params, flat_param._shard_param_infos, flat_param._param_infos
@@ -140,6 +142,7 @@ class _Extent:
             i for i, p in enumerate(flat_param._params or ()) if len(of.cuts) == 1 or p.requires_grad == mine.trainable
         ]
         self._objects: tuple[Any, ...] = ()
+        self._stepped: list[torch.Tensor] = []  # of those, what an optimizer has: none is in two cuts
         self._needs_grad: tuple[bool, ...] = ()
         self._serial = 0  # of what holds the shard: an id() can be used again
 
@@ -167,6 +170,8 @@ class _Extent:
         needs_grad = tuple(param.requires_grad for param in params[1:] or params)
         objects = (*params, flat_param._local_shard)
         if needs_grad != self._needs_grad or any(a is not b for a, b in zip(objects, self._objects)):
+            steps.know(group, self, self._stepped, params[1:] or params)
+            self._stepped = params[1:] or params
             self._objects, self._needs_grad = objects, needs_grad
             self._serial += 1
         # Without a fingerprint any optimizer may have written any trainable parameter by the time of an observation.
@@ -277,17 +282,8 @@ def install(module: ModuleType) -> None:
     runtime_module._fcdp_installed = True
     _patch_handle(flat_module.FlatParamHandle)
     _patch_runtime(runtime_module)
-    seam.watch_optimizers(_after_step)
+    seam.watch_optimizers()
     seam.watch_groups()
-
-
-def _after_step(optimizer: torch.optim.Optimizer) -> None:
-    stepped = {id(param) for param_group in optimizer.param_groups for param in param_group["params"]}
-    for group in list(runtime.groups):
-        for extent in group.extents:
-            if isinstance(extent, _Extent) and any(id(param) in stepped for param in extent.params()):
-                extent.steps += 1
-                group.ask_again()
 
 
 def _served(handle: Any, buffer: torch.Tensor) -> Group | None:

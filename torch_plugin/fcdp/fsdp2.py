@@ -15,14 +15,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
-import weakref
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, extension, seam, settings, whole
+from fcdp import _fcdp, adopt, extension, seam, settings, steps, whole
 from fcdp.extension import Input
 from fcdp.released import Storages
 from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
@@ -46,6 +45,7 @@ class _Extent:
         self.fsdp_param = fsdp_param
         self.index = index
         self.is_copied = False  # into a storage of FSDP2's own
+        self.steps = 0  # of optimizers that have this parameter
         self._objects: tuple[Any, ...] = ()
         self._serial = 0  # of the objects that hold the shard: an id() can be used again
         self._unsharded_version: int | None = None
@@ -53,11 +53,6 @@ class _Extent:
     @property
     def name(self) -> str:
         return _param_name(self.fsdp_param)
-
-    @property
-    def steps(self) -> int:
-        """Steps of optimizers that have this parameter."""
-        return getattr(self.fsdp_param.sharded_param, "_fcdp_steps", 0)
 
     def gathered_dtype(self) -> torch.dtype:
         return self.fsdp_param.param_dtype or self.fsdp_param._sharded_param_data.dtype
@@ -76,9 +71,9 @@ class _Extent:
         param, data = self.fsdp_param.sharded_param, self.fsdp_param._sharded_param_data
         local = param._local_tensor
         if not self._objects or any(a is not b for a, b in zip(self._objects, (param, local, data))):
+            steps.know(group, self, self._objects[:1], (param,))
             self._objects = (param, local, data)
             self._serial += 1
-            param._fcdp_group = weakref.ref(group)
         # Without a fingerprint any optimizer may have written any trainable parameter by the time of an observation.
         anonymous = group.steps if param.requires_grad and not group.is_read(data) else 0
         return (
@@ -409,18 +404,8 @@ def install(state_module: ModuleType) -> None:
     _patch_group(group_module.FSDPParamGroup)
     _patch_state(state_module.FSDPState)
     whole.install()
-    seam.watch_optimizers(_after_step)
+    seam.watch_optimizers()
     seam.watch_groups()
-
-
-def _after_step(optimizer: torch.optim.Optimizer) -> None:
-    for param_group in optimizer.param_groups:
-        for param in param_group["params"]:
-            if hasattr(param, "_local_tensor"):  # a sharded one
-                param._fcdp_steps = getattr(param, "_fcdp_steps", 0) + 1
-                group = param._fcdp_group() if hasattr(param, "_fcdp_group") else None
-                if group is not None:
-                    group.ask_again()
 
 
 def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_module: ModuleType) -> None:
@@ -453,7 +438,7 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         try:
             pending = serve(param_group, group, device) if is_known else None
             if pending is not None:
-                result = Gathered(torch.empty(0), None, None, [], [], [])
+                result = Gathered(torch.empty(0, device=device), None, None, [], [], [])
                 result.pending = pending
                 return result
             served = param_group.__dict__.get("_fcdp") if is_known else None

@@ -1,5 +1,5 @@
-"""FCDP's statistics: `fcdp.stats()` and the two lines at exit. The core counts its own gathers and collectives;
-here are only those that FSDP made itself, and agreements."""
+"""FCDP's statistics: `fcdp.stats()`, the line after the first step, the two at exit. The core counts its own gathers and
+collectives; here are only those that FSDP made itself, and agreements."""
 
 from __future__ import annotations
 
@@ -93,6 +93,30 @@ def _human(bytes_: float) -> str:
             return f"{bytes_:.3g} {unit}"
         bytes_ /= 1000
     return f"{bytes_:.3g} TB"
+
+
+_has_said = False  # that it serves
+
+
+def say_once() -> None:
+    """One line from rank 0 when the first step is over: a job that is killed comes to no exit."""
+    global _has_said
+    from fcdp.runtime import runtime, say
+
+    if _has_said or runtime.engine is None or not runtime.steps or runtime.in_backward():
+        return
+    saved = stats()["saved"]
+    plain, sent = saved["plain_bytes"], saved["gather_bytes"]
+    if not plain:  # nothing has been gathered yet
+        return
+    _has_said = True
+    if not runtime.options["summary"]:
+        return
+    n, share = len(runtime.groups), 100 * (1 - sent / plain)
+    say(
+        f"serving {n} of {n + len(runtime.bypassed)} groups; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
+        "between nodes so far"
+    )
 
 
 def summary() -> None:

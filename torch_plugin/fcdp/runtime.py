@@ -10,10 +10,8 @@ is served (another optimizer, another model) is not passed on.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import sys
 import weakref
 from array import array
 from collections import Counter
@@ -24,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import OptionError, _fcdp, nccl, released, tensors
+import fcdp.ending  # noqa: F401 (it calls end())
+from fcdp import OptionError, _fcdp, nccl, released, report, tensors, words
 from fcdp.c10d import Shards, Unsupported
 from fcdp.released import Storages
 
@@ -48,6 +47,7 @@ class Extent(Protocol):
     """One parameter (fsdp2.py), or what of a flat parameter is gathered together (fsdp1.py)."""
 
     name: str
+    steps: int  # of optimizers that have one of its parameters
 
     def settle(self) -> None: ...  # what the shard is to be is written into it, before it is looked at
     def signals(self, group: Group) -> Iterable[int]: ...
@@ -56,11 +56,17 @@ class Extent(Protocol):
     def written(self) -> bool: ...
 
 
+def address_of(piece: torch.Tensor) -> int:
+    """Of a shard's bytes, not 0; 0: they are not there. A program may free a storage that it does not use now."""
+    there = piece.untyped_storage().nbytes() >= piece.storage_offset() * piece.itemsize + piece.nbytes
+    return piece.data_ptr() or 1 if there or not piece.nbytes else 0
+
+
 def say(text: str) -> None:
     """One line to the user, from rank 0 alone."""
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK", "0"))
     if rank == 0 and runtime.options.get("log", 1) > 0:
-        print(f"fcdp: {text}", file=sys.stderr, flush=True)
+        words.write(text)
 
 
 # Of a parameter group: name, extents, (shard_bytes, span) per extent, collect (Group.collect), does it stay
@@ -114,6 +120,7 @@ class Group:
         self.steps = 0  # runtime.steps at the last observation
         self.reductions = 0
         self.by_device = False  # the device fingerprints its shards
+        self.missing: Any = None  # an extent of which some rank's shard was not there when the ranks agreed
         self.inputs: tuple | None = None  # of the use under way, which must outlive their readers
 
     def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
@@ -140,10 +147,11 @@ class Group:
         signals, addresses, sizes, counts = array("Q"), array("Q"), array("Q"), array("Q")
         for extent in self.extents:
             signals.extend(extent.signals(self))
-            can_read = self.is_read(extent.shard())
-            pieces = extent.pieces() if can_read else [None]
-            addresses.extend((piece.data_ptr() or 1) if can_read else 0 for piece in pieces)  # 0: cannot be read
-            sizes.extend(piece.nbytes if can_read else 0 for piece in pieces)
+            can_read, pieces = self.is_read(extent.shard()), extent.pieces()
+            for piece in pieces:
+                address = address_of(piece)
+                addresses.append(address if can_read else 0)  # 0: cannot be read
+                sizes.append(piece.nbytes if can_read or not address else 0)
             counts.append(len(pieces))
         return signals.tobytes(), addresses.tobytes(), sizes.tobytes(), counts.tobytes(), self.by_device
 
@@ -182,6 +190,9 @@ class Group:
         """Addresses of the stale extents' shards; the tensors live until the group is waited for."""
         stale = _fcdp.group_stale(self.handle)
         wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
+        for i in wanted:
+            if not all(map(address_of, self.extents[i].pieces())):
+                raise freed(self.extents[i])
         if wanted:
             call(_fcdp.group_confirm, self.handle, *self._evidence(), stream)
         addresses, keep = array("Q", [0]) * self.n, []
@@ -209,6 +220,13 @@ class Group:
     def ask_again(self) -> None:
         """Its shard group agrees anew at its next unshard."""
         _fcdp.group_ask_again(self.handle)
+
+
+def freed(extent: Extent) -> RuntimeError:
+    return RuntimeError(
+        f"fcdp: {extent.name} cannot be gathered: the storage of its shard is freed, or smaller than the shard, on some rank. Fill it "
+        "before the forward that uses it"
+    )
 
 
 def call(function: Callable, *args: Any) -> Any:
@@ -275,6 +293,7 @@ class Runtime:
             _fcdp.tree_begin_forward(handle)
         if self.engine is not None:
             _fcdp.engine_begin_pass(self.engine)
+            report.say_once()  # of optimizers that step inside of backward
 
     def begin_backward(self, tree: Tree) -> None:
         for handle in tree.handles.values():
@@ -493,8 +512,8 @@ class Runtime:
         ends = []
         for group in read:
             for piece in [piece for extent in group.extents for piece in extent.pieces()]:
-                addresses.append(piece.data_ptr())
-                sizes.append(piece.nbytes)
+                addresses.append(address_of(piece))
+                sizes.append(piece.nbytes if addresses[-1] else 0)
             ends.append(8 * len(sizes))
         taken = call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
         if taken is None:
@@ -516,14 +535,15 @@ class Runtime:
         ]
         start = _fcdp.trace_start()
         try:
-            agreed = groups[0].shards.agree(bytes(1 if reason else 0 for vote in votes for reason in vote))
+            agreed = groups[0].shards.agree(b"".join(votes))
         except RuntimeError:
             call(_fcdp.engine_check, self.engine)  # a transfer that failed before says more than who is missing here
             raise
         at, n_stale = 0, 0
         for group in groups:
-            _fcdp.group_agree(group.handle, agreed[at : at + group.n + 1])
-            n_stale += 1 in agreed[at : at + group.n]
+            missing = _fcdp.group_agree(group.handle, agreed[at : at + group.n + 1])
+            group.missing = group.extents[missing] if missing >= 0 else None
+            n_stale += any(agreed[at : at + group.n])
             at += group.n + 1
         _fcdp.trace_agree(start, len(groups), n_stale)
 
@@ -550,6 +570,8 @@ class Runtime:
             self.agree([group], stream)
         else:
             group.audit()
+        if group.missing is not None:
+            raise freed(group.missing)
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
         # What crosses the nodes is read now, as FSDP would; a restore may wait until the pages of the group before
         # have gone.
@@ -613,9 +635,9 @@ class Runtime:
 runtime = Runtime()
 
 
-@atexit.register
-def _end() -> None:
-    from fcdp import report, settings
+def end() -> None:
+    """The interpreter ends (ending.py)."""
+    from fcdp import settings
 
     if runtime.pid != os.getpid():  # a forked child
         return

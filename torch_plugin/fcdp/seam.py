@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fcdp import _fcdp, tensors
+from fcdp import _fcdp, report, steps, tensors
 from fcdp.c10d import Shards
 from fcdp.runtime import runtime, say
 
@@ -152,15 +152,15 @@ def watch_groups() -> None:
         return original(group, *args, **kwargs)
 
 
-_after: list[Callable[[torch.optim.Optimizer], None]] = []
+_watches_optimizers = False
 
 
-def watch_optimizers(after_step: Callable[[torch.optim.Optimizer], None]) -> None:
-    """`after_step` is called behind each step of each optimizer."""
-    if not _after:
+def watch_optimizers() -> None:
+    global _watches_optimizers
+    if not _watches_optimizers:
         register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
-    _after.append(after_step)
+    _watches_optimizers = True
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -173,5 +173,5 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     runtime.steps += 1
     _fcdp.trace_step(runtime.steps)
-    for function in _after:
-        function(optimizer)
+    steps.stepped(param for param_group in optimizer.param_groups for param in param_group["params"])
+    report.say_once()

@@ -16,6 +16,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from fcdp import words
+
 # (module, class, what to call it): looked for among living objects, where the module is loaded.
 _WRAPPERS = (
     ("torch.distributed.fsdp", "FSDPModule", "FSDP2"),
@@ -124,4 +126,4 @@ def _report() -> None:
     why = reason(True)
     if why:
         _process.reported = True
-        print(f"fcdp: FCDP=1, but {why}, so nothing was cached", file=sys.stderr, flush=True)
+        words.write(f"FCDP=1, but {why}, so nothing was cached")

@@ -20,7 +20,7 @@ import torch
 
 from fcdp import _fcdp, seam
 from fcdp.c10d import Shards
-from fcdp.runtime import Group, call, runtime
+from fcdp.runtime import Group, address_of, call, runtime
 from fcdp.seam import stream_of
 
 _N_ID = 6  # bytes that name a group and an extent of it
@@ -75,14 +75,13 @@ def _vote(group: Group, index: int, stream: int) -> int:
     """WHOLE_*, as this rank sees it. Remembers nothing that an agreement in force rests on."""
     extent = group.extents[index]
     extent.settle()
-    shard, address, fingerprint = extent.shard(), 0, b""
-    if shard.device != group.shards.device:
-        pass  # nobody reads it here
-    elif group.is_host_read(shard):
-        address = shard.data_ptr() or 1
-    elif group.by_device:
-        addresses, sizes = (array("Q", [n]).tobytes() for n in (shard.data_ptr(), shard.nbytes))
+    shard, fingerprint = extent.shard(), b""
+    address = address_of(shard) if shard.device == group.shards.device else 0  # 0: nobody reads it here
+    if address and group.by_device:
+        addresses, sizes = (array("Q", [n]).tobytes() for n in (address, shard.nbytes))
         fingerprint = call(_fcdp.comm_fingerprints, group.shards.comm, addresses, sizes, stream) or b""
+    if not group.is_host_read(shard):
+        address = 0
     signals = array("Q", extent.signals(group)).tobytes()
     return _fcdp.group_whole_vote(group.handle, index, signals, address, shard.nbytes, fingerprint)
 
@@ -120,6 +119,10 @@ def _whole(local: torch.Tensor, current: Any, target: Any, is_async: bool) -> to
     shape, stream = tuple(current.shape), stream_of(shards.device)
     found = None if is_async else _find(shards, shape, local)
     agreed = _agree(shards, found, stream)
+    if agreed == _fcdp.WHOLE_STALE:
+        runtime.agree([found[0]], stream)
+        if found[0].missing is not None:  # one that nobody asks for, of the same group
+            agreed = _fcdp.WHOLE_PLAIN
     runtime.wholes[agreed] += 1
     if agreed == _fcdp.WHOLE_PLAIN:
         return None
@@ -128,8 +131,6 @@ def _whole(local: torch.Tensor, current: Any, target: Any, is_async: bool) -> to
     if agreed == _fcdp.WHOLE_HOST:
         call(_fcdp.group_whole_read, group.handle, index, out.data_ptr(), out.nbytes, stream)
         return out
-    if agreed == _fcdp.WHOLE_STALE:
-        runtime.agree([group], stream)
     _copy(group, index, out, stream)
     return out
 

@@ -253,7 +253,7 @@ def _document(job: list[str], nodes: int, ranks_per_node: int, reports: list[Any
         for at, group in alike(_groups(report), lambda group: (group.name, group.bytes)):
             found.setdefault(at, group)
     steps = min(report["steps"] for report in reports)
-    told = re.compile(r"fcdp: (?!saved |cost |served |FCDP=1, but )")
+    told = re.compile(r"fcdp: (?!saved |cost |served |serving |FCDP=1, but )")
     return Document(
         job=" ".join(job),
         nodes=nodes,
