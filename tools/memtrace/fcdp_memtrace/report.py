@@ -208,7 +208,7 @@ WAITS_HEAD = ["wait", "process", "when", "region", "what waited", "what it waite
 
 def _cause(group: dict) -> list[str]:
     stalls = group["stalls"]
-    lines = [f"{ms(group['duration_ns'])} in {_plural(len(stalls), 'wait')}: {group['reason']}"]
+    lines = [f"{ms(group['duration_ns'])} in {plural(len(stalls), 'wait')}: {group['reason']}"]
     if group["advice"]:
         lines.append(f"  {group['option'] + ': ' if group['option'] else ''}{group['advice']}")
     cells = [stall_cells(stall) for stall in stalls]
