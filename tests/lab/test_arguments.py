@@ -2,7 +2,7 @@
 
 import pytest
 
-from fcdp_lab import modes, network
+from fcdp_lab import cli, modes, network
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,15 @@ def test_own_modes_run_where_modes_names_them_or_last():
     own = ["a: X=1", "b: -- --flag"]
     assert [m.name for m in modes.select("b,fsdp", own)] == ["b", "fsdp", "a"]
     assert [m.name for m in modes.select("fsdp,fcdp", own)] == ["fsdp", "fcdp", "a", "b"]
+
+
+def test_a_mode_in_which_fcdp_served_nothing_says_why():
+    why = "this job has no FSDP modules (found: DDP)"
+    bypassed = [{"group": "every group", "reason": why}] * 2
+    for found, said in ((bypassed, why), ([], "run with --logs DIR, and read there what rank 0 wrote")):
+        figures = {"runs": [{"fcdp": {"enabled": False, "bypassed": found}}]}
+        text = cli._missing_fcdp(modes.BUILT_IN[1], figures)
+        assert text == f"mode fcdp sets FCDP, but FCDP served nothing in it: {said}"
 
 
 @pytest.mark.parametrize(

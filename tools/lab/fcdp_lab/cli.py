@@ -56,7 +56,7 @@ def _parser():
     add("--version", action="version", version=f"fcdp-lab {fcdp.__version__}")
     add("--nodes", type=int, default=2, metavar="N", help="emulated nodes (default 2)")
     add("--ranks", type=int, default=2, metavar="G", help="ranks per node (default 2)")
-    add("--rate", default="1gbit", help="of every node's link, each way: 1gbit (default), 500mbit, ..., unlimited")
+    add("--rate", default="1gbit", help="of every node's link, each way: 1gbit (default), 125mbyte, ..., unlimited")
     add("--delay", default="0ms", help="added one way to every packet, e.g. 200us (default none; needs netem)")
     add("--modes", default="fsdp,fcdp", metavar="A,B", help="which modes to run, in order (default fsdp,fcdp)")
     add("--mode", action="append", default=[], metavar="'N: K=V -- ARGS'", help="define a mode; repeatable")
