@@ -13,6 +13,12 @@ STAMPS=$VENV/fcdp-setup                   # also the mark that this .venv is our
 PY=$VENV/bin/python
 mkdir -p "$LOGS"
 
+# An activated .venv is not the Python that .venv is made of.
+PATH=:$PATH:
+PATH=${PATH//":$VENV/bin:"/:}
+PATH=${PATH#:}
+PATH=${PATH%:}
+
 # Compiled modules are kept, whatever the caller's environment says and even where torch's folder is read-only. Else
 # every rank of every job that a test starts compiles torch's modules again: 10 s of a core each.
 unset PYTHONDONTWRITEBYTECODE
