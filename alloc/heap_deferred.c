@@ -36,7 +36,7 @@ static void use_record(fcdp_heap *heap, fcdp_stream stream, heap_uses *uses) {
 }
 
 /* Drop the events that have passed, up to the first that has not; with `wait`, all of them, unless a capture
- * begins. With `wait`, an event that the driver cannot tell of any more has passed once the device is idle. */
+ * begins. Then an event that the driver cannot tell of any more has passed once the device is idle. */
 static void uses_check(fcdp_heap *heap, heap_uses *uses, bool wait) {
     while (uses->events) {
         heap_event *event = uses->events;
