@@ -70,7 +70,7 @@ def main():
     ]
     module._fcdp = core
     runtime = module.runtime
-    runtime.load_options()
+    runtime.options = _fcdp.options_load()
     shards = types.SimpleNamespace(device=GPU, comm=None, n_groups=0)
     groups = [
         group_of(shards, OnDevice(), OnDevice()),

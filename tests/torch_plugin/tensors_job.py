@@ -369,7 +369,7 @@ def a_gather_in_a_capture_is_refused_before_the_ranks_meet(p, sim):
     engine, comm, handle, _ = one_group(sim)
     stream, shards, runtime = sim.stream(), OneShards(), Runtime()
     shards.comm = comm
-    runtime.load_options()
+    runtime.options = _fcdp.options_load()
     group = Group("block", [], shards, handle, [], None)
     assert sim.lib.simgpu_capture(ctypes.c_void_p(stream), 1) == 0
     for by_hand in (False, True):
