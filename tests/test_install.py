@@ -58,3 +58,53 @@ def test_it_installs_from_source_without_a_warning(tmp_path, compiler, build_typ
         text=True,
     )
     assert loaded.returncode == 0 and loaded.stdout.startswith(str(tmp_path / "site")), loaded.stderr
+
+
+@pytest.fixture
+def looks_for_xxhash(tmp_path):
+    """cmake/FindXxhash.cmake on a machine whose own folders have none."""
+    if not shutil.which("cmake"):
+        pytest.skip("needs cmake")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.22)\nproject(looks NONE)\n"
+        f'list(APPEND CMAKE_MODULE_PATH "{ROOT}/cmake")\n'
+        'find_package(Xxhash REQUIRED)\nmessage(STATUS "found in ${Xxhash_INCLUDE_DIR}")\n'
+    )
+    (tmp_path / "elsewhere" / "include").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "include" / "xxhash.h").touch()
+
+    def configure(**settings):
+        command = ["cmake", "-S", tmp_path, "-B", tmp_path / "build", "-G", "Ninja"]
+        no_system = "-DCMAKE_FIND_USE_CMAKE_SYSTEM_PATH=OFF"
+        return subprocess.run([*command, no_system], env=environment(**settings), capture_output=True, text=True)
+
+    return configure
+
+
+def test_a_missing_xxhash_is_named_as_each_system_names_it(looks_for_xxhash):
+    done = looks_for_xxhash()
+    assert done.returncode != 0
+    for word in ("libxxhash-dev (Debian", "xxhash-devel (Fedora", "xxhash (conda-forge", "CMAKE_INCLUDE_PATH"):
+        assert word in " ".join(done.stderr.split()), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("CONDA_PREFIX", "elsewhere"), ("CMAKE_INCLUDE_PATH", "elsewhere/include")]
+)
+def test_xxhash_is_found_where_the_environment_says(looks_for_xxhash, tmp_path, name, folder):
+    done = looks_for_xxhash(**{name: str(tmp_path / folder)})
+    assert done.returncode == 0 and f"found in {tmp_path}/elsewhere/include\n" in done.stdout, done.stderr
+
+
+def test_a_machine_without_apt_is_told_fedora_s_names_too():
+    """The set-up finds everything missing, and no apt-get."""
+    missing = "missing_packages() { echo build-essential python3-dev iproute2 libxxhash-dev libcmocka-dev bzip2; }"
+    no_apt = 'command() { [ "$2" != apt-get ] && builtin command "$@"; }'
+    script = f"source tools/setup.sh; {missing}; {no_apt}; system_packages wheel"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert (
+        "Missing on this machine: build-essential python3-dev iproute2 libxxhash-dev libcmocka-dev bzip2" in done.stderr
+    )
+    fedora = "Fedora's: gcc make python3-devel iproute iproute-tc xxhash-devel libcmocka-devel bzip2."
+    assert fedora in done.stderr, done.stderr
