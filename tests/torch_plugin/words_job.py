@@ -74,6 +74,13 @@ def small_mesh(net):
     return shard(net, blocks=[block for i, block in enumerate(net.blocks) if i != 1])
 
 
+def on_mesh(net):
+    """Over the mesh that the environment's TEST_MESH makes."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return shard(net, mesh=eval(os.environ["TEST_MESH"], {"init_device_mesh": init_device_mesh}))
+
+
 def captured(net):
     """As where the first forward is part of a CUDA graph's capture, which there is none of on a CPU."""
     from fcdp import seam
@@ -93,6 +100,7 @@ WRAP = {
     "small mesh": small_mesh,
     "absent": shard,
     "sharded": shard,
+    "mesh": on_mesh,
     "busy": ddp,
 }
 
