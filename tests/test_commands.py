@@ -7,9 +7,9 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import re
 import shutil
-import platform
 import subprocess
 import sys
 import sysconfig
