@@ -364,7 +364,7 @@ static fcdp_status stream_spin(fcdp_driver *drv, fcdp_stream stream) {
 /* cuStreamSynchronize would do as the context's flags say, which are the framework's, and spin a core by
  * default. Where no event can be had, that is better than not to wait. */
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) {
-    fcdp_event end;
+    fcdp_event end = NULL;
     if (fcdp__driver_event_create_blocking(drv, &end)) return stream_spin(drv, stream);
     fcdp_status status = fcdp__driver_event_record(drv, end, stream);
     status = status ? stream_spin(drv, stream) : fcdp__driver_event_sync(drv, end);

@@ -52,8 +52,12 @@ exec 9>"$cache/jemalloc.lock"
 flock 9                                   # a second build at the same time waits for the first and takes its result
 complete "$dir" && { echo "$dir"; exit 0; }
 
-for tool in cc make bzip2 tar sha256sum; do
-    command -v $tool >/dev/null || { say "needs '$tool': apt-get install build-essential bzip2"; exit 1; }
+compiler=${CC:-cc}
+for tool in "${compiler%% *}" make bzip2 tar sha256sum; do
+    command -v "$tool" >/dev/null || {
+        say "needs '$tool': install build-essential and bzip2 (Debian, Ubuntu), gcc, make and bzip2 (Fedora), or c-compiler, make and bzip2 (conda-forge)"
+        exit 1
+    }
 done
 tmp=$(mktemp -d "$cache/build.XXXXXX")
 trap 'rm -rf "$tmp"' EXIT

@@ -36,8 +36,8 @@ tool ranlib "$(printf '%q ranlib' "$zig")"
 
 # For another C library the machine's /usr/include is out of bounds. Of what lies there these alone are wanted: a header that stands by
 # itself, and Debian's pyconfig.h, which /usr/include/pythonX.Y/pyconfig.h includes by a name for each architecture (equal for the limited API).
-xxhash=$(echo '#include <xxhash.h>' | ${CC:-cc} -E -x c - 2>/dev/null | sed -n 's/^# [0-9]* "\(.*xxhash\.h\)".*/\1/p' | head -n 1)
-[ -n "$xxhash" ] || { echo "cmake/zig.sh: no xxhash.h: apt-get install libxxhash-dev" >&2; exit 1; }
+xxhash=$(echo '#include <xxhash.h>' | ${CC:-cc} -idirafter "${CONDA_PREFIX:-/usr}/include" -E -x c - 2>/dev/null | sed -n 's/^# [0-9]* "\(.*xxhash\.h\)".*/\1/p' | head -n 1)
+[ -n "$xxhash" ] || { echo "cmake/zig.sh: no xxhash.h: install libxxhash-dev (Debian, Ubuntu), xxhash-devel (Fedora) or xxhash (conda-forge)" >&2; exit 1; }
 cmp -s "$xxhash" "$dir/include/xxhash.h" || cp "$xxhash" "$dir/include/"
 for file in /usr/include/"$(uname -m)"-linux-gnu/python3*/pyconfig.h; do
     [ ! -f "$file" ] || install -D -p -m 644 "$file" "$dir/include/$arch-linux-gnu/$(basename "$(dirname "$file")")/pyconfig.h"

@@ -31,6 +31,30 @@ def test_cmake_reads_the_workflows():
     assert re.findall(r'^ +"(\w+)"', done.stdout, re.M) == [preset["name"] for preset in PRESETS["workflowPresets"]]
 
 
+def test_a_warning_is_an_error_in_development_builds_alone():
+    """What a user or a packager builds goes on, whatever a newer compiler warns of."""
+    configured = {preset["name"]: preset for preset in PRESETS["configurePresets"]}
+
+    def warnings_are_errors(preset):
+        own = preset.get("cacheVariables", {}).get("CMAKE_COMPILE_WARNING_AS_ERROR")
+        return (
+            own if own is not None or "inherits" not in preset else warnings_are_errors(configured[preset["inherits"]])
+        )
+
+    assert {name for name, preset in configured.items() if warnings_are_errors(preset)} == {
+        "dev",
+        "clang",
+        "asan",
+        "tsan",
+    }
+    files = subprocess.run(
+        ["git", "ls-files", "*CMakeLists.txt", "*.cmake", "pyproject.toml"], cwd=ROOT, capture_output=True, text=True
+    )
+    if files.returncode:
+        pytest.skip("not a git checkout")
+    assert [path for path in files.stdout.split() if "-Werror" in (ROOT / path).read_text()] == []
+
+
 def test_each_c_test_is_labelled_with_its_layer():
     """`ctest -L alloc` runs the tests in tests/alloc, all of them and no others."""
     if not shutil.which("ctest") or not (ROOT / "build" / "dev" / "CTestTestfile.cmake").exists():
@@ -55,6 +79,6 @@ def test_github_runs_what_everybody_runs():
         jobs = yaml.safe_load(path.read_text())["jobs"]
         commands[path.name] = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
     assert commands["ci.yml"][-1] == ".ci/run"
-    assert "tools/setup.sh" in commands["wheel.yml"]
+    assert commands["wheel.yml"][:2] == ["tools/setup.sh wheel", "tools/setup.sh"]
     for path in {".ci/run", "tools/setup.sh"}:
         assert (ROOT / path).stat().st_mode & 0o111, f"{path} is not executable"

@@ -11,15 +11,17 @@ import sys
 import pytest
 
 from fcdp_lab.port import free_port
-from test_commands import ROOT, TRAIN, environment, installed, started
+from test_commands import ROOT, TRAIN, environment, installed, installs_the_wheel, started
 
 __all__ = ["installed"]
 TEXT = (ROOT / "docs" / "clusters.md").read_text()
 SCONTROL = "#!/bin/sh\n[ \"$*\" = 'show hostnames a[1-2]' ] && printf '127.0.0.1\\nother\\n'\n"
-# srun: its options, then the command, once on each node
+# srun: its options, then the command, once on each node. Of CPUs it goes by what srun of Slurm 22.05 does.
 SRUN = """\
 #!/bin/bash
-while [[ $1 == --* ]]; do shift; done
+cpus=${SRUN_CPUS_PER_TASK:-1}
+while [[ $1 == --* ]]; do case $1 in --cpus-per-task=*) cpus=${1#*=} ;; esac; shift; done
+echo "$cpus" >cpus
 pids=()
 for ((node = 0; node < SLURM_NNODES; node++)); do SLURM_NODEID=$node "$@" & pids+=($!); done
 for pid in "${pids[@]}"; do wait "$pid" || exit; done
@@ -46,6 +48,7 @@ def cluster(tmp_path):
         (tmp_path / name).chmod(0o755)
     (tmp_path / "train.py").write_text(TRAIN)
     slurm = {"SLURM_NNODES": "2", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a[1-2]", "SLURM_NTASKS_PER_NODE": "1"}
+    slurm["SLURM_CPUS_PER_TASK"] = re.search(r"^#SBATCH --cpus-per-task=(\d+)", block("bash"), re.M)[1]
     path = f"{tmp_path}{os.pathsep}{environment()['PATH']}"
     return tmp_path, environment(PATH=path, **slurm)
 
@@ -80,6 +83,9 @@ def test_the_slurm_script_trains_under_fcdp(cluster):
     folder, env = cluster
     (said,) = run_all(on_this_machine(block("bash")), folder, env)
     assert is_served(said), said
+    assert (folder / "cpus").read_text().strip() == env["SLURM_CPUS_PER_TASK"], (
+        "torchrun has other CPUs than were asked for"
+    )
 
 
 @pytest.mark.slow
@@ -133,6 +139,16 @@ def test_the_slurm_script_is_a_script(tmp_path):
         pytest.skip("shellcheck is not installed (tools/setup.sh)")
     done = subprocess.run([shellcheck, script], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_the_image_has_the_wheel(tmp_path):
+    """COPY and RUN as Docker carries them out, with this folder in the place of the image's root."""
+    (tmp_path / "tmp").mkdir()
+    _, copy, install = re.sub(r" /tmp/", f" {tmp_path}/tmp/", block("dockerfile")).splitlines()
+    lines = [copy.replace("COPY", "cp"), install.removeprefix("RUN ")]
+    installs_the_wheel(tmp_path, " && ".join(lines))
+    assert not list((tmp_path / "tmp").iterdir()), "the wheel stays in the image"
 
 
 def test_the_variables_that_the_page_names_are_read():

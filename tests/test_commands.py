@@ -7,11 +7,13 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import venv
 
 import pytest
 
@@ -436,6 +438,54 @@ def refuses_what_it_does_not_know(folder, line):
     assert done.returncode == 2 and done.stderr.startswith(line), done.stderr
 
 
+# The set-up on a machine that has nothing, which names what it would install and installs none of it.
+SET_UP_SAYS = r"""
+source tools/setup.sh
+for part in system_packages virtual_environment toolchain_for_here; do eval "$part() { echo \"$part \$*\"; TORCH_OF_BASE=; }"; done
+fresh() { return 1; }
+stamp() { :; }
+step() { shift 2; echo "$@"; }
+export FCDP_JEMALLOC=none
+setup "$1"
+"""
+
+
+def makes_the_wheel_alone(folder, line):
+    """The wheel takes minutes and 100 MB; .github/workflows/wheel.yml makes it with this line."""
+    refuses_what_it_does_not_know(folder, line.split()[0])
+    said = {what: run("bash", "-c", SET_UP_SAYS, "bash", what, cwd=ROOT) for what in ("wheel", "all")}
+    assert all(done.returncode == 0 and "\nwheel_install " in done.stdout for done in said.values()), said
+    not_for_it = ("torch_install", "trl==", "torchtitan==", "pytest", "matplotlib", "pre-commit", "clang-tidy==")
+    assert [word for word in not_for_it if word not in said["all"].stdout] == [], "the set-up calls them otherwise now"
+    assert [word for word in not_for_it if word in said["wheel"].stdout] == []
+    assert all(word in said["wheel"].stdout for word in ("system_packages wheel", "ziglang==", "auditwheel"))
+    if not list((ROOT / "dist").glob(f"fcdp-*_{platform.machine()}.whl")):
+        pytest.skip("no wheel in dist/ (tools/setup.sh builds it)")
+    told = run("bash", "-c", "source tools/setup.sh && how_to_install", cwd=ROOT).stdout
+    assert os.path.exists(re.search(r"^  pip install (\S+\.whl)$", told, re.M)[1])
+
+
+def installs_the_wheel(folder, line):
+    """In a new virtual environment that has a torch, by its metadata."""
+    wheels = list((ROOT / "dist").glob(f"fcdp-*_{platform.machine()}.whl"))
+    if not wheels:
+        pytest.skip("no wheel in dist/ (tools/setup.sh builds it)")
+    (folder / "dist").mkdir()
+    shutil.copy(wheels[0], folder / "dist")
+    venv.create(folder / "inner", with_pip=False)
+    inner = folder / "inner" / "bin" / "python"
+    site = pathlib.Path(run(inner, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
+    (site / "torch-2.6.0.dist-info").mkdir()
+    (site / "torch-2.6.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n")
+    for name, words in (("pip", ""), ("python", "shift 2; ")):  # python: -m pip
+        (folder / name).write_text(f'#!/bin/sh\n{words}exec {sys.executable} -m pip --python {inner} "$@" --no-index\n')
+        (folder / name).chmod(0o755)
+    done = run("bash", "-c", line, cwd=folder, PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    loaded = run(inner, "-c", "import fcdp._fcdp; print(fcdp._fcdp.__file__)", cwd=folder)
+    assert loaded.stdout.startswith(str(site)), loaded.stderr
+
+
 def trains(folder, line):
     """With a train.py beside it, on two ranks that stand for two nodes."""
     (folder / "train.py").write_text(TRAIN)
@@ -561,6 +611,8 @@ SHELL = {
     "tools/gpu.sh --bundle": shows_its_help,
     "tools/gpu.sh": shows_its_help,
     "tools/setup.sh": refuses_what_it_does_not_know,
+    "tools/setup.sh wheel": makes_the_wheel_alone,
+    "pip install dist/fcdp-*.whl": installs_the_wheel,
     "tools/test.sh": refuses_what_it_does_not_know,
     "FCDP=1 torchrun train.py": trains,
     "git clone REPOSITORY fcdp": is_not_tried,

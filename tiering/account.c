@@ -48,7 +48,7 @@ fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out
                                  fcdp_shared_ticket *ticket_out) {
     fcdp_host_budget budget;
     fcdp_shared_ticket ticket;
-    fcdp_account *account;
+    fcdp_account *account = NULL;
     int fd;
     fcdp_status status = fcdp__host_budget_read("", budget_bytes, &budget);
     if (!status) status = fcdp__shared_create("fcdp-account", ACCOUNT_BYTES, &fd, &ticket);
@@ -67,7 +67,7 @@ fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out
 
 fcdp_status fcdp__account_join(const fcdp_shared_ticket *ticket, fcdp_account **account_out) {
     int fd;
-    fcdp_account *account;
+    fcdp_account *account = NULL;
     fcdp_status status = fcdp__shared_open(ticket, &fd);
     if (!status) status = account_wrap(fd, &account);
     if (status) return status;

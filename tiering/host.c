@@ -91,7 +91,7 @@ static fcdp_status slab_create(fcdp_host *host, fcdp_shared_ticket *ticket_out) 
 
 fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_out,
                               fcdp_shared_ticket *ticket_out) {
-    fcdp_host *host;
+    fcdp_host *host = NULL;
     fcdp_status status = host_alloc(config, &host);
     if (status) return status;
     status = slab_create(host, ticket_out);
@@ -107,7 +107,7 @@ fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_o
 /* What the header says is checked: the ranks of a node may be different builds, or count differently. */
 fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ticket *ticket,
                             fcdp_host **host_out) {
-    fcdp_host *host;
+    fcdp_host *host = NULL;
     fcdp_status status = host_alloc(config, &host);
     if (status) return status;
     status = fcdp__shared_open(ticket, &host->fd);

@@ -109,7 +109,7 @@ stamp() { echo "$2" >"$STAMPS/$1"; }
 
 # --- system packages ------------------------------------------------------------------------------------------------
 
-has_header() { echo "#include <$1>" | ${CC:-cc} -E -x c - >/dev/null 2>&1; }
+has_header() { echo "#include <$1>" | ${CC:-cc} -idirafter "${CONDA_PREFIX:-/usr}/include" -E -x c - >/dev/null 2>&1; }
 
 choose_python() {
     local name
@@ -137,11 +137,27 @@ missing_packages() {
     fi
     command -v bzip2 >/dev/null || echo bzip2
     command -v flock >/dev/null || echo util-linux
-    { command -v ip && command -v tc; } >/dev/null || echo iproute2
     has_header xxhash.h || echo libxxhash-dev
+    [ "$1" != wheel ] || return 0
+    { command -v ip && command -v tc; } >/dev/null || echo iproute2
     [ "$1" = demo ] || command -v tmux >/dev/null || echo tmux
     [ "$1" = demo ] || printf '#include <stdarg.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <setjmp.h>\n#include <cmocka.h>\n' |
         ${CC:-cc} -E -x c - >/dev/null 2>&1 || echo libcmocka-dev
+}
+
+# Fedora's names of Debian's packages.
+in_fedora() {
+    local name
+    for name in "$@"; do
+        case $name in
+            build-essential) echo gcc make ;;
+            python*-venv) echo "${name%-venv}" ;;
+            iproute2) echo iproute iproute-tc ;;
+            libxxhash-dev) echo xxhash-devel ;;
+            lib*-dev | python*-dev) echo "${name}el" ;;
+            *) echo "$name" ;;
+        esac
+    done | xargs
 }
 
 apt_install() {
@@ -156,7 +172,9 @@ system_packages() {
     missing=$(missing_packages "$1" | xargs)
     [ -n "$missing" ] || return 0
     local ask="Missing on this machine; install with:  sudo apt-get update && sudo apt-get install -y $missing"
-    command -v apt-get >/dev/null || fail "Missing on this machine, by Debian's names: $missing"
+    # shellcheck disable=SC2086
+    command -v apt-get >/dev/null || fail "Missing on this machine: $missing
+(these are Debian's names; Fedora's: $(in_fedora $missing). conda-forge has xxhash and bzip2, too.)"
     [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null || fail "$ask"
     # shellcheck disable=SC2086
     step "System packages: $missing" apt apt_install $missing || fail "$ask"
@@ -223,8 +241,18 @@ build_tools() {
     stamp tools "$key"
 }
 
+# What builds the wheel, beside build_tools.
+wheel_packages() {
+    local key="scikit-build-core>=0.11 auditwheel pyelftools"
+    fresh wheel-packages "$key" && return 0
+    # shellcheck disable=SC2086
+    must "Python packages for the wheel" wheel-packages pip install --progress-bar off $key
+    stamp wheel-packages "$key"
+}
+
 python_packages() {
-    local key="numpy rich matplotlib prometheus-client>=0.20 pytest pytest-timeout scikit-build-core>=0.11 auditwheel pyelftools"
+    local key="numpy rich matplotlib prometheus-client>=0.20 pytest pytest-timeout"
+    wheel_packages
     [ -n "$TORCH_OF_BASE" ] || fresh torch "$(cat tools/constraints.txt)" || {
         must "torch (up to 3 GB to fetch)" torch torch_install
         stamp torch "$(cat tools/constraints.txt)"
@@ -305,9 +333,9 @@ product() {
 
 cuda_device() { "$PY" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)' 2>/dev/null; }
 
-# setup demo|test|lint|all [COMMAND]: afterwards $PY runs Python with everything, and PATH begins with .venv/bin. "test" has what
-# tests need, "lint" the formatters and linters too, "all" the frameworks as well. COMMAND is run as soon as C can be built,
-# long before torch is there.
+# setup wheel|demo|test|lint|all [COMMAND]: afterwards $PY runs Python with everything, and PATH begins with .venv/bin. "wheel" has
+# what builds the wheel and nothing that runs it, "test" what tests need, "lint" the formatters and linters too, "all" the frameworks
+# as well. COMMAND is run as soon as C can be built, long before torch is there.
 setup() {
     local start=$SECONDS fcdp_was=${FCDP-unset}
     unset FCDP                            # no Python of the set-up runs under FCDP
@@ -318,7 +346,7 @@ setup() {
     build_tools
     toolchain_for_here
     ${2:-}
-    python_packages
+    case $1 in wheel) wheel_packages ;; *) python_packages ;; esac
     case $1 in lint | all) linters ;; esac
     [ "$1" != all ] || frameworks
     product
@@ -331,13 +359,26 @@ setup_version() {
     echo "tools/${0##*/} $(sed -n 's/^version = "\([^"]*\)".*/\1/p' "$ROOT/pyproject.toml")"
 }
 
+how_to_install() {
+    local wheel
+    wheel=$(printf '%q' "$(compgen -G "$ROOT/dist/fcdp-*_$(uname -m).whl")")
+    echo "Install it into the Python of the job, which has torch 2.6 or later:"
+    echo "  pip install $wheel"
+    echo "Over an FCDP of the same version:"
+    echo "  pip install --force-reinstall --no-deps $wheel"
+}
+
 setup_usage() {
     cat <<'END'
-tools/setup.sh [--help | --version]
+tools/setup.sh [wheel | --help | --version]
 
 Sets everything up, for building and testing: missing system packages (with apt-get, as root or by sudo), .venv with
 torch and all tools, a private jemalloc, and the wheel, which is built into dist/ and installed in .venv. Each part is
 skipped when its inputs are those of the last time. Logs are in build/logs.
+
+  wheel   builds the wheel alone, and prints the line that installs it: without torch, the tools of tests, linters and
+          frameworks
+  --help  this text
 
 FCDP_PYTHON names the Python to build on (default: python3). Where it has torch 2.6 or later, that torch is used.
 END
@@ -346,6 +387,7 @@ END
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
     case $* in
         '') setup all ;;
+        wheel) setup wheel; how_to_install ;;
         -h | --help) setup_usage ;;
         --version) setup_version ;;
         *) setup_usage >&2; exit 2 ;;

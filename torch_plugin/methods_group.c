@@ -49,7 +49,10 @@ static fcdp_group **groups_of(PyObject *list, uint32_t *n_out) {
     Py_ssize_t n = PyList_Size(list);
     if (n < 0) return NULL;
     fcdp_group **groups = calloc((size_t)n + 1, sizeof *groups);
-    if (!groups) return (fcdp_group **)PyErr_NoMemory();
+    if (!groups) {
+        PyErr_NoMemory();
+        return NULL;
+    }
     for (Py_ssize_t i = 0; i < n; i++) {
         groups[i] = group_of(PyList_GetItem(list, i));
         if (groups[i]) continue;

@@ -67,8 +67,8 @@ static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints,
  * group's begin. */
 static fcdp_status fingerprints_take(member *m, uint32_t first, uint32_t end, uint64_t *fingerprints_out,
                                      size_t *at_out) {
-    uint64_t shards[MAX_PIECES];
-    size_t bytes[MAX_PIECES], n = 0;
+    uint64_t shards[MAX_PIECES] = {0};
+    size_t bytes[MAX_PIECES] = {0}, n = 0;
     for (uint32_t g = first; g < end; g++) {
         sight s;
         (void)see(m, g, NULL, &s);

@@ -49,6 +49,16 @@ HF = Framework(
 )
 LIGHTNING = Framework(("lightning",), ("lightning",))
 TITAN = Framework(("torchtitan",), ("torchtitan.train", "torchtitan.models.llama3.config_registry"))
+TORCHAO = Framework(("torchao",), ("torchao.float8", "torchao.quantization.qat"))
+PEFT = Framework(("peft", "transformers"), ("peft", "transformers.models.llama.modeling_llama"))
+SENTENCES = Framework(
+    ("datasets", "sentence_transformers"), ("sentence_transformers", "transformers.models.bert.modeling_bert")
+)
+DIFFUSERS = Framework(("diffusers",), ("diffusers.models.unets.unet_2d",))
+BITSANDBYTES = Framework(
+    ("accelerate", "bitsandbytes", "peft", "transformers"),
+    ("accelerate.accelerator", "bitsandbytes", "peft", "transformers.models.llama.modeling_llama"),
+)
 
 # One of each framework, those that tools/test.sh runs.
 JOBS = {
@@ -83,6 +93,21 @@ MORE = {
     "torchtitan-resumes": Job(
         HERE / "torchtitan_variants.py", TITAN, ("saved",), before=("saved", "--training.steps", "3")
     ),
+    **{
+        f"torchao-{variant}": Job(HERE / "torchao_variants.py", TORCHAO, (variant,), most=most, frozen=variant == "nf4")
+        for variant, most in {"float8": 0.7, "float8_gathered": 0.7, "qat": 0.7, "nf4": 0.3}.items()
+    },
+    "peft-methods": Job(HERE / "peft_methods.py", PEFT, most=0.5, frozen=True),
+    "sentence-transformers": Job(HERE / "sentence_trainer.py", SENTENCES),
+    "diffusers": Job(HERE / "diffusers_unet.py", DIFFUSERS),
+    **{
+        f"bitsandbytes-fsdp{version}": Job(
+            HERE / "bitsandbytes_4bit.py", BITSANDBYTES, (version,), fsdp=f"fsdp{version}", most=0.5, frozen=True
+        )
+        for version in "12"
+    },
+    "pipeline": Job(HERE / "pipeline.py", arguments=("dp,pp",)),
     # Each shard group lies inside one node: plain FSDP runs.
+    "pipeline-inside-the-nodes": Job(HERE / "pipeline.py", arguments=("pp,dp",), unserved=3),
     "torchtitan-hybrid": Job(HERE / "torchtitan_variants.py", TITAN, ("hybrid",), unserved=8),
 }

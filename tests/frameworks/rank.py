@@ -34,6 +34,8 @@ def digest(value):
     value = getattr(value, "_local_tensor", value)
     if not isinstance(value, torch.Tensor):
         return repr(value)
+    if hasattr(value, "__tensor_flatten__"):  # a subclass: of what it holds
+        return repr([digest(getattr(value, name)) for name in value.__tensor_flatten__()[0]])
     data = value.detach().cpu().contiguous().flatten().view(torch.uint8)
     return hashlib.sha256(f"{value.dtype}{tuple(value.shape)}".encode() + data.numpy().tobytes()).hexdigest()
 
@@ -51,7 +53,8 @@ class Record:
 
         def recorded(tensors, *args, **kwargs):
             for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
-                self.losses.append([digest(tensor), float(tensor.detach().double().sum())])
+                if isinstance(tensor, torch.Tensor):  # a pipeline's stage may give the edge of a graph
+                    self.losses.append([digest(tensor), float(tensor.detach().double().sum())])
             return backward(tensors, *args, **kwargs)
 
         torch.autograd.backward = recorded

@@ -75,7 +75,7 @@ static bool touches(CUdeviceptr address, bool write) {
     struct sigaction action = {.sa_handler = on_fault}, before;
     volatile unsigned char *byte = bytes_at(address);
     sigaction(SIGSEGV, &action, &before);
-    bool through = false;
+    volatile bool through = false; /* kept over siglongjmp */
     if (sigsetjmp(faulted, 1) == 0) {
         unsigned char value = *byte;
         if (write) *byte = value;

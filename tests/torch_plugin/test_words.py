@@ -71,6 +71,27 @@ def test_one_rank_has_nothing_to_gather(tmp_path):
     assert len(stats_of(tmp_path)["bypassed"]) == 5
 
 
+def test_a_mesh_that_shards_inside_a_node_is_told_which_would_be_served(tmp_path):
+    """A pipeline of two stages, each on a node of its own. The mesh that the line names is served, as it stands there."""
+    job = start(
+        tmp_path,
+        "mesh",
+        n_ranks=4,
+        FCDP_LOCAL_SIZE="2",
+        TEST_MESH='init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"]',
+    )
+    assert all(rank.returncode == 0 for rank in job.ranks), job.report()
+    said = words(job.ranks[0].err)
+    assert len(said) == 1 and "served 0 of 5 groups: all 2 ranks of the shard group are on one node" in said[0], said
+    named = re.search(
+        r"FCDP serves a mesh whose sharded dimension comes first: (init_device_mesh\(.*\]); plain", said[0]
+    )
+    assert named, said
+    job = start(tmp_path, "mesh", n_ranks=4, FCDP_LOCAL_SIZE="2", TEST_MESH=named[1])
+    assert all(rank.returncode == 0 for rank in job.ranks), job.report()
+    assert stats_of(tmp_path)["bypassed"] == [] and stats_of(tmp_path)["topology"]["nodes"] == 2, job.report()
+
+
 def test_fsdp1_without_shards_is_told(tmp_path):
     job = start(tmp_path, "fsdp1 NO_SHARD")
     assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()

@@ -98,6 +98,13 @@ def steps_in_backward(net):
     return net
 
 
+def on_mesh(net):
+    """Over the mesh that the environment's TEST_MESH makes."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return shard(net, mesh=eval(os.environ["TEST_MESH"], {"init_device_mesh": init_device_mesh}))
+
+
 def captured(net):
     """As where the first forward is part of a CUDA graph's capture, which there is none of on a CPU."""
     from fcdp import seam
@@ -136,6 +143,7 @@ WRAP = {
     "sharded": shard,
     "reconfigurable": shard,
     "reconfigured": shard,
+    "mesh": on_mesh,
     "busy": ddp,
     "sets options": sets_options,
     "sets a wrong option": sets_a_wrong_option,

@@ -26,7 +26,10 @@ static void *take(PyObject *handle, const char *name) {
 static pid_t *pids_of(PyObject *sequence, Py_ssize_t *n_out) {
     Py_ssize_t n = sequence ? PySequence_Size(sequence) : 0;
     pid_t *pids = n < 0 ? NULL : calloc((size_t)n + 1, sizeof *pids);
-    if (!pids) return n < 0 ? NULL : (pid_t *)(void *)PyErr_NoMemory();
+    if (!pids) {
+        if (n >= 0) PyErr_NoMemory();
+        return NULL;
+    }
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *item = PySequence_GetItem(sequence, i);
         pids[i] = item ? (pid_t)PyLong_AsLong(item) : -1;

@@ -15,6 +15,7 @@ import hashlib
 import os
 import secrets
 import threading
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -81,6 +82,11 @@ def _one_by_one(timeout_s: float) -> Any:
     except (AttributeError, TypeError):
         return timeout
     return options
+
+
+def _nodes(ranks: Iterable[int], size: int) -> bytes:
+    """The node of each rank of the job, for the core."""
+    return b"".join((rank // size).to_bytes(4, "little") for rank in ranks)
 
 
 class Lane:
@@ -155,13 +161,17 @@ class Shards:
                 f"ranks per node differ: the group's ranks say {sizes}; FCDP needs the same number on every node"
             )
         self.machine = self.ranks[self.rank] // size  # of the whole job, whatever this group takes of it
-        self.node_of = b"".join((rank // size).to_bytes(4, "little") for rank in self.ranks)
+        self.node_of = _nodes(self.ranks, size)
         try:
             self.topology: dict[str, int] = _fcdp.topology(self.node_of, self.rank)
         except _fcdp.Error as error:
             alone = dist.get_world_size() <= size  # on this node, the whole job
-            advice = "; fcdp-lab emulates nodes on this machine, and shows what FCDP saves between them"
-            raise Unsupported(f"{error.args[0]}{advice if alone else ''}") from None
+            advice = (
+                "; fcdp-lab emulates nodes on this machine, and shows what FCDP saves between them"
+                if alone
+                else self._served_mesh(size)
+            )
+            raise Unsupported(error.args[0] + advice) from None
         self.store = distributed_c10d._get_default_store()
         if self.store is None:
             raise Unsupported("the job has no store (its backend is MPI?)")
@@ -170,6 +180,18 @@ class Shards:
         self.lanes: dict[int, Lane] = {}
         self.can_ask = False  # who is missing: its collectives cannot say so, and nobody has asked yet
         self.control = self._lane("control", self.ranks)
+
+    def _served_mesh(self, size: int) -> str:
+        """Of a group inside one node of several: the mesh with as many shards that would be served, where there is one."""
+        n_ranks, (n_others, rest) = len(self.ranks), divmod(dist.get_world_size(), len(self.ranks))
+        if rest or len({rank // size for rank in self.ranks}) > 1:
+            return ""
+        try:
+            _fcdp.topology(_nodes(range(0, n_ranks * n_others, n_others), size), 0)
+        except _fcdp.Error:
+            return ""
+        mesh = f'init_device_mesh("{self.device.type}", ({n_ranks}, {n_others}), mesh_dim_names=("shard", "other"))'
+        return f'. FCDP serves a mesh whose sharded dimension comes first: {mesh}["shard"]'
 
     def number(self) -> int:
         """The same on each of the group's ranks, and of 64 bits, so that no two groups of a job share one."""
