@@ -44,8 +44,15 @@ def is_decided(param_group: Any) -> bool:
     return "_fcdp" in param_group.__dict__
 
 
-def adopt(fsdp: Framework, param_groups: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
-    """Decide for every group of `param_groups` that is sharded over `process_group`. Collective."""
+def adopt(
+    fsdp: Framework,
+    param_groups: list[Any],
+    process_group: dist.ProcessGroup,
+    device: torch.device,
+    gather: Callable[[], None],
+) -> None:
+    """Decide for every group of `param_groups` that is sharded over `process_group`. Collective. `gather` carries
+    out the gather that FSDP is at, to its end: it is called where the ranks must meet in it first (presence.py)."""
     serve = []
     for param_group in param_groups:
         if is_decided(param_group):
@@ -59,7 +66,7 @@ def adopt(fsdp: Framework, param_groups: list[Any], process_group: dist.ProcessG
         else:
             bypass(fsdp, param_group, reason)
     if serve:
-        _serve(fsdp, serve, process_group, device)
+        _serve(fsdp, serve, process_group, device, gather)
     report(fsdp, param_groups)
 
 
@@ -83,10 +90,16 @@ def report(fsdp: Framework, param_groups: list[Any]) -> None:
     runtime.report_bypassed(bypassed, len(param_groups), all(map(is_decided, param_groups)), fsdp.label)
 
 
-def _serve(fsdp: Framework, serve: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
+def _serve(
+    fsdp: Framework,
+    serve: list[Any],
+    process_group: dist.ProcessGroup,
+    device: torch.device,
+    gather: Callable[[], None],
+) -> None:
     """All of them or none. Collective."""
     try:
-        shards = runtime.connect(process_group, device)
+        shards = runtime.connect(process_group, device, gather)
         groups = runtime.attach(shards, [fsdp.describe(param_group) for param_group in serve])
     except OptionError:  # the job stops; whoever catches it and goes on meets it again
         for param_group in serve:

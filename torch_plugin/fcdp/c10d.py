@@ -15,6 +15,7 @@ import hashlib
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -22,15 +23,35 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import OptionError, _fcdp, launcher
+from fcdp import OptionError, _fcdp, launcher, presence
 from fcdp.rollcall import RollCall
 
 # Backends without several processes: nothing to serve.
 _IN_PROCESS = ("fake", "threaded")
 
 
+# Options that decide which collectives are made, and in which order: in runtime.options, and as a user knows them.
+_ALIKE = {
+    "agree": "FCDP_AGREE",
+    "coalesce_bytes": "FCDP_COALESCE",
+    "prefetch": "FCDP_PREFETCH",
+    "restore": "FCDP_RESTORE",
+    "transport": "FCDP_TRANSPORT",
+    "whole_tensors": "FCDP_WHOLE_TENSORS",
+}
+
+
 class Unsupported(Exception):
     """FCDP cannot serve this process group; the text says why."""
+
+
+class TurnedOff(Unsupported):
+    """FCDP is not on on all of its ranks. `first` of those where it is."""
+
+    def __init__(self, ranks: list[int], off: list[int]):
+        names = ", ".join(map(str, off[:8])) + (", ..." if len(off) > 8 else "")
+        super().__init__(f"FCDP is off on rank{'s'[: len(off) > 1]} {names}; set FCDP=1 on every rank")
+        self.first = next(rank for rank in ranks if rank not in off)
 
 
 def local_size(option: int) -> int:
@@ -80,6 +101,24 @@ def _one_by_one(timeout_s: float) -> Any:
     return options
 
 
+def _as_written(name: str, value: int) -> str:
+    """An option's value, as a user writes it."""
+    values = next(row[1] for row in _fcdp.options_table() if row[0] == name).split("|")
+    return values[value] if len(values) > 1 else str(value)
+
+
+def _check_alike(ranks: list[int], said: list[list[int]]) -> None:
+    """`said`: every rank's values of _ALIKE. Raises the same on every rank."""
+    problems = []
+    for name, values in zip(_ALIKE.values(), zip(*said)):
+        other = next((i for i, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            here, there = (f"{_as_written(name, values[i])} on rank {ranks[i]}" for i in (0, other))
+            problems.append(f"{name} is {here} and {there}")
+    if problems:
+        raise OptionError(f"fcdp: {'; '.join(problems)}; set the same value on every rank")
+
+
 class Lane:
     """The members of one kind of collective, and the backend that carries it. Creating it is a collective of its
     members."""
@@ -120,9 +159,12 @@ class Lane:
 
 
 class Shards:
-    """The lanes of one shard process group. Creating it is a collective of the group."""
+    """The lanes of one shard process group. Creating it is a collective of the group's ranks with FCDP on; `gather`
+    is presence.py's."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, size_option: int, timeout_s: float):
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, options: dict[str, Any], gather: Callable[[], None]
+    ):
         self.device = device
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
@@ -133,12 +175,18 @@ class Shards:
         self.n_groups = 0  # served so far
         self.agreements = 0
         self.agree_bytes = 0
+        backend, self.store = _backend_of(group, device), distributed_c10d._get_default_store()
+        if self.store is None:
+            raise Unsupported("the job has no store (its backend is MPI?)")
+        if off := presence.absent(group, self.store, gather):
+            raise TurnedOff(self.ranks, off)
         try:
-            size, problem = local_size(size_option), ""
+            size, problem = local_size(options["local_size"]), ""
         except Unsupported as error:
             size, problem = 0, str(error)
         # The group's first rank names what follows, so that a store which is used again holds no old keys of ours.
-        said = self._gather_ints(_backend_of(group, device), [size, _has_interface(), secrets.randbits(62)])
+        alike = [min(int(options[key]), 2**63 - 1) for key in _ALIKE]
+        said = self._gather_ints(backend, [size, _has_interface(), secrets.randbits(62), *alike])
         sizes, name = [row[0] for row in said], f"fcdp/{said[0][2]:x}"
         no_interface = [rank for rank, row in zip(self.ranks, said) if not row[1]]
         if no_interface:
@@ -157,11 +205,9 @@ class Shards:
             self.topology: dict[str, int] = _fcdp.topology(self.node_of, self.rank)
         except _fcdp.Error as error:
             raise Unsupported(error.args[0]) from None
-        self.store = distributed_c10d._get_default_store()
-        if self.store is None:
-            raise Unsupported("the job has no store (its backend is MPI?)")
+        _check_alike(self.ranks, [row[-len(alike) :] for row in said])
         self.node_size, self.local = self.topology["ranks_per_node"], self.topology["local_rank"]
-        self.name, self.timeout_s = name, timeout_s
+        self.name, self.timeout_s = name, options["timeout_s"]
         self.lanes: dict[int, Lane] = {}
         self.can_ask = False  # who is missing: its collectives cannot say so, and nobody has asked yet
         self.control = self._lane("control", self.ranks)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from fcdp import OptionError, _fcdp, nccl, released, tensors
-from fcdp.c10d import Shards, Unsupported
+from fcdp.c10d import Shards, TurnedOff, Unsupported
 from fcdp.released import Storages
 
 log = logging.getLogger("fcdp")
@@ -56,10 +56,10 @@ class Extent(Protocol):
     def written(self) -> bool: ...
 
 
-def say(text: str) -> None:
-    """One line to the user, from rank 0 alone."""
+def say(text: str, speaker: int = 0) -> None:
+    """One line to the user, from one rank alone."""
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK", "0"))
-    if rank == 0 and runtime.options.get("log", 1) > 0:
+    if rank == speaker and runtime.options.get("log", 1) > 0:
         print(f"fcdp: {text}", file=sys.stderr, flush=True)
 
 
@@ -289,13 +289,13 @@ class Runtime:
         entry = self.shards.get(id(group))
         return entry[1] if entry is not None and entry[0]() is group else None
 
-    def connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards:
+    def connect(self, group: dist.ProcessGroup, device: torch.device, gather: Callable[[], None]) -> Shards:
         """The lanes and the comm of a shard group; made once, by all its ranks together. Raises Unsupported each
-        time where it cannot be served."""
+        time where it cannot be served. `gather` is presence.py's."""
         known = self.known(group)
         if known is None:
             self._close_ended()
-            known = self._connect(group, device)
+            known = self._connect(group, device, gather)
             self.shards[id(group)] = weakref.ref(group), known
         if isinstance(known, Unsupported):
             raise Unsupported(*known.args)
@@ -318,9 +318,11 @@ class Runtime:
     def served_shards(self) -> list[Shards]:
         return [shards for _, shards in self.shards.values() if isinstance(shards, Shards)]
 
-    def _connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards | Unsupported:
+    def _connect(
+        self, group: dist.ProcessGroup, device: torch.device, gather: Callable[[], None]
+    ) -> Shards | Unsupported:
         try:
-            shards = Shards(group, device, self.options["local_size"], self.options["timeout_s"])
+            shards = Shards(group, device, self.options, gather)
             problem: Exception | None = None  # without its traceback, which would hold this frame
             try:
                 self._need_engine(device)
@@ -334,6 +336,8 @@ class Runtime:
             self._share_host_memory(shards)
             return shards
         except Unsupported as error:
+            if isinstance(error, TurnedOff) and error.first != 0:  # rank 0 may have nothing to say of it
+                say(f"{error}; plain FSDP runs", error.first)
             # kept for the job's life: the one raised holds the frames, and so the model, that met it
             return Unsupported(*error.args)
 
