@@ -5,8 +5,8 @@ NCCL carries the core's collectives, two lanes (the ranks of this node; the rank
 every node). All of them are backends that FCDP makes itself over the job's store, not process groups of
 c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits
 the world's communicator for them, and they end when their shard group does. Each lane belongs to the core's
-streams, which use it in turn, the control group to the thread that runs the model, so each is used in program
-order. All of them are gloo's: they carry host memory, whatever the device.
+streams, which use it in turn, the control group to the program's own threads, which order what they do over a
+process group, so each is used in program order. All of them are gloo's: they carry host memory, whatever the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -169,8 +168,6 @@ class Shards:
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
         self.ahead = True  # every rank's device has room for a group that is begun ahead of its use; agreed
-        self.mine = threading.local()  # `here` in the thread that runs the model: an ident would serve again
-        self.mine.here = True
         self.wholes: dict[Any, list[Any]] = {}  # whole.py's; keys are the same on every rank, and stay
         self.n_groups = 0  # served so far
         self.agreements = 0
