@@ -42,13 +42,26 @@ static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
     return !oldest || slot->last_use < oldest->last_use;
 }
 
+/* A use waits for the slot's last user. Where that one's copies run on other streams, its collectives have an
+ * order of their own: other ranks may have them in the other order, and wait in a circle with this one. So
+ * the slot passes on, or is taken apart, once they are over. `region` NULL: of any streams. */
+static bool is_apart(const fcdp_slot *slot, const fcdp_region *region) {
+    const fcdp_region *last = slot->last, *other = region;
+    if (!last) return false;
+    if (!region)
+        for (other = last->tiering->regions; other && other->streams == last->streams;) other = other->next;
+    return other && other->streams != last->streams && fcdp__region_query(last);
+}
+
 /* A slot much larger than the region is kept for larger ones; the bound is the region's range. */
 fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
     size_t n_pages = pages_of(region);
     size_t most_pages = fcdp__vrange_bytes(region->range) / fcdp__driver_page_bytes(region->tiering->drv);
-    fcdp_slot *best = region->slot && is_free(region->slot) ? region->slot : NULL;
+    fcdp_slot *own = region->slot;
+    fcdp_slot *best = own && is_free(own) && !is_apart(own, region) ? own : NULL;
     for (fcdp_slot *slot = best ? NULL : region->tiering->slots; slot; slot = slot->next) {
         if (!is_free(slot) || slot->n_pages < n_pages || slot->n_pages > most_pages) continue;
+        if (is_apart(slot, region)) continue;
         if (!best || slot->n_pages < best->n_pages ||
             (slot->n_pages == best->n_pages && is_older(slot, best)))
             best = slot;
@@ -179,12 +192,15 @@ static bool is_excess(const fcdp_tiering *tiering, unsigned class, size_t n_comi
     return n > most;
 }
 
-/* `n_coming`: pages of a slot that is about to be made. Lock held on entry and exit, not in between. */
-static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming) {
+/* `n_coming`: pages of a slot that is about to be made for `region`; NULL: none is. Lock held on entry and
+ * exit, not in between. */
+static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming, const fcdp_region *region) {
     while (is_excess(tiering, class, n_coming)) {
         fcdp_slot *oldest = NULL;
         for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-            if (class_of(slot->n_pages) == class && is_free(slot) && is_older(slot, oldest)) oldest = slot;
+            if (class_of(slot->n_pages) == class && is_free(slot) && !is_apart(slot, region) &&
+                is_older(slot, oldest))
+                oldest = slot;
         if (!oldest || fcdp__slot_dissolve(tiering, oldest)) return;
     }
 }
@@ -206,7 +222,7 @@ void fcdp__slot_drop_spare(const fcdp_region *gone) {
 
 void fcdp__slots_trim(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
-    for (unsigned class = 0; class < FCDP_SLOT_CLASSES; class++) trim_class(tiering, class, 0);
+    for (unsigned class = 0; class < FCDP_SLOT_CLASSES; class++) trim_class(tiering, class, 0, NULL);
     fcdp__lock_release(&tiering->lock);
 }
 
@@ -216,7 +232,7 @@ fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp_slot *slot = calloc(1, sizeof *slot);
     if (!slot) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a slot");
     fcdp__lock_acquire(&tiering->lock);
-    trim_class(tiering, class_of(n_pages), n_pages);
+    trim_class(tiering, class_of(n_pages), n_pages, region);
     fcdp__lock_release(&tiering->lock);
     fcdp_status status = fcdp__pool_take_handle(tiering->pool, FCDP_HOLDER_GATHERED, n_pages, &slot->phys);
     if (status) {

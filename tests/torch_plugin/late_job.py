@@ -1,7 +1,8 @@
 """plain_script.py, with FCDP off on rank 1 until another rank has seen that it is: late_job.py's arguments are its."""
 
-import plain_script
 import torch.distributed as dist
+
+import plain_script
 from models import shard
 
 

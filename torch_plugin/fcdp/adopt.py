@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from fcdp import OptionError
-from fcdp.c10d import Unsupported
+from fcdp.c10d import Shards, Unsupported
 from fcdp.runtime import Description, Group, Tree, runtime
 
 
@@ -66,7 +66,9 @@ def adopt(
         else:
             bypass(fsdp, param_group, reason)
     if serve:
-        _serve(fsdp, serve, process_group, device, gather)
+        served = (param_group.__dict__.get("_fcdp") for param_group in param_groups)
+        beside = next((group.shards for group in served if group is not None), None)
+        _serve(fsdp, serve, process_group, device, gather, beside)
     report(fsdp, param_groups)
 
 
@@ -96,10 +98,11 @@ def _serve(
     process_group: dist.ProcessGroup,
     device: torch.device,
     gather: Callable[[], None],
+    beside: Shards | None,
 ) -> None:
-    """All of them or none. Collective."""
+    """All of them or none. Collective. `beside`: of groups of the same tree."""
     try:
-        shards = runtime.connect(process_group, device, gather)
+        shards = runtime.connect(process_group, device, gather, beside)
         groups = runtime.attach(shards, [fsdp.describe(param_group) for param_group in serve])
     except OptionError:  # the job stops; whoever catches it and goes on meets it again
         for param_group in serve:

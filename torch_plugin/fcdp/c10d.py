@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from fcdp import OptionError, _fcdp, launcher, presence
-from fcdp.rollcall import RollCall
+from fcdp.rollcall import RollCall, connection
 
 # Backends without several processes: nothing to serve.
 _IN_PROCESS = ("fake", "threaded")
@@ -154,7 +154,7 @@ class Lane:
         return out
 
     def close(self) -> None:
-        self.backend = None
+        self.backend = self.roll.store = None
 
 
 class Shards:
@@ -207,6 +207,9 @@ class Shards:
         self.name, self.timeout_s = name, options["timeout_s"]
         self.lanes: dict[int, Lane] = {}
         self.can_ask = False  # who is missing: its collectives cannot say so, and nobody has asked yet
+        # Lanes are made by several threads at once, where the job has a model for each: a rank waits on the store for
+        # the lane of one, and the other's must not wait for that. So each shard group has a connection of its own.
+        self.lane_store = connection(self.store, timedelta(seconds=self.timeout_s))
         self.control = self._lane("control", self.ranks)
 
     def number(self) -> int:
@@ -214,7 +217,7 @@ class Shards:
         return int.from_bytes(hashlib.blake2b(repr(self.ranks).encode(), digest_size=8).digest(), "little")
 
     def _lane(self, kind: str, ranks: list[int]) -> Lane:
-        return Lane(ranks, self.ranks[self.rank], self.store, f"{self.name}/{kind}", self.timeout_s)
+        return Lane(ranks, self.ranks[self.rank], self.lane_store, f"{self.name}/{kind}", self.timeout_s)
 
     def _gather_ints(self, backend: Any, values: list[int]) -> list[list[int]]:
         mine = torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -233,6 +236,7 @@ class Shards:
         """Its connections end. No collective of it is under way."""
         for lane in (*self.lanes.values(), self.control):
             lane.close()
+        self.lane_store = None
 
     def agree(self, votes: bytes) -> bytes:
         """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at

@@ -14,6 +14,7 @@ import atexit
 import logging
 import os
 import sys
+import threading
 import weakref
 from array import array
 from collections import Counter
@@ -247,6 +248,8 @@ class Runtime:
         self.device: torch.device | None = None  # the engine's
         # By id of the process group, which lives as long as the job wants it: then the entry goes.
         self.shards: dict[int, tuple[weakref.ref[dist.ProcessGroup], Shards | Unsupported]] = {}
+        # Models on process groups of their own may meet them first on several threads. None waits for a peer inside.
+        self.lock = threading.Lock()
         self.past_agreements = [0, 0, 0]  # of shard groups that have ended
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
@@ -289,13 +292,17 @@ class Runtime:
         entry = self.shards.get(id(group))
         return entry[1] if entry is not None and entry[0]() is group else None
 
-    def connect(self, group: dist.ProcessGroup, device: torch.device, gather: Callable[[], None]) -> Shards:
+    def connect(
+        self, group: dist.ProcessGroup, device: torch.device, gather: Callable[[], None], beside: Shards | None
+    ) -> Shards:
         """The lanes and the comm of a shard group; made once, by all its ranks together. Raises Unsupported each
-        time where it cannot be served. `gather` is presence.py's."""
+        time where it cannot be served. `gather` is presence.py's. `beside`: one of the same model, run by the same
+        thread; its streams serve this one too."""
         known = self.known(group)
         if known is None:
-            self._close_ended()
-            known = self._connect(group, device, gather)
+            with self.lock:
+                self._close_ended()
+            known = self._connect(group, device, gather, beside)
             self.shards[id(group)] = weakref.ref(group), known
         if isinstance(known, Unsupported):
             raise Unsupported(*known.args)
@@ -319,19 +326,24 @@ class Runtime:
         return [shards for _, shards in self.shards.values() if isinstance(shards, Shards)]
 
     def _connect(
-        self, group: dist.ProcessGroup, device: torch.device, gather: Callable[[], None]
+        self, group: dist.ProcessGroup, device: torch.device, gather: Callable[[], None], beside: Shards | None
     ) -> Shards | Unsupported:
         try:
             shards = Shards(group, device, self.options, gather)
             problem: Exception | None = None  # without its traceback, which would hold this frame
             try:
-                self._need_engine(device)
-                self._need_account(shards)
+                with self.lock:
+                    self._need_engine(device)
+                    self._need_account(shards)
             except (_fcdp.Error, Unsupported) as error:
                 problem = error.with_traceback(None)
             shards.raise_together(problem)
             self._trace_job(shards)
             shards.comm = self._comm(shards)
+            try:
+                _fcdp.comm_set_streams(shards.comm, beside.comm if beside is not None else None)
+            except _fcdp.Error as error:  # then it shares the streams of the first one
+                log.warning("no streams for %s alone: %s", shards.ranks, error.args[0])
             _fcdp.comm_set_shard_group(shards.comm, shards.number())
             self._share_host_memory(shards)
             return shards
