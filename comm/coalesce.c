@@ -63,12 +63,13 @@ typedef struct chunk {
 static fcdp_status chunk_gather(const chunk *c) {
     fcdp_comm *comm = c->comm;
     fcdp_engine *engine = comm->engine;
-    fcdp_stream inter = engine->streams[comm->n_gathers++ % FCDP_N_INTER];
+    fcdp_stream inter = comm->set->streams[comm->n_gathers++ % FCDP_N_INTER];
     fcdp_part part = {c->at, c->block_bytes, c->block_bytes};
     fcdp_dptr to = fcdp__dptr_add(c->at, comm->topology.node * c->block_bytes);
     const uint64_t *inputs = c->inputs;
     fcdp_status status = fcdp__driver_stream_wait(engine->drv, inter, c->written);
-    if (!status) status = fcdp__driver_stream_wait(engine->drv, inter, engine->staging.emptied[c->half]);
+    if (!status)
+        status = fcdp__driver_stream_wait(engine->drv, inter, c->comm->set->staging.emptied[c->half]);
     for (uint32_t g = 0; g < c->n && !status; inputs += c->groups[g]->layout->n_extents, g++) {
         const fcdp_layout *layout = c->groups[g]->layout;
         for (uint32_t i = 0; i < layout->n_extents && !status; i++) {
@@ -79,7 +80,8 @@ static fcdp_status chunk_gather(const chunk *c) {
         }
     }
     if (!status) status = fcdp__all_gather(comm, NULL, FCDP_LANE_INTER, &part, 1, 0, inter);
-    return status ? status : fcdp__driver_event_record(engine->drv, engine->staging.filled[c->half], inter);
+    return status ? status
+                  : fcdp__driver_event_record(engine->drv, c->comm->set->staging.filled[c->half], inter);
 }
 
 /* What was gathered of one group goes from offset `at` of each block to its places in host memory. The next
@@ -88,7 +90,7 @@ static fcdp_status chunk_gather(const chunk *c) {
 static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
     const fcdp_topology *topology = &c->comm->topology;
     fcdp_engine *engine = c->comm->engine;
-    fcdp_event filled = engine->staging.filled[c->half];
+    fcdp_event filled = c->comm->set->staging.filled[c->half];
     fcdp_source *sources = malloc(((size_t)group->layout->n_extents * topology->n_nodes + 1) *
                                   sizeof *sources);
     if (!sources) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
@@ -116,7 +118,7 @@ static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
 
 static fcdp_status chunk_run(const chunk *c) {
     fcdp_engine *engine = c->comm->engine;
-    fcdp_stream d2h = fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST);
+    fcdp_stream d2h = c->comm->set->copies[FCDP_TO_HOST];
     fcdp_status status = chunk_gather(c);
     size_t at = 0;
     for (uint32_t g = 0; g < c->n && !status; g++) {
@@ -124,7 +126,8 @@ static fcdp_status chunk_run(const chunk *c) {
         status = group_store(c, c->groups[g], at);
         at += bytes;
     }
-    return status ? status : fcdp__driver_event_record(engine->drv, engine->staging.emptied[c->half], d2h);
+    return status ? status
+                  : fcdp__driver_event_record(engine->drv, c->comm->set->staging.emptied[c->half], d2h);
 }
 
 /* Cuts the groups into chunks, each of as many groups as a half has room for, and at least one. A half is
@@ -132,6 +135,7 @@ static fcdp_status chunk_run(const chunk *c) {
 static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs, uint32_t n,
                               fcdp_stream stream) {
     fcdp_engine *engine = groups[0]->comm->engine;
+    fcdp_stream_set *set = groups[0]->comm->set;
     size_t n_nodes = groups[0]->comm->topology.n_nodes, total = 0, largest = 0;
     for (uint32_t g = 0; g < n; g++) {
         size_t bytes = stale_bytes(groups[g]) * n_nodes;
@@ -140,14 +144,14 @@ static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs,
     }
     size_t half_bytes = total / MAX_CHUNKS + largest; /* less than `largest` of a half stays empty */
     if (half_bytes < MIN_CHUNK_BYTES) half_bytes = MIN_CHUNK_BYTES;
-    fcdp_status status = fcdp__staging_reserve(engine, half_bytes);
+    fcdp_status status = fcdp__staging_reserve(set, half_bytes);
     if (!status) status = fcdp__driver_event_record(engine->drv, groups[0]->written, stream);
-    engine->staging.n_idle = 0;
+    set->staging.n_idle = 0;
     chunk c = {.comm = groups[0]->comm, .written = groups[0]->written, .groups = groups, .inputs = inputs};
     for (uint32_t k = 0; n > 0 && !status; k++) {
         uint32_t n_inputs = 0;
         c.half = (int)(k % 2);
-        c.at = fcdp__dptr_add(fcdp__vrange_base(engine->staging.range), (k % 2) * half_bytes);
+        c.at = fcdp__dptr_add(fcdp__vrange_base(set->staging.range), (k % 2) * half_bytes);
         for (c.n = 0, c.block_bytes = 0; c.n < n; c.n++) {
             size_t bytes = stale_bytes(c.groups[c.n]);
             if (c.n && (c.block_bytes + bytes) * n_nodes > half_bytes) break;
@@ -173,15 +177,15 @@ fcdp_status fcdp_groups_coalesce(fcdp_group *const *groups, const uint64_t *inpu
     if (!status) status = fcdp__engine_check_capture(engine, stream, "gathered", groups[0]->name);
     if (status) return status;
     for (uint32_t g = 0; g < n; g++) FCDP_CHECK(1, groups[g]->comm == comm && fcdp_group_is_small(groups[g]));
-    fcdp__staging_acquire(&engine->staging);
+    fcdp__staging_acquire(&comm->set->staging);
     fcdp__driver_annotate(engine->drv, "small groups together");
     uint64_t bytes = 0;
     for (uint32_t g = 0; g < n; g++) bytes += stale_bytes(groups[g]);
     fcdp__trace_now(FCDP_EVENT_COALESCE, 0, bytes, n, 0);
     status = chunks_run(groups, inputs, n, stream);
     fcdp__driver_annotate(engine->drv, NULL);
-    if (status) engine->staging.incomplete = true;
-    fcdp__staging_release(&engine->staging);
+    if (status) comm->set->staging.incomplete = true;
+    fcdp__staging_release(&comm->set->staging);
     if (!status) return FCDP_OK;
     status = fcdp__fail(status, "gathering %u small groups together ('%s', ...): %s", n, groups[0]->name,
                         fcdp_error_text());

@@ -11,12 +11,13 @@ typedef struct sent {
 } sent;
 
 /* The lane's turn comes before the span, not within: it is the one before that takes so long. */
-static fcdp_trace_span span_begin(const fcdp_engine *engine, fcdp_lane lane, fcdp_stream stream) {
+static fcdp_trace_span span_begin(const fcdp_stream_set *set, fcdp_lane lane, fcdp_stream stream) {
+    const fcdp_engine *engine = set->engine;
     fcdp_trace_spans *spans = fcdp__tiering_spans(engine->tiering);
-    uint32_t track = lane == FCDP_LANE_NODE                           ? FCDP_TRACK_NODE
-                     : stream == engine->streams[FCDP_STREAM_INTER_0] ? FCDP_TRACK_INTER_0
-                                                                      : FCDP_TRACK_INTER_1;
-    if (spans) (void)!fcdp__driver_timer_wait(engine->drv, stream, engine->turn[lane]);
+    uint32_t track = lane == FCDP_LANE_NODE                        ? FCDP_TRACK_NODE
+                     : stream == set->streams[FCDP_STREAM_INTER_0] ? FCDP_TRACK_INTER_0
+                                                                   : FCDP_TRACK_INTER_1;
+    if (spans) (void)!fcdp__driver_timer_wait(engine->drv, stream, set->turn[lane]);
     return fcdp__trace_span_begin(spans, stream, track);
 }
 
@@ -47,9 +48,9 @@ fcdp_status fcdp__all_gather(fcdp_comm *comm, const fcdp_group *group, fcdp_lane
     fcdp_engine *engine = comm->engine;
     const fcdp_topology *topology = &comm->topology;
     uint64_t bytes[2] = {0};
-    fcdp_trace_span span = span_begin(engine, lane, stream);
+    fcdp_trace_span span = span_begin(comm->set, lane, stream);
     fcdp_status status = comm->transport.all_gather(comm->transport.ctx, lane, parts, n, stream,
-                                                    engine->turn[lane]);
+                                                    comm->set->turn[lane]);
     if (status) {
         fcdp__trace_span_drop(fcdp__tiering_spans(engine->tiering), span);
         return status;

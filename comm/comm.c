@@ -25,6 +25,8 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     comm->transport = *transport;
     if (transport->on_failure) transport->on_failure(transport->ctx, node_warn, comm);
     fcdp__lock_acquire(&engine->lock);
+    for (comm->set = engine->sets; comm->set->next; comm->set = comm->set->next) continue;
+    comm->set->n_comms++;
     comm->next = engine->comms;
     engine->comms = comm;
     fcdp__lock_release(&engine->lock);
@@ -49,6 +51,7 @@ void fcdp_comm_destroy(fcdp_comm *comm) {
     fcdp_comm **link = &engine->comms;
     while (*link != comm) link = &(*link)->next;
     *link = comm->next;
+    comm->set->n_comms--;
     fcdp__lock_release(&engine->lock);
     fcdp__fingerprints_destroy(comm->fingerprints);
     fcdp__host_destroy(comm->host);

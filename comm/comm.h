@@ -17,6 +17,10 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
 /* A number for its ranks, the same on each and no other comm's: by it a reader of the trace tells whether
  * regions of one name on two ranks are parts of one. Before the first group; 0, as without it: not said. */
 void fcdp_comm_set_shard_group(fcdp_comm *comm, uint64_t shard_group);
+/* Its operations go on the streams of `beside`, with which one thread uses it in the program's order; NULL:
+ * on streams that no other comm uses. Without this call, on those of the engine's first comm. Before the
+ * first group. Where streams cannot be made, all stays as it was. */
+fcdp_status fcdp_comm_set_streams(fcdp_comm *comm, const fcdp_comm *beside) FCDP_MUST_CHECK;
 /* Its groups first. */
 void fcdp_comm_destroy(fcdp_comm *comm);
 /* The host memory of the comm's ranks on this node: local rank 0 creates, the others join with its ticket.

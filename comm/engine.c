@@ -29,23 +29,6 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
                       name[0] ? name : "the root", what);
 }
 
-static fcdp_status streams_create(fcdp_engine *engine) {
-    static const char *const names[FCDP_N_STREAMS] = {"inter 0", "inter 1", "node"};
-    fcdp_status status = FCDP_OK;
-    for (int i = 0; i < FCDP_N_STREAMS && !status; i++) {
-        status = fcdp__driver_stream_create(engine->drv, &engine->streams[i]);
-        if (status)
-            engine->streams[i] = NULL;
-        else
-            fcdp__driver_stream_name(engine->drv, engine->streams[i], names[i]);
-    }
-    for (int lane = 0; lane < FCDP_N_LANES && !status; lane++) {
-        status = fcdp__driver_event_create(engine->drv, &engine->turn[lane]);
-        if (status) engine->turn[lane] = NULL;
-    }
-    return status;
-}
-
 /* Options that are left to FCDP are decided once the driver is known. Simulated devices are joined by the
  * host's memory alone, so a restore is whole; else it depends on the transport (fcdp__group_by_slice). A
  * stale access to a slot passes unseen, unless the framework's storages refuse it, which the caller says. */
@@ -65,7 +48,11 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
         options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
     status = fcdp__tiering_create(engine->drv, engine->pool, options->mapping == FCDP_MAPPING_EXACT,
                                   &engine->tiering);
-    if (!status) status = streams_create(engine);
+    fcdp_stream_set *first;
+    const fcdp_stream copies[FCDP_N_DIRECTIONS] = {
+        status ? NULL : fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST),
+        status ? NULL : fcdp__tiering_stream(engine->tiering, FCDP_TO_DEVICE)};
+    if (!status) status = fcdp__stream_set_create(engine, copies, &first);
     if (!status)
         fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, fcdp__staging_reclaim,
                                  fcdp__staging_idle, engine);
@@ -77,11 +64,7 @@ static void engine_close(fcdp_engine *engine) {
     while (engine->comms) fcdp_comm_destroy(engine->comms);
     fcdp__monitor_stop(engine->monitor);
     if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, NULL, NULL, NULL);
-    fcdp__staging_destroy(engine);
-    for (int i = 0; i < FCDP_N_STREAMS; i++)
-        if (engine->streams[i]) fcdp__driver_stream_destroy(engine->drv, engine->streams[i]);
-    for (int lane = 0; lane < FCDP_N_LANES; lane++)
-        if (engine->turn[lane]) fcdp__driver_event_destroy(engine->drv, engine->turn[lane]);
+    fcdp__stream_sets_destroy(engine);
     fcdp__tiering_destroy(engine->tiering);
     fcdp__account_destroy(engine->account);
     fcdp_device_close(&engine->own);
@@ -98,7 +81,6 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
     engine->options = config->options;
     engine->host_computes = config->host_computes;
     fcdp__lock_init(&engine->lock, FCDP_RANK_ENGINE);
-    fcdp__staging_init(&engine->staging);
     fcdp_status status = engine_open(engine, config);
     if (!status) fcdp__engine_trace_device(engine);
     if (status) {
@@ -166,11 +148,12 @@ fcdp_status fcdp_engine_check(fcdp_engine *engine) {
 fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
     fcdp_status status = fcdp__engine_check_process(engine, "the engine");
     uint64_t start_ns = fcdp__trace_start();
-    for (int i = 0; i < FCDP_N_STREAMS && !status; i++)
-        status = fcdp__driver_stream_sync(engine->drv, engine->streams[i]);
-    for (int d = 0; d < FCDP_N_DIRECTIONS && !status; d++)
-        status = fcdp__driver_stream_sync(engine->drv,
-                                          fcdp__tiering_stream(engine->tiering, (fcdp_direction)d));
+    for (fcdp_stream_set *set = engine->sets; set && !status; set = set->next) {
+        for (int i = 0; i < FCDP_N_STREAMS && !status; i++)
+            status = fcdp__driver_stream_sync(engine->drv, set->streams[i]);
+        for (int d = 0; d < FCDP_N_DIRECTIONS && !status; d++)
+            status = fcdp__driver_stream_sync(engine->drv, set->copies[d]);
+    }
     fcdp__host_wait_trace(start_ns, FCDP_CAUSE_FOR_END);
     if (!status) fcdp__engine_trace_poll(engine, 0);
     fcdp_status known = fcdp_engine_check(engine); /* it says more */
@@ -214,7 +197,7 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
     fcdp__trace_now(FCDP_EVENT_PASS, 0, 0, 0, 0);
     fcdp__trace_count(FCDP_COUNT_PASSES, 1);
     fcdp__tiering_begin_pass(engine->tiering);
-    fcdp__staging_begin_pass(engine);
+    for (fcdp_stream_set *set = engine->sets; set; set = set->next) fcdp__staging_begin_pass(set);
 }
 
 void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx) {

@@ -6,6 +6,8 @@
  * at the end. Where the model computes on the host itself (CPU tensors on the simulated device) the host is
  * the compute stream, and waits in its stead.
  *
+ * The shard groups of one model share these streams, those of another have a set of their own (stream_set.c):
+ *
  *     inter 0, inter 1   bytes between nodes, in turn, one transfer at a time
  *     node               bytes between the ranks of this node
  *     d2h, h2d           the node's host memory (tiering)

@@ -42,7 +42,7 @@ static fcdp_status inter_step(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_topology *topology = &group->comm->topology;
     fcdp_driver *drv = group->comm->engine->drv;
-    fcdp_stream inter = group->comm->engine->streams[group->comm->n_gathers++ % FCDP_N_INTER];
+    fcdp_stream inter = group->comm->set->streams[group->comm->n_gathers++ % FCDP_N_INTER];
     fcdp_dptr base = fcdp__region_base(group->region);
     fcdp_part *parts = malloc((use->plan->n_stale + 1) * sizeof *parts);
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
@@ -72,7 +72,7 @@ static fcdp_status node_by_slice(fcdp_use *use) {
     const fcdp_topology *topology = &group->comm->topology;
     fcdp_engine *engine = group->comm->engine;
     fcdp_dptr base = fcdp__region_base(group->region);
-    fcdp_stream node = engine->streams[FCDP_STREAM_NODE];
+    fcdp_stream node = group->comm->set->streams[FCDP_STREAM_NODE];
     fcdp_part *parts = malloc(((size_t)plan->n_stale * topology->n_nodes + FCDP_N_SPANS) * sizeof *parts);
     if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
     fcdp_status status = fcdp__region_order(group->region, node);
@@ -93,7 +93,7 @@ static fcdp_status node_by_host(fcdp_use *use) {
     fcdp_group *group = use->group;
     fcdp_engine *engine = group->comm->engine;
     const fcdp_topology *topology = &group->comm->topology;
-    fcdp_stream h2d = fcdp__tiering_stream(engine->tiering, FCDP_TO_DEVICE);
+    fcdp_stream h2d = group->comm->set->copies[FCDP_TO_DEVICE];
     fcdp_piece *pieces = malloc(((size_t)use->plan->n_stale * (topology->n_nodes + 1) + 1) * sizeof *pieces);
     if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
     size_t n = fcdp__plan_take_pieces(use->plan, group->layout, topology, pieces);
@@ -130,7 +130,7 @@ fcdp_status fcdp__gather(fcdp_use *use) {
     if (!status && puts && by_slice) {
         status = fcdp__driver_event_record(engine->drv, group->gathered, use->last);
         if (!status) status = fcdp__put(group, plan, plan->fill_mask, whole_mask, group->gathered);
-        use->last = fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST);
+        use->last = group->comm->set->copies[FCDP_TO_HOST];
     }
     group->has_fingerprint = false;
     return status;

@@ -93,7 +93,7 @@ void fcdp_group_destroy(fcdp_group *group) {
     if (group->block) fcdp__host_detach(group->block);
     if (group->owns_block) fcdp__host_block_free(comm->host, group->offset);
     group_free(group);
-    if (is_last) fcdp__staging_trim(engine);
+    for (fcdp_stream_set *set = is_last ? engine->sets : NULL; set; set = set->next) fcdp__staging_trim(set);
 }
 
 fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) {
@@ -139,6 +139,7 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) {
         fcdp__host_detach(block);
         return status;
     }
+    fcdp__region_set_streams(region, comm->set->copies);
     fcdp__lock_acquire(&comm->engine->lock); /* the monitor looks at them */
     group->block = block;
     group->region = region;

@@ -24,6 +24,21 @@ enum {
     FCDP_N_STREAMS
 };
 
+/* Streams, and what passes between the operations on them: of shard groups whose collectives come in one
+ * order on every rank (fcdp_comm_set_streams). Operations of two sets wait for each other nowhere, so it does
+ * not matter in which order a rank puts them there. */
+struct fcdp_stream_set {
+    fcdp_engine *engine;
+    fcdp_stream_set *next; /* fixed */
+    uint32_t n_comms;      /* guarded by the engine's lock */
+    fcdp_stream streams[FCDP_N_STREAMS];
+    fcdp_stream copies[FCDP_N_DIRECTIONS];
+    bool owns_copies; /* else they are the tiering's */
+    /* the end of the last transfer that was enqueued on the lane, of any comm */
+    fcdp_event turn[FCDP_N_LANES];
+    fcdp_staging staging;
+};
+
 struct fcdp_engine {
     pid_t pid; /* a forked child has no streams and shares the device's mappings: it must not touch them */
     fcdp_options options;
@@ -32,12 +47,9 @@ struct fcdp_engine {
     fcdp_driver *drv;
     fcdp_pool *pool;
     fcdp_tiering *tiering;
-    fcdp_account *account; /* NULL until created or joined */
-    fcdp_stream streams[FCDP_N_STREAMS];
-    /* the end of the last transfer that was enqueued on the lane, of any comm */
-    fcdp_event turn[FCDP_N_LANES];
+    fcdp_account *account;           /* NULL until created or joined */
+    _Atomic(fcdp_stream_set *) sets; /* the last one made; the first lasts too, until the engine ends */
     fcdp_monitor *monitor;
-    fcdp_staging staging;
     fcdp_lock lock;
     /* guarded by lock */
     fcdp_comm *comms;
@@ -47,6 +59,7 @@ struct fcdp_engine {
 struct fcdp_comm {
     fcdp_engine *engine;
     fcdp_comm *next;
+    fcdp_stream_set *set;
     fcdp_topology topology;
     uint64_t shard_group; /* the trace's; 0: not said */
     fcdp_transport transport;
@@ -118,6 +131,11 @@ typedef struct fcdp_use_counts {
     uint32_t n_stale;
 } fcdp_use_counts;
 void fcdp__group_count_use(fcdp_group *group, const fcdp_use_counts *use);
+
+/* The engine has the set, first, until it ends. `copies`: the streams of copies; NULL: it gets its own. */
+fcdp_status fcdp__stream_set_create(fcdp_engine *engine, const fcdp_stream *copies,
+                                    fcdp_stream_set **set_out) FCDP_MUST_CHECK;
+void fcdp__stream_sets_destroy(fcdp_engine *engine);
 
 /* fcdp_group_begin, of a use that the caller has made. */
 fcdp_status fcdp__use_begin(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) FCDP_MUST_CHECK;

@@ -11,7 +11,7 @@
 static fcdp_status restore_slices(fcdp_use *use) {
     fcdp_group *group = use->group;
     fcdp_engine *engine = group->comm->engine;
-    fcdp_stream node = engine->streams[FCDP_STREAM_NODE];
+    fcdp_stream node = group->comm->set->streams[FCDP_STREAM_NODE];
     fcdp_part parts[FCDP_N_SPANS];
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
@@ -23,7 +23,7 @@ static fcdp_status restore_slices(fcdp_use *use) {
             status = fcdp__region_load_slice(group->region, s);
     if (!status) status = fcdp__driver_stream_wait(engine->drv, node, fcdp__region_loaded(group->region));
     if (!status) status = fcdp__driver_stream_wait(engine->drv, node, fcdp__region_stored(group->region));
-    use->last = use->joined ? fcdp__tiering_stream(engine->tiering, FCDP_TO_DEVICE) : node;
+    use->last = use->joined ? group->comm->set->copies[FCDP_TO_DEVICE] : node;
     if (status || use->joined) return status;
     size_t n = fcdp__plan_slice_parts(use->plan->restore_mask, group->layout, &group->comm->topology,
                                       fcdp__region_base(group->region), parts);
@@ -34,7 +34,7 @@ static fcdp_status restore_slices(fcdp_use *use) {
 fcdp_status fcdp__restore(fcdp_use *use) {
     fcdp_group *group = use->group;
     fcdp_engine *engine = group->comm->engine;
-    fcdp_stream h2d = fcdp__tiering_stream(engine->tiering, FCDP_TO_DEVICE);
+    fcdp_stream h2d = group->comm->set->copies[FCDP_TO_DEVICE];
     fcdp_region_state state;
     if (!use->plan->restore_mask) return FCDP_OK;
     fcdp_status status = fcdp__region_order(group->region, h2d);

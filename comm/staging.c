@@ -21,40 +21,39 @@ void fcdp__staging_release(fcdp_staging *staging) {
 
 /* Acquired: its pages go, once the device is done with them. After a gather that failed half way that is when
  * the streams are idle. */
-static fcdp_status pages_free(fcdp_engine *engine) {
-    fcdp_staging *staging = &engine->staging;
+static fcdp_status pages_free(fcdp_stream_set *set) {
+    fcdp_staging *staging = &set->staging;
     fcdp_status status = FCDP_OK;
     if (!staging->range) return FCDP_OK;
     for (int i = 0; i < FCDP_N_INTER && staging->incomplete && !status; i++)
-        status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(engine->drv, engine->streams[i]));
+        status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(set->engine->drv, set->streams[i]));
     if (staging->incomplete && !status)
-        status = FCDP_RETRY_ONCE(
-            fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST)));
+        status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(set->engine->drv, set->copies[FCDP_TO_HOST]));
     staging->incomplete = staging->incomplete && status;
     for (int h = 0; h < 2 && !status; h++)
-        if (staging->emptied[h]) status = fcdp__driver_event_sync(engine->drv, staging->emptied[h]);
+        if (staging->emptied[h]) status = fcdp__driver_event_sync(set->engine->drv, staging->emptied[h]);
     if (status) return status;
     fcdp__vrange_destroy(staging->range);
     staging->range = NULL;
-    fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_GATHERED, staging->n_pages, staging->block);
+    fcdp__pool_give_handle(set->engine->pool, FCDP_HOLDER_GATHERED, staging->n_pages, staging->block);
     return FCDP_OK;
 }
 
 /* Acquired. A buffer that cannot be freed now is freed later. */
-static void pages_try_free(fcdp_engine *engine) {
-    if (pages_free(engine)) fcdp__log(FCDP_LOG_WARN, "the staging buffer stays: %s", fcdp_error_text());
+static void pages_try_free(fcdp_stream_set *set) {
+    if (pages_free(set)) fcdp__log(FCDP_LOG_WARN, "the staging buffer stays: %s", fcdp_error_text());
 }
 
-void fcdp__staging_trim(fcdp_engine *engine) {
-    fcdp__staging_acquire(&engine->staging);
-    pages_try_free(engine);
-    fcdp__staging_release(&engine->staging);
+void fcdp__staging_trim(fcdp_stream_set *set) {
+    fcdp__staging_acquire(&set->staging);
+    pages_try_free(set);
+    fcdp__staging_release(&set->staging);
 }
 
-void fcdp__staging_begin_pass(fcdp_engine *engine) {
-    fcdp_staging *staging = &engine->staging;
+void fcdp__staging_begin_pass(fcdp_stream_set *set) {
+    fcdp_staging *staging = &set->staging;
     fcdp__staging_acquire(staging);
-    if (staging->range && ++staging->n_idle > MAX_IDLE_PASSES) pages_try_free(engine);
+    if (staging->range && ++staging->n_idle > MAX_IDLE_PASSES) pages_try_free(set);
     fcdp__staging_release(staging);
 }
 
@@ -63,27 +62,37 @@ static bool is_idle(const fcdp_staging *staging) {
     return !staging->busy && staging->range;
 }
 
-/* The thread that has the buffer may be the one that asks; so nobody is waited for. */
-size_t fcdp__staging_reclaim(void *ctx, size_t n_pages) {
-    (void)n_pages; /* all or nothing */
-    fcdp_engine *engine = ctx;
-    fcdp_staging *staging = &engine->staging;
+static size_t set_reclaim(fcdp_stream_set *set) {
+    fcdp_staging *staging = &set->staging;
     fcdp__lock_acquire(&staging->lock);
     bool is_mine = is_idle(staging);
     if (is_mine) staging->busy = true;
     fcdp__lock_release(&staging->lock);
     if (!is_mine) return 0;
-    pages_try_free(engine);
+    pages_try_free(set);
     size_t n_given = staging->range ? 0 : staging->n_pages;
     fcdp__staging_release(staging);
     return n_given;
 }
 
+/* The thread that has the buffer may be the one that asks; so nobody is waited for. Of each set all or
+ * nothing. */
+size_t fcdp__staging_reclaim(void *ctx, size_t n_pages) {
+    fcdp_engine *engine = ctx;
+    size_t n_given = 0;
+    for (fcdp_stream_set *set = engine->sets; set && n_given < n_pages; set = set->next)
+        n_given += set_reclaim(set);
+    return n_given;
+}
+
 size_t fcdp__staging_idle(void *ctx) {
-    fcdp_staging *staging = &((fcdp_engine *)ctx)->staging;
-    fcdp__lock_acquire(&staging->lock);
-    size_t n_pages = is_idle(staging) ? staging->n_pages : 0;
-    fcdp__lock_release(&staging->lock);
+    fcdp_engine *engine = ctx;
+    size_t n_pages = 0;
+    for (fcdp_stream_set *set = engine->sets; set; set = set->next) {
+        fcdp__lock_acquire(&set->staging.lock);
+        n_pages += is_idle(&set->staging) ? set->staging.n_pages : 0;
+        fcdp__lock_release(&set->staging.lock);
+    }
     return n_pages;
 }
 
@@ -92,29 +101,29 @@ void fcdp__staging_init(fcdp_staging *staging) {
     pthread_cond_init(&staging->released, NULL);
 }
 
-void fcdp__staging_destroy(fcdp_engine *engine) {
-    fcdp_staging *staging = &engine->staging;
-    if (engine->drv) fcdp__staging_trim(engine);
+void fcdp__staging_destroy(fcdp_stream_set *set) {
+    fcdp_staging *staging = &set->staging;
+    if (set->engine->drv) fcdp__staging_trim(set);
     for (int h = 0; h < 2; h++) {
-        if (staging->filled[h]) fcdp__driver_event_destroy(engine->drv, staging->filled[h]);
-        if (staging->emptied[h]) fcdp__driver_event_destroy(engine->drv, staging->emptied[h]);
+        if (staging->filled[h]) fcdp__driver_event_destroy(set->engine->drv, staging->filled[h]);
+        if (staging->emptied[h]) fcdp__driver_event_destroy(set->engine->drv, staging->emptied[h]);
     }
     pthread_cond_destroy(&staging->released);
     fcdp__lock_destroy(&staging->lock);
 }
 
 /* One block of pages, so that one all-gather may use a half as a whole. */
-static fcdp_status pages_take(fcdp_engine *engine, size_t n_pages) {
-    fcdp_staging *staging = &engine->staging;
-    size_t bytes = n_pages * fcdp__driver_page_bytes(engine->drv);
+static fcdp_status pages_take(fcdp_stream_set *set, size_t n_pages) {
+    fcdp_staging *staging = &set->staging;
+    size_t bytes = n_pages * fcdp__driver_page_bytes(set->engine->drv);
     fcdp_vrange *range;
     fcdp_phys block;
-    fcdp_status status = fcdp__vrange_create(engine->drv, bytes, &range);
+    fcdp_status status = fcdp__vrange_create(set->engine->drv, bytes, &range);
     if (status) return status;
-    status = fcdp__pool_take_handle(engine->pool, FCDP_HOLDER_GATHERED, n_pages, &block);
+    status = fcdp__pool_take_handle(set->engine->pool, FCDP_HOLDER_GATHERED, n_pages, &block);
     if (!status) {
         status = fcdp__vrange_map(range, block, bytes);
-        if (status) fcdp__pool_give_handle(engine->pool, FCDP_HOLDER_GATHERED, n_pages, block);
+        if (status) fcdp__pool_give_handle(set->engine->pool, FCDP_HOLDER_GATHERED, n_pages, block);
     }
     if (status) {
         fcdp__vrange_destroy(range);
@@ -127,20 +136,20 @@ static fcdp_status pages_take(fcdp_engine *engine, size_t n_pages) {
 }
 
 /* Events that were made before a failure are kept for the next try. */
-fcdp_status fcdp__staging_reserve(fcdp_engine *engine, size_t half_bytes) {
-    fcdp_staging *staging = &engine->staging;
+fcdp_status fcdp__staging_reserve(fcdp_stream_set *set, size_t half_bytes) {
+    fcdp_staging *staging = &set->staging;
     fcdp_event *const events[] = {&staging->filled[0], &staging->filled[1], &staging->emptied[0],
                                   &staging->emptied[1]};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++) {
         if (*events[i]) continue;
-        fcdp_status status = fcdp__driver_event_create_blocking(engine->drv, events[i]);
+        fcdp_status status = fcdp__driver_event_create_blocking(set->engine->drv, events[i]);
         if (!status) continue;
         *events[i] = NULL;
         return status;
     }
-    size_t page_bytes = fcdp__driver_page_bytes(engine->drv);
+    size_t page_bytes = fcdp__driver_page_bytes(set->engine->drv);
     size_t n_pages = fcdp__round_up(2 * half_bytes, page_bytes) / page_bytes;
     if (staging->range && staging->n_pages >= n_pages) return FCDP_OK;
-    fcdp_status status = pages_free(engine);
-    return status ? status : pages_take(engine, n_pages);
+    fcdp_status status = pages_free(set);
+    return status ? status : pages_take(set, n_pages);
 }

@@ -1,4 +1,5 @@
-/* staging.h - the engine's staging buffer: device pages in which small groups are packed (coalesce.h).
+/* staging.h - the staging buffer of a set of streams: device pages in which small groups are packed
+ * (coalesce.h).
  *
  * It has two halves, used in turn. One thread at a time has the buffer, from fcdp__staging_acquire to
  * fcdp__staging_release. Its pages stay mapped while passes use it; whoever lacks device memory in between
@@ -10,6 +11,8 @@
 #include "alloc/pages.h"
 #include "alloc/vrange.h"
 #include "comm/engine.h"
+
+typedef struct fcdp_stream_set fcdp_stream_set;
 
 typedef struct fcdp_staging {
     fcdp_lock lock;
@@ -26,19 +29,19 @@ typedef struct fcdp_staging {
 
 void fcdp__staging_init(fcdp_staging *staging);
 /* The pool asks it no more. */
-void fcdp__staging_destroy(fcdp_engine *engine);
+void fcdp__staging_destroy(fcdp_stream_set *set);
 
 /* Waits until no other thread has it. */
 void fcdp__staging_acquire(fcdp_staging *staging);
 void fcdp__staging_release(fcdp_staging *staging);
 /* Acquired: two halves of at least `half_bytes`, and their events. A larger buffer replaces a smaller one; it
  * does not shrink. */
-fcdp_status fcdp__staging_reserve(fcdp_engine *engine, size_t half_bytes) FCDP_MUST_CHECK;
+fcdp_status fcdp__staging_reserve(fcdp_stream_set *set, size_t half_bytes) FCDP_MUST_CHECK;
 
 /* A pass begins: the pages go where the last passes did not use them. */
-void fcdp__staging_begin_pass(fcdp_engine *engine);
+void fcdp__staging_begin_pass(fcdp_stream_set *set);
 /* The last group has gone: so do the pages. */
-void fcdp__staging_trim(fcdp_engine *engine);
+void fcdp__staging_trim(fcdp_stream_set *set);
 /* An fcdp_reclaim_fn and an fcdp_idle_fn; `ctx` is the fcdp_engine. */
 size_t fcdp__staging_reclaim(void *ctx, size_t n_pages);
 size_t fcdp__staging_idle(void *ctx);

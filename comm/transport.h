@@ -9,7 +9,8 @@
  * Order. Every call is made by a thread that runs the model, in the program's order, between whatever
  * collectives the program launches itself: so all communicators of a process see one order, the same on every
  * rank. That is what NCCL asks for, and why no stream can wait in a circle: a stream waits for events
- * recorded earlier in that order, and for peers that are at the same call.
+ * recorded earlier in that order, and for peers that are at the same call. Where the program has a thread for
+ * each of several models, each model has such an order, and streams of its own (stream_set.c).
  */
 #ifndef FCDP_TRANSPORT_H
 #define FCDP_TRANSPORT_H

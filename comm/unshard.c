@@ -76,11 +76,11 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
     fcdp__validity_invalidate(group->validity);
     status = FCDP_OK;
     for (int i = 0; i < FCDP_N_STREAMS && !status; i++) {
-        status = fcdp__driver_event_record(engine->drv, group->crossed, engine->streams[i]);
+        status = fcdp__driver_event_record(engine->drv, group->crossed, group->comm->set->streams[i]);
         if (!status) status = fcdp__driver_stream_wait(engine->drv, stream, group->crossed);
     }
     for (int i = 0; i < FCDP_N_STREAMS && status; i++)
-        if (fcdp__driver_stream_sync(engine->drv, engine->streams[i]))
+        if (fcdp__driver_stream_sync(engine->drv, group->comm->set->streams[i]))
             fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
     if (fcdp__region_release(group->region, stream, false))
         fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
@@ -243,5 +243,5 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
 }
 
 fcdp_status fcdp__group_cancel(fcdp_group *group) {
-    return fcdp_group_reshard(group, group->comm->engine->streams[FCDP_STREAM_NODE], false);
+    return fcdp_group_reshard(group, group->comm->set->streams[FCDP_STREAM_NODE], false);
 }

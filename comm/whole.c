@@ -44,7 +44,7 @@ static fcdp_status read_enqueue(fcdp_group *group, uint32_t i, fcdp_dptr to, siz
                                 fcdp_stream stream) {
     fcdp_engine *engine = group->comm->engine;
     const fcdp_extent *extent = &group->layout->extents[i];
-    fcdp_stream h2d = fcdp__tiering_stream(engine->tiering, FCDP_TO_DEVICE);
+    fcdp_stream h2d = group->comm->set->copies[FCDP_TO_DEVICE];
     fcdp_status status = fcdp__driver_event_record(engine->drv, group->written, stream);
     if (!status)
         status = fcdp__region_read(group->region, extent->span, (fcdp_piece){extent->offset_bytes, bytes}, to,
@@ -68,7 +68,7 @@ fcdp_status fcdp_group_whole_read(fcdp_group *group, uint32_t i, fcdp_dptr to, s
     if (!status) status = fcdp__group_await(group, stream);
     if (status) { /* No copy may still run when the caller frees `to`. */
         fcdp_failure failure = fcdp__failure_keep(status);
-        (void)!fcdp__driver_stream_sync(engine->drv, fcdp__tiering_stream(engine->tiering, FCDP_TO_DEVICE));
+        (void)!fcdp__driver_stream_sync(engine->drv, group->comm->set->copies[FCDP_TO_DEVICE]);
         status = fcdp__failure_restore(&failure);
         return fcdp__fail(status, "reading '%s': %s", group->name[0] ? group->name : "the root",
                           fcdp_error_text());

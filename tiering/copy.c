@@ -9,7 +9,7 @@
 static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
                               fcdp_piece piece) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_stream stream = tiering->streams[direction];
+    fcdp_stream stream = region->streams[direction];
     char *host = (char *)fcdp__host_data(region->block) + piece.offset_bytes;
     fcdp_status status = FCDP_OK;
     for (size_t done = 0, n; done < piece.bytes && !status; done += n) {
@@ -41,7 +41,7 @@ static copying copying_begin(const fcdp_region *region, fcdp_direction direction
     bool to_host = direction == FCDP_TO_HOST;
     fcdp_tiering *tiering = region->tiering;
     return (copying){
-        fcdp__trace_span_begin(tiering->spans, tiering->streams[direction],
+        fcdp__trace_span_begin(tiering->spans, region->streams[direction],
                                to_host ? FCDP_TRACK_TO_HOST : FCDP_TRACK_TO_DEVICE),
         {.kind = to_host ? FCDP_EVENT_STORE : FCDP_EVENT_LOAD, .object = region->object, .a = span_mask}};
 }
@@ -52,7 +52,7 @@ static void copying_end(const fcdp_region *region, fcdp_direction direction, cop
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (of->event.a & 1u << s) spans_bytes += region->layout->span[s].bytes;
     of->event.flags = of->event.bytes < spans_bytes ? FCDP_TRACE_SLICE : 0;
-    fcdp__trace_span_end(tiering->spans, of->span, tiering->streams[direction], &of->event, 1);
+    fcdp__trace_span_end(tiering->spans, of->span, region->streams[direction], &of->event, 1);
 }
 
 fcdp_status fcdp__region_copy(fcdp_region *region, fcdp_direction direction, uint32_t span_mask,

@@ -44,7 +44,8 @@ struct fcdp_tiering {
  *     loaded, stored   of the last copies of this region on the two copy streams */
 struct fcdp_region {
     fcdp_tiering *tiering;
-    fcdp_region *next; /* under the lock */
+    const fcdp_stream *streams; /* of its copies, one for each direction */
+    fcdp_region *next;          /* under the lock */
     char *name;
     fcdp_layout *layout;
     uint32_t slice;  /* of layout->n_slices: this process's */

@@ -96,6 +96,7 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
     fcdp_region *region = calloc(1, sizeof *region);
     if (!region) return fcdp__fail(FCDP_ERR_SYSTEM, "region '%s': no memory", name);
     region->tiering = tiering;
+    region->streams = tiering->streams;
     region->slice = slice;
     region->block = block;
     region->name = strdup(name);
@@ -129,7 +130,7 @@ fcdp_status fcdp__region_drain(const fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_status status = FCDP_OK;
     for (int d = 0; d < FCDP_N_DIRECTIONS && region->unrecorded && !status; d++)
-        status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(tiering->drv, tiering->streams[d]));
+        status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(tiering->drv, region->streams[d]));
     return status ? status : FCDP_RETRY_ONCE(fcdp__region_await(region));
 }
 
@@ -161,6 +162,10 @@ void fcdp__region_destroy(fcdp_region *region) {
     pthread_cond_broadcast(&tiering->moved);
     fcdp__lock_release(&tiering->lock);
     region_free(region);
+}
+
+void fcdp__region_set_streams(fcdp_region *region, const fcdp_stream *streams) {
+    region->streams = streams;
 }
 
 fcdp_dptr fcdp__region_base(const fcdp_region *region) {
@@ -268,10 +273,9 @@ static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
     fcdp_status status = region->ordered ? FCDP_OK : fcdp__region_order(region, stream);
     if (region->unrecorded) {
         if (!status)
-            status = fcdp__driver_event_record(tiering->drv, region->loaded,
-                                               tiering->streams[FCDP_TO_DEVICE]);
+            status = fcdp__driver_event_record(tiering->drv, region->loaded, region->streams[FCDP_TO_DEVICE]);
         if (!status)
-            status = fcdp__driver_event_record(tiering->drv, region->stored, tiering->streams[FCDP_TO_HOST]);
+            status = fcdp__driver_event_record(tiering->drv, region->stored, region->streams[FCDP_TO_HOST]);
     }
     return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
 }
@@ -371,7 +375,7 @@ static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, u
 
 /* Behind the copies of the spans in `span_mask`: the others may read them. */
 static fcdp_status words_write_stored(const fcdp_region *region, uint32_t span_mask) {
-    fcdp_stream d2h = region->tiering->streams[FCDP_TO_HOST];
+    fcdp_stream d2h = region->streams[FCDP_TO_HOST];
     fcdp_status status = FCDP_OK;
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
@@ -390,7 +394,7 @@ static fcdp_status fail_unrecorded(fcdp_region *region, fcdp_status status) {
 /* The others may overwrite host memory once this rank neither reads nor writes older bytes there. Its writes
  * count too, since the next writer of a place may be another rank. */
 static fcdp_status fill_permit(fcdp_region *region) {
-    fcdp_stream h2d = region->tiering->streams[FCDP_TO_DEVICE];
+    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     fcdp_status status = FCDP_OK;
     if (!is_alone(region)) status = fcdp__driver_stream_wait(region->tiering->drv, h2d, region->stored);
     if (!status) status = word_write(region, FCDP_BOARD_READY, region->n_fills + 1, h2d);
@@ -421,7 +425,7 @@ fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
  * after all that the others do with them. */
 static fcdp_status store_begin(fcdp_region *region, fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
+    fcdp_stream d2h = region->streams[FCDP_TO_HOST];
     fcdp_status status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
     if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded);
     return status ? status : words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
@@ -432,7 +436,7 @@ static fcdp_status store_end(fcdp_region *region, uint32_t span_mask, fcdp_statu
     fcdp_tiering *tiering = region->tiering;
     if (!status) status = words_write_stored(region, span_mask);
     if (!status)
-        status = fcdp__driver_event_record(tiering->drv, region->stored, tiering->streams[FCDP_TO_HOST]);
+        status = fcdp__driver_event_record(tiering->drv, region->stored, region->streams[FCDP_TO_HOST]);
     if (status) return fail_unrecorded(region, status);
     region_lock(region);
     tiering->stats.n_stores++;
@@ -473,7 +477,7 @@ fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, cons
 
 fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
+    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     fcdp_status status = FCDP_OK;
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (span_mask & 1u << s) status = words_await(region, STORED_WORD[s], region->span[s].epoch, h2d);
@@ -488,7 +492,7 @@ fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fc
  * written as a whole needs no word of the others. */
 static fcdp_status load_begin(fcdp_region *region, uint32_t span, bool in_use) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
+    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     region_lock(region);
     FCDP_CHECK(1, region->in_use == in_use && span < FCDP_N_SPANS);
     fcdp_span_state state = region->span[span];
@@ -503,7 +507,7 @@ static fcdp_status load_begin(fcdp_region *region, uint32_t span, bool in_use) {
 
 static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
+    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     fcdp_status status = load_begin(region, span, true);
     if (!status) status = fcdp__region_copy(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1});
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
@@ -533,7 +537,7 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
 fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
                               fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_stream h2d = tiering->streams[FCDP_TO_DEVICE];
+    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     region_lock(region);
     fcdp_span_state state = region->span[span];
     region_unlock(region);
@@ -553,7 +557,7 @@ fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece pie
  * are among them, and the others may wait for those. */
 static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_stream d2h = tiering->streams[FCDP_TO_HOST];
+    fcdp_stream d2h = region->streams[FCDP_TO_HOST];
     fcdp_piece pieces[FCDP_N_SPANS];
     size_t n = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)

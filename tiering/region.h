@@ -51,6 +51,9 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
 fcdp_status fcdp__region_drain(const fcdp_region *region) FCDP_MUST_CHECK;
 /* Drains the region first. NULL: nothing. */
 void fcdp__region_destroy(fcdp_region *region);
+/* Its copies run on these streams, one for each direction, instead of the tiering's. They outlive the region.
+ * Before its first use. */
+void fcdp__region_set_streams(fcdp_region *region, const fcdp_stream *streams);
 fcdp_dptr fcdp__region_base(const fcdp_region *region);
 /* In the trace's table, 0: none. */
 uint32_t fcdp__region_object(const fcdp_region *region);

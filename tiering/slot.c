@@ -42,6 +42,17 @@ static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
     return !oldest || slot->last_use < oldest->last_use;
 }
 
+/* A use waits for the slot's last user. Where that one's copies run on other streams, its collectives have an
+ * order of their own: other ranks may have them in the other order, and wait in a circle with this one. So
+ * the slot passes on, or is taken apart, once they are over. `region` NULL: of any streams. */
+static bool is_apart(const fcdp_slot *slot, const fcdp_region *region) {
+    const fcdp_region *last = slot->last, *other = region;
+    if (!last) return false;
+    if (!region)
+        for (other = last->tiering->regions; other && other->streams == last->streams;) other = other->next;
+    return other && other->streams != last->streams && fcdp__region_query(last);
+}
+
 /* With exact mapping a region is mapped onto the slot alone, and so the others are unmapped first: is the
  * device still busy with one of them? Lock held. */
 static bool is_pending(const fcdp_slot *slot, const fcdp_tiering *tiering) {
@@ -53,7 +64,7 @@ static bool is_pending(const fcdp_slot *slot, const fcdp_tiering *tiering) {
 /* A slot much larger than the region is kept for larger ones; the bound is the region's range. */
 static bool would_fit(const fcdp_slot *slot, const fcdp_region *region) {
     size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
-    return is_free(slot) && slot->n_pages >= pages_of(region) &&
+    return is_free(slot) && !is_apart(slot, region) && slot->n_pages >= pages_of(region) &&
            slot->n_pages <= fcdp__vrange_bytes(region->range) / page_bytes;
 }
 
@@ -85,7 +96,9 @@ static fcdp_slot *slot_make_extra(fcdp_region *region);
 fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
     fcdp_lock *lock = &region->tiering->lock;
     unsigned n_pending = 0;
-    fcdp_slot *slot = region->slot && is_free(region->slot) ? region->slot : slot_find(region, &n_pending);
+    fcdp_slot *own = region->slot;
+    bool is_own = own && is_free(own) && !is_apart(own, region);
+    fcdp_slot *slot = is_own ? own : slot_find(region, &n_pending);
     if (slot && n_pending > 0 && n_pending <= FCDP_SLOTS_PENDING && is_pending(slot, region->tiering)) {
         fcdp__lock_release(lock);
         fcdp_slot *extra = slot_make_extra(region);
@@ -226,12 +239,15 @@ static bool is_excess(const fcdp_tiering *tiering, unsigned class, size_t n_comi
     return n > most + tiering->extra_pages[class];
 }
 
-/* `n_coming`: pages of a slot that is about to be made. Lock held on entry and exit, not in between. */
-static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming) {
+/* `n_coming`: pages of a slot that is about to be made for `region`; NULL: none is. Lock held on entry and
+ * exit, not in between. */
+static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming, const fcdp_region *region) {
     while (is_excess(tiering, class, n_coming)) {
         fcdp_slot *oldest = NULL;
         for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next)
-            if (class_of(slot->n_pages) == class && is_free(slot) && is_older(slot, oldest)) oldest = slot;
+            if (class_of(slot->n_pages) == class && is_free(slot) && !is_apart(slot, region) &&
+                is_older(slot, oldest))
+                oldest = slot;
         if (!oldest || fcdp__slot_dissolve(tiering, oldest)) return;
     }
 }
@@ -253,7 +269,7 @@ void fcdp__slot_drop_spare(const fcdp_region *gone) {
 
 void fcdp__slots_trim(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
-    for (unsigned class = 0; class < FCDP_SLOT_CLASSES; class++) trim_class(tiering, class, 0);
+    for (unsigned class = 0; class < FCDP_SLOT_CLASSES; class++) trim_class(tiering, class, 0, NULL);
     fcdp__lock_release(&tiering->lock);
 }
 
@@ -281,7 +297,7 @@ fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp_slot *slot = calloc(1, sizeof *slot);
     if (!slot) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a slot");
     fcdp__lock_acquire(&tiering->lock);
-    trim_class(tiering, class_of(n_pages), n_pages);
+    trim_class(tiering, class_of(n_pages), n_pages, region);
     fcdp__lock_release(&tiering->lock);
     fcdp_status status = fcdp__pool_take_handle(tiering->pool, FCDP_HOLDER_GATHERED, n_pages, &slot->phys);
     if (status)

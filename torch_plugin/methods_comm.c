@@ -50,6 +50,18 @@ METHOD(comm_set_shard_group) {
     Py_RETURN_NONE;
 }
 
+/* (comm, comm or None): whose streams it shares. */
+METHOD(comm_set_streams) {
+    PyObject *handle, *other;
+    if (!PyArg_ParseTuple(args, "OO:comm_set_streams", &handle, &other)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    fcdp_comm *beside = comm && other != Py_None ? binding_unwrap(BINDING_COMM, other) : NULL;
+    if (!comm || (other != Py_None && !beside)) return NULL;
+    fcdp_status status;
+    CALL(fcdp_comm_set_streams(comm, beside));
+    return methods_none_or_raise(status);
+}
+
 METHOD(comm_check) {
     PyObject *handle;
     if (!PyArg_ParseTuple(args, "O:comm_check", &handle)) return NULL;
@@ -127,16 +139,8 @@ METHOD(comm_fingerprints) {
 }
 
 PyMethodDef methods_comm[] = {
-    ENTRY(topology),
-    ENTRY(comm_create),
-    ENTRY(comm_check),
-    ENTRY(comm_set_shard_group),
-    ENTRY(tree_create),
-    ENTRY(tree_begin_forward),
-    ENTRY(tree_begin_backward),
-    ENTRY(tree_agreed),
-    ENTRY(comm_host_create),
-    ENTRY(comm_host_join),
-    ENTRY(comm_fingerprints),
+    ENTRY(topology),         ENTRY(comm_create),      ENTRY(comm_check),         ENTRY(comm_set_shard_group),
+    ENTRY(comm_set_streams), ENTRY(tree_create),      ENTRY(tree_begin_forward), ENTRY(tree_begin_backward),
+    ENTRY(tree_agreed),      ENTRY(comm_host_create), ENTRY(comm_host_join),     ENTRY(comm_fingerprints),
     {NULL, NULL, 0, NULL},
 };

@@ -95,6 +95,38 @@ static void the_order_passes_through_a_use_that_did_nothing(void **state) {
         }
 }
 
+/* What a slot's last user waits for may come in another order on other ranks, where its copies run on other
+ * streams: until it is over, the slot is not passed on to them. */
+static void a_slot_passes_to_other_streams_once_its_user_is_through(void **state) {
+    (void)state;
+    node n;
+    group g[2];
+    fcdp_stream other[FCDP_N_DIRECTIONS];
+    node_open(&n, 1, 2, false);
+    groups_open(g, 2, &n);
+    for (int d = 0; d < FCDP_N_DIRECTIONS; d++) assert_ok(fcdp__driver_stream_create(n.drv, &other[d]));
+    fcdp__region_set_streams(g[1].regions[0], other);
+    for (int holds = 0; holds < 2; holds++) {
+        gate held = gate_make(&n);
+        group_acquire(&g[0]);
+        region_fill(&g[0], 0, BOTH, FILL_KEPT);
+        if (holds) gate_hold(&held, n.ranks[0].compute);
+        region_compute(&g[0], 0, 0);
+        group_release(&g[0], false);
+        if (!holds) node_sync(&n);
+        group_acquire(&g[1]);
+        assert_true((slot_of(&g[0]) == slot_of(&g[1])) == !holds);
+        region_fill(&g[1], 0, BOTH, FILL_KEPT);
+        group_release(&g[1], false);
+        gate_open(&held);
+        node_sync(&n);
+        gate_destroy(&held);
+    }
+    groups_close(g, 2);
+    for (int d = 0; d < FCDP_N_DIRECTIONS; d++) fcdp__driver_stream_destroy(n.drv, other[d]);
+    node_close(&n);
+}
+
 /* The last user of a slot goes, or moves to another: whoever comes next waits neither for
  * the dead nor for the other's new work. */
 static void the_last_user_may_go_or_move(void **state) {
@@ -547,6 +579,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_slot_passes_on_in_stream_order),
         cmocka_unit_test(the_order_passes_through_a_use_that_did_nothing),
+        cmocka_unit_test(a_slot_passes_to_other_streams_once_its_user_is_through),
         cmocka_unit_test(the_last_user_may_go_or_move),
         cmocka_unit_test(a_busy_slot_gives_another_and_then_ones_own),
         cmocka_unit_test(an_order_that_the_slots_do_not_divide_costs_remaps_not_memory),

@@ -304,20 +304,31 @@ def whole_after_its_model_is_gone(run):
     del keeps
 
 
-@case
-def whole_on_a_thread_of_its_own(run):
-    model = shard(Net(n_blocks=2))
-    optimizer = adamw(model)
-    for _ in range(2):
-        run.step(model, optimizer)
-        run.evaluate(model)
-        reshard_all(model)
-        state = model.state_dict()
-        thread = threading.Thread(target=record_whole, args=(run, "there", state.values()))
-        thread.start()
-        thread.join()
-        record_whole(run, "here", state.values())
-    run.finish(model)
+def on_a_thread(of_rank):
+    """As a program saves in the background: on the ranks of whom `of_rank` is true, the others on the main thread."""
+
+    def save(run):
+        model = shard(Net(n_blocks=2))
+        optimizer = adamw(model)
+        for _ in range(2):
+            run.step(model, optimizer)
+            run.evaluate(model)
+            reshard_all(model)
+            state = model.state_dict()
+            if of_rank(run.rank):
+                thread = threading.Thread(target=record_whole, args=(run, "there", state.values()))
+                thread.start()
+                thread.join()
+            else:
+                record_whole(run, "there", state.values())
+            record_whole(run, "here", state.values())
+        run.finish(model)
+
+    return save
+
+
+case(on_a_thread(lambda rank: True), name="whole_on_a_thread_of_its_own")
+case(on_a_thread(lambda rank: rank == 0), name="whole_on_a_thread_of_one_rank")
 
 
 @case

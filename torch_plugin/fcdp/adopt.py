@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from fcdp import OptionError, settings
-from fcdp.c10d import Unsupported
+from fcdp.c10d import Shards, Unsupported
 from fcdp.runtime import Description, Group, Tree, runtime
 
 
@@ -44,8 +44,15 @@ def is_decided(param_group: Any) -> bool:
     return "_fcdp" in param_group.__dict__
 
 
-def adopt(fsdp: Framework, param_groups: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
-    """Decide for every group of `param_groups` that is sharded over `process_group`. Collective."""
+def adopt(
+    fsdp: Framework,
+    param_groups: list[Any],
+    process_group: dist.ProcessGroup,
+    device: torch.device,
+    gather: Callable[[], None],
+) -> None:
+    """Decide for every group of `param_groups` that is sharded over `process_group`. Collective. `gather` carries
+    out the gather that FSDP is at, to its end: it is called where the ranks must meet in it first (presence.py)."""
     settings.settle()
     serve = []
     for param_group in param_groups:
@@ -60,7 +67,9 @@ def adopt(fsdp: Framework, param_groups: list[Any], process_group: dist.ProcessG
         else:
             bypass(fsdp, param_group, reason)
     if serve:
-        _serve(fsdp, serve, process_group, device)
+        served = (param_group.__dict__.get("_fcdp") for param_group in param_groups)
+        beside = next((group.shards for group in served if group is not None), None)
+        _serve(fsdp, serve, process_group, device, gather, beside)
     report(fsdp, param_groups)
 
 
@@ -84,10 +93,17 @@ def report(fsdp: Framework, param_groups: list[Any]) -> None:
     runtime.report_bypassed(bypassed, len(param_groups), all(map(is_decided, param_groups)), fsdp.label)
 
 
-def _serve(fsdp: Framework, serve: list[Any], process_group: dist.ProcessGroup, device: torch.device) -> None:
-    """All of them or none. Collective."""
+def _serve(
+    fsdp: Framework,
+    serve: list[Any],
+    process_group: dist.ProcessGroup,
+    device: torch.device,
+    gather: Callable[[], None],
+    beside: Shards | None,
+) -> None:
+    """All of them or none. Collective. `beside`: of groups of the same tree."""
     try:
-        shards = runtime.connect(process_group, device)
+        shards = runtime.connect(process_group, device, gather, beside)
         groups = runtime.attach(shards, [fsdp.describe(param_group) for param_group in serve])
     except OptionError:  # the job stops; whoever catches it and goes on meets it again
         for param_group in serve:

@@ -5,8 +5,8 @@ NCCL carries the core's collectives, two lanes (the ranks of this node; the rank
 every node). All of them are backends that FCDP makes itself over the job's store, not process groups of
 c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits
 the world's communicator for them, and they end when their shard group does. Each lane belongs to the core's
-streams, which use it in turn, the control group to the thread that runs the model, so each is used in program
-order. All of them are gloo's: they carry host memory, whatever the device.
+streams, which use it in turn, the control group to the program's own threads, which order what they do over a
+process group, so each is used in program order. All of them are gloo's: they carry host memory, whatever the device.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -23,15 +22,35 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from fcdp import OptionError, _fcdp, launcher
-from fcdp.rollcall import RollCall
+from fcdp import OptionError, _fcdp, launcher, presence
+from fcdp.rollcall import RollCall, connection
 
 # Backends without several processes: nothing to serve.
 _IN_PROCESS = ("fake", "threaded")
 
 
+# Options that decide which collectives are made, and in which order: in runtime.options, and as a user knows them.
+_ALIKE = {
+    "agree": "FCDP_AGREE",
+    "coalesce_bytes": "FCDP_COALESCE",
+    "prefetch": "FCDP_PREFETCH",
+    "restore": "FCDP_RESTORE",
+    "transport": "FCDP_TRANSPORT",
+    "whole_tensors": "FCDP_WHOLE_TENSORS",
+}
+
+
 class Unsupported(Exception):
     """FCDP cannot serve this process group; the text says why."""
+
+
+class TurnedOff(Unsupported):
+    """FCDP is not on on all of its ranks. `first` of those where it is."""
+
+    def __init__(self, ranks: list[int], off: list[int]):
+        names = ", ".join(map(str, off[:8])) + (", ..." if len(off) > 8 else "")
+        super().__init__(f"FCDP is off on rank{'s'[: len(off) > 1]} {names}; set FCDP=1 on every rank")
+        self.first = next(rank for rank in ranks if rank not in off)
 
 
 def local_size(option: int) -> int:
@@ -89,6 +108,24 @@ def _nodes(ranks: Iterable[int], size: int) -> bytes:
     return b"".join((rank // size).to_bytes(4, "little") for rank in ranks)
 
 
+def _as_written(name: str, value: int) -> str:
+    """An option's value, as a user writes it."""
+    values = next(row[1] for row in _fcdp.options_table() if row[0] == name).split("|")
+    return values[value] if len(values) > 1 else str(value)
+
+
+def _check_alike(ranks: list[int], said: list[list[int]]) -> None:
+    """`said`: every rank's values of _ALIKE. Raises the same on every rank."""
+    problems = []
+    for name, values in zip(_ALIKE.values(), zip(*said)):
+        other = next((i for i, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            here, there = (f"{_as_written(name, values[i])} on rank {ranks[i]}" for i in (0, other))
+            problems.append(f"{name} is {here} and {there}")
+    if problems:
+        raise OptionError(f"fcdp: {'; '.join(problems)}; set the same value on every rank")
+
+
 class Lane:
     """The members of one kind of collective, and the backend that carries it. Creating it is a collective of its
     members."""
@@ -125,29 +162,36 @@ class Lane:
         return out
 
     def close(self) -> None:
-        self.backend = None
+        self.backend = self.roll.store = None
 
 
 class Shards:
-    """The lanes of one shard process group. Creating it is a collective of the group."""
+    """The lanes of one shard process group. Creating it is a collective of the group's ranks with FCDP on; `gather`
+    is presence.py's."""
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, size_option: int, timeout_s: float):
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, options: dict[str, Any], gather: Callable[[], None]
+    ):
         self.device = device
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
         self.ahead = True  # every rank's device has room for a group that is begun ahead of its use; agreed
-        self.mine = threading.local()  # `here` in the thread that runs the model: an ident would serve again
-        self.mine.here = True
         self.wholes: dict[Any, list[Any]] = {}  # whole.py's; keys are the same on every rank, and stay
         self.n_groups = 0  # served so far
         self.agreements = 0
         self.agree_bytes = 0
+        backend, self.store = _backend_of(group, device), distributed_c10d._get_default_store()
+        if self.store is None:
+            raise Unsupported("the job has no store (its backend is MPI?)")
+        if off := presence.absent(group, self.store, gather):
+            raise TurnedOff(self.ranks, off)
         try:
-            size, problem = local_size(size_option), ""
+            size, problem = local_size(options["local_size"]), ""
         except Unsupported as error:
             size, problem = 0, str(error)
         # The group's first rank names what follows, so that a store which is used again holds no old keys of ours.
-        said = self._gather_ints(_backend_of(group, device), [size, _has_interface(), secrets.randbits(62)])
+        alike = [min(int(options[key]), 2**63 - 1) for key in _ALIKE]
+        said = self._gather_ints(backend, [size, _has_interface(), secrets.randbits(62), *alike])
         sizes, name = [row[0] for row in said], f"fcdp/{said[0][2]:x}"
         no_interface = [rank for rank, row in zip(self.ranks, said) if not row[1]]
         if no_interface:
@@ -172,13 +216,14 @@ class Shards:
                 else self._served_mesh(size)
             )
             raise Unsupported(error.args[0] + advice) from None
-        self.store = distributed_c10d._get_default_store()
-        if self.store is None:
-            raise Unsupported("the job has no store (its backend is MPI?)")
+        _check_alike(self.ranks, [row[-len(alike) :] for row in said])
         self.node_size, self.local = self.topology["ranks_per_node"], self.topology["local_rank"]
-        self.name, self.timeout_s = name, timeout_s
+        self.name, self.timeout_s = name, options["timeout_s"]
         self.lanes: dict[int, Lane] = {}
         self.can_ask = False  # who is missing: its collectives cannot say so, and nobody has asked yet
+        # Lanes are made by several threads at once, where the job has a model for each: a rank waits on the store for
+        # the lane of one, and the other's must not wait for that. So each shard group has a connection of its own.
+        self.lane_store = connection(self.store, timedelta(seconds=self.timeout_s))
         self.control = self._lane("control", self.ranks)
 
     def _served_mesh(self, size: int) -> str:
@@ -198,7 +243,7 @@ class Shards:
         return int.from_bytes(hashlib.blake2b(repr(self.ranks).encode(), digest_size=8).digest(), "little")
 
     def _lane(self, kind: str, ranks: list[int]) -> Lane:
-        return Lane(ranks, self.ranks[self.rank], self.store, f"{self.name}/{kind}", self.timeout_s)
+        return Lane(ranks, self.ranks[self.rank], self.lane_store, f"{self.name}/{kind}", self.timeout_s)
 
     def _gather_ints(self, backend: Any, values: list[int]) -> list[list[int]]:
         mine = torch.tensor(values, dtype=torch.int64, device=self.device)
@@ -217,6 +262,7 @@ class Shards:
         """Its connections end. No collective of it is under way."""
         for lane in (*self.lanes.values(), self.control):
             lane.close()
+        self.lane_store = None
 
     def agree(self, votes: bytes) -> bytes:
         """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at

@@ -15,13 +15,13 @@ FSDP1 runs.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from fcdp import adopt, seam, settings, steps
+from fcdp import adopt, presence, seam, settings, steps
 from fcdp.flat import Cut, cut, pieces
 from fcdp.runtime import Description, Group, Tree, address_of, runtime
 from fcdp.seam import stream_of, version_of, wrap
@@ -284,16 +284,17 @@ def install(module: ModuleType) -> None:
     _patch_runtime(runtime_module)
     seam.watch_optimizers()
     seam.watch_groups()
+    presence.announce()
 
 
-def _served(handle: Any, buffer: torch.Tensor) -> Group | None:
+def _served(handle: Any, buffer: torch.Tensor, gather: Callable[[], None]) -> Group | None:
     """Who gathers the flat parameter into `buffer` now; None: FSDP1, as for one in full precision where its
-    gathers are of another dtype (summon_full_params)."""
+    gathers are of another dtype (summon_full_params). `gather` is adopt.py's."""
     tree = adopt.tree_of(handle)
     if not adopt.is_decided(handle):
         if not isinstance(tree, _Tree):
             adopt.bypass(_FSDP1, handle, "it was initialised before FCDP could take it over")
-        adopt.adopt(_FSDP1, tree.param_groups, handle.process_group, handle.device)
+        adopt.adopt(_FSDP1, tree.param_groups, handle.process_group, handle.device, gather)
     group = handle.__dict__.get("_fcdp")
     return group if group is not None and group.extents[0].flat.dtype == buffer.dtype else None
 
@@ -301,12 +302,23 @@ def _served(handle: Any, buffer: torch.Tensor) -> Group | None:
 def _patch_handle(cls: type) -> None:
     @wrap(cls, "_all_gather_flat_param")
     def all_gather(original, self, padded_unsharded_flat_param):
-        buffer = padded_unsharded_flat_param
-        group = _served(self, buffer)
+        buffer, plain = padded_unsharded_flat_param, []
+
+        def gather_plainly():
+            if not plain:
+                n = self.world_size
+                runtime.count_plain("plain_gather", self.process_group, buffer.numel() // n * buffer.itemsize * (n - 1))
+                plain.append(original(self, buffer))
+            return plain[0]
+
+        def meet():
+            gather_plainly()
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+
+        group = _served(self, buffer, meet)
         if group is None:
-            n = self.world_size
-            runtime.count_plain("plain_gather", self.process_group, buffer.numel() // n * buffer.itemsize * (n - 1))
-            return original(self, buffer)
+            return gather_plainly()
         tree, of, stream = adopt.tree_of(self), group.extents[0].flat, stream_of(self.device)
         doing, in_backward = self._training_state.name, runtime.in_backward()
         by_hand = doing not in ("FORWARD", "BACKWARD_PRE") or not (in_backward or tree.in_forward())

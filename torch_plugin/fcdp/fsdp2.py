@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, extension, seam, settings, steps, whole
+from fcdp import _fcdp, adopt, extension, presence, seam, settings, steps, whole
 from fcdp.extension import Input
 from fcdp.released import Storages
 from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
@@ -296,6 +296,15 @@ def _check_unchanged(param_group: Any, served: Group) -> None:
         )
 
 
+def _finish(result: Any, device: torch.device) -> None:
+    """The host waits for the end of a gather of FSDP2's own."""
+    if hasattr(result.all_gather_work, "wait"):
+        result.all_gather_work.wait()
+    if device.type == "cuda":
+        result.all_gather_event.synchronize()
+        torch.cuda.current_stream(device).synchronize()
+
+
 @contextlib.contextmanager
 def _read_by(stream: Any, device: torch.device) -> Iterator[None]:
     """What extensions gave, on the current stream, to a gather that FSDP2 makes after all is read on its own."""
@@ -406,6 +415,7 @@ def install(state_module: ModuleType) -> None:
     whole.install()
     seam.watch_optimizers()
     seam.watch_groups()
+    presence.announce()
 
 
 def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_module: ModuleType) -> None:
@@ -416,11 +426,11 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
 
     reduce_signature = inspect.signature(group_module.foreach_reduce)
 
-    def serve(param_group, group, device):
-        """What an unshard of the group waits for. None: FSDP2 gathers it."""
+    def serve(param_group, group, device, gather):
+        """What an unshard of the group waits for. None: FSDP2 gathers it. `gather` is adopt.py's."""
         tree = adopt.tree_of(param_group)
         if not adopt.is_decided(param_group):
-            adopt.adopt(_FSDP2, tree.param_groups, group, device)
+            adopt.adopt(_FSDP2, tree.param_groups, group, device, gather)
         served = param_group.__dict__.get("_fcdp")
         if served is None or param_group.is_sharded_post_forward:
             return None
@@ -435,17 +445,29 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         param_group = _here.param_group
         is_known = param_group is not None and param_group.fsdp_params is fsdp_params
         _here.inputs = _extension_inputs(param_group) if is_known else None
+        plain = []
+
+        def gather_plainly():
+            if not plain:
+                served = param_group.__dict__.get("_fcdp") if is_known else None
+                n_bytes = sum(map(_shard_bytes, fsdp_params)) * (group.size() - 1)
+                runtime.count_plain("plain_gather", group, n_bytes, served.shards if served is not None else None)
+                with _read_by(copy_in_stream, device):
+                    plain.append(
+                        original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
+                    )
+            return plain[0]
+
+        def meet():
+            _finish(gather_plainly(), device)
+
         try:
-            pending = serve(param_group, group, device) if is_known else None
+            pending = serve(param_group, group, device, meet) if is_known else None
             if pending is not None:
                 result = Gathered(torch.empty(0, device=device), None, None, [], [], [])
                 result.pending = pending
                 return result
-            served = param_group.__dict__.get("_fcdp") if is_known else None
-            n_bytes = sum(map(_shard_bytes, fsdp_params)) * (group.size() - 1)
-            runtime.count_plain("plain_gather", group, n_bytes, served.shards if served is not None else None)
-            with _read_by(copy_in_stream, device):
-                return original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
+            return gather_plainly()
         finally:
             _here.inputs = None
 

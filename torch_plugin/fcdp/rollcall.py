@@ -56,7 +56,7 @@ class RollCall:
     def _behind(self, number: int) -> dict[int, int | None]:
         """Where the others are that do not say that they came; None: they say nothing. A rank that is past it
         has come."""
-        store = dist.PrefixStore(self.name, _connection(self.store))
+        store = dist.PrefixStore(self.name, connection(self.store, GRACE))
         others = [rank for rank in self.ranks if rank != self.me]
         store.set(f"at/{self.me}", str(number))
         store.set(f"{number}/{self.me}", "")
@@ -68,15 +68,16 @@ class RollCall:
         return {rank: n for rank, n in at.items() if n is None or n < number}
 
 
-def _connection(store: dist.Store) -> dist.Store:
-    """Our own where torch can make one: another thread may be waiting on the shared one. By its address where it has
-    one: a clone waits as long as the store's own timeout, minutes, for a first rank that has died."""
+def connection(store: dist.Store, timeout: timedelta) -> dist.Store:
+    """Our own to the job's store, where torch can make one: a store carries out one question at a time, and another
+    thread may be waiting on the shared one. By its address where it has one, past all prefixes: a clone waits as long
+    as the store's own timeout, minutes, for a first rank that has died."""
     under = store
     while isinstance(under, dist.PrefixStore):
         under = under.underlying_store
     if isinstance(under, dist.TCPStore):
-        return dist.TCPStore(under.host, under.port, is_master=False, timeout=GRACE, wait_for_workers=False)
+        return dist.TCPStore(under.host, under.port, is_master=False, timeout=timeout, wait_for_workers=False)
     if hasattr(store, "clone"):
         store = store.clone()
-        store.set_timeout(GRACE)
+        store.set_timeout(timeout)
     return store

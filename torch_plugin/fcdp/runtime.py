@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
 from array import array
 from collections import Counter
@@ -24,7 +25,7 @@ from torch.distributed import distributed_c10d
 
 import fcdp.ending  # noqa: F401 (it calls end())
 from fcdp import OptionError, _fcdp, nccl, released, report, tensors, words
-from fcdp.c10d import Shards, Unsupported
+from fcdp.c10d import Shards, TurnedOff, Unsupported
 from fcdp.released import Storages
 
 log = logging.getLogger("fcdp")
@@ -62,10 +63,10 @@ def address_of(piece: torch.Tensor) -> int:
     return piece.data_ptr() or 1 if there or not piece.nbytes else 0
 
 
-def say(text: str) -> None:
-    """One line to the user, from rank 0 alone."""
+def say(text: str, speaker: int = 0) -> None:
+    """One line to the user, from one rank alone."""
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK", "0"))
-    if rank == 0 and runtime.options.get("log", 1) > 0:
+    if rank == speaker and runtime.options.get("log", 1) > 0:
         words.write(text)
 
 
@@ -265,6 +266,8 @@ class Runtime:
         self.device: torch.device | None = None  # the engine's
         # By id of the process group, which lives as long as the job wants it: then the entry goes.
         self.shards: dict[int, tuple[weakref.ref[dist.ProcessGroup], Shards | Unsupported]] = {}
+        # Models on process groups of their own may meet them first on several threads. None waits for a peer inside.
+        self.lock = threading.Lock()
         self.past_agreements = [0, 0, 0]  # of shard groups that have ended
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self.by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()
@@ -305,13 +308,17 @@ class Runtime:
         entry = self.shards.get(id(group))
         return entry[1] if entry is not None and entry[0]() is group else None
 
-    def connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards:
+    def connect(
+        self, group: dist.ProcessGroup, device: torch.device, gather: Callable[[], None], beside: Shards | None
+    ) -> Shards:
         """The lanes and the comm of a shard group; made once, by all its ranks together. Raises Unsupported each
-        time where it cannot be served."""
+        time where it cannot be served. `gather` is presence.py's. `beside`: one of the same model, run by the same
+        thread; its streams serve this one too."""
         known = self.known(group)
         if known is None:
-            self._close_ended()
-            known = self._connect(group, device)
+            with self.lock:
+                self._close_ended()
+            known = self._connect(group, device, gather, beside)
             self.shards[id(group)] = weakref.ref(group), known
         if isinstance(known, Unsupported):
             raise Unsupported(*known.args)
@@ -334,22 +341,31 @@ class Runtime:
     def served_shards(self) -> list[Shards]:
         return [shards for _, shards in self.shards.values() if isinstance(shards, Shards)]
 
-    def _connect(self, group: dist.ProcessGroup, device: torch.device) -> Shards | Unsupported:
+    def _connect(
+        self, group: dist.ProcessGroup, device: torch.device, gather: Callable[[], None], beside: Shards | None
+    ) -> Shards | Unsupported:
         try:
-            shards = Shards(group, device, self.options["local_size"], self.options["timeout_s"])
+            shards = Shards(group, device, self.options, gather)
             problem: Exception | None = None  # without its traceback, which would hold this frame
             try:
-                self._need_engine(device)
-                self._need_account(shards)
+                with self.lock:
+                    self._need_engine(device)
+                    self._need_account(shards)
             except (_fcdp.Error, Unsupported) as error:
                 problem = error.with_traceback(None)
             shards.raise_together(problem)
             self._trace_job(shards)
             shards.comm = self._comm(shards)
+            try:
+                _fcdp.comm_set_streams(shards.comm, beside.comm if beside is not None else None)
+            except _fcdp.Error as error:  # then it shares the streams of the first one
+                log.warning("no streams for %s alone: %s", shards.ranks, error.args[0])
             _fcdp.comm_set_shard_group(shards.comm, shards.number())
             self._share_host_memory(shards)
             return shards
         except Unsupported as error:
+            if isinstance(error, TurnedOff) and error.first != 0:  # rank 0 may have nothing to say of it
+                say(f"{error}; plain FSDP runs", error.first)
             # kept for the job's life: the one raised holds the frames, and so the model, that met it
             return Unsupported(*error.args)
 

@@ -7,7 +7,9 @@ itself. The tensor that comes of it is one of its own in either case, and autogr
 
 All ranks of a mesh call the function together. Whether they ask at all rests on what is the same on all of
 them: the DTensor's mesh, placements, shape and dtype, and which of these FCDP has ever served. What may differ
-is a vote: which parameter that is, and what a rank knows of its copy.
+is a vote: which parameter that is, and what a rank knows of its copy. The thread that calls may differ too: one
+rank saves in the background, the others on the main thread. Each agreement stands in the place of a gather of
+torch's own over the same process group, so a program that orders its gathers alike on all ranks orders these.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def _asked(local: torch.Tensor, current: Any, target: Any) -> Shards | None:
     shards = runtime.known(current.mesh.get_group(dim))
     if not isinstance(shards, Shards) or (tuple(current.shape), local.dtype) not in shards.wholes:
         return None
-    return None if not getattr(shards.mine, "here", False) or seam.captures(shards.device) else shards
+    return None if seam.captures(shards.device) else shards
 
 
 def _find(shards: Shards, shape: tuple[int, ...], local: torch.Tensor) -> tuple[Group, int] | None:
