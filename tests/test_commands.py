@@ -127,7 +127,7 @@ OPTIONS = {
     "fcdp-memtrace": {*HELP, "--version"},
     "fcdp-memtrace top": {*HELP, "--json", "--pid", "--interval"},
     "fcdp-memtrace record": {*HELP, "-o", "--output", "-f", "--force", "--pid", "-q", "--quiet"},
-    "fcdp-memtrace report": {*HELP, "--json", "--steps", "--regions"},
+    "fcdp-memtrace report": {*HELP, "--json", "--html", "--steps", "--regions"},
     "fcdp-memtrace diff": {*HELP, "--json", "--skip-steps"},
     "fcdp-memtrace export": {*HELP, "--chrome", "-o", "--output", "--beside"},
     "fcdp-memtrace plot": {*HELP, "-o", "--output", "--rank", "--width"},
