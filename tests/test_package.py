@@ -229,3 +229,14 @@ def test_set_up_builds_the_wheel_anew_for_its_code_alone(tmp_path):
         "torch_plugin/exports.map",
     )
     assert [path for path in made_of if not changed(path)] == []
+
+
+def test_an_activated_venv_is_not_made_of_itself(tmp_path):
+    """Its Python, found first, would be the base of a .venv that replaces it."""
+    tree = shutil.copytree(ROOT / "tools", tmp_path / "tools").parent
+    (tree / ".venv" / "bin").mkdir(parents=True)
+    (tree / ".venv" / "bin" / "python3").symlink_to(sys.executable)
+    env = os.environ | {"PATH": f"{tree}/.venv/bin:{os.environ['PATH']}"}
+    asks = 'source tools/setup.sh && choose_python && echo "$BASE $PATH"'
+    base = subprocess.check_output(["bash", "-c", asks], cwd=tree, text=True, env=env)
+    assert str(tree) not in base, base
