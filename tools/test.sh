@@ -166,7 +166,8 @@ pytest() {
 
 pytest_report() {   # TITLE NAME STATUS SECONDS
     local line
-    line=$(tail -n 1 "$LOGS/$2.log" | sed 's/^=* *//; s/ *=*$//')
+    # Its closing line: the recorder may say something behind it.
+    line=$(grep -E '^=+ .* =+$' "$LOGS/$2.log" | tail -n 1 | sed 's/^=* *//; s/ *=*$//')
     # 5: nothing selected
     if [ "$3" = 5 ]; then report "$1" skipped "$line"
     else report "$1" "$([ "$3" = 0 ] && echo passed || echo "FAILED")" "$line ($4 s)"; fi
@@ -192,7 +193,7 @@ trace_report() {    # TITLE FILE
     local rc=0 start=$SECONDS
     step "$1" trace-check "$VENV/bin/fcdp-memtrace" check "$2" || rc=1
     ! grep -q ": 0 events" "$LOGS/trace-check.log" || rc=1  # nothing was recorded
-    report "$1" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$(tail -n 1 "$LOGS/trace-check.log" | cut -c 1-120) ($((SECONDS - start)) s)"
+    report "$1" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$(grep -m 1 " events, " "$LOGS/trace-check.log" | cut -c 1-120) ($((SECONDS - start)) s)"
 }
 
 ended() {           # NAME TITLE PID START: waits for a pytest beside, and shows its output where it failed
