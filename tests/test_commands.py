@@ -345,7 +345,7 @@ def test_the_lab_with_every_option(tmp_path):
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
     given = {str(part) for part in [*options, *more]}
-    assert OPTIONS["fcdp-lab"] - given == {"-h", "--help", "--svg", "--require-equal"}
+    assert OPTIONS["fcdp-lab"] - given == {*HELP, "--version", "--svg", "--require-equal"}
     assert [mode["name"] for mode in json.loads((tmp_path / "out.json").read_text())["modes"]] == ["fsdp", "mine"]
     assert any((tmp_path / "logs").iterdir())
 
@@ -398,6 +398,7 @@ def memtrace_runs(trace, folder):
             ([trace], "rank 1"),
             ([trace, "--steps", "1", "--regions", "1"], "rank 0"),
             ([trace, "--json"], "{"),
+            ([trace, "--html", f"{out}.html"], ""),
         ],
         "diff": [([trace, trace], "a step took"), ([trace, trace, "--json", "--skip-steps", "0"], "{")],
         "export": [([trace, "--chrome", "-o", out], ""), ([trace, "--output", out, "--beside", profile], "")],

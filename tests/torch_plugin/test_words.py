@@ -107,11 +107,12 @@ def test_options_that_the_script_sets_before_its_first_forward_hold(tmp_path):
     assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
     said = [words(rank.err + rank.out) for rank in job.ranks]
     late = "and has no effect; set it before that{}, or in the job's environment"
-    assert said[0][:2] == [
+    assert said[0][:3] == [
         f"fcdp: FCDP_ALLOC=native came after FSDP was imported, {late.format(' import')}",
+        "fcdp: serving 5 of 5 groups; gathers sent 49 % less between nodes so far",
         f"fcdp: FCDP_TAU=0.5 came after the first forward, {late.format('')}",
     ], job.report()
-    assert [line.split()[1] for line in said[0][2:]] == ["saved", "cost"] and said[1] == [], job.report()
+    assert [line.split()[1] for line in said[0][3:]] == ["saved", "cost"] and said[1] == [], job.report()
     assert stats_of(tmp_path)["topology"]["ranks_per_node"] == 1
 
 
