@@ -7,7 +7,6 @@ import shutil
 import sys
 import tempfile
 
-import fcdp
 from fcdp_lab import lab, modes, network, report, results
 
 _DESCRIPTION = """\
@@ -43,6 +42,15 @@ fcdp-doctor SCRIPT says which parameter groups FCDP serves, and why not the othe
 exit status: 0 all ran; 1 a run failed, or --require-equal did not hold; 2 bad arguments; 128+n ended by signal n"""
 
 
+class _Version(argparse.Action):
+    """Asks fcdp when it is wanted: the Python that runs the lab may have none (--python names that of the ranks)."""
+
+    def __call__(self, parser, *_):
+        import fcdp
+
+        parser.exit(message=f"fcdp-lab {fcdp.__version__}\n")
+
+
 def _parser():
     parser = argparse.ArgumentParser(
         prog="fcdp-lab",
@@ -53,7 +61,7 @@ def _parser():
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--version", action="version", version=f"fcdp-lab {fcdp.__version__}")
+    add("--version", action=_Version, nargs=0, help="show program's version number and exit")
     add("--nodes", type=int, default=2, metavar="N", help="emulated nodes (default 2)")
     add("--ranks", type=int, default=2, metavar="G", help="ranks per node (default 2)")
     add("--rate", default="1gbit", help="of every node's link, each way: 1gbit (default), 125mbyte, ..., unlimited")
