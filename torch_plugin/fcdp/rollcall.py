@@ -8,7 +8,7 @@ do the same, and names those that have not. Nothing is written while collectives
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -40,7 +40,7 @@ class RollCall:
 
     def missing(self, number: int) -> str:
         """Called where collective `number` has failed: "did not come: rank 3", or what is known instead. Takes
-        up to GRACE."""
+        up to GRACE, and on the job's first rank up to twice that."""
         try:
             behind = self._behind(number)
         except Exception as error:
@@ -65,7 +65,19 @@ class RollCall:
             return {}
         except Exception:  # its class is another in older torch; a store that is gone fails again below
             at = {rank: int(store.get(f"at/{rank}")) if store.check([f"at/{rank}"]) else None for rank in others}
-        return {rank: n for rank, n in at.items() if n is None or n < number}
+            return {rank: n for rank, n in at.items() if n is None or n < number}
+        finally:
+            self._let_others_read(store, number, others)
+
+    def _let_others_read(self, store: dist.Store, number: int, others: list[int]) -> None:
+        """The job's first rank may hold the store, which ends with it: it goes on when those that ask have their
+        answer."""
+        store.set(f"{number}/{self.me}/read", "")
+        if self.me != 0:
+            return
+        asking = [rank for rank in others if store.check([f"{number}/{rank}"])]
+        with suppress(Exception):  # those that died since do not read
+            store.wait([f"{number}/{rank}/read" for rank in asking], GRACE)
 
 
 def connection(store: dist.Store, timeout: timedelta) -> dist.Store:
