@@ -7,7 +7,7 @@ usage() {
     cat <<'END'
 tools/bench.sh [alloc | trace | --help | --version]
 tools/bench.sh trace --steps [LAB OPTIONS]
-tools/bench.sh overlap [--before] [OPTIONS OF fcdp-overlap]
+tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -32,9 +32,6 @@ waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is use
   --mapping exact    maps and unmaps pages at each use
   --prefetch 0       gathers nothing ahead
   --transport nccl   uses NCCL's entry points, of a double
-  --before           runs the engine that this one replaced, whose worker threads waited on the host. Its sources come
-                     out of the repository's history. It draws no pictures. Measure it on an idle machine: waits on
-                     the host take longer where others use the cores.
 
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
@@ -85,14 +82,6 @@ measure() {         # DRIVER
     run build/release/tests/tiering/bench_tiering_moves
 }
 
-before_build() { bash tools/bench/overlap/before/build.sh; }
-
-overlap_before() {  # OPTIONS OF fcdp-overlap
-    must "The engine before: build" before-build before_build
-    echo
-    run "$(tail -n 1 "$LOGS/before-build.log")" "$@"
-}
-
 # The report's last line comes last, behind what is said of the pictures.
 overlap() {         # OPTIONS OF fcdp-overlap
     local out=$ROOT/build/overlap rc=0 name rank ranks
@@ -129,11 +118,6 @@ case $what in
     trace) targets=(bench_trace) ;;
     *) setup test ;;
 esac
-if [ "$what" = overlap ] && [ "${1:-}" = --before ]; then
-    shift
-    overlap_before "$@"
-    exit
-fi
 if [ "$what" = overlap ]; then
     targets=(fcdp_simgpu fcdp-overlap)
     must "The bench: build" release-build build_benches

@@ -13,8 +13,6 @@
 #include "tools/simgpu/simgpu.h"
 #include "tools/simnccl/simnccl.h"
 
-const engine_traits the_engine = {.name = "", .has_slots = true, .has_nccl = true};
-
 struct engine {
     fcdp_engine *fcdp;
     fcdp_comm *comm;

@@ -187,16 +187,15 @@ static bool parse_one(arguments *a, const char *name, const char *value) {
     if (!strcmp(name, "--scale")) return (a->scale = strtod(value, &end)) > 0 && !*end;
     if (!strcmp(name, "--transport")) {
         a->run.nccl = !strcmp(value, "nccl");
-        return a->run.nccl ? the_engine.has_nccl : !strcmp(value, "net");
+        return a->run.nccl || !strcmp(value, "net");
     }
     if (strcmp(name, "--mapping")) return false;
     a->run.exact = !strcmp(value, "exact");
-    return a->run.exact || (the_engine.has_slots && !strcmp(value, "slots"));
+    return a->run.exact || !strcmp(value, "slots");
 }
 
 static bool parse(arguments *a, int argc, char **argv) {
-    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .exact = !the_engine.has_slots, .prefetch = 2},
-                     .scale = 1};
+    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .prefetch = 2}, .scale = 1};
     for (int i = 1; i < argc; i += 2)
         if (i + 1 == argc || !parse_one(a, argv[i], argv[i + 1])) return false;
     return true;
@@ -220,9 +219,9 @@ int main(int argc, char **argv) {
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED) return 2;
-    printf("%s%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping "
+    printf("%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping "
            "%s, transport %s\n",
-           the_engine.name, N_GROUPS, N_NODES, NODE_SIZE, a.run.prefetch, a.run.exact ? "exact" : "slots",
+           N_GROUPS, N_NODES, NODE_SIZE, a.run.prefetch, a.run.exact ? "exact" : "slots",
            a.run.nccl ? "nccl" : "net");
     for (int i = 0; i < N_RESOURCES; i++) {
         scenario of = scaled(scenarios[i], a.scale);

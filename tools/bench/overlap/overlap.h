@@ -41,14 +41,6 @@ typedef struct run_config {
     const char *sim_library;
 } run_config;
 
-/* What the engine that the program is linked with has been built for, and a
- * name that its first line begins with. */
-typedef struct engine_traits {
-    const char *name;         /* "": this tree's */
-    bool has_slots, has_nccl; /* without slots its mapping is exact */
-} engine_traits;
-extern const engine_traits the_engine;
-
 /* Of one rank, written by it when it is done: of all steps after the warm-up. */
 typedef struct rank_result {
     double step_ms[BOARD_MAX_STEPS];               /* from the end of an optimizer to that of the next */

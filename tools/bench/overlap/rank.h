@@ -1,5 +1,5 @@
-/* rank.h - one rank's state, and what an engine is to the training loop: rank.c has the loop, which is the
- * same for every engine; engine.c the engine of this tree, before/engine.c the one that it replaced.
+/* rank.h - one rank's state, and what an engine is to the training loop: rank.c has the loop, engine.c
+ * the engine.
  *
  * Errors end the process (MUST): nothing here returns one.
  */
