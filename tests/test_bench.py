@@ -1,10 +1,7 @@
 """tools/bench/training.py without a GPU: it says so, and its training loop runs."""
 
 import json
-import os
 import pathlib
-import re
-import shutil
 import subprocess
 import sys
 import types
