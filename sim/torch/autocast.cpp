@@ -1,4 +1,5 @@
-// autocast.cpp - torch.autocast("sim"): which operators get which dtype, by PyTorch's own lists for accelerators.
+// autocast.cpp - torch.autocast("sim"): which operators get which dtype, by PyTorch's own lists for
+// accelerators.
 #include "sim.h"
 
 #include <ATen/autocast_mode.h>
@@ -59,7 +60,8 @@ static void into_float(const OperatorHandle &op, Stack *stack) {
 static void in_widest(const OperatorHandle &op, Stack *stack) {
     c10::ScalarType widest = at::autocast::get_autocast_dtype(kSim);
     auto look = [&](const at::Tensor &tensor) {
-        if (at::autocast::is_eligible(tensor, kSim) && tensor.scalar_type() == c10::kFloat) widest = c10::kFloat;
+        if (at::autocast::is_eligible(tensor, kSim) && tensor.scalar_type() == c10::kFloat)
+            widest = c10::kFloat;
     };
     for (size_t i = stack->size() - n_arguments(op); i < stack->size(); i++) {
         const IValue &value = (*stack)[i];
@@ -94,9 +96,12 @@ TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, library) {
     for (const char *name : lower_precision_names)
         library.impl(name, torch::CppFunction::makeFromBoxedFunction<&in_lower_precision>());
-    for (const char *name : float_names) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&in_float>());
-    for (const char *name : into_float_names) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&into_float>());
-    for (const char *name : widest_names) library.impl(name, torch::CppFunction::makeFromBoxedFunction<&in_widest>());
+    for (const char *name : float_names)
+        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&in_float>());
+    for (const char *name : into_float_names)
+        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&into_float>());
+    for (const char *name : widest_names)
+        library.impl(name, torch::CppFunction::makeFromBoxedFunction<&in_widest>());
     library.impl("binary_cross_entropy", torch::CppFunction::makeFromBoxedFunction<&refuse>());
 }
 

@@ -1,8 +1,9 @@
 // collectives.cpp - "simgloo", the c10d backend for tensors of the simulated device: gloo, in stream order.
 //
-// As with NCCL, a collective is an operation of a stream that the process group owns. It waits there for what was on the
-// current stream when it was called, and Work.wait() makes the stream that is current then wait for it: the host never
-// waits, except in a barrier. The operation runs gloo's collective on CPU aliases of the tensors.
+// As with NCCL, a collective is an operation of a stream that the process group owns. It waits there for what
+// was on the current stream when it was called, and Work.wait() makes the stream that is current then wait
+// for it: the host never waits, except in a barrier. The operation runs gloo's collective on CPU aliases of
+// the tensors.
 //
 // All collectives of a process group run one after the other. Those between startCoalescing and endCoalescing
 // (batch_isend_irecv and the like) are one operation: all of them begin before one is waited for.
@@ -57,8 +58,7 @@ struct SimWork final : c10d::Work {
     EventHandle event = nullptr;
     StreamHandle blocks_host_on = nullptr; // a barrier: waiting for it is the host's
 
-    SimWork(int rank, OpType type) : Work(rank, type) {
-    }
+    SimWork(int rank, OpType type) : Work(rank, type) {}
     ~SimWork() override {
         event_destroy(event);
     }
@@ -102,8 +102,7 @@ struct SimGloo final : c10d::Backend {
     } batch;
 
     explicit SimGloo(c10::intrusive_ptr<c10d::Backend> inner)
-        : Backend(inner->getRank(), inner->getSize()), gloo(std::move(inner)) {
-    }
+        : Backend(inner->getRank(), inner->getSize()), gloo(std::move(inner)) {}
     const std::string getBackendName() const override {
         return "simgloo";
     }
@@ -111,7 +110,8 @@ struct SimGloo final : c10d::Backend {
         return true;
     }
 
-    // Puts one operation on the stream, or adds it to the batch. What it reads and writes is kept by record_stream.
+    // Puts one operation on the stream, or adds it to the batch. What it reads and writes is kept by
+    // record_stream.
     WorkPtr put(const char *name, OpType type, const Tensors &inputs, const Tensors &outputs, Start start) {
         if (batch.on) {
             batch.inputs.insert(batch.inputs.end(), inputs.begin(), inputs.end());
@@ -122,8 +122,8 @@ struct SimGloo final : c10d::Backend {
         std::vector<Access> accesses;
         auto touch = [&](const Tensors &tensors, bool writes) {
             for (const Tensor &tensor : tensors) {
-                TORCH_CHECK(tensor.device().type() == kSim, "simgloo serves tensors of the simulated device; this is on ",
-                            tensor.device());
+                TORCH_CHECK(tensor.device().type() == kSim,
+                            "simgloo serves tensors of the simulated device; this is on ", tensor.device());
                 add_access(accesses, tensor, writes);
                 record_stream(tensor.storage().data_ptr(), stream);
             }
@@ -150,14 +150,16 @@ struct SimGloo final : c10d::Backend {
         c10::StreamGuard guard(stream_of(stream));
         work->future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
                                                                 std::vector<c10::Device>{device()});
-        work->future->markCompleted(c10::IValue(outputs)); // behind the operation: the future records an event
+        work->future->markCompleted(
+            c10::IValue(outputs)); // behind the operation: the future records an event
         return work;
     }
 
     // `call` begins one collective of gloo.
     template <class Call>
     WorkPtr put_one(const char *name, OpType type, const Tensors &inputs, const Tensors &outputs, Call call) {
-        return put(name, type, inputs, outputs, [call = std::move(call)]() mutable { return std::vector<WorkPtr>{call()}; });
+        return put(name, type, inputs, outputs,
+                   [call = std::move(call)]() mutable { return std::vector<WorkPtr>{call()}; });
     }
 
     void startCoalescing() override {
@@ -185,8 +187,9 @@ struct SimGloo final : c10d::Backend {
                        [g = gloo, t = cpu(tensors), options]() mutable { return g->allreduce(t, options); });
     }
     WorkPtr allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override {
-        return put_one("all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, {}, tensors,
-                       [g = gloo, t = cpu(tensors), options]() mutable { return g->allreduce_coalesced(t, options); });
+        return put_one(
+            "all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, {}, tensors,
+            [g = gloo, t = cpu(tensors), options]() mutable { return g->allreduce_coalesced(t, options); });
     }
     WorkPtr reduce(Tensors &tensors, const c10d::ReduceOptions &options) override {
         return put_one("reduce", OpType::REDUCE, {}, tensors,
@@ -209,25 +212,32 @@ struct SimGloo final : c10d::Backend {
         return put("all_gather_into_tensor_coalesced", OpType::COALESCED, inputs, outputs,
                    [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable {
                        std::vector<WorkPtr> begun;
-                       for (size_t k = 0; k < o.size(); k++) begun.push_back(g->_allgather_base(o[k], i[k], options));
+                       for (size_t k = 0; k < o.size(); k++)
+                           begun.push_back(g->_allgather_base(o[k], i[k], options));
                        return begun;
                    });
     }
     WorkPtr gather(TensorLists &outputs, Tensors &inputs, const c10d::GatherOptions &options) override {
         return put_one("gather", OpType::GATHER, inputs, flat(outputs),
-                       [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable { return g->gather(o, i, options); });
+                       [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable {
+                           return g->gather(o, i, options);
+                       });
     }
     WorkPtr scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &options) override {
         return put_one("scatter", OpType::SCATTER, flat(inputs), outputs,
-                       [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable { return g->scatter(o, i, options); });
+                       [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable {
+                           return g->scatter(o, i, options);
+                       });
     }
-    WorkPtr reduce_scatter(Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &options) override {
+    WorkPtr reduce_scatter(Tensors &outputs, TensorLists &inputs,
+                           const c10d::ReduceScatterOptions &options) override {
         return put_one("reduce_scatter", OpType::REDUCE_SCATTER, flat(inputs), outputs,
                        [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable {
                            return g->reduce_scatter(o, i, options);
                        });
     }
-    WorkPtr _reduce_scatter_base(Tensor &output, Tensor &input, const c10d::ReduceScatterOptions &options) override {
+    WorkPtr _reduce_scatter_base(Tensor &output, Tensor &input,
+                                 const c10d::ReduceScatterOptions &options) override {
         return put_one("reduce_scatter_tensor", OpType::_REDUCE_SCATTER_BASE, {input}, {output},
                        [g = gloo, o = as_cpu(output), i = as_cpu(input), options]() mutable {
                            return g->_reduce_scatter_base(o, i, options);
@@ -245,10 +255,11 @@ struct SimGloo final : c10d::Backend {
     }
     WorkPtr alltoall_base(Tensor &output, Tensor &input, std::vector<int64_t> &output_sizes,
                           std::vector<int64_t> &input_sizes, const c10d::AllToAllOptions &options) override {
-        return put_one("all_to_all_single", OpType::ALLTOALL_BASE, {input}, {output},
-                       [g = gloo, o = as_cpu(output), i = as_cpu(input), output_sizes, input_sizes, options]() mutable {
-                           return g->alltoall_base(o, i, output_sizes, input_sizes, options);
-                       });
+        return put_one(
+            "all_to_all_single", OpType::ALLTOALL_BASE, {input}, {output},
+            [g = gloo, o = as_cpu(output), i = as_cpu(input), output_sizes, input_sizes, options]() mutable {
+                return g->alltoall_base(o, i, output_sizes, input_sizes, options);
+            });
     }
     // gloo has none for lists: each pair of ranks exchanges its tensors, all at once.
     WorkPtr alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &) override {
@@ -277,7 +288,8 @@ struct SimGloo final : c10d::Backend {
                        [g = gloo, t = cpu(tensors), peer, tag]() mutable { return g->recv(t, peer, tag); });
     }
     WorkPtr barrier(const c10d::BarrierOptions &options) override {
-        WorkPtr work = put_one("barrier", OpType::BARRIER, {}, {}, [g = gloo, options] { return g->barrier(options); });
+        WorkPtr work = put_one("barrier", OpType::BARRIER, {}, {},
+                               [g = gloo, options] { return g->barrier(options); });
         if (work) static_cast<SimWork *>(work.get())->blocks_host_on = stream;
         return work;
     }

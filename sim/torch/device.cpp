@@ -1,14 +1,16 @@
 // device.cpp - what PyTorch calls a device, by simgpu's driver calls: its streams, events, guard and hooks.
 //
-// A torch stream is a simgpu stream (its id is the handle, the default stream is the null stream), a torch event a
-// simgpu event. Work put on a stream runs on that stream's thread, behind the host, in the order that CUDA promises;
-// simgpu knows each operation's reads and writes, and with FCDP_SIM_RACES=1 refuses two that nothing orders.
+// A torch stream is a simgpu stream (its id is the handle, the default stream is the null stream), a torch
+// event a simgpu event. Work put on a stream runs on that stream's thread, behind the host, in the order that
+// CUDA promises; simgpu knows each operation's reads and writes, and with FCDP_SIM_RACES=1 refuses two that
+// nothing orders.
 //
-// A process has one simulated device, as a process under CUDA_VISIBLE_DEVICES has. torch is told of as many as the node
-// has ranks, so that a script's set_device(local_rank) works: the first index that is used is this process's own.
+// A process has one simulated device, as a process under CUDA_VISIBLE_DEVICES has. torch is told of as many
+// as the node has ranks, so that a script's set_device(local_rank) works: the first index that is used is
+// this process's own.
 //
-// All calls of the driver are in this file. An operation that throws on its stream is latched: the host's next
-// synchronisation raises it, as CUDA reports a kernel's failure.
+// All calls of the driver are in this file. An operation that throws on its stream is latched: the host's
+// next synchronisation raises it, as CUDA reports a kernel's failure.
 #include "sim.h"
 
 #include <ATen/Parallel.h>
@@ -32,29 +34,29 @@ using c10::Stream;
 
 // ---- the driver ----
 
-#define SIM_CALLS(X)                                                                                                   \
-    X(cuInit)                                                                                                          \
-    X(cuDevicePrimaryCtxRetain)                                                                                        \
-    X(cuCtxSetCurrent)                                                                                                 \
-    X(cuCtxSynchronize)                                                                                                \
-    X(cuMemGetInfo_v2)                                                                                                 \
-    X(cuStreamCreateWithPriority)                                                                                      \
-    X(cuStreamSynchronize)                                                                                             \
-    X(cuStreamQuery)                                                                                                   \
-    X(cuStreamWaitEvent)                                                                                               \
-    X(cuEventCreate)                                                                                                   \
-    X(cuEventDestroy_v2)                                                                                               \
-    X(cuEventRecord)                                                                                                   \
-    X(cuEventQuery)                                                                                                    \
-    X(cuEventSynchronize)                                                                                              \
-    X(cuEventElapsedTime_v2)                                                                                           \
-    X(cuMemcpyHtoDAsync_v2)                                                                                            \
-    X(cuMemcpyDtoHAsync_v2)                                                                                            \
-    X(cuMemcpyDtoDAsync_v2)                                                                                            \
-    X(cuMemHostRegister_v2)                                                                                            \
-    X(cuMemHostUnregister)                                                                                             \
-    X(cuGetErrorName)                                                                                                  \
-    X(simgpu_launch)                                                                                                   \
+#define SIM_CALLS(X)                                                                                         \
+    X(cuInit)                                                                                                \
+    X(cuDevicePrimaryCtxRetain)                                                                              \
+    X(cuCtxSetCurrent)                                                                                       \
+    X(cuCtxSynchronize)                                                                                      \
+    X(cuMemGetInfo_v2)                                                                                       \
+    X(cuStreamCreateWithPriority)                                                                            \
+    X(cuStreamSynchronize)                                                                                   \
+    X(cuStreamQuery)                                                                                         \
+    X(cuStreamWaitEvent)                                                                                     \
+    X(cuEventCreate)                                                                                         \
+    X(cuEventDestroy_v2)                                                                                     \
+    X(cuEventRecord)                                                                                         \
+    X(cuEventQuery)                                                                                          \
+    X(cuEventSynchronize)                                                                                    \
+    X(cuEventElapsedTime_v2)                                                                                 \
+    X(cuMemcpyHtoDAsync_v2)                                                                                  \
+    X(cuMemcpyDtoHAsync_v2)                                                                                  \
+    X(cuMemcpyDtoDAsync_v2)                                                                                  \
+    X(cuMemHostRegister_v2)                                                                                  \
+    X(cuMemHostUnregister)                                                                                   \
+    X(cuGetErrorName)                                                                                        \
+    X(simgpu_launch)                                                                                         \
     X(simgpu_unordered)
 
 static struct {
@@ -87,7 +89,8 @@ static void raise_latched() {
     TORCH_CHECK(text.empty(), "sim: an operation on a stream failed: ", text);
 }
 
-// An error of the driver. Behind 700 there is most often an order that is missing, of which simgpu knows more.
+// An error of the driver. Behind 700 there is most often an order that is missing, of which simgpu knows
+// more.
 static void check(CUresult result, const char *what) {
     if (result == CUDA_SUCCESS) return;
     raise_latched();
@@ -111,9 +114,10 @@ void setup(const Setup &from) {
     TORCH_CHECK(!driver.context, "sim: the device is set up already");
     void *library = dlopen(from.library.c_str(), RTLD_NOW);
     TORCH_CHECK(library, "sim: cannot load the simulated driver: ", dlerror());
-#define X(name)                                                                                                        \
-    driver.name = reinterpret_cast<decltype(driver.name)>(dlsym(library, #name));                                      \
-    TORCH_CHECK(driver.name, "sim: ", from.library, " has no ", #name, "; build it again with tools/setup.sh");
+#define X(name)                                                                                              \
+    driver.name = reinterpret_cast<decltype(driver.name)>(dlsym(library, #name));                            \
+    TORCH_CHECK(driver.name, "sim: ", from.library, " has no ", #name,                                       \
+                "; build it again with tools/setup.sh");
     SIM_CALLS(X)
 #undef X
     given = from;
@@ -123,8 +127,8 @@ void setup(const Setup &from) {
 
 // ---- the current device and stream ----
 
-static std::atomic<int> own_index{-1};         // this process's one; -1: not chosen yet
-static thread_local int thread_index = -1;     // what this thread has set; -1: as the process
+static std::atomic<int> own_index{-1};     // this process's one; -1: not chosen yet
+static thread_local int thread_index = -1; // what this thread has set; -1: as the process
 static thread_local CUstream thread_stream = nullptr;
 
 static int current_index() {
@@ -139,7 +143,8 @@ Device device() {
 void use(DeviceIndex index) {
     int own = -1;
     if (own_index.compare_exchange_strong(own, index)) return;
-    TORCH_CHECK(own == index, "sim: this process simulates sim:", own, " alone and cannot use sim:", int(index),
+    TORCH_CHECK(own == index, "sim: this process simulates sim:", own,
+                " alone and cannot use sim:", int(index),
                 "; give each rank one index, by torch.sim.set_device(local_rank) before its first tensor");
 }
 
@@ -196,7 +201,9 @@ static bool is_done(CUresult result, const char *what) {
 void event_record(EventHandle *event, StreamHandle stream, bool timed) {
     need_context();
     auto *made = static_cast<CUevent>(*event);
-    if (!made) check(driver.cuEventCreate(&made, timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING), "cuEventCreate");
+    if (!made)
+        check(driver.cuEventCreate(&made, timed ? CU_EVENT_DEFAULT : CU_EVENT_DISABLE_TIMING),
+              "cuEventCreate");
     *event = made;
     check(driver.cuEventRecord(made, static_cast<CUstream>(stream)), "cuEventRecord");
 }
@@ -242,7 +249,8 @@ std::pair<size_t, size_t> memory_info() {
 
 using Body = std::function<void()>;
 
-// On the stream's thread. One CPU thread per operator: what a kernel rounds must not depend on how many there are.
+// On the stream's thread. One CPU thread per operator: what a kernel rounds must not depend on how many there
+// are.
 static void run_body(void *data) {
     std::unique_ptr<Body> body(static_cast<Body *>(data));
     static thread_local bool is_prepared = false;
@@ -257,12 +265,14 @@ static void run_body(void *data) {
     }
 }
 
-void launch(StreamHandle stream, const char *name, const std::vector<Access> &accesses, uint64_t duration_ns, Body body) {
+void launch(StreamHandle stream, const char *name, const std::vector<Access> &accesses, uint64_t duration_ns,
+            Body body) {
     need_context();
     auto *on = static_cast<CUstream>(stream);
     simgpu_kernel kernel{};
     kernel.name = name;
-    // A kernel names so many accesses. What is more is declared by kernels without a body, right in front of it.
+    // A kernel names so many accesses. What is more is declared by kernels without a body, right in front of
+    // it.
     for (const Access &access : accesses) {
         if (kernel.n_accesses == SIMGPU_MAX_ACCESSES) {
             check(static_cast<CUresult>(driver.simgpu_launch(on, &kernel)), name);
@@ -283,9 +293,11 @@ void copy_bytes(Copy kind, void *dst, const void *src, size_t bytes, StreamHandl
     auto *on = static_cast<CUstream>(stream);
     auto to = reinterpret_cast<CUdeviceptr>(dst), from = reinterpret_cast<CUdeviceptr>(src);
     switch (kind) {
-    case Copy::kToDevice: return check(driver.cuMemcpyHtoDAsync_v2(to, src, bytes, on), "a copy to the device");
+    case Copy::kToDevice:
+        return check(driver.cuMemcpyHtoDAsync_v2(to, src, bytes, on), "a copy to the device");
     case Copy::kToHost: return check(driver.cuMemcpyDtoHAsync_v2(dst, from, bytes, on), "a copy to the host");
-    case Copy::kOnDevice: return check(driver.cuMemcpyDtoDAsync_v2(to, from, bytes, on), "a copy on the device");
+    case Copy::kOnDevice:
+        return check(driver.cuMemcpyDtoDAsync_v2(to, from, bytes, on), "a copy on the device");
     }
 }
 
@@ -345,7 +357,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     DeviceIndex deviceCount() const noexcept override {
         return static_cast<DeviceIndex>(given.n_devices);
     }
-    void record(void **event, const Stream &stream, const DeviceIndex, const c10::EventFlag flag) const override {
+    void record(void **event, const Stream &stream, const DeviceIndex,
+                const c10::EventFlag flag) const override {
         event_record(event, handle_of(stream), flag == c10::EventFlag::BACKEND_DEFAULT);
     }
     void block(void *event, const Stream &stream) const override {
@@ -378,7 +391,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     double elapsedTime(void *begin, void *end, const DeviceIndex) const override {
         need_context();
         float milliseconds;
-        check(driver.cuEventElapsedTime_v2(&milliseconds, static_cast<CUevent>(begin), static_cast<CUevent>(end)),
+        check(driver.cuEventElapsedTime_v2(&milliseconds, static_cast<CUevent>(begin),
+                                           static_cast<CUevent>(end)),
               "cuEventElapsedTime (were both events made with enable_timing=True, and recorded?)");
         return milliseconds;
     }

@@ -1,9 +1,9 @@
 // memory.cpp - bytes: tensors from fcdp_alloc on simgpu's pages, and pinned host memory.
 //
-// A tensor's memory comes from the hooks that FCDP gives PyTorch's pluggable CUDA allocator, so that tensors and gathered
-// parameters share one pool here too. A freed block is used again in the order of the stream on which it was made, and
-// behind every stream that record_stream named. simgpu's pages are mapped into this process: PyTorch's CPU kernels
-// compute on them.
+// A tensor's memory comes from the hooks that FCDP gives PyTorch's pluggable CUDA allocator, so that tensors
+// and gathered parameters share one pool here too. A freed block is used again in the order of the stream on
+// which it was made, and behind every stream that record_stream named. simgpu's pages are mapped into this
+// process: PyTorch's CPU kernels compute on them.
 //
 // Pinned memory is PyTorch's own caching host allocator over memory that simgpu has registered.
 #include "sim.h"
@@ -95,7 +95,8 @@ void record_stream(const c10::DataPtr &data, StreamHandle stream) {
 // The bytes move in the order of the current stream, as on CUDA: the old block is free behind the copy.
 void storage_resize(const c10::Storage &storage, size_t bytes) {
     c10::StorageImpl *impl = storage.unsafeGetStorageImpl();
-    TORCH_CHECK(impl->resizable(), "sim: a storage whose memory belongs to another library cannot be resized");
+    TORCH_CHECK(impl->resizable(),
+                "sim: a storage whose memory belongs to another library cannot be resized");
     c10::DataPtr fresh = device_allocator.allocate(bytes);
     size_t kept_bytes = std::min(bytes, impl->nbytes());
     if (kept_bytes) copy_bytes(Copy::kOnDevice, fresh.get(), impl->data(), kept_bytes, current());

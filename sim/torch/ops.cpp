@@ -1,18 +1,19 @@
 // ops.cpp - how an operator runs on the simulated device: PyTorch's CPU kernel, behind the host.
 //
 // fallback() is the kernel of every operator that has none of its own here:
-//   1. the operator's Meta kernel says what the outputs are like (remembered by the arguments' shapes and dtypes;
-//      where Meta is wrong about the CPU's, the first run with such arguments is waited for, and says it);
+//   1. the operator's Meta kernel says what the outputs are like (remembered by the arguments' shapes and
+//      dtypes; where Meta is wrong about the CPU's, the first run with such arguments is waited for, and says
+//      it);
 //   2. the outputs are allocated from fcdp_alloc;
-//   3. a simgpu kernel is launched on the current stream: it runs the operator's CPU kernel on CPU tensors that alias the
-//      same bytes, and copies what the CPU kernel returned into the outputs;
-//   4. the operator's schema says what is read and what is written, and simgpu is told, so that its race check sees
-//      operators by name.
-// The aliases hold nothing: a tensor that is freed before its operator has run is as good as one on CUDA, since
-// fcdp_alloc gives its memory to nobody who could come earlier in stream order.
+//   3. a simgpu kernel is launched on the current stream: it runs the operator's CPU kernel on CPU tensors
+//      that alias the same bytes, and copies what the CPU kernel returned into the outputs;
+//   4. the operator's schema says what is read and what is written, and simgpu is told, so that its race
+//      check sees operators by name.
+// The aliases hold nothing: a tensor that is freed before its operator has run is as good as one on CUDA,
+// since fcdp_alloc gives its memory to nobody who could come earlier in stream order.
 //
-// The host waits where an answer is needed at once: for operators that return a number, whose outputs' shapes depend on
-// values, or that have no Meta kernel.
+// The host waits where an answer is needed at once: for operators that return a number, whose outputs' shapes
+// depend on values, or that have no Meta kernel.
 #include "sim.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -64,7 +65,8 @@ at::Tensor as_cpu(const at::Tensor &tensor) {
     alias.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
     if (tensor.is_conj()) alias._set_conj(true);
     if (tensor.is_neg()) alias._set_neg(true);
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) alias.unsafeGetTensorImpl()->set_wrapped_number(true);
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+        alias.unsafeGetTensorImpl()->set_wrapped_number(true);
     return alias;
 }
 
@@ -103,22 +105,30 @@ static bool writes_to(const c10::Argument &argument) {
 
 // ---- what is known of an operator, once ----
 
-// kWrong: its answer is not what the CPU's kernel returns, so that is learned from the first run with such arguments.
+// kWrong: its answer is not what the CPU's kernel returns, so that is learned from the first run with such
+// arguments.
 enum class Meta { kAsked, kNone, kWrong };
 
 struct Op {
     std::string name;
-    bool returns_tensors = true;   // and lists of them, nothing else
-    bool returns_fresh = false;    // at least one that is not an argument
-    bool waits = false;            // the shapes of its outputs, or its answer, are values of the device
+    bool returns_tensors = true;    // and lists of them, nothing else
+    bool returns_fresh = false;     // at least one that is not an argument
+    bool waits = false;             // the shapes of its outputs, or its answer, are values of the device
     bool takes_cpu_indices = false; // as index_put_ does, on CUDA too
-    int generator = -1;            // the argument's number
+    int generator = -1;             // the argument's number
     bool draws = false;
     std::vector<int> returned_argument; // of each return: the argument that it is, or -1
     std::vector<int> also_writes;       // arguments that the schema forgets to mark
-    enum class Cost { kBytes, kMatmul, kConvolution, kConvolutionBackward, kAttention, kAttentionBackward } cost = Cost::kBytes;
+    enum class Cost {
+        kBytes,
+        kMatmul,
+        kConvolution,
+        kConvolutionBackward,
+        kAttention,
+        kAttentionBackward
+    } cost = Cost::kBytes;
     std::atomic<Meta> meta{Meta::kAsked};
-    std::mutex lock; // of `outputs`
+    std::mutex lock;                                              // of `outputs`
     std::unordered_map<std::string, std::vector<IValue>> outputs; // Meta's answers, by describe()
     std::atomic<uint64_t> n_waits{0};
 };
@@ -139,18 +149,22 @@ static void learn(Op &op, const OperatorHandle &handle) {
         int returned = -1;
         for (size_t i = 0; result.alias_info() && i < schema.arguments().size(); i++) {
             const auto *info = schema.arguments()[i].alias_info();
-            if (info && info->beforeSets() == result.alias_info()->beforeSets()) returned = static_cast<int>(i);
+            if (info && info->beforeSets() == result.alias_info()->beforeSets())
+                returned = static_cast<int>(i);
         }
-        TORCH_CHECK_NOT_IMPLEMENTED(!result.alias_info() || (returned >= 0 && writes_to(result)), "sim: ", op.name,
-                                    " returns a view and is not implemented on the simulated device; see tensors.cpp");
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            !result.alias_info() || (returned >= 0 && writes_to(result)), "sim: ", op.name,
+            " returns a view and is not implemented on the simulated device; see tensors.cpp");
         op.returned_argument.push_back(returned);
         op.returns_fresh = op.returns_fresh || returned < 0;
     }
-    op.draws = handle.hasTag(at::Tag::nondeterministic_seeded) && op.name.find("aten::_scaled_dot_product") != 0;
+    op.draws = handle.hasTag(at::Tag::nondeterministic_seeded) &&
+               op.name.find("aten::_scaled_dot_product") != 0;
     op.waits = !op.returns_tensors || handle.hasTag(at::Tag::data_dependent_output) ||
                handle.hasTag(at::Tag::dynamic_output_shape);
-    op.takes_cpu_indices = op.name == "aten::index" || op.name == "aten::index_put_" || op.name == "aten::index_put" ||
-                           op.name == "aten::_index_put_impl_" || op.name == "aten::_unsafe_index";
+    op.takes_cpu_indices = op.name == "aten::index" || op.name == "aten::index_put_" ||
+                           op.name == "aten::index_put" || op.name == "aten::_index_put_impl_" ||
+                           op.name == "aten::_unsafe_index";
     if (op.name == "aten::native_batch_norm") op.also_writes = {3, 4};
     // mean and rstd are float in Meta, as on CUDA, and of the input's dtype on the CPU
     if (op.name == "aten::native_layer_norm" || op.name == "aten::native_group_norm") op.meta = Meta::kWrong;
@@ -191,7 +205,8 @@ std::vector<std::pair<std::string, uint64_t>> waited_ops(bool reset) {
     std::lock_guard<std::mutex> guard(ops_lock);
     std::vector<std::pair<std::string, uint64_t>> found;
     for (auto &[key, op] : ops)
-        if (op && op->n_waits) found.emplace_back(op->name, reset ? op->n_waits.exchange(0) : op->n_waits.load());
+        if (op && op->n_waits)
+            found.emplace_back(op->name, reset ? op->n_waits.exchange(0) : op->n_waits.load());
     return found;
 }
 
@@ -199,7 +214,9 @@ std::vector<std::pair<std::string, uint64_t>> waited_ops(bool reset) {
 
 // Appends all that a Meta kernel may look at; false where an argument is of a kind that is not known here.
 static bool describe(std::string &text, const IValue &value) {
-    auto put = [&](const auto &number) { text.append(reinterpret_cast<const char *>(&number), sizeof number); };
+    auto put = [&](const auto &number) {
+        text.append(reinterpret_cast<const char *>(&number), sizeof number);
+    };
     auto put_all = [&](const auto &list) {
         put(list.size());
         for (auto item : list) put(item);
@@ -207,33 +224,43 @@ static bool describe(std::string &text, const IValue &value) {
     auto put_tensor = [&](const at::Tensor &tensor) {
         if (!tensor.defined()) return text.push_back('u');
         text.push_back('t');
-        auto flags = tensor.is_conj() | tensor.is_neg() << 1 | tensor.unsafeGetTensorImpl()->is_wrapped_number() << 2 |
-                     is_sim(tensor) << 3;
+        auto flags = tensor.is_conj() | tensor.is_neg() << 1 |
+                     tensor.unsafeGetTensorImpl()->is_wrapped_number() << 2 | is_sim(tensor) << 3;
         put(tensor.scalar_type());
         put(flags);
         put_all(tensor.sizes());
         put_all(tensor.strides());
     };
-    if (value.isNone()) text.push_back('n');
-    else if (value.isTensor()) put_tensor(value.toTensor());
+    if (value.isNone())
+        text.push_back('n');
+    else if (value.isTensor())
+        put_tensor(value.toTensor());
     else if (value.isTensorList()) {
         auto list = value.toTensorVector();
         text.push_back('l');
         put(list.size());
         for (const at::Tensor &tensor : list) put_tensor(tensor);
-    } else if (value.isBool()) text.push_back(value.toBool() ? '1' : '0');
-    else if (value.isInt()) text.push_back('i'), put(value.toInt());
-    else if (value.isDouble()) text.push_back('d'), put(value.toDouble());
-    else if (value.isIntList()) text.push_back('I'), put_all(value.toIntVector());
-    else if (value.isDoubleList()) text.push_back('D'), put_all(value.toDoubleVector());
+    } else if (value.isBool())
+        text.push_back(value.toBool() ? '1' : '0');
+    else if (value.isInt())
+        text.push_back('i'), put(value.toInt());
+    else if (value.isDouble())
+        text.push_back('d'), put(value.toDouble());
+    else if (value.isIntList())
+        text.push_back('I'), put_all(value.toIntVector());
+    else if (value.isDoubleList())
+        text.push_back('D'), put_all(value.toDoubleVector());
     else if (value.isBoolList()) {
         text.push_back('B');
         auto list = value.toBoolList();
         put(list.size());
         for (bool item : list) put(item);
-    } else if (value.isString()) text.push_back('s'), text += value.toStringRef(), text.push_back('\0');
-    else if (value.isDevice()) text.push_back('v'), put(value.toDevice().type());
-    else return false;
+    } else if (value.isString())
+        text.push_back('s'), text += value.toStringRef(), text.push_back('\0');
+    else if (value.isDevice())
+        text.push_back('v'), put(value.toDevice().type());
+    else
+        return false;
     return true;
 }
 
@@ -242,7 +269,8 @@ static at::Tensor as_meta(const at::Tensor &tensor) {
     auto like = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
     if (tensor.is_conj()) like._set_conj(true);
     if (tensor.is_neg()) like._set_neg(true);
-    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) like.unsafeGetTensorImpl()->set_wrapped_number(true);
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+        like.unsafeGetTensorImpl()->set_wrapped_number(true);
     return like;
 }
 
@@ -279,8 +307,9 @@ static bool outputs_like(Op &op, const OperatorHandle &handle, at::ArrayRef<IVal
     if (op.meta == Meta::kWrong) return false;
     Stack meta;
     for (size_t i = 0; i < arguments.size(); i++)
-        meta.push_back(static_cast<int>(i) == op.generator ? IValue()
-                                                           : with_device(each_tensor(arguments[i], as_meta), c10::kMeta));
+        meta.push_back(static_cast<int>(i) == op.generator
+                           ? IValue()
+                           : with_device(each_tensor(arguments[i], as_meta), c10::kMeta));
     try {
         handle.callBoxed(&meta);
     } catch (const c10::NotImplementedError &) {
@@ -328,28 +357,32 @@ static double flops_of(const Op &op, at::ArrayRef<IValue> arguments) {
     case Op::Cost::kBytes: return 0;
     case Op::Cost::kMatmul: { // ... [m, k] x [k, n]: the last two matrices; an out= follows them
         size_t first = op.name == "aten::mm" || op.name == "aten::bmm" ? 0 : 1;
-        return tensors.size() < first + 2
-                   ? 0
-                   : 2.0 * static_cast<double>(tensors[first].numel()) * static_cast<double>(tensors[first + 1].size(-1));
+        return tensors.size() < first + 2 ? 0
+                                          : 2.0 * static_cast<double>(tensors[first].numel()) *
+                                                static_cast<double>(tensors[first + 1].size(-1));
     }
     case Op::Cost::kConvolution:
-    case Op::Cost::kConvolutionBackward: { // a multiplication for each weight and place of the input, strides aside
+    case Op::Cost::
+        kConvolutionBackward: { // a multiplication for each weight and place of the input, strides aside
         bool forward = op.cost == Op::Cost::kConvolution;
         const at::Tensor &input = tensors[forward ? 0 : 1], &weight = tensors[forward ? 1 : 2];
-        return (forward ? 2.0 : 4.0) * static_cast<double>(input.numel()) * static_cast<double>(weight.numel()) /
+        return (forward ? 2.0 : 4.0) * static_cast<double>(input.numel()) *
+               static_cast<double>(weight.numel()) /
                static_cast<double>(std::max<int64_t>(weight.size(1), 1));
     }
     case Op::Cost::kAttention:
     case Op::Cost::kAttentionBackward: {
         size_t query = op.cost == Op::Cost::kAttention ? 0 : 1; // behind the gradient
-        double forward = 4.0 * static_cast<double>(tensors[query].numel()) * static_cast<double>(tensors[query + 1].size(-2));
+        double forward = 4.0 * static_cast<double>(tensors[query].numel()) *
+                         static_cast<double>(tensors[query + 1].size(-2));
         return op.cost == Op::Cost::kAttention ? forward : 2.5 * forward;
     }
     }
     return 0;
 }
 
-static uint64_t duration_ns(const Op &op, at::ArrayRef<IValue> arguments, const std::vector<Access> &accesses) {
+static uint64_t duration_ns(const Op &op, at::ArrayRef<IValue> arguments,
+                            const std::vector<Access> &accesses) {
     double by_flops = flops_per_ns > 0 ? flops_of(op, arguments) / flops_per_ns : 0, bytes = 0;
     if (bytes_per_ns > 0)
         for (const Access &access : accesses) bytes += static_cast<double>(access.bytes);
@@ -363,9 +396,10 @@ static IValue for_cpu(const Op &op, const IValue &value) {
     return with_device(each_tensor(value,
                                    [&](const at::Tensor &tensor) {
                                        if (is_sim(tensor)) return as_cpu(tensor);
-                                       TORCH_CHECK(tensor.dim() == 0 || op.takes_cpu_indices || !tensor.is_cpu(),
-                                                   "Expected all tensors to be on the same device, but ", op.name,
-                                                   " got one on ", device(), " and one on ", tensor.device());
+                                       TORCH_CHECK(
+                                           tensor.dim() == 0 || op.takes_cpu_indices || !tensor.is_cpu(),
+                                           "Expected all tensors to be on the same device, but ", op.name,
+                                           " got one on ", device(), " and one on ", tensor.device());
                                        // the script may write into its own before the kernel runs
                                        bool is_constant = tensor.unsafeGetTensorImpl()->is_wrapped_number();
                                        return is_constant ? tensor : tensor.clone();
@@ -375,9 +409,9 @@ static IValue for_cpu(const Op &op, const IValue &value) {
 
 static void copy_into(const Op &op, const at::Tensor &to, const at::Tensor &from) {
     if (!to.defined() || !from.defined()) return;
-    TORCH_CHECK(to.sizes() == from.sizes() && to.scalar_type() == from.scalar_type(), op.name, ": its Meta kernel says ",
-                to.sizes(), " of ", to.scalar_type(), ", its CPU kernel returned ", from.sizes(), " of ",
-                from.scalar_type(), "; register another form of it in tensors.cpp");
+    TORCH_CHECK(to.sizes() == from.sizes() && to.scalar_type() == from.scalar_type(), op.name,
+                ": its Meta kernel says ", to.sizes(), " of ", to.scalar_type(), ", its CPU kernel returned ",
+                from.sizes(), " of ", from.scalar_type(), "; register another form of it in tensors.cpp");
     to.copy_(from);
 }
 
@@ -390,19 +424,23 @@ struct Call {
     Call(Op &op, const OperatorHandle &handle, at::ArrayRef<IValue> given) : op(op), handle(handle) {
         const auto &arguments = handle.schema().arguments();
         for (size_t i = 0; i < given.size(); i++) {
-            bool writes = writes_to(arguments[i]) || std::count(op.also_writes.begin(), op.also_writes.end(), int(i));
+            bool writes = writes_to(arguments[i]) ||
+                          std::count(op.also_writes.begin(), op.also_writes.end(), int(i));
             each_tensor(given[i], [&](const at::Tensor &tensor) {
                 add_access(accesses, tensor, writes);
                 return tensor;
             });
             if (static_cast<int>(i) == op.generator) {
-                auto asked = given[i].isNone() ? std::nullopt : std::optional<at::Generator>(given[i].toGenerator());
+                auto asked = given[i].isNone() ? std::nullopt
+                                               : std::optional<at::Generator>(given[i].toGenerator());
                 cpu.push_back(op.draws || asked ? IValue(generator_for_kernel(asked)) : IValue());
-            } else cpu.push_back(for_cpu(op, given[i]));
+            } else
+                cpu.push_back(for_cpu(op, given[i]));
         }
-        TORCH_CHECK_NOT_IMPLEMENTED(!op.draws || op.generator >= 0, "sim: ", op.name,
-                                    " draws random numbers without a generator, so its numbers could not be the "
-                                    "device's own; write it with an operator that takes one");
+        TORCH_CHECK_NOT_IMPLEMENTED(
+            !op.draws || op.generator >= 0, "sim: ", op.name,
+            " draws random numbers without a generator, so its numbers could not be the "
+            "device's own; write it with an operator that takes one");
     }
 
     // On the stream's thread. A kernel that resizes what it writes into has resized the alias alone.
@@ -418,8 +456,9 @@ struct Call {
                 });
         handle.callBoxed(&cpu);
         for (auto &[tensor, numel] : written)
-            TORCH_CHECK(tensor.numel() == numel, op.name, " resized a tensor that it was to write into, from ", numel,
-                        " to ", tensor.numel(), " elements; give it one of the right size");
+            TORCH_CHECK(tensor.numel() == numel, op.name,
+                        " resized a tensor that it was to write into, from ", numel, " to ", tensor.numel(),
+                        " elements; give it one of the right size");
     }
 };
 
@@ -435,22 +474,24 @@ static void put_returns(const Op &op, Stack *stack, at::ArrayRef<IValue> given, 
 // The host waits for the operator, and then knows what it returned.
 static void run_and_wait(Op &op, const OperatorHandle &handle, Stack *stack, at::ArrayRef<IValue> given) {
     auto call = std::make_shared<Call>(op, handle, given);
-    launch(current(), op.name.c_str(), call->accesses, duration_ns(op, given, call->accesses), [call] { call->run(); });
+    launch(current(), op.name.c_str(), call->accesses, duration_ns(op, given, call->accesses),
+           [call] { call->run(); });
     stream_synchronize(current());
-    if (op.meta == Meta::kWrong) learn_outputs(op, given, call->cpu);
-    else counts.waited++, op.n_waits++;
+    if (op.meta == Meta::kWrong)
+        learn_outputs(op, given, call->cpu);
+    else
+        counts.waited++, op.n_waits++;
     std::vector<IValue> fresh;
     for (size_t i = 0; i < op.returned_argument.size(); i++)
-        fresh.push_back(op.returned_argument[i] >= 0 ? IValue()
-                                                     : each_tensor(call->cpu[i], [](const at::Tensor &from) {
-                                                           at::Tensor to = allocate_like(from);
-                                                           std::vector<Access> accesses;
-                                                           add_access(accesses, to, true);
-                                                           if (!accesses.empty())
-                                                               launch(current(), "copy", accesses, 0,
-                                                                      [from, to = as_cpu(to)] { to.copy_(from); });
-                                                           return to;
-                                                       }));
+        fresh.push_back(
+            op.returned_argument[i] >= 0 ? IValue() : each_tensor(call->cpu[i], [](const at::Tensor &from) {
+                at::Tensor to = allocate_like(from);
+                std::vector<Access> accesses;
+                add_access(accesses, to, true);
+                if (!accesses.empty())
+                    launch(current(), "copy", accesses, 0, [from, to = as_cpu(to)] { to.copy_(from); });
+                return to;
+            }));
     put_returns(op, stack, given, fresh);
 }
 
@@ -476,7 +517,8 @@ void run(const OperatorHandle &handle, Stack *stack) {
         if (!outputs_like(op, handle, given, fresh)) return run_and_wait(op, handle, stack, given);
         for (size_t i = 0; i < fresh.size(); i++)
             fresh[i] = op.returned_argument[i] >= 0 ? IValue() : each_tensor(fresh[i], allocate_like);
-    } else resize_outputs(op, handle, given);
+    } else
+        resize_outputs(op, handle, given);
     auto call = std::make_shared<Call>(op, handle, given);
     std::vector<IValue> into;
     for (const IValue &value : fresh)
@@ -507,9 +549,9 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
     library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
-// An operator may have a CPU kernel of its own, and for all other devices a composite one, which rounds otherwise
-// (native_layer_norm, silu_backward): those take the CPU's. And mse_loss and smooth_l1_loss, whose out= forms make room
-// for more than their result.
+// An operator may have a CPU kernel of its own, and for all other devices a composite one, which rounds
+// otherwise (native_layer_norm, silu_backward): those take the CPU's. And mse_loss and smooth_l1_loss, whose
+// out= forms make room for more than their result.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
     for (const c10::OperatorName &name : c10::Dispatcher::singleton().getAllOpNames()) {
         if (name.name.rfind("aten::", 0) != 0) continue;
@@ -517,7 +559,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
         if (!handle || !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
         bool is_composite = handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
                             handle->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-        bool resizes = name.overload_name.empty() && (name.name == "aten::mse_loss" || name.name == "aten::smooth_l1_loss");
+        bool resizes = name.overload_name.empty() &&
+                       (name.name == "aten::mse_loss" || name.name == "aten::smooth_l1_loss");
         if (!is_composite && !resizes) continue;
         std::string full = name.name + (name.overload_name.empty() ? "" : "." + name.overload_name);
         library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());

@@ -1,8 +1,9 @@
 // random.cpp - random numbers of the device, as CUDA has them: a seed and an offset.
 //
-// Each kernel that draws takes the next offset when it is launched, and draws behind the host from a CPU generator
-// seeded by both. So the state is known without a wait, and saving and restoring it repeats the numbers whatever
-// streams the kernels run on: that is what activation checkpointing needs. The numbers are not the CPU generator's.
+// Each kernel that draws takes the next offset when it is launched, and draws behind the host from a CPU
+// generator seeded by both. So the state is known without a wait, and saving and restoring it repeats the
+// numbers whatever streams the kernels run on: that is what activation checkpointing needs. The numbers are
+// not the CPU generator's.
 #include "sim.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -18,8 +19,7 @@ namespace sim {
 struct SimGenerator final : c10::GeneratorImpl {
     uint64_t seed_ = c10::default_rng_seed_val, offset_ = 0;
 
-    SimGenerator() : GeneratorImpl(sim::device(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {
-    }
+    SimGenerator() : GeneratorImpl(sim::device(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)) {}
     void set_current_seed(uint64_t seed) override {
         seed_ = seed;
         offset_ = 0;
@@ -46,8 +46,8 @@ struct SimGenerator final : c10::GeneratorImpl {
     }
     void set_state(const c10::TensorImpl &state) override {
         TORCH_CHECK(state.numel() == 16 && state.dtype() == at::kByte && state.device().is_cpu(),
-                    "sim: a generator's state is 16 bytes on the CPU, from get_rng_state; this is ", state.numel(),
-                    " of ", state.dtype().name(), " on ", state.device());
+                    "sim: a generator's state is 16 bytes on the CPU, from get_rng_state; this is ",
+                    state.numel(), " of ", state.dtype().name(), " on ", state.device());
         memcpy(&seed_, state.data(), 8);
         memcpy(&offset_, static_cast<const char *>(state.data()) + 8, 8);
     }
@@ -82,7 +82,8 @@ at::Generator generator_for_kernel(const std::optional<at::Generator> &asked) {
 }
 
 // The CPU's kernel draws from the host's default generator; this one does the same with the device's.
-static std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor &input, double p, std::optional<bool> train) {
+static std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor &input, double p,
+                                                         std::optional<bool> train) {
     at::Tensor mask = at::empty_like(input, input.options().dtype(at::kBool));
     if (!train.value_or(true)) return {input.clone(), mask.fill_(true)};
     mask.bernoulli_(1 - p);

@@ -1,8 +1,9 @@
-// tensors.cpp - what operators.cpp's fallback cannot do: make tensors, view them, move them to and from the host.
+// tensors.cpp - what ops.cpp's fallback cannot do: make tensors, view them, move them to and from the
+// host.
 //
-// Copies follow CUDA's rules. Bytes cross between host and device as they are: a conversion, or strides, make a
-// contiguous temporary first. Pinned memory with non_blocking=True: the host goes on. Pageable memory: the host waits,
-// but for a small copy to the device, which takes its bytes along when it is launched.
+// Copies follow CUDA's rules. Bytes cross between host and device as they are: a conversion, or strides, make
+// a contiguous temporary first. Pinned memory with non_blocking=True: the host goes on. Pageable memory: the
+// host waits, but for a small copy to the device, which takes its bytes along when it is launched.
 #include "sim.h"
 
 #include <ATen/EmptyTensor.h>
@@ -35,8 +36,9 @@ static void must_be_strided(std::optional<c10::Layout> layout, std::optional<boo
     TORCH_CHECK(!c10::pinned_memory_or_default(pin), "Only dense CPU tensors can be pinned");
 }
 
-static Tensor empty(IntArrayRef sizes, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
-                    std::optional<c10::Device> on, std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
+static Tensor empty(IntArrayRef sizes, std::optional<c10::ScalarType> dtype,
+                    std::optional<c10::Layout> layout, std::optional<c10::Device> on, std::optional<bool> pin,
+                    std::optional<c10::MemoryFormat> format) {
     must_be_strided(layout, pin);
     c10::OptionalDeviceGuard guard(on);
     return at::detail::empty_generic(sizes, allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
@@ -44,7 +46,8 @@ static Tensor empty(IntArrayRef sizes, std::optional<c10::ScalarType> dtype, std
 }
 
 static Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optional<c10::ScalarType> dtype,
-                            std::optional<c10::Layout> layout, std::optional<c10::Device> on, std::optional<bool> pin) {
+                            std::optional<c10::Layout> layout, std::optional<c10::Device> on,
+                            std::optional<bool> pin) {
     must_be_strided(layout, pin);
     c10::OptionalDeviceGuard guard(on);
     return at::detail::empty_strided_generic(sizes, strides, allocator(),
@@ -54,7 +57,8 @@ static Tensor empty_strided(IntArrayRef sizes, IntArrayRef strides, std::optiona
 
 // ---- viewing ----
 
-static Tensor as_strided(const Tensor &self, IntArrayRef sizes, IntArrayRef strides, std::optional<int64_t> offset) {
+static Tensor as_strided(const Tensor &self, IntArrayRef sizes, IntArrayRef strides,
+                         std::optional<int64_t> offset) {
     return at::native::as_strided_tensorimpl(self, sizes, strides, offset);
 }
 
@@ -74,8 +78,8 @@ static const Tensor &resize_(const Tensor &self, IntArrayRef sizes, std::optiona
     c10::TensorImpl *impl = self.unsafeGetTensorImpl();
     impl->set_sizes_contiguous(sizes);
     if (format && *format != c10::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
-    size_t needed_bytes = at::detail::computeStorageNbytes(impl->sizes(), impl->strides(), self.element_size(),
-                                                           self.storage_offset());
+    size_t needed_bytes = at::detail::computeStorageNbytes(impl->sizes(), impl->strides(),
+                                                           self.element_size(), self.storage_offset());
     if (needed_bytes > self.storage().nbytes()) storage_resize(self.storage(), needed_bytes);
     return self;
 }
@@ -99,7 +103,8 @@ static Tensor &set_storage(Tensor &self, at::Storage source) {
 }
 
 static Tensor &set_tensor(Tensor &self, const Tensor &source) {
-    return set_storage_part(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
+    return set_storage_part(self, source.storage(), source.storage_offset(), source.sizes(),
+                            source.strides());
 }
 
 static Tensor &set_nothing(Tensor &self) {
@@ -113,11 +118,12 @@ static void record_stream_op(Tensor &self, c10::Stream stream) {
 
 // ---- copying ----
 
-static constexpr size_t TAKEN_ALONG_BYTES = 64 << 10; // a pageable copy up to here is asynchronous (CUDA's own limit)
+static constexpr size_t TAKEN_ALONG_BYTES =
+    64 << 10; // a pageable copy up to here is asynchronous (CUDA's own limit)
 
 static bool is_alike(const Tensor &one, const Tensor &other) {
-    return one.scalar_type() == other.scalar_type() && one.sizes() == other.sizes() && one.is_conj() == other.is_conj() &&
-           one.is_neg() == other.is_neg();
+    return one.scalar_type() == other.scalar_type() && one.sizes() == other.sizes() &&
+           one.is_conj() == other.is_conj() && one.is_neg() == other.is_neg();
 }
 
 static void copy_to_device(const Tensor &dst, const Tensor &src, bool non_blocking) {
@@ -140,8 +146,10 @@ static void copy_to_device(const Tensor &dst, const Tensor &src, bool non_blocki
     }
     copy_bytes(Copy::kToDevice, as_cpu(dst).data_ptr(), from.const_data_ptr(), bytes, current());
     if (!pinned) return; // the driver has waited
-    if (non_blocking) pinned_record(from, current());
-    else stream_synchronize(current());
+    if (non_blocking)
+        pinned_record(from, current());
+    else
+        stream_synchronize(current());
 }
 
 static void copy_to_host(const Tensor &dst, const Tensor &src, bool non_blocking) {
@@ -154,13 +162,16 @@ static void copy_to_host(const Tensor &dst, const Tensor &src, bool non_blocking
         return;
     }
     copy_bytes(Copy::kToHost, dst.data_ptr(), as_cpu(from).const_data_ptr(), dst.nbytes(), current());
-    if (is_pinned(dst.const_data_ptr()) && non_blocking) pinned_record(dst, current());
-    else stream_synchronize(current());
+    if (is_pinned(dst.const_data_ptr()) && non_blocking)
+        pinned_record(dst, current());
+    else
+        stream_synchronize(current());
 }
 
 static void copy_on_device(const Tensor &dst, const Tensor &src) {
     if (is_alike(dst, src) && dst.is_contiguous() && src.is_contiguous())
-        return copy_bytes(Copy::kOnDevice, as_cpu(dst).data_ptr(), as_cpu(src).const_data_ptr(), dst.nbytes(), current());
+        return copy_bytes(Copy::kOnDevice, as_cpu(dst).data_ptr(), as_cpu(src).const_data_ptr(), dst.nbytes(),
+                          current());
     std::vector<Access> accesses;
     add_access(accesses, src, false);
     add_access(accesses, dst, true);
@@ -174,10 +185,14 @@ static void copy_on_device(const Tensor &dst, const Tensor &src) {
 static Tensor copy_from(const Tensor &src, const Tensor &dst, bool non_blocking) {
     at::AutoDispatchBelowADInplaceOrView below;
     if (dst.numel() == 0) return dst;
-    if (dst.device().type() == kSim && src.device().type() == kSim) copy_on_device(dst, src);
-    else if (dst.device().type() == kSim) copy_to_device(dst, src.cpu(), non_blocking);
-    else if (dst.device().is_cpu()) copy_to_host(dst, src, non_blocking);
-    else dst.copy_(src.cpu());
+    if (dst.device().type() == kSim && src.device().type() == kSim)
+        copy_on_device(dst, src);
+    else if (dst.device().type() == kSim)
+        copy_to_device(dst, src.cpu(), non_blocking);
+    else if (dst.device().is_cpu())
+        copy_to_host(dst, src, non_blocking);
+    else
+        dst.copy_(src.cpu());
     return dst;
 }
 
@@ -204,33 +219,34 @@ static void convolution_backward(const c10::OperatorHandle &, torch::jit::Stack 
     run_named("aten::convolution_backward", "", stack);
 }
 
-// Attention as the CPU would choose it: its fused kernel under the name that other devices have for theirs, or the math.
+// Attention as the CPU would choose it: its fused kernel under the name that other devices have for theirs,
+// or the math.
 int64_t fused_sdp_choice(const Tensor &query, const Tensor &key, const Tensor &value,
-                         const std::optional<Tensor> &mask, double dropout, bool causal, std::optional<double> scale,
-                         bool gqa) {
+                         const std::optional<Tensor> &mask, double dropout, bool causal,
+                         std::optional<double> scale, bool gqa) {
     constexpr int64_t MATH = 0, FLASH = 1, OVERRIDEABLE = 4; // sdp::SDPBackend
     std::optional<Tensor> mask_alias;
     if (mask && mask->defined()) mask_alias = as_cpu(*mask);
-    int64_t choice = at::native::_fused_sdp_choice_cpp(as_cpu(query), as_cpu(key), as_cpu(value), mask_alias, dropout,
-                                                       causal, scale, gqa);
+    int64_t choice = at::native::_fused_sdp_choice_cpp(as_cpu(query), as_cpu(key), as_cpu(value), mask_alias,
+                                                       dropout, causal, scale, gqa);
     bool trains_mask = mask && mask->defined() && mask->requires_grad();
     return choice == FLASH && !trains_mask ? OVERRIDEABLE : MATH;
 }
 
-static std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
-attention(const Tensor &query, const Tensor &key, const Tensor &value, const std::optional<Tensor> &bias, double dropout,
-          bool causal, bool, std::optional<double> scale) {
-    auto [output, logsumexp] =
-        at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, bias, scale);
+static std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> attention(
+    const Tensor &query, const Tensor &key, const Tensor &value, const std::optional<Tensor> &bias,
+    double dropout, bool causal, bool, std::optional<double> scale) {
+    auto [output, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout,
+                                                                               causal, bias, scale);
     Tensor none = at::empty({0}, query.options());
     return {output, logsumexp, none, none, query.size(2), key.size(2), none, none, none};
 }
 
-static std::tuple<Tensor, Tensor, Tensor, Tensor>
-attention_backward(const Tensor &grad, const Tensor &query, const Tensor &key, const Tensor &value, const Tensor &bias,
-                   std::array<bool, 4>, const Tensor &output, const Tensor &logsumexp, const Tensor &, const Tensor &,
-                   c10::SymInt, c10::SymInt, double dropout, bool causal, const Tensor &, const Tensor &,
-                   std::optional<double> scale) {
+static std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    const Tensor &grad, const Tensor &query, const Tensor &key, const Tensor &value, const Tensor &bias,
+    std::array<bool, 4>, const Tensor &output, const Tensor &logsumexp, const Tensor &, const Tensor &,
+    c10::SymInt, c10::SymInt, double dropout, bool causal, const Tensor &, const Tensor &,
+    std::optional<double> scale) {
     auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         grad, query, key, value, output, logsumexp, dropout, causal,
         bias.defined() ? std::optional<Tensor>(bias) : std::nullopt, scale);

@@ -8,6 +8,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "sim" / "torch"))
 import torch
 import torch.distributed as dist
+
 import torch_sim  # noqa: F401
 
 torch.set_num_threads(1)
@@ -153,7 +154,10 @@ def a_new_group(device):
 
 def coalesced(device):
     """gloo has none of these on the CPU: beside the same one by one."""
-    outputs, parts = [torch.empty(12, device=device) for _ in range(3)], [torch.empty(3, device=device) for _ in range(3)]
+    outputs, parts = (
+        [torch.empty(12, device=device) for _ in range(3)],
+        [torch.empty(3, device=device) for _ in range(3)],
+    )
     sums = [mine(device, scale=i) for i in range(3)]
     with dist._coalescing_manager(device=torch.device(device), async_ops=True) as gathers:
         for i, output in enumerate(outputs):
@@ -203,7 +207,7 @@ def in_stream_order(device):
 
 def main(out):
     torch.sim.set_device(dist_rank := int(os.environ["RANK"]))
-    dist.init_process_group()
+    dist.init_process_group("cpu:gloo,sim:simgloo")
     found = {}
     for name, function in CASES.items():
         expected, got = function("cpu"), function("sim")

@@ -8,8 +8,9 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "sim" / "torch"))
 import torch
-import torch_sim  # noqa: F401
 from torch.utils.checkpoint import checkpoint
+
+import torch_sim  # noqa: F401
 
 torch.set_num_threads(1)
 
@@ -74,6 +75,18 @@ def a_missing_wait_is_reported():
     text = raised(torch.sim.synchronize)
     assert "aten::mm" in text and "aten::add" in text, text
     del c
+
+
+def a_missing_wait_for_one_of_many_is_reported():
+    """Run with FCDP_SIM_RACES=1. A kernel of simgpu names 8 accesses; this operator has 21."""
+    many = [torch.ones(1000, device="sim") for _ in range(20)]
+    torch.sim.synchronize()
+    with torch.sim.stream(torch.sim.Stream()):
+        many[9].mul_(2)
+    whole = torch.cat(many)
+    text = raised(torch.sim.synchronize)
+    assert "aten::mul_" in text and "aten::cat" in text, text
+    del whole
 
 
 def a_write_behind_a_reader_is_reported():
@@ -210,7 +223,11 @@ def checkpointing_repeats_random_numbers():
     layer = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 16)).to("sim")
     x = torch.randn(8, 16).to("sim")
     gradients = []
-    for run in (layer, lambda x: checkpoint(layer, x, use_reentrant=False), lambda x: checkpoint(layer, x, use_reentrant=True)):
+    for run in (
+        layer,
+        lambda x: checkpoint(layer, x, use_reentrant=False),
+        lambda x: checkpoint(layer, x, use_reentrant=True),
+    ):
         torch.manual_seed(5)
         leaf = x.clone().requires_grad_()
         run(leaf).square().sum().backward()
@@ -224,7 +241,9 @@ def autocast_and_its_scaler():
     with torch.autocast("sim", dtype=torch.bfloat16):
         y = model(x)
         assert y.dtype == torch.bfloat16 and y.softmax(-1).dtype == torch.float32
-        assert torch.equal(y.cpu(), torch.nn.functional.linear(*(t.bfloat16().cpu() for t in (x, model.weight, model.bias))))
+        assert torch.equal(
+            y.cpu(), torch.nn.functional.linear(*(t.bfloat16().cpu() for t in (x, model.weight, model.bias)))
+        )
     assert model(x).dtype == torch.float32
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("sim")

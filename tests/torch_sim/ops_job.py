@@ -7,6 +7,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "sim" / "torch"))
 import torch
 import torch.nn.functional as F
+
 import torch_sim  # noqa: F401
 
 torch.set_num_threads(1)
@@ -28,13 +29,15 @@ def unary(name, function, shape=(7, 33), **options):
 
 
 for _name in "exp tanh sigmoid relu abs neg sqrt rsqrt sin cos erf log1p square reciprocal floor".split():
-    unary(_name, lambda x, _op=getattr(torch, _name): _op(x.abs() + 0.1))
+    unary(_name, lambda x, _name=_name: getattr(torch, _name)(x.abs() + 0.1))
 for _name in "silu gelu mish softplus elu leaky_relu hardtanh hardswish logsigmoid selu celu relu6".split():
     unary(_name, getattr(F, _name))
 for _name in "sum mean amax std var norm logsumexp prod".split():
-    unary(_name, lambda x, _op=getattr(torch, _name): _op(x, dim=1))
-for _name in "argmax argmin all any".split():
-    unary(_name, lambda x, _op=getattr(torch, _name): _op(x > 0 if _op in (torch.all, torch.any) else x), grad=False)
+    unary(_name, lambda x, _name=_name: getattr(torch, _name)(x, dim=1))
+unary("argmax", lambda x: x.argmax(1), grad=False)
+unary("argmin", lambda x: x.argmin(), grad=False)
+unary("all", lambda x: (x > 0).all(dim=1), grad=False)
+unary("any", lambda x: (x > 0).any(), grad=False)
 unary("all_dims", lambda x: torch.all(x > 0, dim=(0, 1)), grad=False)
 unary("any_dims", lambda x: torch.any(x > 0, dim=(0, 1)), grad=False)
 unary("cumsum", lambda x: x.cumsum(1))
@@ -82,6 +85,7 @@ unary("avg_pool2d", lambda x: F.avg_pool2d(x.view(1, 1, 7, 33), 2))
 unary("interpolate", lambda x: F.interpolate(x.view(1, 1, 7, 33), scale_factor=2.0, mode="bilinear"))
 unary("linalg_norm", lambda x: torch.linalg.vector_norm(x, 3, dim=1))
 unary("foreach", lambda x: torch.stack(torch._foreach_mul(torch._foreach_add([x, x * 2], 1.0), 3.0)))
+unary("cat_of_many", lambda x: torch.cat([x * i for i in range(20)]))
 unary("foreach_norm", lambda x: torch.stack(torch._foreach_norm([x, x * 2])))
 unary("arange", lambda x: torch.arange(0, 5, 0.5, device=x.device), grad=False)
 unary("full", lambda x: torch.full((3, 2), 2.5, device=x.device), grad=False)
@@ -219,7 +223,7 @@ def bytes_of(tensor):
 def difference(name):
     try:
         expected, got = results_of(name, "cpu"), results_of(name, "sim")
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
     if len(expected) != len(got):
         return f"{len(got)} tensors, the CPU has {len(expected)}"

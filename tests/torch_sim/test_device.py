@@ -8,6 +8,7 @@ BEHAVIOURS = {
     "a_rate_is_kept": {},
     "streams_wait_for_events": RACES,
     "a_missing_wait_is_reported": RACES,
+    "a_missing_wait_for_one_of_many_is_reported": RACES,
     "a_write_behind_a_reader_is_reported": RACES,
     "a_freed_tensor_that_another_stream_reads_is_reported": RACES,
     "record_stream_keeps_memory": RACES,

@@ -1,12 +1,12 @@
 """Each operator gives the CPU's numbers, bit for bit, and so do its gradients."""
 
+import pathlib
 import re
 
 import pytest
-from conftest import HERE
 
 # The names are read, not imported: ops_job.py makes its process one with a simulated device.
-SOURCE = (HERE / "ops_job.py").read_text()
+SOURCE = pathlib.Path(__file__).with_name("ops_job.py").read_text()
 
 
 @pytest.fixture(scope="module")

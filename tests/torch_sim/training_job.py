@@ -145,7 +145,11 @@ def autocast_forward(forward, kind, ids):
 
 def fsdp1(device, mesh, **options):
     model = FullyShardedDataParallel(
-        fresh().to(device), device_id=device, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True, **options
+        fresh().to(device),
+        device_id=device,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=True,
+        **options,
     )
     losses, _ = train(model, device)
     return model, losses

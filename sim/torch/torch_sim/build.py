@@ -22,7 +22,11 @@ ROOT = HERE.parent.parent
 CACHE = ROOT / "build" / "torch_sim"
 NAME = "torch_sim_c"
 # Each is one run of the compiler: torch's headers cost more than what is in the files.
-UNITS = [["ops.cpp", "tensors.cpp"], ["device.cpp", "memory.cpp", "random.cpp", "autocast.cpp"], ["collectives.cpp", "module.cpp"]]
+UNITS = [
+    ["ops.cpp", "tensors.cpp"],
+    ["device.cpp", "memory.cpp", "random.cpp", "autocast.cpp"],
+    ["collectives.cpp", "module.cpp"],
+]
 HEADERS = ["sim.h", "collectives.h", "../../tools/simgpu/simgpu.h", "../../tools/simgpu/simgpu_cuda.h"]
 LIBRARIES = ["torch", "torch_cpu", "c10", "torch_python"]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+
 from fcdp import tensors
 from torch_sim import _c, _n_devices
 
