@@ -202,6 +202,10 @@ def main(kind, out):
     if kind == "sim":
         found["ahead"], found["seconds"] = how_far_ahead(device, mesh)
         found["counts"] = torch.sim.counts()
+    if os.environ.get("FCDP") == "1":
+        import fcdp
+
+        found["gathers"] = fcdp.stats()["gathers"]
     pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
