@@ -51,6 +51,11 @@ def the_pages_pass_on_before_the_compute_is_over():
 
 
 @fault
+def the_gather_does_not_wait_for_the_optimizer():
+    on_another_stream("group_begin", 3)
+
+
+@fault
 def the_fingerprint_does_not_wait_for_the_write():
     on_another_stream("comm_fingerprints", 3)
 
@@ -66,7 +71,7 @@ def main(name, out):
     FAULTS[name]()
     said, found = "nothing", Unordered()
     try:
-        torch.sim.set_rates(gflops=2)
+        torch.sim.set_rates(gflops=2, gbytes=0.05)  # so slow that no query finds the optimizer's step done
         training_job.fsdp2(torch.device("sim", rank), init_device_mesh("sim", (dist.get_world_size(),)))
         torch.sim.synchronize()
     except RuntimeError as error:
