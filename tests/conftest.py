@@ -13,7 +13,12 @@ for signum in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(signum) != signal.SIG_IGN:
         signal.signal(signum, signal.default_int_handler)
 
-STARTS_RANKS = ("torch_plugin", "lab", "frameworks")  # folders whose tests start processes that import torch
+STARTS_RANKS = (
+    "torch_plugin",
+    "torch_sim",
+    "lab",
+    "frameworks",
+)  # folders whose tests start processes that import torch
 
 
 def pytest_collection_modifyitems(items):

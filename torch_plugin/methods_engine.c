@@ -77,9 +77,9 @@ METHOD(host_budget) {
 METHOD(engine_create) {
     int driver, ordinal;
     const char *sim_library;
-    int on_tensors_device, mapping;
-    if (!PyArg_ParseTuple(args, "iispi:engine_create", &driver, &ordinal, &sim_library, &on_tensors_device,
-                          &mapping))
+    int on_tensors_device, mapping, host_computes;
+    if (!PyArg_ParseTuple(args, "iispip:engine_create", &driver, &ordinal, &sim_library, &on_tensors_device,
+                          &mapping, &host_computes))
         return NULL;
     const fcdp_device *device = NULL;
     fcdp_status status = FCDP_OK;
@@ -90,7 +90,7 @@ METHOD(engine_create) {
                                  .ordinal = ordinal,
                                  .sim_library = sim_library,
                                  .device = device,
-                                 .host_computes = driver != FCDP_DRIVER_CUDA};
+                                 .host_computes = host_computes};
     config.options.mapping = (fcdp_mapping_mode)mapping;
     fcdp_engine *engine;
     CALL(fcdp_engine_create(&config, &engine));

@@ -23,7 +23,7 @@ class Dead:
 def main():
     gc.disable()
     _fcdp.options_load()
-    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sys.argv[1], False, _fcdp.MAPPING_AUTO)
+    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sys.argv[1], False, _fcdp.MAPPING_AUTO, True)
     _fcdp.engine_account_create(engine)
     collected_on = []
 

@@ -339,7 +339,7 @@ def the_visualiser_reads_a_snapshot(p, sim):
 def one_group(sim):
     """An engine on the tensors' device, with a group of 32 MiB in a shard group of two nodes: (engine, comm,
     group, tree)."""
-    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, _fcdp.MAPPING_AUTO)
+    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, _fcdp.MAPPING_AUTO, True)
     assert _fcdp.engine_account_create(engine)
 
     class Transport:

@@ -308,7 +308,7 @@ def _finish(result: Any, device: torch.device) -> None:
 @contextlib.contextmanager
 def _read_by(stream: Any, device: torch.device) -> Iterator[None]:
     """What extensions gave, on the current stream, to a gather that FSDP2 makes after all is read on its own."""
-    current = torch.cuda.current_stream(device) if device.type == "cuda" and _here.inputs is not None else None
+    current = seam.current_stream(device) if device.type != "cpu" and _here.inputs is not None else None
     if current is not None:
         stream.wait_stream(current)
     yield
@@ -565,8 +565,8 @@ def _patch_state(cls: type) -> None:
         inside = context.iter_forward_root not in (None, self) and not self._is_root
         event = getattr(context, "post_optim_event", None)
         result = original(self, *args, **kwargs)
-        if event is not None and self._device.type == "cuda":  # FSDP2 gathers behind it; FCDP, on the current stream
-            torch.cuda.current_stream(self._device).wait_event(event)
+        if event is not None and self._device.type != "cpu":  # FSDP2 gathers behind it; FCDP, on the current stream
+            seam.current_stream(self._device).wait_event(event)
         # A forward inside of the tree's own backward recomputes what that backward needs. A backward that raised
         # has left its mark too, so it must be under way.
         tree, queued = self._state_ctx._fcdp_tree, self._state_ctx.post_backward_final_callback_queued

@@ -30,6 +30,10 @@ from fcdp.released import Storages
 
 log = logging.getLogger("fcdp")
 
+# The devices that are served, with DLPack's number of each: kDLCPU, kDLCUDA, and kDLExtDev for torch.device("sim")
+# (sim/torch), which is to FCDP a device like CUDA on the simulated driver.
+DEVICES = {"cpu": 1, "cuda": 2, "sim": 12}
+
 # DLPack's (code, bits) of the dtypes that parameters have; others are taken as bytes and viewed.
 _DLPACK = {
     torch.float32: (2, 32),
@@ -126,7 +130,7 @@ class Group:
 
     def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
         """The extents' final storages, one tensor each, for life."""
-        kind, index = (1, 0) if device.type == "cpu" else (2, device.index or 0)
+        kind, index = DEVICES[device.type], device.index or 0
         out = []
         with torch.inference_mode(False):
             for i, dtype in enumerate(dtypes):
@@ -379,7 +383,7 @@ class Runtime:
     def _comm(self, shards: Shards) -> Any:
         """The core's shard group, over NCCL or over torch.distributed's gloo, the same on every rank."""
         asked = self.options["transport"]
-        if asked == _fcdp.TRANSPORT_NCCL or (asked == _fcdp.TRANSPORT_AUTO and shards.device.type == "cuda"):
+        if asked == _fcdp.TRANSPORT_NCCL or (asked == _fcdp.TRANSPORT_AUTO and shards.device.type != "cpu"):
             comm, problem = nccl.connect(self.engine, shards)
             if not problem:
                 shards.can_ask = True
@@ -389,7 +393,7 @@ class Runtime:
             say(
                 f"its collectives go over gloo, through host memory, as NCCL cannot carry them ({problem}); FCDP_TRANSPORT=torch silences this"
             )
-        if self.options["restore"] == _fcdp.RESTORE_SLICE and shards.device.type == "cuda":
+        if self.options["restore"] == _fcdp.RESTORE_SLICE and shards.device.type != "cpu":
             say(
                 "FCDP_RESTORE=slice is for NCCL: over gloo the ranks of a node meet in host memory, as with FCDP_RESTORE=whole"
             )
@@ -409,16 +413,19 @@ class Runtime:
                 )
             return
         asked = self.options["driver"]
-        kind = _fcdp.DRIVER_SIM if device.type == "cpu" else _fcdp.DRIVER_CUDA
-        if asked == _fcdp.DRIVER_CUDA and kind == _fcdp.DRIVER_SIM:
+        is_cuda, on_host = device.type == "cuda", device.type == "cpu"
+        kind = _fcdp.DRIVER_CUDA if is_cuda else _fcdp.DRIVER_SIM
+        if asked == _fcdp.DRIVER_CUDA and on_host:
             raise Unsupported(
                 "FCDP_DRIVER=cuda, but the model is on the CPU (is there a CUDA device?); use FCDP_DRIVER=auto, or sim"
             )
         if asked == _fcdp.DRIVER_SIM and kind == _fcdp.DRIVER_CUDA:
             raise Unsupported("FCDP_DRIVER=sim, but the model is on a CUDA device; use FCDP_DRIVER=auto")
         library = os.path.join(os.path.dirname(__file__), "libfcdp_simgpu.so")
-        shares = kind == _fcdp.DRIVER_CUDA and tensors.is_current()  # one pool of pages for parameters and tensors
-        self.engine = _fcdp.engine_create(kind, device.index or 0, library, shares, self._mapping())
+        # one pool of pages for parameters and tensors; all tensors of "sim" are fcdp_alloc's
+        shares = tensors.is_current() if is_cuda else not on_host
+        ordinal = device.index or 0 if is_cuda else 0  # simgpu has one device, whatever its index in torch
+        self.engine = _fcdp.engine_create(kind, ordinal, library, shares, self._mapping(), on_host)
         self.device = device
         self.account_ready = False
         if kind == _fcdp.DRIVER_CUDA and not shares:

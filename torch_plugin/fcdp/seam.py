@@ -16,12 +16,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from fcdp import _fcdp, report, steps, tensors
 from fcdp.c10d import Shards
-from fcdp.runtime import runtime, say
+from fcdp.runtime import DEVICES, runtime, say
 
 
 def stream_of(device: torch.device) -> int:
     """The current one, as the core takes it."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if device.type == "cpu":
+        return 0
+    stream = current_stream(device)
+    return stream.cuda_stream if device.type == "cuda" else stream.stream_id  # of "sim", its handle
+
+
+def current_stream(device: torch.device) -> Any:
+    """PyTorch's own object for it; not of a CPU."""
+    return torch.get_device_module(device).current_stream(device)
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -34,7 +42,7 @@ def captures(device: torch.device) -> bool:
 
 def why_not(device: torch.device) -> str | None:
     """Why FCDP can serve no parameters that are gathered on this device now; None: it can."""
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in DEVICES:
         return f"device type {device.type} is not supported"
     if captures(device):  # what serving takes cannot be made now
         return "its first gather is part of a CUDA graph's capture"

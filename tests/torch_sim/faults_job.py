@@ -1,0 +1,87 @@
+"""FCDP=1 with one fault of order planted in the seam: python faults_job.py NAME OUT. Writes what simgpu found,
+or "nothing"; where something else went wrong, that."""
+
+import ctypes
+import json
+import os
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "sim" / "torch"), str(HERE)]
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import torch_sim
+import training_job
+from fcdp import _fcdp
+
+FAULTS = {}
+
+
+def fault(function):
+    FAULTS[function.__name__] = function
+    return function
+
+
+def on_another_stream(name, at):
+    """_fcdp's function of that name gets another stream than the current one, as its argument number `at`."""
+    original, other = getattr(_fcdp, name), torch.sim.Stream().stream_id
+
+    def planted(*arguments):
+        return original(*arguments[:at], other, *arguments[at + 1 :])
+
+    setattr(_fcdp, name, planted)
+
+
+@fault
+def none():
+    pass
+
+
+@fault
+def the_compute_does_not_wait_for_the_gather():
+    on_another_stream("group_wait", 1)
+
+
+@fault
+def the_pages_pass_on_before_the_compute_is_over():
+    on_another_stream("group_reshard", 1)
+
+
+@fault
+def the_gather_does_not_wait_for_the_optimizer():
+    on_another_stream("group_begin", 3)
+
+
+@fault
+def the_fingerprint_does_not_wait_for_the_write():
+    on_another_stream("comm_fingerprints", 3)
+
+
+class Unordered(ctypes.Structure):  # struct simgpu_unordered
+    _fields_ = [(name, ctypes.c_ulong) for name in ("aliases", "races", "unmaps")] + [("text", ctypes.c_char * 640)]
+
+
+def main(name, out):
+    rank = int(os.environ["RANK"])
+    torch.sim.set_device(rank)
+    dist.init_process_group()
+    FAULTS[name]()
+    said, found = "nothing", Unordered()
+    try:
+        torch.sim.set_rates(gflops=2, gbytes=0.05)  # so slow that no query finds the optimizer's step done
+        training_job.fsdp2(torch.device("sim", rank), init_device_mesh("sim", (dist.get_world_size(),)))
+        torch.sim.synchronize()
+    except RuntimeError as error:
+        said = str(error)
+    ctypes.CDLL(torch_sim._library).simgpu_unordered(ctypes.byref(found))
+    said = found.text.decode() or said
+    pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(said))
+    sys.stdout.flush()
+    os._exit(0)  # behind such an error nothing ends in order
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
