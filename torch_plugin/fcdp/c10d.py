@@ -70,9 +70,16 @@ def _backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
         backend = group._get_backend(device)
     except RuntimeError as error:
         raise Unsupported(f"its process group ({name}) serves no tensors of {device}: {error}") from None
-    if getattr(getattr(backend, "options", None), "enable_reconfigure", False):
+    if _may_be_reconfigured(backend):
         raise Unsupported("its process group was made with enable_reconfigure, so its ranks may change")
     return backend
+
+
+def _may_be_reconfigured(backend: Any) -> bool:
+    try:
+        return getattr(backend.options, "enable_reconfigure", False)
+    except (AttributeError, RuntimeError):  # it has no options: an older torch's, or a backend of another library
+        return False
 
 
 def _has_interface() -> bool:
