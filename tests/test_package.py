@@ -236,7 +236,7 @@ def test_an_activated_venv_is_not_made_of_itself(tmp_path):
     tree = shutil.copytree(ROOT / "tools", tmp_path / "tools").parent
     (tree / ".venv" / "bin").mkdir(parents=True)
     (tree / ".venv" / "bin" / "python3").symlink_to(sys.executable)
-    env = os.environ | {"PATH": f"{tree}/.venv/bin:{os.environ['PATH']}"}
+    env = os.environ | {"PATH": f"{tree}/.venv/bin:{tree}/.venv/bin:{os.environ['PATH']}"}
     asks = 'source tools/setup.sh && choose_python && echo "$BASE $PATH"'
     base = subprocess.check_output(["bash", "-c", asks], cwd=tree, text=True, env=env)
     assert str(tree) not in base, base

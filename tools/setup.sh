@@ -15,7 +15,7 @@ mkdir -p "$LOGS"
 
 # An activated .venv is not the Python that .venv is made of.
 PATH=:$PATH:
-PATH=${PATH//":$VENV/bin:"/:}
+while [[ $PATH == *":$VENV/bin:"* ]]; do PATH=${PATH/":$VENV/bin:"/:}; done
 PATH=${PATH#:}
 PATH=${PATH%:}
 

@@ -158,7 +158,7 @@ trap 'end_step; end_beside; end_pytests' EXIT
 pytest() {
     local name=$1 option clean=() recorder=()
     shift
-    [ -z "${RECORDED:-}" ] || recorder=("$VENV/bin/fcdp-memtrace" record --quiet -o "$RECORDED" --)
+    [ -z "${RECORDED:-}" ] || recorder=("$VENV/bin/fcdp-memtrace" record --quiet --force -o "$RECORDED" --)
     # Options of FCDP that the caller has set are not for the tests, which set their own.
     for option in $(compgen -e FCDP); do clean+=(-u "$option"); done
     env "${clean[@]}" "${recorder[@]}" "$PY" -m pytest -rfEs --durations=5 --junitxml "build/$name.xml" "$@" "${pytest_args[@]}" 2>&1 | tee -i "$LOGS/$name.log"
@@ -167,7 +167,8 @@ pytest() {
 pytest_report() {   # TITLE NAME STATUS SECONDS
     local line
     # Its closing line: the recorder may say something behind it.
-    line=$(grep -E '^=+ .* =+$' "$LOGS/$2.log" | tail -n 1 | sed 's/^=* *//; s/ *=*$//')
+    line=$(grep -E '(passed|failed|skipped|deselected|errors?|no tests ran)[^[]* in [0-9.]+s' "$LOGS/$2.log" | tail -n 1 |
+        sed 's/^=* *//; s/ *=*$//') || line="it did not end: build/logs/$2.log"
     # 5: nothing selected
     if [ "$3" = 5 ]; then report "$1" skipped "$line"
     else report "$1" "$([ "$3" = 0 ] && echo passed || echo "FAILED")" "$line ($4 s)"; fi
@@ -193,7 +194,7 @@ trace_report() {    # TITLE FILE
     local rc=0 start=$SECONDS
     step "$1" trace-check "$VENV/bin/fcdp-memtrace" check "$2" || rc=1
     ! grep -q ": 0 events" "$LOGS/trace-check.log" || rc=1  # nothing was recorded
-    report "$1" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$(grep -m 1 " events, " "$LOGS/trace-check.log" | cut -c 1-120) ($((SECONDS - start)) s)"
+    report "$1" "$([ $rc = 0 ] && echo passed || echo FAILED)" "$(grep -m 1 -E " events, |breaks the rule|^fcdp-memtrace: " "$LOGS/trace-check.log" | cut -c 1-120) ($((SECONDS - start)) s)"
 }
 
 ended() {           # NAME TITLE PID START: waits for a pytest beside, and shows its output where it failed
@@ -238,7 +239,7 @@ python_stages() {
     PYTESTS=()
 }
 
-rm -f "$LOGS"/{summary,skips,failures,built}.*
+rm -f "$LOGS"/{summary,skips,failures,built}.* build/cases.trace
 case $what in
     quick)
         export TEST_COARSER=16 TEST_ROUNDS=2

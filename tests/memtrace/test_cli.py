@@ -1,6 +1,7 @@
 """The command line: what is refused, what goes to stdout, what is said where stdout cannot be written."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -12,7 +13,7 @@ from traces import memtrace_run
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["check", "x", "--max-stall", "-5"], "'-5' is no number of milliseconds that is 0 or larger"),
+        (["check", "x", "--max-stall", "-5"], "'-5' is no number of milliseconds that is 0 to 1e+12"),
         (["check", "x", "--max-stall", "nan"], "'nan' is no number of milliseconds"),
         (["check", "x", "--max-stall", "five"], "'five' is no number of milliseconds"),
         (["check", "x", "--skip-steps", "-1"], "'-1' is no whole number that is 0 or larger"),
@@ -24,6 +25,9 @@ from traces import memtrace_run
         (["record", "-o", "x", "--pid", "0"], "'0' is no whole number that is 1 or larger"),
         (["serve", "--pid", "-7"], "'-7' is no whole number that is 1 or larger"),
         (["top", "--json", "--pid", "-7"], "'-7' is no whole number that is 1 or larger"),
+        (["top", "--json", "--pid", "99999999999"], "'99999999999' is too large"),
+        (["diff", "x", "x", "--skip-steps", "4294967296"], "'4294967296' is too large"),
+        (["check", "x", "--max-stall", "1e303"], "'1e303' is no number of milliseconds"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -69,7 +73,16 @@ def test_a_full_stdout_is_named(job, command):
 
 
 def test_a_reader_that_goes_is_no_failure(job):
-    done = subprocess.run(
-        f"{sys.executable} -m fcdp_memtrace export {job} -o - | head -c 1", shell=True, capture_output=True, text=True
-    )
-    assert done.stdout == "{" and "Traceback" not in done.stderr and "Exception" not in done.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        command = [sys.executable, "-m", "fcdp_memtrace", "export", str(job), "-o", "-"]
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("command", [["report"], ["export", "-o", "-"]], ids=" ".join)
+def test_a_closed_stdout_is_named(job, command):
+    line = f"{sys.executable} -m fcdp_memtrace {command[0]} {job} {' '.join(command[1:])} >&-"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr == "fcdp-memtrace: cannot write to stdout: it is closed\n"

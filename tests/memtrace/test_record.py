@@ -155,6 +155,24 @@ def test_an_empty_file_and_a_link_are_written(tmp_path):
     process.end()
 
 
+@pytest.mark.parametrize("target", ["elsewhere/x.trace", "/elsewhere/x.trace"])
+def test_a_link_to_a_file_that_is_not_there_yet_leads_to_it(tmp_path, target):
+    process = Process(a_job())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(f"{tmp_path}{target}" if target[0] == "/" else target)
+    _trace.recorder_close(_trace.recorder_create(str(tmp_path / "link"), [], [process.pid]))
+    assert (tmp_path / "link").is_symlink()
+    assert processes(tmp_path / "elsewhere" / "x.trace")[0]["pid"] == process.pid
+    process.end()
+
+
+def test_a_file_that_comes_while_a_recording_begins_is_kept(tmp_path, command):
+    path = tmp_path / "x.trace"
+    comes = ["sh", "-c", f'printf precious >{path}; exec "$@"', "sh", *command, "1", "0"]
+    done = memtrace_run("record", "-q", "-o", path, "--", *comes)
+    assert path.read_text() == "precious" and f"{path} is there already, with 8 bytes" in done.stderr, done.stderr
+
+
 def test_what_a_killed_recorder_left_is_used_again(tmp_path):
     part = tmp_path / ".x.trace.part"
     part.write_bytes(b"x" * 1000)

@@ -66,12 +66,13 @@ static PyObject *stall_row(memtrace_file *file, const memtrace_stall *stall) {
     char label[64];
     memtrace_process_label(memtrace_file_process(file, stall->process), label);
     return Py_BuildValue(
-        "{s:N,s:K,s:N,s:N,s:N,s:I,s:K,s:K,s:O,s:s,s:s,s:s,s:N}", "process", trace_text(label), "event",
-        e->stamp, "kind", kind_name(e->kind), "cause", e->cause ? cause_name(e->cause) : trace_text(""),
-        "region", trace_text(stall->region), "step", e->step, "time_ns", e->time_ns, "duration_ns",
-        e->duration_ns, "backward", e->flags & FCDP_TRACE_BACKWARD ? Py_True : Py_False, "reason",
-        memtrace_reason_says(stall->reason), "option", memtrace_reason_option(stall->reason), "advice",
-        memtrace_reason_advice(stall->reason), "move", move_row(&stall->move));
+        "{s:N,s:n,s:K,s:N,s:N,s:N,s:I,s:K,s:K,s:O,s:s,s:s,s:s,s:N}", "process", trace_text(label),
+        "process_index", (Py_ssize_t)stall->process, "event", e->stamp, "kind", kind_name(e->kind), "cause",
+        e->cause ? cause_name(e->cause) : trace_text(""), "region", trace_text(stall->region), "step",
+        e->step, "time_ns", e->time_ns, "duration_ns", e->duration_ns, "backward",
+        e->flags & FCDP_TRACE_BACKWARD ? Py_True : Py_False, "reason", memtrace_reason_says(stall->reason),
+        "option", memtrace_reason_option(stall->reason), "advice", memtrace_reason_advice(stall->reason),
+        "move", move_row(&stall->move));
 }
 
 /* Lists of rows, as JSON has them; their order is report.h's. */

@@ -25,6 +25,7 @@
 struct memtrace_writer {
     int fd;
     char *path, *part; /* what the file is to be called; what it is called until then, NULL: it is `path` */
+    bool replaces;     /* another file of that name, as when the writer began */
     uint64_t at;       /* bytes written */
     bool has_failed;
     fcdp_trace_index_entry *index;
@@ -56,10 +57,18 @@ static bool write_all(memtrace_writer *w, struct iovec *parts, int n, memtrace_e
 
 /* ---- the file's name ---- */
 
-/* Of `path`, if it is there: what it leads to. */
+/* What `path` leads to, if it is there. A link to what is not there yet leads into its own folder. */
 static char *target_of(const char *path) {
-    char *target = realpath(path, NULL);
-    return target ? target : strdup(path);
+    char *target = realpath(path, NULL), link[4096];
+    if (target) return target;
+    ssize_t n = readlink(path, link, sizeof link - 1);
+    if (n < 0) return strdup(path);
+    link[n] = '\0';
+    const char *slash = link[0] == '/' ? NULL : strrchr(path, '/');
+    size_t n_folder = slash ? (size_t)(slash - path) + 1 : 0;
+    target = malloc(n_folder + (size_t)n + 1);
+    if (target) snprintf(target, n_folder + (size_t)n + 1, "%.*s%s", (int)n_folder, path, link);
+    return target;
 }
 
 static char *part_of(const char *path) {
@@ -98,7 +107,8 @@ static bool part_open(memtrace_writer *w, memtrace_error *error) {
     struct stat opened, named;
     w->fd = open(w->part, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (w->fd < 0 || fstat(w->fd, &opened) != 0)
-        return memtrace_fail(error, "cannot write %s: %s", w->path, strerror(errno));
+        return memtrace_fail(error, "cannot write %s, as which %s begins: %s", w->part, w->path,
+                             strerror(errno));
     if (!S_ISREG(opened.st_mode) || opened.st_uid != geteuid())
         return memtrace_fail(error, "cannot write %s: %s is not this user's: remove it", w->path, w->part);
     if (flock(w->fd, LOCK_EX | LOCK_NB) != 0 || lstat(w->part, &named) != 0 || named.st_ino != opened.st_ino)
@@ -107,8 +117,12 @@ static bool part_open(memtrace_writer *w, memtrace_error *error) {
            memtrace_fail(error, "cannot write %s: %s", w->path, strerror(errno));
 }
 
-/* From here on the file has its name. */
+/* From here on the file has its name. What has come under that name meanwhile is as good as what was there. */
 static bool part_rename(memtrace_writer *w, memtrace_error *error) {
+    if (!target_is_accepted(w->path, w->replaces, error)) {
+        w->has_failed = true;
+        return false;
+    }
     if (rename(w->part, w->path) != 0) return write_failed(w, error);
     free(w->part);
     w->part = NULL;
@@ -130,6 +144,7 @@ bool memtrace_writer_create(const char *path, bool replaces, memtrace_writer **w
     memtrace_writer *w = calloc(1, sizeof *w);
     if (!w) return memtrace_fail(error, "not enough memory to write %s", path);
     w->fd = -1;
+    w->replaces = replaces;
     w->path = target_of(path);
     w->part = w->path ? part_of(w->path) : NULL;
     bool is_good = w->part || memtrace_fail(error, "not enough memory to write %s", path);

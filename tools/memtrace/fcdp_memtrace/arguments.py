@@ -6,17 +6,21 @@ import argparse
 import math
 from collections.abc import Callable
 
+MOST = 2**31 - 1  # of a process's id, and more than any other number here can be
+
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A type for argparse: a whole number that is `least` or larger."""
+    """A type for argparse: a whole number from `least` to MOST."""
 
     def number(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number that is {least} or larger")
+        if not least <= value <= MOST:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no whole number that is {least} or larger" if value <= MOST else f"{text!r} is too large"
+            )
         return value
 
     return number

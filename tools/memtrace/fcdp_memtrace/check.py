@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 
 from fcdp_memtrace import _trace
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     parser.add_argument(
         "--max-stall",
-        type=within(0, math.inf, "milliseconds"),
+        type=within(0, 1e12, "milliseconds"),
         metavar="MS",
         help="the longest wait allowed, in milliseconds",
     )

@@ -66,10 +66,12 @@ def drop_output() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
+    if sys.stdout is None:  # closed where the program started
+        print("fcdp-memtrace: cannot write to stdout: it is closed", file=sys.stderr)
+        return 1
     try:
         status = args.run(args)
-        if sys.stdout:
-            sys.stdout.flush()
+        sys.stdout.flush()
         return status
     except Error as error:
         print(f"fcdp-memtrace: {error}", file=sys.stderr)

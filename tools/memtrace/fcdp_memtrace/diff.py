@@ -124,4 +124,5 @@ def run(args: argparse.Namespace) -> int:
     a, b = (report.document(file, args.skip_steps) for file in files)
     difference = compare(a, b)
     print(json.dumps(difference) if args.json else text(a, b, difference))
-    return max([file.warn() for file in files])
+    compared = difference["a"]["steps"] and difference["b"]["steps"]
+    return max([0 if compared else 1, *[file.warn() for file in files]])

@@ -28,13 +28,14 @@ def _rounded(value: float) -> float:
 def timeline(file: TraceFile, index: int) -> dict:
     """What page.html draws of one process. Times are seconds since its first event."""
     series = _trace.series(file.handle, index, COLUMNS)
-    process = file.processes[index]
+    process, labels = file.processes[index], [process["label"] for process in file.processes]
     seconds = max((series["last_ns"] - series["first_ns"]) / 1e9, 1e-9)
     links, marks = links_of(series, seconds)
     per_column = seconds * 1e9 / COLUMNS
     waited = [min(ns / per_column, 1) for ns in memoryview(series["waited"]).cast("d")]
     return {
-        "label": process["label"],
+        "index": index,
+        "label": process["label"] + (f" (pid {process['pid']})" if labels.count(process["label"]) > 1 else ""),
         "title": title_of(process),
         "first_ns": series["first_ns"],
         "seconds": seconds,
@@ -89,8 +90,8 @@ def _cards(document: dict) -> str:
         ("saved between nodes", f"{100 * (1 - sent / plain):.0f} %" if plain else "-", "of what plain FSDP gathers"),
         (
             "moves hidden",
-            f"{100 * max(0, 1 - exposed):.0f} %",
-            f"{ms(total['exposed_ns'])} of {ms(total['moved_ns'])} exposed",
+            f"{100 * max(0, 1 - exposed):.0f} %" if total["moved_ns"] else "-",
+            f"streams moved for {ms(total['moved_ns'])}, waits took {ms(total['exposed_ns'])}",
         ),
         (
             "evictions",
@@ -126,7 +127,7 @@ def _advice(document: dict) -> str:
         advice = f"<p class=advice>{option}{html.escape(group['advice'])}</p>" if group["advice"] else ""
         rows = [report.stall_cells(stall) for stall in group["stalls"]]
         when = [
-            f' data-process="{html.escape(s["process"])}" data-at={s["time_ns"]} data-ns={s["duration_ns"]}'
+            f" data-process={s['process_index']} data-at={s['time_ns']} data-ns={s['duration_ns']}"
             for s in group["stalls"]
         ]
         parts.append(
@@ -191,5 +192,5 @@ def write(document: dict, file: TraceFile, path: str) -> None:
     for piece in rest:
         name, _, text = piece.partition("}}")
         filled += [parts[name], text]
-    with open(path, "w", encoding="utf-8") as out:
+    with open(path, "w", encoding="utf-8", errors="replace") as out:
         out.write("".join(filled))

@@ -17,7 +17,7 @@ Draw a trace as an SVG or PNG picture.
 
 Over the same time: where each region's bytes were (regions down, colour is the tier), bytes per second over each link
 that was used, and device memory by owner below its budget. Of one process; --rank picks it. What says when it was, and
-not how long it took, has no rate: a triangle marks it.
+not how long it took, has no rate: a mark says when.
 """
 COLUMNS = 800
 TIERS = {  # readable in grey and by the colour-blind

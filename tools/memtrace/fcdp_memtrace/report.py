@@ -31,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="everything as JSON, on one line")
-    form.add_argument("--html", metavar="OUT.html", help="write a page that a browser shows, with a timeline")
+    form.add_argument(
+        "--html",
+        metavar="OUT.html",
+        help="write a page that a browser shows, with a timeline, all steps and all regions",
+    )
     parser.add_argument(
         "--steps", type=at_least(0), default=STEPS, metavar="N", help=f"rows of steps: the last N (default {STEPS})"
     )

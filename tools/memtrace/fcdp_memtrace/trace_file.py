@@ -33,7 +33,7 @@ class TraceFile:
             return 0
         print(
             f"fcdp-memtrace: {self.path}: {summary['unreadable_bytes']} of {summary['bytes']} bytes could not be read, and are left "
-            "out of what is shown. Copy the file again from where it was recorded, or record the job again",
+            "out of what is shown. If this is a copy, copy it again; where its recorder was killed, the rest is not to be had",
             file=sys.stderr,
         )
         return 1
