@@ -213,9 +213,10 @@ static void every_operation_is_in_it(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        /* first: under TSan, a process that has had threads forks none that starts some */
+        filed(an_exit_ends_it_and_a_child_s_exit_does_not),
         filed(streams_and_threads_have_rows),
         filed(the_environment_begins_it_and_a_reset_does_not_end_it),
-        filed(an_exit_ends_it_and_a_child_s_exit_does_not),
         filed(a_path_that_cannot_be_written_is_refused),
         filed(every_operation_is_in_it),
     };
