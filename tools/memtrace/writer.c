@@ -1,7 +1,8 @@
 /* writer.c - chunks to a file, and their index behind them.
  *
  * The file begins as .NAME.part beside `path` and is renamed once it has its first chunk, so that a recording
- * of nothing costs no file. The lock is on the file, whatever its name.
+ * of nothing costs no file. A file without a name (in /proc/self/fd) is written itself. The lock is on the
+ * file, whatever its name.
  */
 #include "tools/memtrace/writer.h"
 
@@ -57,10 +58,16 @@ static bool write_all(memtrace_writer *w, struct iovec *parts, int n, memtrace_e
 
 /* ---- the file's name ---- */
 
+static bool has_no_name(const char *path) {
+    char *target = realpath(path, NULL);
+    free(target);
+    return !target && access(path, F_OK) == 0;
+}
+
 /* What `path` leads to, if it is there. A link to what is not there yet leads into its own folder. */
 static char *target_of(const char *path) {
     char *target = realpath(path, NULL), link[4096];
-    if (target) return target;
+    if (target || has_no_name(path)) return target ? target : strdup(path);
     ssize_t n = readlink(path, link, sizeof link - 1);
     if (n < 0) return strdup(path);
     link[n] = '\0';
@@ -101,6 +108,13 @@ static bool target_is_accepted(const char *path, bool replaces, memtrace_error *
                          path, (uint64_t)status.st_size);
 }
 
+static bool nameless_open(memtrace_writer *w, memtrace_error *error) {
+    w->fd = open(w->path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (w->fd >= 0 && flock(w->fd, LOCK_EX | LOCK_NB) != 0) return refuse_written(w->path, error);
+    return (w->fd >= 0 && ftruncate(w->fd, 0) == 0) ||
+           memtrace_fail(error, "cannot write %s: %s", w->path, strerror(errno));
+}
+
 /* A part that an earlier writer has left is used again. Between opening and locking, its writer may have
  * renamed or removed it. */
 static bool part_open(memtrace_writer *w, memtrace_error *error) {
@@ -117,7 +131,8 @@ static bool part_open(memtrace_writer *w, memtrace_error *error) {
            memtrace_fail(error, "cannot write %s: %s", w->path, strerror(errno));
 }
 
-/* From here on the file has its name. What has come under that name meanwhile is as good as what was there. */
+/* From here on the file has its name. What has come under that name meanwhile is as good as what was
+ * there. */
 static bool part_rename(memtrace_writer *w, memtrace_error *error) {
     if (!target_is_accepted(w->path, w->replaces, error)) {
         w->has_failed = true;
@@ -146,9 +161,12 @@ bool memtrace_writer_create(const char *path, bool replaces, memtrace_writer **w
     w->fd = -1;
     w->replaces = replaces;
     w->path = target_of(path);
-    w->part = w->path ? part_of(w->path) : NULL;
-    bool is_good = w->part || memtrace_fail(error, "not enough memory to write %s", path);
-    is_good = is_good && target_is_accepted(w->path, replaces, error) && part_open(w, error);
+    bool nameless = has_no_name(path);
+    w->part = w->path && !nameless ? part_of(w->path) : NULL;
+    bool is_good = w->path && (w->part || nameless);
+    is_good = is_good || memtrace_fail(error, "not enough memory to write %s", path);
+    is_good = is_good && target_is_accepted(w->path, replaces, error) &&
+              (nameless ? nameless_open(w, error) : part_open(w, error));
     if (!is_good) {
         writer_free(w);
         return false;
