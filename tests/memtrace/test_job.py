@@ -49,6 +49,8 @@ if torch.distributed.get_rank() == 0:  # of all ranks, by the launcher's number
     with open(sys.argv[1] + "/top.json", "w") as out:
         subprocess.run(top, stdout=out, check=True, env=os.environ | {"FCDP": "0"})
     report = [sys.executable, "-m", "fcdp_memtrace", "report", "--json", sys.argv[1] + "/job.trace"]
+    while not os.path.exists(report[-1]):  # the recorder has read no ring yet
+        os.sched_yield()
     named = set()
     while not named >= {"0", "1", "2", "3"}:  # the recorder has looked at regions that live: it knows their names
         done = subprocess.run(report, stdout=subprocess.PIPE, check=True, env=os.environ | {"FCDP": "0"})

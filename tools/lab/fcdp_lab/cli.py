@@ -48,7 +48,8 @@ class _Version(argparse.Action):
     def __call__(self, parser, *_):
         import fcdp
 
-        parser.exit(message=f"fcdp-lab {fcdp.__version__}\n")
+        print(f"fcdp-lab {fcdp.__version__}")
+        parser.exit()
 
 
 def _parser():
