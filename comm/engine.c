@@ -161,9 +161,9 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) {
 }
 
 /* Each group's shards are read until group->reading. A stream is put behind all of these events, and they
- * stay: another stream may write, too. The host takes one event after another, since the lock is not held
- * while it waits. What a CUDA graph captures writes nothing now, and cannot wait for what is not in the
- * graph. */
+ * stay: another stream, or another thread, may write too. The host waits for one after another that has not
+ * passed, since the lock is not held while it waits. What a CUDA graph captures writes nothing now, and
+ * cannot wait for what is not in the graph. */
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
     bool by_host = engine->host_computes, goes_on = true;
     fcdp_status status = fcdp_engine_check(engine); /* what has failed already is not waited for */
@@ -175,12 +175,14 @@ fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) {
         for (fcdp_comm *comm = engine->comms; comm && !taken; comm = comm->next)
             for (fcdp_group *group = comm->groups; group && !taken && !status; group = group->next) {
                 if (!group->reading) continue;
-                if (by_host) {
-                    taken = group->reading;
-                    group->reading = NULL;
-                } else {
+                if (!by_host) {
                     status = fcdp__driver_stream_wait(engine->drv, stream, group->reading);
+                    continue;
                 }
+                status = fcdp__driver_event_query(engine->drv, group->reading);
+                if (status != FCDP_PENDING) continue;
+                status = FCDP_OK;
+                taken = group->reading;
             }
         fcdp__lock_release(&engine->lock);
         uint64_t start_ns = taken ? fcdp__trace_start() : 0;

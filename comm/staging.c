@@ -50,25 +50,38 @@ void fcdp__staging_trim(fcdp_stream_set *set) {
     fcdp__staging_release(&set->staging);
 }
 
-void fcdp__staging_begin_pass(fcdp_stream_set *set) {
-    fcdp_staging *staging = &set->staging;
-    fcdp__staging_acquire(staging);
-    if (staging->range && ++staging->n_idle > MAX_IDLE_PASSES) pages_try_free(set);
-    fcdp__staging_release(staging);
-}
-
 /* Lock held: are there pages that nobody uses? */
 static bool is_idle(const fcdp_staging *staging) {
     return !staging->busy && staging->range;
 }
 
-static size_t set_reclaim(fcdp_stream_set *set) {
-    fcdp_staging *staging = &set->staging;
+/* Acquires it if it has pages that nobody uses. */
+static bool acquire_idle(fcdp_staging *staging) {
     fcdp__lock_acquire(&staging->lock);
     bool is_mine = is_idle(staging);
     if (is_mine) staging->busy = true;
     fcdp__lock_release(&staging->lock);
-    if (!is_mine) return 0;
+    return is_mine;
+}
+
+static bool has_been_emptied(const fcdp_stream_set *set) {
+    for (int h = 0; h < 2; h++)
+        if (set->staging.emptied[h] && fcdp__driver_event_query(set->engine->drv, set->staging.emptied[h]))
+            return false;
+    return true;
+}
+
+/* The pass may be another model's: what that set is at is not waited for. */
+void fcdp__staging_begin_pass(fcdp_stream_set *set) {
+    fcdp_staging *staging = &set->staging;
+    if (!acquire_idle(staging)) return;
+    if (++staging->n_idle > MAX_IDLE_PASSES && has_been_emptied(set)) pages_try_free(set);
+    fcdp__staging_release(staging);
+}
+
+static size_t set_reclaim(fcdp_stream_set *set) {
+    fcdp_staging *staging = &set->staging;
+    if (!acquire_idle(staging)) return 0;
     pages_try_free(set);
     size_t n_given = staging->range ? 0 : staging->n_pages;
     fcdp__staging_release(staging);

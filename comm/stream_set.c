@@ -5,8 +5,9 @@
  * communicators of the device see it (transport.h). Where a thread runs each, a rank may come to A first and
  * another to B: on common streams the first would wait in A for the second, which waits in B for the first.
  * So the shard groups of one model have a set of streams in common, and those of another model another one.
- * Between two sets nothing is waited for on a stream: not for a turn on a lane, nor a half of the staging
- * buffer, nor the last user of a slot (slot.c).
+ * Between two sets' gathers and restores nothing is waited for on a stream: not for a turn on a lane, nor a
+ * half of the staging buffer, nor the last user of a slot (slot.c). An optimizer's step waits for whatever
+ * still reads shards, of all sets (fcdp_engine_order_writes).
  *
  * A set stays until the engine ends, and serves again once its last comm has gone: there are as many as
  * models with shard groups of their own live at once.

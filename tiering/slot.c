@@ -44,7 +44,8 @@ static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
 
 /* A use waits for the slot's last user. Where that one's copies run on other streams, its collectives have an
  * order of their own: other ranks may have them in the other order, and wait in a circle with this one. So
- * the slot passes on, or is taken apart, once they are over. `region` NULL: of any streams. */
+ * the slot passes on, or is trimmed, once they are over; who is short of memory waits for it all the same.
+ * `region` NULL: of any streams. */
 static bool is_apart(const fcdp_slot *slot, const fcdp_region *region) {
     const fcdp_region *last = slot->last, *other = region;
     if (!last) return false;
