@@ -9,10 +9,10 @@ from models import shard
 def turn_on_late(net):
     if dist.get_rank() == 1:
         store = dist.distributed_c10d._get_default_store()
-        store.wait([f"fcdp/seen/{dist.group.WORLD.group_name}/0"])
-        assert store.get(f"fcdp/seen/{dist.group.WORLD.group_name}/0") == b"some"
         import fcdp
+        from fcdp import presence
 
+        assert store.get(f"{presence.name_of(dist.group.WORLD)}/0") == b"some"
         fcdp.enable()
     return shard(net)
 

@@ -8,6 +8,7 @@ marks are there long before the first gather, and FSDP gathers only where one is
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +19,8 @@ from torch.distributed import distributed_c10d
 # For marks that are about to come, before FSDP makes a gather that FCDP may have to make again. Decides nothing else.
 PATIENCE = timedelta(seconds=3)
 
-_n_asked: Counter[str] = Counter()  # by the name of the process group; the same on every rank that asks
+# By the process group: since the job's own was initialised, so the same on every rank that asks.
+_n_asked: Counter[str] = Counter()
 
 
 def _mark(rank: int) -> str:
@@ -26,13 +28,25 @@ def _mark(rank: int) -> str:
 
 
 def announce() -> None:
-    """Called where FSDP has been patched, and where a process group was initialised: it needs both."""
+    """Called where FSDP has been patched, and from begin(): it needs both."""
     if not dist.is_available() or not dist.is_initialized():
         return
     try:
         distributed_c10d._get_default_store().set(_mark(dist.get_rank()), "")
     except Exception:  # a store that answers nobody: whoever needs it next says so
         pass
+
+
+def begin() -> None:
+    """Called where a process group was initialised: the names of its groups begin anew."""
+    _n_asked.clear()
+    announce()
+
+
+def name_of(group: dist.ProcessGroup) -> str:
+    """Of what its ranks have seen, in the store. The group's own name is not enough: torch gives siblings one name."""
+    ranks = dist.get_process_group_ranks(group)
+    return f"fcdp/seen/{group.group_name}/{hashlib.blake2b(repr(ranks).encode(), digest_size=8).hexdigest()}"
 
 
 def absent(group: dist.ProcessGroup, store: dist.Store, gather: Callable[[], None]) -> list[int]:
@@ -44,11 +58,10 @@ def absent(group: dist.ProcessGroup, store: dist.Store, gather: Callable[[], Non
         seen = "all"
     except Exception:  # its class is another in older torch; a store that is gone fails again below
         seen = "some"
-    name = f"fcdp/seen/{group.group_name}/{_n_asked[group.group_name]}"
-    _n_asked[group.group_name] += 1
-    if store.add(f"{name}/comers", 1) == 1:  # what the first one has seen counts for all
-        store.set(name, seen)
-    if store.get(name) == b"all":
+    name = name_of(group)
+    key = f"{name}/{_n_asked[name]}"
+    _n_asked[name] += 1
+    if store.compare_set(key, "", seen) == b"all":  # what the first one has seen counts for all
         return []
     gather()
     return [rank for rank in ranks if not store.check([_mark(rank)])]

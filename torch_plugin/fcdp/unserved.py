@@ -67,7 +67,7 @@ def watch_process_groups(module: ModuleType) -> None:
 def _join(rank: int) -> None:
     _process.joined, _process.rank = os.getpid(), rank
     if "fcdp.presence" in sys.modules:  # by what has patched FSDP; that announces itself where it comes later
-        sys.modules["fcdp.presence"].announce()
+        sys.modules["fcdp.presence"].begin()
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
