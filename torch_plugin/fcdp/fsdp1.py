@@ -313,8 +313,8 @@ def _patch_handle(cls: type) -> None:
 
         def meet():
             gather_plainly()
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()
+            if self.device.type != "cpu":
+                seam.current_stream(self.device).synchronize()
 
         group = _served(self, buffer, meet)
         if group is None:

@@ -300,9 +300,9 @@ def _finish(result: Any, device: torch.device) -> None:
     """The host waits for the end of a gather of FSDP2's own."""
     if hasattr(result.all_gather_work, "wait"):
         result.all_gather_work.wait()
-    if device.type == "cuda":
+    if device.type != "cpu":
         result.all_gather_event.synchronize()
-        torch.cuda.current_stream(device).synchronize()
+        seam.current_stream(device).synchronize()
 
 
 @contextlib.contextmanager

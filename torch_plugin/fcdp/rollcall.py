@@ -72,12 +72,11 @@ class RollCall:
     def _let_others_read(self, store: dist.Store, number: int, others: list[int]) -> None:
         """The job's first rank may hold the store, which ends with it: it goes on when those that ask have their
         answer."""
-        store.set(f"{number}/{self.me}/read", "")
-        if self.me != 0:
-            return
-        asking = [rank for rank in others if store.check([f"{number}/{rank}"])]
-        with suppress(Exception):  # those that died since do not read
-            store.wait([f"{number}/{rank}/read" for rank in asking], GRACE)
+        with suppress(Exception):  # the store may be gone by now, and those that died since do not read
+            store.set(f"{number}/{self.me}/read", "")
+            if self.me == 0:
+                asking = [rank for rank in others if store.check([f"{number}/{rank}"])]
+                store.wait([f"{number}/{rank}/read" for rank in asking], GRACE)
 
 
 def connection(store: dist.Store, timeout: timedelta) -> dist.Store:

@@ -270,7 +270,8 @@ class Runtime:
         self.device: torch.device | None = None  # the engine's
         # By id of the process group, which lives as long as the job wants it: then the entry goes.
         self.shards: dict[int, tuple[weakref.ref[dist.ProcessGroup], Shards | Unsupported]] = {}
-        # Models on process groups of their own may meet them first on several threads. None waits for a peer inside.
+        # Models on process groups of their own may meet them first on several threads. None waits for a peer of its
+        # group inside.
         self.lock = threading.Lock()
         self.past_agreements = [0, 0, 0]  # of shard groups that have ended
         self.groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -362,8 +363,9 @@ class Runtime:
             shards.comm = self._comm(shards)
             try:
                 _fcdp.comm_set_streams(shards.comm, beside.comm if beside is not None else None)
-            except _fcdp.Error as error:  # then it shares the streams of the first one
-                log.warning("no streams for %s alone: %s", shards.ranks, error.args[0])
+            except _fcdp.Error as error:  # its order with what runs on other streams would not be the peers'
+                problem = error.with_traceback(None)
+            shards.raise_together(problem)
             _fcdp.comm_set_shard_group(shards.comm, shards.number())
             self._share_host_memory(shards)
             return shards
