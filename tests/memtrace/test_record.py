@@ -167,10 +167,12 @@ def test_a_link_to_a_file_that_is_not_there_yet_leads_to_it(tmp_path, target):
 
 
 def test_a_file_that_comes_while_a_recording_begins_is_kept(tmp_path, command):
-    path = tmp_path / "x.trace"
-    comes = ["sh", "-c", f'printf precious >{path}; exec "$@"', "sh", *command, "1", "0"]
-    done = memtrace_run("record", "-q", "-o", path, "--", *comes)
-    assert path.read_text() == "precious" and f"{path} is there already, with 8 bytes" in done.stderr, done.stderr
+    path, part, mark = tmp_path / "x.trace", tmp_path / ".x.trace.part", tmp_path / "mark"
+    comes = ["sh", "-c", f'printf precious >{path}; exec "$@"', "sh", *command, "1", "0", mark]
+    recorder = Recorder(path, "--", *comes)
+    recorder.wait_for(lambda: mark.exists() and (not part.exists() or part.stat().st_size > 64))  # its first chunk
+    _, said = recorder.process.communicate("\n\n", timeout=60)
+    assert path.read_text() == "precious" and f"{path} is there already, with 8 bytes" in said, said
 
 
 def test_what_a_killed_recorder_left_is_used_again(tmp_path):
