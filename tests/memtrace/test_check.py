@@ -204,8 +204,8 @@ def test_what_lost_events_would_have_said_is_not_checked(tmp_path):
 
 
 def test_a_copy_may_be_written_after_its_region_s_end(tmp_path):
-    """Once the device's times are known. One that began later than the clocks may differ is of a region that is gone."""
-    for begins_ms, rule in ((-1, None), (5, None), (50, "life")):
+    """Once the device's times are known. One that began later is of a region that is gone."""
+    for begins_ms, rule in ((-1, None), (1, "life")):
         script = a_job()
         end = script.event("region_destroy", object=1)["time_ns"]
         script.event("load", stream="h2d", object=1, duration_ns=5, time_ns=end + begins_ms * MILLISECOND)

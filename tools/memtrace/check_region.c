@@ -4,10 +4,6 @@
 #include "tools/memtrace/check_internal.h"
 #include "tools/memtrace/kinds.h"
 
-/* The device's clock is compared with the host's once, between two of the host's looks at it: on a busy
- * machine these are milliseconds apart (1.5 seen). */
-enum { MAPPED_WITHIN_NS = 20000000 };
-
 /* STORE and LOAD are written once the device's times are known. */
 static bool is_late(const fcdp_trace_event *e) {
     return e->kind == FCDP_EVENT_STORE || e->kind == FCDP_EVENT_LOAD;
@@ -19,7 +15,7 @@ static check_region *region_of(check *c, check_process *p, const fcdp_trace_even
     if (!r->is_known && p->is_whole)
         check_rule(c, MEMTRACE_RULE_LIFE, e->kind == FCDP_EVENT_REGION_CREATE,
                    "its region was never created");
-    bool was_before = is_late(e) && e->time_ns <= r->ended_ns + MAPPED_WITHIN_NS;
+    bool was_before = is_late(e) && e->time_ns <= r->ended_ns;
     if (r->is_known)
         check_rule(c, MEMTRACE_RULE_LIFE, r->is_alive || e->kind == FCDP_EVENT_REGION_CREATE || was_before,
                    "its region has been destroyed");
