@@ -98,7 +98,8 @@ static bool pairs_make(fcdp_trace_spans *spans, uint32_t n) {
 
 /* The stream is idle: the device comes to it at once. */
 static bool anchor_record(fcdp_trace_spans *spans, anchor *which) {
-    which->host_ns = fcdp__driver_timer_record(spans->drv, which->event, spans->stream) ? 0 : fcdp__now_ns();
+    uint64_t before_ns = fcdp__now_ns(); /* a thread that loses its core makes times early, and none late */
+    which->host_ns = fcdp__driver_timer_record(spans->drv, which->event, spans->stream) ? 0 : before_ns;
     return which->host_ns != 0;
 }
 
