@@ -31,112 +31,112 @@ typedef struct option_parser {
 #define NO_FIELD {VALUE_TEXT, 0, 0, 0}
 #define BYTES_VALUES "bytes, e.g. 512M or 8GB"
 
-/* name, values, default, help, parser */
+/* audience, name, values, default, help, parser; the rows of one audience together */
 #define OPTIONS(X)                                                                                           \
-    X("FCDP", "0|1", "0", "turn FCDP on in an unmodified FSDP2 or FSDP1 script", FIELD(FLAG, enabled, 0, 1)) \
-    X("FCDP_DRIVER", "auto|cuda|sim", "auto",                                                                \
-      "the device: CUDA, the simulated one, or CUDA where a device answers", FIELD(CHOICE, driver, 0, 0))    \
-    X("FCDP_TAU", "0..1", "0",                                                                               \
+    X(USER, "FCDP", "0|1", "0", "turn FCDP on in an unmodified FSDP2 or FSDP1 script",                       \
+      FIELD(FLAG, enabled, 0, 1))                                                                            \
+    X(USER, "FCDP_TAU", "0..1", "0",                                                                         \
       "while device use is below this share of the budget, a group stays on the device after its forward",   \
       FIELD(REAL, tau, 0, 1))                                                                                \
-    X("FCDP_RESTORE", "slice|whole|auto", "auto",                                                            \
+    X(USER, "FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                         \
+      "device memory for gathered parameters, and for tensors where they are FCDP's; 0: what is free at "    \
+      "start",                                                                                               \
+      FIELD(BYTES, device_budget_bytes, 0, 0))                                                               \
+    X(USER, "FCDP_HOST_BUDGET", BYTES_VALUES, "0",                                                           \
+      "host memory per node; 0: what the machine and its cgroup allow",                                      \
+      FIELD(BYTES, host_budget_bytes, 0, 0))                                                                 \
+    X(USER, "FCDP_ALLOC", "fcdp|native", "fcdp",                                                             \
+      "whose allocator serves tensors on a GPU: FCDP's, on the same pages as gathered parameters, or "       \
+      "PyTorch's own",                                                                                       \
+      FIELD(CHOICE, alloc, 0, 0))                                                                            \
+    X(USER, "FCDP_PREFETCH", "0..8", "1",                                                                    \
+      "how many groups forward gathers ahead of their use, each into device pages of its own; 0: backward "  \
+      "restores none ahead either, which takes the fewest device pages",                                     \
+      FIELD(INT, prefetch, 0, 8))                                                                            \
+    X(USER, "FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank",                         \
+      FIELD(REAL, timeout_s, 0.1, 86400))                                                                    \
+    X(USER, "FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr",                        \
+      FIELD(CHOICE, log, 0, 0))                                                                              \
+    X(USER, "FCDP_TRACE", "0..2", "1",                                                                       \
+      "what is written to the event ring that fcdp-memtrace reads: 0: nothing; 1: what moves between tiers " \
+      "and who waits; 2: each tensor's memory too",                                                          \
+      FIELD(INT, trace, 0, 2))                                                                               \
+    X(EXPERT, "FCDP_DRIVER", "auto|cuda|sim", "auto",                                                        \
+      "the device: CUDA, the simulated one, or CUDA where a device answers", FIELD(CHOICE, driver, 0, 0))    \
+    X(EXPERT, "FCDP_RESTORE", "slice|whole|auto", "auto",                                                    \
       "how a node's ranks share what it has: slice: each restores its slice, and they all-gather; whole: "   \
       "each copies the "                                                                                     \
       "whole from the node's host memory; auto: slice over NCCL, whole over gloo and on the simulated "      \
       "device",                                                                                              \
       FIELD(CHOICE, restore, 0, 0))                                                                          \
-    X("FCDP_MAPPING", "auto|slots|exact", "auto",                                                            \
+    X(EXPERT, "FCDP_MAPPING", "auto|slots|exact", "auto",                                                    \
       "device pages of gathered parameters: slots: groups take turns on pages that stay mapped; exact: a "   \
       "released group is unmapped, so that "                                                                 \
       "a stale access faults; auto: slots where torch makes stale accesses raise, and FCDP_CHECK is below "  \
       "2",                                                                                                   \
       FIELD(CHOICE, mapping, 0, 0))                                                                          \
-    X("FCDP_ALLOC", "fcdp|native", "fcdp",                                                                   \
-      "whose allocator serves tensors on a GPU: FCDP's, on the same pages as gathered parameters, or "       \
-      "PyTorch's own",                                                                                       \
-      FIELD(CHOICE, alloc, 0, 0))                                                                            \
-    X("FCDP_TRANSPORT", "auto|nccl|torch", "auto",                                                           \
+    X(EXPERT, "FCDP_TRANSPORT", "auto|nccl|torch", "auto",                                                   \
       "what carries FCDP's collectives: nccl: NCCL, on communicators of FCDP's own, without Python; torch: " \
       "torch.distributed's gloo, through host "                                                              \
       "memory; auto: NCCL on a GPU, where it can serve",                                                     \
       FIELD(CHOICE, transport, 0, 0))                                                                        \
-    X("FCDP_NCCL_LIBRARY", "path", "", "libnccl.so.2 to use instead of torch's own", NO_FIELD)               \
-    X("FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)",         \
+    X(EXPERT, "FCDP_NCCL_LIBRARY", "path", "", "libnccl.so.2 to use instead of torch's own", NO_FIELD)       \
+    X(EXPERT, "FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)", \
       FIELD(INT, local_size, 0, 65536))                                                                      \
-    X("FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                               \
-      "device memory for gathered parameters, and for tensors where they are FCDP's; 0: what is free at "    \
-      "start",                                                                                               \
-      FIELD(BYTES, device_budget_bytes, 0, 0))                                                               \
-    X("FCDP_HOST_BUDGET", BYTES_VALUES, "0",                                                                 \
-      "host memory per node; 0: what the machine and its cgroup allow",                                      \
-      FIELD(BYTES, host_budget_bytes, 0, 0))                                                                 \
-    X("FCDP_PIN", "auto|require|never", "auto",                                                              \
+    X(EXPERT, "FCDP_PIN", "auto|require|never", "auto",                                                      \
       "page-lock the host tier: where possible, or stop if not, or never", FIELD(CHOICE, pin, 0, 0))         \
-    X("FCDP_FINGERPRINT", "auto|device|never", "auto",                                                       \
+    X(EXPERT, "FCDP_FINGERPRINT", "auto|device|never", "auto",                                               \
       "compare parameters by content, to find changes that nothing announced: auto: by a kernel on a GPU, "  \
       "by the host on CPUs; device: by the kernel "                                                          \
       "on the simulated device too; never: other signs decide",                                              \
       FIELD(CHOICE, fingerprint, 0, 0))                                                                      \
-    X("FCDP_AGREE", "forward|unshard", "forward",                                                            \
+    X(EXPERT, "FCDP_AGREE", "forward|unshard", "forward",                                                    \
       "how often the ranks agree on what is stale; unshard: for models that write parameters inside "        \
       "forward",                                                                                             \
       FIELD(CHOICE, agree, 0, 0))                                                                            \
-    X("FCDP_PREFETCH", "0..8", "1",                                                                          \
-      "how many groups forward gathers ahead of their use, each into device pages of its own; 0: backward "  \
-      "restores none ahead either, which takes the fewest device pages",                                     \
-      FIELD(INT, prefetch, 0, 8))                                                                            \
-    X("FCDP_COALESCE", BYTES_VALUES, "1M",                                                                   \
+    X(EXPERT, "FCDP_COALESCE", BYTES_VALUES, "1M",                                                           \
       "groups of which at most so much is stale cross the nodes together, in few collectives; 0: each by "   \
       "itself",                                                                                              \
       FIELD(BYTES, coalesce_bytes, 0, 0))                                                                    \
-    X("FCDP_WHOLE_TENSORS", "0|1", "1",                                                                      \
+    X(EXPERT, "FCDP_WHOLE_TENSORS", "0|1", "1",                                                              \
       "full_tensor() of a parameter, and full state dicts, read the node's copy where it is fresh",          \
       FIELD(FLAG, whole_tensors, 0, 1))                                                                      \
-    X("FCDP_TIMEOUT", "0.1..86400", "300", "seconds to wait for another rank",                               \
-      FIELD(REAL, timeout_s, 0.1, 86400))                                                                    \
-    X("FCDP_CHECK", "0..3", "0",                                                                             \
-      "internal checks: 0 corruption, 1 API, 2 locks and asserts, and freed tensors of more than 768 KiB "   \
-      "are unmapped, so that a stale access faults, 3 every invariant",                                      \
-      FIELD(INT, check, 0, 3))                                                                               \
-    X("FCDP_LOG", "quiet|warn|info|debug", "warn", "what is written to stderr", FIELD(CHOICE, log, 0, 0))    \
-    X("FCDP_SUMMARY", "0|1", "1",                                                                            \
+    X(EXPERT, "FCDP_SUMMARY", "0|1", "1",                                                                    \
       "the line after the first step, and the two at exit: what was saved, what it cost",                    \
       FIELD(FLAG, summary, 0, 1))                                                                            \
-    X("FCDP_TRACE", "0..2", "1",                                                                             \
-      "what is written to the event ring that fcdp-memtrace reads: 0: nothing; 1: what moves between tiers " \
-      "and who waits; 2: each tensor's memory too",                                                          \
-      FIELD(INT, trace, 0, 2))                                                                               \
-    X("FCDP_TRACE_BUFFER", BYTES_VALUES, "8M",                                                               \
+    X(EXPERT, "FCDP_TRACE_BUFFER", BYTES_VALUES, "8M",                                                       \
       "size of the event ring of each process, of 64 bytes an event, down to a power of two; the oldest "    \
       "events are overwritten",                                                                              \
       FIELD(BYTES, trace_bytes, 0, 0))                                                                       \
-    X("FCDP_SIM_LIBRARY", "path", "", "the simulated driver, libfcdp_simgpu.so", NO_FIELD)                   \
-    X("FCDP_SIM_CAPACITY", BYTES_VALUES, "", "simulated device memory", NO_FIELD)                            \
-    X("FCDP_SIM_PCIE", "GB/s", "", "simulated rate between host and device, each way", NO_FIELD)             \
-    X("FCDP_SIM_FAIL", "NAME:N[:CODE]", "", "the simulated driver's N-th call of NAME fails with CODE",      \
+    X(DEVELOPMENT, "FCDP_CHECK", "0..3", "0",                                                                \
+      "internal checks: 0 corruption, 1 API, 2 locks and asserts, and freed tensors of more than 768 KiB "   \
+      "are unmapped, so that a stale access faults, 3 every invariant",                                      \
+      FIELD(INT, check, 0, 3))                                                                               \
+    X(DEVELOPMENT, "FCDP_SIM_LIBRARY", "path", "", "the simulated driver, libfcdp_simgpu.so", NO_FIELD)      \
+    X(DEVELOPMENT, "FCDP_SIM_CAPACITY", BYTES_VALUES, "", "simulated device memory", NO_FIELD)               \
+    X(DEVELOPMENT, "FCDP_SIM_PCIE", "GB/s", "", "simulated rate between host and device, each way",          \
       NO_FIELD)                                                                                              \
-    X("FCDP_SIM_POISON", "0|1", "", "the simulated driver fills fresh pages with a pattern", NO_FIELD)       \
-    X("FCDP_SIM_RACES", "0|1", "",                                                                           \
+    X(DEVELOPMENT, "FCDP_SIM_FAIL", "NAME:N[:CODE]", "",                                                     \
+      "the simulated driver's N-th call of NAME fails with CODE", NO_FIELD)                                  \
+    X(DEVELOPMENT, "FCDP_SIM_POISON", "0|1", "", "the simulated driver fills fresh pages with a pattern",    \
+      NO_FIELD)                                                                                              \
+    X(DEVELOPMENT, "FCDP_SIM_RACES", "0|1", "",                                                              \
       "the simulated driver fails on accesses of two streams to the same bytes that nothing orders",         \
       NO_FIELD)                                                                                              \
-    X("FCDP_SIM_TIMELINE", "path", "",                                                                       \
+    X(DEVELOPMENT, "FCDP_SIM_TIMELINE", "path", "",                                                          \
       "the simulated driver writes what its streams do as a Chrome trace; %p in the path is the process's "  \
       "id",                                                                                                  \
-      NO_FIELD)                                                                                              \
-    X("FCDP_CACHE", "path", "", "where the set-up keeps what it builds once", NO_FIELD)                      \
-    X("FCDP_PYTHON", "path", "", "the Python that the set-up builds on", NO_FIELD)                           \
-    X("FCDP_JEMALLOC", "path", "", "a private jemalloc to build with", NO_FIELD)                             \
-    X("FCDP_JEMALLOC_TARBALL", "path", "", "the release from which the set-up builds jemalloc", NO_FIELD)    \
-    X("FCDP_TEST_SEED", "number", "", "the seed of the tests' random schedules", NO_FIELD)
-#define AS_ROW(name, values, fallback, help, ...) {name, values, fallback, help},
-#define AS_PARSER(name, values, fallback, help, ...) __VA_ARGS__,
+      NO_FIELD)
+#define AS_ROW(audience, name, values, fallback, help, ...)                                                  \
+    {name, values, fallback, help, FCDP_OPTION_##audience},
+#define AS_PARSER(audience, name, values, fallback, help, ...) __VA_ARGS__,
 
 static const fcdp_option_row rows[] = {OPTIONS(AS_ROW)};
 static const option_parser parsers[] = {OPTIONS(AS_PARSER)};
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
-/* Names that start so belong to fcdp-lab, which checks them itself. */
-static const char lab_prefix[] = "FCDP_LAB_";
+/* What starts so is read by other programs: fcdp-lab, which checks it itself, the build, the tests. */
+static const char *const others[] = {"FCDP_LAB_", "FCDP_CACHE", "FCDP_PYTHON", "FCDP_JEMALLOC", "FCDP_TEST_"};
 
 const fcdp_option_row *fcdp_options_table(size_t *n_out) {
     *n_out = N_ROWS;
@@ -256,7 +256,12 @@ static fcdp_status name_refused(const char *name, size_t n_name) {
                       rows[nearest].name);
 }
 
-/* Everybody's variables are there: what is not FCDP's is passed over, as is what fcdp-lab checks. */
+static bool is_others(const char *variable) {
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
+        if (strncmp(variable, others[i], strlen(others[i])) == 0) return true;
+    return false;
+}
+
 fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out) {
     fcdp_options options = {0};
     for (size_t row = 0; row < N_ROWS; row++) {
@@ -267,7 +272,7 @@ fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out) {
         const char *variable = *envp;
         size_t n_name = strcspn(variable, "="), row = 0;
         bool ours = strncmp(variable, "FCDP", 4) == 0 && (n_name == 4 || variable[4] == '_');
-        if (!ours || !variable[n_name] || strncmp(variable, lab_prefix, sizeof lab_prefix - 1) == 0) continue;
+        if (!ours || !variable[n_name] || is_others(variable)) continue;
         while (row < N_ROWS &&
                (strlen(rows[row].name) != n_name || memcmp(rows[row].name, variable, n_name) != 0))
             row++;

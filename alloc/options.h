@@ -63,12 +63,21 @@ typedef struct fcdp_options {
     size_t trace_bytes; /* FCDP_TRACE_BUFFER, of the event ring */
 } fcdp_options;
 
+/* Who has a reason to set it: any user; one who tunes FCDP or works around something; a developer of FCDP. */
+typedef enum fcdp_option_audience {
+    FCDP_OPTION_USER,
+    FCDP_OPTION_EXPERT,
+    FCDP_OPTION_DEVELOPMENT
+} fcdp_option_audience;
+
 typedef struct fcdp_option_row {
     const char *name, *values, *fallback, *help;
+    fcdp_option_audience audience;
 } fcdp_option_row;
 
-/* The table, `n_out` rows. Rows without a field above (FCDP_SIM_*, FCDP_SIM_LIBRARY, FCDP_CACHE,
- * FCDP_LAB_PROBE...) are there too, so that they are known names. */
+/* The table, `n_out` rows, by audience. Rows without a field above (FCDP_SIM_*, FCDP_NCCL_LIBRARY) are there
+ * too, so that they are known names. What the build, fcdp-lab and the tests read (FCDP_CACHE, FCDP_LAB_*...) is
+ * passed over and has no row. */
 const fcdp_option_row *fcdp_options_table(size_t *n_out);
 
 /* Read `envp` (NULL-terminated "NAME=VALUE" strings). A malformed value, or an unknown name that starts with

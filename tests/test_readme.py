@@ -27,10 +27,10 @@ def anchors(text):
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_table_of_options_is_the_codes():
+def test_the_tables_of_options_are_the_codes():
     cli = pytest.importorskip("fcdp_doctor.cli", reason="the wheel is not installed in this interpreter")
     written = table("options").search(OPTIONS.read_text())[1].strip()
-    assert written == cli.options_table(), (
+    assert written == cli.options_tables(), (
         "docs/options.md is not what the installed wheel says. Run: bash tools/setup.sh && "
         ".venv/bin/python tests/test_readme.py"
     )
@@ -108,9 +108,9 @@ def put(document, name, made):
 
 
 def write():
-    from fcdp_doctor.cli import options_table
+    from fcdp_doctor.cli import options_tables
 
-    put(OPTIONS, "options", options_table())
+    put(OPTIONS, "options", options_tables())
     for name, made in tables_of_memtrace().items():
         put(MEMTRACE, name, made)
 

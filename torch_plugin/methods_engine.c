@@ -38,7 +38,8 @@ METHOD(options_table) {
     const fcdp_option_row *rows = fcdp_options_table(&n);
     PyObject *list = PyList_New(0);
     for (size_t i = 0; list && i < n; i++) {
-        PyObject *row = Py_BuildValue("(zzzz)", rows[i].name, rows[i].values, rows[i].fallback, rows[i].help);
+        PyObject *row = Py_BuildValue("(zzzzi)", rows[i].name, rows[i].values, rows[i].fallback, rows[i].help,
+                                      (int)rows[i].audience);
         if (!row || PyList_Append(list, row) < 0) Py_CLEAR(list);
         Py_XDECREF(row);
     }

@@ -41,8 +41,9 @@ static void assert_default(const fcdp_options *options) {
 
 static void nothing_set_gives_the_defaults(void **state) {
     (void)state;
-    static char *const ours_not[] = {"PATH=/bin", "FCDPX=1", "XFCDP_TAU=7", "fcdp_tau=7", "FCDP_NOVALUE",
-                                     "FCD=1",     "",        NULL};
+    static char *const ours_not[] = {
+        "PATH=/bin", "FCDPX=1",       "XFCDP_TAU=7",   "fcdp_tau=7",       "FCDP_NOVALUE", "FCD=1",
+        "",          "FCDP_CACHE=/x", "FCDP_PYTHON=3", "FCDP_TEST_SEED=x", "FCDP_LAB_X=",  NULL};
     fcdp_options options;
     assert_ok(fcdp_options_load(ours_not, &options));
     assert_default(&options);

@@ -108,10 +108,13 @@ def reset_peaks() -> None:
 
 
 def options() -> list[dict[str, str]]:
-    """Every FCDP_* environment variable: name, values, default, help."""
+    """Every FCDP_* environment variable: name, values, default, help, and audience: "user", "expert" or
+    "development"."""
     from fcdp._fcdp import options_table
 
-    return [dict(zip(("name", "values", "default", "help"), row)) for row in options_table()]
+    audiences = ("user", "expert", "development")  # in the order of fcdp_option_audience
+    names = ("name", "values", "default", "help", "audience")
+    return [dict(zip(names, (*row, audiences[audience]))) for *row, audience in options_table()]
 
 
 def trace(path: str | os.PathLike[str]) -> AbstractContextManager[str]:

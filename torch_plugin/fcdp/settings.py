@@ -17,7 +17,7 @@ _settled = False
 
 def _variables() -> dict[str, str]:
     """Those that are set now, and that this process reads as its options: not the simulated device's, nor a tool's."""
-    names = [name for name, _, fallback, _ in _fcdp.options_table() if fallback]
+    names = [name for name, _, fallback, *_ in _fcdp.options_table() if fallback]
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 

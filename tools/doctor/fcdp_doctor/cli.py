@@ -35,13 +35,20 @@ exit status: 0 every group is served (without arguments: a job would be); 1 some
 arguments"""
 
 
-def options_table() -> str:
-    """The table of docs/options.md."""
-    rows = ["| variable | values | default | what it does |", "| --- | --- | --- | --- |"]
-    for row in fcdp.options():
-        values = row["values"].replace("|", "\\|")
-        rows.append(f"| `{row['name']}` | {values} | {row['default'] or '-'} | {row['help']} |")
-    return "\n".join(rows)
+HEADINGS = {"user": "What a user sets", "expert": "What an expert may set", "development": "For development"}
+
+
+def options_tables() -> str:
+    """Those of docs/options.md, under their headings."""
+    parts = []
+    for audience, heading in HEADINGS.items():
+        rows = [f"## {heading}\n", "| variable | values | default | what it does |", "| --- | --- | --- | --- |"]
+        for row in fcdp.options():
+            if row["audience"] == audience:
+                values = row["values"].replace("|", "\\|")
+                rows.append(f"| `{row['name']}` | {values} | {row['default'] or '-'} | {row['help']} |")
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--version", action="version", version=f"fcdp-doctor {fcdp.__version__}")
-    add("--options", action="store_true", help="print every FCDP_* variable as a Markdown table")
+    add("--options", action="store_true", help="print every FCDP_* variable, as Markdown tables")
     add("--json", action="store_true", help="of a script or a process: print all figures as JSON")
     add("--nodes", type=int, default=2, metavar="N", help="emulated nodes for the script (default 2)")
     add("--ranks", type=int, default=2, metavar="G", help="ranks on each of them (default 2)")
@@ -116,7 +123,7 @@ def _stop_on_signals() -> None:
 def main(argv: list[str] | None = None) -> int:
     args, job = parse(sys.argv[1:] if argv is None else argv)
     if args.options:
-        print(options_table())
+        print(options_tables())
         return 0
     if not job:
         from fcdp_doctor import machine
