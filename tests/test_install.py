@@ -26,21 +26,39 @@ def environment(**settings):
     return env | settings
 
 
+def runs(program):
+    """Is it there, and more than the name of one?"""
+    return bool(shutil.which(program)) and subprocess.run([program, "--version"], capture_output=True).returncode == 0
+
+
+ALL = os.environ.get("TEST_COMPILERS") == "all"  # of this machine; else the system's two
+COMPILERS = ["gcc", "clang"]
+PYTHONS = [sys.executable]
+SETTINGS = {"default": (None, None), "Release": ("Release", None)}  # build type, CFLAGS
+if ALL:
+    numbered = [f"gcc-{n}" for n in range(10, 15)] + [f"clang-{n}" for n in range(14, 20)]
+    COMPILERS += filter(runs, numbered)
+    PYTHONS += [name for n in range(10, 15) if runs(name := f"python3.{n}")]
+    SETTINGS |= {f"O{n}": ("None", f"-O{n}") for n in range(4)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("build_type", [None, "Release"], ids=["default", "Release"])
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
-def test_it_installs_from_source_without_a_warning(tmp_path, compiler, build_type):
-    """Warnings stop development builds alone, and a compiler's other settings must not have more of them."""
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_it_installs_from_source_without_a_warning(tmp_path, compiler, settings):
+    """Warnings stop development builds alone, and a compiler's other settings must not have more of them. What it
+    builds is for every Python from 3.10 on."""
     if not shutil.which(compiler):
         pytest.skip(f"{compiler} is not installed")
     if not shutil.which("cmake") or not importlib.util.find_spec("scikit_build_core"):
         pytest.skip("needs cmake and scikit-build-core (tools/setup.sh)")
+    build_type, flags = SETTINGS[settings]
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-v", "--no-index"]
-    settings = [f"build-dir={tmp_path / 'build'}"] + [f"cmake.build-type={build_type}"] * bool(build_type)
+    config = [f"build-dir={tmp_path / 'build'}"] + [f"cmake.build-type={build_type}"] * bool(build_type)
     done = subprocess.run(
         [*pip, "--no-deps", "--no-build-isolation", "--target", tmp_path / "site", ROOT]
-        + [f"--config-settings={setting}" for setting in settings],
-        env=environment(CC=compiler),
+        + [f"--config-settings={setting}" for setting in config],
+        env=environment(CC=compiler, **({"CFLAGS": flags} if flags else {})),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -50,14 +68,16 @@ def test_it_installs_from_source_without_a_warning(tmp_path, compiler, build_typ
     cache = (tmp_path / "build" / "CMakeCache.txt").read_text()
     assert re.search(rf"^CMAKE_C_COMPILER:.*/{compiler}\b", cache, re.M)
     assert f"CMAKE_BUILD_TYPE:STRING={build_type or 'RelWithDebInfo'}\n" in cache
-    loaded = subprocess.run(
-        [sys.executable, "-c", IMPORTS],
-        env=environment(PYTHONPATH=str(tmp_path / "site")),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert loaded.returncode == 0 and loaded.stdout.startswith(str(tmp_path / "site")), loaded.stderr
+    assert not flags or re.search(rf"^CMAKE_C_FLAGS:.*{flags}", cache, re.M)
+    for python in PYTHONS:
+        loaded = subprocess.run(
+            [python, "-c", IMPORTS],
+            env=environment(PYTHONPATH=str(tmp_path / "site")),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert loaded.returncode == 0 and loaded.stdout.startswith(str(tmp_path / "site")), (python, loaded.stderr)
 
 
 @pytest.fixture
