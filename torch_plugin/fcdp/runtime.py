@@ -474,6 +474,7 @@ class Runtime:
             except _fcdp.Error as error:
                 problem = error.with_traceback(None)
         shards.raise_together(problem)
+        shards.meets = True
 
     def attach(self, shards: Shards, described: list[Description]) -> list[Group]:
         """Groups for them, all or none; a collective of the shard group."""
