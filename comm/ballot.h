@@ -2,10 +2,10 @@
  *
  * The ranks of a node meet in its shared memory (fcdp__host_meeting): each lays down its ballot, and the
  * node's first rank takes their maximum. That rank alone goes out, over a carrier: in round k node i sends
- * what it knows to node i + 2^k, and learns what node i - 2^k knows (modulo n). After ceil(log2 n) rounds all
- * know all, since every distance below n is a sum of different powers of two. A node may be counted twice on
- * the way where n is no power of two, which a maximum does not mind: it is associative, commutative and
- * idempotent. Then the first rank tells its node.
+ * what it knows to node i + 2^k, and learns what node i - 2^k knows (modulo n). After ceil(log2 n) rounds
+ * all know all, since every distance below n is a sum of different powers of two. A node may be counted
+ * twice on the way where n is no power of two, which a maximum does not mind: it is associative,
+ * commutative and idempotent. Then the first rank tells its node.
  *
  *     came[i] >= s   rank i's ballot for meeting s lies there; it has read the verdict of meeting s - 1
  *     told    >= s   the verdict of meeting s lies there; all ballots of it have been read
@@ -13,9 +13,9 @@
  * So nothing is written before its last reader is through, and one place per rank is enough.
  *
  * Failures. A rank that does not come, is gone or has failed makes its node's first rank fail, and that one
- * goes on through its rounds with a mark, which is part of the maximum. So a rank that gets a verdict has that
- * of all ranks' ballots, whatever happened to whom: the others fail. A rank whose agreement has failed takes
- * part in none again.
+ * goes on through its rounds with a mark, which is part of the maximum. So a rank that gets a verdict has
+ * that of all ranks' ballots, whatever happened to whom: the others fail. A rank whose agreement has failed
+ * takes part in none again.
  *
  * Nothing here is thread-safe: agreements of one shard group come one after another.
  */

@@ -16,16 +16,14 @@
 /* A dead writer wakes nobody, and neither does a stream: look for the one and the other this often. */
 enum { LOOK_FOR_DEAD_NS = 100 * 1000 * 1000, LOOK_FOR_WORD_NS = 500 * 1000 };
 
-/* One that has not joined yet is not gone: the timeout speaks of it. One that has failed lives, and writes no
- * word that means anything. */
+/* One that has not joined yet is not gone: the timeout speaks of it. */
 static bool member_gone(const fcdp_host *host, uint32_t slice) {
     const fcdp_slab_member *member = &host->header->members[slice];
     int32_t pid = atomic_load_explicit(
         &member->pid, memory_order_acquire); /* member_enter's release: start_time is there */
     uint64_t start_time;
     if (pid == FCDP_MEMBER_ABSENT) return false;
-    if (pid == FCDP_MEMBER_LEFT || atomic_load_explicit(&member->has_failed, memory_order_acquire))
-        return true;
+    if (pid == FCDP_MEMBER_LEFT) return true;
     return !fcdp__process_start_time(pid, &start_time) || start_time != member->start_time;
 }
 
@@ -62,6 +60,12 @@ static bool awaits(const awaited *a, uint32_t slice) {
     return !has_come(a->block, a->word, slice, a->at_least);
 }
 
+/* A rank that has failed lives, and comes to no meeting. Its other words it raises (fcdp__board_raise). */
+static bool member_failed(const awaited *a, uint32_t slice) {
+    const fcdp_slab_member *member = &a->block->host->header->members[slice];
+    return a->word >= FCDP_BOARD_CAME && atomic_load_explicit(&member->has_failed, memory_order_acquire);
+}
+
 /* "slice 1 (process 4711, gone), slice 3 (process 4713)" of those that have not come. The number of them. */
 static int missing_describe(const awaited *a, uint64_t gone, char *text, size_t text_bytes) {
     int n = 0;
@@ -69,15 +73,11 @@ static int missing_describe(const awaited *a, uint64_t gone, char *text, size_t 
     text[0] = 0;
     for (uint32_t i = a->first; i < a->end; i++) {
         if (!awaits(a, i)) continue;
-        const fcdp_slab_member *member = &a->block->host->header->members[i];
-        int32_t pid = atomic_load_explicit(&member->pid, memory_order_acquire);
-        bool failed = atomic_load_explicit(&member->has_failed, memory_order_acquire);
+        int32_t pid = atomic_load_explicit(&a->block->host->header->members[i].pid, memory_order_acquire);
+        const char *fate = member_failed(a, i) ? ", which has failed" : ", gone";
         char who[48];
         if (pid > 0)
-            snprintf(who, sizeof who, "process %d%s", (int)pid,
-                     !(gone >> i & 1) ? ""
-                     : failed         ? ", which has failed"
-                                      : ", gone");
+            snprintf(who, sizeof who, "process %d%s", (int)pid, gone >> i & 1 ? fate : "");
         else
             snprintf(who, sizeof who, "%s", pid == FCDP_MEMBER_LEFT ? "has left" : "never joined");
         int len = snprintf(text + at, text_bytes - at, "%sslice %u (%s)", n++ ? ", " : "", i, who);
@@ -97,7 +97,8 @@ static bool all_have_come(const awaited *a) {
 static fcdp_status missing_query(const awaited *a, uint64_t waited_ns) {
     uint64_t gone = 0; /* a bit for each slice that has not come and never will */
     for (uint32_t i = a->first; i < a->end; i++)
-        if (awaits(a, i) && member_gone(a->block->host, i) && awaits(a, i)) gone |= UINT64_C(1) << i;
+        if (awaits(a, i) && (member_gone(a->block->host, i) || member_failed(a, i)) && awaits(a, i))
+            gone |= UINT64_C(1) << i;
     bool is_late = (double)waited_ns >= a->timeout_s * 1e9;
     char missing[1024];
     if (!gone && !is_late) return FCDP_PENDING;

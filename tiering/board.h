@@ -31,8 +31,9 @@ uint32_t fcdp__board_read(const fcdp_host_block *block, fcdp_board_word word, ui
 /* The word's device address, for the owner's streams to write and the others' to wait for. Page-locked,
  * whatever FCDP_PIN says. */
 fcdp_dptr fcdp__board_word_at(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice);
-/* The host waits until (int32_t)(word[slice] - at_least) >= 0 for every slice. FCDP_ERR_TIMEOUT or, when the
- * owner's process is gone or has failed, FCDP_ERR_PEER; the text names the slices that did not come and `what`. */
+/* The host waits until (int32_t)(word[slice] - at_least) >= 0 for every slice. FCDP_ERR_TIMEOUT or, when
+ * the owner's process is gone (or, of a meeting's word, has failed), FCDP_ERR_PEER; the text names the
+ * slices that did not come and `what`. */
 fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                  const char *what) FCDP_MUST_CHECK;
 /* The same for one slice, and a timeout of its own. */

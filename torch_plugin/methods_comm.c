@@ -155,33 +155,54 @@ METHOD(comm_agree) {
     return binding_raise(status);
 }
 
-/* (comm, addresses: n uint64, sizes: n uint64, stream) -> n uint64: fingerprints that the device takes of
- * arrays in its memory; None: it cannot. The host waits for what is on the stream. */
-METHOD(comm_fingerprints) {
+/* (comm, addresses: n uint64, sizes: n uint64, stream): the device fingerprints arrays in its memory.
+ * False: it cannot. */
+METHOD(comm_fingerprint_begin) {
     PyObject *handle, *addresses, *sizes;
     unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OSSK:comm_fingerprints", &handle, &addresses, &sizes, &stream)) return NULL;
+    if (!PyArg_ParseTuple(args, "OSSK:comm_fingerprint_begin", &handle, &addresses, &sizes, &stream))
+        return NULL;
     fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
     if (!comm) return NULL;
-    Py_ssize_t bytes = PyBytes_Size(addresses);
-    const uint64_t *at = methods_bytes(addresses, (size_t)bytes, "addresses"),
-                   *n_bytes = at ? methods_bytes(sizes, (size_t)bytes, "sizes") : NULL;
-    PyObject *fingerprints = n_bytes ? PyBytes_FromStringAndSize(NULL, bytes) : NULL;
-    if (!fingerprints) return NULL;
-    uint64_t *out = (uint64_t *)(void *)PyBytes_AsString(fingerprints);
+    size_t bytes = (size_t)PyBytes_Size(addresses);
+    const uint64_t *at = methods_bytes(addresses, bytes, "addresses"),
+                   *n_bytes = at ? methods_bytes(sizes, bytes, "sizes") : NULL;
+    if (!n_bytes) return NULL;
     fcdp_status status;
-    CALL(fcdp_comm_fingerprint_begin(comm, at, n_bytes, (size_t)bytes / sizeof *at,
-                                     (fcdp_stream)(uintptr_t)stream));
-    if (status == FCDP_OK) CALL(fcdp_comm_fingerprint_end(comm, out));
+    CALL(fcdp_comm_fingerprint_begin(comm, at, n_bytes, bytes / sizeof *at, (fcdp_stream)(uintptr_t)stream));
+    if (status != FCDP_OK && status != FCDP_ERR_UNSUPPORTED) return binding_raise(status);
+    return PyBool_FromLong(status == FCDP_OK);
+}
+
+/* (comm, n) -> n uint64: of those that have begun. The host waits for what was on the stream then. */
+METHOD(comm_fingerprint_end) {
+    PyObject *handle;
+    Py_ssize_t n;
+    if (!PyArg_ParseTuple(args, "On:comm_fingerprint_end", &handle, &n)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    PyObject *fingerprints = comm ? PyBytes_FromStringAndSize(NULL, n * (Py_ssize_t)sizeof(uint64_t)) : NULL;
+    if (!fingerprints) return NULL;
+    fcdp_status status;
+    CALL(fcdp_comm_fingerprint_end(comm, (uint64_t *)(void *)PyBytes_AsString(fingerprints)));
     if (status == FCDP_OK) return fingerprints;
     Py_DECREF(fingerprints);
-    if (status == FCDP_ERR_UNSUPPORTED) Py_RETURN_NONE;
     return binding_raise(status);
 }
 
 PyMethodDef methods_comm[] = {
-    ENTRY(topology),         ENTRY(comm_create),      ENTRY(comm_check),         ENTRY(comm_set_shard_group),
-    ENTRY(comm_set_streams), ENTRY(tree_create),      ENTRY(tree_begin_forward), ENTRY(tree_begin_backward),
-    ENTRY(tree_agreed),      ENTRY(comm_host_create), ENTRY(comm_host_join),     ENTRY(comm_fingerprints),
-    ENTRY(comm_agree),       {NULL, NULL, 0, NULL},
+    ENTRY(topology),
+    ENTRY(comm_create),
+    ENTRY(comm_check),
+    ENTRY(comm_set_shard_group),
+    ENTRY(comm_set_streams),
+    ENTRY(tree_create),
+    ENTRY(tree_begin_forward),
+    ENTRY(tree_begin_backward),
+    ENTRY(tree_agreed),
+    ENTRY(comm_host_create),
+    ENTRY(comm_host_join),
+    ENTRY(comm_fingerprint_begin),
+    ENTRY(comm_fingerprint_end),
+    ENTRY(comm_agree),
+    {NULL, NULL, 0, NULL},
 };

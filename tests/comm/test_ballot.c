@@ -1,8 +1,9 @@
-/* Agreements between threads that stand for the ranks of 1 to 9 nodes, against an oracle: the maximum of what all
- * ranks brought. A rank that comes to a verdict has that one, whatever happens to whom; and all come to an end.
+/* Agreements between threads that stand for the ranks of 1 to 9 nodes, against an oracle: the maximum of
+ * what all ranks brought. A rank that comes to a verdict has that one, whatever happens to whom; and all
+ * come to an end.
  *
- * A node's threads have its memory in common, so that TSan sees every access. A first rank that dies inside of an
- * agreement goes on with memory of its own, which nobody sees.
+ * A node's threads have its memory in common, so that TSan sees every access. A first rank that dies inside
+ * of an agreement goes on with memory of its own, which nobody sees.
  */
 #include <setjmp.h>
 #include <stdarg.h>
