@@ -47,7 +47,7 @@ static void a_micro_batch_waits_for_little(void **state) {
         if (small.after < least_small.after) least_small = small;
         if (large.after < least_large.after) least_large = large;
     }
-    assert_true(least_small.after <= 2 && least_small.before > 7);
+    assert_true(least_small.after <= 2 && least_small.before > 5);
     assert_true(least_large.after <= 4 && least_large.before > 75);
 }
 

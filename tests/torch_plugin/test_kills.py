@@ -79,3 +79,11 @@ def test_the_first_rank_dies(tmp_path, where):
     long the job's own timeout is."""
     job = kill(tmp_path, where, "tau0-slice", victim=0, flight_timeout_s=10 * TIMEOUT_S)
     assert any("the job's store does not answer" in err for err in survivors(job, victim=0)), job.report()
+
+
+@needs_fcdp
+def test_one_that_is_not_its_nodes_first_dies(tmp_path):
+    """Its node's first rank misses it in the node's memory, and tells the other node, whose ranks wait for nothing."""
+    job = kill(tmp_path, "forward", "tau0-slice", victim=3)
+    said = [line for err in survivors(job, victim=3) for line in err.splitlines() if "fcdp: agreement" in line]
+    assert said and all("did not come: rank 3" in line for line in said), job.report()
