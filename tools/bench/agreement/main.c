@@ -252,8 +252,8 @@ static void rank_open(rank *r, world *w, uint32_t local, fcdp_shared_ticket *tic
     MUST(fcdp__validity_create(N_EXTENTS, &r->validity));
 }
 
-/* Of each micro-batch the rank counts that waited longest; of those the least, as what else runs on this machine
- * only ever adds. Milliseconds. */
+/* Of each micro-batch the rank counts that waited longest; of those the least, as what else runs on this
+ * machine only ever adds. Milliseconds. */
 static double measure(world *w, uint32_t n_nodes, way way) {
     static rank ranks[N_LOCAL];
     uint64_t least_ns = UINT64_MAX;
