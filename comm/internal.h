@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include "comm/agreement.h"
+#include "comm/ballot.h"
 #include "comm/fingerprint_batch.h"
 #include "comm/group.h"
 #include "comm/monitor.h"
@@ -64,6 +65,7 @@ struct fcdp_comm {
     uint64_t shard_group; /* the trace's; 0: not said */
     fcdp_transport transport;
     fcdp_host *host;                 /* NULL until created or joined; set under the engine's lock */
+    fcdp_ballots ballots;            /* its meeting is the host's */
     uint64_t n_gathers;              /* so far, the same on every rank: which inter stream is next */
     fcdp_fingerprints *fingerprints; /* NULL: never asked for */
     atomic_bool failed;              /* release: `failure` is there; acquire in fcdp_comm_check */

@@ -8,6 +8,7 @@ usage() {
 tools/bench.sh [alloc | trace | --help | --version]
 tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
+tools/bench.sh agreement [OPTIONS OF fcdp-agreement]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -33,6 +34,12 @@ waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is use
   --prefetch 0       gathers nothing ahead
   --transport nccl   uses NCCL's entry points, of a double
 
+agreement: measures how long a device idles for the agreements of a micro-batch, before which its ranks know nothing
+of what is stale: for 8 G parameters on 2 and on 64 nodes of 8 ranks, on the simulated device's clock, beside what
+gloo's ring of all ranks would cost. Half a minute; no GPU is used.
+  --memory 3000      the device reads shards at so many GB/s
+  --hop 50           microseconds between nodes
+
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
 docs/frameworks.md. It ends with 1 where training was not bitwise equal. About ten minutes after the set-up; needs
@@ -46,7 +53,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | frameworks) shift ;;
+    overlap | agreement | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -116,6 +123,7 @@ fi
 case $what in
     alloc) targets=(fcdp_simgpu fcdp-replay) ;;
     trace) targets=(bench_trace) ;;
+    agreement) targets=(fcdp_simgpu fcdp-agreement) ;;
     *) setup test ;;
 esac
 if [ "$what" = overlap ]; then
@@ -128,6 +136,10 @@ fi
 must "The benchmarks: build" release-build build_benches
 FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/tools/simgpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY
+if [ "$what" = agreement ]; then
+    run build/release/tools/bench/agreement/fcdp-agreement "$@"
+    exit
+fi
 if [ "$what" = trace ]; then
     run build/release/tests/alloc/bench_trace
     exit

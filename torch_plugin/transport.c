@@ -116,21 +116,11 @@ static PyGILState_STATE python_enter(void) {
     return gil;
 }
 
-/* The exception of a call that has raised one is the transport's failure; none is set afterwards, so that
- * objects may be released. */
+/* The exception of a call that has raised one is the transport's failure. */
 static void failure_take(binding_transport *transport, bool succeeded) {
-    PyObject *type, *value, *trace;
     if (succeeded) return;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *text = value ? PyObject_Str(value) : NULL;
-    const char *chars = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-    fail(transport, chars ? chars : "the collective raised an exception");
-    PyErr_Clear();
-    Py_XDECREF(text);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
+    (void)!binding_exception_take(FCDP_ERR_TRANSPORT);
+    fail(transport, fcdp_error_text());
 }
 
 static void python_exit(PyGILState_STATE gil) {

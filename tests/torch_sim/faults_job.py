@@ -57,7 +57,7 @@ def the_gather_does_not_wait_for_the_optimizer():
 
 @fault
 def the_fingerprint_does_not_wait_for_the_write():
-    on_another_stream("comm_fingerprints", 3)
+    on_another_stream("comm_fingerprint_begin", 3)
 
 
 class Unordered(ctypes.Structure):  # struct simgpu_unordered

@@ -61,6 +61,14 @@ class Extent(Protocol):
     def written(self) -> bool: ...
 
 
+class Places:
+    """Of the pieces of a group's shards, one extent's after another: addresses (0: cannot be read), sizes (0 of what
+    cannot be read, unless its bytes are not there); and how many pieces each extent has."""
+
+    def __init__(self) -> None:
+        self.addresses, self.sizes, self.counts = array("Q"), array("Q"), array("Q")
+
+
 def address_of(piece: torch.Tensor) -> int:
     """Of a shard's bytes, not 0; 0: they are not there. A program may free a storage that it does not use now."""
     there = piece.untyped_storage().nbytes() >= piece.storage_offset() * piece.itemsize + piece.nbytes
@@ -146,19 +154,25 @@ class Group:
                 out.append(flat if dtype in _DLPACK else flat.view(dtype))
         return out
 
-    def _evidence(self) -> tuple[bytes, bytes, bytes, bytes, bool]:
-        """Signals, and where the host or (by_device) the device can read the shards' bytes, for the core: addresses
-        and sizes of the pieces of one extent after another, how many each has, and which of the two reads them."""
-        signals, addresses, sizes, counts = array("Q"), array("Q"), array("Q"), array("Q")
+    def places(self) -> Places:
+        """Where the host or (by_device) the device can read the shards' bytes."""
+        places = Places()
         for extent in self.extents:
-            signals.extend(extent.signals(self))
             can_read, pieces = self.is_read(extent.shard()), extent.pieces()
             for piece in pieces:
                 address = address_of(piece)
-                addresses.append(address if can_read else 0)  # 0: cannot be read
-                sizes.append(piece.nbytes if can_read or not address else 0)
-            counts.append(len(pieces))
-        return signals.tobytes(), addresses.tobytes(), sizes.tobytes(), counts.tobytes(), self.by_device
+                places.addresses.append(address if can_read else 0)
+                places.sizes.append(piece.nbytes if can_read or not address else 0)
+            places.counts.append(len(pieces))
+        return places
+
+    def _evidence(self, places: Places | None = None) -> tuple[bytes, bytes, bytes, bytes, bool]:
+        """Signals, places, and whether the device reads these, for the core."""
+        signals, places = array("Q"), places or self.places()
+        for extent in self.extents:
+            signals.extend(extent.signals(self))
+        columns = signals, places.addresses, places.sizes, places.counts
+        return *(column.tobytes() for column in columns), self.by_device
 
     def is_host_read(self, shard: torch.Tensor) -> bool:
         """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
@@ -169,18 +183,27 @@ class Group:
         )
 
     def is_read(self, shard: torch.Tensor) -> bool:
-        """Are its bytes compared, by the device since the last vote, or by the host?"""
+        """Are its bytes compared, by the device or by the host?"""
         return self.by_device or self.is_host_read(shard)
 
-    def vote(self, fingerprints: bytes | None) -> bytes:
-        """Why each extent's copy is stale, as this rank sees it (0: fresh); last, whether the region is not on its
-        device. `fingerprints`: the device's, of the pieces of the extents' shards; None: it took none."""
+    def observe(self, places: Places) -> tuple[Any, ...]:
+        """What the host knows now: evidence, and the scene of it."""
         self.steps = runtime.steps
-        self.by_device = fingerprints is not None
         # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
         grad = runtime.in_backward() or torch.is_grad_enabled()
-        seen = any(extent.steps for extent in self.extents)
-        return _fcdp.group_vote(self.handle, *self._evidence(), fingerprints or b"", grad, seen, self.reductions)
+        evidence = self._evidence(places)
+        return evidence, grad, any(extent.steps for extent in self.extents), self.reductions
+
+    def vote(self, observed: tuple[Any, ...], fingerprints: bytes) -> bytes:
+        """Why each extent's copy is stale, as this rank sees it (0: fresh); last, whether the region is not on its
+        device. `fingerprints`: the device's, of the pieces of the extents' shards; none: it took none."""
+        evidence, *scene = observed
+        return _fcdp.group_vote(self.handle, *evidence, fingerprints, *scene)
+
+    def needs_fingerprints(self) -> bool:
+        """By the device, for a vote."""
+        steps = array("Q", [extent.steps for extent in self.extents])
+        return self.by_device and _fcdp.group_needs_fingerprints(self.handle, steps.tobytes())
 
     def audit(self) -> None:
         """What is reused, or was begun ahead, must still be what the ranks agreed on."""
@@ -474,6 +497,7 @@ class Runtime:
             except _fcdp.Error as error:
                 problem = error.with_traceback(None)
         shards.raise_together(problem)
+        shards.meets = True
 
     def attach(self, shards: Shards, described: list[Description]) -> list[Group]:
         """Groups for them, all or none; a collective of the shard group."""
@@ -527,37 +551,52 @@ class Runtime:
         served = n_groups - len(bypassed)
         say(f"served {served} of {n_groups} groups: {why}; plain {fsdp} runs" + (f" for {names}" if served else ""))
 
-    def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes | None]:
-        """Of the pieces of each group's shards (None: none are taken), read by the device behind what is on `stream`
-        now; the host waits for it."""
-        shards, read = groups[0].shards, [group for group in groups if self.device_reads(group)]
+    def _begin_fingerprints(self, read: list[tuple[Group, Places]], stream: int) -> bool:
+        """Of the pieces of each group's shards, by the device, behind what is on `stream` now."""
         if not read:
-            return [None] * len(groups)
+            return False
         addresses, sizes = array("Q"), array("Q")
-        ends = []
-        for group in read:
-            for piece in [piece for extent in group.extents for piece in extent.pieces()]:
-                addresses.append(address_of(piece))
-                sizes.append(piece.nbytes if addresses[-1] else 0)
-            ends.append(8 * len(sizes))
-        taken = call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
-        if taken is None:
-            self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
-            say(
-                "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
-            )
-            return [None] * len(groups)
-        of = {group: taken[begin:end] for group, begin, end in zip(read, [0, *ends], ends)}
-        return [of.get(group) for group in groups]
+        for _, places in read:
+            addresses.extend(places.addresses)
+            sizes.extend(size if at else 0 for at, size in zip(places.addresses, places.sizes))
+        comm = read[0][0].shards.comm
+        if call(_fcdp.comm_fingerprint_begin, comm, addresses.tobytes(), sizes.tobytes(), stream):
+            return True
+        self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
+        say(
+            "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
+        )
+        return False
+
+    def _votes(self, groups: list[Group], stream: int) -> list[bytes]:
+        """What the host knows is collected while the device reads shards; then the host waits for it, once. Where the
+        signals of all groups say enough, it does not wait."""
+        for group in groups:
+            group.by_device = self.device_reads(group)
+        seen = [(group, group.places()) for group in groups]
+        read = [(group, places) for group, places in seen if group.needs_fingerprints()]
+        begun = self._begin_fingerprints(read, stream)
+        if read and not begun:  # the device cannot, now and later
+            return self._votes(groups, stream)
+        taken = b""
+        try:
+            observed = [group.observe(places) for group, places in seen]
+        finally:
+            if begun:
+                n = sum(len(places.addresses) for _, places in read)
+                taken = call(_fcdp.comm_fingerprint_end, groups[0].shards.comm, n)
+        of, at = {}, 0
+        for group, places in read:
+            of[group] = taken[at : at + 8 * len(places.addresses)]
+            at += 8 * len(places.addresses)
+        return [group.vote(known, of.get(group, b"")) for group, known in zip(groups, observed)]
 
     def agree(self, groups: list[Group], stream: int) -> None:
         """Agree on what is stale in `groups` (of one shard group), and on what is there."""
         for group in groups:
             for extent in group.extents:
                 extent.settle()
-        votes = [
-            group.vote(fingerprints) for group, fingerprints in zip(groups, self._device_fingerprints(groups, stream))
-        ]
+        votes = self._votes(groups, stream)
         start = _fcdp.trace_start()
         try:
             agreed = groups[0].shards.agree(b"".join(votes))
