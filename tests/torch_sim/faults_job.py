@@ -12,10 +12,12 @@ sys.path[:0] = [str(HERE.parents[1] / "sim" / "torch"), str(HERE)]
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import torch_sim
 import training_job
 from fcdp import _fcdp
+from fcdp.side import Side
 
 FAULTS = {}
 
@@ -60,6 +62,15 @@ def the_fingerprint_does_not_wait_for_the_write():
     on_another_stream("comm_fingerprints", 3)
 
 
+@fault
+def the_inputs_are_made_where_others_are_still_read():
+    Side.wait_for_current = lambda self: None
+
+
+# With casts, of which the inputs are made.
+SHARDING = {"the_inputs_are_made_where_others_are_still_read": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}}
+
+
 class Unordered(ctypes.Structure):  # struct simgpu_unordered
     _fields_ = [(name, ctypes.c_ulong) for name in ("aliases", "races", "unmaps")] + [("text", ctypes.c_char * 640)]
 
@@ -72,7 +83,8 @@ def main(name, out):
     said, found = "nothing", Unordered()
     try:
         torch.sim.set_rates(gflops=2, gbytes=0.05)  # so slow that no query finds the optimizer's step done
-        training_job.fsdp2(torch.device("sim", rank), init_device_mesh("sim", (dist.get_world_size(),)))
+        mesh = init_device_mesh("sim", (dist.get_world_size(),))
+        training_job.fsdp2(torch.device("sim", rank), mesh, SHARDING.get(name))
         torch.sim.synchronize()
     except RuntimeError as error:
         said = str(error)

@@ -38,6 +38,7 @@ FAULTS = {
     "the_fingerprint_does_not_wait_for_the_write": {},
     # the host's wait for fingerprints, and one gather of several small groups, would hide it
     "the_gather_does_not_wait_for_the_optimizer": {"FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},
+    "the_inputs_are_made_where_others_are_still_read": {"FCDP_COALESCE": "0"},
 }
 
 
