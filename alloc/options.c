@@ -65,8 +65,12 @@ typedef struct option_parser {
       FIELD(INT, local_size, 0, 65536))                                                                      \
     X("FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                               \
       "device memory for gathered parameters, and for tensors where they are FCDP's; 0: what is free at "    \
-      "start",                                                                                               \
+      "start, but FCDP_HEADROOM",                                                                            \
       FIELD(BYTES, device_budget_bytes, 0, 0))                                                               \
+    X("FCDP_HEADROOM", BYTES_VALUES, "2G",                                                                   \
+      "device memory that FCDP leaves to others where FCDP_DEVICE_BUDGET is 0: NCCL takes it as it "         \
+      "connects, late; at most an eighth of the device",                                                     \
+      FIELD(BYTES, headroom_bytes, 0, 0))                                                                    \
     X("FCDP_HOST_BUDGET", BYTES_VALUES, "0",                                                                 \
       "host memory per node; 0: what the machine and its cgroup allow",                                      \
       FIELD(BYTES, host_budget_bytes, 0, 0))                                                                 \

@@ -35,8 +35,9 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status = FCDP_OK;
     if (!config->device)
-        status = fcdp_device_open(config->driver, config->ordinal, config->sim_library,
-                                  config->options.device_budget_bytes, false, &engine->own);
+        status = fcdp_device_open(
+            config->driver, config->ordinal, config->sim_library, config->options.device_budget_bytes,
+            config->host_computes ? 0 : config->options.headroom_bytes, false, &engine->own);
     const fcdp_device *device = config->device ? config->device : &engine->own;
     engine->drv = device->drv;
     engine->pool = device->pool;

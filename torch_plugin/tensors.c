@@ -20,7 +20,7 @@ static const size_t QUARANTINE_BYTES = (size_t)64 << 30;
 static struct {
     fcdp_driver_kind driver;
     char *sim_library;
-    size_t budget_bytes;
+    size_t budget_bytes, headroom_bytes;
     _Atomic bool enabled; /* the others are set before, and not again */
     fcdp_lock lock;       /* opening */
     _Atomic(fcdp_device *) devices[TENSORS_MAX_DEVICES];
@@ -47,7 +47,7 @@ static fcdp_status device_need(int ordinal, fcdp_device **device_out) {
         binding_trace_open();
         device = malloc(sizeof *device);
         status = device ? fcdp_device_open(tensors.driver, ordinal, tensors.sim_library, tensors.budget_bytes,
-                                           true, device)
+                                           tensors.headroom_bytes, true, device)
                         : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a device");
         if (!status && fcdp__check_level >= 2) fcdp_heap_set_quarantine(device->heap, QUARANTINE_BYTES);
         if (!status) /* partner: device_of */
@@ -226,6 +226,7 @@ PyObject *binding_tensors_enable(PyObject *self, PyObject *args) {
             return binding_raise(fcdp__fail(FCDP_ERR_SYSTEM, "no host memory"));
         tensors.driver = (fcdp_driver_kind)driver;
         tensors.budget_bytes = binding_options()->device_budget_bytes;
+        tensors.headroom_bytes = binding_options()->headroom_bytes;
         fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE);
         pthread_atfork(NULL, NULL, child_reset);
         atomic_store_explicit(&tensors.enabled, true, memory_order_release); /* partner: device_need */
