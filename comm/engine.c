@@ -203,6 +203,11 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
     for (fcdp_stream_set *set = engine->sets; set; set = set->next) fcdp__staging_begin_pass(set);
 }
 
+fcdp_status fcdp_engine_record_stream(fcdp_engine *engine, fcdp_dptr address, fcdp_stream stream) {
+    return engine->pid == getpid() ? fcdp__regions_record_stream(engine->tiering, address, stream)
+                                   : FCDP_ERR_INVALID;
+}
+
 void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx) {
     if (engine->pid == getpid())
         fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_NEIGHBOUR, ask, NULL, ctx);

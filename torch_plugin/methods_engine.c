@@ -94,6 +94,7 @@ METHOD(engine_create) {
     config.options.mapping = (fcdp_mapping_mode)mapping;
     fcdp_engine *engine;
     CALL(fcdp_engine_create(&config, &engine));
+    if (status == FCDP_OK && on_tensors_device) binding_tensors_set_engine(engine);
     return status == FCDP_OK ? binding_wrap(BINDING_ENGINE, engine, NULL) : binding_raise(status);
 }
 
@@ -103,6 +104,7 @@ METHOD(engine_destroy) {
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
     if (!engine) return NULL;
     Py_BEGIN_ALLOW_THREADS binding_neighbour_end();
+    binding_tensors_set_engine(NULL);
     fcdp_engine_destroy(engine);
     Py_END_ALLOW_THREADS binding_end_generation();
     Py_RETURN_NONE;

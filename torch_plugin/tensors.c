@@ -22,8 +22,9 @@ static struct {
     char *sim_library;
     size_t budget_bytes, headroom_bytes;
     _Atomic bool enabled; /* the others are set before, and not again */
-    fcdp_lock lock;       /* opening */
+    fcdp_lock lock;       /* opening, engine */
     _Atomic(fcdp_device *) devices[TENSORS_MAX_DEVICES];
+    fcdp_engine *engine; /* under the lock; NULL: none */
 } tensors;
 
 /* ---- devices ---- */
@@ -112,6 +113,22 @@ static void hook_free(void *at, size_t bytes, int ordinal, void *stream) {
 
 /* PyTorch asks for any tensor. What is not ours (a gathered parameter, another library's
  * memory) has another owner, who waits. */
+void binding_tensors_set_engine(fcdp_engine *engine) {
+    if (!atomic_load_explicit(&tensors.enabled, memory_order_acquire)) return;
+    fcdp__lock_acquire(&tensors.lock);
+    tensors.engine = engine;
+    fcdp__lock_release(&tensors.lock);
+}
+
+/* A gathered parameter is no tensor of a heap's. */
+static fcdp_status record_gathered(fcdp_dptr at, fcdp_stream stream) {
+    fcdp_status status = FCDP_ERR_INVALID;
+    fcdp__lock_acquire(&tensors.lock);
+    if (tensors.engine) status = fcdp_engine_record_stream(tensors.engine, at, stream);
+    fcdp__lock_release(&tensors.lock);
+    return status;
+}
+
 static void hook_record_stream(void *at, void *stream) {
     for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++) {
         fcdp_device *device = device_of(ordinal);
@@ -122,6 +139,8 @@ static void hook_record_stream(void *at, void *stream) {
         /* unrecorded, the block could be used again too early */
         if (status != FCDP_ERR_INVALID) raise_status(status, 0);
     }
+    fcdp_status status = record_gathered((fcdp_dptr){(uintptr_t)at}, stream);
+    if (status && status != FCDP_ERR_INVALID) raise_status(status, 0);
 }
 
 /* CUDA's, by PyTorch. */

@@ -67,6 +67,31 @@ def the_inputs_are_made_where_others_are_still_read():
     Side.wait_for_current = lambda self: None
 
 
+def another_stream_reads_parameters(is_recorded):
+    """Of each block, in its forward; beyond it, as far as any event of the program's tells."""
+    side, compute, read = torch.sim.Stream(), training_job.Block.compute, []
+
+    def reading(block, x):
+        side.wait_stream(torch.sim.current_stream())
+        with torch.sim.stream(side):
+            read.append(block.up.weight.detach() * 2)
+        if is_recorded:
+            block.up.weight.record_stream(side)
+        return compute(block, x)
+
+    training_job.Block.compute = reading
+
+
+@fault
+def a_stream_that_was_not_recorded_reads_parameters():
+    another_stream_reads_parameters(is_recorded=False)
+
+
+@fault
+def a_stream_that_was_recorded_reads_parameters():  # no fault
+    another_stream_reads_parameters(is_recorded=True)
+
+
 # With casts, of which the inputs are made.
 SHARDING = {"the_inputs_are_made_where_others_are_still_read": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}}
 
