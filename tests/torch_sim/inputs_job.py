@@ -13,7 +13,8 @@ sys.path[:0] = [str(HERE.parents[1] / "sim" / "torch"), str(HERE), str(HERE.pare
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecision, MixedPrecisionPolicy
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,6 +29,8 @@ CASES = {
     "offloaded": {"mp_policy": HALF, "offload_policy": CPUOffloadPolicy()},
     "extended": {},
 }
+# Which makes them on streams of its own. (PyTorch moves no flat parameter between the CPU and such a device as "sim".)
+OF_FSDP1 = {"fsdp1 half": {"mixed_precision": MixedPrecision(param_dtype=torch.bfloat16)}}
 COPIES = ("_to_copy", "copy_", "_foreach_copy_")
 
 
@@ -53,14 +56,19 @@ class Launched(TorchDispatchMode):
         return out
 
 
-def watch(counts):
-    unshard = FSDPParamGroup.unshard
+def watch_unshard(cls, counts):
+    unshard = cls.unshard
 
     def watched(*arguments, **keywords):
         with Launched(counts):
             return unshard(*arguments, **keywords)
 
-    FSDPParamGroup.unshard = watched
+    cls.unshard = watched
+
+
+def watch(counts):
+    watch_unshard(FSDPParamGroup, counts)
+    watch_unshard(FlatParamHandle, counts)
     if os.environ["FCDP"] != "1":
         return
     from fcdp import _fcdp
@@ -84,6 +92,10 @@ def gathers_made():
 
 
 def train(device, mesh, name, counts):
+    if name in OF_FSDP1:
+        counts.clear()
+        model, losses = training_job.fsdp1(device, mesh, **OF_FSDP1[name])
+        return {"numbers": [losses, training_job.hashed(model)], "gathers": gathers_made(), "launched": dict(counts)}
     model = training_job.fresh().to(device)
     if name == "extended":
         subclass.extend(model.blocks)
@@ -99,7 +111,7 @@ def main(out):
     dist.init_process_group()
     device, mesh = torch.device("sim", rank), init_device_mesh("sim", (dist.get_world_size(),))
     watch(counts)
-    found = {name: train(device, mesh, name, counts) for name in CASES}
+    found = {name: train(device, mesh, name, counts) for name in (*CASES, *OF_FSDP1)}
     pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
