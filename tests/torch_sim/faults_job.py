@@ -67,6 +67,28 @@ def the_inputs_are_made_where_others_are_still_read():
     Side.wait_for_current = lambda self: None
 
 
+@fault
+def a_hook_writes_what_the_next_gather_casts():  # no fault
+    """On the compute stream, inside a forward, where FSDP2 lets the stream that casts wait for nothing."""
+    sharded = training_job.sharded
+
+    @torch.no_grad()
+    def write(block, *arguments):
+        block.up.weight.to_local().mul_(1)
+
+    def with_hook(model, *arguments, **keywords):
+        sharded(model, *arguments, **keywords).blocks[1].register_forward_pre_hook(write, prepend=True)
+        return model
+
+    training_job.sharded = with_hook
+
+
+@fault
+def the_cast_does_not_wait_for_what_a_hook_writes():
+    a_hook_writes_what_the_next_gather_casts()
+    Side.wait_for_current = lambda self: None
+
+
 def another_stream_reads_parameters(is_recorded):
     """Of each block, in its forward; beyond it, as far as any event of the program's tells."""
     side, compute, read = torch.sim.Stream(), training_job.Block.compute, []
@@ -92,8 +114,12 @@ def a_stream_that_was_recorded_reads_parameters():  # no fault
     another_stream_reads_parameters(is_recorded=True)
 
 
-# With casts, of which the inputs are made.
-SHARDING = {"the_inputs_are_made_where_others_are_still_read": {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}}
+HALF = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}  # so that inputs are made
+SHARDING = {
+    "the_inputs_are_made_where_others_are_still_read": HALF,
+    "a_hook_writes_what_the_next_gather_casts": HALF,
+    "the_cast_does_not_wait_for_what_a_hook_writes": HALF,
+}
 
 
 class Unordered(ctypes.Structure):  # struct simgpu_unordered

@@ -38,6 +38,14 @@ def test_the_pages_pass_on_behind_a_recorded_stream(mapping, run_job):
     assert run_job("faults_job.py", name, "OUT", n_ranks=4, env=env) == ["nothing"] * 4
 
 
+HOOK = {"FCDP_AGREE": "unshard", "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"}
+
+
+def test_a_cast_waits_for_what_a_hook_writes(run_job):
+    name = "a_hook_writes_what_the_next_gather_casts"
+    assert run_job("faults_job.py", name, "OUT", n_ranks=4, env=FCDP | HOOK) == ["nothing"] * 4
+
+
 FAULTS = {
     "the_compute_does_not_wait_for_the_gather": {},
     "the_pages_pass_on_before_the_compute_is_over": {},
@@ -46,6 +54,7 @@ FAULTS = {
     # the host's wait for fingerprints, and one gather of several small groups, would hide it
     "the_gather_does_not_wait_for_the_optimizer": {"FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},
     "the_inputs_are_made_where_others_are_still_read": {"FCDP_COALESCE": "0"},
+    "the_cast_does_not_wait_for_what_a_hook_writes": HOOK,
 }
 
 
