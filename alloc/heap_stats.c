@@ -153,7 +153,7 @@ fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_mis
     else if (fcdp__heap_is_capturing(heap))
         advice = "a graph is being captured, so that nothing can be waited for";
     else if (usage.budget_bytes + bytes <= usage.device_bytes - usage.others_bytes)
-        advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
+        advice = fcdp__pool_budget_advice(heap->pool);
     return fcdp__fail(
         FCDP_ERR_NO_DEVICE_MEM,
         "no device memory for %zu bytes: %s are missing; %s; live tensors by size: %s; freed tensors: "

@@ -44,7 +44,8 @@ typedef struct fcdp_options {
     fcdp_transport_mode transport; /* FCDP_TRANSPORT=auto|nccl|torch: what carries collectives */
     /* FCDP_LOCAL_SIZE, ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE) */
     int local_size;
-    size_t device_budget_bytes; /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free */
+    size_t device_budget_bytes; /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free but the headroom */
+    size_t headroom_bytes;      /* FCDP_HEADROOM: device memory that is left to others */
     /* FCDP_HOST_BUDGET per node; 0: what the machine and its cgroup allow */
     size_t host_budget_bytes;
     fcdp_pin_mode pin;                 /* FCDP_PIN=auto|require|never */

@@ -35,8 +35,9 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status = FCDP_OK;
     if (!config->device)
-        status = fcdp_device_open(config->driver, config->ordinal, config->sim_library,
-                                  config->options.device_budget_bytes, false, &engine->own);
+        status = fcdp_device_open(
+            config->driver, config->ordinal, config->sim_library, config->options.device_budget_bytes,
+            config->host_computes ? 0 : config->options.headroom_bytes, false, &engine->own);
     const fcdp_device *device = config->device ? config->device : &engine->own;
     engine->drv = device->drv;
     engine->pool = device->pool;
@@ -200,6 +201,11 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
     fcdp__trace_count(FCDP_COUNT_PASSES, 1);
     fcdp__tiering_begin_pass(engine->tiering);
     for (fcdp_stream_set *set = engine->sets; set; set = set->next) fcdp__staging_begin_pass(set);
+}
+
+fcdp_status fcdp_engine_record_stream(fcdp_engine *engine, fcdp_dptr address, fcdp_stream stream) {
+    return engine->pid == getpid() ? fcdp__regions_record_stream(engine->tiering, address, stream)
+                                   : FCDP_ERR_INVALID;
 }
 
 void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx) {

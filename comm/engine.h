@@ -59,6 +59,12 @@ fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FC
 /* A root forward begins: the pages that passes before did not need go back (slot.h). */
 void fcdp_engine_begin_pass(fcdp_engine *engine);
 
+/* tensor.record_stream(): `stream` reads gathered parameters at `address`; a group's pages pass on behind
+ * what is on that stream at its reshard, too. FCDP_ERR_INVALID: no gathered parameter is there. Any
+ * thread. */
+fcdp_status fcdp_engine_record_stream(fcdp_engine *engine, fcdp_dptr address,
+                                      fcdp_stream stream) FCDP_MUST_CHECK;
+
 /* Another allocator of the process on the same device (FCDP_RECLAIM_NEIGHBOUR in pages.h);
  * NULL: none. Not from within the call. */
 void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx);

@@ -40,13 +40,15 @@ fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uin
     }
     *ahead_out = (t.stays + t.first + t.second) * pool.page_bytes <= pool.budget_bytes;
     if ((t.stays + t.first) * pool.page_bytes <= pool.budget_bytes) return FCDP_OK;
+    const char *limit = engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET"
+                        : engine->host_computes             ? "what the device has free"
+                                                            : "what the device has free but FCDP_HEADROOM";
     size_t would_do = t.stays + t.first + (engine->options.prefetch > 0 ? t.second : 0);
     return fcdp__fail(
         FCDP_ERR_NO_DEVICE_MEM,
         "%s, %s, is too small for the gathered parameters: the largest group, '%s', takes %s, groups "
         "that stay gathered between forward and backward %s; FCDP_DEVICE_BUDGET=%zuMB would do",
-        engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET" : "what the device has free",
-        fcdp__size_text(pool.budget_bytes).s, t.largest->name[0] ? t.largest->name : "the root",
+        limit, fcdp__size_text(pool.budget_bytes).s, t.largest->name[0] ? t.largest->name : "the root",
         fcdp__size_text(t.most * pool.page_bytes).s, fcdp__size_text(t.stays * pool.page_bytes).s,
         fcdp__round_up(would_do * pool.page_bytes, MB) / MB);
 }

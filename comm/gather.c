@@ -29,11 +29,18 @@ bool fcdp__group_by_slice(const fcdp_group *group) {
     return engine->options.restore != FCDP_RESTORE_WHOLE && !may_wait && group->comm->topology.node_size > 1;
 }
 
-bool fcdp__policy_keeps_group(const fcdp_group *group) {
+/* The driver is asked what is free once in a use, and only where the whole budget would keep the group: what
+ * others leave of it is less. */
+bool fcdp__policy_keeps_group(fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
-    if (engine->options.tau <= 0) return false; /* nor is anybody asked */
-    size_t used_bytes = fcdp__pool_pages_in_use(engine->pool) * fcdp__driver_page_bytes(engine->drv);
-    return fcdp__policy_keeps(engine->options.tau, used_bytes, fcdp__pool_room_bytes(engine->pool));
+    double tau = engine->options.tau;
+    if (tau <= 0) return false; /* nor is anybody asked */
+    fcdp_pool_stats pool;
+    fcdp__pool_stats(engine->pool, &pool);
+    size_t used_bytes = fcdp__pool_pages_in_use(engine->pool) * pool.page_bytes;
+    if (!fcdp__policy_keeps(tau, used_bytes, pool.budget_bytes)) return false;
+    if (!group->room_bytes) group->room_bytes = fcdp__pool_room_bytes(engine->pool);
+    return fcdp__policy_keeps(tau, used_bytes, group->room_bytes);
 }
 
 /* This rank's shards go from where the program has them to their places, and from there to the ranks with the

@@ -100,6 +100,7 @@ struct fcdp_group {
     uint64_t *read_pieces;  /* n_extents: how many pieces each has among them */
     bool not_on_device;     /* agreed: it is not on the device of every rank */
     size_t coalesced_bytes; /* of this rank's shards, by coalesce.c since the last begin */
+    size_t room_bytes;      /* of the pool, as the driver said in this use; 0: not asked yet */
     bool begun;
     bool reshard_refused; /* while a graph was captured: the program thinks that the use has ended */
     bool waited;          /* the program may have written into it since */

@@ -97,6 +97,7 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
         status = fcdp__fail(status, "taking device pages for '%s': %s", group->name, fcdp_error_text());
         return status == FCDP_ERR_NO_DEVICE_MEM ? status : fcdp__comm_fail(group->comm, status);
     }
+    group->room_bytes = 0;
     fcdp__driver_annotate(drv, group->name);
     status = fcdp__driver_event_record(drv, group->written, stream);
     if (!status) status = fcdp__restore(use);

@@ -15,6 +15,7 @@
 #include <torch/version.h>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <map>
@@ -110,8 +111,9 @@ static std::mutex pinned_lock;
 static std::map<uintptr_t, size_t> pinned_ranges; // address to bytes of what is registered
 
 struct PinnedImpl final : at::CachingHostAllocatorImpl<c10::Stream, c10::Event> {
-    // Pages of its own, so that a registration covers nothing else.
-    void allocate_host_memory(size_t bytes, void **at) override {
+    // Pages of its own, so that a registration covers nothing else. Those of `size_` bytes, of a small block too.
+    void allocate_host_memory(size_t size, void **at) override {
+        size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), bytes = (size + page - 1) / page * page;
         *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         TORCH_CHECK(*at != MAP_FAILED, "sim: no host memory for ", bytes, " pinned bytes");
         host_register(*at, bytes);

@@ -463,8 +463,26 @@ static void test_what_does_not_fit_is_refused_with_what_would(void **state) {
     }
 }
 
+static void test_what_is_left_to_others_is_device_memory_of_a_gpu(void **state) {
+    (void)state;
+    simgpu_reset();
+    for (int host_computes = 0; host_computes <= 1; host_computes++) {
+        fcdp_engine_config config = {.driver = FCDP_DRIVER_SIM, .host_computes = host_computes};
+        config.options.headroom_bytes = 1ul << 30;
+        fcdp_engine *engine;
+        fcdp_engine_stats stats;
+        size_t free_bytes, total_bytes;
+        assert_ok(fcdp_engine_create(&config, &engine));
+        assert_ok(fcdp__driver_mem_info(fcdp_engine_driver(engine), &free_bytes, &total_bytes));
+        fcdp_engine_stats_get(engine, &stats);
+        assert_int_equal(stats.device_budget_bytes, host_computes ? free_bytes : free_bytes - (1ul << 30));
+        fcdp_engine_destroy(engine);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_left_to_others_is_device_memory_of_a_gpu),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_a_fault_in_a_released_group_is_named),
         cmocka_unit_test(test_what_does_not_fit_is_refused_with_what_would),

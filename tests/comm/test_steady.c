@@ -133,6 +133,9 @@ static void check_mapping(const cluster_config *config) {
         if (n > (exact ? n_uses + n_extra : 0))
             fail_msg("%lu calls of %s in %zu uses", n, page_calls[i], n_uses);
     }
+    unsigned long n_asked = simgpu_calls("cuMemGetInfo"), most = config->tau[0] > 0 ? n_uses : 0;
+    if (n_asked > most && !fcdp__trace_is_on(1)) /* else its monitor asks too */
+        fail_msg("the driver was asked %lu times what is free in %zu uses", n_asked, n_uses);
 }
 
 /* Runs it; each rank launches at most `most` collectives in the measured steps,

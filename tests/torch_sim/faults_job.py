@@ -12,10 +12,12 @@ sys.path[:0] = [str(HERE.parents[1] / "sim" / "torch"), str(HERE)]
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import torch_sim
 import training_job
 from fcdp import _fcdp
+from fcdp.side import Side
 
 FAULTS = {}
 
@@ -60,6 +62,66 @@ def the_fingerprint_does_not_wait_for_the_write():
     on_another_stream("comm_fingerprint_begin", 3)
 
 
+@fault
+def the_inputs_are_made_where_others_are_still_read():
+    Side.wait_for_current = lambda self: None
+
+
+@fault
+def a_hook_writes_what_the_next_gather_casts():  # no fault
+    """On the compute stream, inside a forward, where FSDP2 lets the stream that casts wait for nothing."""
+    sharded = training_job.sharded
+
+    @torch.no_grad()
+    def write(block, *arguments):
+        block.up.weight.to_local().mul_(1)
+
+    def with_hook(model, *arguments, **keywords):
+        sharded(model, *arguments, **keywords).blocks[1].register_forward_pre_hook(write, prepend=True)
+        return model
+
+    training_job.sharded = with_hook
+
+
+@fault
+def the_cast_does_not_wait_for_what_a_hook_writes():
+    a_hook_writes_what_the_next_gather_casts()
+    Side.wait_for_current = lambda self: None
+
+
+def another_stream_reads_parameters(is_recorded):
+    """Of each block, in its forward; beyond it, as far as any event of the program's tells."""
+    side, compute, read = torch.sim.Stream(), training_job.Block.compute, []
+
+    def reading(block, x):
+        side.wait_stream(torch.sim.current_stream())
+        with torch.sim.stream(side):
+            read.append(block.up.weight.detach() * 2)
+        if is_recorded:
+            block.up.weight.record_stream(side)
+        return compute(block, x)
+
+    training_job.Block.compute = reading
+
+
+@fault
+def a_stream_that_was_not_recorded_reads_parameters():
+    another_stream_reads_parameters(is_recorded=False)
+
+
+@fault
+def a_stream_that_was_recorded_reads_parameters():  # no fault
+    another_stream_reads_parameters(is_recorded=True)
+
+
+HALF = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}  # so that inputs are made
+SHARDING = {
+    "the_inputs_are_made_where_others_are_still_read": HALF,
+    "a_hook_writes_what_the_next_gather_casts": HALF,
+    "the_cast_does_not_wait_for_what_a_hook_writes": HALF,
+}
+
+
 class Unordered(ctypes.Structure):  # struct simgpu_unordered
     _fields_ = [(name, ctypes.c_ulong) for name in ("aliases", "races", "unmaps")] + [("text", ctypes.c_char * 640)]
 
@@ -72,7 +134,8 @@ def main(name, out):
     said, found = "nothing", Unordered()
     try:
         torch.sim.set_rates(gflops=2, gbytes=0.05)  # so slow that no query finds the optimizer's step done
-        training_job.fsdp2(torch.device("sim", rank), init_device_mesh("sim", (dist.get_world_size(),)))
+        mesh = init_device_mesh("sim", (dist.get_world_size(),))
+        training_job.fsdp2(torch.device("sim", rank), mesh, SHARDING.get(name))
         torch.sim.synchronize()
     except RuntimeError as error:
         said = str(error)

@@ -32,12 +32,29 @@ def test_a_seam_without_a_fault_raises_nothing(run_job):
     assert run_job("faults_job.py", "none", "OUT", n_ranks=4, env=FCDP) == ["nothing"] * 4
 
 
+@pytest.mark.parametrize("mapping", ["slots", "exact"])
+def test_the_pages_pass_on_behind_a_recorded_stream(mapping, run_job):
+    name, env = "a_stream_that_was_recorded_reads_parameters", FCDP | {"FCDP_MAPPING": mapping}
+    assert run_job("faults_job.py", name, "OUT", n_ranks=4, env=env) == ["nothing"] * 4
+
+
+HOOK = {"FCDP_AGREE": "unshard", "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"}
+
+
+def test_a_cast_waits_for_what_a_hook_writes(run_job):
+    name = "a_hook_writes_what_the_next_gather_casts"
+    assert run_job("faults_job.py", name, "OUT", n_ranks=4, env=FCDP | HOOK) == ["nothing"] * 4
+
+
 FAULTS = {
     "the_compute_does_not_wait_for_the_gather": {},
     "the_pages_pass_on_before_the_compute_is_over": {},
     "the_fingerprint_does_not_wait_for_the_write": {},
+    "a_stream_that_was_not_recorded_reads_parameters": {},
     # the host's wait for fingerprints, and one gather of several small groups, would hide it
     "the_gather_does_not_wait_for_the_optimizer": {"FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},
+    "the_inputs_are_made_where_others_are_still_read": {"FCDP_COALESCE": "0"},
+    "the_cast_does_not_wait_for_what_a_hook_writes": HOOK,
 }
 
 

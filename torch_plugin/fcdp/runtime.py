@@ -10,6 +10,7 @@ is served (another optimizer, another model) is not passed on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -135,6 +136,7 @@ class Group:
         self.by_device = False  # the device fingerprints its shards
         self.missing: Any = None  # an extent of which some rank's shard was not there when the ranks agreed
         self.inputs: tuple | None = None  # of the use under way, which must outlive their readers
+        self.sides: tuple[Any, ...] = ()  # the streams on which they were made (side.py)
 
     def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
         """The extents' final storages, one tensor each, for life."""
@@ -214,17 +216,23 @@ class Group:
                 "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
             )
 
-    def read(self, stream: int) -> bytes:
-        """Addresses of the stale extents' shards; the tensors live until the group is waited for."""
+    def read(self, stream: int, side: Any = None) -> tuple[bytes, int]:
+        """Addresses of the stale extents' shards, and the stream behind which they are to be read: `side`'s (side.py),
+        where there is one, on which they are made. The tensors live until the group is waited for."""
         stale = _fcdp.group_stale(self.handle)
         wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
         for i in wanted:
             if not all(map(address_of, self.extents[i].pieces())):
                 raise freed(self.extents[i])
+        addresses, keep, shards = array("Q", [0]) * self.n, [], {}
+        if wanted and side is not None:
+            side.wait_for_current()
+            self.sides, stream = (*self.sides, side), side.handle
         if wanted:
             call(_fcdp.group_confirm, self.handle, *self._evidence(), stream)
-        addresses, keep = array("Q", [0]) * self.n, []
-        for i, tensor in self.collect(wanted).items() if wanted else ():
+            with side.entered() if side is not None else contextlib.nullcontext():
+                shards = self.collect(wanted)
+        for i, tensor in shards.items():
             if tensor.nbytes != self.shard_bytes[i] or not tensor.is_contiguous():
                 raise RuntimeError(
                     f"fcdp: the shard of {self.extents[i].name} has {tensor.nbytes} bytes now, "
@@ -233,12 +241,19 @@ class Group:
             addresses[i] = tensor.data_ptr()
             keep.append(tensor)
         self.inputs = (self.inputs, *keep)  # a tuple: no garbage collector empties it
-        return addresses.tobytes()
+        return addresses.tobytes(), stream
 
-    def begin(self, pass_: int, stream: int) -> None:
+    def let_go(self) -> None:
+        """Of the inputs: the current stream is behind their readers."""
+        for side in self.sides:
+            side.wait_for_current()
+        self.inputs, self.sides = None, ()
+
+    def begin(self, pass_: int, stream: int, side: Any = None) -> None:
         """Put its gather or restore on the core's streams, if that has not been done ahead."""
         if not _fcdp.group_has_begun(self.handle):
-            call(_fcdp.group_begin, self.handle, self.read(stream), pass_, stream)
+            inputs, behind = self.read(stream, side)
+            call(_fcdp.group_begin, self.handle, inputs, pass_, behind)
 
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
@@ -268,16 +283,16 @@ class Pending:
     """An unshard that FSDP asked for: on the streams, or (a restore with FCDP_PREFETCH=0) to be put there when
     it is waited for."""
 
-    def __init__(self, group: Group, pass_: int, stream: int, at_once: bool):
+    def __init__(self, group: Group, pass_: int, stream: int, at_once: bool, side: Any):
         self.group, self.pass_, self.stream = group, pass_, stream
         if at_once:
-            group.begin(pass_, stream)
+            group.begin(pass_, stream, side)
 
     def wait(self) -> None:
         """The current stream goes on when the bytes are there; on CPUs this thread does."""
         self.group.begin(self.pass_, self.stream)
         call(_fcdp.group_wait, self.group.handle, self.stream)
-        self.group.inputs = None  # whoever frees them on this stream is behind their readers
+        self.group.let_go()
 
     def cancel(self) -> None:
         """FSDP will not use it (a prefetch of what the backward did not need)."""
@@ -611,14 +626,16 @@ class Runtime:
             at += group.n + 1
         _fcdp.trace_agree(start, len(groups), n_stale)
 
-    def coalesce(self, small: list[Group], stream: int) -> None:
+    def coalesce(self, small: list[Group], stream: int, side: Any) -> None:
         """Gather small groups that are stale together in few collectives, to host memory."""
         if len(small) > 1:
-            inputs = b"".join([group.read(stream) for group in small])
-            call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, stream)
+            read = [group.read(stream, side) for group in small]
+            inputs, behind = b"".join([inputs for inputs, _ in read]), read[0][1]  # all of them are stale
+            call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, behind)
 
-    def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
-        """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP's hooks."""
+    def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int, side: Any = None) -> Pending:
+        """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP's hooks. `stream`: the current
+        one; `side` (side.py): where what is gathered is made; None: on the current one."""
         handle = (group.tree or tree).handle(group.shards)
         call(_fcdp.group_check_capture, group.handle, stream)  # before the ranks meet
         _fcdp.group_join(group.handle, handle)
@@ -629,9 +646,10 @@ class Runtime:
                 _fcdp.group_join(other.handle, handle)
             self.agree(mine, stream)
             _fcdp.tree_agreed(handle)
-            self.coalesce([o for o in mine if _fcdp.group_is_small(o.handle) and o.is_sharded()], stream)
+            self.coalesce([o for o in mine if _fcdp.group_is_small(o.handle) and o.is_sharded()], stream, side)
         elif question == _fcdp.ASK_GROUP:
-            self.agree([group], stream)
+            of_extensions = group.tree is not None and side is not None  # they have made them there
+            self.agree([group], side.handle if of_extensions else stream)
         else:
             group.audit()
         if group.missing is not None:
@@ -640,11 +658,11 @@ class Runtime:
         # What crosses the nodes is read now, as FSDP would; a restore may wait until the pages of the group before
         # have gone.
         at_once = self.options["prefetch"] and group.shards.ahead or any(_fcdp.group_stale(group.handle))
-        pending = Pending(group, pass_, stream, at_once)
+        pending = Pending(group, pass_, stream, at_once, side)
         following = _fcdp.group_unsharded(group.handle, forward)
         for other in [self.by_id[identity] for identity in following] if group.shards.ahead else ():
             if other.is_sharded():
-                other.begin(pass_, stream)
+                other.begin(pass_, stream, side)
         return pending
 
     def release(self, group: Group, stream: int) -> None:

@@ -23,8 +23,12 @@ def stream_of(device: torch.device) -> int:
     """The current one, as the core takes it."""
     if device.type == "cpu":
         return 0
-    stream = current_stream(device)
-    return stream.cuda_stream if device.type == "cuda" else stream.stream_id  # of "sim", its handle
+    return handle_of(current_stream(device))
+
+
+def handle_of(stream: Any) -> int:
+    """As the core takes it. The id of a stream of "sim" is its handle."""
+    return stream.cuda_stream if stream.device.type == "cuda" else stream.stream_id
 
 
 def current_stream(device: torch.device) -> Any:
