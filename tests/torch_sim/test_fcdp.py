@@ -7,13 +7,18 @@ CONFIGURATIONS = {
     "slots": {"FCDP_MAPPING": "slots"},
     "exact": {"FCDP_MAPPING": "exact"},
     "exact-kept": {"FCDP_MAPPING": "exact", "FCDP_TAU": "1"},
+    "nccl-slots": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "slots"},
+    "nccl-exact": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "exact"},
 }
-NOT_NUMBERS = ("ahead", "seconds", "counts", "gathers")
+TRANSPORTS = {"torch": "gloo", "nccl": "nccl"}
+NOT_NUMBERS = ("ahead", "seconds", "counts", "gathers", "transport")
 
 
 def train(run_job, env):
     ranks = run_job("training_job.py", "sim", "OUT", n_ranks=4, env=env)
-    assert env["FCDP"] == "0" or all(rank["gathers"]["avoided"] > 0 for rank in ranks), ranks[0]["gathers"]
+    if env["FCDP"] == "1":
+        assert all(rank["gathers"]["avoided"] > 0 for rank in ranks), ranks[0]["gathers"]
+        assert {rank["transport"] for rank in ranks} == {TRANSPORTS[env["FCDP_TRANSPORT"]]}
     return [{name: found for name, found in rank.items() if name not in NOT_NUMBERS} for rank in ranks]
 
 
@@ -41,7 +46,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_order_is_found(name, run_job):
-    said = run_job("faults_job.py", name, "OUT", n_ranks=4, env=FCDP | FAULTS[name])
+@pytest.mark.parametrize(
+    "name, transport", [*((name, "torch") for name in FAULTS), ("the_compute_does_not_wait_for_the_gather", "nccl")]
+)
+def test_a_fault_of_order_is_found(name, transport, run_job):
+    said = run_job("faults_job.py", name, "OUT", n_ranks=4, env=FCDP | FAULTS[name] | {"FCDP_TRANSPORT": transport})
     assert any("unordered accesses" in text for text in said), said
