@@ -22,10 +22,10 @@
 #include "tiering/policy.h"
 
 /* Slices spare the PCIe link and use what joins the GPUs, if the transport does; through host functions they
- * could wait in a circle, on a real device (transport.h). */
+ * could wait in a circle (transport.h). */
 bool fcdp__group_by_slice(const fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
-    bool may_wait = group->comm->transport.through_host && !fcdp__driver_is_sim(engine->drv);
+    bool may_wait = group->comm->transport.through_host && !engine->host_computes;
     return engine->options.restore != FCDP_RESTORE_WHOLE && !may_wait && group->comm->topology.node_size > 1;
 }
 

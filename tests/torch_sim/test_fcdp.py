@@ -33,6 +33,11 @@ def test_training_is_plain_fsdps_bit_for_bit(name, run_job, plain):
     assert train(run_job, FCDP | CONFIGURATIONS[name]) == plain
 
 
+def test_gloo_is_given_host_memory_alone(run_job):
+    """As on a GPU: copies stage what it carries. Where the host computes, it packs device memory itself."""
+    assert run_job("gloo_job.py", "OUT", n_ranks=4, env=FCDP) == [["host"]] * 4
+
+
 def test_a_seam_without_a_fault_raises_nothing(run_job):
     assert run_job("faults_job.py", "none", "OUT", n_ranks=4, env=FCDP) == ["nothing"] * 4
 
