@@ -72,6 +72,7 @@ enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
     X(cuMemcpyHtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemcpyDtoHAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemcpyDtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
+    X(cuMemcpy2DAsync_v2, SIM_NEEDS_CONTEXT)                                                                 \
     X(cuMemsetD8Async, SIM_NEEDS_CONTEXT)                                                                    \
     X(cuMemHostRegister_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)                                                                \
