@@ -116,8 +116,8 @@ typedef struct launch {
 /* Members' bytes that do not lie side by side are no all-gather of NCCL's: between nodes that is every gather
  * of a node with several ranks. Each goes straight to each peer instead, as grouped sends and receives: a
  * rank sends (n - 1) * bytes, as in a ring, both ways at once and through no third rank. A broadcast of each
- * member would do too, each along a ring of all members, which NCCL sets up n times in one group; packing
- * would take a copy each way, and memory. Which is fastest on many nodes has not been measured. */
+ * member would do too, each along a ring of all members, which NCCL sets up n times in one group. Of many
+ * parts none comes here: packed.h. Which is fastest has not been measured. */
 static ncclResult_t part_enqueue(const launch *l, const fcdp_part *part) {
     const fcdp_nccl *nccl = &l->lane->transport->nccl;
     uint32_t size = l->lane->size, me = l->lane->place;
