@@ -2,7 +2,7 @@
  * gathers, in which order, and how it fails. */
 #include <dirent.h>
 
-#include "comm/nccl_api.h"
+#include "comm/nccl_internal.h"
 #include "tests/comm/nccl_world.h"
 
 enum { MAX_PARTS = 5, LANE_BYTES = MEMORY_BYTES / FCDP_N_LANES / 4096 * 4096, FAULT_S = 20 };
@@ -428,6 +428,26 @@ static void without_an_order_on_the_device_nccl_is_refused(void **state) {
     world_run(&(world){2, 1, 1, 0, 0, unordered_body}, NULL);
 }
 
+/* Beside torch's reduce-scatter, of all of NCCL's CTAs, the node's lane takes few. */
+static void ctas_body(member *m) {
+    const char *users[] = {"NCCL_MIN_CTAS", "NCCL_MAX_CTAS"};
+    MUST(!transport_make(m));
+    MUST(simnccl_ctas(m->transport->lanes[FCDP_LANE_NODE].comm) == 8);
+    MUST(simnccl_ctas(m->transport->lanes[FCDP_LANE_INTER].comm) == 24);
+    for (int i = 0; i < 2; i++) {
+        fcdp__nccl_destroy(m->transport);
+        setenv(users[i], "20", 1);
+        MUST(!transport_make(m));
+        MUST(simnccl_ctas(m->transport->lanes[FCDP_LANE_NODE].comm) == (i ? 20 : 24));
+        unsetenv(users[i]);
+    }
+}
+
+static void the_nodes_lane_takes_few_ctas_unless_the_user_says(void **state) {
+    (void)state;
+    world_run(&(world){2, 2, 30, 0, 0, ctas_body}, NULL);
+}
+
 static void old_body(member *m) {
     fcdp_nccl *old;
     MUST(m->nccl->version == 22809);
@@ -453,6 +473,7 @@ int main(void) {
         cmocka_unit_test(an_abort_may_outlive_the_driver),
         cmocka_unit_test(a_library_that_cannot_serve_is_refused),
         cmocka_unit_test(an_old_version_is_refused),
+        cmocka_unit_test(the_nodes_lane_takes_few_ctas_unless_the_user_says),
         cmocka_unit_test(without_an_order_on_the_device_nccl_is_refused),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);

@@ -281,6 +281,34 @@ static void members_that_disagree_are_refused(void **state) {
     world_free(w, 7);
 }
 
+/* As NCCL reads them: by the version that the configuration says it has. */
+static void a_configuration_may_cap_the_ctas(void **state) {
+    (void)state;
+    enum { UNDEFINED = (int)0x80000000 };
+    static const struct {
+        unsigned version;
+        int least, most, ctas;
+    } cases[] = {{21400, 1, 4, 24},          {21700, UNDEFINED, 4, 4}, {21700, UNDEFINED, UNDEFINED, 24},
+                 {21700, UNDEFINED, 30, 24}, {21700, 5, 4, 0},         {21700, UNDEFINED, 0, 0}};
+    nccl_id id;
+    ncclComm_t comm;
+    world *w = world_make();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nccl_config config = config_of(0);
+        config.version = cases[i].version;
+        config.min_ctas = cases[i].least;
+        config.max_ctas = cases[i].most;
+        assert_int_equal(ncclGetUniqueId(&id), SUCCESS);
+        simnccl_device_set(w->net->ranks[0].endpoint, w->net->drv);
+        int result = ncclCommInitRankConfig(&comm, 2, id, 0, &config);
+        assert_int_equal(result, cases[i].ctas ? IN_PROGRESS : INVALID_ARGUMENT);
+        if (!cases[i].ctas) continue;
+        assert_int_equal(simnccl_ctas(comm), cases[i].ctas);
+        assert_int_equal(ncclCommAbort(comm), SUCCESS);
+    }
+    world_free(w, 2);
+}
+
 static void calls_after_an_abort_are_refused(void **state) {
     (void)state;
     world *w = world_make();
@@ -427,6 +455,7 @@ int main(void) {
         cmocka_unit_test(an_offset_that_is_not_the_ranks_is_refused),
         cmocka_unit_test(two_ranks_on_one_device_are_refused),
         cmocka_unit_test(members_that_disagree_are_refused),
+        cmocka_unit_test(a_configuration_may_cap_the_ctas),
         cmocka_unit_test(calls_after_an_abort_are_refused),
         cmocka_unit_test(groups_come_in_pairs),
         cmocka_unit_test(sends_and_receives_are_an_all_gather_or_refused),

@@ -17,7 +17,10 @@ typedef struct config_head { /* what all versions of ncclConfig_t begin with */
     size_t size;
     unsigned magic, version;
     int blocking;
+    int cgaClusterSize, minCTAs, maxCTAs; /* from 2.17 on */
 } config_head;
+
+enum { CONFIG_HEAD_BYTES = 20, CONFIG_CTAS = 21700, CONFIG_UNDEF = (int)0x80000000, OWN_CTAS = 24 };
 
 struct sim_nccl simnccl = {
     .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .version = VERSION};
@@ -256,14 +259,30 @@ static bool orders_launches(void) {
     return value && strtol(value, NULL, 10) != 0;
 }
 
+/* The CTAs that a collective of a communicator holds at most, as NCCL decides it: the environment over the
+ * configuration, which has them from 2.17 on, over what NCCL finds best. 0: they are out of range. */
+static int ctas_of(const config_head *config) {
+    const char *named = getenv("NCCL_MAX_CTAS");
+    if (named && atoi(named) > 0) return atoi(named);
+    if (config->version < CONFIG_CTAS || config->maxCTAs == CONFIG_UNDEF) return OWN_CTAS;
+    if (config->maxCTAs < 1 || (config->minCTAs != CONFIG_UNDEF && config->minCTAs > config->maxCTAs))
+        return 0;
+    return config->maxCTAs < OWN_CTAS ? config->maxCTAs : OWN_CTAS;
+}
+
 static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *id, int rank,
                               const config_head *config) {
     sim_device *device = thread_endpoint ? device_find(thread_endpoint) : device_of_environment();
-    if (!config || config->magic != (unsigned)CONFIG_MAGIC || config->size < sizeof *config)
+    if (!config || config->magic != (unsigned)CONFIG_MAGIC || config->size < CONFIG_HEAD_BYTES ||
+        (config->version >= CONFIG_CTAS && config->size < sizeof *config))
         return simnccl__broken(ncclInvalidArgument,
                                "ncclCommInitRankConfig: its configuration is not initialized");
     if (config->blocking != 0)
         return simnccl__broken(ncclInternalError, "communicators that block are not modelled");
+    int n_ctas = ctas_of(config);
+    if (n_ctas < 1)
+        return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: minCTAs %d, maxCTAs %d",
+                               config->minCTAs, config->maxCTAs);
     if (!device)
         return simnccl__broken(ncclUnhandledCudaError,
                                "ncclCommInitRankConfig: the thread has no device (simnccl_device_set)");
@@ -279,6 +298,7 @@ static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *i
     comm->device = device;
     comm->n = (uint32_t)n;
     comm->rank = (uint32_t)rank;
+    comm->n_ctas = n_ctas;
     comm->user = pthread_self();
     ncclResult_t result = simnccl__join(comm, id);
     if (result != ncclInProgress) {
@@ -298,6 +318,10 @@ SIMNCCL_API ncclResult_t ncclGetVersion(int *version) {
     if (result == ncclSuccess) *version = simnccl.version;
     pthread_mutex_unlock(&simnccl.lock);
     return result;
+}
+
+SIMNCCL_API int simnccl_ctas(const void *comm) {
+    return ((const struct ncclComm *)comm)->n_ctas;
 }
 
 SIMNCCL_API const char *ncclGetErrorString(ncclResult_t result) {

@@ -66,6 +66,7 @@ struct ncclComm {
     page *page;
     uint64_t nonce;
     uint32_t n, rank;
+    int n_ctas; /* that an operation of it holds */
     simnet_comm *net;
     comm_state state;
     ncclResult_t failure; /* the first one */

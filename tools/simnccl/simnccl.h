@@ -26,7 +26,8 @@
  * - one thread at a time in a communicator: what a thread has begun, that thread alone polls until it is
  *   done;
  * - a communicator that is in progress, aborted, finalized or destroyed takes no call that needs more;
- * - ncclGroupStart and ncclGroupEnd in pairs.
+ * - ncclGroupStart and ncclGroupEnd in pairs;
+ * - minCTAs and maxCTAs of a configuration of 2.17 or later.
  *
  * Not modelled, and refused: operations out of place, sends and receives that are not an all-gather with a
  * stride, several communicators or streams in one group.
@@ -53,6 +54,10 @@ SIMNCCL_API int simnccl_fail_nth(const char *entry, unsigned long n, int result)
 SIMNCCL_API bool simnccl_fault_is_spent(void);
 
 SIMNCCL_API void simnccl_set_version(int version); /* as ncclGetVersion says it; 22809 at first */
+
+/* How many CTAs an operation of the communicator `comm` (an ncclComm_t) holds on its device: 24, or fewer by
+ * its configuration (maxCTAs) or NCCL_MAX_CTAS. */
+SIMNCCL_API int simnccl_ctas(const void *comm);
 
 struct simnccl_state {
     unsigned long broken;   /* rules, so far */
