@@ -3,11 +3,12 @@
 import pytest
 
 FCDP = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60", "FCDP_SIM_RACES": "1"}
+ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # all streams in one hardware queue, as Megatron asks for
 CONFIGURATIONS = {
     "slots": {"FCDP_MAPPING": "slots"},
-    "exact": {"FCDP_MAPPING": "exact"},
+    "exact": {"FCDP_MAPPING": "exact"} | ONE_QUEUE,
     "exact-kept": {"FCDP_MAPPING": "exact", "FCDP_TAU": "1"},
-    "nccl-slots": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "slots"},
+    "nccl-slots": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "slots"} | ONE_QUEUE,
     "nccl-exact": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "exact"},
 }
 TRANSPORTS = {"torch": "gloo", "nccl": "nccl"}

@@ -76,6 +76,7 @@ _double = build.ROOT / "build" / "dev" / "tools" / "simnccl" / "libfcdp_simnccl.
 if os.environ.get("SIMNCCL_FABRIC") and _double.exists():  # the job's NCCL is the double, on the same device
     os.environ.setdefault("FCDP_NCCL_LIBRARY", str(_double))
     os.environ["FCDP_SIM_LIBRARY"] = _library
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")  # CUDA's default; simgpu's is a queue for each stream
 _n_devices = int(os.environ.get("TORCH_SIM_DEVICES") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 _c.setup(_library, _fcdp.tensors_enable(_fcdp.DRIVER_SIM, _library), _n_devices)
 _c.set_rates(_rate("TORCH_SIM_GFLOPS"), _rate("TORCH_SIM_GBYTES"))
