@@ -155,6 +155,26 @@ static void what_was_begun_is_in_progress_until_it_is_polled(void **state) {
     world_free(w, 1);
 }
 
+/* A communicator connects its members for each algorithm when it first takes it: its host waits for them. */
+static void each_way_is_connected_once(void **state) {
+    (void)state;
+    struct simnccl_state before, after;
+    world *w = world_make();
+    simnccl_state(&before);
+    for (int i = 0; i < 2; i++) { /* the small way is there already */
+        assert_int_equal(gather(w, 0, 0, SIMNCCL_LARGE_BYTES / 2, 0), IN_PROGRESS);
+        assert_int_equal(settle(w->comms[0][0]), i ? SUCCESS : IN_PROGRESS);
+        assert_int_equal(gather(w, 2, 0, SIMNCCL_LARGE_BYTES / 2, 1), IN_PROGRESS);
+        assert_int_equal(settle(w->comms[0][0]), SUCCESS);
+        assert_int_equal(settle(w->comms[2][0]), SUCCESS);
+    }
+    assert_int_equal(launch(w, 0, 0, 64), SUCCESS);
+    assert_int_equal(launch(w, 2, 0, 64), SUCCESS);
+    simnccl_state(&after);
+    assert_int_equal(after.connections - before.connections, 2); /* of both members */
+    world_free(w, 0);
+}
+
 static void finalized_and_destroyed_in_that_order(void **state) {
     (void)state;
     world *w = world_make();
@@ -360,10 +380,8 @@ static void sends_and_receives_are_an_all_gather_or_refused(void **state) {
         for (size_t part = 0; part < 2; part++)
             memset(memory_of(w, r, 0) + part * 8 * BYTES + place_of(r, 0) * 3 * BYTES, (int)(7 + r + part),
                    BYTES);
-    for (uint32_t r = 0; r < N; r += 2) {
-        assert_int_equal(exchange(w, r, 3 * BYTES, 0), IN_PROGRESS);
-        assert_int_equal(settle(w->comms[r][0]), SUCCESS);
-    }
+    for (uint32_t r = 0; r < N; r += 2) assert_int_equal(exchange(w, r, 3 * BYTES, 0), IN_PROGRESS);
+    for (uint32_t r = 0; r < N; r += 2) assert_int_equal(settle(w->comms[r][0]), SUCCESS);
     sync_all(w->net);
     for (uint32_t r = 0; r < N; r += 2)
         for (size_t part = 0; part < 2; part++)
@@ -446,6 +464,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_come_to_their_places),
         cmocka_unit_test(what_was_begun_is_in_progress_until_it_is_polled),
+        cmocka_unit_test(each_way_is_connected_once),
         cmocka_unit_test(finalized_and_destroyed_in_that_order),
         cmocka_unit_test(another_launch_order_is_refused),
         cmocka_unit_test(a_circle_over_four_ranks_is_refused),

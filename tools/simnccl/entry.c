@@ -222,10 +222,11 @@ static ncclResult_t net_look(ncclComm_t comm) {
     return ncclInvalidUsage;
 }
 
-/* NCCL connects the members in their first operation. */
+/* NCCL connects the members in the first operation that goes one way. */
 static bool is_connected(const ncclComm_t comm) {
-    for (uint32_t i = 0; i < comm->n && comm->n_launched == 0; i++)
-        if (!atomic_load(&comm->page->members[i].begun)) return false;
+    uint32_t missing = comm->wanted & ~comm->connected;
+    for (uint32_t i = 0; i < comm->n && missing; i++)
+        if (missing & ~atomic_load(&comm->page->members[i].begun)) return false;
     return true;
 }
 

@@ -34,7 +34,7 @@ typedef struct page_launch { /* `number` says which operation the rest is of; 0:
 
 typedef struct page_member {
     _Atomic uint32_t joined; /* release: the next two were written before */
-    _Atomic uint32_t begun;  /* its first operation */
+    _Atomic uint32_t begun;  /* the ways (bits of op_ways) that an operation of it has wanted so far */
     uint32_t n, device;
     page_launch launches[SIMNCCL_LOG]; /* the latest ones, operation k at k % SIMNCCL_LOG */
 } page_member;
@@ -71,6 +71,8 @@ struct ncclComm {
     comm_state state;
     ncclResult_t failure; /* the first one */
     char text[SIMNCCL_TEXT_BYTES];
+    uint32_t wanted;     /* ways, of what was begun */
+    uint32_t connected;  /* ways */
     unsigned polls_left; /* until what was begun is done; 0: nothing is in progress */
     pthread_t user;      /* who began that */
     simnet_part *parts;  /* begun, not launched; NULL: nothing */

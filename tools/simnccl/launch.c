@@ -99,6 +99,12 @@ static ncclResult_t group_check(void) {
     return ncclSuccess;
 }
 
+/* How NCCL would carry them: each is another algorithm, with connections of its own. */
+static uint32_t op_ways(const group_op *op) {
+    if (op->kind != OP_ALL_GATHER) return SIMNCCL_WAY_PEERS;
+    return op->count * op->comm->n < SIMNCCL_LARGE_BYTES ? SIMNCCL_WAY_SMALL : SIMNCCL_WAY_LARGE;
+}
+
 /* The group, as its communicator's next operation. */
 static ncclResult_t group_begin(void) {
     ncclComm_t comm = group.ops[0].comm;
@@ -120,7 +126,9 @@ static ncclResult_t group_begin(void) {
     comm->stream = group.ops[0].stream;
     comm->polls_left = POLLS_IN_PROGRESS;
     comm->user = pthread_self();
-    atomic_store(&comm->page->members[comm->rank].begun, 1);
+    comm->wanted = 0;
+    for (size_t i = 0; i < group.n; i++) comm->wanted |= op_ways(&group.ops[i]);
+    atomic_fetch_or(&comm->page->members[comm->rank].begun, comm->wanted);
     return ncclInProgress;
 }
 
@@ -200,6 +208,8 @@ static void hold(void *context) {
 ncclResult_t simnccl__launch(ncclComm_t comm) {
     sim_device *device = comm->device;
     simnccl.state.launches++;
+    for (uint32_t ways = comm->wanted & ~comm->connected; ways; ways &= ways - 1) simnccl.state.connections++;
+    comm->connected |= comm->wanted;
     ncclResult_t result = launch_compare(comm, ++device->n_launches);
     if (result == ncclSuccess &&
         simnet_all_gather_parts(comm->net, comm->parts, comm->n_parts, comm->stream)) {
