@@ -122,6 +122,38 @@ static void long_schedule_body(member *m) {
     meet(m);
 }
 
+/* Its connections are made with the communicators: others may have all of the device from then on. Where they
+ * have it before, the text says so. */
+static void full_device_body(member *m) {
+    enum { CONNECTION_BYTES = 4 << 20 };
+    struct simgpu_live live;
+    simnccl_set_connection_bytes(CONNECTION_BYTES);
+    simgpu_live(&live);
+    MUST(!transport_make(m));
+    meet(m);
+    simgpu_live(&live);
+    simgpu_set_capacity(live.device_bytes);
+    uint64_t random = m->seed;
+    for (int i = 0; i < 20; i++) {
+        fcdp_part parts[MAX_PARTS];
+        int lane = (int)random_below(&random, FCDP_N_LANES);
+        MUST(!member_all_gather(m, lane, parts, parts_choose(m, lane, &random, parts)));
+    }
+    streams_sync(m);
+    MUST(!m->table.check(m->table.ctx));
+    meet(m);
+    fcdp__nccl_destroy(m->transport);
+    m->transport = NULL;
+    simgpu_live(&live);
+    simgpu_set_capacity(live.device_bytes + CONNECTION_BYTES); /* less what the probe has */
+    MUST(transport_make(m) && strstr(fcdp_error_text(), "out of memory"));
+}
+
+static void connections_take_their_memory_before_the_first_step(void **state) {
+    (void)state;
+    world_run(&(world){2, 2, 30, seed_choose("connections_take_their_memory"), 0, full_device_body}, NULL);
+}
+
 static void a_hundred_schedules_keep_their_order(void **state) {
     (void)state;
     world_run(&(world){2, 2, 30, seed_choose("a_hundred_schedules_keep_their_order"), 0, long_schedule_body},
@@ -467,6 +499,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_come_to_their_places),
         cmocka_unit_test(a_hundred_schedules_keep_their_order),
+        cmocka_unit_test(connections_take_their_memory_before_the_first_step),
         cmocka_unit_test(every_call_may_fail_or_stall),
         cmocka_unit_test(a_rank_killed_before_each_call),
         cmocka_unit_test(a_member_that_does_not_come_is_a_timeout),

@@ -6,6 +6,7 @@
 
 enum {
     SUCCESS = 0,
+    CUDA_ERROR = 1,
     SYSTEM_ERROR = 2,
     INTERNAL_ERROR = 3,
     INVALID_ARGUMENT = 4,

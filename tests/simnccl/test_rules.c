@@ -1,6 +1,7 @@
 /* The double's rules, each broken once; all ranks are the test's one thread, since no call blocks. */
 #include "tests/simnccl/nccl.h"
 #include "tests/simnet/support.h"
+#include "tools/simgpu/simgpu.h"
 #include "tools/simnccl/simnccl.h"
 
 enum { N = 4, LANES = 3, BYTES = 4096 };
@@ -172,6 +173,32 @@ static void each_way_is_connected_once(void **state) {
     assert_int_equal(launch(w, 2, 0, 64), SUCCESS);
     simnccl_state(&after);
     assert_int_equal(after.connections - before.connections, 2); /* of both members */
+    world_free(w, 0);
+}
+
+static void a_connection_takes_device_memory(void **state) {
+    (void)state;
+    enum { PAGE = 2 << 20 };
+    struct simgpu_live before, after;
+    world *w = world_make();
+    simnccl_set_connection_bytes(PAGE);
+    simgpu_live(&before);
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t r = 0; r < N; r += 2)
+            assert_int_equal(gather(w, r, 0, SIMNCCL_LARGE_BYTES, place_of(r, 0)), IN_PROGRESS);
+        for (uint32_t r = 0; r < N; r += 2) assert_int_equal(settle(w->comms[r][0]), SUCCESS);
+    }
+    simgpu_live(&after);
+    assert_int_equal(after.device_bytes - before.device_bytes, 2 * PAGE); /* of two members, once */
+    simgpu_set_capacity(after.device_bytes);                              /* others have taken the rest */
+    for (uint32_t r = 0; r < 2; r++)
+        assert_int_equal(gather(w, r, 2, SIMNCCL_LARGE_BYTES, place_of(r, 2)), IN_PROGRESS);
+    for (uint32_t r = 0; r < 2; r++) assert_int_equal(settle(w->comms[r][2]), CUDA_ERROR);
+    assert_last("out of memory");
+    sync_all(w->net);
+    world_abort(w);
+    simgpu_live(&after);
+    assert_int_equal(after.device_bytes, before.device_bytes);
     world_free(w, 0);
 }
 
@@ -465,6 +492,7 @@ int main(void) {
         cmocka_unit_test(bytes_come_to_their_places),
         cmocka_unit_test(what_was_begun_is_in_progress_until_it_is_polled),
         cmocka_unit_test(each_way_is_connected_once),
+        cmocka_unit_test(a_connection_takes_device_memory),
         cmocka_unit_test(finalized_and_destroyed_in_that_order),
         cmocka_unit_test(another_launch_order_is_refused),
         cmocka_unit_test(a_circle_over_four_ranks_is_refused),

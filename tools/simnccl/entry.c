@@ -144,6 +144,10 @@ bool simnccl_fault_is_spent(void) {
     return spent;
 }
 
+void simnccl_set_connection_bytes(size_t bytes) {
+    simnccl.connection_bytes = bytes;
+}
+
 void simnccl_set_version(int version) {
     simnccl.version = version;
 }
@@ -180,6 +184,7 @@ void simnccl_reset(void) {
     simnccl__id_close(0);
     simnccl.state = (struct simnccl_state){0};
     simnccl.version = VERSION;
+    simnccl.connection_bytes = 0;
     simnccl.last_error[0] = '\0';
     fault.left = 0;
     thread_endpoint = NULL;
@@ -398,7 +403,10 @@ SIMNCCL_API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (result == ncclSuccess && (comm->state != COMM_FINALIZED || comm->polls_left))
         result = simnccl__broken(ncclInvalidUsage,
                                  "ncclCommDestroy: the communicator has not been finalized");
-    if (result == ncclSuccess) comm->state = COMM_DESTROYED;
+    if (result == ncclSuccess) {
+        comm->state = COMM_DESTROYED;
+        simnccl__disconnect(comm);
+    }
     pthread_mutex_unlock(&simnccl.lock);
     return result;
 }
@@ -413,6 +421,7 @@ SIMNCCL_API ncclResult_t ncclCommAbort(ncclComm_t comm) {
         simnet_abort(comm->device->endpoint);
         pthread_cond_broadcast(&simnccl.changed);
         while (comm->device->in_flight > 0) pthread_cond_wait(&simnccl.changed, &simnccl.lock);
+        simnccl__disconnect(comm);
     }
     pthread_mutex_unlock(&simnccl.lock);
     return result;

@@ -54,6 +54,9 @@ SIMNCCL_API int simnccl_fabric_make(const char *path, unsigned nodes, unsigned r
 SIMNCCL_API int simnccl_fail_nth(const char *entry, unsigned long n, int result);
 SIMNCCL_API bool simnccl_fault_is_spent(void);
 
+/* Device memory that each way which a communicator connects takes, in whole pages, until the communicator is
+ * destroyed or aborted; 0 at first. Where the device has none, the operation fails (unhandled cuda error). */
+SIMNCCL_API void simnccl_set_connection_bytes(size_t bytes);
 SIMNCCL_API void simnccl_set_version(int version); /* as ncclGetVersion says it; 22809 at first */
 
 /* How many CTAs an operation of the communicator `comm` (an ncclComm_t) holds on its device: 24, or fewer by
@@ -63,6 +66,7 @@ SIMNCCL_API int simnccl_ctas(const void *comm);
 /* The ways to carry an operation, for each of which a communicator connects its members when it first takes
  * it: all-gathers of less than SIMNCCL_LARGE_BYTES in all, larger ones, sends and receives. */
 enum { SIMNCCL_LARGE_BYTES = 16 << 10 };
+enum { SIMNCCL_N_WAYS = 3 };
 typedef enum simnccl_way { SIMNCCL_WAY_SMALL = 1, SIMNCCL_WAY_LARGE = 2, SIMNCCL_WAY_PEERS = 4 } simnccl_way;
 
 struct simnccl_state {

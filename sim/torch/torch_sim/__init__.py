@@ -15,6 +15,8 @@ Environment, beside FCDP_SIM_* (tools/simgpu/simgpu.h):
   TORCH_SIM_GBYTES   the rate at which operators read and write, in 1e9 bytes a second
                      (0, the default of both: as fast as the CPU; an operator never ends before its work is done)
   TORCH_SIM_DEVICES  how many devices torch sees; default: as many as this node has ranks
+  CUDA_DEVICE_MAX_CONNECTIONS
+                     hardware queues, 1 to 32, that streams share; default: 8, as CUDA's
   SIMNCCL_FABRIC     a file of simnccl_fabric_make's: FCDP's NCCL is then the double of the build "dev", unless
                      FCDP_NCCL_LIBRARY names another
 """
