@@ -339,6 +339,29 @@ fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src
                                (unsigned long long)dst.addr, (unsigned long long)src.addr, bytes);
 }
 
+/* CUDA may refuse pitches that it has not chosen itself, and those above 2 GiB. */
+fcdp_status fcdp__driver_copy_rows(fcdp_driver *drv, const fcdp_rows *rows, fcdp_stream stream) {
+    CUDA_MEMCPY2D copy = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .srcDevice = rows->src.addr,
+                          .srcPitch = rows->src_stride,
+                          .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .dstDevice = rows->dst.addr,
+                          .dstPitch = rows->dst_stride,
+                          .WidthInBytes = rows->bytes,
+                          .Height = rows->n};
+    CUresult result = CALL(drv, cuMemcpy2DAsync_v2, &copy, stream);
+    if (result == CUDA_SUCCESS) return FCDP_OK;
+    if (result != CUDA_ERROR_INVALID_VALUE)
+        return fcdp__driver_failed(
+            drv, result, "cuMemcpy2DAsync(to %#llx, from %#llx, %zu rows of %zu bytes)",
+            (unsigned long long)rows->dst.addr, (unsigned long long)rows->src.addr, rows->n, rows->bytes);
+    fcdp_status status = FCDP_OK;
+    for (size_t i = 0; i < rows->n && !status; i++)
+        status = fcdp__driver_copy_d2d(drv, fcdp__dptr_add(rows->dst, i * rows->dst_stride),
+                                       fcdp__dptr_add(rows->src, i * rows->src_stride), rows->bytes, stream);
+    return status;
+}
+
 fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) {
     CUstream stream;
     CUresult result = CALL(drv, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING,

@@ -69,6 +69,13 @@ fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, si
                                   fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src, size_t bytes,
                                   fcdp_stream stream) FCDP_MUST_CHECK;
+/* `n` rows of `bytes` each, which begin at one stride from each other: strides >= bytes. */
+typedef struct fcdp_rows {
+    fcdp_dptr dst, src;
+    size_t dst_stride, src_stride, bytes, n;
+} fcdp_rows;
+fcdp_status fcdp__driver_copy_rows(fcdp_driver *drv, const fcdp_rows *rows,
+                                   fcdp_stream stream) FCDP_MUST_CHECK;
 
 /* non-blocking, high priority */
 fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) FCDP_MUST_CHECK;

@@ -66,8 +66,8 @@ typedef struct option_parser {
     X(EXPERT, "FCDP_RESTORE", "slice|whole|auto", "auto",                                                    \
       "how a node's ranks share what it has: slice: each restores its slice, and they all-gather; whole: "   \
       "each copies the "                                                                                     \
-      "whole from the node's host memory; auto: slice over NCCL, whole over gloo and on the simulated "      \
-      "device",                                                                                              \
+      "whole from the node's host memory; auto: slice over NCCL, whole over gloo and for models on "         \
+      "the CPU",                                                                                             \
       FIELD(CHOICE, restore, 0, 0))                                                                          \
     X(EXPERT, "FCDP_MAPPING", "auto|slots|exact", "auto",                                                    \
       "device pages of gathered parameters: slots: groups take turns on pages that stay mapped; exact: a "   \

@@ -7,7 +7,7 @@
  *
  *     staging half: n_nodes blocks of B bytes
  *     block b: the shards of rank (b, local) of every group of the chunk, one after another
- *     chunk k uses half k % 2, once the copies of chunk k - 2 out of it are done
+ *     the chunks use the halves in turn, each once the copies out of it are done
  *
  * As in gather.c, everything is enqueued by the thread that runs the model, in the program's order, which all
  * ranks have in common.
@@ -146,12 +146,10 @@ static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs,
     if (half_bytes < MIN_CHUNK_BYTES) half_bytes = MIN_CHUNK_BYTES;
     fcdp_status status = fcdp__staging_reserve(set, half_bytes);
     if (!status) status = fcdp__driver_event_record(engine->drv, groups[0]->written, stream);
-    set->staging.n_idle = 0;
     chunk c = {.comm = groups[0]->comm, .written = groups[0]->written, .groups = groups, .inputs = inputs};
-    for (uint32_t k = 0; n > 0 && !status; k++) {
+    while (n > 0 && !status) {
         uint32_t n_inputs = 0;
-        c.half = (int)(k % 2);
-        c.at = fcdp__dptr_add(fcdp__vrange_base(set->staging.range), (k % 2) * half_bytes);
+        c.half = fcdp__staging_take(set, &c.at);
         for (c.n = 0, c.block_bytes = 0; c.n < n; c.n++) {
             size_t bytes = stale_bytes(c.groups[c.n]);
             if (c.n && (c.block_bytes + bytes) * n_nodes > half_bytes) break;

@@ -29,8 +29,8 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
                       name[0] ? name : "the root", what);
 }
 
-/* Options that are left to FCDP are decided once the driver is known. Simulated devices are joined by the
- * host's memory alone, so a restore is whole; else it depends on the transport (fcdp__group_by_slice). A
+/* Options that are left to FCDP are decided once the driver is known. Where the host computes, ranks are
+ * joined by its memory alone, so a restore is whole; else it depends on the transport (fcdp__group_by_slice). A
  * stale access to a slot passes unseen, unless the framework's storages refuse it, which the caller says. */
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status = FCDP_OK;
@@ -43,7 +43,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     engine->pool = device->pool;
     if (status) return status;
     fcdp_options *options = &engine->options;
-    if (options->restore == FCDP_RESTORE_AUTO && fcdp__driver_is_sim(engine->drv))
+    if (options->restore == FCDP_RESTORE_AUTO && engine->host_computes)
         options->restore = FCDP_RESTORE_WHOLE;
     if (options->mapping == FCDP_MAPPING_AUTO)
         options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
@@ -100,6 +100,10 @@ void fcdp_engine_destroy(fcdp_engine *engine) {
 
 bool fcdp_engine_is_sim(const fcdp_engine *engine) {
     return fcdp__driver_is_sim(engine->drv);
+}
+
+bool fcdp_engine_host_computes(const fcdp_engine *engine) {
+    return engine->host_computes;
 }
 
 fcdp_driver *fcdp_engine_driver(const fcdp_engine *engine) {

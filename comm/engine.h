@@ -42,6 +42,7 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
 /* Waits for the device; comms and groups that are left go too. */
 void fcdp_engine_destroy(fcdp_engine *engine);
 bool fcdp_engine_is_sim(const fcdp_engine *engine);
+bool fcdp_engine_host_computes(const fcdp_engine *engine);
 fcdp_driver *fcdp_engine_driver(const fcdp_engine *engine);
 /* The budget of the node's host memory, common to all its processes and shard groups: one process creates it,
  * the others join with its ticket. Once, before the first comm. */

@@ -10,6 +10,7 @@
 #include "comm/copy_fingerprint.h"
 #include "comm/gather.h"
 #include "comm/internal.h"
+#include "comm/packed.h"
 #include "comm/put.h"
 #include "comm/restore.h"
 #include "comm/trace.h"
@@ -92,7 +93,12 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
 static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     fcdp_group *group = use->group;
     fcdp_driver *drv = group->comm->engine->drv;
-    fcdp_status status = fcdp__region_acquire(group->region);
+    use->packed = fcdp__packed_serves(group, use->plan);
+    fcdp_status status = use->packed ? fcdp__packed_reserve(use) : FCDP_OK;
+    if (!status) {
+        status = fcdp__region_acquire(group->region);
+        if (status && use->packed) fcdp__packed_release(use, true);
+    }
     if (status) {
         status = fcdp__fail(status, "taking device pages for '%s': %s", group->name, fcdp_error_text());
         return status == FCDP_ERR_NO_DEVICE_MEM ? status : fcdp__comm_fail(group->comm, status);
@@ -102,6 +108,7 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     status = fcdp__driver_event_record(drv, group->written, stream);
     if (!status) status = fcdp__restore(use);
     if (!status) status = fcdp__gather(use);
+    if (use->packed) fcdp__packed_release(use, !status);
     /* Ready is behind everything, on the stream that ends last. Where nothing was enqueued it is what it
      * was. */
     if (!status && use->last && use->plan->restore_mask)

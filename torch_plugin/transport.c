@@ -307,7 +307,7 @@ binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engin
     transport->python = Py_NewRef(python);
     transport->drv = fcdp_engine_driver(engine);
     transport->generation = binding_generation();
-    transport->is_host_memory = fcdp_engine_is_sim(engine);
+    transport->is_host_memory = fcdp_engine_host_computes(engine);
     pthread_mutex_init(&transport->mutex, NULL);
     atomic_fetch_add_explicit(&n_transports, 1, memory_order_relaxed);
     transport->lanes[FCDP_LANE_INTER] = (lane_side){.size = topology->n_nodes, .place = topology->node};

@@ -66,6 +66,7 @@ typedef struct cluster_config {
     fcdp_agree_mode agree;
     int prefetch;
     size_t coalesce_bytes;
+    size_t packed_half_bytes; /* of the buffer that all gathers go through; 0: those of many parts alone */
     bool host_computes;
     /* shards in device memory are fingerprinted before every agreement; the host's always are */
     bool fingerprints;

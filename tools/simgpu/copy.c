@@ -11,6 +11,8 @@
  */
 #include "tools/simgpu/internal.h"
 
+enum { SIM_MAX_PITCH = 0x7fffffff }; /* CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far */
+
 static bool is_span(uintptr_t address, size_t bytes) {
     return address && address + bytes >= address;
 }
@@ -104,6 +106,25 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CU
     SIM_ENTER(cuMemcpyDtoDAsync_v2);
     sim_lock();
     return sim_unlock_with(copy_device(dst, src, bytes, stream));
+}
+
+/* Between places of the device alone: each row is a copy of its own, so that what lies between rows may be
+ * another stream's. */
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) {
+    SIM_ENTER(cuMemcpy2DAsync_v2);
+    if (!copy || copy->srcPitch < copy->srcXInBytes + copy->WidthInBytes ||
+        copy->dstPitch < copy->dstXInBytes + copy->WidthInBytes || copy->srcPitch > SIM_MAX_PITCH ||
+        copy->dstPitch > SIM_MAX_PITCH)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE || copy->dstMemoryType != CU_MEMORYTYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED; /* not modelled */
+    uintptr_t dst = copy->dstDevice + copy->dstY * copy->dstPitch + copy->dstXInBytes;
+    uintptr_t src = copy->srcDevice + copy->srcY * copy->srcPitch + copy->srcXInBytes;
+    CUresult result = CUDA_SUCCESS;
+    sim_lock();
+    for (size_t i = 0; i < copy->Height && result == CUDA_SUCCESS; i++)
+        result = copy_device(dst + i * copy->dstPitch, src + i * copy->srcPitch, copy->WidthInBytes, stream);
+    return sim_unlock_with(result);
 }
 
 static bool is_known_host(uintptr_t address, size_t bytes) {

@@ -72,6 +72,7 @@ enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
     X(cuMemcpyHtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemcpyDtoHAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemcpyDtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
+    X(cuMemcpy2DAsync_v2, SIM_NEEDS_CONTEXT)                                                                 \
     X(cuMemsetD8Async, SIM_NEEDS_CONTEXT)                                                                    \
     X(cuMemHostRegister_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)                                                                \
@@ -265,6 +266,8 @@ struct sim_op {
 
 struct sim_stream;
 
+enum { SIM_MAX_QUEUES = 32 };
+
 struct sim_stream *simgpu__stream_of(CUstream stream); /* NULL: no such stream */
 /* Enqueues a copy of `op`; the stream takes over the op's point references. CUDA_ERROR_OUT_OF_MEMORY or
  * success. */
@@ -360,6 +363,7 @@ struct sim_state {
     bool settings_valid;
     bool poison;
     bool races;
+    unsigned n_queues; /* hardware queues that streams share; 0: each has its own */
     size_t capacity_bytes;
     size_t used_bytes;          /* sum of the bytes of physical device memory alive */
     double memory_bytes_per_ns; /* 0: as fast as memory, as is link_bytes_per_ns */

@@ -73,6 +73,15 @@ static bool parse_races(const char *text) {
     return true;
 }
 
+static bool parse_queues(const char *text) {
+    unsigned long n;
+    const char *rest;
+    if (!parse_number(text, 1, SIM_MAX_QUEUES, &n, &rest) || *rest)
+        return complain("CUDA_DEVICE_MAX_CONNECTIONS", text, "1 to 32 hardware queues");
+    sim.n_queues = (unsigned)n;
+    return true;
+}
+
 /* A timeline that is on stays so: a reset between tests must not begin the file anew. */
 static bool begin_timeline(const char *pattern) {
     if (simgpu__timeline_is_on() || simgpu__timeline_open(pattern) == 0) return true;
@@ -92,9 +101,11 @@ bool simgpu__settings_load(void) {
         sim.link_bytes_per_ns = sim.memory_bytes_per_ns = 0;
         sim.poison = false;
         sim.races = false;
+        sim.n_queues = 0;
         sim.settings_valid = apply("FCDP_SIM_CAPACITY", parse_capacity) &&
                              apply("FCDP_SIM_PCIE", parse_pcie) && apply("FCDP_SIM_FAIL", parse_fail) &&
                              apply("FCDP_SIM_POISON", parse_poison) && apply("FCDP_SIM_RACES", parse_races) &&
+                             apply("CUDA_DEVICE_MAX_CONNECTIONS", parse_queues) &&
                              apply("FCDP_SIM_TIMELINE", begin_timeline);
     }
     bool valid = sim.settings_valid;
@@ -115,6 +126,15 @@ void simgpu_set_races(int on) {
     simgpu__settings_load();
     sim_lock();
     sim.races = on;
+    sim_unlock();
+}
+
+void simgpu_set_queues(unsigned n) {
+    if (simgpu__forked()) return;
+    simgpu__settings_load();
+    sim_lock();
+    sim.n_queues = n < SIM_MAX_QUEUES ? n : SIM_MAX_QUEUES;
+    pthread_cond_broadcast(&sim.progress);
     sim_unlock();
 }
 

@@ -12,6 +12,7 @@
  *   FCDP_SIM_FAIL      NAME:N[:CODE]: the N-th call of NAME (`any`: of any entry point) fails with CODE
  *   (default 999) FCDP_SIM_POISON    1: fresh physical memory is filled with 0xA5, so that reading a page
  *   never written shows FCDP_SIM_RACES     1: simgpu_set_races FCDP_SIM_TIMELINE  PATH: simgpu_timeline_begin
+ *   CUDA_DEVICE_MAX_CONNECTIONS   simgpu_set_queues; CUDA's own default is 8
  * A malformed one makes cuInit fail with CUDA_ERROR_INVALID_VALUE, after one line on stderr that names it.
  *
  * All functions are thread-safe, except that simgpu_reset must not run beside a cu* call. In a forked child
@@ -50,6 +51,10 @@ SIMGPU_API void simgpu_set_pcie(double gigabytes_per_s); /* 0: unlimited */
 /* Of copies within the device, and fills, each on its own. 0, at first: they end when they are done, which is
  * then not a modelled time but one of this machine's. */
 SIMGPU_API void simgpu_set_memory(double gigabytes_per_s);
+
+/* Streams share so many hardware queues (at most 32) in turn, as they were created, and wait for each other
+ * there: stream.c. 0, at first: each has its own, as where several ranks are one process. */
+SIMGPU_API void simgpu_set_queues(unsigned n);
 
 /* The n-th call from now (1: the next) of `entry` fails with `code` and has no other effect; then the fault
  * is spent. NULL or "any": of any entry point. A name may leave out its _v2. n = 0 disarms. One fault is

@@ -5,6 +5,10 @@
  * both ways: its work waits for all their earlier work, and their later work waits for it. Since operations
  * are numbered across streams, both are a look at the queues' heads. CU_STREAM_PER_THREAD is refused.
  *
+ * A device has CUDA_DEVICE_MAX_CONNECTIONS hardware queues, which streams share in turn. A queue starts its
+ * operations in the order in which the host has enqueued them: one that waits, for an event, a value or what
+ * is before it on its stream, holds up those of other streams behind it. What has started holds up nobody.
+ *
  * Once the sticky error is set, queued work is dropped: points still become done, so that nobody waits for
  * ever.
  *
@@ -39,6 +43,7 @@ struct sim_stream {
     struct sim_op *tail;
     pthread_cond_t work; /* the queue got an operation, or closing is set */
     bool non_blocking;
+    unsigned queue; /* modulo the number of queues: the hardware queue that it shares */
     bool has_worker;
     bool closing;     /* destroyed: the worker ends when the queue is empty */
     uint64_t free_ns; /* the modelled end of what it did last */
@@ -57,6 +62,7 @@ static unsigned n_created; /* since the last reset: for the names of streams wit
 static unsigned n_rows;    /* ever */
 static _Thread_local struct sim_stream *working; /* the stream that this thread works for */
 static uint64_t last_seq;
+static uint64_t queue_ns[SIM_MAX_QUEUES]; /* the modelled time at which each started something last */
 
 size_t simgpu__stream_count(void) {
     return stream_table.n_live;
@@ -107,8 +113,23 @@ static bool is_ordered(const struct sim_stream *stream, uint64_t seq) {
     return true;
 }
 
+static bool holds_up(const struct sim_stream *other, const struct sim_stream *stream, uint64_t seq) {
+    if (other == stream || other->queue % sim.n_queues != stream->queue % sim.n_queues) return false;
+    const struct sim_op *first = other->head && other->head->running ? other->head->next : other->head;
+    return first && first->seq < seq;
+}
+
+/* Something that its hardware queue has before it has not started. */
+static bool is_held_up(const struct sim_stream *stream, uint64_t seq) {
+    if (!sim.n_queues) return false;
+    if (holds_up(&null_stream, stream, seq)) return true;
+    for (const struct sim_stream *other = streams; other; other = other->next)
+        if (holds_up(other, stream, seq)) return true;
+    return false;
+}
+
 static bool may_start(const struct sim_stream *stream, const struct sim_op *op) {
-    if (!is_ordered(stream, op->seq)) return false;
+    if (!is_ordered(stream, op->seq) || is_held_up(stream, op->seq)) return false;
     if (op->work == SIM_WAIT_POINT) return op->waits_for->done;
     if (op->work == SIM_WAIT_VALUE) return !simgpu__work_is_legal(op) || simgpu__work_value_reached(op);
     return true;
@@ -148,6 +169,7 @@ static uint64_t ready_ns(const struct sim_stream *stream, const struct sim_op *o
     if (op->work == SIM_WAIT_VALUE && op->waited) return simgpu__now_ns();
     uint64_t ready = later(stream->free_ns, op->enqueued_ns);
     if (op->waits_for) ready = later(ready, op->waits_for->end_ns);
+    if (sim.n_queues) ready = later(ready, queue_ns[stream->queue % sim.n_queues]);
     if (stream->non_blocking) return ready;
     ready = later(ready, null_stream.free_ns);
     for (const struct sim_stream *other = streams; stream == &null_stream && other; other = other->next)
@@ -191,6 +213,7 @@ static bool op_start(struct sim_stream *stream, struct sim_op *op) {
     if (!simgpu__order_check(&stream->position, op, stream->name)) return false;
     order_value(stream, op);
     op->ready_ns = ready_ns(stream, op);
+    if (sim.n_queues) queue_ns[stream->queue % sim.n_queues] = op->ready_ns;
     op->finish_ns = op->duration_ns ? op->ready_ns + op->duration_ns : simgpu__link_book(op);
     return true;
 }
@@ -230,6 +253,7 @@ static void run_head(struct sim_stream *stream) {
         if (!takes_no_time(op)) { /* it runs from here; what only waits has waited */
             begin_ns = simgpu__now_ns();
             op->running = true;
+            if (sim.n_queues) pthread_cond_broadcast(&sim.progress);
             sim_unlock();
             simgpu__work_perform(op);
             sim_lock();
@@ -290,7 +314,7 @@ static bool start_worker(struct sim_stream *stream) {
 
 /* Nothing before it, and it takes no time. */
 static bool is_done_at_once(const struct sim_stream *stream, const struct sim_op *op) {
-    if (stream->head || !is_ordered(stream, last_seq + 1)) return false;
+    if (stream->head || !is_ordered(stream, last_seq + 1) || is_held_up(stream, last_seq + 1)) return false;
     return op->work == SIM_POINT || (op->work == SIM_WAIT_POINT && op->waits_for->done);
 }
 
@@ -419,6 +443,7 @@ static CUresult stream_create(CUstream *stream_out, unsigned int flags) {
         return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
     }
     stream->row = ++n_rows;
+    stream->queue = n_created;
     snprintf(stream->name, sizeof stream->name, "stream %u", ++n_created);
     stream->next = streams;
     streams = stream;
