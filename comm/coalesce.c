@@ -48,6 +48,7 @@ bool fcdp_group_is_small(const fcdp_group *group) {
 
 typedef struct chunk {
     fcdp_comm *comm;
+    fcdp_stream stream; /* the program's */
     /* of the first chunk's first group, recorded once for all chunks: their shards are as the ranks agreed */
     fcdp_event written;
     fcdp_group *const *groups;
@@ -106,9 +107,8 @@ static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
     fcdp_status status = fcdp__region_fill_host(group->region, stale_mask(group, true), sources, n, filled);
     free(sources);
     if (status) return status;
-    fcdp__lock_acquire(&engine->lock);
-    group->reading = filled;
-    fcdp__lock_release(&engine->lock);
+    status = fcdp__group_set_reading(group, filled, c->stream);
+    if (status) return status;
     group->coalesced_bytes += stale_bytes(group);
     group->not_on_device = true; /* on every rank */
     group->has_fingerprint = false;
@@ -147,7 +147,7 @@ static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs,
     fcdp_status status = fcdp__staging_reserve(set, half_bytes);
     if (!status) status = fcdp__driver_event_record(engine->drv, groups[0]->written, stream);
     set->staging.n_idle = 0;
-    chunk c = {.comm = groups[0]->comm, .written = groups[0]->written, .groups = groups, .inputs = inputs};
+    chunk c = {.comm = groups[0]->comm, .stream = stream, .written = groups[0]->written, .groups = groups, .inputs = inputs};
     for (uint32_t k = 0; n > 0 && !status; k++) {
         uint32_t n_inputs = 0;
         c.half = (int)(k % 2);

@@ -28,6 +28,12 @@ def test_training_is_plain_fsdps_bit_for_bit(name, run_job, plain):
     assert train(run_job, FCDP | CONFIGURATIONS[name]) == plain
 
 
+@pytest.mark.parametrize("fcdp", "01")
+def test_what_plain_fsdp_orders_on_several_streams_stays_ordered(fcdp, run_job):
+    for rank in run_job("streams_job.py", "all", "OUT", n_ranks=4, env=FCDP | {"FCDP": fcdp}):
+        assert len(rank) == 5 and set(rank.values()) == {"ordered"}, rank
+
+
 def test_a_seam_without_a_fault_raises_nothing(run_job):
     assert run_job("faults_job.py", "none", "OUT", n_ranks=4, env=FCDP) == ["nothing"] * 4
 
