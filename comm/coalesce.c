@@ -90,7 +90,6 @@ static fcdp_status chunk_gather(const chunk *c) {
  * only behind the copies of this use, so whoever waits for a later record of it waits long enough. */
 static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
     const fcdp_topology *topology = &c->comm->topology;
-    fcdp_engine *engine = c->comm->engine;
     fcdp_event filled = c->comm->set->staging.filled[c->half];
     fcdp_source *sources = malloc(((size_t)group->layout->n_extents * topology->n_nodes + 1) *
                                   sizeof *sources);

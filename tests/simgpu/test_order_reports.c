@@ -198,7 +198,6 @@ static void an_announcement_is_for_one_launch(void **state) {
     sem_init(&ignored, 0, 0);
     access.address = w.alias;
     assert_int_equal(simgpu_announce(&wrong, 1), CUDA_ERROR_INVALID_VALUE);
-    assert_int_equal(simgpu_announce(&access, SIMGPU_MAX_ACCESSES + 1), CUDA_ERROR_INVALID_VALUE);
     touch(w.first, w.pages.at, 64, 0);
     assert_int_equal(simgpu_announce(&access, 1), 0);
     assert_int_equal(simgpu_fail_nth("cuLaunchHostFunc", 1, CUDA_ERROR_UNKNOWN), 0);
@@ -209,6 +208,22 @@ static void an_announcement_is_for_one_launch(void **state) {
     assert_int_equal(simgpu_announce(&access, 1), 0);
     OK(cuLaunchHostFunc(w.second, post, &ignored));
     REFUSED(cuStreamSynchronize(w.second), CUDA_ERROR_ILLEGAL_ADDRESS); /* as a kernel's access would be */
+}
+
+static void any_number_of_accesses_is_announced(void **state) {
+    (void)state;
+    enum { N = 100 };
+    static sem_t ignored;
+    struct simgpu_access accesses[N];
+    sem_init(&ignored, 0, 0);
+    for (int last = 0; last < 2; last++) {
+        world_make();
+        for (int i = 0; i < N; i++) accesses[i] = (struct simgpu_access){w.alias + 64 * (uint64_t)i, 64, 1};
+        assert_int_equal(simgpu_announce(accesses, N - !last), 0);
+        OK(cuLaunchHostFunc(w.second, post, &ignored));
+        touch(w.first, w.pages.at + 64 * (N - 1), 64, 0);
+        assert_reported(last, "what the last one touches");
+    }
 }
 
 /* ---- races through one address, where they are looked for ---- */
@@ -305,6 +320,7 @@ int main(void) {
         test(a_report_names_both_operations),
         test(a_refused_operation_is_not_run),
         test(an_announcement_is_for_one_launch),
+        test(any_number_of_accesses_is_announced),
         test(races_are_looked_for_on_demand),
         test(races_in_registered_memory),
         test(values_do_not_race_with_values),

@@ -252,7 +252,8 @@ struct sim_op {
     unsigned flags;
     unsigned n_accesses; /* what it reads and writes, of whatever kind it is */
     struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
-    uint64_t duration_ns; /* of a kernel */
+    struct simgpu_access *announced; /* its own memory: these instead, of a host function; NULL: none */
+    uint64_t duration_ns;            /* of a kernel */
     struct sim_point *waits_for;
     struct sim_point *point; /* done when the operation is */
     CUhostFn function;       /* a host function, or a kernel's body */
@@ -300,8 +301,12 @@ void simgpu__work_perform(const struct sim_op *op);
 bool simgpu__work_value_reached(const struct sim_op *op);
 /* False: too many, or no addresses. */
 bool simgpu__accesses_take(struct sim_op *op, const struct simgpu_access *accesses, unsigned n);
-/* What the calling thread announced for its next host function. */
+/* What the calling thread announced for its next host function; the caller frees op->announced, or a stream
+ * that the op is pushed on. */
 void simgpu__announced_take(struct sim_op *op);
+static inline const struct simgpu_access *simgpu__accesses_of(const struct sim_op *op) {
+    return op->announced ? op->announced : op->accesses;
+}
 /* Books the op's bytes on its link, from ready_ns on; when they are through, 0 when the link is unlimited. */
 uint64_t simgpu__link_book(const struct sim_op *op);
 uint64_t simgpu__now_ns(void);

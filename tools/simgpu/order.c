@@ -277,7 +277,7 @@ bool simgpu__order_check(const struct sim_position *position, const struct sim_o
     struct visit visit = {.position = position, .note = note, .ordered = true};
     visit.atomic = op->work == SIM_WAIT_VALUE || op->work == SIM_WRITE_VALUE;
     for (unsigned i = 0; visit.ordered && i < op->n_accesses; i++) {
-        visit.access = op->accesses[i];
+        visit.access = simgpu__accesses_of(op)[i];
         touch_access(&visit);
     }
     simgpu__note_drop(note);

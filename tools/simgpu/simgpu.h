@@ -147,8 +147,8 @@ struct simgpu_kernel {
  * launch. No context needs to be current. */
 SIMGPU_API int simgpu_launch(void *stream, const struct simgpu_kernel *kernel);
 
-/* What the next host function that the calling thread enqueues (cuLaunchHostFunc) accesses: it is then
- * checked as a kernel is. Otherwise nothing is known of it. 0, or CUDA_ERROR_INVALID_VALUE. */
+/* What the next host function that the calling thread enqueues (cuLaunchHostFunc) accesses, any number: it is
+ * then checked as a kernel is. Otherwise nothing is known of it. 0, or a CUresult. */
 SIMGPU_API int simgpu_announce(const struct simgpu_access *accesses, unsigned n);
 
 /* For what models a device of its own in a host function, or in a kernel's body, such as a network: the

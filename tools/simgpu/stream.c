@@ -134,6 +134,7 @@ static void op_destroy(struct sim_op *op) {
     simgpu__point_drop(op->waits_for);
     simgpu__point_drop(op->point);
     if (op->owns_user_data) free(op->user_data);
+    free(op->announced);
     simgpu__clock_drop(op->host);
     free(op);
 }
@@ -303,6 +304,7 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
         simgpu__point_drop(op->waits_for);
         simgpu__point_drop(op->point);
         if (op->owns_user_data) free(op->user_data);
+        free(op->announced);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *queued = *op;
@@ -333,8 +335,9 @@ static bool overlaps(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
 static bool queue_uses(const struct sim_stream *stream, uintptr_t address, size_t bytes, bool running_only) {
     for (const struct sim_op *op = stream->head; op; op = op->next) {
         if (running_only && !op->running) return false;
+        const struct simgpu_access *accesses = simgpu__accesses_of(op);
         for (unsigned i = 0; i < op->n_accesses; i++)
-            if (overlaps(op->accesses[i].address, op->accesses[i].bytes, address, bytes)) return true;
+            if (overlaps(accesses[i].address, accesses[i].bytes, address, bytes)) return true;
     }
     return false;
 }
