@@ -156,7 +156,13 @@ CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t
     SIM_ENTER(cuStreamWaitValue32_v2);
     if (flags & CU_STREAM_WAIT_VALUE_FLUSH) return CUDA_ERROR_NOT_SUPPORTED;
     if (flags > CU_STREAM_WAIT_VALUE_NOR) return CUDA_ERROR_INVALID_VALUE;
+    struct sim_site site;
+    unsigned long *taught;
+    simgpu__site_take(&site);
     sim_lock();
+    const struct sim_stream *on = simgpu__stream_of(stream);
+    if (on && simgpu__site_drops(&site, SIM_cuStreamWaitValue32_v2, simgpu__stream_label(on), "", &taught))
+        return sim_unlock_with(CUDA_SUCCESS);
     if (!is_value_address(address)) return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
     struct sim_op op = {
         .work = SIM_WAIT_VALUE, .src = address, .bytes = sizeof(uint32_t), .value = value, .flags = flags};

@@ -480,9 +480,11 @@ void simgpu__stream_forget_order(void) {
     null_stream.position = (struct sim_position){0};
 }
 
-static CUresult synchronize(CUstream stream) {
+static CUresult synchronize(CUstream stream, const struct sim_site *site) {
     struct sim_stream *of = simgpu__stream_of(stream);
+    unsigned long *taught;
     if (!of) return CUDA_ERROR_INVALID_HANDLE;
+    if (simgpu__site_drops(site, SIM_cuStreamSynchronize, of->name, "", &taught)) return CUDA_SUCCESS;
     struct sim_point *end = simgpu__point_new();
     if (!end) return CUDA_ERROR_OUT_OF_MEMORY;
     end->refs++;
@@ -495,10 +497,12 @@ static CUresult synchronize(CUstream stream) {
 
 CUresult cuStreamSynchronize(CUstream stream) {
     SIM_ENTER(cuStreamSynchronize);
+    struct sim_site site;
+    simgpu__site_take(&site);
     simgpu__block_begin(SIM_cuStreamSynchronize);
     simgpu__block_spins();
     sim_lock();
-    CUresult result = sim_unlock_with(synchronize(stream));
+    CUresult result = sim_unlock_with(synchronize(stream, &site));
     simgpu__block_end();
     return result;
 }
@@ -518,6 +522,10 @@ void simgpu__captures_invalidate(void) {
     for (struct sim_stream *stream = streams; stream; stream = stream->next)
         if (stream->capture) stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     sim_unlock();
+}
+
+const char *simgpu__stream_label(const struct sim_stream *stream) {
+    return stream->name;
 }
 
 bool simgpu__stream_captures(const struct sim_stream *stream) {
@@ -556,6 +564,7 @@ CUresult cuStreamQuery(CUstream stream) {
     struct sim_stream *of = simgpu__stream_of(stream);
     if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
     bool idle = !of->head && is_ordered(of, last_seq + 1);
+    if (sim.strict) idle = idle && simgpu__order_host_knows(&of->position);
     if (idle) simgpu__stream_host_learns(of);
     return sim_unlock_with(idle ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
 }
