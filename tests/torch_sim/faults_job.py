@@ -20,12 +20,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-import torch_sim
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+import streams_job
 import training_job
 from fcdp import _fcdp
-from fcdp.runtime import Runtime, runtime
+from fcdp.runtime import Group, Pending, Runtime, runtime
 
-simgpu = ctypes.CDLL(torch_sim._library)
+simgpu = ctypes.CDLL(str(pathlib.Path(_fcdp.__file__).with_name("libfcdp_simgpu.so")))
 RACES_STRICT, RACES_GO_ON = 2, 4
 
 
@@ -46,7 +48,7 @@ class Site(ctypes.Structure):  # struct simgpu_site
 
 
 def trains(device, mesh):
-    return training_job.fsdp2(device, mesh)[1]
+    return training_job.fsdp2(device, mesh, n_layers=4)[1]
 
 
 def trains_fsdp1(device, mesh):
@@ -67,20 +69,42 @@ def one_by_one(program):
     return alone
 
 
+def without_fingerprints(program):
+    """For which the host waits, behind all that was written before."""
+
+    @functools.wraps(program)
+    def without(device, mesh):
+        asked = runtime.options.get("fingerprint")
+        runtime.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
+        try:
+            return program(device, mesh)
+        finally:
+            runtime.options["fingerprint"] = asked
+
+    return without
+
+
 @one_by_one
 def trains_one_by_one(device, mesh):
     return trains(device, mesh)
 
 
+@without_fingerprints
+def trains_together_blindly(device, mesh):
+    return trains(device, mesh)
+
+
 @one_by_one
-def trains_without_fingerprints(device, mesh):
-    """For which the host waits, behind all that was written before."""
-    asked = runtime.options.get("fingerprint")
-    runtime.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
-    try:
-        return trains(device, mesh)
-    finally:
-        runtime.options["fingerprint"] = asked
+@without_fingerprints
+def trains_blindly(device, mesh):
+    return trains(device, mesh)
+
+
+@one_by_one
+@without_fingerprints
+def trains_in_bf16(device, mesh):
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    return training_job.fsdp2(device, mesh, sharding={"mp_policy": policy})[1]
 
 
 @one_by_one
@@ -101,6 +125,19 @@ def skips_its_last_layer(device, mesh):
     return [loss.item().hex() for loss in losses]
 
 
+@one_by_one
+def writes_what_was_gathered(device, mesh):
+    """As an initialisation of weights does; plain FSDP2 drops it at the reshard."""
+    model = training_job.sharded(training_job.fresh().to(device), mesh)
+    training_job.train(model, device, steps=1)
+    block = model.blocks[0]
+    block.unshard()
+    with torch.no_grad():
+        block.up.weight.zero_()
+    block.reshard()
+    return training_job.train(model, device, steps=1)[0]
+
+
 # ---- faults ----
 
 
@@ -114,7 +151,7 @@ def on_another_stream(name, at):
 
 
 @contextlib.contextmanager
-def left_out(entry, stream, event="", site=""):
+def left_out(entry, stream, event="", site="_fcdp"):
     simgpu.simgpu_sites_watch(1)
     like = Site(*(text.encode() for text in (entry, stream, event, site)))
     assert simgpu.simgpu_sites_drop(ctypes.byref(like)) == 0, entry
@@ -122,19 +159,101 @@ def left_out(entry, stream, event="", site=""):
     simgpu.simgpu_sites_watch(0)
 
 
+@contextlib.contextmanager
+def inputs_freed_at_once():
+    original = Group.begin
+
+    def begin(self, *arguments):
+        original(self, *arguments)
+        self.inputs = None
+
+    Group.begin = begin
+    yield
+    Group.begin = original
+
+
+@contextlib.contextmanager
+def waits_on_the_stream_of_the_unshard():
+    make, wait = Pending.__init__, Pending.wait
+
+    def planted(self, group, pass_, stream, at_once):
+        make(self, group, pass_, stream, at_once)
+        self.asked_on = stream
+
+    Pending.__init__, Pending.wait = planted, lambda self, stream: wait(self, self.asked_on)
+    yield
+    Pending.__init__, Pending.wait = make, wait
+
+
+@contextlib.contextmanager
+def copied_out_on_another_stream():
+    from fcdp.fsdp1 import _Flat
+
+    original = _Flat.copy_to
+
+    def copy_to(self, buffer):
+        with torch.sim.stream(torch.sim.Stream()):
+            original(self, buffer)
+
+    _Flat.copy_to = copy_to
+    yield
+    _Flat.copy_to = original
+
+
+@contextlib.contextmanager
+def fingerprints_not_waited_for():
+    """They take a while, else they might be there all the same."""
+    simgpu.simgpu_set_memory(ctypes.c_double(0.001))
+    with left_out("cuEventSynchronize", "null stream"):
+        yield
+    simgpu.simgpu_set_memory(ctypes.c_double(0))
+
+
+WAIT, RECORD = "cuStreamWaitEvent", "cuEventRecord"
+wrong, out, of = functools.partial(functools.partial, on_another_stream), functools.partial(functools.partial, left_out), streams_job.PROGRAMS
 FAULTS = {
     "none": (contextlib.nullcontext, trains),
-    "the_compute_does_not_wait_for_the_gather": (lambda: on_another_stream("group_wait", 1), trains),
-    "the_pages_pass_on_before_the_compute_is_over": (lambda: on_another_stream("group_reshard", 1), trains),
-    "the_fingerprint_does_not_wait_for_the_write": (lambda: on_another_stream("comm_fingerprints", 3), trains),
-    "the_gather_does_not_wait_for_the_optimizer": (
-        lambda: on_another_stream("group_begin", 3),
-        trains_without_fingerprints,
+    # of the seam: another stream, a missing reference
+    "the compute does not wait for the gather": (wrong("group_wait", 1), trains),
+    "the fingerprint does not wait for the write": (wrong("comm_fingerprints", 3), trains),
+    "the gather does not wait for the optimizer": (wrong("group_begin", 3), trains_blindly),
+    "small groups do not wait for the optimizer": (wrong("groups_coalesce", 2), trains_together_blindly),
+    "the optimizer does not wait for a gather ahead": (wrong("engine_order_writes", 1), skips_its_last_layer),
+    "a wait is on the stream of the unshard": (
+        waits_on_the_stream_of_the_unshard,
+        of["a_stream_waits_for_an_unshard_of_another"],
     ),
-    "the_optimizer_does_not_wait_for_a_gather_ahead": (
-        lambda: on_another_stream("engine_order_writes", 1),
-        skips_its_last_layer,
+    "casts are freed before the gather has read them": (inputs_freed_at_once, trains_in_bf16),
+    "FSDP1's copy does not wait for the gather": (wrong("group_wait", 1), trains_fsdp1),
+    "FSDP1 copies on another stream": (copied_out_on_another_stream, trains_fsdp1),
+    # below it: a call of the driver's that is left out
+    "the gather's end is recorded too early": (out(RECORD, "h2d"), trains),
+    "the put does not wait for the gather": (out(WAIT, "d2h", "inter"), trains_one_by_one),
+    "small groups are split before they are there": (out(WAIT, "d2h", "inter"), trains),
+    "the staging buffer is filled before it was emptied": (out(WAIT, "inter", "d2h"), trains_together_blindly),
+    "the restore overwrites what the compute reads": (out(WAIT, "h2d", "null stream"), trains_blindly),
+    "the gather overwrites what the compute reads": (out(WAIT, "inter", "null stream"), trains_blindly),
+    "the compute writes what the put reads": (out(WAIT, "h2d", "d2h"), writes_what_was_gathered),
+    "the stream of the unshard does not wait for reads": (
+        out(WAIT, "null stream", "inter"),
+        of["memory_of_inputs_is_used_again"],
     ),
+    "a shard is written while it is read": (
+        out(WAIT, "null stream", "inter"),
+        of["a_shard_is_written_behind_its_gather"],
+    ),
+    "a reshard does not wait for the reader's stream": (
+        out(WAIT, "stream", "null stream"),
+        of["a_group_is_resharded_on_another_stream"],
+    ),
+    "a peer's words are not waited for": (out("cuStreamWaitValue32", "h2d"), trains),
+    "the host does not wait for fingerprints": (fingerprints_not_waited_for, trains),
+}
+# With FCDP_RESTORE=slice.
+FAULTS_OF_SLICES = {
+    "the node's gather does not wait for the crossing": (out(WAIT, "node", "inter"), trains_one_by_one),
+    "the node's gather does not wait for the copy": (out(WAIT, "node", "h2d"), trains_one_by_one),
+    "the put does not wait for the node's gather": (out(WAIT, "d2h", "node"), trains_one_by_one),
 }
 
 
@@ -195,13 +314,14 @@ def main(names, out):
     dist.init_process_group()
     device, mesh = torch.device("sim", rank), init_device_mesh("sim", (dist.get_world_size(),))
     simgpu.simgpu_set_races(RACES_STRICT | RACES_GO_ON)
-    faults, found = FAULTS, {}
+    found = {}
     if names.startswith("sweep"):
         rows = sites(device, mesh)
         faults = {json.dumps([*key, *counts]): (functools.partial(left_out, *key), PROGRAM) for key, counts in rows.items()}
         names = [*faults][int(names.partition(":")[2] or 0) :]
     else:
-        names = [*FAULTS] if names == "all" else names.split(",")
+        faults = FAULTS | FAULTS_OF_SLICES
+        names = [*({"all": FAULTS, "slices": FAULTS_OF_SLICES}.get(names) or names.split(","))]
     for name in names:
         found[name], goes_on = how_it_is_found(*faults[name], device, mesh)
         pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(found))
@@ -215,7 +335,8 @@ PROGRAM = {
     "trains": trains,
     "alone": trains_one_by_one,
     "fsdp1": trains_fsdp1,
-    "plain": trains_without_fingerprints,
+    "blind": trains_blindly,
+    "together": trains_together_blindly,
     "skips": skips_its_last_layer,
 }[os.environ.get("TEST_PROGRAM", "trains")]
 
