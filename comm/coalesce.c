@@ -146,7 +146,11 @@ static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs,
     fcdp_status status = fcdp__staging_reserve(set, half_bytes);
     if (!status) status = fcdp__driver_event_record(engine->drv, groups[0]->written, stream);
     set->staging.n_idle = 0;
-    chunk c = {.comm = groups[0]->comm, .stream = stream, .written = groups[0]->written, .groups = groups, .inputs = inputs};
+    chunk c = {.comm = groups[0]->comm,
+               .stream = stream,
+               .written = groups[0]->written,
+               .groups = groups,
+               .inputs = inputs};
     for (uint32_t k = 0; n > 0 && !status; k++) {
         uint32_t n_inputs = 0;
         c.half = (int)(k % 2);

@@ -36,9 +36,9 @@ fcdp_status fcdp__group_set_reading(fcdp_group *group, fcdp_event event, fcdp_st
     return status;
 }
 
-/* The program waits on `stream`. Where it made the shards on another one, their memory is used again there, or
- * they are written: so that one waits too, for their readers alone. An optimizer may step on a third, which
- * has waited for neither (fcdp_engine_order_writes). */
+/* The program waits on `stream`. Where it made the shards on another one, that one writes them next, or uses
+ * their memory again: it waits for their readers. An optimizer may step on a third, which has waited for
+ * neither (fcdp_engine_order_writes). */
 static fcdp_status readers_await(fcdp_group *group, fcdp_stream stream) {
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = FCDP_OK;

@@ -263,9 +263,8 @@ static void parts_announce(const operation *op, bool reads, bool writes) {
     fcdp_access *accesses = malloc((op->n * side->size + 1) * sizeof *accesses);
     for (uint32_t member = 0; member < side->size && accesses; member++)
         for (size_t i = 0; i < op->n && (member == side->place ? reads : writes); i++)
-            accesses[n++] = (fcdp_access){
-                fcdp__dptr_add(op->parts[i].at, member * op->parts[i].stride_bytes), op->parts[i].bytes,
-                member != side->place};
+            accesses[n++] = (fcdp_access){fcdp__dptr_add(op->parts[i].at, member * op->parts[i].stride_bytes),
+                                          op->parts[i].bytes, member != side->place};
     fcdp__driver_announce(op->transport->drv, accesses, n);
     free(accesses);
 }

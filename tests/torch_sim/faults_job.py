@@ -1,6 +1,7 @@
-"""FCDP=1 with faults of order planted in the seam and below it, one after another: python faults_job.py NAME,...|sweep[:N] OUT.
-Writes for each how it was found: "race: ..." by simgpu, "error: ..." by an exception, "bytes" by other losses than
-without a fault, or "nothing".
+"""FCDP=1 with faults of order planted in the seam and below it, one after another: python faults_job.py WHICH OUT [cpu].
+WHICH is NAME,...|all|slices|sweep[:N]. Writes for each how it was found: "race: ..." by simgpu, "error: ..." by an
+exception, "bytes" by other losses than without a fault, or "nothing". With `cpu` on CPU tensors, as the matrix of
+tests/torch_plugin trains: there simgpu looks at two addresses of the same memory alone.
 
 Below the seam a fault is a call of the driver's that is left out (simgpu_sites_drop), named by the streams that it
 orders. `sweep` leaves out each place of FCDP's that makes such calls, from the N-th on."""
@@ -19,7 +20,6 @@ sys.path[:0] = [str(HERE.parents[1] / "sim" / "torch"), str(HERE)]
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import streams_job
@@ -92,6 +92,12 @@ def trains_one_by_one(device, mesh):
 @without_fingerprints
 def trains_together_blindly(device, mesh):
     return trains(device, mesh)
+
+
+@without_fingerprints
+def trains_in_several_chunks(device, mesh):
+    """Of the staging buffer, so that a half of it serves twice in one agreement."""
+    return training_job.fsdp2(device, mesh, width=128, n_layers=6)[1]
 
 
 @one_by_one
@@ -210,7 +216,11 @@ def fingerprints_not_waited_for():
 
 
 WAIT, RECORD = "cuStreamWaitEvent", "cuEventRecord"
-wrong, out, of = functools.partial(functools.partial, on_another_stream), functools.partial(functools.partial, left_out), streams_job.PROGRAMS
+wrong, out, of = (
+    functools.partial(functools.partial, on_another_stream),
+    functools.partial(functools.partial, left_out),
+    streams_job.PROGRAMS,
+)
 FAULTS = {
     "none": (contextlib.nullcontext, trains),
     # of the seam: another stream, a missing reference
@@ -230,10 +240,9 @@ FAULTS = {
     "the gather's end is recorded too early": (out(RECORD, "h2d"), trains),
     "the put does not wait for the gather": (out(WAIT, "d2h", "inter"), trains_one_by_one),
     "small groups are split before they are there": (out(WAIT, "d2h", "inter"), trains),
-    "the staging buffer is filled before it was emptied": (out(WAIT, "inter", "d2h"), trains_together_blindly),
+    "the staging buffer is filled before it was emptied": (out(WAIT, "inter", "d2h"), trains_in_several_chunks),
     "the restore overwrites what the compute reads": (out(WAIT, "h2d", "null stream"), trains_blindly),
-    "the gather overwrites what the compute reads": (out(WAIT, "inter", "null stream"), trains_blindly),
-    "the compute writes what the put reads": (out(WAIT, "h2d", "d2h"), writes_what_was_gathered),
+    "what the put reads is overwritten": (out(WAIT, "h2d", "d2h"), writes_what_was_gathered),
     "the stream of the unshard does not wait for reads": (
         out(WAIT, "null stream", "inter"),
         of["memory_of_inputs_is_used_again"],
@@ -308,16 +317,18 @@ def how_it_is_found(plant, program, device, mesh):
     return "nothing" if result == reference else "bytes", True
 
 
-def main(names, out):
+def main(names, out, kind="sim"):
     rank = int(os.environ["RANK"])
     torch.sim.set_device(rank)
-    dist.init_process_group()
-    device, mesh = torch.device("sim", rank), init_device_mesh("sim", (dist.get_world_size(),))
-    simgpu.simgpu_set_races(RACES_STRICT | RACES_GO_ON)
+    dist.init_process_group("gloo" if kind == "cpu" else None)
+    device, mesh = torch.device(kind, rank if kind == "sim" else None), init_device_mesh(kind, (dist.get_world_size(),))
+    simgpu.simgpu_set_races(RACES_STRICT | RACES_GO_ON if kind == "sim" else RACES_GO_ON)
     found = {}
     if names.startswith("sweep"):
         rows = sites(device, mesh)
-        faults = {json.dumps([*key, *counts]): (functools.partial(left_out, *key), PROGRAM) for key, counts in rows.items()}
+        faults = {
+            json.dumps([*key, *counts]): (functools.partial(left_out, *key), PROGRAM) for key, counts in rows.items()
+        }
         names = [*faults][int(names.partition(":")[2] or 0) :]
     else:
         faults = FAULTS | FAULTS_OF_SLICES

@@ -106,9 +106,8 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
     of->point->refs++;
-    return sim_unlock_with(
-        simgpu__stream_push(on, &(struct sim_op){
-                                    .work = SIM_WAIT_POINT, .waits_for = of->point, .taught = taught}));
+    return sim_unlock_with(simgpu__stream_push(
+        on, &(struct sim_op){.work = SIM_WAIT_POINT, .waits_for = of->point, .taught = taught}));
 }
 
 CUresult cuEventQuery(CUevent event) {

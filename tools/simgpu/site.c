@@ -29,7 +29,8 @@ void simgpu__site_take(struct sim_site *site_out) {
     size_t at = 0, n_named = 0;
     Dl_info about, own;
     site_out->text[0] = '\0';
-    if (!atomic_load_explicit(&is_on, memory_order_relaxed) || !dladdr((void *)simgpu__site_take, &own)) return;
+    if (!atomic_load_explicit(&is_on, memory_order_relaxed) || !dladdr((void *)simgpu__site_take, &own))
+        return;
     int n = backtrace(frames, MOST_OWN_FRAMES + N_FRAMES);
     for (int i = 0; i < n && n_named < N_FRAMES && at < sizeof site_out->text; i++) {
         const char *call = (const char *)frames[i] - 1;
