@@ -187,10 +187,10 @@ SIMGPU_API int simgpu_module_define(const struct simgpu_module *module);
 SIMGPU_API void simgpu_set_races(int how); /* 0, or of the following */
 enum {
     SIMGPU_RACES = 1, /* look for them */
-    /* Look for them so that what is found depends on the program alone, not on how fast its threads are: an event or a stream
-     * counts as over to a query only if the host has waited for it, or for what is behind it; and a value
-     * that another process wrote tells a stream nothing of what this one did. A program that asks until the
-     * answer is yes asks for ever. */
+    /* Look for them so that what is found depends on the program alone, not on how fast its threads are: an
+     * event or a stream counts as over to a query only if the host has waited for it, or for what is behind
+     * it; and a value that another process wrote tells a stream nothing of what this one did. A program that
+     * asks until the answer is yes asks for ever. */
     SIMGPU_RACES_STRICT = 2,
     /* What is found, also through two addresses, is reported, the first time on stderr, and the device goes
      * on. */
