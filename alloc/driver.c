@@ -520,12 +520,13 @@ void fcdp__driver_stream_name(fcdp_driver *drv, fcdp_stream stream, const char *
 }
 
 void fcdp__driver_announce(fcdp_driver *drv, const fcdp_access *accesses, size_t n) {
-    struct simgpu_access told[FCDP_MAX_ACCESSES];
-    if (!drv->sim.announce) return;
-    if (n > FCDP_MAX_ACCESSES) n = FCDP_MAX_ACCESSES;
-    for (size_t i = 0; i < n; i++)
+    if (!drv->sim.announce || n == 0) return;
+    struct simgpu_access *told = malloc(n * sizeof *told);
+    for (size_t i = 0; told && i < n; i++)
         told[i] = (struct simgpu_access){accesses[i].at.addr, accesses[i].bytes, accesses[i].writes};
-    drv->sim.announce(told, (unsigned)n);
+    if (!told || drv->sim.announce(told, (unsigned)n))
+        fcdp__log(FCDP_LOG_DEBUG, "%zu accesses of a host function go unchecked", n);
+    free(told);
 }
 
 void *fcdp__driver_sim_symbol(const fcdp_driver *drv, const char *name) {

@@ -39,39 +39,20 @@ def test_gloo_is_given_host_memory_alone(run_job):
     assert run_job("gloo_job.py", "OUT", n_ranks=4, env=FCDP) == [["host"]] * 4
 
 
-def test_a_seam_without_a_fault_raises_nothing(run_job):
-    assert run_job("faults_job.py", "none", "OUT", n_ranks=4, env=FCDP) == ["nothing"] * 4
+@pytest.mark.parametrize("fcdp", "01")
+def test_what_plain_fsdp_orders_on_several_streams_stays_ordered(fcdp, run_job):
+    for rank in run_job("streams_job.py", "all", "OUT", n_ranks=4, env=FCDP | {"FCDP": fcdp}):
+        assert len(rank) == 5 and set(rank.values()) == {"ordered"}, rank
 
 
-@pytest.mark.parametrize("mapping", ["slots", "exact"])
-def test_the_pages_pass_on_behind_a_recorded_stream(mapping, run_job):
-    name, env = "a_stream_that_was_recorded_reads_parameters", FCDP | {"FCDP_MAPPING": mapping}
-    assert run_job("faults_job.py", name, "OUT", n_ranks=4, env=env) == ["nothing"] * 4
-
-
-HOOK = {"FCDP_AGREE": "unshard", "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"}
-
-
-def test_a_cast_waits_for_what_a_hook_writes(run_job):
-    name = "a_hook_writes_what_the_next_gather_casts"
-    assert run_job("faults_job.py", name, "OUT", n_ranks=4, env=FCDP | HOOK) == ["nothing"] * 4
-
-
-FAULTS = {
-    "the_compute_does_not_wait_for_the_gather": {},
-    "the_pages_pass_on_before_the_compute_is_over": {},
-    "the_fingerprint_does_not_wait_for_the_write": {},
-    "a_stream_that_was_not_recorded_reads_parameters": {},
-    # the host's wait for fingerprints, and one gather of several small groups, would hide it
-    "the_gather_does_not_wait_for_the_optimizer": {"FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},
-    "the_inputs_are_made_where_others_are_still_read": {"FCDP_COALESCE": "0"},
-    "the_cast_does_not_wait_for_what_a_hook_writes": HOOK,
-}
-
-
-@pytest.mark.parametrize(
-    "name, transport", [*((name, "torch") for name in FAULTS), ("the_compute_does_not_wait_for_the_gather", "nccl")]
-)
-def test_a_fault_of_order_is_found(name, transport, run_job):
-    said = run_job("faults_job.py", name, "OUT", n_ranks=4, env=FCDP | FAULTS[name] | {"FCDP_TRANSPORT": transport})
-    assert any("unordered accesses" in text for text in said), said
+@pytest.mark.parametrize("which", ["all", "slices"])
+def test_every_planted_fault_of_order_is_found(which, run_job):
+    """But for "none", of which nothing is to be found."""
+    env = FCDP | ({"FCDP_RESTORE": "slice"} if which == "slices" else {})
+    ranks = run_job("faults_job.py", which, "OUT", n_ranks=4, env=env)
+    words = {name: {rank.get(name, "nothing").split(":")[0] for rank in ranks} for name in ranks[0]}
+    assert words.pop("none", {"nothing"}) == {"nothing"}
+    assert len(words) == (20 if which == "all" else 3)
+    by_bytes = {"a peer's words are not waited for", "the host does not wait for fingerprints"}
+    for name, found in words.items():
+        assert ("bytes" if name in by_bytes else "race") in found, (name, found)

@@ -23,3 +23,30 @@ def test_the_compute_stream_makes_no_inputs(name, plain, run_job):
         assert [found["launched"] for found in with_fcdp.values()] == [{}] * len(with_fcdp), with_fcdp
         made = [found["gathers"] for found in with_fcdp.values()]
         assert all(before < after for before, after in zip([0, *made], made)), made
+
+
+@pytest.mark.parametrize("mapping", ["slots", "exact"])
+def test_the_pages_pass_on_behind_a_recorded_stream(mapping, run_job):
+    name, env = "a_stream_that_was_recorded_reads_parameters", FCDP | {"FCDP_MAPPING": mapping}
+    assert run_job("side_job.py", name, "OUT", n_ranks=4, env=env) == ["nothing"] * 4
+
+
+HOOK = {"FCDP_AGREE": "unshard", "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"}
+
+
+def test_a_cast_waits_for_what_a_hook_writes(run_job):
+    name = "a_hook_writes_what_the_next_gather_casts"
+    assert run_job("side_job.py", name, "OUT", n_ranks=4, env=FCDP | HOOK) == ["nothing"] * 4
+
+
+FAULTS = {
+    "a_stream_that_was_not_recorded_reads_parameters": {},
+    "the_inputs_are_made_where_others_are_still_read": {"FCDP_COALESCE": "0"},
+    "the_cast_does_not_wait_for_what_a_hook_writes": HOOK,
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_order_is_found(name, run_job):
+    said = run_job("side_job.py", name, "OUT", n_ranks=4, env=FCDP | FAULTS[name])
+    assert any("unordered accesses" in text for text in said), said

@@ -155,6 +155,7 @@ static void op_destroy(struct sim_op *op) {
     simgpu__point_drop(op->waits_for);
     simgpu__point_drop(op->point);
     if (op->owns_user_data) free(op->user_data);
+    free(op->announced);
     simgpu__clock_drop(op->host);
     free(op);
 }
@@ -327,6 +328,7 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
         simgpu__point_drop(op->waits_for);
         simgpu__point_drop(op->point);
         if (op->owns_user_data) free(op->user_data);
+        free(op->announced);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *queued = *op;
@@ -357,8 +359,9 @@ static bool overlaps(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
 static bool queue_uses(const struct sim_stream *stream, uintptr_t address, size_t bytes, bool running_only) {
     for (const struct sim_op *op = stream->head; op; op = op->next) {
         if (running_only && !op->running) return false;
+        const struct simgpu_access *accesses = simgpu__accesses_of(op);
         for (unsigned i = 0; i < op->n_accesses; i++)
-            if (overlaps(op->accesses[i].address, op->accesses[i].bytes, address, bytes)) return true;
+            if (overlaps(accesses[i].address, accesses[i].bytes, address, bytes)) return true;
     }
     return false;
 }
@@ -502,9 +505,11 @@ void simgpu__stream_forget_order(void) {
     null_stream.position = (struct sim_position){0};
 }
 
-static CUresult synchronize(CUstream stream) {
+static CUresult synchronize(CUstream stream, const struct sim_site *site) {
     struct sim_stream *of = simgpu__stream_of(stream);
+    unsigned long *taught;
     if (!of) return CUDA_ERROR_INVALID_HANDLE;
+    if (simgpu__site_drops(site, SIM_cuStreamSynchronize, of->name, "", &taught)) return CUDA_SUCCESS;
     struct sim_point *end = simgpu__point_new();
     if (!end) return CUDA_ERROR_OUT_OF_MEMORY;
     end->refs++;
@@ -517,10 +522,12 @@ static CUresult synchronize(CUstream stream) {
 
 CUresult cuStreamSynchronize(CUstream stream) {
     SIM_ENTER(cuStreamSynchronize);
+    struct sim_site site;
+    simgpu__site_take(&site);
     simgpu__block_begin(SIM_cuStreamSynchronize);
     simgpu__block_spins();
     sim_lock();
-    CUresult result = sim_unlock_with(synchronize(stream));
+    CUresult result = sim_unlock_with(synchronize(stream, &site));
     simgpu__block_end();
     return result;
 }
@@ -540,6 +547,10 @@ void simgpu__captures_invalidate(void) {
     for (struct sim_stream *stream = streams; stream; stream = stream->next)
         if (stream->capture) stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     sim_unlock();
+}
+
+const char *simgpu__stream_label(const struct sim_stream *stream) {
+    return stream->name;
 }
 
 bool simgpu__stream_captures(const struct sim_stream *stream) {
@@ -578,6 +589,7 @@ CUresult cuStreamQuery(CUstream stream) {
     struct sim_stream *of = simgpu__stream_of(stream);
     if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
     bool idle = !of->head && is_ordered(of, last_seq + 1);
+    if (sim.strict) idle = idle && simgpu__order_host_knows(&of->position);
     if (idle) simgpu__stream_host_learns(of);
     return sim_unlock_with(idle ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
 }

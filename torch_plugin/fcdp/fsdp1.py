@@ -324,7 +324,7 @@ def _patch_handle(cls: type) -> None:
         by_hand = doing not in ("FORWARD", "BACKWARD_PRE") or not (in_backward or tree.in_forward())
         of.gathers = True
         try:
-            runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream).wait()
+            runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream).wait(stream)
         finally:
             of.gathers = False
         of.copy_to(buffer)

@@ -476,7 +476,7 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
     def copy_out(original, result, *args, **kwargs):
         if isinstance(result, Gathered):
             served = result.pending.group
-            result.pending.wait()  # the bytes are where they belong, but for these
+            result.pending.wait(stream_of(served.shards.device))  # the bytes are where they belong, but for these
             served.storages.open()
             for fsdp_param, gathered in served.copies.items():
                 _copy_out(fsdp_param, gathered, len(served.shards.ranks))
@@ -535,8 +535,9 @@ def _patch_group(cls: type) -> None:
         unused = getattr(self._all_gather_result, "pending", None)
         original(self)
         if unused is not None:  # nobody used it, and FSDP2 takes no reshard for what it never held
-            unused.cancel()
-            runtime.release(unused.group, stream_of(self.device))
+            stream = stream_of(self.device)
+            unused.cancel(stream)
+            runtime.release(unused.group, stream)
 
     wrap(cls, "finalize_backward")(forgets_prefetch)
     if hasattr(cls, "_reset_iter_state"):  # not in torch 2.8

@@ -284,20 +284,22 @@ class Pending:
     it is waited for."""
 
     def __init__(self, group: Group, pass_: int, stream: int, at_once: bool, side: Any):
-        self.group, self.pass_, self.stream = group, pass_, stream
+        self.group, self.pass_ = group, pass_
         if at_once:
             group.begin(pass_, stream, side)
 
-    def wait(self) -> None:
-        """The current stream goes on when the bytes are there; on CPUs this thread does."""
-        self.group.begin(self.pass_, self.stream)
-        call(_fcdp.group_wait, self.group.handle, self.stream)
+    def wait(self, stream: int) -> None:
+        """`stream`, the current one, goes on when the bytes are there; on CPUs this thread does. The unshard may have
+        been asked for under another: backward prefetch unshards a group under that of the one before, and a program
+        waits for unshard(async_op=True) where it needs the parameters."""
+        self.group.begin(self.pass_, stream)
+        call(_fcdp.group_wait, self.group.handle, stream)
         self.group.let_go()
 
-    def cancel(self) -> None:
+    def cancel(self, stream: int) -> None:
         """FSDP will not use it (a prefetch of what the backward did not need)."""
         if _fcdp.group_has_begun(self.group.handle):
-            self.wait()
+            self.wait(stream)
 
 
 class Runtime:
