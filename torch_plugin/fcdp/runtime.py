@@ -238,6 +238,9 @@ def call(function: Callable, *args: Any) -> Any:
     try:
         return function(*args)
     except _fcdp.Error as error:
+        if error.args[1] == _fcdp.ERR_NO_DEVICE_MEM:
+            # As FSDP's own gathers, in the words that scripts look for when they try a smaller batch.
+            raise torch.OutOfMemoryError(f"CUDA out of memory. fcdp: {error.args[0]}") from None
         raise RuntimeError(f"fcdp: {error.args[0]}{runtime.missing(error)}") from None
 
 
