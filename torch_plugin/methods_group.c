@@ -118,6 +118,11 @@ METHOD(group_is_small) {
     return group ? PyBool_FromLong(fcdp_group_is_small(group)) : NULL;
 }
 
+METHOD(group_begins_alone) {
+    fcdp_group *group = only_group(args, "O:group_begins_alone");
+    return group ? PyBool_FromLong(fcdp_group_begins_alone(group)) : NULL;
+}
+
 /* ([group], inputs: uint64 per extent, one group after another, stream) */
 METHOD(groups_coalesce) {
     PyObject *list, *inputs;
@@ -432,5 +437,6 @@ PyMethodDef methods_group[] = {
     ENTRY(group_vote),       ENTRY(group_agree),         ENTRY(group_audit),      ENTRY(group_confirm),
     ENTRY(group_stale),      ENTRY(group_check_capture), ENTRY(group_begin),      ENTRY(group_has_begun),
     ENTRY(group_unsharded),  ENTRY(group_wait),          ENTRY(group_reshard),    ENTRY(group_stats),
-    ENTRY(group_whole_vote), ENTRY(group_whole_begin),   ENTRY(group_whole_read), {NULL, NULL, 0, NULL},
+    ENTRY(group_whole_vote), ENTRY(group_whole_begin),   ENTRY(group_whole_read), ENTRY(group_begins_alone),
+    {NULL, NULL, 0, NULL},
 };

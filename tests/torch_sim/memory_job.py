@@ -210,6 +210,30 @@ def gathers_fail(device):
     return trained.found()
 
 
+@job
+def restores_are_put_off(device):
+    """On two ranks of four, none of them finds memory ahead of its use."""
+    from fcdp import _fcdp
+
+    begin, refused, n_refused = _fcdp.group_begin, [], 0
+
+    def refuses(handle, *arguments):
+        nonlocal n_refused
+        if handle in refused or not _fcdp.group_begins_alone(handle):
+            refused[:] = [other for other in refused if other is not handle]
+            return begin(handle, *arguments)
+        refused.append(handle)
+        n_refused += 1
+        raise _fcdp.Error("no device memory", _fcdp.ERR_NO_DEVICE_MEM)
+
+    if dist.get_rank() in (1, 2):
+        _fcdp.group_begin = refuses
+    trained = Trained(device)
+    for _ in range(5):
+        trained.step(trained.batch())
+    return {"n_refused": n_refused, **trained.found()}
+
+
 def traced():
     """Of this process's own trace (FCDP_TRACE=2): tensors' bytes and pages, as its events say, and its counters."""
     from trace_job import Trace

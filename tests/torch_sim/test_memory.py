@@ -63,6 +63,14 @@ def test_kept_groups_go_before_a_tensor_is_refused(train):
         assert rank["n_ooms"] == 1 and "gathered parameters 0 B" in rank["said"], rank
 
 
+@pytest.mark.parametrize("mode", ["slots", "exact"])
+def test_a_restore_that_finds_no_memory_ahead_of_its_use_is_put_off(mode, train, well):
+    """By a rank alone: it is a copy from host memory."""
+    ranks = train("restores_are_put_off", FCDP | {"FCDP_MAPPING": mode, "FCDP_RESTORE": "whole"})
+    assert numbers(ranks) == well
+    assert [rank["n_refused"] > 5 for rank in ranks] == [False, True, True, False], ranks
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_every_view_of_the_memory_agrees(mode, train):
     """memory_stats() of torch.sim and of torch.accelerator, a snapshot, and what fcdp-memtrace reads."""

@@ -217,6 +217,17 @@ class Group:
         if not _fcdp.group_has_begun(self.handle):
             call(_fcdp.group_begin, self.handle, self.read(stream), pass_, stream)
 
+    def begin_ahead(self, pass_: int, stream: int) -> bool:
+        """The same before it is used. Without memory for it now, and where this rank can put it off alone, it begins
+        when it is used: then the group before has gone. Whether it has begun."""
+        try:
+            self.begin(pass_, stream)
+        except torch.OutOfMemoryError:
+            if not _fcdp.group_begins_alone(self.handle):
+                raise
+            return False
+        return True
+
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
         self.reductions += 1
@@ -245,13 +256,13 @@ def call(function: Callable, *args: Any) -> Any:
 
 
 class Pending:
-    """An unshard that FSDP asked for: on the streams, or (a restore with FCDP_PREFETCH=0) to be put there when
-    it is waited for."""
+    """An unshard that FSDP asked for: on the streams, or (a restore with FCDP_PREFETCH=0, or for which there was no
+    memory yet) to be put there when it is waited for."""
 
     def __init__(self, group: Group, pass_: int, stream: int, at_once: bool):
         self.group, self.pass_, self.stream = group, pass_, stream
         if at_once:
-            group.begin(pass_, stream)
+            group.begin_ahead(pass_, stream)
 
     def wait(self) -> None:
         """The current stream goes on when the bytes are there; on CPUs this thread does."""
@@ -607,8 +618,8 @@ class Runtime:
         pending = Pending(group, pass_, stream, at_once)
         following = _fcdp.group_unsharded(group.handle, forward)
         for other in [self.by_id[identity] for identity in following] if group.shards.ahead else ():
-            if other.is_sharded():
-                other.begin(pass_, stream)
+            if other.is_sharded() and not other.begin_ahead(pass_, stream):
+                break
         return pending
 
     def release(self, group: Group, stream: int) -> None:
