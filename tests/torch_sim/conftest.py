@@ -28,7 +28,7 @@ def run_job(built, tmp_path_factory):
     import launch
 
     def run(script, *arguments, n_ranks=1, env=None, timeout_s=300):
-        tmp = tmp_path_factory.mktemp(script)
+        tmp = tmp_path_factory.mktemp(pathlib.Path(script).name)
         arguments = [tmp if argument == "OUT" else argument for argument in arguments]
         job = launch.Spawned(HERE / script, arguments, tmp, env, n_ranks=n_ranks, warm=True)
         assert job.wait(timeout_s), f"{script} hung\n{job.report()}"

@@ -1,7 +1,11 @@
 """Memory of trainings on the simulated device, 2 nodes x 2 ranks: an out-of-memory is torch's own exception and training
 goes on behind it; every view of the allocator's figures says the same."""
 
+import pathlib
+
 import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 RACES = {"FCDP": "0", "FCDP_SIM_RACES": "1"}
 FCDP = RACES | {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
@@ -107,3 +111,12 @@ def check_peaks(stats, traced):
     assert reserved < 64 * MIB  # an allocation in vain has had none
     assert stats["allocation.all.allocated"] == traced["n_allocated"]
     assert stats["num_ooms"] == counters["device.ooms"] > 0
+
+
+def test_tensors_take_hardly_more_pages_than_bytes(run_job):
+    """The demo's GPT by plain FSDP2 over 2 ranks, with 707 MiB of tensors at its peak, in the memory of 720."""
+    options = ("--dim", "1008", "--heads", "8", "--layers", "6", "--seq", "16", "--steps", "2")
+    env = {"FCDP": "0", "FCDP_DEVICE_BUDGET": "720M"}
+    for rank in run_job(ROOT / "tools/bench/pressure/job.py", "OUT", *options, n_ranks=2, env=env):
+        assert rank["tensors_peak_bytes"] > 700 * MIB
+        assert rank["reserved_peak_bytes"] <= 1.02 * rank["tensors_peak_bytes"], rank
