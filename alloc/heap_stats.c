@@ -141,6 +141,7 @@ fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_mis
     size_t at = 0;
     char tensors[160];
     atomic_fetch_add_explicit(&heap->n_ooms, 1, memory_order_relaxed);
+    fcdp__pool_trace_oom(heap->pool, n_missing * heap->page_bytes);
     fcdp_heap_walk(heap, holdings_see, &h);
     fcdp__pool_usage(heap->pool, &usage);
     for (int i = 0; i < N_CLASSES; i++)

@@ -460,16 +460,27 @@ static fcdp_status take_until_nothing_moves(attempt_fn attempt, fcdp_pool *pool,
     return FCDP_PENDING;
 }
 
+/* FCDP_PENDING: nothing helps. */
+static fcdp_status seek_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out,
+                           shortage *missing_out) {
+    fcdp_pool_shortage told = {.pool = pool->told.pool, .holder = holder, .bytes = n * pool->page_bytes};
+    fcdp_status status = take_until_nothing_moves(attempt, pool, n, out, missing_out, &told);
+    if (told.begun_ns) fcdp__pool_tell_outcome(&told, !status);
+    return status;
+}
+
+void fcdp__pool_trace_oom(fcdp_pool *pool, size_t bytes) {
+    fcdp_pool_stats now;
+    if (!fcdp__trace_is_on(1)) return;
+    fcdp__pool_stats(pool, &now);
+    fcdp__pool_tell_oom(bytes, &now);
+}
+
 static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n,
                            fcdp_phys *out) {
     shortage missing = {0};
-    fcdp_pool_shortage told = {.pool = pool->told.pool, .holder = holder, .bytes = n * pool->page_bytes};
-    fcdp_status status = take_until_nothing_moves(attempt, pool, n, out, &missing, &told);
-    if ((told.begun_ns || status) && fcdp__trace_is_on(1)) {
-        fcdp_pool_stats now;
-        fcdp__pool_stats(pool, &now);
-        fcdp__pool_tell_outcome(&told, !status, &now);
-    }
+    fcdp_status status = seek_by(attempt, pool, holder, n, out, &missing);
+    if (status) fcdp__pool_trace_oom(pool, n * pool->page_bytes);
     return status == FCDP_PENDING ? take_failed(pool, holder, n, missing.driver_full) : status;
 }
 
@@ -479,6 +490,11 @@ fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_
 
 fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
     return take_by(handle_try, pool, holder, n, handle_out);
+}
+
+fcdp_status fcdp__pool_seek(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
+    shortage missing = {0};
+    return n == 0 ? FCDP_OK : seek_by(take_try, pool, holder, n, pages_out, &missing);
 }
 
 fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,

@@ -80,6 +80,11 @@ size_t fcdp__pool_room_bytes(fcdp_pool *pool);
  * with a text that says who holds what. */
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n,
                             fcdp_phys *pages_out) FCDP_MUST_CHECK;
+/* The same for a holder that has other pages to look for. FCDP_PENDING: there are none, with no text, and the
+ * trace is not told of an out-of-memory: where the holder gives up, it calls fcdp__pool_trace_oom. */
+fcdp_status fcdp__pool_seek(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                            fcdp_phys *pages_out) FCDP_MUST_CHECK;
+void fcdp__pool_trace_oom(fcdp_pool *pool, size_t bytes);
 /* As many as there are without the reclaimers, at most `n`. */
 fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
                                  size_t *n_taken_out) FCDP_MUST_CHECK;

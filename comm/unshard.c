@@ -198,6 +198,12 @@ bool fcdp_group_has_begun(const fcdp_group *group) {
     return group->begun && !group->reshard_refused;
 }
 
+bool fcdp_group_begins_alone(const fcdp_group *group) {
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        if (group->stale[i]) return false;
+    return !fcdp__group_by_slice(group);
+}
+
 /* ---- wait ---- */
 
 /* The comm is looked at after the wait: a wait that a failure has opened means nothing. */

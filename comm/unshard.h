@@ -24,6 +24,9 @@ fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream
 fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass,
                              fcdp_stream stream) FCDP_MUST_CHECK;
 bool fcdp_group_has_begun(const fcdp_group *group);
+/* Would a use begun now make no collective? Then this rank may put it off while its peers do not: it copies
+ * from host memory what is stale on no rank. */
+bool fcdp_group_begins_alone(const fcdp_group *group);
 /* `stream` goes on when the bytes are there; with host_computes the calling thread does. Where it is another
  * than begin's, that one goes on when the inputs have been read. The failure of the group's shard group, if
  * it has one by then. */

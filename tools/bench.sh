@@ -9,6 +9,7 @@ tools/bench.sh [alloc | trace | --help | --version]
 tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
 tools/bench.sh agreement [OPTIONS OF fcdp-agreement]
+tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg] [-- OPTIONS OF tools/demo/gpt.py]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -40,6 +41,13 @@ gloo's ring of all ranks would cost. Half a minute; no GPU is used.
   --memory 3000      the device reads shards at so many GB/s
   --hop 50           microseconds between nodes
 
+pressure: trains a small GPT by FSDP2 as 2 nodes x 2 ranks on torch.device("sim"), where tensors and gathered parameters
+share FCDP_DEVICE_BUDGET. It finds the least budget with which plain FSDP2 trains, and prints a table of FCDP=1
+FCDP_TAU=1 from all that is needed down to that: whether memory was out, whether training was bitwise equal, gathers
+avoided, bytes moved. It ends with 1 where memory was out or training differed. Three minutes after the set-up; needs
+g++ or clang++.
+  --picture X.svg    draws the job of a budget in the middle, as fcdp-memtrace plot does
+
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
 docs/frameworks.md. It ends with 1 where training was not bitwise equal. About ten minutes after the set-up; needs
@@ -53,7 +61,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | agreement | frameworks) shift ;;
+    overlap | agreement | pressure | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -113,6 +121,11 @@ if [ "$what" = trace ] && [ "${1:-}" = --steps ]; then
     shift
     setup demo
     trace_steps "$@"
+    exit
+fi
+if [ "$what" = pressure ]; then
+    setup test
+    run "$PY" tools/bench/pressure/sweep.py "$@"
     exit
 fi
 if [ "$what" = frameworks ]; then

@@ -118,6 +118,11 @@ METHOD(group_is_small) {
     return group ? PyBool_FromLong(fcdp_group_is_small(group)) : NULL;
 }
 
+METHOD(group_begins_alone) {
+    fcdp_group *group = only_group(args, "O:group_begins_alone");
+    return group ? PyBool_FromLong(fcdp_group_begins_alone(group)) : NULL;
+}
+
 /* ([group], inputs: uint64 per extent, one group after another, stream) */
 METHOD(groups_coalesce) {
     PyObject *list, *inputs;
@@ -464,5 +469,6 @@ PyMethodDef methods_group[] = {
     ENTRY(group_whole_vote),
     ENTRY(group_whole_begin),
     ENTRY(group_whole_read),
+    ENTRY(group_begins_alone),
     {NULL, NULL, 0, NULL},
 };

@@ -11,7 +11,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/version.h>
 
 #include <sys/mman.h>
@@ -44,6 +43,12 @@ static void block_free(void *context) {
     delete block;
 }
 
+static const Figures *figures;
+
+void figures_from(const Figures *of) {
+    figures = of;
+}
+
 struct Allocator final : c10::DeviceAllocator {
     c10::DataPtr allocate(size_t bytes) override {
         c10::Device on = device();
@@ -69,13 +74,13 @@ struct Allocator final : c10::DeviceAllocator {
         record_stream(data, handle_of(stream));
     }
     c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "use torch.sim.memory_stats()");
+        return figures->stats();
     }
     void resetAccumulatedStats(c10::DeviceIndex) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "use torch.sim.reset_accumulated_memory_stats()");
+        figures->reset_accumulated();
     }
     void resetPeakStats(c10::DeviceIndex) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "use torch.sim.reset_peak_memory_stats()");
+        figures->reset_peaks();
     }
     std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
         return memory_info();

@@ -42,7 +42,7 @@ def run_job(built, tmp_path_factory):
     import launch
 
     def run(script, *arguments, n_ranks=1, env=None, timeout_s=300):
-        tmp = tmp_path_factory.mktemp(script)
+        tmp = tmp_path_factory.mktemp(pathlib.Path(script).name)
         arguments = [tmp if argument == "OUT" else argument for argument in arguments]
         env_of_job = with_fabric(env, tmp, n_ranks)
         job = launch.Spawned(HERE / script, arguments, tmp, env_of_job, n_ranks=n_ranks, warm=True)

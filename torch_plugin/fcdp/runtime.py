@@ -255,6 +255,17 @@ class Group:
             inputs, behind = self.read(stream, side)
             call(_fcdp.group_begin, self.handle, inputs, pass_, behind)
 
+    def begin_ahead(self, pass_: int, stream: int, side: Any = None) -> bool:
+        """The same before it is used. Without memory for it now, and where this rank can put it off alone, it begins
+        when it is used: then the group before has gone. Whether it has begun."""
+        try:
+            self.begin(pass_, stream, side)
+        except torch.OutOfMemoryError:
+            if not _fcdp.group_begins_alone(self.handle):
+                raise
+            return False
+        return True
+
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
         self.reductions += 1
@@ -276,17 +287,20 @@ def call(function: Callable, *args: Any) -> Any:
     try:
         return function(*args)
     except _fcdp.Error as error:
+        if error.args[1] == _fcdp.ERR_NO_DEVICE_MEM:
+            # As FSDP's own gathers, in the words that scripts look for when they try a smaller batch.
+            raise torch.OutOfMemoryError(f"CUDA out of memory. fcdp: {error.args[0]}") from None
         raise RuntimeError(f"fcdp: {error.args[0]}{runtime.missing(error)}") from None
 
 
 class Pending:
-    """An unshard that FSDP asked for: on the streams, or (a restore with FCDP_PREFETCH=0) to be put there when
-    it is waited for."""
+    """An unshard that FSDP asked for: on the streams, or (a restore with FCDP_PREFETCH=0, or for which there was no
+    memory yet) to be put there when it is waited for."""
 
     def __init__(self, group: Group, pass_: int, stream: int, at_once: bool, side: Any):
         self.group, self.pass_ = group, pass_
         if at_once:
-            group.begin(pass_, stream, side)
+            group.begin_ahead(pass_, stream, side)
 
     def wait(self, stream: int) -> None:
         """`stream`, the current one, goes on when the bytes are there; on CPUs this thread does. The unshard may have
@@ -663,8 +677,8 @@ class Runtime:
         pending = Pending(group, pass_, stream, at_once, side)
         following = _fcdp.group_unsharded(group.handle, forward)
         for other in [self.by_id[identity] for identity in following] if group.shards.ahead else ():
-            if other.is_sharded():
-                other.begin(pass_, stream, side)
+            if other.is_sharded() and not other.begin_ahead(pass_, stream, side):
+                break
         return pending
 
     def release(self, group: Group, stream: int) -> None:

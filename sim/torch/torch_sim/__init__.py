@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 import fcdp
-from fcdp import _fcdp
+from fcdp import _fcdp, tensors
 from torch_sim import build
 
 
@@ -81,6 +81,7 @@ if os.environ.get("SIMNCCL_FABRIC") and _double.exists():  # the job's NCCL is t
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")  # CUDA's default; simgpu's is a queue for each stream
 _n_devices = int(os.environ.get("TORCH_SIM_DEVICES") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 _c.setup(_library, _fcdp.tensors_enable(_fcdp.DRIVER_SIM, _library), _n_devices)
+_c.figures(tensors.nested_stats, tensors.reset_peak_memory_stats, tensors.reset_accumulated_memory_stats)
 _c.set_rates(_rate("TORCH_SIM_GFLOPS"), _rate("TORCH_SIM_GBYTES"))
 
 from torch_sim import device  # noqa: E402  what torch.sim is
