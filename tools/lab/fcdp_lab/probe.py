@@ -165,7 +165,7 @@ class _Sent:
     @staticmethod
     def _reduce_scatter(bound, n):
         output = bound["output"]
-        rounds = 2 if output.device.type == "cpu" else 1  # gloo reduces everywhere and keeps a part
+        rounds = 1 if output.is_cuda else 2  # gloo, of CPUs and of "sim", reduces everywhere and keeps a part
         return rounds * _n_bytes([output]) * (n - 1)
 
     @staticmethod
@@ -296,9 +296,9 @@ class Probe:
 
     @staticmethod
     def _synchronize(params):
-        cuda = next((p for p in params if p.is_cuda), None)
-        if cuda is not None:
-            sys.modules["torch"].cuda.synchronize(cuda.device)
+        device = next((p.device for p in params if p.device.type not in ("cpu", "meta")), None)
+        if device is not None:
+            sys.modules["torch"].get_device_module(device).synchronize(device)
 
     def _gathered_bytes(self):
         return {"current": self._gathered.live, "peak": self._gathered.peak} if self._gathered.tracked else None

@@ -24,6 +24,7 @@ def document(args, setup, figures):
         "schema": 1,
         "job": list(setup.job),
         "network": {"nodes": setup.nodes, "ranks_per_node": setup.ranks, "rate": args.rate, "delay_s": setup.delay_s},
+        "device": _device(setup.device),
         "env": setup.env,
         "repeat": args.repeat,
         "warmup": args.warmup,
@@ -34,6 +35,12 @@ def document(args, setup, figures):
         },
         "modes": figures,
     }
+
+
+def _device(simulated):
+    if simulated is None:
+        return {"type": "cpu"}
+    return {"type": "sim", **{k: getattr(simulated, k) for k in ("memory_bytes", "gflops", "gbytes")}}
 
 
 def write_json(doc, path):
@@ -87,7 +94,8 @@ def rows(doc):
 def caption(doc):
     net, w = doc["network"], next((m["W_bytes"] for m in doc["modes"] if m["W_bytes"]), None)
     delay = f", {net['delay_s'] * 1e3:g} ms one way" if net["delay_s"] else ""
-    parts = f"{net['nodes']} nodes x {net['ranks_per_node']} ranks, {net['rate']}{delay}; sent is per node and step"
+    where = ' on torch.device("sim")' if doc["device"]["type"] == "sim" else ""
+    parts = f"{net['nodes']} nodes x {net['ranks_per_node']} ranks{where}, {net['rate']}{delay}; sent is per node and step"
     return parts + (f"; W = {w / 1e6:.1f} MB" if w else "")
 
 
@@ -133,8 +141,10 @@ class Screen:
         self._err = Console(stderr=True) if Console else None
 
     @contextlib.contextmanager
-    def run(self, label):
-        progress = _Spinner(self._err, label) if self._err and self._err.is_terminal else _Lines(label)
+    def run(self, label, ended=None):
+        """`ended`: what is done at its end; None: the steps that it made."""
+        terminal = self._err and self._err.is_terminal
+        progress = _Spinner(self._err, label, ended) if terminal else _Lines(label, ended)
         with progress:
             yield progress
 
@@ -158,8 +168,9 @@ class Screen:
 
 
 class _Progress:
-    def __init__(self, label):
+    def __init__(self, label, ended=None):
         self.label = label
+        self.ended = ended
         self.started = time.monotonic()
         self.steps = 0
 
@@ -172,12 +183,12 @@ class _Progress:
         return f"{self.label}: step {steps}{pace}, {elapsed}" + (f" | {last_line.strip()[:60]}" if last_line else "")
 
     def done(self):
-        return f"{self.label}: {self.steps} steps in {time.monotonic() - self.started:.0f} s"
+        return f"{self.label}: {self.ended or f'{self.steps} steps'} in {time.monotonic() - self.started:.0f} s"
 
 
 class _Spinner(_Progress):
-    def __init__(self, console, label):
-        super().__init__(label)
+    def __init__(self, console, label, ended):
+        super().__init__(label, ended)
         self._console = console
         self._status = console.status(f"{label}: starting")
 
@@ -197,8 +208,8 @@ class _Spinner(_Progress):
 
 
 class _Lines(_Progress):
-    def __init__(self, label):
-        super().__init__(label)
+    def __init__(self, label, ended):
+        super().__init__(label, ended)
         self._next = self.started + _LINE_EVERY_S
 
     def __enter__(self):
