@@ -96,6 +96,7 @@ SCRIPTS = {
     "bench, a build": ("bench.sh", ["alloc"], "bin/cmake"),
     "bench overlap": ("bench.sh", ["overlap"], "build/release/tools/bench/overlap/fcdp-overlap"),
     "bench trace --steps": ("bench.sh", ["trace", "--steps"], "bin/fcdp-lab"),
+    "bench host-ahead": ("bench.sh", ["host-ahead"], "bin/python"),
     "bench frameworks": ("bench.sh", ["frameworks"], "bin/python"),
     "clean_machine, Debian": ("clean_machine.sh", ["--wheel", "a.whl"], "bin/debootstrap"),
     "clean_machine, inside": ("clean_machine.sh", ["--wheel", "a.whl", "--base", "base"], "bin/mount"),

@@ -8,6 +8,7 @@ usage() {
 tools/bench.sh [alloc | trace | --help | --version]
 tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
+tools/bench.sh host-ahead [--pairs N] [--steps N] [--seconds S] [--only WORD]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -33,6 +34,15 @@ waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is use
   --prefetch 0       gathers nothing ahead
   --transport nccl   uses NCCL's entry points, of a double
 
+host-ahead: measures whether the host runs ahead of the device under PyTorch. A GPT trains by FSDP2 as 2 nodes x 2 ranks
+on torch.device("sim"), at a rate at which compute takes most of a step: plain, and with FCDP=1 in both mappings. It
+prints the step over what a rank computes of it alone, of which the device waits for nothing; and every call of the
+driver in which the host waited, by kind. It ends with 1 where a step takes more than 1.05 of its bound with slots or
+1.10 with exact mapping, or where the host waits anywhere but in agreements. About five minutes after the set-up, on an
+otherwise idle machine; needs g++ or clang++.
+  --pairs 15         that many pairs of blocks, of a step and its bound in turn (7)
+  --only slots       FSDP2, slots or exact alone
+
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
 docs/frameworks.md. It ends with 1 where training was not bitwise equal. About ten minutes after the set-up; needs
@@ -46,7 +56,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | frameworks) shift ;;
+    overlap | host-ahead | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -106,6 +116,11 @@ if [ "$what" = trace ] && [ "${1:-}" = --steps ]; then
     shift
     setup demo
     trace_steps "$@"
+    exit
+fi
+if [ "$what" = host-ahead ]; then
+    setup test
+    run "$PY" tools/bench/host_ahead.py "$@"
     exit
 fi
 if [ "$what" = frameworks ]; then

@@ -43,7 +43,9 @@ def arguments():
     add("--bf16", action="store_true", help="compute and gather in bfloat16")
     add("--text", metavar="FILE", help="train on this file")
     add("--seed", type=int, default=0)
-    add("--device", choices=("auto", "cpu"), default="auto", help="auto: the accelerator that torch finds, else the CPU")
+    add(
+        "--device", choices=("auto", "cpu"), default="auto", help="auto: the accelerator that torch finds, else the CPU"
+    )
     return parser.parse_args()
 
 

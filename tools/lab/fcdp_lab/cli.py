@@ -36,6 +36,8 @@ what is measured
              own allocations, under FCDP taken from fcdp.stats())
   state      a rank's shards, their gradients and optimizer state
   host       most bytes of host memory that FCDP held on a node
+  device     (with --device sim) most bytes of its device's memory that a rank had taken after a step: tensors, gathered
+             parameters, and pages that wait for their next use
   equal      whether the bytes of every rank's shards were those of the first mode after every optimizer step
 
 fcdp-doctor SCRIPT says which parameter groups FCDP serves, and why not the others.

@@ -95,7 +95,9 @@ def find():
 def _parse_memory(text):
     found = _BYTES.fullmatch(text)
     letter, unit = (found[2] or "", found[3] or "") if found else ("", "")
-    n_bytes = int(found[1]) * (1000 if unit.upper() == "B" else 1024) ** " KMGT".index(letter.upper() or " ") if found else 0
+    n_bytes = (
+        int(found[1]) * (1000 if unit.upper() == "B" else 1024) ** " KMGT".index(letter.upper() or " ") if found else 0
+    )
     if not _PAGE_BYTES <= n_bytes < 1 << 63:
         raise DeviceError(f"--device-memory {text}: write e.g. 512M or 8GB, at least 2M")
     return n_bytes

@@ -206,6 +206,20 @@ def _n_bytes(tensors):
     return sum(t.numel() * t.element_size() for t in map(_local, tensors))
 
 
+def _accelerator(params):
+    """The device that they are on; None: the CPU."""
+    return next((p.device for p in params if p.device.type not in ("cpu", "meta")), None)
+
+
+def _device_bytes(params):
+    """What is taken of the device's memory; None: of a CPU."""
+    device = _accelerator(params)
+    if device is None:
+        return None
+    free, total = sys.modules["torch"].get_device_module(device).mem_get_info(device)
+    return total - free
+
+
 def _counters():
     sent = received = 0
     with open("/proc/self/net/dev") as f:
@@ -288,6 +302,7 @@ class Probe:
             layout=layout,
             **counters,
             gathered=self._gathered_bytes(),
+            device=_device_bytes(params),
             fcdp=_fcdp_stats(),
             collectives=self._sent.stats(),
             t_in=t_in,
@@ -296,7 +311,7 @@ class Probe:
 
     @staticmethod
     def _synchronize(params):
-        device = next((p.device for p in params if p.device.type not in ("cpu", "meta")), None)
+        device = _accelerator(params)
         if device is not None:
             sys.modules["torch"].get_device_module(device).synchronize(device)
 

@@ -71,7 +71,16 @@ def _equal(mode, is_reference):
     return "every step" if equal["shards"] else f"NOT from step {equal['first_difference']}"
 
 
+DEVICE = "device MB"  # a column where there is one
 COLUMNS = ("mode", "step s", "sent MB", "sent W", "gathered MB", "state MB", "host MB", "bitwise equal")
+
+
+def _has_device(doc):
+    return any(mode.get("device_taken_bytes") is not None for mode in doc["modes"])
+
+
+def columns(doc):
+    return (*COLUMNS[:-1], DEVICE, COLUMNS[-1]) if _has_device(doc) else COLUMNS
 
 
 def rows(doc):
@@ -87,6 +96,7 @@ def rows(doc):
             _mega(mode["device_gathered_peak_bytes"]) + ratio("device_gathered_peak_bytes"),
             _mega(mode["device_state_bytes"]),
             _mega(mode["host_peak_bytes"]),
+            *([_mega(mode["device_taken_bytes"])] if _has_device(doc) else []),
             _equal(mode, is_reference),
         )
 
@@ -95,7 +105,9 @@ def caption(doc):
     net, w = doc["network"], next((m["W_bytes"] for m in doc["modes"] if m["W_bytes"]), None)
     delay = f", {net['delay_s'] * 1e3:g} ms one way" if net["delay_s"] else ""
     where = ' on torch.device("sim")' if doc["device"]["type"] == "sim" else ""
-    parts = f"{net['nodes']} nodes x {net['ranks_per_node']} ranks{where}, {net['rate']}{delay}; sent is per node and step"
+    parts = (
+        f"{net['nodes']} nodes x {net['ranks_per_node']} ranks{where}, {net['rate']}{delay}; sent is per node and step"
+    )
     return parts + (f"; W = {w / 1e6:.1f} MB" if w else "")
 
 
@@ -114,6 +126,14 @@ def splits(doc):
             f"{mode['name']}: sent by collective, in W: {parts}; "
             f"{counter} {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)"
         )
+    for mode in doc["modes"] if _has_device(doc) else ():
+        moves = mode["moves_per_step"]
+        if moves:
+            yield (
+                f"{mode['name']}: moved per step and rank: {moves['h2d_bytes'] / 1e6:.1f} MB to the device, "
+                f"{moves['d2h_bytes'] / 1e6:.1f} MB to the host; {moves['evictions']:.1f} groups made room for others, the "
+                f"host waited {moves['memory_waits']:.1f} times for room"
+            )
     for mode in doc["modes"]:
         for bypass in (mode["runs"][0]["fcdp"] or {}).get("bypassed") or []:
             yield f"{mode['name']}: left to plain FSDP2: {bypass['group']}: {bypass['reason']}"
@@ -154,13 +174,13 @@ class Screen:
     def table(self, doc):
         if self._out:
             table = Table(caption=caption(doc), caption_justify="left")
-            for column in COLUMNS:
+            for column in columns(doc):
                 table.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
             for row in rows(doc):
                 table.add_row(*row)
             self._out.print(table)
         else:
-            for line in [COLUMNS, *rows(doc)]:
+            for line in [columns(doc), *rows(doc)]:
                 print("  ".join(f"{cell:<18}" for cell in line).rstrip())
             print(caption(doc))
         for line in [*splits(doc), *filter(None, [busy(doc)])]:
