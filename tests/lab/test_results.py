@@ -165,3 +165,7 @@ def test_without_a_device_there_is_neither(tmp_path):
     mode = results.of_mode(modes.BUILT_IN[0], [run], [run], warmup=2)
     assert mode["moves_per_step"] is None is mode["device_taken_bytes"]
     assert report.columns({"modes": [mode]}) == report.COLUMNS
+    assert report.unused({"modes": [mode], "device": {"type": "cpu"}}) is None
+    assert "torch.accelerator" in report.unused({"modes": [mode], "device": {"type": "sim"}})
+    used = {**mode, "device_taken_bytes": 1}
+    assert report.unused({"modes": [mode, used], "device": {"type": "sim"}}) is None

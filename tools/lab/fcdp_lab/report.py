@@ -153,6 +153,16 @@ def busy(doc):
     )
 
 
+def unused(doc):
+    """One line where a simulated device was there and no optimizer stepped on it; else None."""
+    if doc["device"]["type"] == "cpu" or _has_device(doc) or not any(mode["runs"][0]["steps"] for mode in doc["modes"]):
+        return None
+    return (
+        "No mode trained on the simulated device: a script finds it by torch.accelerator, as "
+        "torch.accelerator.current_accelerator(), and not by torch.cuda"
+    )
+
+
 class Screen:
     """Progress and errors on stderr, the table on stdout."""
 
@@ -183,7 +193,7 @@ class Screen:
             for line in [columns(doc), *rows(doc)]:
                 print("  ".join(f"{cell:<18}" for cell in line).rstrip())
             print(caption(doc))
-        for line in [*splits(doc), *filter(None, [busy(doc)])]:
+        for line in [*splits(doc), *filter(None, [unused(doc), busy(doc)])]:
             print(line)
 
 
