@@ -120,6 +120,9 @@ def test_the_demo_trains_on_it_as_on_the_cpu(lab, compiler):
     assert fcdp["equal"]["shards"] is True is cpu["equal"]["shards"]
     assert fcdp["runs"][0]["fcdp"]["groups_served"] == 4 and not fcdp["runs"][0]["fcdp"]["bypassed"]
     assert plain["device_gathered_peak_bytes"] > 0 < fcdp["device_gathered_peak_bytes"]
+    assert plain["device_taken_bytes"] > 0 < fcdp["device_taken_bytes"] and cpu["device_taken_bytes"] is None
+    assert plain["moves_per_step"] is None is cpu["moves_per_step"] and fcdp["moves_per_step"]["h2d_bytes"] > 0
+    assert "fcdp: moved per step and rank: " in done.stdout and "fsdp: moved" not in done.stdout
     for mode in (plain, fcdp):  # gloo's, whichever the tensors' device
         counted = sum(mode["sent_bytes_per_step_by_collective"].values())
         assert counted == pytest.approx(mode["sent_bytes_per_step"], rel=0.15), mode["name"]

@@ -158,6 +158,9 @@ def test_a_device_has_a_column_and_its_moves_a_line(tmp_path):
     (row,) = report.rows(document)
     assert dict(zip(report.columns(document), row))["device MB"] == "0.0" and len(row) == len(report.columns(document))
     assert any("1.0 groups made room for others" in line for line in report.splits(document))
+    stats["enabled"] = False  # it is imported there, and serves nothing
+    plain = _run(tmp_path / "plain", [[_step(n, n, n, fcdp=moved(n)) for n in range(1, 6)]], [1])
+    assert results.of_mode(modes.BUILT_IN[0], [plain], [plain], warmup=2)["moves_per_step"] is None
 
 
 def test_without_a_device_there_is_neither(tmp_path):

@@ -111,6 +111,11 @@ def caption(doc):
     return parts + (f"; W = {w / 1e6:.1f} MB" if w else "")
 
 
+def _runs_fcdp(mode):
+    """With --device sim it is imported without."""
+    return (mode["runs"][0]["fcdp"] or {}).get("enabled")
+
+
 def splits(doc):
     """One line per mode whose traffic is known by collective."""
     for mode in doc["modes"]:
@@ -120,15 +125,14 @@ def splits(doc):
             continue
         parts = ", ".join(f"{kind} {n / unit:.3f}" for kind, n in split.items() if n)
         counted = sum(split.values())
-        counter = "fcdp.stats()" if mode["runs"][0]["fcdp"] else "by their sizes"
+        counter = "fcdp.stats()" if _runs_fcdp(mode) else "by their sizes"
         gap = abs(counted / mode["sent_bytes_per_step"] - 1) if mode["sent_bytes_per_step"] else 0
         yield (
             f"{mode['name']}: sent by collective, in W: {parts}; "
             f"{counter} {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)"
         )
     for mode in doc["modes"] if _has_device(doc) else ():
-        moves = mode["moves_per_step"]
-        if moves:
+        if moves := mode["moves_per_step"]:
             yield (
                 f"{mode['name']}: moved per step and rank: {moves['h2d_bytes'] / 1e6:.1f} MB to the device, "
                 f"{moves['d2h_bytes'] / 1e6:.1f} MB to the host; {moves['evictions']:.1f} groups made room for others, the "

@@ -130,7 +130,7 @@ def of_run(run, warmup):
         "sent_bytes_total_by_node": [run.node_sent[node] for node in nodes],
         "received_bytes_total_by_node": [run.node_received[node] for node in nodes],
         **_memory(ranks, model, stats),
-        "moves_per_step": _moves(ranks, warmup) if stats else None,
+        "moves_per_step": _moves(ranks, warmup) if stats and stats[0]["enabled"] else None,
         "W_bytes": _largest(m["gathered_bytes"] for m in model) or None,
         "parameter_bytes": _largest(m["parameter_bytes"] for m in model) or None,
         "losses": _losses(run.folder),
