@@ -115,7 +115,7 @@ def tiny_job(folder):
 
 
 # Of each command: what of its options a run with them must show. Those of fcdp-lab are all given in one run (below);
-# its --svg needs a step.
+# its --svg needs a step, and what the simulated device needs is in tests/lab/test_device.py.
 DOCTOR = {
     (): (0, ["options", "all FCDP_* variables are valid", "torch", "device", "would be served here"]),
     ("--options",): (0, ["| `FCDP_TAU` | 0..1 | 0 |"]),
@@ -141,6 +141,10 @@ OPTIONS = {
         "--ranks",
         "--rate",
         "--delay",
+        "--device",
+        "--device-memory",
+        "--gflops",
+        "--gbytes",
         "--modes",
         "--mode",
         "--env",
@@ -321,6 +325,8 @@ def test_the_lab_with_every_option(tmp_path):
     more = [
         "--delay",
         "0ms",
+        "--device",
+        "cpu",
         "--mode",
         "mine: X=1 -- --flag",
         "--env",
@@ -345,7 +351,8 @@ def test_the_lab_with_every_option(tmp_path):
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
     given = {str(part) for part in [*options, *more]}
-    assert OPTIONS["fcdp-lab"] - given == {*HELP, "--version", "--svg", "--require-equal"}
+    of_the_device = {"--device-memory", "--gflops", "--gbytes"}
+    assert OPTIONS["fcdp-lab"] - given == {*HELP, "--version", "--svg", "--require-equal", *of_the_device}
     assert [mode["name"] for mode in json.loads((tmp_path / "out.json").read_text())["modes"]] == ["fsdp", "mine"]
     assert any((tmp_path / "logs").iterdir())
 

@@ -10,6 +10,8 @@ tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
 tools/bench.sh agreement [OPTIONS OF fcdp-agreement]
 tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg] [-- OPTIONS OF tools/demo/gpt.py]
+tools/bench.sh host [--layers N] [--steps N] [--rounds N] [--json FILE]
+tools/bench.sh host-ahead [--pairs N] [--steps N] [--seconds S] [--only WORD]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -48,6 +50,19 @@ avoided, bytes moved. It ends with 1 where memory was out or training differed. 
 g++ or clang++.
   --picture X.svg    draws the job of a budget in the middle, as fcdp-memtrace plot does
 
+host: measures what the training loop's thread spends in an unshard and a reshard of a cached group of nine parameters,
+beside what it spends in plain FSDP2's: CPU time, on torch.device("sim"), of runs that take turns. Two minutes after the
+set-up; needs g++ or clang++.
+
+host-ahead: measures whether the host runs ahead of the device under PyTorch. A GPT trains by FSDP2 as 2 nodes x 2 ranks
+on torch.device("sim"), at a rate at which compute takes most of a step: plain, and with FCDP=1 in both mappings. It
+prints the step over what a rank computes of it alone, of which the device waits for nothing; and every call of the
+driver in which the host waited, by kind. It ends with 1 where a step takes more than 1.05 of its bound with slots or
+1.10 with exact mapping, or where the host waits anywhere but in agreements. About five minutes after the set-up, on an
+otherwise idle machine; needs g++ or clang++.
+  --pairs 15         that many pairs of blocks, of a step and its bound in turn (7)
+  --only slots       FSDP2, slots or exact alone
+
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
 docs/frameworks.md. It ends with 1 where training was not bitwise equal. About ten minutes after the set-up; needs
@@ -61,7 +76,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | agreement | pressure | frameworks) shift ;;
+    overlap | agreement | pressure | host | host-ahead | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -123,16 +138,12 @@ if [ "$what" = trace ] && [ "${1:-}" = --steps ]; then
     trace_steps "$@"
     exit
 fi
-if [ "$what" = pressure ]; then
-    setup test
-    run "$PY" tools/bench/pressure/sweep.py "$@"
-    exit
-fi
-if [ "$what" = frameworks ]; then
-    setup all
-    run "$PY" tools/bench/frameworks.py "$@"
-    exit
-fi
+case $what in
+    pressure) setup test; run "$PY" tools/bench/pressure/sweep.py "$@"; exit ;;
+    host) setup test; run "$PY" tools/bench/host.py "$@"; exit ;;
+    host-ahead) setup test; run "$PY" tools/bench/host_ahead.py "$@"; exit ;;
+    frameworks) setup all; run "$PY" tools/bench/frameworks.py "$@"; exit ;;
+esac
 case $what in
     alloc) targets=(fcdp_simgpu fcdp-replay) ;;
     trace) targets=(bench_trace) ;;

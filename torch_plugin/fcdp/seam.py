@@ -109,7 +109,7 @@ def reduction(
     whose gradients these were. The program waits for one of CPU tensors, which has a duration then; one on a stream
     is counted when it is put there."""
     on_host = device.type == "cpu"
-    rounds = 2 if on_host else 1  # gloo reduces everywhere and keeps a part: twice around the ring
+    rounds = 1 if device.type == "cuda" else 2  # gloo reduces everywhere and keeps a part: twice around the ring
     bytes_ = rounds * shard_bytes * (group.size() - 1)
     start_ns = _fcdp.trace_start() if on_host else 0
     if not on_host:
