@@ -1,7 +1,6 @@
 """The order of things: blocks reused, skipped and reordered, several forwards to a backward, evaluations at odd
 moments, exceptions, explicit unshard and reshard, prefetch, edits of the gathered parameters themselves."""
 
-import numpy as np
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -178,7 +177,7 @@ case(
 def evaluation_of_one_block_between_forward_and_backward(run):
     model = shard(Net())
     optimizer = adamw(model)
-    x = torch.randn(6, 24, generator=run.data)
+    x = run.randn(6, 24)
     run.loss(model).backward()
     for _ in range(2):
         loss = run.loss(model)
@@ -195,7 +194,7 @@ def evaluation_inside_of_backward(run):
     """A hook on a gradient runs a block again while its own group waits for backward."""
     model = shard(Net())
     optimizer = adamw(model)
-    x = torch.randn(6, 24, generator=run.data)
+    x = run.randn(6, 24)
 
     def look(gradient):
         with torch.no_grad():
@@ -247,7 +246,7 @@ def blocks_run_by_hand(run):
     compat.sum_only(model)
     optimizer = torch.optim.AdamW(model.blocks.parameters(), lr=1e-2, foreach=True)
     for _ in range(2):
-        x = torch.randn(6, 24, generator=run.data)
+        x = run.randn(6, 24)
         for i in (0, 1, 2, 1):
             x = model.blocks[i](x)
         loss = (x**2).mean()
@@ -271,7 +270,7 @@ def method_other_than_forward(run):
     optimizer = adamw(model)
     for _ in range(2):
         run.step(model, optimizer)
-        x = torch.randn(6, 24, generator=run.data)
+        x = run.randn(6, 24)
         with torch.no_grad():
             run.record("encoded", model.blocks[1].encode(x))
     run.finish(model)
@@ -474,7 +473,7 @@ def gathered_edit(write, in_evaluation, **shard_kwargs):
                 elif write == "counted":
                     module.weight.mul_(0.5)
                 else:
-                    raw(module.weight)[:] *= np.float32(0.5)
+                    raw(module.weight).mul_(0.5)
 
         for block in model.blocks:
             block.up.register_forward_pre_hook(hook)
@@ -507,7 +506,7 @@ def shard_edited_inside_forward_and_undone(read):
                 if read == "data":
                     weight.data._local_tensor.mul_(by)
                 else:
-                    raw(local_of(weight))[:] *= np.float32(by)
+                    raw(local_of(weight)).mul_(by)
 
             return hook
 

@@ -20,6 +20,7 @@ faulthandler.register(signal.SIGUSR1, all_threads=True)  # first: unregistered, 
 import torch
 import torch.distributed as dist
 
+import place  # noqa: F401  (the device, before anything else of it)
 import cases  # noqa: F401  (fills the registries)
 import compat
 import run as runs
@@ -35,6 +36,15 @@ def agree(store, key, rank, world, mine):
     return [store.get(k).decode() for k in keys]
 
 
+def settle(run, result):
+    """What the case recorded is read. A device that has failed tells nothing more."""
+    try:
+        run.read()
+    except Exception as error:
+        result["error"] = result["error"] or f"{type(error).__name__}: {error}"
+        del run.events[len(run.events) - len(run.unread) :]
+
+
 def run_case(name, function, rank, world, fcdp):
     run = runs.Run(name, rank, world, fcdp)
     result = {"events": run.events, "marks": run.marks, "extra": run.extra, "error": None}
@@ -48,6 +58,7 @@ def run_case(name, function, rank, world, fcdp):
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
         result["traceback"] = traceback.format_exc()
+    settle(run, result)
     result["seconds"] = time.monotonic() - began
     if fcdp:
         runs.collect()
@@ -92,7 +103,8 @@ def main():
     registry = {**runs.CASES, **runs.PARTICULAR, **runs.COUNTING}
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=FLIGHT_TIMEOUT_S))
+    backend = "gloo" if place.KIND == "cpu" else None  # a device's own
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=FLIGHT_TIMEOUT_S))
     store = dist.PrefixStore("cases", dist.distributed_c10d._get_default_store())
     fcdp = runs.import_fcdp()
     if fcdp and os.environ.get("TEST_BLIND"):
