@@ -10,6 +10,7 @@ from cases_basic import adamw
 from cases_edit import local_of
 from cases_optim import raw
 from models import EncoderDecoder, Net, shard, train_only, world_mesh
+from place import synchronize
 from run import PARTICULAR, Unsupported, case, reshard_all
 
 
@@ -304,6 +305,9 @@ def interrupted(where, reset, evaluate=False, loads=False, averages=False):
             model.head.register_forward_pre_hook(lambda module, inputs: strike())
         else:
             on_gradient(model.blocks[1].up, strike)
+        if where == "in_backward" and not reset:
+            # FSDP2 then registers no end of the next backward, in which its compute would wait for the reductions
+            optimizer.register_step_pre_hook(lambda *_: synchronize())
         run.step(model, optimizer)
         for _ in range(2):
             armed.append(True)

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from cases_optim import raw
 from ledger import parameter_bytes
 from models import Net, TiedLM, train_only, wrap
-from place import DEVICE
+from place import DEVICE, synchronize
 from run import COUNTING, case
 
 LR = 1e-2
@@ -357,18 +357,25 @@ def fsdp1_lora_with_edits_of_frozen_weights(run):
     run.finish(model)
 
 
-@case
-def fsdp1_parameters_replaced_by_data(run):
+def replaced(**kwargs):
     """use_orig_params: FSDP1 writes what has another storage into the flat parameter when it unshards that."""
-    model = wrap(Net(), use_orig_params=True)
-    o = adamw(model)
-    rounds(run, model, o, between=lambda: [setattr(p, "data", p.data * 0.9) for p in model.parameters()])
-    run.finish(model)
+
+    def train(run):
+        model = wrap(Net(), use_orig_params=True, **kwargs)
+        o = adamw(model)
+        rounds(run, model, o, between=lambda: [setattr(p, "data", p.data * 0.9) for p in model.parameters()])
+        run.finish(model)
+
+    return train
+
+
+case(replaced(), name="fsdp1_parameters_replaced_by_data")
+case(replaced(mixed_precision=BF16), name="fsdp1_parameters_replaced_by_data_bf16")
 
 
 @case
 def fsdp1_ignored_modules(run):
-    model = Net()
+    model = Net().to(DEVICE)
     model = wrap(model, ignored_modules=[model.head], use_orig_params=True)
     o = adamw(model)
     for _ in range(2):
@@ -427,6 +434,7 @@ def fsdp1_a_module_within_it_is_called(run):
     for _ in range(2):
         run.step(model, o)
         for _ in range(2):
+            synchronize()  # FSDP1 orders what is enqueued before its root's forward alone
             with torch.no_grad():
                 run.record("block", model.blocks[1](torch.ones(2, 24, device=DEVICE)))
                 for p in model.blocks[1].parameters():

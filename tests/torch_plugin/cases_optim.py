@@ -19,7 +19,11 @@ def raw(tensor):
     if local.numel() == 0:
         return torch.empty(0, device=local.device)
     if local.device.type != "cpu":  # what a kernel of the script's own would write
-        return torch.empty(0, device=local.device).set_(local.untyped_storage(), local.storage_offset(), local.shape).view(-1)
+        return (
+            torch.empty(0, device=local.device)
+            .set_(local.untyped_storage(), local.storage_offset(), local.shape)
+            .view(-1)
+        )
     at = ctypes.cast(local.data_ptr(), ctypes.POINTER(ctypes.c_float))
     return torch.from_numpy(np.ctypeslib.as_array(at, (local.numel(),)))
 

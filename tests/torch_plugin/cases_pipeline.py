@@ -54,7 +54,9 @@ def pipeline(schedule):
         fully_shard(module, mesh=mesh)
         compat.sum_only(module)
         optimizer = adamw(module)
-        given, made = (torch.zeros(ROWS // MICRO_BATCHES, DIM, device=DEVICE, requires_grad=needs) for needs in (number > 0, True))
+        given, made = (
+            torch.zeros(ROWS // MICRO_BATCHES, DIM, device=DEVICE, requires_grad=needs) for needs in (number > 0, True)
+        )
         stage = pipelining.PipelineStage(
             module,
             number,

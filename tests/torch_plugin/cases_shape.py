@@ -205,7 +205,7 @@ def parameters_offloaded_to_cpu(run):
 
 @case
 def ignored_parameters(run):
-    model = Net()
+    model = Net().to(DEVICE)  # FSDP2 moves no others than its own
     ignored = {p for b in model.blocks for p in b.norm.parameters()}
     for p in ignored:
         p.requires_grad_(False)

@@ -22,7 +22,14 @@ def record_whole(run, tag, parameters):
     for i, parameter in enumerate(parameters):
         whole = parameter.full_tensor()
         run.record(f"{tag} {i}", whole)
-        about = (type(whole), whole.dtype, whole.device == DEVICE, whole.stride(), whole.storage_offset(), whole.requires_grad)
+        about = (
+            type(whole),
+            whole.dtype,
+            whole.device == DEVICE,
+            whole.stride(),
+            whole.storage_offset(),
+            whole.requires_grad,
+        )
         run.record(f"{tag} {i} is", about)
         with torch.no_grad():
             whole.zero_()

@@ -17,3 +17,18 @@ if KIND == "cpu":
 else:  # as a script finds a GPU
     torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
     DEVICE = torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())
+
+
+def synchronize():
+    """Raises what an operation on a stream has raised."""
+    if KIND != "cpu":
+        torch.accelerator.synchronize()
+
+
+def is_lost():
+    """Behind some errors, as an access that nothing orders, a device does nothing more in this process."""
+    try:
+        synchronize()
+    except RuntimeError:
+        return True
+    return False

@@ -20,9 +20,9 @@ faulthandler.register(signal.SIGUSR1, all_threads=True)  # first: unregistered, 
 import torch
 import torch.distributed as dist
 
-import place  # noqa: F401  (the device, before anything else of it)
 import cases  # noqa: F401  (fills the registries)
 import compat
+import place
 import run as runs
 
 FLIGHT_TIMEOUT_S = 40
@@ -37,9 +37,11 @@ def agree(store, key, rank, world, mine):
 
 
 def settle(run, result):
-    """What the case recorded is read. A device that has failed tells nothing more."""
+    """What the case recorded is read, and what it put on streams is waited for. A device that has failed tells nothing
+    more."""
     try:
         run.read()
+        place.synchronize()
     except Exception as error:
         result["error"] = result["error"] or f"{type(error).__name__}: {error}"
         del run.events[len(run.events) - len(run.unread) :]
@@ -131,10 +133,11 @@ def main():
         if switch:
             switch.become(mutant)
         result = run_case(plain_name, registry[plain_name], rank, world, fcdp)
-        words = agree(store, name, rank, world, "raised" if result["error"] else "done")
+        word = "lost its device" if place.is_lost() else "raised" if result["error"] else "done"
+        words = agree(store, name, rank, world, word)
         if fcdp:  # host bytes are the node's: those of its other ranks' dead models have gone by now too
             result["stats"].append(fcdp.stats())
-        broken = len(set(words)) > 1
+        broken = len(set(words)) > 1 or word.startswith("lost")
         if broken:
             result["error"] = result["error"] or "another rank raised: " + ", ".join(
                 f"rank {r} {word}" for r, word in enumerate(words)
