@@ -216,6 +216,8 @@ def without_pinning(train):
     """What a CPU cannot do, and FSDP1 asks of it."""
 
     def run_it(run):
+        if DEVICE.type != "cpu":
+            return train(run)
         if not hasattr(torch.cpu.Stream, "synchronize"):
             torch.cpu.Stream.synchronize = lambda stream: None
         pin, torch.Tensor.pin_memory = torch.Tensor.pin_memory, lambda tensor, *args, **kwargs: tensor

@@ -51,7 +51,7 @@ def run_case(name, function, rank, world, fcdp):
     run = runs.Run(name, rank, world, fcdp)
     result = {"events": run.events, "marks": run.marks, "extra": run.extra, "error": None}
     before = fcdp.stats() if fcdp else None
-    began = time.monotonic()
+    began, cpu_began = time.monotonic(), time.process_time()
     try:
         function(run)
         run.finish_process_state()
@@ -61,7 +61,7 @@ def run_case(name, function, rank, world, fcdp):
         result["error"] = f"{type(error).__name__}: {error}"
         result["traceback"] = traceback.format_exc()
     settle(run, result)
-    result["seconds"] = time.monotonic() - began
+    result["seconds"], result["cpu_seconds"] = time.monotonic() - began, time.process_time() - cpu_began
     if fcdp:
         runs.collect()
         result["stats"] = [before]
