@@ -116,9 +116,13 @@ static std::mutex pinned_lock;
 static std::map<uintptr_t, size_t> pinned_ranges; // address to bytes of what is registered
 
 struct PinnedImpl final : at::CachingHostAllocatorImpl<c10::Stream, c10::Event> {
-    // Pages of its own, so that a registration covers nothing else. Those of `size_` bytes, of a small block too.
-    void allocate_host_memory(size_t size, void **at) override {
-        size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), bytes = (size + page - 1) / page * page;
+    static size_t in_pages(size_t bytes) {
+        static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        return (bytes + page - 1) / page * page;
+    }
+    // Pages of its own, so that a registration covers nothing else.
+    void allocate_host_memory(size_t wanted_bytes, void **at) override {
+        size_t bytes = in_pages(wanted_bytes);
         *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         TORCH_CHECK(*at != MAP_FAILED, "sim: no host memory for ", bytes, " pinned bytes");
         host_register(*at, bytes);
@@ -131,7 +135,7 @@ struct PinnedImpl final : at::CachingHostAllocatorImpl<c10::Stream, c10::Event> 
             pinned_ranges.erase(reinterpret_cast<uintptr_t>(block->ptr_));
         }
         host_unregister(block->ptr_);
-        munmap(block->ptr_, block->size_);
+        munmap(block->ptr_, in_pages(block->size_));
     }
     void record_stream(std::optional<std::vector<c10::Event>> &events, c10::Stream stream) override {
         c10::Event event(kSim);

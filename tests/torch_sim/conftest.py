@@ -3,8 +3,6 @@
 import ctypes
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
 
 import pytest
@@ -29,11 +27,9 @@ def with_fabric(env, tmp, n_ranks):
 @pytest.fixture(scope="session")
 def built():
     """Jobs load what this has built. The tests' own process must not: it would have the device for good."""
-    if not (shutil.which("g++") or shutil.which("clang++")):
-        pytest.skip("needs g++ or clang++: the simulated device is compiled against this torch")
-    command = [sys.executable, ROOT / "sim" / "torch" / "torch_sim" / "build.py"]
-    build = subprocess.run(command, capture_output=True, text=True)
-    assert build.returncode == 0, build.stderr[-8000:]
+    import launch
+
+    launch.build_sim()
 
 
 @pytest.fixture(scope="session")
