@@ -318,7 +318,7 @@ int main(int argc, char **argv) {
         fputs(usage, stderr);
         return 2;
     }
-    MUST(fcdp_device_open(FCDP_DRIVER_SIM, 0, NULL, 64 << 20, false, &device));
+    MUST(fcdp_device_open(FCDP_DRIVER_SIM, 0, NULL, 64 << 20, 0, false, &device));
     MUST(fcdp__account_create(64 << 20, &w.account, &ticket));
     w.drv = device.drv;
     printf("8 G parameters in float32, %.0f us a hop between nodes, %.0f us in gloo's ring within one, %.0f "
