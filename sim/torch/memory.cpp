@@ -111,7 +111,7 @@ static std::mutex pinned_lock;
 static std::map<uintptr_t, size_t> pinned_ranges; // address to bytes of what is registered
 
 struct PinnedImpl final : at::CachingHostAllocatorImpl<c10::Stream, c10::Event> {
-    // Pages of its own, so that a registration covers nothing else. Those of `size_` bytes, of a small block too.
+    // Pages of its own, so that a registration covers nothing else; whole ones for a small block, too.
     void allocate_host_memory(size_t size, void **at) override {
         size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE)), bytes = (size + page - 1) / page * page;
         *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
