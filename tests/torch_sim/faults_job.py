@@ -296,7 +296,7 @@ def sites(device, mesh):
     for one in everybodys:
         for key, counts in one.items():
             merged[key] = [a + b for a, b in zip(merged.get(key, [0, 0]), counts)]
-    return dict(sorted(merged.items()))
+    return dict(sorted(merged.items(), reverse=True))  # waits first: an event that is lacking may end the job
 
 
 # ---- the job ----
@@ -358,6 +358,7 @@ PROGRAM = {
     "blind": trains_blindly,
     "together": trains_together_blindly,
     "skips": skips_its_last_layer,
+    "writes": writes_what_was_gathered,
 }[os.environ.get("TEST_PROGRAM", "trains")]
 
 if __name__ == "__main__":
