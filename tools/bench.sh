@@ -8,7 +8,7 @@ usage() {
 tools/bench.sh [alloc | trace | --help | --version]
 tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
-tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg] [-- OPTIONS OF tools/demo/gpt.py]
+tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg [--pages N]] [-- OPTIONS OF tools/demo/gpt.py]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -40,6 +40,7 @@ FCDP_TAU=1 from all that is needed down to that: whether memory was out, whether
 avoided, bytes moved. It ends with 1 where memory was out or training differed. Three minutes after the set-up; needs
 g++ or clang++.
   --picture X.svg    draws the job of a budget in the middle, as fcdp-memtrace plot does
+  --pages N          with --picture: draws the job of N pages of 2 MiB, and trains no other
 
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
