@@ -9,7 +9,7 @@ tools/bench.sh [alloc | trace | --help | --version]
 tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
 tools/bench.sh agreement [OPTIONS OF fcdp-agreement]
-tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg] [-- OPTIONS OF tools/demo/gpt.py]
+tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg [--pages N]] [-- OPTIONS OF tools/demo/gpt.py]
 tools/bench.sh host [--layers N] [--steps N] [--rounds N] [--json FILE]
 tools/bench.sh host-ahead [--pairs N] [--steps N] [--seconds S] [--only WORD]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
@@ -49,6 +49,7 @@ FCDP_TAU=1 from all that is needed down to that: whether memory was out, whether
 avoided, bytes moved. It ends with 1 where memory was out or training differed. Three minutes after the set-up; needs
 g++ or clang++.
   --picture X.svg    draws the job of a budget in the middle, as fcdp-memtrace plot does
+  --pages N          with --picture: draws the job of N pages of 2 MiB, and trains no other
 
 host: measures what the training loop's thread spends in an unshard and a reshard of a cached group of nine parameters,
 beside what it spends in plain FSDP2's: CPU time, on torch.device("sim"), of runs that take turns. Two minutes after the

@@ -48,6 +48,14 @@ def enlarge():
         begin(self, *args, **sizes)
 
     transformers.LlamaConfig.__init__ = __init__
+    make = transformers.LlamaForCausalLM.__init__
+
+    def on_device(*args, **options):
+        """torch does not let `.data` change from the CPU to a device of another backend, as fully_shard would."""
+        with torch.device("sim", torch.sim.current_device()):
+            make(*args, **options)
+
+    transformers.LlamaForCausalLM.__init__ = on_device
 
 
 class Enough(BaseException):

@@ -4,7 +4,7 @@
 
 OUT/rankN.json has the losses and the parameters' bytes as a hash, the memory of tensors and of gathered parameters, and
 each step's seconds; where memory was out, that and nothing of training. Memory that is out ends the job on every rank.
-With PRESSURE_TRACE set, rank 0 records its trace there.
+With PRESSURE_TRACE set, rank 0 records the trace of its last steps there.
 """
 
 import contextlib
@@ -24,6 +24,8 @@ import gpt
 
 import torch_sim  # noqa: F401
 
+LAST_STEPS = 3  # that are recorded, beside what the ring holds of before
+
 
 def hashed(model):
     whole = hashlib.sha256()
@@ -32,7 +34,7 @@ def hashed(model):
     return whole.hexdigest()
 
 
-def train(args, device):
+def train(args, device, traced, stack):
     torch.manual_seed(args.seed)
     model = gpt.GPT(args)
     gpt.freeze(model, args)
@@ -41,7 +43,11 @@ def train(args, device):
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=args.lr)
     data = gpt.batches(gpt.load_text(args.text), args, device)
     losses, seconds = [], []
-    for _ in range(args.steps):
+    for i in range(args.steps):
+        if traced and i == args.steps - LAST_STEPS:
+            import fcdp
+
+            stack.enter_context(fcdp.trace(traced))
         began = time.perf_counter()
         losses.append(gpt.train_step(model, optimizer, data, args).item().hex())
         torch.sim.synchronize()
@@ -75,10 +81,8 @@ def main():
     dist.init_process_group()
     traced = os.environ.get("PRESSURE_TRACE") if rank == 0 else None
     try:
-        if traced:
-            import fcdp
-        with fcdp.trace(traced) if traced else contextlib.nullcontext():
-            found = train(args, torch.device("sim", int(os.environ["LOCAL_RANK"])))
+        with contextlib.ExitStack() as stack:
+            found = train(args, torch.device("sim", int(os.environ["LOCAL_RANK"])), traced, stack)
     except torch.OutOfMemoryError as error:
         found = {"out_of_memory": str(error)}
     path = out / f"rank{rank}.json"

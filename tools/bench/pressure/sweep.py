@@ -151,11 +151,21 @@ def row_of(pages, plain_least, run, reference, n_steps):
     ]
 
 
+def draw(picture, pages, arguments):
+    """The trace keeps few events of before, so that the picture begins with steps. Those that its ring has overwritten
+    meanwhile are a line of plot's."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = os.path.join(folder, "rank0.trace")
+        Run(FCDP | {"PRESSURE_TRACE": trace, "FCDP_TRACE_BUFFER": "128K"}, pages, arguments)
+        subprocess.run([sys.executable, "-m", "fcdp_memtrace", "plot", trace, "-o", picture])
+
+
 def main():
     parser = argparse.ArgumentParser(prog="tools/bench.sh pressure", description=__doc__.splitlines()[0])
     parser.add_argument("--budgets", type=int, default=6, help="how many (default %(default)s)")
     parser.add_argument("--steps", type=int, default=4, help="of each job (default %(default)s)")
     parser.add_argument("--picture", metavar="X.svg", help="draw the job of a budget in the middle")
+    parser.add_argument("--pages", type=int, metavar="N", help="draw the job of N pages of 2 MiB, and train no other")
     parser.add_argument("gpt", nargs="*", help="behind --: options of tools/demo/gpt.py")
     args = parser.parse_args()
     gpt = args.gpt or ["--dim", "280", "--layers", "6", "--batch", "2"]
@@ -165,6 +175,9 @@ def main():
             signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     import torch.distributed.fsdp  # noqa: F401 (once, for all ranks)
 
+    if args.picture and args.pages:
+        draw(args.picture, args.pages, arguments)
+        return 0
     reference = Run(PLAIN, 0, arguments)
     live = reference.most("tensors_peak_bytes")
     plain_least = least(PLAIN, live // PAGE - 1, reference.most("reserved_peak_bytes") // PAGE, arguments)
@@ -183,10 +196,7 @@ def main():
         rows.append(row_of(pages, plain_least, Run(FCDP, pages, arguments), reference, args.steps))
         print(f"| {' | '.join(rows[-1])} |", flush=True)
     if args.picture:
-        with tempfile.TemporaryDirectory() as folder:
-            trace = os.path.join(folder, "rank0.trace")
-            Run(FCDP | {"PRESSURE_TRACE": trace}, budgets[len(budgets) // 2], arguments)
-            subprocess.run([sys.executable, "-m", "fcdp_memtrace", "plot", trace, "-o", args.picture], check=True)
+        draw(args.picture, budgets[len(budgets) // 2], arguments)
     return int(any(row[2] != "no" or row[3] != "equal" for row in rows))
 
 
