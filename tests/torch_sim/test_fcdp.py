@@ -45,3 +45,9 @@ FAULTS = {
 def test_a_fault_of_order_is_found(name, run_job):
     said = run_job("faults_job.py", name, "OUT", n_ranks=4, env=FCDP | FAULTS[name])
     assert any("unordered accesses" in text for text in said), said
+
+
+def test_saving_does_not_wait_for_collectives_that_wait_for_python(run_job):
+    """torch.save copies a storage with the GIL held; collectives over gloo want it, on the device's streams."""
+    sizes = run_job("saves_job.py", "OUT", n_ranks=4, env=FCDP, timeout_s=150)
+    assert len(sizes) == 4 and all(sizes)
