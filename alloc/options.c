@@ -42,6 +42,10 @@ typedef struct option_parser {
       "device memory for gathered parameters, and for tensors where they are FCDP's; 0: what is free at "    \
       "start, but FCDP_HEADROOM",                                                                            \
       FIELD(BYTES, device_budget_bytes, 0, 0))                                                               \
+    X(USER, "FCDP_HEADROOM", BYTES_VALUES, "2G",                                                             \
+      "device memory that FCDP leaves to others where FCDP_DEVICE_BUDGET is 0: NCCL takes it as it "         \
+      "connects, late; at most an eighth of the device",                                                     \
+      FIELD(BYTES, headroom_bytes, 0, 0))                                                                    \
     X(USER, "FCDP_HOST_BUDGET", BYTES_VALUES, "0",                                                           \
       "host memory per node; 0: what the machine and its cgroup allow",                                      \
       FIELD(BYTES, host_budget_bytes, 0, 0))                                                                 \
@@ -83,10 +87,6 @@ typedef struct option_parser {
     X(EXPERT, "FCDP_NCCL_LIBRARY", "path", "", "libnccl.so.2 to use instead of torch's own", NO_FIELD)       \
     X(EXPERT, "FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)", \
       FIELD(INT, local_size, 0, 65536))                                                                      \
-    X(EXPERT, "FCDP_HEADROOM", BYTES_VALUES, "2G",                                                           \
-      "device memory that FCDP leaves to others where FCDP_DEVICE_BUDGET is 0: NCCL takes it as it "         \
-      "connects, late; at most an eighth of the device",                                                     \
-      FIELD(BYTES, headroom_bytes, 0, 0))                                                                    \
     X(EXPERT, "FCDP_PIN", "auto|require|never", "auto",                                                      \
       "page-lock the host tier: where possible, or stop if not, or never", FIELD(CHOICE, pin, 0, 0))         \
     X(EXPERT, "FCDP_FINGERPRINT", "auto|device|never", "auto",                                               \

@@ -56,3 +56,9 @@ def test_every_planted_fault_of_order_is_found(which, run_job):
     by_bytes = {"a peer's words are not waited for", "the host does not wait for fingerprints"}
     for name, found in words.items():
         assert ("bytes" if name in by_bytes else "race") in found, (name, found)
+
+
+def test_saving_does_not_wait_for_collectives_that_wait_for_python(run_job):
+    """torch.save copies a storage with the GIL held; collectives over gloo want it, on the device's streams."""
+    sizes = run_job("saves_job.py", "OUT", n_ranks=4, env=FCDP, timeout_s=150)
+    assert len(sizes) == 4 and all(sizes)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import fcdp.ending  # noqa: F401 (it calls end())
-from fcdp import OptionError, _fcdp, nccl, released, report, tensors, words
+from fcdp import OptionError, _fcdp, gil, nccl, released, report, tensors, words
 from fcdp.c10d import Shards, TurnedOff, Unsupported
 from fcdp.released import Storages
 
@@ -453,6 +453,8 @@ class Runtime:
             say(
                 "FCDP_RESTORE=slice is for NCCL: over gloo the ranks of a node meet in host memory, as with FCDP_RESTORE=whole"
             )
+        if shards.device.type != "cpu":
+            gil.wait_without(shards.device)
         transport, comm, problem = shards.transport(), None, None
         try:
             comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, transport)
