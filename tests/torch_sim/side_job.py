@@ -27,11 +27,6 @@ def fault(function):
 
 
 @fault
-def the_inputs_are_made_where_others_are_still_read():
-    Side.wait_for_current = lambda self: None
-
-
-@fault
 def a_hook_writes_what_the_next_gather_casts():  # no fault
     """On the compute stream, inside a forward, where FSDP2 lets the stream that casts wait for nothing."""
     sharded = training_job.sharded
@@ -80,7 +75,6 @@ def a_stream_that_was_recorded_reads_parameters():  # no fault
 
 HALF = {"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}  # so that inputs are made
 SHARDING = {
-    "the_inputs_are_made_where_others_are_still_read": HALF,
     "a_hook_writes_what_the_next_gather_casts": HALF,
     "the_cast_does_not_wait_for_what_a_hook_writes": HALF,
 }

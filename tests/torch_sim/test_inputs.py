@@ -41,7 +41,6 @@ def test_a_cast_waits_for_what_a_hook_writes(run_job):
 
 FAULTS = {
     "a_stream_that_was_not_recorded_reads_parameters": {},
-    "the_inputs_are_made_where_others_are_still_read": {"FCDP_COALESCE": "0"},
     "the_cast_does_not_wait_for_what_a_hook_writes": HOOK,
 }
 

@@ -136,7 +136,6 @@ class Group:
         self.by_device = False  # the device fingerprints its shards
         self.missing: Any = None  # an extent of which some rank's shard was not there when the ranks agreed
         self.inputs: tuple | None = None  # of the use under way, which must outlive their readers
-        self.sides: tuple[Any, ...] = ()  # the streams on which they were made (side.py)
 
     def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
         """The extents' final storages, one tensor each, for life."""
@@ -227,7 +226,7 @@ class Group:
         addresses, keep, shards = array("Q", [0]) * self.n, [], {}
         if wanted and side is not None:
             side.wait_for_current()
-            self.sides, stream = (*self.sides, side), side.handle
+            stream = side.handle
         if wanted:
             call(_fcdp.group_confirm, self.handle, *self._evidence(), stream)
             with side.entered() if side is not None else contextlib.nullcontext():
@@ -242,12 +241,6 @@ class Group:
             keep.append(tensor)
         self.inputs = (self.inputs, *keep)  # a tuple: no garbage collector empties it
         return addresses.tobytes(), stream
-
-    def let_go(self) -> None:
-        """Of the inputs: the current stream is behind their readers."""
-        for side in self.sides:
-            side.wait_for_current()
-        self.inputs, self.sides = None, ()
 
     def begin(self, pass_: int, stream: int, side: Any = None) -> None:
         """Put its gather or restore on the core's streams, if that has not been done ahead."""
@@ -308,7 +301,7 @@ class Pending:
         waits for unshard(async_op=True) where it needs the parameters."""
         self.group.begin(self.pass_, stream)
         call(_fcdp.group_wait, self.group.handle, stream)
-        self.group.let_go()
+        self.group.inputs = None  # their memory is used again behind their readers
 
     def cancel(self, stream: int) -> None:
         """FSDP will not use it (a prefetch of what the backward did not need)."""

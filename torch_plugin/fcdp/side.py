@@ -2,10 +2,10 @@
 
 A cast or an upload of each shard, and what an all-gather extension computes, would otherwise stand in front of
 the compute. The side stream comes behind all that was put on the current stream before, which may write the
-shards. What is made there is used again by that stream alone (PyTorch's allocator), so before it is let go,
-the side stream comes behind its readers:
+shards. The memory of what is made there is used again by that stream alone (PyTorch's allocator), which the core
+puts behind the readers when the group is waited for (comm/unshard.h):
 
-    shards written -> current stream -> side stream: made -> FCDP's streams: read -> current stream -> side stream
+    shards written -> current stream -> side stream: made -> FCDP's streams: read -> side stream
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _copy(group: Group, index: int, out: torch.Tensor, stream: int) -> None:
     """From the device, where the group is brought for it."""
     call(_fcdp.group_whole_begin, group.handle, index, group.read(stream)[0], stream)
     call(_fcdp.group_wait, group.handle, stream)
-    group.let_go()
+    group.inputs = None
     group.storages.open()
     try:
         out.view(-1).copy_(group.gathered[index][: out.numel()])
