@@ -77,8 +77,8 @@ typedef struct fcdp_option_row {
 } fcdp_option_row;
 
 /* The table, `n_out` rows, by audience. Rows without a field above (FCDP_SIM_*, FCDP_NCCL_LIBRARY) are there
- * too, so that they are known names. What the build, fcdp-lab and the tests read (FCDP_CACHE, FCDP_LAB_*...) is
- * passed over and has no row. */
+ * too, so that they are known names. What the build, fcdp-lab and the tests read (FCDP_CACHE, ...) is passed
+ * over and has no row. */
 const fcdp_option_row *fcdp_options_table(size_t *n_out);
 
 /* Read `envp` (NULL-terminated "NAME=VALUE" strings). A malformed value, or an unknown name that starts with

@@ -30,8 +30,9 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
 }
 
 /* Options that are left to FCDP are decided once the driver is known. Where the host computes, ranks are
- * joined by its memory alone, so a restore is whole; else it depends on the transport (fcdp__group_by_slice). A
- * stale access to a slot passes unseen, unless the framework's storages refuse it, which the caller says. */
+ * joined by its memory alone, so a restore is whole; else it depends on the transport
+ * (fcdp__group_by_slice). A stale access to a slot passes unseen, unless the framework's storages refuse it,
+ * which the caller says. */
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status = FCDP_OK;
     if (!config->device)
@@ -43,8 +44,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     engine->pool = device->pool;
     if (status) return status;
     fcdp_options *options = &engine->options;
-    if (options->restore == FCDP_RESTORE_AUTO && engine->host_computes)
-        options->restore = FCDP_RESTORE_WHOLE;
+    if (options->restore == FCDP_RESTORE_AUTO && engine->host_computes) options->restore = FCDP_RESTORE_WHOLE;
     if (options->mapping == FCDP_MAPPING_AUTO)
         options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
     status = fcdp__tiering_create(engine->drv, engine->pool, options->mapping == FCDP_MAPPING_EXACT,

@@ -467,7 +467,9 @@ def makes_the_wheel_alone(folder, line):
     # what the demo waits for before its first rank starts
     of_demo = said["demo"].stdout
     assert "\npip install . --no-deps" in of_demo and "torch_install" in of_demo
-    assert not [word for word in ("ziglang==", "auditwheel", "pytest", "pre-commit", "trl==") if word in of_demo], of_demo
+    assert not [word for word in ("ziglang==", "auditwheel", "pytest", "pre-commit", "trl==") if word in of_demo], (
+        of_demo
+    )
     not_for_it = ("torch_install", "trl==", "torchtitan==", "pytest", "matplotlib", "pre-commit", "clang-tidy==")
     assert [word for word in not_for_it if word not in said["all"].stdout] == [], "the set-up calls them otherwise now"
     assert [word for word in not_for_it if word in said["wheel"].stdout] == []

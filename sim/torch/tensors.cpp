@@ -112,8 +112,8 @@ static Tensor &set_nothing(Tensor &self) {
     return set_storage_part(self, std::move(none), 0, {0}, {});
 }
 
-// `parameter.data = ` may bring a tensor of the CPU to the device, as FSDP2 does with a model made there. PyTorch
-// knows that of its own devices alone.
+// `parameter.data = ` may bring a tensor of the CPU to the device, as FSDP2 does with a model made there.
+// PyTorch knows that of its own devices alone.
 static bool may_take_the_place_of(const Tensor &self, const Tensor &from) {
     return self.layout() == c10::kStrided && from.layout() == c10::kStrided;
 }

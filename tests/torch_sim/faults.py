@@ -8,6 +8,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "torch_plugin"))
+import conftest
 import launch
 
 JOB = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
@@ -17,7 +18,11 @@ JOBS = {"all": {}, "slices": {"FCDP_RESTORE": "slice"}}  # faults_job.py's sets 
 def found(which, kind):
     """By fault: the first word of the finding of any rank."""
     tmp = pathlib.Path(tempfile.mkdtemp())
-    job = launch.Spawned(HERE / "faults_job.py", [which, tmp, kind], tmp, JOB | JOBS[which], n_ranks=4, warm=True)
+    env = JOB | JOBS[which]
+    if which == "slices" and kind == "sim":  # on a device slices are NCCL's
+        env["FCDP_TRANSPORT"] = "nccl"
+    env = conftest.with_fabric(env, tmp, 4)
+    job = launch.Spawned(HERE / "faults_job.py", [which, tmp, kind], tmp, env, n_ranks=4, warm=True)
     assert job.wait(600), job.report()
     words = {}
     for rank in launch.ranks_in(tmp):

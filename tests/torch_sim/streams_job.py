@@ -78,7 +78,8 @@ def memory_of_inputs_is_used_again(device, mesh):
     handle = block.unshard(async_op=True)
     with torch.sim.stream(side):
         handle.wait()
-    others = [torch.zeros_like(shard, dtype=torch.bfloat16) for shard in mine]
+    # FSDP2 casts all of a group's into one tensor
+    others = [torch.zeros(sum(shard.numel() for shard in mine), dtype=torch.bfloat16, device=device)]
     torch.sim.current_stream().wait_stream(side)
     block.reshard()
     del others

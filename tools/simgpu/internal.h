@@ -385,8 +385,8 @@ struct sim_state {
     bool poison;
     bool races;
     unsigned n_queues; /* hardware queues that streams share; 0: each has its own */
-    bool strict;  /* SIMGPU_RACES_STRICT */
-    bool goes_on; /* SIMGPU_RACES_GO_ON */
+    bool strict;       /* SIMGPU_RACES_STRICT */
+    bool goes_on;      /* SIMGPU_RACES_GO_ON */
     size_t capacity_bytes;
     size_t used_bytes;          /* sum of the bytes of physical device memory alive */
     double memory_bytes_per_ns; /* 0: as fast as memory, as is link_bytes_per_ns */
