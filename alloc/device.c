@@ -2,10 +2,12 @@
 #include "alloc/device.h"
 
 fcdp_status fcdp_device_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, size_t budget_bytes,
-                             bool with_heap, fcdp_device *device_out) {
+                             size_t headroom_bytes, bool with_heap, fcdp_device *device_out) {
     fcdp_device device = {NULL, NULL, NULL};
     fcdp_status status = fcdp__driver_open(kind, ordinal, sim_library, &device.drv);
-    if (!status) status = fcdp__pool_create(device.drv, budget_bytes, &device.pool);
+    if (!status)
+        status = budget_bytes ? fcdp__pool_create(device.drv, budget_bytes, &device.pool)
+                              : fcdp__pool_create_with_headroom(device.drv, headroom_bytes, &device.pool);
     if (!status && with_heap) status = fcdp_heap_create(device.drv, device.pool, &device.heap);
     if (status) {
         fcdp_failure failure = fcdp__failure_keep(status);

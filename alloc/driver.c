@@ -339,6 +339,29 @@ fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src
                                (unsigned long long)dst.addr, (unsigned long long)src.addr, bytes);
 }
 
+/* CUDA may refuse pitches that it has not chosen itself, and those above 2 GiB. */
+fcdp_status fcdp__driver_copy_rows(fcdp_driver *drv, const fcdp_rows *rows, fcdp_stream stream) {
+    CUDA_MEMCPY2D copy = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .srcDevice = rows->src.addr,
+                          .srcPitch = rows->src_stride,
+                          .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                          .dstDevice = rows->dst.addr,
+                          .dstPitch = rows->dst_stride,
+                          .WidthInBytes = rows->bytes,
+                          .Height = rows->n};
+    CUresult result = CALL(drv, cuMemcpy2DAsync_v2, &copy, stream);
+    if (result == CUDA_SUCCESS) return FCDP_OK;
+    if (result != CUDA_ERROR_INVALID_VALUE)
+        return fcdp__driver_failed(
+            drv, result, "cuMemcpy2DAsync(to %#llx, from %#llx, %zu rows of %zu bytes)",
+            (unsigned long long)rows->dst.addr, (unsigned long long)rows->src.addr, rows->n, rows->bytes);
+    fcdp_status status = FCDP_OK;
+    for (size_t i = 0; i < rows->n && !status; i++)
+        status = fcdp__driver_copy_d2d(drv, fcdp__dptr_add(rows->dst, i * rows->dst_stride),
+                                       fcdp__dptr_add(rows->src, i * rows->src_stride), rows->bytes, stream);
+    return status;
+}
+
 fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) {
     CUstream stream;
     CUresult result = CALL(drv, cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING,
@@ -497,12 +520,13 @@ void fcdp__driver_stream_name(fcdp_driver *drv, fcdp_stream stream, const char *
 }
 
 void fcdp__driver_announce(fcdp_driver *drv, const fcdp_access *accesses, size_t n) {
-    struct simgpu_access told[FCDP_MAX_ACCESSES];
-    if (!drv->sim.announce) return;
-    if (n > FCDP_MAX_ACCESSES) n = FCDP_MAX_ACCESSES;
-    for (size_t i = 0; i < n; i++)
+    if (!drv->sim.announce || n == 0) return;
+    struct simgpu_access *told = malloc(n * sizeof *told);
+    for (size_t i = 0; told && i < n; i++)
         told[i] = (struct simgpu_access){accesses[i].at.addr, accesses[i].bytes, accesses[i].writes};
-    drv->sim.announce(told, (unsigned)n);
+    if (!told || drv->sim.announce(told, (unsigned)n))
+        fcdp__log(FCDP_LOG_DEBUG, "%zu accesses of a host function go unchecked", n);
+    free(told);
 }
 
 void *fcdp__driver_sim_symbol(const fcdp_driver *drv, const char *name) {

@@ -69,6 +69,13 @@ fcdp_status fcdp__driver_copy_d2h(fcdp_driver *drv, void *dst, fcdp_dptr src, si
                                   fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_copy_d2d(fcdp_driver *drv, fcdp_dptr dst, fcdp_dptr src, size_t bytes,
                                   fcdp_stream stream) FCDP_MUST_CHECK;
+/* `n` rows of `bytes` each, which begin at one stride from each other: strides >= bytes. */
+typedef struct fcdp_rows {
+    fcdp_dptr dst, src;
+    size_t dst_stride, src_stride, bytes, n;
+} fcdp_rows;
+fcdp_status fcdp__driver_copy_rows(fcdp_driver *drv, const fcdp_rows *rows,
+                                   fcdp_stream stream) FCDP_MUST_CHECK;
 
 /* non-blocking, high priority */
 fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) FCDP_MUST_CHECK;
@@ -161,7 +168,6 @@ fcdp_status fcdp__driver_launch(fcdp_driver *drv, const fcdp_kernel *kernel, fcd
 
 /* ---- the simulated driver's reports, checks and timeline; on CUDA these do nothing ---- */
 
-enum { FCDP_MAX_ACCESSES = 8 };
 typedef struct fcdp_access {
     fcdp_dptr at;
     size_t bytes;
@@ -171,8 +177,7 @@ typedef struct fcdp_access {
 /* The label of what the calling thread enqueues from now on, copied, up to 47 bytes; NULL: none. */
 void fcdp__driver_annotate(fcdp_driver *drv, const char *label);
 void fcdp__driver_stream_name(fcdp_driver *drv, fcdp_stream stream, const char *name);
-/* What the next host function of the calling thread reads and writes, `n` ranges of which the first
- * FCDP_MAX_ACCESSES count: checked as a copy's are. */
+/* What the next host function of the calling thread reads and writes: checked as a copy's are. */
 void fcdp__driver_announce(fcdp_driver *drv, const fcdp_access *accesses, size_t n);
 /* A function of the simulated driver by its name, for tools beside it; NULL: no such function, or CUDA. */
 void *fcdp__driver_sim_symbol(const fcdp_driver *drv, const char *name);

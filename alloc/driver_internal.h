@@ -36,6 +36,19 @@ typedef struct CUmemAccessDesc {
     CUmemLocation location;
     int flags;
 } CUmemAccessDesc;
+typedef struct CUDA_MEMCPY2D {
+    size_t srcXInBytes, srcY;
+    int srcMemoryType;
+    const void *srcHost;
+    CUdeviceptr srcDevice;
+    void *srcArray;
+    size_t srcPitch, dstXInBytes, dstY;
+    int dstMemoryType;
+    void *dstHost;
+    CUdeviceptr dstDevice;
+    void *dstArray;
+    size_t dstPitch, WidthInBytes, Height;
+} CUDA_MEMCPY2D;
 
 enum {
     CUDA_SUCCESS = 0,
@@ -59,6 +72,7 @@ enum {
     CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED = 110,
     CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID = 134,
 
+    CU_MEMORYTYPE_DEVICE = 2,
     CU_MEM_ALLOCATION_TYPE_PINNED = 1,
     CU_MEM_LOCATION_TYPE_DEVICE = 1,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
@@ -99,6 +113,7 @@ enum {
     X(cuMemcpyHtoDAsync_v2, (CUdeviceptr dst, const void *src, size_t bytes, CUstream stream))               \
     X(cuMemcpyDtoHAsync_v2, (void *dst, CUdeviceptr src, size_t bytes, CUstream stream))                     \
     X(cuMemcpyDtoDAsync_v2, (CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream stream))               \
+    X(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *copy, CUstream stream))                                      \
     X(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority))                         \
     X(cuStreamDestroy_v2, (CUstream stream))                                                                 \
     X(cuStreamSynchronize, (CUstream stream))                                                                \

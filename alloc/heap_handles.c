@@ -22,7 +22,8 @@ size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes) {
 fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, size_t n_each,
                                     fcdp_phys *pages_out) {
     fcdp_status status = FCDP_OK;
-    size_t n_done = 0;
+    size_t n_done = 0, n_budget;
+    if (growth->n_pages > fcdp__pool_spare_pages(heap->pool, &n_budget)) return FCDP_PENDING;
     for (const fcdp_block *block = growth->first; !status; block = block->after) {
         size_t n = block->unmapped ? block->bytes / heap->page_bytes : 0;
         for (size_t i = 0; i < n && !status; i += n_each) {

@@ -24,29 +24,48 @@ static fcdp_status batch_from_pool(fcdp_heap *heap, batch *b) {
     return status;
 }
 
-/* What of the arena is quiescent, until the batch is full. */
-static fcdp_status batch_from_arena(heap_arena *arena, batch *b) {
+/* What the batch lacks beside the spare pages of the pool. */
+static size_t batch_lacks(fcdp_heap *heap, const batch *b) {
+    size_t n_budget, n_spare = fcdp__pool_spare_pages(heap->pool, &n_budget), n = b->n_wanted - b->n;
+    return n > n_spare ? n - n_spare : 0;
+}
+
+/* What of the arena is quiescent, until the batch is full; or until the spare pages will fill it, of which
+ * none is taken. A larger handle becomes spare pages. */
+static fcdp_status batch_from_arena(heap_arena *arena, batch *b, bool beside_spare) {
     fcdp_heap *heap = arena->heap;
     fcdp_status status = FCDP_OK;
-    while (!status && b->n < b->n_wanted) {
-        size_t n, n_all = fcdp__heap_arena_collect(arena, b->n_wanted - b->n, b->pages + b->n, &n);
+    size_t n_lacks;
+    while (!status && (n_lacks = beside_spare ? batch_lacks(heap, b) : b->n_wanted - b->n) > 0) {
+        size_t n, n_all = fcdp__heap_arena_collect(arena, n_lacks, b->pages + b->n, &n);
         if (n_all == 0) break;
         b->n += n;
         atomic_fetch_add_explicit(&heap->n_moved, n, memory_order_relaxed);
-        if (n_all > n) status = batch_from_pool(heap, b);
+        if (n_all > n && !beside_spare) status = batch_from_pool(heap, b);
     }
     return status;
 }
 
 /* The stream's own arena, its other one, those of other streams. */
-static fcdp_status batch_from_arenas(heap_arena *arena, batch *b) {
+static fcdp_status batch_from_arenas(heap_arena *arena, batch *b, bool beside_spare) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(arena->heap, arenas);
     fcdp__heap_quiesce(arena->heap);
-    fcdp_status status = batch_from_arena(arena, b);
-    if (!status) status = batch_from_arena(arena->sibling, b);
-    for (size_t i = 0; i < n && !status; i++) status = batch_from_arena(arenas[i], b);
+    fcdp_status status = batch_from_arena(arena, b, beside_spare);
+    if (!status) status = batch_from_arena(arena->sibling, b, beside_spare);
+    for (size_t i = 0; i < n && !status; i++) status = batch_from_arena(arenas[i], b, beside_spare);
     return status;
+}
+
+/* What needs nobody else. The spare pages are the last, so that a malloc in vain creates none. */
+static fcdp_status batch_fill(heap_arena *arena, batch *b) {
+    fcdp_heap *heap = arena->heap;
+    fcdp_status status = FCDP_OK;
+    if (batch_lacks(heap, b) > 0) status = batch_from_arenas(arena, b, true);
+    if (status || batch_lacks(heap, b) > 0) return status;
+    status = batch_from_pool(heap, b);
+    /* the driver had fewer than the budget allows */
+    return status || b->n == b->n_wanted ? status : batch_from_arenas(arena, b, false);
 }
 
 typedef struct attempt {
@@ -61,18 +80,17 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
     *attempt_out = (attempt){n, attempt_out->waited, 0};
     for (;;) {
         batch b = {pages_out, 0, n};
-        fcdp_status status = batch_from_pool(heap, &b);
-        if (!status && b.n < n) status = batch_from_arenas(arena, &b);
+        fcdp_status status = batch_fill(arena, &b);
         if (!status &&
             b.n < n) { /* what others have, but in a capture: what must be stored first is waited for */
             status = fcdp__heap_is_capturing(heap)
                          ? FCDP_PENDING
-                         : fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, n - b.n, pages_out + b.n);
+                         : fcdp__pool_seek(heap->pool, FCDP_HOLDER_TENSORS, n - b.n, pages_out + b.n);
             if (!status) batch_add(heap, &b, n - b.n);
-            if (status == FCDP_ERR_NO_DEVICE_MEM) status = FCDP_PENDING;
         }
         if (!status && b.n == n) return FCDP_OK;
-        attempt_out->n_missing = n - b.n;
+        size_t n_lacks = batch_lacks(heap, &b);
+        attempt_out->n_missing = n_lacks > 0 ? n_lacks : n - b.n;
         attempt_out->n_returns += b.n > 0;
         /* nobody else should lack them while this thread waits */
         fcdp__heap_pages_give(heap, b.n, pages_out, 1);

@@ -141,6 +141,7 @@ fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_mis
     size_t at = 0;
     char tensors[160];
     atomic_fetch_add_explicit(&heap->n_ooms, 1, memory_order_relaxed);
+    fcdp__pool_trace_oom(heap->pool, n_missing * heap->page_bytes);
     fcdp_heap_walk(heap, holdings_see, &h);
     fcdp__pool_usage(heap->pool, &usage);
     for (int i = 0; i < N_CLASSES; i++)
@@ -153,7 +154,7 @@ fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_mis
     else if (fcdp__heap_is_capturing(heap))
         advice = "a graph is being captured, so that nothing can be waited for";
     else if (usage.budget_bytes + bytes <= usage.device_bytes - usage.others_bytes)
-        advice = "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
+        advice = fcdp__pool_budget_advice(heap->pool);
     return fcdp__fail(
         FCDP_ERR_NO_DEVICE_MEM,
         "no device memory for %zu bytes: %s are missing; %s; live tensors by size: %s; freed tensors: "

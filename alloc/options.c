@@ -40,8 +40,12 @@ typedef struct option_parser {
       FIELD(REAL, tau, 0, 1))                                                                                \
     X(USER, "FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                         \
       "device memory for gathered parameters, and for tensors where they are FCDP's; 0: what is free at "    \
-      "start",                                                                                               \
+      "start, but FCDP_HEADROOM",                                                                            \
       FIELD(BYTES, device_budget_bytes, 0, 0))                                                               \
+    X(USER, "FCDP_HEADROOM", BYTES_VALUES, "2G",                                                             \
+      "device memory that FCDP leaves to others where FCDP_DEVICE_BUDGET is 0: NCCL takes it as it "         \
+      "connects, late; at most an eighth of the device",                                                     \
+      FIELD(BYTES, headroom_bytes, 0, 0))                                                                    \
     X(USER, "FCDP_HOST_BUDGET", BYTES_VALUES, "0",                                                           \
       "host memory per node; 0: what the machine and its cgroup allow",                                      \
       FIELD(BYTES, host_budget_bytes, 0, 0))                                                                 \
@@ -66,8 +70,8 @@ typedef struct option_parser {
     X(EXPERT, "FCDP_RESTORE", "slice|whole|auto", "auto",                                                    \
       "how a node's ranks share what it has: slice: each restores its slice, and they all-gather; whole: "   \
       "each copies the "                                                                                     \
-      "whole from the node's host memory; auto: slice over NCCL, whole over gloo and on the simulated "      \
-      "device",                                                                                              \
+      "whole from the node's host memory; auto: slice over NCCL, whole over gloo and for models on "         \
+      "the CPU",                                                                                             \
       FIELD(CHOICE, restore, 0, 0))                                                                          \
     X(EXPERT, "FCDP_MAPPING", "auto|slots|exact", "auto",                                                    \
       "device pages of gathered parameters: slots: groups take turns on pages that stay mapped; exact: a "   \

@@ -44,7 +44,8 @@ typedef struct fcdp_options {
     fcdp_transport_mode transport; /* FCDP_TRANSPORT=auto|nccl|torch: what carries collectives */
     /* FCDP_LOCAL_SIZE, ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE) */
     int local_size;
-    size_t device_budget_bytes; /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free */
+    size_t device_budget_bytes; /* FCDP_DEVICE_BUDGET, e.g. 8G; 0: what is free but the headroom */
+    size_t headroom_bytes;      /* FCDP_HEADROOM: device memory that is left to others */
     /* FCDP_HOST_BUDGET per node; 0: what the machine and its cgroup allow */
     size_t host_budget_bytes;
     fcdp_pin_mode pin;                 /* FCDP_PIN=auto|require|never */
@@ -76,8 +77,8 @@ typedef struct fcdp_option_row {
 } fcdp_option_row;
 
 /* The table, `n_out` rows, by audience. Rows without a field above (FCDP_SIM_*, FCDP_NCCL_LIBRARY) are there
- * too, so that they are known names. What the build, fcdp-lab and the tests read (FCDP_CACHE, FCDP_LAB_*...) is
- * passed over and has no row. */
+ * too, so that they are known names. What the build, fcdp-lab and the tests read (FCDP_CACHE, ...) is passed
+ * over and has no row. */
 const fcdp_option_row *fcdp_options_table(size_t *n_out);
 
 /* Read `envp` (NULL-terminated "NAME=VALUE" strings). A malformed value, or an unknown name that starts with

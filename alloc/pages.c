@@ -38,6 +38,7 @@ struct fcdp_pool {
     fcdp_lock lock;
     /* under lock */
     size_t budget_bytes, n_budget, n_room; /* n_room: of the stack */
+    size_t headroom_bytes;                 /* fixed: what is not in the budget, for others; 0: it was given */
     reclaimer reclaimers[FCDP_N_RECLAIMERS];
     pthread_cond_t left; /* one of them has ended */
     size_t n_created, n_live, n_peak;
@@ -132,6 +133,27 @@ fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool *
     fcdp__lock_init(&pool->lock, FCDP_RANK_POOL);
     pthread_cond_init(&pool->left, NULL);
     *pool_out = pool;
+    return FCDP_OK;
+}
+
+/* An eighth, so that a small device, or a partition of one, is not mostly headroom. */
+enum { HEADROOM_DIVISOR = 8 };
+
+fcdp_status fcdp__pool_create_with_headroom(fcdp_driver *drv, size_t headroom_bytes, fcdp_pool **pool_out) {
+    size_t free_bytes, total_bytes;
+    fcdp_status status = fcdp__driver_mem_info(drv, &free_bytes, &total_bytes);
+    if (status) return status;
+    size_t kept_bytes = headroom_bytes < total_bytes / HEADROOM_DIVISOR ? headroom_bytes
+                                                                        : total_bytes / HEADROOM_DIVISOR;
+    size_t page_bytes = fcdp__driver_page_bytes(drv);
+    size_t budget_bytes = free_bytes; /* of less than a page: refused */
+    if (free_bytes > page_bytes)
+        budget_bytes = free_bytes > kept_bytes + page_bytes ? free_bytes - kept_bytes : page_bytes;
+    status = fcdp__pool_create(drv, budget_bytes, pool_out);
+    if (status) return status;
+    (*pool_out)->headroom_bytes = kept_bytes;
+    fcdp__log(FCDP_LOG_INFO, "the device has %s free: the budget is %s, and %s are left to others",
+              fcdp__size_text(free_bytes).s, fcdp__size_text(budget_bytes).s, fcdp__size_text(kept_bytes).s);
     return FCDP_OK;
 }
 
@@ -315,6 +337,12 @@ void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out) {
     *usage_out = usage;
 }
 
+const char *fcdp__pool_budget_advice(const fcdp_pool *pool) {
+    return pool->headroom_bytes
+               ? "the budget is the limit, not the device: lower FCDP_HEADROOM, which is left to others"
+               : "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET";
+}
+
 /* What would help depends on which limit was met: the device, the budget, or what the holder itself needs. */
 static fcdp_status take_failed(fcdp_pool *pool, fcdp_holder holder, size_t n, bool driver_full) {
     static const fcdp_holder_words nobody = {"pages", "use fewer of them"};
@@ -328,11 +356,10 @@ static fcdp_status take_failed(fcdp_pool *pool, fcdp_holder holder, size_t n, bo
                  "left for FCDP, or ";
     bool fits_device = usage.device_bytes && (usage.free_bytes + usage.cached_bytes) / pool->page_bytes >= n;
     bool raise = !driver_full && fits_device;
-    return fcdp__fail(
-        FCDP_ERR_NO_DEVICE_MEM,
-        "no device memory for %s of %s; %s, nothing of it can be taken back now; %s; %s%s",
-        fcdp__size_text(n * pool->page_bytes).s, words->name, usage.budget_text, usage.device_text, advice,
-        raise ? "the budget is the limit, not the device: raise FCDP_DEVICE_BUDGET" : words->advice);
+    return fcdp__fail(FCDP_ERR_NO_DEVICE_MEM,
+                      "no device memory for %s of %s; %s, nothing of it can be taken back now; %s; %s%s",
+                      fcdp__size_text(n * pool->page_bytes).s, words->name, usage.budget_text,
+                      usage.device_text, advice, raise ? fcdp__pool_budget_advice(pool) : words->advice);
 }
 
 /* ---- handles of many pages ---- */
@@ -433,16 +460,27 @@ static fcdp_status take_until_nothing_moves(attempt_fn attempt, fcdp_pool *pool,
     return FCDP_PENDING;
 }
 
+/* FCDP_PENDING: nothing helps. */
+static fcdp_status seek_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out,
+                           shortage *missing_out) {
+    fcdp_pool_shortage told = {.pool = pool->told.pool, .holder = holder, .bytes = n * pool->page_bytes};
+    fcdp_status status = take_until_nothing_moves(attempt, pool, n, out, missing_out, &told);
+    if (told.begun_ns) fcdp__pool_tell_outcome(&told, !status);
+    return status;
+}
+
+void fcdp__pool_trace_oom(fcdp_pool *pool, size_t bytes) {
+    fcdp_pool_stats now;
+    if (!fcdp__trace_is_on(1)) return;
+    fcdp__pool_stats(pool, &now);
+    fcdp__pool_tell_oom(bytes, &now);
+}
+
 static fcdp_status take_by(attempt_fn attempt, fcdp_pool *pool, fcdp_holder holder, size_t n,
                            fcdp_phys *out) {
     shortage missing = {0};
-    fcdp_pool_shortage told = {.pool = pool->told.pool, .holder = holder, .bytes = n * pool->page_bytes};
-    fcdp_status status = take_until_nothing_moves(attempt, pool, n, out, &missing, &told);
-    if ((told.begun_ns || status) && fcdp__trace_is_on(1)) {
-        fcdp_pool_stats now;
-        fcdp__pool_stats(pool, &now);
-        fcdp__pool_tell_outcome(&told, !status, &now);
-    }
+    fcdp_status status = seek_by(attempt, pool, holder, n, out, &missing);
+    if (status) fcdp__pool_trace_oom(pool, n * pool->page_bytes);
     return status == FCDP_PENDING ? take_failed(pool, holder, n, missing.driver_full) : status;
 }
 
@@ -452,6 +490,11 @@ fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_
 
 fcdp_status fcdp__pool_take_handle(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *handle_out) {
     return take_by(handle_try, pool, holder, n, handle_out);
+}
+
+fcdp_status fcdp__pool_seek(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out) {
+    shortage missing = {0};
+    return n == 0 ? FCDP_OK : seek_by(take_try, pool, holder, n, pages_out, &missing);
 }
 
 fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,

@@ -41,6 +41,11 @@ typedef struct fcdp_pool_stats {
 
 /* budget_bytes 0: the device memory free right now. */
 fcdp_status fcdp__pool_create(fcdp_driver *drv, size_t budget_bytes, fcdp_pool **pool_out) FCDP_MUST_CHECK;
+/* The budget is what is free right now but `headroom_bytes`, or an eighth of the device where that is less:
+ * libraries take device memory late, and not from the pool (NCCL as it connects, cuBLAS, lazily loaded
+ * kernels). */
+fcdp_status fcdp__pool_create_with_headroom(fcdp_driver *drv, size_t headroom_bytes,
+                                            fcdp_pool **pool_out) FCDP_MUST_CHECK;
 /* Every page must have come back. Releases all handles. */
 void fcdp__pool_destroy(fcdp_pool *pool);
 /* From here on messages name the holder so. `words` stays the caller's, and lives as long as the pool. */
@@ -75,6 +80,11 @@ size_t fcdp__pool_room_bytes(fcdp_pool *pool);
  * with a text that says who holds what. */
 fcdp_status fcdp__pool_take(fcdp_pool *pool, fcdp_holder holder, size_t n,
                             fcdp_phys *pages_out) FCDP_MUST_CHECK;
+/* The same for a holder that has other pages to look for. FCDP_PENDING: there are none, with no text, and the
+ * trace is not told of an out-of-memory: where the holder gives up, it calls fcdp__pool_trace_oom. */
+fcdp_status fcdp__pool_seek(fcdp_pool *pool, fcdp_holder holder, size_t n,
+                            fcdp_phys *pages_out) FCDP_MUST_CHECK;
+void fcdp__pool_trace_oom(fcdp_pool *pool, size_t bytes);
 /* As many as there are without the reclaimers, at most `n`. */
 fcdp_status fcdp__pool_take_some(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *pages_out,
                                  size_t *n_taken_out) FCDP_MUST_CHECK;
@@ -101,6 +111,9 @@ size_t fcdp__pool_yield(fcdp_pool *pool, size_t bytes);
  * before their number has fallen below it. */
 fcdp_status fcdp__pool_set_budget(fcdp_pool *pool, size_t budget_bytes) FCDP_MUST_CHECK;
 void fcdp__pool_stats(fcdp_pool *pool, fcdp_pool_stats *stats_out);
+/* How to get a larger budget, for the text of a failure where it is the limit and not the device. */
+const char *fcdp__pool_budget_advice(const fcdp_pool *pool);
+
 /* Who has the budget's memory and the device's, for the text of a failure. */
 typedef struct fcdp_pool_usage {
     size_t budget_bytes, cached_bytes;

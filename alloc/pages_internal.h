@@ -28,6 +28,8 @@ typedef struct fcdp_pool_shortage {
 void fcdp__pool_tell_pressure(fcdp_pool_shortage *shortage, const fcdp_pool_stats *now);
 void fcdp__pool_tell_reclaim(const fcdp_pool_shortage *shortage, fcdp_reclaimer which, uint64_t begun_ns,
                              size_t missing_bytes, size_t back_bytes);
-void fcdp__pool_tell_outcome(const fcdp_pool_shortage *shortage, bool found, const fcdp_pool_stats *now);
+/* It was short, and its search has ended. */
+void fcdp__pool_tell_outcome(const fcdp_pool_shortage *shortage, bool found);
+void fcdp__pool_tell_oom(size_t bytes, const fcdp_pool_stats *now);
 
 #endif

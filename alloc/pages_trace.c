@@ -110,19 +110,20 @@ void fcdp__pool_tell_reclaim(const fcdp_pool_shortage *shortage, fcdp_reclaimer 
     fcdp__trace_count(FCDP_COUNT_RECLAIMS, 1);
 }
 
-void fcdp__pool_tell_outcome(const fcdp_pool_shortage *shortage, bool found, const fcdp_pool_stats *now) {
+void fcdp__pool_tell_outcome(const fcdp_pool_shortage *shortage, bool found) {
     fcdp__trace_since(shortage->begun_ns, (fcdp_trace_event){.kind = FCDP_EVENT_HOST_WAIT,
                                                              .cause = FCDP_CAUSE_FOR_MEMORY,
                                                              .bytes = shortage->bytes});
-    if (found && shortage->begun_ns) {
-        fcdp__trace_since(shortage->begun_ns,
-                          (fcdp_trace_event){.kind = FCDP_EVENT_OOM_AVOIDED,
-                                             .bytes = shortage->bytes,
-                                             .a = shortage->back_bytes,
-                                             .b = owner_of(shortage->pool, shortage->holder)});
-        fcdp__trace_count(FCDP_COUNT_OOMS_AVOIDED, 1);
-    } else if (!found) {
-        fcdp__trace_now(FCDP_EVENT_OOM, 0, shortage->bytes, live_bytes(now), now->budget_bytes);
-        fcdp__trace_count(FCDP_COUNT_OOMS, 1);
-    }
+    if (!found) return;
+    fcdp__trace_since(shortage->begun_ns,
+                      (fcdp_trace_event){.kind = FCDP_EVENT_OOM_AVOIDED,
+                                         .bytes = shortage->bytes,
+                                         .a = shortage->back_bytes,
+                                         .b = owner_of(shortage->pool, shortage->holder)});
+    fcdp__trace_count(FCDP_COUNT_OOMS_AVOIDED, 1);
+}
+
+void fcdp__pool_tell_oom(size_t bytes, const fcdp_pool_stats *now) {
+    fcdp__trace_now(FCDP_EVENT_OOM, 0, bytes, live_bytes(now), now->budget_bytes);
+    fcdp__trace_count(FCDP_COUNT_OOMS, 1);
 }

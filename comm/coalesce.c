@@ -7,7 +7,7 @@
  *
  *     staging half: n_nodes blocks of B bytes
  *     block b: the shards of rank (b, local) of every group of the chunk, one after another
- *     chunk k uses half k % 2, once the copies of chunk k - 2 out of it are done
+ *     the chunks use the halves in turn, each once the copies out of it are done
  *
  * As in gather.c, everything is enqueued by the thread that runs the model, in the program's order, which all
  * ranks have in common.
@@ -48,6 +48,7 @@ bool fcdp_group_is_small(const fcdp_group *group) {
 
 typedef struct chunk {
     fcdp_comm *comm;
+    fcdp_stream stream; /* the program's */
     /* of the first chunk's first group, recorded once for all chunks: their shards are as the ranks agreed */
     fcdp_event written;
     fcdp_group *const *groups;
@@ -89,7 +90,6 @@ static fcdp_status chunk_gather(const chunk *c) {
  * only behind the copies of this use, so whoever waits for a later record of it waits long enough. */
 static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
     const fcdp_topology *topology = &c->comm->topology;
-    fcdp_engine *engine = c->comm->engine;
     fcdp_event filled = c->comm->set->staging.filled[c->half];
     fcdp_source *sources = malloc(((size_t)group->layout->n_extents * topology->n_nodes + 1) *
                                   sizeof *sources);
@@ -106,9 +106,8 @@ static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
     fcdp_status status = fcdp__region_fill_host(group->region, stale_mask(group, true), sources, n, filled);
     free(sources);
     if (status) return status;
-    fcdp__lock_acquire(&engine->lock);
-    group->reading = filled;
-    fcdp__lock_release(&engine->lock);
+    status = fcdp__group_set_reading(group, filled, c->stream);
+    if (status) return status;
     group->coalesced_bytes += stale_bytes(group);
     group->not_on_device = true; /* on every rank */
     group->has_fingerprint = false;
@@ -146,12 +145,14 @@ static fcdp_status chunks_run(fcdp_group *const *groups, const uint64_t *inputs,
     if (half_bytes < MIN_CHUNK_BYTES) half_bytes = MIN_CHUNK_BYTES;
     fcdp_status status = fcdp__staging_reserve(set, half_bytes);
     if (!status) status = fcdp__driver_event_record(engine->drv, groups[0]->written, stream);
-    set->staging.n_idle = 0;
-    chunk c = {.comm = groups[0]->comm, .written = groups[0]->written, .groups = groups, .inputs = inputs};
-    for (uint32_t k = 0; n > 0 && !status; k++) {
+    chunk c = {.comm = groups[0]->comm,
+               .stream = stream,
+               .written = groups[0]->written,
+               .groups = groups,
+               .inputs = inputs};
+    while (n > 0 && !status) {
         uint32_t n_inputs = 0;
-        c.half = (int)(k % 2);
-        c.at = fcdp__dptr_add(fcdp__vrange_base(set->staging.range), (k % 2) * half_bytes);
+        c.half = fcdp__staging_take(set, &c.at);
         for (c.n = 0, c.block_bytes = 0; c.n < n; c.n++) {
             size_t bytes = stale_bytes(c.groups[c.n]);
             if (c.n && (c.block_bytes + bytes) * n_nodes > half_bytes) break;

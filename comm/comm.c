@@ -131,6 +131,9 @@ static fcdp_status host_check(const fcdp_comm *comm) {
 static void host_set(fcdp_comm *comm, fcdp_host *host) {
     fcdp__lock_acquire(&comm->engine->lock);
     comm->host = host;
+    comm->ballots = (fcdp_ballots){.meeting = fcdp__host_meeting(host),
+                                   .topology = comm->topology,
+                                   .timeout_s = comm->engine->options.timeout_s};
     fcdp__lock_release(&comm->engine->lock);
 }
 
@@ -149,6 +152,25 @@ fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticke
     fcdp_status status = host_check(comm);
     if (!status) status = fcdp__host_join(&config, ticket, &host);
     if (!status) host_set(comm, host);
+    return status;
+}
+
+/* ---- agreements ---- */
+
+/* A board knows slices, and no ranks. */
+fcdp_status fcdp_comm_agree(fcdp_comm *comm, const fcdp_carrier *carrier, uint64_t number, uint8_t *votes,
+                            size_t n, uint64_t *sent_bytes_out) {
+    uint64_t before = comm->ballots.sent_bytes;
+    *sent_bytes_out = 0;
+    fcdp_status status = fcdp__engine_check_process(comm->engine, "the shard group");
+    if (!status && !comm->host)
+        status = fcdp__fail(FCDP_ERR_INVALID, "an agreement needs the shard group's host memory first");
+    if (status) return status;
+    status = fcdp__ballots_agree(&comm->ballots, carrier, number, votes, n);
+    *sent_bytes_out = comm->ballots.sent_bytes - before;
+    if (status == FCDP_ERR_TIMEOUT || status == FCDP_ERR_PEER)
+        return fcdp__fail(status, "%s; slice 0 is rank %u", fcdp_error_text(),
+                          comm->topology.rank - comm->topology.local);
     return status;
 }
 

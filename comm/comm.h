@@ -5,6 +5,7 @@
 #ifndef FCDP_COMM_H
 #define FCDP_COMM_H
 
+#include "comm/ballot.h"
 #include "comm/engine.h"
 #include "comm/topology.h"
 #include "comm/transport.h"
@@ -27,6 +28,11 @@ void fcdp_comm_destroy(fcdp_comm *comm);
  * Once, before the first group. */
 fcdp_status fcdp_comm_host_create(fcdp_comm *comm, fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
 fcdp_status fcdp_comm_host_join(fcdp_comm *comm, const fcdp_shared_ticket *ticket) FCDP_MUST_CHECK;
+/* The ranks' votes become their maximum (ballot.h), n bytes at `votes`, once all have their host memory.
+ * Calls on one comm are the caller's to order. sent_bytes_out: by this rank to other nodes, in this
+ * agreement; written after a failure too. A failure is the caller's to raise, and is not the comm's. */
+fcdp_status fcdp_comm_agree(fcdp_comm *comm, const fcdp_carrier *carrier, uint64_t number, uint8_t *votes,
+                            size_t n, uint64_t *sent_bytes_out) FCDP_MUST_CHECK;
 /* Fingerprints (fingerprint.h) of shards in device memory, for the evidence of all groups that one agreement
  * asks for: n of shard_bytes[i] bytes at shards[i], read once, by one launch behind what is on `stream` now.
  * Between the two the host may see to other evidence; at the end it waits, as long as what is on `stream`

@@ -29,21 +29,22 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
                       name[0] ? name : "the root", what);
 }
 
-/* Options that are left to FCDP are decided once the driver is known. Simulated devices are joined by the
- * host's memory alone, so a restore is whole; else it depends on the transport (fcdp__group_by_slice). A
- * stale access to a slot passes unseen, unless the framework's storages refuse it, which the caller says. */
+/* Options that are left to FCDP are decided once the driver is known. Where the host computes, ranks are
+ * joined by its memory alone, so a restore is whole; else it depends on the transport
+ * (fcdp__group_by_slice). A stale access to a slot passes unseen, unless the framework's storages refuse it,
+ * which the caller says. */
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status = FCDP_OK;
     if (!config->device)
-        status = fcdp_device_open(config->driver, config->ordinal, config->sim_library,
-                                  config->options.device_budget_bytes, false, &engine->own);
+        status = fcdp_device_open(
+            config->driver, config->ordinal, config->sim_library, config->options.device_budget_bytes,
+            config->host_computes ? 0 : config->options.headroom_bytes, false, &engine->own);
     const fcdp_device *device = config->device ? config->device : &engine->own;
     engine->drv = device->drv;
     engine->pool = device->pool;
     if (status) return status;
     fcdp_options *options = &engine->options;
-    if (options->restore == FCDP_RESTORE_AUTO && fcdp__driver_is_sim(engine->drv))
-        options->restore = FCDP_RESTORE_WHOLE;
+    if (options->restore == FCDP_RESTORE_AUTO && engine->host_computes) options->restore = FCDP_RESTORE_WHOLE;
     if (options->mapping == FCDP_MAPPING_AUTO)
         options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
     status = fcdp__tiering_create(engine->drv, engine->pool, options->mapping == FCDP_MAPPING_EXACT,
@@ -99,6 +100,10 @@ void fcdp_engine_destroy(fcdp_engine *engine) {
 
 bool fcdp_engine_is_sim(const fcdp_engine *engine) {
     return fcdp__driver_is_sim(engine->drv);
+}
+
+bool fcdp_engine_host_computes(const fcdp_engine *engine) {
+    return engine->host_computes;
 }
 
 fcdp_driver *fcdp_engine_driver(const fcdp_engine *engine) {
@@ -200,6 +205,11 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
     fcdp__trace_count(FCDP_COUNT_PASSES, 1);
     fcdp__tiering_begin_pass(engine->tiering);
     for (fcdp_stream_set *set = engine->sets; set; set = set->next) fcdp__staging_begin_pass(set);
+}
+
+fcdp_status fcdp_engine_record_stream(fcdp_engine *engine, fcdp_dptr address, fcdp_stream stream) {
+    return engine->pid == getpid() ? fcdp__regions_record_stream(engine->tiering, address, stream)
+                                   : FCDP_ERR_INVALID;
 }
 
 void fcdp_engine_set_neighbour(fcdp_engine *engine, fcdp_reclaim_fn ask, void *ctx) {

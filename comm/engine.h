@@ -42,6 +42,7 @@ fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **e
 /* Waits for the device; comms and groups that are left go too. */
 void fcdp_engine_destroy(fcdp_engine *engine);
 bool fcdp_engine_is_sim(const fcdp_engine *engine);
+bool fcdp_engine_host_computes(const fcdp_engine *engine);
 fcdp_driver *fcdp_engine_driver(const fcdp_engine *engine);
 /* The budget of the node's host memory, common to all its processes and shard groups: one process creates it,
  * the others join with its ticket. Once, before the first comm. */
@@ -58,6 +59,12 @@ fcdp_status fcdp_engine_check(fcdp_engine *engine) FCDP_MUST_CHECK;
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FCDP_MUST_CHECK;
 /* A root forward begins: the pages that passes before did not need go back (slot.h). */
 void fcdp_engine_begin_pass(fcdp_engine *engine);
+
+/* tensor.record_stream(): `stream` reads gathered parameters at `address`; a group's pages pass on behind
+ * what is on that stream at its reshard, too. FCDP_ERR_INVALID: no gathered parameter is there. Any
+ * thread. */
+fcdp_status fcdp_engine_record_stream(fcdp_engine *engine, fcdp_dptr address,
+                                      fcdp_stream stream) FCDP_MUST_CHECK;
 
 /* Another allocator of the process on the same device (FCDP_RECLAIM_NEIGHBOUR in pages.h);
  * NULL: none. Not from within the call. */

@@ -3,6 +3,7 @@
 
 #include "alloc/size.h"
 #include "comm/internal.h"
+#include "comm/packed.h"
 
 static const size_t MB = 1000000;
 
@@ -13,6 +14,7 @@ typedef struct total {
     size_t most;          /* pages of `largest` */
     size_t stays;         /* of those that stay gathered, all */
     size_t first, second; /* of the others, the two largest */
+    size_t staging;       /* of the buffer that gathers go through */
 } total;
 
 /* The two largest of the groups that are resharded are found in one pass. */
@@ -29,6 +31,9 @@ fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uin
             t.most = n_pages;
             t.largest = groups[i];
         }
+        size_t staged = fcdp__round_up(fcdp__packed_staging_bytes(groups[i]), pool.page_bytes) /
+                        pool.page_bytes;
+        if (staged > t.staging) t.staging = staged;
         if (stays[i]) {
             t.stays += n_pages;
         } else if (n_pages > t.first) {
@@ -38,15 +43,19 @@ fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uin
             t.second = n_pages;
         }
     }
+    t.stays += t.staging;
     *ahead_out = (t.stays + t.first + t.second) * pool.page_bytes <= pool.budget_bytes;
     if ((t.stays + t.first) * pool.page_bytes <= pool.budget_bytes) return FCDP_OK;
+    const char *limit = engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET"
+                        : engine->host_computes             ? "what the device has free"
+                                                            : "what the device has free but FCDP_HEADROOM";
     size_t would_do = t.stays + t.first + (engine->options.prefetch > 0 ? t.second : 0);
     return fcdp__fail(
         FCDP_ERR_NO_DEVICE_MEM,
         "%s, %s, is too small for the gathered parameters: the largest group, '%s', takes %s, groups "
-        "that stay gathered between forward and backward %s; FCDP_DEVICE_BUDGET=%zuMB would do",
-        engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET" : "what the device has free",
-        fcdp__size_text(pool.budget_bytes).s, t.largest->name[0] ? t.largest->name : "the root",
+        "that stay gathered between forward and backward, and the staging buffer, %s; "
+        "FCDP_DEVICE_BUDGET=%zuMB would do",
+        limit, fcdp__size_text(pool.budget_bytes).s, t.largest->name[0] ? t.largest->name : "the root",
         fcdp__size_text(t.most * pool.page_bytes).s, fcdp__size_text(t.stays * pool.page_bytes).s,
         fcdp__round_up(would_do * pool.page_bytes, MB) / MB);
 }

@@ -7,7 +7,7 @@
  *                          h2d: take the others' once their words have come -> loaded
  *     by slices:           crossed, loaded -> node: all-gather within the node -> gathered
  *                          gathered -> d2h: put own slices, words
- *     (a restore: h2d: load -> loaded)
+ *     (a restore: h2d: load -> loaded; many shards of many nodes: packed.h, in the place of inter and node)
  *     the last of these streams, behind all of the others: ready -> caller's stream: compute -> used
  *
  * The compute waits for the put too: it may write into what it is given, and the host's copy must be what was
@@ -18,22 +18,30 @@
 #include <stdlib.h>
 
 #include "comm/collective.h"
+#include "comm/packed.h"
 #include "comm/put.h"
 #include "tiering/policy.h"
 
 /* Slices spare the PCIe link and use what joins the GPUs, if the transport does; through host functions they
- * could wait in a circle, on a real device (transport.h). */
+ * could wait in a circle (transport.h). */
 bool fcdp__group_by_slice(const fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
-    bool may_wait = group->comm->transport.through_host && !fcdp__driver_is_sim(engine->drv);
+    bool may_wait = group->comm->transport.through_host && !engine->host_computes;
     return engine->options.restore != FCDP_RESTORE_WHOLE && !may_wait && group->comm->topology.node_size > 1;
 }
 
-bool fcdp__policy_keeps_group(const fcdp_group *group) {
+/* The driver is asked what is free once in a use, and only where the whole budget would keep the group: what
+ * others leave of it is less. */
+bool fcdp__policy_keeps_group(fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
-    if (engine->options.tau <= 0) return false; /* nor is anybody asked */
-    size_t used_bytes = fcdp__pool_pages_in_use(engine->pool) * fcdp__driver_page_bytes(engine->drv);
-    return fcdp__policy_keeps(engine->options.tau, used_bytes, fcdp__pool_room_bytes(engine->pool));
+    double tau = engine->options.tau;
+    if (tau <= 0) return false; /* nor is anybody asked */
+    fcdp_pool_stats pool;
+    fcdp__pool_stats(engine->pool, &pool);
+    size_t used_bytes = fcdp__pool_pages_in_use(engine->pool) * pool.page_bytes;
+    if (!fcdp__policy_keeps(tau, used_bytes, pool.budget_bytes)) return false;
+    if (!group->room_bytes) group->room_bytes = fcdp__pool_room_bytes(engine->pool);
+    return fcdp__policy_keeps(tau, used_bytes, group->room_bytes);
 }
 
 /* This rank's shards go from where the program has them to their places, and from there to the ranks with the
@@ -119,10 +127,13 @@ fcdp_status fcdp__gather(fcdp_use *use) {
     bool is_alone = group->comm->topology.node_size == 1, by_slice = fcdp__group_by_slice(group);
     bool puts = (!by_slice && !is_alone) || !fcdp__policy_keeps_group(group);
     fcdp_status status = fcdp__region_begin_fill(group->region, plan->fill_mask);
-    if (!status) status = inter_step(use);
+    if (!status && use->packed)
+        status = fcdp__packed_gather(use);
+    else if (!status)
+        status = inter_step(use);
     if (!status && puts && !by_slice)
         status = fcdp__put(group, plan, plan->fill_mask, whole_mask, group->crossed);
-    if (!status && !is_alone) {
+    if (!status && !is_alone && !(by_slice && use->packed)) {
         status = by_slice ? node_by_slice(use) : node_by_host(use);
         if (status)
             status = fcdp__fail(status, "gathering '%s' within the node: %s", group->name, fcdp_error_text());

@@ -7,6 +7,6 @@
 /* Enqueues it, where something is stale, with the copies to host memory behind it; behind the restore. */
 fcdp_status fcdp__gather(fcdp_use *use) FCDP_MUST_CHECK;
 /* Does the group stay on the device when its use ends, by FCDP_TAU and the memory that is in use? */
-bool fcdp__policy_keeps_group(const fcdp_group *group);
+bool fcdp__policy_keeps_group(fcdp_group *group);
 
 #endif

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include "comm/agreement.h"
+#include "comm/ballot.h"
 #include "comm/fingerprint_batch.h"
 #include "comm/group.h"
 #include "comm/monitor.h"
@@ -64,6 +65,7 @@ struct fcdp_comm {
     uint64_t shard_group; /* the trace's; 0: not said */
     fcdp_transport transport;
     fcdp_host *host;                 /* NULL until created or joined; set under the engine's lock */
+    fcdp_ballots ballots;            /* its meeting is the host's */
     uint64_t n_gathers;              /* so far, the same on every rank: which inter stream is next */
     fcdp_fingerprints *fingerprints; /* NULL: never asked for */
     atomic_bool failed;              /* release: `failure` is there; acquire in fcdp_comm_check */
@@ -86,7 +88,7 @@ struct fcdp_group {
     fcdp_region *region;
     fcdp_segv_watch *watch; /* NULL until watched */
     fcdp_validity *validity;
-    /* on the caller's stream at begin; the inter step's end; the restore's end */
+    /* on the caller's stream at begin, and on the reader at a reshard; the inter step's end; the restore's */
     fcdp_event written, crossed, restored;
     fcdp_event gathered; /* the node step's end, where slices are put behind it */
     uint8_t *stale;      /* agreed, n_extents; zeroed once begun */
@@ -98,15 +100,18 @@ struct fcdp_group {
     uint64_t *read_pieces;  /* n_extents: how many pieces each has among them */
     bool not_on_device;     /* agreed: it is not on the device of every rank */
     size_t coalesced_bytes; /* of this rank's shards, by coalesce.c since the last begin */
+    size_t room_bytes;      /* of the pool, as the driver said in this use; 0: not asked yet */
     bool begun;
     bool reshard_refused; /* while a graph was captured: the program thinks that the use has ended */
     bool waited;          /* the program may have written into it since */
+    fcdp_stream reader;   /* the stream that waited, where its users are */
     bool has_fingerprint; /* copy_fingerprint.h */
     uint64_t fingerprint;
     _Atomic uint64_t in_flight_ns; /* since when; 0: nothing */
     /* guarded by the engine's lock */
-    /* the shards have been read then, and nothing of the program's is behind it yet; NULL: none reads */
+    /* the shards have been read then, and not all of the program is behind it yet; NULL: none reads */
     fcdp_event reading;
+    fcdp_stream read_from; /* where the program made these shards, and uses their memory again */
     fcdp_gather_counts gathers;
     uint64_t plain_bytes, gather_bytes; /* of its unshards so far */
 };
@@ -121,6 +126,7 @@ typedef struct fcdp_use { /* of one begin */
     bool collects;    /* the restore is one of all ranks of the node: by slices */
     /* and its slices are all-gathered with the gather's blocks: one collective on the node's lane */
     bool joined;
+    bool packed; /* packed.h */
 } fcdp_use;
 
 /* What one unshard, or one read from the node's copy, came to; bytes as in the engine's stats. */
@@ -167,6 +173,8 @@ fcdp_status fcdp__comm_fingerprint_end(fcdp_comm *comm, fcdp_fingerprints *batch
 
 /* Do the ranks of the node meet on the device, each with its slice? Else each has all from host memory. */
 bool fcdp__group_by_slice(const fcdp_group *group);
+/* The shards that the program made on `stream` are read until `event`. */
+fcdp_status fcdp__group_set_reading(fcdp_group *group, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;
 /* What was agreed stale is as it was observed, and no longer stale. */
 void fcdp__group_accept(fcdp_group *group);
 /* Ends a use that the program did not see: nothing is behind it but the engine's own operations. */

@@ -31,7 +31,8 @@ enum {
     POLLS_BEFORE_SLEEP = 200,
     POLL_NS = 50000,
     ABORT_GRACE_MS = 1000,
-    ABORT_LEAST_S = 2
+    ABORT_LEAST_S = 2,
+    NODE_CTAS = 8
 };
 
 static const char *const lane_names[FCDP_N_LANES] = {"inter", "node"};
@@ -116,8 +117,8 @@ typedef struct launch {
 /* Members' bytes that do not lie side by side are no all-gather of NCCL's: between nodes that is every gather
  * of a node with several ranks. Each goes straight to each peer instead, as grouped sends and receives: a
  * rank sends (n - 1) * bytes, as in a ring, both ways at once and through no third rank. A broadcast of each
- * member would do too, each along a ring of all members, which NCCL sets up n times in one group; packing
- * would take a copy each way, and memory. Which is fastest on many nodes has not been measured. */
+ * member would do too, each along a ring of all members, which NCCL sets up n times in one group. Of many
+ * parts none comes here: packed.h. Which is fastest has not been measured. */
 static ncclResult_t part_enqueue(const launch *l, const fcdp_part *part) {
     const fcdp_nccl *nccl = &l->lane->transport->nccl;
     uint32_t size = l->lane->size, me = l->lane->place;
@@ -311,14 +312,27 @@ typedef struct init {
     fcdp_status status;
 } init;
 
+/* A CTA of NCCL's holds a multiprocessor, which the model then lacks. FSDP2's all-gathers and reduce-scatters
+ * are one communicator's, so one after the other; the node's all-gather has a communicator of its own, beside
+ * torch's reduce-scatter, and both with all of NCCL's CTAs (24 to 32) would hold twice as much. It has the
+ * time: a gather waits for the slow link. The link's own lane is left alone, which takes what its network
+ * needs. What the user sets (NCCL_MIN_CTAS, NCCL_MAX_CTAS) is for all communicators. */
+static int most_ctas(const nccl_lane *lane) {
+    bool is_users = getenv("NCCL_MAX_CTAS") || getenv("NCCL_MIN_CTAS");
+    return lane == &lane->transport->lanes[FCDP_LANE_NODE] && !is_users ? NODE_CTAS : NCCL_CONFIG_UNDEF;
+}
+
 static void comm_init(void *arg) {
     init *of = arg;
     nccl_lane *lane = of->lane;
     const fcdp_nccl *nccl = &lane->transport->nccl;
-    ncclConfig_v21400 config = {.size = sizeof config,
+    ncclConfig_v21700 config = {.size = sizeof config,
                                 .magic = (unsigned)NCCL_API_MAGIC,
                                 .version = NCCL_CONFIG_VERSION,
-                                .blocking = 0};
+                                .blocking = 0,
+                                .cgaClusterSize = NCCL_CONFIG_UNDEF,
+                                .minCTAs = NCCL_CONFIG_UNDEF,
+                                .maxCTAs = most_ctas(lane)};
     ncclResult_t result = nccl->ncclCommInitRankConfig(&lane->comm, (int)lane->size, of->id, (int)lane->place,
                                                        &config);
     if (result != ncclSuccess && result != ncclInProgress)

@@ -12,13 +12,13 @@ typedef struct ncclComm *ncclComm_t;
 typedef struct ncclUniqueId {
     char internal[128];
 } ncclUniqueId;
-/* The first published one. NCCL goes by `version` for which fields there are, so a newer library takes it as
- * it is. */
-typedef struct ncclConfig_v21400 {
+/* 2.17's. NCCL goes by `version` for which fields there are, so a newer library takes it as it is. */
+typedef struct ncclConfig_v21700 {
     size_t size;
     unsigned magic, version;
-    int blocking;
-} ncclConfig_v21400;
+    int blocking, cgaClusterSize, minCTAs, maxCTAs; /* NCCL_CONFIG_UNDEF: NCCL's own choice */
+    const char *netName;
+} ncclConfig_v21700;
 
 enum {
     ncclSuccess = 0,
@@ -26,7 +26,8 @@ enum {
     ncclInProgress = 7,
     ncclInt8 = 0,
     NCCL_API_MAGIC = (int)0xcafebeef,
-    NCCL_CONFIG_VERSION = 21400, /* ncclConfig_v21400's; with it came communicators that do not block */
+    NCCL_CONFIG_UNDEF = (int)0x80000000,
+    NCCL_CONFIG_VERSION = 21700, /* ncclConfig_v21700's */
     NCCL_OLDEST = 22600          /* NCCL_LAUNCH_ORDER_IMPLICIT */
 };
 
@@ -34,7 +35,7 @@ enum {
     X(ncclGetVersion, ncclResult_t, (int *version))                                                          \
     X(ncclGetUniqueId, ncclResult_t, (ncclUniqueId * id))                                                    \
     X(ncclCommInitRankConfig, ncclResult_t,                                                                  \
-      (ncclComm_t * comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_v21400 *config))                \
+      (ncclComm_t * comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_v21700 *config))                \
     X(ncclCommFinalize, ncclResult_t, (ncclComm_t comm))                                                     \
     X(ncclCommDestroy, ncclResult_t, (ncclComm_t comm))                                                      \
     X(ncclCommAbort, ncclResult_t, (ncclComm_t comm))                                                        \

@@ -65,6 +65,31 @@ size_t fcdp__plan_slice_parts(uint32_t span_mask, const fcdp_layout *layout, con
     return n;
 }
 
+size_t fcdp__plan_cuts(const fcdp_plan *plan, const fcdp_layout *layout, size_t first, size_t bytes,
+                       fcdp_cut *cuts_out) {
+    size_t n = 0, begin = 0; /* begin: of the shard */
+    for (uint32_t k = 0; k < plan->n_stale && begin < first + bytes; k++) {
+        size_t end = begin + layout->extents[plan->stale[k]].shard_bytes;
+        size_t from = begin > first ? begin : first, to = end < first + bytes ? end : first + bytes;
+        if (from < to)
+            cuts_out[n++] = (fcdp_cut){
+                .extent = plan->stale[k], .from = from - begin, .bytes = to - from, .at = from - first};
+        begin = end;
+    }
+    return n;
+}
+
+fcdp_rows fcdp__plan_rows(const fcdp_cut *cut, const fcdp_layout *layout, const fcdp_topology *topology,
+                          uint32_t local, fcdp_dptr blocks, size_t block_bytes, fcdp_dptr base) {
+    fcdp_piece first = fcdp__plan_shard(layout, topology, cut->extent, 0, local);
+    return (fcdp_rows){.dst = fcdp__dptr_add(base, first.offset_bytes + cut->from),
+                       .dst_stride = topology->node_size * first.bytes,
+                       .src = fcdp__dptr_add(blocks, cut->at),
+                       .src_stride = block_bytes,
+                       .bytes = cut->bytes,
+                       .n = topology->n_nodes};
+}
+
 /* Shards (b, local) of one extent, for every b. */
 static size_t own_pieces(const fcdp_layout *layout, const fcdp_topology *topology, uint32_t extent,
                          fcdp_piece *pieces_out) {

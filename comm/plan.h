@@ -50,6 +50,20 @@ size_t fcdp__plan_node_parts(const fcdp_plan *plan, const fcdp_layout *layout, c
 size_t fcdp__plan_slice_parts(uint32_t span_mask, const fcdp_layout *layout, const fcdp_topology *topology,
                               fcdp_dptr base, fcdp_part *parts_out);
 
+/* Packed (packed.h): bytes `first` to `first + bytes` of a rank's stale shards, one after another. A cut is
+ * what of them is one shard's: bytes `from` on of it, which lie at `at` in the block. At most n_stale, of all
+ * ranks alike. */
+typedef struct fcdp_cut {
+    uint32_t extent;
+    size_t from, bytes, at;
+} fcdp_cut;
+size_t fcdp__plan_cuts(const fcdp_plan *plan, const fcdp_layout *layout, size_t first, size_t bytes,
+                       fcdp_cut *cuts_out);
+/* The copies that bring a cut of ranks (0..n_nodes-1, local) from their blocks, which begin at `blocks` and
+ * lie `block_bytes` apart, to the places in the region at `base`. */
+fcdp_rows fcdp__plan_rows(const fcdp_cut *cut, const fcdp_layout *layout, const fcdp_topology *topology,
+                          uint32_t local, fcdp_dptr blocks, size_t block_bytes, fcdp_dptr base);
+
 /* Pieces to put: this rank's shards of the stale extents, and of every extent of the spans in
  * `whole_mask`. At most n_extents * n_nodes. */
 size_t fcdp__plan_put_pieces(const fcdp_plan *plan, uint32_t whole_mask, const fcdp_layout *layout,

@@ -125,6 +125,16 @@ void fcdp__staging_destroy(fcdp_stream_set *set) {
     fcdp__lock_destroy(&staging->lock);
 }
 
+int fcdp__staging_take(fcdp_stream_set *set, fcdp_dptr *half_out) {
+    fcdp_staging *staging = &set->staging;
+    int half = staging->next;
+    staging->next = !half;
+    staging->n_idle = 0;
+    size_t bytes = staging->n_pages * fcdp__driver_page_bytes(set->engine->drv);
+    *half_out = fcdp__dptr_add(fcdp__vrange_base(staging->range), (size_t)half * (bytes / 2));
+    return half;
+}
+
 /* One block of pages, so that one all-gather may use a half as a whole. */
 static fcdp_status pages_take(fcdp_stream_set *set, size_t n_pages) {
     fcdp_staging *staging = &set->staging;

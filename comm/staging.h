@@ -1,5 +1,5 @@
 /* staging.h - the staging buffer of a set of streams: device pages in which small groups are packed
- * (coalesce.h).
+ * (coalesce.h), and the shards of large ones (packed.h).
  *
  * It has two halves, used in turn. One thread at a time has the buffer, from fcdp__staging_acquire to
  * fcdp__staging_release. Its pages stay mapped while passes use it; whoever lacks device memory in between
@@ -22,6 +22,7 @@ typedef struct fcdp_staging {
     fcdp_phys block;
     size_t n_pages;
     unsigned n_idle; /* passes that have begun since it was used last */
+    int next;        /* the half that the next gather takes */
     bool incomplete; /* a gather has failed half way: operations may be behind the events */
     /* of each half: the end of the collective into it; the end of the copies out of it */
     fcdp_event filled[2], emptied[2];
@@ -37,6 +38,11 @@ void fcdp__staging_release(fcdp_staging *staging);
 /* Acquired: two halves of at least `half_bytes`, and their events. A larger buffer replaces a smaller one; it
  * does not shrink. */
 fcdp_status fcdp__staging_reserve(fcdp_stream_set *set, size_t half_bytes) FCDP_MUST_CHECK;
+
+/* The half whose turn it is, by number: behind its `emptied`, the caller fills it, records `filled`, empties
+ * it and records `emptied`. Where it lies depends on the buffer's size alone, so what is in the other half
+ * stays. */
+int fcdp__staging_take(fcdp_stream_set *set, fcdp_dptr *half_out);
 
 /* A pass begins: the pages go where the last passes did not use them. */
 void fcdp__staging_begin_pass(fcdp_stream_set *set);

@@ -57,7 +57,8 @@ typedef struct fcdp_transport {
     void (*destroy)(void *ctx);
     /* Its collectives go through host memory, and host functions wait for peers in them. CUDA may run the
      * host functions of all streams one after another: with both lanes in use, ranks could wait for each
-     * other in a circle, so on a real device the inter lane alone is used. */
+     * other in a circle, so the inter lane alone is used; both where the host computes, whose streams are
+     * simulated. */
     bool through_host;
 } fcdp_transport;
 

@@ -10,6 +10,7 @@
 #include "comm/copy_fingerprint.h"
 #include "comm/gather.h"
 #include "comm/internal.h"
+#include "comm/packed.h"
 #include "comm/put.h"
 #include "comm/restore.h"
 #include "comm/trace.h"
@@ -23,12 +24,39 @@ void fcdp__group_accept(fcdp_group *group) {
     memset(group->stale, 0, group->layout->n_extents);
 }
 
+/* What was read before, and that nothing has waited for, may have been made on another stream. */
+fcdp_status fcdp__group_set_reading(fcdp_group *group, fcdp_event event, fcdp_stream stream) {
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_status status = FCDP_OK;
+    fcdp__lock_acquire(&engine->lock);
+    if (group->reading && group->read_from != stream && !engine->host_computes)
+        status = fcdp__driver_stream_wait(engine->drv, group->read_from, group->reading);
+    group->reading = event;
+    group->read_from = stream;
+    fcdp__lock_release(&engine->lock);
+    return status;
+}
+
+/* The program waits on `stream`. Where it made the shards on another one, that one writes them next, or uses
+ * their memory again: it waits for their readers. An optimizer may step on a third, which has waited for
+ * neither (fcdp_engine_order_writes). */
+static fcdp_status readers_await(fcdp_group *group, fcdp_stream stream) {
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_status status = FCDP_OK;
+    fcdp__lock_acquire(&engine->lock);
+    if (engine->host_computes || group->read_from == stream)
+        group->reading = NULL; /* ready is behind crossed */
+    else if (group->reading)
+        status = fcdp__driver_stream_wait(engine->drv, group->read_from, group->reading);
+    fcdp__lock_release(&engine->lock);
+    return status;
+}
+
 /* In the group's counts, the engine's and the trace: a use that sent something has made a gather. */
 void fcdp__group_count_use(fcdp_group *group, const fcdp_use_counts *use) {
     fcdp_engine *engine = group->comm->engine;
     bool made = use->block_bytes > 0;
     fcdp__lock_acquire(&engine->lock);
-    if (use->n_stale) group->reading = group->crossed;
     fcdp_gather_counts *const counts[] = {&group->gathers, &engine->stats.gathers};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         counts[i]->made += made;
@@ -92,15 +120,22 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
 static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     fcdp_group *group = use->group;
     fcdp_driver *drv = group->comm->engine->drv;
-    fcdp_status status = fcdp__region_acquire(group->region);
+    use->packed = fcdp__packed_serves(group, use->plan);
+    fcdp_status status = use->packed ? fcdp__packed_reserve(use) : FCDP_OK;
+    if (!status) {
+        status = fcdp__region_acquire(group->region);
+        if (status && use->packed) fcdp__packed_release(use, true);
+    }
     if (status) {
         status = fcdp__fail(status, "taking device pages for '%s': %s", group->name, fcdp_error_text());
         return status == FCDP_ERR_NO_DEVICE_MEM ? status : fcdp__comm_fail(group->comm, status);
     }
+    group->room_bytes = 0;
     fcdp__driver_annotate(drv, group->name);
     status = fcdp__driver_event_record(drv, group->written, stream);
     if (!status) status = fcdp__restore(use);
     if (!status) status = fcdp__gather(use);
+    if (use->packed) fcdp__packed_release(use, !status);
     /* Ready is behind everything, on the stream that ends last. Where nothing was enqueued it is what it
      * was. */
     if (!status && use->last && use->plan->restore_mask)
@@ -111,6 +146,7 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     }
     if (!status && use->last)
         status = fcdp__driver_event_record(drv, fcdp__region_ready(group->region), use->last);
+    if (!status && use->plan->n_stale) status = fcdp__group_set_reading(group, group->crossed, stream);
     fcdp__driver_annotate(drv, NULL);
     if (status) return use_fail(use, stream, status);
     group->begun = true;
@@ -162,6 +198,12 @@ bool fcdp_group_has_begun(const fcdp_group *group) {
     return group->begun && !group->reshard_refused;
 }
 
+bool fcdp_group_begins_alone(const fcdp_group *group) {
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        if (group->stale[i]) return false;
+    return !fcdp__group_by_slice(group);
+}
+
 /* ---- wait ---- */
 
 /* The comm is looked at after the wait: a wait that a failure has opened means nothing. */
@@ -193,20 +235,28 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     fcdp_status status = fcdp__engine_check_capture(engine, stream, "waited for", group->name);
     if (status) return status;
     status = fcdp__group_await(group, stream);
+    if (!status) status = readers_await(group, stream);
     if (status)
         return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root",
                           fcdp_error_text());
-    fcdp__lock_acquire(&engine->lock);
-    group->reading = NULL; /* ready is behind crossed */
-    fcdp__lock_release(&engine->lock);
     if (!group->waited && !group->has_fingerprint &&
         (fcdp__policy_keeps_group(group) || fcdp__put_device_only(group)))
         fcdp__copy_fingerprint_take(group);
     group->waited = true;
+    group->reader = stream;
     return FCDP_OK;
 }
 
 /* ---- reshard ---- */
+
+/* The program may end the use on another stream than it waited on, with the first users still on that one:
+ * plain FSDP2 frees a storage that was allocated there, which nothing gets before them. */
+static fcdp_status users_await(fcdp_group *group, fcdp_stream stream) {
+    fcdp_engine *engine = group->comm->engine;
+    if (engine->host_computes || !group->waited || group->reader == stream) return FCDP_OK;
+    fcdp_status status = fcdp__driver_event_record(engine->drv, group->written, group->reader);
+    return status ? status : fcdp__driver_stream_wait(engine->drv, stream, group->written);
+}
 
 /* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's bytes
  * betray waits for the next agreement. What cannot be stored stays on the device, whatever policy says. */
@@ -220,6 +270,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     }
     status = fcdp__engine_check_capture(engine, stream, "resharded", group->name);
     group->reshard_refused = status != FCDP_OK;
+    if (!status) status = users_await(group, stream);
     if (status) return status;
     uint32_t unput = fcdp__put_device_only(group);
     bool keeps = fcdp__policy_keeps_group(group) && fcdp__copy_fingerprint_is_known(group);

@@ -17,18 +17,23 @@ typedef enum fcdp_pass { FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER 
 fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
 
 /* Put everything on the streams. inputs[i]: device address of this rank's shard of extent i in the gathered
- * dtype (shard_bytes long), read where stale, after what is on `stream` now; it lives until a stream that
- * waited for the group (fcdp_group_wait) has passed that. May be NULL where nothing is stale. Nothing to do
+ * dtype (shard_bytes long), read where stale, after what is on `stream` now; it lives until `stream` has
+ * passed a fcdp_group_wait, whatever stream that was for. May be NULL where nothing is stale. Nothing to do
  * where the group has begun already. FCDP_ERR_NO_DEVICE_MEM: nothing was begun, and the ranks may go on
  * together if all of them failed so. */
 fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass,
                              fcdp_stream stream) FCDP_MUST_CHECK;
 bool fcdp_group_has_begun(const fcdp_group *group);
-/* `stream` goes on when the bytes are there; with host_computes the calling thread does. The failure of the
- * group's shard group, if it has one by then. */
+/* Would a use begun now make no collective? Then this rank may put it off while its peers do not: it copies
+ * from host memory what is stale on no rank. */
+bool fcdp_group_begins_alone(const fcdp_group *group);
+/* `stream` goes on when the bytes are there; with host_computes the calling thread does. Where it is another
+ * than begin's, that one goes on when the inputs have been read. The failure of the group's shard group, if
+ * it has one by then. */
 fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
-/* The use ends: `stream` is behind it. `written`: somebody wrote into the gathered bytes, which must not be
- * used again. Does nothing where the group has not begun. */
+/* The use ends: `stream` is behind it, or the stream that waited for the group is, for which it waits then.
+ * `written`: somebody wrote into the gathered bytes, which must not be used again. Does nothing where the
+ * group has not begun. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) FCDP_MUST_CHECK;
 
 #endif

@@ -6,6 +6,10 @@
 
 typedef struct parameter {
     fcdp_observation observed, accepted;
+    /* the copy before the accepted one, where an optimizer has stepped in between; its fingerprint */
+    bool has_stepped;
+    uint64_t before;
+    bool moves_with_steps; /* the last step of an optimizer changed the bytes */
 } parameter;
 
 struct fcdp_validity {
@@ -63,6 +67,8 @@ uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_
     if (!copy->exists) return FCDP_STALE_NEW;
     uint32_t mask = observations_differ(now, copy);
     if (now->has_fingerprint && copy->has_fingerprint) {
+        if (mask & FCDP_STALE_OPTIMIZER)
+            validity->parameters[i].moves_with_steps = now->fingerprint != copy->fingerprint;
         if (now->fingerprint != copy->fingerprint) return mask | FCDP_STALE_FINGERPRINT;
         if (!copy->confirmed) return mask;
         /* the same shard, gathered as something else */
@@ -71,6 +77,13 @@ uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_
     if (now->grad_mode_changes != copy->grad_mode_changes) mask |= FCDP_STALE_GRAD_MODE;
     if (!process->optimizer_seen && now->reductions != copy->reductions) mask |= FCDP_STALE_REDUCED;
     return mask;
+}
+
+bool fcdp__validity_is_foretold(const fcdp_validity *validity, uint32_t i, uint64_t optimizer_steps) {
+    FCDP_CHECK(1, i < validity->n);
+    const parameter *p = &validity->parameters[i];
+    return p->accepted.exists && p->moves_with_steps &&
+           p->accepted.signals.optimizer_steps != optimizer_steps;
 }
 
 uint32_t fcdp__validity_miss(fcdp_validity *validity, uint32_t i) {
@@ -97,17 +110,22 @@ void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_sign
 void fcdp__validity_await(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, uint64_t read) {
     FCDP_CHECK(1, i < validity->n);
     fcdp_observation *observed = &validity->parameters[i].observed;
+    if (!observed->has_fingerprint) observed->fingerprint = 0;
     observed->signals = *signals;
     observed->read = read;
+    observed->has_fingerprint = true;
     observed->confirmed = false;
 }
 
 void fcdp__validity_amend(fcdp_validity *validity, uint32_t i, uint64_t read, uint64_t fingerprint) {
     FCDP_CHECK(1, i < validity->n);
-    fcdp_observation *copy = &validity->parameters[i].accepted;
+    parameter *p = &validity->parameters[i];
+    fcdp_observation *copy = &p->accepted;
     if (!copy->exists || copy->read != read || !copy->has_fingerprint) return;
     copy->fingerprint = fingerprint;
     copy->confirmed = true;
+    if (p->has_stepped) p->moves_with_steps = fingerprint != p->before;
+    p->has_stepped = false;
 }
 
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i) {
@@ -117,7 +135,11 @@ fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t
 
 void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_observation *gathered) {
     FCDP_CHECK(1, i < validity->n);
-    validity->parameters[i].accepted = *gathered;
+    parameter *p = &validity->parameters[i];
+    p->has_stepped = p->accepted.exists && p->accepted.has_fingerprint &&
+                     p->accepted.signals.optimizer_steps != gathered->signals.optimizer_steps;
+    p->before = p->accepted.fingerprint;
+    p->accepted = *gathered;
 }
 
 void fcdp__validity_invalidate(fcdp_validity *validity) {

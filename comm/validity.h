@@ -67,6 +67,9 @@ typedef enum fcdp_stale {
     FCDP_STALE_MISSING = 128,  /* the shard's bytes are not there: its storage was freed */
 } fcdp_stale;
 
+/* Of a parameter that changed at the optimizer's last step, as far as fingerprints told, one more step says
+ * that it has changed again: nobody needs to read it. That may be wrong, and then costs a gather; the
+ * fingerprint of what that gather read says so. */
 typedef struct fcdp_validity fcdp_validity; /* of one group: n parameters */
 
 fcdp_status fcdp__validity_create(uint32_t n, fcdp_validity **validity_out) FCDP_MUST_CHECK;
@@ -75,6 +78,9 @@ void fcdp__validity_destroy(fcdp_validity *validity);
  * were not read. The mask of reasons. */
 uint32_t fcdp__validity_observe(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                                 const fcdp_process_signals *process, const uint64_t *fingerprint);
+/* Would an observation with these steps, and no fingerprint, say what one with a fingerprint is expected
+ * to? */
+bool fcdp__validity_is_foretold(const fcdp_validity *validity, uint32_t i, uint64_t optimizer_steps);
 /* In place of an observation, where the shard's bytes are not there. Nothing is known of what comes in their
  * place, maybe at the same address with the same counters: only an equal fingerprint makes a copy fresh that
  * was gathered before. FCDP_STALE_MISSING. */
@@ -84,8 +90,7 @@ uint32_t fcdp__validity_miss(fcdp_validity *validity, uint32_t i);
 void fcdp__validity_confirm(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                             const uint64_t *fingerprint);
 /* A gather reads the shard now, and a device fingerprints what it reads: `read` numbers that, not 0. This is
- * the observation, of which the fingerprint is still to come. Until then a signal that moves makes the copy
- * stale. */
+ * the observation, of which the fingerprint is still to come. Until then the copy is like no other bytes. */
 void fcdp__validity_await(fcdp_validity *validity, uint32_t i, const fcdp_signals *signals, uint64_t read);
 /* The fingerprint of that read: the copy is of it, where it is still the copy that was gathered then. */
 void fcdp__validity_amend(fcdp_validity *validity, uint32_t i, uint64_t read, uint64_t fingerprint);

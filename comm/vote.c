@@ -39,6 +39,12 @@ static bool is_missing(const fcdp_evidence *evidence, uint32_t i, size_t at) {
     return false;
 }
 
+bool fcdp_group_needs_fingerprints(const fcdp_group *group, const uint64_t *optimizer_steps) {
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        if (!fcdp__validity_is_foretold(group->validity, i, optimizer_steps[i])) return true;
+    return false;
+}
+
 /* The last byte is 0 where every span that has bytes lies on this rank's device. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                             const fcdp_process_signals *process, uint8_t *vote_out) {

@@ -33,7 +33,9 @@ typedef struct fcdp_evidence {
     const uint64_t *fingerprints;
     /* how many pieces each extent's shard is, in which order counts; NULL: one each. None: no bytes */
     const uint64_t *n_pieces;
-    bool by_device; /* the shards' addresses are the device's, which fingerprints them (fcdp_group_confirm) */
+    /* the shards' addresses are the device's, which fingerprints what is gathered (fcdp_group_confirm); the
+     * host reads none */
+    bool by_device;
 } fcdp_evidence;
 
 uint64_t fcdp__evidence_n_pieces(const fcdp_evidence *evidence, uint32_t i);
@@ -42,6 +44,10 @@ uint64_t fcdp__evidence_n_pieces(const fcdp_evidence *evidence, uint32_t i);
 const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32_t i, size_t *at,
                                            uint64_t *own);
 
+/* Must the device read the group's shards for the vote, and the host wait for it? Not where an optimizer
+ * has stepped each parameter, and the step before changed each (validity.h): they are voted stale without,
+ * and the gather's own fingerprints say what they are. optimizer_steps: of n_extents signals. */
+bool fcdp_group_needs_fingerprints(const fcdp_group *group, const uint64_t *optimizer_steps);
 /* The vote, of n_extents + 1 bytes. A use that was begun ahead is ended first. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                             const fcdp_process_signals *process, uint8_t *vote_out) FCDP_MUST_CHECK;

@@ -115,7 +115,7 @@ def tiny_job(folder):
 
 
 # Of each command: what of its options a run with them must show. Those of fcdp-lab are all given in one run (below);
-# its --svg needs a step.
+# its --svg needs a step, and what the simulated device needs is in tests/lab/test_device.py.
 DOCTOR = {
     (): (0, ["options", "all FCDP_* variables are valid", "torch", "device", "would be served here"]),
     ("--options",): (0, ["| `FCDP_TAU` | 0..1 | 0 |"]),
@@ -141,6 +141,10 @@ OPTIONS = {
         "--ranks",
         "--rate",
         "--delay",
+        "--device",
+        "--device-memory",
+        "--gflops",
+        "--gbytes",
         "--modes",
         "--mode",
         "--env",
@@ -321,6 +325,8 @@ def test_the_lab_with_every_option(tmp_path):
     more = [
         "--delay",
         "0ms",
+        "--device",
+        "cpu",
         "--mode",
         "mine: X=1 -- --flag",
         "--env",
@@ -345,7 +351,8 @@ def test_the_lab_with_every_option(tmp_path):
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
     given = {str(part) for part in [*options, *more]}
-    assert OPTIONS["fcdp-lab"] - given == {*HELP, "--version", "--svg", "--require-equal"}
+    of_the_device = {"--device-memory", "--gflops", "--gbytes"}
+    assert OPTIONS["fcdp-lab"] - given == {*HELP, "--version", "--svg", "--require-equal", *of_the_device}
     assert [mode["name"] for mode in json.loads((tmp_path / "out.json").read_text())["modes"]] == ["fsdp", "mine"]
     assert any((tmp_path / "logs").iterdir())
 
@@ -460,7 +467,9 @@ def makes_the_wheel_alone(folder, line):
     # what the demo waits for before its first rank starts
     of_demo = said["demo"].stdout
     assert "\npip install . --no-deps" in of_demo and "torch_install" in of_demo
-    assert not [word for word in ("ziglang==", "auditwheel", "pytest", "pre-commit", "trl==") if word in of_demo], of_demo
+    assert not [word for word in ("ziglang==", "auditwheel", "pytest", "pre-commit", "trl==") if word in of_demo], (
+        of_demo
+    )
     not_for_it = ("torch_install", "trl==", "torchtitan==", "pytest", "matplotlib", "pre-commit", "clang-tidy==")
     assert [word for word in not_for_it if word not in said["all"].stdout] == [], "the set-up calls them otherwise now"
     assert [word for word in not_for_it if word in said["wheel"].stdout] == []

@@ -220,6 +220,7 @@ def test_the_report_is_whole_on_the_simulated_device(bundle, tmp_path):
             section
         )
     assert report["machine"]["torch"] and "simulated" in report["machine"]["device"]
+    names_of = [section["name"] for section in report["sections"]]
     names = {
         section["name"]: " ".join(figure["name"] for figure in section["figures"]) for section in report["sections"]
     }
@@ -228,13 +229,23 @@ def test_the_report_is_whole_on_the_simulated_device(bundle, tmp_path):
         "copies": ["both at once", "page-locking memory"],
         "fingerprints": ["by the kernel"],
         "nccl_one": ["a peer that never comes"],
-        "fsdp2": ["host blocked", "gathers between nodes"],
+        "fsdp2": [
+            f"FCDP, {mapping}, tensors PyTorch's: {what}"
+            for mapping in ("slots", "exact")
+            for what in ("host blocked for pages", "host blocked in agreements", "gathers between nodes")
+        ],
         "dpo": ["over the trainable bytes"],
         "allocators": ["FCDP: steps per s"],
     }.items():
         assert all(figure in names[section] for figure in figures), (section, names[section])
     checks = [check["name"] for section in report["sections"] for check in section["checks"]]
-    assert sum("bit for bit" in check for check in checks) == 2
+    assert sum("bit for bit" in check for check in checks) == 3  # slots, exact, and DPO's
+    blocked = {f["name"]: f for f in report["sections"][names_of.index("fsdp2")]["figures"]}
+    for mapping in ("slots", "exact"):
+        agreements = blocked[f"FCDP, {mapping}, tensors PyTorch's: host blocked in agreements, a step, running ahead"]
+        assert agreements["value"] > 0 and agreements["waits"] >= 2, agreements  # forward's and backward's
+    said = text[text.rindex(" s in all") :]
+    assert all(what in said for what in ("NVLink", "GPUDirect", "Contention across GPUs")), said
     frozen = next(
         figure
         for section in report["sections"]

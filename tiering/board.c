@@ -47,18 +47,37 @@ static bool has_come(const fcdp_host_block *block, fcdp_board_word word, uint32_
     return (int32_t)(fcdp__board_read(block, word, slice) - at_least) >= 0;
 }
 
+/* Slices [first, end) that must come, to which value of their word. */
+typedef struct awaited {
+    const fcdp_host_block *block;
+    fcdp_board_word word;
+    uint32_t first, end, at_least;
+    double timeout_s;
+    const char *what;
+} awaited;
+
+static bool awaits(const awaited *a, uint32_t slice) {
+    return !has_come(a->block, a->word, slice, a->at_least);
+}
+
+/* A rank that has failed lives, and comes to no meeting. Its other words it raises (fcdp__board_raise). */
+static bool member_failed(const awaited *a, uint32_t slice) {
+    const fcdp_slab_member *member = &a->block->host->header->members[slice];
+    return a->word >= FCDP_BOARD_CAME && atomic_load_explicit(&member->has_failed, memory_order_acquire);
+}
+
 /* "slice 1 (process 4711, gone), slice 3 (process 4713)" of those that have not come. The number of them. */
-static int missing_describe(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
-                            uint64_t gone, char *text, size_t text_bytes) {
+static int missing_describe(const awaited *a, uint64_t gone, char *text, size_t text_bytes) {
     int n = 0;
     size_t at = 0;
     text[0] = 0;
-    for (uint32_t i = 0; i < block->host->config.n_slices; i++) {
-        if (has_come(block, word, i, at_least)) continue;
-        int32_t pid = atomic_load_explicit(&block->host->header->members[i].pid, memory_order_acquire);
+    for (uint32_t i = a->first; i < a->end; i++) {
+        if (!awaits(a, i)) continue;
+        int32_t pid = atomic_load_explicit(&a->block->host->header->members[i].pid, memory_order_acquire);
+        const char *fate = member_failed(a, i) ? ", which has failed" : ", gone";
         char who[48];
         if (pid > 0)
-            snprintf(who, sizeof who, "process %d%s", (int)pid, gone >> i & 1 ? ", gone" : "");
+            snprintf(who, sizeof who, "process %d%s", (int)pid, gone >> i & 1 ? fate : "");
         else
             snprintf(who, sizeof who, "%s", pid == FCDP_MEMBER_LEFT ? "has left" : "never joined");
         int len = snprintf(text + at, text_bytes - at, "%sslice %u (%s)", n++ ? ", " : "", i, who);
@@ -67,56 +86,71 @@ static int missing_describe(const fcdp_host_block *block, fcdp_board_word word, 
     return n;
 }
 
-static bool all_have_come(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least) {
-    for (uint32_t i = 0; i < block->host->config.n_slices; i++)
-        if (!has_come(block, word, i, at_least)) return false;
+static bool all_have_come(const awaited *a) {
+    for (uint32_t i = a->first; i < a->end; i++)
+        if (awaits(a, i)) return false;
     return true;
 }
 
 /* FCDP_PENDING while those that have not come live, and may come yet. The word of one that is gone is read
  * again: the last thing the process did may have been to publish it. */
-static fcdp_status missing_query(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
-                                 const char *what, uint64_t waited_ns) {
-    const fcdp_host_config *config = &block->host->config;
+static fcdp_status missing_query(const awaited *a, uint64_t waited_ns) {
     uint64_t gone = 0; /* a bit for each slice that has not come and never will */
-    for (uint32_t i = 0; i < config->n_slices; i++)
-        if (!has_come(block, word, i, at_least) && member_gone(block->host, i) &&
-            !has_come(block, word, i, at_least))
+    for (uint32_t i = a->first; i < a->end; i++)
+        if (awaits(a, i) && (member_gone(a->block->host, i) || member_failed(a, i)) && awaits(a, i))
             gone |= UINT64_C(1) << i;
-    bool is_late = (double)waited_ns >= config->timeout_s * 1e9;
+    bool is_late = (double)waited_ns >= a->timeout_s * 1e9;
     char missing[1024];
     if (!gone && !is_late) return FCDP_PENDING;
-    if (!missing_describe(block, word, at_least, gone, missing, sizeof missing)) return FCDP_PENDING;
+    if (!missing_describe(a, gone, missing, sizeof missing)) return FCDP_PENDING;
     return fcdp__fail(gone ? FCDP_ERR_PEER : FCDP_ERR_TIMEOUT, "%s: did not come from %s after %.1f s%s",
-                      what, missing, (double)waited_ns / 1e9, gone ? "" : " (FCDP_TIMEOUT)");
+                      a->what, missing, (double)waited_ns / 1e9, gone ? "" : " (FCDP_TIMEOUT)");
+}
+
+static awaited all_of(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
+                      const char *what) {
+    const fcdp_host_config *config = &block->host->config;
+    return (awaited){block, word, 0, config->n_slices, at_least, config->timeout_s, what};
 }
 
 fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                   const char *what, uint64_t waited_ns) {
-    return all_have_come(block, word, at_least) ? FCDP_OK
-                                                : missing_query(block, word, at_least, what, waited_ns);
+    awaited a = all_of(block, word, at_least, what);
+    return all_have_come(&a) ? FCDP_OK : missing_query(&a, waited_ns);
 }
 
-fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
-                                 const char *what) {
+static fcdp_status wait_for(const awaited *a) {
     uint64_t start_ns = fcdp__now_ns(), looked_ns = start_ns;
-    while (!all_have_come(block, word, at_least)) {
+    while (!all_have_come(a)) {
         uint64_t now_ns = fcdp__now_ns();
         if (now_ns - looked_ns >= LOOK_FOR_DEAD_NS) {
-            fcdp_status status = missing_query(block, word, at_least, what, now_ns - start_ns);
+            fcdp_status status = missing_query(a, now_ns - start_ns);
             if (status != FCDP_PENDING) return status;
             looked_ns = now_ns;
         }
         /* Sleep on one word that has not come, whichever: the loop reads all of them again. */
-        uint32_t i = 0, n = block->host->config.n_slices;
-        while (i < n && has_come(block, word, i, at_least)) i++;
-        if (i == n) continue;
-        uint32_t seen = fcdp__board_read(block, word, i);
-        struct timespec timeout = {.tv_nsec = LOOK_FOR_WORD_NS};
-        if ((int32_t)(seen - at_least) < 0)
-            (void)syscall(SYS_futex, &block->board[i].words[word], FUTEX_WAIT, seen, &timeout, NULL, 0);
+        uint32_t i = a->first;
+        while (i < a->end && !awaits(a, i)) i++;
+        if (i == a->end) continue;
+        uint32_t seen = fcdp__board_read(a->block, a->word, i);
+        bool by_stream = a->word < FCDP_BOARD_CAME;
+        struct timespec timeout = {.tv_nsec = by_stream ? LOOK_FOR_WORD_NS : LOOK_FOR_DEAD_NS};
+        if ((int32_t)(seen - a->at_least) < 0)
+            (void)syscall(SYS_futex, &a->block->board[i].words[a->word], FUTEX_WAIT, seen, &timeout, NULL, 0);
     }
     return FCDP_OK;
+}
+
+fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
+                                 const char *what) {
+    awaited a = all_of(block, word, at_least, what);
+    return wait_for(&a);
+}
+
+fcdp_status fcdp__board_wait(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice,
+                             uint32_t at_least, double timeout_s, const char *what) {
+    awaited a = {block, word, slice, slice + 1, at_least, timeout_s, what};
+    return wait_for(&a);
 }
 
 fcdp_dptr fcdp__board_word_at(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice) {

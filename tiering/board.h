@@ -16,6 +16,11 @@ typedef enum fcdp_board_word {
     /* region.h: number of the fill for which this rank's older reads and writes are over */
     FCDP_BOARD_READY,
     FCDP_BOARD_ATTACHED, /* host.c's: 1 while this rank has the block attached */
+    /* From here on hosts write, and wake who waits. Of the meeting (fcdp__host_meeting), see comm/ballot.h:
+     * meetings that this rank has come to, and those of
+     * which the first slice has told what came of them */
+    FCDP_BOARD_CAME,
+    FCDP_BOARD_TOLD,
     FCDP_BOARD_N_WORDS,
 } fcdp_board_word;
 
@@ -26,10 +31,14 @@ uint32_t fcdp__board_read(const fcdp_host_block *block, fcdp_board_word word, ui
 /* The word's device address, for the owner's streams to write and the others' to wait for. Page-locked,
  * whatever FCDP_PIN says. */
 fcdp_dptr fcdp__board_word_at(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice);
-/* The host waits until (int32_t)(word[slice] - at_least) >= 0 for every slice. FCDP_ERR_TIMEOUT or, when the
- * owner's process is gone, FCDP_ERR_PEER; the text names the slices that did not come and `what`. */
+/* The host waits until (int32_t)(word[slice] - at_least) >= 0 for every slice. FCDP_ERR_TIMEOUT or, when
+ * the owner's process is gone (or, of a meeting's word, has failed), FCDP_ERR_PEER; the text names the
+ * slices that did not come and `what`. */
 fcdp_status fcdp__board_wait_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,
                                  const char *what) FCDP_MUST_CHECK;
+/* The same for one slice, and a timeout of its own. */
+fcdp_status fcdp__board_wait(const fcdp_host_block *block, fcdp_board_word word, uint32_t slice,
+                             uint32_t at_least, double timeout_s, const char *what) FCDP_MUST_CHECK;
 /* The same without waiting, for a caller that has waited for waited_ns: FCDP_PENDING while some slices have
  * not come, live, and may come yet. */
 fcdp_status fcdp__board_query_all(const fcdp_host_block *block, fcdp_board_word word, uint32_t at_least,

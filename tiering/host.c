@@ -21,7 +21,7 @@
 enum { SLAB_OVERCOMMIT = 4 };
 
 static void host_free(fcdp_host *host) {
-    if (host->header) munmap(host->header, host->page_bytes);
+    if (host->header) munmap(host->header, host->header_bytes);
     if (host->fd >= 0) close(host->fd);
     fcdp__offsets_destroy(host->offsets);
     fcdp__lock_destroy(&host->lock);
@@ -39,6 +39,7 @@ static fcdp_status host_alloc(const fcdp_host_config *config, fcdp_host **host_o
     host->fd = -1;
     long page = sysconf(_SC_PAGESIZE);
     host->page_bytes = page > 4096 ? (size_t)page : 4096;
+    host->header_bytes = 2 * host->page_bytes + (size_t)config->n_slices * FCDP_MEETING_BYTES;
     atomic_init(&host->n_blocks, 0);
     atomic_init(&host->pin_warned, false);
     fcdp__lock_init(&host->lock, FCDP_RANK_HOST);
@@ -47,9 +48,16 @@ static fcdp_status host_alloc(const fcdp_host_config *config, fcdp_host **host_o
 }
 
 static fcdp_status header_map(fcdp_host *host) {
-    host->header = fcdp__shared_map(host->fd, 0, host->page_bytes);
-    if (host->header) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
+    char *at = fcdp__shared_map(host->fd, 0, host->header_bytes);
+    if (!at)
+        return fcdp__fail(FCDP_ERR_SYSTEM, "host tier: cannot map the slab's header: %s", strerror(errno));
+    host->header = (fcdp_slab_header *)(void *)at;
+    host->meeting = (fcdp_host_block){.host = host,
+                                      .board = (fcdp_board_line *)(void *)(at + host->page_bytes),
+                                      .data = at + 2 * host->page_bytes,
+                                      .data_bytes = host->header_bytes - 2 * host->page_bytes,
+                                      .map_bytes = host->header_bytes - host->page_bytes};
+    return FCDP_OK;
 }
 
 static fcdp_status member_enter(fcdp_host *host) {
@@ -86,7 +94,7 @@ static fcdp_status slab_create(fcdp_host *host, fcdp_shared_ticket *ticket_out) 
                                        .page_bytes = host->page_bytes,
                                        .version = FCDP_SLAB_VERSION,
                                        .n_slices = host->config.n_slices};
-    return fcdp__offsets_create(host->page_bytes, capacity_bytes, host->page_bytes, &host->offsets);
+    return fcdp__offsets_create(host->header_bytes, capacity_bytes, host->page_bytes, &host->offsets);
 }
 
 fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_out,
@@ -245,6 +253,10 @@ void fcdp__host_fail(fcdp_host *host) {
     atomic_store_explicit(&host->header->members[host->config.slice].has_failed, 1, memory_order_release);
 }
 
+fcdp_host_block *fcdp__host_meeting(fcdp_host *host) {
+    return &host->meeting;
+}
+
 bool fcdp__host_peer_failed(const fcdp_host *host, uint32_t *slice_out) {
     for (uint32_t i = 0; i < host->config.n_slices; i++) {
         const fcdp_slab_member *member = &host->header->members[i];
@@ -326,8 +338,8 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
     if (!share) share = &all;
     size_t page = host->page_bytes, map_bytes = page + fcdp__round_up(data_bytes, page);
     uint64_t capacity = host->header->capacity_bytes;
-    if (!data_bytes || offset < page || offset % page || data_bytes > capacity || offset > capacity ||
-        map_bytes > capacity - offset || !share_fits(share, data_bytes))
+    if (!data_bytes || offset < host->header_bytes || offset % page || data_bytes > capacity ||
+        offset > capacity || map_bytes > capacity - offset || !share_fits(share, data_bytes))
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: no block of %zu bytes at %llu", data_bytes,
                           (unsigned long long)offset);
     fcdp_host_block *block = calloc(1, sizeof *block);

@@ -58,6 +58,11 @@ typedef struct fcdp_host_share {
     fcdp_piece copied[FCDP_N_SPANS]; /* what it copies in the ordinary case: page-locked */
 } fcdp_host_share;
 
+/* Where the node's ranks meet, in every rank's memory as long as its host lasts: a block that is not of the
+ * account. Its data are FCDP_MEETING_BYTES for each slice, one after another. No device sees it. */
+enum { FCDP_MEETING_BYTES = 64 << 10 };
+fcdp_host_block *fcdp__host_meeting(fcdp_host *host);
+
 /* Map `data_bytes` at `offset`, bind and pin this rank's share (NULL: all of them). With FCDP_PIN_AUTO a
  * refusal to pin is a warning (once), with REQUIRE FCDP_ERR_OPTION. */
 fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes,

@@ -1,6 +1,6 @@
 /* host_internal.h - the layout of the slab in shared memory, for host.c, board.c alone.
  *
- *     slab  = header page | block | ...          block = board page | data
+ *     slab  = header page | meeting | block | ...          block, meeting = board page | data
  *     board = FCDP_MAX_SLICES cache lines, line i written by slice i alone
  */
 #ifndef FCDP_HOST_INTERNAL_H
@@ -16,7 +16,7 @@
 
 enum { FCDP_BOARD_LINE_WORDS = 16 };
 #define FCDP_SLAB_MAGIC UINT64_C(0x0042414c53504443) /* "CDPSLAB" */
-enum { FCDP_SLAB_VERSION = 1 };
+enum { FCDP_SLAB_VERSION = 2 };
 enum { FCDP_MEMBER_ABSENT = 0, FCDP_MEMBER_LEFT = -1 };
 
 typedef struct fcdp_slab_member { /* the process that writes slice i's words */
@@ -46,20 +46,6 @@ typedef struct fcdp_block_record { /* leader's note of a block */
     bool freed; /* goes when its last rank has detached */
 } fcdp_block_record;
 
-struct fcdp_host {
-    fcdp_host_config config;
-    pid_t pid;
-    int fd;
-    size_t page_bytes;
-    fcdp_slab_header *header;
-    _Atomic unsigned n_blocks; /* attached here */
-    atomic_bool pin_warned;
-    /* leader only */
-    fcdp_offsets *offsets;
-    fcdp_lock lock; /* FCDP_RANK_HOST: records */
-    fcdp_block_record *records;
-};
-
 struct fcdp_host_block {
     fcdp_host *host;
     fcdp_board_line *board; /* start of the mapping */
@@ -67,6 +53,22 @@ struct fcdp_host_block {
     char *data;
     size_t data_bytes, map_bytes;
     fcdp_pinned pinned; /* of the mapping */
+};
+
+struct fcdp_host {
+    fcdp_host_config config;
+    pid_t pid;
+    int fd;
+    size_t page_bytes;
+    fcdp_slab_header *header;
+    size_t header_bytes;       /* of the mapping: the header's page and the meeting */
+    fcdp_host_block meeting;   /* not pinned */
+    _Atomic unsigned n_blocks; /* attached here */
+    atomic_bool pin_warned;
+    /* leader only */
+    fcdp_offsets *offsets;
+    fcdp_lock lock; /* FCDP_RANK_HOST: records */
+    fcdp_block_record *records;
 };
 
 #endif

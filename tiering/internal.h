@@ -6,6 +6,7 @@
 
 #include "alloc/trace_stream.h"
 #include "alloc/vrange.h"
+#include "tiering/readers.h"
 #include "tiering/region.h"
 
 #include <stdatomic.h>
@@ -54,6 +55,7 @@ struct fcdp_region {
     fcdp_host_block *block;
     fcdp_vrange *range;
     fcdp_event ready, used, loaded, stored;
+    fcdp_readers readers; /* their events, at release */
     /* fills begun, the same on every process of the node; written by the caller's thread alone */
     uint32_t n_fills;
     /* in use: `loaded` was recorded in this use, so this use is ordered behind the last user of the pages.

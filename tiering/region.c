@@ -68,6 +68,7 @@ static void region_free(fcdp_region *region) {
     fcdp_event *const events[] = {&region->ready, &region->used, &region->loaded, &region->stored};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (*events[i]) fcdp__driver_event_destroy(region->tiering->drv, *events[i]);
+    fcdp__readers_free(&region->readers, region->tiering->drv);
     fcdp__vrange_destroy(region->range);
     free(region->layout);
     free(region->name);
@@ -196,7 +197,7 @@ fcdp_status fcdp__region_await(const fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
         status = fcdp__driver_event_sync(region->tiering->drv, events[i]);
-    return status;
+    return status ? status : fcdp__readers_sync(&region->readers, region->tiering->drv);
 }
 
 fcdp_status fcdp__region_query(const fcdp_region *region) {
@@ -204,7 +205,7 @@ fcdp_status fcdp__region_query(const fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
         status = fcdp__driver_event_query(region->tiering->drv, events[i]);
-    return status;
+    return status ? status : fcdp__readers_query(&region->readers, region->tiering->drv);
 }
 
 static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream stream) {
@@ -212,7 +213,7 @@ static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream str
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
         status = fcdp__driver_stream_wait(region->tiering->drv, stream, events[i]);
-    return status;
+    return status ? status : fcdp__readers_stream_wait(&region->readers, region->tiering->drv, stream);
 }
 
 /* ---- pages ---- */
@@ -277,7 +278,22 @@ static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
         if (!status)
             status = fcdp__driver_event_record(tiering->drv, region->stored, region->streams[FCDP_TO_HOST]);
     }
-    return status ? status : fcdp__driver_event_record(tiering->drv, region->used, stream);
+    if (!status) status = fcdp__driver_event_record(tiering->drv, region->used, stream);
+    region_lock(region);
+    fcdp_status readers = fcdp__readers_record(&region->readers, tiering->drv);
+    region_unlock(region);
+    return status ? status : readers;
+}
+
+fcdp_status fcdp__regions_record_stream(fcdp_tiering *tiering, fcdp_dptr address, fcdp_stream stream) {
+    fcdp_status status = FCDP_ERR_INVALID;
+    fcdp__lock_acquire(&tiering->lock);
+    fcdp_region *region = tiering->regions;
+    while (region && address.addr - fcdp__region_base(region).addr >= region->layout->bytes)
+        region = region->next;
+    if (region && region->in_use) status = fcdp__readers_note(&region->readers, tiering->drv, stream);
+    fcdp__lock_release(&tiering->lock);
+    return status;
 }
 
 /* Where no event can say when the use ends, the host waits for the streams that take part. It waits for no

@@ -78,6 +78,12 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
 /* The spans' bytes are invalid in every tier (their parameters changed, or somebody wrote into them). */
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask);
 
+/* `stream`, another than those given to release, reads or writes the region that `address` is in: its release
+ * is behind what is on the stream then, too. FCDP_ERR_INVALID: no region that is in use is there. Any
+ * thread. */
+fcdp_status fcdp__regions_record_stream(fcdp_tiering *tiering, fcdp_dptr address,
+                                        fcdp_stream stream) FCDP_MUST_CHECK;
+
 /* A gather of new content begins, on every process of the node alike: the spans of `span_mask` have a new
  * epoch, on the device once the caller's operations are done; the others' bytes stay. This process reads no
  * older host bytes from here on, and says so. In use. */

@@ -173,6 +173,7 @@ static fcdp_status slot_unmap_all(fcdp_slot *slot, const fcdp_region *except, fc
 fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     fcdp_tiering *tiering = region->tiering;
     if (region->slot == slot) return FCDP_OK;
+    uint64_t start_ns = fcdp__now_ns();
     bool waits = region->slot && fcdp__region_query(region);
     fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
     if (!status && tiering->exact) {
@@ -190,6 +191,7 @@ fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     slot->n_mapped++;
     tiering->stats.n_maps++;
     tiering->stats.n_waits += waits;
+    if (waits) tiering->stats.wait_ns += fcdp__now_ns() - start_ns;
     fcdp__slot_trace(slot, FCDP_EVENT_REGION_MAP, region);
     fcdp__trace_count(FCDP_COUNT_REGION_MAPS, 1);
     if (waits) fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);

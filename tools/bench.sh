@@ -8,6 +8,10 @@ usage() {
 tools/bench.sh [alloc | trace | --help | --version]
 tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
+tools/bench.sh agreement [OPTIONS OF fcdp-agreement]
+tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg [--pages N]] [-- OPTIONS OF tools/demo/gpt.py]
+tools/bench.sh host [--layers N] [--steps N] [--rounds N] [--json FILE]
+tools/bench.sh host-ahead [--pairs N] [--steps N] [--seconds S] [--only WORD]
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -33,6 +37,33 @@ waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is use
   --prefetch 0       gathers nothing ahead
   --transport nccl   uses NCCL's entry points, of a double
 
+agreement: measures how long a device idles for the agreements of a micro-batch, before which its ranks know nothing
+of what is stale: for 8 G parameters on 2 and on 64 nodes of 8 ranks, on the simulated device's clock, beside what
+gloo's ring of all ranks would cost. Half a minute; no GPU is used.
+  --memory 3000      the device reads shards at so many GB/s
+  --hop 50           microseconds between nodes
+
+pressure: trains a small GPT by FSDP2 as 2 nodes x 2 ranks on torch.device("sim"), where tensors and gathered parameters
+share FCDP_DEVICE_BUDGET. It finds the least budget with which plain FSDP2 trains, and prints a table of FCDP=1
+FCDP_TAU=1 from all that is needed down to that: whether memory was out, whether training was bitwise equal, gathers
+avoided, bytes moved. It ends with 1 where memory was out or training differed. Three minutes after the set-up; needs
+g++ or clang++.
+  --picture X.svg    draws the job of a budget in the middle, as fcdp-memtrace plot does
+  --pages N          with --picture: draws the job of N pages of 2 MiB, and trains no other
+
+host: measures what the training loop's thread spends in an unshard and a reshard of a cached group of nine parameters,
+beside what it spends in plain FSDP2's: CPU time, on torch.device("sim"), of runs that take turns. Two minutes after the
+set-up; needs g++ or clang++.
+
+host-ahead: measures whether the host runs ahead of the device under PyTorch. A GPT trains by FSDP2 as 2 nodes x 2 ranks
+on torch.device("sim"), at a rate at which compute takes most of a step: plain, and with FCDP=1 in both mappings. It
+prints the step over what a rank computes of it alone, of which the device waits for nothing; and every call of the
+driver in which the host waited, by kind. It ends with 1 where a step takes more than 1.05 of its bound with slots or
+1.10 with exact mapping, or where the host waits anywhere but in agreements. About five minutes after the set-up, on an
+otherwise idle machine; needs g++ or clang++.
+  --pairs 15         that many pairs of blocks, of a step and its bound in turn (7)
+  --only slots       FSDP2, slots or exact alone
+
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
 docs/frameworks.md. It ends with 1 where training was not bitwise equal. About ten minutes after the set-up; needs
@@ -46,7 +77,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | frameworks) shift ;;
+    overlap | agreement | pressure | host | host-ahead | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -108,14 +139,16 @@ if [ "$what" = trace ] && [ "${1:-}" = --steps ]; then
     trace_steps "$@"
     exit
 fi
-if [ "$what" = frameworks ]; then
-    setup all
-    run "$PY" tools/bench/frameworks.py "$@"
-    exit
-fi
+case $what in
+    pressure) setup test; run "$PY" tools/bench/pressure/sweep.py "$@"; exit ;;
+    host) setup test; run "$PY" tools/bench/host.py "$@"; exit ;;
+    host-ahead) setup test; run "$PY" tools/bench/host_ahead.py "$@"; exit ;;
+    frameworks) setup all; run "$PY" tools/bench/frameworks.py "$@"; exit ;;
+esac
 case $what in
     alloc) targets=(fcdp_simgpu fcdp-replay) ;;
     trace) targets=(bench_trace) ;;
+    agreement) targets=(fcdp_simgpu fcdp-agreement) ;;
     *) setup test ;;
 esac
 if [ "$what" = overlap ]; then
@@ -128,6 +161,10 @@ fi
 must "The benchmarks: build" release-build build_benches
 FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/tools/simgpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY
+if [ "$what" = agreement ]; then
+    run build/release/tools/bench/agreement/fcdp-agreement "$@"
+    exit
+fi
 if [ "$what" = trace ]; then
     run build/release/tests/alloc/bench_trace
     exit

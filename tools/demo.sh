@@ -15,6 +15,7 @@ out/demo.svg. Under 5 minutes on 2 cores after the set-up.
   tools/demo.sh --peers                         the README's table: also hpZ, HSDP, reshard_after_forward=False, and
                                                 FCDP with other options (about 6 minutes)
   tools/demo.sh --rate 10gbit --nodes 3         other nodes, links and modes: fcdp-lab's options (fcdp-lab --help)
+  tools/demo.sh --device sim                    on simulated GPUs, on which the host runs ahead
   tools/demo.sh -- --steps 40 --lora 8          another job: options of tools/demo/gpt.py (its --help)
 
 Needs root, or a kernel that lets users make namespaces. FCDP_PYTHON names the Python to build on. --version prints

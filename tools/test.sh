@@ -15,7 +15,7 @@ installed, the others by the system's compiler. Ends with one summary, which lis
   --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
             ranks, and format and lint
   --matrix  runs each training case in all four configurations, and each that bytes alone must tell of by both readers;
-            without it, in two (both taus, both ways to restore) and by one
+            without it, in two (both taus, both ways to restore) and by one; and all on the simulated device, else a third
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one of each runs
   --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it
@@ -255,7 +255,7 @@ case $what in
     matrix)
         export TEST_MATRIX=whole
         setup lint
-        python_stage tests/torch_plugin/test_{matrix,fingerprints,gathers}.py
+        python_stage tests/torch_plugin/test_{matrix,on_sim,fingerprints,gathers}.py
         ;;
     gpu)
         setup lint

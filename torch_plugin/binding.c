@@ -10,6 +10,21 @@ PyObject *binding_raise(fcdp_status status) {
     return NULL;
 }
 
+fcdp_status binding_exception_take(fcdp_status status) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *text = value ? PyObject_Str(value) : NULL;
+    const char *chars = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
+    status = fcdp__fail(status, "%s", chars ? chars : "the collective raised an exception");
+    PyErr_Clear();
+    Py_XDECREF(text);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return status;
+}
+
 fcdp_status binding_topology(PyObject *node_of, unsigned int rank, fcdp_topology *topology_out) {
     char *data;
     Py_ssize_t length;

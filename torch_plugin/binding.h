@@ -14,6 +14,10 @@ extern PyObject *binding_error_class; /* _fcdp.Error */
  * NULL, so that callers can return it. */
 PyObject *binding_raise(fcdp_status status);
 
+/* The other way round: the Python error that is set becomes the calling thread's failure `status`; none is
+ * set afterwards, so that objects may be released. */
+fcdp_status binding_exception_take(fcdp_status status) FCDP_MUST_CHECK;
+
 /* As last loaded. GIL held. */
 const fcdp_options *binding_options(void);
 

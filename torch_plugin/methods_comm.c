@@ -1,4 +1,6 @@
 /* methods_comm.c - the module's functions of a shard group, with the trees in it. */
+#include <string.h>
+
 #include "comm/tree.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/transport.h"
@@ -114,33 +116,93 @@ METHOD(comm_host_join) {
     return methods_none_or_raise(status);
 }
 
-/* (comm, addresses: n uint64, sizes: n uint64, stream) -> n uint64: fingerprints that the device takes of
- * arrays in its memory; None: it cannot. The host waits for what is on the stream. */
-METHOD(comm_fingerprints) {
-    PyObject *handle, *addresses, *sizes;
-    unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OSSK:comm_fingerprints", &handle, &addresses, &sizes, &stream)) return NULL;
+/* Python's (to, from, bytes, timeout in seconds) -> as many bytes, of its thread. */
+static fcdp_status carrier_swap(void *ctx, uint32_t to, uint32_t from, const void *sent, void *received_out,
+                                size_t bytes, double timeout_s) {
+    fcdp_status status = FCDP_OK;
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *answer = PyObject_CallFunction(ctx, "IIy#d", (unsigned)to, (unsigned)from, (const char *)sent,
+                                             (Py_ssize_t)bytes, timeout_s);
+    const void *received = answer ? methods_bytes(answer, bytes, "the other node's ballot") : NULL;
+    if (received)
+        memcpy(received_out, received, bytes);
+    else
+        status = binding_exception_take(FCDP_ERR_TRANSPORT);
+    Py_XDECREF(answer);
+    PyGILState_Release(gil);
+    return status;
+}
+
+/* (comm, swap, the agreement's number, votes) -> (their maximum over the ranks, bytes sent to other nodes);
+ * swap carries bytes between nodes: carrier_swap. */
+METHOD(comm_agree) {
+    PyObject *handle, *swap, *votes;
+    unsigned long long number;
+    if (!PyArg_ParseTuple(args, "OOKS:comm_agree", &handle, &swap, &number, &votes)) return NULL;
     fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
     if (!comm) return NULL;
-    Py_ssize_t bytes = PyBytes_Size(addresses);
-    const uint64_t *at = methods_bytes(addresses, (size_t)bytes, "addresses"),
-                   *n_bytes = at ? methods_bytes(sizes, (size_t)bytes, "sizes") : NULL;
-    PyObject *fingerprints = n_bytes ? PyBytes_FromStringAndSize(NULL, bytes) : NULL;
-    if (!fingerprints) return NULL;
-    uint64_t *out = (uint64_t *)(void *)PyBytes_AsString(fingerprints);
+    Py_ssize_t n = PyBytes_Size(votes);
+    PyObject *agreed = PyBytes_FromStringAndSize(NULL, n);
+    if (!agreed) return NULL;
+    uint8_t *at = (uint8_t *)PyBytes_AsString(agreed);
+    memcpy(at, PyBytes_AsString(votes), (size_t)n);
+    const fcdp_carrier carrier = {.ctx = swap, .swap = carrier_swap};
+    uint64_t sent_bytes;
     fcdp_status status;
-    CALL(fcdp_comm_fingerprint_begin(comm, at, n_bytes, (size_t)bytes / sizeof *at,
-                                     (fcdp_stream)(uintptr_t)stream));
-    if (status == FCDP_OK) CALL(fcdp_comm_fingerprint_end(comm, out));
+    CALL(fcdp_comm_agree(comm, &carrier, number, at, (size_t)n, &sent_bytes));
+    if (status == FCDP_OK) return Py_BuildValue("(NK)", agreed, (unsigned long long)sent_bytes);
+    Py_DECREF(agreed);
+    return binding_raise(status);
+}
+
+/* (comm, addresses: n uint64, sizes: n uint64, stream): the device fingerprints arrays in its memory.
+ * False: it cannot. */
+METHOD(comm_fingerprint_begin) {
+    PyObject *handle, *addresses, *sizes;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OSSK:comm_fingerprint_begin", &handle, &addresses, &sizes, &stream))
+        return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm) return NULL;
+    size_t bytes = (size_t)PyBytes_Size(addresses);
+    const uint64_t *at = methods_bytes(addresses, bytes, "addresses"),
+                   *n_bytes = at ? methods_bytes(sizes, bytes, "sizes") : NULL;
+    if (!n_bytes) return NULL;
+    fcdp_status status;
+    CALL(fcdp_comm_fingerprint_begin(comm, at, n_bytes, bytes / sizeof *at, (fcdp_stream)(uintptr_t)stream));
+    if (status != FCDP_OK && status != FCDP_ERR_UNSUPPORTED) return binding_raise(status);
+    return PyBool_FromLong(status == FCDP_OK);
+}
+
+/* (comm, n) -> n uint64: of those that have begun. The host waits for what was on the stream then. */
+METHOD(comm_fingerprint_end) {
+    PyObject *handle;
+    Py_ssize_t n;
+    if (!PyArg_ParseTuple(args, "On:comm_fingerprint_end", &handle, &n)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    PyObject *fingerprints = comm ? PyBytes_FromStringAndSize(NULL, n * (Py_ssize_t)sizeof(uint64_t)) : NULL;
+    if (!fingerprints) return NULL;
+    fcdp_status status;
+    CALL(fcdp_comm_fingerprint_end(comm, (uint64_t *)(void *)PyBytes_AsString(fingerprints)));
     if (status == FCDP_OK) return fingerprints;
     Py_DECREF(fingerprints);
-    if (status == FCDP_ERR_UNSUPPORTED) Py_RETURN_NONE;
     return binding_raise(status);
 }
 
 PyMethodDef methods_comm[] = {
-    ENTRY(topology),         ENTRY(comm_create),      ENTRY(comm_check),         ENTRY(comm_set_shard_group),
-    ENTRY(comm_set_streams), ENTRY(tree_create),      ENTRY(tree_begin_forward), ENTRY(tree_begin_backward),
-    ENTRY(tree_agreed),      ENTRY(comm_host_create), ENTRY(comm_host_join),     ENTRY(comm_fingerprints),
+    ENTRY(topology),
+    ENTRY(comm_create),
+    ENTRY(comm_check),
+    ENTRY(comm_set_shard_group),
+    ENTRY(comm_set_streams),
+    ENTRY(tree_create),
+    ENTRY(tree_begin_forward),
+    ENTRY(tree_begin_backward),
+    ENTRY(tree_agreed),
+    ENTRY(comm_host_create),
+    ENTRY(comm_host_join),
+    ENTRY(comm_fingerprint_begin),
+    ENTRY(comm_fingerprint_end),
+    ENTRY(comm_agree),
     {NULL, NULL, 0, NULL},
 };

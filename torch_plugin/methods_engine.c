@@ -95,6 +95,7 @@ METHOD(engine_create) {
     config.options.mapping = (fcdp_mapping_mode)mapping;
     fcdp_engine *engine;
     CALL(fcdp_engine_create(&config, &engine));
+    if (status == FCDP_OK && on_tensors_device) binding_tensors_set_engine(engine);
     return status == FCDP_OK ? binding_wrap(BINDING_ENGINE, engine, NULL) : binding_raise(status);
 }
 
@@ -104,6 +105,7 @@ METHOD(engine_destroy) {
     fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
     if (!engine) return NULL;
     Py_BEGIN_ALLOW_THREADS binding_neighbour_end();
+    binding_tensors_set_engine(NULL);
     fcdp_engine_destroy(engine);
     Py_END_ALLOW_THREADS binding_end_generation();
     Py_RETURN_NONE;
@@ -183,18 +185,20 @@ METHOD(engine_stats) {
     fcdp_engine_stats s;
     Py_BEGIN_ALLOW_THREADS fcdp_engine_stats_get(engine, &s);
     Py_END_ALLOW_THREADS return Py_BuildValue(
-        "{s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},s:{s:n,"
+        "{s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}"
+        ",s:{s:n,"
         "s:n,s:n},s:{s:n,s:n}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "gather", counts_of(&s.gather), "restore",
         counts_of(&s.restore), "gathers", "made", s.gathers.made, "avoided", s.gathers.avoided, "forward",
         s.gathers.forward, "backward", s.gathers.backward, "saved", "plain_bytes", s.plain_bytes,
         "gather_bytes", s.gather_bytes, "waits", "gathers", s.n_host_waits, "seconds",
-        (double)s.host_wait_ns / 1e9, "moves", "h2d_bytes", s.moves.h2d_bytes, "d2h_bytes", s.moves.d2h_bytes,
-        "stores", s.moves.n_stores, "slice_loads", s.moves.n_slice_loads, "whole_loads",
-        s.moves.n_whole_loads, "evictions", s.moves.n_evictions, "maps", s.moves.n_maps, "memory_waits",
-        s.moves.n_waits, "device_bytes", "current", (Py_ssize_t)s.device_bytes, "peak",
-        (Py_ssize_t)s.device_peak_bytes, "budget", (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current",
-        (Py_ssize_t)s.host_bytes, "peak", (Py_ssize_t)s.host_peak_bytes);
+        (double)s.host_wait_ns / 1e9, "pages", s.moves.n_waits, "page_seconds", (double)s.moves.wait_ns / 1e9,
+        "moves", "h2d_bytes", s.moves.h2d_bytes, "d2h_bytes", s.moves.d2h_bytes, "stores", s.moves.n_stores,
+        "slice_loads", s.moves.n_slice_loads, "whole_loads", s.moves.n_whole_loads, "evictions",
+        s.moves.n_evictions, "maps", s.moves.n_maps, "memory_waits", s.moves.n_waits, "device_bytes",
+        "current", (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes, "budget",
+        (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak",
+        (Py_ssize_t)s.host_peak_bytes);
 }
 
 METHOD(python_calls) {

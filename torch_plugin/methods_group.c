@@ -118,6 +118,11 @@ METHOD(group_is_small) {
     return group ? PyBool_FromLong(fcdp_group_is_small(group)) : NULL;
 }
 
+METHOD(group_begins_alone) {
+    fcdp_group *group = only_group(args, "O:group_begins_alone");
+    return group ? PyBool_FromLong(fcdp_group_begins_alone(group)) : NULL;
+}
+
 /* ([group], inputs: uint64 per extent, one group after another, stream) */
 METHOD(groups_coalesce) {
     PyObject *list, *inputs;
@@ -198,8 +203,18 @@ static bool evidence_from(const fcdp_group *group, PyObject *signals, PyObject *
     return evidence_out->shard_bytes != NULL;
 }
 
-/* (group, signals, shards, shard_bytes, n_pieces, by_device, fingerprints, with by_device: uint64 per piece,
- * grad_mode, optimizer_seen, reductions) -> n + 1 bytes */
+/* (group, steps of optimizers: n uint64) -> must the device read its shards before it votes? */
+METHOD(group_needs_fingerprints) {
+    PyObject *handle, *steps;
+    if (!PyArg_ParseTuple(args, "OS:group_needs_fingerprints", &handle, &steps)) return NULL;
+    fcdp_group *group = group_of(handle);
+    const uint64_t *at = group ? methods_bytes(steps, fcdp_group_n_extents(group) * sizeof *at, "steps")
+                               : NULL;
+    return at ? PyBool_FromLong(fcdp_group_needs_fingerprints(group, at)) : NULL;
+}
+
+/* (group, signals, shards, shard_bytes, n_pieces, by_device, fingerprints, with by_device: uint64 per
+ * piece, or none, grad_mode, optimizer_seen, reductions) -> n + 1 bytes */
 METHOD(group_vote) {
     PyObject *handle, *signals, *shards, *sizes, *counts, *fingerprints;
     int by_device, grad_mode, optimizer_seen;
@@ -210,7 +225,7 @@ METHOD(group_vote) {
         return NULL;
     fcdp_group *group = group_of(handle);
     if (!group || !evidence_from(group, signals, shards, sizes, counts, by_device, &evidence)) return NULL;
-    if (by_device) {
+    if (by_device && PyBytes_Size(fingerprints) > 0) {
         evidence.fingerprints = methods_bytes(fingerprints, (size_t)PyBytes_Size(sizes), "fingerprints");
         if (!evidence.fingerprints) return NULL;
     }
@@ -426,11 +441,34 @@ METHOD(group_stats) {
 }
 
 PyMethodDef methods_group[] = {
-    ENTRY(group_create),     ENTRY(group_host_alloc),    ENTRY(group_attach),     ENTRY(group_extent),
-    ENTRY(group_id),         ENTRY(groups_fit),          ENTRY(group_is_small),   ENTRY(groups_coalesce),
-    ENTRY(group_watch),      ENTRY(group_join),          ENTRY(group_question),   ENTRY(group_ask_again),
-    ENTRY(group_vote),       ENTRY(group_agree),         ENTRY(group_audit),      ENTRY(group_confirm),
-    ENTRY(group_stale),      ENTRY(group_check_capture), ENTRY(group_begin),      ENTRY(group_has_begun),
-    ENTRY(group_unsharded),  ENTRY(group_wait),          ENTRY(group_reshard),    ENTRY(group_stats),
-    ENTRY(group_whole_vote), ENTRY(group_whole_begin),   ENTRY(group_whole_read), {NULL, NULL, 0, NULL},
+    ENTRY(group_create),
+    ENTRY(group_host_alloc),
+    ENTRY(group_attach),
+    ENTRY(group_extent),
+    ENTRY(group_id),
+    ENTRY(groups_fit),
+    ENTRY(group_is_small),
+    ENTRY(groups_coalesce),
+    ENTRY(group_watch),
+    ENTRY(group_join),
+    ENTRY(group_question),
+    ENTRY(group_ask_again),
+    ENTRY(group_needs_fingerprints),
+    ENTRY(group_vote),
+    ENTRY(group_agree),
+    ENTRY(group_audit),
+    ENTRY(group_confirm),
+    ENTRY(group_stale),
+    ENTRY(group_check_capture),
+    ENTRY(group_begin),
+    ENTRY(group_has_begun),
+    ENTRY(group_unsharded),
+    ENTRY(group_wait),
+    ENTRY(group_reshard),
+    ENTRY(group_stats),
+    ENTRY(group_whole_vote),
+    ENTRY(group_whole_begin),
+    ENTRY(group_whole_read),
+    ENTRY(group_begins_alone),
+    {NULL, NULL, 0, NULL},
 };

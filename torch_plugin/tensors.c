@@ -20,10 +20,11 @@ static const size_t QUARANTINE_BYTES = (size_t)64 << 30;
 static struct {
     fcdp_driver_kind driver;
     char *sim_library;
-    size_t budget_bytes;
+    size_t budget_bytes, headroom_bytes;
     _Atomic bool enabled; /* the others are set before, and not again */
-    fcdp_lock lock;       /* opening */
+    fcdp_lock lock;       /* opening, engine */
     _Atomic(fcdp_device *) devices[TENSORS_MAX_DEVICES];
+    fcdp_engine *engine; /* under the lock; NULL: none */
 } tensors;
 
 /* ---- devices ---- */
@@ -47,7 +48,7 @@ static fcdp_status device_need(int ordinal, fcdp_device **device_out) {
         binding_trace_open();
         device = malloc(sizeof *device);
         status = device ? fcdp_device_open(tensors.driver, ordinal, tensors.sim_library, tensors.budget_bytes,
-                                           true, device)
+                                           tensors.headroom_bytes, true, device)
                         : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a device");
         if (!status && fcdp__check_level >= 2) fcdp_heap_set_quarantine(device->heap, QUARANTINE_BYTES);
         if (!status) /* partner: device_of */
@@ -112,6 +113,22 @@ static void hook_free(void *at, size_t bytes, int ordinal, void *stream) {
 
 /* PyTorch asks for any tensor. What is not ours (a gathered parameter, another library's
  * memory) has another owner, who waits. */
+void binding_tensors_set_engine(fcdp_engine *engine) {
+    if (!atomic_load_explicit(&tensors.enabled, memory_order_acquire)) return;
+    fcdp__lock_acquire(&tensors.lock);
+    tensors.engine = engine;
+    fcdp__lock_release(&tensors.lock);
+}
+
+/* A gathered parameter is no tensor of a heap's. */
+static fcdp_status record_gathered(fcdp_dptr at, fcdp_stream stream) {
+    fcdp_status status = FCDP_ERR_INVALID;
+    fcdp__lock_acquire(&tensors.lock);
+    if (tensors.engine) status = fcdp_engine_record_stream(tensors.engine, at, stream);
+    fcdp__lock_release(&tensors.lock);
+    return status;
+}
+
 static void hook_record_stream(void *at, void *stream) {
     for (int ordinal = 0; ordinal < TENSORS_MAX_DEVICES; ordinal++) {
         fcdp_device *device = device_of(ordinal);
@@ -122,6 +139,8 @@ static void hook_record_stream(void *at, void *stream) {
         /* unrecorded, the block could be used again too early */
         if (status != FCDP_ERR_INVALID) raise_status(status, 0);
     }
+    fcdp_status status = record_gathered((fcdp_dptr){(uintptr_t)at}, stream);
+    if (status && status != FCDP_ERR_INVALID) raise_status(status, 0);
 }
 
 /* CUDA's, by PyTorch. */
@@ -226,6 +245,7 @@ PyObject *binding_tensors_enable(PyObject *self, PyObject *args) {
             return binding_raise(fcdp__fail(FCDP_ERR_SYSTEM, "no host memory"));
         tensors.driver = (fcdp_driver_kind)driver;
         tensors.budget_bytes = binding_options()->device_budget_bytes;
+        tensors.headroom_bytes = binding_options()->headroom_bytes;
         fcdp__lock_init(&tensors.lock, FCDP_RANK_ENGINE);
         pthread_atfork(NULL, NULL, child_reset);
         atomic_store_explicit(&tensors.enabled, true, memory_order_release); /* partner: device_need */

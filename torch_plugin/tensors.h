@@ -7,12 +7,16 @@
 #include "torch_plugin/binding.h"
 
 #include "alloc/device.h"
+#include "comm/engine.h"
 
 enum { TENSORS_MAX_DEVICES = 64 };
 
 /* The device that tensors on `ordinal` come from, opened now if need be and for the life of the process.
  * FCDP_ERR_INVALID: they are not FCDP's. Any thread. */
 fcdp_status binding_tensors_device(int ordinal, const fcdp_device **device_out) FCDP_MUST_CHECK;
+
+/* The engine whose gathered parameters lie on these devices' pages; NULL: none from here on. */
+void binding_tensors_set_engine(fcdp_engine *engine);
 
 /* Methods of the extension module. */
 PyObject *binding_tensors_enable(PyObject *self, PyObject *args);

@@ -116,21 +116,11 @@ static PyGILState_STATE python_enter(void) {
     return gil;
 }
 
-/* The exception of a call that has raised one is the transport's failure; none is set afterwards, so that
- * objects may be released. */
+/* The exception of a call that has raised one is the transport's failure. */
 static void failure_take(binding_transport *transport, bool succeeded) {
-    PyObject *type, *value, *trace;
     if (succeeded) return;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *text = value ? PyObject_Str(value) : NULL;
-    const char *chars = text ? PyUnicode_AsUTF8AndSize(text, NULL) : NULL;
-    fail(transport, chars ? chars : "the collective raised an exception");
-    PyErr_Clear();
-    Py_XDECREF(text);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
+    (void)!binding_exception_take(FCDP_ERR_TRANSPORT);
+    fail(transport, fcdp_error_text());
 }
 
 static void python_exit(PyGILState_STATE gil) {
@@ -254,12 +244,19 @@ static fcdp_status bounce_reserve(binding_transport *transport, fcdp_stream stre
 
 /* ---- enqueueing ---- */
 
-/* What a host function does to the parts, for simgpu's checks. */
-static void parts_announce(const operation *op, bool writes) {
-    fcdp_access accesses[FCDP_MAX_ACCESSES];
-    size_t n = op->n < FCDP_MAX_ACCESSES ? op->n : FCDP_MAX_ACCESSES;
-    for (size_t i = 0; i < n; i++) accesses[i] = (fcdp_access){op->parts[i].at, op->parts[i].bytes, writes};
+/* What the next host function does to the parts, for simgpu's checks: reads this rank's own share, writes
+ * everybody else's. */
+static void parts_announce(const operation *op, bool reads, bool writes) {
+    const lane_side *side = &op->transport->lanes[op->lane];
+    if (!op->transport->is_host_memory) return;
+    size_t n = 0;
+    fcdp_access *accesses = malloc((op->n * side->size + 1) * sizeof *accesses);
+    for (uint32_t member = 0; member < side->size && accesses; member++)
+        for (size_t i = 0; i < op->n && (member == side->place ? reads : writes); i++)
+            accesses[n++] = (fcdp_access){fcdp__dptr_add(op->parts[i].at, member * op->parts[i].stride_bytes),
+                                          op->parts[i].bytes, member != side->place};
     fcdp__driver_announce(op->transport->drv, accesses, n);
+    free(accesses);
 }
 
 /* Copies on the stream: this rank's own share to the buffer, or everybody else's from it. */
@@ -294,16 +291,17 @@ static fcdp_status python_all_gather(void *ctx, fcdp_lane lane, const fcdp_part 
     else
         status = bounce_reserve(transport, stream, transport->lanes[lane].size * op->bytes, &op->buffer);
     if (!status && !is_in_place(op)) {
-        if (transport->is_host_memory) parts_announce(op, false);
+        parts_announce(op, true, false);
         status = transport->is_host_memory ? fcdp__driver_host_function(drv, stream, pack_run, op)
                                            : parts_copy(op, true, stream);
     }
     if (!status) status = fcdp__driver_stream_wait(drv, stream, turn);
+    if (!status && is_in_place(op)) parts_announce(op, true, true);
     if (!status) status = fcdp__driver_host_function(drv, stream, begin_run, op);
     if (!status) status = fcdp__driver_event_record(drv, turn, stream);
     operation seen = *op; /* finish_run frees it, so from its enqueueing on `op` is the stream's */
     seen.parts = parts;
-    if (!status && transport->is_host_memory) parts_announce(&seen, true);
+    if (!status) parts_announce(&seen, false, true);
     if (!status) status = fcdp__driver_host_function(drv, stream, finish_run, op);
     return status || transport->is_host_memory ? status : parts_copy(&seen, false, stream);
 }
@@ -317,7 +315,7 @@ binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engin
     transport->python = Py_NewRef(python);
     transport->drv = fcdp_engine_driver(engine);
     transport->generation = binding_generation();
-    transport->is_host_memory = fcdp_engine_is_sim(engine);
+    transport->is_host_memory = fcdp_engine_host_computes(engine);
     pthread_mutex_init(&transport->mutex, NULL);
     atomic_fetch_add_explicit(&n_transports, 1, memory_order_relaxed);
     transport->lanes[FCDP_LANE_INTER] = (lane_side){.size = topology->n_nodes, .place = topology->node};

@@ -44,6 +44,11 @@ static Tensors flat(const TensorLists &lists) {
     return all;
 }
 
+// gloo would refuse it on the stream; as NCCL does, this tells the caller.
+static void check_reduction(const c10d::ReduceOp &op) {
+    TORCH_CHECK_VALUE(op != c10d::ReduceOp::PREMUL_SUM, "Cannot use ReduceOp.PREMUL_SUM with Gloo");
+}
+
 // ---- the work of one collective ----
 
 struct Failure { // of the operation on the stream; outlives either side
@@ -183,15 +188,18 @@ struct SimGloo final : c10d::Backend {
                        [g = gloo, t = cpu(tensors), options]() mutable { return g->broadcast(t, options); });
     }
     WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override {
+        check_reduction(options.reduceOp);
         return put_one("all_reduce", OpType::ALLREDUCE, {}, tensors,
                        [g = gloo, t = cpu(tensors), options]() mutable { return g->allreduce(t, options); });
     }
     WorkPtr allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override {
+        check_reduction(options.reduceOp);
         return put_one(
             "all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, {}, tensors,
             [g = gloo, t = cpu(tensors), options]() mutable { return g->allreduce_coalesced(t, options); });
     }
     WorkPtr reduce(Tensors &tensors, const c10d::ReduceOptions &options) override {
+        check_reduction(options.reduceOp);
         return put_one("reduce", OpType::REDUCE, {}, tensors,
                        [g = gloo, t = cpu(tensors), options]() mutable { return g->reduce(t, options); });
     }
@@ -231,6 +239,7 @@ struct SimGloo final : c10d::Backend {
     }
     WorkPtr reduce_scatter(Tensors &outputs, TensorLists &inputs,
                            const c10d::ReduceScatterOptions &options) override {
+        check_reduction(options.reduceOp);
         return put_one("reduce_scatter", OpType::REDUCE_SCATTER, flat(inputs), outputs,
                        [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable {
                            return g->reduce_scatter(o, i, options);
@@ -238,6 +247,7 @@ struct SimGloo final : c10d::Backend {
     }
     WorkPtr _reduce_scatter_base(Tensor &output, Tensor &input,
                                  const c10d::ReduceScatterOptions &options) override {
+        check_reduction(options.reduceOp);
         return put_one("reduce_scatter_tensor", OpType::_REDUCE_SCATTER_BASE, {input}, {output},
                        [g = gloo, o = as_cpu(output), i = as_cpu(input), options]() mutable {
                            return g->_reduce_scatter_base(o, i, options);
@@ -245,6 +255,7 @@ struct SimGloo final : c10d::Backend {
     }
     WorkPtr reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                             const c10d::ReduceScatterOptions &options) override {
+        check_reduction(options.reduceOp);
         return put("reduce_scatter_tensor_coalesced", OpType::COALESCED, inputs, outputs,
                    [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable {
                        std::vector<WorkPtr> begun;

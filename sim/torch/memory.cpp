@@ -11,10 +11,10 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <torch/version.h>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <map>
@@ -43,6 +43,12 @@ static void block_free(void *context) {
     delete block;
 }
 
+static const Figures *figures;
+
+void figures_from(const Figures *of) {
+    figures = of;
+}
+
 struct Allocator final : c10::DeviceAllocator {
     c10::DataPtr allocate(size_t bytes) override {
         c10::Device on = device();
@@ -68,13 +74,13 @@ struct Allocator final : c10::DeviceAllocator {
         record_stream(data, handle_of(stream));
     }
     c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "use torch.sim.memory_stats()");
+        return figures->stats();
     }
     void resetAccumulatedStats(c10::DeviceIndex) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "use torch.sim.reset_accumulated_memory_stats()");
+        figures->reset_accumulated();
     }
     void resetPeakStats(c10::DeviceIndex) override {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "use torch.sim.reset_peak_memory_stats()");
+        figures->reset_peaks();
     }
     std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
         return memory_info();
@@ -110,8 +116,13 @@ static std::mutex pinned_lock;
 static std::map<uintptr_t, size_t> pinned_ranges; // address to bytes of what is registered
 
 struct PinnedImpl final : at::CachingHostAllocatorImpl<c10::Stream, c10::Event> {
+    static size_t in_pages(size_t bytes) {
+        static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+        return (bytes + page - 1) / page * page;
+    }
     // Pages of its own, so that a registration covers nothing else.
-    void allocate_host_memory(size_t bytes, void **at) override {
+    void allocate_host_memory(size_t wanted_bytes, void **at) override {
+        size_t bytes = in_pages(wanted_bytes);
         *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         TORCH_CHECK(*at != MAP_FAILED, "sim: no host memory for ", bytes, " pinned bytes");
         host_register(*at, bytes);
@@ -124,7 +135,7 @@ struct PinnedImpl final : at::CachingHostAllocatorImpl<c10::Stream, c10::Event> 
             pinned_ranges.erase(reinterpret_cast<uintptr_t>(block->ptr_));
         }
         host_unregister(block->ptr_);
-        munmap(block->ptr_, block->size_);
+        munmap(block->ptr_, in_pages(block->size_));
     }
     void record_stream(std::optional<std::vector<c10::Event>> &events, c10::Stream stream) override {
         c10::Event event(kSim);

@@ -21,6 +21,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -56,6 +57,7 @@ static char *address_of(const at::Tensor &tensor) {
 
 at::Tensor as_cpu(const at::Tensor &tensor) {
     if (!is_sim(tensor)) return tensor;
+    c10::InferenceMode not_here(false); // the stream's thread, which writes into it, is not in that mode
     auto options = tensor.options().device(c10::kCPU);
     if (tensor.numel() == 0) return at::empty_strided(tensor.sizes(), tensor.strides(), options);
     c10::Storage bytes(c10::Storage::use_byte_size_t(), spanned_bytes(tensor),

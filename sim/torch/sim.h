@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
 
 #include <atomic>
@@ -83,6 +84,13 @@ c10::Allocator *pinned_allocator();
 void pinned_record(const at::Tensor &host, StreamHandle stream); // in use until the stream comes here
 void pinned_empty_cache();
 void storage_resize(const c10::Storage &storage, size_t bytes);
+// What fcdp_alloc says of itself, for torch.accelerator.memory_stats() and PyTorch's own callers. Given once;
+// it lives as long as the process.
+struct Figures {
+    std::function<c10::CachingDeviceAllocator::DeviceStats()> stats;
+    std::function<void()> reset_peaks, reset_accumulated;
+};
+void figures_from(const Figures *of);
 
 // ---- random.cpp ----
 

@@ -112,6 +112,12 @@ static Tensor &set_nothing(Tensor &self) {
     return set_storage_part(self, std::move(none), 0, {0}, {});
 }
 
+// `parameter.data = ` may bring a tensor of the CPU to the device, as FSDP2 does with a model made there.
+// PyTorch knows that of its own devices alone.
+static bool may_take_the_place_of(const Tensor &self, const Tensor &from) {
+    return self.layout() == c10::kStrided && from.layout() == c10::kStrided;
+}
+
 static void record_stream_op(Tensor &self, c10::Stream stream) {
     record_stream(self.storage().data_ptr(), handle_of(stream));
 }
@@ -267,6 +273,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
     library.impl("set_.source_Storage", set_storage);
     library.impl("set_.source_Tensor", set_tensor);
     library.impl("set_", set_nothing);
+    library.impl("_has_compatible_shallow_copy_type", may_take_the_place_of);
     library.impl("record_stream", record_stream_op);
     library.impl("_copy_from", copy_from);
     library.impl("_copy_from_and_resize", copy_from_and_resize);

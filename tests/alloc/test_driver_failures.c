@@ -69,6 +69,10 @@ static fcdp_status entry_run(world *w, int entry) {
     case 21: status = fcdp__driver_wait_value32(w->drv, w->stream, w->base, 1); break;
     case 22: status = fcdp__driver_event_create_blocking(w->drv, &event); break;
     case 23: status = fcdp__driver_host_dptr(w->drv, w->host, &base); break;
+    case 24:
+        status = fcdp__driver_copy_rows(
+            w->drv, &(fcdp_rows){w->base, fcdp__dptr_add(w->base, 8192), 64, 64, 32, 4}, w->stream);
+        break;
     }
     assert_true(phys.handle == 77 && base.addr == 77 && stream == (void *)77 && event == (void *)77);
     assert_true(free_bytes == 77 && total_bytes == 77);
@@ -85,7 +89,8 @@ static void every_failure_names_its_call(void **state) {
         "cuCtxSynchronize",    "cuStreamWaitEvent",  "cuEventCreate",
         "cuEventRecord",       "cuEventSynchronize", "cuEventQuery",
         "cuMemHostRegister",   "cuLaunchHostFunc",   "cuStreamWriteValue32",
-        "cuStreamWaitValue32", "cuEventCreate",      "cuMemHostGetDevicePointer"};
+        "cuStreamWaitValue32", "cuEventCreate",      "cuMemHostGetDevicePointer",
+        "cuMemcpy2DAsync"};
     world w = world_create();
     for (int entry = 0; entry < (int)(sizeof calls / sizeof calls[0]); entry++) {
         assert_int_equal(simgpu_fail_nth(calls[entry], 1, CUDA_UNKNOWN), 0);
@@ -96,6 +101,23 @@ static void every_failure_names_its_call(void **state) {
         assert_int_equal(entry_run(&w, entry), FCDP_ERR_DRIVER);
         assert_text(calls[entry]);
     }
+    world_destroy(&w);
+}
+
+/* CUDA may refuse pitches that it has not chosen itself. */
+static void rows_that_are_refused_are_copied_one_by_one(void **state) {
+    (void)state;
+    enum { CUDA_INVALID_VALUE = 1, ROWS = 4, BYTES = 32 };
+    world w = world_create();
+    unsigned char *at = (unsigned char *)(uintptr_t)w.base.addr;
+    for (int i = 0; i < ROWS * BYTES; i++) at[8192 + i] = (unsigned char)i;
+    unsigned long before = simgpu_calls("cuMemcpyDtoDAsync");
+    assert_int_equal(simgpu_fail_nth("cuMemcpy2DAsync", 1, CUDA_INVALID_VALUE), 0);
+    assert_ok(fcdp__driver_copy_rows(
+        w.drv, &(fcdp_rows){w.base, fcdp__dptr_add(w.base, 8192), 2 * BYTES, BYTES, BYTES, ROWS}, w.stream));
+    assert_ok(fcdp__driver_stream_sync(w.drv, w.stream));
+    assert_int_equal(simgpu_calls("cuMemcpyDtoDAsync") - before, ROWS);
+    for (int i = 0; i < ROWS * BYTES; i++) assert_int_equal(at[i / BYTES * 2 * BYTES + i % BYTES], i);
     world_destroy(&w);
 }
 
@@ -249,6 +271,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(open_fails_cleanly_at_every_call),
         cmocka_unit_test(every_failure_names_its_call),
+        cmocka_unit_test(rows_that_are_refused_are_copied_one_by_one),
         cmocka_unit_test(who_waits_for_a_stream_sleeps),
         cmocka_unit_test(failures_map_to_what_callers_do),
         cmocka_unit_test(real_exhaustion_is_out_of_device_memory),

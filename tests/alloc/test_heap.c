@@ -256,6 +256,30 @@ static void regions_are_asked_last_and_yield_all(void **state) {
     world_close(&w);
 }
 
+/* Neither pages of the driver's, nor a peak that nothing has had. */
+static void a_malloc_in_vain_creates_nothing(void **state) {
+    (void)state;
+    world w = world_open(32);
+    fcdp_dptr a = take(&w, 5 * PAGE, 0), none;
+    give(&w, take(&w, 3 * PAGE, 1));
+    size_t peak_bytes = stats_of(&w).peak_reserved_bytes;
+    fcdp_pool_stats before, after;
+    fcdp__pool_stats(w.pool, &before);
+    const size_t n_asked[] = {28, 32, 33, 400};
+    for (size_t i = 0; i < sizeof n_asked / sizeof *n_asked; i++)
+        assert_int_equal(fcdp_heap_malloc(w.heap, n_asked[i] * PAGE, w.streams[0], &none),
+                         FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("782 MB are missing"); /* beside the 27 pages that could be had */
+    fcdp__pool_stats(w.pool, &after);
+    assert_int_equal(after.n_creates, before.n_creates);
+    assert_int_equal(after.peak_live_pages, before.peak_live_pages);
+    assert_int_equal(stats_of(&w).peak_reserved_bytes, peak_bytes);
+    assert_int_equal(stats_of(&w).n_ooms, 4);
+    fcdp_dptr b = take(&w, 27 * PAGE, 0);
+    give(&w, a), give(&w, b);
+    world_close(&w);
+}
+
 static void a_cache_gives_its_pages_to_regions(void **state) {
     (void)state;
     world w = world_open(8);
@@ -549,6 +573,7 @@ int main(void) {
         cmocka_unit_test(a_recorded_stream_holds_a_block_back),
         cmocka_unit_test(what_is_held_is_waited_for_before_memory_is_out),
         cmocka_unit_test(regions_are_asked_last_and_yield_all),
+        cmocka_unit_test(a_malloc_in_vain_creates_nothing),
         cmocka_unit_test(a_cache_gives_its_pages_to_regions),
         cmocka_unit_test(a_busy_cache_gives_its_pages_to_regions),
         cmocka_unit_test(pages_stay_while_another_stream_reads_them),

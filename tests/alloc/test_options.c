@@ -25,6 +25,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->alloc, FCDP_ALLOC_FCDP);
     assert_int_equal(options->local_size, 0);
     assert_int_equal(options->device_budget_bytes, 0);
+    assert_int_equal(options->headroom_bytes, 2ull << 30);
     assert_int_equal(options->host_budget_bytes, 0);
     assert_int_equal(options->pin, FCDP_PIN_AUTO);
     assert_int_equal(options->fingerprint, FCDP_FINGERPRINT_AUTO);
@@ -87,6 +88,7 @@ static void values_reach_their_fields(void **state) {
                                  "FCDP_RESTORE=whole",
                                  "FCDP_LOCAL_SIZE=8",
                                  "FCDP_DEVICE_BUDGET=8G",
+                                 "FCDP_HEADROOM=3G",
                                  "FCDP_HOST_BUDGET=512m",
                                  "FCDP_PIN=never",
                                  "FCDP_FINGERPRINT=never",
@@ -113,6 +115,7 @@ static void values_reach_their_fields(void **state) {
     assert_int_equal(options.restore, FCDP_RESTORE_WHOLE);
     assert_int_equal(options.local_size, 8);
     assert_int_equal(options.device_budget_bytes, 8ull << 30);
+    assert_int_equal(options.headroom_bytes, 3ull << 30);
     assert_int_equal(options.host_budget_bytes, 512ull << 20);
     assert_int_equal(options.pin, FCDP_PIN_NEVER);
     assert_int_equal(options.fingerprint, FCDP_FINGERPRINT_NEVER);

@@ -1,6 +1,7 @@
 /* The page pool: budget, reuse, reclaim from inside a take, exhaustion below the budget. */
 #include <pthread.h>
 
+#include "alloc/device.h"
 #include "tests/alloc/pool_world.h"
 
 static void pages_are_reused_not_released(void **state) {
@@ -170,6 +171,53 @@ static void no_budget_means_what_is_free(void **state) {
     fcdp__pool_stats(pool, &stats);
     assert_in_range(stats.budget_bytes, free_bytes / 2, total_bytes);
     pool_close(pool, drv);
+}
+
+/* What the device has is taken as by one who gets all that the budget allows. */
+static fcdp_phys *take_all(fcdp_pool *pool, size_t *n_out) {
+    fcdp_pool_stats stats;
+    fcdp__pool_stats(pool, &stats);
+    *n_out = stats.budget_bytes / stats.page_bytes;
+    fcdp_phys *pages = malloc(*n_out * sizeof *pages);
+    assert_non_null(pages);
+    assert_ok(fcdp__pool_take(pool, HOLDER_OTHERS, *n_out, pages));
+    return pages;
+}
+
+static void what_is_left_to_others_is_there_when_they_come_late(void **state) {
+    (void)state;
+    enum { DEVICE_PAGES = 64, LATE_PAGES = 4 };
+    static const struct {
+        size_t headroom_bytes, budget_pages;
+        bool late_comer_succeeds;
+    } cases[] = {{0, DEVICE_PAGES, false},
+                 {LATE_PAGES * PAGE, DEVICE_PAGES - LATE_PAGES, true},
+                 {2ul << 30, DEVICE_PAGES * 7 / 8, true}}; /* of a small device, an eighth */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fcdp_driver *others = driver_open_sim();
+        fcdp_device device;
+        fcdp_phys late;
+        fcdp_pool_stats stats;
+        simgpu_set_capacity(DEVICE_PAGES * (size_t)PAGE);
+        assert_ok(fcdp_device_open(FCDP_DRIVER_SIM, 0, NULL, 0, cases[i].headroom_bytes, false, &device));
+        fcdp__pool_stats(device.pool, &stats);
+        assert_int_equal(stats.budget_bytes, cases[i].budget_pages * PAGE);
+        size_t n;
+        fcdp_phys *pages = take_all(device.pool, &n), more;
+        fcdp_status status = fcdp__driver_phys_create(others, LATE_PAGES * (size_t)PAGE, &late);
+        assert_int_equal(status == FCDP_OK, cases[i].late_comer_succeeds);
+        if (!status) { /* once they have gone, the budget is the limit */
+            assert_ok(fcdp__driver_phys_release(others, late));
+            assert_int_equal(fcdp__pool_take(device.pool, HOLDER_OTHERS, 1, &more), FCDP_ERR_NO_DEVICE_MEM);
+            assert_text("lower FCDP_HEADROOM");
+        }
+        fcdp__pool_give(device.pool, HOLDER_OTHERS, n, pages);
+        free(pages);
+        fcdp_device_close(&device);
+        fcdp__driver_close(others);
+        assert_nothing_lives();
+        simgpu_reset();
+    }
 }
 
 /* ---- reclaim ---- */
@@ -361,6 +409,7 @@ int main(void) {
         cmocka_unit_test(another_budget_binds_at_once_and_takes_nothing_away),
         cmocka_unit_test(room_is_what_others_leave),
         cmocka_unit_test(no_budget_means_what_is_free),
+        cmocka_unit_test(what_is_left_to_others_is_there_when_they_come_late),
         cmocka_unit_test(a_take_asks_for_what_is_missing),
         cmocka_unit_test(a_hopeless_take_evicts_nothing),
         cmocka_unit_test(a_full_device_is_reclaimed_too),

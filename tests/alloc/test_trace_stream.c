@@ -216,6 +216,10 @@ static void pool_tells(world *w) {
     MUST(n_of(w, FCDP_EVENT_OOM_AVOIDED) == 1 && n_of(w, FCDP_EVENT_OOM) == 0);
     MUST(fcdp__pool_take_handle(the_pool, 1, 1, &handle) == FCDP_ERR_NO_DEVICE_MEM);
     MUST(n_of(w, FCDP_EVENT_OOM) == 1 && counter(w, FCDP_COUNT_OOMS) == 1);
+    MUST(fcdp__pool_seek(the_pool, 0, 1, pages) == FCDP_PENDING); /* its holder may find others */
+    MUST(n_of(w, FCDP_EVENT_PRESSURE) == 3 && n_of(w, FCDP_EVENT_OOM) == 1);
+    fcdp__pool_trace_oom(the_pool, page);
+    MUST(n_of(w, FCDP_EVENT_OOM) == 2 && counter(w, FCDP_COUNT_OOMS) == 2);
     MUST(counter(w, FCDP_COUNT_CREATED_BYTES) == 4 * page && counter(w, FCDP_COUNT_HELD_0_BYTES) == 4 * page);
     MUST(counter(w, FCDP_COUNT_PEAK_1_BYTES) == 2 * page && counter(w, FCDP_COUNT_BUDGET_BYTES) == 4 * page);
     fcdp__pool_give(the_pool, 0, 4, pages);

@@ -61,10 +61,13 @@ static double ms_since(uint64_t begin_ns) {
 static void comm_init(void *arg) {
     rank *r = arg;
     ncclUniqueId id;
-    ncclConfig_v21400 config = {.size = sizeof config,
+    ncclConfig_v21700 config = {.size = sizeof config,
                                 .magic = (unsigned)NCCL_API_MAGIC,
                                 .version = NCCL_CONFIG_VERSION,
-                                .blocking = 0};
+                                .blocking = 0,
+                                .cgaClusterSize = NCCL_CONFIG_UNDEF,
+                                .minCTAs = NCCL_CONFIG_UNDEF,
+                                .maxCTAs = NCCL_CONFIG_UNDEF};
     uint64_t begin_ns = fcdp__now_ns();
     ok(r, r->nccl->ncclGetUniqueId(&id), "ncclGetUniqueId");
     ok(r, r->nccl->ncclCommInitRankConfig(&r->comm, 1, id, 0, &config), "ncclCommInitRankConfig");

@@ -12,11 +12,13 @@
 #include <cmocka.h>
 
 #include "comm/internal.h"
+#include "comm/packed.h"
 #include "comm/tree.h"
 #include "tests/comm/random.h"
 #include "tools/simgpu/simgpu.h"
 
 enum { PAGE_BYTES = 2 << 20, SHARD_ALIGN = 64, N_CONTENTS = 1 << 16, A_LONG_TIME_S = 120, RANGE_FACTOR = 4 };
+enum { PACKED_ABOVE_PARTS = 36, PACKED_HALF_BYTES = 128 << 20 }; /* packed.c's */
 
 /* ---- content ---- */
 
@@ -177,6 +179,8 @@ cluster *cluster_create(const cluster_config *config) {
     c->config = *config;
     if (c->config.timeout_s <= 0) c->config.timeout_s = A_LONG_TIME_S;
     c->n_ranks = config->n_nodes * config->node_size;
+    fcdp__packed_above_parts = config->packed_half_bytes ? 0 : PACKED_ABOVE_PARTS;
+    fcdp__packed_half_bytes = config->packed_half_bytes ? config->packed_half_bytes : PACKED_HALF_BYTES;
     assert_true(c->n_ranks <= CLUSTER_MAX_RANKS);
     pool_make(c);
     hub_init(&c->hub, config->n_nodes, config->node_size);

@@ -53,6 +53,7 @@ typedef struct member {
     uint64_t steps[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* the signal that this rank reports */
     bool missing[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];   /* the rank's program has freed the shard */
     bool evaluates;                                          /* grad mode is off */
+    unsigned n_drains; /* agreements in which it waited for its device */
     pthread_mutex_t mutex;
     char wrong[CLUSTER_TEXT_BYTES]; /* guarded by mutex: the first wrong byte that compute saw; "": none */
 } member;
@@ -65,6 +66,7 @@ typedef struct cluster_config {
     fcdp_agree_mode agree;
     int prefetch;
     size_t coalesce_bytes;
+    size_t packed_half_bytes; /* of the buffer that all gathers go through; 0: those of many parts alone */
     bool host_computes;
     /* shards in device memory are fingerprinted before every agreement; the host's always are */
     bool fingerprints;

@@ -63,14 +63,22 @@ static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints,
     return vote_out ? fcdp_group_vote(m->groups[g], &evidence, &process, vote_out) : FCDP_OK;
 }
 
-/* Of the pieces of the shards of groups [first, end), by the device, in their order. at_out: from where each
- * group's begin. */
+static bool needs_fingerprints(const member *m, uint32_t g) {
+    uint64_t steps[CLUSTER_MAX_EXTENTS];
+    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++) steps[i] = m->steps[g][i];
+    return fcdp_group_needs_fingerprints(m->groups[g], steps);
+}
+
+/* Of the pieces of the shards of those of groups [first, end) that need them, by the device, in their order.
+ * at_out: from where each group's begin. Without any the host does not wait. */
 static fcdp_status fingerprints_take(member *m, uint32_t first, uint32_t end, uint64_t *fingerprints_out,
                                      size_t *at_out) {
     uint64_t shards[MAX_PIECES] = {0};
     size_t bytes[MAX_PIECES] = {0}, n = 0;
     for (uint32_t g = first; g < end; g++) {
         sight s;
+        at_out[g] = SIZE_MAX;
+        if (!needs_fingerprints(m, g)) continue;
         (void)see(m, g, NULL, &s);
         at_out[g] = n;
         for (size_t p = 0; p < s.n; p++, n++) {
@@ -78,7 +86,9 @@ static fcdp_status fingerprints_take(member *m, uint32_t first, uint32_t end, ui
             bytes[n] = s.shards[p] ? s.shard_bytes[p] : 0;
         }
     }
+    if (n == 0) return FCDP_OK;
     fcdp_status status = fcdp_comm_fingerprint_begin(m->comm, shards, bytes, n, m->stream);
+    m->n_drains++;
     return status ? status : fcdp_comm_fingerprint_end(m->comm, fingerprints_out);
 }
 
@@ -89,7 +99,7 @@ static fcdp_status vote(member *m, uint32_t first, uint32_t end, uint8_t *votes_
     bool takes = m->cluster->config.fingerprints && !m->cluster->config.host_computes;
     fcdp_status status = takes ? fingerprints_take(m, first, end, taken, at) : FCDP_OK;
     for (uint32_t g = first; g < end && !status; g++) {
-        status = vote_one(m, g, takes ? taken + at[g] : NULL, votes_out + n, NULL);
+        status = vote_one(m, g, takes && at[g] != SIZE_MAX ? taken + at[g] : NULL, votes_out + n, NULL);
         n += m->cluster->config.groups[g].n_extents + 1;
     }
     *n_out = n;

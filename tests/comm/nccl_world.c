@@ -5,7 +5,9 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-enum { PAGE_BYTES = 2 << 20, ALARM_S = 60 };
+#include "comm/nccl_probe.h"
+
+enum { PAGE_BYTES = 2 << 20, ALARM_S = 60, PROBE_BYTES = 2 * SIMNCCL_LARGE_BYTES };
 
 const char *double_path(void) {
     Dl_info about;
@@ -86,6 +88,7 @@ static void member_run(const world *w, simnet_fabric *fabric, board *b, uint32_t
     topology_make(w, rank, &m.topology);
     MUST(!fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &m.drv));
     simgpu_set_races(1);
+    fcdp__nccl_probe_bytes = PROBE_BYTES;
     MUST(!simnet_attach(fabric, rank, m.drv, &m.endpoint));
     simnccl_device_set(m.endpoint, m.drv);
     MUST(!fcdp__nccl_load(double_path(), NULL, &m.nccl));

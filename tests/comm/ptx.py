@@ -85,6 +85,12 @@ def _statement(opcode, args, symbols):
         return f"{to} = {value(1)}"
     if opcode in ("cvt.u32.u64", "cvt.u64.u32"):
         return f"{to} = {value(1, 64)} & {(1 << 32) - 1}"
+    if name == "max" and type_[0] == "u":
+        return f"{to} = max({value(1)}, {value(2)})"
+    if name == "bfi":  # the lowest of args[1], at args[3] in args[2]; so many
+        position, length = int(args[3]), int(args[4])
+        field = ((1 << length) - 1) << position & mask
+        return f"{to} = {value(2)} & {mask & ~field} | {value(1)} << {position} & {field}"
     if name == "selp":
         return f"{to} = {value(1)} if {args[3].lstrip('%')} else {value(2)}"
     if name == "ld.param":

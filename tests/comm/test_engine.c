@@ -439,13 +439,20 @@ static void test_a_fault_in_a_released_group_is_named(void **state) {
 static void test_what_does_not_fit_is_refused_with_what_would(void **state) {
     (void)state;
     static const struct {
-        size_t budget_pages;
+        size_t budget_pages, half_pages; /* half_pages: of the buffer that gathers go through */
         bool fits, ahead;
-    } cases[] = {{49, false, false}, {50, true, false}, {60, true, true}};
+        const char *would_do;
+    } cases[] = {{49, 0, false, false, "FCDP_DEVICE_BUDGET=126MB would do"},
+                 {50, 0, true, false, NULL},
+                 {60, 0, true, true, NULL},
+                 {53, 2, false, false, "FCDP_DEVICE_BUDGET=135MB would do"},
+                 {54, 2, true, false, NULL},
+                 {64, 2, true, true, NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         cluster_config config = one_group;
         config.node_size = 2;
         config.device_budget_bytes = cases[i].budget_pages * PAGE_BYTES;
+        config.packed_half_bytes = cases[i].half_pages * PAGE_BYTES;
         config.n_groups = 3;
         for (uint32_t g = 0; g < 3; g++)
             config.groups[g] = (group_spec){1,
@@ -456,15 +463,33 @@ static void test_what_does_not_fit_is_refused_with_what_would(void **state) {
         fcdp_status status = fcdp_groups_fit(c->members[3].groups, stays, 3, &ahead);
         assert_int_equal(status, cases[i].fits ? FCDP_OK : FCDP_ERR_NO_DEVICE_MEM);
         assert_int_equal(ahead, cases[i].ahead);
-        if (status && (!strstr(fcdp_error_text(), "FCDP_DEVICE_BUDGET=126MB would do") ||
+        if (status && (!strstr(fcdp_error_text(), cases[i].would_do) ||
                        !strstr(fcdp_error_text(), "'blocks.0', takes 62.9 MB")))
             fail_msg("%s", fcdp_error_text());
         end(c);
     }
 }
 
+static void test_what_is_left_to_others_is_device_memory_of_a_gpu(void **state) {
+    (void)state;
+    simgpu_reset();
+    for (int host_computes = 0; host_computes <= 1; host_computes++) {
+        fcdp_engine_config config = {.driver = FCDP_DRIVER_SIM, .host_computes = host_computes};
+        config.options.headroom_bytes = 1ul << 30;
+        fcdp_engine *engine;
+        fcdp_engine_stats stats;
+        size_t free_bytes, total_bytes;
+        assert_ok(fcdp_engine_create(&config, &engine));
+        assert_ok(fcdp__driver_mem_info(fcdp_engine_driver(engine), &free_bytes, &total_bytes));
+        fcdp_engine_stats_get(engine, &stats);
+        assert_int_equal(stats.device_budget_bytes, host_computes ? free_bytes : free_bytes - (1ul << 30));
+        fcdp_engine_destroy(engine);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_left_to_others_is_device_memory_of_a_gpu),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_a_fault_in_a_released_group_is_named),
         cmocka_unit_test(test_what_does_not_fit_is_refused_with_what_would),

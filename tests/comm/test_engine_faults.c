@@ -123,6 +123,12 @@ static outcome run_with(const cluster_config *config, const fault *f) {
     return result;
 }
 
+static cluster_config packed(cluster_config config) {
+    config.packed_half_bytes = 30000; /* several chunks */
+    config.device_budget_bytes += PAGE_BYTES;
+    return config;
+}
+
 /* ---- every n ---- */
 
 static long from_environment(const char *name, long fallback) {
@@ -191,6 +197,14 @@ static void test_every_driver_call_restore_by_slice(void **state) {
     every_driver_call(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT), CUDA_UNKNOWN, 61);
 }
 
+static void test_every_driver_call_packed(void **state) {
+    (void)state;
+    every_driver_call(packed(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 61);
+    every_driver_call(packed(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT)), CUDA_OUT_OF_MEMORY,
+                      61);
+    every_driver_call(packed(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS)), CUDA_UNKNOWN, 61);
+}
+
 static void test_every_driver_call_restore_whole(void **state) {
     (void)state;
     every_driver_call(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), CUDA_UNKNOWN, 31);
@@ -217,6 +231,7 @@ static void every_collective_of_all(hub_fault code) {
     every_collective(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_EXACT), code);
     every_collective(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), code);
     every_collective(together(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), code);
+    every_collective(packed(small_cluster(2, FCDP_RESTORE_SLICE, FCDP_MAPPING_SLOTS)), code);
 }
 
 static void test_every_collective_is_refused(void **state) {
@@ -326,6 +341,7 @@ int main(void) {
         cmocka_unit_test(test_every_driver_call_alone_on_a_node),
         cmocka_unit_test(test_every_driver_call_with_fingerprints),
         cmocka_unit_test(test_every_driver_call_groups_together),
+        cmocka_unit_test(test_every_driver_call_packed),
         cmocka_unit_test(test_every_driver_call_restore_by_slice),
         cmocka_unit_test(test_every_driver_call_restore_whole),
     };

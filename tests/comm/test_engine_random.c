@@ -16,7 +16,7 @@ static size_t random_shard_bytes(test_random *random) {
 
 static cluster_config random_cluster(test_random *random) {
     static const double taus[] = {0, 0.5, 1};
-    static const size_t coalesce[] = {0, 64 << 10, 1 << 20, 64 << 20};
+    static const size_t coalesce[] = {0, 64 << 10, 1 << 20, 64 << 20}, halves[] = {0, 0, 20000, 1 << 20};
     cluster_config config = {.n_nodes = 2 + random_below(random, 2),
                              .node_size = 1 + random_below(random, 3)};
     config.n_groups = 2 + random_below(random, 4);
@@ -26,6 +26,7 @@ static cluster_config random_cluster(test_random *random) {
     config.prefetch = (int)random_below(random, 4);
     config.coalesce_bytes = coalesce[random_below(random, 4)];
     config.agree = random_below(random, 8) ? FCDP_AGREE_FORWARD : FCDP_AGREE_UNSHARD;
+    config.packed_half_bytes = halves[random_below(random, 4)];
     for (uint32_t g = 0; g < config.n_groups; g++) {
         config.groups[g].n_extents = 1 + random_below(random, 6);
         for (uint32_t i = 0; i < config.groups[g].n_extents; i++)
@@ -57,14 +58,15 @@ static void random_program(uint64_t seed, int round) {
     test_random own = {seed};
     cluster_config config = random_cluster(&own);
     size_t extra = random_below(&own, 3) * random_below(&own, 4);
-    config.device_budget_bytes = (cluster_most_pages(&config) + extra) * PAGE_BYTES;
+    size_t staging = 2 * config.packed_half_bytes / PAGE_BYTES + 1;
+    config.device_budget_bytes = (cluster_most_pages(&config) + staging + extra) * PAGE_BYTES;
     print_message(
         "round %d, seed %#llx: %u x %u, %u groups, restore %s, mapping %s, %s computes, %s, prefetch %d, "
-        "agree %s, %zu + %zu pages\n",
+        "agree %s, halves of %zu bytes, %zu + %zu pages\n",
         round, (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
         config.restore ? "whole" : "slice", config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
         config.host_computes ? "host" : "device", config.fingerprints ? "fingerprints" : "signals alone",
-        config.prefetch, config.agree ? "unshard" : "forward",
+        config.prefetch, config.agree ? "unshard" : "forward", config.packed_half_bytes,
         config.device_budget_bytes / PAGE_BYTES - extra, extra);
     cluster *c = start(&config);
     program p = {.cluster = c,

@@ -211,6 +211,45 @@ static void test_equal_bytes_are_not_gathered_again(void **state) {
     }
 }
 
+/* A pass: the times that its agreement waited for the devices of all ranks; and whether it gathered. */
+static void assert_pass(cluster *c, fcdp_pass pass, unsigned n_drains, bool gathers) {
+    unsigned before = 0, after = 0;
+    uint64_t crossed = sent(c);
+    EVERY_MEMBER(c, m) before += m->n_drains;
+    unshard_all(c, 0, pass);
+    reshard_all(c, 0);
+    EVERY_MEMBER(c, m) after += m->n_drains;
+    assert_int_equal(after - before, n_drains * c->n_ranks);
+    assert_int_equal(sent(c) > crossed, gathers);
+}
+
+/* After the first step that was seen to change every byte, the next one says so by itself. A step that
+ * changes nothing costs a gather then, once. No write passes unseen by it. */
+static void test_an_optimizers_step_needs_no_look_at_the_bytes(void **state) {
+    (void)state;
+    cluster_config config = one_group;
+    config.fingerprints = true;
+    cluster *c = start(&config);
+    for (int step = 0; step < 4; step++) {
+        step_all(c, 0, all_extents);
+        assert_pass(c, FCDP_PASS_FORWARD, step < 2, true);
+        assert_pass(c, FCDP_PASS_BACKWARD, 1, false);
+    }
+    for (int step = 0; step < 3; step++) {
+        EVERY_MEMBER(c, m) for (uint32_t i = 0; i < 4; i++) m->steps[0][i]++;
+        assert_pass(c, FCDP_PASS_FORWARD, step > 0, step == 0);
+        assert_pass(c, FCDP_PASS_BACKWARD, 1, false);
+    }
+    EVERY_MEMBER(c, m) assert_ok(member_step(m, 0, all_extents, false)); /* no signal moves */
+    assert_pass(c, FCDP_PASS_BACKWARD, 1, true);
+    step_all(c, 0, all_extents);
+    assert_pass(c, FCDP_PASS_FORWARD, 0, true); /* the copy before had been stepped, and was of other bytes */
+    static const uint8_t part[CLUSTER_MAX_EXTENTS] = {0, 1, 1, 1};
+    step_all(c, 0, part); /* not of every extent: the bytes of the first one tell */
+    assert_pass(c, FCDP_PASS_FORWARD, 1, true);
+    end(c);
+}
+
 /* Written between the agreement and the gather, then put back: the bytes are what was
  * agreed on, and the copy is not of them. */
 static void test_a_write_that_only_the_gather_saw(void **state) {
@@ -272,6 +311,7 @@ int main(void) {
         cmocka_unit_test(test_a_silent_write_is_seen_by_its_bytes),
         cmocka_unit_test(test_fingerprints_keep_what_grad_mode_would_not),
         cmocka_unit_test(test_equal_bytes_are_not_gathered_again),
+        cmocka_unit_test(test_an_optimizers_step_needs_no_look_at_the_bytes),
         cmocka_unit_test(test_a_write_that_only_the_gather_saw),
         cmocka_unit_test(test_a_missing_shard_is_asked_for_again),
         cmocka_unit_test(test_a_write_that_was_told_is_gathered_again),

@@ -2,7 +2,7 @@
  * gathers, in which order, and how it fails. */
 #include <dirent.h>
 
-#include "comm/nccl_api.h"
+#include "comm/nccl_internal.h"
 #include "tests/comm/nccl_world.h"
 
 enum { MAX_PARTS = 5, LANE_BYTES = MEMORY_BYTES / FCDP_N_LANES / 4096 * 4096, FAULT_S = 20 };
@@ -102,7 +102,9 @@ static void bytes_come_to_their_places(void **state) {
 static void long_schedule_body(member *m) {
     enum { SCHEDULES = 100, LENGTH = 20 };
     uint64_t random = m->seed, own = m->seed + m->topology.rank;
+    struct simnccl_state before, now;
     MUST(!transport_make(m));
+    simnccl_state(&before);
     for (int s = 0; s < SCHEDULES; s++) {
         for (int i = 0; i < LENGTH; i++) {
             fcdp_part parts[MAX_PARTS];
@@ -114,10 +116,42 @@ static void long_schedule_body(member *m) {
         streams_sync(m);
         MUST(!m->table.check(m->table.ctx));
     }
-    struct simnccl_state now;
     simnccl_state(&now);
-    MUST(now.launches == SCHEDULES * LENGTH + FCDP_N_LANES); /* one of each to connect */
+    MUST(now.launches - before.launches == SCHEDULES * LENGTH);
+    MUST(now.connections == before.connections); /* all were made before */
     meet(m);
+}
+
+/* Its connections are made with the communicators: others may have all of the device from then on. Where they
+ * have it before, the text says so. */
+static void full_device_body(member *m) {
+    enum { CONNECTION_BYTES = 4 << 20 };
+    struct simgpu_live live;
+    simnccl_set_connection_bytes(CONNECTION_BYTES);
+    simgpu_live(&live);
+    MUST(!transport_make(m));
+    meet(m);
+    simgpu_live(&live);
+    simgpu_set_capacity(live.device_bytes);
+    uint64_t random = m->seed;
+    for (int i = 0; i < 20; i++) {
+        fcdp_part parts[MAX_PARTS];
+        int lane = (int)random_below(&random, FCDP_N_LANES);
+        MUST(!member_all_gather(m, lane, parts, parts_choose(m, lane, &random, parts)));
+    }
+    streams_sync(m);
+    MUST(!m->table.check(m->table.ctx));
+    meet(m);
+    fcdp__nccl_destroy(m->transport);
+    m->transport = NULL;
+    simgpu_live(&live);
+    simgpu_set_capacity(live.device_bytes + CONNECTION_BYTES); /* less what the probe has */
+    MUST(transport_make(m) && strstr(fcdp_error_text(), "out of memory"));
+}
+
+static void connections_take_their_memory_before_the_first_step(void **state) {
+    (void)state;
+    world_run(&(world){2, 2, 30, seed_choose("connections_take_their_memory"), 0, full_device_body}, NULL);
 }
 
 static void a_hundred_schedules_keep_their_order(void **state) {
@@ -428,6 +462,26 @@ static void without_an_order_on_the_device_nccl_is_refused(void **state) {
     world_run(&(world){2, 1, 1, 0, 0, unordered_body}, NULL);
 }
 
+/* Beside torch's reduce-scatter, of all of NCCL's CTAs, the node's lane takes few. */
+static void ctas_body(member *m) {
+    const char *users[] = {"NCCL_MIN_CTAS", "NCCL_MAX_CTAS"};
+    MUST(!transport_make(m));
+    MUST(simnccl_ctas(m->transport->lanes[FCDP_LANE_NODE].comm) == 8);
+    MUST(simnccl_ctas(m->transport->lanes[FCDP_LANE_INTER].comm) == 24);
+    for (int i = 0; i < 2; i++) {
+        fcdp__nccl_destroy(m->transport);
+        setenv(users[i], "20", 1);
+        MUST(!transport_make(m));
+        MUST(simnccl_ctas(m->transport->lanes[FCDP_LANE_NODE].comm) == (i ? 20 : 24));
+        unsetenv(users[i]);
+    }
+}
+
+static void the_nodes_lane_takes_few_ctas_unless_the_user_says(void **state) {
+    (void)state;
+    world_run(&(world){2, 2, 30, 0, 0, ctas_body}, NULL);
+}
+
 static void old_body(member *m) {
     fcdp_nccl *old;
     MUST(m->nccl->version == 22809);
@@ -445,6 +499,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_come_to_their_places),
         cmocka_unit_test(a_hundred_schedules_keep_their_order),
+        cmocka_unit_test(connections_take_their_memory_before_the_first_step),
         cmocka_unit_test(every_call_may_fail_or_stall),
         cmocka_unit_test(a_rank_killed_before_each_call),
         cmocka_unit_test(a_member_that_does_not_come_is_a_timeout),
@@ -453,6 +508,7 @@ int main(void) {
         cmocka_unit_test(an_abort_may_outlive_the_driver),
         cmocka_unit_test(a_library_that_cannot_serve_is_refused),
         cmocka_unit_test(an_old_version_is_refused),
+        cmocka_unit_test(the_nodes_lane_takes_few_ctas_unless_the_user_says),
         cmocka_unit_test(without_an_order_on_the_device_nccl_is_refused),
     };
     return cmocka_run_group_tests_name("nccl", tests, NULL, NULL);

@@ -237,6 +237,8 @@ static void training_body(member *m) {
     rank_make(&r);
     if (is_victim && fault == FAULT_KILL) r.until_kill = m->n + 1;
     if (is_victim && fault < FAULT_KILL) simnet_fail_nth(m->endpoint, m->n + 1, (simnet_fault)fault);
+    struct simnccl_state before, state;
+    simnccl_state(&before);
     uint64_t begin_ns = fcdp__now_ns();
     fcdp_status status = train(&r);
     double took_s = (double)(fcdp__now_ns() - begin_ns) / 1e9;
@@ -246,9 +248,9 @@ static void training_body(member *m) {
         MUST(r.wrong == 0 && !is_victim);
     MUST(fault != FAULT_NONE || !status);
     MUST(took_s < m->timeout_s + 10); /* this machine's share of it aside */
-    struct simnccl_state state;
     simnccl_state(&state);
-    if (m->topology.rank == 0 && !status) m->board->launches = state.launches - FCDP_N_LANES;
+    MUST(state.connections == before.connections); /* in no step */
+    if (m->topology.rank == 0 && !status) m->board->launches = state.launches - before.launches;
     rank_free(&r);
 }
 

@@ -14,7 +14,7 @@
 #include "comm/plan.h"
 #include "tests/comm/random.h"
 
-enum { MAX_EXTENTS = 9, MAX_NODES = 4, MAX_SIZE = 3, MAX_RANKS = MAX_NODES * MAX_SIZE, VOID = 0xA5 };
+enum { MAX_EXTENTS = 9, MAX_NODES = 9, MAX_SIZE = 4, MAX_RANKS = MAX_NODES * MAX_SIZE, VOID = 0xA5 };
 
 typedef struct world {
     uint32_t n_nodes, node_size, n_ranks;
@@ -41,7 +41,7 @@ static uint8_t *bytes_make(size_t n) {
 }
 
 static void world_make(world *w, test_random *random) {
-    *w = (world){.n_nodes = 2 + random_below(random, MAX_NODES - 1),
+    *w = (world){.n_nodes = 2 + random_below(random, random_below(random, 4) ? 3 : MAX_NODES - 1),
                  .node_size = 1 + random_below(random, MAX_SIZE)};
     w->n_ranks = w->n_nodes * w->node_size;
     uint32_t node_of[MAX_RANKS], n = 1 + random_below(random, MAX_EXTENTS), chance = random_below(random, 5);
@@ -180,6 +180,60 @@ static void node_step(world *w) {
         }
         assert_int_equal(n, w->plan->n_stale * w->n_nodes);
         all_gather(w->node_size, parts, n);
+    }
+}
+
+static void rows_copy(const fcdp_rows *rows) {
+    for (size_t i = 0; i < rows->n; i++)
+        memcpy((uint8_t *)rows->dst.addr + i * rows->dst_stride,
+               (uint8_t *)rows->src.addr + i * rows->src_stride, rows->bytes);
+}
+
+/* packed.h: chunks of at most `most` bytes of each rank. by_slices: the node's ranks meet in the buffer. */
+static void packed_step(world *w, size_t most, bool by_slices) {
+    static fcdp_part parts[MAX_NODES][MAX_EXTENTS * MAX_NODES];
+    static uint8_t *staging[MAX_RANKS];
+    fcdp_cut cuts[MAX_EXTENTS];
+    uint32_t n_nodes = w->n_nodes, g = w->node_size;
+    for (size_t first = 0; first < w->plan->block_bytes; first += most) {
+        size_t bytes = w->plan->block_bytes - first < most ? w->plan->block_bytes - first : most,
+               cut_bytes = 0;
+        size_t n_cuts = fcdp__plan_cuts(w->plan, w->layout, first, bytes, cuts);
+        for (size_t k = 0; k < n_cuts; k++) cut_bytes += cuts[k].bytes;
+        assert_true(n_cuts <= w->plan->n_stale);
+        assert_int_equal(cut_bytes, bytes);
+        for (uint32_t r = 0; r < w->n_ranks; r++) {
+            const fcdp_topology *t = &w->topology[r];
+            staging[r] = bytes_make(w->n_ranks * bytes);
+            for (size_t k = 0; k < n_cuts; k++) {
+                fcdp_piece shard = fcdp__plan_shard(w->layout, t, cuts[k].extent, t->node, t->local);
+                assert_true(cuts[k].from + cuts[k].bytes <= shard.bytes);
+                memcpy(staging[r] + (t->local * n_nodes + t->node) * bytes + cuts[k].at,
+                       w->truth + shard.offset_bytes + cuts[k].from, cuts[k].bytes);
+            }
+        }
+        for (uint32_t l = 0; l < g; l++) {
+            for (uint32_t b = 0; b < n_nodes; b++)
+                parts[b][0] = (fcdp_part){
+                    {(uintptr_t)(staging[b * g + l] + l * n_nodes * bytes)}, bytes, bytes};
+            all_gather(n_nodes, parts, 1);
+        }
+        for (uint32_t b = 0; b < n_nodes && by_slices; b++) {
+            for (uint32_t l = 0; l < g; l++)
+                parts[l][0] = (fcdp_part){{(uintptr_t)staging[b * g + l]}, n_nodes * bytes, n_nodes * bytes};
+            all_gather(g, parts, 1);
+        }
+        for (uint32_t r = 0; r < w->n_ranks; r++) {
+            for (uint32_t l = 0; l < g; l++)
+                for (size_t k = 0; k < n_cuts && (by_slices || l == w->topology[r].local); k++) {
+                    fcdp_rows rows = fcdp__plan_rows(
+                        &cuts[k], w->layout, &w->topology[r], l,
+                        (fcdp_dptr){(uintptr_t)(staging[r] + l * n_nodes * bytes)}, bytes, base_of(w, r));
+                    assert_int_equal(rows.n, n_nodes);
+                    rows_copy(&rows);
+                }
+            free(staging[r]);
+        }
     }
 }
 
@@ -325,6 +379,64 @@ static void put_and_check(world *w, uint32_t whole_mask, bool by_slices) {
     free(n_written);
 }
 
+/* In any chunks, what lies in the region is what the parts bring. */
+static void packed_and_check(world *w, test_random *random) {
+    size_t most = 1 + random_below(random, 2) * w->plan->block_bytes + random_below(random, 700);
+    for (int by_slices = 1; by_slices >= 0; by_slices--) {
+        regions_clear(w);
+        if (by_slices)
+            restore_by_slices(w);
+        else
+            restore_whole(w);
+        packed_step(w, most, by_slices);
+        if (by_slices) check_regions(w);
+    }
+    uint8_t *packed[MAX_RANKS];
+    for (uint32_t r = 0; r < w->n_ranks; r++) { /* of the step between the nodes alone */
+        packed[r] = w->region[r];
+        w->region[r] = bytes_make(w->layout->bytes);
+    }
+    restore_whole(w);
+    own_step(w);
+    inter_step(w);
+    for (uint32_t r = 0; r < w->n_ranks; r++) {
+        assert_memory_equal(packed[r], w->region[r], w->layout->bytes);
+        free(packed[r]);
+    }
+}
+
+/* A transformer's block: 9 parameters, 64 nodes x 8. NCCL is given one call a part within the node, and
+ * between the nodes n - 1 sends and as many receives (nccl.c). */
+static void test_launches_do_not_grow_with_the_nodes(void **state) {
+    (void)state;
+    enum { NODES = 64, LOCAL = 8, EXTENTS = 9, RANKS = NODES * LOCAL };
+    static uint32_t node_of[RANKS];
+    static fcdp_part parts[EXTENTS * NODES];
+    fcdp_extent_spec specs[EXTENTS];
+    uint8_t stale[EXTENTS];
+    fcdp_cut cuts[EXTENTS];
+    fcdp_topology topology;
+    fcdp_layout *layout;
+    fcdp_plan *plan;
+    for (uint32_t r = 0; r < RANKS; r++) node_of[r] = r / LOCAL;
+    for (int i = 0; i < EXTENTS; i++)
+        specs[i] = (fcdp_extent_spec){(size_t)512 * (size_t)(i + 1), 1}, stale[i] = 1;
+    assert_int_equal(fcdp__topology_make(node_of, RANKS, 0, &topology), FCDP_OK);
+    assert_int_equal(fcdp__layout_create(specs, EXTENTS, RANKS, LOCAL, &layout), FCDP_OK);
+    assert_int_equal(fcdp__plan_make(layout, stale, &plan), FCDP_OK);
+    size_t inter = fcdp__plan_inter_parts(plan, layout, &topology, (fcdp_dptr){0}, parts) * 2 * (NODES - 1);
+    size_t node = fcdp__plan_node_parts(plan, layout, &topology, (fcdp_dptr){0}, parts);
+    size_t n_cuts = fcdp__plan_cuts(plan, layout, 0, plan->block_bytes, cuts);
+    print_message("64 x 8, 9 parameters: %zu calls between the nodes, %zu within; packed 1 and 1, beside %zu "
+                  "copies\n",
+                  inter, node, n_cuts * (1 + LOCAL));
+    assert_int_equal(inter, 1134);
+    assert_int_equal(node, 576);
+    assert_int_equal(n_cuts, EXTENTS);
+    fcdp__plan_destroy(plan);
+    fcdp__layout_destroy(layout);
+}
+
 static void test_random_plans(void **state) {
     (void)state;
     test_random random = {random_seed("test_random_plans", 7)};
@@ -339,6 +451,7 @@ static void test_random_plans(void **state) {
             node_step(&w);
             check_regions(&w);
         }
+        packed_and_check(&w, &random);
         for (uint32_t whole_mask = 0; whole_mask <= FCDP_SPAN_MASK_ALL; whole_mask++)
             for (int by_slices = 0; by_slices < 2; by_slices++)
                 put_and_check(&w, whole_mask & w.plan->restore_mask, by_slices);
@@ -373,6 +486,7 @@ static void test_nothing_stale_is_no_step(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random_plans),
+        cmocka_unit_test(test_launches_do_not_grow_with_the_nodes),
         cmocka_unit_test(test_nothing_stale_is_no_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -23,7 +23,7 @@ N_THREADS, TASK_BYTES = 256, 256 << 10  # comm/fingerprint.h
 MASK = (1 << 64) - 1
 # A word's end, a pair's, one round of all threads (4 KiB) and an unrolled one (16 KiB), each with a rest.
 SIZES = [0, 1, 7, 8, 9, 15, 16, 17, 100, 2048, 4095, 4096, 4097, 16383, 16384, 16385, 20000, 33000]
-STARTS = [0, 1, 2, 4, 8, 12]
+STARTS = [0, 1, 2, 4, 7, 8, 12]
 
 
 def mix(x):
@@ -52,7 +52,7 @@ def check(text):
     print(f"seed {seed}")
     chance = random.Random(seed)
     kernel = ptx.Kernel(text)
-    sizes = [(size, 0) for size in SIZES] + [(size, start) for size in (1, 9, 100, 5000) for start in STARTS]
+    sizes = [(size, 0) for size in SIZES] + [(size, start) for size in (1, 9, 16, 100, 5000, 20000) for start in STARTS]
     cases = [(chance.randbytes(size), start, chance.choice([0, 5, TASK_BYTES // 8, 1 << 40])) for size, start in sizes]
     for said, (data, start, first) in zip(run(kernel, cases), cases):
         assert said == sum_of(data, first), f"{len(data)} bytes at ...{start}, first word {first}, seed {seed}"
@@ -60,6 +60,21 @@ def check(text):
 
 def test_the_shipped_text_computes_the_sum():
     check(TEXT)
+
+
+@pytest.mark.parametrize("start", [1, 2, 4, 8, 12])
+def test_few_bytes_are_read_one_by_one(start):
+    """Wherever an array begins: its first word and its last, or it takes many times as long as one at 16."""
+    bytes_read = TEXT.count("ld.global.nc.u8")
+    counted = ptx.Memory({})
+    loads, load = [], counted.load
+    data = random.randbytes(20000)
+    tasks = bytearray(struct.pack("<4Q", (1 << 32) + start, len(data), 0, 77))
+    counted.arrays = {4096: tasks, (1 << 32) + start: bytearray(data)}
+    counted.load = lambda at, n, aligned: loads.append(n) or load(at, n, aligned)
+    ptx.Kernel(TEXT).launch(1, N_THREADS, 4096, counted)
+    assert bytes_read and struct.unpack_from("<4Q", tasks)[3] == sum_of(data, 0)
+    assert loads.count(1) <= 3 * 8 and len(loads) < 3 * len(data) / 8
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,9 @@ static void check_mapping(const cluster_config *config) {
         if (n > (exact ? n_uses + n_extra : 0))
             fail_msg("%lu calls of %s in %zu uses", n, page_calls[i], n_uses);
     }
+    unsigned long n_asked = simgpu_calls("cuMemGetInfo"), most = config->tau[0] > 0 ? n_uses : 0;
+    if (n_asked > most && !fcdp__trace_is_on(1)) /* else its monitor asks too */
+        fail_msg("the driver was asked %lu times what is free in %zu uses", n_asked, n_uses);
 }
 
 /* Runs it; each rank launches at most `most` collectives in the measured steps,
@@ -153,6 +156,8 @@ static void steady(cluster_config config, size_t most, bool exactly) {
         assert_ok(fcdp__driver_stream_sync(c->members[r].engine->drv, c->members[r].stream));
         if (c->members[r].wrong[0]) fail_msg("%s", c->members[r].wrong);
     }
+    for (size_t k = 0; k < c->members[0].port.n_launches && config.packed_half_bytes; k++)
+        assert_in_range(c->members[0].port.launches[k].n_parts, 1, FCDP_N_SPANS);
     cluster_check_launches(c, true);
     cluster_destroy(c);
     assert_nobody_spun();
@@ -198,6 +203,23 @@ static void test_448_adapters_cross_in_at_most_8_collectives(void **state) {
     steady(config, N_STEPS * 8, false);
 }
 
+/* Each crosses in one all-gather of one part a lane, however many parameters and nodes it has. */
+static void test_packed_groups_cross_in_one_part(void **state) {
+    (void)state;
+    unsigned n_seen = 0;
+    for (int restore = FCDP_RESTORE_SLICE; restore <= FCDP_RESTORE_WHOLE; restore++)
+        for (int mapping = FCDP_MAPPING_SLOTS; mapping <= FCDP_MAPPING_EXACT; mapping++)
+            for (int tau = 0; tau <= 1; tau++) {
+                if (!is_taken(&n_seen)) continue;
+                cluster_config config = config_of(2, (fcdp_restore_mode)restore, tau, 2);
+                config.mapping = (fcdp_mapping_mode)mapping;
+                config.packed_half_bytes = 8 << 20;
+                print_message("restore %s, %s, tau %d\n", restore ? "whole" : "slice",
+                              mapping == FCDP_MAPPING_EXACT ? "exact" : "slots", tau);
+                steady(config, expected_launches(&config), true);
+            }
+}
+
 static void every_way(fcdp_mapping_mode mapping) {
     unsigned n_seen = 0;
     for (uint32_t node_size = 1; node_size <= 2; node_size++)
@@ -227,6 +249,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_small_groups_cross_in_one_collective),
         cmocka_unit_test(test_448_adapters_cross_in_at_most_8_collectives),
+        cmocka_unit_test(test_packed_groups_cross_in_one_part),
         cmocka_unit_test(test_slots_cost_no_driver_call_and_nobody_waits),
         cmocka_unit_test(test_exact_mapping_costs_one_block_per_use),
     };

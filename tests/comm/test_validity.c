@@ -308,6 +308,51 @@ static void test_never_observed(void **state) {
     fcdp__validity_destroy(f.validity);
 }
 
+/* A step of an optimizer foretells a change once one has been seen to make one, by the observation or by
+ * what the gather read; and no longer when one made none. */
+static void test_a_step_foretells_what_the_last_one_did(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(true);
+    uint64_t next = f.signals.optimizer_steps + 1;
+    assert_false(fcdp__validity_is_foretold(f.validity, 0, next));
+    for (int step = 0; step < 6; step++, next++) {
+        bool writes = step < 2 || step > 3, foretold = step == 1 || step == 2 || step == 5;
+        f.signals.optimizer_steps = next;
+        f.shard[0] ^= writes;
+        assert_int_equal(fcdp__validity_is_foretold(f.validity, 0, next), foretold);
+        f.readable = !foretold;
+        uint32_t stale = observe(&f);
+        assert_int_equal(stale != 0, writes || foretold);
+        if (stale) {
+            fcdp__validity_await(f.validity, 0, &f.signals, next);
+            gather(&f);
+            fcdp__validity_amend(f.validity, 0, next, fingerprint(&f));
+        }
+        f.readable = true;
+        assert_int_equal(observe(&f), 0);
+        assert_false(fcdp__validity_is_foretold(f.validity, 0, f.signals.optimizer_steps) && stale);
+    }
+    fcdp__validity_invalidate(f.validity);
+    assert_false(fcdp__validity_is_foretold(f.validity, 0, next));
+    fcdp__validity_destroy(f.validity);
+}
+
+/* Nobody read the bytes before the gather, and what it read is not known yet: the copy is like no bytes. */
+static void test_a_copy_of_which_the_fingerprint_is_to_come_is_not_fresh(void **state) {
+    (void)state;
+    fixture f = fixture_fresh(true);
+    f.readable = false;
+    f.signals.optimizer_steps++;
+    assert_int_equal(observe(&f), FCDP_STALE_OPTIMIZER);
+    fcdp__validity_await(f.validity, 0, &f.signals, 7);
+    gather(&f);
+    f.readable = true;
+    assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
+    fcdp__validity_amend(f.validity, 0, 7, fingerprint(&f));
+    assert_int_equal(observe(&f), 0);
+    fcdp__validity_destroy(f.validity);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_signal_alone),
@@ -323,6 +368,8 @@ int main(void) {
         cmocka_unit_test(test_each_observation_is_confirmed_anew),
         cmocka_unit_test(test_no_fingerprint_now_falls_back),
         cmocka_unit_test(test_what_was_missing_is_known_by_its_bytes_alone),
+        cmocka_unit_test(test_a_step_foretells_what_the_last_one_did),
+        cmocka_unit_test(test_a_copy_of_which_the_fingerprint_is_to_come_is_not_fresh),
         cmocka_unit_test(test_accept_is_of_the_submission),
         cmocka_unit_test(test_invalidate),
         cmocka_unit_test(test_never_observed),

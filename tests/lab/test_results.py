@@ -140,3 +140,35 @@ def test_a_table_row_has_a_cell_per_column():
     assert len(first) == len(second) == len(report.COLUMNS)
     assert first[-1] == "reference" and second[-1] == "NOT from step 4"
     assert second[1] == "1.000 (0.50x)"
+
+
+def test_a_device_has_a_column_and_its_moves_a_line(tmp_path):
+    def moved(n):
+        moves = {"h2d_bytes": 30 * n, "d2h_bytes": 10 * n, "evictions": n, "memory_waits": 0, "stores": n}
+        return stats | {"moves": moves if n > 1 else {}}
+
+    stats = {"enabled": True, "collectives": {}, "groups": 2, "gathers": {}, "bypassed": []}
+    stats |= {"device_bytes": {"peak": 5}, "host_bytes": {"peak": 9}}
+    ranks = [[_step(n, n, n, fcdp=moved(n)) | {"device": 40 - n} for n in range(1, 6)]] * 2
+    run = _run(tmp_path, ranks, [1, 2])
+    mode = results.of_mode(modes.BUILT_IN[1], [run], [run], warmup=2)
+    assert mode["moves_per_step"] == {"h2d_bytes": 30, "d2h_bytes": 10, "evictions": 1, "memory_waits": 0}
+    assert mode["device_taken_bytes"] == 39
+    document = {"modes": [mode]}
+    (row,) = report.rows(document)
+    assert dict(zip(report.columns(document), row))["device MB"] == "0.0" and len(row) == len(report.columns(document))
+    assert any("1.0 groups made room for others" in line for line in report.splits(document))
+    stats["enabled"] = False  # it is imported there, and serves nothing
+    plain = _run(tmp_path / "plain", [[_step(n, n, n, fcdp=moved(n)) for n in range(1, 6)]], [1])
+    assert results.of_mode(modes.BUILT_IN[0], [plain], [plain], warmup=2)["moves_per_step"] is None
+
+
+def test_without_a_device_there_is_neither(tmp_path):
+    run = _run(tmp_path, [[_step(n, n, n) for n in range(1, 6)]], [1])
+    mode = results.of_mode(modes.BUILT_IN[0], [run], [run], warmup=2)
+    assert mode["moves_per_step"] is None is mode["device_taken_bytes"]
+    assert report.columns({"modes": [mode]}) == report.COLUMNS
+    assert report.unused({"modes": [mode], "device": {"type": "cpu"}}) is None
+    assert "torch.accelerator" in report.unused({"modes": [mode], "device": {"type": "sim"}})
+    used = {**mode, "device_taken_bytes": 1}
+    assert report.unused({"modes": [mode, used], "device": {"type": "sim"}}) is None

@@ -22,6 +22,16 @@ struct abi_value {
      ABI_VALUE(sizeof(CUmemAccessDesc)),                                                                     \
      ABI_VALUE(offsetof(CUmemAccessDesc, location)),                                                         \
      ABI_VALUE(offsetof(CUmemAccessDesc, flags)),                                                            \
+     ABI_VALUE(sizeof(CUDA_MEMCPY2D)),                                                                       \
+     ABI_VALUE(offsetof(CUDA_MEMCPY2D, srcMemoryType)),                                                      \
+     ABI_VALUE(offsetof(CUDA_MEMCPY2D, srcDevice)),                                                          \
+     ABI_VALUE(offsetof(CUDA_MEMCPY2D, srcPitch)),                                                           \
+     ABI_VALUE(offsetof(CUDA_MEMCPY2D, dstMemoryType)),                                                      \
+     ABI_VALUE(offsetof(CUDA_MEMCPY2D, dstDevice)),                                                          \
+     ABI_VALUE(offsetof(CUDA_MEMCPY2D, dstPitch)),                                                           \
+     ABI_VALUE(offsetof(CUDA_MEMCPY2D, WidthInBytes)),                                                       \
+     ABI_VALUE(offsetof(CUDA_MEMCPY2D, Height)),                                                             \
+     ABI_VALUE(CU_MEMORYTYPE_DEVICE),                                                                        \
      ABI_VALUE(sizeof(CUmemAllocationProp)),                                                                 \
      ABI_VALUE(offsetof(CUmemAllocationProp, type)),                                                         \
      ABI_VALUE(offsetof(CUmemAllocationProp, requestedHandleTypes)),                                         \

@@ -47,6 +47,8 @@ static CUmodule a_module;
 static CUfunction a_function;
 static const char image[] = ".version 6.4 .visible .entry a_kernel()";
 
+static CUDA_MEMCPY2D a_copy = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .dstMemoryType = CU_MEMORYTYPE_DEVICE};
+
 CALL(cuInit, cuInit(0))
 CALL(cuDriverGetVersion, cuDriverGetVersion(&an_int))
 CALL(cuGetErrorName, cuGetErrorName(CUDA_SUCCESS, &a_text))
@@ -98,6 +100,7 @@ CALL(cuMemcpyAsync, cuMemcpyAsync(world.pages.at, world.pages.at + PAGE, 64, wor
 CALL(cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2(world.pages.at, world.host, 64, world.stream))
 CALL(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2(world.host, world.pages.at, 64, world.stream))
 CALL(cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2(world.pages.at, world.pages.at + PAGE, 64, world.stream))
+CALL(cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2(&a_copy, world.stream))
 CALL(cuMemsetD8Async, cuMemsetD8Async(world.pages.at, 0, 64, world.stream))
 CALL(cuMemHostRegister_v2, cuMemHostRegister_v2(world.unregistered, 4096, 0))
 CALL(cuMemHostUnregister, cuMemHostUnregister(world.host))
@@ -160,6 +163,7 @@ static const struct {
     ROW(cuMemcpyHtoDAsync_v2),
     ROW(cuMemcpyDtoHAsync_v2),
     ROW(cuMemcpyDtoDAsync_v2),
+    ROW(cuMemcpy2DAsync_v2),
     ROW(cuMemsetD8Async),
     ROW(cuMemHostRegister_v2),
     ROW(cuMemHostUnregister),

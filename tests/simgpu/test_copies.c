@@ -37,6 +37,33 @@ static void bytes_go_there_and_back(void **state) {
     host_destroy(back, 2 * PAGE);
 }
 
+static CUDA_MEMCPY2D rows_of(CUdeviceptr dst, size_t dst_pitch, CUdeviceptr src, size_t src_pitch) {
+    return (CUDA_MEMCPY2D){.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                           .srcDevice = src,
+                           .srcPitch = src_pitch,
+                           .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                           .dstDevice = dst,
+                           .dstPitch = dst_pitch,
+                           .WidthInBytes = 10,
+                           .Height = 5};
+}
+
+static void rows_go_to_rows(void **state) {
+    (void)state;
+    struct pages pages = pages_make(2);
+    memset(bytes_at(pages.at), 7, 2 * PAGE);
+    for (size_t i = 0; i < 50; i++) bytes_at(pages.at)[i] = (unsigned char)(100 + i);
+    CUDA_MEMCPY2D copy = rows_of(pages.at + PAGE, 33, pages.at, 10);
+    OK(cuMemcpy2DAsync_v2(&copy, NULL));
+    OK(cuStreamSynchronize(NULL));
+    for (size_t i = 0; i < 5 * 33; i++)
+        assert_int_equal(bytes_at(pages.at)[PAGE + i], i % 33 < 10 ? 100 + i / 33 * 10 + i % 33 : 7);
+    copy = rows_of(pages.at + PAGE, 9, pages.at, 10);
+    REFUSED(cuMemcpy2DAsync_v2(&copy, NULL), CUDA_ERROR_INVALID_VALUE);
+    copy = rows_of(pages.at + PAGE, 10, pages.at, (size_t)1 << 31);
+    REFUSED(cuMemcpy2DAsync_v2(&copy, NULL), CUDA_ERROR_INVALID_VALUE);
+}
+
 /* A gate holds the stream: a call that waited for its copy could not come back. */
 static void registered_memory_is_copied_asynchronously(void **state) {
     (void)state;
@@ -245,6 +272,7 @@ static void unregistering_waits_for_the_copies_that_use_the_memory(void **state)
 int main(void) {
     const struct CMUnitTest tests[] = {
         test(bytes_go_there_and_back),
+        test(rows_go_to_rows),
         test(registered_memory_is_copied_asynchronously),
         test(unregistered_memory_makes_the_call_wait),
         test(what_may_be_a_copys_device_side),

@@ -198,7 +198,6 @@ static void an_announcement_is_for_one_launch(void **state) {
     sem_init(&ignored, 0, 0);
     access.address = w.alias;
     assert_int_equal(simgpu_announce(&wrong, 1), CUDA_ERROR_INVALID_VALUE);
-    assert_int_equal(simgpu_announce(&access, SIMGPU_MAX_ACCESSES + 1), CUDA_ERROR_INVALID_VALUE);
     touch(w.first, w.pages.at, 64, 0);
     assert_int_equal(simgpu_announce(&access, 1), 0);
     assert_int_equal(simgpu_fail_nth("cuLaunchHostFunc", 1, CUDA_ERROR_UNKNOWN), 0);
@@ -209,6 +208,22 @@ static void an_announcement_is_for_one_launch(void **state) {
     assert_int_equal(simgpu_announce(&access, 1), 0);
     OK(cuLaunchHostFunc(w.second, post, &ignored));
     REFUSED(cuStreamSynchronize(w.second), CUDA_ERROR_ILLEGAL_ADDRESS); /* as a kernel's access would be */
+}
+
+static void any_number_of_accesses_is_announced(void **state) {
+    (void)state;
+    enum { N = 100 };
+    static sem_t ignored;
+    struct simgpu_access accesses[N];
+    sem_init(&ignored, 0, 0);
+    for (int last = 0; last < 2; last++) {
+        world_make();
+        for (int i = 0; i < N; i++) accesses[i] = (struct simgpu_access){w.alias + 64 * (uint64_t)i, 64, 1};
+        assert_int_equal(simgpu_announce(accesses, N - !last), 0);
+        OK(cuLaunchHostFunc(w.second, post, &ignored));
+        touch(w.first, w.pages.at + 64 * (N - 1), 64, 0);
+        assert_reported(last, "what the last one touches");
+    }
 }
 
 /* ---- races through one address, where they are looked for ---- */
@@ -278,6 +293,72 @@ static void an_unmap_that_is_lucky_is_a_race(void **state) {
     }
 }
 
+static void an_answer_to_a_query_orders_nothing_where_races_are_strict(void **state) {
+    (void)state;
+    for (int waits = 0; waits < 2; waits++) {
+        world_make();
+        simgpu_set_races(SIMGPU_RACES_STRICT);
+        touch(w.first, w.alias, 64, 1);
+        OK(cuEventRecord(w.event, w.first));
+        wait_unseen(w.first);
+        assert_int_equal(cuEventQuery(w.event), CUDA_ERROR_NOT_READY);
+        assert_int_equal(cuStreamQuery(w.first), CUDA_ERROR_NOT_READY);
+        if (waits) {
+            OK(cuEventSynchronize(w.event));
+            OK(cuEventQuery(w.event));
+        }
+        touch(w.second, w.alias, 64, 1);
+        assert_int_equal(cuCtxSynchronize(), waits ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS);
+    }
+}
+
+static void a_report_need_not_end_the_device(void **state) {
+    (void)state;
+    world_make();
+    simgpu_set_races(SIMGPU_RACES_STRICT | SIMGPU_RACES_GO_ON);
+    touch(w.first, w.alias, 64, 1);
+    touch(w.second, w.alias, 64, 1);
+    OK(cuCtxSynchronize());
+    assert_int_equal(unordered_now().races, 1);
+    simgpu_unordered_reset();
+    touch(w.first, w.alias, 64, 1);
+    OK(cuCtxSynchronize());
+    assert_int_equal(unordered_now().races, 0);
+}
+
+/* ---- calls that order ---- */
+
+static void first_then_second(void) {
+    touch(w.first, w.alias, 64, 1);
+    OK(cuEventRecord(w.event, w.first));
+    OK(cuStreamWaitEvent(w.second, w.event, 0));
+    OK(cuStreamWaitEvent(w.second, w.event, 0)); /* teaches nothing */
+    touch(w.second, w.alias, 64, 1);
+}
+
+static void a_wait_is_counted_and_left_out(void **state) {
+    (void)state;
+    for (int dropped = 0; dropped < 3; dropped++) {
+        world_make();
+        simgpu_set_races(1);
+        simgpu_stream_name(w.first, "one");
+        simgpu_stream_name(w.second, "two");
+        simgpu_sites_watch(1);
+        struct simgpu_site rows[8], like = {.entry = "cuStreamWaitEvent", .stream = "two", .event = "one"};
+        if (dropped == 2) like.event[0] = 't'; /* another one */
+        if (dropped) assert_int_equal(simgpu_sites_drop(&like), 0);
+        first_then_second();
+        assert_int_equal(cuCtxSynchronize(), dropped == 1 ? CUDA_ERROR_ILLEGAL_ADDRESS : CUDA_SUCCESS);
+        assert_int_equal(simgpu_sites_list(rows, 8), 3);
+        assert_string_equal(rows[0].entry, "cuEventRecord");
+        assert_string_equal(rows[0].stream, "one");
+        assert_true(rows[1].calls == 1 && rows[1].taught == (dropped != 1));
+        assert_true(rows[2].calls == 1 && rows[2].taught == 0);
+        simgpu_sites_watch(0);
+    }
+    assert_int_equal(simgpu_sites_drop(&(struct simgpu_site){.entry = "cuNothing"}), -1);
+}
+
 static void the_environment_looks_for_races(void **state) {
     (void)state;
     simgpu_reset();
@@ -305,10 +386,14 @@ int main(void) {
         test(a_report_names_both_operations),
         test(a_refused_operation_is_not_run),
         test(an_announcement_is_for_one_launch),
+        test(any_number_of_accesses_is_announced),
         test(races_are_looked_for_on_demand),
         test(races_in_registered_memory),
         test(values_do_not_race_with_values),
         test(an_unmap_that_is_lucky_is_a_race),
+        test(an_answer_to_a_query_orders_nothing_where_races_are_strict),
+        test(a_report_need_not_end_the_device),
+        test(a_wait_is_counted_and_left_out),
         test(the_environment_looks_for_races),
     };
     return cmocka_run_group_tests_name("simgpu order reports", tests, NULL, NULL);

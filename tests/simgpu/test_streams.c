@@ -191,6 +191,52 @@ static void a_stream_waits_for_what_the_event_had_captured(void **state) {
     OK(cuCtxSynchronize());
 }
 
+/* What waits at the head of a hardware queue holds up the streams that share it; what runs does not. */
+static void streams_share_hardware_queues(void **state) {
+    (void)state;
+    CUstream first = stream_make(CU_STREAM_NON_BLOCKING), second = stream_make(CU_STREAM_NON_BLOCKING),
+             third = stream_make(CU_STREAM_NON_BLOCKING);
+    CUevent event = event_make();
+    struct gate gate;
+    struct log log = {0};
+    struct note notes[5];
+    simgpu_set_queues(2); /* second has one for itself */
+    gate_close(&gate, first);
+    gate_wait_entered(&gate);
+    note_push(third, &notes[0], &log, 0); /* beside the gate, which runs */
+    OK(cuStreamSynchronize(third));
+    note_push(first, &notes[1], &log, 1);
+    OK(cuEventRecord(event, second));
+    OK(cuStreamWaitEvent(third, event, 0)); /* there already, and yet behind what waits for the gate */
+    note_push(third, &notes[2], &log, 2);
+    note_push(second, &notes[3], &log, 3);
+    OK(cuStreamSynchronize(second));
+    REFUSED(cuStreamQuery(third), CUDA_ERROR_NOT_READY);
+    assert_int_equal(log.n, 2);
+    gate_open(&gate);
+    OK(cuCtxSynchronize());
+    assert_int_equal(log.n, 4);
+    assert_int_equal(log.seen[0], 0);
+    assert_int_equal(log.seen[1], 3);
+    simgpu_set_queues(0);
+}
+
+/* A wait for what the same queue has behind it never ends, as on a GPU; with a queue more it does. */
+static void a_wait_for_what_its_queue_has_behind_it_does_not_end(void **state) {
+    (void)state;
+    struct pages pages = pages_make(1);
+    CUstream waits = stream_make(CU_STREAM_NON_BLOCKING), writes = stream_make(CU_STREAM_NON_BLOCKING);
+    *(uint32_t *)(uintptr_t)pages.at = 0;
+    CUevent event = event_make();
+    simgpu_set_queues(1);
+    OK(cuStreamWaitValue32_v2(waits, pages.at, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    OK(cuEventRecord(event, writes)); /* of an idle stream: else it is there at once */
+    REFUSED(cuEventQuery(event), CUDA_ERROR_NOT_READY);
+    OK(cuStreamWriteValue32_v2(writes, pages.at, 1, 0));
+    simgpu_set_queues(2);
+    OK(cuStreamSynchronize(waits));
+}
+
 static void the_null_stream_orders_itself_with_blocking_streams(void **state) {
     (void)state;
     CUstream blocking = stream_make(0), free_running = stream_make(CU_STREAM_NON_BLOCKING);
@@ -462,6 +508,8 @@ int main(void) {
         test(a_relaxed_thread_breaks_no_capture),
         test(a_capture_knows_its_own_events_alone),
         test(a_stream_waits_for_what_the_event_had_captured),
+        test(streams_share_hardware_queues),
+        test(a_wait_for_what_its_queue_has_behind_it_does_not_end),
         test(the_null_stream_orders_itself_with_blocking_streams),
         test(blocking_streams_wait_for_the_null_stream),
         test(the_null_stream_is_also_called_legacy),

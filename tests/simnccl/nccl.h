@@ -6,6 +6,7 @@
 
 enum {
     SUCCESS = 0,
+    CUDA_ERROR = 1,
     SYSTEM_ERROR = 2,
     INTERNAL_ERROR = 3,
     INVALID_ARGUMENT = 4,
@@ -21,7 +22,7 @@ typedef struct nccl_id {
 typedef struct nccl_config {
     size_t size;
     unsigned magic, version;
-    int blocking;
+    int blocking, cga_cluster_size, min_ctas, max_ctas; /* the last three from 2.17 on */
 } nccl_config;
 
 int ncclGetUniqueId(nccl_id *id);

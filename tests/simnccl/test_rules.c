@@ -1,6 +1,7 @@
 /* The double's rules, each broken once; all ranks are the test's one thread, since no call blocks. */
 #include "tests/simnccl/nccl.h"
 #include "tests/simnet/support.h"
+#include "tools/simgpu/simgpu.h"
 #include "tools/simnccl/simnccl.h"
 
 enum { N = 4, LANES = 3, BYTES = 4096 };
@@ -155,6 +156,52 @@ static void what_was_begun_is_in_progress_until_it_is_polled(void **state) {
     world_free(w, 1);
 }
 
+/* A communicator connects its members for each algorithm when it first takes it: its host waits for them. */
+static void each_way_is_connected_once(void **state) {
+    (void)state;
+    struct simnccl_state before, after;
+    world *w = world_make();
+    simnccl_state(&before);
+    for (int i = 0; i < 2; i++) { /* the small way is there already */
+        assert_int_equal(gather(w, 0, 0, SIMNCCL_LARGE_BYTES / 2, 0), IN_PROGRESS);
+        assert_int_equal(settle(w->comms[0][0]), i ? SUCCESS : IN_PROGRESS);
+        assert_int_equal(gather(w, 2, 0, SIMNCCL_LARGE_BYTES / 2, 1), IN_PROGRESS);
+        assert_int_equal(settle(w->comms[0][0]), SUCCESS);
+        assert_int_equal(settle(w->comms[2][0]), SUCCESS);
+    }
+    assert_int_equal(launch(w, 0, 0, 64), SUCCESS);
+    assert_int_equal(launch(w, 2, 0, 64), SUCCESS);
+    simnccl_state(&after);
+    assert_int_equal(after.connections - before.connections, 2); /* of both members */
+    world_free(w, 0);
+}
+
+static void a_connection_takes_device_memory(void **state) {
+    (void)state;
+    enum { PAGE = 2 << 20 };
+    struct simgpu_live before, after;
+    world *w = world_make();
+    simnccl_set_connection_bytes(PAGE);
+    simgpu_live(&before);
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t r = 0; r < N; r += 2)
+            assert_int_equal(gather(w, r, 0, SIMNCCL_LARGE_BYTES, place_of(r, 0)), IN_PROGRESS);
+        for (uint32_t r = 0; r < N; r += 2) assert_int_equal(settle(w->comms[r][0]), SUCCESS);
+    }
+    simgpu_live(&after);
+    assert_int_equal(after.device_bytes - before.device_bytes, 2 * PAGE); /* of two members, once */
+    simgpu_set_capacity(after.device_bytes);                              /* others have taken the rest */
+    for (uint32_t r = 0; r < 2; r++)
+        assert_int_equal(gather(w, r, 2, SIMNCCL_LARGE_BYTES, place_of(r, 2)), IN_PROGRESS);
+    for (uint32_t r = 0; r < 2; r++) assert_int_equal(settle(w->comms[r][2]), CUDA_ERROR);
+    assert_last("out of memory");
+    sync_all(w->net);
+    world_abort(w);
+    simgpu_live(&after);
+    assert_int_equal(after.device_bytes, before.device_bytes);
+    world_free(w, 0);
+}
+
 static void finalized_and_destroyed_in_that_order(void **state) {
     (void)state;
     world *w = world_make();
@@ -281,6 +328,34 @@ static void members_that_disagree_are_refused(void **state) {
     world_free(w, 7);
 }
 
+/* As NCCL reads them: by the version that the configuration says it has. */
+static void a_configuration_may_cap_the_ctas(void **state) {
+    (void)state;
+    enum { UNDEFINED = (int)0x80000000 };
+    static const struct {
+        unsigned version;
+        int least, most, ctas;
+    } cases[] = {{21400, 1, 4, 24},          {21700, UNDEFINED, 4, 4}, {21700, UNDEFINED, UNDEFINED, 24},
+                 {21700, UNDEFINED, 30, 24}, {21700, 5, 4, 0},         {21700, UNDEFINED, 0, 0}};
+    nccl_id id;
+    ncclComm_t comm;
+    world *w = world_make();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        nccl_config config = config_of(0);
+        config.version = cases[i].version;
+        config.min_ctas = cases[i].least;
+        config.max_ctas = cases[i].most;
+        assert_int_equal(ncclGetUniqueId(&id), SUCCESS);
+        simnccl_device_set(w->net->ranks[0].endpoint, w->net->drv);
+        int result = ncclCommInitRankConfig(&comm, 2, id, 0, &config);
+        assert_int_equal(result, cases[i].ctas ? IN_PROGRESS : INVALID_ARGUMENT);
+        if (!cases[i].ctas) continue;
+        assert_int_equal(simnccl_ctas(comm), cases[i].ctas);
+        assert_int_equal(ncclCommAbort(comm), SUCCESS);
+    }
+    world_free(w, 2);
+}
+
 static void calls_after_an_abort_are_refused(void **state) {
     (void)state;
     world *w = world_make();
@@ -332,10 +407,8 @@ static void sends_and_receives_are_an_all_gather_or_refused(void **state) {
         for (size_t part = 0; part < 2; part++)
             memset(memory_of(w, r, 0) + part * 8 * BYTES + place_of(r, 0) * 3 * BYTES, (int)(7 + r + part),
                    BYTES);
-    for (uint32_t r = 0; r < N; r += 2) {
-        assert_int_equal(exchange(w, r, 3 * BYTES, 0), IN_PROGRESS);
-        assert_int_equal(settle(w->comms[r][0]), SUCCESS);
-    }
+    for (uint32_t r = 0; r < N; r += 2) assert_int_equal(exchange(w, r, 3 * BYTES, 0), IN_PROGRESS);
+    for (uint32_t r = 0; r < N; r += 2) assert_int_equal(settle(w->comms[r][0]), SUCCESS);
     sync_all(w->net);
     for (uint32_t r = 0; r < N; r += 2)
         for (size_t part = 0; part < 2; part++)
@@ -418,6 +491,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_come_to_their_places),
         cmocka_unit_test(what_was_begun_is_in_progress_until_it_is_polled),
+        cmocka_unit_test(each_way_is_connected_once),
+        cmocka_unit_test(a_connection_takes_device_memory),
         cmocka_unit_test(finalized_and_destroyed_in_that_order),
         cmocka_unit_test(another_launch_order_is_refused),
         cmocka_unit_test(a_circle_over_four_ranks_is_refused),
@@ -427,6 +502,7 @@ int main(void) {
         cmocka_unit_test(an_offset_that_is_not_the_ranks_is_refused),
         cmocka_unit_test(two_ranks_on_one_device_are_refused),
         cmocka_unit_test(members_that_disagree_are_refused),
+        cmocka_unit_test(a_configuration_may_cap_the_ctas),
         cmocka_unit_test(calls_after_an_abort_are_refused),
         cmocka_unit_test(groups_come_in_pairs),
         cmocka_unit_test(sends_and_receives_are_an_all_gather_or_refused),

@@ -357,6 +357,7 @@ static void with_exact_mapping_the_host_waits_last(void **state) {
     simgpu_blocking_total(0, &after);
     assert_int_equal(after.calls, before.calls);
     assert_int_equal(stats_of(&n, 0).n_waits, 0);
+    assert_int_equal(stats_of(&n, 0).wait_ns, 0);
     assert_int_equal(pool_stats_of(&n, 0).live_pages, N - 1);
     gate_open(&held);
     group_fill(&g[N - 1], BOTH, FILL_SLICE, 0); /* the device may be done by now: a wait, or none */
@@ -397,6 +398,7 @@ static void with_exact_mapping_and_no_idle_page_the_host_waits(void **state) {
     pthread_join(thread, NULL);
     group_release(&g[1], false);
     assert_int_equal(stats_of(&n, 0).n_waits, 1);
+    assert_true(stats_of(&n, 0).wait_ns > 0);
     node_sync(&n);
     gate_destroy(&held);
     groups_close(g, 2);

@@ -14,6 +14,7 @@ from cases_basic import adamw
 from cases_edit import data_mul, param_mul, raw_scale, scaled_state
 from cases_flow import on_gradient
 from models import Block, Net, shard, world_mesh
+from place import DEVICE
 from run import case, reshard_all
 
 
@@ -21,7 +22,7 @@ class Other:
     """A module of this rank's own, outside of every FSDP model, with an optimizer that steps it."""
 
     def __init__(self):
-        self.module = nn.Linear(3, 3)
+        self.module = nn.Linear(3, 3).to(DEVICE)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=0.1)
 
     def step(self, *args):
@@ -69,7 +70,7 @@ def other_model(place):
         group = dist.new_group([0])
         if run.rank == 0:
             small = nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 4))
-            mesh = DeviceMesh.from_group(group, "cpu")
+            mesh = DeviceMesh.from_group(group, DEVICE.type)
             for layer in small:
                 fully_shard(layer, mesh=mesh)
             fully_shard(small, mesh=mesh)
@@ -78,7 +79,7 @@ def other_model(place):
 
             def train_it(*args):
                 with torch.enable_grad():
-                    loss = (small(torch.ones(2, 24)) ** 2).mean()
+                    loss = (small(torch.ones(2, 24, device=DEVICE)) ** 2).mean()
                     loss.backward()
                     its_optimizer.step()
                     its_optimizer.zero_grad()
@@ -86,7 +87,7 @@ def other_model(place):
 
             def look_at_it(*args):
                 with torch.no_grad():
-                    run.record("the other's output", small(torch.ones(2, 24)))
+                    run.record("the other's output", small(torch.ones(2, 24, device=DEVICE)))
 
             for block in model.blocks:
                 if place == "in_forward":
@@ -109,7 +110,7 @@ def alone_a_forward_that_gathers_nothing(run):
     """All ranks unshard the model; one of them then runs it by itself, before, between and after passes of all."""
     model = shard(Net(), reshard_after_forward=False, root={"reshard_after_forward": False})
     optimizer = adamw(model)
-    x = torch.randn(6, 11, generator=run.data)
+    x = run.randn(6, 11)
     for _ in range(3):
         for module in (model, *model.blocks):
             module.unshard()
@@ -153,7 +154,7 @@ def experts(rows, train):
         groups = [dist.new_group(row) for row in rows]
         mine = next(i for i, row in enumerate(rows) if run.rank in row)
         model = ExpertNet(mine)
-        mesh = DeviceMesh.from_group(groups[mine], "cpu")
+        mesh = DeviceMesh.from_group(groups[mine], DEVICE.type)
         for block in model.blocks:
             fully_shard(block.expert, mesh=mesh)
             fully_shard(block.dense, mesh=world_mesh())

@@ -231,7 +231,7 @@ def memory(exact, **kwargs):
                     ledger.reset()
                     if run.fcdp:
                         run.fcdp.reset_peaks()
-                loss = (model(torch.randn(2, 512, generator=run.data)) ** 2).mean()
+                loss = (model(run.randn(2, 512)) ** 2).mean()
                 run.record("loss", loss)
                 loss.backward()
                 optimizer.step()

@@ -1,6 +1,5 @@
 """Edits of parameters beside training: each way to write, at each moment where a gathered copy may be held."""
 
-import numpy as np
 import torch
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -66,14 +65,14 @@ def inference_mul(ps):
 
 def raw_scale(ps):
     for p in ps:
-        raw(local_of(p))[:] *= np.float32(0.875)
+        raw(local_of(p)).mul_(0.875)
 
 
 def raw_one_ulp(ps):
     """The smallest change there is, in one element of each shard."""
     for p in ps:
-        bits = raw(local_of(p)).view(np.uint32)
-        bits[:1] ^= 1
+        bits = raw(local_of(p)).view(torch.int32)
+        bits[:1].bitwise_xor_(1)
 
 
 def raw_swap_halves(ps):
@@ -82,7 +81,7 @@ def raw_swap_halves(ps):
         words = raw(local_of(p))
         half = len(words) // 2
         if half:
-            words[: 2 * half] = np.concatenate([words[half : 2 * half], words[:half]])
+            words[: 2 * half] = torch.cat([words[half : 2 * half], words[:half]])
 
 
 def raw_swap_between_parameters(ps):
@@ -92,7 +91,7 @@ def raw_swap_between_parameters(ps):
         by_shape.setdefault(tuple(local_of(p).shape), []).append(raw(local_of(p)))
     for arrays in by_shape.values():
         for a, b in zip(arrays[::2], arrays[1::2]):
-            a[:], b[:] = b.copy(), a.copy()
+            a[:], b[:] = b.clone(), a.clone()
 
 
 WRITES = {

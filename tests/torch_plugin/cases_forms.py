@@ -1,7 +1,6 @@
 """Parameters that keep FSDP2's own storages while FCDP gathers them: sharded on another dimension, resharded to fewer
 ranks after forward, gathered through extensions.  Other all-gathers than FSDP2's default one."""
 
-import numpy as np
 import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +12,7 @@ from cases_basic import adamw
 from cases_edit import local_of
 from cases_optim import raw
 from models import BF16_COMPUTE, IN, OUT, Net, shard, train_only, world_mesh
+from place import DEVICE
 from run import Unsupported, case, reshard_all
 from subclass import Bf16AllGather, Noisy, OfASubclass, Scaled, extend
 
@@ -71,7 +71,7 @@ def experts(freeze=False, **kwargs):
             run.evaluate(model, n=2)
             run.evaluate(model, mode=torch.inference_mode)
             for p in sharded:
-                raw(local_of(p))[:] *= np.float32(0.875)
+                raw(local_of(p)).mul_(0.875)
             run.evaluate(model)
         run.finish(model)
 
@@ -93,7 +93,7 @@ def experts_sharded_along_the_second_dimension_edited_in_forward(run):
     def spoil(module, inputs):
         with torch.no_grad():
             module.up.mul_(0.5)
-            raw(module.down)[:] *= np.float32(0.5)
+            raw(module.down).mul_(0.5)
 
     for block in model.blocks:
         block["experts"].register_forward_pre_hook(spoil)
@@ -112,7 +112,7 @@ def small_mesh(between=None, frozen=False, micro_batches=2, root=False, net=Net,
             raise Unsupported("needs 4 ranks")
         model = train_only(net(), "blocks.1.up", "head") if frozen else net()
         roots = {"root": {"reshard_after_forward": 2}} if root else {}
-        shard(model, reshard_after_forward=2, mesh=mesh and DeviceMesh("cpu", mesh), **roots, **kwargs)
+        shard(model, reshard_after_forward=2, mesh=mesh and DeviceMesh(DEVICE.type, mesh), **roots, **kwargs)
         optimizer = adamw(model)
         sharded = list(model.parameters())
         for _ in range(3):
@@ -140,13 +140,13 @@ def edit_kept(run, model, sharded):
     """What FSDP2 gathers in backward are these shards."""
     for p in model.blocks[1].parameters():
         p.to_local().detach().mul_(0.875)
-    raw(model.blocks[0].up.weight.to_local())[:] *= np.float32(0.875)
+    raw(model.blocks[0].up.weight.to_local()).mul_(0.875)
 
 
 def edit_sharded(run, model, sharded):
     """They are not read by this backward, but by the next forward."""
     for p in sharded:
-        raw(local_of(p))[:] *= np.float32(0.875)
+        raw(local_of(p)).mul_(0.875)
 
 
 def reshard_by_hand(run, model, sharded):
@@ -193,7 +193,7 @@ def reshard_after_forward_2_edited_in_forward(run):
             module.weight.mul_(0.5)
 
     def spoil_raw(module, inputs):
-        raw(module.weight)[:] *= np.float32(0.5)
+        raw(module.weight).mul_(0.5)
 
     for block in model.blocks:
         block.up.register_forward_pre_hook(spoil)
@@ -290,7 +290,7 @@ def rescale_on_one_rank(run, sharded):
 
 def edit_raw(run, sharded):
     for p in sharded:
-        raw(local_of(p)._data)[:] *= np.float32(0.875)
+        raw(local_of(p)._data).mul_(0.875)
 
 
 case(extended(), name="all_gather_extension")

@@ -42,7 +42,7 @@ def negated(held):
     """Floats of the other sign."""
     out = [bytes_.clone() for bytes_ in held]
     for bytes_ in out:
-        torch.empty(0).set_(bytes_).neg_() if bytes_.nbytes() else None
+        torch.empty(0, device=bytes_.device).set_(bytes_).neg_() if bytes_.nbytes() else None
     return out
 
 

@@ -18,8 +18,10 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 
+from cases_optim import raw
 from ledger import parameter_bytes
 from models import Net, TiedLM, train_only, wrap
+from place import DEVICE, synchronize
 from run import COUNTING, case
 
 LR = 1e-2
@@ -131,7 +133,7 @@ def edited(how, use_orig_params, one_rank=False):
                 elif how == "data":
                     p.data.mul_(0.9)
                 elif p.numel():
-                    p.detach().numpy()[:1] += 0.25
+                    raw(p)[:1].add_(0.25)
 
         rounds(run, model, o, between=between)
         run.finish(model)
@@ -214,6 +216,8 @@ def without_pinning(train):
     """What a CPU cannot do, and FSDP1 asks of it."""
 
     def run_it(run):
+        if DEVICE.type != "cpu":
+            return train(run)
         if not hasattr(torch.cpu.Stream, "synchronize"):
             torch.cpu.Stream.synchronize = lambda stream: None
         pin, torch.Tensor.pin_memory = torch.Tensor.pin_memory, lambda tensor, *args, **kwargs: tensor
@@ -349,24 +353,31 @@ def fsdp1_lora_with_edits_of_frozen_weights(run):
         turn += 1
         for name, p in model.named_parameters():
             if not p.requires_grad and p.numel() and turn % 3 == 0:
-                p.data.mul_(0.9) if "up" in name else p.detach().numpy()[:1].__iadd__(0.25)
+                p.data.mul_(0.9) if "up" in name else raw(p)[:1].add_(0.25)
 
     rounds(run, model, o, steps=3, between=between)
     run.finish(model)
 
 
-@case
-def fsdp1_parameters_replaced_by_data(run):
+def replaced(**kwargs):
     """use_orig_params: FSDP1 writes what has another storage into the flat parameter when it unshards that."""
-    model = wrap(Net(), use_orig_params=True)
-    o = adamw(model)
-    rounds(run, model, o, between=lambda: [setattr(p, "data", p.data * 0.9) for p in model.parameters()])
-    run.finish(model)
+
+    def train(run):
+        model = wrap(Net(), use_orig_params=True, **kwargs)
+        o = adamw(model)
+        rounds(run, model, o, between=lambda: [setattr(p, "data", p.data * 0.9) for p in model.parameters()])
+        run.finish(model)
+
+    return train
+
+
+case(replaced(), name="fsdp1_parameters_replaced_by_data")
+case(replaced(mixed_precision=BF16), name="fsdp1_parameters_replaced_by_data_bf16")
 
 
 @case
 def fsdp1_ignored_modules(run):
-    model = Net()
+    model = Net().to(DEVICE)
     model = wrap(model, ignored_modules=[model.head], use_orig_params=True)
     o = adamw(model)
     for _ in range(2):
@@ -425,8 +436,9 @@ def fsdp1_a_module_within_it_is_called(run):
     for _ in range(2):
         run.step(model, o)
         for _ in range(2):
+            synchronize()  # FSDP1 orders what is enqueued before its root's forward alone
             with torch.no_grad():
-                run.record("block", model.blocks[1](torch.ones(2, 24)))
+                run.record("block", model.blocks[1](torch.ones(2, 24, device=DEVICE)))
                 for p in model.blocks[1].parameters():
                     p.data.mul_(0.9)
     run.finish(model)
@@ -454,7 +466,7 @@ def fsdp1_one_element(run):
     model.scale = nn.Linear(1, 1, bias=False)
     plain = model.forward
     model.forward = lambda x: model.scale(plain(x)[..., None])[..., 0]
-    model.scale = FSDP(model.scale, device_id=torch.device("cpu"))
+    model.scale = FSDP(model.scale, device_id=DEVICE)
     model = wrap(model)
     rounds(run, model, adamw(model))
     run.finish(model)
@@ -480,7 +492,7 @@ def fsdp1_wrapped_again(run):
     inner = wrap(Net(), use_orig_params=True)
     o = adamw(inner)
     run.step(inner, o)
-    outer = FSDP(nn.Sequential(inner, nn.Linear(5, 5)), device_id=torch.device("cpu"), use_orig_params=True)
+    outer = FSDP(nn.Sequential(inner, nn.Linear(5, 5)), device_id=DEVICE, use_orig_params=True)
     for module in FSDP.fsdp_modules(outer):
         module._is_root = None
     o = adamw(outer)

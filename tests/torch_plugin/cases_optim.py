@@ -9,20 +9,28 @@ from torch.distributed.tensor import DTensor
 
 from cases_basic import adamw
 from models import BF16_COMPUTE, Net, shard, train_only, trainable
+from place import DEVICE
 from run import case, reshard_all
 
 
 def raw(tensor):
-    """The bytes of a rank's shard as a float32 array over its address: no version counter, no hook."""
+    """The bytes of a rank's shard as a tensor of float32 over its address: with a version counter of its own, and no hook."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if local.numel() == 0:
-        return np.empty(0, np.float32)
-    return np.ctypeslib.as_array(ctypes.cast(local.data_ptr(), ctypes.POINTER(ctypes.c_float)), (local.numel(),))
+        return torch.empty(0, device=local.device)
+    if local.device.type != "cpu":  # what a kernel of the script's own would write
+        return (
+            torch.empty(0, device=local.device)
+            .set_(local.untyped_storage(), local.storage_offset(), local.shape)
+            .view(-1)
+        )
+    at = ctypes.cast(local.data_ptr(), ctypes.POINTER(ctypes.c_float))
+    return torch.from_numpy(np.ctypeslib.as_array(at, (local.numel(),)))
 
 
 def sgd_raw(parameter, lr=0.05):
     if parameter.grad is not None:
-        raw(parameter)[:] -= np.float32(lr) * raw(parameter.grad)
+        raw(parameter).sub_(lr * raw(parameter.grad))
 
 
 def sgd_data(parameter, lr=0.05):
@@ -111,7 +119,7 @@ def raw_write_to_frozen_weights_each_step(run):
     for _ in range(2):
         run.step(model, optimizer)
         for parameter in frozen:
-            raw(parameter)[:] *= np.float32(0.875)
+            raw(parameter).mul_(0.875)
     run.finish(model)
 
 
@@ -220,14 +228,14 @@ def zeroth_order(write):
             for step in range(3):
                 noise = [p.detach().clone() for p in parameters]
                 for z in noise:
-                    z._local_tensor.copy_(torch.randn(z._local_tensor.shape, generator=run.data))
+                    z._local_tensor.copy_(run.randn(*z._local_tensor.shape))
 
                 def move(scale):
                     for p, z in zip(parameters, noise):
                         if write == "data":
                             p.data.add_(z, alpha=scale)
                         else:
-                            raw(p)[:] += np.float32(scale) * raw(z)
+                            raw(p).add_(scale * raw(z))
                     reshard_all(model)
 
                 move(1e-2)
@@ -298,7 +306,7 @@ def two_models_in_turn(run):
     make, judge = shard(Net()), shard(Net(dim=16, n_blocks=2))
     optimizers = [adamw(make), adamw(judge)]
     held = [list(make.parameters()), list(judge.parameters())]
-    adapt = torch.nn.Linear(5, 11).requires_grad_(False)
+    adapt = torch.nn.Linear(5, 11).to(DEVICE).requires_grad_(False)
     for step in range(3):
         for turn in (0, 1):
             for i in (0, 1):

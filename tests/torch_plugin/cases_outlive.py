@@ -5,6 +5,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from models import IN, OUT, Net, TiedLM, shard
+from place import DEVICE
 from run import Unsupported, case, reshard_all
 
 
@@ -103,14 +104,14 @@ def net_that_keeps():
 
 def use_in_every_way(run, tag, kept):
     """As far as plain FSDP2 raises: an elementwise operation on freed storage kills it."""
-    ones = torch.ones(1, 77)
+    ones = torch.ones(1, 77, device=DEVICE)
     outcome(run, f"{tag} mm", lambda: ones @ kept[0])
-    outcome(run, f"{tag} linear", lambda: F.linear(torch.ones(1, 24), kept[1]))
+    outcome(run, f"{tag} linear", lambda: F.linear(torch.ones(1, 24, device=DEVICE), kept[1]))
     outcome(run, f"{tag} tolist", lambda: kept[2].tolist())
-    outcome(run, f"{tag} mm of a transposed one", lambda: torch.ones(1, 24) @ kept[3])
-    outcome(run, f"{tag} mm of rows", lambda: torch.ones(1, 75) @ kept[4])
+    outcome(run, f"{tag} mm of a transposed one", lambda: torch.ones(1, 24, device=DEVICE) @ kept[3])
+    outcome(run, f"{tag} mm of rows", lambda: torch.ones(1, 75, device=DEVICE) @ kept[4])
     outcome(run, f"{tag} softmax", lambda: kept[1].softmax(0))
-    outcome(run, f"{tag} embedding", lambda: F.embedding(torch.tensor([3]), kept[5]))
+    outcome(run, f"{tag} embedding", lambda: F.embedding(torch.tensor([3], device=DEVICE), kept[5]))
     outcome(run, f"{tag} item", lambda: kept[5][0, 0].item())
 
 
@@ -147,7 +148,7 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         (kept,) = ctx.saved_tensors
-        return gradient + 0 * (torch.ones(1, kept.shape[0]) @ kept).sum(), None
+        return gradient + 0 * (torch.ones(1, kept.shape[0], device=DEVICE) @ kept).sum(), None
 
 
 @case
@@ -158,7 +159,7 @@ def a_tensor_that_autograd_saved(run):
     optimizer = adam(model)
     kept = model.blocks[0].up.kept = []
     run.loss(model, tag="first")
-    x = torch.ones(3, requires_grad=True)
+    x = torch.ones(3, device=DEVICE, requires_grad=True)
     model.blocks[0].unshard()
     y = Doubled.apply(x, kept[0]).sum()
     run.record("while it is gathered", torch.autograd.grad(y, x, retain_graph=True)[0])
@@ -181,9 +182,9 @@ def an_evaluation_between_the_views_and_their_use(run):
     model.head.register_forward_hook(lambda module, *_: kept.append(module.weight.t()))
     with torch.no_grad():
         run.record("logits", model(run.tokens()))
-    outcome(run, "a block's", lambda: torch.ones(1, 24) @ kept[0])
+    outcome(run, "a block's", lambda: torch.ones(1, 24, device=DEVICE) @ kept[0])
     model.reshard()
-    outcome(run, "the tied one's", lambda: torch.ones(1, 24) @ kept[1])
+    outcome(run, "the tied one's", lambda: torch.ones(1, 24, device=DEVICE) @ kept[1])
     for _ in range(2):
         model(run.tokens()).float().sum().backward()
         optimizer.step()

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import fully_shard
 import compat
 from cases_basic import adamw
 from models import Block
+from place import DEVICE
 from run import Unsupported, case
 
 DIM, ROWS, MICRO_BATCHES = 24, 8, 4
@@ -47,18 +48,20 @@ def pipeline(schedule):
         stages, pipelines = ([dist.new_group(row) for row in rows] for rows in (STAGES, PIPELINES))
         number = run.rank % 2
         module = nn.Sequential(Block(DIM), Block(DIM), Block(DIM))
-        mesh = DeviceMesh.from_group(stages[number], "cpu")
+        mesh = DeviceMesh.from_group(stages[number], DEVICE.type)
         for block in module:
             fully_shard(block, mesh=mesh)
         fully_shard(module, mesh=mesh)
         compat.sum_only(module)
         optimizer = adamw(module)
-        given, made = (torch.zeros(ROWS // MICRO_BATCHES, DIM, requires_grad=needs) for needs in (number > 0, True))
+        given, made = (
+            torch.zeros(ROWS // MICRO_BATCHES, DIM, device=DEVICE, requires_grad=needs) for needs in (number > 0, True)
+        )
         stage = pipelining.PipelineStage(
             module,
             number,
             2,
-            torch.device("cpu"),
+            DEVICE,
             input_args=(given,),
             output_args=made,
             group=pipelines[run.rank // 2],
@@ -66,7 +69,7 @@ def pipeline(schedule):
         runs = getattr(pipelining, schedule)(stage, MICRO_BATCHES, loss_fn=square_error)
         with GroupsMade() as groups:
             for _ in range(3):
-                x, y = (torch.randn(ROWS, DIM, generator=run.data) for _ in range(2))
+                x, y = (run.randn(ROWS, DIM) for _ in range(2))
                 losses = []
                 if number == 0:
                     runs.step(x)

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import compat
 from cases_basic import adamw
 from models import Block, Net, shard, train_only, world_mesh
+from place import DEVICE
 from run import Unsupported, case, collect, reshard_all
 
 
@@ -79,7 +80,7 @@ def tiny_parameters(run):
     compat.sum_only(model)
     optimizer = adamw(model)
     for _ in range(4):
-        x = torch.randn(3, 1, generator=run.data)
+        x = run.randn(3, 1)
         loss = (model(x) ** 2).mean()
         run.record("loss", loss)
         loss.backward()
@@ -117,7 +118,7 @@ def parameters_of_many_dimensions(run):
     compat.sum_only(model)
     optimizer = adamw(model)
     for _ in range(2):
-        loss = (model(torch.randn(2, 3, 5, 5, generator=run.data)) ** 2).mean()
+        loss = (model(run.randn(2, 3, 5, 5)) ** 2).mean()
         run.record("loss", loss)
         loss.backward()
         optimizer.step()
@@ -158,7 +159,7 @@ def hybrid(rows):
     def train(run):
         if run.world != 4:
             raise Unsupported("needs 4 ranks")
-        mesh = DeviceMesh("cpu", torch.tensor(rows), mesh_dim_names=("replicate", "shard"))
+        mesh = DeviceMesh(DEVICE.type, torch.tensor(rows), mesh_dim_names=("replicate", "shard"))
         model = shard(Net(), mesh=mesh)
         optimizer = adamw(model)
         for _ in range(2):
@@ -178,7 +179,7 @@ def mesh_in_another_order(run):
     """The shard group's ranks alternate between the nodes: a node's blocks are not contiguous in it."""
     if run.world != 4:
         raise Unsupported("needs 4 ranks")
-    model = shard(Net(), mesh=DeviceMesh("cpu", [0, 2, 1, 3]))
+    model = shard(Net(), mesh=DeviceMesh(DEVICE.type, [0, 2, 1, 3]))
     run.train(model, adamw(model), micro_batches=2)
     run.finish(model)
 
@@ -188,7 +189,7 @@ def mesh_of_half_of_the_ranks(run):
     """Two models, each on two ranks of different nodes, train at a different pace."""
     if run.world != 4:
         raise Unsupported("needs 4 ranks")
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))["a"]
+    mesh = init_device_mesh(DEVICE.type, (2, 2), mesh_dim_names=("a", "b"))["a"]
     model = shard(Net(), mesh=mesh)
     optimizer = adamw(model)
     run.train(model, optimizer, steps=2 + run.rank % 2)
@@ -204,7 +205,7 @@ def parameters_offloaded_to_cpu(run):
 
 @case
 def ignored_parameters(run):
-    model = Net()
+    model = Net().to(DEVICE)  # FSDP2 moves no others than its own
     ignored = {p for b in model.blocks for p in b.norm.parameters()}
     for p in ignored:
         p.requires_grad_(False)
@@ -225,11 +226,11 @@ def built_on_meta(run):
     with torch.device("meta"):
         model = Net()
     shard(model)
-    model.to_empty(device="cpu")
+    model.to_empty(device=DEVICE)
     with torch.no_grad():
         for p in model.parameters():
             local = p.to_local()
-            local.copy_(torch.randn(local.shape, generator=run.data) * 0.2)
+            local.copy_(run.randn(*local.shape) * 0.2)
     run.train(model, adamw(model))
     run.finish(model)
 
@@ -384,13 +385,13 @@ def inside(context):
 
 CONTEXTS = {
     "default_dtype_bfloat16": lambda run: default_dtype(torch.bfloat16),
-    "device_context": lambda run: torch.device("cpu"),
+    "device_context": lambda run: DEVICE,
     "flop_counter": counting_flops,
     "anomaly_mode": lambda run: torch.autograd.set_detect_anomaly(True),
     "saved_tensors_copied": lambda run: torch.autograd.graph.save_on_cpu(pin_memory=False),
     "saved_tensors_cloned": lambda run: torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t),
     "deterministic": lambda run: deterministic(),
-    "autocast": lambda run: torch.autocast("cpu", torch.bfloat16),
+    "autocast": lambda run: torch.autocast(DEVICE.type, torch.bfloat16),
     "profiler": lambda run: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
 }
 
@@ -435,7 +436,7 @@ def ranks_of_uneven_speed(run):
     """One rank does far more of its own work between the collectives: nothing may depend on who comes first."""
     model = shard(Net())
     optimizer = adamw(model)
-    x = torch.randn(300, 300, generator=run.data)
+    x = run.randn(300, 300)
 
     def work(module, inputs):
         for _ in range(4):
@@ -495,7 +496,7 @@ def two_parameter_groups_of_one_block(run):
         from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
     except ImportError:
         raise Unsupported("parameters with a mesh of their own are newer than this torch") from None
-    other = FSDPMeshInfo(DeviceMesh.from_group(dist.new_group(list(range(run.world))), "cpu"), shard_mesh_dim=0)
+    other = FSDPMeshInfo(DeviceMesh.from_group(dist.new_group(list(range(run.world))), DEVICE.type), shard_mesh_dim=0)
 
     def placement(parameter):
         return ShardPlacementResult(Shard(0), other) if parameter.ndim == 2 else None

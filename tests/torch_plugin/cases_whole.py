@@ -13,6 +13,7 @@ from cases_basic import adamw
 from cases_edit import ONE_RANK, WRITES, scaled_state
 from ledger import parameter_bytes
 from models import BF16_COMPUTE, Net, TiedLM, shard, train_only, world_mesh
+from place import DEVICE
 from run import COUNTING, case, reshard_all
 
 
@@ -21,7 +22,14 @@ def record_whole(run, tag, parameters):
     for i, parameter in enumerate(parameters):
         whole = parameter.full_tensor()
         run.record(f"{tag} {i}", whole)
-        about = (type(whole), whole.dtype, whole.device, whole.stride(), whole.storage_offset(), whole.requires_grad)
+        about = (
+            type(whole),
+            whole.dtype,
+            whole.device == DEVICE,
+            whole.stride(),
+            whole.storage_offset(),
+            whole.requires_grad,
+        )
         run.record(f"{tag} {i} is", about)
         with torch.no_grad():
             whole.zero_()
@@ -70,7 +78,7 @@ case(asked(lambda: Net().to(torch.bfloat16).float(), reshard_after_forward=False
 @case
 def whole_over_replicas(run):
     """HSDP: shard groups across the nodes, whose parameters are replicated."""
-    model = shard(Net(), mesh=DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard")))
+    model = shard(Net(), mesh=DeviceMesh(DEVICE.type, [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard")))
     optimizer = adamw(model)
     sharded = list(model.parameters())
     for _ in range(2):
@@ -334,7 +342,7 @@ case(on_a_thread(lambda rank: rank == 0), name="whole_on_a_thread_of_one_rank")
 @case
 def whole_to_a_sampler_after_each_step(run):
     """As reinforcement learning does: the weights go to another model, which runs before the next step."""
-    model, sampler = shard(Net()), Net()
+    model, sampler = shard(Net()), Net().to(DEVICE)
     optimizer = adamw(model)
     for _ in range(3):
         run.train(model, optimizer, steps=1, micro_batches=2)

@@ -1,8 +1,14 @@
-"""What a CPU job of FSDP2 needs that older torch releases lack.  Applied alike with and without FCDP, before any model
-is built; nothing here touches a name that FCDP patches, except the 2.6 copy-out whose version bump upstream fixed."""
+"""What a job of plain FSDP needs here: on a CPU, what older torch releases lack; on a device, an order. Applied alike
+with and without FCDP, before any model is built; nothing here touches a name that FCDP patches, except the 2.6
+copy-out whose version bump upstream fixed, and on a device FSDP2's gather, around what FCDP has made of it."""
+
+import functools
+import os
 
 import torch
 import torch.distributed as dist
+
+import place
 
 
 class _NoEvent:
@@ -54,7 +60,39 @@ def _keep_versions_in_copy_out():
     param_group.foreach_all_gather_copy_out = copy_out
 
 
+def _order_edits_of_shards():
+    """On a device, plain FSDP's gathers wait for what the root's forward waited for: a script that writes into shards
+    between forward and backward, as some cases do, races with them. Here each gather of FSDP's own waits for what the
+    script has enqueued, and the script for the gather's reads. FCDP's gathers of FSDP2 are on no stream that this names.
+    Those of FSDP1 are on its own stream for them, which is left as it is. Of the stream on which it writes back before,
+    and for which nothing waits where that is all, what follows waits here."""
+    from torch.distributed.fsdp import _runtime_utils as fsdp1
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group as fsdp2
+
+    def ordered(original, before, after):
+        """`before`, `after`: which arguments are streams that wait, and are waited for."""
+
+        @functools.wraps(original)
+        def wrapper(*args, **kwargs):
+            current = torch.accelerator.current_stream()
+            for i in before:
+                args[i].wait_stream(current)
+            result = original(*args, **kwargs)
+            for i in after:
+                current.wait_stream(args[i])
+            return result
+
+        return wrapper
+
+    fsdp2.foreach_all_gather = ordered(fsdp2.foreach_all_gather, (3,), (3,))  # all_gather_copy_in_stream
+    UNSHARD, PRE_UNSHARD = 2, 3
+    both = () if os.environ.get("FCDP") == "1" else (UNSHARD, PRE_UNSHARD)
+    fsdp1._unshard = ordered(fsdp1._unshard, both, both or (PRE_UNSHARD,))
+
+
 def prepare():
+    if place.KIND != "cpu":
+        _order_edits_of_shards()
     _give_the_cpu_stream_events()
     from torch.distributed.fsdp import FSDPModule
 

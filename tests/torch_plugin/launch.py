@@ -6,12 +6,15 @@ import json
 import os
 import pathlib
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
+
+import pytest
 
 from fcdp_lab.port import free_port
 
@@ -37,6 +40,15 @@ def environment(tag, tmp, extra=None):
     env[TAG_NAME] = tag
     env.update(extra or {})
     return env
+
+
+def build_sim():
+    """The simulated device (sim/torch), against the torch that is there; skips where no compiler is."""
+    if not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("needs g++ or clang++: the simulated device is compiled against this torch")
+    command = [sys.executable, HERE.parents[1] / "sim" / "torch" / "torch_sim" / "build.py"]
+    build = subprocess.run(command, capture_output=True, text=True)
+    assert build.returncode == 0, build.stderr[-8000:]
 
 
 def new_tag():

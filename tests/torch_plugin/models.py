@@ -9,6 +9,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.utils.checkpoint import checkpoint
 
 import compat
+from place import DEVICE
 
 IN, OUT, BATCH = 11, 5, 6
 
@@ -109,7 +110,7 @@ BF16_COMPUTE = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=tor
 
 
 def world_mesh():
-    return init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    return init_device_mesh(DEVICE.type, (torch.distributed.get_world_size(),))
 
 
 def shard(model, blocks=None, mesh=None, root=None, **kwargs):
@@ -127,7 +128,7 @@ def shard(model, blocks=None, mesh=None, root=None, **kwargs):
 
 def wrap(model, blocks=True, **kwargs):
     """By FSDP1: one flat parameter for each block, one for the rest."""
-    kwargs.setdefault("device_id", torch.device("cpu"))
+    kwargs.setdefault("device_id", DEVICE)
     if blocks:
         for i, block in enumerate(model.blocks):
             model.blocks[i] = FullyShardedDataParallel(block, **kwargs)

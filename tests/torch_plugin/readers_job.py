@@ -56,13 +56,19 @@ def group_of(shards, *tensors):
 def main():
     kernel_runs = sys.argv[1] == "kernel"
     core = types.SimpleNamespace(**{name: getattr(_fcdp, name) for name in dir(_fcdp)})
-    asked = []
+    asked, order = [], []
 
-    def fingerprints_of(comm, addresses, sizes, stream):
+    def begin(comm, addresses, sizes, stream):
         asked.extend(zip(array("Q", addresses), array("Q", sizes)))
-        return bytes(len(addresses)) if kernel_runs else None
+        order.append("begin")
+        return kernel_runs
 
-    core.comm_fingerprints = fingerprints_of
+    def end(comm, n):
+        order.append("end")
+        return bytes(8 * n)
+
+    core.comm_fingerprint_begin, core.comm_fingerprint_end = begin, end
+    core.group_needs_fingerprints = lambda handle, steps: True
     core.group_vote = lambda handle, signals, addresses, sizes, counts, by_device, fingerprints, *scene: [
         signals,
         bytes(len(addresses)) if by_device else addresses,
@@ -78,18 +84,18 @@ def main():
         group_of(shards, OnDevice(), torch.ones(8)),
         group_of(shards, OnDevice(0), OnDevice(31)),
     ]
+    observe = module.Group.observe
+    module.Group.observe = lambda group, places: (order.append("observe"), observe(group, places))[1]
     found = []
-    for group, fingerprints in zip(groups, runtime._device_fingerprints(groups, 0)):
-        signals, addresses, used = group.vote(fingerprints)
-        n = group.n
+    for group, (signals, addresses, used) in zip(groups, runtime._votes(groups, 0)):
         found.append(
             {
-                "by_device": len(used) == 8 * n,
+                "by_device": len(used) == 8 * group.n,
                 "by_host": [bool(a) for a in array("Q", addresses)],
                 "read": [bool(s) for s in array("Q", signals)[::8]],
             }
         )
-    print(json.dumps({"groups": found, "device": asked}))
+    print(json.dumps({"groups": found, "device": asked, "order": order}))
 
 
 if __name__ == "__main__":

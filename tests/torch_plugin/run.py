@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from models import BATCH, IN, OUT, TiedLM
+from place import DEVICE
 from subclass import Bf16AllGather
 
 CASES = {}
@@ -34,48 +35,65 @@ def case(function=None, *, into=CASES, name=None):
     return register(function) if function else register
 
 
-def raw_bytes(value):
+def kept(value):
+    """What it is now: of a tensor, the bytes of this rank's part, copied in stream order. The host does not wait."""
     if isinstance(value, DTensor):
         value = value._local_tensor
     if isinstance(value, Bf16AllGather):
         value = value._data
-    if isinstance(value, torch.Tensor):
-        data = value.detach().contiguous().clone()
-        head = f"{data.dtype}{tuple(data.shape)}".encode()
-        size = data.numel() * data.element_size()
-        return head + (ctypes.string_at(data.data_ptr(), size) if size else b"")
-    return repr(value).encode()
+    return value.detach().contiguous().clone() if isinstance(value, torch.Tensor) else repr(value)
+
+
+def raw_bytes(value):
+    if isinstance(value, str):
+        return value.encode()
+    head = f"{value.dtype}{tuple(value.shape)}".encode()
+    size = value.numel() * value.element_size()
+    return head + (ctypes.string_at(value.data_ptr(), size) if size else b"")
 
 
 def preview(value):
-    if isinstance(value, torch.Tensor):
-        local = value._local_tensor if isinstance(value, DTensor) else value
-        return float(local.detach().double().sum()) if local.numel() else 0.0
-    return repr(value)[:200]
+    if isinstance(value, str):
+        return value[:200]
+    return float(value.double().sum()) if value.numel() else 0.0
 
 
 class Run:
     def __init__(self, name, rank, world, fcdp=None):
         self.name, self.rank, self.world, self.fcdp = name, rank, world, fcdp
         self.events, self.marks, self.extra = [], [], {}
+        self.unread = []  # of the events, those whose values a device may not have computed yet
         random.seed(5)
         np.random.seed(5)
         torch.manual_seed(1234)
         self.data = torch.Generator().manual_seed(1000 + rank)
 
     def record(self, tag, value):
-        digest = hashlib.blake2b(raw_bytes(value), digest_size=12).hexdigest()
-        self.events.append([tag, digest, preview(value)])
+        self.events.append([tag, kept(value)])
+        self.unread.append(self.events[-1])
+        if DEVICE.type == "cpu":
+            self.read()
+
+    def read(self):
+        """What was recorded becomes a hash and a few words: on a device at the end, so that the host runs ahead of it."""
+        while self.unread:
+            _, value = self.unread[0]
+            value = value.cpu() if isinstance(value, torch.Tensor) else value
+            self.unread.pop(0)[1:] = hashlib.blake2b(raw_bytes(value), digest_size=12).hexdigest(), preview(value)
 
     def mark(self, label):
         """A snapshot of FCDP's counters under a label; the record that is compared knows nothing of it."""
         self.marks.append([label, self.fcdp.stats() if self.fcdp else None])
 
     def batch(self, dtype=torch.float32):
-        return (torch.randn(BATCH, IN, generator=self.data).to(dtype), torch.randn(BATCH, OUT, generator=self.data))
+        return self.randn(BATCH, IN).to(dtype), self.randn(BATCH, OUT)
+
+    def randn(self, *sizes):
+        """Of the CPU, on every device."""
+        return torch.randn(sizes, generator=self.data, device="cpu").to(DEVICE)
 
     def tokens(self):
-        return torch.randint(0, TiedLM.vocab, (2, 8), generator=self.data)
+        return torch.randint(0, TiedLM.vocab, (2, 8), generator=self.data, device="cpu").to(DEVICE)
 
     def loss(self, model, tag="loss"):
         x, y = self.batch()
@@ -118,6 +136,8 @@ class Run:
     def finish_process_state(self):
         """FCDP must not draw a random number, change a default or leave a mode on."""
         self.record("torch rng", torch.get_rng_state())
+        if DEVICE.type != "cpu":
+            self.record("device rng", torch.get_device_module(DEVICE).get_rng_state())
         self.record("numpy rng", np.random.get_state()[1].tobytes())
         self.record("python rng", random.getstate()[1][:8])
         self.record(

@@ -90,3 +90,5 @@ def test_offloaded_parameters_are_read_by_the_host(kernel):
     assert mixed == {"by_device": False, "by_host": [False, runs], "read": [False, runs]}
     assert freed == on_gpu
     assert said["device"] == [[4096, 32], [4096, 32], [0, 0], [0, 0]]  # nothing that was freed
+    observed = 4 * ["observe"]  # while the device reads, and with one wait for it
+    assert said["order"] == (["begin", *observed, "end"] if runs else ["begin", *observed])

@@ -79,3 +79,14 @@ def test_the_first_rank_dies(tmp_path, where):
     long the job's own timeout is."""
     job = kill(tmp_path, where, "tau0-slice", victim=0, flight_timeout_s=10 * TIMEOUT_S)
     assert any("the job's store does not answer" in err for err in survivors(job, victim=0)), job.report()
+
+
+@needs_fcdp
+def test_one_that_is_not_its_nodes_first_dies(tmp_path):
+    """Its node's first rank misses it, in a gather or in the node's memory, and so do those of the other node, which
+    wait for that one. Each names it, alone or with the one that did not come because of it."""
+    job = kill(tmp_path, "forward", "tau0-slice", victim=3)
+    for err in survivors(job, victim=3):
+        assert any("fcdp" in line and "did not come" in line and "rank 3" in line for line in err.splitlines()), (
+            job.report()
+        )

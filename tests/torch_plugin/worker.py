@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 import cases  # noqa: F401  (fills the registries)
 import compat
+import place
 import run as runs
 
 FLIGHT_TIMEOUT_S = 40
@@ -35,11 +36,22 @@ def agree(store, key, rank, world, mine):
     return [store.get(k).decode() for k in keys]
 
 
+def settle(run, result):
+    """What the case recorded is read, and what it put on streams is waited for. A device that has failed tells nothing
+    more."""
+    try:
+        run.read()
+        place.synchronize()
+    except Exception as error:
+        result["error"] = result["error"] or f"{type(error).__name__}: {error}"
+        del run.events[len(run.events) - len(run.unread) :]
+
+
 def run_case(name, function, rank, world, fcdp):
     run = runs.Run(name, rank, world, fcdp)
     result = {"events": run.events, "marks": run.marks, "extra": run.extra, "error": None}
     before = fcdp.stats() if fcdp else None
-    began = time.monotonic()
+    began, cpu_began = time.monotonic(), time.process_time()
     try:
         function(run)
         run.finish_process_state()
@@ -48,7 +60,8 @@ def run_case(name, function, rank, world, fcdp):
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
         result["traceback"] = traceback.format_exc()
-    result["seconds"] = time.monotonic() - began
+    settle(run, result)
+    result["seconds"], result["cpu_seconds"] = time.monotonic() - began, time.process_time() - cpu_began
     if fcdp:
         runs.collect()
         result["stats"] = [before]
@@ -92,7 +105,8 @@ def main():
     registry = {**runs.CASES, **runs.PARTICULAR, **runs.COUNTING}
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=FLIGHT_TIMEOUT_S))
+    backend = "gloo" if place.KIND == "cpu" else None  # a device's own
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=FLIGHT_TIMEOUT_S))
     store = dist.PrefixStore("cases", dist.distributed_c10d._get_default_store())
     fcdp = runs.import_fcdp()
     if fcdp and os.environ.get("TEST_BLIND"):
@@ -119,10 +133,11 @@ def main():
         if switch:
             switch.become(mutant)
         result = run_case(plain_name, registry[plain_name], rank, world, fcdp)
-        words = agree(store, name, rank, world, "raised" if result["error"] else "done")
+        word = "lost its device" if place.is_lost() else "raised" if result["error"] else "done"
+        words = agree(store, name, rank, world, word)
         if fcdp:  # host bytes are the node's: those of its other ranks' dead models have gone by now too
             result["stats"].append(fcdp.stats())
-        broken = len(set(words)) > 1
+        broken = len(set(words)) > 1 or word.startswith("lost")
         if broken:
             result["error"] = result["error"] or "another rank raised: " + ", ".join(
                 f"rank {r} {word}" for r, word in enumerate(words)

@@ -1,25 +1,35 @@
 """The simulated device is built once for all of these tests, against the torch that is there."""
 
+import ctypes
+import os
 import pathlib
-import shutil
-import subprocess
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
+DOUBLE = ROOT / "build" / "dev" / "tools" / "simnccl" / "libfcdp_simnccl.so"
 sys.path.append(str(ROOT / "tests" / "torch_plugin"))
+
+
+def with_fabric(env, tmp, n_ranks):
+    """What lets the double of NCCL join the ranks of one job, if they ask for NCCL."""
+    if (env or {}).get("FCDP_TRANSPORT") != "nccl":
+        return env
+    if not DOUBLE.exists():
+        pytest.skip(f"{DOUBLE} is not built")
+    fabric, of_node = tmp / "fabric", int(env["FCDP_LOCAL_SIZE"])
+    assert ctypes.CDLL(str(DOUBLE)).simnccl_fabric_make(os.fsencode(fabric), n_ranks // of_node, of_node) == 0
+    return env | {"SIMNCCL_FABRIC": str(fabric)}
 
 
 @pytest.fixture(scope="session")
 def built():
     """Jobs load what this has built. The tests' own process must not: it would have the device for good."""
-    if not (shutil.which("g++") or shutil.which("clang++")):
-        pytest.skip("needs g++ or clang++: the simulated device is compiled against this torch")
-    command = [sys.executable, ROOT / "sim" / "torch" / "torch_sim" / "build.py"]
-    build = subprocess.run(command, capture_output=True, text=True)
-    assert build.returncode == 0, build.stderr[-8000:]
+    import launch
+
+    launch.build_sim()
 
 
 @pytest.fixture(scope="session")
@@ -28,11 +38,13 @@ def run_job(built, tmp_path_factory):
     import launch
 
     def run(script, *arguments, n_ranks=1, env=None, timeout_s=300):
-        tmp = tmp_path_factory.mktemp(script)
+        tmp = tmp_path_factory.mktemp(pathlib.Path(script).name)
         arguments = [tmp if argument == "OUT" else argument for argument in arguments]
-        job = launch.Spawned(HERE / script, arguments, tmp, env, n_ranks=n_ranks, warm=True)
+        env_of_job = with_fabric(env, tmp, n_ranks)
+        job = launch.Spawned(HERE / script, arguments, tmp, env_of_job, n_ranks=n_ranks, warm=True)
         assert job.wait(timeout_s), f"{script} hung\n{job.report()}"
         assert not any(rank.returncode for rank in job.ranks), job.report()
+        assert not any("simnccl:" in rank.err for rank in job.ranks), job.report()  # a rule of NCCL's is broken
         return launch.ranks_in(tmp)
 
     return run

@@ -43,7 +43,9 @@ def arguments():
     add("--bf16", action="store_true", help="compute and gather in bfloat16")
     add("--text", metavar="FILE", help="train on this file")
     add("--seed", type=int, default=0)
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add(
+        "--device", choices=("auto", "cpu"), default="auto", help="auto: the accelerator that torch finds, else the CPU"
+    )
     return parser.parse_args()
 
 
@@ -176,17 +178,19 @@ def train_step(model, optimizer, data, args):
     return total
 
 
+def device_of(args):
+    if args.device == "cpu" or not torch.accelerator.is_available():
+        return torch.device("cpu")
+    index = int(os.environ["LOCAL_RANK"]) % torch.accelerator.device_count()
+    device = torch.device(torch.accelerator.current_accelerator().type, index)
+    torch.get_device_module(device).set_device(device)
+    return device
+
+
 def main():
     args = arguments()
-    use_cuda = args.device == "cuda" or (args.device == "auto" and torch.cuda.is_available())
-    device = (
-        torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-        if use_cuda
-        else torch.device("cpu")
-    )
-    if use_cuda:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    device = device_of(args)
+    dist.init_process_group("gloo" if device.type == "cpu" else None)
     torch.manual_seed(args.seed)
     model = GPT(args)
     freeze(model, args)

@@ -238,8 +238,28 @@ def profiled(training, n, folder):
     return shares or "the profiler's trace has no kernels: CUPTI cannot be used here"
 
 
+agreement_s = 0.0  # of the host, so far
+
+
+def watch_agreements():
+    """Fingerprints and the meeting of the ranks, of which FCDP counts how many there are."""
+    from fcdp.runtime import Runtime
+
+    agree = Runtime.agree
+
+    def timed(*arguments, **keywords):
+        global agreement_s
+        began = time.perf_counter()
+        try:
+            return agree(*arguments, **keywords)
+        finally:
+            agreement_s += time.perf_counter() - began
+
+    Runtime.agree = timed
+
+
 def counters():
-    return sys.modules["fcdp"].stats() if "fcdp" in sys.modules else None
+    return sys.modules["fcdp"].stats() | {"agreement_s": agreement_s} if "fcdp" in sys.modules else None
 
 
 def main():
@@ -252,6 +272,8 @@ def main():
         torch.cuda.set_device(device)
     dist.init_process_group(args.backend)
     reduced_by = probe_reduce_scatter(device) if args.backend == "gloo" else ""
+    if os.environ.get("FCDP") == "1":
+        watch_agreements()
     training = Training(args, device)
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

@@ -11,6 +11,16 @@ MARK = "report-of-tools-gpu"  # in the output's folder: it is this program's to 
 LOG_LINES = 30
 
 
+# With one GPU, and all ranks on it.
+NOT_SHOWN = """What this report does not show, because its ranks share one GPU:
+- NVLink and PCIe between GPUs: a restore's all-gather within the node, beside the compute's own traffic.
+- GPUDirect: gathers between nodes go over sockets of this machine, through host memory.
+- Contention across GPUs: of one node's GPUs for host memory, page-locked copies and the network's card; of FCDP's
+  collectives with PyTorch's for the multiprocessors.
+- Speed: here four processes take turns on a device. Ratios to plain FSDP2 on a cluster are others; compare there:
+  fcdp-lab --help, and fcdp.stats() in the job."""
+
+
 class Unusable(Exception):
     """The bundle cannot be used; the text says why."""
 
@@ -130,7 +140,9 @@ def _section_text(result: dict[str, Any]) -> str:
 
 def write(out: pathlib.Path, facts: dict[str, Any], results: list[dict[str, Any]], seconds: float) -> None:
     summary = [f"{result['name']:<13} {one_line(result)}" for result in results]
-    text = "\n\n".join([heading(facts), "\n".join(summary), *map(_section_text, results), f"{seconds:.0f} s in all"])
+    text = "\n\n".join(
+        [heading(facts), "\n".join(summary), *map(_section_text, results), f"{seconds:.0f} s in all", NOT_SHOWN]
+    )
     (out / "report.txt").write_text(text + "\n")
-    whole = {"machine": facts, "seconds": round(seconds, 1), "sections": results}
+    whole = {"machine": facts, "seconds": round(seconds, 1), "sections": results, "not_shown": NOT_SHOWN}
     (out / "report.json").write_text(json.dumps(whole, indent=1) + "\n")

@@ -46,6 +46,12 @@ bool simgpu__clock_raise(struct sim_clock **clock, unsigned slot, uint64_t epoch
     return true;
 }
 
+bool simgpu__clock_covers(const struct sim_clock *clock, const struct sim_clock *other, unsigned but_slot) {
+    for (unsigned i = 0; other && i < other->n; i++)
+        if (i != but_slot && other->at[i] > simgpu__clock_at(clock, i)) return false;
+    return true;
+}
+
 bool simgpu__clock_join(struct sim_clock **clock, const struct sim_clock *other) {
     if (!other || other == *clock) return true;
     for (unsigned i = 0; i < other->n; i++) {

@@ -13,6 +13,8 @@ void simgpu__clock_drop(struct sim_clock *clock);
 uint64_t simgpu__clock_at(const struct sim_clock *clock, unsigned slot);
 /* *clock, a reference of the caller's, comes to know more. False: no memory, and it is what it was. */
 bool simgpu__clock_raise(struct sim_clock **clock, unsigned slot, uint64_t epoch);
+/* Does the clock know all that `other` knows, but for what is on the slot? */
+bool simgpu__clock_covers(const struct sim_clock *clock, const struct sim_clock *other, unsigned but_slot);
 bool simgpu__clock_join(struct sim_clock **clock, const struct sim_clock *other);
 
 /* Where a stream is: its operations up to `epoch`, and what had to be over before them. */

@@ -9,7 +9,11 @@
  * memory. Whether device memory is mapped and granted is seen when the copy starts: if not, the sticky error
  * is 700.
  */
+#include <stdlib.h>
+
 #include "tools/simgpu/internal.h"
+
+enum { SIM_MAX_PITCH = 0x7fffffff }; /* CU_DEVICE_ATTRIBUTE_MAX_PITCH of every GPU so far */
 
 static bool is_span(uintptr_t address, size_t bytes) {
     return address && address + bytes >= address;
@@ -106,6 +110,25 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CU
     return sim_unlock_with(copy_device(dst, src, bytes, stream));
 }
 
+/* Between places of the device alone: each row is a copy of its own, so that what lies between rows may be
+ * another stream's. */
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) {
+    SIM_ENTER(cuMemcpy2DAsync_v2);
+    if (!copy || copy->srcPitch < copy->srcXInBytes + copy->WidthInBytes ||
+        copy->dstPitch < copy->dstXInBytes + copy->WidthInBytes || copy->srcPitch > SIM_MAX_PITCH ||
+        copy->dstPitch > SIM_MAX_PITCH)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE || copy->dstMemoryType != CU_MEMORYTYPE_DEVICE)
+        return CUDA_ERROR_NOT_SUPPORTED; /* not modelled */
+    uintptr_t dst = copy->dstDevice + copy->dstY * copy->dstPitch + copy->dstXInBytes;
+    uintptr_t src = copy->srcDevice + copy->srcY * copy->srcPitch + copy->srcXInBytes;
+    CUresult result = CUDA_SUCCESS;
+    sim_lock();
+    for (size_t i = 0; i < copy->Height && result == CUDA_SUCCESS; i++)
+        result = copy_device(dst + i * copy->dstPitch, src + i * copy->srcPitch, copy->WidthInBytes, stream);
+    return sim_unlock_with(result);
+}
+
 static bool is_known_host(uintptr_t address, size_t bytes) {
     enum sim_place place = simgpu__place_of(address, bytes);
     return place == SIM_PINNED || (place == SIM_RESERVED && simgpu__vspace_is_host(address, bytes));
@@ -154,7 +177,13 @@ CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t
     SIM_ENTER(cuStreamWaitValue32_v2);
     if (flags & CU_STREAM_WAIT_VALUE_FLUSH) return CUDA_ERROR_NOT_SUPPORTED;
     if (flags > CU_STREAM_WAIT_VALUE_NOR) return CUDA_ERROR_INVALID_VALUE;
+    struct sim_site site;
+    unsigned long *taught;
+    simgpu__site_take(&site);
     sim_lock();
+    const struct sim_stream *on = simgpu__stream_of(stream);
+    if (on && simgpu__site_drops(&site, SIM_cuStreamWaitValue32_v2, simgpu__stream_label(on), "", &taught))
+        return sim_unlock_with(CUDA_SUCCESS);
     if (!is_value_address(address)) return sim_unlock_with(CUDA_ERROR_INVALID_VALUE);
     struct sim_op op = {
         .work = SIM_WAIT_VALUE, .src = address, .bytes = sizeof(uint32_t), .value = value, .flags = flags};
@@ -174,8 +203,14 @@ CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *user_data) {
     struct sim_op op = {.work = SIM_HOST_FUNCTION, .function = function, .user_data = user_data};
     simgpu__announced_take(&op); /* also when it is refused: what comes next is another function */
-    SIM_ENTER(cuLaunchHostFunc);
-    if (!function) return CUDA_ERROR_INVALID_VALUE;
-    sim_lock();
-    return sim_unlock_with(push(stream, op, false));
+    CUresult refused = simgpu__enter(SIM_cuLaunchHostFunc);
+    if (refused == CUDA_SUCCESS && !function) refused = CUDA_ERROR_INVALID_VALUE;
+    if (refused == CUDA_SUCCESS) {
+        sim_lock();
+        struct sim_stream *on = simgpu__stream_of(stream);
+        if (on) return sim_unlock_with(simgpu__stream_push(on, &op));
+        refused = sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    }
+    free(op.announced);
+    return refused;
 }

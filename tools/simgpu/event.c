@@ -8,6 +8,7 @@ struct event {
     bool captured;           /* recorded in a graph capture: outside of it there is no such point */
     bool sleeps;             /* CU_EVENT_BLOCKING_SYNC: who waits for it leaves the core to others */
     bool timed;              /* no CU_EVENT_DISABLE_TIMING */
+    char on[SIM_TEXT_BYTES]; /* the stream's name */
 };
 
 static struct sim_table event_table = {.tag = 0x45};
@@ -62,10 +63,16 @@ CUresult cuEventDestroy_v2(CUevent event) {
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
     SIM_ENTER(cuEventRecord);
+    struct sim_site site;
+    unsigned long *taught;
+    simgpu__site_take(&site);
     sim_lock();
     struct event *of = event_of(event);
     struct sim_stream *on = simgpu__stream_of(stream);
     if (!of || !on) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    simgpu__text_set(of->on, simgpu__stream_label(on));
+    if (simgpu__site_drops(&site, SIM_cuEventRecord, of->on, "", &taught))
+        return sim_unlock_with(CUDA_SUCCESS);
     struct sim_point *point = simgpu__point_new();
     if (!point) return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
     point->refs++;
@@ -83,10 +90,15 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
 CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
     SIM_ENTER(cuStreamWaitEvent);
     if (flags) return CUDA_ERROR_INVALID_VALUE;
+    struct sim_site site;
+    unsigned long *taught;
+    simgpu__site_take(&site);
     sim_lock();
     struct event *of = event_of(event);
     struct sim_stream *on = simgpu__stream_of(stream);
     if (!of || !on) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
+    if (simgpu__site_drops(&site, SIM_cuStreamWaitEvent, simgpu__stream_label(on), of->on, &taught))
+        return sim_unlock_with(CUDA_SUCCESS);
     if (!of->point) return sim_unlock_with(CUDA_SUCCESS);
     if (simgpu__stream_captures(on) && !of->captured) {
         sim_unlock();
@@ -94,8 +106,8 @@ CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags) {
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
     }
     of->point->refs++;
-    return sim_unlock_with(
-        simgpu__stream_push(on, &(struct sim_op){.work = SIM_WAIT_POINT, .waits_for = of->point}));
+    return sim_unlock_with(simgpu__stream_push(
+        on, &(struct sim_op){.work = SIM_WAIT_POINT, .waits_for = of->point, .taught = taught}));
 }
 
 CUresult cuEventQuery(CUevent event) {
@@ -104,13 +116,16 @@ CUresult cuEventQuery(CUevent event) {
     struct event *of = event_of(event);
     if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
     bool done = !of->point || of->point->done;
+    if (of->point && done && sim.strict) done = simgpu__order_host_knows(&of->point->position);
     if (of->point && done) simgpu__order_host_learns(&of->point->position);
     return sim_unlock_with(done ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
 }
 
-static CUresult synchronize(CUevent event) {
+static CUresult synchronize(CUevent event, const struct sim_site *site) {
     struct event *of = event_of(event);
+    unsigned long *taught;
     if (!of) return CUDA_ERROR_INVALID_HANDLE;
+    if (simgpu__site_drops(site, SIM_cuEventSynchronize, of->on, "", &taught)) return CUDA_SUCCESS;
     if (!of->sleeps) simgpu__block_spins();
     struct sim_point *point = of->point; /* the event may be recorded anew, or destroyed, meanwhile */
     if (!point) return CUDA_SUCCESS;
@@ -123,9 +138,11 @@ static CUresult synchronize(CUevent event) {
 
 CUresult cuEventSynchronize(CUevent event) {
     SIM_ENTER(cuEventSynchronize);
+    struct sim_site site;
+    simgpu__site_take(&site);
     simgpu__block_begin(SIM_cuEventSynchronize);
     sim_lock();
-    CUresult result = sim_unlock_with(synchronize(event));
+    CUresult result = sim_unlock_with(synchronize(event, &site));
     simgpu__block_end();
     return result;
 }

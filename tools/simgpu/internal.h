@@ -72,6 +72,7 @@ enum sim_need { SIM_NEEDS_NOTHING, SIM_NEEDS_INIT, SIM_NEEDS_CONTEXT };
     X(cuMemcpyHtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemcpyDtoHAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemcpyDtoDAsync_v2, SIM_NEEDS_CONTEXT)                                                               \
+    X(cuMemcpy2DAsync_v2, SIM_NEEDS_CONTEXT)                                                                 \
     X(cuMemsetD8Async, SIM_NEEDS_CONTEXT)                                                                    \
     X(cuMemHostRegister_v2, SIM_NEEDS_CONTEXT)                                                               \
     X(cuMemHostUnregister, SIM_NEEDS_CONTEXT)                                                                \
@@ -115,6 +116,18 @@ CUresult simgpu__fault_count(enum sim_entry entry); /* the code to fail with, or
 void simgpu__fault_clear(void);
 
 struct sim_op;
+
+/* ---- calls that order (site.c) ---- */
+
+struct sim_site { /* text "": nobody asks */
+    char text[sizeof((struct simgpu_site *)0)->site];
+};
+
+/* Without the lock. */
+void simgpu__site_take(struct sim_site *site_out);
+/* Is the call to be left out? Counts it; *taught_out: where to count what a wait teaches, NULL: nowhere. */
+bool simgpu__site_drops(const struct sim_site *site, enum sim_entry entry, const char *stream,
+                        const char *event, unsigned long **taught_out);
 
 /* ---- calls that wait (block.c) ---- */
 
@@ -252,8 +265,10 @@ struct sim_op {
     unsigned flags;
     unsigned n_accesses; /* what it reads and writes, of whatever kind it is */
     struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
-    uint64_t duration_ns; /* of a kernel */
+    struct simgpu_access *announced; /* its own memory: these instead, of a host function; NULL: none */
+    uint64_t duration_ns;            /* of a kernel */
     struct sim_point *waits_for;
+    unsigned long *taught;   /* site.c */
     struct sim_point *point; /* done when the operation is */
     CUhostFn function;       /* a host function, or a kernel's body */
     void *user_data;
@@ -264,6 +279,8 @@ struct sim_op {
 };
 
 struct sim_stream;
+
+enum { SIM_MAX_QUEUES = 32 };
 
 struct sim_stream *simgpu__stream_of(CUstream stream); /* NULL: no such stream */
 /* Enqueues a copy of `op`; the stream takes over the op's point references. CUDA_ERROR_OUT_OF_MEMORY or
@@ -286,6 +303,7 @@ size_t simgpu__stream_count(void);
 void simgpu__captures_invalidate(void);
 /* With the lock. */
 bool simgpu__stream_captures(const struct sim_stream *stream);
+const char *simgpu__stream_label(const struct sim_stream *stream);
 void simgpu__stream_reset(void);
 void simgpu__stream_forget_order(void); /* of the null stream, which outlives a reset */
 size_t simgpu__event_count(void);
@@ -300,8 +318,12 @@ void simgpu__work_perform(const struct sim_op *op);
 bool simgpu__work_value_reached(const struct sim_op *op);
 /* False: too many, or no addresses. */
 bool simgpu__accesses_take(struct sim_op *op, const struct simgpu_access *accesses, unsigned n);
-/* What the calling thread announced for its next host function. */
+/* What the calling thread announced for its next host function; the caller frees op->announced, or a stream
+ * that the op is pushed on. */
 void simgpu__announced_take(struct sim_op *op);
+static inline const struct simgpu_access *simgpu__accesses_of(const struct sim_op *op) {
+    return op->announced ? op->announced : op->accesses;
+}
 /* Books the op's bytes on its link, from ready_ns on; when they are through, 0 when the link is unlimited. */
 uint64_t simgpu__link_book(const struct sim_op *op);
 uint64_t simgpu__now_ns(void);
@@ -336,6 +358,8 @@ bool simgpu__order_check(const struct sim_position *position, const struct sim_o
 bool simgpu__order_check_unmap(const struct sim_history *history, uintptr_t base);
 void simgpu__order_host_learns(const struct sim_position *of);
 void simgpu__order_host_learns_ended(void); /* the streams that are no more */
+/* Does the host know that all up to `of` is over? */
+bool simgpu__order_host_knows(const struct sim_position *of);
 struct sim_clock *simgpu__order_host(void);
 void simgpu__order_reset(void);
 
@@ -360,6 +384,9 @@ struct sim_state {
     bool settings_valid;
     bool poison;
     bool races;
+    unsigned n_queues; /* hardware queues that streams share; 0: each has its own */
+    bool strict;       /* SIMGPU_RACES_STRICT */
+    bool goes_on;      /* SIMGPU_RACES_GO_ON */
     size_t capacity_bytes;
     size_t used_bytes;          /* sum of the bytes of physical device memory alive */
     double memory_bytes_per_ns; /* 0: as fast as memory, as is link_bytes_per_ns */

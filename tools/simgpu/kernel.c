@@ -12,15 +12,21 @@ void simgpu__text_set(char text[SIM_TEXT_BYTES], const char *from) {
     memset(text + bytes, 0, SIM_TEXT_BYTES - bytes);
 }
 
-bool simgpu__accesses_take(struct sim_op *op, const struct simgpu_access *accesses, unsigned n) {
-    if (n > SIMGPU_MAX_ACCESSES) return false;
+/* Those of no bytes are left out. False: one has no address, or goes around the end of the address space. */
+static bool accesses_copy(struct simgpu_access *to, const struct simgpu_access *accesses, unsigned n,
+                          unsigned *n_out) {
+    *n_out = 0;
     for (unsigned i = 0; i < n; i++) {
         if (accesses[i].bytes == 0) continue;
         if (!accesses[i].address || accesses[i].address + accesses[i].bytes < accesses[i].address)
             return false;
-        op->accesses[op->n_accesses++] = accesses[i];
+        to[(*n_out)++] = accesses[i];
     }
     return true;
+}
+
+bool simgpu__accesses_take(struct sim_op *op, const struct simgpu_access *accesses, unsigned n) {
+    return n <= SIMGPU_MAX_ACCESSES && accesses_copy(op->accesses, accesses, n, &op->n_accesses);
 }
 
 static bool take_data(struct sim_op *op, const struct simgpu_kernel *kernel) {
@@ -35,7 +41,7 @@ static bool take_data(struct sim_op *op, const struct simgpu_kernel *kernel) {
 static _Thread_local char label[SIM_TEXT_BYTES];
 static _Thread_local struct {
     unsigned n;
-    struct simgpu_access accesses[SIMGPU_MAX_ACCESSES];
+    struct simgpu_access *accesses; /* NULL: none */
 } announced;
 
 const char *simgpu__label(void) {
@@ -47,15 +53,23 @@ void simgpu_annotate(const char *text) {
 }
 
 int simgpu_announce(const struct simgpu_access *accesses, unsigned n) {
-    struct sim_op op = {0};
-    if (!simgpu__accesses_take(&op, accesses, n)) return CUDA_ERROR_INVALID_VALUE;
-    announced.n = op.n_accesses;
-    memcpy(announced.accesses, op.accesses, sizeof op.accesses);
+    unsigned n_kept;
+    struct simgpu_access *copies = n ? malloc(n * sizeof *copies) : NULL;
+    if (n && !copies) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!accesses_copy(copies, accesses, n, &n_kept)) {
+        free(copies);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    free(announced.accesses);
+    announced.accesses = copies;
+    announced.n = n_kept;
     return CUDA_SUCCESS;
 }
 
 void simgpu__announced_take(struct sim_op *op) {
-    simgpu__accesses_take(op, announced.accesses, announced.n);
+    op->announced = announced.accesses;
+    op->n_accesses = announced.n;
+    announced.accesses = NULL;
     announced.n = 0;
 }
 

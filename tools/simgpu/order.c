@@ -16,6 +16,7 @@
  *   one that a stream wrote there last. Any other is somebody else's, be it a thread or another process, and
  *   might come after all that any stream or host function has signalled, and after all that the host knows:
  *   the wait is behind that, then.
+ *   With SIMGPU_RACES_STRICT neither that nor an answer to a query orders anything.
  * - simgpu_signal to simgpu_observe, for what threads and host functions tell each other by means of their
  *   own.
  *
@@ -105,10 +106,21 @@ void simgpu__order_host_learns_ended(void) {
         if (!order.slots[i].in_use) must(simgpu__clock_raise(&order.host, i, order.slots[i].epoch));
 }
 
+/* Its own operations, and all that was before them? */
+static bool knows(const struct sim_clock *clock, unsigned own_slot, const struct sim_position *of) {
+    return (own_slot == of->slot || simgpu__clock_at(clock, of->slot) >= of->epoch) &&
+           simgpu__clock_covers(clock, of->known, own_slot);
+}
+
+bool simgpu__order_host_knows(const struct sim_position *of) {
+    return simgpu__clock_at(order.host, of->slot) >= of->epoch;
+}
+
 void simgpu__order_start(struct sim_position *position, const struct sim_op *op) {
     must(simgpu__clock_join(&position->known, op->host));
+    if (op->taught) *op->taught += !knows(position->known, position->slot, &op->waits_for->position);
     if (op->waits_for) simgpu__order_learn(position, &op->waits_for->position);
-    position->epoch++;
+    if (op->work != SIM_POINT && op->work != SIM_WAIT_POINT) position->epoch++; /* those touch nothing */
 }
 
 /* ---- signals ---- */
@@ -158,6 +170,7 @@ void simgpu__order_write_value(const struct sim_position *position, struct sim_k
 void simgpu__order_wait_value(struct sim_position *position, struct sim_key key, uint32_t value) {
     const struct signal *signal = signal_find(key);
     bool written_here = signal && signal->in_use && signal->value == value;
+    if (!written_here && sim.strict) return;
     must(simgpu__clock_join(&position->known, written_here ? signal->clock : order.signalled));
     if (!written_here) must(simgpu__clock_join(&position->known, order.host));
 }
@@ -212,6 +225,7 @@ static void describe(char *text, size_t n, const struct sim_note *note, const st
 static void report(const char *what, const char *first, const char *second, const char *advice) {
     char text[sizeof found.text];
     snprintf(text, sizeof text, "%s: %s; %s: %s", what, first, second, advice);
+    if (*found.text && sim.goes_on) return;
     if (!*found.text) memcpy(found.text, text, sizeof text);
     fprintf(stderr, "fcdp_simgpu: %s\n", text);
 }
@@ -241,8 +255,8 @@ static bool touch(void *context, struct sim_history **history, size_t begin, siz
     const struct sim_touch *earlier = simgpu__history_find(*history, &now, visit->position->known, sim.races);
     if (earlier) {
         report_pair(earlier, &now);
-        visit->ordered = false;
-        return false;
+        visit->ordered = sim.goes_on;
+        if (!sim.goes_on) return false;
     }
     simgpu__history_add(history, &now, visit->position->known);
     return true;
@@ -277,7 +291,7 @@ bool simgpu__order_check(const struct sim_position *position, const struct sim_o
     struct visit visit = {.position = position, .note = note, .ordered = true};
     visit.atomic = op->work == SIM_WAIT_VALUE || op->work == SIM_WRITE_VALUE;
     for (unsigned i = 0; visit.ordered && i < op->n_accesses; i++) {
-        visit.access = op->accesses[i];
+        visit.access = simgpu__accesses_of(op)[i];
         touch_access(&visit);
     }
     simgpu__note_drop(note);
@@ -294,7 +308,7 @@ bool simgpu__order_check_unmap(const struct sim_history *history, uintptr_t base
     snprintf(second, sizeof second, "the map at %#llx is taken away", (unsigned long long)base);
     report("memory is unmapped that may be in use", first, second,
            "nothing told the host that this was over; synchronise with, or query, an event behind it first");
-    return false;
+    return sim.goes_on;
 }
 
 void simgpu_unordered(struct simgpu_unordered *unordered_out) {
@@ -302,6 +316,13 @@ void simgpu_unordered(struct simgpu_unordered *unordered_out) {
     if (simgpu__forked()) return;
     sim_lock();
     *unordered_out = found;
+    sim_unlock();
+}
+
+void simgpu_unordered_reset(void) {
+    if (simgpu__forked()) return;
+    sim_lock();
+    found = (struct simgpu_unordered){0};
     sim_unlock();
 }
 

@@ -66,10 +66,25 @@ static bool parse_poison(const char *text) {
     return true;
 }
 
+static void races_set(int how) {
+    sim.races = how & (SIMGPU_RACES | SIMGPU_RACES_STRICT);
+    sim.strict = how & SIMGPU_RACES_STRICT;
+    sim.goes_on = how & SIMGPU_RACES_GO_ON;
+}
+
 static bool parse_races(const char *text) {
     bool on = strcmp(text, "1") == 0;
     if (!on && strcmp(text, "0") != 0) return complain("FCDP_SIM_RACES", text, "0 or 1");
-    sim.races = on;
+    races_set(on);
+    return true;
+}
+
+static bool parse_queues(const char *text) {
+    unsigned long n;
+    const char *rest;
+    if (!parse_number(text, 1, SIM_MAX_QUEUES, &n, &rest) || *rest)
+        return complain("CUDA_DEVICE_MAX_CONNECTIONS", text, "1 to 32 hardware queues");
+    sim.n_queues = (unsigned)n;
     return true;
 }
 
@@ -91,10 +106,12 @@ bool simgpu__settings_load(void) {
         sim.capacity_bytes = (size_t)16 << 30;
         sim.link_bytes_per_ns = sim.memory_bytes_per_ns = 0;
         sim.poison = false;
-        sim.races = false;
+        races_set(0);
+        sim.n_queues = 0;
         sim.settings_valid = apply("FCDP_SIM_CAPACITY", parse_capacity) &&
                              apply("FCDP_SIM_PCIE", parse_pcie) && apply("FCDP_SIM_FAIL", parse_fail) &&
                              apply("FCDP_SIM_POISON", parse_poison) && apply("FCDP_SIM_RACES", parse_races) &&
+                             apply("CUDA_DEVICE_MAX_CONNECTIONS", parse_queues) &&
                              apply("FCDP_SIM_TIMELINE", begin_timeline);
     }
     bool valid = sim.settings_valid;
@@ -110,11 +127,20 @@ void simgpu_set_capacity(size_t bytes) {
     sim_unlock();
 }
 
-void simgpu_set_races(int on) {
+void simgpu_set_races(int how) {
     if (simgpu__forked()) return;
     simgpu__settings_load();
     sim_lock();
-    sim.races = on;
+    races_set(how);
+    sim_unlock();
+}
+
+void simgpu_set_queues(unsigned n) {
+    if (simgpu__forked()) return;
+    simgpu__settings_load();
+    sim_lock();
+    sim.n_queues = n < SIM_MAX_QUEUES ? n : SIM_MAX_QUEUES;
+    pthread_cond_broadcast(&sim.progress);
     sim_unlock();
 }
 

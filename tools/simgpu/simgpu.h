@@ -12,6 +12,7 @@
  *   FCDP_SIM_FAIL      NAME:N[:CODE]: the N-th call of NAME (`any`: of any entry point) fails with CODE
  *   (default 999) FCDP_SIM_POISON    1: fresh physical memory is filled with 0xA5, so that reading a page
  *   never written shows FCDP_SIM_RACES     1: simgpu_set_races FCDP_SIM_TIMELINE  PATH: simgpu_timeline_begin
+ *   CUDA_DEVICE_MAX_CONNECTIONS   simgpu_set_queues; CUDA's own default is 8
  * A malformed one makes cuInit fail with CUDA_ERROR_INVALID_VALUE, after one line on stderr that names it.
  *
  * All functions are thread-safe, except that simgpu_reset must not run beside a cu* call. In a forked child
@@ -50,6 +51,10 @@ SIMGPU_API void simgpu_set_pcie(double gigabytes_per_s); /* 0: unlimited */
 /* Of copies within the device, and fills, each on its own. 0, at first: they end when they are done, which is
  * then not a modelled time but one of this machine's. */
 SIMGPU_API void simgpu_set_memory(double gigabytes_per_s);
+
+/* Streams share so many hardware queues (at most 32) in turn, as they were created, and wait for each other
+ * there: stream.c. 0, at first: each has its own, as where several ranks are one process. */
+SIMGPU_API void simgpu_set_queues(unsigned n);
 
 /* The n-th call from now (1: the next) of `entry` fails with `code` and has no other effect; then the fault
  * is spent. NULL or "any": of any entry point. A name may leave out its _v2. n = 0 disarms. One fault is
@@ -147,8 +152,8 @@ struct simgpu_kernel {
  * launch. No context needs to be current. */
 SIMGPU_API int simgpu_launch(void *stream, const struct simgpu_kernel *kernel);
 
-/* What the next host function that the calling thread enqueues (cuLaunchHostFunc) accesses: it is then
- * checked as a kernel is. Otherwise nothing is known of it. 0, or CUDA_ERROR_INVALID_VALUE. */
+/* What the next host function that the calling thread enqueues (cuLaunchHostFunc) accesses, any number: it is
+ * then checked as a kernel is. Otherwise nothing is known of it. 0, or a CUresult. */
 SIMGPU_API int simgpu_announce(const struct simgpu_access *accesses, unsigned n);
 
 /* For what models a device of its own in a host function, or in a kernel's body, such as a network: the
@@ -184,9 +189,20 @@ SIMGPU_API int simgpu_module_define(const struct simgpu_module *module);
  * for (FCDP_SIM_RACES=1, or here), the same holds through one address, also in registered host memory; and a
  * cuMemUnmap fails so of memory that the host was never told to be out of use, even if by luck it was. What
  * the host itself reads and writes is not seen, nor is foreign memory. */
-SIMGPU_API void simgpu_set_races(int on);
+SIMGPU_API void simgpu_set_races(int how); /* 0, or of the following */
+enum {
+    SIMGPU_RACES = 1, /* look for them */
+    /* Look for them so that what is found depends on the program alone, not on how fast its threads are: an
+     * event or a stream counts as over to a query only if the host has waited for it, or for what is behind
+     * it; and a value that another process wrote tells a stream nothing of what this one did. A program that
+     * asks until the answer is yes asks for ever. */
+    SIMGPU_RACES_STRICT = 2,
+    /* What is found, also through two addresses, is reported, the first time on stderr, and the device goes
+     * on. */
+    SIMGPU_RACES_GO_ON = 4
+};
 
-/* Reports since the last reset, and the first one's text ("": none). */
+/* Reports since the last reset, of all or of these, and the first one's text ("": none). */
 struct simgpu_unordered {
     unsigned long aliases; /* through two addresses */
     unsigned long races;   /* through one */
@@ -194,12 +210,34 @@ struct simgpu_unordered {
     char text[640];
 };
 SIMGPU_API void simgpu_unordered(struct simgpu_unordered *unordered_out);
+SIMGPU_API void simgpu_unordered_reset(void);
 
 /* What the caller knows to be over, a thread of the program or a host function, is known behind a later
  * simgpu_observe of the same key (any address): for threads and host functions that tell each other things by
  * means of their own. A cuStreamWriteValue32 signals the word's address, for who sees the word change. */
 SIMGPU_API void simgpu_signal(const void *key);
 SIMGPU_API void simgpu_observe(const void *key);
+
+/* ---- the calls that order, and leaving them out ---- */
+
+/* cuStreamWaitEvent, cuEventRecord, cuEventSynchronize, cuStreamSynchronize and cuStreamWaitValue32, by where
+ * they are made. */
+struct simgpu_site {
+    const char *entry;
+    char stream[48];      /* that waits, or is waited for, or that the event is recorded on */
+    char event[48];       /* the stream that the event was last recorded on; "": none */
+    char site[160];       /* "file+offset < its caller's < ..." */
+    unsigned long calls;  /* left out or not */
+    unsigned long taught; /* of a stream's waits that have run: not implied by what it knew before */
+};
+
+/* From now on, with nothing counted and nothing left out; 0: no more. */
+SIMGPU_API void simgpu_sites_watch(int on);
+/* Returns how many there are, of which at most n are written. */
+SIMGPU_API size_t simgpu_sites_list(struct simgpu_site *list_out, size_t n);
+/* Calls of the entry whose texts begin with these return success and do nothing; NULL: no more. 0, or -1: no
+ * such entry point. */
+SIMGPU_API int simgpu_sites_drop(const struct simgpu_site *like);
 
 #ifdef __cplusplus
 }

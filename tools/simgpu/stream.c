@@ -5,6 +5,10 @@
  * both ways: its work waits for all their earlier work, and their later work waits for it. Since operations
  * are numbered across streams, both are a look at the queues' heads. CU_STREAM_PER_THREAD is refused.
  *
+ * A device has CUDA_DEVICE_MAX_CONNECTIONS hardware queues, which streams share in turn. A queue starts its
+ * operations in the order in which the host has enqueued them: one that waits, for an event, a value or what
+ * is before it on its stream, holds up those of other streams behind it. What has started holds up nobody.
+ *
  * Once the sticky error is set, queued work is dropped: points still become done, so that nobody waits for
  * ever.
  *
@@ -39,6 +43,7 @@ struct sim_stream {
     struct sim_op *tail;
     pthread_cond_t work; /* the queue got an operation, or closing is set */
     bool non_blocking;
+    unsigned queue; /* modulo the number of queues: the hardware queue that it shares */
     bool has_worker;
     bool closing;     /* destroyed: the worker ends when the queue is empty */
     uint64_t free_ns; /* the modelled end of what it did last */
@@ -57,6 +62,7 @@ static unsigned n_created; /* since the last reset: for the names of streams wit
 static unsigned n_rows;    /* ever */
 static _Thread_local struct sim_stream *working; /* the stream that this thread works for */
 static uint64_t last_seq;
+static uint64_t queue_ns[SIM_MAX_QUEUES]; /* the modelled time at which each started something last */
 
 size_t simgpu__stream_count(void) {
     return stream_table.n_live;
@@ -107,8 +113,23 @@ static bool is_ordered(const struct sim_stream *stream, uint64_t seq) {
     return true;
 }
 
+static bool holds_up(const struct sim_stream *other, const struct sim_stream *stream, uint64_t seq) {
+    if (other == stream || other->queue % sim.n_queues != stream->queue % sim.n_queues) return false;
+    const struct sim_op *first = other->head && other->head->running ? other->head->next : other->head;
+    return first && first->seq < seq;
+}
+
+/* Something that its hardware queue has before it has not started. */
+static bool is_held_up(const struct sim_stream *stream, uint64_t seq) {
+    if (!sim.n_queues) return false;
+    if (holds_up(&null_stream, stream, seq)) return true;
+    for (const struct sim_stream *other = streams; other; other = other->next)
+        if (holds_up(other, stream, seq)) return true;
+    return false;
+}
+
 static bool may_start(const struct sim_stream *stream, const struct sim_op *op) {
-    if (!is_ordered(stream, op->seq)) return false;
+    if (!is_ordered(stream, op->seq) || is_held_up(stream, op->seq)) return false;
     if (op->work == SIM_WAIT_POINT) return op->waits_for->done;
     if (op->work == SIM_WAIT_VALUE) return !simgpu__work_is_legal(op) || simgpu__work_value_reached(op);
     return true;
@@ -134,6 +155,7 @@ static void op_destroy(struct sim_op *op) {
     simgpu__point_drop(op->waits_for);
     simgpu__point_drop(op->point);
     if (op->owns_user_data) free(op->user_data);
+    free(op->announced);
     simgpu__clock_drop(op->host);
     free(op);
 }
@@ -148,6 +170,7 @@ static uint64_t ready_ns(const struct sim_stream *stream, const struct sim_op *o
     if (op->work == SIM_WAIT_VALUE && op->waited) return simgpu__now_ns();
     uint64_t ready = later(stream->free_ns, op->enqueued_ns);
     if (op->waits_for) ready = later(ready, op->waits_for->end_ns);
+    if (sim.n_queues) ready = later(ready, queue_ns[stream->queue % sim.n_queues]);
     if (stream->non_blocking) return ready;
     ready = later(ready, null_stream.free_ns);
     for (const struct sim_stream *other = streams; stream == &null_stream && other; other = other->next)
@@ -191,6 +214,7 @@ static bool op_start(struct sim_stream *stream, struct sim_op *op) {
     if (!simgpu__order_check(&stream->position, op, stream->name)) return false;
     order_value(stream, op);
     op->ready_ns = ready_ns(stream, op);
+    if (sim.n_queues) queue_ns[stream->queue % sim.n_queues] = op->ready_ns;
     op->finish_ns = op->duration_ns ? op->ready_ns + op->duration_ns : simgpu__link_book(op);
     return true;
 }
@@ -230,6 +254,7 @@ static void run_head(struct sim_stream *stream) {
         if (!takes_no_time(op)) { /* it runs from here; what only waits has waited */
             begin_ns = simgpu__now_ns();
             op->running = true;
+            if (sim.n_queues) pthread_cond_broadcast(&sim.progress);
             sim_unlock();
             simgpu__work_perform(op);
             sim_lock();
@@ -290,7 +315,7 @@ static bool start_worker(struct sim_stream *stream) {
 
 /* Nothing before it, and it takes no time. */
 static bool is_done_at_once(const struct sim_stream *stream, const struct sim_op *op) {
-    if (stream->head || !is_ordered(stream, last_seq + 1)) return false;
+    if (stream->head || !is_ordered(stream, last_seq + 1) || is_held_up(stream, last_seq + 1)) return false;
     return op->work == SIM_POINT || (op->work == SIM_WAIT_POINT && op->waits_for->done);
 }
 
@@ -303,6 +328,7 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
         simgpu__point_drop(op->waits_for);
         simgpu__point_drop(op->point);
         if (op->owns_user_data) free(op->user_data);
+        free(op->announced);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *queued = *op;
@@ -333,8 +359,9 @@ static bool overlaps(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
 static bool queue_uses(const struct sim_stream *stream, uintptr_t address, size_t bytes, bool running_only) {
     for (const struct sim_op *op = stream->head; op; op = op->next) {
         if (running_only && !op->running) return false;
+        const struct simgpu_access *accesses = simgpu__accesses_of(op);
         for (unsigned i = 0; i < op->n_accesses; i++)
-            if (overlaps(op->accesses[i].address, op->accesses[i].bytes, address, bytes)) return true;
+            if (overlaps(accesses[i].address, accesses[i].bytes, address, bytes)) return true;
     }
     return false;
 }
@@ -419,6 +446,7 @@ static CUresult stream_create(CUstream *stream_out, unsigned int flags) {
         return sim_unlock_with(CUDA_ERROR_OUT_OF_MEMORY);
     }
     stream->row = ++n_rows;
+    stream->queue = n_created;
     snprintf(stream->name, sizeof stream->name, "stream %u", ++n_created);
     stream->next = streams;
     streams = stream;
@@ -477,9 +505,11 @@ void simgpu__stream_forget_order(void) {
     null_stream.position = (struct sim_position){0};
 }
 
-static CUresult synchronize(CUstream stream) {
+static CUresult synchronize(CUstream stream, const struct sim_site *site) {
     struct sim_stream *of = simgpu__stream_of(stream);
+    unsigned long *taught;
     if (!of) return CUDA_ERROR_INVALID_HANDLE;
+    if (simgpu__site_drops(site, SIM_cuStreamSynchronize, of->name, "", &taught)) return CUDA_SUCCESS;
     struct sim_point *end = simgpu__point_new();
     if (!end) return CUDA_ERROR_OUT_OF_MEMORY;
     end->refs++;
@@ -492,10 +522,12 @@ static CUresult synchronize(CUstream stream) {
 
 CUresult cuStreamSynchronize(CUstream stream) {
     SIM_ENTER(cuStreamSynchronize);
+    struct sim_site site;
+    simgpu__site_take(&site);
     simgpu__block_begin(SIM_cuStreamSynchronize);
     simgpu__block_spins();
     sim_lock();
-    CUresult result = sim_unlock_with(synchronize(stream));
+    CUresult result = sim_unlock_with(synchronize(stream, &site));
     simgpu__block_end();
     return result;
 }
@@ -515,6 +547,10 @@ void simgpu__captures_invalidate(void) {
     for (struct sim_stream *stream = streams; stream; stream = stream->next)
         if (stream->capture) stream->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     sim_unlock();
+}
+
+const char *simgpu__stream_label(const struct sim_stream *stream) {
+    return stream->name;
 }
 
 bool simgpu__stream_captures(const struct sim_stream *stream) {
@@ -553,6 +589,7 @@ CUresult cuStreamQuery(CUstream stream) {
     struct sim_stream *of = simgpu__stream_of(stream);
     if (!of) return sim_unlock_with(CUDA_ERROR_INVALID_HANDLE);
     bool idle = !of->head && is_ordered(of, last_seq + 1);
+    if (sim.strict) idle = idle && simgpu__order_host_knows(&of->position);
     if (idle) simgpu__stream_host_learns(of);
     return sim_unlock_with(idle ? (CUresult)atomic_load(&sim.sticky) : CUDA_ERROR_NOT_READY);
 }

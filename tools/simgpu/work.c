@@ -20,9 +20,9 @@ static bool is_accessible(uintptr_t address, size_t bytes, bool write) {
 }
 
 bool simgpu__work_is_legal(const struct sim_op *op) {
+    const struct simgpu_access *accesses = simgpu__accesses_of(op);
     for (unsigned i = 0; i < op->n_accesses; i++)
-        if (!is_accessible(op->accesses[i].address, op->accesses[i].bytes, op->accesses[i].writes))
-            return false;
+        if (!is_accessible(accesses[i].address, accesses[i].bytes, accesses[i].writes)) return false;
     return true;
 }
 

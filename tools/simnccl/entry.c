@@ -17,7 +17,10 @@ typedef struct config_head { /* what all versions of ncclConfig_t begin with */
     size_t size;
     unsigned magic, version;
     int blocking;
+    int cgaClusterSize, minCTAs, maxCTAs; /* from 2.17 on */
 } config_head;
+
+enum { CONFIG_HEAD_BYTES = 20, CONFIG_CTAS = 21700, CONFIG_UNDEF = (int)0x80000000, OWN_CTAS = 24 };
 
 struct sim_nccl simnccl = {
     .lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER, .version = VERSION};
@@ -141,6 +144,10 @@ bool simnccl_fault_is_spent(void) {
     return spent;
 }
 
+void simnccl_set_connection_bytes(size_t bytes) {
+    simnccl.connection_bytes = bytes;
+}
+
 void simnccl_set_version(int version) {
     simnccl.version = version;
 }
@@ -177,6 +184,7 @@ void simnccl_reset(void) {
     simnccl__id_close(0);
     simnccl.state = (struct simnccl_state){0};
     simnccl.version = VERSION;
+    simnccl.connection_bytes = 0;
     simnccl.last_error[0] = '\0';
     fault.left = 0;
     thread_endpoint = NULL;
@@ -219,10 +227,11 @@ static ncclResult_t net_look(ncclComm_t comm) {
     return ncclInvalidUsage;
 }
 
-/* NCCL connects the members in their first operation. */
+/* NCCL connects the members in the first operation that goes one way. */
 static bool is_connected(const ncclComm_t comm) {
-    for (uint32_t i = 0; i < comm->n && comm->n_launched == 0; i++)
-        if (!atomic_load(&comm->page->members[i].begun)) return false;
+    uint32_t missing = comm->wanted & ~comm->connected;
+    for (uint32_t i = 0; i < comm->n && missing; i++)
+        if (missing & ~atomic_load(&comm->page->members[i].begun)) return false;
     return true;
 }
 
@@ -256,14 +265,30 @@ static bool orders_launches(void) {
     return value && strtol(value, NULL, 10) != 0;
 }
 
+/* The CTAs that a collective of a communicator holds at most, as NCCL decides it: the environment over the
+ * configuration, which has them from 2.17 on, over what NCCL finds best. 0: they are out of range. */
+static int ctas_of(const config_head *config) {
+    const char *named = getenv("NCCL_MAX_CTAS");
+    if (named && atoi(named) > 0) return atoi(named);
+    if (config->version < CONFIG_CTAS || config->maxCTAs == CONFIG_UNDEF) return OWN_CTAS;
+    if (config->maxCTAs < 1 || (config->minCTAs != CONFIG_UNDEF && config->minCTAs > config->maxCTAs))
+        return 0;
+    return config->maxCTAs < OWN_CTAS ? config->maxCTAs : OWN_CTAS;
+}
+
 static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *id, int rank,
                               const config_head *config) {
     sim_device *device = thread_endpoint ? device_find(thread_endpoint) : device_of_environment();
-    if (!config || config->magic != (unsigned)CONFIG_MAGIC || config->size < sizeof *config)
+    if (!config || config->magic != (unsigned)CONFIG_MAGIC || config->size < CONFIG_HEAD_BYTES ||
+        (config->version >= CONFIG_CTAS && config->size < sizeof *config))
         return simnccl__broken(ncclInvalidArgument,
                                "ncclCommInitRankConfig: its configuration is not initialized");
     if (config->blocking != 0)
         return simnccl__broken(ncclInternalError, "communicators that block are not modelled");
+    int n_ctas = ctas_of(config);
+    if (n_ctas < 1)
+        return simnccl__broken(ncclInvalidArgument, "ncclCommInitRankConfig: minCTAs %d, maxCTAs %d",
+                               config->minCTAs, config->maxCTAs);
     if (!device)
         return simnccl__broken(ncclUnhandledCudaError,
                                "ncclCommInitRankConfig: the thread has no device (simnccl_device_set)");
@@ -279,6 +304,7 @@ static ncclResult_t comm_make(ncclComm_t *comm_out, int n, const ncclUniqueId *i
     comm->device = device;
     comm->n = (uint32_t)n;
     comm->rank = (uint32_t)rank;
+    comm->n_ctas = n_ctas;
     comm->user = pthread_self();
     ncclResult_t result = simnccl__join(comm, id);
     if (result != ncclInProgress) {
@@ -298,6 +324,10 @@ SIMNCCL_API ncclResult_t ncclGetVersion(int *version) {
     if (result == ncclSuccess) *version = simnccl.version;
     pthread_mutex_unlock(&simnccl.lock);
     return result;
+}
+
+SIMNCCL_API int simnccl_ctas(const void *comm) {
+    return ((const struct ncclComm *)comm)->n_ctas;
 }
 
 SIMNCCL_API const char *ncclGetErrorString(ncclResult_t result) {
@@ -373,7 +403,10 @@ SIMNCCL_API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (result == ncclSuccess && (comm->state != COMM_FINALIZED || comm->polls_left))
         result = simnccl__broken(ncclInvalidUsage,
                                  "ncclCommDestroy: the communicator has not been finalized");
-    if (result == ncclSuccess) comm->state = COMM_DESTROYED;
+    if (result == ncclSuccess) {
+        comm->state = COMM_DESTROYED;
+        simnccl__disconnect(comm);
+    }
     pthread_mutex_unlock(&simnccl.lock);
     return result;
 }
@@ -388,6 +421,7 @@ SIMNCCL_API ncclResult_t ncclCommAbort(ncclComm_t comm) {
         simnet_abort(comm->device->endpoint);
         pthread_cond_broadcast(&simnccl.changed);
         while (comm->device->in_flight > 0) pthread_cond_wait(&simnccl.changed, &simnccl.lock);
+        simnccl__disconnect(comm);
     }
     pthread_mutex_unlock(&simnccl.lock);
     return result;

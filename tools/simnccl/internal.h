@@ -34,7 +34,7 @@ typedef struct page_launch { /* `number` says which operation the rest is of; 0:
 
 typedef struct page_member {
     _Atomic uint32_t joined; /* release: the next two were written before */
-    _Atomic uint32_t begun;  /* its first operation */
+    _Atomic uint32_t begun;  /* the ways (bits of op_ways) that an operation of it has wanted so far */
     uint32_t n, device;
     page_launch launches[SIMNCCL_LOG]; /* the latest ones, operation k at k % SIMNCCL_LOG */
 } page_member;
@@ -66,13 +66,17 @@ struct ncclComm {
     page *page;
     uint64_t nonce;
     uint32_t n, rank;
+    int n_ctas; /* that an operation of it holds */
     simnet_comm *net;
     comm_state state;
     ncclResult_t failure; /* the first one */
     char text[SIMNCCL_TEXT_BYTES];
-    unsigned polls_left; /* until what was begun is done; 0: nothing is in progress */
-    pthread_t user;      /* who began that */
-    simnet_part *parts;  /* begun, not launched; NULL: nothing */
+    uint32_t wanted;                  /* ways, of what was begun */
+    uint32_t connected;               /* ways */
+    fcdp_phys memory[SIMNCCL_N_WAYS]; /* of their connections, by number; handle 0: none */
+    unsigned polls_left;              /* until what was begun is done; 0: nothing is in progress */
+    pthread_t user;                   /* who began that */
+    simnet_part *parts;               /* begun, not launched; NULL: nothing */
     size_t n_parts;
     fcdp_stream stream;
     uint64_t n_launched;
@@ -86,6 +90,7 @@ struct sim_nccl {
     struct simnccl_state state;
     char last_error[SIMNCCL_TEXT_BYTES];
     int version;
+    size_t connection_bytes;
 };
 extern struct sim_nccl simnccl;
 
@@ -106,6 +111,8 @@ void simnccl__id_close(uint64_t nonce); /* 0: all of this process */
 
 /* Puts what the group has begun on its stream, with the lock. */
 ncclResult_t simnccl__launch(ncclComm_t comm);
+/* What its connections hold is given back, with the lock. */
+void simnccl__disconnect(ncclComm_t comm);
 unsigned simnccl__group_depth(void); /* of the calling thread */
 
 #endif

@@ -99,6 +99,12 @@ static ncclResult_t group_check(void) {
     return ncclSuccess;
 }
 
+/* How NCCL would carry them: each is another algorithm, with connections of its own. */
+static uint32_t op_ways(const group_op *op) {
+    if (op->kind != OP_ALL_GATHER) return SIMNCCL_WAY_PEERS;
+    return op->count * op->comm->n < SIMNCCL_LARGE_BYTES ? SIMNCCL_WAY_SMALL : SIMNCCL_WAY_LARGE;
+}
+
 /* The group, as its communicator's next operation. */
 static ncclResult_t group_begin(void) {
     ncclComm_t comm = group.ops[0].comm;
@@ -120,7 +126,9 @@ static ncclResult_t group_begin(void) {
     comm->stream = group.ops[0].stream;
     comm->polls_left = POLLS_IN_PROGRESS;
     comm->user = pthread_self();
-    atomic_store(&comm->page->members[comm->rank].begun, 1);
+    comm->wanted = 0;
+    for (size_t i = 0; i < group.n; i++) comm->wanted |= op_ways(&group.ops[i]);
+    atomic_fetch_or(&comm->page->members[comm->rank].begun, comm->wanted);
     return ncclInProgress;
 }
 
@@ -196,11 +204,35 @@ static void hold(void *context) {
     pthread_mutex_unlock(&simnccl.lock);
 }
 
+static ncclResult_t comm_connect(ncclComm_t comm) {
+    fcdp_driver *drv = comm->device->drv;
+    size_t bytes = fcdp__round_up(simnccl.connection_bytes, fcdp__driver_page_bytes(drv));
+    for (int way = 0; way < SIMNCCL_N_WAYS; way++) {
+        if (!(comm->wanted & ~comm->connected & 1u << way)) continue;
+        if (bytes && fcdp__driver_phys_create(drv, bytes, &comm->memory[way])) {
+            comm->memory[way] = (fcdp_phys){0};
+            snprintf(simnccl.last_error, sizeof simnccl.last_error, "Cuda failure 'out of memory': %s",
+                     fcdp_error_text());
+            return ncclUnhandledCudaError;
+        }
+        comm->connected |= 1u << way;
+        simnccl.state.connections++;
+    }
+    return ncclSuccess;
+}
+
+void simnccl__disconnect(ncclComm_t comm) {
+    for (int way = 0; way < SIMNCCL_N_WAYS; way++)
+        if (comm->memory[way].handle) (void)!fcdp__driver_phys_release(comm->device->drv, comm->memory[way]);
+    memset(comm->memory, 0, sizeof comm->memory);
+}
+
 /* The hold is behind the operation, on its stream. */
 ncclResult_t simnccl__launch(ncclComm_t comm) {
     sim_device *device = comm->device;
     simnccl.state.launches++;
-    ncclResult_t result = launch_compare(comm, ++device->n_launches);
+    ncclResult_t result = comm_connect(comm);
+    if (result == ncclSuccess) result = launch_compare(comm, ++device->n_launches);
     if (result == ncclSuccess &&
         simnet_all_gather_parts(comm->net, comm->parts, comm->n_parts, comm->stream)) {
         snprintf(simnccl.last_error, sizeof simnccl.last_error, "%s", fcdp_error_text());

@@ -7,11 +7,12 @@
  * made it, which the members open through /proc; it must live until they all have. Communicators of one lane
  * are made one after another, in the same order on all members.
  *
- * As NCCL: calls of communicators that do not block (blocking = 0; others are refused) return ncclInProgress,
- * and what they began is done only after some polls of ncclCommGetAsyncError, a communicator's first
- * operation only once all members have begun theirs; an operation that fails, here or on a peer, does not end
- * before its communicator is aborted; ncclCommAbort waits for everything of NCCL's that is on the device, of
- * other communicators too.
+ * As NCCL: calls of communicators that do not block (blocking = 0; others are refused) return
+ * ncclInProgress, and what they began is done only after some polls of ncclCommGetAsyncError, a
+ * communicator's first operation of each way (simnccl_way) only once all members have begun theirs, as
+ * connections are made then; an operation that fails, here or on a peer, does not end before its
+ * communicator is aborted; ncclCommAbort waits for everything of NCCL's that is on the device, of other
+ * communicators too.
  *
  * Each broken rule fails the call or the communicator, with a text (ncclGetLastError) and a line on stderr,
  * and is counted:
@@ -26,7 +27,8 @@
  * - one thread at a time in a communicator: what a thread has begun, that thread alone polls until it is
  *   done;
  * - a communicator that is in progress, aborted, finalized or destroyed takes no call that needs more;
- * - ncclGroupStart and ncclGroupEnd in pairs.
+ * - ncclGroupStart and ncclGroupEnd in pairs;
+ * - minCTAs and maxCTAs of a configuration of 2.17 or later.
  *
  * Not modelled, and refused: operations out of place, sends and receives that are not an all-gather with a
  * stride, several communicators or streams in one group.
@@ -52,14 +54,28 @@ SIMNCCL_API int simnccl_fabric_make(const char *path, unsigned nodes, unsigned r
 SIMNCCL_API int simnccl_fail_nth(const char *entry, unsigned long n, int result);
 SIMNCCL_API bool simnccl_fault_is_spent(void);
 
+/* Device memory that each way which a communicator connects takes, in whole pages, until the communicator is
+ * destroyed or aborted; 0 at first. Where the device has none, the operation fails (unhandled cuda error). */
+SIMNCCL_API void simnccl_set_connection_bytes(size_t bytes);
 SIMNCCL_API void simnccl_set_version(int version); /* as ncclGetVersion says it; 22809 at first */
 
+/* How many CTAs an operation of the communicator `comm` (an ncclComm_t) holds on its device: 24, or fewer by
+ * its configuration (maxCTAs) or NCCL_MAX_CTAS. */
+SIMNCCL_API int simnccl_ctas(const void *comm);
+
+/* The ways to carry an operation, for each of which a communicator connects its members when it first takes
+ * it: all-gathers of less than SIMNCCL_LARGE_BYTES in all, larger ones, sends and receives. */
+enum { SIMNCCL_LARGE_BYTES = 16 << 10 };
+enum { SIMNCCL_N_WAYS = 3 };
+typedef enum simnccl_way { SIMNCCL_WAY_SMALL = 1, SIMNCCL_WAY_LARGE = 2, SIMNCCL_WAY_PEERS = 4 } simnccl_way;
+
 struct simnccl_state {
-    unsigned long broken;   /* rules, so far */
-    char text[512];         /* of the first */
-    unsigned long live;     /* communicators neither destroyed nor aborted */
-    unsigned long launches; /* operations, all devices together */
-    unsigned long groups;   /* that are open, of all threads */
+    unsigned long broken;      /* rules, so far */
+    char text[512];            /* of the first */
+    unsigned long live;        /* communicators neither destroyed nor aborted */
+    unsigned long launches;    /* operations, all devices together */
+    unsigned long connections; /* ways that communicators have connected, all together */
+    unsigned long groups;      /* that are open, of all threads */
 };
 SIMNCCL_API void simnccl_state(struct simnccl_state *state_out);
 

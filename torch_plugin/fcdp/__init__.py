@@ -91,7 +91,8 @@ def stats() -> dict[str, Any]:
     - ``saved``: inter-node bytes per node plain_bytes, which plain FSDP's flat gathers would have sent, and
       gather_bytes, which FCDP's gathers did send; ``beside_bytes``: what each rank received in the plain
       gathers, which are in neither;
-    - ``waits``: where the host blocked: gathers (on CPUs alone) and their seconds, agreements;
+    - ``waits``: where the host blocked: gathers (on CPUs alone) and their seconds; pages (for device memory
+      that a stream still used) and their page_seconds; agreements;
     - ``python_calls``: calls of FCDP's collectives into Python, each of which takes the GIL: two for a
       collective over gloo, none over NCCL.
     """

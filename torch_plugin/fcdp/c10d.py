@@ -186,7 +186,8 @@ class Shards:
         self.wholes: dict[Any, list[Any]] = {}  # whole.py's; keys are the same on every rank, and stay
         self.n_groups = 0  # served so far
         self.agreements = 0
-        self.agree_bytes = 0
+        self.agree_bytes = 0  # from this rank to other nodes
+        self.meets = False  # its ranks of each node have host memory in common
         backend, self.store = _backend_of(group, device), distributed_c10d._get_default_store()
         if self.store is None:
             raise Unsupported("the job has no store (its backend is MPI?)")
@@ -272,35 +273,50 @@ class Shards:
         self.lane_store = None
 
     def agree(self, votes: bytes) -> bytes:
-        """The maximum of every byte over the group's ranks. Two more bytes guard against ranks that are not at
-        the same agreement."""
+        """The maximum of every byte over the group's ranks (comm/ballot.h)."""
         start, before = _fcdp.trace_start(), self.agreements
         self.agreements = number = self.control.roll.enter()
-        stamp = (self.agreements + len(votes)) % 256
-        ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8)
         try:
-            self.control.max_(ballot)
+            agreed, sent = (
+                _fcdp.comm_agree(self.comm, self._swap, number, votes) if self.meets else self._max(votes, number)
+            )
         except Exception as error:
+            if isinstance(error, _fcdp.Error) and error.args[1] == _fcdp.ERR_INVALID:
+                raise RuntimeError(f"fcdp: {error.args[0]}") from None
             missing = self.control.roll.missing(number)
+            why = error.args[0] if isinstance(error, _fcdp.Error) else error
             raise RuntimeError(
-                f"fcdp: agreement {number} of {len(self.ranks)} ranks on what is stale failed; {missing}: {error}"
+                f"fcdp: agreement {number} of {len(self.ranks)} ranks on what is stale failed; {missing}: {why}"
             ) from error
-        self.agree_bytes += len(votes) + 2
-        _fcdp.trace_agreement(start, number - before, self._sent(len(votes) + 2))
+        self.agree_bytes += sent
+        _fcdp.trace_agreement(start, number - before, sent)
+        return agreed
+
+    def _swap(self, to: int, from_: int, mine: bytes, timeout_s: float) -> bytes:
+        """Between the first ranks of nodes, which alone come here; the bytes of node `from_`."""
+        limit, theirs = timedelta(seconds=max(timeout_s, 0.001)), bytearray(len(mine))
+        backend, n = self.control.backend, self.node_size
+        coming = backend.recv([torch.frombuffer(theirs, dtype=torch.uint8)], from_ * n, 0)
+        going = backend.send([torch.frombuffer(bytearray(mine), dtype=torch.uint8)], to * n, 0)
+        coming.wait(limit)
+        going.wait(limit)
+        return bytes(theirs)
+
+    def _max(self, votes: bytes, number: int) -> tuple[bytes, int]:
+        """Before the ranks of a node can meet in its memory: all ranks of the group in a ring. Two more bytes guard
+        against ranks that are not at the same agreement."""
+        stamp = (number + len(votes)) % 256
+        ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8)
+        self.control.max_(ballot)
         result = bytes(ballot.tolist())  # not by NumPy, which torch does not bring
         if result[-2] + result[-1] != 255:
-            raise RuntimeError(
-                f"fcdp: the ranks are not in the same place (agreement {self.agreements}, {len(votes)} votes); do all ranks run the same model code?"
-            )
-        return result[:-2]
+            raise RuntimeError(f"the ranks are not in the same place ({len(votes)} votes)")
+        return result[:-2], 2 * len(result) if self.local == self.node_size - 1 else 0
 
     def agreed(self) -> tuple[int, int, int]:
-        """Agreements so far, and their bytes from this rank to other nodes (an all-reduce: each byte leaves a
-        rank about twice, and a node through its last rank) and within the node."""
-        return self.agreements, self._sent(self.agree_bytes), 0
-
-    def _sent(self, agree_bytes: int) -> int:
-        return 2 * agree_bytes if self.local == self.node_size - 1 else 0
+        """Agreements so far, and their bytes from this rank to other nodes, and within the node, in whose memory
+        its ranks meet."""
+        return self.agreements, self.agree_bytes, 0
 
     def raise_together(self, problem: Exception | None) -> None:
         """Raise on every rank if any rank has a problem: OptionError where an option asks for what some rank

@@ -99,6 +99,8 @@ class _Flat:
             if now is not None and (now is not param or _address(now) != address):
                 handle._writeback_orig_params()
                 handle._use_sharded_views()
+                if handle.device.type != "cpu":  # FSDP1 casts and moves the shard on another stream
+                    handle._fcdp_written = seam.current_stream(handle.device).record_event()
                 return
 
     def collect(self, indices: list[int]) -> dict[int, torch.Tensor]:
@@ -324,9 +326,11 @@ def _patch_handle(cls: type) -> None:
         by_hand = doing not in ("FORWARD", "BACKWARD_PRE") or not (in_backward or tree.in_forward())
         of.gathers = True
         try:
-            runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream).wait()
+            runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream).wait(stream)
         finally:
             of.gathers = False
+        if self._offload_params and self.device.type != "cpu":  # its memory is another stream's, and soon free there
+            self.flat_param.data.record_stream(seam.current_stream(self.device))
         of.copy_to(buffer)
         runtime.release(group, stream)
         self._fcdp_moved = None
@@ -334,6 +338,8 @@ def _patch_handle(cls: type) -> None:
 
     @wrap(cls, "pre_unshard")
     def pre_unshard(original, self):
+        if (written := self.__dict__.pop("_fcdp_written", None)) is not None:
+            seam.current_stream(self.device).wait_event(written)
         if not self._offload_params:
             return original(self)
         before = self.flat_param.data

@@ -26,6 +26,7 @@ from fcdp.extension import Input
 from fcdp.released import Storages
 from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
 from fcdp.seam import stream_of, version_of, wrap
+from fcdp.side import Side, beside
 
 
 class _Here(threading.local):
@@ -157,16 +158,17 @@ def _has_extension(param_group: Any) -> bool:
     return any(hasattr(p._sharded_local_tensor, "fsdp_pre_all_gather") for p in param_group.fsdp_params)
 
 
-def _extension_inputs(param_group: Any) -> list[list[torch.Tensor]] | None:
+def _extension_inputs(param_group: Any, side: Side | None) -> list[list[torch.Tensor]] | None:
     """What the group's parameters give to this gather, by FSDP2's own function, which is called once for each gather,
-    where plain FSDP2 calls it: extensions may count, draw random numbers, or talk to other ranks. None: the group has
-    no extensions, or FSDP2 gathers."""
+    where and on the stream on which plain FSDP2 calls it: extensions may count, draw random numbers, or talk to other
+    ranks. None: the group has no extensions, or FSDP2 gathers."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
     is_bypassed = adopt.is_decided(param_group) and param_group._fcdp is None
     if is_bypassed or param_group.is_sharded_post_forward or not _has_extension(param_group):
         return None
-    return collectives._get_param_all_gather_inputs(param_group.fsdp_params)
+    with side.entered() if side is not None else contextlib.nullcontext():
+        return collectives._get_param_all_gather_inputs(param_group.fsdp_params)
 
 
 def _why_not(param_group: Any) -> str | None:
@@ -210,6 +212,8 @@ def _describe_extended(param_group: Any) -> Description:
 def _describe(param_group: Any) -> Description:
     if _has_extension(param_group):
         return _describe_extended(param_group)
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
     fsdp_params = param_group.fsdp_params
     extents = [_Extent(fsdp_param, i) for i, fsdp_param in enumerate(fsdp_params)]
     specs = [
@@ -221,7 +225,8 @@ def _describe(param_group: Any) -> Description:
     ]
 
     def collect(indices: list[int]) -> dict[int, torch.Tensor]:
-        return {i: fsdp_params[i].all_gather_inputs[0].detach() for i in indices}
+        inputs = collectives._get_param_all_gather_inputs([fsdp_params[i] for i in indices])
+        return {i: tensor.detach() for i, (tensor,) in zip(indices, inputs)}
 
     stays = not param_group._reshard_after_forward and not _is_copied(param_group, fsdp_params)
     return _name(param_group), extents, specs, collect, stays
@@ -303,17 +308,6 @@ def _finish(result: Any, device: torch.device) -> None:
     if device.type != "cpu":
         result.all_gather_event.synchronize()
         seam.current_stream(device).synchronize()
-
-
-@contextlib.contextmanager
-def _read_by(stream: Any, device: torch.device) -> Iterator[None]:
-    """What extensions gave, on the current stream, to a gather that FSDP2 makes after all is read on its own."""
-    current = seam.current_stream(device) if device.type != "cpu" and _here.inputs is not None else None
-    if current is not None:
-        stream.wait_stream(current)
-    yield
-    if current is not None:
-        current.wait_stream(stream)
 
 
 def _process_group(param_group: Any) -> Any:
@@ -426,7 +420,7 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
 
     reduce_signature = inspect.signature(group_module.foreach_reduce)
 
-    def serve(param_group, group, device, gather):
+    def serve(param_group, group, device, gather, side):
         """What an unshard of the group waits for. None: FSDP2 gathers it. `gather` is adopt.py's."""
         tree = adopt.tree_of(param_group)
         if not adopt.is_decided(param_group):
@@ -438,13 +432,15 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         doing, in_backward = param_group._training_state.name, runtime.in_backward()
         by_hand = not in_backward and doing not in ("FORWARD", "PRE_BACKWARD")
         with extension.given(served.extents, _here.inputs):
-            return runtime.unshard(served, tree, doing == "FORWARD" and not in_backward, by_hand, stream_of(device))
+            forward = doing == "FORWARD" and not in_backward
+            return runtime.unshard(served, tree, forward, by_hand, stream_of(device), side)
 
     @wrap(group_module, "foreach_all_gather")
     def gather(original, fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs):
         param_group = _here.param_group
         is_known = param_group is not None and param_group.fsdp_params is fsdp_params
-        _here.inputs = _extension_inputs(param_group) if is_known else None
+        side = beside(copy_in_stream, device) if is_known else None
+        _here.inputs = _extension_inputs(param_group, side) if is_known else None
         plain = []
 
         def gather_plainly():
@@ -452,17 +448,16 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
                 served = param_group.__dict__.get("_fcdp") if is_known else None
                 n_bytes = sum(map(_shard_bytes, fsdp_params)) * (group.size() - 1)
                 runtime.count_plain("plain_gather", group, n_bytes, served.shards if served is not None else None)
-                with _read_by(copy_in_stream, device):
-                    plain.append(
-                        original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
-                    )
+                plain.append(
+                    original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
+                )
             return plain[0]
 
         def meet():
             _finish(gather_plainly(), device)
 
         try:
-            pending = serve(param_group, group, device, meet) if is_known else None
+            pending = serve(param_group, group, device, meet, side) if is_known else None
             if pending is not None:
                 result = Gathered(torch.empty(0, device=device), None, None, [], [], [])
                 result.pending = pending
@@ -473,13 +468,15 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
 
     @wrap(collectives, "_get_param_all_gather_inputs")
     def inputs(original, fsdp_params):
-        return original(fsdp_params) if _here.inputs is None else _here.inputs
+        """Of the gather under way; what FCDP gathers ahead meanwhile is of other groups."""
+        is_here = _here.inputs is not None and fsdp_params is _here.param_group.fsdp_params
+        return _here.inputs if is_here else original(fsdp_params)
 
     @wrap(group_module, "foreach_all_gather_copy_out")
     def copy_out(original, result, *args, **kwargs):
         if isinstance(result, Gathered):
             served = result.pending.group
-            result.pending.wait()  # the bytes are where they belong, but for these
+            result.pending.wait(stream_of(served.shards.device))  # the bytes are where they belong, but for these
             served.storages.open()
             for fsdp_param, gathered in served.copies.items():
                 _copy_out(fsdp_param, gathered, len(served.shards.ranks))
@@ -538,8 +535,9 @@ def _patch_group(cls: type) -> None:
         unused = getattr(self._all_gather_result, "pending", None)
         original(self)
         if unused is not None:  # nobody used it, and FSDP2 takes no reshard for what it never held
-            unused.cancel()
-            runtime.release(unused.group, stream_of(self.device))
+            stream = stream_of(self.device)
+            unused.cancel(stream)
+            runtime.release(unused.group, stream)
 
     wrap(cls, "finalize_backward")(forgets_prefetch)
     if hasattr(cls, "_reset_iter_state"):  # not in torch 2.8

@@ -10,6 +10,7 @@ is served (another optimizer, another model) is not passed on.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 import fcdp.ending  # noqa: F401 (it calls end())
-from fcdp import OptionError, _fcdp, nccl, released, report, tensors, words
+from fcdp import OptionError, _fcdp, gil, nccl, released, report, tensors, words
 from fcdp.c10d import Shards, TurnedOff, Unsupported
 from fcdp.released import Storages
 
@@ -59,6 +60,14 @@ class Extent(Protocol):
     def shard(self) -> torch.Tensor: ...  # this rank's, or what that is a part of
     def pieces(self) -> list[torch.Tensor]: ...  # of shard(): this rank's, whose bytes are compared
     def written(self) -> bool: ...
+
+
+class Places:
+    """Of the pieces of a group's shards, one extent's after another: addresses (0: cannot be read), sizes (0 of what
+    cannot be read, unless its bytes are not there); and how many pieces each extent has."""
+
+    def __init__(self) -> None:
+        self.addresses, self.sizes, self.counts = array("Q"), array("Q"), array("Q")
 
 
 def address_of(piece: torch.Tensor) -> int:
@@ -146,19 +155,25 @@ class Group:
                 out.append(flat if dtype in _DLPACK else flat.view(dtype))
         return out
 
-    def _evidence(self) -> tuple[bytes, bytes, bytes, bytes, bool]:
-        """Signals, and where the host or (by_device) the device can read the shards' bytes, for the core: addresses
-        and sizes of the pieces of one extent after another, how many each has, and which of the two reads them."""
-        signals, addresses, sizes, counts = array("Q"), array("Q"), array("Q"), array("Q")
+    def places(self) -> Places:
+        """Where the host or (by_device) the device can read the shards' bytes."""
+        places = Places()
         for extent in self.extents:
-            signals.extend(extent.signals(self))
             can_read, pieces = self.is_read(extent.shard()), extent.pieces()
             for piece in pieces:
                 address = address_of(piece)
-                addresses.append(address if can_read else 0)  # 0: cannot be read
-                sizes.append(piece.nbytes if can_read or not address else 0)
-            counts.append(len(pieces))
-        return signals.tobytes(), addresses.tobytes(), sizes.tobytes(), counts.tobytes(), self.by_device
+                places.addresses.append(address if can_read else 0)
+                places.sizes.append(piece.nbytes if can_read or not address else 0)
+            places.counts.append(len(pieces))
+        return places
+
+    def _evidence(self, places: Places | None = None) -> tuple[bytes, bytes, bytes, bytes, bool]:
+        """Signals, places, and whether the device reads these, for the core."""
+        signals, places = array("Q"), places or self.places()
+        for extent in self.extents:
+            signals.extend(extent.signals(self))
+        columns = signals, places.addresses, places.sizes, places.counts
+        return *(column.tobytes() for column in columns), self.by_device
 
     def is_host_read(self, shard: torch.Tensor) -> bool:
         """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
@@ -169,18 +184,27 @@ class Group:
         )
 
     def is_read(self, shard: torch.Tensor) -> bool:
-        """Are its bytes compared, by the device since the last vote, or by the host?"""
+        """Are its bytes compared, by the device or by the host?"""
         return self.by_device or self.is_host_read(shard)
 
-    def vote(self, fingerprints: bytes | None) -> bytes:
-        """Why each extent's copy is stale, as this rank sees it (0: fresh); last, whether the region is not on its
-        device. `fingerprints`: the device's, of the pieces of the extents' shards; None: it took none."""
+    def observe(self, places: Places) -> tuple[Any, ...]:
+        """What the host knows now: evidence, and the scene of it."""
         self.steps = runtime.steps
-        self.by_device = fingerprints is not None
         # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
         grad = runtime.in_backward() or torch.is_grad_enabled()
-        seen = any(extent.steps for extent in self.extents)
-        return _fcdp.group_vote(self.handle, *self._evidence(), fingerprints or b"", grad, seen, self.reductions)
+        evidence = self._evidence(places)
+        return evidence, grad, any(extent.steps for extent in self.extents), self.reductions
+
+    def vote(self, observed: tuple[Any, ...], fingerprints: bytes) -> bytes:
+        """Why each extent's copy is stale, as this rank sees it (0: fresh); last, whether the region is not on its
+        device. `fingerprints`: the device's, of the pieces of the extents' shards; none: it took none."""
+        evidence, *scene = observed
+        return _fcdp.group_vote(self.handle, *evidence, fingerprints, *scene)
+
+    def needs_fingerprints(self) -> bool:
+        """By the device, for a vote."""
+        steps = array("Q", [extent.steps for extent in self.extents])
+        return self.by_device and _fcdp.group_needs_fingerprints(self.handle, steps.tobytes())
 
     def audit(self) -> None:
         """What is reused, or was begun ahead, must still be what the ranks agreed on."""
@@ -191,17 +215,23 @@ class Group:
                 "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
             )
 
-    def read(self, stream: int) -> bytes:
-        """Addresses of the stale extents' shards; the tensors live until the group is waited for."""
+    def read(self, stream: int, side: Any = None) -> tuple[bytes, int]:
+        """Addresses of the stale extents' shards, and the stream behind which they are to be read: `side`'s (side.py),
+        where there is one, on which they are made. The tensors live until the group is waited for."""
         stale = _fcdp.group_stale(self.handle)
         wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
         for i in wanted:
             if not all(map(address_of, self.extents[i].pieces())):
                 raise freed(self.extents[i])
+        addresses, keep, shards = array("Q", [0]) * self.n, [], {}
+        if wanted and side is not None:
+            side.wait_for_current()
+            stream = side.handle
         if wanted:
             call(_fcdp.group_confirm, self.handle, *self._evidence(), stream)
-        addresses, keep = array("Q", [0]) * self.n, []
-        for i, tensor in self.collect(wanted).items() if wanted else ():
+            with side.entered() if side is not None else contextlib.nullcontext():
+                shards = self.collect(wanted)
+        for i, tensor in shards.items():
             if tensor.nbytes != self.shard_bytes[i] or not tensor.is_contiguous():
                 raise RuntimeError(
                     f"fcdp: the shard of {self.extents[i].name} has {tensor.nbytes} bytes now, "
@@ -210,12 +240,24 @@ class Group:
             addresses[i] = tensor.data_ptr()
             keep.append(tensor)
         self.inputs = (self.inputs, *keep)  # a tuple: no garbage collector empties it
-        return addresses.tobytes()
+        return addresses.tobytes(), stream
 
-    def begin(self, pass_: int, stream: int) -> None:
+    def begin(self, pass_: int, stream: int, side: Any = None) -> None:
         """Put its gather or restore on the core's streams, if that has not been done ahead."""
         if not _fcdp.group_has_begun(self.handle):
-            call(_fcdp.group_begin, self.handle, self.read(stream), pass_, stream)
+            inputs, behind = self.read(stream, side)
+            call(_fcdp.group_begin, self.handle, inputs, pass_, behind)
+
+    def begin_ahead(self, pass_: int, stream: int, side: Any = None) -> bool:
+        """The same before it is used. Without memory for it now, and where this rank can put it off alone, it begins
+        when it is used: then the group before has gone. Whether it has begun."""
+        try:
+            self.begin(pass_, stream, side)
+        except torch.OutOfMemoryError:
+            if not _fcdp.group_begins_alone(self.handle):
+                raise
+            return False
+        return True
 
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
@@ -238,28 +280,33 @@ def call(function: Callable, *args: Any) -> Any:
     try:
         return function(*args)
     except _fcdp.Error as error:
+        if error.args[1] == _fcdp.ERR_NO_DEVICE_MEM:
+            # As FSDP's own gathers, in the words that scripts look for when they try a smaller batch.
+            raise torch.OutOfMemoryError(f"CUDA out of memory. fcdp: {error.args[0]}") from None
         raise RuntimeError(f"fcdp: {error.args[0]}{runtime.missing(error)}") from None
 
 
 class Pending:
-    """An unshard that FSDP asked for: on the streams, or (a restore with FCDP_PREFETCH=0) to be put there when
-    it is waited for."""
+    """An unshard that FSDP asked for: on the streams, or (a restore with FCDP_PREFETCH=0, or for which there was no
+    memory yet) to be put there when it is waited for."""
 
-    def __init__(self, group: Group, pass_: int, stream: int, at_once: bool):
-        self.group, self.pass_, self.stream = group, pass_, stream
+    def __init__(self, group: Group, pass_: int, stream: int, at_once: bool, side: Any):
+        self.group, self.pass_ = group, pass_
         if at_once:
-            group.begin(pass_, stream)
+            group.begin_ahead(pass_, stream, side)
 
-    def wait(self) -> None:
-        """The current stream goes on when the bytes are there; on CPUs this thread does."""
-        self.group.begin(self.pass_, self.stream)
-        call(_fcdp.group_wait, self.group.handle, self.stream)
-        self.group.inputs = None  # whoever frees them on this stream is behind their readers
+    def wait(self, stream: int) -> None:
+        """`stream`, the current one, goes on when the bytes are there; on CPUs this thread does. The unshard may have
+        been asked for under another: backward prefetch unshards a group under that of the one before, and a program
+        waits for unshard(async_op=True) where it needs the parameters."""
+        self.group.begin(self.pass_, stream)
+        call(_fcdp.group_wait, self.group.handle, stream)
+        self.group.inputs = None  # their memory is used again behind their readers
 
-    def cancel(self) -> None:
+    def cancel(self, stream: int) -> None:
         """FSDP will not use it (a prefetch of what the backward did not need)."""
         if _fcdp.group_has_begun(self.group.handle):
-            self.wait()
+            self.wait(stream)
 
 
 class Runtime:
@@ -399,6 +446,8 @@ class Runtime:
             say(
                 "FCDP_RESTORE=slice is for NCCL: over gloo the ranks of a node meet in host memory, as with FCDP_RESTORE=whole"
             )
+        if shards.device.type != "cpu":
+            gil.wait_without(shards.device)
         transport, comm, problem = shards.transport(), None, None
         try:
             comm = _fcdp.comm_create(self.engine, shards.node_of, shards.rank, transport)
@@ -474,6 +523,7 @@ class Runtime:
             except _fcdp.Error as error:
                 problem = error.with_traceback(None)
         shards.raise_together(problem)
+        shards.meets = True
 
     def attach(self, shards: Shards, described: list[Description]) -> list[Group]:
         """Groups for them, all or none; a collective of the shard group."""
@@ -527,37 +577,52 @@ class Runtime:
         served = n_groups - len(bypassed)
         say(f"served {served} of {n_groups} groups: {why}; plain {fsdp} runs" + (f" for {names}" if served else ""))
 
-    def _device_fingerprints(self, groups: list[Group], stream: int) -> list[bytes | None]:
-        """Of the pieces of each group's shards (None: none are taken), read by the device behind what is on `stream`
-        now; the host waits for it."""
-        shards, read = groups[0].shards, [group for group in groups if self.device_reads(group)]
+    def _begin_fingerprints(self, read: list[tuple[Group, Places]], stream: int) -> bool:
+        """Of the pieces of each group's shards, by the device, behind what is on `stream` now."""
         if not read:
-            return [None] * len(groups)
+            return False
         addresses, sizes = array("Q"), array("Q")
-        ends = []
-        for group in read:
-            for piece in [piece for extent in group.extents for piece in extent.pieces()]:
-                addresses.append(address_of(piece))
-                sizes.append(piece.nbytes if addresses[-1] else 0)
-            ends.append(8 * len(sizes))
-        taken = call(_fcdp.comm_fingerprints, shards.comm, addresses.tobytes(), sizes.tobytes(), stream)
-        if taken is None:
-            self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
-            say(
-                "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
-            )
-            return [None] * len(groups)
-        of = {group: taken[begin:end] for group, begin, end in zip(read, [0, *ends], ends)}
-        return [of.get(group) for group in groups]
+        for _, places in read:
+            addresses.extend(places.addresses)
+            sizes.extend(size if at else 0 for at, size in zip(places.addresses, places.sizes))
+        comm = read[0][0].shards.comm
+        if call(_fcdp.comm_fingerprint_begin, comm, addresses.tobytes(), sizes.tobytes(), stream):
+            return True
+        self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
+        say(
+            "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
+        )
+        return False
+
+    def _votes(self, groups: list[Group], stream: int) -> list[bytes]:
+        """What the host knows is collected while the device reads shards; then the host waits for it, once. Where the
+        signals of all groups say enough, it does not wait."""
+        for group in groups:
+            group.by_device = self.device_reads(group)
+        seen = [(group, group.places()) for group in groups]
+        read = [(group, places) for group, places in seen if group.needs_fingerprints()]
+        begun = self._begin_fingerprints(read, stream)
+        if read and not begun:  # the device cannot, now and later
+            return self._votes(groups, stream)
+        taken = b""
+        try:
+            observed = [group.observe(places) for group, places in seen]
+        finally:
+            if begun:
+                n = sum(len(places.addresses) for _, places in read)
+                taken = call(_fcdp.comm_fingerprint_end, groups[0].shards.comm, n)
+        of, at = {}, 0
+        for group, places in read:
+            of[group] = taken[at : at + 8 * len(places.addresses)]
+            at += 8 * len(places.addresses)
+        return [group.vote(known, of.get(group, b"")) for group, known in zip(groups, observed)]
 
     def agree(self, groups: list[Group], stream: int) -> None:
         """Agree on what is stale in `groups` (of one shard group), and on what is there."""
         for group in groups:
             for extent in group.extents:
                 extent.settle()
-        votes = [
-            group.vote(fingerprints) for group, fingerprints in zip(groups, self._device_fingerprints(groups, stream))
-        ]
+        votes = self._votes(groups, stream)
         start = _fcdp.trace_start()
         try:
             agreed = groups[0].shards.agree(b"".join(votes))
@@ -572,14 +637,16 @@ class Runtime:
             at += group.n + 1
         _fcdp.trace_agree(start, len(groups), n_stale)
 
-    def coalesce(self, small: list[Group], stream: int) -> None:
+    def coalesce(self, small: list[Group], stream: int, side: Any) -> None:
         """Gather small groups that are stale together in few collectives, to host memory."""
         if len(small) > 1:
-            inputs = b"".join([group.read(stream) for group in small])
-            call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, stream)
+            read = [group.read(stream, side) for group in small]
+            inputs, behind = b"".join([inputs for inputs, _ in read]), read[0][1]  # all of them are stale
+            call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, behind)
 
-    def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int) -> Pending:
-        """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP's hooks."""
+    def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int, side: Any = None) -> Pending:
+        """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP's hooks. `stream`: the current
+        one; `side` (side.py): where what is gathered is made; None: on the current one."""
         handle = (group.tree or tree).handle(group.shards)
         call(_fcdp.group_check_capture, group.handle, stream)  # before the ranks meet
         _fcdp.group_join(group.handle, handle)
@@ -590,9 +657,10 @@ class Runtime:
                 _fcdp.group_join(other.handle, handle)
             self.agree(mine, stream)
             _fcdp.tree_agreed(handle)
-            self.coalesce([o for o in mine if _fcdp.group_is_small(o.handle) and o.is_sharded()], stream)
+            self.coalesce([o for o in mine if _fcdp.group_is_small(o.handle) and o.is_sharded()], stream, side)
         elif question == _fcdp.ASK_GROUP:
-            self.agree([group], stream)
+            of_extensions = group.tree is not None and side is not None  # they have made them there
+            self.agree([group], side.handle if of_extensions else stream)
         else:
             group.audit()
         if group.missing is not None:
@@ -601,11 +669,11 @@ class Runtime:
         # What crosses the nodes is read now, as FSDP would; a restore may wait until the pages of the group before
         # have gone.
         at_once = self.options["prefetch"] and group.shards.ahead or any(_fcdp.group_stale(group.handle))
-        pending = Pending(group, pass_, stream, at_once)
+        pending = Pending(group, pass_, stream, at_once, side)
         following = _fcdp.group_unsharded(group.handle, forward)
         for other in [self.by_id[identity] for identity in following] if group.shards.ahead else ():
-            if other.is_sharded():
-                other.begin(pass_, stream)
+            if other.is_sharded() and not other.begin_ahead(pass_, stream, side):
+                break
         return pending
 
     def release(self, group: Group, stream: int) -> None:

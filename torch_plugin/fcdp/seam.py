@@ -23,8 +23,12 @@ def stream_of(device: torch.device) -> int:
     """The current one, as the core takes it."""
     if device.type == "cpu":
         return 0
-    stream = current_stream(device)
-    return stream.cuda_stream if device.type == "cuda" else stream.stream_id  # of "sim", its handle
+    return handle_of(current_stream(device))
+
+
+def handle_of(stream: Any) -> int:
+    """As the core takes it. The id of a stream of "sim" is its handle."""
+    return stream.cuda_stream if stream.device.type == "cuda" else stream.stream_id
 
 
 def current_stream(device: torch.device) -> Any:
@@ -105,7 +109,7 @@ def reduction(
     whose gradients these were. The program waits for one of CPU tensors, which has a duration then; one on a stream
     is counted when it is put there."""
     on_host = device.type == "cpu"
-    rounds = 2 if on_host else 1  # gloo reduces everywhere and keeps a part: twice around the ring
+    rounds = 1 if device.type == "cuda" else 2  # gloo reduces everywhere and keeps a part: twice around the ring
     bytes_ = rounds * shard_bytes * (group.size() - 1)
     start_ns = _fcdp.trace_start() if on_host else 0
     if not on_host:

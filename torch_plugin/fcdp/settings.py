@@ -58,7 +58,7 @@ def settle() -> None:
     if _fcdp.trace_is_open():
         used += ["FCDP_TRACE", "FCDP_TRACE_BUFFER"]
     if tensors.is_current():  # their device may be there already
-        used.append("FCDP_DEVICE_BUDGET")
+        used += ["FCDP_DEVICE_BUDGET", "FCDP_HEADROOM"]
     load()
     _settled = True
     _say_late(before, used, "FSDP was imported", "before that import")

@@ -188,7 +188,7 @@ class _Zeroes(dict):
 _ZEROES = _Zeroes()
 
 
-def _nested(device: int) -> dict[str, Any]:
+def nested_stats(device: int) -> dict[str, Any]:
     """As torch._C._cuda_memoryStats; zeroes before the first tensor."""
     core = _fcdp.tensors_stats(device) or _ZEROES
     pools = {pool: _class_stats(core[pool], core["page_bytes"]) for pool in _POOLS[1:]}
@@ -273,7 +273,7 @@ def _index(device: Any) -> int:
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """The keys of torch.cuda.memory_stats; what each says of FCDP's pages is in _class_stats."""
-    return dict(sorted(_flat("", _nested(_index(device)), {}).items()))
+    return dict(sorted(_flat("", nested_stats(_index(device)), {}).items()))
 
 
 def memory_allocated(device: Any = None) -> int:
@@ -300,7 +300,7 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 def reset_accumulated_memory_stats(device: Any = None) -> None:
     index = _index(device)
     _since.pop(index, None)
-    _since[index] = _accumulated(_nested(index))
+    _since[index] = _accumulated(nested_stats(index))
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
@@ -420,7 +420,7 @@ def _answer() -> None:
         setattr(torch._C, name, either)
 
     for name in ("_cuda_memoryStats", "_accelerator_getDeviceStats"):
-        instead(name, _nested)
+        instead(name, nested_stats)
     for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
         instead(name, reset_peak_memory_stats)
     for name in ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats"):

@@ -81,7 +81,8 @@ def _vote(group: Group, index: int, stream: int) -> int:
     address = address_of(shard) if shard.device == group.shards.device else 0  # 0: nobody reads it here
     if address and group.by_device:
         addresses, sizes = (array("Q", [n]).tobytes() for n in (address, shard.nbytes))
-        fingerprint = call(_fcdp.comm_fingerprints, group.shards.comm, addresses, sizes, stream) or b""
+        if call(_fcdp.comm_fingerprint_begin, group.shards.comm, addresses, sizes, stream):
+            fingerprint = call(_fcdp.comm_fingerprint_end, group.shards.comm, 1)
     if not group.is_host_read(shard):
         address = 0
     signals = array("Q", extent.signals(group)).tobytes()
@@ -102,7 +103,7 @@ def _agree(shards: Shards, found: tuple[Group, int] | None, stream: int) -> int:
 
 def _copy(group: Group, index: int, out: torch.Tensor, stream: int) -> None:
     """From the device, where the group is brought for it."""
-    call(_fcdp.group_whole_begin, group.handle, index, group.read(stream), stream)
+    call(_fcdp.group_whole_begin, group.handle, index, group.read(stream)[0], stream)
     call(_fcdp.group_wait, group.handle, stream)
     group.inputs = None
     group.storages.open()

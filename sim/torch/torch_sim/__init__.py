@@ -15,6 +15,10 @@ Environment, beside FCDP_SIM_* (tools/simgpu/simgpu.h):
   TORCH_SIM_GBYTES   the rate at which operators read and write, in 1e9 bytes a second
                      (0, the default of both: as fast as the CPU; an operator never ends before its work is done)
   TORCH_SIM_DEVICES  how many devices torch sees; default: as many as this node has ranks
+  CUDA_DEVICE_MAX_CONNECTIONS
+                     hardware queues, 1 to 32, that streams share; default: 8, as CUDA's
+  SIMNCCL_FABRIC     a file of simnccl_fabric_make's: FCDP's NCCL is then the double of the build "dev", unless
+                     FCDP_NCCL_LIBRARY names another
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 import fcdp
-from fcdp import _fcdp
+from fcdp import _fcdp, tensors
 from torch_sim import build
 
 
@@ -70,8 +74,14 @@ _c = _load()
 torch.utils.rename_privateuse1_backend("sim")
 _fcdp.options_load()
 _library = os.environ.get("FCDP_SIM_LIBRARY") or os.path.join(os.path.dirname(fcdp.__file__), "libfcdp_simgpu.so")
+_double = build.ROOT / "build" / "dev" / "tools" / "simnccl" / "libfcdp_simnccl.so"
+if os.environ.get("SIMNCCL_FABRIC") and _double.exists():  # the job's NCCL is the double, on the same device
+    os.environ.setdefault("FCDP_NCCL_LIBRARY", str(_double))
+    os.environ["FCDP_SIM_LIBRARY"] = _library
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "8")  # CUDA's default; simgpu's is a queue for each stream
 _n_devices = int(os.environ.get("TORCH_SIM_DEVICES") or os.environ.get("LOCAL_WORLD_SIZE") or 1)
 _c.setup(_library, _fcdp.tensors_enable(_fcdp.DRIVER_SIM, _library), _n_devices)
+_c.figures(tensors.nested_stats, tensors.reset_peak_memory_stats, tensors.reset_accumulated_memory_stats)
 _c.set_rates(_rate("TORCH_SIM_GFLOPS"), _rate("TORCH_SIM_GBYTES"))
 
 from torch_sim import device  # noqa: E402  what torch.sim is

@@ -181,6 +181,16 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     return tensors.memory_summary(0, abbreviated)
 
 
+def memory_snapshot() -> list[dict[str, Any]]:
+    return tensors.snapshot()["segments"]
+
+
+# As torch.cuda.memory has them.
+memory = types.SimpleNamespace(
+    _snapshot=lambda device=None: tensors.snapshot(), _record_memory_history=tensors.record_memory_history
+)
+
+
 # ---- random numbers ----
 
 

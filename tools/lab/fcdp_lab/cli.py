@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 
-from fcdp_lab import lab, modes, network, report, results
+from fcdp_lab import device, lab, modes, network, report, results
 
 _DESCRIPTION = """\
 Emulates nodes on this machine (a network namespace each, links shaped by tc) and runs an unmodified training
@@ -25,6 +25,7 @@ examples
   fcdp-lab --nodes 3 --ranks 1 --rate 500mbit --modes fcdp,fsdp --json out.json --svg out.svg -- train.py
   fcdp-lab --mode 'hpz: -- --reshard-after-forward 2' --mode 'tau1: FCDP=1 FCDP_TAU=1' -- train.py
   fcdp-lab --rate unlimited --repeat 3 -- -m my.package.train     (what follows -- goes to torchrun as it is)
+  fcdp-lab --device sim --device-memory 512M -- train.py          (in a checkout: on simulated GPUs)
 
 what is measured
   step       median seconds from one optimizer step to the next, averaged over the ranks; the first --warmup steps
@@ -35,6 +36,8 @@ what is measured
              own allocations, under FCDP taken from fcdp.stats())
   state      a rank's shards, their gradients and optimizer state
   host       most bytes of host memory that FCDP held on a node
+  device     (with --device sim) most bytes of its device's memory that a rank had taken after a step: tensors, gathered
+             parameters, and pages that wait for their next use
   equal      whether the bytes of every rank's shards were those of the first mode after every optimizer step
 
 fcdp-doctor SCRIPT says which parameter groups FCDP serves, and why not the others.
@@ -67,6 +70,16 @@ def _parser():
     add("--ranks", type=int, default=2, metavar="G", help="ranks per node (default 2)")
     add("--rate", default="1gbit", help="of every node's link, each way: 1gbit (default), 125mbyte, ..., unlimited")
     add("--delay", default="0ms", help="added one way to every packet, e.g. 200us (default none; needs netem)")
+    add(
+        "--device",
+        choices=("cpu", "sim"),
+        default="cpu",
+        help="what torch finds in the ranks: no accelerator (cpu, the default), or a simulated GPU each (sim), on which "
+        "the host runs ahead; sim is compiled from a checkout of FCDP, once, in about a minute",
+    )
+    add("--device-memory", metavar="BYTES", help="of each simulated device: 512M, 8GB, ... (default 16G)")
+    add("--gflops", metavar="N", help="1e9 operations a second of its matrix products (default: as fast as the CPU)")
+    add("--gbytes", metavar="N", help="1e9 bytes a second that its operators read and write (default: the same)")
     add("--modes", default="fsdp,fcdp", metavar="A,B", help="which modes to run, in order (default fsdp,fcdp)")
     add("--mode", action="append", default=[], metavar="'N: K=V -- ARGS'", help="define a mode; repeatable")
     add("--env", action="append", default=[], metavar="K=V", help="for the ranks of every mode; repeatable")
@@ -161,6 +174,7 @@ def parse(argv):
             args.python,
             args.timeout,
             args.grace,
+            device.parse(args.device, args.device_memory, args.gflops, args.gbytes),
         )
         chosen = modes.select(args.modes, args.mode)
         for mode in chosen:
@@ -172,6 +186,9 @@ def parse(argv):
 
 
 def _run_all(args, chosen, setup, folder, screen):
+    if setup.device is not None:
+        with screen.run("the simulated device", "built") as progress:
+            lab.build_device(setup, progress)
     runs = {mode.name: [] for mode in chosen}
     for repeat, mode in lab.order_of_runs(chosen, args.repeat):
         label = mode.name if args.repeat == 1 else f"{mode.name} {repeat + 1}/{args.repeat}"

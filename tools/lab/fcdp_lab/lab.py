@@ -10,6 +10,7 @@ import subprocess
 import time
 
 from fcdp_lab import failure, machine, network
+from fcdp_lab.device import DeviceError, Simulated
 from fcdp_lab.sandbox import Sandbox
 
 _POLL_S = 0.25
@@ -43,6 +44,7 @@ class Setup:
     python: str
     timeout_s: float
     grace_s: float
+    device: Simulated | None = None  # None: the CPU
 
 
 @dataclasses.dataclass
@@ -80,6 +82,13 @@ def order_of_runs(modes, n_repeats):
     for repeat in range(n_repeats):
         for mode in modes if repeat % 2 == 0 else reversed(modes):
             yield repeat, mode
+
+
+def build_device(setup, progress):
+    try:
+        setup.device.build(setup.python, progress, _POLL_S)
+    except DeviceError as error:
+        raise RunFailed(str(error)) from None
 
 
 def run_mode(setup, mode, folder, progress):
@@ -160,8 +169,12 @@ def rank_environment(setup, mode, folder):
     threads = max(1, len(os.sched_getaffinity(0)) // (setup.nodes * setup.ranks))
     env.setdefault("OMP_NUM_THREADS", str(threads))
     env["PYTHONUNBUFFERED"] = "1"
-    env |= setup.env | mode.env
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [_INJECT, env.get("PYTHONPATH")]))
+    simulated = setup.device.environment() if setup.device else {}
+    if simulated:  # NCCL's double is shared memory, and none of the links that are measured
+        env.setdefault("FCDP_TRANSPORT", "torch")
+    env |= simulated | setup.env | mode.env
+    found = [_INJECT, env.get("PYTHONPATH"), setup.device and setup.device.python_path]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, found))
     env["LAB_PROBE_DIR"] = f"{folder}/probe"
     return env
 

@@ -165,7 +165,7 @@ class _Sent:
     @staticmethod
     def _reduce_scatter(bound, n):
         output = bound["output"]
-        rounds = 2 if output.device.type == "cpu" else 1  # gloo reduces everywhere and keeps a part
+        rounds = 1 if output.is_cuda else 2  # gloo, of CPUs and of "sim", reduces everywhere and keeps a part
         return rounds * _n_bytes([output]) * (n - 1)
 
     @staticmethod
@@ -204,6 +204,20 @@ def _local(tensor):
 
 def _n_bytes(tensors):
     return sum(t.numel() * t.element_size() for t in map(_local, tensors))
+
+
+def _accelerator(params):
+    """The device that they are on; None: the CPU."""
+    return next((p.device for p in params if p.device.type not in ("cpu", "meta")), None)
+
+
+def _device_bytes(params):
+    """What is taken of the device's memory; None: of a CPU."""
+    device = _accelerator(params)
+    if device is None:
+        return None
+    free, total = sys.modules["torch"].get_device_module(device).mem_get_info(device)
+    return total - free
 
 
 def _counters():
@@ -288,6 +302,7 @@ class Probe:
             layout=layout,
             **counters,
             gathered=self._gathered_bytes(),
+            device=_device_bytes(params),
             fcdp=_fcdp_stats(),
             collectives=self._sent.stats(),
             t_in=t_in,
@@ -296,9 +311,9 @@ class Probe:
 
     @staticmethod
     def _synchronize(params):
-        cuda = next((p for p in params if p.is_cuda), None)
-        if cuda is not None:
-            sys.modules["torch"].cuda.synchronize(cuda.device)
+        device = _accelerator(params)
+        if device is not None:
+            sys.modules["torch"].get_device_module(device).synchronize(device)
 
     def _gathered_bytes(self):
         return {"current": self._gathered.live, "peak": self._gathered.peak} if self._gathered.tracked else None

@@ -24,6 +24,7 @@ def document(args, setup, figures):
         "schema": 1,
         "job": list(setup.job),
         "network": {"nodes": setup.nodes, "ranks_per_node": setup.ranks, "rate": args.rate, "delay_s": setup.delay_s},
+        "device": _device(setup.device),
         "env": setup.env,
         "repeat": args.repeat,
         "warmup": args.warmup,
@@ -34,6 +35,12 @@ def document(args, setup, figures):
         },
         "modes": figures,
     }
+
+
+def _device(simulated):
+    if simulated is None:
+        return {"type": "cpu"}
+    return {"type": "sim", **{k: getattr(simulated, k) for k in ("memory_bytes", "gflops", "gbytes")}}
 
 
 def write_json(doc, path):
@@ -64,7 +71,16 @@ def _equal(mode, is_reference):
     return "every step" if equal["shards"] else f"NOT from step {equal['first_difference']}"
 
 
+DEVICE = "device MB"  # a column where there is one
 COLUMNS = ("mode", "step s", "sent MB", "sent W", "gathered MB", "state MB", "host MB", "bitwise equal")
+
+
+def _has_device(doc):
+    return any(mode.get("device_taken_bytes") is not None for mode in doc["modes"])
+
+
+def columns(doc):
+    return (*COLUMNS[:-1], DEVICE, COLUMNS[-1]) if _has_device(doc) else COLUMNS
 
 
 def rows(doc):
@@ -80,6 +96,7 @@ def rows(doc):
             _mega(mode["device_gathered_peak_bytes"]) + ratio("device_gathered_peak_bytes"),
             _mega(mode["device_state_bytes"]),
             _mega(mode["host_peak_bytes"]),
+            *([_mega(mode["device_taken_bytes"])] if _has_device(doc) else []),
             _equal(mode, is_reference),
         )
 
@@ -87,8 +104,16 @@ def rows(doc):
 def caption(doc):
     net, w = doc["network"], next((m["W_bytes"] for m in doc["modes"] if m["W_bytes"]), None)
     delay = f", {net['delay_s'] * 1e3:g} ms one way" if net["delay_s"] else ""
-    parts = f"{net['nodes']} nodes x {net['ranks_per_node']} ranks, {net['rate']}{delay}; sent is per node and step"
+    where = ' on torch.device("sim")' if doc["device"]["type"] == "sim" else ""
+    parts = (
+        f"{net['nodes']} nodes x {net['ranks_per_node']} ranks{where}, {net['rate']}{delay}; sent is per node and step"
+    )
     return parts + (f"; W = {w / 1e6:.1f} MB" if w else "")
+
+
+def _runs_fcdp(mode):
+    """With --device sim it is imported without."""
+    return (mode["runs"][0]["fcdp"] or {}).get("enabled")
 
 
 def splits(doc):
@@ -100,12 +125,19 @@ def splits(doc):
             continue
         parts = ", ".join(f"{kind} {n / unit:.3f}" for kind, n in split.items() if n)
         counted = sum(split.values())
-        counter = "fcdp.stats()" if mode["runs"][0]["fcdp"] else "by their sizes"
+        counter = "fcdp.stats()" if _runs_fcdp(mode) else "by their sizes"
         gap = abs(counted / mode["sent_bytes_per_step"] - 1) if mode["sent_bytes_per_step"] else 0
         yield (
             f"{mode['name']}: sent by collective, in W: {parts}; "
             f"{counter} {counted / unit:.3f}, kernel {mode['sent_W_per_step']:.3f} ({gap:.1%} apart)"
         )
+    for mode in doc["modes"] if _has_device(doc) else ():
+        if moves := mode["moves_per_step"]:
+            yield (
+                f"{mode['name']}: moved per step and rank: {moves['h2d_bytes'] / 1e6:.1f} MB to the device, "
+                f"{moves['d2h_bytes'] / 1e6:.1f} MB to the host; {moves['evictions']:.1f} groups made room for others, the "
+                f"host waited {moves['memory_waits']:.1f} times for room"
+            )
     for mode in doc["modes"]:
         for bypass in (mode["runs"][0]["fcdp"] or {}).get("bypassed") or []:
             yield f"{mode['name']}: left to plain FSDP2: {bypass['group']}: {bypass['reason']}"
@@ -125,6 +157,16 @@ def busy(doc):
     )
 
 
+def unused(doc):
+    """One line where a simulated device was there and no optimizer stepped on it; else None."""
+    if doc["device"]["type"] == "cpu" or _has_device(doc) or not any(mode["runs"][0]["steps"] for mode in doc["modes"]):
+        return None
+    return (
+        "No mode trained on the simulated device: a script finds it by torch.accelerator, as "
+        "torch.accelerator.current_accelerator(), and not by torch.cuda"
+    )
+
+
 class Screen:
     """Progress and errors on stderr, the table on stdout."""
 
@@ -133,8 +175,10 @@ class Screen:
         self._err = Console(stderr=True) if Console else None
 
     @contextlib.contextmanager
-    def run(self, label):
-        progress = _Spinner(self._err, label) if self._err and self._err.is_terminal else _Lines(label)
+    def run(self, label, ended=None):
+        """`ended`: what is done at its end; None: the steps that it made."""
+        terminal = self._err and self._err.is_terminal
+        progress = _Spinner(self._err, label, ended) if terminal else _Lines(label, ended)
         with progress:
             yield progress
 
@@ -144,22 +188,23 @@ class Screen:
     def table(self, doc):
         if self._out:
             table = Table(caption=caption(doc), caption_justify="left")
-            for column in COLUMNS:
+            for column in columns(doc):
                 table.add_column(column, justify="left" if column in (COLUMNS[0], COLUMNS[-1]) else "right")
             for row in rows(doc):
                 table.add_row(*row)
             self._out.print(table)
         else:
-            for line in [COLUMNS, *rows(doc)]:
+            for line in [columns(doc), *rows(doc)]:
                 print("  ".join(f"{cell:<18}" for cell in line).rstrip())
             print(caption(doc))
-        for line in [*splits(doc), *filter(None, [busy(doc)])]:
+        for line in [*splits(doc), *filter(None, [unused(doc), busy(doc)])]:
             print(line)
 
 
 class _Progress:
-    def __init__(self, label):
+    def __init__(self, label, ended=None):
         self.label = label
+        self.ended = ended
         self.started = time.monotonic()
         self.steps = 0
 
@@ -172,12 +217,12 @@ class _Progress:
         return f"{self.label}: step {steps}{pace}, {elapsed}" + (f" | {last_line.strip()[:60]}" if last_line else "")
 
     def done(self):
-        return f"{self.label}: {self.steps} steps in {time.monotonic() - self.started:.0f} s"
+        return f"{self.label}: {self.ended or f'{self.steps} steps'} in {time.monotonic() - self.started:.0f} s"
 
 
 class _Spinner(_Progress):
-    def __init__(self, console, label):
-        super().__init__(label)
+    def __init__(self, console, label, ended):
+        super().__init__(label, ended)
         self._console = console
         self._status = console.status(f"{label}: starting")
 
@@ -197,8 +242,8 @@ class _Spinner(_Progress):
 
 
 class _Lines(_Progress):
-    def __init__(self, label):
-        super().__init__(label)
+    def __init__(self, label, ended):
+        super().__init__(label, ended)
         self._next = self.started + _LINE_EVERY_S
 
     def __enter__(self):

@@ -69,6 +69,24 @@ def _split(ranks, n_nodes, warmup):
     return totals
 
 
+MOVES = ("h2d_bytes", "d2h_bytes", "evictions", "memory_waits")
+
+
+def _moves(ranks, warmup):
+    """Of FCDP per step and rank; None without it."""
+
+    def moved(step, kind):
+        return step["fcdp"].get("moves", {}).get(kind, 0)
+
+    if not all(step.get("fcdp") for lines in ranks.values() for step in _steps(lines)):
+        return None
+    means = {
+        kind: _mean(_per_step(lines, warmup, lambda step: moved(step, kind)) for lines in ranks.values())
+        for kind in MOVES
+    }
+    return None if None in means.values() else means
+
+
 def _last_stats(lines):
     for line in reversed(lines):
         if line.get("fcdp"):
@@ -112,6 +130,7 @@ def of_run(run, warmup):
         "sent_bytes_total_by_node": [run.node_sent[node] for node in nodes],
         "received_bytes_total_by_node": [run.node_received[node] for node in nodes],
         **_memory(ranks, model, stats),
+        "moves_per_step": _moves(ranks, warmup) if stats and stats[0]["enabled"] else None,
         "W_bytes": _largest(m["gathered_bytes"] for m in model) or None,
         "parameter_bytes": _largest(m["parameter_bytes"] for m in model) or None,
         "losses": _losses(run.folder),
@@ -125,6 +144,7 @@ def _memory(ranks, model, stats):
     tiered = _largest(s["device_bytes"]["peak"] for s in stats)
     return {
         "device_gathered_peak_bytes": tiered if stats and any(s["enabled"] for s in stats) else plain,
+        "device_taken_bytes": _largest(line.get("device") for lines in ranks.values() for line in _steps(lines)),
         "device_state_bytes": _largest(m["shard_bytes"] + m["gradient_bytes"] + m["optimizer_bytes"] for m in model),
         "host_peak_bytes": _largest(s["host_bytes"]["peak"] for s in stats) or 0,
     }
@@ -175,6 +195,7 @@ _MEDIANS = (
     "step_s",
     "sent_bytes_per_step",
     "device_gathered_peak_bytes",
+    "device_taken_bytes",
     "device_state_bytes",
     "host_peak_bytes",
     "wall_s",
@@ -191,6 +212,7 @@ def of_mode(mode, runs, reference_runs, warmup):
         values = [f[key] for f in figures if f[key] is not None]
         result[key] = statistics.median(values) if values else None
     result["sent_bytes_per_step_by_collective"] = figures[0]["sent_bytes_per_step_by_collective"]
+    result["moves_per_step"] = figures[0]["moves_per_step"]
     result["W_bytes"] = figures[0]["W_bytes"]
     w, sent = result["W_bytes"], result["sent_bytes_per_step"]
     result["sent_W_per_step"] = sent / w if w and sent is not None else None

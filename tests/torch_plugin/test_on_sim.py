@@ -1,0 +1,108 @@
+"""The training cases on torch.device("sim"), 2 nodes x 2 ranks, with every access ordered: plain FSDP there as on the
+CPU, and FCDP=1 bit for bit as plain FSDP there, in both mappings. A third of the cases, fixed (conftest.a_third);
+TEST_MATRIX=whole: all. TEST_CASES=REGEX: of these those alone."""
+
+import os
+import re
+
+import pytest
+
+import cases  # noqa: F401
+import launch
+import run
+from conftest import ON_SIM, PLAIN, SIM_PLAIN, a_third, needs_fcdp
+
+pytestmark = [needs_fcdp, pytest.mark.usefixtures("sim_built")]
+
+# What the device does not have (sim/torch/README.md).
+NOT_THERE = {
+    r"^compiled_|_in_compiled_code": "torch.compile",
+}
+# Which numbers are drawn, which operators autocast takes, and its name in a pickle, are the device's own.
+# From a device, FSDP1 does not accumulate gradients that it offloads.
+OWN_NUMBERS = re.compile(
+    r"dropout|autocast|random_numbers|fsdp1_checkpoint|groups_without_parameters|pickled|fsdp1_cpu_offload"
+)
+ASKED = re.compile(os.environ.get("TEST_CASES", ""))
+THERE = {name: case for name, case in run.CASES.items() if not any(re.search(why, name) for why in NOT_THERE)}
+NAMES = [name for name in a_third(THERE) if ASKED.search(name)]
+# Of these, writes that no signal but the bytes tells of are no part.
+SIGNALLED = [
+    name for name in NAMES if re.search("^(lora|frozen|checkpoint_(ar|wr|pa)|fsdp1_(cpu|full_sh|param|bf|tr))", name)
+]
+KEPT = [name for name in NAMES if re.search("^(lora|accumulate|fsdp1_trains|reshard_after_forward|prefetch)", name)]
+LARGE = [name for name in ("memory_whole_pages", "memory_odd_sizes") if ASKED.search(name)]  # of tensors of MiBs
+OF = {
+    "sim-slots": NAMES,
+    "sim-exact": NAMES,
+    "sim-exact-kept": KEPT,
+    "sim-signals": SIGNALLED,
+    "sim-quarantine": [*(name for name in KEPT if "sync" in name or "lora" in name), *LARGE],
+}
+
+
+def of_plain(launches):
+    return launches.get(NAMES + LARGE, SIM_PLAIN)
+
+
+def of(launches, configuration):
+    return launches.get(OF[configuration], configuration)
+
+
+def numbers(ranks):
+    """What a case recorded, but for what a CPU does not have."""
+    return [{**rank, "events": [event for event in rank["events"] if event[0] != "device rng"]} for rank in ranks]
+
+
+@pytest.mark.parametrize("name", [name for name in run.CASES if name not in THERE and ASKED.search(name)])
+def test_what_the_device_does_not_have(name):
+    pytest.skip(f"the simulated device has no {next(what for why, what in NOT_THERE.items() if re.search(why, name))}")
+
+
+def test_a_third_has_cases_of_each_file():
+    files = {case.__module__ for case in THERE.values()}
+    assert {run.CASES[name].__module__ for name in a_third(THERE)} == files and len(files) > 12
+
+
+@pytest.mark.parametrize("name", NAMES + LARGE)
+def test_plain_fsdp_trains_there(launches, name):
+    """Without an error, and without two accesses that nothing orders."""
+    for rank, result in enumerate(of_plain(launches)[0][name]):
+        if result.get("unsupported"):
+            pytest.skip(result["unsupported"])
+        assert not result["error"], f"rank {rank}: {result['error']}\n{result.get('traceback')}"
+        assert result["events"]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not OWN_NUMBERS.search(name)])
+def test_its_numbers_are_the_cpus(launches, name):
+    expected = launches.get(NAMES, PLAIN)[0][name]
+    if expected[0].get("unsupported"):
+        pytest.skip(expected[0]["unsupported"])
+    difference = launch.first_difference(expected, numbers(of_plain(launches)[0][name]))
+    assert difference is None, difference
+
+
+@pytest.mark.parametrize("configuration, name", [(c, name) for c in OF for name in OF[c]])
+def test_bitwise_equal(launches, configuration, name):
+    expected = of_plain(launches)[0][name]
+    if expected[0].get("unsupported"):
+        pytest.skip(expected[0]["unsupported"])
+    difference = launch.first_difference(expected, of(launches, configuration)[0][name])
+    assert difference is None, difference
+
+
+@pytest.mark.parametrize("configuration", OF)
+def test_fcdp_was_really_on(launches, configuration):
+    """Equal results prove nothing if the groups were left to FSDP2."""
+    if "accumulate_with_sync" not in OF[configuration]:
+        pytest.skip("it looks at the case accumulate_with_sync")
+    results, jobs = of(launches, configuration)
+    assert all(rank["head"]["enabled"] for job in jobs for rank in job.ranks)
+    for result in results["accumulate_with_sync"]:
+        before, after = (stats["gathers"] for stats in result["stats"])
+        assert after["made"] > before["made"] and after["avoided"] > before["avoided"]
+        assert after["backward"] == before["backward"]
+
+
+assert set(OF) | {SIM_PLAIN} == set(ON_SIM)

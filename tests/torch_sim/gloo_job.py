@@ -1,0 +1,48 @@
+"""What FCDP hands to gloo of a model on the simulated device: python gloo_job.py OUT. Each rank writes rankN.json: the
+kinds of memory that gloo read and wrote."""
+
+import json
+import os
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "sim" / "torch"), str(HERE)]
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import torch_sim  # noqa: F401
+import training_job
+from fcdp import c10d
+
+
+def kind_of(address):
+    """The simulated device's memory is a file of that name."""
+    for line in pathlib.Path("/proc/self/maps").read_text().splitlines():
+        begin, end = (int(word, 16) for word in line.split()[0].split("-"))
+        if begin <= address < end:
+            return "device" if "simgpu-device" in line else "host"
+    return "none"
+
+
+def main(out):
+    rank, kinds, begin = int(os.environ["RANK"]), set(), c10d.Transport.begin
+
+    def watched(self, key, address, length):
+        kinds.add(kind_of(address))
+        return begin(self, key, address, length)
+
+    c10d.Transport.begin = watched
+    torch.sim.set_device(rank)
+    dist.init_process_group()
+    device = torch.device("sim", rank)
+    assert kind_of(torch.ones(3, device=device).data_ptr()) == "device"
+    training_job.fsdp2(device, init_device_mesh("sim", (dist.get_world_size(),)))
+    pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(sorted(kinds)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
