@@ -115,7 +115,7 @@ def tiny_job(folder):
 
 
 # Of each command: what of its options a run with them must show. Those of fcdp-lab are all given in one run (below);
-# its --svg needs a step, and what the simulated device needs is in tests/lab/test_device.py.
+# its --svg needs a step, and what the simulated device needs is in tests/lab/test_on_device.py.
 DOCTOR = {
     (): (0, ["options", "all FCDP_* variables are valid", "torch", "device", "would be served here"]),
     ("--options",): (0, ["| `FCDP_TAU` | 0..1 | 0 |"]),
