@@ -52,6 +52,14 @@ void simgpu_annotate(const char *text) {
     simgpu__text_set(label, text ? text : "");
 }
 
+/* What a thread announced for a function that it never launched goes when the thread ends. */
+static pthread_key_t announced_key;
+static pthread_once_t announced_once = PTHREAD_ONCE_INIT;
+
+static void announced_key_make(void) {
+    (void)pthread_key_create(&announced_key, free);
+}
+
 int simgpu_announce(const struct simgpu_access *accesses, unsigned n) {
     unsigned n_kept;
     struct simgpu_access *copies = n ? malloc(n * sizeof *copies) : NULL;
@@ -60,6 +68,8 @@ int simgpu_announce(const struct simgpu_access *accesses, unsigned n) {
         free(copies);
         return CUDA_ERROR_INVALID_VALUE;
     }
+    (void)pthread_once(&announced_once, announced_key_make);
+    (void)pthread_setspecific(announced_key, copies);
     free(announced.accesses);
     announced.accesses = copies;
     announced.n = n_kept;
@@ -69,6 +79,7 @@ int simgpu_announce(const struct simgpu_access *accesses, unsigned n) {
 void simgpu__announced_take(struct sim_op *op) {
     op->announced = announced.accesses;
     op->n_accesses = announced.n;
+    if (announced.accesses) (void)pthread_setspecific(announced_key, NULL);
     announced.accesses = NULL;
     announced.n = 0;
 }
