@@ -20,7 +20,7 @@ typedef struct frame_header {
 
 enum { TEXT_BYTES = 512 };
 _Static_assert(sizeof(frame_header) == 33, "a frame's header is bytes, without padding");
-_Static_assert(sizeof(frame_header) + TEXT_BYTES <= (size_t)FCDP_BALLOT_FRAME_BYTES, "a text fits any frame");
+_Static_assert(sizeof(frame_header) + TEXT_BYTES <= (size_t)FCDP_MEETING_BYTES, "a text fits a place");
 _Static_assert((int)FCDP_BALLOT_FRAME_BYTES <= (int)FCDP_MEETING_BYTES, "a frame fits a rank's place");
 
 static void header_make(frame_header *header, uint64_t number, uint64_t n) {
@@ -128,7 +128,9 @@ static fcdp_status meeting_attend(const fcdp_ballots *ballots, uint8_t *frame, s
     if (status) return status;
     memcpy(frame, place_of(ballots, 0), bytes);
     if (!((const frame_header *)(const void *)frame)->failed) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_PEER, "%.*s", TEXT_BYTES, (const char *)frame + sizeof(frame_header));
+    return fcdp__fail(FCDP_ERR_PEER, "%.*s", TEXT_BYTES,
+                      (const char *)place_of(ballots, 0) +
+                          sizeof(frame_header)); /* longer than the last frame */
 }
 
 /* ---- an agreement ---- */

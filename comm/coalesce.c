@@ -37,11 +37,12 @@ static uint32_t stale_mask(const fcdp_group *group, bool stale) {
     return mask;
 }
 
-/* Decided from what all ranks have in common: what was agreed, and who was unsharded of late. A span that is
+/* Decided from what all ranks have in common: what was agreed, and who was unsharded of late, or is (one rank
+ * alone may have put off its begin). A span that is
  * stale in part stays where it is: its other bytes may be on the device alone. */
 bool fcdp_group_is_small(const fcdp_group *group) {
     size_t bytes = stale_bytes(group) * group->comm->topology.n_ranks;
-    return group->region && !group->begun && !group->member.ask && bytes > 0 &&
+    return group->region && !group->begun && !group->member.live && !group->member.ask && bytes > 0 &&
            bytes <= group->comm->engine->options.coalesce_bytes &&
            !(stale_mask(group, true) & stale_mask(group, false)) && fcdp__member_was_used(&group->member);
 }

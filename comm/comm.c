@@ -177,8 +177,10 @@ fcdp_status fcdp_comm_agree(fcdp_comm *comm, const fcdp_carrier *carrier, uint64
 /* ---- failures ---- */
 
 /* The peers on this node learn of it before anything that they wait for opens: whoever finds it open looks
- * there next. Waits are opened each time: a call that was under way may have enqueued another one. */
+ * there next. Waits are opened each time: a call that was under way may have enqueued another one. Out of
+ * memory is what a program tries again with less; this is for good. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
+    if (status == FCDP_ERR_NO_DEVICE_MEM) status = FCDP_ERR_SYSTEM;
     if (!atomic_load_explicit(&comm->failed, memory_order_relaxed)) {
         comm->failure = fcdp__failure_keep(status);
         atomic_store_explicit(&comm->failed, true, memory_order_release);

@@ -1,9 +1,9 @@
 /* nccl_probe.h - the first all-gather of each lane of a transport over NCCL.
  *
  * NCCL connects members when it first takes an algorithm, and the host waits for that, and device memory goes
- * to it. Which one it takes depends on the size. So all-gathers of all sizes are done here, in both of
- * all_gather's forms, and no training step waits for a peer's host. What came is compared with what was sent,
- * before anything relies on it.
+ * to it. Which one it takes depends on the size. So all-gathers of all sizes are done here, and one of
+ * all_gather's other form, by sends and receives; and no training step waits for a peer's host. What came is
+ * compared with what was sent, before anything relies on it.
  */
 #ifndef FCDP_NCCL_PROBE_H
 #define FCDP_NCCL_PROBE_H

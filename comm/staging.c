@@ -25,7 +25,7 @@ static fcdp_status pages_free(fcdp_stream_set *set) {
     fcdp_staging *staging = &set->staging;
     fcdp_status status = FCDP_OK;
     if (!staging->range) return FCDP_OK;
-    for (int i = 0; i < FCDP_N_INTER && staging->incomplete && !status; i++)
+    for (int i = 0; i < FCDP_N_STREAMS && staging->incomplete && !status; i++)
         status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(set->engine->drv, set->streams[i]));
     if (staging->incomplete && !status)
         status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(set->engine->drv, set->copies[FCDP_TO_HOST]));

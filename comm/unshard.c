@@ -5,6 +5,7 @@
  */
 #include "comm/unshard.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "comm/copy_fingerprint.h"
@@ -194,6 +195,17 @@ fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pas
     return fcdp__use_begin(&use, pass, stream);
 }
 
+/* Nothing was stale then: what is agreed stale now is the next use's. */
+fcdp_status fcdp_group_begin_late(fcdp_group *group, fcdp_pass pass, fcdp_stream stream) {
+    uint8_t *agreed = group->stale, *none = calloc(group->layout->n_extents + 1, 1);
+    if (!none) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to begin '%s'", group->name);
+    group->stale = none;
+    fcdp_status status = fcdp_group_begin(group, NULL, pass, stream);
+    group->stale = agreed;
+    free(none);
+    return status;
+}
+
 bool fcdp_group_has_begun(const fcdp_group *group) {
     return group->begun && !group->reshard_refused;
 }
@@ -269,8 +281,8 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
         return FCDP_OK;
     }
     status = fcdp__engine_check_capture(engine, stream, "resharded", group->name);
-    group->reshard_refused = status != FCDP_OK;
     if (!status) status = users_await(group, stream);
+    group->reshard_refused = status != FCDP_OK;
     if (status) return status;
     uint32_t unput = fcdp__put_device_only(group);
     bool keeps = fcdp__policy_keeps_group(group) && fcdp__copy_fingerprint_is_known(group);

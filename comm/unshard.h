@@ -27,6 +27,9 @@ bool fcdp_group_has_begun(const fcdp_group *group);
 /* Would a use begun now make no collective? Then this rank may put it off while its peers do not: it copies
  * from host memory what is stale on no rank. */
 bool fcdp_group_begins_alone(const fcdp_group *group);
+/* Begins the use that was put off so: with what the ranks had agreed on by then, which its peers have begun
+ * with, whatever they have agreed on since. */
+fcdp_status fcdp_group_begin_late(fcdp_group *group, fcdp_pass pass, fcdp_stream stream) FCDP_MUST_CHECK;
 /* `stream` goes on when the bytes are there; with host_computes the calling thread does. Where it is another
  * than begin's, that one goes on when the inputs have been read. The failure of the group's shard group, if
  * it has one by then. */

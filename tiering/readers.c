@@ -23,14 +23,15 @@ fcdp_status fcdp__readers_note(fcdp_readers *readers, fcdp_driver *drv, fcdp_str
 }
 
 fcdp_status fcdp__readers_record(fcdp_readers *readers, fcdp_driver *drv) {
-    fcdp_status status = FCDP_OK;
-    for (fcdp_reader *r = atomic_load_explicit(readers, memory_order_relaxed); r && !status; r = r->next) {
+    fcdp_status first_failure = FCDP_OK;
+    for (fcdp_reader *r = atomic_load_explicit(readers, memory_order_relaxed); r; r = r->next) {
         if (!r->noted) continue;
-        status = fcdp__driver_event_record(drv, r->done, r->stream);
+        fcdp_status status = fcdp__driver_event_record(drv, r->done, r->stream);
         if (status) status = fcdp__driver_stream_sync(drv, r->stream);
         r->noted = status != FCDP_OK;
+        if (!first_failure) first_failure = status;
     }
-    return status;
+    return first_failure;
 }
 
 static const fcdp_reader *first(const fcdp_readers *readers) {

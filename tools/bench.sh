@@ -59,7 +59,8 @@ host-ahead: measures whether the host runs ahead of the device under PyTorch. A 
 on torch.device("sim"), at a rate at which compute takes most of a step: plain, and with FCDP=1 in both mappings. It
 prints the step over what a rank computes of it alone, of which the device waits for nothing; and every call of the
 driver in which the host waited, by kind. It ends with 1 where a step takes more than 1.05 of its bound with slots or
-1.10 with exact mapping, or where the host waits anywhere but in agreements. About five minutes after the set-up, on an
+1.10 with exact mapping, or where the host waits anywhere but in agreements (with exact mapping, and
+for pages). About five minutes after the set-up, on an
 otherwise idle machine; needs g++ or clang++.
   --pairs 15         that many pairs of blocks, of a step and its bound in turn (7)
   --only slots       FSDP2, slots or exact alone

@@ -126,6 +126,8 @@ static fcdp_status carrier_swap(void *ctx, uint32_t to, uint32_t from, const voi
     const void *received = answer ? methods_bytes(answer, bytes, "the other node's ballot") : NULL;
     if (received)
         memcpy(received_out, received, bytes);
+    else if (!PyErr_ExceptionMatches(PyExc_Exception)) /* an interrupt stays one */
+        status = fcdp__fail(FCDP_ERR_TRANSPORT, "the exchange between nodes was interrupted");
     else
         status = binding_exception_take(FCDP_ERR_TRANSPORT);
     Py_XDECREF(answer);
@@ -152,7 +154,7 @@ METHOD(comm_agree) {
     CALL(fcdp_comm_agree(comm, &carrier, number, at, (size_t)n, &sent_bytes));
     if (status == FCDP_OK) return Py_BuildValue("(NK)", agreed, (unsigned long long)sent_bytes);
     Py_DECREF(agreed);
-    return binding_raise(status);
+    return PyErr_Occurred() ? NULL : binding_raise(status);
 }
 
 /* (comm, addresses: n uint64, sizes: n uint64, stream): the device fingerprints arrays in its memory.

@@ -123,6 +123,19 @@ METHOD(group_begins_alone) {
     return group ? PyBool_FromLong(fcdp_group_begins_alone(group)) : NULL;
 }
 
+/* (group, pass, stream) */
+METHOD(group_begin_late) {
+    PyObject *handle;
+    int pass;
+    unsigned long long stream;
+    if (!PyArg_ParseTuple(args, "OiK:group_begin_late", &handle, &pass, &stream)) return NULL;
+    fcdp_group *group = group_of(handle);
+    if (!group) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_begin_late(group, (fcdp_pass)pass, (fcdp_stream)(uintptr_t)stream));
+    return methods_none_or_raise(status);
+}
+
 /* ([group], inputs: uint64 per extent, one group after another, stream) */
 METHOD(groups_coalesce) {
     PyObject *list, *inputs;
@@ -470,5 +483,6 @@ PyMethodDef methods_group[] = {
     ENTRY(group_whole_begin),
     ENTRY(group_whole_read),
     ENTRY(group_begins_alone),
+    ENTRY(group_begin_late),
     {NULL, NULL, 0, NULL},
 };

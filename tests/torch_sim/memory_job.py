@@ -188,11 +188,13 @@ def kept_groups_make_room(device):
 
 @job
 def gathers_fail(device):
-    """FCDP_DEVICE_BUDGET=64M: a forward finds no memory to gather a group into, on all ranks alike."""
+    """FCDP_DEVICE_BUDGET=64M: the second micro-batch's forward finds no memory to gather a group into, on all ranks
+    alike. The optimizer steps by what the first one gave."""
     trained = Trained(device, width=256)
     trained.step(trained.batch())
-    for n_free in (0, 2, 4):
+    for n_free in (0, 2, 4, 6):
         ids = trained.batch()
+        trained.loss_of(ids).backward()
         torch.sim.synchronize()
         torch.sim.empty_cache()
         room = 64 * MIB - torch.sim.memory_reserved() - n_free * MIB
@@ -205,6 +207,7 @@ def gathers_fail(device):
             raise AssertionError("there was room")
         del all_of_it
         trained.model.reset_iter_state()
+        trained.optimizer.step()
         trained.optimizer.zero_grad()
         trained.step(ids)
     return trained.found()

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pathlib
+import pickle
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -29,6 +30,9 @@ def main(out):
     model(ids)
     saved = io.BytesIO()
     torch.save([p.to_local() for p in model.blocks.parameters()], saved)
+    torch.sim.synchronize()
+    model(ids)
+    assert torch.equal(pickle.loads(pickle.dumps(model.head.weight.to_local())), model.head.weight.to_local())
     pathlib.Path(out, f"rank{rank}.json").write_text(json.dumps(len(saved.getvalue())))
     dist.barrier()
     dist.destroy_process_group()

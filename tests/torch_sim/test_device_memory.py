@@ -67,10 +67,12 @@ def test_kept_groups_go_before_a_tensor_is_refused(train):
         assert rank["n_ooms"] == 1 and "gathered parameters 0 B" in rank["said"], rank
 
 
-@pytest.mark.parametrize("mode", ["slots", "exact"])
-def test_a_restore_that_finds_no_memory_ahead_of_its_use_is_put_off(mode, train, well):
+@pytest.mark.parametrize("mode, prefetch", [("slots", "1"), ("slots", "2"), ("exact", "1")])
+def test_a_restore_that_finds_no_memory_ahead_of_its_use_is_put_off(mode, prefetch, train, well):
     """By a rank alone: it is a copy from host memory."""
-    ranks = train("restores_are_put_off", FCDP | {"FCDP_MAPPING": mode, "FCDP_RESTORE": "whole"})
+    ranks = train(
+        "restores_are_put_off", FCDP | {"FCDP_MAPPING": mode, "FCDP_RESTORE": "whole", "FCDP_PREFETCH": prefetch}
+    )
     assert numbers(ranks) == well
     assert [rank["n_refused"] > 5 for rank in ranks] == [False, True, True, False], ranks
 

@@ -326,12 +326,18 @@ def _patch_handle(cls: type) -> None:
         by_hand = doing not in ("FORWARD", "BACKWARD_PRE") or not (in_backward or tree.in_forward())
         of.gathers = True
         try:
-            runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream).wait(stream)
+            pending = runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream)
+            try:
+                pending.wait(stream)
+                # its memory is another stream's, and soon free there
+                if self._offload_params and self.device.type != "cpu":
+                    self.flat_param.data.record_stream(seam.current_stream(self.device))
+                of.copy_to(buffer)
+            except BaseException:
+                pending.give_up(stream)
+                raise
         finally:
             of.gathers = False
-        if self._offload_params and self.device.type != "cpu":  # its memory is another stream's, and soon free there
-            self.flat_param.data.record_stream(seam.current_stream(self.device))
-        of.copy_to(buffer)
         runtime.release(group, stream)
         self._fcdp_moved = None
         return buffer

@@ -362,6 +362,7 @@ def _mismatches(
     wanted = {
         getattr(group_module, "FSDPParamGroup", None): (
             "unshard",
+            "wait_for_unshard",
             "_to_sharded",
             "is_sharded",
             "is_sharded_post_forward",
@@ -517,6 +518,18 @@ def _patch_group(cls: type) -> None:
             return original(self, *args, **kwargs)
         finally:
             _here.param_group = outer
+
+    @wrap(cls, "wait_for_unshard")
+    def wait_for_unshard(original, self):
+        try:
+            return original(self)
+        except BaseException:  # FSDP2 would wait for this result at the next unshard, and ask for nothing
+            pending = getattr(self._all_gather_result, "pending", None)
+            if pending is not None:
+                self._all_gather_result = None
+                pending.give_up(stream_of(self.device))
+                pending.group.storages.close()
+            raise
 
     @wrap(cls, "_to_sharded")
     def to_sharded(original, self):

@@ -292,13 +292,14 @@ class Pending:
 
     def __init__(self, group: Group, pass_: int, stream: int, at_once: bool, side: Any):
         self.group, self.pass_ = group, pass_
-        if at_once:
-            group.begin_ahead(pass_, stream, side)
+        self.is_late = bool(at_once) and not group.begin_ahead(pass_, stream, side)  # on this rank alone
 
     def wait(self, stream: int) -> None:
         """`stream`, the current one, goes on when the bytes are there; on CPUs this thread does. The unshard may have
         been asked for under another: backward prefetch unshards a group under that of the one before, and a program
         waits for unshard(async_op=True) where it needs the parameters."""
+        if self.is_late:
+            call(_fcdp.group_begin_late, self.group.handle, self.pass_, stream)
         self.group.begin(self.pass_, stream)
         call(_fcdp.group_wait, self.group.handle, stream)
         self.group.inputs = None  # their memory is used again behind their readers
@@ -307,6 +308,14 @@ class Pending:
         """FSDP will not use it (a prefetch of what the backward did not need)."""
         if _fcdp.group_has_begun(self.group.handle):
             self.wait(stream)
+
+    def give_up(self, stream: int) -> None:
+        """It has failed, or another one begun behind it has, so FSDP holds nothing: the group's use is over, else its
+        next unshard would take it for under way, with the bytes of now. What else fails here has been said."""
+        with contextlib.suppress(RuntimeError):
+            self.cancel(stream)
+        with contextlib.suppress(RuntimeError):
+            runtime.release(self.group, stream)
 
 
 class Runtime:
@@ -671,10 +680,21 @@ class Runtime:
         at_once = self.options["prefetch"] and group.shards.ahead or any(_fcdp.group_stale(group.handle))
         pending = Pending(group, pass_, stream, at_once, side)
         following = _fcdp.group_unsharded(group.handle, forward)
-        for other in [self.by_id[identity] for identity in following] if group.shards.ahead else ():
-            if other.is_sharded() and not other.begin_ahead(pass_, stream, side):
-                break
+        try:
+            self._begin_ahead([self.by_id[identity] for identity in following], pass_, stream, side)
+        except BaseException:
+            pending.give_up(stream)
+            raise
         return pending
+
+    @staticmethod
+    def _begin_ahead(following: list[Group], pass_: int, stream: int, side: Any) -> None:
+        """Of those that the node has, none behind one for which there was no memory; but every collective, in the order
+        that the other ranks make them in."""
+        goes_on = True
+        for group in following:
+            if group.shards.ahead and group.is_sharded() and (goes_on or not _fcdp.group_begins_alone(group.handle)):
+                goes_on = group.begin_ahead(pass_, stream, side) and goes_on
 
     def release(self, group: Group, stream: int) -> None:
         """FSDP resharded the group, or (FSDP1) has its own copy of it."""

@@ -169,6 +169,8 @@ def main():
     parser.add_argument("gpt", nargs="*", help="behind --: options of tools/demo/gpt.py")
     args = parser.parse_args()
     gpt = args.gpt or ["--dim", "280", "--layers", "6", "--batch", "2"]
+    if args.budgets < 2 or args.steps < 2:
+        parser.error(f"--budgets and --steps must be at least 2, not {args.budgets} and {args.steps}")
     arguments = [*gpt, "--steps", str(args.steps)]
     for signum in STOPS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # as SIGHUP under nohup

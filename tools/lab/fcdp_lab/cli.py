@@ -74,7 +74,7 @@ def _parser():
         "--device",
         choices=("cpu", "sim"),
         default="cpu",
-        help="what torch finds in the ranks: no accelerator (cpu, the default), or a simulated GPU each (sim), on which "
+        help="what torch finds in the ranks: this machine's own (cpu, the default), or a simulated GPU each (sim), on which "
         "the host runs ahead; sim is compiled from a checkout of FCDP, once, in about a minute",
     )
     add("--device-memory", metavar="BYTES", help="of each simulated device: 512M, 8GB, ... (default 16G)")
