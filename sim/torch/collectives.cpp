@@ -9,6 +9,7 @@
 // (batch_isend_irecv and the like) are one operation: all of them begin before one is waited for.
 #include "sim.h"
 
+#include <ATen/Functions.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -44,9 +45,30 @@ static Tensors flat(const TensorLists &lists) {
     return all;
 }
 
-// gloo would refuse it on the stream; as NCCL does, this tells the caller.
-static void check_reduction(const c10d::ReduceOp &op) {
-    TORCH_CHECK_VALUE(op != c10d::ReduceOp::PREMUL_SUM, "Cannot use ReduceOp.PREMUL_SUM with Gloo");
+// gloo has no PREMUL_SUM, which NCCL has: `options` with a sum in its place, and the factor that each rank's
+// tensors are to be multiplied by in front of it.
+template <class Options> static std::optional<double> take_factor(Options &options) {
+    if (options.reduceOp != c10d::ReduceOp::PREMUL_SUM) return std::nullopt;
+    auto *given = dynamic_cast<c10d::NCCLPreMulSumSupplement *>(options.reduceOp.supplement_.get());
+    TORCH_CHECK_VALUE(given && !given->tensor_factor.defined(),
+                      "simgloo: the factor of ReduceOp.PREMUL_SUM must be a number, not a tensor");
+    options.reduceOp = c10d::ReduceOp::SUM;
+    return given->double_factor;
+}
+
+static Tensor multiplied(const Tensor &tensor, std::optional<double> factor) {
+    return factor ? tensor * at::scalar_tensor(*factor, tensor.options()) : tensor;
+}
+
+static Tensors multiplied(const Tensors &tensors, std::optional<double> factor) {
+    Tensors made;
+    for (const Tensor &tensor : tensors) made.push_back(multiplied(tensor, factor));
+    return made;
+}
+
+static void multiply(const Tensors &tensors, std::optional<double> factor) {
+    for (const Tensor &tensor : tensors)
+        if (factor) tensor.copy_(multiplied(tensor, factor));
 }
 
 // ---- the work of one collective ----
@@ -187,21 +209,32 @@ struct SimGloo final : c10d::Backend {
         return put_one("broadcast", OpType::BROADCAST, {}, tensors,
                        [g = gloo, t = cpu(tensors), options]() mutable { return g->broadcast(t, options); });
     }
-    WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override {
-        check_reduction(options.reduceOp);
+    WorkPtr allreduce(Tensors &tensors, const c10d::AllreduceOptions &given) override {
+        auto options = given;
+        auto factor = take_factor(options);
         return put_one("all_reduce", OpType::ALLREDUCE, {}, tensors,
-                       [g = gloo, t = cpu(tensors), options]() mutable { return g->allreduce(t, options); });
+                       [g = gloo, t = cpu(tensors), options, factor]() mutable {
+                           multiply(t, factor);
+                           return g->allreduce(t, options);
+                       });
     }
-    WorkPtr allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override {
-        check_reduction(options.reduceOp);
-        return put_one(
-            "all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, {}, tensors,
-            [g = gloo, t = cpu(tensors), options]() mutable { return g->allreduce_coalesced(t, options); });
+    WorkPtr allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &given) override {
+        auto options = given;
+        auto factor = take_factor(options);
+        return put_one("all_reduce_coalesced", OpType::ALLREDUCE_COALESCED, {}, tensors,
+                       [g = gloo, t = cpu(tensors), options, factor]() mutable {
+                           multiply(t, factor);
+                           return g->allreduce_coalesced(t, options);
+                       });
     }
-    WorkPtr reduce(Tensors &tensors, const c10d::ReduceOptions &options) override {
-        check_reduction(options.reduceOp);
+    WorkPtr reduce(Tensors &tensors, const c10d::ReduceOptions &given) override {
+        auto options = given;
+        auto factor = take_factor(options);
         return put_one("reduce", OpType::REDUCE, {}, tensors,
-                       [g = gloo, t = cpu(tensors), options]() mutable { return g->reduce(t, options); });
+                       [g = gloo, t = cpu(tensors), options, factor]() mutable {
+                           multiply(t, factor);
+                           return g->reduce(t, options);
+                       });
     }
     WorkPtr allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &options) override {
         return put_one("all_gather", OpType::ALLGATHER, inputs, flat(outputs),
@@ -238,26 +271,32 @@ struct SimGloo final : c10d::Backend {
                        });
     }
     WorkPtr reduce_scatter(Tensors &outputs, TensorLists &inputs,
-                           const c10d::ReduceScatterOptions &options) override {
-        check_reduction(options.reduceOp);
+                           const c10d::ReduceScatterOptions &given) override {
+        auto options = given;
+        auto factor = take_factor(options);
         return put_one("reduce_scatter", OpType::REDUCE_SCATTER, flat(inputs), outputs,
-                       [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable {
+                       [g = gloo, o = cpu(outputs), i = cpu(inputs), options, factor]() mutable {
+                           for (Tensors &list : i) list = multiplied(list, factor);
                            return g->reduce_scatter(o, i, options);
                        });
     }
     WorkPtr _reduce_scatter_base(Tensor &output, Tensor &input,
-                                 const c10d::ReduceScatterOptions &options) override {
-        check_reduction(options.reduceOp);
+                                 const c10d::ReduceScatterOptions &given) override {
+        auto options = given;
+        auto factor = take_factor(options);
         return put_one("reduce_scatter_tensor", OpType::_REDUCE_SCATTER_BASE, {input}, {output},
-                       [g = gloo, o = as_cpu(output), i = as_cpu(input), options]() mutable {
+                       [g = gloo, o = as_cpu(output), i = as_cpu(input), options, factor]() mutable {
+                           i = multiplied(i, factor);
                            return g->_reduce_scatter_base(o, i, options);
                        });
     }
     WorkPtr reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
-                                            const c10d::ReduceScatterOptions &options) override {
-        check_reduction(options.reduceOp);
+                                            const c10d::ReduceScatterOptions &given) override {
+        auto options = given;
+        auto factor = take_factor(options);
         return put("reduce_scatter_tensor_coalesced", OpType::COALESCED, inputs, outputs,
-                   [g = gloo, o = cpu(outputs), i = cpu(inputs), options]() mutable {
+                   [g = gloo, o = cpu(outputs), i = cpu(inputs), options, factor]() mutable {
+                       i = multiplied(i, factor);
                        std::vector<WorkPtr> begun;
                        for (size_t k = 0; k < o.size(); k++)
                            begun.push_back(g->_reduce_scatter_base(o[k], i[k], options));

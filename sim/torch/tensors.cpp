@@ -132,8 +132,13 @@ static bool is_alike(const Tensor &one, const Tensor &other) {
            one.is_conj() == other.is_conj() && one.is_neg() == other.is_neg();
 }
 
+// Its bytes are its values, in order.
+static bool is_plain(const Tensor &tensor) {
+    return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 static void copy_to_device(const Tensor &dst, const Tensor &src, bool non_blocking) {
-    if (!dst.is_contiguous()) {
+    if (!is_plain(dst)) {
         Tensor whole = at::empty(dst.sizes(), dst.options());
         copy_to_device(whole, src, non_blocking);
         dst.copy_(whole);
@@ -161,7 +166,7 @@ static void copy_to_device(const Tensor &dst, const Tensor &src, bool non_blocki
 static void copy_to_host(const Tensor &dst, const Tensor &src, bool non_blocking) {
     // what is not there byte by byte is made so by the device
     Tensor from = src.to(dst.scalar_type()).expand(dst.sizes()).resolve_conj().resolve_neg().contiguous();
-    if (!dst.is_contiguous()) {
+    if (!is_plain(dst)) {
         Tensor whole = at::empty(dst.sizes(), dst.options());
         copy_to_host(whole, from, false);
         dst.copy_(whole);
@@ -282,6 +287,15 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
                  torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
     library.impl("_scaled_dot_product_fused_attention_overrideable", attention);
     library.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);
+}
+
+// A copy reads and writes lazily conjugated and negated tensors itself. PyTorch's fallback for them would make
+// a copy first, and so call itself without end.
+TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
+    library.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, library) {
+    library.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 } // namespace sim

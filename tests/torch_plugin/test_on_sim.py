@@ -17,6 +17,7 @@ pytestmark = [needs_fcdp, pytest.mark.usefixtures("sim_built")]
 # What the device does not have (sim/torch/README.md).
 NOT_THERE = {
     r"^compiled_|_in_compiled_code": "torch.compile",
+    r"^a_reduction_that_the_backend_refuses$": "reduction that its backend refuses",
 }
 # Which numbers are drawn, which operators autocast takes, and its name in a pickle, are the device's own.
 # From a device, FSDP1 does not accumulate gradients that it offloads.

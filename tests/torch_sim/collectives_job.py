@@ -187,6 +187,22 @@ def all_to_all(device):
     assert torch.equal(torch.cat(outputs).cpu(), expected)
 
 
+def premultiplied(device):
+    """gloo has no PREMUL_SUM on the CPU: beside a sum of products. What is reduced and scattered is not written into."""
+    for dtype in (torch.float32, torch.bfloat16):
+        factor = torch.tensor(1 / 3, dtype=dtype)
+        op = dist.ReduceOp.PREMUL_SUM(1 / 3)
+        total = mine("cpu").to(dtype) * factor
+        dist.all_reduce(total)
+        x, y = mine(device).to(dtype), mine(device).to(dtype)
+        part, parts = torch.empty(2, 3, device=device, dtype=dtype)
+        dist.all_reduce(x, op=op)
+        dist.reduce_scatter_tensor(part, y, op=op)
+        dist.reduce_scatter(parts, list(y.split(3)), op=op)
+        assert torch.equal(x.cpu(), total) and torch.equal(y.cpu(), mine("cpu").to(dtype))
+        assert torch.equal(part.cpu(), total.split(3)[dist.get_rank()]) and torch.equal(parts, part)
+
+
 def in_stream_order(device):
     """A collective waits for the stream on which its input is made, and the host for neither."""
     torch.sim.set_rates(gbytes=1)
@@ -213,7 +229,7 @@ def main(out):
         expected, got = function("cpu"), function("sim")
         same = [torch.equal(a, b.cpu()) and a.dtype == b.dtype for a, b in zip(expected, got)]
         found[name] = "equal" if all(same) and len(expected) == len(got) else f"{expected} on the CPU, {got} on sim"
-    for check in (coalesced, all_to_all, in_stream_order):
+    for check in (coalesced, all_to_all, premultiplied, in_stream_order):
         check("sim")
         found[check.__name__] = "equal"
     pathlib.Path(out, f"rank{dist_rank}.json").write_text(json.dumps(found))

@@ -28,6 +28,18 @@ def unary(name, function, shape=(7, 33), **options):
     case(shape, name=name, **options)(function)
 
 
+def as_complex(x):
+    return torch.view_as_complex(x[:, :32].contiguous().view(7, 16, 2))
+
+
+def written_conjugate(z):
+    """Into a lazily conjugated tensor, from the device and from the host."""
+    out = torch.zeros_like(z)
+    out.conj()[:3].copy_(z[:3])
+    out.conj()[3:].copy_(torch.arange(64).view(4, 16) * 1j)
+    return torch.view_as_real(out)
+
+
 for _name in "exp tanh sigmoid relu abs neg sqrt rsqrt sin cos erf log1p square reciprocal floor".split():
     unary(_name, lambda x, _name=_name: getattr(torch, _name)(x.abs() + 0.1))
 for _name in "silu gelu mish softplus elu leaky_relu hardtanh hardswish logsigmoid selu celu relu6".split():
@@ -79,6 +91,10 @@ unary("group_norm", lambda x: F.group_norm(x.view(1, 7, 33), 7))
 unary("batch_norm", lambda x: F.batch_norm(x, None, None, training=True))
 unary("channel_shuffle", lambda x: F.channel_shuffle(x[:6].view(1, 6, 3, 11), 3))
 unary("complex", lambda x: torch.view_as_real(torch.view_as_complex(x[:, :32].contiguous().view(7, 16, 2)) * 2j))
+unary("conjugate", lambda x: torch.view_as_real(as_complex(x).conj().clone()))
+unary("conjugate_to_host", lambda x: torch.view_as_real(as_complex(x).conj().cpu().resolve_conj()), grad=False)
+unary("negated_view", lambda x: as_complex(x).conj().imag.clone() + 1)
+unary("written_conjugate", lambda x: written_conjugate(as_complex(x)), grad=False)
 unary("pad", lambda x: F.pad(x, (1, 2, 3, 4)))
 unary("max_pool2d", lambda x: F.max_pool2d(x.view(1, 1, 7, 33), 2))
 unary("avg_pool2d", lambda x: F.avg_pool2d(x.view(1, 1, 7, 33), 2))
@@ -129,6 +145,12 @@ def conv2d(x, w, b):
 @case((2, 3, 12), (3, 4, 3))
 def conv_transpose1d(x, w):
     return F.conv_transpose1d(x, w, stride=2)
+
+
+@case((2, 6, 4, 2), (6, 4, 2))
+def rotary(x, angles):
+    """As Llama's: each gradient is a product with a lazily conjugated tensor."""
+    return torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(angles)).flatten(2)
 
 
 @case((2, 2, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))
