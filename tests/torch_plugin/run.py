@@ -47,6 +47,7 @@ def kept(value):
 def raw_bytes(value):
     if isinstance(value, str):
         return value.encode()
+    value = kept(value)
     head = f"{value.dtype}{tuple(value.shape)}".encode()
     size = value.numel() * value.element_size()
     return head + (ctypes.string_at(value.data_ptr(), size) if size else b"")
