@@ -2,6 +2,7 @@
  * nothing is held where one is thrown. */
 #include "torch_plugin/tensors.h"
 
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include "torch_plugin/cxx.h"
 #include "torch_plugin/history.h"
 #include "torch_plugin/methods.h"
+#include "torch_plugin/transport.h"
 
 /* Of addresses, which cost nothing but a list of them. */
 static const size_t QUARANTINE_BYTES = (size_t)64 << 30;
@@ -80,12 +82,32 @@ static void raise_status(fcdp_status status, size_t bytes) {
     binding_cxx_throw(CXX_OUT_OF_MEMORY, text);
 }
 
+/* PyGILState_Check, which is not of the limited API. */
+static bool gil_is_held(void) {
+    static int (*_Atomic check)(void);
+    int (*known)(void) = atomic_load_explicit(&check, memory_order_relaxed);
+    if (!known) {
+        *(void **)(void *)&known = dlsym(RTLD_DEFAULT, "PyGILState_Check");
+        atomic_store_explicit(&check, known, memory_order_relaxed);
+    }
+    return known && known();
+}
+
+/* Where memory is short this waits for the device, whose host functions may want the GIL for a collective.
+ * PyTorch keeps it in some of its calls, such as a storage's resize. */
+static fcdp_status heap_malloc(fcdp_heap *heap, size_t bytes, void *stream, fcdp_dptr *at_out) {
+    PyThreadState *python = binding_transport_uses_python() && gil_is_held() ? PyEval_SaveThread() : NULL;
+    fcdp_status status = fcdp_heap_malloc(heap, bytes, stream, at_out);
+    if (python) PyEval_RestoreThread(python);
+    return status;
+}
+
 /* A failure is recorded before it is thrown, with what the device had free. */
 static void *hook_malloc(size_t bytes, int ordinal, void *stream) {
     fcdp_device *device;
     fcdp_dptr at;
     fcdp_status status = device_need(ordinal, &device);
-    if (!status) status = fcdp_heap_malloc(device->heap, bytes, stream, &at);
+    if (!status) status = heap_malloc(device->heap, bytes, stream, &at);
     if (status) {
         size_t free_bytes = 0, total_bytes;
         device = device_of(ordinal);

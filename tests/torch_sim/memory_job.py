@@ -214,6 +214,27 @@ def gathers_fail(device):
 
 
 @job
+def a_storage_grows(device):
+    """FCDP_DEVICE_BUDGET=64M: into memory that a stream holds which is behind gathers still to come."""
+    trained, side = Trained(device), torch.sim.Stream()
+    trained.step(trained.batch())
+    torch.sim.synchronize()
+    torch.sim.empty_cache()
+    taken = torch.zeros(24 * MIB, dtype=torch.uint8, device="sim")
+    torch.sim.set_rates(gflops=0.02)  # a forward takes the device 0.1 s, and the host less
+    trained.loss_of(trained.batch())
+    side.wait_stream(torch.sim.current_stream())
+    with torch.sim.stream(side):
+        taken.add_(1)
+    taken.record_stream(side)
+    del taken
+    grown = torch.empty(0, dtype=torch.uint8, device="sim").untyped_storage()
+    grown.resize_(40 * MIB)  # PyTorch keeps the GIL, which those gathers want
+    torch.sim.set_rates(gflops=0)
+    return {"bytes": grown.nbytes()}
+
+
+@job
 def restores_are_put_off(device):
     """On two ranks of four, none of them finds memory ahead of its use."""
     from fcdp import _fcdp
