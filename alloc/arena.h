@@ -27,7 +27,7 @@
 #ifndef FCDP_ARENA_H
 #define FCDP_ARENA_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 enum { FCDP_ARENA_UNIT = 512 };
 

@@ -505,7 +505,7 @@ fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp
 
 /* ---- the simulated driver ---- */
 
-struct simgpu_access { /* as tools/simgpu/simgpu.h has it */
+struct simgpu_access { /* as sim/gpu/simgpu.h has it */
     uint64_t address;
     size_t bytes;
     int writes;

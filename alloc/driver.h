@@ -6,9 +6,8 @@
 #ifndef FCDP_DRIVER_H
 #define FCDP_DRIVER_H
 
-#include "alloc/base.h"
+#include "base/options.h"
 
-typedef enum fcdp_driver_kind { FCDP_DRIVER_AUTO, FCDP_DRIVER_CUDA, FCDP_DRIVER_SIM } fcdp_driver_kind;
 typedef struct fcdp_driver fcdp_driver;
 typedef struct fcdp_dptr {
     uint64_t addr;

@@ -144,7 +144,7 @@ enum {
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,          \
                        CUstream stream, void **parameters, void **extra))
 
-/* The simulated driver's own (tools/simgpu/simgpu.h). */
+/* The simulated driver's own (sim/gpu/simgpu.h). */
 struct simgpu_access;
 struct simgpu_module;
 struct sim_calls {

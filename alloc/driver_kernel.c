@@ -1,7 +1,7 @@
 /* driver_kernel.c - kernels: modules of PTX, which the driver compiles for its device. */
 #include "alloc/driver_internal.h"
 
-struct simgpu_module { /* as tools/simgpu/simgpu.h has it */
+struct simgpu_module { /* as sim/gpu/simgpu.h has it */
     const char *image, *entry;
     size_t task_bytes;
     void (*run)(void *task);

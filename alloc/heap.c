@@ -1,7 +1,8 @@
 /* heap.c - the calls of the heap: a hit is served here, a miss by the other files (heap_internal.h).
  * Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
 #include "alloc/heap_internal.h"
-#include "alloc/trace.h"
+#include "alloc/trace_events.h"
+#include "base/trace.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "alloc/heap_internal.h"
-#include "alloc/trace.h"
+#include "alloc/trace_map.h"
 
 static size_t least(size_t a, size_t b) {
     return a < b ? a : b;

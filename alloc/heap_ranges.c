@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"
-#include "alloc/trace.h"
+#include "alloc/trace_map.h"
 
 enum { GRANULE_LOG2 = 30, N_GRANULES = 1 << 18 /* 48 bits of addresses */ };
 

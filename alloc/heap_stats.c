@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "alloc/heap_internal.h"
-#include "alloc/size.h"
+#include "base/size.h"
 
 /* With the arena's lock. What the arena has not reported yet counts too. */
 static void stats_add(heap_arena *arena, fcdp_heap_stats *stats) {

@@ -6,8 +6,9 @@
 #include "alloc/pages.h"
 
 #include "alloc/pages_internal.h"
-#include "alloc/size.h"
-#include "alloc/trace.h"
+#include "alloc/trace_events.h"
+#include "base/size.h"
+#include "base/trace.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

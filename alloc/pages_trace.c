@@ -4,7 +4,8 @@
 #include <stdatomic.h>
 
 #include "alloc/pages_internal.h"
-#include "alloc/trace.h"
+#include "alloc/trace_events.h"
+#include "base/trace.h"
 
 uint32_t fcdp__pool_next_number(void) {
     static _Atomic uint32_t n_pools;

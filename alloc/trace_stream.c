@@ -15,6 +15,8 @@
  */
 #include "alloc/trace_stream.h"
 
+#include "alloc/trace_events.h"
+
 #include <stdlib.h>
 
 enum { FIRST_PAIRS = 64, MOST_PAIRS = 1024, N_TRACKS = 128 };

@@ -14,7 +14,7 @@
 #define FCDP_TRACE_STREAM_H
 
 #include "alloc/driver.h"
-#include "alloc/trace.h"
+#include "base/trace.h"
 
 typedef struct fcdp_trace_spans fcdp_trace_spans; /* of one device; NULL stands for none, everywhere */
 

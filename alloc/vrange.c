@@ -1,7 +1,7 @@
 /* vrange.c - reserve, map, unmap. Decides nothing, waits for nothing. */
 #include "alloc/vrange.h"
 
-#include "alloc/trace.h"
+#include "alloc/trace_map.h"
 
 #include <stdlib.h>
 

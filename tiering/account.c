@@ -1,8 +1,8 @@
 /* account.c - one page of counters in shared memory. */
 #include "tiering/account.h"
 
-#include "alloc/size.h"
-#include "alloc/trace.h"
+#include "base/size.h"
+#include "base/trace.h"
 #include "tiering/headroom.h"
 #include "tiering/trace_events.h"
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/size.h"
+#include "base/size.h"
 
 enum { PATH_BYTES = PATH_MAX };
 /* What the machine has left is shared with everything that still grows: an eighth stays free by default. */

@@ -2,7 +2,7 @@
 #ifndef FCDP_HEADROOM_H
 #define FCDP_HEADROOM_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 typedef struct fcdp_headroom {
     size_t available_bytes; /* the smallest of MemAvailable and what each enclosing cgroup leaves */

@@ -1,8 +1,8 @@
 /* host.c - the slab: create it, join it, allocate blocks in it, attach them. Their content is region.c's. */
 #include "tiering/host.h"
 
-#include "alloc/size.h"
-#include "alloc/trace.h"
+#include "base/size.h"
+#include "base/trace.h"
 #include "tiering/host_internal.h"
 #include "tiering/numa.h"
 #include "tiering/trace_events.h"

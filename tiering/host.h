@@ -11,7 +11,7 @@
 #define FCDP_HOST_H
 
 #include "alloc/driver.h"
-#include "alloc/options.h"
+#include "base/options.h"
 #include "tiering/account.h"
 #include "tiering/layout.h"
 

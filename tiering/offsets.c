@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "alloc/size.h"
+#include "base/size.h"
 
 struct fcdp_offsets {
     extent_hooks_t hooks; /* first: jemalloc gives its address back to us */

@@ -7,7 +7,7 @@
 #ifndef FCDP_OFFSETS_H
 #define FCDP_OFFSETS_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 typedef struct fcdp_offsets fcdp_offsets;
 

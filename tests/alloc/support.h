@@ -10,9 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "alloc/options.h"
+#include "alloc/driver.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/assert_ok.h"
-#include "tools/simgpu/simgpu.h"
 
 enum {
     CUDA_INVALID_VALUE = 1,

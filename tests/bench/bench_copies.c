@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "alloc/driver.h"
-#include "alloc/options.h"
+#include "base/options.h"
 
 extern char **environ;
 enum { MIB = 1 << 20, MAX_ROUNDS = 100 };

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 enum { COUNCIL_MAX_VOTES = 4096 };
 

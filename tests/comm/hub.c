@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "tools/simgpu/simgpu.h"
+#include "sim/gpu/simgpu.h"
 
 enum { GIVE_UP_S = 60 };
 

@@ -10,7 +10,7 @@
 #include "comm/tree.h"
 #include "comm/unshard.h"
 #include "comm/vote.h"
-#include "tools/simgpu/simgpu.h"
+#include "sim/gpu/simgpu.h"
 
 enum { MAX_AHEAD = 8 };
 

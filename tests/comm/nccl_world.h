@@ -7,9 +7,9 @@
 #include <stdatomic.h>
 
 #include "comm/nccl.h"
+#include "sim/nccl/simnccl.h"
 #include "tests/alloc/support.h"
 #include "tiering/shared.h"
-#include "tools/simnccl/simnccl.h"
 
 enum { WORLD_MAX_RANKS = 8, WORLD_N_STREAMS = 3, MEMORY_BYTES = 4 << 20, WORLD_DIES = 1000 };
 

@@ -18,8 +18,8 @@
 #include <cmocka.h>
 
 #include "comm/internal.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/comm/program.h"
-#include "tools/simgpu/simgpu.h"
 
 enum {
     PAGE_BYTES = 2 << 20,

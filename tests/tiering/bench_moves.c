@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "alloc/options.h"
+#include "base/options.h"
 #include "tiering/region.h"
 
 extern char **environ;

@@ -195,7 +195,7 @@ uint64_t memtrace_read_counter(const memtrace_segment *segment, uint32_t number)
     return atomic_load_explicit(&segment->counters[number], memory_order_relaxed);
 }
 
-/* Partner of slot_write (alloc/trace.c): it stores stamp 2n+1, then the words and 2n+2 with release. An equal
+/* Partner of slot_write (base/trace.c): it stores stamp 2n+1, then the words and 2n+2 with release. An equal
  * stamp before and after says that no word is of another event. */
 memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, fcdp_trace_event *event_out) {
     const fcdp_trace_event *at = &segment->ring[n & (segment->ring_events - 1)];
@@ -211,7 +211,7 @@ memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, f
     return MEMTRACE_READ;
 }
 
-/* Partner of object_write (alloc/trace.c): the generation is odd while the object is written, and larger by 2
+/* Partner of object_write (base/trace.c): the generation is odd while the object is written, and larger by 2
  * for each user of the number. */
 bool memtrace_read_any_object(const memtrace_segment *segment, uint32_t number,
                               fcdp_trace_object *object_out) {

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#include "alloc/trace_format.h"
+#include "base/trace_format.h"
 #include "tools/memtrace/error.h"
 
 typedef struct memtrace_segment {

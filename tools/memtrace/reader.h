@@ -13,7 +13,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "alloc/trace_format.h"
+#include "base/trace_format.h"
 #include "tools/memtrace/error.h"
 
 typedef struct memtrace_file memtrace_file;

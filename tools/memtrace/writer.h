@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <sys/uio.h>
 
-#include "alloc/trace_format.h"
+#include "base/trace_format.h"
 #include "tools/memtrace/error.h"
 
 typedef struct memtrace_writer memtrace_writer;

@@ -24,7 +24,7 @@
 #include "comm/ballot.h"
 #include "comm/fingerprint_batch.h"
 #include "comm/validity.h"
-#include "tools/simgpu/simgpu.h"
+#include "sim/gpu/simgpu.h"
 
 enum { N_LOCAL = 8, N_EXTENTS = 291, N_VOTES = N_EXTENTS + 33, ARRAY_BYTES = 256, MAX_REPEAT = 1000 };
 

@@ -9,9 +9,9 @@
 #include "comm/tree.h"
 #include "comm/unshard.h"
 #include "comm/vote.h"
+#include "sim/gpu/simgpu.h"
+#include "sim/nccl/simnccl.h"
 #include "tools/bench/overlap/rank.h"
-#include "tools/simgpu/simgpu.h"
-#include "tools/simnccl/simnccl.h"
 
 struct engine {
     fcdp_engine *fcdp;

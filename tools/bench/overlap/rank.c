@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sim/gpu/simgpu.h"
 #include "tools/bench/overlap/rank.h"
-#include "tools/simgpu/simgpu.h"
 
 static uint64_t ns_of(double ms) {
     return (uint64_t)(ms * 1e6);
