@@ -1,6 +1,6 @@
 /* options.c - the table of every FCDP_* variable, with its parser.
  *
- * A default is the table's own text, read by the same parser as a user's value. Nothing here acts on a value.
+ * A default is the table's own text, read by the same parser as a user's value. This file acts on no value.
  */
 #include "alloc/options.h"
 
