@@ -169,7 +169,7 @@ def test_a_file_that_grows_is_read_as_far_as_it_is(tmp_path):
 
 
 def test_a_chunk_that_is_still_being_written_is_no_damage(job):
-    """The writer's lock says so. What is behind the last whole chunk of a file that nobody writes is."""
+    """The writer's lock says so. What is behind the last whole chunk of a file without a writer is."""
     data = job.read_bytes()
     job.write_bytes(data[: chunks(data)[-2][0] + 100])
     with open(job, "rb") as writer:

@@ -1,8 +1,8 @@
 /* attach.h - the segments of live processes: found in /proc, mapped read-only.
  *
- * A process that is gone leaves its segment to those who have it mapped. Nothing here makes a process wait.
- * The process may write anything into its segment at any time: what says how far to read is checked once, and
- * copied. It cannot take pages away (F_SEAL_SHRINK).
+ * A segment outlives its process in every reader that has it mapped. Nothing here makes a process wait. The
+ * process may write anything into its segment at any time, so the numbers that bound a read are copied once
+ * and checked. It cannot take pages away (F_SEAL_SHRINK).
  */
 #ifndef MEMTRACE_ATTACH_H
 #define MEMTRACE_ATTACH_H

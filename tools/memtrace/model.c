@@ -1,4 +1,8 @@
-/* model.c - see the header. */
+/* model.c - groups the machine's processes into jobs and keeps their samples.
+ *
+ * A trace does not name its job, and a process learns its rank late. So each poll assigns processes to jobs
+ * anew: one command, each rank once, started within a quarter of an hour.
+ */
 #include "tools/memtrace/model.h"
 
 #include <stdlib.h>

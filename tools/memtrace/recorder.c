@@ -242,7 +242,7 @@ static void *run(void *context) {
     return NULL;
 }
 
-/* Without a thread nobody would close the recorder. */
+/* Without the thread, nothing would close the recorder. */
 bool memtrace_recording_start(memtrace_recorder *recorder, memtrace_recording **recording_out,
                               memtrace_error *error) {
     memtrace_recording *recording = calloc(1, sizeof *recording);

@@ -19,7 +19,7 @@ typedef struct memtrace_sums {
     uint64_t exposed_ns;   /* of both, waits for moves and for pages */
     uint64_t n_waits;      /* of both */
 } memtrace_sums;
-/* What of the moves nobody waited for. */
+/* The part of the moves during which nothing waited. */
 uint64_t memtrace_hidden_ns(const memtrace_sums *sums);
 
 typedef struct memtrace_step {

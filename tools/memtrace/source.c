@@ -174,7 +174,7 @@ static bool read_events(memtrace_source *s, bool is_gone, uint64_t now_ns, memtr
     return true;
 }
 
-/* What names the events that come next goes before them: who the process is, and its objects. */
+/* The names that the next events need go before them: the process and its objects. */
 static bool write_changes(memtrace_source *s, uint64_t now_ns, memtrace_writer *writer,
                           memtrace_error *error) {
     if (now_ns - s->looked_ns < LOOK_AFTER_NS) return true;

@@ -1,4 +1,4 @@
-/* Who touched which bytes of one piece of memory, as far as it may still matter. Under the simulator's
+/* The accesses to the bytes of one piece of memory, as far as they may still matter. Under the simulator's
  * lock. */
 #ifndef FCDP_SIMGPU_HISTORY_H
 #define FCDP_SIMGPU_HISTORY_H

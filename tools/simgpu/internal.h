@@ -1,5 +1,5 @@
 /*
- * What the files of the simulated GPU share: one lock, one state, and who owns which part of it.
+ * What the files of the simulated GPU share: one lock, one state, and which file owns which part of it.
  *
  * One lock, `sim.lock`, guards every table and queue. Work itself (copies, fills, host functions) runs on the
  * streams' workers without it; an operation that runs is marked so, which is how unmap knows that its memory
@@ -119,7 +119,7 @@ struct sim_op;
 
 /* ---- calls that order (site.c) ---- */
 
-struct sim_site { /* text "": nobody asks */
+struct sim_site { /* text "": sites are not listed */
     char text[sizeof((struct simgpu_site *)0)->site];
 };
 
@@ -186,7 +186,7 @@ size_t simgpu__phys_bytes(const struct sim_phys *phys);
 bool simgpu__phys_is_host(const struct sim_phys *phys);
 /* Puts the memory at `address`, inaccessible. False: out of memory maps. */
 bool simgpu__phys_place(const struct sim_phys *phys, void *address);
-/* Somebody is granted access; whether somebody was before. */
+/* Access is granted; returns whether it was granted before. */
 bool simgpu__phys_grant(struct sim_phys *phys);
 struct sim_history **simgpu__phys_history(struct sim_phys *phys);
 size_t simgpu__phys_handles(void);

@@ -29,7 +29,7 @@ static struct sim_table function_table = {.tag = 0x46};
 
 struct module {
     const struct definition *of;
-    uint64_t function; /* 0: nobody has asked */
+    uint64_t function; /* 0: not asked for yet */
 };
 
 static void module_drop(void *item) {

@@ -103,7 +103,7 @@ def _cells(group: Group) -> tuple[str, ...]:
 
 
 def folded(groups: list[Group]) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """(name, groups, cells) of the rows: neighbours that differ in a number of their names alone share one, with
+    """(name, groups, cells) of the rows: adjacent groups whose names differ in a number alone share one, with
     the figures of each."""
     for (_, cells), same in itertools.groupby(
         sorted(groups, key=lambda group: natural(group.name)),

@@ -199,7 +199,7 @@ def _wait(ranks: list[Rank], timeout_s: float) -> None:
 
 
 def _cause(ranks: list[Rank], codes: list[int | None]) -> str:
-    """Who failed first, in its own words. A rank that fails leaves its peers to fail with it; of those that were
+    """The rank that failed first, and its own message. A rank that fails makes its peers fail too; of those that were
     killed there is no time, and mostly one."""
     failed = [rank for rank, code in zip(ranks, codes) if code]
     killed = [rank for rank in failed if codes[rank.number] in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)]

@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     except Error as error:
         print(f"fcdp-memtrace: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # of `| head`: nobody reads on
+    except BrokenPipeError:  # of `| head`, which has stopped reading
         drop_output()
         return 0
     except OSError as error:

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """On stderr, as long as somebody holds its other end: a recording does not end with its terminal."""
+    """Writes to stderr as long as its other end is open: a recording does not end with its terminal."""
     with contextlib.suppress(OSError):
         print(text, end=end, file=sys.stderr, flush=True)
 

@@ -17,7 +17,7 @@ KINDS = {
     "evict": "evicted",
     "pressure": "memory short",
     "oom": "out of memory",
-    "neighbour": "given to PyTorch's allocator",
+    "native_allocator": "given to PyTorch's allocator",
     "fail": "failed",
 }
 # What a strip's letters stand for, with the style of each.
@@ -140,7 +140,7 @@ def saved_line(frame: Frame) -> Line:
         line = [("plain", " nothing gathered between nodes yet; ")]
     worst = frame["ranks"][frame["worst"]]
     if not worst["waited_ms"]:
-        return [*line, ("plain", "nobody waited")]
+        return [*line, ("plain", "no waits")]
     cause = max(worst["waits_ms"], key=worst["waits_ms"].get)
     per = "ms/step" if worst["waited_steps"] else "ms"
     line += [("warn", f"waited {milliseconds(worst['waited_ms'])} {per}")]
