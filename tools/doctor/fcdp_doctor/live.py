@@ -1,4 +1,4 @@
-"""The groups of a job that runs, from what its processes write of their work (fcdp_memtrace)."""
+"""The groups of a running job, from the traces of its processes (fcdp_memtrace)."""
 
 from __future__ import annotations
 

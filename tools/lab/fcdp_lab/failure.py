@@ -1,4 +1,4 @@
-"""Finds out, from what a failed run left, which rank failed first and what it said."""
+"""Finds out which rank failed first in a failed run, and its message."""
 
 import glob
 import json

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def drop_output() -> None:
-    """What stdout still holds goes nowhere: writing it again when Python ends would fail again."""
+    """Discards what stdout still holds, since writing it when Python ends would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

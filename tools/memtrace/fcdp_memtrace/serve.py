@@ -42,7 +42,7 @@ class Collector:
         self.model, self.pid, self.lock = _trace.top_create(0), pid, threading.Lock()
 
     def describe(self) -> list:
-        """The names are not asked for in advance: nothing is read before the first request."""
+        """Describes no metrics in advance, so that nothing is read before the first request."""
         return []
 
     def _ranks(self) -> list[dict]:
