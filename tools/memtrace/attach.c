@@ -43,7 +43,7 @@ static int open_descriptor(pid_t pid) {
     return fd;
 }
 
-/* Do the parts that a header names lie within the segment? It may be another program's. */
+/* Do the parts that a header names lie within the segment? The segment may be another program's. */
 static bool header_is_valid(const fcdp_trace_header *h, size_t n_bytes) {
     uint64_t n_counter_bytes = (uint64_t)h->n_counters * sizeof(uint64_t);
     uint64_t n_object_bytes = (uint64_t)h->n_objects * sizeof(fcdp_trace_object);

@@ -38,8 +38,8 @@ struct sim_touch {
  * the same one is looked for. */
 const struct sim_touch *simgpu__history_find(const struct sim_history *history, const struct sim_touch *touch,
                                              const struct sim_clock *known, bool same_address);
-/* Remembers a touch, keeping its note, and forgets those that it makes superfluous. A full history forgets
- * its oldest. */
+/* Remembers a touch, keeping its note, and forgets the touches that it makes superfluous. A full history
+ * forgets its oldest touch. */
 void simgpu__history_add(struct sim_history **history, const struct sim_touch *touch,
                          const struct sim_clock *known);
 /* A touch through `base` that `known` does not know to be over; NULL: none. */

@@ -125,7 +125,7 @@ struct sim_site { /* text "": sites are not listed */
 
 /* Without the lock. */
 void simgpu__site_take(struct sim_site *site_out);
-/* Is the call to be left out? Counts it; *taught_out: where to count what a wait teaches, NULL: nowhere. */
+/* Should the call be left out? Counts it. *taught_out: where to count what a wait teaches, NULL: nowhere. */
 bool simgpu__site_drops(const struct sim_site *site, enum sim_entry entry, const char *stream,
                         const char *event, unsigned long **taught_out);
 
@@ -294,7 +294,7 @@ void simgpu__point_drop(struct sim_point *point);
 bool simgpu__stream_uses(uintptr_t address, size_t bytes, bool running_only);
 void simgpu__stream_wait_unused(uintptr_t address, size_t bytes);
 void simgpu__stream_sync_all(void);
-/* The host comes to know that the stream's work so far, or all streams', is over. */
+/* The host learns that the work so far of the stream, or of all streams, is over. */
 void simgpu__stream_host_learns(const struct sim_stream *stream);
 void simgpu__stream_host_learns_all(void);
 /* Of the stream whose host function or kernel this thread runs; NULL: a thread of the program. */

@@ -241,7 +241,7 @@ static void report_pair(const struct sim_touch *earlier, const struct sim_touch 
            first, second, "neither waits for the other; let an event order them");
 }
 
-/* A conflict is looked for before the touch is remembered: what is refused has not happened. */
+/* Look for a conflict before remembering the touch, since a refused operation has not happened. */
 static bool touch(void *context, struct sim_history **history, size_t begin, size_t bytes, uintptr_t base) {
     struct visit *visit = context;
     struct sim_touch now = {.begin = begin,
