@@ -129,9 +129,9 @@ def test_chunks_behind_damage_are_found_without_the_index(job, tmp_path):
     ("change", "said"),
     [
         (lambda d: d.__setitem__(slice(8, 12), struct.pack("<I", 7)), "version 7"),
-        (lambda d: d.__setitem__(slice(0, 4), b"PK\3\4"), "is no trace"),
-        (lambda d: d.__delitem__(slice(20, None)), "is no trace"),
-        (lambda d: d.__delitem__(slice(0, None)), "is no trace"),
+        (lambda d: d.__setitem__(slice(0, 4), b"PK\3\4"), "is not a trace"),
+        (lambda d: d.__delitem__(slice(20, None)), "is not a trace"),
+        (lambda d: d.__delitem__(slice(0, None)), "is not a trace"),
     ],
     ids=["another version", "another format", "a few bytes", "nothing"],
 )
