@@ -15,9 +15,11 @@ STEPS = 6
 
 
 def main():
-    use_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    device = torch.device("cpu")
+    if torch.accelerator.is_available():
+        device = torch.device(torch.accelerator.current_accelerator().type, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device.index)
+    dist.init_process_group()
     torch.manual_seed(0)
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={nn.TransformerEncoderLayer})
     model = FullyShardedDataParallel(Model(), auto_wrap_policy=policy, device_id=device, use_orig_params=True)

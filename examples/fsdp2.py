@@ -13,9 +13,11 @@ STEPS = 6
 
 
 def main():
-    use_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_cuda else torch.device("cpu")
-    dist.init_process_group("nccl" if use_cuda else "gloo")
+    device = torch.device("cpu")
+    if torch.accelerator.is_available():
+        device = torch.device(torch.accelerator.current_accelerator().type, int(os.environ["LOCAL_RANK"]))
+        torch.accelerator.set_device_index(device.index)
+    dist.init_process_group()
     torch.manual_seed(0)
     model = Model().to(device)
     for layer in model.layers:

@@ -31,20 +31,18 @@ def runs(program):
     return bool(shutil.which(program)) and subprocess.run([program, "--version"], capture_output=True).returncode == 0
 
 
-ALL = os.environ.get("TEST_COMPILERS") == "all"  # of this machine; else the system's two
-COMPILERS = ["gcc", "clang"]
-PYTHONS = [sys.executable]
 SETTINGS = {"default": (None, None), "Release": ("Release", None)}  # build type, CFLAGS
-if ALL:
+SETTINGS |= {f"O{n}": ("None", f"-O{n}") for n in range(4)}
+BUILDS = [("gcc", "default"), ("clang", "Release")]
+PYTHONS = [sys.executable]
+if os.environ.get("TEST_COMPILERS") == "all":  # of this machine; else the system's two
     numbered = [f"gcc-{n}" for n in range(10, 15)] + [f"clang-{n}" for n in range(14, 20)]
-    COMPILERS += filter(runs, numbered)
+    BUILDS = [(compiler, name) for compiler in ["gcc", "clang", *filter(runs, numbered)] for name in SETTINGS]
     PYTHONS += [name for n in range(10, 15) if runs(name := f"python3.{n}")]
-    SETTINGS |= {f"O{n}": ("None", f"-O{n}") for n in range(4)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("compiler, settings", BUILDS)
 def test_it_installs_from_source_without_a_warning(tmp_path, compiler, settings):
     """Warnings stop development builds alone, and a compiler's other settings must not have more of them. What it
     builds is for every Python from 3.10 on."""

@@ -96,7 +96,7 @@ build_benches() {
     { cmake --preset release || { rm -rf build/release && cmake --preset release; }; } && cmake --build --preset release --target "${targets[@]}"
 }
 
-replay() { run build/release/tools/replay/fcdp-replay "$@" tools/replay/traces/*.txt.gz tools/replay/traces/others/*.txt.gz; }
+replay() { run build/release/tools/replay/fcdp-replay "$@" tools/replay/traces/{,others/,jobs/}*.txt.gz; }
 
 measure() {         # DRIVER
     export FCDP_DRIVER=$1
@@ -171,7 +171,7 @@ if [ "$what" = trace ]; then
     exit
 fi
 if [ "$what" = alloc ]; then
-    FCDP_DRIVER=sim replay --budget 1.02 --calls 2
+    FCDP_DRIVER=sim replay --budget 1.05 --calls 5
     exit
 fi
 echo

@@ -15,7 +15,8 @@ installed, the others by the system's compiler. Ends with one summary, which lis
   --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
             ranks, and format and lint
   --matrix  runs each training case in all four configurations, and each that bytes alone must tell of by both readers;
-            without it, in two (both taus, both ways to restore) and by one; and all on the simulated device, else a third
+            without it, in two (both taus, both ways to restore) and by one; and all on the simulated device in both
+            mappings, else a third of them, each in one mapping there and in one configuration on the CPU
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one of each runs
   --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it
@@ -212,12 +213,12 @@ started() {
     PYTESTS+=($!)
 }
 
-# The training cases keep the cores busy. The others wait much, for ranks that do not come, and for timeouts: those of TOOLS
-# start when the C tests or the cases have ended, those of JOBS when the cases have, so that all end at about the same time.
-TOOLS=(tests/test_gpu_report.py tests/test_bench.py tests/test_clusters.py)
-JOBS=(tests/test_doctor.py tests/torch_plugin/test_kills.py)
+# The training cases keep the cores busy. The others wait much, for ranks that do not come, and for timeouts: TOOLS and JOBS
+# start when the C tests or the cases have ended, so that all end at about the same time.
+TOOLS=(tests/test_gpu_report.py tests/test_bench.py tests/test_clusters.py tests/test_install.py)
+JOBS=(tests/lab tests/test_doctor.py tests/torch_plugin/test_kills.py)
 python_stages() {
-    local rc=0 start=$SECONDS tools jobs others="not cases and not mutants and not next_torch and not frameworks"
+    local rc=0 start=$SECONDS begun others="not cases and not mutants and not next_torch and not frameworks"
     dev_built || true
     echo "Python tests; those but the training cases: build/logs/pytest-rest.log, pytest-tools.log and pytest-jobs.log there"
     started pytest-rest -m "$others" "${TOOLS[@]/#/--ignore=}" "${JOBS[@]/#/--ignore=}"
@@ -226,15 +227,14 @@ python_stages() {
     PYTESTS+=($!)
     set +m
     while kill -0 "${PYTESTS[1]}" 2>/dev/null && kill -0 "${BESIDE[0]}" 2>/dev/null; do sleep 1; done
-    tools=$SECONDS
+    begun=$SECONDS
     started pytest-tools -m "$others" "${TOOLS[@]}"
+    started pytest-jobs -m "$others" "${JOBS[@]}"
     wait "${PYTESTS[1]}" || rc=$?
     pytest_report "Python, training cases" pytest-cases $rc $((SECONDS - start))
-    jobs=$SECONDS
-    started pytest-jobs -m "$others" "${JOBS[@]}"
     trace_report "Traces of the training cases" build/cases.trace
-    ended pytest-tools "Python, tools" "${PYTESTS[2]}" "$tools"
-    ended pytest-jobs "Python, jobs" "${PYTESTS[3]}" "$jobs"
+    ended pytest-tools "Python, tools" "${PYTESTS[2]}" "$begun"
+    ended pytest-jobs "Python, jobs" "${PYTESTS[3]}" "$begun"
     ended pytest-rest "Python, the rest" "${PYTESTS[0]}" "$start"
     PYTESTS=()
 }

@@ -289,8 +289,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
     library.impl("_scaled_dot_product_fused_attention_overrideable_backward", attention_backward);
 }
 
-// A copy reads and writes lazily conjugated and negated tensors itself. PyTorch's fallback for them would make
-// a copy first, and so call itself without end.
+// A copy takes lazily conjugated and negated tensors itself. PyTorch's fallback for them would copy first,
+// and so call itself without end.
 TORCH_LIBRARY_IMPL(aten, Conjugate, library) {
     library.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }

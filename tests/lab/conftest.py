@@ -42,7 +42,7 @@ class Lab:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,  # the first run on the simulated device compiles it
             **kwargs,
         )
 

@@ -107,7 +107,9 @@ static void with_exact_mapping_a_use_is_one_map_and_one_unmap(void **state) {
         n_uses = t.n_uses * t.n.n;
         assert_true(c.maps <= n_uses && c.accesses == c.maps && c.unmaps <= n_uses);
         assert_true(c.maps > 0);
-        assert_int_equal(c.creates + c.releases, 0);
+        /* a slot more where the device is further behind than it was before */
+        assert_true(c.creates <= t.n.n * FCDP_SLOTS_PENDING);
+        assert_int_equal(c.releases, 0);
         training_close(&t);
     }
 }

@@ -1,71 +1,9 @@
-import collections
 import importlib.util
-import os
-import zlib
 
 import pytest
 
 import launch
-
-PLAIN = "plain"
-CONFIGURATIONS = {
-    f"tau{tau}-{restore}": {
-        "FCDP": "1",
-        "FCDP_LOCAL_SIZE": "2",
-        "FCDP_TAU": str(tau),
-        "FCDP_RESTORE": restore,
-        "FCDP_TIMEOUT": "60",
-        **others,
-    }
-    for tau, restore, others in (
-        (0, "slice", {}),
-        (0, "whole", {"FCDP_COALESCE": "0", "FCDP_MAPPING": "exact"}),
-        (1, "slice", {"FCDP_COALESCE": "0", "FCDP_FINGERPRINT": "device"}),
-        (1, "whole", {"FCDP_MAPPING": "exact"}),
-    )
-}
-# Each has both taus, both ways to restore, and both mappings.
-PAIRS = (("tau0-slice", "tau1-whole"), ("tau0-whole", "tau1-slice"))
-# The same cases on torch.device("sim") (sim/torch), where the host runs ahead and every access is checked.
-SIM = {"TEST_DEVICE": "sim", "FCDP_SIM_RACES": "1"}
-SIM_FCDP = {**SIM, "FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
-SIM_PLAIN = "sim-plain"
-ON_SIM = {
-    SIM_PLAIN: SIM,
-    "sim-slots": {**SIM_FCDP, "FCDP_MAPPING": "slots"},
-    "sim-exact": {**SIM_FCDP, "FCDP_MAPPING": "exact"},
-    "sim-exact-kept": {**SIM_FCDP, "FCDP_MAPPING": "exact", "FCDP_TAU": "1"},
-    # The host waits for fingerprints, and for what it coalesces: that would hide an order that is missing.
-    "sim-signals": {**SIM_FCDP, "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},
-    "sim-quarantine": {**SIM_FCDP, "FCDP_CHECK": "2"},
-}
-IN_ALL = ("accumulate_with_sync",)  # cases by which tests see that a configuration is what it says
-OF_ORDER = ("fsdp1_cpu_offload", "fsdp1_parameters_replaced_by_data_bf16")  # whose faults only a device shows
-COLD = "tau0-slice"  # the matrix's job is torchrun's there, and each rank imports all by itself
-
-
-def is_whole():
-    """TEST_MATRIX=whole (tools/test.sh --matrix): what else is done in one of several ways is done in all."""
-    return os.environ.get("TEST_MATRIX") == "whole"
-
-
-def configurations_of(name):
-    """In which a case of the matrix trains: one pair, by its name."""
-    if name in IN_ALL + OF_ORDER or is_whole():
-        return tuple(CONFIGURATIONS)
-    return PAIRS[zlib.crc32(name.encode()) % 2]
-
-
-def a_third(functions):
-    """Of cases by name: each third of a file's, and of those that one function of it makes, their first included. All of
-    them where the whole matrix is asked for."""
-    seen, chosen = collections.Counter(), []
-    for name, function in functions.items():
-        made_by = function.__qualname__ if "<locals>" in function.__qualname__ else ""
-        if seen[function.__module__, made_by] % 3 == 0 or name in IN_ALL + OF_ORDER or is_whole():
-            chosen.append(name)
-        seen[function.__module__, made_by] += 1
-    return sorted(chosen)
+from configurations import CONFIGURATIONS, ON_SIM
 
 
 def have_fcdp():

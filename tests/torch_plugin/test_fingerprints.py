@@ -11,7 +11,8 @@ import pytest
 
 import cases  # noqa: F401
 import launch
-from conftest import CONFIGURATIONS, PLAIN, is_whole, needs_fcdp
+from configurations import CONFIGURATIONS, PLAIN, is_whole
+from conftest import needs_fcdp
 from run import CASES, PARTICULAR
 
 NAMES = [

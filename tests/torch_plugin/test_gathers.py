@@ -6,7 +6,8 @@ import cases  # noqa: F401
 import launch
 import run
 from cases_count import BLOCKS
-from conftest import PLAIN, configurations_of, needs_fcdp
+from configurations import PLAIN, configurations_of
+from conftest import needs_fcdp
 from test_matrix import of_matrix
 
 pytestmark = needs_fcdp

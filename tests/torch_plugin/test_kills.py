@@ -5,7 +5,8 @@ import signal
 import pytest
 
 import launch
-from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
+from configurations import CONFIGURATIONS, PLAIN
+from conftest import needs_fcdp
 from leftovers import Leftovers
 
 START_TIMEOUT_S, TIMEOUT_S = 300, 90

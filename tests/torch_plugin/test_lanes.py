@@ -2,7 +2,8 @@
 lane's to the streams'."""
 
 import launch
-from conftest import CONFIGURATIONS, needs_fcdp
+from configurations import CONFIGURATIONS
+from conftest import needs_fcdp
 
 
 @needs_fcdp

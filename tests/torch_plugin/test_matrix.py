@@ -9,7 +9,8 @@ import pytest
 import cases  # noqa: F401
 import launch
 import run
-from conftest import COLD, CONFIGURATIONS, PLAIN, configurations_of, needs_fcdp
+from configurations import COLD, CONFIGURATIONS, PLAIN, configurations_of
+from conftest import needs_fcdp
 
 # Cases after which plain FSDP2's model is alive as well (the hooks of CommDebugMode are in a cycle through autograd's
 # nodes); they run last.

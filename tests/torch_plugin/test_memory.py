@@ -5,7 +5,8 @@ import pytest
 import cases  # noqa: F401
 import launch
 import run
-from conftest import PLAIN, needs_fcdp
+from configurations import PLAIN
+from conftest import needs_fcdp
 
 PAGE = 2 << 20
 NAMES = list(run.COUNTING)

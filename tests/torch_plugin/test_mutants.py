@@ -5,7 +5,7 @@ import pytest
 
 import cases  # noqa: F401
 import launch
-from conftest import PLAIN
+from configurations import PLAIN
 from test_matrix import NAMES
 
 pytestmark = [pytest.mark.mutants, pytest.mark.timeout(7200)]

@@ -13,7 +13,8 @@ import pytest
 
 import cases  # noqa: F401
 import launch
-from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
+from configurations import CONFIGURATIONS, PLAIN
+from conftest import needs_fcdp
 from run import CASES
 
 BUILD = pathlib.Path(__file__).resolve().parents[2] / "build" / "dev"

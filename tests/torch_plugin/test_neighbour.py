@@ -9,7 +9,8 @@ import pytest
 
 import cpp
 import launch
-from conftest import CONFIGURATIONS, needs_fcdp
+from configurations import CONFIGURATIONS
+from conftest import needs_fcdp
 from test_nccl import double  # noqa: F401
 from test_tensors import sim_library
 

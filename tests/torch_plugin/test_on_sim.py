@@ -1,6 +1,6 @@
 """The training cases on torch.device("sim"), 2 nodes x 2 ranks, with every access ordered: plain FSDP there as on the
-CPU, and FCDP=1 bit for bit as plain FSDP there, in both mappings. A third of the cases, fixed (conftest.a_third);
-TEST_MATRIX=whole: all. TEST_CASES=REGEX: of these those alone."""
+CPU, and FCDP=1 bit for bit as plain FSDP there. A third of the cases, fixed (configurations.py), each in one mapping;
+TEST_MATRIX=whole: all, in both. TEST_CASES=REGEX: of these those alone."""
 
 import os
 import re
@@ -10,23 +10,18 @@ import pytest
 import cases  # noqa: F401
 import launch
 import run
-from conftest import ON_SIM, PLAIN, SIM_PLAIN, a_third, needs_fcdp
+from configurations import NOT_THERE, ON_SIM, PLAIN, SIM_PLAIN, THERE, TRAINED_ON_SIM, in_one_mapping
+from conftest import needs_fcdp
 
 pytestmark = [needs_fcdp, pytest.mark.usefixtures("sim_built")]
 
-# What the device does not have (sim/torch/README.md).
-NOT_THERE = {
-    r"^compiled_|_in_compiled_code": "torch.compile",
-    r"^a_reduction_that_the_backend_refuses$": "reduction that its backend refuses",
-}
 # Which numbers are drawn, which operators autocast takes, and its name in a pickle, are the device's own.
 # From a device, FSDP1 does not accumulate gradients that it offloads.
 OWN_NUMBERS = re.compile(
     r"dropout|autocast|random_numbers|fsdp1_checkpoint|groups_without_parameters|pickled|fsdp1_cpu_offload"
 )
 ASKED = re.compile(os.environ.get("TEST_CASES", ""))
-THERE = {name: case for name, case in run.CASES.items() if not any(re.search(why, name) for why in NOT_THERE)}
-NAMES = [name for name in a_third(THERE) if ASKED.search(name)]
+NAMES = [name for name in TRAINED_ON_SIM if ASKED.search(name)]
 # Of these, writes that no signal but the bytes tells of are no part.
 SIGNALLED = [
     name for name in NAMES if re.search("^(lora|frozen|checkpoint_(ar|wr|pa)|fsdp1_(cpu|full_sh|param|bf|tr))", name)
@@ -34,8 +29,8 @@ SIGNALLED = [
 KEPT = [name for name in NAMES if re.search("^(lora|accumulate|fsdp1_trains|reshard_after_forward|prefetch)", name)]
 LARGE = [name for name in ("memory_whole_pages", "memory_odd_sizes") if ASKED.search(name)]  # of tensors of MiBs
 OF = {
-    "sim-slots": NAMES,
-    "sim-exact": NAMES,
+    "sim-slots": in_one_mapping(NAMES, "slots"),
+    "sim-exact": in_one_mapping(NAMES, "exact"),
     "sim-exact-kept": KEPT,
     "sim-signals": SIGNALLED,
     "sim-quarantine": [*(name for name in KEPT if "sync" in name or "lora" in name), *LARGE],
@@ -62,7 +57,7 @@ def test_what_the_device_does_not_have(name):
 
 def test_a_third_has_cases_of_each_file():
     files = {case.__module__ for case in THERE.values()}
-    assert {run.CASES[name].__module__ for name in a_third(THERE)} == files and len(files) > 12
+    assert {run.CASES[name].__module__ for name in TRAINED_ON_SIM} == files and len(files) > 12
 
 
 @pytest.mark.parametrize("name", NAMES + LARGE)

@@ -4,7 +4,8 @@ at the end."""
 import pytest
 
 import launch
-from conftest import CONFIGURATIONS, PLAIN, needs_fcdp
+from configurations import CONFIGURATIONS, PLAIN
+from conftest import needs_fcdp
 
 TIMES = 8
 

@@ -7,7 +7,8 @@ import struct
 import pytest
 
 import launch
-from conftest import CONFIGURATIONS, needs_fcdp
+from configurations import CONFIGURATIONS
+from conftest import needs_fcdp
 
 pytestmark = needs_fcdp
 N_STEPS = 5
