@@ -26,7 +26,7 @@
       "pages of `bytes` were asked for in vain: a use or an allocation fails, or a framework tries again")   \
     X(ALLOCATE, 11, "allocate", "device address", "stream", "a tensor of `bytes` was allocated")             \
     X(FREE, 12, "free", "device address", "stream", "a tensor of `bytes` was freed")                         \
-    X(NEIGHBOUR, 13, "neighbour", "bytes that it lacked", "",                                                \
+    X(NEIGHBOUR, 13, "native_allocator", "bytes that it lacked", "",                                         \
       "another allocator of the process lacked device memory, and was given `bytes`")                        \
     X(HOST_WAIT, 14, "host_wait", "", "", "a thread of the program waited, the cause says what for")
 
@@ -36,7 +36,7 @@
     X(RECLAIM_SCRATCH, 2, "scratch", "the staging buffer of small groups, unused of late")                   \
     X(RECLAIM_EVICT, 3, "evict", "free slots, then regions kept on the device")                              \
     X(RECLAIM_WAITING, 4, "waiting", "freed tensors' pages that other streams still use")                    \
-    X(RECLAIM_NEIGHBOUR, 5, "neighbour", "PyTorch's own allocator")                                          \
+    X(RECLAIM_NEIGHBOUR, 5, "native_allocator", "PyTorch's own allocator")                                   \
     X(FOR_MEMORY, 6, "memory", "device pages lacked")
 
 /* Of all pools of the process. HELD_x follow the holders (fcdp_holder): 0 tensors, 1 gathered parameters. */

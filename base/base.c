@@ -1,7 +1,7 @@
 /* base.c - the thread's failure text, the log, checks, ranked locks, the clock.
  *
- * Of the options this file knows FCDP_CHECK alone. It reads it when the library is loaded, so that locks and
- * invariants are checked from the first call on. options.c says whether its value is well formed.
+ * FCDP_CHECK is the only option that this file knows. The file reads it when the library is loaded, so that
+ * locks and invariants are checked from the first call on. options.c reports a malformed value.
  */
 #include "base/base.h"
 

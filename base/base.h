@@ -1,8 +1,8 @@
 /* base.h - what every layer shares: status, error text, log, checks, locks.
  *
  * A function that can fail returns fcdp_status and writes its outputs (last, `_out`) only on success. The
- * first who can name a failure writes the text with fcdp__fail(); the rest pass the status up. Out of memory
- * is a signal to policy: it carries a text but is never logged where it happens.
+ * first function that can name a failure writes the text with fcdp__fail(); its callers pass the status up.
+ * Out of memory is a signal to policy: it carries a text but is never logged where it happens.
  */
 #ifndef FCDP_BASE_H
 #define FCDP_BASE_H
@@ -42,17 +42,17 @@ const char *fcdp_error_text(void);
 fcdp_status fcdp__fail(fcdp_status status, const char *format, ...) FCDP_PRINTF(2, 3) FCDP_MUST_CHECK;
 
 enum { FCDP_TEXT_BYTES = 2048 }; /* longer texts are cut */
-/* The calling thread's failure, kept over calls that may fail as well and would write their own text. */
+/* The calling thread's failure, saved across calls that may fail too and would overwrite its text. */
 typedef struct fcdp_failure {
     fcdp_status status;
     char text[FCDP_TEXT_BYTES];
 } fcdp_failure;
 fcdp_failure fcdp__failure_keep(fcdp_status status);
-/* The text is the thread's again; returns the status. With FCDP_OK the thread's text stays. */
+/* Make the saved text the thread's again and return the saved status. FCDP_OK leaves the text alone. */
 fcdp_status fcdp__failure_restore(const fcdp_failure *failure) FCDP_MUST_CHECK;
 
-/* The status of `call`, which is made once more if it fails: for what gives memory back. A failure that
- * passes, of a driver that is busy, must not lose that memory for good. */
+/* The status of `call`, which is tried twice: for calls that give memory back, since a transient failure of a
+ * busy driver must not lose that memory for good. */
 #define FCDP_RETRY_ONCE(call)                                                                                \
     __extension__({                                                                                          \
         fcdp_status status_ = (call);                                                                        \

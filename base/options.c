@@ -1,6 +1,6 @@
 /* options.c - the table of every FCDP_* variable, with its parser.
  *
- * A default is the table's own text, read by the same parser as a user's value. Nothing here acts on a value.
+ * A default is the table's own text, read by the same parser as a user's value. This file acts on no value.
  */
 #include "base/options.h"
 
@@ -39,8 +39,8 @@ typedef struct option_parser {
       "while device use is below this share of the budget, a group stays on the device after its forward",   \
       FIELD(REAL, tau, 0, 1))                                                                                \
     X(USER, "FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                         \
-      "device memory for gathered parameters, and for tensors where they are FCDP's; 0: what is free at "    \
-      "start, but FCDP_HEADROOM",                                                                            \
+      "device memory for gathered parameters, and for tensors if FCDP allocates them; 0: what is free at "   \
+      "start, less FCDP_HEADROOM",                                                                           \
       FIELD(BYTES, device_budget_bytes, 0, 0))                                                               \
     X(USER, "FCDP_HEADROOM", BYTES_VALUES, "2G",                                                             \
       "device memory that FCDP leaves to others where FCDP_DEVICE_BUDGET is 0: NCCL takes it as it "         \
@@ -50,8 +50,8 @@ typedef struct option_parser {
       "host memory per node; 0: what the machine and its cgroup allow",                                      \
       FIELD(BYTES, host_budget_bytes, 0, 0))                                                                 \
     X(USER, "FCDP_ALLOC", "fcdp|native", "fcdp",                                                             \
-      "whose allocator serves tensors on a GPU: FCDP's, on the same pages as gathered parameters, or "       \
-      "PyTorch's own",                                                                                       \
+      "the allocator of tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's "   \
+      "own",                                                                                                 \
       FIELD(CHOICE, alloc, 0, 0))                                                                            \
     X(USER, "FCDP_PREFETCH", "0..8", "1",                                                                    \
       "how many groups forward gathers ahead of their use, each into device pages of its own; 0: backward "  \
@@ -63,7 +63,7 @@ typedef struct option_parser {
       FIELD(CHOICE, log, 0, 0))                                                                              \
     X(USER, "FCDP_TRACE", "0..2", "1",                                                                       \
       "what is written to the event ring that fcdp-memtrace reads: 0: nothing; 1: what moves between tiers " \
-      "and who waits; 2: each tensor's memory too",                                                          \
+      "and what threads and streams wait for; 2: each tensor's memory too",                                  \
       FIELD(INT, trace, 0, 2))                                                                               \
     X(EXPERT, "FCDP_DRIVER", "auto|cuda|sim", "auto",                                                        \
       "the device: CUDA, the simulated one, or CUDA where a device answers", FIELD(CHOICE, driver, 0, 0))    \
@@ -88,9 +88,10 @@ typedef struct option_parser {
     X(EXPERT, "FCDP_LOCAL_SIZE", "0..65536", "0", "ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE)", \
       FIELD(INT, local_size, 0, 65536))                                                                      \
     X(EXPERT, "FCDP_PIN", "auto|require|never", "auto",                                                      \
-      "page-lock the host tier: where possible, or stop if not, or never", FIELD(CHOICE, pin, 0, 0))         \
+      "page-lock the host tier: auto: if possible; require: or stop the job; never",                         \
+      FIELD(CHOICE, pin, 0, 0))                                                                              \
     X(EXPERT, "FCDP_FINGERPRINT", "auto|device|never", "auto",                                               \
-      "compare parameters by content, to find changes that nothing announced: auto: by a kernel on a GPU, "  \
+      "compare parameters by content, to find unannounced changes: auto: by a kernel on a GPU, "             \
       "by the host on CPUs; device: by the kernel "                                                          \
       "on the simulated device too; never: other signs decide",                                              \
       FIELD(CHOICE, fingerprint, 0, 0))                                                                      \

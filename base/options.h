@@ -41,7 +41,7 @@ typedef struct fcdp_options {
     double tau;
     fcdp_restore_mode restore;     /* FCDP_RESTORE=slice|whole|auto */
     fcdp_mapping_mode mapping;     /* FCDP_MAPPING=auto|slots|exact */
-    fcdp_alloc_mode alloc;         /* FCDP_ALLOC=fcdp|native: who serves tensors on a GPU */
+    fcdp_alloc_mode alloc;         /* FCDP_ALLOC=fcdp|native: the allocator of tensors on a GPU */
     fcdp_transport_mode transport; /* FCDP_TRANSPORT=auto|nccl|torch: what carries collectives */
     /* FCDP_LOCAL_SIZE, ranks per node; 0: from the launcher (LOCAL_WORLD_SIZE) */
     int local_size;
@@ -65,7 +65,8 @@ typedef struct fcdp_options {
     size_t trace_bytes; /* FCDP_TRACE_BUFFER, of the event ring */
 } fcdp_options;
 
-/* Who has a reason to set it: any user; one who tunes FCDP or works around something; a developer of FCDP. */
+/* The audience of an option: any user; an expert who tunes FCDP or works around something; a developer of
+ * FCDP. */
 typedef enum fcdp_option_audience {
     FCDP_OPTION_USER,
     FCDP_OPTION_EXPERT,
@@ -77,9 +78,9 @@ typedef struct fcdp_option_row {
     fcdp_option_audience audience;
 } fcdp_option_row;
 
-/* The table, `n_out` rows, by audience. Rows without a field above (FCDP_SIM_*, FCDP_NCCL_LIBRARY) are there
- * too, so that they are known names. What the build, fcdp-lab and the tests read (FCDP_CACHE, ...) is passed
- * over and has no row. */
+/* The table, `n_out` rows, by audience. Names without a field above (FCDP_SIM_*, FCDP_NCCL_LIBRARY) have rows
+ * too, so that they are known. Variables of the build, fcdp-lab and the tests (FCDP_CACHE, ...) have none and
+ * are ignored. */
 const fcdp_option_row *fcdp_options_table(size_t *n_out);
 
 /* Read `envp` (NULL-terminated "NAME=VALUE" strings). A malformed value, or an unknown name that starts with

@@ -1,4 +1,5 @@
-/* size.c - see the header. The digits are read as whole numbers: a double has no byte of 16777216.5T. */
+/* size.c - reads and writes sizes. It reads the digits as whole numbers, since a double cannot hold every
+ * byte of a size such as 16777216.5T. */
 #include "base/size.h"
 
 #include <ctype.h>

@@ -1,4 +1,9 @@
-/* trace.c - see the header. The only file that writes the segment's ring. */
+/* trace.c - the only file that writes the segment's ring.
+ *
+ * A writer claims a number with one atomic add; the number's last bits are its slot. The slot's stamp is odd
+ * while the event is written. So writers never wait: an event that finds its slot still being written, a
+ * whole ring later, is dropped and counted.
+ */
 #include "base/trace.h"
 
 #include <errno.h>
@@ -147,9 +152,9 @@ void fcdp_trace_open(uint32_t level, size_t ring_bytes) {
 
 /* ---- events ---- */
 
-/* A slot's words are stored with release and read with acquire: whoever has read a word of event n then
- * sees its stamp 2 n + 1, or a later one, and knows that the words are of two events. A fence would do as
- * well, but TSan knows none. */
+/* A slot's words are stored with release and read with acquire: a reader that has read a word of event n then
+ * sees the stamp 2 n + 1, or a later one, and knows that the words mix two events. A fence would do as well,
+ * but TSan does not support fences. */
 static void slot_write(ring_slot *slot, uint64_t n, const fcdp_trace_event *event) {
     uint64_t words[N_WORDS];
     memcpy(words, event, sizeof words);
@@ -157,8 +162,8 @@ static void slot_write(ring_slot *slot, uint64_t n, const fcdp_trace_event *even
     atomic_store_explicit(&(*slot)[0], 2 * n + 2, memory_order_release);
 }
 
-/* Its slot is this thread's once the stamp is odd. One that another writer has still, from a lap before, or
- * has already, in a lap after, is not waited for. */
+/* The slot belongs to this thread once the stamp is odd. If another writer has it, from a lap before or
+ * after, this thread does not wait. */
 void fcdp__trace_as_is(const fcdp_trace_event *event) {
     fcdp_trace_header *header = fcdp__trace_header();
     if (!header) return;

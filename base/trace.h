@@ -1,11 +1,11 @@
-/* trace.h - an event ring in shared memory: what every layer says of its work.
+/* trace.h - an event ring in shared memory, to which every layer writes what it does.
  *
  * Writing an event costs a clock read and two atomic operations, takes no lock, and never waits: not for
  * other writers, nor for readers, of which there may be none. Where the process has no ring (FCDP_TRACE=0,
  * a forked child, no memory) nothing is written, and nothing else changes.
  *
- * A layer lists its kinds and counters in its trace_events.h. Moments and the host's spans are written
- * here; the spans of streams come from trace_stream.h.
+ * A layer lists its kinds and counters in its trace_events.h. This file writes events of the host;
+ * trace_stream.h writes those of streams.
  */
 #ifndef FCDP_TRACE_H
 #define FCDP_TRACE_H
@@ -13,8 +13,8 @@
 #include "base/base.h"
 #include "base/trace_format.h"
 
-/* Opens this process's ring, once; `level` 0: none. What it lacks to be opened is logged, and the process
- * goes on without it. A forked child has none until it opens one. */
+/* Open this process's ring, once; `level` 0: none. A failure is logged, and the process goes on without a
+ * ring. A forked child has none until it opens one. */
 void fcdp_trace_open(uint32_t level, size_t ring_bytes);
 /* NULL: there is none. Its atomics are the caller's to write. */
 fcdp_trace_header *fcdp__trace_header(void);
@@ -24,9 +24,9 @@ int fcdp__trace_descriptor(void);
 /* Is anything written at this level? 1: what moves between tiers; 2: each tensor's memory too. */
 bool fcdp__trace_is_on(uint32_t level);
 
-/* An event whose fields but stamp, step and thread are the caller's; with time_ns 0: now. */
+/* Write an event. The caller fills all fields except stamp, step and thread; time_ns 0 is now. */
 void fcdp__trace(const fcdp_trace_event *event);
-/* All of it the caller's, but the stamp. */
+/* The same, but the caller fills all fields except the stamp. */
 void fcdp__trace_as_is(const fcdp_trace_event *event);
 /* The optimizer steps so far. */
 uint32_t fcdp__trace_step(void);

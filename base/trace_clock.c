@@ -1,4 +1,4 @@
-/* trace_clock.c - see the header.
+/* trace_clock.c - CLOCK_MONOTONIC from the processor's counter, with a base and a rate per thread:
  *
  *     time = base_ns + (counter - base_counter) * rate / 2^32      while counter - base_counter < 10 ms
  */

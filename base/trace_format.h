@@ -6,7 +6,7 @@
  *
  *     fcdp_trace_header | counters | objects | ring of events
  *
- * The ring keeps the last `ring_events` events; writers overwrite the oldest, and wait for nobody. The
+ * The ring keeps the last `ring_events` events; writers overwrite the oldest and never wait. The
  * counters and objects say what holds now, so that a reader that comes late, or has lost events, knows it
  * too.
  *
@@ -67,9 +67,9 @@ enum {
     FCDP_TRACE_STATE_SHIFT = 3, /* of STATE: the five bits above are the object's state, FCDP_OBJECT_... */
 };
 
-/* What events are about: a region, by its module's name. The atomics are written by whoever owns the object,
- * and say what holds now. `generation` guards what the object has for life, as a stamp guards an event: a
- * reader loads it before the other words and after them, all with acquire. */
+/* The subject of events: a region, by its module's name. The object's owner writes the atomics, which say
+ * what holds now. `generation` guards the words that never change, as a stamp guards an event: a reader loads
+ * it before and after the other words, all with acquire. */
 enum {
     FCDP_OBJECT_LIVE = 1,      /* in use: neither free nor gone */
     FCDP_OBJECT_IN_USE = 2,    /* from acquire to release */

@@ -1,6 +1,6 @@
 /* trace_probe.h - a USDT probe: a nop, which bpftrace, perf or gdb can make a breakpoint of.
  *
- * A note in the library says where it is, with its arguments. It costs a nop while nobody uses it.
+ * A note in the library says where it is, with its arguments. An unused probe costs a nop.
  *
  * The note is the one that SystemTap's <sys/sdt.h> makes, whose header is not everywhere
  * (https://sourceware.org/systemtap/wiki/UserSpaceProbeImplementation). Elsewhere there is no probe.

@@ -641,7 +641,7 @@ SHELL = {
     ".venv/bin/python -m pre_commit install": in_this_python("--help"),
     ".venv/bin/python -m pre_commit run --all-files": in_this_python("--help"),
 }
-SHOWN = {"fcdp: serving": "trains"}  # output, by its beginning: who compares it
+SHOWN = {"fcdp: serving": "trains"}  # output, by its beginning: the test that compares it
 
 
 def shell_lines():

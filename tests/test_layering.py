@@ -1,4 +1,4 @@
-"""Who may know whom: layers include in one direction, and what belongs to one file stays in it."""
+"""Which layer may include which: layers include in one direction, and what belongs to one file stays in it."""
 
 import pathlib
 import re

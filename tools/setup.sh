@@ -13,7 +13,7 @@ STAMPS=$VENV/fcdp-setup                   # also the mark that this .venv is our
 PY=$VENV/bin/python
 mkdir -p "$LOGS"
 
-# An activated .venv is not the Python that .venv is made of.
+# The Python of an activated .venv cannot make that .venv itself.
 PATH=:$PATH:
 while [[ $PATH == *":$VENV/bin:"* ]]; do PATH=${PATH/":$VENV/bin:"/:}; done
 PATH=${PATH#:}

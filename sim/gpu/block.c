@@ -4,7 +4,7 @@
  * A row is a thread, an entry point, the thread's label and the return addresses that led there, so that
  * "this thread waits nowhere but there" can be asserted and, where it is not so, the place be found. Return
  * addresses are named when the rows are listed. The table is bounded: what finds no room is counted in a last
- * row, which is nobody's.
+ * row, which belongs to no thread.
  */
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -151,7 +151,7 @@ static int longest_first(const void *a, const void *b) {
     return one->calls == other->calls ? 0 : one->calls > other->calls ? -1 : 1;
 }
 
-/* Rows are copied first, so that nobody who is counted waits for the naming. */
+/* Rows are copied first, so that no counted thread waits for the naming. */
 size_t simgpu_blocking_list(struct simgpu_blocking *list_out, size_t n) {
     struct row *copies = malloc(sizeof rows);
     if (!copies || simgpu__forked()) {

@@ -11,9 +11,9 @@ struct sim_clock; /* counted, and not changed while it is shared; NULL knows not
 struct sim_clock *simgpu__clock_keep(struct sim_clock *clock);
 void simgpu__clock_drop(struct sim_clock *clock);
 uint64_t simgpu__clock_at(const struct sim_clock *clock, unsigned slot);
-/* *clock, a reference of the caller's, comes to know more. False: no memory, and it is what it was. */
+/* Adds knowledge to *clock, a reference of the caller's. False: no memory, and *clock is unchanged. */
 bool simgpu__clock_raise(struct sim_clock **clock, unsigned slot, uint64_t epoch);
-/* Does the clock know all that `other` knows, but for what is on the slot? */
+/* Does the clock know all that `other` knows, except for the slot's entry? */
 bool simgpu__clock_covers(const struct sim_clock *clock, const struct sim_clock *other, unsigned but_slot);
 bool simgpu__clock_join(struct sim_clock **clock, const struct sim_clock *other);
 

@@ -1,4 +1,4 @@
-/* The control interface's view over all parts: what is alive, and back to the beginning. */
+/* The control functions that concern all parts: what is alive, and the reset. */
 #include "sim/gpu/internal.h"
 
 void simgpu_live(struct simgpu_live *live_out) {

@@ -49,7 +49,7 @@ static CUresult push(CUstream stream, struct sim_op op, bool waits) {
     CUresult result = simgpu__stream_push(on, &op);
     if (result == CUDA_SUCCESS) {
         simgpu__block_waits();
-        sim_unlock(); /* who waits is looked up without it */
+        sim_unlock(); /* the caller is looked up without it */
         simgpu__block_begin(op.link == SIM_LINK_TO_HOST ? SIM_cuMemcpyDtoHAsync_v2
                                                         : SIM_cuMemcpyHtoDAsync_v2);
         sim_lock();

@@ -103,8 +103,8 @@ CUresult cuDeviceGetName(char *name_out, int len, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* The PCI domain is one that no machine has, so that nobody takes a real
- * device's sysfs entry for this one's. */
+/* The PCI domain is one that no machine has, so that a real device's sysfs entry is never taken for this
+ * one. */
 static bool attribute_value(CUdevice_attribute attribute, int *value_out) {
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *value_out = 0xFCD0; return true;

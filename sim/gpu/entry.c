@@ -1,4 +1,4 @@
-/* The gate that every entry point passes, and the state that it looks at. */
+/* The gate that every entry point passes, and the state that it checks. */
 #include <unistd.h>
 
 #include "sim/gpu/internal.h"
@@ -38,7 +38,7 @@ bool simgpu__forked(void) {
     return owner != 0 && owner != getpid();
 }
 
-/* What would look at, or wait for, work that a capture has not yet put anywhere. */
+/* Calls that would query, or wait for, work that a capture has not enqueued yet. */
 static bool breaks_captures(enum sim_entry entry) {
     if (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
     return entry == SIM_cuCtxSynchronize || entry == SIM_cuStreamSynchronize || entry == SIM_cuStreamQuery ||

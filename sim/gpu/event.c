@@ -6,7 +6,7 @@
 struct event {
     struct sim_point *point; /* NULL: never recorded, which counts as done */
     bool captured;           /* recorded in a graph capture: outside of it there is no such point */
-    bool sleeps;             /* CU_EVENT_BLOCKING_SYNC: who waits for it leaves the core to others */
+    bool sleeps;             /* CU_EVENT_BLOCKING_SYNC: a thread that waits for it sleeps */
     bool timed;              /* no CU_EVENT_DISABLE_TIMING */
     char on[SIM_TEXT_BYTES]; /* the stream's name */
 };
@@ -148,7 +148,7 @@ CUresult cuEventSynchronize(CUevent event) {
 }
 
 /* Between the ends of what was before them, in modelled time; negative where `end` came first. Nothing is
- * learnt by it of what is over: who may reuse memory must query or wait. */
+ * learnt by it of what is over: a program that reuses memory must query or wait. */
 CUresult cuEventElapsedTime_v2(float *milliseconds_out, CUevent start, CUevent end) {
     SIM_ENTER(cuEventElapsedTime_v2);
     if (!milliseconds_out) return CUDA_ERROR_INVALID_VALUE;

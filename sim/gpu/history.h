@@ -1,4 +1,4 @@
-/* Who touched which bytes of one piece of memory, as far as it may still matter. Under the simulator's
+/* The accesses to the bytes of one piece of memory, as far as they may still matter. Under the simulator's
  * lock. */
 #ifndef FCDP_SIMGPU_HISTORY_H
 #define FCDP_SIMGPU_HISTORY_H
@@ -38,8 +38,8 @@ struct sim_touch {
  * the same one is looked for. */
 const struct sim_touch *simgpu__history_find(const struct sim_history *history, const struct sim_touch *touch,
                                              const struct sim_clock *known, bool same_address);
-/* Remembers a touch, keeping its note, and forgets those that it makes superfluous. A full history forgets
- * its oldest. */
+/* Remembers a touch, keeping its note, and forgets the touches that it makes superfluous. A full history
+ * forgets its oldest touch. */
 void simgpu__history_add(struct sim_history **history, const struct sim_touch *touch,
                          const struct sim_clock *known);
 /* A touch through `base` that `known` does not know to be over; NULL: none. */

@@ -47,7 +47,7 @@ void simgpu__host_visit(uintptr_t address, size_t bytes, sim_visit *visit, void 
     visit(context, &one->history, address - one->address, bytes, one->address);
 }
 
-/* The system calls themselves: sanitizers turn mlock and munlock into nothing. */
+/* The system calls themselves, since sanitizers make mlock and munlock do nothing. */
 static bool lock_pages(void *address, size_t bytes) {
     return syscall(SYS_mlock, address, bytes) == 0;
 }

@@ -1,5 +1,5 @@
 /*
- * What the files of the simulated GPU share: one lock, one state, and who owns which part of it.
+ * What the files of the simulated GPU share: one lock, one state, and which file owns which part of it.
  *
  * One lock, `sim.lock`, guards every table and queue. Work itself (copies, fills, host functions) runs on the
  * streams' workers without it; an operation that runs is marked so, which is how unmap knows that its memory
@@ -119,13 +119,13 @@ struct sim_op;
 
 /* ---- calls that order (site.c) ---- */
 
-struct sim_site { /* text "": nobody asks */
+struct sim_site { /* text "": sites are not listed */
     char text[sizeof((struct simgpu_site *)0)->site];
 };
 
 /* Without the lock. */
 void simgpu__site_take(struct sim_site *site_out);
-/* Is the call to be left out? Counts it; *taught_out: where to count what a wait teaches, NULL: nowhere. */
+/* Should the call be left out? Counts it. *taught_out: where to count what a wait teaches, NULL: nowhere. */
 bool simgpu__site_drops(const struct sim_site *site, enum sim_entry entry, const char *stream,
                         const char *event, unsigned long **taught_out);
 
@@ -186,7 +186,7 @@ size_t simgpu__phys_bytes(const struct sim_phys *phys);
 bool simgpu__phys_is_host(const struct sim_phys *phys);
 /* Puts the memory at `address`, inaccessible. False: out of memory maps. */
 bool simgpu__phys_place(const struct sim_phys *phys, void *address);
-/* Somebody is granted access; whether somebody was before. */
+/* Access is granted; returns whether it was granted before. */
 bool simgpu__phys_grant(struct sim_phys *phys);
 struct sim_history **simgpu__phys_history(struct sim_phys *phys);
 size_t simgpu__phys_handles(void);
@@ -294,7 +294,7 @@ void simgpu__point_drop(struct sim_point *point);
 bool simgpu__stream_uses(uintptr_t address, size_t bytes, bool running_only);
 void simgpu__stream_wait_unused(uintptr_t address, size_t bytes);
 void simgpu__stream_sync_all(void);
-/* The host comes to know that the stream's work so far, or all streams', is over. */
+/* The host learns that the work so far of the stream, or of all streams, is over. */
 void simgpu__stream_host_learns(const struct sim_stream *stream);
 void simgpu__stream_host_learns_all(void);
 /* Of the stream whose host function or kernel this thread runs; NULL: a thread of the program. */

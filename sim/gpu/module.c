@@ -29,7 +29,7 @@ static struct sim_table function_table = {.tag = 0x46};
 
 struct module {
     const struct definition *of;
-    uint64_t function; /* 0: nobody has asked */
+    uint64_t function; /* 0: not asked for yet */
 };
 
 static void module_drop(void *item) {
@@ -224,8 +224,8 @@ static bool tasks_are_legal(const struct definition *of, uint64_t tasks, size_t 
     return true;
 }
 
-/* What a device would find out while it runs is found out here, as the tasks
- * must be read here for what they access. */
+/* A device would find these faults while it runs. The simulator finds them here, since it must read the tasks
+ * here for their accesses. */
 static CUresult launch_locked(CUfunction handle, size_t n_blocks, CUstream stream, uint64_t parameter) {
     const struct module *module = simgpu__table_get(&function_table, (uintptr_t)handle);
     struct sim_stream *on = simgpu__stream_of(stream);

@@ -13,7 +13,7 @@
  *   threads did without a word. A copy from pageable memory is no such edge, nor are cuMemHostUnregister and
  *   cuStreamDestroy, as CUDA promises nothing there.
  * - cuStreamWriteValue32 (with its barrier) to cuStreamWaitValue32, where the value that ends the wait is the
- *   one that a stream wrote there last. Any other is somebody else's, be it a thread or another process, and
+ *   one that a stream wrote there last. Any other comes from elsewhere, a thread or another process, and
  *   might come after all that any stream or host function has signalled, and after all that the host knows:
  *   the wait is behind that, then.
  *   With SIMGPU_RACES_STRICT neither that nor an answer to a query orders anything.
@@ -175,8 +175,8 @@ void simgpu__order_wait_value(struct sim_position *position, struct sim_key key,
     if (!written_here) must(simgpu__clock_join(&position->known, order.host));
 }
 
-/* What has been signalled under the key before stays in it: several may signal, and whoever observes comes
- * after all. */
+/* Earlier signals under the key stay in it: several threads may signal, and an observer comes after all of
+ * them. */
 void simgpu_signal(const void *key) {
     if (simgpu__forked()) return;
     sim_lock();
@@ -241,7 +241,7 @@ static void report_pair(const struct sim_touch *earlier, const struct sim_touch 
            first, second, "neither waits for the other; let an event order them");
 }
 
-/* A conflict is looked for before the touch is remembered: what is refused has not happened. */
+/* Look for a conflict before remembering the touch, since a refused operation has not happened. */
 static bool touch(void *context, struct sim_history **history, size_t begin, size_t bytes, uintptr_t base) {
     struct visit *visit = context;
     struct sim_touch now = {.begin = begin,

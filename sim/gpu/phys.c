@@ -1,9 +1,9 @@
 /* Physical memory: handles, what they refer to, and sharing it with other processes.
  *
- * Memory that nobody may export lies in one memfd per location (one descriptor, however many handles). Memory
- * created with requestedHandleTypes POSIX_FD has a memfd of its own; its descriptor is what is exported, and
- * an importer's handle refers to the same pages. Only memory created here counts against this process's
- * device.
+ * Memory that cannot be exported lies in one memfd per location (one descriptor, however many handles).
+ * Memory created with requestedHandleTypes POSIX_FD has a memfd of its own; its descriptor is what is
+ * exported, and an importer's handle refers to the same pages. Only memory created here counts against this
+ * process's device.
  */
 #include <fcntl.h>
 #include <stdio.h>

@@ -88,7 +88,7 @@ struct simgpu_blocking {
     int thread; /* the kernel's id of it (gettid); 0: no longer known, there were too many rows */
     const char *entry;
     char label[48]; /* the thread's, see simgpu_annotate */
-    char site[512]; /* who called: "function (file) < its caller < ...", or file+offset */
+    char site[512]; /* the callers: "function (file) < its caller < ...", or file+offset */
     unsigned long calls;
     unsigned long waits; /* of the calls, those that found something to wait for */
     /* of the calls, those in which CUDA may keep a core busy until the end, as the context's flags say:
@@ -165,12 +165,12 @@ SIMGPU_API void simgpu_end_at(uint64_t end_ns);
 
 /* ---- kernels of modules ---- */
 
-/* The simulator compiles nothing: whoever brings a module brings, in C, what a block of its kernel does. The
- * kernel has one parameter, the address of an array of tasks in registered host memory, one for each block. A
- * task begins with the address and the number of bytes (two times 8 bytes) that its block reads; and a block
- * writes nothing but its task. Both are checked as for simgpu_launch. The device reads a task when its block
- * runs: if it begins otherwise then than at the launch, a line on stderr says so and the sticky error is
- * 700. */
+/* The simulator compiles nothing: with a module comes a C function that does what a block of its kernel does.
+ * The kernel has one parameter, the address of an array of tasks in registered host memory, one for each
+ * block. A task begins with the address and the number of bytes (two times 8 bytes) that its block reads; and
+ * a block writes nothing but its task. Both are checked as for simgpu_launch. The device reads a task when
+ * its block runs: if it begins otherwise then than at the launch, a line on stderr says so and the sticky
+ * error is 700. */
 struct simgpu_module {
     const char *image;       /* the text that cuModuleLoadData takes; any other is refused with 209 */
     const char *entry;       /* the kernel's name, which the image has behind ".entry" */
@@ -214,7 +214,7 @@ SIMGPU_API void simgpu_unordered_reset(void);
 
 /* What the caller knows to be over, a thread of the program or a host function, is known behind a later
  * simgpu_observe of the same key (any address): for threads and host functions that tell each other things by
- * means of their own. A cuStreamWriteValue32 signals the word's address, for who sees the word change. */
+ * means of their own. A cuStreamWriteValue32 signals the word's address, for a thread that sees it change. */
 SIMGPU_API void simgpu_signal(const void *key);
 SIMGPU_API void simgpu_observe(const void *key);
 

@@ -7,15 +7,15 @@
  *
  * A device has CUDA_DEVICE_MAX_CONNECTIONS hardware queues, which streams share in turn. A queue starts its
  * operations in the order in which the host has enqueued them: one that waits, for an event, a value or what
- * is before it on its stream, holds up those of other streams behind it. What has started holds up nobody.
+ * is before it on its stream, holds up those of other streams behind it. What has started holds up nothing.
  *
- * Once the sticky error is set, queued work is dropped: points still become done, so that nobody waits for
+ * Once the sticky error is set, queued work is dropped: points still become done, so that no thread waits for
  * ever.
  *
  * Time: a kernel, and a copy over a link of a set rate, has a modelled end, and the next operation counts as
  * ready from then, not from when a thread of this machine woke up. So late wake-ups do not add up along a
  * stream or from stream to stream, while nothing ever ends before its modelled time. What takes no set time
- * ends when it is done. Who writes a value may be another process, whose modelled time is not known: a value
+ * ends when it is done. Another process may write a value, and its modelled time is not known: a value
  * that is there when the stream comes to wait for it counts as there all along, and one that comes later as
  * written when it was seen.
  */
@@ -32,8 +32,8 @@
 
 #include "sim/gpu/internal.h"
 
-/* How often a waiting stream looks at memory that something else than a stream may write, which wakes
- * nobody. */
+/* How often a waiting stream looks at memory that something other than a stream may write, since such a write
+ * wakes no thread. */
 #define VALUE_LOOK_NS 200000
 
 /* head..tail is the queue; the head stays there while it runs. */
@@ -192,8 +192,8 @@ static void join_implicit(struct sim_stream *stream) {
         if (!other->non_blocking) simgpu__order_learn(&stream->position, &other->position);
 }
 
-/* A value is written and its order noted in one go under the lock, so that
- * who sees the value knows whose it is. */
+/* A value is written and its order noted under one hold of the lock, so that a reader of the value knows
+ * which write it saw. */
 static void order_value(struct sim_stream *stream, const struct sim_op *op) {
     if (op->work == SIM_WRITE_VALUE) {
         bool barrier = !(op->flags & CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER);
@@ -234,7 +234,7 @@ static bool shows(const struct sim_op *op) {
     return is_wait ? op->waited : op->work != SIM_POINT;
 }
 
-/* The next one ends before anybody else gets the lock, so that those who wait for either are woken once. */
+/* The next one ends before another thread gets the lock, so that waiters for either are woken once. */
 static bool goes_on_at_once(const struct sim_stream *stream) {
     const struct sim_op *next = stream->head;
     return next && takes_no_time(next) && !simgpu__work_is_dropped() && may_start(stream, next);
@@ -350,7 +350,7 @@ CUresult simgpu__stream_push(struct sim_stream *stream, const struct sim_op *op)
     return CUDA_SUCCESS;
 }
 
-/* ---- who uses memory ---- */
+/* ---- uses of memory ---- */
 
 static bool overlaps(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes) {
     return a < b + b_bytes && b < a + a_bytes;

@@ -336,7 +336,7 @@ static void note_grant(const struct map *map, unsigned access_before) {
     if (becomes_accessible && simgpu__phys_grant(map->phys)) enter_pages(map);
 }
 
-/* What one call sets, for whom. */
+/* What one call sets, and for which location. */
 struct grant {
     bool sets_device, sets_host;
     unsigned device, host; /* CUmemAccess_flags */
@@ -350,7 +350,7 @@ static unsigned host_access_after(const struct map *map, const struct grant *gra
     return grant->sets_host ? grant->host : map->host_access;
 }
 
-/* One mprotect per run of maps that end up alike, since neighbours with
+/* One mprotect per run of maps that end up alike, since adjacent maps with
  * equal protection merge in the kernel. */
 static bool protect(const struct cover *cover, const struct grant *grant) {
     for (size_t i = 0; i < cover->n;) {

@@ -210,7 +210,7 @@ static ncclResult_t call_check(const char *call, const ncclComm_t comm) {
                            comm->state == COMM_ABORTED ? "aborted" : "destroyed");
 }
 
-/* A poll ends and frees what was begun (NCCL 2.26), under whoever began it. */
+/* A poll ends and frees what was begun (NCCL 2.26), even while the thread that began it is inside. */
 static ncclResult_t user_check(const ncclComm_t comm) {
     bool in_progress = comm->state == COMM_JOINS || comm->polls_left;
     if (!in_progress || pthread_equal(comm->user, pthread_self())) return ncclSuccess;

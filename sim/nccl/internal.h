@@ -41,7 +41,7 @@ typedef struct page_member {
 
 typedef struct page { /* of one communicator */
     uint64_t nonce;
-    _Atomic uint32_t broken; /* 1: somebody writes the text; 2: it is there */
+    _Atomic uint32_t broken; /* 1: a rank writes the text; 2: it is there */
     char text[SIMNCCL_TEXT_BYTES];
     page_member members[SIMNET_MAX_RANKS];
 } page;
@@ -75,7 +75,7 @@ struct ncclComm {
     uint32_t connected;               /* ways */
     fcdp_phys memory[SIMNCCL_N_WAYS]; /* of their connections, by number; handle 0: none */
     unsigned polls_left;              /* until what was begun is done; 0: nothing is in progress */
-    pthread_t user;                   /* who began that */
+    pthread_t user;                   /* the thread that began that */
     simnet_part *parts;               /* begun, not launched; NULL: nothing */
     size_t n_parts;
     fcdp_stream stream;

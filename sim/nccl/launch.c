@@ -158,7 +158,7 @@ static bool launch_read(page_launch *other, uint64_t number, uint64_t *place_out
     return atomic_load(&other->number) == number;
 }
 
-/* Each writes its own before it looks at the others': whoever comes later sees what is
+/* Each rank writes its own before it looks at the others': the later one sees what is
  * wrong, and tells the others by the page. */
 static ncclResult_t launch_compare(ncclComm_t comm, uint64_t place) {
     uint64_t number = ++comm->n_launched, shape = shape_of(comm), other_place, other_shape;

@@ -1,4 +1,4 @@
-/* fabric.c - the shared memory: who is there, who died, whose links are busy until when. */
+/* fabric.c - the shared memory: which ranks are there, which have died, until when links are busy. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -39,7 +39,7 @@ shared_comm *simnet__shared_comm(shared_fabric *shared, simnet_lane lane, uint32
     return &shared->comms[comm_number(shared, lane, rank, id)];
 }
 
-/* Every communicator has room for as many members as there are ranks; memory that nobody touches is not
+/* Every communicator has room for as many members as there are ranks; untouched memory is not
  * there. */
 char *simnet__staging(shared_fabric *shared, const shared_comm *comm) {
     size_t per_comm = n_ranks(shared) * shared->staging_bytes;
@@ -155,7 +155,7 @@ void simnet_close(simnet_fabric *fabric) {
     free(fabric);
 }
 
-/* ---- who is there ---- */
+/* ---- which ranks are there ---- */
 
 /* The process's state and when it began: a killed one stays a zombie until its parent looks. False: it is
  * gone. */

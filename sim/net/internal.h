@@ -137,16 +137,16 @@ uint32_t simnet__members(const shared_fabric *shared, simnet_lane lane, uint32_t
 shared_comm *simnet__shared_comm(shared_fabric *shared, simnet_lane lane, uint32_t rank, uint32_t id);
 char *simnet__staging(shared_fabric *shared, const shared_comm *comm);
 void simnet__rank_begin(shared_fabric *shared, uint32_t rank);
-/* The rank ends its part in the fabric; all who may wait for it are woken. */
+/* The rank ends its part in the fabric, and wakes all ranks that may wait for it. */
 void simnet__rank_end(shared_fabric *shared, uint32_t rank, rank_state state, const char *text);
 /* Whether a rank will not come any more, and why ("rank 2 has left"). `look`: also whether its process lives.
  * `cause_out`: what began it, `text` or a part of it. */
 bool simnet__rank_gone(const shared_fabric *shared, uint32_t rank, bool look, char *text, size_t n,
                        const char **cause_out);
 void simnet__wake(shared_comm *comm);
-/* Until somebody wakes the communicator after `seen`, or for SIMNET_POLL_NS. */
+/* Wait until a rank wakes the communicator after `seen`, or for SIMNET_POLL_NS. */
 void simnet__sleep(shared_comm *comm, uint32_t seen);
-/* The modelled end of an operation of which all members are there: whoever asks first books its links. 0: it
+/* The modelled end of an operation of which all members are there: the first caller books its links. 0: it
  * has none. */
 uint64_t simnet__book(shared_fabric *shared, const simnet_op *op);
 

@@ -9,7 +9,7 @@
  * An operation is a host function on the caller's stream (fcdp__driver_host_function). It begins when all
  * members have reached it on their streams, and ends for all at once: when the bytes are there and its
  * modelled time is over. Members must agree on the operations of a communicator, in order, kind and bytes:
- * who does not is named.
+ * a message names the one that does not.
  *
  * Time: an operation books what it uses from the first moment at which all of it is free, and has it alone.
  * With n members, and `bytes` one member's part, as a ring sends them:

@@ -1,4 +1,4 @@
-/* The ring: every event that a reader takes is whole, what is lost is counted, nobody waits, and a forked
+/* The ring: every event that a reader takes is whole, what is lost is counted, no writer waits, and a forked
  * child writes nothing. Each test is a process of its own, since a process has one ring for life. */
 #include <fcntl.h>
 #include <pthread.h>

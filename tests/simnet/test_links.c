@@ -1,4 +1,4 @@
-/* How long collectives take: who shares which link, and what runs at the same time. */
+/* How long collectives take: which ranks share which link, and what runs at the same time. */
 #include <semaphore.h>
 
 #include "sim/gpu/simgpu.h"

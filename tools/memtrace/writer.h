@@ -1,6 +1,6 @@
 /* writer.h - writes a trace's file, chunk by chunk.
  *
- * Each chunk is written at once, so that a reader finds all before the one that a killed writer had begun. */
+ * Each chunk is written at once, so that after a kill a reader finds all chunks but the one being written. */
 #ifndef MEMTRACE_WRITER_H
 #define MEMTRACE_WRITER_H
 

@@ -196,7 +196,7 @@ static void group_make(rank *r, uint32_t g) {
     meet(r);
 }
 
-/* The node's leader makes what its ranks share; agreements order who reads what. */
+/* The node's leader makes what its ranks share; agreements order the reads. */
 void engine_connect(rank *r) {
     engine *e = r->engine;
     fcdp_transport transport = r->config->nccl ? nccl_transport(r) : net_transport(r);
