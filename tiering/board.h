@@ -16,9 +16,9 @@ typedef enum fcdp_board_word {
     /* region.h: number of the fill for which this rank's older reads and writes are over */
     FCDP_BOARD_READY,
     FCDP_BOARD_ATTACHED, /* host.c's: 1 while this rank has the block attached */
-    /* From here on hosts write, and wake who waits. Of the meeting (fcdp__host_meeting), see comm/ballot.h:
-     * meetings that this rank has come to, and those of
-     * which the first slice has told what came of them */
+    /* Hosts write the words from here on, and wake the threads that wait for them. Of the meeting
+     * (fcdp__host_meeting), see comm/ballot.h: meetings that this rank has come to, and those of which the
+     * first slice has told what came of them */
     FCDP_BOARD_CAME,
     FCDP_BOARD_TOLD,
     FCDP_BOARD_N_WORDS,
