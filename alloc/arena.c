@@ -1,10 +1,10 @@
 /* arena.c - the blocks of an arena: taken, given back, grown, unmapped.
  *
- * A block is linked to its neighbours in its span. Free ones are in lists by size, quick ones in slots by
- * size, live and quick ones in a table by address (arena_table.c).
+ * A block is linked to the blocks beside it in its span. Free blocks are in lists by size, quick blocks in
+ * slots by size, live and quick blocks in a table by address (arena_table.c).
  *
- * Whatever can run out of host memory is reserved before anything changes: nodes by nodes_reserve, table
- * slots by fcdp__arena_table_reserve.
+ * Every call reserves the host memory that it may need before it changes anything (nodes_reserve,
+ * fcdp__arena_table_reserve), so a call that fails leaves the arena as it was.
  */
 #include "alloc/arena_internal.h"
 
@@ -55,7 +55,7 @@ static bool arena_is_valid(const fcdp_arena *arena) {
 
 /* ---- nodes ---- */
 
-/* Zeroed, on cache lines that nothing else is on: arenas of different threads share none. */
+/* Zeroed, on cache lines of its own, so that arenas of different threads share none. */
 static void *lines_alloc(size_t bytes) {
     enum { CACHE_LINE = 64 };
     size_t rounded = fcdp__round_up(bytes, CACHE_LINE);
@@ -137,7 +137,7 @@ unsigned fcdp__arena_class_next(const fcdp_arena *arena, unsigned class) {
     return ARENA_N_CLASSES;
 }
 
-/* ---- neighbours ---- */
+/* ---- blocks side by side ---- */
 
 /* Cut `block` so that it keeps its first `bytes`; the rest follows it, in the same state, in no list. */
 static fcdp_block *block_cut(fcdp_block *block, size_t bytes, fcdp_block *node) {
@@ -165,7 +165,7 @@ static void block_join(fcdp_arena *arena, fcdp_block *block) {
     node_give(arena, gone);
 }
 
-/* A mapped block in no list becomes free, together with its free neighbours. */
+/* A mapped block in no list becomes free and joins the free blocks beside it. */
 static void block_free(fcdp_arena *arena, fcdp_block *block) {
     block->tag = NULL;
     if (block->after && block->after->state == FCDP_BLOCK_FREE) {
@@ -180,7 +180,7 @@ static void block_free(fcdp_arena *arena, fcdp_block *block) {
     free_insert(arena, block);
 }
 
-/* An unmapped block in no list becomes a hole, together with the holes beside it. */
+/* An unmapped block in no list becomes a hole and joins the holes beside it. */
 static void block_hole(fcdp_arena *arena, fcdp_block *block) {
     block->state = FCDP_BLOCK_HOLE;
     block->unmapped = true;
@@ -250,7 +250,7 @@ fcdp_status fcdp__arena_add_span(fcdp_arena *arena, uint64_t base, size_t bytes,
     hole->span = span;
     block_hole(arena, hole);
     fcdp_span **link = &arena->spans;
-    while (*link) link = &(*link)->next; /* the oldest first: it is filled first */
+    while (*link) link = &(*link)->next; /* the oldest span is filled first */
     *link = span;
     return FCDP_OK;
 }
@@ -371,7 +371,7 @@ void fcdp__arena_flush(fcdp_arena *arena) {
 
 /* ---- growth ---- */
 
-/* Take `block` out of what others may use. */
+/* Take `block` off its list, so that no other request finds it. */
 static void block_seize(fcdp_arena *arena, fcdp_block *block) {
     if (block->unmapped)
         arena->counts.n_holes--;
@@ -444,7 +444,7 @@ fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, bool is_shor
     return FCDP_OK;
 }
 
-/* The pages of a block are mappings of so many pages each. */
+/* Note that the pages of a block are mappings of `n_each` pages each. */
 static void pages_join(const fcdp_arena *arena, const fcdp_block *block, size_t n_each) {
     uint8_t *joined = block->span->joined + (block->address - block->span->base) / arena->page_bytes;
     for (size_t i = 0; i < block->bytes / arena->page_bytes; i++) joined[i] = i % n_each != 0;
@@ -502,7 +502,7 @@ void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth) {
 
 /* ---- unmapping pages ---- */
 
-/* The free block that has been unused longest, of those that have whole mappings; NULL: none. */
+/* The free block that has been unused longest among those that hold whole mappings. NULL: there is none. */
 static fcdp_block *longest_unused(const fcdp_arena *arena, uint64_t clock) {
     fcdp_block *found = NULL;
     for (unsigned class = fcdp__arena_class_next(arena, fcdp__arena_class_of(arena->page_bytes));

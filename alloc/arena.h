@@ -1,33 +1,33 @@
-/* arena.h - which bytes of some address ranges are used: blocks, free blocks, holes. Touches no memory and
- * calls no driver.
+/* arena.h - which bytes of some address ranges are in use: blocks, free blocks, holes. It touches no device
+ * memory and calls no driver.
  *
  * A span is a reserved range of addresses, cut into blocks without gaps:
  *
  *     hole    whole pages that are not mapped
- *     free    mapped, nobody's
- *     quick   nobody's, kept whole for the next request of its size
- *     live    somebody's
- *     busy    out of the arena's hands: being mapped, being unmapped, or not to be used again before an event
+ *     free    mapped and unused
+ *     quick   mapped and unused, kept whole for the next request of its size
+ *     live    in use
+ *     busy    out of the arena's hands: being mapped, being unmapped, or unusable until an event has passed
  *
- *     two neighbours are never both free, nor both holes (quick blocks count as neither until a flush)
+ *     two adjacent blocks are never both free, nor both holes (quick blocks count as neither until a flush)
  *     a hole begins and ends on a page
  *     bytes are multiples of FCDP_ARENA_UNIT
  *
- * A mapping is one page, or several that were mapped as one and can be unmapped only so: joined[i] <=> page i
- * is in the mapping of page i - 1.
+ * A mapping is one page, or several pages that were mapped as one and can be unmapped only together:
+ * joined[i] <=> page i is in the mapping of page i - 1.
  *
- * Placement. A request takes a quick block of its size; else a place in one free block; else it must grow: a
- * place in a run of neighbouring free blocks and holes. Where memory is not short, the place needs the fewest
- * pages to be mapped; where it is, it uses the fewest pages that nothing lies on, mapped or not, since any of
- * them could be used anywhere. So free pages need not be adjacent to be used: holes cost no memory, and a
- * mapping that nothing lies on can leave its place (fcdp__arena_unmap_begin).
+ * Placement. A request takes a quick block of its size; else a place in one free block; else it must grow
+ * into a run of adjacent free blocks and holes. While memory is plentiful, the arena chooses the place that
+ * needs the fewest new pages. When memory is short, it chooses the place that occupies the fewest unused
+ * pages, mapped or not, since each of them could serve anywhere. So free pages need not be adjacent to be
+ * used: holes cost no memory, and an unused mapping can leave its place (fcdp__arena_unmap_begin).
  *
- * An arena has no lock: its owner serialises all calls.
+ * An arena has no lock. Its owner serialises all calls.
  */
 #ifndef FCDP_ARENA_H
 #define FCDP_ARENA_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 enum { FCDP_ARENA_UNIT = 512 };
 
@@ -62,14 +62,14 @@ struct fcdp_block {
 struct fcdp_span {
     uint64_t base;
     size_t bytes;
-    void *owner; /* whose pages these are */
+    void *owner; /* of the pages */
     fcdp_block *first;
     uint8_t *joined; /* by page: it is one mapping with the page before */
     fcdp_span *next;
 };
 
-/* A place for a block. Blocks first..last are busy, and stay as they are until the growth ends: those that
- * are `unmapped` must be mapped, each by pages of its own or as one. Read without the owner's lock. */
+/* A place for a block. Blocks first..last are busy and stay as they are until the growth ends. The caller
+ * maps those that are `unmapped`, each by pages of its own or as one, and reads them without its lock. */
 typedef struct fcdp_growth {
     fcdp_block *first, *last;
     uint64_t address; /* of the block to be */
@@ -91,13 +91,13 @@ fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes);
  * use fewer pages. */
 fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, bool is_short,
                              fcdp_block **block_out) FCDP_MUST_CHECK;
-/* What its owner asked for, of a block just taken; for the counts. */
+/* How many bytes the caller asked for when it took the block; for the counts. */
 void fcdp__arena_request(fcdp_arena *arena, fcdp_block *block, size_t requested_bytes);
-/* Live or busy, whole: nobody's from now on; kept for its size where that is possible, else free. */
+/* Give a live or busy block back, whole: it becomes quick if its size has a slot, else free. */
 void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block);
 /* The live block that begins at `address`, NULL: none. */
 fcdp_block *fcdp__arena_find(const fcdp_arena *arena, uint64_t address);
-/* Live to busy: it is not to be found any more, until fcdp__arena_give. */
+/* Live to busy: fcdp__arena_find does not find the block any more. It ends with fcdp__arena_give. */
 void fcdp__arena_set_busy(fcdp_arena *arena, fcdp_block *block);
 /* All quick blocks become free ones. */
 void fcdp__arena_flush(fcdp_arena *arena);
@@ -111,7 +111,7 @@ fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, bool is_shor
 /* Its holes are mapped, each from its begin on in mappings of `n_each` pages, the last of which may be
  * smaller: the live block. Ends the growth. */
 fcdp_block *fcdp__arena_grow_commit(fcdp_arena *arena, fcdp_growth *growth, size_t n_each);
-/* They are not: all is as before. */
+/* Nothing was mapped: everything is as before the growth. */
 void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth);
 
 /* Mappings that nothing lies on, freed at or before `clock`, the longest unused first: at most `n_pages`
@@ -119,10 +119,10 @@ void fcdp__arena_grow_abort(fcdp_arena *arena, fcdp_growth *growth);
  * or of any number of such pages, at most `max_blocks` of them. Returns how many blocks. */
 size_t fcdp__arena_unmap_begin(fcdp_arena *arena, uint64_t clock, size_t n_pages, fcdp_block **blocks_out,
                                size_t max_blocks);
-/* A block of these: its pages are unmapped, or they could not be. */
+/* End the unmapping of one of these blocks: its pages are unmapped, or the driver refused. */
 void fcdp__arena_unmap_commit(fcdp_arena *arena, fcdp_block *block);
 void fcdp__arena_unmap_abort(fcdp_arena *arena, fcdp_block *block);
-/* A busy block that begins a mapping: whether that is of more than one page. */
+/* For a busy block that begins a mapping: does that mapping have more than one page? */
 bool fcdp__arena_is_joined(const fcdp_arena *arena, const fcdp_block *block);
 
 /* A busy block of whole pages: its pages are gone, and nothing takes its
@@ -134,7 +134,7 @@ typedef struct fcdp_arena_stats {
     size_t live_bytes, requested_bytes, free_bytes, quick_bytes, busy_bytes; /* mapped = all but holes */
     size_t n_live, n_free, n_quick, n_holes;
 } fcdp_arena_stats;
-/* Mapped pages that nothing lies on, quick blocks being nothing. Looks at every block. */
+/* Mapped pages that no live or busy block lies on. Looks at every block. */
 size_t fcdp__arena_idle_pages(const fcdp_arena *arena);
 /* Always up to date; the arena's. */
 const fcdp_arena_stats *fcdp__arena_stats(const fcdp_arena *arena);

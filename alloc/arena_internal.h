@@ -57,7 +57,7 @@ static inline bool fcdp__arena_is_spare(const fcdp_block *block) {
 
 /* ---- arena_table.c ---- */
 
-/* Room for one more: then the next insert cannot fail. */
+/* Make room for one more block, so that the next insert cannot fail. */
 fcdp_status fcdp__arena_table_reserve(fcdp_arena *arena) FCDP_MUST_CHECK;
 void fcdp__arena_table_insert(fcdp_arena *arena, fcdp_block *block);
 /* The slot of the block that begins at `address`, SIZE_MAX: none. */
@@ -88,7 +88,7 @@ typedef struct arena_place {
 arena_place fcdp__arena_fit_find(const fcdp_arena *arena, size_t bytes, bool is_short);
 /* The best place among all free blocks and holes. */
 arena_place fcdp__arena_place_find(const fcdp_arena *arena, size_t bytes, bool is_short);
-/* No place touches fewer pages that nothing lay on. */
+/* No place can occupy fewer unused pages. */
 size_t fcdp__arena_least_touched(const fcdp_arena *arena, size_t bytes);
 
 #endif

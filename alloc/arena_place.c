@@ -1,5 +1,7 @@
-/* arena_place.c - where a block goes: which place uses up the least of
- * what others could use. Changes nothing. */
+/* arena_place.c - chooses the place for a block: the one that leaves the most memory for other requests.
+ *
+ * It rates every candidate and changes nothing, so arena.c can give up a place without undoing anything.
+ */
 #include "alloc/arena_internal.h"
 
 /* ---- mappings ---- */
@@ -8,7 +10,7 @@ static bool is_joined(const fcdp_arena *arena, const fcdp_span *span, uint64_t a
     return span->joined[(address - span->base) / arena->page_bytes];
 }
 
-/* Back, or on, to where a mapping begins or ends; the end of the span is such a place. */
+/* The nearest boundary of a mapping, upwards or downwards. The end of the span is a boundary. */
 static uint64_t boundary(const fcdp_arena *arena, const fcdp_span *span, uint64_t address, bool up) {
     while (address < span->base + span->bytes && is_joined(arena, span, address))
         address = up ? address + arena->page_bytes : address - arena->page_bytes;
@@ -28,7 +30,7 @@ uint64_t fcdp__arena_mapping_start(const fcdp_arena *arena, const fcdp_span *spa
     return boundary(arena, span, to - arena->page_bytes, false);
 }
 
-/* Whole pages of the free block that [address, end) touches: nothing lies on them yet. */
+/* Whole pages of the free block that [address, end) touches, all of them unused until now. */
 static size_t pages_touched(const fcdp_arena *arena, const fcdp_block *block, uint64_t address,
                             uint64_t end) {
     uint64_t first = fcdp__arena_page_up(arena, block->address);
@@ -54,9 +56,9 @@ static size_t second_cost(const arena_place *of, bool is_short) {
     return is_short ? of->n_unmapped : of->n_touched;
 }
 
-/* Where memory is short, what counts is how many pages are used; else how many must be mapped. Then a
- * neighbour of the same size, since such blocks are often freed together; the smaller run, which spares the
- * larger ones; the younger neighbour, for the first reason. */
+/* First the number of unused pages that the place occupies (when memory is short) or of pages to be mapped
+ * (otherwise). Then a block of the same size beside it, since such blocks are often freed together; then the
+ * smaller run, which spares the larger ones; then the younger block beside it, for the first reason. */
 static bool is_better(const arena_place *it, const arena_place *best, bool is_short) {
     if (!best->first) return true;
     size_t a = first_cost(it, is_short), b = first_cost(best, is_short);
@@ -113,7 +115,8 @@ typedef struct run {
     uint64_t begin, end;
 } run;
 
-/* One place of a run, as its pages and neighbours rate it. Block by block, since only a hole needs pages. */
+/* Rate one place of a run by its pages and the blocks beside it. It goes block by block, since only a hole
+ * needs pages. */
 static void place_consider(const fcdp_arena *arena, const run *in, fcdp_block *first, uint64_t address,
                            size_t bytes, bool is_short, arena_place *best) {
     arena_place it = {.first = first, .address = address, .run_bytes = in->end - in->begin};

@@ -1,4 +1,8 @@
-/* arena_table.c - finds a block by its address: open addressing, linear probing, at most half full. */
+/* arena_table.c - finds a block by its address.
+ *
+ * A free names an address alone, so each one pays for a look-up. Open addressing with linear probing, in a
+ * table that is at most half full, keeps the look-up short.
+ */
 #include "alloc/arena_internal.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* device.c - the order in which a device's parts are opened; closing them is the reverse. */
+/* device.c - opens a device's parts: driver, then pool, then heap. Closing is the reverse, and a part that
+ * fails to open closes those before it. */
 #include "alloc/device.h"
 
 fcdp_status fcdp_device_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, size_t budget_bytes,

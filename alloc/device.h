@@ -10,14 +10,14 @@
 typedef struct fcdp_device {
     fcdp_driver *drv;
     fcdp_pool *pool;
-    fcdp_heap *heap; /* NULL: tensors are somebody else's */
+    fcdp_heap *heap; /* NULL: another allocator serves tensors */
 } fcdp_device;
 
 /* `sim_library` as in fcdp__driver_open. budget_bytes 0: what is free but `headroom_bytes`, as in
  * fcdp__pool_create_with_headroom. */
 fcdp_status fcdp_device_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, size_t budget_bytes,
                              size_t headroom_bytes, bool with_heap, fcdp_device *device_out) FCDP_MUST_CHECK;
-/* Nobody uses any of it any more. A device that is all zeroes is closed already. */
+/* Nothing of the device may be in use any more. A zeroed device counts as closed. */
 void fcdp_device_close(fcdp_device *device);
 
 #endif

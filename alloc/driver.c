@@ -1,7 +1,7 @@
 /* driver.c - the table of CUDA driver calls, from libcuda.so.1 or from the simulated driver.
  *
- * Knows no page pool, no region and no policy: each function is one driver call (or a bounded retry of one),
- * a context bound around it, and a failure text with the call's name and numbers.
+ * It knows no page pool, no region and no policy. Each function is one driver call (or a bounded retry of
+ * one), with the context bound around it and a failure text that has the call's name and numbers.
  */
 #include "alloc/driver_internal.h"
 
@@ -12,8 +12,8 @@
 #include <string.h>
 #include <sys/resource.h>
 
-/* NOT_READY from cuMemSetAccess means work in flight, which a synchronise ends, unless others keep adding
- * some. */
+/* NOT_READY from cuMemSetAccess means that work is in flight. A synchronise ends it, unless other threads
+ * keep adding work. */
 enum { MAX_ACCESS_TRIES = 8 };
 /* Lower is more urgent; the driver clamps to what the device has. */
 enum { HIGHEST_PRIORITY = -1000 };
@@ -112,8 +112,8 @@ static fcdp_status granularity_get(fcdp_driver *drv) {
         return fcdp__driver_failed(drv, result, "cuMemGetAllocationGranularity(device %d)", drv->ordinal);
     if (drv->page_bytes && !(drv->page_bytes & (drv->page_bytes - 1))) return FCDP_OK;
     return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                      "device %d maps memory in units of %zu bytes, which is no power of two", drv->ordinal,
-                      drv->page_bytes);
+                      "device %d maps memory in units of %zu bytes, which is not a power of two",
+                      drv->ordinal, drv->page_bytes);
 }
 
 /* The table is loaded and a device answers: take device `ordinal`. */
@@ -267,7 +267,7 @@ fcdp_status fcdp__driver_phys_release(fcdp_driver *drv, fcdp_phys phys) {
 fcdp_status fcdp__driver_range_reserve(fcdp_driver *drv, size_t bytes, fcdp_dptr *base_out) {
     CUdeviceptr base;
     CUresult result = CALL(drv, cuMemAddressReserve, &base, bytes, drv->page_bytes, 0, 0);
-    /* Out of addresses, not of memory: nothing that policy could reclaim. */
+    /* The process is out of addresses, not of memory, so there is nothing that policy could reclaim. */
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         return fcdp__fail(FCDP_ERR_DRIVER,
                           "cuMemAddressReserve(%zu bytes): %s: no device addresses are left for the range",
@@ -384,8 +384,8 @@ static fcdp_status stream_spin(fcdp_driver *drv, fcdp_stream stream) {
                                   : fcdp__driver_failed(drv, result, "cuStreamSynchronize(%p)", stream);
 }
 
-/* cuStreamSynchronize would do as the context's flags say, which are the framework's, and spin a core by
- * default. Where no event can be had, that is better than not to wait. */
+/* cuStreamSynchronize obeys the context's flags, which the framework sets, and spins a core by default. So it
+ * is used only where the driver has no event to spare. */
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) {
     fcdp_event end = NULL;
     if (fcdp__driver_event_create_blocking(drv, &end)) return stream_spin(drv, stream);
@@ -505,7 +505,7 @@ fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp
 
 /* ---- the simulated driver ---- */
 
-struct simgpu_access { /* as tools/simgpu/simgpu.h has it */
+struct simgpu_access { /* as sim/gpu/simgpu.h has it */
     uint64_t address;
     size_t bytes;
     int writes;

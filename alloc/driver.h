@@ -1,14 +1,13 @@
-/* driver.h - every CUDA call of FCDP. Nothing above it knows CUDA's types.
+/* driver.h - every CUDA call that FCDP makes. No layer above it knows CUDA's types.
  *
- * The table is filled from libcuda.so.1 or from the simulated driver by dlopen: nothing links either. An
- * address on the device has a type of its own, so that the host cannot dereference it by accident.
+ * dlopen fills the table from libcuda.so.1 or from the simulated driver; FCDP links neither. A device address
+ * has a type of its own, so that the host cannot dereference it by accident.
  */
 #ifndef FCDP_DRIVER_H
 #define FCDP_DRIVER_H
 
-#include "alloc/base.h"
+#include "base/options.h"
 
-typedef enum fcdp_driver_kind { FCDP_DRIVER_AUTO, FCDP_DRIVER_CUDA, FCDP_DRIVER_SIM } fcdp_driver_kind;
 typedef struct fcdp_driver fcdp_driver;
 typedef struct fcdp_dptr {
     uint64_t addr;
@@ -27,8 +26,8 @@ static inline fcdp_dptr fcdp__dptr_add(fcdp_dptr p, size_t bytes) {
 
 /* Load the driver and take device `ordinal`'s primary context. AUTO: CUDA where a device answers, else sim.
  * The sim library is $FCDP_SIM_LIBRARY, else `sim_library` (may be NULL). FCDP_ERR_UNSUPPORTED with a text
- * that says what to do when the asked driver or device is not there. Calls made later, from any thread, bind
- * the context for their own duration: the thread's current context is afterwards what it was before. */
+ * that says what to do when the requested driver or device is missing. Later calls, from any thread, bind the
+ * context for their own duration and then restore the thread's own context. */
 fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *sim_library,
                               fcdp_driver **drv_out) FCDP_MUST_CHECK;
 void fcdp__driver_close(fcdp_driver *drv);
@@ -39,11 +38,11 @@ int fcdp__driver_numa_node(const fcdp_driver *drv);     /* the device's NUMA nod
 fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out,
                                   size_t *total_bytes_out) FCDP_MUST_CHECK;
 
-/* call(arg) with the device's context current on this thread: for a library beside the driver, which takes
- * the thread's device for its own. */
+/* call(arg) with the device's context current on this thread: for a library beside the driver, which uses
+ * the thread's current device. */
 fcdp_status fcdp__driver_with_context(fcdp_driver *drv, void (*call)(void *arg), void *arg) FCDP_MUST_CHECK;
-/* The device's context as a value that outlives the driver, for a thread that may: it becomes the calling
- * thread's, for good. */
+/* The device's context as a value, for a thread that may outlive the driver. Binding it makes it the calling
+ * thread's context for good. */
 typedef struct fcdp_driver_context {
     struct CUctx_st *ctx;
     int (*set)(struct CUctx_st *ctx);
@@ -80,42 +79,42 @@ fcdp_status fcdp__driver_copy_rows(fcdp_driver *drv, const fcdp_rows *rows,
 /* non-blocking, high priority */
 fcdp_status fcdp__driver_stream_create(fcdp_driver *drv, fcdp_stream *stream_out) FCDP_MUST_CHECK;
 void fcdp__driver_stream_destroy(fcdp_driver *drv, fcdp_stream stream);
-/* The thread sleeps meanwhile, where the driver has an event to spare. */
+/* The thread sleeps while it waits, if the driver has an event to spare. */
 fcdp_status fcdp__driver_stream_sync(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
-/* All streams of the device. It may spin, as the framework has set the context up: for
- * when memory lacks, and for the end. */
+/* Wait for all streams of the device. It may spin, as the framework has set the context up, so it is for
+ * memory pressure and for the end. */
 fcdp_status fcdp__driver_sync(fcdp_driver *drv) FCDP_MUST_CHECK;
 /* FCDP_OK: idle, or FCDP_PENDING */
 fcdp_status fcdp__driver_stream_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
 /* FCDP_OK, or FCDP_PENDING: a graph is captured */
 fcdp_status fcdp__driver_stream_capture_query(fcdp_driver *drv, fcdp_stream stream) FCDP_MUST_CHECK;
-/* The calling thread's mode from now on; *mode is what it was. By default what a thread asks of the device,
- * or waits for, breaks the graph that another thread captures, and fails; in this mode it does not. */
+/* Set the calling thread's capture mode; *mode becomes the previous one. In the default mode a query or a
+ * wait fails and breaks the graph that another thread captures; in the relaxed mode it does neither. */
 enum { FCDP_CAPTURE_MODE_RELAXED = 2 };
 fcdp_status fcdp__driver_capture_mode_exchange(fcdp_driver *drv, int *mode) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_stream_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) FCDP_MUST_CHECK;
-/* For streams to wait for, and to query: a host thread that waits for it may spin. */
+/* An event for streams to wait for and for queries. A host thread that waits for it may spin. */
 fcdp_status fcdp__driver_event_create(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
 void fcdp__driver_event_destroy(fcdp_driver *drv, fcdp_event event);
 fcdp_status fcdp__driver_event_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_event_sync(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK;
 /* FCDP_OK or FCDP_PENDING */
 fcdp_status fcdp__driver_event_query(fcdp_driver *drv, fcdp_event event) FCDP_MUST_CHECK;
-/* For host threads to wait for: fcdp__driver_event_sync sleeps. It wakes
- * up later, by tens of microseconds. */
+/* An event for host threads: fcdp__driver_event_sync sleeps. It wakes up tens of microseconds later than a
+ * spin would. */
 fcdp_status fcdp__driver_event_create_blocking(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
 
-/* Events that know their time, for measurements. What fails here fails nothing else: no text is written. */
+/* Timing events, for measurements. A failure here fails nothing else and writes no text. */
 fcdp_status fcdp__driver_timer_create(fcdp_driver *drv, fcdp_event *event_out) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_timer_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_timer_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) FCDP_MUST_CHECK;
-/* Nanoseconds of the device from `start` to `end`, exact to 2^-24 of their distance; FCDP_PENDING: one of
- * them has not come. FCDP_ERR_UNSUPPORTED: the driver does not tell. */
+/* Nanoseconds of the device from `start` to `end`, exact to 2^-24 of their distance. FCDP_PENDING: one of
+ * them has not passed. FCDP_ERR_UNSUPPORTED: the driver has no such call. */
 fcdp_status fcdp__driver_timer_elapsed(fcdp_driver *drv, fcdp_event start, fcdp_event end,
                                        double *ns_out) FCDP_MUST_CHECK;
 
 /* `function(context)` runs in the stream's order, on a thread of the driver's; it must not call the driver.
- * It does not run once the device has failed: nothing may be freed by it alone. */
+ * It does not run once the device has failed, so it must not be the only place that frees something. */
 typedef void (*fcdp_host_function)(void *context);
 fcdp_status fcdp__driver_host_function(fcdp_driver *drv, fcdp_stream stream, fcdp_host_function function,
                                        void *context) FCDP_MUST_CHECK;
@@ -123,7 +122,7 @@ fcdp_status fcdp__driver_host_function(fcdp_driver *drv, fcdp_stream stream, fcd
 /* The stream writes a 32-bit word once all before it is done and visible, or waits until a word w has
  * (int32_t)(w - value) >= 0. The word is in device memory, or in pinned host memory at its device address.
  * FCDP_ERR_UNSUPPORTED: the driver is older than CUDA 11.7, or the device cannot. CUDA does not see this
- * order: let events say it too where both ends are this process's. */
+ * order, so record events as well where both ends belong to this process. */
 fcdp_status fcdp__driver_write_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word,
                                        uint32_t value) FCDP_MUST_CHECK;
 fcdp_status fcdp__driver_wait_value32(fcdp_driver *drv, fcdp_stream stream, fcdp_dptr word,
@@ -143,8 +142,8 @@ fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) FC
 
 /* A module of one kernel with one parameter: the address of an array of tasks in pinned host memory, one
  * for each block. A task begins with the address and the number of bytes (a uint64_t each) that its
- * block reads; and a block writes nothing but its task. `run` does in C what a block does, for the
- * simulated driver, which compiles nothing. */
+ * block reads, and a block writes nothing but its task. `run` is the block's work in C, for the simulated
+ * driver, which compiles nothing. */
 typedef struct fcdp_kernel_source {
     const char *image;  /* PTX, ends with a 0 */
     const char *entry;  /* the kernel's name */
@@ -159,10 +158,9 @@ typedef struct fcdp_kernel {
 /* FCDP_ERR_UNSUPPORTED: the driver lacks the calls, or does not compile the image for this device. */
 fcdp_status fcdp__driver_kernel_load(fcdp_driver *drv, const fcdp_kernel_source *source,
                                      fcdp_kernel *kernel_out) FCDP_MUST_CHECK;
-/* Behind its launches: the host has seen their end. */
+/* Only when the host has seen all launches end. */
 void fcdp__driver_kernel_unload(fcdp_driver *drv, const fcdp_kernel *kernel);
-/* `tasks`: the device's address of them (fcdp__driver_host_dptr). Nobody
- * changes them before the kernel has run. */
+/* `tasks`: their device address (fcdp__driver_host_dptr). They stay unchanged until the kernel has run. */
 fcdp_status fcdp__driver_launch(fcdp_driver *drv, const fcdp_kernel *kernel, fcdp_dptr tasks,
                                 uint32_t n_tasks, fcdp_stream stream) FCDP_MUST_CHECK;
 
@@ -174,10 +172,10 @@ typedef struct fcdp_access {
     bool writes;
 } fcdp_access;
 
-/* The label of what the calling thread enqueues from now on, copied, up to 47 bytes; NULL: none. */
+/* Label the calling thread's work from here on; copied, up to 47 bytes. NULL: no label. */
 void fcdp__driver_annotate(fcdp_driver *drv, const char *label);
 void fcdp__driver_stream_name(fcdp_driver *drv, fcdp_stream stream, const char *name);
-/* What the next host function of the calling thread reads and writes: checked as a copy's are. */
+/* Declare what the calling thread's next host function reads and writes. It is checked like a copy. */
 void fcdp__driver_announce(fcdp_driver *drv, const fcdp_access *accesses, size_t n);
 /* A function of the simulated driver by its name, for tools beside it; NULL: no such function, or CUDA. */
 void *fcdp__driver_sim_symbol(const fcdp_driver *drv, const char *name);

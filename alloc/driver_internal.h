@@ -131,7 +131,7 @@ enum {
     X(cuMemHostGetDevicePointer_v2, (CUdeviceptr * at, void *host, unsigned flags))                          \
     X(cuLaunchHostFunc, (CUstream stream, void (*function)(void *context), void *context))
 
-/* Those that a driver may lack. */
+/* Symbols that a driver may lack. */
 #define CUDA_OPTIONAL_CALLS(X)                                                                               \
     X(cuStreamWriteValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))            \
     X(cuStreamWaitValue32_v2, (CUstream stream, CUdeviceptr at, uint32_t value, unsigned flags))             \
@@ -144,7 +144,7 @@ enum {
                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,          \
                        CUstream stream, void **parameters, void **extra))
 
-/* The simulated driver's own (tools/simgpu/simgpu.h). */
+/* The simulated driver's own (sim/gpu/simgpu.h). */
 struct simgpu_access;
 struct simgpu_module;
 struct sim_calls {
@@ -177,9 +177,8 @@ const char *fcdp__driver_result_name(const fcdp_driver *drv, CUresult result);
 fcdp_status fcdp__driver_failed(fcdp_driver *drv, CUresult result, const char *format, ...)
     FCDP_PRINTF(3, 4) FCDP_MUST_CHECK;
 
-/* The calling thread's context is ours during a call and what it was before afterwards: threads of the
- * program may work with other devices. In the usual case it is the same context, and this is one look into
- * the thread's own state. */
+/* A call binds FCDP's context and then restores the thread's own: threads of the program may work with other
+ * devices. Usually both are the same context, and this costs one look into the thread's own state. */
 static inline CUresult context_enter(const fcdp_driver *drv, CUcontext *before_out) {
     CUresult result = drv->api.cuCtxGetCurrent(before_out);
     if (result != CUDA_SUCCESS || *before_out == drv->ctx) return result;

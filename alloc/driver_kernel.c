@@ -1,13 +1,17 @@
-/* driver_kernel.c - kernels: modules of PTX, which the driver compiles for its device. */
+/* driver_kernel.c - loads and launches kernels from PTX.
+ *
+ * PTX rather than machine code: the driver compiles it for its own device, so the wheel needs no nvcc, no
+ * list of architectures and no CUDA runtime.
+ */
 #include "alloc/driver_internal.h"
 
-struct simgpu_module { /* as tools/simgpu/simgpu.h has it */
+struct simgpu_module { /* as sim/gpu/simgpu.h has it */
     const char *image, *entry;
     size_t task_bytes;
     void (*run)(void *task);
 };
 
-/* What no other driver call and no waiting would cure: the caller does without the kernel. */
+/* Failures that no retry and no wait would cure: the caller works without the kernel. */
 static fcdp_status load_failed(fcdp_driver *drv, CUresult result, const char *call, const char *entry) {
     switch (result) {
     case CUDA_ERROR_NO_BINARY_FOR_GPU:
@@ -24,8 +28,8 @@ static fcdp_status load_failed(fcdp_driver *drv, CUresult result, const char *ca
     }
 }
 
-/* The simulated driver is told what a block does before it is asked to load it;
- * for the caller both drivers are one. */
+/* The simulated driver gets the block's C function before the load, so that callers treat both drivers
+ * alike. */
 fcdp_status fcdp__driver_kernel_load(fcdp_driver *drv, const fcdp_kernel_source *source,
                                      fcdp_kernel *kernel_out) {
     CUmodule module;

@@ -1,5 +1,5 @@
-/* driver_timer.c - events that know their time. A failure is a status alone: the thread's text, and its
- * log, are of what the program does, which a measurement must not change. */
+/* driver_timer.c - timing events. A failure is a status alone: the thread's failure text and the log describe
+ * the program's own work, and a measurement must not change them. */
 #include "alloc/driver_internal.h"
 
 static fcdp_status status_of(CUresult result) {

@@ -1,12 +1,13 @@
-/* heap.c - the calls of the heap: a hit is served here, a miss by the other files (heap_internal.h).
- * Compiled with -fexceptions: what `covers` throws passes through fcdp_heap_malloc. */
+/* heap.c - the heap's public calls. A hit is served here; a miss goes to the other files (heap_internal.h).
+ * The file is compiled with -fexceptions, since an exception of `covers` passes through fcdp_heap_malloc. */
 #include "alloc/heap_internal.h"
-#include "alloc/trace.h"
+#include "alloc/trace_events.h"
+#include "base/trace.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* An arena tells the heap of its live bytes in steps, so that most hits touch nothing that threads share. */
+/* An arena reports its live bytes to the heap in steps, so that most hits touch no shared cache line. */
 enum { REPORT_BYTES = 2 << 20 };
 
 /* ---- malloc ---- */
@@ -57,7 +58,7 @@ static fcdp_status growth_map(heap_arena *arena, const fcdp_growth *growth, size
     return status;
 }
 
-/* A place that needs pages. The lock is not held while they are looked for: the place is the growth's. */
+/* Take a place that needs pages. The growth owns the place, so the search for pages runs without the lock. */
 static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, size_t n_each,
                                fcdp_block **block_out) {
     fcdp_growth growth;
@@ -85,8 +86,8 @@ static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, 
     return status;
 }
 
-/* Free memory, once quick blocks have joined their neighbours; else new handles; else, where none are to be
- * had or memory is short, single pages from wherever. */
+/* Free memory, once quick blocks have joined the free blocks beside them; else new handles; else, when memory
+ * is short or there are no handles, single pages from anywhere. */
 static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, fcdp_block **block_out) {
     fcdp__heap_deferred_poll(arena->heap);
     size_t n_each = fcdp__heap_handle_pages(arena, rounded);
@@ -156,8 +157,8 @@ fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
     if (!arena) return not_ours(address, "free");
     fcdp__lock_acquire(&arena->lock);
     fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
-    /* Reuse is ordered by the block's own stream, an unmap is not: quarantine begins behind all streams of
-     * the heap. Without memory to wait for them it is left out. */
+    /* The block's own stream orders a reuse, but not an unmap: so quarantine begins behind all streams of the
+     * heap. Without host memory to wait for them the block skips quarantine. */
     bool quarantines = block && fcdp__heap_quarantines(arena, block);
     if (quarantines && !block->tag) block->tag = calloc(1, sizeof(heap_uses));
     bool defers = block && block->tag;
@@ -194,7 +195,7 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
 
 /* ---- life ---- */
 
-/* The pool may ask the heap from its last line on, so everything else is there by then. */
+/* The pool may ask the heap as soon as it is registered, so that is the last step. */
 fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) {
     fcdp_heap *heap = aligned_alloc(HEAP_CACHE_LINE, sizeof *heap);
     if (heap) memset(heap, 0, sizeof *heap);

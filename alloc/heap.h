@@ -1,38 +1,37 @@
 /* heap.h - the caching, stream-aware allocator behind fcdp_alloc, on the page pool that regions use too.
  *
- * Every stream has two arenas (arena.h), for blocks up to FCDP_HEAP_SMALL_BYTES and for larger ones, each in
- * address ranges of its own. A block that its stream has freed may be used again on the same stream at once:
- * the stream orders the uses. What another stream has used (fcdp_heap_record_stream) is deferred until an
- * event of that stream. A hit takes one lock, the arena's, and calls no driver.
+ * Every stream has two arenas (arena.h), one for blocks up to FCDP_HEAP_SMALL_BYTES and one for larger
+ * blocks, each in address ranges of its own. A stream may reuse a block that it has freed at once, since it
+ * orders the uses. A block that another stream has used (fcdp_heap_record_stream) is deferred until an event
+ * of that stream. A hit takes one lock, the arena's, and calls no driver.
  *
- * A miss needs pages. While more than half of the budget is spare and no free bytes will do, they are new:
- * handles of many pages (up to 64), that grow with what the arena has mapped, so a few driver calls. From
- * there on handles are single pages, which can move, and a block goes where it uses the fewest of them. They
- * come in this order:
+ * A miss needs pages. While more than half of the budget is spare and no free bytes suffice, the pages are
+ * new: handles of many pages (up to 64), which grow with what the arena has mapped and cost few driver calls.
+ * After that, handles are single pages, which can move, and a block goes where it uses the fewest of them.
+ * Pages come in this order:
  *
  *     1  idle pages of the pool, or new ones, while the pool's budget and the device allow
- *     2  the stream's own quiescent pages: nothing lies on them, and what every stream of the heap had to do
- *        when they were freed is done. They leave their place (unmap) and are mapped where they are needed; a
- *        large handle is released.
+ *     2  the stream's own quiescent pages: no block lies on them, and every stream of the heap has finished
+ *        the work that it had when they were freed. They are unmapped and mapped again where they are needed;
+ *        a large handle is released.
  *     3  quiescent pages of other streams
  *     4  the pool's reclaimers: clean regions (an unmap), regions to be stored first
  *     5  pages that are not quiescent yet: waits, for events first and then for the whole device
- *     6  FCDP_ERR_NO_DEVICE_MEM, with a text that says who holds what and what would help
+ *     6  FCDP_ERR_NO_DEVICE_MEM, with a text that lists the memory of each holder and says what would help
  *
- * Reuse on the stream that freed a block is ordered by that stream; an unmap is not, so pages move only
- * behind events of all streams of the heap: those that fcdp_heap_malloc or fcdp_heap_record_stream has ever
- * been given. A stream that the heap was never given cannot be known: a program that uses a block there must
- * record it, or free it only when that use is over.
+ * The stream that freed a block orders its reuse there, but not an unmap. So pages move only behind events of
+ * all streams ever passed to fcdp_heap_malloc or fcdp_heap_record_stream. The heap knows no
+ * other stream: a program that uses a block on one must record it, or free the block after that use.
  *
- * No lock is held across a driver's map or unmap, a wait or a reclaim, but private_lock, as a reader, across
- * a wait: a capture, which a wait would break, begins after it. The heap is itself a reclaimer of the pool:
- * 2, 3 and 5, for others.
+ * No lock is held across a driver's map or unmap, a wait or a reclaim. The one exception is private_lock,
+ * held as a reader across a wait: a wait would break a capture, so a capture begins after it. The heap is
+ * itself a reclaimer of the pool, with steps 2, 3 and 5.
  *
  *     reserved = pages mapped in arenas = idle pages + pages in use,  allocated <= reserved
  *
- * All functions may be called from any thread, but destroy: then no thread is in the heap, nor in
- * fcdp__pool_take. A stream lives as long as the heap, as PyTorch's do, and is one stream: not
- * CU_STREAM_PER_THREAD, which is another one in every thread.
+ * All functions may be called from any thread, except destroy: during it no thread may be in the heap or in
+ * fcdp__pool_take. A stream must live as long as the heap, as PyTorch's do, and must be one stream:
+ * CU_STREAM_PER_THREAD is not, since it is another stream in every thread.
  */
 #ifndef FCDP_HEAP_H
 #define FCDP_HEAP_H
@@ -49,7 +48,7 @@ enum { FCDP_HOLDER_TENSORS = 0 }; /* of the heap's pages (pages.h) */
 typedef struct fcdp_heap fcdp_heap;
 
 fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap_out) FCDP_MUST_CHECK;
-/* Nothing of it is used any more, not even by the device; live blocks go too. */
+/* Nothing of the heap may be in use any more, not even by the device. Frees live blocks too. */
 void fcdp_heap_destroy(fcdp_heap *heap);
 
 /* `bytes` of device memory, aligned to 512, first used on `stream`; 0 bytes: the null address. */
@@ -60,8 +59,8 @@ fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) FCDP_MUST_CHECK;
 /* `stream` uses the block too: when it is freed, it is not used again before what
  * is on that stream then has been done. */
 fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_stream stream) FCDP_MUST_CHECK;
-/* Waits for the streams that have freed something, gives every page that nothing lies on to the pool, and the
- * pool's idle ones to the driver. */
+/* Wait for the streams that have freed something, give every unused page to the pool, and the pool's idle
+ * pages to the driver. */
 fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
 
 /* For finding stale accesses: from here on blocks above FCDP_HEAP_SMALL_BYTES have pages of their own, which
@@ -69,22 +68,22 @@ fcdp_status fcdp_heap_trim(fcdp_heap *heap) FCDP_MUST_CHECK;
  * so that it faults there; the last `bytes` of such addresses are not used again. Before the first malloc. */
 void fcdp_heap_set_quarantine(fcdp_heap *heap, size_t bytes);
 
-/* Private pools, which CUDA graphs have in PyTorch. ("Pool" alone is the pool of pages.) From begin to
- * end, mallocs on the streams that `covers` accepts go to the private pool. Its blocks serve mallocs of
- * the same private pool alone. Its pages stay where they are, since a graph knows their addresses, until
- * the pool has been released as often as it has begun. Then others can have them too, once the device has
- * been waited for: a graph may have run on any stream.
+/* Private pools, which PyTorch uses for CUDA graphs. ("Pool" alone is the pool of pages.) From begin to end,
+ * mallocs on the streams that `covers` accepts go to the private pool, and its blocks serve that pool alone.
+ * Its pages stay where they are, since a graph knows their addresses, until the pool has been released as
+ * often as it has begun. Then other streams may use them, after a wait for the device: a graph may have run
+ * on any stream.
  *
- * `covers` runs inside of fcdp_heap_malloc, and must not call the heap; it may throw a C++ exception, which
- * fcdp_heap_malloc lets through. While a private pool is open the heap queries no stream and records no
- * event, which a capture would not survive: what is freed meanwhile becomes quiescent later. */
+ * `covers` runs inside fcdp_heap_malloc and must not call the heap. It may throw a C++ exception, which
+ * fcdp_heap_malloc lets through. While a private pool is open, the heap queries no stream and records no
+ * event, since either would break a capture: memory freed meanwhile becomes quiescent later. */
 typedef struct fcdp_private_id {
     uint64_t first, second;
 } fcdp_private_id;
 typedef bool (*fcdp_covers_fn)(void *ctx, fcdp_stream stream);
-/* FCDP_ERR_INVALID: it has begun and not ended. It may end and begin again within a capture: meanwhile the
- * heap stays as quiet. A capture that failed may leave its private pool open; it is closed once memory lacks.
- * Then `stale_ctx_out` gets the ctx of its begin, else NULL. */
+/* FCDP_ERR_INVALID: the pool has begun and not ended. It may end and begin again within a capture, and the
+ * heap stays quiet in between. A capture that failed may leave its private pool open; the heap closes it when
+ * memory runs short. Then `stale_ctx_out` gets the ctx of its begin, else NULL. */
 fcdp_status fcdp_heap_private_begin(fcdp_heap *heap, fcdp_private_id id, fcdp_covers_fn covers, void *ctx,
                                     void **stale_ctx_out) FCDP_MUST_CHECK;
 /* FCDP_ERR_INVALID: there is no such private pool, or it has not begun. `covers` is not called any
@@ -115,7 +114,7 @@ typedef struct fcdp_heap_stats {
     uint64_t n_fits;                       /* mallocs that found a larger free block */
     uint64_t n_grows;                      /* mallocs that mapped pages */
     uint64_t n_pages_moved, n_pages_taken; /* mapped from elsewhere in the heap; from the pool */
-    uint64_t n_waits, n_ooms;              /* for the device, whoever asked; mallocs in vain */
+    uint64_t n_waits, n_ooms;              /* for the device, in any call; mallocs that failed */
     uint64_t n_retries;                    /* mallocs that had to wait */
 } fcdp_heap_stats;
 void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out);

@@ -1,5 +1,9 @@
-/* heap_deferred.c - freed blocks that other streams still use: they become free, or go to quarantine, behind
- * events of those streams. */
+/* heap_deferred.c - freed blocks that other streams still use.
+ *
+ * A block on this list becomes free, or goes to quarantine, once an event has passed on each of those
+ * streams. A thread takes the whole list and checks it without the lock, since a check may wait. n_checking
+ * counts such threads: a malloc that finds the list empty then knows that blocks may still come back.
+ */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"
@@ -13,7 +17,7 @@ static void event_give(fcdp_heap *heap, heap_event *event) {
     fcdp__lock_release(&heap->lock);
 }
 
-/* Where there is no event the host waits: late, but right. */
+/* Without an event the host waits for the stream: slow, but correct. */
 static void use_record(fcdp_heap *heap, fcdp_stream stream, heap_uses *uses) {
     fcdp__lock_acquire(&heap->lock);
     heap_event *event = heap->idle_events;
@@ -35,8 +39,8 @@ static void use_record(fcdp_heap *heap, fcdp_stream stream, heap_uses *uses) {
                   fcdp_error_text());
 }
 
-/* Drop the events that have passed, up to the first that has not; with `wait`, all of them, unless a capture
- * begins. Then an event that the driver cannot tell of any more has passed once the device is idle. */
+/* Drop the events that have passed, up to the first that has not. With `wait`, wait for all of them, unless a
+ * capture begins; an event that the driver cannot query any more has passed once the device is idle. */
 static void uses_check(fcdp_heap *heap, heap_uses *uses, bool wait) {
     while (uses->events) {
         heap_event *event = uses->events;
@@ -57,7 +61,7 @@ static void deferred_add(fcdp_heap *heap, heap_uses *uses) {
     fcdp__lock_release(&heap->lock);
 }
 
-/* The whole list, which is this thread's until it has counted itself out of n_checking. */
+/* Take the whole list. It belongs to this thread until the thread leaves n_checking. */
 static heap_uses *deferred_detach(fcdp_heap *heap) {
     fcdp__lock_acquire(&heap->lock);
     heap_uses *list = heap->deferred;
@@ -67,7 +71,7 @@ static heap_uses *deferred_detach(fcdp_heap *heap) {
     return list;
 }
 
-/* True: nobody uses the block any more. Of all the heap's streams, those that are idle need no event. */
+/* True: no stream uses the block any more. An idle stream needs no event. */
 static bool uses_have_ended(fcdp_heap *heap, heap_uses *uses, bool wait) {
     if (!fcdp__heap_wait_begin(heap)) return false;
     while (uses->n > 0) use_record(heap, uses->streams[--uses->n], uses);
@@ -133,7 +137,7 @@ void fcdp__heap_deferred_poll(fcdp_heap *heap) {
     if (atomic_load_explicit(&heap->n_deferred, memory_order_relaxed) > 0) (void)deferred_check(heap, false);
 }
 
-/* Where another thread has the whole list, what it puts back or frees is the news that is waited for. */
+/* If another thread has the whole list, wait until it has put back or freed the blocks. */
 bool fcdp__heap_deferred_await(fcdp_heap *heap) {
     if (atomic_load_explicit(&heap->n_deferred, memory_order_relaxed) == 0) return false;
     fcdp__lock_acquire(&heap->lock);

@@ -1,4 +1,8 @@
-/* heap_handles.c - new handles of many pages, which cost few driver calls: while memory is not short. */
+/* heap_handles.c - new handles of many pages.
+ *
+ * One driver call maps a handle of any size, so while memory is plentiful the heap creates large handles. It
+ * stops in time: a large handle moves only as a whole, and would hold back pages that others need.
+ */
 #include "alloc/heap_internal.h"
 
 /* Large handles cost few driver calls, but move only as a whole. So while half of the budget

@@ -1,5 +1,5 @@
-/* heap_internal.h - what the heap's files share. heap.c serves the calls; each heap_*.c does one thing for
- * it, which its section below declares. */
+/* heap_internal.h - what the heap's files share. heap.c serves the calls; each other heap_*.c does one job
+ * for it and has a section below. */
 #ifndef FCDP_HEAP_INTERNAL_H
 #define FCDP_HEAP_INTERNAL_H
 
@@ -31,7 +31,7 @@ typedef struct heap_range {
     size_t reserved_bytes;
     uint64_t base; /* the arena's part of it */
     size_t bytes;
-    /* by index from base; handle 0: a hole. Of blocks that are busy: whoever has
+    /* by index from base; handle 0: a hole. Of busy blocks: the thread that made
      * them busy, else under the arena's lock */
     fcdp_phys *pages;
 } heap_range;
@@ -40,7 +40,7 @@ typedef struct heap_private {
     struct heap_private *next;
     fcdp_private_id id;
     _Atomic size_t n_uses;   /* begun and not released: its pages stay */
-    uint64_t n_begins;       /* ever, under whatever id; guarded by private_lock */
+    uint64_t n_begins;       /* ever, under any id; guarded by private_lock */
     _Atomic bool has_served; /* since it has begun: a malloc whose stream is in the table, or its end */
     /* guarded by the heap's private_lock */
     bool open;    /* mallocs may go to it */
@@ -77,13 +77,13 @@ typedef struct heap_stream { /* in a private pool, or in none */
     bool fence_waits; /* it was recorded for the heap's fence, and has not been seen to have passed */
 } heap_stream;
 
-typedef struct heap_quarantined { /* a freed block without pages, whose addresses are not used yet */
+typedef struct heap_quarantined { /* a freed block without pages; its addresses are not reused yet */
     struct heap_quarantined *next;
     heap_arena *arena;
     fcdp_block *block;
 } heap_quarantined;
 
-/* What every hit reads is on other cache lines than what misses and reports write. */
+/* The fields that every hit reads are on other cache lines than those that misses and reports write. */
 enum { HEAP_CACHE_LINE = 64 };
 
 struct fcdp_heap {
@@ -99,8 +99,9 @@ struct fcdp_heap {
     _Atomic size_t n_deferred, n_searching; /* searching: threads that look for pages */
     /* pages given to the pool, ever: whether another attempt could end differently */
     _Atomic uint64_t n_returns;
-    /* Read while `covers` runs and while a stream is queried or an event recorded: a pool ends when nobody
-     * asks it any more, and begins when nobody queries a stream. After an arena's lock, if both. */
+    /* A reader holds it while `covers` runs and while a stream is queried or an event recorded. So a pool
+     * ends when no thread is in its `covers`, and begins when no thread queries a stream. After an arena's
+     * lock. */
     pthread_rwlock_t private_lock;
     heap_private *privates; /* guarded by private_lock */
     fcdp_lock fence_lock;   /* before an arena's */
@@ -185,7 +186,7 @@ heap_private *fcdp__heap_private_covering(fcdp_heap *heap, fcdp_stream stream);
 bool fcdp__heap_privates_end_dead(fcdp_heap *heap);
 
 /* heap_quiescent.c */
-/* See what is quiescent by now, without waiting, and begin a fence where something freed is not. */
+/* Find what is quiescent by now, without waiting, and begin a fence if some freed memory is not. */
 void fcdp__heap_quiesce(fcdp_heap *heap);
 bool fcdp__heap_arena_is_quiescent(heap_arena *arena);
 /* One wait, for deferred blocks and for the fence that is under way: it was begun earlier, and lets the
@@ -230,7 +231,7 @@ size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes);
 /* Quiescent pages of one arena in one go, at most `n_wanted` of them to `pages_out`. Returns how many there
  * were, with those that the pool got. */
 size_t fcdp__heap_arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *pages_out, size_t *n_out);
-/* What messages say of the heap's pages. */
+/* How messages describe the heap's pages. */
 extern const fcdp_holder_words fcdp__heap_words;
 /* The pool's reclaimers, and what it asks of pages that nothing lies on. */
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
@@ -240,7 +241,7 @@ size_t fcdp__heap_idle(void *ctx);
 /* heap_deferred.c */
 /* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
 void fcdp__heap_defer(heap_arena *arena, fcdp_block *block);
-/* Free the deferred blocks that nobody uses any more. */
+/* Free the deferred blocks that no stream uses any more. */
 void fcdp__heap_deferred_poll(fcdp_heap *heap);
 /* The same, waiting; false: no block was deferred. */
 bool fcdp__heap_deferred_await(fcdp_heap *heap);
@@ -249,7 +250,7 @@ void fcdp__heap_deferred_destroy(fcdp_heap *heap);
 /* heap_quarantine.c */
 /* Of whole pages, which are unmapped when it is freed. */
 bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block);
-/* Such a block, busy, that nobody uses any more. False: it could not be unmapped. */
+/* Quarantine such a block, busy, that no stream uses any more. False: it could not be unmapped. */
 bool fcdp__heap_quarantine_push(heap_arena *arena, fcdp_block *block);
 void fcdp__heap_quarantine_destroy(fcdp_heap *heap);
 

@@ -1,8 +1,12 @@
-/* heap_map.c - pages under blocks: mapped under a growth's holes, unmapped from under a block. */
+/* heap_map.c - maps pages under a growth's holes and unmaps them from under a block.
+ *
+ * A map of several holes is all or nothing: a failure in the middle undoes what was mapped. The driver may
+ * refuse to undo it; then those pages stay where they are, and stuck_out tells the caller.
+ */
 #include <string.h>
 
 #include "alloc/heap_internal.h"
-#include "alloc/trace.h"
+#include "alloc/trace_map.h"
 
 static size_t least(size_t a, size_t b) {
     return a < b ? a : b;

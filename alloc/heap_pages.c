@@ -1,4 +1,8 @@
-/* heap_pages.c - the order in which a miss looks for single pages (heap.h has it). */
+/* heap_pages.c - finds single pages for a miss, in the order that heap.h gives.
+ *
+ * Pages that one source yields are kept in a batch until there are enough, and given back if there never are:
+ * so a malloc that fails has taken nothing from other threads.
+ */
 #include <sched.h>
 
 #include "alloc/heap_internal.h"
@@ -15,7 +19,7 @@ static void batch_add(fcdp_heap *heap, batch *b, size_t n) {
     atomic_fetch_add_explicit(&heap->n_taken, n, memory_order_relaxed);
 }
 
-/* What the pool has, or may create, without asking anybody. */
+/* What the pool has, or may create, without asking a reclaimer. */
 static fcdp_status batch_from_pool(fcdp_heap *heap, batch *b) {
     size_t n;
     fcdp_status status = fcdp__pool_take_some(heap->pool, FCDP_HOLDER_TENSORS, b->n_wanted - b->n,
@@ -57,7 +61,7 @@ static fcdp_status batch_from_arenas(heap_arena *arena, batch *b, bool beside_sp
     return status;
 }
 
-/* What needs nobody else. The spare pages are the last, so that a malloc in vain creates none. */
+/* Sources that need no other thread. The spare pages come last, so that a malloc that fails creates none. */
 static fcdp_status batch_fill(heap_arena *arena, batch *b) {
     fcdp_heap *heap = arena->heap;
     fcdp_status status = FCDP_OK;
@@ -92,7 +96,7 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
         size_t n_lacks = batch_lacks(heap, &b);
         attempt_out->n_missing = n_lacks > 0 ? n_lacks : n - b.n;
         attempt_out->n_returns += b.n > 0;
-        /* nobody else should lack them while this thread waits */
+        /* other threads must not lack them while this one waits */
         fcdp__heap_pages_give(heap, b.n, pages_out, 1);
         if (status != FCDP_PENDING) return status;
         if (!fcdp__heap_await(heap, attempt_out->waited) && !fcdp__heap_privates_end_dead(heap))
@@ -102,7 +106,7 @@ static fcdp_status pages_try(heap_arena *arena, size_t n, fcdp_phys *pages_out, 
     }
 }
 
-/* Who finds too few while another looks as well may have missed what that one had found: tries again. */
+/* A concurrent search may hold pages that this one missed, so retry once it has ended. */
 fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes, fcdp_phys *pages_out) {
     enum { MAX_LOST_RACES = 64 };
     fcdp_heap *heap = arena->heap;

@@ -1,4 +1,9 @@
-/* heap_private.c - private pools, from their first begin to the reuse of their arenas by another. */
+/* heap_private.c - private pools, from their first begin to the reuse of their arenas by another pool.
+ *
+ * A graph holds raw addresses, and its streams are unknown to the heap. So a private pool's pages stay mapped
+ * until its last release, and are reused only after a wait for the whole device. While any pool is open, a
+ * capture may be under way, and the heap asks the driver nothing.
+ */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"
@@ -30,7 +35,7 @@ static bool private_is_released(const heap_private *private) {
 typedef struct released_private { /* a released pool, as it was after so many begins */
     heap_private *private;
     uint64_t n_begins;
-    bool used; /* something of it, by somebody */
+    bool used; /* at least one of its arenas has blocks */
 } released_private;
 
 /* All of them; NULL: there are none, or no memory for a list. */
@@ -55,10 +60,10 @@ static released_private *released_find(released_private *released, size_t n, con
     return NULL;
 }
 
-/* A released pool whose arenas can serve another: a program may make any number of pools, one after the
- * other. It is looked at without the private lock, which comes after the arenas': who takes it sees by
- * n_begins whether another has had it meanwhile. Waits for the device once, for all released pools: during
- * the capture that may follow nobody can. */
+/* A released pool that lends its arenas to another: a program may make any number of pools, one by one. The
+ * search runs without the private lock, which comes after the arenas'; n_begins then tells whether another
+ * thread has taken the pool meanwhile. It waits for the device once, for all released pools, since no thread
+ * can wait during the capture that may follow. */
 static released_private reusable_find(fcdp_heap *heap) {
     size_t n_released, n_used = 0;
     released_private none = {NULL, 0, false}, *released = released_privates(heap, &n_released);
@@ -87,12 +92,12 @@ static released_private reusable_find(fcdp_heap *heap) {
     return found;
 }
 
-/* With the private lock, as writer. `reusable` serves again, unless another thread has had it meanwhile. */
+/* With the private lock, as writer. Uses `reusable`, unless another thread has taken it meanwhile. */
 static fcdp_status private_open(fcdp_heap *heap, fcdp_private_id id, released_private reusable,
                                 fcdp_covers_fn covers, void *ctx, void **stale_ctx_out) {
     heap_private *private = private_find(heap, id);
     if (private && private->open)
-        return fcdp__fail(FCDP_ERR_INVALID, "a private pool that has not ended begins again");
+        return fcdp__fail(FCDP_ERR_INVALID, "a private pool cannot begin again before it has ended");
     if (!private && reusable.private && reusable.private->n_begins == reusable.n_begins)
         private = reusable.private;
     if (!private) {
@@ -142,9 +147,9 @@ static void private_uncount(fcdp_heap *heap, heap_private *private) {
     atomic_fetch_sub_explicit(&heap->n_open, 1, memory_order_relaxed);
 }
 
-/* A capture that fails may leave its pool open (torch::CUDAGraph::capture_end throws before it ends
- * it), and then nothing could be waited for any more. What has served a malloc of a capture, and is
- * captured no more, has ended. Its pages stay, since it was not released. (What has served none may be
+/* A capture that fails may leave its pool open (torch::CUDAGraph::capture_end throws before it ends the
+ * pool), and then the heap could never wait again. So a pool that has served a malloc of a capture, and is no
+ * longer captured, has ended. Its pages stay, since it was not released. (A pool that has served none may be
  * about to be captured: it stays open.) */
 bool fcdp__heap_privates_end_dead(fcdp_heap *heap) {
     bool any = false;
@@ -175,7 +180,7 @@ fcdp_status fcdp_heap_private_end(fcdp_heap *heap, fcdp_private_id id, void **ct
         *ctx_out = private->ctx;
     }
     pthread_rwlock_unlock(&heap->private_lock);
-    return ends ? FCDP_OK : fcdp__fail(FCDP_ERR_INVALID, "a private pool ends that has not begun");
+    return ends ? FCDP_OK : fcdp__fail(FCDP_ERR_INVALID, "a private pool cannot end before it has begun");
 }
 
 fcdp_status fcdp_heap_private_release(fcdp_heap *heap, fcdp_private_id id) {

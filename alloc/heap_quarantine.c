@@ -1,5 +1,8 @@
-/* heap_quarantine.c - freed blocks without pages, whose addresses are not used
- * for a while: a stale access faults. */
+/* heap_quarantine.c - unmaps freed blocks and keeps their addresses unused for a while.
+ *
+ * An access to freed memory then faults at once instead of reading another tensor's bytes. FCDP_CHECK=2 turns
+ * it on, and the number of bytes bounds how much address space is held back.
+ */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"

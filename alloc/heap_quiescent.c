@@ -1,11 +1,11 @@
-/* heap_quiescent.c - which freed memory is quiescent: no work that was under way when it was freed still is,
- * on any stream of the heap. Only its pages may be unmapped. Records events, asks and waits; moves nothing.
+/* heap_quiescent.c - finds which freed memory is quiescent: all work that any stream of the heap had when the
+ * memory was freed is done. Only quiescent pages may be unmapped. It records events, queries and waits, and
+ * moves nothing.
  *
- * Reuse by the stream that freed a block needs none of this, since that stream orders it. An unmap does: a
- * block may have been used on other streams that nobody recorded, where the program orders the next use
- * behind them (FSDP2's reduced gradients). So one fence serves the whole heap: an event on each stream that
- * is not idle, recorded when pages are sought. Once all have passed, everything freed before the fence is
- * quiescent.
+ * The stream that freed a block orders its reuse, but not an unmap: the block may have been used on other,
+ * unrecorded streams, where the program itself orders the next use (FSDP2's reduced gradients). So one fence
+ * serves the whole heap: an event on each stream that is not idle, recorded when a miss looks for pages. Once
+ * all events have passed, everything freed before the fence is quiescent.
  */
 #include "alloc/heap_internal.h"
 
@@ -48,7 +48,7 @@ static void arena_advance(heap_arena *arena, uint64_t clock) {
     fcdp__lock_release(&arena->lock);
 }
 
-/* Something could be unmapped once the device has been waited for. */
+/* Would a wait for the device make some memory quiescent? */
 static bool arena_would_gain(heap_arena *arena) {
     if (fcdp__heap_is_pinned(arena)) return false;
     fcdp__lock_acquire(&arena->lock);
@@ -99,8 +99,8 @@ static void fence_begin(fcdp_heap *heap) {
     fcdp__heap_wait_end(heap);
 }
 
-/* With the fence's lock. Once it has passed on every stream, what was freed before it is
- * quiescent. True: it has, and nobody knew. */
+/* With the fence's lock. Once the fence has passed on every stream, what was freed before it is quiescent.
+ * True: this call was the first to see that. */
 static bool fence_look(fcdp_heap *heap) {
     bool passed = true;
     if (!heap->has_fence || !fcdp__heap_wait_begin(heap)) return false;
@@ -167,7 +167,7 @@ bool fcdp__heap_await(fcdp_heap *heap, bool whole_device) {
         for (; event && fcdp__heap_event_await(heap, event); event = fence_event(heap, &fence_passed))
             fence_passed = true;
     }
-    if (fence_passed) { /* one that passed since the caller looked for pages is news to him, too */
+    if (fence_passed) { /* a fence that passed since the caller looked for pages counts as well */
         atomic_fetch_add_explicit(&heap->n_waits, 1, memory_order_relaxed);
         return true;
     }

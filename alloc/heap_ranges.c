@@ -1,8 +1,12 @@
-/* heap_ranges.c - the ranges of addresses that arenas have: whole granules, which find an address's arena. */
+/* heap_ranges.c - the arenas' address ranges, in whole granules.
+ *
+ * A free gets an address without a stream. Ranges are whole granules of 1 GiB, so the address's upper bits
+ * index a table of arenas, which is read without a lock.
+ */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"
-#include "alloc/trace.h"
+#include "alloc/trace_map.h"
 
 enum { GRANULE_LOG2 = 30, N_GRANULES = 1 << 18 /* 48 bits of addresses */ };
 

@@ -1,4 +1,8 @@
-/* heap_reclaim.c - quiescent pages leave their place: for a miss of the heap, or for the pool. */
+/* heap_reclaim.c - unmaps quiescent pages, for a miss of the heap or for the pool's other holders.
+ *
+ * Single pages can serve at once. A page of a larger handle cannot move alone, so the whole handle goes back
+ * to the pool, which makes room for single pages.
+ */
 #include <stdlib.h>
 
 #include "alloc/heap_internal.h"

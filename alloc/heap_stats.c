@@ -1,8 +1,11 @@
-/* heap_stats.c - what the heap tells of itself: counts, a walk over its blocks, the text of a failure. */
+/* heap_stats.c - what the heap reports: counts, a walk over its blocks, the text of a failure.
+ *
+ * The counts that hits change live in the arenas, and reports add them up, so that threads share no counter.
+ */
 #include <stdio.h>
 
 #include "alloc/heap_internal.h"
-#include "alloc/size.h"
+#include "base/size.h"
 
 /* With the arena's lock. What the arena has not reported yet counts too. */
 static void stats_add(heap_arena *arena, fcdp_heap_stats *stats) {
@@ -66,7 +69,7 @@ void fcdp_heap_stats_get(fcdp_heap *heap, fcdp_heap_stats *stats_out) {
 
 static void peak_reset(_Atomic size_t *peak, _Atomic size_t *now) {
     atomic_store_explicit(peak, 0, memory_order_relaxed);
-    /* somebody else may have raised it already */
+    /* another thread may have raised it already */
     fcdp__heap_peak_raise(peak, atomic_load_explicit(now, memory_order_relaxed));
 }
 

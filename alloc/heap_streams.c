@@ -1,4 +1,8 @@
-/* heap_streams.c - the table of the heap's streams with their arenas. It is read without a lock. */
+/* heap_streams.c - the table of the heap's streams with their arenas.
+ *
+ * Every malloc looks its stream up, so the table is read without a lock. Entries are only ever added, each
+ * published by one store once it is complete.
+ */
 #include <stdlib.h>
 #include <string.h>
 

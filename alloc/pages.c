@@ -1,13 +1,14 @@
-/* pages.c - the accounting of the pool: who has how much of one budget, which pages are idle.
+/* pages.c - the accounting of the pool: how much of the budget each holder has, and which pages are idle.
  *
- * Maps nothing, and does not know what lies on a page. The lock guards counts and the stack alone: driver
- * calls and the reclaimers run without it, so a take that creates or evicts does not hold up a give.
+ * It maps nothing and does not know what lies on a page. The lock guards counts and the stack alone: driver
+ * calls and reclaimers run without it, so a take that creates or evicts does not hold up a give.
  */
 #include "alloc/pages.h"
 
 #include "alloc/pages_internal.h"
-#include "alloc/size.h"
-#include "alloc/trace.h"
+#include "alloc/trace_events.h"
+#include "base/size.h"
+#include "base/trace.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -30,8 +31,8 @@ typedef struct reclaimer {
  *     n_created + (n_promised - n_reserved) <= n_room
  *     n_live + n_promised <= n_room
  *
- * and n_room is n_budget, but after a smaller budget was set: then promises are made below the budget alone,
- * and idle handles above it are released. */
+ * n_room is n_budget, unless a smaller budget was set: then promises are made only below the budget, and idle
+ * handles above it are released. */
 struct fcdp_pool {
     fcdp_driver *drv;
     size_t page_bytes;
@@ -179,7 +180,7 @@ void fcdp__pool_set_holder(fcdp_pool *pool, fcdp_holder holder, const fcdp_holde
 void fcdp__pool_set_reclaimer(fcdp_pool *pool, fcdp_reclaimer which, fcdp_reclaim_fn reclaim,
                               fcdp_idle_fn idle, void *ctx) {
     fcdp__lock_acquire(&pool->lock);
-    pool->reclaimers[which].reclaim = NULL; /* nobody enters any more */
+    pool->reclaimers[which].reclaim = NULL; /* no thread enters any more */
     pool->reclaimers[which].idle = NULL;
     while (pool->reclaimers[which].n_inside) fcdp__lock_wait(&pool->lock, &pool->left);
     pool->reclaimers[which].reclaim = reclaim;
@@ -198,7 +199,7 @@ typedef struct promise {
     size_t n, n_reserved;
 } promise;
 
-/* Why an attempt failed, and the pool's moves when it did. */
+/* Why an attempt failed, and the pool's count of moves at that time. */
 typedef struct shortage {
     size_t n_missing;
     uint64_t n_moves;
@@ -295,8 +296,8 @@ static size_t reclaimer_ask(fcdp_pool *pool, fcdp_reclaimer which, size_t n_page
     return n_back;
 }
 
-/* Ask the reclaimers for what is missing; the pages they gave back. False when nothing has moved since the
- * attempt failed, whatever they say: another attempt would fail the same way. */
+/* Ask the reclaimers for what is missing. False when nothing has moved since the attempt failed, whatever
+ * they return: another attempt would fail the same way. */
 static bool take_reclaim(fcdp_pool *pool, const shortage *missing, fcdp_pool_shortage *told,
                          size_t *n_back_out) {
     *n_back_out = 0;
@@ -309,7 +310,7 @@ static bool take_reclaim(fcdp_pool *pool, const shortage *missing, fcdp_pool_sho
     return moved;
 }
 
-/* The names of the holders are the callers', since the pool knows none of them. */
+/* The callers name the holders, since the pool knows none of them. */
 void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out) {
     fcdp_pool_stats stats;
     fcdp__pool_stats(pool, &stats);
@@ -345,11 +346,11 @@ const char *fcdp__pool_budget_advice(const fcdp_pool *pool) {
 
 /* What would help depends on which limit was met: the device, the budget, or what the holder itself needs. */
 static fcdp_status take_failed(fcdp_pool *pool, fcdp_holder holder, size_t n, bool driver_full) {
-    static const fcdp_holder_words nobody = {"pages", "use fewer of them"};
+    static const fcdp_holder_words unnamed = {"pages", "use fewer of them"};
     const fcdp_holder_words *words = atomic_load_explicit(&pool->words[holder], memory_order_acquire);
     fcdp_pool_usage usage;
     fcdp__pool_usage(pool, &usage);
-    if (!words) words = &nobody;
+    if (!words) words = &unnamed;
     const char *advice = "";
     if (driver_full)
         advice = "other allocations fill the device: use a smaller batch, set FCDP_DEVICE_BUDGET to what is "
@@ -431,8 +432,8 @@ static void pressure_tell(fcdp_pool *pool, fcdp_pool_shortage *told) {
 typedef fcdp_status (*attempt_fn)(fcdp_pool *pool, fcdp_holder holder, size_t n, fcdp_phys *out,
                                   shortage *shortage_out);
 
-/* Attempt, and ask the reclaimers for what is missing, until nothing moves any more; then the neighbour,
- * whose memory the pool does not see move. FCDP_PENDING: nothing helps. */
+/* Attempt, and ask the reclaimers for what is missing, until nothing moves any more. Then ask PyTorch's own
+ * allocator, once: its memory goes to the driver, not to the pool. FCDP_PENDING: nothing helps. */
 static fcdp_status take_until_nothing_moves(attempt_fn attempt, fcdp_pool *pool, size_t n, fcdp_phys *out,
                                             shortage *missing_out, fcdp_pool_shortage *told) {
     shortage missing = {0};
@@ -448,7 +449,7 @@ static fcdp_status take_until_nothing_moves(attempt_fn attempt, fcdp_pool *pool,
         size_t n_back;
         if (take_reclaim(pool, &missing, told, &n_back)) {
             if (n_back > 0) continue;
-            /* Others move, and may be no better off than this thread. */
+            /* Other threads keep moving pages, and may make no more progress than this one. */
             if (++n_lost < MAX_LOST_RACES || has_asked) continue;
         }
         if (!missing.driver_full || has_asked ||

@@ -1,10 +1,10 @@
-/* pages_internal.h - what the pool's files share: how it tells of itself in the trace. */
+/* pages_internal.h - what the pool's files share: what it writes to the trace. */
 #ifndef FCDP_PAGES_INTERNAL_H
 #define FCDP_PAGES_INTERNAL_H
 
 #include "alloc/pages.h"
 
-/* What has been told of one pool so far, under the pool's lock. */
+/* What the trace has of one pool so far, under the pool's lock. */
 typedef struct fcdp_pool_told {
     uint32_t pool; /* its number in the process */
     fcdp_pool_stats stats;
@@ -12,7 +12,7 @@ typedef struct fcdp_pool_told {
 
 uint32_t fcdp__pool_next_number(void);
 fcdp_driver *fcdp__pool_driver(const fcdp_pool *pool);
-/* Events and counters for what differs from what was told last. */
+/* Write events and counters for what has changed since the last call. */
 void fcdp__pool_tell(fcdp_pool_told *told, const fcdp_pool_stats *now);
 /* Nothing is left of it. */
 void fcdp__pool_tell_end(fcdp_pool_told *told);

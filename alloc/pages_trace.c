@@ -1,10 +1,13 @@
-/* pages_trace.c - the pool in the trace. Events are the differences between two looks at its counts, of
- * which each is taken where its lock is given up: so no place that changes a count can forget to tell, and
- * sums of events are the counts. */
+/* pages_trace.c - writes the pool's events and counters to the trace.
+ *
+ * It compares the pool's counts with those of the last look, each time the pool's lock is released, and
+ * writes the differences as events. So no place that changes a count can forget its event, and the sums of
+ * events are the counts. */
 #include <stdatomic.h>
 
 #include "alloc/pages_internal.h"
-#include "alloc/trace.h"
+#include "alloc/trace_events.h"
+#include "base/trace.h"
 
 uint32_t fcdp__pool_next_number(void) {
     static _Atomic uint32_t n_pools;
@@ -23,7 +26,7 @@ static uint64_t owner_of(uint32_t pool, fcdp_holder holder) {
     return holder | (uint64_t)pool << 8;
 }
 
-/* Levels of several pools add up: each tells what has changed. */
+/* Levels of several pools add up, so each pool adds what has changed. */
 static void level_tell(unsigned counter, uint64_t now, uint64_t before) {
     fcdp__trace_count(counter, now - before);
 }

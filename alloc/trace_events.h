@@ -1,20 +1,8 @@
-/* trace_events.h - what alloc says of its work: kinds of events, causes, counters.
- *
- * Every layer has such a header. Readers, the documentation and checks are made of the same rows:
- *
- *     FCDP_<LAYER>_EVENTS(X)    X(NAME, number, "name", "what a is", "what b is", "what it says")
- *     FCDP_<LAYER>_CAUSES(X)    X(NAME, number, "name", "what it says")
- *     FCDP_<LAYER>_COUNTERS(X)  X(NAME, number, "name", UNIT, WHAT, "what it says")
- *     FCDP_<LAYER>_STREAMS(X)   X(NAME, number, "name", "what runs on it")
- *
- * UNIT is BYTES, NS or COUNT. WHAT is SUM (only grows), NODE_SUM (a sum that each rank of a node counts for
- * the whole node: readers must not add the ranks' numbers), LEVEL (what holds now) or PEAK. A number is of
- * the whole process, so a reader needs no layer to understand one; each layer has 32 of each sort
- * (FCDP_TRACE_ALLOC, ...). "" as what a or b is: nothing. An event's span is [time_ns, time_ns +
- * duration_ns]; a moment has duration 0.
- */
+/* trace_events.h - what alloc says of its work. The rows' columns: base/trace_rows.h. */
 #ifndef FCDP_ALLOC_TRACE_EVENTS_H
 #define FCDP_ALLOC_TRACE_EVENTS_H
+
+#include "base/trace_rows.h"
 
 /* A pool's events are written under its lock, so that they come in the order of what they say. */
 #define FCDP_ALLOC_EVENTS(X)                                                                                 \
@@ -38,7 +26,7 @@
       "pages of `bytes` were asked for in vain: a use or an allocation fails, or a framework tries again")   \
     X(ALLOCATE, 11, "allocate", "device address", "stream", "a tensor of `bytes` was allocated")             \
     X(FREE, 12, "free", "device address", "stream", "a tensor of `bytes` was freed")                         \
-    X(NEIGHBOUR, 13, "neighbour", "bytes that it lacked", "",                                                \
+    X(NEIGHBOUR, 13, "native_allocator", "bytes that it lacked", "",                                         \
       "another allocator of the process lacked device memory, and was given `bytes`")                        \
     X(HOST_WAIT, 14, "host_wait", "", "", "a thread of the program waited, the cause says what for")
 
@@ -48,7 +36,7 @@
     X(RECLAIM_SCRATCH, 2, "scratch", "the staging buffer of small groups, unused of late")                   \
     X(RECLAIM_EVICT, 3, "evict", "free slots, then regions kept on the device")                              \
     X(RECLAIM_WAITING, 4, "waiting", "freed tensors' pages that other streams still use")                    \
-    X(RECLAIM_NEIGHBOUR, 5, "neighbour", "PyTorch's own allocator")                                          \
+    X(RECLAIM_NEIGHBOUR, 5, "native_allocator", "PyTorch's own allocator")                                   \
     X(FOR_MEMORY, 6, "memory", "device pages lacked")
 
 /* Of all pools of the process. HELD_x follow the holders (fcdp_holder): 0 tensors, 1 gathered parameters. */
@@ -85,12 +73,6 @@
 
 /* None: alloc has no streams of its own. */
 #define FCDP_ALLOC_STREAMS(X)
-
-/* Numbers by name: FCDP_EVENT_MAP, FCDP_CAUSE_RECLAIM_EVICT, FCDP_COUNT_MAPS, FCDP_TRACK_TO_HOST. */
-#define FCDP_AS_EVENT(NAME, number, ...) FCDP_EVENT_##NAME = (number),
-#define FCDP_AS_CAUSE(NAME, number, ...) FCDP_CAUSE_##NAME = (number),
-#define FCDP_AS_COUNTER(NAME, number, ...) FCDP_COUNT_##NAME = (number),
-#define FCDP_AS_TRACK(NAME, number, ...) FCDP_TRACK_##NAME = (number),
 
 enum { FCDP_ALLOC_EVENTS(FCDP_AS_EVENT) };
 enum { FCDP_ALLOC_CAUSES(FCDP_AS_CAUSE) };

@@ -1,12 +1,12 @@
-/* trace_stream.c - see the header.
+/* trace_stream.c - gives the trace the device's own times of work on streams.
  *
- * A pair is free, or of a span that has begun, or pending: in the order in which spans ended, which on
- * each stream is the order in which they run. So a poll that finds one of a stream that has not ended need
- * not look at the stream's later ones.
+ * A pair of timing events is free, in use by a span that has begun, or pending. Pending pairs are in the
+ * order in which spans ended, which on each stream is the order in which they run. So a poll that finds an
+ * unfinished span can skip the later ones of that stream.
  *
- * The device's clock is the host's by an anchor: a timing event on a stream that has no other work, and
- * the host's time when it was recorded. A float has 24 bits, so the anchor is recorded anew from time to
- * time:
+ * An anchor translates the device's clock to the host's: a timing event on a stream without other work, and
+ * the host's time when it was recorded. Differences are floats of 24 bits, so the anchor is recorded anew
+ * from time to time:
  *
  *     host time of e = anchor.host_ns + elapsed(anchor.event, e)
  *
@@ -14,6 +14,8 @@
  * and none is before the host enqueued it.
  */
 #include "alloc/trace_stream.h"
+
+#include "alloc/trace_events.h"
 
 #include <stdlib.h>
 

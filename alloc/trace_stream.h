@@ -1,12 +1,11 @@
 /* trace_stream.h - events that span work on a stream, with the device's times.
  *
- * A span is a pair of timing events around the work, out of a pool that grows until it suffices: then
- * nothing is created, and nobody waits. What it says is written to the ring when somebody polls and finds
- * that it has ended (fcdp__trace_spans_poll), mapped to CLOCK_MONOTONIC. Where there is no pair left, or
- * the driver fails, the event is written at once without the device's times. Nothing here fails a use, or
- * writes the thread's failure text.
+ * A span is a pair of timing events around the work, out of a pool that grows until it suffices; from then on
+ * nothing is created. A poll (fcdp__trace_spans_poll) writes the spans that have ended to the ring, mapped to
+ * CLOCK_MONOTONIC. Without a free pair, or when the driver fails, the event is written at once, without the
+ * device's times. Nothing here fails a use or writes the thread's failure text.
  *
- * Spans of one stream follow each other, none lies within another.
+ * Spans of one stream follow each other; they do not nest.
  *
  * Threads: any. Lock: FCDP_RANK_TRACE, a leaf, under which no driver call is made.
  */
@@ -14,7 +13,7 @@
 #define FCDP_TRACE_STREAM_H
 
 #include "alloc/driver.h"
-#include "alloc/trace.h"
+#include "base/trace.h"
 
 typedef struct fcdp_trace_spans fcdp_trace_spans; /* of one device; NULL stands for none, everywhere */
 
@@ -31,7 +30,8 @@ typedef struct fcdp_trace_span {
 
 /* The work that `stream` is given from here on. */
 fcdp_trace_span fcdp__trace_span_begin(fcdp_trace_spans *spans, fcdp_stream stream, uint32_t track);
-/* Ends here: it is `n` events (1 or 2), whose time, duration, step and thread are written by this module. */
+/* End the span: it becomes `n` events (1 or 2). This module fills in their time, duration, step and
+ * thread. */
 void fcdp__trace_span_end(fcdp_trace_spans *spans, fcdp_trace_span span, fcdp_stream stream,
                           const fcdp_trace_event *events, size_t n);
 /* Nothing was done: no event. */

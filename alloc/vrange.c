@@ -1,7 +1,11 @@
-/* vrange.c - reserve, map, unmap. Decides nothing, waits for nothing. */
+/* vrange.c - reserves, maps and unmaps.
+ *
+ * It decides nothing and waits for nothing. A map whose access cannot be set is undone; if the driver refuses
+ * that too, the range remembers it, and its next map, unmap or destroy undoes it first.
+ */
 #include "alloc/vrange.h"
 
-#include "alloc/trace.h"
+#include "alloc/trace_map.h"
 
 #include <stdlib.h>
 

@@ -1,10 +1,10 @@
 /* vrange.h - a reserved range of device addresses, which keeps its address for life.
  *
- * A handle of pages (pages.h) comes and goes at its start. No policy is here, and no pages: whose a handle
- * is, and how many ranges it is mapped under, is the caller's affair. CUDA lets one handle be mapped at
- * several addresses; its uses through them must be ordered, by a stream or by events. Unmapping does not wait
- * for work on the device: the caller gates it on events of every stream that used this range. A range has no
- * lock: its owner serialises map, unmap and destroy.
+ * A handle of pages (pages.h) is mapped at its start and unmapped again. A range owns no pages: the caller
+ * owns the handle, and decides how many ranges it is mapped under. CUDA lets one handle be mapped at several
+ * addresses; a stream or events must order the uses through them. Unmapping does not wait for work on the
+ * device: the caller gates it on events of every stream that used this range. A range has no lock: its owner
+ * serialises map, unmap and destroy.
  */
 #ifndef FCDP_VRANGE_H
 #define FCDP_VRANGE_H

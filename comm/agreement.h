@@ -17,7 +17,7 @@
 #ifndef FCDP_AGREEMENT_H
 #define FCDP_AGREEMENT_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 typedef struct fcdp_member fcdp_member;
 

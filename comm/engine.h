@@ -23,7 +23,7 @@
 #define FCDP_ENGINE_H
 
 #include "alloc/device.h"
-#include "alloc/options.h"
+#include "base/options.h"
 #include "tiering/region.h"
 
 typedef struct fcdp_engine fcdp_engine;

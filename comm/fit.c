@@ -1,7 +1,7 @@
 /* fit.c - see the header. Arithmetic over layouts. */
 #include "comm/fit.h"
 
-#include "alloc/size.h"
+#include "base/size.h"
 #include "comm/internal.h"
 #include "comm/packed.h"
 

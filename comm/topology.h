@@ -2,7 +2,7 @@
 #ifndef FCDP_TOPOLOGY_H
 #define FCDP_TOPOLOGY_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 /* Regular only: the group's ranks, in group order, are n_nodes blocks of node_size ranks each:
  *     n_ranks = n_nodes * node_size      rank = node * node_size + local */

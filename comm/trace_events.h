@@ -1,4 +1,4 @@
-/* trace_events.h - what comm says of its work. The rows' columns: alloc/trace_events.h.
+/* trace_events.h - what comm says of its work. The rows' columns: base/trace_rows.h.
  *
  * GATHER, RESTORE and STALL are spans of streams, written once the device's times are known; `step` is the
  * one in which they were enqueued.

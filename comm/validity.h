@@ -22,7 +22,7 @@
 #ifndef FCDP_VALIDITY_H
 #define FCDP_VALIDITY_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 typedef struct fcdp_signals { /* of one parameter */
     /* of the sharded parameter: load_state_dict(assign=True) changes it */

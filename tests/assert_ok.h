@@ -9,7 +9,7 @@
 
 #include <cmocka.h> /* after those, which it needs */
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 #define assert_ok(call)                                                                                      \
     do {                                                                                                     \

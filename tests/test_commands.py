@@ -635,13 +635,13 @@ SHELL = {
     "source .venv/bin/activate": is_not_tried,
     "cmake --workflow --preset dev": is_a_preset,
     "cmake --build --preset dev": is_a_preset,
-    "ctest --preset dev -R alloc_options": selects_tests,
+    "ctest --preset dev -R base_options": selects_tests,
     ".venv/bin/python -m pytest tests/test_readme.py": in_this_python("--collect-only"),
     ".venv/bin/python tests/test_readme.py": is_not_tried,
     ".venv/bin/python -m pre_commit install": in_this_python("--help"),
     ".venv/bin/python -m pre_commit run --all-files": in_this_python("--help"),
 }
-SHOWN = {"fcdp: serving": "trains"}  # output, by its beginning: who compares it
+SHOWN = {"fcdp: serving": "trains"}  # output, by its beginning: the test that compares it
 
 
 def shell_lines():

@@ -1,4 +1,4 @@
-"""Who may know whom: layers include in one direction, and what belongs to one file stays in it."""
+"""Which layer may include which: layers include in one direction, and what belongs to one file stays in it."""
 
 import pathlib
 import re
@@ -7,8 +7,8 @@ import tokenize
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-LAYERS = ["alloc", "tiering", "comm", "torch_plugin"]  # each may include itself and what is left of it
-DRIVER_MAY_INCLUDE = {"alloc/base.h"}  # and files of its own; it is under the rest of alloc/
+SIMULATORS = ["sim/gpu", "sim/nccl", "sim/net"]  # sim/torch is C++ on PyTorch
+LAYERS = ["base", "alloc", "tiering", "comm", "torch_plugin"]  # each may include itself and what is left of it
 
 # Names of CUDA's driver API: in the driver's file, and in what plays CUDA.
 CUDA = re.compile(r"\b(CUresult|CUdeviceptr|CU[a-z]\w+|CU_[A-Z]\w+|cu[A-Z]\w+)\b")
@@ -47,11 +47,11 @@ def code_of(path):
     return re.sub(r"/\*.*?\*/|//[^\n]*", " ", path.read_text(), flags=re.DOTALL)
 
 
-EVERYTHING = c_files(*LAYERS, "tools", "tests")
+EVERYTHING = c_files(*LAYERS, *SIMULATORS, "tools", "tests")
 
 
 def test_files_were_found():
-    assert {name_of(p).split("/")[0] for p in EVERYTHING} >= {*LAYERS, "tools", "tests"}
+    assert {name_of(p).split("/")[0] for p in EVERYTHING} >= {*LAYERS, "sim", "tools", "tests"}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -71,7 +71,7 @@ def test_the_driver_is_under_the_rest_of_alloc():
         f"{name_of(p)} includes {i}"
         for p in (ROOT / "alloc").glob("driver*.[ch]")
         for i in includes(p, "own")
-        if i not in DRIVER_MAY_INCLUDE and not i.startswith("alloc/driver")
+        if not i.startswith(("base/", "alloc/driver"))
     ]
     assert not wrong
 
@@ -79,15 +79,15 @@ def test_the_driver_is_under_the_rest_of_alloc():
 def test_the_simulated_gpu_knows_nothing_of_its_users():
     wrong = [
         f"{name_of(p)} includes {i}"
-        for p in c_files("tools/simgpu")
+        for p in c_files("sim/gpu")
         for i in includes(p, "own")
-        if not i.startswith("tools/simgpu/") and i != "alloc/size.h"  # which is of no other file's
+        if not i.startswith("sim/gpu/") and i != "base/size.h"  # which is of no other file's
     ]
     assert not wrong
 
 
 def test_memtrace_knows_the_format_and_the_lists_of_events_alone():
-    allowed = re.compile(r"tools/memtrace/|alloc/trace_format\.h$|\w+/trace_events\.h$")
+    allowed = re.compile(r"tools/memtrace/|base/trace_format\.h$|\w+/trace_events\.h$")
     wrong = [
         f"{name_of(p)} includes {i}"
         for p in c_files("tools/memtrace")
@@ -120,7 +120,7 @@ def test_no_header_includes_itself_over_others():
 
 def test_foreign_headers_stay_where_they_belong():
     wrong = []
-    for path in c_files(*LAYERS, "tools"):
+    for path in c_files(*LAYERS, *SIMULATORS, "tools"):
         for included in includes(path, "system"):
             home = SYSTEM_ONLY_IN.get(included)
             if NOWHERE.search(included) or (home and not name_of(path).startswith(home)):
@@ -131,8 +131,8 @@ def test_foreign_headers_stay_where_they_belong():
 def test_cuda_names_appear_in_the_driver_alone():
     wrong = [
         f"{name_of(p)}: {found[0]}"
-        for p in c_files(*LAYERS, "tools")
-        if not name_of(p).startswith(("alloc/driver", "tools/simgpu/"))
+        for p in c_files(*LAYERS, *SIMULATORS, "tools")
+        if not name_of(p).startswith(("alloc/driver", "sim/gpu/"))
         if (found := CUDA.search(code_of(p)))
     ]
     assert not wrong

@@ -37,7 +37,7 @@ def tree(tmp_path, monkeypatch):
         pytest.skip("the formatters and linters are not installed (tools/setup.sh)")
     if not shutil.which("git"):
         pytest.skip("needs git")
-    for name in ("alloc", "tiering", "comm", "torch_plugin", "tools", "tests"):
+    for name in ("base", "sim", "alloc", "tiering", "comm", "torch_plugin", "tools", "tests"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.gz", "corpus"))
     for path in ROOT.glob("[.a-zA-Z]*"):
         if path.is_file() and path.name != ".git":

@@ -217,7 +217,7 @@ def test_set_up_builds_the_wheel_anew_for_its_code_alone(tmp_path):
     ] == []
     made_of = (
         "alloc/heap.c",
-        "tools/simgpu/phys.c",
+        "sim/gpu/phys.c",
         "torch_plugin/fcdp/runtime.py",
         "tools/doctor/fcdp_doctor/cli.py",
         "tools/lab/fcdp_lab/lab.py",

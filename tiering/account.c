@@ -1,8 +1,12 @@
-/* account.c - one page of counters in shared memory. */
+/* account.c - the node's host budget: one page of counters in shared memory.
+ *
+ * Ranks of several shard groups take from one budget. So the counters are atomics that every process of the
+ * node maps, and a take is one compare-and-swap: a process that dies leaves no lock behind.
+ */
 #include "tiering/account.h"
 
-#include "alloc/size.h"
-#include "alloc/trace.h"
+#include "base/size.h"
+#include "base/trace.h"
 #include "tiering/headroom.h"
 #include "tiering/trace_events.h"
 
@@ -20,7 +24,7 @@ enum { ACCOUNT_BYTES = 4096 };
 /* All but the counters are written before the ticket leaves the process that made it. */
 typedef struct account_page {
     uint64_t magic, budget_bytes;
-    char limit[256]; /* who set the budget, for messages */
+    char limit[256]; /* what set the budget, for messages */
     _Atomic uint64_t taken_bytes, peak_bytes;
 } account_page;
 
@@ -37,7 +41,8 @@ static fcdp_status account_wrap(int fd, fcdp_account **account_out) {
     if (!page) {
         free(account);
         close(fd);
-        return fcdp__fail(FCDP_ERR_SYSTEM, "host memory's account cannot be mapped: %s", strerror(errno));
+        return fcdp__fail(FCDP_ERR_SYSTEM, "the counters of the host budget cannot be mapped: %s",
+                          strerror(errno));
     }
     *account = (fcdp_account){page, fd};
     *account_out = account;
@@ -73,7 +78,9 @@ fcdp_status fcdp__account_join(const fcdp_shared_ticket *ticket, fcdp_account **
     if (status) return status;
     if (account->page->magic != ACCOUNT_MAGIC) {
         fcdp__account_destroy(account);
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "the node's ranks run different versions of FCDP");
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "the node's ranks run different versions of FCDP; install one version for all of them");
     }
     *account_out = account;
     return FCDP_OK;

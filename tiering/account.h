@@ -1,7 +1,7 @@
-/* account.h - the budget of host memory that the ranks of a node take from together.
+/* account.h - the host budget: how much host memory the ranks of a node may take together.
  *
- * Every shard group of a node has host memory of its own (host.h); this page, shared by all processes of the
- * node, is their common budget.
+ * Every shard group of a node has host memory of its own (host.h). This page, shared by all processes of the
+ * node, counts what all of them take.
  *
  *     taken_bytes = sum over the node's fcdp__account_take, less what was given <= budget_bytes
  */
@@ -24,7 +24,7 @@ fcdp_status fcdp__account_take(fcdp_account *account, size_t bytes) FCDP_MUST_CH
 void fcdp__account_give(fcdp_account *account, size_t bytes);
 /* Of the node: now, and at most since the last reset. */
 void fcdp__account_usage(const fcdp_account *account, size_t *current_bytes_out, size_t *peak_bytes_out);
-/* Writes what fcdp__account_usage says to the trace: other processes take from it, too. */
+/* Write fcdp__account_usage's numbers to the trace. Other processes change them too, so call it again. */
 void fcdp__account_trace(const fcdp_account *account);
 void fcdp__account_reset_peak(fcdp_account *account);
 

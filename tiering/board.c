@@ -1,4 +1,8 @@
-/* board.c - the words in shared memory. A wait is a futex's, and ends when a writer has died. */
+/* board.c - the words in shared memory.
+ *
+ * A wait is a futex wait with a timeout, since neither a dead writer nor a stream wakes the sleeper: each
+ * time-out reads all words again and looks whether the writers still live.
+ */
 #include "tiering/board.h"
 
 #include "tiering/host_internal.h"
@@ -13,10 +17,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A dead writer wakes nobody, and neither does a stream: look for the one and the other this often. */
+/* Neither a dead writer nor a stream wakes a sleeper, so a sleep lasts at most this long. */
 enum { LOOK_FOR_DEAD_NS = 100 * 1000 * 1000, LOOK_FOR_WORD_NS = 500 * 1000 };
 
-/* One that has not joined yet is not gone: the timeout speaks of it. */
+/* A process that has not joined yet is not gone; the timeout's message names it. */
 static bool member_gone(const fcdp_host *host, uint32_t slice) {
     const fcdp_slab_member *member = &host->header->members[slice];
     int32_t pid = atomic_load_explicit(
@@ -33,7 +37,7 @@ static void waiters_wake(_Atomic uint32_t *word) {
 
 void fcdp__board_publish(fcdp_host_block *block, fcdp_board_word word, uint32_t value) {
     _Atomic uint32_t *at = &block->board[block->host->config.slice].words[word];
-    /* Release: what this slice wrote before is there for whoever reads the word with acquire (board_read). */
+    /* Release: a reader that reads the word with acquire (board_read) sees what this slice wrote before. */
     atomic_store_explicit(at, value, memory_order_release);
     waiters_wake(at);
 }
@@ -60,13 +64,14 @@ static bool awaits(const awaited *a, uint32_t slice) {
     return !has_come(a->block, a->word, slice, a->at_least);
 }
 
-/* A rank that has failed lives, and comes to no meeting. Its other words it raises (fcdp__board_raise). */
+/* A rank that has failed lives on but comes to no meeting. It raises its other words (fcdp__board_raise). */
 static bool member_failed(const awaited *a, uint32_t slice) {
     const fcdp_slab_member *member = &a->block->host->header->members[slice];
     return a->word >= FCDP_BOARD_CAME && atomic_load_explicit(&member->has_failed, memory_order_acquire);
 }
 
-/* "slice 1 (process 4711, gone), slice 3 (process 4713)" of those that have not come. The number of them. */
+/* List the slices that have not come: "slice 1 (process 4711, gone), slice 3 (process 4713)". Returns how
+ * many. */
 static int missing_describe(const awaited *a, uint64_t gone, char *text, size_t text_bytes) {
     int n = 0;
     size_t at = 0;
@@ -92,8 +97,8 @@ static bool all_have_come(const awaited *a) {
     return true;
 }
 
-/* FCDP_PENDING while those that have not come live, and may come yet. The word of one that is gone is read
- * again: the last thing the process did may have been to publish it. */
+/* FCDP_PENDING while the processes that have not come live and may come yet. The word of a dead process is
+ * read again, since publishing it may have been the last thing that the process did. */
 static fcdp_status missing_query(const awaited *a, uint64_t waited_ns) {
     uint64_t gone = 0; /* a bit for each slice that has not come and never will */
     for (uint32_t i = a->first; i < a->end; i++)
@@ -128,7 +133,7 @@ static fcdp_status wait_for(const awaited *a) {
             if (status != FCDP_PENDING) return status;
             looked_ns = now_ns;
         }
-        /* Sleep on one word that has not come, whichever: the loop reads all of them again. */
+        /* Sleep on any one word that has not come: the loop reads all of them again. */
         uint32_t i = a->first;
         while (i < a->end && !awaits(a, i)) i++;
         if (i == a->end) continue;

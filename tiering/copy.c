@@ -1,11 +1,15 @@
-/* copy.c - see the header. */
+/* copy.c - enqueues the copies between a region and host memory, and their spans in the trace.
+ *
+ * CUDA takes no copy that is page-locked in part. So a piece in which page-locked memory begins or ends is
+ * cut there; any other piece is one copy.
+ */
 #include "tiering/copy.h"
 
 #include "tiering/trace.h"
 
-/* Between `device` and the piece's place in host memory: one copy, unless pinned memory begins or ends
- * inside. CUDA may read memory that is not pinned at the call, before the stream has waited. So the host
- * waits for the stream first; what that waits for comes without this thread, by the program's order. */
+/* Copy between `device` and the piece's place in host memory. CUDA may read memory that is not pinned during
+ * the call, before the stream has waited. So the host waits for the stream first; the stream's own waits end
+ * without this thread, by the program's order. */
 static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcdp_dptr device,
                               fcdp_piece piece) {
     fcdp_tiering *tiering = region->tiering;

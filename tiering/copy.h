@@ -1,5 +1,5 @@
-/* copy.h - copies of a region's pieces between the tiers, on the copy streams. What they mean is
- * region.c's. */
+/* copy.h - copies of a region's pieces between the tiers, on the copy streams. region.c decides what a copy
+ * means. */
 #ifndef FCDP_COPY_H
 #define FCDP_COPY_H
 

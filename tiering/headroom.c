@@ -1,4 +1,8 @@
-/* headroom.c - reads /proc/meminfo, cgroup v2's memory controller, v1's. */
+/* headroom.c - reads /proc/meminfo and the memory controllers of cgroup v2 and v1.
+ *
+ * A container sees the machine's MemAvailable, not its own limit. So every cgroup that encloses the process
+ * is read as well, and the smallest number counts.
+ */
 #include "tiering/headroom.h"
 
 #include <errno.h>
@@ -8,10 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/size.h"
+#include "base/size.h"
 
 enum { PATH_BYTES = PATH_MAX };
-/* What the machine has left is shared with everything that still grows: an eighth stays free by default. */
+/* Other processes of the machine still grow, so an eighth of what is left stays free by default. */
 enum { KEEP_FREE_DIVISOR = 8 };
 
 /* The names differ between the two cgroup versions, the meaning does not. */
@@ -74,8 +78,7 @@ fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) {
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
     if (!read_number(path, "MemTotal:", &total_kib) || !read_number(path, "MemAvailable:", &available_kib))
         return fcdp__fail(FCDP_ERR_SYSTEM,
-                          "host tier: %s does not tell MemTotal and MemAvailable; set FCDP_HOST_BUDGET",
-                          path);
+                          "host tier: %s has no MemTotal or MemAvailable; set FCDP_HOST_BUDGET", path);
     fcdp_headroom h = {.available_bytes = available_kib * 1024, .total_bytes = total_kib * 1024};
     snprintf(h.limit, sizeof h.limit, "the memory that this machine has left (MemAvailable)");
 

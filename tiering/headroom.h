@@ -2,17 +2,17 @@
 #ifndef FCDP_HEADROOM_H
 #define FCDP_HEADROOM_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 typedef struct fcdp_headroom {
     size_t available_bytes; /* the smallest of MemAvailable and what each enclosing cgroup leaves */
     size_t total_bytes;     /* the machine's memory */
-    char limit[192];        /* who sets available_bytes, for messages: "MemAvailable" or a cgroup's file */
+    char limit[192];        /* what sets available_bytes, for messages: "MemAvailable" or a cgroup's file */
 } fcdp_headroom;
 
 typedef struct fcdp_host_budget {
     size_t bytes;    /* that the ranks of a node may take together */
-    char limit[256]; /* who sets it, for messages */
+    char limit[256]; /* what sets it, for messages */
 } fcdp_host_budget;
 
 /* `root` is put before /proc and /sys ("" outside of tests). */

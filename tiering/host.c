@@ -1,8 +1,13 @@
-/* host.c - the slab: create it, join it, allocate blocks in it, attach them. Their content is region.c's. */
+/* host.c - the slab: creates it, joins it, allocates blocks in it and attaches them. region.c knows their
+ * content.
+ *
+ * A rank may detach a block while its peers still copy from it. So the leader only marks a freed block, and
+ * gives its pages back to the system once every rank has detached.
+ */
 #include "tiering/host.h"
 
-#include "alloc/size.h"
-#include "alloc/trace.h"
+#include "base/size.h"
+#include "base/trace.h"
 #include "tiering/host_internal.h"
 #include "tiering/numa.h"
 #include "tiering/trace_events.h"
@@ -78,11 +83,12 @@ static fcdp_status member_enter(fcdp_host *host) {
     return FCDP_OK;
 }
 
-/* The leader's slab is as large as its budget, times the addresses that the allocator wastes. */
+/* The leader's slab is as large as the budget, times the factor of addresses that the allocator wastes. */
 static fcdp_status slab_create(fcdp_host *host, fcdp_shared_ticket *ticket_out) {
     size_t budget_bytes = fcdp__account_budget_bytes(host->config.account);
     if (budget_bytes > SIZE_MAX / 2 / SLAB_OVERCOMMIT)
-        return fcdp__fail(FCDP_ERR_OPTION, "host tier: a budget of %s is not a size that a machine has",
+        return fcdp__fail(FCDP_ERR_OPTION,
+                          "host tier: no machine has a host budget of %s; lower FCDP_HOST_BUDGET",
                           fcdp__size_text(budget_bytes).s);
     size_t capacity_bytes = fcdp__round_up(budget_bytes, (size_t)1 << 30) * SLAB_OVERCOMMIT;
     fcdp_status status = fcdp__shared_create("fcdp-host", capacity_bytes, &host->fd, ticket_out);
@@ -112,7 +118,7 @@ fcdp_status fcdp__host_create(const fcdp_host_config *config, fcdp_host **host_o
     return FCDP_OK;
 }
 
-/* What the header says is checked: the ranks of a node may be different builds, or count differently. */
+/* Check the header: the ranks of a node may be different builds, or count their ranks differently. */
 fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ticket *ticket,
                             fcdp_host **host_out) {
     fcdp_host *host = NULL;
@@ -124,8 +130,8 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ti
     const fcdp_slab_header *header = host->header; /* NULL where mapping it failed */
     if (!status && (header->magic != FCDP_SLAB_MAGIC || header->version != FCDP_SLAB_VERSION ||
                     header->capacity_bytes != ticket->bytes || header->page_bytes != host->page_bytes))
-        status = fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                            "host tier: the node's ranks run different versions of FCDP");
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "host tier: the node's ranks run different versions of "
+                                                  "FCDP; install one version for all of them");
     if (!status && header->n_slices != config->n_slices)
         status = fcdp__fail(FCDP_ERR_UNSUPPORTED,
                             "host tier: slice %u counts %u ranks on this node, the first rank counts %u; "
@@ -188,7 +194,7 @@ static bool is_attached(const fcdp_host *host, uint64_t offset) {
     return false;
 }
 
-/* Leader, lock held: freed blocks that nobody has attached any more go back to the system. */
+/* Leader, lock held: freed blocks that no rank has attached any more go back to the system. */
 static void records_reap(fcdp_host *host) {
     for (fcdp_block_record **link = &host->records; *link;) {
         fcdp_block_record *record = *link;
@@ -276,7 +282,7 @@ void fcdp__host_reap(fcdp_host *host) {
 }
 
 /* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver
- * there is nothing to lock for. */
+ * nothing needs to be. */
 static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *share) {
     fcdp_host *host = block->host;
     fcdp_driver *drv = host->config.drv;

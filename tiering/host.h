@@ -1,17 +1,18 @@
 /* host.h - the node's host memory for gathered parameters: one memory, shared by the node's ranks.
  *
- * A sparse memfd (shared.h) that the first of the node's ranks in a shard group (the leader) creates and the
- * others open. The leader allocates blocks in it (offsets.h). Every rank attaches a block at the agreed
- * offset: it maps the block, binds its slice to its device's NUMA node and pins the bytes that it copies.
+ * It is a sparse memfd (shared.h). The leader, the first of the node's ranks in a shard group, creates it,
+ * and the others open it. The leader allocates blocks in it (offsets.h). Every rank attaches a block at the
+ * agreed offset: it maps the block, binds its slice to its device's NUMA node and pins the bytes that it
+ * copies.
  *
  * A block is one 4 KiB page of words, by which the node's ranks see each other (board.h), and then the data.
- * A block of data_bytes costs the node's account (account.h) 4 KiB + round_up(data_bytes, 4 KiB).
+ * A block of data_bytes takes 4 KiB + round_up(data_bytes, 4 KiB) of the host budget (account.h).
  */
 #ifndef FCDP_HOST_H
 #define FCDP_HOST_H
 
 #include "alloc/driver.h"
-#include "alloc/options.h"
+#include "base/options.h"
 #include "tiering/account.h"
 #include "tiering/layout.h"
 
@@ -35,21 +36,22 @@ fcdp_status fcdp__host_join(const fcdp_host_config *config, const fcdp_shared_ti
 /* Every block detached. Cannot fail. */
 void fcdp__host_destroy(fcdp_host *host);
 
-/* Whether a job's first rank here gets what it asks of the machine (accounts, addresses, a memfd) for a
- * budget of `option_bytes` (0: what the machine and its cgroup allow); all is given back. */
+/* Try whether a job's first rank gets from this machine what it needs (a host budget, addresses, a memfd) for
+ * `option_bytes` (0: what the machine and its cgroup allow). Gives everything back. */
 fcdp_status fcdp__host_try(size_t option_bytes) FCDP_MUST_CHECK;
 
-/* Leader only. FCDP_ERR_NO_HOST_MEM where the account refuses, with its text. */
+/* Leader only. FCDP_ERR_NO_HOST_MEM, with a text, if the host budget is spent. */
 fcdp_status fcdp__host_block_alloc(fcdp_host *host, size_t data_bytes, uint64_t *offset_out) FCDP_MUST_CHECK;
 /* Leader only. The block goes back to the system once every rank has detached, since peers may still read
  * there. */
 void fcdp__host_block_free(fcdp_host *host, uint64_t offset);
-/* This rank has failed: a word that it raises on a board from here on means nothing. The others see it. */
+/* This rank has failed. The others see that, and ignore the words that it raises from here on. */
 void fcdp__host_fail(fcdp_host *host);
-/* Has another rank failed; which one? Acquire: seen by whoever has seen a word that it raised. */
+/* Has another rank failed, and which? Acquire: a thread that has seen a word raised by it sees the
+ * failure. */
 bool fcdp__host_peer_failed(const fcdp_host *host, uint32_t *slice_out);
 
-/* Leader: give freed blocks back to the system that every rank has detached by now. Others: nothing. */
+/* Leader: give the freed blocks that every rank has detached back to the system. Others: do nothing. */
 void fcdp__host_reap(fcdp_host *host);
 
 /* What this rank does with a block, by span; the pieces ascend, and may be empty. */
@@ -58,8 +60,8 @@ typedef struct fcdp_host_share {
     fcdp_piece copied[FCDP_N_SPANS]; /* what it copies in the ordinary case: page-locked */
 } fcdp_host_share;
 
-/* Where the node's ranks meet, in every rank's memory as long as its host lasts: a block that is not of the
- * account. Its data are FCDP_MEETING_BYTES for each slice, one after another. No device sees it. */
+/* Where the node's ranks meet: a block outside the host budget, mapped by every rank as long as its host
+ * lasts. It holds FCDP_MEETING_BYTES for each slice, one after another. No device sees it. */
 enum { FCDP_MEETING_BYTES = 64 << 10 };
 fcdp_host_block *fcdp__host_meeting(fcdp_host *host);
 
@@ -68,7 +70,7 @@ fcdp_host_block *fcdp__host_meeting(fcdp_host *host);
 fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_bytes,
                               const fcdp_host_share *share, fcdp_host_block **block_out) FCDP_MUST_CHECK;
 /* How many of the `bytes` from the data's `offset_bytes` on one copy may cover, since CUDA takes no copy that
- * is page-locked in part; and whether these are page-locked. Without a driver nothing is. */
+ * is page-locked in part, and whether they are page-locked. Without a driver none are. */
 size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes,
                             bool *pinned_out);
 void fcdp__host_detach(fcdp_host_block *block);

@@ -1,5 +1,5 @@
-/* internal.h - what the files of tiering share: the tiering's state, a region's. Who writes it: tiering.c
- * creates, slot.c changes what is mapped, region.c what the tiers hold, reclaim.c chooses whose pages go.
+/* internal.h - what the files of tiering share: the state of the tiering and of a region. tiering.c creates
+ * it, slot.c changes what is mapped, region.c what the tiers hold; reclaim.c chooses which pages go.
  */
 #ifndef FCDP_TIERING_INTERNAL_H
 #define FCDP_TIERING_INTERNAL_H
@@ -75,18 +75,19 @@ struct fcdp_region {
 };
 
 /* All of these: lock held. */
-/* Wait until no other thread moves the region; then this one does, until end_move. */
+/* Wait until no other thread moves the region, then move it until end_move. */
 void fcdp__region_begin_move(fcdp_region *region);
 void fcdp__region_end_move(fcdp_region *region);
 /* The host has all of it, or it is invalid. */
 bool fcdp__region_is_clean(const fcdp_region *region);
 
 /* Lock not held. */
-/* Until the device is done with everything that was enqueued for the region. */
+/* Wait until the device is done with everything that was enqueued for the region. */
 fcdp_status fcdp__region_await(const fcdp_region *region) FCDP_MUST_CHECK;
 /* The same, without waiting: FCDP_PENDING while it is not. */
 fcdp_status fcdp__region_query(const fcdp_region *region) FCDP_MUST_CHECK;
-/* Kept, moved by this thread: write what the host lacks, by this process alone; then its slot is free. */
+/* For a kept region that this thread moves: this process alone writes what the host lacks, and the slot
+ * becomes free. */
 fcdp_status fcdp__region_evict(fcdp_region *region) FCDP_MUST_CHECK;
 
 #endif

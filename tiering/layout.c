@@ -1,4 +1,5 @@
-/* layout.c - the arithmetic of a region's layout. */
+/* layout.c - the arithmetic of a region's layout. Sizes come from the program, so every sum is checked for
+ * overflow. */
 #include "tiering/layout.h"
 
 #include <stdlib.h>
@@ -11,7 +12,7 @@ static bool advance(size_t *at, size_t bytes, size_t multiple) {
     return true;
 }
 
-/* Extents, then padding for the slices. Every sum is checked: sizes come from outside. */
+/* Extents, then padding for the slices. */
 static fcdp_status place_span(const fcdp_extent_spec *specs, uint8_t s, fcdp_layout *layout) {
     size_t at = 0;
     for (uint32_t i = 0; i < layout->n_extents; i++) {

@@ -13,7 +13,7 @@
 #ifndef FCDP_LAYOUT_H
 #define FCDP_LAYOUT_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 enum { FCDP_SPAN_FROZEN = 0, FCDP_SPAN_TRAINABLE = 1, FCDP_N_SPANS = 2 };
 enum { FCDP_SPAN_MASK_ALL = 3 };

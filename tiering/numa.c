@@ -1,5 +1,5 @@
-/* numa.c - the one file that knows the kernel's memory policies. By system call: libnuma offers more than one
- * call needs, and a wheel would have to bundle it. */
+/* numa.c - the only file that knows the kernel's memory policies. It makes the system call itself: libnuma
+ * offers more than one call needs, and a wheel would have to bundle it. */
 #include "tiering/numa.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
 #ifndef FCDP_NUMA_H
 #define FCDP_NUMA_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 /* Pages of [at, at + bytes) that are first touched from now on come from `node` while it has any. `at` page
  * aligned; node -1: no preference. A failure is a debug line. True when the kernel took the preference. */

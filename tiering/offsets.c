@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "alloc/size.h"
+#include "base/size.h"
 
 struct fcdp_offsets {
     extent_hooks_t hooks; /* first: jemalloc gives its address back to us */
@@ -29,12 +29,12 @@ struct fcdp_offsets {
 static void *extent_alloc(extent_hooks_t *hooks, void *new_addr, size_t size, size_t alignment, bool *zero,
                           bool *commit, unsigned arena) {
     (void)arena;
-    (void)zero; /* the slab's untouched pages are zero, and nobody reads through this range */
+    (void)zero; /* the slab's untouched pages are zero, and nothing reads through this range */
     fcdp_offsets *offsets = (fcdp_offsets *)hooks;
     if (getpid() != offsets->pid) return NULL;
     size_t next = atomic_load_explicit(&offsets->next_bytes, memory_order_relaxed), at;
     do {
-        /* The range starts at its largest alignment only by luck: align the address, not the offset. */
+        /* The range need not start at its largest alignment: align the address, not the offset. */
         at = fcdp__round_up((uintptr_t)offsets->base + next, alignment) - (uintptr_t)offsets->base;
         if (at > offsets->capacity_bytes || size > offsets->capacity_bytes - at) return NULL;
         if (new_addr && new_addr != offsets->base + at) return NULL;

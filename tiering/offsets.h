@@ -2,12 +2,12 @@
  *
  * jemalloc sees an address range of the slab's size that is reserved and inaccessible; a block's offset is
  * its address minus the range's start. Size-class slack and the arena's growth cost address space alone.
- * Budgets are the account's (account.h).
+ * The host budget is account.h's.
  */
 #ifndef FCDP_OFFSETS_H
 #define FCDP_OFFSETS_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 typedef struct fcdp_offsets fcdp_offsets;
 

@@ -1,4 +1,8 @@
-/* pin.c - a block's registrations. */
+/* pin.c - page-locks a block's ranges, and unlocks them.
+ *
+ * A range may take several registrations, since drivers limit the size of one. No registration may stay
+ * behind: another mapping may get its addresses, which CUDA would then take for the old pages.
+ */
 #include "tiering/pin.h"
 
 void fcdp__pinned_cover(const fcdp_piece *pieces, size_t n, size_t page_bytes, fcdp_pinned *pinned_out) {
@@ -27,7 +31,7 @@ fcdp_status fcdp__pinned_lock(fcdp_driver *drv, char *base, const fcdp_pinned *p
     return FCDP_OK;
 }
 
-/* What fails once may pass: no registration may stay, since another mapping may get its addresses. */
+/* A failure may be transient, and no registration may stay behind: try twice. */
 fcdp_status fcdp__pinned_unlock(fcdp_driver *drv, char *base, const fcdp_pinned *pinned) {
     fcdp_status first = FCDP_OK;
     for (size_t i = 0; i < pinned->n; i++) {

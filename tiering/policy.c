@@ -1,5 +1,5 @@
-/* policy.c - what moves where. It touches nothing: the caller takes the
- * snapshot and carries out the answer. */
+/* policy.c - decides what moves where. It touches nothing: the caller takes the snapshot and carries out the
+ * decision. */
 #include "tiering/policy.h"
 
 bool fcdp__policy_keeps(double tau, size_t used_bytes, size_t budget_bytes) {

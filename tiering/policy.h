@@ -2,7 +2,7 @@
 #ifndef FCDP_POLICY_H
 #define FCDP_POLICY_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 /* The paper's threshold: at the end of a group's use, device usage below tau * budget keeps the
  * group on the device and skips both copies; else it is stored and released. tau 0 never keeps.

@@ -1,4 +1,8 @@
-/* readers.c - see the header. */
+/* readers.c - the streams that read a region in its use.
+ *
+ * Waits walk the list without the owner's lock, so an entry is published whole, stays until the region is
+ * destroyed, and serves all later uses by its stream.
+ */
 #include "tiering/readers.h"
 
 #include <stdlib.h>

@@ -1,4 +1,8 @@
-/* reclaim.c - see the header. It waits for the device, on the thread that asked for pages. */
+/* reclaim.c - gives device pages back to the pool when the pool has none left.
+ *
+ * It runs on the thread that asked for pages, and that thread waits for the device. One step at a time: a
+ * free slot, else the region that policy.c names, until the pool has enough or nothing is left.
+ */
 #include "tiering/reclaim.h"
 
 #include "tiering/policy.h"
@@ -6,7 +10,7 @@
 
 #include <stdlib.h>
 
-/* The policy's choice, NULL when there is none. Policy is pure: it is shown a snapshot. Lock held. */
+/* The policy's choice, NULL when there is none. Policy is pure, so it gets a snapshot. Lock held. */
 static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
     size_t n = 0;
     for (const fcdp_region *r = tiering->regions; r; r = r->next) n++;
@@ -27,8 +31,8 @@ static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
     return region;
 }
 
-/* Is another thread evicting a region, or taking a slot apart? It needs no pages to finish, so it may be
- * waited for, and then there are pages or a victim. Lock held. */
+/* Is another thread evicting a region, or taking a slot apart? It needs no pages to finish, so this thread
+ * may wait for it, and then finds pages or a victim. Lock held. */
 static bool somebody_gives(const fcdp_tiering *tiering) {
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
         if (r->moving && r->kept) return true;
@@ -63,7 +67,7 @@ static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
     return true;
 }
 
-/* What came back meanwhile by other threads' doing counts too, the pool can take it all the same. */
+/* Pages that other threads gave back meanwhile count too: the pool can take them all the same. */
 size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages) {
     fcdp_tiering *tiering = ctx;
     fcdp__lock_acquire(&tiering->lock);

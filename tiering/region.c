@@ -1,5 +1,5 @@
-/* region.c - the state of one region. No other file changes it. Whose pages are taken back is reclaim.c's
- * choice, which slot a region gets slot.c's. */
+/* region.c - the state of one region, which no other file changes. slot.c chooses the region's slot, and
+ * reclaim.c which region gives its pages back. */
 #include "tiering/region.h"
 
 #include "tiering/copy.h"
@@ -120,7 +120,7 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
     return FCDP_OK;
 }
 
-/* Lock held: the region owns its slot no more. */
+/* Lock held: the region no longer owns its slot. */
 static void slot_release(fcdp_region *region) {
     fcdp__slot_disown(region->slot);
     region->kept = region->in_use = false;
@@ -135,7 +135,7 @@ fcdp_status fcdp__region_drain(const fcdp_region *region) {
     return status ? status : FCDP_RETRY_ONCE(fcdp__region_await(region));
 }
 
-/* Its slot goes too if nobody else is mapped onto it. */
+/* Its slot goes too if no other region is mapped onto it. */
 void fcdp__region_destroy(fcdp_region *region) {
     if (!region) return;
     fcdp_tiering *tiering = region->tiering;
@@ -143,7 +143,7 @@ void fcdp__region_destroy(fcdp_region *region) {
     fcdp__region_begin_move(region);
     region_unlock(region);
     if (fcdp__region_drain(region))
-        fcdp__log(FCDP_LOG_WARN, "'%s' goes while the device may use it: %s", region->name,
+        fcdp__log(FCDP_LOG_WARN, "'%s' is destroyed while the device may still use it: %s", region->name,
                   fcdp_error_text());
     if (region->slot && FCDP_RETRY_ONCE(fcdp__vrange_unmap(region->range)))
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
@@ -218,9 +218,9 @@ static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream str
 
 /* ---- pages ---- */
 
-/* No slot was free. A region that needs pages is unmapped first, so that no thread that frees some waits for
- * it. Making a slot may call the reclaimer on this thread; while that finds nothing, another thread may have
- * released a slot. */
+/* No slot was free. A region that needs pages is unmapped first, so that no thread that frees pages waits for
+ * it. Making a slot may call the reclaimer on this thread; if that finds nothing, another thread may have
+ * released a slot meanwhile. */
 static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
     if (!status) status = fcdp__slot_make(region, slot_out);
@@ -258,7 +258,7 @@ fcdp_status fcdp__region_acquire(fcdp_region *region) {
 }
 
 fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) {
-    region_lock(region); /* or the last one might be destroyed meanwhile */
+    region_lock(region); /* or the last slot might be destroyed meanwhile */
     FCDP_CHECK(1, region->in_use);
     const fcdp_region *last = region->slot->last;
     fcdp_status status = last ? stream_wait_region(last, stream) : FCDP_OK;
@@ -342,8 +342,8 @@ void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
 
 /* ---- what the host has ---- */
 
-/* Spans whose bytes are on the device, and not all of them in host memory. Acquire in board_read, partner of
- * the device's write of the word: the other's bytes are there. */
+/* Spans with bytes on the device that are not all in host memory. The acquire in board_read is the partner of
+ * the device's write of the word: after it, the other rank's bytes are there. */
 static uint32_t dirty_spans(const fcdp_region *region) {
     uint32_t mask = 0;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
@@ -389,7 +389,7 @@ static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, u
                                       fcdp__board_word_at(region->block, word, region->slice), value);
 }
 
-/* Behind the copies of the spans in `span_mask`: the others may read them. */
+/* Behind the copies of the spans in `span_mask`: tell the others that they may read them. */
 static fcdp_status words_write_stored(const fcdp_region *region, uint32_t span_mask) {
     fcdp_stream d2h = region->streams[FCDP_TO_HOST];
     fcdp_status status = FCDP_OK;
@@ -400,7 +400,7 @@ static fcdp_status words_write_stored(const fcdp_region *region, uint32_t span_m
 
 /* ---- copies ---- */
 
-/* A call has failed after some of its operations were enqueued, and before its event was: release records
+/* A call has failed after it enqueued some operations and before it recorded its event: release records
  * it. */
 static fcdp_status fail_unrecorded(fcdp_region *region, fcdp_status status) {
     region->unrecorded = true;
@@ -437,8 +437,8 @@ fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
     return FCDP_OK;
 }
 
-/* What this process copies to the host comes after `after`, after its own reads of older bytes there, and
- * after all that the others do with them. */
+/* This process's copies to the host come after `after`, after its own reads of older bytes there, and after
+ * the other processes' reads and writes of them. */
 static fcdp_status store_begin(fcdp_region *region, fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = region->streams[FCDP_TO_HOST];
@@ -447,7 +447,7 @@ static fcdp_status store_begin(fcdp_region *region, fcdp_event after) {
     return status ? status : words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
 }
 
-/* `status`: of the store so far. */
+/* `status`: the store's, so far. */
 static fcdp_status store_end(fcdp_region *region, uint32_t span_mask, fcdp_status status) {
     fcdp_tiering *tiering = region->tiering;
     if (!status) status = words_write_stored(region, span_mask);
@@ -470,8 +470,8 @@ fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_pie
     return store_end(region, span_mask, status);
 }
 
-/* The new epoch is nowhere at first. Another thread may be evicting a kept region: its copy must be over
- * before the others may write. */
+/* At first the new epoch is nowhere. Another thread may be evicting a kept region: its copy must end before
+ * the others may write. */
 fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
                                    size_t n, fcdp_event after) {
     region_lock(region);
@@ -547,9 +547,9 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
     return load(region, span, region->layout->span[span], &region->tiering->stats.n_whole_loads);
 }
 
-/* A stream's wait for words ends too when a peer is gone (fcdp__region_end_waits), and nobody looks again
- * before the bytes are used, as the next use of a region does. So the host waits for the words. The others
- * write there again once this stream has said that it reads no more (fill_permit). */
+/* A stream's wait for words also ends when a peer is gone (fcdp__region_end_waits). The next use of a region
+ * checks for that; here no use follows, so the host waits for the words. The others write there again once
+ * this stream has said that it has read (fill_permit). */
 fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
                               fcdp_event after) {
     fcdp_tiering *tiering = region->tiering;
@@ -569,8 +569,8 @@ fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece pie
 
 /* ---- eviction ---- */
 
-/* Write every byte of the spans of `mask` to the host, by this process alone, and wait for it. Its own pieces
- * are among them, and the others may wait for those. */
+/* This process alone writes every byte of the spans of `mask` to the host, and waits. Its own pieces are
+ * among them, and the others may wait for those. */
 static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream d2h = region->streams[FCDP_TO_HOST];
@@ -586,7 +586,7 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     if (!status) status = words_write_stored(region, mask);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
     if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
-    /* No copy may still run when the caller goes on. */
+    /* No copy may still run when this returns. */
     fcdp_failure failure = fcdp__failure_keep(status);
     (void)!fcdp__driver_stream_sync(tiering->drv, d2h);
     return fcdp__failure_restore(&failure);
@@ -599,7 +599,7 @@ static uint64_t spans_bytes(const fcdp_region *region, uint32_t mask) {
     return bytes;
 }
 
-/* Writes only the spans that the host lacks a part of. The node's processes have written the others
+/* Write only the spans of which the host lacks a part. The node's processes have written the others
  * together. */
 fcdp_status fcdp__region_evict(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;

@@ -1,10 +1,10 @@
 /* region.h - the gathered parameters of one group, the same bytes in every tier, at one device address for
  * life.
  *
- * A region has device pages from acquire to release (slot.h), or longer where it is kept. In between its
- * bytes are filled by a gather, which the caller enqueues, or loaded from the node's shared host memory. What
- * a function here enqueues runs in stream order, and the state says what holds once it has run. Only acquire,
- * destroy and the reclaimer ever wait for the device.
+ * A region has device pages from acquire to release (slot.h), or longer if it is kept. In between, a gather
+ * that the caller enqueues fills its bytes, or a load from the node's shared host memory. A function's
+ * operations run in stream order, and the state says what holds once they have run. Only acquire, destroy and
+ * the reclaimer ever wait for the device.
  *
  * A region knows slices, not ranks. The node's processes write the host copy together: each writes the pieces
  * that it gathered. Slice i of n_slices is the part of each span that process i loads when an all-gather
@@ -49,7 +49,7 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
 /* Wait until the device is done with the region, including what a failed call has left on the copy streams.
  * A wait that fails is tried once more. */
 fcdp_status fcdp__region_drain(const fcdp_region *region) FCDP_MUST_CHECK;
-/* Drains the region first. NULL: nothing. */
+/* Drains the region first. NULL: does nothing. */
 void fcdp__region_destroy(fcdp_region *region);
 /* Its copies run on these streams, one for each direction, instead of the tiering's. They outlive the region.
  * Before its first use. */
@@ -67,15 +67,15 @@ fcdp_event fcdp__region_stored(const fcdp_region *region);
 /* The region has pages from here until release. It is not in use. The host waits only where memory is short,
  * or where exact mapping must unmap what the device still uses. */
 fcdp_status fcdp__region_acquire(fcdp_region *region) FCDP_MUST_CHECK;
-/* What is enqueued on `stream` from now on comes after everything that was done with the pages before.
- * Call it for each stream that writes to the region, unless it waits for a stream that was ordered. In
- * use. */
+/* Order the later work of `stream` behind every earlier use of the pages. Call it for each stream that writes
+ * to the region, unless that stream waits for one that was ordered. In use. */
 fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) FCDP_MUST_CHECK;
 /* The use ends; `stream` is behind its last operation. keep: the pages stay the region's until the reclaimer
  * needs them. Otherwise only host memory has the bytes from here on, if anything has. */
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) FCDP_MUST_CHECK;
 
-/* The spans' bytes are invalid in every tier (their parameters changed, or somebody wrote into them). */
+/* Make the spans' bytes invalid in every tier: their parameters have changed, or the program wrote into
+ * them. */
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask);
 
 /* `stream`, another than those given to release, reads or writes the region that `address` is in: its release
@@ -96,7 +96,7 @@ typedef struct fcdp_piece_list {
  * their words. In use; `stored` is recorded. */
 fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
                                fcdp_event after) FCDP_MUST_CHECK;
-/* Device bytes outside of the region, and their place in it. */
+/* Device bytes outside the region, and their place in it. */
 typedef struct fcdp_source {
     fcdp_dptr at;
     fcdp_piece place;
@@ -113,7 +113,7 @@ fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,
 /* Enqueue the copy to the device of this process's slice of `span`, once host memory has it. The caller
  * all-gathers the other slices. In use, ordered; `loaded` is recorded, and the span is on the device. */
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;
-/* The same for the whole span: nothing is left to all-gather. */
+/* The same for the whole span, so that nothing is left to all-gather. */
 fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUST_CHECK;
 
 /* Enqueue, behind `after`, the copy of a piece of `span` from host memory to elsewhere on the device. The
@@ -122,11 +122,11 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUS
 fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
                               fcdp_event after) FCDP_MUST_CHECK;
 
-/* Will the words come for which streams have waited for waited_ns so far? FCDP_PENDING: they have come, or
- * may yet; otherwise an error as from fcdp__board_wait_all. Any thread. */
+/* Will the words come that streams have awaited for waited_ns so far? FCDP_PENDING: they have come or may yet
+ * come; otherwise an error as from fcdp__board_wait_all. Any thread. */
 fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
-/* A peer is gone: end the waits of streams for its words. What these waits guard is invalid, and nobody may
- * use it. Any thread. */
+/* A peer is gone: end the waits of streams for its words. The bytes that these waits guard are invalid and
+ * must not be used. Any thread. */
 void fcdp__region_end_waits(fcdp_region *region);
 
 #endif

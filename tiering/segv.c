@@ -1,4 +1,4 @@
-/* segv.c - the handler, its table of watched ranges.
+/* segv.c - the handler and its table of watched ranges.
  *
  * A handler may take no lock. Readers count themselves in, walk the list, copy what they need and count
  * themselves out; unwatch unlinks a range and frees it once no reader is inside. Both sides store first and
@@ -61,7 +61,7 @@ static void line_add_hex(line *l, uintptr_t value) {
     line_add(l, digits + at, sizeof digits);
 }
 
-/* False: nobody watches the address. Between the counts no watch is freed. */
+/* False: no watch has the address. No watch is freed between the two counts. */
 static bool fault_explain(uintptr_t at, line *l) {
     atomic_fetch_add(&n_readers, 1); /* partner: fcdp__segv_unwatch */
     fcdp_segv_watch *watch = atomic_load(&watches);
@@ -83,8 +83,9 @@ static bool fault_explain(uintptr_t at, line *l) {
     return l->n > 0;
 }
 
-/* A function of somebody's that comes back is called in place, and stays behind this one; all else gets its
- * action back, and the signal anew: a fault by itself, since the instruction runs again. */
+/* Pass the signal on. A previous handler function that returns is called in place and stays behind this one.
+ * Any other action is restored and gets the signal anew; a fault recurs by itself, since the instruction runs
+ * again. */
 static void pass_on(int signum, siginfo_t *info, void *context, bool explained) {
     bool sent = info->si_code <= 0; /* by kill or raise: nothing runs again */
     bool by_default = !(before.sa_flags & SA_SIGINFO) &&
@@ -121,7 +122,8 @@ static void on_segv(int signum, siginfo_t *info, void *context) {
 static void handler_install(void) {
     if (sigaction(SIGSEGV, NULL, &before)) return;
     struct sigaction ours = {.sa_sigaction = on_segv, .sa_mask = before.sa_mask};
-    /* On the thread's other stack where it has one, as whoever handles stack overflows behind us expects. */
+    /* On the thread's alternate stack where it has one, as a handler of stack overflows behind this one
+     * expects. */
     ours.sa_flags = SA_SIGINFO | SA_ONSTACK | (before.sa_flags & (SA_NODEFER | SA_RESTART));
     (void)sigaction(SIGSEGV, &ours, NULL);
 }

@@ -1,4 +1,8 @@
-/* shared.c - memfds among the processes of a node. What is in them is their users' affair. */
+/* shared.c - memfds that the processes of a node share.
+ *
+ * A ticket names a process, its start time, a descriptor and an inode. Opening checks all of them, since a
+ * pid may have been reused, and containers may see different /proc file systems.
+ */
 #include "tiering/shared.h"
 
 #include <errno.h>
@@ -10,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "alloc/size.h"
+#include "base/size.h"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U

@@ -5,7 +5,7 @@
 #ifndef FCDP_SHARED_H
 #define FCDP_SHARED_H
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 /* how another process of the node opens it; plain bytes, to be sent to it */
 typedef struct fcdp_shared_ticket {

@@ -1,5 +1,5 @@
-/* slot.c - the life of slots: their owners, the regions that are mapped onto them. What a region's bytes
- * are is region.c's. */
+/* slot.c - the life of slots: their owners and the regions that are mapped onto them. region.c knows what a
+ * region's bytes are. */
 #include "tiering/slot.h"
 
 #include "tiering/trace.h"
@@ -42,10 +42,10 @@ static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
     return !oldest || slot->last_use < oldest->last_use;
 }
 
-/* A use waits for the slot's last user. Where that one's copies run on other streams, its collectives have an
- * order of their own: other ranks may have them in the other order, and wait in a circle with this one. So
- * the slot passes on, or is trimmed, once they are over; who is short of memory waits for it all the same.
- * `region` NULL: of any streams. */
+/* A use waits for the slot's last user. If that user's copies run on other streams, its collectives have an
+ * order of their own: other ranks may have them in the other order, and all would wait in a circle. So the
+ * slot passes on, or is trimmed, only once they are over; a thread that is short of memory waits all the
+ * same. `region` NULL: of any streams. */
 static bool is_apart(const fcdp_slot *slot, const fcdp_region *region) {
     const fcdp_region *last = slot->last, *other = region;
     if (!last) return false;
@@ -54,8 +54,8 @@ static bool is_apart(const fcdp_slot *slot, const fcdp_region *region) {
     return other && other->streams != last->streams && fcdp__region_query(last);
 }
 
-/* With exact mapping a region is mapped onto the slot alone, and so the others are unmapped first: is the
- * device still busy with one of them? Lock held. */
+/* With exact mapping only one region is mapped onto the slot, so the others are unmapped first. Is the device
+ * still busy with one of them? Lock held. */
 static bool is_pending(const fcdp_slot *slot, const fcdp_tiering *tiering) {
     for (const fcdp_region *r = tiering->exact ? tiering->regions : NULL; r; r = r->next)
         if (r->slot == slot && (r->moving || fcdp__region_query(r))) return true;
@@ -129,7 +129,7 @@ fcdp_status fcdp__slot_unmap(fcdp_region *region) {
     fcdp__lock_acquire(&tiering->lock);
     fcdp__slot_trace(region->slot, FCDP_EVENT_REGION_UNMAP, region);
     region->slot->n_mapped--;
-    /* its events have passed, and another slot's use will record them anew */
+    /* its events have passed, and the use of another slot will record them anew */
     if (region->slot->last == region) region->slot->last = NULL;
     region->slot = NULL;
     pthread_cond_broadcast(&tiering->moved); /* mapped_begin_move may wait for this */
@@ -255,7 +255,7 @@ static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming, c
     }
 }
 
-/* A class needs no more slots than it has regions. With exact mapping most slots have nobody mapped. */
+/* A class needs no more slots than it has regions. With exact mapping most slots have no region mapped. */
 void fcdp__slot_drop_spare(const fcdp_region *gone) {
     fcdp_tiering *tiering = gone->tiering;
     unsigned class = class_of(pages_of(gone));

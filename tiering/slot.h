@@ -3,21 +3,21 @@
  * A slot is one physical handle, and CUDA lets a handle be mapped at several addresses. So each region that a
  * slot has served stays mapped onto it, and when the slot passes on, the next region's first operation waits
  * on its stream for the last one's events (fcdp__region_order). In the steady state of a training step every
- * region finds the slot free that it is mapped onto, and neither the driver nor anybody else is waited for.
- * With exact mapping a region is unmapped when it is released, so that a stale access faults: then a use
- * costs an unmap, a map and a set-access, each of the whole handle, and the unmap waits on the host for the
- * device. So a slot is pending while the device is not done with a region that is mapped onto it. A region
- * takes one that is not; else, where pages are idle and at most FCDP_SLOTS_PENDING are pending, a new one;
- * and only then does it wait for the one that was released first.
+ * region finds the slot that it is mapped onto free, so no thread waits and the driver is not called. With
+ * exact mapping a region is unmapped when it is released, so that a stale access faults. Then a use costs an
+ * unmap, a map and a set-access, each of the whole handle, and the host waits for the device before the
+ * unmap. A slot is pending while the device still uses a region that is mapped onto it. A region takes a slot
+ * that is not pending; else, if pages are idle and at most FCDP_SLOTS_PENDING slots are pending, a new one;
+ * else it waits for the slot that was released first.
  *
  *     owner != NULL: its pages are one region's, from acquire to release, or to eviction where it is kept
  *     free: owner == NULL && !dissolving
  *     n_mapped = number of regions with region->slot == this one
  *     of each class: pages of all slots <= the most that were owned at once in the last passes
- *     (where nobody asks for memory), and with exact mapping FCDP_SLOTS_PENDING slots more
+ *     (while memory is plentiful), and with exact mapping FCDP_SLOTS_PENDING slots more
  * Class c has the slots of 4^c to 4^(c+1) - 1 pages, so that each may serve every region of the class that is
- * not larger than itself: within a class slots are exchanged for larger ones until they fit, and between
- * classes nobody's slot goes because of another's.
+ * not larger than itself. Within a class, slots are exchanged for larger ones until they fit; a class never
+ * loses a slot to another class.
  *
  * All of it is under the tiering's lock; a slot that is dissolving belongs to the thread that takes it apart.
  */
@@ -49,7 +49,7 @@ struct fcdp_slot {
  * large enough, the longest unused first; with exact mapping of one that is not pending, or of a new one.
  * NULL: none is free. Lock held on entry and exit, not in between; this thread moves the region. */
 fcdp_slot *fcdp__slot_choose(fcdp_region *region);
-/* The slot has no owner any more. Lock held. */
+/* End the ownership of the slot. Lock held. */
 void fcdp__slot_disown(fcdp_slot *slot);
 /* A new slot, owned by `region`. Lock not held. FCDP_ERR_NO_DEVICE_MEM when no more pages can be
  * reclaimed. */
@@ -65,11 +65,11 @@ void fcdp__slot_unmap_if_done(fcdp_region *region);
 fcdp_status fcdp__slot_unmap(fcdp_region *region) FCDP_MUST_CHECK;
 /* Give the free slot's handle back to the pool. Lock held on entry and exit, not in between. */
 fcdp_status fcdp__slot_dissolve(fcdp_tiering *tiering, fcdp_slot *slot) FCDP_MUST_CHECK;
-/* `gone` is on the list no more: is there a slot now that no region needs? Then one that nobody is mapped
- * onto goes. Lock held on entry and exit, not in between. */
+/* `gone` has left the list. If some slot is now superfluous, dissolve one that no region is mapped onto. Lock
+ * held on entry and exit, not in between. */
 void fcdp__slot_drop_spare(const fcdp_region *gone);
-/* The free slot that has been unused longest, but for those that failed to dissolve in the reclaimer's
- * `call`; NULL: none. Lock held. */
+/* The free slot that has been unused longest, except those that failed to dissolve in the reclaimer's `call`.
+ * NULL: none. Lock held. */
 fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call);
 /* Dissolve the free slots beyond what the last passes needed at once, class by class. Lock not held. */
 void fcdp__slots_trim(fcdp_tiering *tiering);

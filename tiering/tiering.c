@@ -1,4 +1,5 @@
-/* tiering.c - the life of a tiering, from creation to destruction. */
+/* tiering.c - the life of a tiering: its streams, its place as a reclaimer of the pool, its passes, its
+ * counts. */
 #include "tiering/tiering.h"
 
 #include "tiering/reclaim.h"

@@ -1,4 +1,8 @@
-/* trace.c - see the header. */
+/* trace.c - writes a region's events and its row in the table of objects.
+ *
+ * Each change of state compares the new row with the last one written, so a reader that comes late finds the
+ * same state in the table as one that has read all events.
+ */
 #include "tiering/trace.h"
 
 static uint64_t slot_bytes(const fcdp_slot *slot, const fcdp_tiering *tiering) {
@@ -56,7 +60,7 @@ typedef struct state {
     uint32_t flags;
 } state;
 
-/* What a tier has is what it will have once the streams have run, as everywhere in tiering. */
+/* As everywhere in tiering, a tier holds what it will hold once the streams have run. */
 static state state_of(const fcdp_region *region) {
     bool owns = region->slot && region->slot->owner == region;
     state now = {.flags = FCDP_OBJECT_LIVE | (region->in_use ? FCDP_OBJECT_IN_USE : 0) |
@@ -74,7 +78,7 @@ static void level_move(unsigned counter, bool before, bool now, uint64_t bytes) 
     if (before != now) fcdp__trace_count(counter, now ? bytes : -bytes);
 }
 
-/* The table is written before the event: who has read the event sees a state that is not older. */
+/* The table is written before the event, so a reader of the event sees a state that is not older. */
 void fcdp__region_trace_state(fcdp_region *region) {
     fcdp_trace_object *object = fcdp__trace_object(region->object);
     if (!object) return;

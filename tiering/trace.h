@@ -11,11 +11,11 @@
 void fcdp__region_trace_create(fcdp_region *region);
 void fcdp__region_trace_destroy(fcdp_region *region);
 
-/* Lock held, after any change: its state, where that is another than was written last. */
+/* Lock held, after any change: write the region's state, if it differs from the last one written. */
 void fcdp__region_trace_state(fcdp_region *region);
 /* Lock held. A moment of the region. */
 void fcdp__region_trace(const fcdp_region *region, uint16_t kind, uint8_t cause, uint64_t a, uint64_t b);
-/* Lock held: it has the slot, which `last` had before (NULL: nobody, or itself). */
+/* Lock held: the region has the slot, which `last` had before (NULL: no region, or the same). */
 void fcdp__region_trace_acquire(const fcdp_region *region, const fcdp_region *last);
 void fcdp__slot_trace(const fcdp_slot *slot, uint16_t kind, const fcdp_region *region);
 

@@ -38,7 +38,7 @@ done
 
 DIR=$ROOT/build/zig-aarch64
 SYSROOT=$DIR/sysroot
-# From 9 on: before, it kept a record for every page of an address range that is only reserved, gigabytes of them here.
+# Version 9 at least: older ones keep a record for every page of a reserved address range, gigabytes of them here.
 QEMU=$DIR/qemu/usr/bin/qemu-aarch64
 SUITE=trixie
 KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg

@@ -126,7 +126,7 @@ overlap() {         # OPTIONS OF fcdp-overlap
         [ -s "$out/$name.0.json" ] || exit 1
         ranks=()
         for rank in 0 1 2 3; do ranks+=("rank $rank=$out/$name.$rank.json"); done
-        "$PY" tools/simgpu/merge_timelines.py "$out/$name.json" "${ranks[@]}"
+        "$PY" sim/gpu/merge_timelines.py "$out/$name.json" "${ranks[@]}"
         "$PY" tools/bench/overlap/timelines.py "$out/$name.svg" "one step bound by $name, rank 0" "$out/$name.0.json"
         echo "build/overlap/$name.json (for Perfetto), build/overlap/$name.svg"
     done
@@ -160,7 +160,7 @@ if [ "$what" = overlap ]; then
     exit
 fi
 must "The benchmarks: build" release-build build_benches
-FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/tools/simgpu" -name 'libfcdp_simgpu.so' | head -n 1)
+FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/sim/gpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY
 if [ "$what" = agreement ]; then
     run build/release/tools/bench/agreement/fcdp-agreement "$@"

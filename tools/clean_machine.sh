@@ -76,7 +76,7 @@ END
 # Then without.
 cat >"$TMP/check" <<'END'
 set -e
-if command -v cc gcc g++ clang make; then echo "this is no clean machine"; exit 1; fi
+if command -v cc gcc g++ clang make; then echo "this machine has a compiler, so it is not clean"; exit 1; fi
 cd /tmp
 /venv/bin/python -m pip --disable-pip-version-check install -q --no-index /wheel/*.whl
 /venv/bin/fcdp-doctor

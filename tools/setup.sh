@@ -13,7 +13,7 @@ STAMPS=$VENV/fcdp-setup                   # also the mark that this .venv is our
 PY=$VENV/bin/python
 mkdir -p "$LOGS"
 
-# An activated .venv is not the Python that .venv is made of.
+# The Python of an activated .venv cannot make that .venv itself.
 PATH=:$PATH:
 while [[ $PATH == *":$VENV/bin:"* ]]; do PATH=${PATH/":$VENV/bin:"/:}; done
 PATH=${PATH#:}
@@ -300,7 +300,7 @@ frameworks() {
 
 # Of all that the wheel's code is made of. (The README is in the wheel too, as its description: that is of the last build.)
 sources_hash() {
-    find pyproject.toml CMakeLists.txt LICENSE NOTICE cmake alloc tiering comm torch_plugin tools/simgpu tools/lab tools/doctor tools/memtrace \
+    find pyproject.toml CMakeLists.txt LICENSE NOTICE cmake base alloc tiering comm torch_plugin sim/gpu tools/lab tools/doctor tools/memtrace \
         -type f ! -name '*.pyc' ! -name '*.md' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -c1-64
 }
 

@@ -94,7 +94,7 @@ lint_stage() {      # with the compile commands of the preset "dev", for clang-t
         "$([ $rc = 0 ] || echo "build/logs/lint.log ")($((SECONDS - start)) s)"
 }
 
-# By clang, where it is installed and build/dev is new. The sanitizers' builds are the system's compiler's.
+# Builds with clang, if it is installed and build/dev is new. The sanitizers' builds use the system's compiler.
 dev_stage() { CC=${CC:-$(command -v clang || true)} c_stage "C, every check" dev; }
 
 # The C tests, while Python's packages are installed and then beside Python's tests: these wait much, for ranks that do not come
@@ -129,7 +129,7 @@ end_beside() {
 c_stages_beside() { beside 1-c c_stages; }
 quick_stages_beside() { beside 1-c dev_stage; }
 
-# Until the build "dev" has ended, whose libraries some of Python's tests use. False: it failed.
+# Waits for the build "dev", since some of Python's tests use its libraries. False: it failed.
 dev_built() {
     [ ${#BESIDE[@]} -gt 0 ] || return 0
     while [ ! -s "$LOGS/built.dev" ] && kill -0 "${BESIDE[0]}" 2>/dev/null; do sleep 0.2; done

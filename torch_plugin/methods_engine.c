@@ -1,5 +1,5 @@
 /* methods_engine.c - the module's functions of the engine. */
-#include "alloc/size.h"
+#include "base/size.h"
 #include "tiering/headroom.h"
 #include "tiering/host.h"
 #include "torch_plugin/methods.h"

@@ -3,7 +3,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "alloc/trace.h"
+#include "base/trace.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/trace_events.h"
 

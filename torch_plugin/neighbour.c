@@ -17,7 +17,7 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "alloc/size.h"
+#include "base/size.h"
 #include "torch_plugin/handles.h"
 #include "torch_plugin/import_slot.h"
 #include "torch_plugin/transport.h"

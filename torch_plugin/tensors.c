@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/size.h"
+#include "base/size.h"
 #include "tiering/region.h"
 #include "torch_plugin/allocator_calls.h"
 #include "torch_plugin/cxx.h"

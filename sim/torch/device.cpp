@@ -24,7 +24,7 @@
 #include <memory>
 #include <mutex>
 
-#include "tools/simgpu/simgpu_cuda.h"
+#include "sim/gpu/simgpu_cuda.h"
 
 namespace sim {
 

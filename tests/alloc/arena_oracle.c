@@ -9,7 +9,7 @@ static const uint64_t BASE = 1 << 30;
 
 enum { MAX_HELD = 256, MAX_BUSY = 8 };
 
-typedef struct range { /* nobody else may have it: live, or busy */
+typedef struct range { /* no other block may have it: live, or busy */
     fcdp_block *block;
     uint64_t address;
     size_t bytes;
@@ -130,7 +130,7 @@ static void oracle_unmap(oracle *o) {
     }
 }
 
-/* Of mappings that nobody has a byte of. */
+/* Of mappings without a byte in use. */
 static size_t idle_pages(const oracle *o) {
     bool used[N_PAGES] = {false}; /* by the first page of a mapping */
     size_t n = 0;

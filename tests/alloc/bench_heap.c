@@ -12,7 +12,7 @@
 #include <stdlib.h>
 
 #include "alloc/heap.h"
-#include "alloc/options.h"
+#include "base/options.h"
 
 extern char **environ;
 

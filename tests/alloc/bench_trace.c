@@ -11,7 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "alloc/trace.h"
+#include "alloc/trace_events.h"
+#include "base/trace.h"
 
 enum { N_EVENTS = 1 << 18, N_ROUNDS = 15, RING_BYTES = 8 << 20 };
 

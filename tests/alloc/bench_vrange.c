@@ -8,9 +8,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "alloc/options.h"
 #include "alloc/pages.h"
 #include "alloc/vrange.h"
+#include "base/options.h"
 
 enum { HOLDER_OTHERS = 3 };
 extern char **environ;

@@ -3,8 +3,8 @@
 #define FCDP_TESTS_HEAP_WORLD_H
 
 #include "alloc/heap.h"
+#include "sim/gpu/simgpu_cuda.h"
 #include "tests/alloc/support.h"
-#include "tools/simgpu/simgpu_cuda.h"
 
 enum { PAGE = 2 << 20, KIB = 1 << 10, MIB = 1 << 20 };
 

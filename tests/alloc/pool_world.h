@@ -1,5 +1,5 @@
 /* pool_world.h - what the tests of the page pool share: a pool with two holders, and a reclaimer with pages
- * that somebody could spare. */
+ * that a holder could spare. */
 #ifndef FCDP_TESTS_ALLOC_POOL_WORLD_H
 #define FCDP_TESTS_ALLOC_POOL_WORLD_H
 
@@ -44,7 +44,7 @@ static inline void pool_close(fcdp_pool *pool, fcdp_driver *drv) {
 
 /* ---- a reclaimer ---- */
 
-/* Pages that somebody holds and could spare. */
+/* Pages that a holder has and could spare. */
 typedef struct spare {
     fcdp_pool *pool;
     fcdp_lock lock;

@@ -10,9 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "alloc/options.h"
+#include "alloc/driver.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/assert_ok.h"
-#include "tools/simgpu/simgpu.h"
 
 enum {
     CUDA_INVALID_VALUE = 1,
@@ -21,7 +21,7 @@ enum {
     CUDA_NOT_READY = 600,
     CUDA_UNKNOWN = 999
 };
-enum { HOLDER_OTHERS = 3 }; /* of pages: whoever uses the pool beside the heap */
+enum { HOLDER_OTHERS = 3 }; /* of pages: the users of the pool beside the heap */
 extern char **environ;
 
 #define assert_text(part)                                                                                    \

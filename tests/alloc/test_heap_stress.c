@@ -186,7 +186,7 @@ static void block_end(runner *me, const block *b) {
     assert_ok(fcdp_heap_free(w->heap, (fcdp_dptr){b->address}));
 }
 
-/* Put a new block into a slot that all threads share, and free what was there, whoever made it. */
+/* Put a new block into a slot that all threads share, and free the block that was there, of any thread. */
 static void *runner_main(void *arg) {
     runner *me = arg;
     world *w = me->w;
@@ -217,7 +217,7 @@ static size_t regions_yield(void *ctx, size_t n_pages) {
     return n;
 }
 
-/* Regions fill what is left, again and again: whoever allocates must take it back. */
+/* Regions fill what is left, again and again: a thread that allocates must take it back. */
 static void *regions_main(void *arg) {
     world *w = arg;
     uint64_t seed = 7;

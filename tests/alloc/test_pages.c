@@ -173,7 +173,7 @@ static void no_budget_means_what_is_free(void **state) {
     pool_close(pool, drv);
 }
 
-/* What the device has is taken as by one who gets all that the budget allows. */
+/* A single holder takes all that the budget allows. */
 static fcdp_phys *take_all(fcdp_pool *pool, size_t *n_out) {
     fcdp_pool_stats stats;
     fcdp__pool_stats(pool, &stats);

@@ -165,7 +165,7 @@ static void a_block_asks_the_reclaimers_in_their_order(void **state) {
     assert_ok(fcdp__pool_take(pool, HOLDER_OTHERS, 6, regions->pages));
     regions->n = 6;
     assert_ok(fcdp__pool_take_handle(pool, HOLDER_TENSORS, 2, &block));
-    assert_int_equal(caches.n, 2); /* nobody is asked while the budget allows */
+    assert_int_equal(caches.n, 2); /* no reclaimer is asked while the budget allows */
     fcdp__pool_give_handle(pool, HOLDER_TENSORS, 2, block);
     assert_ok(fcdp__pool_take_handle(pool, HOLDER_TENSORS, 7, &block));
     assert_int_equal(caches.n_asked, 5);

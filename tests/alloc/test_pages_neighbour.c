@@ -83,7 +83,7 @@ static void the_neighbour_is_left_alone_where_it_cannot_help(void **state) {
     street_close(s);
 }
 
-/* A reclaimer of blocks that nobody uses, as regions' slots are. */
+/* A reclaimer of unused blocks, as regions' slots are. */
 typedef struct slots {
     fcdp_pool *pool;
     fcdp_phys blocks[3];
@@ -98,7 +98,7 @@ static size_t slots_reclaim(void *ctx, size_t n_pages) {
     return n_back;
 }
 
-/* The neighbour's take fails, asks the pool, and goes on with the memory: of the idle
+/* The other allocator's take fails, asks the pool, and goes on with the memory: of the idle
  * pages all, of the rest what it asks for. */
 static void the_pool_yields_what_it_does_not_use(void **state) {
     (void)state;
@@ -119,7 +119,7 @@ static void the_pool_yields_what_it_does_not_use(void **state) {
     assert_int_equal(fcdp__pool_yield(s->pool, SIZE_MAX), 2 * PAGE);
     assert_true(take_at_once(s->other.pool, HOLDER_TENSORS, 2, more + 2));
     assert_int_equal(fcdp__pool_yield(s->pool, SIZE_MAX), 0); /* the last page is in use */
-    assert_int_equal(s->other.n_asked, 0);                    /* nobody asks it for itself */
+    assert_int_equal(s->other.n_asked, 0);                    /* it is not asked for its own take */
     fcdp__pool_give(s->pool, HOLDER_OTHERS, 1, pages + 1);
     fcdp__pool_give(s->other.pool, HOLDER_TENSORS, 4, more);
     fcdp__pool_set_reclaimer(s->pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);

@@ -6,7 +6,7 @@
 
 enum { N_SLOTS = 1 << 16, N_THREADS = 4, N_ROUNDS = 10000, MOST_IN_HAND = 8 };
 
-/* The oracle: who owns each handle. A handle's slot is found by its value, which is unique while the pool
+/* The oracle: the owner of each handle. A handle's slot is found by its value, which is unique while the pool
  * lives. */
 typedef struct owners {
     _Atomic uint64_t handle[N_SLOTS];
@@ -59,9 +59,9 @@ static void *taker_run(void *arg) {
                 t->broken = "a take failed for another reason than memory";
             t->n_refused += status != FCDP_OK;
             for (size_t i = n_hand; !status && i < n_hand + n; i++) {
-                int nobody = 0;
+                int unowned = 0;
                 size_t slot = owners_slot(t->owners, hand[i].handle);
-                if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &nobody, t->id))
+                if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &unowned, t->id))
                     t->broken = "a page has two owners";
             }
             if (!status) n_hand += n;
@@ -89,9 +89,9 @@ static void *block_taker_run(void *arg) {
             t->broken = "a block failed for another reason than memory";
         if (status) continue;
         t->n_taken += n;
-        int nobody = 0, me = t->id;
+        int unowned = 0, me = t->id;
         size_t slot = owners_slot(t->owners, block.handle);
-        if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &nobody, t->id))
+        if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &unowned, t->id))
             t->broken = "a block has two owners";
         if (!atomic_compare_exchange_strong(&t->owners->owner[slot], &me, 0))
             t->broken = "a block changed its owner";

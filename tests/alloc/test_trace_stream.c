@@ -1,6 +1,7 @@
 /* Spans of streams: the device's times, from events that are made once; and what the pool writes of itself.
  * Each test is a process of its own, since a process has one ring for life. */
 #include "alloc/pages.h"
+#include "alloc/trace_events.h"
 #include "alloc/trace_stream.h"
 #include "tests/alloc/support.h"
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "alloc/driver.h"
-#include "alloc/options.h"
+#include "base/options.h"
 
 extern char **environ;
 enum { MIB = 1 << 20, MAX_ROUNDS = 100 };
@@ -59,7 +59,7 @@ static char *host_map(size_t bytes) {
     return at;
 }
 
-/* Pages that nobody has touched are made by it; pages that are there are locked alone. */
+/* It creates untouched pages, and only locks pages that are there. */
 static void pin_measure(const bench *b) {
     uint64_t ns[2][MAX_ROUNDS];
     int n_rounds = b->n_rounds < 3 ? b->n_rounds : 3; /* a second each */

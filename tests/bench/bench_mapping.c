@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "alloc/options.h"
+#include "base/options.h"
 #include "comm/fingerprint.h"
 #include "comm/fingerprint_batch.h"
 

@@ -4,7 +4,7 @@
  *
  * Usage: one_rank_nccl [LIBRARY]; else libnccl.so.2 wherever the loader finds it. One figure a line, "NAME =
  * VALUE UNIT". Exit status 1, with a line on stderr, where something is not as FCDP needs it. With the double
- * (tools/simnccl) SIMNCCL_FABRIC names a fabric of two nodes of one rank, and RANK is 0.
+ * (sim/nccl) SIMNCCL_FABRIC names a fabric of two nodes of one rank, and RANK is 0.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "alloc/options.h"
+#include "base/options.h"
 #include "comm/nccl.h"
 #include "comm/nccl_api.h"
 

@@ -14,8 +14,8 @@
 #include "comm/internal.h"
 #include "comm/packed.h"
 #include "comm/tree.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/comm/random.h"
-#include "tools/simgpu/simgpu.h"
 
 enum { PAGE_BYTES = 2 << 20, SHARD_ALIGN = 64, N_CONTENTS = 1 << 16, A_LONG_TIME_S = 120, RANGE_FACTOR = 4 };
 enum { PACKED_ABOVE_PARTS = 36, PACKED_HALF_BYTES = 128 << 20 }; /* packed.c's */

@@ -1,4 +1,5 @@
-/* council.c - see the header. */
+/* council.c - agreements between the ranks of one process: one mutex, one round at a time, and the faults
+ * that a test asks for. */
 #include "tests/comm/council.h"
 
 #include <errno.h>

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "alloc/base.h"
+#include "base/base.h"
 
 enum { COUNCIL_MAX_VOTES = 4096 };
 
@@ -32,8 +32,8 @@ typedef struct council {
 
 void council_init(council *c, uint32_t n, double timeout_s);
 void council_destroy(council *c);
-/* Replaces the votes by their maximum. FCDP_ERR_PEER: somebody has left;
- * FCDP_ERR_TIMEOUT: somebody did not come. */
+/* Replaces the votes by their maximum. FCDP_ERR_PEER: a rank has left;
+ * FCDP_ERR_TIMEOUT: a rank did not come. */
 fcdp_status council_agree(council *c, uint32_t question, uint8_t *votes, size_t n_votes) FCDP_MUST_CHECK;
 void council_leave(council *c);
 

@@ -8,8 +8,8 @@
 #include "comm/internal.h"
 #include "comm/unshard.h"
 #include "comm/vote.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/comm/member.h"
-#include "tools/simgpu/simgpu.h"
 
 enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999 };
 

@@ -1,4 +1,4 @@
-/* hub.c - see the header. One mutex for all lanes; bytes are copied
+/* hub.c - a transport between the ranks of one process. One mutex for all lanes; bytes are copied
  * under it, so that a rank that aborts can take its memory away at once.
  */
 #include "tests/comm/hub.h"
@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "tools/simgpu/simgpu.h"
+#include "sim/gpu/simgpu.h"
 
 enum { GIVE_UP_S = 60 };
 
@@ -137,7 +137,8 @@ static void round_wait(hub_call *call, uint64_t round) {
 static void round_run(hub_call *call) {
     hub_lane *l = call->lane;
     uint64_t round = l->round;
-    if (call->fault == HUB_STALLS) round_wait(call, round); /* nobody completes it without this rank */
+    if (call->fault == HUB_STALLS)
+        round_wait(call, round); /* the others cannot complete it without this rank */
     if (is_hopeless(call) || call->fault == HUB_STALLS) {
         port_fail(call->port, FCDP_ERR_PEER, "a peer has given up");
         return;
@@ -153,7 +154,7 @@ static void round_run(hub_call *call) {
         l->arrived[call->me] = false;
         port_fail(call->port, FCDP_ERR_PEER, "a peer has given up");
     } else if (call->failed) {
-        port_fail(call->port, FCDP_ERR_TRANSPORT, "the test's fault: nobody got a byte");
+        port_fail(call->port, FCDP_ERR_TRANSPORT, "the test's fault: no rank got a byte");
     } else if (call->fault == HUB_FAILS_HERE) {
         port_fail(call->port, FCDP_ERR_TRANSPORT, "the test's fault: it failed here alone");
     }

@@ -2,7 +2,7 @@
  * stream, which waits for its peers and copies.
  *
  * As NCCL's, its calls return at once, are matched by their order on each lane, and wait for a peer for ever,
- * until somebody aborts. What every rank launches is written down. Calls can be made to fail by number,
+ * until a rank aborts. The hub records what every rank launches. Calls can be made to fail by number,
  * counted over all ranks.
  */
 #ifndef FCDP_TEST_HUB_H
@@ -19,7 +19,7 @@ enum { HUB_MAX_RANKS = 9, HUB_TEXT_BYTES = 256 };
 typedef enum hub_fault {
     HUB_REFUSED,          /* the call fails and enqueues nothing */
     HUB_FAILS_HERE,       /* it succeeds for the others; this rank learns of a failure from `check` */
-    HUB_FAILS_EVERYWHERE, /* nobody gets a byte, and every member learns of it from `check` */
+    HUB_FAILS_EVERYWHERE, /* no rank gets a byte, and every member learns of it from `check` */
     HUB_STALLS,           /* this rank does not come until it aborts */
     HUB_N_FAULTS
 } hub_fault;
@@ -70,7 +70,7 @@ struct hub {
     _Atomic int fault;
     _Atomic uint64_t inter_bytes_sent;
     atomic_bool disagrees; /* two ranks met in different collectives */
-    atomic_bool gave_up;   /* a minute long nobody aborted a collective that could not end */
+    atomic_bool gave_up;   /* for a minute no rank aborted a collective that could not end */
 };
 
 void hub_init(hub *h, uint32_t n_nodes, uint32_t node_size);

@@ -1,4 +1,5 @@
-/* member.c - see the header. Agreements carry the votes of all groups of the tree, or of one. */
+/* member.c - one rank's program over the engine. Agreements carry the votes of all groups of the tree, or of
+ * one. */
 #include "tests/comm/member.h"
 
 #include <stdio.h>
@@ -10,7 +11,7 @@
 #include "comm/tree.h"
 #include "comm/unshard.h"
 #include "comm/vote.h"
-#include "tools/simgpu/simgpu.h"
+#include "sim/gpu/simgpu.h"
 
 enum { MAX_AHEAD = 8 };
 
@@ -111,7 +112,7 @@ fcdp_status member_vote(member *m, uint32_t g, uint8_t *vote_out) {
     return vote(m, g, g + 1, vote_out, &n);
 }
 
-/* A gather reads the group's shards next. Who has no fingerprints need not say so. */
+/* A gather reads the group's shards next. A rank without fingerprints need not say so. */
 static fcdp_status confirm(member *m, uint32_t g) {
     sight s;
     fcdp_evidence evidence = see(m, g, NULL, &s);
@@ -141,7 +142,8 @@ static fcdp_status agree(member *m, fcdp_question question, uint32_t first, uint
     size_t n;
     fcdp_status status = vote(m, first, end, votes, &n);
     if (!status) status = council_agree(&m->cluster->council, (uint32_t)question << 16 | first, votes, n);
-    fcdp_status known = status ? fcdp_engine_check(m->engine) : FCDP_OK; /* it says more than who has left */
+    fcdp_status known = status ? fcdp_engine_check(m->engine)
+                               : FCDP_OK; /* it says more than which rank has left */
     if (known || status) return known ? known : status;
     n = 0;
     for (uint32_t g = first; g < end; g++) {

@@ -1,4 +1,5 @@
-/* nccl_world.c - see the header. */
+/* nccl_world.c - ranks as forked processes over NCCL's entry points: each has a device and communicators of
+ * its own. */
 #include "tests/comm/nccl_world.h"
 
 #include <dlfcn.h>

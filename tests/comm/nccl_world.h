@@ -7,9 +7,9 @@
 #include <stdatomic.h>
 
 #include "comm/nccl.h"
+#include "sim/nccl/simnccl.h"
 #include "tests/alloc/support.h"
 #include "tiering/shared.h"
-#include "tools/simnccl/simnccl.h"
 
 enum { WORLD_MAX_RANKS = 8, WORLD_N_STREAMS = 3, MEMORY_BYTES = 4 << 20, WORLD_DIES = 1000 };
 
@@ -50,8 +50,8 @@ typedef struct world {
     void (*body)(member *m);
 } world;
 
-/* All ranks run the body to its end and give everything back, or the test fails. Who calls member_die does
- * not. What the ranks said stays in *board_out, if that is not NULL, until the next world. */
+/* All ranks run the body to its end and give everything back, or the test fails. A rank that calls member_die
+ * does not. What the ranks said stays in *board_out, if that is not NULL, until the next world. */
 void world_run(const world *w, board **board_out);
 const char *double_path(void); /* the library that this program is linked with */
 /* Ids and communicators; a failure is for the body. Some rank may not come here. */

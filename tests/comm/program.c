@@ -1,8 +1,8 @@
 /* program.c - steps of micro-batches, evaluations, unshards by hand, broken off forwards.
  *
  * `schedule` is drawn alike on every rank and decides what the program does; `own` decides what a rank does
- * alone: how fast it is, and who else wants its device memory. A rank whose call fails makes no other: it
- * leaves the council, as a process does that raises an exception.
+ * alone: how fast it is, and what else wants its device memory. A rank makes no other call after a failed
+ * one: it leaves the council, as a process does that raises an exception.
  */
 #include "tests/comm/program.h"
 
@@ -159,7 +159,7 @@ static void reshard(runner *r, uint32_t g, bool written) {
     (void)went(r, "a reshard", g, member_reshard(r->m, g, written));
 }
 
-/* Who sees a signal of a step: CLUSTER_MAX_RANKS all, NOBODY none, which is enough where
+/* The ranks that see a signal of a step: CLUSTER_MAX_RANKS all, NOBODY none, which is enough where
  * the bytes themselves are looked at. */
 static uint32_t who_notices(runner *r) {
     const cluster_config *config = &r->m->cluster->config;
@@ -186,7 +186,7 @@ static void by_hand(runner *r) {
     if (chance(r, 2)) reshard(r, g, false);
 }
 
-/* Which extents an optimizer changes: some of the trainable ones; now and then somebody loads weights. */
+/* Which extents an optimizer changes: some of the trainable ones; now and then the program loads weights. */
 static void choose_extents(runner *r, uint32_t g, uint8_t *which) {
     const group_spec *spec = &r->m->cluster->config.groups[g];
     uint32_t much = random_below(&r->schedule, 4);
@@ -249,7 +249,7 @@ static bool forward(runner *r, bool evaluates) {
     return true;
 }
 
-/* Nobody is told; only with fingerprints is it seen. Behind its last use in the pass:
+/* The write is unannounced, so only fingerprints see it. Behind its last use in the pass:
  * what the ranks agreed on is void here. */
 static void raw_write(runner *r, uint32_t g) {
     bool mine = random_below(&r->schedule, r->m->cluster->n_ranks) == r->m->topology.rank;

@@ -20,7 +20,7 @@ typedef struct program {
     uint32_t jitter;       /* at each call a rank lingers for a random while, up to so many turns */
     uint32_t pressure;     /* of 256: how likely another holder takes pages, at each call of each rank */
     size_t pressure_pages; /* so many of them, at most */
-    /* one rank alone writes into its gathered bytes and tells nobody (host_computes) */
+    /* one rank alone writes into its gathered bytes, unannounced (host_computes) */
     bool raw_writes;
     int stops;    /* the rank that stops without a word, -1: none ... */
     int stops_at; /* ... before its call of this number */

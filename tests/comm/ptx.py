@@ -21,7 +21,7 @@ class Memory:
         for base, array in self.arrays.items():
             if base <= at and at + n <= base + len(array):
                 return array, at - base
-        raise IndexError(f"{n} bytes at {at:#x} are nobody's")
+        raise IndexError(f"{n} bytes at {at:#x} are outside of every buffer")
 
     def load(self, at, n, aligned):
         if at % aligned:

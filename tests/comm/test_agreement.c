@@ -121,7 +121,7 @@ static void ask(world *w, int g, bool by_hand) {
     w->o.asked[w->o.tree[g]] = true;
 }
 
-/* The groups that followed last time, up to one that is in use or that nobody can vouch for. */
+/* The groups that followed last time, up to one that is in use or was not agreed on. */
 static int expected_ahead(const world *w, int g, int depth, int *ahead_out) {
     const oracle *o = &w->o;
     int n = 0;
@@ -176,7 +176,7 @@ static void reduced(world *w, int g) {
     EVERY_RANK(w, r) fcdp__member_ask_again(&r->groups[g]);
 }
 
-/* A part of the model gets another root: nobody follows it, and it follows nobody. */
+/* A part of the model gets another root: no group follows it, and it follows none. */
 static void group_moves(world *w, int g) {
     int to = (int)random_below(&w->random, N_TREES), from = w->o.tree[g];
     if (to == from) return;

@@ -1,9 +1,9 @@
-/* Agreements between threads that stand for the ranks of 1 to 9 nodes, against an oracle: the maximum of
- * what all ranks brought. A rank that comes to a verdict has that one, whatever happens to whom; and all
+/* Agreements between threads that stand for the ranks of 1 to 9 nodes, against an oracle: the maximum of what
+ * all ranks brought. A rank that comes to a verdict has that one, whatever happens to other ranks; and all
  * come to an end.
  *
  * A node's threads have its memory in common, so that TSan sees every access. A first rank that dies inside
- * of an agreement goes on with memory of its own, which nobody sees.
+ * of an agreement goes on with memory of its own, which no other rank sees.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -89,7 +89,7 @@ static void node_fall_silent(world *w, uint32_t i) {
     pthread_mutex_unlock(&w->mutex);
 }
 
-/* Its words and bytes go where nobody looks from here on. */
+/* From here on its words and bytes go where no rank looks. */
 static fcdp_status die(rank *r) {
     r->grave = calloc(1, BOARD_BYTES + DATA_BYTES);
     assert_non_null(r->grave);

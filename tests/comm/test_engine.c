@@ -45,7 +45,7 @@ static void mix_run(cluster *c, const int *fates, bool stored) {
         reshard_all(c, 0);
         unshard_all(c, 0, FCDP_PASS_BACKWARD);
     }
-    for (int again = 0; again < 2; again++) { /* who was evicted alone knows the whole the second time */
+    for (int again = 0; again < 2; again++) { /* the evicted rank alone knows the whole the second time */
         fates_apply(c, fates);
         unshard_all(c, 0, FCDP_PASS_BACKWARD);
         assert_int_equal(sent(c), crossed);
@@ -99,7 +99,7 @@ static void test_a_group_begun_ahead(void **state) {
     begin_all(c, 0, FCDP_PASS_FORWARD);
     assert_true(fcdp_group_has_begun(m->groups[0]));
     assert_int_equal(device_bytes(m), PAGE_BYTES);
-    drain_all(c); /* nobody waits for it yet */
+    drain_all(c); /* no thread waits for it yet */
     uint64_t crossed = sent(c);
     assert_true(crossed > 0);
     begin_all(c, 0, FCDP_PASS_FORWARD); /* its use: it has begun */
@@ -113,7 +113,7 @@ static void test_a_group_begun_ahead(void **state) {
     agree_all(c, 0, agreed);
     begin_all(c, 0, FCDP_PASS_FORWARD);
     step_all(c, 0, all_extents); /* the forward was broken off */
-    agree_all(c, 0, agreed);     /* ends the use that nobody made */
+    agree_all(c, 0, agreed);     /* ends the use that was not made */
     assert_false(fcdp_group_has_begun(m->groups[0]));
     for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], FCDP_STALE_OPTIMIZER);
     begin_all(c, 0, FCDP_PASS_FORWARD);
@@ -335,7 +335,7 @@ static void test_refusals(void **state) {
     assert_int_equal(fcdp_group_begin(m->groups[0], inputs, FCDP_PASS_FORWARD, m->stream), FCDP_ERR_INVALID);
     assert_non_null(strstr(fcdp_error_text(), "has no input"));
     assert_int_equal(fcdp_group_begin(m->groups[0], NULL, FCDP_PASS_FORWARD, m->stream), FCDP_ERR_INVALID);
-    assert_ok(fcdp_comm_check(m->comm)); /* the caller's errors are nobody else's */
+    assert_ok(fcdp_comm_check(m->comm)); /* the caller's errors do not fail the group */
     memset(agreed, 0, sizeof agreed);
     fcdp_group_agree(m->groups[0], agreed);
     assert_int_equal(fcdp_group_begin(m->groups[0], NULL, FCDP_PASS_FORWARD, m->stream), FCDP_ERR_INVALID);
@@ -392,7 +392,7 @@ static void test_forked_child_touches_nothing(void **state) {
     end(c);
 }
 
-/* A child that touches the region of blocks.0 that nobody has unsharded: its last words. */
+/* A child that touches the region of blocks.0, which is not unsharded: its last words. */
 static void child_touches(const member *m, char *said, size_t said_bytes) {
     int ends[2];
     assert_int_equal(pipe(ends), 0);

@@ -2,10 +2,10 @@
  * every n of a short schedule of gathers, restores and releases.
  *
  * Each run ends in right bytes or in clean errors on every rank; what peers wait for ends by itself, long
- * before FCDP_TIMEOUT where somebody can know of the failure, and by it, with the names of those that did not
- * come, where nobody can; nothing is leaked and nothing was unordered. Of many n every k-th is taken, from a
- * random one on: TEST_STRIDE=k (1: all), TEST_ONLY=n one; TEST_COARSER=k widens the default strides, for
- * builds that are slow.
+ * before FCDP_TIMEOUT if a rank can know of the failure, and otherwise by it, with the names of those that
+ * did not come; nothing is leaked and nothing was unordered. Of many n every k-th is taken, from a random one
+ * on: TEST_STRIDE=k (1: all), TEST_ONLY=n one; TEST_COARSER=k widens the default strides, for builds that are
+ * slow.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,8 +18,8 @@
 #include <cmocka.h>
 
 #include "comm/internal.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/comm/program.h"
-#include "tools/simgpu/simgpu.h"
 
 enum {
     PAGE_BYTES = 2 << 20,
@@ -29,7 +29,7 @@ enum {
     NOBODY = -1,
     MUCH_LATER_S = 20
 };
-/* in an agreement nobody knows which collective is late */
+/* in an agreement no rank knows which collective is late */
 static const double LONG_S = 60, SHORT_S = 0.5, AGREEMENT_S = 3;
 
 typedef struct fault { /* n 0: none */
@@ -87,7 +87,7 @@ static void fault_arm(cluster *c, const fault *f) {
     }
 }
 
-/* Every failure has a text, and who succeeded launched what all launched. */
+/* Every failure has a text, and the ranks that succeeded launched what all launched. */
 static void ends_check(const program *p, const fault *f) {
     const cluster *c = p->cluster;
     if (p->wrong[0]) fail_msg("fault at call %ld: %s", f->n, p->wrong);
@@ -247,7 +247,7 @@ static void test_every_collective_fails_on_all_ranks(void **state) {
     every_collective_of_all(HUB_FAILS_EVERYWHERE);
 }
 
-/* ---- nobody tells ---- */
+/* ---- unreported failures ---- */
 
 /* All ends within the timeout, and the monitor's period, from the last thing that was begun;
  * every failure names ranks or slices. */
@@ -259,7 +259,7 @@ static void late_ends_check(const cluster_config *config, const fault *f, const 
         const rank_end *end = &out->ends[r];
         if (!end->status || !strstr(end->text, "did not come")) continue;
         if (!strstr(end->text, " rank "))
-            fail_msg("call %ld: rank %u: nobody is named in '%s'", f->n, r, end->text);
+            fail_msg("call %ld: rank %u: no rank is named in '%s'", f->n, r, end->text);
         if (!strstr(end->text, "FCDP_TIMEOUT")) fail_msg("call %ld: rank %u: %s", f->n, r, end->text);
         ++*n_named;
     }
@@ -277,7 +277,7 @@ static void every_collective_stalls(cluster_config config, long stride) {
         if (!n_named) {
             for (uint32_t r = 0; r < 2 * config.node_size; r++)
                 print_message("rank %u: %s\n", r, out.ends[r].text);
-            fail_msg("collective %ld stalled, and no rank says who did not come", f.n);
+            fail_msg("collective %ld stalled, and no rank names the ranks that did not come", f.n);
         }
     }
     print_message("2 x %u, restore %s, %s: %ld collectives, %ld stalled\n", config.node_size,
@@ -292,8 +292,8 @@ static void test_every_collective_stalls(void **state) {
     every_collective_stalls(small_cluster(2, FCDP_RESTORE_WHOLE, FCDP_MAPPING_SLOTS), 2);
 }
 
-/* The rank that stops waits for nobody who does not come, so it ends well. Where the machine is so busy that
- * a peer is later than the timeout, the same is tried with a timeout eight times as long, twice. */
+/* The rank that stops waits for no rank that does not come, so it ends well. Where the machine is so busy
+ * that a peer is later than the timeout, the same is tried with a timeout eight times as long, twice. */
 static outcome stop_run(cluster_config *config, const fault *f) {
     for (int attempt = 0;; attempt++, config->timeout_s *= 8) {
         outcome out = run_with(config, f);
@@ -317,7 +317,7 @@ static void every_stop(cluster_config config, long stride) {
             fail_msg("rank %d, which stops, ended with '%s'", f.stops, out.ends[f.stops].text);
     }
     print_message(
-        "2 x %u, restore %s: a rank stops before each %ld. of %d calls; %d ends name who did not come\n",
+        "2 x %u, restore %s: a rank stops before each %ld. of %d calls; %d ends name the missing ranks\n",
         config.node_size, config.restore ? "whole" : "slice", of.stride, n_actions, n_named);
 }
 

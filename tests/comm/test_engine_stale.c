@@ -67,7 +67,7 @@ static void test_a_write_that_nobody_told_is_not_kept(void **state) {
 
 /* ---- what is agreed, and what is gathered ---- */
 
-/* Nobody waits for what was begun ahead of a use that did not come: the step itself
+/* No use waits for what was begun ahead of a use that did not come: the step itself
  * must be behind the reads of the shards. */
 static void test_a_step_is_behind_gathers_that_nobody_used(void **state) {
     (void)state;
@@ -118,7 +118,7 @@ static void test_a_gather_is_of_what_was_voted_on(void **state) {
     fcdp_group_stale(m->groups[0], vote);
     for (uint32_t i = 0; i < 4; i++) assert_int_equal(vote[i], 0);
     fcdp_group *ahead[1];
-    /* else a vote would end the use that nobody made */
+    /* else a vote would end the use that was not made */
     (void)fcdp_group_unsharded(m->groups[0], false, ahead, 1);
     m->steps[0][2]++; /* while it is under way */
     assert_ok(member_vote(m, 0, vote));
@@ -271,7 +271,7 @@ static void test_a_write_that_only_the_gather_saw(void **state) {
     end(c);
 }
 
-/* One rank's program has freed a shard that it does not use: nobody reads it, and what the ranks do with the
+/* One rank's program has freed a shard that it does not use: no rank reads it, and what the ranks do with the
  * group, which was small enough to cross with others, they do alike. Filled with the same bytes it is fresh,
  * where they are looked at. */
 static void test_a_missing_shard_is_asked_for_again(void **state) {

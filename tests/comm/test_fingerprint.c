@@ -6,10 +6,10 @@
 
 #include "comm/fingerprint.h"
 #include "comm/fingerprint_batch.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/assert_ok.h"
 #include "tests/comm/host_fingerprint.h"
 #include "tests/comm/random.h"
-#include "tools/simgpu/simgpu.h"
 
 enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999 };
 

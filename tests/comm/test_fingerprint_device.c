@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "alloc/options.h"
+#include "base/options.h"
 #include "comm/fingerprint.h"
 #include "comm/fingerprint_batch.h"
 #include "tests/assert_ok.h"

@@ -224,7 +224,7 @@ static void failing_body(member *m) {
         MUST(own || (m->topology.rank != victim && told));
         assert_ended(m, text);
     } else {
-        MUST(m->topology.rank != victim); /* who shares no later call with it */
+        MUST(m->topology.rank != victim); /* this rank shares no later call with it */
     }
     meet(m);
 }

@@ -15,8 +15,8 @@
 
 #include "alloc/heap.h"
 #include "comm/internal.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/comm/member.h"
-#include "tools/simgpu/simgpu.h"
 
 enum {
     PAGE_BYTES = 2 << 20,

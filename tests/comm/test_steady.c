@@ -15,9 +15,9 @@
 
 #include "comm/internal.h"
 #include "comm/tree.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/comm/member.h"
 #include "tiering/slot.h"
-#include "tools/simgpu/simgpu.h"
 
 enum {
     PAGE_BYTES = 2 << 20,

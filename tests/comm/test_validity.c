@@ -66,7 +66,7 @@ static void test_each_signal_alone(void **state) {
             assert_true(fcdp__validity_moved(f.validity, 0, &f.signals, NULL));
             assert_int_equal(observe(&f), rows[i].mask);
             assert_false(fcdp__validity_moved(f.validity, 0, &f.signals, NULL));
-            assert_int_equal(observe(&f), rows[i].mask); /* until it is gathered, whoever looks */
+            assert_int_equal(observe(&f), rows[i].mask); /* until it is gathered, in every observation */
             gather(&f);
             assert_int_equal(observe(&f), 0);
             fcdp__validity_destroy(f.validity);
@@ -222,7 +222,7 @@ static void test_each_observation_is_confirmed_anew(void **state) {
     confirm_and_gather(&f);
     f.shard[0] ^= 1;
     assert_int_equal(observe(&f), FCDP_STALE_FINGERPRINT);
-    gather(&f); /* by somebody who does not say what he read */
+    gather(&f); /* by a reader that does not say what it read */
     f.signals.optimizer_steps++;
     assert_int_equal(observe(&f), FCDP_STALE_OPTIMIZER);
     f.readable = false;
@@ -337,7 +337,7 @@ static void test_a_step_foretells_what_the_last_one_did(void **state) {
     fcdp__validity_destroy(f.validity);
 }
 
-/* Nobody read the bytes before the gather, and what it read is not known yet: the copy is like no bytes. */
+/* The bytes were not read before the gather, and what it read is not known yet: the copy equals no bytes. */
 static void test_a_copy_of_which_the_fingerprint_is_to_come_is_not_fresh(void **state) {
     (void)state;
     fixture f = fixture_fresh(true);

@@ -172,7 +172,7 @@ static void test_nobody_answers_for_a_group_in_use(void **state) {
     uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
     cluster *c = start(&config);
     gather_all(c);
-    EVERY_MEMBER(c, m) assert_int_equal(vote_of(m, SMALL, false), FCDP_WHOLE_PLAIN); /* nobody has looked */
+    EVERY_MEMBER(c, m) assert_int_equal(vote_of(m, SMALL, false), FCDP_WHOLE_PLAIN); /* no observation yet */
     agree_all(c, 0, agreed);
     begin_all(c, 0, FCDP_PASS_FORWARD);
     assert_votes(c, SMALL, FCDP_WHOLE_PLAIN); /* begun ahead of its use */

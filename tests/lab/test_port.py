@@ -1,4 +1,4 @@
-"""A free port is none that the kernel may give to somebody else before it is used."""
+"""The kernel does not give a free port to another process before it is used."""
 
 import socket
 

@@ -4,7 +4,7 @@ import pathlib
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NOBODY = 65534  # another user, who owns nothing
+NOBODY = 65534  # another user, without files
 
 
 class Job:

@@ -1,4 +1,4 @@
-"""A process that writes a trace, without FCDP: the segment of alloc/trace_format.h, made and filled from Python.
+"""A process that writes a trace, without FCDP: the segment of base/trace_format.h, made and filled from Python.
 
 As a script it is such a process: it reads events as JSON, one list per line, writes them, and says "written"; an empty
 line lets it end in order.

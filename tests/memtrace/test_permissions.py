@@ -43,7 +43,10 @@ def test_another_user_s_job_cannot_be_read(tmp_path):
     def descriptors():
         return str(os.listdir(f"/proc/{process.pid}/fd"))
 
-    assert as_nobody(attach) == f"Error: process {process.pid} belongs to another user, who alone may read its trace"
+    assert (
+        as_nobody(attach)
+        == f"Error: process {process.pid} belongs to another user, and only that user may read its trace"
+    )
     assert "PermissionError" in as_nobody(descriptors)
     path.parent.chmod(0o755)
     said = as_nobody(lambda: str(_trace.file_summary(_trace.file_open(str(path)))))

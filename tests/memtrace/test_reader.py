@@ -129,9 +129,9 @@ def test_chunks_behind_damage_are_found_without_the_index(job, tmp_path):
     ("change", "said"),
     [
         (lambda d: d.__setitem__(slice(8, 12), struct.pack("<I", 7)), "version 7"),
-        (lambda d: d.__setitem__(slice(0, 4), b"PK\3\4"), "is no trace"),
-        (lambda d: d.__delitem__(slice(20, None)), "is no trace"),
-        (lambda d: d.__delitem__(slice(0, None)), "is no trace"),
+        (lambda d: d.__setitem__(slice(0, 4), b"PK\3\4"), "is not a trace"),
+        (lambda d: d.__delitem__(slice(20, None)), "is not a trace"),
+        (lambda d: d.__delitem__(slice(0, None)), "is not a trace"),
     ],
     ids=["another version", "another format", "a few bytes", "nothing"],
 )
@@ -169,7 +169,7 @@ def test_a_file_that_grows_is_read_as_far_as_it_is(tmp_path):
 
 
 def test_a_chunk_that_is_still_being_written_is_no_damage(job):
-    """The writer's lock says so. What is behind the last whole chunk of a file that nobody writes is."""
+    """The writer's lock says so. What is behind the last whole chunk of a file without a writer is."""
     data = job.read_bytes()
     job.write_bytes(data[: chunks(data)[-2][0] + 100])
     with open(job, "rb") as writer:

@@ -181,7 +181,7 @@ def test_what_a_killed_recorder_left_is_used_again(tmp_path):
     process = Process(a_job())
     _trace.recorder_close(_trace.recorder_create(str(tmp_path / "x.trace"), [], [process.pid]))
     assert not part.exists() and _trace.file_summary(_trace.file_open(str(tmp_path / "x.trace")))["is_complete"]
-    part.symlink_to(tmp_path / "x.trace")  # of somebody else, in a folder that others may write
+    part.symlink_to(tmp_path / "x.trace")  # another user's, in a folder that others may write
     with pytest.raises(_trace.Error, match="cannot write"):
         _trace.recorder_create(str(tmp_path / "y.trace").replace("y", "x"), [], [process.pid], True)
     assert _trace.file_summary(_trace.file_open(str(tmp_path / "x.trace")))["is_complete"]
@@ -219,7 +219,9 @@ def test_the_pid_of_a_launcher_records_all_that_it_starts(tmp_path, command):
         recorder.wait_for(lambda n=n_events: recorder.has_events(n))
         launcher.stdin.write(b"\n")
         launcher.stdin.flush()
-    _, said = recorder.process.communicate(timeout=60)  # the launcher has ended, and nobody has asked for its status
+    _, said = recorder.process.communicate(
+        timeout=60
+    )  # the launcher has ended, and its parent has not asked for its status
     launcher.communicate(timeout=60)
     assert recorder.process.returncode == 0, said
     assert [(p["rank"], p["events"]) for p in processes(path)] == [(0, 50), (1, 50)]

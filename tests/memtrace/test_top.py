@@ -114,7 +114,7 @@ def test_jobs_are_found_and_none_is_said(synthetic, tmp_path):
         pytest.skip("processes of its own: only root has them here (unshare --pid)")
     done = subprocess.run([*ALONE, *COMMAND, "--json"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (1, "null\n", "")
-    for name in ("first", "second"):  # each job starts once somebody opens its pipe, and ends when that one closes it
+    for name in ("first", "second"):  # each job starts once its pipe is opened, and ends when it is closed
         os.mkfifo(tmp_path / name)
     jobs = (
         f"{synthetic} --label '{LABEL}' <{tmp_path}/first >/dev/null &"
@@ -442,7 +442,7 @@ def test_events_from_before_the_look_are_not_lost(play):
 
 
 def as_nobody(*command):
-    """Another user, who may read the Python that root runs."""
+    """Runs as another user, if that user may read the Python that root runs."""
     return subprocess.run(
         ["setpriv", "--reuid", str(NOBODY), "--regid", str(NOBODY), "--clear-groups", *command],
         capture_output=True,
@@ -465,7 +465,9 @@ def test_another_users_job_is_not_readable(second_user, play):
     mine = play("--label", LABEL)
     done = as_nobody(*COMMAND, "--json", "--pid", str(mine.pids[0]))
     assert done.returncode == 1 and not done.stdout
-    assert f"process {mine.pids[0]} belongs to another user, who alone may read its trace" in done.stderr, done.stderr
+    assert f"process {mine.pids[0]} belongs to another user, and only that user may read its trace" in done.stderr, (
+        done.stderr
+    )
     # What a reader opens, opened by hand.
     opened = as_nobody("sh", "-c", f"cat /proc/{mine.pids[0]}/fd/*")
     assert "Permission denied" in opened.stderr or "No such file" in opened.stderr, opened

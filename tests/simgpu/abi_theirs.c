@@ -4,8 +4,8 @@
 
 #include <cuda.h>
 
+#include "sim/gpu/simgpu_cuda.h"
 #include "tests/simgpu/abi_values.h"
-#include "tools/simgpu/simgpu_cuda.h"
 
 #ifdef SIMGPU_OWN_TYPES
 #error "cuda.h did not come first"

@@ -3,7 +3,7 @@
  * symbols would stand in libcuda's way. */
 #include <string.h>
 
-#include "tools/simgpu/simgpu.h"
+#include "sim/gpu/simgpu.h"
 
 void simgpu_reset(void) {}
 

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
-#include "tools/simgpu/simgpu.h"
-#include "tools/simgpu/simgpu_cuda.h"
+#include "sim/gpu/simgpu.h"
+#include "sim/gpu/simgpu_cuda.h"
 
 #define PAGE ((size_t)2 << 20)
 #define OK(call) assert_int_equal(call, CUDA_SUCCESS)

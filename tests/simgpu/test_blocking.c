@@ -1,4 +1,4 @@
-/* Calls that wait for the device: which count, for whom, from where, and how long they took. */
+/* Calls that wait for the device: which count, for which thread, from where, and how long they took. */
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -157,7 +157,7 @@ static void refused_calls_do_not_count(void **state) {
     assert_total(0, 0);
 }
 
-/* ---- who and where ---- */
+/* ---- which thread, and where ---- */
 
 void waits_here(CUstream stream);
 void waits_there(CUstream stream);

@@ -1,4 +1,4 @@
-"""tools/simgpu/merge_timelines.py: several processes' timelines in one file."""
+"""sim/gpu/merge_timelines.py: several processes' timelines in one file."""
 
 import json
 import pathlib

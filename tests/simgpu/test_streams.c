@@ -249,7 +249,7 @@ static void the_null_stream_orders_itself_with_blocking_streams(void **state) {
     note_push(blocking, &notes[2], &log, 3);
     REFUSED(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
     note_push(free_running, &notes[3], &log, 4);
-    OK(cuStreamSynchronize(free_running)); /* it waits for nobody */
+    OK(cuStreamSynchronize(free_running)); /* it waits for no other stream */
     assert_int_equal(log.seen[0], 4);
     gate_open(&gate);
     OK(cuCtxSynchronize());
@@ -403,7 +403,7 @@ static void fact_3_unmapping_what_pending_work_uses_is_an_illegal_access(void **
     gate_close(&gate, stream);
     OK(cuMemsetD8Async(pages.at + PAGE, 1, PAGE, stream));
     note_push(stream, &note, &log, 1);
-    OK(cuMemUnmap(pages.at + 2 * PAGE, PAGE)); /* its neighbour is not used */
+    OK(cuMemUnmap(pages.at + 2 * PAGE, PAGE)); /* the map beside it is not used */
     REFUSED(cuMemUnmap(pages.at, 2 * PAGE), CUDA_ERROR_ILLEGAL_ADDRESS);
     assert_true(can_read(pages.at));
     gate_open(&gate);

@@ -1,4 +1,4 @@
-/* The timeline: that it is JSON, who is in it and when, and that it ends as it should. */
+/* The timeline: that it is JSON, which threads and streams are in it and when, and that it ends properly. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* The double's rules, each broken once; all ranks are the test's one thread, since no call blocks. */
+#include "sim/gpu/simgpu.h"
+#include "sim/nccl/simnccl.h"
 #include "tests/simnccl/nccl.h"
 #include "tests/simnet/support.h"
-#include "tools/simgpu/simgpu.h"
-#include "tools/simnccl/simnccl.h"
 
 enum { N = 4, LANES = 3, BYTES = 4096 };
 

@@ -3,8 +3,8 @@
 #ifndef FCDP_TESTS_SIMNET_SUPPORT_H
 #define FCDP_TESTS_SIMNET_SUPPORT_H
 
+#include "sim/net/simnet.h"
 #include "tests/alloc/support.h"
-#include "tools/simnet/simnet.h"
 
 enum { STREAMS = 2, MEMORY_BYTES = 4 << 20, PAGE_BYTES = 2 << 20 };
 

@@ -130,7 +130,7 @@ static void an_all_gather_of_parts_brings_each_to_its_place(void **state) {
     free(expected);
 }
 
-/* As many bytes in all, cut otherwise: nobody gets them in wrong places. */
+/* As many bytes in all, cut otherwise: no rank gets them in wrong places. */
 static void other_parts_are_not_taken_for_the_same(void **state) {
     (void)state;
     net *net = net_make(2, 1);
@@ -385,7 +385,8 @@ static unsigned long races_now(void) {
 static void what_it_touches_is_checked(void **state) {
     (void)state;
     for (int ordered = 0; ordered < 3; ordered++) {
-        double timeout_s = ordered ? 0.5 : 60; /* who reports is dropped, and the other waits for it */
+        double timeout_s = ordered ? 0.5
+                                   : 60; /* the rank that reports is dropped, and the other waits for it */
         net *net = net_create((simnet_config){.nodes = 2, .ranks_per_node = 1, .timeout_s = timeout_s});
         rank *ranks = net->ranks;
         char *pinned = NULL;

@@ -1,4 +1,4 @@
-/* What goes wrong: who disagrees, who does not come, who fails, stalls or aborts; and that everybody gets
+/* Failures: a rank disagrees, does not come, fails, stalls or aborts; and every rank gets
  * away with a text that says so. */
 #include "tests/simnet/support.h"
 
@@ -79,7 +79,7 @@ static void a_rank_that_leaves_is_missed(void **state) {
     net_destroy(net);
 }
 
-/* It had done its part: who leaves then is not missed. */
+/* It had done its part: a rank that leaves then is not missed. */
 static void a_rank_may_leave_when_its_part_is_done(void **state) {
     (void)state;
     for (int i = 0; i < 50; i++) {
@@ -124,8 +124,8 @@ static void a_driver_call_that_fails_enqueues_nothing(void **state) {
     net_destroy(net);
 }
 
-/* The n-th operation of rank 1 fails, for every n: the operations before are done, the peers are told, nobody
- * hangs. */
+/* The n-th operation of rank 1 fails, for every n: the operations before are done, the peers are told, no
+ * rank hangs. */
 static void an_operation_can_be_made_to_fail(void **state) {
     (void)state;
     enum { N = 6 };
@@ -167,7 +167,7 @@ static void a_stalled_operation_stalls_until_the_abort(void **state) {
     net_destroy(net);
 }
 
-/* Without a timeout nobody but an abort ends the wait; it opens all that streams wait in, and the peers hear
+/* Without a timeout only an abort ends the wait; it opens all that streams wait in, and the peers hear
  * of it. */
 static void an_abort_opens_everything(void **state) {
     (void)state;
@@ -184,7 +184,7 @@ static void an_abort_opens_everything(void **state) {
     sync_all(net);
     assert_failed(net, 0, FCDP_ERR_TRANSPORT, "rank 0: aborted");
     assert_failed(net, 2, FCDP_ERR_PEER, "rank 0 has failed: rank 0: aborted");
-    assert_int_equal(simnet_status(net->ranks[1].endpoint, NULL, 0), FCDP_OK); /* it waits for nobody */
+    assert_int_equal(simnet_status(net->ranks[1].endpoint, NULL, 0), FCDP_OK); /* it waits for no rank */
     net_destroy(net);
 }
 

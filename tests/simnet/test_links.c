@@ -1,8 +1,8 @@
-/* How long collectives take: who shares which link, and what runs at the same time. */
+/* How long collectives take: which ranks share which link, and what runs at the same time. */
 #include <semaphore.h>
 
+#include "sim/gpu/simgpu.h"
 #include "tests/simnet/support.h"
-#include "tools/simgpu/simgpu.h"
 
 enum { BYTES = 100000, MS = 1000000 };
 

@@ -141,7 +141,7 @@ static void a_killed_rank_ends_the_others_with_its_name(void **state) {
                                 &fabric));
         for (uint32_t r = 0; r < N; r++)
             if ((pids[r] = child_start()) == 0) rank_main(fabric, r, 0, board, victim);
-        while (!board->attached[victim] || board->ended[victim] < after) { /* before, nobody knows it */
+        while (!board->attached[victim] || board->ended[victim] < after) { /* before, no rank knows it */
             if (has_ended(pids[victim])) fail_msg("rank %u ended by itself", victim);
             sched_yield();
         }

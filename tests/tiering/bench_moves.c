@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "alloc/options.h"
+#include "base/options.h"
 #include "tiering/region.h"
 
 extern char **environ;
@@ -95,7 +95,7 @@ static void use_of_nothing(bench *b) {
     release(b);
 }
 
-/* As somebody else who needs the memory. */
+/* Like another holder that needs the memory. */
 static void slots_lose(bench *b) {
     fcdp_phys block;
     check(fcdp__pool_take_handle(b->pool, FCDP_HOLDER_GATHERED, b->bytes / PAGE + 1, &block));

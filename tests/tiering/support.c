@@ -1,6 +1,6 @@
 #include "tests/tiering/support.h"
 
-#include "alloc/trace.h"
+#include "base/trace.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>

@@ -114,7 +114,7 @@ void assert_host_slice(group *group, uint32_t r, uint32_t s, uint32_t slice, uin
 void assert_host_span(group *group, uint32_t r, uint32_t s, uint32_t epoch);
 fcdp_pool_stats pool_stats_of(const node *node, uint32_t r);
 fcdp_tiering_stats stats_of(const node *node, uint32_t r);
-/* As somebody else who needs memory: takes all that can be had, leaving rank r's tiering
+/* Like another holder that needs memory: takes all that can be had, leaving rank r's tiering
  * without free slots and kept regions. */
 void pages_squeeze(node *node, uint32_t r, size_t n_pages);
 

@@ -66,7 +66,7 @@ static void victim_run(fcdp_host_block *block) {
 static int rank_main(char **argv) {
     uint32_t slice = (uint32_t)strtoul(argv[2], NULL, 10);
     uint64_t offset = strtoull(argv[3], NULL, 10);
-    fcdp_host_config config = config_of(slice, NULL); /* who allocates no blocks needs none */
+    fcdp_host_config config = config_of(slice, NULL); /* a rank that allocates no blocks needs no budget */
     fcdp_shared_ticket ticket;
     fcdp_host *host;
     fcdp_host_block *block;

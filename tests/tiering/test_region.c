@@ -324,7 +324,7 @@ static bool is_moving(fcdp_region *region) {
     return moving;
 }
 
-/* Another thread writes all of the region to the host meanwhile: nobody
+/* Another thread writes all of the region to the host meanwhile: no rank
  * else may write there before it has. */
 static void filling_the_host_waits_for_an_eviction(void **state) {
     (void)state;
@@ -368,7 +368,7 @@ static void evict_and_restore_alone(void) {
     group_open(&g, &n, "alone", SPECS, N_SPECS, 4);
     group_fill(&g, BOTH, FILL_KEPT, MS);
     group_release(&g, true);
-    pages_squeeze(&n, 2, 2); /* nobody has stored anything: it writes all */
+    pages_squeeze(&n, 2, 2); /* no rank has stored anything: it writes all */
     assert_int_equal(stats_of(&n, 2).n_evictions, 1);
     assert_int_equal(stats_of(&n, 2).d2h_bytes, g.layout->bytes);
     assert_false(state_of(g.regions[2]).mapped || state_of(g.regions[2]).kept);
@@ -432,7 +432,7 @@ static void eviction_writes_the_spans_that_the_host_lacks(void **state) {
     node_close(&n);
 }
 
-/* A node of one process has nobody to wait for. */
+/* A node of one process has no peer to wait for. */
 static void a_process_alone_evicts_what_was_never_stored(void **state) {
     (void)state;
     for (int exact = 0; exact < 2; exact++) {

@@ -11,7 +11,7 @@ __attribute__((visibility("default"))) const char *__tsan_default_options(void) 
 
 /* ---- failures ---- */
 
-/* Whoever was told that a copy failed may reuse the memory: no copy of it may land later,
+/* A caller that was told that a copy failed may reuse the memory: no copy of it may land later,
  * and the pages pass on only behind it. */
 static void a_call_that_fails_half_way_leaves_nothing_unordered(void **state) {
     (void)state;
@@ -156,7 +156,7 @@ static void looking_says_who_is_late_and_opening_lets_all_pass(void **state) {
     node_close(&n);
 }
 
-/* Nobody looks at the comm again between a read's copy and the use of its bytes: an error, not what is
+/* The comm is not checked again between a read's copy and the use of its bytes: an error, not what is
  * there. */
 static void a_read_of_what_a_peer_has_not_stored_fails(void **state) {
     (void)state;

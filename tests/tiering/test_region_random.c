@@ -79,7 +79,7 @@ static void model_evict(world *w, int i, uint32_t r, const fcdp_region_state *is
 
 /* ---- looking ---- */
 
-/* n_mapped, owned_pages and, with exact mapping, that nobody shares a slot. Nobody else runs. */
+/* n_mapped, owned_pages and, with exact mapping, that no regions share a slot. No other thread runs. */
 static void slots_check(const world *w, uint32_t r) {
     fcdp_tiering *tiering = w->node.ranks[r].tiering;
     size_t n_owned = 0, n_counted = 0, n_pages = 0;
@@ -208,7 +208,7 @@ static bool all_begin(world *w, int i) {
     return true;
 }
 
-/* Whoever loads the others' pieces from the host needs all of them to store theirs. */
+/* A process that loads the others' pieces from the host needs all of them to store theirs. */
 static void all_fill(world *w, int i, uint32_t mask) {
     bool by_host = chance(w, 2);
     for (uint32_t r = 0; r < w->node.n; r++)

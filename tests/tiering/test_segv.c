@@ -9,7 +9,7 @@
 
 enum { BYTES = 1 << 16, SAID_BYTES = 4096 };
 
-static char *nowhere; /* BYTES that nobody may touch */
+static char *nowhere; /* inaccessible BYTES */
 static char *elsewhere;
 
 typedef struct death {

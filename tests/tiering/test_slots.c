@@ -1,5 +1,5 @@
-/* What regions do to each other: pages that pass on in stream order, which slot each gets, who gives way when
- * memory is short. */
+/* What regions do to each other: pages that pass on in stream order, which slot each gets, which one gives
+ * way when memory is short. */
 #include "tests/tiering/slots_world.h"
 
 /* ---- pages pass on in stream order ---- */
@@ -39,7 +39,7 @@ static void a_slot_passes_on_behind(pending_kind kind, bool next_loads) {
     else
         group_fill(&g[1], BOTH, FILL_SLICE, MS);
     assert_true(slot_of(&g[0]) == slot_of(&g[1]));
-    assert_no_calls(calls_since(before)); /* nobody waits but the device */
+    assert_no_calls(calls_since(before)); /* only the device waits */
     assert_false(has_passed(&n, fcdp__region_ready(g[1].regions[0])));
     gate_open(&held);
     group_release(&g[1], false);
@@ -127,7 +127,7 @@ static void a_slot_passes_to_other_streams_once_its_user_is_through(void **state
     node_close(&n);
 }
 
-/* The last user of a slot goes, or moves to another: whoever comes next waits neither for
+/* The last user of a slot goes, or moves to another: the next user waits neither for
  * the dead nor for the other's new work. */
 static void the_last_user_may_go_or_move(void **state) {
     (void)state;

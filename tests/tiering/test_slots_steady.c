@@ -96,7 +96,7 @@ static void with_exact_mapping_a_use_is_one_map_and_one_unmap(void **state) {
         assert_int_equal(c.unmaps, n_uses);
         assert_int_equal(c.creates + c.releases, 0);
         for (int i = 0; i < 6; i++) assert_false(state_of(t.g[i].regions[0]).mapped);
-        /* the host runs ahead: who needs the pages unmaps the one before, and a region that
+        /* the host runs ahead: a region that needs the pages unmaps the one before, and one that
          * finds its own still there maps nothing */
         t.paced = false;
         training_pass(&t, true), training_pass(&t, false);

@@ -497,7 +497,7 @@ case(gathered_edit("data", False, reshard_after_forward=False), name="gathered_p
 
 
 def shard_edited_inside_forward_and_undone(read):
-    """Hooks of the root write to a block's shard, as nobody can see, before the block gathers it, and undo that before
+    """Hooks of the root write to a block's shard, invisibly, before the block gathers it, and undo that before
     the backward pass, which must have what the shard says then."""
 
     def train(run):

@@ -430,7 +430,7 @@ def fsdp1_blocks_twice_and_never(run):
 
 @case
 def fsdp1_a_module_within_it_is_called(run):
-    """After the root has run, somebody evaluates one of its blocks, also after a write that announces nothing."""
+    """After the root has run, one of its blocks is evaluated alone, also after a write that announces nothing."""
     model = wrap(Net(), use_orig_params=True)
     o = adamw(model)
     for _ in range(2):

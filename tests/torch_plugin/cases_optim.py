@@ -1,4 +1,4 @@
-"""Who changes the parameters, and when: inside backward, by hand, through raw pointers, inside a closure, or not at all
+"""How parameters change, and when: inside backward, by hand, through raw pointers, inside a closure, or not at all
 through autograd.  The classical ways for a cached copy to go stale unseen."""
 
 import ctypes

@@ -433,7 +433,7 @@ def collectives_of_the_users_own(run):
 
 @case
 def ranks_of_uneven_speed(run):
-    """One rank does far more of its own work between the collectives: nothing may depend on who comes first."""
+    """One rank does far more of its own work between the collectives: nothing may depend on which rank comes first."""
     model = shard(Net())
     optimizer = adamw(model)
     x = run.randn(300, 300)

@@ -313,7 +313,7 @@ def whole_after_its_model_is_gone(run):
 
 
 def on_a_thread(of_rank):
-    """As a program saves in the background: on the ranks of whom `of_rank` is true, the others on the main thread."""
+    """Like a program that saves in the background: on the ranks with `of_rank`, the others on the main thread."""
 
     def save(run):
         model = shard(Net(n_blocks=2))

@@ -47,7 +47,7 @@ def main():
         _fcdp.group_agree(group, b"\1\1")
         return group
 
-    # A group, one that has begun and that nobody waited for, and a tensor over a third one's pages.
+    # A group, one that has begun without a wait, and a tensor over a third one's pages.
     idle, busy, seen = group_make("idle"), group_make("busy"), group_make("seen")
     view = torch.from_dlpack(_fcdp.dlpack(_fcdp.group_extent(seen, 0), MIB, 1, 8, 1, 0, seen))
     living = group_make("living")

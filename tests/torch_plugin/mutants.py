@@ -1,4 +1,4 @@
-"""Wrong caches, each wrong in one known way, put over plain FSDP's gathers: what the cases are there to catch.
+"""Wrong caches over plain FSDP's gathers, each wrong in one known way: the errors that the cases must catch.
 
 The real collective always runs, so nothing hangs; then the part of the result that the mutant believes unchanged is
 overwritten with what it remembers.  A case that no mutant fails has no teeth."""
@@ -134,7 +134,7 @@ class DrawsRandomNumbers(Mutant):
 
 
 class RemembersWholes(Mutant):
-    """Right in FSDP's gathers. A whole parameter is what it was when somebody asked for it first."""
+    """Right in FSDP's gathers. A whole parameter is what it was when it was first asked for."""
 
     def believes(self, p, seen):
         return False

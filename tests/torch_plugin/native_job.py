@@ -44,7 +44,7 @@ def main():
     engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sys.argv[2], True, _fcdp.MAPPING_AUTO, True)
     idle(48)  # of the device's 64 MiB
     code, text, _ = native.malloc(40 * MIB)
-    assert code == OUT_OF_MEMORY and "CUDA out of memory" in text, (code, text)  # nobody asks
+    assert code == OUT_OF_MEMORY and "CUDA out of memory" in text, (code, text)  # the pool is not asked
 
     assert _fcdp.neighbour_begin(engine, torch.cuda.empty_cache)
     code, text, at = native.malloc(40 * MIB)
@@ -79,7 +79,7 @@ def main():
 
     idle(48)
     _fcdp.engine_destroy(engine)
-    code, text, _ = native.malloc(40 * MIB)  # whom it would ask has gone
+    code, text, _ = native.malloc(40 * MIB)  # the pool that it would ask has gone
     assert code == OUT_OF_MEMORY, (code, text)
     print("all is well")
 

@@ -83,7 +83,7 @@ def main():
     neighbour = Neighbour(os.environ["FCDP_SIM_LIBRARY"])
     torch_asks = _fcdp.neighbour_begin(runtime.engine, neighbour.empty_cache)
     alone = neighbour.fill()
-    given = _fcdp.neighbour_yield(1 << 40)  # of groups that nobody uses now
+    given = _fcdp.neighbour_yield(1 << 40)  # of groups that are not in use
     more = neighbour.fill()
     losses.append(step())  # finds no memory, and asks
     n_emptied = neighbour.n_emptied

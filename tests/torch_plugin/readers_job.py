@@ -1,4 +1,4 @@
-"""Who reads the shards' bytes in a GPU job whose second group is offloaded to the CPU: prints it, as JSON. The
+"""What reads the shards' bytes in a GPU job whose second group is offloaded to the CPU: prints it, as JSON. The
 GPU, the core's votes and the kernel are stand-ins; the decision is FCDP's."""
 
 import json

@@ -121,7 +121,7 @@ def memory_that_is_out_is_torchs_own_error(p, sim):
     code, text, _ = p.try_malloc(16 * MIB)
     assert code == OUT_OF_MEMORY, (code, text)
     assert text.startswith("CUDA out of memory. Tried to allocate 16.8 MB."), text
-    assert "58.7 MB to 10 MB" in text, text  # who holds what
+    assert "58.7 MB to 10 MB" in text, text  # the memory of each holder
     assert fcdp.memory_stats(0)["num_ooms"] == 1
     for address in held:
         p.free(address)

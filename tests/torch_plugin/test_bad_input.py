@@ -59,7 +59,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    """The same on two ranks, of whom each is a node: for jobs that start cold, which is 4 s of a core for each."""
+    """The same on two ranks, each a node: for jobs that start cold, which is 4 s of a core for each."""
     return start(tmp_path_factory.mktemp("pair"), n_ranks=2)
 
 

@@ -1,4 +1,4 @@
-"""Parameters are compared by their bytes: whoever writes them in whatever way that no signal shows, training is
+"""Parameters are compared by their bytes: however they are written without a signal, training is
 bit for bit plain FSDP2's."""
 
 import json
@@ -77,7 +77,7 @@ def test_what_extensions_gather_is_never_fresh_without_bytes(tmp_path, launches)
 @needs_fcdp
 @pytest.mark.parametrize("kernel", ["kernel", "no kernel"])
 def test_offloaded_parameters_are_read_by_the_host(kernel):
-    """Beside groups on a GPU, which lose nothing by it. What nobody reads is taken to be written by any optimizer."""
+    """Beside groups on a GPU, which lose nothing by it. Shards that are not read count as written by any optimizer."""
     job = subprocess.run(
         [sys.executable, launch.HERE / "readers_job.py", kernel], capture_output=True, text=True, timeout=120
     )

@@ -1,4 +1,4 @@
-"""Who may free what, and where."""
+"""Which thread may free what, and where."""
 
 import pathlib
 import subprocess

@@ -76,7 +76,7 @@ def test_survivors_name_what_did_not_come(tmp_path, configuration, where):
 @needs_fcdp
 @pytest.mark.parametrize("where", ["forward", "gather"])
 def test_the_first_rank_dies(tmp_path, where):
-    """It holds the store and is the leader of its node's host memory. Who asks the store then waits seconds, however
+    """It holds the store and is the leader of its node's host memory. A rank that asks the store then waits seconds, however
     long the job's own timeout is."""
     job = kill(tmp_path, where, "tau0-slice", victim=0, flight_timeout_s=10 * TIMEOUT_S)
     assert any("the job's store does not answer" in err for err in survivors(job, victim=0)), job.report()

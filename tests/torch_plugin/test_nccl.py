@@ -1,4 +1,4 @@
-"""FCDP_TRANSPORT=nccl: the collectives go through NCCL's entry points, here a double's (tools/simnccl), and
+"""FCDP_TRANSPORT=nccl: the collectives go through NCCL's entry points, here a double's (sim/nccl), and
 training is bit for bit the same."""
 
 import ctypes

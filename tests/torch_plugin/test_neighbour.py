@@ -19,7 +19,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 @needs_fcdp
 def test_each_gets_what_the_other_does_not_use(tmp_path, double):  # noqa: F811
-    """Over NCCL's double: with collectives by Python's callables nobody may wait for the device there."""
+    """Over NCCL's double: with collectives by Python's callables no thread may wait for the device there."""
     env = CONFIGURATIONS["tau0-slice"] | {"FCDP_SIM_CAPACITY": "32M", "FCDP_ALLOC": "native"} | double
     job = launch.forked(HERE / "neighbour_job.py", [tmp_path], tmp_path, env)
     assert job.returncode == 0, job.output

@@ -122,7 +122,7 @@ for name in sys.argv[2:]:
 gc.collect()
 gc.freeze()  # a collection in a rank would write to, and so copy, all that it shares with the others
 assert len(os.listdir("/proc/self/task")) == 1, "other threads would not be in its children"
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their status is not asked for
 order = serve(socket.socket(fileno=int(sys.argv[1])))
 if order:
     become(order)

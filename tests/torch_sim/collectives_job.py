@@ -121,7 +121,7 @@ def send_and_receive(device):
 
 @case
 def batch_isend_irecv(device):
-    n = 1 << 18  # more than a socket takes while nobody reads
+    n = 1 << 18  # more than a socket takes without a reader
     x, y = mine(device, n), torch.empty(n, device=device)
     for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, other()), dist.P2POp(dist.irecv, y, other())]):
         work.wait()

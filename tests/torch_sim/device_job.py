@@ -71,7 +71,7 @@ def a_missing_wait_is_reported():
     a = torch.randn(300, 300).to("sim")
     b = a @ a
     with torch.sim.stream(torch.sim.Stream()):
-        c = b + 1  # nobody has waited for b
+        c = b + 1  # nothing has waited for b
     text = raised(torch.sim.synchronize)
     assert "aten::mm" in text and "aten::add" in text, text
     del c

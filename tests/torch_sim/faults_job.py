@@ -238,11 +238,11 @@ FAULTS = {
     "FSDP1 copies on another stream": (copied_out_on_another_stream, trains_fsdp1),
     # below it: a call of the driver's that is left out
     "the gather's end is recorded too early": (out(RECORD, "h2d"), trains),
-    "the put does not wait for the gather": (out(WAIT, "d2h", "inter"), trains_one_by_one),
+    "the store does not wait for the gather": (out(WAIT, "d2h", "inter"), trains_one_by_one),
     "small groups are split before they are there": (out(WAIT, "d2h", "inter"), trains),
     "the staging buffer is filled before it was emptied": (out(WAIT, "inter", "d2h"), trains_in_several_chunks),
     "the restore overwrites what the compute reads": (out(WAIT, "h2d", "null stream"), trains_blindly),
-    "what the put reads is overwritten": (out(WAIT, "h2d", "d2h"), writes_what_was_gathered),
+    "what the store reads is overwritten": (out(WAIT, "h2d", "d2h"), writes_what_was_gathered),
     "the stream of the unshard does not wait for reads": (
         out(WAIT, "null stream", "inter"),
         of["memory_of_inputs_is_used_again"],
@@ -261,7 +261,7 @@ FAULTS = {
 FAULTS_OF_SLICES = {
     "the node's gather does not wait for the crossing": (out(WAIT, "node", "inter"), trains_one_by_one),
     "the node's gather does not wait for the copy": (out(WAIT, "node", "h2d"), trains_one_by_one),
-    "the put does not wait for the node's gather": (out(WAIT, "d2h", "node"), trains_one_by_one),
+    "the store does not wait for the node's gather": (out(WAIT, "d2h", "node"), trains_one_by_one),
 }
 
 

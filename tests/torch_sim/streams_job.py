@@ -47,7 +47,7 @@ def shards(block):
 
 
 def use_others(model, block):
-    """The block's pages, if it has left them, serve its neighbours."""
+    """The block's pages, if it has left them, serve the blocks beside it."""
     for _ in range(2):
         for other in model.blocks:
             if other is not block:

@@ -75,7 +75,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 class Blocking(ctypes.Structure):
-    """simgpu_blocking, of tools/simgpu/simgpu.h."""
+    """simgpu_blocking, of sim/gpu/simgpu.h."""
 
     _fields_ = [
         ("thread", ctypes.c_int),

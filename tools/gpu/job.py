@@ -68,7 +68,7 @@ def reduce_scatter_by_host(output, input, group=None, op=dist.ReduceOp.SUM, asyn
 
 
 def probe_reduce_scatter(device: torch.device) -> str:
-    """Who reduces gradients, alike with and without FCDP: "" the backend itself."""
+    """What reduces gradients, alike with and without FCDP: "" is the backend itself."""
     size = dist.get_world_size()
     mine, out = torch.arange(2.0 * size, device=device), torch.empty(2, device=device)
     try:

@@ -3,7 +3,7 @@
 #include "tools/memtrace/check.h"
 #include "tools/memtrace/kinds.h"
 
-/* Names beside numbers: who reads JSON has no list of kinds. */
+/* Names beside numbers, since a reader of JSON has no list of kinds. */
 static PyObject *violation_dict(memtrace_file *file, const memtrace_violation *v) {
     char label[64] = "";
     const fcdp_trace_event *e = &v->event;

@@ -43,7 +43,7 @@ static int open_descriptor(pid_t pid) {
     return fd;
 }
 
-/* Do the parts that a header names lie within the segment? It may be another program's. */
+/* Do the parts that a header names lie within the segment? The segment may be another program's. */
 static bool header_is_valid(const fcdp_trace_header *h, size_t n_bytes) {
     uint64_t n_counter_bytes = (uint64_t)h->n_counters * sizeof(uint64_t);
     uint64_t n_object_bytes = (uint64_t)h->n_objects * sizeof(fcdp_trace_object);
@@ -80,8 +80,8 @@ static bool header_is_accepted(pid_t pid, const fcdp_trace_header *h, size_t n_b
 static bool attach_failed(pid_t pid, int failure, memtrace_error *error) {
     if (failure == ESRCH) return memtrace_fail(error, "there is no process %d", (int)pid);
     if (failure == EACCES || failure == EPERM)
-        return memtrace_fail(error, "process %d belongs to another user, who alone may read its trace",
-                             (int)pid);
+        return memtrace_fail(
+            error, "process %d belongs to another user, and only that user may read its trace", (int)pid);
     if (failure == ENOENT)
         return memtrace_fail(
             error,
@@ -91,7 +91,8 @@ static bool attach_failed(pid_t pid, int failure, memtrace_error *error) {
     return memtrace_fail(error, "process %d: cannot open its trace: %s", (int)pid, strerror(failure));
 }
 
-/* Does the segment keep its size? Asked before the size is: a reader of one that shrank would die of it. */
+/* Does the segment keep its size? Checked before the size is read: a shrunken mapping would kill its
+ * reader. */
 static bool is_sealed(int fd) {
     int seals = fcntl(fd, F_GET_SEALS);
     return seals >= 0 && seals & F_SEAL_SHRINK;
@@ -195,7 +196,7 @@ uint64_t memtrace_read_counter(const memtrace_segment *segment, uint32_t number)
     return atomic_load_explicit(&segment->counters[number], memory_order_relaxed);
 }
 
-/* Partner of slot_write (alloc/trace.c): it stores stamp 2n+1, then the words and 2n+2 with release. An equal
+/* Partner of slot_write (base/trace.c): it stores stamp 2n+1, then the words and 2n+2 with release. An equal
  * stamp before and after says that no word is of another event. */
 memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, fcdp_trace_event *event_out) {
     const fcdp_trace_event *at = &segment->ring[n & (segment->ring_events - 1)];
@@ -211,7 +212,7 @@ memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, f
     return MEMTRACE_READ;
 }
 
-/* Partner of object_write (alloc/trace.c): the generation is odd while the object is written, and larger by 2
+/* Partner of object_write (base/trace.c): the generation is odd while the object is written, and larger by 2
  * for each user of the number. */
 bool memtrace_read_any_object(const memtrace_segment *segment, uint32_t number,
                               fcdp_trace_object *object_out) {

@@ -1,8 +1,8 @@
 /* attach.h - the segments of live processes: found in /proc, mapped read-only.
  *
- * A process that is gone leaves its segment to those who have it mapped. Nothing here makes a process wait.
- * The process may write anything into its segment at any time: what says how far to read is checked once, and
- * copied. It cannot take pages away (F_SEAL_SHRINK).
+ * A segment outlives its process in every reader that has it mapped. Nothing here makes a process wait. The
+ * process may write anything into its segment at any time, so the numbers that bound a read are copied once
+ * and checked. It cannot take pages away (F_SEAL_SHRINK).
  */
 #ifndef MEMTRACE_ATTACH_H
 #define MEMTRACE_ATTACH_H
@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#include "alloc/trace_format.h"
+#include "base/trace_format.h"
 #include "tools/memtrace/error.h"
 
 typedef struct memtrace_segment {
@@ -36,7 +36,7 @@ void memtrace_detach(memtrace_segment *segment);
 /* Is the process there? What it wrote before it went is in the segment once this says no. */
 bool memtrace_is_alive(const memtrace_segment *segment);
 
-/* Processes that memtrace_find looked at; refused: they belong to other users, and could not be looked at. */
+/* Processes that memtrace_find looked at. Refused: it could not look at them, since other users own them. */
 typedef struct memtrace_scan {
     size_t n_processes, n_refused;
 } memtrace_scan;
@@ -50,9 +50,9 @@ typedef enum memtrace_read {
     MEMTRACE_NOT_YET, /* not written yet, or never to be: its writer was killed, or dropped it */
     MEMTRACE_LOST,    /* overwritten by a later one */
 } memtrace_read;
-/* Copies the header word by word, as the process may be writing it. */
+/* Copies the header word by word, since the process may be writing it. */
 void memtrace_read_header(const memtrace_segment *segment, fcdp_trace_header *header_out);
-/* 0 where the process has no such counter. */
+/* 0 if the process has no such counter. */
 uint64_t memtrace_read_counter(const memtrace_segment *segment, uint32_t number);
 /* Copies event `n` of the ring, whole or not at all; event_out->stamp is n. */
 memtrace_read memtrace_read_event(const memtrace_segment *segment, uint64_t n, fcdp_trace_event *event_out);

@@ -103,7 +103,7 @@ static void check_step(check *c, check_process *p, const fcdp_trace_event *e) {
     p->steps = (check_known){true, e->a};
 }
 
-/* The longest and largest are noted whether there is a gate or not: who sets one wants to know them. */
+/* The longest and largest are noted even without a gate, since they tell the user where to set one. */
 static void check_gates(check *c, check_process *p, const fcdp_trace_event *e) {
     memtrace_checked *found = c->checked;
     if (e->step < c->gates->first_step) return;

@@ -1,7 +1,7 @@
 /* check.h - does a trace keep the rules? Every transition of every region, every sum, and gates for a CI.
  *
- * What is checked is what the layers promise (ARCHITECTURE.md). Where events were lost, or the recording
- * began late, what they would have said is not known, and is not checked until it is known again. */
+ * The rules are what the layers promise (ARCHITECTURE.md). If events were lost, or the recording began late,
+ * the state is unknown, and a rule that needs it is not checked until it is known again. */
 #ifndef MEMTRACE_CHECK_H
 #define MEMTRACE_CHECK_H
 

@@ -12,7 +12,7 @@ enum {
     CHECK_N_SLOTS = 4096
 };
 
-/* What is known of a region: each part once an event has said it. */
+/* What is known of a region. Each part becomes known with the first event that says it. */
 typedef struct check_region {
     bool is_known;  /* the rest holds */
     bool is_alive;  /* between REGION_CREATE and REGION_DESTROY */
@@ -78,7 +78,7 @@ void check_event_of_pool(check *c, check_process *p, const fcdp_trace_event *e);
 void check_count(check_process *p, const fcdp_trace_event *e);
 /* A STATE or END chunk. */
 void check_state(check *c, check_process *p, const memtrace_state *state, bool is_end);
-/* What is known is not known any more: events are missing. */
+/* Forget what is known, since events are missing. */
 void check_forget(check_process *p);
 /* Reads all events again. */
 void check_ranks(check *c);

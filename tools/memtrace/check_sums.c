@@ -4,8 +4,8 @@
 #include "tools/memtrace/check_internal.h"
 #include "tools/memtrace/kinds.h"
 
-/* What the event says that a number is now, against what it was: known or not, it is known then. False: the
- * rule is broken. */
+/* Compare the number that the event reports with the one that is known, if any; from here on it is known.
+ * False: the rule is broken. */
 static bool moves_to(check_known *known, uint64_t change, bool is_more, uint64_t now) {
     bool holds = !known->is_known || now == (is_more ? known->value + change : known->value - change);
     *known = (check_known){true, now};

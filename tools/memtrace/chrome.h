@@ -10,7 +10,7 @@
 
 #include "tools/memtrace/reader.h"
 
-/* Who writes texts as JSON: returns `text` quoted and escaped, valid until the next call; NULL: it failed. */
+/* Writes a text as JSON: returns `text` quoted and escaped, valid until the next call; NULL: it failed. */
 typedef const char *memtrace_encode(void *context, const char *text);
 
 /* Times are in microseconds from base_real_ns on, a moment since 1970. False: out cannot be written, or

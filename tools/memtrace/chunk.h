@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "alloc/trace_format.h"
+#include "base/trace_format.h"
 
 #define MEMTRACE_CHUNK_MAGIC "chnk"
 enum {

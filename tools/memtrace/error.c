@@ -1,4 +1,4 @@
-/* error.c - the text of a failure. */
+/* error.c - formats the text of a failure. */
 #include "tools/memtrace/error.h"
 
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* error.h - what a function says when it fails: one sentence for the user. */
+/* error.h - the text of a function's failure: one sentence for the user. */
 #ifndef MEMTRACE_ERROR_H
 #define MEMTRACE_ERROR_H
 

@@ -1,4 +1,8 @@
-/* follow.c - see the header. */
+/* follow.c - reads one process's segment again and again, and keeps what its events add up to.
+ *
+ * Events may be lost between two polls, while the table of objects and the counters are always current. So a
+ * poll replays the events first and then corrects every region and sum by the table and the counters.
+ */
 #include "tools/memtrace/follow.h"
 
 #include <stdlib.h>

@@ -36,7 +36,7 @@ typedef struct memtrace_live_place {
     uint32_t n_evictions;
 } memtrace_live_place;
 
-/* What was said of memory that became short. */
+/* A note on a shortage of memory. */
 typedef struct memtrace_live_note {
     uint64_t time_ns, bytes, a, b;
     uint32_t region; /* its id, or UINT32_MAX */
@@ -67,7 +67,7 @@ typedef struct memtrace_follower memtrace_follower;
 memtrace_follower *memtrace_follower_create(const memtrace_segment *segment);
 void memtrace_follower_destroy(memtrace_follower *follower); /* NULL: nothing */
 
-/* Reads what is new; where it `is_last`, all: what is not written by now will not be. The sample is the
+/* Reads what is new. With `is_last` it reads all, since nothing more will be written. The sample is the
  * caller's, to free(). NULL: no memory. */
 memtrace_sample *memtrace_follower_poll(memtrace_follower *follower, uint64_t now_ns, bool is_last);
 

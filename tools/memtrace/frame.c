@@ -1,4 +1,8 @@
-/* frame.c - see the header. */
+/* frame.c - computes what `top` shows from the model's samples.
+ *
+ * A rate is the difference of two samples' counters, so it is exact even if events were lost. A frame of an
+ * earlier time is made of that time's samples.
+ */
 #include "tools/memtrace/frame.h"
 
 #include <stdlib.h>

@@ -46,8 +46,8 @@ typedef struct memtrace_frame {
     size_t n_running, n_ended, n_killed;
     memtrace_live_rank *ranks; /* of the whole job, by rank; those of a query's rank_pid alone are summed */
     size_t n_ranks;
-    size_t worst;   /* in `ranks`: who waits the most per step */
-    size_t fullest; /* in `ranks`, of those shown: who has used the largest share of its budget */
+    size_t worst;   /* in `ranks`: the one that waits the most per step */
+    size_t fullest; /* in `ranks`, of those shown: the one that has used the largest share of its budget */
     double moved_per_s[MEMTRACE_N_LINKS];
     uint64_t plain_bytes, gather_bytes; /* sent between nodes so far: by plain FSDP2, by FCDP; sums */
     uint64_t n_lost, n_dropped;

@@ -1,4 +1,4 @@
-/* grow.c - see the header. */
+/* grow.c - doubles a list when it is full, so that adding stays cheap. */
 #include "tools/memtrace/grow.h"
 
 #include <stdlib.h>

@@ -4,8 +4,9 @@
 
 #include <stddef.h>
 
-/* An array of `*room` elements of `size` bytes, of which n are used, with room for one more: `array` itself,
- * or what takes its place, twice as large. NULL: no memory; then `array` and `*room` are as they were. */
+/* Makes room for one more element in an array of `*room` elements of `size` bytes, of which n are used.
+ * Returns `array` itself, or its replacement of twice the size. NULL: no memory; `array` and `*room` are
+ * unchanged. */
 void *memtrace_grown(void *array, size_t *room, size_t n, size_t size);
 
 #endif

@@ -1,4 +1,8 @@
-/* model.c - see the header. */
+/* model.c - groups the machine's processes into jobs and keeps their samples.
+ *
+ * A trace does not name its job, and a process learns its rank late. So each poll assigns processes to jobs
+ * anew: one command, each rank once, started within a quarter of an hour.
+ */
 #include "tools/memtrace/model.h"
 
 #include <stdlib.h>
@@ -66,11 +70,11 @@ bool memtrace_model_attach(memtrace_model *m, pid_t pid, memtrace_error *error) 
 
 static void found(pid_t pid, uint64_t start_ticks, void *context) {
     memtrace_model *m = context;
-    /* One that cannot be attached to has just gone, or begins: the next scan will see. */
+    /* A process that cannot be attached to has just ended, or is starting: the next scan finds out. */
     if (!is_followed(m, pid, start_ticks)) (void)memtrace_model_attach(m, pid, NULL);
 }
 
-/* Of those that are gone the last MAX_GONE stay, so that a model may run for weeks. */
+/* Keep only the last MAX_GONE processes that are gone, so that a model may run for weeks. */
 static void forget(memtrace_model *m) {
     enum { MAX_GONE = 64 };
     size_t n_gone = 0, n = 0;
@@ -119,8 +123,8 @@ static bool is_of_job(const memtrace_model *m, size_t first, size_t i) {
     return true;
 }
 
-/* Anew in each poll, since a process learns its rank only when its group begins. The latest job that a
- * process may be of is its own. */
+/* Repeated in each poll, since a process learns its rank only when its group begins. A process belongs to the
+ * latest job that it can belong to. */
 static void jobs_assign(memtrace_model *m) {
     for (size_t i = 0; i < m->n_processes; i++) {
         m->processes[i]->job = (uint32_t)i;
@@ -177,7 +181,7 @@ static memtrace_sample *before_teardown(const memtrace_live_process *p, const me
     return merged;
 }
 
-/* Whether it is there is asked first: what it wrote before it went is then in the segment. */
+/* Check whether the process exists before reading, so that all that it wrote is in the segment. */
 static void process_poll(memtrace_model *m, memtrace_live_process *p) {
     bool alive = memtrace_is_alive(&p->segment);
     bool ended = atomic_load_explicit(&p->segment.header->ended, memory_order_acquire) != 0;

@@ -42,9 +42,9 @@ bool memtrace__read(const memtrace_file *file, uint64_t at, void *bytes, size_t 
 static bool header_is_accepted(const memtrace_file *file, memtrace_error *error) {
     const fcdp_trace_file_header *h = &file->header;
     if (memcmp(h->magic, FCDP_TRACE_FILE_MAGIC, sizeof h->magic) != 0)
-        return memtrace_fail(error,
-                             "%s is no trace of fcdp-memtrace: it does not begin with " FCDP_TRACE_FILE_MAGIC,
-                             file->path);
+        return memtrace_fail(
+            error, "%s is not a trace of fcdp-memtrace: it does not begin with " FCDP_TRACE_FILE_MAGIC,
+            file->path);
     if (h->version != FCDP_TRACE_VERSION)
         return memtrace_fail(error,
                              "%s is a trace of version %u, %" PRIu64
@@ -66,7 +66,8 @@ static bool has_a_writer(int fd) {
     return errno == EWOULDBLOCK;
 }
 
-/* The lock is looked at before the size: what a recorder adds in between is of its next chunk. */
+/* The lock is checked before the size is read, so bytes that a recorder adds in between belong to its next
+ * chunk. */
 static bool open_contents(memtrace_file *file, memtrace_error *error) {
     struct stat status;
     if (fstat(file->fd, &status) != 0 || !S_ISREG(status.st_mode))
@@ -75,7 +76,7 @@ static bool open_contents(memtrace_file *file, memtrace_error *error) {
     file->n_bytes = (uint64_t)status.st_size;
     if (file->n_bytes < sizeof file->header || !memtrace__read(file, 0, &file->header, sizeof file->header))
         return memtrace_fail(
-            error, "%s is no trace of fcdp-memtrace: it has %" PRIu64 " bytes, its header alone has %zu",
+            error, "%s is not a trace of fcdp-memtrace: it has %" PRIu64 " bytes, its header alone has %zu",
             file->path, file->n_bytes, sizeof file->header);
     if (!header_is_accepted(file, error)) return false;
     file->is_complete = memtrace__read_index(file);

@@ -13,12 +13,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "alloc/trace_format.h"
+#include "base/trace_format.h"
 #include "tools/memtrace/error.h"
 
 typedef struct memtrace_file memtrace_file;
 
-/* Refuses what is no trace, or of another version. */
+/* Refuses a file that is not a trace, or of another version. */
 bool memtrace_file_open(const char *path, memtrace_file **file_out, memtrace_error *error);
 /* The same of a descriptor, which becomes the file's and is closed with it. */
 bool memtrace_file_open_descriptor(int fd, const char *name, memtrace_file **file_out, memtrace_error *error);
@@ -71,7 +71,7 @@ typedef struct memtrace_process {
 } memtrace_process;
 /* Process i < n_processes; i is what chunks call it. */
 const memtrace_process *memtrace_file_process(const memtrace_file *file, size_t i);
-/* What to call it: "rank 3", or "process 4711" where it has no rank. */
+/* Its name: "rank 3", or "process 4711" if it has no rank. */
 void memtrace_process_label(const memtrace_process *process, char label[64]);
 
 /* What an object is for life. */

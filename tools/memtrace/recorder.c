@@ -82,7 +82,7 @@ static void add_ancestors(memtrace_recorder *r, const memtrace_targets *targets)
         if (memtrace_process_get(targets->ancestors[i], &r->ancestors[r->n_ancestors])) r->n_ancestors++;
 }
 
-/* Attaching comes before the file, which it may not cost. */
+/* Attach first, since a failure to attach must not replace the file. */
 bool memtrace_recorder_create(const char *path, bool replaces, const memtrace_targets *targets,
                               memtrace_recorder **recorder_out, memtrace_error *error) {
     const size_t n_pids = targets->n_pids;
@@ -108,7 +108,7 @@ bool memtrace_recorder_create(const char *path, bool replaces, const memtrace_ta
     return is_good;
 }
 
-/* A process that ends between being found and being attached is none of the recording; a full disk is a
+/* A process that ends between being found and being attached is left out of the recording; a full disk is a
  * failure. */
 static void add_found(pid_t pid, uint64_t start_ticks, void *context) {
     memtrace_recorder *r = context;
@@ -172,7 +172,7 @@ bool memtrace_recorder_poll(memtrace_recorder *r, int timeout_ms, memtrace_progr
     return is_good;
 }
 
-/* The first failure is told; all else is freed and ended all the same. */
+/* Report the first failure; free and end everything else all the same. */
 bool memtrace_recorder_close(memtrace_recorder *r, memtrace_progress *progress_out, memtrace_error *error) {
     bool is_good = true;
     r->scan_at_ns = 0;
@@ -242,7 +242,7 @@ static void *run(void *context) {
     return NULL;
 }
 
-/* Without a thread nobody would close the recorder. */
+/* Without the thread, nothing would close the recorder. */
 bool memtrace_recording_start(memtrace_recorder *recorder, memtrace_recording **recording_out,
                               memtrace_error *error) {
     memtrace_recording *recording = calloc(1, sizeof *recording);

@@ -1,7 +1,6 @@
-/* report.h - what a trace says in sum: per step, per region, per process, and its longest waits.
+/* report.h - the sums of a trace: per step, per region, per process, and its longest waits.
  *
- * Sums are over all processes. Where events were lost the sums lack theirs, while a process's counters do
- * not. */
+ * Sums are over all processes. They lack lost events, while a process's counters include them. */
 #ifndef MEMTRACE_REPORT_H
 #define MEMTRACE_REPORT_H
 
@@ -15,11 +14,11 @@ typedef struct memtrace_sums {
     uint64_t inter_bytes, intra_bytes, h2d_bytes, d2h_bytes; /* sent by the ranks; copied */
     uint64_t moved_ns;     /* gathers, restores, stores and loads, on their streams */
     uint64_t stall_ns;     /* the compute stream waited for a region */
-    uint64_t host_wait_ns; /* a thread of the program waited, for whatever */
+    uint64_t host_wait_ns; /* a thread of the program waited, for any cause */
     uint64_t exposed_ns;   /* of both, waits for moves and for pages */
     uint64_t n_waits;      /* of both */
 } memtrace_sums;
-/* What of the moves nobody waited for. */
+/* The part of the moves during which nothing waited. */
 uint64_t memtrace_hidden_ns(const memtrace_sums *sums);
 
 typedef struct memtrace_step {

@@ -1,4 +1,4 @@
-/* report_stalls.c - what the longest waits waited for. */
+/* report_stalls.c - finds what each of the longest waits waited for. */
 #include "tools/memtrace/each.h"
 #include "tools/memtrace/kinds.h"
 #include "tools/memtrace/report_internal.h"

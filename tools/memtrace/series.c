@@ -1,4 +1,4 @@
-/* series.c - puts events into columns of time. */
+/* series.c - sorts events into columns of time. */
 #include "tools/memtrace/series.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* series.h - a trace over time, in columns of equal width: where regions were, what crossed links, who had
- * memory. */
+/* series.h - a trace over time, in columns of equal width: where regions were, what crossed links, and the
+ * memory of each holder. */
 #ifndef MEMTRACE_SERIES_H
 #define MEMTRACE_SERIES_H
 

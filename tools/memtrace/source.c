@@ -7,7 +7,7 @@
 
 enum { EVENTS_OF_A_CHUNK = 16384 };                 /* 1 MB */
 static const uint64_t WRITE_AFTER_NS = 250000000;   /* what a killed recorder loses */
-static const uint64_t GIVE_UP_AFTER_NS = 100000000; /* an event that has not come by then is not waited for */
+static const uint64_t GIVE_UP_AFTER_NS = 100000000; /* how long to wait for a missing event */
 static const uint64_t STATE_AFTER_NS = 5000000000;
 static const uint64_t LOOK_AFTER_NS = 100000000;
 
@@ -174,7 +174,7 @@ static bool read_events(memtrace_source *s, bool is_gone, uint64_t now_ns, memtr
     return true;
 }
 
-/* What names the events that come next goes before them: who the process is, and its objects. */
+/* The names that the next events need go before them: the process and its objects. */
 static bool write_changes(memtrace_source *s, uint64_t now_ns, memtrace_writer *writer,
                           memtrace_error *error) {
     if (now_ns - s->looked_ns < LOOK_AFTER_NS) return true;
@@ -185,7 +185,7 @@ static bool write_changes(memtrace_source *s, uint64_t now_ns, memtrace_writer *
     return write_events(s, writer, error) && write_state(s, FCDP_CHUNK_STATE, writer, error);
 }
 
-/* Whether the process is alive is asked first: what it wrote before it went is there then. */
+/* Check whether the process is alive before reading, so that all that it wrote is there. */
 bool memtrace_source_drain(memtrace_source *s, uint64_t now_ns, memtrace_writer *writer,
                            memtrace_error *error) {
     if (s->is_gone) return true;

@@ -34,7 +34,7 @@
 
 #include "torch_plugin/trace_events.h"
 
-#include "alloc/trace_format.h"
+#include "base/trace_format.h"
 
 #define MIB (1ull << 20)
 enum { MAX_RANKS = 64, MAX_REGIONS = 1024, POOL = 3, TENSORS = 0, GATHERED = 1 };

@@ -1,6 +1,6 @@
 /* writer.h - writes a trace's file, chunk by chunk.
  *
- * Each chunk is written at once, so that a reader finds all before the one that a killed writer had begun. */
+ * Each chunk is written at once, so that after a kill a reader finds all chunks but the one being written. */
 #ifndef MEMTRACE_WRITER_H
 #define MEMTRACE_WRITER_H
 
@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <sys/uio.h>
 
-#include "alloc/trace_format.h"
+#include "base/trace_format.h"
 #include "tools/memtrace/error.h"
 
 typedef struct memtrace_writer memtrace_writer;

@@ -13,7 +13,7 @@
 #include <time.h>
 
 #include "alloc/heap.h"
-#include "alloc/options.h"
+#include "base/options.h"
 #include "tools/replay/torch_model.h"
 
 extern char **environ;

@@ -1,4 +1,5 @@
-/* torch_model.c - see torch_model.h. Host memory is not checked for: a model that ends is no loss. */
+/* torch_model.c - the two modes of PyTorch's allocator, each as far as it decides which bytes are reserved.
+ * Failures of host memory are not handled: a model that ends is no loss. */
 #include "tools/replay/torch_model.h"
 
 #include <stdlib.h>
@@ -82,7 +83,7 @@ static void block_swallow(torch_block *block) {
     free(next);
 }
 
-/* A mapped block in no set, with its free mapped neighbours. */
+/* Merge a mapped block in no set with the free mapped blocks beside it. */
 static torch_block *block_merge(torch_block *block) {
     torch_block *next = block->next, *prev = block->prev;
     if (next && !next->allocated && next->mapped) {

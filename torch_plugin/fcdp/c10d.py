@@ -4,9 +4,9 @@ A Shards object is one shard process group seen as nodes x ranks: a control grou
 NCCL carries the core's collectives, two lanes (the ranks of this node; the ranks with this local index on
 every node). All of them are backends that FCDP makes itself over the job's store, not process groups of
 c10d's: they are in none of its tables, no dispatch mode counts what they do (CommDebugMode), nothing splits
-the world's communicator for them, and they end when their shard group does. Each lane belongs to the core's
-streams, which use it in turn, the control group to the program's own threads, which order what they do over a
-process group, so each is used in program order. All of them are gloo's: they carry host memory, whatever the device.
+the world's communicator for them, and they end when their shard group does. The core's streams use each lane in
+turn. The program's own threads use the control group, and they order what they do over a process group; so each
+is used in program order. All of them are gloo's: they carry host memory, whatever the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fcdp.rollcall import RollCall, connection
 _IN_PROCESS = ("fake", "threaded")
 
 
-# Options that decide which collectives are made, and in which order: in runtime.options, and as a user knows them.
+# Options that decide which collectives are made, and in which order: their keys in runtime.options, and their names.
 _ALIKE = {
     "agree": "FCDP_AGREE",
     "coalesce_bytes": "FCDP_COALESCE",
@@ -45,7 +45,7 @@ class Unsupported(Exception):
 
 
 class TurnedOff(Unsupported):
-    """FCDP is not on on all of its ranks. `first` of those where it is."""
+    """FCDP is off on some of the group's ranks. `first`: the first rank on which it is on."""
 
     def __init__(self, ranks: list[int], off: list[int]):
         names = ", ".join(map(str, off[:8])) + (", ..." if len(off) > 8 else "")
@@ -62,7 +62,7 @@ def local_size(option: int) -> int:
 
 
 def _backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
-    """What carries the group's collectives for `device`; calling it directly passes by dispatch modes."""
+    """The backend of the group's collectives for `device`. Direct calls of it bypass dispatch modes."""
     name = dist.get_backend(group)
     if name in _IN_PROCESS:
         raise Unsupported(f"its process group is of the backend '{name}', which moves no bytes between processes")
@@ -92,8 +92,8 @@ def _has_interface() -> bool:
 
 
 def _one_by_one(timeout_s: float) -> Any:
-    """gloo's options, for a backend that carries out its collectives in their order and not two at a time. Where
-    a torch does not know these options, its timeout alone: two share the link then, which is slower."""
+    """gloo's options for a backend that carries out its collectives in order and one at a time. If a torch does not
+    know these options, the timeout alone: then two collectives share the link, which is slower."""
     gloo, timeout = distributed_c10d.ProcessGroupGloo, timedelta(seconds=timeout_s)
     names = os.environ.get("GLOO_SOCKET_IFNAME", "")
     try:
@@ -122,7 +122,7 @@ def _as_written(name: str, value: int) -> str:
 
 
 def _check_alike(ranks: list[int], said: list[list[int]]) -> None:
-    """`said`: every rank's values of _ALIKE. Raises the same on every rank."""
+    """`said`: every rank's values of _ALIKE. Raises the same error on every rank."""
     problems = []
     for name, values in zip(_ALIKE.values(), zip(*said)):
         other = next((i for i, value in enumerate(values) if value != values[0]), None)
@@ -228,14 +228,15 @@ class Shards:
         self.node_size, self.local = self.topology["ranks_per_node"], self.topology["local_rank"]
         self.name, self.timeout_s = name, options["timeout_s"]
         self.lanes: dict[int, Lane] = {}
-        self.can_ask = False  # who is missing: its collectives cannot say so, and nobody has asked yet
-        # Lanes are made by several threads at once, where the job has a model for each: a rank waits on the store for
-        # the lane of one, and the other's must not wait for that. So each shard group has a connection of its own.
+        # missing() has an answer to find: the core's collectives cannot name the ranks, and no call has asked yet
+        self.can_ask = False
+        # Several threads may make lanes at once, if each has a model: a rank waits on the store for the lane of one,
+        # and that of another must not wait for it. So each shard group has a connection of its own.
         self.lane_store = connection(self.store, timedelta(seconds=self.timeout_s))
         self.control = self._lane("control", self.ranks)
 
     def _served_mesh(self, size: int) -> str:
-        """Of a group inside one node of several: the mesh with as many shards that would be served, where there is one."""
+        """For a group inside one node of several: the mesh with as many shards that FCDP would serve, if there is one."""
         n_ranks, (n_others, rest) = len(self.ranks), divmod(dist.get_world_size(), len(self.ranks))
         if rest or len({rank // size for rank in self.ranks}) > 1:
             return ""
@@ -247,7 +248,7 @@ class Shards:
         return f'. FCDP serves a mesh whose sharded dimension comes first: {mesh}["shard"]'
 
     def number(self) -> int:
-        """The same on each of the group's ranks, and of 64 bits, so that no two groups of a job share one."""
+        """A number of 64 bits, the same on each of the group's ranks, so that no two groups of a job share one."""
         return int.from_bytes(hashlib.blake2b(repr(self.ranks).encode(), digest_size=8).digest(), "little")
 
     def _lane(self, kind: str, ranks: list[int]) -> Lane:
@@ -293,7 +294,8 @@ class Shards:
         return agreed
 
     def _swap(self, to: int, from_: int, mine: bytes, timeout_s: float) -> bytes:
-        """Between the first ranks of nodes, which alone come here; the bytes of node `from_`."""
+        """Swap bytes with the first ranks of two other nodes; returns those of node `from_`. Only first ranks call
+        this."""
         limit, theirs = timedelta(seconds=max(timeout_s, 0.001)), bytearray(len(mine))
         backend, n = self.control.backend, self.node_size
         coming = backend.recv([torch.frombuffer(theirs, dtype=torch.uint8)], from_ * n, 0)
@@ -303,14 +305,14 @@ class Shards:
         return bytes(theirs)
 
     def _max(self, votes: bytes, number: int) -> tuple[bytes, int]:
-        """Before the ranks of a node can meet in its memory: all ranks of the group in a ring. Two more bytes guard
-        against ranks that are not at the same agreement."""
+        """The agreement while the ranks of a node have no memory in common: all ranks of the group in a ring. Two more
+        bytes guard against ranks that are at different agreements."""
         stamp = (number + len(votes)) % 256
         ballot = torch.frombuffer(bytearray(votes) + bytes((stamp, 255 - stamp)), dtype=torch.uint8)
         self.control.max_(ballot)
         result = bytes(ballot.tolist())  # not by NumPy, which torch does not bring
         if result[-2] + result[-1] != 255:
-            raise RuntimeError(f"the ranks are not in the same place ({len(votes)} votes)")
+            raise RuntimeError(f"the ranks are not at the same agreement ({len(votes)} votes on this rank)")
         return result[:-2], 2 * len(result) if self.local == self.node_size - 1 else 0
 
     def agreed(self) -> tuple[int, int, int]:
@@ -319,8 +321,8 @@ class Shards:
         return self.agreements, self.agree_bytes, 0
 
     def raise_together(self, problem: Exception | None) -> None:
-        """Raise on every rank if any rank has a problem: OptionError where an option asks for what some rank
-        cannot have, else Unsupported."""
+        """Raise on every rank if any rank has a problem: OptionError if some rank cannot satisfy an option, else
+        Unsupported."""
         stops = isinstance(problem, _fcdp.Error) and problem.args[1] == _fcdp.ERR_OPTION
         mine = b"\0" if problem is None else b"\2" if stops else b"\1"
         worst = self.agree(mine)
@@ -333,19 +335,19 @@ class Shards:
         raise OptionError(f"fcdp: {text}") if worst == b"\2" else Unsupported(text)
 
     def from_leader(self, payload: bytes) -> bytes:
-        """`payload` of the node's local rank 0, on every rank of the node. Over the control group: the node's
-        lane is its stream's, which may be gathering an earlier group meanwhile."""
+        """`payload` of the node's local rank 0, on every rank of the node. It goes over the control group, since a
+        stream may be gathering an earlier group on the node's lane."""
         with self.control.roll.explains(self.control.roll.enter()):
             return self.control.all_gather_bytes(payload)[self.rank - self.local]
 
     def missing(self) -> str:
-        """Who has not come to a collective that has failed since the last agreement; "": it says so itself, or
-        that was asked before."""
+        """The ranks that have not come to a collective that has failed since the last agreement. "": the failure names
+        them itself, or an earlier call has asked."""
         can_ask, self.can_ask = self.can_ask, False
         return self.control.roll.missing(self.agreements) if can_ask else ""
 
     def transport(self) -> Transport:
-        """Over lanes that are made here; a collective of the group."""
+        """Makes the lanes and a transport over them; a collective of the group."""
         node, n = self.topology["node"], self.node_size
         inter = [self.ranks[k * n + self.local] for k in range(self.topology["nodes"])]
         self.lanes = {
@@ -359,7 +361,7 @@ class Shards:
         return b"".join(self.control.all_gather_bytes(mine))
 
     def first_problem(self, problem: str) -> str:
-        """The first rank's that has one, on every rank; "": none has."""
+        """The problem of the first rank that has one, on every rank; "": no rank has any."""
         said = self.control.all_gather_bytes(problem.encode())
         return next((f"rank {rank}: {row.decode()}" for rank, row in zip(self.ranks, said) if row), "")
 

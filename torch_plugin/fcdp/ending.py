@@ -1,7 +1,7 @@
-"""Ends FCDP with the interpreter, behind what the job itself does then.
+"""Ends FCDP with the interpreter, after the job's own exit functions.
 
-atexit calls the function that was registered first last. In a job of FCDP=1 this file is imported when the
-interpreter starts, so a function of the job's may still evaluate a model.
+atexit calls the function that was registered first last. With FCDP=1 this file is imported when the interpreter
+starts, so the job's own functions run before and may still evaluate a model.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""What parameters with all-gather extensions (float8 and others) give to a gather, as the core sees it.
+"""The inputs that all-gather extensions (float8 and others) give to a gather, as the core sees them.
 
 An extension makes these tensors anew for each gather, from whatever it looks at: the shard, a scale that was
 computed over all ranks, a module's state. So no signal of the parameter tells whether they are what they were.
@@ -56,13 +56,13 @@ class Input:
 
 
 def fits(extents: list[Input], inputs: Inputs) -> bool:
-    """Are the tensors of the dtypes and sizes that they were of?"""
+    """Do the tensors have the same dtypes and sizes as before?"""
     return [extent.kind for extent in extents] == [(t.dtype, t.numel()) for t in chain.from_iterable(inputs)]
 
 
 @contextlib.contextmanager
 def given(extents: list[Any], inputs: Inputs | None) -> Iterator[None]:
-    """The extents have what extensions gave to this gather. None: the group has no extensions."""
+    """Give the extents what the extensions returned for this gather. None: the group has no extensions."""
     mine = list(zip(extents, chain.from_iterable(inputs or ())))
     for extent, tensor in mine:
         extent.give(tensor)

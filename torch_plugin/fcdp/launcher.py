@@ -1,4 +1,4 @@
-"""How many ranks a node has, as their launcher says in its environment. Needs no torch: fcdp-doctor asks, too."""
+"""The number of ranks per node, from the launcher's environment variables. Needs no torch, since fcdp-doctor uses it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COUNT = r"(\d+)(?:\(x\d+\))?"
 
 
 def _started_others(name: str, n_ranks: int) -> bool:
-    """srun's tasks are no ranks of this job, but what started them, such as torch.multiprocessing.spawn."""
+    """srun's tasks are not the ranks of this job but programs that started them, such as torch.multiprocessing.spawn."""
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     return name.startswith("SLURM") and n_ranks > 0 and tasks.isdigit() and int(tasks) != n_ranks
 
 
 def ranks_per_node(n_ranks: int = 0) -> tuple[int, str]:
-    """(their number, the variable that says so). `n_ranks`: the job's, 0: not known. Raises ValueError where none does,
-    with the reason and what to do."""
+    """(ranks per node, the variable that says so). `n_ranks`: the job's, 0: not known. Raises ValueError if no variable
+    does, with the reason and what to do."""
     set_ = [name for name in VARIABLES if os.environ.get(name)]
     name = next((name for name in set_ if not _started_others(name, n_ranks)), None)
     if name is None:

@@ -1,13 +1,13 @@
 """A gathered parameter's storage raises while its region is released, as plain FSDP2's does once it is freed.
 
-FSDP2 frees the storages of a resharded parameter, and torch raises on most uses of what still points there:
-tensors that autograd saved (`set_unshard_in_backward(False)`), views that outlive the reshard. FCDP's
-storages keep their address and size for life. Their pages may be gone, which faults, or kept (FCDP_TAU),
-which would be read without an error. So torch is told to raise, with the parameter's name.
+FSDP2 frees the storages of a resharded parameter, and torch raises on most uses of tensors that still point
+there: those that autograd saved (`set_unshard_in_backward(False)`), views that outlive the reshard. FCDP's
+storages keep their address and size for life. Their pages may be gone, so that a use faults, or kept
+(FCDP_TAU), so that a use would read them without an error. So FCDP makes torch raise, with the parameter's name.
 
-It cannot see what goes around the storage: a numpy array, a DLPack export, an address. Those fault where the
-pages are gone (tiering/segv.h says what that was), and read a kept region. So does everything on a torch
-without these functions (before 2.15).
+Torch cannot see uses that bypass the storage: a numpy array, a DLPack export, an address. These fault if the
+pages are gone (tiering/segv.h names the parameter), and read a kept region. On a torch without these functions
+(before 2.15), every use does so.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def _text(name: str) -> str:
 
 
 class Storages:
-    """Those of one group, closed from the start: an access raises RuntimeError until `open`, and again after
-    `close`. A pair costs 0.4 to 0.6 us a storage. Whoever unshards opens once the bytes are in place, whoever
-    reshards closes before they may go."""
+    """The storages of one group, closed from the start: an access raises RuntimeError until `open`, and again after
+    `close`. A pair costs 0.4 to 0.6 us a storage. An unshard opens them once the bytes are in place, and a reshard
+    closes them before the bytes may go."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], names: Iterable[str]):
-        # An empty parameter has nothing to be read. The storages are held: `_cdata` is an address.
+        # An empty parameter has no bytes to read. The list holds the storages, since `_cdata` is an address.
         self._closable = [
             (t.untyped_storage(), _text(name)) for t, name in zip(tensors, names) if t.numel() and SUPPORTED
         ]

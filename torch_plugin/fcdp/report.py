@@ -1,5 +1,5 @@
-"""FCDP's statistics: `fcdp.stats()`, the line after the first step, the two at exit. The core counts its own gathers and
-collectives; here are only those that FSDP made itself, and agreements."""
+"""FCDP's statistics: `fcdp.stats()`, the line after the first step, the two at exit. The core counts its own gathers
+and collectives; this file adds those that FSDP made itself, and agreements."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ _has_said = False  # that it serves
 
 
 def say_once() -> None:
-    """One line from rank 0 when the first step is over: a job that is killed comes to no exit."""
+    """One line from rank 0 when the first step is over, since a killed job never reaches its exit."""
     global _has_said
     from fcdp.runtime import runtime, say
 

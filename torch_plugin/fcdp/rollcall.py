@@ -1,8 +1,8 @@
 """Names the ranks that did not come to a collective that failed.
 
-gloo reports that a time is over, or that some peer has closed its connection, and not which rank. So a rank on
-which a collective fails writes the collective's number into the job's store, waits a moment for the others to
-do the same, and names those that have not. Nothing is written while collectives succeed.
+gloo reports a timeout, or that some peer has closed its connection, but not which rank. So a rank on which a
+collective fails writes the collective's number into the job's store, waits a moment for the others to do the
+same, and names the ranks that have not. Nothing is written while collectives succeed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ GRACE = timedelta(seconds=3)
 
 
 class RollCall:
-    """Of the collectives of some ranks, which number them alike. One thread at a time enters; any may ask who is
-    missing."""
+    """Numbers the collectives of some ranks, alike on each of them. One thread at a time enters; any thread may ask
+    which ranks are missing."""
 
     def __init__(self, ranks: list[int], me: int, store: dist.Store, name: str):
-        """`store`: the job's; keys of `name` are nobody else's."""
+        """`store`: the job's; only this roll call uses keys of `name`."""
         self.ranks, self.me, self.store, self.name, self.entered = ranks, me, store, name, 0
 
     def enter(self) -> int:
@@ -32,7 +32,7 @@ class RollCall:
 
     @contextmanager
     def explains(self, number: int) -> Iterator[None]:
-        """Puts who is missing before the words of what fails inside."""
+        """Puts the missing ranks before the text of an error that is raised inside."""
         try:
             yield
         except Exception as error:
@@ -44,7 +44,7 @@ class RollCall:
         try:
             behind = self._behind(number)
         except Exception as error:
-            return f"who did not come is not known, the job's store does not answer ({str(error).splitlines()[0]})"
+            return f"the missing ranks are not known: the job's store does not answer ({str(error).splitlines()[0]})"
         silent = [rank for rank, at in behind.items() if at is None]
         known = [f"rank {rank} (at collective {at}, this is {number})" for rank, at in behind.items() if at is not None]
         if len(silent) > 1:  # some may have come and not failed yet
@@ -54,8 +54,8 @@ class RollCall:
         return f"did not come: {', '.join(known)}" if known else "every rank came"
 
     def _behind(self, number: int) -> dict[int, int | None]:
-        """Where the others are that do not say that they came; None: they say nothing. A rank that is past it
-        has come."""
+        """The collective that each other rank is at, of the ranks that have not signed; None: the rank has signed
+        nothing. A rank that is past the collective has come."""
         store = dist.PrefixStore(self.name, connection(self.store, GRACE))
         others = [rank for rank in self.ranks if rank != self.me]
         store.set(f"at/{self.me}", str(number))
@@ -70,8 +70,8 @@ class RollCall:
             self._let_others_read(store, number, others)
 
     def _let_others_read(self, store: dist.Store, number: int, others: list[int]) -> None:
-        """The job's first rank may hold the store, which ends with it: it goes on when those that ask have their
-        answer."""
+        """The job's first rank may hold the store, which ends with it. So that rank goes on only when the ranks that
+        ask have their answer."""
         with suppress(Exception):  # the store may be gone by now, and those that died since do not read
             store.set(f"{number}/{self.me}/read", "")
             if self.me == 0:
@@ -80,9 +80,9 @@ class RollCall:
 
 
 def connection(store: dist.Store, timeout: timedelta) -> dist.Store:
-    """Our own to the job's store, where torch can make one: a store carries out one question at a time, and another
-    thread may be waiting on the shared one. By its address where it has one, past all prefixes: a clone waits as long
-    as the store's own timeout, minutes, for a first rank that has died."""
+    """A connection of its own to the job's store, if torch can make one: a store answers one question at a time, and
+    another thread may be waiting on the shared connection. It uses the store's address, if there is one: a clone waits
+    as long as the store's own timeout, minutes, for a first rank that has died."""
     under = store
     while isinstance(under, dist.PrefixStore):
         under = under.underlying_store

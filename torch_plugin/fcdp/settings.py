@@ -1,5 +1,5 @@
-"""When options are read: as FSDP is imported, since a wrong one must stop the job early; and again at the first gather,
-since a script may set them itself until then. An option that comes too late to hold is named."""
+"""Reads the options: when FSDP is imported, since a wrong one must stop the job early; and again at the first gather,
+since a script may set them itself until then. A warning names an option that is set too late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _settled = False
 
 
 def _variables() -> dict[str, str]:
-    """Those that are set now, and that this process reads as its options: not the simulated device's, nor a tool's."""
+    """The options of FCDP that are set now, without those of the simulated device and of tools."""
     names = [name for name, _, fallback, *_ in _fcdp.options_table() if fallback]
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
@@ -35,7 +35,7 @@ def load() -> None:
 
 
 def _print_refusals_in_a_line() -> None:
-    """Where an import or a forward was when it met a wrong option is no news, and would be some twenty lines."""
+    """Leave out the traceback: where an import or a forward met a wrong option does not help, and takes twenty lines."""
     earlier = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -48,7 +48,7 @@ def _print_refusals_in_a_line() -> None:
 
 
 def settle() -> None:
-    """At the first gather: the options are what is set now, but for those that were used before."""
+    """At the first gather: take the options as they are set now, except those that were used before."""
     global _settled
     if _settled:
         return
@@ -65,13 +65,13 @@ def settle() -> None:
 
 
 def say_unread() -> None:
-    """At the end: what was set after settle()."""
+    """At the end: name the options that were set after settle()."""
     if _settled:
         _say_late(_read, sorted(_variables().keys() - {"FCDP"}), "the first forward", "before that")
 
 
 def _say_late(before: dict[str, str], names: Iterable[str], when: str, earlier: str) -> None:
-    """An option that was removed is none: a script takes it from what it starts."""
+    """A removed option does not count: a script removes it from the environment of what it starts."""
     now = _variables()
     late = [f"{name}={now[name]}" for name in names if name in now and now[name] != before.get(name)]
     if late:

@@ -1,9 +1,8 @@
-"""Tells a job under FCDP=1 that it has no FSDP modules: once, by rank 0, at its first optimizer step or else at
-exit.
+"""Reports that a job under FCDP=1 has no FSDP modules: once, on rank 0, at the first optimizer step or else at exit.
 
-DDP and hand-written loops may never import FSDP, where FCDP begins. So _enable.py calls the two
+FCDP begins when FSDP is imported, which DDP and hand-written loops may never do. So _enable.py calls the two
 functions below when torch's own modules have been imported; nothing here imports torch. A process that joined
-no process group (torchrun's agent, a data loader's child, a helper that only imports torch) is told nothing.
+no process group (torchrun's agent, a data loader's child, a helper that only imports torch) reports nothing.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def watch_optimizers(module: ModuleType) -> None:
 
 
 def watch_process_groups(module: ModuleType) -> None:
-    """`module`: torch.distributed.distributed_c10d, just imported or (fcdp.enable()) long since. That a group
-    was there cannot be seen at exit, when it may be destroyed."""
+    """`module`: torch.distributed.distributed_c10d, just imported or (fcdp.enable()) long since. The process notes that
+    it joined a group, since the group may be destroyed at exit."""
     original = module.init_process_group
 
     @functools.wraps(original)
@@ -98,8 +97,8 @@ def _uses_fsdp() -> bool:
 
 
 def reason(trained: bool) -> str | None:
-    """Why FCDP serves nothing here. None: it does, or FSDP may be still to come. `trained`: what there is of
-    models is there by now."""
+    """Why FCDP serves nothing here. None: it does, or FSDP may still come. `trained`: the job has made all of its
+    models by now."""
     if _uses_fsdp():
         return None
     found = _wrappers()

@@ -1,14 +1,14 @@
 """A parameter as a whole, from the node's copy of it: the only file with DTensor's private names.
 
 `DTensor.full_tensor()`, `redistribute` to a replica and full state dicts gather in one function of DTensor's.
-Where that is asked for a parameter that FCDP serves, the ranks agree on it: the copy is fresh on all of
-them, or it is stale and all of them gather it (it serves the next forward too), or the function gathers
-itself. The tensor that comes of it is one of its own in either case, and autograd sees no difference.
+For a parameter that FCDP serves, the ranks agree first: the copy is fresh on all of them, or it is stale and
+all of them gather it (which serves the next forward too), or the function gathers itself. The result is a
+tensor of its own in each case, and autograd sees no difference.
 
-All ranks of a mesh call the function together. Whether they ask at all rests on what is the same on all of
+All ranks of a mesh call the function together. Whether they ask at all depends on what is the same on all of
 them: the DTensor's mesh, placements, shape and dtype, and which of these FCDP has ever served. What may differ
-is a vote: which parameter that is, and what a rank knows of its copy. The thread that calls may differ too: one
-rank saves in the background, the others on the main thread. Each agreement stands in the place of a gather of
+is in the vote: which parameter it is, and what a rank knows of its copy. The calling thread may differ too: one
+rank saves in the background, the others on the main thread. Each agreement takes the place of a gather of
 torch's own over the same process group, so a program that orders its gathers alike on all ranks orders these.
 """
 
@@ -32,15 +32,15 @@ _Offer = tuple["weakref.ref[Group]", int]  # a served parameter: its group, and 
 
 
 def offer(group: Group, index: int, shape: torch.Size, dtype: torch.dtype) -> None:
-    """A parameter whose whole tensor group.gathered[index] begins with."""
+    """Offer a parameter: its whole tensor is the beginning of group.gathered[index]."""
     offers = group.shards.wholes.setdefault((tuple(shape), dtype), [])
     offers[:] = [one for one in offers if one[0]() is not None]
     offers.append((weakref.ref(group), index))
 
 
 def _sharded_dim(current: Any, target: Any) -> int | None:
-    """The dimension of the mesh over whose ranks an all-gather makes the whole tensor; None: it takes another
-    operation, or several."""
+    """The mesh dimension along which one all-gather makes the whole tensor; None: it takes another operation, or
+    several."""
     from torch.distributed.tensor import Shard
 
     if current.mesh is not target.mesh or not all(placement.is_replicate() for placement in target.placements):
@@ -52,8 +52,8 @@ def _sharded_dim(current: Any, target: Any) -> int | None:
 
 
 def _asked(local: torch.Tensor, current: Any, target: Any) -> Shards | None:
-    """The shard group whose ranks agree about this; None: nobody is asked. The same on every rank."""
-    if type(local) is not torch.Tensor or not runtime.options["whole_tensors"]:  # another: a compiler's
+    """The shard group that agrees on this tensor; None: there is no agreement. The same on every rank."""
+    if type(local) is not torch.Tensor or not runtime.options["whole_tensors"]:  # another type is a compiler's
         return None
     dim = _sharded_dim(current, target)
     if dim is None or current.mesh.get_coordinate() is None:
@@ -78,7 +78,7 @@ def _vote(group: Group, index: int, stream: int) -> int:
     extent = group.extents[index]
     extent.settle()
     shard, fingerprint = extent.shard(), b""
-    address = address_of(shard) if shard.device == group.shards.device else 0  # 0: nobody reads it here
+    address = address_of(shard) if shard.device == group.shards.device else 0  # 0: not read here
     if address and group.by_device:
         addresses, sizes = (array("Q", [n]).tobytes() for n in (address, shard.nbytes))
         if call(_fcdp.comm_fingerprint_begin, group.shards.comm, addresses, sizes, stream):
@@ -90,7 +90,7 @@ def _vote(group: Group, index: int, stream: int) -> int:
 
 
 def _agree(shards: Shards, found: tuple[Group, int] | None, stream: int) -> int:
-    """What all ranks do: WHOLE_*. They mean the same parameter, or it is PLAIN."""
+    """What all ranks do: WHOLE_*. PLAIN if they do not mean the same parameter."""
     vote, name = _fcdp.WHOLE_PLAIN, bytes(_N_ID)
     if found is not None:
         group, index = found
@@ -102,7 +102,7 @@ def _agree(shards: Shards, found: tuple[Group, int] | None, stream: int) -> int:
 
 
 def _copy(group: Group, index: int, out: torch.Tensor, stream: int) -> None:
-    """From the device, where the group is brought for it."""
+    """Copy the parameter from the device, to which the group is brought for that."""
     call(_fcdp.group_whole_begin, group.handle, index, group.read(stream)[0], stream)
     call(_fcdp.group_wait, group.handle, stream)
     group.inputs = None
@@ -115,7 +115,7 @@ def _copy(group: Group, index: int, out: torch.Tensor, stream: int) -> None:
 
 
 def _whole(local: torch.Tensor, current: Any, target: Any, is_async: bool) -> torch.Tensor | None:
-    """A tensor of its own, for which the current stream waits; None: torch gathers."""
+    """The whole parameter as a new tensor, for which the current stream waits; None: torch gathers."""
     shards = _asked(local, current, target)
     if shards is None:
         return None
@@ -124,7 +124,7 @@ def _whole(local: torch.Tensor, current: Any, target: Any, is_async: bool) -> to
     agreed = _agree(shards, found, stream)
     if agreed == _fcdp.WHOLE_STALE:
         runtime.agree([found[0]], stream)
-        if found[0].missing is not None:  # one that nobody asks for, of the same group
+        if found[0].missing is not None:  # another shard of the same group is missing
             agreed = _fcdp.WHOLE_PLAIN
     runtime.wholes[agreed] += 1
     if agreed == _fcdp.WHOLE_PLAIN:

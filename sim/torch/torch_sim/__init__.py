@@ -10,7 +10,7 @@ Operators are PyTorch's CPU kernels, run in stream order on a thread of each str
 for bit. Memory is fcdp_alloc's. What CUDA would not promise is refused: FCDP_SIM_RACES=1 finds accesses that no event
 orders and names the operators. It is for development: nothing of it is in FCDP's wheel.
 
-Environment, beside FCDP_SIM_* (tools/simgpu/simgpu.h):
+Environment, beside FCDP_SIM_* (sim/gpu/simgpu.h):
   TORCH_SIM_GFLOPS   the rate of matrix products, convolutions and attention, in 1e9 operations a second
   TORCH_SIM_GBYTES   the rate at which operators read and write, in 1e9 bytes a second
                      (0, the default of both: as fast as the CPU; an operator never ends before its work is done)

@@ -27,7 +27,7 @@ UNITS = [
     ["device.cpp", "memory.cpp", "random.cpp", "autocast.cpp"],
     ["collectives.cpp", "module.cpp"],
 ]
-HEADERS = ["sim.h", "collectives.h", "../../tools/simgpu/simgpu.h", "../../tools/simgpu/simgpu_cuda.h"]
+HEADERS = ["sim.h", "collectives.h", "../gpu/simgpu.h", "../gpu/simgpu_cuda.h"]
 LIBRARIES = ["torch", "torch_cpu", "c10", "torch_python"]
 
 

@@ -24,7 +24,7 @@
 #include "comm/ballot.h"
 #include "comm/fingerprint_batch.h"
 #include "comm/validity.h"
-#include "tools/simgpu/simgpu.h"
+#include "sim/gpu/simgpu.h"
 
 enum { N_LOCAL = 8, N_EXTENTS = 291, N_VOTES = N_EXTENTS + 33, ARRAY_BYTES = 256, MAX_REPEAT = 1000 };
 
@@ -99,7 +99,7 @@ static void host_works(double us) {
 }
 
 /* ---- gloo's ring: reduce-scatter and all-gather, N - 1 steps each, of which each waits for the one before
- * of this rank and of its neighbour ---- */
+ * of this rank and of the next one ---- */
 
 static double ring_us(uint32_t n_nodes) {
     uint32_t n = n_nodes * N_LOCAL;

@@ -1,4 +1,5 @@
-/* board.c - see the header. */
+/* board.c - agreements between the bench's ranks, under one mutex in shared memory: the bench measures the
+ * engine, and not how its ranks agree. */
 #include "tools/bench/overlap/board.h"
 
 #include <errno.h>
@@ -32,8 +33,8 @@ static void votes_join(board *b, const uint8_t *votes, size_t n_votes) {
     pthread_cond_broadcast(&b->changed);
 }
 
-/* Nobody begins the round after the next before all have read this one's
- * result, so two results are enough. */
+/* No rank begins the round after the next before all have read this one's result, so two results are
+ * enough. */
 fcdp_status board_agree(board *b, uint8_t *votes, size_t n_votes) {
     FCDP_CHECK(0, n_votes <= BOARD_MAX_VOTES);
     struct timespec until;

@@ -9,9 +9,9 @@
 #include "comm/tree.h"
 #include "comm/unshard.h"
 #include "comm/vote.h"
+#include "sim/gpu/simgpu.h"
+#include "sim/nccl/simnccl.h"
 #include "tools/bench/overlap/rank.h"
-#include "tools/simgpu/simgpu.h"
-#include "tools/simnccl/simnccl.h"
 
 struct engine {
     fcdp_engine *fcdp;
@@ -196,7 +196,7 @@ static void group_make(rank *r, uint32_t g) {
     meet(r);
 }
 
-/* The node's leader makes what its ranks share; agreements order who reads what. */
+/* The node's leader makes what its ranks share; agreements order the reads. */
 void engine_connect(rank *r) {
     engine *e = r->engine;
     fcdp_transport transport = r->config->nccl ? nccl_transport(r) : net_transport(r);

@@ -9,8 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "sim/gpu/simgpu.h"
 #include "tools/bench/overlap/overlap.h"
-#include "tools/simgpu/simgpu.h"
 
 /* What bounds a step takes 5 ms per group (backward's kernel and a reduction longer), the rest at most 3. */
 static const scenario scenarios[N_RESOURCES] = {

@@ -8,8 +8,8 @@
 #ifndef FCDP_BENCH_OVERLAP_H
 #define FCDP_BENCH_OVERLAP_H
 
+#include "sim/net/simnet.h"
 #include "tools/bench/overlap/board.h"
-#include "tools/simnet/simnet.h"
 
 enum {
     N_NODES = 2,

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "sim/gpu/simgpu.h"
 #include "tools/bench/overlap/rank.h"
-#include "tools/simgpu/simgpu.h"
 
 static uint64_t ns_of(double ms) {
     return (uint64_t)(ms * 1e6);
@@ -203,7 +203,7 @@ static void rank_make(rank *r, simnet_fabric *fabric, uint32_t number) {
     meet(r);
 }
 
-/* Nobody leaves before all are done: who waits for a rank that has left takes it for a failure. */
+/* No rank leaves before all are done: a rank that waits for one that has left takes that for a failure. */
 static void rank_end(rank *r) {
     MUST(!fcdp__driver_stream_sync(r->drv, r->compute));
     engine_drain(r);

@@ -99,7 +99,7 @@ def _is_pid(job: list[str]) -> bool:
 
 
 def _look(args: argparse.Namespace, job: list[str]) -> int:
-    """At a script or a process. Imports what it needs: the other uses are to start at once."""
+    """Looks at a script or a process. Imports what it needs here, so that the other uses start at once."""
     from fcdp_doctor import groups
 
     if _is_pid(job):
@@ -114,7 +114,8 @@ def _look(args: argparse.Namespace, job: list[str]) -> int:
 
 
 def _stop_on_signals() -> None:
-    """By an exception, as an interrupt is one: what was started ends then. Under nohup, SIGHUP stays ignored."""
+    """Ends by an exception, like an interrupt, so that everything that was started ends. Under nohup, SIGHUP stays
+    ignored."""
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, lambda signum, _: sys.exit(128 + signum))

@@ -1,4 +1,4 @@
-"""What is said of a job's FSDP groups: a table, or JSON."""
+"""A job's FSDP groups as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = "(root)"  # as in a trace, which has a name for every group
 
 @dataclasses.dataclass
 class Group:
-    """Figures are None where they are not known. Those of traffic are per step and node, between nodes."""
+    """Unknown figures are None. Those of traffic are per step and node, between nodes."""
 
     name: str  # its module's, or ROOT
     reason: str | None  # why FCDP does not serve it; None: it does
@@ -83,7 +83,7 @@ HEAD = ("group", "groups", "served", "MB", "trainable MB", "gathers/step", "FSDP
 
 
 def natural(text: str) -> list:
-    """So that layers.2 comes before layers.10, and the root before both."""
+    """The sort key: layers.2 comes before layers.10, and the root before both."""
     return [] if text == ROOT else [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", text)]
 
 
@@ -103,7 +103,7 @@ def _cells(group: Group) -> tuple[str, ...]:
 
 
 def folded(groups: list[Group]) -> Iterator[tuple[str, int, tuple[str, ...]]]:
-    """(name, groups, cells) of the rows: neighbours that differ in a number of their names alone share one, with
+    """(name, groups, cells) of the rows: adjacent groups whose names differ in a number alone share one, with
     the figures of each."""
     for (_, cells), same in itertools.groupby(
         sorted(groups, key=lambda group: natural(group.name)),

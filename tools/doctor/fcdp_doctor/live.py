@@ -1,4 +1,4 @@
-"""The groups of a job that runs, from what its processes write of their work (fcdp_memtrace)."""
+"""The groups of a running job, from the traces of its processes (fcdp_memtrace)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fcdp_doctor.groups import Document, Group, alike
 
 
 def look(pid: int) -> Document:
-    """Disturbs nobody: the segments are mapped and read."""
+    """The groups of a live job. It does not disturb the job: it maps the segments and reads them."""
     from fcdp_memtrace import _trace
 
     try:

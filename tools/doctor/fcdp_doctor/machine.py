@@ -1,4 +1,4 @@
-"""What FCDP sees of this machine (driver, memory, limits, torch), and whether it would serve a job."""
+"""This machine as FCDP sees it (driver, memory, limits, torch), and whether it would serve a job."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def _driver() -> tuple[str, bool]:
 
 
 def memory(root: str = "") -> tuple[str, bool]:
-    """What a job may take that starts now, as the job itself finds it. `root` is put before /proc and /sys."""
+    """The host memory that a job started now may take, computed as the job does. `root` is put before /proc and
+    /sys."""
     nodes = len(list(Path(f"{root}/sys/devices/system/node").glob("node[0-9]*"))) or 1
     beside = f"{nodes} NUMA node{'s' if nodes > 1 else ''}"
     try:

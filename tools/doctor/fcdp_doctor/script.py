@@ -63,7 +63,7 @@ class Rank:
 
 
 def look(job: list[str], nodes: int, ranks_per_node: int, steps: int, timeout_s: float) -> Document:
-    """Nothing of the job lives on when this returns or raises."""
+    """No process of the job is left when this returns or raises."""
     _check_options(ranks_per_node)
     folder = tempfile.mkdtemp(prefix="fcdp-doctor-")
     keep = False
@@ -81,7 +81,7 @@ def look(job: list[str], nodes: int, ranks_per_node: int, steps: int, timeout_s:
 
 
 def _check_options(ranks_per_node: int) -> None:
-    """Of the job: what would stop each rank, or would not be what the job does elsewhere."""
+    """Check what would stop each rank, or make the job differ from a run elsewhere."""
     try:
         asked = _fcdp.options_load()["local_size"]
     except _fcdp.Error as error:
@@ -104,7 +104,7 @@ def _devices() -> list[str]:
 
 
 def _environment(node: int, local: int, nodes: int, ranks_per_node: int) -> dict[str, str]:
-    """torchrun's for this rank, as on a node of its own. Where there are as many GPUs as ranks, each node has its
+    """torchrun's environment for this rank, as on a node of its own. With as many GPUs as ranks, each node has its
     own."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHELASTIC", "PET_")) and k != "FCDP_LOCAL_SIZE"}
     threads = max(1, len(os.sched_getaffinity(0)) // (nodes * ranks_per_node))
@@ -135,7 +135,7 @@ def _in_child(mask: set[int]) -> None:
 
 @contextlib.contextmanager
 def _ranks(job: list[str], nodes: int, ranks_per_node: int, steps: int, folder: str) -> Iterator[list[Rank]]:
-    """Starts them; at the end they are killed, with what they have started. Neither is cut short by a signal."""
+    """Starts the ranks, and kills them at the end with their children. No signal cuts either short."""
     own = {"MASTER_PORT": str(free_port()), "DOCTOR_FOLDER": folder, "DOCTOR_STEPS": str(steps)}
     ranks: list[Rank] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *STOPS})
@@ -180,7 +180,7 @@ def _progress() -> Iterator[None]:
 
 
 def _wait(ranks: list[Rank], timeout_s: float) -> None:
-    """Until each rank has reported or ended well. Raises Failed where one does not."""
+    """Waits until each rank has reported or ended well. Raises Failed if one does not."""
     deadline = time.monotonic() + timeout_s
     failed_at = None
     while True:
@@ -199,7 +199,7 @@ def _wait(ranks: list[Rank], timeout_s: float) -> None:
 
 
 def _cause(ranks: list[Rank], codes: list[int | None]) -> str:
-    """Who failed first, in its own words. A rank that fails leaves its peers to fail with it; of those that were
+    """The rank that failed first, and its own message. A rank that fails makes its peers fail too; of those that were
     killed there is no time, and mostly one."""
     failed = [rank for rank, code in zip(ranks, codes) if code]
     killed = [rank for rank in failed if codes[rank.number] in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)]
@@ -244,7 +244,7 @@ def _measured(steps: int) -> str:
 
 
 def _document(job: list[str], nodes: int, ranks_per_node: int, reports: list[Any], said: str) -> Document:
-    """Of all ranks: those of a pipeline have groups of their own."""
+    """The groups of all ranks, since a pipeline's ranks have groups of their own."""
     reports = [report for report in reports if report]
     if not reports:
         raise Failed("the script has ended, and no rank reported: was it run with -I or -E?")

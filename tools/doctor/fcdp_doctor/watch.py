@@ -44,7 +44,7 @@ class Watch:
         sys.excepthook = hook
 
     def _watch_runtime(self, module: ModuleType) -> None:
-        """At exit the engine ends in a function that is registered by now: this one runs before it."""
+        """The engine's exit function is registered by now, so this one runs before it."""
         atexit.register(self.report)
 
     def _watch_optimizers(self, module: ModuleType) -> None:
@@ -84,5 +84,5 @@ def _stats() -> dict[str, Any]:
 
 
 def install() -> None:
-    """The variables are this process's alone: what it starts is no rank."""
+    """Only this process gets the variables: its children are not ranks."""
     Watch(os.environ.pop("DOCTOR_FOLDER"), int(os.environ.pop("DOCTOR_STEPS"))).install()

@@ -46,7 +46,8 @@ exit status: 0 all ran; 1 a run failed, or --require-equal did not hold; 2 bad a
 
 
 class _Version(argparse.Action):
-    """Asks fcdp when it is wanted: the Python that runs the lab may have none (--python names that of the ranks)."""
+    """Asks fcdp only when needed, since the Python that runs the lab may not have it (--python names that of the
+    ranks)."""
 
     def __call__(self, parser, *_):
         import fcdp
@@ -109,7 +110,7 @@ def _parser():
 
 
 def _split(argv):
-    """Everything after the first -- is the job, whatever it looks like."""
+    """Everything after the first -- is the job, even if it looks like options."""
     cut = argv.index("--") if "--" in argv else len(argv)
     return argv[:cut], argv[cut + 1 :]
 
@@ -199,7 +200,7 @@ def _run_all(args, chosen, setup, folder, screen):
 
 
 def _missing_fcdp(mode, figures):
-    """A mode that asked for FCDP and did not get it would be compared under a false name."""
+    """Refuses a mode that asked for FCDP and ran without it: its figures would have a false name."""
     if not mode.wants_fcdp:
         return None
     fcdp = figures["runs"][0]["fcdp"]

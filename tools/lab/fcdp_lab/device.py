@@ -20,7 +20,7 @@ _SAID_BYTES = 3000  # of a compiler; what is wrong stands at the end
 
 
 class DeviceError(ValueError):
-    """There can be no such device; the message says what to do."""
+    """The device cannot be made; the message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Simulated:
 
     @property
     def python_path(self):
-        """What torch finds there is a package with an entry point, of torch's group for backends."""
+        """The folder in which torch finds a package with an entry point for backends."""
         return os.path.join(self.folder, "autoload")
 
     def environment(self):
@@ -48,7 +48,7 @@ class Simulated:
         return env
 
     def build(self, python, progress, poll_s):
-        """Takes a minute where it is not built yet. Raises DeviceError."""
+        """Takes a minute if the device is not built yet. Raises DeviceError."""
         compiler = subprocess.Popen(
             [python, os.path.join(self.folder, *_BUILD)],
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Finds out, from what a failed run left, which rank failed first and what it said."""
+"""Finds out which rank failed first in a failed run, and its message."""
 
 import glob
 import json
@@ -55,7 +55,7 @@ def _name(ranks_per_node, node, local_rank):
 
 
 def explain(folder, n_nodes, ranks_per_node):
-    """One text: who failed first, and its own words."""
+    """One text: the rank that failed first, and its own message."""
     logs = f"{folder}/logs"
     exits = list(_launcher_failures(logs, n_nodes))
     for node, local_rank, code in exits:

@@ -117,7 +117,7 @@ def _time(axes, doc):
 
 
 def _device(axes, doc):
-    """What each way of saving traffic pays: gathered parameters at their peak, then a rank's own state."""
+    """The memory that each mode costs: gathered parameters at their peak, then a rank's own state."""
     totals = [_device_total(mode) for mode in doc["modes"]]
     for row, mode in enumerate(doc["modes"]):
         gathered, state = mode["device_gathered_peak_bytes"], mode["device_state_bytes"]

@@ -1,4 +1,4 @@
-"""Runs the modes one after the other, each in a sandbox of its own, and tells the user how far they are."""
+"""Runs the modes one after the other, each in a sandbox of its own, and shows their progress."""
 
 import contextlib
 import dataclasses
@@ -92,7 +92,7 @@ def build_device(setup, progress):
 
 
 def run_mode(setup, mode, folder, progress):
-    """Returns a Run, or raises RunFailed. Nothing of the run lives on when this returns or raises."""
+    """Returns a Run, or raises RunFailed. No process of the run is left when this returns or raises."""
     plan = _plan(setup, mode, folder)
     started = time.monotonic()
     watch = machine.Watch()
@@ -164,7 +164,7 @@ def refused_option(setup, mode):
 
 
 def rank_environment(setup, mode, folder):
-    """The user's own, then the lab's, then --env, then the mode's; FCDP is set by a mode or --env alone."""
+    """The user's environment, then the lab's, then --env, then the mode's; only a mode or --env sets FCDP."""
     env = {k: v for k, v in os.environ.items() if k != "FCDP"}
     threads = max(1, len(os.sched_getaffinity(0)) // (setup.nodes * setup.ranks))
     env.setdefault("OMP_NUM_THREADS", str(threads))

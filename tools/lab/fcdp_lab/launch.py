@@ -81,7 +81,8 @@ def _direct_rank(node, local_rank, plan, logs, env):
 
 
 def _wait_direct(ranks, log, plan):
-    """Waits for all; the first failure ends the others, as torchrun does, and is reported in torchrun's words."""
+    """Waits for all ranks. The first failure ends the others, as under torchrun, and is reported in torchrun's
+    format."""
     code = 0
     while ranks:
         pid, status = os.waitpid(-1, 0)

@@ -24,7 +24,7 @@ def busy_s(stat, cpus):
 
 
 def own_s():
-    """CPU seconds of this process and of those that it has waited for, with theirs."""
+    """CPU seconds of this process and of all descendants that have been waited for."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -35,7 +35,7 @@ def _read_stat():
 
 
 class Watch:
-    """From its making to others_cpus(), before which all processes of the run have been waited for."""
+    """Measures from its creation to others_cpus(), which needs all processes of the run to have been waited for."""
 
     def __init__(self, read_stat=_read_stat, clock=time.monotonic):
         self._read_stat, self._clock = read_stat, clock
@@ -46,6 +46,6 @@ class Watch:
         return self._clock(), busy_s(self._read_stat(), self._cpus), own_s()
 
     def others_cpus(self):
-        """CPUs that other programs used, in the mean; None: the kernel does not say (/proc/stat has no times)."""
+        """The mean number of CPUs that other programs used; None: /proc/stat has no times."""
         wall, busy, own = (now - before for now, before in zip(self._now(), self._begun))
         return max(0.0, busy - own) / wall if wall > 0 and busy > 0 else None

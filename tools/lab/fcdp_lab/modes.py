@@ -1,4 +1,4 @@
-"""What a mode is: an environment and extra script arguments under a name; and how the user writes one."""
+"""Modes: a name, an environment and extra script arguments; and their syntax on the command line."""
 
 import dataclasses
 import difflib
@@ -7,7 +7,7 @@ import shlex
 
 
 class ModeError(ValueError):
-    """A mode that cannot be understood; the message shows the right form."""
+    """A mode with a syntax error; the message shows the right form."""
 
 
 @dataclasses.dataclass(frozen=True)

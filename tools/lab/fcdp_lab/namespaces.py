@@ -43,7 +43,7 @@ def mount(source, target, fstype, flags, data=None):
 
 
 def die_with_parent():
-    """SIGKILL for this process as soon as the thread that started it ends, however it ends."""
+    """The kernel kills this process as soon as the thread that started it ends, in any way."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0), "prctl")
 
 

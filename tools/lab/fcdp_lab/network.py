@@ -1,7 +1,7 @@
 """The emulated network: one switch (a bridge in a namespace of its own) and one link per node.
 
 Each end of a link has a token bucket at the link's rate, so a node's sends and its receives are bounded alike.
-Only names and commands live here; whose namespace a command runs in is the caller's business.
+Only names and commands live here; the caller chooses the namespace in which a command runs.
 """
 
 import re
@@ -25,8 +25,8 @@ class NetworkError(Exception):
 
 
 def parse_rate(text):
-    """Bits per second, or None for an unshaped link. 1gbit is 1e9 bits, 1gbyte 8e9. What may mean either (tc's own
-    1gbps is 1e9 bytes, most others' is bits) is refused."""
+    """Bits per second, or None for an unshaped link. 1gbit is 1e9 bits, 1gbyte 8e9. An ambiguous unit is refused
+    (tc's own 1gbps is 1e9 bytes, most others' is bits)."""
     if text == "unlimited":
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(bit|byte|bps|b|)s?(?:/s)?", text.lower())

@@ -23,8 +23,8 @@ def _is_free(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Of none that the kernel chooses from, where it leaves enough: it gives those to whoever connects anywhere, so also
-    to somebody else between this and the port's use."""
+    """A free port outside the range that the kernel chooses from, if that leaves enough ports: it may give a port of
+    its range to any other connection before this one is used."""
     try:
         chosen_from = int(RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):

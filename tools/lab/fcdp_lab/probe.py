@@ -178,7 +178,8 @@ class _Sent:
 
 
 class _Digest:
-    """Of the bytes of an optimizer's local shards, in order; and of their shapes, which say what can be compared."""
+    """Digests of the bytes of an optimizer's local shards, in order, and of their shapes, which say what can be
+    compared."""
 
     def __init__(self):
         try:
@@ -212,7 +213,7 @@ def _accelerator(params):
 
 
 def _device_bytes(params):
-    """What is taken of the device's memory; None: of a CPU."""
+    """How much of the device's memory is taken; None on a CPU."""
     device = _accelerator(params)
     if device is None:
         return None

@@ -144,7 +144,7 @@ def splits(doc):
 
 
 def busy(doc):
-    """One line where other programs used so much of the machine that step times are theirs, too; else None."""
+    """One line if other programs used so much of the machine that they affect step times; else None."""
     cpus = doc["machine"]["cpus"]
     used = {mode["name"]: mode["others_cpus"] for mode in doc["modes"] if mode["others_cpus"] is not None}
     if max(used.values(), default=0) < machine.BUSY_SHARE * cpus:
@@ -158,7 +158,7 @@ def busy(doc):
 
 
 def unused(doc):
-    """One line where a simulated device was there and no optimizer stepped on it; else None."""
+    """One line if there was a simulated device and no optimizer stepped on it; else None."""
     if doc["device"]["type"] == "cpu" or _has_device(doc) or not any(mode["runs"][0]["steps"] for mode in doc["modes"]):
         return None
     return (
@@ -176,7 +176,7 @@ class Screen:
 
     @contextlib.contextmanager
     def run(self, label, ended=None):
-        """`ended`: what is done at its end; None: the steps that it made."""
+        """`ended`: what was done at its end; None: its number of steps."""
         terminal = self._err and self._err.is_terminal
         progress = _Spinner(self._err, label, ended) if terminal else _Lines(label, ended)
         with progress:

@@ -1,4 +1,4 @@
-"""From the ranks' records to figures: one dict per run, one per mode. README.md lists the fields."""
+"""Computes figures from the ranks' records: one dict per run, one per mode. README.md lists the fields."""
 
 import re
 import statistics
@@ -49,13 +49,13 @@ def _per_step(lines, warmup, value):
 
 
 def _collectives(line):
-    """What a rank had sent by collective: by fcdp.stats(), or by the probe; None where neither counted."""
+    """The bytes that a rank sent, by collective: from fcdp.stats(), or from the probe; None if neither counted."""
     mine, stats = line.get("collectives"), line.get("fcdp")
     return mine if mine is not None else stats["collectives"] if stats else None
 
 
 def _split(ranks, n_nodes, warmup):
-    """Collective -> bytes sent per step and node; None where it was not counted on a rank."""
+    """Collective -> bytes sent per step and node; None if some rank did not count it."""
     totals = {}
     for lines in ranks.values():
         counted = _counted(lines, warmup)

@@ -1,9 +1,9 @@
 """One run of the job on emulated nodes, seen from outside: start it, hear from it, end it.
 
 lab -> guard -> process 1 of a new PID namespace -> one process per node -> launcher -> ranks.
-The guard waits for SIGTERM or for process 1; each of the two is killed by the kernel when its parent ends, and with
-process 1 dies everything below it, whatever session or group it moved to. All namespaces are unnamed, so they go with
-their last process. Hence nothing is left even when the lab itself gets SIGKILL.
+The guard waits for SIGTERM or for process 1; each of the two is killed by the kernel when its parent ends, and when
+process 1 dies, the kernel kills everything below it, in any session or group. All namespaces are unnamed, so they go
+with their last process. Hence nothing is left even when the lab itself gets SIGKILL.
 """
 
 import json
@@ -21,7 +21,7 @@ _GUARD_CODE = "import sys; sys.path.insert(0, sys.argv.pop(1)); from fcdp_lab.sa
 
 
 class Sandbox:
-    """A running sandbox. Events are dicts with a `kind`; see engine.py for which there are."""
+    """A running sandbox. Events are dicts with a `kind`; engine.py lists the kinds."""
 
     def __init__(self, plan):
         package_root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -53,7 +53,7 @@ class Sandbox:
             pass  # the guard ended at once; events() says so
 
     def events(self, timeout_s):
-        """Those that arrived within timeout_s; None once the sandbox is gone."""
+        """The events that arrived within timeout_s; None once the sandbox is gone."""
         ready, _, _ = select.select([self._events], [], [], timeout_s)
         if not ready:
             return []

@@ -1,4 +1,4 @@
-"""Numbers of options, refused where they make no sense."""
+"""Numbers as option values, with their bounds checked."""
 
 from __future__ import annotations
 

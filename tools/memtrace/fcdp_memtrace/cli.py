@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def drop_output() -> None:
-    """What stdout still holds goes nowhere: writing it again when Python ends would fail again."""
+    """Discards what stdout still holds, since writing it when Python ends would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     except Error as error:
         print(f"fcdp-memtrace: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:  # of `| head`: nobody reads on
+    except BrokenPipeError:  # of `| head`, which has stopped reading
         drop_output()
         return 0
     except OSError as error:

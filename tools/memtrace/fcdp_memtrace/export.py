@@ -56,7 +56,7 @@ def profile_events(path: str, base_ns: int) -> list[dict]:
 
 @contextlib.contextmanager
 def output(path: str, *inputs: str) -> Iterator[TextIO]:
-    """A stream that may be read and moved in, of what becomes `path` or goes to stdout once all of it is there."""
+    """A seekable stream. Its content becomes `path`, or goes to stdout, once it is complete."""
     if path != "-":
         with replacing(path, *inputs) as part, open(part, "w+", encoding="utf-8") as stream:
             yield stream

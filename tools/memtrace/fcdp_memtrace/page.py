@@ -17,7 +17,7 @@ MAX_PROCESSES = 16  # whose timelines are in the page
 
 
 def _runs(values, form=lambda value: value) -> list:
-    """[column, value, column, value, ...]: where a value begins that differs from that before."""
+    """[column, value, column, value, ...]: the columns in which the value changes."""
     return [part for i in changes(values) for part in (i, form(values[i]))]
 
 
@@ -26,7 +26,7 @@ def _rounded(value: float) -> float:
 
 
 def timeline(file: TraceFile, index: int) -> dict:
-    """What page.html draws of one process. Times are seconds since its first event."""
+    """The data of one process that page.html draws. Times are seconds since its first event."""
     series = _trace.series(file.handle, index, COLUMNS)
     process, labels = file.processes[index], [process["label"] for process in file.processes]
     seconds = max((series["last_ns"] - series["first_ns"]) / 1e9, 1e-9)

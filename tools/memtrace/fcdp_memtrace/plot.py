@@ -16,8 +16,8 @@ ABOUT = """\
 Draw a trace as an SVG or PNG picture.
 
 Over the same time: where each region's bytes were (regions down, colour is the tier), bytes per second over each link
-that was used, and device memory by owner below its budget. Of one process; --rank picks it. What says when it was, and
-not how long it took, has no rate: a mark says when.
+that was used, and device memory by owner below its budget. The picture is of one process; --rank picks it. An event
+without a duration has no rate and is drawn as a mark.
 """
 COLUMNS = 800
 TIERS = {  # readable in grey and by the colour-blind
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pick(file: TraceFile, rank: int | None) -> int:
-    """The index of a rank's process, of the one that recorded most where a rank is there twice."""
+    """The index of a rank's process. If a rank has several, that of the one that recorded most."""
     ranks = sorted({p["rank"] for p in file.processes if p["rank"] >= 0})
     if rank is None:
         rank = ranks[0] if ranks else -1
@@ -96,7 +96,7 @@ def _residency(axes, rows: list[dict], seconds: float) -> None:
 
 
 def changes(values) -> list[int]:
-    """The columns in which a value differs from that before: a picture needs no others."""
+    """The columns in which the value changes: a picture needs no others."""
     return [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]
 
 
@@ -114,7 +114,7 @@ def _axis_of_bytes(axes, suffix: str = "") -> None:
 
 
 def _link(axes, name: str, rates, marks: list[tuple[float, str]], seconds: float) -> None:
-    """One strip per link, on a scale of its own: none hides another."""
+    """One strip per link, each on a scale of its own, so that none hides another."""
     axes.fill_between(*_steps_of(rates, seconds), step="post", color=LINK, linewidth=0)
     _axis_of_bytes(axes, "/s")
     most = max(rates, default=0)
@@ -211,7 +211,7 @@ def draw(file: TraceFile, index: int, path: str, width: float) -> None:
 
 
 def links_of(series: dict, seconds: float) -> tuple[dict, dict[str, list]]:
-    """Of each link that was used: bytes per second in each column; and (second, kind) of what has no rate."""
+    """For each link that was used: bytes per second in each column, and (second, kind) of events without a rate."""
     columns, _ = series["columns"]
     marks: dict[str, list] = {name: [] for name in columns}
     for time_ns, kind, link, _ in series["marks"]:

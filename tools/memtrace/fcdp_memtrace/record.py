@@ -53,13 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """On stderr, as long as somebody holds its other end: a recording does not end with its terminal."""
+    """Writes to stderr as long as its other end is open: a recording does not end with its terminal."""
     with contextlib.suppress(OSError):
         print(text, end=end, file=sys.stderr, flush=True)
 
 
 class News:
-    """Progress on stderr: a line that changes on a terminal, elsewhere one line in ten seconds."""
+    """Shows progress on stderr: one changing line on a terminal, elsewhere a line every ten seconds."""
 
     def __init__(self, quiet: bool):
         self.quiet, self.on_terminal = quiet, sys.stderr.isatty()
@@ -100,7 +100,7 @@ class News:
 
 
 def reap_orphans(command: subprocess.Popen) -> None:
-    """Processes that the command left behind become children of this one, and end as such."""
+    """Makes this process the parent of processes that the command leaves behind, and reaps them."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -127,7 +127,7 @@ def cannot_run(program: str, number: int) -> int:
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """The command gets this program's signals: Ctrl-C comes to both from the terminal, others are passed on."""
+    """Passes this program's signals on to the command; Ctrl-C reaches both from the terminal."""
     if not shutil.which(args.job[0]):
         return cannot_run(args.job[0], errno.EACCES if os.path.exists(args.job[0]) else errno.ENOENT)
     _trace.adopt_orphans()
@@ -161,12 +161,12 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 def interrupt(number: int, frame: object) -> NoReturn:
-    """Not by SIGINT, which a shell lets the programs that it starts in the background ignore."""
+    """Does not use SIGINT, which background programs of a shell ignore."""
     raise KeyboardInterrupt
 
 
 def has_started_traces(pid: int) -> bool:
-    """Does it write no trace itself, but others that descend from it do?"""
+    """Does the process write no trace itself, while some of its descendants do?"""
     traced = _trace.traced(pid)
     return bool(traced) and pid not in traced
 

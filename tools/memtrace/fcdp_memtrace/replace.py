@@ -18,7 +18,7 @@ def _refuse_inputs(path: str, inputs: tuple[str, ...]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str, *inputs: str) -> Iterator[str]:
-    """Yields the name of a file beside `path`, which takes its place when the block ends. Where the block fails, `path`
+    """Yields the name of a file beside `path`, which takes its place when the block ends. If the block fails, `path`
     stays as it was. What is no file (a pipe, /dev/null) is written itself. None of `inputs` is replaced."""
     _refuse_inputs(path, inputs)
     target = os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""fcdp-memtrace report: what a trace says in sum."""
+"""fcdp-memtrace report: the sums of a trace."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _head(report: dict) -> list[str]:
 
 
 def _traffic(report: dict) -> list[str]:
-    """From the counters: exact, whatever events were lost."""
+    """From the counters, which are exact even if events were lost."""
     c = report["counters"]
     gathered = c.get("collectives.gather.inter_bytes_sent", 0)
     plain, sent = c.get("saved.plain_bytes", 0), c.get("saved.gather_bytes", 0)

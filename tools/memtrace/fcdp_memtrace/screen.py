@@ -17,7 +17,7 @@ KINDS = {
     "evict": "evicted",
     "pressure": "memory short",
     "oom": "out of memory",
-    "neighbour": "given to PyTorch's allocator",
+    "native_allocator": "given to PyTorch's allocator",
     "fail": "failed",
 }
 # What a strip's letters stand for, with the style of each.
@@ -63,7 +63,7 @@ def natural(name: str) -> list[tuple[int, Any]]:
 
 
 def human(value: float) -> str:
-    """Decimal, as FCDP's own messages have it; at most 5 columns and a unit."""
+    """A decimal size, as in FCDP's own messages; at most 5 columns and a unit."""
     for unit in ("", "K", "M", "G", "T"):
         if value < 999.5:
             return f"{value:.3g}{unit}" if unit else f"{value:.0f}"
@@ -140,7 +140,7 @@ def saved_line(frame: Frame) -> Line:
         line = [("plain", " nothing gathered between nodes yet; ")]
     worst = frame["ranks"][frame["worst"]]
     if not worst["waited_ms"]:
-        return [*line, ("plain", "nobody waited")]
+        return [*line, ("plain", "no waits")]
     cause = max(worst["waits_ms"], key=worst["waits_ms"].get)
     per = "ms/step" if worst["waited_steps"] else "ms"
     line += [("warn", f"waited {milliseconds(worst['waited_ms'])} {per}")]
@@ -174,7 +174,7 @@ def job_line(frame: Frame) -> Line:
 
 
 def short_command(command: str) -> str:
-    """The script without its folder and the interpreter, and no more of its arguments than fit."""
+    """The script's name and as many of its arguments as fit, without its folder and the interpreter."""
     words = command.split()
     if words and words[0].rsplit("/", 1)[-1].startswith("python"):
         words.pop(0)
@@ -192,7 +192,7 @@ def counter(rank: dict, name: str) -> int:
 
 
 def budget_line(frame: Frame, view: View, width: int) -> Line:
-    """Of the rank whose budget is the fullest, since that one will evict first."""
+    """The memory line of the rank with the fullest budget, since that rank will evict first."""
     rank = frame["ranks"][frame["fullest"]]
     budget, held = counter(rank, "device.budget_bytes"), rank["held_bytes"]
     whose = f" {who(rank)}" if view.rank_pid == 0 and len(frame["ranks"]) > 1 else ""
@@ -308,7 +308,7 @@ def scroll(view: View, rows: list[dict], room: int) -> None:
 
 
 def grouped(notes: list[dict]) -> list[tuple[dict, set[int]]]:
-    """What several ranks said of the same within a second is one note, with those ranks."""
+    """Joins the notes of several ranks on the same event within a second into one, with those ranks."""
     groups: list[tuple[dict, set[int]]] = []
     for note in notes:
         for first, ranks in groups:

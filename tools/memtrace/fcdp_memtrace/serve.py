@@ -14,7 +14,7 @@ ABOUT = """\
 Serve the counters of live jobs over HTTP, for Prometheus.
 
 Finds the jobs of this user on this machine by itself, whenever they begin, at each request. A job that has ended is
-left out. Run one on each node. Whoever can reach the address can read it, so it is this machine's own by default.
+left out. Run one on each node. Everyone who can reach the address can read it, so it is this machine's own by default.
 """
 LABELS = ("rank", "node", "local_rank", "pid")
 ABOUT_PROCESS = ("command", "host", "device", "world_size", "nodes")
@@ -42,7 +42,7 @@ class Collector:
         self.model, self.pid, self.lock = _trace.top_create(0), pid, threading.Lock()
 
     def describe(self) -> list:
-        """The names are not asked for in advance: nothing is read before the first request."""
+        """Describes no metrics in advance, so that nothing is read before the first request."""
         return []
 
     def _ranks(self) -> list[dict]:

@@ -67,7 +67,7 @@ class Jobs:
 
 
 def print_json(jobs: Jobs, interval: float | None) -> int:
-    """Two polls make a rate. Without a job: a null, and status 1."""
+    """Polls twice, since a rate needs two polls. Without a job it prints null and returns 1."""
     while True:
         jobs.poll()
         time.sleep(interval or 0.5)
@@ -243,7 +243,7 @@ class Top:
         self.view.at_ns, self.view.at_peak = None, False
 
     def stop_at(self, at_ns: int) -> None:
-        """The job that is shown stays it, whatever begins."""
+        """Keeps showing the same job when another one begins."""
         self.pid = self.pid or self.frame["ranks"][0]["pid"]
         self.view.at_ns, self.view.at_peak = at_ns, False
 
@@ -326,7 +326,7 @@ def on_terminal(jobs: Jobs, interval: float) -> None:
 
 
 def may_look_at(pid: int) -> bool:
-    """Is it there, and this user's? Then its job may yet begin."""
+    """Does the process exist, and is it this user's? Then its job may still begin."""
     try:
         return bool(os.listdir(f"/proc/{pid}/fd"))
     except OSError:

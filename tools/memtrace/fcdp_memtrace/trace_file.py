@@ -13,7 +13,7 @@ def add_file(parser: argparse.ArgumentParser, name: str = "file", metavar: str =
 
 
 class TraceFile:
-    """Opens `path`; raises Error where it is no trace that this program reads."""
+    """Opens `path`; raises Error if it is not a trace that this program reads."""
 
     def __init__(self, path: str):
         self.path, self.handle = path, _trace.file_open(path)
@@ -33,7 +33,7 @@ class TraceFile:
             return 0
         print(
             f"fcdp-memtrace: {self.path}: {summary['unreadable_bytes']} of {summary['bytes']} bytes could not be read, and are left "
-            "out of what is shown. If this is a copy, copy it again; where its recorder was killed, the rest is not to be had",
+            "out of what is shown. If this is a copy, copy it again; if its recorder was killed, the rest is lost",
             file=sys.stderr,
         )
         return 1
