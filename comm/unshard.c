@@ -91,13 +91,12 @@ static fcdp_status evidence_collect(asking *a) {
 }
 
 static fcdp_status votes_make(asking *a) {
-    const uint64_t *fingerprints = a->fingerprints;
     fcdp_status status = evidence_collect(a);
-    if (status == FCDP_ERR_UNSUPPORTED) {
-        a->program->blind(a->program->ctx);
+    if (status == FCDP_ERR_UNSUPPORTED && a->program->blind) {
+        a->program->blind(a->program->ctx, a->groups[0]);
         status = evidence_collect(a);
     }
-    fingerprints = a->fingerprints;
+    const uint64_t *fingerprints = a->fingerprints;
     for (uint32_t g = 0; g < a->n_groups && !status; g++) {
         fcdp_group *group = a->groups[g];
         fcdp_evidence evidence = fcdp__sight_evidence(&group->sight, a->reads[g] ? fingerprints : NULL);

@@ -43,8 +43,9 @@ typedef struct fcdp_program {
     /* Fills in what the mask wants of *sight, which is the group's own memory (vote.h). The places of a shard
      * that the device is not to read, nor the host, are NULL. */
     fcdp_status (*look)(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight);
-    /* The device takes no fingerprints, now and later: no sight is `by_device` from here on. */
-    void (*blind)(void *ctx);
+    /* The device takes no fingerprints, now and later: no sight is `by_device` from here on. Told for one of the
+     * groups that were asked for. NULL: no sight is. */
+    void (*blind)(void *ctx, fcdp_group *group);
     /* May the group begin though the program has not unsharded it: ahead of its use, or (not `ahead`) together
      * with other small ones? The same on all ranks. NULL: it may. */
     bool (*may_begin)(void *ctx, fcdp_group *group, bool ahead);
