@@ -94,6 +94,8 @@ fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream
 
 /* ---- begin ---- */
 
+bool (*fcdp__restore_is_refused)(const fcdp_group *group);
+
 /* The use has failed, with the thread's text: the peers take part in what this rank has missed. `stream` is
  * put behind what is on the engine's streams, which no event of the region's may tell of; the comm has
  * failed, so none of it waits for a peer. */
@@ -173,6 +175,9 @@ fcdp_status fcdp__use_begin(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
         if (group->stale[i] && group->layout->extents[i].shard_bytes && !(inputs && inputs[i]))
             status = fcdp__fail(FCDP_ERR_INVALID, "'%s': extent %u is stale and has no input", group->name,
                                 i);
+    if (!status && fcdp__restore_is_refused && fcdp_group_begins_alone(group) &&
+        fcdp__restore_is_refused(group))
+        status = fcdp__fail(FCDP_ERR_NO_DEVICE_MEM, "'%s': a test refuses the memory", group->name);
     if (!status && group->reshard_refused) status = fcdp_group_reshard(group, stream, false);
     if (!status) status = fcdp__plan_make(group->layout, group->stale, &use->plan);
     if (status) return status;

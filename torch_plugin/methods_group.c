@@ -321,7 +321,16 @@ METHOD(group_stats) {
         "plain_bytes", s.plain_bytes, "gather_bytes", s.gather_bytes, "state", s.state);
 }
 
+/* (callable or None): binding_refuse_restores */
+METHOD(refuse_restores) {
+    PyObject *callable;
+    if (!PyArg_ParseTuple(args, "O:refuse_restores", &callable)) return NULL;
+    binding_refuse_restores(callable);
+    Py_RETURN_NONE;
+}
+
 PyMethodDef methods_group[] = {
+    ENTRY(refuse_restores),
     ENTRY(group_create),
     ENTRY(group_host_alloc),
     ENTRY(group_attach),

@@ -230,3 +230,23 @@ void binding_program_begin(binding_program *program, PyObject *side) {
                                            .written = program_written},
                                  .side = side};
 }
+
+/* ---- a test's ---- */
+
+static PyObject *refuses; /* guarded by the GIL */
+
+static bool restore_is_refused(const fcdp_group *group) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *answer = PyObject_CallFunction(refuses, "N", PyLong_FromVoidPtr((void *)(uintptr_t)group));
+    bool yes = answer && PyObject_IsTrue(answer) > 0;
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    PyGILState_Release(gil);
+    return yes;
+}
+
+void binding_refuse_restores(PyObject *callable) {
+    Py_XDECREF(refuses);
+    refuses = callable == Py_None ? NULL : Py_NewRef(callable);
+    fcdp__restore_is_refused = refuses ? restore_is_refused : NULL;
+}

@@ -21,5 +21,7 @@ PyObject *binding_program_end(binding_program *program, fcdp_status status);
 bool binding_program_has_raised(const binding_program *program);
 /* Has somebody written into what was gathered of the group? < 0: an exception is set. With the GIL. */
 int binding_program_written(const fcdp_group *group);
+/* A test's: what Python's callable says of the id of a group whose restore begins, true: it finds no memory. */
+void binding_refuse_restores(PyObject *callable);
 
 #endif
