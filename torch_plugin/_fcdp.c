@@ -1,5 +1,4 @@
 /* _fcdp.c - the extension module. */
-#include "comm/tree.h"
 #include "comm/whole.h"
 #include "torch_plugin/allocator_calls.h"
 #include "torch_plugin/dlpack.h"
@@ -51,8 +50,9 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
         {"PASS_OTHER", FCDP_PASS_OTHER},
         {"LANE_INTER", FCDP_LANE_INTER},
         {"LANE_NODE", FCDP_LANE_NODE},
-        {"ASK_GROUP", FCDP_ASK_GROUP},
-        {"ASK_TREE", FCDP_ASK_TREE},
+        {"LOOK_PLACES", FCDP_LOOK_PLACES},
+        {"LOOK_SIGNALS", FCDP_LOOK_SIGNALS},
+        {"LOOK_SCENE", FCDP_LOOK_SCENE},
         {"WHOLE_HOST", FCDP_WHOLE_HOST},
         {"WHOLE_FRESH", FCDP_WHOLE_FRESH},
         {"WHOLE_STALE", FCDP_WHOLE_STALE},

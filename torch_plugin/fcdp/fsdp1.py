@@ -326,15 +326,15 @@ def _patch_handle(cls: type) -> None:
         by_hand = doing not in ("FORWARD", "BACKWARD_PRE") or not (in_backward or tree.in_forward())
         of.gathers = True
         try:
-            pending = runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream)
+            runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream)
             try:
-                pending.wait(stream)
+                group.wait(stream)
                 # its memory is another stream's, and soon free there
                 if self._offload_params and self.device.type != "cpu":
                     self.flat_param.data.record_stream(seam.current_stream(self.device))
                 of.copy_to(buffer)
             except BaseException:
-                pending.give_up(stream)
+                group.give_up(stream)
                 raise
         finally:
             of.gathers = False

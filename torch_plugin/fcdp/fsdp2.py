@@ -24,7 +24,7 @@ import torch
 from fcdp import _fcdp, adopt, extension, presence, seam, settings, steps, whole
 from fcdp.extension import Input
 from fcdp.released import Storages
-from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
+from fcdp.runtime import Description, Group, Tree, runtime, say
 from fcdp.seam import stream_of, version_of, wrap
 from fcdp.side import Side, beside
 
@@ -417,12 +417,12 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
     class Gathered(group_module.AllGatherResult):
         """What FSDP2 carries from its gather to its copy-out."""
 
-        pending: Pending
+        served: Group
 
     reduce_signature = inspect.signature(group_module.foreach_reduce)
 
     def serve(param_group, group, device, gather, side):
-        """What an unshard of the group waits for. None: FSDP2 gathers it. `gather` is adopt.py's."""
+        """The Group that gathers it. None: FSDP2 does. `gather` is adopt.py's."""
         tree = adopt.tree_of(param_group)
         if not adopt.is_decided(param_group):
             adopt.adopt(_FSDP2, tree.param_groups, group, device, gather)
@@ -434,7 +434,8 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         by_hand = not in_backward and doing not in ("FORWARD", "PRE_BACKWARD")
         with extension.given(served.extents, _here.inputs):
             forward = doing == "FORWARD" and not in_backward
-            return runtime.unshard(served, tree, forward, by_hand, stream_of(device), side)
+            runtime.unshard(served, tree, forward, by_hand, stream_of(device), side)
+        return served
 
     @wrap(group_module, "foreach_all_gather")
     def gather(original, fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs):
@@ -458,10 +459,10 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
             _finish(gather_plainly(), device)
 
         try:
-            pending = serve(param_group, group, device, meet, side) if is_known else None
-            if pending is not None:
+            served = serve(param_group, group, device, meet, side) if is_known else None
+            if served is not None:
                 result = Gathered(torch.empty(0, device=device), None, None, [], [], [])
-                result.pending = pending
+                result.served = served
                 return result
             return gather_plainly()
         finally:
@@ -476,8 +477,8 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
     @wrap(group_module, "foreach_all_gather_copy_out")
     def copy_out(original, result, *args, **kwargs):
         if isinstance(result, Gathered):
-            served = result.pending.group
-            result.pending.wait(stream_of(served.shards.device))  # the bytes are where they belong, but for these
+            served = result.served
+            served.wait(stream_of(served.shards.device))  # the bytes are where they belong, but for these
             served.storages.open()
             for fsdp_param, gathered in served.copies.items():
                 _copy_out(fsdp_param, gathered, len(served.shards.ranks))
@@ -524,11 +525,11 @@ def _patch_group(cls: type) -> None:
         try:
             return original(self)
         except BaseException:  # FSDP2 would wait for this result at the next unshard, and ask for nothing
-            pending = getattr(self._all_gather_result, "pending", None)
-            if pending is not None:
+            served = getattr(self._all_gather_result, "served", None)
+            if served is not None:
                 self._all_gather_result = None
-                pending.give_up(stream_of(self.device))
-                pending.group.storages.close()
+                served.give_up(stream_of(self.device))
+                served.storages.close()
             raise
 
     @wrap(cls, "_to_sharded")
@@ -545,12 +546,10 @@ def _patch_group(cls: type) -> None:
         return original(self, *args)
 
     def forgets_prefetch(original, self):
-        unused = getattr(self._all_gather_result, "pending", None)
+        unused = getattr(self._all_gather_result, "served", None)
         original(self)
         if unused is not None:  # nobody used it, and FSDP2 takes no reshard for what it never held
-            stream = stream_of(self.device)
-            unused.cancel(stream)
-            runtime.release(unused.group, stream)
+            unused.cancel(stream_of(self.device))
 
     wrap(cls, "finalize_backward")(forgets_prefetch)
     if hasattr(cls, "_reset_iter_state"):  # not in torch 2.8
