@@ -15,7 +15,8 @@ static void group_free(fcdp_group *group) {
         if (*events[i]) fcdp__driver_event_destroy(group->comm->engine->drv, *events[i]);
     fcdp__fingerprints_destroy(group->reads);
     fcdp__validity_destroy(group->validity);
-    for (uint32_t i = 0; group->extent_names && i < group->layout->n_extents; i++) free(group->extent_names[i]);
+    for (uint32_t i = 0; group->extent_names && i < group->layout->n_extents; i++)
+        free(group->extent_names[i]);
     fcdp__layout_destroy(group->layout);
     fcdp__sight_free(&group->sight);
     free(group->extent_names);
@@ -189,8 +190,9 @@ fcdp_status fcdp_group_name_extents(fcdp_group *group, const char *const *names)
         if (!group->extent_names[i])
             return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to name the parameters of '%s'", group->name);
     }
-    return group->extent_names ? FCDP_OK
-                               : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to name the parameters of '%s'", group->name);
+    return group->extent_names
+               ? FCDP_OK
+               : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to name the parameters of '%s'", group->name);
 }
 
 void fcdp_group_set_owner(fcdp_group *group, void *owner) {

@@ -85,12 +85,12 @@ struct fcdp_group {
     char *name;
     char **extent_names; /* n_extents; NULL: it was given none */
     fcdp_layout *layout;
-    void *owner;       /* the program's */
-    fcdp_sight sight;  /* what the program's last look at it has seen */
-    uint64_t *inputs;  /* n_extents: of the begin under way */
-    uint32_t missing;  /* agreed: the first extent of which a shard is missing; n_extents: none */
-    fcdp_pass pass;    /* of the unshard under way */
-    bool late;         /* put off by this rank alone, at that unshard */
+    void *owner;      /* the program's */
+    fcdp_sight sight; /* what the program's last look at it has seen */
+    uint64_t *inputs; /* n_extents: of the begin under way */
+    uint32_t missing; /* agreed: the first extent of which a shard is missing; n_extents: none */
+    fcdp_pass pass;   /* of the unshard under way */
+    bool late;        /* put off by this rank alone, at that unshard */
     bool owns_block;
     uint64_t offset;
     fcdp_host_block *block; /* NULL until attached, as is region; set under the engine's lock */

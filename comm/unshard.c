@@ -68,7 +68,8 @@ static fcdp_status fingerprints_begin(asking *a, bool *begun_out) {
             bytes[n] = sight->shards[p] ? sight->shard_bytes[p] : 0;
         }
     }
-    if (!status && reads) status = fcdp_comm_fingerprint_begin(a->groups[0]->comm, shards, bytes, n, a->stream);
+    if (!status && reads)
+        status = fcdp_comm_fingerprint_begin(a->groups[0]->comm, shards, bytes, n, a->stream);
     *begun_out = !status && reads;
     free(shards);
     free(bytes);
@@ -154,10 +155,11 @@ static const char *extent_name(const fcdp_group *group, uint32_t i) {
 }
 
 static fcdp_status missing_fail(const fcdp_group *group, uint32_t i) {
-    return fcdp__fail(FCDP_ERR_INVALID,
-                      "%s cannot be gathered: the storage of its shard is freed, or smaller than the shard, on "
-                      "some rank. Fill it before the forward that uses it",
-                      extent_name(group, i));
+    return fcdp__fail(
+        FCDP_ERR_INVALID,
+        "%s cannot be gathered: the storage of its shard is freed, or smaller than the shard, on "
+        "some rank. Fill it before the forward that uses it",
+        extent_name(group, i));
 }
 
 /* The shards are looked at once more, right before they are read: what is not there is named, and what the
@@ -167,8 +169,7 @@ fcdp_status fcdp__inputs_take(fcdp_group *group, const fcdp_program *program, ui
     uint32_t n = group->layout->n_extents;
     bool any = false;
     memset(inputs_out, 0, n * sizeof *inputs_out);
-    for (uint32_t i = 0; i < n; i++)
-        any = any || (group->stale[i] && group->layout->extents[i].shard_bytes);
+    for (uint32_t i = 0; i < n; i++) any = any || (group->stale[i] && group->layout->extents[i].shard_bytes);
     if (!any) return FCDP_OK;
     fcdp_status status = look(program, group, FCDP_LOOK_PLACES | FCDP_LOOK_SIGNALS);
     if (status) return status;
@@ -248,10 +249,11 @@ static fcdp_status audit(fcdp_group *group, const fcdp_program *program) {
     fcdp_evidence evidence = fcdp__sight_evidence(&group->sight, NULL);
     uint32_t changed = fcdp_group_audit(group, &evidence);
     if (changed == group->layout->n_extents) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_INVALID,
-                      "%s was written inside forward or backward, after the ranks had agreed on what is stale. "
-                      "Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0",
-                      extent_name(group, changed));
+    return fcdp__fail(
+        FCDP_ERR_INVALID,
+        "%s was written inside forward or backward, after the ranks had agreed on what is stale. "
+        "Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0",
+        extent_name(group, changed));
 }
 
 static fcdp_status ask(fcdp_group *group, fcdp_tree *tree, const fcdp_program *program,
@@ -291,8 +293,7 @@ static fcdp_status following_begin(fcdp_group *const *following, size_t n, const
     for (size_t k = 0; k < n && !status; k++) {
         fcdp_group *group = following[k];
         bool begun;
-        if (!group->comm->ahead ||
-            (program->may_begin && !program->may_begin(program->ctx, group, true)) ||
+        if (!group->comm->ahead || (program->may_begin && !program->may_begin(program->ctx, group, true)) ||
             (!goes_on && fcdp_group_begins_alone(group)))
             continue;
         status = begin_now(group, program, args, &begun);

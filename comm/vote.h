@@ -42,10 +42,10 @@ typedef struct fcdp_evidence {
  * is one piece that nobody reads. */
 typedef struct fcdp_sight {
     uint32_t n_extents;
-    fcdp_signals *signals;            /* n_extents */
-    fcdp_process_signals process;     /* at the last look for a vote */
-    uint64_t *n_pieces;               /* n_extents */
-    const void **shards;              /* of the pieces, as in fcdp_evidence; there is room for n_places */
+    fcdp_signals *signals;        /* n_extents */
+    fcdp_process_signals process; /* at the last look for a vote */
+    uint64_t *n_pieces;           /* n_extents */
+    const void **shards;          /* of the pieces, as in fcdp_evidence; there is room for n_places */
     size_t *shard_bytes, n_places;
     bool by_device;
 } fcdp_sight;

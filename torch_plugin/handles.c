@@ -76,7 +76,8 @@ PyObject *binding_wrap(binding_kind kind, void *object, PyObject *owner) {
     static const PyCapsule_Destructor destructors[] = {engine_free, comm_free, tree_free, group_free};
     handle *h = malloc(sizeof *h);
     if (!h) return PyErr_NoMemory();
-    *h = (handle){.kind = kind, .object = object, .generation = generation_now, .pid = getpid(), .owner = owner};
+    *h = (handle){
+        .kind = kind, .object = object, .generation = generation_now, .pid = getpid(), .owner = owner};
     PyObject *capsule = PyCapsule_New(h, kind_name[kind], destructors[kind]);
     if (!capsule) {
         free(h);

@@ -228,8 +228,7 @@ METHOD(group_unshard) {
     CALL(fcdp_unshard(group, tree, &program.table, &unshard));
     if (!status && binding_program_has_raised(&program)) /* FSDP will not know of the use */
         Py_BEGIN_ALLOW_THREADS fcdp_give_up(group, &program.table, unshard.stream);
-        Py_END_ALLOW_THREADS
-    return binding_program_end(&program, status);
+    Py_END_ALLOW_THREADS return binding_program_end(&program, status);
 }
 
 /* (group, stream): the ranks agree on it alone -> is a shard of it missing on some rank? */
@@ -330,25 +329,10 @@ METHOD(refuse_restores) {
 }
 
 PyMethodDef methods_group[] = {
-    ENTRY(refuse_restores),
-    ENTRY(group_create),
-    ENTRY(group_host_alloc),
-    ENTRY(group_attach),
-    ENTRY(group_extent),
-    ENTRY(group_id),
-    ENTRY(groups_fit),
-    ENTRY(group_watch),
-    ENTRY(group_set_owner),
-    ENTRY(group_ask_again),
-    ENTRY(group_unshard),
-    ENTRY(group_agree),
-    ENTRY(group_wait),
-    ENTRY(group_cancel),
-    ENTRY(group_give_up),
-    ENTRY(group_reshard),
-    ENTRY(group_stats),
-    ENTRY(group_whole_vote),
-    ENTRY(group_whole_begin),
-    ENTRY(group_whole_read),
+    ENTRY(refuse_restores), ENTRY(group_create),     ENTRY(group_host_alloc),  ENTRY(group_attach),
+    ENTRY(group_extent),    ENTRY(group_id),         ENTRY(groups_fit),        ENTRY(group_watch),
+    ENTRY(group_set_owner), ENTRY(group_ask_again),  ENTRY(group_unshard),     ENTRY(group_agree),
+    ENTRY(group_wait),      ENTRY(group_cancel),     ENTRY(group_give_up),     ENTRY(group_reshard),
+    ENTRY(group_stats),     ENTRY(group_whole_vote), ENTRY(group_whole_begin), ENTRY(group_whole_read),
     {NULL, NULL, 0, NULL},
 };

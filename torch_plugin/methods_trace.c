@@ -134,7 +134,6 @@ METHOD(trace_bypass) {
 }
 
 PyMethodDef methods_trace[] = {
-    ENTRY(trace_is_open), ENTRY(trace_job),       ENTRY(trace_step),
-    ENTRY(trace_start),   ENTRY(trace_agreement), 
-    ENTRY(trace_plain),   ENTRY(trace_bypass),    {NULL, NULL, 0, NULL},
+    ENTRY(trace_is_open),   ENTRY(trace_job),   ENTRY(trace_step),   ENTRY(trace_start),
+    ENTRY(trace_agreement), ENTRY(trace_plain), ENTRY(trace_bypass), {NULL, NULL, 0, NULL},
 };

@@ -43,8 +43,8 @@ bool binding_program_has_raised(const binding_program *program) {
 PyObject *binding_program_end(binding_program *program, fcdp_status status) {
     PyObject *type = program->type, *value = program->value, *trace = program->trace;
     program->type = program->value = program->trace = NULL;
-    if (type && (!status || status == FCDP_ERR_PROGRAM ||
-                 !PyErr_GivenExceptionMatches(type, PyExc_Exception))) {
+    if (type &&
+        (!status || status == FCDP_ERR_PROGRAM || !PyErr_GivenExceptionMatches(type, PyExc_Exception))) {
         PyErr_Restore(type, value, trace);
         return NULL;
     }
@@ -113,7 +113,8 @@ static bool sight_take(PyObject *seen, unsigned what, fcdp_sight *sight) {
     int grad_mode, optimizer_seen;
     unsigned long long reductions;
     PyObject *scene = PyTuple_GetItem(seen, 2);
-    if (!scene || !PyArg_ParseTuple(scene, "ppK:scene", &grad_mode, &optimizer_seen, &reductions)) return false;
+    if (!scene || !PyArg_ParseTuple(scene, "ppK:scene", &grad_mode, &optimizer_seen, &reductions))
+        return false;
     sight->process = (fcdp_process_signals){
         .grad_mode = grad_mode, .optimizer_seen = optimizer_seen, .reductions = reductions};
     return true;
@@ -149,8 +150,8 @@ static fcdp_status program_inputs(void *ctx, fcdp_group *group, const uint8_t *s
     PyGILState_STATE gil = PyGILState_Ensure();
     uint32_t n = fcdp_group_n_extents(group);
     PyObject *owner = owner_of(group);
-    PyObject *made = owner ? PyObject_CallMethod(owner, "make_inputs", "y#O", (const char *)stale, (Py_ssize_t)n,
-                                                 program->side)
+    PyObject *made = owner ? PyObject_CallMethod(owner, "make_inputs", "y#O", (const char *)stale,
+                                                 (Py_ssize_t)n, program->side)
                            : NULL;
     const void *addresses = made ? column(made, 0, n, "inputs") : NULL;
     PyObject *behind = addresses ? PyTuple_GetItem(made, 1) : NULL;
@@ -168,7 +169,8 @@ static fcdp_status program_agree(void *ctx, fcdp_group *const *groups, uint32_t 
     (void)n_groups;
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *owner = owner_of(groups[0]);
-    PyObject *agreed = owner ? PyObject_CallMethod(owner, "carry", "y#", (const char *)votes, (Py_ssize_t)n) : NULL;
+    PyObject *agreed = owner ? PyObject_CallMethod(owner, "carry", "y#", (const char *)votes, (Py_ssize_t)n)
+                             : NULL;
     const void *bytes = agreed ? methods_bytes(agreed, n, "agreed votes") : NULL;
     if (bytes) memcpy(votes, bytes, n);
     fcdp_status status = bytes ? FCDP_OK : failed(ctx);

@@ -9,8 +9,8 @@
  * one is kept, and comes out of the call as it was. */
 typedef struct binding_program {
     fcdp_program table;
-    PyObject *side;                  /* borrowed: of side.py, or None */
-    PyObject *type, *value, *trace;  /* the first exception; NULL: none */
+    PyObject *side;                 /* borrowed: of side.py, or None */
+    PyObject *type, *value, *trace; /* the first exception; NULL: none */
 } binding_program;
 
 /* With the GIL. `side`: where inputs are made; None: on the current stream. */

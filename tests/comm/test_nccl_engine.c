@@ -87,8 +87,7 @@ static fcdp_status program_agree(void *ctx, fcdp_group *const *groups, uint32_t 
 }
 
 static fcdp_program program_of(rank *r) {
-    return (fcdp_program){
-        .ctx = r, .look = program_look, .inputs = program_inputs, .agree = program_agree};
+    return (fcdp_program){.ctx = r, .look = program_look, .inputs = program_inputs, .agree = program_agree};
 }
 
 /* ---- a step ---- */
@@ -145,8 +144,8 @@ static fcdp_status pass_over(rank *r, bool forward) {
     for (uint32_t k = 0; k < N_GROUPS && !status; k++) {
         uint32_t g = forward ? k : N_GROUPS - 1 - k;
         fcdp_program program = program_of(r);
-        fcdp_unshard_args args = {
-            .pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD, .stream = r->compute};
+        fcdp_unshard_args args = {.pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD,
+                                  .stream = r->compute};
         status = fcdp_unshard(r->groups[g], r->tree, &program, &args);
         if (!status) status = use(r, g);
         if (!status) status = fcdp_group_reshard(r->groups[g], r->compute, false);

@@ -113,8 +113,7 @@ static fcdp_status program_agree(void *ctx, fcdp_group *const *groups, uint32_t 
 }
 
 static fcdp_program program_of(rank *r) {
-    return (fcdp_program){
-        .ctx = r, .look = program_look, .inputs = program_inputs, .agree = program_agree};
+    return (fcdp_program){.ctx = r, .look = program_look, .inputs = program_inputs, .agree = program_agree};
 }
 
 /* ---- uses ---- */
@@ -130,8 +129,7 @@ void engine_begin_backward(rank *r) {
 
 void engine_unshard(rank *r, uint32_t g, bool forward) {
     fcdp_program program = program_of(r);
-    fcdp_unshard_args args = {.pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD,
-                              .stream = r->compute};
+    fcdp_unshard_args args = {.pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD, .stream = r->compute};
     MUST(!fcdp_unshard(r->engine->groups[g], r->engine->tree, &program, &args));
 }
 
