@@ -6,6 +6,8 @@
 
 #include "comm/nccl.h"
 #include "comm/unshard.h"
+#include "sim/gpu/simgpu.h"
+#include "sim/nccl/simnccl.h"
 #include "tools/bench/overlap/rank.h"
 
 struct engine {
