@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "comm/internal.h"
+#include "sim/gpu/simgpu.h"
 #include "tests/comm/member.h"
 
 enum { PAGE_BYTES = 2 << 20, CUDA_UNKNOWN = 999 };

@@ -240,7 +240,7 @@ class Group:
 
     def written(self) -> bool:
         """Into what was gathered, by anybody."""
-        return any([extent.written() for extent in self.extents])  # of each: asking remembers what was seen
+        return sum(extent.written() for extent in self.extents) > 0  # of each: asking remembers what was seen
 
     def blind(self) -> None:
         runtime.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
