@@ -54,6 +54,7 @@ class Extent(Protocol):
 
     name: str
     steps: int  # of optimizers that have one of its parameters
+    in_c: bool  # what the rest would say is read by torch_plugin/evidence.c
 
     def settle(self) -> None: ...  # what the shard is to be is written into it, before it is looked at
     def signals(self, group: Group) -> Iterable[int]: ...
@@ -68,6 +69,10 @@ class Places:
 
     def __init__(self) -> None:
         self.addresses, self.sizes, self.counts = array("Q"), array("Q"), array("Q")
+
+
+def _columns(values: bytes) -> array:
+    return array("Q", values)
 
 
 def address_of(piece: torch.Tensor) -> int:
@@ -131,6 +136,7 @@ class Group:
         shards.n_groups += 1
         self.collect = collect  # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
+        self.in_c = all(extent.in_c for extent in extents)
         self.steps = 0  # runtime.steps at the last observation
         self.reductions = 0
         self.by_device = False  # the device fingerprints its shards
@@ -158,6 +164,10 @@ class Group:
     def places(self) -> Places:
         """Where the host or (by_device) the device can read the shards' bytes."""
         places = Places()
+        if self.in_c:
+            places.addresses, places.sizes = map(_columns, _fcdp.evidence_places(self, self.extents))
+            places.counts.extend([1] * self.n)
+            return places
         for extent in self.extents:
             can_read, pieces = self.is_read(extent.shard()), extent.pieces()
             for piece in pieces:
@@ -169,23 +179,34 @@ class Group:
 
     def _evidence(self, places: Places | None = None) -> tuple[bytes, bytes, bytes, bytes, bool]:
         """Signals, places, and whether the device reads these, for the core."""
-        signals, places = array("Q"), places or self.places()
-        for extent in self.extents:
-            signals.extend(extent.signals(self))
-        columns = signals, places.addresses, places.sizes, places.counts
-        return *(column.tobytes() for column in columns), self.by_device
+        places = places or self.places()
+        columns = places.addresses, places.sizes, places.counts
+        return self._signals(), *(column.tobytes() for column in columns), self.by_device
+
+    def _signals(self) -> bytes:
+        if self.in_c:
+            return _fcdp.evidence_signals(self, self.extents)
+        return b"".join(array("Q", extent.signals(self)).tobytes() for extent in self.extents)
+
+    @property
+    def by_host(self) -> bool:
+        """The host compares the bytes of the shards that it has."""
+        return not self.by_device and runtime.options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
 
     def is_host_read(self, shard: torch.Tensor) -> bool:
         """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
-        return (
-            not self.by_device
-            and shard.device.type == "cpu"
-            and runtime.options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
-        )
+        return self.by_host and shard.device.type == "cpu"
 
     def is_read(self, shard: torch.Tensor) -> bool:
         """Are its bytes compared, by the device or by the host?"""
         return self.by_device or self.is_host_read(shard)
+
+    def written(self) -> bool:
+        """Into what was gathered, by anybody."""
+        if self.in_c:
+            return _fcdp.evidence_written(self.extents)
+        written = [extent.written() for extent in self.extents]  # of each: asking remembers what was seen
+        return any(written)
 
     def observe(self, places: Places) -> tuple[Any, ...]:
         """What the host knows now: evidence, and the scene of it."""
@@ -698,8 +719,7 @@ class Runtime:
 
     def release(self, group: Group, stream: int) -> None:
         """FSDP resharded the group, or (FSDP1) has its own copy of it."""
-        written = [extent.written() for extent in group.extents]  # of each: asking remembers what was seen
-        call(_fcdp.group_reshard, group.handle, stream, any(written))
+        call(_fcdp.group_reshard, group.handle, stream, group.written())
 
     def missing(self, error: _fcdp.Error) -> str:
         """Which ranks did not come, for a failure of collectives that do not say so themselves; else ""."""

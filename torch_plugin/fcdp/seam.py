@@ -57,15 +57,6 @@ def unknown_torch(fsdp: str, what: str) -> str:
     return f"torch {torch.__version__} does not have {fsdp} as FCDP knows it ({what}); use torch 2.6 to 2.15"
 
 
-_dtype_codes: dict[torch.dtype, int] = {}
-
-
-def dtype_codes(shard: torch.dtype, gathered: torch.dtype) -> int:
-    """Both, as a signal (comm/validity.h)."""
-    first, second = (_dtype_codes.setdefault(dtype, len(_dtype_codes) + 1) for dtype in (shard, gathered))
-    return first << 16 | second
-
-
 def wrap(owner: Any, name: str) -> Callable[[Callable], Callable]:
     """Replace owner.name by a function that gets the original as its first argument.
 
