@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "torch_plugin/evidence.h"
 #include "torch_plugin/methods.h"
 
 /* ---- exceptions ---- */
@@ -120,6 +121,26 @@ static bool sight_take(PyObject *seen, unsigned what, fcdp_sight *sight) {
     return true;
 }
 
+/* What FSDP2's extents are, which C reads (evidence.h): with no places agreed on anew, and no scene. */
+static bool sight_read(PyObject *owner, PyObject *extents, fcdp_sight *sight) {
+    uint32_t n = sight->n_extents;
+    if (fcdp_sight_reserve(sight, n)) {
+        PyErr_NoMemory();
+        return false;
+    }
+    binding_evidence evidence = {sight->signals, sight->shards, sight->shard_bytes};
+    for (uint32_t i = 0; i < n; i++) sight->n_pieces[i] = 1;
+    return binding_evidence_read(owner, extents, &evidence, &sight->by_device);
+}
+
+/* A new reference to the extents, if C reads them; NULL without an error: it does not. */
+static PyObject *read_in_c(PyObject *owner) {
+    PyObject *in_c = PyObject_GetAttrString(owner, "in_c");
+    int yes = in_c ? PyObject_IsTrue(in_c) : -1;
+    Py_XDECREF(in_c);
+    return yes > 0 ? PyObject_GetAttrString(owner, "extents") : NULL;
+}
+
 /* ---- the core's functions ---- */
 
 static fcdp_status program_settle(void *ctx, fcdp_group *group) {
@@ -135,10 +156,16 @@ static fcdp_status program_settle(void *ctx, fcdp_group *group) {
 
 static fcdp_status program_look(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *owner = owner_of(group);
-    PyObject *seen = owner ? PyObject_CallMethod(owner, "look", "I", what) : NULL;
-    fcdp_status status = seen && sight_take(seen, what, sight) ? FCDP_OK : failed(ctx);
+    PyObject *owner = owner_of(group), *seen = NULL;
+    PyObject *extents = owner && what == (FCDP_LOOK_PLACES | FCDP_LOOK_SIGNALS) ? read_in_c(owner) : NULL;
+    bool done = false;
+    if (extents)
+        done = sight_read(owner, extents, sight);
+    else if (owner && !PyErr_Occurred())
+        done = (seen = PyObject_CallMethod(owner, "look", "I", what)) && sight_take(seen, what, sight);
+    fcdp_status status = done ? FCDP_OK : failed(ctx);
     Py_XDECREF(seen);
+    Py_XDECREF(extents);
     Py_XDECREF(owner);
     PyGILState_Release(gil);
     return status;
@@ -199,7 +226,16 @@ static bool program_may_begin(void *ctx, fcdp_group *group, bool ahead) {
 }
 
 int binding_program_written(const fcdp_group *group) {
-    return fcdp_group_owner(group) ? answer_of(group, "written", "", 0) : 0;
+    if (!fcdp_group_owner(group)) return 0;
+    PyObject *owner = owner_of(group), *extents = owner ? read_in_c(owner) : NULL;
+    int yes = -1;
+    if (extents)
+        yes = binding_evidence_written(extents);
+    else if (!PyErr_Occurred())
+        yes = answer_of(group, "written", "", 0);
+    Py_XDECREF(extents);
+    Py_XDECREF(owner);
+    return yes;
 }
 
 static bool program_written(void *ctx, fcdp_group *group) {

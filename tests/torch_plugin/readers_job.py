@@ -34,7 +34,7 @@ class OnDevice:
 
 
 class Extent:
-    name, steps = "weight", 0
+    name, steps, in_c = "weight", 0, False
 
     def __init__(self, shard):
         self._shard = shard

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fcdp import adopt, presence, seam, settings, steps
+from fcdp import _fcdp, adopt, presence, seam, settings, steps
 from fcdp.flat import Cut, cut, pieces
 from fcdp.runtime import Description, Group, Tree, address_of, runtime
 from fcdp.seam import stream_of, version_of, wrap
@@ -134,6 +134,8 @@ class _Flat:
 class _Extent:
     """One cut of a flat parameter, as the core sees it."""
 
+    in_c = False
+
     def __init__(self, of: _Flat, mine: Cut, name: str):
         self.flat, self.cut = of, mine
         part = "" if len(of.cuts) == 1 else f"the {'trainable' if mine.trainable else 'frozen'} part of "
@@ -185,7 +187,7 @@ class _Extent:
             sum(map(version_of, params[1:])),
             version_of(flat_param._local_shard),
             self.steps + anonymous,
-            seam.dtype_codes(source.dtype, self.flat.dtype),
+            _fcdp.dtype_codes(source.dtype, self.flat.dtype),
             int(any(needs_grad)),
         )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+from array import array
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,7 @@ from fcdp import _fcdp, adopt, extension, presence, seam, settings, steps, whole
 from fcdp.extension import Input
 from fcdp.released import Storages
 from fcdp.runtime import Description, Group, Tree, runtime, say
-from fcdp.seam import stream_of, version_of, wrap
+from fcdp.seam import stream_of, wrap
 from fcdp.side import Side, beside
 
 
@@ -40,7 +41,9 @@ _here = _Here()
 
 
 class _Extent:
-    """One FSDPParam, as the core sees it."""
+    """One FSDPParam, as the core sees it. What it says of itself is read by torch_plugin/evidence.c."""
+
+    in_c = True
 
     def __init__(self, fsdp_param: Any, index: int):
         self.fsdp_param = fsdp_param
@@ -69,24 +72,13 @@ class _Extent:
 
     def signals(self, group: Group) -> tuple[int, ...]:
         """In the order of comm/validity.h's fcdp_signals."""
-        param, data = self.fsdp_param.sharded_param, self.fsdp_param._sharded_param_data
-        local = param._local_tensor
-        if not self._objects or any(a is not b for a, b in zip(self._objects, (param, local, data))):
-            steps.know(group, self, self._objects[:1], (param,))
-            self._objects = (param, local, data)
-            self._serial += 1
-        # Without a fingerprint any optimizer may have written any trainable parameter by the time of an observation.
-        anonymous = group.steps if param.requires_grad and not group.is_read(data) else 0
-        return (
-            self._serial,
-            data.untyped_storage().data_ptr(),
-            version_of(param),
-            version_of(local),
-            version_of(data),
-            self.steps + anonymous,
-            seam.dtype_codes(data.dtype, self.gathered_dtype()),
-            int(param.requires_grad),
-        )
+        return tuple(array("Q", _fcdp.evidence_signals(group, [self])))
+
+    def renew(self, group: Group, param: torch.Tensor, local: torch.Tensor, data: torch.Tensor) -> None:
+        """Other objects hold the shard than before."""
+        steps.know(group, self, self._objects[:1], (param,))
+        self._objects = (param, local, data)
+        self._serial += 1
 
     def holds(self, local: torch.Tensor) -> bool:
         """Is `local` what a gather takes as this rank's shard: the same elements of the same memory?"""
@@ -103,11 +95,7 @@ class _Extent:
     def written(self) -> bool:
         """Somebody wrote into the gathered parameter since it was last asked; plain FSDP2 drops such a write at
         reshard."""
-        unsharded = getattr(self.fsdp_param, "_unsharded_param", None)
-        if unsharded is None or self.is_copied:
-            return False
-        before, self._unsharded_version = self._unsharded_version or 0, version_of(unsharded)
-        return self._unsharded_version != before
+        return _fcdp.evidence_written([self])
 
 
 def _param_name(fsdp_param: Any) -> str:

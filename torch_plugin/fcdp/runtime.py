@@ -55,6 +55,7 @@ class Extent(Protocol):
 
     name: str
     steps: int  # of optimizers that have one of its parameters
+    in_c: bool  # what the rest would say is read by torch_plugin/evidence.c
 
     def settle(self) -> None: ...  # what the shard is to be is written into it, before it is looked at
     def signals(self, group: Group) -> Iterable[int]: ...
@@ -131,6 +132,7 @@ class Group:
         shards.n_groups += 1
         self.collect = collect  # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
+        self.in_c = all(extent.in_c for extent in extents)
         self.steps = 0  # runtime.steps at the last observation
         self.reductions = 0
         self.by_device = False  # the device fingerprints its shards
@@ -155,13 +157,14 @@ class Group:
                 out.append(flat if dtype in _DLPACK else flat.view(dtype))
         return out
 
+    @property
+    def by_host(self) -> bool:
+        """The host compares the bytes of the shards that it has."""
+        return not self.by_device and runtime.options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
+
     def is_host_read(self, shard: torch.Tensor) -> bool:
         """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
-        return (
-            not self.by_device
-            and shard.device.type == "cpu"
-            and runtime.options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
-        )
+        return self.by_host and shard.device.type == "cpu"
 
     def is_read(self, shard: torch.Tensor) -> bool:
         """Are its bytes compared, by the device or by the host?"""
@@ -186,6 +189,10 @@ class Group:
     def _places(self) -> tuple[Any, ...]:
         """Of the pieces of the shards, one extent's after another: addresses (0: cannot be read), sizes (0 of what cannot
         be read, unless its bytes are not there); of the extents: how many pieces, optimizers' steps."""
+        steps = array("Q", [extent.steps for extent in self.extents]).tobytes()
+        if self.in_c:
+            ones = array("Q", [1]) * self.n
+            return *_fcdp.evidence_places(self, self.extents), ones.tobytes(), steps, self.by_device
         addresses, sizes, counts = array("Q"), array("Q"), array("Q")
         for extent in self.extents:
             can_read, pieces = self.is_read(extent.shard()), extent.pieces()
@@ -194,10 +201,11 @@ class Group:
                 addresses.append(address if can_read else 0)
                 sizes.append(piece.nbytes if can_read or not address else 0)
             counts.append(len(pieces))
-        steps = array("Q", [extent.steps for extent in self.extents])
-        return *(column.tobytes() for column in (addresses, sizes, counts, steps)), self.by_device
+        return *(column.tobytes() for column in (addresses, sizes, counts)), steps, self.by_device
 
     def _signals(self) -> bytes:
+        if self.in_c:
+            return _fcdp.evidence_signals(self, self.extents)
         signals = array("Q")
         for extent in self.extents:
             signals.extend(extent.signals(self))
