@@ -152,8 +152,8 @@ fcdp_status fcdp__stream_set_create(fcdp_engine *engine, const fcdp_stream *copi
                                     fcdp_stream_set **set_out) FCDP_MUST_CHECK;
 void fcdp__stream_sets_destroy(fcdp_engine *engine);
 
-/* Inputs of what is stale, for a begin or to be gathered together, which comes next. *stream: the current one,
- * replaced by the one behind which they are read. */
+/* Inputs of what is stale, for a begin or to be gathered together, which comes next. *stream: the current
+ * one, replaced by the one behind which they are read. */
 fcdp_status fcdp__inputs_take(fcdp_group *group, const fcdp_program *program, uint64_t *inputs_out,
                               fcdp_stream *stream) FCDP_MUST_CHECK;
 

@@ -1,8 +1,8 @@
 /* unshard.c - what the four drivers of the core have in common: the plugin, the tests, the bench.
  *
- * The order of the steps is the same on every rank, since it follows from what all ranks have in common: events
- * of the program, and what was agreed. What a rank decides by itself (memory is out, a copy was lost) may move a
- * restore, which no peer takes part in, and nothing else.
+ * The order of the steps is the same on every rank, since it follows from what all ranks have in common:
+ * events of the program, and what was agreed. What a rank decides by itself (memory is out, a copy was lost)
+ * may move a restore, which no peer takes part in, and nothing else.
  *
  * The program's functions are called on the calling thread, with no lock held.
  */
@@ -76,8 +76,8 @@ static fcdp_status fingerprints_begin(asking *a, bool *begun_out) {
     return status;
 }
 
-/* While the device reads the shards, the host looks at everything else; then it waits, once. What has begun is
- * ended in any case. Where no group's shards must be read, it does not wait. */
+/* While the device reads the shards, the host looks at everything else; then it waits, once. What has begun
+ * is ended in any case. Where no group's shards must be read, it does not wait. */
 static fcdp_status evidence_collect(asking *a) {
     bool begun;
     fcdp_status status = places_look(a);

@@ -8,9 +8,9 @@
  * A program is a framework's plugin, or a test. It knows what its parameters are (fcdp_program); all
  * decisions are made here. It orders its calls on the groups of a shard group alike on all ranks.
  *
- * Each rank decides by itself whether to ask (agreement.h), from events that all ranks have. To ask is to look
- * at the parameters, to vote (vote.h), and to take the ranks' maximum. What is asked for all groups of a tree
- * is asked at the first unshard of a pass; small groups that are stale then are gathered together.
+ * Each rank decides by itself whether to ask (agreement.h), from events that all ranks have. To ask is to
+ * look at the parameters, to vote (vote.h), and to take the ranks' maximum. What is asked for all groups of a
+ * tree is asked at the first unshard of a pass; small groups that are stale then are gathered together.
  *
  * What crosses the nodes begins at its unshard, and ahead of it in the order of the last forward, on every
  * rank alike. A restore that no other rank takes part in may be put off by one rank: without
@@ -43,15 +43,15 @@ typedef struct fcdp_program {
     /* Fills in what the mask wants of *sight, which is the group's own memory (vote.h). The places of a shard
      * that the device is not to read, nor the host, are NULL. */
     fcdp_status (*look)(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight);
-    /* The device takes no fingerprints, now and later: no sight is `by_device` from here on. Told for one of the
-     * groups that were asked for. NULL: no sight is. */
+    /* The device takes no fingerprints, now and later: no sight is `by_device` from here on. Told for one of
+     * the groups that were asked for. NULL: no sight is. */
     void (*blind)(void *ctx, fcdp_group *group);
-    /* May the group begin though the program has not unsharded it: ahead of its use, or (not `ahead`) together
-     * with other small ones? The same on all ranks. NULL: it may. */
+    /* May the group begin though the program has not unsharded it: ahead of its use, or (not `ahead`)
+     * together with other small ones? The same on all ranks. NULL: it may. */
     bool (*may_begin)(void *ctx, fcdp_group *group, bool ahead);
-    /* inputs_out[i]: where this rank's shard of extent i is on the device in the gathered dtype, where stale[i]
-     * and the extent has bytes; there until the group is waited for. *stream: the current one, behind which it
-     * is read; replaced where it was made on another. */
+    /* inputs_out[i]: where this rank's shard of extent i is on the device in the gathered dtype, where
+     * stale[i] and the extent has bytes; there until the group is waited for. *stream: the current one,
+     * behind which it is read; replaced where it was made on another. */
     fcdp_status (*inputs)(void *ctx, fcdp_group *group, const uint8_t *stale, uint64_t *inputs_out,
                           fcdp_stream *stream);
     /* The n votes, on these groups, become their maximum over the ranks. */
@@ -82,8 +82,8 @@ fcdp_status fcdp_cancel(fcdp_group *group, const fcdp_program *program, fcdp_str
  * the bytes of now. What else fails here is not said. The thread's failure text stays. */
 void fcdp_give_up(fcdp_group *group, const fcdp_program *program, fcdp_stream stream);
 
-/* The ranks agree on what is stale of `groups`, which are of one shard group and lie under trees; their shards
- * are looked at behind `stream`. */
+/* The ranks agree on what is stale of `groups`, which are of one shard group and lie under trees; their
+ * shards are looked at behind `stream`. */
 fcdp_status fcdp_agree(fcdp_group *const *groups, uint32_t n_groups, const fcdp_program *program,
                        fcdp_stream stream) FCDP_MUST_CHECK;
 /* The first extent of which some rank's shard was missing when the ranks agreed on the group last;

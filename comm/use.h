@@ -23,7 +23,8 @@ fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream
  * together if all of them failed so. */
 fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass,
                              fcdp_stream stream) FCDP_MUST_CHECK;
-/* A test's: does this restore, of a group that begins alone, find no device memory? NULL: it takes what it finds. */
+/* A test's: does this restore, of a group that begins alone, find no device memory? NULL: it takes what it
+ * finds. */
 extern bool (*fcdp__restore_is_refused)(const fcdp_group *group);
 bool fcdp_group_has_begun(const fcdp_group *group);
 /* Would a use begun now make no collective? Then this rank may put it off while its peers do not: it copies

@@ -38,8 +38,8 @@ typedef struct fcdp_evidence {
     bool by_device;
 } fcdp_evidence;
 
-/* What a program's look at a group fills in (unshard.h): memory of the group's, for life. At first each extent
- * is one piece that nobody reads. */
+/* What a program's look at a group fills in (unshard.h): memory of the group's, for life. At first each
+ * extent is one piece that nobody reads. */
 typedef struct fcdp_sight {
     uint32_t n_extents;
     fcdp_signals *signals;        /* n_extents */
@@ -68,7 +68,7 @@ const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32
 
 /* Must the device read the group's shards for the vote, and the host wait for it? Not where an optimizer
  * has stepped each parameter, and the step before changed each (validity.h): they are voted stale without,
- * and the gather's own fingerprints say what they are. Of the n_extents signals the optimizers' steps count. */
+ * and the gather's own fingerprints say what they are. The optimizers' steps count, of n_extents signals. */
 bool fcdp_group_needs_fingerprints(const fcdp_group *group, const fcdp_signals *signals);
 /* The vote, of n_extents + 1 bytes. A use that was begun ahead is ended first. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,

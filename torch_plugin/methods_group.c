@@ -206,8 +206,8 @@ METHOD(group_whole_read) {
     return methods_none_or_raise(status);
 }
 
-/* (group, tree, pass, by_hand, stream, stream behind which an agreement by hand looks, side.Side or None): its
- * use begins, or is put off (comm/unshard.h) */
+/* (group, tree, pass, by_hand, stream, stream behind which an agreement by hand looks, side.Side or None):
+ * its use begins, or is put off (comm/unshard.h) */
 METHOD(group_unshard) {
     PyObject *handle, *tree_handle, *side;
     int pass, by_hand;

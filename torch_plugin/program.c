@@ -1,7 +1,7 @@
 /* program.c - what the core asks of FSDP's parameters, answered in Python.
  *
- * The owner of a group (comm/group.h) is a weak reference to its runtime.Group: tensors over a region may outlive
- * the model. A tree asks for no group that is dead, since the tree's own holds them.
+ * The owner of a group (comm/group.h) is a weak reference to its runtime.Group: tensors over a region may
+ * outlive the model. A tree asks for no group that is dead, since the tree's own holds them.
  */
 #include "torch_plugin/program.h"
 

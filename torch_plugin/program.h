@@ -1,12 +1,12 @@
-/* program.h - the plugin as the core's program (comm/unshard.h): its functions are methods of runtime.Group. */
+/* program.h - the plugin as the core's program (comm/unshard.h): methods of runtime.Group. */
 #ifndef FCDP_PLUGIN_PROGRAM_H
 #define FCDP_PLUGIN_PROGRAM_H
 
 #include "comm/unshard.h"
 #include "torch_plugin/handles.h"
 
-/* Of one call into the core. The functions take the GIL, which the call is made without. What Python raises in
- * one is kept, and comes out of the call as it was. */
+/* Of one call into the core. The functions take the GIL, which the call is made without. What Python raises
+ * in one is kept, and comes out of the call as it was. */
 typedef struct binding_program {
     fcdp_program table;
     PyObject *side;                 /* borrowed: of side.py, or None */
@@ -21,7 +21,7 @@ PyObject *binding_program_end(binding_program *program, fcdp_status status);
 bool binding_program_has_raised(const binding_program *program);
 /* Has somebody written into what was gathered of the group? < 0: an exception is set. With the GIL. */
 int binding_program_written(const fcdp_group *group);
-/* A test's: what Python's callable says of the id of a group whose restore begins, true: it finds no memory. */
+/* A test's: what Python's callable says of the id of a group whose restore begins, true: it finds none. */
 void binding_refuse_restores(PyObject *callable);
 
 #endif

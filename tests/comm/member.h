@@ -1,5 +1,5 @@
-/* member.h - what the framework's side does on one rank: it drives the protocol (comm/unshard.h), computes, and
- * steps. */
+/* member.h - what the framework's side does on one rank: it drives the protocol (comm/unshard.h), computes,
+ * and steps. */
 #ifndef FCDP_TEST_MEMBER_H
 #define FCDP_TEST_MEMBER_H
 

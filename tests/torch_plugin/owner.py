@@ -10,6 +10,8 @@ def word(number):
 class Owner:
     """In place of runtime.Group. It is gathered once, and its shard is read by nobody."""
 
+    in_c = False  # Python says what its shards are
+
     def __init__(self, handle, shard):
         self.handle, self.shard = handle, shard
         _fcdp.group_set_owner(handle, self, ["weight"])

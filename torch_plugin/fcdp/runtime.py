@@ -248,7 +248,8 @@ class Group:
 
     def written(self) -> bool:
         """Into what was gathered, by anybody."""
-        return sum(extent.written() for extent in self.extents) > 0  # of each: asking remembers what was seen
+        written = [extent.written() for extent in self.extents]  # of each: asking remembers what was seen
+        return any(written)
 
     def blind(self) -> None:
         runtime.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
