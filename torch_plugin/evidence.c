@@ -15,9 +15,22 @@
     X(_objects)                                                                                              \
     X(_serial)                                                                                               \
     X(_sharded_param_data)                                                                                   \
-    X(_unsharded_param) X(_unsharded_version) X(_version) X(by_device) X(by_host) X(cpu) X(data_ptr)         \
-        X(device) X(dtype) X(fsdp_param) X(is_copied) X(is_inference) X(itemsize) X(nbytes) X(param_dtype)   \
-            X(renew) X(requires_grad) X(sharded_param) X(steps) X(storage_offset) X(type) X(untyped_storage)
+    X(_unsharded_param)                                                                                      \
+    X(_unsharded_version)                                                                                    \
+    X(_version)                                                                                              \
+    X(by_device)                                                                                             \
+    X(by_host)                                                                                               \
+    X(cpu)                                                                                                   \
+    X(data_ptr)                                                                                              \
+    X(device)                                                                                                \
+    X(dtype)                                                                                                 \
+    X(fsdp_param)                                                                                            \
+    X(is_copied)                                                                                             \
+    X(is_inference)                                                                                          \
+    X(itemsize)                                                                                              \
+    X(nbytes)                                                                                                \
+    X(param_dtype)                                                                                           \
+    X(renew) X(requires_grad) X(sharded_param) X(steps) X(storage_offset) X(type) X(untyped_storage)
 
 #define FIELD(name) PyObject *name;
 static struct {
