@@ -5,7 +5,7 @@ import pathlib
 import subprocess
 import sys
 
-TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "simgpu" / "merge_timelines.py"
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "sim" / "gpu" / "merge_timelines.py"
 
 
 def timeline(pid, *times):

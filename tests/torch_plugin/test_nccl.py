@@ -18,7 +18,7 @@ from conftest import needs_fcdp
 from run import CASES
 
 BUILD = pathlib.Path(__file__).resolve().parents[2] / "build" / "dev"
-DOUBLE = BUILD / "tools" / "simnccl" / "libfcdp_simnccl.so"
+DOUBLE = BUILD / "sim" / "nccl" / "libfcdp_simnccl.so"
 WITNESS = BUILD / "tests" / "simnccl" / "libnccl_witness.so"
 # Every shard group of theirs is the whole world: the double has no lanes of another.
 NAMES = [name for name in CASES if re.match(r"full_|lora|unshard|accumul|mixed_|prefetch|frozen", name)]

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
-DOUBLE = ROOT / "build" / "dev" / "tools" / "simnccl" / "libfcdp_simnccl.so"
+DOUBLE = ROOT / "build" / "dev" / "sim" / "nccl" / "libfcdp_simnccl.so"
 sys.path.append(str(ROOT / "tests" / "torch_plugin"))
 
 

@@ -74,7 +74,7 @@ _c = _load()
 torch.utils.rename_privateuse1_backend("sim")
 _fcdp.options_load()
 _library = os.environ.get("FCDP_SIM_LIBRARY") or os.path.join(os.path.dirname(fcdp.__file__), "libfcdp_simgpu.so")
-_double = build.ROOT / "build" / "dev" / "tools" / "simnccl" / "libfcdp_simnccl.so"
+_double = build.ROOT / "build" / "dev" / "sim" / "nccl" / "libfcdp_simnccl.so"
 if os.environ.get("SIMNCCL_FABRIC") and _double.exists():  # the job's NCCL is the double, on the same device
     os.environ.setdefault("FCDP_NCCL_LIBRARY", str(_double))
     os.environ["FCDP_SIM_LIBRARY"] = _library
