@@ -372,7 +372,7 @@ def a_gather_in_a_capture_is_refused_before_the_ranks_meet(p, sim):
     stream, shards, runtime = sim.stream(), OneShards(), Runtime()
     shards.comm = comm
     runtime.options = _fcdp.options_load()
-    group = Group("block", [types.SimpleNamespace(name="weight")], shards, handle, [16 * MIB], None)
+    group = Group("block", [types.SimpleNamespace(name="weight", in_c=False)], shards, handle, [16 * MIB], None)
     assert sim.lib.simgpu_capture(ctypes.c_void_p(stream), 1) == 0
     for by_hand in (False, True):
         try:
