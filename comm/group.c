@@ -64,7 +64,9 @@ fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_exte
     if (status) return status;
     fcdp_group *group = calloc(1, sizeof *group);
     if (!group) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
+    static _Atomic uint64_t n_groups;
     group->comm = comm;
+    group->id = 1 + atomic_fetch_add_explicit(&n_groups, 1, memory_order_relaxed);
     status = group_make(group, name, specs, n_extents);
     if (status) {
         group_free(group);
@@ -201,6 +203,10 @@ void fcdp_group_set_owner(fcdp_group *group, void *owner) {
 
 void *fcdp_group_owner(const fcdp_group *group) {
     return group->owner;
+}
+
+uint64_t fcdp_group_id(const fcdp_group *group) {
+    return group->id;
 }
 
 uint32_t fcdp_group_n_extents(const fcdp_group *group) {

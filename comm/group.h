@@ -36,6 +36,8 @@ void *fcdp_group_owner(const fcdp_group *group);
 /* Addresses of the extents' storages, for life; bytes of extent i = n_ranks * shard_bytes. */
 fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i);
 uint32_t fcdp_group_n_extents(const fcdp_group *group);
+/* Not 0, and no other group's of this process, before or after. */
+uint64_t fcdp_group_id(const fcdp_group *group);
 
 typedef struct fcdp_group_stats {
     const char *name;       /* borrowed from the group */

@@ -83,6 +83,7 @@ struct fcdp_group {
     fcdp_group *next; /* guarded by the engine's lock */
     fcdp_member member;
     char *name;
+    uint64_t id;         /* of the process's groups, this one's alone */
     char **extent_names; /* n_extents; NULL: it was given none */
     fcdp_layout *layout;
     void *owner;      /* the program's */

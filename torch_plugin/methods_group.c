@@ -69,10 +69,9 @@ METHOD(group_extent) {
     return group ? PyLong_FromUnsignedLongLong(fcdp_group_extent(group, i).addr) : NULL;
 }
 
-/* Tells a group from others while it lives. */
 METHOD(group_id) {
     fcdp_group *group = only_group(args, "O:group_id");
-    return group ? PyLong_FromVoidPtr(group) : NULL;
+    return group ? PyLong_FromUnsignedLongLong(fcdp_group_id(group)) : NULL;
 }
 
 /* ([group], a byte for each: does it stay gathered between forward and backward?)
