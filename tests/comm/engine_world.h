@@ -6,6 +6,8 @@
 #include <string.h>
 
 #include "comm/internal.h"
+#include "comm/unshard.h"
+#include "comm/vote.h"
 #include "sim/gpu/simgpu.h"
 #include "tests/comm/member.h"
 

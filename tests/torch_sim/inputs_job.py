@@ -71,17 +71,16 @@ def watch(counts):
     watch_unshard(FlatParamHandle, counts)
     if os.environ["FCDP"] != "1":
         return
-    from fcdp.runtime import Group
+    from fcdp import _fcdp
 
-    make_inputs = Group.make_inputs
+    confirm = _fcdp.group_confirm
 
-    def made(*arguments):
-        inputs, stream = make_inputs(*arguments)
-        if stream is None or on_compute(stream):  # behind which they are fingerprinted
+    def confirmed(*arguments):
+        if on_compute(arguments[-1]):
             counts["fingerprint"] += 1
-        return inputs, stream
+        return confirm(*arguments)
 
-    Group.make_inputs = made
+    _fcdp.group_confirm = confirmed
 
 
 def gathers_made():

@@ -239,20 +239,19 @@ def restores_are_put_off(device):
     """On two ranks of four, none of them finds memory ahead of its use."""
     from fcdp import _fcdp
 
-    refused, n_refused = set(), 0
+    begin, refused, n_refused = _fcdp.group_begin, [], 0
 
-    def refuses(group):
-        """Each use once: it begins when it is waited for."""
+    def refuses(handle, *arguments):
         nonlocal n_refused
-        if group in refused:
-            refused.remove(group)
-            return False
-        refused.add(group)
+        if handle in refused or not _fcdp.group_begins_alone(handle):
+            refused[:] = [other for other in refused if other is not handle]
+            return begin(handle, *arguments)
+        refused.append(handle)
         n_refused += 1
-        return True
+        raise _fcdp.Error("no device memory", _fcdp.ERR_NO_DEVICE_MEM)
 
     if dist.get_rank() in (1, 2):
-        _fcdp.refuse_restores(refuses)
+        _fcdp.group_begin = refuses
     trained = Trained(device)
     for _ in range(5):
         trained.step(trained.batch())

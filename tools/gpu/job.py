@@ -242,25 +242,20 @@ agreement_s = 0.0  # of the host, so far
 
 
 def watch_agreements():
-    """Fingerprints and the meeting of the ranks, of which FCDP counts how many there are: from the core's first question
-    to the ranks' answer."""
-    from fcdp.runtime import Group
+    """Fingerprints and the meeting of the ranks, of which FCDP counts how many there are."""
+    from fcdp.runtime import Runtime
 
-    settle, carry, began = Group.settle, Group.carry, []
+    agree = Runtime.agree
 
-    def settles(group):
-        if not began:
-            began.append(time.perf_counter())
-        settle(group)
-
-    def carries(group, votes):
+    def timed(*arguments, **keywords):
         global agreement_s
+        began = time.perf_counter()
         try:
-            return carry(group, votes)
+            return agree(*arguments, **keywords)
         finally:
-            agreement_s += time.perf_counter() - began.pop()
+            agreement_s += time.perf_counter() - began
 
-    Group.settle, Group.carry = settles, carries
+    Runtime.agree = timed
 
 
 def counters():

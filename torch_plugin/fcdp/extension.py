@@ -22,7 +22,6 @@ Inputs = list[list[torch.Tensor]]  # by parameter
 class Input:
     """One of these tensors: an extent (runtime.Extent)."""
 
-    in_c = False
     steps = 0
     is_copied = True
 
