@@ -32,6 +32,7 @@ typedef enum fcdp_status {
     FCDP_ERR_TIMEOUT = -8,    /* what was waited for did not come in time */
     FCDP_ERR_PEER = -9,       /* another rank died or disagreed */
     FCDP_ERR_TRANSPORT = -10, /* a collective failed */
+    FCDP_ERR_PROGRAM = -11, /* a function of the caller's failed; the caller has the error (comm/unshard.h) */
 } fcdp_status;
 
 /* The calling thread's last failure, "" when none. Valid until the thread's next failure. */

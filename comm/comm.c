@@ -23,6 +23,7 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     comm->engine = engine;
     comm->topology = *topology;
     comm->transport = *transport;
+    comm->ahead = true;
     if (transport->on_failure) transport->on_failure(transport->ctx, node_warn, comm);
     fcdp__lock_acquire(&engine->lock);
     for (comm->set = engine->sets; comm->set->next; comm->set = comm->set->next) continue;
@@ -37,6 +38,10 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
 
 void fcdp_comm_set_shard_group(fcdp_comm *comm, uint64_t shard_group) {
     comm->shard_group = shard_group;
+}
+
+void fcdp_comm_set_ahead(fcdp_comm *comm, bool ahead) {
+    comm->ahead = ahead;
 }
 
 /* A failure that the monitor has not come to yet is told to the peers, who would wait. */

@@ -22,6 +22,9 @@ void fcdp_comm_set_shard_group(fcdp_comm *comm, uint64_t shard_group);
  * on streams that no other comm uses. Without this call, on those of the engine's first comm. Before the
  * first group. Where streams cannot be made, all stays as it was. */
 fcdp_status fcdp_comm_set_streams(fcdp_comm *comm, const fcdp_comm *beside) FCDP_MUST_CHECK;
+/* Has every rank's device room for a group that is begun ahead of its use? (fcdp_groups_fit, of all groups.)
+ * Not so: no restore begins before it is waited for. The same on all ranks; at first true. */
+void fcdp_comm_set_ahead(fcdp_comm *comm, bool ahead);
 /* Its groups first. */
 void fcdp_comm_destroy(fcdp_comm *comm);
 /* The host memory of the comm's ranks on this node: local rank 0 creates, the others join with its ticket.

@@ -1,7 +1,7 @@
 /* engine.h - what all shard groups of a process share on one device.
  *
  * There are no workers. What an unshard does is put on streams by the thread that runs the model, in the
- * program's order (unshard.h), and its end is an event that the compute stream waits for: the host does not.
+ * program's order (use.h), and its end is an event that the compute stream waits for: the host does not.
  * It blocks in three places: in an agreement, which the caller carries out; where device memory lacks; and
  * at the end. Where the model computes on the host itself (CPU tensors on the simulated device) the host is
  * the compute stream, and waits in its stead.

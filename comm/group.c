@@ -7,7 +7,7 @@
 
 #include "comm/internal.h"
 #include "comm/trace.h"
-#include "comm/unshard.h"
+#include "comm/use.h"
 
 static void group_free(fcdp_group *group) {
     fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored, &group->gathered};
@@ -15,7 +15,12 @@ static void group_free(fcdp_group *group) {
         if (*events[i]) fcdp__driver_event_destroy(group->comm->engine->drv, *events[i]);
     fcdp__fingerprints_destroy(group->reads);
     fcdp__validity_destroy(group->validity);
+    for (uint32_t i = 0; group->extent_names && i < group->layout->n_extents; i++)
+        free(group->extent_names[i]);
     fcdp__layout_destroy(group->layout);
+    fcdp__sight_free(&group->sight);
+    free(group->extent_names);
+    free(group->inputs);
     free(group->stale);
     free(group->votes);
     free(group->read_pieces);
@@ -31,14 +36,17 @@ static fcdp_status group_make(fcdp_group *group, const char *name, const fcdp_ex
     group->stale = calloc(n_extents + 1, 1);
     group->votes = calloc(n_extents + 1, 1);
     group->read_pieces = calloc(n_extents + 1, sizeof *group->read_pieces);
+    group->inputs = calloc(n_extents + 1, sizeof *group->inputs);
+    group->missing = n_extents;
     group->not_on_device = true;
-    if (!group->name || !group->stale || !group->votes || !group->read_pieces)
+    if (!group->name || !group->stale || !group->votes || !group->read_pieces || !group->inputs)
         return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
     fcdp_status status = fcdp__layout_create(specs, n_extents, topology->n_ranks, topology->node_size,
                                              &group->layout);
     if (!status && group->layout->bytes == 0)
         status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s' has no bytes to gather", name);
     if (!status) status = fcdp__validity_create(n_extents, &group->validity);
+    if (!status) status = fcdp__sight_init(&group->sight, n_extents);
     fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored, &group->gathered};
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++) {
         fcdp_driver *drv = group->comm->engine->drv;
@@ -56,7 +64,9 @@ fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_exte
     if (status) return status;
     fcdp_group *group = calloc(1, sizeof *group);
     if (!group) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
+    static _Atomic uint64_t n_groups;
     group->comm = comm;
+    group->id = 1 + atomic_fetch_add_explicit(&n_groups, 1, memory_order_relaxed);
     status = group_make(group, name, specs, n_extents);
     if (status) {
         group_free(group);
@@ -80,6 +90,7 @@ void fcdp_group_destroy(fcdp_group *group) {
     if (group->region && fcdp__region_drain(group->region))
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     fcdp__tree_remove(group);
+    fcdp__trees_forget(group);
     fcdp__lock_acquire(&engine->lock);
     fcdp_group **link = &comm->groups;
     while (*link != group) link = &(*link)->next;
@@ -170,6 +181,32 @@ fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32
                               &group->watch);
     free(parts);
     return status;
+}
+
+fcdp_status fcdp_group_name_extents(fcdp_group *group, const char *const *names) {
+    uint32_t n = group->layout->n_extents;
+    if (!group->extent_names) group->extent_names = calloc(n + 1, sizeof *group->extent_names);
+    for (uint32_t i = 0; group->extent_names && i < n; i++) {
+        free(group->extent_names[i]);
+        group->extent_names[i] = strdup(names[i]);
+        if (!group->extent_names[i])
+            return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to name the parameters of '%s'", group->name);
+    }
+    return group->extent_names
+               ? FCDP_OK
+               : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to name the parameters of '%s'", group->name);
+}
+
+void fcdp_group_set_owner(fcdp_group *group, void *owner) {
+    group->owner = owner;
+}
+
+void *fcdp_group_owner(const fcdp_group *group) {
+    return group->owner;
+}
+
+uint64_t fcdp_group_id(const fcdp_group *group) {
+    return group->id;
 }
 
 uint32_t fcdp_group_n_extents(const fcdp_group *group) {

@@ -1,7 +1,8 @@
 /* group.h - one FSDP parameter group, from creation to destruction.
  *
  * A group's parameters are the extents of one region, in the device's and in the node's host memory. What is
- * stale of it is in vote.h, whom its unshards ask in tree.h, what an unshard does in unshard.h.
+ * stale of it is in vote.h, whom its unshards ask in tree.h, what an
+ * unshard does in unshard.h.
  *
  * Calls on one group are the caller's to order.
  */
@@ -26,9 +27,17 @@ fcdp_status fcdp_group_attach(fcdp_group *group, uint64_t offset) FCDP_MUST_CHEC
 /* From here on a SIGSEGV in the region says so, with the group's name and names[i] of extent i
  * (tiering/segv.h). Attached, once. */
 fcdp_status fcdp_group_watch(fcdp_group *group, const char *const *names, uint32_t n_names) FCDP_MUST_CHECK;
+/* What messages call the extents: n_extents names, of which the group has its own copies. Without them they
+ * name the group. */
+fcdp_status fcdp_group_name_extents(fcdp_group *group, const char *const *names) FCDP_MUST_CHECK;
+/* The program's own of the group, for its functions (unshard.h); NULL: none. */
+void fcdp_group_set_owner(fcdp_group *group, void *owner);
+void *fcdp_group_owner(const fcdp_group *group);
 /* Addresses of the extents' storages, for life; bytes of extent i = n_ranks * shard_bytes. */
 fcdp_dptr fcdp_group_extent(const fcdp_group *group, uint32_t i);
 uint32_t fcdp_group_n_extents(const fcdp_group *group);
+/* Not 0, and no other group's of this process, before or after. */
+uint64_t fcdp_group_id(const fcdp_group *group);
 
 typedef struct fcdp_group_stats {
     const char *name;       /* borrowed from the group */

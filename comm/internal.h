@@ -70,8 +70,10 @@ struct fcdp_comm {
     fcdp_fingerprints *fingerprints; /* NULL: never asked for */
     atomic_bool failed;              /* release: `failure` is there; acquire in fcdp_comm_check */
     fcdp_failure failure;            /* the first one */
+    bool ahead;                      /* fcdp_comm_set_ahead */
     /* guarded by the engine's lock */
     fcdp_group *groups;
+    fcdp_tree *trees;
 };
 
 /*     begun <=> the region is in use      reshard_refused => begun
@@ -81,7 +83,15 @@ struct fcdp_group {
     fcdp_group *next; /* guarded by the engine's lock */
     fcdp_member member;
     char *name;
+    uint64_t id;         /* of the process's groups, this one's alone */
+    char **extent_names; /* n_extents; NULL: it was given none */
     fcdp_layout *layout;
+    void *owner;      /* the program's */
+    fcdp_sight sight; /* what the program's last look at it has seen */
+    uint64_t *inputs; /* n_extents: of the begin under way */
+    uint32_t missing; /* agreed: the first extent of which a shard is missing; n_extents: none */
+    fcdp_pass pass;   /* of the unshard under way */
+    bool late;        /* put off by this rank alone, at that unshard */
     bool owns_block;
     uint64_t offset;
     fcdp_host_block *block; /* NULL until attached, as is region; set under the engine's lock */
@@ -143,6 +153,11 @@ fcdp_status fcdp__stream_set_create(fcdp_engine *engine, const fcdp_stream *copi
                                     fcdp_stream_set **set_out) FCDP_MUST_CHECK;
 void fcdp__stream_sets_destroy(fcdp_engine *engine);
 
+/* Inputs of what is stale, for a begin or to be gathered together, which comes next. *stream: the current
+ * one, replaced by the one behind which they are read. */
+fcdp_status fcdp__inputs_take(fcdp_group *group, const fcdp_program *program, uint64_t *inputs_out,
+                              fcdp_stream *stream) FCDP_MUST_CHECK;
+
 /* fcdp_group_begin, of a use that the caller has made. */
 fcdp_status fcdp__use_begin(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) FCDP_MUST_CHECK;
 
@@ -177,9 +192,14 @@ bool fcdp__group_by_slice(const fcdp_group *group);
 fcdp_status fcdp__group_set_reading(fcdp_group *group, fcdp_event event, fcdp_stream stream) FCDP_MUST_CHECK;
 /* What was agreed stale is as it was observed, and no longer stale. */
 void fcdp__group_accept(fcdp_group *group);
+/* Is any extent of it agreed stale, and not begun since? */
+bool fcdp__group_is_stale(const fcdp_group *group);
 /* Ends a use that the program did not see: nothing is behind it but the engine's own operations. */
 fcdp_status fcdp__group_cancel(fcdp_group *group) FCDP_MUST_CHECK;
 /* The group is in no tree from here on, and follows nobody. */
 void fcdp__tree_remove(fcdp_group *group);
+/* And no tree asks for it: it ends. */
+void fcdp__trees_forget(fcdp_group *group);
+fcdp_group *const *fcdp__tree_groups(const fcdp_tree *tree, uint32_t *n_out);
 
 #endif

@@ -24,7 +24,9 @@
     X(FAIL, 72, "fail", "status, as a positive number", "", "a failure was latched: the job ends with it")   \
     X(COALESCE, 73, "coalesce", "groups", "",                                                                \
       "small groups cross the nodes together; `bytes` of this rank's shards")                                \
-    X(PASS, 76, "pass", "", "", "a root forward begins; with the flag BACKWARD, a backward")
+    X(PASS, 76, "pass", "", "", "a root forward begins; with the flag BACKWARD, a backward")                 \
+    X(AGREE, 77, "agree", "groups asked for", "of those, stale in part or whole",                            \
+      "the ranks agreed on what is stale, and this took so long")
 
 /* USE: HIT, MADE. STALE: a signal. HOST_WAIT: FOR_x. RESHARD: KEEPS, STORED, WRITTEN. */
 #define FCDP_COMM_CAUSES(X)                                                                                  \

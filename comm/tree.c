@@ -9,7 +9,10 @@
 
 struct fcdp_tree {
     fcdp_comm *comm;
+    fcdp_tree *next; /* guarded by the engine's lock */
     fcdp_agreement agreement;
+    fcdp_group **groups;
+    uint32_t n_groups;
 };
 
 fcdp_status fcdp_tree_create(fcdp_comm *comm, fcdp_tree **tree_out) {
@@ -17,6 +20,10 @@ fcdp_status fcdp_tree_create(fcdp_comm *comm, fcdp_tree **tree_out) {
     if (!tree) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a tree");
     tree->comm = comm;
     fcdp__agreement_init(&tree->agreement);
+    fcdp__lock_acquire(&comm->engine->lock);
+    tree->next = comm->trees;
+    comm->trees = tree;
+    fcdp__lock_release(&comm->engine->lock);
     *tree_out = tree;
     return FCDP_OK;
 }
@@ -36,8 +43,46 @@ static void members_remove(fcdp_comm *comm, const fcdp_agreement *agreement, fcd
 
 void fcdp_tree_destroy(fcdp_tree *tree) {
     if (!tree) return;
-    if (tree->comm->engine->pid == getpid()) members_remove(tree->comm, &tree->agreement, NULL);
+    fcdp_comm *comm = tree->comm;
+    if (comm->engine->pid == getpid()) {
+        members_remove(comm, &tree->agreement, NULL);
+        fcdp__lock_acquire(&comm->engine->lock);
+        fcdp_tree **link = &comm->trees;
+        while (*link != tree) link = &(*link)->next;
+        *link = tree->next;
+        fcdp__lock_release(&comm->engine->lock);
+    }
+    free(tree->groups);
     free(tree);
+}
+
+fcdp_status fcdp_tree_set_groups(fcdp_tree *tree, fcdp_group *const *groups, uint32_t n) {
+    fcdp_group **own = malloc((n + 1) * sizeof *own);
+    if (!own) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a tree of %u groups", n);
+    for (uint32_t g = 0; g < n; g++) own[g] = groups[g];
+    fcdp__lock_acquire(&tree->comm->engine->lock);
+    free(tree->groups);
+    tree->groups = own;
+    tree->n_groups = n;
+    fcdp__lock_release(&tree->comm->engine->lock);
+    return FCDP_OK;
+}
+
+fcdp_group *const *fcdp__tree_groups(const fcdp_tree *tree, uint32_t *n_out) {
+    *n_out = tree->n_groups;
+    return tree->groups;
+}
+
+void fcdp__trees_forget(fcdp_group *group) {
+    fcdp_comm *comm = group->comm;
+    fcdp__lock_acquire(&comm->engine->lock);
+    for (fcdp_tree *tree = comm->trees; tree; tree = tree->next) {
+        uint32_t n = 0;
+        for (uint32_t g = 0; g < tree->n_groups; g++)
+            if (tree->groups[g] != group) tree->groups[n++] = tree->groups[g];
+        tree->n_groups = n;
+    }
+    fcdp__lock_release(&comm->engine->lock);
 }
 
 void fcdp_tree_begin_forward(fcdp_tree *tree) {

@@ -20,6 +20,10 @@ void fcdp_tree_begin_backward(fcdp_tree *tree);
 /* All of its groups have been agreed on. */
 void fcdp_tree_agreed(fcdp_tree *tree);
 
+/* The groups that an agreement on all of them asks for, in this order: those of the root that lie in the
+ * shard group, the same on every rank. In place of those before. */
+fcdp_status fcdp_tree_set_groups(fcdp_tree *tree, fcdp_group *const *groups, uint32_t n) FCDP_MUST_CHECK;
+
 void fcdp_group_join(fcdp_group *group, fcdp_tree *tree);
 /* Whom an unshard of the group asks. `by_hand`: it is not one of the framework's own hooks. */
 fcdp_question fcdp_group_question(const fcdp_group *group, bool by_hand);

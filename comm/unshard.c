@@ -1,310 +1,343 @@
-/* unshard.c - see the header.
+/* unshard.c - what the four drivers of the core have in common: the plugin, the tests, the bench.
  *
- * A use that gets no device pages has not begun: nothing has happened, here or on all ranks. Once it has
- * them, a rank that fails has missed what its peers take part in: the comm has failed.
+ * The order of the steps is the same on every rank, since it follows from what all ranks have in common:
+ * events of the program, and what was agreed. What a rank decides by itself (memory is out, a copy was lost)
+ * may move a restore, which no peer takes part in, and nothing else.
+ *
+ * The program's functions are called on the calling thread, with no lock held.
  */
 #include "comm/unshard.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/copy_fingerprint.h"
-#include "comm/gather.h"
+#include "comm/coalesce.h"
 #include "comm/internal.h"
-#include "comm/packed.h"
-#include "comm/put.h"
-#include "comm/restore.h"
 #include "comm/trace.h"
 
-void fcdp__group_accept(fcdp_group *group) {
-    for (uint32_t i = 0; i < group->layout->n_extents; i++) {
-        if (!group->stale[i]) continue;
-        fcdp_observation observed = fcdp__validity_observed(group->validity, i);
-        fcdp__validity_accept(group->validity, i, &observed);
-    }
-    memset(group->stale, 0, group->layout->n_extents);
+/* ---- agreements ---- */
+
+typedef struct asking { /* of one agreement */
+    fcdp_group *const *groups;
+    uint32_t n_groups;
+    const fcdp_program *program;
+    fcdp_stream stream;
+    bool *reads;     /* n_groups: the device reads the group's shards for this vote */
+    size_t n_pieces; /* of those */
+    uint64_t *fingerprints;
+    uint8_t *votes; /* of each group, n_extents + 1 */
+    size_t n_votes;
+} asking;
+
+static fcdp_status out_of_memory(const asking *a) {
+    return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for an agreement on %u groups", a->n_groups);
 }
 
-/* What was read before, and that nothing has waited for, may have been made on another stream. */
-fcdp_status fcdp__group_set_reading(fcdp_group *group, fcdp_event event, fcdp_stream stream) {
-    fcdp_engine *engine = group->comm->engine;
+static fcdp_status look(const fcdp_program *program, fcdp_group *group, unsigned what) {
+    return program->look(program->ctx, group, what, &group->sight);
+}
+
+/* Where everything lies, and which groups the device must read. */
+static fcdp_status places_look(asking *a) {
     fcdp_status status = FCDP_OK;
-    fcdp__lock_acquire(&engine->lock);
-    if (group->reading && group->read_from != stream && !engine->host_computes)
-        status = fcdp__driver_stream_wait(engine->drv, group->read_from, group->reading);
-    group->reading = event;
-    group->read_from = stream;
-    fcdp__lock_release(&engine->lock);
+    a->n_pieces = 0;
+    for (uint32_t g = 0; g < a->n_groups && !status; g++) {
+        fcdp_group *group = a->groups[g];
+        status = look(a->program, group, FCDP_LOOK_PLACES);
+        a->reads[g] = !status && group->sight.by_device &&
+                      fcdp_group_needs_fingerprints(group, group->sight.signals);
+        if (a->reads[g]) a->n_pieces += fcdp__sight_n_pieces(&group->sight);
+    }
     return status;
 }
 
-/* The program waits on `stream`. Where it made the shards on another one, that one writes them next, or uses
- * their memory again: it waits for their readers. An optimizer may step on a third, which has waited for
- * neither (fcdp_engine_order_writes). */
-static fcdp_status readers_await(fcdp_group *group, fcdp_stream stream) {
-    fcdp_engine *engine = group->comm->engine;
+/* FCDP_ERR_UNSUPPORTED: the device takes none. *begun: they are to be ended. */
+static fcdp_status fingerprints_begin(asking *a, bool *begun_out) {
+    uint64_t *shards = malloc((a->n_pieces + 1) * sizeof *shards);
+    size_t *bytes = malloc((a->n_pieces + 1) * sizeof *bytes), n = 0;
+    uint64_t *fingerprints = realloc(a->fingerprints, (a->n_pieces + 1) * sizeof *fingerprints);
     fcdp_status status = FCDP_OK;
-    fcdp__lock_acquire(&engine->lock);
-    if (engine->host_computes || group->read_from == stream)
-        group->reading = NULL; /* ready is behind crossed */
-    else if (group->reading)
-        status = fcdp__driver_stream_wait(engine->drv, group->read_from, group->reading);
-    fcdp__lock_release(&engine->lock);
+    bool reads = false;
+    if (fingerprints) a->fingerprints = fingerprints;
+    if (!shards || !bytes || !fingerprints) status = out_of_memory(a);
+    for (uint32_t g = 0; g < a->n_groups && !status; g++) {
+        const fcdp_sight *sight = &a->groups[g]->sight;
+        reads = reads || a->reads[g];
+        for (size_t p = 0; a->reads[g] && p < fcdp__sight_n_pieces(sight); p++, n++) {
+            shards[n] = (uintptr_t)sight->shards[p];
+            bytes[n] = sight->shards[p] ? sight->shard_bytes[p] : 0;
+        }
+    }
+    if (!status && reads)
+        status = fcdp_comm_fingerprint_begin(a->groups[0]->comm, shards, bytes, n, a->stream);
+    *begun_out = !status && reads;
+    free(shards);
+    free(bytes);
     return status;
 }
 
-/* In the group's counts, the engine's and the trace: a use that sent something has made a gather. */
-void fcdp__group_count_use(fcdp_group *group, const fcdp_use_counts *use) {
-    fcdp_engine *engine = group->comm->engine;
-    bool made = use->block_bytes > 0;
-    fcdp__lock_acquire(&engine->lock);
-    fcdp_gather_counts *const counts[] = {&group->gathers, &engine->stats.gathers};
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        counts[i]->made += made;
-        counts[i]->avoided += !made;
-        counts[i]->forward += made && use->pass == FCDP_PASS_FORWARD;
-        counts[i]->backward += made && use->pass == FCDP_PASS_BACKWARD;
+/* While the device reads the shards, the host looks at everything else; then it waits, once. What has begun
+ * is ended in any case. Where no group's shards must be read, it does not wait. */
+static fcdp_status evidence_collect(asking *a) {
+    bool begun;
+    fcdp_status status = places_look(a);
+    if (!status) status = fingerprints_begin(a, &begun);
+    if (status) return status;
+    for (uint32_t g = 0; g < a->n_groups && !status; g++)
+        status = look(a->program, a->groups[g], FCDP_LOOK_SIGNALS | FCDP_LOOK_SCENE);
+    if (!begun) return status;
+    fcdp_failure failure = fcdp__failure_keep(status);
+    status = fcdp_comm_fingerprint_end(a->groups[0]->comm, a->fingerprints);
+    return failure.status ? fcdp__failure_restore(&failure) : status;
+}
+
+static fcdp_status votes_make(asking *a) {
+    fcdp_status status = evidence_collect(a);
+    if (status == FCDP_ERR_UNSUPPORTED && a->program->blind) {
+        a->program->blind(a->program->ctx, a->groups[0]);
+        status = evidence_collect(a);
     }
-    engine->stats.plain_bytes += use->plain_bytes;
-    engine->stats.gather_bytes += use->gather_bytes;
-    group->plain_bytes += use->plain_bytes;
-    group->gather_bytes += use->gather_bytes;
-    fcdp__lock_release(&engine->lock);
-    fcdp__group_trace_use(group, use);
-}
-
-/* plain_bytes is what a flat gather would have sent between nodes in this one's place. */
-static void count_use(const fcdp_use *use, fcdp_pass pass) {
-    fcdp_group *group = use->group;
-    const fcdp_topology *topology = &group->comm->topology;
-    size_t block_bytes = use->plan->block_bytes + group->coalesced_bytes;
-    group->coalesced_bytes = 0;
-    fcdp_use_counts counts = {.pass = pass,
-                              .block_bytes = block_bytes,
-                              .plain_bytes = (uint64_t)use->plain_shard_bytes * (topology->n_ranks - 1),
-                              .gather_bytes = (uint64_t)block_bytes * (topology->n_nodes - 1) *
-                                              topology->node_size,
-                              .n_stale = use->plan->n_stale};
-    fcdp__group_count_use(group, &counts);
-}
-
-fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream) {
-    return fcdp__engine_check_capture(group->comm->engine, stream, "gathered", group->name);
-}
-
-/* ---- begin ---- */
-
-/* The use has failed, with the thread's text: the peers take part in what this rank has missed. `stream` is
- * put behind what is on the engine's streams, which no event of the region's may tell of; the comm has
- * failed, so none of it waits for a peer. */
-static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status status) {
-    fcdp_group *group = use->group;
-    const fcdp_engine *engine = group->comm->engine;
-    fcdp_failure error = fcdp__failure_keep(fcdp__comm_fail(group->comm, status));
-    fcdp__region_invalidate(group->region, FCDP_SPAN_MASK_ALL);
-    fcdp__validity_invalidate(group->validity);
-    status = FCDP_OK;
-    for (int i = 0; i < FCDP_N_STREAMS && !status; i++) {
-        status = fcdp__driver_event_record(engine->drv, group->crossed, group->comm->set->streams[i]);
-        if (!status) status = fcdp__driver_stream_wait(engine->drv, stream, group->crossed);
+    const uint64_t *fingerprints = a->fingerprints;
+    for (uint32_t g = 0; g < a->n_groups && !status; g++) {
+        fcdp_group *group = a->groups[g];
+        fcdp_evidence evidence = fcdp__sight_evidence(&group->sight, a->reads[g] ? fingerprints : NULL);
+        status = fcdp_group_vote(group, &evidence, &group->sight.process, a->votes + a->n_votes);
+        a->n_votes += group->layout->n_extents + 1;
+        if (a->reads[g]) fingerprints += fcdp__sight_n_pieces(&group->sight);
     }
-    for (int i = 0; i < FCDP_N_STREAMS && status; i++)
-        if (fcdp__driver_stream_sync(engine->drv, group->comm->set->streams[i]))
-            fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
-    if (fcdp__region_release(group->region, stream, false))
-        fcdp__log(FCDP_LOG_DEBUG, "'%s': %s", group->name, fcdp_error_text());
-    return fcdp__failure_restore(&error);
+    return status;
 }
 
-/* Out of device memory is all ranks' lot, or a reason to stop; whatever else fails, fails here alone, and the
- * peers go on. */
-static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
-    fcdp_group *group = use->group;
-    fcdp_driver *drv = group->comm->engine->drv;
-    use->packed = fcdp__packed_serves(group, use->plan);
-    fcdp_status status = use->packed ? fcdp__packed_reserve(use) : FCDP_OK;
-    if (!status) {
-        status = fcdp__region_acquire(group->region);
-        if (status && use->packed) fcdp__packed_release(use, true);
-    }
+/* A transfer that failed before says more than which rank is missing here. */
+static fcdp_status votes_carry(asking *a) {
+    const fcdp_program *program = a->program;
+    uint64_t start_ns = fcdp__trace_start();
+    fcdp_status status = program->agree(program->ctx, a->groups, a->n_groups, a->votes, a->n_votes);
     if (status) {
-        status = fcdp__fail(status, "taking device pages for '%s': %s", group->name, fcdp_error_text());
-        return status == FCDP_ERR_NO_DEVICE_MEM ? status : fcdp__comm_fail(group->comm, status);
+        fcdp_failure failure = fcdp__failure_keep(status);
+        fcdp_status earlier = fcdp_engine_check(a->groups[0]->comm->engine);
+        return earlier ? earlier : fcdp__failure_restore(&failure);
     }
-    group->room_bytes = 0;
-    fcdp__driver_annotate(drv, group->name);
-    status = fcdp__driver_event_record(drv, group->written, stream);
-    if (!status) status = fcdp__restore(use);
-    if (!status) status = fcdp__gather(use);
-    if (use->packed) fcdp__packed_release(use, !status);
-    /* Ready is behind everything, on the stream that ends last. Where nothing was enqueued it is what it
-     * was. */
-    if (!status && use->last && use->plan->restore_mask)
-        status = fcdp__driver_stream_wait(drv, use->last, group->restored);
-    if (!status && use->last && use->plan->n_stale) {
-        status = fcdp__driver_stream_wait(drv, use->last, group->crossed);
-        if (!status) status = fcdp__driver_stream_wait(drv, use->last, fcdp__region_stored(group->region));
+    size_t at = 0;
+    uint32_t n_stale = 0;
+    for (uint32_t g = 0; g < a->n_groups; g++) {
+        (void)fcdp_group_agree(a->groups[g], a->votes + at);
+        n_stale += fcdp__group_is_stale(a->groups[g]);
+        at += a->groups[g]->layout->n_extents + 1;
     }
-    if (!status && use->last)
-        status = fcdp__driver_event_record(drv, fcdp__region_ready(group->region), use->last);
-    if (!status && use->plan->n_stale) status = fcdp__group_set_reading(group, group->crossed, stream);
-    fcdp__driver_annotate(drv, NULL);
-    if (status) return use_fail(use, stream, status);
-    group->begun = true;
-    group->waited = false;
-    if (use->last) atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);
-    fcdp__group_accept(group);
-    count_use(use, pass);
+    fcdp__trace_since(start_ns, (fcdp_trace_event){.kind = FCDP_EVENT_AGREE, .a = a->n_groups, .b = n_stale});
     return FCDP_OK;
 }
 
-/* A use whose reshard was refused ends here: to the program this is another one, of what it has agreed on
- * since. */
-fcdp_status fcdp__use_begin(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
-    fcdp_group *group = use->group;
-    const uint64_t *inputs = use->inputs;
+fcdp_status fcdp_agree(fcdp_group *const *groups, uint32_t n_groups, const fcdp_program *program,
+                       fcdp_stream stream) {
+    asking a = {.groups = groups, .n_groups = n_groups, .program = program, .stream = stream};
+    fcdp_status status = FCDP_OK;
+    size_t n_votes = 0;
+    for (uint32_t g = 0; g < n_groups; g++) n_votes += groups[g]->layout->n_extents + 1;
+    a.votes = malloc(n_votes + 1);
+    a.reads = calloc(n_groups + 1, sizeof *a.reads);
+    if (!a.votes || !a.reads) status = out_of_memory(&a);
+    for (uint32_t g = 0; g < n_groups && !status && program->settle; g++)
+        status = program->settle(program->ctx, groups[g]);
+    if (!status) status = votes_make(&a);
+    if (!status) status = votes_carry(&a);
+    free(a.votes);
+    free(a.reads);
+    free(a.fingerprints);
+    return status;
+}
+
+/* ---- what is gathered ---- */
+
+static const char *extent_name(const fcdp_group *group, uint32_t i) {
+    return group->extent_names ? group->extent_names[i] : group->name;
+}
+
+static fcdp_status missing_fail(const fcdp_group *group, uint32_t i) {
+    return fcdp__fail(
+        FCDP_ERR_INVALID,
+        "%s cannot be gathered: the storage of its shard is freed, or smaller than the shard, on "
+        "some rank. Fill it before the forward that uses it",
+        extent_name(group, i));
+}
+
+/* The shards are looked at once more, right before they are read: what is not there is named, and what the
+ * copies are of is confirmed behind the stream on which the inputs are made. */
+fcdp_status fcdp__inputs_take(fcdp_group *group, const fcdp_program *program, uint64_t *inputs_out,
+                              fcdp_stream *stream) {
+    uint32_t n = group->layout->n_extents;
+    bool any = false;
+    memset(inputs_out, 0, n * sizeof *inputs_out);
+    for (uint32_t i = 0; i < n; i++) any = any || (group->stale[i] && group->layout->extents[i].shard_bytes);
+    if (!any) return FCDP_OK;
+    fcdp_status status = look(program, group, FCDP_LOOK_PLACES | FCDP_LOOK_SIGNALS);
+    if (status) return status;
+    fcdp_evidence evidence = fcdp__sight_evidence(&group->sight, NULL);
+    size_t at = 0;
+    for (uint32_t i = 0; i < n; at += fcdp__evidence_n_pieces(&evidence, i), i++)
+        if (group->stale[i] && group->layout->extents[i].shard_bytes &&
+            fcdp__evidence_is_missing(&evidence, i, at))
+            return missing_fail(group, i);
+    status = program->inputs(program->ctx, group, group->stale, inputs_out, stream);
+    return status ? status : fcdp_group_confirm(group, &evidence, *stream);
+}
+
+static fcdp_status begin(fcdp_group *group, const fcdp_program *program, fcdp_pass pass, fcdp_stream stream) {
     if (fcdp_group_has_begun(group)) return FCDP_OK;
-    fcdp_status status = fcdp__engine_check_process(group->comm->engine, group->name);
-    if (!status) status = fcdp_comm_check(group->comm);
-    if (!status) status = fcdp_group_check_capture(group, stream);
-    if (!status && !group->region)
-        status = fcdp__fail(FCDP_ERR_INVALID, "'%s' is not attached to host memory yet", group->name);
-    for (uint32_t i = 0; i < group->layout->n_extents && !status; i++)
-        if (group->stale[i] && group->layout->extents[i].shard_bytes && !(inputs && inputs[i]))
-            status = fcdp__fail(FCDP_ERR_INVALID, "'%s': extent %u is stale and has no input", group->name,
-                                i);
-    if (!status && group->reshard_refused) status = fcdp_group_reshard(group, stream, false);
-    if (!status) status = fcdp__plan_make(group->layout, group->stale, &use->plan);
-    if (status) return status;
-    /* The ranks of a node meet in the restore unless all of them said that they have it, and none
-     * can have given it up since by the program's order. One that was made to give it up has written
-     * it to the host, and restores alone. */
-    use->collects = fcdp__group_by_slice(group) && (group->not_on_device || group->member.resharded);
-    /* else the one reads what the other writes */
-    use->joined = use->collects && use->plan->n_stale && !(use->plan->restore_mask & use->plan->fill_mask);
-    status = use_run(use, pass, stream);
-    fcdp__plan_destroy(use->plan);
-    if (!status) group->member.ahead = !group->member.live;
+    fcdp_status status = fcdp__inputs_take(group, program, group->inputs, &stream);
+    return status ? status : fcdp_group_begin(group, group->inputs, pass, stream);
+}
+
+/* Before it is used. Without memory now, and where this rank can put it off alone, it has not begun. */
+static fcdp_status begin_now(fcdp_group *group, const fcdp_program *program, const fcdp_unshard_args *args,
+                             bool *begun_out) {
+    fcdp_status status = begin(group, program, args->pass, args->stream);
+    *begun_out = status == FCDP_OK;
+    return status == FCDP_ERR_NO_DEVICE_MEM && fcdp_group_begins_alone(group) ? FCDP_OK : status;
+}
+
+/* In few collectives, to host memory. All of each is stale, so all inputs are made on one stream. */
+static fcdp_status gather_together(fcdp_group *const *small, uint32_t n, const fcdp_program *program,
+                                   fcdp_stream stream) {
+    size_t n_inputs = 0, at = 0;
+    for (uint32_t g = 0; g < n; g++) n_inputs += small[g]->layout->n_extents;
+    uint64_t *inputs = malloc((n_inputs + 1) * sizeof *inputs);
+    if (!inputs) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to gather %u small groups together", n);
+    fcdp_stream behind = stream;
+    fcdp_status status = FCDP_OK;
+    for (uint32_t g = 0; g < n && !status; at += small[g]->layout->n_extents, g++) {
+        behind = stream;
+        status = fcdp__inputs_take(small[g], program, inputs + at, &behind);
+    }
+    if (!status) status = fcdp_groups_coalesce(small, inputs, n, behind);
+    free(inputs);
     return status;
 }
 
-fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass, fcdp_stream stream) {
-    fcdp_use use = {.group = group, .inputs = inputs};
-    for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        use.plain_shard_bytes += group->layout->extents[i].shard_bytes;
-    return fcdp__use_begin(&use, pass, stream);
-}
-
-/* Nothing was stale then: what is agreed stale now is the next use's. */
-fcdp_status fcdp_group_begin_late(fcdp_group *group, fcdp_pass pass, fcdp_stream stream) {
-    uint8_t *agreed = group->stale, *none = calloc(group->layout->n_extents + 1, 1);
-    if (!none) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to begin '%s'", group->name);
-    group->stale = none;
-    fcdp_status status = fcdp_group_begin(group, NULL, pass, stream);
-    group->stale = agreed;
-    free(none);
+/* Right after an agreement on all groups of the tree. */
+static fcdp_status small_groups_gather(fcdp_group *const *groups, uint32_t n, const fcdp_program *program,
+                                       fcdp_stream stream) {
+    fcdp_group **small = malloc((n + 1) * sizeof *small);
+    uint32_t n_small = 0;
+    if (!small) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to look for small ones among %u groups", n);
+    for (uint32_t g = 0; g < n; g++)
+        if (fcdp_group_is_small(groups[g]) &&
+            (!program->may_begin || program->may_begin(program->ctx, groups[g], false)))
+            small[n_small++] = groups[g];
+    fcdp_status status = n_small > 1 ? gather_together(small, n_small, program, stream) : FCDP_OK;
+    free(small);
     return status;
 }
 
-bool fcdp_group_has_begun(const fcdp_group *group) {
-    return group->begun && !group->reshard_refused;
-}
+/* ---- asking ---- */
 
-bool fcdp_group_begins_alone(const fcdp_group *group) {
-    for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        if (group->stale[i]) return false;
-    return !fcdp__group_by_slice(group);
-}
-
-/* ---- wait ---- */
-
-/* The comm is looked at after the wait: a wait that a failure has opened means nothing. */
-fcdp_status fcdp__group_await(fcdp_group *group, fcdp_stream stream) {
-    fcdp_engine *engine = group->comm->engine;
-    fcdp_status status;
-    uint64_t start_ns = fcdp__now_ns();
-    fcdp__driver_annotate(engine->drv, group->name);
-    status = engine->host_computes /* the host is the compute stream */
-                 ? fcdp__driver_event_sync(engine->drv, fcdp__region_ready(group->region))
-                 : fcdp__group_trace_stall(group, stream, fcdp__region_ready(group->region));
-    fcdp__driver_annotate(engine->drv, NULL);
-    if (engine->host_computes) {
-        uint64_t ns = fcdp__now_ns() - start_ns;
-        fcdp__group_trace_host_wait(group, start_ns, ns);
-        fcdp__lock_acquire(&engine->lock);
-        engine->stats.n_host_waits++;
-        engine->stats.host_wait_ns += ns;
-        fcdp__lock_release(&engine->lock);
-    }
-    fcdp_status failure = fcdp_comm_check(group->comm);
-    return failure ? fcdp__comm_fail(group->comm, failure) : status;
-}
-
-fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
-    fcdp_engine *engine = group->comm->engine;
-    if (!group->begun)
-        return fcdp__fail(FCDP_ERR_INVALID, "'%s' is waited for and has not begun", group->name);
-    fcdp_status status = fcdp__engine_check_capture(engine, stream, "waited for", group->name);
+static fcdp_status tree_ask(fcdp_tree *tree, const fcdp_program *program, fcdp_stream stream) {
+    uint32_t n;
+    fcdp_group *const *groups = fcdp__tree_groups(tree, &n);
+    for (uint32_t g = 0; g < n; g++) fcdp_group_join(groups[g], tree);
+    fcdp_status status = fcdp_agree(groups, n, program, stream);
     if (status) return status;
-    status = fcdp__group_await(group, stream);
-    if (!status) status = readers_await(group, stream);
-    if (status)
-        return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root",
-                          fcdp_error_text());
-    if (!group->waited && !group->has_fingerprint &&
-        (fcdp__policy_keeps_group(group) || fcdp__put_device_only(group)))
-        fcdp__copy_fingerprint_take(group);
-    group->waited = true;
-    group->reader = stream;
-    return FCDP_OK;
+    fcdp_tree_agreed(tree);
+    return small_groups_gather(groups, n, program, stream);
 }
 
-/* ---- reshard ---- */
-
-/* The program may end the use on another stream than it waited on, with the first users still on that one:
- * plain FSDP2 frees a storage that was allocated there, which nothing gets before them. */
-static fcdp_status users_await(fcdp_group *group, fcdp_stream stream) {
-    fcdp_engine *engine = group->comm->engine;
-    if (engine->host_computes || !group->waited || group->reader == stream) return FCDP_OK;
-    fcdp_status status = fcdp__driver_event_record(engine->drv, group->written, group->reader);
-    return status ? status : fcdp__driver_stream_wait(engine->drv, stream, group->written);
-}
-
-/* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's bytes
- * betray waits for the next agreement. What cannot be stored stays on the device, whatever policy says. */
-fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) {
-    fcdp_engine *engine = group->comm->engine;
-    fcdp_status status = fcdp__engine_check_process(engine, group->name);
+/* What is reused, or was begun ahead, must still be what the ranks agreed on. */
+static fcdp_status audit(fcdp_group *group, const fcdp_program *program) {
+    fcdp_status status = look(program, group, FCDP_LOOK_PLACES | FCDP_LOOK_SIGNALS);
     if (status) return status;
-    if (!group->begun) { /* a restore that was put off, and that nobody waited for */
-        group->member.live = group->member.ahead = false;
-        return FCDP_OK;
-    }
-    status = fcdp__engine_check_capture(engine, stream, "resharded", group->name);
-    if (!status) status = users_await(group, stream);
-    group->reshard_refused = status != FCDP_OK;
-    if (status) return status;
-    uint32_t unput = fcdp__put_device_only(group);
-    bool keeps = fcdp__policy_keeps_group(group) && fcdp__copy_fingerprint_is_known(group);
-    bool is_invalid = written || ((keeps || unput) && !fcdp__copy_fingerprint_matches(group));
-    if (written) fcdp__member_ask_again(&group->member);
-    if (is_invalid && unput) { /* nowhere is what was gathered: the ranks gather it again */
-        fcdp__region_invalidate(group->region, unput);
-        fcdp__validity_invalidate(group->validity);
-    } else if (!keeps && unput) {
-        status = fcdp__put_now(group, unput);
-        atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);
-    }
-    fcdp_status released = fcdp__region_release(group->region, stream, (keeps && !is_invalid) || status);
-    group->begun = false;
-    fcdp__group_trace_reshard(group, is_invalid           ? FCDP_CAUSE_WRITTEN
-                                     : keeps && !released ? FCDP_CAUSE_KEEPS
-                                                          : FCDP_CAUSE_STORED);
-    fcdp__member_resharded(&group->member);
-    if (status) return fcdp__fail(status, "releasing '%s': %s", group->name, fcdp_error_text());
-    return released;
+    fcdp_evidence evidence = fcdp__sight_evidence(&group->sight, NULL);
+    uint32_t changed = fcdp_group_audit(group, &evidence);
+    if (changed == group->layout->n_extents) return FCDP_OK;
+    return fcdp__fail(
+        FCDP_ERR_INVALID,
+        "%s was written inside forward or backward, after the ranks had agreed on what is stale. "
+        "Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0",
+        extent_name(group, changed));
 }
 
-fcdp_status fcdp__group_cancel(fcdp_group *group) {
-    return fcdp_group_reshard(group, group->comm->set->streams[FCDP_STREAM_NODE], false);
+static fcdp_status ask(fcdp_group *group, fcdp_tree *tree, const fcdp_program *program,
+                       const fcdp_unshard_args *args) {
+    switch (fcdp_group_question(group, args->by_hand)) {
+    case FCDP_ASK_TREE: return tree_ask(tree, program, args->stream);
+    case FCDP_ASK_GROUP: return fcdp_agree(&group, 1, program, args->by_hand ? args->made_on : args->stream);
+    case FCDP_ASK_NOBODY: break;
+    }
+    return audit(group, program);
+}
+
+uint32_t fcdp_group_missing(const fcdp_group *group) {
+    return group->missing;
+}
+
+/* ---- unshard ---- */
+
+/* What crosses the nodes is read now, as the framework would read it. */
+static fcdp_status begin_or_put_off(fcdp_group *group, const fcdp_program *program,
+                                    const fcdp_unshard_args *args) {
+    const fcdp_comm *comm = group->comm;
+    bool at_once = (comm->engine->options.prefetch > 0 && comm->ahead) || fcdp__group_is_stale(group);
+    bool begun = true;
+    fcdp_status status = at_once ? begin_now(group, program, args, &begun) : FCDP_OK;
+    group->pass = args->pass;
+    group->late = !status && !begun;
+    return status;
+}
+
+/* Of what the node has, nothing behind a group for which there was no memory; but every collective, in the
+ * order in which the other ranks make them. */
+static fcdp_status following_begin(fcdp_group *const *following, size_t n, const fcdp_program *program,
+                                   const fcdp_unshard_args *args) {
+    bool goes_on = true;
+    fcdp_status status = FCDP_OK;
+    for (size_t k = 0; k < n && !status; k++) {
+        fcdp_group *group = following[k];
+        bool begun;
+        if (!group->comm->ahead || (program->may_begin && !program->may_begin(program->ctx, group, true)) ||
+            (!goes_on && fcdp_group_begins_alone(group)))
+            continue;
+        status = begin_now(group, program, args, &begun);
+        goes_on = goes_on && begun;
+    }
+    return status;
+}
+
+fcdp_status fcdp_unshard(fcdp_group *group, fcdp_tree *tree, const fcdp_program *program,
+                         const fcdp_unshard_args *args) {
+    enum { MAX_FOLLOWING = 8 };
+    fcdp_group *following[MAX_FOLLOWING];
+    fcdp_status status = fcdp_group_check_capture(group, args->stream); /* before the ranks meet */
+    if (status) return status;
+    fcdp_group_join(group, tree);
+    status = ask(group, tree, program, args);
+    if (!status && group->missing < group->layout->n_extents) status = missing_fail(group, group->missing);
+    if (!status) status = begin_or_put_off(group, program, args);
+    if (status) return status;
+    size_t n = fcdp_group_unsharded(group, args->pass == FCDP_PASS_FORWARD, following, MAX_FOLLOWING);
+    status = following_begin(following, n, program, args);
+    if (status) fcdp_give_up(group, program, args->stream);
+    return status;
+}
+
+/* The wait may be on another stream than the unshard was: backward prefetch unshards a group under the stream
+ * of the one before, and a program waits for an asynchronous unshard where it needs the parameters. */
+fcdp_status fcdp_wait(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) {
+    fcdp_status status = group->late ? fcdp_group_begin_late(group, group->pass, stream) : FCDP_OK;
+    if (!status) group->late = false;
+    if (!status) status = begin(group, program, group->pass, stream);
+    return status ? status : fcdp_group_wait(group, stream);
+}
+
+fcdp_status fcdp_cancel(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) {
+    return fcdp_group_has_begun(group) ? fcdp_wait(group, program, stream) : FCDP_OK;
+}
+
+void fcdp_give_up(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) {
+    fcdp_failure failure = fcdp__failure_keep(FCDP_ERR_INVALID);
+    fcdp_status status = fcdp_cancel(group, program, stream);
+    if (status) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    bool written = program->written && program->written(program->ctx, group);
+    status = fcdp_group_reshard(group, stream, written);
+    if (status) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    (void)!fcdp__failure_restore(&failure);
 }

@@ -1,42 +1,93 @@
-/* unshard.h - one use of a group: begin, wait, reshard.
+/* unshard.h - the protocol of an unshard, for every program that drives the core.
  *
- * fcdp_group_begin puts all of an unshard on the streams; fcdp_group_wait lets a stream wait for its end;
- * fcdp_group_reshard ends the use. A group may be begun ahead of its use, and resharded without one. The
- * ranks have agreed on what is stale before (vote.h).
+ *     fcdp_unshard: ask the other ranks, or trust what they have agreed on; gather or restore, or put that
+ *                   off; then the same of the groups that follow
+ *     fcdp_wait:    begin what was put off; the stream goes on when the bytes are there
+ *     fcdp_group_reshard (use.h)
+ *
+ * A program is a framework's plugin, or a test. It knows what its parameters are (fcdp_program); all
+ * decisions are made here. It orders its calls on the groups of a shard group alike on all ranks.
+ *
+ * Each rank decides by itself whether to ask (agreement.h), from events that all ranks have. To ask is to
+ * look at the parameters, to vote (vote.h), and to take the ranks' maximum. What is asked for all groups of a
+ * tree is asked at the first unshard of a pass; small groups that are stale then are gathered together.
+ *
+ * What crosses the nodes begins at its unshard, and ahead of it in the order of the last forward, on every
+ * rank alike. A restore that no other rank takes part in may be put off by one rank: without
+ * FCDP_PREFETCH, where some device has no room for a group more (fcdp_comm_set_ahead), or where there is no
+ * memory for it now. It begins when it is waited for, since the pages of the group before have gone then.
+ *
+ * A call that fails has ended what it began; only a use that was begun ahead of the call stays begun, for the
+ * next agreement to end.
  */
 #ifndef FCDP_UNSHARD_H
 #define FCDP_UNSHARD_H
 
-#include "comm/group.h"
+#include "comm/tree.h"
+#include "comm/use.h"
+#include "comm/vote.h"
 
-typedef enum fcdp_pass { FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER } fcdp_pass;
+/* What `look` is to see. */
+enum {
+    FCDP_LOOK_PLACES = 1,  /* where the pieces of the shards lie, and the optimizers' steps of each extent */
+    FCDP_LOOK_SIGNALS = 2, /* the signals of each extent */
+    FCDP_LOOK_SCENE = 4,   /* the process's, for a vote: without it nothing of this look may be remembered */
+};
 
-/* FCDP_ERR_INVALID while `stream` captures a CUDA graph, of which no gather can be part: to be asked before
- * an agreement. begin, wait, reshard and fcdp_groups_coalesce return the same then, and nothing has
- * happened. */
-fcdp_status fcdp_group_check_capture(const fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
+/* What only the program knows. A function that fails returns a failure with a text, or FCDP_ERR_PROGRAM: the
+ * program has the error itself. The call that it was made from returns that. */
+typedef struct fcdp_program {
+    void *ctx;
+    /* Writes into the shards what they are to be, before the ranks agree on the group; NULL: they are. */
+    fcdp_status (*settle)(void *ctx, fcdp_group *group);
+    /* Fills in what the mask wants of *sight, which is the group's own memory (vote.h). The places of a shard
+     * that the device is not to read, nor the host, are NULL. */
+    fcdp_status (*look)(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight);
+    /* The device takes no fingerprints, now and later: no sight is `by_device` from here on. Told for one of
+     * the groups that were asked for. NULL: no sight is. */
+    void (*blind)(void *ctx, fcdp_group *group);
+    /* May the group begin though the program has not unsharded it: ahead of its use, or (not `ahead`)
+     * together with other small ones? The same on all ranks. NULL: it may. */
+    bool (*may_begin)(void *ctx, fcdp_group *group, bool ahead);
+    /* inputs_out[i]: where this rank's shard of extent i is on the device in the gathered dtype, where
+     * stale[i] and the extent has bytes; there until the group is waited for. *stream: the current one,
+     * behind which it is read; replaced where it was made on another. */
+    fcdp_status (*inputs)(void *ctx, fcdp_group *group, const uint8_t *stale, uint64_t *inputs_out,
+                          fcdp_stream *stream);
+    /* The n votes, on these groups, become their maximum over the ranks. */
+    fcdp_status (*agree)(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes, size_t n);
+    /* Somebody has written into the gathered bytes since this was asked last. NULL: nobody has. */
+    bool (*written)(void *ctx, fcdp_group *group);
+} fcdp_program;
 
-/* Put everything on the streams. inputs[i]: device address of this rank's shard of extent i in the gathered
- * dtype (shard_bytes long), read where stale, after what is on `stream` now; it lives until `stream` has
- * passed a fcdp_group_wait, whatever stream that was for. May be NULL where nothing is stale. Nothing to do
- * where the group has begun already. FCDP_ERR_NO_DEVICE_MEM: nothing was begun, and the ranks may go on
- * together if all of them failed so. */
-fcdp_status fcdp_group_begin(fcdp_group *group, const uint64_t *inputs, fcdp_pass pass,
-                             fcdp_stream stream) FCDP_MUST_CHECK;
-bool fcdp_group_has_begun(const fcdp_group *group);
-/* Would a use begun now make no collective? Then this rank may put it off while its peers do not: it copies
- * from host memory what is stale on no rank. */
-bool fcdp_group_begins_alone(const fcdp_group *group);
-/* Begins the use that was put off so: with what the ranks had agreed on by then, which its peers have begun
- * with, whatever they have agreed on since. */
-fcdp_status fcdp_group_begin_late(fcdp_group *group, fcdp_pass pass, fcdp_stream stream) FCDP_MUST_CHECK;
-/* `stream` goes on when the bytes are there; with host_computes the calling thread does. Where it is another
- * than begin's, that one goes on when the inputs have been read. The failure of the group's shard group, if
- * it has one by then. */
-fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
-/* The use ends: `stream` is behind it, or the stream that waited for the group is, for which it waits then.
- * `written`: somebody wrote into the gathered bytes, which must not be used again. Does nothing where the
- * group has not begun. */
-fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) FCDP_MUST_CHECK;
+typedef struct fcdp_unshard_args {
+    fcdp_pass pass;
+    bool by_hand;       /* it is not one of the framework's own hooks: the ranks agree on it alone */
+    fcdp_stream stream; /* the current one */
+    /* with by_hand: the shards are looked at behind this one, where the program has made them */
+    fcdp_stream made_on;
+} fcdp_unshard_args;
+
+/* The use of `group` begins, or is put off; then those of the groups that follow it begin. The group lies
+ * under `tree` from here on. FCDP_ERR_INVALID, with nothing done: a CUDA graph is being captured, a shard of
+ * the group is missing on some rank, or a parameter has changed since the ranks agreed on it.
+ * FCDP_ERR_NO_DEVICE_MEM: as fcdp_group_begin. */
+fcdp_status fcdp_unshard(fcdp_group *group, fcdp_tree *tree, const fcdp_program *program,
+                         const fcdp_unshard_args *args) FCDP_MUST_CHECK;
+/* fcdp_group_wait, of a use that may have been put off. */
+fcdp_status fcdp_wait(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) FCDP_MUST_CHECK;
+/* The program will not use what it unsharded: before fcdp_group_reshard, in place of fcdp_wait. */
+fcdp_status fcdp_cancel(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) FCDP_MUST_CHECK;
+/* A use has failed after its unshard: it is over, else the group's next one would take it for under way, with
+ * the bytes of now. What else fails here is not said. The thread's failure text stays. */
+void fcdp_give_up(fcdp_group *group, const fcdp_program *program, fcdp_stream stream);
+
+/* The ranks agree on what is stale of `groups`, which are of one shard group and lie under trees; their
+ * shards are looked at behind `stream`. */
+fcdp_status fcdp_agree(fcdp_group *const *groups, uint32_t n_groups, const fcdp_program *program,
+                       fcdp_stream stream) FCDP_MUST_CHECK;
+/* The first extent of which some rank's shard was missing when the ranks agreed on the group last;
+ * n_extents: none. */
+uint32_t fcdp_group_missing(const fcdp_group *group);
 
 #endif

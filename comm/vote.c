@@ -1,6 +1,7 @@
 /* vote.c - see the header. */
 #include "comm/vote.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "comm/copy_fingerprint.h"
@@ -31,17 +32,16 @@ const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32
     return own;
 }
 
-/* Of extent i, whose first piece is `at`. */
-static bool is_missing(const fcdp_evidence *evidence, uint32_t i, size_t at) {
+bool fcdp__evidence_is_missing(const fcdp_evidence *evidence, uint32_t i, size_t at) {
     if (!evidence->shards || !evidence->shard_bytes) return false;
     for (size_t end = at + fcdp__evidence_n_pieces(evidence, i); at < end; at++)
         if (!evidence->shards[at] && evidence->shard_bytes[at]) return true;
     return false;
 }
 
-bool fcdp_group_needs_fingerprints(const fcdp_group *group, const uint64_t *optimizer_steps) {
+bool fcdp_group_needs_fingerprints(const fcdp_group *group, const fcdp_signals *signals) {
     for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        if (!fcdp__validity_is_foretold(group->validity, i, optimizer_steps[i])) return true;
+        if (!fcdp__validity_is_foretold(group->validity, i, signals[i].optimizer_steps)) return true;
     return false;
 }
 
@@ -56,7 +56,7 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
     size_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t own;
-        bool missing = is_missing(evidence, i, at);
+        bool missing = fcdp__evidence_is_missing(evidence, i, at);
         const uint64_t *fingerprint = fcdp__evidence_fingerprint(evidence, i, &at, &own);
         vote_out[i] = (uint8_t)(missing ? fcdp__validity_miss(group->validity, i)
                                         : fcdp__validity_observe(group->validity, i, &evidence->signals[i],
@@ -78,6 +78,7 @@ uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
     fcdp__member_agreed(&group->member);
     while (missing < n && !(agreed[missing] & FCDP_STALE_MISSING)) missing++;
     if (missing < n) fcdp__member_ask_again(&group->member);
+    group->missing = missing;
     return missing;
 }
 
@@ -106,7 +107,7 @@ uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
             at += fcdp__evidence_n_pieces(evidence, i);
             continue;
         }
-        if (is_missing(evidence, i, at) ||
+        if (fcdp__evidence_is_missing(evidence, i, at) ||
             fcdp__validity_moved(group->validity, i, &evidence->signals[i],
                                  fcdp__evidence_fingerprint(evidence, i, &at, &own)))
             return i;
@@ -116,4 +117,59 @@ uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
 
 void fcdp_group_stale(const fcdp_group *group, uint8_t *stale_out) {
     memcpy(stale_out, group->stale, group->layout->n_extents);
+}
+
+bool fcdp__group_is_stale(const fcdp_group *group) {
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        if (group->stale[i]) return true;
+    return false;
+}
+
+/* ---- what a program sees ---- */
+
+fcdp_status fcdp_sight_reserve(fcdp_sight *sight, size_t n_pieces) {
+    if (n_pieces <= sight->n_places) return FCDP_OK;
+    const void **shards = realloc(sight->shards, n_pieces * sizeof *shards);
+    if (shards) sight->shards = shards;
+    size_t *bytes = realloc(sight->shard_bytes, n_pieces * sizeof *bytes);
+    if (bytes) sight->shard_bytes = bytes;
+    if (!shards || !bytes)
+        return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the places of %zu pieces", n_pieces);
+    for (; sight->n_places < n_pieces; sight->n_places++) {
+        shards[sight->n_places] = NULL;
+        bytes[sight->n_places] = 0;
+    }
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__sight_init(fcdp_sight *sight, uint32_t n_extents) {
+    *sight = (fcdp_sight){.n_extents = n_extents,
+                          .signals = calloc(n_extents + 1, sizeof *sight->signals),
+                          .n_pieces = calloc(n_extents + 1, sizeof *sight->n_pieces)};
+    if (!sight->signals || !sight->n_pieces)
+        return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the signals of %u parameters", n_extents);
+    for (uint32_t i = 0; i < n_extents; i++) sight->n_pieces[i] = 1;
+    return fcdp_sight_reserve(sight, n_extents + 1);
+}
+
+void fcdp__sight_free(fcdp_sight *sight) {
+    free(sight->signals);
+    free(sight->n_pieces);
+    free(sight->shards);
+    free(sight->shard_bytes);
+}
+
+size_t fcdp__sight_n_pieces(const fcdp_sight *sight) {
+    size_t n = 0;
+    for (uint32_t i = 0; i < sight->n_extents; i++) n += sight->n_pieces[i];
+    return n;
+}
+
+fcdp_evidence fcdp__sight_evidence(const fcdp_sight *sight, const uint64_t *fingerprints) {
+    return (fcdp_evidence){.signals = sight->signals,
+                           .shards = sight->shards,
+                           .shard_bytes = sight->shard_bytes,
+                           .fingerprints = fingerprints,
+                           .n_pieces = sight->n_pieces,
+                           .by_device = sight->by_device};
 }

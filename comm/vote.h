@@ -1,10 +1,10 @@
 /* vote.h - what is stale of a group: this rank's vote, the ranks' agreement.
  *
- * The votes and their maximum over the ranks are the caller's to carry:
+ * What an agreement (unshard.h) is of:
  *
  *     fcdp_group_question (tree.h)
  *     -> for each group asked for: fcdp_group_vote -> the ranks' maximum -> fcdp_group_agree
- *     -> fcdp_group_begin (unshard.h)
+ *     -> fcdp_group_begin (use.h)
  *
  * A vote is one byte per parameter, why its copy is stale here (validity.h), and one more: the region is not
  * on this rank's device. What is agreed stale crosses the nodes. What is fresh, and not on the device of
@@ -38,7 +38,29 @@ typedef struct fcdp_evidence {
     bool by_device;
 } fcdp_evidence;
 
+/* What a program's look at a group fills in (unshard.h): memory of the group's, for life. At first each
+ * extent is one piece that nobody reads. */
+typedef struct fcdp_sight {
+    uint32_t n_extents;
+    fcdp_signals *signals;        /* n_extents */
+    fcdp_process_signals process; /* at the last look for a vote */
+    uint64_t *n_pieces;           /* n_extents */
+    const void **shards;          /* of the pieces, as in fcdp_evidence; there is room for n_places */
+    size_t *shard_bytes, n_places;
+    bool by_device;
+} fcdp_sight;
+
+fcdp_status fcdp__sight_init(fcdp_sight *sight, uint32_t n_extents) FCDP_MUST_CHECK;
+void fcdp__sight_free(fcdp_sight *sight);
+/* Room for so many pieces, before they are filled in. */
+fcdp_status fcdp_sight_reserve(fcdp_sight *sight, size_t n_pieces) FCDP_MUST_CHECK;
+size_t fcdp__sight_n_pieces(const fcdp_sight *sight);
+/* Borrowed. `fingerprints`: the device's, of the pieces; NULL: none. */
+fcdp_evidence fcdp__sight_evidence(const fcdp_sight *sight, const uint64_t *fingerprints);
+
 uint64_t fcdp__evidence_n_pieces(const fcdp_evidence *evidence, uint32_t i);
+/* Are the bytes of extent i's shard not there, which has its first piece `at`? */
+bool fcdp__evidence_is_missing(const fcdp_evidence *evidence, uint32_t i, size_t at);
 /* Of extent i's shard, where the evidence has it; NULL: nobody has read its bytes. *own: for one that is
  * taken here. `at`: the extent's first piece; it moves on to the next extent's. */
 const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32_t i, size_t *at,
@@ -46,8 +68,8 @@ const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32
 
 /* Must the device read the group's shards for the vote, and the host wait for it? Not where an optimizer
  * has stepped each parameter, and the step before changed each (validity.h): they are voted stale without,
- * and the gather's own fingerprints say what they are. optimizer_steps: of n_extents signals. */
-bool fcdp_group_needs_fingerprints(const fcdp_group *group, const uint64_t *optimizer_steps);
+ * and the gather's own fingerprints say what they are. The optimizers' steps count, of n_extents signals. */
+bool fcdp_group_needs_fingerprints(const fcdp_group *group, const fcdp_signals *signals);
 /* The vote, of n_extents + 1 bytes. A use that was begun ahead is ended first. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                             const fcdp_process_signals *process, uint8_t *vote_out) FCDP_MUST_CHECK;

@@ -32,11 +32,12 @@ fcdp_whole fcdp_group_whole_vote(fcdp_group *group, uint32_t i, const fcdp_evide
     return host_serves(group, i) ? FCDP_WHOLE_HOST : FCDP_WHOLE_FRESH;
 }
 
-fcdp_status fcdp_group_whole_begin(fcdp_group *group, uint32_t i, const uint64_t *inputs,
+fcdp_status fcdp_group_whole_begin(fcdp_group *group, uint32_t i, const fcdp_program *program,
                                    fcdp_stream stream) {
     fcdp_use use = {
-        .group = group, .inputs = inputs, .plain_shard_bytes = group->layout->extents[i].shard_bytes};
-    return fcdp__use_begin(&use, FCDP_PASS_OTHER, stream);
+        .group = group, .inputs = group->inputs, .plain_shard_bytes = group->layout->extents[i].shard_bytes};
+    fcdp_status status = fcdp__inputs_take(group, program, group->inputs, &stream);
+    return status ? status : fcdp__use_begin(&use, FCDP_PASS_OTHER, stream);
 }
 
 /* `ready` is recorded behind the copy, so that the monitor looks for the peers whose words that waits for. */

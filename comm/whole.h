@@ -2,8 +2,8 @@
  *
  *     fcdp_group_whole_vote -> the ranks' maximum
  *     HOST:  fcdp_group_whole_read
- *     FRESH: fcdp_group_whole_begin, without inputs
- *     STALE: an agreement on the group (vote.h), then fcdp_group_whole_begin, which gathers what is stale
+ *     FRESH: fcdp_group_whole_begin
+ *     STALE: an agreement on the group (fcdp_agree), then fcdp_group_whole_begin, which gathers what is stale
  *            -> fcdp_group_wait, a copy of the extent, fcdp_group_reshard
  *     PLAIN: the framework's own gather; nothing has happened
  *
@@ -14,7 +14,6 @@
 #define FCDP_WHOLE_H
 
 #include "comm/unshard.h"
-#include "comm/vote.h"
 
 /* A rank's vote overrules those before it. HOST: fresh, and in the node's host memory, from where each rank
  * reads it by itself. */
@@ -25,7 +24,7 @@ typedef enum fcdp_whole { FCDP_WHOLE_HOST, FCDP_WHOLE_FRESH, FCDP_WHOLE_STALE, F
  * is not known to any tree. */
 fcdp_whole fcdp_group_whole_vote(fcdp_group *group, uint32_t i, const fcdp_evidence *evidence);
 /* As fcdp_group_begin, in place of the framework's gather of extent i alone. Not in use. */
-fcdp_status fcdp_group_whole_begin(fcdp_group *group, uint32_t i, const uint64_t *inputs,
+fcdp_status fcdp_group_whole_begin(fcdp_group *group, uint32_t i, const fcdp_program *program,
                                    fcdp_stream stream) FCDP_MUST_CHECK;
 /* The first `bytes` bytes of extent i from host memory, to memory of the program's on the device. `stream`
  * goes on when they are there; with host_computes the calling thread does. Not in use. */

@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tools/*/*.md")])
 OPTIONS = ROOT / "docs" / "options.md"
 MEMTRACE = ROOT / "docs" / "memtrace.md"
-FOLDERS = "alloc|tiering|comm|torch_plugin|tools|tests|examples|cmake|docs|\\.github|\\.ci"
+FOLDERS = "base|sim|alloc|tiering|comm|torch_plugin|tools|tests|examples|cmake|docs|\\.github|\\.ci"
 
 
 def table(name):

@@ -1,8 +1,8 @@
 /* _fcdp.c - the extension module. */
-#include "comm/tree.h"
 #include "comm/whole.h"
 #include "torch_plugin/allocator_calls.h"
 #include "torch_plugin/dlpack.h"
+#include "torch_plugin/evidence.h"
 #include "torch_plugin/history.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/nccl.h"
@@ -13,6 +13,10 @@ PyObject *binding_error_class;
 
 static PyMethodDef methods[] = {
     {"dlpack", binding_dlpack, METH_VARARGS, NULL},
+    {"dtype_codes", binding_evidence_dtypes, METH_VARARGS, NULL},
+    {"evidence_places", binding_evidence_places, METH_VARARGS, NULL},
+    {"evidence_signals", binding_evidence_signals, METH_VARARGS, NULL},
+    {"evidence_written", binding_evidence_was_written, METH_O, NULL},
     {"nccl_load", binding_nccl_load, METH_VARARGS, NULL},
     {"nccl_ids", binding_nccl_ids, METH_VARARGS, NULL},
     {"nccl_comm_create", binding_nccl_comm_create, METH_VARARGS, NULL},
@@ -34,8 +38,9 @@ static struct PyModuleDef module = {
 /* Constants are those of the core's enums, so that Python repeats none of their values. */
 PyMODINIT_FUNC PyInit__fcdp(void) {
     PyObject *m = PyModule_Create(&module);
-    if (!m || PyModule_AddFunctions(m, methods_engine) < 0 || PyModule_AddFunctions(m, methods_comm) < 0 ||
-        PyModule_AddFunctions(m, methods_group) < 0 || PyModule_AddFunctions(m, methods_trace) < 0)
+    if (!m || !binding_evidence_init() || PyModule_AddFunctions(m, methods_engine) < 0 ||
+        PyModule_AddFunctions(m, methods_comm) < 0 || PyModule_AddFunctions(m, methods_group) < 0 ||
+        PyModule_AddFunctions(m, methods_trace) < 0)
         return NULL;
     binding_error_class = PyErr_NewExceptionWithDoc(
         "fcdp.Error", "A failure of FCDP's core; args = (text, status).", PyExc_RuntimeError, NULL);
@@ -51,8 +56,9 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
         {"PASS_OTHER", FCDP_PASS_OTHER},
         {"LANE_INTER", FCDP_LANE_INTER},
         {"LANE_NODE", FCDP_LANE_NODE},
-        {"ASK_GROUP", FCDP_ASK_GROUP},
-        {"ASK_TREE", FCDP_ASK_TREE},
+        {"LOOK_PLACES", FCDP_LOOK_PLACES},
+        {"LOOK_SIGNALS", FCDP_LOOK_SIGNALS},
+        {"LOOK_SCENE", FCDP_LOOK_SCENE},
         {"WHOLE_HOST", FCDP_WHOLE_HOST},
         {"WHOLE_FRESH", FCDP_WHOLE_FRESH},
         {"WHOLE_STALE", FCDP_WHOLE_STALE},

@@ -14,6 +14,7 @@ typedef struct handle {
     void *object;
     uint64_t generation;
     pid_t pid;       /* a forked child owns nothing */
+    PyObject *face;  /* a weak reference: binding_set_owner */
     PyObject *owner; /* keeps what the object stands on alive: group, tree -> comm -> engine */
 } handle;
 
@@ -39,6 +40,7 @@ static void handle_end(handle *h) {
         if (h->kind == BINDING_GROUP) fcdp_group_destroy(h->object);
         Py_END_ALLOW_THREADS
     }
+    Py_XDECREF(h->face);
     Py_XDECREF(h->owner);
     free(h);
 }
@@ -74,7 +76,8 @@ PyObject *binding_wrap(binding_kind kind, void *object, PyObject *owner) {
     static const PyCapsule_Destructor destructors[] = {engine_free, comm_free, tree_free, group_free};
     handle *h = malloc(sizeof *h);
     if (!h) return PyErr_NoMemory();
-    *h = (handle){NULL, kind, object, generation_now, getpid(), owner};
+    *h = (handle){
+        .kind = kind, .object = object, .generation = generation_now, .pid = getpid(), .owner = owner};
     PyObject *capsule = PyCapsule_New(h, kind_name[kind], destructors[kind]);
     if (!capsule) {
         free(h);
@@ -98,6 +101,17 @@ void *binding_unwrap(binding_kind kind, PyObject *capsule) {
         return NULL;
     }
     return h->object;
+}
+
+bool binding_set_owner(PyObject *capsule, PyObject *owner) {
+    fcdp_group *group = binding_unwrap(BINDING_GROUP, capsule);
+    PyObject *face = group ? PyWeakref_NewRef(owner, NULL) : NULL;
+    if (!face) return false;
+    handle *h = PyCapsule_GetPointer(capsule, kind_name[BINDING_GROUP]);
+    fcdp_group_set_owner(group, face);
+    Py_XDECREF(h->face);
+    h->face = face;
+    return true;
 }
 
 void binding_end_generation(void) {

@@ -10,6 +10,9 @@ typedef enum binding_kind { BINDING_ENGINE, BINDING_COMM, BINDING_TREE, BINDING_
 PyObject *binding_wrap(binding_kind kind, void *object, PyObject *owner);
 /* The core object, or NULL with a Python error set (wrong kind or dead). */
 void *binding_unwrap(binding_kind kind, PyObject *handle);
+/* The object's own Python object, of which the handle keeps a weak reference, for as long as it lives (the
+ * core has it as the group's owner). False: an exception is set. */
+bool binding_set_owner(PyObject *handle, PyObject *owner);
 /* Every living handle is dead from here on: its engine has ended. */
 void binding_end_generation(void);
 uint64_t binding_generation(void);

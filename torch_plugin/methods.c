@@ -1,6 +1,7 @@
 /* methods.c - see the header. */
 #include "torch_plugin/methods.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 const void *methods_bytes(PyObject *object, size_t bytes, const char *what) {
@@ -10,6 +11,24 @@ const void *methods_bytes(PyObject *object, size_t bytes, const char *what) {
     if ((size_t)length == bytes) return data;
     PyErr_Format(PyExc_ValueError, "%s: expected %zu bytes, got %zd", what, bytes, length);
     return NULL;
+}
+
+fcdp_group **methods_groups(PyObject *list, uint32_t *n_out) {
+    Py_ssize_t n = PyList_Size(list);
+    if (n < 0) return NULL;
+    fcdp_group **groups = calloc((size_t)n + 1, sizeof *groups);
+    if (!groups) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        groups[i] = binding_unwrap(BINDING_GROUP, PyList_GetItem(list, i));
+        if (groups[i]) continue;
+        free(groups);
+        return NULL;
+    }
+    *n_out = (uint32_t)n;
+    return groups;
 }
 
 PyObject *methods_none_or_raise(fcdp_status status) {

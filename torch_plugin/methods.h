@@ -21,6 +21,8 @@ extern PyMethodDef methods_engine[], methods_comm[], methods_group[], methods_tr
 void binding_trace_open(void);
 /* `object` as bytes of exactly `bytes` bytes, borrowed; NULL with an error set. */
 const void *methods_bytes(PyObject *object, size_t bytes, const char *what);
+/* The groups of a list, in its order, for the caller to free(); NULL with an error set. */
+fcdp_group **methods_groups(PyObject *list, uint32_t *n_out);
 PyObject *methods_none_or_raise(fcdp_status status);
 /* The ticket of a creation as bytes; a join by such bytes. */
 PyObject *methods_ticket_or_raise(fcdp_status status, const fcdp_shared_ticket *ticket);

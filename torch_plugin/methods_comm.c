@@ -1,4 +1,5 @@
 /* methods_comm.c - the module's functions of a shard group, with the trees in it. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "comm/tree.h"
@@ -92,7 +93,30 @@ METHOD(tree_create) {
     }
 TREE_EVENT(tree_begin_forward, fcdp_tree_begin_forward)
 TREE_EVENT(tree_begin_backward, fcdp_tree_begin_backward)
-TREE_EVENT(tree_agreed, fcdp_tree_agreed)
+
+/* (tree, [group]): those that an agreement on all of them asks for, in this order. */
+METHOD(tree_set_groups) {
+    PyObject *handle, *list;
+    uint32_t n;
+    if (!PyArg_ParseTuple(args, "OO:tree_set_groups", &handle, &list)) return NULL;
+    fcdp_tree *tree = binding_unwrap(BINDING_TREE, handle);
+    fcdp_group **groups = tree ? methods_groups(list, &n) : NULL;
+    if (!groups) return NULL;
+    fcdp_status status = fcdp_tree_set_groups(tree, groups, n);
+    free(groups);
+    return methods_none_or_raise(status);
+}
+
+/* (comm, has every rank's device room for a group that is begun ahead?) */
+METHOD(comm_set_ahead) {
+    PyObject *handle;
+    int ahead;
+    if (!PyArg_ParseTuple(args, "Op:comm_set_ahead", &handle, &ahead)) return NULL;
+    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!comm) return NULL;
+    fcdp_comm_set_ahead(comm, ahead);
+    Py_RETURN_NONE;
+}
 
 METHOD(comm_host_create) {
     PyObject *handle;
@@ -200,7 +224,8 @@ PyMethodDef methods_comm[] = {
     ENTRY(tree_create),
     ENTRY(tree_begin_forward),
     ENTRY(tree_begin_backward),
-    ENTRY(tree_agreed),
+    ENTRY(tree_set_groups),
+    ENTRY(comm_set_ahead),
     ENTRY(comm_host_create),
     ENTRY(comm_host_join),
     ENTRY(comm_fingerprint_begin),

@@ -70,15 +70,6 @@ METHOD(trace_agreement) {
     Py_RETURN_NONE;
 }
 
-/* (start, groups asked for, of those stale): the ranks agreed on what is stale. */
-METHOD(trace_agree) {
-    unsigned long long start_ns;
-    unsigned int n_groups, n_stale;
-    if (!PyArg_ParseTuple(args, "KII:trace_agree", &start_ns, &n_groups, &n_stale)) return NULL;
-    fcdp__trace_since(start_ns, (fcdp_trace_event){.kind = FCDP_EVENT_AGREE, .a = n_groups, .b = n_stale});
-    Py_RETURN_NONE;
-}
-
 /* (is it a gather, bytes to the next of the ring, do they leave the node (None: it is not known), ranks,
  * start): a collective of FSDP2's own, which the program has waited for since start. 0: it begins now, on a
  * stream, and its end is not known. */
@@ -143,7 +134,6 @@ METHOD(trace_bypass) {
 }
 
 PyMethodDef methods_trace[] = {
-    ENTRY(trace_is_open), ENTRY(trace_job),       ENTRY(trace_step),
-    ENTRY(trace_start),   ENTRY(trace_agreement), ENTRY(trace_agree),
-    ENTRY(trace_plain),   ENTRY(trace_bypass),    {NULL, NULL, 0, NULL},
+    ENTRY(trace_is_open),   ENTRY(trace_job),   ENTRY(trace_step),   ENTRY(trace_start),
+    ENTRY(trace_agreement), ENTRY(trace_plain), ENTRY(trace_bypass), {NULL, NULL, 0, NULL},
 };

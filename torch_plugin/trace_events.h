@@ -10,9 +10,7 @@
       "FSDP2 gathered a group itself; this rank sends `bytes` to the next of its ring")                      \
     X(REDUCE_SCATTER, 98, "reduce_scatter", "of those, bytes sent between nodes", "ranks",                   \
       "FSDP2 reduced gradients; this rank sends `bytes` to the next of its ring")                            \
-    X(BYPASS, 99, "bypass", "", "", "a group is left to FSDP; its object's `why` says why")                  \
-    X(AGREE, 100, "agree", "groups asked for", "of those, stale in part or whole",                           \
-      "the ranks agreed on what is stale, and this took so long")
+    X(BYPASS, 99, "bypass", "", "", "a group is left to FSDP; its object's `why` says why")
 
 #define FCDP_PLUGIN_CAUSES(X)
 

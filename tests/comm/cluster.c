@@ -172,6 +172,8 @@ static void node_start(cluster *c, uint32_t node) {
         for (uint32_t l = 0; l < c->config.node_size; l++)
             assert_ok(fcdp_group_attach(first[l].groups[g], offset));
     }
+    for (uint32_t l = 0; l < c->config.node_size; l++)
+        assert_ok(fcdp_tree_set_groups(first[l].tree, first[l].groups, c->config.n_groups));
 }
 
 cluster *cluster_create(const cluster_config *config) {

@@ -53,7 +53,8 @@ typedef struct member {
     uint64_t steps[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* the signal that this rank reports */
     bool missing[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];   /* the rank's program has freed the shard */
     bool evaluates;                                          /* grad mode is off */
-    unsigned n_drains; /* agreements in which it waited for its device */
+    unsigned n_drains;            /* agreements in which it waited for its device */
+    const fcdp_group *asked_last; /* of the last agreement, the last one */
     pthread_mutex_t mutex;
     char wrong[CLUSTER_TEXT_BYTES]; /* guarded by mutex: the first wrong byte that compute saw; "": none */
 } member;

@@ -6,8 +6,6 @@
 #include <string.h>
 
 #include "comm/internal.h"
-#include "comm/unshard.h"
-#include "comm/vote.h"
 #include "sim/gpu/simgpu.h"
 #include "tests/comm/member.h"
 

@@ -1,174 +1,122 @@
-/* member.c - one rank's program over the engine. Agreements carry the votes of all groups of the tree, or of
- * one. */
+/* member.c - see the header. */
 #include "tests/comm/member.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/coalesce.h"
 #include "comm/internal.h"
-#include "comm/tree.h"
-#include "comm/unshard.h"
-#include "comm/vote.h"
 #include "sim/gpu/simgpu.h"
 
-enum { MAX_AHEAD = 8 };
+/* ---- the program ---- */
 
-/* ---- agreements ---- */
-
-static void signals_of(const member *m, uint32_t g, fcdp_signals signals_out[CLUSTER_MAX_EXTENTS]) {
-    memset(signals_out, 0, CLUSTER_MAX_EXTENTS * sizeof signals_out[0]);
-    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
-        signals_out[i].optimizer_steps = m->steps[g][i];
+static uint32_t index_of(const member *m, const fcdp_group *group) {
+    uint32_t g = 0;
+    while (m->groups[g] != group) g++;
+    return g;
 }
 
-enum { MAX_PIECES = 2 * CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS };
-
-/* What there is to see of group g's shards. The host reads every second extent's in two pieces. */
-typedef struct sight {
-    size_t n; /* pieces */
-    fcdp_signals signals[CLUSTER_MAX_EXTENTS];
-    const void *shards[2 * CLUSTER_MAX_EXTENTS];
-    size_t shard_bytes[2 * CLUSTER_MAX_EXTENTS];
-    uint64_t n_pieces[CLUSTER_MAX_EXTENTS];
-} sight;
-
-/* `fingerprints`: the device's, of the group's shards; NULL: none. The evidence borrows *s. */
-static fcdp_evidence see(member *m, uint32_t g, const uint64_t *fingerprints, sight *s) {
-    const group_spec *spec = &m->cluster->config.groups[g];
+/* The host reads every second extent's shard in two pieces. What nobody reads has no place. */
+static fcdp_status places_see(const member *m, uint32_t g, fcdp_sight *sight) {
+    const cluster_config *config = &m->cluster->config;
+    const group_spec *spec = &config->groups[g];
+    bool reads = config->host_computes || config->fingerprints;
     size_t at = 0;
-    memset(s, 0, sizeof *s);
-    signals_of(m, g, s->signals);
-    for (uint32_t i = 0; i < spec->n_extents; i++) {
-        s->n_pieces[i] = m->cluster->config.host_computes ? 1 + i % 2 : 1;
-        for (uint64_t p = 0; p < s->n_pieces[i]; p++, at++) {
+    fcdp_status status = fcdp_sight_reserve(sight, 2 * spec->n_extents);
+    for (uint32_t i = 0; i < spec->n_extents && !status; i++) {
+        sight->n_pieces[i] = config->host_computes ? 1 + i % 2 : 1;
+        for (uint64_t p = 0; p < sight->n_pieces[i]; p++, at++) {
             size_t begin = p * (spec->extents[i].shard_bytes / 3);
-            size_t end = p + 1 < s->n_pieces[i] ? spec->extents[i].shard_bytes / 3
-                                                : spec->extents[i].shard_bytes;
-            s->shard_bytes[at] = end - begin;
-            s->shards[at] = m->missing[g][i] ? NULL : m->shards + m->shard_at[g][i] + begin;
+            size_t end = p + 1 < sight->n_pieces[i] ? spec->extents[i].shard_bytes / 3
+                                                    : spec->extents[i].shard_bytes;
+            bool is_there = !m->missing[g][i];
+            sight->shards[at] = is_there && reads ? m->shards + m->shard_at[g][i] + begin : NULL;
+            sight->shard_bytes[at] = is_there && !reads ? 0 : end - begin;
         }
     }
-    s->n = at;
-    return (fcdp_evidence){s->signals,   s->shards,   s->shard_bytes,
-                           fingerprints, s->n_pieces, !m->cluster->config.host_computes};
-}
-
-static fcdp_status vote_one(member *m, uint32_t g, const uint64_t *fingerprints, uint8_t *vote_out,
-                            uint32_t *moved_out) {
-    sight s;
-    fcdp_evidence evidence = see(m, g, fingerprints, &s);
-    fcdp_process_signals process = {.grad_mode = !m->evaluates, .optimizer_seen = true};
-    if (moved_out) *moved_out = fcdp_group_audit(m->groups[g], &evidence);
-    return vote_out ? fcdp_group_vote(m->groups[g], &evidence, &process, vote_out) : FCDP_OK;
-}
-
-static bool needs_fingerprints(const member *m, uint32_t g) {
-    uint64_t steps[CLUSTER_MAX_EXTENTS];
-    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++) steps[i] = m->steps[g][i];
-    return fcdp_group_needs_fingerprints(m->groups[g], steps);
-}
-
-/* Of the pieces of the shards of those of groups [first, end) that need them, by the device, in their order.
- * at_out: from where each group's begin. Without any the host does not wait. */
-static fcdp_status fingerprints_take(member *m, uint32_t first, uint32_t end, uint64_t *fingerprints_out,
-                                     size_t *at_out) {
-    uint64_t shards[MAX_PIECES] = {0};
-    size_t bytes[MAX_PIECES] = {0}, n = 0;
-    for (uint32_t g = first; g < end; g++) {
-        sight s;
-        at_out[g] = SIZE_MAX;
-        if (!needs_fingerprints(m, g)) continue;
-        (void)see(m, g, NULL, &s);
-        at_out[g] = n;
-        for (size_t p = 0; p < s.n; p++, n++) {
-            shards[n] = (uintptr_t)s.shards[p];
-            bytes[n] = s.shards[p] ? s.shard_bytes[p] : 0;
-        }
-    }
-    if (n == 0) return FCDP_OK;
-    fcdp_status status = fcdp_comm_fingerprint_begin(m->comm, shards, bytes, n, m->stream);
-    m->n_drains++;
-    return status ? status : fcdp_comm_fingerprint_end(m->comm, fingerprints_out);
-}
-
-/* Votes of groups [first, end), n_extents + 1 each; how many in *n_out. */
-static fcdp_status vote(member *m, uint32_t first, uint32_t end, uint8_t *votes_out, size_t *n_out) {
-    uint64_t taken[MAX_PIECES];
-    size_t at[CLUSTER_MAX_GROUPS], n = 0;
-    bool takes = m->cluster->config.fingerprints && !m->cluster->config.host_computes;
-    fcdp_status status = takes ? fingerprints_take(m, first, end, taken, at) : FCDP_OK;
-    for (uint32_t g = first; g < end && !status; g++) {
-        status = vote_one(m, g, takes && at[g] != SIZE_MAX ? taken + at[g] : NULL, votes_out + n, NULL);
-        n += m->cluster->config.groups[g].n_extents + 1;
-    }
-    *n_out = n;
+    sight->by_device = config->fingerprints && !config->host_computes;
     return status;
 }
 
+/* Do fingerprints of an agreement wait for their end? Then no others can begin. */
+static bool device_reads(const member *m) {
+    return fcdp_comm_fingerprint_begin(m->comm, NULL, NULL, 0, m->stream) == FCDP_ERR_INVALID;
+}
+
+static fcdp_status member_look(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight) {
+    member *m = ctx;
+    uint32_t g = index_of(m, group);
+    for (uint32_t i = 0; i < sight->n_extents; i++)
+        sight->signals[i] = (fcdp_signals){.optimizer_steps = m->steps[g][i]};
+    if (what & FCDP_LOOK_SCENE) {
+        sight->process = (fcdp_process_signals){.grad_mode = !m->evaluates, .optimizer_seen = true};
+        if (sight->by_device && group == m->asked_last) m->n_drains += device_reads(m);
+    }
+    return what & FCDP_LOOK_PLACES ? places_see(m, g, sight) : FCDP_OK;
+}
+
+/* A gather is of what the shards are now. */
+static fcdp_status member_inputs(void *ctx, fcdp_group *group, const uint8_t *stale, uint64_t *inputs_out,
+                                 fcdp_stream *stream) {
+    member *m = ctx;
+    uint32_t g = index_of(m, group);
+    (void)stream;
+    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++) {
+        if (!stale[i]) continue;
+        inputs_out[i] = (uintptr_t)(m->shards + m->shard_at[g][i]);
+        m->held[g][i] = m->version[g][i];
+    }
+    return FCDP_OK;
+}
+
+static fcdp_status member_agree(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes,
+                                size_t n) {
+    member *m = ctx;
+    return council_agree(&m->cluster->council, n_groups << 16 | index_of(m, groups[0]), votes, n);
+}
+
+/* The last of the groups that an agreement asks for looks whether the device reads. */
+static fcdp_status member_settle(void *ctx, fcdp_group *group) {
+    ((member *)ctx)->asked_last = group;
+    return FCDP_OK;
+}
+
+fcdp_program member_program(member *m) {
+    return (fcdp_program){.ctx = m,
+                          .settle = member_settle,
+                          .look = member_look,
+                          .inputs = member_inputs,
+                          .agree = member_agree};
+}
+
+/* ---- agreements by hand ---- */
+
+typedef struct ballot_box {
+    member *m;
+    uint8_t *vote;
+    size_t n; /* 0: nobody has voted yet */
+} ballot_box;
+
+static fcdp_status box_look(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight) {
+    return member_look(((ballot_box *)ctx)->m, group, what, sight);
+}
+
+static fcdp_status box_agree(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes,
+                             size_t n) {
+    ballot_box *box = ctx;
+    (void)groups;
+    (void)n_groups;
+    memcpy(box->vote, votes, n);
+    box->n = n;
+    return FCDP_ERR_PROGRAM; /* the test carries it */
+}
+
 fcdp_status member_vote(member *m, uint32_t g, uint8_t *vote_out) {
-    size_t n;
-    return vote(m, g, g + 1, vote_out, &n);
-}
-
-/* A gather reads the group's shards next. A rank without fingerprints need not say so. */
-static fcdp_status confirm(member *m, uint32_t g) {
-    sight s;
-    fcdp_evidence evidence = see(m, g, NULL, &s);
-    return m->cluster->config.fingerprints ? fcdp_group_confirm(m->groups[g], &evidence, m->stream) : FCDP_OK;
-}
-
-/* What the framework's side does after an agreement on the whole tree. */
-static fcdp_status cross_small(member *m) {
-    fcdp_group *small[CLUSTER_MAX_GROUPS];
-    uint64_t inputs[CLUSTER_MAX_GROUPS * CLUSTER_MAX_EXTENTS];
-    uint32_t n = 0, n_inputs = 0;
-    for (uint32_t g = 0; g < m->cluster->config.n_groups; g++) {
-        if (!fcdp_group_is_small(m->groups[g])) continue;
-        for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
-            inputs[n_inputs++] = (uintptr_t)(m->shards + m->shard_at[g][i]);
-        fcdp_status status = confirm(m, g);
-        if (status) return status;
-        small[n++] = m->groups[g];
-        memcpy(m->held[g], m->version[g], sizeof m->held[g]);
-    }
-    return n > 1 ? fcdp_groups_coalesce(small, inputs, n, m->stream) : FCDP_OK;
-}
-
-/* Groups [first, end). */
-static fcdp_status agree(member *m, fcdp_question question, uint32_t first, uint32_t end) {
-    uint8_t votes[COUNCIL_MAX_VOTES];
-    size_t n;
-    fcdp_status status = vote(m, first, end, votes, &n);
-    if (!status) status = council_agree(&m->cluster->council, (uint32_t)question << 16 | first, votes, n);
-    fcdp_status known = status ? fcdp_engine_check(m->engine)
-                               : FCDP_OK; /* it says more than which rank has left */
-    if (known || status) return known ? known : status;
-    n = 0;
-    for (uint32_t g = first; g < end; g++) {
-        fcdp_group_agree(m->groups[g], votes + n);
-        n += m->cluster->config.groups[g].n_extents + 1;
-    }
-    if (question != FCDP_ASK_TREE) return FCDP_OK;
-    fcdp_tree_agreed(m->tree);
-    return cross_small(m);
-}
-
-static fcdp_status audit(member *m, uint32_t g) {
-    uint32_t moved = 0;
-    fcdp_status status = vote_one(m, g, NULL, NULL, &moved);
-    if (status || moved == m->cluster->config.groups[g].n_extents) return status;
-    return fcdp__fail(FCDP_ERR_INVALID, "extent %u of group %u has changed since the ranks agreed", moved, g);
-}
-
-static fcdp_status ask(member *m, uint32_t g, bool by_hand) {
-    switch (fcdp_group_question(m->groups[g], by_hand)) {
-    case FCDP_ASK_TREE: return agree(m, FCDP_ASK_TREE, 0, m->cluster->config.n_groups);
-    case FCDP_ASK_GROUP: return agree(m, FCDP_ASK_GROUP, g, g + 1);
-    case FCDP_ASK_NOBODY: break;
-    }
-    return audit(m, g);
+    ballot_box box = {m, vote_out, 0};
+    fcdp_program program = {.ctx = &box, .look = box_look, .agree = box_agree};
+    m->asked_last = m->groups[g];
+    fcdp_status status = fcdp_agree(&m->groups[g], 1, &program, m->stream);
+    return box.n ? FCDP_OK : status;
 }
 
 /* ---- uses ---- */
@@ -184,31 +132,18 @@ void member_begin_backward(member *m) {
 
 fcdp_status member_begin(member *m, uint32_t g, fcdp_pass pass) {
     uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0};
-    for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++)
-        inputs[i] = (uintptr_t)(m->shards + m->shard_at[g][i]);
-    bool begins = !fcdp_group_has_begun(m->groups[g]);
-    fcdp_status status = begins ? confirm(m, g) : FCDP_OK;
-    if (!status) status = fcdp_group_begin(m->groups[g], inputs, pass, m->stream);
-    if (!status && begins) memcpy(m->held[g], m->version[g], sizeof m->held[g]);
-    return status;
-}
-
-static uint32_t index_of(const member *m, const fcdp_group *group) {
-    uint32_t g = 0;
-    while (m->groups[g] != group) g++;
-    return g;
+    fcdp_program program = member_program(m);
+    fcdp_stream stream = m->stream;
+    if (fcdp_group_has_begun(m->groups[g])) return FCDP_OK;
+    fcdp_status status = fcdp__inputs_take(m->groups[g], &program, inputs, &stream);
+    return status ? status : fcdp_group_begin(m->groups[g], inputs, pass, stream);
 }
 
 fcdp_status member_unshard(member *m, uint32_t g, unshard_kind kind) {
     static const fcdp_pass passes[] = {FCDP_PASS_FORWARD, FCDP_PASS_BACKWARD, FCDP_PASS_OTHER};
-    fcdp_group *ahead[MAX_AHEAD];
-    fcdp_status status = ask(m, g, kind == UNSHARD_BY_HAND);
-    if (!status) status = member_begin(m, g, passes[kind]);
-    if (status) return status;
-    size_t n = fcdp_group_unsharded(m->groups[g], kind == UNSHARD_FORWARD, ahead, MAX_AHEAD);
-    for (size_t k = 0; k < n && !status; k++)
-        status = member_begin(m, index_of(m, ahead[k]), FCDP_PASS_FORWARD);
-    return status;
+    fcdp_program program = member_program(m);
+    fcdp_unshard_args args = {passes[kind], kind == UNSHARD_BY_HAND, m->stream, m->stream};
+    return fcdp_unshard(m->groups[g], m->tree, &program, &args);
 }
 
 typedef struct look {
@@ -248,9 +183,10 @@ static fcdp_status launched(int result) {
 
 fcdp_status member_use(member *m, uint32_t g) {
     look l = {.m = m, .g = g};
-    memcpy(l.held, m->held[g], sizeof l.held);
-    fcdp_status status = fcdp_group_wait(m->groups[g], m->stream);
+    fcdp_program program = member_program(m);
+    fcdp_status status = fcdp_wait(m->groups[g], &program, m->stream);
     if (status) return status;
+    memcpy(l.held, m->held[g], sizeof l.held);
     if (m->cluster->config.host_computes) {
         look_body(&l);
         return FCDP_OK;

@@ -1,5 +1,5 @@
-/* member.h - what the framework's side does on one rank: agreements,
- * gathers ahead, compute, the end of a use. */
+/* member.h - what the framework's side does on one rank: it drives the protocol (comm/unshard.h), computes,
+ * and steps. */
 #ifndef FCDP_TEST_MEMBER_H
 #define FCDP_TEST_MEMBER_H
 
@@ -8,10 +8,11 @@
 
 typedef enum unshard_kind { UNSHARD_FORWARD, UNSHARD_BACKWARD, UNSHARD_BY_HAND } unshard_kind;
 
+fcdp_program member_program(member *m);
 /* A root forward, or a backward, begins. */
 void member_begin_forward(member *m);
 void member_begin_backward(member *m);
-/* Agree if the ranks must, begin, begin ahead what follows. An audit that fails is FCDP_ERR_INVALID. */
+/* fcdp_unshard. */
 fcdp_status member_unshard(member *m, uint32_t g, unshard_kind kind) FCDP_MUST_CHECK;
 /* Wait, and read every byte: what is not what the group held when it began is in m->wrong. */
 fcdp_status member_use(member *m, uint32_t g) FCDP_MUST_CHECK;

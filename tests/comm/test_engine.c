@@ -158,6 +158,86 @@ static void test_what_follows_is_begun_ahead(void **state) {
     end(c);
 }
 
+/* ---- a restore that is put off ---- */
+
+enum { N_PUT_OFF = 3 };
+static _Atomic unsigned n_refused[N_PUT_OFF];
+
+/* On two ranks each restore is refused at its unshard, and not when it is waited for. */
+static bool every_second_is_refused(const fcdp_group *group) {
+    uint32_t rank = group->comm->topology.rank, g = (uint32_t)(group->name[strlen(group->name) - 1] - '0');
+    bool refuses = (rank == 1 || rank == 4) && !group->late;
+    n_refused[g] += refuses;
+    return refuses;
+}
+
+static void put_off_body(member *m, void *arg) {
+    (void)arg;
+    bool is_refused = m->topology.rank == 1 || m->topology.rank == 4;
+    for (uint32_t g = 0; g < N_PUT_OFF; g++) MUST(!member_step(m, g, all_extents, true));
+    for (int pass = 0; pass < 4; pass++) {
+        if (pass % 2)
+            member_begin_backward(m);
+        else
+            member_begin_forward(m);
+        for (uint32_t k = 0; k < N_PUT_OFF; k++) {
+            uint32_t g = pass % 2 ? N_PUT_OFF - 1 - k : k;
+            MUST(!member_unshard(m, g, pass % 2 ? UNSHARD_BACKWARD : UNSHARD_FORWARD));
+            MUST(fcdp_group_has_begun(m->groups[g]) == (pass == 0 || !is_refused));
+            MUST(!member_use(m, g));
+            MUST(!m->wrong[0]);
+            MUST(!member_reshard(m, g, false));
+        }
+    }
+}
+
+/* The others begin it, and each bit is what it is without. A use that was put off may end without a wait. */
+static void test_a_restore_without_memory_is_put_off(void **state) {
+    (void)state;
+    cluster_config config = one_group;
+    config.n_groups = N_PUT_OFF;
+    config.restore = FCDP_RESTORE_WHOLE;
+    for (uint32_t g = 1; g < N_PUT_OFF; g++) config.groups[g] = config.groups[0];
+    cluster *c = start(&config);
+    memset(n_refused, 0, sizeof n_refused);
+    fcdp__restore_is_refused = every_second_is_refused;
+    cluster_run(c, put_off_body, NULL);
+    for (uint32_t g = 0; g < N_PUT_OFF; g++) assert_true(n_refused[g] >= 6);
+    member *m = &c->members[4];
+    fcdp_program program = member_program(m);
+    const fcdp_unshard_args args = {.pass = FCDP_PASS_BACKWARD, .stream = m->stream};
+    assert_ok(fcdp_unshard(m->groups[0], m->tree, &program, &args)); /* in the same pass: nobody is asked */
+    assert_false(fcdp_group_has_begun(m->groups[0]));
+    assert_ok(fcdp_cancel(m->groups[0], &program, m->stream));
+    assert_ok(member_reshard(m, 0, false));
+    assert_ok(fcdp_unshard(m->groups[0], m->tree, &program, &args));
+    fcdp_give_up(m->groups[0], &program, m->stream);
+    assert_false(m->groups[0]->member.live);
+    fcdp__restore_is_refused = NULL;
+    end(c);
+}
+
+static fcdp_status look_fails(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight) {
+    (void)ctx;
+    (void)group;
+    (void)sight;
+    return fcdp__fail(FCDP_ERR_PROGRAM, "the look at %u", what);
+}
+
+/* What the program fails at comes out as it is, and nothing has begun. */
+static void test_what_the_program_fails_at_is_its_own(void **state) {
+    (void)state;
+    cluster *c = start(&one_group);
+    member *m = &c->members[2];
+    fcdp_program program = member_program(m);
+    const fcdp_unshard_args args = {FCDP_PASS_OTHER, true, m->stream, m->stream};
+    program.look = look_fails;
+    assert_int_equal(fcdp_unshard(m->groups[0], m->tree, &program, &args), FCDP_ERR_PROGRAM);
+    assert_string_equal(fcdp_error_text(), "the look at 1");
+    assert_false(fcdp_group_has_begun(m->groups[0]));
+    end(c);
+}
+
 /* Its peers wait in the gather that this rank did not join: no later one may meet them there. */
 static void test_after_a_gather_that_failed_alone_nothing_crosses(void **state) {
     (void)state;
@@ -497,6 +577,8 @@ int main(void) {
         cmocka_unit_test(test_counts_and_states),
         cmocka_unit_test(test_a_group_begun_ahead),
         cmocka_unit_test(test_what_follows_is_begun_ahead),
+        cmocka_unit_test(test_a_restore_without_memory_is_put_off),
+        cmocka_unit_test(test_what_the_program_fails_at_is_its_own),
         cmocka_unit_test(test_after_a_gather_that_failed_alone_nothing_crosses),
         cmocka_unit_test(test_a_store_that_fails_keeps_the_pages),
         cmocka_unit_test(test_forked_child_touches_nothing),

@@ -1,10 +1,7 @@
 /* The engine over the NCCL transport and the double, between processes: steps of a small model, of
  * which any collective fails, stalls, or meets a rank that has been killed. All that live end, with a
  * text, in time, and give everything back. */
-#include "comm/group.h"
-#include "comm/tree.h"
 #include "comm/unshard.h"
-#include "comm/vote.h"
 #include "tests/comm/nccl_world.h"
 
 enum {
@@ -52,6 +49,47 @@ static void counted_abort(void *ctx, const char *why) {
     ((rank *)ctx)->m->table.abort(((rank *)ctx)->m->table.ctx, why);
 }
 
+/* ---- the program ---- */
+
+static uint32_t index_of(const rank *r, const fcdp_group *group) {
+    uint32_t g = 0;
+    while (r->groups[g] != group) g++;
+    return g;
+}
+
+static fcdp_status program_look(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight) {
+    const rank *r = ctx;
+    (void)group;
+    (void)what;
+    sight->signals[0] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
+    sight->process = (fcdp_process_signals){.grad_mode = true, .optimizer_seen = true};
+    return FCDP_OK;
+}
+
+static fcdp_status program_inputs(void *ctx, fcdp_group *group, const uint8_t *stale, uint64_t *inputs_out,
+                                  fcdp_stream *stream) {
+    const rank *r = ctx;
+    (void)stale;
+    (void)stream;
+    inputs_out[0] = shard_at(r, index_of(r, group));
+    return FCDP_OK;
+}
+
+/* Each rank votes for all: all have the same votes, until one fails, which then takes part in nothing. */
+static fcdp_status program_agree(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes,
+                                 size_t n) {
+    (void)ctx;
+    (void)groups;
+    (void)n_groups;
+    (void)votes;
+    (void)n;
+    return FCDP_OK;
+}
+
+static fcdp_program program_of(rank *r) {
+    return (fcdp_program){.ctx = r, .look = program_look, .inputs = program_inputs, .agree = program_agree};
+}
+
 /* ---- a step ---- */
 
 typedef struct look {
@@ -95,44 +133,9 @@ static fcdp_status use(rank *r, uint32_t g) {
         .body = look_body,
         .data = &l,
         .data_bytes = sizeof l};
-    fcdp_status status = fcdp_group_wait(r->groups[g], r->compute);
+    fcdp_program program = program_of(r);
+    fcdp_status status = fcdp_wait(r->groups[g], &program, r->compute);
     if (!status) MUST(simgpu_launch(r->compute, &kernel) == 0);
-    return status;
-}
-
-/* Each rank votes for all: all have the same votes, until one fails, which then takes part in nothing. */
-static fcdp_status agree(rank *r, uint32_t first, uint32_t end) {
-    static const void *const none[1];
-    static const size_t no_bytes[1];
-    fcdp_signals signals = {.optimizer_steps = r->step, .requires_grad = 1};
-    fcdp_evidence evidence = {.signals = &signals, .shards = none, .shard_bytes = no_bytes};
-    fcdp_process_signals scene = {.grad_mode = true, .optimizer_seen = true};
-    fcdp_status status = FCDP_OK;
-    for (uint32_t g = first; g < end && !status; g++) {
-        uint8_t votes[2];
-        status = fcdp_group_vote(r->groups[g], &evidence, &scene, votes);
-        if (!status) fcdp_group_agree(r->groups[g], votes);
-    }
-    if (!status && end - first == N_GROUPS) fcdp_tree_agreed(r->tree);
-    return status;
-}
-
-static fcdp_status unshard(rank *r, uint32_t g, bool forward) {
-    fcdp_group *ahead[N_GROUPS];
-    fcdp_pass pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD;
-    uint64_t input = shard_at(r, g);
-    fcdp_question question = fcdp_group_question(r->groups[g], false);
-    fcdp_status status = question == FCDP_ASK_TREE    ? agree(r, 0, N_GROUPS)
-                         : question == FCDP_ASK_GROUP ? agree(r, g, g + 1)
-                                                      : FCDP_OK;
-    if (!status) status = fcdp_group_begin(r->groups[g], &input, pass, r->compute);
-    size_t n = status ? 0 : fcdp_group_unsharded(r->groups[g], forward, ahead, N_GROUPS);
-    for (size_t i = 0; i < n && !status; i++) {
-        uint32_t other = 0;
-        while (r->groups[other] != ahead[i]) other++;
-        input = shard_at(r, other);
-        status = fcdp_group_begin(ahead[i], &input, pass, r->compute);
-    }
     return status;
 }
 
@@ -140,7 +143,10 @@ static fcdp_status pass_over(rank *r, bool forward) {
     fcdp_status status = FCDP_OK;
     for (uint32_t k = 0; k < N_GROUPS && !status; k++) {
         uint32_t g = forward ? k : N_GROUPS - 1 - k;
-        status = unshard(r, g, forward);
+        fcdp_program program = program_of(r);
+        fcdp_unshard_args args = {.pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD,
+                                  .stream = r->compute};
+        status = fcdp_unshard(r->groups[g], r->tree, &program, &args);
         if (!status) status = use(r, g);
         if (!status) status = fcdp_group_reshard(r->groups[g], r->compute, false);
     }
@@ -206,6 +212,7 @@ static void rank_make(rank *r) {
     MUST(!fcdp__driver_stream_create(r->m->drv, &r->compute));
     comm_make(r);
     for (uint32_t g = 0; g < N_GROUPS; g++) group_make(r, g);
+    MUST(!fcdp_tree_set_groups(r->tree, r->groups, N_GROUPS));
     optimizer(r);
     meet(r->m);
 }

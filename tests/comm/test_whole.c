@@ -47,10 +47,8 @@ static void read_all(cluster *c, uint32_t i) {
 /* Every rank, with its group on the device; `gathers`: after an agreement. */
 static void use_whole(cluster *c, uint32_t i) {
     EVERY_MEMBER(c, m) {
-        uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0};
-        for (uint32_t k = 0; k < N_EXTENTS; k++) inputs[k] = (uintptr_t)(m->shards + m->shard_at[0][k]);
-        memcpy(m->held[0], m->version[0], sizeof m->held[0]);
-        assert_ok(fcdp_group_whole_begin(m->groups[0], i, inputs, m->stream));
+        fcdp_program program = member_program(m);
+        assert_ok(fcdp_group_whole_begin(m->groups[0], i, &program, m->stream));
         assert_ok(member_use(m, 0));
     }
     drain_all(c);

@@ -9,6 +9,7 @@ import threading
 import torch
 
 from fcdp import _fcdp
+from owner import Owner
 
 MIB = 1 << 20
 
@@ -38,30 +39,28 @@ def main():
     _fcdp.comm_host_create(comm)
     tree = _fcdp.tree_create(comm)
     shard = torch.ones(MIB, dtype=torch.uint8)
-    inputs = shard.data_ptr().to_bytes(8, "little")
 
     def group_make(name):
         group = _fcdp.group_create(comm, name, [(MIB, 1)])
         _fcdp.group_attach(group, _fcdp.group_host_alloc(group))
-        _fcdp.group_join(group, tree)
-        _fcdp.group_agree(group, b"\1\1")
         return group
 
     # A group, one that has begun without a wait, and a tensor over a third one's pages.
     idle, busy, seen = group_make("idle"), group_make("busy"), group_make("seen")
     view = torch.from_dlpack(_fcdp.dlpack(_fcdp.group_extent(seen, 0), MIB, 1, 8, 1, 0, seen))
     living = group_make("living")
-    _fcdp.group_begin(busy, inputs, _fcdp.PASS_FORWARD, 0)
+    Owner(busy, shard).unshard(tree)
     Dead(idle), Dead(busy), Dead(view)
     del idle, busy, seen, view
-    _fcdp.group_begin(living, inputs, _fcdp.PASS_FORWARD, 0)
+    owner = Owner(living, shard)
+    owner.unshard(tree)
     _fcdp.group_wait(living, 0)
     assert any(count > 0 and not on_main for on_main, count in collected_on), collected_on
     _fcdp.engine_drain(engine)  # the dead are ended by the next call
     stats = _fcdp.engine_stats(engine)
     assert stats["device_bytes"]["current"] == 2 * MIB, stats
     assert stats["host_bytes"]["current"] == 2 * MIB + 4096, stats
-    _fcdp.group_reshard(living, 0, False)
+    _fcdp.group_reshard(living, 0)
     _fcdp.engine_destroy(engine)
     print("fine")
 

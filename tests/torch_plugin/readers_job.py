@@ -1,5 +1,5 @@
-"""What reads the shards' bytes in a GPU job whose second group is offloaded to the CPU: prints it, as JSON. The
-GPU, the core's votes and the kernel are stand-ins; the decision is FCDP's."""
+"""Who reads the shards' bytes in a GPU job whose second group is offloaded to the CPU: prints it, as JSON. The
+GPU is a stand-in; the decision is FCDP's. argv: "kernel", or "no kernel" where the device takes no fingerprints."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ class OnDevice:
 
 
 class Extent:
-    name, steps = "weight", 0
+    name, steps, in_c = "weight", 0, False
 
     def __init__(self, shard):
         self._shard = shard
@@ -54,26 +54,8 @@ def group_of(shards, *tensors):
 
 
 def main():
-    kernel_runs = sys.argv[1] == "kernel"
     core = types.SimpleNamespace(**{name: getattr(_fcdp, name) for name in dir(_fcdp)})
-    asked, order = [], []
-
-    def begin(comm, addresses, sizes, stream):
-        asked.extend(zip(array("Q", addresses), array("Q", sizes)))
-        order.append("begin")
-        return kernel_runs
-
-    def end(comm, n):
-        order.append("end")
-        return bytes(8 * n)
-
-    core.comm_fingerprint_begin, core.comm_fingerprint_end = begin, end
-    core.group_needs_fingerprints = lambda handle, steps: True
-    core.group_vote = lambda handle, signals, addresses, sizes, counts, by_device, fingerprints, *scene: [
-        signals,
-        bytes(len(addresses)) if by_device else addresses,
-        fingerprints,
-    ]
+    core.group_set_owner = lambda *_: None
     module._fcdp = core
     runtime = module.runtime
     runtime.options = _fcdp.options_load()
@@ -84,18 +66,16 @@ def main():
         group_of(shards, OnDevice(), torch.ones(8)),
         group_of(shards, OnDevice(0), OnDevice(31)),
     ]
-    observe = module.Group.observe
-    module.Group.observe = lambda group, places: (order.append("observe"), observe(group, places))[1]
+    if sys.argv[1] == "no kernel":
+        groups[0].blind()
     found = []
-    for group, (signals, addresses, used) in zip(groups, runtime._votes(groups, 0)):
-        found.append(
-            {
-                "by_device": len(used) == 8 * group.n,
-                "by_host": [bool(a) for a in array("Q", addresses)],
-                "read": [bool(s) for s in array("Q", signals)[::8]],
-            }
-        )
-    print(json.dumps({"groups": found, "device": asked, "order": order}))
+    for group in groups:
+        (addresses, sizes, _, _, by_device), _, _ = group.look(_fcdp.LOOK_PLACES)
+        _, signals, _ = group.look(_fcdp.LOOK_SIGNALS | _fcdp.LOOK_SCENE)
+        read = [bool(s) for s in array("Q", signals)[::8]]
+        places = [[*place] for place in zip(array("Q", addresses), array("Q", sizes))]
+        found.append({"by_device": by_device, "places": places, "read": read})
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import mmap
 import os
 import sys
 import traceback
+import types
 import warnings
 
 import torch
@@ -15,6 +16,7 @@ import torch.cuda.memory
 
 import fcdp
 from fcdp import _fcdp, tensors
+from owner import Owner
 
 MIB = 1 << 20
 PAGE = 2 * MIB
@@ -370,7 +372,7 @@ def a_gather_in_a_capture_is_refused_before_the_ranks_meet(p, sim):
     stream, shards, runtime = sim.stream(), OneShards(), Runtime()
     shards.comm = comm
     runtime.options = _fcdp.options_load()
-    group = Group("block", [], shards, handle, [], None)
+    group = Group("block", [types.SimpleNamespace(name="weight", in_c=False)], shards, handle, [16 * MIB], None)
     assert sim.lib.simgpu_capture(ctypes.c_void_p(stream), 1) == 0
     for by_hand in (False, True):
         try:
@@ -391,17 +393,15 @@ def an_engine_shares_the_pages(p, sim):
     """A region's pages and a tensor's are the same: the budget binds both."""
     p.do("empty_cache")
     engine, comm, group, tree = one_group(sim)
-    _fcdp.group_join(group, tree)
-    _fcdp.group_agree(group, b"\1\1")
     shard = torch.arange(4 * MIB, dtype=torch.int32)
-    inputs = shard.data_ptr().to_bytes(8, "little")
-    _fcdp.group_begin(group, inputs, _fcdp.PASS_FORWARD, 0)
+    owner = Owner(group, shard)
+    owner.unshard(tree)
     _fcdp.group_wait(group, 0)
     assert _fcdp.engine_stats(engine)["device_bytes"]["current"] == 32 * MIB
     held = p.malloc(32 * MIB)
     code, text, _ = p.try_malloc(2 * MIB)  # the region is in use
     assert code == OUT_OF_MEMORY and "gathered parameters 33.6 MB" in text, text
-    _fcdp.group_reshard(group, 0, False)
+    _fcdp.group_reshard(group, 0)
     _fcdp.engine_drain(engine)
     more = p.malloc(32 * MIB)
     device_bytes = _fcdp.engine_stats(engine)["device_bytes"]
@@ -409,11 +409,11 @@ def an_engine_shares_the_pages(p, sim):
         device_bytes
     )
     p.free(held)
-    _fcdp.group_begin(group, b"", _fcdp.PASS_BACKWARD, 0)  # takes the cache's pages
+    owner.unshard(tree)  # takes the cache's pages
     _fcdp.group_wait(group, 0)
     got = (ctypes.c_int32 * 4).from_address(_fcdp.group_extent(group, 0) + 24 * MIB)
     assert list(got) == shard[2 * MIB : 2 * MIB + 4].tolist()
-    _fcdp.group_reshard(group, 0, False)
+    _fcdp.group_reshard(group, 0)
     _fcdp.engine_drain(engine)
     _fcdp.engine_destroy(engine)
     p.free(more)

@@ -25,7 +25,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import streams_job
 import training_job
 from fcdp import _fcdp
-from fcdp.runtime import Group, Pending, Runtime, runtime
+from fcdp.runtime import Group, Runtime, runtime
 
 simgpu = ctypes.CDLL(str(pathlib.Path(_fcdp.__file__).with_name("libfcdp_simgpu.so")))
 RACES_STRICT, RACES_GO_ON = 2, 4
@@ -60,11 +60,11 @@ def one_by_one(program):
 
     @functools.wraps(program)
     def alone(device, mesh):
-        together, Runtime.coalesce = Runtime.coalesce, lambda *_: None
+        may_begin, Group.may_begin = Group.may_begin, lambda self, ahead: bool(ahead) and may_begin(self, ahead)
         try:
             return program(device, mesh)
         finally:
-            Runtime.coalesce = together
+            Group.may_begin = may_begin
 
     return alone
 
@@ -166,29 +166,38 @@ def left_out(entry, stream, event="", site="_fcdp"):
 
 
 @contextlib.contextmanager
-def inputs_freed_at_once():
-    original = Group.begin
-
-    def begin(self, *arguments):
-        original(self, *arguments)
-        self.inputs = None
-
-    Group.begin = begin
+def inputs_of_another_stream():
+    """To the core they were made there."""
+    original, other = Group.make_inputs, torch.sim.Stream().stream_id
+    Group.make_inputs = lambda *arguments: (original(*arguments)[0], other)
     yield
-    Group.begin = original
+    Group.make_inputs = original
+
+
+@contextlib.contextmanager
+def inputs_freed_at_once():
+    original = Runtime.unshard
+
+    def unshard(self, group, *arguments):
+        original(self, group, *arguments)
+        group.inputs = None
+
+    Runtime.unshard = unshard
+    yield
+    Runtime.unshard = original
 
 
 @contextlib.contextmanager
 def waits_on_the_stream_of_the_unshard():
-    make, wait = Pending.__init__, Pending.wait
+    unshard, wait, asked_on = Runtime.unshard, Group.wait, {}
 
-    def planted(self, group, pass_, stream, *arguments):
-        make(self, group, pass_, stream, *arguments)
-        self.asked_on = stream
+    def planted(self, group, tree, forward, by_hand, stream, side=None):
+        unshard(self, group, tree, forward, by_hand, stream, side)
+        asked_on[group] = stream
 
-    Pending.__init__, Pending.wait = planted, lambda self, stream: wait(self, self.asked_on)
+    Runtime.unshard, Group.wait = planted, lambda self, stream: wait(self, asked_on[self])
     yield
-    Pending.__init__, Pending.wait = make, wait
+    Runtime.unshard, Group.wait = unshard, wait
 
 
 @contextlib.contextmanager
@@ -225,9 +234,9 @@ FAULTS = {
     "none": (contextlib.nullcontext, trains),
     # of the seam: another stream, a missing reference
     "the compute does not wait for the gather": (wrong("group_wait", 1), trains),
-    "the fingerprint does not wait for the write": (wrong("comm_fingerprint_begin", 3), trains),
-    "the gather does not wait for the optimizer": (wrong("group_begin", 3), trains_blindly),
-    "small groups do not wait for the optimizer": (wrong("groups_coalesce", 2), trains_together_blindly),
+    "the fingerprint does not wait for the write": (wrong("group_unshard", 4), trains),
+    "the gather does not wait for the optimizer": (inputs_of_another_stream, trains_blindly),
+    "small groups do not wait for the optimizer": (inputs_of_another_stream, trains_together_blindly),
     "the optimizer does not wait for a gather ahead": (wrong("engine_order_writes", 1), skips_its_last_layer),
     "a wait is on the stream of the unshard": (
         waits_on_the_stream_of_the_unshard,

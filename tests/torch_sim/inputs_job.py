@@ -71,16 +71,17 @@ def watch(counts):
     watch_unshard(FlatParamHandle, counts)
     if os.environ["FCDP"] != "1":
         return
-    from fcdp import _fcdp
+    from fcdp.runtime import Group
 
-    confirm = _fcdp.group_confirm
+    make_inputs = Group.make_inputs
 
-    def confirmed(*arguments):
-        if on_compute(arguments[-1]):
+    def made(*arguments):
+        inputs, stream = make_inputs(*arguments)
+        if stream is None or on_compute(stream):  # behind which they are fingerprinted
             counts["fingerprint"] += 1
-        return confirm(*arguments)
+        return inputs, stream
 
-    _fcdp.group_confirm = confirmed
+    Group.make_inputs = made
 
 
 def gathers_made():

@@ -239,19 +239,20 @@ def restores_are_put_off(device):
     """On two ranks of four, none of them finds memory ahead of its use."""
     from fcdp import _fcdp
 
-    begin, refused, n_refused = _fcdp.group_begin, [], 0
+    refused, n_refused = set(), 0
 
-    def refuses(handle, *arguments):
+    def refuses(group):
+        """Each use once: it begins when it is waited for."""
         nonlocal n_refused
-        if handle in refused or not _fcdp.group_begins_alone(handle):
-            refused[:] = [other for other in refused if other is not handle]
-            return begin(handle, *arguments)
-        refused.append(handle)
+        if group in refused:
+            refused.remove(group)
+            return False
+        refused.add(group)
         n_refused += 1
-        raise _fcdp.Error("no device memory", _fcdp.ERR_NO_DEVICE_MEM)
+        return True
 
     if dist.get_rank() in (1, 2):
-        _fcdp.group_begin = refuses
+        _fcdp.refuse_restores(refuses)
     trained = Trained(device)
     for _ in range(5):
         trained.step(trained.batch())

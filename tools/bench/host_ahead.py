@@ -109,11 +109,28 @@ class Watch:
         self._is_on = True
 
     def label_fcdp(self) -> None:
+        """An agreement is inside an unshard: from its first question to the ranks' answer."""
         from fcdp import _fcdp
-        from fcdp.runtime import runtime
+        from fcdp.runtime import Group
 
-        runtime.agree = self._labelled(runtime.agree, AGREEMENT)
-        _fcdp.group_begin = self._labelled(_fcdp.group_begin, UNSHARD)
+        _fcdp.group_unshard = self._labelled(_fcdp.group_unshard, UNSHARD)
+        settle, carry, began = Group.settle, Group.carry, []
+
+        def settles(group: Group) -> None:
+            if not began:
+                began.append(time.perf_counter())
+                self._driver.simgpu_annotate(AGREEMENT.encode())
+            settle(group)
+
+        def carries(group: Group, votes: bytes) -> bytes:
+            try:
+                return carry(group, votes)
+            finally:
+                self._driver.simgpu_annotate(UNSHARD.encode())
+                self._calls[AGREEMENT] += self._is_on
+                self._seconds[AGREEMENT] += self._is_on * (time.perf_counter() - began.pop())
+
+        Group.settle, Group.carry = settles, carries
 
     def _labelled(self, function: Callable, label: str) -> Callable:
         def labelled(*args: Any) -> Any:

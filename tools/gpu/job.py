@@ -242,20 +242,25 @@ agreement_s = 0.0  # of the host, so far
 
 
 def watch_agreements():
-    """Fingerprints and the meeting of the ranks, of which FCDP counts how many there are."""
-    from fcdp.runtime import Runtime
+    """Fingerprints and the meeting of the ranks, of which FCDP counts how many there are: from the core's first question
+    to the ranks' answer."""
+    from fcdp.runtime import Group
 
-    agree = Runtime.agree
+    settle, carry, began = Group.settle, Group.carry, []
 
-    def timed(*arguments, **keywords):
+    def settles(group):
+        if not began:
+            began.append(time.perf_counter())
+        settle(group)
+
+    def carries(group, votes):
         global agreement_s
-        began = time.perf_counter()
         try:
-            return agree(*arguments, **keywords)
+            return carry(group, votes)
         finally:
-            agreement_s += time.perf_counter() - began
+            agreement_s += time.perf_counter() - began.pop()
 
-    Runtime.agree = timed
+    Group.settle, Group.carry = settles, carries
 
 
 def counters():

@@ -116,3 +116,5 @@ def _serve(
     for param_group, group in zip(serve, groups):
         param_group._fcdp = group
         fsdp.take(param_group, group, device)
+    for param_group in serve:
+        tree_of(param_group).enter()

@@ -22,6 +22,7 @@ Inputs = list[list[torch.Tensor]]  # by parameter
 class Input:
     """One of these tensors: an extent (runtime.Extent)."""
 
+    in_c = False
     steps = 0
     is_copied = True
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fcdp import adopt, presence, seam, settings, steps
+from fcdp import _fcdp, adopt, presence, seam, settings, steps
 from fcdp.flat import Cut, cut, pieces
 from fcdp.runtime import Description, Group, Tree, address_of, runtime
 from fcdp.seam import stream_of, version_of, wrap
@@ -134,6 +134,8 @@ class _Flat:
 class _Extent:
     """One cut of a flat parameter, as the core sees it."""
 
+    in_c = False
+
     def __init__(self, of: _Flat, mine: Cut, name: str):
         self.flat, self.cut = of, mine
         part = "" if len(of.cuts) == 1 else f"the {'trainable' if mine.trainable else 'frozen'} part of "
@@ -185,7 +187,7 @@ class _Extent:
             sum(map(version_of, params[1:])),
             version_of(flat_param._local_shard),
             self.steps + anonymous,
-            seam.dtype_codes(source.dtype, self.flat.dtype),
+            _fcdp.dtype_codes(source.dtype, self.flat.dtype),
             int(any(needs_grad)),
         )
 
@@ -326,15 +328,15 @@ def _patch_handle(cls: type) -> None:
         by_hand = doing not in ("FORWARD", "BACKWARD_PRE") or not (in_backward or tree.in_forward())
         of.gathers = True
         try:
-            pending = runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream)
+            runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream)
             try:
-                pending.wait(stream)
+                group.wait(stream)
                 # its memory is another stream's, and soon free there
                 if self._offload_params and self.device.type != "cpu":
                     self.flat_param.data.record_stream(seam.current_stream(self.device))
                 of.copy_to(buffer)
             except BaseException:
-                pending.give_up(stream)
+                group.give_up(stream)
                 raise
         finally:
             of.gathers = False

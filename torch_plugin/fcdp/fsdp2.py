@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import threading
+from array import array
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -24,8 +25,8 @@ import torch
 from fcdp import _fcdp, adopt, extension, presence, seam, settings, steps, whole
 from fcdp.extension import Input
 from fcdp.released import Storages
-from fcdp.runtime import Description, Group, Pending, Tree, runtime, say
-from fcdp.seam import stream_of, version_of, wrap
+from fcdp.runtime import Description, Group, Tree, runtime, say
+from fcdp.seam import stream_of, wrap
 from fcdp.side import Side, beside
 
 
@@ -40,7 +41,9 @@ _here = _Here()
 
 
 class _Extent:
-    """One FSDPParam, as the core sees it."""
+    """One FSDPParam, as the core sees it. What it says of itself is read by torch_plugin/evidence.c."""
+
+    in_c = True
 
     def __init__(self, fsdp_param: Any, index: int):
         self.fsdp_param = fsdp_param
@@ -69,24 +72,13 @@ class _Extent:
 
     def signals(self, group: Group) -> tuple[int, ...]:
         """In the order of comm/validity.h's fcdp_signals."""
-        param, data = self.fsdp_param.sharded_param, self.fsdp_param._sharded_param_data
-        local = param._local_tensor
-        if not self._objects or any(a is not b for a, b in zip(self._objects, (param, local, data))):
-            steps.know(group, self, self._objects[:1], (param,))
-            self._objects = (param, local, data)
-            self._serial += 1
-        # Without a fingerprint any optimizer may have written any trainable parameter by the time of an observation.
-        anonymous = group.steps if param.requires_grad and not group.is_read(data) else 0
-        return (
-            self._serial,
-            data.untyped_storage().data_ptr(),
-            version_of(param),
-            version_of(local),
-            version_of(data),
-            self.steps + anonymous,
-            seam.dtype_codes(data.dtype, self.gathered_dtype()),
-            int(param.requires_grad),
-        )
+        return tuple(array("Q", _fcdp.evidence_signals(group, [self])))
+
+    def renew(self, group: Group, param: torch.Tensor, local: torch.Tensor, data: torch.Tensor) -> None:
+        """Other objects hold the shard than before."""
+        steps.know(group, self, self._objects[:1], (param,))
+        self._objects = (param, local, data)
+        self._serial += 1
 
     def holds(self, local: torch.Tensor) -> bool:
         """Is `local` what a gather takes as this rank's shard: the same elements of the same memory?"""
@@ -103,11 +95,7 @@ class _Extent:
     def written(self) -> bool:
         """Somebody wrote into the gathered parameter since it was last asked; plain FSDP2 drops such a write at
         reshard."""
-        unsharded = getattr(self.fsdp_param, "_unsharded_param", None)
-        if unsharded is None or self.is_copied:
-            return False
-        before, self._unsharded_version = self._unsharded_version or 0, version_of(unsharded)
-        return self._unsharded_version != before
+        return _fcdp.evidence_written([self])
 
 
 def _param_name(fsdp_param: Any) -> str:
@@ -417,12 +405,12 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
     class Gathered(group_module.AllGatherResult):
         """What FSDP2 carries from its gather to its copy-out."""
 
-        pending: Pending
+        served: Group
 
     reduce_signature = inspect.signature(group_module.foreach_reduce)
 
     def serve(param_group, group, device, gather, side):
-        """What an unshard of the group waits for. None: FSDP2 gathers it. `gather` is adopt.py's."""
+        """The Group that gathers it. None: FSDP2 does. `gather` is adopt.py's."""
         tree = adopt.tree_of(param_group)
         if not adopt.is_decided(param_group):
             adopt.adopt(_FSDP2, tree.param_groups, group, device, gather)
@@ -434,7 +422,8 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         by_hand = not in_backward and doing not in ("FORWARD", "PRE_BACKWARD")
         with extension.given(served.extents, _here.inputs):
             forward = doing == "FORWARD" and not in_backward
-            return runtime.unshard(served, tree, forward, by_hand, stream_of(device), side)
+            runtime.unshard(served, tree, forward, by_hand, stream_of(device), side)
+        return served
 
     @wrap(group_module, "foreach_all_gather")
     def gather(original, fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs):
@@ -458,10 +447,10 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
             _finish(gather_plainly(), device)
 
         try:
-            pending = serve(param_group, group, device, meet, side) if is_known else None
-            if pending is not None:
+            served = serve(param_group, group, device, meet, side) if is_known else None
+            if served is not None:
                 result = Gathered(torch.empty(0, device=device), None, None, [], [], [])
-                result.pending = pending
+                result.served = served
                 return result
             return gather_plainly()
         finally:
@@ -476,8 +465,8 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
     @wrap(group_module, "foreach_all_gather_copy_out")
     def copy_out(original, result, *args, **kwargs):
         if isinstance(result, Gathered):
-            served = result.pending.group
-            result.pending.wait(stream_of(served.shards.device))  # the bytes are where they belong, but for these
+            served = result.served
+            served.wait(stream_of(served.shards.device))  # the bytes are where they belong, but for these
             served.storages.open()
             for fsdp_param, gathered in served.copies.items():
                 _copy_out(fsdp_param, gathered, len(served.shards.ranks))
@@ -524,11 +513,11 @@ def _patch_group(cls: type) -> None:
         try:
             return original(self)
         except BaseException:  # FSDP2 would wait for this result at the next unshard, and ask for nothing
-            pending = getattr(self._all_gather_result, "pending", None)
-            if pending is not None:
+            served = getattr(self._all_gather_result, "served", None)
+            if served is not None:
                 self._all_gather_result = None
-                pending.give_up(stream_of(self.device))
-                pending.group.storages.close()
+                served.give_up(stream_of(self.device))
+                served.storages.close()
             raise
 
     @wrap(cls, "_to_sharded")
@@ -545,12 +534,10 @@ def _patch_group(cls: type) -> None:
         return original(self, *args)
 
     def forgets_prefetch(original, self):
-        unused = getattr(self._all_gather_result, "pending", None)
+        unused = getattr(self._all_gather_result, "served", None)
         original(self)
         if unused is not None:  # nobody used it, and FSDP2 takes no reshard for what it never held
-            stream = stream_of(self.device)
-            unused.cancel(stream)
-            runtime.release(unused.group, stream)
+            unused.cancel(stream_of(self.device))
 
     wrap(cls, "finalize_backward")(forgets_prefetch)
     if hasattr(cls, "_reset_iter_state"):  # not in torch 2.8

@@ -2,10 +2,11 @@
 
 FSDP's names are in fsdp1.py and fsdp2.py, process groups in c10d.py; what is stale, what moves and how is decided in C.
 
-When the ranks agree on what is stale is decided by comm/agreement.h from events that this file passes on: a
-root forward or a backward begins, a group is unsharded, its gradients are reduced, an optimizer has stepped its
-parameters. All of them happen on every rank of the shard group in the same order. What concerns no group that
-is served (another optimizer, another model) is not passed on.
+The protocol of an unshard is comm/unshard.h's. It asks a Group for what only Python knows: where the shards lie, what
+their signals are, the shards in the gathered dtype, the other ranks' votes. When the ranks agree is decided from
+events that this file passes on: a root forward or a backward begins, a group is unsharded, its gradients are reduced,
+an optimizer has stepped its parameters. All of them happen on every rank of the shard group in the same order. What
+concerns no group that is served (another optimizer, another model) is not passed on.
 """
 
 from __future__ import annotations
@@ -54,20 +55,13 @@ class Extent(Protocol):
 
     name: str
     steps: int  # of optimizers that have one of its parameters
+    in_c: bool  # what the rest would say is read by torch_plugin/evidence.c
 
     def settle(self) -> None: ...  # what the shard is to be is written into it, before it is looked at
     def signals(self, group: Group) -> Iterable[int]: ...
     def shard(self) -> torch.Tensor: ...  # this rank's, or what that is a part of
     def pieces(self) -> list[torch.Tensor]: ...  # of shard(): this rank's, whose bytes are compared
     def written(self) -> bool: ...
-
-
-class Places:
-    """Of the pieces of a group's shards, one extent's after another: addresses (0: cannot be read), sizes (0 of what
-    cannot be read, unless its bytes are not there); and how many pieces each extent has."""
-
-    def __init__(self) -> None:
-        self.addresses, self.sizes, self.counts = array("Q"), array("Q"), array("Q")
 
 
 def address_of(piece: torch.Tensor) -> int:
@@ -106,11 +100,18 @@ class Tree:
     def handle(self, shards: Shards) -> Any:
         if shards not in self.handles:
             self.handles[shards] = _fcdp.tree_create(shards.comm)
+            self._enter(shards)
         return self.handles[shards]
 
-    def served(self, shards: Shards) -> list[Group]:
+    def enter(self) -> None:
+        """Groups of it have been decided on since the handles were made."""
+        for shards in self.handles:
+            self._enter(shards)
+
+    def _enter(self, shards: Shards) -> None:
         groups = [g.__dict__.get("_fcdp") for g in self.param_groups]
-        return [group for group in groups if group is not None and group.shards is shards and group.tree is None]
+        served = [group for group in groups if group is not None and group.shards is shards and group.tree is None]
+        _fcdp.tree_set_groups(self.handles[shards], [group.handle for group in served])
 
 
 class Group:
@@ -131,11 +132,12 @@ class Group:
         shards.n_groups += 1
         self.collect = collect  # (stale indices) -> {index: 1-D shard in the gathered dtype}
         self.n = len(extents)
+        self.in_c = all(extent.in_c for extent in extents)
         self.steps = 0  # runtime.steps at the last observation
         self.reductions = 0
         self.by_device = False  # the device fingerprints its shards
-        self.missing: Any = None  # an extent of which some rank's shard was not there when the ranks agreed
         self.inputs: tuple | None = None  # of the use under way, which must outlive their readers
+        _fcdp.group_set_owner(handle, self, [extent.name for extent in extents])
 
     def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
         """The extents' final storages, one tensor each, for life."""
@@ -155,82 +157,76 @@ class Group:
                 out.append(flat if dtype in _DLPACK else flat.view(dtype))
         return out
 
-    def places(self) -> Places:
-        """Where the host or (by_device) the device can read the shards' bytes."""
-        places = Places()
-        for extent in self.extents:
-            can_read, pieces = self.is_read(extent.shard()), extent.pieces()
-            for piece in pieces:
-                address = address_of(piece)
-                places.addresses.append(address if can_read else 0)
-                places.sizes.append(piece.nbytes if can_read or not address else 0)
-            places.counts.append(len(pieces))
-        return places
-
-    def _evidence(self, places: Places | None = None) -> tuple[bytes, bytes, bytes, bytes, bool]:
-        """Signals, places, and whether the device reads these, for the core."""
-        signals, places = array("Q"), places or self.places()
-        for extent in self.extents:
-            signals.extend(extent.signals(self))
-        columns = signals, places.addresses, places.sizes, places.counts
-        return *(column.tobytes() for column in columns), self.by_device
+    @property
+    def by_host(self) -> bool:
+        """The host compares the bytes of the shards that it has."""
+        return not self.by_device and runtime.options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
 
     def is_host_read(self, shard: torch.Tensor) -> bool:
         """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
-        return (
-            not self.by_device
-            and shard.device.type == "cpu"
-            and runtime.options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
-        )
+        return self.by_host and shard.device.type == "cpu"
 
     def is_read(self, shard: torch.Tensor) -> bool:
         """Are its bytes compared, by the device or by the host?"""
         return self.by_device or self.is_host_read(shard)
 
-    def observe(self, places: Places) -> tuple[Any, ...]:
-        """What the host knows now: evidence, and the scene of it."""
+    # What the core asks (torch_plugin/program.c), on the thread that unshards.
+
+    def settle(self) -> None:
+        for extent in self.extents:
+            extent.settle()
+
+    def look(self, what: int) -> tuple[Any, ...]:
+        """As the mask says: where the host or (by_device) the device can read the shards' bytes, the signals, the scene
+        of a vote. Who reads them is decided when the ranks agree, and holds until they agree again."""
+        if what == _fcdp.LOOK_PLACES:
+            self.by_device = runtime.device_reads(self)
+        places = self._places() if what & _fcdp.LOOK_PLACES else None
+        scene = self._scene() if what & _fcdp.LOOK_SCENE else None
+        signals = self._signals() if what & _fcdp.LOOK_SIGNALS else None
+        return places, signals, scene
+
+    def _places(self) -> tuple[Any, ...]:
+        """Of the pieces of the shards, one extent's after another: addresses (0: cannot be read), sizes (0 of what cannot
+        be read, unless its bytes are not there); of the extents: how many pieces, optimizers' steps."""
+        steps = array("Q", [extent.steps for extent in self.extents]).tobytes()
+        if self.in_c:
+            ones = array("Q", [1]) * self.n
+            return *_fcdp.evidence_places(self, self.extents), ones.tobytes(), steps, self.by_device
+        addresses, sizes, counts = array("Q"), array("Q"), array("Q")
+        for extent in self.extents:
+            can_read, pieces = self.is_read(extent.shard()), extent.pieces()
+            for piece in pieces:
+                address = address_of(piece)
+                addresses.append(address if can_read else 0)
+                sizes.append(piece.nbytes if can_read or not address else 0)
+            counts.append(len(pieces))
+        return *(column.tobytes() for column in (addresses, sizes, counts)), steps, self.by_device
+
+    def _signals(self) -> bytes:
+        if self.in_c:
+            return _fcdp.evidence_signals(self, self.extents)
+        signals = array("Q")
+        for extent in self.extents:
+            signals.extend(extent.signals(self))
+        return signals.tobytes()
+
+    def _scene(self) -> tuple[bool, bool, int]:
+        """Of an observation: grad mode, does an optimizer step the group, how often were its gradients reduced."""
         self.steps = runtime.steps
         # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
         grad = runtime.in_backward() or torch.is_grad_enabled()
-        evidence = self._evidence(places)
-        return evidence, grad, any(extent.steps for extent in self.extents), self.reductions
+        return grad, any(extent.steps for extent in self.extents), self.reductions
 
-    def vote(self, observed: tuple[Any, ...], fingerprints: bytes) -> bytes:
-        """Why each extent's copy is stale, as this rank sees it (0: fresh); last, whether the region is not on its
-        device. `fingerprints`: the device's, of the pieces of the extents' shards; none: it took none."""
-        evidence, *scene = observed
-        return _fcdp.group_vote(self.handle, *evidence, fingerprints, *scene)
-
-    def needs_fingerprints(self) -> bool:
-        """By the device, for a vote."""
-        steps = array("Q", [extent.steps for extent in self.extents])
-        return self.by_device and _fcdp.group_needs_fingerprints(self.handle, steps.tobytes())
-
-    def audit(self) -> None:
-        """What is reused, or was begun ahead, must still be what the ranks agreed on."""
-        changed = _fcdp.group_audit(self.handle, *self._evidence())
-        if changed >= 0:
-            raise RuntimeError(
-                f"fcdp: {self.extents[changed].name} was written inside forward or backward, after the ranks had agreed on what is "
-                "stale. Set FCDP_AGREE=unshard for such a model (the ranks then agree at every unshard), or FCDP=0"
-            )
-
-    def read(self, stream: int, side: Any = None) -> tuple[bytes, int]:
+    def make_inputs(self, stale: bytes, side: Any) -> tuple[bytes, int | None]:
         """Addresses of the stale extents' shards, and the stream behind which they are to be read: `side`'s (side.py),
         where there is one, on which they are made. The tensors live until the group is waited for."""
-        stale = _fcdp.group_stale(self.handle)
         wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
-        for i in wanted:
-            if not all(map(address_of, self.extents[i].pieces())):
-                raise freed(self.extents[i])
-        addresses, keep, shards = array("Q", [0]) * self.n, [], {}
-        if wanted and side is not None:
+        addresses, keep = array("Q", [0]) * self.n, []
+        if side is not None:
             side.wait_for_current()
-            stream = side.handle
-        if wanted:
-            call(_fcdp.group_confirm, self.handle, *self._evidence(), stream)
-            with side.entered() if side is not None else contextlib.nullcontext():
-                shards = self.collect(wanted)
+        with side.entered() if side is not None else contextlib.nullcontext():
+            shards = self.collect(wanted)
         for i, tensor in shards.items():
             if tensor.nbytes != self.shard_bytes[i] or not tensor.is_contiguous():
                 raise RuntimeError(
@@ -240,24 +236,43 @@ class Group:
             addresses[i] = tensor.data_ptr()
             keep.append(tensor)
         self.inputs = (self.inputs, *keep)  # a tuple: no garbage collector empties it
-        return addresses.tobytes(), stream
+        return addresses.tobytes(), side.handle if side is not None else None
 
-    def begin(self, pass_: int, stream: int, side: Any = None) -> None:
-        """Put its gather or restore on the core's streams, if that has not been done ahead."""
-        if not _fcdp.group_has_begun(self.handle):
-            inputs, behind = self.read(stream, side)
-            call(_fcdp.group_begin, self.handle, inputs, pass_, behind)
+    def carry(self, votes: bytes) -> bytes:
+        """The maximum of every byte over the ranks."""
+        return self.shards.agree(votes)
 
-    def begin_ahead(self, pass_: int, stream: int, side: Any = None) -> bool:
-        """The same before it is used. Without memory for it now, and where this rank can put it off alone, it begins
-        when it is used: then the group before has gone. Whether it has begun."""
-        try:
-            self.begin(pass_, stream, side)
-        except torch.OutOfMemoryError:
-            if not _fcdp.group_begins_alone(self.handle):
-                raise
-            return False
-        return True
+    def may_begin(self, ahead: int) -> bool:
+        """Before FSDP unshards it: ahead of that, or with other small groups."""
+        return self.is_sharded()
+
+    def written(self) -> bool:
+        """Into what was gathered, by anybody."""
+        written = [extent.written() for extent in self.extents]  # of each: asking remembers what was seen
+        return any(written)
+
+    def blind(self) -> None:
+        runtime.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
+        say(
+            "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
+        )
+
+    # What FSDP asks.
+
+    def wait(self, stream: int) -> None:
+        """`stream`, the current one, goes on when the bytes are there; on CPUs this thread does."""
+        call(_fcdp.group_wait, self.handle, stream)
+        self.inputs = None  # their memory is used again behind their readers
+
+    def cancel(self, stream: int) -> None:
+        """FSDP will not use what it unsharded (a prefetch of what the backward did not need)."""
+        if call(_fcdp.group_cancel, self.handle, stream):
+            self.inputs = None
+        runtime.release(self, stream)
+
+    def give_up(self, stream: int) -> None:
+        """Its use has failed after the unshard, so FSDP holds nothing."""
+        _fcdp.group_give_up(self.handle, stream)
 
     def reduced(self) -> None:
         """Its gradients have been reduced: an optimizer may step inside this backward."""
@@ -269,13 +284,6 @@ class Group:
         _fcdp.group_ask_again(self.handle)
 
 
-def freed(extent: Extent) -> RuntimeError:
-    return RuntimeError(
-        f"fcdp: {extent.name} cannot be gathered: the storage of its shard is freed, or smaller than the shard, on some rank. Fill it "
-        "before the forward that uses it"
-    )
-
-
 def call(function: Callable, *args: Any) -> Any:
     try:
         return function(*args)
@@ -284,38 +292,6 @@ def call(function: Callable, *args: Any) -> Any:
             # As FSDP's own gathers, in the words that scripts look for when they try a smaller batch.
             raise torch.OutOfMemoryError(f"CUDA out of memory. fcdp: {error.args[0]}") from None
         raise RuntimeError(f"fcdp: {error.args[0]}{runtime.missing(error)}") from None
-
-
-class Pending:
-    """An unshard that FSDP asked for: on the streams, or (a restore with FCDP_PREFETCH=0, or for which there was no
-    memory yet) to be put there when it is waited for."""
-
-    def __init__(self, group: Group, pass_: int, stream: int, at_once: bool, side: Any):
-        self.group, self.pass_ = group, pass_
-        self.is_late = bool(at_once) and not group.begin_ahead(pass_, stream, side)  # on this rank alone
-
-    def wait(self, stream: int) -> None:
-        """`stream`, the current one, goes on when the bytes are there; on CPUs this thread does. The unshard may have
-        been asked for under another: backward prefetch unshards a group under that of the one before, and a program
-        waits for unshard(async_op=True) where it needs the parameters."""
-        if self.is_late:
-            call(_fcdp.group_begin_late, self.group.handle, self.pass_, stream)
-        self.group.begin(self.pass_, stream)
-        call(_fcdp.group_wait, self.group.handle, stream)
-        self.group.inputs = None  # their memory is used again behind their readers
-
-    def cancel(self, stream: int) -> None:
-        """FSDP will not use it (a prefetch of what the backward did not need)."""
-        if _fcdp.group_has_begun(self.group.handle):
-            self.wait(stream)
-
-    def give_up(self, stream: int) -> None:
-        """It has failed, or another one begun behind it has, so FSDP holds nothing: the group's use is over, else its
-        next unshard would take it for under way, with the bytes of now. What else fails here has been said."""
-        with contextlib.suppress(RuntimeError):
-            self.cancel(stream)
-        with contextlib.suppress(RuntimeError):
-            runtime.release(self.group, stream)
 
 
 class Runtime:
@@ -556,6 +532,7 @@ class Runtime:
             problem = error.with_traceback(None)
         shards.raise_together(problem)
         shards.ahead &= shards.agree(b"\0" if ahead else b"\1") == b"\0"
+        _fcdp.comm_set_ahead(shards.comm, shards.ahead)
         made = []
         for handle, (name, extents, specs, collect, _) in zip(handles, described):
             group = Group(name, extents, shards, handle, [bytes_ for bytes_, _ in specs], collect)
@@ -586,120 +563,17 @@ class Runtime:
         served = n_groups - len(bypassed)
         say(f"served {served} of {n_groups} groups: {why}; plain {fsdp} runs" + (f" for {names}" if served else ""))
 
-    def _begin_fingerprints(self, read: list[tuple[Group, Places]], stream: int) -> bool:
-        """Of the pieces of each group's shards, by the device, behind what is on `stream` now."""
-        if not read:
-            return False
-        addresses, sizes = array("Q"), array("Q")
-        for _, places in read:
-            addresses.extend(places.addresses)
-            sizes.extend(size if at else 0 for at, size in zip(places.addresses, places.sizes))
-        comm = read[0][0].shards.comm
-        if call(_fcdp.comm_fingerprint_begin, comm, addresses.tobytes(), sizes.tobytes(), stream):
-            return True
-        self.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
-        say(
-            "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
-        )
-        return False
-
-    def _votes(self, groups: list[Group], stream: int) -> list[bytes]:
-        """What the host knows is collected while the device reads shards; then the host waits for it, once. Where the
-        signals of all groups say enough, it does not wait."""
-        for group in groups:
-            group.by_device = self.device_reads(group)
-        seen = [(group, group.places()) for group in groups]
-        read = [(group, places) for group, places in seen if group.needs_fingerprints()]
-        begun = self._begin_fingerprints(read, stream)
-        if read and not begun:  # the device cannot, now and later
-            return self._votes(groups, stream)
-        taken = b""
-        try:
-            observed = [group.observe(places) for group, places in seen]
-        finally:
-            if begun:
-                n = sum(len(places.addresses) for _, places in read)
-                taken = call(_fcdp.comm_fingerprint_end, groups[0].shards.comm, n)
-        of, at = {}, 0
-        for group, places in read:
-            of[group] = taken[at : at + 8 * len(places.addresses)]
-            at += 8 * len(places.addresses)
-        return [group.vote(known, of.get(group, b"")) for group, known in zip(groups, observed)]
-
-    def agree(self, groups: list[Group], stream: int) -> None:
-        """Agree on what is stale in `groups` (of one shard group), and on what is there."""
-        for group in groups:
-            for extent in group.extents:
-                extent.settle()
-        votes = self._votes(groups, stream)
-        start = _fcdp.trace_start()
-        try:
-            agreed = groups[0].shards.agree(b"".join(votes))
-        except RuntimeError:
-            call(_fcdp.engine_check, self.engine)  # a transfer that failed before says more than who is missing here
-            raise
-        at, n_stale = 0, 0
-        for group in groups:
-            missing = _fcdp.group_agree(group.handle, agreed[at : at + group.n + 1])
-            group.missing = group.extents[missing] if missing >= 0 else None
-            n_stale += any(agreed[at : at + group.n])
-            at += group.n + 1
-        _fcdp.trace_agree(start, len(groups), n_stale)
-
-    def coalesce(self, small: list[Group], stream: int, side: Any) -> None:
-        """Gather small groups that are stale together in few collectives, to host memory."""
-        if len(small) > 1:
-            read = [group.read(stream, side) for group in small]
-            inputs, behind = b"".join([inputs for inputs, _ in read]), read[0][1]  # all of them are stale
-            call(_fcdp.groups_coalesce, [group.handle for group in small], inputs, behind)
-
-    def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int, side: Any = None) -> Pending:
+    def unshard(self, group: Group, tree: Tree, forward: bool, by_hand: bool, stream: int, side: Any = None) -> None:
         """The gather or restore of `group`, of `tree`. `by_hand`: not from within FSDP's hooks. `stream`: the current
         one; `side` (side.py): where what is gathered is made; None: on the current one."""
-        handle = (group.tree or tree).handle(group.shards)
-        call(_fcdp.group_check_capture, group.handle, stream)  # before the ranks meet
-        _fcdp.group_join(group.handle, handle)
-        question = _fcdp.group_question(group.handle, by_hand or group.tree is not None)
-        if question == _fcdp.ASK_TREE:
-            mine = tree.served(group.shards)
-            for other in mine:
-                _fcdp.group_join(other.handle, handle)
-            self.agree(mine, stream)
-            _fcdp.tree_agreed(handle)
-            self.coalesce([o for o in mine if _fcdp.group_is_small(o.handle) and o.is_sharded()], stream, side)
-        elif question == _fcdp.ASK_GROUP:
-            of_extensions = group.tree is not None and side is not None  # they have made them there
-            self.agree([group], side.handle if of_extensions else stream)
-        else:
-            group.audit()
-        if group.missing is not None:
-            raise freed(group.missing)
+        handle, alone = (group.tree or tree).handle(group.shards), group.tree is not None
         pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if self.in_backward() else _fcdp.PASS_OTHER
-        # What crosses the nodes is read now, as FSDP would; a restore may wait until the pages of the group before
-        # have gone.
-        at_once = self.options["prefetch"] and group.shards.ahead or any(_fcdp.group_stale(group.handle))
-        pending = Pending(group, pass_, stream, at_once, side)
-        following = _fcdp.group_unsharded(group.handle, forward)
-        try:
-            self._begin_ahead([self.by_id[identity] for identity in following], pass_, stream, side)
-        except BaseException:
-            pending.give_up(stream)
-            raise
-        return pending
-
-    @staticmethod
-    def _begin_ahead(following: list[Group], pass_: int, stream: int, side: Any) -> None:
-        """Of those that the node has, none behind one for which there was no memory; but every collective, in the order
-        that the other ranks make them in."""
-        goes_on = True
-        for group in following:
-            if group.shards.ahead and group.is_sharded() and (goes_on or not _fcdp.group_begins_alone(group.handle)):
-                goes_on = group.begin_ahead(pass_, stream, side) and goes_on
+        made_on = side.handle if alone and side is not None else stream  # extensions have made their tensors there
+        call(_fcdp.group_unshard, group.handle, handle, pass_, by_hand or alone, stream, made_on, side)
 
     def release(self, group: Group, stream: int) -> None:
         """FSDP resharded the group, or (FSDP1) has its own copy of it."""
-        written = [extent.written() for extent in group.extents]  # of each: asking remembers what was seen
-        call(_fcdp.group_reshard, group.handle, stream, any(written))
+        call(_fcdp.group_reshard, group.handle, stream)
 
     def missing(self, error: _fcdp.Error) -> str:
         """Which ranks did not come, for a failure of collectives that do not say so themselves; else ""."""

@@ -1,5 +1,5 @@
-"""What fsdp1.py and fsdp2.py share, and what knows neither: how a function is replaced, the current stream, the
-signals of a dtype, FSDP's reductions, PyTorch's allocator, every optimizer."""
+"""What fsdp1.py and fsdp2.py share, and what knows neither: how a function is replaced, the current stream,
+FSDP's reductions, PyTorch's allocator, every optimizer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,26 @@ from fcdp import _fcdp, report, steps, tensors
 from fcdp.c10d import Shards
 from fcdp.runtime import DEVICES, runtime, say
 
+_streams: dict[torch.device, Callable[[], int]] = {}  # how the current one of a device is asked for
+
 
 def stream_of(device: torch.device) -> int:
     """The current one, as the core takes it."""
+    ask = _streams.get(device)
+    if ask is None:
+        ask = _streams[device] = _stream_function(device)
+    return ask()
+
+
+def _stream_function(device: torch.device) -> Callable[[], int]:
+    """Without PyTorch's own object for the stream where it is known by less: each unshard asks several times."""
     if device.type == "cpu":
-        return 0
-    return handle_of(current_stream(device))
+        return int
+    if device.type == "cuda" and device.index is not None:
+        return functools.partial(torch._C._cuda_getCurrentRawStream, device.index)
+    if device.type == "sim" and device.index is not None:
+        return lambda: torch._C._accelerator_getStream(device.index).stream_id
+    return lambda: handle_of(current_stream(device))
 
 
 def handle_of(stream: Any) -> int:
@@ -55,15 +69,6 @@ def why_not(device: torch.device) -> str | None:
 
 def unknown_torch(fsdp: str, what: str) -> str:
     return f"torch {torch.__version__} does not have {fsdp} as FCDP knows it ({what}); use torch 2.6 to 2.15"
-
-
-_dtype_codes: dict[torch.dtype, int] = {}
-
-
-def dtype_codes(shard: torch.dtype, gathered: torch.dtype) -> int:
-    """Both, as a signal (comm/validity.h)."""
-    first, second = (_dtype_codes.setdefault(dtype, len(_dtype_codes) + 1) for dtype in (shard, gathered))
-    return first << 16 | second
 
 
 def wrap(owner: Any, name: str) -> Callable[[Callable], Callable]:

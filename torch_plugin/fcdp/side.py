@@ -3,7 +3,7 @@
 A cast or an upload of each shard, and what an all-gather extension computes, would otherwise stand in front of
 the compute. The side stream comes behind all that was put on the current stream before, which may write the
 shards. The memory of what is made there is used again by that stream alone (PyTorch's allocator), which the core
-puts behind the readers when the group is waited for (comm/unshard.h):
+puts behind the readers when the group is waited for (comm/use.h):
 
     shards written -> current stream -> side stream: made -> FCDP's streams: read -> side stream
 """

@@ -102,10 +102,9 @@ def _agree(shards: Shards, found: tuple[Group, int] | None, stream: int) -> int:
 
 
 def _copy(group: Group, index: int, out: torch.Tensor, stream: int) -> None:
-    """Copy the parameter from the device, to which the group is brought for that."""
-    call(_fcdp.group_whole_begin, group.handle, index, group.read(stream)[0], stream)
-    call(_fcdp.group_wait, group.handle, stream)
-    group.inputs = None
+    """From the device, where the group is brought for it."""
+    call(_fcdp.group_whole_begin, group.handle, index, stream)
+    group.wait(stream)
     group.storages.open()
     try:
         out.view(-1).copy_(group.gathered[index][: out.numel()])
@@ -123,8 +122,7 @@ def _whole(local: torch.Tensor, current: Any, target: Any, is_async: bool) -> to
     found = None if is_async else _find(shards, shape, local)
     agreed = _agree(shards, found, stream)
     if agreed == _fcdp.WHOLE_STALE:
-        runtime.agree([found[0]], stream)
-        if found[0].missing is not None:  # another shard of the same group is missing
+        if call(_fcdp.group_agree, found[0].handle, stream):  # one that nobody asks for, of the same group, is missing
             agreed = _fcdp.WHOLE_PLAIN
     runtime.wholes[agreed] += 1
     if agreed == _fcdp.WHOLE_PLAIN:

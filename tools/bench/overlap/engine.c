@@ -4,11 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/group.h"
 #include "comm/nccl.h"
-#include "comm/tree.h"
 #include "comm/unshard.h"
-#include "comm/vote.h"
 #include "sim/gpu/simgpu.h"
 #include "sim/nccl/simnccl.h"
 #include "tools/bench/overlap/rank.h"
@@ -80,40 +77,43 @@ static void nccl_end(fcdp_nccl *nccl) {
     simnccl_reset();
 }
 
-/* ---- agreements ---- */
+/* ---- the program ---- */
 
-static fcdp_evidence evidence_of(const rank *r, fcdp_signals signals[N_EXTENTS]) {
-    static const void *const none[N_EXTENTS];
-    static const size_t no_bytes[N_EXTENTS];
+static uint32_t index_of(const rank *r, const fcdp_group *group) {
+    uint32_t g = 0;
+    while (r->engine->groups[g] != group) g++;
+    return g;
+}
+
+static fcdp_status program_look(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight) {
+    const rank *r = ctx;
+    (void)group;
+    (void)what;
     for (uint32_t i = 0; i < N_EXTENTS; i++)
-        signals[i] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
-    return (fcdp_evidence){.signals = signals, .shards = none, .shard_bytes = no_bytes};
+        sight->signals[i] = (fcdp_signals){.optimizer_steps = r->step, .requires_grad = 1};
+    sight->process = (fcdp_process_signals){.grad_mode = true, .optimizer_seen = true};
+    return FCDP_OK;
 }
 
-/* Groups [first, end): the ranks' votes, their maximum. */
-static void agree(rank *r, uint32_t first, uint32_t end) {
-    enum { VOTES = N_EXTENTS + 1 };
-    uint8_t votes[N_GROUPS * VOTES];
-    fcdp_signals signals[N_EXTENTS];
-    fcdp_evidence evidence = evidence_of(r, signals);
-    fcdp_process_signals scene = {.grad_mode = true, .optimizer_seen = true};
-    engine *e = r->engine;
-    for (uint32_t g = first; g < end; g++)
-        MUST(!fcdp_group_vote(e->groups[g], &evidence, &scene, votes + (g - first) * VOTES));
-    agree_on(r, votes, (size_t)(end - first) * VOTES);
-    for (uint32_t g = first; g < end; g++) fcdp_group_agree(e->groups[g], votes + (g - first) * VOTES);
-    if (end - first == N_GROUPS) fcdp_tree_agreed(e->tree);
+static fcdp_status program_inputs(void *ctx, fcdp_group *group, const uint8_t *stale, uint64_t *inputs_out,
+                                  fcdp_stream *stream) {
+    const rank *r = ctx;
+    (void)stale;
+    (void)stream;
+    for (uint32_t i = 0; i < N_EXTENTS; i++) inputs_out[i] = shard_at(r, index_of(r, group), i);
+    return FCDP_OK;
 }
 
-static void ask(rank *r, uint32_t g) {
-    fcdp_signals signals[N_EXTENTS];
-    fcdp_evidence evidence = evidence_of(r, signals);
-    switch (fcdp_group_question(r->engine->groups[g], false)) {
-    case FCDP_ASK_TREE: agree(r, 0, N_GROUPS); break;
-    case FCDP_ASK_GROUP: agree(r, g, g + 1); break;
-    case FCDP_ASK_NOBODY: break;
-    }
-    MUST(fcdp_group_audit(r->engine->groups[g], &evidence) == N_EXTENTS);
+static fcdp_status program_agree(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes,
+                                 size_t n) {
+    (void)groups;
+    (void)n_groups;
+    agree_on(ctx, votes, n);
+    return FCDP_OK;
+}
+
+static fcdp_program program_of(rank *r) {
+    return (fcdp_program){.ctx = r, .look = program_look, .inputs = program_inputs, .agree = program_agree};
 }
 
 /* ---- uses ---- */
@@ -127,26 +127,15 @@ void engine_begin_backward(rank *r) {
     fcdp_tree_begin_backward(r->engine->tree);
 }
 
-static void begin(rank *r, fcdp_group *group, fcdp_pass pass) {
-    uint64_t inputs[N_EXTENTS];
-    uint32_t g = 0;
-    while (r->engine->groups[g] != group) g++;
-    for (uint32_t i = 0; i < N_EXTENTS; i++) inputs[i] = shard_at(r, g, i);
-    MUST(!fcdp_group_begin(group, inputs, pass, r->compute));
-}
-
 void engine_unshard(rank *r, uint32_t g, bool forward) {
-    fcdp_group *ahead[MAX_AHEAD];
-    fcdp_pass pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD;
-    fcdp_group *group = r->engine->groups[g];
-    ask(r, g);
-    begin(r, group, pass);
-    size_t n = fcdp_group_unsharded(group, forward, ahead, MAX_AHEAD);
-    for (size_t i = 0; i < n; i++) begin(r, ahead[i], pass);
+    fcdp_program program = program_of(r);
+    fcdp_unshard_args args = {.pass = forward ? FCDP_PASS_FORWARD : FCDP_PASS_BACKWARD, .stream = r->compute};
+    MUST(!fcdp_unshard(r->engine->groups[g], r->engine->tree, &program, &args));
 }
 
 void engine_wait(rank *r, uint32_t g) {
-    MUST(!fcdp_group_wait(r->engine->groups[g], r->compute));
+    fcdp_program program = program_of(r);
+    MUST(!fcdp_wait(r->engine->groups[g], &program, r->compute));
 }
 
 void engine_reshard(rank *r, uint32_t g) {
@@ -212,6 +201,7 @@ void engine_connect(rank *r) {
     if (!leads) MUST(!fcdp_comm_host_join(e->comm, host));
     MUST(!fcdp_tree_create(e->comm, &e->tree));
     for (uint32_t g = 0; g < N_GROUPS; g++) group_make(r, g);
+    MUST(!fcdp_tree_set_groups(e->tree, e->groups, N_GROUPS));
 }
 
 void engine_drain(rank *r) {

@@ -12,7 +12,7 @@
 #include "comm/topology.h"
 #include "tools/bench/overlap/overlap.h"
 
-enum { ROOT = 0, MAX_AHEAD = 8, N_GRADIENTS = 2, TIMEOUT_S = 60, PAGE_BYTES = 2 << 20, MEMORY_RATE = 1000 };
+enum { ROOT = 0, N_GRADIENTS = 2, TIMEOUT_S = 60, PAGE_BYTES = 2 << 20, MEMORY_RATE = 1000 };
 
 typedef struct engine engine; /* engine.c's own */
 
