@@ -85,7 +85,7 @@ def main():
     if "plain" not in sys.argv:
         from fcdp import c10d, runtime
 
-        owner, method = (c10d.Lane, "__init__") if start == "cold" else (runtime.Runtime, "unshard")
+        owner, method = (c10d.Lane, "__init__") if start == "cold" else (runtime.Group, "make_inputs")
         go_ahead(rank % 2, owner, method)
     threads = [threading.Thread(target=model.run) for model in models]
     for thread in threads:

@@ -178,9 +178,10 @@ def inputs_of_another_stream():
 def inputs_freed_at_once():
     original = Runtime.unshard
 
-    def unshard(self, group, *arguments):
-        original(self, group, *arguments)
-        group.inputs = None
+    def unshard(self, *arguments):
+        original(self, *arguments)
+        for group in self.groups:  # those that were begun ahead, too
+            group.inputs = None
 
     Runtime.unshard = unshard
     yield

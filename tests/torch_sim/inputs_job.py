@@ -77,8 +77,8 @@ def watch(counts):
 
     def made(*arguments):
         inputs, stream = make_inputs(*arguments)
-        if stream is None or on_compute(stream):  # behind which they are fingerprinted
-            counts["fingerprint"] += 1
+        if on_compute(torch.sim.current_stream().stream_id if stream is None else stream):
+            counts["fingerprint"] += 1  # the inputs are fingerprinted behind that stream
         return inputs, stream
 
     Group.make_inputs = made
