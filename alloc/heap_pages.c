@@ -1,10 +1,10 @@
 /* heap_pages.c - the heap's pages: found for a miss, mapped, unmapped, given to the pool.
  *
  * One driver call maps a handle of any size, so while memory is plentiful the heap creates large handles. It
- * stops in time: a large handle moves only as a whole, and would hold back pages that others need. When memory
- * is short, a miss looks for single pages in the order that heap.h gives. What one source yields is kept in a
- * batch until there is enough, and given back if there never is, so a malloc that fails has taken nothing from
- * other threads.
+ * stops in time: a large handle moves only as a whole, and would hold back pages that others need. When
+ * memory is short, a miss looks for single pages in the order that heap.h gives. What one source yields is
+ * kept in a batch until there is enough, and given back if there never is, so a malloc that fails has taken
+ * nothing from other threads.
  *
  * The pool's other holders reclaim the heap's pages through the same unmap: single pages serve at once, and a
  * larger handle goes back to the pool, where it is room for single pages.

@@ -1,15 +1,16 @@
 /* heap_quiescent.c - what becomes of freed memory until the device has passed its uses.
  *
  * A block that other streams have used is deferred: it becomes free, or goes to quarantine, once an event has
- * passed on each of those streams. A thread takes the whole list and checks it without the lock, since a check
- * may wait. n_checking counts such threads: a malloc that finds the list empty then knows that blocks may still
- * come back.
+ * passed on each of those streams. A thread takes the whole list and checks it without the lock, since a
+ * check may wait. n_checking counts such threads: a malloc that finds the list empty then knows that blocks
+ * may still come back.
  *
  * Freed memory is quiescent once all work that any stream of the heap had when it was freed is done. Only
- * quiescent pages may be unmapped. The stream that freed a block orders its reuse, but not an unmap: the block
- * may have been used on other, unrecorded streams, where the program itself orders the next use (FSDP2's
- * reduced gradients). So one fence serves the whole heap: an event on each stream that is not idle, recorded
- * when a miss looks for pages. Once all events have passed, everything freed before the fence is quiescent.
+ * quiescent pages may be unmapped. The stream that freed a block orders its reuse, but not an unmap: the
+ * block may have been used on other, unrecorded streams, where the program itself orders the next use
+ * (FSDP2's reduced gradients). So one fence serves the whole heap: an event on each stream that is not idle,
+ * recorded when a miss looks for pages. Once all events have passed, everything freed before the fence is
+ * quiescent.
  *
  * Quarantine unmaps freed blocks and keeps their addresses unused for a while. An access to freed memory then
  * faults at once instead of reading another tensor's bytes. FCDP_CHECK=2 turns it on, and the number of bytes
