@@ -50,10 +50,6 @@ unsigned fcdp__arena_class_of(size_t bytes);
 /* The first class from `class` on that has blocks, ARENA_N_CLASSES: none. */
 unsigned fcdp__arena_class_next(const fcdp_arena *arena, unsigned class);
 
-static inline bool fcdp__arena_is_spare(const fcdp_block *block) {
-    return block && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
-}
-
 /* ---- arena_place.c ---- */
 
 /* [from, to) of the block's addresses: the mappings that lie wholly within it; both 0: none. */

@@ -40,8 +40,8 @@ enum {
 
 /* ---- what a layer says of its work ---- */
 
-/* Every layer lists its events, causes, counters and streams in its trace_events.h. Readers, the documentation
- * and checks are made of the same rows:
+/* Every layer lists its events, causes, counters and streams in its trace_events.h. Readers, the
+ * documentation and checks are made of the same rows:
  *
  *     FCDP_<LAYER>_EVENTS(X)    X(NAME, number, "name", "what a is", "what b is", "what it says")
  *     FCDP_<LAYER>_CAUSES(X)    X(NAME, number, "name", "what it says")
