@@ -1,10 +1,12 @@
 /* arena.c - the blocks of an arena: taken, given back, grown, unmapped.
  *
  * A block is linked to the blocks beside it in its span. Free blocks are in lists by size, quick blocks in
- * slots by size, live and quick blocks in a table by address (arena_table.c).
+ * slots by size, live and quick blocks in a table by address: a free names an address alone, so each one pays
+ * for a look-up. Open addressing with linear probing, in a table that is at most half full, keeps it short.
  *
  * Every call reserves the host memory that it may need before it changes anything (nodes_reserve,
- * fcdp__arena_table_reserve), so a call that fails leaves the arena as it was.
+ * table_reserve), so a call that fails leaves the arena as it was. The arena knows addresses and sizes alone:
+ * it calls no driver and takes no lock. Where a block goes, arena_place.c decides.
  */
 #include "alloc/arena_internal.h"
 
@@ -135,6 +137,56 @@ unsigned fcdp__arena_class_next(const fcdp_arena *arena, unsigned class) {
         if (bits) return word * 64 + (unsigned)__builtin_ctzll(bits);
     }
     return ARENA_N_CLASSES;
+}
+
+/* ---- live and quick blocks by address ---- */
+
+static size_t table_slot(const fcdp_arena *arena, uint64_t address) {
+    return (size_t)((address / FCDP_ARENA_UNIT * 0x9e3779b97f4a7c15u) >> 20) & (arena->table_capacity - 1);
+}
+
+static void table_insert(fcdp_arena *arena, fcdp_block *block) {
+    size_t at = table_slot(arena, block->address);
+    while (arena->table[at]) at = (at + 1) & (arena->table_capacity - 1);
+    arena->table[at] = block;
+    arena->n_table++;
+}
+
+/* Make room for one more block, so that the next insert cannot fail. */
+static fcdp_status table_reserve(fcdp_arena *arena) {
+    if ((arena->n_table + 1) * 2 <= arena->table_capacity) return FCDP_OK;
+    size_t old_capacity = arena->table_capacity, capacity = old_capacity ? 2 * old_capacity : 256;
+    fcdp_block **old = arena->table, **table = calloc(capacity, sizeof *table);
+    if (!table) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for the allocator's table");
+    arena->table = table;
+    arena->table_capacity = capacity;
+    arena->n_table = 0;
+    for (size_t i = 0; i < old_capacity; i++)
+        if (old[i]) table_insert(arena, old[i]);
+    free(old);
+    return FCDP_OK;
+}
+
+/* The slot of the block that begins at `address`, SIZE_MAX: none. */
+static size_t table_find(const fcdp_arena *arena, uint64_t address) {
+    if (arena->n_table == 0) return SIZE_MAX;
+    size_t at = table_slot(arena, address);
+    while (arena->table[at] && arena->table[at]->address != address)
+        at = (at + 1) & (arena->table_capacity - 1);
+    return arena->table[at] ? at : SIZE_MAX;
+}
+
+static void table_remove(fcdp_arena *arena, uint64_t address) {
+    size_t hole = table_find(arena, address), mask = arena->table_capacity - 1;
+    FCDP_CHECK(0, hole != SIZE_MAX);
+    for (size_t at = (hole + 1) & mask; arena->table[at]; at = (at + 1) & mask) {
+        size_t home = table_slot(arena, arena->table[at]->address);
+        if (((at - home) & mask) < ((at - hole) & mask)) continue; /* it may not move before its home */
+        arena->table[hole] = arena->table[at];
+        hole = at;
+    }
+    arena->table[hole] = NULL;
+    arena->n_table--;
 }
 
 /* ---- blocks side by side ---- */
@@ -288,7 +340,7 @@ fcdp_block *fcdp__arena_take_quick(fcdp_arena *arena, size_t bytes) {
 fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, bool is_short, fcdp_block **block_out) {
     FCDP_CHECK(1, bytes && bytes % FCDP_ARENA_UNIT == 0);
     fcdp_status status = nodes_reserve(arena, 1);
-    if (!status) status = fcdp__arena_table_reserve(arena);
+    if (!status) status = table_reserve(arena);
     if (status) return status;
     arena_place at = fcdp__arena_fit_find(arena, bytes, is_short);
     fcdp_block *block = at.first;
@@ -301,7 +353,7 @@ fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, bool is_short, fcd
         if (at_end) block = rest;
     }
     block_live(arena, block);
-    fcdp__arena_table_insert(arena, block);
+    table_insert(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
     *block_out = block;
     return FCDP_OK;
@@ -309,7 +361,7 @@ fcdp_status fcdp__arena_take(fcdp_arena *arena, size_t bytes, bool is_short, fcd
 
 void fcdp__arena_set_busy(fcdp_arena *arena, fcdp_block *block) {
     FCDP_CHECK(0, block->state == FCDP_BLOCK_LIVE);
-    fcdp__arena_table_remove(arena, block->address);
+    table_remove(arena, block->address);
     block->state = FCDP_BLOCK_BUSY;
     arena->counts.live_bytes -= block->bytes;
     arena->counts.requested_bytes -= block->requested_bytes;
@@ -336,7 +388,7 @@ void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block) {
     arena->counts.n_live--;
     quick_slot *slot = quick_slot_of(arena, block->bytes);
     if (slot->head && slot->bytes != block->bytes) { /* taken by another size */
-        fcdp__arena_table_remove(arena, block->address);
+        table_remove(arena, block->address);
         block_free(arena, block);
         return;
     }
@@ -350,7 +402,7 @@ void fcdp__arena_give(fcdp_arena *arena, fcdp_block *block) {
 }
 
 fcdp_block *fcdp__arena_find(const fcdp_arena *arena, uint64_t address) {
-    size_t at = fcdp__arena_table_find(arena, address);
+    size_t at = table_find(arena, address);
     if (at == SIZE_MAX || arena->table[at]->state != FCDP_BLOCK_LIVE) return NULL;
     return arena->table[at];
 }
@@ -363,7 +415,7 @@ void fcdp__arena_flush(fcdp_arena *arena) {
             arena->quick[i].head = block->list_next;
             arena->counts.quick_bytes -= block->bytes;
             arena->counts.n_quick--;
-            fcdp__arena_table_remove(arena, block->address);
+            table_remove(arena, block->address);
             block_free(arena, block);
         }
     FCDP_CHECK(3, arena_is_valid(arena));
@@ -413,7 +465,7 @@ static void spare_cut_after(fcdp_arena *arena, fcdp_block *block, uint64_t end) 
 fcdp_status fcdp__arena_grow_begin(fcdp_arena *arena, size_t bytes, bool is_short, size_t ahead_pages,
                                    fcdp_growth *growth_out) {
     fcdp_status status = nodes_reserve(arena, 4);
-    if (!status) status = fcdp__arena_table_reserve(arena);
+    if (!status) status = table_reserve(arena);
     if (status) return status;
     arena_place at = fcdp__arena_place_find(arena, bytes, is_short);
     if (!at.first) return FCDP_PENDING;
@@ -483,7 +535,7 @@ fcdp_block *fcdp__arena_grow_commit(fcdp_arena *arena, fcdp_growth *growth, size
     for (int i = 0; i < 2; i++)
         if (growth->spare[i]) node_give(arena, growth->spare[i]);
     block_live(arena, block);
-    fcdp__arena_table_insert(arena, block);
+    table_insert(arena, block);
     FCDP_CHECK(3, arena_is_valid(arena));
     return block;
 }

@@ -1,5 +1,4 @@
-/* arena_internal.h - the arena's struct, for arena.c (blocks), arena_table.c (by
- * address), arena_place.c (where one goes). */
+/* arena_internal.h - the arena's struct, for arena.c (its blocks) and arena_place.c (where one goes). */
 #ifndef FCDP_ARENA_INTERNAL_H
 #define FCDP_ARENA_INTERNAL_H
 
@@ -50,19 +49,6 @@ static inline uint64_t fcdp__arena_page_up(const fcdp_arena *arena, uint64_t add
 unsigned fcdp__arena_class_of(size_t bytes);
 /* The first class from `class` on that has blocks, ARENA_N_CLASSES: none. */
 unsigned fcdp__arena_class_next(const fcdp_arena *arena, unsigned class);
-
-static inline bool fcdp__arena_is_spare(const fcdp_block *block) {
-    return block && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
-}
-
-/* ---- arena_table.c ---- */
-
-/* Make room for one more block, so that the next insert cannot fail. */
-fcdp_status fcdp__arena_table_reserve(fcdp_arena *arena) FCDP_MUST_CHECK;
-void fcdp__arena_table_insert(fcdp_arena *arena, fcdp_block *block);
-/* The slot of the block that begins at `address`, SIZE_MAX: none. */
-size_t fcdp__arena_table_find(const fcdp_arena *arena, uint64_t address);
-void fcdp__arena_table_remove(fcdp_arena *arena, uint64_t address);
 
 /* ---- arena_place.c ---- */
 

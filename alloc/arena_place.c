@@ -71,9 +71,13 @@ static bool is_better(const arena_place *it, const arena_place *best, bool is_sh
     return it->address < best->address;
 }
 
+static bool is_spare(const fcdp_block *block) {
+    return block && (block->state == FCDP_BLOCK_FREE || block->state == FCDP_BLOCK_HOLE);
+}
+
 /* The place touches `block`, which may be NULL, free or a hole: then it touches nothing. */
 static void touch(arena_place *it, const fcdp_block *block, size_t bytes) {
-    if (!block || fcdp__arena_is_spare(block)) return;
+    if (!block || is_spare(block)) return;
     if (block->bytes == bytes) it->is_alike = true;
     if (block->born > it->born) it->born = block->born;
 }
@@ -157,9 +161,9 @@ arena_place fcdp__arena_place_find(const fcdp_arena *arena, size_t bytes, bool i
     for (fcdp_span *span = arena->spans; span; span = span->next)
         for (fcdp_block *block = span->first, *next; block; block = next) {
             next = block->after;
-            if (!fcdp__arena_is_spare(block)) continue;
+            if (!is_spare(block)) continue;
             run in = {block, block, block->address, 0};
-            while (fcdp__arena_is_spare(in.last->after)) in.last = in.last->after;
+            while (is_spare(in.last->after)) in.last = in.last->after;
             in.end = in.last->address + in.last->bytes;
             if (in.end - in.begin >= bytes) run_consider(arena, &in, bytes, is_short, &best);
             next = in.last->after;

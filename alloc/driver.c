@@ -1,7 +1,10 @@
-/* driver.c - the table of CUDA driver calls, from libcuda.so.1 or from the simulated driver.
+/* driver.c - the calls of the driver, CUDA's or the simulated one's (driver_open.c finds it).
  *
  * It knows no page pool, no region and no policy. Each function is one driver call (or a bounded retry of
  * one), with the context bound around it and a failure text that has the call's name and numbers.
+ *
+ * Kernels come as PTX rather than machine code: the driver compiles it for its own device, so the wheel needs
+ * no nvcc, no list of architectures and no CUDA runtime.
  */
 #include "alloc/driver_internal.h"
 
@@ -44,197 +47,6 @@ fcdp_status fcdp__driver_failed(fcdp_driver *drv, CUresult result, const char *f
     if (result == CUDA_ERROR_OUT_OF_MEMORY) status = FCDP_ERR_NO_DEVICE_MEM;
     if (result == CUDA_ERROR_NOT_SUPPORTED) status = FCDP_ERR_UNSUPPORTED;
     return fcdp__fail(status, "%s: %s (CUresult %d)", call, fcdp__driver_result_name(drv, result), result);
-}
-
-/* ---- open and close ---- */
-
-/* Fill the table from the library at `path`. The library is never unloaded: it has threads of its own, and
- * others may use it. On failure `reason_out` says why. */
-static bool api_load(fcdp_driver *drv, const char *path, char *reason_out, size_t n_reason) {
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        snprintf(reason_out, n_reason, "%s", dlerror());
-        return false;
-    }
-#define AS_LOAD(name, args)                                                                                  \
-    if (!(*(void **)&drv->api.name = dlsym(library, #name))) {                                               \
-        snprintf(reason_out, n_reason, "%s has no %s: it is too old", path, #name);                          \
-        return false;                                                                                        \
-    }
-    CUDA_CALLS(AS_LOAD)
-#define AS_LOAD_OPTIONAL(name, args) *(void **)&drv->api.name = dlsym(library, #name);
-    CUDA_OPTIONAL_CALLS(AS_LOAD_OPTIONAL)
-    drv->library = library;
-    return true;
-}
-
-/* Whether at least one device answers through the loaded table. */
-static bool device_answers(fcdp_driver *drv, char *reason_out, size_t n_reason) {
-    int count = 0;
-    CUresult result = drv->api.cuInit(0);
-    if (result != CUDA_SUCCESS) {
-        snprintf(reason_out, n_reason, "cuInit: %s", fcdp__driver_result_name(drv, result));
-        return false;
-    }
-    result = drv->api.cuDeviceGetCount(&count);
-    if (result == CUDA_SUCCESS && count > 0) return true;
-    snprintf(reason_out, n_reason, "cuDeviceGetCount: %s, %d devices", fcdp__driver_result_name(drv, result),
-             count);
-    return false;
-}
-
-static int attribute_get(const fcdp_driver *drv, int attribute, int fallback) {
-    int value;
-    return drv->api.cuDeviceGetAttribute(&value, attribute, drv->device) == CUDA_SUCCESS ? value : fallback;
-}
-
-/* The device's NUMA node: drivers before 12.2 do not know the attribute, the kernel knows the PCI slot's. */
-static int numa_node_find(const fcdp_driver *drv) {
-    int node = attribute_get(drv, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
-    int bus = attribute_get(drv, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, -1);
-    int slot = attribute_get(drv, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, -1);
-    if (node >= 0 || drv->is_sim || bus < 0 || slot < 0) return node;
-
-    char path[96];
-    int domain = attribute_get(drv, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0);
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/numa_node", domain, bus, slot);
-    FILE *file = fopen(path, "re");
-    if (!file) return -1;
-    if (fscanf(file, "%d", &node) != 1) node = -1;
-    fclose(file);
-    return node;
-}
-
-static fcdp_status granularity_get(fcdp_driver *drv) {
-    CUresult result = CALL(drv, cuMemGetAllocationGranularity, &drv->page_bytes, &drv->prop,
-                           CU_MEM_ALLOC_GRANULARITY_MINIMUM);
-    if (result != CUDA_SUCCESS)
-        return fcdp__driver_failed(drv, result, "cuMemGetAllocationGranularity(device %d)", drv->ordinal);
-    if (drv->page_bytes && !(drv->page_bytes & (drv->page_bytes - 1))) return FCDP_OK;
-    return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                      "device %d maps memory in units of %zu bytes, which is not a power of two",
-                      drv->ordinal, drv->page_bytes);
-}
-
-/* The table is loaded and a device answers: take device `ordinal`. */
-static fcdp_status device_take(fcdp_driver *drv, int ordinal) {
-    int count = 0;
-    drv->ordinal = ordinal;
-    if (drv->api.cuDeviceGetCount(&count) == CUDA_SUCCESS && (ordinal < 0 || ordinal >= count))
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "device %d was asked for, but there are %d (0 to %d); see CUDA_VISIBLE_DEVICES",
-                          ordinal, count, count - 1);
-    CUresult result = drv->api.cuDeviceGet(&drv->device, ordinal);
-    if (result != CUDA_SUCCESS) return fcdp__driver_failed(drv, result, "cuDeviceGet(%d)", ordinal);
-    if (attribute_get(drv, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1) == 0)
-        return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                          "device %d cannot map memory (cuMemMap); FCDP cannot work on it", ordinal);
-
-    drv->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                      .location = {CU_MEM_LOCATION_TYPE_DEVICE, drv->device}};
-    if (attribute_get(drv, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0) == 1)
-        drv->prop.allocFlags.gpuDirectRDMACapable = 1;
-    drv->numa_node = numa_node_find(drv);
-
-    result = drv->api.cuDevicePrimaryCtxRetain(&drv->ctx, drv->device);
-    if (result != CUDA_SUCCESS)
-        return fcdp__driver_failed(drv, result, "cuDevicePrimaryCtxRetain(device %d)", ordinal);
-    fcdp_status status = granularity_get(drv);
-    if (status) (void)drv->api.cuDevicePrimaryCtxRelease_v2(drv->device);
-    return status;
-}
-
-static bool sim_answers(fcdp_driver *drv, const char *sim_library, char *reason_out, size_t n_reason) {
-    const char *path = getenv("FCDP_SIM_LIBRARY");
-    if (!path || !path[0]) path = sim_library;
-    if (!path || !path[0]) {
-        snprintf(reason_out, n_reason,
-                 "no simulated driver is known: set FCDP_SIM_LIBRARY to the path of libfcdp_simgpu.so");
-        return false;
-    }
-    drv->is_sim = true;
-    if (!api_load(drv, path, reason_out, n_reason)) return false;
-    *(void **)&drv->sim.annotate = dlsym(drv->library, "simgpu_annotate");
-    *(void **)&drv->sim.stream_name = dlsym(drv->library, "simgpu_stream_name");
-    *(void **)&drv->sim.announce = dlsym(drv->library, "simgpu_announce");
-    *(void **)&drv->sim.module_define = dlsym(drv->library, "simgpu_module_define");
-    return device_answers(drv, reason_out, n_reason);
-}
-
-/* Load the table that `kind` asks for. */
-static fcdp_status table_open(fcdp_driver *drv, fcdp_driver_kind kind, const char *sim_library) {
-    char no_cuda[512] = "", no_sim[512] = "";
-    if (kind != FCDP_DRIVER_SIM) {
-        if (api_load(drv, "libcuda.so.1", no_cuda, sizeof no_cuda) &&
-            device_answers(drv, no_cuda, sizeof no_cuda))
-            return FCDP_OK;
-        if (kind == FCDP_DRIVER_CUDA)
-            return fcdp__fail(FCDP_ERR_UNSUPPORTED,
-                              "FCDP_DRIVER=cuda, but no CUDA device answers (%s); use FCDP_DRIVER=auto, "
-                              "or sim to run without a GPU",
-                              no_cuda);
-    }
-    if (sim_answers(drv, sim_library, no_sim, sizeof no_sim)) return FCDP_OK;
-    if (kind == FCDP_DRIVER_SIM) return fcdp__fail(FCDP_ERR_UNSUPPORTED, "FCDP_DRIVER=sim, but %s", no_sim);
-    return fcdp__fail(FCDP_ERR_UNSUPPORTED, "FCDP_DRIVER=auto, but no CUDA device answers (%s), and %s",
-                      no_cuda, no_sim);
-}
-
-fcdp_status fcdp__driver_open(fcdp_driver_kind kind, int ordinal, const char *sim_library,
-                              fcdp_driver **drv_out) {
-    fcdp_driver *drv = calloc(1, sizeof *drv);
-    if (!drv)
-        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for the driver table (%zu bytes)", sizeof *drv);
-    fcdp_status status = table_open(drv, kind, sim_library);
-    if (!status) status = device_take(drv, ordinal);
-    if (status) {
-        free(drv);
-        return status;
-    }
-    *drv_out = drv;
-    return FCDP_OK;
-}
-
-void fcdp__driver_close(fcdp_driver *drv) {
-    if (!drv) return;
-    CUresult result = drv->api.cuDevicePrimaryCtxRelease_v2(drv->device);
-    if (result != CUDA_SUCCESS)
-        fcdp__log(FCDP_LOG_DEBUG, "cuDevicePrimaryCtxRelease(device %d): %s", drv->ordinal,
-                  fcdp__driver_result_name(drv, result));
-    free(drv);
-}
-
-unsigned long fcdp__driver_calls(const fcdp_driver *drv) {
-    return atomic_load_explicit(&drv->n_calls, memory_order_relaxed);
-}
-
-fcdp_status fcdp__driver_with_context(fcdp_driver *drv, void (*call)(void *arg), void *arg) {
-    CUcontext before = NULL;
-    CUresult result = context_enter(drv, &before);
-    if (result != CUDA_SUCCESS)
-        return fcdp__driver_failed(drv, result, "cuCtxSetCurrent(device %d)", drv->ordinal);
-    call(arg);
-    context_leave(drv, before);
-    return FCDP_OK;
-}
-
-fcdp_driver_context fcdp__driver_context(const fcdp_driver *drv) {
-    return (fcdp_driver_context){.ctx = drv->ctx, .set = drv->api.cuCtxSetCurrent};
-}
-
-void fcdp__driver_context_take(fcdp_driver_context context) {
-    CUresult result = context.set(context.ctx);
-    if (result != CUDA_SUCCESS) fcdp__log(FCDP_LOG_DEBUG, "cuCtxSetCurrent: CUresult %d", result);
-}
-
-bool fcdp__driver_is_sim(const fcdp_driver *drv) {
-    return drv->is_sim;
-}
-size_t fcdp__driver_page_bytes(const fcdp_driver *drv) {
-    return drv->page_bytes;
-}
-int fcdp__driver_numa_node(const fcdp_driver *drv) {
-    return drv->numa_node;
 }
 
 /* ---- physical memory and ranges ---- */
@@ -605,4 +417,117 @@ fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) {
             status = fcdp__driver_failed(drv, result, "cuMemHostUnregister(%p)", (char *)at + n_done);
     }
     return status;
+}
+
+/* ---- timing events ---- */
+
+/* A failure is a status alone: the thread's failure text and the log describe the program's own work, and a
+ * measurement must not change them. */
+static fcdp_status timer_status(CUresult result) {
+    if (result == CUDA_ERROR_NOT_READY) return FCDP_PENDING;
+    return result == CUDA_SUCCESS ? FCDP_OK : FCDP_ERR_DRIVER;
+}
+
+/* Drivers before CUDA 12.8 have the first version alone. */
+static bool has_times(const fcdp_driver *drv) {
+    return drv->api.cuEventElapsedTime_v2 || drv->api.cuEventElapsedTime;
+}
+
+fcdp_status fcdp__driver_timer_create(fcdp_driver *drv, fcdp_event *event_out) {
+    CUevent event;
+    if (!has_times(drv)) return FCDP_ERR_UNSUPPORTED;
+    fcdp_status status = timer_status(CALL(drv, cuEventCreate, &event, 0));
+    if (!status) *event_out = event;
+    return status;
+}
+
+fcdp_status fcdp__driver_timer_record(fcdp_driver *drv, fcdp_event event, fcdp_stream stream) {
+    return timer_status(CALL(drv, cuEventRecord, event, stream));
+}
+
+fcdp_status fcdp__driver_timer_wait(fcdp_driver *drv, fcdp_stream stream, fcdp_event event) {
+    return timer_status(CALL(drv, cuStreamWaitEvent, stream, event, 0));
+}
+
+fcdp_status fcdp__driver_timer_elapsed(fcdp_driver *drv, fcdp_event start, fcdp_event end, double *ns_out) {
+    float milliseconds = 0;
+    if (!has_times(drv)) return FCDP_ERR_UNSUPPORTED;
+    fcdp_status status = timer_status(drv->api.cuEventElapsedTime_v2
+                                          ? CALL(drv, cuEventElapsedTime_v2, &milliseconds, start, end)
+                                          : CALL(drv, cuEventElapsedTime, &milliseconds, start, end));
+    if (!status) *ns_out = (double)milliseconds * 1e6;
+    return status;
+}
+
+/* ---- kernels ---- */
+
+struct simgpu_module { /* as sim/gpu/simgpu.h has it */
+    const char *image, *entry;
+    size_t task_bytes;
+    void (*run)(void *task);
+};
+
+/* Failures that no retry and no wait would cure: the caller works without the kernel. */
+static fcdp_status load_failed(fcdp_driver *drv, CUresult result, const char *call, const char *entry) {
+    switch (result) {
+    case CUDA_ERROR_NO_BINARY_FOR_GPU:
+    case CUDA_ERROR_INVALID_PTX:
+    case CUDA_ERROR_JIT_COMPILER_NOT_FOUND:
+    case CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+    case CUDA_ERROR_JIT_COMPILATION_DISABLED:
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "%s(%s, device %d): %s; the driver must compile PTX 6.4 for compute capability 7.0 or "
+            "newer: install libnvidia-ptxjitcompiler beside libcuda, unset CUDA_DISABLE_PTX_JIT",
+            call, entry, drv->ordinal, fcdp__driver_result_name(drv, result));
+    default: return fcdp__driver_failed(drv, result, "%s(%s, device %d)", call, entry, drv->ordinal);
+    }
+}
+
+/* The simulated driver gets the block's C function before the load, so that callers treat both drivers
+ * alike. */
+fcdp_status fcdp__driver_kernel_load(fcdp_driver *drv, const fcdp_kernel_source *source,
+                                     fcdp_kernel *kernel_out) {
+    CUmodule module;
+    CUfunction function;
+    bool has_calls = drv->api.cuModuleLoadData && drv->api.cuModuleUnload && drv->api.cuModuleGetFunction &&
+                     drv->api.cuLaunchKernel && (!drv->is_sim || drv->sim.module_define);
+    if (!has_calls)
+        return fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "device %d's driver cannot load %s: it has no cuModuleLoadData, cuModuleGetFunction "
+            "or cuLaunchKernel; update the driver",
+            drv->ordinal, source->entry);
+    if (drv->is_sim) {
+        struct simgpu_module told = {source->image, source->entry, source->task_bytes, source->run};
+        CUresult result = drv->sim.module_define(&told);
+        if (result != CUDA_SUCCESS) return load_failed(drv, result, "simgpu_module_define", source->entry);
+    }
+    CUresult result = CALL(drv, cuModuleLoadData, &module, source->image);
+    if (result != CUDA_SUCCESS) return load_failed(drv, result, "cuModuleLoadData", source->entry);
+    result = CALL(drv, cuModuleGetFunction, &function, module, source->entry);
+    if (result != CUDA_SUCCESS) {
+        (void)CALL(drv, cuModuleUnload, module);
+        return load_failed(drv, result, "cuModuleGetFunction", source->entry);
+    }
+    *kernel_out = (fcdp_kernel){module, function, source->n_threads};
+    return FCDP_OK;
+}
+
+void fcdp__driver_kernel_unload(fcdp_driver *drv, const fcdp_kernel *kernel) {
+    if (!kernel->module) return;
+    CUresult result = CALL(drv, cuModuleUnload, kernel->module);
+    if (result != CUDA_SUCCESS)
+        fcdp__log(FCDP_LOG_DEBUG, "cuModuleUnload(%p): %s", kernel->module,
+                  fcdp__driver_result_name(drv, result));
+}
+
+fcdp_status fcdp__driver_launch(fcdp_driver *drv, const fcdp_kernel *kernel, fcdp_dptr tasks,
+                                uint32_t n_tasks, fcdp_stream stream) {
+    void *parameters[] = {&tasks.addr};
+    CUresult result = CALL(drv, cuLaunchKernel, kernel->function, n_tasks, 1, 1, kernel->n_threads, 1, 1, 0,
+                           stream, parameters, NULL);
+    if (result == CUDA_SUCCESS) return FCDP_OK;
+    return fcdp__driver_failed(drv, result, "cuLaunchKernel(%u blocks of %u threads, stream %p)", n_tasks,
+                               kernel->n_threads, stream);
 }

@@ -1,14 +1,194 @@
-/* heap.c - the heap's public calls. A hit is served here; a miss goes to the other files (heap_internal.h).
- * The file is compiled with -fexceptions, since an exception of `covers` passes through fcdp_heap_malloc. */
+/* heap.c - the heap's public calls. A hit is served here; a miss looks for pages in heap_pages.c.
+ *
+ * Two look-ups are on the path of every hit, so both read their table without a lock. A malloc has a stream
+ * and needs its arenas: entries of the table of streams are only ever added, each published by one store once
+ * it is complete. A free has an address and no stream: ranges are whole granules of 1 GiB, so the address's
+ * upper bits index a table of arenas.
+ *
+ * The file chooses no pages and waits for nothing. It is compiled with -fexceptions, since an exception of
+ * `covers` passes through fcdp_heap_malloc.
+ */
 #include "alloc/heap_internal.h"
-#include "alloc/trace_events.h"
-#include "base/trace.h"
+#include "alloc/trace.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* An arena reports its live bytes to the heap in steps, so that most hits touch no shared cache line. */
 enum { REPORT_BYTES = 2 << 20 };
+
+/* ---- streams, with their arenas ---- */
+
+static size_t stream_slot(fcdp_stream stream, const heap_private *private) {
+    uint64_t key = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)private << 20;
+    return (size_t)(key * 0x9e3779b97f4a7c15u >> 40) % HEAP_MAX_STREAMS;
+}
+
+static heap_stream *stream_find(fcdp_heap *heap, fcdp_stream stream, const heap_private *private) {
+    for (size_t i = 0, at = stream_slot(stream, private); i < HEAP_MAX_STREAMS;
+         i++, at = (at + 1) % HEAP_MAX_STREAMS) {
+        heap_stream *found = atomic_load_explicit(&heap->streams[at], memory_order_acquire);
+        if (!found || (found->stream == stream && found->private == private)) return found;
+    }
+    return NULL;
+}
+
+static void stream_free(fcdp_heap *heap, heap_stream *of) {
+    if (of->fence) fcdp__driver_event_destroy(heap->drv, of->fence);
+    for (int small = 0; small < 2; small++) {
+        fcdp__arena_destroy(of->arenas[small].blocks);
+        fcdp__lock_destroy(&of->arenas[small].lock);
+    }
+    free(of);
+}
+
+/* Both arenas at once, so that a stream is in the table with both or not at all. */
+static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
+                               heap_stream **stream_out) {
+    heap_stream *made = aligned_alloc(HEAP_CACHE_LINE, fcdp__round_up(sizeof *made, HEAP_CACHE_LINE));
+    if (!made) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a stream's arenas");
+    memset(made, 0, sizeof *made);
+    made->stream = stream;
+    made->private = private;
+    fcdp_status status = FCDP_OK;
+    for (int small = 0; small < 2; small++) {
+        heap_arena *arena = &made->arenas[small];
+        arena->heap = heap;
+        arena->stream = stream;
+        arena->private = private;
+        arena->small = small;
+        arena->sibling = &made->arenas[!small];
+        fcdp__lock_init(&arena->lock, FCDP_RANK_ARENA);
+        if (!status) status = fcdp__arena_create(heap->page_bytes, &arena->blocks);
+    }
+    if (status)
+        stream_free(heap, made);
+    else
+        *stream_out = made;
+    return status;
+}
+
+/* A stream that is in the table costs no lock. */
+static fcdp_status stream_of(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
+                             heap_stream **stream_out) {
+    *stream_out = stream_find(heap, stream, private);
+    if (*stream_out) return FCDP_OK;
+    fcdp_status status = FCDP_OK;
+    fcdp__lock_acquire(&heap->lock);
+    heap_stream *found = stream_find(heap, stream, private);
+    bool is_new = !found;
+    if (is_new && heap->n_streams == HEAP_MAX_STREAMS / 2)
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "tensors on more than %d streams and private pools",
+                            HEAP_MAX_STREAMS / 2);
+    else if (is_new)
+        status = stream_make(heap, stream, private, &found);
+    if (!status && is_new) {
+        size_t at = stream_slot(stream, private);
+        while (atomic_load_explicit(&heap->streams[at], memory_order_relaxed))
+            at = (at + 1) % HEAP_MAX_STREAMS;
+        /* partners: stream_find, fcdp__heap_stream_at */
+        atomic_store_explicit(&heap->streams[at], found, memory_order_release);
+        heap->n_streams++;
+    }
+    fcdp__lock_release(&heap->lock);
+    *stream_out = found;
+    return status;
+}
+
+size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out) {
+    size_t n = 0;
+    for (size_t i = 0; i < HEAP_MAX_STREAMS; i++) {
+        heap_stream *of = fcdp__heap_stream_at(heap, i);
+        for (int small = 0; of && small < 2; small++) arenas_out[n++] = &of->arenas[small];
+    }
+    return n;
+}
+
+/* ---- address ranges ---- */
+
+enum { GRANULE_LOG2 = 30, N_GRANULES = 1 << 18 /* 48 bits of addresses */ };
+
+static fcdp_status granules_create(fcdp_heap *heap) {
+    heap->granules = calloc(N_GRANULES, sizeof *heap->granules);
+    return heap->granules ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for the allocator");
+}
+
+static heap_arena *arena_at(fcdp_heap *heap, fcdp_dptr address) {
+    uint64_t granule = address.addr >> GRANULE_LOG2;
+    return granule < N_GRANULES ? atomic_load_explicit(&heap->granules[granule], memory_order_acquire) : NULL;
+}
+
+static void range_free(fcdp_heap *heap, heap_range *range) {
+    if (fcdp__driver_range_free(heap->drv, range->reserved, range->reserved_bytes))
+        fcdp__log(FCDP_LOG_WARN, "a range of device addresses is lost: %s", fcdp_error_text());
+    free(range->pages);
+    free(range);
+}
+
+/* A range of whole granules, so that no address of it belongs to another arena. */
+static fcdp_status range_reserve(fcdp_heap *heap, size_t bytes, heap_range **range_out) {
+    size_t granule = (size_t)1 << GRANULE_LOG2;
+    heap_range *range = calloc(1, sizeof *range);
+    fcdp_phys *pages = calloc(bytes / heap->page_bytes, sizeof *pages);
+    if (!range || !pages) {
+        free(range);
+        free(pages);
+        return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a range of %zu bytes", bytes);
+    }
+    range->pages = pages;
+    range->bytes = bytes;
+    range->reserved_bytes = bytes + granule;
+    fcdp_status status = fcdp__driver_range_reserve(heap->drv, range->reserved_bytes, &range->reserved);
+    if (status) {
+        free(pages);
+        free(range);
+        return status;
+    }
+    range->base = fcdp__round_up(range->reserved.addr, granule);
+    if ((range->base + bytes) >> GRANULE_LOG2 > N_GRANULES) {
+        range_free(heap, range);
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "device addresses beyond 48 bits");
+    }
+    *range_out = range;
+    return FCDP_OK;
+}
+
+/* As long as the budget, so that a block finds room beside others whatever lies between them. */
+static fcdp_status range_add(heap_arena *arena, size_t bytes) {
+    fcdp_heap *heap = arena->heap;
+    fcdp_pool_stats pool;
+    fcdp__pool_stats(heap->pool, &pool);
+    size_t wanted = bytes > pool.budget_bytes || arena->private ? bytes : pool.budget_bytes;
+    heap_range *range = NULL;
+    fcdp_status status = range_reserve(heap, fcdp__round_up(wanted, (size_t)1 << GRANULE_LOG2), &range);
+    if (status) return status;
+    fcdp__lock_acquire(&arena->lock);
+    status = fcdp__arena_add_span(arena->blocks, range->base, range->bytes, range);
+    for (uint64_t g = range->base >> GRANULE_LOG2;
+         !status && g < (range->base + range->bytes) >> GRANULE_LOG2; g++)
+        atomic_store_explicit(&heap->granules[g], arena, memory_order_release); /* partner: arena_at */
+    fcdp__lock_release(&arena->lock);
+    if (status) range_free(heap, range);
+    return status;
+}
+
+/* Mapping by mapping, whatever the blocks over them. */
+static void range_destroy(fcdp_heap *heap, const fcdp_span *of) {
+    heap_range *range = of->owner;
+    size_t n = range->bytes / heap->page_bytes;
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && of->joined[end];) end++;
+        if (!range->pages[i].handle) continue;
+        fcdp_dptr at = {range->base + i * heap->page_bytes};
+        if (FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, at, (end - i) * heap->page_bytes))) {
+            fcdp__pool_give_handle(heap->pool, FCDP_HOLDER_TENSORS, end - i, range->pages[i]);
+        } else {
+            fcdp__trace_unmap(at.addr, (end - i) * heap->page_bytes);
+            fcdp__heap_pages_give(heap, end - i, &range->pages[i], end - i);
+        }
+    }
+    range_free(heap, range);
+}
 
 /* ---- malloc ---- */
 
@@ -69,7 +249,7 @@ static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, 
         status = fcdp__arena_grow_begin(arena->blocks, rounded, n_each == 0, n_each, &growth);
         fcdp__lock_release(&arena->lock);
         if (status != FCDP_PENDING) break;
-        fcdp_status added = fcdp__heap_range_add(arena, rounded);
+        fcdp_status added = range_add(arena, rounded);
         if (added) return added;
     }
     if (status) return status;
@@ -104,7 +284,7 @@ static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, 
 fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, fcdp_dptr *address_out) {
     heap_stream *of;
     heap_private *private = fcdp__heap_is_capturing(heap) ? fcdp__heap_private_covering(heap, stream) : NULL;
-    fcdp_status status = fcdp__heap_stream_of(heap, stream, private, &of);
+    fcdp_status status = stream_of(heap, stream, private, &of);
     if (status) return status;
     /* partner: fcdp__heap_privates_end_dead */
     if (private) atomic_store_explicit(&private->has_served, true, memory_order_release);
@@ -153,7 +333,7 @@ static fcdp_status use_add(fcdp_block *block, fcdp_stream stream) {
 
 fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
     if (address.addr == 0) return FCDP_OK;
-    heap_arena *arena = fcdp__heap_arena_at(heap, address);
+    heap_arena *arena = arena_at(heap, address);
     if (!arena) return not_ours(address, "free");
     fcdp__lock_acquire(&arena->lock);
     fcdp_block *block = fcdp__arena_find(arena->blocks, address.addr);
@@ -181,7 +361,7 @@ fcdp_status fcdp_heap_free(fcdp_heap *heap, fcdp_dptr address) {
 
 fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_stream stream) {
     if (address.addr == 0) return FCDP_OK;
-    heap_arena *arena = fcdp__heap_arena_at(heap, address);
+    heap_arena *arena = arena_at(heap, address);
     if (!arena) return not_ours(address, "record_stream");
     if (arena->stream == stream) return FCDP_OK;
     fcdp__lock_acquire(&arena->lock);
@@ -189,7 +369,7 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
     fcdp_status status = block ? use_add(block, stream) : FCDP_OK;
     fcdp__lock_release(&arena->lock);
     heap_stream *known; /* fences wait for it from here on */
-    if (!status && block) status = fcdp__heap_stream_of(heap, stream, NULL, &known);
+    if (!status && block) status = stream_of(heap, stream, NULL, &known);
     return block ? status : not_ours(address, "record_stream");
 }
 
@@ -200,7 +380,7 @@ fcdp_status fcdp_heap_create(fcdp_driver *drv, fcdp_pool *pool, fcdp_heap **heap
     fcdp_heap *heap = aligned_alloc(HEAP_CACHE_LINE, sizeof *heap);
     if (heap) memset(heap, 0, sizeof *heap);
     if (!heap) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for the allocator");
-    fcdp_status status = fcdp__heap_granules_create(heap);
+    fcdp_status status = granules_create(heap);
     if (status) {
         free(heap);
         return status;
@@ -236,12 +416,12 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
         for (const fcdp_span *span = fcdp__arena_spans(arenas[i]->blocks); span; span = span->next) {
             for (fcdp_block *block = span->first; block; block = block->after)
                 if (block->state == FCDP_BLOCK_LIVE) free(block->tag);
-            fcdp__heap_range_destroy(heap, span);
+            range_destroy(heap, span);
         }
     }
     for (size_t i = 0; i < HEAP_MAX_STREAMS; i++)
         if (atomic_load_explicit(&heap->streams[i], memory_order_relaxed))
-            fcdp__heap_stream_free(heap, atomic_load_explicit(&heap->streams[i], memory_order_relaxed));
+            stream_free(heap, atomic_load_explicit(&heap->streams[i], memory_order_relaxed));
     while (heap->privates) {
         heap_private *private = heap->privates;
         heap->privates = private->next;
@@ -253,4 +433,31 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
     fcdp__lock_destroy(&heap->fence_lock);
     free((void *)heap->granules);
     free(heap);
+}
+
+/* ---- a device ---- */
+
+/* Driver, then pool, then heap. A part that fails to open closes those before it. */
+fcdp_status fcdp_device_open(fcdp_driver_kind kind, int ordinal, const char *sim_library, size_t budget_bytes,
+                             size_t headroom_bytes, bool with_heap, fcdp_device *device_out) {
+    fcdp_device device = {NULL, NULL, NULL};
+    fcdp_status status = fcdp__driver_open(kind, ordinal, sim_library, &device.drv);
+    if (!status)
+        status = budget_bytes ? fcdp__pool_create(device.drv, budget_bytes, &device.pool)
+                              : fcdp__pool_create_with_headroom(device.drv, headroom_bytes, &device.pool);
+    if (!status && with_heap) status = fcdp_heap_create(device.drv, device.pool, &device.heap);
+    if (status) {
+        fcdp_failure failure = fcdp__failure_keep(status);
+        fcdp_device_close(&device);
+        return fcdp__failure_restore(&failure);
+    }
+    *device_out = device;
+    return FCDP_OK;
+}
+
+void fcdp_device_close(fcdp_device *device) {
+    if (device->heap) fcdp_heap_destroy(device->heap);
+    if (device->pool) fcdp__pool_destroy(device->pool);
+    if (device->drv) fcdp__driver_close(device->drv);
+    *device = (fcdp_device){NULL, NULL, NULL};
 }

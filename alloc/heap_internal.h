@@ -1,5 +1,11 @@
-/* heap_internal.h - what the heap's files share. heap.c serves the calls; each other heap_*.c does one job
- * for it and has a section below. */
+/* heap_internal.h - what the heap's files share.
+ *
+ *     heap.c            the calls, the tables of streams and of address ranges
+ *     heap_pages.c      pages for a miss: found, mapped, unmapped
+ *     heap_quiescent.c  freed memory, until the device has passed its uses
+ *     heap_private.c    private pools: what a captured graph's addresses need
+ *     heap_stats.c      reports
+ */
 #ifndef FCDP_HEAP_INTERNAL_H
 #define FCDP_HEAP_INTERNAL_H
 
@@ -130,22 +136,12 @@ static inline void fcdp__heap_peak_raise(_Atomic size_t *peak, size_t value) {
     }
 }
 
-/* `n` more pages are mapped, or on their way to be. */
-static inline void fcdp__heap_pages_add(fcdp_heap *heap, size_t n) {
-    size_t now = atomic_fetch_add_explicit(&heap->n_pages, n, memory_order_relaxed) + n;
-    fcdp__heap_peak_raise(&heap->peak_pages, now);
-}
-
-static inline void fcdp__heap_pages_remove(fcdp_heap *heap, size_t n) {
-    atomic_fetch_sub_explicit(&heap->n_pages, n, memory_order_relaxed);
-}
-
 /* Its pages stay where they are. */
 static inline bool fcdp__heap_is_pinned(const heap_arena *arena) {
     return arena->private && atomic_load_explicit(&arena->private->n_uses, memory_order_relaxed) > 0;
 }
 
-/* One of HEAP_MAX_STREAMS places; NULL: nothing is there. Partner: fcdp__heap_stream_of. */
+/* One of HEAP_MAX_STREAMS places; NULL: nothing is there. Partner: stream_of. */
 static inline heap_stream *fcdp__heap_stream_at(fcdp_heap *heap, size_t place) {
     return atomic_load_explicit(&heap->streams[place], memory_order_acquire);
 }
@@ -159,23 +155,12 @@ static inline bool fcdp__heap_is_capturing(const fcdp_heap *heap) {
  * much. */
 void fcdp__heap_live_report(heap_arena *arena, bool at_once);
 
-/* heap_streams.c */
-/* The arenas of `stream`, in a private pool or (NULL) in none; new ones where there are none yet. */
-fcdp_status fcdp__heap_stream_of(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
-                                 heap_stream **stream_out) FCDP_MUST_CHECK;
-void fcdp__heap_stream_free(fcdp_heap *heap, heap_stream *of);
-size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out); /* 2 * HEAP_MAX_STREAMS at most */
-
-/* heap_ranges.c */
-fcdp_status fcdp__heap_granules_create(fcdp_heap *heap) FCDP_MUST_CHECK;
-/* The arena that has the address, NULL: none. */
-heap_arena *fcdp__heap_arena_at(fcdp_heap *heap, fcdp_dptr address);
-/* One more range for the arena, with room for a block of `bytes`. */
-fcdp_status fcdp__heap_range_add(heap_arena *arena, size_t bytes) FCDP_MUST_CHECK;
-/* Unmaps what the span's range has, whatever blocks lie over it, and frees the range. */
-void fcdp__heap_range_destroy(fcdp_heap *heap, const fcdp_span *of);
+/* The arenas of all streams: at most 2 * HEAP_MAX_STREAMS. */
+size_t fcdp__heap_arenas(fcdp_heap *heap, heap_arena **arenas_out);
 
 /* heap_stats.c */
+/* How messages describe the heap's pages. */
+extern const fcdp_holder_words fcdp__heap_words;
 /* The failure of a malloc of `bytes`, for which `n_missing` pages could not be found. */
 fcdp_status fcdp__heap_out_of_memory(fcdp_heap *heap, size_t bytes, size_t n_missing) FCDP_MUST_CHECK;
 
@@ -196,14 +181,16 @@ bool fcdp__heap_arena_is_quiescent(heap_arena *arena);
 bool fcdp__heap_await(fcdp_heap *heap, bool whole_device);
 /* The second of these alone. */
 bool fcdp__heap_device_quiesce(fcdp_heap *heap);
-/* A wait for the device, unless a capture is under way; while it lasts none begins. False: one is. */
-bool fcdp__heap_wait_begin(fcdp_heap *heap);
-void fcdp__heap_wait_end(fcdp_heap *heap);
-/* False: a capture is under way, or the driver failed. */
-bool fcdp__heap_device_await(fcdp_heap *heap);
-bool fcdp__heap_event_await(fcdp_heap *heap, fcdp_event event);
+/* Of whole pages, which are unmapped when it is freed. */
+bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block);
+/* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
+void fcdp__heap_defer(heap_arena *arena, fcdp_block *block);
+/* Free the deferred blocks that no stream uses any more. */
+void fcdp__heap_deferred_poll(fcdp_heap *heap);
+void fcdp__heap_deferred_destroy(fcdp_heap *heap);
+void fcdp__heap_quarantine_destroy(fcdp_heap *heap);
 
-/* heap_map.c */
+/* heap_pages.c */
 /* A busy block's pages, or with `as_one` the handle that they are, off their place. False: the driver
  * refuses, nothing has changed. */
 bool fcdp__heap_block_unmap(fcdp_heap *heap, const fcdp_block *block, bool as_one, fcdp_phys *pages_out);
@@ -214,44 +201,17 @@ fcdp_status fcdp__heap_map(fcdp_heap *heap, const fcdp_growth *growth, const fcd
                            bool *stuck_out) FCDP_MUST_CHECK;
 /* `n` unmapped pages to the pool, in such handles. */
 void fcdp__heap_pages_give(fcdp_heap *heap, size_t n, const fcdp_phys *pages, size_t n_each);
-
-/* heap_pages.c */
 /* `n` pages for a malloc of `bytes` in `arena`, in the order of pressure: all or none. */
 fcdp_status fcdp__heap_pages_find(heap_arena *arena, size_t n, size_t bytes,
                                   fcdp_phys *pages_out) FCDP_MUST_CHECK;
-
-/* heap_handles.c */
 /* New handles for a growth, as fcdp__heap_map wants them: all or FCDP_PENDING. */
 fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, size_t n_each,
                                     fcdp_phys *pages_out) FCDP_MUST_CHECK;
 /* How many pages a new handle for a block of `bytes` in `arena` has; 0: memory is short, each page counts. */
 size_t fcdp__heap_handle_pages(heap_arena *arena, size_t bytes);
-
-/* heap_reclaim.c */
-/* Quiescent pages of one arena in one go, at most `n_wanted` of them to `pages_out`. Returns how many there
- * were, with those that the pool got. */
-size_t fcdp__heap_arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *pages_out, size_t *n_out);
-/* How messages describe the heap's pages. */
-extern const fcdp_holder_words fcdp__heap_words;
 /* The pool's reclaimers, and what it asks of pages that nothing lies on. */
 size_t fcdp__heap_reclaim(void *heap, size_t n_pages);
 size_t fcdp__heap_reclaim_waiting(void *heap, size_t n_pages);
 size_t fcdp__heap_idle(void *ctx);
-
-/* heap_deferred.c */
-/* `block`, busy and with a tag, is given back once the streams of its tag have done what is on them now. */
-void fcdp__heap_defer(heap_arena *arena, fcdp_block *block);
-/* Free the deferred blocks that no stream uses any more. */
-void fcdp__heap_deferred_poll(fcdp_heap *heap);
-/* The same, waiting; false: no block was deferred. */
-bool fcdp__heap_deferred_await(fcdp_heap *heap);
-void fcdp__heap_deferred_destroy(fcdp_heap *heap);
-
-/* heap_quarantine.c */
-/* Of whole pages, which are unmapped when it is freed. */
-bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block);
-/* Quarantine such a block, busy, that no stream uses any more. False: it could not be unmapped. */
-bool fcdp__heap_quarantine_push(heap_arena *arena, fcdp_block *block);
-void fcdp__heap_quarantine_destroy(fcdp_heap *heap);
 
 #endif

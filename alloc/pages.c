@@ -5,10 +5,8 @@
  */
 #include "alloc/pages.h"
 
-#include "alloc/pages_internal.h"
-#include "alloc/trace_events.h"
+#include "alloc/trace.h"
 #include "base/size.h"
-#include "base/trace.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

@@ -1,8 +1,8 @@
-/* trace_events.h - what alloc says of its work. The rows' columns: base/trace_rows.h. */
+/* trace_events.h - what alloc says of its work. The rows' columns: base/trace_format.h. */
 #ifndef FCDP_ALLOC_TRACE_EVENTS_H
 #define FCDP_ALLOC_TRACE_EVENTS_H
 
-#include "base/trace_rows.h"
+#include "base/trace_format.h"
 
 /* A pool's events are written under its lock, so that they come in the order of what they say. */
 #define FCDP_ALLOC_EVENTS(X)                                                                                 \

@@ -5,7 +5,7 @@
  */
 #include "alloc/vrange.h"
 
-#include "alloc/trace_map.h"
+#include "alloc/trace.h"
 
 #include <stdlib.h>
 

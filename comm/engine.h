@@ -22,7 +22,7 @@
 #ifndef FCDP_ENGINE_H
 #define FCDP_ENGINE_H
 
-#include "alloc/device.h"
+#include "alloc/heap.h"
 #include "base/options.h"
 #include "tiering/region.h"
 

@@ -1,4 +1,4 @@
-/* trace_events.h - what comm says of its work. The rows' columns: base/trace_rows.h.
+/* trace_events.h - what comm says of its work. The rows' columns: base/trace_format.h.
  *
  * GATHER, RESTORE and STALL are spans of streams, written once the device's times are known; `step` is the
  * one in which they were enqueued.

@@ -1,7 +1,8 @@
 /* account.h - the host budget: how much host memory the ranks of a node may take together.
  *
- * Every shard group of a node has host memory of its own (host.h). This page, shared by all processes of the
- * node, counts what all of them take.
+ * It is FCDP_HOST_BUDGET, or what the machine and the process's cgroups leave. Every shard group of a node
+ * has host memory of its own (host.h). A page, shared by all processes of the node, counts what all of them
+ * take.
  *
  *     taken_bytes = sum over the node's fcdp__account_take, less what was given <= budget_bytes
  */
@@ -10,10 +11,30 @@
 
 #include "tiering/shared.h"
 
+/* ---- how large the budget is ---- */
+
+typedef struct fcdp_headroom {
+    size_t available_bytes; /* the smallest of MemAvailable and what each enclosing cgroup leaves */
+    size_t total_bytes;     /* the machine's memory */
+    char limit[192];        /* what sets available_bytes, for messages: "MemAvailable" or a cgroup's file */
+} fcdp_headroom;
+
+typedef struct fcdp_host_budget {
+    size_t bytes;    /* that the ranks of a node may take together */
+    char limit[256]; /* what sets it, for messages */
+} fcdp_host_budget;
+
+/* `root` is put before /proc and /sys ("" outside of tests). */
+fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) FCDP_MUST_CHECK;
+/* FCDP_HOST_BUDGET, which is `option_bytes`; where that is 0, 7/8 of the headroom. */
+fcdp_status fcdp__host_budget_read(const char *root, size_t option_bytes,
+                                   fcdp_host_budget *budget_out) FCDP_MUST_CHECK;
+
+/* ---- what is taken of it ---- */
+
 typedef struct fcdp_account fcdp_account;
 
-/* budget_bytes 0: 7/8 of what the machine (MemAvailable) and its cgroup leave now.
- * Any process of the node; others join. */
+/* budget_bytes: as `option_bytes` above. Any process of the node; others join. */
 fcdp_status fcdp__account_create(size_t budget_bytes, fcdp_account **account_out,
                                  fcdp_shared_ticket *ticket_out) FCDP_MUST_CHECK;
 fcdp_status fcdp__account_join(const fcdp_shared_ticket *ticket, fcdp_account **account_out) FCDP_MUST_CHECK;

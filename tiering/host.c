@@ -1,29 +1,40 @@
-/* host.c - the slab: creates it, joins it, allocates blocks in it and attaches them. region.c knows their
- * content.
+/* host.c - the node's host memory: creates the slab, joins it, allocates blocks in it and attaches them.
  *
  * A rank may detach a block while its peers still copy from it. So the leader only marks a freed block, and
  * gives its pages back to the system once every rank has detached.
+ *
+ * A rank page-locks what it copies and no more: page-locking takes time by its bytes (about 1 s for 1 to 2
+ * GB), and each process pays for itself. A range may take several registrations, since drivers limit the size
+ * of one. No registration may stay behind: another mapping may get its addresses, which CUDA would then take
+ * for the old pages. A block's pages should come from the NUMA node of the device that copies them. That is a
+ * preference and never a demand: containers without CAP_SYS_NICE forbid mbind, and a strictly bound mapping
+ * would meet the OOM killer when its node is full.
+ *
+ * The file knows neither where in the slab there is room (offsets.c) nor what a block's bytes mean
+ * (region.c).
  */
 #include "tiering/host.h"
 
 #include "base/size.h"
 #include "base/trace.h"
 #include "tiering/host_internal.h"
-#include "tiering/numa.h"
 #include "tiering/trace_events.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
+#include <linux/mempolicy.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 /* The slab is sparse: addresses for size-class slack and for the arena's geometric growth cost nothing. */
 enum { SLAB_OVERCOMMIT = 4 };
+
+/* ---- the slab ---- */
 
 static void host_free(fcdp_host *host) {
     if (host->header) munmap(host->header, host->header_bytes);
@@ -176,6 +187,8 @@ fcdp_status fcdp__host_try(size_t option_bytes) {
     return status;
 }
 
+/* ---- the leader's blocks ---- */
+
 /* The pages go back to the system; the next reader finds zeroes there. */
 static fcdp_status range_empty(const fcdp_host *host, uint64_t offset, size_t bytes) {
     if (!fallocate(host->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes))
@@ -255,6 +268,15 @@ void fcdp__host_block_free(fcdp_host *host, uint64_t offset) {
     fcdp__lock_release(&host->lock);
 }
 
+void fcdp__host_reap(fcdp_host *host) {
+    if (!host->offsets || getpid() != host->pid) return;
+    fcdp__lock_acquire(&host->lock);
+    records_reap(host);
+    fcdp__lock_release(&host->lock);
+}
+
+/* ---- failures, and where the ranks meet ---- */
+
 void fcdp__host_fail(fcdp_host *host) {
     atomic_store_explicit(&host->header->members[host->config.slice].has_failed, 1, memory_order_release);
 }
@@ -274,12 +296,95 @@ bool fcdp__host_peer_failed(const fcdp_host *host, uint32_t *slice_out) {
     return false;
 }
 
-void fcdp__host_reap(fcdp_host *host) {
-    if (!host->offsets || getpid() != host->pid) return;
-    fcdp__lock_acquire(&host->lock);
-    records_reap(host);
-    fcdp__lock_release(&host->lock);
+/* ---- page-locked ranges ---- */
+
+/* The fewest ranges of whole pages that hold the `n` pieces, which ascend; n <= FCDP_MAX_PINNED, pieces may
+ * be empty. Pure. */
+static void pinned_cover(const fcdp_piece *pieces, size_t n, size_t page_bytes, fcdp_pinned *pinned_out) {
+    pinned_out->n = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (!pieces[i].bytes) continue;
+        size_t begin = pieces[i].offset_bytes / page_bytes * page_bytes;
+        size_t end = fcdp__round_up(pieces[i].offset_bytes + pieces[i].bytes, page_bytes);
+        fcdp_piece *last = pinned_out->n ? &pinned_out->ranges[pinned_out->n - 1] : NULL;
+        if (last && begin <= last->offset_bytes + last->bytes)
+            last->bytes = end - last->offset_bytes;
+        else
+            pinned_out->ranges[pinned_out->n++] = (fcdp_piece){begin, end - begin};
+    }
 }
+
+/* Each is tried; the first failure is returned. A failure may be transient, and no registration may stay
+ * behind: try twice. */
+static fcdp_status pinned_unlock(fcdp_driver *drv, char *base, const fcdp_pinned *pinned) {
+    fcdp_status first = FCDP_OK;
+    for (size_t i = 0; i < pinned->n; i++) {
+        char *at = base + pinned->ranges[i].offset_bytes;
+        fcdp_status status = FCDP_RETRY_ONCE(fcdp__driver_host_unpin(drv, at, pinned->ranges[i].bytes));
+        if (status && !first) first = status;
+    }
+    return first;
+}
+
+/* Page-lock all of them, from `base` on, or none. Errors as of fcdp__driver_host_pin. */
+static fcdp_status pinned_lock(fcdp_driver *drv, char *base, const fcdp_pinned *pinned) {
+    for (size_t i = 0; i < pinned->n; i++) {
+        fcdp_status status = fcdp__driver_host_pin(drv, base + pinned->ranges[i].offset_bytes,
+                                                   pinned->ranges[i].bytes);
+        if (!status) continue;
+        fcdp_pinned locked = *pinned;
+        locked.n = i;
+        return locked.n && pinned_unlock(drv, base, &locked) ? FCDP_ERR_DRIVER : status;
+    }
+    return FCDP_OK;
+}
+
+static size_t pinned_bytes(const fcdp_pinned *pinned) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < pinned->n; i++) bytes += pinned->ranges[i].bytes;
+    return bytes;
+}
+
+static size_t smaller(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+/* From `offset_bytes` on, of at most `bytes`: how many lie in one registration, or in none (*pinned_out:
+ * false). > 0 where bytes > 0. Pure. A range longer than fcdp__driver_pin_chunk_bytes is several
+ * registrations. */
+static size_t pinned_run_bytes(const fcdp_pinned *pinned, size_t offset_bytes, size_t bytes,
+                               bool *pinned_out) {
+    *pinned_out = false;
+    for (size_t i = 0; i < pinned->n; i++) {
+        const fcdp_piece *range = &pinned->ranges[i];
+        if (offset_bytes < range->offset_bytes) return smaller(bytes, range->offset_bytes - offset_bytes);
+        if (offset_bytes >= range->offset_bytes + range->bytes) continue;
+        *pinned_out = true;
+        size_t inside = offset_bytes - range->offset_bytes, chunk = fcdp__driver_pin_chunk_bytes;
+        return smaller(bytes, smaller(range->bytes - inside, chunk - inside % chunk));
+    }
+    return bytes;
+}
+
+/* ---- NUMA nodes ---- */
+
+enum { MAX_NODES = 1024, BITS = 8 * sizeof(unsigned long) }; /* CONFIG_NODES_SHIFT is at most 10 */
+
+/* This makes the system call itself: libnuma offers more than one call needs, and a wheel would have to
+ * bundle it. */
+bool fcdp__numa_prefer(void *at, size_t bytes, int node) {
+    unsigned long mask[MAX_NODES / BITS] = {0};
+    if (node < 0 || node >= MAX_NODES) return false;
+    mask[node / BITS] = 1UL << node % BITS;
+    /* The kernel reads one bit fewer than it is told. */
+    if (syscall(SYS_mbind, at, bytes, MPOL_PREFERRED, mask, (unsigned long)MAX_NODES + 1, 0) == 0)
+        return true;
+    fcdp__log(FCDP_LOG_DEBUG, "host tier: NUMA node %d not honoured for %zu bytes: %s", node, bytes,
+              strerror(errno));
+    return false;
+}
+
+/* ---- a block as this rank attaches it ---- */
 
 /* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver
  * nothing needs to be. */
@@ -292,20 +397,20 @@ static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *shar
         pieces[1 + s] = (fcdp_piece){host->page_bytes + share->copied[s].offset_bytes,
                                      share->copied[s].bytes};
     bool all = host->config.pin != FCDP_PIN_NEVER;
-    fcdp__pinned_cover(pieces, all ? FCDP_MAX_PINNED : 1, host->page_bytes, &block->pinned);
-    fcdp_status status = fcdp__pinned_lock(drv, (char *)block->board, &block->pinned);
+    pinned_cover(pieces, all ? FCDP_MAX_PINNED : 1, host->page_bytes, &block->pinned);
+    fcdp_status status = pinned_lock(drv, (char *)block->board, &block->pinned);
     if (status && all && host->config.pin == FCDP_PIN_REQUIRE)
         status = fcdp__fail(
             FCDP_ERR_OPTION,
             "host tier: FCDP_PIN=require, and %s cannot be pinned: %s (FCDP_PIN=auto goes on without)",
-            fcdp__size_text(fcdp__pinned_bytes(&block->pinned)).s, fcdp_error_text());
+            fcdp__size_text(pinned_bytes(&block->pinned)).s, fcdp_error_text());
     else if (status && all) {
         if (!atomic_exchange(&host->pin_warned, true))
             fcdp__log(FCDP_LOG_WARN,
                       "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
                       fcdp_error_text());
-        fcdp__pinned_cover(pieces, 1, host->page_bytes, &block->pinned);
-        status = fcdp__pinned_lock(drv, (char *)block->board, &block->pinned);
+        pinned_cover(pieces, 1, host->page_bytes, &block->pinned);
+        status = pinned_lock(drv, (char *)block->board, &block->pinned);
     }
     if (status) block->pinned.n = 0;
     if (status && status != FCDP_ERR_OPTION)
@@ -321,7 +426,7 @@ static void block_bind(const fcdp_host_block *block, const fcdp_host_share *shar
     size_t page = block->host->page_bytes;
     for (int s = 0; s < FCDP_N_SPANS; s++) {
         fcdp_pinned whole_pages;
-        fcdp__pinned_cover(&share->own[s], 1, page, &whole_pages);
+        pinned_cover(&share->own[s], 1, page, &whole_pages);
         if (whole_pages.n)
             (void)fcdp__numa_prefer(block->data + whole_pages.ranges[0].offset_bytes,
                                     whole_pages.ranges[0].bytes, block->host->config.numa_node);
@@ -379,8 +484,7 @@ void fcdp__host_detach(fcdp_host_block *block) {
     if (!block) return;
     fcdp_host *host = block->host;
     if (getpid() != host->pid) return;
-    bool stays = block->pinned.n &&
-                 fcdp__pinned_unlock(host->config.drv, (char *)block->board, &block->pinned);
+    bool stays = block->pinned.n && pinned_unlock(host->config.drv, (char *)block->board, &block->pinned);
     if (stays) fcdp__log(FCDP_LOG_WARN, "host tier: a block stays pinned until exit: %s", fcdp_error_text());
     fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 0); /* the last use of its bytes, see records_reap() */
     /* To CUDA these addresses are these pages as long as they are
@@ -400,5 +504,5 @@ size_t fcdp__host_data_bytes(const fcdp_host_block *block) {
 
 size_t fcdp__host_run_bytes(const fcdp_host_block *block, size_t offset_bytes, size_t bytes,
                             bool *pinned_out) {
-    return fcdp__pinned_run_bytes(&block->pinned, block->host->page_bytes + offset_bytes, bytes, pinned_out);
+    return pinned_run_bytes(&block->pinned, block->host->page_bytes + offset_bytes, bytes, pinned_out);
 }

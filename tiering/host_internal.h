@@ -9,7 +9,6 @@
 #include "tiering/board.h"
 #include "tiering/host.h"
 #include "tiering/offsets.h"
-#include "tiering/pin.h"
 
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -46,6 +45,15 @@ typedef struct fcdp_block_record { /* leader's note of a block */
     bool freed; /* goes when its last rank has detached */
 } fcdp_block_record;
 
+/* Which bytes of a mapping are page-locked. CUDA takes no copy that lies partly in one registration and
+ * partly outside, so copies are cut at the edges that fcdp__host_run_bytes tells. */
+enum { FCDP_MAX_PINNED = 1 + FCDP_N_SPANS }; /* the board, and a piece of each span */
+typedef struct fcdp_pinned {
+    size_t n;
+    /* from the mapping's start; disjoint, ascending, none empty, of whole pages */
+    fcdp_piece ranges[FCDP_MAX_PINNED];
+} fcdp_pinned;
+
 struct fcdp_host_block {
     fcdp_host *host;
     fcdp_board_line *board; /* start of the mapping */
@@ -70,5 +78,9 @@ struct fcdp_host {
     fcdp_lock lock; /* FCDP_RANK_HOST: records */
     fcdp_block_record *records;
 };
+
+/* Pages of [at, at + bytes) that are first touched from now on come from `node` while it has any. `at` page
+ * aligned; node -1: no preference. A failure is a debug line. True when the kernel took the preference. */
+bool fcdp__numa_prefer(void *at, size_t bytes, int node);
 
 #endif

@@ -1,12 +1,13 @@
 /* internal.h - what the files of tiering share: the state of the tiering and of a region. tiering.c creates
- * it, slot.c changes what is mapped, region.c what the tiers hold; reclaim.c chooses which pages go.
+ * it and chooses which pages go; slot.c changes what is mapped, region.c and region_host.c what the tiers
+ * hold.
  */
 #ifndef FCDP_TIERING_INTERNAL_H
 #define FCDP_TIERING_INTERNAL_H
 
 #include "alloc/trace_stream.h"
 #include "alloc/vrange.h"
-#include "tiering/readers.h"
+#include "tiering/board.h"
 #include "tiering/region.h"
 
 #include <stdatomic.h>
@@ -36,6 +37,21 @@ struct fcdp_tiering {
     uint64_t n_reclaims;                                    /* calls of the reclaimer, ever */
     fcdp_tiering_stats stats;
 };
+
+/* The program may let another stream read a gathered parameter, as tensor.record_stream(stream) reports. The
+ * release records an event on each stream that was noted in the use, and the pages pass on behind these
+ * events too. The list only grows, by one entry for each stream of the program, and is freed with its
+ * region. */
+typedef struct fcdp_reader fcdp_reader;
+struct fcdp_reader {
+    fcdp_reader *next; /* fixed */
+    fcdp_stream stream;
+    fcdp_event
+        done;   /* recorded at the last release of a use in which it was noted; if never, it has passed */
+    bool noted; /* in this use; under the tiering's lock */
+};
+/* Written under the tiering's lock; read without. */
+typedef _Atomic(fcdp_reader *) fcdp_readers;
 
 /* moving: one thread is between two states and may map, unmap or evict without the lock
  *     in_use or kept => slot && slot->owner == region          slot == NULL: no pages under its addresses
@@ -74,10 +90,19 @@ struct fcdp_region {
     fcdp_span_state span[FCDP_N_SPANS];
 };
 
+/* By span: the word (board.h) that says how far a process has stored it. */
+static const fcdp_board_word FCDP_STORED_WORD[FCDP_N_SPANS] = {FCDP_BOARD_STORED_0, FCDP_BOARD_STORED_1};
+
+/* The tiering's lock. Unlock checks the region's invariants and writes its state to the trace. */
+void fcdp__region_lock(fcdp_region *region);
+void fcdp__region_unlock(fcdp_region *region);
+
 /* All of these: lock held. */
 /* Wait until no other thread moves the region, then move it until end_move. */
 void fcdp__region_begin_move(fcdp_region *region);
 void fcdp__region_end_move(fcdp_region *region);
+/* The region no longer owns its slot. */
+void fcdp__region_give_slot(fcdp_region *region);
 /* The host has all of it, or it is invalid. */
 bool fcdp__region_is_clean(const fcdp_region *region);
 

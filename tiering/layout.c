@@ -1,5 +1,7 @@
-/* layout.c - the arithmetic of a region's layout. Sizes come from the program, so every sum is checked for
- * overflow. */
+/* layout.c - places a group's extents in its region, and cuts its spans into slices.
+ *
+ * Pure arithmetic, the same on every rank. Sizes come from the program, so every sum is checked for overflow.
+ */
 #include "tiering/layout.h"
 
 #include <stdlib.h>

@@ -1,16 +1,16 @@
-/* region.c - the state of one region, which no other file changes. slot.c chooses the region's slot, and
- * reclaim.c which region gives its pages back. */
+/* region.c - the life of a region and its pages: acquired, ordered, released, passed on.
+ *
+ * With region_host.c it is the only writer of a region's state. A use of a region ends with events, and the
+ * next region on the same pages begins behind them, so in the steady state no thread waits. slot.c chooses
+ * the region's slot and maps it, tiering.c which region gives its pages back; this file knows no policy.
+ */
 #include "tiering/region.h"
 
-#include "tiering/copy.h"
 #include "tiering/slot.h"
 #include "tiering/trace.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const fcdp_board_word STORED_WORD[FCDP_N_SPANS] = {FCDP_BOARD_STORED_0, FCDP_BOARD_STORED_1};
 
 /* Lock held. */
 static bool region_is_valid(const fcdp_region *region) {
@@ -35,14 +35,86 @@ void fcdp__region_end_move(fcdp_region *region) {
     FCDP_CHECK(3, region_is_valid(region));
 }
 
-static void region_lock(fcdp_region *region) {
+void fcdp__region_lock(fcdp_region *region) {
     fcdp__lock_acquire(&region->tiering->lock);
 }
 
-static void region_unlock(fcdp_region *region) {
+void fcdp__region_unlock(fcdp_region *region) {
     FCDP_CHECK(3, region_is_valid(region));
     fcdp__region_trace_state(region);
     fcdp__lock_release(&region->tiering->lock);
+}
+
+/* ---- other streams that read it ---- */
+
+/* Waits walk the list without the lock, so an entry is published whole, stays until the region is destroyed,
+ * and serves all later uses by its stream. Lock held: `stream` reads the region in the current use. */
+static fcdp_status readers_note(fcdp_readers *readers, fcdp_driver *drv, fcdp_stream stream) {
+    fcdp_reader *reader = atomic_load_explicit(readers, memory_order_relaxed);
+    while (reader && reader->stream != stream) reader = reader->next;
+    if (!reader) {
+        reader = calloc(1, sizeof *reader);
+        if (!reader) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a stream that reads parameters");
+        fcdp_status status = fcdp__driver_event_create_blocking(drv, &reader->done);
+        if (status) {
+            free(reader);
+            return status;
+        }
+        reader->stream = stream;
+        reader->next = atomic_load_explicit(readers, memory_order_relaxed);
+        atomic_store_explicit(readers, reader, memory_order_release); /* partner: readers_first */
+    }
+    reader->noted = true;
+    return FCDP_OK;
+}
+
+/* Lock held: the use ends. */
+static fcdp_status readers_record(fcdp_readers *readers, fcdp_driver *drv) {
+    fcdp_status first_failure = FCDP_OK;
+    for (fcdp_reader *r = atomic_load_explicit(readers, memory_order_relaxed); r; r = r->next) {
+        if (!r->noted) continue;
+        fcdp_status status = fcdp__driver_event_record(drv, r->done, r->stream);
+        if (status) status = fcdp__driver_stream_sync(drv, r->stream);
+        r->noted = status != FCDP_OK;
+        if (!first_failure) first_failure = status;
+    }
+    return first_failure;
+}
+
+static const fcdp_reader *readers_first(const fcdp_readers *readers) {
+    return atomic_load_explicit(readers, memory_order_acquire); /* partner: readers_note */
+}
+
+/* Without the lock: `stream` goes on behind what was recorded. */
+static fcdp_status readers_stream_wait(const fcdp_readers *readers, fcdp_driver *drv, fcdp_stream stream) {
+    fcdp_status status = FCDP_OK;
+    for (const fcdp_reader *r = readers_first(readers); r && !status; r = r->next)
+        status = fcdp__driver_stream_wait(drv, stream, r->done);
+    return status;
+}
+
+static fcdp_status readers_sync(const fcdp_readers *readers, fcdp_driver *drv) {
+    fcdp_status status = FCDP_OK;
+    for (const fcdp_reader *r = readers_first(readers); r && !status; r = r->next)
+        status = fcdp__driver_event_sync(drv, r->done);
+    return status;
+}
+
+static fcdp_status readers_query(const fcdp_readers *readers, fcdp_driver *drv) {
+    fcdp_status status = FCDP_OK;
+    for (const fcdp_reader *r = readers_first(readers); r && !status; r = r->next)
+        status = fcdp__driver_event_query(drv, r->done);
+    return status;
+}
+
+static void readers_free(fcdp_readers *readers, fcdp_driver *drv) {
+    fcdp_reader *reader = atomic_load_explicit(readers, memory_order_relaxed);
+    while (reader) {
+        fcdp_reader *next = reader->next;
+        fcdp__driver_event_destroy(drv, reader->done);
+        free(reader);
+        reader = next;
+    }
 }
 
 /* ---- life ---- */
@@ -56,7 +128,7 @@ static fcdp_status region_check_args(const char *name, const fcdp_layout *layout
         return fcdp__fail(FCDP_ERR_INVALID, "region '%s' of %zu bytes over a host block of %zu", name,
                           layout->bytes, fcdp__host_data_bytes(block));
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (fcdp__board_read(block, STORED_WORD[s], slice))
+        if (fcdp__board_read(block, FCDP_STORED_WORD[s], slice))
             return fcdp__fail(FCDP_ERR_INVALID,
                               "region '%s': its host block served another region before; use a fresh one",
                               name);
@@ -68,7 +140,7 @@ static void region_free(fcdp_region *region) {
     fcdp_event *const events[] = {&region->ready, &region->used, &region->loaded, &region->stored};
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (*events[i]) fcdp__driver_event_destroy(region->tiering->drv, *events[i]);
-    fcdp__readers_free(&region->readers, region->tiering->drv);
+    readers_free(&region->readers, region->tiering->drv);
     fcdp__vrange_destroy(region->range);
     free(region->layout);
     free(region->name);
@@ -112,16 +184,15 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
         return status;
     }
     fcdp__region_trace_create(region);
-    region_lock(region);
+    fcdp__region_lock(region);
     region->next = tiering->regions;
     tiering->regions = region;
-    region_unlock(region);
+    fcdp__region_unlock(region);
     *region_out = region;
     return FCDP_OK;
 }
 
-/* Lock held: the region no longer owns its slot. */
-static void slot_release(fcdp_region *region) {
+void fcdp__region_give_slot(fcdp_region *region) {
     fcdp__slot_disown(region->slot);
     region->kept = region->in_use = false;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
@@ -139,9 +210,9 @@ fcdp_status fcdp__region_drain(const fcdp_region *region) {
 void fcdp__region_destroy(fcdp_region *region) {
     if (!region) return;
     fcdp_tiering *tiering = region->tiering;
-    region_lock(region);
+    fcdp__region_lock(region);
     fcdp__region_begin_move(region);
-    region_unlock(region);
+    fcdp__region_unlock(region);
     if (fcdp__region_drain(region))
         fcdp__log(FCDP_LOG_WARN, "'%s' is destroyed while the device may still use it: %s", region->name,
                   fcdp_error_text());
@@ -149,7 +220,7 @@ void fcdp__region_destroy(fcdp_region *region) {
         fcdp__log(FCDP_LOG_WARN, "'%s' stays mapped: %s", region->name, fcdp_error_text());
     fcdp__lock_acquire(&tiering->lock);
     fcdp_slot *slot = region->slot;
-    if (slot && slot->owner == region) slot_release(region);
+    if (slot && slot->owner == region) fcdp__region_give_slot(region);
     if (slot) fcdp__slot_trace(slot, FCDP_EVENT_REGION_UNMAP, region);
     fcdp__region_trace_state(region);
     fcdp_region **link = &tiering->regions;
@@ -183,11 +254,11 @@ fcdp_event fcdp__region_stored(const fcdp_region *region) {
 }
 
 void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out) {
-    region_lock(region);
+    fcdp__region_lock(region);
     *state_out = (fcdp_region_state){
         .mapped = region->slot != NULL, .in_use = region->in_use, .kept = region->kept};
     memcpy(state_out->span, region->span, sizeof state_out->span);
-    region_unlock(region);
+    fcdp__region_unlock(region);
 }
 
 /* ---- waiting ---- */
@@ -197,7 +268,7 @@ fcdp_status fcdp__region_await(const fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
         status = fcdp__driver_event_sync(region->tiering->drv, events[i]);
-    return status ? status : fcdp__readers_sync(&region->readers, region->tiering->drv);
+    return status ? status : readers_sync(&region->readers, region->tiering->drv);
 }
 
 fcdp_status fcdp__region_query(const fcdp_region *region) {
@@ -205,7 +276,7 @@ fcdp_status fcdp__region_query(const fcdp_region *region) {
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
         status = fcdp__driver_event_query(region->tiering->drv, events[i]);
-    return status ? status : fcdp__readers_query(&region->readers, region->tiering->drv);
+    return status ? status : readers_query(&region->readers, region->tiering->drv);
 }
 
 static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream stream) {
@@ -213,7 +284,7 @@ static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream str
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
         status = fcdp__driver_stream_wait(region->tiering->drv, stream, events[i]);
-    return status ? status : fcdp__readers_stream_wait(&region->readers, region->tiering->drv, stream);
+    return status ? status : readers_stream_wait(&region->readers, region->tiering->drv, stream);
 }
 
 /* ---- pages ---- */
@@ -225,9 +296,9 @@ static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
     if (!status) status = fcdp__slot_make(region, slot_out);
     if (status != FCDP_ERR_NO_DEVICE_MEM) return status;
-    region_lock(region);
+    fcdp__region_lock(region);
     fcdp_slot *slot = fcdp__slot_choose(region);
-    region_unlock(region);
+    fcdp__region_unlock(region);
     if (!slot) return status;
     *slot_out = slot;
     return FCDP_OK;
@@ -237,32 +308,32 @@ static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
  * regions that are being moved, so a region must not begin to move and then wait for that slot's pages. */
 fcdp_status fcdp__region_acquire(fcdp_region *region) {
     fcdp_status status = FCDP_OK;
-    region_lock(region);
+    fcdp__region_lock(region);
     FCDP_CHECK(1, !region->in_use);
     while (region->moving || (region->slot && region->slot->dissolving))
         fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
     region->moving = true;
     region->last_use = ++region->tiering->clock;
     fcdp_slot *slot = region->kept ? region->slot : fcdp__slot_choose(region);
-    region_unlock(region);
+    fcdp__region_unlock(region);
     if (!slot) status = slot_get(region, &slot);
     if (!status) status = fcdp__slot_map(region, slot);
-    region_lock(region);
+    fcdp__region_lock(region);
     region->in_use = !status;
     region->kept = region->ordered = false;
     if (!status) fcdp__region_trace_acquire(region, slot->last == region ? NULL : slot->last);
     if (status && slot) fcdp__slot_disown(slot); /* owned, and not mapped */
     fcdp__region_end_move(region);
-    region_unlock(region);
+    fcdp__region_unlock(region);
     return status;
 }
 
 fcdp_status fcdp__region_order(fcdp_region *region, fcdp_stream stream) {
-    region_lock(region); /* or the last slot might be destroyed meanwhile */
+    fcdp__region_lock(region); /* or the last slot might be destroyed meanwhile */
     FCDP_CHECK(1, region->in_use);
     const fcdp_region *last = region->slot->last;
     fcdp_status status = last ? stream_wait_region(last, stream) : FCDP_OK;
-    region_unlock(region);
+    fcdp__region_unlock(region);
     return status;
 }
 
@@ -279,9 +350,9 @@ static fcdp_status use_seal(fcdp_region *region, fcdp_stream stream) {
             status = fcdp__driver_event_record(tiering->drv, region->stored, region->streams[FCDP_TO_HOST]);
     }
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->used, stream);
-    region_lock(region);
-    fcdp_status readers = fcdp__readers_record(&region->readers, tiering->drv);
-    region_unlock(region);
+    fcdp__region_lock(region);
+    fcdp_status readers = readers_record(&region->readers, tiering->drv);
+    fcdp__region_unlock(region);
     return status ? status : readers;
 }
 
@@ -291,7 +362,7 @@ fcdp_status fcdp__regions_record_stream(fcdp_tiering *tiering, fcdp_dptr address
     fcdp_region *region = tiering->regions;
     while (region && address.addr - fcdp__region_base(region).addr >= region->layout->bytes)
         region = region->next;
-    if (region && region->in_use) status = fcdp__readers_note(&region->readers, tiering->drv, stream);
+    if (region && region->in_use) status = readers_note(&region->readers, tiering->drv, stream);
     fcdp__lock_release(&tiering->lock);
     return status;
 }
@@ -299,9 +370,9 @@ fcdp_status fcdp__regions_record_stream(fcdp_tiering *tiering, fcdp_dptr address
 /* Where no event can say when the use ends, the host waits for the streams that take part. It waits for no
  * other stream, which may wait for peers that wait for this thread. */
 fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool keep) {
-    region_lock(region);
+    fcdp__region_lock(region);
     FCDP_CHECK(1, region->in_use);
-    region_unlock(region);
+    fcdp__region_unlock(region);
     fcdp_status status = use_seal(region, stream);
     fcdp_region *last = status ? NULL : region;
     if (status) {
@@ -311,7 +382,7 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
         if (!status) status = fcdp__region_drain(region);
     }
     region->unrecorded = region->unrecorded && status;
-    region_lock(region);
+    fcdp__region_lock(region);
     fcdp__region_begin_move(region);
     region->kept = keep && !status;
     region->in_use = false;
@@ -321,327 +392,21 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
                      : region->tiering->exact ? FCDP_CAUSE_UNMAPPED
                                               : FCDP_CAUSE_PASSED_ON;
     fcdp__region_trace(region, FCDP_EVENT_RELEASE, became, region->slot->number, 0);
-    if (!kept) slot_release(region);
-    region_unlock(region);
+    if (!kept) fcdp__region_give_slot(region);
+    fcdp__region_unlock(region);
     if (!kept) fcdp__slot_unmap_if_done(region);
-    region_lock(region);
+    fcdp__region_lock(region);
     fcdp__region_end_move(region);
-    region_unlock(region);
+    fcdp__region_unlock(region);
     return status;
 }
 
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask) {
-    region_lock(region);
+    fcdp__region_lock(region);
     fcdp__region_begin_move(region);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch};
     fcdp__region_trace(region, FCDP_EVENT_INVALIDATE, 0, span_mask, 0);
     fcdp__region_end_move(region);
-    region_unlock(region);
-}
-
-/* ---- what the host has ---- */
-
-/* Spans with bytes on the device that are not all in host memory. The acquire in board_read is the partner of
- * the device's write of the word: after it, the other rank's bytes are there. */
-static uint32_t dirty_spans(const fcdp_region *region) {
-    uint32_t mask = 0;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
-        const fcdp_span_state *span = &region->span[s];
-        if (!span->on_device || span->whole || !region->layout->span[s].bytes) continue;
-        if (!span->stored) mask |= 1u << s;
-        for (uint32_t i = 0; i < region->layout->n_slices; i++)
-            if (i != region->slice &&
-                (int32_t)(fcdp__board_read(region->block, STORED_WORD[s], i) - span->epoch) < 0)
-                mask |= 1u << s;
-    }
-    return mask;
-}
-
-bool fcdp__region_is_clean(const fcdp_region *region) {
-    return dirty_spans(region) == 0;
-}
-
-static bool is_alone(const fcdp_region *region) {
-    return region->layout->n_slices == 1;
-}
-
-/* `stream` waits until the word of every other process has reached `value`. */
-static fcdp_status words_await(fcdp_region *region, fcdp_board_word word, uint32_t value,
-                               fcdp_stream stream) {
-    fcdp_status status = FCDP_OK;
-    region_lock(region);
-    if (word == FCDP_BOARD_READY) region->awaited_fill = value;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (word == STORED_WORD[s]) region->awaited_epoch[s] = value;
-    region_unlock(region);
-    for (uint32_t i = 0; i < region->layout->n_slices && !status; i++)
-        if (i != region->slice)
-            status = fcdp__driver_wait_value32(region->tiering->drv, stream,
-                                               fcdp__board_word_at(region->block, word, i), value);
-    return status;
-}
-
-static fcdp_status word_write(const fcdp_region *region, fcdp_board_word word, uint32_t value,
-                              fcdp_stream stream) {
-    if (is_alone(region)) return FCDP_OK;
-    return fcdp__driver_write_value32(region->tiering->drv, stream,
-                                      fcdp__board_word_at(region->block, word, region->slice), value);
-}
-
-/* Behind the copies of the spans in `span_mask`: tell the others that they may read them. */
-static fcdp_status words_write_stored(const fcdp_region *region, uint32_t span_mask) {
-    fcdp_stream d2h = region->streams[FCDP_TO_HOST];
-    fcdp_status status = FCDP_OK;
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (span_mask & 1u << s) status = word_write(region, STORED_WORD[s], region->span[s].epoch, d2h);
-    return status;
-}
-
-/* ---- copies ---- */
-
-/* A call has failed after it enqueued some operations and before it recorded its event: release records
- * it. */
-static fcdp_status fail_unrecorded(fcdp_region *region, fcdp_status status) {
-    region->unrecorded = true;
-    return status;
-}
-
-/* The others may overwrite host memory once this rank neither reads nor writes older bytes there. Its writes
- * count too, since the next writer of a place may be another rank. */
-static fcdp_status fill_permit(fcdp_region *region) {
-    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
-    fcdp_status status = FCDP_OK;
-    if (!is_alone(region)) status = fcdp__driver_stream_wait(region->tiering->drv, h2d, region->stored);
-    if (!status) status = word_write(region, FCDP_BOARD_READY, region->n_fills + 1, h2d);
-    if (!status) region->n_fills++;
-    return status;
-}
-
-static void fill_trace(const fcdp_region *region, uint32_t span_mask) {
-    uint32_t last = FCDP_N_SPANS - 1;
-    while (last > 0 && !(span_mask & 1u << last)) last--;
-    fcdp__region_trace(region, FCDP_EVENT_FILL, 0, span_mask, region->span[last].epoch);
-}
-
-fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) {
-    fcdp_status status = fill_permit(region);
-    if (status) return status;
-    region_lock(region);
-    FCDP_CHECK(1, region->in_use);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (span_mask & 1u << s)
-            region->span[s] = (fcdp_span_state){.on_device = true, .epoch = region->span[s].epoch + 1};
-    fill_trace(region, span_mask);
-    region_unlock(region);
-    return FCDP_OK;
-}
-
-/* This process's copies to the host come after `after`, after its own reads of older bytes there, and after
- * the other processes' reads and writes of them. */
-static fcdp_status store_begin(fcdp_region *region, fcdp_event after) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream d2h = region->streams[FCDP_TO_HOST];
-    fcdp_status status = fcdp__driver_stream_wait(tiering->drv, d2h, after);
-    if (!status) status = fcdp__driver_stream_wait(tiering->drv, d2h, region->loaded);
-    return status ? status : words_await(region, FCDP_BOARD_READY, region->n_fills, d2h);
-}
-
-/* `status`: the store's, so far. */
-static fcdp_status store_end(fcdp_region *region, uint32_t span_mask, fcdp_status status) {
-    fcdp_tiering *tiering = region->tiering;
-    if (!status) status = words_write_stored(region, span_mask);
-    if (!status)
-        status = fcdp__driver_event_record(tiering->drv, region->stored, region->streams[FCDP_TO_HOST]);
-    if (status) return fail_unrecorded(region, status);
-    region_lock(region);
-    tiering->stats.n_stores++;
-    fcdp__trace_count(FCDP_COUNT_STORES, 1);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (span_mask & 1u << s) region->span[s].stored = true;
-    region_unlock(region);
-    return FCDP_OK;
-}
-
-fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
-                               fcdp_event after) {
-    fcdp_status status = store_begin(region, after);
-    if (!status) status = fcdp__region_copy(region, FCDP_TO_HOST, span_mask, own);
-    return store_end(region, span_mask, status);
-}
-
-/* At first the new epoch is nowhere. Another thread may be evicting a kept region: its copy must end before
- * the others may write. */
-fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
-                                   size_t n, fcdp_event after) {
-    region_lock(region);
-    FCDP_CHECK(1, !region->in_use);
-    fcdp__region_begin_move(region);
-    region_unlock(region);
-    fcdp_status status = fill_permit(region);
-    region_lock(region);
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (span_mask & 1u << s) region->span[s] = (fcdp_span_state){.epoch = region->span[s].epoch + 1};
-    if (!status) fill_trace(region, span_mask);
-    fcdp__region_end_move(region);
-    region_unlock(region);
-    if (status) return status;
-    status = store_begin(region, after);
-    if (!status) status = fcdp__region_copy_in(region, span_mask, sources, n);
-    return store_end(region, span_mask, status);
-}
-
-fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
-    fcdp_status status = FCDP_OK;
-    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
-        if (span_mask & 1u << s) status = words_await(region, STORED_WORD[s], region->span[s].epoch, h2d);
-    if (!status) status = fcdp__region_copy(region, FCDP_TO_DEVICE, span_mask, others);
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
-    if (status) return fail_unrecorded(region, status);
-    region->ordered = true;
-    return FCDP_OK;
-}
-
-/* The stream of copies to the device goes on once host memory has the span. A span that this process has
- * written as a whole needs no word of the others. */
-static fcdp_status load_begin(fcdp_region *region, uint32_t span, bool in_use) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
-    region_lock(region);
-    FCDP_CHECK(1, region->in_use == in_use && span < FCDP_N_SPANS);
-    fcdp_span_state state = region->span[span];
-    region_unlock(region);
-    if (!state.stored && !state.whole)
-        return fcdp__fail(FCDP_ERR_INVALID, "region '%s': span %u of epoch %u is nowhere; gather it",
-                          region->name, span, state.epoch);
-    fcdp_status status = fcdp__driver_stream_wait(tiering->drv, h2d, region->stored);
-    if (!status && !state.whole) status = words_await(region, STORED_WORD[span], state.epoch, h2d);
-    return status;
-}
-
-static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
-    fcdp_status status = load_begin(region, span, true);
-    if (!status) status = fcdp__region_copy(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1});
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
-    if (status) return fail_unrecorded(region, status);
-    region->ordered = true;
-    region_lock(region);
-    ++*counter;
-    fcdp__trace_count(
-        counter == &tiering->stats.n_whole_loads ? FCDP_COUNT_WHOLE_LOADS : FCDP_COUNT_SLICE_LOADS, 1);
-    region->span[span].on_device = true;
-    region_unlock(region);
-    return FCDP_OK;
-}
-
-fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) {
-    fcdp_piece slice = fcdp__layout_slice(region->layout, span, region->slice);
-    return load(region, span, slice, &region->tiering->stats.n_slice_loads);
-}
-
-fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
-    return load(region, span, region->layout->span[span], &region->tiering->stats.n_whole_loads);
-}
-
-/* A stream's wait for words also ends when a peer is gone (fcdp__region_end_waits). The next use of a region
- * checks for that; here no use follows, so the host waits for the words. The others write there again once
- * this stream has said that it has read (fill_permit). */
-fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
-                              fcdp_event after) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
-    region_lock(region);
-    fcdp_span_state state = region->span[span];
-    region_unlock(region);
-    fcdp_status status = FCDP_OK;
-    if (state.stored && !state.whole && !is_alone(region))
-        status = fcdp__board_wait_all(region->block, STORED_WORD[span], state.epoch, region->name);
-    if (!status) status = fcdp__driver_stream_wait(tiering->drv, h2d, after);
-    if (!status) status = load_begin(region, span, false);
-    if (!status) status = fcdp__region_copy_out(region, 1u << span, piece, to);
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
-    return status ? fail_unrecorded(region, status) : FCDP_OK;
-}
-
-/* ---- eviction ---- */
-
-/* This process alone writes every byte of the spans of `mask` to the host, and waits. Its own pieces are
- * among them, and the others may wait for those. */
-static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_stream d2h = region->streams[FCDP_TO_HOST];
-    fcdp_piece pieces[FCDP_N_SPANS];
-    size_t n = 0;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (mask & 1u << s) pieces[n++] = region->layout->span[s];
-    fcdp_status status = FCDP_OK;
-    if (!is_alone(region))
-        status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
-    if (status) return status;
-    status = fcdp__region_copy(region, FCDP_TO_HOST, mask, (fcdp_piece_list){pieces, n});
-    if (!status) status = words_write_stored(region, mask);
-    if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
-    /* No copy may still run when this returns. */
-    fcdp_failure failure = fcdp__failure_keep(status);
-    (void)!fcdp__driver_stream_sync(tiering->drv, d2h);
-    return fcdp__failure_restore(&failure);
-}
-
-static uint64_t spans_bytes(const fcdp_region *region, uint32_t mask) {
-    uint64_t bytes = 0;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (mask & 1u << s) bytes += region->layout->span[s].bytes;
-    return bytes;
-}
-
-/* Write only the spans of which the host lacks a part. The node's processes have written the others
- * together. */
-fcdp_status fcdp__region_evict(fcdp_region *region) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = fcdp__region_await(region);
-    region_lock(region);
-    uint32_t dirty = dirty_spans(region);
-    region_unlock(region);
-    if (!status && dirty) status = whole_store(region, dirty);
-    if (status) return status;
-    region_lock(region);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (dirty & 1u << s) region->span[s].stored = region->span[s].whole = true;
-    region->slot->last = NULL; /* it was waited for */
-    fcdp__region_trace(region, FCDP_EVENT_EVICT, FCDP_CAUSE_MEMORY_SHORT, region->slot->number,
-                       spans_bytes(region, dirty));
-    slot_release(region);
-    tiering->stats.n_evictions++;
-    fcdp__trace_count(FCDP_COUNT_EVICTIONS, 1);
-    region_unlock(region);
-    return FCDP_OK;
-}
-
-fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) {
-    if (is_alone(region)) return FCDP_PENDING;
-    region_lock(region);
-    uint32_t fill = region->awaited_fill, epochs[FCDP_N_SPANS];
-    memcpy(epochs, region->awaited_epoch, sizeof epochs);
-    region_unlock(region);
-    char what[256];
-    snprintf(what, sizeof what, "the node's parts of '%.200s'", region->name);
-    fcdp_status status = fcdp__board_query_all(region->block, FCDP_BOARD_READY, fill, what, waited_ns);
-    for (uint32_t s = 0; s < FCDP_N_SPANS && status >= 0; s++)
-        status = fcdp__board_query_all(region->block, STORED_WORD[s], epochs[s], what, waited_ns);
-    return status < 0 ? status : FCDP_PENDING;
-}
-
-void fcdp__region_end_waits(fcdp_region *region) {
-    if (is_alone(region)) return;
-    region_lock(region);
-    uint32_t fill = region->awaited_fill, epochs[FCDP_N_SPANS];
-    memcpy(epochs, region->awaited_epoch, sizeof epochs);
-    region_unlock(region);
-    fcdp__board_raise(region->block, FCDP_BOARD_READY, fill);
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) fcdp__board_raise(region->block, STORED_WORD[s], epochs[s]);
+    fcdp__region_unlock(region);
 }

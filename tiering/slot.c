@@ -1,5 +1,10 @@
-/* slot.c - the life of slots: their owners and the regions that are mapped onto them. region.c knows what a
- * region's bytes are. */
+/* slot.c - the life of slots: chosen by a region, mapped, passed on, made and dissolved.
+ *
+ * Driver calls for memory are slow and may wait for the device. So a region first looks for the free slot
+ * that it is mapped onto, which costs no call; then for another free one, which costs a map; and makes one
+ * only if there is none. No lock is held across such a call: what one thread changes meanwhile is marked
+ * (moving, dissolving), and other threads wait for the mark to go. region.c knows what a region's bytes are.
+ */
 #include "tiering/slot.h"
 
 #include "tiering/trace.h"

@@ -1,4 +1,4 @@
-/* trace_events.h - what tiering says of its work. The rows' columns: base/trace_rows.h.
+/* trace_events.h - what tiering says of its work. The rows' columns: base/trace_format.h.
  *
  * The object of each is a region. STATE follows every change of what the tiers hold of it; the same numbers
  * are in the table of objects (trace_format.h). All but STORE and LOAD are written under the tiering's

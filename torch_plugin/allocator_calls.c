@@ -1,6 +1,9 @@
-/* allocator_calls.c - see the header. By the Itanium C++ ABI: an object begins with the address of its
- * class's table of virtual functions. The pluggable allocator gets a copy of its table in which two entries
- * are ours. All of it is found by name. */
+/* allocator_calls.c - passes two calls of PyTorch's NCCL on to PyTorch's own allocator.
+ *
+ * By the Itanium C++ ABI an object begins with the address of its class's table of virtual functions. So the
+ * pluggable allocator gets a copy of its table in which two entries are ours; PyTorch itself offers no way to
+ * replace them. All of it is found by name. Where anything is not as expected, the allocator stays as it is.
+ */
 #include "torch_plugin/allocator_calls.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,8 @@
-/* binding.c - see the header. */
+/* binding.c - carries failures between Python and the core, and reads what several functions take.
+ *
+ * A failure of the core becomes fcdp.Error with its text and status. An exception of a collective that Python
+ * runs becomes a failure of the core, whose text is the exception's: the core knows no Python.
+ */
 #include "torch_plugin/binding.h"
 
 PyObject *binding_raise(fcdp_status status) {

@@ -1,4 +1,10 @@
-/* cxx.c - see the header. Compiled with -fexceptions: torch's exceptions pass through our frames. */
+/* cxx.c - throws PyTorch's exceptions and holds a std::function, in C.
+ *
+ * The wheel serves several versions of torch, so it cannot be linked to one: all that this needs of libc10
+ * and libstdc++ is looked up by its mangled name once torch is loaded. If a name is missing, binding_cxx_open
+ * says so, and the allocator is not used. The file is compiled with -fexceptions, since torch's exceptions
+ * pass through its frames.
+ */
 #include "torch_plugin/cxx.h"
 
 #include <dlfcn.h>

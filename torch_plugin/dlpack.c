@@ -1,5 +1,8 @@
-/* dlpack.c - see the header. The struct layouts are DLPack's ABI (dlpack.h, v0.8), declared
- * here because nothing else of it is needed. */
+/* dlpack.c - makes a capsule from which torch.from_dlpack takes a tensor over memory of the core.
+ *
+ * The tensor shares the bytes, and keeps the owner that the caller names alive until its last view is gone.
+ * The structs are DLPack's ABI (dlpack.h, v0.8), declared here because nothing else of it is needed.
+ */
 #include "torch_plugin/dlpack.h"
 
 #include <stdlib.h>

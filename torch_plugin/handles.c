@@ -1,4 +1,10 @@
-/* handles.c - see the header. */
+/* handles.c - gives Python capsules around the core's objects, and ends the objects in order.
+ *
+ * A capsule keeps what its object stands on alive: a group or a tree its shard group, that the engine. An
+ * object that outlived its engine, or that a forked child inherited, is not ended a second time. To end one
+ * waits for the device, so a garbage collection inside a stream's host function only puts it aside, and the
+ * next call of the core ends it.
+ */
 #include "torch_plugin/handles.h"
 
 #include "comm/tree.h"

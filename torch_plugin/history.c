@@ -1,4 +1,9 @@
-/* history.c - see the header. A new entry takes the place of the oldest one. */
+/* history.c - records the last calls of fcdp_alloc for PyTorch's memory visualiser.
+ *
+ * The ring grows up to the number of entries that was asked for; then a new entry takes the place of the
+ * oldest. Entries have PyTorch's words for actions, so that its own tools draw the picture. The file knows no
+ * block: it keeps what it is told.
+ */
 #include "torch_plugin/history.h"
 
 #include <pthread.h>

@@ -1,4 +1,9 @@
-/* import_slot.c - see the header. By the ELF tables that the loader works on. */
+/* import_slot.c - finds and replaces the address by which one library calls a function of another.
+ *
+ * A library that was not linked for it offers no such hook, but the loader keeps the addresses of what it
+ * imports in a table. This reads the ELF tables that the loader works on, so only one library's calls are
+ * redirected, and those of all others stay as they are.
+ */
 #include "torch_plugin/import_slot.h"
 
 #include <dlfcn.h>

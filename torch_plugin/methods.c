@@ -1,4 +1,7 @@
-/* methods.c - see the header. */
+/* methods.c - reads arguments that several of the module's functions take, and makes their results.
+ *
+ * A wrong argument raises what Python raises for it; the core never sees one.
+ */
 #include "torch_plugin/methods.h"
 
 #include <stdlib.h>

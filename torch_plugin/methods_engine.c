@@ -1,6 +1,6 @@
 /* methods_engine.c - the module's functions of the engine. */
 #include "base/size.h"
-#include "tiering/headroom.h"
+#include "tiering/account.h"
 #include "tiering/host.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/neighbour.h"

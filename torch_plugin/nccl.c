@@ -1,4 +1,8 @@
-/* nccl.c - see the header. Python has no part in such a shard group's collectives once it is made. */
+/* nccl.c - loads NCCL and makes shard groups whose collectives are NCCL's.
+ *
+ * Python carries the ids of the communicators to the other ranks. After that it has no part in such a shard
+ * group's collectives: the core enqueues them on its streams.
+ */
 #include "torch_plugin/nccl.h"
 
 #include <string.h>

@@ -1,16 +1,16 @@
-/* neighbour.c - see the header.
+/* neighbour.c - has PyTorch's cudaMalloc ask the engine for memory, and the engine ask PyTorch's cache.
  *
- * PyTorch offers no hook for this. Its FreeMemoryCallback runs at every miss of its cache, before cudaMalloc
- * and never after it has failed, and registering one takes a template that libc10_cuda does not export; an
- * out-of-memory observer runs when the exception is as good as thrown. So the one place where libc10_cuda
- * calls cudaMalloc, an entry of its own table of imported functions (import_slot.h), is made to call a
- * function here. That one calls the real cudaMalloc, and calls it again where it found no memory and FCDP
- * gave some back. Whoever else calls cudaMalloc is not concerned. With expandable segments PyTorch calls the
- * driver by pointers of its own instead: then the observer gives back what helps the next attempt.
+ * PyTorch offers no hook for the first. Its FreeMemoryCallback runs at every miss of its cache, before
+ * cudaMalloc and never after it has failed, and registering one takes a template that libc10_cuda does not
+ * export; an out-of-memory observer runs when the exception is as good as thrown. So the one place where
+ * libc10_cuda calls cudaMalloc, an entry of its own table of imported functions (import_slot.h), is made to
+ * call a function here. That one calls the real cudaMalloc, and calls it again where it found no memory and
+ * FCDP gave some back. Other callers of cudaMalloc are not concerned. With expandable segments PyTorch calls
+ * the driver by pointers of its own instead: then the observer gives back what helps the next attempt.
  *
- * The hook runs with the lock of PyTorch's allocator, and older torch empties its cache with the GIL:
- * neither may wait for a device whose collectives are Python's callables (gloo), which need both. There only
- * the observer is left, which has neither.
+ * The hook runs with the lock of PyTorch's allocator, and older torch empties its cache with the GIL: neither
+ * may wait for a device whose collectives are Python's callables (gloo), which need both. There only the
+ * observer is left, which has neither.
  */
 #include "torch_plugin/neighbour.h"
 

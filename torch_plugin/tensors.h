@@ -6,7 +6,7 @@
 
 #include "torch_plugin/binding.h"
 
-#include "alloc/device.h"
+#include "alloc/heap.h"
 #include "comm/engine.h"
 
 enum { TENSORS_MAX_DEVICES = 64 };

@@ -1,4 +1,4 @@
-/* trace_events.h - what the plugin says of FSDP2's own work. The rows' columns: base/trace_rows.h. */
+/* trace_events.h - what the plugin says of FSDP2's own work. The rows' columns: base/trace_format.h. */
 #ifndef FCDP_PLUGIN_TRACE_EVENTS_H
 #define FCDP_PLUGIN_TRACE_EVENTS_H
 

@@ -1,7 +1,7 @@
 /* The page pool: budget, reuse, reclaim from inside a take, exhaustion below the budget. */
 #include <pthread.h>
 
-#include "alloc/device.h"
+#include "alloc/heap.h"
 #include "tests/alloc/pool_world.h"
 
 static void pages_are_reused_not_released(void **state) {

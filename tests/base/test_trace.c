@@ -7,7 +7,6 @@
 
 #include "alloc/trace_events.h"
 #include "base/trace.h"
-#include "base/trace_clock.h"
 #include "tests/alloc/support.h"
 
 enum { RING_EVENTS = 1024, RING_BYTES = RING_EVENTS * FCDP_TRACE_EVENT_BYTES, N_WRITERS = 4, N_EACH = 60000 };
@@ -162,7 +161,7 @@ static void *clock_watch(void *arg) {
     const uint64_t until_ns = fcdp__now_ns() + 1000000000;
     uint64_t before, after, worst_ns = 0;
     while ((before = fcdp__now_ns()) < until_ns) {
-        uint64_t time_ns = fcdp__trace_moment().time_ns;
+        uint64_t time_ns = fcdp__trace_start();
         after = fcdp__now_ns();
         if (time_ns < before && before - time_ns > worst_ns) worst_ns = before - time_ns;
         if (time_ns > after && time_ns - after > worst_ns) worst_ns = time_ns - after;

@@ -1,4 +1,8 @@
-/* member.c - see the header. */
+/* member.c - one rank of a training job, as the core sees it: it plays FSDP, the model and the optimizer.
+ *
+ * It answers the core's questions (fcdp_program) from what the test set, computes by writing and checking
+ * every byte of its parameters, and steps them, so that a test is a list of passes and faults.
+ */
 #include "tests/comm/member.h"
 
 #include <stdio.h>

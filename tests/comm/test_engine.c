@@ -9,7 +9,7 @@
 #include "comm/fit.h"
 #include "comm/tree.h"
 #include "tests/comm/engine_world.h"
-#include "tiering/reclaim.h"
+#include "tiering/tiering.h"
 
 static fcdp_span_state span_state(const member *m, uint32_t g, uint32_t span) {
     fcdp_region_state state;

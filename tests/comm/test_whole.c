@@ -4,7 +4,7 @@
 
 #include "comm/whole.h"
 #include "tests/comm/engine_world.h"
-#include "tiering/reclaim.h"
+#include "tiering/tiering.h"
 
 enum { N_EXTENTS = 4, LARGE = 0, SMALL = 1 };
 

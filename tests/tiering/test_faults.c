@@ -5,7 +5,7 @@
  * balanced. */
 #include "tests/tiering/support.h"
 
-#include "tiering/reclaim.h"
+#include "tiering/tiering.h"
 
 static const fcdp_extent_spec SPECS[] = {
     {1500, FCDP_SPAN_FROZEN}, {1200, FCDP_SPAN_TRAINABLE}, {501, FCDP_SPAN_TRAINABLE}};

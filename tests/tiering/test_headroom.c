@@ -5,7 +5,7 @@
 #include <ftw.h>
 #include <sys/stat.h>
 
-#include "tiering/headroom.h"
+#include "tiering/account.h"
 
 static char root[64];
 

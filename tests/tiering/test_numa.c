@@ -7,7 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "tiering/numa.h"
+#include "tiering/host_internal.h"
 
 enum { MAX_NODES = 1024, WORDS = MAX_NODES / (8 * sizeof(unsigned long)) };
 

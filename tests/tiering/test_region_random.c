@@ -8,7 +8,7 @@
  */
 #include "tests/tiering/support.h"
 
-#include "tiering/reclaim.h"
+#include "tiering/tiering.h"
 
 enum { N_GROUPS = 4, N_STEPS = 250, POOL_PAGES = 3, NOBODY = -1, US = 1000 };
 

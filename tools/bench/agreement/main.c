@@ -20,7 +20,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "alloc/device.h"
+#include "alloc/heap.h"
 #include "comm/ballot.h"
 #include "comm/fingerprint_batch.h"
 #include "comm/validity.h"

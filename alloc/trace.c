@@ -1,13 +1,12 @@
-/* pages_trace.c - writes the pool's events and counters to the trace.
+/* trace.c - writes the pool's events and counters to the trace.
  *
  * It compares the pool's counts with those of the last look, each time the pool's lock is released, and
  * writes the differences as events. So no place that changes a count can forget its event, and the sums of
- * events are the counts. */
-#include <stdatomic.h>
+ * events are the counts. A failure of the trace is never the pool's.
+ */
+#include "alloc/trace.h"
 
-#include "alloc/pages_internal.h"
-#include "alloc/trace_events.h"
-#include "base/trace.h"
+#include <stdatomic.h>
 
 uint32_t fcdp__pool_next_number(void) {
     static _Atomic uint32_t n_pools;

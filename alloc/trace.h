@@ -1,8 +1,30 @@
-/* pages_internal.h - what the pool's files share: what it writes to the trace. */
-#ifndef FCDP_PAGES_INTERNAL_H
-#define FCDP_PAGES_INTERNAL_H
+/* trace.h - what alloc writes to the trace (trace_events.h): maps and unmaps, and all that a pool does.
+ *
+ * A pool's events are the differences between two looks at its counts, so their sums are the counts. Both
+ * looks are under the pool's lock (fcdp__pool_tell), so the events come in the order of what they say.
+ */
+#ifndef FCDP_ALLOC_TRACE_H
+#define FCDP_ALLOC_TRACE_H
 
 #include "alloc/pages.h"
+#include "alloc/trace_events.h"
+#include "base/trace.h"
+
+/* ---- maps of device addresses ---- */
+
+static inline void fcdp__trace_map(uint64_t at, uint64_t bytes) {
+    fcdp__trace_now(FCDP_EVENT_MAP, 0, bytes, at, 0);
+    fcdp__trace_count(FCDP_COUNT_MAPS, 1);
+    fcdp__trace_count(FCDP_COUNT_MAPPED_BYTES, bytes);
+}
+
+static inline void fcdp__trace_unmap(uint64_t at, uint64_t bytes) {
+    fcdp__trace_now(FCDP_EVENT_UNMAP, 0, bytes, at, 0);
+    fcdp__trace_count(FCDP_COUNT_UNMAPS, 1);
+    fcdp__trace_count(FCDP_COUNT_MAPPED_BYTES, -bytes);
+}
+
+/* ---- the pool ---- */
 
 /* What the trace has of one pool so far, under the pool's lock. */
 typedef struct fcdp_pool_told {
