@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/thread.h"
 #include "comm/trace.h"
 
 static const uint64_t PERIOD_NS = 100 * 1000 * 1000;

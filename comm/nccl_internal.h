@@ -7,7 +7,6 @@
 
 #include "comm/nccl.h"
 #include "comm/nccl_api.h"
-#include "comm/thread.h"
 
 typedef struct nccl_lane {
     fcdp_nccl_transport *transport;
