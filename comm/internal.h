@@ -5,13 +5,13 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#include "comm/agreement.h"
 #include "comm/ballot.h"
 #include "comm/fingerprint_batch.h"
 #include "comm/group.h"
 #include "comm/monitor.h"
 #include "comm/plan.h"
 #include "comm/staging.h"
+#include "comm/tree.h"
 #include "comm/unshard.h"
 #include "comm/validity.h"
 #include "tiering/segv.h"
@@ -196,7 +196,7 @@ void fcdp__group_accept(fcdp_group *group);
 bool fcdp__group_is_stale(const fcdp_group *group);
 /* Ends a use that the program did not see: nothing is behind it but the engine's own operations. */
 fcdp_status fcdp__group_cancel(fcdp_group *group) FCDP_MUST_CHECK;
-/* The group is in no tree from here on, and follows nobody. */
+/* The group is in no tree from here on, and no group follows it or is followed by it. */
 void fcdp__tree_remove(fcdp_group *group);
 /* And no tree asks for it: it ends. */
 void fcdp__trees_forget(fcdp_group *group);

@@ -8,7 +8,7 @@
  * A program is a framework's plugin, or a test. It knows what its parameters are (fcdp_program); all
  * decisions are made here. It orders its calls on the groups of a shard group alike on all ranks.
  *
- * Each rank decides by itself whether to ask (agreement.h), from events that all ranks have. To ask is to
+ * Each rank decides by itself whether to ask (tree.h), from events that all ranks have. To ask is to
  * look at the parameters, to vote (vote.h), and to take the ranks' maximum. What is asked for all groups of a
  * tree is asked at the first unshard of a pass; small groups that are stale then are gathered together.
  *
