@@ -6,7 +6,7 @@
 #include <sys/types.h>
 
 #include "comm/ballot.h"
-#include "comm/fingerprint_batch.h"
+#include "comm/fingerprint.h"
 #include "comm/group.h"
 #include "comm/monitor.h"
 #include "comm/plan.h"
@@ -103,7 +103,7 @@ struct fcdp_group {
     fcdp_event gathered; /* the node step's end, where slices are put behind it */
     uint8_t *stale;      /* agreed, n_extents; zeroed once begun */
     uint8_t *votes;      /* this rank's last one, n_extents masks of fcdp_stale */
-    /* read_fingerprint.c: of what gathers read, on the device; NULL: never asked for */
+    /* vote.c: fingerprints of what gathers read, by the device; NULL: never asked for */
     fcdp_fingerprints *reads;
     bool has_reads;         /* they have begun */
     uint64_t n_reads;       /* so far */
@@ -115,7 +115,7 @@ struct fcdp_group {
     bool reshard_refused; /* while a graph was captured: the program thinks that the use has ended */
     bool waited;          /* the program may have written into it since */
     fcdp_stream reader;   /* the stream that waited, where its users are */
-    bool has_fingerprint; /* copy_fingerprint.h */
+    bool has_fingerprint; /* use.c: of the copy */
     uint64_t fingerprint;
     _Atomic uint64_t in_flight_ns; /* since when; 0: nothing */
     /* guarded by the engine's lock */

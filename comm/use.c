@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/copy_fingerprint.h"
 #include "comm/gather.h"
 #include "comm/internal.h"
 #include "comm/packed.h"
@@ -219,6 +218,45 @@ bool fcdp_group_begins_alone(const fcdp_group *group) {
     return !fcdp__group_is_stale(group) && !fcdp__group_by_slice(group);
 }
 
+/* ---- was a kept copy written into? ----
+ *
+ * Plain FSDP drops a write into a gathered parameter at reshard; in a kept copy it would live on. So the
+ * region's bytes are fingerprinted when they are there, and again when the use ends. That works only where
+ * the host can read the device's bytes (the simulated one, with host_computes). On a GPU the program's version
+ * counters are the only sign of such a write. */
+
+static bool copy_is_readable(const fcdp_group *group) {
+    const fcdp_engine *engine = group->comm->engine;
+    return engine->host_computes && engine->options.fingerprint != FCDP_FINGERPRINT_NEVER;
+}
+
+/* Without the padding, which differs between ranks: a restore by slices brings the peers'. */
+static uint64_t copy_fingerprint(const fcdp_group *group) {
+    const char *bytes = (const char *)(uintptr_t)fcdp__region_base(group->region).addr;
+    uint64_t mixed = 0;
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        mixed = fcdp__fingerprint_by_host(bytes + group->layout->extents[i].offset_bytes,
+                                          fcdp__layout_extent_bytes(group->layout, i), mixed);
+    return mixed;
+}
+
+/* It is there. */
+static void copy_fingerprint_take(fcdp_group *group) {
+    group->has_fingerprint = copy_is_readable(group);
+    if (group->has_fingerprint) group->fingerprint = copy_fingerprint(group);
+}
+
+/* Was one taken before the program could write, or can none be taken? */
+static bool copy_fingerprint_is_known(const fcdp_group *group) {
+    return !group->waited || group->has_fingerprint || !copy_is_readable(group);
+}
+
+/* Is the copy as it was, as far as can be told? A copy that no stream has waited for is: the program has had
+ * no chance to write into it, and it may not be there yet. */
+static bool copy_fingerprint_matches(const fcdp_group *group) {
+    return !group->waited || !group->has_fingerprint || copy_fingerprint(group) == group->fingerprint;
+}
+
 /* ---- wait ---- */
 
 /* The comm is looked at after the wait: a wait that a failure has opened means nothing. */
@@ -256,7 +294,7 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
                           fcdp_error_text());
     if (!group->waited && !group->has_fingerprint &&
         (fcdp__policy_keeps_group(group) || fcdp__put_device_only(group)))
-        fcdp__copy_fingerprint_take(group);
+        copy_fingerprint_take(group);
     group->waited = true;
     group->reader = stream;
     return FCDP_OK;
@@ -288,8 +326,8 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     group->reshard_refused = status != FCDP_OK;
     if (status) return status;
     uint32_t unput = fcdp__put_device_only(group);
-    bool keeps = fcdp__policy_keeps_group(group) && fcdp__copy_fingerprint_is_known(group);
-    bool is_invalid = written || ((keeps || unput) && !fcdp__copy_fingerprint_matches(group));
+    bool keeps = fcdp__policy_keeps_group(group) && copy_fingerprint_is_known(group);
+    bool is_invalid = written || ((keeps || unput) && !copy_fingerprint_matches(group));
     if (written) fcdp__member_ask_again(&group->member);
     if (is_invalid && unput) { /* nowhere is what was gathered: the ranks gather it again */
         fcdp__region_invalidate(group->region, unput);
