@@ -16,7 +16,6 @@
 
 #include <stdlib.h>
 
-#include "comm/collective.h"
 #include "comm/trace.h"
 
 enum { MAX_CHUNKS = 8, MIN_CHUNK_BYTES = 1 << 20 };
@@ -81,7 +80,7 @@ static fcdp_status chunk_gather(const chunk *c) {
             to = fcdp__dptr_add(to, bytes);
         }
     }
-    if (!status) status = fcdp__all_gather(comm, NULL, FCDP_LANE_INTER, &part, 1, 0, inter);
+    if (!status) status = fcdp__comm_all_gather(comm, NULL, FCDP_LANE_INTER, &part, 1, 0, inter);
     return status ? status
                   : fcdp__driver_event_record(engine->drv, c->comm->set->staging.filled[c->half], inter);
 }

@@ -17,7 +17,6 @@
 
 #include <stdlib.h>
 
-#include "comm/collective.h"
 #include "comm/packed.h"
 #include "comm/put.h"
 #include "tiering/policy.h"
@@ -65,7 +64,7 @@ static fcdp_status inter_step(fcdp_use *use) {
                                        (fcdp_dptr){use->inputs[i]}, place.bytes, inter);
     }
     size_t n = fcdp__plan_inter_parts(use->plan, group->layout, topology, base, parts);
-    if (!status) status = fcdp__all_gather(group->comm, group, FCDP_LANE_INTER, parts, n, 0, inter);
+    if (!status) status = fcdp__comm_all_gather(group->comm, group, FCDP_LANE_INTER, parts, n, 0, inter);
     if (!status) status = fcdp__driver_event_record(drv, group->crossed, inter);
     free(parts);
     use->last = inter;
@@ -89,7 +88,8 @@ static fcdp_status node_by_slice(fcdp_use *use) {
     if (use->joined)
         n_restored = fcdp__plan_slice_parts(plan->restore_mask, group->layout, topology, base, parts);
     size_t n = n_restored + fcdp__plan_node_parts(plan, group->layout, topology, base, parts + n_restored);
-    if (!status) status = fcdp__all_gather(group->comm, group, FCDP_LANE_NODE, parts, n, n_restored, node);
+    if (!status)
+        status = fcdp__comm_all_gather(group->comm, group, FCDP_LANE_NODE, parts, n, n_restored, node);
     free(parts);
     use->last = node;
     return status;

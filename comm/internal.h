@@ -178,6 +178,13 @@ fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) FCDP_MUST_CHECK
 /* The same, with the engine's lock. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status);
 
+/* fcdp_transport's all_gather of `parts` of `group` (NULL: of several) on `stream`, in the lane's turn. The
+ * first n_restored parts are counted as a restore's bytes, the others as a gather's; a call that serves both
+ * counts as a gather's. */
+fcdp_status fcdp__comm_all_gather(fcdp_comm *comm, const fcdp_group *group, fcdp_lane lane,
+                                  const fcdp_part *parts, size_t n, size_t n_restored,
+                                  fcdp_stream stream) FCDP_MUST_CHECK;
+
 /* As fcdp_comm_fingerprint_begin and _end, of another batch than the agreement's: *batch, made where it is
  * NULL. */
 fcdp_status fcdp__comm_fingerprint_begin(fcdp_comm *comm, fcdp_fingerprints **batch, const uint64_t *shards,

@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-#include "comm/collective.h"
-
 /* Above what a transformer's block of 9 parameters has on 4 nodes. */
 size_t fcdp__packed_above_parts = 36;
 /* Of 64 x 8 ranks each sends 256 KiB at once then, and 8B parameters in bfloat16 take 4 chunks a block. */
@@ -90,7 +88,7 @@ static fcdp_status chunk_inter(const chunk *c) {
         status = fcdp__driver_copy_d2d(drv, fcdp__dptr_add(own, c->cuts[k].at),
                                        fcdp__dptr_add(shard, c->cuts[k].from), c->cuts[k].bytes, c->inter);
     }
-    if (!status) status = fcdp__all_gather(group->comm, group, FCDP_LANE_INTER, &part, 1, 0, c->inter);
+    if (!status) status = fcdp__comm_all_gather(group->comm, group, FCDP_LANE_INTER, &part, 1, 0, c->inter);
     return status ? status : fcdp__driver_event_record(drv, staging->filled[c->half], c->inter);
 }
 
@@ -106,7 +104,8 @@ static fcdp_status chunk_node(const chunk *c, bool is_first) {
         n = fcdp__plan_slice_parts(c->use->plan->restore_mask, group->layout, topology,
                                    fcdp__region_base(group->region), parts);
     parts[n] = (fcdp_part){c->at, bytes, bytes};
-    return status ? status : fcdp__all_gather(group->comm, group, FCDP_LANE_NODE, parts, n + 1, n, c->writer);
+    return status ? status
+                  : fcdp__comm_all_gather(group->comm, group, FCDP_LANE_NODE, parts, n + 1, n, c->writer);
 }
 
 static fcdp_status chunk_unpack(const chunk *c) {

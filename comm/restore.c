@@ -1,7 +1,6 @@
 /* restore.c - see the header. */
 #include "comm/restore.h"
 
-#include "comm/collective.h"
 #include "comm/put.h"
 
 /* This rank's slices go to their places; the others come from the node's other ranks, here or in the gather's
@@ -27,7 +26,7 @@ static fcdp_status restore_slices(fcdp_use *use) {
     if (status || use->joined) return status;
     size_t n = fcdp__plan_slice_parts(use->plan->restore_mask, group->layout, &group->comm->topology,
                                       fcdp__region_base(group->region), parts);
-    return fcdp__all_gather(group->comm, group, FCDP_LANE_NODE, parts, n, n, node);
+    return fcdp__comm_all_gather(group->comm, group, FCDP_LANE_NODE, parts, n, n, node);
 }
 
 /* Without the other ranks, everything comes from the node's host memory. */
