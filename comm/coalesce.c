@@ -9,7 +9,7 @@
  *     block b: the shards of rank (b, local) of every group of the chunk, one after another
  *     the chunks use the halves in turn, each once the copies out of it are done
  *
- * As in gather.c, everything is enqueued by the thread that runs the model, in the program's order, which all
+ * As in moves.c, everything is enqueued by the thread that runs the model, in the program's order, which all
  * ranks have in common.
  */
 #include "comm/coalesce.h"

@@ -1,13 +1,13 @@
 /* fingerprint.c - bytes are fingerprinted where they lie.
  *
- * A kernel (fingerprint.cu) reads shards that lie on a GPU: a copy to the host would take the link that stores
- * and restores need. The same function in C serves the simulated device. Bytes that this host alone compares
- * get XXH3, which is faster on a CPU.
+ * A kernel (fingerprint.cu) reads shards that lie on a GPU: a copy to the host would take the link that
+ * stores and restores need. The same function in C serves the simulated device. Bytes that this host alone
+ * compares get XXH3, which is faster on a CPU.
  *
  * One launch serves many arrays, so the host's cost does not grow with their number. The tasks lie in pinned
  * memory that the device reads and writes itself: no copy, no memory of the device's, nothing to zero, and no
- * atomics. The host adds the blocks' sums up, a few thousand at most. The memory is shared, not private: after
- * a fork, the device would write to pages that only the child has.
+ * atomics. The host adds the blocks' sums up, a few thousand at most. The memory is shared, not private:
+ * after a fork, the device would write to pages that only the child has.
  *
  * This file computes; vote.c decides what a fingerprint is compared with.
  */

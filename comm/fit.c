@@ -3,7 +3,7 @@
 
 #include "base/size.h"
 #include "comm/internal.h"
-#include "comm/packed.h"
+#include "comm/moves.h"
 
 static const size_t MB = 1000000;
 
@@ -31,7 +31,7 @@ fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uin
             t.most = n_pages;
             t.largest = groups[i];
         }
-        size_t staged = fcdp__round_up(fcdp__packed_staging_bytes(groups[i]), pool.page_bytes) /
+        size_t staged = fcdp__round_up(fcdp__gather_staging_bytes(groups[i]), pool.page_bytes) /
                         pool.page_bytes;
         if (staged > t.staging) t.staging = staged;
         if (stays[i]) {

@@ -136,7 +136,7 @@ typedef struct fcdp_use { /* of one begin */
     bool collects;    /* the restore is one of all ranks of the node: by slices */
     /* and its slices are all-gathered with the gather's blocks: one collective on the node's lane */
     bool joined;
-    bool packed; /* packed.h */
+    bool packed; /* the gather is, through the staging buffer (moves.c) */
 } fcdp_use;
 
 /* What one unshard, or one read from the node's copy, came to; bytes as in the engine's stats. */

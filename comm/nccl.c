@@ -118,7 +118,7 @@ typedef struct launch {
  * of a node with several ranks. Each goes straight to each peer instead, as grouped sends and receives: a
  * rank sends (n - 1) * bytes, as in a ring, both ways at once and through no third rank. A broadcast of each
  * member would do too, each along a ring of all members, which NCCL sets up n times in one group. Of many
- * parts none comes here: packed.h. Which is fastest has not been measured. */
+ * parts none comes here: moves.c packs them. Which is fastest has not been measured. */
 static ncclResult_t part_enqueue(const launch *l, const fcdp_part *part) {
     const fcdp_nccl *nccl = &l->lane->transport->nccl;
     uint32_t size = l->lane->size, me = l->lane->place;

@@ -1,13 +1,13 @@
 /* tree.h - all groups under one root, in one shard group: which of them an unshard asks about, and which come
  * next.
  *
- * These are what all ranks of a shard group decide alike without a message. A hit must be a hit on every rank,
- * or collectives hang; and what one rank does alone may not move its peers. So a decision to ask is made from
- * events that all ranks of the shard group have, in the same order: passes of the tree begin, its groups are
- * unsharded, gradients are reduced. A pass is a root forward or a backward. Its first unshard asks for all
- * groups of the tree; within it a group is asked for alone when its gradients have been reduced, when an
- * optimizer stepped its parameters, or when its gathered copy was written into. An unshard by hand, outside of
- * the framework's own hooks, may come at any time and so always asks.
+ * These are what all ranks of a shard group decide alike without a message. A hit must be a hit on every
+ * rank, or collectives hang; and what one rank does alone may not move its peers. So a decision to ask is
+ * made from events that all ranks of the shard group have, in the same order: passes of the tree begin, its
+ * groups are unsharded, gradients are reduced. A pass is a root forward or a backward. Its first unshard asks
+ * for all groups of the tree; within it a group is asked for alone when its gradients have been reduced, when
+ * an optimizer stepped its parameters, or when its gathered copy was written into. An unshard by hand,
+ * outside of the framework's own hooks, may come at any time and so always asks.
  *
  *     agreed(g) <=> g.pass == tree.pass && !g.ask          asked for all <=> tree.agreed == tree.pass
  *

@@ -8,11 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/gather.h"
-#include "comm/internal.h"
-#include "comm/packed.h"
-#include "comm/put.h"
-#include "comm/restore.h"
+#include "comm/moves.h"
 #include "comm/trace.h"
 
 void fcdp__group_accept(fcdp_group *group) {
@@ -122,11 +118,10 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
 static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     fcdp_group *group = use->group;
     fcdp_driver *drv = group->comm->engine->drv;
-    use->packed = fcdp__packed_serves(group, use->plan);
-    fcdp_status status = use->packed ? fcdp__packed_reserve(use) : FCDP_OK;
+    fcdp_status status = fcdp__gather_reserve(use);
     if (!status) {
         status = fcdp__region_acquire(group->region);
-        if (status && use->packed) fcdp__packed_release(use, true);
+        if (status) fcdp__gather_release(use, true);
     }
     if (status) {
         status = fcdp__fail(status, "taking device pages for '%s': %s", group->name, fcdp_error_text());
@@ -137,7 +132,7 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     status = fcdp__driver_event_record(drv, group->written, stream);
     if (!status) status = fcdp__restore(use);
     if (!status) status = fcdp__gather(use);
-    if (use->packed) fcdp__packed_release(use, !status);
+    fcdp__gather_release(use, !status);
     /* Ready is behind everything, on the stream that ends last. Where nothing was enqueued it is what it
      * was. */
     if (!status && use->last && use->plan->restore_mask)
@@ -222,8 +217,8 @@ bool fcdp_group_begins_alone(const fcdp_group *group) {
  *
  * Plain FSDP drops a write into a gathered parameter at reshard; in a kept copy it would live on. So the
  * region's bytes are fingerprinted when they are there, and again when the use ends. That works only where
- * the host can read the device's bytes (the simulated one, with host_computes). On a GPU the program's version
- * counters are the only sign of such a write. */
+ * the host can read the device's bytes (the simulated one, with host_computes). On a GPU the program's
+ * version counters are the only sign of such a write. */
 
 static bool copy_is_readable(const fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
@@ -293,7 +288,7 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
         return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root",
                           fcdp_error_text());
     if (!group->waited && !group->has_fingerprint &&
-        (fcdp__policy_keeps_group(group) || fcdp__put_device_only(group)))
+        (fcdp__policy_keeps_group(group) || fcdp__unstored(group)))
         copy_fingerprint_take(group);
     group->waited = true;
     group->reader = stream;
@@ -325,15 +320,15 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     if (!status) status = users_await(group, stream);
     group->reshard_refused = status != FCDP_OK;
     if (status) return status;
-    uint32_t unput = fcdp__put_device_only(group);
+    uint32_t unstored = fcdp__unstored(group);
     bool keeps = fcdp__policy_keeps_group(group) && copy_fingerprint_is_known(group);
-    bool is_invalid = written || ((keeps || unput) && !copy_fingerprint_matches(group));
+    bool is_invalid = written || ((keeps || unstored) && !copy_fingerprint_matches(group));
     if (written) fcdp__member_ask_again(&group->member);
-    if (is_invalid && unput) { /* nowhere is what was gathered: the ranks gather it again */
-        fcdp__region_invalidate(group->region, unput);
+    if (is_invalid && unstored) { /* nowhere is what was gathered: the ranks gather it again */
+        fcdp__region_invalidate(group->region, unstored);
         fcdp__validity_invalidate(group->validity);
-    } else if (!keeps && unput) {
-        status = fcdp__put_now(group, unput);
+    } else if (!keeps && unstored) {
+        status = fcdp__store_now(group, unstored);
         atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);
     }
     fcdp_status released = fcdp__region_release(group->region, stream, (keeps && !is_invalid) || status);

@@ -1,7 +1,8 @@
 /* vote.c - what a rank says of its shards, and what the ranks' agreement makes of the group.
  *
- * A copy is never guessed to be fresh: validity.c compares every signal, and this file brings it the strongest
- * one, the fingerprint of a shard's bytes. The device or the host takes it, depending on where the shard lies.
+ * A copy is never guessed to be fresh: validity.c compares every signal, and this file brings it the
+ * strongest one, the fingerprint of a shard's bytes. The device or the host takes it, depending on where the
+ * shard lies.
  *
  * A shard may be written after the ranks agreed, before its gather reads it, and be as it was when they agree
  * the next time. So what is compared then is what the gather read. The device fingerprints it behind the

@@ -83,8 +83,8 @@ uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
  * later. Failures are of the device's part, and the comm's. */
 fcdp_status fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence,
                                fcdp_stream stream) FCDP_MUST_CHECK;
-/* The device's fingerprints of what the last gathers read, if it takes any, become those of the copies: before
- * the copies are compared with anything. Waits for the device. */
+/* The device's fingerprints of what the last gathers read, if it takes any, become those of the copies:
+ * before the copies are compared with anything. Waits for the device. */
 fcdp_status fcdp__group_reads_end(fcdp_group *group) FCDP_MUST_CHECK;
 /* What was agreed on must still hold where it is trusted: the first extent whose parameter has
  * changed since, or whose shard is missing; n_extents: none has. */
