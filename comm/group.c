@@ -7,7 +7,6 @@
 
 #include "comm/internal.h"
 #include "comm/trace.h"
-#include "comm/use.h"
 
 static void group_free(fcdp_group *group) {
     fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored, &group->gathered};

@@ -4,7 +4,6 @@
 
 #include "comm/internal.h"
 #include "comm/trace_events.h"
-#include "comm/use.h"
 
 /* The ring is open from here on, and says what the engine runs on. */
 void fcdp__engine_trace_open(const fcdp_engine_config *config);

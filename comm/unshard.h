@@ -68,6 +68,12 @@ typedef struct fcdp_unshard_args {
     fcdp_stream made_on;
 } fcdp_unshard_args;
 
+/* Is the device's budget enough to gather each of one model's `groups` in its turn? stays[i]: group i is not
+ * resharded after forward. Else FCDP_ERR_NO_DEVICE_MEM, with the FCDP_DEVICE_BUDGET that would do.
+ * *ahead_out: is there room to begin one ahead of its use? Created, attached or not. Takes nothing. */
+fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uint32_t n,
+                            bool *ahead_out) FCDP_MUST_CHECK;
+
 /* The use of `group` begins, or is put off; then those of the groups that follow it begin. The group lies
  * under `tree` from here on. FCDP_ERR_INVALID, with nothing done: a CUDA graph is being captured, a shard of
  * the group is missing on some rank, or a parameter has changed since the ranks agreed on it.
