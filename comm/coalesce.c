@@ -1,4 +1,4 @@
-/* coalesce.c - see the header.
+/* coalesce.c - small stale groups cross the nodes together.
  *
  * An adapter per group makes hundreds of collectives of a few kilobytes, each with the link's latency. Here
  * their shards are packed side by side into the staging buffer, cross the nodes in one all-gather, and go on
@@ -36,9 +36,9 @@ static uint32_t stale_mask(const fcdp_group *group, bool stale) {
     return mask;
 }
 
-/* Decided from what all ranks have in common: what was agreed, and who was unsharded of late, or is (one rank
- * alone may have put off its begin). A span that is
- * stale in part stays where it is: its other bytes may be on the device alone. */
+/* Decided from what all ranks have in common: what was agreed, and whether the group was unsharded of late,
+ * or is (one rank alone may have put off its begin). A span that is stale in part stays where it is: its
+ * other bytes may be on the device alone. */
 bool fcdp_group_is_small(const fcdp_group *group) {
     size_t bytes = stale_bytes(group) * group->comm->topology.n_ranks;
     return group->region && !group->begun && !group->member.live && !group->member.ask && bytes > 0 &&
@@ -87,7 +87,7 @@ static fcdp_status chunk_gather(const chunk *c) {
 
 /* What was gathered of one group goes from offset `at` of each block to its places in host memory. The next
  * begin restores the group, and counts these bytes. group->reading is the half's event: it is recorded again
- * only behind the copies of this use, so whoever waits for a later record of it waits long enough. */
+ * only behind the copies of this use, so a wait for a later record of it is long enough. */
 static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
     const fcdp_topology *topology = &c->comm->topology;
     fcdp_event filled = c->comm->set->staging.filled[c->half];

@@ -1,4 +1,10 @@
-/* comm.c - see the header. */
+/* comm.c - one shard group: its transport, its ranks' host memory, its agreements, its failure.
+ *
+ * The collectives and agreements of a shard group pass here, so that they are checked, counted and traced in
+ * one place. A failure is latched, not handled: a rank that has missed one collective can never join the
+ * next, so the first failure ends all waits of the group's streams, tells the peers, and is what every later
+ * call returns. No collective is tried again.
+ */
 #include "comm/comm.h"
 
 #include <stdlib.h>
@@ -44,7 +50,7 @@ void fcdp_comm_set_ahead(fcdp_comm *comm, bool ahead) {
     comm->ahead = ahead;
 }
 
-/* A failure that the monitor has not come to yet is told to the peers, who would wait. */
+/* A failure that the monitor has not come to yet is told to the peers, which would wait. */
 void fcdp_comm_destroy(fcdp_comm *comm) {
     if (!comm || comm->engine->pid != getpid()) return;
     fcdp_status status = fcdp_comm_check(comm);
@@ -139,7 +145,7 @@ fcdp_status fcdp__comm_all_gather(fcdp_comm *comm, const fcdp_group *group, fcdp
 /* ---- fingerprints ---- */
 
 /* What the driver cannot do, or the caller did wrong, leaves the comm as it is; after anything else
- * this rank takes part in no agreement, and its peers are told, who may be waiting on their hosts for
+ * this rank takes part in no agreement, and its peers are told, which may be waiting on their hosts for
  * a collective that it will not begin. */
 static fcdp_status fingerprint_failed(fcdp_comm *comm, fcdp_status status) {
     if (status == FCDP_ERR_UNSUPPORTED || status == FCDP_ERR_INVALID) return status;
@@ -253,9 +259,9 @@ fcdp_status fcdp_comm_agree(fcdp_comm *comm, const fcdp_carrier *carrier, uint64
 
 /* ---- failures ---- */
 
-/* The peers on this node learn of it before anything that they wait for opens: whoever finds it open looks
- * there next. Waits are opened each time: a call that was under way may have enqueued another one. Out of
- * memory is what a program tries again with less; this is for good. */
+/* The peers on this node learn of it before anything that they wait for opens: a peer that finds it open
+ * looks there next. Waits are opened each time: a call that was under way may have enqueued another one. Out
+ * of memory is what a program tries again with less; this is for good. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
     if (status == FCDP_ERR_NO_DEVICE_MEM) status = FCDP_ERR_SYSTEM;
     if (!atomic_load_explicit(&comm->failed, memory_order_relaxed)) {

@@ -92,7 +92,7 @@ static size_t n_tasks_of(size_t bytes) {
     return (bytes + FCDP_FINGERPRINT_TASK_BYTES - 1) / FCDP_FINGERPRINT_TASK_BYTES;
 }
 
-/* `beside`: whose kernel it uses; NULL: its own. */
+/* `beside`: it uses the kernel of that batch; NULL: its own. */
 static fcdp_status create(fcdp_driver *drv, const fcdp_fingerprints *beside,
                           fcdp_fingerprints **fingerprints_out) {
     fcdp_fingerprints *f = calloc(1, sizeof *f);

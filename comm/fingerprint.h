@@ -18,7 +18,7 @@
  *     not linear, so the high bits of two words cannot cancel as they would in a sum of products.
  *   - Any other change in two words or more: as two values out of 2^64 are equal, by chance 5e-20.
  *   - Zeroes at the end, more or fewer: within the last word always, by n; else almost surely. No defence
- *     against somebody who looks for two shards of one fingerprint. Where both ends are a CPU's, XXH3 does
+ *     against a search for two shards of one fingerprint. Where both ends are a CPU's, XXH3 does
  *     the same and is faster.
  */
 #ifndef FCDP_FINGERPRINT_H

@@ -13,11 +13,11 @@
  *     aborted  =>  no lane is entered any more; a communicator is NCCL's to free once n_inside is 0
  *
  * ncclCommAbort may wait for the whole device, and so for the kernels of the other communicators, which end
- * only when those are aborted: each has a thread for it, and the caller, who may hold locks that a training
+ * only when those are aborted: each has a thread for it, and the caller, which may hold locks that a training
  * loop needs for its error, waits for none of them. Such a thread may outlive the driver and the library's
  * table: it uses the transport alone, which stays for it (fcdp__nccl_destroy).
  *
- * Shares of timeout_s, T, so that a rank that fails alone meets the others, who wait T for it: making T/2 +
+ * Shares of timeout_s, T, so that a rank that fails alone meets the others, which wait T for it: making T/2 +
  * aborting T/4 < T, and where the others have failed, finalizing T/4 per lane + aborting T/4 < T. An abort
  * is given ABORT_LEAST_S in any case, which matters where T is a few seconds.
  */

@@ -7,7 +7,7 @@
  *
  * The agreement is pure, and a test drives it through random orders of events (tests/comm/test_tree.c). The
  * rest of the file keeps its members, which are the groups, consistent while groups come and go. No rank is
- * asked here, and no byte is moved: unshard.c does both.
+ * asked here, and nothing is begun: unshard.c does both.
  */
 #include "comm/tree.h"
 

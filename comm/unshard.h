@@ -56,7 +56,7 @@ typedef struct fcdp_program {
                           fcdp_stream *stream);
     /* The n votes, on these groups, become their maximum over the ranks. */
     fcdp_status (*agree)(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes, size_t n);
-    /* Somebody has written into the gathered bytes since this was asked last. NULL: nobody has. */
+    /* Were the gathered bytes written into since this was asked last? NULL: they never are. */
     bool (*written)(void *ctx, fcdp_group *group);
 } fcdp_program;
 

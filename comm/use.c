@@ -1,7 +1,14 @@
-/* use.c - see the header.
+/* use.c - the life of one use: begin, wait, reshard.
+ *
+ * Begin takes device pages, enqueues a restore and a gather (moves.c), and records `ready` behind them. Wait
+ * puts the program's stream behind `ready`; the host waits only where it is the compute stream itself.
+ * Reshard keeps the bytes on the device or leaves the pages to other groups.
  *
  * A use that gets no device pages has not begun: nothing has happened, here or on all ranks. Once it has
- * them, a rank that fails has missed what its peers take part in: the comm has failed.
+ * them, its peers count on the collectives that follow, so a failure from then on is the shard group's, for
+ * good.
+ *
+ * What is stale was agreed before (vote.c), and when a use begins is not decided here (unshard.c).
  */
 #include "comm/use.h"
 
@@ -312,7 +319,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = fcdp__engine_check_process(engine, group->name);
     if (status) return status;
-    if (!group->begun) { /* a restore that was put off, and that nobody waited for */
+    if (!group->begun) { /* a restore that was put off, and never waited for */
         group->member.live = group->member.ahead = false;
         return FCDP_OK;
     }

@@ -1,4 +1,11 @@
-/* whole.c - see the header. */
+/* whole.c - full_tensor() and full state dicts read the node's copy.
+ *
+ * The framework's own gather of one parameter crosses the nodes, though the node may have the bytes. A rank
+ * reads them from host memory by itself where that is fast, or begins a use of the whole group, which costs
+ * no transfer between nodes while the copy is fresh. A program asks this at any time and may have written
+ * anything before, so signals are not trusted here: only a fingerprint makes a copy fresh, and without one
+ * the framework gathers.
+ */
 #include "comm/whole.h"
 
 #include "comm/internal.h"
