@@ -100,7 +100,7 @@ struct fcdp_group {
     fcdp_validity *validity;
     /* on the caller's stream at begin, and on the reader at a reshard; the inter step's end; the restore's */
     fcdp_event written, crossed, restored;
-    fcdp_event gathered; /* the node step's end, where slices are put behind it */
+    fcdp_event gathered; /* the node step's end, where slices are stored behind it */
     uint8_t *stale;      /* agreed, n_extents; zeroed once begun */
     uint8_t *votes;      /* this rank's last one, n_extents masks of fcdp_stale */
     /* vote.c: fingerprints of what gathers read, by the device; NULL: never asked for */
