@@ -1,4 +1,4 @@
-/* base.c - the thread's failure text, the log, checks, ranked locks, the clock.
+/* base.c - the thread's failure text, the log, checks, ranked locks, the clock, threads.
  *
  * FCDP_CHECK is the only option that this file knows. The file reads it when the library is loaded, so that
  * locks and invariants are checked from the first call on. options.c reports a malformed value.
@@ -6,6 +6,7 @@
 #include "base/base.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -146,4 +147,27 @@ uint64_t fcdp__now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int fcdp__thread_start(void *(*main)(void *), void *arg, pthread_t *thread_out) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the new thread inherits the mask */
+    int error = pthread_create(thread_out, NULL, main, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return error;
+}
+
+void fcdp__condition_init(pthread_cond_t *condition) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+bool fcdp__condition_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, uint64_t until_ns) {
+    const struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000),
+                                   .tv_nsec = (long)(until_ns % 1000000000)};
+    return pthread_cond_timedwait(condition, mutex, &until) != ETIMEDOUT;
 }

@@ -1,4 +1,4 @@
-/* base.h - what every layer shares: status, error text, log, checks, locks.
+/* base.h - what every layer shares: status, error text, log, checks, locks, threads.
  *
  * A function that can fail returns fcdp_status and writes its outputs (last, `_out`) only on success. The
  * first function that can name a failure writes the text with fcdp__fail(); its callers pass the status up.
@@ -110,6 +110,15 @@ void fcdp__lock_wait(fcdp_lock *lock, pthread_cond_t *cond);
 
 /* CLOCK_MONOTONIC, nanoseconds. */
 uint64_t fcdp__now_ns(void);
+
+/* Starts a thread that no signal is delivered to: signals are for the program's own threads. 0, or an errno;
+ * *thread_out is the caller's to join or to detach. */
+int fcdp__thread_start(void *(*main)(void *), void *arg, pthread_t *thread_out);
+/* A condition whose timed waits are by the clock of fcdp__now_ns. */
+void fcdp__condition_init(pthread_cond_t *condition);
+/* Waits for a signal until `until_ns`. False: that time has come. With the mutex, as
+ * pthread_cond_timedwait. */
+bool fcdp__condition_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, uint64_t until_ns);
 
 static inline size_t fcdp__round_up(size_t value, size_t multiple) {
     return (value + multiple - 1) / multiple * multiple;

@@ -1,4 +1,8 @@
-/* ballot.c - see the header.
+/* ballot.c - agreements without a collective: shared memory within a node, log2 rounds between nodes.
+ *
+ * An agreement is on the critical path of every pass. A ring of all ranks would take a hop a rank; here only
+ * a node's first rank leaves the node, and a maximum may be taken in any order, so ceil(log2 nodes) hops do.
+ * The carrier moves the bytes; this file never opens a connection.
  *
  * A ballot travels in frames. The first is of one size on all ranks, and says how long the ballot is; nearly
  * all are over with it. Where a ballot is longer, the ranks know by then that all are of one length, and the

@@ -14,8 +14,8 @@
  *
  * Failures. A rank that does not come, is gone or has failed makes its node's first rank fail, and that one
  * goes on through its rounds with a mark, which is part of the maximum. So a rank that gets a verdict has
- * that of all ranks' ballots, whatever happened to whom: the others fail. A rank whose agreement has failed
- * takes part in none again.
+ * that of all ranks' ballots, whatever happened to some: every other rank fails. A rank whose agreement has
+ * failed takes part in none again.
  *
  * Nothing here is thread-safe: agreements of one shard group come one after another.
  */

@@ -1,4 +1,4 @@
-/* coalesce.c - see the header.
+/* coalesce.c - small stale groups cross the nodes together.
  *
  * An adapter per group makes hundreds of collectives of a few kilobytes, each with the link's latency. Here
  * their shards are packed side by side into the staging buffer, cross the nodes in one all-gather, and go on
@@ -9,14 +9,13 @@
  *     block b: the shards of rank (b, local) of every group of the chunk, one after another
  *     the chunks use the halves in turn, each once the copies out of it are done
  *
- * As in gather.c, everything is enqueued by the thread that runs the model, in the program's order, which all
+ * As in moves.c, everything is enqueued by the thread that runs the model, in the program's order, which all
  * ranks have in common.
  */
 #include "comm/coalesce.h"
 
 #include <stdlib.h>
 
-#include "comm/collective.h"
 #include "comm/trace.h"
 
 enum { MAX_CHUNKS = 8, MIN_CHUNK_BYTES = 1 << 20 };
@@ -37,9 +36,9 @@ static uint32_t stale_mask(const fcdp_group *group, bool stale) {
     return mask;
 }
 
-/* Decided from what all ranks have in common: what was agreed, and who was unsharded of late, or is (one rank
- * alone may have put off its begin). A span that is
- * stale in part stays where it is: its other bytes may be on the device alone. */
+/* Decided from what all ranks have in common: what was agreed, and whether the group was unsharded of late,
+ * or is (one rank alone may have put off its begin). A span that is stale in part stays where it is: its
+ * other bytes may be on the device alone. */
 bool fcdp_group_is_small(const fcdp_group *group) {
     size_t bytes = stale_bytes(group) * group->comm->topology.n_ranks;
     return group->region && !group->begun && !group->member.live && !group->member.ask && bytes > 0 &&
@@ -81,14 +80,14 @@ static fcdp_status chunk_gather(const chunk *c) {
             to = fcdp__dptr_add(to, bytes);
         }
     }
-    if (!status) status = fcdp__all_gather(comm, NULL, FCDP_LANE_INTER, &part, 1, 0, inter);
+    if (!status) status = fcdp__comm_all_gather(comm, NULL, FCDP_LANE_INTER, &part, 1, 0, inter);
     return status ? status
                   : fcdp__driver_event_record(engine->drv, c->comm->set->staging.filled[c->half], inter);
 }
 
 /* What was gathered of one group goes from offset `at` of each block to its places in host memory. The next
  * begin restores the group, and counts these bytes. group->reading is the half's event: it is recorded again
- * only behind the copies of this use, so whoever waits for a later record of it waits long enough. */
+ * only behind the copies of this use, so a wait for a later record of it is long enough. */
 static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
     const fcdp_topology *topology = &c->comm->topology;
     fcdp_event filled = c->comm->set->staging.filled[c->half];

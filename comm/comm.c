@@ -1,4 +1,10 @@
-/* comm.c - see the header. */
+/* comm.c - one shard group: its transport, its ranks' host memory, its agreements, its failure.
+ *
+ * The collectives and agreements of a shard group pass here, so that they are checked, counted and traced in
+ * one place. A failure is latched, not handled: a rank that has missed one collective can never join the
+ * next, so the first failure ends all waits of the group's streams, tells the peers, and is what every later
+ * call returns. No collective is tried again.
+ */
 #include "comm/comm.h"
 
 #include <stdlib.h>
@@ -44,7 +50,7 @@ void fcdp_comm_set_ahead(fcdp_comm *comm, bool ahead) {
     comm->ahead = ahead;
 }
 
-/* A failure that the monitor has not come to yet is told to the peers, who would wait. */
+/* A failure that the monitor has not come to yet is told to the peers, which would wait. */
 void fcdp_comm_destroy(fcdp_comm *comm) {
     if (!comm || comm->engine->pid != getpid()) return;
     fcdp_status status = fcdp_comm_check(comm);
@@ -64,10 +70,82 @@ void fcdp_comm_destroy(fcdp_comm *comm) {
     free(comm);
 }
 
+/* ---- all-gather ---- */
+
+typedef struct sent {
+    const fcdp_group *group; /* NULL: of several */
+    fcdp_lane lane;
+    uint64_t gathered, restored; /* bytes */
+    bool gathers;
+} sent;
+
+/* The lane's turn comes before the span, not within: it is the one before that takes so long. */
+static fcdp_trace_span span_begin(const fcdp_stream_set *set, fcdp_lane lane, fcdp_stream stream) {
+    const fcdp_engine *engine = set->engine;
+    fcdp_trace_spans *spans = fcdp__tiering_spans(engine->tiering);
+    uint32_t track = lane == FCDP_LANE_NODE                        ? FCDP_TRACK_NODE
+                     : stream == set->streams[FCDP_STREAM_INTER_0] ? FCDP_TRACK_INTER_0
+                                                                   : FCDP_TRACK_INTER_1;
+    if (spans) (void)!fcdp__driver_timer_wait(engine->drv, stream, set->turn[lane]);
+    return fcdp__trace_span_begin(spans, stream, track);
+}
+
+/* One collective that carries both is one span, of two events. */
+static void span_end(const fcdp_engine *engine, fcdp_trace_span span, fcdp_stream stream, const sent *of) {
+    fcdp_trace_event events[2];
+    size_t n = 0;
+    bool within = of->lane == FCDP_LANE_NODE;
+    uint32_t object = fcdp__group_object(of->group);
+    if (of->gathers)
+        events[n++] = (fcdp_trace_event){.kind = FCDP_EVENT_GATHER,
+                                         .object = object,
+                                         .bytes = of->gathered,
+                                         .a = within ? 0 : of->gathered,
+                                         .b = within ? of->gathered : 0};
+    if (!of->gathers || of->restored)
+        events[n++] = (fcdp_trace_event){
+            .kind = FCDP_EVENT_RESTORE, .object = object, .bytes = of->restored, .b = of->restored};
+    fcdp__trace_span_end(fcdp__tiering_spans(engine->tiering), span, stream, events, n);
+    fcdp__trace_count(of->gathers ? FCDP_COUNT_GATHER_CALLS : FCDP_COUNT_RESTORE_CALLS, 1);
+    fcdp__trace_count(within ? FCDP_COUNT_GATHER_INTRA_BYTES : FCDP_COUNT_GATHER_INTER_BYTES, of->gathered);
+    if (within) fcdp__trace_count(FCDP_COUNT_RESTORE_INTRA_BYTES, of->restored);
+}
+
+/* Bytes are counted as the plan's: what a ring or a direct exchange sends, whatever the transport does. */
+fcdp_status fcdp__comm_all_gather(fcdp_comm *comm, const fcdp_group *group, fcdp_lane lane,
+                                  const fcdp_part *parts, size_t n, size_t n_restored, fcdp_stream stream) {
+    fcdp_engine *engine = comm->engine;
+    const fcdp_topology *topology = &comm->topology;
+    uint64_t bytes[2] = {0};
+    fcdp_trace_span span = span_begin(comm->set, lane, stream);
+    fcdp_status status = comm->transport.all_gather(comm->transport.ctx, lane, parts, n, stream,
+                                                    comm->set->turn[lane]);
+    if (status) {
+        fcdp__trace_span_drop(fcdp__tiering_spans(engine->tiering), span);
+        return status;
+    }
+    for (size_t i = 0; i < n; i++) bytes[i < n_restored] += parts[i].bytes;
+    for (size_t i = 0; i < 2; i++)
+        bytes[i] *= (lane == FCDP_LANE_NODE ? topology->node_size : topology->n_nodes) - 1;
+    bool gathers = n > n_restored;
+    span_end(engine, span, stream, &(sent){group, lane, bytes[0], bytes[1], gathers});
+    fcdp__lock_acquire(&engine->lock);
+    fcdp_engine_stats *stats = &engine->stats;
+    (gathers ? &stats->gather : &stats->restore)->calls++;
+    if (lane == FCDP_LANE_NODE) {
+        stats->gather.intra_bytes_sent += bytes[0];
+        stats->restore.intra_bytes_sent += bytes[1];
+    } else {
+        stats->gather.inter_bytes_sent += bytes[0];
+    }
+    fcdp__lock_release(&engine->lock);
+    return FCDP_OK;
+}
+
 /* ---- fingerprints ---- */
 
 /* What the driver cannot do, or the caller did wrong, leaves the comm as it is; after anything else
- * this rank takes part in no agreement, and its peers are told, who may be waiting on their hosts for
+ * this rank takes part in no agreement, and its peers are told, which may be waiting on their hosts for
  * a collective that it will not begin. */
 static fcdp_status fingerprint_failed(fcdp_comm *comm, fcdp_status status) {
     if (status == FCDP_ERR_UNSUPPORTED || status == FCDP_ERR_INVALID) return status;
@@ -181,9 +259,9 @@ fcdp_status fcdp_comm_agree(fcdp_comm *comm, const fcdp_carrier *carrier, uint64
 
 /* ---- failures ---- */
 
-/* The peers on this node learn of it before anything that they wait for opens: whoever finds it open looks
- * there next. Waits are opened each time: a call that was under way may have enqueued another one. Out of
- * memory is what a program tries again with less; this is for good. */
+/* The peers on this node learn of it before anything that they wait for opens: a peer that finds it open
+ * looks there next. Waits are opened each time: a call that was under way may have enqueued another one. Out
+ * of memory is what a program tries again with less; this is for good. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status) {
     if (status == FCDP_ERR_NO_DEVICE_MEM) status = FCDP_ERR_SYSTEM;
     if (!atomic_load_explicit(&comm->failed, memory_order_relaxed)) {

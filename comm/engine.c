@@ -1,4 +1,11 @@
-/* engine.c - see the header. */
+/* engine.c - a process's device, streams, monitor and counters, opened once and closed in the reverse order.
+ *
+ * The engine decides what depends on the machine rather than on a group: options that were left to FCDP, the
+ * reclaimer of the staging buffer, when an optimizer may write shards that a gather still reads. It refuses
+ * a forked child and a CUDA graph that is being captured: both would corrupt memory silently.
+ *
+ * It moves no bytes; comm.c and use.c do, on its streams.
+ */
 #include "comm/engine.h"
 
 #include <stdlib.h>

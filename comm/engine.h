@@ -53,7 +53,7 @@ fcdp_status fcdp_engine_drain(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* The first failure that is known of by now, without waiting. */
 fcdp_status fcdp_engine_check(fcdp_engine *engine) FCDP_MUST_CHECK;
 /* What `stream` does from now on comes behind every read of a shard: it may write into them. Where a forward
- * was broken off, a gather that was begun ahead of its use reads yet, and nobody has waited for it. With
+ * was broken off, a gather that was begun ahead of its use reads yet, and no stream has waited for it. With
  * host_computes the host waits. Does nothing where `stream` captures a CUDA graph: a replay that writes under
  * such a read changes a copy that is kept, which the next fingerprints then find stale. */
 fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FCDP_MUST_CHECK;

@@ -18,7 +18,7 @@
  *     not linear, so the high bits of two words cannot cancel as they would in a sum of products.
  *   - Any other change in two words or more: as two values out of 2^64 are equal, by chance 5e-20.
  *   - Zeroes at the end, more or fewer: within the last word always, by n; else almost surely. No defence
- *     against somebody who looks for two shards of one fingerprint. Where both ends are a CPU's, XXH3 does
+ *     against a search for two shards of one fingerprint. Where both ends are a CPU's, XXH3 does
  *     the same and is faster.
  */
 #ifndef FCDP_FINGERPRINT_H
@@ -29,7 +29,7 @@
 /* From the sum of all words' terms. */
 uint64_t fcdp__fingerprint_of_sum(uint64_t sum, size_t n_bytes);
 
-/* ---- on a device ---- */
+/* ---- the kernel ---- */
 
 /* a block's: up to FCDP_FINGERPRINT_TASK_BYTES of one array of bytes */
 typedef struct fcdp_fingerprint_task {
@@ -41,5 +41,32 @@ enum { FCDP_FINGERPRINT_TASK_BYTES = 256 << 10, FCDP_FINGERPRINT_THREADS = 256 }
 
 /* fingerprint.ptx, with the same function in C for the simulated device. */
 extern const fcdp_kernel_source fcdp__fingerprint_kernel;
+
+/* ---- many arrays in device memory, by one launch ---- */
+
+/* One batch at a time: a kernel, the pinned memory of its tasks, an event. */
+typedef struct fcdp_fingerprints fcdp_fingerprints;
+
+/* FCDP_ERR_UNSUPPORTED: the driver cannot run the kernel. */
+fcdp_status fcdp__fingerprints_create(fcdp_driver *drv, fcdp_fingerprints **fingerprints_out) FCDP_MUST_CHECK;
+/* Another batch, by the kernel of `first`, which is destroyed last. */
+fcdp_status fcdp__fingerprints_create_beside(const fcdp_fingerprints *first,
+                                             fcdp_fingerprints **fingerprints_out) FCDP_MUST_CHECK;
+/* Waits for what was begun. NULL: nothing. */
+void fcdp__fingerprints_destroy(fcdp_fingerprints *fingerprints);
+/* One launch behind what is on `stream` now, for n arrays: bytes[i] bytes at the device's address arrays[i],
+ * of any alignment (one that is not of 16 is read byte by byte, several times slower). They are not written
+ * or freed before the end. */
+fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *fingerprints, const uint64_t *arrays,
+                                     const size_t *bytes, size_t n, fcdp_stream stream) FCDP_MUST_CHECK;
+/* The host waits, asleep; fingerprints_out[i] of array i. After a failure nothing is begun, unless the device
+ * is no more. */
+fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *fingerprints,
+                                   uint64_t *fingerprints_out) FCDP_MUST_CHECK;
+
+/* ---- where both ends are this host ---- */
+
+/* XXH3 of bytes that the host can read. `before`: of the piece that these follow; 0: they are the first. */
+uint64_t fcdp__fingerprint_by_host(const void *bytes, size_t n_bytes, uint64_t before);
 
 #endif

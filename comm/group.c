@@ -1,4 +1,12 @@
-/* group.c - see the header. */
+/* group.c - one parameter group, from creation to destruction.
+ *
+ * A group comes to be in two steps, since its ranks must lay out the same host memory: each rank makes the
+ * group, then the node's leader takes a block and all attach to it. The region and the events between its
+ * streams are made then, and not in a training step.
+ *
+ * Destruction waits for the group's operations while the monitor still watches them. What a group does in
+ * between is in vote.c, unshard.c and use.c.
+ */
 #include "comm/group.h"
 
 #include <stdlib.h>
@@ -7,7 +15,6 @@
 
 #include "comm/internal.h"
 #include "comm/trace.h"
-#include "comm/use.h"
 
 static void group_free(fcdp_group *group) {
     fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored, &group->gathered};

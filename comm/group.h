@@ -1,8 +1,8 @@
 /* group.h - one FSDP parameter group, from creation to destruction.
  *
  * A group's parameters are the extents of one region, in the device's and in the node's host memory. What is
- * stale of it is in vote.h, whom its unshards ask in tree.h, what an
- * unshard does in unshard.h.
+ * stale of it is in vote.h, when its unshards ask the other ranks in tree.h, what an unshard does in
+ * unshard.h.
  *
  * Calls on one group are the caller's to order.
  */

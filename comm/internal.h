@@ -5,13 +5,13 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#include "comm/agreement.h"
 #include "comm/ballot.h"
-#include "comm/fingerprint_batch.h"
+#include "comm/fingerprint.h"
 #include "comm/group.h"
 #include "comm/monitor.h"
 #include "comm/plan.h"
 #include "comm/staging.h"
+#include "comm/tree.h"
 #include "comm/unshard.h"
 #include "comm/validity.h"
 #include "tiering/segv.h"
@@ -100,10 +100,10 @@ struct fcdp_group {
     fcdp_validity *validity;
     /* on the caller's stream at begin, and on the reader at a reshard; the inter step's end; the restore's */
     fcdp_event written, crossed, restored;
-    fcdp_event gathered; /* the node step's end, where slices are put behind it */
+    fcdp_event gathered; /* the node step's end, where slices are stored behind it */
     uint8_t *stale;      /* agreed, n_extents; zeroed once begun */
     uint8_t *votes;      /* this rank's last one, n_extents masks of fcdp_stale */
-    /* read_fingerprint.c: of what gathers read, on the device; NULL: never asked for */
+    /* vote.c: fingerprints of what gathers read, by the device; NULL: never asked for */
     fcdp_fingerprints *reads;
     bool has_reads;         /* they have begun */
     uint64_t n_reads;       /* so far */
@@ -115,7 +115,7 @@ struct fcdp_group {
     bool reshard_refused; /* while a graph was captured: the program thinks that the use has ended */
     bool waited;          /* the program may have written into it since */
     fcdp_stream reader;   /* the stream that waited, where its users are */
-    bool has_fingerprint; /* copy_fingerprint.h */
+    bool has_fingerprint; /* use.c: of the copy */
     uint64_t fingerprint;
     _Atomic uint64_t in_flight_ns; /* since when; 0: nothing */
     /* guarded by the engine's lock */
@@ -136,7 +136,7 @@ typedef struct fcdp_use { /* of one begin */
     bool collects;    /* the restore is one of all ranks of the node: by slices */
     /* and its slices are all-gathered with the gather's blocks: one collective on the node's lane */
     bool joined;
-    bool packed; /* packed.h */
+    bool packed; /* the gather is, through the staging buffer (moves.c) */
 } fcdp_use;
 
 /* What one unshard, or one read from the node's copy, came to; bytes as in the engine's stats. */
@@ -178,6 +178,13 @@ fcdp_status fcdp__comm_fail(fcdp_comm *comm, fcdp_status status) FCDP_MUST_CHECK
 /* The same, with the engine's lock. */
 void fcdp__comm_fail_locked(fcdp_comm *comm, fcdp_status status);
 
+/* fcdp_transport's all_gather of `parts` of `group` (NULL: of several) on `stream`, in the lane's turn. The
+ * first n_restored parts are counted as a restore's bytes, the others as a gather's; a call that serves both
+ * counts as a gather's. */
+fcdp_status fcdp__comm_all_gather(fcdp_comm *comm, const fcdp_group *group, fcdp_lane lane,
+                                  const fcdp_part *parts, size_t n, size_t n_restored,
+                                  fcdp_stream stream) FCDP_MUST_CHECK;
+
 /* As fcdp_comm_fingerprint_begin and _end, of another batch than the agreement's: *batch, made where it is
  * NULL. */
 fcdp_status fcdp__comm_fingerprint_begin(fcdp_comm *comm, fcdp_fingerprints **batch, const uint64_t *shards,
@@ -196,7 +203,7 @@ void fcdp__group_accept(fcdp_group *group);
 bool fcdp__group_is_stale(const fcdp_group *group);
 /* Ends a use that the program did not see: nothing is behind it but the engine's own operations. */
 fcdp_status fcdp__group_cancel(fcdp_group *group) FCDP_MUST_CHECK;
-/* The group is in no tree from here on, and follows nobody. */
+/* The group is in no tree from here on, and no group follows it or is followed by it. */
 void fcdp__tree_remove(fcdp_group *group);
 /* And no tree asks for it: it ends. */
 void fcdp__trees_forget(fcdp_group *group);

@@ -1,11 +1,16 @@
-/* monitor.c - see the header. */
+/* monitor.c - the thread that turns silence into an error.
+ *
+ * Streams wait for peers without the host, so no call of the program fails when a peer dies: the job would
+ * hang. This thread looks at every group in flight ten times a second, and latches what it finds: a failed
+ * transport, a dead process, a collective that is later than FCDP_TIMEOUT. The text names the ranks that are
+ * missing. The thread also reads the trace's device times, which only polling tells.
+ */
 #include "comm/monitor.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/thread.h"
 #include "comm/trace.h"
 
 static const uint64_t PERIOD_NS = 100 * 1000 * 1000;
@@ -18,26 +23,27 @@ struct fcdp_monitor {
     bool stops;             /* guarded by mutex */
 };
 
-/* Where the transport cannot say who is missing, it is one of those that this rank shares a lane with. */
+/* Where the transport cannot say which ranks are missing, it is one of those that this rank shares a lane
+ * with. */
 static fcdp_status late(const fcdp_group *group, uint64_t waited_ns) {
     const fcdp_transport *transport = &group->comm->transport;
     const fcdp_topology *topology = &group->comm->topology;
-    char who[256];
-    bool is_known = transport->missing && transport->missing(transport->ctx, who, sizeof who);
-    if (!is_known) strcpy(who, "one of");
+    char ranks[256];
+    bool is_known = transport->missing && transport->missing(transport->ctx, ranks, sizeof ranks);
+    if (!is_known) strcpy(ranks, "one of");
     const char *comma = "";
     for (uint32_t rank = 0; rank < topology->n_ranks && !is_known; rank++) {
-        size_t at = strlen(who);
+        size_t at = strlen(ranks);
         bool shares = rank / topology->node_size == topology->node ||
                       rank % topology->node_size == topology->local;
         if (!shares || rank == topology->rank) continue;
-        snprintf(who + at, sizeof who - at, "%s rank %u", comma, rank);
+        snprintf(ranks + at, sizeof ranks - at, "%s rank %u", comma, rank);
         comma = ",";
     }
     return fcdp__fail(
         FCDP_ERR_TIMEOUT,
         "gathering '%s': its collectives have not ended after %.1f s (FCDP_TIMEOUT): %s did not come",
-        group->name, (double)waited_ns / 1e9, who);
+        group->name, (double)waited_ns / 1e9, ranks);
 }
 
 /* FCDP_OK: nothing has gone wrong with the group by now. With the engine's lock, under which no group is

@@ -1,4 +1,9 @@
-/* nccl.c - see the header.
+/* nccl.c - NCCL's library, communicators of FCDP's own, and their all-gathers.
+ *
+ * The communicators are FCDP's own and do not block, so that every wait has an end: a peer that never comes
+ * is a failure with a text, and not a job that hangs. A library that cannot order the launches of several
+ * communicators on a device is refused when it is loaded: they could block each other. This file carries
+ * parts of bytes, and knows neither groups nor plans.
  *
  * One thread at a time calls NCCL for a communicator, polls included: since 2.26 ncclCommGetAsyncError itself
  * ends what a call has begun, and frees it. So a thread that launches enters the lane until its launch has
@@ -8,23 +13,25 @@
  *     aborted  =>  no lane is entered any more; a communicator is NCCL's to free once n_inside is 0
  *
  * ncclCommAbort may wait for the whole device, and so for the kernels of the other communicators, which end
- * only when those are aborted: each has a thread for it, and the caller, who may hold locks that a training
+ * only when those are aborted: each has a thread for it, and the caller, which may hold locks that a training
  * loop needs for its error, waits for none of them. Such a thread may outlive the driver and the library's
  * table: it uses the transport alone, which stays for it (fcdp__nccl_destroy).
  *
- * Shares of timeout_s, T, so that a rank that fails alone meets the others, who wait T for it: making T/2 +
+ * Shares of timeout_s, T, so that a rank that fails alone meets the others, which wait T for it: making T/2 +
  * aborting T/4 < T, and where the others have failed, finalizing T/4 per lane + aborting T/4 < T. An abort
  * is given ABORT_LEAST_S in any case, which matters where T is a few seconds.
  */
 #include "comm/nccl.h"
 
+#include <dlfcn.h>
 #include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "comm/nccl_internal.h"
-#include "comm/nccl_probe.h"
+#include "comm/nccl_api.h"
 
 enum {
     POLLS_BEFORE_YIELD = 20,
@@ -32,10 +39,136 @@ enum {
     POLL_NS = 50000,
     ABORT_GRACE_MS = 1000,
     ABORT_LEAST_S = 2,
-    NODE_CTAS = 8
+    NODE_CTAS = 8,
+    PROBE_BYTES = 64,
+    PROBE_STEP = 16
 };
 
 static const char *const lane_names[FCDP_N_LANES] = {"inter", "node"};
+
+size_t fcdp__nccl_probe_bytes = (size_t)32 << 20;
+
+typedef struct nccl_lane {
+    fcdp_nccl_transport *transport;
+    ncclComm_t comm; /* NULL: the lane has one member, or its communicator is gone */
+    uint32_t size, place;
+    const char *name;
+    bool is_entered; /* under the mutex: a thread launches or waits for NCCL's launch. No other call of NCCL's
+                        takes the communicator meanwhile, a poll neither; an abort alone does */
+} nccl_lane;
+
+struct fcdp_nccl_transport {
+    fcdp_nccl nccl;
+    fcdp_driver *drv;
+    fcdp_driver_context context; /* drv's */
+    double timeout_s;
+    uint64_t made_by_ns;    /* when the making is to end; 0: it has */
+    uint64_t aborted_by_ns; /* under the mutex; when those that abort are waited for no longer */
+    nccl_lane lanes[FCDP_N_LANES];
+    /* set under the mutex; also read by a thread that waits for NCCL inside, to come out */
+    atomic_bool aborted;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;        /* on the monotonic clock: what follows */
+    unsigned n_inside, n_aborting; /* n_inside: of the lanes, those that are entered */
+    fcdp_failure failure;          /* the first one */
+};
+
+/* ---- the library ---- */
+
+_Static_assert(sizeof(ncclUniqueId) == FCDP_NCCL_ID_BYTES, "NCCL's ABI");
+
+static const char IMPLICIT_ORDER[] = "NCCL_LAUNCH_ORDER_IMPLICIT";
+
+/* False, with the reason appended: it is not there, or lacks something. It stays loaded all
+ * the same: it has threads of its own. */
+static bool api_load(const char *path, int flags, fcdp_nccl *nccl, char *reasons, size_t n_reasons) {
+    size_t at = strlen(reasons);
+    const char *between = at ? "; " : "";
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | flags);
+    if (!library && flags) return false;
+    if (!library) {
+        snprintf(reasons + at, n_reasons - at, "%s%s", between, dlerror());
+        return false;
+    }
+#define AS_LOAD(name, result, args)                                                                          \
+    if (!(*(void **)&nccl->name = dlsym(library, #name))) {                                                  \
+        snprintf(reasons + at, n_reasons - at, "%s%s has no %s", between, path, #name);                      \
+        return false;                                                                                        \
+    }
+    NCCL_CALLS(AS_LOAD)
+    nccl->is_double = dlsym(library, "simnccl_state") != NULL;
+    return true;
+}
+
+/* Each communicator's kernels hold SMs until its members have come. Without an order on the device, two of
+ * them can hold it against each other on two ranks: a deadlock (NCCL's user guide, "Using multiple NCCL
+ * communicators concurrently"). NCCL makes the order of their launches that of the device, for the
+ * communicators of one library, where this variable was set before its first launch. */
+static fcdp_status order_check(void) {
+    const char *value = getenv(IMPLICIT_ORDER);
+    if (value && strtol(value, NULL, 10) != 0) return FCDP_OK;
+    return fcdp__fail(
+        FCDP_ERR_UNSUPPORTED,
+        "%s is %s, so the job's communicators could block each other on the device; set it to 1 "
+        "before the job starts",
+        IMPLICIT_ORDER, value ? value : "not set");
+}
+
+fcdp_status fcdp__nccl_load(const char *named, const char *beside_torch, fcdp_nccl **nccl_out) {
+    char reasons[512] = "";
+    fcdp_nccl *nccl = calloc(1, sizeof *nccl);
+    if (!nccl) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for NCCL's entry points");
+    bool loaded = named ? api_load(named, 0, nccl, reasons, sizeof reasons)
+                        : api_load("libnccl.so.2", RTLD_NOLOAD, nccl, reasons, sizeof reasons);
+    if (!loaded && !named && beside_torch) loaded = api_load(beside_torch, 0, nccl, reasons, sizeof reasons);
+    if (!loaded && !named) loaded = api_load("libnccl.so.2", 0, nccl, reasons, sizeof reasons);
+    fcdp_status status = FCDP_OK;
+    if (!loaded)
+        status = fcdp__fail(
+            FCDP_ERR_UNSUPPORTED,
+            "no NCCL that FCDP can use: %s; it must be version 2.26 or later, beside torch or in the "
+            "library path",
+            reasons);
+    else if (nccl->ncclGetVersion(&nccl->version) != ncclSuccess || nccl->version < NCCL_OLDEST)
+        status = fcdp__fail(FCDP_ERR_UNSUPPORTED,
+                            "NCCL says that it is version %d; FCDP needs 2.26 (22600) or later, which orders "
+                            "the collectives of several communicators on a device",
+                            nccl->version);
+    else
+        status = order_check();
+    if (status)
+        free(nccl);
+    else
+        *nccl_out = nccl;
+    return status;
+}
+
+void fcdp__nccl_unload(fcdp_nccl *nccl) {
+    free(nccl);
+}
+
+/* NCCL begins a thread for each id, which waits for the members: so only the rank that leads a lane makes
+ * one. */
+fcdp_status fcdp__nccl_ids_make(const fcdp_nccl *nccl, const fcdp_topology *topology,
+                                fcdp_nccl_ids *ids_out) {
+    fcdp_nccl_ids ids = {0};
+    for (int lane = 0; lane < FCDP_N_LANES; lane++) {
+        bool leads = lane == FCDP_LANE_NODE ? topology->local == 0 && topology->node_size > 1
+                                            : topology->node == 0;
+        if (!leads) continue;
+        ncclUniqueId id;
+        ncclResult_t result = nccl->ncclGetUniqueId(&id);
+        if (result != ncclSuccess)
+            return fcdp__fail(
+                FCDP_ERR_TRANSPORT,
+                "ncclGetUniqueId: %s (%s); NCCL_SOCKET_IFNAME names the network interface to use, "
+                "NCCL_DEBUG=INFO shows more",
+                nccl->ncclGetErrorString(result), nccl->ncclGetLastError(NULL));
+        memcpy(ids.lane[lane], id.internal, sizeof id.internal);
+    }
+    *ids_out = ids;
+    return FCDP_OK;
+}
 
 /* ---- failures ---- */
 
@@ -59,7 +192,7 @@ static fcdp_status call_failed(const nccl_lane *lane, ncclComm_t comm, ncclResul
 /* ---- waiting for NCCL's own threads ---- */
 
 /* A launch takes NCCL's thread some microseconds, a first connection many milliseconds. */
-void fcdp__nccl_poll_pause(unsigned n_polls) {
+static void poll_pause(unsigned n_polls) {
     const struct timespec period = {.tv_nsec = POLL_NS};
     if (n_polls < POLLS_BEFORE_YIELD) return;
     if (n_polls < POLLS_BEFORE_SLEEP)
@@ -76,7 +209,7 @@ static double abort_wait_s(const fcdp_nccl_transport *t) {
     return t->timeout_s / 4 > ABORT_LEAST_S ? t->timeout_s / 4 : ABORT_LEAST_S;
 }
 
-uint64_t fcdp__nccl_wait_ends_ns(const fcdp_nccl_transport *t) {
+static uint64_t wait_ends_ns(const fcdp_nccl_transport *t) {
     return t->made_by_ns ? t->made_by_ns : share_ends_ns(t, 1);
 }
 
@@ -99,7 +232,7 @@ static fcdp_status settle(const nccl_lane *lane, ncclComm_t comm, const char *ca
                               "the network does not carry it; NCCL_DEBUG=INFO shows which",
                               call, lane->name, lane->place, lane->size, (double)(now_ns - begin_ns) / 1e9,
                               t->timeout_s);
-        fcdp__nccl_poll_pause(n);
+        poll_pause(n);
     }
 }
 
@@ -118,7 +251,7 @@ typedef struct launch {
  * of a node with several ranks. Each goes straight to each peer instead, as grouped sends and receives: a
  * rank sends (n - 1) * bytes, as in a ring, both ways at once and through no third rank. A broadcast of each
  * member would do too, each along a ring of all members, which NCCL sets up n times in one group. Of many
- * parts none comes here: packed.h. Which is fastest has not been measured. */
+ * parts none comes here: moves.c packs them. Which is fastest has not been measured. */
 static ncclResult_t part_enqueue(const launch *l, const fcdp_part *part) {
     const fcdp_nccl *nccl = &l->lane->transport->nccl;
     uint32_t size = l->lane->size, me = l->lane->place;
@@ -139,8 +272,8 @@ static ncclResult_t part_enqueue(const launch *l, const fcdp_part *part) {
     return result;
 }
 
-/* A group that an error is in launches nothing, but must be ended, or it would swallow the next. Nobody asks
- * a communicator that is aborted what went wrong. */
+/* A group that an error is in launches nothing, but must be ended, or it would swallow the next. A
+ * communicator that is aborted is not asked what went wrong. */
 static void group_launch(void *arg) {
     launch *l = arg;
     fcdp_nccl_transport *t = l->lane->transport;
@@ -164,7 +297,7 @@ static void group_launch(void *arg) {
     else if (refused || (end != ncclSuccess && end != ncclInProgress))
         l->status = call_failed(l->lane, l->comm, refused ? result : end, call);
     else
-        l->status = settle(l->lane, l->comm, call, fcdp__nccl_wait_ends_ns(t));
+        l->status = settle(l->lane, l->comm, call, wait_ends_ns(t));
 }
 
 /* Behind another thread's launch on the same lane, which ends in time. The mutex is not held while NCCL
@@ -193,7 +326,7 @@ static void lane_leave(nccl_lane *lane, fcdp_status status) {
     pthread_mutex_unlock(&t->mutex);
 }
 
-fcdp_status fcdp__nccl_enqueue(fcdp_nccl_transport *t, fcdp_lane lane, const fcdp_part *parts, size_t n,
+static fcdp_status lane_gather(fcdp_nccl_transport *t, fcdp_lane lane, const fcdp_part *parts, size_t n,
                                fcdp_stream stream) {
     launch l = {.lane = &t->lanes[lane], .parts = parts, .n = n, .stream = stream};
     fcdp_status status = lane_enter(&t->lanes[lane]);
@@ -212,7 +345,7 @@ static fcdp_status all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts,
                               fcdp_event turn) {
     fcdp_nccl_transport *t = ctx;
     fcdp_status status = fcdp__driver_stream_wait(t->drv, stream, turn);
-    if (!status) status = fcdp__nccl_enqueue(t, lane, parts, n, stream);
+    if (!status) status = lane_gather(t, lane, parts, n, stream);
     return status ? status : fcdp__driver_event_record(t->drv, turn, stream);
 }
 
@@ -220,7 +353,7 @@ static fcdp_status all_gather(void *ctx, fcdp_lane lane, const fcdp_part *parts,
 
 /* A communicator that is gone has said what it had to say. That of a lane which is entered is polled by the
  * thread that is in it. */
-fcdp_status fcdp__nccl_check(void *ctx) {
+static fcdp_status check(void *ctx) {
     fcdp_nccl_transport *t = ctx;
     pthread_mutex_lock(&t->mutex);
     for (int i = 0; i < FCDP_N_LANES && !t->failure.status; i++) {
@@ -247,9 +380,9 @@ static bool wait_for_none(fcdp_nccl_transport *t, const unsigned *count, uint64_
     return true;
 }
 
-/* Who is inside comes out as soon as NCCL's call returns. Where it does not, it waits for
- * the device, whose kernels wait for this. The thread's context stays: the thread ends here,
- * and the driver may be closed by then. */
+/* A thread that is inside comes out as soon as NCCL's call returns. Where the call does not, it waits for the
+ * device, whose kernels wait for this. This thread's context stays: the thread ends here, and the driver may
+ * be closed by then. */
 static void *abort_main(void *arg) {
     nccl_lane *lane = arg;
     fcdp_nccl_transport *t = lane->transport;
@@ -268,8 +401,8 @@ static void *abort_main(void *arg) {
     return NULL;
 }
 
-/* One thread a communicator, each detached: nobody who aborts waits for another's end. */
-void fcdp__nccl_abort(void *ctx, const char *why) {
+/* One thread a communicator, each detached: none of them waits for another's end. */
+static void lanes_abort(void *ctx, const char *why) {
     fcdp_nccl_transport *t = ctx;
     pthread_mutex_lock(&t->mutex);
     if (!t->failure.status) t->failure = fcdp__failure_keep(fcdp__fail(FCDP_ERR_TRANSPORT, "%s", why));
@@ -292,19 +425,28 @@ void fcdp__nccl_abort(void *ctx, const char *why) {
     pthread_mutex_unlock(&t->mutex);
 }
 
+/* Have the threads that abort ended in their time? */
+static bool abort_await(fcdp_nccl_transport *t) {
+    pthread_mutex_lock(&t->mutex);
+    bool ended = wait_for_none(t, &t->n_aborting, t->aborted_by_ns);
+    pthread_mutex_unlock(&t->mutex);
+    return ended;
+}
+
 static void destroy(void *ctx) {
     fcdp__nccl_destroy(ctx);
 }
 
-fcdp_transport fcdp__nccl_table(fcdp_nccl_transport *transport) {
-    return (fcdp_transport){.ctx = transport,
-                            .all_gather = all_gather,
-                            .check = fcdp__nccl_check,
-                            .abort = fcdp__nccl_abort,
-                            .destroy = destroy};
+const void *fcdp__nccl_communicator(const fcdp_nccl_transport *transport, fcdp_lane lane) {
+    return transport->lanes[lane].comm;
 }
 
-/* ---- making ---- */
+fcdp_transport fcdp__nccl_table(fcdp_nccl_transport *transport) {
+    return (fcdp_transport){
+        .ctx = transport, .all_gather = all_gather, .check = check, .abort = lanes_abort, .destroy = destroy};
+}
+
+/* ---- communicators ---- */
 
 typedef struct init {
     nccl_lane *lane;
@@ -338,8 +480,7 @@ static void comm_init(void *arg) {
     if (result != ncclSuccess && result != ncclInProgress)
         of->status = call_failed(lane, NULL, result, "ncclCommInitRankConfig");
     else
-        of->status = settle(lane, lane->comm, "ncclCommInitRankConfig",
-                            fcdp__nccl_wait_ends_ns(lane->transport));
+        of->status = settle(lane, lane->comm, "ncclCommInitRankConfig", wait_ends_ns(lane->transport));
 }
 
 /* The lane's id is its first member's, among those that the ranks have exchanged. */
@@ -365,12 +506,129 @@ static fcdp_status lane_make(fcdp_nccl_transport *t, const fcdp_nccl_config *con
     return status ? status : of.status;
 }
 
-bool fcdp__nccl_abort_await(fcdp_nccl_transport *t) {
-    pthread_mutex_lock(&t->mutex);
-    bool ended = wait_for_none(t, &t->n_aborting, t->aborted_by_ns);
-    pthread_mutex_unlock(&t->mutex);
-    return ended;
+/* ---- the first all-gathers ----
+ *
+ * NCCL connects members when it first takes an algorithm, and the host waits for that, and device memory goes
+ * to it. Which one it takes depends on the size. So all-gathers of all sizes are done here, and one of
+ * all_gather's other form, by sends and receives; and no training step waits for a peer's host. What came is
+ * compared with what was sent, before anything relies on it. */
+
+typedef struct probe {
+    fcdp_nccl_transport *t;
+    fcdp_stream stream;
+    fcdp_dptr at; /* whole pages */
+    size_t bytes;
+    fcdp_phys pages;
+    int n_made;    /* of the steps of lanes_probe */
+    uint8_t *host; /* what goes to the pages, and what comes from them */
+} probe;
+
+/* Each step that was made, backwards. Nothing of it is on the stream any more. */
+static void probe_free(probe *p) {
+    fcdp_driver *drv = p->t->drv;
+    fcdp_status status = FCDP_OK;
+    if (p->n_made > 3) fcdp__driver_stream_destroy(drv, p->stream);
+    if (p->n_made > 2) status = fcdp__driver_unmap(drv, p->at, p->bytes);
+    if (p->n_made > 1 && !status) status = fcdp__driver_phys_release(drv, p->pages);
+    if (p->n_made > 0 && !status) status = fcdp__driver_range_free(drv, p->at, p->bytes);
+    if (status) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    free(p->host);
 }
+
+/* Not by a synchronise, which would have no end without a peer. */
+static fcdp_status stream_await(probe *p, const nccl_lane *lane) {
+    fcdp_nccl_transport *t = p->t;
+    uint64_t begin_ns = fcdp__now_ns();
+    for (unsigned n = 0;; n++) {
+        fcdp_status status = fcdp__driver_stream_query(t->drv, p->stream);
+        if (status != FCDP_PENDING) return status;
+        status = check(t);
+        if (status) return status;
+        uint64_t now_ns = fcdp__now_ns();
+        if (now_ns > wait_ends_ns(t))
+            return fcdp__fail(FCDP_ERR_TIMEOUT,
+                              "the first all-gather (%s, member %u of %u) has not ended after %.1f s "
+                              "(FCDP_TIMEOUT=%g): the "
+                              "network does not carry it; NCCL_DEBUG=INFO shows what NCCL has chosen",
+                              lane->name, lane->place, lane->size, (double)(now_ns - begin_ns) / 1e9,
+                              t->timeout_s);
+        poll_pause(n);
+    }
+}
+
+static uint8_t *probe_place(const probe *p, const fcdp_part *part, uint32_t member) {
+    return p->host + (part->at.addr - p->at.addr) + member * part->stride_bytes;
+}
+
+/* All members bring the number of their place, and one more. */
+static fcdp_status parts_probe(probe *p, int number, const fcdp_part *parts, int n, size_t bytes) {
+    fcdp_nccl_transport *t = p->t;
+    const nccl_lane *lane = &t->lanes[number];
+    memset(p->host, 0, bytes);
+    for (int i = 0; i < n; i++)
+        memset(probe_place(p, &parts[i], lane->place), (uint8_t)(lane->place + 1), parts[i].bytes);
+    fcdp_status status = fcdp__driver_copy_h2d(t->drv, p->at, p->host, bytes, p->stream);
+    if (!status) status = lane_gather(t, (fcdp_lane)number, parts, (size_t)n, p->stream);
+    if (!status) status = stream_await(p, lane);
+    if (!status) status = fcdp__driver_copy_d2h(t->drv, p->host, p->at, bytes, p->stream);
+    if (!status) status = fcdp__driver_stream_sync(t->drv, p->stream);
+    if (status) return status;
+    for (int i = 0; i < n; i++)
+        for (uint32_t member = 0; member < lane->size; member++) {
+            const uint8_t *came = probe_place(p, &parts[i], member);
+            for (size_t k = 0; k < parts[i].bytes; k++)
+                if (came[k] != (uint8_t)(member + 1))
+                    return fcdp__fail(FCDP_ERR_TRANSPORT,
+                                      "the first all-gather (%s, member %u of %u) brought %u from member %u, "
+                                      "not %u: NCCL %d "
+                                      "does not carry bytes right here; FCDP cannot use it",
+                                      lane->name, lane->place, lane->size, came[k], member,
+                                      (uint8_t)(member + 1), t->nccl.version);
+        }
+    return FCDP_OK;
+}
+
+/* In both forms: members side by side, and with a gap each behind them. Then ever larger ones. */
+static fcdp_status lane_probe(probe *p, int number) {
+    uint32_t size = p->t->lanes[number].size;
+    if (size == 1) return FCDP_OK;
+    const fcdp_part forms[] = {
+        {p->at, PROBE_BYTES, PROBE_BYTES},
+        {fcdp__dptr_add(p->at, (size_t)size * PROBE_BYTES), PROBE_BYTES, 2 * PROBE_BYTES}};
+    if ((size_t)3 * size * PROBE_BYTES > p->bytes)
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "a lane of %u members", size);
+    fcdp_status status = parts_probe(p, number, forms, 2, (size_t)3 * size * PROBE_BYTES);
+    for (size_t bytes = PROBE_STEP * PROBE_BYTES; size * bytes <= fcdp__nccl_probe_bytes && !status;
+         bytes *= PROBE_STEP)
+        status = parts_probe(p, number, &(fcdp_part){p->at, bytes, bytes}, 1, size * bytes);
+    return status;
+}
+
+/* After a failure the stream ends with the abort; where that takes too long, what it uses stays. */
+static fcdp_status lanes_probe(fcdp_nccl_transport *t) {
+    fcdp_driver *drv = t->drv;
+    size_t page_bytes = fcdp__driver_page_bytes(drv);
+    probe p = {.t = t, .bytes = fcdp__round_up(fcdp__nccl_probe_bytes, page_bytes)};
+    p.host = malloc(p.bytes);
+    fcdp_status status = p.host ? fcdp__driver_range_reserve(drv, p.bytes, &p.at)
+                                : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to try NCCL's communicators");
+    if (!status) p.n_made++, status = fcdp__driver_phys_create(drv, p.bytes, &p.pages);
+    if (!status) p.n_made++, status = fcdp__driver_map(drv, p.at, p.bytes, p.pages);
+    if (!status) p.n_made++, status = fcdp__driver_set_access(drv, p.at, p.bytes);
+    if (!status) status = fcdp__driver_stream_create(drv, &p.stream);
+    if (!status) p.n_made++;
+    for (int lane = 0; lane < FCDP_N_LANES && !status; lane++) status = lane_probe(&p, lane);
+    if (!status) {
+        probe_free(&p);
+        return FCDP_OK;
+    }
+    fcdp_failure error = fcdp__failure_keep(status);
+    lanes_abort(t, error.text);
+    if (abort_await(t) && (p.n_made < 4 || !fcdp__driver_stream_sync(t->drv, p.stream))) probe_free(&p);
+    return fcdp__failure_restore(&error);
+}
+
+/* ---- a transport ---- */
 
 /* What was made before a failure is aborted, so that no peer waits for this rank. */
 fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transport **transport_out) {
@@ -388,14 +646,14 @@ fcdp_status fcdp__nccl_create(const fcdp_nccl_config *config, fcdp_nccl_transpor
     fcdp__condition_init(&t->changed);
     fcdp_status status = FCDP_OK;
     for (int lane = 0; lane < FCDP_N_LANES && !status; lane++) status = lane_make(t, config, lane);
-    if (!status) status = fcdp__nccl_probe(t);
+    if (!status) status = lanes_probe(t);
     if (!status) {
         t->made_by_ns = 0;
         *transport_out = t;
         return FCDP_OK;
     }
     fcdp_failure error = fcdp__failure_keep(status);
-    fcdp__nccl_abort(t, error.text);
+    lanes_abort(t, error.text);
     fcdp__nccl_destroy(t);
     return fcdp__failure_restore(&error);
 }
@@ -431,8 +689,8 @@ void fcdp__nccl_destroy(fcdp_nccl_transport *t) {
         status = fcdp__driver_with_context(t->drv, comm_finalize, &of);
         if (!status) status = of.status;
     }
-    if (status) fcdp__nccl_abort(t, fcdp_error_text());
-    if (!fcdp__nccl_abort_await(t)) {
+    if (status) lanes_abort(t, fcdp_error_text());
+    if (!abort_await(t)) {
         fcdp__log(FCDP_LOG_WARN,
                   "NCCL's communicators have not been aborted after %.1f s; they stay until the process ends",
                   abort_wait_s(t));

@@ -1,4 +1,4 @@
-/* nccl_api.h - NCCL's ABI as its own header has it, for nccl*.c alone: building needs no NCCL. All of it is
+/* nccl_api.h - NCCL's ABI as its own header has it, for nccl.c alone: building needs no NCCL. All of it is
  * ABI, and older than any version that serves here.
  */
 #ifndef FCDP_NCCL_API_H

@@ -1,4 +1,13 @@
-/* plan.c - see the header. Arithmetic only. */
+/* plan.c - the arithmetic of a gather and a restore: which bytes go where.
+ *
+ * A shard's place in the region follows from its rank, and the region's layout is that of the unsharded
+ * parameters. So collectives bring bytes straight to their places; only a packed gather is copied on. The
+ * functions turn places into what the callers need: parts of a collective, cuts of a packed one, pieces of
+ * host memory.
+ *
+ * Nothing is enqueued here, so that a test can carry out the plans of all ranks on plain memory
+ * (tests/comm/test_plan.c).
+ */
 #include "comm/plan.h"
 
 #include <stdlib.h>

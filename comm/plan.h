@@ -50,7 +50,7 @@ size_t fcdp__plan_node_parts(const fcdp_plan *plan, const fcdp_layout *layout, c
 size_t fcdp__plan_slice_parts(uint32_t span_mask, const fcdp_layout *layout, const fcdp_topology *topology,
                               fcdp_dptr base, fcdp_part *parts_out);
 
-/* Packed (packed.h): bytes `first` to `first + bytes` of a rank's stale shards, one after another. A cut is
+/* Packed (moves.c): bytes `first` to `first + bytes` of a rank's stale shards, one after another. A cut is
  * what of them is one shard's: bytes `from` on of it, which lie at `at` in the block. At most n_stale, of all
  * ranks alike. */
 typedef struct fcdp_cut {

@@ -1,4 +1,12 @@
-/* staging.c - see the header. */
+/* staging.c - device pages that gathers pack into, lent to whatever needs them more.
+ *
+ * The buffer is only worth its pages while passes use it. So it grows to the largest gather, stays mapped
+ * from one pass to the next, and goes after MAX_IDLE_PASSES without use, at the last group's end, or when the
+ * pool has no pages left. It is one block, since one all-gather uses a half as a whole.
+ *
+ * A reclaim may come from the very thread that has the buffer, so it never waits for the buffer: a busy one
+ * gives nothing.
+ */
 #include "comm/staging.h"
 
 #include "comm/internal.h"
@@ -50,12 +58,12 @@ void fcdp__staging_trim(fcdp_stream_set *set) {
     fcdp__staging_release(&set->staging);
 }
 
-/* Lock held: are there pages that nobody uses? */
+/* Lock held: are there pages, and no thread that uses them? */
 static bool is_idle(const fcdp_staging *staging) {
     return !staging->busy && staging->range;
 }
 
-/* Acquires it if it has pages that nobody uses. */
+/* Acquires it if it has pages that no thread uses. */
 static bool acquire_idle(fcdp_staging *staging) {
     fcdp__lock_acquire(&staging->lock);
     bool is_mine = is_idle(staging);
@@ -88,7 +96,7 @@ static size_t set_reclaim(fcdp_stream_set *set) {
     return n_given;
 }
 
-/* The thread that has the buffer may be the one that asks; so nobody is waited for. Of each set all or
+/* The thread that has the buffer may be the one that asks, so this waits for none. Of each set all or
  * nothing. */
 size_t fcdp__staging_reclaim(void *ctx, size_t n_pages) {
     fcdp_engine *engine = ctx;

@@ -1,9 +1,9 @@
 /* staging.h - the staging buffer of a set of streams: device pages in which small groups are packed
- * (coalesce.h), and the shards of large ones (packed.h).
+ * (coalesce.h), and the shards of large ones (moves.c).
  *
  * It has two halves, used in turn. One thread at a time has the buffer, from fcdp__staging_acquire to
- * fcdp__staging_release. Its pages stay mapped while passes use it; whoever lacks device memory in between
- * may take them.
+ * fcdp__staging_release. Its pages stay mapped while passes use it; a taker that lacks device memory in
+ * between gets them.
  */
 #ifndef FCDP_STAGING_H
 #define FCDP_STAGING_H

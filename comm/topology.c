@@ -1,4 +1,9 @@
-/* topology.c - see the header. */
+/* topology.c - nodes and ranks, from one number per rank.
+ *
+ * Places in the region, and the lanes of all collectives, are computed from (node, local) alone. That works
+ * for equal blocks of ranks and for no other arrangement, so every other one is refused here, by a text that
+ * says what to change, and plain FSDP serves such a group.
+ */
 #include "comm/topology.h"
 
 #include <stdlib.h>

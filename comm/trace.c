@@ -1,4 +1,8 @@
-/* trace.c - see the header. */
+/* trace.c - comm's events, and the figures of the process and its groups that go with them.
+ *
+ * An event and the counters that sum it up are written together. Nothing here can fail a use: without a ring
+ * the calls do nothing, and a span that cannot be timed is dropped.
+ */
 #include "comm/trace.h"
 
 #include <stdio.h>

@@ -4,14 +4,13 @@
 
 #include "comm/internal.h"
 #include "comm/trace_events.h"
-#include "comm/use.h"
 
 /* The ring is open from here on, and says what the engine runs on. */
 void fcdp__engine_trace_open(const fcdp_engine_config *config);
 void fcdp__engine_trace_device(const fcdp_engine *engine);
-/* The comm's place is the job's, unless somebody has said another one. */
+/* The comm's place is the job's, unless another one was said before. */
 void fcdp__comm_trace(const fcdp_comm *comm);
-/* What the monitor sees to: spans that have ended, and levels that nobody else tells. In relaxed capture
+/* What the monitor sees to: spans that have ended, and levels that no event tells. In relaxed capture
  * mode. `n`: its periods so far. */
 void fcdp__engine_trace_poll(const fcdp_engine *engine, uint64_t n);
 

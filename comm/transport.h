@@ -48,12 +48,12 @@ typedef struct fcdp_transport {
      * rank 5"). False: it cannot say; NULL: it never can. Any thread. */
     bool (*missing)(void *ctx, char *text_out, size_t text_bytes);
     /* From here on call `failed(arg)` (NULL: nothing) when a collective fails, on whichever thread,
-     * before anything that follows it on its stream begins: so that the node's ranks, to whom the
+     * before anything that follows it on its stream begins: so that the node's ranks, to which the
      * stream may hand on what the collective should have brought, know of it. NULL: a collective that
      * fails does not end before it is aborted. */
     void (*on_failure)(void *ctx, void (*failed)(void *arg), void *arg);
     /* The comm has ended, and calls nothing of this any more. NULL: the
-     * transport is somebody else's to destroy. */
+     * transport is not the comm's to destroy. */
     void (*destroy)(void *ctx);
     /* Its collectives go through host memory, and host functions wait for peers in them. CUDA may run the
      * host functions of all streams one after another: with both lanes in use, ranks could wait for each

@@ -1,4 +1,14 @@
-/* tree.c - see the header. */
+/* tree.c - when the ranks must agree, and which groups begin ahead of their use.
+ *
+ * An agreement costs a round trip between the nodes, so one at the first unshard of a pass covers all groups
+ * of the tree. Each rank decides by itself when another one is due, so the decision uses only events that
+ * every rank has: a count of passes, and flags that such events set. What one rank alone sees (memory is out,
+ * a copy was lost) never enters here.
+ *
+ * The agreement is pure, and a test drives it through random orders of events (tests/comm/test_tree.c). The
+ * rest of the file keeps its members, which are the groups, consistent while groups come and go. No rank is
+ * asked here, and nothing is begun: unshard.c does both.
+ */
 #include "comm/tree.h"
 
 #include <stddef.h>
@@ -6,6 +16,91 @@
 #include <unistd.h>
 
 #include "comm/trace.h"
+
+/* ---- the agreement ---- */
+
+void fcdp__agreement_init(fcdp_agreement *agreement) {
+    *agreement = (fcdp_agreement){.pass = 1};
+}
+
+void fcdp__agreement_begin_forward(fcdp_agreement *agreement) {
+    agreement->pass++;
+    agreement->last = NULL;
+}
+
+/* The order is forgotten here too: a forward that one rank alone began may not show in it. */
+void fcdp__agreement_begin_backward(fcdp_agreement *agreement) {
+    agreement->pass++;
+    agreement->last = NULL;
+}
+
+void fcdp__member_join(fcdp_member *member, fcdp_agreement *agreement) {
+    if (member->agreement == agreement) return;
+    *member = (fcdp_member){.agreement = agreement, .live = member->live, .ahead = member->ahead};
+}
+
+void fcdp__member_remove(fcdp_member *member) {
+    if (member->agreement && member->agreement->last == member) member->agreement->last = NULL;
+    *member = (fcdp_member){.live = member->live, .ahead = member->ahead};
+}
+
+void fcdp__member_ask_again(fcdp_member *member) {
+    member->ask = true;
+}
+
+fcdp_question fcdp__member_question(const fcdp_member *member, bool by_hand, bool each) {
+    const fcdp_agreement *agreement = member->agreement;
+    if (by_hand || each) return FCDP_ASK_GROUP;
+    if (agreement->agreed != agreement->pass) return FCDP_ASK_TREE;
+    return member->ask || member->pass != agreement->pass ? FCDP_ASK_GROUP : FCDP_ASK_NOBODY;
+}
+
+void fcdp__member_agreed(fcdp_member *member) {
+    member->pass = member->agreement->pass;
+    member->ask = member->resharded = false;
+}
+
+void fcdp__agreement_agreed(fcdp_agreement *agreement) {
+    agreement->agreed = agreement->pass;
+    agreement->n_agreed++;
+}
+
+void fcdp__member_unsharded(fcdp_member *member, bool forward) {
+    fcdp_agreement *agreement = member->agreement;
+    member->live = true;
+    member->ahead = false;
+    member->used = agreement->n_agreed;
+    if (!forward) return;
+    if (agreement->last && agreement->last != member) agreement->last->next = member;
+    agreement->last = member;
+}
+
+bool fcdp__member_was_used(const fcdp_member *member) {
+    return member->used > 0 && member->agreement->n_agreed - member->used <= 2;
+}
+
+void fcdp__member_resharded(fcdp_member *member) {
+    member->live = member->ahead = false;
+    member->resharded = true;
+}
+
+/* Not beyond a group that the program holds unsharded already, nor one that the ranks have not agreed on in
+ * this pass: what is begun there could be begun on this rank alone. */
+size_t fcdp__member_ahead(const fcdp_member *member, size_t depth, fcdp_member **ahead_out) {
+    const fcdp_agreement *agreement = member->agreement;
+    const fcdp_member *at = member;
+    size_t n = 0;
+    for (size_t i = 0; i < depth; i++) {
+        fcdp_member *next = at->next;
+        if (!next || next == member || next->agreement != agreement || next->live) break;
+        if (next->pass != agreement->pass || next->ask) break;
+        if (!next->ahead) ahead_out[n++] = next;
+        at = next;
+    }
+    return n;
+}
+
+/* ---- trees ---- */
 
 struct fcdp_tree {
     fcdp_comm *comm;
@@ -84,6 +179,8 @@ void fcdp__trees_forget(fcdp_group *group) {
     }
     fcdp__lock_release(&comm->engine->lock);
 }
+
+/* ---- what the program does ---- */
 
 void fcdp_tree_begin_forward(fcdp_tree *tree) {
     fcdp__agreement_begin_forward(&tree->agreement);

@@ -1,18 +1,22 @@
-/* unshard.c - what the four drivers of the core have in common: the plugin, the tests, the bench.
+/* unshard.c - what the plugin, the tests and the bench have in common when they drive the core.
  *
- * The order of the steps is the same on every rank, since it follows from what all ranks have in common:
- * events of the program, and what was agreed. What a rank decides by itself (memory is out, a copy was lost)
- * may move a restore, which no peer takes part in, and nothing else.
+ * An unshard asks the other ranks or trusts what they have agreed on (tree.c says which), gathers what is
+ * stale, and begins the groups that follow. The order of these steps is the same on every rank, since it
+ * follows from what all ranks have in common: events of the program, and what was agreed. What a rank decides
+ * by itself (memory is out, a copy was lost) may move a restore, which no peer takes part in, and nothing
+ * else.
  *
- * The program's functions are called on the calling thread, with no lock held.
+ * No byte is moved here: use.c puts a use on the streams. The program's functions are called on the calling
+ * thread, with no lock held.
  */
 #include "comm/unshard.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/size.h"
 #include "comm/coalesce.h"
-#include "comm/internal.h"
+#include "comm/moves.h"
 #include "comm/trace.h"
 
 /* ---- agreements ---- */
@@ -340,4 +344,64 @@ void fcdp_give_up(fcdp_group *group, const fcdp_program *program, fcdp_stream st
     status = fcdp_group_reshard(group, stream, written);
     if (status) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     (void)!fcdp__failure_restore(&failure);
+}
+
+/* ---- does the device budget suffice? ----
+ *
+ * Asked before the first group is gathered, so that a job with too small a budget ends with the figure that
+ * would do, and not in the middle of its first step. Arithmetic over layouts. */
+
+static const size_t MB = 1000000;
+
+/* In pages, what FSDP2's own order takes at once: the groups that stay gathered, and beside them one of the
+ * others, or two while one is gathered or restored ahead of its use. */
+typedef struct total {
+    const fcdp_group *largest;
+    size_t most;          /* pages of `largest` */
+    size_t stays;         /* of those that stay gathered, all */
+    size_t first, second; /* of the others, the two largest */
+    size_t staging;       /* of the buffer that gathers go through */
+} total;
+
+/* The two largest of the groups that are resharded are found in one pass. */
+fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uint32_t n, bool *ahead_out) {
+    *ahead_out = true;
+    if (n == 0) return FCDP_OK;
+    const fcdp_engine *engine = groups[0]->comm->engine;
+    total t = {0};
+    fcdp_pool_stats pool;
+    fcdp__pool_stats(engine->pool, &pool);
+    for (uint32_t i = 0; i < n; i++) {
+        size_t n_pages = fcdp__round_up(groups[i]->layout->bytes, pool.page_bytes) / pool.page_bytes;
+        if (!t.largest || n_pages > t.most) {
+            t.most = n_pages;
+            t.largest = groups[i];
+        }
+        size_t staged = fcdp__round_up(fcdp__gather_staging_bytes(groups[i]), pool.page_bytes) /
+                        pool.page_bytes;
+        if (staged > t.staging) t.staging = staged;
+        if (stays[i]) {
+            t.stays += n_pages;
+        } else if (n_pages > t.first) {
+            t.second = t.first;
+            t.first = n_pages;
+        } else if (n_pages > t.second) {
+            t.second = n_pages;
+        }
+    }
+    t.stays += t.staging;
+    *ahead_out = (t.stays + t.first + t.second) * pool.page_bytes <= pool.budget_bytes;
+    if ((t.stays + t.first) * pool.page_bytes <= pool.budget_bytes) return FCDP_OK;
+    const char *limit = engine->options.device_budget_bytes ? "FCDP_DEVICE_BUDGET"
+                        : engine->host_computes             ? "what the device has free"
+                                                            : "what the device has free but FCDP_HEADROOM";
+    size_t would_do = t.stays + t.first + (engine->options.prefetch > 0 ? t.second : 0);
+    return fcdp__fail(
+        FCDP_ERR_NO_DEVICE_MEM,
+        "%s, %s, is too small for the gathered parameters: the largest group, '%s', takes %s, groups "
+        "that stay gathered between forward and backward, and the staging buffer, %s; "
+        "FCDP_DEVICE_BUDGET=%zuMB would do",
+        limit, fcdp__size_text(pool.budget_bytes).s, t.largest->name[0] ? t.largest->name : "the root",
+        fcdp__size_text(t.most * pool.page_bytes).s, fcdp__size_text(t.stays * pool.page_bytes).s,
+        fcdp__round_up(would_do * pool.page_bytes, MB) / MB);
 }

@@ -8,7 +8,7 @@
  * A program is a framework's plugin, or a test. It knows what its parameters are (fcdp_program); all
  * decisions are made here. It orders its calls on the groups of a shard group alike on all ranks.
  *
- * Each rank decides by itself whether to ask (agreement.h), from events that all ranks have. To ask is to
+ * Each rank decides by itself whether to ask (tree.h), from events that all ranks have. To ask is to
  * look at the parameters, to vote (vote.h), and to take the ranks' maximum. What is asked for all groups of a
  * tree is asked at the first unshard of a pass; small groups that are stale then are gathered together.
  *
@@ -56,7 +56,7 @@ typedef struct fcdp_program {
                           fcdp_stream *stream);
     /* The n votes, on these groups, become their maximum over the ranks. */
     fcdp_status (*agree)(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes, size_t n);
-    /* Somebody has written into the gathered bytes since this was asked last. NULL: nobody has. */
+    /* Were the gathered bytes written into since this was asked last? NULL: they never are. */
     bool (*written)(void *ctx, fcdp_group *group);
 } fcdp_program;
 
@@ -67,6 +67,12 @@ typedef struct fcdp_unshard_args {
     /* with by_hand: the shards are looked at behind this one, where the program has made them */
     fcdp_stream made_on;
 } fcdp_unshard_args;
+
+/* Is the device's budget enough to gather each of one model's `groups` in its turn? stays[i]: group i is not
+ * resharded after forward. Else FCDP_ERR_NO_DEVICE_MEM, with the FCDP_DEVICE_BUDGET that would do.
+ * *ahead_out: is there room to begin one ahead of its use? Created, attached or not. Takes nothing. */
+fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uint32_t n,
+                            bool *ahead_out) FCDP_MUST_CHECK;
 
 /* The use of `group` begins, or is put off; then those of the groups that follow it begin. The group lies
  * under `tree` from here on. FCDP_ERR_INVALID, with nothing done: a CUDA graph is being captured, a shard of

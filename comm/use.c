@@ -1,19 +1,21 @@
-/* use.c - see the header.
+/* use.c - the life of one use: begin, wait, reshard.
+ *
+ * Begin takes device pages, enqueues a restore and a gather (moves.c), and records `ready` behind them. Wait
+ * puts the program's stream behind `ready`; the host waits only where it is the compute stream itself.
+ * Reshard keeps the bytes on the device or leaves the pages to other groups.
  *
  * A use that gets no device pages has not begun: nothing has happened, here or on all ranks. Once it has
- * them, a rank that fails has missed what its peers take part in: the comm has failed.
+ * them, its peers count on the collectives that follow, so a failure from then on is the shard group's, for
+ * good.
+ *
+ * What is stale was agreed before (vote.c), and when a use begins is not decided here (unshard.c).
  */
 #include "comm/use.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/copy_fingerprint.h"
-#include "comm/gather.h"
-#include "comm/internal.h"
-#include "comm/packed.h"
-#include "comm/put.h"
-#include "comm/restore.h"
+#include "comm/moves.h"
 #include "comm/trace.h"
 
 void fcdp__group_accept(fcdp_group *group) {
@@ -123,11 +125,10 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
 static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     fcdp_group *group = use->group;
     fcdp_driver *drv = group->comm->engine->drv;
-    use->packed = fcdp__packed_serves(group, use->plan);
-    fcdp_status status = use->packed ? fcdp__packed_reserve(use) : FCDP_OK;
+    fcdp_status status = fcdp__gather_reserve(use);
     if (!status) {
         status = fcdp__region_acquire(group->region);
-        if (status && use->packed) fcdp__packed_release(use, true);
+        if (status) fcdp__gather_release(use, true);
     }
     if (status) {
         status = fcdp__fail(status, "taking device pages for '%s': %s", group->name, fcdp_error_text());
@@ -138,7 +139,7 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     status = fcdp__driver_event_record(drv, group->written, stream);
     if (!status) status = fcdp__restore(use);
     if (!status) status = fcdp__gather(use);
-    if (use->packed) fcdp__packed_release(use, !status);
+    fcdp__gather_release(use, !status);
     /* Ready is behind everything, on the stream that ends last. Where nothing was enqueued it is what it
      * was. */
     if (!status && use->last && use->plan->restore_mask)
@@ -219,6 +220,45 @@ bool fcdp_group_begins_alone(const fcdp_group *group) {
     return !fcdp__group_is_stale(group) && !fcdp__group_by_slice(group);
 }
 
+/* ---- was a kept copy written into? ----
+ *
+ * Plain FSDP drops a write into a gathered parameter at reshard; in a kept copy it would live on. So the
+ * region's bytes are fingerprinted when they are there, and again when the use ends. That works only where
+ * the host can read the device's bytes (the simulated one, with host_computes). On a GPU the program's
+ * version counters are the only sign of such a write. */
+
+static bool copy_is_readable(const fcdp_group *group) {
+    const fcdp_engine *engine = group->comm->engine;
+    return engine->host_computes && engine->options.fingerprint != FCDP_FINGERPRINT_NEVER;
+}
+
+/* Without the padding, which differs between ranks: a restore by slices brings the peers'. */
+static uint64_t copy_fingerprint(const fcdp_group *group) {
+    const char *bytes = (const char *)(uintptr_t)fcdp__region_base(group->region).addr;
+    uint64_t mixed = 0;
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        mixed = fcdp__fingerprint_by_host(bytes + group->layout->extents[i].offset_bytes,
+                                          fcdp__layout_extent_bytes(group->layout, i), mixed);
+    return mixed;
+}
+
+/* It is there. */
+static void copy_fingerprint_take(fcdp_group *group) {
+    group->has_fingerprint = copy_is_readable(group);
+    if (group->has_fingerprint) group->fingerprint = copy_fingerprint(group);
+}
+
+/* Was one taken before the program could write, or can none be taken? */
+static bool copy_fingerprint_is_known(const fcdp_group *group) {
+    return !group->waited || group->has_fingerprint || !copy_is_readable(group);
+}
+
+/* Is the copy as it was, as far as can be told? A copy that no stream has waited for is: the program has had
+ * no chance to write into it, and it may not be there yet. */
+static bool copy_fingerprint_matches(const fcdp_group *group) {
+    return !group->waited || !group->has_fingerprint || copy_fingerprint(group) == group->fingerprint;
+}
+
 /* ---- wait ---- */
 
 /* The comm is looked at after the wait: a wait that a failure has opened means nothing. */
@@ -255,8 +295,8 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
         return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root",
                           fcdp_error_text());
     if (!group->waited && !group->has_fingerprint &&
-        (fcdp__policy_keeps_group(group) || fcdp__put_device_only(group)))
-        fcdp__copy_fingerprint_take(group);
+        (fcdp__policy_keeps_group(group) || fcdp__unstored(group)))
+        copy_fingerprint_take(group);
     group->waited = true;
     group->reader = stream;
     return FCDP_OK;
@@ -279,7 +319,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = fcdp__engine_check_process(engine, group->name);
     if (status) return status;
-    if (!group->begun) { /* a restore that was put off, and that nobody waited for */
+    if (!group->begun) { /* a restore that was put off, and never waited for */
         group->member.live = group->member.ahead = false;
         return FCDP_OK;
     }
@@ -287,15 +327,15 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     if (!status) status = users_await(group, stream);
     group->reshard_refused = status != FCDP_OK;
     if (status) return status;
-    uint32_t unput = fcdp__put_device_only(group);
-    bool keeps = fcdp__policy_keeps_group(group) && fcdp__copy_fingerprint_is_known(group);
-    bool is_invalid = written || ((keeps || unput) && !fcdp__copy_fingerprint_matches(group));
+    uint32_t unstored = fcdp__unstored(group);
+    bool keeps = fcdp__policy_keeps_group(group) && copy_fingerprint_is_known(group);
+    bool is_invalid = written || ((keeps || unstored) && !copy_fingerprint_matches(group));
     if (written) fcdp__member_ask_again(&group->member);
-    if (is_invalid && unput) { /* nowhere is what was gathered: the ranks gather it again */
-        fcdp__region_invalidate(group->region, unput);
+    if (is_invalid && unstored) { /* nowhere is what was gathered: the ranks gather it again */
+        fcdp__region_invalidate(group->region, unstored);
         fcdp__validity_invalidate(group->validity);
-    } else if (!keeps && unput) {
-        status = fcdp__put_now(group, unput);
+    } else if (!keeps && unstored) {
+        status = fcdp__store_now(group, unstored);
         atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);
     }
     fcdp_status released = fcdp__region_release(group->region, stream, (keeps && !is_invalid) || status);

@@ -38,7 +38,7 @@ fcdp_status fcdp_group_begin_late(fcdp_group *group, fcdp_pass pass, fcdp_stream
  * it has one by then. */
 fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) FCDP_MUST_CHECK;
 /* The use ends: `stream` is behind it, or the stream that waited for the group is, for which it waits then.
- * `written`: somebody wrote into the gathered bytes, which must not be used again. Does nothing where the
+ * `written`: the gathered bytes were written into, and must not be used again. Does nothing where the
  * group has not begun. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) FCDP_MUST_CHECK;
 

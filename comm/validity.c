@@ -1,4 +1,11 @@
-/* validity.c - see the header. */
+/* validity.c - signals and fingerprints, compared with those of the copy.
+ *
+ * A copy that is wrongly taken for fresh trains on old weights without any error; one that is wrongly taken
+ * for stale costs a gather. So each doubt here ends in "stale". The one shortcut, a parameter that changed at
+ * the optimizer's last step and is expected to change again, errs on that side too.
+ *
+ * It reads no bytes and knows no ranks: vote.c brings the signals and carries the answer.
+ */
 #include "comm/validity.h"
 
 #include <stdlib.h>

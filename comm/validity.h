@@ -11,7 +11,7 @@
  * were fingerprinted. It need not be: a shard may be written between the observation and its gather, and be
  * as it was at the next observation. So where the gather reads it, its fingerprint is taken anew, or, where
  * that would wait for a device, its signals are compared once more (fcdp__validity_confirm). Where they have
- * moved, or nobody compared, a signal that moves later counts as ever.
+ * moved, or were not compared, a signal that moves later counts as ever.
  *
  * observed: the signals of now, taken by fcdp__validity_observe. accepted: those of the copy, set by
  * fcdp__validity_accept when its gather is done, to what was observed when the gather was submitted
@@ -49,7 +49,7 @@ typedef struct fcdp_observation { /* of one parameter; only fcdp__validity_* loo
     /* between observations of this parameter, so far: a change there and back counts twice */
     uint64_t grad_mode_changes;
     bool exists, has_fingerprint, grad_mode;
-    uint64_t read;   /* number of the gather's read, which is fingerprinted on the device; 0: by nobody */
+    uint64_t read;   /* number of the gather's read, which is fingerprinted on the device; 0: by none */
     bool confirmed;  /* the gather read what was fingerprinted, as far as could be told */
     uint64_t missed; /* times that the shard's bytes were not there, so far */
 } fcdp_observation;
@@ -68,7 +68,7 @@ typedef enum fcdp_stale {
 } fcdp_stale;
 
 /* Of a parameter that changed at the optimizer's last step, as far as fingerprints told, one more step says
- * that it has changed again: nobody needs to read it. That may be wrong, and then costs a gather; the
+ * that it has changed again: its bytes need not be read. That may be wrong, and then costs a gather; the
  * fingerprint of what that gather read says so. */
 typedef struct fcdp_validity fcdp_validity; /* of one group: n parameters */
 
@@ -98,9 +98,9 @@ void fcdp__validity_amend(fcdp_validity *validity, uint32_t i, uint64_t read, ui
 fcdp_observation fcdp__validity_observed(const fcdp_validity *validity, uint32_t i);
 /* The copy is now what `gathered` saw. One that saw nothing (never observed) leaves the copy stale. */
 void fcdp__validity_accept(fcdp_validity *validity, uint32_t i, const fcdp_observation *gathered);
-/* The copy of every parameter is stale (somebody wrote into it). */
+/* The copy of every parameter is stale (it was written into). */
 void fcdp__validity_invalidate(fcdp_validity *validity);
-/* Is the copy of what the shard is now, by its bytes? A copy whose fingerprint nobody took is not. Nothing is
+/* Is the copy of what the shard is now, by its bytes? A copy without a fingerprint is not. Nothing is
  * remembered: what the ranks agreed on stays what they agreed on. */
 bool fcdp__validity_is_fresh(const fcdp_validity *validity, uint32_t i, const fcdp_signals *signals,
                              uint64_t fingerprint);

@@ -1,12 +1,26 @@
-/* vote.c - see the header. */
+/* vote.c - what a rank says of its shards, and what the ranks' agreement makes of the group.
+ *
+ * A copy is never guessed to be fresh: validity.c compares every signal, and this file brings it the
+ * strongest one, the fingerprint of a shard's bytes. The device or the host takes it, depending on where the
+ * shard lies.
+ *
+ * A shard may be written after the ranks agreed, before its gather reads it, and be as it was when they agree
+ * the next time. So what is compared then is what the gather read. The device fingerprints it behind the
+ * gather's inputs while the host goes on, and the result is collected at the group's next vote, which has
+ * waited for later ones of the same device anyway:
+ *
+ *     fcdp_group_confirm -> reads_begin -> the gather -> fcdp__group_reads_end -> vote
+ *
+ * No vote leaves the process here: ballot.c carries it.
+ */
 #include "comm/vote.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/copy_fingerprint.h"
-#include "comm/read_fingerprint.h"
 #include "comm/trace.h"
+
+/* ---- evidence ---- */
 
 uint64_t fcdp__evidence_n_pieces(const fcdp_evidence *evidence, uint32_t i) {
     return evidence->n_pieces ? evidence->n_pieces[i] : 1;
@@ -21,13 +35,13 @@ const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32
     if (evidence->fingerprints) {
         const uint64_t *taken = &evidence->fingerprints[first];
         if (n == 1) return taken;
-        *own = fcdp__copy_fingerprint_of(taken, n * sizeof *taken, 0);
+        *own = fcdp__fingerprint_by_host(taken, n * sizeof *taken, 0);
         return own;
     }
     if (!evidence->shards || evidence->by_device) return NULL;
     for (size_t p = first; p < first + n; p++) {
         if (!evidence->shards[p]) return NULL;
-        *own = fcdp__copy_fingerprint_of(evidence->shards[p], evidence->shard_bytes[p], *own);
+        *own = fcdp__fingerprint_by_host(evidence->shards[p], evidence->shard_bytes[p], *own);
     }
     return own;
 }
@@ -38,6 +52,72 @@ bool fcdp__evidence_is_missing(const fcdp_evidence *evidence, uint32_t i, size_t
         if (!evidence->shards[at] && evidence->shard_bytes[at]) return true;
     return false;
 }
+
+/* ---- what a gather reads ---- */
+
+fcdp_status fcdp__group_reads_end(fcdp_group *group) {
+    if (!group->has_reads) return FCDP_OK;
+    size_t n = 0, at = 0;
+    for (uint32_t i = 0; i < group->layout->n_extents; i++) n += group->read_pieces[i];
+    uint64_t *fingerprints = malloc((n + 1) * sizeof *fingerprints);
+    if (!fingerprints)
+        return fcdp__comm_fail(
+            group->comm,
+            fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %zu fingerprints of '%s'", n, group->name));
+    fcdp_status status = fcdp__comm_fingerprint_end(group->comm, group->reads, fingerprints);
+    fcdp_evidence taken = {.fingerprints = fingerprints, .n_pieces = group->read_pieces};
+    for (uint32_t i = 0; i < group->layout->n_extents && !status; i++) {
+        if (!group->read_pieces[i]) continue;
+        uint64_t own;
+        fcdp__validity_amend(group->validity, i, group->n_reads,
+                             *fcdp__evidence_fingerprint(&taken, i, &at, &own));
+    }
+    group->has_reads = false;
+    free(fingerprints);
+    return status;
+}
+
+/* group->read_pieces[i]: of how many pieces extent i is in the batch; 0: it is not. */
+static void pieces_collect(fcdp_group *group, const fcdp_evidence *evidence, uint64_t *arrays_out,
+                           size_t *bytes_out) {
+    size_t n = 0, at = 0;
+    group->n_reads++;
+    for (uint32_t i = 0; i < group->layout->n_extents; i++) {
+        size_t n_pieces = fcdp__evidence_n_pieces(evidence, i);
+        group->read_pieces[i] = group->stale[i] ? n_pieces : 0;
+        for (size_t p = at; p < at + group->read_pieces[i]; p++, n++) {
+            arrays_out[n] = (uintptr_t)evidence->shards[p];
+            bytes_out[n] = evidence->shard_bytes[p];
+        }
+        if (group->stale[i]) fcdp__validity_await(group->validity, i, &evidence->signals[i], group->n_reads);
+        at += n_pieces;
+    }
+}
+
+/* Of what is agreed stale, behind what is on `stream` now: evidence->shards are addresses in device memory. A
+ * failure is the comm's. */
+static fcdp_status reads_begin(fcdp_group *group, const fcdp_evidence *evidence, fcdp_stream stream) {
+    fcdp_status status = fcdp__group_reads_end(group);
+    size_t n = 0;
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        if (group->stale[i]) n += fcdp__evidence_n_pieces(evidence, i);
+    if (status || n == 0) return status;
+    uint64_t *arrays = malloc(n * sizeof *arrays);
+    size_t *bytes = malloc(n * sizeof *bytes);
+    if (!arrays || !bytes) {
+        status = fcdp__comm_fail(
+            group->comm, fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %zu shards of '%s'", n, group->name));
+    } else {
+        pieces_collect(group, evidence, arrays, bytes);
+        status = fcdp__comm_fingerprint_begin(group->comm, &group->reads, arrays, bytes, n, stream);
+    }
+    group->has_reads = status == FCDP_OK;
+    free(arrays);
+    free(bytes);
+    return status;
+}
+
+/* ---- vote and agreement ---- */
 
 bool fcdp_group_needs_fingerprints(const fcdp_group *group, const fcdp_signals *signals) {
     for (uint32_t i = 0; i < group->layout->n_extents; i++)
@@ -51,7 +131,7 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
     uint32_t n = group->layout->n_extents;
     fcdp_region_state state;
     fcdp_status status = group->member.ahead ? fcdp__group_cancel(group) : FCDP_OK;
-    if (!status) status = fcdp__read_fingerprint_end(group);
+    if (!status) status = fcdp__group_reads_end(group);
     if (status) return status;
     size_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -83,7 +163,7 @@ uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
 }
 
 fcdp_status fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence, fcdp_stream stream) {
-    if (evidence->by_device) return fcdp__read_fingerprint_begin(group, evidence, stream);
+    if (evidence->by_device) return reads_begin(group, evidence, stream);
     size_t at = 0;
     for (uint32_t i = 0; i < group->layout->n_extents; i++) {
         uint64_t own;

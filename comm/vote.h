@@ -25,8 +25,8 @@
 typedef struct fcdp_evidence {
     const fcdp_signals *signals;
     /* host-readable bytes, which are fingerprinted here; NULL: none. Of the pieces of one extent after
-     * another. A piece that is NULL cannot be read here; where it has bytes all the same, they are not
-     * there for anybody */
+     * another. A piece that is NULL cannot be read here; where it has bytes all the same, they are not there
+     * at all */
     const void *const *shards;
     const size_t *shard_bytes;
     /* of the pieces, by the device (fcdp_comm_fingerprint_end), in place of `shards`; NULL: none */
@@ -39,7 +39,7 @@ typedef struct fcdp_evidence {
 } fcdp_evidence;
 
 /* What a program's look at a group fills in (unshard.h): memory of the group's, for life. At first each
- * extent is one piece that nobody reads. */
+ * extent is one piece that is not read. */
 typedef struct fcdp_sight {
     uint32_t n_extents;
     fcdp_signals *signals;        /* n_extents */
@@ -61,7 +61,7 @@ fcdp_evidence fcdp__sight_evidence(const fcdp_sight *sight, const uint64_t *fing
 uint64_t fcdp__evidence_n_pieces(const fcdp_evidence *evidence, uint32_t i);
 /* Are the bytes of extent i's shard not there, which has its first piece `at`? */
 bool fcdp__evidence_is_missing(const fcdp_evidence *evidence, uint32_t i, size_t at);
-/* Of extent i's shard, where the evidence has it; NULL: nobody has read its bytes. *own: for one that is
+/* Of extent i's shard, where the evidence has it; NULL: its bytes were not read. *own: for one that is
  * taken here. `at`: the extent's first piece; it moves on to the next extent's. */
 const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32_t i, size_t *at,
                                            uint64_t *own);
@@ -83,6 +83,9 @@ uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
  * later. Failures are of the device's part, and the comm's. */
 fcdp_status fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence,
                                fcdp_stream stream) FCDP_MUST_CHECK;
+/* The device's fingerprints of what the last gathers read, if it takes any, become those of the copies:
+ * before the copies are compared with anything. Waits for the device. */
+fcdp_status fcdp__group_reads_end(fcdp_group *group) FCDP_MUST_CHECK;
 /* What was agreed on must still hold where it is trusted: the first extent whose parameter has
  * changed since, or whose shard is missing; n_extents: none has. */
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence);

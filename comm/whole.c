@@ -1,8 +1,14 @@
-/* whole.c - see the header. */
+/* whole.c - full_tensor() and full state dicts read the node's copy.
+ *
+ * The framework's own gather of one parameter crosses the nodes, though the node may have the bytes. A rank
+ * reads them from host memory by itself where that is fast, or begins a use of the whole group, which costs
+ * no transfer between nodes while the copy is fresh. A program asks this at any time and may have written
+ * anything before, so signals are not trusted here: only a fingerprint makes a copy fresh, and without one
+ * the framework gathers.
+ */
 #include "comm/whole.h"
 
 #include "comm/internal.h"
-#include "comm/read_fingerprint.h"
 #include "comm/trace.h"
 
 /* Where the ranks meet on the device, a use of the group restores 1/g of it on each of them, and most of an
@@ -24,7 +30,7 @@ fcdp_whole fcdp_group_whole_vote(fcdp_group *group, uint32_t i, const fcdp_evide
     if (!group->region || group->begun || group->member.live || !group->member.agreement)
         return FCDP_WHOLE_PLAIN;
     const uint64_t *fingerprint = fcdp__evidence_fingerprint(evidence, 0, &at, &own);
-    if (!fingerprint || fcdp__read_fingerprint_end(group)) return FCDP_WHOLE_PLAIN;
+    if (!fingerprint || fcdp__group_reads_end(group)) return FCDP_WHOLE_PLAIN;
     for (uint32_t k = 0; k < group->layout->n_extents; k++)
         if (group->stale[k]) return FCDP_WHOLE_STALE;
     if (!fcdp__validity_is_fresh(group->validity, i, evidence->signals, *fingerprint))

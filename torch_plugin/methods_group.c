@@ -1,7 +1,6 @@
 /* methods_group.c - the module's functions of a parameter group. */
 #include <stdlib.h>
 
-#include "comm/fit.h"
 #include "comm/whole.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/program.h"

@@ -18,7 +18,6 @@
 
 #include "base/options.h"
 #include "comm/fingerprint.h"
-#include "comm/fingerprint_batch.h"
 
 extern char **environ;
 enum { MIB = 1 << 20, BUSY_MIB = 256, N_ALIASES = 3, MAX_ROUNDS = 100 };

@@ -1,4 +1,4 @@
-/* one_rank_nccl - what one rank alone can show of NCCL, as comm/nccl*.c uses it, on the driver that
+/* one_rank_nccl - what one rank alone can show of NCCL, as comm/nccl.c uses it, on the driver that
  * FCDP_DRIVER chooses: the library, a communicator that does not block, all-gathers, its end and its abort;
  * and that a peer that never comes is a timeout.
  *

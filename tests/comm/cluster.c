@@ -12,13 +12,13 @@
 #include <cmocka.h>
 
 #include "comm/internal.h"
-#include "comm/packed.h"
+#include "comm/moves.h"
 #include "comm/tree.h"
 #include "sim/gpu/simgpu.h"
 #include "tests/comm/random.h"
 
 enum { PAGE_BYTES = 2 << 20, SHARD_ALIGN = 64, N_CONTENTS = 1 << 16, A_LONG_TIME_S = 120, RANGE_FACTOR = 4 };
-enum { PACKED_ABOVE_PARTS = 36, PACKED_HALF_BYTES = 128 << 20 }; /* packed.c's */
+enum { PACKED_ABOVE_PARTS = 36, PACKED_HALF_BYTES = 128 << 20 }; /* moves.c's */
 
 /* ---- content ---- */
 

@@ -6,8 +6,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
-#include "comm/nccl_probe.h"
-
 enum { PAGE_BYTES = 2 << 20, ALARM_S = 60, PROBE_BYTES = 2 * SIMNCCL_LARGE_BYTES };
 
 const char *double_path(void) {

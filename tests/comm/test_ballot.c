@@ -16,7 +16,6 @@
 #include <cmocka.h>
 
 #include "comm/ballot.h"
-#include "comm/thread.h"
 #include "tests/assert_ok.h"
 #include "tests/comm/random.h"
 #include "tiering/host_internal.h"

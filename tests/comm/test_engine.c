@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "comm/coalesce.h"
-#include "comm/fit.h"
 #include "comm/tree.h"
 #include "tests/comm/engine_world.h"
 #include "tiering/tiering.h"

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "comm/fingerprint.h"
-#include "comm/fingerprint_batch.h"
 #include "sim/gpu/simgpu.h"
 #include "tests/assert_ok.h"
 #include "tests/comm/host_fingerprint.h"

@@ -6,7 +6,6 @@
 
 #include "base/options.h"
 #include "comm/fingerprint.h"
-#include "comm/fingerprint_batch.h"
 #include "tests/assert_ok.h"
 #include "tests/comm/host_fingerprint.h"
 #include "tests/comm/random.h"

@@ -2,7 +2,7 @@
  * gathers, in which order, and how it fails. */
 #include <dirent.h>
 
-#include "comm/nccl_internal.h"
+#include "comm/nccl_api.h"
 #include "tests/comm/nccl_world.h"
 
 enum { MAX_PARTS = 5, LANE_BYTES = MEMORY_BYTES / FCDP_N_LANES / 4096 * 4096, FAULT_S = 20 };
@@ -466,13 +466,13 @@ static void without_an_order_on_the_device_nccl_is_refused(void **state) {
 static void ctas_body(member *m) {
     const char *users[] = {"NCCL_MIN_CTAS", "NCCL_MAX_CTAS"};
     MUST(!transport_make(m));
-    MUST(simnccl_ctas(m->transport->lanes[FCDP_LANE_NODE].comm) == 8);
-    MUST(simnccl_ctas(m->transport->lanes[FCDP_LANE_INTER].comm) == 24);
+    MUST(simnccl_ctas(fcdp__nccl_communicator(m->transport, FCDP_LANE_NODE)) == 8);
+    MUST(simnccl_ctas(fcdp__nccl_communicator(m->transport, FCDP_LANE_INTER)) == 24);
     for (int i = 0; i < 2; i++) {
         fcdp__nccl_destroy(m->transport);
         setenv(users[i], "20", 1);
         MUST(!transport_make(m));
-        MUST(simnccl_ctas(m->transport->lanes[FCDP_LANE_NODE].comm) == (i ? 20 : 24));
+        MUST(simnccl_ctas(fcdp__nccl_communicator(m->transport, FCDP_LANE_NODE)) == (i ? 20 : 24));
         unsetenv(users[i]);
     }
 }

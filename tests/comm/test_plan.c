@@ -189,7 +189,7 @@ static void rows_copy(const fcdp_rows *rows) {
                (uint8_t *)rows->src.addr + i * rows->src_stride, rows->bytes);
 }
 
-/* packed.h: chunks of at most `most` bytes of each rank. by_slices: the node's ranks meet in the buffer. */
+/* moves.c: chunks of at most `most` bytes of each rank. by_slices: the node's ranks meet in the buffer. */
 static void packed_step(world *w, size_t most, bool by_slices) {
     static fcdp_part parts[MAX_NODES][MAX_EXTENTS * MAX_NODES];
     static uint8_t *staging[MAX_RANKS];

@@ -93,7 +93,7 @@ _ACTIONS = {
 
 def _order_communicators() -> None:
     """NCCL orders the collectives of several communicators on a device, torch's and FCDP's, where this variable is
-    set before its first one. comm/nccl_library.c refuses NCCL where it is not."""
+    set before its first one. comm/nccl.c refuses NCCL where it is not."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not c10d.is_initialized():
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")

@@ -22,7 +22,7 @@
 
 #include "alloc/heap.h"
 #include "comm/ballot.h"
-#include "comm/fingerprint_batch.h"
+#include "comm/fingerprint.h"
 #include "comm/validity.h"
 #include "sim/gpu/simgpu.h"
 

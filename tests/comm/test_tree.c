@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "comm/agreement.h"
+#include "comm/tree.h"
 #include "tests/comm/random.h"
 
 enum { N_RANKS = 4, N_GROUPS = 6, N_TREES = 2, NOBODY = -1, MAX_AHEAD = 8 };

@@ -1,0 +1,423 @@
+/* moves.c - what an unshard moves: gather, restore, store.
+ *
+ * Gather brings stale extents from the other nodes, restore brings fresh spans back from the node's host
+ * memory, and store copies what was gathered to host memory, so that another region may take the device
+ * pages. Where the bytes lie is plan.c's; when a use begins and ends is use.c's. The thread that runs the
+ * model enqueues all of it, in the program's order.
+ *
+ * Order within one use, each arrow an event (or, between the processes of a node, a word):
+ *
+ *     caller's stream: written -> inter: own shards, all-gather between nodes -> crossed
+ *     through host memory: crossed -> d2h: store own shards, words
+ *                          h2d: take the others' once their words have come -> loaded
+ *     by slices:           crossed, loaded -> node: all-gather within the node -> gathered
+ *                          gathered -> d2h: store own slices, words
+ *     (a restore: h2d: load -> loaded)
+ *     the last of these streams, behind all of the others: ready -> caller's stream: compute -> used
+ *
+ * The compute waits for the store too: it may write into what it is given, and the host's copy must be what
+ * was gathered.
+ *
+ * No failure is handled here. A step that fails leaves the streams half filled, and use.c ends the use.
+ */
+#include "comm/moves.h"
+
+#include <stdlib.h>
+
+#include "tiering/policy.h"
+
+/* Slices spare the PCIe link and use what joins the GPUs, if the transport does; through host functions they
+ * could wait in a circle (transport.h). */
+bool fcdp__group_by_slice(const fcdp_group *group) {
+    const fcdp_engine *engine = group->comm->engine;
+    bool may_wait = group->comm->transport.through_host && !engine->host_computes;
+    return engine->options.restore != FCDP_RESTORE_WHOLE && !may_wait && group->comm->topology.node_size > 1;
+}
+
+/* The driver is asked what is free once in a use, and only where the whole budget would keep the group: what
+ * others leave of it is less. */
+bool fcdp__policy_keeps_group(fcdp_group *group) {
+    const fcdp_engine *engine = group->comm->engine;
+    double tau = engine->options.tau;
+    if (tau <= 0) return false; /* the driver is not asked then */
+    fcdp_pool_stats pool;
+    fcdp__pool_stats(engine->pool, &pool);
+    size_t used_bytes = fcdp__pool_pages_in_use(engine->pool) * pool.page_bytes;
+    if (!fcdp__policy_keeps(tau, used_bytes, pool.budget_bytes)) return false;
+    if (!group->room_bytes) group->room_bytes = fcdp__pool_room_bytes(engine->pool);
+    return fcdp__policy_keeps(tau, used_bytes, group->room_bytes);
+}
+
+/* ---- store ---- */
+
+/* The spans of `mask` of which the host does not have this rank's pieces. */
+static uint32_t unstored_of(fcdp_group *group, uint32_t mask) {
+    fcdp_region_state state;
+    fcdp__region_state(group->region, &state);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (state.span[s].stored || state.span[s].whole) mask &= ~(1u << s);
+    return mask;
+}
+
+uint32_t fcdp__unstored(fcdp_group *group) {
+    fcdp_region_state state;
+    uint32_t mask = 0;
+    fcdp__region_state(group->region, &state);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
+        if (group->layout->span[s].bytes && state.span[s].on_device) mask |= 1u << s;
+    return unstored_of(group, mask);
+}
+
+/* Behind `after`: this rank's pieces of the plan's stale extents in `span_mask`, and all of its pieces of the
+ * spans in `whole_mask`. By slices each rank stores what it will load: few and long copies, and only they
+ * need to be page-locked, near its device. */
+static fcdp_status pieces_store(fcdp_group *group, const fcdp_plan *plan, uint32_t span_mask,
+                                uint32_t whole_mask, fcdp_event after) {
+    const fcdp_topology *topology = &group->comm->topology;
+    fcdp_piece *pieces = malloc(((size_t)group->layout->n_extents * topology->n_nodes + FCDP_N_SPANS) *
+                                sizeof *pieces);
+    if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
+    size_t n = fcdp__group_by_slice(group)
+                   ? fcdp__plan_put_slices(plan, whole_mask, group->layout, topology, pieces)
+                   : fcdp__plan_put_pieces(plan, whole_mask, group->layout, topology, pieces);
+    fcdp_status status = fcdp__region_store(group->region, span_mask, (fcdp_piece_list){pieces, n}, after);
+    free(pieces);
+    return status;
+}
+
+fcdp_status fcdp__store_now(fcdp_group *group, uint32_t mask) {
+    fcdp_plan *plan;
+    uint8_t *none = calloc(group->layout->n_extents + 1, 1);
+    fcdp_status status = none ? fcdp__plan_make(group->layout, none, &plan)
+                              : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
+    free(none);
+    if (status) return status;
+    status = pieces_store(group, plan, mask, mask, fcdp__region_ready(group->region));
+    fcdp__plan_destroy(plan);
+    return status;
+}
+
+/* ---- restore ---- */
+
+/* This rank's slices go to their places; the others come from the node's other ranks, here or in the gather's
+ * node step (use->joined). What this rank has on the device is in its place already. The others load once all
+ * words say that host memory is complete. A small group's shards are there from all ranks, so what this rank
+ * has kept to itself must be stored first. */
+static fcdp_status restore_slices(fcdp_use *use) {
+    fcdp_group *group = use->group;
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_stream node = group->comm->set->streams[FCDP_STREAM_NODE];
+    fcdp_part parts[FCDP_N_SPANS];
+    fcdp_region_state state;
+    fcdp__region_state(group->region, &state);
+    uint32_t unstored = fcdp__unstored(group) & use->plan->restore_mask;
+    fcdp_status status = unstored ? fcdp__store_now(group, unstored) : FCDP_OK;
+    if (!status) status = fcdp__region_order(group->region, node);
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+        if (use->plan->restore_mask & 1u << s && !state.span[s].on_device)
+            status = fcdp__region_load_slice(group->region, s);
+    if (!status) status = fcdp__driver_stream_wait(engine->drv, node, fcdp__region_loaded(group->region));
+    if (!status) status = fcdp__driver_stream_wait(engine->drv, node, fcdp__region_stored(group->region));
+    use->last = use->joined ? group->comm->set->copies[FCDP_TO_DEVICE] : node;
+    if (status || use->joined) return status;
+    size_t n = fcdp__plan_slice_parts(use->plan->restore_mask, group->layout, &group->comm->topology,
+                                      fcdp__region_base(group->region), parts);
+    return fcdp__comm_all_gather(group->comm, group, FCDP_LANE_NODE, parts, n, n, node);
+}
+
+/* Without the other ranks, everything comes from the node's host memory. */
+fcdp_status fcdp__restore(fcdp_use *use) {
+    fcdp_group *group = use->group;
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_stream h2d = group->comm->set->copies[FCDP_TO_DEVICE];
+    fcdp_region_state state;
+    if (!use->plan->restore_mask) return FCDP_OK;
+    fcdp_status status = fcdp__region_order(group->region, h2d);
+    if (use->collects) {
+        if (!status) status = restore_slices(use);
+    } else {
+        fcdp__region_state(group->region, &state);
+        for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
+            if (use->plan->restore_mask & 1u << s && !state.span[s].on_device)
+                status = fcdp__region_load_whole(group->region, s);
+        use->last = h2d;
+    }
+    if (!status) status = fcdp__driver_event_record(engine->drv, group->restored, use->last);
+    return status ? fcdp__fail(status, "restoring '%s': %s", group->name, fcdp_error_text()) : FCDP_OK;
+}
+
+/* ---- a packed gather ----
+ *
+ * In their places in the region, shards of E extents from N nodes of g ranks are E * (N - 1) sends and as
+ * many receives between the nodes, and E * N all-gathers within: each part costs the host a call, and NCCL a
+ * piece of its plan. Packed side by side they are one all-gather each, and device copies before and after:
+ *
+ *     staging half: g * N blocks of B bytes (restored whole: N); block l * N + b is rank (b, l)'s
+ *     inter         own shards -> block (local, node); blocks (local, 0..N-1) all-gathered between the nodes
+ *     node          all of it all-gathered within the node: member l brings blocks (l, 0..N-1)
+ *     unpack        for each extent and each l one copy of N rows, to their places in the region
+ *
+ * A gather that is larger than a half goes through in chunks: bytes [at, at + B) of every rank's shards, one
+ * after another. The halves take turns, so a gather packs while the one before unpacks. */
+
+/* Above what a transformer's block of 9 parameters has on 4 nodes. */
+size_t fcdp__packed_above_parts = 36;
+/* Of 64 x 8 ranks each sends 256 KiB at once then, and 8B parameters in bfloat16 take 4 chunks a block. */
+size_t fcdp__packed_half_bytes = (size_t)128 << 20;
+
+/* A transport through host memory packs by itself. On a node of one rank members' shards lie side by side:
+ * each is an all-gather already. */
+static bool packed_serves(const fcdp_group *group, const fcdp_plan *plan) {
+    const fcdp_topology *topology = &group->comm->topology;
+    return !group->comm->transport.through_host && topology->node_size > 1 && plan->n_stale > 0 &&
+           (size_t)plan->n_stale * topology->n_nodes > fcdp__packed_above_parts;
+}
+
+static size_t n_blocks_of(const fcdp_group *group) {
+    const fcdp_topology *topology = &group->comm->topology;
+    return fcdp__group_by_slice(group) ? topology->n_ranks : topology->n_nodes;
+}
+
+/* B of a gather whose ranks each have `bytes`. */
+static size_t block_bytes_of(const fcdp_group *group, size_t bytes) {
+    size_t most = fcdp__packed_half_bytes / n_blocks_of(group) / 512 * 512;
+    if (most < 512) most = 512;
+    return bytes < most ? bytes : most;
+}
+
+size_t fcdp__gather_staging_bytes(const fcdp_group *group) {
+    const fcdp_layout *layout = group->layout;
+    const fcdp_topology *topology = &group->comm->topology;
+    size_t bytes = 0, n = 0;
+    for (uint32_t i = 0; i < layout->n_extents; i++) {
+        bytes += layout->extents[i].shard_bytes;
+        n += layout->extents[i].shard_bytes > 0;
+    }
+    bool serves = !group->comm->transport.through_host && topology->node_size > 1 &&
+                  n * topology->n_nodes > fcdp__packed_above_parts;
+    return serves ? 2 * n_blocks_of(group) * block_bytes_of(group, bytes) : 0;
+}
+
+fcdp_status fcdp__gather_reserve(fcdp_use *use) {
+    const fcdp_group *group = use->group;
+    fcdp_stream_set *set = group->comm->set;
+    use->packed = packed_serves(group, use->plan);
+    if (!use->packed) return FCDP_OK;
+    fcdp__staging_acquire(&set->staging);
+    fcdp_status status = fcdp__staging_reserve(set, n_blocks_of(group) *
+                                                        block_bytes_of(group, use->plan->block_bytes));
+    if (status) fcdp__staging_release(&set->staging);
+    return status;
+}
+
+void fcdp__gather_release(const fcdp_use *use, bool succeeded) {
+    fcdp_staging *staging = &use->group->comm->set->staging;
+    if (!use->packed) return;
+    if (!succeeded) staging->incomplete = true;
+    fcdp__staging_release(staging);
+}
+
+typedef struct chunk {
+    fcdp_use *use;
+    fcdp_stream inter;
+    fcdp_stream writer; /* what unpacks: the node's stream, or where the node meets in host memory `inter` */
+    bool by_slice;
+    fcdp_cut *cuts;
+    size_t n_cuts, block_bytes; /* B */
+    int half;
+    fcdp_dptr at; /* of the half */
+} chunk;
+
+/* Blocks (local, 0..n_nodes-1). */
+static fcdp_dptr blocks_of(const chunk *c, uint32_t local) {
+    const fcdp_topology *topology = &c->use->group->comm->topology;
+    return fcdp__dptr_add(c->at, c->by_slice ? local * topology->n_nodes * c->block_bytes : 0);
+}
+
+static fcdp_status chunk_inter(const chunk *c) {
+    const fcdp_group *group = c->use->group;
+    const fcdp_topology *topology = &group->comm->topology;
+    fcdp_driver *drv = group->comm->engine->drv;
+    const fcdp_staging *staging = &group->comm->set->staging;
+    fcdp_dptr blocks = blocks_of(c, topology->local);
+    fcdp_dptr own = fcdp__dptr_add(blocks, topology->node * c->block_bytes);
+    fcdp_part part = {blocks, c->block_bytes, c->block_bytes};
+    fcdp_status status = fcdp__driver_stream_wait(drv, c->inter, staging->emptied[c->half]);
+    for (size_t k = 0; k < c->n_cuts && !status; k++) {
+        fcdp_dptr shard = {c->use->inputs[c->cuts[k].extent]};
+        status = fcdp__driver_copy_d2d(drv, fcdp__dptr_add(own, c->cuts[k].at),
+                                       fcdp__dptr_add(shard, c->cuts[k].from), c->cuts[k].bytes, c->inter);
+    }
+    if (!status) status = fcdp__comm_all_gather(group->comm, group, FCDP_LANE_INTER, &part, 1, 0, c->inter);
+    return status ? status : fcdp__driver_event_record(drv, staging->filled[c->half], c->inter);
+}
+
+/* With a joined restore its slices go along with the first chunk. */
+static fcdp_status chunk_node(const chunk *c, bool is_first) {
+    const fcdp_group *group = c->use->group;
+    const fcdp_topology *topology = &group->comm->topology;
+    size_t bytes = topology->n_nodes * c->block_bytes, n = 0;
+    fcdp_part parts[FCDP_N_SPANS + 1];
+    fcdp_status status = fcdp__driver_stream_wait(group->comm->engine->drv, c->writer,
+                                                  group->comm->set->staging.filled[c->half]);
+    if (c->use->joined && is_first)
+        n = fcdp__plan_slice_parts(c->use->plan->restore_mask, group->layout, topology,
+                                   fcdp__region_base(group->region), parts);
+    parts[n] = (fcdp_part){c->at, bytes, bytes};
+    return status ? status
+                  : fcdp__comm_all_gather(group->comm, group, FCDP_LANE_NODE, parts, n + 1, n, c->writer);
+}
+
+static fcdp_status chunk_unpack(const chunk *c) {
+    const fcdp_group *group = c->use->group;
+    const fcdp_topology *topology = &group->comm->topology;
+    fcdp_driver *drv = group->comm->engine->drv;
+    uint32_t first = c->by_slice ? 0 : topology->local, n = c->by_slice ? topology->node_size : 1;
+    fcdp_status status = FCDP_OK;
+    for (uint32_t local = first; local < first + n; local++)
+        for (size_t k = 0; k < c->n_cuts && !status; k++) {
+            fcdp_rows rows = fcdp__plan_rows(&c->cuts[k], group->layout, topology, local, blocks_of(c, local),
+                                             c->block_bytes, fcdp__region_base(group->region));
+            status = fcdp__driver_copy_rows(drv, &rows, c->writer);
+        }
+    return status ? status
+                  : fcdp__driver_event_record(drv, group->comm->set->staging.emptied[c->half], c->writer);
+}
+
+/* All of it packs on one stream, so `crossed`, recorded at its end, is behind every read of a shard. What is
+ * restored of the same spans comes first: unpacking writes over it. */
+static fcdp_status packed_gather(fcdp_use *use) {
+    fcdp_group *group = use->group;
+    fcdp_stream_set *set = group->comm->set;
+    fcdp_driver *drv = group->comm->engine->drv;
+    const fcdp_plan *plan = use->plan;
+    chunk c = {.use = use, .by_slice = fcdp__group_by_slice(group)};
+    c.inter = set->streams[group->comm->n_gathers++ % FCDP_N_INTER];
+    c.writer = c.by_slice ? set->streams[FCDP_STREAM_NODE] : c.inter;
+    c.cuts = malloc(plan->n_stale * sizeof *c.cuts);
+    if (!c.cuts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
+    fcdp_status status = fcdp__region_order(group->region, c.writer);
+    if (!status) status = fcdp__driver_stream_wait(drv, c.inter, group->written);
+    if (!status && plan->restore_mask & plan->fill_mask)
+        status = fcdp__driver_stream_wait(drv, c.writer, group->restored);
+    size_t most = block_bytes_of(group, plan->block_bytes);
+    for (size_t first = 0; first < plan->block_bytes && !status; first += most) {
+        c.block_bytes = plan->block_bytes - first < most ? plan->block_bytes - first : most;
+        c.n_cuts = fcdp__plan_cuts(plan, group->layout, first, c.block_bytes, c.cuts);
+        c.half = fcdp__staging_take(set, &c.at);
+        status = chunk_inter(&c);
+        if (!status && c.by_slice) status = chunk_node(&c, first == 0);
+        if (!status) status = chunk_unpack(&c);
+    }
+    if (!status) status = fcdp__driver_event_record(drv, group->crossed, c.inter);
+    free(c.cuts);
+    use->last = c.writer;
+    return status ? fcdp__fail(status, "gathering '%s' between nodes: %s", group->name, fcdp_error_text())
+                  : FCDP_OK;
+}
+
+/* ---- gather ---- */
+
+/* This rank's shards go from where the program has them to their places, and from there to the ranks with the
+ * same local index. What is restored of the same spans comes first: it would write over them. */
+static fcdp_status inter_step(fcdp_use *use) {
+    fcdp_group *group = use->group;
+    const fcdp_topology *topology = &group->comm->topology;
+    fcdp_driver *drv = group->comm->engine->drv;
+    fcdp_stream inter = group->comm->set->streams[group->comm->n_gathers++ % FCDP_N_INTER];
+    fcdp_dptr base = fcdp__region_base(group->region);
+    fcdp_part *parts = malloc((use->plan->n_stale + 1) * sizeof *parts);
+    if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
+    fcdp_status status = fcdp__region_order(group->region, inter);
+    if (!status) status = fcdp__driver_stream_wait(drv, inter, group->written);
+    if (!status && use->plan->restore_mask & use->plan->fill_mask)
+        status = fcdp__driver_stream_wait(drv, inter, group->restored);
+    for (uint32_t k = 0; k < use->plan->n_stale && !status; k++) {
+        uint32_t i = use->plan->stale[k];
+        fcdp_piece place = fcdp__plan_shard(group->layout, topology, i, topology->node, topology->local);
+        status = fcdp__driver_copy_d2d(drv, fcdp__dptr_add(base, place.offset_bytes),
+                                       (fcdp_dptr){use->inputs[i]}, place.bytes, inter);
+    }
+    size_t n = fcdp__plan_inter_parts(use->plan, group->layout, topology, base, parts);
+    if (!status) status = fcdp__comm_all_gather(group->comm, group, FCDP_LANE_INTER, parts, n, 0, inter);
+    if (!status) status = fcdp__driver_event_record(drv, group->crossed, inter);
+    free(parts);
+    use->last = inter;
+    return status ? fcdp__fail(status, "gathering '%s' between nodes: %s", group->name, fcdp_error_text())
+                  : FCDP_OK;
+}
+
+/* The node's ranks all-gather what each has got; with a joined restore, its slices in the same collective. */
+static fcdp_status node_by_slice(fcdp_use *use) {
+    fcdp_group *group = use->group;
+    const fcdp_plan *plan = use->plan;
+    const fcdp_topology *topology = &group->comm->topology;
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_dptr base = fcdp__region_base(group->region);
+    fcdp_stream node = group->comm->set->streams[FCDP_STREAM_NODE];
+    fcdp_part *parts = malloc(((size_t)plan->n_stale * topology->n_nodes + FCDP_N_SPANS) * sizeof *parts);
+    if (!parts) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
+    fcdp_status status = fcdp__region_order(group->region, node);
+    if (!status) status = fcdp__driver_stream_wait(engine->drv, node, group->crossed);
+    size_t n_restored = 0;
+    if (use->joined)
+        n_restored = fcdp__plan_slice_parts(plan->restore_mask, group->layout, topology, base, parts);
+    size_t n = n_restored + fcdp__plan_node_parts(plan, group->layout, topology, base, parts + n_restored);
+    if (!status)
+        status = fcdp__comm_all_gather(group->comm, group, FCDP_LANE_NODE, parts, n, n_restored, node);
+    free(parts);
+    use->last = node;
+    return status;
+}
+
+/* Each rank takes the others' shards from host memory. A span that was restored is loaded before its stale
+ * parts are written over, by the copy stream's own order. */
+static fcdp_status node_by_host(fcdp_use *use) {
+    fcdp_group *group = use->group;
+    fcdp_engine *engine = group->comm->engine;
+    const fcdp_topology *topology = &group->comm->topology;
+    fcdp_stream h2d = group->comm->set->copies[FCDP_TO_DEVICE];
+    fcdp_piece *pieces = malloc(((size_t)use->plan->n_stale * (topology->n_nodes + 1) + 1) * sizeof *pieces);
+    if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a gather of '%s'", group->name);
+    size_t n = fcdp__plan_take_pieces(use->plan, group->layout, topology, pieces);
+    fcdp_status status = fcdp__region_order(group->region, h2d);
+    if (!status)
+        status = fcdp__region_load_pieces(group->region, use->plan->fill_mask, (fcdp_piece_list){pieces, n});
+    if (!status) status = fcdp__driver_stream_wait(engine->drv, h2d, group->crossed);
+    free(pieces);
+    use->last = h2d;
+    return status;
+}
+
+/* Where the group is expected to stay on the device, and its ranks meet there, the host's copy can wait until
+ * it must go. Behind node_by_slice the store waits on the copy stream: the node's stream goes on with the
+ * next group meanwhile. */
+fcdp_status fcdp__gather(fcdp_use *use) {
+    fcdp_group *group = use->group;
+    const fcdp_plan *plan = use->plan;
+    fcdp_engine *engine = group->comm->engine;
+    if (plan->n_stale == 0) return FCDP_OK;
+    /* Spans that it rewrites in part, and the host does not have. */
+    uint32_t whole_mask = unstored_of(group, plan->restore_mask & plan->fill_mask);
+    bool is_alone = group->comm->topology.node_size == 1, by_slice = fcdp__group_by_slice(group);
+    bool stores = (!by_slice && !is_alone) || !fcdp__policy_keeps_group(group);
+    fcdp_status status = fcdp__region_begin_fill(group->region, plan->fill_mask);
+    if (!status && use->packed)
+        status = packed_gather(use);
+    else if (!status)
+        status = inter_step(use);
+    if (!status && stores && !by_slice)
+        status = pieces_store(group, plan, plan->fill_mask, whole_mask, group->crossed);
+    if (!status && !is_alone && !(by_slice && use->packed)) {
+        status = by_slice ? node_by_slice(use) : node_by_host(use);
+        if (status)
+            status = fcdp__fail(status, "gathering '%s' within the node: %s", group->name, fcdp_error_text());
+    }
+    if (!status && stores && by_slice) {
+        status = fcdp__driver_event_record(engine->drv, group->gathered, use->last);
+        if (!status) status = pieces_store(group, plan, plan->fill_mask, whole_mask, group->gathered);
+        use->last = group->comm->set->copies[FCDP_TO_HOST];
+    }
+    group->has_fingerprint = false;
+    return status;
+}
