@@ -15,78 +15,70 @@ PyObject *binding_error_class;
 static PyMethodDef methods_others[] = {
     {"dlpack", binding_dlpack, METH_VARARGS,
      DOC("dlpack($module, address, numel, code, bits, device_type, device_id, owner, /)",
-         "A DLPack capsule of memory for torch.from_dlpack: one dimension of `numel` elements at "
+         "A DLPack capsule of memory for torch.from_dlpack: one dimension of `numel` elements at\n"
          "`address`.\n\n"
-         "code, bits: DLPack's of the dtype. device_type, device_id: DLPack's. The tensor keeps `owner`, on "
-         "which\n"
-         "the memory depends; None: the caller sees to it.")},
+         "code, bits: DLPack's of the dtype. device_type, device_id: DLPack's. The tensor keeps\n"
+         "`owner`, on which the memory depends; None: the caller sees to it.")},
     {"dtype_codes", binding_evidence_dtypes, METH_VARARGS,
      DOC("dtype_codes($module, shard, gathered, /)",
-         "A number for the two dtypes, for a parameter's signals; the same for the same dtypes in this "
+         "A number for the two dtypes, for a parameter's signals; the same for the same dtypes in this\n"
          "process.")},
     {"evidence_places", binding_evidence_places, METH_VARARGS,
      DOC("evidence_places($module, group, extents, /)",
-         "Where the shards of FSDP2's parameters lie: (addresses, sizes), each a uint64 per extent, as "
+         "Where the shards of FSDP2's parameters lie: (addresses, sizes), each a uint64 per extent, as\n"
          "bytes.\n\n"
-         "group: the fcdp.group.Group, which says which shards are read; extents: a list of its own. An "
-         "address\n"
-         "is 0 for a shard that is not read, and so is the size, unless its bytes are not there. Raises what "
-         "an\n"
-         "attribute of a parameter raises.")},
+         "group: the fcdp.group.Group, which says which shards are read; extents: a list of its own.\n"
+         "An address is 0 for a shard that is not read, and so is the size, unless its bytes are not\n"
+         "there. Raises what an attribute of a parameter raises.")},
     {"evidence_signals", binding_evidence_signals, METH_VARARGS,
      DOC("evidence_signals($module, group, extents, /)",
-         "What FSDP2's parameters say of their state: the 8 uint64 of comm/validity.h's fcdp_signals per "
-         "extent,\n"
-         "as bytes.\n\n"
+         "What FSDP2's parameters say of their state: the 8 uint64 of comm/validity.h's fcdp_signals\n"
+         "per extent, as bytes.\n\n"
          "group, extents: as in evidence_places. Raises what an attribute of a parameter raises.")},
     {"evidence_written", binding_evidence_was_written, METH_O,
-     DOC("evidence_written($module, extents, /)", "Was any of these gathered parameters written to since "
-                                                  "this was asked last? Raises what an attribute of\n"
-                                                  "a parameter raises.")},
+     DOC("evidence_written($module, extents, /)",
+         "Was any of these gathered parameters written to since this was asked last? Raises what an\n"
+         "attribute of a parameter raises.")},
     {"load_nccl", binding_nccl_load, METH_VARARGS,
      DOC("load_nccl($module, named, beside_torch, /)",
          "Load NCCL; the only way to make an Nccl.\n\n"
-         "named: a path that the user asks for; None: beside_torch, the library that torch brought along, or "
-         "else\n"
-         "the system's. Raises Error where it cannot be loaded or used.")},
+         "named: a path that the user asks for; None: beside_torch, the library that torch brought\n"
+         "along, or else the system's. Raises Error where it cannot be loaded or used.")},
     {"tensors_enable", binding_tensors_enable, METH_VARARGS,
      DOC("tensors_enable($module, driver, sim_library, /)",
-         "Let fcdp_alloc serve tensors on every device, each from its first one on; options_load() comes "
-         "before.\n\n"
-         "driver: DRIVER_CUDA or DRIVER_SIM. sim_library: path of the simulated driver, or None. Returns a "
-         "dict:\n"
-         "hook of PyTorch's pluggable allocator -> address of its function. Raises Error where this torch "
-         "cannot\n"
-         "be served.")},
+         "Let fcdp_alloc serve tensors on every device, each from its first one on; options_load()\n"
+         "comes before.\n\n"
+         "driver: DRIVER_CUDA or DRIVER_SIM. sim_library: path of the simulated driver, or None.\n"
+         "Returns a dict: hook of PyTorch's pluggable allocator -> address of its function. Raises\n"
+         "Error where this torch cannot be served.")},
     {"allocator_calls_find", binding_allocator_calls_find, METH_NOARGS,
-     DOC("allocator_calls_find($module, /)", "Find what PyTorch's pluggable allocator refuses and its own "
-                                             "does not, for fcdp_alloc to pass on. Returns\n"
-                                             "None, or why it cannot be found.")},
+     DOC("allocator_calls_find($module, /)",
+         "Find what PyTorch's pluggable allocator refuses and its own does not, for fcdp_alloc to pass\n"
+         "on. Returns None, or why it cannot be found.")},
     {"tensors_stats", binding_tensors_stats, METH_VARARGS,
      DOC("tensors_stats($module, ordinal, /)",
-         "A dict of fcdp_alloc's counts and bytes on a device, with one of each pool; None before its first\n"
-         "tensor there.")},
+         "A dict of fcdp_alloc's counts and bytes on a device, with one of each pool; None before its\n"
+         "first tensor there.")},
     {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS,
      DOC("tensors_reset_peaks($module, ordinal, /)",
          "Set the peaks in tensors_stats() to the current values.")},
     {"tensors_blocks", binding_tensors_blocks, METH_VARARGS,
-     DOC("tensors_blocks($module, ordinal, /)", "Every mapped block of fcdp_alloc's on a device, by address: "
-                                                "a list of (stream, address, bytes, requested\n"
-                                                "bytes, \"live\", \"held\" or \"free\", id of its pool, is "
-                                                "it small?); None before its first tensor there.")},
+     DOC("tensors_blocks($module, ordinal, /)",
+         "Every mapped block of fcdp_alloc's on a device, by address: a list of (stream, address,\n"
+         "bytes, requested bytes, \"live\", \"held\" or \"free\", id of its pool, is it small?); None\n"
+         "before its first tensor there.")},
     {"history_record", binding_history_record, METH_VARARGS,
      DOC("history_record($module, max_entries, clear, /)",
-         "Record the last max_entries calls of fcdp_alloc from now on; 0 stops. clear: drop what was "
+         "Record the last max_entries calls of fcdp_alloc from now on; 0 stops. clear: drop what was\n"
          "recorded.")},
     {"history_entries", binding_history_entries, METH_NOARGS,
-     DOC("history_entries($module, /)", "What was recorded, the oldest first: a list of (action, address, "
-                                        "bytes, stream, time in microseconds\n"
-                                        "since the epoch, ordinal).")},
+     DOC("history_entries($module, /)",
+         "What was recorded, the oldest first: a list of (action, address, bytes, stream, time in\n"
+         "microseconds since the epoch, ordinal).")},
     {"neighbour_yield", binding_neighbour_yield, METH_VARARGS,
      DOC("neighbour_yield($module, n_bytes, /)",
-         "PyTorch's own allocator lacks n_bytes of device memory: give back what gathered parameters do not "
-         "need\n"
-         "now. Returns the bytes given back; 0 without an engine that shares the device.")},
+         "PyTorch's own allocator lacks n_bytes of device memory: give back what gathered parameters\n"
+         "do not need now. Returns the bytes given back; 0 without an engine that shares the device.")},
     {NULL, NULL, 0, NULL},
 };
 

@@ -215,21 +215,21 @@ METHOD_O(tree_set_groups) {
 
 static PyMethodDef of_shard_group[] = {
     {"set_number", comm_set_number, METH_O,
-     DOC("set_number($self, number, /)", "Give the shard group a number of 64 bits, the same on each of its "
-                                         "ranks and no other group's, by which\n"
-                                         "a reader of the trace knows it. Before its first group.")},
+     DOC("set_number($self, number, /)",
+         "Give the shard group a number of 64 bits, the same on each of its ranks and no other\n"
+         "group's, by which a reader of the trace knows it. Before its first group.")},
     {"set_streams", comm_set_streams, METH_O,
-     DOC("set_streams($self, beside, /)", "Choose the streams of its operations, before its first group.\n\n"
-                                          "beside: a ShardGroup whose streams it shares, because one thread "
-                                          "uses both in the program's order;\n"
-                                          "None: streams of its own. Without this call it shares those of "
-                                          "the engine's first. Raises Error where\n"
-                                          "streams cannot be made, and changes nothing then.")},
+     DOC("set_streams($self, beside, /)",
+         "Choose the streams of its operations, before its first group.\n\n"
+         "beside: a ShardGroup whose streams it shares, because one thread uses both in the program's\n"
+         "order; None: streams of its own. Without this call it shares those of the engine's first.\n"
+         "Raises Error where streams cannot be made, and changes nothing then.")},
     {"create_host_memory", comm_create_host_memory, METH_NOARGS,
      DOC("create_host_memory($self, /)",
-         "Create the host memory that the group's ranks on this node share; local rank 0 does, the others "
-         "join.\n\n"
-         "Once, before the first group. Returns the ticket for join_host_memory, as bytes. Raises Error.")},
+         "Create the host memory that the group's ranks on this node share; local rank 0 does, the\n"
+         "others join.\n\n"
+         "Once, before the first group. Returns the ticket for join_host_memory, as bytes. Raises\n"
+         "Error.")},
     {"join_host_memory", comm_join_host_memory, METH_O,
      DOC("join_host_memory($self, ticket, /)",
          "Join the host memory that local rank 0 of the group has created.\n\n"
@@ -237,50 +237,45 @@ static PyMethodDef of_shard_group[] = {
     {"create_group", methods_create_group, METH_VARARGS,
      DOC("create_group($self, name, extents, /)",
          "Lay out a parameter group of the shard group.\n\n"
-         "name: for messages. extents: a list of (shard_bytes, span) for each parameter: the bytes of one "
-         "rank's\n"
-         "shard in the gathered dtype, the same on every rank; 1 for a trainable parameter, 0 for a frozen "
-         "one.\n"
-         "Returns a Group, which keeps the shard group; it has no memory before attach(). Raises Error.")},
+         "name: for messages. extents: a list of (shard_bytes, span) for each parameter: the bytes of\n"
+         "one rank's shard in the gathered dtype, the same on every rank; 1 for a trainable parameter,\n"
+         "0 for a frozen one. Returns a Group, which keeps the shard group; it has no memory before\n"
+         "attach(). Raises Error.")},
     {"fits", comm_fits, METH_VARARGS,
-     DOC("fits($self, groups, stays, /)", "Check that each group of a model can be gathered in its turn "
-                                          "within FCDP_DEVICE_BUDGET. Takes nothing.\n\n"
-                                          "groups: a list of Group. stays: bytes, 1 for each group that is "
-                                          "not resharded after forward, else 0.\n"
-                                          "Returns whether there is room to begin one ahead of its use. "
-                                          "Raises Error (ERR_NO_DEVICE_MEM), which\n"
-                                          "names a sufficient budget.")},
+     DOC("fits($self, groups, stays, /)",
+         "Check that each group of a model can be gathered in its turn within FCDP_DEVICE_BUDGET.\n"
+         "Takes nothing.\n\n"
+         "groups: a list of Group. stays: bytes, 1 for each group that is not resharded after forward,\n"
+         "else 0. Returns whether there is room to begin one ahead of its use. Raises Error\n"
+         "(ERR_NO_DEVICE_MEM), which names a sufficient budget.")},
     {"set_ahead", comm_set_ahead, METH_O,
-     DOC("set_ahead($self, ahead, /)", "Say whether the device of every rank has room for a group that is "
-                                       "begun ahead of its use, as fits() of\n"
-                                       "all groups returned it; the same on all ranks. Not so: no restore "
-                                       "begins before it is waited for.")},
+     DOC("set_ahead($self, ahead, /)",
+         "Say whether the device of every rank has room for a group that is begun ahead of its use, as\n"
+         "fits() of all groups returned it; the same on all ranks. Not so: no restore begins before it\n"
+         "is waited for.")},
     {"create_tree", comm_create_tree, METH_NOARGS,
      DOC("create_tree($self, /)",
          "Create the agreement of those groups of the shard group that lie under one root module.\n\n"
          "Returns a Tree, which keeps the shard group. Raises Error.")},
     {"agree", comm_agree, METH_VARARGS,
-     DOC("agree($self, swap, number, votes, /)", "Take the maximum of each byte over the group's ranks, "
-                                                 "which all call it; after they share host memory.\n\n"
-                                                 "swap: a callable (to, from, sent, timeout_s) -> received "
-                                                 "that swaps equally many bytes with the first\n"
-                                                 "ranks of two other nodes; it is called on this thread. "
-                                                 "number: the agreement's, the same on all ranks.\n"
-                                                 "votes: bytes, as many on all ranks.\n"
-                                                 "Returns (the maxima, bytes that this rank sent to other "
-                                                 "nodes). Raises Error, and what `swap` raised if\n"
-                                                 "that was an interrupt.")},
+     DOC("agree($self, swap, number, votes, /)",
+         "Take the maximum of each byte over the group's ranks, which all call it; after they share\n"
+         "host memory.\n\n"
+         "swap: a callable (to, from, sent, timeout_s) -> received that swaps equally many bytes with\n"
+         "the first ranks of two other nodes; it is called on this thread. number: the agreement's,\n"
+         "the same on all ranks. votes: bytes, as many on all ranks. Returns (the maxima, bytes that\n"
+         "this rank sent to other nodes). Raises Error, and what `swap` raised if that was an\n"
+         "interrupt.")},
     {"begin_fingerprints", comm_begin_fingerprints, METH_VARARGS,
      DOC("begin_fingerprints($self, addresses, sizes, stream, /)",
          "Let the device fingerprint shards in its memory, behind what is on `stream` now.\n\n"
-         "addresses, sizes: bytes, a uint64 for each shard: where it is, and its bytes. The shards must not "
-         "be\n"
-         "written or freed before end_fingerprints.\n"
-         "Returns False where the device cannot, now and later. Raises Error.")},
+         "addresses, sizes: bytes, a uint64 for each shard: where it is, and its bytes. The shards\n"
+         "must not be written or freed before end_fingerprints. Returns False where the device cannot,\n"
+         "now and later. Raises Error.")},
     {"end_fingerprints", comm_end_fingerprints, METH_VARARGS,
-     DOC("end_fingerprints($self, n, /)", "Wait for the n fingerprints that begin_fingerprints has begun. "
-                                          "Returns a uint64 for each, as bytes.\n"
-                                          "Raises Error.")},
+     DOC("end_fingerprints($self, n, /)",
+         "Wait for the n fingerprints that begin_fingerprints has begun. Returns a uint64 for each, as\n"
+         "bytes. Raises Error.")},
     {"check", comm_check, METH_NOARGS,
      DOC("check($self, /)",
          "Raise the failure of the group's collectives, streams or peers that is known by now.")},
@@ -291,9 +286,8 @@ static PyMethodDef of_tree[] = {
     {"set_groups", tree_set_groups, METH_O,
      DOC("set_groups($self, groups, /)",
          "Set the groups that an agreement on the whole tree asks for, in place of those before.\n\n"
-         "groups: a list of Group of the tree's shard group, the same on every rank and in the same order. "
-         "The\n"
-         "tree keeps no reference to them. Raises Error.")},
+         "groups: a list of Group of the tree's shard group, the same on every rank and in the same\n"
+         "order. The tree keeps no reference to them. Raises Error.")},
     {"begin_forward", tree_begin_forward, METH_NOARGS,
      DOC("begin_forward($self, /)",
          "The root module's forward begins: the ranks agree anew at the next unshard.")},
@@ -304,14 +298,14 @@ static PyMethodDef of_tree[] = {
 };
 
 bool methods_comm_types(PyObject *module) {
-    static const char of_shard_groups[] = "A process group over which parameters are sharded, as nodes x "
-                                          "ranks: its collectives, the host memory of\n"
-                                          "its ranks on this node, and its first failure.\n\n"
-                                          "Made by Engine.create_shard_group() and create_nccl_shard_group() "
-                                          "alone. It ends with its last reference,\n"
-                                          "and waits for its operations then.";
+    static const char of_shard_groups[] =
+        "A process group over which parameters are sharded, as nodes x ranks: its collectives, the\n"
+        "host memory of its ranks on this node, and its first failure.\n\n"
+        "Made by Engine.create_shard_group() and create_nccl_shard_group() alone. It ends with its\n"
+        "last reference, and waits for its operations then.";
     static const char of_trees[] =
-        "The groups of a shard group that lie under one root module, on which the ranks agree at once.\n\n"
+        "The groups of a shard group that lie under one root module, on which the ranks agree at\n"
+        "once.\n\n"
         "Made by ShardGroup.create_tree() alone.";
     return binding_type_add(module, BINDING_COMM, of_shard_groups, of_shard_group, NULL) &&
            binding_type_add(module, BINDING_TREE, of_trees, of_tree, NULL);
@@ -321,12 +315,12 @@ PyMethodDef methods_comm[] = {
     {"topology", topology, METH_VARARGS,
      DOC("topology($module, node_of, rank, /)",
          "A process group as nodes x ranks: a dict of nodes, ranks_per_node, node and local_rank.\n\n"
-         "node_of: bytes, a uint32 for each rank of the group: its node. rank: this one's place in the "
-         "group.\n"
-         "Raises Error where FCDP cannot serve such a group: one node, or unequal ranks per node.")},
+         "node_of: bytes, a uint32 for each rank of the group: its node. rank: this one's place in the\n"
+         "group. Raises Error where FCDP cannot serve such a group: one node, or unequal ranks per\n"
+         "node.")},
     {"python_calls", python_calls, METH_NOARGS,
-     DOC("python_calls($module, /)", "How often collectives of this process have called Python so far, with "
-                                     "the GIL: twice for each over\n"
-                                     "Python's transport, never over NCCL.")},
+     DOC("python_calls($module, /)",
+         "How often collectives of this process have called Python so far, with the GIL: twice for\n"
+         "each over Python's transport, never over NCCL.")},
     {NULL, NULL, 0, NULL},
 };

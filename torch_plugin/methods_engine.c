@@ -181,8 +181,8 @@ METHOD_NOARGS(engine_reset_peaks) {
 static PyMethodDef methods[] = {
     {"create_account", engine_create_account, METH_NOARGS,
      DOC("create_account($self, /)",
-         "Create the budget of the node's host memory (FCDP_HOST_BUDGET), which all processes of the node "
-         "share.\n\n"
+         "Create the budget of the node's host memory (FCDP_HOST_BUDGET), which all processes of the\n"
+         "node share.\n\n"
          "One process of the node creates it, once, before its first shard group; the others join it.\n"
          "Returns the ticket for join_account, as bytes. Raises Error.")},
     {"join_account", engine_join_account, METH_O,
@@ -192,63 +192,58 @@ static PyMethodDef methods[] = {
     {"create_shard_group", methods_create_shard_group, METH_VARARGS,
      DOC("create_shard_group($self, node_of, rank, transport, /)",
          "Create the core's view of a process group whose collectives are Python's.\n\n"
-         "node_of: bytes, a uint32 for each rank of the group: its node. rank: this one's place in the "
-         "group.\n"
-         "transport: an object with two methods, which threads of the engine's streams call.\n"
-         "begin(lane, address, n_bytes) starts an all-gather in place over members * n_bytes bytes of host\n"
-         "memory at `address`, among the members of a lane (LANE_*), and returns at once; finish(lane, "
-         "begun)\n"
-         "gets what begin returned, and returns when that all-gather is done. The shard group keeps a\n"
-         "reference to it. Returns a ShardGroup, which keeps the engine. Raises Error.")},
+         "node_of: bytes, a uint32 for each rank of the group: its node. rank: this one's place in the\n"
+         "group. transport: an object with two methods, which threads of the engine's streams call.\n"
+         "begin(lane, address, n_bytes) starts an all-gather in place over members * n_bytes bytes of\n"
+         "host memory at `address`, among the members of a lane (LANE_*), and returns at once;\n"
+         "finish(lane, begun) gets what begin returned, and returns when that all-gather is done. The\n"
+         "shard group keeps a reference to it. Returns a ShardGroup, which keeps the engine. Raises\n"
+         "Error.")},
     {"create_nccl_shard_group", binding_create_nccl_shard_group, METH_VARARGS,
      DOC("create_nccl_shard_group($self, node_of, rank, nccl, ids, /)",
-         "Create the core's view of a process group whose collectives are NCCL's. A collective of its ranks, "
-         "of\n"
-         "at most 3/4 of FCDP_TIMEOUT.\n\n"
-         "node_of, rank: as in create_shard_group. nccl: an Nccl, which the shard group keeps. ids: what\n"
-         "nccl.ids() returned on each rank, one after another in the ranks' order.\n"
-         "Returns a ShardGroup. Raises Error, and ValueError where `ids` is not of all ranks.")},
+         "Create the core's view of a process group whose collectives are NCCL's. A collective of its\n"
+         "ranks, of at most 3/4 of FCDP_TIMEOUT.\n\n"
+         "node_of, rank: as in create_shard_group. nccl: an Nccl, which the shard group keeps. ids:\n"
+         "what nccl.ids() returned on each rank, one after another in the ranks' order. Returns a\n"
+         "ShardGroup. Raises Error, and ValueError where `ids` is not of all ranks.")},
     {"share_device", binding_share_device, METH_O,
      DOC("share_device($self, empty_cache, /)",
-         "Share the device with PyTorch's own caching allocator, until the engine ends: before one says "
-         "that\n"
-         "memory is out, the other gives back what it does not use.\n\n"
-         "empty_cache: a callable without arguments (torch.cuda.empty_cache).\n"
-         "Returns whether PyTorch's allocator can ask, too: not where libc10_cuda does not import "
-         "cudaMalloc.")},
+         "Share the device with PyTorch's own caching allocator, until the engine ends: before one\n"
+         "says that memory is out, the other gives back what it does not use.\n\n"
+         "empty_cache: a callable without arguments (torch.cuda.empty_cache). Returns whether\n"
+         "PyTorch's allocator can ask, too: not where libc10_cuda does not import cudaMalloc.")},
     {"begin_pass", engine_begin_pass, METH_NOARGS,
      DOC("begin_pass($self, /)",
          "A root module's forward begins: device pages that the passes before did not need go back.")},
     {"order_writes", engine_order_writes, METH_O,
      DOC("order_writes($self, stream, /)",
          "Put what `stream` does next behind every read of a shard, so that it may write into shards.\n\n"
-         "stream: its address or id; 0: the default one. Where the model computes on the host, the host "
-         "waits.\n"
-         "Raises Error with the first failure of any shard group that is known by now.")},
+         "stream: its address or id; 0: the default one. Where the model computes on the host, the\n"
+         "host waits. Raises Error with the first failure of any shard group that is known by now.")},
     {"drain", engine_drain, METH_NOARGS,
      DOC("drain($self, /)",
-         "Wait until the device has done all that was enqueued. Raises Error with the first failure of any\n"
-         "shard group.")},
+         "Wait until the device has done all that was enqueued. Raises Error with the first failure of\n"
+         "any shard group.")},
     {"stats", engine_stats, METH_NOARGS,
-     DOC("stats($self, /)", "What the engine has done so far: a dict of dicts.\n\n"
-                            "driver: \"sim\" or \"cuda\". gather, restore: (calls, bytes sent between nodes, "
-                            "bytes sent within the\n"
-                            "node) of this rank. gathers, saved, waits, moves, device_bytes, host_bytes: as "
-                            "fcdp.stats() has them.")},
+     DOC("stats($self, /)",
+         "What the engine has done so far: a dict of dicts.\n\n"
+         "driver: \"sim\" or \"cuda\". gather, restore: (calls, bytes sent between nodes, bytes sent\n"
+         "within the node) of this rank. gathers, saved, waits, moves, device_bytes, host_bytes: as\n"
+         "fcdp.stats() has them.")},
     {"reset_peaks", engine_reset_peaks, METH_NOARGS,
      DOC("reset_peaks($self, /)", "Set the peaks in stats() to the current values.")},
     {"destroy", engine_destroy, METH_NOARGS,
      DOC("destroy($self, /)",
-         "End the engine, behind all that the device has to do. Shard groups, trees and groups of it end "
-         "too:\n"
-         "their methods raise RuntimeError from here on. Without this call the engine lives as long as the\n"
-         "process, also when no reference to it is left.")},
+         "End the engine, behind all that the device has to do. Shard groups, trees and groups of it\n"
+         "end too: their methods raise RuntimeError from here on. Without this call the engine lives\n"
+         "as long as the process, also when no reference to it is left.")},
     {NULL, NULL, 0, NULL},
 };
 
 bool methods_engine_type(PyObject *module) {
     static const char doc[] =
-        "What all shard groups of a process share on one device: its driver, its streams and its pages.\n\n"
+        "What all shard groups of a process share on one device: its driver, its streams and its\n"
+        "pages.\n\n"
         "Made by create_engine() alone.";
     return binding_type_add(module, BINDING_ENGINE, doc, methods, NULL);
 }
@@ -257,13 +252,12 @@ PyMethodDef methods_engine[] = {
     {"options_load", options_load, METH_NOARGS,
      DOC("options_load($module, /)",
          "Read the FCDP_* variables of the process's environment, which the core uses from here on.\n\n"
-         "Returns a dict of those that Python needs; a choice is one of the module's constants. Raises "
-         "Error\n"
-         "(ERR_OPTION) for an unknown or malformed variable, and changes nothing then.")},
+         "Returns a dict of those that Python needs; a choice is one of the module's constants. Raises\n"
+         "Error (ERR_OPTION) for an unknown or malformed variable, and changes nothing then.")},
     {"options_table", options_table, METH_NOARGS,
      DOC("options_table($module, /)",
-         "All options: a list of (name, values, default, help, audience); audience is 0 for users, 1 for\n"
-         "experts, 2 for development. None for a default: another component reads the variable.")},
+         "All options: a list of (name, values, default, help, audience); audience is 0 for users, 1\n"
+         "for experts, 2 for development. None for a default: another component reads the variable.")},
     {"size_parse", size_parse, METH_VARARGS,
      DOC("size_parse($module, text, /)",
          "The bytes of a size as options have it (\"2 GiB\"). Raises Error.")},
@@ -272,16 +266,14 @@ PyMethodDef methods_engine[] = {
     {"host_budget", host_budget, METH_VARARGS,
      DOC("host_budget($module, root, /)",
          "The host memory that a node's ranks may take together: (bytes, what sets that limit).\n\n"
-         "root: \"\", or what is put before /proc and /sys. With \"\", raises Error where a job here would "
-         "not get\n"
-         "as much as FCDP_HOST_BUDGET asks for.")},
+         "root: \"\", or what is put before /proc and /sys. With \"\", raises Error where a job here\n"
+         "would not get as much as FCDP_HOST_BUDGET asks for.")},
     {"create_engine", create_engine, METH_VARARGS,
      DOC("create_engine($module, driver, ordinal, sim_library, on_tensors_device, mapping, host_computes, /)",
          "Create an engine with the options as last loaded; the only way to make an Engine.\n\n"
-         "driver: DRIVER_CUDA or DRIVER_SIM. ordinal: the device's index. sim_library: path of the "
-         "simulated\n"
-         "driver. on_tensors_device: gathered parameters share the pages of fcdp_alloc's tensors. mapping:\n"
-         "MAPPING_*. host_computes: the model's tensors are the host's, and Group.wait waits on the host.\n"
-         "Raises Error.")},
+         "driver: DRIVER_CUDA or DRIVER_SIM. ordinal: the device's index. sim_library: path of the\n"
+         "simulated driver. on_tensors_device: gathered parameters share the pages of fcdp_alloc's\n"
+         "tensors. mapping: MAPPING_*. host_computes: the model's tensors are the host's, and\n"
+         "Group.wait waits on the host. Raises Error.")},
     {NULL, NULL, 0, NULL},
 };

@@ -280,8 +280,9 @@ FUNCTION(refuse_restores) {
 
 PyMethodDef methods_group[] = {
     {"refuse_restores", refuse_restores, METH_VARARGS,
-     DOC("refuse_restores($module, callable, /)", "For tests: a restore finds no device memory where "
-                                                  "callable(id of the group) is true. None: none does.")},
+     DOC("refuse_restores($module, callable, /)",
+         "For tests: a restore finds no device memory where callable(id of the group) is true. None:\n"
+         "none does.")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -290,14 +291,15 @@ PyMethodDef methods_group[] = {
 static PyMethodDef methods[] = {
     {"allocate_host", group_allocate_host, METH_NOARGS,
      DOC("allocate_host($self, /)",
-         "Take the group's block of the host memory that the node's ranks share; local rank 0 alone does.\n\n"
-         "Returns its offset there, in bytes, for attach(). Raises Error where the node's budget is spent.")},
+         "Take the group's block of the host memory that the node's ranks share; local rank 0 alone\n"
+         "does.\n\n"
+         "Returns its offset there, in bytes, for attach(). Raises Error where the node's budget is\n"
+         "spent.")},
     {"attach", group_attach, METH_VARARGS,
      DOC("attach($self, offset, /)",
-         "Reserve the group's addresses on the device, over the block of host memory at `offset`, which is "
-         "what\n"
-         "allocate_host() returned on the node's local rank 0. On every rank, once, before any use.\n"
-         "Raises Error.")},
+         "Reserve the group's addresses on the device, over the block of host memory at `offset`,\n"
+         "which is what allocate_host() returned on the node's local rank 0. On every rank, once,\n"
+         "before any use. Raises Error.")},
     {"address", group_address, METH_VARARGS,
      DOC("address($self, i, /)",
          "Where extent i is on the device, as long as the group lives: n_ranks * shard_bytes bytes.\n"
@@ -305,89 +307,81 @@ static PyMethodDef methods[] = {
     {"dlpack", group_dlpack, METH_VARARGS,
      DOC("dlpack($self, i, numel, code, bits, device_type, device_id, /)",
          "A DLPack capsule of extent i for torch.from_dlpack: one dimension of `numel` elements.\n\n"
-         "code, bits: DLPack's of the dtype. device_type, device_id: DLPack's. The tensor keeps the group; "
-         "its\n"
-         "memory is there between wait() and reshard() alone. Raises IndexError.")},
+         "code, bits: DLPack's of the dtype. device_type, device_id: DLPack's. The tensor keeps the\n"
+         "group; its memory is there between wait() and reshard() alone. Raises IndexError.")},
     {"watch", group_watch, METH_O,
      DOC("watch($self, names, /)",
          "Let a SIGSEGV in the group's memory name the parameter that was used while it was sharded.\n\n"
-         "names: a list of str, one for each extent. After attach(), once. Raises Error, and ValueError for\n"
-         "another number of names.")},
+         "names: a list of str, one for each extent. After attach(), once. Raises Error, and\n"
+         "ValueError for another number of names.")},
     {"set_owner", group_set_owner, METH_VARARGS,
      DOC("set_owner($self, owner, names, /)",
-         "Set the object whose methods the core calls for what Python alone knows of the group's parameters\n"
-         "(fcdp.group.Group has them), on the thread that unshards.\n\n"
-         "owner: referred to weakly. names: a list of str, one for each extent, for messages. Raises "
-         "ValueError\n"
-         "for another number of names.")},
+         "Set the object whose methods the core calls for what Python alone knows of the group's\n"
+         "parameters (fcdp.group.Group has them), on the thread that unshards.\n\n"
+         "owner: referred to weakly. names: a list of str, one for each extent, for messages. Raises\n"
+         "ValueError for another number of names.")},
     {"unshard", (PyCFunction)(void (*)(void))group_unshard, METH_FASTCALL,
      DOC("unshard($self, tree, pass_, by_hand, stream, made_on, side, /)",
-         "Begin the group's gather or restore, or put it off until wait(); then those of the groups that "
-         "follow.\n"
-         "The ranks agree before, if they must. All ranks call it in the same order of groups.\n\n"
-         "tree: the Tree that the group belongs to from here on. pass_: PASS_*. by_hand: not from a hook of\n"
-         "FSDP's; the ranks agree on the group alone. stream: the current one, by its address or id. "
-         "made_on: the\n"
-         "stream behind which an agreement by hand reads the shards. side: the fcdp.side.Side on which the "
-         "gather's\n"
-         "inputs are made; None: on the current stream.\n"
-         "Raises Error, and what the owner's methods raised. After an exception there is nothing to wait "
-         "for.")},
+         "Begin the group's gather or restore, or put it off until wait(); then those of the groups\n"
+         "that follow. The ranks agree before, if they must. All ranks call it in the same order of\n"
+         "groups.\n\n"
+         "tree: the Tree that the group belongs to from here on. pass_: PASS_*. by_hand: not from a\n"
+         "hook of FSDP's; the ranks agree on the group alone. stream: the current one, by its address\n"
+         "or id. made_on: the stream behind which an agreement by hand reads the shards. side: the\n"
+         "fcdp.side.Side on which the gather's inputs are made; None: on the current stream. Raises\n"
+         "Error, and what the owner's methods raised. After an exception there is nothing to wait for.")},
     {"wait", group_wait, METH_O,
-     DOC("wait($self, stream, /)", "Make `stream` wait until the gathered bytes are there; where the model "
-                                   "computes on the host, the host\n"
-                                   "waits. Begins what unshard() has put off.\n\n"
-                                   "stream: its address or id; 0: the default one. Raises Error, and what "
-                                   "the owner's methods raised.")},
+     DOC("wait($self, stream, /)",
+         "Make `stream` wait until the gathered bytes are there; where the model computes on the host,\n"
+         "the host waits. Begins what unshard() has put off.\n\n"
+         "stream: its address or id; 0: the default one. Raises Error, and what the owner's methods\n"
+         "raised.")},
     {"reshard", group_reshard, METH_O,
      DOC("reshard($self, stream, /)",
-         "End the group's use: its device memory may go behind what is on `stream` by now. Asks the owner "
-         "whether\n"
-         "the gathered bytes were written to, since such a copy is not fresh.\n\n"
+         "End the group's use: its device memory may go behind what is on `stream` by now. Asks the\n"
+         "owner whether the gathered bytes were written to, since such a copy is not fresh.\n\n"
          "stream: its address or id. Raises Error, and what the owner's methods raised.")},
     {"cancel", group_cancel, METH_O,
      DOC("cancel($self, stream, /)",
-         "The gathered bytes of an unshard() will not be used: in place of wait(), and before reshard().\n\n"
+         "The gathered bytes of an unshard() will not be used: in place of wait(), and before\n"
+         "reshard().\n\n"
          "Returns whether the gather or restore had begun; then it has been waited for. Raises Error.")},
     {"give_up", group_give_up, METH_O,
-     DOC("give_up($self, stream, /)", "End a use that has failed after its unshard(): in place of wait() and "
-                                      "reshard(). Raises nothing but an\n"
-                                      "interrupt, since an exception is under way.")},
+     DOC("give_up($self, stream, /)",
+         "End a use that has failed after its unshard(): in place of wait() and reshard(). Raises\n"
+         "nothing but an interrupt, since an exception is under way.")},
     {"agree", group_agree, METH_O,
      DOC("agree($self, stream, /)",
-         "Agree with the other ranks on the group alone, behind what is on `stream`; all ranks call it.\n\n"
-         "Returns whether a shard of the group is missing on some rank. Raises Error, and what the owner's\n"
-         "methods raised.")},
+         "Agree with the other ranks on the group alone, behind what is on `stream`; all ranks call\n"
+         "it.\n\n"
+         "Returns whether a shard of the group is missing on some rank. Raises Error, and what the\n"
+         "owner's methods raised.")},
     {"ask_again", group_ask_again, METH_NOARGS,
-     DOC("ask_again($self, /)", "Its gradients were reduced, or an optimizer stepped its parameters: the "
-                                "ranks agree anew at the next\n"
-                                "unshard.")},
+     DOC("ask_again($self, /)",
+         "Its gradients were reduced, or an optimizer stepped its parameters: the ranks agree anew at\n"
+         "the next unshard.")},
     {"vote_whole", group_vote_whole, METH_VARARGS,
      DOC("vote_whole($self, i, signals, address, n_bytes, fingerprint, /)",
          "This rank's vote on reading parameter i as a whole from the node's copy. Changes nothing.\n\n"
-         "signals: bytes, the 8 uint64 of comm/validity.h's fcdp_signals. address: of the shard's n_bytes "
-         "bytes\n"
-         "where the host reads them, else 0. fingerprint: a uint64 as bytes where the device has read them, "
-         "else\n"
-         "b\"\". Returns WHOLE_*; the ranks take their maximum. Raises IndexError.")},
+         "signals: bytes, the 8 uint64 of comm/validity.h's fcdp_signals. address: of the shard's\n"
+         "n_bytes bytes where the host reads them, else 0. fingerprint: a uint64 as bytes where the\n"
+         "device has read them, else b\"\". Returns WHOLE_*; the ranks take their maximum. Raises\n"
+         "IndexError.")},
     {"begin_whole", group_begin_whole, METH_VARARGS,
      DOC("begin_whole($self, i, stream, /)",
-         "As unshard(), to read parameter i as a whole, after a vote of WHOLE_FRESH or an agreement on the "
-         "group.\n"
-         "wait() and reshard() follow. Raises Error, IndexError, and what the owner's methods raised.")},
+         "As unshard(), to read parameter i as a whole, after a vote of WHOLE_FRESH or an agreement on\n"
+         "the group. wait() and reshard() follow. Raises Error, IndexError, and what the owner's\n"
+         "methods raised.")},
     {"read_whole", group_read_whole, METH_VARARGS,
      DOC("read_whole($self, i, address, n_bytes, stream, /)",
-         "Copy the first n_bytes bytes of parameter i from host memory to the device memory at `address`, "
-         "after\n"
-         "a vote of WHOLE_HOST. `stream` waits for them; where the model computes on the host, the host "
-         "does.\n"
-         "Raises Error and IndexError.")},
+         "Copy the first n_bytes bytes of parameter i from host memory to the device memory at\n"
+         "`address`, after a vote of WHOLE_HOST. `stream` waits for them; where the model computes on\n"
+         "the host, the host does. Raises Error and IndexError.")},
     {"stats", group_stats, METH_NOARGS,
      DOC("stats($self, /)",
          "What the group is and did so far: a dict with name, bytes, trainable_bytes, gathers_made,\n"
-         "gathers_avoided, gathers_forward, gathers_backward, plain_bytes, gather_bytes (as fcdp.stats() "
-         "has\n"
-         "them), and state: \"device\", \"host\", \"mixed\" or \"invalid\".")},
+         "gathers_avoided, gathers_forward, gathers_backward, plain_bytes, gather_bytes (as\n"
+         "fcdp.stats() has them), and state: \"device\", \"host\", \"mixed\" or \"invalid\".")},
     {NULL, NULL, 0, NULL},
 };
 
@@ -398,10 +392,10 @@ static PyGetSetDef getters[] = {
 
 bool methods_group_type(PyObject *module) {
     static const char doc[] =
-        "One parameter group of FSDP's in a shard group: the same bytes on the device and in the node's host "
-        "memory.\n\n"
-        "Made by ShardGroup.create_group() alone. It ends with its last reference, that of a tensor over its "
-        "memory\n"
-        "included, and waits for its operations then. Calls on one group are the caller's to order.";
+        "One parameter group of FSDP's in a shard group: the same bytes on the device and in the\n"
+        "node's host memory.\n\n"
+        "Made by ShardGroup.create_group() alone. It ends with its last reference, that of a tensor\n"
+        "over its memory included, and waits for its operations then. Calls on one group are the\n"
+        "caller's to order.";
     return binding_type_add(module, BINDING_GROUP, doc, methods, getters);
 }

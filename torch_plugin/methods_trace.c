@@ -135,18 +135,17 @@ PyMethodDef methods_trace[] = {
          "The time now, in nanoseconds, for trace_agreement and trace_plain; 0: nothing is traced.")},
     {"trace_agreement", trace_agreement, METH_VARARGS,
      DOC("trace_agreement($module, start_ns, n_calls, n_bytes, /)",
-         "The ranks have agreed on something since start_ns. n_calls: agreements since the last call; "
-         "n_bytes:\n"
-         "what this rank sent to other nodes.")},
+         "The ranks have agreed on something since start_ns. n_calls: agreements since the last call;\n"
+         "n_bytes: what this rank sent to other nodes.")},
     {"trace_plain", trace_plain, METH_VARARGS,
      DOC("trace_plain($module, is_gather, n_bytes, crosses, n_ranks, start_ns, /)",
          "A collective of FSDP's own: an all-gather, or a reduce-scatter.\n\n"
-         "n_bytes: what this rank sends to the next of a ring. crosses: do they leave the node? None: it is "
-         "not\n"
-         "known. start_ns: the program has waited for it since then; 0: it begins now, on a stream.")},
+         "n_bytes: what this rank sends to the next of a ring. crosses: do they leave the node? None:\n"
+         "it is not known. start_ns: the program has waited for it since then; 0: it begins now, on a\n"
+         "stream.")},
     {"trace_bypass", trace_bypass, METH_VARARGS,
      DOC("trace_bypass($module, name, reason, n_bytes, trainable_bytes, /)",
-         "A parameter group is left to FSDP. n_bytes, trainable_bytes: its size, and that of its trainable\n"
-         "parameters; 0: not known.")},
+         "A parameter group is left to FSDP. n_bytes, trainable_bytes: its size, and that of its\n"
+         "trainable parameters; 0: not known.")},
     {NULL, NULL, 0, NULL},
 };

@@ -53,9 +53,8 @@ static PyMethodDef methods[] = {
      DOC("ids($self, node_of, rank, /)",
          "Make the ids of the communicators that this rank leads, as bytes, for\n"
          "Engine.create_nccl_shard_group() on all ranks.\n\n"
-         "node_of: bytes, a uint32 for each rank of the group: its node. rank: this one's place in the "
-         "group.\n"
-         "Raises Error.")},
+         "node_of: bytes, a uint32 for each rank of the group: its node. rank: this one's place in the\n"
+         "group. Raises Error.")},
     {NULL, NULL, 0, NULL},
 };
 
