@@ -112,6 +112,8 @@ def test_the_wheel_holds_its_parts(files):
         "fcdp.pth",
         "fcdp/__init__.py",
         "fcdp/_fcdp.abi3.so",
+        "fcdp/_fcdp.pyi",
+        "fcdp/py.typed",
         "fcdp/libfcdp_simgpu.so",
         "fcdp_lab/__init__.py",
         "fcdp_memtrace/_trace.abi3.so",

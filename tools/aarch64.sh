@@ -101,9 +101,9 @@ import fcdp
 from fcdp import _fcdp
 
 library = os.path.join(os.path.dirname(_fcdp.__file__), "libfcdp_simgpu.so")
-engine = _fcdp.engine_create(_fcdp.options_load()["driver"], 0, library, False, _fcdp.MAPPING_AUTO, True)
-print(platform.machine(), "Python", platform.python_version(), "fcdp", fcdp.__version__, _fcdp.engine_stats(engine))
-_fcdp.engine_destroy(engine)
+engine = _fcdp.create_engine(_fcdp.options_load()["driver"], 0, library, False, _fcdp.MAPPING_AUTO, True)
+print(platform.machine(), "Python", platform.python_version(), "fcdp", fcdp.__version__, engine.stats())
+engine.destroy()
 END
 }
 

@@ -11,29 +11,89 @@
 
 PyObject *binding_error_class;
 
-static PyMethodDef methods[] = {
-    {"dlpack", binding_dlpack, METH_VARARGS, NULL},
-    {"dtype_codes", binding_evidence_dtypes, METH_VARARGS, NULL},
-    {"evidence_places", binding_evidence_places, METH_VARARGS, NULL},
-    {"evidence_signals", binding_evidence_signals, METH_VARARGS, NULL},
-    {"evidence_written", binding_evidence_was_written, METH_O, NULL},
-    {"nccl_load", binding_nccl_load, METH_VARARGS, NULL},
-    {"nccl_ids", binding_nccl_ids, METH_VARARGS, NULL},
-    {"nccl_comm_create", binding_nccl_comm_create, METH_VARARGS, NULL},
-    {"tensors_enable", binding_tensors_enable, METH_VARARGS, NULL},
-    {"allocator_calls_find", binding_allocator_calls_find, METH_NOARGS, NULL},
-    {"tensors_stats", binding_tensors_stats, METH_VARARGS, NULL},
-    {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS, NULL},
-    {"tensors_blocks", binding_tensors_blocks, METH_VARARGS, NULL},
-    {"history_record", binding_history_record, METH_VARARGS, NULL},
-    {"history_entries", binding_history_entries, METH_VARARGS, NULL},
-    {"neighbour_begin", binding_neighbour_begin, METH_VARARGS, NULL},
-    {"neighbour_yield", binding_neighbour_yield, METH_VARARGS, NULL},
+/* Those of files that have more to do than to make functions for Python. */
+static PyMethodDef methods_others[] = {
+    {"dlpack", binding_dlpack, METH_VARARGS,
+     DOC("dlpack($module, address, numel, code, bits, device_type, device_id, owner, /)",
+         "A DLPack capsule of memory for torch.from_dlpack: one dimension of `numel` elements at\n"
+         "`address`.\n\n"
+         "code, bits: DLPack's of the dtype. device_type, device_id: DLPack's. The tensor keeps\n"
+         "`owner`, on which the memory depends; None: the caller sees to it.")},
+    {"dtype_codes", binding_evidence_dtypes, METH_VARARGS,
+     DOC("dtype_codes($module, shard, gathered, /)",
+         "A number for the two dtypes, for a parameter's signals; the same for the same dtypes in this\n"
+         "process.")},
+    {"evidence_places", binding_evidence_places, METH_VARARGS,
+     DOC("evidence_places($module, group, extents, /)",
+         "Where the shards of FSDP2's parameters lie: (addresses, sizes), each a uint64 per extent, as\n"
+         "bytes.\n\n"
+         "group: the fcdp.group.Group, which says which shards are read; extents: a list of its own.\n"
+         "An address is 0 for a shard that is not read, and so is the size, unless its bytes are not\n"
+         "there. Raises what an attribute of a parameter raises.")},
+    {"evidence_signals", binding_evidence_signals, METH_VARARGS,
+     DOC("evidence_signals($module, group, extents, /)",
+         "What FSDP2's parameters say of their state: the 8 uint64 of comm/validity.h's fcdp_signals\n"
+         "per extent, as bytes.\n\n"
+         "group, extents: as in evidence_places. Raises what an attribute of a parameter raises.")},
+    {"evidence_written", binding_evidence_was_written, METH_O,
+     DOC("evidence_written($module, extents, /)",
+         "Was any of these gathered parameters written to since this was asked last? Raises what an\n"
+         "attribute of a parameter raises.")},
+    {"load_nccl", binding_nccl_load, METH_VARARGS,
+     DOC("load_nccl($module, named, beside_torch, /)",
+         "Load NCCL; the only way to make an Nccl.\n\n"
+         "named: a path that the user asks for; None: beside_torch, the library that torch brought\n"
+         "along, or else the system's. Raises Error where it cannot be loaded or used.")},
+    {"tensors_enable", binding_tensors_enable, METH_VARARGS,
+     DOC("tensors_enable($module, driver, sim_library, /)",
+         "Let fcdp_alloc serve tensors on every device, each from its first one on; options_load()\n"
+         "comes before.\n\n"
+         "driver: DRIVER_CUDA or DRIVER_SIM. sim_library: path of the simulated driver, or None.\n"
+         "Returns a dict: hook of PyTorch's pluggable allocator -> address of its function. Raises\n"
+         "Error where this torch cannot be served.")},
+    {"allocator_calls_find", binding_allocator_calls_find, METH_NOARGS,
+     DOC("allocator_calls_find($module, /)",
+         "Find what PyTorch's pluggable allocator refuses and its own does not, for fcdp_alloc to pass\n"
+         "on. Returns None, or why it cannot be found.")},
+    {"tensors_stats", binding_tensors_stats, METH_VARARGS,
+     DOC("tensors_stats($module, ordinal, /)",
+         "A dict of fcdp_alloc's counts and bytes on a device, with one of each pool; None before its\n"
+         "first tensor there.")},
+    {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS,
+     DOC("tensors_reset_peaks($module, ordinal, /)",
+         "Set the peaks in tensors_stats() to the current values.")},
+    {"tensors_blocks", binding_tensors_blocks, METH_VARARGS,
+     DOC("tensors_blocks($module, ordinal, /)",
+         "Every mapped block of fcdp_alloc's on a device, by address: a list of (stream, address,\n"
+         "bytes, requested bytes, \"live\", \"held\" or \"free\", id of its pool, is it small?); None\n"
+         "before its first tensor there.")},
+    {"history_record", binding_history_record, METH_VARARGS,
+     DOC("history_record($module, max_entries, clear, /)",
+         "Record the last max_entries calls of fcdp_alloc from now on; 0 stops. clear: drop what was\n"
+         "recorded.")},
+    {"history_entries", binding_history_entries, METH_NOARGS,
+     DOC("history_entries($module, /)",
+         "What was recorded, the oldest first: a list of (action, address, bytes, stream, time in\n"
+         "microseconds since the epoch, ordinal).")},
+    {"neighbour_yield", binding_neighbour_yield, METH_VARARGS,
+     DOC("neighbour_yield($module, n_bytes, /)",
+         "PyTorch's own allocator lacks n_bytes of device memory: give back what gathered parameters\n"
+         "do not need now. Returns the bytes given back; 0 without an engine that shares the device.")},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_fcdp", "FCDP's core, marshalled.", -1, methods, NULL, NULL, NULL, NULL};
+    PyModuleDef_HEAD_INIT,
+    "_fcdp",
+    "FCDP's core for Python. Errors of the core are Error, with args (text, status: ERR_*).\n\n"
+    "Streams are given by their address or id. What C has as an array is bytes, in\n"
+    "the machine's byte order.",
+    -1,
+    methods_others,
+    NULL,
+    NULL,
+    NULL,
+    NULL};
 
 /* Constants are those of the core's enums, so that Python repeats none of their values. */
 PyMODINIT_FUNC PyInit__fcdp(void) {
@@ -41,6 +101,8 @@ PyMODINIT_FUNC PyInit__fcdp(void) {
     if (!m || !binding_evidence_init() || PyModule_AddFunctions(m, methods_engine) < 0 ||
         PyModule_AddFunctions(m, methods_comm) < 0 || PyModule_AddFunctions(m, methods_group) < 0 ||
         PyModule_AddFunctions(m, methods_trace) < 0)
+        return NULL;
+    if (!methods_engine_type(m) || !methods_comm_types(m) || !methods_group_type(m) || !binding_nccl_type(m))
         return NULL;
     binding_error_class = PyErr_NewExceptionWithDoc(
         "fcdp.Error", "A failure of FCDP's core; args = (text, status).", PyExc_RuntimeError, NULL);

@@ -51,15 +51,8 @@ static void capsule_delete(PyObject *capsule) {
     managed->deleter(managed);
 }
 
-PyObject *binding_dlpack(PyObject *self, PyObject *args) {
-    (void)self;
-    unsigned long long address;
-    long long numel;
-    int code, bits, device_type, device_id;
-    PyObject *owner;
-    if (!PyArg_ParseTuple(args, "KLiiiiO:dlpack", &address, &numel, &code, &bits, &device_type, &device_id,
-                          &owner))
-        return NULL;
+PyObject *binding_dlpack_over(uint64_t address, long long numel, int code, int bits, int device_type,
+                              int device_id, PyObject *owner) {
     view *v = calloc(1, sizeof *v);
     if (!v) return PyErr_NoMemory();
     v->shape = numel;
@@ -76,4 +69,16 @@ PyObject *binding_dlpack(PyObject *self, PyObject *args) {
     PyObject *capsule = PyCapsule_New(&v->managed, "dltensor", capsule_delete);
     if (!capsule) view_delete(&v->managed);
     return capsule;
+}
+
+PyObject *binding_dlpack(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned long long address;
+    long long numel;
+    int code, bits, device_type, device_id;
+    PyObject *owner;
+    if (!PyArg_ParseTuple(args, "KLiiiiO:dlpack", &address, &numel, &code, &bits, &device_type, &device_id,
+                          &owner))
+        return NULL;
+    return binding_dlpack_over(address, numel, code, bits, device_type, device_id, owner);
 }

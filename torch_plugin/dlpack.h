@@ -4,7 +4,11 @@
 
 #include "torch_plugin/binding.h"
 
-/* DLPack: a one-dimensional tensor over `bytes` at `address`; `owner` lives as long as the tensor. */
+/* A capsule of DLPack's: a tensor of one dimension, numel elements of `bits` bits at `address`, which keeps
+ * `owner`. NULL with an exception set. */
+PyObject *binding_dlpack_over(uint64_t address, long long numel, int code, int bits, int device_type,
+                              int device_id, PyObject *owner);
+/* The module's function. */
 PyObject *binding_dlpack(PyObject *self, PyObject *args);
 
 #endif

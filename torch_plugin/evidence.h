@@ -1,7 +1,7 @@
 /* evidence.h - what FSDP2's parameters are now, for the core's evidence (comm/vote.h).
  *
  * The extents are those of fsdp2.py, one piece each; FSDP1's and those of extensions say the same in Python
- * (runtime.Extent). With the GIL; every function may raise what an attribute of a parameter raises. */
+ * (group.Extent). With the GIL; every function may raise what an attribute of a parameter raises. */
 #ifndef FCDP_PLUGIN_EVIDENCE_H
 #define FCDP_PLUGIN_EVIDENCE_H
 
@@ -17,7 +17,7 @@ typedef struct binding_evidence {
     size_t *shard_bytes;
 } binding_evidence;
 
-/* `group`: the runtime.Group of `extents`, a list; it says which shards are read, and whether the
+/* `group`: the group.Group of `extents`, a list; it says which shards are read, and whether the
  * device reads them. */
 bool binding_evidence_read(PyObject *group, PyObject *extents, const binding_evidence *evidence,
                            bool *by_device_out);

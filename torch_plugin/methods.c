@@ -34,6 +34,13 @@ fcdp_group **methods_groups(PyObject *list, uint32_t *n_out) {
     return groups;
 }
 
+bool methods_stream(PyObject *number, fcdp_stream *stream_out) {
+    unsigned long long address = PyLong_AsUnsignedLongLongMask(number);
+    if (address == (unsigned long long)-1 && PyErr_Occurred()) return false;
+    *stream_out = (fcdp_stream)(uintptr_t)address;
+    return true;
+}
+
 PyObject *methods_none_or_raise(fcdp_status status) {
     if (status < 0) return binding_raise(status);
     Py_RETURN_NONE;

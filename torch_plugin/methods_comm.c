@@ -1,12 +1,13 @@
-/* methods_comm.c - the module's functions of a shard group, with the trees in it. */
+/* methods_comm.c - _fcdp.ShardGroup, and the trees in it: _fcdp.Tree. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/fit.h"
 #include "comm/tree.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/transport.h"
 
-METHOD(topology) {
+FUNCTION(topology) {
     PyObject *node_of;
     unsigned int rank;
     if (!PyArg_ParseTuple(args, "SI:topology", &node_of, &rank)) return NULL;
@@ -17,111 +18,67 @@ METHOD(topology) {
                          t.node, "local_rank", t.local);
 }
 
-/* A comm's owner: what it stands on, and its transport, which goes after it. */
-static void transport_free(PyObject *capsule) {
-    binding_transport_destroy(PyCapsule_GetPointer(capsule, "fcdp.transport"));
+FUNCTION_NOARGS(python_calls) {
+    return PyLong_FromUnsignedLongLong(binding_transport_python_calls());
 }
 
-METHOD(comm_create) {
-    PyObject *handle, *node_of, *callable;
+PyObject *methods_create_shard_group(PyObject *self, PyObject *args) {
+    PyObject *node_of, *callables;
     unsigned int rank;
-    if (!PyArg_ParseTuple(args, "OSIO:comm_create", &handle, &node_of, &rank, &callable)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+    if (!PyArg_ParseTuple(args, "SIO:create_shard_group", &node_of, &rank, &callables)) return NULL;
+    fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
     fcdp_topology t;
     fcdp_status status = binding_topology(node_of, rank, &t);
     if (status != FCDP_OK) return binding_raise(status);
-    binding_transport *transport = binding_transport_create(callable, engine, &t);
-    PyObject *of_transport = transport ? PyCapsule_New(transport, "fcdp.transport", transport_free) : NULL;
-    PyObject *owner = of_transport ? Py_BuildValue("(ON)", handle, of_transport) : NULL;
-    if (!owner) return NULL;
+    binding_transport *transport = binding_transport_create(callables, engine, &t);
+    if (!transport) return NULL;
     fcdp_transport table = binding_transport_table(transport);
     fcdp_comm *comm;
     CALL(fcdp_comm_create(engine, &t, &table, &comm));
-    PyObject *wrapped = status == FCDP_OK ? binding_wrap(BINDING_COMM, comm, owner) : binding_raise(status);
-    Py_DECREF(owner);
-    return wrapped;
+    if (status != FCDP_OK) {
+        binding_raise(status);
+        binding_transport_destroy(transport);
+        return NULL;
+    }
+    PyObject *shard_group = binding_wrap(BINDING_COMM, comm, self);
+    if (shard_group) binding_set_carrier(shard_group, transport, NULL);
+    return shard_group;
 }
 
-METHOD(comm_set_shard_group) {
-    PyObject *handle;
-    unsigned long long shard_group;
-    if (!PyArg_ParseTuple(args, "OK:comm_set_shard_group", &handle, &shard_group)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+METHOD_O(comm_set_number) {
+    fcdp_comm *comm = binding_core(self);
     if (!comm) return NULL;
-    fcdp_comm_set_shard_group(comm, shard_group);
+    unsigned long long number = PyLong_AsUnsignedLongLongMask(argument);
+    if (PyErr_Occurred()) return NULL;
+    fcdp_comm_set_shard_group(comm, number);
     Py_RETURN_NONE;
 }
 
-/* (comm, comm or None): whose streams it shares. */
-METHOD(comm_set_streams) {
-    PyObject *handle, *other;
-    if (!PyArg_ParseTuple(args, "OO:comm_set_streams", &handle, &other)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
-    fcdp_comm *beside = comm && other != Py_None ? binding_unwrap(BINDING_COMM, other) : NULL;
-    if (!comm || (other != Py_None && !beside)) return NULL;
+METHOD_O(comm_set_streams) {
+    fcdp_comm *comm = binding_core(self);
+    fcdp_comm *beside = comm && argument != Py_None ? binding_unwrap(BINDING_COMM, argument) : NULL;
+    if (!comm || (argument != Py_None && !beside)) return NULL;
     fcdp_status status;
     CALL(fcdp_comm_set_streams(comm, beside));
     return methods_none_or_raise(status);
 }
 
-METHOD(comm_check) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:comm_check", &handle)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
-    return comm ? methods_none_or_raise(fcdp_comm_check(comm)) : NULL;
-}
-
-METHOD(tree_create) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:tree_create", &handle)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
-    if (!comm) return NULL;
-    fcdp_tree *tree;
-    fcdp_status status = fcdp_tree_create(comm, &tree);
-    return status == FCDP_OK ? binding_wrap(BINDING_TREE, tree, handle) : binding_raise(status);
-}
-
-#define TREE_EVENT(name, call)                                                                               \
-    METHOD(name) {                                                                                           \
-        PyObject *handle;                                                                                    \
-        if (!PyArg_ParseTuple(args, "O:" #name, &handle)) return NULL;                                       \
-        fcdp_tree *tree = binding_unwrap(BINDING_TREE, handle);                                              \
-        if (!tree) return NULL;                                                                              \
-        call(tree);                                                                                          \
-        Py_RETURN_NONE;                                                                                      \
-    }
-TREE_EVENT(tree_begin_forward, fcdp_tree_begin_forward)
-TREE_EVENT(tree_begin_backward, fcdp_tree_begin_backward)
-
-/* (tree, [group]): those that an agreement on all of them asks for, in this order. */
-METHOD(tree_set_groups) {
-    PyObject *handle, *list;
-    uint32_t n;
-    if (!PyArg_ParseTuple(args, "OO:tree_set_groups", &handle, &list)) return NULL;
-    fcdp_tree *tree = binding_unwrap(BINDING_TREE, handle);
-    fcdp_group **groups = tree ? methods_groups(list, &n) : NULL;
-    if (!groups) return NULL;
-    fcdp_status status = fcdp_tree_set_groups(tree, groups, n);
-    free(groups);
-    return methods_none_or_raise(status);
-}
-
-/* (comm, has every rank's device room for a group that is begun ahead?) */
-METHOD(comm_set_ahead) {
-    PyObject *handle;
-    int ahead;
-    if (!PyArg_ParseTuple(args, "Op:comm_set_ahead", &handle, &ahead)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
-    if (!comm) return NULL;
+METHOD_O(comm_set_ahead) {
+    fcdp_comm *comm = binding_core(self);
+    int ahead = comm ? PyObject_IsTrue(argument) : -1;
+    if (ahead < 0) return NULL;
     fcdp_comm_set_ahead(comm, ahead);
     Py_RETURN_NONE;
 }
 
-METHOD(comm_host_create) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:comm_host_create", &handle)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+METHOD_NOARGS(comm_check) {
+    fcdp_comm *comm = binding_core(self);
+    return comm ? methods_none_or_raise(fcdp_comm_check(comm)) : NULL;
+}
+
+METHOD_NOARGS(comm_create_host_memory) {
+    fcdp_comm *comm = binding_core(self);
     if (!comm) return NULL;
     fcdp_shared_ticket ticket = {0};
     fcdp_status status;
@@ -129,15 +86,27 @@ METHOD(comm_host_create) {
     return methods_ticket_or_raise(status, &ticket);
 }
 
-METHOD(comm_host_join) {
-    PyObject *handle, *bytes;
+METHOD_O(comm_join_host_memory) {
+    fcdp_comm *comm = binding_core(self);
     fcdp_shared_ticket ticket;
-    if (!PyArg_ParseTuple(args, "OO:comm_host_join", &handle, &bytes)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
-    if (!comm || !methods_ticket(bytes, &ticket)) return NULL;
+    if (!comm || !methods_ticket(argument, &ticket)) return NULL;
     fcdp_status status;
     CALL(fcdp_comm_host_join(comm, &ticket));
     return methods_none_or_raise(status);
+}
+
+METHOD(comm_fits) {
+    PyObject *list, *bytes;
+    if (!PyArg_ParseTuple(args, "OO:fits", &list, &bytes) || !binding_core(self)) return NULL;
+    uint32_t n;
+    fcdp_group **groups = methods_groups(list, &n);
+    if (!groups) return NULL;
+    const void *stays = methods_bytes(bytes, n, "stays");
+    bool ahead;
+    fcdp_status status = stays ? fcdp_groups_fit(groups, stays, n, &ahead) : FCDP_OK;
+    free(groups);
+    if (!stays) return NULL;
+    return status ? binding_raise(status) : PyBool_FromLong(ahead);
 }
 
 /* Python's (to, from, bytes, timeout in seconds) -> as many bytes, of its thread. */
@@ -159,13 +128,11 @@ static fcdp_status carrier_swap(void *ctx, uint32_t to, uint32_t from, const voi
     return status;
 }
 
-/* (comm, swap, the agreement's number, votes) -> (their maximum over the ranks, bytes sent to other nodes);
- * swap carries bytes between nodes: carrier_swap. */
 METHOD(comm_agree) {
-    PyObject *handle, *swap, *votes;
+    PyObject *swap, *votes;
     unsigned long long number;
-    if (!PyArg_ParseTuple(args, "OOKS:comm_agree", &handle, &swap, &number, &votes)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!PyArg_ParseTuple(args, "OKS:agree", &swap, &number, &votes)) return NULL;
+    fcdp_comm *comm = binding_core(self);
     if (!comm) return NULL;
     Py_ssize_t n = PyBytes_Size(votes);
     PyObject *agreed = PyBytes_FromStringAndSize(NULL, n);
@@ -181,14 +148,11 @@ METHOD(comm_agree) {
     return PyErr_Occurred() ? NULL : binding_raise(status);
 }
 
-/* (comm, addresses: n uint64, sizes: n uint64, stream): the device fingerprints arrays in its memory.
- * False: it cannot. */
-METHOD(comm_fingerprint_begin) {
-    PyObject *handle, *addresses, *sizes;
+METHOD(comm_begin_fingerprints) {
+    PyObject *addresses, *sizes;
     unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OSSK:comm_fingerprint_begin", &handle, &addresses, &sizes, &stream))
-        return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!PyArg_ParseTuple(args, "SSK:begin_fingerprints", &addresses, &sizes, &stream)) return NULL;
+    fcdp_comm *comm = binding_core(self);
     if (!comm) return NULL;
     size_t bytes = (size_t)PyBytes_Size(addresses);
     const uint64_t *at = methods_bytes(addresses, bytes, "addresses"),
@@ -200,12 +164,10 @@ METHOD(comm_fingerprint_begin) {
     return PyBool_FromLong(status == FCDP_OK);
 }
 
-/* (comm, n) -> n uint64: of those that have begun. The host waits for what was on the stream then. */
-METHOD(comm_fingerprint_end) {
-    PyObject *handle;
+METHOD(comm_end_fingerprints) {
     Py_ssize_t n;
-    if (!PyArg_ParseTuple(args, "On:comm_fingerprint_end", &handle, &n)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!PyArg_ParseTuple(args, "n:end_fingerprints", &n)) return NULL;
+    fcdp_comm *comm = binding_core(self);
     PyObject *fingerprints = comm ? PyBytes_FromStringAndSize(NULL, n * (Py_ssize_t)sizeof(uint64_t)) : NULL;
     if (!fingerprints) return NULL;
     fcdp_status status;
@@ -215,21 +177,150 @@ METHOD(comm_fingerprint_end) {
     return binding_raise(status);
 }
 
+/* ---- trees ---- */
+
+METHOD_NOARGS(comm_create_tree) {
+    fcdp_comm *comm = binding_core(self);
+    if (!comm) return NULL;
+    fcdp_tree *tree;
+    fcdp_status status = fcdp_tree_create(comm, &tree);
+    return status == FCDP_OK ? binding_wrap(BINDING_TREE, tree, self) : binding_raise(status);
+}
+
+METHOD_NOARGS(tree_begin_forward) {
+    fcdp_tree *tree = binding_core(self);
+    if (!tree) return NULL;
+    fcdp_tree_begin_forward(tree);
+    Py_RETURN_NONE;
+}
+
+METHOD_NOARGS(tree_begin_backward) {
+    fcdp_tree *tree = binding_core(self);
+    if (!tree) return NULL;
+    fcdp_tree_begin_backward(tree);
+    Py_RETURN_NONE;
+}
+
+METHOD_O(tree_set_groups) {
+    uint32_t n;
+    fcdp_tree *tree = binding_core(self);
+    fcdp_group **groups = tree ? methods_groups(argument, &n) : NULL;
+    if (!groups) return NULL;
+    fcdp_status status = fcdp_tree_set_groups(tree, groups, n);
+    free(groups);
+    return methods_none_or_raise(status);
+}
+
+/* ---- the types ---- */
+
+static PyMethodDef of_shard_group[] = {
+    {"set_number", comm_set_number, METH_O,
+     DOC("set_number($self, number, /)",
+         "Give the shard group a number of 64 bits, the same on each of its ranks and no other\n"
+         "group's, by which a reader of the trace knows it. Before its first group.")},
+    {"set_streams", comm_set_streams, METH_O,
+     DOC("set_streams($self, beside, /)",
+         "Choose the streams of its operations, before its first group.\n\n"
+         "beside: a ShardGroup whose streams it shares, because one thread uses both in the program's\n"
+         "order; None: streams of its own. Without this call it shares those of the engine's first.\n"
+         "Raises Error where streams cannot be made, and changes nothing then.")},
+    {"create_host_memory", comm_create_host_memory, METH_NOARGS,
+     DOC("create_host_memory($self, /)",
+         "Create the host memory that the group's ranks on this node share; local rank 0 does, the\n"
+         "others join.\n\n"
+         "Once, before the first group. Returns the ticket for join_host_memory, as bytes. Raises\n"
+         "Error.")},
+    {"join_host_memory", comm_join_host_memory, METH_O,
+     DOC("join_host_memory($self, ticket, /)",
+         "Join the host memory that local rank 0 of the group has created.\n\n"
+         "ticket: what its create_host_memory returned. Once, before the first group. Raises Error.")},
+    {"create_group", methods_create_group, METH_VARARGS,
+     DOC("create_group($self, name, extents, /)",
+         "Lay out a parameter group of the shard group.\n\n"
+         "name: for messages. extents: a list of (shard_bytes, span) for each parameter: the bytes of\n"
+         "one rank's shard in the gathered dtype, the same on every rank; 1 for a trainable parameter,\n"
+         "0 for a frozen one. Returns a Group, which keeps the shard group; it has no memory before\n"
+         "attach(). Raises Error.")},
+    {"fits", comm_fits, METH_VARARGS,
+     DOC("fits($self, groups, stays, /)",
+         "Check that each group of a model can be gathered in its turn within FCDP_DEVICE_BUDGET.\n"
+         "Takes nothing.\n\n"
+         "groups: a list of Group. stays: bytes, 1 for each group that is not resharded after forward,\n"
+         "else 0. Returns whether there is room to begin one ahead of its use. Raises Error\n"
+         "(ERR_NO_DEVICE_MEM), which names a sufficient budget.")},
+    {"set_ahead", comm_set_ahead, METH_O,
+     DOC("set_ahead($self, ahead, /)",
+         "Say whether the device of every rank has room for a group that is begun ahead of its use, as\n"
+         "fits() of all groups returned it; the same on all ranks. Not so: no restore begins before it\n"
+         "is waited for.")},
+    {"create_tree", comm_create_tree, METH_NOARGS,
+     DOC("create_tree($self, /)",
+         "Create the agreement of those groups of the shard group that lie under one root module.\n\n"
+         "Returns a Tree, which keeps the shard group. Raises Error.")},
+    {"agree", comm_agree, METH_VARARGS,
+     DOC("agree($self, swap, number, votes, /)",
+         "Take the maximum of each byte over the group's ranks, which all call it; after they share\n"
+         "host memory.\n\n"
+         "swap: a callable (to, from, sent, timeout_s) -> received that swaps equally many bytes with\n"
+         "the first ranks of two other nodes; it is called on this thread. number: the agreement's,\n"
+         "the same on all ranks. votes: bytes, as many on all ranks. Returns (the maxima, bytes that\n"
+         "this rank sent to other nodes). Raises Error, and what `swap` raised if that was an\n"
+         "interrupt.")},
+    {"begin_fingerprints", comm_begin_fingerprints, METH_VARARGS,
+     DOC("begin_fingerprints($self, addresses, sizes, stream, /)",
+         "Let the device fingerprint shards in its memory, behind what is on `stream` now.\n\n"
+         "addresses, sizes: bytes, a uint64 for each shard: where it is, and its bytes. The shards\n"
+         "must not be written or freed before end_fingerprints. Returns False where the device cannot,\n"
+         "now and later. Raises Error.")},
+    {"end_fingerprints", comm_end_fingerprints, METH_VARARGS,
+     DOC("end_fingerprints($self, n, /)",
+         "Wait for the n fingerprints that begin_fingerprints has begun. Returns a uint64 for each, as\n"
+         "bytes. Raises Error.")},
+    {"check", comm_check, METH_NOARGS,
+     DOC("check($self, /)",
+         "Raise the failure of the group's collectives, streams or peers that is known by now.")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMethodDef of_tree[] = {
+    {"set_groups", tree_set_groups, METH_O,
+     DOC("set_groups($self, groups, /)",
+         "Set the groups that an agreement on the whole tree asks for, in place of those before.\n\n"
+         "groups: a list of Group of the tree's shard group, the same on every rank and in the same\n"
+         "order. The tree keeps no reference to them. Raises Error.")},
+    {"begin_forward", tree_begin_forward, METH_NOARGS,
+     DOC("begin_forward($self, /)",
+         "The root module's forward begins: the ranks agree anew at the next unshard.")},
+    {"begin_backward", tree_begin_backward, METH_NOARGS,
+     DOC("begin_backward($self, /)",
+         "The root module's backward begins: the ranks agree anew at the next unshard.")},
+    {NULL, NULL, 0, NULL},
+};
+
+bool methods_comm_types(PyObject *module) {
+    static const char of_shard_groups[] =
+        "A process group over which parameters are sharded, as nodes x ranks: its collectives, the\n"
+        "host memory of its ranks on this node, and its first failure.\n\n"
+        "Made by Engine.create_shard_group() and create_nccl_shard_group() alone. It ends with its\n"
+        "last reference, and waits for its operations then.";
+    static const char of_trees[] =
+        "The groups of a shard group that lie under one root module, on which the ranks agree at\n"
+        "once.\n\n"
+        "Made by ShardGroup.create_tree() alone.";
+    return binding_type_add(module, BINDING_COMM, of_shard_groups, of_shard_group, NULL) &&
+           binding_type_add(module, BINDING_TREE, of_trees, of_tree, NULL);
+}
+
 PyMethodDef methods_comm[] = {
-    ENTRY(topology),
-    ENTRY(comm_create),
-    ENTRY(comm_check),
-    ENTRY(comm_set_shard_group),
-    ENTRY(comm_set_streams),
-    ENTRY(tree_create),
-    ENTRY(tree_begin_forward),
-    ENTRY(tree_begin_backward),
-    ENTRY(tree_set_groups),
-    ENTRY(comm_set_ahead),
-    ENTRY(comm_host_create),
-    ENTRY(comm_host_join),
-    ENTRY(comm_fingerprint_begin),
-    ENTRY(comm_fingerprint_end),
-    ENTRY(comm_agree),
+    {"topology", topology, METH_VARARGS,
+     DOC("topology($module, node_of, rank, /)",
+         "A process group as nodes x ranks: a dict of nodes, ranks_per_node, node and local_rank.\n\n"
+         "node_of: bytes, a uint32 for each rank of the group: its node. rank: this one's place in the\n"
+         "group. Raises Error where FCDP cannot serve such a group: one node, or unequal ranks per\n"
+         "node.")},
+    {"python_calls", python_calls, METH_NOARGS,
+     DOC("python_calls($module, /)",
+         "How often collectives of this process have called Python so far, with the GIL: twice for\n"
+         "each over Python's transport, never over NCCL.")},
     {NULL, NULL, 0, NULL},
 };

@@ -1,11 +1,11 @@
-/* methods_engine.c - the module's functions of the engine. */
+/* methods_engine.c - the options, and _fcdp.Engine. */
 #include "base/size.h"
 #include "tiering/account.h"
 #include "tiering/host.h"
 #include "torch_plugin/methods.h"
+#include "torch_plugin/nccl.h"
 #include "torch_plugin/neighbour.h"
 #include "torch_plugin/tensors.h"
-#include "torch_plugin/transport.h"
 
 extern char **environ;
 
@@ -15,8 +15,7 @@ const fcdp_options *binding_options(void) {
     return &options;
 }
 
-METHOD(options_load) {
-    if (!PyArg_ParseTuple(args, ":options_load")) return NULL;
+FUNCTION_NOARGS(options_load) {
     fcdp_options loaded;
     fcdp_status status = fcdp_options_load(environ, &loaded);
     if (status != FCDP_OK) return binding_raise(status);
@@ -32,8 +31,7 @@ METHOD(options_load) {
         "whole_tensors", loaded.whole_tensors, "coalesce_bytes", (unsigned long long)loaded.coalesce_bytes);
 }
 
-METHOD(options_table) {
-    if (!PyArg_ParseTuple(args, ":options_table")) return NULL;
+FUNCTION_NOARGS(options_table) {
     size_t n;
     const fcdp_option_row *rows = fcdp_options_table(&n);
     PyObject *list = PyList_New(0);
@@ -46,8 +44,7 @@ METHOD(options_table) {
     return list;
 }
 
-/* (text) -> bytes; raises Error for what is no size. */
-METHOD(size_parse) {
+FUNCTION(size_parse) {
     const char *text;
     if (!PyArg_ParseTuple(args, "s:size_parse", &text)) return NULL;
     size_t bytes;
@@ -56,16 +53,13 @@ METHOD(size_parse) {
     return PyLong_FromSize_t(bytes);
 }
 
-/* (bytes) -> as all messages have it */
-METHOD(size_text) {
+FUNCTION(size_text) {
     unsigned long long bytes;
     if (!PyArg_ParseTuple(args, "K:size_text", &bytes)) return NULL;
     return PyUnicode_FromString(fcdp__size_text(bytes).s);
 }
 
-/* (root) -> (bytes that a node's ranks may take together, who sets that). Raises Error where a job here would
- * not get them; with a `root`, which is put before /proc and /sys, that is not tried. */
-METHOD(host_budget) {
+FUNCTION(host_budget) {
     const char *root;
     if (!PyArg_ParseTuple(args, "s:host_budget", &root)) return NULL;
     fcdp_host_budget budget;
@@ -75,11 +69,11 @@ METHOD(host_budget) {
     return Py_BuildValue("(ns)", (Py_ssize_t)budget.bytes, budget.limit);
 }
 
-METHOD(engine_create) {
+FUNCTION(create_engine) {
     int driver, ordinal;
     const char *sim_library;
     int on_tensors_device, mapping, host_computes;
-    if (!PyArg_ParseTuple(args, "iispip:engine_create", &driver, &ordinal, &sim_library, &on_tensors_device,
+    if (!PyArg_ParseTuple(args, "iispip:create_engine", &driver, &ordinal, &sim_library, &on_tensors_device,
                           &mapping, &host_computes))
         return NULL;
     const fcdp_device *device = NULL;
@@ -99,10 +93,8 @@ METHOD(engine_create) {
     return status == FCDP_OK ? binding_wrap(BINDING_ENGINE, engine, NULL) : binding_raise(status);
 }
 
-METHOD(engine_destroy) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:engine_destroy", &handle)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+METHOD_NOARGS(engine_destroy) {
+    fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
     Py_BEGIN_ALLOW_THREADS binding_neighbour_end();
     binding_tensors_set_engine(NULL);
@@ -111,10 +103,8 @@ METHOD(engine_destroy) {
     Py_RETURN_NONE;
 }
 
-METHOD(engine_account_create) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:engine_account_create", &handle)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+METHOD_NOARGS(engine_create_account) {
+    fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
     fcdp_shared_ticket ticket = {0};
     fcdp_status status;
@@ -122,52 +112,34 @@ METHOD(engine_account_create) {
     return methods_ticket_or_raise(status, &ticket);
 }
 
-METHOD(engine_account_join) {
-    PyObject *handle, *bytes;
+METHOD_O(engine_join_account) {
+    fcdp_engine *engine = binding_core(self);
     fcdp_shared_ticket ticket;
-    if (!PyArg_ParseTuple(args, "OO:engine_account_join", &handle, &bytes)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
-    if (!engine || !methods_ticket(bytes, &ticket)) return NULL;
+    if (!engine || !methods_ticket(argument, &ticket)) return NULL;
     fcdp_status status;
     CALL(fcdp_engine_account_join(engine, &ticket));
     return methods_none_or_raise(status);
 }
 
-METHOD(engine_drain) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:engine_drain", &handle)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+METHOD_NOARGS(engine_drain) {
+    fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
     fcdp_status status;
     CALL(fcdp_engine_drain(engine));
     return methods_none_or_raise(status);
 }
 
-METHOD(engine_check) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:engine_check", &handle)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
-    if (!engine) return NULL;
+METHOD_O(engine_order_writes) {
+    fcdp_engine *engine = binding_core(self);
+    fcdp_stream stream;
+    if (!engine || !methods_stream(argument, &stream)) return NULL;
     fcdp_status status;
-    CALL(fcdp_engine_check(engine));
+    CALL(fcdp_engine_order_writes(engine, stream));
     return methods_none_or_raise(status);
 }
 
-METHOD(engine_order_writes) {
-    PyObject *handle;
-    unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OK:engine_order_writes", &handle, &stream)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
-    if (!engine) return NULL;
-    fcdp_status status;
-    CALL(fcdp_engine_order_writes(engine, (fcdp_stream)(uintptr_t)stream));
-    return methods_none_or_raise(status);
-}
-
-METHOD(engine_begin_pass) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:engine_begin_pass", &handle)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+METHOD_NOARGS(engine_begin_pass) {
+    fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
     Py_BEGIN_ALLOW_THREADS fcdp_engine_begin_pass(engine);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
@@ -177,10 +149,8 @@ static PyObject *counts_of(const fcdp_collective_counts *counts) {
     return Py_BuildValue("(KKK)", counts->calls, counts->inter_bytes_sent, counts->intra_bytes_sent);
 }
 
-METHOD(engine_stats) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:engine_stats", &handle)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+METHOD_NOARGS(engine_stats) {
+    fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
     fcdp_engine_stats s;
     Py_BEGIN_ALLOW_THREADS fcdp_engine_stats_get(engine, &s);
@@ -201,24 +171,109 @@ METHOD(engine_stats) {
         (Py_ssize_t)s.host_peak_bytes);
 }
 
-METHOD(python_calls) {
-    if (!PyArg_ParseTuple(args, ":python_calls")) return NULL;
-    return PyLong_FromUnsignedLongLong(binding_transport_python_calls());
-}
-
-METHOD(engine_reset_peaks) {
-    PyObject *handle;
-    if (!PyArg_ParseTuple(args, "O:engine_reset_peaks", &handle)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+METHOD_NOARGS(engine_reset_peaks) {
+    fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
     fcdp_engine_reset_peaks(engine);
     Py_RETURN_NONE;
 }
 
+static PyMethodDef methods[] = {
+    {"create_account", engine_create_account, METH_NOARGS,
+     DOC("create_account($self, /)",
+         "Create the budget of the node's host memory (FCDP_HOST_BUDGET), which all processes of the\n"
+         "node share.\n\n"
+         "One process of the node creates it, once, before its first shard group; the others join it.\n"
+         "Returns the ticket for join_account, as bytes. Raises Error.")},
+    {"join_account", engine_join_account, METH_O,
+     DOC("join_account($self, ticket, /)",
+         "Join the budget of the node's host memory that another process of the node has created.\n\n"
+         "ticket: what its create_account returned. Once, before the first shard group. Raises Error.")},
+    {"create_shard_group", methods_create_shard_group, METH_VARARGS,
+     DOC("create_shard_group($self, node_of, rank, transport, /)",
+         "Create the core's view of a process group whose collectives are Python's.\n\n"
+         "node_of: bytes, a uint32 for each rank of the group: its node. rank: this one's place in the\n"
+         "group. transport: an object with two methods, which threads of the engine's streams call.\n"
+         "begin(lane, address, n_bytes) starts an all-gather in place over members * n_bytes bytes of\n"
+         "host memory at `address`, among the members of a lane (LANE_*), and returns at once;\n"
+         "finish(lane, begun) gets what begin returned, and returns when that all-gather is done. The\n"
+         "shard group keeps a reference to it. Returns a ShardGroup, which keeps the engine. Raises\n"
+         "Error.")},
+    {"create_nccl_shard_group", binding_create_nccl_shard_group, METH_VARARGS,
+     DOC("create_nccl_shard_group($self, node_of, rank, nccl, ids, /)",
+         "Create the core's view of a process group whose collectives are NCCL's. A collective of its\n"
+         "ranks, of at most 3/4 of FCDP_TIMEOUT.\n\n"
+         "node_of, rank: as in create_shard_group. nccl: an Nccl, which the shard group keeps. ids:\n"
+         "what nccl.ids() returned on each rank, one after another in the ranks' order. Returns a\n"
+         "ShardGroup. Raises Error, and ValueError where `ids` is not of all ranks.")},
+    {"share_device", binding_share_device, METH_O,
+     DOC("share_device($self, empty_cache, /)",
+         "Share the device with PyTorch's own caching allocator, until the engine ends: before one\n"
+         "says that memory is out, the other gives back what it does not use.\n\n"
+         "empty_cache: a callable without arguments (torch.cuda.empty_cache). Returns whether\n"
+         "PyTorch's allocator can ask, too: not where libc10_cuda does not import cudaMalloc.")},
+    {"begin_pass", engine_begin_pass, METH_NOARGS,
+     DOC("begin_pass($self, /)",
+         "A root module's forward begins: device pages that the passes before did not need go back.")},
+    {"order_writes", engine_order_writes, METH_O,
+     DOC("order_writes($self, stream, /)",
+         "Put what `stream` does next behind every read of a shard, so that it may write into shards.\n\n"
+         "stream: its address or id; 0: the default one. Where the model computes on the host, the\n"
+         "host waits. Raises Error with the first failure of any shard group that is known by now.")},
+    {"drain", engine_drain, METH_NOARGS,
+     DOC("drain($self, /)",
+         "Wait until the device has done all that was enqueued. Raises Error with the first failure of\n"
+         "any shard group.")},
+    {"stats", engine_stats, METH_NOARGS,
+     DOC("stats($self, /)",
+         "What the engine has done so far: a dict of dicts.\n\n"
+         "driver: \"sim\" or \"cuda\". gather, restore: (calls, bytes sent between nodes, bytes sent\n"
+         "within the node) of this rank. gathers, saved, waits, moves, device_bytes, host_bytes: as\n"
+         "fcdp.stats() has them.")},
+    {"reset_peaks", engine_reset_peaks, METH_NOARGS,
+     DOC("reset_peaks($self, /)", "Set the peaks in stats() to the current values.")},
+    {"destroy", engine_destroy, METH_NOARGS,
+     DOC("destroy($self, /)",
+         "End the engine, behind all that the device has to do. Shard groups, trees and groups of it\n"
+         "end too: their methods raise RuntimeError from here on. Without this call the engine lives\n"
+         "as long as the process, also when no reference to it is left.")},
+    {NULL, NULL, 0, NULL},
+};
+
+bool methods_engine_type(PyObject *module) {
+    static const char doc[] =
+        "What all shard groups of a process share on one device: its driver, its streams and its\n"
+        "pages.\n\n"
+        "Made by create_engine() alone.";
+    return binding_type_add(module, BINDING_ENGINE, doc, methods, NULL);
+}
+
 PyMethodDef methods_engine[] = {
-    ENTRY(options_load),          ENTRY(options_table),       ENTRY(engine_create), ENTRY(engine_destroy),
-    ENTRY(engine_account_create), ENTRY(engine_account_join), ENTRY(engine_drain),  ENTRY(engine_check),
-    ENTRY(engine_order_writes),   ENTRY(engine_begin_pass),   ENTRY(engine_stats),  ENTRY(python_calls),
-    ENTRY(engine_reset_peaks),    ENTRY(host_budget),         ENTRY(size_parse),    ENTRY(size_text),
+    {"options_load", options_load, METH_NOARGS,
+     DOC("options_load($module, /)",
+         "Read the FCDP_* variables of the process's environment, which the core uses from here on.\n\n"
+         "Returns a dict of those that Python needs; a choice is one of the module's constants. Raises\n"
+         "Error (ERR_OPTION) for an unknown or malformed variable, and changes nothing then.")},
+    {"options_table", options_table, METH_NOARGS,
+     DOC("options_table($module, /)",
+         "All options: a list of (name, values, default, help, audience); audience is 0 for users, 1\n"
+         "for experts, 2 for development. None for a default: another component reads the variable.")},
+    {"size_parse", size_parse, METH_VARARGS,
+     DOC("size_parse($module, text, /)",
+         "The bytes of a size as options have it (\"2 GiB\"). Raises Error.")},
+    {"size_text", size_text, METH_VARARGS,
+     DOC("size_text($module, n_bytes, /)", "A size as all messages write it.")},
+    {"host_budget", host_budget, METH_VARARGS,
+     DOC("host_budget($module, root, /)",
+         "The host memory that a node's ranks may take together: (bytes, what sets that limit).\n\n"
+         "root: \"\", or what is put before /proc and /sys. With \"\", raises Error where a job here\n"
+         "would not get as much as FCDP_HOST_BUDGET asks for.")},
+    {"create_engine", create_engine, METH_VARARGS,
+     DOC("create_engine($module, driver, ordinal, sim_library, on_tensors_device, mapping, host_computes, /)",
+         "Create an engine with the options as last loaded; the only way to make an Engine.\n\n"
+         "driver: DRIVER_CUDA or DRIVER_SIM. ordinal: the device's index. sim_library: path of the\n"
+         "simulated driver. on_tensors_device: gathered parameters share the pages of fcdp_alloc's\n"
+         "tensors. mapping: MAPPING_*. host_computes: the model's tensors are the host's, and\n"
+         "Group.wait waits on the host. Raises Error.")},
     {NULL, NULL, 0, NULL},
 };

@@ -1,16 +1,16 @@
-/* methods_group.c - the module's functions of a parameter group. */
+/* methods_group.c - _fcdp.Group, a parameter group. */
 #include <stdlib.h>
 
 #include "comm/whole.h"
+#include "torch_plugin/dlpack.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/program.h"
 
-/* (comm, name, [(shard_bytes, span)] of the extents) -> group */
-METHOD(group_create) {
-    PyObject *handle, *list;
+PyObject *methods_create_group(PyObject *self, PyObject *args) {
+    PyObject *list;
     const char *name;
-    if (!PyArg_ParseTuple(args, "OsO:group_create", &handle, &name, &list)) return NULL;
-    fcdp_comm *comm = binding_unwrap(BINDING_COMM, handle);
+    if (!PyArg_ParseTuple(args, "sO:create_group", &name, &list)) return NULL;
+    fcdp_comm *comm = binding_core(self);
     Py_ssize_t n = comm ? PyList_Size(list) : -1;
     if (n < 0) return NULL;
     fcdp_extent_spec *specs = calloc((size_t)n + 1, sizeof *specs);
@@ -27,21 +27,11 @@ METHOD(group_create) {
     fcdp_group *group;
     fcdp_status status = fcdp_group_create(comm, name, specs, (uint32_t)n, &group);
     free(specs);
-    return status == FCDP_OK ? binding_wrap(BINDING_GROUP, group, handle) : binding_raise(status);
+    return status == FCDP_OK ? binding_wrap(BINDING_GROUP, group, self) : binding_raise(status);
 }
 
-static fcdp_group *group_of(PyObject *handle) {
-    return binding_unwrap(BINDING_GROUP, handle);
-}
-
-/* The one argument of a method, which `format` parses; NULL with an error set. */
-static fcdp_group *only_group(PyObject *args, const char *format) {
-    PyObject *handle;
-    return PyArg_ParseTuple(args, format, &handle) ? group_of(handle) : NULL;
-}
-
-METHOD(group_host_alloc) {
-    fcdp_group *group = only_group(args, "O:group_host_alloc");
+METHOD_NOARGS(group_allocate_host) {
+    fcdp_group *group = binding_core(self);
     if (!group) return NULL;
     uint64_t offset;
     fcdp_status status;
@@ -50,43 +40,45 @@ METHOD(group_host_alloc) {
 }
 
 METHOD(group_attach) {
-    PyObject *handle;
     unsigned long long offset;
-    if (!PyArg_ParseTuple(args, "OK:group_attach", &handle, &offset)) return NULL;
-    fcdp_group *group = group_of(handle);
+    if (!PyArg_ParseTuple(args, "K:attach", &offset)) return NULL;
+    fcdp_group *group = binding_core(self);
     if (!group) return NULL;
     fcdp_status status;
     CALL(fcdp_group_attach(group, offset));
     return methods_none_or_raise(status);
 }
 
-METHOD(group_extent) {
-    PyObject *handle;
-    unsigned int i;
-    if (!PyArg_ParseTuple(args, "OI:group_extent", &handle, &i)) return NULL;
-    fcdp_group *group = group_of(handle);
-    return group ? PyLong_FromUnsignedLongLong(fcdp_group_extent(group, i).addr) : NULL;
-}
-
-METHOD(group_id) {
-    fcdp_group *group = only_group(args, "O:group_id");
+static PyObject *group_id(PyObject *self, void *closure __attribute__((unused))) {
+    fcdp_group *group = binding_core(self);
     return group ? PyLong_FromUnsignedLongLong(fcdp_group_id(group)) : NULL;
 }
 
-/* ([group], a byte for each: does it stay gathered between forward and backward?)
- * -> is there room to begin one ahead? */
-METHOD(groups_fit) {
-    PyObject *list, *bytes;
-    if (!PyArg_ParseTuple(args, "OO:groups_fit", &list, &bytes)) return NULL;
-    uint32_t n;
-    fcdp_group **groups = methods_groups(list, &n);
-    if (!groups) return NULL;
-    const void *stays = methods_bytes(bytes, n, "stays");
-    bool ahead;
-    fcdp_status status = stays ? fcdp_groups_fit(groups, stays, n, &ahead) : FCDP_OK;
-    free(groups);
-    if (!stays) return NULL;
-    return status ? binding_raise(status) : PyBool_FromLong(ahead);
+/* The group, if it has an extent i; NULL with an exception set. */
+static fcdp_group *group_with_extent(PyObject *self, unsigned int i) {
+    fcdp_group *group = binding_core(self);
+    if (!group || i < fcdp_group_n_extents(group)) return group;
+    PyErr_SetString(PyExc_IndexError, "the group has no such extent");
+    return NULL;
+}
+
+METHOD(group_address) {
+    unsigned int i;
+    if (!PyArg_ParseTuple(args, "I:address", &i)) return NULL;
+    fcdp_group *group = group_with_extent(self, i);
+    return group ? PyLong_FromUnsignedLongLong(fcdp_group_extent(group, i).addr) : NULL;
+}
+
+METHOD(group_dlpack) {
+    unsigned int i;
+    long long numel;
+    int code, bits, device_type, device_id;
+    if (!PyArg_ParseTuple(args, "ILiiii:dlpack", &i, &numel, &code, &bits, &device_type, &device_id))
+        return NULL;
+    fcdp_group *group = group_with_extent(self, i);
+    return group ? binding_dlpack_over(fcdp_group_extent(group, i).addr, numel, code, bits, device_type,
+                                       device_id, self)
+                 : NULL;
 }
 
 /* The n_extents names of a list, borrowed from it, for the caller to free(); NULL with an error set. */
@@ -108,58 +100,42 @@ static const char **names_of(const fcdp_group *group, PyObject *list) {
     return names;
 }
 
-/* (group, [name of extent i]) */
-METHOD(group_watch) {
-    PyObject *handle, *list;
-    if (!PyArg_ParseTuple(args, "OO:group_watch", &handle, &list)) return NULL;
-    fcdp_group *group = group_of(handle);
-    const char **names = group ? names_of(group, list) : NULL;
+METHOD_O(group_watch) {
+    fcdp_group *group = binding_core(self);
+    const char **names = group ? names_of(group, argument) : NULL;
     if (!names) return NULL;
     fcdp_status status = fcdp_group_watch(group, names, fcdp_group_n_extents(group));
     free(names);
     return methods_none_or_raise(status);
 }
 
-/* (group, owner, [name of extent i]): the owner's methods are what the core asks of the group's parameters
- * (program.c); it is referred to weakly. */
 METHOD(group_set_owner) {
-    PyObject *handle, *owner, *list;
-    if (!PyArg_ParseTuple(args, "OOO:group_set_owner", &handle, &owner, &list)) return NULL;
-    fcdp_group *group = group_of(handle);
+    PyObject *owner, *list;
+    if (!PyArg_ParseTuple(args, "OO:set_owner", &owner, &list)) return NULL;
+    fcdp_group *group = binding_core(self);
     const char **names = group ? names_of(group, list) : NULL;
     if (!names) return NULL;
     fcdp_status status = fcdp_group_name_extents(group, names);
     free(names);
     if (status) return binding_raise(status);
-    if (!binding_set_owner(handle, owner)) return NULL;
+    if (!binding_set_owner(self, owner)) return NULL;
     Py_RETURN_NONE;
 }
 
-METHOD(group_ask_again) {
-    fcdp_group *group = only_group(args, "O:group_ask_again");
+METHOD_NOARGS(group_ask_again) {
+    fcdp_group *group = binding_core(self);
     if (!group) return NULL;
     fcdp_group_ask_again(group);
     Py_RETURN_NONE;
 }
 
-/* The group and extent of (group, i, ...); NULL with an error set. */
-static fcdp_group *group_with_extent(PyObject *handle, unsigned int i) {
-    fcdp_group *group = group_of(handle);
-    if (!group || i < fcdp_group_n_extents(group)) return group;
-    PyErr_SetString(PyExc_IndexError, "the group has no such extent");
-    return NULL;
-}
-
-/* (group, i, signals: 8 uint64, address of the shard or 0, its bytes, its fingerprint by the device: a uint64
- * or b"") -> WHOLE_* */
-METHOD(group_whole_vote) {
-    PyObject *handle, *signals, *fingerprint;
+METHOD(group_vote_whole) {
+    PyObject *signals, *fingerprint;
     unsigned int i;
     unsigned long long address, bytes;
-    if (!PyArg_ParseTuple(args, "OISKKS:group_whole_vote", &handle, &i, &signals, &address, &bytes,
-                          &fingerprint))
+    if (!PyArg_ParseTuple(args, "ISKKS:vote_whole", &i, &signals, &address, &bytes, &fingerprint))
         return NULL;
-    fcdp_group *group = group_with_extent(handle, i);
+    fcdp_group *group = group_with_extent(self, i);
     const void *shard = (const void *)(uintptr_t)address;
     const size_t shard_bytes = (size_t)bytes;
     fcdp_evidence evidence = {.shards = &shard, .shard_bytes = &shard_bytes};
@@ -174,13 +150,11 @@ METHOD(group_whole_vote) {
     Py_END_ALLOW_THREADS return PyLong_FromLong(vote);
 }
 
-/* (group, i, stream) */
-METHOD(group_whole_begin) {
-    PyObject *handle;
+METHOD(group_begin_whole) {
     unsigned int i;
     unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OIK:group_whole_begin", &handle, &i, &stream)) return NULL;
-    fcdp_group *group = group_with_extent(handle, i);
+    if (!PyArg_ParseTuple(args, "IK:begin_whole", &i, &stream)) return NULL;
+    fcdp_group *group = group_with_extent(self, i);
     if (!group) return NULL;
     binding_program program;
     fcdp_status status;
@@ -189,14 +163,11 @@ METHOD(group_whole_begin) {
     return binding_program_end(&program, status);
 }
 
-/* (group, i, address, bytes, stream) */
-METHOD(group_whole_read) {
-    PyObject *handle;
+METHOD(group_read_whole) {
     unsigned int i;
     unsigned long long address, bytes, stream;
-    if (!PyArg_ParseTuple(args, "OIKKK:group_whole_read", &handle, &i, &address, &bytes, &stream))
-        return NULL;
-    fcdp_group *group = group_with_extent(handle, i);
+    if (!PyArg_ParseTuple(args, "IKKK:read_whole", &i, &address, &bytes, &stream)) return NULL;
+    fcdp_group *group = group_with_extent(self, i);
     if (!group) return NULL;
     fcdp_status status;
     CALL(
@@ -204,77 +175,62 @@ METHOD(group_whole_read) {
     return methods_none_or_raise(status);
 }
 
-/* (group, tree, pass, by_hand, stream, stream behind which an agreement by hand looks, side.Side or None):
- * its use begins, or is put off (comm/unshard.h) */
-METHOD(group_unshard) {
-    PyObject *handle, *tree_handle, *side;
-    int pass, by_hand;
-    unsigned long long stream, made_on;
-    if (!PyArg_ParseTuple(args, "OOipKKO:group_unshard", &handle, &tree_handle, &pass, &by_hand, &stream,
-                          &made_on, &side))
-        return NULL;
-    fcdp_group *group = group_of(handle);
-    fcdp_tree *tree = group ? binding_unwrap(BINDING_TREE, tree_handle) : NULL;
+static PyObject *group_unshard(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    if (n != 6) return PyErr_Format(PyExc_TypeError, "unshard() takes 6 arguments, got %zd", n);
+    fcdp_group *group = binding_core(self);
+    fcdp_tree *tree = group ? binding_unwrap(BINDING_TREE, args[0]) : NULL;
     if (!tree) return NULL;
-    const fcdp_unshard_args unshard = {.pass = (fcdp_pass)pass,
-                                       .by_hand = by_hand,
-                                       .stream = (fcdp_stream)(uintptr_t)stream,
-                                       .made_on = (fcdp_stream)(uintptr_t)made_on};
+    const long pass = PyLong_AsLong(args[1]);
+    const int by_hand = PyObject_IsTrue(args[2]);
+    fcdp_unshard_args unshard = {.pass = (fcdp_pass)pass, .by_hand = by_hand > 0};
+    if (PyErr_Occurred() || !methods_stream(args[3], &unshard.stream) ||
+        !methods_stream(args[4], &unshard.made_on))
+        return NULL;
     binding_program program;
     fcdp_status status;
-    binding_program_begin(&program, side);
+    binding_program_begin(&program, args[5]);
     CALL(fcdp_unshard(group, tree, &program.table, &unshard));
     if (!status && binding_program_has_raised(&program)) /* FSDP will not know of the use */
         Py_BEGIN_ALLOW_THREADS fcdp_give_up(group, &program.table, unshard.stream);
     Py_END_ALLOW_THREADS return binding_program_end(&program, status);
 }
 
-/* (group, stream): the ranks agree on it alone -> is a shard of it missing on some rank? */
-METHOD(group_agree) {
-    PyObject *handle;
-    unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OK:group_agree", &handle, &stream)) return NULL;
-    fcdp_group *group = group_of(handle);
-    if (!group) return NULL;
+METHOD_O(group_agree) {
+    fcdp_group *group = binding_core(self);
+    fcdp_stream stream;
+    if (!group || !methods_stream(argument, &stream)) return NULL;
     binding_program program;
     fcdp_status status;
     binding_program_begin(&program, Py_None);
-    CALL(fcdp_agree(&group, 1, &program.table, (fcdp_stream)(uintptr_t)stream));
+    CALL(fcdp_agree(&group, 1, &program.table, stream));
     PyObject *result = binding_program_end(&program, status);
     if (!result) return NULL;
     Py_DECREF(result);
     return PyBool_FromLong(fcdp_group_missing(group) < fcdp_group_n_extents(group));
 }
 
-/* A (group, stream) that the core goes through with the program. */
+/* What the core does of a group on a stream, with the program. */
 typedef fcdp_status (*use_step)(fcdp_group *group, const fcdp_program *program, fcdp_stream stream);
 
-static PyObject *step(PyObject *args, const char *format, use_step call) {
-    PyObject *handle;
-    unsigned long long stream;
-    if (!PyArg_ParseTuple(args, format, &handle, &stream)) return NULL;
-    fcdp_group *group = group_of(handle);
-    if (!group) return NULL;
+static PyObject *step(fcdp_group *group, PyObject *number, use_step call) {
+    fcdp_stream stream;
+    if (!group || !methods_stream(number, &stream)) return NULL;
     binding_program program;
     fcdp_status status;
     binding_program_begin(&program, Py_None);
-    CALL(call(group, &program.table, (fcdp_stream)(uintptr_t)stream));
+    CALL(call(group, &program.table, stream));
     return binding_program_end(&program, status);
 }
 
-METHOD(group_wait) {
-    return step(args, "OK:group_wait", fcdp_wait);
+METHOD_O(group_wait) {
+    return step(binding_core(self), argument, fcdp_wait);
 }
 
-/* -> had it begun? Then it has been waited for. */
-METHOD(group_cancel) {
-    PyObject *handle;
-    unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OK:group_cancel", &handle, &stream)) return NULL;
-    fcdp_group *group = group_of(handle);
+METHOD_O(group_cancel) {
+    fcdp_group *group = binding_core(self);
     if (!group) return NULL;
     bool begun = fcdp_group_has_begun(group);
-    PyObject *result = step(args, "OK:group_cancel", fcdp_cancel);
+    PyObject *result = step(group, argument, fcdp_cancel);
     if (!result) return NULL;
     Py_DECREF(result);
     return PyBool_FromLong(begun);
@@ -285,29 +241,26 @@ static fcdp_status give_up(fcdp_group *group, const fcdp_program *program, fcdp_
     return FCDP_OK;
 }
 
-/* What fails here comes second to what has failed; an interrupt does not. */
-METHOD(group_give_up) {
-    PyObject *result = step(args, "OK:group_give_up", give_up);
+METHOD_O(group_give_up) {
+    PyObject *result = step(binding_core(self), argument, give_up);
     if (result || !PyErr_ExceptionMatches(PyExc_Exception)) return result;
     PyErr_Clear();
     Py_RETURN_NONE;
 }
 
-/* (group, stream) */
-METHOD(group_reshard) {
-    PyObject *handle;
-    unsigned long long stream;
-    if (!PyArg_ParseTuple(args, "OK:group_reshard", &handle, &stream)) return NULL;
-    fcdp_group *group = group_of(handle);
-    int written = group ? binding_program_written(group) : -1;
+METHOD_O(group_reshard) {
+    fcdp_group *group = binding_core(self);
+    fcdp_stream stream;
+    if (!group || !methods_stream(argument, &stream)) return NULL;
+    int written = binding_program_written(group);
     if (written < 0) return NULL;
     fcdp_status status;
-    CALL(fcdp_group_reshard(group, (fcdp_stream)(uintptr_t)stream, written));
+    CALL(fcdp_group_reshard(group, stream, written));
     return methods_none_or_raise(status);
 }
 
-METHOD(group_stats) {
-    fcdp_group *group = only_group(args, "O:group_stats");
+METHOD_NOARGS(group_stats) {
+    fcdp_group *group = binding_core(self);
     if (!group) return NULL;
     fcdp_group_stats s;
     Py_BEGIN_ALLOW_THREADS fcdp_group_stats_get(group, &s);
@@ -318,8 +271,7 @@ METHOD(group_stats) {
         "plain_bytes", s.plain_bytes, "gather_bytes", s.gather_bytes, "state", s.state);
 }
 
-/* (callable or None): binding_refuse_restores */
-METHOD(refuse_restores) {
+FUNCTION(refuse_restores) {
     PyObject *callable;
     if (!PyArg_ParseTuple(args, "O:refuse_restores", &callable)) return NULL;
     binding_refuse_restores(callable);
@@ -327,10 +279,123 @@ METHOD(refuse_restores) {
 }
 
 PyMethodDef methods_group[] = {
-    ENTRY(refuse_restores), ENTRY(group_create),     ENTRY(group_host_alloc),  ENTRY(group_attach),
-    ENTRY(group_extent),    ENTRY(group_id),         ENTRY(groups_fit),        ENTRY(group_watch),
-    ENTRY(group_set_owner), ENTRY(group_ask_again),  ENTRY(group_unshard),     ENTRY(group_agree),
-    ENTRY(group_wait),      ENTRY(group_cancel),     ENTRY(group_give_up),     ENTRY(group_reshard),
-    ENTRY(group_stats),     ENTRY(group_whole_vote), ENTRY(group_whole_begin), ENTRY(group_whole_read),
+    {"refuse_restores", refuse_restores, METH_VARARGS,
+     DOC("refuse_restores($module, callable, /)",
+         "For tests: a restore finds no device memory where callable(id of the group) is true. None:\n"
+         "none does.")},
     {NULL, NULL, 0, NULL},
 };
+
+/* ---- the type ---- */
+
+static PyMethodDef methods[] = {
+    {"allocate_host", group_allocate_host, METH_NOARGS,
+     DOC("allocate_host($self, /)",
+         "Take the group's block of the host memory that the node's ranks share; local rank 0 alone\n"
+         "does.\n\n"
+         "Returns its offset there, in bytes, for attach(). Raises Error where the node's budget is\n"
+         "spent.")},
+    {"attach", group_attach, METH_VARARGS,
+     DOC("attach($self, offset, /)",
+         "Reserve the group's addresses on the device, over the block of host memory at `offset`,\n"
+         "which is what allocate_host() returned on the node's local rank 0. On every rank, once,\n"
+         "before any use. Raises Error.")},
+    {"address", group_address, METH_VARARGS,
+     DOC("address($self, i, /)",
+         "Where extent i is on the device, as long as the group lives: n_ranks * shard_bytes bytes.\n"
+         "Raises IndexError.")},
+    {"dlpack", group_dlpack, METH_VARARGS,
+     DOC("dlpack($self, i, numel, code, bits, device_type, device_id, /)",
+         "A DLPack capsule of extent i for torch.from_dlpack: one dimension of `numel` elements.\n\n"
+         "code, bits: DLPack's of the dtype. device_type, device_id: DLPack's. The tensor keeps the\n"
+         "group; its memory is there between wait() and reshard() alone. Raises IndexError.")},
+    {"watch", group_watch, METH_O,
+     DOC("watch($self, names, /)",
+         "Let a SIGSEGV in the group's memory name the parameter that was used while it was sharded.\n\n"
+         "names: a list of str, one for each extent. After attach(), once. Raises Error, and\n"
+         "ValueError for another number of names.")},
+    {"set_owner", group_set_owner, METH_VARARGS,
+     DOC("set_owner($self, owner, names, /)",
+         "Set the object whose methods the core calls for what Python alone knows of the group's\n"
+         "parameters (fcdp.group.Group has them), on the thread that unshards.\n\n"
+         "owner: referred to weakly. names: a list of str, one for each extent, for messages. Raises\n"
+         "ValueError for another number of names.")},
+    {"unshard", (PyCFunction)(void (*)(void))group_unshard, METH_FASTCALL,
+     DOC("unshard($self, tree, pass_, by_hand, stream, made_on, side, /)",
+         "Begin the group's gather or restore, or put it off until wait(); then those of the groups\n"
+         "that follow. The ranks agree before, if they must. All ranks call it in the same order of\n"
+         "groups.\n\n"
+         "tree: the Tree that the group belongs to from here on. pass_: PASS_*. by_hand: not from a\n"
+         "hook of FSDP's; the ranks agree on the group alone. stream: the current one, by its address\n"
+         "or id. made_on: the stream behind which an agreement by hand reads the shards. side: the\n"
+         "fcdp.side.Side on which the gather's inputs are made; None: on the current stream. Raises\n"
+         "Error, and what the owner's methods raised. After an exception there is nothing to wait for.")},
+    {"wait", group_wait, METH_O,
+     DOC("wait($self, stream, /)",
+         "Make `stream` wait until the gathered bytes are there; where the model computes on the host,\n"
+         "the host waits. Begins what unshard() has put off.\n\n"
+         "stream: its address or id; 0: the default one. Raises Error, and what the owner's methods\n"
+         "raised.")},
+    {"reshard", group_reshard, METH_O,
+     DOC("reshard($self, stream, /)",
+         "End the group's use: its device memory may go behind what is on `stream` by now. Asks the\n"
+         "owner whether the gathered bytes were written to, since such a copy is not fresh.\n\n"
+         "stream: its address or id. Raises Error, and what the owner's methods raised.")},
+    {"cancel", group_cancel, METH_O,
+     DOC("cancel($self, stream, /)",
+         "The gathered bytes of an unshard() will not be used: in place of wait(), and before\n"
+         "reshard().\n\n"
+         "Returns whether the gather or restore had begun; then it has been waited for. Raises Error.")},
+    {"give_up", group_give_up, METH_O,
+     DOC("give_up($self, stream, /)",
+         "End a use that has failed after its unshard(): in place of wait() and reshard(). Raises\n"
+         "nothing but an interrupt, since an exception is under way.")},
+    {"agree", group_agree, METH_O,
+     DOC("agree($self, stream, /)",
+         "Agree with the other ranks on the group alone, behind what is on `stream`; all ranks call\n"
+         "it.\n\n"
+         "Returns whether a shard of the group is missing on some rank. Raises Error, and what the\n"
+         "owner's methods raised.")},
+    {"ask_again", group_ask_again, METH_NOARGS,
+     DOC("ask_again($self, /)",
+         "Its gradients were reduced, or an optimizer stepped its parameters: the ranks agree anew at\n"
+         "the next unshard.")},
+    {"vote_whole", group_vote_whole, METH_VARARGS,
+     DOC("vote_whole($self, i, signals, address, n_bytes, fingerprint, /)",
+         "This rank's vote on reading parameter i as a whole from the node's copy. Changes nothing.\n\n"
+         "signals: bytes, the 8 uint64 of comm/validity.h's fcdp_signals. address: of the shard's\n"
+         "n_bytes bytes where the host reads them, else 0. fingerprint: a uint64 as bytes where the\n"
+         "device has read them, else b\"\". Returns WHOLE_*; the ranks take their maximum. Raises\n"
+         "IndexError.")},
+    {"begin_whole", group_begin_whole, METH_VARARGS,
+     DOC("begin_whole($self, i, stream, /)",
+         "As unshard(), to read parameter i as a whole, after a vote of WHOLE_FRESH or an agreement on\n"
+         "the group. wait() and reshard() follow. Raises Error, IndexError, and what the owner's\n"
+         "methods raised.")},
+    {"read_whole", group_read_whole, METH_VARARGS,
+     DOC("read_whole($self, i, address, n_bytes, stream, /)",
+         "Copy the first n_bytes bytes of parameter i from host memory to the device memory at\n"
+         "`address`, after a vote of WHOLE_HOST. `stream` waits for them; where the model computes on\n"
+         "the host, the host does. Raises Error and IndexError.")},
+    {"stats", group_stats, METH_NOARGS,
+     DOC("stats($self, /)",
+         "What the group is and did so far: a dict with name, bytes, trainable_bytes, gathers_made,\n"
+         "gathers_avoided, gathers_forward, gathers_backward, plain_bytes, gather_bytes (as\n"
+         "fcdp.stats() has them), and state: \"device\", \"host\", \"mixed\" or \"invalid\".")},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef getters[] = {
+    {"id", group_id, NULL, "A number that no other group of this process has, before or after; not 0.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+bool methods_group_type(PyObject *module) {
+    static const char doc[] =
+        "One parameter group of FSDP's in a shard group: the same bytes on the device and in the\n"
+        "node's host memory.\n\n"
+        "Made by ShardGroup.create_group() alone. It ends with its last reference, that of a tensor\n"
+        "over its memory included, and waits for its operations then. Calls on one group are the\n"
+        "caller's to order.";
+    return binding_type_add(module, BINDING_GROUP, doc, methods, getters);
+}

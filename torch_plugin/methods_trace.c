@@ -12,14 +12,11 @@ void binding_trace_open(void) {
     fcdp_trace_open((uint32_t)options->trace, options->trace_bytes);
 }
 
-/* () -> has the trace its level and size by now? */
-METHOD(trace_is_open) {
-    if (!PyArg_ParseTuple(args, ":trace_is_open")) return NULL;
+FUNCTION_NOARGS(trace_is_open) {
     return PyBool_FromLong(fcdp__trace_header() != NULL);
 }
 
-/* (rank, world_size, node, n_nodes, local_rank, node_size): this process's place in the job. */
-METHOD(trace_job) {
+FUNCTION(trace_job) {
     int rank, world_size, node, n_nodes, local_rank, node_size;
     if (!PyArg_ParseTuple(args, "iiiiii:trace_job", &rank, &world_size, &node, &n_nodes, &local_rank,
                           &node_size))
@@ -36,8 +33,7 @@ METHOD(trace_job) {
     Py_RETURN_NONE;
 }
 
-/* (steps of optimizers so far) */
-METHOD(trace_step) {
+FUNCTION(trace_step) {
     unsigned int steps;
     if (!PyArg_ParseTuple(args, "I:trace_step", &steps)) return NULL;
     fcdp_trace_header *header = fcdp__trace_header();
@@ -48,16 +44,12 @@ METHOD(trace_step) {
     Py_RETURN_NONE;
 }
 
-/* () -> the time, for those below; 0: nothing is traced */
-METHOD(trace_start) {
-    if (!PyArg_ParseTuple(args, ":trace_start")) return NULL;
+FUNCTION_NOARGS(trace_start) {
     binding_trace_open();
     return PyLong_FromUnsignedLongLong(fcdp__trace_start());
 }
 
-/* (start, collectives since the last call, bytes that this rank sent to other nodes): ranks agreed, on
- * whatever. */
-METHOD(trace_agreement) {
+FUNCTION(trace_agreement) {
     unsigned long long start_ns, n_calls, bytes;
     if (!PyArg_ParseTuple(args, "KKK:trace_agreement", &start_ns, &n_calls, &bytes)) return NULL;
     fcdp__trace_since(
@@ -70,10 +62,7 @@ METHOD(trace_agreement) {
     Py_RETURN_NONE;
 }
 
-/* (is it a gather, bytes to the next of the ring, do they leave the node (None: it is not known), ranks,
- * start): a collective of FSDP2's own, which the program has waited for since start. 0: it begins now, on a
- * stream, and its end is not known. */
-METHOD(trace_plain) {
+FUNCTION(trace_plain) {
     int gathers;
     unsigned long long bytes, start_ns;
     PyObject *crosses;
@@ -116,8 +105,7 @@ static uint32_t reason_of(const char *reason) {
     return number;
 }
 
-/* (name, reason, bytes, trainable_bytes): the group is FSDP's from here on. */
-METHOD(trace_bypass) {
+FUNCTION(trace_bypass) {
     const char *name, *reason;
     unsigned long long bytes, trainable_bytes;
     if (!PyArg_ParseTuple(args, "ssKK:trace_bypass", &name, &reason, &bytes, &trainable_bytes)) return NULL;
@@ -134,6 +122,30 @@ METHOD(trace_bypass) {
 }
 
 PyMethodDef methods_trace[] = {
-    ENTRY(trace_is_open),   ENTRY(trace_job),   ENTRY(trace_step),   ENTRY(trace_start),
-    ENTRY(trace_agreement), ENTRY(trace_plain), ENTRY(trace_bypass), {NULL, NULL, 0, NULL},
+    {"trace_is_open", trace_is_open, METH_NOARGS,
+     DOC("trace_is_open($module, /)",
+         "Has the trace its level and size (FCDP_TRACE, FCDP_TRACE_BUFFER) by now?")},
+    {"trace_job", trace_job, METH_VARARGS,
+     DOC("trace_job($module, rank, world_size, node, n_nodes, local_rank, node_size, /)",
+         "Write this process's place in the job into the trace's header.")},
+    {"trace_step", trace_step, METH_VARARGS,
+     DOC("trace_step($module, n_steps, /)", "An optimizer has stepped; n_steps: so far in this process.")},
+    {"trace_start", trace_start, METH_NOARGS,
+     DOC("trace_start($module, /)",
+         "The time now, in nanoseconds, for trace_agreement and trace_plain; 0: nothing is traced.")},
+    {"trace_agreement", trace_agreement, METH_VARARGS,
+     DOC("trace_agreement($module, start_ns, n_calls, n_bytes, /)",
+         "The ranks have agreed on something since start_ns. n_calls: agreements since the last call;\n"
+         "n_bytes: what this rank sent to other nodes.")},
+    {"trace_plain", trace_plain, METH_VARARGS,
+     DOC("trace_plain($module, is_gather, n_bytes, crosses, n_ranks, start_ns, /)",
+         "A collective of FSDP's own: an all-gather, or a reduce-scatter.\n\n"
+         "n_bytes: what this rank sends to the next of a ring. crosses: do they leave the node? None:\n"
+         "it is not known. start_ns: the program has waited for it since then; 0: it begins now, on a\n"
+         "stream.")},
+    {"trace_bypass", trace_bypass, METH_VARARGS,
+     DOC("trace_bypass($module, name, reason, n_bytes, trainable_bytes, /)",
+         "A parameter group is left to FSDP. n_bytes, trainable_bytes: its size, and that of its\n"
+         "trainable parameters; 0: not known.")},
+    {NULL, NULL, 0, NULL},
 };

@@ -8,34 +8,41 @@
 #include <string.h>
 
 #include "comm/nccl.h"
-#include "torch_plugin/handles.h"
+#include "torch_plugin/methods.h"
 
-static const char CAPSULE[] = "fcdp.nccl";
+static PyTypeObject *type; /* for the life of the process */
 
-static void library_free(PyObject *capsule) {
-    fcdp__nccl_unload(PyCapsule_GetPointer(capsule, CAPSULE));
+typedef struct library {
+    PyObject_HEAD fcdp_nccl *nccl; /* NULL: it is being made */
+} library;
+
+static void library_free(PyObject *self) {
+    fcdp_nccl *nccl = ((library *)self)->nccl;
+    if (nccl) fcdp__nccl_unload(nccl);
+    PyObject_Free(self);
+    Py_DECREF(type);
 }
 
-/* (named or None, beside torch or None) -> the library, for as long as a shard group uses it */
 PyObject *binding_nccl_load(PyObject *self __attribute__((unused)), PyObject *args) {
     const char *named, *beside_torch;
-    if (!PyArg_ParseTuple(args, "zz:nccl_load", &named, &beside_torch)) return NULL;
+    if (!PyArg_ParseTuple(args, "zz:load_nccl", &named, &beside_torch)) return NULL;
     fcdp_nccl *nccl;
     fcdp_status status;
     Py_BEGIN_ALLOW_THREADS status = fcdp__nccl_load(named, beside_torch, &nccl);
     Py_END_ALLOW_THREADS if (status) return binding_raise(status);
-    PyObject *capsule = PyCapsule_New(nccl, CAPSULE, library_free);
-    if (!capsule) fcdp__nccl_unload(nccl);
-    return capsule;
+    PyObject *loaded = PyType_GenericAlloc(type, 0);
+    if (loaded)
+        ((library *)loaded)->nccl = nccl;
+    else
+        fcdp__nccl_unload(nccl);
+    return loaded;
 }
 
-/* (nccl, node_of, rank) -> bytes: the ids of the lanes that this rank leads */
-PyObject *binding_nccl_ids(PyObject *self __attribute__((unused)), PyObject *args) {
-    PyObject *library, *node_of;
+METHOD(library_ids) {
+    PyObject *node_of;
     unsigned int rank;
-    if (!PyArg_ParseTuple(args, "OSI:nccl_ids", &library, &node_of, &rank)) return NULL;
-    const fcdp_nccl *nccl = PyCapsule_GetPointer(library, CAPSULE);
-    if (!nccl) return NULL;
+    if (!PyArg_ParseTuple(args, "SI:ids", &node_of, &rank)) return NULL;
+    const fcdp_nccl *nccl = ((library *)self)->nccl;
     fcdp_topology topology;
     fcdp_nccl_ids ids;
     fcdp_status status = binding_topology(node_of, rank, &topology);
@@ -43,6 +50,32 @@ PyObject *binding_nccl_ids(PyObject *self __attribute__((unused)), PyObject *arg
     Py_BEGIN_ALLOW_THREADS status = fcdp__nccl_ids_make(nccl, &topology, &ids);
     Py_END_ALLOW_THREADS return status ? binding_raise(status)
                                        : PyBytes_FromStringAndSize((const char *)&ids, sizeof ids);
+}
+
+static PyMethodDef methods[] = {
+    {"ids", library_ids, METH_VARARGS,
+     DOC("ids($self, node_of, rank, /)",
+         "Make the ids of the communicators that this rank leads, as bytes, for\n"
+         "Engine.create_nccl_shard_group() on all ranks.\n\n"
+         "node_of: bytes, a uint32 for each rank of the group: its node. rank: this one's place in the\n"
+         "group. Raises Error.")},
+    {NULL, NULL, 0, NULL},
+};
+
+bool binding_nccl_type(PyObject *module) {
+    static const char doc[] =
+        "NCCL's library, loaded for as long as it or a shard group of it is referred to.\n\n"
+        "Made by load_nccl() alone.";
+    PyType_Slot slots[] = {{Py_tp_doc, (void *)(uintptr_t)doc},
+                           {Py_tp_methods, methods},
+                           {Py_tp_dealloc, library_free},
+                           {0, NULL}};
+    PyType_Spec spec = {.name = "fcdp._fcdp.Nccl",
+                        .basicsize = sizeof(library),
+                        .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                        .slots = slots};
+    type = (PyTypeObject *)PyType_FromSpec(&spec);
+    return type && PyModule_AddType(module, type) == 0;
 }
 
 static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config, fcdp_comm **comm_out) {
@@ -58,20 +91,18 @@ static fcdp_status comm_make(fcdp_engine *engine, const fcdp_nccl_config *config
     return fcdp__failure_restore(&error);
 }
 
-/* (engine, node_of, rank, nccl, ids of all ranks) -> comm; a collective of the shard
- * group, of at most 3/4 of FCDP_TIMEOUT */
-PyObject *binding_nccl_comm_create(PyObject *self __attribute__((unused)), PyObject *args) {
-    PyObject *handle, *node_of, *library;
+PyObject *binding_create_nccl_shard_group(PyObject *self, PyObject *args) {
+    PyObject *node_of, *loaded;
     unsigned int rank;
     const char *ids;
     Py_ssize_t ids_bytes;
-    if (!PyArg_ParseTuple(args, "OSIOy#:nccl_comm_create", &handle, &node_of, &rank, &library, &ids,
-                          &ids_bytes))
+    if (!PyArg_ParseTuple(args, "SIOy#:create_nccl_shard_group", &node_of, &rank, &loaded, &ids, &ids_bytes))
         return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
-    const fcdp_nccl *nccl = engine ? PyCapsule_GetPointer(library, CAPSULE) : NULL;
-    if (!nccl) return NULL;
-    fcdp_nccl_config config = {.nccl = nccl,
+    fcdp_engine *engine = binding_core(self);
+    if (!engine) return NULL;
+    if (Py_TYPE(loaded) != type)
+        return PyErr_Format(PyExc_TypeError, "expected an object of fcdp._fcdp.Nccl");
+    fcdp_nccl_config config = {.nccl = ((library *)loaded)->nccl,
                                .drv = fcdp_engine_driver(engine),
                                .ids = (const fcdp_nccl_ids *)(const void *)ids,
                                .timeout_s = binding_options()->timeout_s};
@@ -83,11 +114,9 @@ PyObject *binding_nccl_comm_create(PyObject *self __attribute__((unused)), PyObj
         return NULL;
     }
     fcdp_comm *comm;
-    PyObject *owner = Py_BuildValue("(OO)", handle, library);
-    if (!owner) return NULL;
     Py_BEGIN_ALLOW_THREADS status = comm_make(engine, &config, &comm);
-    Py_END_ALLOW_THREADS PyObject *wrapped = status ? binding_raise(status)
-                                                    : binding_wrap(BINDING_COMM, comm, owner);
-    Py_DECREF(owner);
-    return wrapped;
+    Py_END_ALLOW_THREADS if (status) return binding_raise(status);
+    PyObject *shard_group = binding_wrap(BINDING_COMM, comm, self);
+    if (shard_group) binding_set_carrier(shard_group, NULL, loaded);
+    return shard_group;
 }

@@ -1,13 +1,12 @@
-/* nccl.h - the module's functions of shard groups whose collectives are NCCL's. */
+/* nccl.h - _fcdp.Nccl, and shard groups whose collectives are NCCL's. */
 #ifndef FCDP_NCCL_METHODS_H
 #define FCDP_NCCL_METHODS_H
 
 #include "torch_plugin/binding.h"
 
-/* nccl_load(named or None, beside torch or None), nccl_ids(nccl, node_of, rank), nccl_comm_create(engine,
- * node_of, rank, nccl, ids of all ranks). */
+bool binding_nccl_type(PyObject *module);
+/* The module's load_nccl, and a method of an engine. */
 PyObject *binding_nccl_load(PyObject *self, PyObject *args);
-PyObject *binding_nccl_ids(PyObject *self, PyObject *args);
-PyObject *binding_nccl_comm_create(PyObject *self, PyObject *args);
+PyObject *binding_create_nccl_shard_group(PyObject *engine, PyObject *args);
 
 #endif

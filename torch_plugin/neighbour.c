@@ -92,13 +92,10 @@ void binding_neighbour_end(void) {
     if (engine) fcdp_engine_set_neighbour(engine, NULL, NULL);
 }
 
-/* (engine, empty_cache) -> does PyTorch ask, too? Until the engine ends. The hook is set once, for the life
- * of the process: without an engine it is what it replaces. */
-PyObject *binding_neighbour_begin(PyObject *self __attribute__((unused)), PyObject *args) {
+/* The hook is set once, for the life of the process: without an engine it is what it replaces. */
+PyObject *binding_share_device(PyObject *self, PyObject *empty_cache) {
     static const char *const names[] = {"cudaMalloc", "cudaGetLastError"};
-    PyObject *handle, *empty_cache;
-    if (!PyArg_ParseTuple(args, "OO:neighbour_begin", &handle, &empty_cache)) return NULL;
-    fcdp_engine *engine = binding_unwrap(BINDING_ENGINE, handle);
+    fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
     Py_XDECREF(neighbour.empty_cache);
     neighbour.empty_cache = Py_NewRef(empty_cache);
@@ -119,7 +116,6 @@ PyObject *binding_neighbour_begin(PyObject *self __attribute__((unused)), PyObje
     Py_RETURN_FALSE;
 }
 
-/* (bytes) -> bytes given back: for the observer of an out-of-memory. */
 PyObject *binding_neighbour_yield(PyObject *self __attribute__((unused)), PyObject *args) {
     Py_ssize_t bytes;
     if (!PyArg_ParseTuple(args, "n:neighbour_yield", &bytes)) return NULL;

@@ -5,7 +5,8 @@
 
 #include "torch_plugin/binding.h"
 
-PyObject *binding_neighbour_begin(PyObject *self, PyObject *args);
+/* A method of an engine, and a function of the module. */
+PyObject *binding_share_device(PyObject *engine, PyObject *empty_cache);
 PyObject *binding_neighbour_yield(PyObject *self, PyObject *args);
 /* Before the engine ends; without the GIL. Returns when nobody is in it on PyTorch's behalf. */
 void binding_neighbour_end(void);

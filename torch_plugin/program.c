@@ -1,6 +1,6 @@
 /* program.c - what the core asks of FSDP's parameters, answered in Python.
  *
- * The owner of a group (comm/group.h) is a weak reference to its runtime.Group: tensors over a region may
+ * The owner of a group (comm/group.h) is a weak reference to its group.Group: tensors over a region may
  * outlive the model. A tree asks for no group that is dead, since the tree's own holds them.
  */
 #include "torch_plugin/program.h"
@@ -275,7 +275,7 @@ static PyObject *refuses; /* guarded by the GIL */
 
 static bool restore_is_refused(const fcdp_group *group) {
     PyGILState_STATE gil = PyGILState_Ensure();
-    PyObject *answer = PyObject_CallFunction(refuses, "N", PyLong_FromVoidPtr((void *)(uintptr_t)group));
+    PyObject *answer = PyObject_CallFunction(refuses, "K", (unsigned long long)fcdp_group_id(group));
     bool yes = answer && PyObject_IsTrue(answer) > 0;
     Py_XDECREF(answer);
     PyErr_Clear();

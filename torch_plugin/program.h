@@ -1,4 +1,4 @@
-/* program.h - the plugin as the core's program (comm/unshard.h): methods of runtime.Group. */
+/* program.h - the plugin as the core's program (comm/unshard.h): methods of group.Group. */
 #ifndef FCDP_PLUGIN_PROGRAM_H
 #define FCDP_PLUGIN_PROGRAM_H
 

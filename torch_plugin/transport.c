@@ -323,6 +323,10 @@ binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engin
     return transport;
 }
 
+PyObject *binding_transport_python(const binding_transport *transport) {
+    return transport->python;
+}
+
 fcdp_transport binding_transport_table(binding_transport *transport) {
     return (fcdp_transport){.ctx = transport,
                             .all_gather = python_all_gather,

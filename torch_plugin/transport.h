@@ -11,6 +11,8 @@
 typedef struct binding_transport binding_transport;
 binding_transport *binding_transport_create(PyObject *python, fcdp_engine *engine,
                                             const fcdp_topology *topology);
+/* Its callables, borrowed. */
+PyObject *binding_transport_python(const binding_transport *transport);
 /* Is there one? Then what the device does may wait for the GIL. */
 bool binding_transport_uses_python(void);
 fcdp_transport binding_transport_table(binding_transport *transport);

@@ -33,9 +33,11 @@ def count_calls(module):
 
         return counted
 
-    for name, function in list(vars(module).items()):
-        if callable(function) and not isinstance(function, type):
-            setattr(module, name, counting(function))
+    types = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    for owner in (module, *types):
+        for name, function in list(vars(owner).items()):
+            if callable(function) and not isinstance(function, type) and not name.startswith("__"):
+                setattr(owner, name, counting(function))
 
 
 def count_in(cls, name):

@@ -5,6 +5,7 @@ driver's path."""
 import gc
 import sys
 import threading
+import weakref
 
 import torch
 
@@ -24,8 +25,8 @@ class Dead:
 def main():
     gc.disable()
     _fcdp.options_load()
-    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sys.argv[1], False, _fcdp.MAPPING_AUTO, True)
-    _fcdp.engine_account_create(engine)
+    engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sys.argv[1], False, _fcdp.MAPPING_AUTO, True)
+    engine.create_account()
     collected_on = []
 
     class Transport:
@@ -35,33 +36,41 @@ def main():
         def finish(self, lane, begun):
             assert begun is None
 
-    comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, Transport())
-    _fcdp.comm_host_create(comm)
-    tree = _fcdp.tree_create(comm)
+    shard_group = engine.create_shard_group((0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, Transport())
+    shard_group.create_host_memory()
+    tree = shard_group.create_tree()
     shard = torch.ones(MIB, dtype=torch.uint8)
 
     def group_make(name):
-        group = _fcdp.group_create(comm, name, [(MIB, 1)])
-        _fcdp.group_attach(group, _fcdp.group_host_alloc(group))
+        group = shard_group.create_group(name, [(MIB, 1)])
+        group.attach(group.allocate_host())
         return group
 
     # A group, one that has begun without a wait, and a tensor over a third one's pages.
     idle, busy, seen = group_make("idle"), group_make("busy"), group_make("seen")
-    view = torch.from_dlpack(_fcdp.dlpack(_fcdp.group_extent(seen, 0), MIB, 1, 8, 1, 0, seen))
+    view = torch.from_dlpack(seen.dlpack(0, MIB, 1, 8, 1, 0))
     living = group_make("living")
     Owner(busy, shard).unshard(tree)
     Dead(idle), Dead(busy), Dead(view)
     del idle, busy, seen, view
     owner = Owner(living, shard)
     owner.unshard(tree)
-    _fcdp.group_wait(living, 0)
+    living.wait(0)
     assert any(count > 0 and not on_main for on_main, count in collected_on), collected_on
-    _fcdp.engine_drain(engine)  # the dead are ended by the next call
-    stats = _fcdp.engine_stats(engine)
+    engine.drain()  # the dead are ended by the next call
+    stats = engine.stats()
     assert stats["device_bytes"]["current"] == 2 * MIB, stats
     assert stats["host_bytes"]["current"] == 2 * MIB + 4096, stats
-    _fcdp.group_reshard(living, 0)
-    _fcdp.engine_destroy(engine)
+    living.reshard(0)
+    transport = Transport()
+    transport.shard_group = engine.create_shard_group(
+        (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, transport
+    )
+    cycle = weakref.ref(transport)
+    del transport
+    gc.collect()
+    assert cycle() is None, "a shard group whose transport refers to it is never freed"
+    engine.destroy()
     print("fine")
 
 

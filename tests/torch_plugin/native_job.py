@@ -41,12 +41,12 @@ def main():
         for address in at:
             frees(address, 8 * MIB, 0, None)
 
-    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sys.argv[2], True, _fcdp.MAPPING_AUTO, True)
+    engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sys.argv[2], True, _fcdp.MAPPING_AUTO, True)
     idle(48)  # of the device's 64 MiB
     code, text, _ = native.malloc(40 * MIB)
     assert code == OUT_OF_MEMORY and "CUDA out of memory" in text, (code, text)  # the pool is not asked
 
-    assert _fcdp.neighbour_begin(engine, torch.cuda.empty_cache)
+    assert engine.share_device(torch.cuda.empty_cache)
     code, text, at = native.malloc(40 * MIB)
     assert code == DONE, text
     assert standin.standin_last_error() == 0  # else the next kernel launch would be taken to have failed
@@ -78,7 +78,7 @@ def main():
     assert {code for code, _ in results} == {DONE}, results
 
     idle(48)
-    _fcdp.engine_destroy(engine)
+    engine.destroy()
     code, text, _ = native.malloc(40 * MIB)  # the pool that it would ask has gone
     assert code == OUT_OF_MEMORY, (code, text)
     print("all is well")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import compat
 from fcdp import _fcdp
 from fcdp.runtime import runtime
+from fcdp.settings import options
 from models import Net, shard
 
 PAGE = 2 << 20
@@ -81,7 +82,7 @@ def main():
 
     losses = [step()]
     neighbour = Neighbour(os.environ["FCDP_SIM_LIBRARY"])
-    torch_asks = _fcdp.neighbour_begin(runtime.engine, neighbour.empty_cache)
+    torch_asks = runtime.engine.share_device(neighbour.empty_cache)
     alone = neighbour.fill()
     given = _fcdp.neighbour_yield(1 << 40)  # of groups that are not in use
     more = neighbour.fill()
@@ -98,7 +99,7 @@ def main():
         "again": neighbour.n_emptied - n_emptied - 1,
         "losses": losses,
         "torch_asks": torch_asks,
-        "transport": runtime.options["transport"],
+        "transport": options["transport"],
     }
     dist.barrier()
     with open(os.path.join(sys.argv[1], f"rank{os.environ['RANK']}.json"), "w") as f:

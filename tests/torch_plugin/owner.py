@@ -8,13 +8,13 @@ def word(number):
 
 
 class Owner:
-    """In place of runtime.Group. It is gathered once, and its shard is read by nobody."""
+    """In place of group.Group. It is gathered once, and its shard is read by nobody."""
 
     in_c = False  # Python says what its shards are
 
     def __init__(self, handle, shard):
         self.handle, self.shard = handle, shard
-        _fcdp.group_set_owner(handle, self, ["weight"])
+        handle.set_owner(self, ["weight"])
 
     def settle(self):
         pass
@@ -32,4 +32,4 @@ class Owner:
         return False
 
     def unshard(self, tree):
-        _fcdp.group_unshard(self.handle, tree, _fcdp.PASS_OTHER, True, 0, 0, None)
+        self.handle.unshard(tree, _fcdp.PASS_OTHER, True, 0, 0, None)

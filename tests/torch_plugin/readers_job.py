@@ -8,8 +8,8 @@ from array import array
 
 import torch
 
-from fcdp import _fcdp
-from fcdp import runtime as module
+from fcdp import _fcdp, settings
+from fcdp.group import Group
 
 GPU = torch.device("cuda", 0)
 
@@ -50,15 +50,12 @@ class Extent:
 
 
 def group_of(shards, *tensors):
-    return module.Group("blocks.0", [Extent(t) for t in tensors], shards, None, [32] * len(tensors), None)
+    core = types.SimpleNamespace(set_owner=lambda *_: None)
+    return Group("blocks.0", [Extent(t) for t in tensors], shards, core, [32] * len(tensors), None)
 
 
 def main():
-    core = types.SimpleNamespace(**{name: getattr(_fcdp, name) for name in dir(_fcdp)})
-    core.group_set_owner = lambda *_: None
-    module._fcdp = core
-    runtime = module.runtime
-    runtime.options = _fcdp.options_load()
+    settings.options.update(_fcdp.options_load())
     shards = types.SimpleNamespace(device=GPU, comm=None, n_groups=0)
     groups = [
         group_of(shards, OnDevice(), OnDevice()),

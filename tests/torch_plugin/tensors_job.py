@@ -339,10 +339,10 @@ def the_visualiser_reads_a_snapshot(p, sim):
 
 
 def one_group(sim):
-    """An engine on the tensors' device, with a group of 32 MiB in a shard group of two nodes: (engine, comm,
-    group, tree)."""
-    engine = _fcdp.engine_create(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, _fcdp.MAPPING_AUTO, True)
-    assert _fcdp.engine_account_create(engine)
+    """An engine on the tensors' device, with a group of 32 MiB in a shard group of two nodes: (engine, shard
+    group, group, tree)."""
+    engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, _fcdp.MAPPING_AUTO, True)
+    assert engine.create_account()
 
     class Transport:
         def begin(self, lane, address, bytes_):
@@ -351,16 +351,19 @@ def one_group(sim):
         def finish(self, lane, begun):
             assert begun is None
 
-    comm = _fcdp.comm_create(engine, (0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, Transport())
-    assert _fcdp.comm_host_create(comm)
-    group = _fcdp.group_create(comm, "block", [(16 * MIB, 1)])
-    _fcdp.group_attach(group, _fcdp.group_host_alloc(group))
-    return engine, comm, group, _fcdp.tree_create(comm)
+    shard_group = engine.create_shard_group((0).to_bytes(4, "little") + (1).to_bytes(4, "little"), 0, Transport())
+    assert shard_group.create_host_memory()
+    group = shard_group.create_group("block", [(16 * MIB, 1)])
+    group.attach(group.allocate_host())
+    return engine, shard_group, group, shard_group.create_tree()
 
 
 @scenario
 def a_gather_in_a_capture_is_refused_before_the_ranks_meet(p, sim):
-    from fcdp.runtime import Group, Runtime, Tree
+    from fcdp import settings
+    from fcdp.failures import call
+    from fcdp.group import Group
+    from fcdp.tree import Tree
 
     class OneShards:
         n_groups = 0
@@ -368,54 +371,53 @@ def a_gather_in_a_capture_is_refused_before_the_ranks_meet(p, sim):
         def agree(self, vote):
             raise AssertionError("the ranks meet")
 
-    engine, comm, handle, _ = one_group(sim)
-    stream, shards, runtime = sim.stream(), OneShards(), Runtime()
-    shards.comm = comm
-    runtime.options = _fcdp.options_load()
+    engine, shard_group, handle, _ = one_group(sim)
+    stream, shards = sim.stream(), OneShards()
+    shards.comm = shard_group
+    settings.options.update(_fcdp.options_load())
     group = Group("block", [types.SimpleNamespace(name="weight", in_c=False)], shards, handle, [16 * MIB], None)
     assert sim.lib.simgpu_capture(ctypes.c_void_p(stream), 1) == 0
     for by_hand in (False, True):
         try:
-            runtime.unshard(group, Tree([]), True, by_hand, stream)
+            group.unshard(Tree([]), True, by_hand, stream)
             raise AssertionError("it was not refused")
         except RuntimeError as error:
             assert "a CUDA graph is being captured, and 'block' cannot be gathered in it" in str(
                 error
             ) and "FCDP=0" in str(error), error
-    runtime.engine = engine
-    runtime.order_writes(stream)
+    call(engine.order_writes, stream)
     assert sim.lib.simgpu_capture(ctypes.c_void_p(stream), 0) == 0  # nothing has broken it
-    _fcdp.engine_destroy(engine)
+    engine.destroy()
 
 
 @scenario
 def an_engine_shares_the_pages(p, sim):
     """A region's pages and a tensor's are the same: the budget binds both."""
     p.do("empty_cache")
-    engine, comm, group, tree = one_group(sim)
+    engine, _, group, tree = one_group(sim)
     shard = torch.arange(4 * MIB, dtype=torch.int32)
     owner = Owner(group, shard)
     owner.unshard(tree)
-    _fcdp.group_wait(group, 0)
-    assert _fcdp.engine_stats(engine)["device_bytes"]["current"] == 32 * MIB
+    group.wait(0)
+    assert engine.stats()["device_bytes"]["current"] == 32 * MIB
     held = p.malloc(32 * MIB)
     code, text, _ = p.try_malloc(2 * MIB)  # the region is in use
     assert code == OUT_OF_MEMORY and "gathered parameters 33.6 MB" in text, text
-    _fcdp.group_reshard(group, 0)
-    _fcdp.engine_drain(engine)
+    group.reshard(0)
+    engine.drain()
     more = p.malloc(32 * MIB)
-    device_bytes = _fcdp.engine_stats(engine)["device_bytes"]
+    device_bytes = engine.stats()["device_bytes"]
     assert device_bytes["current"] == 0 and 32 * MIB <= device_bytes["peak"] <= BUDGET == device_bytes["budget"], (
         device_bytes
     )
     p.free(held)
     owner.unshard(tree)  # takes the cache's pages
-    _fcdp.group_wait(group, 0)
-    got = (ctypes.c_int32 * 4).from_address(_fcdp.group_extent(group, 0) + 24 * MIB)
+    group.wait(0)
+    got = (ctypes.c_int32 * 4).from_address(group.address(0) + 24 * MIB)
     assert list(got) == shard[2 * MIB : 2 * MIB + 4].tolist()
-    _fcdp.group_reshard(group, 0)
-    _fcdp.engine_drain(engine)
-    _fcdp.engine_destroy(engine)
+    group.reshard(0)
+    engine.drain()
+    engine.destroy()
     p.free(more)
     p.free(p.malloc(BUDGET))
 

@@ -93,10 +93,9 @@ def main():
         optimizer.zero_grad()
     dist.barrier()
     import fcdp
-    from fcdp import _fcdp
     from fcdp.runtime import runtime
 
-    _fcdp.engine_drain(runtime.engine)  # what was on the streams has ended, and is written
+    runtime.engine.drain()  # what was on the streams has ended, and is written
     trace = Trace()
     for _ in range(100):  # the monitor may be at it
         counters = trace.counters()

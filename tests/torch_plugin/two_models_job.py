@@ -83,9 +83,9 @@ def main():
     for model in models if start == "warm" else ():
         model.step()
     if "plain" not in sys.argv:
-        from fcdp import c10d, runtime
+        from fcdp import c10d, group
 
-        owner, method = (c10d.Lane, "__init__") if start == "cold" else (runtime.Group, "make_inputs")
+        owner, method = (c10d.Lane, "__init__") if start == "cold" else (group.Group, "make_inputs")
         go_ahead(rank % 2, owner, method)
     threads = [threading.Thread(target=model.run) for model in models]
     for thread in threads:

@@ -25,7 +25,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import streams_job
 import training_job
 from fcdp import _fcdp
-from fcdp.runtime import Group, Runtime, runtime
+from fcdp.group import Group, by_id
+from fcdp.settings import options
 
 simgpu = ctypes.CDLL(str(pathlib.Path(_fcdp.__file__).with_name("libfcdp_simgpu.so")))
 RACES_STRICT, RACES_GO_ON = 2, 4
@@ -74,12 +75,12 @@ def without_fingerprints(program):
 
     @functools.wraps(program)
     def without(device, mesh):
-        asked = runtime.options.get("fingerprint")
-        runtime.options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
+        asked = options.get("fingerprint")
+        options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
         try:
             return program(device, mesh)
         finally:
-            runtime.options["fingerprint"] = asked
+            options["fingerprint"] = asked
 
     return without
 
@@ -148,12 +149,12 @@ def writes_what_was_gathered(device, mesh):
 
 
 @contextlib.contextmanager
-def on_another_stream(name, at):
-    """_fcdp's function of that name gets another stream than the current one, as its argument number `at`."""
-    original, other = getattr(_fcdp, name), torch.sim.Stream().stream_id
-    setattr(_fcdp, name, lambda *arguments: original(*arguments[:at], other, *arguments[at + 1 :]))
+def on_another_stream(kind, name, at):
+    """That method of a type of _fcdp's gets another stream than the current one, as its argument number `at`; self is 0."""
+    original, other = getattr(kind, name), torch.sim.Stream().stream_id
+    setattr(kind, name, lambda *arguments: original(*arguments[:at], other, *arguments[at + 1 :]))
     yield
-    setattr(_fcdp, name, original)
+    setattr(kind, name, original)
 
 
 @contextlib.contextmanager
@@ -176,29 +177,29 @@ def inputs_of_another_stream():
 
 @contextlib.contextmanager
 def inputs_freed_at_once():
-    original = Runtime.unshard
+    original = Group.unshard
 
     def unshard(self, *arguments):
         original(self, *arguments)
-        for group in self.groups:  # those that were begun ahead, too
+        for group in list(by_id.values()):  # those that were begun ahead, too
             group.inputs = None
 
-    Runtime.unshard = unshard
+    Group.unshard = unshard
     yield
-    Runtime.unshard = original
+    Group.unshard = original
 
 
 @contextlib.contextmanager
 def waits_on_the_stream_of_the_unshard():
-    unshard, wait, asked_on = Runtime.unshard, Group.wait, {}
+    unshard, wait, asked_on = Group.unshard, Group.wait, {}
 
-    def planted(self, group, tree, forward, by_hand, stream, side=None):
-        unshard(self, group, tree, forward, by_hand, stream, side)
-        asked_on[group] = stream
+    def planted(self, tree, forward, by_hand, stream, side=None):
+        unshard(self, tree, forward, by_hand, stream, side)
+        asked_on[self] = stream
 
-    Runtime.unshard, Group.wait = planted, lambda self, stream: wait(self, asked_on[self])
+    Group.unshard, Group.wait = planted, lambda self, stream: wait(self, asked_on[self])
     yield
-    Runtime.unshard, Group.wait = unshard, wait
+    Group.unshard, Group.wait = unshard, wait
 
 
 @contextlib.contextmanager
@@ -234,17 +235,17 @@ wrong, out, of = (
 FAULTS = {
     "none": (contextlib.nullcontext, trains),
     # of the seam: another stream, a missing reference
-    "the compute does not wait for the gather": (wrong("group_wait", 1), trains),
-    "the fingerprint does not wait for the write": (wrong("group_unshard", 4), trains),
+    "the compute does not wait for the gather": (wrong(_fcdp.Group, "wait", 1), trains),
+    "the fingerprint does not wait for the write": (wrong(_fcdp.Group, "unshard", 4), trains),
     "the gather does not wait for the optimizer": (inputs_of_another_stream, trains_blindly),
     "small groups do not wait for the optimizer": (inputs_of_another_stream, trains_together_blindly),
-    "the optimizer does not wait for a gather ahead": (wrong("engine_order_writes", 1), skips_its_last_layer),
+    "the optimizer does not wait for a gather ahead": (wrong(_fcdp.Engine, "order_writes", 1), skips_its_last_layer),
     "a wait is on the stream of the unshard": (
         waits_on_the_stream_of_the_unshard,
         of["a_stream_waits_for_an_unshard_of_another"],
     ),
     "casts are freed before the gather has read them": (inputs_freed_at_once, trains_in_bf16),
-    "FSDP1's copy does not wait for the gather": (wrong("group_wait", 1), trains_fsdp1),
+    "FSDP1's copy does not wait for the gather": (wrong(_fcdp.Group, "wait", 1), trains_fsdp1),
     "FSDP1 copies on another stream": (copied_out_on_another_stream, trains_fsdp1),
     # below it: a call of the driver's that is left out
     "the gather's end is recorded too early": (out(RECORD, "h2d"), trains),

@@ -71,7 +71,7 @@ def watch(counts):
     watch_unshard(FlatParamHandle, counts)
     if os.environ["FCDP"] != "1":
         return
-    from fcdp.runtime import Group
+    from fcdp.group import Group
 
     make_inputs = Group.make_inputs
 

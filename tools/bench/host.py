@@ -89,7 +89,7 @@ class Meter:
 
 
 def calls_counted(module):
-    """Wraps each function of the core; returns how to read the number of calls."""
+    """Wraps each function of the core and each method of its types; returns how to read the number of calls."""
     n = 0
 
     def counting(function):
@@ -100,9 +100,11 @@ def calls_counted(module):
 
         return counted
 
-    for name, function in list(vars(module).items()):
-        if callable(function) and not isinstance(function, type):
-            setattr(module, name, counting(function))
+    types = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    for owner in (module, *types):
+        for name, function in list(vars(owner).items()):
+            if callable(function) and not isinstance(function, type) and not name.startswith("__"):
+                setattr(owner, name, counting(function))
     return lambda: n
 
 

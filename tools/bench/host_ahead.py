@@ -111,9 +111,9 @@ class Watch:
     def label_fcdp(self) -> None:
         """An agreement is inside an unshard: from its first question to the ranks' answer."""
         from fcdp import _fcdp
-        from fcdp.runtime import Group
+        from fcdp.group import Group
 
-        _fcdp.group_unshard = self._labelled(_fcdp.group_unshard, UNSHARD)
+        _fcdp.Group.unshard = self._labelled(_fcdp.Group.unshard, UNSHARD)
         settle, carry, began = Group.settle, Group.carry, []
 
         def settles(group: Group) -> None:

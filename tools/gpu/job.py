@@ -244,7 +244,7 @@ agreement_s = 0.0  # of the host, so far
 def watch_agreements():
     """Fingerprints and the meeting of the ranks, of which FCDP counts how many there are: from the core's first question
     to the ranks' answer."""
-    from fcdp.runtime import Group
+    from fcdp.group import Group
 
     settle, carry, began = Group.settle, Group.carry, []
 

@@ -1,7 +1,7 @@
 """Decides for each parameter group under one root who gathers it, FCDP or FSDP itself, and says so once.
 
 What a parameter group is differs between FSDP1 and FSDP2: a `Framework` has what is asked of one. Decided is
-an attribute of the group's: `_fcdp`, its runtime.Group, or None where FSDP gathers it, with the reason in
+an attribute of the group's: `_fcdp`, its group.Group, or None where FSDP gathers it, with the reason in
 `_fcdp_bypass`.
 """
 
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fcdp import OptionError, settings
+from fcdp import OptionError, bypassed, settings, shard_groups
 from fcdp.c10d import Shards, Unsupported
-from fcdp.runtime import Description, Group, Tree, runtime
+from fcdp.group import Description, Group, attach
+from fcdp.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def adopt(
 
 def bypass(fsdp: Framework, param_group: Any, reason: str) -> None:
     param_group._fcdp, param_group._fcdp_bypass = None, reason
-    runtime.bypass(fsdp.name(param_group), reason, _size(fsdp, param_group))
+    bypassed.add(fsdp.name(param_group), reason, _size(fsdp, param_group))
 
 
 def _size(fsdp: Framework, param_group: Any) -> tuple[int, int] | None:
@@ -89,8 +90,8 @@ def _size(fsdp: Framework, param_group: Any) -> tuple[int, int] | None:
 
 def report(fsdp: Framework, param_groups: list[Any]) -> None:
     """`param_groups`: all of one tree."""
-    bypassed = [(fsdp.name(group), group._fcdp_bypass) for group in param_groups if "_fcdp_bypass" in group.__dict__]
-    runtime.report_bypassed(bypassed, len(param_groups), all(map(is_decided, param_groups)), fsdp.label)
+    left = [(fsdp.name(group), group._fcdp_bypass) for group in param_groups if "_fcdp_bypass" in group.__dict__]
+    bypassed.say(left, len(param_groups), all(map(is_decided, param_groups)), fsdp.label)
 
 
 def _serve(
@@ -103,8 +104,8 @@ def _serve(
 ) -> None:
     """All of them or none. Collective. `beside`: of groups of the same tree."""
     try:
-        shards = runtime.connect(process_group, device, gather, beside)
-        groups = runtime.attach(shards, [fsdp.describe(param_group) for param_group in serve])
+        shards = shard_groups.connect(process_group, device, gather, beside)
+        groups = attach(shards, [fsdp.describe(param_group) for param_group in serve])
     except OptionError:  # the job stops; whoever catches it and goes on meets it again
         for param_group in serve:
             del param_group._fcdp

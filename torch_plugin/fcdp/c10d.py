@@ -29,7 +29,7 @@ from fcdp.rollcall import RollCall, connection
 _IN_PROCESS = ("fake", "threaded")
 
 
-# Options that decide which collectives are made, and in which order: their keys in runtime.options, and their names.
+# Options that decide which collectives are made, and in which order: their keys in settings.options, and their names.
 _ALIKE = {
     "agree": "FCDP_AGREE",
     "coalesce_bytes": "FCDP_COALESCE",
@@ -182,6 +182,7 @@ class Shards:
         self.device = device
         self.ranks = dist.get_process_group_ranks(group)
         self.rank = dist.get_rank(group)
+        self.comm: _fcdp.ShardGroup | None = None  # the core's; shard_groups.py makes it
         self.ahead = True  # every rank's device has room for a group that is begun ahead of its use; agreed
         self.wholes: dict[Any, list[Any]] = {}  # whole.py's; keys are the same on every rank, and stay
         self.n_groups = 0  # served so far
@@ -278,9 +279,7 @@ class Shards:
         start, before = _fcdp.trace_start(), self.agreements
         self.agreements = number = self.control.roll.enter()
         try:
-            agreed, sent = (
-                _fcdp.comm_agree(self.comm, self._swap, number, votes) if self.meets else self._max(votes, number)
-            )
+            agreed, sent = self.comm.agree(self._swap, number, votes) if self.meets else self._max(votes, number)
         except Exception as error:
             if isinstance(error, _fcdp.Error) and error.args[1] == _fcdp.ERR_INVALID:
                 raise RuntimeError(f"fcdp: {error.args[0]}") from None

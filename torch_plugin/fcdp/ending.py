@@ -5,11 +5,22 @@ starts, so the job's own functions run before and may still evaluate a model.
 """
 
 import atexit
+import os
 import sys
 
 
 @atexit.register
 def _end() -> None:
-    runtime = sys.modules.get("fcdp.runtime")
-    if runtime is not None:
-        runtime.end()
+    module = sys.modules.get("fcdp.runtime")
+    if module is None or module.runtime.pid != os.getpid():  # nothing was served; a forked child
+        return
+    from fcdp import bypassed, report, settings, shard_groups
+
+    bypassed.say_rest()
+    settings.say_unread()
+    if module.runtime.engine is None:
+        return
+    report.summary()
+    module.runtime.end()
+    for shards in shard_groups.served():
+        shards.close()

@@ -20,7 +20,7 @@ Inputs = list[list[torch.Tensor]]  # by parameter
 
 
 class Input:
-    """One of these tensors: an extent (runtime.Extent)."""
+    """One of these tensors: an extent (group.Extent)."""
 
     in_c = False
     steps = 0

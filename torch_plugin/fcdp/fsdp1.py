@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, presence, seam, settings, steps
+from fcdp import _fcdp, adopt, plain, presence, seam, settings, steps
 from fcdp.flat import Cut, cut, pieces
-from fcdp.runtime import Description, Group, Tree, address_of, runtime
+from fcdp.group import Description, Group, address_of
 from fcdp.seam import stream_of, version_of, wrap
+from fcdp.tree import Tree, in_backward
 
 unknown: str | None = None  # why this torch's FSDP1 is not served
 
@@ -306,14 +307,14 @@ def _served(handle: Any, buffer: torch.Tensor, gather: Callable[[], None]) -> Gr
 def _patch_handle(cls: type) -> None:
     @wrap(cls, "_all_gather_flat_param")
     def all_gather(original, self, padded_unsharded_flat_param):
-        buffer, plain = padded_unsharded_flat_param, []
+        buffer, gathered = padded_unsharded_flat_param, []
 
         def gather_plainly():
-            if not plain:
+            if not gathered:
                 n = self.world_size
-                runtime.count_plain("plain_gather", self.process_group, buffer.numel() // n * buffer.itemsize * (n - 1))
-                plain.append(original(self, buffer))
-            return plain[0]
+                plain.count("plain_gather", self.process_group, buffer.numel() // n * buffer.itemsize * (n - 1))
+                gathered.append(original(self, buffer))
+            return gathered[0]
 
         def meet():
             gather_plainly()
@@ -324,11 +325,11 @@ def _patch_handle(cls: type) -> None:
         if group is None:
             return gather_plainly()
         tree, of, stream = adopt.tree_of(self), group.extents[0].flat, stream_of(self.device)
-        doing, in_backward = self._training_state.name, runtime.in_backward()
-        by_hand = doing not in ("FORWARD", "BACKWARD_PRE") or not (in_backward or tree.in_forward())
+        doing, backward = self._training_state.name, in_backward()
+        by_hand = doing not in ("FORWARD", "BACKWARD_PRE") or not (backward or tree.in_forward())
         of.gathers = True
         try:
-            runtime.unshard(group, tree, doing == "FORWARD" and not in_backward, by_hand, stream)
+            group.unshard(tree, doing == "FORWARD" and not backward, by_hand, stream)
             try:
                 group.wait(stream)
                 # its memory is another stream's, and soon free there
@@ -340,7 +341,7 @@ def _patch_handle(cls: type) -> None:
                 raise
         finally:
             of.gathers = False
-        runtime.release(group, stream)
+        group.reshard(stream)
         self._fcdp_moved = None
         return buffer
 
@@ -391,9 +392,9 @@ def _patch_runtime(module: ModuleType) -> None:
         # has left its mark too, so it must be under way.
         tree = state.__dict__.get("_fcdp_tree")
         queued = bool(state.__dict__.get("_post_backward_callback_queued"))
-        if state._is_root and tree is not None and not (queued and runtime.in_backward()):
+        if state._is_root and tree is not None and not (queued and in_backward()):
             tree.interrupted = queued
-            runtime.begin_forward(tree)
+            seam.begin_forward(tree)
         return original(state, *args)
 
     @wrap(module, "_register_post_backward_final_callback")
@@ -402,7 +403,7 @@ def _patch_runtime(module: ModuleType) -> None:
         begins = tree is not None and tree.begins_backward(bool(state.__dict__.get("_post_backward_callback_queued")))
         original(state, root_module)
         if begins:
-            runtime.begin_backward(tree)
+            tree.begin_backward()
 
     @wrap(module, "_reduce_grad")
     def reduce(original, state, handle):

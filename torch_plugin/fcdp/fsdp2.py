@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, adopt, extension, presence, seam, settings, steps, whole
+from fcdp import _fcdp, adopt, bypassed, extension, plain, presence, seam, settings, steps, whole, words
 from fcdp.extension import Input
+from fcdp.group import Description, Group
 from fcdp.released import Storages
-from fcdp.runtime import Description, Group, Tree, runtime, say
 from fcdp.seam import stream_of, wrap
 from fcdp.side import Side, beside
+from fcdp.tree import Tree, in_backward
 
 
 class _Here(threading.local):
@@ -237,7 +238,7 @@ def _take(param_group: Any, group: Group, device: torch.device) -> None:
     tensors = group.tensors([extent.gathered_dtype() for extent in group.extents], device)
     names = [extent.name for extent in group.extents]
     group.storages = Storages(tensors, names)
-    _fcdp.group_watch(group.handle, names)
+    group.handle.watch(names)
     group.is_held = not _is_copied(param_group, param_group.fsdp_params)
     group.is_sharded = lambda: param_group.is_sharded
     group.tree = Tree([param_group]) if _has_extension(param_group) else None
@@ -273,7 +274,7 @@ def _copy_out(fsdp_param: Any, gathered: list[torch.Tensor], n_ranks: int) -> No
 
 def _end_use(group: Group, device: torch.device) -> None:
     group.storages.close()
-    runtime.release(group, stream_of(device))
+    group.reshard(stream_of(device))
 
 
 def _check_unchanged(param_group: Any, served: Group) -> None:
@@ -387,8 +388,8 @@ def install(state_module: ModuleType) -> None:
     missing = list(_mismatches(collectives, group_module, param_module, state_module))
     if missing:
         why = seam.unknown_torch("FSDP2", missing[0])
-        runtime.bypass("every group", why)
-        say(f"plain FSDP2 for every group: {why}")
+        bypassed.add("every group", why)
+        words.say(f"plain FSDP2 for every group: {why}")
         return
     group_module._fcdp_installed = True
     seam.take_tensors()
@@ -418,11 +419,11 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         if served is None or param_group.is_sharded_post_forward:
             return None
         _check_unchanged(param_group, served)
-        doing, in_backward = param_group._training_state.name, runtime.in_backward()
-        by_hand = not in_backward and doing not in ("FORWARD", "PRE_BACKWARD")
+        doing, backward = param_group._training_state.name, in_backward()
+        by_hand = not backward and doing not in ("FORWARD", "PRE_BACKWARD")
         with extension.given(served.extents, _here.inputs):
-            forward = doing == "FORWARD" and not in_backward
-            runtime.unshard(served, tree, forward, by_hand, stream_of(device), side)
+            forward = doing == "FORWARD" and not backward
+            served.unshard(tree, forward, by_hand, stream_of(device), side)
         return served
 
     @wrap(group_module, "foreach_all_gather")
@@ -431,17 +432,17 @@ def _patch_collectives(collectives: ModuleType, group_module: ModuleType, param_
         is_known = param_group is not None and param_group.fsdp_params is fsdp_params
         side = beside(copy_in_stream, device) if is_known else None
         _here.inputs = _extension_inputs(param_group, side) if is_known else None
-        plain = []
+        gathered = []
 
         def gather_plainly():
-            if not plain:
+            if not gathered:
                 served = param_group.__dict__.get("_fcdp") if is_known else None
                 n_bytes = sum(map(_shard_bytes, fsdp_params)) * (group.size() - 1)
-                runtime.count_plain("plain_gather", group, n_bytes, served.shards if served is not None else None)
-                plain.append(
+                plain.count("plain_gather", group, n_bytes, served.shards if served is not None else None)
+                gathered.append(
                     original(fsdp_params, group, async_op, copy_in_stream, gather_stream, device, *rest, **kwargs)
                 )
-            return plain[0]
+            return gathered[0]
 
         def meet():
             _finish(gather_plainly(), device)
@@ -568,9 +569,9 @@ def _patch_state(cls: type) -> None:
         # A forward inside of the tree's own backward recomputes what that backward needs. A backward that raised
         # has left its mark too, so it must be under way.
         tree, queued = self._state_ctx._fcdp_tree, self._state_ctx.post_backward_final_callback_queued
-        if not inside and not (queued and runtime.in_backward()):
+        if not inside and not (queued and in_backward()):
             tree.interrupted = queued
-            runtime.begin_forward(tree)
+            seam.begin_forward(tree)
         return result
 
     @wrap(cls, "_register_root_post_backward_final_callback")
@@ -578,4 +579,4 @@ def _patch_state(cls: type) -> None:
         begins = self._state_ctx._fcdp_tree.begins_backward(self._state_ctx.post_backward_final_callback_queued)
         original(self)
         if begins:
-            runtime.begin_backward(self._state_ctx._fcdp_tree)
+            self._state_ctx._fcdp_tree.begin_backward()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import Any
 
 from fcdp import _fcdp
 from fcdp.c10d import Shards
 
-_library: Any = None
+_library: _fcdp.Nccl | None = None
 
 
 def beside_torch() -> str | None:
@@ -25,10 +24,10 @@ def beside_torch() -> str | None:
     return None
 
 
-def _load() -> Any:
+def _load() -> _fcdp.Nccl:
     global _library
     if _library is None:
-        _library = _fcdp.nccl_load(os.environ.get("FCDP_NCCL_LIBRARY") or None, beside_torch())
+        _library = _fcdp.load_nccl(os.environ.get("FCDP_NCCL_LIBRARY") or None, beside_torch())
     return _library
 
 
@@ -36,12 +35,12 @@ def _words(error: Exception) -> str:
     return error.args[0] if isinstance(error, _fcdp.Error) else f"{type(error).__name__}: {error}"
 
 
-def connect(engine: Any, shards: Shards) -> tuple[Any, str]:
+def connect(engine: _fcdp.Engine, shards: Shards) -> tuple[_fcdp.ShardGroup | None, str]:
     """(comm, ""), or (None, why not) on every rank of the shard group; a collective of it. Whatever fails on one
     rank alone is said to all."""
     comm, problem, mine = None, "", b""
     try:
-        mine = _fcdp.nccl_ids(_load(), shards.node_of, shards.rank)
+        mine = _load().ids(shards.node_of, shards.rank)
     except Exception as error:
         problem = _words(error)
     problem = shards.first_problem(problem)
@@ -49,7 +48,7 @@ def connect(engine: Any, shards: Shards) -> tuple[Any, str]:
         return None, problem
     ids = shards.all_gather_bytes(mine)
     try:
-        comm = _fcdp.nccl_comm_create(engine, shards.node_of, shards.rank, _library, ids)
+        comm = engine.create_nccl_shard_group(shards.node_of, shards.rank, _library, ids)
     except Exception as error:
         problem = _words(error)
     problem = shards.first_problem(problem)

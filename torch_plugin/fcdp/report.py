@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from fcdp import unserved
+from fcdp import unserved, words
 
 _KINDS = ("calls", "inter_bytes_sent", "intra_bytes_sent")
 
@@ -37,54 +37,51 @@ def _nothing_yet() -> dict[str, Any]:
 
 def stats() -> dict[str, Any]:
     out = _nothing_yet() | {"bypassed": unserved.entries()}
-    runtime_module = sys.modules.get("fcdp.runtime")
-    if runtime_module is None or not runtime_module.runtime.options:
+    settings = sys.modules.get("fcdp.settings")
+    if settings is None or not settings.options:
         return out
-    runtime = runtime_module.runtime
-    from fcdp import _fcdp
+    from fcdp import _fcdp, bypassed, group, plain, shard_groups, whole
+    from fcdp.runtime import runtime
 
     out |= {
         "enabled": True,
-        "collectives": {kind: _counts(values) for kind, values in runtime.plain.items()},
-        "gathers": out["gathers"] | {"plain": runtime.plain["plain_gather"][0]},
+        "collectives": {kind: _counts(values) for kind, values in plain.counts.items()},
+        "gathers": out["gathers"] | {"plain": plain.counts["plain_gather"][0]},
         "wholes": {
-            "cached": runtime.wholes[_fcdp.WHOLE_HOST] + runtime.wholes[_fcdp.WHOLE_FRESH],
-            "gathered": runtime.wholes[_fcdp.WHOLE_STALE],
-            "plain": runtime.wholes[_fcdp.WHOLE_PLAIN],
+            "cached": whole.counts[_fcdp.WHOLE_HOST] + whole.counts[_fcdp.WHOLE_FRESH],
+            "gathered": whole.counts[_fcdp.WHOLE_STALE],
+            "plain": whole.counts[_fcdp.WHOLE_PLAIN],
         },
-        "saved": out["saved"] | {"beside_bytes": runtime.beside_bytes},
-        "bypassed": out["bypassed"] + [dict(entry) for entry in runtime.bypassed],
+        "saved": out["saved"] | {"beside_bytes": plain.beside_bytes},
+        "bypassed": out["bypassed"] + [dict(entry) for entry in bypassed.groups],
     }
     if runtime.engine is None:
         return out
-    core = _fcdp.engine_stats(runtime.engine)
-    served = runtime.served_shards()
+    core = runtime.engine.stats()
+    served = shard_groups.served()
     if served:
         out["topology"], out["transport"] = dict(served[0].topology), "gloo" if served[0].lanes else "nccl"
     out["driver"] = core["driver"]
     out["collectives"]["gather"], out["collectives"]["restore"] = _counts(core["gather"]), _counts(core["restore"])
-    out["collectives"]["agree"] = _counts(
-        [sum(column) for column in zip(runtime.past_agreements, *(s.agreed() for s in served))]
-    )
+    out["collectives"]["agree"] = _counts(shard_groups.agreed())
     for key in ("gathers", "saved"):
         out[key] |= core[key]
     out["waits"], out["python_calls"] = core["waits"], _fcdp.python_calls()
     out["waits"]["agreements"] = out["collectives"]["agree"]["calls"]
     out["moves"], out["device_bytes"], out["host_bytes"] = core["moves"], core["device_bytes"], core["host_bytes"]
     groups = (
-        {**_fcdp.group_stats(group.handle), "id": id_, "ranks_per_node": group.shards.node_size}
-        for id_, group in list(runtime.by_id.items())
+        {**one.handle.stats(), "id": id_, "ranks_per_node": one.shards.node_size}
+        for id_, one in list(group.by_id.items())
     )
     out["groups"] = sorted(groups, key=lambda entry: entry["name"])  # those of one name in the order of their making
     return out
 
 
 def reset_peaks() -> None:
-    from fcdp import _fcdp
     from fcdp.runtime import runtime
 
     if runtime.engine is not None:
-        _fcdp.engine_reset_peaks(runtime.engine)
+        runtime.engine.reset_peaks()
 
 
 def _human(bytes_: float) -> str:
@@ -101,29 +98,32 @@ _has_said = False  # that it serves
 def say_once() -> None:
     """One line from rank 0 when the first step is over, since a killed job never reaches its exit."""
     global _has_said
-    from fcdp.runtime import runtime, say
+    from fcdp import bypassed, group, steps
+    from fcdp.runtime import runtime
+    from fcdp.settings import options
+    from fcdp.tree import in_backward
 
-    if _has_said or runtime.engine is None or not runtime.steps or runtime.in_backward():
+    if _has_said or runtime.engine is None or not steps.n_made or in_backward():
         return
     saved = stats()["saved"]
     plain, sent = saved["plain_bytes"], saved["gather_bytes"]
     if not plain:  # nothing has been gathered yet
         return
     _has_said = True
-    if not runtime.options["summary"]:
+    if not options["summary"]:
         return
-    n, share = len(runtime.groups), 100 * (1 - sent / plain)
-    say(
-        f"serving {n} of {n + len(runtime.bypassed)} groups; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
+    n, share = len(group.by_id), 100 * (1 - sent / plain)
+    words.say(
+        f"serving {n} of {n + len(bypassed.groups)} groups; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
         "between nodes so far"
     )
 
 
 def summary() -> None:
     """Two lines from rank 0: what was saved, what it cost."""
-    from fcdp.runtime import runtime, say
+    from fcdp.settings import options
 
-    if not runtime.options.get("summary"):
+    if not options.get("summary"):
         return
     now = stats()
     gathers = now["gathers"]
@@ -136,11 +136,11 @@ def summary() -> None:
         else ""
     )
     share = f"{100 * (1 - sent / plain):.1f} % fewer" if plain else "nothing gathered"
-    say(
+    words.say(
         f"saved {_human(plain - sent)} between nodes per node: gathers sent {_human(sent)} instead of {_human(plain)} ({share}); "
         f"{gathers['avoided']} of {gathers['made'] + gathers['avoided']} gathers did not leave the node{beside}"
     )
-    say(
+    words.say(
         f"cost {_human(now['host_bytes']['peak'])} of host memory per node, {_human(now['device_bytes']['peak'])} of device memory at most; "
         f"moved {_human(now['moves']['h2d_bytes'])} to the device and {_human(now['moves']['d2h_bytes'])} to the host"
     )

@@ -14,9 +14,12 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from fcdp import _fcdp, report, steps, tensors
+from fcdp import _fcdp, group, plain, report, shard_groups, steps, tensors, words
 from fcdp.c10d import Shards
-from fcdp.runtime import DEVICES, runtime, say
+from fcdp.failures import call
+from fcdp.runtime import runtime
+from fcdp.settings import options
+from fcdp.tree import Tree
 
 _streams: dict[torch.device, Callable[[], int]] = {}  # how the current one of a device is asked for
 
@@ -50,6 +53,14 @@ def current_stream(device: torch.device) -> Any:
     return torch.get_device_module(device).current_stream(device)
 
 
+def begin_forward(tree: Tree) -> None:
+    """Its root's."""
+    tree.begin_forward()
+    if runtime.engine is not None:
+        runtime.engine.begin_pass()
+        report.say_once()  # of optimizers that step inside of backward
+
+
 def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
@@ -60,7 +71,7 @@ def captures(device: torch.device) -> bool:
 
 def why_not(device: torch.device) -> str | None:
     """Why FCDP can serve no parameters that are gathered on this device now; None: it can."""
-    if device.type not in DEVICES:
+    if device.type not in group.DEVICES:
         return f"device type {device.type} is not supported"
     if captures(device):  # what serving takes cannot be made now
         return "its first gather is part of a CUDA graph's capture"
@@ -108,32 +119,32 @@ def add_note(error: Exception, text: str) -> None:
 
 @contextlib.contextmanager
 def reduction(
-    group: dist.ProcessGroup, device: torch.device, shard_bytes: int, names: Callable[[], str]
+    over: dist.ProcessGroup, device: torch.device, shard_bytes: int, names: Callable[[], str]
 ) -> Iterator[None]:
     """Around a reduce-scatter of FSDP's that leaves `shard_bytes` with each rank: counts it, and where it fails, says
     whose gradients these were. The program waits for one of CPU tensors, which has a duration then; one on a stream
     is counted when it is put there."""
     on_host = device.type == "cpu"
     rounds = 1 if device.type == "cuda" else 2  # gloo reduces everywhere and keeps a part: twice around the ring
-    bytes_ = rounds * shard_bytes * (group.size() - 1)
+    bytes_ = rounds * shard_bytes * (over.size() - 1)
     start_ns = _fcdp.trace_start() if on_host else 0
     if not on_host:
-        runtime.count_plain("reduce_scatter", group, bytes_)
+        plain.count("reduce_scatter", over, bytes_)
     try:
         yield
     except RuntimeError as error:
-        if runtime.groups:
-            add_note(error, f"fcdp: the gradients of {names()} were not reduced over {group.size()} ranks")
+        if group.by_id:
+            add_note(error, f"fcdp: the gradients of {names()} were not reduced over {over.size()} ranks")
         raise
     finally:
         if on_host:
-            runtime.count_plain("reduce_scatter", group, bytes_, start_ns=start_ns)
+            plain.count("reduce_scatter", over, bytes_, start_ns=start_ns)
 
 
 def take_tensors() -> None:
     """On a machine with CUDA: tensors from FCDP's allocator too, unless FCDP_ALLOC=native. Calls no CUDA: this
     process may fork yet."""
-    if runtime.options["alloc"] == _fcdp.ALLOC_NATIVE or not torch.backends.cuda.is_built() or torch.version.hip:
+    if options["alloc"] == _fcdp.ALLOC_NATIVE or not torch.backends.cuda.is_built() or torch.version.hip:
         return
     try:
         ctypes.CDLL("libcuda.so.1")
@@ -150,7 +161,7 @@ def take_tensors() -> None:
             raise RuntimeError("torch.backends.cudnn.benchmark needs it")
         torch.cuda.memory.change_current_allocator(tensors.fcdp_alloc)
     except (RuntimeError, _fcdp.Error) as error:
-        say(f"PyTorch's own allocator serves tensors: {error.args[0]} (FCDP_ALLOC=native silences this)")
+        words.say(f"PyTorch's own allocator serves tensors: {error.args[0]} (FCDP_ALLOC=native silences this)")
 
 
 def watch_groups() -> None:
@@ -160,13 +171,13 @@ def watch_groups() -> None:
         return
 
     @wrap(dist.ProcessGroup, "reconfigure")
-    def reconfigure(original: Callable, group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(runtime.known(group), Shards):
+    def reconfigure(original: Callable, over: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(shard_groups.known(over), Shards):
             raise RuntimeError(
-                f"fcdp: FCDP serves the parameters that this process group of {group.size()} ranks shards, so its ranks cannot change; make "
+                f"fcdp: FCDP serves the parameters that this process group of {over.size()} ranks shards, so its ranks cannot change; make "
                 "it with enable_reconfigure=True, and plain FSDP runs"
             )
-        return original(group, *args, **kwargs)
+        return original(over, *args, **kwargs)
 
 
 _watches_optimizers = False
@@ -184,11 +195,9 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
     """What has failed on the streams must not become a step, nor may a step write what a gather begun ahead
     still reads."""
     if runtime.engine is not None:
-        runtime.order_writes(stream_of(runtime.device))
+        call(runtime.engine.order_writes, stream_of(runtime.device))
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    runtime.steps += 1
-    _fcdp.trace_step(runtime.steps)
     steps.stepped(param for param_group in optimizer.param_groups for param in param_group["params"])
     report.say_once()

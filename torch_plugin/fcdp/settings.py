@@ -7,11 +7,13 @@ import os
 import sys
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
-from fcdp import OptionError, _fcdp, tensors
-from fcdp.runtime import runtime, say
+from fcdp import OptionError, _fcdp, tensors, words
 
-_read: dict[str, str] = {}  # the variables that runtime.options is from
+options: dict[str, Any] = {}  # as last read; empty: FSDP has not been imported
+
+_read: dict[str, str] = {}  # the variables that they are from
 _settled = False
 
 
@@ -27,10 +29,11 @@ def load() -> None:
     if _settled:
         return
     try:
-        runtime.options = _fcdp.options_load()
+        options.update(_fcdp.options_load())
     except _fcdp.Error as error:
         _print_refusals_in_a_line()
         raise OptionError(error.args[0]) from None
+    words.level = options["log"]
     _read = _variables()
 
 
@@ -75,4 +78,6 @@ def _say_late(before: dict[str, str], names: Iterable[str], when: str, earlier: 
     now = _variables()
     late = [f"{name}={now[name]}" for name in names if name in now and now[name] != before.get(name)]
     if late:
-        say(f"{', '.join(late)} came after {when}, and has no effect; set it {earlier}, or in the job's environment")
+        words.say(
+            f"{', '.join(late)} came after {when}, and has no effect; set it {earlier}, or in the job's environment"
+        )

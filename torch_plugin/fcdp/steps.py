@@ -1,4 +1,4 @@
-"""Which extent an optimizer steps, by the identity of the parameter.
+"""Which extents optimizers step, by the identity of the parameter, and how often.
 
 Nothing is kept with a parameter, as it would be pickled with it; nor is there a weak reference to one, as it could
 not be swapped then (torch.utils.swap_tensors). An extent holds the parameters that it is known by, so while its
@@ -12,6 +12,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+
+from fcdp import _fcdp
+
+n_made = 0  # by optimizers of this process so far
 
 _extents: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # by id of a parameter
 
@@ -27,6 +31,9 @@ def know(group: Any, extent: Any, before: Iterable[torch.Tensor], params: Iterab
 
 def stepped(params: Iterable[torch.Tensor]) -> None:
     """By an optimizer. Their groups are asked for again."""
+    global n_made
+    n_made += 1
+    _fcdp.trace_step(n_made)
     found = [extent for param in params if (extent := _extents.get(id(param))) is not None]
     for extent in found:
         extent.steps += 1

@@ -119,10 +119,10 @@ def is_current() -> bool:
     )
 
 
-def share_device(engine: Any) -> None:
+def share_device(engine: _fcdp.Engine) -> None:
     """PyTorch's own allocator and the engine's pages share the device: before one says that memory is out, the
     other gives back what it does not use."""
-    asks = _fcdp.neighbour_begin(engine, torch.cuda.empty_cache)
+    asks = engine.share_device(torch.cuda.empty_cache)
     if not asks:
         log.info(
             "PyTorch's allocator cannot ask FCDP for memory before it raises an out-of-memory: libc10_cuda does not import cudaMalloc"

@@ -92,8 +92,8 @@ def _wrappers() -> set[str]:
 
 
 def _uses_fsdp() -> bool:
-    module = sys.modules.get("fcdp.runtime")
-    return module is not None and (module.runtime.engine is not None or bool(module.runtime.bypassed))
+    runtime, bypassed = (sys.modules.get(f"fcdp.{name}") for name in ("runtime", "bypassed"))
+    return runtime is not None and runtime.runtime.engine is not None or bypassed is not None and bool(bypassed.groups)
 
 
 def reason(trained: bool) -> str | None:

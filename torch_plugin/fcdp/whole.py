@@ -20,10 +20,15 @@ from typing import Any
 
 import torch
 
-from fcdp import _fcdp, seam
+from fcdp import _fcdp, seam, shard_groups
 from fcdp.c10d import Shards
-from fcdp.runtime import Group, address_of, call, runtime
+from fcdp.failures import call
+from fcdp.group import Group, address_of
+from fcdp.runtime import runtime
 from fcdp.seam import stream_of
+from fcdp.settings import options
+
+counts = [0, 0, 0, 0]  # parameters asked for: by WHOLE_*
 
 _N_ID = 6  # bytes that name a group and an extent of it
 
@@ -53,12 +58,12 @@ def _sharded_dim(current: Any, target: Any) -> int | None:
 
 def _asked(local: torch.Tensor, current: Any, target: Any) -> Shards | None:
     """The shard group that agrees on this tensor; None: there is no agreement. The same on every rank."""
-    if type(local) is not torch.Tensor or not runtime.options["whole_tensors"]:  # another type is a compiler's
+    if type(local) is not torch.Tensor or not options["whole_tensors"]:  # another type is a compiler's
         return None
     dim = _sharded_dim(current, target)
     if dim is None or current.mesh.get_coordinate() is None:
         return None
-    shards = runtime.known(current.mesh.get_group(dim))
+    shards = shard_groups.known(current.mesh.get_group(dim))
     if not isinstance(shards, Shards) or (tuple(current.shape), local.dtype) not in shards.wholes:
         return None
     return None if seam.captures(shards.device) else shards
@@ -81,12 +86,12 @@ def _vote(group: Group, index: int, stream: int) -> int:
     address = address_of(shard) if shard.device == group.shards.device else 0  # 0: not read here
     if address and group.by_device:
         addresses, sizes = (array("Q", [n]).tobytes() for n in (address, shard.nbytes))
-        if call(_fcdp.comm_fingerprint_begin, group.shards.comm, addresses, sizes, stream):
-            fingerprint = call(_fcdp.comm_fingerprint_end, group.shards.comm, 1)
+        if call(group.shards.comm.begin_fingerprints, addresses, sizes, stream):
+            fingerprint = call(group.shards.comm.end_fingerprints, 1)
     if not group.is_host_read(shard):
         address = 0
     signals = array("Q", extent.signals(group)).tobytes()
-    return _fcdp.group_whole_vote(group.handle, index, signals, address, shard.nbytes, fingerprint)
+    return group.handle.vote_whole(index, signals, address, shard.nbytes, fingerprint)
 
 
 def _agree(shards: Shards, found: tuple[Group, int] | None, stream: int) -> int:
@@ -103,14 +108,14 @@ def _agree(shards: Shards, found: tuple[Group, int] | None, stream: int) -> int:
 
 def _copy(group: Group, index: int, out: torch.Tensor, stream: int) -> None:
     """From the device, where the group is brought for it."""
-    call(_fcdp.group_whole_begin, group.handle, index, stream)
+    call(group.handle.begin_whole, index, stream)
     group.wait(stream)
     group.storages.open()
     try:
         out.view(-1).copy_(group.gathered[index][: out.numel()])
     finally:
         group.storages.close()
-    runtime.release(group, stream)
+    group.reshard(stream)
 
 
 def _whole(local: torch.Tensor, current: Any, target: Any, is_async: bool) -> torch.Tensor | None:
@@ -122,15 +127,15 @@ def _whole(local: torch.Tensor, current: Any, target: Any, is_async: bool) -> to
     found = None if is_async else _find(shards, shape, local)
     agreed = _agree(shards, found, stream)
     if agreed == _fcdp.WHOLE_STALE:
-        if call(_fcdp.group_agree, found[0].handle, stream):  # one that nobody asks for, of the same group, is missing
+        if call(found[0].handle.agree, stream):  # one that nobody asks for, of the same group, is missing
             agreed = _fcdp.WHOLE_PLAIN
-    runtime.wholes[agreed] += 1
+    counts[agreed] += 1
     if agreed == _fcdp.WHOLE_PLAIN:
         return None
     group, index = found
     out = torch.empty(shape, dtype=local.dtype, device=local.device)
     if agreed == _fcdp.WHOLE_HOST:
-        call(_fcdp.group_whole_read, group.handle, index, out.data_ptr(), out.nbytes, stream)
+        call(group.handle.read_whole, index, out.data_ptr(), out.nbytes, stream)
         return out
     _copy(group, index, out, stream)
     return out

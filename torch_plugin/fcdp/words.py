@@ -1,7 +1,10 @@
 """FCDP's lines on stderr. A job goes on without them if its stderr takes nothing (a full disk, a closed descriptor)."""
 
 import contextlib
+import os
 import sys
+
+level = 1  # FCDP_LOG, once it is read (settings.py); 0: quiet
 
 
 def write(text: str) -> None:
@@ -10,3 +13,12 @@ def write(text: str) -> None:
         return
     with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
         print(f"fcdp: {text}", file=sys.stderr, flush=True)
+
+
+def say(text: str, speaker: int = 0) -> None:
+    """One line to the user, from one rank alone, unless FCDP_LOG=quiet."""
+    dist = sys.modules.get("torch.distributed")
+    has_rank = dist is not None and dist.is_available() and dist.is_initialized()
+    rank = dist.get_rank() if has_rank else int(os.environ.get("RANK", "0"))
+    if rank == speaker and level > 0:
+        write(text)

@@ -27,11 +27,11 @@ def _driver() -> tuple[str, bool]:
     chosen = _fcdp.options_load()["driver"]
     library = str(Path(fcdp.__file__).with_name("libfcdp_simgpu.so"))
     try:
-        engine = _fcdp.engine_create(chosen, 0, library, False, _fcdp.MAPPING_AUTO, chosen == _fcdp.DRIVER_SIM)
+        engine = _fcdp.create_engine(chosen, 0, library, False, _fcdp.MAPPING_AUTO, chosen == _fcdp.DRIVER_SIM)
     except _fcdp.Error as error:
         return error.args[0], False
-    stats = _fcdp.engine_stats(engine)
-    _fcdp.engine_destroy(engine)
+    stats = engine.stats()
+    engine.destroy()
     name = (
         "CUDA" if stats["driver"] == "cuda" else "no CUDA device answers, so FCDP simulates one for models on the CPU"
     )

@@ -1,0 +1,291 @@
+"""A parameter group that FCDP serves: what FSDP asks of it, and what the core asks of its parameters.
+
+The protocol of an unshard is comm/unshard.h's. It asks a Group for what only Python knows: where the shards lie, what
+their signals are, the shards in the gathered dtype, the other ranks' votes. When the ranks agree is decided from
+events that are passed on: a root forward or a backward begins, a group is unsharded, its gradients are reduced, an
+optimizer has stepped its parameters. All of them happen on every rank of the shard group in the same order. What
+concerns no group that is served (another optimizer, another model) is not passed on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from array import array
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+
+from fcdp import _fcdp, steps, words
+from fcdp.c10d import Shards
+from fcdp.failures import call
+from fcdp.released import Storages
+from fcdp.settings import options
+from fcdp.tree import Tree, in_backward
+
+# The devices that are served, with DLPack's number of each: kDLCPU, kDLCUDA, and kDLExtDev for torch.device("sim")
+# (sim/torch), which is to FCDP a device like CUDA on the simulated driver.
+DEVICES = {"cpu": 1, "cuda": 2, "sim": 12}
+
+# DLPack's (code, bits) of the dtypes that parameters have; others are taken as bytes and viewed.
+_DLPACK = {
+    torch.float32: (2, 32),
+    torch.float64: (2, 64),
+    torch.float16: (2, 16),
+    torch.bfloat16: (4, 16),
+    torch.int8: (0, 8),
+    torch.int16: (0, 16),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.uint8: (1, 8),
+}
+
+
+class Extent(Protocol):
+    """One parameter (fsdp2.py), or what of a flat parameter is gathered together (fsdp1.py)."""
+
+    name: str
+    steps: int  # of optimizers that have one of its parameters
+    in_c: bool  # what the rest would say is read by torch_plugin/evidence.c
+
+    def settle(self) -> None: ...  # what the shard is to be is written into it, before it is looked at
+    def signals(self, group: Group) -> Iterable[int]: ...
+    def shard(self) -> torch.Tensor: ...  # this rank's, or what that is a part of
+    def pieces(self) -> list[torch.Tensor]: ...  # of shard(): this rank's, whose bytes are compared
+    def written(self) -> bool: ...
+
+
+def address_of(piece: torch.Tensor) -> int:
+    """Of a shard's bytes, not 0; 0: they are not there. A program may free a storage that it does not use now."""
+    there = piece.untyped_storage().nbytes() >= piece.storage_offset() * piece.itemsize + piece.nbytes
+    return piece.data_ptr() or 1 if there or not piece.nbytes else 0
+
+
+# Of a parameter group: name, extents, (shard_bytes, span) per extent, collect (Group.collect), does it stay
+# gathered after forward.
+Description = tuple[str, list[Any], list[tuple[int, int]], Callable, bool]
+
+by_id: weakref.WeakValueDictionary[int, Group] = weakref.WeakValueDictionary()  # of all that live
+
+
+class Group:
+    """A parameter group that FCDP serves."""
+
+    def __init__(
+        self,
+        name: str,
+        extents: list[Any],
+        shards: Shards,
+        handle: _fcdp.Group,
+        shard_bytes: list[int],
+        collect: Callable,
+    ):
+        self.name, self.extents, self.shards, self.handle = name, extents, shards, handle
+        self.shard_bytes = shard_bytes
+        self.storages: Storages | None = None  # of its tensors; set by who made them
+        self.is_held = True  # by FSDP from its unshard to its reshard, else until it has been copied
+        self.copies: dict[Any, list[torch.Tensor]] = {}  # FSDP's parameter: where its bytes come from
+        self.is_sharded: Callable[[], bool] = lambda: True  # to FSDP, which may use it next: it may begin ahead
+        self.tree: Tree | None = None  # of its own: it is asked for alone, at each unshard
+        self.gathered: list[torch.Tensor] = []  # its tensors, where others may read them (whole.py)
+        self.number = shards.n_groups  # among its shard group's, on every rank
+        shards.n_groups += 1
+        self.collect = collect  # (stale indices) -> {index: 1-D shard in the gathered dtype}
+        self.n = len(extents)
+        self.in_c = all(extent.in_c for extent in extents)
+        self.steps = 0  # steps.n_made at the last observation
+        self.reductions = 0
+        self.by_device = False  # the device fingerprints its shards
+        self.inputs: tuple | None = None  # of the use under way, which must outlive their readers
+        handle.set_owner(self, [extent.name for extent in extents])
+
+    def tensors(self, dtypes: list[torch.dtype], device: torch.device) -> list[torch.Tensor]:
+        """The extents' final storages, one tensor each, for life."""
+        kind, index = DEVICES[device.type], device.index or 0
+        out = []
+        with torch.inference_mode(False):
+            for i, dtype in enumerate(dtypes):
+                bytes_ = self.shard_bytes[i] * len(self.shards.ranks)
+                if bytes_ == 0:
+                    out.append(torch.empty(0, dtype=dtype, device=device))
+                    continue
+                code, bits = _DLPACK.get(dtype, (1, 8))
+                flat = torch.from_dlpack(self.handle.dlpack(i, bytes_ * 8 // bits, code, bits, kind, index))
+                out.append(flat if dtype in _DLPACK else flat.view(dtype))
+        return out
+
+    @property
+    def by_host(self) -> bool:
+        """The host compares the bytes of the shards that it has."""
+        return not self.by_device and options["fingerprint"] == _fcdp.FINGERPRINT_AUTO
+
+    def is_host_read(self, shard: torch.Tensor) -> bool:
+        """Does the host compare its bytes? Also those of a GPU job's parameters that are offloaded to the CPU."""
+        return self.by_host and shard.device.type == "cpu"
+
+    def is_read(self, shard: torch.Tensor) -> bool:
+        """Are its bytes compared, by the device or by the host?"""
+        return self.by_device or self.is_host_read(shard)
+
+    # What the core asks (torch_plugin/program.c), on the thread that unshards.
+
+    def settle(self) -> None:
+        for extent in self.extents:
+            extent.settle()
+
+    def look(self, what: int) -> tuple[Any, ...]:
+        """As the mask says: where the host or (by_device) the device can read the shards' bytes, the signals, the scene
+        of a vote. Who reads them is decided when the ranks agree, and holds until they agree again."""
+        if what == _fcdp.LOOK_PLACES:
+            self.by_device = self._device_reads()
+        places = self._places() if what & _fcdp.LOOK_PLACES else None
+        scene = self._scene() if what & _fcdp.LOOK_SCENE else None
+        signals = self._signals() if what & _fcdp.LOOK_SIGNALS else None
+        return places, signals, scene
+
+    def _device_reads(self) -> bool:
+        """Is the device to fingerprint the group's shards? All of them, or none."""
+        asked, device = options["fingerprint"], self.shards.device
+        wanted = asked == _fcdp.FINGERPRINT_DEVICE or asked == _fcdp.FINGERPRINT_AUTO and device.type != "cpu"
+        return wanted and all(extent.shard().device == device for extent in self.extents)
+
+    def _places(self) -> tuple[Any, ...]:
+        """Of the pieces of the shards, one extent's after another: addresses (0: cannot be read), sizes (0 of what cannot
+        be read, unless its bytes are not there); of the extents: how many pieces, optimizers' steps."""
+        steps = array("Q", [extent.steps for extent in self.extents]).tobytes()
+        if self.in_c:
+            ones = array("Q", [1]) * self.n
+            return *_fcdp.evidence_places(self, self.extents), ones.tobytes(), steps, self.by_device
+        addresses, sizes, counts = array("Q"), array("Q"), array("Q")
+        for extent in self.extents:
+            can_read, pieces = self.is_read(extent.shard()), extent.pieces()
+            for piece in pieces:
+                address = address_of(piece)
+                addresses.append(address if can_read else 0)
+                sizes.append(piece.nbytes if can_read or not address else 0)
+            counts.append(len(pieces))
+        return *(column.tobytes() for column in (addresses, sizes, counts)), steps, self.by_device
+
+    def _signals(self) -> bytes:
+        if self.in_c:
+            return _fcdp.evidence_signals(self, self.extents)
+        signals = array("Q")
+        for extent in self.extents:
+            signals.extend(extent.signals(self))
+        return signals.tobytes()
+
+    def _scene(self) -> tuple[bool, bool, int]:
+        """Of an observation: grad mode, does an optimizer step the group, how often were its gradients reduced."""
+        self.steps = steps.n_made
+        # Backward hooks run without grad mode; what counts is that of the forward it belongs to.
+        grad = in_backward() or torch.is_grad_enabled()
+        return grad, any(extent.steps for extent in self.extents), self.reductions
+
+    def make_inputs(self, stale: bytes, side: Any) -> tuple[bytes, int | None]:
+        """Addresses of the stale extents' shards, and the stream behind which they are to be read: `side`'s (side.py),
+        where there is one, on which they are made. The tensors live until the group is waited for."""
+        wanted = [i for i, flag in enumerate(stale) if flag and self.shard_bytes[i]]
+        addresses, keep = array("Q", [0]) * self.n, []
+        if side is not None:
+            side.wait_for_current()
+        with side.entered() if side is not None else contextlib.nullcontext():
+            shards = self.collect(wanted)
+        for i, tensor in shards.items():
+            if tensor.nbytes != self.shard_bytes[i] or not tensor.is_contiguous():
+                raise RuntimeError(
+                    f"fcdp: the shard of {self.extents[i].name} has {tensor.nbytes} bytes now, "
+                    f"{self.shard_bytes[i]} when FCDP first saw it; a parameter's size and dtype must not change after the first forward"
+                )
+            addresses[i] = tensor.data_ptr()
+            keep.append(tensor)
+        self.inputs = (self.inputs, *keep)  # a tuple: no garbage collector empties it
+        return addresses.tobytes(), side.handle if side is not None else None
+
+    def carry(self, votes: bytes) -> bytes:
+        """The maximum of every byte over the ranks."""
+        return self.shards.agree(votes)
+
+    def may_begin(self, ahead: int) -> bool:
+        """Before FSDP unshards it: ahead of that, or with other small groups."""
+        return self.is_sharded()
+
+    def written(self) -> bool:
+        """Into what was gathered, by anybody."""
+        written = [extent.written() for extent in self.extents]  # of each: asking remembers what was seen
+        return any(written)
+
+    def blind(self) -> None:
+        options["fingerprint"] = _fcdp.FINGERPRINT_NEVER
+        words.say(
+            "the device takes no fingerprints of parameters: a write that moves no version counter may go unnoticed (FCDP_FINGERPRINT)"
+        )
+
+    # What FSDP asks.
+
+    def unshard(self, tree: Tree, forward: bool, by_hand: bool, stream: int, side: Any = None) -> None:
+        """Its gather or restore, under `tree`. `by_hand`: not from within FSDP's hooks. `stream`: the current one; `side`
+        (side.py): where what is gathered is made; None: on the current one."""
+        handle, alone = (self.tree or tree).handle(self.shards), self.tree is not None
+        pass_ = _fcdp.PASS_FORWARD if forward else _fcdp.PASS_BACKWARD if in_backward() else _fcdp.PASS_OTHER
+        made_on = side.handle if alone and side is not None else stream  # extensions have made their tensors there
+        call(self.handle.unshard, handle, pass_, by_hand or alone, stream, made_on, side)
+
+    def wait(self, stream: int) -> None:
+        """`stream`, the current one, goes on when the bytes are there; on CPUs this thread does."""
+        call(self.handle.wait, stream)
+        self.inputs = None  # their memory is used again behind their readers
+
+    def reshard(self, stream: int) -> None:
+        """FSDP resharded it, or (FSDP1) has its own copy of it."""
+        call(self.handle.reshard, stream)
+
+    def cancel(self, stream: int) -> None:
+        """FSDP will not use what it unsharded (a prefetch of what the backward did not need)."""
+        if call(self.handle.cancel, stream):
+            self.inputs = None
+        self.reshard(stream)
+
+    def give_up(self, stream: int) -> None:
+        """Its use has failed after the unshard, so FSDP holds nothing."""
+        self.handle.give_up(stream)
+
+    def reduced(self) -> None:
+        """Its gradients have been reduced: an optimizer may step inside this backward."""
+        self.reductions += 1
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Its shard group agrees anew at its next unshard."""
+        self.handle.ask_again()
+
+
+def attach(shards: Shards, described: list[Description]) -> list[Group]:
+    """Groups for them, all or none; a collective of the shard group."""
+    handles: list[_fcdp.Group] = []
+    ahead = True
+    offsets, problem = array("Q", [0]) * len(described), None
+    try:
+        for i, (name, _, specs, _, _) in enumerate(described):
+            handles.append(shards.comm.create_group(name, specs))
+            if shards.local == 0:
+                offsets[i] = handles[i].allocate_host()
+        ahead = shards.comm.fits(handles, bytes(stays for *_, stays in described))
+    except _fcdp.Error as error:
+        problem = error.with_traceback(None)
+    shards.raise_together(problem)
+    offsets = array("Q", shards.from_leader(offsets.tobytes()))
+    try:
+        for handle, offset in zip(handles, offsets):
+            handle.attach(offset)
+    except _fcdp.Error as error:
+        problem = error.with_traceback(None)
+    shards.raise_together(problem)
+    shards.ahead &= shards.agree(b"\0" if ahead else b"\1") == b"\0"
+    shards.comm.set_ahead(shards.ahead)
+    made = []
+    for handle, (name, extents, specs, collect, _) in zip(handles, described):
+        group = Group(name, extents, shards, handle, [bytes_ for bytes_, _ in specs], collect)
+        by_id[handle.id] = group
+        made.append(group)
+    return made
