@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/fit.h"
+#include "comm/unshard.h"
 #include "comm/tree.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/transport.h"
