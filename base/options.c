@@ -36,7 +36,7 @@ typedef struct option_parser {
     X(USER, "FCDP", "0|1", "0", "turn FCDP on in an unmodified FSDP2 or FSDP1 script",                       \
       FIELD(FLAG, enabled, 0, 1))                                                                            \
     X(USER, "FCDP_TAU", "0..1", "0",                                                                         \
-      "while device use is below this share of the budget, a group stays on the device after its forward",   \
+      "while device use is below this share of the budget, a group stays on the device after its use",       \
       FIELD(REAL, tau, 0, 1))                                                                                \
     X(USER, "FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                         \
       "device memory for gathered parameters, and for tensors if FCDP allocates them; 0: what is free at "   \

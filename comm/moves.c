@@ -26,16 +26,16 @@
 
 #include "tiering/policy.h"
 
-/* Slices spare the PCIe link and use what joins the GPUs, if the transport does; through host functions they
- * could wait in a circle (transport.h). */
+/* By slices, each GPU copies 1/g over PCIe and the GPUs exchange the rest. A transport through host memory
+ * cannot do that for a device: its host functions could wait in a circle (transport.h). */
 bool fcdp__group_by_slice(const fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
     bool may_wait = group->comm->transport.through_host && !engine->host_computes;
     return engine->options.restore != FCDP_RESTORE_WHOLE && !may_wait && group->comm->topology.node_size > 1;
 }
 
-/* The driver is asked what is free once in a use, and only where the whole budget would keep the group: what
- * others leave of it is less. */
+/* The driver says how much memory is free, once per use, and only if the group would be kept in the whole
+ * budget: the free memory can only lower that limit. */
 bool fcdp__policy_keeps_group(fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
     double tau = engine->options.tau;
@@ -68,9 +68,9 @@ uint32_t fcdp__unstored(fcdp_group *group) {
     return unstored_of(group, mask);
 }
 
-/* Behind `after`: this rank's pieces of the plan's stale extents in `span_mask`, and all of its pieces of the
- * spans in `whole_mask`. By slices each rank stores what it will load: few and long copies, and only they
- * need to be page-locked, near its device. */
+/* Behind `after`, store this rank's pieces of the plan's stale extents in `span_mask`, and all its pieces of
+ * the spans in `whole_mask`. By slices, each rank stores exactly what it will load: few long copies, and only
+ * that memory needs to be page-locked, near its device. */
 static fcdp_status pieces_store(fcdp_group *group, const fcdp_plan *plan, uint32_t span_mask,
                                 uint32_t whole_mask, fcdp_event after) {
     const fcdp_topology *topology = &group->comm->topology;
@@ -99,10 +99,10 @@ fcdp_status fcdp__store_now(fcdp_group *group, uint32_t mask) {
 
 /* ---- restore ---- */
 
-/* This rank's slices go to their places; the others come from the node's other ranks, here or in the gather's
- * node step (use->joined). What this rank has on the device is in its place already. The others load once all
- * words say that host memory is complete. A small group's shards are there from all ranks, so what this rank
- * has kept to itself must be stored first. */
+/* Load this rank's slices; the other slices come by the all-gather here, or in the gather's node step
+ * (use->joined). Spans already on the device are not loaded. A load waits for the STORED words of all ranks:
+ * if the group was gathered together with other small ones, each slice holds shards that each rank stored
+ * (coalesce.c). So a rank that holds a span unstored stores it first: the others wait for its word. */
 static fcdp_status restore_slices(fcdp_use *use) {
     fcdp_group *group = use->group;
     fcdp_engine *engine = group->comm->engine;
@@ -125,7 +125,8 @@ static fcdp_status restore_slices(fcdp_use *use) {
     return fcdp__comm_all_gather(group->comm, group, FCDP_LANE_NODE, parts, n, n, node);
 }
 
-/* Without the other ranks, everything comes from the node's host memory. */
+/* Restore the spans that have a fresh extent: by slices if the node's ranks take part (use->collects), else
+ * whole. */
 fcdp_status fcdp__restore(fcdp_use *use) {
     fcdp_group *group = use->group;
     fcdp_engine *engine = group->comm->engine;
@@ -160,9 +161,10 @@ fcdp_status fcdp__restore(fcdp_use *use) {
  * A gather that is larger than a half goes through in chunks: bytes [at, at + B) of every rank's shards, one
  * after another. The halves take turns, so a gather packs while the one before unpacks. */
 
-/* Above what a transformer's block of 9 parameters has on 4 nodes. */
+/* A gather of more parts is packed. 36 = 9 parameters of a transformer's block x 4 nodes. */
 size_t fcdp__packed_above_parts = 36;
-/* Of 64 x 8 ranks each sends 256 KiB at once then, and 8B parameters in bfloat16 take 4 chunks a block. */
+/* On 64 nodes x 8 ranks each rank then sends 256 KiB at a time, and a block of an 8B model in bfloat16 takes
+ * 4 chunks. */
 size_t fcdp__packed_half_bytes = (size_t)128 << 20;
 
 /* A transport through host memory packs by itself. On a node of one rank members' shards lie side by side:
@@ -178,7 +180,7 @@ static size_t n_blocks_of(const fcdp_group *group) {
     return fcdp__group_by_slice(group) ? topology->n_ranks : topology->n_nodes;
 }
 
-/* B of a gather whose ranks each have `bytes`. */
+/* B, the bytes of one block of the largest chunk, if each rank has `bytes` of stale shards. */
 static size_t block_bytes_of(const fcdp_group *group, size_t bytes) {
     size_t most = fcdp__packed_half_bytes / n_blocks_of(group) / 512 * 512;
     if (most < 512) most = 512;
@@ -318,8 +320,8 @@ static fcdp_status packed_gather(fcdp_use *use) {
 
 /* ---- gather ---- */
 
-/* This rank's shards go from where the program has them to their places, and from there to the ranks with the
- * same local index. What is restored of the same spans comes first: it would write over them. */
+/* Copy this rank's stale shards into the region, then all-gather them with the ranks of the same local index.
+ * A restore of the same spans runs first: it would overwrite them. */
 static fcdp_status inter_step(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_topology *topology = &group->comm->topology;
@@ -347,7 +349,8 @@ static fcdp_status inter_step(fcdp_use *use) {
                   : FCDP_OK;
 }
 
-/* The node's ranks all-gather what each has got; with a joined restore, its slices in the same collective. */
+/* All-gather within the node the shards that each rank has now, its own and those that it received; if
+ * use->joined, also the restored slices, in the same collective. */
 static fcdp_status node_by_slice(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_plan *plan = use->plan;
@@ -389,15 +392,15 @@ static fcdp_status node_by_host(fcdp_use *use) {
     return status;
 }
 
-/* Where the group is expected to stay on the device, and its ranks meet there, the host's copy can wait until
- * it must go. Behind node_by_slice the store waits on the copy stream: the node's stream goes on with the
- * next group meanwhile. */
+/* If the policy would keep the group, and the ranks exchange on the device (or the node has one), skip the
+ * store: reshard or an eviction does it when needed. By slices, the store waits for the node's all-gather on
+ * the copy stream, so that the node's stream goes on with the next group. */
 fcdp_status fcdp__gather(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_plan *plan = use->plan;
     fcdp_engine *engine = group->comm->engine;
     if (plan->n_stale == 0) return FCDP_OK;
-    /* Spans that it rewrites in part, and the host does not have. */
+    /* Spans of which this gather rewrites a part and host memory lacks the rest: they are stored whole. */
     uint32_t whole_mask = unstored_of(group, plan->restore_mask & plan->fill_mask);
     bool is_alone = group->comm->topology.node_size == 1, by_slice = fcdp__group_by_slice(group);
     bool stores = (!by_slice && !is_alone) || !fcdp__policy_keeps_group(group);

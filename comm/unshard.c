@@ -2,9 +2,9 @@
  *
  * An unshard asks the other ranks or trusts what they have agreed on (tree.c says which), gathers what is
  * stale, and begins the groups that follow. The order of these steps is the same on every rank, since it
- * follows from what all ranks have in common: events of the program, and what was agreed. What a rank decides
- * by itself (memory is out, a copy was lost) may move a restore, which no peer takes part in, and nothing
- * else.
+ * follows from what all ranks have in common: events of the program, and what was agreed. One rank's own
+ * state (device memory is short, a kept copy was evicted) may only delay or add a restore that makes no
+ * collective.
  *
  * No byte is moved here: use.c puts a use on the streams. The program's functions are called on the calling
  * thread, with no lock held.
@@ -41,7 +41,7 @@ static fcdp_status look(const fcdp_program *program, fcdp_group *group, unsigned
     return program->look(program->ctx, group, what, &group->sight);
 }
 
-/* Where everything lies, and which groups the device must read. */
+/* Record where each group's shards lie, and which groups the device must fingerprint (reads[]). */
 static fcdp_status places_look(asking *a) {
     fcdp_status status = FCDP_OK;
     a->n_pieces = 0;
@@ -55,7 +55,8 @@ static fcdp_status places_look(asking *a) {
     return status;
 }
 
-/* FCDP_ERR_UNSUPPORTED: the device takes none. *begun: they are to be ended. */
+/* Start the device's fingerprints of the shards in reads[]. *begun_out: the caller must end them.
+ * FCDP_ERR_UNSUPPORTED: the device takes no fingerprints. */
 static fcdp_status fingerprints_begin(asking *a, bool *begun_out) {
     uint64_t *shards = malloc((a->n_pieces + 1) * sizeof *shards);
     size_t *bytes = malloc((a->n_pieces + 1) * sizeof *bytes), n = 0;
@@ -112,7 +113,8 @@ static fcdp_status votes_make(asking *a) {
     return status;
 }
 
-/* A transfer that failed before says more than which rank is missing here. */
+/* If an earlier collective has failed, return its error: it names the cause; this one only names the rank
+ * that did not come. */
 static fcdp_status votes_carry(asking *a) {
     const fcdp_program *program = a->program;
     uint64_t start_ns = fcdp__trace_start();
@@ -166,8 +168,9 @@ static fcdp_status missing_fail(const fcdp_group *group, uint32_t i) {
         extent_name(group, i));
 }
 
-/* The shards are looked at once more, right before they are read: what is not there is named, and what the
- * copies are of is confirmed behind the stream on which the inputs are made. */
+/* Take the addresses of the stale shards, right before the gather reads them. A shard whose bytes are missing
+ * is an error that names the parameter. fcdp_group_confirm then takes the fingerprints of what the gather
+ * reads, behind the stream on which the inputs are made. */
 fcdp_status fcdp__inputs_take(fcdp_group *group, const fcdp_program *program, uint64_t *inputs_out,
                               fcdp_stream *stream) {
     uint32_t n = group->layout->n_extents;
@@ -193,7 +196,8 @@ static fcdp_status begin(fcdp_group *group, const fcdp_program *program, fcdp_pa
     return status ? status : fcdp_group_begin(group, group->inputs, pass, stream);
 }
 
-/* Before it is used. Without memory now, and where this rank can put it off alone, it has not begun. */
+/* Begin the use before its wait. If device memory is short and the use makes no collective, return FCDP_OK
+ * with *begun_out false: fcdp_wait begins it. */
 static fcdp_status begin_now(fcdp_group *group, const fcdp_program *program, const fcdp_unshard_args *args,
                              bool *begun_out) {
     fcdp_status status = begin(group, program, args->pass, args->stream);
@@ -246,7 +250,8 @@ static fcdp_status tree_ask(fcdp_tree *tree, const fcdp_program *program, fcdp_s
     return small_groups_gather(groups, n, program, stream);
 }
 
-/* What is reused, or was begun ahead, must still be what the ranks agreed on. */
+/* A group that is reused, or was begun ahead, must be unchanged since the agreement; else an error names the
+ * parameter. */
 static fcdp_status audit(fcdp_group *group, const fcdp_program *program) {
     fcdp_status status = look(program, group, FCDP_LOOK_PLACES | FCDP_LOOK_SIGNALS);
     if (status) return status;
@@ -276,7 +281,7 @@ uint32_t fcdp_group_missing(const fcdp_group *group) {
 
 /* ---- unshard ---- */
 
-/* What crosses the nodes is read now, as the framework would read it. */
+/* A stale group begins now, so that its gather reads the shards when FSDP would. A restore may be later. */
 static fcdp_status begin_or_put_off(fcdp_group *group, const fcdp_program *program,
                                     const fcdp_unshard_args *args) {
     const fcdp_comm *comm = group->comm;
@@ -288,8 +293,8 @@ static fcdp_status begin_or_put_off(fcdp_group *group, const fcdp_program *progr
     return status;
 }
 
-/* Of what the node has, nothing behind a group for which there was no memory; but every collective, in the
- * order in which the other ranks make them. */
+/* Begin the groups that follow. Once one has failed for lack of device memory, skip the restores that make no
+ * collective. Groups that make one begin all the same: the other ranks make it in this order. */
 static fcdp_status following_begin(fcdp_group *const *following, size_t n, const fcdp_program *program,
                                    const fcdp_unshard_args *args) {
     bool goes_on = true;

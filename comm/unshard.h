@@ -12,10 +12,10 @@
  * look at the parameters, to vote (vote.h), and to take the ranks' maximum. What is asked for all groups of a
  * tree is asked at the first unshard of a pass; small groups that are stale then are gathered together.
  *
- * What crosses the nodes begins at its unshard, and ahead of it in the order of the last forward, on every
- * rank alike. A restore that no other rank takes part in may be put off by one rank: without
- * FCDP_PREFETCH, where some device has no room for a group more (fcdp_comm_set_ahead), or where there is no
- * memory for it now. It begins when it is waited for, since the pages of the group before have gone then.
+ * A stale group begins at its unshard, or ahead of it in the order of the last forward, on every rank alike.
+ * A restore is put off until fcdp_wait, by which the previous group has released its pages: on all ranks
+ * without FCDP_PREFETCH, and if some rank's device has no room for one more group (fcdp_comm_set_ahead); on
+ * one rank alone if device memory is short there now, and only if the restore makes no collective.
  *
  * A call that fails has ended what it began; only a use that was begun ahead of the call stays begun, for the
  * next agreement to end.
@@ -31,30 +31,31 @@
 enum {
     FCDP_LOOK_PLACES = 1,  /* where the pieces of the shards lie, and the optimizers' steps of each extent */
     FCDP_LOOK_SIGNALS = 2, /* the signals of each extent */
-    FCDP_LOOK_SCENE = 4,   /* the process's, for a vote: without it nothing of this look may be remembered */
+    /* the process's signals, which a vote needs. Without this bit the program keeps nothing of this look */
+    FCDP_LOOK_SCENE = 4,
 };
 
 /* What only the program knows. A function that fails returns a failure with a text, or FCDP_ERR_PROGRAM: the
  * program has the error itself. The call that it was made from returns that. */
 typedef struct fcdp_program {
     void *ctx;
-    /* Writes into the shards what they are to be, before the ranks agree on the group; NULL: they are. */
+    /* Bring the shards up to date before the ranks agree on the group. NULL: the shards always are. */
     fcdp_status (*settle)(void *ctx, fcdp_group *group);
-    /* Fills in what the mask wants of *sight, which is the group's own memory (vote.h). The places of a shard
-     * that the device is not to read, nor the host, are NULL. */
+    /* Fill in what the mask asks of *sight, which is the group's own memory (vote.h). The address of a shard
+     * that neither the device nor the host may read is NULL. */
     fcdp_status (*look)(void *ctx, fcdp_group *group, unsigned what, fcdp_sight *sight);
-    /* The device takes no fingerprints, now and later: no sight is `by_device` from here on. Told for one of
-     * the groups that were asked for. NULL: no sight is. */
+    /* The device cannot take fingerprints: the program never sets `by_device` again. Called with one group of
+     * the agreement. NULL: the program never sets it. */
     void (*blind)(void *ctx, fcdp_group *group);
     /* May the group begin though the program has not unsharded it: ahead of its use, or (not `ahead`)
      * together with other small ones? The same on all ranks. NULL: it may. */
     bool (*may_begin)(void *ctx, fcdp_group *group, bool ahead);
-    /* inputs_out[i]: where this rank's shard of extent i is on the device in the gathered dtype, where
-     * stale[i] and the extent has bytes; there until the group is waited for. *stream: the current one,
-     * behind which it is read; replaced where it was made on another. */
+    /* For each stale extent i that has bytes, set inputs_out[i] to the device address of this rank's shard in
+     * the gathered dtype; it stays valid until the group has been waited for (use.h). *stream is the current
+     * stream, behind which the shards are read; replace it by the stream that made them, if another did. */
     fcdp_status (*inputs)(void *ctx, fcdp_group *group, const uint8_t *stale, uint64_t *inputs_out,
                           fcdp_stream *stream);
-    /* The n votes, on these groups, become their maximum over the ranks. */
+    /* Replace each of the n bytes of `votes`, which are on these groups, by its maximum over all ranks. */
     fcdp_status (*agree)(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes, size_t n);
     /* Were the gathered bytes written into since this was asked last? NULL: they never are. */
     bool (*written)(void *ctx, fcdp_group *group);
@@ -84,8 +85,8 @@ fcdp_status fcdp_unshard(fcdp_group *group, fcdp_tree *tree, const fcdp_program 
 fcdp_status fcdp_wait(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) FCDP_MUST_CHECK;
 /* The program will not use what it unsharded: before fcdp_group_reshard, in place of fcdp_wait. */
 fcdp_status fcdp_cancel(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) FCDP_MUST_CHECK;
-/* A use has failed after its unshard: it is over, else the group's next one would take it for under way, with
- * the bytes of now. What else fails here is not said. The thread's failure text stays. */
+/* End a use that failed after its unshard. Without this call, the group's next unshard would find the use
+ * begun and reuse its bytes. Further failures are only logged; the thread's failure text stays. */
 void fcdp_give_up(fcdp_group *group, const fcdp_program *program, fcdp_stream stream);
 
 /* The ranks agree on what is stale of `groups`, which are of one shard group and lie under trees; their

@@ -627,7 +627,7 @@ SHELL = {
     "tools/gpu.sh": shows_its_help,
     "tools/setup.sh": refuses_what_it_does_not_know,
     "tools/setup.sh wheel": makes_the_wheel_alone,
-    "pip install dist/fcdp-*.whl": installs_the_wheel,
+    "pip install --no-deps dist/fcdp-*.whl": installs_the_wheel,
     "tools/test.sh": refuses_what_it_does_not_know,
     "FCDP=1 torchrun train.py": trains,
     "git clone REPOSITORY fcdp": is_not_tried,

@@ -4,9 +4,9 @@
 
 #include "base/base.h"
 
-/* The paper's threshold: at the end of a group's use, device usage below tau * budget keeps the
- * group on the device and skips both copies; else it is stored and released. tau 0 never keeps.
- * used_bytes counts the group itself. */
+/* The paper's threshold: at the end of a group's use, device usage below tau * budget keeps the group on the
+ * device, which spares the restore, and the store too unless the node's ranks exchange in host memory
+ * (moves.c); else the group is stored and released. tau 0 never keeps. used_bytes counts the group itself. */
 bool fcdp__policy_keeps(double tau, size_t used_bytes, size_t budget_bytes);
 
 typedef struct fcdp_candidate { /* a region that could give its pages back */

@@ -17,11 +17,14 @@
  *     the host has all of it <=> whole || every process's word STORED has reached the epoch
  *
  * Words on the board (board.h), written by streams of their owner, waited for by streams of the others:
- *     STORED_s = e    the owner's pieces of span s of epoch e are in host memory
- *     READY = f       the owner does not read host bytes older than fill f any more
+ *     STORED_s = e    the owner's pieces of span s, epoch e, are in host memory
+ *     READY = f       the owner's reads and writes of host bytes older than fill f are over
  *
  * Threads: one thread at a time makes calls on a given region; the reclaimer may evict a kept one, from any
  * thread.
+ *
+ * Preconditions of functions: "in use" (from acquire to release), "not in use", and "ordered" (the stream was
+ * given to fcdp__region_order in this use).
  */
 #ifndef FCDP_REGION_H
 #define FCDP_REGION_H
@@ -64,8 +67,8 @@ fcdp_event fcdp__region_ready(const fcdp_region *region);
 fcdp_event fcdp__region_loaded(const fcdp_region *region);
 fcdp_event fcdp__region_stored(const fcdp_region *region);
 
-/* The region has pages from here until release. It is not in use. The host waits only where memory is short,
- * or where exact mapping must unmap what the device still uses. */
+/* Not in use. Give the region pages until release. The host waits only where memory is short, or where exact
+ * mapping must unmap what the device still uses. */
 fcdp_status fcdp__region_acquire(fcdp_region *region) FCDP_MUST_CHECK;
 /* Order the later work of `stream` behind every earlier use of the pages. Call it for each stream that writes
  * to the region, unless that stream waits for one that was ordered. In use. */
@@ -78,15 +81,15 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
  * them. */
 void fcdp__region_invalidate(fcdp_region *region, uint32_t span_mask);
 
-/* `stream`, another than those given to release, reads or writes the region that `address` is in: its release
- * is behind what is on the stream then, too. FCDP_ERR_INVALID: no region that is in use is there. Any
- * thread. */
+/* The program also uses the region at `address` on `stream`, another than the one it gives to release: the
+ * release then comes behind the work on that stream, too. FCDP_ERR_INVALID: no region that is in use is
+ * there. Any thread. */
 fcdp_status fcdp__regions_record_stream(fcdp_tiering *tiering, fcdp_dptr address,
                                         fcdp_stream stream) FCDP_MUST_CHECK;
 
-/* A gather of new content begins, on every process of the node alike: the spans of `span_mask` have a new
- * epoch, on the device once the caller's operations are done; the others' bytes stay. This process reads no
- * older host bytes from here on, and says so. In use. */
+/* Begin a fill, on every process of the node alike. Each span of `span_mask` gets a new epoch and counts as
+ * on the device, where the caller's operations bring it; other spans keep their bytes. This process raises
+ * READY behind its older reads and writes of host memory. In use. */
 fcdp_status fcdp__region_begin_fill(fcdp_region *region, uint32_t span_mask) FCDP_MUST_CHECK;
 typedef struct fcdp_piece_list {
     const fcdp_piece *pieces; /* offsets in the region */
@@ -122,8 +125,8 @@ fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) FCDP_MUS
 fcdp_status fcdp__region_read(fcdp_region *region, uint32_t span, fcdp_piece piece, fcdp_dptr to,
                               fcdp_event after) FCDP_MUST_CHECK;
 
-/* Will the words come that streams have awaited for waited_ns so far? FCDP_PENDING: they have come or may yet
- * come; otherwise an error as from fcdp__board_wait_all. Any thread. */
+/* Check the peers for whose words streams have waited `waited_ns`. FCDP_PENDING: no peer has failed or is too
+ * late; else an error as from fcdp__board_wait_all. Any thread. */
 fcdp_status fcdp__region_query_peers(fcdp_region *region, uint64_t waited_ns) FCDP_MUST_CHECK;
 /* A peer is gone: end the waits of streams for its words. The bytes that these waits guard are invalid and
  * must not be used. Any thread. */

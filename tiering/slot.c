@@ -47,10 +47,9 @@ static bool is_older(const fcdp_slot *slot, const fcdp_slot *oldest) {
     return !oldest || slot->last_use < oldest->last_use;
 }
 
-/* A use waits for the slot's last user. If that user's copies run on other streams, its collectives have an
- * order of their own: other ranks may have them in the other order, and all would wait in a circle. So the
- * slot passes on, or is trimmed, only once they are over; a thread that is short of memory waits all the
- * same. `region` NULL: of any streams. */
+/* Does the slot's last user run on another stream set, and is the device not done with it? Other ranks may
+ * have ordered the two sets differently, so a wait could close a circle. Such a slot is neither passed on nor
+ * trimmed; only a reclaim waits for it. `region` NULL: another set than that of some region. */
 static bool is_apart(const fcdp_slot *slot, const fcdp_region *region) {
     const fcdp_region *last = slot->last, *other = region;
     if (!last) return false;
@@ -74,8 +73,8 @@ static bool would_fit(const fcdp_slot *slot, const fcdp_region *region) {
            slot->n_pages <= fcdp__vrange_bytes(region->range) / page_bytes;
 }
 
-/* With exact mapping a slot that is not pending comes before one that is, and `*n_pending_out` counts those
- * that would fit and are. */
+/* The smallest slot that fits, the longest unused first. With exact mapping a slot that is not pending comes
+ * first, and *n_pending_out counts the fitting slots that are pending. */
 static fcdp_slot *slot_find(const fcdp_region *region, unsigned *n_pending_out) {
     fcdp_slot *best = NULL;
     bool best_is_pending = false;
@@ -94,11 +93,12 @@ static fcdp_slot *slot_find(const fcdp_region *region, unsigned *n_pending_out) 
     return best;
 }
 
-/* One more, owned by `region`; NULL: no page is idle. Lock not held. */
+/* A new slot for `region`, without asking a reclaimer; NULL: the pool has no spare pages. Lock not held. */
 static fcdp_slot *slot_make_extra(fcdp_region *region);
 
-/* The host runs ahead of the device: in a forward, the slot that the group before has just released waits for
- * that group's compute. */
+/* In forward the host is ahead of the device: the slot that fits best is often one whose last group still
+ * computes. With exact mapping, while at most FCDP_SLOTS_PENDING slots are pending, make another one instead
+ * of waiting. */
 fcdp_slot *fcdp__slot_choose(fcdp_region *region) {
     fcdp_lock *lock = &region->tiering->lock;
     unsigned n_pending = 0;
@@ -142,8 +142,9 @@ fcdp_status fcdp__slot_unmap(fcdp_region *region) {
     return FCDP_OK;
 }
 
-/* Some region other than `except` that is mapped onto the slot; this thread moves it. NULL: none is. Another
- * thread may be destroying the one it moves, so the list is searched anew after every wait. Lock held. */
+/* Mark a region mapped onto the slot, other than `except`, as moving, and return it; NULL: none is left.
+ * Another thread may destroy the region that it moves, so every wait is followed by a new search. Lock
+ * held. */
 static fcdp_region *mapped_begin_move(fcdp_slot *slot, const fcdp_region *except, fcdp_tiering *tiering) {
     for (;;) {
         fcdp_region *moving = NULL;
@@ -281,7 +282,7 @@ void fcdp__slots_trim(fcdp_tiering *tiering) {
     fcdp__lock_release(&tiering->lock);
 }
 
-/* Lock not held: the pages are the region's slot from here on. */
+/* List the new slot, owned by `region`. Lock not held. */
 static fcdp_slot *slot_add(fcdp_region *region, fcdp_slot *slot, size_t n_pages, bool is_extra) {
     fcdp_tiering *tiering = region->tiering;
     slot->n_pages = n_pages;
