@@ -6,12 +6,20 @@ import signal
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
+
+
+def interrupted(signum, frame):
+    """However the tests are ended, they end what they have started; another signal would keep them from that."""
+    for other in ENDS:
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 # A shell starts what it runs in the background with SIGINT ignored, and every child inherits that. Tests interrupt theirs.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-# However the tests are ended, they end what they have started. Under nohup, SIGHUP stays ignored.
-for signum in (signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(signum) != signal.SIG_IGN:
-        signal.signal(signum, signal.default_int_handler)
+# Under nohup, SIGHUP stays ignored.
+ENDS = [signal.SIGINT] + [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+for signum in ENDS:
+    signal.signal(signum, interrupted)
 
 STARTS_RANKS = (
     "torch_plugin",

@@ -72,7 +72,7 @@ def assert_ends_with_all(process, tag, folder, signum):
 @pytest.mark.parametrize("signum", STOPS)
 def test_a_step_of_the_set_up(tmp_path, signum):
     script, tag = tmp_path / "script", launch.new_tag()
-    put(script, f"#!/bin/bash\nset -euo pipefail\n{SET_UP}work() {{ stand-in; }}\nmust Step step work\n")
+    put(script, f"#!/bin/bash\nset -euo pipefail\n{SET_UP}work() {{ stand-in; }}\nstep Step step work\n")
     with stood_in(tmp_path, "bin/stand-in", [script], tag) as (process, _):
         assert_ends_with_all(process, tag, tmp_path, signum)
     assert (tmp_path / "said").read_text() == "Step ...\n"
