@@ -450,7 +450,7 @@ def makes_the_wheel_alone(folder, line):
     """The wheel takes minutes and 100 MB; .github/workflows/wheel.yml makes it with this line. On a machine that has
     nothing, what make would do says what is installed."""
     refuses_what_it_does_not_know(folder, line.split()[0])
-    make = ("make", "-f", "tools/Makefile", "--dry-run", "--always-make", "FCDP_BASE_TORCH=")
+    make = ("make", "-f", "tools/Makefile", "--dry-run", "--always-make", "BASE_TORCH=")
     would = {what: run(*make, what, cwd=ROOT) for what in ("wheel", "demo", "all")}
     assert not any(done.returncode for done in would.values()), would
     installs = {what: set(re.findall(r"-r tools/requirements/(\w+)\.txt", done.stdout)) for what, done in would.items()}
@@ -460,7 +460,11 @@ def makes_the_wheel_alone(folder, line):
         "all": {"build", "wheel", "torch", "test", "lint", "frameworks"},
     }
     assert [" wheel . --no-deps" in would[what].stdout for what in would] == [True, False, True]
-    assert [" install --progress-bar off --no-compile . " in would[what].stdout for what in would] == [False, True, False]
+    assert [" install --progress-bar off --no-compile . " in would[what].stdout for what in would] == [
+        False,
+        True,
+        False,
+    ]
     if not list((ROOT / "dist").glob(f"fcdp-*_{platform.machine()}.whl")):
         pytest.skip("no wheel in dist/ (tools/setup.sh builds it)")
     told = run("bash", "-c", "source tools/setup.sh && how_to_install", cwd=ROOT).stdout

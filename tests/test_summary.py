@@ -15,7 +15,9 @@ PYTEST = """<testsuites><testsuite><testcase classname="tests.a" name="one"/>
 <testcase classname="tests.a" name="two"><skipped message="needs root">tests/a.py:3: needs root</skipped></testcase>
 <testcase classname="tests.a" name="three"><skipped message="needs root">tests/a.py:9: needs root</skipped></testcase>{more}
 </testsuite></testsuites>"""
-PYTHON_FAILS = '<testcase classname="tests.a" name="four"><failure message="assert 0">def four():\nE assert 0</failure></testcase>'
+PYTHON_FAILS = (
+    '<testcase classname="tests.a" name="four"><failure message="assert 0">def four():\nE assert 0</failure></testcase>'
+)
 
 
 def summary(folder, *steps):
@@ -27,14 +29,21 @@ def summary(folder, *steps):
             (folder / f"{log}.xml").write_text(report)
         lines.append(f"{status}\t7\t{folder / log}.log\t{title}\n")
     (folder / "steps").write_text("".join(lines))
-    done = subprocess.run([sys.executable, ROOT / "tools" / "summary.py", folder / "steps"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "summary.py", folder / "steps"], capture_output=True, text=True
+    )
     assert not done.stderr
     return done.returncode, done.stdout
 
 
 def test_what_was_skipped_is_listed_with_its_reason(tmp_path):
     c, python = CTEST.format(more=""), PYTEST.format(more="")
-    steps = (0, "c", "C", c), (0, "py", "Python", python), (77, "lint", "Lint", None), (5, "none", "None", "<testsuites/>")
+    steps = (
+        (0, "c", "C", c),
+        (0, "py", "Python", python),
+        (77, "lint", "Lint", None),
+        (5, "none", "None", "<testsuites/>"),
+    )
     assert summary(tmp_path, *steps) == (
         0,
         "Skipped:\n  C: no hugepages here\n  Python: needs root (2 times)\n  Lint: something\n  None: something\nSummary:\n"

@@ -86,21 +86,21 @@ END_OF_CODE
 
 make_venv() {
     rm -rf "$VENV"
-    "$BASE" -m venv ${FCDP_BASE_TORCH:+--system-site-packages} "$VENV" && mkdir "$VENV/fcdp-setup" || return
+    "$BASE" -m venv ${BASE_TORCH:+--system-site-packages} "$VENV" && mkdir "$VENV/fcdp-setup" || return
     # A base that is itself a virtual environment: "system" would be the Python under it.
-    [ -z "$FCDP_BASE_TORCH" ] || "$BASE" -c 'import sys; sys.exit(sys.prefix != sys.base_prefix)' ||
-        echo "${FCDP_BASE_TORCH#* }" >"$("$PY" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base-environment.pth"
+    [ -z "$BASE_TORCH" ] || "$BASE" -c 'import sys; sys.exit(sys.prefix != sys.base_prefix)' ||
+        echo "${BASE_TORCH#* }" >"$("$PY" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base-environment.pth"
 }
 
 virtual_environment() {
     local key made=$VENV/fcdp-setup/venv          # also the mark that this .venv is ours
     choose_python || fail "No Python 3.10 or later among ${FCDP_PYTHON:-python3, python3.10 to python3.14}; FCDP_PYTHON=/path/to/python names one"
-    FCDP_BASE_TORCH=$(base_torch)
-    export FCDP_BASE_TORCH
-    key="$("$BASE" -c 'import sys; print(sys.executable, sys.version)') $FCDP_BASE_TORCH"
+    BASE_TORCH=$(base_torch)
+    export BASE_TORCH
+    key="$("$BASE" -c 'import sys; print(sys.executable, sys.version)') $BASE_TORCH"
     [ "$(cat "$made" 2>/dev/null)" != "$key" ] || return 0
     [ ! -d "$VENV" ] || [ -d "$VENV/fcdp-setup" ] || fail ".venv is there and was not made by this script; move it away"
-    step "Virtual environment .venv${FCDP_BASE_TORCH:+ over torch ${FCDP_BASE_TORCH%% *}}" venv make_venv
+    step "Virtual environment .venv${BASE_TORCH:+ over torch ${BASE_TORCH%% *}}" venv make_venv
     echo "$key" >"$made"
 }
 
