@@ -27,10 +27,16 @@ STARTS_RANKS = (
     "lab",
     "frameworks",
 )  # folders whose tests start processes that import torch
+# The files that take longest, so that none of them runs alone at the end; test_matrix.py, whose launches serve others, first.
+LONGEST = [
+    f"test_{name}.py"
+    for name in "matrix on_sim doctor commands frameworks on_device clusters gpu_report bench probe words kills install".split()
+]
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name != "test_matrix.py")  # whose launches serve others
+    begins = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: begins.get(item.path.name, len(begins)))
     for item in items:
         if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in STARTS_RANKS:
             item.add_marker(pytest.mark.slow)
