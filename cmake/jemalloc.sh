@@ -1,7 +1,6 @@
 #!/bin/bash
 # Builds the private jemalloc once and prints the folder that holds it (include/jemalloc/jemalloc.h,
 # lib/libjemalloc_pic.a). Called by tools/setup.sh and by FindJemallocPrivate.cmake. stdout: that folder, nothing else.
-# --built: builds nothing, and fails where there is none yet.
 # --target TRIPLE GLIBC: for another machine or C library, with the CC, AR and RANLIB of the environment (cmake/zig.sh).
 #
 # Why a private one: a distribution's jemalloc cannot be loaded into a running Python (initial-exec TLS), and linking
@@ -16,10 +15,9 @@ set -euo pipefail
 VERSION=5.3.0
 SHA256=2db82d1e7119df3e71b7640219b6dfe84789bc0537983c3b7ac4f7189aecfeaa
 URL=https://github.com/jemalloc/jemalloc/releases/download/$VERSION/jemalloc-$VERSION.tar.bz2
-built='' target=''
+target=''
 while [ $# -gt 0 ]; do
     case $1 in
-        --built) built=1; shift ;;
         --target) target="$2 $3"; shift 3 ;;
         *) echo "jemalloc.sh: unknown argument $1" >&2; exit 2 ;;
     esac
@@ -45,7 +43,6 @@ cache=${FCDP_CACHE:-${XDG_CACHE_HOME:-${HOME:?neither HOME nor FCDP_CACHE is set
 key=$(echo "$VERSION $arch ${FLAGS[*]} $CFLAGS${target:+ $target}" | sha256sum | cut -c1-12)
 dir=$cache/jemalloc-$VERSION-$key
 complete "$dir" && { echo "$dir"; exit 0; }
-[ -z "$built" ] || exit 1
 
 mkdir -p "$cache"
 exec 9>"$cache/jemalloc.lock"

@@ -1,7 +1,6 @@
 #!/bin/bash
-# cmake/zig.sh ARCH [--built]: zig's C compiler (PyPI: ziglang) as a tool chain for glibc 2.28 on ARCH, x86_64 or aarch64. Prints the folder
+# cmake/zig.sh ARCH: zig's C compiler (PyPI: ziglang) as a tool chain for glibc 2.28 on ARCH, x86_64 or aarch64. Prints the folder
 # that holds it, build/zig-ARCH: toolchain.cmake for CMake; cc, ar and ranlib for the rest; jemalloc, a link to one built with them.
-# --built: builds no jemalloc, and fails where there is none yet.
 #
 # Why zig: a program runs with the glibc that it was linked against and later ones, and a distribution has only its own. zig brings the
 # symbols of every glibc and compiles for every architecture.
@@ -12,7 +11,7 @@ set -euo pipefail
 
 GLIBC=2.28                                # that of manylinux_2_28, torch's own tag
 arch=${1:-}
-case $arch in x86_64 | aarch64) ;; *) echo "cmake/zig.sh: a tool chain for '$arch'? usage: cmake/zig.sh x86_64|aarch64 [--built]" >&2; exit 2 ;; esac
+case $arch in x86_64 | aarch64) ;; *) echo "cmake/zig.sh: a tool chain for '$arch'? usage: cmake/zig.sh x86_64|aarch64" >&2; exit 2 ;; esac
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 dir=$(dirname "$here")/build/zig-$arch
 zig=$("${PYTHON:-python3}" -c 'import os, ziglang; print(os.path.join(os.path.dirname(ziglang.__file__), "zig"))')
@@ -68,6 +67,6 @@ END
 cmp -s "$dir/toolchain.cmake.new" "$dir/toolchain.cmake" || cp "$dir/toolchain.cmake.new" "$dir/toolchain.cmake"
 
 [ "$arch" = "$(uname -m)" ] || unset FCDP_JEMALLOC      # which is this machine's
-jemalloc=$(CC="$dir/cc" AR="$dir/ar" RANLIB="$dir/ranlib" bash "$here/jemalloc.sh" "${@:2}" --target "$arch-linux-gnu" "$GLIBC")
+jemalloc=$(CC="$dir/cc" AR="$dir/ar" RANLIB="$dir/ranlib" bash "$here/jemalloc.sh" --target "$arch-linux-gnu" "$GLIBC")
 ln -sfn "$jemalloc" "$dir/jemalloc"
 echo "$dir"

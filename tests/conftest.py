@@ -6,12 +6,20 @@ import signal
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
+
+
+def interrupted(signum, frame):
+    """However the tests are ended, they end what they have started; another signal would keep them from that."""
+    for other in ENDS:
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 # A shell starts what it runs in the background with SIGINT ignored, and every child inherits that. Tests interrupt theirs.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-# However the tests are ended, they end what they have started. Under nohup, SIGHUP stays ignored.
-for signum in (signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(signum) != signal.SIG_IGN:
-        signal.signal(signum, signal.default_int_handler)
+# Under nohup, SIGHUP stays ignored.
+ENDS = [signal.SIGINT] + [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+for signum in ENDS:
+    signal.signal(signum, interrupted)
 
 STARTS_RANKS = (
     "torch_plugin",
@@ -19,10 +27,16 @@ STARTS_RANKS = (
     "lab",
     "frameworks",
 )  # folders whose tests start processes that import torch
+# The files that take longest, so that none of them runs alone at the end; test_matrix.py, whose launches serve others, first.
+LONGEST = [
+    f"test_{name}.py"
+    for name in "matrix on_sim doctor commands frameworks on_device clusters gpu_report bench probe words kills install".split()
+]
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name != "test_matrix.py")  # whose launches serve others
+    begins = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: begins.get(item.path.name, len(begins)))
     for item in items:
         if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in STARTS_RANKS:
             item.add_marker(pytest.mark.slow)

@@ -347,7 +347,7 @@ def test_why_a_running_job_is_not_served(job):
     assert sorted(group["bytes"] for group in groups) == [HEAD, LAYER, LAYER, LAYER]
 
 
-@pytest.mark.parametrize("pid", [2**22 - 1, os.getpid()])
+@pytest.mark.parametrize("pid", [2**22 - 1, os.getpid()], ids=["of none", "of the tests"])
 def test_a_process_without_a_trace_is_named(pid):
     done = doctor(pid)
     assert done.returncode == 1 and str(pid) in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -4,6 +4,7 @@ place of the program at which the script is ended: it starts another, says that 
 import contextlib
 import os
 import pathlib
+import platform
 import select
 import shutil
 import signal
@@ -72,7 +73,7 @@ def assert_ends_with_all(process, tag, folder, signum):
 @pytest.mark.parametrize("signum", STOPS)
 def test_a_step_of_the_set_up(tmp_path, signum):
     script, tag = tmp_path / "script", launch.new_tag()
-    put(script, f"#!/bin/bash\nset -euo pipefail\n{SET_UP}work() {{ stand-in; }}\nmust Step step work\n")
+    put(script, f"#!/bin/bash\nset -euo pipefail\n{SET_UP}work() {{ stand-in; }}\nstep Step step work\n")
     with stood_in(tmp_path, "bin/stand-in", [script], tag) as (process, _):
         assert_ends_with_all(process, tag, tmp_path, signum)
     assert (tmp_path / "said").read_text() == "Step ...\n"
@@ -146,8 +147,27 @@ def test_the_bench_of_the_frameworks_lets_the_lab_clean_up(tmp_path, signum):
 
 
 @pytest.mark.parametrize("signum", STOPS)
-def test_tests_that_are_ended(tmp_path, signum):
-    """Those which start a process by test_commands.run; the process has left their session."""
+def test_a_target_of_make(tmp_path, signum):
+    """As tools/test.sh runs them. What the target needs is there."""
+    for file in ("Makefile", "step"):
+        put(tmp_path / "tools" / file, (ROOT / "tools" / file).read_text())
+    jemalloc = f"build/zig-{platform.machine()}/jemalloc/lib/libjemalloc_pic.a"
+    of_step = ("tools/requirements/build.txt", "tools/requirements/wheel.txt", "cmake/zig.sh", "cmake/jemalloc.sh")
+    for file in (*of_step, ".venv/fcdp-setup/build", ".venv/fcdp-setup/wheel", jemalloc):
+        put(tmp_path / file, "")
+    script, tag = tmp_path / "script", launch.new_tag()
+    put(script, f"#!/bin/bash\nset -euo pipefail\n{SET_UP}run make -f tools/Makefile -j2 ctest-dev\n")
+    with stood_in(tmp_path, ".venv/bin/cmake", [script], tag) as (process, _):
+        assert_ends_with_all(process, tag, tmp_path, signum)
+    assert "C, dev: build ..." in (tmp_path / "said").read_text()
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+@pytest.mark.parametrize("signum", STOPS)
+def test_tests_that_are_ended(tmp_path, signum, processes):
+    """Those which start a process by test_commands.run; the process has left their session. `processes`: of pytest-xdist."""
+    if processes != "0":
+        pytest.importorskip("xdist", reason="pytest-xdist is not installed (tools/setup.sh)")
     tag, test = launch.new_tag(), tmp_path / "test_waits.py"
     test.write_text("from test_commands import run\n\n\ndef test_waits():\n    run('setsid', '--wait', 'stand-in')\n")
     line = [
@@ -155,6 +175,7 @@ def test_tests_that_are_ended(tmp_path, signum):
         "-m",
         "pytest",
         "-q",
+        *(["-n", processes] if processes != "0" else []),
         "-p",
         "conftest",
         "-p",
@@ -169,6 +190,6 @@ def test_tests_that_are_ended(tmp_path, signum):
         variables = pathlib.Path(f"/proc/{waiting}/environ").read_bytes().decode().split("\0")
         its_tag = dict(variable.split("=", 1) for variable in variables if variable)[launch.TAG_NAME]
         assert its_tag != tag and waiting in launch.tagged(its_tag)
-        os.kill(process.pid, signum)
+        os.killpg(process.pid, signum)  # as tools/step does
         assert process.wait(60) == 2, (tmp_path / "said").read_text()
         assert launch.lives_on(its_tag) == []

@@ -67,7 +67,6 @@ emulator() {
 }
 
 tests_build() {
-    toolchain aarch64 &&
     cp "$SYSROOT"/usr/include/cmocka*.h "$DIR/include/" &&
     cmake -S . -B "$DIR/tests" -G Ninja --toolchain "$DIR/toolchain.cmake" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFCDP_TEST_SLOWER=10 \
         -DCMAKE_CROSSCOMPILING_EMULATOR="$QEMU" -DCMOCKA_LIBRARY="$SYSROOT/usr/lib/aarch64-linux-gnu/libcmocka.so" &&
@@ -107,22 +106,13 @@ engine.destroy()
 END
 }
 
-unset FCDP
-PATH=$PATH:/usr/sbin:/sbin
 for tool in apt-get dpkg-deb; do command -v $tool >/dev/null || fail "Needs $tool: Debian or Ubuntu"; done
 [ -f "$KEYRING" ] || fail "Needs $KEYRING: apt-get install debian-archive-keyring"
-system_packages demo
-virtual_environment
-PATH=$VENV/bin:$PATH
-build_tools
-portable_tools
-wheel_packages all
-python_packages all
-toolchain aarch64 --built >/dev/null 2>&1 || must "zig's C library and jemalloc for aarch64, once" aarch64-toolchain toolchain aarch64
-if [ $what != tests ]; then must "The wheel for aarch64" aarch64-wheel wheel_build aarch64; fi
+unset FCDP
+make_targets wheel "$([ $what = tests ] && echo toolchain-aarch64 || echo wheel-aarch64)"
 if [ $what = wheel ]; then ls dist/fcdp-*_aarch64.whl; exit 0; fi
-must "qemu-user and arm64 libraries" aarch64-emulator emulator
-must "C tests: build" aarch64-build tests_build
+step "qemu-user and arm64 libraries" aarch64-emulator emulator
+step "C tests: build" aarch64-build tests_build
 export QEMU_LD_PREFIX=$SYSROOT FCDP_CHECK=3
 failed=0
 step "C tests under qemu-user" aarch64-run tests_run || failed=1

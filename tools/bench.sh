@@ -154,12 +154,12 @@ case $what in
 esac
 if [ "$what" = overlap ]; then
     targets=(fcdp_simgpu fcdp-overlap)
-    must "The bench: build" release-build build_benches
+    step "The bench: build" release-build build_benches
     echo
     overlap "$@"
     exit
 fi
-must "The benchmarks: build" release-build build_benches
+step "The benchmarks: build" release-build build_benches
 FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/sim/gpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY
 if [ "$what" = agreement ]; then

@@ -54,7 +54,7 @@ PATH=$PATH:/usr/sbin:/sbin
 for tool in debootstrap unshare ip; do command -v $tool >/dev/null || fail "Needs $tool: apt-get install debootstrap util-linux iproute2"; done
 
 TMP=$(mktemp -d "${TMPDIR:-/tmp}/fcdp-clean.XXXXXX")
-trap 'end_step; rm -rf "$TMP"' EXIT     # nothing is mounted below it here: mounts are in the namespace alone
+trap 'end_running; rm -rf "$TMP"' EXIT     # nothing is mounted below it here: mounts are in the namespace alone
 BASE=${BASE:-$TMP/base}
 mkdir -p "$TMP/upper" "$TMP/work" "$TMP/root"
 
@@ -65,7 +65,7 @@ base_make() {
     rm -rf "$BASE"/var/cache/apt/archives/*.deb "$BASE"/var/lib/apt/lists/* &&
     touch "$BASE/fcdp-complete"
 }
-[ -f "$BASE/fcdp-complete" ] || must "Minimal $SUITE" clean-base base_make
+[ -f "$BASE/fcdp-complete" ] || step "Minimal $SUITE" clean-base base_make
 
 # Inside, first with the network: arguments PYTHON TORCH.
 cat >"$TMP/install" <<'END'
@@ -122,5 +122,5 @@ for name in $(compgen -e | grep -E '^(PIP_(INDEX_URL|EXTRA_INDEX_URL|TRUSTED_HOS
 unshare --net bash -c 'ip link set lo up && exec "$@"' - "${inside[@]}" chroot . bash -s <"$TMP/check"
 END
 export TMP BASE ROOT WHEEL PREFIX TORCH
-must "$SUITE, ${PREFIX:-its Python}, $TORCH" clean unshare --mount --pid --fork --kill-child --propagation private bash "$TMP/enter"
+step "$SUITE, ${PREFIX:-its Python}, $TORCH" clean unshare --mount --pid --fork --kill-child --propagation private bash "$TMP/enter"
 sed -n '/^fcdp  /,$p' "$LOGS/clean.log"

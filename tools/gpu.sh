@@ -39,7 +39,7 @@ TARGETS=(test_alloc_pages test_alloc_pages_blocks test_alloc_vrange test_comm_fi
 
 programs_build() {  # DIR: stripped, as the debugging information is most of their size
     local cmocka
-    toolchain x86_64 &&
+    PYTHON=$PY bash cmake/zig.sh x86_64 &&
     cp /usr/include/cmocka*.h build/zig-x86_64/include/ &&
     cmocka=$(find /usr/lib /usr/lib64 -name libcmocka.so 2>/dev/null | head -n 1) && [ -n "$cmocka" ] &&
     cmake -S . -B build/zig-x86_64/gpu -G Ninja --toolchain "$ROOT/build/zig-x86_64/toolchain.cmake" -DCMAKE_BUILD_TYPE=RelWithDebInfo \
@@ -66,7 +66,7 @@ bundle() {          # DIR SETS-UP
     fi
     rm -rf "$1"
     mkdir -p "$1"
-    must "C programs for glibc 2.28" gpu-bundle programs_build "$1"
+    step "C programs for glibc 2.28" gpu-bundle programs_build "$1"
     cp dist/fcdp-*_x86_64.whl "$1/"
     git rev-parse HEAD >"$1/commit" 2>/dev/null || echo unknown >"$1/commit"
     echo "$1: $(du -sh "$1" | cut -f1)"

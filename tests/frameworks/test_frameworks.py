@@ -71,7 +71,9 @@ def check_what_it_saved(job, rank):
 
 def case(name, job, *marks):
     missing = job.missing()
-    skip = pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)} (build/logs/frameworks.log)")
+    skip = pytest.mark.skipif(
+        bool(missing), reason=f"not installed: {', '.join(missing)} (build/logs/pip-frameworks.log)"
+    )
     return pytest.param(job, id=name, marks=[skip, *marks])
 
 

@@ -21,7 +21,7 @@ OPTIMIZERS = {
 
 
 def adamw(model):
-    return OPTIMIZERS["adamw_foreach"](trainable(model))
+    return OPTIMIZERS["adamw_fused"](trainable(model))
 
 
 def full(kind):

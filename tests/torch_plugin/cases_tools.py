@@ -29,7 +29,7 @@ def outcome(run, tag, make):
     return made
 
 
-ADDRESS = re.compile(rb"(?<!\d)\d{12,16}(?!\d)")  # of a storage, by which a pickle names it, is longer on some threads
+ADDRESS = re.compile(rb"(?<!\d)\d{7,16}(?!\d)")  # of a storage, by which a pickle names it, is longer on some threads
 
 
 def saved(thing, save=torch.save):
