@@ -110,7 +110,7 @@ make_targets() {
     system_packages "$1"
     virtual_environment
     PATH=$VENV/bin:$PATH
-    run env -u FCDP make -f tools/Makefile -j "$(($(nproc) + 2))" --no-print-directory "${@:2}"
+    run env -u FCDP make --silent -f tools/Makefile -j "$(($(nproc) + 2))" "${@:2}"
 }
 
 # setup wheel|demo|test|all: afterwards $PY runs Python with everything, and PATH begins with .venv/bin. "wheel" has what builds the
