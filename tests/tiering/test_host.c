@@ -583,6 +583,35 @@ static void a_rank_pins_and_binds_its_slices_alone(void **state) {
     assert_nothing_lives();
 }
 
+/* The board's page and two slices' are three registrations. The third fails with the context, so the two
+ * before it cannot be undone: to CUDA their addresses are these pages, so they stay mapped. */
+static void what_stays_registered_stays_mapped(void **state) {
+    (void)state;
+    enum { ILLEGAL_ADDRESS = 700 };
+    fcdp_driver *drv = driver_open_sim();
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_share share = {.own = {{300000, 200000}, {1005000, 100}},
+                             .copied = {{300000, 200000}, {1005000, 100}}};
+    fcdp_shared_ticket ticket;
+    fcdp_host *host;
+    fcdp_host_block *block;
+    uint64_t offset;
+    config.drv = drv;
+    config.pin = FCDP_PIN_AUTO;
+    size_t before = locked_kib();
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_block_alloc(host, 1500000, &offset));
+    fcdp_log_set_level(FCDP_LOG_QUIET);
+    assert_int_equal(simgpu_fail_nth("cuMemHostRegister", 3, ILLEGAL_ADDRESS), 0);
+    assert_int_equal(fcdp__host_attach(host, offset, 1500000, &share, &block), FCDP_ERR_NO_HOST_MEM);
+    fcdp_log_set_level(FCDP_LOG_WARN);
+    if (!strstr(fcdp_error_text(), "cuMemHostRegister")) fail_msg("%s", fcdp_error_text());
+    assert_int_equal(locked_kib() - before, 4 + 4 * 50);
+    simgpu_reset();
+    fcdp__host_destroy(host);
+    fcdp__driver_close(drv);
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "pin"))
         return pin_main(!strcmp(argv[2], "auto")      ? FCDP_PIN_AUTO
@@ -604,6 +633,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_memlock_limit_is_a_warning_or_an_error),
         cmocka_unit_test(exactly_the_block_is_pinned),
         cmocka_unit_test(a_rank_pins_and_binds_its_slices_alone),
+        cmocka_unit_test(what_stays_registered_stays_mapped),
     };
     return cmocka_run_group_tests_name("tiering_host", tests, NULL, NULL);
 }
