@@ -103,6 +103,8 @@ void fcdp__region_begin_move(fcdp_region *region);
 void fcdp__region_end_move(fcdp_region *region);
 /* The region no longer owns its slot. */
 void fcdp__region_give_slot(fcdp_region *region);
+/* The host has waited for device pages since start_ns. */
+void fcdp__tiering_count_wait(fcdp_tiering *tiering, uint64_t start_ns);
 /* The host has all of it, or it is invalid. */
 bool fcdp__region_is_clean(const fcdp_region *region);
 

@@ -196,11 +196,9 @@ fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     region->slot = slot;
     slot->n_mapped++;
     tiering->stats.n_maps++;
-    tiering->stats.n_waits += waits;
-    if (waits) tiering->stats.wait_ns += fcdp__now_ns() - start_ns;
     fcdp__slot_trace(slot, FCDP_EVENT_REGION_MAP, region);
     fcdp__trace_count(FCDP_COUNT_REGION_MAPS, 1);
-    if (waits) fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);
+    if (waits) fcdp__tiering_count_wait(tiering, start_ns);
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }

@@ -47,6 +47,12 @@ static bool somebody_gives(const fcdp_tiering *tiering) {
     return false;
 }
 
+void fcdp__tiering_count_wait(fcdp_tiering *tiering, uint64_t start_ns) {
+    tiering->stats.n_waits++;
+    tiering->stats.wait_ns += fcdp__now_ns() - start_ns;
+    fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);
+}
+
 /* One step towards more pages; false: nothing is left. Lock held on entry and exit. What fails to
  * dissolve or evict is not tried again by this call. */
 static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
@@ -77,11 +83,11 @@ static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
 size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages) {
     fcdp_tiering *tiering = ctx;
     fcdp__lock_acquire(&tiering->lock);
-    uint64_t call = ++tiering->n_reclaims, before = tiering->pages_given;
-    while (tiering->pages_given - before < n_pages && reclaim_step(tiering, call)) continue;
+    uint64_t call = ++tiering->n_reclaims, before = tiering->pages_given, start_ns = fcdp__now_ns();
+    size_t n_steps = 0;
+    while (tiering->pages_given - before < n_pages && reclaim_step(tiering, call)) n_steps++;
     size_t given = (size_t)(tiering->pages_given - before);
-    tiering->stats.n_waits++;
-    fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);
+    if (n_steps) fcdp__tiering_count_wait(tiering, start_ns);
     fcdp__lock_release(&tiering->lock);
     return given;
 }
