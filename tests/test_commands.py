@@ -79,14 +79,18 @@ def environment(**settings):
 
 @contextlib.contextmanager
 def started(command, env, tag=None, **options):
-    """A process that lives no longer than the block, with all that comes of it, whatever session that is in."""
+    """A process that lives no longer than the block, with all that comes of it, whatever session that is in. An interrupt
+    may come before Popen has returned."""
     tag = tag or launch.new_tag()
     words = [str(part) for part in command]
-    with subprocess.Popen(words, env={**env, launch.TAG_NAME: tag}, text=True, **options) as process:
-        try:
-            yield process
-        finally:
-            launch.end(tag, process)
+    try:
+        with subprocess.Popen(words, env={**env, launch.TAG_NAME: tag}, text=True, **options) as process:
+            try:
+                yield process
+            finally:
+                launch.end(tag, process)
+    finally:
+        launch.end(tag)
 
 
 def run(*command, cwd=None, **settings):
