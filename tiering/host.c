@@ -314,27 +314,33 @@ static void pinned_cover(const fcdp_piece *pieces, size_t n, size_t page_bytes, 
     }
 }
 
-/* Each is tried; the first failure is returned. A failure may be transient, and no registration may stay
- * behind: try twice. */
-static fcdp_status pinned_unlock(fcdp_driver *drv, char *base, const fcdp_pinned *pinned) {
+/* Each is tried, and twice, as a failure may be transient; the first failure is returned. *pinned: those that
+ * stay registered. */
+static fcdp_status pinned_unlock(fcdp_driver *drv, char *base, fcdp_pinned *pinned) {
     fcdp_status first = FCDP_OK;
+    size_t n_stay = 0;
     for (size_t i = 0; i < pinned->n; i++) {
-        char *at = base + pinned->ranges[i].offset_bytes;
-        fcdp_status status = FCDP_RETRY_ONCE(fcdp__driver_host_unpin(drv, at, pinned->ranges[i].bytes));
+        const fcdp_piece range = pinned->ranges[i];
+        fcdp_status status = FCDP_RETRY_ONCE(
+            fcdp__driver_host_unpin(drv, base + range.offset_bytes, range.bytes));
+        if (status) pinned->ranges[n_stay++] = range;
         if (status && !first) first = status;
     }
+    pinned->n = n_stay;
     return first;
 }
 
-/* Page-lock all of them, from `base` on, or none. Errors as of fcdp__driver_host_pin. */
-static fcdp_status pinned_lock(fcdp_driver *drv, char *base, const fcdp_pinned *pinned) {
+/* Page-lock all of them, from `base` on. On failure none is, but for those whose registration could not be
+ * undone: *pinned has these alone then. Errors as of fcdp__driver_host_pin. */
+static fcdp_status pinned_lock(fcdp_driver *drv, char *base, fcdp_pinned *pinned) {
     for (size_t i = 0; i < pinned->n; i++) {
-        fcdp_status status = fcdp__driver_host_pin(drv, base + pinned->ranges[i].offset_bytes,
-                                                   pinned->ranges[i].bytes);
+        const fcdp_piece range = pinned->ranges[i];
+        fcdp_status status = fcdp__driver_host_pin(drv, base + range.offset_bytes, range.bytes);
         if (!status) continue;
-        fcdp_pinned locked = *pinned;
-        locked.n = i;
-        return locked.n && pinned_unlock(drv, base, &locked) ? FCDP_ERR_DRIVER : status;
+        fcdp_failure failure = fcdp__failure_keep(status);
+        pinned->n = i;
+        (void)!pinned_unlock(drv, base, pinned);
+        return fcdp__failure_restore(&failure);
     }
     return FCDP_OK;
 }
@@ -387,7 +393,7 @@ bool fcdp__numa_prefer(void *at, size_t bytes, int node) {
 /* ---- a block as this rank attaches it ---- */
 
 /* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver
- * nothing needs to be. */
+ * nothing needs to be. On failure block->pinned has what stays registered, which detach must know. */
 static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *share) {
     fcdp_host *host = block->host;
     fcdp_driver *drv = host->config.drv;
@@ -398,13 +404,14 @@ static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *shar
                                      share->copied[s].bytes};
     bool all = host->config.pin != FCDP_PIN_NEVER;
     pinned_cover(pieces, all ? FCDP_MAX_PINNED : 1, host->page_bytes, &block->pinned);
+    size_t wanted_bytes = pinned_bytes(&block->pinned);
     fcdp_status status = pinned_lock(drv, (char *)block->board, &block->pinned);
     if (status && all && host->config.pin == FCDP_PIN_REQUIRE)
         status = fcdp__fail(
             FCDP_ERR_OPTION,
             "host tier: FCDP_PIN=require, and %s cannot be pinned: %s (FCDP_PIN=auto goes on without)",
-            fcdp__size_text(pinned_bytes(&block->pinned)).s, fcdp_error_text());
-    else if (status && all) {
+            fcdp__size_text(wanted_bytes).s, fcdp_error_text());
+    else if (status && all && !block->pinned.n) {
         if (!atomic_exchange(&host->pin_warned, true))
             fcdp__log(FCDP_LOG_WARN,
                       "host tier: not pinned, copies will be slower: %s (FCDP_PIN=never silences this)",
@@ -412,7 +419,6 @@ static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *shar
         pinned_cover(pieces, 1, host->page_bytes, &block->pinned);
         status = pinned_lock(drv, (char *)block->board, &block->pinned);
     }
-    if (status) block->pinned.n = 0;
     if (status && status != FCDP_ERR_OPTION)
         return fcdp__fail(FCDP_ERR_NO_HOST_MEM,
                           "host tier: not even the page of signals beside a group can be pinned: %s",
@@ -472,8 +478,9 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
     atomic_fetch_add(&host->n_blocks, 1);
     fcdp_status status = block_pin(block, share);
     if (status) {
+        fcdp_failure failure = fcdp__failure_keep(status);
         fcdp__host_detach(block);
-        return status;
+        return fcdp__failure_restore(&failure);
     }
     fcdp__board_publish(block, FCDP_BOARD_ATTACHED, 1);
     *block_out = block;
