@@ -279,6 +279,20 @@ fcdp_status fcdp__region_query(const fcdp_region *region) {
     return status ? status : readers_query(&region->readers, region->tiering->drv);
 }
 
+fcdp_status fcdp__region_await_for_pages(const fcdp_region *region) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = fcdp__region_query(region);
+    if (status != FCDP_PENDING) return status;
+    uint64_t start_ns = fcdp__now_ns();
+    status = fcdp__region_await(region);
+    fcdp__lock_acquire(&tiering->lock);
+    tiering->stats.n_waits++;
+    tiering->stats.wait_ns += fcdp__now_ns() - start_ns;
+    fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);
+    fcdp__lock_release(&tiering->lock);
+    return status;
+}
+
 static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream stream) {
     const fcdp_event events[] = {region->ready, region->used, region->loaded, region->stored};
     fcdp_status status = FCDP_OK;

@@ -80,8 +80,6 @@ size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages) {
     uint64_t call = ++tiering->n_reclaims, before = tiering->pages_given;
     while (tiering->pages_given - before < n_pages && reclaim_step(tiering, call)) continue;
     size_t given = (size_t)(tiering->pages_given - before);
-    tiering->stats.n_waits++;
-    fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);
     fcdp__lock_release(&tiering->lock);
     return given;
 }

@@ -478,11 +478,31 @@ static void pages_taken_back_are_waited_for(void **state) {
         assert_false(state_of(g.regions[0]).mapped);
         assert_int_equal(stats_of(&n, 0).n_evictions, how == 1 || how == 2);
         assert_true(stats_of(&n, 0).n_waits > 0);
+        assert_true(stats_of(&n, 0).wait_ns > 0);
         group_restore(&g, true, 0);
         group_release(&g, false);
         group_close(&g);
         node_close(&n);
     }
+}
+
+/* Pages that only lie there cost the host no wait. */
+static void a_reclaim_that_finds_the_device_done_is_no_wait(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_open(&n, 1, 1, false);
+    group_open(&g, &n, "idle", SPECS, 2, 1);
+    group_fill(&g, BOTH, FILL_SLICE, 0);
+    group_release(&g, true);
+    node_sync(&n);
+    assert_int_equal(fcdp__tiering_reclaim(n.ranks[0].tiering, 1), 1); /* an eviction */
+    assert_int_equal(fcdp__tiering_reclaim(n.ranks[0].tiering, 1), 0); /* nothing is left */
+    assert_int_equal(stats_of(&n, 0).n_evictions, 1);
+    assert_int_equal(stats_of(&n, 0).n_waits, 0);
+    assert_int_equal(stats_of(&n, 0).wait_ns, 0);
+    group_close(&g);
+    node_close(&n);
 }
 
 static void the_reclaimer_takes_what_is_idle_and_content_survives(void **state) {
@@ -592,6 +612,7 @@ int main(void) {
         cmocka_unit_test(what_passes_no_longer_need_goes),
         cmocka_unit_test(a_slots_pages_go_with_its_last_region),
         cmocka_unit_test(pages_taken_back_are_waited_for),
+        cmocka_unit_test(a_reclaim_that_finds_the_device_done_is_no_wait),
         cmocka_unit_test(the_reclaimer_takes_what_is_idle_and_content_survives),
         cmocka_unit_test(who_goes_first),
         cmocka_unit_test(a_slot_that_cannot_be_taken_apart_is_passed_over),
