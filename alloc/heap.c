@@ -172,7 +172,8 @@ static fcdp_status range_add(heap_arena *arena, size_t bytes) {
     return status;
 }
 
-/* Mapping by mapping, whatever the blocks over them. */
+/* Mapping by mapping, whatever the blocks over them. If the driver refuses to unmap a handle, its pages live
+ * until the process ends, as does the range; the pool counts it as given back, as its holder is gone. */
 static void range_destroy(fcdp_heap *heap, const fcdp_span *of) {
     heap_range *range = of->owner;
     size_t n = range->bytes / heap->page_bytes;
