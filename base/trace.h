@@ -18,8 +18,6 @@
 void fcdp_trace_open(uint32_t level, size_t ring_bytes);
 /* NULL: there is none. Its atomics are the caller's to write. */
 fcdp_trace_header *fcdp__trace_header(void);
-/* The segment's descriptor, for tests; -1: none. */
-int fcdp__trace_descriptor(void);
 
 /* Is anything written at this level? 1: what moves between tiers; 2: each tensor's memory too. */
 bool fcdp__trace_is_on(uint32_t level);

@@ -554,8 +554,8 @@ static void who_goes_first(void **state) {
     static const int order[] = {4, 2, 1, 0, 3};
     for (int k = 0; k < 5; k++) {
         fcdp_phys block;
-        assert_ok(fcdp__pool_take_handle(n.ranks[0].pool, HOLDER_OTHERS, (size_t)k + 1, &block));
-        fcdp__pool_give_handle(n.ranks[0].pool, HOLDER_OTHERS, (size_t)k + 1, block);
+        assert_ok(fcdp__pool_take_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, (size_t)k + 1, &block));
+        fcdp__pool_give_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, (size_t)k + 1, block);
         for (int i = 0; i < 5; i++) {
             bool gone = false;
             for (int j = 0; j <= k; j++) gone |= order[j] == i;
@@ -583,7 +583,7 @@ static void a_slot_that_cannot_be_taken_apart_is_passed_over(void **state) {
     assert_true(state_of(g[0].regions[0]).mapped);
     assert_false(state_of(g[1].regions[0]).mapped);
     assert_int_equal(simgpu_fail_nth("cuMemUnmap", 1, CUDA_UNKNOWN), 0);
-    assert_int_equal(fcdp__pool_take_handle(n.ranks[0].pool, HOLDER_OTHERS, 2, &block),
+    assert_int_equal(fcdp__pool_take_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 2, &block),
                      FCDP_ERR_NO_DEVICE_MEM);
     assert_true(state_of(g[0].regions[0]).mapped);
     pages_squeeze(&n, 0, 2);
