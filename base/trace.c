@@ -311,6 +311,12 @@ void fcdp__trace_set(unsigned counter, uint64_t value) {
     if (fcdp__trace_header()) atomic_store_explicit(&trace.counters[counter], value, memory_order_relaxed);
 }
 
+void fcdp__count(fcdp_counts *counts, unsigned counter, uint64_t n) {
+    for (; counts; counts = counts->whole)
+        atomic_fetch_add_explicit(&counts->n[counter], n, memory_order_relaxed);
+    fcdp__trace_count(counter, n);
+}
+
 /* ---- objects ---- */
 
 /* Stored with release, the name's words too, as those of an event: memtrace_read_any_object (attach.c of

@@ -235,12 +235,21 @@ size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes) {
 
 /* Counts of the engine, and what its parts count themselves. */
 void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
+    const _Atomic uint64_t *n = engine->counts.n;
     *stats_out = (fcdp_engine_stats){0};
     if (engine->pid != getpid()) return;
+    *stats_out = (fcdp_engine_stats){
+        .gather = {n[FCDP_COUNT_GATHER_CALLS], n[FCDP_COUNT_GATHER_INTER_BYTES],
+                   n[FCDP_COUNT_GATHER_INTRA_BYTES]},
+        .restore = {n[FCDP_COUNT_RESTORE_CALLS], 0, n[FCDP_COUNT_RESTORE_INTRA_BYTES]},
+        .gathers = fcdp__gathers_counted(&engine->counts),
+        .plain_bytes = n[FCDP_COUNT_SAVED_PLAIN_BYTES],
+        .gather_bytes = n[FCDP_COUNT_SAVED_GATHER_BYTES],
+        .n_host_waits = n[FCDP_COUNT_HOST_WAITS],
+        .host_wait_ns = n[FCDP_COUNT_HOST_WAIT_NS]};
     fcdp_pool_stats pool;
     fcdp__pool_stats(engine->pool, &pool);
     fcdp__lock_acquire(&engine->lock);
-    *stats_out = engine->stats;
     for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
         if (comm->host) fcdp__host_reap(comm->host);
     if (engine->account)

@@ -16,8 +16,7 @@
  * stream and no host thread waits for a peer any more, and every later call on the group says it. The
  * monitor is a thread that looks for what only time tells: a collective that is late, a peer that has died.
  *
- * Lock: FCDP_RANK_ENGINE guards the lists and the counters. It is not held while the host waits for the
- * device or for memory.
+ * Lock: FCDP_RANK_ENGINE guards the lists. It is not held while the host waits for the device or for memory.
  */
 #ifndef FCDP_ENGINE_H
 #define FCDP_ENGINE_H

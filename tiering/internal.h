@@ -22,6 +22,7 @@ struct fcdp_tiering {
     bool exact;                             /* regions are unmapped when they are released */
     fcdp_stream streams[FCDP_N_DIRECTIONS]; /* one for each direction of copies */
     fcdp_trace_spans *spans;                /* of these and of other streams of the device; NULL: none */
+    fcdp_counts counts;
     /* FCDP_RANK_REGION: all that follows, and what slots and regions say is under it */
     fcdp_lock lock;
     /* some region's `moving` or some slot's `dissolving` became false */
@@ -35,7 +36,6 @@ struct fcdp_tiering {
     size_t extra_pages[FCDP_SLOT_CLASSES];                  /* beyond these, with exact mapping: slot.h */
     uint64_t pages_given;                                   /* by all slots that were dissolved, ever */
     uint64_t n_reclaims;                                    /* calls of the reclaimer, ever */
-    fcdp_tiering_stats stats;
 };
 
 /* The program may let another stream read a gathered parameter, as tensor.record_stream(stream) reports. The

@@ -280,16 +280,13 @@ fcdp_status fcdp__region_query(const fcdp_region *region) {
 }
 
 fcdp_status fcdp__region_await_for_pages(const fcdp_region *region) {
-    fcdp_tiering *tiering = region->tiering;
+    fcdp_counts *counts = &region->tiering->counts;
     fcdp_status status = fcdp__region_query(region);
     if (status != FCDP_PENDING) return status;
     uint64_t start_ns = fcdp__now_ns();
     status = fcdp__region_await(region);
-    fcdp__lock_acquire(&tiering->lock);
-    tiering->stats.n_waits++;
-    tiering->stats.wait_ns += fcdp__now_ns() - start_ns;
-    fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);
-    fcdp__lock_release(&tiering->lock);
+    fcdp__count(counts, FCDP_COUNT_MEMORY_WAITS, 1);
+    fcdp__count(counts, FCDP_COUNT_MEMORY_WAIT_NS, fcdp__now_ns() - start_ns);
     return status;
 }
 

@@ -191,9 +191,8 @@ fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     fcdp__lock_acquire(&tiering->lock);
     region->slot = slot;
     slot->n_mapped++;
-    tiering->stats.n_maps++;
     fcdp__slot_trace(slot, FCDP_EVENT_REGION_MAP, region);
-    fcdp__trace_count(FCDP_COUNT_REGION_MAPS, 1);
+    fcdp__count(&tiering->counts, FCDP_COUNT_REGION_MAPS, 1);
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }

@@ -165,8 +165,15 @@ fcdp_trace_spans *fcdp__tiering_spans(const fcdp_tiering *tiering) {
     return tiering->spans;
 }
 
-void fcdp__tiering_stats_get(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out) {
-    fcdp__lock_acquire(&tiering->lock);
-    *stats_out = tiering->stats;
-    fcdp__lock_release(&tiering->lock);
+void fcdp__tiering_stats_get(const fcdp_tiering *tiering, fcdp_tiering_stats *stats_out) {
+    const _Atomic uint64_t *n = tiering->counts.n;
+    *stats_out = (fcdp_tiering_stats){.h2d_bytes = n[FCDP_COUNT_H2D_BYTES],
+                                      .d2h_bytes = n[FCDP_COUNT_D2H_BYTES],
+                                      .n_stores = n[FCDP_COUNT_STORES],
+                                      .n_slice_loads = n[FCDP_COUNT_SLICE_LOADS],
+                                      .n_whole_loads = n[FCDP_COUNT_WHOLE_LOADS],
+                                      .n_evictions = n[FCDP_COUNT_EVICTIONS],
+                                      .n_maps = n[FCDP_COUNT_REGION_MAPS],
+                                      .n_waits = n[FCDP_COUNT_MEMORY_WAITS],
+                                      .wait_ns = n[FCDP_COUNT_MEMORY_WAIT_NS]};
 }

@@ -266,6 +266,26 @@ static void the_first_level_holds(void **state) {
     in_a_child(levels);
 }
 
+/* ---- counts ---- */
+
+static void counts_of_parts(void) {
+    static fcdp_counts whole, parts[2] = {{.whole = &whole}, {.whole = &whole}};
+    fcdp__count(&parts[0], FCDP_COUNT_MAPS, 1); /* without a ring too */
+    fcdp_trace_open(1, RING_BYTES);
+    fcdp__count(&parts[0], FCDP_COUNT_MAPS, 2);
+    fcdp__count(&parts[1], FCDP_COUNT_MAPS, 4);
+    fcdp__count(&whole, FCDP_COUNT_MAPS, 8);
+    MUST(parts[0].n[FCDP_COUNT_MAPS] == 3 && parts[1].n[FCDP_COUNT_MAPS] == 4);
+    MUST(whole.n[FCDP_COUNT_MAPS] == 15 && whole.n[FCDP_COUNT_UNMAPS] == 0);
+    const fcdp_trace_header *header = fcdp__trace_header();
+    MUST(((const _Atomic uint64_t *)((uintptr_t)header + header->counters_at))[FCDP_COUNT_MAPS] == 14);
+}
+
+static void what_a_part_counts_the_whole_and_the_trace_count(void **state) {
+    (void)state;
+    in_a_child(counts_of_parts);
+}
+
 /* ---- processes ---- */
 
 static void forked_child(void) {
@@ -432,6 +452,7 @@ int main(void) {
         cmocka_unit_test(level_0_writes_nothing),
         cmocka_unit_test(a_segment_that_cannot_be_had_is_no_failure),
         cmocka_unit_test(the_first_level_holds),
+        cmocka_unit_test(what_a_part_counts_the_whole_and_the_trace_count),
         cmocka_unit_test(a_forked_child_writes_nothing),
         cmocka_unit_test(a_reader_keeps_the_ring_of_a_process_that_is_gone),
         cmocka_unit_test(objects_have_a_place_and_a_name),
