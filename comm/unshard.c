@@ -240,9 +240,16 @@ static fcdp_status small_groups_gather(fcdp_group *const *groups, uint32_t n, co
 
 /* ---- asking ---- */
 
-static fcdp_status tree_ask(fcdp_tree *tree, const fcdp_program *program, fcdp_stream stream) {
+/* On all groups of the tree, `group` among them: else nothing is known of it afterwards. */
+static fcdp_status tree_ask(const fcdp_group *group, fcdp_tree *tree, const fcdp_program *program,
+                            fcdp_stream stream) {
     uint32_t n;
+    bool is_listed = false;
     fcdp_group *const *groups = fcdp__tree_groups(tree, &n);
+    for (uint32_t g = 0; g < n; g++) is_listed = is_listed || groups[g] == group;
+    if (!is_listed)
+        return fcdp__fail(FCDP_ERR_INVALID, "'%s' is not among the groups of its tree (fcdp_tree_set_groups)",
+                          group->name);
     for (uint32_t g = 0; g < n; g++) fcdp_group_join(groups[g], tree);
     fcdp_status status = fcdp_agree(groups, n, program, stream);
     if (status) return status;
@@ -268,7 +275,7 @@ static fcdp_status audit(fcdp_group *group, const fcdp_program *program) {
 static fcdp_status ask(fcdp_group *group, fcdp_tree *tree, const fcdp_program *program,
                        const fcdp_unshard_args *args) {
     switch (fcdp_group_question(group, args->by_hand)) {
-    case FCDP_ASK_TREE: return tree_ask(tree, program, args->stream);
+    case FCDP_ASK_TREE: return tree_ask(group, tree, program, args->stream);
     case FCDP_ASK_GROUP: return fcdp_agree(&group, 1, program, args->by_hand ? args->made_on : args->stream);
     case FCDP_ASK_NOBODY: break;
     }

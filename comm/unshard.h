@@ -76,8 +76,9 @@ fcdp_status fcdp_groups_fit(fcdp_group *const *groups, const uint8_t *stays, uin
                             bool *ahead_out) FCDP_MUST_CHECK;
 
 /* The use of `group` begins, or is put off; then those of the groups that follow it begin. The group lies
- * under `tree` from here on. FCDP_ERR_INVALID, with nothing done: a CUDA graph is being captured, a shard of
- * the group is missing on some rank, or a parameter has changed since the ranks agreed on it.
+ * under `tree` from here on. FCDP_ERR_INVALID, with nothing done: a CUDA graph is being captured, the tree
+ * does not list the group, a shard of the group is missing on some rank, or a parameter has changed since the
+ * ranks agreed on it.
  * FCDP_ERR_NO_DEVICE_MEM: as fcdp_group_begin. */
 fcdp_status fcdp_unshard(fcdp_group *group, fcdp_tree *tree, const fcdp_program *program,
                          const fcdp_unshard_args *args) FCDP_MUST_CHECK;

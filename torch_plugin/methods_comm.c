@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "comm/unshard.h"
 #include "comm/tree.h"
+#include "comm/unshard.h"
 #include "torch_plugin/methods.h"
 #include "torch_plugin/transport.h"
 

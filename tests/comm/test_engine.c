@@ -237,6 +237,18 @@ static void test_what_the_program_fails_at_is_its_own(void **state) {
     end(c);
 }
 
+/* The ranks would agree without it, so no copy of it could be told fresh from stale. */
+static void test_a_group_that_its_tree_does_not_list_is_refused(void **state) {
+    (void)state;
+    cluster *c = start(&one_group);
+    member *m = &c->members[1];
+    assert_ok(fcdp_tree_set_groups(m->tree, NULL, 0));
+    assert_int_equal(member_unshard(m, 0, UNSHARD_FORWARD), FCDP_ERR_INVALID);
+    assert_non_null(strstr(fcdp_error_text(), "not among the groups of its tree"));
+    assert_false(fcdp_group_has_begun(m->groups[0]));
+    end(c);
+}
+
 /* Its peers wait in the gather that this rank did not join: no later one may meet them there. */
 static void test_after_a_gather_that_failed_alone_nothing_crosses(void **state) {
     (void)state;
@@ -604,6 +616,7 @@ int main(void) {
         cmocka_unit_test(test_what_follows_is_begun_ahead),
         cmocka_unit_test(test_a_restore_without_memory_is_put_off),
         cmocka_unit_test(test_what_the_program_fails_at_is_its_own),
+        cmocka_unit_test(test_a_group_that_its_tree_does_not_list_is_refused),
         cmocka_unit_test(test_after_a_gather_that_failed_alone_nothing_crosses),
         cmocka_unit_test(test_a_store_that_fails_keeps_the_pages),
         cmocka_unit_test(test_forked_child_touches_nothing),

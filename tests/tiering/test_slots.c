@@ -526,8 +526,10 @@ static void the_reclaimer_takes_what_is_idle_and_content_survives(void **state) 
         /* all pages are in use: the error is clean, and goes away with the use */
         group_restore(&g[0], true, 0);
         group_restore(&g[1], true, 0);
+        const uint64_t n_waits = stats_of(&n, 0).n_waits;
         assert_int_equal(fcdp__region_acquire(g[2].regions[0]), FCDP_ERR_NO_DEVICE_MEM);
         assert_text("nothing of it can be taken back now");
+        assert_int_equal(stats_of(&n, 0).n_waits, n_waits); /* in vain: nothing is waited for */
         assert_false(state_of(g[2].regions[0]).in_use);
         group_release(&g[1], false);
         group_restore(&g[2], true, 0);
