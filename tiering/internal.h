@@ -107,11 +107,10 @@ void fcdp__region_give_slot(fcdp_region *region);
 bool fcdp__region_is_clean(const fcdp_region *region);
 
 /* Lock not held. */
-/* Wait until the device is done with everything that was enqueued for the region. */
+/* Wait until the device is done with everything that was enqueued for the region, so that its pages can go:
+ * counted, with its time, if it is not done yet. */
 fcdp_status fcdp__region_await(const fcdp_region *region) FCDP_MUST_CHECK;
-/* The same, so that its pages can go: counted, with its time, if the device is not done yet. */
-fcdp_status fcdp__region_await_for_pages(const fcdp_region *region) FCDP_MUST_CHECK;
-/* Is it done? FCDP_PENDING while it is not. */
+/* The same, without waiting: FCDP_PENDING while it is not. */
 fcdp_status fcdp__region_query(const fcdp_region *region) FCDP_MUST_CHECK;
 /* For a kept region that this thread moves: this process alone writes what the host lacks, and the slot
  * becomes free. */

@@ -361,7 +361,7 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     status = copy_pieces(region, FCDP_TO_HOST, mask, (fcdp_piece_list){pieces, n});
     if (!status) status = words_write_stored(region, mask);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    if (!status) status = fcdp__region_await_for_pages(region);
+    if (!status) status = fcdp__region_await(region);
     if (!status) return FCDP_OK;
     /* No copy may still run when this returns. */
     fcdp_failure failure = fcdp__failure_keep(status);
@@ -373,7 +373,7 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
  * together. */
 fcdp_status fcdp__region_evict(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = fcdp__region_await_for_pages(region);
+    fcdp_status status = fcdp__region_await(region);
     fcdp__region_lock(region);
     uint32_t dirty = dirty_spans(region);
     fcdp__region_unlock(region);

@@ -127,7 +127,7 @@ fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call) {
 
 fcdp_status fcdp__slot_unmap(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = fcdp__region_await_for_pages(region);
+    fcdp_status status = fcdp__region_await(region);
     if (!status) status = fcdp__vrange_unmap(region->range);
     if (status) return status;
     fcdp__lock_acquire(&tiering->lock);
