@@ -172,7 +172,8 @@ static fcdp_status range_add(heap_arena *arena, size_t bytes) {
     return status;
 }
 
-/* Mapping by mapping, whatever the blocks over them. */
+/* Mapping by mapping, whatever the blocks over them. If the driver refuses to unmap a handle, its pages live
+ * until the process ends, as does the range; the pool counts it as given back, as its holder is gone. */
 static void range_destroy(fcdp_heap *heap, const fcdp_span *of) {
     heap_range *range = of->owner;
     size_t n = range->bytes / heap->page_bytes;
@@ -204,7 +205,7 @@ void fcdp__heap_live_report(heap_arena *arena, bool at_once) {
     arena->most_unreported = live;
 }
 
-static void raise(size_t *peak, size_t value) {
+static void peak_raise(size_t *peak, size_t value) {
     if (*peak < value) *peak = value;
 }
 
@@ -216,11 +217,11 @@ static void block_hand_out(heap_arena *arena, fcdp_block *block, size_t bytes, u
     arena->malloc_requested_bytes += bytes;
     ++*count;
     const fcdp_arena_stats *of = fcdp__arena_stats(arena->blocks);
-    raise(&arena->peak_n_live, of->n_live);
-    raise(&arena->peak_live_bytes, of->live_bytes);
-    raise(&arena->most_unreported, of->live_bytes);
-    raise(&arena->peak_requested_bytes, of->requested_bytes);
-    raise(&arena->peak_mapped_bytes, fcdp__heap_mapped_bytes(arena));
+    peak_raise(&arena->peak_n_live, of->n_live);
+    peak_raise(&arena->peak_live_bytes, of->live_bytes);
+    peak_raise(&arena->most_unreported, of->live_bytes);
+    peak_raise(&arena->peak_requested_bytes, of->requested_bytes);
+    peak_raise(&arena->peak_mapped_bytes, fcdp__heap_mapped_bytes(arena));
     fcdp__heap_live_report(arena, false);
 }
 

@@ -24,7 +24,7 @@ typedef size_t (*fcdp_reclaim_fn)(void *ctx, size_t n_pages);
 /* The holder of pages, for counts and messages alone: any page serves any holder. Each kind of user has an id
  * of its own, below FCDP_N_HOLDERS. */
 typedef unsigned fcdp_holder;
-enum { FCDP_N_HOLDERS = 4 };
+enum { FCDP_N_HOLDERS = 2 };
 /* How messages describe a holder. Static strings. */
 typedef struct fcdp_holder_words {
     const char *name;   /* of what lies on its pages, e.g. "tensors" */

@@ -49,12 +49,8 @@
     X(CACHED_BYTES, 5, "device.cached_bytes", BYTES, LEVEL, "of those, idle in the pool")                    \
     X(HELD_0_BYTES, 6, "device.tensors_bytes", BYTES, LEVEL, "of those, pages of tensors")                   \
     X(HELD_1_BYTES, 7, "device.gathered_bytes", BYTES, LEVEL, "of those, pages of gathered parameters")      \
-    X(HELD_2_BYTES, 8, "device.holder2_bytes", BYTES, LEVEL, "of those, pages of holder 2")                  \
-    X(HELD_3_BYTES, 9, "device.holder3_bytes", BYTES, LEVEL, "of those, pages of holder 3")                  \
     X(PEAK_0_BYTES, 10, "device.tensors_peak_bytes", BYTES, PEAK, "the most that tensors had")               \
     X(PEAK_1_BYTES, 11, "device.gathered_peak_bytes", BYTES, PEAK, "the most that gathered parameters had")  \
-    X(PEAK_2_BYTES, 12, "device.holder2_peak_bytes", BYTES, PEAK, "the most that holder 2 had")              \
-    X(PEAK_3_BYTES, 13, "device.holder3_peak_bytes", BYTES, PEAK, "the most that holder 3 had")              \
     X(PEAK_BYTES, 14, "device.peak_bytes", BYTES, PEAK, "the most that all holders had at once")             \
     X(CREATES, 15, "device.creates", COUNT, SUM, "times that the driver created memory")                     \
     X(MAPPED_BYTES, 16, "device.mapped_bytes", BYTES, LEVEL,                                                 \

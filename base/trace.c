@@ -50,19 +50,19 @@ static struct {
 enum { RATE_SHIFT = 32, MAX_TRIES = 8, MOST_BETWEEN = 2000 /* counts, for one reading of the clock */ };
 static const uint64_t SPAN_NS = 10 * 1000 * 1000;
 
-typedef struct here {
+typedef struct thread_clock {
     uint64_t base_ns, base_counter; /* of one moment; 0: none yet */
     uint64_t most;                  /* the counter may be so much further */
     uint64_t rate;
     uint32_t thread; /* 0: not asked yet */
-} here;
+} thread_clock;
 
 typedef struct moment {
     uint64_t time_ns;
     uint32_t thread; /* gettid() */
 } moment;
 
-static _Thread_local here mine;
+static _Thread_local thread_clock own;
 static uint64_t open_ns, open_counter; /* of one moment, the first */
 static bool is_counted;
 
@@ -102,7 +102,7 @@ static bool both_read(uint64_t *counter_out, uint64_t *now_ns_out) {
 
 /* Once, before the others, and again in a forked child. */
 static void clock_open(void) {
-    mine = (here){0}; /* a forked child's thread has another number */
+    own = (thread_clock){0}; /* a forked child's thread has another number */
     is_counted = counter_is_the_kernels() && both_read(&open_counter, &open_ns);
 }
 
@@ -110,30 +110,26 @@ static void clock_open(void) {
 static uint64_t base_renew(void) {
     uint64_t counter, now_ns;
     bool together = both_read(&counter, &now_ns);
-    if (!mine.thread) mine.thread = (uint32_t)syscall(SYS_gettid);
+    if (!own.thread) own.thread = (uint32_t)syscall(SYS_gettid);
     if (!is_counted || !together || now_ns - open_ns < SPAN_NS || counter <= open_counter) return now_ns;
     double rate = (double)(now_ns - open_ns) / (double)(counter - open_counter);
-    mine.rate = (uint64_t)(rate * (double)(1ull << RATE_SHIFT));
-    mine.most = (uint64_t)((double)SPAN_NS / rate);
-    mine.base_ns = now_ns;
-    mine.base_counter = counter;
+    own.rate = (uint64_t)(rate * (double)(1ull << RATE_SHIFT));
+    own.most = (uint64_t)((double)SPAN_NS / rate);
+    own.base_ns = now_ns;
+    own.base_counter = counter;
     return now_ns;
 }
 
 static moment moment_now(void) {
-    uint64_t counter = counter_read() - mine.base_counter;
-    uint64_t now_ns = counter < mine.most ? mine.base_ns + (counter * mine.rate >> RATE_SHIFT) : base_renew();
-    return (moment){now_ns, mine.thread};
+    uint64_t counter = counter_read() - own.base_counter;
+    uint64_t now_ns = counter < own.most ? own.base_ns + (counter * own.rate >> RATE_SHIFT) : base_renew();
+    return (moment){now_ns, own.thread};
 }
 
 /* ---- opening ---- */
 
 fcdp_trace_header *fcdp__trace_header(void) {
     return atomic_load_explicit(&trace.header, memory_order_acquire);
-}
-
-int fcdp__trace_descriptor(void) {
-    return fcdp__trace_header() ? trace.descriptor : -1;
 }
 
 bool fcdp__trace_is_on(uint32_t level) {
@@ -313,6 +309,12 @@ void fcdp__trace_count(unsigned counter, uint64_t n) {
 
 void fcdp__trace_set(unsigned counter, uint64_t value) {
     if (fcdp__trace_header()) atomic_store_explicit(&trace.counters[counter], value, memory_order_relaxed);
+}
+
+void fcdp__count(fcdp_counts *counts, unsigned counter, uint64_t n) {
+    for (; counts; counts = counts->whole)
+        atomic_fetch_add_explicit(&counts->n[counter], n, memory_order_relaxed);
+    fcdp__trace_count(counter, n);
 }
 
 /* ---- objects ---- */

@@ -18,8 +18,6 @@
 void fcdp_trace_open(uint32_t level, size_t ring_bytes);
 /* NULL: there is none. Its atomics are the caller's to write. */
 fcdp_trace_header *fcdp__trace_header(void);
-/* The segment's descriptor, for tests; -1: none. */
-int fcdp__trace_descriptor(void);
 
 /* Is anything written at this level? 1: what moves between tiers; 2: each tensor's memory too. */
 bool fcdp__trace_is_on(uint32_t level);
@@ -39,6 +37,14 @@ void fcdp__trace_since(uint64_t start_ns, fcdp_trace_event event);
 
 void fcdp__trace_count(unsigned counter, uint64_t n); /* adds */
 void fcdp__trace_set(unsigned counter, uint64_t value);
+
+/* What a part of the process counts, by FCDP_COUNT_...; all zeroes at first. What it counts is counted in
+ * `whole` as well, of which it is a part, and in the end in the process's trace. */
+typedef struct fcdp_counts {
+    struct fcdp_counts *whole; /* NULL: the process */
+    _Atomic uint64_t n[FCDP_TRACE_N_COUNTERS];
+} fcdp_counts;
+void fcdp__count(fcdp_counts *counts, unsigned counter, uint64_t n); /* adds */
 
 /* A place in the table of objects, for life; 0 where there is none. Readers see all of it or nothing. */
 typedef struct fcdp_trace_new {

@@ -106,9 +106,6 @@ static void span_end(const fcdp_engine *engine, fcdp_trace_span span, fcdp_strea
         events[n++] = (fcdp_trace_event){
             .kind = FCDP_EVENT_RESTORE, .object = object, .bytes = of->restored, .b = of->restored};
     fcdp__trace_span_end(fcdp__tiering_spans(engine->tiering), span, stream, events, n);
-    fcdp__trace_count(of->gathers ? FCDP_COUNT_GATHER_CALLS : FCDP_COUNT_RESTORE_CALLS, 1);
-    fcdp__trace_count(within ? FCDP_COUNT_GATHER_INTRA_BYTES : FCDP_COUNT_GATHER_INTER_BYTES, of->gathered);
-    if (within) fcdp__trace_count(FCDP_COUNT_RESTORE_INTRA_BYTES, of->restored);
 }
 
 /* Bytes are counted as the plan's: what a ring or a direct exchange sends, whatever the transport does. */
@@ -129,16 +126,11 @@ fcdp_status fcdp__comm_all_gather(fcdp_comm *comm, const fcdp_group *group, fcdp
         bytes[i] *= (lane == FCDP_LANE_NODE ? topology->node_size : topology->n_nodes) - 1;
     bool gathers = n > n_restored;
     span_end(engine, span, stream, &(sent){group, lane, bytes[0], bytes[1], gathers});
-    fcdp__lock_acquire(&engine->lock);
-    fcdp_engine_stats *stats = &engine->stats;
-    (gathers ? &stats->gather : &stats->restore)->calls++;
-    if (lane == FCDP_LANE_NODE) {
-        stats->gather.intra_bytes_sent += bytes[0];
-        stats->restore.intra_bytes_sent += bytes[1];
-    } else {
-        stats->gather.inter_bytes_sent += bytes[0];
-    }
-    fcdp__lock_release(&engine->lock);
+    fcdp__count(&engine->counts, gathers ? FCDP_COUNT_GATHER_CALLS : FCDP_COUNT_RESTORE_CALLS, 1);
+    fcdp__count(&engine->counts,
+                lane == FCDP_LANE_NODE ? FCDP_COUNT_GATHER_INTRA_BYTES : FCDP_COUNT_GATHER_INTER_BYTES,
+                bytes[0]);
+    fcdp__count(&engine->counts, FCDP_COUNT_RESTORE_INTRA_BYTES, bytes[1]);
     return FCDP_OK;
 }
 

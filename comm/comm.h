@@ -25,7 +25,7 @@ fcdp_status fcdp_comm_set_streams(fcdp_comm *comm, const fcdp_comm *beside) FCDP
 /* Has every rank's device room for a group that is begun ahead of its use? (fcdp_groups_fit, of all groups.)
  * Not so: no restore begins before it is waited for. The same on all ranks; at first true. */
 void fcdp_comm_set_ahead(fcdp_comm *comm, bool ahead);
-/* Its groups first. */
+/* Its groups and trees first. */
 void fcdp_comm_destroy(fcdp_comm *comm);
 /* The host memory of the comm's ranks on this node: local rank 0 creates, the others join with its ticket.
  * Once, before the first group. */

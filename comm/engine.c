@@ -36,10 +36,17 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
                       name[0] ? name : "the root", what);
 }
 
+/* What a user's FCDP_MAPPING=auto is. In a slot, pages that another group has by now stay mapped, so a stale
+ * access would read wrong numbers unless the framework's storages refuse it; if they do not, it must fault. */
+static fcdp_mapping_mode mapping_choose(const fcdp_engine_config *config) {
+    const fcdp_options *options = &config->options;
+    if (options->mapping != FCDP_MAPPING_AUTO) return options->mapping;
+    return options->check < 2 && config->storages_raise ? FCDP_MAPPING_SLOTS : FCDP_MAPPING_EXACT;
+}
+
 /* Options that are left to FCDP are decided once the driver is known. Where the host computes, ranks are
  * joined by its memory alone, so a restore is whole; else it depends on the transport
- * (fcdp__group_by_slice). A stale access to a slot passes unseen, unless the framework's storages refuse it,
- * which the caller says. */
+ * (fcdp__group_by_slice). */
 static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *config) {
     fcdp_status status = FCDP_OK;
     if (!config->device)
@@ -52,8 +59,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     if (status) return status;
     fcdp_options *options = &engine->options;
     if (options->restore == FCDP_RESTORE_AUTO && engine->host_computes) options->restore = FCDP_RESTORE_WHOLE;
-    if (options->mapping == FCDP_MAPPING_AUTO)
-        options->mapping = options->check >= 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
+    options->mapping = mapping_choose(config);
     status = fcdp__tiering_create(engine->drv, engine->pool, options->mapping == FCDP_MAPPING_EXACT,
                                   &engine->tiering);
     fcdp_stream_set *first;
@@ -235,12 +241,21 @@ size_t fcdp_engine_yield(fcdp_engine *engine, size_t bytes) {
 
 /* Counts of the engine, and what its parts count themselves. */
 void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
+    const _Atomic uint64_t *n = engine->counts.n;
     *stats_out = (fcdp_engine_stats){0};
     if (engine->pid != getpid()) return;
+    *stats_out = (fcdp_engine_stats){
+        .gather = {n[FCDP_COUNT_GATHER_CALLS], n[FCDP_COUNT_GATHER_INTER_BYTES],
+                   n[FCDP_COUNT_GATHER_INTRA_BYTES]},
+        .restore = {n[FCDP_COUNT_RESTORE_CALLS], 0, n[FCDP_COUNT_RESTORE_INTRA_BYTES]},
+        .gathers = fcdp__gathers_counted(&engine->counts),
+        .plain_bytes = n[FCDP_COUNT_SAVED_PLAIN_BYTES],
+        .gather_bytes = n[FCDP_COUNT_SAVED_GATHER_BYTES],
+        .n_host_waits = n[FCDP_COUNT_HOST_WAITS],
+        .host_wait_ns = n[FCDP_COUNT_HOST_WAIT_NS]};
     fcdp_pool_stats pool;
     fcdp__pool_stats(engine->pool, &pool);
     fcdp__lock_acquire(&engine->lock);
-    *stats_out = engine->stats;
     for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
         if (comm->host) fcdp__host_reap(comm->host);
     if (engine->account)

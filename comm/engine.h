@@ -16,8 +16,7 @@
  * stream and no host thread waits for a peer any more, and every later call on the group says it. The
  * monitor is a thread that looks for what only time tells: a collective that is late, a peer that has died.
  *
- * Lock: FCDP_RANK_ENGINE guards the lists and the counters. It is not held while the host waits for the
- * device or for memory.
+ * Lock: FCDP_RANK_ENGINE guards the lists. It is not held while the host waits for the device or for memory.
  */
 #ifndef FCDP_ENGINE_H
 #define FCDP_ENGINE_H
@@ -35,7 +34,8 @@ typedef struct fcdp_engine_config {
     const char *sim_library; /* where the simulated driver lies, may be NULL */
     /* not NULL: this one, open as long as the engine, instead of one of the engine's own */
     const fcdp_device *device;
-    bool host_computes; /* the model's tensors are the host's: fcdp_group_wait waits on the host */
+    bool host_computes;  /* the model's tensors are the host's: fcdp_group_wait waits on the host */
+    bool storages_raise; /* a released tensor's storage refuses to be used, in the framework */
 } fcdp_engine_config;
 
 fcdp_status fcdp_engine_create(const fcdp_engine_config *config, fcdp_engine **engine_out) FCDP_MUST_CHECK;

@@ -73,6 +73,7 @@ fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_exte
     if (!group) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for the group '%s'", name);
     static _Atomic uint64_t n_groups;
     group->comm = comm;
+    group->counts.whole = &engine->counts;
     group->id = 1 + atomic_fetch_add_explicit(&n_groups, 1, memory_order_relaxed);
     status = group_make(group, name, specs, n_extents);
     if (status) {
@@ -222,17 +223,14 @@ uint32_t fcdp_group_n_extents(const fcdp_group *group) {
 
 /* "mixed": its spans are not all in the same place. */
 void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out) {
-    fcdp_engine *engine = group->comm->engine;
     *stats_out = (fcdp_group_stats){.name = group->name,
                                     .bytes = group->layout->bytes,
                                     .trainable_bytes = group->layout->span[FCDP_SPAN_TRAINABLE].bytes,
                                     .state = "invalid"};
-    if (engine->pid != getpid()) return;
-    fcdp__lock_acquire(&engine->lock);
-    stats_out->gathers = group->gathers;
-    stats_out->plain_bytes = group->plain_bytes;
-    stats_out->gather_bytes = group->gather_bytes;
-    fcdp__lock_release(&engine->lock);
+    if (group->comm->engine->pid != getpid()) return;
+    stats_out->gathers = fcdp__gathers_counted(&group->counts);
+    stats_out->plain_bytes = group->counts.n[FCDP_COUNT_SAVED_PLAIN_BYTES];
+    stats_out->gather_bytes = group->counts.n[FCDP_COUNT_SAVED_GATHER_BYTES];
     if (!group->region) return;
     enum { ON_DEVICE, ON_HOST, NOWHERE, N_PLACES };
     static const char *const names[] = {"device", "host", "invalid"};

@@ -51,10 +51,10 @@ struct fcdp_engine {
     fcdp_account *account;           /* NULL until created or joined */
     _Atomic(fcdp_stream_set *) sets; /* the last one made; the first lasts too, until the engine ends */
     fcdp_monitor *monitor;
+    fcdp_counts counts; /* what others count is filled in when the stats are asked for */
     fcdp_lock lock;
     /* guarded by lock */
     fcdp_comm *comms;
-    fcdp_engine_stats stats; /* the counts; what others count is filled in when asked for */
 };
 
 struct fcdp_comm {
@@ -118,12 +118,11 @@ struct fcdp_group {
     bool has_fingerprint; /* use.c: of the copy */
     uint64_t fingerprint;
     _Atomic uint64_t in_flight_ns; /* since when; 0: nothing */
+    fcdp_counts counts;            /* of its unshards so far; part of the engine's */
     /* guarded by the engine's lock */
     /* the shards have been read then, and not all of the program is behind it yet; NULL: none reads */
     fcdp_event reading;
     fcdp_stream read_from; /* where the program made these shards, and uses their memory again */
-    fcdp_gather_counts gathers;
-    uint64_t plain_bytes, gather_bytes; /* of its unshards so far */
 };
 
 typedef struct fcdp_use { /* of one begin */
@@ -147,6 +146,7 @@ typedef struct fcdp_use_counts {
     uint32_t n_stale;
 } fcdp_use_counts;
 void fcdp__group_count_use(fcdp_group *group, const fcdp_use_counts *use);
+fcdp_gather_counts fcdp__gathers_counted(const fcdp_counts *counts);
 
 /* The engine has the set, first, until it ends. `copies`: the streams of copies; NULL: it gets its own. */
 fcdp_status fcdp__stream_set_create(fcdp_engine *engine, const fcdp_stream *copies,

@@ -55,7 +55,6 @@ void fcdp__group_trace_attach(const fcdp_group *group) {
                           memory_order_relaxed);
 }
 
-/* In the process's counters, and in the group's own. */
 void fcdp__group_trace_use(const fcdp_group *group, const fcdp_use_counts *counts) {
     bool made = counts->block_bytes > 0, backward = counts->pass == FCDP_PASS_BACKWARD;
     fcdp__trace(&(fcdp_trace_event){.kind = FCDP_EVENT_USE,
@@ -65,11 +64,6 @@ void fcdp__group_trace_use(const fcdp_group *group, const fcdp_use_counts *count
                                     .bytes = counts->plain_bytes,
                                     .a = counts->block_bytes,
                                     .b = counts->n_stale});
-    fcdp__trace_count(made ? FCDP_COUNT_GATHERS_MADE : FCDP_COUNT_GATHERS_AVOIDED, 1);
-    if (made && backward) fcdp__trace_count(FCDP_COUNT_GATHERS_BACKWARD, 1);
-    if (made && counts->pass == FCDP_PASS_FORWARD) fcdp__trace_count(FCDP_COUNT_GATHERS_FORWARD, 1);
-    fcdp__trace_count(FCDP_COUNT_SAVED_PLAIN_BYTES, counts->plain_bytes);
-    fcdp__trace_count(FCDP_COUNT_SAVED_GATHER_BYTES, counts->gather_bytes);
     fcdp_trace_object *object = fcdp__trace_object(fcdp__group_object(group));
     if (!object) return;
     atomic_fetch_add_explicit(&object->n_uses, 1, memory_order_relaxed);
@@ -121,7 +115,6 @@ void fcdp__group_trace_reshard(const fcdp_group *group, uint8_t cause) {
                                     .bytes = group->layout->bytes});
 }
 
-/* `ns` is what the engine's stats count: the counters are theirs. */
 void fcdp__group_trace_host_wait(const fcdp_group *group, uint64_t start_ns, uint64_t ns) {
     fcdp__trace(&(fcdp_trace_event){.kind = FCDP_EVENT_HOST_WAIT,
                                     .cause = FCDP_CAUSE_FOR_COMPUTE,
@@ -129,8 +122,6 @@ void fcdp__group_trace_host_wait(const fcdp_group *group, uint64_t start_ns, uin
                                     .time_ns = start_ns,
                                     .duration_ns = ns,
                                     .bytes = group->layout->bytes});
-    fcdp__trace_count(FCDP_COUNT_HOST_WAITS, 1);
-    fcdp__trace_count(FCDP_COUNT_HOST_WAIT_NS, ns);
 }
 
 fcdp_status fcdp__group_trace_stall(const fcdp_group *group, fcdp_stream stream, fcdp_event event) {

@@ -11,7 +11,7 @@
 #define FCDP_COMM_EVENTS(X)                                                                                  \
     X(GATHER, 64, "gather", "bytes that this rank sent between nodes", "bytes that it sent within the node", \
       "an all-gather of new content, on one lane; `bytes` = a + b")                                          \
-    X(RESTORE, 65, "restore", "0", "bytes that this rank sent within the node",                              \
+    X(RESTORE, 65, "restore", "", "bytes that this rank sent within the node",                               \
       "an all-gather of what the node has; `bytes` = b")                                                     \
     X(USE, 66, "use", "bytes of this rank's stale shards, 0: a hit", "stale parameters",                     \
       "an unshard was put on the streams; `bytes` is what a flat gather would have sent between nodes")      \
@@ -47,7 +47,7 @@
     X(FOR_FINGERPRINT, 79, "fingerprint_wait", "the device fingerprinted shards")                            \
     X(KEEPS, 80, "keeps", "the region stays on the device")                                                  \
     X(STORED, 81, "stored", "its bytes are on the host")                                                     \
-    X(WRITTEN, 82, "written", "somebody wrote into the gathered parameters: nowhere is a valid copy")        \
+    X(WRITTEN, 82, "written", "the program wrote into the gathered parameters: no copy is valid")            \
     X(SIGNAL_MISSING, 83, "missing", "its shard's storage was freed")
 
 /* The names are those of fcdp.stats(), whose numbers they are. */
@@ -56,7 +56,6 @@
     X(GATHER_INTER_BYTES, 65, "collectives.gather.inter_bytes_sent", BYTES, SUM, "sent between nodes")       \
     X(GATHER_INTRA_BYTES, 66, "collectives.gather.intra_bytes_sent", BYTES, SUM, "sent within the node")     \
     X(RESTORE_CALLS, 67, "collectives.restore.calls", COUNT, SUM, "collectives of restores")                 \
-    X(RESTORE_INTER_BYTES, 68, "collectives.restore.inter_bytes_sent", BYTES, SUM, "always 0")               \
     X(RESTORE_INTRA_BYTES, 69, "collectives.restore.intra_bytes_sent", BYTES, SUM, "sent within the node")   \
     X(GATHERS_MADE, 70, "gathers.made", COUNT, SUM, "unshards that crossed the nodes")                       \
     X(GATHERS_AVOIDED, 71, "gathers.avoided", COUNT, SUM, "unshards that did not")                           \

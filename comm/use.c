@@ -55,24 +55,23 @@ static fcdp_status readers_await(fcdp_group *group, fcdp_stream stream) {
     return status;
 }
 
-/* In the group's counts, the engine's and the trace: a use that sent something has made a gather. */
+/* A use that sent something has made a gather. */
 void fcdp__group_count_use(fcdp_group *group, const fcdp_use_counts *use) {
-    fcdp_engine *engine = group->comm->engine;
     bool made = use->block_bytes > 0;
-    fcdp__lock_acquire(&engine->lock);
-    fcdp_gather_counts *const counts[] = {&group->gathers, &engine->stats.gathers};
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        counts[i]->made += made;
-        counts[i]->avoided += !made;
-        counts[i]->forward += made && use->pass == FCDP_PASS_FORWARD;
-        counts[i]->backward += made && use->pass == FCDP_PASS_BACKWARD;
-    }
-    engine->stats.plain_bytes += use->plain_bytes;
-    engine->stats.gather_bytes += use->gather_bytes;
-    group->plain_bytes += use->plain_bytes;
-    group->gather_bytes += use->gather_bytes;
-    fcdp__lock_release(&engine->lock);
+    fcdp__count(&group->counts, made ? FCDP_COUNT_GATHERS_MADE : FCDP_COUNT_GATHERS_AVOIDED, 1);
+    fcdp__count(&group->counts, FCDP_COUNT_GATHERS_FORWARD, made && use->pass == FCDP_PASS_FORWARD);
+    fcdp__count(&group->counts, FCDP_COUNT_GATHERS_BACKWARD, made && use->pass == FCDP_PASS_BACKWARD);
+    fcdp__count(&group->counts, FCDP_COUNT_SAVED_PLAIN_BYTES, use->plain_bytes);
+    fcdp__count(&group->counts, FCDP_COUNT_SAVED_GATHER_BYTES, use->gather_bytes);
     fcdp__group_trace_use(group, use);
+}
+
+fcdp_gather_counts fcdp__gathers_counted(const fcdp_counts *counts) {
+    const _Atomic uint64_t *n = counts->n;
+    return (fcdp_gather_counts){.made = n[FCDP_COUNT_GATHERS_MADE],
+                                .avoided = n[FCDP_COUNT_GATHERS_AVOIDED],
+                                .forward = n[FCDP_COUNT_GATHERS_FORWARD],
+                                .backward = n[FCDP_COUNT_GATHERS_BACKWARD]};
 }
 
 /* plain_bytes is what a flat gather would have sent between nodes in this one's place. */
@@ -274,10 +273,8 @@ fcdp_status fcdp__group_await(fcdp_group *group, fcdp_stream stream) {
     if (engine->host_computes) {
         uint64_t ns = fcdp__now_ns() - start_ns;
         fcdp__group_trace_host_wait(group, start_ns, ns);
-        fcdp__lock_acquire(&engine->lock);
-        engine->stats.n_host_waits++;
-        engine->stats.host_wait_ns += ns;
-        fcdp__lock_release(&engine->lock);
+        fcdp__count(&engine->counts, FCDP_COUNT_HOST_WAITS, 1);
+        fcdp__count(&engine->counts, FCDP_COUNT_HOST_WAIT_NS, ns);
     }
     fcdp_status failure = fcdp_comm_check(group->comm);
     return failure ? fcdp__comm_fail(group->comm, failure) : status;

@@ -195,10 +195,6 @@ uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence) {
     return n;
 }
 
-void fcdp_group_stale(const fcdp_group *group, uint8_t *stale_out) {
-    memcpy(stale_out, group->stale, group->layout->n_extents);
-}
-
 bool fcdp__group_is_stale(const fcdp_group *group) {
     for (uint32_t i = 0; i < group->layout->n_extents; i++)
         if (group->stale[i]) return true;

@@ -89,7 +89,5 @@ fcdp_status fcdp__group_reads_end(fcdp_group *group) FCDP_MUST_CHECK;
 /* What was agreed on must still hold where it is trusted: the first extent whose parameter has
  * changed since, or whose shard is missing; n_extents: none has. */
 uint32_t fcdp_group_audit(fcdp_group *group, const fcdp_evidence *evidence);
-/* n_extents flags: what the next begin gathers, and needs inputs for. */
-void fcdp_group_stale(const fcdp_group *group, uint8_t *stale_out);
 
 #endif

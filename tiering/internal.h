@@ -22,6 +22,7 @@ struct fcdp_tiering {
     bool exact;                             /* regions are unmapped when they are released */
     fcdp_stream streams[FCDP_N_DIRECTIONS]; /* one for each direction of copies */
     fcdp_trace_spans *spans;                /* of these and of other streams of the device; NULL: none */
+    fcdp_counts counts;
     /* FCDP_RANK_REGION: all that follows, and what slots and regions say is under it */
     fcdp_lock lock;
     /* some region's `moving` or some slot's `dissolving` became false */
@@ -35,7 +36,6 @@ struct fcdp_tiering {
     size_t extra_pages[FCDP_SLOT_CLASSES];                  /* beyond these, with exact mapping: slot.h */
     uint64_t pages_given;                                   /* by all slots that were dissolved, ever */
     uint64_t n_reclaims;                                    /* calls of the reclaimer, ever */
-    fcdp_tiering_stats stats;
 };
 
 /* The program may let another stream read a gathered parameter, as tensor.record_stream(stream) reports. The
@@ -103,13 +103,12 @@ void fcdp__region_begin_move(fcdp_region *region);
 void fcdp__region_end_move(fcdp_region *region);
 /* The region no longer owns its slot. */
 void fcdp__region_give_slot(fcdp_region *region);
-/* The host has waited for device pages since start_ns. */
-void fcdp__tiering_count_wait(fcdp_tiering *tiering, uint64_t start_ns);
 /* The host has all of it, or it is invalid. */
 bool fcdp__region_is_clean(const fcdp_region *region);
 
 /* Lock not held. */
-/* Wait until the device is done with everything that was enqueued for the region. */
+/* Wait until the device is done with everything that was enqueued for the region, so that its pages can go:
+ * counted, with its time, if it is not done yet. */
 fcdp_status fcdp__region_await(const fcdp_region *region) FCDP_MUST_CHECK;
 /* The same, without waiting: FCDP_PENDING while it is not. */
 fcdp_status fcdp__region_query(const fcdp_region *region) FCDP_MUST_CHECK;

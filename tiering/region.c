@@ -198,14 +198,6 @@ void fcdp__region_give_slot(fcdp_region *region) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++) region->span[s].on_device = false;
 }
 
-fcdp_status fcdp__region_drain(const fcdp_region *region) {
-    fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = FCDP_OK;
-    for (int d = 0; d < FCDP_N_DIRECTIONS && region->unrecorded && !status; d++)
-        status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(tiering->drv, region->streams[d]));
-    return status ? status : FCDP_RETRY_ONCE(fcdp__region_await(region));
-}
-
 /* Its slot goes too if no other region is mapped onto it. */
 void fcdp__region_destroy(fcdp_region *region) {
     if (!region) return;
@@ -263,7 +255,7 @@ void fcdp__region_state(fcdp_region *region, fcdp_region_state *state_out) {
 
 /* ---- waiting ---- */
 
-fcdp_status fcdp__region_await(const fcdp_region *region) {
+static fcdp_status region_sync(const fcdp_region *region) {
     const fcdp_event events[] = {region->ready, region->used, region->loaded, region->stored};
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
@@ -277,6 +269,25 @@ fcdp_status fcdp__region_query(const fcdp_region *region) {
     for (size_t i = 0; i < sizeof events / sizeof *events && !status; i++)
         status = fcdp__driver_event_query(region->tiering->drv, events[i]);
     return status ? status : readers_query(&region->readers, region->tiering->drv);
+}
+
+fcdp_status fcdp__region_await(const fcdp_region *region) {
+    fcdp_counts *counts = &region->tiering->counts;
+    fcdp_status status = fcdp__region_query(region);
+    if (status != FCDP_PENDING) return status;
+    uint64_t start_ns = fcdp__now_ns();
+    status = region_sync(region);
+    fcdp__count(counts, FCDP_COUNT_MEMORY_WAITS, 1);
+    fcdp__count(counts, FCDP_COUNT_MEMORY_WAIT_NS, fcdp__now_ns() - start_ns);
+    return status;
+}
+
+fcdp_status fcdp__region_drain(const fcdp_region *region) {
+    fcdp_tiering *tiering = region->tiering;
+    fcdp_status status = FCDP_OK;
+    for (int d = 0; d < FCDP_N_DIRECTIONS && region->unrecorded && !status; d++)
+        status = FCDP_RETRY_ONCE(fcdp__driver_stream_sync(tiering->drv, region->streams[d]));
+    return status ? status : FCDP_RETRY_ONCE(region_sync(region));
 }
 
 static fcdp_status stream_wait_region(const fcdp_region *region, fcdp_stream stream) {

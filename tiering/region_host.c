@@ -47,10 +47,8 @@ static fcdp_status piece_copy(fcdp_region *region, fcdp_direction direction, fcd
             if (!status) status = fcdp__driver_copy_h2d(tiering->drv, at, host + done, n, stream);
         }
     }
-    fcdp__lock_acquire(&tiering->lock);
-    *(direction == FCDP_TO_HOST ? &tiering->stats.d2h_bytes : &tiering->stats.h2d_bytes) += piece.bytes;
-    fcdp__lock_release(&tiering->lock);
-    fcdp__trace_count(direction == FCDP_TO_HOST ? FCDP_COUNT_D2H_BYTES : FCDP_COUNT_H2D_BYTES, piece.bytes);
+    fcdp__count(&tiering->counts, direction == FCDP_TO_HOST ? FCDP_COUNT_D2H_BYTES : FCDP_COUNT_H2D_BYTES,
+                piece.bytes);
     return status;
 }
 
@@ -215,8 +213,7 @@ static fcdp_status store_end(fcdp_region *region, uint32_t span_mask, fcdp_statu
         status = fcdp__driver_event_record(tiering->drv, region->stored, region->streams[FCDP_TO_HOST]);
     if (status) return fail_unrecorded(region, status);
     fcdp__region_lock(region);
-    tiering->stats.n_stores++;
-    fcdp__trace_count(FCDP_COUNT_STORES, 1);
+    fcdp__count(&tiering->counts, FCDP_COUNT_STORES, 1);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (span_mask & 1u << s) region->span[s].stored = true;
     fcdp__region_unlock(region);
@@ -282,7 +279,7 @@ static fcdp_status load_begin(fcdp_region *region, uint32_t span, bool in_use) {
     return status;
 }
 
-static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, uint64_t *counter) {
+static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, unsigned counter) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     fcdp_status status = load_begin(region, span, true);
@@ -291,9 +288,7 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, ui
     if (status) return fail_unrecorded(region, status);
     region->ordered = true;
     fcdp__region_lock(region);
-    ++*counter;
-    fcdp__trace_count(
-        counter == &tiering->stats.n_whole_loads ? FCDP_COUNT_WHOLE_LOADS : FCDP_COUNT_SLICE_LOADS, 1);
+    fcdp__count(&tiering->counts, counter, 1);
     region->span[span].on_device = true;
     fcdp__region_unlock(region);
     return FCDP_OK;
@@ -301,11 +296,11 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, ui
 
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) {
     fcdp_piece slice = fcdp__layout_slice(region->layout, span, region->slice);
-    return load(region, span, slice, &region->tiering->stats.n_slice_loads);
+    return load(region, span, slice, FCDP_COUNT_SLICE_LOADS);
 }
 
 fcdp_status fcdp__region_load_whole(fcdp_region *region, uint32_t span) {
-    return load(region, span, region->layout->span[span], &region->tiering->stats.n_whole_loads);
+    return load(region, span, region->layout->span[span], FCDP_COUNT_WHOLE_LOADS);
 }
 
 /* A stream's wait for words also ends when a peer is gone (fcdp__region_end_waits). The next use of a region
@@ -366,7 +361,8 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     status = copy_pieces(region, FCDP_TO_HOST, mask, (fcdp_piece_list){pieces, n});
     if (!status) status = words_write_stored(region, mask);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->stored, d2h);
-    if (!status) return fcdp__driver_event_sync(tiering->drv, region->stored);
+    if (!status) status = fcdp__region_await(region);
+    if (!status) return FCDP_OK;
     /* No copy may still run when this returns. */
     fcdp_failure failure = fcdp__failure_keep(status);
     (void)!fcdp__driver_stream_sync(tiering->drv, d2h);
@@ -390,8 +386,7 @@ fcdp_status fcdp__region_evict(fcdp_region *region) {
     fcdp__region_trace(region, FCDP_EVENT_EVICT, FCDP_CAUSE_MEMORY_SHORT, region->slot->number,
                        spans_bytes(region, dirty));
     fcdp__region_give_slot(region);
-    tiering->stats.n_evictions++;
-    fcdp__trace_count(FCDP_COUNT_EVICTIONS, 1);
+    fcdp__count(&tiering->counts, FCDP_COUNT_EVICTIONS, 1);
     fcdp__region_unlock(region);
     return FCDP_OK;
 }

@@ -127,8 +127,7 @@ fcdp_slot *fcdp__slot_oldest_free(const fcdp_tiering *tiering, uint64_t call) {
 
 fcdp_status fcdp__slot_unmap(fcdp_region *region) {
     fcdp_tiering *tiering = region->tiering;
-    fcdp_status status = fcdp__region_query(region);
-    if (status == FCDP_PENDING) status = fcdp__region_await(region);
+    fcdp_status status = fcdp__region_await(region);
     if (!status) status = fcdp__vrange_unmap(region->range);
     if (status) return status;
     fcdp__lock_acquire(&tiering->lock);
@@ -179,12 +178,9 @@ static fcdp_status slot_unmap_all(fcdp_slot *slot, const fcdp_region *except, fc
 fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     fcdp_tiering *tiering = region->tiering;
     if (region->slot == slot) return FCDP_OK;
-    uint64_t start_ns = fcdp__now_ns();
-    bool waits = region->slot && fcdp__region_query(region);
     fcdp_status status = region->slot ? fcdp__slot_unmap(region) : FCDP_OK;
     if (!status && tiering->exact) {
         fcdp__lock_acquire(&tiering->lock);
-        waits = waits || is_pending(slot, tiering);
         status = slot_unmap_all(slot, region, tiering);
         fcdp__lock_release(&tiering->lock);
     }
@@ -195,10 +191,8 @@ fcdp_status fcdp__slot_map(fcdp_region *region, fcdp_slot *slot) {
     fcdp__lock_acquire(&tiering->lock);
     region->slot = slot;
     slot->n_mapped++;
-    tiering->stats.n_maps++;
     fcdp__slot_trace(slot, FCDP_EVENT_REGION_MAP, region);
-    fcdp__trace_count(FCDP_COUNT_REGION_MAPS, 1);
-    if (waits) fcdp__tiering_count_wait(tiering, start_ns);
+    fcdp__count(&tiering->counts, FCDP_COUNT_REGION_MAPS, 1);
     fcdp__lock_release(&tiering->lock);
     return FCDP_OK;
 }

@@ -47,12 +47,6 @@ static bool somebody_gives(const fcdp_tiering *tiering) {
     return false;
 }
 
-void fcdp__tiering_count_wait(fcdp_tiering *tiering, uint64_t start_ns) {
-    tiering->stats.n_waits++;
-    tiering->stats.wait_ns += fcdp__now_ns() - start_ns;
-    fcdp__trace_count(FCDP_COUNT_MEMORY_WAITS, 1);
-}
-
 /* One step towards more pages; false: nothing is left. Lock held on entry and exit. What fails to
  * dissolve or evict is not tried again by this call. */
 static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
@@ -83,11 +77,9 @@ static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
 size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages) {
     fcdp_tiering *tiering = ctx;
     fcdp__lock_acquire(&tiering->lock);
-    uint64_t call = ++tiering->n_reclaims, before = tiering->pages_given, start_ns = fcdp__now_ns();
-    size_t n_steps = 0;
-    while (tiering->pages_given - before < n_pages && reclaim_step(tiering, call)) n_steps++;
+    uint64_t call = ++tiering->n_reclaims, before = tiering->pages_given;
+    while (tiering->pages_given - before < n_pages && reclaim_step(tiering, call)) continue;
     size_t given = (size_t)(tiering->pages_given - before);
-    if (n_steps) fcdp__tiering_count_wait(tiering, start_ns);
     fcdp__lock_release(&tiering->lock);
     return given;
 }
@@ -173,8 +165,15 @@ fcdp_trace_spans *fcdp__tiering_spans(const fcdp_tiering *tiering) {
     return tiering->spans;
 }
 
-void fcdp__tiering_stats_get(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out) {
-    fcdp__lock_acquire(&tiering->lock);
-    *stats_out = tiering->stats;
-    fcdp__lock_release(&tiering->lock);
+void fcdp__tiering_stats_get(const fcdp_tiering *tiering, fcdp_tiering_stats *stats_out) {
+    const _Atomic uint64_t *n = tiering->counts.n;
+    *stats_out = (fcdp_tiering_stats){.h2d_bytes = n[FCDP_COUNT_H2D_BYTES],
+                                      .d2h_bytes = n[FCDP_COUNT_D2H_BYTES],
+                                      .n_stores = n[FCDP_COUNT_STORES],
+                                      .n_slice_loads = n[FCDP_COUNT_SLICE_LOADS],
+                                      .n_whole_loads = n[FCDP_COUNT_WHOLE_LOADS],
+                                      .n_evictions = n[FCDP_COUNT_EVICTIONS],
+                                      .n_maps = n[FCDP_COUNT_REGION_MAPS],
+                                      .n_waits = n[FCDP_COUNT_MEMORY_WAITS],
+                                      .wait_ns = n[FCDP_COUNT_MEMORY_WAIT_NS]};
 }

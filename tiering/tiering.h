@@ -34,6 +34,6 @@ fcdp_trace_spans *fcdp__tiering_spans(const fcdp_tiering *tiering);
 /* Give at least `n_pages` of slots and regions back to the pool, as far as there are any. An fcdp_reclaim_fn,
  * of which `ctx` is the fcdp_tiering: the pool calls it, and tests do. */
 size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages);
-void fcdp__tiering_stats_get(fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
+void fcdp__tiering_stats_get(const fcdp_tiering *tiering, fcdp_tiering_stats *stats_out);
 
 #endif

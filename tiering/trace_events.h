@@ -60,7 +60,8 @@
     X(SLOT_BYTES, 45, "slots.bytes", BYTES, LEVEL, "their device pages")                                     \
     X(HOST_BYTES, 46, "host.bytes", BYTES, LEVEL, "the node's host memory in use, of all its ranks")         \
     X(HOST_PEAK_BYTES, 47, "host.peak_bytes", BYTES, PEAK, "the most of it")                                 \
-    X(HOST_BUDGET_BYTES, 48, "host.budget_bytes", BYTES, LEVEL, "its budget (FCDP_HOST_BUDGET)")
+    X(HOST_BUDGET_BYTES, 48, "host.budget_bytes", BYTES, LEVEL, "its budget (FCDP_HOST_BUDGET)")             \
+    X(MEMORY_WAIT_NS, 49, "moves.memory_wait_ns", NS, SUM, "time of moves.memory_waits")
 
 /* Of events with FCDP_TRACE_ON_STREAM: what their `thread` is. */
 #define FCDP_TIERING_STREAMS(X)                                                                              \

@@ -85,8 +85,8 @@ FUNCTION(create_engine) {
                                  .ordinal = ordinal,
                                  .sim_library = sim_library,
                                  .device = device,
-                                 .host_computes = host_computes};
-    config.options.mapping = (fcdp_mapping_mode)mapping;
+                                 .host_computes = host_computes,
+                                 .storages_raise = mapping != FCDP_MAPPING_EXACT};
     fcdp_engine *engine;
     CALL(fcdp_engine_create(&config, &engine));
     if (status == FCDP_OK && on_tensors_device) binding_tensors_set_engine(engine);
@@ -273,7 +273,8 @@ PyMethodDef methods_engine[] = {
          "Create an engine with the options as last loaded; the only way to make an Engine.\n\n"
          "driver: DRIVER_CUDA or DRIVER_SIM. ordinal: the device's index. sim_library: path of the\n"
          "simulated driver. on_tensors_device: gathered parameters share the pages of fcdp_alloc's\n"
-         "tensors. mapping: MAPPING_*. host_computes: the model's tensors are the host's, and\n"
+         "tensors. mapping: MAPPING_EXACT: torch's storages do not raise while they are released, so\n"
+         "FCDP_MAPPING=auto is exact. host_computes: the model's tensors are the host's, and\n"
          "Group.wait waits on the host. Raises Error.")},
     {NULL, NULL, 0, NULL},
 };

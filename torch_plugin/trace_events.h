@@ -29,7 +29,6 @@
       "within the node")                                                                                     \
     X(AGREE_CALLS, 103, "collectives.agree.calls", COUNT, SUM, "agreements on what is stale")                \
     X(AGREE_INTER_BYTES, 104, "collectives.agree.inter_bytes_sent", BYTES, SUM, "between nodes")             \
-    X(AGREE_INTRA_BYTES, 105, "collectives.agree.intra_bytes_sent", BYTES, SUM, "always 0")                  \
     X(BESIDE_BYTES, 106, "saved.beside_bytes", BYTES, SUM, "received in gathers of FSDP2's own")             \
     X(AGREE_NS, 107, "waits.agreement_ns", NS, SUM, "time of the host in agreements")                        \
     X(BYPASSED, 108, "bypassed", COUNT, SUM, "groups that are left to FSDP2")

@@ -57,8 +57,9 @@ SIMGPU_API void simgpu_set_memory(double gigabytes_per_s);
 SIMGPU_API void simgpu_set_queues(unsigned n);
 
 /* The n-th call from now (1: the next) of `entry` fails with `code` and has no other effect; then the fault
- * is spent, but CUDA_ERROR_ILLEGAL_ADDRESS is the context's from there on. NULL or "any": of any entry point. A name may leave out its _v2. n = 0 disarms. One fault is
- * armed at a time. Returns 0, or -1 when no entry point has that name. */
+ * is spent, but CUDA_ERROR_ILLEGAL_ADDRESS is the context's from there on. NULL or "any": of any entry point.
+ * A name may leave out its _v2. n = 0 disarms. One fault is armed at a time. Returns 0, or -1 when no entry
+ * point has that name. */
 SIMGPU_API int simgpu_fail_nth(const char *entry, unsigned long n, int code);
 
 /* Calls of `entry` since the last reset of the counts or of all, failed ones too; NULL or "any": of all. 0

@@ -12,7 +12,7 @@
 #include "alloc/vrange.h"
 #include "base/options.h"
 
-enum { HOLDER_OTHERS = 3 };
+enum { HOLDER_OTHERS = 1 };
 extern char **environ;
 
 static void must(fcdp_status status) {

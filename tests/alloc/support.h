@@ -21,7 +21,7 @@ enum {
     CUDA_NOT_READY = 600,
     CUDA_UNKNOWN = 999
 };
-enum { HOLDER_OTHERS = 3 }; /* of pages: the users of the pool beside the heap */
+enum { HOLDER_OTHERS = 1 }; /* of pages: the users of the pool beside the heap */
 extern char **environ;
 
 #define assert_text(part)                                                                                    \

@@ -27,6 +27,18 @@ static void in_a_child(void (*test)(void)) {
 
 /* ---- a reader ---- */
 
+/* This process's segment, found as readers find it; -1: none. */
+static int segment_descriptor(void) {
+    char path[64], target[64];
+    for (int descriptor = 0; descriptor < 256; descriptor++) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+        ssize_t n = readlink(path, target, sizeof target);
+        const char *name = "/memfd:" FCDP_TRACE_MEMFD;
+        if (n > (ssize_t)strlen(name) && !memcmp(target, name, strlen(name))) return descriptor;
+    }
+    return -1;
+}
+
 typedef _Atomic uint64_t slot_words[FCDP_TRACE_EVENT_BYTES / 8];
 
 static slot_words *slot_of(const fcdp_trace_header *header, uint64_t n) {
@@ -215,7 +227,7 @@ static void a_stuck_writer_is_not_waited_for(void **state) {
 
 static void nothing_at_all(void) {
     fcdp_trace_open(0, RING_BYTES);
-    MUST(!fcdp__trace_header() && fcdp__trace_descriptor() == -1 && !fcdp__trace_is_on(1));
+    MUST(!fcdp__trace_header() && segment_descriptor() == -1 && !fcdp__trace_is_on(1));
     fcdp__trace_now(FCDP_EVENT_MAP, 1, 1, 1, 1);
     fcdp__trace_count(FCDP_COUNT_MAPS, 1);
     fcdp__trace_set(FCDP_COUNT_MAPS, 1);
@@ -254,12 +266,32 @@ static void the_first_level_holds(void **state) {
     in_a_child(levels);
 }
 
+/* ---- counts ---- */
+
+static void counts_of_parts(void) {
+    static fcdp_counts whole, parts[2] = {{.whole = &whole}, {.whole = &whole}};
+    fcdp__count(&parts[0], FCDP_COUNT_MAPS, 1); /* without a ring too */
+    fcdp_trace_open(1, RING_BYTES);
+    fcdp__count(&parts[0], FCDP_COUNT_MAPS, 2);
+    fcdp__count(&parts[1], FCDP_COUNT_MAPS, 4);
+    fcdp__count(&whole, FCDP_COUNT_MAPS, 8);
+    MUST(parts[0].n[FCDP_COUNT_MAPS] == 3 && parts[1].n[FCDP_COUNT_MAPS] == 4);
+    MUST(whole.n[FCDP_COUNT_MAPS] == 15 && whole.n[FCDP_COUNT_UNMAPS] == 0);
+    const fcdp_trace_header *header = fcdp__trace_header();
+    MUST(((const _Atomic uint64_t *)((uintptr_t)header + header->counters_at))[FCDP_COUNT_MAPS] == 14);
+}
+
+static void what_a_part_counts_the_whole_and_the_trace_count(void **state) {
+    (void)state;
+    in_a_child(counts_of_parts);
+}
+
 /* ---- processes ---- */
 
 static void forked_child(void) {
     fcdp_trace_open(1, RING_BYTES);
     fcdp_trace_header *header = fcdp__trace_header();
-    int descriptor = fcdp__trace_descriptor(), wait_status;
+    int descriptor = segment_descriptor(), wait_status;
     fcdp__trace_now(FCDP_EVENT_MAP, 1, 1, 1, 1);
     pid_t pid = fork();
     if (pid == 0) {
@@ -289,7 +321,7 @@ static const fcdp_trace_header *segment_of_a_process_that_ends(int how) {
     if (pid == 0) {
         fcdp_trace_open(1, RING_BYTES);
         fcdp__trace_now(FCDP_EVENT_MAP, 0, 4711, 0, 0);
-        int descriptor = fcdp__trace_descriptor();
+        int descriptor = segment_descriptor();
         if (write(ready[1], &descriptor, sizeof descriptor) < 0 || read(go[0], &byte, 1) < 0) _exit(1);
         fcdp__trace_now(FCDP_EVENT_UNMAP, 0, 4712, 0, 0);
         if (how) raise(how);
@@ -420,6 +452,7 @@ int main(void) {
         cmocka_unit_test(level_0_writes_nothing),
         cmocka_unit_test(a_segment_that_cannot_be_had_is_no_failure),
         cmocka_unit_test(the_first_level_holds),
+        cmocka_unit_test(what_a_part_counts_the_whole_and_the_trace_count),
         cmocka_unit_test(a_forked_child_writes_nothing),
         cmocka_unit_test(a_reader_keeps_the_ring_of_a_process_that_is_gone),
         cmocka_unit_test(objects_have_a_place_and_a_name),

@@ -102,6 +102,7 @@ static void member_start(cluster *c, uint32_t rank) {
                     .timeout_s = of->timeout_s},
         .driver = FCDP_DRIVER_SIM,
         .host_computes = of->host_computes,
+        .storages_raise = true,
     };
     assert_ok(fcdp_engine_create(&config, &m->engine));
     assert_ok(fcdp__driver_stream_create(m->engine->drv, &m->stream));

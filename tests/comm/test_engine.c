@@ -578,9 +578,35 @@ static void test_what_is_left_to_others_is_device_memory_of_a_gpu(void **state) 
     }
 }
 
+/* In slots a stale access passes unseen where nothing else refuses it. */
+static void test_a_mapping_that_is_left_to_the_engine_shows_stale_accesses(void **state) {
+    (void)state;
+    static const struct {
+        fcdp_mapping_mode asked;
+        int check;
+        bool storages_raise;
+        fcdp_mapping_mode is;
+    } cases[] = {
+        {FCDP_MAPPING_AUTO, 0, true, FCDP_MAPPING_SLOTS},  {FCDP_MAPPING_AUTO, 0, false, FCDP_MAPPING_EXACT},
+        {FCDP_MAPPING_AUTO, 2, true, FCDP_MAPPING_EXACT},  {FCDP_MAPPING_SLOTS, 2, false, FCDP_MAPPING_SLOTS},
+        {FCDP_MAPPING_EXACT, 0, true, FCDP_MAPPING_EXACT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        fcdp_engine_config config = {.driver = FCDP_DRIVER_SIM,
+                                     .options = {.mapping = cases[i].asked, .check = cases[i].check},
+                                     .storages_raise = cases[i].storages_raise};
+        fcdp_engine *engine;
+        simgpu_reset();
+        assert_ok(fcdp_engine_create(&config, &engine));
+        assert_int_equal(engine->options.mapping, cases[i].is);
+        fcdp_engine_destroy(engine);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_left_to_others_is_device_memory_of_a_gpu),
+        cmocka_unit_test(test_a_mapping_that_is_left_to_the_engine_shows_stale_accesses),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_a_fault_in_a_released_group_is_named),
         cmocka_unit_test(test_what_does_not_fit_is_refused_with_what_would),

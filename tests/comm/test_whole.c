@@ -2,6 +2,7 @@
  * those of now, and that nothing crosses the nodes for them. */
 #include <stdlib.h>
 
+#include "comm/trace_events.h"
 #include "comm/whole.h"
 #include "tests/comm/engine_world.h"
 #include "tiering/tiering.h"
@@ -68,7 +69,7 @@ static void test_a_fresh_one_comes_from_the_node(void **state) {
         cluster *c = start(&config);
         for (int again = 0; again < 3; again++) {
             gather_all(c);
-            uint64_t crossed = sent(c), avoided = c->members[1].engine->stats.gathers.avoided;
+            uint64_t crossed = sent(c), avoided = c->members[1].engine->counts.n[FCDP_COUNT_GATHERS_AVOIDED];
             for (uint32_t i = 0; i < N_EXTENTS; i++) {
                 bool is_large = config.groups[0].extents[i].shard_bytes > 50000;
                 bool from_host = restore == FCDP_RESTORE_WHOLE || !is_large;
@@ -78,7 +79,7 @@ static void test_a_fresh_one_comes_from_the_node(void **state) {
                 assert_votes(c, i, from_host ? FCDP_WHOLE_HOST : FCDP_WHOLE_FRESH);
             }
             assert_int_equal(sent(c), crossed);
-            assert_true(c->members[1].engine->stats.gathers.avoided >= avoided + N_EXTENTS);
+            assert_true(c->members[1].engine->counts.n[FCDP_COUNT_GATHERS_AVOIDED] >= avoided + N_EXTENTS);
         }
         end(c);
     }

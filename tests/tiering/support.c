@@ -398,8 +398,8 @@ fcdp_tiering_stats stats_of(const node *node, uint32_t r) {
 
 void pages_squeeze(node *node, uint32_t r, size_t n_pages) {
     fcdp_phys block;
-    step(fcdp__pool_take_handle(node->ranks[r].pool, HOLDER_OTHERS, n_pages, &block));
-    fcdp__pool_give_handle(node->ranks[r].pool, HOLDER_OTHERS, n_pages, block);
+    step(fcdp__pool_take_handle(node->ranks[r].pool, FCDP_HOLDER_TENSORS, n_pages, &block));
+    fcdp__pool_give_handle(node->ranks[r].pool, FCDP_HOLDER_TENSORS, n_pages, block);
 }
 
 /* ---- gates ---- */

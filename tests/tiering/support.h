@@ -11,6 +11,7 @@
 
 #include "tests/alloc/support.h"
 
+#include "alloc/heap.h"
 #include "tiering/slot.h"
 
 enum { PAGE = 2 << 20, MAX_RANKS = 8 };

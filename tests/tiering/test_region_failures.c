@@ -62,7 +62,7 @@ static void a_failed_eviction_leaves_the_region_kept(void **state) {
         group_fill(&g, BOTH, FILL_KEPT, 0);
         group_release(&g, true);
         assert_int_equal(simgpu_fail_nth(calls[c], 1, CUDA_UNKNOWN), 0);
-        assert_int_equal(fcdp__pool_take_handle(n.ranks[0].pool, HOLDER_OTHERS, 1, &block),
+        assert_int_equal(fcdp__pool_take_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 1, &block),
                          FCDP_ERR_NO_DEVICE_MEM);
         assert_true(state_of(g.regions[0]).kept);
         for (uint32_t s = 0; s < 2; s++) assert_span(g.regions[0], s, true, false, false, 1);

@@ -68,9 +68,9 @@ static void *taker_run(void *arg) {
     fcdp_pool *pool = w->node->ranks[0].pool;
     while (atomic_load(&n_working)) {
         fcdp_phys page;
-        assert_ok(fcdp__pool_take(pool, HOLDER_OTHERS, 1, &page));
+        assert_ok(fcdp__pool_take(pool, FCDP_HOLDER_TENSORS, 1, &page));
         sched_yield();
-        fcdp__pool_give(pool, HOLDER_OTHERS, 1, &page);
+        fcdp__pool_give(pool, FCDP_HOLDER_TENSORS, 1, &page);
     }
     return NULL;
 }

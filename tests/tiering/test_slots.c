@@ -486,6 +486,25 @@ static void pages_taken_back_are_waited_for(void **state) {
     }
 }
 
+/* Pages that only lie there cost the host no wait. */
+static void a_reclaim_that_finds_the_device_done_is_no_wait(void **state) {
+    (void)state;
+    node n;
+    group g;
+    node_open(&n, 1, 1, false);
+    group_open(&g, &n, "idle", SPECS, 2, 1);
+    group_fill(&g, BOTH, FILL_SLICE, 0);
+    group_release(&g, true);
+    node_sync(&n);
+    assert_int_equal(fcdp__tiering_reclaim(n.ranks[0].tiering, 1), 1); /* an eviction */
+    assert_int_equal(fcdp__tiering_reclaim(n.ranks[0].tiering, 1), 0); /* nothing is left */
+    assert_int_equal(stats_of(&n, 0).n_evictions, 1);
+    assert_int_equal(stats_of(&n, 0).n_waits, 0);
+    assert_int_equal(stats_of(&n, 0).wait_ns, 0);
+    group_close(&g);
+    node_close(&n);
+}
+
 static void the_reclaimer_takes_what_is_idle_and_content_survives(void **state) {
     (void)state;
     enum { N = 6 };
@@ -537,8 +556,8 @@ static void who_goes_first(void **state) {
     static const int order[] = {4, 2, 1, 0, 3};
     for (int k = 0; k < 5; k++) {
         fcdp_phys block;
-        assert_ok(fcdp__pool_take_handle(n.ranks[0].pool, HOLDER_OTHERS, (size_t)k + 1, &block));
-        fcdp__pool_give_handle(n.ranks[0].pool, HOLDER_OTHERS, (size_t)k + 1, block);
+        assert_ok(fcdp__pool_take_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, (size_t)k + 1, &block));
+        fcdp__pool_give_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, (size_t)k + 1, block);
         for (int i = 0; i < 5; i++) {
             bool gone = false;
             for (int j = 0; j <= k; j++) gone |= order[j] == i;
@@ -566,7 +585,7 @@ static void a_slot_that_cannot_be_taken_apart_is_passed_over(void **state) {
     assert_true(state_of(g[0].regions[0]).mapped);
     assert_false(state_of(g[1].regions[0]).mapped);
     assert_int_equal(simgpu_fail_nth("cuMemUnmap", 1, CUDA_UNKNOWN), 0);
-    assert_int_equal(fcdp__pool_take_handle(n.ranks[0].pool, HOLDER_OTHERS, 2, &block),
+    assert_int_equal(fcdp__pool_take_handle(n.ranks[0].pool, FCDP_HOLDER_TENSORS, 2, &block),
                      FCDP_ERR_NO_DEVICE_MEM);
     assert_true(state_of(g[0].regions[0]).mapped);
     pages_squeeze(&n, 0, 2);
@@ -595,6 +614,7 @@ int main(void) {
         cmocka_unit_test(what_passes_no_longer_need_goes),
         cmocka_unit_test(a_slots_pages_go_with_its_last_region),
         cmocka_unit_test(pages_taken_back_are_waited_for),
+        cmocka_unit_test(a_reclaim_that_finds_the_device_done_is_no_wait),
         cmocka_unit_test(the_reclaimer_takes_what_is_idle_and_content_survives),
         cmocka_unit_test(who_goes_first),
         cmocka_unit_test(a_slot_that_cannot_be_taken_apart_is_passed_over),

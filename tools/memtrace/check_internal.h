@@ -6,7 +6,7 @@
 
 enum {
     CHECK_N_POOLS = 16,
-    CHECK_N_HOLDERS = 4,
+    CHECK_N_HOLDERS = 2,
     CHECK_N_THREADS = 4096,
     CHECK_N_PROBES = 64,
     CHECK_N_SLOTS = 4096

@@ -205,7 +205,7 @@ static bool visit(void *context, size_t process, size_t chunk, const fcdp_trace_
 }
 
 static void read_sums(sums *sums, const memtrace_state *state) {
-    if (state->state.n_counters <= FCDP_COUNT_HELD_3_BYTES) return;
+    if (state->state.n_counters <= FCDP_COUNT_HELD_1_BYTES) return;
     sums->head = state->state.head;
     memcpy(sums->all, &state->counters[FCDP_COUNT_HELD_0_BYTES], sizeof sums->all);
 }

@@ -31,7 +31,7 @@ const char *memtrace_link_name(memtrace_link link);
 /* Bytes that the event moved over the link. */
 uint64_t memtrace_link_bytes(const fcdp_trace_event *event, memtrace_link link);
 
-enum { MEMTRACE_N_HOLDERS = 4, MEMTRACE_N_POOLS = 16 /* of device pages, per process */ };
+enum { MEMTRACE_N_HOLDERS = 2, MEMTRACE_N_POOLS = 16 /* of device pages, per process */ };
 /* PAGES_TAKE, PAGES_GIVE: what the holder had of the pool before. */
 uint64_t memtrace_held_before(const fcdp_trace_event *event);
 typedef struct memtrace_row {
