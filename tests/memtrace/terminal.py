@@ -9,6 +9,7 @@ import subprocess
 import time
 
 DEADLINE_S = 120
+NOT_THE_TERMINALS = ("TMUX", "NO_COLOR", "COLUMNS", "LINES")  # of this process's own; curses goes by the last two
 DRAWN = re.compile(r"\? help$|\(Enter keeps, Esc ends\)$|exit status \d+|is too small")
 
 
@@ -28,7 +29,7 @@ class Terminal:
         self._tmux("pipe-pane", f"cat > {shlex.quote(str(fifo))}")
 
     def _tmux(self, *arguments):
-        clean = {name: value for name, value in os.environ.items() if name not in ("TMUX", "NO_COLOR")}
+        clean = {name: value for name, value in os.environ.items() if name not in NOT_THE_TERMINALS}
         done = subprocess.run(
             ["tmux", "-S", self.socket, *arguments], capture_output=True, text=True, env=clean, timeout=60
         )
