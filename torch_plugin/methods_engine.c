@@ -72,9 +72,9 @@ FUNCTION(host_budget) {
 FUNCTION(create_engine) {
     int driver, ordinal;
     const char *sim_library;
-    int on_tensors_device, mapping, host_computes;
-    if (!PyArg_ParseTuple(args, "iispip:create_engine", &driver, &ordinal, &sim_library, &on_tensors_device,
-                          &mapping, &host_computes))
+    int on_tensors_device, storages_raise, host_computes;
+    if (!PyArg_ParseTuple(args, "iisppp:create_engine", &driver, &ordinal, &sim_library, &on_tensors_device,
+                          &storages_raise, &host_computes))
         return NULL;
     const fcdp_device *device = NULL;
     fcdp_status status = FCDP_OK;
@@ -86,7 +86,7 @@ FUNCTION(create_engine) {
                                  .sim_library = sim_library,
                                  .device = device,
                                  .host_computes = host_computes,
-                                 .storages_raise = mapping != FCDP_MAPPING_EXACT};
+                                 .storages_raise = storages_raise};
     fcdp_engine *engine;
     CALL(fcdp_engine_create(&config, &engine));
     if (status == FCDP_OK && on_tensors_device) binding_tensors_set_engine(engine);
@@ -269,12 +269,13 @@ PyMethodDef methods_engine[] = {
          "root: \"\", or what is put before /proc and /sys. With \"\", raises Error where a job here\n"
          "would not get as much as FCDP_HOST_BUDGET asks for.")},
     {"create_engine", create_engine, METH_VARARGS,
-     DOC("create_engine($module, driver, ordinal, sim_library, on_tensors_device, mapping, host_computes, /)",
+     DOC("create_engine($module, driver, ordinal, sim_library, on_tensors_device, storages_raise, "
+         "host_computes, /)",
          "Create an engine with the options as last loaded; the only way to make an Engine.\n\n"
          "driver: DRIVER_CUDA or DRIVER_SIM. ordinal: the device's index. sim_library: path of the\n"
          "simulated driver. on_tensors_device: gathered parameters share the pages of fcdp_alloc's\n"
-         "tensors. mapping: MAPPING_EXACT: torch's storages do not raise while they are released, so\n"
-         "FCDP_MAPPING=auto is exact. host_computes: the model's tensors are the host's, and\n"
+         "tensors. storages_raise: torch's storages can be made to raise while they are released;\n"
+         "without that, FCDP_MAPPING=auto is exact. host_computes: the model's tensors are the host's, and\n"
          "Group.wait waits on the host. Raises Error.")},
     {NULL, NULL, 0, NULL},
 };

@@ -25,7 +25,7 @@ class Dead:
 def main():
     gc.disable()
     _fcdp.options_load()
-    engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sys.argv[1], False, _fcdp.MAPPING_AUTO, True)
+    engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sys.argv[1], False, True, True)
     engine.create_account()
     collected_on = []
 

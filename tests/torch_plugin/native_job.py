@@ -41,7 +41,7 @@ def main():
         for address in at:
             frees(address, 8 * MIB, 0, None)
 
-    engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sys.argv[2], True, _fcdp.MAPPING_AUTO, True)
+    engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sys.argv[2], True, True, True)
     idle(48)  # of the device's 64 MiB
     code, text, _ = native.malloc(40 * MIB)
     assert code == OUT_OF_MEMORY and "CUDA out of memory" in text, (code, text)  # the pool is not asked

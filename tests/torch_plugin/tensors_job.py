@@ -341,7 +341,7 @@ def the_visualiser_reads_a_snapshot(p, sim):
 def one_group(sim):
     """An engine on the tensors' device, with a group of 32 MiB in a shard group of two nodes: (engine, shard
     group, group, tree)."""
-    engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, _fcdp.MAPPING_AUTO, True)
+    engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sim.lib._name, True, True, True)
     assert engine.create_account()
 
     class Transport:

@@ -36,7 +36,7 @@ def raises(error, text, call, *arguments):
         raise AssertionError(f"{call} raises nothing")
 
 options = _fcdp.options_load()
-engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sys.argv[1], False, _fcdp.MAPPING_AUTO, True)
+engine = _fcdp.create_engine(_fcdp.DRIVER_SIM, 0, sys.argv[1], False, True, True)
 engine.create_account()
 node_of = b"".join(node.to_bytes(4, "little") for node in (0, 1))
 shard_group = engine.create_shard_group(node_of, 0, Transport())

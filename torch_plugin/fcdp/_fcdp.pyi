@@ -29,8 +29,6 @@ LANE_NODE: Final[int]
 LOOK_PLACES: Final[int]
 LOOK_SCENE: Final[int]
 LOOK_SIGNALS: Final[int]
-MAPPING_AUTO: Final[int]
-MAPPING_EXACT: Final[int]
 PASS_BACKWARD: Final[int]
 PASS_FORWARD: Final[int]
 PASS_OTHER: Final[int]
@@ -187,7 +185,7 @@ def create_engine(
     ordinal: int,
     sim_library: str,
     on_tensors_device: bool,
-    mapping: int,
+    storages_raise: bool,
     host_computes: bool,
     /,
 ) -> Engine: ...

@@ -43,16 +43,10 @@ class Runtime:
         # one pool of pages for parameters and tensors; all tensors of "sim" are fcdp_alloc's
         shares = tensors.is_current() if is_cuda else not on_host
         ordinal = device.index or 0 if is_cuda else 0  # simgpu has one device, whatever its index in torch
-        self.engine = _fcdp.create_engine(kind, ordinal, library, shares, self._mapping(), on_host)
+        self.engine = _fcdp.create_engine(kind, ordinal, library, shares, released.SUPPORTED, on_host)
         self.device = device
         if kind == _fcdp.DRIVER_CUDA and not shares:
             tensors.share_device(self.engine)
-
-    def _mapping(self) -> int:
-        """A stale access to a page that another group has by now would read a wrong number. So it must fault where
-        torch has no storages that raise."""
-        asked = options["mapping"]
-        return _fcdp.MAPPING_EXACT if asked == _fcdp.MAPPING_AUTO and not released.SUPPORTED else asked
 
     def need_account(self, shards: Shards) -> None:
         """The budget of the node's host memory: the node's first process to come here makes it, whatever its

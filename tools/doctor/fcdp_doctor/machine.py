@@ -27,7 +27,7 @@ def _driver() -> tuple[str, bool]:
     chosen = _fcdp.options_load()["driver"]
     library = str(Path(fcdp.__file__).with_name("libfcdp_simgpu.so"))
     try:
-        engine = _fcdp.create_engine(chosen, 0, library, False, _fcdp.MAPPING_AUTO, chosen == _fcdp.DRIVER_SIM)
+        engine = _fcdp.create_engine(chosen, 0, library, False, True, chosen == _fcdp.DRIVER_SIM)
     except _fcdp.Error as error:
         return error.args[0], False
     stats = engine.stats()
