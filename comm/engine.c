@@ -36,8 +36,8 @@ fcdp_status fcdp__engine_check_capture(const fcdp_engine *engine, fcdp_stream st
                       name[0] ? name : "the root", what);
 }
 
-/* What a user's FCDP_MAPPING=auto is. In a slot, pages that another group has by now stay mapped, so a stale
- * access would read wrong numbers unless the framework's storages refuse it; if they do not, it must fault. */
+/* What a user's FCDP_MAPPING=auto is. In a slot, pages that another group has by now stay mapped. A stale
+ * access would read wrong numbers there, unless the framework's storages refuse it: else it must fault. */
 static fcdp_mapping_mode mapping_choose(const fcdp_engine_config *config) {
     const fcdp_options *options = &config->options;
     if (options->mapping != FCDP_MAPPING_AUTO) return options->mapping;
