@@ -9,6 +9,7 @@ warm.py DESCRIPTOR [FOLDER | MODULE ...]: a SEQPACKET socket that brings a JSON 
 the rank's pid and, when it has ended, its exit status.  It ends when the socket does."""
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -49,9 +50,17 @@ def rename(tag_name, tag):
     ctypes.memmove(at, tag.encode(), len(tag))
 
 
+def leave_session():
+    """The kernel may share the cores out by session first (sched(7), autogroup). With a session for each rank, the C tests
+    that run beside would have a tenth of a core, and time out: so these sessions weigh less."""
+    os.setsid()
+    with contextlib.suppress(OSError):  # a kernel without autogroups
+        pathlib.Path("/proc/self/autogroup").write_text("10")
+
+
 def become(order):
     """This process is a rank from here on; what remains is to run its script."""
-    os.setsid()
+    leave_session()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     rename(order["tag_name"], order["env"][order["tag_name"]])
     for name, descriptor in (("stdin", 0), ("out", 1), ("err", 2)):
