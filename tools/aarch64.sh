@@ -100,7 +100,7 @@ import fcdp
 from fcdp import _fcdp
 
 library = os.path.join(os.path.dirname(_fcdp.__file__), "libfcdp_simgpu.so")
-engine = _fcdp.create_engine(_fcdp.options_load()["driver"], 0, library, False, _fcdp.MAPPING_AUTO, True)
+engine = _fcdp.create_engine(_fcdp.options_load()["driver"], 0, library, False, True, True)
 print(platform.machine(), "Python", platform.python_version(), "fcdp", fcdp.__version__, engine.stats())
 engine.destroy()
 END
