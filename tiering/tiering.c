@@ -26,7 +26,7 @@ static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
         candidates[n++] = (fcdp_candidate){
             .bytes = r->kept ? r->layout->bytes : 0,
-            .last_use = r->last_use,
+            .distance = tiering->clock - r->last_use,
             .clean = fcdp__region_is_clean(r),
             .busy = !r->kept || r->moving || r->failed_call == call,
         };
