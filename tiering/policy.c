@@ -6,8 +6,8 @@
  * choice there is (Faigle and Nawijn 1995). Worth is what an interval spares per page: twice its bytes where
  * the store is spared too, nothing where the next use fills the region anew. Intervals of more worth choose
  * first, in classes; what fits into the gaps at the end is added. Three periods are gone through, and the
- * middle one counts: it is neither cold nor cut off. Another plan keeps the filled contents that fit to their
- * last uses, which spares their stores. The better one of the two stands; and then each fill takes the room of
+ * middle one counts: it is neither cold nor cut off. Another plan keeps contents that fit from
+ * their fill to the next one, which spares their stores. The better one of the two stands; and then each fill takes the room of
  * others, if that moves fewer bytes.
  */
 #include "tiering/policy.h"
@@ -88,17 +88,20 @@ static void ends_find(plan *p, size_t *next, uint32_t n_regions) {
     }
 }
 
-/* Bytes that each interval from `first`, which fills its region, to the last use of that content spares of the
- * store: a share each. */
+/* The content that use `first` fills lives until the next fill of its region, which may be in vain: then the last
+ * interval loads nothing. Its store is spared if it is kept in all of them. The interval behind interval `i`; n:
+ * the content ends. */
+static size_t content_next(const plan *p, size_t first, size_t i) {
+    size_t next = p->ends[i] % p->n;
+    return p->uses[next].store_bytes || next == first ? p->n : next;
+}
+
+/* Bytes of the store for each interval that loads something. */
 static size_t store_share(const plan *p, size_t first) {
     size_t n_intervals = 0;
-    for (size_t i = first; n_intervals <= p->n;) {
-        i = p->ends[i] % p->n;
-        if (!p->uses[i].load_bytes) break;
-        n_intervals++;
-        if (p->uses[i].store_bytes) break;
-    }
-    return n_intervals && n_intervals <= p->n ? p->uses[first].store_bytes / n_intervals : 0;
+    for (size_t i = first; i < p->n; i = content_next(p, first, i))
+        n_intervals += p->uses[p->ends[i] % p->n].load_bytes > 0;
+    return n_intervals ? p->uses[first].store_bytes / n_intervals : 0;
 }
 
 static void classes_find(plan *p, size_t page_bytes) {
@@ -111,11 +114,8 @@ static void classes_find(plan *p, size_t page_bytes) {
     for (size_t first = 0; first < p->n; first++) {
         size_t share = p->uses[first].store_bytes ? store_share(p, first) : 0;
         unsigned more = (unsigned)(share * CLASSES_PER_BYTE / (p->uses[first].n_pages * page_bytes));
-        for (size_t i = first; share;) {
+        for (size_t i = first; share && i < p->n; i = content_next(p, first, i))
             if (p->classes[i]) p->classes[i] += more;
-            i = p->ends[i] % p->n;
-            if (!p->uses[i].load_bytes || p->uses[i].store_bytes || i == first) break;
-        }
     }
     for (size_t i = 0; i < p->n; i++)
         if (p->classes[i] >= N_CLASSES) p->classes[i] = N_CLASSES - 1;
@@ -178,17 +178,11 @@ static void gaps_fill(plan *p) {
 
 /* Bytes that the plan spares, of those of the intervals that begin with fill `first`, or with another use. */
 static size_t spared_by(const plan *p, size_t first) {
-    size_t bytes = p->keep[first] ? p->uses[p->ends[first] % p->n].load_bytes : 0, n_kept = 0;
+    size_t bytes = p->keep[first] ? p->uses[p->ends[first] % p->n].load_bytes : 0;
     if (!p->uses[first].store_bytes) return bytes;
-    for (size_t i = first;;) {
-        size_t end = p->ends[i] % p->n;
-        if (!p->uses[end].load_bytes) break;
+    for (size_t i = first; i < p->n; i = content_next(p, first, i))
         if (!p->keep[i]) return bytes;
-        n_kept++;
-        i = end;
-        if (p->uses[i].store_bytes || i == first) break;
-    }
-    return bytes + (n_kept ? p->uses[first].store_bytes : 0);
+    return bytes + p->uses[first].store_bytes;
 }
 
 static size_t spared(const plan *p) {
@@ -215,11 +209,8 @@ static void others_drop(plan *p, size_t at, uint32_t region) {
 
 /* Keep all intervals of what use `first` fills. */
 static void content_keep(plan *p, size_t first) {
-    for (size_t i = first; p->uses[p->ends[i] % p->n].load_bytes;) {
+    for (size_t i = first; i < p->n; i = content_next(p, first, i))
         if (!p->keep[i]) interval_set(p, i, true);
-        i = p->ends[i] % p->n;
-        if (p->uses[i].store_bytes || i == first) break;
-    }
     for (size_t at = 0; at < p->n; at++) others_drop(p, at, p->uses[first].region);
 }
 
@@ -249,7 +240,7 @@ static void choice_put_back(plan *p, const choice *c) {
 /* Each fill in turn, if that spares more than `best`, which is the plan as it is or another one. */
 static void stores_spare(plan *p, choice *best) {
     for (size_t first = 0; first < p->n; first++) {
-        if (!p->uses[first].store_bytes || !p->uses[p->ends[first] % p->n].load_bytes) continue;
+        if (!p->uses[first].store_bytes) continue;
         content_keep(p, first);
         gaps_fill(p);
         if (!is_over(p) && spared(p) > best->bytes) choice_take(p, best);
@@ -263,11 +254,7 @@ static void contents_first(plan *p) {
     memset(p->kept, 0, p->n * sizeof *p->kept);
     for (size_t first = p->n; first-- > 0;) {
         bool fits = p->uses[first].store_bytes > 0;
-        for (size_t i = first; fits && p->uses[p->ends[i] % p->n].load_bytes;) {
-            fits = interval_fits(p, i);
-            i = p->ends[i] % p->n;
-            if (p->uses[i].store_bytes || i == first) break;
-        }
+        for (size_t i = first; fits && i < p->n; i = content_next(p, first, i)) fits = interval_fits(p, i);
         if (fits) content_keep(p, first);
     }
     gaps_fill(p);
