@@ -271,8 +271,8 @@ static fcdp_status plan_alloc(plan *p, uint32_t n_regions, bool **dropped_out) {
     return has_all ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a plan of %zu uses", p->n);
 }
 
-fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n_regions, size_t n_budget_pages,
-                              size_t page_bytes, bool *keep_out) {
+fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n_regions,
+                              size_t n_budget_pages, size_t page_bytes, bool *keep_out) {
     plan p = {.uses = uses, .n = n, .n_budget = n_budget_pages, .keep = keep_out};
     bool *dropped = NULL;
     if (n == 0) return FCDP_OK;

@@ -3,6 +3,7 @@
 
 #include "tiering/policy.h"
 #include "tiering/slot.h"
+#include "tiering/trace.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,6 @@ struct fcdp_schedule {
     size_t n_until_search; /* uses, before a period is looked for again */
     size_t n_margin_pages; /* left free, since evictions were needed */
     size_t n_regions;      /* numbers that were given */
-    fcdp_schedule_stats stats;
 };
 
 fcdp_status fcdp__schedule_create(fcdp_tiering *tiering) {
@@ -96,7 +96,7 @@ void fcdp__schedule_record(fcdp_region *region) {
     if (s->n == N_RECORDED) record_halve(region->tiering);
     size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
     if (s->n_period && !is_as_planned(s, region)) {
-        s->stats.n_surprises++;
+        fcdp__count(&region->tiering->counts, FCDP_COUNT_SURPRISES, 1);
         s->n_period = 0;
         s->n_until_search = N_ALIKE; /* so many must be alike */
     }
@@ -143,8 +143,9 @@ void fcdp__schedule_sample(fcdp_tiering *tiering, size_t n_pages) {
 
 void fcdp__schedule_note_eviction(fcdp_tiering *tiering, const fcdp_region *region) {
     fcdp_schedule *s = tiering->schedule;
-    if (s) s->n_margin_pages += fcdp__round_up(region->layout->bytes, fcdp__driver_page_bytes(tiering->drv)) /
-                                fcdp__driver_page_bytes(tiering->drv);
+    if (s)
+        s->n_margin_pages += fcdp__round_up(region->layout->bytes, fcdp__driver_page_bytes(tiering->drv)) /
+                             fcdp__driver_page_bytes(tiering->drv);
 }
 
 /* ---- planning ---- */
@@ -183,7 +184,7 @@ void fcdp__schedule_prepare(fcdp_tiering *tiering) {
                                        page_bytes, s->keep)) {
         s->at = s->n;
         s->n_period = n_period;
-        s->stats.n_plans++;
+        fcdp__count(&tiering->counts, FCDP_COUNT_PLANS, 1);
     }
     fcdp__lock_release(&tiering->lock);
 }
@@ -198,12 +199,9 @@ uint64_t fcdp__schedule_distance(const fcdp_region *region) {
     return UINT64_MAX;
 }
 
-void fcdp__schedule_stats_get(fcdp_tiering *tiering, fcdp_schedule_stats *stats_out) {
-    fcdp_schedule *s = tiering->schedule;
-    *stats_out = (fcdp_schedule_stats){0};
-    if (!s) return;
+size_t fcdp__schedule_period(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
-    *stats_out = s->stats;
-    stats_out->n_period = s->n_period;
+    size_t n = tiering->schedule ? tiering->schedule->n_period : 0;
     fcdp__lock_release(&tiering->lock);
+    return n;
 }

@@ -15,11 +15,6 @@
 
 #include "tiering/internal.h"
 
-typedef struct fcdp_schedule_stats {
-    size_t n_period;               /* uses in the period that is planned for, 0: none is known */
-    uint64_t n_plans, n_surprises; /* plans made; uses that the plan's period did not tell */
-} fcdp_schedule_stats;
-
 /* Decisions of `tiering` are next-use from here on. Before its first region. */
 fcdp_status fcdp__schedule_create(fcdp_tiering *tiering) FCDP_MUST_CHECK;
 void fcdp__schedule_destroy(fcdp_tiering *tiering);
@@ -43,6 +38,7 @@ void fcdp__schedule_note_eviction(fcdp_tiering *tiering, const fcdp_region *regi
  * holds, uses since the last. */
 uint64_t fcdp__schedule_distance(const fcdp_region *region);
 
-void fcdp__schedule_stats_get(fcdp_tiering *tiering, fcdp_schedule_stats *stats_out);
+/* Uses in the period for which there is a plan, 0: there is none. */
+size_t fcdp__schedule_period(fcdp_tiering *tiering);
 
 #endif

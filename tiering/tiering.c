@@ -186,6 +186,8 @@ void fcdp__tiering_stats_get(const fcdp_tiering *tiering, fcdp_tiering_stats *st
                                       .n_whole_loads = n[FCDP_COUNT_WHOLE_LOADS],
                                       .n_evictions = n[FCDP_COUNT_EVICTIONS],
                                       .n_maps = n[FCDP_COUNT_REGION_MAPS],
+                                      .n_plans = n[FCDP_COUNT_PLANS],
+                                      .n_surprises = n[FCDP_COUNT_SURPRISES],
                                       .n_waits = n[FCDP_COUNT_MEMORY_WAITS],
                                       .wait_ns = n[FCDP_COUNT_MEMORY_WAIT_NS]};
 }

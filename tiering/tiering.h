@@ -17,8 +17,9 @@ typedef enum fcdp_direction { FCDP_TO_HOST, FCDP_TO_DEVICE, FCDP_N_DIRECTIONS } 
 typedef struct fcdp_tiering_stats {
     uint64_t h2d_bytes, d2h_bytes; /* enqueued */
     uint64_t n_stores, n_slice_loads, n_whole_loads, n_evictions;
-    uint64_t n_maps;           /* times that a region was mapped onto a slot */
-    uint64_t n_waits, wait_ns; /* times that the host waited for pages; the time of these */
+    uint64_t n_maps;               /* times that a region was mapped onto a slot */
+    uint64_t n_plans, n_surprises; /* plans of what to keep; uses that these did not expect */
+    uint64_t n_waits, wait_ns;     /* times that the host waited for pages; the time of these */
 } fcdp_tiering_stats;
 
 typedef struct fcdp_tiering_config {

@@ -137,7 +137,8 @@ static size_t least_moved(const schedule *s, size_t n_budget) {
     size_t worth[MOST_USES], n = 0, best = (size_t)-1;
     for (size_t i = 0; i < s->n; i++) {
         bool fills = false;
-        for (size_t k = 0; k < s->n; k++) fills |= s->uses[k].region == s->uses[i].region && s->uses[k].store_bytes;
+        for (size_t k = 0; k < s->n; k++)
+            fills |= s->uses[k].region == s->uses[i].region && s->uses[k].store_bytes;
         if (fills || s->uses[next_of(s, i) % s->n].load_bytes) worth[n++] = i;
     }
     for (uint32_t set = 0; set < 1u << n; set++) {
@@ -189,7 +190,7 @@ static void training_is_planned_at_most_a_twentieth_over_the_optimum(void **stat
         uint32_t n, n_frozen;
         int n_micro, n_evaluated;
     } jobs[] = {{6, 0, 1, 0}, {3, 0, 2, 0}, {3, 0, 1, 2}, {6, 6, 1, 0},
-              {5, 3, 1, 0}, {4, 4, 1, 1}, {2, 1, 2, 1}, {3, 2, 2, 0}};
+                {5, 3, 1, 0}, {4, 4, 1, 1}, {2, 1, 2, 1}, {3, 2, 2, 0}};
     static const uint32_t equal[] = {2, 2, 2, 2, 2, 2, 2, 2};
     for (size_t j = 0; j < sizeof jobs / sizeof *jobs; j++) {
         schedule s;

@@ -26,10 +26,8 @@ static void world_close(world *w) {
     node_policy = FCDP_POLICY_TAU;
 }
 
-static fcdp_schedule_stats schedule_of(const world *w) {
-    fcdp_schedule_stats stats;
-    fcdp__schedule_stats_get(w->n.ranks[0].tiering, &stats);
-    return stats;
+static size_t period_of(const world *w) {
+    return fcdp__schedule_period(w->n.ranks[0].tiering);
 }
 
 /* As comm begins a use. */
@@ -100,7 +98,7 @@ static void a_step_that_is_known_keeps_what_fits(void **state) {
         bool fits = n_pages > N_GROUPS;
         assert_moves(moves_of(&w, step_train), fits ? 0 : N_GROUPS + 1 - n_pages,
                      fits ? 0 : N_GROUPS + 2 - n_pages);
-        assert_int_equal(schedule_of(&w).n_period, 2 * N_GROUPS);
+        assert_int_equal(period_of(&w), 2 * N_GROUPS);
         world_close(&w);
     }
 }
@@ -130,10 +128,10 @@ static void another_phase_is_learned(void **state) {
     for (int i = 0; i < 4; i++) step_train(&w);
     moves trained = moves_of(&w, step_train);
     for (int i = 0; i < 3; i++) step_evaluate(&w);
-    assert_true(schedule_of(&w).n_surprises > 0);
+    assert_true(stats_of(&w.n, 0).n_surprises > 0);
     moves evaluated = moves_of(&w, step_evaluate); /* always in the same order: N_PAGES - WINDOW are kept */
     assert_moves(evaluated, N_GROUPS - (N_PAGES - WINDOW), 0);
-    assert_int_equal(schedule_of(&w).n_period, N_GROUPS);
+    assert_int_equal(period_of(&w), N_GROUPS);
     for (int i = 0; i < 2; i++) step_train(&w); /* known already */
     assert_moves(moves_of(&w, step_train), trained.n_loads, 0);
     world_close(&w);
@@ -170,11 +168,11 @@ static void a_region_that_comes_or_goes_is_a_new_schedule(void **state) {
     for (int i = 0; i < 4; i++) step_train(&w);
     moves before = moves_of(&w, step_train);
     group_open_pages(&other, &w.n, 1, 7);
-    assert_int_equal(schedule_of(&w).n_period, 0);
+    assert_int_equal(period_of(&w), 0);
     for (int i = 0; i < 4; i++) step_train(&w);
     assert_moves(moves_of(&w, step_train), before.n_loads, 0);
     group_close(&other);
-    assert_int_equal(schedule_of(&w).n_period, 0);
+    assert_int_equal(period_of(&w), 0);
     for (int i = 0; i < 4; i++) step_train(&w);
     assert_moves(moves_of(&w, step_train), before.n_loads, 0);
     world_close(&w);
@@ -193,8 +191,7 @@ static void uses_in_no_order_are_right(void **state) {
         use_begin(&w, g, random_below(&rng, 5) == 0);
         use_end(&w, g);
         if (random_below(&rng, 10) != 0) continue;
-        if (n_taken)
-            fcdp__pool_give(w.n.ranks[0].pool, 0, n_taken, taken);
+        if (n_taken) fcdp__pool_give(w.n.ranks[0].pool, 0, n_taken, taken);
         n_taken = n_taken ? 0 : 1 + random_below(&rng, 2);
         if (n_taken) assert_ok(fcdp__pool_take(w.n.ranks[0].pool, 0, n_taken, taken));
     }
@@ -211,7 +208,8 @@ static void a_long_period_is_forgotten_and_found(void **state) {
     moves before = moves_of(&w, step_train);
     for (int i = 0; i < 1000; i++) { /* 16 uses each; 8192 are recorded */
         moves now = moves_of(&w, step_train);
-        if (now.n_evictions || now.n_loads > 2 * before.n_loads) fail_msg("step %d: %zu loads", i, now.n_loads);
+        if (now.n_evictions || now.n_loads > 2 * before.n_loads)
+            fail_msg("step %d: %zu loads", i, now.n_loads);
     }
     assert_moves(moves_of(&w, step_train), before.n_loads, 0);
     world_close(&w);
