@@ -63,7 +63,7 @@ driver in which the host waited, by kind. It ends with 1 where a step takes more
 1.10 with exact mapping, or where the host waits anywhere but in agreements (with exact mapping, and
 for pages). About five minutes after the set-up, on an
 otherwise idle machine; needs g++ or clang++.
-  --pairs 15         that many pairs of blocks, of a step and its bound in turn (7)
+  --pairs 15         that many pairs of blocks, of a step and its bound in turn (5)
   --only slots       FSDP2, slots or exact alone
 
 policies: prints how many bytes a step moves between device and host with FCDP_POLICY=tau at its best, with next-use,

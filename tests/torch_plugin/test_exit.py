@@ -7,12 +7,16 @@ from conftest import needs_fcdp
 from leftovers import Leftovers
 
 TIMEOUT_S = 300  # the bound on a hang
+# Of C++, at exit: a thread of torch's that is not joined yet, once in hundreds of plain FSDP's jobs. FCDP has none.
+TORCHS = "terminate called without an active exception"
 
 
-def run(tmp_path, env):
+def run(tmp_path, env, may_repeat=True):
     before = Leftovers(tmp_path)
     job = launch.Spawned(launch.HERE / "exit_job.py", [tmp_path], tmp_path, env, n_ranks=2)
     assert job.wait(TIMEOUT_S), "hangs\n" + job.report()
+    if may_repeat and any(rank.returncode == -6 and TORCHS in rank.err for rank in job.ranks):
+        return run(tmp_path / "again", env, may_repeat=False)
     assert [rank.returncode for rank in job.ranks] == [0, 0], job.report()
     assert job.left_alive == [] and before.found() == []
     results = [tmp_path / f"result{rank}.json" for rank in range(2)]
