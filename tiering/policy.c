@@ -7,8 +7,8 @@
  * the store is spared too, nothing where the next use fills the region anew. Intervals of more worth choose
  * first, in classes; what fits into the gaps at the end is added. Three periods are gone through, and the
  * middle one counts: it is neither cold nor cut off. Another plan keeps contents that fit from
- * their fill to the next one, which spares their stores. The better one of the two stands; and then each fill takes the room of
- * others, if that moves fewer bytes.
+ * their fill to the next one, which spares their stores. The better one of the two stands; and then what is not kept takes the
+ * room of others, if that moves fewer bytes.
  */
 #include "tiering/policy.h"
 
@@ -59,6 +59,7 @@ size_t fcdp__policy_period(const uint32_t *symbols, size_t n, uint32_t *z, size_
 
 enum { N_CLASSES = 9, CLASSES_PER_BYTE = 4 }; /* of worth: 0, 1/4, ... 2 and above bytes per byte of pages */
 enum { N_SHORT = 1024 };                      /* up to so many uses, gaps are filled */
+enum { MAX_REFINED = 1 << 13, MAX_ROUNDS = 4 }; /* up to so many uses x regions, others are replaced */
 
 typedef struct plan {
     const fcdp_planned_use *uses;
@@ -207,11 +208,22 @@ static void others_drop(plan *p, size_t at, uint32_t region) {
     }
 }
 
-/* Keep all intervals of what use `first` fills. */
+/* Keep all intervals of what use `first` fills; the one that begins there if it fills nothing. */
 static void content_keep(plan *p, size_t first) {
-    for (size_t i = first; i < p->n; i = content_next(p, first, i))
+    bool fills = p->uses[first].store_bytes > 0;
+    for (size_t i = first; i < p->n; i = fills ? content_next(p, first, i) : p->n)
         if (!p->keep[i]) interval_set(p, i, true);
-    for (size_t at = 0; at < p->n; at++) others_drop(p, at, p->uses[first].region);
+}
+
+static bool content_is_kept(const plan *p, size_t first) {
+    bool fills = p->uses[first].store_bytes > 0, kept = true;
+    for (size_t i = first; kept && i < p->n; i = fills ? content_next(p, first, i) : p->n) kept = p->keep[i];
+    return kept;
+}
+
+static void region_drop(plan *p, uint32_t region) {
+    for (size_t i = 0; i < p->n; i++)
+        if (p->uses[i].region == region && p->keep[i]) interval_set(p, i, false);
 }
 
 static bool is_over(const plan *p) {
@@ -237,14 +249,44 @@ static void choice_put_back(plan *p, const choice *c) {
     memcpy(p->kept, c->kept, p->n * sizeof *c->kept);
 }
 
-/* Each fill in turn, if that spares more than `best`, which is the plan as it is or another one. */
-static void stores_spare(plan *p, choice *best) {
-    for (size_t first = 0; first < p->n; first++) {
-        if (!p->uses[first].store_bytes) continue;
-        content_keep(p, first);
+/* Is what `p` has become better than `best`, which is the plan as it was? It is `best` then, and otherwise as it
+ * was. */
+static bool choice_improve(plan *p, choice *best) {
+    bool fits = !is_over(p), improves = false;
+    if (fits) {
         gaps_fill(p);
-        if (!is_over(p) && spared(p) > best->bytes) choice_take(p, best);
+        improves = spared(p) > best->bytes;
+    }
+    if (improves)
+        choice_take(p, best);
+    else
         choice_put_back(p, best);
+    return improves;
+}
+
+/* Make room for what use `first` fills, or for the interval that begins there: of what spares least, or of one
+ * whole region. */
+static bool others_replace(plan *p, size_t first, uint32_t n_regions, choice *best) {
+    uint32_t region = p->uses[first].region;
+    content_keep(p, first);
+    for (size_t at = 0; at < p->n; at++) others_drop(p, at, region);
+    if (choice_improve(p, best)) return true;
+    for (uint32_t other = 0; other < n_regions; other++) {
+        if (other == region) continue;
+        region_drop(p, other);
+        content_keep(p, first);
+        if (choice_improve(p, best)) return true;
+    }
+    return false;
+}
+
+static void choice_refine(plan *p, uint32_t n_regions, choice *best) {
+    bool improves = true;
+    for (int round = 0; round < MAX_ROUNDS && improves; round++) {
+        improves = false;
+        for (size_t first = 0; first < p->n; first++)
+            if ((p->uses[first].store_bytes || p->classes[first]) && !content_is_kept(p, first))
+                improves |= others_replace(p, first, n_regions, best);
     }
 }
 
@@ -289,7 +331,7 @@ fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n
             contents_first(&p);
             if (spared(&p) > best.bytes) choice_take(&p, &best);
             choice_put_back(&p, &best);
-            stores_spare(&p, &best);
+            if (n * n_regions <= MAX_REFINED) choice_refine(&p, n_regions, &best);
         }
     }
     free(p.ends);
