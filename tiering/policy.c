@@ -6,9 +6,9 @@
  * choice there is (Faigle and Nawijn 1995). Worth is what an interval spares per page: twice its bytes where
  * the store is spared too, nothing where the next use fills the region anew. Intervals of more worth choose
  * first, in classes; what fits into the gaps at the end is added. Three periods are gone through, and the
- * middle one counts: it is neither cold nor cut off. Another plan keeps contents that fit from
- * their fill to the next one, which spares their stores. The better one of the two stands; and then what is not kept takes the
- * room of others, if that moves fewer bytes.
+ * middle one counts: it is neither cold nor cut off. Another plan keeps contents that fit from their fill to
+ * the next one, which spares their stores. The better one of the two stands; and then what is not kept takes
+ * the room of others, if that moves fewer bytes.
  */
 #include "tiering/policy.h"
 
@@ -171,7 +171,21 @@ static void class_choose(plan *p, unsigned class, uint32_t n_regions, bool *drop
         if (p->classes[i] == class && !dropped[p->n + i] && interval_fits(p, i)) interval_set(p, i, true);
 }
 
+/* Keep all intervals of what use `first` fills; the one that begins there if it fills nothing. */
+static void content_keep(plan *p, size_t first) {
+    bool fills = p->uses[first].store_bytes > 0;
+    for (size_t i = first; i < p->n; i = fills ? content_next(p, first, i) : p->n)
+        if (!p->keep[i]) interval_set(p, i, true);
+}
+
+/* Complete contents first, and then intervals. */
 static void gaps_fill(plan *p) {
+    for (size_t first = p->n; first-- > 0;) {
+        bool fits = p->uses[first].store_bytes > 0;
+        for (size_t i = first; fits && i < p->n; i = content_next(p, first, i))
+            fits = p->keep[i] || interval_fits(p, i);
+        if (fits) content_keep(p, first);
+    }
     for (unsigned class = N_CLASSES - 1; class > 0; class--)
         for (size_t i = 0; i < p->n; i++)
             if (!p->keep[i] && p->classes[i] == class && interval_fits(p, i)) interval_set(p, i, true);
@@ -206,13 +220,6 @@ static void others_drop(plan *p, size_t at, uint32_t region) {
         if (least == p->n) return; /* not even alone */
         interval_set(p, least, false);
     }
-}
-
-/* Keep all intervals of what use `first` fills; the one that begins there if it fills nothing. */
-static void content_keep(plan *p, size_t first) {
-    bool fills = p->uses[first].store_bytes > 0;
-    for (size_t i = first; i < p->n; i = fills ? content_next(p, first, i) : p->n)
-        if (!p->keep[i]) interval_set(p, i, true);
 }
 
 static bool content_is_kept(const plan *p, size_t first) {
@@ -294,11 +301,6 @@ static void choice_refine(plan *p, uint32_t n_regions, choice *best) {
 static void contents_first(plan *p) {
     memset(p->keep, 0, p->n * sizeof *p->keep);
     memset(p->kept, 0, p->n * sizeof *p->kept);
-    for (size_t first = p->n; first-- > 0;) {
-        bool fits = p->uses[first].store_bytes > 0;
-        for (size_t i = first; fits && i < p->n; i = content_next(p, first, i)) fits = interval_fits(p, i);
-        if (fits) content_keep(p, first);
-    }
     gaps_fill(p);
 }
 
