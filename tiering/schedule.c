@@ -14,6 +14,7 @@ enum { N_RECORDED = 8192 };
 /* Symbols that must agree before a period is believed: a quarter of it, and more than a turn of forward to
  * backward makes agree (the last group's two uses are one after the other). */
 enum { N_ALIKE = 4, ALIKE_SHARE = 4 };
+enum { SLACK_SHARE = 32 }; /* of the budget: what may be left unused before there is a new plan */
 enum { MARGIN_DECAY = 8 }; /* each period takes an eighth off the margin */
 
 struct fcdp_schedule {
@@ -25,6 +26,7 @@ struct fcdp_schedule {
      * n_period 0: there is none */
     size_t at, n_period;
     bool *keep;
+    size_t n_budget;       /* pages that it was made for */
     size_t n_until_search; /* uses, before a period is looked for again */
     size_t n_margin_pages; /* left free, since evictions were needed */
     size_t n_regions;      /* numbers that were given */
@@ -163,6 +165,18 @@ static bool is_due(const fcdp_schedule *s) {
     return s->n_period ? s->n - s->at >= s->n_period : s->n && !s->n_until_search;
 }
 
+/* The period was as the one before, and others' memory is what the plan was made for, or a little less. Lock held. */
+static bool is_still_right(const fcdp_schedule *s, size_t n_budget) {
+    if (!s->n_period || n_budget != s->n_budget) return false;
+    const fcdp_planned_use *was = s->uses + s->at - s->n_period, *is = s->uses + s->at;
+    for (size_t k = 0; k < s->n_period; k++)
+        if (is[k].load_bytes != was[k].load_bytes || is[k].store_bytes != was[k].store_bytes ||
+            is[k].busy_pages > was[k].busy_pages ||
+            was[k].busy_pages - is[k].busy_pages > n_budget / SLACK_SHARE)
+            return false;
+    return true;
+}
+
 /* All recorded uses have begun, so what each filled is known. (With several threads one may not have told it
  * yet. Then it counts as one that fills nothing.) */
 void fcdp__schedule_prepare(fcdp_tiering *tiering) {
@@ -177,7 +191,15 @@ void fcdp__schedule_prepare(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
     s->n_margin_pages -= (s->n_margin_pages + MARGIN_DECAY - 1) / MARGIN_DECAY;
     size_t n_budget = n_room > s->n_margin_pages ? n_room - s->n_margin_pages : 0;
+    if (is_still_right(s, n_budget)) {
+        for (size_t k = 0; k < s->n_period; k++) /* so that little by little is not too much */
+            s->uses[s->at + k].busy_pages = s->uses[s->at + k - s->n_period].busy_pages;
+        s->at += s->n_period;
+        fcdp__lock_release(&tiering->lock);
+        return;
+    }
     size_t n_period = period_find(s);
+    s->n_budget = n_budget;
     s->n_until_search = s->n_regions / ALIKE_SHARE + N_ALIKE;
     s->n_period = 0;
     if (n_period && !fcdp__policy_plan(s->uses + s->n - n_period, n_period, (uint32_t)s->n_regions, n_budget,

@@ -32,6 +32,7 @@ LARGE = [name for name in ("memory_whole_pages", "memory_odd_sizes") if ASKED.se
 OF = {
     "sim-slots": in_one_mapping(NAMES, "slots"),
     "sim-exact": in_one_mapping(NAMES, "exact"),
+    "sim-next-use": KEPT,
     "sim-exact-kept": KEPT,
     "sim-signals": SIGNALLED,
     "sim-quarantine": [*(name for name in KEPT if "sync" in name or "lora" in name), *LARGE],
