@@ -119,8 +119,8 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
     return fcdp__failure_restore(&error);
 }
 
-/* What the use needs, for the plan of later ones (tiering/schedule.h). Where the node's ranks exchange in host
- * memory, a store is not to be spared. */
+/* What the use needs, for the plan of later ones (tiering/schedule.h). Where the node's ranks exchange in
+ * host memory, a store is not to be spared. */
 static void use_tell(const fcdp_use *use) {
     const fcdp_group *group = use->group;
     bool stores_always = !fcdp__group_by_slice(group) && group->comm->topology.node_size > 1;

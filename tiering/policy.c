@@ -89,9 +89,9 @@ static void ends_find(plan *p, size_t *next, uint32_t n_regions) {
     }
 }
 
-/* The content that use `first` fills lives until the next fill of its region, which may be in vain: then the last
- * interval loads nothing. Its store is spared if it is kept in all of them. The interval behind interval `i`; n:
- * the content ends. */
+/* The content that use `first` fills lives until the next fill of its region, which may be in vain: then the
+ * last interval loads nothing. Its store is spared if it is kept in all of them. The interval behind interval
+ * `i`; n: the content ends. */
 static size_t content_next(const plan *p, size_t first, size_t i) {
     size_t next = p->ends[i] % p->n;
     return p->uses[next].store_bytes || next == first ? p->n : next;
@@ -256,8 +256,8 @@ static void choice_put_back(plan *p, const choice *c) {
     memcpy(p->kept, c->kept, p->n * sizeof *c->kept);
 }
 
-/* Is what `p` has become better than `best`, which is the plan as it was? It is `best` then, and otherwise as it
- * was. */
+/* Is what `p` has become better than `best`, which is the plan as it was? It is `best` then, and otherwise as
+ * it was. */
 static bool choice_improve(plan *p, choice *best) {
     bool fits = !is_over(p), improves = false;
     if (fits) {
@@ -271,8 +271,8 @@ static bool choice_improve(plan *p, choice *best) {
     return improves;
 }
 
-/* Make room for what use `first` fills, or for the interval that begins there: of what spares least, or of one
- * whole region. */
+/* Make room for what use `first` fills, or for the interval that begins there: of what spares least, or of
+ * one whole region. */
 static bool others_replace(plan *p, size_t first, uint32_t n_regions, choice *best) {
     uint32_t region = p->uses[first].region;
     content_keep(p, first);

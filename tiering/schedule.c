@@ -165,7 +165,8 @@ static bool is_due(const fcdp_schedule *s) {
     return s->n_period ? s->n - s->at >= s->n_period : s->n && !s->n_until_search;
 }
 
-/* The period was as the one before, and others' memory is what the plan was made for, or a little less. Lock held. */
+/* The period was as the one before, and others' memory is what the plan was made for, or a little less. Lock
+ * held. */
 static bool is_still_right(const fcdp_schedule *s, size_t n_budget) {
     if (!s->n_period || n_budget != s->n_budget) return false;
     const fcdp_planned_use *was = s->uses + s->at - s->n_period, *is = s->uses + s->at;

@@ -1,5 +1,5 @@
-/* FCDP_POLICY=next-use on regions: a step is learned, what fits is kept, and what the program then does otherwise is
- * learned anew. One rank; each region is one page, and its content is checked at every use. */
+/* FCDP_POLICY=next-use on regions: a step is learned, what fits is kept, and what the program then does
+ * otherwise is learned anew. One rank; each region is one page, and its content is checked at every use. */
 #include "tests/tiering/slots_world.h"
 
 #include "tiering/schedule.h"
@@ -86,8 +86,8 @@ static void assert_moves(moves m, size_t n_loads, size_t n_stores) {
                  m.n_evictions, n_loads, n_stores);
 }
 
-/* A use is open for the two that follow, so of n pages n - 1 are for what is kept: one between the last group's two
- * uses, and the others for groups that are kept from fill to fill. */
+/* A use is open for the two that follow, so of n pages n - 1 are for what is kept: one between the last
+ * group's two uses, and the others for groups that are kept from fill to fill. */
 static void a_step_that_is_known_keeps_what_fits(void **state) {
     (void)state;
     for (size_t n_pages = WINDOW; n_pages <= N_GROUPS + WINDOW; n_pages++) {
@@ -137,8 +137,8 @@ static void another_phase_is_learned(void **state) {
     world_close(&w);
 }
 
-/* What others take is not kept from them: once with evictions, and then without. It is kept again when they give
- * it back. */
+/* What others take is not kept from them: once with evictions, and then without. It is kept again when they
+ * give it back. */
 static void memory_that_others_take_is_planned_around(void **state) {
     (void)state;
     enum { N_PAGES = 8, N_TAKEN = 4 };
