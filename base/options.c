@@ -38,6 +38,11 @@ typedef struct option_parser {
     X(USER, "FCDP_TAU", "0..1", "0",                                                                         \
       "while device use is below this share of the budget, a group stays on the device after its use",       \
       FIELD(REAL, tau, 0, 1))                                                                                \
+    X(USER, "FCDP_POLICY", "tau|next-use", "tau",                                                            \
+      "which groups stay on the device: those that FCDP_TAU allows; or as many as fit, those that are "      \
+      "needed "                                                                                              \
+      "soonest, once the order of uses is known",                                                            \
+      FIELD(CHOICE, policy, 0, 0))                                                                           \
     X(USER, "FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                         \
       "device memory for gathered parameters, and for tensors if FCDP allocates them; 0: what is free at "   \
       "start, less FCDP_HEADROOM",                                                                           \

@@ -60,8 +60,8 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     fcdp_options *options = &engine->options;
     if (options->restore == FCDP_RESTORE_AUTO && engine->host_computes) options->restore = FCDP_RESTORE_WHOLE;
     options->mapping = mapping_choose(config);
-    status = fcdp__tiering_create(engine->drv, engine->pool, options->mapping == FCDP_MAPPING_EXACT,
-                                  &engine->tiering);
+    fcdp_tiering_config tiers = {.exact = options->mapping == FCDP_MAPPING_EXACT, .policy = options->policy};
+    status = fcdp__tiering_create(engine->drv, engine->pool, &tiers, &engine->tiering);
     fcdp_stream_set *first;
     const fcdp_stream copies[FCDP_N_DIRECTIONS] = {
         status ? NULL : fcdp__tiering_stream(engine->tiering, FCDP_TO_HOST),

@@ -119,6 +119,19 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
     return fcdp__failure_restore(&error);
 }
 
+/* What the use needs, for the plan of later ones (tiering/schedule.h). Where the node's ranks exchange in
+ * host memory, a store is not to be spared. */
+static void use_tell(const fcdp_use *use) {
+    const fcdp_group *group = use->group;
+    bool stores_always = !fcdp__group_by_slice(group) && group->comm->topology.node_size > 1;
+    size_t load_bytes = 0, fill_bytes = 0;
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        if (use->plan->restore_mask & 1u << s) load_bytes += group->layout->span[s].bytes;
+        if (use->plan->fill_mask & 1u << s) fill_bytes += group->layout->span[s].bytes;
+    }
+    fcdp__region_plan_use(group->region, load_bytes, stores_always ? 0 : fill_bytes, use->plan->n_stale > 0);
+}
+
 /* Out of device memory is all ranks' lot, or a reason to stop; whatever else fails, fails here alone, and the
  * peers go on. */
 static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
@@ -134,6 +147,7 @@ static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
         return status == FCDP_ERR_NO_DEVICE_MEM ? status : fcdp__comm_fail(group->comm, status);
     }
     group->room_bytes = 0;
+    use_tell(use);
     fcdp__driver_annotate(drv, group->name);
     status = fcdp__driver_event_record(drv, group->written, stream);
     if (!status) status = fcdp__restore(use);

@@ -15,6 +15,8 @@
 enum { FCDP_PEAK_PASSES = 4, FCDP_SLOT_CLASSES = 24 /* of sizes: slot.h */ };
 
 typedef struct fcdp_slot fcdp_slot;
+typedef struct fcdp_schedule fcdp_schedule;
+#define FCDP_NO_USE ((size_t)-1)
 
 struct fcdp_tiering {
     fcdp_driver *drv;
@@ -36,6 +38,7 @@ struct fcdp_tiering {
     size_t extra_pages[FCDP_SLOT_CLASSES];                  /* beyond these, with exact mapping: slot.h */
     uint64_t pages_given;                                   /* by all slots that were dissolved, ever */
     uint64_t n_reclaims;                                    /* calls of the reclaimer, ever */
+    fcdp_schedule *schedule;                                /* schedule.h; NULL: FCDP_POLICY=tau */
 };
 
 /* The program may let another stream read a gathered parameter, as tensor.record_stream(stream) reports. The
@@ -84,6 +87,9 @@ struct fcdp_region {
     fcdp_slot *slot;
     bool moving, in_use, kept;
     uint64_t last_use;
+    uint32_t number; /* in the schedule, as is the index of its last use, or FCDP_NO_USE */
+    size_t use;
+    bool planned;                         /* to be kept behind this use */
     uint64_t failed_call;                 /* the reclaimer's call that failed to evict it, 0: none */
     uint32_t awaited_fill;                /* streams wait for the others' READY to reach it, or have */
     uint32_t awaited_epoch[FCDP_N_SPANS]; /* and for STORED; 0: they never did */

@@ -1,6 +1,19 @@
 /* policy.c - decides what moves where. It touches nothing: the caller takes the snapshot and carries out the
- * decision. */
+ * decision.
+ *
+ * A plan for next-use chooses intervals of equal worth as Belady's rule does: in the order of uses, and where
+ * too many are open, the one that ends last goes. For intervals of one size and one worth that is the best
+ * choice there is (Faigle and Nawijn 1995). Worth is what an interval spares per page: twice its bytes where
+ * the store is spared too, nothing where the next use fills the region anew. Intervals of more worth choose
+ * first, in classes; what fits into the gaps at the end is added. Three periods are gone through, and the
+ * middle one counts: it is neither cold nor cut off. Another plan keeps contents that fit from their fill to
+ * the next one, which spares their stores. The better one of the two stands; and then what is not kept takes
+ * the room of others, if that moves fewer bytes.
+ */
 #include "tiering/policy.h"
+
+#include <stdlib.h>
+#include <string.h>
 
 bool fcdp__policy_keeps(double tau, size_t used_bytes, size_t budget_bytes) {
     return (double)used_bytes < tau * (double)budget_bytes;
@@ -12,8 +25,322 @@ size_t fcdp__policy_victim(const fcdp_candidate *candidates, size_t n) {
         const fcdp_candidate *it = &candidates[i];
         if (it->busy || !it->bytes) continue;
         if (best == n ||
-            (it->clean != candidates[best].clean ? it->clean : it->last_use < candidates[best].last_use))
+            (it->clean != candidates[best].clean ? it->clean : it->distance > candidates[best].distance))
             best = i;
     }
     return best;
+}
+
+/* ---- the period ---- */
+
+/* z[i]: how many symbols that end at n - 1 - i agree with those that end at n - 1, by the Z algorithm
+ * (Gusfield 1997, 1.3) over the reversed symbols: [left, right) is the match that reaches furthest. */
+size_t fcdp__policy_period(const uint32_t *symbols, size_t n, uint32_t *z, size_t *n_same_out) {
+    size_t best = 0, left = 0, right = 0;
+    *n_same_out = 0;
+    for (size_t i = 1; i < n; i++) {
+        size_t same = i < right ? z[i - left] : 0;
+        if (same > right - i && i < right) same = right - i;
+        while (i + same < n && symbols[n - 1 - same] == symbols[n - 1 - i - same]) same++;
+        z[i] = (uint32_t)same;
+        if (i + same > right) {
+            left = i;
+            right = i + same;
+        }
+        if (same > *n_same_out) {
+            *n_same_out = same;
+            best = i;
+        }
+    }
+    return best;
+}
+
+/* ---- a plan ---- */
+
+enum { N_CLASSES = 9, CLASSES_PER_BYTE = 4 }; /* of worth: 0, 1/4, ... 2 and above bytes per byte of pages */
+enum { N_SHORT = 1024 };                      /* up to so many uses, gaps are filled */
+enum { MAX_REFINED = 1 << 13, MAX_ROUNDS = 4 }; /* up to so many uses x regions, others are replaced */
+
+typedef struct plan {
+    const fcdp_planned_use *uses;
+    size_t n, n_budget;
+    size_t *ends;      /* of the interval that begins at use i: i < ends[i] <= i + n */
+    unsigned *classes; /* of its worth */
+    size_t *kept;      /* pages of the intervals chosen so far that are open at use i */
+    size_t *open;      /* of each region: the use at which its open interval begins, or NONE */
+    size_t *spare;     /* for a copy of kept */
+    bool *keep;
+} plan;
+
+static const size_t NONE = (size_t)-1;
+
+static size_t room_at(const plan *p, size_t at) {
+    size_t used = p->uses[at % p->n].busy_pages + p->kept[at % p->n];
+    return used < p->n_budget ? p->n_budget - used : 0;
+}
+
+/* Where the region's next use comes, and from there the next one. */
+static void ends_find(plan *p, size_t *next, uint32_t n_regions) {
+    for (uint32_t r = 0; r < n_regions; r++) next[r] = NONE;
+    for (size_t i = 2 * p->n; i-- > 0;) {
+        uint32_t region = p->uses[i % p->n].region;
+        if (i < p->n) p->ends[i] = next[region];
+        next[region] = i;
+    }
+}
+
+/* The content that use `first` fills lives until the next fill of its region, which may be in vain: then the
+ * last interval loads nothing. Its store is spared if it is kept in all of them. The interval behind interval
+ * `i`; n: the content ends. */
+static size_t content_next(const plan *p, size_t first, size_t i) {
+    size_t next = p->ends[i] % p->n;
+    return p->uses[next].store_bytes || next == first ? p->n : next;
+}
+
+/* Bytes of the store for each interval that loads something. */
+static size_t store_share(const plan *p, size_t first) {
+    size_t n_intervals = 0;
+    for (size_t i = first; i < p->n; i = content_next(p, first, i))
+        n_intervals += p->uses[p->ends[i] % p->n].load_bytes > 0;
+    return n_intervals ? p->uses[first].store_bytes / n_intervals : 0;
+}
+
+static void classes_find(plan *p, size_t page_bytes) {
+    for (size_t first = 0; first < p->n; first++) { /* by load alone, and then what the fills add */
+        const fcdp_planned_use *later = &p->uses[p->ends[first] % p->n];
+        size_t worth = later->load_bytes * CLASSES_PER_BYTE;
+        p->classes[first] = (unsigned)(worth / (p->uses[first].n_pages * page_bytes));
+        if (later->load_bytes && !p->classes[first]) p->classes[first] = 1;
+    }
+    for (size_t first = 0; first < p->n; first++) {
+        size_t share = p->uses[first].store_bytes ? store_share(p, first) : 0;
+        unsigned more = (unsigned)(share * CLASSES_PER_BYTE / (p->uses[first].n_pages * page_bytes));
+        for (size_t i = first; share && i < p->n; i = content_next(p, first, i))
+            if (p->classes[i]) p->classes[i] += more;
+    }
+    for (size_t i = 0; i < p->n; i++)
+        if (p->classes[i] >= N_CLASSES) p->classes[i] = N_CLASSES - 1;
+}
+
+/* At use `at`, drop open intervals until the rest has room. */
+static void open_fit(plan *p, size_t at, uint32_t n_regions, bool *dropped) {
+    size_t n_pages = 0, room = room_at(p, at);
+    for (uint32_t r = 0; r < n_regions; r++)
+        if (p->open[r] != NONE) n_pages += p->uses[p->open[r] % p->n].n_pages;
+    while (n_pages > room) {
+        uint32_t last = n_regions;
+        size_t last_end = 0;
+        for (uint32_t r = 0; r < n_regions; r++) {
+            if (p->open[r] == NONE) continue;
+            size_t begin = p->open[r], end = begin - begin % p->n + p->ends[begin % p->n];
+            if (last == n_regions || end > last_end) {
+                last = r;
+                last_end = end;
+            }
+        }
+        dropped[p->open[last]] = true;
+        n_pages -= p->uses[p->open[last] % p->n].n_pages;
+        p->open[last] = NONE;
+    }
+}
+
+/* Add or take away an interval's pages, at the uses at which it is open. */
+static void interval_set(plan *p, size_t i, bool keep) {
+    p->keep[i] = keep;
+    for (size_t at = i + 1; at < p->ends[i]; at++)
+        p->kept[at % p->n] += keep ? p->uses[i].n_pages : -(size_t)p->uses[i].n_pages;
+}
+
+static bool interval_fits(const plan *p, size_t i) {
+    for (size_t at = i + 1; at < p->ends[i]; at++)
+        if (room_at(p, at) < p->uses[i].n_pages) return false;
+    return true;
+}
+
+/* `dropped` has an element for each use of three periods. */
+static void class_choose(plan *p, unsigned class, uint32_t n_regions, bool *dropped) {
+    memset(dropped, 0, 3 * p->n * sizeof *dropped);
+    for (uint32_t r = 0; r < n_regions; r++) p->open[r] = NONE;
+    for (size_t at = 0; at < 3 * p->n; at++) {
+        uint32_t region = p->uses[at % p->n].region;
+        p->open[region] = NONE;
+        open_fit(p, at, n_regions, dropped);
+        if (p->classes[at % p->n] == class) p->open[region] = at;
+    }
+    for (size_t i = 0; i < p->n; i++) /* what the middle period holds may not close to a circle: checked */
+        if (p->classes[i] == class && !dropped[p->n + i] && interval_fits(p, i)) interval_set(p, i, true);
+}
+
+/* Keep all intervals of what use `first` fills; the one that begins there if it fills nothing. */
+static void content_keep(plan *p, size_t first) {
+    bool fills = p->uses[first].store_bytes > 0;
+    for (size_t i = first; i < p->n; i = fills ? content_next(p, first, i) : p->n)
+        if (!p->keep[i]) interval_set(p, i, true);
+}
+
+/* Complete contents first, and then intervals. */
+static void gaps_fill(plan *p) {
+    for (size_t first = p->n; first-- > 0;) {
+        bool fits = p->uses[first].store_bytes > 0;
+        for (size_t i = first; fits && i < p->n; i = content_next(p, first, i))
+            fits = p->keep[i] || interval_fits(p, i);
+        if (fits) content_keep(p, first);
+    }
+    for (unsigned class = N_CLASSES - 1; class > 0; class--)
+        for (size_t i = 0; i < p->n; i++)
+            if (!p->keep[i] && p->classes[i] == class && interval_fits(p, i)) interval_set(p, i, true);
+}
+
+/* Bytes that the plan spares, of those of the intervals that begin with fill `first`, or with another use. */
+static size_t spared_by(const plan *p, size_t first) {
+    size_t bytes = p->keep[first] ? p->uses[p->ends[first] % p->n].load_bytes : 0;
+    if (!p->uses[first].store_bytes) return bytes;
+    for (size_t i = first; i < p->n; i = content_next(p, first, i))
+        if (!p->keep[i]) return bytes;
+    return bytes + p->uses[first].store_bytes;
+}
+
+static size_t spared(const plan *p) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < p->n; i++) bytes += spared_by(p, i);
+    return bytes;
+}
+
+/* Drop kept intervals that are open at `at`, but for `region`'s, until there is room. */
+static void others_drop(plan *p, size_t at, uint32_t region) {
+    while (p->uses[at].busy_pages + p->kept[at] > p->n_budget) {
+        size_t least = p->n;
+        for (size_t i = 0; i < p->n; i++) {
+            bool is_open = (at > i && at < p->ends[i]) || at + p->n < p->ends[i];
+            if (!p->keep[i] || !is_open || p->uses[i].region == region) continue;
+            if (least == p->n || p->classes[i] < p->classes[least] ||
+                (p->classes[i] == p->classes[least] && p->ends[i] - i > p->ends[least] - least))
+                least = i;
+        }
+        if (least == p->n) return; /* not even alone */
+        interval_set(p, least, false);
+    }
+}
+
+static bool content_is_kept(const plan *p, size_t first) {
+    bool fills = p->uses[first].store_bytes > 0, kept = true;
+    for (size_t i = first; kept && i < p->n; i = fills ? content_next(p, first, i) : p->n) kept = p->keep[i];
+    return kept;
+}
+
+static void region_drop(plan *p, uint32_t region) {
+    for (size_t i = 0; i < p->n; i++)
+        if (p->uses[i].region == region && p->keep[i]) interval_set(p, i, false);
+}
+
+static bool is_over(const plan *p) {
+    for (size_t at = 0; at < p->n; at++)
+        if (p->kept[at] && p->uses[at].busy_pages + p->kept[at] > p->n_budget) return true;
+    return false;
+}
+
+typedef struct choice { /* a copy of the plan's, and what it spares; 0 bytes: of none */
+    bool *keep;
+    size_t *kept;
+    size_t bytes;
+} choice;
+
+static void choice_take(const plan *p, choice *c) {
+    memcpy(c->keep, p->keep, p->n * sizeof *c->keep);
+    memcpy(c->kept, p->kept, p->n * sizeof *c->kept);
+    c->bytes = spared(p);
+}
+
+static void choice_put_back(plan *p, const choice *c) {
+    memcpy(p->keep, c->keep, p->n * sizeof *c->keep);
+    memcpy(p->kept, c->kept, p->n * sizeof *c->kept);
+}
+
+/* Is what `p` has become better than `best`, which is the plan as it was? It is `best` then, and otherwise as
+ * it was. */
+static bool choice_improve(plan *p, choice *best) {
+    bool fits = !is_over(p), improves = false;
+    if (fits) {
+        gaps_fill(p);
+        improves = spared(p) > best->bytes;
+    }
+    if (improves)
+        choice_take(p, best);
+    else
+        choice_put_back(p, best);
+    return improves;
+}
+
+/* Make room for what use `first` fills, or for the interval that begins there: of what spares least, or of
+ * one whole region. */
+static bool others_replace(plan *p, size_t first, uint32_t n_regions, choice *best) {
+    uint32_t region = p->uses[first].region;
+    content_keep(p, first);
+    for (size_t at = 0; at < p->n; at++) others_drop(p, at, region);
+    if (choice_improve(p, best)) return true;
+    for (uint32_t other = 0; other < n_regions; other++) {
+        if (other == region) continue;
+        region_drop(p, other);
+        content_keep(p, first);
+        if (choice_improve(p, best)) return true;
+    }
+    return false;
+}
+
+static void choice_refine(plan *p, uint32_t n_regions, choice *best) {
+    bool improves = true;
+    for (int round = 0; round < MAX_ROUNDS && improves; round++) {
+        improves = false;
+        for (size_t first = 0; first < p->n; first++)
+            if ((p->uses[first].store_bytes || p->classes[first]) && !content_is_kept(p, first))
+                improves |= others_replace(p, first, n_regions, best);
+    }
+}
+
+/* What is filled is kept to its last use or not at all, and the gaps between are for the rest. */
+static void contents_first(plan *p) {
+    memset(p->keep, 0, p->n * sizeof *p->keep);
+    memset(p->kept, 0, p->n * sizeof *p->kept);
+    gaps_fill(p);
+}
+
+static fcdp_status plan_alloc(plan *p, uint32_t n_regions, bool **dropped_out) {
+    p->ends = calloc(p->n, sizeof *p->ends);
+    p->classes = calloc(p->n, sizeof *p->classes);
+    p->kept = calloc(p->n, sizeof *p->kept);
+    p->open = calloc(n_regions, sizeof *p->open);
+    *dropped_out = calloc(3 * p->n, sizeof **dropped_out);
+    p->spare = calloc(p->n, sizeof *p->spare);
+    bool has_all = p->ends && p->classes && p->kept && p->open && p->spare && *dropped_out;
+    return has_all ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a plan of %zu uses", p->n);
+}
+
+fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n_regions,
+                              size_t n_budget_pages, size_t page_bytes, bool *keep_out) {
+    plan p = {.uses = uses, .n = n, .n_budget = n_budget_pages, .keep = keep_out};
+    bool *dropped = NULL;
+    if (n == 0) return FCDP_OK;
+    fcdp_status status = plan_alloc(&p, n_regions, &dropped);
+    if (!status) {
+        memset(keep_out, 0, n * sizeof *keep_out);
+        ends_find(&p, p.open, n_regions);
+        classes_find(&p, page_bytes);
+        for (unsigned class = N_CLASSES - 1; class > 0; class--) class_choose(&p, class, n_regions, dropped);
+        if (n <= N_SHORT) {
+            choice best = {dropped, p.spare, 0};
+            gaps_fill(&p);
+            choice_take(&p, &best);
+            contents_first(&p);
+            if (spared(&p) > best.bytes) choice_take(&p, &best);
+            choice_put_back(&p, &best);
+            if (n * n_regions <= MAX_REFINED) choice_refine(&p, n_regions, &best);
+        }
+    }
+    free(p.ends);
+    free(p.classes);
+    free(p.kept);
+    free(p.open);
+    free(p.spare);
+    free(dropped);
+    return status;
 }

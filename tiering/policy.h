@@ -4,19 +4,46 @@
 
 #include "base/base.h"
 
-/* The paper's threshold: at the end of a group's use, device usage below tau * budget keeps the group on the
- * device, which spares the restore, and the store too unless the node's ranks exchange in host memory
- * (moves.c); else the group is stored and released. tau 0 never keeps. used_bytes counts the group itself. */
+/* FCDP_POLICY=tau, the paper's threshold: at the end of a group's use, device usage below tau * budget keeps
+ * the group on the device, which spares the restore, and the store too unless the node's ranks exchange in
+ * host memory (moves.c); else the group is stored and released. tau 0 never keeps. used_bytes counts the
+ * group itself. */
 bool fcdp__policy_keeps(double tau, size_t used_bytes, size_t budget_bytes);
 
 typedef struct fcdp_candidate { /* a region that could give its pages back */
     size_t bytes;
-    uint64_t last_use; /* a counter, larger is later */
-    bool clean;        /* its host copy is complete: taking its pages is an unmap */
-    bool busy;         /* in use: never a victim */
+    /* uses of any region until it is needed again; where that is not known, uses since it was used last */
+    uint64_t distance;
+    bool clean; /* its host copy is complete: taking its pages is an unmap */
+    bool busy;  /* in use: never a victim */
 } fcdp_candidate;
 
-/* The next victim: clean before dirty, then least recently used. n when there is none. */
+/* The next victim: clean before dirty, then the one of the largest distance. n when there is none. */
 size_t fcdp__policy_victim(const fcdp_candidate *candidates, size_t n);
+
+/* ---- FCDP_POLICY=next-use: the order of uses is known, from the last time that it was the same ---- */
+
+/* How many uses ago the program was where it is now: the L >= 1 for which the symbols before symbols[n - L]
+ * agree with those at the end for longest, of equally long ones the smallest. `n_same_out`, at most n - L:
+ * how many symbols agree. 0: the last symbol is new. `scratch` has n elements. O(n). */
+size_t fcdp__policy_period(const uint32_t *symbols, size_t n, uint32_t *scratch, size_t *n_same_out);
+
+/* One use of a period. What a region holds between two of its uses is an interval. To keep it on the device
+ * spares what the later use loads. If all intervals between two fills are kept, the store is spared too. */
+typedef struct fcdp_planned_use {
+    uint32_t region;    /* 0 <= region < n_regions */
+    uint32_t n_pages;   /* of the region */
+    size_t load_bytes;  /* of what it has from before: to be loaded unless the region was kept. 0: nothing */
+    size_t store_bytes; /* of what it fills anew: to be stored once unless it is kept to its last use */
+    /* of all other holders and of regions in use, this one too: at most, from this use to the next one */
+    size_t busy_pages;
+} fcdp_planned_use;
+
+/* Which intervals to keep, if the `n` uses repeat for ever: keep_out[i] for the one that begins at use i. At
+ * no use j do the kept intervals that are open there (begun before j, ended behind j) have more than
+ * n_budget_pages - uses[j].busy_pages pages. FCDP_ERR_SYSTEM: no memory. O(n * n_regions), and for a short
+ * period O(n^2). */
+fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n_regions,
+                              size_t n_budget_pages, size_t page_bytes, bool *keep_out) FCDP_MUST_CHECK;
 
 #endif

@@ -6,6 +6,7 @@
  */
 #include "tiering/region.h"
 
+#include "tiering/schedule.h"
 #include "tiering/slot.h"
 #include "tiering/trace.h"
 
@@ -187,6 +188,7 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
     fcdp__region_lock(region);
     region->next = tiering->regions;
     tiering->regions = region;
+    fcdp__schedule_forget(tiering);
     fcdp__region_unlock(region);
     *region_out = region;
     return FCDP_OK;
@@ -218,6 +220,7 @@ void fcdp__region_destroy(fcdp_region *region) {
     fcdp_region **link = &tiering->regions;
     while (*link != region) link = &(*link)->next;
     *link = region->next;
+    fcdp__schedule_forget(tiering);
     for (fcdp_slot *other = tiering->slots; other; other = other->next)
         if (other->last == region) other->last = NULL; /* its events have passed */
     if (slot && !--slot->n_mapped && !slot->owner && !slot->dissolving)
@@ -319,12 +322,14 @@ static fcdp_status slot_get(fcdp_region *region, fcdp_slot **slot_out) {
  * regions that are being moved, so a region must not begin to move and then wait for that slot's pages. */
 fcdp_status fcdp__region_acquire(fcdp_region *region) {
     fcdp_status status = FCDP_OK;
+    fcdp__schedule_prepare(region->tiering);
     fcdp__region_lock(region);
     FCDP_CHECK(1, !region->in_use);
     while (region->moving || (region->slot && region->slot->dissolving))
         fcdp__lock_wait(&region->tiering->lock, &region->tiering->moved);
     region->moving = true;
     region->last_use = ++region->tiering->clock;
+    fcdp__schedule_record(region);
     fcdp_slot *slot = region->kept ? region->slot : fcdp__slot_choose(region);
     fcdp__region_unlock(region);
     if (!slot) status = slot_get(region, &slot);
@@ -336,6 +341,7 @@ fcdp_status fcdp__region_acquire(fcdp_region *region) {
     if (status && slot) fcdp__slot_disown(slot); /* owned, and not mapped */
     fcdp__region_end_move(region);
     fcdp__region_unlock(region);
+    fcdp__schedule_sample(region->tiering, 0);
     return status;
 }
 
@@ -409,6 +415,7 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
     fcdp__region_lock(region);
     fcdp__region_end_move(region);
     fcdp__region_unlock(region);
+    fcdp__schedule_sample(region->tiering, 0);
     return status;
 }
 

@@ -8,6 +8,7 @@
 #include "tiering/tiering.h"
 
 #include "tiering/policy.h"
+#include "tiering/schedule.h"
 #include "tiering/slot.h"
 #include "tiering/trace.h"
 
@@ -26,7 +27,7 @@ static fcdp_region *victim_choose(const fcdp_tiering *tiering, uint64_t call) {
     for (const fcdp_region *r = tiering->regions; r; r = r->next)
         candidates[n++] = (fcdp_candidate){
             .bytes = r->kept ? r->layout->bytes : 0,
-            .last_use = r->last_use,
+            .distance = fcdp__schedule_distance(r),
             .clean = fcdp__region_is_clean(r),
             .busy = !r->kept || r->moving || r->failed_call == call,
         };
@@ -62,6 +63,7 @@ static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
         return true;
     }
     fcdp__region_begin_move(victim);
+    fcdp__schedule_note_eviction(tiering, victim);
     fcdp__lock_release(&tiering->lock);
     fcdp_status status = fcdp__region_evict(victim); /* then its slot is free */
     fcdp__lock_acquire(&tiering->lock);
@@ -76,6 +78,7 @@ static bool reclaim_step(fcdp_tiering *tiering, uint64_t call) {
 /* Pages that other threads gave back meanwhile count too: the pool can take them all the same. */
 size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages) {
     fcdp_tiering *tiering = ctx;
+    fcdp__schedule_sample(tiering, n_pages);
     fcdp__lock_acquire(&tiering->lock);
     uint64_t call = ++tiering->n_reclaims, before = tiering->pages_given;
     while (tiering->pages_given - before < n_pages && reclaim_step(tiering, call)) continue;
@@ -99,6 +102,7 @@ static size_t tiering_idle(void *ctx) {
 
 static void tiering_free(fcdp_tiering *tiering) {
     fcdp__trace_spans_destroy(tiering->spans);
+    fcdp__schedule_destroy(tiering);
     for (int d = 0; d < FCDP_N_DIRECTIONS; d++)
         if (tiering->streams[d]) fcdp__driver_stream_destroy(tiering->drv, tiering->streams[d]);
     pthread_cond_destroy(&tiering->moved);
@@ -110,13 +114,14 @@ static const fcdp_holder_words gathered_words = {
     "gathered parameters",
     "shard smaller modules, lower FCDP_PREFETCH, or lower FCDP_TAU where it is above 0"};
 
-fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact, fcdp_tiering **tiering_out) {
+fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, const fcdp_tiering_config *config,
+                                 fcdp_tiering **tiering_out) {
     static const char *const names[FCDP_N_DIRECTIONS] = {"d2h", "h2d"};
     fcdp_tiering *tiering = calloc(1, sizeof *tiering);
     if (!tiering) return fcdp__fail(FCDP_ERR_SYSTEM, "tiering: no memory");
     tiering->drv = drv;
     tiering->pool = pool;
-    tiering->exact = exact;
+    tiering->exact = config->exact;
     fcdp__lock_init(&tiering->lock, FCDP_RANK_REGION);
     pthread_cond_init(&tiering->moved, NULL);
     for (int d = 0; d < FCDP_N_DIRECTIONS; d++) {
@@ -127,6 +132,13 @@ fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact, 
             return status;
         }
         fcdp__driver_stream_name(drv, tiering->streams[d], names[d]);
+    }
+    if (config->policy == FCDP_POLICY_NEXT_USE) {
+        fcdp_status status = fcdp__schedule_create(tiering);
+        if (status) {
+            tiering_free(tiering);
+            return status;
+        }
     }
     tiering->spans = fcdp__trace_spans_create(drv);
     fcdp__pool_set_holder(pool, FCDP_HOLDER_GATHERED, &gathered_words);
@@ -174,6 +186,8 @@ void fcdp__tiering_stats_get(const fcdp_tiering *tiering, fcdp_tiering_stats *st
                                       .n_whole_loads = n[FCDP_COUNT_WHOLE_LOADS],
                                       .n_evictions = n[FCDP_COUNT_EVICTIONS],
                                       .n_maps = n[FCDP_COUNT_REGION_MAPS],
+                                      .n_plans = n[FCDP_COUNT_PLANS],
+                                      .n_surprises = n[FCDP_COUNT_SURPRISES],
                                       .n_waits = n[FCDP_COUNT_MEMORY_WAITS],
                                       .wait_ns = n[FCDP_COUNT_MEMORY_WAIT_NS]};
 }

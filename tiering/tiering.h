@@ -4,6 +4,7 @@
 
 #include "alloc/pages.h"
 #include "alloc/trace_stream.h"
+#include "base/options.h"
 
 /* The holder (pages.h) of device pages that gathered parameters lie on or pass through: slots, and the
  * staging buffers of the layer above. */
@@ -16,13 +17,18 @@ typedef enum fcdp_direction { FCDP_TO_HOST, FCDP_TO_DEVICE, FCDP_N_DIRECTIONS } 
 typedef struct fcdp_tiering_stats {
     uint64_t h2d_bytes, d2h_bytes; /* enqueued */
     uint64_t n_stores, n_slice_loads, n_whole_loads, n_evictions;
-    uint64_t n_maps;           /* times that a region was mapped onto a slot */
-    uint64_t n_waits, wait_ns; /* times that the host waited for pages; the time of these */
+    uint64_t n_maps;               /* times that a region was mapped onto a slot */
+    uint64_t n_plans, n_surprises; /* plans of what to keep; uses that these did not expect */
+    uint64_t n_waits, wait_ns;     /* times that the host waited for pages; the time of these */
 } fcdp_tiering_stats;
 
-/* One copy stream for each direction, and the pool's reclaimer, which takes pages back from the regions.
- * `exact`: a region's addresses are unmapped when it is released (slot.h). */
-fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, bool exact,
+typedef struct fcdp_tiering_config {
+    bool exact; /* a region's addresses are unmapped when it is released (slot.h) */
+    fcdp_policy_kind policy;
+} fcdp_tiering_config;
+
+/* One copy stream for each direction, and the pool's reclaimer, which takes pages back from the regions. */
+fcdp_status fcdp__tiering_create(fcdp_driver *drv, fcdp_pool *pool, const fcdp_tiering_config *config,
                                  fcdp_tiering **tiering_out) FCDP_MUST_CHECK;
 /* Every region has been destroyed. */
 void fcdp__tiering_destroy(fcdp_tiering *tiering);

@@ -61,7 +61,9 @@
     X(HOST_BYTES, 46, "host.bytes", BYTES, LEVEL, "the node's host memory in use, of all its ranks")         \
     X(HOST_PEAK_BYTES, 47, "host.peak_bytes", BYTES, PEAK, "the most of it")                                 \
     X(HOST_BUDGET_BYTES, 48, "host.budget_bytes", BYTES, LEVEL, "its budget (FCDP_HOST_BUDGET)")             \
-    X(MEMORY_WAIT_NS, 49, "moves.memory_wait_ns", NS, SUM, "time of moves.memory_waits")
+    X(MEMORY_WAIT_NS, 49, "moves.memory_wait_ns", NS, SUM, "time of moves.memory_waits")                     \
+    X(PLANS, 50, "moves.plans", COUNT, SUM, "plans of what to keep (FCDP_POLICY=next-use)")                  \
+    X(SURPRISES, 51, "moves.surprises", COUNT, SUM, "uses that a plan did not expect, which ended it")
 
 /* Of events with FCDP_TRACE_ON_STREAM: what their `thread` is. */
 #define FCDP_TIERING_STREAMS(X)                                                                              \

@@ -12,6 +12,7 @@ tools/bench.sh agreement [OPTIONS OF fcdp-agreement]
 tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg [--pages N]] [-- OPTIONS OF tools/demo/gpt.py]
 tools/bench.sh host [--layers N] [--steps N] [--rounds N] [--json FILE]
 tools/bench.sh host-ahead [--pairs N] [--steps N] [--seconds S] [--only WORD]
+tools/bench.sh policies
 tools/bench.sh frameworks [--write] [--rate RATE] [NAME ...]
 
 Without arguments: sets everything up (once), then measures the allocator on the simulated device, and on the CUDA
@@ -65,6 +66,11 @@ otherwise idle machine; needs g++ or clang++.
   --pairs 15         that many pairs of blocks, of a step and its bound in turn (5)
   --only slots       FSDP2, slots or exact alone
 
+policies: prints how many bytes a step moves between device and host with FCDP_POLICY=tau at its best, with next-use,
+and at the least, for several jobs and budgets. The order of uses is recorded from these jobs, small ones by FSDP2 on
+CPUs; the rest is computed. It ends with 1 where next-use is above 1.05 of the least, or above tau. About two minutes
+after the set-up.
+
 frameworks: trains each script of examples/ on 2 emulated nodes of 2 ranks with 100 Mbit/s between them, as it is and
 with FCDP=1, and then a small GPT with the settings that people use on slow links. It prints the tables of
 docs/frameworks.md. It ends with 1 where training was not bitwise equal. About ten minutes after the set-up; needs
@@ -78,7 +84,7 @@ END
 what=${1:-all}
 case $what in
     all | alloc | trace) shift $(($# > 0)) ;;
-    overlap | agreement | pressure | host | host-ahead | frameworks) shift ;;
+    overlap | agreement | pressure | host | host-ahead | policies | frameworks) shift ;;
     -h | --help) usage; exit 0 ;;
     --version) setup_version; exit 0 ;;
     *) usage >&2; exit 2 ;;
@@ -150,6 +156,7 @@ case $what in
     alloc) targets=(fcdp_simgpu fcdp-replay) ;;
     trace) targets=(bench_trace) ;;
     agreement) targets=(fcdp_simgpu fcdp-agreement) ;;
+    policies) targets=(fcdp-policies); setup test ;;
     *) setup test ;;
 esac
 if [ "$what" = overlap ]; then
@@ -164,6 +171,10 @@ FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/sim/gpu" -name 'libfcdp_simgpu.so' 
 export FCDP_SIM_LIBRARY
 if [ "$what" = agreement ]; then
     run build/release/tools/bench/agreement/fcdp-agreement "$@"
+    exit
+fi
+if [ "$what" = policies ]; then
+    run "$PY" tools/bench/policies/table.py "$@"
     exit
 fi
 if [ "$what" = trace ]; then

@@ -155,7 +155,8 @@ METHOD_NOARGS(engine_stats) {
     fcdp_engine_stats s;
     Py_BEGIN_ALLOW_THREADS fcdp_engine_stats_get(engine, &s);
     Py_END_ALLOW_THREADS return Py_BuildValue(
-        "{s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K}"
+        "{s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,"
+        "s:K,s:K}"
         ",s:{s:n,"
         "s:n,s:n},s:{s:n,s:n}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "gather", counts_of(&s.gather), "restore",
@@ -165,8 +166,9 @@ METHOD_NOARGS(engine_stats) {
         (double)s.host_wait_ns / 1e9, "pages", s.moves.n_waits, "page_seconds", (double)s.moves.wait_ns / 1e9,
         "moves", "h2d_bytes", s.moves.h2d_bytes, "d2h_bytes", s.moves.d2h_bytes, "stores", s.moves.n_stores,
         "slice_loads", s.moves.n_slice_loads, "whole_loads", s.moves.n_whole_loads, "evictions",
-        s.moves.n_evictions, "maps", s.moves.n_maps, "memory_waits", s.moves.n_waits, "device_bytes",
-        "current", (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes, "budget",
+        s.moves.n_evictions, "maps", s.moves.n_maps, "memory_waits", s.moves.n_waits, "plans",
+        s.moves.n_plans, "surprises", s.moves.n_surprises, "device_bytes", "current",
+        (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes, "budget",
         (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak",
         (Py_ssize_t)s.host_peak_bytes);
 }

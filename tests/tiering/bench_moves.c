@@ -121,7 +121,7 @@ static void run_with(bench *b, fcdp_host *host, const fcdp_layout *layout, bool 
     uint64_t offset;
     b->exact = exact;
     check(fcdp__pool_create(b->drv, b->bytes + PAGE, &b->pool));
-    check(fcdp__tiering_create(b->drv, b->pool, exact, &tiering));
+    check(fcdp__tiering_create(b->drv, b->pool, &(fcdp_tiering_config){.exact = exact}, &tiering));
     check(fcdp__host_block_alloc(host, layout->bytes, &offset));
     check(fcdp__host_attach(host, offset, layout->bytes, NULL, &block));
     check(fcdp__region_create(tiering, "bench", layout, 0, block, &b->region));

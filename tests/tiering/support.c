@@ -7,6 +7,7 @@
 
 bool steps_may_fail_once;
 fcdp_pin_mode node_pin = FCDP_PIN_AUTO;
+fcdp_policy_kind node_policy = FCDP_POLICY_TAU;
 static _Atomic unsigned long n_wrong; /* comparisons that failed, on the device's threads */
 static char wrong_text[256];
 
@@ -34,7 +35,8 @@ static void rank_open(node *node, uint32_t r, fcdp_shared_ticket *ticket, size_t
     else
         step(fcdp__host_join(&host, ticket, &rank->host));
     step(fcdp__pool_create(node->drv, pool_pages * PAGE, &rank->pool));
-    step(fcdp__tiering_create(node->drv, rank->pool, exact, &rank->tiering));
+    fcdp_tiering_config config = {.exact = exact, .policy = node_policy};
+    step(fcdp__tiering_create(node->drv, rank->pool, &config, &rank->tiering));
     step(fcdp__driver_stream_create(node->drv, &rank->compute));
     step(fcdp__driver_stream_create(node->drv, &rank->gather));
     snprintf(name, sizeof name, "compute %u", r);

@@ -54,6 +54,8 @@ extern bool steps_may_fail_once;
 
 /* How node_open has host memory pinned, FCDP_PIN_AUTO. */
 extern fcdp_pin_mode node_pin;
+/* Its policy, FCDP_POLICY_TAU. */
+extern fcdp_policy_kind node_policy;
 /* Does each rank pin its slices alone? false: everything. */
 extern bool node_pins_slices;
 /* How long the host waits for peers, 20. */

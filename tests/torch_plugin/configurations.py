@@ -25,6 +25,12 @@ CONFIGURATIONS = {
         (1, "whole", {"FCDP_MAPPING": "exact"}),
     )
 }
+CONFIGURATIONS["next_use-slice"] = {
+    **CONFIGURATIONS["tau1-slice"],
+    "FCDP_TAU": "0",
+    "FCDP_POLICY": "next-use",
+    "FCDP_FINGERPRINT": "auto",
+}
 # Each has both taus, both ways to restore, and both mappings.
 PAIRS = (("tau0-slice", "tau1-whole"), ("tau0-whole", "tau1-slice"))
 # The same cases on torch.device("sim") (sim/torch), where the host runs ahead and every access is checked.
@@ -35,6 +41,7 @@ ON_SIM = {
     SIM_PLAIN: SIM,
     "sim-slots": {**SIM_FCDP, "FCDP_MAPPING": "slots"},
     "sim-exact": {**SIM_FCDP, "FCDP_MAPPING": "exact"},
+    "sim-next-use": {**SIM_FCDP, "FCDP_POLICY": "next-use"},
     "sim-exact-kept": {**SIM_FCDP, "FCDP_MAPPING": "exact", "FCDP_TAU": "1"},
     # The host waits for fingerprints, and for what it coalesces: that would hide an order that is missing.
     "sim-signals": {**SIM_FCDP, "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},
@@ -57,6 +64,8 @@ def configurations_of(name):
         return tuple(CONFIGURATIONS)
     number = zlib.crc32(name.encode())
     pair = PAIRS[number % 2]
+    if re.search("^(lora|accumulate|fsdp1_trains|frozen)", name):  # of several steps that are alike
+        pair = tuple(each.replace("tau1-slice", "next_use-slice") for each in pair)
     return (pair[number // 2 % 2],) if name in TRAINED_ON_SIM else pair
 
 

@@ -44,10 +44,11 @@ def double(tmp_path):
 
 
 @needs_fcdp
-def test_training_is_bitwise_equal(tmp_path, double, launches):
+@pytest.mark.parametrize("policy", ["tau", "next-use"])
+def test_training_is_bitwise_equal(tmp_path, double, launches, policy):
     assert len(NAMES) > 10
     plain, _ = launches.get(NAMES, PLAIN)
-    got, jobs = launch.run_cases(NAMES, tmp_path, CONFIGURATIONS["tau0-slice"] | double)
+    got, jobs = launch.run_cases(NAMES, tmp_path, CONFIGURATIONS["tau0-slice"] | double | {"FCDP_POLICY": policy})
     differences = {name: d for name in NAMES if (d := launch.first_difference(plain[name], got[name])) is not None}
     assert not differences, differences
     assert {result["stats"][1]["transport"] for result in got["lora"]} == {"nccl"}

@@ -32,6 +32,7 @@ LARGE = [name for name in ("memory_whole_pages", "memory_odd_sizes") if ASKED.se
 OF = {
     "sim-slots": in_one_mapping(NAMES, "slots"),
     "sim-exact": in_one_mapping(NAMES, "exact"),
+    "sim-next-use": KEPT,
     "sim-exact-kept": KEPT,
     "sim-signals": SIGNALLED,
     "sim-quarantine": [*(name for name in KEPT if "sync" in name or "lora" in name), *LARGE],
@@ -94,6 +95,12 @@ def test_bitwise_equal(launches, configuration, name):
     assert difference is None, difference
 
 
+def n_plans(results):
+    """Of what to keep, in all cases."""
+    stats = [result["stats"] for ranks in results.values() for result in ranks if result.get("stats")]
+    return sum(after["moves"].get("plans", 0) - before["moves"].get("plans", 0) for before, after in stats)
+
+
 @pytest.mark.parametrize("configuration", OF)
 def test_fcdp_was_really_on(launches, configuration):
     """Equal results prove nothing if the groups were left to FSDP2."""
@@ -105,6 +112,8 @@ def test_fcdp_was_really_on(launches, configuration):
         before, after = (stats["gathers"] for stats in result["stats"])
         assert after["made"] > before["made"] and after["avoided"] > before["avoided"]
         assert after["backward"] == before["backward"]
+    if configuration == "sim-next-use":
+        assert n_plans(results), "no step was known"
 
 
 assert set(OF) | {SIM_PLAIN} == set(ON_SIM)

@@ -76,7 +76,7 @@ def stats() -> dict[str, Any]:
       (FCDP's own), plain_gather, reduce_scatter (FSDP's, counted from their sizes and a ring over the
       ranks);
     - ``moves``: h2d_bytes, d2h_bytes and counts of stores, slice_loads, whole_loads, evictions, maps,
-      memory_waits;
+      memory_waits, and with FCDP_POLICY=next-use plans, and surprises (uses that a plan did not expect);
     - ``gathers``: made, avoided, and of those made: forward, backward; plain: those that FSDP made itself,
       for groups that FCDP left to it;
     - ``wholes``: how often a parameter was asked for as a whole (full_tensor(), full state dicts) and came
