@@ -35,7 +35,8 @@ size_t fcdp__policy_victim(const fcdp_candidate *candidates, size_t n) {
 
 /* z[i]: how many symbols that end at n - 1 - i agree with those that end at n - 1, by the Z algorithm
  * (Gusfield 1997, 1.3) over the reversed symbols: [left, right) is the match that reaches furthest. */
-size_t fcdp__policy_period(const uint32_t *symbols, size_t n, uint32_t *z, size_t *n_same_out) {
+size_t fcdp__policy_period(const uint32_t *symbols, size_t n, uint32_t *scratch, size_t *n_same_out) {
+    uint32_t *z = scratch;
     size_t best = 0, left = 0, right = 0;
     *n_same_out = 0;
     for (size_t i = 1; i < n; i++) {
