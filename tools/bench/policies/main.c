@@ -1,8 +1,8 @@
 /* fcdp-policies: what policy.c plans, for tools/bench/policies/table.py.
  *
  * stdin: schedules, each a line "n n_regions page_bytes n_budgets budget ..." (budgets in pages), and then a
- * line "region n_pages load_bytes store_bytes busy_pages" for each of the n uses. stdout: a line of n digits for
- * each budget, 1 where the interval that begins at the use is kept. */
+ * line "region n_pages load_bytes store_bytes busy_pages" for each of the n uses. stdout: a line of n digits
+ * for each budget, 1 where the interval that begins at the use is kept. */
 #include "tiering/policy.h"
 
 #include <stdio.h>
