@@ -39,9 +39,8 @@ typedef struct option_parser {
       "while device use is below this share of the budget, a group stays on the device after its use",       \
       FIELD(REAL, tau, 0, 1))                                                                                \
     X(USER, "FCDP_POLICY", "tau|next-use", "tau",                                                            \
-      "which groups stay on the device: those that FCDP_TAU allows; or as many as fit, those that are "      \
-      "needed "                                                                                              \
-      "soonest, once the order of uses is known",                                                            \
+      "which groups stay on the device: those that FCDP_TAU allows; or, whatever FCDP_TAU is, as many as "   \
+      "fit of those that are needed soonest, once the order of uses is known",                               \
       FIELD(CHOICE, policy, 0, 0))                                                                           \
     X(USER, "FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                         \
       "device memory for gathered parameters, and for tensors if FCDP allocates them; 0: what is free at "   \

@@ -38,8 +38,8 @@ bool fcdp__group_by_slice(const fcdp_group *group) {
  * budget: the free memory can only lower that limit. */
 bool fcdp__policy_keeps_group(fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
-    double tau = engine->options.tau;
     if (engine->options.policy == FCDP_POLICY_NEXT_USE) return fcdp__region_is_planned(group->region);
+    double tau = engine->options.tau;
     if (tau <= 0) return false; /* the driver is not asked then */
     fcdp_pool_stats pool;
     fcdp__pool_stats(engine->pool, &pool);

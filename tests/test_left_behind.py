@@ -100,6 +100,7 @@ SCRIPTS = {
     "bench pressure": ("bench.sh", ["pressure"], "bin/python"),
     "bench host": ("bench.sh", ["host"], "bin/python"),
     "bench host-ahead": ("bench.sh", ["host-ahead"], "bin/python"),
+    "bench policies": ("bench.sh", ["policies"], "bin/python"),
     "bench frameworks": ("bench.sh", ["frameworks"], "bin/python"),
     "clean_machine, Debian": ("clean_machine.sh", ["--wheel", "a.whl"], "bin/debootstrap"),
     "clean_machine, inside": ("clean_machine.sh", ["--wheel", "a.whl", "--base", "base"], "bin/mount"),

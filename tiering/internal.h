@@ -103,6 +103,8 @@ static const fcdp_board_word FCDP_STORED_WORD[FCDP_N_SPANS] = {FCDP_BOARD_STORED
 void fcdp__region_lock(fcdp_region *region);
 void fcdp__region_unlock(fcdp_region *region);
 
+size_t fcdp__region_pages(const fcdp_region *region);
+
 /* All of these: lock held. */
 /* Wait until no other thread moves the region, then move it until end_move. */
 void fcdp__region_begin_move(fcdp_region *region);

@@ -90,12 +90,12 @@ static void ends_find(plan *p, size_t *next, uint32_t n_regions) {
     }
 }
 
-/* The content that use `first` fills lives until the next fill of its region, which may be in vain: then the
- * last interval loads nothing. Its store is spared if it is kept in all of them. The interval behind interval
- * `i`; n: the content ends. */
+/* The content that use `first` fills lives until the next fill of its region, and the last of its intervals
+ * may load nothing. Its store is spared if it is kept in all of them. The interval behind interval `i`; n:
+ * the content ends, or `first` fills nothing and its interval stands alone. */
 static size_t content_next(const plan *p, size_t first, size_t i) {
     size_t next = p->ends[i] % p->n;
-    return p->uses[next].store_bytes || next == first ? p->n : next;
+    return !p->uses[first].store_bytes || p->uses[next].store_bytes || next == first ? p->n : next;
 }
 
 /* Bytes of the store for each interval that loads something. */
@@ -174,8 +174,7 @@ static void class_choose(plan *p, unsigned class, uint32_t n_regions, bool *drop
 
 /* Keep all intervals of what use `first` fills; the one that begins there if it fills nothing. */
 static void content_keep(plan *p, size_t first) {
-    bool fills = p->uses[first].store_bytes > 0;
-    for (size_t i = first; i < p->n; i = fills ? content_next(p, first, i) : p->n)
+    for (size_t i = first; i < p->n; i = content_next(p, first, i))
         if (!p->keep[i]) interval_set(p, i, true);
 }
 
@@ -190,21 +189,6 @@ static void gaps_fill(plan *p) {
     for (unsigned class = N_CLASSES - 1; class > 0; class--)
         for (size_t i = 0; i < p->n; i++)
             if (!p->keep[i] && p->classes[i] == class && interval_fits(p, i)) interval_set(p, i, true);
-}
-
-/* Bytes that the plan spares, of those of the intervals that begin with fill `first`, or with another use. */
-static size_t spared_by(const plan *p, size_t first) {
-    size_t bytes = p->keep[first] ? p->uses[p->ends[first] % p->n].load_bytes : 0;
-    if (!p->uses[first].store_bytes) return bytes;
-    for (size_t i = first; i < p->n; i = content_next(p, first, i))
-        if (!p->keep[i]) return bytes;
-    return bytes + p->uses[first].store_bytes;
-}
-
-static size_t spared(const plan *p) {
-    size_t bytes = 0;
-    for (size_t i = 0; i < p->n; i++) bytes += spared_by(p, i);
-    return bytes;
 }
 
 /* Drop kept intervals that are open at `at`, but for `region`'s, until there is room. */
@@ -224,9 +208,19 @@ static void others_drop(plan *p, size_t at, uint32_t region) {
 }
 
 static bool content_is_kept(const plan *p, size_t first) {
-    bool fills = p->uses[first].store_bytes > 0, kept = true;
-    for (size_t i = first; kept && i < p->n; i = fills ? content_next(p, first, i) : p->n) kept = p->keep[i];
+    bool kept = true;
+    for (size_t i = first; kept && i < p->n; i = content_next(p, first, i)) kept = p->keep[i];
     return kept;
+}
+
+/* Bytes that the plan spares. */
+static size_t spared(const plan *p) {
+    size_t bytes = 0;
+    for (size_t i = 0; i < p->n; i++) {
+        if (p->keep[i]) bytes += p->uses[p->ends[i] % p->n].load_bytes;
+        if (content_is_kept(p, i)) bytes += p->uses[i].store_bytes;
+    }
+    return bytes;
 }
 
 static void region_drop(plan *p, uint32_t region) {
@@ -240,7 +234,7 @@ static bool is_over(const plan *p) {
     return false;
 }
 
-typedef struct choice { /* a copy of the plan's, and what it spares; 0 bytes: of none */
+typedef struct choice { /* a copy of a plan's, and what it spares */
     bool *keep;
     size_t *kept;
     size_t bytes;
@@ -298,7 +292,7 @@ static void choice_refine(plan *p, uint32_t n_regions, choice *best) {
     }
 }
 
-/* What is filled is kept to its last use or not at all, and the gaps between are for the rest. */
+/* What is filled is kept to its next fill where that fits, and the gaps between are for the rest. */
 static void contents_first(plan *p) {
     memset(p->keep, 0, p->n * sizeof *p->keep);
     memset(p->kept, 0, p->n * sizeof *p->kept);
@@ -328,7 +322,7 @@ fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n
         classes_find(&p, page_bytes);
         for (unsigned class = N_CLASSES - 1; class > 0; class--) class_choose(&p, class, n_regions, dropped);
         if (n <= N_SHORT) {
-            choice best = {dropped, p.spare, 0};
+            choice best = {dropped, p.spare, 0}; /* the classes have chosen */
             gaps_fill(&p);
             choice_take(&p, &best);
             contents_first(&p);

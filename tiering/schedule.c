@@ -96,7 +96,6 @@ void fcdp__schedule_record(fcdp_region *region) {
     fcdp_schedule *s = region->tiering->schedule;
     if (!s) return;
     if (s->n == N_RECORDED) record_halve(region->tiering);
-    size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
     if (s->n_period && !is_as_planned(s, region)) {
         fcdp__count(&region->tiering->counts, FCDP_COUNT_SURPRISES, 1);
         s->n_period = 0;
@@ -104,9 +103,8 @@ void fcdp__schedule_record(fcdp_region *region) {
     }
     region->use = s->n;
     region->planned = s->n_period && s->keep[(s->n - s->at) % s->n_period];
-    s->uses[s->n] = (fcdp_planned_use){
-        .region = region->number,
-        .n_pages = (uint32_t)(fcdp__round_up(region->layout->bytes, page_bytes) / page_bytes)};
+    s->uses[s->n] = (fcdp_planned_use){.region = region->number,
+                                       .n_pages = (uint32_t)fcdp__region_pages(region)};
     s->symbols[s->n++] = region->number * 2;
     s->n_until_search -= s->n_until_search > 0;
 }
@@ -145,9 +143,7 @@ void fcdp__schedule_sample(fcdp_tiering *tiering, size_t n_pages) {
 
 void fcdp__schedule_note_eviction(fcdp_tiering *tiering, const fcdp_region *region) {
     fcdp_schedule *s = tiering->schedule;
-    if (s)
-        s->n_margin_pages += fcdp__round_up(region->layout->bytes, fcdp__driver_page_bytes(tiering->drv)) /
-                             fcdp__driver_page_bytes(tiering->drv);
+    if (s) s->n_margin_pages += fcdp__region_pages(region);
 }
 
 /* ---- planning ---- */

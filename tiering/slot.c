@@ -11,7 +11,7 @@
 
 #include <stdlib.h>
 
-static size_t pages_of(const fcdp_region *region) {
+size_t fcdp__region_pages(const fcdp_region *region) {
     size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
     return fcdp__round_up(region->layout->bytes, page_bytes) / page_bytes;
 }
@@ -69,7 +69,7 @@ static bool is_pending(const fcdp_slot *slot, const fcdp_tiering *tiering) {
 /* A slot much larger than the region is kept for larger ones; the bound is the region's range. */
 static bool would_fit(const fcdp_slot *slot, const fcdp_region *region) {
     size_t page_bytes = fcdp__driver_page_bytes(region->tiering->drv);
-    return is_free(slot) && !is_apart(slot, region) && slot->n_pages >= pages_of(region) &&
+    return is_free(slot) && !is_apart(slot, region) && slot->n_pages >= fcdp__region_pages(region) &&
            slot->n_pages <= fcdp__vrange_bytes(region->range) / page_bytes;
 }
 
@@ -256,10 +256,11 @@ static void trim_class(fcdp_tiering *tiering, unsigned class, size_t n_coming, c
 /* A class needs no more slots than it has regions. With exact mapping most slots have no region mapped. */
 void fcdp__slot_drop_spare(const fcdp_region *gone) {
     fcdp_tiering *tiering = gone->tiering;
-    unsigned class = class_of(pages_of(gone));
+    unsigned class = class_of(fcdp__region_pages(gone));
     size_t n_slots = 0, n_regions = 0;
     fcdp_slot *spare = NULL;
-    for (const fcdp_region *r = tiering->regions; r; r = r->next) n_regions += class_of(pages_of(r)) == class;
+    for (const fcdp_region *r = tiering->regions; r; r = r->next)
+        n_regions += class_of(fcdp__region_pages(r)) == class;
     for (fcdp_slot *slot = tiering->slots; slot; slot = slot->next) {
         if (class_of(slot->n_pages) != class) continue;
         n_slots++;
@@ -294,7 +295,7 @@ static fcdp_slot *slot_add(fcdp_region *region, fcdp_slot *slot, size_t n_pages,
 
 fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
     fcdp_tiering *tiering = region->tiering;
-    size_t n_pages = pages_of(region);
+    size_t n_pages = fcdp__region_pages(region);
     fcdp_slot *slot = calloc(1, sizeof *slot);
     if (!slot) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a slot");
     fcdp__lock_acquire(&tiering->lock);
@@ -309,7 +310,7 @@ fcdp_status fcdp__slot_make(fcdp_region *region, fcdp_slot **slot_out) {
 }
 
 static fcdp_slot *slot_make_extra(fcdp_region *region) {
-    size_t n_pages = pages_of(region);
+    size_t n_pages = fcdp__region_pages(region);
     fcdp_slot *slot = calloc(1, sizeof *slot);
     if (slot && !fcdp__pool_try_handle(region->tiering->pool, FCDP_HOLDER_GATHERED, n_pages, &slot->phys))
         return slot_add(region, slot, n_pages, true);

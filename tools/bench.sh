@@ -156,7 +156,7 @@ case $what in
     alloc) targets=(fcdp_simgpu fcdp-replay) ;;
     trace) targets=(bench_trace) ;;
     agreement) targets=(fcdp_simgpu fcdp-agreement) ;;
-    policies) targets=(fcdp-policies); setup test ;;
+    policies) setup test; targets=(fcdp-policies) ;;
     *) setup test ;;
 esac
 if [ "$what" = overlap ]; then
@@ -166,15 +166,16 @@ if [ "$what" = overlap ]; then
     overlap "$@"
     exit
 fi
+if [ "$what" = policies ]; then
+    step "The bench: build" release-build build_benches
+    run "$PY" tools/bench/policies/table.py "$@"
+    exit
+fi
 step "The benchmarks: build" release-build build_benches
 FCDP_SIM_LIBRARY=$(find "$ROOT/build/release/sim/gpu" -name 'libfcdp_simgpu.so' | head -n 1)
 export FCDP_SIM_LIBRARY
 if [ "$what" = agreement ]; then
     run build/release/tools/bench/agreement/fcdp-agreement "$@"
-    exit
-fi
-if [ "$what" = policies ]; then
-    run "$PY" tools/bench/policies/table.py "$@"
     exit
 fi
 if [ "$what" = trace ]; then

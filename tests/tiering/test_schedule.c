@@ -206,7 +206,7 @@ static void a_long_period_is_forgotten_and_found(void **state) {
     world_open(&w, 5, true);
     for (int i = 0; i < 4; i++) step_train(&w);
     moves before = moves_of(&w, step_train);
-    for (int i = 0; i < 1000; i++) { /* 16 uses each; 8192 are recorded */
+    for (int i = 0; i < 600; i++) { /* 16 uses each; 8192 are recorded */
         moves now = moves_of(&w, step_train);
         if (now.n_evictions || now.n_loads > 2 * before.n_loads)
             fail_msg("step %d: %zu loads", i, now.n_loads);

@@ -25,12 +25,7 @@ CONFIGURATIONS = {
         (1, "whole", {"FCDP_MAPPING": "exact"}),
     )
 }
-CONFIGURATIONS["next_use-slice"] = {
-    **CONFIGURATIONS["tau1-slice"],
-    "FCDP_TAU": "0",
-    "FCDP_POLICY": "next-use",
-    "FCDP_FINGERPRINT": "auto",
-}
+CONFIGURATIONS["next_use-slice"] = {**CONFIGURATIONS["tau0-slice"], "FCDP_COALESCE": "0", "FCDP_POLICY": "next-use"}
 # Each has both taus, both ways to restore, and both mappings.
 PAIRS = (("tau0-slice", "tau1-whole"), ("tau0-whole", "tau1-slice"))
 # The same cases on torch.device("sim") (sim/torch), where the host runs ahead and every access is checked.

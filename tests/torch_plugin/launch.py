@@ -74,7 +74,7 @@ def tagged(tag):
     return found
 
 
-def lives_on(tag, patience_s=30):
+def lives_on(tag, patience_s=5):
     """Those of a job that do not end at once, as what has just been killed does. By pidfd, so that no time is guessed."""
     left = []
     for pid in tagged(tag):

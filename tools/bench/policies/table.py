@@ -1,4 +1,4 @@
-"""What do the policies move? tools/bench.sh policies; --help says what it prints.
+"""What do the policies move between device and host, beside the least that is possible?
 
 Schedules are recorded from real jobs (job.py): FSDP2 under FCDP, one step in its steady state. A policy's bytes are
 those that one such step moves between the device and the host, if the step repeats for ever: loads of what was not
@@ -31,6 +31,7 @@ from job import KINDS
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 JOB = pathlib.Path(__file__).with_name("job.py")
 OUT = ROOT / "build" / "policies"
+PROGRAM = ROOT / "build" / "release" / "tools" / "bench" / "policies" / "fcdp-policies"
 PAGE_BYTES = 4096
 SHARES = (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1)  # of W
 TAUS = tuple(i / 20 for i in range(21))
@@ -116,12 +117,11 @@ def schedule_of(uses: list[dict[str, Any]]) -> Schedule:
     )
 
 
-def planned(schedule: Schedule, budgets: list[int]) -> list[list[bool]]:
+def planned(schedule: Schedule, budgets: list[int], program: pathlib.Path = PROGRAM) -> list[list[bool]]:
     """By fcdp-policies, for each budget in pages."""
     n_regions = 1 + max(use.region for use in schedule.uses)
     text = f"{schedule.n} {n_regions} {PAGE_BYTES} {len(budgets)} {' '.join(map(str, budgets))}\n"
     text += "".join(f"{' '.join(map(str, use))}\n" for use in schedule.uses)
-    program = ROOT / "build" / "release" / "tools" / "bench" / "policies" / "fcdp-policies"
     done = subprocess.run([program], input=text, capture_output=True, text=True, check=True)
     return [[digit == "1" for digit in line] for line in done.stdout.split()]
 
@@ -187,7 +187,9 @@ def least_moved(schedule: Schedule, budget: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tools/bench.sh policies", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="tools/bench.sh policies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
     print("Bytes moved between device and host in one step, in units of W: tau at its best, next-use, optimum.\n")
