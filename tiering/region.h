@@ -80,7 +80,7 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
 /* With FCDP_POLICY=next-use (schedule.h), in use. The use needs `load_bytes` of what the region had before,
  * from whichever tier, and fills others; `store_bytes` of these need not be stored if the region is kept. */
 void fcdp__region_plan_use(fcdp_region *region, size_t load_bytes, size_t store_bytes, bool fills);
-/* Is it to be kept behind this use? Within a use, true may become false (a region is created or destroyed). */
+/* Is it to be kept behind this use? Within a use, true may become false: a region comes or goes. */
 bool fcdp__region_is_planned(fcdp_region *region);
 
 /* Make the spans' bytes invalid in every tier: their parameters have changed, or the program wrote into
