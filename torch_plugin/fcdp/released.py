@@ -3,7 +3,7 @@
 FSDP2 frees the storages of a resharded parameter, and torch raises on most uses of tensors that still point
 there: those that autograd saved (`set_unshard_in_backward(False)`), views that outlive the reshard. FCDP's
 storages keep their address and size for life. Their pages may be gone, so that a use faults, or kept
-(FCDP_TAU), so that a use would read them without an error. So FCDP makes torch raise, with the parameter's name.
+(FCDP_TAU, FCDP_POLICY), so that a use would read them without an error. So FCDP makes torch raise, with the parameter's name.
 
 Torch cannot see uses that bypass the storage: a numpy array, a DLPack export, an address. These fault if the
 pages are gone (tiering/segv.h names the parameter), and read a kept region. On a torch without these functions
