@@ -1,5 +1,5 @@
-"""FCDP trains bit for bit as plain FSDP does: every case, at tau 0 and 1, once restoring by slice and once by whole
-region, on four ranks that stand for two nodes of two. TEST_CASES=REGEX: of these cases alone."""
+"""FCDP trains bit for bit as plain FSDP does: every case, on four ranks that stand for two nodes of two, each in one
+configuration (configurations.py). TEST_MATRIX=whole: in all. TEST_CASES=REGEX: of these cases alone."""
 
 import os
 import re
