@@ -383,20 +383,51 @@ static fcdp_status pin_failed(fcdp_driver *drv, CUresult result, const void *at,
         at, bytes, n_done, fcdp__driver_result_name(drv, result), allowed, n_locked);
 }
 
-fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) {
+static size_t chunk_bytes(size_t begin, size_t bytes) {
+    size_t left = bytes - begin;
+    return left < fcdp__driver_pin_chunk_bytes ? left : fcdp__driver_pin_chunk_bytes;
+}
+
+/* From the last chunk to the first, so that what stays is one range from `at` on. */
+fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes, size_t *stay_bytes_out) {
+    size_t n_chunks = (bytes + fcdp__driver_pin_chunk_bytes - 1) / fcdp__driver_pin_chunk_bytes;
+    for (; n_chunks; n_chunks--) {
+        size_t begin = (n_chunks - 1) * fcdp__driver_pin_chunk_bytes, n = chunk_bytes(begin, bytes);
+        CUresult result = CALL(drv, cuMemHostUnregister, (char *)at + begin);
+        if (result != CUDA_SUCCESS) result = CALL(drv, cuMemHostUnregister, (char *)at + begin);
+        if (result != CUDA_SUCCESS) {
+            *stay_bytes_out = begin + n;
+            return fcdp__driver_failed(drv, result, "cuMemHostUnregister(%p)", (char *)at + begin);
+        }
+        atomic_fetch_add_explicit(&drv->n_pins_undone, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&drv->pinned_bytes, n, memory_order_relaxed);
+    }
+    *stay_bytes_out = 0;
+    return FCDP_OK;
+}
+
+fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes, size_t *stay_bytes_out) {
+    *stay_bytes_out = 0;
     for (size_t n_done = 0; n_done < bytes;) {
-        size_t n = bytes - n_done < fcdp__driver_pin_chunk_bytes ? bytes - n_done
-                                                                 : fcdp__driver_pin_chunk_bytes;
+        size_t n = chunk_bytes(n_done, bytes);
         CUresult result = CALL(drv, cuMemHostRegister_v2, (char *)at + n_done, n,
                                CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
         if (result != CUDA_SUCCESS) {
-            for (size_t undo = 0; undo < n_done; undo += fcdp__driver_pin_chunk_bytes)
-                (void)CALL(drv, cuMemHostUnregister, (char *)at + undo);
-            return pin_failed(drv, result, at, bytes, n_done);
+            fcdp_failure failure = fcdp__failure_keep(pin_failed(drv, result, at, bytes, n_done));
+            (void)!fcdp__driver_host_unpin(drv, at, n_done, stay_bytes_out);
+            return fcdp__failure_restore(&failure);
         }
+        atomic_fetch_add_explicit(&drv->n_pins_made, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&drv->pinned_bytes, n, memory_order_relaxed);
         n_done += n;
     }
     return FCDP_OK;
+}
+
+fcdp_driver_pins fcdp__driver_pins_get(const fcdp_driver *drv) {
+    return (fcdp_driver_pins){.n_made = atomic_load_explicit(&drv->n_pins_made, memory_order_relaxed),
+                              .n_undone = atomic_load_explicit(&drv->n_pins_undone, memory_order_relaxed),
+                              .bytes = atomic_load_explicit(&drv->pinned_bytes, memory_order_relaxed)};
 }
 
 fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_out) {
@@ -406,17 +437,6 @@ fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_o
         return fcdp__driver_failed(drv, result, "cuMemHostGetDevicePointer(%p)", host);
     at_out->addr = at;
     return FCDP_OK;
-}
-
-fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) {
-    fcdp_status status = FCDP_OK;
-    for (size_t n_done = 0; n_done < bytes;
-         n_done += fcdp__driver_pin_chunk_bytes) { /* the same chunks as host_pin */
-        CUresult result = CALL(drv, cuMemHostUnregister, (char *)at + n_done);
-        if (result != CUDA_SUCCESS && !status)
-            status = fcdp__driver_failed(drv, result, "cuMemHostUnregister(%p)", (char *)at + n_done);
-    }
-    return status;
 }
 
 /* ---- timing events ---- */

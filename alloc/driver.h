@@ -134,9 +134,21 @@ fcdp_status fcdp__driver_host_dptr(fcdp_driver *drv, void *host, fcdp_dptr *at_o
 extern size_t fcdp__driver_pin_chunk_bytes;
 /* Page-lock host memory for asynchronous copies (cuMemHostRegister, portable and mapped for the device, in
  * chunks; all or none). `at` page aligned. FCDP_ERR_NO_HOST_MEM with the limit (RLIMIT_MEMLOCK) in the text
- * when that is the cause. */
-fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
-fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes) FCDP_MUST_CHECK;
+ * when that is the cause.
+ *
+ * *stay_bytes_out: on failure, how many bytes from `at` on stay registered, since undoing their registration
+ * failed too, twice. They must stay mapped: CUDA would take another mapping there for these pages. */
+fcdp_status fcdp__driver_host_pin(fcdp_driver *drv, void *at, size_t bytes,
+                                  size_t *stay_bytes_out) FCDP_MUST_CHECK;
+/* Undo fcdp__driver_host_pin of `bytes`, or of what it or this left. Each chunk is tried twice, as a failure
+ * may be transient. *stay_bytes_out: as above. */
+fcdp_status fcdp__driver_host_unpin(fcdp_driver *drv, void *at, size_t bytes,
+                                    size_t *stay_bytes_out) FCDP_MUST_CHECK;
+/* Registrations made, and undone, so far, and the bytes that are registered now. */
+typedef struct fcdp_driver_pins {
+    uint64_t n_made, n_undone, bytes;
+} fcdp_driver_pins;
+fcdp_driver_pins fcdp__driver_pins_get(const fcdp_driver *drv);
 
 /* ---- kernels ---- */
 

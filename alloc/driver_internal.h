@@ -156,6 +156,7 @@ struct sim_calls {
 
 struct fcdp_driver {
     _Atomic unsigned long n_calls;
+    _Atomic uint64_t n_pins_made, n_pins_undone, pinned_bytes; /* pinned_bytes: now */
     struct {
 #define AS_FIELD(name, args) CUresult(*name) args;
         CUDA_CALLS(AS_FIELD)

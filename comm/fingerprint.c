@@ -126,7 +126,8 @@ fcdp_status fcdp__fingerprints_create_beside(const fcdp_fingerprints *first,
  * stays mapped: see fcdp__host_detach(). */
 static void tasks_free(fcdp_fingerprints *f) {
     if (!f->tasks) return;
-    bool stays = FCDP_RETRY_ONCE(fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes));
+    size_t stay_bytes;
+    bool stays = fcdp__driver_host_unpin(f->drv, f->tasks, f->capacity_bytes, &stay_bytes);
     if (stays) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     if (!stays) munmap(f->tasks, f->capacity_bytes);
     f->tasks = NULL;
@@ -154,9 +155,10 @@ static fcdp_status tasks_reserve(fcdp_fingerprints *f, size_t n_tasks) {
     if (tasks == MAP_FAILED)
         return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no memory for %zu tasks of fingerprints (%zu bytes)",
                           n_tasks, bytes);
-    fcdp_status status = fcdp__driver_host_pin(f->drv, tasks, bytes);
+    size_t stay_bytes;
+    fcdp_status status = fcdp__driver_host_pin(f->drv, tasks, bytes, &stay_bytes);
     if (status) {
-        munmap(tasks, bytes);
+        if (!stay_bytes) munmap(tasks, bytes);
         return status;
     }
     tasks_free(f);

@@ -314,16 +314,15 @@ static void pinned_cover(const fcdp_piece *pieces, size_t n, size_t page_bytes, 
     }
 }
 
-/* Each is tried, and twice, as a failure may be transient; the first failure is returned. *pinned: those that
- * stay registered. */
+/* Each is tried; the first failure is returned. *pinned: what stays registered. */
 static fcdp_status pinned_unlock(fcdp_driver *drv, char *base, fcdp_pinned *pinned) {
     fcdp_status first = FCDP_OK;
-    size_t n_stay = 0;
+    size_t n_stay = 0, stay_bytes;
     for (size_t i = 0; i < pinned->n; i++) {
         const fcdp_piece range = pinned->ranges[i];
-        fcdp_status status = FCDP_RETRY_ONCE(
-            fcdp__driver_host_unpin(drv, base + range.offset_bytes, range.bytes));
-        if (status) pinned->ranges[n_stay++] = range;
+        fcdp_status status = fcdp__driver_host_unpin(drv, base + range.offset_bytes, range.bytes,
+                                                     &stay_bytes);
+        if (status) pinned->ranges[n_stay++] = (fcdp_piece){range.offset_bytes, stay_bytes};
         if (status && !first) first = status;
     }
     pinned->n = n_stay;
@@ -335,11 +334,13 @@ static fcdp_status pinned_unlock(fcdp_driver *drv, char *base, fcdp_pinned *pinn
 static fcdp_status pinned_lock(fcdp_driver *drv, char *base, fcdp_pinned *pinned) {
     for (size_t i = 0; i < pinned->n; i++) {
         const fcdp_piece range = pinned->ranges[i];
-        fcdp_status status = fcdp__driver_host_pin(drv, base + range.offset_bytes, range.bytes);
+        size_t stay_bytes;
+        fcdp_status status = fcdp__driver_host_pin(drv, base + range.offset_bytes, range.bytes, &stay_bytes);
         if (!status) continue;
         fcdp_failure failure = fcdp__failure_keep(status);
         pinned->n = i;
         (void)!pinned_unlock(drv, base, pinned);
+        if (stay_bytes) pinned->ranges[pinned->n++] = (fcdp_piece){range.offset_bytes, stay_bytes};
         return fcdp__failure_restore(&failure);
     }
     return FCDP_OK;

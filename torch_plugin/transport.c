@@ -206,8 +206,9 @@ static void finish_run(void *arg) {
 
 static fcdp_status bounce_free(binding_transport *transport, bounce *b) {
     fcdp_status status = FCDP_OK;
+    size_t stay_bytes;
     if (b->at && !transport->is_host_memory)
-        status = fcdp__driver_host_unpin(transport->drv, b->at, b->bytes);
+        status = fcdp__driver_host_unpin(transport->drv, b->at, b->bytes, &stay_bytes);
     if (status) return status;
     free(b->at);
     *b = (bounce){.stream = b->stream};
@@ -230,9 +231,11 @@ static fcdp_status bounce_reserve(binding_transport *transport, fcdp_stream stre
         char *at = aligned_alloc(64 << 10, rounded);
         if (!at)
             return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "no host memory for collectives of %zu bytes", bytes);
-        if (!transport->is_host_memory) status = fcdp__driver_host_pin(transport->drv, at, rounded);
+        size_t stay_bytes = 0;
+        if (!transport->is_host_memory)
+            status = fcdp__driver_host_pin(transport->drv, at, rounded, &stay_bytes);
         if (status) {
-            free(at);
+            if (!stay_bytes) free(at);
             return status;
         }
         b->at = at;

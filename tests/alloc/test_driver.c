@@ -92,7 +92,7 @@ static void a_kernel_runs_on_its_tasks(void **state) {
     count_task *tasks = (count_task *)(void *)w.host;
     fcdp_kernel kernel;
     fcdp_dptr at;
-    assert_ok(fcdp__driver_host_pin(w.drv, w.host, PAGE));
+    assert_ok(fcdp__driver_host_pin(w.drv, w.host, PAGE, &(size_t){0}));
     assert_ok(fcdp__driver_host_dptr(w.drv, w.host, &at));
     assert_ok(fcdp__driver_kernel_load(w.drv, &count_kernel, &kernel));
     for (uint64_t i = 0; i < 30; i++) tasks[i] = (count_task){w.base.addr + 1000 * i, 10 + i, 0};
@@ -105,7 +105,7 @@ static void a_kernel_runs_on_its_tasks(void **state) {
     assert_text("cuLaunchKernel(30 blocks of 64 threads");
     fcdp__driver_kernel_unload(w.drv, &kernel);
     fcdp__driver_kernel_unload(w.drv, &(fcdp_kernel){0}); /* never loaded */
-    assert_ok(fcdp__driver_host_unpin(w.drv, w.host, PAGE));
+    assert_ok(fcdp__driver_host_unpin(w.drv, w.host, PAGE, &(size_t){0}));
     world_destroy(&w);
 }
 
@@ -255,7 +255,7 @@ static void streams_meet_at_words(void **state) {
     char text[8] = "", *end = text;
     assert_ok(fcdp__driver_stream_create(w.drv, &other));
     assert_ok(fcdp__driver_event_create_blocking(w.drv, &done));
-    assert_ok(fcdp__driver_host_pin(w.drv, w.host, PAGE));
+    assert_ok(fcdp__driver_host_pin(w.drv, w.host, PAGE, &(size_t){0}));
     assert_ok(fcdp__driver_host_dptr(w.drv, w.host + 64, &words[1]));
     for (int i = 0; i < 2; i++) {
         assert_ok(fcdp__driver_wait_value32(w.drv, other, words[i], 7));
@@ -269,7 +269,7 @@ static void streams_meet_at_words(void **state) {
         assert_int_equal(strlen(text), i + 1);
     }
     assert_int_equal(*(uint32_t *)(w.host + 64), 8);
-    assert_ok(fcdp__driver_host_unpin(w.drv, w.host, PAGE));
+    assert_ok(fcdp__driver_host_unpin(w.drv, w.host, PAGE, &(size_t){0}));
     fcdp__driver_event_destroy(w.drv, done);
     fcdp__driver_stream_destroy(w.drv, other);
     world_destroy(&w);

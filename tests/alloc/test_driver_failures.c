@@ -40,7 +40,7 @@ static fcdp_status entry_run(world *w, int entry) {
     fcdp_dptr base = {77};
     fcdp_stream stream = (void *)77;
     fcdp_event event = (void *)77;
-    size_t free_bytes = 77, total_bytes = 77;
+    size_t free_bytes = 77, total_bytes = 77, stay_bytes;
     fcdp_status status = FCDP_OK;
     switch (entry) {
     case 0: status = fcdp__driver_mem_info(w->drv, &free_bytes, &total_bytes); break;
@@ -63,7 +63,7 @@ static fcdp_status entry_run(world *w, int entry) {
     case 15: status = fcdp__driver_event_record(w->drv, w->event, w->stream); break;
     case 16: status = fcdp__driver_event_sync(w->drv, w->event); break;
     case 17: status = fcdp__driver_event_query(w->drv, w->event); break;
-    case 18: status = fcdp__driver_host_pin(w->drv, w->host, PAGE); break;
+    case 18: status = fcdp__driver_host_pin(w->drv, w->host, PAGE, &stay_bytes); break;
     case 19: status = fcdp__driver_host_function(w->drv, w->stream, do_nothing, NULL); break;
     case 20: status = fcdp__driver_write_value32(w->drv, w->stream, w->base, 1); break;
     case 21: status = fcdp__driver_wait_value32(w->drv, w->stream, w->base, 1); break;
@@ -221,24 +221,75 @@ static void pinning_is_all_or_nothing(void **state) {
     (void)state;
     enum { CHUNK = 64 << 10, N_CHUNKS = 5, BYTES = N_CHUNKS * CHUNK - 4096 };
     world w = world_create();
-    size_t usual_bytes = fcdp__driver_pin_chunk_bytes;
+    size_t usual_bytes = fcdp__driver_pin_chunk_bytes, stay_bytes;
     assert_int_equal(usual_bytes, 64ull << 30);
     fcdp__driver_pin_chunk_bytes = CHUNK;
     for (unsigned long n = 1; n <= N_CHUNKS; n++) {
         assert_int_equal(simgpu_fail_nth("cuMemHostRegister", n, CUDA_OUT_OF_MEMORY), 0);
-        assert_int_equal(fcdp__driver_host_pin(w.drv, w.host, BYTES), FCDP_ERR_NO_HOST_MEM);
+        assert_int_equal(fcdp__driver_host_pin(w.drv, w.host, BYTES, &stay_bytes), FCDP_ERR_NO_HOST_MEM);
         assert_int_equal(n_registered(), 0);
+        assert_int_equal(stay_bytes, 0);
+        assert_int_equal(fcdp__driver_pins_get(w.drv).n_made, fcdp__driver_pins_get(w.drv).n_undone);
     }
-    assert_ok(fcdp__driver_host_pin(w.drv, w.host, BYTES));
+    fcdp_driver_pins before = fcdp__driver_pins_get(w.drv);
+    assert_ok(fcdp__driver_host_pin(w.drv, w.host, BYTES, &stay_bytes));
     assert_int_equal(n_registered(), N_CHUNKS);
-    assert_int_equal(fcdp__driver_host_pin(w.drv, w.host, BYTES), FCDP_ERR_DRIVER); /* already */
+    assert_int_equal(fcdp__driver_host_pin(w.drv, w.host, BYTES, &stay_bytes), FCDP_ERR_DRIVER); /* already */
     assert_text("ALREADY_REGISTERED");
     assert_int_equal(n_registered(), N_CHUNKS);
-    assert_ok(fcdp__driver_host_unpin(w.drv, w.host, BYTES));
+    fcdp_driver_pins pins = fcdp__driver_pins_get(w.drv);
+    assert_int_equal(pins.n_made, before.n_made + N_CHUNKS);
+    assert_int_equal(pins.n_undone, before.n_undone);
+    assert_int_equal(pins.bytes, BYTES);
+    for (unsigned long n = 1; n <= N_CHUNKS; n++) { /* once is transient: tried again */
+        assert_int_equal(simgpu_fail_nth("cuMemHostUnregister", n, CUDA_OUT_OF_MEMORY), 0);
+        assert_ok(fcdp__driver_host_unpin(w.drv, w.host, BYTES, &stay_bytes));
+        assert_int_equal(stay_bytes, 0);
+        assert_int_equal(n_registered(), 0);
+        assert_ok(fcdp__driver_host_pin(w.drv, w.host, BYTES, &stay_bytes));
+    }
+    assert_ok(fcdp__driver_host_unpin(w.drv, w.host, BYTES, &stay_bytes));
     assert_int_equal(n_registered(), 0);
-    assert_int_equal(fcdp__driver_host_unpin(w.drv, w.host, BYTES), FCDP_ERR_DRIVER);
+    pins = fcdp__driver_pins_get(w.drv);
+    assert_int_equal(pins.n_made, pins.n_undone);
+    assert_int_equal(pins.bytes, 0);
+    assert_int_equal(fcdp__driver_host_unpin(w.drv, w.host, BYTES, &stay_bytes), FCDP_ERR_DRIVER);
     fcdp__driver_pin_chunk_bytes = usual_bytes;
     world_destroy(&w);
+}
+
+/* The context fails at a chunk, so that no earlier one can be unregistered either: the caller learns how much
+ * is registered, and may map nothing else there. The same where unregistering fails half way. */
+static void what_cannot_be_unpinned_is_told(void **state) {
+    (void)state;
+    enum { CHUNK = 64 << 10, N_CHUNKS = 5, BYTES = N_CHUNKS * CHUNK - 4096, ILLEGAL_ADDRESS = 700 };
+    size_t usual_bytes = fcdp__driver_pin_chunk_bytes, stay_bytes;
+    fcdp__driver_pin_chunk_bytes = CHUNK;
+    for (unsigned long n = 1; n <= N_CHUNKS; n++) {
+        world w = world_create();
+        assert_int_equal(simgpu_fail_nth("cuMemHostRegister", n, ILLEGAL_ADDRESS), 0);
+        assert_int_equal(fcdp__driver_host_pin(w.drv, w.host, BYTES, &stay_bytes), FCDP_ERR_DRIVER);
+        assert_text("cuMemHostRegister");
+        assert_int_equal(stay_bytes, (n - 1) * CHUNK);
+        assert_int_equal(n_registered(), n - 1);
+        assert_int_equal(fcdp__driver_pins_get(w.drv).bytes, stay_bytes);
+        simgpu_reset();
+        munmap(w.host, PAGE);
+        fcdp__driver_close(w.drv);
+    }
+    for (unsigned long n = 1; n <= N_CHUNKS; n++) {
+        world w = world_create();
+        assert_ok(fcdp__driver_host_pin(w.drv, w.host, BYTES, &stay_bytes));
+        assert_int_equal(simgpu_fail_nth("cuMemHostUnregister", n, ILLEGAL_ADDRESS), 0);
+        assert_int_equal(fcdp__driver_host_unpin(w.drv, w.host, BYTES, &stay_bytes), FCDP_ERR_DRIVER);
+        assert_int_equal(stay_bytes, n == 1 ? BYTES : (N_CHUNKS - n + 1) * CHUNK);
+        assert_int_equal(n_registered(), N_CHUNKS - n + 1);
+        assert_int_equal(fcdp__driver_pins_get(w.drv).bytes, stay_bytes);
+        simgpu_reset();
+        munmap(w.host, PAGE);
+        fcdp__driver_close(w.drv);
+    }
+    fcdp__driver_pin_chunk_bytes = usual_bytes;
 }
 
 /* In a child of its own: the limit and the user change. Exits with the number of the expectation that broke.
@@ -252,7 +303,7 @@ static void pin_beyond_the_limit(void *arg) {
     if (fcdp__driver_open(FCDP_DRIVER_SIM, 0, NULL, &drv)) _exit(2);
     /* Root may lock without limit. A user namespace that lacks the other user (EINVAL) has no such root. */
     if (geteuid() == 0 && setresuid(65534, 65534, 65534) && errno != EINVAL) _exit(3);
-    if (fcdp__driver_host_pin(drv, at, 8 * MIB) != FCDP_ERR_NO_HOST_MEM) _exit(4);
+    if (fcdp__driver_host_pin(drv, at, 8 * MIB, &(size_t){0}) != FCDP_ERR_NO_HOST_MEM) _exit(4);
     if (!strstr(fcdp_error_text(), "limited to 1048576 bytes (RLIMIT_MEMLOCK)")) _exit(5);
     if (!strstr(fcdp_error_text(), "8388608 bytes") || !strstr(fcdp_error_text(), "ulimit -l")) _exit(6);
     _exit(42);
@@ -277,6 +328,7 @@ int main(void) {
         cmocka_unit_test(real_exhaustion_is_out_of_device_memory),
         cmocka_unit_test(access_not_ready_is_tried_again),
         cmocka_unit_test(pinning_is_all_or_nothing),
+        cmocka_unit_test(what_cannot_be_unpinned_is_told),
         cmocka_unit_test(a_memlock_limit_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -68,9 +68,9 @@ static void pin_measure(const bench *b) {
             char *at = host_map(b->bytes);
             if (touched) memset(at, 1, b->bytes);
             uint64_t begin_ns = fcdp__now_ns();
-            must(fcdp__driver_host_pin(b->drv, at, b->bytes));
+            must(fcdp__driver_host_pin(b->drv, at, b->bytes, &(size_t){0}));
             ns[touched][round] = fcdp__now_ns() - begin_ns;
-            must(fcdp__driver_host_unpin(b->drv, at, b->bytes));
+            must(fcdp__driver_host_unpin(b->drv, at, b->bytes, &(size_t){0}));
             munmap(at, b->bytes);
         }
     print("page-locking memory that is there", b->bytes, ns[1], n_rounds);
@@ -145,10 +145,10 @@ int main(int argc, char **argv) {
     bench_open(&b);
     copies_measure(&b, "pageable", b.bytes); /* before it is locked */
     pin_measure(&b);
-    for (int i = 0; i < 2; i++) must(fcdp__driver_host_pin(b.drv, b.host[i], b.bytes));
+    for (int i = 0; i < 2; i++) must(fcdp__driver_host_pin(b.drv, b.host[i], b.bytes, &(size_t){0}));
     for (size_t i = 0; i < sizeof sizes_mib / sizeof *sizes_mib; i++)
         if (b.bytes % (sizes_mib[i] * MIB) == 0) copies_measure(&b, "page-locked", sizes_mib[i] * MIB);
-    for (int i = 0; i < 2; i++) must(fcdp__driver_host_unpin(b.drv, b.host[i], b.bytes));
+    for (int i = 0; i < 2; i++) must(fcdp__driver_host_unpin(b.drv, b.host[i], b.bytes, &(size_t){0}));
     bench_close(&b);
     fcdp__driver_close(b.drv);
     return 0;

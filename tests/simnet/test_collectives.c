@@ -391,7 +391,7 @@ static void what_it_touches_is_checked(void **state) {
         rank *ranks = net->ranks;
         char *pinned = NULL;
         assert_int_equal(posix_memalign((void **)&pinned, 4096, 4096), 0);
-        assert_ok(fcdp__driver_host_pin(net->drv, pinned, 4096));
+        assert_ok(fcdp__driver_host_pin(net->drv, pinned, 4096, &(size_t){0}));
         simgpu_set_races(1);
         if (ordered == 1) { /* another stream writes into a part that the all-gather writes */
             assert_ok(fcdp__driver_copy_d2d(net->drv, fcdp__dptr_add(ranks[0].memory, 64),
@@ -418,7 +418,7 @@ static void what_it_touches_is_checked(void **state) {
             fcdp__driver_close(net->drv);
             free(net);
         } else {
-            assert_ok(fcdp__driver_host_unpin(net->drv, pinned, 4096));
+            assert_ok(fcdp__driver_host_unpin(net->drv, pinned, 4096, &(size_t){0}));
             net_destroy(net);
         }
         free(pinned);

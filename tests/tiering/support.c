@@ -412,7 +412,7 @@ gate gate_make(const node *node) {
     gate made = {.drv = node->drv};
     made.word = mmap(NULL, GATE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(made.word != MAP_FAILED);
-    assert_ok(fcdp__driver_host_pin(node->drv, made.word, GATE_BYTES));
+    assert_ok(fcdp__driver_host_pin(node->drv, made.word, GATE_BYTES, &(size_t){0}));
     assert_ok(fcdp__driver_host_dptr(node->drv, made.word, &made.at));
     return made;
 }
@@ -426,7 +426,7 @@ void gate_open(const gate *gate) {
 }
 
 void gate_destroy(gate *gate) {
-    assert_ok(fcdp__driver_host_unpin(gate->drv, gate->word, GATE_BYTES));
+    assert_ok(fcdp__driver_host_unpin(gate->drv, gate->word, GATE_BYTES, &(size_t){0}));
     munmap(gate->word, GATE_BYTES);
 }
 
