@@ -169,6 +169,7 @@ struct fcdp_driver {
     CUmemAllocationProp prop;
     size_t page_bytes;
     int ordinal, numa_node;
+    char pci[32];
     bool is_sim;
 };
 

@@ -94,21 +94,15 @@ static int attribute_get(const fcdp_driver *drv, int attribute, int fallback) {
     return drv->api.cuDeviceGetAttribute(&value, attribute, drv->device) == CUDA_SUCCESS ? value : fallback;
 }
 
-/* The device's NUMA node: drivers before 12.2 do not know the attribute, the kernel knows the PCI slot's. */
-static int numa_node_find(const fcdp_driver *drv) {
-    int node = attribute_get(drv, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
+/* Drivers before CUDA 12.2 do not know the NUMA node. The simulated device has no place on a PCI bus. */
+static void place_find(fcdp_driver *drv) {
     int bus = attribute_get(drv, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, -1);
     int slot = attribute_get(drv, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, -1);
-    if (node >= 0 || drv->is_sim || bus < 0 || slot < 0) return node;
-
-    char path[96];
     int domain = attribute_get(drv, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, 0);
-    snprintf(path, sizeof path, "/sys/bus/pci/devices/%04x:%02x:%02x.0/numa_node", domain, bus, slot);
-    FILE *file = fopen(path, "re");
-    if (!file) return -1;
-    if (fscanf(file, "%d", &node) != 1) node = -1;
-    fclose(file);
-    return node;
+    drv->numa_node = attribute_get(drv, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, -1);
+    if (!drv->is_sim && bus >= 0 && slot >= 0)
+        snprintf(drv->pci, sizeof drv->pci, "%04x:%02x:%02x.0", (unsigned)domain, (unsigned)bus,
+                 (unsigned)slot);
 }
 
 static fcdp_status granularity_get(fcdp_driver *drv) {
@@ -140,7 +134,7 @@ static fcdp_status device_take(fcdp_driver *drv, int ordinal) {
                                       .location = {CU_MEM_LOCATION_TYPE_DEVICE, drv->device}};
     if (attribute_get(drv, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0) == 1)
         drv->prop.allocFlags.gpuDirectRDMACapable = 1;
-    drv->numa_node = numa_node_find(drv);
+    place_find(drv);
 
     result = drv->api.cuDevicePrimaryCtxRetain(&drv->ctx, drv->device);
     if (result != CUDA_SUCCESS)
@@ -207,4 +201,7 @@ size_t fcdp__driver_page_bytes(const fcdp_driver *drv) {
 }
 int fcdp__driver_numa_node(const fcdp_driver *drv) {
     return drv->numa_node;
+}
+const char *fcdp__driver_pci(const fcdp_driver *drv) {
+    return drv->pci;
 }

@@ -122,6 +122,8 @@ typedef struct fcdp_pool_usage {
 void fcdp__pool_usage(fcdp_pool *pool, fcdp_pool_usage *usage_out);
 /* Asks the driver how full the device is, and writes it to the trace. */
 void fcdp__pool_trace_device(fcdp_pool *pool);
+/* What the driver has page-locked, to the trace. Cheap. */
+void fcdp__pool_trace_pins(const fcdp_pool *pool);
 /* Of the holder, and of all pages. */
 void fcdp__pool_reset_peak(fcdp_pool *pool, fcdp_holder holder);
 

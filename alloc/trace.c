@@ -93,6 +93,13 @@ void fcdp__pool_trace_device(fcdp_pool *pool) {
     fcdp__trace_set(FCDP_COUNT_OTHERS_BYTES, used_bytes > ours_bytes ? used_bytes - ours_bytes : 0);
 }
 
+void fcdp__pool_trace_pins(const fcdp_pool *pool) {
+    fcdp_driver_pins pins = fcdp__driver_pins_get(fcdp__pool_driver(pool));
+    fcdp__trace_set(FCDP_COUNT_HOST_PINS, pins.n_made);
+    fcdp__trace_set(FCDP_COUNT_HOST_UNPINS, pins.n_undone);
+    fcdp__trace_set(FCDP_COUNT_HOST_PINNED_BYTES, pins.bytes);
+}
+
 /* ---- shortages ---- */
 
 void fcdp__pool_tell_pressure(fcdp_pool_shortage *shortage, const fcdp_pool_stats *now) {

@@ -94,6 +94,10 @@ typedef struct option_parser {
     X(EXPERT, "FCDP_PIN", "auto|require|never", "auto",                                                      \
       "page-lock the host tier: auto: if possible; require: or stop the job; never",                         \
       FIELD(CHOICE, pin, 0, 0))                                                                              \
+    X(EXPERT, "FCDP_PIN_CPU", "auto|off", "auto",                                                            \
+      "auto: a process whose model computes on a device runs on the CPUs of the device's NUMA node, if the " \
+      "machine has several and nothing else has bound the process; off: threads are left where they are",   \
+      FIELD(CHOICE, pin_cpu, 0, 0))                                                                          \
     X(EXPERT, "FCDP_FINGERPRINT", "auto|device|never", "auto",                                               \
       "compare parameters by content, to find unannounced changes: auto: by a kernel on a GPU, "             \
       "by the host on CPUs; device: by the kernel "                                                          \
@@ -132,6 +136,11 @@ typedef struct option_parser {
     X(DEVELOPMENT, "FCDP_SIM_RACES", "0|1", "",                                                              \
       "the simulated driver fails on accesses of two streams to the same bytes that nothing orders",         \
       NO_FIELD)                                                                                              \
+    X(DEVELOPMENT, "FCDP_SIM_ROOT", "path", "",                                                              \
+      "a directory that is put before /sys and /proc where NUMA nodes and CPUs are read for the simulated "  \
+      "device: the machine that it describes",                                                               \
+      NO_FIELD)                                                                                              \
+    X(DEVELOPMENT, "FCDP_SIM_NUMA", "node", "", "the simulated device's NUMA node", NO_FIELD)                \
     X(DEVELOPMENT, "FCDP_SIM_TIMELINE", "path", "",                                                          \
       "the simulated driver writes what its streams do as a Chrome trace; %p in the path is the process's "  \
       "id",                                                                                                  \

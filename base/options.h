@@ -15,6 +15,7 @@ typedef enum fcdp_restore_mode {
     FCDP_RESTORE_AUTO
 } fcdp_restore_mode;
 typedef enum fcdp_pin_mode { FCDP_PIN_AUTO, FCDP_PIN_REQUIRE, FCDP_PIN_NEVER } fcdp_pin_mode;
+typedef enum fcdp_pin_cpu_mode { FCDP_PIN_CPU_AUTO, FCDP_PIN_CPU_OFF } fcdp_pin_cpu_mode;
 typedef enum fcdp_fingerprint_mode {
     FCDP_FINGERPRINT_AUTO,
     FCDP_FINGERPRINT_DEVICE,
@@ -52,6 +53,7 @@ typedef struct fcdp_options {
     /* FCDP_HOST_BUDGET per node; 0: what the machine and its cgroup allow */
     size_t host_budget_bytes;
     fcdp_pin_mode pin;                 /* FCDP_PIN=auto|require|never */
+    fcdp_pin_cpu_mode pin_cpu;         /* FCDP_PIN_CPU=auto|off */
     fcdp_fingerprint_mode fingerprint; /* FCDP_FINGERPRINT=auto|device|never */
     /* FCDP_AGREE=forward|unshard: how often the ranks agree on what is stale */
     fcdp_agree_mode agree;

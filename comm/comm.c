@@ -183,11 +183,12 @@ fcdp_status fcdp__comm_fingerprint_end(fcdp_comm *comm, fcdp_fingerprints *batch
 /* ---- host memory ---- */
 
 static fcdp_host_config host_config(const fcdp_comm *comm) {
-    const fcdp_engine *engine = comm->engine;
+    fcdp_engine *engine = comm->engine;
     return (fcdp_host_config){
         .drv = engine->drv,
         .account = engine->account,
-        .numa_node = fcdp__driver_numa_node(engine->drv),
+        .numa_node = engine->numa.memory_node,
+        .counts = &engine->counts,
         .pin = engine->options.pin,
         .slice = comm->topology.local,
         .n_slices = comm->topology.node_size,

@@ -8,6 +8,7 @@
  */
 #include "comm/engine.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,6 +45,31 @@ static fcdp_mapping_mode mapping_choose(const fcdp_engine_config *config) {
     return options->check < 2 && config->storages_raise ? FCDP_MAPPING_SLOTS : FCDP_MAPPING_EXACT;
 }
 
+/* Threads that the driver has started, and those of the framework, go where the device is. Where the host
+ * computes they are the model's, and stay. */
+static void cpus_bind(fcdp_engine *engine) {
+    bool is_sim = fcdp__driver_is_sim(engine->drv);
+    const char *described = is_sim ? getenv("FCDP_SIM_ROOT") : NULL;
+    const fcdp_numa_device device = {.node = fcdp__driver_numa_node(engine->drv),
+                                     .pci = fcdp__driver_pci(engine->drv)};
+    fcdp_numa_plan *plan = &engine->numa;
+    if (!fcdp__cpus_own(&engine->cpus_before)) return;
+    fcdp__numa_plan(described ? described : "", &device, engine->options.pin_cpu == FCDP_PIN_CPU_AUTO,
+                    &engine->cpus_before, plan);
+    if (engine->host_computes && plan->binds) {
+        plan->binds = false;
+        snprintf(plan->text, sizeof plan->text, "%u NUMA nodes; the model computes on CPUs: nothing is bound",
+                 plan->n_nodes);
+    }
+    if (plan->binds && !fcdp__cpus_bind(&engine->cpus_before, &plan->cpus)) {
+        plan->binds = false;
+        snprintf(plan->text, sizeof plan->text, "NUMA node %d of %u; the system refuses to bind threads",
+                 plan->node, plan->n_nodes);
+    }
+    fcdp__trace_set(FCDP_COUNT_BOUND_CPUS, plan->binds ? fcdp__cpus_count(&plan->cpus) : 0);
+    fcdp__log(FCDP_LOG_INFO, "%s", plan->text);
+}
+
 /* Options that are left to FCDP are decided once the driver is known. Where the host computes, ranks are
  * joined by its memory alone, so a restore is whole; else it depends on the transport
  * (fcdp__group_by_slice). */
@@ -57,6 +83,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     engine->drv = device->drv;
     engine->pool = device->pool;
     if (status) return status;
+    cpus_bind(engine);
     fcdp_options *options = &engine->options;
     if (options->restore == FCDP_RESTORE_AUTO && engine->host_computes) options->restore = FCDP_RESTORE_WHOLE;
     options->mapping = mapping_choose(config);
@@ -82,6 +109,7 @@ static void engine_close(fcdp_engine *engine) {
     fcdp__tiering_destroy(engine->tiering);
     fcdp__account_destroy(engine->account);
     fcdp_device_close(&engine->own);
+    if (engine->numa.binds) (void)fcdp__cpus_bind(&engine->numa.cpus, &engine->cpus_before);
     fcdp__lock_destroy(&engine->lock);
     free(engine);
 }
@@ -262,6 +290,11 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
         fcdp__account_usage(engine->account, &stats_out->host_bytes, &stats_out->host_peak_bytes);
     if (engine->account) fcdp__account_trace(engine->account);
     fcdp__lock_release(&engine->lock);
+    fcdp__pool_trace_pins(engine->pool);
+    stats_out->pins = fcdp__driver_pins_get(engine->drv);
+    stats_out->numa = engine->numa;
+    stats_out->host_near_bytes = n[FCDP_COUNT_HOST_NEAR_BYTES];
+    stats_out->host_far_bytes = n[FCDP_COUNT_HOST_FAR_BYTES];
     fcdp__tiering_stats_get(engine->tiering, &stats_out->moves);
     stats_out->device_bytes = pool.held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes;
     stats_out->device_peak_bytes = pool.peak_held_pages[FCDP_HOLDER_GATHERED] * pool.page_bytes;

@@ -23,6 +23,7 @@
 
 #include "alloc/heap.h"
 #include "base/options.h"
+#include "tiering/numa.h"
 #include "tiering/region.h"
 
 typedef struct fcdp_engine fcdp_engine;
@@ -93,6 +94,9 @@ typedef struct fcdp_engine_stats {
     size_t device_bytes, device_peak_bytes; /* pages of gathered parameters */
     size_t device_budget_bytes;
     size_t host_bytes, host_peak_bytes; /* the node's */
+    fcdp_driver_pins pins;
+    uint64_t host_near_bytes, host_far_bytes; /* of this rank's slices, by where their pages came from */
+    fcdp_numa_plan numa;
 } fcdp_engine_stats;
 
 void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out);

@@ -14,6 +14,7 @@
 #include "comm/tree.h"
 #include "comm/unshard.h"
 #include "comm/validity.h"
+#include "tiering/numa.h"
 #include "tiering/segv.h"
 
 /* Gathers take the two of INTER in turn, so that one gets ready while the one before is on the link. */
@@ -51,6 +52,8 @@ struct fcdp_engine {
     fcdp_account *account;           /* NULL until created or joined */
     _Atomic(fcdp_stream_set *) sets; /* the last one made; the first lasts too, until the engine ends */
     fcdp_monitor *monitor;
+    fcdp_numa_plan numa;
+    fcdp_cpus cpus_before; /* numa.binds: where threads ran before */
     fcdp_counts counts; /* what others count is filled in when the stats are asked for */
     fcdp_lock lock;
     /* guarded by lock */

@@ -96,6 +96,7 @@ static void *monitor_main(void *arg) {
             if (status) fcdp__comm_fail_locked(comm, status);
         }
         if (engine->account) fcdp__account_trace(engine->account);
+        fcdp__pool_trace_pins(engine->pool);
         fcdp__lock_release(&engine->lock);
         if (may_look) fcdp__engine_trace_poll(engine, n++);
         pthread_mutex_lock(&monitor->mutex);

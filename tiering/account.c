@@ -11,6 +11,7 @@
 
 #include "base/size.h"
 #include "base/trace.h"
+#include "tiering/cgroup.h"
 #include "tiering/trace_events.h"
 
 #include <errno.h>
@@ -63,7 +64,7 @@ static size_t left_of(uint64_t limit, uint64_t usage, uint64_t reclaimable) {
 static void narrow_by_cgroup(const char *root, const memory_controller *controller, char *group,
                              fcdp_headroom *h) {
     char dir[PATH_BYTES], path[PATH_BYTES + 64];
-    for (;;) {
+    do {
         uint64_t limit, usage = 0, cache = 0;
         if (snprintf(dir, sizeof dir, "%s%s%s", root, controller->mount, group) >= (int)sizeof dir) return;
         snprintf(path, sizeof path, "%s/%s", dir, controller->usage_file);
@@ -77,14 +78,11 @@ static void narrow_by_cgroup(const char *root, const memory_controller *controll
             snprintf(h->limit, sizeof h->limit, "what the cgroup's limit of %s leaves (%.100s)",
                      fcdp__size_text(limit).s, path + strlen(root));
         }
-        char *slash = strrchr(group, '/');
-        if (!slash) return;
-        *slash = 0;
-    }
+    } while (fcdp__cgroup_up(group));
 }
 
 fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) {
-    char path[PATH_BYTES], line[PATH_BYTES];
+    char path[PATH_BYTES], group[PATH_BYTES];
     uint64_t total_kib, available_kib;
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
     if (!read_number(path, "MemTotal:", &total_kib) || !read_number(path, "MemAvailable:", &available_kib))
@@ -93,21 +91,9 @@ fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) {
     fcdp_headroom h = {.available_bytes = available_kib * 1024, .total_bytes = total_kib * 1024};
     snprintf(h.limit, sizeof h.limit, "the memory that this machine has left (MemAvailable)");
 
-    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
-    FILE *file = fopen(path, "re");
-    while (file && fgets(line, sizeof line, file)) { /* "hierarchy:controllers:path" */
-        line[strcspn(line, "\n")] = 0;
-        char *controllers = strchr(line, ':');
-        char *group = controllers ? strchr(controllers + 1, ':') : NULL;
-        if (!group) continue;
-        *group++ = 0;
-        if (!strcmp(group, "/")) group++;
-        if (!controllers[1])
-            narrow_by_cgroup(root, &CGROUP_V2, group, &h);
-        else if (strstr(controllers, "memory"))
-            narrow_by_cgroup(root, &CGROUP_V1, group, &h);
-    }
-    if (file) fclose(file);
+    if (fcdp__cgroup_find(root, "", group, sizeof group)) narrow_by_cgroup(root, &CGROUP_V2, group, &h);
+    if (fcdp__cgroup_find(root, "memory", group, sizeof group))
+        narrow_by_cgroup(root, &CGROUP_V1, group, &h);
     *headroom_out = h;
     return FCDP_OK;
 }

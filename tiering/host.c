@@ -6,9 +6,8 @@
  * A rank page-locks what it copies and no more: page-locking takes time by its bytes (about 1 s for 1 to 2
  * GB), and each process pays for itself. A range may take several registrations, since drivers limit the size
  * of one. No registration may stay behind: another mapping may get its addresses, which CUDA would then take
- * for the old pages. A block's pages should come from the NUMA node of the device that copies them. That is a
- * preference and never a demand: containers without CAP_SYS_NICE forbid mbind, and a strictly bound mapping
- * would meet the OOM killer when its node is full.
+ * for the old pages. A block's pages should come from the NUMA node of the device that copies them (numa.h),
+ * and be huge where the system gives such pages to shared memory that asks for them.
  *
  * The file knows neither where in the slab there is room (offsets.c) nor what a block's bytes mean
  * (region.c).
@@ -18,17 +17,16 @@
 #include "base/size.h"
 #include "base/trace.h"
 #include "tiering/host_internal.h"
+#include "tiering/numa.h"
 #include "tiering/trace_events.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/mempolicy.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 /* The slab is sparse: addresses for size-class slack and for the arena's geometric growth cost nothing. */
@@ -373,24 +371,6 @@ static size_t pinned_run_bytes(const fcdp_pinned *pinned, size_t offset_bytes, s
     return bytes;
 }
 
-/* ---- NUMA nodes ---- */
-
-enum { MAX_NODES = 1024, BITS = 8 * sizeof(unsigned long) }; /* CONFIG_NODES_SHIFT is at most 10 */
-
-/* This makes the system call itself: libnuma offers more than one call needs, and a wheel would have to
- * bundle it. */
-bool fcdp__numa_prefer(void *at, size_t bytes, int node) {
-    unsigned long mask[MAX_NODES / BITS] = {0};
-    if (node < 0 || node >= MAX_NODES) return false;
-    mask[node / BITS] = 1UL << node % BITS;
-    /* The kernel reads one bit fewer than it is told. */
-    if (syscall(SYS_mbind, at, bytes, MPOL_PREFERRED, mask, (unsigned long)MAX_NODES + 1, 0) == 0)
-        return true;
-    fcdp__log(FCDP_LOG_DEBUG, "host tier: NUMA node %d not honoured for %zu bytes: %s", node, bytes,
-              strerror(errno));
-    return false;
-}
-
 /* ---- a block as this rank attaches it ---- */
 
 /* The board must be page-locked, since streams write it and wait for it; the data should be. Without a driver
@@ -427,16 +407,46 @@ static fcdp_status block_pin(fcdp_host_block *block, const fcdp_host_share *shar
     return status ? status : fcdp__driver_host_dptr(drv, block->board, &block->board_at);
 }
 
-/* The policy is the memory's, not the mapping's: of several ranks that ask for a page, the
- * last one before its first use is heard. */
-static void block_bind(const fcdp_host_block *block, const fcdp_host_share *share) {
+/* Those that lie in [offset, offset + bytes) as a whole. Pure. */
+static fcdp_piece inner_pages(size_t offset_bytes, size_t bytes, size_t page_bytes) {
+    size_t begin = fcdp__round_up(offset_bytes, page_bytes);
+    size_t end = (offset_bytes + bytes) / page_bytes * page_bytes;
+    return (fcdp_piece){begin, begin < end ? end - begin : 0};
+}
+
+/* Ask for huge pages in [at, at + bytes), which other ranks' slices adjoin: of those alone that lie in it.
+ * /sys/kernel/mm/transparent_hugepage/shmem_enabled decides. */
+static void huge_ask(char *at, size_t bytes) {
+    fcdp_piece inner = inner_pages((uintptr_t)at, bytes, FCDP_HUGE_BYTES);
+    if (inner.bytes) (void)madvise((void *)inner.offset_bytes, inner.bytes, MADV_HUGEPAGE);
+}
+
+/* Before the first use of the pages. The NUMA policy is the memory's, not the mapping's: of several ranks
+ * that ask for a page, the last one before its first use is heard. */
+static void block_prepare(const fcdp_host_block *block, const fcdp_host_share *share) {
     size_t page = block->host->page_bytes;
     for (int s = 0; s < FCDP_N_SPANS; s++) {
         fcdp_pinned whole_pages;
         pinned_cover(&share->own[s], 1, page, &whole_pages);
-        if (whole_pages.n)
-            (void)fcdp__numa_prefer(block->data + whole_pages.ranges[0].offset_bytes,
-                                    whole_pages.ranges[0].bytes, block->host->config.numa_node);
+        if (!whole_pages.n) continue;
+        char *at = block->data + whole_pages.ranges[0].offset_bytes;
+        (void)fcdp__numa_prefer(at, whole_pages.ranges[0].bytes, block->host->config.numa_node);
+        huge_ask(at, whole_pages.ranges[0].bytes);
+    }
+}
+
+/* Where the pages came from: known once they are page-locked. A page at a slice's edge is the neighbour's,
+ * too. */
+static void block_count(const fcdp_host_block *block, const fcdp_host_share *share) {
+    const fcdp_host_config *config = &block->host->config;
+    for (int s = 0; s < FCDP_N_SPANS && config->counts && config->numa_node >= 0; s++) {
+        const fcdp_piece *own = &share->own[s];
+        fcdp_piece inner = inner_pages(own->offset_bytes, own->bytes, block->host->page_bytes);
+        size_t near_bytes, far_bytes;
+        fcdp__numa_count(block->data + inner.offset_bytes, inner.bytes, config->numa_node, &near_bytes,
+                         &far_bytes);
+        fcdp__count(config->counts, FCDP_COUNT_HOST_NEAR_BYTES, near_bytes);
+        fcdp__count(config->counts, FCDP_COUNT_HOST_FAR_BYTES, far_bytes);
     }
 }
 
@@ -475,9 +485,10 @@ fcdp_status fcdp__host_attach(fcdp_host *host, uint64_t offset, size_t data_byte
                                .data = at + page,
                                .data_bytes = data_bytes,
                                .map_bytes = map_bytes};
-    block_bind(block, share);
+    block_prepare(block, share);
     atomic_fetch_add(&host->n_blocks, 1);
     fcdp_status status = block_pin(block, share);
+    if (!status) block_count(block, share);
     if (status) {
         fcdp_failure failure = fcdp__failure_keep(status);
         fcdp__host_detach(block);

@@ -13,6 +13,7 @@
 
 #include "alloc/driver.h"
 #include "base/options.h"
+#include "base/trace.h"
 #include "tiering/account.h"
 #include "tiering/layout.h"
 
@@ -22,7 +23,8 @@ typedef struct fcdp_host_block fcdp_host_block;
 typedef struct fcdp_host_config {
     fcdp_driver *drv;
     fcdp_account *account; /* borrowed */
-    int numa_node;         /* -1: wherever */
+    int numa_node;         /* that pages of its slices come from; -1: wherever */
+    fcdp_counts *counts;   /* FCDP_COUNT_HOST_NEAR_BYTES and _FAR_BYTES; NULL: they are not counted */
     fcdp_pin_mode pin;
     /* this rank's index among the shard group's ranks on the node, their number (<= FCDP_MAX_SLICES) */
     uint32_t slice, n_slices;

@@ -79,8 +79,4 @@ struct fcdp_host {
     fcdp_block_record *records;
 };
 
-/* Pages of [at, at + bytes) that are first touched from now on come from `node` while it has any. `at` page
- * aligned; node -1: no preference. A failure is a debug line. True when the kernel took the preference. */
-bool fcdp__numa_prefer(void *at, size_t bytes, int node);
-
 #endif

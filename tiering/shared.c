@@ -40,8 +40,29 @@ bool fcdp__process_start_time(int32_t pid, uint64_t *start_time_out) {
     return true;
 }
 
+/* A huge page of the file is one of the mapping where both begin at multiples of its size. So addresses are
+ * chosen that leave the same rest as the offset does; those beside them go back. */
+static void *map_in_step(int fd, uint64_t offset, size_t bytes) {
+    char *room = mmap(NULL, bytes + FCDP_HUGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                      -1, 0);
+    if (room == MAP_FAILED) return MAP_FAILED;
+    size_t before = (size_t)(offset - (uintptr_t)room) % FCDP_HUGE_BYTES;
+    size_t end = fcdp__round_up(before + bytes, (size_t)sysconf(_SC_PAGESIZE));
+    void *at = mmap(room + before, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
+                    (off_t)offset);
+    int error = errno;
+    if (at == MAP_FAILED) munmap(room, bytes + FCDP_HUGE_BYTES);
+    if (at != MAP_FAILED && before) munmap(room, before);
+    if (at != MAP_FAILED && end < bytes + FCDP_HUGE_BYTES)
+        munmap(room + end, bytes + FCDP_HUGE_BYTES - end);
+    errno = error;
+    return at;
+}
+
 void *fcdp__shared_map(int fd, uint64_t offset, size_t bytes) {
-    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset);
+    void *at = bytes < FCDP_HUGE_BYTES
+                   ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, (off_t)offset)
+                   : map_in_step(fd, offset, bytes);
     if (at == MAP_FAILED) return NULL;
     /* A forked data loader must not keep pinned pages alive, nor write them. */
     (void)madvise(at, bytes, MADV_DONTFORK);

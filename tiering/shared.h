@@ -19,7 +19,10 @@ fcdp_status fcdp__shared_create(const char *name, size_t bytes, int *fd_out,
 /* FCDP_ERR_UNSUPPORTED with the reason: the maker is gone, in another PID
  * namespace or container, or another user's. */
 fcdp_status fcdp__shared_open(const fcdp_shared_ticket *ticket, int *fd_out) FCDP_MUST_CHECK;
-/* Map `bytes` at `offset`, not inherited by forked children; NULL: errno says why. */
+/* A huge page, where the architecture's is of this size. */
+enum { FCDP_HUGE_BYTES = 2 << 20 };
+/* Map `bytes` at `offset`, not inherited by forked children; NULL: errno says why. Where `bytes` is at least
+ * FCDP_HUGE_BYTES, the address leaves the same rest modulo that as the offset. */
 void *fcdp__shared_map(int fd, uint64_t offset, size_t bytes);
 
 /* Start time of `pid` in clock ticks since boot (field 22 of

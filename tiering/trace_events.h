@@ -63,7 +63,11 @@
     X(HOST_BUDGET_BYTES, 48, "host.budget_bytes", BYTES, LEVEL, "its budget (FCDP_HOST_BUDGET)")             \
     X(MEMORY_WAIT_NS, 49, "moves.memory_wait_ns", NS, SUM, "time of moves.memory_waits")                     \
     X(PLANS, 50, "moves.plans", COUNT, SUM, "plans of what to keep (FCDP_POLICY=next-use)")                  \
-    X(SURPRISES, 51, "moves.surprises", COUNT, SUM, "uses that a plan did not expect, which ended it")
+    X(SURPRISES, 51, "moves.surprises", COUNT, SUM, "uses that a plan did not expect, which ended it")       \
+    X(HOST_NEAR_BYTES, 52, "host.near_bytes", BYTES, SUM,                                                    \
+      "of this rank's slices, pages that came from its device's NUMA node (0 where there is one node)")      \
+    X(HOST_FAR_BYTES, 53, "host.far_bytes", BYTES, SUM, "and from others")                                   \
+    X(BOUND_CPUS, 54, "host.bound_cpus", COUNT, LEVEL, "CPUs to which threads are bound (FCDP_PIN_CPU); 0: none")
 
 /* Of events with FCDP_TRACE_ON_STREAM: what their `thread` is. */
 #define FCDP_TIERING_STREAMS(X)                                                                              \

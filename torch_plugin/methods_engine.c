@@ -153,12 +153,14 @@ METHOD_NOARGS(engine_stats) {
     fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
     fcdp_engine_stats s;
+    char cpus[512] = "";
     Py_BEGIN_ALLOW_THREADS fcdp_engine_stats_get(engine, &s);
-    Py_END_ALLOW_THREADS return Py_BuildValue(
+    Py_END_ALLOW_THREADS if (s.numa.binds) fcdp__cpus_text(&s.numa.cpus, cpus, sizeof cpus);
+    return Py_BuildValue(
         "{s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,"
         "s:K,s:K}"
         ",s:{s:n,"
-        "s:n,s:n},s:{s:n,s:n}}",
+        "s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:K,s:K,s:s,s:s}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "gather", counts_of(&s.gather), "restore",
         counts_of(&s.restore), "gathers", "made", s.gathers.made, "avoided", s.gathers.avoided, "forward",
         s.gathers.forward, "backward", s.gathers.backward, "saved", "plain_bytes", s.plain_bytes,
@@ -170,7 +172,9 @@ METHOD_NOARGS(engine_stats) {
         s.moves.n_plans, "surprises", s.moves.n_surprises, "device_bytes", "current",
         (Py_ssize_t)s.device_bytes, "peak", (Py_ssize_t)s.device_peak_bytes, "budget",
         (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak",
-        (Py_ssize_t)s.host_peak_bytes);
+        (Py_ssize_t)s.host_peak_bytes, "host", "pins", s.pins.n_made, "unpins", s.pins.n_undone,
+        "pinned_bytes", s.pins.bytes, "numa_node", s.numa.node, "near_bytes", s.host_near_bytes, "far_bytes",
+        s.host_far_bytes, "cpus", cpus, "binding", s.numa.text);
 }
 
 METHOD_NOARGS(engine_reset_peaks) {
@@ -230,8 +234,8 @@ static PyMethodDef methods[] = {
      DOC("stats($self, /)",
          "What the engine has done so far: a dict of dicts.\n\n"
          "driver: \"sim\" or \"cuda\". gather, restore: (calls, bytes sent between nodes, bytes sent\n"
-         "within the node) of this rank. gathers, saved, waits, moves, device_bytes, host_bytes: as\n"
-         "fcdp.stats() has them.")},
+         "within the node) of this rank. gathers, saved, waits, moves, device_bytes, host_bytes, host:\n"
+         "as fcdp.stats() has them.")},
     {"reset_peaks", engine_reset_peaks, METH_NOARGS,
      DOC("reset_peaks($self, /)", "Set the peaks in stats() to the current values.")},
     {"destroy", engine_destroy, METH_NOARGS,

@@ -1,8 +1,10 @@
 /* The one device, its primary context and the names of errors. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "sim/gpu/internal.h"
+
 
 #define DRIVER_VERSION 13000
 
@@ -103,14 +105,19 @@ CUresult cuDeviceGetName(char *name_out, int len, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
+/* Node 0 where the machine has nodes; FCDP_SIM_NUMA on a machine that FCDP_SIM_ROOT describes. */
+static int numa_node(void) {
+    const char *node = getenv("FCDP_SIM_NUMA");
+    if (node && node[0]) return atoi(node);
+    return access("/sys/devices/system/node/node0", F_OK) == 0 ? 0 : -1;
+}
+
 /* The PCI domain is one that no machine has, so that a real device's sysfs entry is never taken for this
  * one. */
 static bool attribute_value(CUdevice_attribute attribute, int *value_out) {
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID: *value_out = 0xFCD0; return true;
-    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:
-        *value_out = access("/sys/devices/system/node/node0", F_OK) == 0 ? 0 : -1;
-        return true;
+    case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID: *value_out = numa_node(); return true;
     case CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT: *value_out = 2; return true;
     case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
     case CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED:

@@ -28,6 +28,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->headroom_bytes, 2ull << 30);
     assert_int_equal(options->host_budget_bytes, 0);
     assert_int_equal(options->pin, FCDP_PIN_AUTO);
+    assert_int_equal(options->pin_cpu, FCDP_PIN_CPU_AUTO);
     assert_int_equal(options->fingerprint, FCDP_FINGERPRINT_AUTO);
     assert_int_equal(options->agree, FCDP_AGREE_FORWARD);
     assert_int_equal(options->prefetch, 1);
@@ -91,6 +92,7 @@ static void values_reach_their_fields(void **state) {
                                  "FCDP_HEADROOM=3G",
                                  "FCDP_HOST_BUDGET=512m",
                                  "FCDP_PIN=never",
+                                 "FCDP_PIN_CPU=off",
                                  "FCDP_FINGERPRINT=never",
                                  "FCDP_PREFETCH=0",
                                  "FCDP_WHOLE_TENSORS=0",
@@ -118,6 +120,7 @@ static void values_reach_their_fields(void **state) {
     assert_int_equal(options.headroom_bytes, 3ull << 30);
     assert_int_equal(options.host_budget_bytes, 512ull << 20);
     assert_int_equal(options.pin, FCDP_PIN_NEVER);
+    assert_int_equal(options.pin_cpu, FCDP_PIN_CPU_OFF);
     assert_int_equal(options.fingerprint, FCDP_FINGERPRINT_NEVER);
     assert_int_equal(options.prefetch, 0);
     assert_false(options.whole_tensors);
@@ -143,6 +146,8 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_PIN=auto", offsetof(fcdp_options, pin), FCDP_PIN_AUTO},
         {"FCDP_PIN=require", offsetof(fcdp_options, pin), FCDP_PIN_REQUIRE},
         {"FCDP_PIN=never", offsetof(fcdp_options, pin), FCDP_PIN_NEVER},
+        {"FCDP_PIN_CPU=auto", offsetof(fcdp_options, pin_cpu), FCDP_PIN_CPU_AUTO},
+        {"FCDP_PIN_CPU=off", offsetof(fcdp_options, pin_cpu), FCDP_PIN_CPU_OFF},
         {"FCDP_FINGERPRINT=auto", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_AUTO},
         {"FCDP_FINGERPRINT=device", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_DEVICE},
         {"FCDP_FINGERPRINT=never", offsetof(fcdp_options, fingerprint), FCDP_FINGERPRINT_NEVER},

@@ -86,6 +86,10 @@ def stats() -> dict[str, Any]:
       those trainable_bytes, gathers_made, gathers_avoided, state, ranks_per_node, and
       plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
+    - ``host``: what this process has page-locked: pins and unpins (ranges, so far), pinned_bytes; its device's
+      numa_node (-1: the machine has one, or does not say), and of its own slices near_bytes and far_bytes,
+      which came from that node and from others; cpus, to which FCDP_PIN_CPU has bound its threads ("": it
+      has not), and binding, a line that says why;
     - ``bypassed``: groups left to plain FSDP: group (its name), reason, and bytes and trainable_bytes where
       they are known; "every group" where the job has no FSDP modules;
     - ``saved``: inter-node bytes per node plain_bytes, which plain FSDP's flat gathers would have sent, and

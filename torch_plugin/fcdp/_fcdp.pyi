@@ -94,6 +94,7 @@ class _EngineStats(TypedDict):
     moves: dict[str, int]
     device_bytes: dict[str, int]
     host_bytes: dict[str, int]
+    host: dict[str, Any]
 
 class _GroupStats(TypedDict):
     name: str

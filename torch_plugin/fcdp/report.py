@@ -28,6 +28,7 @@ def _nothing_yet() -> dict[str, Any]:
         "groups": [],
         "device_bytes": {"current": 0, "peak": 0},
         "host_bytes": {"current": 0, "peak": 0},
+        "host": {},
         "bypassed": [],
         "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0},
         "waits": {},
@@ -68,7 +69,8 @@ def stats() -> dict[str, Any]:
         out[key] |= core[key]
     out["waits"], out["python_calls"] = core["waits"], _fcdp.python_calls()
     out["waits"]["agreements"] = out["collectives"]["agree"]["calls"]
-    out["moves"], out["device_bytes"], out["host_bytes"] = core["moves"], core["device_bytes"], core["host_bytes"]
+    for key in ("moves", "device_bytes", "host_bytes", "host"):
+        out[key] = core[key]
     groups = (
         {**one.handle.stats(), "id": id_, "ranks_per_node": one.shards.node_size}
         for id_, one in list(group.by_id.items())

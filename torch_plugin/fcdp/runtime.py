@@ -43,6 +43,8 @@ class Runtime:
         # one pool of pages for parameters and tensors; all tensors of "sim" are fcdp_alloc's
         shares = tensors.is_current() if is_cuda else not on_host
         ordinal = device.index or 0 if is_cuda else 0  # simgpu has one device, whatever its index in torch
+        if not on_host:  # torch counts CPUs once, when it is first asked; the engine may bind the process to fewer
+            torch.get_num_threads()
         self.engine = _fcdp.create_engine(kind, ordinal, library, shares, released.SUPPORTED, on_host)
         self.device = device
         if kind == _fcdp.DRIVER_CUDA and not shares:
