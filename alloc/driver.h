@@ -34,8 +34,8 @@ void fcdp__driver_close(fcdp_driver *drv);
 unsigned long fcdp__driver_calls(const fcdp_driver *drv); /* made so far, contexts aside */
 bool fcdp__driver_is_sim(const fcdp_driver *drv);
 size_t fcdp__driver_page_bytes(const fcdp_driver *drv); /* mapping granularity, 2 MiB */
-int fcdp__driver_numa_node(const fcdp_driver *drv);     /* the device's, as the driver says; -1: it does not */
-const char *fcdp__driver_pci(const fcdp_driver *drv);   /* as in /sys/bus/pci/devices; "": unknown, or sim */
+int fcdp__driver_numa_node(const fcdp_driver *drv);   /* the device's, as the driver says; -1: it does not */
+const char *fcdp__driver_pci(const fcdp_driver *drv); /* as in /sys/bus/pci/devices; "": unknown, or sim */
 fcdp_status fcdp__driver_mem_info(fcdp_driver *drv, size_t *free_bytes_out,
                                   size_t *total_bytes_out) FCDP_MUST_CHECK;
 

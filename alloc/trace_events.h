@@ -65,7 +65,7 @@
     X(FREE_BYTES, 24, "device.free_bytes", BYTES, LEVEL, "free on the device when it was last asked")        \
     X(OTHERS_BYTES, 25, "device.others_bytes", BYTES, LEVEL,                                                 \
       "used on the device by then, but not from the pool: other processes, NCCL, the CUDA context")          \
-    X(YIELDED_BYTES, 26, "device.yielded_bytes", BYTES, SUM, "given to the process's other allocator")        \
+    X(YIELDED_BYTES, 26, "device.yielded_bytes", BYTES, SUM, "given to the process's other allocator")       \
     X(HOST_PINS, 27, "host.pins", COUNT, SUM, "ranges of host memory that were page-locked")                 \
     X(HOST_UNPINS, 28, "host.unpins", COUNT, SUM, "of those, unlocked again")                                \
     X(HOST_PINNED_BYTES, 29, "host.pinned_bytes", BYTES, LEVEL, "page-locked now, by FCDP in this process")

@@ -96,7 +96,7 @@ typedef struct option_parser {
       FIELD(CHOICE, pin, 0, 0))                                                                              \
     X(EXPERT, "FCDP_PIN_CPU", "auto|off", "auto",                                                            \
       "auto: a process whose model computes on a device runs on the CPUs of the device's NUMA node, if the " \
-      "machine has several and nothing else has bound the process; off: threads are left where they are",   \
+      "machine has several and nothing else has bound the process; off: threads are left where they are",    \
       FIELD(CHOICE, pin_cpu, 0, 0))                                                                          \
     X(EXPERT, "FCDP_FINGERPRINT", "auto|device|never", "auto",                                               \
       "compare parameters by content, to find unannounced changes: auto: by a kernel on a GPU, "             \

@@ -54,7 +54,7 @@ struct fcdp_engine {
     fcdp_monitor *monitor;
     fcdp_numa_plan numa;
     fcdp_cpus cpus_before; /* numa.binds: where threads ran before */
-    fcdp_counts counts; /* what others count is filled in when the stats are asked for */
+    fcdp_counts counts;    /* what others count is filled in when the stats are asked for */
     fcdp_lock lock;
     /* guarded by lock */
     fcdp_comm *comms;

@@ -19,6 +19,7 @@ import pytest
 
 sys.path.append(str(pathlib.Path(__file__).with_name("torch_plugin")))
 import launch
+from described import describe
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = pathlib.Path(sysconfig.get_path("scripts"))
@@ -321,6 +322,51 @@ def test_the_doctor_goes_by_the_limit_of_the_cgroup(tmp_path, group, files):
     assert re.match(
         r"940 MB for parameters: 7/8 of what the cgroup's limit of 1\.07 GB leaves \(.*\).* True$", done.stdout
     ), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("nodes", "settings", "said"),
+    [
+        (([4096], "all"), {}, "NUMA node 1 of 2; threads stay on CPUs "),  # not all of the machine's
+        (([], "all"), {}, "which are on node 1\n"),
+        (("first", "others"), {}, "NUMA node 1 of 2; threads are bound to its CPUs "),
+        (("first", "others"), {"FCDP_PIN_CPU": "off"}, "NUMA node 1 of 2; FCDP_PIN_CPU=off: threads run on "),
+        (("first", "others"), {"FCDP_DRIVER": "sim"}, "2 NUMA nodes; the model computes on CPUs: nothing is bound\n"),
+    ],
+    ids=["narrower", "all there", "bound", "off", "on CPUs"],
+)
+def test_the_doctor_says_where_threads_would_run(tmp_path, nodes, settings, said):
+    """On a machine with two NUMA nodes, which FCDP_SIM_ROOT describes."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2 and "others" in nodes:
+        pytest.skip("needs 2 CPUs")
+    named = {"all": cpus, "first": cpus[:1], "others": cpus[1:]}
+    root = describe(tmp_path, *(named[node] if isinstance(node, str) else node for node in nodes))
+    here = {"CUDA_VISIBLE_DEVICES": "", "FCDP_SIM_ROOT": str(root), "FCDP_SIM_NUMA": "1"}
+    done = command("fcdp-doctor", **here | settings)
+    assert done.returncode == 0 and said in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("always within_size advise [never] deny force\n", "none for shared memory: .* is never; with advise"),
+        (
+            "always within_size [advise] never deny force\n",
+            "for shared memory, where it has room for them: .* is advise",
+        ),
+        (None, "this kernel has none for shared memory"),
+    ],
+    ids=["never", "advise", "no such file"],
+)
+def test_the_doctor_says_whether_there_are_huge_pages(tmp_path, text, said):
+    if text:
+        path = tmp_path / "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    code = "import sys; from fcdp_doctor import machine; print(machine.huge_pages(sys.argv[1]))"
+    done = run(sys.executable, "-c", code, tmp_path)
+    assert re.match(said, done.stdout), done.stdout + done.stderr
 
 
 @pytest.mark.slow

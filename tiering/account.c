@@ -92,8 +92,7 @@ fcdp_status fcdp__headroom_read(const char *root, fcdp_headroom *headroom_out) {
     snprintf(h.limit, sizeof h.limit, "the memory that this machine has left (MemAvailable)");
 
     if (fcdp__cgroup_find(root, "", group, sizeof group)) narrow_by_cgroup(root, &CGROUP_V2, group, &h);
-    if (fcdp__cgroup_find(root, "memory", group, sizeof group))
-        narrow_by_cgroup(root, &CGROUP_V1, group, &h);
+    if (fcdp__cgroup_find(root, "memory", group, sizeof group)) narrow_by_cgroup(root, &CGROUP_V1, group, &h);
     *headroom_out = h;
     return FCDP_OK;
 }

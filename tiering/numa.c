@@ -1,8 +1,8 @@
 /* numa.c - reads the machine's NUMA nodes from /sys, and asks the kernel for CPUs and pages.
  *
  * It reads /sys itself and makes the system calls itself. libnuma knows the machine that it runs on alone,
- * and takes no node and no CPU that this one lacks; tests describe others. (tests/tiering/test_numa.c compares
- * with libnuma where it is installed.)
+ * and takes no node and no CPU that this one lacks; tests describe others. (tests/tiering/test_numa.c
+ * compares with libnuma where it is installed.)
  *
  * A preference is never a demand: containers without CAP_SYS_NICE forbid mbind, and a strictly bound mapping
  * would meet the OOM killer when its node is full.
@@ -142,7 +142,7 @@ static bool cpus_allowed(const char *root, fcdp_cpus *allowed_out) {
             snprintf(folder, sizeof folder, "/sys/fs/cgroup%s%s", version == 1 ? "/cpuset" : "", group);
             if (!list_read(root, folder, version == 1 ? "cpuset.effective_cpus" : "cpuset.cpus.effective",
                            &cpuset))
-                continue; /* a container's mount may lack it, and shows the container's own group as the root */
+                continue; /* a container's mount shows the container's own group as the root */
             *allowed_out = both(&online, &cpuset);
             return true;
         } while (fcdp__cgroup_up(group));
@@ -226,6 +226,11 @@ static void plan_threads(const char *root, const fcdp_cpus *online, bool wanted,
         return;
     }
     plan->cpus = both(&cpus, &allowed);
+    if (is_same(&plan->cpus, own)) {
+        snprintf(plan->text, sizeof plan->text, "%s; threads stay on CPUs %s, which are on node %d", before,
+                 list, node);
+        return;
+    }
     plan->binds = true;
     fcdp__cpus_text(&plan->cpus, list, sizeof list);
     if (node == plan->node)
@@ -243,8 +248,9 @@ void fcdp__numa_plan(const char *root, const fcdp_numa_device *device, bool want
     char *text = plan_out->text;
     if (list_read(root, NODES, "online", &online)) plan_out->n_nodes = fcdp__cpus_count(&online);
     if (plan_out->n_nodes < 2) {
-        snprintf(text, sizeof plan_out->text, plan_out->n_nodes ? "1 NUMA node: nothing is bound"
-                                                                : "no NUMA nodes in /sys: nothing is bound");
+        snprintf(text, sizeof plan_out->text,
+                 plan_out->n_nodes ? "1 NUMA node: nothing is bound"
+                                   : "no NUMA nodes in /sys: nothing is bound");
         return;
     }
     int node = device_node(root, device);

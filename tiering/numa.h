@@ -22,8 +22,8 @@ void fcdp__cpus_text(const fcdp_cpus *cpus, char *text, size_t n_bytes);
 unsigned fcdp__cpus_count(const fcdp_cpus *cpus);
 /* Of the calling thread. False: the kernel refuses. */
 bool fcdp__cpus_own(fcdp_cpus *cpus_out);
-/* Threads of this process that may run on the CPUs `from`, no more and no fewer, may run on `to` from here on,
- * and so may those that they start. The others stay as they are. The number of threads that changed. */
+/* Threads of this process that may run on the CPUs `from`, no more and no fewer, may run on `to` from here
+ * on, and so may those that they start. The others stay as they are. The number of threads that changed. */
 unsigned fcdp__cpus_bind(const fcdp_cpus *from, const fcdp_cpus *to);
 
 /* ---- what is to be done for a device ---- */

@@ -53,8 +53,7 @@ static void *map_in_step(int fd, uint64_t offset, size_t bytes) {
     int error = errno;
     if (at == MAP_FAILED) munmap(room, bytes + FCDP_HUGE_BYTES);
     if (at != MAP_FAILED && before) munmap(room, before);
-    if (at != MAP_FAILED && end < bytes + FCDP_HUGE_BYTES)
-        munmap(room + end, bytes + FCDP_HUGE_BYTES - end);
+    if (at != MAP_FAILED && end < bytes + FCDP_HUGE_BYTES) munmap(room + end, bytes + FCDP_HUGE_BYTES - end);
     errno = error;
     return at;
 }

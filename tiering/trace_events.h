@@ -67,7 +67,8 @@
     X(HOST_NEAR_BYTES, 52, "host.near_bytes", BYTES, SUM,                                                    \
       "of this rank's slices, pages that came from its device's NUMA node (0 where there is one node)")      \
     X(HOST_FAR_BYTES, 53, "host.far_bytes", BYTES, SUM, "and from others")                                   \
-    X(BOUND_CPUS, 54, "host.bound_cpus", COUNT, LEVEL, "CPUs to which threads are bound (FCDP_PIN_CPU); 0: none")
+    X(BOUND_CPUS, 54, "host.bound_cpus", COUNT, LEVEL,                                                       \
+      "CPUs to which threads are bound (FCDP_PIN_CPU); 0: none")
 
 /* Of events with FCDP_TRACE_ON_STREAM: what their `thread` is. */
 #define FCDP_TIERING_STREAMS(X)                                                                              \

@@ -5,7 +5,6 @@
 
 #include "sim/gpu/internal.h"
 
-
 #define DRIVER_VERSION 13000
 
 static char context_object; /* its address is the primary context's handle */

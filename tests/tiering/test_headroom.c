@@ -6,7 +6,8 @@
 
 static int root_make(void **state) {
     if (described_make(state)) return -1;
-    described_put("/proc/meminfo", "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:    8388608 kB\n");
+    described_put("/proc/meminfo",
+                  "MemTotal:       16777216 kB\nMemFree:  1 kB\nMemAvailable:    8388608 kB\n");
     return 0;
 }
 

@@ -23,8 +23,8 @@ enum { MAX_NODES = 1024, WORDS = MAX_NODES / (8 * sizeof(unsigned long)) };
 /* Two sockets of two nodes each, of 16 CPUs; node 4 is memory alone, beside node 2. A GPU on each of 1, 3. */
 static int machine_make(void **state) {
     static const char *const cpus[] = {"0-3", "4-7", "8-11", "12-15", ""};
-    static const char *const distances[] = {"10 12 32 32 40", "12 10 32 32 40", "32 32 10 12 14", "32 32 12 10 20",
-                                            "40 40 14 20 10"};
+    static const char *const distances[] = {"10 12 32 32 40", "12 10 32 32 40", "32 32 10 12 14",
+                                            "32 32 12 10 20", "40 40 14 20 10"};
     if (described_make(state)) return -1;
     described_put("/sys/devices/system/cpu/online", "0-15\n");
     described_put(NODE "/online", "0-4\n");
@@ -73,9 +73,12 @@ static void assert_plan(const fcdp_numa_device *device, bool wanted, const char 
 
 static void a_process_goes_to_its_devices_node(void **state) {
     (void)state;
-    const fcdp_numa_device told = {.node = 2, .pci = "0000:3b:00.0"}, on_pci = {.node = -1, .pci = "0000:3b:00.0"};
-    assert_plan(&told, true, "0-15", (expected){2, 2, "8-11", "NUMA node 2 of 5; threads are bound to its CPUs 8-11"});
-    assert_plan(&on_pci, true, "0-15", (expected){1, 1, "4-7", "NUMA node 1 of 5; threads are bound to its CPUs 4-7"});
+    const fcdp_numa_device told = {.node = 2, .pci = "0000:3b:00.0"},
+                           on_pci = {.node = -1, .pci = "0000:3b:00.0"};
+    assert_plan(&told, true, "0-15",
+                (expected){2, 2, "8-11", "NUMA node 2 of 5; threads are bound to its CPUs 8-11"});
+    assert_plan(&on_pci, true, "0-15",
+                (expected){1, 1, "4-7", "NUMA node 1 of 5; threads are bound to its CPUs 4-7"});
     assert_plan(&on_pci, false, "0-15", (expected){1, 1, NULL, "FCDP_PIN_CPU=off: threads run on CPUs 0-15"});
 }
 
@@ -83,14 +86,16 @@ static void a_node_without_memory_or_cpus_has_a_nearest_one(void **state) {
     (void)state;
     const fcdp_numa_device no_memory = {.node = 3, .pci = ""}, no_cpus = {.node = 4, .pci = ""};
     assert_plan(&no_memory, true, "0-15", (expected){3, 2, "12-15", "CPUs 12-15"});
-    assert_plan(&no_cpus, true, "0-15",
-                (expected){4, 4, "8-11", "no CPUs for this process; threads are bound to CPUs 8-11 of node 2"});
+    assert_plan(
+        &no_cpus, true, "0-15",
+        (expected){4, 4, "8-11", "no CPUs for this process; threads are bound to CPUs 8-11 of node 2"});
 }
 
 static void an_affinity_that_something_else_chose_stays(void **state) {
     (void)state;
     const fcdp_numa_device device = {.node = 1, .pci = ""};
-    assert_plan(&device, true, "4-14", (expected){1, 1, NULL, "threads stay on CPUs 4-14, to which something else"});
+    assert_plan(&device, true, "4-14",
+                (expected){1, 1, NULL, "threads stay on CPUs 4-14, to which something else"});
     assert_plan(&device, true, "8-11", (expected){1, 1, NULL, "threads stay on CPUs 8-11"});
 }
 
@@ -101,18 +106,21 @@ static void all_cpus_of_the_cpuset_are_no_ones_choice(void **state) {
     described_put("/sys/fs/cgroup/pods/cpuset.cpus.effective", "6-13\n"); /* the job's own has no cpuset */
     assert_plan(&device, true, "6-13", (expected){1, 1, "6-7", "its CPUs 6-7"});
     assert_plan(&device, true, "8-13", (expected){1, 1, NULL, "something else"});
-    assert_plan(&device, true, "0-15", (expected){1, 1, NULL, "something else"}); /* not the cpuset that we see */
+    assert_plan(&device, true, "0-15",
+                (expected){1, 1, NULL, "something else"});                /* not the cpuset that we see */
     described_put("/sys/fs/cgroup/pods/cpuset.cpus.effective", "8-13\n"); /* none of node 1's */
     assert_plan(&device, true, "8-13", (expected){1, 1, "8-11", "CPUs 8-11 of node 2"});
     described_put("/proc/self/cgroup", "7:cpuset:/job\n0::/\n");
     described_put("/sys/fs/cgroup/cpuset/job/cpuset.effective_cpus", "4-5\n");
-    assert_plan(&device, true, "4-5", (expected){1, 1, "4-5", "its CPUs 4-5"});
+    assert_plan(&device, true, "4-5",
+                (expected){1, 1, NULL, "threads stay on CPUs 4-5, which are on node 1"});
 }
 
 static void what_is_not_known_binds_nothing(void **state) {
     (void)state;
-    const fcdp_numa_device lost = {.node = -1, .pci = "0000:d8:00.0"}, absent = {.node = -1, .pci = "0000:01:00.0"},
-                           nowhere = {.node = -1, .pci = ""}, offline = {.node = 7, .pci = ""};
+    const fcdp_numa_device lost = {.node = -1, .pci = "0000:d8:00.0"},
+                           absent = {.node = -1, .pci = "0000:01:00.0"}, nowhere = {.node = -1, .pci = ""},
+                           offline = {.node = 7, .pci = ""};
     assert_plan(&lost, true, "0-15", (expected){-1, -1, NULL, "5 NUMA nodes; the device's is not known"});
     assert_plan(&absent, true, "0-15", (expected){-1, -1, NULL, "not known"});
     assert_plan(&nowhere, true, "0-15", (expected){-1, -1, NULL, "not known"});
@@ -126,8 +134,8 @@ static void what_is_not_known_binds_nothing(void **state) {
 
 /* ---- pages, on a kernel that is made up ---- */
 
-/* It has two nodes. A page of the shared memory comes from the node that was asked for last, if that has room;
- * else from the other one. */
+/* It has two nodes. A page of the shared memory comes from the node that was asked for last, if that has
+ * room; else from the other one. */
 enum { FAKE_PAGES = 4096 };
 static struct fake_kernel {
     size_t page_bytes;
@@ -173,7 +181,8 @@ static long fake_move_pages(int pid, unsigned long n, void **pages, const int *n
     if (kernel.refuses) return errno = kernel.refuses, -1;
     size_t first = file_page(pages[0]);
     for (unsigned long i = 0; i < n; i++) {
-        int8_t node = kernel.node_of[first + (size_t)((char *)pages[i] - (char *)pages[0]) / kernel.page_bytes];
+        int8_t node =
+            kernel.node_of[first + (size_t)((char *)pages[i] - (char *)pages[0]) / kernel.page_bytes];
         status_out[i] = node >= 0 ? node : -ENOENT;
     }
     return 0;
@@ -193,8 +202,8 @@ static bool is_inner(const fcdp_piece *piece, size_t page, size_t page_bytes) {
            (page + 1) * page_bytes <= piece->offset_bytes + piece->bytes;
 }
 
-/* Two ranks attach a block of two spans, whose slices end anywhere; rank i's device is on node i. Each page is
- * looked at; pages in which slices of both meet are of either. */
+/* Two ranks attach a block of two spans, whose slices end anywhere; rank i's device is on node i. Each page
+ * is looked at; pages in which slices of both meet are of either. */
 static void placement_check(int full, int refuses) {
     const fcdp_extent_spec specs[] = {{.shard_bytes = 1000003, .span = FCDP_SPAN_FROZEN},
                                       {.shard_bytes = 333333, .span = FCDP_SPAN_TRAINABLE}};

@@ -10,7 +10,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 DOUBLE = ROOT / "build" / "dev" / "sim" / "nccl" / "libfcdp_simnccl.so"
-sys.path.append(str(ROOT / "tests" / "torch_plugin"))
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "torch_plugin")]
 
 
 def with_fabric(env, tmp, n_ranks):

@@ -94,7 +94,7 @@ class _EngineStats(TypedDict):
     moves: dict[str, int]
     device_bytes: dict[str, int]
     host_bytes: dict[str, int]
-    host: dict[str, Any]
+    host: dict[str, int | str]
 
 class _GroupStats(TypedDict):
     name: str

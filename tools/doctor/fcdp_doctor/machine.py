@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 from importlib import metadata
 from pathlib import Path
@@ -23,19 +24,23 @@ def _torch() -> tuple[str, bool]:
     return version, True
 
 
-def _driver() -> tuple[str, bool]:
+def _driver() -> tuple[str, str, bool]:
+    """The device, where its threads would run, and whether it can be used."""
     chosen = _fcdp.options_load()["driver"]
     library = str(Path(fcdp.__file__).with_name("libfcdp_simgpu.so"))
     try:
         engine = _fcdp.create_engine(chosen, 0, library, False, True, chosen == _fcdp.DRIVER_SIM)
     except _fcdp.Error as error:
-        return error.args[0], False
+        return error.args[0], "not tried", False
     stats = engine.stats()
     engine.destroy()
+    binding = stats["host"]["binding"]
+    if stats["driver"] == "sim" and not os.environ.get("FCDP_SIM_ROOT"):
+        binding = "models compute on CPUs: nothing is bound"
     name = (
         "CUDA" if stats["driver"] == "cuda" else "no CUDA device answers, so FCDP simulates one for models on the CPU"
     )
-    return f"{name}; {_fcdp.size_text(stats['device_bytes']['budget'])} for gathered parameters", True
+    return f"{name}; {_fcdp.size_text(stats['device_bytes']['budget'])} for gathered parameters", binding, True
 
 
 def memory(root: str = "") -> tuple[str, bool]:
@@ -48,6 +53,20 @@ def memory(root: str = "") -> tuple[str, bool]:
     except _fcdp.Error as error:
         return f"{error.args[0]}; {beside}", False
     return f"{_fcdp.size_text(budget)} for parameters: {limit}; {beside}", budget > 0
+
+
+def huge_pages(root: str = "") -> str:
+    """Whether host memory comes in huge pages. `root` is put before /sys."""
+    name = "/sys/kernel/mm/transparent_hugepage/shmem_enabled"
+    try:
+        chosen = re.search(r"\[(\w+)\]", Path(root + name).read_text())
+    except OSError:
+        chosen = None
+    if chosen is None:
+        return "this kernel has none for shared memory"
+    if chosen[1] in ("never", "deny"):
+        return f"none for shared memory: {name} is {chosen[1]}; with advise, FCDP asks for them"
+    return f"for shared memory, where it has room for them: {name} is {chosen[1]}"
 
 
 def _may_lock() -> str:
@@ -80,13 +99,16 @@ def report() -> int:
     except _fcdp.Error as error:
         option, options, options_ok = 0, error.args[0], False
     untried = "not tried", False
+    device, binding, device_ok = _driver() if options_ok else ("not tried", "not tried", False)
     rows = [
         ("fcdp", f"{fcdp.__version__}, Python {platform.python_version()}", True),
         ("options", options, options_ok),
         ("torch", *_torch()),
-        ("device", *(_driver() if options_ok else untried)),
+        ("device", device, device_ok),
+        ("threads", binding, True),
         ("host memory", *(memory() if options_ok else untried)),
         ("may lock", _may_lock(), True),
+        ("huge pages", huge_pages(), True),
         ("ranks per node", *(ranks_per_node(option) if options_ok else untried)),
     ]
     for name, text, _ in rows:
