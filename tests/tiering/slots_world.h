@@ -26,26 +26,33 @@ static inline fcdp_slot *slot_of(const group *g) {
 /* ---- calls ---- */
 
 typedef struct calls {
-    unsigned long creates, maps, accesses, unmaps, releases, blocking;
+    unsigned long creates, maps, accesses, unmaps, releases, pins, blocking; /* pins: and unpins */
 } calls;
 
 static inline calls calls_now(void) {
     struct simgpu_blocking blocking;
     simgpu_blocking_total(0, &blocking);
-    return (calls){simgpu_calls("cuMemCreate"), simgpu_calls("cuMemMap"),     simgpu_calls("cuMemSetAccess"),
-                   simgpu_calls("cuMemUnmap"),  simgpu_calls("cuMemRelease"), blocking.calls};
+    return (calls){simgpu_calls("cuMemCreate"),
+                   simgpu_calls("cuMemMap"),
+                   simgpu_calls("cuMemSetAccess"),
+                   simgpu_calls("cuMemUnmap"),
+                   simgpu_calls("cuMemRelease"),
+                   simgpu_calls("cuMemHostRegister") + simgpu_calls("cuMemHostUnregister"),
+                   blocking.calls};
 }
 
 static inline calls calls_since(calls then) {
     calls now = calls_now();
-    return (calls){now.creates - then.creates, now.maps - then.maps,         now.accesses - then.accesses,
-                   now.unmaps - then.unmaps,   now.releases - then.releases, now.blocking - then.blocking};
+    return (calls){now.creates - then.creates,  now.maps - then.maps,         now.accesses - then.accesses,
+                   now.unmaps - then.unmaps,    now.releases - then.releases, now.pins - then.pins,
+                   now.blocking - then.blocking};
 }
 
 static inline void assert_no_calls(calls c) {
-    if (c.creates + c.maps + c.accesses + c.unmaps + c.releases + c.blocking)
-        fail_msg("%lu creates, %lu maps, %lu set-accesses, %lu unmaps, %lu releases, %lu blocking calls",
-                 c.creates, c.maps, c.accesses, c.unmaps, c.releases, c.blocking);
+    if (c.creates + c.maps + c.accesses + c.unmaps + c.releases + c.pins + c.blocking)
+        fail_msg("%lu creates, %lu maps, %lu set-accesses, %lu unmaps, %lu releases, %lu pins, "
+                 "%lu blocking calls",
+                 c.creates, c.maps, c.accesses, c.unmaps, c.releases, c.pins, c.blocking);
 }
 
 #endif

@@ -15,6 +15,7 @@
 
 #include "tiering/board.h"
 #include "tiering/host.h"
+#include "tiering/trace_events.h"
 
 /* jemalloc takes all of its locks before a fork, more than the thread
  * sanitizer's lock order detector can hold (64). */
@@ -548,9 +549,11 @@ static void a_rank_pins_and_binds_its_slices_alone(void **state) {
     fcdp_host *host;
     fcdp_host_block *block;
     uint64_t offset;
+    fcdp_counts counts = {0};
     config.drv = drv;
     config.pin = FCDP_PIN_REQUIRE;
     config.numa_node = 0;
+    config.counts = &counts;
     size_t before = locked_kib(), data = SPAN_0 + SPAN_1;
     assert_ok(fcdp__host_create(&config, &host, &ticket));
     assert_ok(fcdp__host_block_alloc(host, data, &offset));
@@ -573,6 +576,11 @@ static void a_rank_pins_and_binds_its_slices_alone(void **state) {
         assert_int_equal(mask[0], 1);
         assert_int_equal(syscall(SYS_get_mempolicy, &mode, mask, 1025UL, page, MPOL_F_ADDR), 0);
         assert_int_equal(mode, MPOL_DEFAULT); /* another rank's */
+        /* pages 74 to 121 are wholly its own; node 0 need not have room for all of them */
+        assert_int_equal(counts.n[FCDP_COUNT_HOST_NEAR_BYTES] + counts.n[FCDP_COUNT_HOST_FAR_BYTES],
+                         48 * KIB4);
+        if (access("/sys/devices/system/node/node1", F_OK))
+            assert_int_equal(counts.n[FCDP_COUNT_HOST_FAR_BYTES], 0);
     }
     fcdp__host_detach(block);
     share.copied[1] = (fcdp_piece){SPAN_0, SPAN_1 + 1}; /* one byte too many */
@@ -581,6 +589,64 @@ static void a_rank_pins_and_binds_its_slices_alone(void **state) {
     fcdp__host_destroy(host);
     fcdp__driver_close(drv);
     assert_nothing_lives();
+}
+
+/* Of [begin, end): bytes of mappings that ask for huge pages (VmFlags hg), and bytes that are mapped so. */
+static void huge_bytes(const char *begin, const char *end, size_t *asked_out, size_t *got_out) {
+    char line[1024];
+    unsigned long from = 0, to = 0, kib;
+    FILE *smaps = fopen("/proc/self/smaps", "re");
+    assert_non_null(smaps);
+    *asked_out = *got_out = 0;
+    while (fgets(line, sizeof line, smaps)) {
+        unsigned long a, b;
+        if (sscanf(line, "%lx-%lx ", &a, &b) == 2) from = a, to = b;
+        if (from < (uintptr_t)begin || to > (uintptr_t)end) continue;
+        if (sscanf(line, "ShmemPmdMapped: %lu", &kib) == 1) *got_out += kib << 10;
+        if (!strncmp(line, "VmFlags:", 8) && strstr(line, " hg")) *asked_out += to - from;
+    }
+    fclose(smaps);
+}
+
+/* Where the kernel gives shared memory huge pages, whole ones of the slice are such. They begin at the same
+ * bytes of the file and of the mapping, which none would without that. */
+static void whole_huge_pages_of_a_slice_are_asked_for(void **state) {
+    (void)state;
+    enum { HUGE = 2 << 20, DATA = 8 * HUGE };
+    fcdp_host_config config = config_of(0, 1);
+    fcdp_host_share share = {.own = {{0, 3 * HUGE + 1000}, {6 * HUGE + HUGE / 2, HUGE}},
+                             .copied = {{0, 3 * HUGE + 1000}, {6 * HUGE + HUGE / 2, HUGE}}};
+    fcdp_shared_ticket ticket;
+    fcdp_host *host;
+    fcdp_host_block *block;
+    uint64_t offset;
+    size_t asked_bytes, got_bytes;
+    char enabled[128] = "";
+    FILE *file = fopen("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "re");
+    if (!file) skip(); /* a kernel without huge pages for shared memory */
+    assert_non_null(fgets(enabled, sizeof enabled, file));
+    fclose(file);
+    assert_ok(fcdp__host_create(&config, &host, &ticket));
+    assert_ok(fcdp__host_block_alloc(host, DATA, &offset));
+    assert_ok(fcdp__host_attach(host, offset, DATA, &share, &block));
+    char *at = fcdp__host_data(block);
+    uint64_t data_offset = offset + KIB4;
+    assert_int_equal((uintptr_t)at % HUGE, data_offset % HUGE);
+    size_t first = (HUGE - data_offset % HUGE) % HUGE, expected_bytes = 0;
+    for (int s = 0; s < 2; s++)
+        for (size_t page = first; page + HUGE <= DATA; page += HUGE)
+            if (page >= share.own[s].offset_bytes &&
+                page + HUGE <= share.own[s].offset_bytes + share.own[s].bytes)
+                expected_bytes += HUGE;
+    assert_true(expected_bytes >= 2 * HUGE);
+    memset(at, 1, DATA);
+    huge_bytes(at - KIB4, at + DATA, &asked_bytes, &got_bytes);
+    assert_int_equal(asked_bytes, expected_bytes);
+    assert_true(physical_bytes(&ticket) <= 128 * KIB4 + DATA);
+    if (strstr(enabled, "[advise]")) assert_true(got_bytes > 0 && got_bytes <= expected_bytes);
+    if (strstr(enabled, "[never]")) assert_int_equal(got_bytes, 0);
+    fcdp__host_detach(block);
+    fcdp__host_destroy(host);
 }
 
 /* The board's page and two slices' are three registrations. The third fails with the context, so the two
@@ -633,6 +699,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_memlock_limit_is_a_warning_or_an_error),
         cmocka_unit_test(exactly_the_block_is_pinned),
         cmocka_unit_test(a_rank_pins_and_binds_its_slices_alone),
+        cmocka_unit_test(whole_huge_pages_of_a_slice_are_asked_for),
         cmocka_unit_test(what_stays_registered_stays_mapped),
     };
     return cmocka_run_group_tests_name("tiering_host", tests, NULL, NULL);
