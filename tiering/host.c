@@ -85,6 +85,7 @@ static fcdp_status member_enter(fcdp_host *host) {
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: slice %u is already taken by process %d",
                           host->config.slice, (int)atomic_load(&member->pid));
     member->start_time = start_time;
+    member->numa_node = host->config.numa_node;
     if (!atomic_compare_exchange_strong_explicit(&member->pid, &absent, host->pid, memory_order_release,
                                                  memory_order_relaxed))
         return fcdp__fail(FCDP_ERR_INVALID, "host tier: slice %u was taken by process %d at the same time",
@@ -421,18 +422,35 @@ static void huge_ask(char *at, size_t bytes) {
     if (inner.bytes) (void)madvise((void *)inner.offset_bytes, inner.bytes, MADV_HUGEPAGE);
 }
 
-/* Before the first use of the pages. The NUMA policy is the memory's, not the mapping's: of several ranks
- * that ask for a page, the last one before its first use is heard. */
+/* Slice i's NUMA node; -1: wherever, or that rank is not here. */
+static int slice_node(const fcdp_host *host, uint32_t i) {
+    const fcdp_slab_member *member = &host->header->members[i];
+    if (i == host->config.slice) return host->config.numa_node;
+    return atomic_load_explicit(&member->pid, memory_order_acquire) > 0 ? member->numa_node : -1;
+}
+
+static bool lies_in(fcdp_piece inner, const fcdp_piece *outer) {
+    return inner.offset_bytes >= outer->offset_bytes &&
+           inner.offset_bytes + inner.bytes <= outer->offset_bytes + outer->bytes;
+}
+
+/* Before the first use of the pages. The NUMA policy is the memory's, not the mapping's, and the first rank
+ * that uses a page decides: so a rank asks for the slices of others that it copies as they do. A span's
+ * slices are of one size, side by side. */
 static void block_prepare(const fcdp_host_block *block, const fcdp_host_share *share) {
-    size_t page = block->host->page_bytes;
-    for (int s = 0; s < FCDP_N_SPANS; s++) {
-        fcdp_pinned whole_pages;
-        pinned_cover(&share->own[s], 1, page, &whole_pages);
-        if (!whole_pages.n) continue;
-        char *at = block->data + whole_pages.ranges[0].offset_bytes;
-        (void)fcdp__numa_prefer(at, whole_pages.ranges[0].bytes, block->host->config.numa_node);
-        huge_ask(at, whole_pages.ranges[0].bytes);
-    }
+    const fcdp_host *host = block->host;
+    for (uint32_t i = 0; i < host->config.n_slices; i++)
+        for (int s = 0; s < FCDP_N_SPANS; s++) {
+            fcdp_piece slice = share->own[s];
+            fcdp_pinned whole_pages;
+            slice.offset_bytes += ((size_t)i - host->config.slice) * slice.bytes; /* modulo 2^64 */
+            if (i != host->config.slice && !lies_in(slice, &share->copied[s])) continue;
+            pinned_cover(&slice, 1, host->page_bytes, &whole_pages);
+            if (!whole_pages.n) continue;
+            char *at = block->data + whole_pages.ranges[0].offset_bytes;
+            (void)fcdp__numa_prefer(at, whole_pages.ranges[0].bytes, slice_node(host, i));
+            huge_ask(at, whole_pages.ranges[0].bytes);
+        }
 }
 
 /* Where the pages came from: known once they are page-locked. A page at a slice's edge is the neighbour's,

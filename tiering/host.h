@@ -2,8 +2,8 @@
  *
  * It is a sparse memfd (shared.h). The leader, the first of the node's ranks in a shard group, creates it,
  * and the others open it. The leader allocates blocks in it (offsets.h). Every rank attaches a block at the
- * agreed offset: it maps the block, binds its slice to its device's NUMA node and pins the bytes that it
- * copies.
+ * agreed offset: it maps the block, binds its slice to its device's NUMA node (and those that it copies, to
+ * their ranks' nodes) and pins the bytes that it copies.
  *
  * A block is one 4 KiB page of words, by which the node's ranks see each other (board.h), and then the data.
  * A block of data_bytes takes 4 KiB + round_up(data_bytes, 4 KiB) of the host budget (account.h).

@@ -15,11 +15,12 @@
 
 enum { FCDP_BOARD_LINE_WORDS = 16 };
 #define FCDP_SLAB_MAGIC UINT64_C(0x0042414c53504443) /* "CDPSLAB" */
-enum { FCDP_SLAB_VERSION = 2 };
+enum { FCDP_SLAB_VERSION = 3 };
 enum { FCDP_MEMBER_ABSENT = 0, FCDP_MEMBER_LEFT = -1 };
 
 typedef struct fcdp_slab_member { /* the process that writes slice i's words */
     _Atomic int32_t pid;          /* release, after start_time; FCDP_MEMBER_*; acquire in member_gone() */
+    int32_t numa_node;            /* of its slices; before pid, as start_time */
     uint64_t start_time;          /* of that process, so that a reused pid is not taken for it */
     _Atomic uint32_t has_failed;  /* release in fcdp__host_fail, acquire in fcdp__host_peer_failed */
 } fcdp_slab_member;

@@ -203,8 +203,9 @@ static bool is_inner(const fcdp_piece *piece, size_t page, size_t page_bytes) {
 }
 
 /* Two ranks attach a block of two spans, whose slices end anywhere; rank i's device is on node i. Each page
- * is looked at; pages in which slices of both meet are of either. */
-static void placement_check(int full, int refuses) {
+ * is looked at; pages in which slices of both meet are of either. `whole`: rank 0 alone attaches, and copies
+ * all; what it uses first is where its rank wants it nonetheless. */
+static void placement_check(int full, int refuses, bool whole) {
     const fcdp_extent_spec specs[] = {{.shard_bytes = 1000003, .span = FCDP_SPAN_FROZEN},
                                       {.shard_bytes = 333333, .span = FCDP_SPAN_TRAINABLE}};
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -234,7 +235,9 @@ static void placement_check(int full, int refuses) {
     for (uint32_t i = 0; i < N_RANKS; i++) {
         for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
             ranks[i].share.own[s] = ranks[i].share.copied[s] = fcdp__layout_slice(layout, s, i);
-        assert_ok(fcdp__host_attach(ranks[i].host, offset, layout->bytes, &ranks[i].share, &ranks[i].block));
+        for (uint32_t s = 0; s < FCDP_N_SPANS && whole; s++) ranks[i].share.copied[s] = layout->span[s];
+        if (!whole || i == 0)
+            assert_ok(fcdp__host_attach(ranks[i].host, offset, layout->bytes, &ranks[i].share, &ranks[i].block));
     }
     size_t first = (size_t)offset / page, n_inner[N_RANKS] = {0};
     assert_int_equal(kernel.node_of[first], UNTOUCHED); /* the board, which all write */
@@ -246,7 +249,7 @@ static void placement_check(int full, int refuses) {
             int node = refuses ? UNTOUCHED : (int)r == full ? !r : (int)r;
             assert_int_equal(kernel.node_of[first + 1 + i], node);
         }
-    for (uint32_t r = 0; r < N_RANKS; r++) {
+    for (uint32_t r = 0; r < (whole ? 1 : N_RANKS); r++) {
         const _Atomic uint64_t *n = ranks[r].counts.n;
         bool is_far = (int)r == full;
         assert_true(n_inner[r] * page > 1300000);
@@ -265,19 +268,20 @@ static void placement_check(int full, int refuses) {
 
 static void each_ranks_slices_come_from_its_devices_node(void **state) {
     (void)state;
-    placement_check(-1, 0);
+    placement_check(-1, 0, false);
+    placement_check(-1, 0, true);
 }
 
 static void pages_from_another_node_are_counted(void **state) {
     (void)state;
-    placement_check(1, 0);
-    placement_check(0, 0);
+    placement_check(1, 0, false);
+    placement_check(0, 0, false);
 }
 
 static void a_kernel_that_refuses_stops_nothing(void **state) {
     (void)state;
-    placement_check(-1, EPERM);
-    placement_check(-1, ENOSYS);
+    placement_check(-1, EPERM, false);
+    placement_check(-1, ENOSYS, false);
 }
 
 /* ---- this machine ---- */
