@@ -67,7 +67,7 @@ static void cpus_bind(fcdp_engine *engine) {
                  plan->node, plan->n_nodes);
     }
     fcdp__trace_set(FCDP_COUNT_BOUND_CPUS, plan->binds ? fcdp__cpus_count(&plan->cpus) : 0);
-    fcdp__log(FCDP_LOG_INFO, "%s", plan->text);
+    if (plan->n_nodes > 1) fcdp__log(FCDP_LOG_INFO, "%s", plan->text);
 }
 
 /* Options that are left to FCDP are decided once the driver is known. Where the host computes, ranks are
