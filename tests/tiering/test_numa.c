@@ -237,7 +237,8 @@ static void placement_check(int full, int refuses, bool whole) {
             ranks[i].share.own[s] = ranks[i].share.copied[s] = fcdp__layout_slice(layout, s, i);
         for (uint32_t s = 0; s < FCDP_N_SPANS && whole; s++) ranks[i].share.copied[s] = layout->span[s];
         if (!whole || i == 0)
-            assert_ok(fcdp__host_attach(ranks[i].host, offset, layout->bytes, &ranks[i].share, &ranks[i].block));
+            assert_ok(
+                fcdp__host_attach(ranks[i].host, offset, layout->bytes, &ranks[i].share, &ranks[i].block));
     }
     size_t first = (size_t)offset / page, n_inner[N_RANKS] = {0};
     assert_int_equal(kernel.node_of[first], UNTOUCHED); /* the board, which all write */
