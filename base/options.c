@@ -51,7 +51,9 @@ typedef struct option_parser {
       "connects, late; at most an eighth of the device",                                                     \
       FIELD(BYTES, headroom_bytes, 0, 0))                                                                    \
     X(USER, "FCDP_HOST_BUDGET", BYTES_VALUES, "0",                                                           \
-      "host memory per node; 0: what the machine and its cgroup allow",                                      \
+      "host memory per node, for the groups of which a copy there spares most; 0: what the machine and its " \
+      "cgroup allow",                                                                                        \
+                                                                                                             \
       FIELD(BYTES, host_budget_bytes, 0, 0))                                                                 \
     X(USER, "FCDP_ALLOC", "fcdp|native", "fcdp",                                                             \
       "the allocator of tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's "   \

@@ -15,6 +15,7 @@
 
 #include "comm/internal.h"
 #include "comm/trace.h"
+#include "tiering/policy.h"
 
 static void group_free(fcdp_group *group) {
     fcdp_event *const events[] = {&group->written, &group->crossed, &group->restored, &group->gathered};
@@ -113,6 +114,21 @@ void fcdp_group_destroy(fcdp_group *group) {
     if (group->owns_block) fcdp__host_block_free(comm->host, group->offset);
     group_free(group);
     for (fcdp_stream_set *set = is_last ? engine->sets : NULL; set; set = set->next) fcdp__staging_trim(set);
+}
+
+fcdp_status fcdp_groups_host_order(fcdp_group *const *groups, const uint8_t *stays, uint32_t n,
+                                   uint32_t *order_out) {
+    fcdp_host_claim *claims = calloc((size_t)n + 1, sizeof *claims);
+    if (!claims) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to order %u groups", n);
+    for (uint32_t i = 0; i < n; i++)
+        claims[i] = (fcdp_host_claim){.bytes = groups[i]->layout->bytes,
+                                      .frozen_bytes = groups[i]->layout->span[FCDP_SPAN_FROZEN].bytes,
+                                      .stays = stays[i],
+                                      .index = i};
+    fcdp__policy_host_order(claims, n);
+    for (uint32_t i = 0; i < n; i++) order_out[i] = claims[i].index;
+    free(claims);
+    return FCDP_OK;
 }
 
 fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) {

@@ -20,6 +20,11 @@ fcdp_status fcdp_group_create(fcdp_comm *comm, const char *name, const fcdp_exte
                               uint32_t n_extents, fcdp_group **group_out) FCDP_MUST_CHECK;
 /* Waits for its operations, unmaps, detaches. */
 void fcdp_group_destroy(fcdp_group *group);
+/* In which order `groups` of one shard group take host memory, where it may not suffice for all of them: the
+ * same on every rank (fcdp__policy_host_order). stays[i]: group i is not resharded after forward.
+ * order_out[place]: which of the n. */
+fcdp_status fcdp_groups_host_order(fcdp_group *const *groups, const uint8_t *stays, uint32_t n,
+                                   uint32_t *order_out) FCDP_MUST_CHECK;
 /* Leader: take the group's block of host memory. Every rank, leader included: attach at the
  * leader's offset; then the region exists. */
 fcdp_status fcdp_group_host_alloc(fcdp_group *group, uint64_t *offset_out) FCDP_MUST_CHECK;

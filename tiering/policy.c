@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tiering/layout.h"
+
 bool fcdp__policy_keeps(double tau, size_t used_bytes, size_t budget_bytes) {
     return (double)used_bytes < tau * (double)budget_bytes;
 }
@@ -29,6 +31,26 @@ size_t fcdp__policy_victim(const fcdp_candidate *candidates, size_t n) {
             best = i;
     }
     return best;
+}
+
+/* In units of an extent's alignment, so that the product of two sizes fits: regions have less than 1 TiB. */
+static uint64_t claim_spares(const fcdp_host_claim *claim) {
+    uint64_t all = claim->bytes / FCDP_EXTENT_ALIGN, frozen = claim->frozen_bytes / FCDP_EXTENT_ALIGN;
+    return claim->stays ? frozen : all + frozen;
+}
+
+static int claims_compare(const void *one, const void *other) {
+    const fcdp_host_claim *a = one, *b = other;
+    uint64_t a_worth = claim_spares(a) * (b->bytes / FCDP_EXTENT_ALIGN);
+    uint64_t b_worth = claim_spares(b) * (a->bytes / FCDP_EXTENT_ALIGN);
+    if (a_worth != b_worth) return a_worth > b_worth ? -1 : 1;
+    if (a->frozen_bytes != b->frozen_bytes) return a->frozen_bytes > b->frozen_bytes ? -1 : 1;
+    if (a->bytes != b->bytes) return a->bytes > b->bytes ? -1 : 1;
+    return a->index < b->index ? -1 : a->index > b->index;
+}
+
+void fcdp__policy_host_order(fcdp_host_claim *claims, size_t n) {
+    if (n) qsort(claims, n, sizeof *claims, claims_compare);
 }
 
 /* ---- the period ---- */

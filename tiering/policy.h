@@ -21,6 +21,22 @@ typedef struct fcdp_candidate { /* a region that could give its pages back */
 /* The next victim: clean before dirty, then the one of the largest distance. n when there is none. */
 size_t fcdp__policy_victim(const fcdp_candidate *candidates, size_t n);
 
+/* A group that asks for host memory. */
+typedef struct fcdp_host_claim {
+    size_t bytes, frozen_bytes; /* of its region; of that, in the frozen span */
+    bool stays;                 /* not resharded between forward and backward */
+    uint32_t index;             /* the caller's */
+} fcdp_host_claim;
+
+/* Sort the claims in the order in which host memory is given while it lasts: by what a copy there spares
+ * between the nodes, in a step of one forward and one backward, per byte of it. Plain FSDP gathers a group
+ * twice in such a step, or once if it stays gathered. With the copy, frozen bytes are not gathered at all,
+ * and trainable ones once. So a group spares
+ *     frozen_bytes * (2 or 1) + trainable bytes * (1 or 0).
+ * Of equals, the one with more frozen bytes comes first, since more passes in a step spare more of them; then
+ * the larger one, as small ones fill gaps; then by index. */
+void fcdp__policy_host_order(fcdp_host_claim *claims, size_t n);
+
 /* ---- FCDP_POLICY=next-use: the order of uses is known, from the last time that it was the same ---- */
 
 /* How many uses ago the program was where it is now: the L >= 1 for which the symbols before symbols[n - L]

@@ -95,6 +95,28 @@ METHOD_O(comm_join_host_memory) {
     return methods_none_or_raise(status);
 }
 
+METHOD(comm_host_order) {
+    PyObject *list, *bytes;
+    if (!PyArg_ParseTuple(args, "OO:host_order", &list, &bytes) || !binding_core(self)) return NULL;
+    uint32_t n;
+    fcdp_group **groups = methods_groups(list, &n);
+    if (!groups) return NULL;
+    const void *stays = methods_bytes(bytes, n, "stays");
+    uint32_t *order = stays ? calloc((size_t)n + 1, sizeof *order) : NULL;
+    fcdp_status status = order ? fcdp_groups_host_order(groups, stays, n, order) : FCDP_OK;
+    free(groups);
+    PyObject *result = NULL;
+    if (stays && !order)
+        PyErr_NoMemory();
+    else if (status)
+        binding_raise(status);
+    else if (order)
+        result = PyList_New(n);
+    for (uint32_t i = 0; result && i < n; i++) PyList_SetItem(result, i, PyLong_FromUnsignedLong(order[i]));
+    free(order);
+    return result;
+}
+
 METHOD(comm_fits) {
     PyObject *list, *bytes;
     if (!PyArg_ParseTuple(args, "OO:fits", &list, &bytes) || !binding_core(self)) return NULL;
@@ -241,6 +263,12 @@ static PyMethodDef of_shard_group[] = {
          "one rank's shard in the gathered dtype, the same on every rank; 1 for a trainable parameter,\n"
          "0 for a frozen one. Returns a Group, which keeps the shard group; it has no memory before\n"
          "attach(). Raises Error.")},
+    {"host_order", comm_host_order, METH_VARARGS,
+     DOC("host_order($self, groups, stays, /)",
+         "In which order groups of a model take host memory while it lasts: first those of which a copy\n"
+         "there spares the most bytes between the nodes for each of its own. The same on every rank.\n\n"
+         "groups: a list of Group. stays: bytes, 1 for each group that is not resharded after forward,\n"
+         "else 0. Returns indices into `groups`. Raises Error.")},
     {"fits", comm_fits, METH_VARARGS,
      DOC("fits($self, groups, stays, /)",
          "Check that each group of a model can be gathered in its turn within FCDP_DEVICE_BUDGET.\n"

@@ -293,8 +293,8 @@ static PyMethodDef methods[] = {
      DOC("allocate_host($self, /)",
          "Take the group's block of the host memory that the node's ranks share; local rank 0 alone\n"
          "does.\n\n"
-         "Returns its offset there, in bytes, for attach(). Raises Error where the node's budget is\n"
-         "spent.")},
+         "Returns its offset there, in bytes, for attach(). Raises Error (ERR_NO_HOST_MEM) where\n"
+         "the node's budget is spent.")},
     {"attach", group_attach, METH_VARARGS,
      DOC("attach($self, offset, /)",
          "Reserve the group's addresses on the device, over the block of host memory at `offset`,\n"

@@ -66,6 +66,66 @@ static void the_victim_is_idle_then_clean_then_furthest(void **state) {
     }
 }
 
+/* ---- host memory ---- */
+
+static size_t spared(const fcdp_host_claim *claim) {
+    size_t plain = (claim->stays ? 1 : 2) * claim->bytes; /* gathered in a step without a copy on the host */
+    return plain - (claim->bytes - claim->frozen_bytes);
+}
+
+static void host_memory_goes_first_where_it_spares_most(void **state) {
+    (void)state;
+    enum { KB = 1024, N = 6 };
+    fcdp_host_claim claims[N] = {
+        {.bytes = 8 * KB, .index = 0, .stays = true},
+        {.bytes = 8 * KB, .index = 1},
+        {.bytes = 8 * KB, .frozen_bytes = 4 * KB, .index = 2},
+        {.bytes = 4 * KB, .frozen_bytes = 4 * KB, .index = 3},
+        {.bytes = 16 * KB, .index = 4},
+        {.bytes = 2 * KB, .frozen_bytes = 2 * KB, .index = 5, .stays = true},
+    };
+    static const uint32_t expected[N] = {3, 2, 5, 4, 1, 0};
+    fcdp__policy_host_order(claims, N);
+    for (size_t i = 0; i < N; i++) assert_int_equal(claims[i].index, expected[i]);
+}
+
+/* No other choice that takes as little spares more than the first claims of the order do; and the order does
+ * not depend on that of the arguments. */
+static void no_choice_of_as_many_bytes_spares_more(void **state) {
+    (void)state;
+    uint64_t rng = seed_choose("policy host order");
+    enum { MOST = 9 };
+    for (int round = 0; round < 2000; round++) {
+        uint32_t n = 1 + (uint32_t)random_below(&rng, MOST);
+        fcdp_host_claim claims[MOST], again[MOST];
+        /* the largest sizes show that products of two do not overflow */
+        size_t unit = (size_t)512 << (random_below(&rng, 2) ? 27 : 0);
+        for (uint32_t i = 0; i < n; i++) {
+            size_t bytes = 1 + random_below(&rng, 12);
+            size_t frozen = random_below(&rng, 2) ? random_below(&rng, bytes + 1) : 0;
+            claims[i] = (fcdp_host_claim){bytes * unit, frozen * unit, random_below(&rng, 3) == 0, i};
+        }
+        for (uint32_t i = 0; i < n; i++) again[i] = claims[n - 1 - i];
+        fcdp__policy_host_order(claims, n);
+        fcdp__policy_host_order(again, n);
+        size_t bytes = 0, spares = 0;
+        for (uint32_t first = 0; first < n; first++) {
+            assert_int_equal(claims[first].index, again[first].index);
+            bytes += claims[first].bytes;
+            spares += spared(&claims[first]);
+            for (uint32_t chosen = 0; chosen < UINT32_C(1) << n; chosen++) {
+                size_t other_bytes = 0, other_spares = 0;
+                for (uint32_t i = 0; i < n; i++) {
+                    if (!(chosen >> i & 1)) continue;
+                    other_bytes += claims[i].bytes;
+                    other_spares += spared(&claims[i]);
+                }
+                if (other_bytes <= bytes) assert_true(other_spares <= spares);
+            }
+        }
+    }
+}
+
 /* ---- the period ---- */
 
 static void a_period_is_found_as_by_hand(void **state) {
@@ -235,6 +295,8 @@ int main(void) {
         cmocka_unit_test(tau_keeps_below_its_share_of_the_budget),
         cmocka_unit_test(more_room_or_more_tau_never_stops_keeping),
         cmocka_unit_test(the_victim_is_idle_then_clean_then_furthest),
+        cmocka_unit_test(host_memory_goes_first_where_it_spares_most),
+        cmocka_unit_test(no_choice_of_as_many_bytes_spares_more),
         cmocka_unit_test(a_period_is_found_as_by_hand),
         cmocka_unit_test(training_is_planned_at_most_a_twentieth_over_the_optimum),
         cmocka_unit_test(random_plans_have_room_and_are_near_the_optimum),

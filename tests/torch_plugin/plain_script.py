@@ -25,13 +25,17 @@ def main():
     parser.add_argument("folder", type=pathlib.Path, nargs="?")
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--fsdp1", action="store_true")
+    parser.add_argument("--freeze", type=int, nargs="*", default=[], metavar="BLOCK")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     compat.prepare()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=arguments.timeout))
     rank = dist.get_rank()
     run = Run("plain script", rank, dist.get_world_size())
-    model = (wrap if arguments.fsdp1 else shard)(Net(dim=128, n_blocks=4))
+    model = Net(dim=128, n_blocks=4)
+    for i in arguments.freeze:
+        model.blocks[i].requires_grad_(False)
+    model = (wrap if arguments.fsdp1 else shard)(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     digest = hashlib.blake2b()
     for step in range(3):

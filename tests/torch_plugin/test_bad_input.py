@@ -162,7 +162,7 @@ GOES_ON = {
         {},
         ["all 4 ranks of the shard group are on one node", "fcdp-lab emulates nodes on this"],
     ),
-    "host_memory_too_small": (on(FCDP_HOST_BUDGET="1M"), {}, ["host", "FCDP_HOST_BUDGET"]),
+    "host_memory_too_small": (on(FCDP_HOST_BUDGET="4K"), {}, ["host", "FCDP_HOST_BUDGET"]),
     "device_memory_too_small": (
         on(FCDP_DEVICE_BUDGET="2M"),
         {},

@@ -102,10 +102,10 @@ def _serve(
     gather: Callable[[], None],
     beside: Shards | None,
 ) -> None:
-    """All of them or none. Collective. `beside`: of groups of the same tree."""
+    """All of them, those for which host memory has room, or none. Collective. `beside`: of groups of the same tree."""
     try:
         shards = shard_groups.connect(process_group, device, gather, beside)
-        groups = attach(shards, [fsdp.describe(param_group) for param_group in serve])
+        groups, no_room = attach(shards, [fsdp.describe(param_group) for param_group in serve])
     except OptionError:  # the job stops; whoever catches it and goes on meets it again
         for param_group in serve:
             del param_group._fcdp
@@ -115,6 +115,9 @@ def _serve(
             bypass(fsdp, param_group, str(error))
         return
     for param_group, group in zip(serve, groups):
+        if group is None:
+            bypass(fsdp, param_group, no_room)
+            continue
         param_group._fcdp = group
         fsdp.take(param_group, group, device)
     for param_group in serve:

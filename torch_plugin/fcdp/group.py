@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from fcdp import _fcdp, steps, words
-from fcdp.c10d import Shards
+from fcdp.c10d import Shards, Unsupported
 from fcdp.failures import call
 from fcdp.released import Storages
 from fcdp.settings import options
@@ -260,32 +260,77 @@ class Group:
         self.handle.ask_again()
 
 
-def attach(shards: Shards, described: list[Description]) -> list[Group]:
-    """Groups for them, all or none; a collective of the shard group."""
-    handles: list[_fcdp.Group] = []
-    ahead = True
-    offsets, problem = array("Q", [0]) * len(described), None
+def attach(shards: Shards, described: list[Description]) -> tuple[list[Group | None], str]:
+    """Groups for them; None for those for which some node has no host memory, and why. The same ones on every rank: a
+    collective of the shard group. Raises Unsupported if it serves none."""
+    handles: list[_fcdp.Group | None] = []
+    order, ahead, problem = [], True, None
+    stays = bytes(stays for *_, stays in described)
     try:
-        for i, (name, _, specs, _, _) in enumerate(described):
+        for name, _, specs, _, _ in described:
             handles.append(shards.comm.create_group(name, specs))
-            if shards.local == 0:
-                offsets[i] = handles[i].allocate_host()
-        ahead = shards.comm.fits(handles, bytes(stays for *_, stays in described))
+        order = shards.comm.host_order(handles, stays)
     except _fcdp.Error as error:
         problem = error.with_traceback(None)
     shards.raise_together(problem)
-    offsets = array("Q", shards.from_leader(offsets.tobytes()))
+    offsets, why = _take_host_memory(shards, handles, order)
+    attached = [i for i, handle in enumerate(handles) if handle is not None]
     try:
-        for handle, offset in zip(handles, offsets):
-            handle.attach(offset)
+        ahead = shards.comm.fits([handles[i] for i in attached], bytes(stays[i] for i in attached))
+    except _fcdp.Error as error:
+        problem = error.with_traceback(None)
+    shards.raise_together(problem)
+    try:
+        for i in attached:
+            handles[i].attach(offsets[i])
     except _fcdp.Error as error:
         problem = error.with_traceback(None)
     shards.raise_together(problem)
     shards.ahead &= shards.agree(b"\0" if ahead else b"\1") == b"\0"
     shards.comm.set_ahead(shards.ahead)
-    made = []
+    made: list[Group | None] = []
     for handle, (name, extents, specs, collect, _) in zip(handles, described):
+        if handle is None:
+            made.append(None)
+            continue
         group = Group(name, extents, shards, handle, [bytes_ for bytes_, _ in specs], collect)
         by_id[handle.id] = group
         made.append(group)
-    return made
+    return made, why
+
+
+def _take_host_memory(shards: Shards, handles: list[_fcdp.Group | None], order: list[int]) -> tuple[array[int], str]:
+    """Blocks of the nodes' host memory for the groups, taken in `order`: their offsets on this node. A group for which
+    some node has no room is left out on all of them: its handle becomes None. Also returned: why the first one was.
+    Raises Unsupported if that leaves none.
+
+    Each node's leader takes blocks up to the first one that it is refused. The first refusal of all nodes counts, and
+    leaves out the later groups that are as large as well: each node holds what came before it, and that stays. So
+    there are at most as many rounds as groups have sizes; one, where all fit."""
+    sizes = [handle.stats()["bytes"] for handle in handles]
+    offsets, why = array("Q", [0]) * len(handles), ""
+    taken: set[int] = set()
+    while True:
+        refused, text, problem = bytearray(len(order)), "", None
+        for place, i in enumerate(order if shards.local == 0 else ()):
+            try:
+                if i not in taken:
+                    offsets[i] = handles[i].allocate_host()
+                    taken.add(i)
+            except _fcdp.Error as error:
+                refused[place], text = 1, str(error.args[0])
+                if error.args[1] != _fcdp.ERR_NO_HOST_MEM:
+                    problem = error.with_traceback(None)
+                break
+        shards.raise_together(problem)
+        first = shards.agree(bytes(refused)).find(1)
+        if first < 0:
+            return array("Q", shards.from_leader(offsets.tobytes())), why
+        why = why or shards.first_problem(text if refused[first] else "")
+        left = [i for i in order[first:] if sizes[i] >= sizes[order[first]]]
+        order = [i for i in order if i not in left]
+        for i in left:
+            handles[i] = None  # what it took here goes back
+        taken.difference_update(left)
+        if not order:
+            raise Unsupported(why)

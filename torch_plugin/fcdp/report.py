@@ -115,8 +115,13 @@ def say_once() -> None:
     if not options["summary"]:
         return
     n, share = len(group.by_id), 100 * (1 - sent / plain)
+    cached = sum(one.handle.stats()["bytes"] for one in list(group.by_id.values()))
+    again = sum(entry.get("bytes", 0) for entry in bypassed.groups)
+    parts = (
+        f", {_human(cached)} of parameters; plain FSDP gathers the other {_human(again)} at each use" if again else ""
+    )
     words.say(
-        f"serving {n} of {n + len(bypassed.groups)} groups; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
+        f"serving {n} of {n + len(bypassed.groups)} groups{parts}; gathers sent {abs(share):.0f} % {'less' if share >= 0 else 'more'} "
         "between nodes so far"
     )
 
