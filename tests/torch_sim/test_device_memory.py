@@ -8,7 +8,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 RACES = {"FCDP": "0", "FCDP_SIM_RACES": "1"}
-FCDP = RACES | {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
+FCDP = RACES | {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": "0", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
 MODES = {
     "plain": RACES,
     "slots": FCDP | {"FCDP_MAPPING": "slots"},

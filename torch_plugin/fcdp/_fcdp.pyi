@@ -86,6 +86,7 @@ class _Topology(TypedDict):
 
 class _EngineStats(TypedDict):
     driver: str
+    policy: str
     gather: tuple[int, int, int]
     restore: tuple[int, int, int]
     gathers: dict[str, int]
