@@ -8,7 +8,8 @@
  * first, in classes; what fits into the gaps at the end is added. Three periods are gone through, and the
  * middle one counts: it is neither cold nor cut off. Another plan keeps contents that fit from their fill to
  * the next one, which spares their stores. The better one of the two stands; and then what is not kept takes
- * the room of others, if that moves fewer bytes.
+ * the room of others, if that moves fewer bytes. At last, which ones of intervals that are alike are kept is
+ * chosen so that the moves of the others do not come all at once.
  */
 #include "tiering/policy.h"
 
@@ -70,6 +71,7 @@ typedef struct plan {
     size_t *kept;      /* pages of the intervals chosen so far that are open at use i */
     size_t *open;      /* of each region: the use at which its open interval begins, or NONE */
     size_t *spare;     /* for a copy of kept */
+    size_t *members;   /* n of intervals that are alike */
     bool *keep;
 } plan;
 
@@ -172,10 +174,10 @@ static void class_choose(plan *p, unsigned class, uint32_t n_regions, bool *drop
         if (p->classes[i] == class && !dropped[p->n + i] && interval_fits(p, i)) interval_set(p, i, true);
 }
 
-/* Keep all intervals of what use `first` fills; the one that begins there if it fills nothing. */
-static void content_keep(plan *p, size_t first) {
+/* Keep or drop all intervals of what use `first` fills; the one that begins there if it fills nothing. */
+static void content_set(plan *p, size_t first, bool keep) {
     for (size_t i = first; i < p->n; i = content_next(p, first, i))
-        if (!p->keep[i]) interval_set(p, i, true);
+        if (p->keep[i] != keep) interval_set(p, i, keep);
 }
 
 /* Complete contents first, and then intervals. */
@@ -184,7 +186,7 @@ static void gaps_fill(plan *p) {
         bool fits = p->uses[first].store_bytes > 0;
         for (size_t i = first; fits && i < p->n; i = content_next(p, first, i))
             fits = p->keep[i] || interval_fits(p, i);
-        if (fits) content_keep(p, first);
+        if (fits) content_set(p, first, true);
     }
     for (unsigned class = N_CLASSES - 1; class > 0; class--)
         for (size_t i = 0; i < p->n; i++)
@@ -270,13 +272,13 @@ static bool choice_improve(plan *p, choice *best) {
  * one whole region. */
 static bool others_replace(plan *p, size_t first, uint32_t n_regions, choice *best) {
     uint32_t region = p->uses[first].region;
-    content_keep(p, first);
+    content_set(p, first, true);
     for (size_t at = 0; at < p->n; at++) others_drop(p, at, region);
     if (choice_improve(p, best)) return true;
     for (uint32_t other = 0; other < n_regions; other++) {
         if (other == region) continue;
         region_drop(p, other);
-        content_keep(p, first);
+        content_set(p, first, true);
         if (choice_improve(p, best)) return true;
     }
     return false;
@@ -289,6 +291,41 @@ static void choice_refine(plan *p, uint32_t n_regions, choice *best) {
         for (size_t first = 0; first < p->n; first++)
             if ((p->uses[first].store_bytes || p->classes[first]) && !content_is_kept(p, first))
                 improves |= others_replace(p, first, n_regions, best);
+    }
+}
+
+/* Of intervals that are alike and lie within each other, as those from forward to backward do, the plan has
+ * kept the inner ones. So all others are stored one right after another, and compute waits. Keep as many that
+ * are evenly spaced, if they fit and spare as much: the copy engine has the time of those between. The last
+ * one of `members` is always kept: nothing is used within it. */
+static void members_spread(plan *p, const size_t *members, size_t n, choice *best) {
+    size_t n_kept = 0;
+    for (size_t k = 0; k < n; k++) n_kept += p->keep[members[k]];
+    if (n_kept == 0 || n_kept == n) return;
+    for (size_t k = 0; k < n; k++) content_set(p, members[k], false);
+    for (size_t k = 0; k < n; k++)
+        if ((k + 1) * n_kept / n > k * n_kept / n) interval_set(p, members[k], true);
+    bool fits = !is_over(p);
+    if (fits) gaps_fill(p); /* the rest of their contents */
+    if (fits && spared(p) >= best->bytes)
+        choice_take(p, best);
+    else
+        choice_put_back(p, best);
+}
+
+/* `members` has n elements, and `is_member` as many. */
+static void choice_spread(plan *p, size_t *members, bool *is_member, choice *best) {
+    memset(is_member, 0, p->n * sizeof *is_member);
+    for (size_t first = 0; first < p->n; first++) {
+        size_t n = 0, last = first;
+        for (size_t i = first; i < p->n && p->classes[first]; i++) {
+            bool is_alike = p->classes[i] == p->classes[first] && p->uses[i].n_pages == p->uses[first].n_pages;
+            if (!is_alike || is_member[i]) continue;
+            if (n > 0 && (i >= p->ends[last] || p->ends[i] > p->ends[last])) break;
+            is_member[i] = true;
+            members[n++] = last = i;
+        }
+        members_spread(p, members, n, best);
     }
 }
 
@@ -306,7 +343,8 @@ static fcdp_status plan_alloc(plan *p, uint32_t n_regions, bool **dropped_out) {
     p->open = calloc(n_regions, sizeof *p->open);
     *dropped_out = calloc(3 * p->n, sizeof **dropped_out);
     p->spare = calloc(p->n, sizeof *p->spare);
-    bool has_all = p->ends && p->classes && p->kept && p->open && p->spare && *dropped_out;
+    p->members = calloc(p->n, sizeof *p->members);
+    bool has_all = p->members && p->ends && p->classes && p->kept && p->open && p->spare && *dropped_out;
     return has_all ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a plan of %zu uses", p->n);
 }
 
@@ -329,6 +367,7 @@ fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n
             if (spared(&p) > best.bytes) choice_take(&p, &best);
             choice_put_back(&p, &best);
             if (n * n_regions <= MAX_REFINED) choice_refine(&p, n_regions, &best);
+            choice_spread(&p, p.members, dropped + n, &best);
         }
     }
     free(p.ends);
@@ -336,6 +375,7 @@ fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n
     free(p.kept);
     free(p.open);
     free(p.spare);
+    free(p.members);
     free(dropped);
     return status;
 }

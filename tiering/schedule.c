@@ -64,7 +64,7 @@ void fcdp__schedule_forget(fcdp_tiering *tiering) {
     for (fcdp_region *r = tiering->regions; r; r = r->next) {
         r->number = (uint32_t)s->n_regions++;
         r->use = FCDP_NO_USE;
-        r->planned = false;
+        r->planned = r->dies = false;
     }
 }
 
@@ -106,6 +106,7 @@ void fcdp__schedule_record(fcdp_region *region) {
     s->uses[s->n] = (fcdp_planned_use){.region = region->number,
                                        .n_pages = (uint32_t)fcdp__region_pages(region)};
     s->symbols[s->n++] = region->number * 2;
+    region->dies = s->n_period && fcdp__schedule_distance(region) == UINT64_MAX;
     s->n_until_search -= s->n_until_search > 0;
 }
 
@@ -126,6 +127,13 @@ bool fcdp__region_is_planned(fcdp_region *region) {
     bool planned = region->planned;
     fcdp__region_unlock(region);
     return planned;
+}
+
+bool fcdp__region_dies(fcdp_region *region) {
+    fcdp__region_lock(region);
+    bool dies = region->dies;
+    fcdp__region_unlock(region);
+    return dies;
 }
 
 /* Kept regions are those that a plan may give up. */
