@@ -77,6 +77,11 @@ typedef struct plan {
 
 static const size_t NONE = (size_t)-1;
 
+/* The first use at which interval `i` takes pages that are not the use's own. */
+static size_t begin_of(const plan *p, size_t i) {
+    return i + p->uses[i].n_held + 1;
+}
+
 static size_t room_at(const plan *p, size_t at) {
     size_t used = p->uses[at % p->n].busy_pages + p->kept[at % p->n];
     return used < p->n_budget ? p->n_budget - used : 0;
@@ -125,16 +130,21 @@ static void classes_find(plan *p, size_t page_bytes) {
         if (p->classes[i] >= N_CLASSES) p->classes[i] = N_CLASSES - 1;
 }
 
+static bool takes_room(const plan *p, uint32_t region, size_t at) {
+    size_t begin = p->open[region];
+    return begin != NONE && at > begin + p->uses[begin % p->n].n_held;
+}
+
 /* At use `at`, drop open intervals until the rest has room. */
 static void open_fit(plan *p, size_t at, uint32_t n_regions, bool *dropped) {
     size_t n_pages = 0, room = room_at(p, at);
     for (uint32_t r = 0; r < n_regions; r++)
-        if (p->open[r] != NONE) n_pages += p->uses[p->open[r] % p->n].n_pages;
+        if (takes_room(p, r, at)) n_pages += p->uses[p->open[r] % p->n].n_pages;
     while (n_pages > room) {
         uint32_t last = n_regions;
         size_t last_end = 0;
         for (uint32_t r = 0; r < n_regions; r++) {
-            if (p->open[r] == NONE) continue;
+            if (!takes_room(p, r, at)) continue;
             size_t begin = p->open[r], end = begin - begin % p->n + p->ends[begin % p->n];
             if (last == n_regions || end > last_end) {
                 last = r;
@@ -150,12 +160,12 @@ static void open_fit(plan *p, size_t at, uint32_t n_regions, bool *dropped) {
 /* Add or take away an interval's pages, at the uses at which it is open. */
 static void interval_set(plan *p, size_t i, bool keep) {
     p->keep[i] = keep;
-    for (size_t at = i + 1; at < p->ends[i]; at++)
+    for (size_t at = begin_of(p, i); at < p->ends[i]; at++)
         p->kept[at % p->n] += keep ? p->uses[i].n_pages : -(size_t)p->uses[i].n_pages;
 }
 
 static bool interval_fits(const plan *p, size_t i) {
-    for (size_t at = i + 1; at < p->ends[i]; at++)
+    for (size_t at = begin_of(p, i); at < p->ends[i]; at++)
         if (room_at(p, at) < p->uses[i].n_pages) return false;
     return true;
 }
@@ -198,7 +208,8 @@ static void others_drop(plan *p, size_t at, uint32_t region) {
     while (p->uses[at].busy_pages + p->kept[at] > p->n_budget) {
         size_t least = p->n;
         for (size_t i = 0; i < p->n; i++) {
-            bool is_open = (at > i && at < p->ends[i]) || at + p->n < p->ends[i];
+            size_t begin = begin_of(p, i);
+            bool is_open = (at >= begin && at < p->ends[i]) || (at + p->n >= begin && at + p->n < p->ends[i]);
             if (!p->keep[i] || !is_open || p->uses[i].region == region) continue;
             if (least == p->n || p->classes[i] < p->classes[least] ||
                 (p->classes[i] == p->classes[least] && p->ends[i] - i > p->ends[least] - least))

@@ -26,7 +26,7 @@ struct fcdp_schedule {
      * n_period 0: there is none */
     size_t at, n_period;
     bool *keep;
-    size_t n_budget;       /* pages that it was made for */
+    size_t n_budget;       /* pages that it was made for; SIZE_MAX: a new one is due with the next period */
     size_t n_until_search; /* uses, before a period is looked for again */
     size_t n_margin_pages; /* left free, since evictions were needed */
     size_t n_regions;      /* numbers that were given */
@@ -110,6 +110,14 @@ void fcdp__schedule_record(fcdp_region *region) {
     s->n_until_search -= s->n_until_search > 0;
 }
 
+void fcdp__schedule_note_release(fcdp_region *region) {
+    fcdp_schedule *s = region->tiering->schedule;
+    if (!s || region->use == FCDP_NO_USE) return;
+    uint32_t n_held = (uint32_t)(s->n - 1 - region->use);
+    if (region->use < s->at && s->uses[region->use].n_held != n_held) s->n_budget = SIZE_MAX; /* a wrong guess */
+    s->uses[region->use].n_held = n_held;
+}
+
 void fcdp__region_plan_use(fcdp_region *region, size_t load_bytes, size_t store_bytes, bool fills) {
     fcdp_schedule *s = region->tiering->schedule;
     if (!s) return;
@@ -169,6 +177,14 @@ static bool is_due(const fcdp_schedule *s) {
     return s->n_period ? s->n - s->at >= s->n_period : s->n && !s->n_until_search;
 }
 
+/* Uses that have not ended yet are taken to last as long as a period ago. Lock held. */
+static void held_guess(fcdp_tiering *tiering, size_t n_period) {
+    fcdp_schedule *s = tiering->schedule;
+    for (const fcdp_region *r = tiering->regions; r && n_period; r = r->next)
+        if (r->in_use && r->use != FCDP_NO_USE && r->use >= n_period)
+            s->uses[r->use].n_held = s->uses[r->use - n_period].n_held;
+}
+
 /* The period was as the one before, and others' memory is what the plan was made for, or a little less. Lock
  * held. */
 static bool is_still_right(const fcdp_schedule *s, size_t n_budget) {
@@ -176,7 +192,7 @@ static bool is_still_right(const fcdp_schedule *s, size_t n_budget) {
     const fcdp_planned_use *was = s->uses + s->at - s->n_period, *is = s->uses + s->at;
     for (size_t k = 0; k < s->n_period; k++)
         if (is[k].load_bytes != was[k].load_bytes || is[k].store_bytes != was[k].store_bytes ||
-            is[k].busy_pages > was[k].busy_pages ||
+            is[k].n_held != was[k].n_held || is[k].busy_pages > was[k].busy_pages ||
             was[k].busy_pages - is[k].busy_pages > n_budget / SLACK_SHARE)
             return false;
     return true;
@@ -196,6 +212,7 @@ void fcdp__schedule_prepare(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
     s->n_margin_pages -= (s->n_margin_pages + MARGIN_DECAY - 1) / MARGIN_DECAY;
     size_t n_budget = n_room > s->n_margin_pages ? n_room - s->n_margin_pages : 0;
+    held_guess(tiering, s->n_period);
     if (is_still_right(s, n_budget)) {
         for (size_t k = 0; k < s->n_period; k++) /* so that little by little is not too much */
             s->uses[s->at + k].busy_pages = s->uses[s->at + k - s->n_period].busy_pages;
@@ -204,6 +221,7 @@ void fcdp__schedule_prepare(fcdp_tiering *tiering) {
         return;
     }
     size_t n_period = period_find(s);
+    held_guess(tiering, n_period);
     s->n_budget = n_budget;
     s->n_until_search = s->n_regions / ALIKE_SHARE + N_ALIKE;
     s->n_period = 0;

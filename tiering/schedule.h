@@ -32,6 +32,8 @@ void fcdp__schedule_sample(fcdp_tiering *tiering, size_t n_pages);
 void fcdp__schedule_forget(fcdp_tiering *tiering);
 /* The region's use begins. */
 void fcdp__schedule_record(fcdp_region *region);
+/* The region's use ends. */
+void fcdp__schedule_note_release(fcdp_region *region);
 /* The reclaimer took the pages of a kept region. */
 void fcdp__schedule_note_eviction(fcdp_tiering *tiering, const fcdp_region *region);
 /* Uses until the region is needed again, UINT64_MAX: never, or not before it is filled anew; where no plan
