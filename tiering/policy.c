@@ -126,8 +126,10 @@ static void classes_find(plan *p, size_t page_bytes) {
         for (size_t i = first; share && i < p->n; i = content_next(p, first, i))
             if (p->classes[i]) p->classes[i] += more;
     }
-    for (size_t i = 0; i < p->n; i++)
+    for (size_t i = 0; i < p->n; i++) {
         if (p->classes[i] >= N_CLASSES) p->classes[i] = N_CLASSES - 1;
+        if (p->uses[i].n_shunned) p->classes[i] = 0;
+    }
 }
 
 static bool takes_room(const plan *p, uint32_t region, size_t at) {
@@ -165,6 +167,7 @@ static void interval_set(plan *p, size_t i, bool keep) {
 }
 
 static bool interval_fits(const plan *p, size_t i) {
+    if (p->uses[i].n_shunned) return false;
     for (size_t at = begin_of(p, i); at < p->ends[i]; at++)
         if (room_at(p, at) < p->uses[i].n_pages) return false;
     return true;
@@ -243,7 +246,9 @@ static void region_drop(plan *p, uint32_t region) {
 
 static bool is_over(const plan *p) {
     for (size_t at = 0; at < p->n; at++)
-        if (p->kept[at] && p->uses[at].busy_pages + p->kept[at] > p->n_budget) return true;
+        if ((p->kept[at] && p->uses[at].busy_pages + p->kept[at] > p->n_budget) ||
+            (p->keep[at] && p->uses[at].n_shunned))
+            return true;
     return false;
 }
 

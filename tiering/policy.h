@@ -35,6 +35,7 @@ typedef struct fcdp_planned_use {
     uint32_t n_pages;   /* of the region */
     size_t load_bytes;  /* of what it has from before: to be loaded unless the region was kept. 0: nothing */
     size_t store_bytes; /* of what it fills anew: to be stored once unless it is kept to the next fill */
+    uint32_t n_shunned; /* above 0: what it has is not to be kept, whatever the budget */
     uint32_t n_held;    /* later uses that begin before this one has ended */
     /* of all other holders and of regions in use, this one too: at most, from this use to the next one */
     size_t busy_pages;

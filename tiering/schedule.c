@@ -16,6 +16,9 @@ enum { N_RECORDED = 8192 };
 enum { N_ALIKE = 4, ALIKE_SHARE = 4 };
 enum { SLACK_SHARE = 32 }; /* of the budget: what may be left unused before there is a new plan */
 enum { MARGIN_DECAY = 8 }; /* each period takes an eighth off the margin */
+/* Periods in which a region is not kept where it was evicted: others take memory there that no sample sees,
+ * between a use's end and the begin of the next one. */
+enum { N_SHUNNED = 32 };
 
 struct fcdp_schedule {
     fcdp_planned_use *uses; /* n of N_RECORDED */
@@ -103,8 +106,10 @@ void fcdp__schedule_record(fcdp_region *region) {
     }
     region->use = s->n;
     region->planned = s->n_period && s->keep[(s->n - s->at) % s->n_period];
+    uint32_t n_shunned = s->n_period ? s->uses[s->n - s->n_period].n_shunned : 0;
     s->uses[s->n] = (fcdp_planned_use){.region = region->number,
-                                       .n_pages = (uint32_t)fcdp__region_pages(region)};
+                                       .n_pages = (uint32_t)fcdp__region_pages(region),
+                                       .n_shunned = n_shunned > 0 ? n_shunned - 1 : 0};
     s->symbols[s->n++] = region->number * 2;
     region->dies = s->n_period && fcdp__schedule_distance(region) == UINT64_MAX;
     s->n_until_search -= s->n_until_search > 0;
@@ -159,7 +164,9 @@ void fcdp__schedule_sample(fcdp_tiering *tiering, size_t n_pages) {
 
 void fcdp__schedule_note_eviction(fcdp_tiering *tiering, const fcdp_region *region) {
     fcdp_schedule *s = tiering->schedule;
-    if (s) s->n_margin_pages += fcdp__region_pages(region);
+    if (!s) return;
+    s->n_margin_pages += fcdp__region_pages(region);
+    if (s->n_period && region->use != FCDP_NO_USE) s->uses[region->use].n_shunned = N_SHUNNED;
 }
 
 /* ---- planning ---- */
@@ -192,7 +199,7 @@ static bool is_still_right(const fcdp_schedule *s, size_t n_budget) {
     const fcdp_planned_use *was = s->uses + s->at - s->n_period, *is = s->uses + s->at;
     for (size_t k = 0; k < s->n_period; k++)
         if (is[k].load_bytes != was[k].load_bytes || is[k].store_bytes != was[k].store_bytes ||
-            is[k].n_held != was[k].n_held || is[k].busy_pages > was[k].busy_pages ||
+            is[k].n_held != was[k].n_held || !is[k].n_shunned != !was[k].n_shunned || is[k].busy_pages > was[k].busy_pages ||
             was[k].busy_pages - is[k].busy_pages > n_budget / SLACK_SHARE)
             return false;
     return true;

@@ -227,6 +227,8 @@ def main():
     gpt = args.gpt or ["--dim", "280", "--layers", "6", *([] if args.batches else ["--batch", "2"])]
     if args.budgets < 2 or args.steps < 2:
         parser.error(f"--budgets and --steps must be at least 2, not {args.budgets} and {args.steps}")
+    if args.batches and args.steps < LEARNED + 2:
+        args.steps = LEARNED + 4
     arguments = [*gpt, "--steps", str(args.steps)]
     for signum in STOPS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # as SIGHUP under nohup
