@@ -335,7 +335,8 @@ static void choice_spread(plan *p, size_t *members, bool *is_member, choice *bes
     for (size_t first = 0; first < p->n; first++) {
         size_t n = 0, last = first;
         for (size_t i = first; i < p->n && p->classes[first]; i++) {
-            bool is_alike = p->classes[i] == p->classes[first] && p->uses[i].n_pages == p->uses[first].n_pages;
+            bool is_alike = p->classes[i] == p->classes[first] &&
+                            p->uses[i].n_pages == p->uses[first].n_pages;
             if (!is_alike || is_member[i]) continue;
             if (n > 0 && (i >= p->ends[last] || p->ends[i] > p->ends[last])) break;
             is_member[i] = true;

@@ -43,8 +43,8 @@ typedef struct fcdp_planned_use {
 
 /* Which intervals to keep, if the `n` uses repeat for ever: keep_out[i] for the one that begins at use i. At
  * no use j do the kept intervals that are open there (i + uses[i].n_held < j, and ended behind j) have more
- * than n_budget_pages - uses[j].busy_pages pages. FCDP_ERR_SYSTEM: no memory. O(n * n_regions); periods of up to
- * 1024 uses are looked at more closely. */
+ * than n_budget_pages - uses[j].busy_pages pages. FCDP_ERR_SYSTEM: no memory. O(n * n_regions); periods of up
+ * to 1024 uses are looked at more closely. */
 fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n_regions,
                               size_t n_budget_pages, size_t page_bytes, bool *keep_out) FCDP_MUST_CHECK;
 

@@ -119,7 +119,8 @@ void fcdp__schedule_note_release(fcdp_region *region) {
     fcdp_schedule *s = region->tiering->schedule;
     if (!s || region->use == FCDP_NO_USE) return;
     uint32_t n_held = (uint32_t)(s->n - 1 - region->use);
-    if (region->use < s->at && s->uses[region->use].n_held != n_held) s->n_budget = SIZE_MAX; /* a wrong guess */
+    if (region->use < s->at && s->uses[region->use].n_held != n_held)
+        s->n_budget = SIZE_MAX; /* a wrong guess */
     s->uses[region->use].n_held = n_held;
 }
 
@@ -199,7 +200,8 @@ static bool is_still_right(const fcdp_schedule *s, size_t n_budget) {
     const fcdp_planned_use *was = s->uses + s->at - s->n_period, *is = s->uses + s->at;
     for (size_t k = 0; k < s->n_period; k++)
         if (is[k].load_bytes != was[k].load_bytes || is[k].store_bytes != was[k].store_bytes ||
-            is[k].n_held != was[k].n_held || !is[k].n_shunned != !was[k].n_shunned || is[k].busy_pages > was[k].busy_pages ||
+            is[k].n_held != was[k].n_held || !is[k].n_shunned != !was[k].n_shunned ||
+            is[k].busy_pages > was[k].busy_pages ||
             was[k].busy_pages - is[k].busy_pages > n_budget / SLACK_SHARE)
             return false;
     return true;

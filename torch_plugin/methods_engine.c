@@ -155,7 +155,8 @@ METHOD_NOARGS(engine_stats) {
     fcdp_engine_stats s;
     Py_BEGIN_ALLOW_THREADS fcdp_engine_stats_get(engine, &s);
     Py_END_ALLOW_THREADS return Py_BuildValue(
-        "{s:s,s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,"
+        "{s:s,s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,"
+        "s:K,"
         "s:K,s:K}"
         ",s:{s:n,"
         "s:n,s:n},s:{s:n,s:n}}",

@@ -127,8 +127,8 @@ static void less_memory_moves_more_and_evicts_nothing(void **state) {
         snprintf(head, sizeof head, "\n| %u %% |", percents[i]);
         row = strstr(row, head);
         assert_non_null(row);
-        int n = sscanf(row + strlen(head), " %lf ms | %lf | %lf | %lf | %lf |", &ms, &ratio, &stored, &restored,
-                       &evictions);
+        int n = sscanf(row + strlen(head), " %lf ms | %lf | %lf | %lf | %lf |", &ms, &ratio, &stored,
+                       &restored, &evictions);
         assert_int_equal(n, 5);
         assert_true(evictions == 0 && (i > 0 || (stored == 0 && restored == 0)));
         assert_true(restored >= restored_before && restored <= stored);

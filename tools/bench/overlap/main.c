@@ -33,7 +33,8 @@ static const char usage[] =
     "    --mapping         FCDP_MAPPING (slots)\n"
     "    --transport       simnet's own collectives, or NCCL's entry points by a double over it (net)\n"
     "    --timelines       a Chrome trace for each scenario and rank goes there: SCENARIO.RANK.json\n"
-    "    --budgets         FCDP_POLICY=next-use in less and less device memory, in place of the three scenarios\n";
+    "    --budgets         FCDP_POLICY=next-use in less and less device memory, in place of the three "
+    "scenarios\n";
 
 /* ---- one scenario ---- */
 

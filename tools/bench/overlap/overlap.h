@@ -39,7 +39,7 @@ typedef struct run_config {
     bool exact; /* FCDP_MAPPING=exact; else slots */
     int prefetch;
     fcdp_policy_kind policy;
-    size_t budget_bytes; /* FCDP_DEVICE_BUDGET */
+    size_t budget_bytes;   /* FCDP_DEVICE_BUDGET */
     bool nccl;             /* the engine's collectives are NCCL's, of the double; else simnet's own */
     const char *timelines; /* a folder for SCENARIO.RANK.json, NULL: none */
     const char *sim_library;
@@ -53,7 +53,7 @@ typedef struct rank_result {
     unsigned long agreements;
     uint64_t enqueue_ns; /* of the host, without agreements */
     uint64_t d2h_bytes, h2d_bytes, evictions;
-    size_t peak_bytes; /* of gathered parameters, in all steps */
+    size_t peak_bytes;   /* of gathered parameters, in all steps */
     unsigned long wrong; /* samples of gathered parameters that were not what they should be, in all steps */
 } rank_result;
 

@@ -37,7 +37,7 @@ POLICIES = {f"`FCDP_TAU={tau}`": {"FCDP_TAU": tau} for tau in ("0", "0.25", "0.5
     "next-use": {"FCDP_TAU": "", "FCDP_POLICY": "next-use"}
 }
 BATCHES_PAGES = 40  # about twice what a batch of one needs
-N_BURSTS = 2  # seeds
+BURSTS = (1,)  # seeds
 LEARNED = 4  # steps after which those of next-use are steady
 
 
@@ -156,7 +156,7 @@ def largest_batch(env, pages, arguments):
 def batches(pages, arguments, n_steps):
     """The largest batch of plain FSDP2 in so many pages; then each policy at that one and at the next, and at the largest
     that plain trains with random allocations beside it."""
-    bursts = [{"PRESSURE_BURSTS": str(seed)} for seed in range(1, N_BURSTS + 1)]
+    bursts = [{"PRESSURE_BURSTS": str(seed)} for seed in BURSTS]
     most = largest_batch(PLAIN, pages, arguments)
     most_by_seed = [largest_batch(PLAIN | burst, pages, arguments) for burst in bursts]
     print(f"in {pages * PAGE / 1e6:.0f} MB plain FSDP2's largest batch is {most}; with bursts {most_by_seed}")
