@@ -393,9 +393,9 @@ static fcdp_status node_by_host(fcdp_use *use) {
     return status;
 }
 
-/* If the policy would keep the group, and the ranks exchange on the device (or the node has one), skip the
- * store: reshard or an eviction does it when needed. By slices, the store waits for the node's all-gather on
- * the copy stream, so that the node's stream goes on with the next group. */
+/* If the policy would keep the group, or nothing is to load it, and the ranks exchange on the device (or the
+ * node has one), skip the store: reshard or an eviction does it when needed. By slices, the store waits for
+ * the node's all-gather on the copy stream, so that the node's stream goes on with the next group. */
 fcdp_status fcdp__gather(fcdp_use *use) {
     fcdp_group *group = use->group;
     const fcdp_plan *plan = use->plan;
@@ -404,7 +404,8 @@ fcdp_status fcdp__gather(fcdp_use *use) {
     /* Spans of which this gather rewrites a part and host memory lacks the rest: they are stored whole. */
     uint32_t whole_mask = unstored_of(group, plan->restore_mask & plan->fill_mask);
     bool is_alone = group->comm->topology.node_size == 1, by_slice = fcdp__group_by_slice(group);
-    bool stores = (!by_slice && !is_alone) || !fcdp__policy_keeps_group(group);
+    bool may_wait = fcdp__policy_keeps_group(group) || fcdp__region_dies(group->region);
+    bool stores = (!by_slice && !is_alone) || !may_wait;
     fcdp_status status = fcdp__region_begin_fill(group->region, plan->fill_mask);
     if (!status && use->packed)
         status = packed_gather(use);

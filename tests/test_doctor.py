@@ -177,9 +177,7 @@ def test_the_table_folds_groups_that_are_alike_and_says_why_one_is_not_served(sc
 
 
 def test_a_module_is_run_as_python_does_and_options_behind_it_are_its_own(script):
-    done = doctor(
-        "--nodes", "2", "--ranks", "1", "--", "-m", "train", "--nodes", "7", PYTHONPATH=str(script.parent)
-    )
+    done = doctor("--nodes", "2", "--ranks", "1", "--", "-m", "train", "--nodes", "7", PYTHONPATH=str(script.parent))
     assert done.returncode == 0 and "2 nodes x 1 ranks" in done.stdout, done.stdout + done.stderr
     assert "FCDP serves 4 of 4 groups" in done.stdout, done.stdout
     assert re.search(r"layers\.1 \.\.\. layers\.2", done.stdout), done.stdout

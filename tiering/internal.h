@@ -90,6 +90,7 @@ struct fcdp_region {
     uint32_t number; /* in the schedule, as is the index of its last use, or FCDP_NO_USE */
     size_t use;
     bool planned;                         /* to be kept behind this use */
+    bool dies;                            /* the next use is to fill it anew */
     uint64_t failed_call;                 /* the reclaimer's call that failed to evict it, 0: none */
     uint32_t awaited_fill;                /* streams wait for the others' READY to reach it, or have */
     uint32_t awaited_epoch[FCDP_N_SPANS]; /* and for STORED; 0: they never did */

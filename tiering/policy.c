@@ -8,7 +8,8 @@
  * first, in classes; what fits into the gaps at the end is added. Three periods are gone through, and the
  * middle one counts: it is neither cold nor cut off. Another plan keeps contents that fit from their fill to
  * the next one, which spares their stores. The better one of the two stands; and then what is not kept takes
- * the room of others, if that moves fewer bytes.
+ * the room of others, if that moves fewer bytes. At last, which ones of intervals that are alike are kept is
+ * chosen so that the moves of the others do not come all at once.
  */
 #include "tiering/policy.h"
 
@@ -92,10 +93,16 @@ typedef struct plan {
     size_t *kept;      /* pages of the intervals chosen so far that are open at use i */
     size_t *open;      /* of each region: the use at which its open interval begins, or NONE */
     size_t *spare;     /* for a copy of kept */
+    size_t *members;   /* n of intervals that are alike */
     bool *keep;
 } plan;
 
 static const size_t NONE = (size_t)-1;
+
+/* The first use at which interval `i` takes pages that are not the use's own. */
+static size_t begin_of(const plan *p, size_t i) {
+    return i + p->uses[i].n_held + 1;
+}
 
 static size_t room_at(const plan *p, size_t at) {
     size_t used = p->uses[at % p->n].busy_pages + p->kept[at % p->n];
@@ -141,20 +148,27 @@ static void classes_find(plan *p, size_t page_bytes) {
         for (size_t i = first; share && i < p->n; i = content_next(p, first, i))
             if (p->classes[i]) p->classes[i] += more;
     }
-    for (size_t i = 0; i < p->n; i++)
+    for (size_t i = 0; i < p->n; i++) {
         if (p->classes[i] >= N_CLASSES) p->classes[i] = N_CLASSES - 1;
+        if (p->uses[i].n_shunned) p->classes[i] = 0;
+    }
+}
+
+static bool takes_room(const plan *p, uint32_t region, size_t at) {
+    size_t begin = p->open[region];
+    return begin != NONE && at > begin + p->uses[begin % p->n].n_held;
 }
 
 /* At use `at`, drop open intervals until the rest has room. */
 static void open_fit(plan *p, size_t at, uint32_t n_regions, bool *dropped) {
     size_t n_pages = 0, room = room_at(p, at);
     for (uint32_t r = 0; r < n_regions; r++)
-        if (p->open[r] != NONE) n_pages += p->uses[p->open[r] % p->n].n_pages;
+        if (takes_room(p, r, at)) n_pages += p->uses[p->open[r] % p->n].n_pages;
     while (n_pages > room) {
         uint32_t last = n_regions;
         size_t last_end = 0;
         for (uint32_t r = 0; r < n_regions; r++) {
-            if (p->open[r] == NONE) continue;
+            if (!takes_room(p, r, at)) continue;
             size_t begin = p->open[r], end = begin - begin % p->n + p->ends[begin % p->n];
             if (last == n_regions || end > last_end) {
                 last = r;
@@ -170,12 +184,13 @@ static void open_fit(plan *p, size_t at, uint32_t n_regions, bool *dropped) {
 /* Add or take away an interval's pages, at the uses at which it is open. */
 static void interval_set(plan *p, size_t i, bool keep) {
     p->keep[i] = keep;
-    for (size_t at = i + 1; at < p->ends[i]; at++)
+    for (size_t at = begin_of(p, i); at < p->ends[i]; at++)
         p->kept[at % p->n] += keep ? p->uses[i].n_pages : -(size_t)p->uses[i].n_pages;
 }
 
 static bool interval_fits(const plan *p, size_t i) {
-    for (size_t at = i + 1; at < p->ends[i]; at++)
+    if (p->uses[i].n_shunned) return false;
+    for (size_t at = begin_of(p, i); at < p->ends[i]; at++)
         if (room_at(p, at) < p->uses[i].n_pages) return false;
     return true;
 }
@@ -194,10 +209,10 @@ static void class_choose(plan *p, unsigned class, uint32_t n_regions, bool *drop
         if (p->classes[i] == class && !dropped[p->n + i] && interval_fits(p, i)) interval_set(p, i, true);
 }
 
-/* Keep all intervals of what use `first` fills; the one that begins there if it fills nothing. */
-static void content_keep(plan *p, size_t first) {
+/* Keep or drop all intervals of what use `first` fills; the one that begins there if it fills nothing. */
+static void content_set(plan *p, size_t first, bool keep) {
     for (size_t i = first; i < p->n; i = content_next(p, first, i))
-        if (!p->keep[i]) interval_set(p, i, true);
+        if (p->keep[i] != keep) interval_set(p, i, keep);
 }
 
 /* Complete contents first, and then intervals. */
@@ -206,7 +221,7 @@ static void gaps_fill(plan *p) {
         bool fits = p->uses[first].store_bytes > 0;
         for (size_t i = first; fits && i < p->n; i = content_next(p, first, i))
             fits = p->keep[i] || interval_fits(p, i);
-        if (fits) content_keep(p, first);
+        if (fits) content_set(p, first, true);
     }
     for (unsigned class = N_CLASSES - 1; class > 0; class--)
         for (size_t i = 0; i < p->n; i++)
@@ -218,7 +233,8 @@ static void others_drop(plan *p, size_t at, uint32_t region) {
     while (p->uses[at].busy_pages + p->kept[at] > p->n_budget) {
         size_t least = p->n;
         for (size_t i = 0; i < p->n; i++) {
-            bool is_open = (at > i && at < p->ends[i]) || at + p->n < p->ends[i];
+            size_t begin = begin_of(p, i);
+            bool is_open = (at >= begin && at < p->ends[i]) || (at + p->n >= begin && at + p->n < p->ends[i]);
             if (!p->keep[i] || !is_open || p->uses[i].region == region) continue;
             if (least == p->n || p->classes[i] < p->classes[least] ||
                 (p->classes[i] == p->classes[least] && p->ends[i] - i > p->ends[least] - least))
@@ -252,7 +268,9 @@ static void region_drop(plan *p, uint32_t region) {
 
 static bool is_over(const plan *p) {
     for (size_t at = 0; at < p->n; at++)
-        if (p->kept[at] && p->uses[at].busy_pages + p->kept[at] > p->n_budget) return true;
+        if ((p->kept[at] && p->uses[at].busy_pages + p->kept[at] > p->n_budget) ||
+            (p->keep[at] && p->uses[at].n_shunned))
+            return true;
     return false;
 }
 
@@ -292,13 +310,13 @@ static bool choice_improve(plan *p, choice *best) {
  * one whole region. */
 static bool others_replace(plan *p, size_t first, uint32_t n_regions, choice *best) {
     uint32_t region = p->uses[first].region;
-    content_keep(p, first);
+    content_set(p, first, true);
     for (size_t at = 0; at < p->n; at++) others_drop(p, at, region);
     if (choice_improve(p, best)) return true;
     for (uint32_t other = 0; other < n_regions; other++) {
         if (other == region) continue;
         region_drop(p, other);
-        content_keep(p, first);
+        content_set(p, first, true);
         if (choice_improve(p, best)) return true;
     }
     return false;
@@ -311,6 +329,42 @@ static void choice_refine(plan *p, uint32_t n_regions, choice *best) {
         for (size_t first = 0; first < p->n; first++)
             if ((p->uses[first].store_bytes || p->classes[first]) && !content_is_kept(p, first))
                 improves |= others_replace(p, first, n_regions, best);
+    }
+}
+
+/* Of intervals that are alike and lie within each other, as those from forward to backward do, the plan has
+ * kept the inner ones. So all others are stored one right after another, and compute waits. Keep as many that
+ * are evenly spaced, if they fit and spare as much: the copy engine has the time of those between. The last
+ * one of `members` is always kept: nothing is used within it. */
+static void members_spread(plan *p, const size_t *members, size_t n, choice *best) {
+    size_t n_kept = 0;
+    for (size_t k = 0; k < n; k++) n_kept += p->keep[members[k]];
+    if (n_kept == 0 || n_kept == n) return;
+    for (size_t k = 0; k < n; k++) content_set(p, members[k], false);
+    for (size_t k = 0; k < n; k++)
+        if ((k + 1) * n_kept / n > k * n_kept / n) interval_set(p, members[k], true);
+    bool fits = !is_over(p);
+    if (fits) gaps_fill(p); /* the rest of their contents */
+    if (fits && spared(p) >= best->bytes)
+        choice_take(p, best);
+    else
+        choice_put_back(p, best);
+}
+
+/* `members` has n elements, and `is_member` as many. */
+static void choice_spread(plan *p, size_t *members, bool *is_member, choice *best) {
+    memset(is_member, 0, p->n * sizeof *is_member);
+    for (size_t first = 0; first < p->n; first++) {
+        size_t n = 0, last = first;
+        for (size_t i = first; i < p->n && p->classes[first]; i++) {
+            bool is_alike = p->classes[i] == p->classes[first] &&
+                            p->uses[i].n_pages == p->uses[first].n_pages;
+            if (!is_alike || is_member[i]) continue;
+            if (n > 0 && (i >= p->ends[last] || p->ends[i] > p->ends[last])) break;
+            is_member[i] = true;
+            members[n++] = last = i;
+        }
+        members_spread(p, members, n, best);
     }
 }
 
@@ -328,7 +382,8 @@ static fcdp_status plan_alloc(plan *p, uint32_t n_regions, bool **dropped_out) {
     p->open = calloc(n_regions, sizeof *p->open);
     *dropped_out = calloc(3 * p->n, sizeof **dropped_out);
     p->spare = calloc(p->n, sizeof *p->spare);
-    bool has_all = p->ends && p->classes && p->kept && p->open && p->spare && *dropped_out;
+    p->members = calloc(p->n, sizeof *p->members);
+    bool has_all = p->members && p->ends && p->classes && p->kept && p->open && p->spare && *dropped_out;
     return has_all ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no memory for a plan of %zu uses", p->n);
 }
 
@@ -351,6 +406,7 @@ fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n
             if (spared(&p) > best.bytes) choice_take(&p, &best);
             choice_put_back(&p, &best);
             if (n * n_regions <= MAX_REFINED) choice_refine(&p, n_regions, &best);
+            choice_spread(&p, p.members, dropped + n, &best);
         }
     }
     free(p.ends);
@@ -358,6 +414,7 @@ fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n
     free(p.kept);
     free(p.open);
     free(p.spare);
+    free(p.members);
     free(dropped);
     return status;
 }

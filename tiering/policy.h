@@ -51,14 +51,16 @@ typedef struct fcdp_planned_use {
     uint32_t n_pages;   /* of the region */
     size_t load_bytes;  /* of what it has from before: to be loaded unless the region was kept. 0: nothing */
     size_t store_bytes; /* of what it fills anew: to be stored once unless it is kept to the next fill */
+    uint32_t n_shunned; /* above 0: what it has is not to be kept, whatever the budget */
+    uint32_t n_held;    /* later uses that begin before this one has ended */
     /* of all other holders and of regions in use, this one too: at most, from this use to the next one */
     size_t busy_pages;
 } fcdp_planned_use;
 
 /* Which intervals to keep, if the `n` uses repeat for ever: keep_out[i] for the one that begins at use i. At
- * no use j do the kept intervals that are open there (begun before j, ended behind j) have more than
- * n_budget_pages - uses[j].busy_pages pages. FCDP_ERR_SYSTEM: no memory. O(n * n_regions); periods of up to
- * 1024 uses are looked at more closely. */
+ * no use j do the kept intervals that are open there (i + uses[i].n_held < j, and ended behind j) have more
+ * than n_budget_pages - uses[j].busy_pages pages. FCDP_ERR_SYSTEM: no memory. O(n * n_regions); periods of up
+ * to 1024 uses are looked at more closely. */
 fcdp_status fcdp__policy_plan(const fcdp_planned_use *uses, size_t n, uint32_t n_regions,
                               size_t n_budget_pages, size_t page_bytes, bool *keep_out) FCDP_MUST_CHECK;
 

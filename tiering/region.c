@@ -390,6 +390,7 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
     fcdp__region_lock(region);
     FCDP_CHECK(1, region->in_use);
     fcdp__region_unlock(region);
+    fcdp__schedule_sample(region->tiering, 0);
     fcdp_status status = use_seal(region, stream);
     fcdp_region *last = status ? NULL : region;
     if (status) {
@@ -404,6 +405,7 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
     region->kept = keep && !status;
     region->in_use = false;
     region->slot->last = last;
+    fcdp__schedule_note_release(region);
     bool kept = region->kept;
     uint8_t became = kept                     ? FCDP_CAUSE_KEPT
                      : region->tiering->exact ? FCDP_CAUSE_UNMAPPED
@@ -415,7 +417,6 @@ fcdp_status fcdp__region_release(fcdp_region *region, fcdp_stream stream, bool k
     fcdp__region_lock(region);
     fcdp__region_end_move(region);
     fcdp__region_unlock(region);
-    fcdp__schedule_sample(region->tiering, 0);
     return status;
 }
 

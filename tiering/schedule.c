@@ -16,6 +16,9 @@ enum { N_RECORDED = 8192 };
 enum { N_ALIKE = 4, ALIKE_SHARE = 4 };
 enum { SLACK_SHARE = 32 }; /* of the budget: what may be left unused before there is a new plan */
 enum { MARGIN_DECAY = 8 }; /* each period takes an eighth off the margin */
+/* Periods in which a region is not kept where it was evicted: others take memory there that no sample sees,
+ * between a use's end and the begin of the next one. */
+enum { N_SHUNNED = 32 };
 
 struct fcdp_schedule {
     fcdp_planned_use *uses; /* n of N_RECORDED */
@@ -26,7 +29,7 @@ struct fcdp_schedule {
      * n_period 0: there is none */
     size_t at, n_period;
     bool *keep;
-    size_t n_budget;       /* pages that it was made for */
+    size_t n_budget;       /* pages that it was made for; SIZE_MAX: a new one is due with the next period */
     size_t n_until_search; /* uses, before a period is looked for again */
     size_t n_margin_pages; /* left free, since evictions were needed */
     size_t n_regions;      /* numbers that were given */
@@ -64,7 +67,7 @@ void fcdp__schedule_forget(fcdp_tiering *tiering) {
     for (fcdp_region *r = tiering->regions; r; r = r->next) {
         r->number = (uint32_t)s->n_regions++;
         r->use = FCDP_NO_USE;
-        r->planned = false;
+        r->planned = r->dies = false;
     }
 }
 
@@ -103,10 +106,22 @@ void fcdp__schedule_record(fcdp_region *region) {
     }
     region->use = s->n;
     region->planned = s->n_period && s->keep[(s->n - s->at) % s->n_period];
+    uint32_t n_shunned = s->n_period ? s->uses[s->n - s->n_period].n_shunned : 0;
     s->uses[s->n] = (fcdp_planned_use){.region = region->number,
-                                       .n_pages = (uint32_t)fcdp__region_pages(region)};
+                                       .n_pages = (uint32_t)fcdp__region_pages(region),
+                                       .n_shunned = n_shunned > 0 ? n_shunned - 1 : 0};
     s->symbols[s->n++] = region->number * 2;
+    region->dies = s->n_period && fcdp__schedule_distance(region) == UINT64_MAX;
     s->n_until_search -= s->n_until_search > 0;
+}
+
+void fcdp__schedule_note_release(fcdp_region *region) {
+    fcdp_schedule *s = region->tiering->schedule;
+    if (!s || region->use == FCDP_NO_USE) return;
+    uint32_t n_held = (uint32_t)(s->n - 1 - region->use);
+    if (region->use < s->at && s->uses[region->use].n_held != n_held)
+        s->n_budget = SIZE_MAX; /* a wrong guess */
+    s->uses[region->use].n_held = n_held;
 }
 
 void fcdp__region_plan_use(fcdp_region *region, size_t load_bytes, size_t store_bytes, bool fills) {
@@ -128,6 +143,13 @@ bool fcdp__region_is_planned(fcdp_region *region) {
     return planned;
 }
 
+bool fcdp__region_dies(fcdp_region *region) {
+    fcdp__region_lock(region);
+    bool dies = region->dies;
+    fcdp__region_unlock(region);
+    return dies;
+}
+
 /* Kept regions are those that a plan may give up. */
 void fcdp__schedule_sample(fcdp_tiering *tiering, size_t n_pages) {
     fcdp_schedule *s = tiering->schedule;
@@ -143,7 +165,9 @@ void fcdp__schedule_sample(fcdp_tiering *tiering, size_t n_pages) {
 
 void fcdp__schedule_note_eviction(fcdp_tiering *tiering, const fcdp_region *region) {
     fcdp_schedule *s = tiering->schedule;
-    if (s) s->n_margin_pages += fcdp__region_pages(region);
+    if (!s) return;
+    s->n_margin_pages += fcdp__region_pages(region);
+    if (s->n_period && region->use != FCDP_NO_USE) s->uses[region->use].n_shunned = N_SHUNNED;
 }
 
 /* ---- planning ---- */
@@ -161,6 +185,14 @@ static bool is_due(const fcdp_schedule *s) {
     return s->n_period ? s->n - s->at >= s->n_period : s->n && !s->n_until_search;
 }
 
+/* Uses that have not ended yet are taken to last as long as a period ago. Lock held. */
+static void held_guess(fcdp_tiering *tiering, size_t n_period) {
+    fcdp_schedule *s = tiering->schedule;
+    for (const fcdp_region *r = tiering->regions; r && n_period; r = r->next)
+        if (r->in_use && r->use != FCDP_NO_USE && r->use >= n_period)
+            s->uses[r->use].n_held = s->uses[r->use - n_period].n_held;
+}
+
 /* The period was as the one before, and others' memory is what the plan was made for, or a little less. Lock
  * held. */
 static bool is_still_right(const fcdp_schedule *s, size_t n_budget) {
@@ -168,6 +200,7 @@ static bool is_still_right(const fcdp_schedule *s, size_t n_budget) {
     const fcdp_planned_use *was = s->uses + s->at - s->n_period, *is = s->uses + s->at;
     for (size_t k = 0; k < s->n_period; k++)
         if (is[k].load_bytes != was[k].load_bytes || is[k].store_bytes != was[k].store_bytes ||
+            is[k].n_held != was[k].n_held || !is[k].n_shunned != !was[k].n_shunned ||
             is[k].busy_pages > was[k].busy_pages ||
             was[k].busy_pages - is[k].busy_pages > n_budget / SLACK_SHARE)
             return false;
@@ -188,6 +221,7 @@ void fcdp__schedule_prepare(fcdp_tiering *tiering) {
     fcdp__lock_acquire(&tiering->lock);
     s->n_margin_pages -= (s->n_margin_pages + MARGIN_DECAY - 1) / MARGIN_DECAY;
     size_t n_budget = n_room > s->n_margin_pages ? n_room - s->n_margin_pages : 0;
+    held_guess(tiering, s->n_period);
     if (is_still_right(s, n_budget)) {
         for (size_t k = 0; k < s->n_period; k++) /* so that little by little is not too much */
             s->uses[s->at + k].busy_pages = s->uses[s->at + k - s->n_period].busy_pages;
@@ -196,6 +230,7 @@ void fcdp__schedule_prepare(fcdp_tiering *tiering) {
         return;
     }
     size_t n_period = period_find(s);
+    held_guess(tiering, n_period);
     s->n_budget = n_budget;
     s->n_until_search = s->n_regions / ALIKE_SHARE + N_ALIKE;
     s->n_period = 0;

@@ -6,7 +6,8 @@
  * (evaluation, another model), which is learned anew. Without a plan nothing is kept.
  *
  * A reclaim that evicts says that the period's memory is not what it was. The next plans leave so much free;
- * each period takes an eighth off that, so that more is kept when room comes back.
+ * each period takes an eighth off that, so that more is kept when room comes back. Where the region was kept,
+ * none is for the next periods: so a plan that is wrong in each of them does not evict in each.
  *
  * Lock: the tiering's.
  */
@@ -32,6 +33,8 @@ void fcdp__schedule_sample(fcdp_tiering *tiering, size_t n_pages);
 void fcdp__schedule_forget(fcdp_tiering *tiering);
 /* The region's use begins. */
 void fcdp__schedule_record(fcdp_region *region);
+/* The region's use ends. */
+void fcdp__schedule_note_release(fcdp_region *region);
 /* The reclaimer took the pages of a kept region. */
 void fcdp__schedule_note_eviction(fcdp_tiering *tiering, const fcdp_region *region);
 /* Uses until the region is needed again, UINT64_MAX: never, or not before it is filled anew; where no plan

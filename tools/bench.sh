@@ -10,6 +10,7 @@ tools/bench.sh trace --steps [LAB OPTIONS]
 tools/bench.sh overlap [OPTIONS OF fcdp-overlap]
 tools/bench.sh agreement [OPTIONS OF fcdp-agreement]
 tools/bench.sh pressure [--budgets N] [--steps N] [--picture X.svg [--pages N]] [-- OPTIONS OF tools/demo/gpt.py]
+tools/bench.sh pressure --batches [--pages N] [--steps N] [-- OPTIONS OF tools/demo/gpt.py]
 tools/bench.sh host [--layers N] [--steps N] [--rounds N] [--json FILE]
 tools/bench.sh host-ahead [--pairs N] [--steps N] [--seconds S] [--only WORD]
 tools/bench.sh policies
@@ -37,6 +38,9 @@ waits. Timelines and pictures are in build/overlap. Half a minute; no GPU is use
   --mapping exact    maps and unmaps pages at each use
   --prefetch 0       gathers nothing ahead
   --transport nccl   uses NCCL's entry points, of a double
+  --budgets          instead: FCDP_POLICY=next-use with all groups on the device, and with less and less room for them,
+                     where a step's moves over PCIe take as long as its compute; with prefetch and without. It ends with
+                     1 where a step takes more than 1.05 of the first one at 50 % of W, or 1.15 with no room. A minute
 
 agreement: measures how long a device idles for the agreements of a micro-batch, before which its ranks know nothing
 of what is stale: for 8 G parameters on 2 and on 64 nodes of 8 ranks, on the simulated device's clock, beside what
@@ -51,6 +55,9 @@ avoided, bytes moved. It ends with 1 where memory was out or training differed. 
 g++ or clang++.
   --picture X.svg    draws the job of a budget in the middle, as fcdp-memtrace plot does
   --pages N          with --picture: draws the job of N pages of 2 MiB, and trains no other
+  --batches          instead: finds plain FSDP2's largest batch in N pages, alone and with random allocations beside the
+                     training, and trains each policy there and at the next batch. It ends with 1 where memory was out at
+                     plain's largest, where training differed, or where next-use still evicts once it knows the step
 
 host: measures what the training loop's thread spends in an unshard and a reshard of a cached group of nine parameters,
 beside what it spends in plain FSDP2's: CPU time, on torch.device("sim"), of runs that take turns. Two minutes after the
@@ -125,6 +132,10 @@ overlap() {         # OPTIONS OF fcdp-overlap
     local out=$ROOT/build/overlap rc=0 name rank ranks
     rm -rf "$out"
     mkdir -p "$out"
+    if [[ " $* " == *" --budgets "* ]]; then
+        run build/release/tools/bench/overlap/fcdp-overlap "$@"
+        return
+    fi
     run build/release/tools/bench/overlap/fcdp-overlap --timelines "$out" "$@" >"$out/report.txt" || rc=$?
     [ $rc -ne 2 ] || exit 2
     sed '$d' "$out/report.txt"

@@ -110,6 +110,34 @@ static void exact_mapping_is_counted(void **state) {
     assert_int_equal(count(text, "maps 0.00"), 0);
 }
 
+/* Where all of it fits nothing moves, and the less fits the more does; a plan that holds evicts nothing. The
+ * first table; whether the goals are met is not asserted. */
+static void less_memory_moves_more_and_evicts_nothing(void **state) {
+    (void)state;
+    static const unsigned percents[] = {100, 75, 50, 25, 0};
+    static char text[8192];
+    double restored_before = -1;
+    int status = run("--budgets --steps 2 --warm 6 --scale 0.2", text, sizeof text);
+    print_message("%s", text);
+    assert_in_range(status, 0, 1);
+    const char *row = text;
+    for (size_t i = 0; i < sizeof percents / sizeof *percents; i++) {
+        char head[16];
+        double ms, ratio, stored, restored, evictions;
+        snprintf(head, sizeof head, "\n| %u %% |", percents[i]);
+        row = strstr(row, head);
+        assert_non_null(row);
+        int n = sscanf(row + strlen(head), " %lf ms | %lf | %lf | %lf | %lf |", &ms, &ratio, &stored,
+                       &restored, &evictions);
+        assert_int_equal(n, 5);
+        assert_true(evictions == 0 && (i > 0 || (stored == 0 && restored == 0)));
+        assert_true(restored >= restored_before && restored <= stored);
+        restored_before = restored;
+    }
+    assert_true(restored_before > 8);
+    assert_int_equal(count(text, "over all on the device: "), 2);
+}
+
 static void wrong_arguments_are_refused(void **state) {
     (void)state;
     static const char *const wrong[] = {"--steps 0",  "--steps 33",     "--warm x",      "--scale 0",
@@ -133,6 +161,7 @@ int main(void) {
         cmocka_unit_test(a_short_run_ends_with_nothing_mapped_and_nobody_waiting),
         cmocka_unit_test(a_short_run_over_nccls_double),
         cmocka_unit_test(exact_mapping_is_counted),
+        cmocka_unit_test(less_memory_moves_more_and_evicts_nothing),
         cmocka_unit_test(wrong_arguments_are_refused),
     };
     return cmocka_run_group_tests_name("bench overlap", tests, NULL, NULL);

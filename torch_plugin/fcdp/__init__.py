@@ -69,7 +69,8 @@ def stats() -> dict[str, Any]:
     Bytes are of this rank unless said otherwise; ``inter_bytes_sent`` are those to ranks on other nodes.
     Keys:
 
-    - ``enabled``, ``driver`` ("sim" or "cuda"), ``topology`` (nodes, ranks_per_node, node, local_rank) and
+    - ``enabled``, ``driver`` ("sim" or "cuda"), ``policy`` ("tau" or "next-use": what decides which groups
+      stay on the device), ``topology`` (nodes, ranks_per_node, node, local_rank) and
       ``transport`` ("nccl" or "gloo", what carries its collectives) of the first shard group served; None
       before the first gather;
     - ``collectives``: kind -> calls, inter_bytes_sent, intra_bytes_sent; kinds: gather, restore, agree

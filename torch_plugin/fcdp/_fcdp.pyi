@@ -87,6 +87,7 @@ class _Topology(TypedDict):
 
 class _EngineStats(TypedDict):
     driver: str
+    policy: str
     gather: tuple[int, int, int]
     restore: tuple[int, int, int]
     gathers: dict[str, int]

@@ -19,6 +19,7 @@ def _nothing_yet() -> dict[str, Any]:
     return {
         "enabled": False,
         "driver": None,
+        "policy": None,
         "topology": None,
         "transport": None,
         "collectives": {},
@@ -62,7 +63,7 @@ def stats() -> dict[str, Any]:
     served = shard_groups.served()
     if served:
         out["topology"], out["transport"] = dict(served[0].topology), "gloo" if served[0].lanes else "nccl"
-    out["driver"] = core["driver"]
+    out["driver"], out["policy"] = core["driver"], core["policy"]
     out["collectives"]["gather"], out["collectives"]["restore"] = _counts(core["gather"]), _counts(core["restore"])
     out["collectives"]["agree"] = _counts(shard_groups.agreed())
     for key in ("gathers", "saved"):

@@ -157,7 +157,8 @@ void engine_open(rank *r) {
         .options = {.restore = FCDP_RESTORE_SLICE,
                     .mapping = r->config->exact ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS,
                     .prefetch = r->config->prefetch,
-                    .device_budget_bytes = (size_t)1 << 30,
+                    .policy = r->config->policy,
+                    .device_budget_bytes = r->config->budget_bytes,
                     .host_budget_bytes = (size_t)1 << 30,
                     .timeout_s = TIMEOUT_S},
         .driver = FCDP_DRIVER_SIM,
@@ -202,6 +203,10 @@ void engine_connect(rank *r) {
     MUST(!fcdp_tree_create(e->comm, &e->tree));
     for (uint32_t g = 0; g < N_GROUPS; g++) group_make(r, g);
     MUST(!fcdp_tree_set_groups(e->tree, e->groups, N_GROUPS));
+}
+
+void engine_stats(const rank *r, fcdp_engine_stats *stats_out) {
+    fcdp_engine_stats_get(r->engine->fcdp, stats_out);
 }
 
 void engine_drain(rank *r) {

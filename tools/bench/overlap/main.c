@@ -26,13 +26,15 @@ typedef struct shared {
 
 static const char usage[] =
     "fcdp-overlap [--steps N] [--warm N] [--scale X] [--prefetch N] [--mapping slots|exact]\n"
-    "             [--transport net|nccl] [--timelines FOLDER]\n"
+    "             [--transport net|nccl] [--timelines FOLDER] [--budgets]\n"
     "    --steps, --warm   measured, and before them (10, 4; at most 32)\n"
     "    --scale           all durations are X times as long\n"
     "    --prefetch        FCDP_PREFETCH, groups gathered ahead in forward (2)\n"
     "    --mapping         FCDP_MAPPING (slots)\n"
     "    --transport       simnet's own collectives, or NCCL's entry points by a double over it (net)\n"
-    "    --timelines       a Chrome trace for each scenario and rank goes there: SCENARIO.RANK.json\n";
+    "    --timelines       a Chrome trace for each scenario and rank goes there: SCENARIO.RANK.json\n"
+    "    --budgets         FCDP_POLICY=next-use in less and less device memory, in place of the three "
+    "scenarios\n";
 
 /* ---- one scenario ---- */
 
@@ -117,6 +119,10 @@ static rank_result sum_of(const shared *s) {
         sum.agreements += one->agreements;
         sum.wrong += one->wrong;
         sum.enqueue_ns += one->enqueue_ns;
+        sum.d2h_bytes += one->d2h_bytes;
+        sum.h2d_bytes += one->h2d_bytes;
+        sum.evictions += one->evictions;
+        if (one->peak_bytes > sum.peak_bytes) sum.peak_bytes = one->peak_bytes;
     }
     return sum;
 }
@@ -159,11 +165,82 @@ static double report(const run_config *config, const shared *s) {
     return sum.wrong || sum.creates || maps ? -ratio : ratio;
 }
 
+/* ---- budgets ----
+ *
+ * Kernels as in the first scenario, and over PCIe a step's stores and loads take as long as its kernels.
+ * Budgets are what may be kept beside the groups in use: those pages are measured first, with nothing kept.
+ */
+
+static const scenario moves_as_long = {"budgets", 5, 10, 4, 7.5, 3, 0.25, 50, 10};
+static const struct budget {
+    uint32_t percent; /* of all groups */
+    double goal;      /* of the step over that with all of them on the device; 0: none */
+} budgets[] = {{100, 0}, {75, 0}, {50, 1.05}, {25, 0}, {0, 1.15}};
+enum { N_BUDGETS = sizeof budgets / sizeof *budgets };
+
+/* The median step, negative where something was wrong; a row of the table. */
+static double budget_run(const run_config *config, shared *s, double all_ms) {
+    double least, most;
+    if (!scenario_run(config, s)) exit(1);
+    rank_result sum = sum_of(s);
+    double median = median_step_ms(s, config->n_steps, &least, &most);
+    double per_step = (double)config->n_steps * N_RANKS * SHARD_BYTES * N_RANKS / NODE_SIZE;
+    printf(" %.2f ms | %.3f | %.1f | %.1f | %.1f |", median, all_ms > 0 ? median / all_ms : 1,
+           (double)sum.d2h_bytes / per_step, (double)sum.h2d_bytes / per_step,
+           (double)sum.evictions / (double)config->n_steps / N_RANKS);
+    if (sum.wrong) fprintf(stderr, "%lu samples of gathered parameters were wrong\n", sum.wrong);
+    return sum.wrong ? -median : median;
+}
+
+/* Pages that the groups in use take where none is kept. */
+static size_t pages_in_use(run_config config, shared *s) {
+    config.policy = FCDP_POLICY_TAU;
+    config.budget_bytes = (size_t)1 << 30;
+    if (!scenario_run(&config, s)) exit(1);
+    return sum_of(s).peak_bytes / PAGE_BYTES;
+}
+
+static bool budgets_report(const run_config *asked, shared *s, const scenario *of) {
+    run_config config = *asked;
+    double all_ms = 0, ratios[2][N_BUDGETS];
+    bool good = true;
+    config.scenario = of;
+    for (int ahead = 1; ahead >= 0; ahead--) {
+        config.prefetch = ahead ? asked->prefetch : 0;
+        size_t n_in_use = pages_in_use(config, s);
+        printf("\nFCDP_PREFETCH=%d, %zu pages for groups in use; per step and rank:\n\n", config.prefetch,
+               n_in_use);
+        printf("| budget | step | over all on the device | stored | restored | evictions |\n"
+               "| --- | --- | --- | --- | --- | --- |\n");
+        for (int i = 0; i < N_BUDGETS; i++) {
+            config.policy = FCDP_POLICY_NEXT_USE;
+            config.budget_bytes = (n_in_use + N_GROUPS * budgets[i].percent / 100) * PAGE_BYTES;
+            printf("| %u %% |", budgets[i].percent);
+            double ms = budget_run(&config, s, all_ms);
+            printf("\n");
+            good = good && ms > 0;
+            if (ms < 0) ms = -ms;
+            if (ahead && i == 0) all_ms = ms;
+            ratios[ahead][i] = ms / all_ms;
+        }
+    }
+    printf("\n");
+    for (int i = 0; i < N_BUDGETS; i++) {
+        if (budgets[i].goal == 0) continue;
+        bool meets = ratios[1][i] <= budgets[i].goal;
+        printf("step at %u %% of W over all on the device: %.3f (goal %.2f%s); without prefetch %.3f\n",
+               budgets[i].percent, ratios[1][i], budgets[i].goal, meets ? "" : ", MISSED", ratios[0][i]);
+        good = good && meets;
+    }
+    return good;
+}
+
 /* ---- command line ---- */
 
 typedef struct arguments {
     run_config run;
     double scale;
+    bool budgets;
 } arguments;
 
 static bool parse_count(const char *text, uint32_t least, uint32_t most, uint32_t *out) {
@@ -195,9 +272,16 @@ static bool parse_one(arguments *a, const char *name, const char *value) {
 }
 
 static bool parse(arguments *a, int argc, char **argv) {
-    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .prefetch = 2}, .scale = 1};
-    for (int i = 1; i < argc; i += 2)
+    *a = (arguments){.run = {.n_warm = 4, .n_steps = 10, .prefetch = 2, .budget_bytes = (size_t)1 << 30},
+                     .scale = 1};
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--budgets")) {
+            a->budgets = true;
+            continue;
+        }
         if (i + 1 == argc || !parse_one(a, argv[i], argv[i + 1])) return false;
+        i++;
+    }
     return true;
 }
 
@@ -219,6 +303,10 @@ int main(int argc, char **argv) {
     setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     shared *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (s == MAP_FAILED) return 2;
+    if (a.budgets) {
+        scenario of = scaled(moves_as_long, a.scale);
+        return budgets_report(&a.run, s, &of) ? 0 : 1;
+    }
     printf("%d groups as %d nodes x %d ranks, FCDP_PREFETCH=%d, FCDP_TAU=0, FCDP_RESTORE=slice, mapping "
            "%s, transport %s\n",
            N_GROUPS, N_NODES, NODE_SIZE, a.run.prefetch, a.run.exact ? "exact" : "slots",

@@ -8,6 +8,7 @@
 #ifndef FCDP_BENCH_OVERLAP_H
 #define FCDP_BENCH_OVERLAP_H
 
+#include "base/options.h"
 #include "sim/net/simnet.h"
 #include "tools/bench/overlap/board.h"
 
@@ -17,7 +18,8 @@ enum {
     N_RANKS = N_NODES * NODE_SIZE,
     N_GROUPS = 16, /* group 0 is the root, which stays gathered from its forward to its backward */
     N_EXTENTS = 2,
-    SHARD_BYTES = 32 << 10 /* of one group, all its extents */
+    SHARD_BYTES = 32 << 10, /* of one group, all its extents */
+    PAGE_BYTES = 2 << 20    /* more than a whole group */
 };
 static const size_t EXTENT_SHARD_BYTES[N_EXTENTS] = {24 << 10, 8 << 10};
 
@@ -36,6 +38,8 @@ typedef struct run_config {
     uint32_t n_warm, n_steps;
     bool exact; /* FCDP_MAPPING=exact; else slots */
     int prefetch;
+    fcdp_policy_kind policy;
+    size_t budget_bytes;   /* FCDP_DEVICE_BUDGET */
     bool nccl;             /* the engine's collectives are NCCL's, of the double; else simnet's own */
     const char *timelines; /* a folder for SCENARIO.RANK.json, NULL: none */
     const char *sim_library;
@@ -48,6 +52,8 @@ typedef struct rank_result {
     unsigned long blocking, waits; /* of the model's thread: that may wait for the device; that did */
     unsigned long agreements;
     uint64_t enqueue_ns; /* of the host, without agreements */
+    uint64_t d2h_bytes, h2d_bytes, evictions;
+    size_t peak_bytes;   /* of gathered parameters, in all steps */
     unsigned long wrong; /* samples of gathered parameters that were not what they should be, in all steps */
 } rank_result;
 

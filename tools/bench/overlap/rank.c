@@ -257,10 +257,17 @@ void rank_run(const run_config *config, simnet_fabric *fabric, board *b, uint32_
     rank_make(r, fabric, number);
     for (uint32_t i = 0; i < config->n_warm; i++) step(r);
     counts_begin(r);
+    fcdp_engine_stats before_all, stats;
+    engine_stats(r, &before_all);
     uint64_t begin_ns = fcdp__now_ns();
     for (uint32_t i = 0; i < config->n_steps; i++) step(r);
     result_out->enqueue_ns = fcdp__now_ns() - begin_ns - r->agreed_ns;
     counts_end(r, result_out);
+    engine_stats(r, &stats);
+    result_out->d2h_bytes = stats.moves.d2h_bytes - before_all.moves.d2h_bytes;
+    result_out->h2d_bytes = stats.moves.h2d_bytes - before_all.moves.h2d_bytes;
+    result_out->evictions = stats.moves.n_evictions - before_all.moves.n_evictions;
+    result_out->peak_bytes = stats.device_peak_bytes;
     rank_end(r);
     const uint64_t *before = r->stamps.end_ns + config->n_warm - 1;
     for (uint32_t i = 0; i < config->n_steps; i++)

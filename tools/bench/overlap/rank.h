@@ -9,10 +9,11 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "comm/engine.h"
 #include "comm/topology.h"
 #include "tools/bench/overlap/overlap.h"
 
-enum { ROOT = 0, N_GRADIENTS = 2, TIMEOUT_S = 60, PAGE_BYTES = 2 << 20, MEMORY_RATE = 1000 };
+enum { ROOT = 0, N_GRADIENTS = 2, TIMEOUT_S = 60, MEMORY_RATE = 1000 };
 
 typedef struct engine engine; /* engine.c's own */
 
@@ -80,6 +81,8 @@ void engine_reshard(rank *r, uint32_t g);
 void engine_reduced(rank *r, uint32_t g);
 /* Before the optimizer; a failure that came meanwhile. */
 void engine_check(rank *r);
+/* What the engine has counted so far. */
+void engine_stats(const rank *r, fcdp_engine_stats *stats_out);
 /* All that was begun is over, on r->compute too. */
 void engine_drain(rank *r);
 /* All ranks are drained. */

@@ -4,14 +4,17 @@
 
 OUT/rankN.json has the losses and the parameters' bytes as a hash, the memory of tensors and of gathered parameters, and
 each step's seconds; where memory was out, that and nothing of training. Memory that is out ends the job on every rank.
-With PRESSURE_TRACE set, rank 0 records the trace of its last steps there.
+With PRESSURE_BURSTS=SEED, tensors of random sizes come and go beside those of the training, drawn from SEED and the
+rank. With PRESSURE_TRACE set, rank 0 records the trace of its last steps there.
 """
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pathlib
+import random
 import sys
 import time
 
@@ -24,6 +27,7 @@ import gpt
 
 import torch_sim  # noqa: F401
 
+BURST_BYTES, BURST_LIFE = 6 << 20, 8  # at most, and in hooks of blocks
 LAST_STEPS = 3  # that are recorded, beside what the ring holds of before
 
 
@@ -34,6 +38,32 @@ def hashed(model):
     return whole.hexdigest()
 
 
+class Bursts:
+    """Before and behind each block, in forward and in backward, maybe a tensor, which lives for some such moments."""
+
+    def __init__(self, seed, rank, model, device):
+        self.random, self.device, self.now, self.held = random.Random(f"{seed} {rank}"), device, 0, []
+        for block in model.blocks:
+            block.register_forward_pre_hook(self.moment)
+            block.register_forward_hook(self.moment)
+            block.register_full_backward_pre_hook(self.moment)
+
+    def moment(self, *_):
+        self.now += 1
+        self.held = [(until, tensor) for until, tensor in self.held if until > self.now]
+        if self.random.random() < 0.4:
+            life, n = self.random.randint(1, BURST_LIFE), self.random.randint(1, BURST_BYTES)
+            self.held.append((self.now + life, torch.empty(n, dtype=torch.uint8, device=self.device)))
+
+
+def n_evictions():
+    if os.environ.get("FCDP") != "1":
+        return 0
+    import fcdp
+
+    return fcdp.stats()["moves"].get("evictions", 0)
+
+
 def train(args, device, traced, stack):
     torch.manual_seed(args.seed)
     model = gpt.GPT(args)
@@ -42,7 +72,9 @@ def train(args, device, traced, stack):
     gpt.shard(model, args, device)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=args.lr)
     data = gpt.batches(gpt.load_text(args.text), args, device)
-    losses, seconds = [], []
+    losses, seconds, evictions, bursts = [], [], [0], None
+    if os.environ.get("PRESSURE_BURSTS"):
+        bursts = Bursts(os.environ["PRESSURE_BURSTS"], dist.get_rank(), model, device)
     for i in range(args.steps):
         if traced and i == args.steps - LAST_STEPS:
             import fcdp
@@ -52,7 +84,11 @@ def train(args, device, traced, stack):
         losses.append(gpt.train_step(model, optimizer, data, args).item().hex())
         torch.sim.synchronize()
         seconds.append(time.perf_counter() - began)
-    return {"losses": losses, "parameters": hashed(model), "seconds": seconds}
+        evictions.append(n_evictions())
+        if bursts:
+            bursts.held.clear()
+    by_step = [after - before for before, after in itertools.pairwise(evictions)]
+    return {"losses": losses, "parameters": hashed(model), "seconds": seconds, "evictions": by_step}
 
 
 def memory():
@@ -66,7 +102,7 @@ def memory():
         import fcdp
 
         stats = fcdp.stats()
-        found |= {name: stats[name] for name in ("gathers", "moves", "device_bytes", "host_bytes")}
+        found |= {name: stats[name] for name in ("policy", "gathers", "moves", "device_bytes", "host_bytes")}
         found["served"] = len(stats["groups"])
         found["bypassed"] = stats["bypassed"]
     return found

@@ -33,6 +33,12 @@ FCDP = {
     "FCDP_SUMMARY": "0",
 }
 PLAIN = {"FCDP": "0"}
+POLICIES = {f"`FCDP_TAU={tau}`": {"FCDP_TAU": tau} for tau in ("0", "0.25", "0.5", "0.75", "1")} | {
+    "next-use": {"FCDP_TAU": "", "FCDP_POLICY": "next-use"}
+}
+BATCHES_PAGES = 40  # about twice what a batch of one needs
+BURSTS = (1,)  # seeds
+LEARNED = 4  # steps after which those of next-use are steady
 
 
 def become_rank(rank, port, env, out, arguments):
@@ -132,6 +138,55 @@ def least(env, low, high, arguments):
     return high
 
 
+def largest_batch(env, pages, arguments):
+    """By doubling, and then by halves. 0: not even one."""
+
+    def fits(batch):
+        return not Run(env, pages, [*arguments, "--batch", str(batch)]).failed
+
+    good, bad = 0, 1
+    while fits(bad):
+        good, bad = bad, 2 * bad
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+def batches(pages, arguments, n_steps):
+    """The largest batch of plain FSDP2 in so many pages; then each policy at that one and at the next, and at the largest
+    that plain trains with random allocations beside it."""
+    bursts = [{"PRESSURE_BURSTS": str(seed)} for seed in BURSTS]
+    most = largest_batch(PLAIN, pages, arguments)
+    most_by_seed = [largest_batch(PLAIN | burst, pages, arguments) for burst in bursts]
+    print(f"in {pages * PAGE / 1e6:.0f} MB plain FSDP2's largest batch is {most}; with bursts {most_by_seed}")
+    if not all([most, *most_by_seed]):
+        sys.exit("that is too little for any batch: --pages N for more")
+    jobs = [({}, most), *zip(bursts, most_by_seed, strict=True)]
+    plain = [Run(PLAIN | burst, pages, [*arguments, "--batch", str(batch)]) for burst, batch in jobs]
+    head = f"policy | largest batch | training | moved per step | evictions in steps {LEARNED + 1} to {n_steps} | with bursts"
+    print(f"\n| {head} |\n|{' --- |' * (head.count('|') + 1)}")
+    bad = False
+    for name, settings in POLICIES.items():
+        env = FCDP | settings
+        runs = [Run(env | burst, pages, [*arguments, "--batch", str(batch)]) for burst, batch in jobs]
+        words = [
+            "out of memory" if run.failed else "equal" if run.numbers() == reference.numbers() else "DIFFERS"
+            for run, reference in zip(runs, plain, strict=True)
+        ]
+        bad = bad or set(words) != {"equal"}
+        cells = [name, "-", words[0], "-", "-", ", ".join(words[1:])]
+        if not runs[0].failed:
+            fits_more = not Run(env, pages, [*arguments, "--batch", str(most + 1)]).failed
+            moves, steady = runs[0].ranks[0]["moves"], runs[0].ranks[0]["evictions"][LEARNED:]
+            cells[1] = f"at least {most + 1}" if fits_more else str(most)
+            cells[3] = f"{(moves['h2d_bytes'] + moves['d2h_bytes']) / n_steps / 1e6:.1f} MB"
+            cells[4] = str(sum(steady))
+            bad = bad or (name == "next-use" and sum(steady) > 0)
+        print(f"| {' | '.join(cells)} |", flush=True)
+    return int(bad)
+
+
 def row_of(pages, plain_least, run, reference, n_steps):
     share = f"{pages / plain_least:.2f}"
     if run.failed:
@@ -166,17 +221,22 @@ def main():
     parser.add_argument("--steps", type=int, default=4, help="of each job (default %(default)s)")
     parser.add_argument("--picture", metavar="X.svg", help="draw the job of a budget in the middle")
     parser.add_argument("--pages", type=int, metavar="N", help="draw the job of N pages of 2 MiB, and train no other")
+    parser.add_argument("--batches", action="store_true", help="each policy at the largest batch of plain FSDP2")
     parser.add_argument("gpt", nargs="*", help="behind --: options of tools/demo/gpt.py")
     args = parser.parse_args()
-    gpt = args.gpt or ["--dim", "280", "--layers", "6", "--batch", "2"]
+    gpt = args.gpt or ["--dim", "280", "--layers", "6", *([] if args.batches else ["--batch", "2"])]
     if args.budgets < 2 or args.steps < 2:
         parser.error(f"--budgets and --steps must be at least 2, not {args.budgets} and {args.steps}")
+    if args.batches and args.steps < LEARNED + 2:
+        args.steps = LEARNED + 4
     arguments = [*gpt, "--steps", str(args.steps)]
     for signum in STOPS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # as SIGHUP under nohup
             signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     import torch.distributed.fsdp  # noqa: F401 (once, for all ranks)
 
+    if args.batches:
+        return batches(args.pages or BATCHES_PAGES, arguments, args.steps)
     if args.picture and args.pages:
         draw(args.picture, args.pages, arguments)
         return 0
