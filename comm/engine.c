@@ -71,8 +71,8 @@ static void cpus_bind(fcdp_engine *engine) {
 }
 
 /* What a user's FCDP_POLICY=auto is. Where the host is the device, a kept group would be in host memory
- * twice. Where PyTorch allocates tensors beside the pool, not each of its ways to run out of memory takes kept
- * pages back (docs/allocator.md). A user who sets FCDP_TAU asks for its rule. */
+ * twice. Where PyTorch allocates tensors beside the pool, not each of its ways to run out of memory takes
+ * kept pages back (docs/allocator.md). A user who sets FCDP_TAU asks for its rule. */
 static fcdp_policy_kind policy_choose(const fcdp_engine_config *config) {
     const fcdp_options *options = &config->options;
     if (options->policy != FCDP_POLICY_AUTO) return options->policy;
