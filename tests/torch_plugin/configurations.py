@@ -33,7 +33,6 @@ SIM_FCDP = {
     **SIM,
     "FCDP": "1",
     "FCDP_LOCAL_SIZE": "2",
-    "FCDP_TAU": "0",
     "FCDP_TRANSPORT": "torch",
     "FCDP_TIMEOUT": "60",
 }
@@ -42,7 +41,7 @@ ON_SIM = {
     SIM_PLAIN: SIM,
     "sim-slots": {**SIM_FCDP, "FCDP_MAPPING": "slots"},
     "sim-exact": {**SIM_FCDP, "FCDP_MAPPING": "exact"},
-    "sim-next-use": {**SIM_FCDP, "FCDP_TAU": ""},  # which is the default there
+    "sim-next-use": {**SIM_FCDP, "FCDP_POLICY": "next-use"},
     "sim-exact-kept": {**SIM_FCDP, "FCDP_MAPPING": "exact", "FCDP_TAU": "1"},
     # The host waits for fingerprints, and for what it coalesces: that would hide an order that is missing.
     "sim-signals": {**SIM_FCDP, "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},

@@ -5,7 +5,6 @@ import pytest
 FCDP = {
     "FCDP": "1",
     "FCDP_LOCAL_SIZE": "2",
-    "FCDP_TAU": "0",
     "FCDP_TRANSPORT": "torch",
     "FCDP_TIMEOUT": "60",
     "FCDP_SIM_RACES": "1",
