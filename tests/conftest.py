@@ -27,6 +27,8 @@ STARTS_RANKS = (
     "lab",
     "frameworks",
 )  # folders whose tests start processes that import torch
+# One test waits for the job of all training cases, which is ended when it stalls (torch_plugin/launch.py).
+LAUNCH_S = 3600
 # The files that take longest, so that none of them runs alone at the end; test_matrix.py, whose launches serve others, first.
 LONGEST = [
     f"test_{name}.py"
@@ -42,3 +44,5 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         if "launches" in item.fixturenames:
             item.add_marker(pytest.mark.cases)
+            if not item.get_closest_marker("timeout"):
+                item.add_marker(pytest.mark.timeout(LAUNCH_S))
