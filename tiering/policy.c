@@ -83,6 +83,7 @@ size_t fcdp__policy_period(const uint32_t *symbols, size_t n, uint32_t *scratch,
 
 enum { N_CLASSES = 9, CLASSES_PER_BYTE = 4 }; /* of worth: 0, 1/4, ... 2 and above bytes per byte of pages */
 enum { N_SHORT = 1024 };                      /* up to so many uses, gaps are filled */
+enum { MAX_INNER = 10 };                      /* as FCDP_PREFETCH may be, and the turn's two */
 enum { MAX_REFINED = 1 << 13, MAX_ROUNDS = 4 }; /* up to so many uses x regions, others are replaced */
 
 typedef struct plan {
@@ -332,23 +333,35 @@ static void choice_refine(plan *p, uint32_t n_regions, choice *best) {
     }
 }
 
+/* Keep the last `n_inner` of n members, and evenly spaced ones of those before, n_kept in all. If that fits
+ * and spares as much as `best`, it is `best` then. */
+static bool members_try(plan *p, const size_t *members, size_t n, size_t n_kept, size_t n_inner,
+                        choice *best) {
+    size_t n_outer = n - n_inner, n_spread = n_kept - n_inner;
+    for (size_t k = 0; k < n; k++) content_set(p, members[k], false);
+    for (size_t k = 0; k < n; k++)
+        if (k >= n_outer || (k + 1) * n_spread / n_outer > k * n_spread / n_outer)
+            interval_set(p, members[k], true);
+    bool fits = !is_over(p);
+    if (fits) gaps_fill(p); /* the rest of their contents */
+    fits = fits && spared(p) >= best->bytes;
+    if (fits)
+        choice_take(p, best);
+    else
+        choice_put_back(p, best);
+    return fits;
+}
+
 /* Of intervals that are alike and lie within each other, as those from forward to backward do, the plan has
  * kept the inner ones. So all others are stored one right after another, and compute waits. Keep as many that
- * are evenly spaced, if they fit and spare as much: the copy engine has the time of those between. The last
- * one of `members` is always kept: nothing is used within it. */
+ * are evenly spaced: the copy engine has the time of those between. The innermost stay kept as far as they
+ * must: they fit where no other does, into the pages of groups that were in use before the turn. */
 static void members_spread(plan *p, const size_t *members, size_t n, choice *best) {
     size_t n_kept = 0;
     for (size_t k = 0; k < n; k++) n_kept += p->keep[members[k]];
     if (n_kept == 0 || n_kept == n) return;
-    for (size_t k = 0; k < n; k++) content_set(p, members[k], false);
-    for (size_t k = 0; k < n; k++)
-        if ((k + 1) * n_kept / n > k * n_kept / n) interval_set(p, members[k], true);
-    bool fits = !is_over(p);
-    if (fits) gaps_fill(p); /* the rest of their contents */
-    if (fits && spared(p) >= best->bytes)
-        choice_take(p, best);
-    else
-        choice_put_back(p, best);
+    for (size_t n_inner = 1; n_inner < n_kept && n_inner <= MAX_INNER; n_inner++)
+        if (members_try(p, members, n, n_kept, n_inner, best)) return;
 }
 
 /* `members` has n elements, and `is_member` as many. */

@@ -52,7 +52,8 @@ typedef struct fcdp_planned_use {
     size_t load_bytes;  /* of what it has from before: to be loaded unless the region was kept. 0: nothing */
     size_t store_bytes; /* of what it fills anew: to be stored once unless it is kept to the next fill */
     uint32_t n_shunned; /* above 0: what it has is not to be kept, whatever the budget */
-    uint32_t n_held;    /* later uses that begin before this one has ended */
+    bool evicted, evicted_before; /* the schedule's: what was kept behind it; and a period ago */
+    uint32_t n_held;              /* later uses that begin before this one has ended */
     /* of all other holders and of regions in use, this one too: at most, from this use to the next one */
     size_t busy_pages;
 } fcdp_planned_use;

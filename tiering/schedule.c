@@ -16,8 +16,9 @@ enum { N_RECORDED = 8192 };
 enum { N_ALIKE = 4, ALIKE_SHARE = 4 };
 enum { SLACK_SHARE = 32 }; /* of the budget: what may be left unused before there is a new plan */
 enum { MARGIN_DECAY = 8 }; /* each period takes an eighth off the margin */
-/* Periods in which a region is not kept where it was evicted: others take memory there that no sample sees,
- * between a use's end and the begin of the next one. */
+/* Periods in which a region is not kept where it was evicted twice in turn: others take memory there that no
+ * sample sees, between a use's end and the begin of the next one. (Once, it may have been in the way of a new
+ * plan.) */
 enum { N_SHUNNED = 32 };
 
 struct fcdp_schedule {
@@ -106,10 +107,11 @@ void fcdp__schedule_record(fcdp_region *region) {
     }
     region->use = s->n;
     region->planned = s->n_period && s->keep[(s->n - s->at) % s->n_period];
-    uint32_t n_shunned = s->n_period ? s->uses[s->n - s->n_period].n_shunned : 0;
+    const fcdp_planned_use nothing = {0}, *before = s->n_period ? &s->uses[s->n - s->n_period] : &nothing;
     s->uses[s->n] = (fcdp_planned_use){.region = region->number,
                                        .n_pages = (uint32_t)fcdp__region_pages(region),
-                                       .n_shunned = n_shunned > 0 ? n_shunned - 1 : 0};
+                                       .n_shunned = before->n_shunned > 0 ? before->n_shunned - 1 : 0,
+                                       .evicted_before = before->evicted};
     s->symbols[s->n++] = region->number * 2;
     region->dies = s->n_period && fcdp__schedule_distance(region) == UINT64_MAX;
     s->n_until_search -= s->n_until_search > 0;
@@ -167,7 +169,10 @@ void fcdp__schedule_note_eviction(fcdp_tiering *tiering, const fcdp_region *regi
     fcdp_schedule *s = tiering->schedule;
     if (!s) return;
     s->n_margin_pages += fcdp__region_pages(region);
-    if (s->n_period && region->use != FCDP_NO_USE) s->uses[region->use].n_shunned = N_SHUNNED;
+    if (!s->n_period || region->use == FCDP_NO_USE) return;
+    fcdp_planned_use *use = &s->uses[region->use];
+    if (use->evicted_before) use->n_shunned = N_SHUNNED;
+    use->evicted = true;
 }
 
 /* ---- planning ---- */

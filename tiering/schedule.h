@@ -6,8 +6,9 @@
  * (evaluation, another model), which is learned anew. Without a plan nothing is kept.
  *
  * A reclaim that evicts says that the period's memory is not what it was. The next plans leave so much free;
- * each period takes an eighth off that, so that more is kept when room comes back. Where the region was kept,
- * none is for the next periods: so a plan that is wrong in each of them does not evict in each.
+ * each period takes an eighth off that, so that more is kept when room comes back. Where a region was kept
+ * and evicted twice in turn, none is for some periods: a plan that is wrong in each of them does not evict in
+ * each.
  *
  * Lock: the tiering's.
  */
