@@ -95,22 +95,34 @@ METHOD_O(comm_join_host_memory) {
     return methods_none_or_raise(status);
 }
 
-METHOD(comm_host_order) {
+/* (groups, stays), parsed by `format`: an array of the n groups, the caller's, and stays[n] of the bytes
+ * object. NULL: an exception is set. */
+static fcdp_group **groups_and_stays(PyObject *self, PyObject *args, const char *format, uint32_t *n_out,
+                                     const void **stays_out) {
     PyObject *list, *bytes;
-    if (!PyArg_ParseTuple(args, "OO:host_order", &list, &bytes) || !binding_core(self)) return NULL;
-    uint32_t n;
-    fcdp_group **groups = methods_groups(list, &n);
+    if (!PyArg_ParseTuple(args, format, &list, &bytes) || !binding_core(self)) return NULL;
+    fcdp_group **groups = methods_groups(list, n_out);
     if (!groups) return NULL;
-    const void *stays = methods_bytes(bytes, n, "stays");
-    uint32_t *order = stays ? calloc((size_t)n + 1, sizeof *order) : NULL;
+    *stays_out = methods_bytes(bytes, *n_out, "stays");
+    if (*stays_out) return groups;
+    free(groups);
+    return NULL;
+}
+
+METHOD(comm_host_order) {
+    uint32_t n;
+    const void *stays;
+    fcdp_group **groups = groups_and_stays(self, args, "OO:host_order", &n, &stays);
+    if (!groups) return NULL;
+    uint32_t *order = calloc((size_t)n + 1, sizeof *order);
     fcdp_status status = order ? fcdp_groups_host_order(groups, stays, n, order) : FCDP_OK;
     free(groups);
     PyObject *result = NULL;
-    if (stays && !order)
+    if (!order)
         PyErr_NoMemory();
     else if (status)
         binding_raise(status);
-    else if (order)
+    else
         result = PyList_New(n);
     for (uint32_t i = 0; result && i < n; i++) PyList_SetItem(result, i, PyLong_FromUnsignedLong(order[i]));
     free(order);
@@ -118,16 +130,13 @@ METHOD(comm_host_order) {
 }
 
 METHOD(comm_fits) {
-    PyObject *list, *bytes;
-    if (!PyArg_ParseTuple(args, "OO:fits", &list, &bytes) || !binding_core(self)) return NULL;
     uint32_t n;
-    fcdp_group **groups = methods_groups(list, &n);
+    const void *stays;
+    fcdp_group **groups = groups_and_stays(self, args, "OO:fits", &n, &stays);
     if (!groups) return NULL;
-    const void *stays = methods_bytes(bytes, n, "stays");
     bool ahead;
-    fcdp_status status = stays ? fcdp_groups_fit(groups, stays, n, &ahead) : FCDP_OK;
+    fcdp_status status = fcdp_groups_fit(groups, stays, n, &ahead);
     free(groups);
-    if (!stays) return NULL;
     return status ? binding_raise(status) : PyBool_FromLong(ahead);
 }
 

@@ -29,13 +29,7 @@ CONFIGURATIONS["next_use-slice"] = {**CONFIGURATIONS["tau0-slice"], "FCDP_COALES
 IN_TURN = ("tau0-slice", "tau0-whole", "tau1-slice", "tau1-whole")
 # The same cases on torch.device("sim") (sim/torch), where the host runs ahead and every access is checked.
 SIM = {"TEST_DEVICE": "sim", "FCDP_SIM_RACES": "1"}
-SIM_FCDP = {
-    **SIM,
-    "FCDP": "1",
-    "FCDP_LOCAL_SIZE": "2",
-    "FCDP_TRANSPORT": "torch",
-    "FCDP_TIMEOUT": "60",
-}
+SIM_FCDP = {**SIM, "FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
 SIM_PLAIN = "sim-plain"
 ON_SIM = {
     SIM_PLAIN: SIM,

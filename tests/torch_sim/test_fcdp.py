@@ -2,13 +2,7 @@
 
 import pytest
 
-FCDP = {
-    "FCDP": "1",
-    "FCDP_LOCAL_SIZE": "2",
-    "FCDP_TRANSPORT": "torch",
-    "FCDP_TIMEOUT": "60",
-    "FCDP_SIM_RACES": "1",
-}
+FCDP = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60", "FCDP_SIM_RACES": "1"}
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # all streams in one hardware queue, as Megatron asks for
 CONFIGURATIONS = {
     "slots": {"FCDP_MAPPING": "slots"},
