@@ -1,6 +1,7 @@
 """What plain FSDP2 holds for gathered parameters, counted from its own schedule: the unsharded storages that it
 allocates and frees, and the flat buffers its collectives gather into."""
 
+import itertools
 import weakref
 
 import torch
@@ -9,7 +10,7 @@ import torch
 class Ledger:
     def __init__(self):
         self.params = weakref.WeakSet()
-        self.buffers = {}
+        self.buffers, self.keys = {}, itertools.count()
         self.peak = 0
 
     def live(self):
@@ -20,6 +21,21 @@ class Ledger:
             if not getattr(t, "_fcdp_owned", False)  # counted by FCDP
         )
         return outputs + sum(self.buffers.values())
+
+    def counted(self, result):
+        """The same AllGatherResult. Its buffer counts for as long as FSDP2 holds the result: gloo's thread holds the
+        tensor for a moment more, which would make the peak a matter of chance."""
+        size, buffers = result.all_gather_output.untyped_storage().size(), self.buffers
+        if not size:  # FCDP's result: it gathered into its own pages
+            return result
+
+        class Counted(type(result)):
+            def __del__(self):
+                buffers.pop(key, None)
+
+        key = next(self.keys)
+        buffers[key] = size
+        return Counted(*result)
 
     def look(self):
         self.peak = max(self.peak, self.live())
@@ -35,11 +51,8 @@ def open_ledger():
     gather, allocate = _fsdp_param_group.foreach_all_gather, _fsdp_param.FSDPParam.alloc_all_gather_outputs
 
     def foreach_all_gather(fsdp_params, *args, **kwargs):
-        result = gather(fsdp_params, *args, **kwargs)
+        result = ledger.counted(gather(fsdp_params, *args, **kwargs))
         ledger.params.update(fsdp_params)
-        output = result.all_gather_output
-        ledger.buffers[id(output)] = output.untyped_storage().size()
-        weakref.finalize(output, ledger.buffers.pop, id(output), None)
         ledger.look()
         return result
 
