@@ -24,7 +24,7 @@ enum {
     REGION_PAGES = 3,
     MAX_TENSORS = 64,
     N_ROUNDS = 3,
-    N_ROUNDS_COARSER = 2
+    N_ROUNDS_COARSER = 1
 };
 
 static const uint8_t all_extents[CLUSTER_MAX_EXTENTS] = {1, 1, 1, 1, 1, 1, 1, 1};
