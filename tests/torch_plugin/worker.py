@@ -68,17 +68,6 @@ def run_case(name, function, rank, world, fcdp):
     return result
 
 
-def destroy_groups():
-    """What a case has made beside the default group. Each group that is left has a thread of gloo's, which wakes every
-    10 ms: of hundreds of cases, they take most of two cores."""
-    made = [group for group in dist.distributed_c10d._world.pg_map if group is not dist.group.WORLD]
-    for group in made:
-        dist.destroy_process_group(group)
-    if made:
-        del group, made
-        runs.collect()
-
-
 def blind():
     """No signal of a parameter moves, but what it is gathered as: its bytes alone can tell that it has changed."""
     from fcdp import fsdp1, fsdp2
@@ -148,7 +137,6 @@ def main():
         words = agree(store, name, rank, world, word)
         if fcdp:  # host bytes are the node's: those of its other ranks' dead models have gone by now too
             result["stats"].append(fcdp.stats())
-        destroy_groups()
         broken = len(set(words)) > 1 or word.startswith("lost")
         if broken:
             result["error"] = result["error"] or "another rank raised: " + ", ".join(
