@@ -16,6 +16,7 @@
 
 #include <stdlib.h>
 
+#include "comm/copy.h"
 #include "comm/trace.h"
 
 enum { MAX_CHUNKS = 8, MIN_CHUNK_BYTES = 1 << 20 };
@@ -110,7 +111,7 @@ static fcdp_status group_store(const chunk *c, fcdp_group *group, size_t at) {
     if (status) return status;
     group->coalesced_bytes += stale_bytes(group);
     group->not_on_device = true; /* on every rank */
-    group->has_fingerprint = false;
+    fcdp__copy_replaced(group);
     fcdp__group_accept(group);
     return FCDP_OK;
 }

@@ -220,7 +220,8 @@ fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *f, const uint64_t *array
 
 /* The sums are in the order in which tasks_fill made their tasks. */
 fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *f, uint64_t *fingerprints_out) {
-    fcdp_status status = f->begun ? fcdp__driver_event_sync(f->drv, f->done) : FCDP_OK;
+    fcdp_status status = f->begun ? fcdp__driver_event_query(f->drv, f->done) : FCDP_OK;
+    if (status == FCDP_PENDING) status = fcdp__driver_event_sync(f->drv, f->done);
     if (status) return launch_end(f, status);
     f->begun = false;
     const fcdp_fingerprint_task *task = f->tasks;

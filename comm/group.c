@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "comm/internal.h"
+#include "comm/copy.h"
 #include "comm/trace.h"
 #include "tiering/policy.h"
 
@@ -22,6 +23,7 @@ static void group_free(fcdp_group *group) {
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (*events[i]) fcdp__driver_event_destroy(group->comm->engine->drv, *events[i]);
     fcdp__fingerprints_destroy(group->reads);
+    fcdp__copy_free(group);
     fcdp__validity_destroy(group->validity);
     for (uint32_t i = 0; group->extent_names && i < group->layout->n_extents; i++)
         free(group->extent_names[i]);

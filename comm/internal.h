@@ -79,6 +79,17 @@ struct fcdp_comm {
     fcdp_tree *trees;
 };
 
+/* copy.c. Two reads of the copy by the device: NULL until the first; `reading`: their answer is to come. */
+enum { FCDP_COPY_TAKEN, FCDP_COPY_ENDED, FCDP_COPY_N_READS };
+typedef struct fcdp_copy_state {
+    bool known; /* `fingerprint` is the copy's, or the first read brings it */
+    bool ended; /* the second read is of this copy, and has not been judged */
+    bool unsupported;
+    uint64_t fingerprint;
+    fcdp_fingerprints *reads[FCDP_COPY_N_READS];
+    bool reading[FCDP_COPY_N_READS];
+} fcdp_copy_state;
+
 /*     begun <=> the region is in use      reshard_refused => begun
  *     in_flight_ns != 0 => begun since then, and not seen to be ready      */
 struct fcdp_group {
@@ -112,14 +123,14 @@ struct fcdp_group {
     uint64_t n_reads;       /* so far */
     uint64_t *read_pieces;  /* n_extents: how many pieces each has among them */
     bool not_on_device;     /* agreed: it is not on the device of every rank */
+    bool outlives;          /* agreed: on some rank a copy may outlive its use, and only the next vote judges it */
     size_t coalesced_bytes; /* of this rank's shards, by coalesce.c since the last begin */
     size_t room_bytes;      /* of the pool, as the driver said in this use; 0: not asked yet */
     bool begun;
     bool reshard_refused; /* while a graph was captured: the program thinks that the use has ended */
     bool waited;          /* the program may have written into it since */
     fcdp_stream reader;   /* the stream that waited, where its users are */
-    bool has_fingerprint; /* use.c: of the copy */
-    uint64_t fingerprint;
+    fcdp_copy_state copy;
     _Atomic uint64_t in_flight_ns; /* since when; 0: nothing */
     fcdp_counts counts;            /* of its unshards so far; part of the engine's */
     /* guarded by the engine's lock */

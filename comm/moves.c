@@ -24,6 +24,7 @@
 
 #include <stdlib.h>
 
+#include "comm/copy.h"
 #include "tiering/policy.h"
 
 /* By slices, each GPU copies 1/g over PCIe and the GPUs exchange the rest. A transport through host memory
@@ -38,6 +39,7 @@ bool fcdp__group_by_slice(const fcdp_group *group) {
  * budget: the free memory can only lower that limit. */
 bool fcdp__policy_keeps_group(fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
+    if (group->copy.unsupported) return false;
     if (engine->options.policy == FCDP_POLICY_NEXT_USE) return fcdp__region_is_planned(group->region);
     double tau = engine->options.tau;
     if (tau <= 0) return false; /* the driver is not asked then */
@@ -404,7 +406,8 @@ fcdp_status fcdp__gather(fcdp_use *use) {
     /* Spans of which this gather rewrites a part and host memory lacks the rest: they are stored whole. */
     uint32_t whole_mask = unstored_of(group, plan->restore_mask & plan->fill_mask);
     bool is_alone = group->comm->topology.node_size == 1, by_slice = fcdp__group_by_slice(group);
-    bool may_wait = fcdp__policy_keeps_group(group) || fcdp__region_dies(group->region);
+    bool may_wait = fcdp__policy_keeps_group(group) ||
+                    (!group->copy.unsupported && fcdp__region_dies(group->region));
     bool stores = (!by_slice && !is_alone) || !may_wait;
     fcdp_status status = fcdp__region_begin_fill(group->region, plan->fill_mask);
     if (!status && use->packed)
@@ -423,6 +426,6 @@ fcdp_status fcdp__gather(fcdp_use *use) {
         if (!status) status = pieces_store(group, plan, plan->fill_mask, whole_mask, group->gathered);
         use->last = group->comm->set->copies[FCDP_TO_HOST];
     }
-    group->has_fingerprint = false;
+    fcdp__copy_replaced(group);
     return status;
 }

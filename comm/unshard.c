@@ -29,7 +29,7 @@ typedef struct asking { /* of one agreement */
     bool *reads;     /* n_groups: the device reads the group's shards for this vote */
     size_t n_pieces; /* of those */
     uint64_t *fingerprints;
-    uint8_t *votes; /* of each group, n_extents + 1 */
+    uint8_t *votes; /* of each group, n_extents + FCDP_VOTE_MORE */
     size_t n_votes;
 } asking;
 
@@ -107,7 +107,7 @@ static fcdp_status votes_make(asking *a) {
         fcdp_group *group = a->groups[g];
         fcdp_evidence evidence = fcdp__sight_evidence(&group->sight, a->reads[g] ? fingerprints : NULL);
         status = fcdp_group_vote(group, &evidence, &group->sight.process, a->votes + a->n_votes);
-        a->n_votes += group->layout->n_extents + 1;
+        a->n_votes += group->layout->n_extents + FCDP_VOTE_MORE;
         if (a->reads[g]) fingerprints += fcdp__sight_n_pieces(&group->sight);
     }
     return status;
@@ -129,7 +129,7 @@ static fcdp_status votes_carry(asking *a) {
     for (uint32_t g = 0; g < a->n_groups; g++) {
         (void)fcdp_group_agree(a->groups[g], a->votes + at);
         n_stale += fcdp__group_is_stale(a->groups[g]);
-        at += a->groups[g]->layout->n_extents + 1;
+        at += a->groups[g]->layout->n_extents + FCDP_VOTE_MORE;
     }
     fcdp__trace_since(start_ns, (fcdp_trace_event){.kind = FCDP_EVENT_AGREE, .a = a->n_groups, .b = n_stale});
     return FCDP_OK;
@@ -140,7 +140,7 @@ fcdp_status fcdp_agree(fcdp_group *const *groups, uint32_t n_groups, const fcdp_
     asking a = {.groups = groups, .n_groups = n_groups, .program = program, .stream = stream};
     fcdp_status status = FCDP_OK;
     size_t n_votes = 0;
-    for (uint32_t g = 0; g < n_groups; g++) n_votes += groups[g]->layout->n_extents + 1;
+    for (uint32_t g = 0; g < n_groups; g++) n_votes += groups[g]->layout->n_extents + FCDP_VOTE_MORE;
     a.votes = malloc(n_votes + 1);
     a.reads = calloc(n_groups + 1, sizeof *a.reads);
     if (!a.votes || !a.reads) status = out_of_memory(&a);

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/copy.h"
 #include "comm/moves.h"
 #include "comm/trace.h"
 
@@ -233,45 +234,6 @@ bool fcdp_group_begins_alone(const fcdp_group *group) {
     return !fcdp__group_is_stale(group) && !fcdp__group_by_slice(group);
 }
 
-/* ---- was a kept copy written into? ----
- *
- * Plain FSDP drops a write into a gathered parameter at reshard; in a kept copy it would live on. So the
- * region's bytes are fingerprinted when they are there, and again when the use ends. That works only where
- * the host can read the device's bytes (the simulated one, with host_computes). On a GPU the program's
- * version counters are the only sign of such a write. */
-
-static bool copy_is_readable(const fcdp_group *group) {
-    const fcdp_engine *engine = group->comm->engine;
-    return engine->host_computes && engine->options.fingerprint != FCDP_FINGERPRINT_NEVER;
-}
-
-/* Without the padding, which differs between ranks: a restore by slices brings the peers'. */
-static uint64_t copy_fingerprint(const fcdp_group *group) {
-    const char *bytes = (const char *)(uintptr_t)fcdp__region_base(group->region).addr;
-    uint64_t mixed = 0;
-    for (uint32_t i = 0; i < group->layout->n_extents; i++)
-        mixed = fcdp__fingerprint_by_host(bytes + group->layout->extents[i].offset_bytes,
-                                          fcdp__layout_extent_bytes(group->layout, i), mixed);
-    return mixed;
-}
-
-/* It is there. */
-static void copy_fingerprint_take(fcdp_group *group) {
-    group->has_fingerprint = copy_is_readable(group);
-    if (group->has_fingerprint) group->fingerprint = copy_fingerprint(group);
-}
-
-/* Was one taken before the program could write, or can none be taken? */
-static bool copy_fingerprint_is_known(const fcdp_group *group) {
-    return !group->waited || group->has_fingerprint || !copy_is_readable(group);
-}
-
-/* Is the copy as it was, as far as can be told? A copy that no stream has waited for is: the program has had
- * no chance to write into it, and it may not be there yet. */
-static bool copy_fingerprint_matches(const fcdp_group *group) {
-    return !group->waited || !group->has_fingerprint || copy_fingerprint(group) == group->fingerprint;
-}
-
 /* ---- wait ---- */
 
 /* The comm is looked at after the wait: a wait that a failure has opened means nothing. */
@@ -305,12 +267,11 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     if (status)
         return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root",
                           fcdp_error_text());
-    if (!group->waited && !group->has_fingerprint &&
-        (fcdp__policy_keeps_group(group) || fcdp__unstored(group)))
-        copy_fingerprint_take(group);
+    if (!group->waited && (fcdp__policy_keeps_group(group) || fcdp__unstored(group)))
+        status = fcdp__copy_taken(group, stream);
     group->waited = true;
     group->reader = stream;
-    return FCDP_OK;
+    return status;
 }
 
 /* ---- reshard ---- */
@@ -325,7 +286,8 @@ static fcdp_status users_await(fcdp_group *group, fcdp_stream stream) {
 }
 
 /* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's bytes
- * betray waits for the next agreement. What cannot be stored stays on the device, whatever policy says. */
+ * betray waits for the next agreement: on a device the bytes tell of it no earlier, so
+ * the group is asked for before its next use where any rank may keep it. What cannot be stored stays on the device, whatever policy says. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) {
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = fcdp__engine_check_process(engine, group->name);
@@ -339,13 +301,14 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     group->reshard_refused = status != FCDP_OK;
     if (status) return status;
     uint32_t unstored = fcdp__unstored(group);
-    bool keeps = fcdp__policy_keeps_group(group) && copy_fingerprint_is_known(group);
-    bool is_invalid = written || ((keeps || unstored) && !copy_fingerprint_matches(group));
-    if (written) fcdp__member_ask_again(&group->member);
+    bool keeps = fcdp__policy_keeps_group(group) && fcdp__copy_is_known(group), is_invalid = false;
+    if (keeps || unstored) status = fcdp__copy_ended(group, stream, &is_invalid);
+    is_invalid = is_invalid || written;
+    if (written || group->outlives) fcdp__member_ask_again(&group->member);
     if (is_invalid && unstored) { /* nowhere is what was gathered: the ranks gather it again */
         fcdp__region_invalidate(group->region, unstored);
         fcdp__validity_invalidate(group->validity);
-    } else if (!keeps && unstored) {
+    } else if (!status && !keeps && unstored) {
         status = fcdp__store_now(group, unstored);
         atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);
     }

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/copy.h"
 #include "comm/trace.h"
 
 /* ---- evidence ---- */
@@ -125,13 +126,22 @@ bool fcdp_group_needs_fingerprints(const fcdp_group *group, const fcdp_signals *
     return false;
 }
 
-/* The last byte is 0 where every span that has bytes lies on this rank's device. */
+/* Not where the copy of each parameter is foretold to be stale: it is gathered anew, whatever it is, and the
+ * host need not wait for the device. */
+static bool any_is_to_stay(const fcdp_group *group, const fcdp_evidence *evidence) {
+    return !evidence->by_device || evidence->fingerprints ||
+           fcdp_group_needs_fingerprints(group, evidence->signals);
+}
+
+/* FCDP_VOTE_OFF_DEVICE is 0 where every span that has bytes lies on this rank's device. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                             const fcdp_process_signals *process, uint8_t *vote_out) {
     uint32_t n = group->layout->n_extents;
     fcdp_region_state state;
     fcdp_status status = group->member.ahead ? fcdp__group_cancel(group) : FCDP_OK;
     if (!status) status = fcdp__group_reads_end(group);
+    if (status) return status;
+    if (any_is_to_stay(group, evidence)) status = fcdp__copy_judged(group);
     if (status) return status;
     size_t at = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -143,17 +153,19 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                                                                  process, fingerprint));
     }
     memcpy(group->votes, vote_out, n);
-    vote_out[n] = 0;
+    vote_out[n + FCDP_VOTE_OFF_DEVICE] = 0;
+    vote_out[n + FCDP_VOTE_OUTLIVES] = fcdp__copy_may_outlive(group);
     fcdp__region_state(group->region, &state);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
-        if (group->layout->span[s].bytes && !state.span[s].on_device) vote_out[n] = 1;
+        if (group->layout->span[s].bytes && !state.span[s].on_device) vote_out[n + FCDP_VOTE_OFF_DEVICE] = 1;
     return FCDP_OK;
 }
 
 uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
     uint32_t n = group->layout->n_extents, missing = 0;
     memcpy(group->stale, agreed, n);
-    group->not_on_device = agreed[n];
+    group->not_on_device = agreed[n + FCDP_VOTE_OFF_DEVICE];
+    group->outlives = agreed[n + FCDP_VOTE_OUTLIVES];
     fcdp__group_trace_stale(group);
     fcdp__member_agreed(&group->member);
     while (missing < n && !(agreed[missing] & FCDP_STALE_MISSING)) missing++;

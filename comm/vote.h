@@ -6,8 +6,8 @@
  *     -> for each group asked for: fcdp_group_vote -> the ranks' maximum -> fcdp_group_agree
  *     -> fcdp_group_begin (use.h)
  *
- * A vote is one byte per parameter, why its copy is stale here (validity.h), and one more: the region is not
- * on this rank's device. What is agreed stale crosses the nodes. What is fresh, and not on the device of
+ * A vote is one byte per parameter, why its copy is stale here (validity.h), and two more: the region is not
+ * on this rank's device; copies may outlive their uses here (copy.h). What is agreed stale crosses the nodes. What is fresh, and not on the device of
  * every rank, is restored on all of them together.
  *
  * A shard's bytes need not be there when the ranks agree: a program may free what it does not use, or fill it
@@ -20,6 +20,9 @@
 
 #include "comm/group.h"
 #include "comm/validity.h"
+
+/* Behind the parameters' bytes of a vote. */
+enum { FCDP_VOTE_OFF_DEVICE, FCDP_VOTE_OUTLIVES, FCDP_VOTE_MORE };
 
 /* What the caller saw of the group's parameters: arrays of n_extents. */
 typedef struct fcdp_evidence {
@@ -70,7 +73,7 @@ const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32
  * has stepped each parameter, and the step before changed each (validity.h): they are voted stale without,
  * and the gather's own fingerprints say what they are. The optimizers' steps count, of n_extents signals. */
 bool fcdp_group_needs_fingerprints(const fcdp_group *group, const fcdp_signals *signals);
-/* The vote, of n_extents + 1 bytes. A use that was begun ahead is ended first. */
+/* The vote, of n_extents + FCDP_VOTE_MORE bytes. A use that was begun ahead is ended first. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
                             const fcdp_process_signals *process, uint8_t *vote_out) FCDP_MUST_CHECK;
 /* `agreed`: the maximum over the ranks, of as many bytes. The first extent of which some rank's shard is

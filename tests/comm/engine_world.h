@@ -44,10 +44,10 @@ static inline void step_all(cluster *c, uint32_t g, const uint8_t *which) {
     EVERY_MEMBER(c, m) assert_ok(member_step(m, g, which, true));
 }
 
-/* The maximum of the votes, of n_extents + 1. */
+/* The maximum of the votes, of n_extents + FCDP_VOTE_MORE. */
 static inline void agree_all(cluster *c, uint32_t g, uint8_t *agreed_out) {
-    uint32_t n = c->config.groups[g].n_extents + 1;
-    uint8_t vote[CLUSTER_MAX_EXTENTS + 1];
+    uint32_t n = c->config.groups[g].n_extents + FCDP_VOTE_MORE;
+    uint8_t vote[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     memset(agreed_out, 0, n);
     EVERY_MEMBER(c, m) {
         assert_ok(member_vote(m, g, vote));
@@ -80,7 +80,7 @@ static inline void use_all(cluster *c, uint32_t g) {
 
 /* Agree, gather or restore, look at every byte. */
 static inline void unshard_all(cluster *c, uint32_t g, fcdp_pass pass) {
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     agree_all(c, g, agreed);
     begin_all(c, g, pass);
     use_all(c, g);

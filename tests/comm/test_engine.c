@@ -66,6 +66,8 @@ static void test_every_mix_of_fates(void **state) {
         cluster_config config = one_group;
         config.restore = (fcdp_restore_mode)restore;
         cluster *c = start(&config);
+        /* fates change within a use, when it is too late to read a copy that was not to be kept */
+        EVERY_MEMBER(c, m) m->engine->options.fingerprint = FCDP_FINGERPRINT_NEVER;
         for (uint32_t mix = (uint32_t)(fcdp__now_ns() / 1000 % stride); mix < N_FATES * N_FATES * N_FATES * 2;
              mix += stride) {
             int fates[CLUSTER_MAX_RANKS];
@@ -91,7 +93,7 @@ static void test_a_group_begun_ahead(void **state) {
     (void)state;
     cluster *c = start(&one_group);
     member *m = &c->members[4];
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     step_all(c, 0, all_extents);
     assert_int_equal(device_bytes(m), 0);
     agree_all(c, 0, agreed);
@@ -136,7 +138,7 @@ static void test_what_follows_is_begun_ahead(void **state) {
     cluster *c = start(&config);
     member *m = &c->members[0];
     fcdp_group *ahead[8];
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     for (int pass = 0; pass < 2; pass++) {
         fcdp_tree_begin_forward(m->tree);
         for (uint32_t g = 0; g < 4; g++) agree_all(c, g, agreed);
@@ -257,7 +259,7 @@ static void test_after_a_gather_that_failed_alone_nothing_crosses(void **state) 
     config.groups[1] = config.groups[0];
     cluster *c = start(&config);
     member *m = &c->members[1];
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     for (uint32_t g = 0; g < 2; g++) step_all(c, g, all_extents);
     for (uint32_t g = 0; g < 2; g++) agree_all(c, g, agreed);
     EVERY_MEMBER(c, other) assert_ok(fcdp__driver_stream_sync(other->engine->drv, other->stream));
@@ -286,7 +288,7 @@ static void test_nothing_is_part_of_a_captured_graph(void **state) {
     (void)state;
     cluster *c = start(&one_group);
     member *m = &c->members[1];
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     uint64_t inputs[CLUSTER_MAX_EXTENTS] = {(uintptr_t)m->shards};
     const size_t bytes = 64;
     step_all(c, 0, all_extents);
@@ -411,7 +413,7 @@ static void test_refusals(void **state) {
     member *m = &c->members[1];
     fcdp_group *group;
     uint64_t inputs[CLUSTER_MAX_EXTENTS] = {0}, offset;
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1] = {0};
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE] = {0};
     const fcdp_extent_spec empty[] = {{0, 0}, {0, 1}}, one[] = {{512, 0}};
     assert_int_equal(fcdp_group_create(m->comm, "empty", empty, 2, &group), FCDP_ERR_UNSUPPORTED);
     assert_ok(fcdp_group_create(m->comm, "one", one, 1, &group));

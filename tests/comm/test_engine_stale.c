@@ -12,7 +12,7 @@ static void test_a_write_that_was_told_is_gathered_again(void **state) {
     (void)state;
     for (int tau = 0; tau < 2; tau++) {
         cluster_config config = one_group;
-        uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
         for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = tau;
         config.tau[4] = 0; /* it has stored its pieces already; the others have them on the device alone */
         cluster *c = start(&config);
@@ -74,7 +74,7 @@ static void test_a_step_is_behind_gathers_that_nobody_used(void **state) {
     for (int together = 0; together < 2; together++)
         for (int host_computes = 0; host_computes < 2; host_computes++) {
             cluster_config config = one_group;
-            uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+            uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
             config.coalesce_bytes = together ? 1 << 20 : 0;
             config.host_computes = host_computes;
             cluster *c = start(&config);
@@ -109,7 +109,7 @@ static void test_a_gather_is_of_what_was_voted_on(void **state) {
     (void)state;
     cluster *c = start(&one_group);
     member *m = &c->members[0];
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1], vote[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE], vote[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     step_all(c, 0, all_extents);
     agree_all(c, 0, agreed);
     for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], FCDP_STALE_NEW);
@@ -142,7 +142,7 @@ static void test_a_silent_write_is_seen_by_its_bytes(void **state) {
     static const uint8_t part[CLUSTER_MAX_EXTENTS] = {0, 1, 0, 1};
     for (int looks = 0; looks < 2; looks++) {
         cluster_config config = one_group;
-        uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
         config.fingerprints = looks;
         cluster *c = start(&config);
         step_all(c, 0, all_extents);
@@ -252,7 +252,7 @@ static void test_an_optimizers_step_needs_no_look_at_the_bytes(void **state) {
 static void test_a_write_that_only_the_gather_saw(void **state) {
     (void)state;
     cluster_config config = one_group;
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     config.fingerprints = true;
     cluster *c = start(&config);
     step_all(c, 0, all_extents);
@@ -275,7 +275,7 @@ static void test_a_missing_shard_is_asked_for_again(void **state) {
     (void)state;
     for (int looks = 0; looks < 2; looks++) {
         cluster_config config = one_group;
-        uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
         config.fingerprints = looks;
         config.coalesce_bytes = 1 << 20;
         cluster *c = start(&config);

@@ -91,7 +91,7 @@ static void test_a_stale_one_is_gathered_for_the_next_pass_too(void **state) {
     static const uint8_t part[CLUSTER_MAX_EXTENTS] = {0, 1, 0, 0};
     for (int noticed = 0; noticed < 2; noticed++) {
         cluster_config config = config_of(FCDP_RESTORE_SLICE, 0);
-        uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
         cluster *c = start(&config);
         assert_votes(c, SMALL, FCDP_WHOLE_STALE); /* never gathered */
         gather_all(c);
@@ -128,7 +128,7 @@ static void test_a_write_on_one_rank_is_stale_there(void **state) {
 static void test_a_vote_leaves_an_agreement_alone(void **state) {
     (void)state;
     cluster_config config = config_of(FCDP_RESTORE_WHOLE, 0);
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     cluster *c = start(&config);
     gather_all(c);
     agree_all(c, 0, agreed);
@@ -152,7 +152,7 @@ static void test_what_is_agreed_stale_is_asked_for_anew(void **state) {
     (void)state;
     static const uint8_t part[CLUSTER_MAX_EXTENTS] = {1, 0, 0, 0};
     cluster_config config = config_of(FCDP_RESTORE_WHOLE, 0);
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     cluster *c = start(&config);
     gather_all(c);
     step_all(c, 0, part);
@@ -168,7 +168,7 @@ static void test_what_is_agreed_stale_is_asked_for_anew(void **state) {
 static void test_nobody_answers_for_a_group_in_use(void **state) {
     (void)state;
     cluster_config config = config_of(FCDP_RESTORE_SLICE, 0);
-    uint8_t agreed[CLUSTER_MAX_EXTENTS + 1];
+    uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
     cluster *c = start(&config);
     gather_all(c);
     EVERY_MEMBER(c, m) assert_int_equal(vote_of(m, SMALL, false), FCDP_WHOLE_PLAIN); /* no observation yet */
