@@ -38,9 +38,10 @@ typedef struct option_parser {
     X(USER, "FCDP_TAU", "0..1", "0",                                                                         \
       "while device use is below this share of the budget, a group stays on the device after its use",       \
       FIELD(REAL, tau, 0, 1))                                                                                \
-    X(USER, "FCDP_POLICY", "tau|next-use", "tau",                                                            \
-      "which groups stay on the device: those that FCDP_TAU allows; or, whatever FCDP_TAU is, as many as "   \
-      "fit of those that are needed soonest, once the order of uses is known",                               \
+    X(USER, "FCDP_POLICY", "tau|next-use|auto", "auto",                                                      \
+      "which groups stay on the device: tau: those that FCDP_TAU allows; next-use: whatever FCDP_TAU is, "   \
+      "as many as fit of those that are needed soonest, once the order of uses is known; auto: next-use "    \
+      "where FCDP allocates the device's tensors and FCDP_TAU is not set, else tau",                         \
       FIELD(CHOICE, policy, 0, 0))                                                                           \
     X(USER, "FCDP_DEVICE_BUDGET", BYTES_VALUES, "0",                                                         \
       "device memory for gathered parameters, and for tensors if FCDP allocates them; 0: what is free at "   \
@@ -300,6 +301,7 @@ fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out) {
         const char *value = variable + n_name + 1;
         fcdp_status status = value[0] ? value_store(row, value, &options) : FCDP_OK;
         if (status) return status;
+        if (value[0] && parsers[row].offset == offsetof(fcdp_options, tau)) options.tau_is_set = true;
     }
     *options_out = options;
     return FCDP_OK;

@@ -28,7 +28,7 @@ typedef enum fcdp_mapping_mode {
     FCDP_MAPPING_SLOTS,
     FCDP_MAPPING_EXACT
 } fcdp_mapping_mode;
-typedef enum fcdp_policy_kind { FCDP_POLICY_TAU, FCDP_POLICY_NEXT_USE } fcdp_policy_kind;
+typedef enum fcdp_policy_kind { FCDP_POLICY_TAU, FCDP_POLICY_NEXT_USE, FCDP_POLICY_AUTO } fcdp_policy_kind;
 typedef enum fcdp_alloc_mode { FCDP_ALLOC_FCDP, FCDP_ALLOC_NATIVE } fcdp_alloc_mode;
 typedef enum fcdp_transport_mode {
     FCDP_TRANSPORT_AUTO,
@@ -41,7 +41,8 @@ typedef struct fcdp_options {
     fcdp_driver_kind driver; /* FCDP_DRIVER=auto|cuda|sim */
     /* FCDP_TAU, 0..1: below this share of the budget a group stays on the device */
     double tau;
-    fcdp_policy_kind policy;       /* FCDP_POLICY=tau|next-use: which groups stay on the device */
+    bool tau_is_set;               /* to whatever value */
+    fcdp_policy_kind policy;       /* FCDP_POLICY=tau|next-use|auto: which groups stay on the device */
     fcdp_restore_mode restore;     /* FCDP_RESTORE=slice|whole|auto */
     fcdp_mapping_mode mapping;     /* FCDP_MAPPING=auto|slots|exact */
     fcdp_alloc_mode alloc;         /* FCDP_ALLOC=fcdp|native: the allocator of tensors on a GPU */

@@ -70,6 +70,18 @@ static void cpus_bind(fcdp_engine *engine) {
     if (plan->n_nodes > 1) fcdp__log(FCDP_LOG_INFO, "%s", plan->text);
 }
 
+/* What a user's FCDP_POLICY=auto is. Where the host is the device, a kept group would be in host memory
+ * twice. Where PyTorch allocates tensors beside the pool, not each of its ways to run out of memory takes
+ * kept pages back (docs/allocator.md). A user who sets FCDP_TAU asks for its rule. Without
+ * fingerprints nothing tells what a program wrote into a kept copy. */
+static fcdp_policy_kind policy_choose(const fcdp_engine_config *config) {
+    const fcdp_options *options = &config->options;
+    if (options->policy != FCDP_POLICY_AUTO) return options->policy;
+    bool shares_pool = config->device && !config->host_computes;
+    bool is_judged = options->fingerprint != FCDP_FINGERPRINT_NEVER; /* copy.h */
+    return shares_pool && is_judged && !options->tau_is_set ? FCDP_POLICY_NEXT_USE : FCDP_POLICY_TAU;
+}
+
 /* Options that are left to FCDP are decided once the driver is known. Where the host computes, ranks are
  * joined by its memory alone, so a restore is whole; else it depends on the transport
  * (fcdp__group_by_slice). */
@@ -87,6 +99,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     fcdp_options *options = &engine->options;
     if (options->restore == FCDP_RESTORE_AUTO && engine->host_computes) options->restore = FCDP_RESTORE_WHOLE;
     options->mapping = mapping_choose(config);
+    options->policy = policy_choose(config);
     fcdp_tiering_config tiers = {.exact = options->mapping == FCDP_MAPPING_EXACT, .policy = options->policy};
     status = fcdp__tiering_create(engine->drv, engine->pool, &tiers, &engine->tiering);
     fcdp_stream_set *first;

@@ -91,7 +91,7 @@ typedef struct fcdp_engine_stats {
     uint64_t plain_bytes, gather_bytes;
     uint64_t n_host_waits, host_wait_ns; /* of the model's threads in fcdp_group_wait (host_computes) */
     fcdp_tiering_stats moves;
-    fcdp_policy_kind policy;
+    fcdp_policy_kind policy;                /* which FCDP_POLICY=auto is here; never AUTO */
     size_t device_bytes, device_peak_bytes; /* pages of gathered parameters */
     size_t device_budget_bytes;
     size_t host_bytes, host_peak_bytes; /* the node's */

@@ -22,7 +22,7 @@ static void assert_default(const fcdp_options *options) {
     assert_int_equal(options->driver, FCDP_DRIVER_AUTO);
     assert_true(options->tau == 0);
     assert_int_equal(options->restore, FCDP_RESTORE_AUTO);
-    assert_int_equal(options->policy, FCDP_POLICY_TAU);
+    assert_int_equal(options->policy, FCDP_POLICY_AUTO);
     assert_int_equal(options->alloc, FCDP_ALLOC_FCDP);
     assert_int_equal(options->local_size, 0);
     assert_int_equal(options->device_budget_bytes, 0);
@@ -156,6 +156,7 @@ static void every_choice_is_its_enums_constant(void **state) {
         {"FCDP_ALLOC=native", offsetof(fcdp_options, alloc), FCDP_ALLOC_NATIVE},
         {"FCDP_POLICY=tau", offsetof(fcdp_options, policy), FCDP_POLICY_TAU},
         {"FCDP_POLICY=next-use", offsetof(fcdp_options, policy), FCDP_POLICY_NEXT_USE},
+        {"FCDP_POLICY=auto", offsetof(fcdp_options, policy), FCDP_POLICY_AUTO},
         {"FCDP_TRANSPORT=auto", offsetof(fcdp_options, transport), FCDP_TRANSPORT_AUTO},
         {"FCDP_TRANSPORT=nccl", offsetof(fcdp_options, transport), FCDP_TRANSPORT_NCCL},
         {"FCDP_TRANSPORT=torch", offsetof(fcdp_options, transport), FCDP_TRANSPORT_TORCH},
@@ -196,7 +197,7 @@ static void a_refusal_says_what_is_allowed(void **state) {
         {"FCDP_TAU=0.5 ", "FCDP_TAU=0.5 : expected a number from 0 to 1"},
         {"FCDP_TAU=1e-", "FCDP_TAU=1e-: expected a number from 0 to 1"},
         {"FCDP_RESTORE=half", "FCDP_RESTORE=half: expected slice, whole or auto"},
-        {"FCDP_POLICY=lru", "FCDP_POLICY=lru: expected tau or next-use"},
+        {"FCDP_POLICY=lru", "FCDP_POLICY=lru: expected tau, next-use or auto"},
         {"FCDP_LOCAL_SIZE=-1", "FCDP_LOCAL_SIZE=-1: expected a whole number from 0 to 65536"},
         {"FCDP_LOCAL_SIZE=2.0", "FCDP_LOCAL_SIZE=2.0: expected a whole number from 0 to 65536"},
         {"FCDP_LOCAL_SIZE=99999999999999999999",
@@ -315,6 +316,17 @@ static void garbage_is_refused_with_a_text(void **state) {
     }
 }
 
+/* Who sets it, to the default even, asks for its rule (FCDP_POLICY=auto). */
+static void it_is_known_whether_tau_was_set(void **state) {
+    (void)state;
+    static char *const nothing[] = {"FCDP_TAU=", "FCDP_POLICY=auto", NULL};
+    fcdp_options options;
+    assert_ok(fcdp_options_load(nothing, &options));
+    assert_false(options.tau_is_set);
+    assert_ok(load_one("FCDP_TAU=0", &options));
+    assert_true(options.tau_is_set);
+}
+
 static void a_locale_with_commas_changes_nothing(void **state) {
     (void)state;
     fcdp_options options;
@@ -330,6 +342,7 @@ static void a_locale_with_commas_changes_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_set_gives_the_defaults),
+        cmocka_unit_test(it_is_known_whether_tau_was_set),
         cmocka_unit_test(an_empty_value_is_the_default),
         cmocka_unit_test(every_row_is_complete_and_its_default_is_allowed),
         cmocka_unit_test(values_reach_their_fields),

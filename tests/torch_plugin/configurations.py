@@ -33,9 +33,9 @@ SIM_FCDP = {**SIM, "FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch
 SIM_PLAIN = "sim-plain"
 ON_SIM = {
     SIM_PLAIN: SIM,
-    "sim-slots": {**SIM_FCDP, "FCDP_MAPPING": "slots"},
-    "sim-exact": {**SIM_FCDP, "FCDP_MAPPING": "exact"},
-    "sim-next-use": {**SIM_FCDP, "FCDP_POLICY": "next-use"},
+    "sim-slots": {**SIM_FCDP, "FCDP_MAPPING": "slots"},  # the default policy, which is next-use there
+    "sim-exact": {**SIM_FCDP, "FCDP_MAPPING": "exact", "FCDP_TAU": "0"},
+    "sim-next-use": {**SIM_FCDP, "FCDP_MAPPING": "exact", "FCDP_POLICY": "next-use"},
     "sim-exact-kept": {**SIM_FCDP, "FCDP_MAPPING": "exact", "FCDP_TAU": "1"},
     # The host waits for fingerprints, and for what it coalesces: that would hide an order that is missing.
     "sim-signals": {**SIM_FCDP, "FCDP_FINGERPRINT": "never", "FCDP_COALESCE": "0"},
@@ -76,7 +76,8 @@ def a_third(functions):
     seen, chosen = collections.Counter(), []
     for name, function in functions.items():
         made_by = function.__qualname__ if "<locals>" in function.__qualname__ else ""
-        if seen[function.__module__, made_by] % 3 == 0 or name in IN_ALL + OF_ORDER or is_whole():
+        is_always = name in IN_ALL + OF_ORDER or name.startswith("gathered_parameter_")
+        if seen[function.__module__, made_by] % 3 == 0 or is_always or is_whole():
             chosen.append(name)
         seen[function.__module__, made_by] += 1
     return sorted(chosen)

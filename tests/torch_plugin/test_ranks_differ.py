@@ -88,4 +88,4 @@ def test_what_each_rank_decides_for_itself_may_differ(tmp_path, plain):
         assert outcome.went_on(plain) == [], json.dumps(outcome.messages)
         stats = [result["stats"] for result in outcome.results]
         assert stats[0]["gathers"]["avoided"] > 0
-        assert [rank["policy"] for rank in stats] == ["tau", "tau", "tau", "next-use"]
+        assert [rank["policy"] for rank in stats] == ["tau", "tau", "tau", "next-use"]  # auto is tau on CPUs

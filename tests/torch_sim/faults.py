@@ -11,7 +11,7 @@ sys.path.append(str(HERE.parent / "torch_plugin"))
 import conftest
 import launch
 
-JOB = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
+JOB = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": "0", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
 JOBS = {"all": {}, "slices": {"FCDP_RESTORE": "slice"}}  # faults_job.py's sets of faults, and the options of each
 
 

@@ -8,7 +8,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 RACES = {"FCDP": "0", "FCDP_SIM_RACES": "1"}
-FCDP = RACES | {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
+FCDP = RACES | {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TAU": "0", "FCDP_TRANSPORT": "torch", "FCDP_TIMEOUT": "60"}
 MODES = {
     "plain": RACES,
     "slots": FCDP | {"FCDP_MAPPING": "slots"},
@@ -135,7 +135,7 @@ def test_policies_share_the_memory_with_tensors_that_come_and_go(run_job):
     options = ("--dim", "168", "--layers", "4", "--steps", "6", "--batch", "2")
     job = ROOT / "tools/bench/pressure/job.py"
     env = {"PRESSURE_BURSTS": "1", "FCDP_DEVICE_BUDGET": BURSTS_BUDGET}
-    policies = {"plain": {"FCDP": "0"}, "tau": FCDP | {"FCDP_TAU": "1"}, "next-use": FCDP | {"FCDP_POLICY": "next-use"}}
+    policies = {"plain": {"FCDP": "0"}, "tau": FCDP | {"FCDP_TAU": "1"}, "next-use": FCDP | {"FCDP_TAU": ""}}
     found = {name: run_job(job, "OUT", *options, n_ranks=4, env=env | policies[name]) for name in policies}
     for name in ("tau", "next-use"):
         assert numbers(found[name]) == numbers(found["plain"])

@@ -6,10 +6,10 @@ FCDP = {"FCDP": "1", "FCDP_LOCAL_SIZE": "2", "FCDP_TRANSPORT": "torch", "FCDP_TI
 ONE_QUEUE = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}  # all streams in one hardware queue, as Megatron asks for
 CONFIGURATIONS = {
     "slots": {"FCDP_MAPPING": "slots"},
-    "exact": {"FCDP_MAPPING": "exact"} | ONE_QUEUE,
+    "exact": {"FCDP_MAPPING": "exact", "FCDP_TAU": "0"} | ONE_QUEUE,
     "exact-kept": {"FCDP_MAPPING": "exact", "FCDP_TAU": "1"},
     "nccl-slots": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "slots"} | ONE_QUEUE,
-    "nccl-exact": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "exact"},
+    "nccl-exact": {"FCDP_TRANSPORT": "nccl", "FCDP_MAPPING": "exact", "FCDP_TAU": "0"},
 }
 TRANSPORTS = {"torch": "gloo", "nccl": "nccl"}
 NOT_NUMBERS = ("ahead", "seconds", "counts", "gathers", "transport")

@@ -162,6 +162,7 @@ def run(args, fcdp, what="time"):
         env = os.environ | {"RANK": str(i), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         env |= {"FCDP": str(int(fcdp)), "FCDP_LOCAL_SIZE": "1", "FCDP_LOG": "quiet", "FCDP_TRANSPORT": "torch"}
+        env["FCDP_TAU"] = "0"  # each use restores
         sizes = [f"--{name}={getattr(args, name)}" for name in ("layers", "dim", "steps")]
         command = [sys.executable, __file__, "--rank", what, *sizes]
         processes.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))

@@ -303,6 +303,7 @@ def run(args: argparse.Namespace, setting: dict[str, str]) -> list[dict[str, Any
         "FCDP_LOCAL_SIZE": str(NODE_SIZE),
         "FCDP_TRANSPORT": "torch",
         "FCDP_COALESCE": "0",
+        "FCDP_TAU": "0",
         "WORLD_SIZE": str(N_RANKS),
         "LOCAL_WORLD_SIZE": str(N_RANKS),
         "MASTER_ADDR": "127.0.0.1",
