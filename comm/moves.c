@@ -88,14 +88,14 @@ static fcdp_status pieces_store(fcdp_group *group, const fcdp_plan *plan, uint32
     return status;
 }
 
-fcdp_status fcdp__store_now(fcdp_group *group, uint32_t mask) {
+fcdp_status fcdp__store_now(fcdp_group *group, uint32_t mask, fcdp_event after) {
     fcdp_plan *plan;
     uint8_t *none = calloc(group->layout->n_extents + 1, 1);
     fcdp_status status = none ? fcdp__plan_make(group->layout, none, &plan)
                               : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);
     free(none);
     if (status) return status;
-    status = pieces_store(group, plan, mask, mask, fcdp__region_ready(group->region));
+    status = pieces_store(group, plan, mask, mask, after);
     fcdp__plan_destroy(plan);
     return status;
 }
@@ -114,7 +114,7 @@ static fcdp_status restore_slices(fcdp_use *use) {
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
     uint32_t unstored = fcdp__unstored(group) & use->plan->restore_mask;
-    fcdp_status status = unstored ? fcdp__store_now(group, unstored) : FCDP_OK;
+    fcdp_status status = unstored ? fcdp__store_now(group, unstored, fcdp__region_ready(group->region)) : FCDP_OK;
     if (!status) status = fcdp__region_order(group->region, node);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (use->plan->restore_mask & 1u << s && !state.span[s].on_device)

@@ -24,9 +24,9 @@ extern size_t fcdp__packed_above_parts, fcdp__packed_half_bytes;
 
 /* The spans that are on the device alone. */
 uint32_t fcdp__unstored(fcdp_group *group);
-/* Without a gather: all of this rank's pieces of the spans in `mask`, as they are on the device, to host
- * memory. */
-fcdp_status fcdp__store_now(fcdp_group *group, uint32_t mask) FCDP_MUST_CHECK;
+/* Without a gather: all of this rank's pieces of the spans in `mask`, as they are on the device behind
+ * `after`, to host memory. */
+fcdp_status fcdp__store_now(fcdp_group *group, uint32_t mask, fcdp_event after) FCDP_MUST_CHECK;
 
 /* Does the group stay on the device when its use ends, by FCDP_TAU and the memory that is in use? */
 bool fcdp__policy_keeps_group(fcdp_group *group);

@@ -285,6 +285,18 @@ static fcdp_status users_await(fcdp_group *group, fcdp_stream stream) {
     return status ? status : fcdp__driver_stream_wait(engine->drv, stream, group->written);
 }
 
+/* Not beside the use: the program may write there, in bytes that copy.c is to judge. */
+static fcdp_status store_behind_use(fcdp_group *group, uint32_t unstored, fcdp_stream stream) {
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_event after = fcdp__region_ready(group->region);
+    fcdp_status status = FCDP_OK;
+    if (!engine->host_computes && group->waited) {
+        after = group->written;
+        status = fcdp__driver_event_record(engine->drv, after, stream);
+    }
+    return status ? status : fcdp__store_now(group, unstored, after);
+}
+
 /* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's bytes
  * betray waits for the next agreement: on a device the bytes tell of it no earlier, so
  * the group is asked for before its next use where any rank may keep it. What cannot be stored stays on the device, whatever policy says. */
@@ -309,7 +321,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
         fcdp__region_invalidate(group->region, unstored);
         fcdp__validity_invalidate(group->validity);
     } else if (!status && !keeps && unstored) {
-        status = fcdp__store_now(group, unstored);
+        status = store_behind_use(group, unstored, stream);
         atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);
     }
     fcdp_status released = fcdp__region_release(group->region, stream, (keeps && !is_invalid) || status);

@@ -74,7 +74,7 @@ static void random_program(uint64_t seed, int round) {
                  .n_steps = 8,
                  .jitter = 64,
                  .stops = -1,
-                 .raw_writes = config.host_computes};
+                 .raw_writes = true};
     p.pressure = extra ? random_below(&own, 3) * 40 : 0;
     p.pressure_pages = extra;
     program_run(&p);
