@@ -1,9 +1,9 @@
 /* copy.c - a copy's fingerprints, by the host or by the device.
  *
  * The device reads what the program's stream has behind it, so the fingerprints are in the order of the
- * program's writes, whatever the host does meanwhile: one launch in front of the use, one behind it. The pages
- * are not given up before the second, as the region's release is recorded behind it. The first one holds for
- * as long as the bytes stay: a copy that is kept for many uses is read once at the end of each.
+ * program's writes, whatever the host does meanwhile: one launch in front of the use, one behind it. The
+ * pages are not given up before the second, as the region's release is recorded behind it. The first one
+ * holds for as long as the bytes stay: a copy that is kept for many uses is read once at the end of each.
  *
  * The padding between extents is left out. It differs between ranks, and nobody trains with it.
  */
@@ -24,7 +24,12 @@ static bool is_wanted(const fcdp_group *group) {
 
 bool fcdp__copy_may_outlive(const fcdp_group *group) {
     const fcdp_options *options = &group->comm->engine->options;
-    return !by_host(group) && is_wanted(group) && (options->policy == FCDP_POLICY_NEXT_USE || options->tau > 0);
+    return !by_host(group) && is_wanted(group) &&
+           (options->policy == FCDP_POLICY_NEXT_USE || options->tau > 0);
+}
+
+bool fcdp__copy_is_first(const fcdp_group *group, int which) {
+    return !group->copy.reads[which] && !group->copy.unsupported && fcdp__copy_may_outlive(group);
 }
 
 static uint64_t read_by_host(const fcdp_group *group) {
@@ -41,8 +46,9 @@ static fcdp_status read_end(fcdp_group *group, int which, uint64_t *fingerprint_
     size_t n = group->layout->n_extents;
     uint64_t *fingerprints = malloc((n + 1) * sizeof *fingerprints);
     if (!fingerprints)
-        return fcdp__comm_fail(group->comm, fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %zu fingerprints of '%s'", n,
-                                                       group->name));
+        return fcdp__comm_fail(
+            group->comm,
+            fcdp__fail(FCDP_ERR_SYSTEM, "no memory for %zu fingerprints of '%s'", n, group->name));
     fcdp_status status = fcdp__comm_fingerprint_end(group->comm, group->copy.reads[which], fingerprints);
     if (!status) *fingerprint_out = fcdp__fingerprint_by_host(fingerprints, n * sizeof *fingerprints, 0);
     group->copy.reading[which] = false;
@@ -59,8 +65,9 @@ static fcdp_status read_begin(fcdp_group *group, int which, fcdp_stream stream) 
     uint64_t *arrays = malloc((layout->n_extents + 1) * sizeof *arrays);
     size_t *bytes = malloc((layout->n_extents + 1) * sizeof *bytes);
     if (!arrays || !bytes)
-        status = fcdp__comm_fail(group->comm,
-                                 fcdp__fail(FCDP_ERR_SYSTEM, "no memory to fingerprint the copy of '%s'", group->name));
+        status = fcdp__comm_fail(
+            group->comm,
+            fcdp__fail(FCDP_ERR_SYSTEM, "no memory to fingerprint the copy of '%s'", group->name));
     for (uint32_t i = 0; i < layout->n_extents && !status; i++) {
         arrays[i] = base + layout->extents[i].offset_bytes;
         bytes[i] = fcdp__layout_extent_bytes(layout, i);

@@ -13,8 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "comm/internal.h"
 #include "comm/copy.h"
+#include "comm/internal.h"
 #include "comm/trace.h"
 #include "tiering/policy.h"
 

@@ -119,11 +119,11 @@ struct fcdp_group {
     uint8_t *votes;      /* this rank's last one, n_extents masks of fcdp_stale */
     /* vote.c: fingerprints of what gathers read, by the device; NULL: never asked for */
     fcdp_fingerprints *reads;
-    bool has_reads;         /* they have begun */
-    uint64_t n_reads;       /* so far */
-    uint64_t *read_pieces;  /* n_extents: how many pieces each has among them */
-    bool not_on_device;     /* agreed: it is not on the device of every rank */
-    bool outlives;          /* agreed: on some rank a copy may outlive its use, and only the next vote judges it */
+    bool has_reads;        /* they have begun */
+    uint64_t n_reads;      /* so far */
+    uint64_t *read_pieces; /* n_extents: how many pieces each has among them */
+    bool not_on_device;    /* agreed: it is not on the device of every rank */
+    bool outlives; /* agreed: on some rank a copy may outlive its use, and only the next vote judges it */
     size_t coalesced_bytes; /* of this rank's shards, by coalesce.c since the last begin */
     size_t room_bytes;      /* of the pool, as the driver said in this use; 0: not asked yet */
     bool begun;

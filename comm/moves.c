@@ -114,7 +114,8 @@ static fcdp_status restore_slices(fcdp_use *use) {
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);
     uint32_t unstored = fcdp__unstored(group) & use->plan->restore_mask;
-    fcdp_status status = unstored ? fcdp__store_now(group, unstored, fcdp__region_ready(group->region)) : FCDP_OK;
+    fcdp_status status = unstored ? fcdp__store_now(group, unstored, fcdp__region_ready(group->region))
+                                  : FCDP_OK;
     if (!status) status = fcdp__region_order(group->region, node);
     for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++)
         if (use->plan->restore_mask & 1u << s && !state.span[s].on_device)

@@ -1,12 +1,12 @@
 /* use.c - the life of one use: begin, wait, reshard.
  *
- * Begin takes device pages, enqueues a restore and a gather (moves.c), and records `ready` behind them. Wait
- * puts the program's stream behind `ready`; the host waits only where it is the compute stream itself.
- * Reshard keeps the bytes on the device or leaves the pages to other groups.
+ * Begin takes device pages, enqueues a restore and a gather (moves.c), and records `ready` behind them.
+ * Wait puts the program's stream behind `ready`; the host waits only where it is the compute stream
+ * itself. Reshard keeps the bytes on the device or leaves the pages to other groups.
  *
  * A use that gets no device pages has not begun: nothing has happened, here or on all ranks. Once it has
- * them, its peers count on the collectives that follow, so a failure from then on is the shard group's, for
- * good.
+ * them, its peers count on the collectives that follow, so a failure from then on is the shard group's,
+ * for good.
  *
  * What is stale was agreed before (vote.c), and when a use begins is not decided here (unshard.c).
  */
@@ -41,9 +41,9 @@ fcdp_status fcdp__group_set_reading(fcdp_group *group, fcdp_event event, fcdp_st
     return status;
 }
 
-/* The program waits on `stream`. Where it made the shards on another one, that one writes them next, or uses
- * their memory again: it waits for their readers. An optimizer may step on a third, which has waited for
- * neither (fcdp_engine_order_writes). */
+/* The program waits on `stream`. Where it made the shards on another one, that one writes them next, or
+ * uses their memory again: it waits for their readers. An optimizer may step on a third, which has waited
+ * for neither (fcdp_engine_order_writes). */
 static fcdp_status readers_await(fcdp_group *group, fcdp_stream stream) {
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = FCDP_OK;
@@ -133,8 +133,8 @@ static void use_tell(const fcdp_use *use) {
     fcdp__region_plan_use(group->region, load_bytes, stores_always ? 0 : fill_bytes, use->plan->n_stale > 0);
 }
 
-/* Out of device memory is all ranks' lot, or a reason to stop; whatever else fails, fails here alone, and the
- * peers go on. */
+/* Out of device memory is all ranks' lot, or a reason to stop; whatever else fails, fails here alone, and
+ * the peers go on. */
 static fcdp_status use_run(fcdp_use *use, fcdp_pass pass, fcdp_stream stream) {
     fcdp_group *group = use->group;
     fcdp_driver *drv = group->comm->engine->drv;
@@ -267,7 +267,8 @@ fcdp_status fcdp_group_wait(fcdp_group *group, fcdp_stream stream) {
     if (status)
         return fcdp__fail(status, "waiting for '%s': %s", group->name[0] ? group->name : "the root",
                           fcdp_error_text());
-    if (!group->waited && (fcdp__policy_keeps_group(group) || fcdp__unstored(group)))
+    if (!group->waited && (fcdp__policy_keeps_group(group) || fcdp__unstored(group) ||
+                           fcdp__copy_is_first(group, FCDP_COPY_TAKEN)))
         status = fcdp__copy_taken(group, stream);
     group->waited = true;
     group->reader = stream;
@@ -297,9 +298,10 @@ static fcdp_status store_behind_use(fcdp_group *group, uint32_t unstored, fcdp_s
     return status ? status : fcdp__store_now(group, unstored, after);
 }
 
-/* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's bytes
- * betray waits for the next agreement: on a device the bytes tell of it no earlier, so
- * the group is asked for before its next use where any rank may keep it. What cannot be stored stays on the device, whatever policy says. */
+/* `written` is what all ranks were told alike, so all of them ask again. A write that only this rank's
+ * bytes betray waits for the next agreement: on a device the bytes tell of it no earlier, so the group is
+ * asked for before its next use where any rank may keep it. What cannot be stored stays on the device,
+ * whatever policy says. */
 fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool written) {
     fcdp_engine *engine = group->comm->engine;
     fcdp_status status = fcdp__engine_check_process(engine, group->name);
@@ -314,7 +316,8 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     if (status) return status;
     uint32_t unstored = fcdp__unstored(group);
     bool keeps = fcdp__policy_keeps_group(group) && fcdp__copy_is_known(group), is_invalid = false;
-    if (keeps || unstored) status = fcdp__copy_ended(group, stream, &is_invalid);
+    if (keeps || unstored || fcdp__copy_is_first(group, FCDP_COPY_ENDED))
+        status = fcdp__copy_ended(group, stream, &is_invalid);
     is_invalid = is_invalid || written;
     if (written || group->outlives) fcdp__member_ask_again(&group->member);
     if (is_invalid && unstored) { /* nowhere is what was gathered: the ranks gather it again */

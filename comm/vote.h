@@ -6,14 +6,14 @@
  *     -> for each group asked for: fcdp_group_vote -> the ranks' maximum -> fcdp_group_agree
  *     -> fcdp_group_begin (use.h)
  *
- * A vote is one byte per parameter, why its copy is stale here (validity.h), and two more: the region is not
- * on this rank's device; copies may outlive their uses here (copy.h). What is agreed stale crosses the nodes. What is fresh, and not on the device of
- * every rank, is restored on all of them together.
+ * A vote is one byte per parameter, why its copy is stale here (validity.h), and two more: the region is
+ * not on this rank's device; copies may outlive their uses here (copy.h). What is agreed stale crosses
+ * the nodes. What is fresh, and not on the device of every rank, is restored on all of them together.
  *
- * A shard's bytes need not be there when the ranks agree: a program may free what it does not use, or fill it
- * right before its use. FCDP_STALE_MISSING is the highest bit, so the maximum has it where any rank's vote
- * has it. Such a group crosses with no others and is not begun ahead: the ranks ask for it again at its own
- * unshard, and what is missing then is an error on all of them.
+ * A shard's bytes need not be there when the ranks agree: a program may free what it does not use, or
+ * fill it right before its use. FCDP_STALE_MISSING is the highest bit, so the maximum has it where any
+ * rank's vote has it. Such a group crosses with no others and is not begun ahead: the ranks ask for it
+ * again at its own unshard, and what is missing then is an error on all of them.
  */
 #ifndef FCDP_VOTE_H
 #define FCDP_VOTE_H
@@ -28,8 +28,8 @@ enum { FCDP_VOTE_OFF_DEVICE, FCDP_VOTE_OUTLIVES, FCDP_VOTE_MORE };
 typedef struct fcdp_evidence {
     const fcdp_signals *signals;
     /* host-readable bytes, which are fingerprinted here; NULL: none. Of the pieces of one extent after
-     * another. A piece that is NULL cannot be read here; where it has bytes all the same, they are not there
-     * at all */
+     * another. A piece that is NULL cannot be read here; where it has bytes all the same, they are not
+     * there at all */
     const void *const *shards;
     const size_t *shard_bytes;
     /* of the pieces, by the device (fcdp_comm_fingerprint_end), in place of `shards`; NULL: none */
@@ -70,8 +70,9 @@ const uint64_t *fcdp__evidence_fingerprint(const fcdp_evidence *evidence, uint32
                                            uint64_t *own);
 
 /* Must the device read the group's shards for the vote, and the host wait for it? Not where an optimizer
- * has stepped each parameter, and the step before changed each (validity.h): they are voted stale without,
- * and the gather's own fingerprints say what they are. The optimizers' steps count, of n_extents signals. */
+ * has stepped each parameter, and the step before changed each (validity.h): they are voted stale
+ * without, and the gather's own fingerprints say what they are. The optimizers' steps count, of n_extents
+ * signals. */
 bool fcdp_group_needs_fingerprints(const fcdp_group *group, const fcdp_signals *signals);
 /* The vote, of n_extents + FCDP_VOTE_MORE bytes. A use that was begun ahead is ended first. */
 fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
@@ -81,9 +82,9 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
 uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed);
 /* The gather of what is agreed stale reads the shards next: `evidence` as it is now, right before
  * fcdp_group_begin or fcdp_groups_coalesce. Then equal fingerprints are enough to keep the copy, whatever
- * signals move later; without this call they are not. Shards are fingerprinted again, by the host, or by the
- * device behind what is on `stream` now, so that a write since the agreement is known even if it is undone
- * later. Failures are of the device's part, and the comm's. */
+ * signals move later; without this call they are not. Shards are fingerprinted again, by the host, or by
+ * the device behind what is on `stream` now, so that a write since the agreement is known even if it is
+ * undone later. Failures are of the device's part, and the comm's. */
 fcdp_status fcdp_group_confirm(fcdp_group *group, const fcdp_evidence *evidence,
                                fcdp_stream stream) FCDP_MUST_CHECK;
 /* The device's fingerprints of what the last gathers read, if it takes any, become those of the copies:

@@ -308,6 +308,8 @@ static void *runner_main(void *arg) {
     for (uint32_t g = 0; g < r->n; g++) step_group(r, g, all, CLUSTER_MAX_RANKS); /* the first weights */
     for (r->step = 0; r->step < r->program->n_steps && !r->ended; r->step++) one_step(r);
     if (act(r)) (void)went(r, "the drain", 0, fcdp_engine_drain(r->m->engine));
+    /* its process ends, and with it what its peers' devices wait for */
+    if (r->end->status) hub_port_exit(&r->m->port);
     return NULL;
 }
 

@@ -69,12 +69,7 @@ static void random_program(uint64_t seed, int round) {
         config.prefetch, config.agree ? "unshard" : "forward", config.packed_half_bytes,
         config.device_budget_bytes / PAGE_BYTES - extra, extra);
     cluster *c = start(&config);
-    program p = {.cluster = c,
-                 .seed = seed,
-                 .n_steps = 8,
-                 .jitter = 64,
-                 .stops = -1,
-                 .raw_writes = true};
+    program p = {.cluster = c, .seed = seed, .n_steps = 8, .jitter = 64, .stops = -1, .raw_writes = true};
     p.pressure = extra ? random_below(&own, 3) * 40 : 0;
     p.pressure_pages = extra;
     program_run(&p);

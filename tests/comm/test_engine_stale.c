@@ -56,8 +56,8 @@ static void raw_write_body(member *m, void *arg) {
     MUST(!m->wrong[0]);
 }
 
-/* Nothing but the bytes themselves tells of it, on one rank alone; where they are kept they are looked at, by
- * the host or by the device. */
+/* Nothing but the bytes themselves tells of it, on one rank alone; where they are kept they are looked
+ * at, by the host or by the device. */
 static void test_a_write_that_nobody_told_is_not_kept(void **state) {
     (void)state;
     for (int way = 0; way < 16; way++) {
@@ -70,8 +70,8 @@ static void test_a_write_that_nobody_told_is_not_kept(void **state) {
         cluster_run(c, raw_write_body, &w);
         fcdp_engine_stats stats;
         fcdp_engine_stats_get(c->members[0].engine, &stats);
-        /* Else it comes back from host memory, as it was gathered: by slices it is stored no earlier than for a
-         * second use in one pass. A device does not tell whether that was before the write. */
+        /* Else it comes back from host memory, as it was gathered: by slices it is stored no earlier than
+         * for a second use in one pass. A device does not tell whether that was before the write. */
         bool is_stored = config.restore == FCDP_RESTORE_WHOLE || w.in_one_pass;
         bool gathers = config.tau[0] > 0 && !(config.host_computes && is_stored);
         assert_int_equal(stats.gathers.made, gathers ? 2 : 1);
@@ -282,9 +282,9 @@ static void test_a_write_that_only_the_gather_saw(void **state) {
     end(c);
 }
 
-/* One rank's program has freed a shard that it does not use: no rank reads it, and what the ranks do with the
- * group, which was small enough to cross with others, they do alike. Filled with the same bytes it is fresh,
- * where they are looked at. */
+/* One rank's program has freed a shard that it does not use: no rank reads it, and what the ranks do with
+ * the group, which was small enough to cross with others, they do alike. Filled with the same bytes it is
+ * fresh, where they are looked at. */
 static void test_a_missing_shard_is_asked_for_again(void **state) {
     (void)state;
     for (int looks = 0; looks < 2; looks++) {
