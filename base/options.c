@@ -19,6 +19,7 @@ typedef enum value_kind {
     VALUE_INT,    /* min..max, into an int */
     VALUE_REAL,   /* min..max, into a double */
     VALUE_BYTES,  /* as in size.h, into a size_t */
+    VALUE_PATH,   /* into a char[FCDP_OPTION_PATH_BYTES] */
 } value_kind;
 
 typedef struct option_parser {
@@ -56,6 +57,14 @@ typedef struct option_parser {
       "cgroup allow",                                                                                        \
                                                                                                              \
       FIELD(BYTES, host_budget_bytes, 0, 0))                                                                 \
+    X(USER, "FCDP_CACHE_DIR", "path", "",                                                                    \
+      "a directory on each node's disk where frozen parameters are kept, so that the next run of a job "     \
+      "gathers none of them",                                                                                \
+      FIELD(PATH, cache_dir, 0, 0))                                                                          \
+    X(USER, "FCDP_CACHE_SIZE", BYTES_VALUES, "0",                                                            \
+      "the most that FCDP_CACHE_DIR may hold on a node: what was used longest ago makes room; 0: half of "   \
+      "what the disk has free",                                                                              \
+      FIELD(BYTES, cache_bytes, 0, 0))                                                                       \
     X(USER, "FCDP_ALLOC", "fcdp|native", "fcdp",                                                             \
       "the allocator of tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's "   \
       "own",                                                                                                 \
@@ -157,7 +166,8 @@ static const option_parser parsers[] = {OPTIONS(AS_PARSER)};
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
 
 /* What starts so is read by other programs: fcdp-lab, which checks it itself, the build, the tests. */
-static const char *const others[] = {"FCDP_LAB_", "FCDP_CACHE", "FCDP_PYTHON", "FCDP_JEMALLOC", "FCDP_TEST_"};
+static const char *const others[] = {"FCDP_LAB_", "FCDP_CACHE=", "FCDP_PYTHON", "FCDP_JEMALLOC",
+                                     "FCDP_TEST_"};
 
 const fcdp_option_row *fcdp_options_table(size_t *n_out) {
     *n_out = N_ROWS;
@@ -183,6 +193,8 @@ static fcdp_status value_refused(const fcdp_option_row *row, const option_parser
         snprintf(allowed, sizeof allowed, "a whole number from %.0f to %.0f", parser->min, parser->max);
     else if (parser->kind == VALUE_REAL)
         snprintf(allowed, sizeof allowed, "a number from %g to %g", parser->min, parser->max);
+    else if (parser->kind == VALUE_PATH)
+        snprintf(allowed, sizeof allowed, "a path of less than %d bytes", FCDP_OPTION_PATH_BYTES);
     else if (parser->kind == VALUE_BYTES)
         snprintf(allowed, sizeof allowed, FCDP_SIZE_EXPECTED);
     else
@@ -242,6 +254,10 @@ static fcdp_status value_store(size_t row, const char *value, fcdp_options *opti
         break;
     case VALUE_REAL: ok = real_parse(value, parser->min, parser->max, field); break;
     case VALUE_BYTES: ok = fcdp__size_parse(value, field); break;
+    case VALUE_PATH:
+        ok = strlen(value) < FCDP_OPTION_PATH_BYTES;
+        if (ok) memcpy(field, value, strlen(value) + 1);
+        break;
     }
     return ok ? FCDP_OK : value_refused(&rows[row], parser, value);
 }
@@ -293,10 +309,11 @@ fcdp_status fcdp_options_load(char *const *envp, fcdp_options *options_out) {
         const char *variable = *envp;
         size_t n_name = strcspn(variable, "="), row = 0;
         bool ours = strncmp(variable, "FCDP", 4) == 0 && (n_name == 4 || variable[4] == '_');
-        if (!ours || !variable[n_name] || is_others(variable)) continue;
+        if (!ours || !variable[n_name]) continue;
         while (row < N_ROWS &&
                (strlen(rows[row].name) != n_name || memcmp(rows[row].name, variable, n_name) != 0))
             row++;
+        if (row == N_ROWS && is_others(variable)) continue;
         if (row == N_ROWS) return name_refused(variable, n_name);
         const char *value = variable + n_name + 1;
         fcdp_status status = value[0] ? value_store(row, value, &options) : FCDP_OK;

@@ -36,6 +36,8 @@ typedef enum fcdp_transport_mode {
     FCDP_TRANSPORT_TORCH
 } fcdp_transport_mode;
 
+enum { FCDP_OPTION_PATH_BYTES = 1024 };
+
 typedef struct fcdp_options {
     bool enabled;            /* FCDP */
     fcdp_driver_kind driver; /* FCDP_DRIVER=auto|cuda|sim */
@@ -68,6 +70,9 @@ typedef struct fcdp_options {
     bool summary;       /* FCDP_SUMMARY=0|1, the lines that say what was saved */
     int trace;          /* FCDP_TRACE, 0..2 */
     size_t trace_bytes; /* FCDP_TRACE_BUFFER, of the event ring */
+    /* FCDP_CACHE_DIR: frozen parameters are kept there across runs; "": nowhere */
+    char cache_dir[FCDP_OPTION_PATH_BYTES];
+    size_t cache_bytes; /* FCDP_CACHE_SIZE, of all files there; 0: half of what the disk has free */
 } fcdp_options;
 
 /* The audience of an option: any user; an expert who tunes FCDP or works around something; a developer of

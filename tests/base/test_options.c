@@ -107,6 +107,8 @@ static void values_reach_their_fields(void **state) {
                                  "FCDP_SIM_FAIL=cuMemMap:3",
                                  "FCDP_SIM_POISON=1",
                                  "FCDP_CACHE=/tmp",
+                                 "FCDP_CACHE_DIR=/var/cache/fcdp",
+                                 "FCDP_CACHE_SIZE=20G",
                                  "FCDP_JEMALLOC=/j",
                                  "FCDP_LAB_ANYTHING=at all",
                                  NULL};
@@ -126,6 +128,8 @@ static void values_reach_their_fields(void **state) {
     assert_int_equal(options.prefetch, 0);
     assert_false(options.whole_tensors);
     assert_true(options.timeout_s == 2.5);
+    assert_string_equal(options.cache_dir, "/var/cache/fcdp");
+    assert_int_equal(options.cache_bytes, 20ull << 30);
     assert_int_equal(options.check, 3);
     assert_int_equal(options.log, FCDP_LOG_DEBUG);
     assert_false(options.summary);
