@@ -39,6 +39,7 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     fcdp__lock_release(&engine->lock);
     fcdp__comm_trace(comm);
     *comm_out = comm;
+    fcdp__frozen_warn(comm);
     return FCDP_OK;
 }
 

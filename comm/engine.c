@@ -110,12 +110,14 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
     if (!status)
         fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, fcdp__staging_reclaim,
                                  fcdp__staging_idle, engine);
+    if (!status) status = fcdp__frozen_open(engine, &engine->frozen);
     return status ? status : fcdp__monitor_start(engine, &engine->monitor);
 }
 
 /* Whatever engine_open got. */
 static void engine_close(fcdp_engine *engine) {
     while (engine->comms) fcdp_comm_destroy(engine->comms);
+    fcdp__frozen_close(engine->frozen);
     fcdp__monitor_stop(engine->monitor);
     if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, NULL, NULL, NULL);
     fcdp__stream_sets_destroy(engine);
@@ -294,7 +296,9 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
         .gather_bytes = n[FCDP_COUNT_SAVED_GATHER_BYTES],
         .n_host_waits = n[FCDP_COUNT_HOST_WAITS],
         .host_wait_ns = n[FCDP_COUNT_HOST_WAIT_NS],
-        .policy = engine->options.policy};
+        .policy = engine->options.policy,
+        .cache_read_bytes = n[FCDP_COUNT_CACHE_READ_BYTES],
+        .cache_written_bytes = n[FCDP_COUNT_CACHE_WRITTEN_BYTES]};
     fcdp_pool_stats pool;
     fcdp__pool_stats(engine->pool, &pool);
     fcdp__lock_acquire(&engine->lock);

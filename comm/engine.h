@@ -97,6 +97,7 @@ typedef struct fcdp_engine_stats {
     size_t host_bytes, host_peak_bytes; /* the node's */
     fcdp_driver_pins pins;
     uint64_t host_near_bytes, host_far_bytes; /* of this rank's slices, by where their pages came from */
+    uint64_t cache_read_bytes, cache_written_bytes; /* of this rank's slices, FCDP_CACHE_DIR */
     fcdp_numa_plan numa;
 } fcdp_engine_stats;
 

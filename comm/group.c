@@ -98,6 +98,7 @@ void fcdp_group_destroy(fcdp_group *group) {
     fcdp_comm *comm = group->comm;
     fcdp_engine *engine = comm->engine;
     if (group->begun && fcdp__group_cancel(group)) fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+    fcdp__frozen_forget(group);
     if (group->region && fcdp__region_drain(group->region))
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
     fcdp__tree_remove(group);

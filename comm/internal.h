@@ -7,6 +7,7 @@
 
 #include "comm/ballot.h"
 #include "comm/fingerprint.h"
+#include "comm/frozen.h"
 #include "comm/group.h"
 #include "comm/monitor.h"
 #include "comm/plan.h"
@@ -14,6 +15,7 @@
 #include "comm/tree.h"
 #include "comm/unshard.h"
 #include "comm/validity.h"
+#include "tiering/cache.h"
 #include "tiering/numa.h"
 #include "tiering/segv.h"
 
@@ -52,6 +54,7 @@ struct fcdp_engine {
     fcdp_account *account;           /* NULL until created or joined */
     _Atomic(fcdp_stream_set *) sets; /* the last one made; the first lasts too, until the engine ends */
     fcdp_monitor *monitor;
+    fcdp_frozen *frozen; /* NULL without FCDP_CACHE_DIR */
     fcdp_numa_plan numa;
     fcdp_cpus cpus_before; /* numa.binds: where threads ran before */
     fcdp_counts counts;    /* what others count is filled in when the stats are asked for */
@@ -89,6 +92,15 @@ typedef struct fcdp_copy_state {
     fcdp_fingerprints *reads[FCDP_COPY_N_READS];
     bool reading[FCDP_COPY_N_READS];
 } fcdp_copy_state;
+
+/* frozen.c */
+typedef struct fcdp_frozen_state {
+    bool tried;         /* in a group's life once: did its frozen span come from disk? */
+    bool agreed;        /* all ranks can look on their disks for it */
+    bool writes;        /* it is to be written, once it is stored */
+    fcdp_cache_key key; /* of this rank's slice */
+    fcdp_group *next;   /* in the writer's queue, under its mutex */
+} fcdp_frozen_state;
 
 /*     begun <=> the region is in use      reshard_refused => begun
  *     in_flight_ns != 0 => begun since then, and not seen to be ready      */
@@ -131,6 +143,7 @@ struct fcdp_group {
     bool waited;          /* the program may have written into it since */
     fcdp_stream reader;   /* the stream that waited, where its users are */
     fcdp_copy_state copy;
+    fcdp_frozen_state frozen;
     _Atomic uint64_t in_flight_ns; /* since when; 0: nothing */
     fcdp_counts counts;            /* of its unshards so far; part of the engine's */
     /* guarded by the engine's lock */

@@ -68,7 +68,10 @@
     X(HOST_WAIT_NS, 77, "waits.ns", NS, SUM, "their time")                                                   \
     X(STALLS, 78, "stalls.count", COUNT, SUM, "waits of the compute stream that were measured")              \
     X(STALL_NS, 79, "stalls.ns", NS, SUM, "their time")                                                      \
-    X(PASSES, 80, "passes", COUNT, SUM, "root forwards")
+    X(PASSES, 80, "passes", COUNT, SUM, "root forwards")                                                     \
+    X(CACHE_READ_BYTES, 81, "cache.read_bytes", BYTES, SUM,                                                  \
+      "of this rank's slices of frozen parameters, what was read from FCDP_CACHE_DIR")                       \
+    X(CACHE_WRITTEN_BYTES, 82, "cache.written_bytes", BYTES, SUM, "and what was written there")
 
 #define FCDP_COMM_STREAMS(X)                                                                                 \
     X(INTER_0, 64, "inter 0", "bytes between nodes")                                                         \

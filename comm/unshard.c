@@ -16,6 +16,7 @@
 
 #include "base/size.h"
 #include "comm/coalesce.h"
+#include "comm/frozen.h"
 #include "comm/moves.h"
 #include "comm/trace.h"
 
@@ -254,7 +255,13 @@ static fcdp_status tree_ask(const fcdp_group *group, fcdp_tree *tree, const fcdp
     fcdp_status status = fcdp_agree(groups, n, program, stream);
     if (status) return status;
     fcdp_tree_agreed(tree);
-    return small_groups_gather(groups, n, program, stream);
+    status = fcdp__frozen_load(groups, n, program, stream);
+    return status ? status : small_groups_gather(groups, n, program, stream);
+}
+
+static fcdp_status group_ask(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) {
+    fcdp_status status = fcdp_agree(&group, 1, program, stream);
+    return status ? status : fcdp__frozen_load(&group, 1, program, stream);
 }
 
 /* A group that is reused, or was begun ahead, must be unchanged since the agreement; else an error names the
@@ -276,7 +283,7 @@ static fcdp_status ask(fcdp_group *group, fcdp_tree *tree, const fcdp_program *p
                        const fcdp_unshard_args *args) {
     switch (fcdp_group_question(group, args->by_hand)) {
     case FCDP_ASK_TREE: return tree_ask(group, tree, program, args->stream);
-    case FCDP_ASK_GROUP: return fcdp_agree(&group, 1, program, args->by_hand ? args->made_on : args->stream);
+    case FCDP_ASK_GROUP: return group_ask(group, program, args->by_hand ? args->made_on : args->stream);
     case FCDP_ASK_NOBODY: break;
     }
     return audit(group, program);

@@ -55,6 +55,8 @@ typedef struct fcdp_program {
      * stream, behind which the shards are read; replace it by the stream that made them, if another did. */
     fcdp_status (*inputs)(void *ctx, fcdp_group *group, const uint8_t *stale, uint64_t *inputs_out,
                           fcdp_stream *stream);
+    /* The inputs were read outside of a use, and are not needed any more. NULL: nothing is to be done. */
+    void (*inputs_done)(void *ctx, fcdp_group *group);
     /* Replace each of the n bytes of `votes`, which are on these groups, by its maximum over all ranks. */
     fcdp_status (*agree)(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes, size_t n);
     /* Were the gathered bytes written into since this was asked last? NULL: they never are. */

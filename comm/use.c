@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "comm/copy.h"
+#include "comm/frozen.h"
 #include "comm/moves.h"
 #include "comm/trace.h"
 
@@ -319,12 +320,13 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
     if (keeps || unstored || fcdp__copy_is_first(group, FCDP_COPY_ENDED))
         status = fcdp__copy_ended(group, stream, &is_invalid);
     is_invalid = is_invalid || written;
+    uint32_t stores = keeps ? unstored & fcdp__frozen_stores(group) : unstored;
     if (written || group->outlives) fcdp__member_ask_again(&group->member);
     if (is_invalid && unstored) { /* nowhere is what was gathered: the ranks gather it again */
         fcdp__region_invalidate(group->region, unstored);
         fcdp__validity_invalidate(group->validity);
-    } else if (!status && !keeps && unstored) {
-        status = store_behind_use(group, unstored, stream);
+    } else if (!status && stores) {
+        status = store_behind_use(group, stores, stream);
         atomic_store_explicit(&group->in_flight_ns, fcdp__now_ns(), memory_order_relaxed);
     }
     fcdp_status released = fcdp__region_release(group->region, stream, (keeps && !is_invalid) || status);
@@ -333,6 +335,7 @@ fcdp_status fcdp_group_reshard(fcdp_group *group, fcdp_stream stream, bool writt
                                      : keeps && !released ? FCDP_CAUSE_KEEPS
                                                           : FCDP_CAUSE_STORED);
     fcdp__member_resharded(&group->member);
+    fcdp__frozen_write(group);
     if (status) return fcdp__fail(status, "releasing '%s': %s", group->name, fcdp_error_text());
     return released;
 }

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "comm/copy.h"
+#include "comm/frozen.h"
 #include "comm/trace.h"
 
 /* ---- evidence ---- */
@@ -155,6 +156,7 @@ fcdp_status fcdp_group_vote(fcdp_group *group, const fcdp_evidence *evidence,
     memcpy(group->votes, vote_out, n);
     vote_out[n + FCDP_VOTE_OFF_DEVICE] = 0;
     vote_out[n + FCDP_VOTE_OUTLIVES] = fcdp__copy_may_outlive(group);
+    vote_out[n + FCDP_VOTE_NOT_ON_DISK] = !fcdp__frozen_is_asked(group);
     fcdp__region_state(group->region, &state);
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (group->layout->span[s].bytes && !state.span[s].on_device) vote_out[n + FCDP_VOTE_OFF_DEVICE] = 1;
@@ -166,6 +168,7 @@ uint32_t fcdp_group_agree(fcdp_group *group, const uint8_t *agreed) {
     memcpy(group->stale, agreed, n);
     group->not_on_device = agreed[n + FCDP_VOTE_OFF_DEVICE];
     group->outlives = agreed[n + FCDP_VOTE_OUTLIVES];
+    group->frozen.agreed = !agreed[n + FCDP_VOTE_NOT_ON_DISK];
     fcdp__group_trace_stale(group);
     fcdp__member_agreed(&group->member);
     while (missing < n && !(agreed[missing] & FCDP_STALE_MISSING)) missing++;

@@ -22,7 +22,7 @@
 #include "comm/validity.h"
 
 /* Behind the parameters' bytes of a vote. */
-enum { FCDP_VOTE_OFF_DEVICE, FCDP_VOTE_OUTLIVES, FCDP_VOTE_MORE };
+enum { FCDP_VOTE_OFF_DEVICE, FCDP_VOTE_OUTLIVES, FCDP_VOTE_NOT_ON_DISK, FCDP_VOTE_MORE };
 
 /* What the caller saw of the group's parameters: arrays of n_extents. */
 typedef struct fcdp_evidence {

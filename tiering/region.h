@@ -118,6 +118,10 @@ typedef struct fcdp_source {
  * Not in use; `stored` is recorded. */
 fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources,
                                    size_t n, fcdp_event after) FCDP_MUST_CHECK;
+/* New content for the spans of `span_mask`, which every process of the node has written to host memory by
+ * itself, not by a stream: each has written its part, and knows that the others have. Nothing had filled
+ * them before. Not in use. */
+void fcdp__region_fill_by_host(fcdp_region *region, uint32_t span_mask);
 /* Enqueue the copies to the device of pieces that the others store, behind their words. In use, ordered;
  * `loaded` is recorded. */
 fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask,

@@ -248,6 +248,20 @@ fcdp_status fcdp__region_fill_host(fcdp_region *region, uint32_t span_mask, cons
     return store_end(region, span_mask, status);
 }
 
+/* The words are the host's to write here: no stream of this process has written one yet. */
+void fcdp__region_fill_by_host(fcdp_region *region, uint32_t span_mask) {
+    fcdp__region_lock(region);
+    FCDP_CHECK(1, !region->in_use);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+        if (!(span_mask & 1u << s)) continue;
+        FCDP_CHECK(1, region->span[s].epoch == 0);
+        region->span[s] = (fcdp_span_state){.stored = true, .epoch = 1};
+        fcdp__board_publish(region->block, FCDP_STORED_WORD[s], 1);
+    }
+    fill_trace(region, span_mask);
+    fcdp__region_unlock(region);
+}
+
 fcdp_status fcdp__region_load_pieces(fcdp_region *region, uint32_t span_mask, fcdp_piece_list others) {
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];

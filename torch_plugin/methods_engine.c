@@ -159,7 +159,7 @@ METHOD_NOARGS(engine_stats) {
     return Py_BuildValue(
         "{s:s,s:s,s:N,s:N,s:{s:K,s:K,s:K,s:K},s:{s:K,s:K},s:{s:K,s:d,s:K,s:d},"
         "s:{s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K,s:K},"
-        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:K,s:K,s:s,s:s}}",
+        "s:{s:n,s:n,s:n},s:{s:n,s:n},s:{s:K,s:K,s:K,s:i,s:K,s:K,s:s,s:s},s:{s:K,s:K}}",
         "driver", fcdp_engine_is_sim(engine) ? "sim" : "cuda", "policy",
         s.policy == FCDP_POLICY_NEXT_USE ? "next-use" : "tau", "gather", counts_of(&s.gather), "restore",
         counts_of(&s.restore), "gathers", "made", s.gathers.made, "avoided", s.gathers.avoided, "forward",
@@ -174,7 +174,8 @@ METHOD_NOARGS(engine_stats) {
         (Py_ssize_t)s.device_budget_bytes, "host_bytes", "current", (Py_ssize_t)s.host_bytes, "peak",
         (Py_ssize_t)s.host_peak_bytes, "host", "pins", s.pins.n_made, "unpins", s.pins.n_undone,
         "pinned_bytes", s.pins.bytes, "numa_node", s.numa.node, "near_bytes", s.host_near_bytes, "far_bytes",
-        s.host_far_bytes, "cpus", cpus, "binding", s.numa.text);
+        s.host_far_bytes, "cpus", cpus, "binding", s.numa.text, "cache", "read_bytes", s.cache_read_bytes,
+        "written_bytes", s.cache_written_bytes);
 }
 
 METHOD_NOARGS(engine_reset_peaks) {

@@ -191,6 +191,16 @@ static fcdp_status program_inputs(void *ctx, fcdp_group *group, const uint8_t *s
     return status;
 }
 
+static void program_inputs_done(void *ctx, fcdp_group *group) {
+    PyGILState_STATE gil = PyGILState_Ensure();
+    PyObject *owner = owner_of(group);
+    PyObject *result = owner ? PyObject_CallMethod(owner, "inputs_done", NULL) : NULL;
+    if (!result) exception_keep(ctx);
+    Py_XDECREF(result);
+    Py_XDECREF(owner);
+    PyGILState_Release(gil);
+}
+
 static fcdp_status program_agree(void *ctx, fcdp_group *const *groups, uint32_t n_groups, uint8_t *votes,
                                  size_t n) {
     (void)n_groups;
@@ -264,6 +274,7 @@ void binding_program_begin(binding_program *program, PyObject *side) {
                                            .blind = program_blind,
                                            .may_begin = program_may_begin,
                                            .inputs = program_inputs,
+                                           .inputs_done = program_inputs_done,
                                            .agree = program_agree,
                                            .written = program_written},
                                  .side = side};

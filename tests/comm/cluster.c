@@ -104,6 +104,10 @@ static void member_start(cluster *c, uint32_t rank) {
         .host_computes = of->host_computes,
         .storages_raise = true,
     };
+    if (of->cache_dir)
+        snprintf(config.options.cache_dir, sizeof config.options.cache_dir, "%s",
+                 rank && rank == of->uncached_rank ? "/dev/null/none" : of->cache_dir);
+    config.options.cache_bytes = of->cache_bytes;
     assert_ok(fcdp_engine_create(&config, &m->engine));
     assert_ok(fcdp__driver_stream_create(m->engine->drv, &m->stream));
     char name[32];

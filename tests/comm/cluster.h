@@ -73,7 +73,10 @@ typedef struct cluster_config {
     bool fingerprints;
     double tau[CLUSTER_MAX_RANKS];
     size_t device_budget_bytes;
-    double timeout_s; /* 0: long enough for a slow machine */
+    double timeout_s;      /* 0: long enough for a slow machine */
+    const char *cache_dir; /* FCDP_CACHE_DIR; NULL: none */
+    size_t cache_bytes;
+    uint32_t uncached_rank; /* its directory cannot be used; 0: none */
 } cluster_config;
 
 struct cluster {

@@ -202,6 +202,9 @@ class Group:
         self.inputs = (self.inputs, *keep)  # a tuple: no garbage collector empties it
         return addresses.tobytes(), side.handle if side is not None else None
 
+    def inputs_done(self) -> None:
+        self.inputs = None
+
     def carry(self, votes: bytes) -> bytes:
         """The maximum of every byte over the ranks."""
         return self.shards.agree(votes)

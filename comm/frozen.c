@@ -1,0 +1,444 @@
+/* frozen.c - what the ranks ask each other before they trust a file, and the thread that writes the files.
+ *
+ * Three questions, each the maximum of bytes over all ranks:
+ *
+ *     prints   16 bytes a rank, each in its own place: the hash of what it would send
+ *     lacks    is my slice not on my disk?
+ *     wrong    do the bytes in my node's host memory differ from what some rank would send?
+ *
+ * Between the second and the third all slices of a node are in its host memory, so the answers are barriers,
+ * too: no word on the board is needed before the span counts as stored.
+ */
+#include "comm/frozen.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/size.h"
+#include "comm/internal.h"
+#include "comm/trace.h"
+#include "tiering/cache.h"
+
+enum { PRINT_BYTES = 16, RUN_BYTES = 4 << 20 };
+
+/* mutex guards all below it. */
+struct fcdp_frozen {
+    fcdp_engine *engine;
+    fcdp_cache *cache; /* NULL: the directory cannot be used, as `problem` says */
+    char problem[FCDP_OPTION_PATH_BYTES + 256];
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    pthread_t thread;
+    bool started, stops, warned;
+    fcdp_group *queue;   /* to write, by frozen.next; the last one first */
+    fcdp_group *current; /* being written, without the mutex */
+};
+
+/* ---- the engine's ---- */
+
+fcdp_status fcdp__frozen_open(fcdp_engine *engine, fcdp_frozen **frozen_out) {
+    const fcdp_options *options = &engine->options;
+    *frozen_out = NULL;
+    if (!options->cache_dir[0]) return FCDP_OK;
+    fcdp_frozen *frozen = calloc(1, sizeof *frozen);
+    if (!frozen) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory for FCDP_CACHE_DIR");
+    frozen->engine = engine;
+    if (fcdp__cache_open(options->cache_dir, options->cache_bytes, &frozen->cache))
+        snprintf(frozen->problem, sizeof frozen->problem, "%s", fcdp_error_text());
+    pthread_mutex_init(&frozen->mutex, NULL);
+    fcdp__condition_init(&frozen->changed);
+    *frozen_out = frozen;
+    return FCDP_OK;
+}
+
+void fcdp__frozen_warn(const fcdp_comm *comm) {
+    fcdp_frozen *frozen = comm->engine->frozen;
+    if (!frozen || frozen->cache || frozen->warned || comm->topology.local) return;
+    fcdp__log(FCDP_LOG_WARN, "%s; frozen parameters are gathered", frozen->problem);
+    frozen->warned = true;
+}
+
+void fcdp__frozen_close(fcdp_frozen *frozen) {
+    if (!frozen) return;
+    pthread_mutex_lock(&frozen->mutex);
+    FCDP_CHECK(0, !frozen->queue && !frozen->current);
+    frozen->stops = true;
+    pthread_cond_broadcast(&frozen->changed);
+    pthread_mutex_unlock(&frozen->mutex);
+    if (frozen->started) pthread_join(frozen->thread, NULL);
+    pthread_cond_destroy(&frozen->changed);
+    pthread_mutex_destroy(&frozen->mutex);
+    fcdp__cache_close(frozen->cache);
+    free(frozen);
+}
+
+/* ---- fingerprints and keys ---- */
+
+static bool is_frozen(const fcdp_group *group, uint32_t i) {
+    const fcdp_extent *extent = &group->layout->extents[i];
+    return extent->span == FCDP_SPAN_FROZEN && extent->shard_bytes > 0;
+}
+
+static void digest_take(const XXH3_state_t *hash, uint8_t *out) {
+    XXH128_canonical_t canonical;
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(hash));
+    memcpy(out, canonical.digest, PRINT_BYTES);
+}
+
+/* Of bytes on the device, through a buffer of the host's. */
+static fcdp_status device_hash(const fcdp_group *group, XXH3_state_t *hash, uint64_t at, size_t bytes,
+                               void *buffer) {
+    fcdp_driver *drv = group->comm->engine->drv;
+    fcdp_stream d2h = group->comm->set->copies[FCDP_TO_HOST];
+    fcdp_status status = FCDP_OK;
+    for (size_t done = 0, run; done < bytes && !status; done += run) {
+        run = bytes - done < RUN_BYTES ? bytes - done : RUN_BYTES;
+        status = fcdp__driver_copy_d2h(drv, buffer, fcdp__dptr_add((fcdp_dptr){at}, done), run, d2h);
+        if (!status) status = fcdp__driver_stream_sync(drv, d2h);
+        if (!status) XXH3_128bits_update(hash, buffer, run);
+    }
+    return status;
+}
+
+/* Of this rank's frozen shards, at group->inputs, behind `stream`. */
+static fcdp_status inputs_hash(fcdp_group *group, fcdp_stream stream, uint8_t *print) {
+    fcdp_engine *engine = group->comm->engine;
+    fcdp_stream d2h = group->comm->set->copies[FCDP_TO_HOST];
+    void *buffer = engine->host_computes ? NULL : malloc(RUN_BYTES);
+    fcdp_status status = FCDP_OK;
+    XXH3_state_t hash;
+    XXH3_128bits_reset(&hash);
+    if (!engine->host_computes) {
+        status = buffer ? fcdp__driver_event_record(engine->drv, group->written, stream)
+                        : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to hash '%s'", group->name);
+        if (!status) status = fcdp__driver_stream_wait(engine->drv, d2h, group->written);
+    }
+    for (uint32_t i = 0; i < group->layout->n_extents && !status; i++) {
+        size_t bytes = group->layout->extents[i].shard_bytes;
+        if (!is_frozen(group, i)) continue;
+        if (engine->host_computes)
+            XXH3_128bits_update(&hash, (const void *)(uintptr_t)group->inputs[i], bytes);
+        else
+            status = device_hash(group, &hash, group->inputs[i], bytes, buffer);
+    }
+    free(buffer);
+    digest_take(&hash, print);
+    return status ? fcdp__comm_fail(group->comm, status) : FCDP_OK; /* the other ranks wait for its answer */
+}
+
+/* The inputs as for a gather, which the ranks have agreed to make: what is hashed is what the copy will be
+ * of, in the parameters' evidence as well. */
+static fcdp_status print_take(fcdp_group *group, const fcdp_program *program, fcdp_stream stream,
+                              uint8_t *print) {
+    uint32_t n = group->layout->n_extents;
+    uint8_t *agreed = group->stale, *frozen = calloc(n + 1, 1);
+    if (!frozen) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to hash '%s'", group->name);
+    for (uint32_t i = 0; i < n; i++) frozen[i] = is_frozen(group, i) ? agreed[i] : 0;
+    group->stale = frozen;
+    fcdp_status status = fcdp__inputs_take(group, program, group->inputs, &stream);
+    group->stale = agreed;
+    free(frozen);
+    if (!status) status = inputs_hash(group, stream, print);
+    if (program->inputs_done) program->inputs_done(program->ctx, group);
+    return status;
+}
+
+/* All that a slice's bytes follow from, but for padding, which nobody reads. */
+static fcdp_cache_key key_make(const fcdp_group *group, const uint8_t *prints) {
+    const fcdp_layout *layout = group->layout;
+    fcdp_piece slice = fcdp__layout_slice(layout, FCDP_SPAN_FROZEN, group->comm->topology.local);
+    const uint64_t shape[] = {1 /* of this key */, layout->n_shards, layout->n_slices, slice.offset_bytes,
+                              slice.bytes};
+    fcdp_cache_key key;
+    XXH3_state_t hash;
+    XXH3_128bits_reset(&hash);
+    XXH3_128bits_update(&hash, shape, sizeof shape);
+    for (uint32_t i = 0; i < layout->n_extents; i++) {
+        const uint64_t place[] = {layout->extents[i].offset_bytes, layout->extents[i].shard_bytes};
+        if (is_frozen(group, i)) XXH3_128bits_update(&hash, place, sizeof place);
+    }
+    XXH3_128bits_update(&hash, prints, (size_t)layout->n_shards * PRINT_BYTES);
+    digest_take(&hash, key.bytes);
+    return key;
+}
+
+/* The ranks of a node share the work. */
+static bool node_has_all(const fcdp_group *group, const uint8_t *prints) {
+    const fcdp_layout *layout = group->layout;
+    const fcdp_topology *topology = &group->comm->topology;
+    const char *data = fcdp__host_data(group->block);
+    bool same = true;
+    for (uint32_t r = topology->local; r < layout->n_shards && same; r += topology->node_size) {
+        uint8_t print[PRINT_BYTES];
+        XXH3_state_t hash;
+        XXH3_128bits_reset(&hash);
+        for (uint32_t i = 0; i < layout->n_extents; i++) {
+            const fcdp_extent *extent = &layout->extents[i];
+            if (is_frozen(group, i))
+                XXH3_128bits_update(&hash, data + extent->offset_bytes + r * extent->shard_bytes,
+                                    extent->shard_bytes);
+        }
+        digest_take(&hash, print);
+        same = memcmp(print, prints + (size_t)r * PRINT_BYTES, PRINT_BYTES) == 0;
+    }
+    return same;
+}
+
+/* ---- loading ---- */
+
+/* The span is nowhere yet, and nothing but its first gather would fill it: no rank reads or writes its host
+ * memory. */
+bool fcdp__frozen_is_asked(const fcdp_group *group) {
+    fcdp_region_state state;
+    const fcdp_frozen *frozen = group->comm->engine->frozen;
+    if (!frozen || !frozen->cache || group->frozen.tried || !group->region ||
+        !group->layout->span[FCDP_SPAN_FROZEN].bytes)
+        return false;
+    fcdp__region_state(group->region, &state);
+    return state.span[FCDP_SPAN_FROZEN].epoch == 0 && !state.in_use;
+}
+
+static bool may_load(const fcdp_group *group) {
+    if (!group->frozen.agreed || group->missing < group->layout->n_extents) return false;
+    for (uint32_t i = 0; i < group->layout->n_extents; i++)
+        if (is_frozen(group, i) && !group->stale[i]) return false;
+    return true;
+}
+
+typedef struct loading { /* of the groups of one agreement that may come from disk */
+    fcdp_group **groups;
+    uint32_t n;
+    const fcdp_program *program;
+    uint8_t **prints; /* of each group, n_ranks * PRINT_BYTES */
+    uint8_t *answers; /* a byte a group */
+} loading;
+
+static void loading_free(loading *l) {
+    for (uint32_t g = 0; l->prints && g < l->n; g++) free(l->prints[g]);
+    free(l->prints);
+    free(l->groups);
+    free(l->answers);
+}
+
+static fcdp_status loading_make(loading *l, fcdp_group *const *groups, uint32_t n) {
+    l->groups = malloc((n + 1) * sizeof *l->groups);
+    l->prints = calloc(n + 1, sizeof *l->prints);
+    l->answers = calloc(n + 1, 1);
+    bool ok = l->groups && l->prints && l->answers;
+    for (uint32_t g = 0; g < n && ok; g++) {
+        if (!may_load(groups[g])) continue;
+        l->groups[l->n] = groups[g];
+        ok = (l->prints[l->n] = calloc(groups[g]->comm->topology.n_ranks, PRINT_BYTES)) != NULL;
+        l->n++;
+    }
+    return ok ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no memory to look for frozen parameters on disk");
+}
+
+static fcdp_status prints_exchange(const loading *l, fcdp_stream stream) {
+    fcdp_status status = FCDP_OK;
+    for (uint32_t g = 0; g < l->n && !status; g++) {
+        fcdp_group *group = l->groups[g];
+        const fcdp_topology *topology = &group->comm->topology;
+        group->frozen.tried = true;
+        status = print_take(group, l->program, stream, l->prints[g] + (size_t)topology->rank * PRINT_BYTES);
+        if (!status)
+            status = l->program->agree(l->program->ctx, &l->groups[g], 1, l->prints[g],
+                                       (size_t)topology->n_ranks * PRINT_BYTES);
+        group->frozen.key = key_make(group, l->prints[g]);
+    }
+    return status;
+}
+
+static fcdp_status answers_exchange(const loading *l) {
+    return l->program->agree(l->program->ctx, l->groups, l->n, l->answers, l->n);
+}
+
+static void slices_read(const loading *l) {
+    for (uint32_t g = 0; g < l->n; g++) {
+        fcdp_group *group = l->groups[g];
+        fcdp_cache *cache = group->comm->engine->frozen->cache;
+        fcdp_piece slice = fcdp__layout_slice(group->layout, FCDP_SPAN_FROZEN, group->comm->topology.local);
+        char *to = (char *)fcdp__host_data(group->block) + slice.offset_bytes;
+        bool there = fcdp__cache_read(cache, &group->frozen.key, to, slice.bytes);
+        if (there) fcdp__count(&group->comm->engine->counts, FCDP_COUNT_CACHE_READ_BYTES, slice.bytes);
+        l->answers[g] = !there;
+    }
+}
+
+/* answers[g]: 0 where the group has come from disk, on all ranks. */
+static void bytes_compare(const loading *l) {
+    for (uint32_t g = 0; g < l->n; g++)
+        if (!l->answers[g]) l->answers[g] = node_has_all(l->groups[g], l->prints[g]) ? 0 : 2;
+}
+
+/* Which slice is wrong is not known: all are written anew. */
+static void slice_drop(fcdp_group *group) {
+    const fcdp_cache *cache = group->comm->engine->frozen->cache;
+    if (group->comm->topology.local == 0)
+        fcdp__log(FCDP_LOG_WARN, "%s: the frozen parameters of '%s' are damaged there, and gathered",
+                  fcdp__cache_dir(cache), group->name);
+    fcdp__cache_drop(group->comm->engine->frozen->cache, &group->frozen.key);
+}
+
+static void span_accept(fcdp_group *group) {
+    fcdp__region_fill_by_host(group->region, 1u << FCDP_SPAN_FROZEN);
+    for (uint32_t i = 0; i < group->layout->n_extents; i++) {
+        if (!is_frozen(group, i)) continue;
+        fcdp_observation observed = fcdp__validity_observed(group->validity, i);
+        fcdp__validity_accept(group->validity, i, &observed);
+        group->stale[i] = 0;
+    }
+}
+
+fcdp_status fcdp__frozen_load(fcdp_group *const *groups, uint32_t n, const fcdp_program *program,
+                              fcdp_stream stream) {
+    loading l = {.program = program};
+    bool any = false;
+    for (uint32_t g = 0; g < n; g++) any = any || may_load(groups[g]);
+    if (!any) return FCDP_OK;
+    uint64_t start_ns = fcdp__now_ns(), bytes = 0;
+    fcdp_status status = loading_make(&l, groups, n);
+    if (!status) status = prints_exchange(&l, stream);
+    if (!status) {
+        slices_read(&l);
+        status = answers_exchange(&l);
+    }
+    if (!status) {
+        bytes_compare(&l);
+        status = answers_exchange(&l);
+    }
+    for (uint32_t g = 0; g < l.n && !status; g++) {
+        if (l.answers[g] == 0) {
+            span_accept(l.groups[g]);
+            bytes += l.groups[g]->layout->span[FCDP_SPAN_FROZEN].bytes;
+        } else {
+            if (l.answers[g] == 2) slice_drop(l.groups[g]);
+            l.groups[g]->frozen.writes = true;
+        }
+    }
+    if (bytes && groups[0]->comm->topology.local == 0)
+        fcdp__log(FCDP_LOG_INFO, "%s of frozen parameters came from %s in %.1f s", fcdp__size_text(bytes).s,
+                  groups[0]->comm->engine->options.cache_dir, (double)(fcdp__now_ns() - start_ns) / 1e9);
+    loading_free(&l);
+    return status;
+}
+
+/* ---- writing ---- */
+
+/* It has the epoch of its first gather: nothing has been written over it in host memory. */
+static bool is_first(void *ctx) {
+    fcdp_region_state state;
+    fcdp__region_state(((const fcdp_group *)ctx)->region, &state);
+    return state.span[FCDP_SPAN_FROZEN].epoch == 1;
+}
+
+/* Once all ranks of the node have stored their pieces of it: this rank's slice may hold pieces of others. */
+static fcdp_status slice_write(fcdp_frozen *frozen, fcdp_group *group) {
+    const fcdp_topology *topology = &group->comm->topology;
+    fcdp_piece slice = fcdp__layout_slice(group->layout, FCDP_SPAN_FROZEN, topology->local);
+    fcdp_cache_entry entry = {.key = group->frozen.key,
+                              .name = group->name[0] ? group->name : "(root)",
+                              .slice = topology->local,
+                              .n_slices = topology->node_size,
+                              .from = (const char *)fcdp__host_data(group->block) + slice.offset_bytes,
+                              .bytes = slice.bytes};
+    fcdp_status status = fcdp_comm_check(group->comm);
+    if (!status) status = fcdp__driver_event_sync(frozen->engine->drv, fcdp__region_stored(group->region));
+    if (!status && topology->node_size > 1)
+        status = fcdp__board_wait_all(group->block, FCDP_BOARD_STORED_0, 1, group->name);
+    if (status) { /* the job is about to end with this failure; the writer has nothing to add */
+        fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
+        return FCDP_OK;
+    }
+    if (!is_first(group)) return FCDP_OK;
+    status = fcdp__cache_write(frozen->cache, &entry, is_first, group);
+    if (!status) fcdp__count(&frozen->engine->counts, FCDP_COUNT_CACHE_WRITTEN_BYTES, slice.bytes);
+    return status;
+}
+
+/* The one that was queued first: the mutex is held. */
+static fcdp_group *queue_take(fcdp_frozen *frozen) {
+    fcdp_group **link = &frozen->queue;
+    while (*link && (*link)->frozen.next) link = &(*link)->frozen.next;
+    fcdp_group *group = *link;
+    *link = NULL;
+    return group;
+}
+
+static void *writer_main(void *arg) {
+    fcdp_frozen *frozen = arg;
+    pthread_mutex_lock(&frozen->mutex);
+    while (!frozen->stops) {
+        frozen->current = queue_take(frozen);
+        if (!frozen->current) {
+            pthread_cond_wait(&frozen->changed, &frozen->mutex);
+            continue;
+        }
+        pthread_mutex_unlock(&frozen->mutex);
+        fcdp_status status = slice_write(frozen, frozen->current);
+        pthread_mutex_lock(&frozen->mutex);
+        if (status && !frozen->warned)
+            fcdp__log(FCDP_LOG_WARN, "frozen parameters that the next run will gather: %s",
+                      fcdp_error_text());
+        frozen->warned = frozen->warned || status;
+        frozen->current = NULL;
+        pthread_cond_broadcast(&frozen->changed);
+    }
+    pthread_mutex_unlock(&frozen->mutex);
+    return NULL;
+}
+
+uint32_t fcdp__frozen_stores(const fcdp_group *group) {
+    return group->frozen.writes ? 1u << FCDP_SPAN_FROZEN : 0;
+}
+
+void fcdp__frozen_write(fcdp_group *group) {
+    fcdp_frozen *frozen = group->comm->engine->frozen;
+    fcdp_region_state state;
+    if (!group->frozen.writes) return;
+    fcdp__region_state(group->region, &state);
+    if (!state.span[FCDP_SPAN_FROZEN].stored && state.span[FCDP_SPAN_FROZEN].epoch <= 1) return;
+    group->frozen.writes = false;
+    if (state.span[FCDP_SPAN_FROZEN].epoch != 1) return;
+    pthread_mutex_lock(&frozen->mutex);
+    int error = frozen->started ? 0 : fcdp__thread_start(writer_main, frozen, &frozen->thread);
+    if (!error) {
+        if (!frozen->started) pthread_setname_np(frozen->thread, "fcdp-frozen");
+        frozen->started = true;
+        group->frozen.next = frozen->queue;
+        frozen->queue = group;
+        pthread_cond_broadcast(&frozen->changed);
+    } else if (!frozen->warned) {
+        fcdp__log(FCDP_LOG_WARN, "FCDP_CACHE_DIR: no thread to write with: %s", strerror(error));
+        frozen->warned = true;
+    }
+    pthread_mutex_unlock(&frozen->mutex);
+}
+
+static bool is_queued(const fcdp_frozen *frozen, const fcdp_group *group) {
+    for (const fcdp_group *one = frozen->queue; one; one = one->frozen.next)
+        if (one == group) return true;
+    return frozen->current == group;
+}
+
+void fcdp__frozen_forget(fcdp_group *group) {
+    fcdp_frozen *frozen = group->comm->engine->frozen;
+    if (!frozen) return;
+    uint64_t said_ns = fcdp__now_ns() + 2 * UINT64_C(1000000000);
+    bool says = true;
+    pthread_mutex_lock(&frozen->mutex);
+    while (is_queued(frozen, group)) {
+        if (!says) {
+            pthread_cond_wait(&frozen->changed, &frozen->mutex);
+        } else if (!fcdp__condition_wait(&frozen->changed, &frozen->mutex, said_ns)) {
+            fcdp__log(FCDP_LOG_WARN, "writing '%s' to %s", group->name, fcdp__cache_dir(frozen->cache));
+            says = false;
+        }
+    }
+    pthread_mutex_unlock(&frozen->mutex);
+}
