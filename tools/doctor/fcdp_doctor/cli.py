@@ -23,6 +23,7 @@ examples
   fcdp-doctor train.py --batch 4                       the script, on 2 emulated nodes of 2 ranks
   fcdp-doctor --nodes 4 --ranks 1 -- -m my.train       on 4 nodes of 1 rank; -- before what Python is to run
   fcdp-doctor 4711                                     a job that runs with FCDP=1 (torchrun's process will do)
+  fcdp-doctor --cache                                  what FCDP_CACHE_DIR holds; with --clear: remove it
 
 The script gets the environment that torchrun would give it; every rank is a process here. Nothing between the emulated
 nodes is slow: fcdp-lab measures time. FCDP_... variables are the job's.
@@ -63,7 +64,15 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--version", action="version", version=f"fcdp-doctor {fcdp.__version__}")
     add("--options", action="store_true", help="print every FCDP_* variable, as Markdown tables")
-    add("--json", action="store_true", help="of a script or a process: print all figures as JSON")
+    add("--json", action="store_true", help="of a script, a process or --cache: print all figures as JSON")
+    add(
+        "--cache",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="list the frozen parameters that jobs keep on this node's disk (default FCDP_CACHE_DIR)",
+    )
+    add("--clear", action="store_true", help="with --cache: remove them; what a job is writing stays")
     add("--nodes", type=int, default=2, metavar="N", help="emulated nodes for the script (default 2)")
     add("--ranks", type=int, default=2, metavar="G", help="ranks on each of them (default 2)")
     add("--steps", type=int, default=2, metavar="N", help="optimizer steps of the script (default 2)")
@@ -83,8 +92,12 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.error(f"--nodes and --ranks must be 1 to 64, not {args.nodes} and {args.ranks}")
     if args.steps < 1 or args.timeout <= 0:
         parser.error(f"--steps must be at least 1 and --timeout above 0, not {args.steps} and {args.timeout:g}")
-    if args.json and not job:
-        parser.error("--json needs a script or the id of a process")
+    if args.json and not job and args.cache is None:
+        parser.error("--json needs a script, the id of a process or --cache")
+    if args.clear and args.cache is None:
+        parser.error("--clear needs --cache")
+    if args.cache is not None and job:
+        parser.error(f"--cache looks at no script and no process: {job[0]}")
     if job and not _is_pid(job) and not job[0].startswith("-") and not os.path.isfile(job[0]):
         launcher = os.path.basename(job[0])
         hint = ""
@@ -126,11 +139,20 @@ def main(argv: list[str] | None = None) -> int:
     if args.options:
         print(options_tables())
         return 0
+    from fcdp_doctor import Failed
+
+    if args.cache is not None:
+        from fcdp_doctor import cache
+
+        try:
+            return cache.show(args.cache, args.clear, args.json)
+        except Failed as error:
+            print(f"fcdp-doctor: {error}", file=sys.stderr)
+            return 1
     if not job:
         from fcdp_doctor import machine
 
         return machine.report()
-    from fcdp_doctor import Failed
 
     _stop_on_signals()
     with contextlib.suppress(KeyboardInterrupt):

@@ -1,0 +1,80 @@
+"""Frozen parameters that the last run has left on the node's disk (FCDP_CACHE_DIR): the next one gathers none of them,
+and trains bit for bit the same."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from conftest import needs_fcdp
+from models import Net
+from test_bad_input import on, start
+
+pytestmark = needs_fcdp
+FROZEN = 2  # a block, of four
+ARGUMENTS = {"fsdp2": ["--freeze", FROZEN], "fsdp1": ["--fsdp1", "--freeze", FROZEN]}
+FROZEN_BYTES = sum(p.nbytes for p in Net(dim=128, n_blocks=1).blocks.parameters())
+
+
+def total(outcome, *path):
+    """Over the ranks, of their stats."""
+    values = [result["stats"] for result in outcome.results]
+    for key in path:
+        values = [value[key] for value in values]
+    return sum(values)
+
+
+def doctor(*arguments, **settings):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("FCDP")} | settings
+    program = pathlib.Path(sys.executable).with_name("fcdp-doctor")
+    return subprocess.run([program, *arguments], env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_a_second_run_gathers_no_frozen_byte(tmp_path, kind):
+    cache = tmp_path / "cache"
+    plain = start(tmp_path / "plain", arguments=ARGUMENTS[kind])
+    outcomes = []
+    for run in ("first", "second"):
+        outcomes.append(start(tmp_path / run, on(FCDP_CACHE_DIR=str(cache)), arguments=ARGUMENTS[kind]))
+        assert outcomes[-1].went_on(plain) == []
+        assert outcomes[-1].messages[1:] == [[], [], []], outcomes[-1].messages
+    first, second = outcomes
+    assert total(first, "cache", "read_bytes") == total(second, "cache", "written_bytes") == 0
+    assert total(first, "cache", "written_bytes") == total(second, "cache", "read_bytes") >= 2 * FROZEN_BYTES
+    saved = [total(one, "collectives", "gather", "inter_bytes_sent") for one in outcomes]
+    assert saved[0] - saved[1] >= FROZEN_BYTES, saved  # half of it from each of two nodes
+    groups = {group["name"]: group for group in second.results[0]["stats"]["groups"]}
+    assert groups[f"blocks.{FROZEN}"]["gather_bytes"] == 0, groups
+    listed = doctor("--cache", "--json", FCDP_CACHE_DIR=str(cache))
+    document = json.loads(listed.stdout)
+    assert {entry["name"] for entry in document["files"]} == {f"blocks.{FROZEN}"}, document
+    assert sorted(entry["slice"] for entry in document["files"]) == [0, 1], document
+    shown = doctor("--cache", str(cache)).stdout
+    assert shown.startswith(f"{cache}: ") and f"blocks.{FROZEN}" in shown, shown
+    assert doctor("--cache", str(cache), "--clear").stdout.endswith(" removed\n")
+    assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def test_a_directory_that_cannot_be_used_is_said_once_a_node(tmp_path):
+    plain = start(tmp_path / "plain", arguments=ARGUMENTS["fsdp2"])
+    outcome = start(tmp_path / "run", on(FCDP_CACHE_DIR="/dev/null/cache"), arguments=ARGUMENTS["fsdp2"])
+    outcome.went_on(plain)
+    said = [[line for line in messages if "/dev/null/cache" in line] for messages in outcome.messages]
+    assert [len(lines) for lines in said] == [1, 0, 1, 0], outcome.messages
+    assert said[0][0].endswith("Not a directory; frozen parameters are gathered"), said
+
+
+@pytest.mark.parametrize(
+    "arguments, settings, said",
+    [
+        (["--cache"], {}, "which directory? Set FCDP_CACHE_DIR"),
+        (["--cache", "/nowhere/at/all"], {}, "/nowhere/at/all is no directory"),
+    ],
+)
+def test_the_doctor_says_what_it_needs(arguments, settings, said):
+    done = doctor(*arguments, **settings)
+    assert done.returncode == 1 and done.stderr.startswith(f"fcdp-doctor: {said}"), done.stderr
