@@ -19,16 +19,27 @@ enum { REPORT_BYTES = 2 << 20 };
 
 /* ---- streams, with their arenas ---- */
 
-static size_t stream_slot(fcdp_stream stream, const heap_private *private) {
-    uint64_t key = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)private << 20;
+/* Of the calling thread's mallocs. */
+static _Thread_local uint32_t current_tag;
+
+uint32_t fcdp_heap_set_tag(uint32_t tag) {
+    uint32_t before = current_tag;
+    current_tag = tag;
+    return before;
+}
+
+static size_t stream_slot(fcdp_stream stream, const heap_private *private, uint32_t tag) {
+    uint64_t key = (uint64_t)(uintptr_t)stream ^ (uint64_t)(uintptr_t)private << 20 ^ (uint64_t)tag << 44;
     return (size_t)(key * 0x9e3779b97f4a7c15u >> 40) % HEAP_MAX_STREAMS;
 }
 
-static heap_stream *stream_find(fcdp_heap *heap, fcdp_stream stream, const heap_private *private) {
-    for (size_t i = 0, at = stream_slot(stream, private); i < HEAP_MAX_STREAMS;
+static heap_stream *stream_find(fcdp_heap *heap, fcdp_stream stream, const heap_private *private,
+                                uint32_t tag) {
+    for (size_t i = 0, at = stream_slot(stream, private, tag); i < HEAP_MAX_STREAMS;
          i++, at = (at + 1) % HEAP_MAX_STREAMS) {
         heap_stream *found = atomic_load_explicit(&heap->streams[at], memory_order_acquire);
-        if (!found || (found->stream == stream && found->private == private)) return found;
+        if (!found || (found->stream == stream && found->private == private && found->tag == tag))
+            return found;
     }
     return NULL;
 }
@@ -43,19 +54,21 @@ static void stream_free(fcdp_heap *heap, heap_stream *of) {
 }
 
 /* Both arenas at once, so that a stream is in the table with both or not at all. */
-static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
+static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private *private, uint32_t tag,
                                heap_stream **stream_out) {
     heap_stream *made = aligned_alloc(HEAP_CACHE_LINE, fcdp__round_up(sizeof *made, HEAP_CACHE_LINE));
     if (!made) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory for a stream's arenas");
     memset(made, 0, sizeof *made);
     made->stream = stream;
     made->private = private;
+    made->tag = tag;
     fcdp_status status = FCDP_OK;
     for (int small = 0; small < 2; small++) {
         heap_arena *arena = &made->arenas[small];
         arena->heap = heap;
         arena->stream = stream;
         arena->private = private;
+        arena->tag = tag;
         arena->small = small;
         arena->sibling = &made->arenas[!small];
         fcdp__lock_init(&arena->lock, FCDP_RANK_ARENA);
@@ -69,21 +82,21 @@ static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private
 }
 
 /* A stream that is in the table costs no lock. */
-static fcdp_status stream_of(fcdp_heap *heap, fcdp_stream stream, heap_private *private,
+static fcdp_status stream_of(fcdp_heap *heap, fcdp_stream stream, heap_private *private, uint32_t tag,
                              heap_stream **stream_out) {
-    *stream_out = stream_find(heap, stream, private);
+    *stream_out = stream_find(heap, stream, private, tag);
     if (*stream_out) return FCDP_OK;
     fcdp_status status = FCDP_OK;
     fcdp__lock_acquire(&heap->lock);
-    heap_stream *found = stream_find(heap, stream, private);
+    heap_stream *found = stream_find(heap, stream, private, tag);
     bool is_new = !found;
     if (is_new && heap->n_streams == HEAP_MAX_STREAMS / 2)
         status = fcdp__fail(FCDP_ERR_UNSUPPORTED, "tensors on more than %d streams and private pools",
                             HEAP_MAX_STREAMS / 2);
     else if (is_new)
-        status = stream_make(heap, stream, private, &found);
+        status = stream_make(heap, stream, private, tag, &found);
     if (!status && is_new) {
-        size_t at = stream_slot(stream, private);
+        size_t at = stream_slot(stream, private, tag);
         while (atomic_load_explicit(&heap->streams[at], memory_order_relaxed))
             at = (at + 1) % HEAP_MAX_STREAMS;
         /* partners: stream_find, fcdp__heap_stream_at */
@@ -122,6 +135,7 @@ static void range_free(fcdp_heap *heap, heap_range *range) {
     if (fcdp__driver_range_free(heap->drv, range->reserved, range->reserved_bytes))
         fcdp__log(FCDP_LOG_WARN, "a range of device addresses is lost: %s", fcdp_error_text());
     free(range->pages);
+    free(range->saved);
     free(range);
 }
 
@@ -247,7 +261,8 @@ static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, 
     fcdp_status status = FCDP_PENDING;
     while (status == FCDP_PENDING) {
         fcdp__lock_acquire(&arena->lock);
-        status = fcdp__arena_grow_begin(arena->blocks, rounded, n_each == 0, n_each, &growth);
+        status = arena->asleep ? fcdp__heap_asleep_fail()
+                               : fcdp__arena_grow_begin(arena->blocks, rounded, n_each == 0, n_each, &growth);
         fcdp__lock_release(&arena->lock);
         if (status != FCDP_PENDING) break;
         fcdp_status added = range_add(arena, rounded);
@@ -273,8 +288,9 @@ static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, 
     fcdp__heap_deferred_poll(arena->heap);
     size_t n_each = fcdp__heap_handle_pages(arena, rounded);
     fcdp__lock_acquire(&arena->lock);
-    fcdp__arena_flush(arena->blocks);
-    fcdp_status status = fcdp__arena_take(arena->blocks, rounded, n_each == 0, block_out);
+    if (!arena->asleep) fcdp__arena_flush(arena->blocks);
+    fcdp_status status = arena->asleep ? fcdp__heap_asleep_fail()
+                                       : fcdp__arena_take(arena->blocks, rounded, n_each == 0, block_out);
     if (!status) block_hand_out(arena, *block_out, bytes, &arena->n_fits);
     fcdp__lock_release(&arena->lock);
     if (status == FCDP_PENDING && n_each > 0) status = malloc_grow(arena, rounded, bytes, n_each, block_out);
@@ -285,7 +301,7 @@ static fcdp_status malloc_slow(heap_arena *arena, size_t rounded, size_t bytes, 
 fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, fcdp_dptr *address_out) {
     heap_stream *of;
     heap_private *private = fcdp__heap_is_capturing(heap) ? fcdp__heap_private_covering(heap, stream) : NULL;
-    fcdp_status status = stream_of(heap, stream, private, &of);
+    fcdp_status status = stream_of(heap, stream, private, current_tag, &of);
     if (status) return status;
     /* partner: fcdp__heap_privates_end_dead */
     if (private) atomic_store_explicit(&private->has_served, true, memory_order_release);
@@ -297,9 +313,11 @@ fcdp_status fcdp_heap_malloc(fcdp_heap *heap, size_t bytes, fcdp_stream stream, 
     heap_arena *arena = &of->arenas[rounded <= FCDP_HEAP_SMALL_BYTES];
     if (heap->quarantine_bytes && !arena->small) rounded = fcdp__round_up(rounded, heap->page_bytes);
     fcdp__lock_acquire(&arena->lock);
-    fcdp_block *block = fcdp__arena_take_quick(arena->blocks, rounded);
+    bool asleep = arena->asleep;
+    fcdp_block *block = asleep ? NULL : fcdp__arena_take_quick(arena->blocks, rounded);
     if (block) block_hand_out(arena, block, bytes, &arena->n_hits);
     fcdp__lock_release(&arena->lock);
+    if (asleep) return fcdp__heap_asleep_fail();
     if (!block) status = malloc_slow(arena, rounded, bytes, &block);
     if (status) return status;
     address_out->addr = block->address;
@@ -370,7 +388,7 @@ fcdp_status fcdp_heap_record_stream(fcdp_heap *heap, fcdp_dptr address, fcdp_str
     fcdp_status status = block ? use_add(block, stream) : FCDP_OK;
     fcdp__lock_release(&arena->lock);
     heap_stream *known; /* fences wait for it from here on */
-    if (!status && block) status = stream_of(heap, stream, NULL, &known);
+    if (!status && block) status = stream_of(heap, stream, NULL, 0, &known);
     return block ? status : not_ours(address, "record_stream");
 }
 
@@ -428,6 +446,7 @@ void fcdp_heap_destroy(fcdp_heap *heap) {
         heap->privates = private->next;
         free(private);
     }
+    fcdp__heap_sleep_destroy(heap);
     pthread_rwlock_destroy(&heap->private_lock);
     pthread_cond_destroy(&heap->checked);
     fcdp__lock_destroy(&heap->lock);

@@ -91,12 +91,44 @@ fcdp_status fcdp_heap_private_begin(fcdp_heap *heap, fcdp_private_id id, fcdp_co
 fcdp_status fcdp_heap_private_end(fcdp_heap *heap, fcdp_private_id id, void **ctx_out) FCDP_MUST_CHECK;
 fcdp_status fcdp_heap_private_release(fcdp_heap *heap, fcdp_private_id id) FCDP_MUST_CHECK;
 
+/* ---- sleep ----
+ *
+ * Tensors leave the device, and come back to their addresses: for a job that shares a GPU with another that
+ * computes in between (an inference engine). Asleep, nothing may use them, and a malloc there fails with
+ * FCDP_ERR_INVALID; a free does what it always does. Each malloc has its thread's tag: 0, or what
+ * fcdp_heap_set_tag has set. One thread at a time calls sleep and wake. */
+uint32_t fcdp_heap_set_tag(uint32_t tag); /* the one before */
+typedef struct fcdp_sleep_of {            /* whose tensors */
+    bool all;
+    uint32_t tag; /* unless all */
+} fcdp_sleep_of;
+typedef struct fcdp_sleep_counts {
+    size_t live_bytes;   /* of live tensors */
+    size_t copied_bytes; /* of these, those that were copied */
+    size_t freed_bytes;  /* of device pages that went back */
+} fcdp_sleep_counts;
+/* Fingerprints of n arrays in device memory, bytes[i] at arrays[i]; the host waits for them.
+ * FCDP_ERR_UNSUPPORTED: there are none. */
+typedef fcdp_status (*fcdp_read_fn)(void *ctx, const uint64_t *arrays, const size_t *bytes, size_t n,
+                                    uint64_t *prints_out);
+/* Copy the live bytes to pinned host memory, those that it has not had already (by `read`; NULL: all), unmap
+ * every page, and give them to the driver. Waits for the device. FCDP_ERR_INVALID: a CUDA graph is captured,
+ * or another thread allocates. FCDP_ERR_NO_HOST_MEM. On failure nothing is asleep. */
+fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_fn read, void *ctx,
+                            fcdp_sleep_counts *counts_out) FCDP_MUST_CHECK;
+/* Map pages again, copy what is still live back, and wait. `keeps`: host memory keeps its bytes for the next
+ * sleep; else it goes back to the system once all tensors are awake. FCDP_ERR_NO_DEVICE_MEM: others have it.
+ * On failure all sleep on; call it again. */
+fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
+                           fcdp_sleep_counts *counts_out) FCDP_MUST_CHECK;
+
 /* Of the arenas for small blocks, or for large ones. */
 typedef struct fcdp_heap_counts {
     size_t n_live, allocated_bytes, requested_bytes; /* live blocks; rounded to 512; as asked */
     size_t n_free, free_bytes;                       /* mapped, on nothing's behalf */
     /* in freed blocks that wait for events, or on their way */
     size_t busy_bytes;
+    size_t asleep_bytes; /* of all these, those whose pages are away */
     /* Exact where one stream allocates; else at most the sum of the streams' own. Never above the heap's. */
     size_t peak_n_live, peak_allocated_bytes, peak_requested_bytes, peak_reserved_bytes;
     uint64_t n_mallocs, n_frees;                   /* ever */

@@ -4,6 +4,7 @@
  *     heap_pages.c      pages for a miss: found, mapped, unmapped
  *     heap_quiescent.c  freed memory, until the device has passed its uses
  *     heap_private.c    private pools: what a captured graph's addresses need
+ *     heap_sleep.c      tensors leave the device and come back
  *     heap_stats.c      reports
  */
 #ifndef FCDP_HEAP_INTERNAL_H
@@ -40,7 +41,25 @@ typedef struct heap_range {
     /* by index from base; handle 0: a hole. Of busy blocks: the thread that made
      * them busy, else under the arena's lock */
     fcdp_phys *pages;
+    struct heap_saved *saved; /* by index; NULL: it has never been asleep. heap_sleep.c's */
 } heap_range;
+
+/* heap_sleep.c. Of one device page: what host memory has of it. */
+typedef struct heap_saved {
+    char *host; /* a page; NULL: none */
+    uint64_t print;
+    bool is_valid; /* the host's page has what it says, and `print` is its */
+    bool is_away;  /* the device's page is unmapped, until it wakes */
+    bool in_use;   /* within a call */
+} heap_saved;
+typedef struct heap_chunk heap_chunk;
+typedef struct heap_sleep { /* one thread at a time */
+    fcdp_stream stream;
+    heap_chunk *chunks;
+    char **free_pages;
+    size_t n_pages, n_free; /* host pages, ever; not in use */
+    bool warned;
+} heap_sleep;
 
 typedef struct heap_private {
     struct heap_private *next;
@@ -60,7 +79,10 @@ typedef struct heap_arena {
     fcdp_heap *heap;
     fcdp_stream stream;
     heap_private *private; /* NULL: of no private pool */
+    uint32_t tag;
     bool small;
+    /* its pages are away, or going: nothing is allocated there. Written under `lock` */
+    _Atomic bool asleep;
     struct heap_arena *sibling; /* the stream's other one */
     fcdp_lock lock;
     /* guarded by lock */
@@ -74,8 +96,9 @@ typedef struct heap_arena {
     uint64_t fence_clock; /* when the fence was begun */
 } heap_arena;
 
-typedef struct heap_stream { /* in a private pool, or in none */
+typedef struct heap_stream { /* in a private pool, or in none; of one tag */
     fcdp_stream stream;
+    uint32_t tag;
     heap_private *private;
     heap_arena arenas[2]; /* large, small */
     /* guarded by the heap's fence_lock */
@@ -121,6 +144,7 @@ struct fcdp_heap {
     heap_uses *deferred;    /* freed blocks that other streams still use */
     size_t n_checking;      /* threads that have taken this list away, to check it */
     pthread_cond_t checked; /* one of them is done */
+    heap_sleep sleep;
 };
 
 /* With the arena's lock. */
@@ -190,7 +214,13 @@ void fcdp__heap_deferred_poll(fcdp_heap *heap);
 void fcdp__heap_deferred_destroy(fcdp_heap *heap);
 void fcdp__heap_quarantine_destroy(fcdp_heap *heap);
 
+/* heap_sleep.c */
+fcdp_status fcdp__heap_asleep_fail(void) FCDP_MUST_CHECK;
+void fcdp__heap_sleep_destroy(fcdp_heap *heap);
+
 /* heap_pages.c */
+/* `n` more pages are mapped, or on their way to be. */
+void fcdp__heap_pages_add(fcdp_heap *heap, size_t n);
 /* A busy block's pages, or with `as_one` the handle that they are, off their place. False: the driver
  * refuses, nothing has changed. */
 bool fcdp__heap_block_unmap(fcdp_heap *heap, const fcdp_block *block, bool as_one, fcdp_phys *pages_out);

@@ -22,8 +22,7 @@
 
 /* ---- mapping ---- */
 
-/* `n` more pages are mapped, or on their way to be. */
-static void pages_add(fcdp_heap *heap, size_t n) {
+void fcdp__heap_pages_add(fcdp_heap *heap, size_t n) {
     size_t now = atomic_fetch_add_explicit(&heap->n_pages, n, memory_order_relaxed) + n;
     fcdp__heap_peak_raise(&heap->peak_pages, now);
 }
@@ -160,7 +159,7 @@ fcdp_status fcdp__heap_handles_find(fcdp_heap *heap, const fcdp_growth *growth, 
         }
         if (block == growth->last) break;
     }
-    pages_add(heap, n_done);
+    fcdp__heap_pages_add(heap, n_done);
     if (!status) {
         atomic_fetch_add_explicit(&heap->n_taken, n_done, memory_order_relaxed);
         return FCDP_OK;
@@ -186,7 +185,8 @@ static size_t arena_collect(heap_arena *arena, size_t n_wanted, fcdp_phys *pages
     size_t n_blocks = 0, n_pages = 0;
     *n_out = 0;
     fcdp__lock_acquire(&arena->lock);
-    if (!fcdp__heap_is_pinned(arena)) { /* a pool that begins again mallocs under this lock */
+    if (!fcdp__heap_is_pinned(arena) &&
+        !arena->asleep) { /* a pool that begins again mallocs under this lock */
         fcdp__arena_flush(arena->blocks);
         n_blocks = fcdp__arena_unmap_begin(arena->blocks, arena->quiescent_clock, n_wanted, blocks,
                                            MAX_UNMAPPED);
@@ -221,7 +221,7 @@ typedef struct batch {
 
 static void batch_add(fcdp_heap *heap, batch *b, size_t n) {
     b->n += n;
-    pages_add(heap, n);
+    fcdp__heap_pages_add(heap, n);
     atomic_fetch_add_explicit(&heap->n_taken, n, memory_order_relaxed);
 }
 
@@ -390,7 +390,7 @@ size_t fcdp__heap_idle(void *ctx) {
     heap_arena *arenas[2 * HEAP_MAX_STREAMS];
     size_t n = fcdp__heap_arenas(ctx, arenas), n_pages = 0;
     for (size_t i = 0; i < n; i++) {
-        if (fcdp__heap_is_pinned(arenas[i])) continue;
+        if (fcdp__heap_is_pinned(arenas[i]) || arenas[i]->asleep) continue;
         fcdp__lock_acquire(&arenas[i]->lock);
         n_pages += fcdp__arena_idle_pages(arenas[i]->blocks);
         fcdp__lock_release(&arenas[i]->lock);

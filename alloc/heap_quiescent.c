@@ -55,8 +55,8 @@ static bool event_await(fcdp_heap *heap, fcdp_event event) {
 
 bool fcdp__heap_quarantines(const heap_arena *arena, const fcdp_block *block) {
     size_t page_bytes = arena->heap->page_bytes;
-    return arena->heap->quarantine_bytes && !arena->private && block->address % page_bytes == 0 &&
-           block->bytes % page_bytes == 0;
+    return arena->heap->quarantine_bytes && !arena->private && !arena->asleep &&
+           block->address % page_bytes == 0 && block->bytes % page_bytes == 0;
 }
 
 /* The oldest, if there are more bytes than are to be kept; else NULL. */

@@ -21,6 +21,7 @@ static void stats_add(heap_arena *arena, fcdp_heap_stats *stats) {
     counts->n_free += of->n_free + of->n_quick;
     counts->free_bytes += of->free_bytes + of->quick_bytes;
     counts->busy_bytes += of->busy_bytes;
+    counts->asleep_bytes += arena->asleep ? fcdp__heap_mapped_bytes(arena) : 0;
     counts->peak_n_live += arena->peak_n_live;
     counts->peak_allocated_bytes += arena->peak_live_bytes;
     counts->peak_requested_bytes += arena->peak_requested_bytes;

@@ -1,0 +1,464 @@
+/* heap_sleep.c - tensors leave the device, and come back to their addresses.
+ *
+ * A page's live bytes go to a page of host memory, pinned, at the same place in it; then the device's page is
+ * unmapped, and given to the pool. The blocks stay as they are: what is freed meanwhile becomes free without
+ * a page, and nothing is allocated in an arena that is asleep. Waking maps a page under each address that had
+ * one, in handles of the same sizes, and copies what is still live.
+ *
+ * The host's page stays beside the device's after waking, with a fingerprint of what it has. When the
+ * device's has the same fingerprint at the next sleep, over the same blocks, it is not copied again.
+ *
+ * Sleeping waits for the whole device first, so no stream uses what is copied. No lock is held across a
+ * driver's call: `asleep` keeps the arena's pages as they are.
+ */
+#include "alloc/heap_internal.h"
+#include "alloc/trace.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/size.h"
+
+/* ---- host pages ---- */
+
+/* Pinned as one. A copy of several pages stays within a chunk, as CUDA takes no other. */
+enum { CHUNK_PAGES = 16 };
+struct heap_chunk {
+    heap_chunk *next;
+    char *at;
+    size_t bytes;
+    bool pinned;
+};
+
+/* Nothing is lost that way: addresses that are pinned must stay mapped. */
+static void chunk_free(fcdp_heap *heap, heap_chunk *chunk) {
+    size_t stay_bytes = 0;
+    if (chunk->pinned && fcdp__driver_host_unpin(heap->drv, chunk->at, chunk->bytes, &stay_bytes))
+        fcdp__log(FCDP_LOG_WARN, "host memory of sleeping tensors stays pinned until exit: %s",
+                  fcdp_error_text());
+    if (stay_bytes == 0) munmap(chunk->at, chunk->bytes);
+    free(chunk);
+}
+
+static fcdp_status chunk_add(fcdp_heap *heap) {
+    heap_sleep *sleep = &heap->sleep;
+    heap_chunk *chunk = calloc(1, sizeof *chunk);
+    size_t bytes = CHUNK_PAGES * heap->page_bytes, stay_bytes;
+    char **pages = realloc(sleep->free_pages, (sleep->n_pages + CHUNK_PAGES) * sizeof *pages);
+    if (pages) sleep->free_pages = pages;
+    char *at = chunk && pages ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                              : MAP_FAILED;
+    if (at == MAP_FAILED) {
+        free(chunk);
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host memory for sleeping tensors: %s", strerror(errno));
+    }
+    (void)madvise(at, bytes, MADV_HUGEPAGE);
+    *chunk = (heap_chunk){.next = sleep->chunks, .at = at, .bytes = bytes};
+    chunk->pinned = fcdp__driver_host_pin(heap->drv, at, bytes, &stay_bytes) == FCDP_OK;
+    if (!chunk->pinned && stay_bytes) { /* in part, and the driver would not undo that */
+        free(chunk);
+        return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host memory for sleeping tensors: %s", fcdp_error_text());
+    }
+    if (!chunk->pinned && !sleep->warned)
+        fcdp__log(FCDP_LOG_WARN, "sleep: host memory is not pinned, copies will be slower: %s",
+                  fcdp_error_text());
+    sleep->warned = sleep->warned || !chunk->pinned;
+    sleep->chunks = chunk;
+    sleep->n_pages += CHUNK_PAGES;
+    for (size_t i = CHUNK_PAGES; i-- > 0;) sleep->free_pages[sleep->n_free++] = at + i * heap->page_bytes;
+    return FCDP_OK;
+}
+
+/* None of their pages is in use. */
+static void chunks_free(fcdp_heap *heap) {
+    while (heap->sleep.chunks) {
+        heap_chunk *chunk = heap->sleep.chunks;
+        heap->sleep.chunks = chunk->next;
+        chunk_free(heap, chunk);
+    }
+    heap->sleep.n_pages = heap->sleep.n_free = 0;
+}
+
+static void saved_drop(fcdp_heap *heap, heap_saved *saved) {
+    if (saved->host) heap->sleep.free_pages[heap->sleep.n_free++] = saved->host;
+    saved->host = NULL;
+    saved->is_valid = false;
+}
+
+/* Neighbours in address order get neighbours, as long as nothing has come back. */
+static fcdp_status saved_need(fcdp_heap *heap, heap_saved *saved) {
+    fcdp_status status = saved->host || heap->sleep.n_free ? FCDP_OK : chunk_add(heap);
+    if (!status && !saved->host) saved->host = heap->sleep.free_pages[--heap->sleep.n_free];
+    return status;
+}
+
+static bool chunk_is_same(const fcdp_heap *heap, const char *a, const char *b) {
+    for (const heap_chunk *chunk = heap->sleep.chunks; chunk; chunk = chunk->next)
+        if (a >= chunk->at && a < chunk->at + chunk->bytes)
+            return b >= chunk->at && b < chunk->at + chunk->bytes;
+    return false;
+}
+
+/* ---- what lives ---- */
+
+/* Live bytes of one page. */
+typedef struct piece {
+    heap_saved *saved;
+    uint64_t address;
+    size_t offset_bytes, bytes; /* in the page */
+} piece;
+
+typedef struct pieces {
+    piece *at;
+    size_t n, room;
+} pieces;
+
+static bool piece_add(pieces *list, piece added) {
+    if (list->n == list->room) {
+        size_t room = 2 * list->room + 256;
+        piece *at = realloc(list->at, room * sizeof *at);
+        if (!at) return false;
+        list->at = at;
+        list->room = room;
+    }
+    list->at[list->n++] = added;
+    return true;
+}
+
+static bool range_need_saved(const fcdp_heap *heap, heap_range *range) {
+    if (!range->saved) range->saved = calloc(range->bytes / heap->page_bytes, sizeof *range->saved);
+    return range->saved != NULL;
+}
+
+/* Every live block of the arena, page by page, in address order within a span. The arena's lock is held. */
+static fcdp_status pieces_collect(const heap_arena *arena, pieces *list) {
+    const size_t page = arena->heap->page_bytes;
+    bool ok = true;
+    for (const fcdp_span *span = fcdp__arena_spans(arena->blocks); span; span = span->next) {
+        heap_range *range = span->owner;
+        ok = ok && range_need_saved(arena->heap, range);
+        for (const fcdp_block *block = span->first; block && ok; block = block->after) {
+            if (block->state == FCDP_BLOCK_BUSY && !block->unmapped)
+                return fcdp__fail(FCDP_ERR_INVALID,
+                                  "another thread allocates or frees tensors: sleep when none does");
+            for (uint64_t at = block->address, end = at + block->bytes;
+                 block->state == FCDP_BLOCK_LIVE && at < end && ok;) {
+                size_t offset = (at - range->base) % page;
+                size_t bytes = end - at < page - offset ? end - at : page - offset;
+                ok = piece_add(list, (piece){&range->saved[(at - range->base) / page], at, offset, bytes});
+                at += bytes;
+            }
+        }
+    }
+    return ok ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to list the live tensors");
+}
+
+/* ---- copies ---- */
+
+static uint64_t mix(uint64_t x) {
+    x ^= x >> 32;
+    x *= UINT64_C(0xd6e8feb86659fd93);
+    x ^= x >> 32;
+    x *= UINT64_C(0xd6e8feb86659fd93);
+    return x ^ x >> 32;
+}
+
+/* Of each piece's bytes on the device; NULL: they are not compared. */
+static fcdp_status prints_take(const pieces *list, fcdp_read_fn read, void *ctx, uint64_t **prints_out) {
+    *prints_out = NULL;
+    if (!read || list->n == 0) return FCDP_OK;
+    uint64_t *arrays = malloc(list->n * sizeof *arrays), *prints = malloc(list->n * sizeof *prints);
+    size_t *bytes = malloc(list->n * sizeof *bytes);
+    fcdp_status status = arrays && prints && bytes
+                             ? FCDP_OK
+                             : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to compare live tensors");
+    for (size_t i = 0; i < list->n && !status; i++) {
+        arrays[i] = list->at[i].address;
+        bytes[i] = list->at[i].bytes;
+    }
+    if (!status) status = read(ctx, arrays, bytes, list->n, prints);
+    free(arrays);
+    free(bytes);
+    if (status) free(prints);
+    if (!status) *prints_out = prints;
+    return status == FCDP_ERR_UNSUPPORTED ? FCDP_OK : status; /* then all is copied */
+}
+
+/* Where the pieces of list->at[from]'s page end. */
+static size_t page_end(const pieces *list, size_t from) {
+    size_t to = from + 1;
+    while (to < list->n && list->at[to].saved == list->at[from].saved) to++;
+    return to;
+}
+
+/* Of a page's pieces, with their places. */
+static uint64_t page_print(const pieces *list, const uint64_t *prints, size_t from, size_t to) {
+    uint64_t sum = 0;
+    for (size_t i = from; i < to; i++)
+        sum = mix(sum + prints[i]) + mix(list->at[i].offset_bytes << 32 ^ list->at[i].bytes);
+    return sum;
+}
+
+/* The longest copy from piece `from` on, before `to`: its pieces lie side by side in both memories. */
+static size_t run_end(const fcdp_heap *heap, const pieces *list, size_t from, size_t to, size_t *bytes_out) {
+    size_t i = from;
+    *bytes_out = 0;
+    for (; i < to; i++) {
+        const piece *first = &list->at[from], *one = &list->at[i];
+        const char *begin = first->saved->host + first->offset_bytes,
+                   *here = one->saved->host + one->offset_bytes;
+        if (one->address != first->address + *bytes_out || here != begin + *bytes_out ||
+            (one->saved != first->saved && !chunk_is_same(heap, begin, here)))
+            break;
+        *bytes_out += one->bytes;
+    }
+    return i;
+}
+
+/* Pieces [from, to), whose pages have a host page. */
+static fcdp_status pieces_copy(fcdp_heap *heap, const pieces *list, size_t from, size_t to, bool to_host,
+                               size_t *copied) {
+    fcdp_status status = FCDP_OK;
+    while (from < to && !status) {
+        size_t bytes, end = run_end(heap, list, from, to, &bytes);
+        const piece *first = &list->at[from];
+        char *host = first->saved->host + first->offset_bytes;
+        fcdp_dptr device = {first->address};
+        status = to_host ? fcdp__driver_copy_d2h(heap->drv, host, device, bytes, heap->sleep.stream)
+                         : fcdp__driver_copy_h2d(heap->drv, device, host, bytes, heap->sleep.stream);
+        *copied += bytes;
+        from = end;
+    }
+    return status;
+}
+
+/* What the host's pages lack. Pages whose copy is under way are not valid until it has ended. */
+static fcdp_status pieces_save(fcdp_heap *heap, const pieces *list, const uint64_t *prints,
+                               fcdp_sleep_counts *counts) {
+    uint64_t *wanted = malloc((list->n + 1) * sizeof *wanted);
+    fcdp_status status = wanted ? FCDP_OK
+                                : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to save live tensors");
+    size_t from = 0; /* of a run of pages that are to be copied */
+    for (size_t i = 0, end; i < list->n && !status; i = end) {
+        heap_saved *saved = list->at[i].saved;
+        end = page_end(list, i);
+        wanted[i] = prints ? page_print(list, prints, i, end) : 0;
+        if (prints && saved->is_valid && saved->print == wanted[i]) {
+            status = pieces_copy(heap, list, from, i, true, &counts->copied_bytes);
+            from = end;
+            continue;
+        }
+        saved->is_valid = false;
+        status = saved_need(heap, saved);
+    }
+    if (!status) status = pieces_copy(heap, list, from, list->n, true, &counts->copied_bytes);
+    fcdp_status ended = fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
+    if (!status) status = ended;
+    for (size_t i = 0; i < list->n && !status; i = page_end(list, i)) {
+        list->at[i].saved->is_valid = true;
+        list->at[i].saved->print = wanted[i];
+    }
+    free(wanted);
+    return status;
+}
+
+/* ---- pages ---- */
+
+/* Mapping by mapping. One that the driver refuses to unmap stays, with its bytes. */
+static void span_unmap(fcdp_heap *heap, const fcdp_span *span, fcdp_sleep_counts *counts) {
+    heap_range *range = span->owner;
+    size_t n = range->bytes / heap->page_bytes;
+    for (size_t i = 0, end; i < n; i = end) {
+        for (end = i + 1; end < n && span->joined[end];) end++;
+        if (!range->pages[i].handle) continue;
+        uint64_t at = range->base + i * heap->page_bytes;
+        size_t bytes = (end - i) * heap->page_bytes;
+        if (FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, (fcdp_dptr){at}, bytes))) {
+            fcdp__log(FCDP_LOG_WARN, "sleep: %s of device memory stay: %s", fcdp__size_text(bytes).s,
+                      fcdp_error_text());
+            continue;
+        }
+        fcdp__trace_unmap(at, bytes);
+        fcdp__heap_pages_give(heap, end - i, &range->pages[i], end - i);
+        memset(&range->pages[i], 0, (end - i) * sizeof *range->pages);
+        for (size_t k = i; k < end; k++) range->saved[k].is_away = true;
+        counts->freed_bytes += bytes;
+    }
+}
+
+/* One mapping, of `n` pages. */
+static fcdp_status mapping_restore(fcdp_heap *heap, heap_range *range, size_t i, size_t n) {
+    fcdp_dptr at = {range->base + i * heap->page_bytes};
+    size_t bytes = n * heap->page_bytes;
+    fcdp_phys handle;
+    fcdp_status status = n == 1 ? fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, 1, &handle)
+                                : fcdp__pool_take_handle(heap->pool, FCDP_HOLDER_TENSORS, n, &handle);
+    if (status) return status;
+    fcdp__heap_pages_add(heap, n);
+    status = fcdp__driver_map(heap->drv, at, bytes, handle);
+    bool is_mapped = !status;
+    if (!status) status = fcdp__driver_set_access(heap->drv, at, bytes);
+    if (status && is_mapped) {
+        fcdp_failure failure = fcdp__failure_keep(status);
+        is_mapped = FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, at, bytes));
+        status = fcdp__failure_restore(&failure);
+    }
+    if (status && !is_mapped) fcdp__heap_pages_give(heap, n, &handle, n);
+    if (status) return status;
+    fcdp__trace_map(at.addr, bytes);
+    for (size_t k = i; k < i + n; k++) {
+        range->pages[k] = handle;
+        range->saved[k].is_away = false;
+    }
+    return FCDP_OK;
+}
+
+static fcdp_status span_map(fcdp_heap *heap, const fcdp_span *span) {
+    heap_range *range = span->owner;
+    size_t n = range->bytes / heap->page_bytes;
+    fcdp_status status = FCDP_OK;
+    for (size_t i = 0, end; i < n && range->saved && !status; i = end) {
+        for (end = i + 1; end < n && span->joined[end];) end++;
+        if (range->saved[i].is_away) status = mapping_restore(heap, range, i, end - i);
+    }
+    return status;
+}
+
+/* Host pages over which nothing lives any more. The arena's lock is held. */
+static void span_tidy(fcdp_heap *heap, const fcdp_span *span, bool keeps) {
+    heap_range *range = span->owner;
+    size_t n = range->saved ? range->bytes / heap->page_bytes : 0;
+    for (size_t i = 0; i < n; i++)
+        if (!range->saved[i].in_use || !keeps) saved_drop(heap, &range->saved[i]);
+}
+
+/* ---- sleep and wake ---- */
+
+typedef struct sleepers {
+    heap_arena *arenas[2 * HEAP_MAX_STREAMS];
+    size_t n;
+} sleepers;
+
+static bool is_named(const heap_arena *arena, const fcdp_sleep_of *of) {
+    return of->all || arena->tag == of->tag;
+}
+
+/* Those that are to sleep, or sleep. */
+static void sleepers_find(fcdp_heap *heap, const fcdp_sleep_of *of, bool asleep, sleepers *out) {
+    size_t n = fcdp__heap_arenas(heap, out->arenas);
+    out->n = 0;
+    for (size_t i = 0; i < n; i++)
+        if (is_named(out->arenas[i], of) && atomic_load(&out->arenas[i]->asleep) == asleep)
+            out->arenas[out->n++] = out->arenas[i];
+}
+
+static void arenas_set(const sleepers *s, bool asleep) {
+    for (size_t i = 0; i < s->n; i++) {
+        fcdp__lock_acquire(&s->arenas[i]->lock);
+        atomic_store(&s->arenas[i]->asleep, asleep);
+        fcdp__lock_release(&s->arenas[i]->lock);
+    }
+}
+
+/* From here on nothing is allocated there. */
+static fcdp_status pieces_of(const sleepers *s, pieces *list) {
+    fcdp_status status = FCDP_OK;
+    for (size_t i = 0; i < s->n && !status; i++) {
+        fcdp__lock_acquire(&s->arenas[i]->lock);
+        atomic_store(&s->arenas[i]->asleep, true);
+        status = pieces_collect(s->arenas[i], list);
+        fcdp__lock_release(&s->arenas[i]->lock);
+    }
+    return status;
+}
+
+static void tidy(fcdp_heap *heap, const sleepers *s, const pieces *list, bool keeps) {
+    for (size_t i = 0; i < list->n; i++) list->at[i].saved->in_use = true;
+    for (size_t i = 0; i < s->n; i++)
+        for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span; span = span->next)
+            span_tidy(heap, span, keeps);
+    for (size_t i = 0; i < list->n; i++) list->at[i].saved->in_use = false;
+}
+
+static fcdp_status stream_need(fcdp_heap *heap) {
+    if (heap->sleep.stream) return FCDP_OK;
+    fcdp_status status = fcdp__driver_stream_create(heap->drv, &heap->sleep.stream);
+    if (status)
+        heap->sleep.stream = NULL;
+    else
+        fcdp__driver_stream_name(heap->drv, heap->sleep.stream, "sleep");
+    return status;
+}
+
+fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_fn read, void *ctx,
+                            fcdp_sleep_counts *counts_out) {
+    sleepers *s = malloc(sizeof *s);
+    pieces list = {0};
+    uint64_t *prints = NULL;
+    *counts_out = (fcdp_sleep_counts){0};
+    if (!s) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to put tensors to sleep");
+    sleepers_find(heap, of, false, s);
+    fcdp_status status = s->n ? stream_need(heap) : FCDP_OK;
+    if (!status && s->n && !fcdp__heap_await(heap, true) && fcdp__heap_is_capturing(heap))
+        status = fcdp__fail(FCDP_ERR_INVALID, "tensors cannot go to sleep while a CUDA graph is captured");
+    if (!status && s->n) status = fcdp__driver_sync(heap->drv);
+    fcdp__heap_deferred_poll(heap);
+    if (!status) status = pieces_of(s, &list);
+    if (!status) tidy(heap, s, &list, true);
+    for (size_t i = 0; i < list.n; i++) counts_out->live_bytes += list.at[i].bytes;
+    if (!status) status = prints_take(&list, read, ctx, &prints);
+    if (!status) status = pieces_save(heap, &list, prints, counts_out);
+    if (status) {
+        arenas_set(s, false);
+    } else {
+        for (size_t i = 0; i < s->n; i++)
+            for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span; span = span->next)
+                span_unmap(heap, span, counts_out);
+        (void)fcdp__pool_trim(heap->pool);
+    }
+    free(prints);
+    free(list.at);
+    free(s);
+    return status;
+}
+
+/* Pages that are mapped have no bytes yet, until all are copied: a call that fails is to be made again. */
+fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
+                           fcdp_sleep_counts *counts_out) {
+    sleepers *s = malloc(sizeof *s);
+    pieces list = {0};
+    fcdp_status status = FCDP_OK;
+    *counts_out = (fcdp_sleep_counts){0};
+    if (!s) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to wake tensors");
+    sleepers_find(heap, of, true, s);
+    for (size_t i = 0; i < s->n && !status; i++)
+        for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span && !status;
+             span = span->next)
+            status = span_map(heap, span);
+    if (!status) status = pieces_of(s, &list);
+    for (size_t i = 0; i < list.n; i++) counts_out->live_bytes += list.at[i].bytes;
+    if (!status) status = pieces_copy(heap, &list, 0, list.n, false, &counts_out->copied_bytes);
+    if (s->n) {
+        fcdp_failure failure = fcdp__failure_keep(status);
+        fcdp_status ended = fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
+        status = failure.status ? fcdp__failure_restore(&failure) : ended;
+    }
+    if (!status) tidy(heap, s, &list, keeps);
+    if (!status && !keeps && heap->sleep.n_free == heap->sleep.n_pages) chunks_free(heap);
+    if (!status) arenas_set(s, false);
+    free(list.at);
+    free(s);
+    return status;
+}
+
+fcdp_status fcdp__heap_asleep_fail(void) {
+    return fcdp__fail(FCDP_ERR_INVALID, "tensors are asleep: call fcdp.wake() before you allocate");
+}
+
+void fcdp__heap_sleep_destroy(fcdp_heap *heap) {
+    if (heap->sleep.stream) fcdp__driver_stream_destroy(heap->drv, heap->sleep.stream);
+    chunks_free(heap);
+    free(heap->sleep.free_pages);
+}

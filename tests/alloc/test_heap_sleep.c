@@ -1,0 +1,296 @@
+/* Tensors leave the device and come back: the same bytes at the same addresses, whatever was freed meanwhile;
+ * only what has changed is copied again; whatever call of the driver fails, no byte is lost. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <stdlib.h>
+
+#include "alloc/heap_internal.h"
+#include "tests/alloc/heap_world.h"
+
+enum { MAX_BLOCKS = 200 };
+static const fcdp_sleep_of everything = {.all = true};
+
+typedef struct tensor {
+    fcdp_dptr at;
+    size_t bytes;
+    uint64_t seed;
+} tensor;
+
+static void fill(const tensor *t) {
+    uint64_t *words = (uint64_t *)(uintptr_t)t->at.addr;
+    for (size_t i = 0; i < t->bytes / 8; i++) words[i] = t->seed + i * UINT64_C(0x100000001b3);
+}
+
+static void assert_holds(const tensor *t) {
+    const uint64_t *words = (const uint64_t *)(uintptr_t)t->at.addr;
+    for (size_t i = 0; i < t->bytes / 8; i++)
+        if (words[i] != t->seed + i * UINT64_C(0x100000001b3))
+            fail_msg("byte %zu of a tensor of %zu bytes is not what it was", 8 * i, t->bytes);
+}
+
+static tensor make(world *w, size_t bytes, int stream) {
+    static uint64_t seed;
+    tensor t = {take(w, bytes, stream), bytes, ++seed << 32};
+    fill(&t);
+    return t;
+}
+
+/* A host's way to read a simulated device. */
+static fcdp_status read_host(void *ctx, const uint64_t *arrays, const size_t *bytes, size_t n,
+                             uint64_t *prints_out) {
+    (void)ctx;
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t *at = (const uint64_t *)(uintptr_t)arrays[i];
+        uint64_t sum = bytes[i];
+        for (size_t k = 0; k < bytes[i] / 8; k++) sum = (sum ^ at[k]) * UINT64_C(0x100000001b3);
+        prints_out[i] = sum;
+    }
+    return FCDP_OK;
+}
+
+static fcdp_sleep_counts sleep_all(world *w) {
+    fcdp_sleep_counts counts;
+    struct simgpu_live live;
+    assert_ok(fcdp_heap_sleep(w->heap, &everything, read_host, NULL, &counts));
+    simgpu_live(&live);
+    assert_int_equal(live.device_bytes, 0);
+    assert_int_equal(stats_of(w).reserved_bytes, 0);
+    return counts;
+}
+
+static fcdp_sleep_counts wake_all(world *w, bool keeps) {
+    fcdp_sleep_counts counts;
+    assert_ok(fcdp_heap_wake(w->heap, &everything, keeps, &counts));
+    return counts;
+}
+
+/* Small and large blocks on several streams, in handles of one page and of many. */
+static void test_bytes_and_addresses_come_back(void **state) {
+    (void)state;
+    uint64_t seed = seed_choose("sleep");
+    world w = world_open(256);
+    tensor tensors[MAX_BLOCKS];
+    size_t n = 0, live = 0;
+    for (int round = 0; round < 6; round++) {
+        while (n < MAX_BLOCKS && random_below(&seed, 40)) {
+            size_t bytes = random_below(&seed, 3) ? 8 + random_below(&seed, 300 * KIB)
+                                                  : 8 + random_below(&seed, 6 * MIB);
+            tensors[n++] = make(&w, bytes, (int)random_below(&seed, 4));
+        }
+        live = stats_of(&w).allocated_bytes;
+        fcdp_sleep_counts down = sleep_all(&w);
+        assert_int_equal(down.live_bytes, live);
+        assert_true(down.copied_bytes <= live && down.freed_bytes >= live);
+        for (size_t k = random_below(&seed, n / 3 + 1); k-- > 0;) { /* freed in its sleep */
+            size_t i = random_below(&seed, n);
+            give(&w, tensors[i].at);
+            tensors[i] = tensors[--n];
+        }
+        live = stats_of(&w).allocated_bytes;
+        fcdp_sleep_counts up = wake_all(&w, round % 2);
+        assert_int_equal(up.copied_bytes, live);
+        for (size_t i = 0; i < n; i++) assert_holds(&tensors[i]);
+        for (size_t k = random_below(&seed, n / 2 + 1); k-- > 0;) {
+            size_t i = random_below(&seed, n);
+            give(&w, tensors[i].at);
+            tensors[i] = tensors[--n];
+        }
+    }
+    for (size_t i = 0; i < n; i++) assert_holds(&tensors[i]);
+    world_close(&w);
+}
+
+static void test_a_second_sleep_copies_what_has_changed(void **state) {
+    (void)state;
+    world w = world_open(64);
+    tensor a = make(&w, 12 * MIB, 0), b = make(&w, 8 * MIB, 0), c = make(&w, 600, 0);
+    fcdp_sleep_counts first = sleep_all(&w);
+    assert_int_equal(first.copied_bytes, first.live_bytes);
+    (void)wake_all(&w, true);
+    assert_int_equal(sleep_all(&w).copied_bytes, 0);
+    (void)wake_all(&w, true);
+    ((uint8_t *)(uintptr_t)b.at.addr)[5 * MIB] ^= 1; /* one byte: a page of it */
+    assert_int_equal(sleep_all(&w).copied_bytes, PAGE);
+    (void)wake_all(&w, true);
+    ((uint8_t *)(uintptr_t)b.at.addr)[5 * MIB] ^= 1;
+    give(&w, c.at);
+    tensor d = make(&w, 600, 0);
+    (void)sleep_all(&w);
+    (void)wake_all(&w, false);
+    fcdp_driver_pins pins = fcdp__driver_pins_get(w.drv);
+    assert_int_equal(pins.bytes, 0);
+    assert_holds(&a);
+    assert_holds(&b);
+    assert_holds(&d);
+    fcdp_sleep_counts again = sleep_all(&w);
+    assert_int_equal(again.copied_bytes, again.live_bytes);
+    (void)wake_all(&w, true);
+    assert_holds(&a);
+    world_close(&w);
+}
+
+/* Without fingerprints all is copied. */
+static void test_what_cannot_be_compared_is_copied(void **state) {
+    (void)state;
+    world w = world_open(64);
+    tensor a = make(&w, 5 * MIB, 0);
+    fcdp_sleep_counts counts;
+    for (int i = 0; i < 2; i++) {
+        assert_ok(fcdp_heap_sleep(w.heap, &everything, NULL, NULL, &counts));
+        assert_int_equal(counts.copied_bytes, 5 * MIB);
+        (void)wake_all(&w, true);
+        assert_holds(&a);
+    }
+    world_close(&w);
+}
+
+static void test_asleep_nothing_is_allocated(void **state) {
+    (void)state;
+    world w = world_open(64);
+    tensor a = make(&w, 3 * MIB, 0), b = make(&w, 100, 1);
+    fcdp_dptr at;
+    (void)sleep_all(&w);
+    (void)sleep_all(&w); /* they are, already */
+    assert_int_equal(fcdp_heap_malloc(w.heap, 3 * MIB, w.streams[0], &at), FCDP_ERR_INVALID);
+    assert_text("fcdp.wake()");
+    assert_int_equal(fcdp_heap_malloc(w.heap, 100, w.streams[1], &at), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp__heap_reclaim(w.heap, 1), 0);
+    (void)wake_all(&w, true);
+    (void)wake_all(&w, true);
+    assert_holds(&a);
+    assert_holds(&b);
+    (void)take(&w, 3 * MIB, 0);
+    world_close(&w);
+}
+
+/* On a link of a set rate, beside one plain copy from pinned memory, each way. */
+static void test_it_copies_as_fast_as_the_link(void **state) {
+    (void)state;
+    enum { BYTES = 48 * MIB };
+    world w = world_open(64);
+    fcdp_sleep_counts counts;
+    double best[2] = {0};
+    char *host = aligned_alloc(4096, BYTES);
+    size_t stay_bytes;
+    tensor parts[] = {make(&w, 24 * MIB, 0), make(&w, 23 * MIB, 1), make(&w, 700 * KIB, 0),
+                      make(&w, 300 * KIB, 2)};
+    fcdp_dptr at = parts[0].at;
+    assert_ok(fcdp__driver_host_pin(w.drv, host, BYTES, &stay_bytes));
+    simgpu_set_pcie(0.25); /* so slow that this machine's own copies and unmaps hardly count */
+    for (int round = 0; round < 3; round++) { /* the machine may be busy */
+        double plain[2], slept[2];
+        uint64_t start_ns = fcdp__now_ns();
+        for (int half = 0; half < 2; half++)
+            assert_ok(fcdp__driver_copy_d2h(w.drv, host + half * 24 * MIB, at, 24 * MIB, w.streams[0]));
+        assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[0]));
+        plain[0] = (double)(fcdp__now_ns() - start_ns);
+        start_ns = fcdp__now_ns();
+        for (int half = 0; half < 2; half++)
+            assert_ok(fcdp__driver_copy_h2d(w.drv, at, host, 24 * MIB, w.streams[0]));
+        assert_ok(fcdp__driver_stream_sync(w.drv, w.streams[0]));
+        plain[1] = (double)(fcdp__now_ns() - start_ns);
+        fill(&parts[0]);
+        start_ns = fcdp__now_ns();
+        assert_ok(fcdp_heap_sleep(w.heap, &everything, NULL, NULL, &counts));
+        slept[0] = (double)(fcdp__now_ns() - start_ns);
+        assert_true(counts.copied_bytes > 47 * MIB && counts.copied_bytes <= BYTES);
+        start_ns = fcdp__now_ns();
+        (void)wake_all(&w, true);
+        slept[1] = (double)(fcdp__now_ns() - start_ns);
+        for (int way = 0; way < 2; way++)
+            if (round && plain[way] / slept[way] > best[way]) best[way] = plain[way] / slept[way];
+    }
+    print_message("of a plain copy's rate: sleep %.2f, wake %.2f\n", best[0], best[1]);
+    assert_true(best[0] >= 0.9 && best[1] >= 0.9);
+    simgpu_set_pcie(0);
+    assert_ok(fcdp__driver_host_unpin(w.drv, host, BYTES, &stay_bytes));
+    free(host);
+    world_close(&w);
+}
+
+/* Tags sleep by themselves, and what is awake goes on, in the memory that the others have left. */
+static void test_a_tag_sleeps_alone(void **state) {
+    (void)state;
+    world w = world_open(16);
+    const fcdp_sleep_of kv = {.tag = 7};
+    fcdp_sleep_counts counts;
+    tensor model = make(&w, 12 * MIB, 0);
+    assert_int_equal(fcdp_heap_set_tag(7), 0);
+    tensor cache = make(&w, 16 * MIB, 0);
+    assert_int_equal(fcdp_heap_set_tag(0), 7);
+    assert_ok(fcdp_heap_sleep(w.heap, &kv, read_host, NULL, &counts));
+    assert_int_equal(counts.live_bytes, 16 * MIB);
+    tensor more = make(&w, 16 * MIB, 0);
+    assert_int_equal(fcdp_heap_wake(w.heap, &kv, true, &counts), FCDP_ERR_NO_DEVICE_MEM);
+    give(&w, more.at);
+    assert_ok(fcdp_heap_wake(w.heap, &kv, true, &counts));
+    assert_holds(&model);
+    assert_holds(&cache);
+    give(&w, cache.at);
+    assert_holds(&model);
+    world_close(&w);
+}
+
+/* An event that the driver did not destroy is left. */
+static void world_close_after_fault(world *w) {
+    struct simgpu_live live;
+    fcdp_heap_destroy(w->heap);
+    for (int i = 0; i < 4; i++) fcdp__driver_stream_destroy(w->drv, w->streams[i]);
+    fcdp__pool_destroy(w->pool);
+    simgpu_live(&live);
+    assert_true(live.events <= 1);
+    assert_int_equal(
+        live.handles + live.ranges + live.maps + live.streams + live.registrations + live.device_bytes, 0);
+    fcdp__driver_close(w->drv);
+}
+
+/* Sleep and wake, with the n-th call failing; again if that was refused. */
+static void test_whatever_call_fails_no_byte_is_lost(void **state) {
+    (void)state;
+    unsigned long n_calls = 0;
+    for (unsigned long n = 0; n <= n_calls; n++) {
+        world w = world_open(64);
+        tensor tensors[] = {make(&w, 7 * MIB, 0), make(&w, 300, 0), make(&w, 2 * MIB, 1),
+                            make(&w, 90 * KIB, 2)};
+        unsigned long before = simgpu_calls(NULL);
+        fcdp_sleep_counts counts;
+        if (n) simgpu_fail_nth(NULL, n, CUDA_UNKNOWN);
+        fcdp_status status = fcdp_heap_sleep(w.heap, &everything, read_host, NULL, &counts);
+        if (status) {
+            assert_true(n && fcdp_error_text()[0]);
+            for (size_t i = 0; i < 4; i++) assert_holds(&tensors[i]);
+            simgpu_fail_nth(NULL, 0, 0);
+            assert_ok(fcdp_heap_sleep(w.heap, &everything, read_host, NULL, &counts));
+        }
+        status = fcdp_heap_wake(w.heap, &everything, true, &counts);
+        if (status) {
+            assert_true(n && fcdp_error_text()[0]);
+            simgpu_fail_nth(NULL, 0, 0);
+            assert_ok(fcdp_heap_wake(w.heap, &everything, true, &counts));
+        }
+        simgpu_fail_nth(NULL, 0, 0);
+        if (!n) n_calls = simgpu_calls(NULL) - before;
+        for (size_t i = 0; i < 4; i++) assert_holds(&tensors[i]);
+        for (size_t i = 0; i < 4; i++) give(&w, tensors[i].at);
+        world_close_after_fault(&w);
+    }
+    assert_true(n_calls > 20);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes_and_addresses_come_back),
+        cmocka_unit_test(test_a_second_sleep_copies_what_has_changed),
+        cmocka_unit_test(test_what_cannot_be_compared_is_copied),
+        cmocka_unit_test(test_asleep_nothing_is_allocated),
+        cmocka_unit_test(test_it_copies_as_fast_as_the_link),
+        cmocka_unit_test(test_a_tag_sleeps_alone),
+        cmocka_unit_test(test_whatever_call_fails_no_byte_is_lost),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
