@@ -263,6 +263,39 @@ void fcdp_engine_begin_pass(fcdp_engine *engine) {
     for (fcdp_stream_set *set = engine->sets; set; set = set->next) fcdp__staging_begin_pass(set);
 }
 
+fcdp_status fcdp__engine_check_awake(const fcdp_engine *engine, const char *name) {
+    if (!engine->asleep) return FCDP_OK;
+    return fcdp__fail(FCDP_ERR_INVALID, "'%s' cannot be gathered: FCDP is asleep. Call fcdp.wake() first",
+                      name[0] ? name : "the root");
+}
+
+/* Uses that were begun ahead of the program end: it has not seen them. */
+static fcdp_status ahead_cancel(fcdp_engine *engine) {
+    fcdp_status status = FCDP_OK;
+    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
+        for (fcdp_group *group = comm->groups; group && !status; group = group->next)
+            if (group->member.ahead && group->begun) status = fcdp__group_cancel(group);
+    return status;
+}
+
+fcdp_status fcdp_engine_sleep(fcdp_engine *engine) {
+    fcdp_status status = fcdp__engine_check_process(engine, "the engine");
+    if (!status) status = fcdp_engine_check(engine);
+    if (status || atomic_exchange(&engine->asleep, true)) return status;
+    status = ahead_cancel(engine);
+    if (!status) status = fcdp__tiering_sleep(engine->tiering);
+    for (fcdp_stream_set *set = engine->sets; set && !status; set = set->next) fcdp__staging_trim(set);
+    if (status)
+        engine->asleep = false;
+    else
+        (void)fcdp__pool_trim(engine->pool);
+    return status;
+}
+
+void fcdp_engine_wake(fcdp_engine *engine) {
+    engine->asleep = false;
+}
+
 fcdp_status fcdp_engine_record_stream(fcdp_engine *engine, fcdp_dptr address, fcdp_stream stream) {
     return engine->pid == getpid() ? fcdp__regions_record_stream(engine->tiering, address, stream)
                                    : FCDP_ERR_INVALID;

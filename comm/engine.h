@@ -61,6 +61,13 @@ fcdp_status fcdp_engine_order_writes(fcdp_engine *engine, fcdp_stream stream) FC
 /* A root forward begins: the pages that passes before did not need go back (slot.h). */
 void fcdp_engine_begin_pass(fcdp_engine *engine);
 
+/* Between steps: every device page of gathered parameters goes to the driver, and none is taken before the
+ * engine wakes: an unshard fails with FCDP_ERR_INVALID. What the node's host memory has already is not
+ * copied. Each rank by itself. FCDP_ERR_INVALID: a group is in use; then nothing is asleep. Does nothing
+ * where the engine is asleep, or awake, already. */
+fcdp_status fcdp_engine_sleep(fcdp_engine *engine) FCDP_MUST_CHECK;
+void fcdp_engine_wake(fcdp_engine *engine);
+
 /* tensor.record_stream(): `stream` reads gathered parameters at `address`; a group's pages pass on behind
  * what is on that stream at its reshard, too. FCDP_ERR_INVALID: no gathered parameter is there. Any
  * thread. */

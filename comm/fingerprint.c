@@ -232,3 +232,20 @@ fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *f, uint64_t *fingerprints_
     }
     return FCDP_OK;
 }
+
+fcdp_status fcdp_fingerprints_of(void *driver, const uint64_t *arrays, const size_t *bytes, size_t n,
+                                 uint64_t *fingerprints_out) {
+    fcdp_driver *drv = driver;
+    fcdp_fingerprints *batch = NULL;
+    fcdp_stream stream = NULL;
+    fcdp_status status = fcdp__fingerprints_create(drv, &batch);
+    if (status) return status;
+    status = fcdp__driver_stream_create(drv, &stream);
+    if (status) stream = NULL;
+    if (!status) status = fcdp__fingerprints_begin(batch, arrays, bytes, n, stream);
+    if (!status) status = fcdp__fingerprints_end(batch, fingerprints_out);
+    fcdp_failure failure = fcdp__failure_keep(status);
+    fcdp__fingerprints_destroy(batch);
+    if (stream) fcdp__driver_stream_destroy(drv, stream);
+    return failure.status ? fcdp__failure_restore(&failure) : FCDP_OK;
+}

@@ -64,6 +64,11 @@ fcdp_status fcdp__fingerprints_begin(fcdp_fingerprints *fingerprints, const uint
 fcdp_status fcdp__fingerprints_end(fcdp_fingerprints *fingerprints,
                                    uint64_t *fingerprints_out) FCDP_MUST_CHECK;
 
+/* All of it in one call: an fcdp_read_fn (alloc/heap.h), of which `driver` is the fcdp_driver. It makes what
+ * it needs, and waits. */
+fcdp_status fcdp_fingerprints_of(void *driver, const uint64_t *arrays, const size_t *bytes, size_t n,
+                                 uint64_t *fingerprints_out) FCDP_MUST_CHECK;
+
 /* ---- where both ends are this host ---- */
 
 /* XXH3 of bytes that the host can read. `before`: of the piece that these follow; 0: they are the first. */

@@ -58,6 +58,7 @@ struct fcdp_engine {
     fcdp_numa_plan numa;
     fcdp_cpus cpus_before; /* numa.binds: where threads ran before */
     fcdp_counts counts;    /* what others count is filled in when the stats are asked for */
+    atomic_bool asleep;    /* no group may be unsharded */
     fcdp_lock lock;
     /* guarded by lock */
     fcdp_comm *comms;
@@ -193,6 +194,9 @@ fcdp_status fcdp__group_await(fcdp_group *group, fcdp_stream stream) FCDP_MUST_C
 
 /* FCDP_ERR_UNSUPPORTED in a forked child. */
 fcdp_status fcdp__engine_check_process(const fcdp_engine *engine, const char *what) FCDP_MUST_CHECK;
+
+/* FCDP_ERR_INVALID while the engine is asleep. */
+fcdp_status fcdp__engine_check_awake(const fcdp_engine *engine, const char *name) FCDP_MUST_CHECK;
 
 /* FCDP_ERR_INVALID while `stream` captures a CUDA graph: nothing of FCDP's may be part of
  * one. `what` was to be done to `name`. */

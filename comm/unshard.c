@@ -329,7 +329,8 @@ fcdp_status fcdp_unshard(fcdp_group *group, fcdp_tree *tree, const fcdp_program 
                          const fcdp_unshard_args *args) {
     enum { MAX_FOLLOWING = 8 };
     fcdp_group *following[MAX_FOLLOWING];
-    fcdp_status status = fcdp_group_check_capture(group, args->stream); /* before the ranks meet */
+    fcdp_status status = fcdp__engine_check_awake(group->comm->engine, group->name);
+    if (!status) status = fcdp_group_check_capture(group, args->stream); /* before the ranks meet */
     if (status) return status;
     fcdp_group_join(group, tree);
     status = ask(group, tree, program, args);

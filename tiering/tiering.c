@@ -87,6 +87,43 @@ size_t fcdp__tiering_reclaim(void *ctx, size_t n_pages) {
     return given;
 }
 
+static fcdp_region *in_use_find(const fcdp_tiering *tiering) {
+    fcdp_region *region = tiering->regions;
+    while (region && !region->in_use) region = region->next;
+    return region;
+}
+
+/* A region that has pages and is not in use. */
+static fcdp_region *kept_find(const fcdp_tiering *tiering) {
+    fcdp_region *region = tiering->regions;
+    while (region && !region->kept) region = region->next;
+    return region;
+}
+
+/* Its plan is as it was: an eviction that memory asked for would tell something of it. */
+fcdp_status fcdp__tiering_sleep(fcdp_tiering *tiering) {
+    fcdp_status status = FCDP_OK;
+    fcdp_region *region;
+    fcdp__lock_acquire(&tiering->lock);
+    if ((region = in_use_find(tiering)))
+        status = fcdp__fail(FCDP_ERR_INVALID, "'%s' is in use: sleep between steps",
+                            region->name[0] ? region->name : "the root");
+    while (!status && (region = kept_find(tiering))) {
+        fcdp__region_begin_move(region);
+        if (region->kept) { /* nobody has evicted it meanwhile */
+            fcdp__lock_release(&tiering->lock);
+            status = fcdp__region_evict(region);
+            fcdp__lock_acquire(&tiering->lock);
+        }
+        fcdp__region_end_move(region);
+    }
+    uint64_t call = ++tiering->n_reclaims;
+    for (fcdp_slot *slot; !status && (slot = fcdp__slot_oldest_free(tiering, call));)
+        if (fcdp__slot_dissolve(tiering, slot)) slot->failed_call = call;
+    fcdp__lock_release(&tiering->lock);
+    return status;
+}
+
 /* An fcdp_idle_fn: pages of free slots. */
 static size_t tiering_idle(void *ctx) {
     fcdp_tiering *tiering = ctx;

@@ -1,0 +1,73 @@
+/* Between uses an engine gives its device pages to others, and goes on behind that with the node's copies:
+ * nothing is gathered again, and every byte is right. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tests/comm/engine_world.h"
+
+static size_t device_bytes(const member *m) {
+    fcdp_engine_stats stats;
+    fcdp_engine_stats_get(m->engine, &stats);
+    return stats.device_bytes;
+}
+
+/* Kept groups are stored first, by each rank alone. */
+static void test_an_engine_sleeps_between_uses(void **state) {
+    (void)state;
+    for (int way = 0; way < 16; way++) {
+        cluster_config config = one_group;
+        uint8_t agreed[CLUSTER_MAX_EXTENTS + FCDP_VOTE_MORE];
+        config.restore = way & 1 ? FCDP_RESTORE_WHOLE : FCDP_RESTORE_SLICE;
+        config.mapping = way & 2 ? FCDP_MAPPING_EXACT : FCDP_MAPPING_SLOTS;
+        config.packed_half_bytes = way & 8 ? 1 << 20 : 0;
+        config.fingerprints = true;
+        for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way & 4 ? r % 3 > 0 : 0;
+        cluster *c = start(&config);
+        step_all(c, 0, all_extents);
+        unshard_all(c, 0, FCDP_PASS_FORWARD);
+        reshard_all(c, 0);
+        uint64_t crossed = sent(c);
+        EVERY_MEMBER(c, m) {
+            assert_ok(fcdp_engine_sleep(m->engine));
+            assert_ok(fcdp_engine_sleep(m->engine)); /* it is asleep */
+            assert_int_equal(device_bytes(m), 0);
+            assert_int_equal(member_unshard(m, 0, UNSHARD_BACKWARD), FCDP_ERR_INVALID);
+            assert_non_null(strstr(fcdp_error_text(), "fcdp.wake()"));
+        }
+        EVERY_MEMBER(c, m) fcdp_engine_wake(m->engine);
+        agree_all(c, 0, agreed);
+        for (uint32_t i = 0; i < 4; i++) assert_int_equal(agreed[i], 0);
+        begin_all(c, 0, FCDP_PASS_BACKWARD);
+        use_all(c, 0);
+        reshard_all(c, 0);
+        assert_int_equal(sent(c), crossed);
+        end(c);
+    }
+}
+
+static void test_a_group_in_use_keeps_the_engine_awake(void **state) {
+    (void)state;
+    cluster *c = start(&one_group);
+    step_all(c, 0, all_extents);
+    unshard_all(c, 0, FCDP_PASS_FORWARD);
+    EVERY_MEMBER(c, m) {
+        assert_int_equal(fcdp_engine_sleep(m->engine), FCDP_ERR_INVALID);
+        assert_non_null(strstr(fcdp_error_text(), "'blocks.0' is in use"));
+    }
+    reshard_all(c, 0);
+    unshard_all(c, 0, FCDP_PASS_BACKWARD);
+    reshard_all(c, 0);
+    end(c);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_an_engine_sleeps_between_uses),
+        cmocka_unit_test(test_a_group_in_use_keeps_the_engine_awake),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
