@@ -62,6 +62,18 @@ static PyMethodDef methods_others[] = {
     {"tensors_reset_peaks", binding_tensors_reset_peaks, METH_VARARGS,
      DOC("tensors_reset_peaks($module, ordinal, /)",
          "Set the peaks in tensors_stats() to the current values.")},
+    {"tensors_tag", binding_tensors_tag, METH_VARARGS,
+     DOC("tensors_tag($module, tag, /)",
+         "Set the tag of tensors that this thread allocates from here on. Returns the one before; 0 is\n"
+         "that of a thread that has set none.")},
+    {"tensors_sleep", binding_tensors_sleep, METH_VARARGS,
+     DOC("tensors_sleep($module, tag, /)",
+         "Take the tensors of a tag (None: of all) off every device, until tensors_wake. Waits for the\n"
+         "devices. Returns a dict: live_bytes, copied_bytes, freed_bytes. Raises Error.")},
+    {"tensors_wake", binding_tensors_wake, METH_VARARGS,
+     DOC("tensors_wake($module, tag, keep, /)",
+         "Bring them back to their addresses. keep: host memory keeps their bytes for the next sleep.\n"
+         "Returns a dict: live_bytes, copied_bytes. Raises Error; they sleep on then.")},
     {"tensors_blocks", binding_tensors_blocks, METH_VARARGS,
      DOC("tensors_blocks($module, ordinal, /)",
          "Every mapped block of fcdp_alloc's on a device, by address: a list of (stream, address,\n"

@@ -129,6 +129,21 @@ METHOD_NOARGS(engine_drain) {
     return methods_none_or_raise(status);
 }
 
+METHOD_NOARGS(engine_sleep) {
+    fcdp_engine *engine = binding_core(self);
+    if (!engine) return NULL;
+    fcdp_status status;
+    CALL(fcdp_engine_sleep(engine));
+    return methods_none_or_raise(status);
+}
+
+METHOD_NOARGS(engine_wake) {
+    fcdp_engine *engine = binding_core(self);
+    if (!engine) return NULL;
+    fcdp_engine_wake(engine);
+    Py_RETURN_NONE;
+}
+
 METHOD_O(engine_order_writes) {
     fcdp_engine *engine = binding_core(self);
     fcdp_stream stream;
@@ -227,6 +242,12 @@ static PyMethodDef methods[] = {
          "Put what `stream` does next behind every read of a shard, so that it may write into shards.\n\n"
          "stream: its address or id; 0: the default one. Where the model computes on the host, the\n"
          "host waits. Raises Error with the first failure of any shard group that is known by now.")},
+    {"sleep", engine_sleep, METH_NOARGS,
+     DOC("sleep($self, /)",
+         "Give every device page of gathered parameters to the driver, until wake(): no group may be\n"
+         "unsharded before. Raises Error where a group is in use.")},
+    {"wake", engine_wake, METH_NOARGS,
+     DOC("wake($self, /)", "End a sleep. Does nothing where the engine is awake.")},
     {"drain", engine_drain, METH_NOARGS,
      DOC("drain($self, /)",
          "Wait until the device has done all that was enqueued. Raises Error with the first failure of\n"

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/size.h"
+#include "comm/fingerprint.h"
 #include "tiering/region.h"
 #include "torch_plugin/allocator_calls.h"
 #include "torch_plugin/cxx.h"
@@ -289,13 +290,14 @@ static fcdp_device *device_from(PyObject *args, const char *format) {
 
 static PyObject *counts_dict(const fcdp_heap_counts *c) {
     return Py_BuildValue(
-        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K}", "n_live", (Py_ssize_t)c->n_live,
+        "{s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:n,s:K,s:K,s:K,s:K}", "n_live", (Py_ssize_t)c->n_live,
         "allocated_bytes", (Py_ssize_t)c->allocated_bytes, "requested_bytes", (Py_ssize_t)c->requested_bytes,
         "n_free", (Py_ssize_t)c->n_free, "free_bytes", (Py_ssize_t)c->free_bytes, "busy_bytes",
-        (Py_ssize_t)c->busy_bytes, "peak_n_live", (Py_ssize_t)c->peak_n_live, "peak_allocated_bytes",
-        (Py_ssize_t)c->peak_allocated_bytes, "peak_requested_bytes", (Py_ssize_t)c->peak_requested_bytes,
-        "peak_reserved_bytes", (Py_ssize_t)c->peak_reserved_bytes, "n_mallocs", c->n_mallocs, "n_frees",
-        c->n_frees, "malloc_bytes", c->malloc_bytes, "malloc_requested_bytes", c->malloc_requested_bytes);
+        (Py_ssize_t)c->busy_bytes, "asleep_bytes", (Py_ssize_t)c->asleep_bytes, "peak_n_live",
+        (Py_ssize_t)c->peak_n_live, "peak_allocated_bytes", (Py_ssize_t)c->peak_allocated_bytes,
+        "peak_requested_bytes", (Py_ssize_t)c->peak_requested_bytes, "peak_reserved_bytes",
+        (Py_ssize_t)c->peak_reserved_bytes, "n_mallocs", c->n_mallocs, "n_frees", c->n_frees, "malloc_bytes",
+        c->malloc_bytes, "malloc_requested_bytes", c->malloc_requested_bytes);
 }
 
 /* (ordinal) -> dict; None: no tensor of that device has been fcdp_alloc's. */
@@ -331,6 +333,63 @@ PyObject *binding_tensors_reset_peaks(PyObject *self, PyObject *args) {
     if (!device) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     Py_BEGIN_ALLOW_THREADS fcdp_heap_reset_peaks(device->heap);
     Py_END_ALLOW_THREADS Py_RETURN_NONE;
+}
+
+PyObject *binding_tensors_tag(PyObject *self, PyObject *args) {
+    (void)self;
+    unsigned tag;
+    if (!PyArg_ParseTuple(args, "I:tensors_tag", &tag)) return NULL;
+    return PyLong_FromUnsignedLong(fcdp_heap_set_tag(tag));
+}
+
+/* Whose tensors: a tag, or None for all. */
+static bool named(PyObject *tag, fcdp_sleep_of *of) {
+    of->all = tag == Py_None;
+    of->tag = of->all ? 0 : (uint32_t)PyLong_AsUnsignedLong(tag);
+    return !PyErr_Occurred();
+}
+
+static void counts_sum(fcdp_sleep_counts *sum, const fcdp_sleep_counts *more) {
+    sum->live_bytes += more->live_bytes;
+    sum->copied_bytes += more->copied_bytes;
+    sum->freed_bytes += more->freed_bytes;
+}
+
+PyObject *binding_tensors_sleep(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *tag;
+    fcdp_sleep_of of;
+    if (!PyArg_ParseTuple(args, "O:tensors_sleep", &tag) || !named(tag, &of)) return NULL;
+    fcdp_sleep_counts sum = {0}, one;
+    fcdp_status status = FCDP_OK;
+    Py_BEGIN_ALLOW_THREADS for (int i = 0; i < TENSORS_MAX_DEVICES && !status; i++) {
+        fcdp_device *device = device_of(i);
+        if (!device) continue;
+        status = fcdp_heap_sleep(device->heap, &of, fcdp_fingerprints_of, device->drv, &one);
+        counts_sum(&sum, &one);
+    }
+    Py_END_ALLOW_THREADS if (status) return binding_raise(status);
+    return Py_BuildValue("{s:n,s:n,s:n}", "live_bytes", (Py_ssize_t)sum.live_bytes, "copied_bytes",
+                         (Py_ssize_t)sum.copied_bytes, "freed_bytes", (Py_ssize_t)sum.freed_bytes);
+}
+
+PyObject *binding_tensors_wake(PyObject *self, PyObject *args) {
+    (void)self;
+    PyObject *tag;
+    int keep;
+    fcdp_sleep_of of;
+    if (!PyArg_ParseTuple(args, "Op:tensors_wake", &tag, &keep) || !named(tag, &of)) return NULL;
+    fcdp_sleep_counts sum = {0}, one;
+    fcdp_status status = FCDP_OK;
+    Py_BEGIN_ALLOW_THREADS for (int i = 0; i < TENSORS_MAX_DEVICES && !status; i++) {
+        fcdp_device *device = device_of(i);
+        if (!device) continue;
+        status = fcdp_heap_wake(device->heap, &of, keep, &one);
+        counts_sum(&sum, &one);
+    }
+    Py_END_ALLOW_THREADS if (status) return binding_raise(status);
+    return Py_BuildValue("{s:n,s:n}", "live_bytes", (Py_ssize_t)sum.live_bytes, "copied_bytes",
+                         (Py_ssize_t)sum.copied_bytes);
 }
 
 typedef struct block_list {

@@ -27,9 +27,12 @@ __all__ = [
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "reset_peaks",
+    "sleep",
     "snapshot",
     "stats",
+    "tag",
     "trace",
+    "wake",
 ]
 __version__ = "0.1.0"
 
@@ -112,6 +115,47 @@ def reset_peaks() -> None:
     from fcdp import report
 
     report.reset_peaks()
+
+
+def sleep(tag: str | None = None) -> dict[str, int]:
+    """Take this process's memory off its devices until ``wake()``: for a job that shares a GPU with another program, as
+    an inference engine between two training steps.
+
+    Every device page of gathered parameters goes, and, where FCDP serves tensors, every page of theirs: their bytes go
+    to pinned host memory, those that it does not have yet. All come back to the same addresses, so a program's tensors
+    are as they were. Call it on every rank, between steps, when no other thread allocates. Until ``wake()``, unsharding
+    a module and allocating a tensor raise an error; freeing one does not.
+
+    tag: those tensors alone that were allocated under ``tag(name)``; gathered parameters stay.
+
+    Returns bytes: live_bytes of the tensors, copied_bytes of these that were copied to the host, freed_bytes of their
+    device pages. Raises ``fcdp.Error`` where a module is unsharded or a CUDA graph is captured: nothing is asleep then.
+    """
+    from fcdp import sleeping
+
+    return sleeping.sleep(tag)
+
+
+def wake(tag: str | None = None, keep: bool = True) -> dict[str, int]:
+    """End a sleep: bring tensors back to their addresses, and let modules be unsharded. Without a tag, all of them.
+
+    keep: the pinned host memory keeps their bytes, so that the next sleep copies what has changed since. False: it
+    goes back to the system.
+
+    Returns bytes: live_bytes of the tensors, copied_bytes to the device. Raises ``fcdp.Error`` where others have the
+    device's memory now: all sleep on then, and it may be called again.
+    """
+    from fcdp import sleeping
+
+    return sleeping.wake(tag, keep)
+
+
+def tag(name: str) -> AbstractContextManager[None]:
+    """What this thread allocates in the block can sleep by itself: ``with fcdp.tag("kv"): ...``. Its tensors have pages
+    of their own, wherever they are freed."""
+    from fcdp import sleeping
+
+    return sleeping.tag(name)
 
 
 def options() -> list[dict[str, str]]:

@@ -156,7 +156,7 @@ def _class_stats(c: dict[str, int], page_bytes: int) -> dict[str, tuple[int, int
     through all time (free bytes; pages of a class, which move between classes) has its current value as its
     peak, and 0 ever allocated and freed. Blocks that are held for other streams are active by their bytes
     alone."""
-    reserved = c["allocated_bytes"] + c["free_bytes"] + c["busy_bytes"]
+    reserved = c["allocated_bytes"] + c["free_bytes"] + c["busy_bytes"] - c["asleep_bytes"]
     active = c["allocated_bytes"] + c["busy_bytes"]
     freed = c["malloc_bytes"] - c["allocated_bytes"]
     pages, peak_pages = reserved // page_bytes, c["peak_reserved_bytes"] // page_bytes

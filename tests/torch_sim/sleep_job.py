@@ -1,0 +1,92 @@
+"""Trainings that sleep between their steps, on the simulated device: python sleep_job.py NAME OUT."""
+
+import json
+import os
+import pathlib
+import sys
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent)]
+import torch
+import torch.distributed as dist
+
+import fcdp
+import memory_job
+
+N_STEPS = 20
+JOBS = memory_job.JOBS
+
+
+def awake_error(function, *arguments):
+    """What is said of something that needs the device while it is away."""
+    try:
+        function(*arguments)
+    except RuntimeError as error:
+        return str(error)
+    raise AssertionError("it was done asleep")
+
+
+def on_device():
+    gathered = fcdp.stats()["device_bytes"]["current"]
+    return torch.sim.memory_reserved() + gathered
+
+
+@memory_job.job
+def twenty_steps(device):
+    trained = memory_job.Trained(device)
+    for _ in range(N_STEPS):
+        trained.step(trained.batch())
+    return trained.found()
+
+
+@memory_job.job
+def sleeps_between_steps(device):
+    """Twice each time: the second finds nothing that has changed. Some tensors are freed asleep."""
+    trained, nights = memory_job.Trained(device), []
+    for _ in range(N_STEPS):
+        trained.step(trained.batch())
+        passing = torch.ones(3 << 20, device=device)
+        torch.sim.synchronize()
+        before = on_device()
+        night = {"before": before, "down": fcdp.sleep(), "asleep": on_device()}
+        del passing
+        night["said"] = awake_error(lambda: torch.empty(1, device=device))
+        night["up"] = fcdp.wake()
+        night["again"] = fcdp.sleep()
+        if fcdp.stats()["enabled"]:
+            night["unsharded"] = awake_error(trained.model, torch.zeros(1, 1, dtype=torch.int64))
+        fcdp.wake()
+        nights.append(night)
+    return trained.found() | {"nights": nights}
+
+
+@memory_job.job
+def tagged_tensors_sleep(device):
+    trained = memory_job.Trained(device)
+    with fcdp.tag("kv"):
+        cache = torch.arange(1 << 20, device=device)
+    for _ in range(N_STEPS):
+        down = fcdp.sleep("kv")
+        assert down["live_bytes"] == cache.nbytes and down["freed_bytes"] >= cache.nbytes, down
+        trained.step(trained.batch())
+        assert fcdp.wake("kv", keep=False)["copied_bytes"] == cache.nbytes
+        assert cache.tolist()[::4096] == list(range(0, 1 << 20, 4096))
+    return trained.found()
+
+
+@memory_job.job
+def a_peer_dies_asleep(device):
+    trained = memory_job.Trained(device)
+    trained.step(trained.batch())
+    torch.sim.synchronize()
+    dist.barrier()
+    fcdp.sleep()
+    if dist.get_rank() == 3:
+        os._exit(0)
+    fcdp.wake()
+    said = awake_error(trained.step, trained.batch())
+    pathlib.Path(sys.argv[2], f"rank{dist.get_rank()}.json").write_text(json.dumps({"said": said}))
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    memory_job.main(*sys.argv[1:])

@@ -1,0 +1,51 @@
+"""`fcdp.sleep()`, `fcdp.wake()`, `fcdp.tag()`: device memory that another program uses for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from fcdp import _fcdp
+
+_tags: dict[str, int] = {}  # name -> what the core calls it; 0 is that of tensors without one
+
+
+def _engine() -> _fcdp.Engine | None:
+    module = sys.modules.get("fcdp.runtime")
+    return module.runtime.engine if module is not None else None
+
+
+def _number(name: str | None) -> int | None:
+    if name is not None and name not in _tags:
+        raise ValueError(f"no tensor was allocated under fcdp.tag({name!r})")
+    return None if name is None else _tags[name]
+
+
+@contextlib.contextmanager
+def tag(name: str) -> Iterator[None]:
+    before = _fcdp.tensors_tag(_tags.setdefault(name, len(_tags) + 1))
+    try:
+        yield
+    finally:
+        _fcdp.tensors_tag(before)
+
+
+def sleep(name: str | None) -> dict[str, int]:
+    number, engine = _number(name), _engine()
+    if number is None and engine is not None:
+        engine.sleep()
+    try:
+        return _fcdp.tensors_sleep(number)
+    except _fcdp.Error:
+        if number is None and engine is not None:
+            engine.wake()
+        raise
+
+
+def wake(name: str | None, keep: bool) -> dict[str, int]:
+    number, engine = _number(name), _engine()
+    woken = _fcdp.tensors_wake(number, keep)
+    if number is None and engine is not None:
+        engine.wake()
+    return woken
