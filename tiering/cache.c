@@ -245,7 +245,7 @@ static bool room_make(const fcdp_cache *cache, size_t bytes) {
     for (size_t i = 0; i < list.n; i++)
         if (time_order(&list.entries[i].used, &cache->opened) < 0) can_go += list.entries[i].bytes;
     ok = ok && bytes <= limit && list.bytes - can_go <= limit - bytes;
-    if (ok) qsort(list.entries, list.n, sizeof *list.entries, oldest_first);
+    if (ok && list.n) qsort(list.entries, list.n, sizeof *list.entries, oldest_first);
     for (size_t i = 0; ok && list.bytes > limit - bytes; i++) {
         (void)unlinkat(cache->fd, list.entries[i].name, 0);
         list.bytes -= list.entries[i].bytes;
