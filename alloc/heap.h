@@ -105,7 +105,7 @@ typedef struct fcdp_sleep_of {            /* whose tensors */
 typedef struct fcdp_sleep_counts {
     size_t live_bytes;   /* of live tensors */
     size_t copied_bytes; /* of these, those that were copied */
-    size_t freed_bytes;  /* of device pages that went back */
+    size_t page_bytes;   /* of device pages that went, or came back */
 } fcdp_sleep_counts;
 /* Fingerprints of n arrays in device memory, bytes[i] at arrays[i]; the host waits for them.
  * FCDP_ERR_UNSUPPORTED: there are none. */

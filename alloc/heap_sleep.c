@@ -281,10 +281,11 @@ static void span_unmap(fcdp_heap *heap, const fcdp_span *span, fcdp_sleep_counts
             continue;
         }
         fcdp__trace_unmap(at, bytes);
+        fcdp__trace_count(FCDP_COUNT_ASLEEP_BYTES, bytes);
         fcdp__heap_pages_give(heap, end - i, &range->pages[i], end - i);
         memset(&range->pages[i], 0, (end - i) * sizeof *range->pages);
         for (size_t k = i; k < end; k++) range->saved[k].is_away = true;
-        counts->freed_bytes += bytes;
+        counts->page_bytes += bytes;
     }
 }
 
@@ -308,6 +309,7 @@ static fcdp_status mapping_restore(fcdp_heap *heap, heap_range *range, size_t i,
     if (status && !is_mapped) fcdp__heap_pages_give(heap, n, &handle, n);
     if (status) return status;
     fcdp__trace_map(at.addr, bytes);
+    fcdp__trace_count(FCDP_COUNT_ASLEEP_BYTES, -(uint64_t)bytes);
     for (size_t k = i; k < i + n; k++) {
         range->pages[k] = handle;
         range->saved[k].is_away = false;
@@ -315,13 +317,15 @@ static fcdp_status mapping_restore(fcdp_heap *heap, heap_range *range, size_t i,
     return FCDP_OK;
 }
 
-static fcdp_status span_map(fcdp_heap *heap, const fcdp_span *span) {
+static fcdp_status span_map(fcdp_heap *heap, const fcdp_span *span, fcdp_sleep_counts *counts) {
     heap_range *range = span->owner;
     size_t n = range->bytes / heap->page_bytes;
     fcdp_status status = FCDP_OK;
     for (size_t i = 0, end; i < n && range->saved && !status; i = end) {
         for (end = i + 1; end < n && span->joined[end];) end++;
-        if (range->saved[i].is_away) status = mapping_restore(heap, range, i, end - i);
+        if (!range->saved[i].is_away) continue;
+        status = mapping_restore(heap, range, i, end - i);
+        counts->page_bytes += status ? 0 : (end - i) * heap->page_bytes;
     }
     return status;
 }
@@ -382,6 +386,13 @@ static void tidy(fcdp_heap *heap, const sleepers *s, const pieces *list, bool ke
     for (size_t i = 0; i < list->n; i++) list->at[i].saved->in_use = false;
 }
 
+static void calls_trace(uint64_t start_ns, uint16_t kind, const fcdp_sleep_counts *counts) {
+    fcdp__trace_since(start_ns, (fcdp_trace_event){.kind = kind,
+                                                   .bytes = counts->page_bytes,
+                                                   .a = counts->live_bytes,
+                                                   .b = counts->copied_bytes});
+}
+
 static fcdp_status stream_need(fcdp_heap *heap) {
     if (heap->sleep.stream) return FCDP_OK;
     fcdp_status status = fcdp__driver_stream_create(heap->drv, &heap->sleep.stream);
@@ -396,7 +407,7 @@ fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_
                             fcdp_sleep_counts *counts_out) {
     sleepers *s = malloc(sizeof *s);
     pieces list = {0};
-    uint64_t *prints = NULL;
+    uint64_t *prints = NULL, start_ns = fcdp__trace_start();
     *counts_out = (fcdp_sleep_counts){0};
     if (!s) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to put tensors to sleep");
     sleepers_find(heap, of, false, s);
@@ -417,6 +428,7 @@ fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_
             for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span; span = span->next)
                 span_unmap(heap, span, counts_out);
         (void)fcdp__pool_trim(heap->pool);
+        calls_trace(start_ns, FCDP_EVENT_SLEEP, counts_out);
     }
     free(prints);
     free(list.at);
@@ -429,6 +441,7 @@ fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
                            fcdp_sleep_counts *counts_out) {
     sleepers *s = malloc(sizeof *s);
     pieces list = {0};
+    uint64_t start_ns = fcdp__trace_start();
     fcdp_status status = FCDP_OK;
     *counts_out = (fcdp_sleep_counts){0};
     if (!s) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to wake tensors");
@@ -436,7 +449,7 @@ fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
     for (size_t i = 0; i < s->n && !status; i++)
         for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span && !status;
              span = span->next)
-            status = span_map(heap, span);
+            status = span_map(heap, span, counts_out);
     if (!status) status = pieces_of(s, &list);
     for (size_t i = 0; i < list.n; i++) counts_out->live_bytes += list.at[i].bytes;
     if (!status) status = pieces_copy(heap, &list, 0, list.n, false, &counts_out->copied_bytes);
@@ -448,6 +461,7 @@ fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
     if (!status) tidy(heap, s, &list, keeps);
     if (!status && !keeps && heap->sleep.n_free == heap->sleep.n_pages) chunks_free(heap);
     if (!status) arenas_set(s, false);
+    if (!status) calls_trace(start_ns, FCDP_EVENT_WAKE, counts_out);
     free(list.at);
     free(s);
     return status;

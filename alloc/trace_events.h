@@ -28,7 +28,11 @@
     X(FREE, 12, "free", "device address", "stream", "a tensor of `bytes` was freed")                         \
     X(NEIGHBOUR, 13, "native_allocator", "bytes that it lacked", "",                                         \
       "another allocator of the process lacked device memory, and was given `bytes`")                        \
-    X(HOST_WAIT, 14, "host_wait", "", "", "a thread of the program waited, the cause says what for")
+    X(HOST_WAIT, 14, "host_wait", "", "", "a thread of the program waited, the cause says what for")         \
+    X(SLEEP, 15, "sleep", "bytes of live tensors", "of these, copied to host memory",                        \
+      "tensors left the device, which took so long: pages of `bytes` went back (fcdp.sleep)")                \
+    X(WAKE, 16, "wake", "bytes of live tensors", "of these, copied to the device",                           \
+      "and came back, pages of `bytes`")
 
 /* RECLAIM: which reclaimer, in the order of fcdp_reclaimer. HOST_WAIT: FOR_x, of this layer and of others. */
 #define FCDP_ALLOC_CAUSES(X)                                                                                 \
@@ -68,7 +72,9 @@
     X(YIELDED_BYTES, 26, "device.yielded_bytes", BYTES, SUM, "given to the process's other allocator")       \
     X(HOST_PINS, 27, "host.pins", COUNT, SUM, "ranges of host memory that were page-locked")                 \
     X(HOST_UNPINS, 28, "host.unpins", COUNT, SUM, "of those, unlocked again")                                \
-    X(HOST_PINNED_BYTES, 29, "host.pinned_bytes", BYTES, LEVEL, "page-locked now, by FCDP in this process")
+    X(HOST_PINNED_BYTES, 29, "host.pinned_bytes", BYTES, LEVEL, "page-locked now, by FCDP in this process")  \
+    X(ASLEEP_BYTES, 30, "device.asleep_bytes", BYTES, LEVEL,                                                 \
+      "pages of tensors that are away (fcdp.sleep), and come back when they wake")
 
 /* None: alloc has no streams of its own. */
 #define FCDP_ALLOC_STREAMS(X)

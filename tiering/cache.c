@@ -182,7 +182,7 @@ static bool listing_add(listing *list, const char *name, const struct stat *stat
         list->room = room;
     }
     entry *added = &list->entries[list->n++];
-    snprintf(added->name, sizeof added->name, "%s", name);
+    snprintf(added->name, sizeof added->name, "%.*s", NAME_MAX_BYTES - 1, name);
     added->used = state->st_mtim;
     added->bytes = (size_t)state->st_size;
     return true;

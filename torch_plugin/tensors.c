@@ -352,7 +352,7 @@ static bool named(PyObject *tag, fcdp_sleep_of *of) {
 static void counts_sum(fcdp_sleep_counts *sum, const fcdp_sleep_counts *more) {
     sum->live_bytes += more->live_bytes;
     sum->copied_bytes += more->copied_bytes;
-    sum->freed_bytes += more->freed_bytes;
+    sum->page_bytes += more->page_bytes;
 }
 
 PyObject *binding_tensors_sleep(PyObject *self, PyObject *args) {
@@ -370,7 +370,7 @@ PyObject *binding_tensors_sleep(PyObject *self, PyObject *args) {
     }
     Py_END_ALLOW_THREADS if (status) return binding_raise(status);
     return Py_BuildValue("{s:n,s:n,s:n}", "live_bytes", (Py_ssize_t)sum.live_bytes, "copied_bytes",
-                         (Py_ssize_t)sum.copied_bytes, "freed_bytes", (Py_ssize_t)sum.freed_bytes);
+                         (Py_ssize_t)sum.copied_bytes, "freed_bytes", (Py_ssize_t)sum.page_bytes);
 }
 
 PyObject *binding_tensors_wake(PyObject *self, PyObject *args) {

@@ -85,7 +85,7 @@ static void test_bytes_and_addresses_come_back(void **state) {
         live = stats_of(&w).allocated_bytes;
         fcdp_sleep_counts down = sleep_all(&w);
         assert_int_equal(down.live_bytes, live);
-        assert_true(down.copied_bytes <= live && down.freed_bytes >= live);
+        assert_true(down.copied_bytes <= live && down.page_bytes >= live);
         for (size_t k = random_below(&seed, n / 3 + 1); k-- > 0;) { /* freed in its sleep */
             size_t i = random_below(&seed, n);
             give(&w, tensors[i].at);

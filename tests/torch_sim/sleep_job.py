@@ -47,7 +47,7 @@ def sleeps_between_steps(device):
         passing = torch.ones(3 << 20, device=device)
         torch.sim.synchronize()
         before = on_device()
-        night = {"before": before, "down": fcdp.sleep(), "asleep": on_device()}
+        night = {"before": before, "down": fcdp.sleep(), "asleep": on_device(), "away": fcdp.stats()["asleep_bytes"]}
         del passing
         night["said"] = awake_error(lambda: torch.empty(1, device=device))
         night["up"] = fcdp.wake()

@@ -1,5 +1,5 @@
 """Copies between host and device as a share of what the link can carry, the rate of page-locking, and what
-moving a region costs beside that."""
+moving a region costs beside that, how fast tensors sleep and wake."""
 
 import re
 
@@ -49,6 +49,7 @@ def regions(section: Section) -> None:
 def body(section: Section) -> None:
     shares(section, section.bench("bench_copies", *((64, 1) if section.simulated else (1024, 5))))
     regions(section)
+    section.bench("bench_sleep", *((64, 1) if section.simulated else (4096, 5)))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def _section(name: str, seconds: int, title: str) -> Section:
 SECTIONS = [
     _section("c_tests", 25, "The C tests on the driver, every check on"),
     _section("mapping", 35, "Physical handles and mappings, by handle size"),
-    _section("copies", 30, "Copies, page-locking, moving a region"),
+    _section("copies", 30, "Copies, page-locking, moving a region, sleep"),
     _section("fingerprints", 25, "The fingerprint's kernel"),
     _section("nccl_one", 25, "NCCL with one rank"),
     _section("nccl_alloc", 30, "PyTorch's own NCCL with fcdp_alloc: one process"),

@@ -90,6 +90,7 @@ def stats() -> dict[str, Any]:
       those trainable_bytes, gathers_made, gathers_avoided, state, ranks_per_node, and
       plain_bytes and gather_bytes as in ``saved``;
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
+    - ``asleep_bytes``: of tensors whose pages are away (``sleep()``);
     - ``cache``: of this rank's slices of frozen parameters, read_bytes and written_bytes (FCDP_CACHE_DIR);
     - ``host``: what this process has page-locked: pins and unpins (ranges, so far), pinned_bytes; its device's
       numa_node (-1: the machine has one, or does not say), and of its own slices near_bytes and far_bytes,

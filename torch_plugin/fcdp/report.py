@@ -31,6 +31,7 @@ def _nothing_yet() -> dict[str, Any]:
         "host_bytes": {"current": 0, "peak": 0},
         "host": {},
         "cache": {"read_bytes": 0, "written_bytes": 0},
+        "asleep_bytes": 0,
         "bypassed": [],
         "saved": {"plain_bytes": 0, "gather_bytes": 0, "beside_bytes": 0},
         "waits": {},
@@ -40,6 +41,9 @@ def _nothing_yet() -> dict[str, Any]:
 
 def stats() -> dict[str, Any]:
     out = _nothing_yet() | {"bypassed": unserved.entries()}
+    sleeping = sys.modules.get("fcdp.sleeping")
+    if sleeping is not None:
+        out["asleep_bytes"] = sleeping.asleep_bytes()
     settings = sys.modules.get("fcdp.settings")
     if settings is None or not settings.options:
         return out

@@ -49,3 +49,10 @@ def wake(name: str | None, keep: bool) -> dict[str, int]:
     if number is None and engine is not None:
         engine.wake()
     return woken
+
+
+def asleep_bytes() -> int:
+    """Of tensors on all devices, those whose pages are away."""
+    devices = [_fcdp.tensors_stats(device) for device in range(_fcdp.TENSORS_MAX_DEVICES)]
+    pools = [one[pool] for one in devices if one for pool in ("large_pool", "small_pool")]
+    return sum(pool["asleep_bytes"] for pool in pools)
