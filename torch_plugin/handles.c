@@ -48,14 +48,17 @@ void binding_host_function_end(void) {
     in_host_function = false;
 }
 
+/* These wait for the device, whose host functions want the GIL for a collective. An engine ends by itself
+ * (Engine.destroy). */
+static void object_end(binding_kind kind, void *object) {
+    Py_BEGIN_ALLOW_THREADS if (kind == BINDING_COMM) fcdp_comm_destroy(object);
+    if (kind == BINDING_TREE) fcdp_tree_destroy(object);
+    if (kind == BINDING_GROUP) fcdp_group_destroy(object);
+    Py_END_ALLOW_THREADS
+}
+
 static void handle_end(handle *h) {
-    if (h->object && h->generation == generation_now && h->pid == getpid()) {
-        /* These wait for the device, whose host functions want the GIL for a collective. */
-        Py_BEGIN_ALLOW_THREADS if (h->kind == BINDING_COMM) fcdp_comm_destroy(h->object);
-        if (h->kind == BINDING_TREE) fcdp_tree_destroy(h->object);
-        if (h->kind == BINDING_GROUP) fcdp_group_destroy(h->object);
-        Py_END_ALLOW_THREADS
-    }
+    if (h->object && h->generation == generation_now && h->pid == getpid()) object_end(h->kind, h->object);
     if (h->transport) binding_transport_destroy(h->transport);
     Py_XDECREF(h->nccl);
     Py_XDECREF(h->face);
@@ -106,13 +109,14 @@ bool binding_type_add(PyObject *module, binding_kind kind, const char *doc, PyMe
 
 PyObject *binding_wrap(binding_kind kind, void *object, PyObject *owner) {
     handle *h = malloc(sizeof *h);
-    if (!h) return PyErr_NoMemory();
-    *h = (handle){.kind = kind, .object = object, .generation = generation_now, .pid = getpid()};
-    PyObject *self = PyType_GenericAlloc(types[kind], 0);
+    PyObject *self = h ? PyType_GenericAlloc(types[kind], 0) : PyErr_NoMemory();
     if (!self) {
         free(h);
+        object_end(kind, object);
+        if (kind == BINDING_ENGINE) fcdp_engine_destroy(object);
         return NULL;
     }
+    *h = (handle){.kind = kind, .object = object, .generation = generation_now, .pid = getpid()};
     h->owner = owner ? Py_NewRef(owner) : NULL;
     ((instance *)self)->h = h;
     return self;

@@ -42,7 +42,10 @@ PyObject *methods_create_shard_group(PyObject *self, PyObject *args) {
         return NULL;
     }
     PyObject *shard_group = binding_wrap(BINDING_COMM, comm, self);
-    if (shard_group) binding_set_carrier(shard_group, transport, NULL);
+    if (shard_group)
+        binding_set_carrier(shard_group, transport, NULL);
+    else
+        binding_transport_destroy(transport);
     return shard_group;
 }
 

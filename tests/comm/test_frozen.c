@@ -260,7 +260,7 @@ static void test_a_failing_driver_leaves_no_wrong_byte(void **state) {
     cluster_config config = base;
     const uint32_t stride = getenv("TEST_STRIDE")    ? (uint32_t)atoi(getenv("TEST_STRIDE"))
                             : getenv("TEST_COARSER") ? 40
-                                                     : 8;
+                                                     : 24;
     test_random random = {random_seed("frozen", fcdp__now_ns())};
     config.n_groups = 2;
     config.timeout_s = 0.5;

@@ -74,6 +74,15 @@ def tagged_tensors_sleep(device):
 
 
 @memory_job.job
+def ends_asleep(device):
+    trained = memory_job.Trained(device)
+    for _ in range(2):
+        trained.step(trained.batch())
+    fcdp.sleep()
+    return {}
+
+
+@memory_job.job
 def a_peer_dies_asleep(device):
     trained = memory_job.Trained(device)
     trained.step(trained.batch())

@@ -43,6 +43,11 @@ def test_tagged_tensors_sleep_while_the_job_trains(mode, train, well):
     assert numbers(train("tagged_tensors_sleep", MODES[mode])) == well
 
 
+@pytest.mark.parametrize("mode", ["plain", "default"])
+def test_a_job_may_end_asleep(mode, train):
+    train("ends_asleep", MODES[mode])
+
+
 def test_a_peer_that_dies_asleep_is_named(train):
     ranks = train("a_peer_dies_asleep", FCDP | {"FCDP_TIMEOUT": "10"})
     assert len(ranks) == 3 and all("did not come: rank 3" in rank["said"] for rank in ranks), ranks

@@ -124,7 +124,7 @@ def sleep(tag: str | None = None) -> dict[str, int]:
 
     Every device page of gathered parameters goes, and, where FCDP serves tensors, every page of theirs: their bytes go
     to pinned host memory, those that it does not have yet. All come back to the same addresses, so a program's tensors
-    are as they were. Call it on every rank, between steps, when no other thread allocates. Until ``wake()``, unsharding
+    are as they were. Call it on every rank, between steps, when no other thread uses the device. Until ``wake()``, unsharding
     a module and allocating a tensor raise an error; freeing one does not.
 
     tag: those tensors alone that were allocated under ``tag(name)``; gathered parameters stay.

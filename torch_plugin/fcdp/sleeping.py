@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Iterator
 
 from fcdp import _fcdp
 
+_one_at_a_time = threading.Lock()
 _tags: dict[str, int] = {}  # name -> what the core calls it; 0 is that of tensors without one
 
 
@@ -33,21 +35,23 @@ def tag(name: str) -> Iterator[None]:
 
 def sleep(name: str | None) -> dict[str, int]:
     number, engine = _number(name), _engine()
-    if number is None and engine is not None:
-        engine.sleep()
-    try:
-        return _fcdp.tensors_sleep(number)
-    except _fcdp.Error:
+    with _one_at_a_time:
         if number is None and engine is not None:
-            engine.wake()
-        raise
+            engine.sleep()
+        try:
+            return _fcdp.tensors_sleep(number)
+        except _fcdp.Error:
+            if number is None and engine is not None:
+                engine.wake()
+            raise
 
 
 def wake(name: str | None, keep: bool) -> dict[str, int]:
     number, engine = _number(name), _engine()
-    woken = _fcdp.tensors_wake(number, keep)
-    if number is None and engine is not None:
-        engine.wake()
+    with _one_at_a_time:
+        woken = _fcdp.tensors_wake(number, keep)
+        if number is None and engine is not None:
+            engine.wake()
     return woken
 
 
