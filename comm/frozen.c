@@ -25,6 +25,7 @@
 #include "tiering/cache.h"
 
 enum { PRINT_BYTES = 16, RUN_BYTES = 4 << 20 };
+size_t fcdp__frozen_batch_bytes = (size_t)1 << 30;
 
 /* mutex guards all below it. */
 struct fcdp_frozen {
@@ -82,6 +83,10 @@ void fcdp__frozen_close(fcdp_frozen *frozen) {
 static bool is_frozen(const fcdp_group *group, uint32_t i) {
     const fcdp_extent *extent = &group->layout->extents[i];
     return extent->span == FCDP_SPAN_FROZEN && extent->shard_bytes > 0;
+}
+
+static fcdp_piece slice_of(const fcdp_group *group) {
+    return fcdp__layout_slice(group->layout, FCDP_SPAN_FROZEN, group->comm->topology.local);
 }
 
 static void digest_take(const XXH3_state_t *hash, uint8_t *out) {
@@ -151,7 +156,7 @@ static fcdp_status print_take(fcdp_group *group, const fcdp_program *program, fc
 /* All that a slice's bytes follow from, but for padding, which nobody reads. */
 static fcdp_cache_key key_make(const fcdp_group *group, const uint8_t *prints) {
     const fcdp_layout *layout = group->layout;
-    fcdp_piece slice = fcdp__layout_slice(layout, FCDP_SPAN_FROZEN, group->comm->topology.local);
+    fcdp_piece slice = slice_of(group);
     const uint64_t shape[] = {1 /* of this key */, layout->n_shards, layout->n_slices, slice.offset_bytes,
                               slice.bytes};
     fcdp_cache_key key;
@@ -254,15 +259,30 @@ static fcdp_status prints_exchange(const loading *l, fcdp_stream stream) {
     return status;
 }
 
-static fcdp_status answers_exchange(const loading *l) {
-    return l->program->agree(l->program->ctx, l->groups, l->n, l->answers, l->n);
+/* Groups [from, to) of those that are loaded. */
+typedef struct batch {
+    uint32_t from, to;
+} batch;
+
+/* The ranks meet again after each gigabyte of slices, whatever their disks do, and not only after all of them:
+ * else those that are fast might wait for longer than FCDP_TIMEOUT. All of them make the same batches. */
+static batch batch_from(const loading *l, uint32_t from) {
+    batch b = {from, from};
+    for (size_t bytes = 0; b.to < l->n && bytes < fcdp__frozen_batch_bytes; b.to++)
+        bytes += slice_of(l->groups[b.to]).bytes;
+    return b;
 }
 
-static void slices_read(const loading *l) {
-    for (uint32_t g = 0; g < l->n; g++) {
+static fcdp_status answers_exchange(const loading *l, batch b) {
+    return l->program->agree(l->program->ctx, l->groups + b.from, b.to - b.from, l->answers + b.from,
+                             b.to - b.from);
+}
+
+static void slices_read(const loading *l, batch b) {
+    for (uint32_t g = b.from; g < b.to; g++) {
         fcdp_group *group = l->groups[g];
         fcdp_cache *cache = group->comm->engine->frozen->cache;
-        fcdp_piece slice = fcdp__layout_slice(group->layout, FCDP_SPAN_FROZEN, group->comm->topology.local);
+        fcdp_piece slice = slice_of(group);
         char *to = (char *)fcdp__host_data(group->block) + slice.offset_bytes;
         bool there = fcdp__cache_read(cache, &group->frozen.key, to, slice.bytes);
         if (there) fcdp__count(&group->comm->engine->counts, FCDP_COUNT_CACHE_READ_BYTES, slice.bytes);
@@ -271,8 +291,8 @@ static void slices_read(const loading *l) {
 }
 
 /* answers[g]: 0 where the group has come from disk, on all ranks. */
-static void bytes_compare(const loading *l) {
-    for (uint32_t g = 0; g < l->n; g++)
+static void bytes_compare(const loading *l, batch b) {
+    for (uint32_t g = b.from; g < b.to; g++)
         if (!l->answers[g]) l->answers[g] = node_has_all(l->groups[g], l->prints[g]) ? 0 : 2;
 }
 
@@ -295,6 +315,25 @@ static void span_accept(fcdp_group *group) {
     }
 }
 
+static fcdp_status batch_load(const loading *l, batch b, uint64_t *bytes) {
+    slices_read(l, b);
+    fcdp_status status = answers_exchange(l, b);
+    if (!status) {
+        bytes_compare(l, b);
+        status = answers_exchange(l, b);
+    }
+    for (uint32_t g = b.from; g < b.to && !status; g++) {
+        if (l->answers[g] == 0) {
+            span_accept(l->groups[g]);
+            *bytes += l->groups[g]->layout->span[FCDP_SPAN_FROZEN].bytes;
+        } else {
+            if (l->answers[g] == 2) slice_drop(l->groups[g]);
+            l->groups[g]->frozen.writes = true;
+        }
+    }
+    return status;
+}
+
 fcdp_status fcdp__frozen_load(fcdp_group *const *groups, uint32_t n, const fcdp_program *program,
                               fcdp_stream stream) {
     loading l = {.program = program};
@@ -304,23 +343,8 @@ fcdp_status fcdp__frozen_load(fcdp_group *const *groups, uint32_t n, const fcdp_
     uint64_t start_ns = fcdp__now_ns(), bytes = 0;
     fcdp_status status = loading_make(&l, groups, n);
     if (!status) status = prints_exchange(&l, stream);
-    if (!status) {
-        slices_read(&l);
-        status = answers_exchange(&l);
-    }
-    if (!status) {
-        bytes_compare(&l);
-        status = answers_exchange(&l);
-    }
-    for (uint32_t g = 0; g < l.n && !status; g++) {
-        if (l.answers[g] == 0) {
-            span_accept(l.groups[g]);
-            bytes += l.groups[g]->layout->span[FCDP_SPAN_FROZEN].bytes;
-        } else {
-            if (l.answers[g] == 2) slice_drop(l.groups[g]);
-            l.groups[g]->frozen.writes = true;
-        }
-    }
+    for (batch b = batch_from(&l, 0); b.from < l.n && !status; b = batch_from(&l, b.to))
+        status = batch_load(&l, b, &bytes);
     if (bytes && groups[0]->comm->topology.local == 0)
         fcdp__log(FCDP_LOG_INFO, "%s of frozen parameters came from %s in %.1f s", fcdp__size_text(bytes).s,
                   groups[0]->comm->engine->options.cache_dir, (double)(fcdp__now_ns() - start_ns) / 1e9);
@@ -340,7 +364,7 @@ static bool is_first(void *ctx) {
 /* Once all ranks of the node have stored their pieces of it: this rank's slice may hold pieces of others. */
 static fcdp_status slice_write(fcdp_frozen *frozen, fcdp_group *group) {
     const fcdp_topology *topology = &group->comm->topology;
-    fcdp_piece slice = fcdp__layout_slice(group->layout, FCDP_SPAN_FROZEN, topology->local);
+    fcdp_piece slice = slice_of(group);
     fcdp_cache_entry entry = {.key = group->frozen.key,
                               .name = group->name[0] ? group->name : "(root)",
                               .slice = topology->local,

@@ -27,6 +27,8 @@ void fcdp__frozen_warn(const fcdp_comm *comm);
 /* Every group has ended. NULL: does nothing. */
 void fcdp__frozen_close(fcdp_frozen *frozen);
 
+/* Of a rank's slices, after which the ranks meet again; tests lower it. */
+extern size_t fcdp__frozen_batch_bytes;
 /* This rank's vote: may the frozen span come from disk? Once in a group's life. */
 bool fcdp__frozen_is_asked(const fcdp_group *group);
 /* Right after an agreement on `groups`: bring the frozen spans that all ranks voted for and that all nodes

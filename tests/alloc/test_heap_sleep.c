@@ -253,7 +253,7 @@ static void world_close_after_fault(world *w) {
 static void test_whatever_call_fails_no_byte_is_lost(void **state) {
     (void)state;
     unsigned long n_calls = 0;
-    for (unsigned long n = 0; n <= n_calls; n++) {
+    for (unsigned long n = 0; n <= n_calls; n += n && getenv("TEST_COARSER") ? 7 : 1) {
         world w = world_open(64);
         tensor tensors[] = {make(&w, 7 * MIB, 0), make(&w, 300, 0), make(&w, 2 * MIB, 1),
                             make(&w, 90 * KIB, 2)};

@@ -17,8 +17,8 @@ extern char **environ;
 enum { MIB = 1 << 20, MAX_ROUNDS = 100, MAX_BLOCKS = 4096 };
 
 typedef enum what { PLAIN_DOWN, PLAIN_UP, SLEEP, WAKE, SLEEP_UNCHANGED, N_WHATS } what;
-static const char *const names[N_WHATS] = {"a plain copy to the host", "a plain copy to the device",
-                                           "sleep", "wake", "sleep, nothing has changed"};
+static const char *const names[N_WHATS] = {"a plain copy to the host", "a plain copy to the device", "sleep",
+                                           "wake", "sleep, nothing has changed"};
 
 typedef struct bench {
     fcdp_device device;

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "comm/frozen.h"
 #include "tests/comm/engine_world.h"
 #include "tests/comm/random.h"
 
@@ -139,6 +140,7 @@ static void test_a_second_run_sends_nothing_of_them(void **state) {
         config.coalesce_bytes = way & 4 ? 1 << 20 : 0;
         for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++) config.tau[r] = way & 8 ? 1 : 0;
         config.fingerprints = way & 32;
+        fcdp__frozen_batch_bytes = way & 1 ? 1 : 1 << 20; /* a group at a time, or all */
         outcome first = run(&config, &j), second = run(&config, &j);
         assert_int_equal(first.read, 0);
         assert_true(first.written > 0);
