@@ -264,8 +264,8 @@ typedef struct batch {
     uint32_t from, to;
 } batch;
 
-/* The ranks meet again after each gigabyte of slices, whatever their disks do, and not only after all of them:
- * else those that are fast might wait for longer than FCDP_TIMEOUT. All of them make the same batches. */
+/* The ranks meet again after each gigabyte of slices, and not only after all of them: else those whose disks
+ * are fast might wait for longer than FCDP_TIMEOUT. All of them make the same batches. */
 static batch batch_from(const loading *l, uint32_t from) {
     batch b = {from, from};
     for (size_t bytes = 0; b.to < l->n && bytes < fcdp__frozen_batch_bytes; b.to++)

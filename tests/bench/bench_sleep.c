@@ -1,9 +1,9 @@
 /* bench_sleep - how fast tensors leave the device and come back (fcdp_heap_sleep, _wake), beside one plain
  * copy of as many bytes from and to page-locked memory, on the driver that FCDP_DRIVER chooses.
  *
- * Usage: bench_sleep [MIB, default 1024] [ROUNDS, default 5]. One figure a line, "NAME = VALUE UNIT", medians;
- * GB = 1e9 live bytes. "nothing has changed": a sleep behind another, which compares by the fingerprint's
- * kernel, and copies nothing.
+ * Usage: bench_sleep [MIB, default 1024] [ROUNDS, default 5]. One figure a line, "NAME = VALUE UNIT",
+ * medians; GB = 1e9 live bytes. "nothing has changed": a sleep behind another, which compares by the
+ * fingerprint's kernel, and copies nothing.
  */
 #include <stdio.h>
 #include <stdlib.h>
