@@ -113,7 +113,8 @@ typedef fcdp_status (*fcdp_read_fn)(void *ctx, const uint64_t *arrays, const siz
                                     uint64_t *prints_out);
 /* Copy the live bytes to pinned host memory, those that it has not had already (by `read`; NULL: all), unmap
  * every page, and give them to the driver. Waits for the device. FCDP_ERR_INVALID: a CUDA graph is captured,
- * or another thread allocates. FCDP_ERR_NO_HOST_MEM. On failure nothing is asleep. */
+ * or another thread allocates. FCDP_ERR_NO_HOST_MEM. On failure nothing is asleep, unless the
+ * driver refuses that as well, with a warning: then wake them. */
 fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_fn read, void *ctx,
                             fcdp_sleep_counts *counts_out) FCDP_MUST_CHECK;
 /* Map pages again, copy what is still live back, and wait. `keeps`: host memory keeps its bytes for the next

@@ -50,6 +50,7 @@ typedef struct heap_saved {
     uint64_t print;
     bool is_valid; /* the host's page has what it says, and `print` is its */
     bool is_away;  /* the device's page is unmapped, until it wakes */
+    bool is_back;  /* it is mapped anew, and has no bytes yet */
     bool in_use;   /* within a call */
 } heap_saved;
 typedef struct heap_chunk heap_chunk;

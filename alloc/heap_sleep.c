@@ -132,15 +132,16 @@ static bool range_need_saved(const fcdp_heap *heap, heap_range *range) {
     return range->saved != NULL;
 }
 
-/* Every live block of the arena, page by page, in address order within a span. The arena's lock is held. */
-static fcdp_status pieces_collect(const heap_arena *arena, pieces *list) {
+/* Every live block of the arena, page by page, in address order within a span. `sleeps`: no block may be on its
+ * way; to a wake, one that waits for an event is as good as freed. The arena's lock is held. */
+static fcdp_status pieces_collect(const heap_arena *arena, bool sleeps, pieces *list) {
     const size_t page = arena->heap->page_bytes;
     bool ok = true;
     for (const fcdp_span *span = fcdp__arena_spans(arena->blocks); span; span = span->next) {
         heap_range *range = span->owner;
         ok = ok && range_need_saved(arena->heap, range);
         for (const fcdp_block *block = span->first; block && ok; block = block->after) {
-            if (block->state == FCDP_BLOCK_BUSY && !block->unmapped)
+            if (sleeps && block->state == FCDP_BLOCK_BUSY && !block->unmapped)
                 return fcdp__fail(FCDP_ERR_INVALID,
                                   "another thread allocates or frees tensors: sleep when none does");
             for (uint64_t at = block->address, end = at + block->bytes;
@@ -234,40 +235,86 @@ static fcdp_status pieces_copy(fcdp_heap *heap, const pieces *list, size_t from,
     return status;
 }
 
-/* What the host's pages lack. Pages whose copy is under way are not valid until it has ended. */
-static fcdp_status pieces_save(fcdp_heap *heap, const pieces *list, const uint64_t *prints,
-                               fcdp_sleep_counts *counts) {
-    uint64_t *wanted = malloc((list->n + 1) * sizeof *wanted);
-    fcdp_status status = wanted ? FCDP_OK
-                                : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to save live tensors");
+/* The copies of one sleep, in as many parts, so that pages are unmapped while later ones are copied. */
+enum { MAX_PARTS = 32 };
+static const size_t PART_BYTES = (size_t)16 << 20;
+typedef struct saving {
+    fcdp_heap *heap;
+    const pieces *list;
+    uint64_t *wanted;             /* of the page that begins with a piece: its print, once it is saved */
+    size_t ends[MAX_PARTS];       /* of a part: the piece behind it */
+    fcdp_event events[MAX_PARTS]; /* recorded behind its copies */
+    size_t n, n_done;
+} saving;
+
+static fcdp_status saving_begin(saving *s, fcdp_heap *heap, const pieces *list) {
+    *s = (saving){.heap = heap, .list = list, .wanted = calloc(list->n + 1, sizeof *s->wanted)};
+    return s->wanted ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to save live tensors");
+}
+
+static void saving_end(saving *s) {
+    for (size_t i = 0; i < s->n; i++) fcdp__driver_event_destroy(s->heap->drv, s->events[i]);
+    free(s->wanted);
+}
+
+/* What was enqueued up to piece `end` is a part. */
+static fcdp_status part_end(saving *s, size_t end) {
+    fcdp_status status = fcdp__driver_event_create_blocking(s->heap->drv, &s->events[s->n]);
+    if (status) return status;
+    s->ends[s->n] = end;
+    return fcdp__driver_event_record(s->heap->drv, s->events[s->n++], s->heap->sleep.stream);
+}
+
+/* The host waits until the pages up to piece `end` are saved: they are valid then. */
+static fcdp_status parts_await(saving *s, size_t end) {
+    const pieces *list = s->list;
+    while (s->n_done < s->n && (s->n_done ? s->ends[s->n_done - 1] : 0) < end) {
+        size_t from = s->n_done ? s->ends[s->n_done - 1] : 0;
+        fcdp_status status = fcdp__driver_event_sync(s->heap->drv, s->events[s->n_done]);
+        if (status) return status;
+        for (size_t i = from; i < s->ends[s->n_done]; i = page_end(list, i)) {
+            list->at[i].saved->is_valid = true;
+            list->at[i].saved->print = s->wanted[i];
+        }
+        s->n_done++;
+    }
+    return FCDP_OK;
+}
+
+/* Enqueue the copies of what the host's pages lack. Their pages are not valid until they have ended. */
+static fcdp_status pieces_save(saving *s, const uint64_t *prints, fcdp_sleep_counts *counts) {
+    const pieces *list = s->list;
+    fcdp_status status = FCDP_OK;
+    size_t part_bytes = counts->live_bytes / (MAX_PARTS - 1) + 1, bytes = 0;
     size_t from = 0; /* of a run of pages that are to be copied */
+    if (part_bytes < PART_BYTES) part_bytes = PART_BYTES;
     for (size_t i = 0, end; i < list->n && !status; i = end) {
         heap_saved *saved = list->at[i].saved;
         end = page_end(list, i);
-        wanted[i] = prints ? page_print(list, prints, i, end) : 0;
-        if (prints && saved->is_valid && saved->print == wanted[i]) {
-            status = pieces_copy(heap, list, from, i, true, &counts->copied_bytes);
-            from = end;
-            continue;
+        s->wanted[i] = prints ? page_print(list, prints, i, end) : 0;
+        bool copies = !prints || !saved->is_valid || saved->print != s->wanted[i];
+        if (copies) saved->is_valid = false;
+        if (copies) status = saved_need(s->heap, saved);
+        for (size_t k = i; k < end; k++) bytes += list->at[k].bytes;
+        bool ends_part = bytes >= part_bytes || end == list->n;
+        if (status || (copies && !ends_part)) continue;
+        status = pieces_copy(s->heap, list, from, copies ? end : i, true, &counts->copied_bytes);
+        from = end;
+        if (!status && ends_part) {
+            status = part_end(s, end);
+            bytes = 0;
         }
-        saved->is_valid = false;
-        status = saved_need(heap, saved);
     }
-    if (!status) status = pieces_copy(heap, list, from, list->n, true, &counts->copied_bytes);
-    fcdp_status ended = fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
-    if (!status) status = ended;
-    for (size_t i = 0; i < list->n && !status; i = page_end(list, i)) {
-        list->at[i].saved->is_valid = true;
-        list->at[i].saved->print = wanted[i];
-    }
-    free(wanted);
     return status;
 }
 
 /* ---- pages ---- */
 
-/* Mapping by mapping. One that the driver refuses to unmap stays, with its bytes. */
-static void span_unmap(fcdp_heap *heap, const fcdp_span *span, fcdp_sleep_counts *counts) {
+/* Mapping by mapping, in the order of the pieces, each once its bytes are saved: *next_piece is the first one
+ * behind what was unmapped. A mapping that the driver refuses to unmap stays, with its bytes. */
+static fcdp_status span_unmap(saving *s, const fcdp_span *span, size_t *next_piece,
+                              fcdp_sleep_counts *counts) {
+    fcdp_heap *heap = s->heap;
     heap_range *range = span->owner;
     size_t n = range->bytes / heap->page_bytes;
     for (size_t i = 0, end; i < n; i = end) {
@@ -275,6 +322,11 @@ static void span_unmap(fcdp_heap *heap, const fcdp_span *span, fcdp_sleep_counts
         if (!range->pages[i].handle) continue;
         uint64_t at = range->base + i * heap->page_bytes;
         size_t bytes = (end - i) * heap->page_bytes;
+        while (*next_piece < s->list->n && s->list->at[*next_piece].address - at < bytes) ++*next_piece;
+        fcdp_status status = parts_await(s, *next_piece);
+        for (size_t k = i; k < end && !status; k++)
+            if (range->saved[k].host && !range->saved[k].is_valid) status = parts_await(s, s->list->n);
+        if (status) return status;
         if (FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, (fcdp_dptr){at}, bytes))) {
             fcdp__log(FCDP_LOG_WARN, "sleep: %s of device memory stay: %s", fcdp__size_text(bytes).s,
                       fcdp_error_text());
@@ -287,6 +339,7 @@ static void span_unmap(fcdp_heap *heap, const fcdp_span *span, fcdp_sleep_counts
         for (size_t k = i; k < end; k++) range->saved[k].is_away = true;
         counts->page_bytes += bytes;
     }
+    return FCDP_OK;
 }
 
 /* One mapping, of `n` pages. */
@@ -313,21 +366,37 @@ static fcdp_status mapping_restore(fcdp_heap *heap, heap_range *range, size_t i,
     for (size_t k = i; k < i + n; k++) {
         range->pages[k] = handle;
         range->saved[k].is_away = false;
+        range->saved[k].is_back = true;
     }
     return FCDP_OK;
 }
 
-static fcdp_status span_map(fcdp_heap *heap, const fcdp_span *span, fcdp_sleep_counts *counts) {
+/* Mapping by mapping: while later ones are mapped, the bytes of earlier ones are copied. */
+static fcdp_status span_map(fcdp_heap *heap, const fcdp_span *span, const pieces *list, size_t *next_piece,
+                            fcdp_sleep_counts *counts) {
     heap_range *range = span->owner;
-    size_t n = range->bytes / heap->page_bytes;
+    size_t n = range->saved ? range->bytes / heap->page_bytes : 0;
     fcdp_status status = FCDP_OK;
-    for (size_t i = 0, end; i < n && range->saved && !status; i = end) {
+    for (size_t i = 0, end; i < n && !status; i = end) {
+        uint64_t at = range->base + i * heap->page_bytes;
         for (end = i + 1; end < n && span->joined[end];) end++;
-        if (!range->saved[i].is_away) continue;
-        status = mapping_restore(heap, range, i, end - i);
-        counts->page_bytes += status ? 0 : (end - i) * heap->page_bytes;
+        size_t bytes = (end - i) * heap->page_bytes, first = *next_piece;
+        while (*next_piece < list->n && list->at[*next_piece].address - at < bytes) ++*next_piece;
+        if (range->saved[i].is_away) {
+            status = mapping_restore(heap, range, i, end - i);
+            counts->page_bytes += status ? 0 : bytes;
+        }
+        if (!status && range->saved[i].is_back)
+            status = pieces_copy(heap, list, first, *next_piece, false, &counts->copied_bytes);
     }
     return status;
+}
+
+/* Its pages have their bytes. */
+static void span_is_back(const fcdp_heap *heap, const fcdp_span *span) {
+    heap_range *range = span->owner;
+    size_t n = range->saved ? range->bytes / heap->page_bytes : 0;
+    for (size_t i = 0; i < n; i++) range->saved[i].is_back = false;
 }
 
 /* Host pages over which nothing lives any more. The arena's lock is held. */
@@ -367,12 +436,12 @@ static void arenas_set(const sleepers *s, bool asleep) {
 }
 
 /* From here on nothing is allocated there. */
-static fcdp_status pieces_of(const sleepers *s, pieces *list) {
+static fcdp_status pieces_of(const sleepers *s, bool sleeps, pieces *list) {
     fcdp_status status = FCDP_OK;
     for (size_t i = 0; i < s->n && !status; i++) {
         fcdp__lock_acquire(&s->arenas[i]->lock);
         atomic_store(&s->arenas[i]->asleep, true);
-        status = pieces_collect(s->arenas[i], list);
+        status = pieces_collect(s->arenas[i], sleeps, list);
         fcdp__lock_release(&s->arenas[i]->lock);
     }
     return status;
@@ -403,10 +472,64 @@ static fcdp_status stream_need(fcdp_heap *heap) {
     return status;
 }
 
+static fcdp_status arenas_unmap(saving *saved, const sleepers *s, fcdp_sleep_counts *counts) {
+    fcdp_status status = FCDP_OK;
+    size_t next_piece = 0;
+    for (size_t i = 0; i < s->n && !status; i++)
+        for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span && !status;
+             span = span->next)
+            status = span_unmap(saved, span, &next_piece, counts);
+    return status;
+}
+
+/* Pages that are mapped have no bytes yet, until all are copied: what fails is to be done again. */
+static fcdp_status arenas_wake(fcdp_heap *heap, const sleepers *s, bool keeps, fcdp_sleep_counts *counts) {
+    pieces list = {0};
+    size_t next_piece = 0;
+    fcdp_status status = pieces_of(s, false, &list);
+    for (size_t i = 0; i < list.n; i++) counts->live_bytes += list.at[i].bytes;
+    for (size_t i = 0; i < s->n && !status; i++)
+        for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span && !status;
+             span = span->next)
+            status = span_map(heap, span, &list, &next_piece, counts);
+    if (s->n) {
+        fcdp_failure failure = fcdp__failure_keep(status);
+        fcdp_status ended = fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
+        status = failure.status ? fcdp__failure_restore(&failure) : ended;
+    }
+    FCDP_CHECK(0, status || next_piece == list.n);
+    if (!status) {
+        for (size_t i = 0; i < s->n; i++)
+            for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span; span = span->next)
+                span_is_back(heap, span);
+        tidy(heap, s, &list, keeps);
+        if (!keeps && heap->sleep.n_free == heap->sleep.n_pages) chunks_free(heap);
+        arenas_set(s, false);
+    }
+    free(list.at);
+    return status;
+}
+
+/* Pages that were unmapped already come back. */
+static fcdp_status sleep_undo(fcdp_heap *heap, const sleepers *s, fcdp_sleep_counts *counts,
+                              fcdp_status status) {
+    fcdp_failure failure = fcdp__failure_keep(status);
+    bool any = counts->page_bytes > 0;
+    *counts = (fcdp_sleep_counts){0};
+    if (heap->sleep.stream) (void)!fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
+    if (!any)
+        arenas_set(s, false);
+    else if (arenas_wake(heap, s, true, counts))
+        fcdp__log(FCDP_LOG_WARN, "sleep failed, and so did waking (%s): call fcdp.wake() again",
+                  fcdp_error_text());
+    return fcdp__failure_restore(&failure);
+}
+
 fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_fn read, void *ctx,
                             fcdp_sleep_counts *counts_out) {
     sleepers *s = malloc(sizeof *s);
     pieces list = {0};
+    saving saved = {0};
     uint64_t *prints = NULL, start_ns = fcdp__trace_start();
     *counts_out = (fcdp_sleep_counts){0};
     if (!s) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to put tensors to sleep");
@@ -416,53 +539,32 @@ fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_
         status = fcdp__fail(FCDP_ERR_INVALID, "tensors cannot go to sleep while a CUDA graph is captured");
     if (!status && s->n) status = fcdp__driver_sync(heap->drv);
     fcdp__heap_deferred_poll(heap);
-    if (!status) status = pieces_of(s, &list);
+    if (!status) status = pieces_of(s, true, &list);
     if (!status) tidy(heap, s, &list, true);
     for (size_t i = 0; i < list.n; i++) counts_out->live_bytes += list.at[i].bytes;
     if (!status) status = prints_take(&list, read, ctx, &prints);
-    if (!status) status = pieces_save(heap, &list, prints, counts_out);
-    if (status) {
-        arenas_set(s, false);
-    } else {
-        for (size_t i = 0; i < s->n; i++)
-            for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span; span = span->next)
-                span_unmap(heap, span, counts_out);
-        (void)fcdp__pool_trim(heap->pool);
-        calls_trace(start_ns, FCDP_EVENT_SLEEP, counts_out);
-    }
+    if (!status) status = saving_begin(&saved, heap, &list);
+    if (!status) status = pieces_save(&saved, prints, counts_out);
+    if (!status) status = arenas_unmap(&saved, s, counts_out);
+    if (status) status = sleep_undo(heap, s, counts_out, status);
+    if (!status) (void)fcdp__pool_trim(heap->pool);
+    if (!status) calls_trace(start_ns, FCDP_EVENT_SLEEP, counts_out);
+    saving_end(&saved);
     free(prints);
     free(list.at);
     free(s);
     return status;
 }
 
-/* Pages that are mapped have no bytes yet, until all are copied: a call that fails is to be made again. */
 fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
                            fcdp_sleep_counts *counts_out) {
     sleepers *s = malloc(sizeof *s);
-    pieces list = {0};
     uint64_t start_ns = fcdp__trace_start();
-    fcdp_status status = FCDP_OK;
     *counts_out = (fcdp_sleep_counts){0};
     if (!s) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to wake tensors");
     sleepers_find(heap, of, true, s);
-    for (size_t i = 0; i < s->n && !status; i++)
-        for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span && !status;
-             span = span->next)
-            status = span_map(heap, span, counts_out);
-    if (!status) status = pieces_of(s, &list);
-    for (size_t i = 0; i < list.n; i++) counts_out->live_bytes += list.at[i].bytes;
-    if (!status) status = pieces_copy(heap, &list, 0, list.n, false, &counts_out->copied_bytes);
-    if (s->n) {
-        fcdp_failure failure = fcdp__failure_keep(status);
-        fcdp_status ended = fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
-        status = failure.status ? fcdp__failure_restore(&failure) : ended;
-    }
-    if (!status) tidy(heap, s, &list, keeps);
-    if (!status && !keeps && heap->sleep.n_free == heap->sleep.n_pages) chunks_free(heap);
-    if (!status) arenas_set(s, false);
+    fcdp_status status = arenas_wake(heap, s, keeps, counts_out);
     if (!status) calls_trace(start_ns, FCDP_EVENT_WAKE, counts_out);
-    free(list.at);
     free(s);
     return status;
 }
