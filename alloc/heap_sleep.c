@@ -132,8 +132,8 @@ static bool range_need_saved(const fcdp_heap *heap, heap_range *range) {
     return range->saved != NULL;
 }
 
-/* Every live block of the arena, page by page, in address order within a span. `sleeps`: no block may be on its
- * way; to a wake, one that waits for an event is as good as freed. The arena's lock is held. */
+/* Every live block of the arena, page by page, in address order within a span. `sleeps`: no block may be on
+ * its way; to a wake, one that waits for an event is as good as freed. The arena's lock is held. */
 static fcdp_status pieces_collect(const heap_arena *arena, bool sleeps, pieces *list) {
     const size_t page = arena->heap->page_bytes;
     bool ok = true;
