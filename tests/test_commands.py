@@ -128,7 +128,11 @@ DOCTOR = {
 }
 HELP = {"-h", "--help"}
 OPTIONS = {
-    "fcdp-doctor": {"-h", "--help", "--version", "--options", "--json", "--nodes", "--ranks", "--steps", "--timeout"},
+    "fcdp-doctor": {
+        *HELP,
+        *("--version", "--options", "--json", "--nodes", "--ranks", "--steps", "--timeout"),
+        *("--cache", "--clear"),  # tests/torch_plugin/test_cache.py
+    },
     "fcdp-memtrace": {*HELP, "--version"},
     "fcdp-memtrace top": {*HELP, "--json", "--pid", "--interval"},
     "fcdp-memtrace record": {*HELP, "-o", "--output", "-f", "--force", "--pid", "-q", "--quiet"},
@@ -189,7 +193,9 @@ WRONG = {
         (["--steps", "0", "train.py"], "--steps must be at least 1"),
         (["--steps", "two", "train.py"], "invalid int value: 'two'"),
         (["--timeout", "soon", "train.py"], "invalid float value: 'soon'"),
-        (["--json"], "--json needs a script or the id of a process"),
+        (["--json"], "--json needs a script, the id of a process or --cache"),
+        (["--clear"], "--clear needs --cache"),
+        (["--cache=/tmp", "4711"], "--cache looks at no script and no process: 4711"),
         (["--options=yes"], "ignored explicit argument 'yes'"),
     ],
     "fcdp-lab": [

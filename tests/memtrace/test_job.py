@@ -102,6 +102,8 @@ def test_counters_equal_fcdp_stats(folder):
         stats = json.loads((folder / f"stats{rank}.json").read_text())
         both = {name: (value, stats_of(stats, name)) for name, value in process["counters"].items()}
         both = {name: pair for name, pair in both.items() if isinstance(pair[1], int)}
+        for name in ("host.unpins", "host.pinned_bytes"):  # the trace goes on while the job's end unlocks
+            del both[name]
         assert len(both) > 20, both
         assert {name: pair for name, pair in both.items() if pair[0] != pair[1]} == {}
 

@@ -97,6 +97,7 @@ class _EngineStats(TypedDict):
     device_bytes: dict[str, int]
     host_bytes: dict[str, int]
     host: dict[str, int | str]
+    cache: dict[str, int]
 
 class _GroupStats(TypedDict):
     name: str
