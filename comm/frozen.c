@@ -24,7 +24,7 @@
 #include "comm/trace.h"
 #include "tiering/cache.h"
 
-enum { PRINT_BYTES = 16, RUN_BYTES = 4 << 20 };
+enum { PRINT_BYTES = 16, RUN_BYTES = 4 << 20, LOOK_NS = 20000000 };
 size_t fcdp__frozen_batch_bytes = (size_t)1 << 30;
 
 /* mutex guards all below it. */
@@ -361,6 +361,23 @@ static bool is_first(void *ctx) {
     return state.span[FCDP_SPAN_FROZEN].epoch == 1;
 }
 
+/* Until the node's other ranks have stored theirs. A job that has failed does not wait for them. */
+static fcdp_status others_await(fcdp_frozen *frozen, const fcdp_group *group) {
+    uint64_t start_ns = fcdp__now_ns();
+    fcdp_status status = FCDP_PENDING;
+    while (status == FCDP_PENDING) {
+        status = fcdp_comm_check(group->comm);
+        if (!status)
+            status = fcdp__board_query_all(group->block, FCDP_BOARD_STORED_0, 1, group->name,
+                                           fcdp__now_ns() - start_ns);
+        if (status != FCDP_PENDING) break;
+        pthread_mutex_lock(&frozen->mutex);
+        (void)fcdp__condition_wait(&frozen->changed, &frozen->mutex, fcdp__now_ns() + LOOK_NS);
+        pthread_mutex_unlock(&frozen->mutex);
+    }
+    return status;
+}
+
 /* Once all ranks of the node have stored their pieces of it: this rank's slice may hold pieces of others. */
 static fcdp_status slice_write(fcdp_frozen *frozen, fcdp_group *group) {
     const fcdp_topology *topology = &group->comm->topology;
@@ -373,8 +390,7 @@ static fcdp_status slice_write(fcdp_frozen *frozen, fcdp_group *group) {
                               .bytes = slice.bytes};
     fcdp_status status = fcdp_comm_check(group->comm);
     if (!status) status = fcdp__driver_event_sync(frozen->engine->drv, fcdp__region_stored(group->region));
-    if (!status && topology->node_size > 1)
-        status = fcdp__board_wait_all(group->block, FCDP_BOARD_STORED_0, 1, group->name);
+    if (!status && topology->node_size > 1) status = others_await(frozen, group);
     if (status) { /* the job is about to end with this failure; the writer has nothing to add */
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
         return FCDP_OK;
