@@ -378,7 +378,8 @@ static fcdp_status others_await(fcdp_frozen *frozen, const fcdp_group *group) {
     return status;
 }
 
-/* Once all ranks of the node have stored their pieces of it: this rank's slice may hold pieces of others. */
+/* Once all ranks of the node have stored their pieces of it: this rank's slice may hold pieces of others. A
+ * job that has failed is about to end with that: the writer has nothing to add. */
 static fcdp_status slice_write(fcdp_frozen *frozen, fcdp_group *group) {
     const fcdp_topology *topology = &group->comm->topology;
     fcdp_piece slice = slice_of(group);
@@ -389,9 +390,12 @@ static fcdp_status slice_write(fcdp_frozen *frozen, fcdp_group *group) {
                               .from = (const char *)fcdp__host_data(group->block) + slice.offset_bytes,
                               .bytes = slice.bytes};
     fcdp_status status = fcdp_comm_check(group->comm);
-    if (!status) status = fcdp__driver_event_sync(frozen->engine->drv, fcdp__region_stored(group->region));
+    if (!status) {
+        status = fcdp__driver_event_sync(frozen->engine->drv, fcdp__region_stored(group->region));
+        if (status && !fcdp_comm_check(group->comm)) return status;
+    }
     if (!status && topology->node_size > 1) status = others_await(frozen, group);
-    if (status) { /* the job is about to end with this failure; the writer has nothing to add */
+    if (status) {
         fcdp__log(FCDP_LOG_DEBUG, "%s", fcdp_error_text());
         return FCDP_OK;
     }
@@ -410,8 +414,11 @@ static fcdp_group *queue_take(fcdp_frozen *frozen) {
     return group;
 }
 
+/* It may wait for events only once the driver lets it ignore that another thread captures a graph: else it
+ * would break that graph, as the monitor's queries would. */
 static void *writer_main(void *arg) {
     fcdp_frozen *frozen = arg;
+    bool may_wait = false;
     pthread_mutex_lock(&frozen->mutex);
     while (!frozen->stops) {
         frozen->current = queue_take(frozen);
@@ -420,7 +427,11 @@ static void *writer_main(void *arg) {
             continue;
         }
         pthread_mutex_unlock(&frozen->mutex);
-        fcdp_status status = slice_write(frozen, frozen->current);
+        int mode = FCDP_CAPTURE_MODE_RELAXED;
+        fcdp_status status =
+            may_wait ? FCDP_OK : fcdp__driver_capture_mode_exchange(frozen->engine->drv, &mode);
+        may_wait = !status;
+        if (!status) status = slice_write(frozen, frozen->current);
         pthread_mutex_lock(&frozen->mutex);
         if (status && !frozen->warned)
             fcdp__log(FCDP_LOG_WARN, "frozen parameters that the next run will gather: %s",

@@ -289,6 +289,57 @@ static void test_a_failing_driver_leaves_no_wrong_byte(void **state) {
     }
 }
 
+static void use_body(member *m, void *arg) {
+    (void)arg;
+    MUST(!member_step(m, 0, all_extents, true));
+    member_begin_forward(m);
+    MUST(!member_unshard(m, 0, UNSHARD_FORWARD));
+    MUST(!member_use(m, 0));
+}
+
+/* What the use has stored is being written from here on. */
+static void release_body(member *m, void *arg) {
+    int mode = FCDP_CAPTURE_MODE_RELAXED;
+    (void)arg;
+    MUST(!fcdp__driver_capture_mode_exchange(m->engine->drv, &mode));
+    MUST(!member_reshard(m, 0, false));
+}
+
+/* Once all that is being written has ended. */
+static uint64_t written(cluster *c) {
+    uint64_t bytes = 0;
+    EVERY_MEMBER(c, m) {
+        fcdp_engine_stats stats;
+        fcdp_group_destroy(m->groups[0]);
+        m->groups[0] = NULL;
+        fcdp_engine_stats_get(m->engine, &stats);
+        bytes += stats.cache_written_bytes;
+    }
+    return bytes;
+}
+
+/* Another stream is being captured while the writer waits for the stores. */
+static void test_the_writer_breaks_no_capture(void **state) {
+    (void)state;
+    cluster_config config = base;
+    config.n_groups = 1;
+    cluster *c = start(&config);
+    fcdp_driver *drv = c->members[0].engine->drv;
+    fcdp_stream captured;
+    int mode = FCDP_CAPTURE_MODE_RELAXED;
+    cluster_run(c, use_body, NULL);
+    assert_ok(fcdp__driver_stream_create(drv, &captured));
+    assert_int_equal(simgpu_capture(captured, 1), 0);
+    cluster_run(c, release_body, NULL);
+    assert_ok(fcdp__driver_capture_mode_exchange(drv, &mode));
+    uint64_t bytes = written(c);
+    assert_ok(fcdp__driver_capture_mode_exchange(drv, &mode));
+    assert_int_equal(simgpu_capture(captured, 0), 0);
+    assert_true(bytes > 0);
+    fcdp__driver_stream_destroy(drv, captured);
+    end(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_second_run_sends_nothing_of_them, setup, teardown),
@@ -298,6 +349,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_a_rank_without_it_has_all_gather, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_does_not_fit_is_gathered, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_failing_driver_leaves_no_wrong_byte, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_the_writer_breaks_no_capture, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
