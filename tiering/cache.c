@@ -188,12 +188,18 @@ static bool listing_add(listing *list, const char *name, const struct stat *stat
     return true;
 }
 
+/* A child that another thread has forked meanwhile has the same open file: it would keep the lock. */
+static void unlock_and_close(int fd) {
+    (void)flock(fd, LOCK_UN);
+    close(fd);
+}
+
 /* A writer holds a lock on its file as long as it lives. */
 static bool writer_is_gone(int dir, const char *name) {
     int fd = openat(dir, name, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
     bool gone = flock(fd, LOCK_EX | LOCK_NB) == 0;
-    close(fd);
+    unlock_and_close(fd);
     return gone;
 }
 
@@ -283,10 +289,10 @@ static fcdp_status file_reserve(const fcdp_cache *cache, char name[NAME_MAX_BYTE
             status = failed(cache, name);
         }
     }
-    if (lock >= 0) close(lock);
+    if (lock >= 0) unlock_and_close(lock);
     if (status && fd >= 0) {
         (void)unlinkat(cache->fd, name, 0);
-        close(fd);
+        unlock_and_close(fd);
     }
     if (!status) *fd_out = fd;
     return status;
@@ -321,6 +327,6 @@ fcdp_status fcdp__cache_write(fcdp_cache *cache, const fcdp_cache_entry *entry, 
     bool stays = !status && is_valid(ctx);
     if (stays && renameat(cache->fd, writing, cache->fd, name)) status = failed(cache, name);
     if (!stays || status) (void)unlinkat(cache->fd, writing, 0);
-    close(fd);
+    unlock_and_close(fd);
     return status;
 }

@@ -16,6 +16,7 @@
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,6 +27,19 @@ enum { SLICE_BYTES = 100000, FILE_BYTES = SLICE_BYTES + FCDP_CACHE_HEADER_BYTES 
 
 static char dir[64];
 static uint8_t bytes[SLICE_BYTES], seen[SLICE_BYTES];
+
+/* The library's, too: each lock that is taken has a child forked that keeps its open file. */
+static bool forks;
+static pid_t children[8];
+static size_t n_children;
+
+int flock(int fd, int operation) {
+    int result = (int)syscall(SYS_flock, fd, operation);
+    if (!forks || result || !(operation & LOCK_EX)) return result;
+    assert_true(n_children < 8);
+    if ((children[n_children++] = fork())) return 0;
+    for (;;) pause();
+}
 
 static int setup(void **state) {
     (void)state;
@@ -196,6 +210,34 @@ static void test_a_killed_writer_leaves_nothing(void **state) {
     close(ready[1]);
 }
 
+static bool can_lock(const char *path) {
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    bool can = flock(fd, LOCK_EX | LOCK_NB) == 0;
+    close(fd);
+    return can;
+}
+
+/* As the workers of a data loader, say, that are forked while a file is being written. */
+static void test_a_forked_child_keeps_no_lock(void **state) {
+    (void)state;
+    char path[128], lock[128];
+    fcdp_cache *cache = opened(0);
+    path_of(1, path);
+    snprintf(lock, sizeof lock, "%s/.lock", dir);
+    forks = true;
+    assert_ok(put(cache, 1));
+    forks = false;
+    assert_int_equal(n_children, 2); /* of the directory and of the file */
+    bool free = can_lock(lock) && can_lock(path);
+    while (n_children) {
+        kill(children[--n_children], SIGKILL);
+        waitpid(children[n_children], NULL, 0);
+    }
+    assert_true(free);
+    fcdp__cache_close(cache);
+}
+
 /* The size of files is bounded: what a full disk says, without one. */
 static void test_a_full_disk_leaves_nothing(void **state) {
     (void)state;
@@ -239,6 +281,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_files_that_are_not_whole_go, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_was_used_longest_ago_makes_room, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_killed_writer_leaves_nothing, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_forked_child_keeps_no_lock, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_full_disk_leaves_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_directory_that_cannot_be_used_is_named, setup, teardown),
     };
