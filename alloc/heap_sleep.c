@@ -55,6 +55,7 @@ static fcdp_status chunk_add(fcdp_heap *heap) {
         return fcdp__fail(FCDP_ERR_NO_HOST_MEM, "host memory for sleeping tensors: %s", strerror(errno));
     }
     (void)madvise(at, bytes, MADV_HUGEPAGE);
+    (void)madvise(at, bytes, MADV_DONTFORK); /* behind a fork, a write would move pages that are pinned */
     *chunk = (heap_chunk){.next = sleep->chunks, .at = at, .bytes = bytes};
     chunk->pinned = fcdp__driver_host_pin(heap->drv, at, bytes, &stay_bytes) == FCDP_OK;
     if (!chunk->pinned && stay_bytes) { /* in part, and the driver would not undo that */

@@ -8,6 +8,9 @@
 #include <cmocka.h>
 
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "alloc/heap_internal.h"
 #include "tests/alloc/heap_world.h"
@@ -168,6 +171,26 @@ static void test_asleep_nothing_is_allocated(void **state) {
     world_close(&w);
 }
 
+/* Pinned pages that a child shared would be copied when this process writes them: the device would go on
+ * with the old ones. */
+static void test_a_forked_child_has_no_host_page(void **state) {
+    (void)state;
+    if (getenv("TEST_EMULATED")) skip(); /* qemu-user ignores MADV_DONTFORK */
+    world w = world_open(64);
+    (void)make(&w, 3 * MIB, 0);
+    (void)sleep_all(&w);
+    assert_true(w.heap->sleep.n_free > 0);
+    char *page = w.heap->sleep.free_pages[0];
+    int seen = 0;
+    assert_int_equal(msync(page, PAGE, MS_ASYNC), 0);
+    pid_t child = fork();
+    if (child == 0) _exit(msync(page, PAGE, MS_ASYNC) ? 0 : 1);
+    assert_int_equal(waitpid(child, &seen, 0), child);
+    assert_true(WIFEXITED(seen) && WEXITSTATUS(seen) == 0);
+    (void)wake_all(&w, true);
+    world_close(&w);
+}
+
 /* On a link of a set rate, beside one plain copy from pinned memory, each way. */
 static void test_it_copies_as_fast_as_the_link(void **state) {
     (void)state;
@@ -288,6 +311,7 @@ int main(void) {
         cmocka_unit_test(test_a_second_sleep_copies_what_has_changed),
         cmocka_unit_test(test_what_cannot_be_compared_is_copied),
         cmocka_unit_test(test_asleep_nothing_is_allocated),
+        cmocka_unit_test(test_a_forked_child_has_no_host_page),
         cmocka_unit_test(test_it_copies_as_fast_as_the_link),
         cmocka_unit_test(test_a_tag_sleeps_alone),
         cmocka_unit_test(test_whatever_call_fails_no_byte_is_lost),
