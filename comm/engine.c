@@ -296,6 +296,10 @@ void fcdp_engine_wake(fcdp_engine *engine) {
     engine->asleep = false;
 }
 
+bool fcdp_engine_is_asleep(const fcdp_engine *engine) {
+    return engine->asleep;
+}
+
 fcdp_status fcdp_engine_record_stream(fcdp_engine *engine, fcdp_dptr address, fcdp_stream stream) {
     return engine->pid == getpid() ? fcdp__regions_record_stream(engine->tiering, address, stream)
                                    : FCDP_ERR_INVALID;

@@ -67,6 +67,7 @@ void fcdp_engine_begin_pass(fcdp_engine *engine);
  * where the engine is asleep, or awake, already. */
 fcdp_status fcdp_engine_sleep(fcdp_engine *engine) FCDP_MUST_CHECK;
 void fcdp_engine_wake(fcdp_engine *engine);
+bool fcdp_engine_is_asleep(const fcdp_engine *engine);
 
 /* tensor.record_stream(): `stream` reads gathered parameters at `address`; a group's pages pass on behind
  * what is on that stream at its reshard, too. FCDP_ERR_INVALID: no gathered parameter is there. Any

@@ -132,9 +132,10 @@ METHOD_NOARGS(engine_drain) {
 METHOD_NOARGS(engine_sleep) {
     fcdp_engine *engine = binding_core(self);
     if (!engine) return NULL;
+    bool was_asleep = fcdp_engine_is_asleep(engine);
     fcdp_status status;
     CALL(fcdp_engine_sleep(engine));
-    return methods_none_or_raise(status);
+    return status ? binding_raise(status) : PyBool_FromLong(!was_asleep);
 }
 
 METHOD_NOARGS(engine_wake) {
@@ -245,7 +246,7 @@ static PyMethodDef methods[] = {
     {"sleep", engine_sleep, METH_NOARGS,
      DOC("sleep($self, /)",
          "Give every device page of gathered parameters to the driver, until wake(): no group may be\n"
-         "unsharded before. Raises Error where a group is in use.")},
+         "unsharded before. False: it was asleep already. Raises Error where a group is in use.")},
     {"wake", engine_wake, METH_NOARGS,
      DOC("wake($self, /)", "End a sleep. Does nothing where the engine is awake.")},
     {"drain", engine_drain, METH_NOARGS,

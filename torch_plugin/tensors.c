@@ -355,19 +355,33 @@ static void counts_sum(fcdp_sleep_counts *sum, const fcdp_sleep_counts *more) {
     sum->page_bytes += more->page_bytes;
 }
 
+/* Those that this call has put to sleep, as a later device has failed. */
+static fcdp_status sleep_undo(const fcdp_sleep_of *of, const bool *slept, fcdp_status status) {
+    fcdp_failure failure = fcdp__failure_keep(status);
+    fcdp_sleep_counts one;
+    for (int i = 0; i < TENSORS_MAX_DEVICES; i++)
+        if (slept[i] && fcdp_heap_wake(device_of(i)->heap, of, true, &one))
+            fcdp__log(FCDP_LOG_WARN, "sleep failed, and so did waking device %d (%s): call fcdp.wake() again", i,
+                      fcdp_error_text());
+    return fcdp__failure_restore(&failure);
+}
+
 PyObject *binding_tensors_sleep(PyObject *self, PyObject *args) {
     (void)self;
     PyObject *tag;
     fcdp_sleep_of of;
     if (!PyArg_ParseTuple(args, "O:tensors_sleep", &tag) || !named(tag, &of)) return NULL;
     fcdp_sleep_counts sum = {0}, one;
+    bool slept[TENSORS_MAX_DEVICES] = {false};
     fcdp_status status = FCDP_OK;
     Py_BEGIN_ALLOW_THREADS for (int i = 0; i < TENSORS_MAX_DEVICES && !status; i++) {
         fcdp_device *device = device_of(i);
         if (!device) continue;
         status = fcdp_heap_sleep(device->heap, &of, fcdp_fingerprints_of, device->drv, &one);
+        slept[i] = !status && one.page_bytes > 0;
         counts_sum(&sum, &one);
     }
+    if (status) status = sleep_undo(&of, slept, status);
     Py_END_ALLOW_THREADS if (status) return binding_raise(status);
     return Py_BuildValue("{s:n,s:n,s:n}", "live_bytes", (Py_ssize_t)sum.live_bytes, "copied_bytes",
                          (Py_ssize_t)sum.copied_bytes, "freed_bytes", (Py_ssize_t)sum.page_bytes);

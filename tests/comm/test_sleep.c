@@ -32,7 +32,9 @@ static void test_an_engine_sleeps_between_uses(void **state) {
         reshard_all(c, 0);
         uint64_t crossed = sent(c);
         EVERY_MEMBER(c, m) {
+            assert_false(fcdp_engine_is_asleep(m->engine));
             assert_ok(fcdp_engine_sleep(m->engine));
+            assert_true(fcdp_engine_is_asleep(m->engine));
             assert_ok(fcdp_engine_sleep(m->engine)); /* it is asleep */
             assert_int_equal(device_bytes(m), 0);
             assert_int_equal(member_unshard(m, 0, UNSHARD_BACKWARD), FCDP_ERR_INVALID);
@@ -57,6 +59,7 @@ static void test_a_group_in_use_keeps_the_engine_awake(void **state) {
     EVERY_MEMBER(c, m) {
         assert_int_equal(fcdp_engine_sleep(m->engine), FCDP_ERR_INVALID);
         assert_non_null(strstr(fcdp_error_text(), "'blocks.0' is in use"));
+        assert_false(fcdp_engine_is_asleep(m->engine));
     }
     reshard_all(c, 0);
     unshard_all(c, 0, FCDP_PASS_BACKWARD);

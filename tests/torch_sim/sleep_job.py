@@ -1,5 +1,6 @@
 """Trainings that sleep between their steps, on the simulated device: python sleep_job.py NAME OUT."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import fcdp
+from fcdp import _fcdp
 import memory_job
 
 N_STEPS = 20
@@ -70,6 +72,43 @@ def tagged_tensors_sleep(device):
         trained.step(trained.batch())
         assert fcdp.wake("kv", keep=False)["copied_bytes"] == cache.nbytes
         assert cache.tolist()[::4096] == list(range(0, 1 << 20, 4096))
+    return trained.found()
+
+
+@contextlib.contextmanager
+def sleep_fails(leaves_asleep):
+    """Of tensors, once they sleep or at once."""
+    real = _fcdp.tensors_sleep
+
+    def fails(number):
+        if leaves_asleep:
+            real(number)
+        raise _fcdp.Error("planted")
+
+    _fcdp.tensors_sleep = fails
+    try:
+        yield
+    finally:
+        _fcdp.tensors_sleep = real
+
+
+@memory_job.job
+def sleeps_that_fail(device):
+    """What was asleep before a call that fails is asleep behind it, and what could not be woken."""
+    trained, none = memory_job.Trained(device), torch.zeros(1, 1, dtype=torch.int64)
+    for step in range(N_STEPS):
+        trained.step(trained.batch())
+        torch.sim.synchronize()
+        with sleep_fails(leaves_asleep=False):
+            assert awake_error(fcdp.sleep) == "planted"
+        assert fcdp.stats()["asleep_bytes"] == 0
+        if step % 2:
+            continue  # the next step is made as if nothing had been asked
+        for leaves_asleep in (True, False):
+            with sleep_fails(leaves_asleep):
+                assert awake_error(fcdp.sleep) == "planted"
+            assert "asleep" in awake_error(trained.model, none)
+        fcdp.wake()
     return trained.found()
 
 

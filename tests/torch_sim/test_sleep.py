@@ -43,6 +43,10 @@ def test_tagged_tensors_sleep_while_the_job_trains(mode, train, well):
     assert numbers(train("tagged_tensors_sleep", MODES[mode])) == well
 
 
+def test_a_sleep_that_fails_leaves_what_it_found(train, well):
+    assert numbers(train("sleeps_that_fail", MODES["default"])) == well
+
+
 @pytest.mark.parametrize("mode", ["plain", "default"])
 def test_a_job_may_end_asleep(mode, train):
     train("ends_asleep", MODES[mode])

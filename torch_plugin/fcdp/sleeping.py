@@ -36,12 +36,13 @@ def tag(name: str) -> Iterator[None]:
 def sleep(name: str | None) -> dict[str, int]:
     number, engine = _number(name), _engine()
     with _one_at_a_time:
-        if number is None and engine is not None:
-            engine.sleep()
+        before = asleep_bytes()
+        slept = number is None and engine is not None and engine.sleep()
         try:
             return _fcdp.tensors_sleep(number)
         except _fcdp.Error:
-            if number is None and engine is not None:
+            # tensors that could not be woken have no bytes yet: their modules must not be gathered from them
+            if slept and engine is not None and asleep_bytes() <= before:
                 engine.wake()
             raise
 
