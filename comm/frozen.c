@@ -133,7 +133,12 @@ static fcdp_status inputs_hash(fcdp_group *group, fcdp_stream stream, uint8_t *p
     }
     free(buffer);
     digest_take(&hash, print);
-    return status ? fcdp__comm_fail(group->comm, status) : FCDP_OK; /* the other ranks wait for its answer */
+    return status;
+}
+
+/* The other ranks wait for this one's answer. */
+static fcdp_status failed_alone(const fcdp_group *group, fcdp_status status) {
+    return status ? fcdp__comm_fail(group->comm, status) : FCDP_OK;
 }
 
 /* The inputs as for a gather, which the ranks have agreed to make: what is hashed is what the copy will be
@@ -142,7 +147,8 @@ static fcdp_status print_take(fcdp_group *group, const fcdp_program *program, fc
                               uint8_t *print) {
     uint32_t n = group->layout->n_extents;
     uint8_t *agreed = group->stale, *frozen = calloc(n + 1, 1);
-    if (!frozen) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to hash '%s'", group->name);
+    if (!frozen)
+        return failed_alone(group, fcdp__fail(FCDP_ERR_SYSTEM, "no memory to hash '%s'", group->name));
     for (uint32_t i = 0; i < n; i++) frozen[i] = is_frozen(group, i) ? agreed[i] : 0;
     group->stale = frozen;
     fcdp_status status = fcdp__inputs_take(group, program, group->inputs, &stream);
@@ -150,7 +156,7 @@ static fcdp_status print_take(fcdp_group *group, const fcdp_program *program, fc
     free(frozen);
     if (!status) status = inputs_hash(group, stream, print);
     if (program->inputs_done) program->inputs_done(program->ctx, group);
-    return status;
+    return failed_alone(group, status);
 }
 
 /* All that a slice's bytes follow from, but for padding, which nobody reads. */
@@ -341,7 +347,7 @@ fcdp_status fcdp__frozen_load(fcdp_group *const *groups, uint32_t n, const fcdp_
     for (uint32_t g = 0; g < n; g++) any = any || may_load(groups[g]);
     if (!any) return FCDP_OK;
     uint64_t start_ns = fcdp__now_ns(), bytes = 0;
-    fcdp_status status = loading_make(&l, groups, n);
+    fcdp_status status = failed_alone(groups[0], loading_make(&l, groups, n));
     if (!status) status = prints_exchange(&l, stream);
     for (batch b = batch_from(&l, 0); b.from < l.n && !status; b = batch_from(&l, b.to))
         status = batch_load(&l, b, &bytes);
@@ -428,8 +434,8 @@ static void *writer_main(void *arg) {
         }
         pthread_mutex_unlock(&frozen->mutex);
         int mode = FCDP_CAPTURE_MODE_RELAXED;
-        fcdp_status status =
-            may_wait ? FCDP_OK : fcdp__driver_capture_mode_exchange(frozen->engine->drv, &mode);
+        fcdp_status status = may_wait ? FCDP_OK
+                                      : fcdp__driver_capture_mode_exchange(frozen->engine->drv, &mode);
         may_wait = !status;
         if (!status) status = slice_write(frozen, frozen->current);
         pthread_mutex_lock(&frozen->mutex);

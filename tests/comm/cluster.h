@@ -52,6 +52,7 @@ typedef struct member {
     uint32_t held[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];  /* of what the last begin brought */
     uint64_t steps[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS]; /* the signal that this rank reports */
     bool missing[CLUSTER_MAX_GROUPS][CLUSTER_MAX_EXTENTS];   /* the rank's program has freed the shard */
+    bool inputs_fail;                                        /* it cannot make them */
     bool evaluates;                                          /* grad mode is off */
     unsigned n_drains;            /* agreements in which it waited for its device */
     const fcdp_group *asked_last; /* of the last agreement, the last one */

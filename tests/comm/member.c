@@ -65,6 +65,7 @@ static fcdp_status member_inputs(void *ctx, fcdp_group *group, const uint8_t *st
     member *m = ctx;
     uint32_t g = index_of(m, group);
     (void)stream;
+    if (m->inputs_fail) return fcdp__fail(FCDP_ERR_INVALID, "inputs: planted");
     for (uint32_t i = 0; i < m->cluster->config.groups[g].n_extents; i++) {
         if (!stale[i]) continue;
         inputs_out[i] = (uintptr_t)(m->shards + m->shard_at[g][i]);

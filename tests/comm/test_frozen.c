@@ -340,6 +340,24 @@ static void test_the_writer_breaks_no_capture(void **state) {
     end(c);
 }
 
+/* The others wait for it, but not for ever: the failure is one of the comm. */
+static void test_a_rank_without_inputs_fails_for_all(void **state) {
+    (void)state;
+    cluster_config config = base;
+    fault_end ends = {0};
+    config.n_groups = 1;
+    cluster *c = start(&config);
+    c->members[1].inputs_fail = true;
+    cluster_run(c, load_body, &ends);
+    EVERY_MEMBER(c, m) assert_true(ends.statuses[m->topology.rank] != FCDP_OK);
+    assert_int_equal(ends.statuses[1], FCDP_ERR_INVALID);
+    assert_int_equal(fcdp_comm_check(c->members[1].comm), FCDP_ERR_INVALID);
+    assert_non_null(strstr(fcdp_error_text(), "inputs: planted"));
+    assert_int_equal(fcdp_comm_check(c->members[0].comm), FCDP_ERR_PEER);
+    cluster_destroy(c);
+    assert_nothing_lives();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_a_second_run_sends_nothing_of_them, setup, teardown),
@@ -349,6 +367,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_a_rank_without_it_has_all_gather, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_does_not_fit_is_gathered, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_failing_driver_leaves_no_wrong_byte, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_rank_without_inputs_fails_for_all, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_writer_breaks_no_capture, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
