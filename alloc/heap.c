@@ -263,6 +263,7 @@ static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, 
         fcdp__lock_acquire(&arena->lock);
         status = arena->asleep ? fcdp__heap_asleep_fail()
                                : fcdp__arena_grow_begin(arena->blocks, rounded, n_each == 0, n_each, &growth);
+        arena->n_growths += !status;
         fcdp__lock_release(&arena->lock);
         if (status != FCDP_PENDING) break;
         fcdp_status added = range_add(arena, rounded);
@@ -272,6 +273,7 @@ static fcdp_status malloc_grow(heap_arena *arena, size_t rounded, size_t bytes, 
     bool fits = growth.n_pages == 0;
     status = growth_map(arena, &growth, bytes, n_each, &stuck);
     fcdp__lock_acquire(&arena->lock);
+    arena->n_growths--;
     if (!status) {
         *block_out = fcdp__arena_grow_commit(arena->blocks, &growth, n_each ? n_each : 1);
         block_hand_out(arena, *block_out, bytes, fits ? &arena->n_fits : &arena->n_grows);

@@ -88,6 +88,7 @@ typedef struct heap_arena {
     fcdp_lock lock;
     /* guarded by lock */
     fcdp_arena *blocks;
+    size_t n_growths;       /* under way: a search for pages, without the lock */
     size_t reported;        /* live bytes that the heap's `allocated` knows of */
     size_t most_unreported; /* most live bytes since then */
     uint64_t n_mallocs, n_frees, n_hits, n_fits, n_grows, malloc_bytes, malloc_requested_bytes;

@@ -137,14 +137,12 @@ static bool range_need_saved(const fcdp_heap *heap, heap_range *range) {
  * its way; to a wake, one that waits for an event is as good as freed. The arena's lock is held. */
 static fcdp_status pieces_collect(const heap_arena *arena, bool sleeps, pieces *list) {
     const size_t page = arena->heap->page_bytes;
-    bool ok = true;
+    bool ok = true, is_busy = sleeps && arena->n_growths > 0;
     for (const fcdp_span *span = fcdp__arena_spans(arena->blocks); span; span = span->next) {
         heap_range *range = span->owner;
         ok = ok && range_need_saved(arena->heap, range);
         for (const fcdp_block *block = span->first; block && ok; block = block->after) {
-            if (sleeps && block->state == FCDP_BLOCK_BUSY && !block->unmapped)
-                return fcdp__fail(FCDP_ERR_INVALID,
-                                  "another thread allocates or frees tensors: sleep when none does");
+            is_busy = is_busy || (sleeps && block->state == FCDP_BLOCK_BUSY && !block->unmapped);
             for (uint64_t at = block->address, end = at + block->bytes;
                  block->state == FCDP_BLOCK_LIVE && at < end && ok;) {
                 size_t offset = (at - range->base) % page;
@@ -154,6 +152,9 @@ static fcdp_status pieces_collect(const heap_arena *arena, bool sleeps, pieces *
             }
         }
     }
+    if (is_busy)
+        return fcdp__fail(FCDP_ERR_INVALID,
+                          "another thread allocates or frees tensors: sleep when none does");
     return ok ? FCDP_OK : fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to list the live tensors");
 }
 

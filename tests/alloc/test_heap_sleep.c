@@ -171,6 +171,31 @@ static void test_asleep_nothing_is_allocated(void **state) {
     world_close(&w);
 }
 
+/* What a search for pages asks, while its place is the heap's holes alone. */
+static size_t sleep_meanwhile(void *ctx, size_t n_pages) {
+    world *w = ctx;
+    fcdp_sleep_counts counts;
+    (void)n_pages;
+    assert_int_equal(fcdp_heap_sleep(w->heap, &everything, NULL, NULL, &counts), FCDP_ERR_INVALID);
+    assert_text("another thread allocates");
+    return 0;
+}
+
+static void test_a_search_for_pages_refuses_sleep(void **state) {
+    (void)state;
+    world w = world_open(8);
+    tensor a = make(&w, 8 * PAGE, 0);
+    fcdp_dptr at;
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, sleep_meanwhile, NULL, &w);
+    assert_int_equal(fcdp_heap_malloc(w.heap, PAGE, w.streams[1], &at), FCDP_ERR_NO_DEVICE_MEM);
+    fcdp__pool_set_reclaimer(w.pool, FCDP_RECLAIM_EVICT, NULL, NULL, NULL);
+    assert_holds(&a);
+    (void)sleep_all(&w);
+    (void)wake_all(&w, true);
+    assert_holds(&a);
+    world_close(&w);
+}
+
 /* Pinned pages that a child shared would be copied when this process writes them: the device would go on
  * with the old ones. */
 static void test_a_forked_child_has_no_host_page(void **state) {
@@ -311,6 +336,7 @@ int main(void) {
         cmocka_unit_test(test_a_second_sleep_copies_what_has_changed),
         cmocka_unit_test(test_what_cannot_be_compared_is_copied),
         cmocka_unit_test(test_asleep_nothing_is_allocated),
+        cmocka_unit_test(test_a_search_for_pages_refuses_sleep),
         cmocka_unit_test(test_a_forked_child_has_no_host_page),
         cmocka_unit_test(test_it_copies_as_fast_as_the_link),
         cmocka_unit_test(test_a_tag_sleeps_alone),
