@@ -269,12 +269,21 @@ fcdp_status fcdp__engine_check_awake(const fcdp_engine *engine, const char *name
                       name[0] ? name : "the root");
 }
 
+static fcdp_group *ahead_find(fcdp_engine *engine) {
+    fcdp_group *found = NULL;
+    fcdp__lock_acquire(&engine->lock);
+    for (fcdp_comm *comm = engine->comms; comm && !found; comm = comm->next)
+        for (fcdp_group *group = comm->groups; group && !found; group = group->next)
+            if (group->member.ahead && group->begun) found = group;
+    fcdp__lock_release(&engine->lock);
+    return found;
+}
+
 /* Uses that were begun ahead of the program end: it has not seen them. */
 static fcdp_status ahead_cancel(fcdp_engine *engine) {
     fcdp_status status = FCDP_OK;
-    for (fcdp_comm *comm = engine->comms; comm; comm = comm->next)
-        for (fcdp_group *group = comm->groups; group && !status; group = group->next)
-            if (group->member.ahead && group->begun) status = fcdp__group_cancel(group);
+    fcdp_group *group;
+    while (!status && (group = ahead_find(engine))) status = fcdp__group_cancel(group);
     return status;
 }
 

@@ -93,10 +93,10 @@ static fcdp_region *in_use_find(const fcdp_tiering *tiering) {
     return region;
 }
 
-/* A region that has pages and is not in use. */
+/* A region that has pages and is not in use, and that no other thread moves: that may be its end. */
 static fcdp_region *kept_find(const fcdp_tiering *tiering) {
     fcdp_region *region = tiering->regions;
-    while (region && !region->kept) region = region->next;
+    while (region && (!region->kept || region->moving)) region = region->next;
     return region;
 }
 
@@ -108,13 +108,15 @@ fcdp_status fcdp__tiering_sleep(fcdp_tiering *tiering) {
     if ((region = in_use_find(tiering)))
         status = fcdp__fail(FCDP_ERR_INVALID, "'%s' is in use: sleep between steps",
                             region->name[0] ? region->name : "the root");
-    while (!status && (region = kept_find(tiering))) {
-        fcdp__region_begin_move(region);
-        if (region->kept) { /* nobody has evicted it meanwhile */
-            fcdp__lock_release(&tiering->lock);
-            status = fcdp__region_evict(region);
-            fcdp__lock_acquire(&tiering->lock);
+    while (!status && ((region = kept_find(tiering)) || somebody_gives(tiering))) {
+        if (!region) {
+            fcdp__lock_wait(&tiering->lock, &tiering->moved);
+            continue;
         }
+        fcdp__region_begin_move(region);
+        fcdp__lock_release(&tiering->lock);
+        status = fcdp__region_evict(region);
+        fcdp__lock_acquire(&tiering->lock);
         fcdp__region_end_move(region);
     }
     uint64_t call = ++tiering->n_reclaims;

@@ -7,8 +7,10 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 #include "tests/tiering/support.h"
+#include "tiering/internal.h"
 
 enum { N_WORKERS = 3, N_TAKERS = 2, GROUPS_EACH = 2, POOL_PAGES = N_WORKERS + 2, US = 1000 };
 enum { N_STEPS = 300, MOST_STEPS = 20 * N_STEPS, N_EVICTIONS = 20 };
@@ -121,8 +123,55 @@ static void with_exact_mapping(void **state) {
     workers_and_takers(true);
 }
 
+static void *close_run(void *arg) {
+    group_close(arg);
+    return NULL;
+}
+
+static void *sleep_run(void *arg) {
+    assert_ok(fcdp__tiering_sleep(arg));
+    return NULL;
+}
+
+/* The end of a kept region waits for the device; it is gone when the other thread may go on. */
+static void sleep_beside_an_end(void **state) {
+    (void)state;
+    node n;
+    group ends, stays;
+    pthread_t closer, sleeper;
+    node_open(&n, 1, POOL_PAGES, false);
+    group_open(&stays, &n, "stays", SPECS, 2, 1);
+    group_open(&ends, &n, "ends", SPECS, 2, 2);
+    gate held = gate_make(&n);
+    group *groups[] = {&stays, &ends};
+    for (int i = 0; i < 2; i++) {
+        group_acquire(groups[i]);
+        region_fill(groups[i], 0, 3, FILL_SLICE);
+        if (i) gate_hold(&held, n.ranks[0].compute);
+        region_compute(groups[i], 0, 0);
+        group_release(groups[i], true);
+    }
+    assert_int_equal(pthread_create(&closer, NULL, close_run, &ends), 0);
+    bool moving = false;
+    while (!moving) {
+        fcdp__region_lock(ends.regions[0]);
+        moving = ends.regions[0]->moving;
+        fcdp__region_unlock(ends.regions[0]);
+    }
+    assert_int_equal(pthread_create(&sleeper, NULL, sleep_run, n.ranks[0].tiering), 0);
+    while (state_of(stays.regions[0]).span[0].on_device) sched_yield();
+    usleep(20 * US); /* now it waits for the other region */
+    gate_open(&held);
+    assert_int_equal(pthread_join(closer, NULL), 0);
+    assert_int_equal(pthread_join(sleeper, NULL), 0);
+    gate_destroy(&held);
+    group_close(&stays);
+    node_close(&n);
+}
+
 int main(void) {
     node_policy = FCDP_POLICY_NEXT_USE; /* what is recorded changes nothing but the choice of victims */
-    const struct CMUnitTest tests[] = {cmocka_unit_test(with_slots), cmocka_unit_test(with_exact_mapping)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(with_slots), cmocka_unit_test(with_exact_mapping),
+                                       cmocka_unit_test(sleep_beside_an_end)};
     return cmocka_run_group_tests_name("tiering_region_threads", tests, NULL, NULL);
 }
