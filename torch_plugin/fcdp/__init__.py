@@ -153,7 +153,7 @@ def wake(tag: str | None = None, keep: bool = True) -> dict[str, int]:
 
 def tag(name: str) -> AbstractContextManager[None]:
     """What this thread allocates in the block can sleep by itself: ``with fcdp.tag("kv"): ...``. Its tensors have pages
-    of their own, wherever they are freed."""
+    of their own, wherever they are freed. Only allocate there: what a library keeps for later uses sleeps, too."""
     from fcdp import sleeping
 
     return sleeping.tag(name)
