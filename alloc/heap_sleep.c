@@ -474,6 +474,16 @@ static fcdp_status stream_need(fcdp_heap *heap) {
     return status;
 }
 
+/* Until the device has done everything, unless a graph is captured. A capture that has failed does not count,
+ * though it has left its pool open. */
+static fcdp_status device_await(fcdp_heap *heap) {
+    (void)fcdp__heap_privates_end_dead(heap);
+    if (fcdp__heap_is_capturing(heap))
+        return fcdp__fail(FCDP_ERR_INVALID, "tensors cannot go to sleep while a CUDA graph is captured");
+    (void)fcdp__heap_await(heap, true);
+    return fcdp__driver_sync(heap->drv);
+}
+
 static fcdp_status arenas_unmap(saving *saved, const sleepers *s, fcdp_sleep_counts *counts) {
     fcdp_status status = FCDP_OK;
     size_t next_piece = 0;
@@ -516,9 +526,9 @@ static fcdp_status arenas_wake(fcdp_heap *heap, const sleepers *s, bool keeps, f
 static fcdp_status sleep_undo(fcdp_heap *heap, const sleepers *s, fcdp_sleep_counts *counts,
                               fcdp_status status) {
     fcdp_failure failure = fcdp__failure_keep(status);
-    bool any = counts->page_bytes > 0;
+    bool any = counts->page_bytes > 0, copies = counts->copied_bytes > 0;
     *counts = (fcdp_sleep_counts){0};
-    if (heap->sleep.stream) (void)!fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
+    if (copies) (void)!fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
     if (!any)
         arenas_set(s, false);
     else if (arenas_wake(heap, s, true, counts))
@@ -536,10 +546,8 @@ fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_
     *counts_out = (fcdp_sleep_counts){0};
     if (!s) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to put tensors to sleep");
     sleepers_find(heap, of, false, s);
-    fcdp_status status = s->n ? stream_need(heap) : FCDP_OK;
-    if (!status && s->n && !fcdp__heap_await(heap, true) && fcdp__heap_is_capturing(heap))
-        status = fcdp__fail(FCDP_ERR_INVALID, "tensors cannot go to sleep while a CUDA graph is captured");
-    if (!status && s->n) status = fcdp__driver_sync(heap->drv);
+    fcdp_status status = s->n ? device_await(heap) : FCDP_OK;
+    if (!status && s->n) status = stream_need(heap);
     fcdp__heap_deferred_poll(heap);
     if (!status) status = pieces_of(s, true, &list);
     if (!status) tidy(heap, s, &list, true);

@@ -171,6 +171,32 @@ static void test_asleep_nothing_is_allocated(void **state) {
     world_close(&w);
 }
 
+static bool covers_stream(void *ctx, fcdp_stream stream) {
+    return stream == ctx;
+}
+
+/* One that has failed may leave its private pool open. */
+static void test_a_capture_refuses_sleep_until_it_ends(void **state) {
+    (void)state;
+    world w = world_open(64);
+    void *stale;
+    fcdp_sleep_counts counts;
+    tensor a = make(&w, 3 * MIB, 1);
+    assert_ok(fcdp_heap_private_begin(w.heap, (fcdp_private_id){3, 0}, covers_stream, w.streams[0], &stale));
+    assert_int_equal(simgpu_capture(w.streams[0], 1), 0);
+    tensor b = make(&w, 3 * MIB, 0), used = make(&w, 512, 1);
+    assert_ok(fcdp_heap_record_stream(w.heap, used.at, w.streams[2]));
+    give(&w, used.at);
+    assert_int_equal(fcdp_heap_sleep(w.heap, &everything, read_host, NULL, &counts), FCDP_ERR_INVALID);
+    assert_text("captured");
+    assert_int_equal(simgpu_capture(w.streams[0], 0), 0); /* it was not broken */
+    (void)sleep_all(&w);
+    (void)wake_all(&w, true);
+    assert_holds(&a);
+    assert_holds(&b);
+    world_close(&w);
+}
+
 /* What a search for pages asks, while its place is the heap's holes alone. */
 static size_t sleep_meanwhile(void *ctx, size_t n_pages) {
     world *w = ctx;
@@ -336,6 +362,7 @@ int main(void) {
         cmocka_unit_test(test_a_second_sleep_copies_what_has_changed),
         cmocka_unit_test(test_what_cannot_be_compared_is_copied),
         cmocka_unit_test(test_asleep_nothing_is_allocated),
+        cmocka_unit_test(test_a_capture_refuses_sleep_until_it_ends),
         cmocka_unit_test(test_a_search_for_pages_refuses_sleep),
         cmocka_unit_test(test_a_forked_child_has_no_host_page),
         cmocka_unit_test(test_it_copies_as_fast_as_the_link),
