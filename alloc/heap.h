@@ -118,8 +118,8 @@ typedef fcdp_status (*fcdp_read_fn)(void *ctx, const uint64_t *arrays, const siz
 fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_fn read, void *ctx,
                             fcdp_sleep_counts *counts_out) FCDP_MUST_CHECK;
 /* Map pages again, copy what is still live back, and wait. `keeps`: host memory keeps its bytes for the next
- * sleep; else it goes back to the system once all tensors are awake. FCDP_ERR_NO_DEVICE_MEM: others have it.
- * On failure all sleep on; call it again. */
+ * sleep; else it goes back to the system, in chunks of which nothing else is in use, and so does that of what
+ * was awake already. FCDP_ERR_NO_DEVICE_MEM: others have it. On failure all sleep on; call it again. */
 fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
                            fcdp_sleep_counts *counts_out) FCDP_MUST_CHECK;
 

@@ -82,6 +82,40 @@ static void chunks_free(fcdp_heap *heap) {
     heap->sleep.n_pages = heap->sleep.n_free = 0;
 }
 
+static int highest_first(const void *a, const void *b) {
+    const char *x = *(char *const *)a, *y = *(char *const *)b;
+    return (x < y) - (x > y);
+}
+
+/* Those of which no page is in use. The free pages are in order then, so that a chunk's are side by side, and
+ * neighbours are taken together again. */
+static void chunks_free_idle(fcdp_heap *heap) {
+    heap_sleep *sleep = &heap->sleep;
+    if (sleep->n_free) qsort(sleep->free_pages, sleep->n_free, sizeof *sleep->free_pages, highest_first);
+    for (heap_chunk **link = &sleep->chunks; *link;) {
+        heap_chunk *chunk = *link;
+        size_t from = 0, to = sleep->n_free; /* the first page that is not above the chunk lies between */
+        while (from < to) {
+            size_t mid = from + (to - from) / 2;
+            if (sleep->free_pages[mid] >= chunk->at + chunk->bytes)
+                from = mid + 1;
+            else
+                to = mid;
+        }
+        size_t behind = from + CHUNK_PAGES;
+        if (behind > sleep->n_free || sleep->free_pages[behind - 1] != chunk->at) {
+            link = &chunk->next;
+            continue;
+        }
+        memmove(&sleep->free_pages[from], &sleep->free_pages[behind],
+                (sleep->n_free - behind) * sizeof *sleep->free_pages);
+        sleep->n_free -= CHUNK_PAGES;
+        sleep->n_pages -= CHUNK_PAGES;
+        *link = chunk->next;
+        chunk_free(heap, chunk);
+    }
+}
+
 static void saved_drop(fcdp_heap *heap, heap_saved *saved) {
     if (saved->host) heap->sleep.free_pages[heap->sleep.n_free++] = saved->host;
     saved->host = NULL;
@@ -401,12 +435,12 @@ static void span_is_back(const fcdp_heap *heap, const fcdp_span *span) {
     for (size_t i = 0; i < n; i++) range->saved[i].is_back = false;
 }
 
-/* Host pages over which nothing lives any more. The arena's lock is held. */
-static void span_tidy(fcdp_heap *heap, const fcdp_span *span, bool keeps) {
+/* Its host pages that no piece is in use of become free. The arena's lock is held. */
+static void span_tidy(fcdp_heap *heap, const fcdp_span *span) {
     heap_range *range = span->owner;
     size_t n = range->saved ? range->bytes / heap->page_bytes : 0;
     for (size_t i = 0; i < n; i++)
-        if (!range->saved[i].in_use || !keeps) saved_drop(heap, &range->saved[i]);
+        if (!range->saved[i].in_use) saved_drop(heap, &range->saved[i]);
 }
 
 /* ---- sleep and wake ---- */
@@ -449,11 +483,15 @@ static fcdp_status pieces_of(const sleepers *s, bool sleeps, pieces *list) {
     return status;
 }
 
-static void tidy(fcdp_heap *heap, const sleepers *s, const pieces *list, bool keeps) {
+/* The host's pages of these arenas, but those of the list, become free. */
+static void tidy(fcdp_heap *heap, const sleepers *s, const pieces *list) {
     for (size_t i = 0; i < list->n; i++) list->at[i].saved->in_use = true;
-    for (size_t i = 0; i < s->n; i++)
+    for (size_t i = 0; i < s->n; i++) {
+        fcdp__lock_acquire(&s->arenas[i]->lock);
         for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span; span = span->next)
-            span_tidy(heap, span, keeps);
+            span_tidy(heap, span);
+        fcdp__lock_release(&s->arenas[i]->lock);
+    }
     for (size_t i = 0; i < list->n; i++) list->at[i].saved->in_use = false;
 }
 
@@ -495,7 +533,7 @@ static fcdp_status arenas_unmap(saving *saved, const sleepers *s, fcdp_sleep_cou
 }
 
 /* Pages that are mapped have no bytes yet, until all are copied: what fails is to be done again. */
-static fcdp_status arenas_wake(fcdp_heap *heap, const sleepers *s, bool keeps, fcdp_sleep_counts *counts) {
+static fcdp_status arenas_wake(fcdp_heap *heap, const sleepers *s, fcdp_sleep_counts *counts) {
     pieces list = {0};
     size_t next_piece = 0;
     fcdp_status status = pieces_of(s, false, &list);
@@ -514,8 +552,7 @@ static fcdp_status arenas_wake(fcdp_heap *heap, const sleepers *s, bool keeps, f
         for (size_t i = 0; i < s->n; i++)
             for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span; span = span->next)
                 span_is_back(heap, span);
-        tidy(heap, s, &list, keeps);
-        if (!keeps && heap->sleep.n_free == heap->sleep.n_pages) chunks_free(heap);
+        tidy(heap, s, &list);
         arenas_set(s, false);
     }
     free(list.at);
@@ -531,7 +568,7 @@ static fcdp_status sleep_undo(fcdp_heap *heap, const sleepers *s, fcdp_sleep_cou
     if (copies) (void)!fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
     if (!any)
         arenas_set(s, false);
-    else if (arenas_wake(heap, s, true, counts))
+    else if (arenas_wake(heap, s, counts))
         fcdp__log(FCDP_LOG_WARN, "sleep failed, and so did waking (%s): call fcdp.wake() again",
                   fcdp_error_text());
     return fcdp__failure_restore(&failure);
@@ -550,7 +587,7 @@ fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_
     if (!status && s->n) status = stream_need(heap);
     fcdp__heap_deferred_poll(heap);
     if (!status) status = pieces_of(s, true, &list);
-    if (!status) tidy(heap, s, &list, true);
+    if (!status) tidy(heap, s, &list);
     for (size_t i = 0; i < list.n; i++) counts_out->live_bytes += list.at[i].bytes;
     if (!status) status = prints_take(&list, read, ctx, &prints);
     if (!status) status = saving_begin(&saved, heap, &list);
@@ -573,7 +610,12 @@ fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
     *counts_out = (fcdp_sleep_counts){0};
     if (!s) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to wake tensors");
     sleepers_find(heap, of, true, s);
-    fcdp_status status = arenas_wake(heap, s, keeps, counts_out);
+    fcdp_status status = arenas_wake(heap, s, counts_out);
+    if (!status && !keeps) { /* nor what earlier nights have left of those that were awake */
+        sleepers_find(heap, of, false, s);
+        tidy(heap, s, &(pieces){0});
+        chunks_free_idle(heap);
+    }
     if (!status) calls_trace(start_ns, FCDP_EVENT_WAKE, counts_out);
     free(s);
     return status;

@@ -137,6 +137,39 @@ static void test_a_second_sleep_copies_what_has_changed(void **state) {
     world_close(&w);
 }
 
+static size_t pinned(const world *w) {
+    return fcdp__driver_pins_get(w->drv).bytes;
+}
+
+/* What is asleep keeps its host memory; what is awake gives it back, whenever it woke. */
+static void test_host_memory_goes_back(void **state) {
+    (void)state;
+    world w = world_open(128);
+    const fcdp_sleep_of kv = {.tag = 7}, model = {.tag = 0};
+    fcdp_sleep_counts counts;
+    tensor a = make(&w, 80 * MIB, 0);
+    (void)fcdp_heap_set_tag(7);
+    tensor b = make(&w, 80 * MIB, 0);
+    (void)fcdp_heap_set_tag(0);
+    (void)sleep_all(&w);
+    assert_true(pinned(&w) >= 160 * MIB);
+    assert_ok(fcdp_heap_wake(w.heap, &model, false, &counts));
+    assert_in_range(pinned(&w), 80 * MIB, 80 * MIB + 2 * 32 * MIB); /* in chunks of 32 MiB */
+    assert_ok(fcdp_heap_wake(w.heap, &kv, true, &counts));
+    assert_true(pinned(&w) >= 80 * MIB);
+    assert_ok(fcdp_heap_wake(w.heap, &model, false, &counts)); /* it does not sleep, nor has it any */
+    assert_true(pinned(&w) >= 80 * MIB);
+    (void)wake_all(&w, false); /* none sleeps */
+    assert_int_equal(pinned(&w), 0);
+    assert_holds(&a);
+    assert_holds(&b);
+    (void)sleep_all(&w);
+    (void)wake_all(&w, true);
+    assert_holds(&a);
+    assert_holds(&b);
+    world_close(&w);
+}
+
 /* Without fingerprints all is copied. */
 static void test_what_cannot_be_compared_is_copied(void **state) {
     (void)state;
@@ -360,6 +393,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bytes_and_addresses_come_back),
         cmocka_unit_test(test_a_second_sleep_copies_what_has_changed),
+        cmocka_unit_test(test_host_memory_goes_back),
         cmocka_unit_test(test_what_cannot_be_compared_is_copied),
         cmocka_unit_test(test_asleep_nothing_is_allocated),
         cmocka_unit_test(test_a_capture_refuses_sleep_until_it_ends),
