@@ -346,7 +346,9 @@ fcdp_status fcdp_unshard(fcdp_group *group, fcdp_tree *tree, const fcdp_program 
 /* The wait may be on another stream than the unshard was: backward prefetch unshards a group under the stream
  * of the one before, and a program waits for an asynchronous unshard where it needs the parameters. */
 fcdp_status fcdp_wait(fcdp_group *group, const fcdp_program *program, fcdp_stream stream) {
-    fcdp_status status = group->late ? fcdp_group_begin_late(group, group->pass, stream) : FCDP_OK;
+    bool begins = group->late || !fcdp_group_has_begun(group);
+    fcdp_status status = begins ? fcdp__engine_check_awake(group->comm->engine, group->name) : FCDP_OK;
+    if (!status && group->late) status = fcdp_group_begin_late(group, group->pass, stream);
     if (!status) group->late = false;
     if (!status) status = begin(group, program, group->pass, stream);
     return status ? status : fcdp_group_wait(group, stream);

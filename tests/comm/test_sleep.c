@@ -67,9 +67,47 @@ static void test_a_group_in_use_keeps_the_engine_awake(void **state) {
     end(c);
 }
 
+static void first_use(member *m, void *arg) {
+    (void)arg;
+    MUST(!member_step(m, 0, all_extents, true));
+    member_begin_forward(m);
+    MUST(!member_unshard(m, 0, UNSHARD_FORWARD));
+    MUST(!member_use(m, 0));
+    MUST(!member_reshard(m, 0, false));
+    member_begin_backward(m);
+    MUST(!member_unshard(m, 0, UNSHARD_BACKWARD));
+}
+
+static void second_use(member *m, void *arg) {
+    (void)arg;
+    MUST(!member_use(m, 0));
+    MUST(!member_reshard(m, 0, false));
+}
+
+/* Without a look ahead, a restore begins at its wait. */
+static void test_a_wait_restores_nothing_asleep(void **state) {
+    (void)state;
+    cluster_config config = one_group;
+    config.prefetch = 0;
+    cluster *c = start(&config);
+    cluster_run(c, first_use, NULL);
+    EVERY_MEMBER(c, m) {
+        assert_false(fcdp_group_has_begun(m->groups[0]));
+        assert_ok(fcdp_engine_sleep(m->engine));
+        assert_int_equal(member_use(m, 0), FCDP_ERR_INVALID);
+        assert_non_null(strstr(fcdp_error_text(), "fcdp.wake()"));
+        assert_int_equal(device_bytes(m), 0);
+        fcdp_engine_wake(m->engine);
+    }
+    cluster_run(c, second_use, NULL);
+    drain_all(c);
+    end(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_an_engine_sleeps_between_uses),
+        cmocka_unit_test(test_a_wait_restores_nothing_asleep),
         cmocka_unit_test(test_a_group_in_use_keeps_the_engine_awake),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
