@@ -53,6 +53,16 @@ static void stream_free(fcdp_heap *heap, heap_stream *of) {
     free(of);
 }
 
+/* An arena that is made while others of its tag are asleep, or everything is, sleeps from its beginning. The
+ * heap's lock is held. */
+static bool tag_is_asleep(fcdp_heap *heap, uint32_t tag) {
+    for (size_t i = 0; i < HEAP_MAX_STREAMS; i++) {
+        heap_stream *of = fcdp__heap_stream_at(heap, i);
+        if (of && of->tag == tag) return atomic_load(&of->arenas[0].asleep);
+    }
+    return heap->sleep.all;
+}
+
 /* Both arenas at once, so that a stream is in the table with both or not at all. */
 static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private *private, uint32_t tag,
                                heap_stream **stream_out) {
@@ -62,6 +72,7 @@ static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private
     made->stream = stream;
     made->private = private;
     made->tag = tag;
+    bool asleep = tag_is_asleep(heap, tag);
     fcdp_status status = FCDP_OK;
     for (int small = 0; small < 2; small++) {
         heap_arena *arena = &made->arenas[small];
@@ -70,6 +81,7 @@ static fcdp_status stream_make(fcdp_heap *heap, fcdp_stream stream, heap_private
         arena->private = private;
         arena->tag = tag;
         arena->small = small;
+        atomic_store(&arena->asleep, asleep);
         arena->sibling = &made->arenas[!small];
         fcdp__lock_init(&arena->lock, FCDP_RANK_ARENA);
         if (!status) status = fcdp__arena_create(heap->page_bytes, &arena->blocks);

@@ -60,6 +60,7 @@ typedef struct heap_sleep { /* one thread at a time */
     char **free_pages;
     size_t n_pages, n_free; /* host pages, ever; not in use */
     bool warned;
+    bool all; /* everything was put to sleep, and not woken; under the heap's lock */
 } heap_sleep;
 
 typedef struct heap_private {

@@ -495,6 +495,14 @@ static void tidy(fcdp_heap *heap, const sleepers *s, const pieces *list) {
     for (size_t i = 0; i < list->n; i++) list->at[i].saved->in_use = false;
 }
 
+/* Arenas that are made from here on sleep, or not. */
+static void all_set(fcdp_heap *heap, const fcdp_sleep_of *of, bool asleep) {
+    if (!of->all) return;
+    fcdp__lock_acquire(&heap->lock);
+    heap->sleep.all = asleep;
+    fcdp__lock_release(&heap->lock);
+}
+
 static void calls_trace(uint64_t start_ns, uint16_t kind, const fcdp_sleep_counts *counts) {
     fcdp__trace_since(start_ns, (fcdp_trace_event){.kind = kind,
                                                    .bytes = counts->page_bytes,
@@ -542,7 +550,7 @@ static fcdp_status arenas_wake(fcdp_heap *heap, const sleepers *s, fcdp_sleep_co
         for (const fcdp_span *span = fcdp__arena_spans(s->arenas[i]->blocks); span && !status;
              span = span->next)
             status = span_map(heap, span, &list, &next_piece, counts);
-    if (s->n) {
+    if (heap->sleep.stream) {
         fcdp_failure failure = fcdp__failure_keep(status);
         fcdp_status ended = fcdp__driver_stream_sync(heap->drv, heap->sleep.stream);
         status = failure.status ? fcdp__failure_restore(&failure) : ended;
@@ -594,6 +602,7 @@ fcdp_status fcdp_heap_sleep(fcdp_heap *heap, const fcdp_sleep_of *of, fcdp_read_
     if (!status) status = pieces_save(&saved, prints, counts_out);
     if (!status) status = arenas_unmap(&saved, s, counts_out);
     if (status) status = sleep_undo(heap, s, counts_out, status);
+    if (!status) all_set(heap, of, true);
     if (!status) (void)fcdp__pool_trim(heap->pool);
     if (!status) calls_trace(start_ns, FCDP_EVENT_SLEEP, counts_out);
     saving_end(&saved);
@@ -611,6 +620,11 @@ fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
     if (!s) return fcdp__fail(FCDP_ERR_SYSTEM, "no host memory to wake tensors");
     sleepers_find(heap, of, true, s);
     fcdp_status status = arenas_wake(heap, s, counts_out);
+    if (!status) {
+        all_set(heap, of, false);
+        sleepers_find(heap, of, true, s); /* made meanwhile: nothing of them is away */
+        arenas_set(s, false);
+    }
     if (!status && !keeps) { /* nor what earlier nights have left of those that were awake */
         sleepers_find(heap, of, false, s);
         tidy(heap, s, &(pieces){0});

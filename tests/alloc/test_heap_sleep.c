@@ -195,17 +195,36 @@ static void test_asleep_nothing_is_allocated(void **state) {
     assert_int_equal(fcdp_heap_malloc(w.heap, 3 * MIB, w.streams[0], &at), FCDP_ERR_INVALID);
     assert_text("fcdp.wake()");
     assert_int_equal(fcdp_heap_malloc(w.heap, 100, w.streams[1], &at), FCDP_ERR_INVALID);
+    assert_int_equal(fcdp_heap_malloc(w.heap, 100, w.streams[2], &at), FCDP_ERR_INVALID); /* it is new */
+    assert_text("fcdp.wake()");
+    (void)fcdp_heap_set_tag(7); /* so is this */
+    assert_int_equal(fcdp_heap_malloc(w.heap, 100, w.streams[2], &at), FCDP_ERR_INVALID);
+    (void)fcdp_heap_set_tag(0);
     assert_int_equal(fcdp__heap_reclaim(w.heap, 1), 0);
     (void)wake_all(&w, true);
     (void)wake_all(&w, true);
     assert_holds(&a);
     assert_holds(&b);
     (void)take(&w, 3 * MIB, 0);
+    (void)take(&w, 100, 2);
+    (void)take(&w, 100, 3);
     world_close(&w);
 }
 
 static bool covers_stream(void *ctx, fcdp_stream stream) {
     return stream == ctx;
+}
+
+/* Before the first tensor there is no arena. */
+static void test_an_empty_heap_sleeps(void **state) {
+    (void)state;
+    world w = world_open(64);
+    fcdp_dptr at;
+    (void)sleep_all(&w);
+    assert_int_equal(fcdp_heap_malloc(w.heap, 100, w.streams[0], &at), FCDP_ERR_INVALID);
+    (void)wake_all(&w, true);
+    (void)take(&w, 100, 0);
+    world_close(&w);
 }
 
 /* One that has failed may leave its private pool open. */
@@ -332,6 +351,11 @@ static void test_a_tag_sleeps_alone(void **state) {
     assert_int_equal(fcdp_heap_set_tag(0), 7);
     assert_ok(fcdp_heap_sleep(w.heap, &kv, read_host, NULL, &counts));
     assert_int_equal(counts.live_bytes, 16 * MIB);
+    fcdp_dptr at;
+    (void)fcdp_heap_set_tag(7);
+    assert_int_equal(fcdp_heap_malloc(w.heap, 100, w.streams[1], &at), FCDP_ERR_INVALID); /* a new arena */
+    (void)fcdp_heap_set_tag(0);
+    give(&w, take(&w, 100, 1));
     tensor more = make(&w, 16 * MIB, 0);
     assert_int_equal(fcdp_heap_wake(w.heap, &kv, true, &counts), FCDP_ERR_NO_DEVICE_MEM);
     give(&w, more.at);
@@ -339,6 +363,9 @@ static void test_a_tag_sleeps_alone(void **state) {
     assert_holds(&model);
     assert_holds(&cache);
     give(&w, cache.at);
+    (void)fcdp_heap_set_tag(7);
+    give(&w, take(&w, 100, 1));
+    (void)fcdp_heap_set_tag(0);
     assert_holds(&model);
     world_close(&w);
 }
@@ -396,6 +423,7 @@ int main(void) {
         cmocka_unit_test(test_host_memory_goes_back),
         cmocka_unit_test(test_what_cannot_be_compared_is_copied),
         cmocka_unit_test(test_asleep_nothing_is_allocated),
+        cmocka_unit_test(test_an_empty_heap_sleeps),
         cmocka_unit_test(test_a_capture_refuses_sleep_until_it_ends),
         cmocka_unit_test(test_a_search_for_pages_refuses_sleep),
         cmocka_unit_test(test_a_forked_child_has_no_host_page),
