@@ -630,6 +630,10 @@ fcdp_status fcdp_heap_wake(fcdp_heap *heap, const fcdp_sleep_of *of, bool keeps,
         tidy(heap, s, &(pieces){0});
         chunks_free_idle(heap);
     }
+    if (status == FCDP_ERR_NO_DEVICE_MEM)
+        status = fcdp__fail(status,
+                            "tensors sleep on; call fcdp.wake() again once others have given memory back: %s",
+                            fcdp_error_text());
     if (!status) calls_trace(start_ns, FCDP_EVENT_WAKE, counts_out);
     free(s);
     return status;

@@ -106,7 +106,7 @@ fcdp_status fcdp__tiering_sleep(fcdp_tiering *tiering) {
     fcdp_region *region;
     fcdp__lock_acquire(&tiering->lock);
     if ((region = in_use_find(tiering)))
-        status = fcdp__fail(FCDP_ERR_INVALID, "'%s' is in use: sleep between steps",
+        status = fcdp__fail(FCDP_ERR_INVALID, "'%s' is in use: call its reshard() first",
                             region->name[0] ? region->name : "the root");
     while (!status && ((region = kept_find(tiering)) || somebody_gives(tiering))) {
         if (!region) {

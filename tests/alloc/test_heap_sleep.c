@@ -358,6 +358,7 @@ static void test_a_tag_sleeps_alone(void **state) {
     give(&w, take(&w, 100, 1));
     tensor more = make(&w, 16 * MIB, 0);
     assert_int_equal(fcdp_heap_wake(w.heap, &kv, true, &counts), FCDP_ERR_NO_DEVICE_MEM);
+    assert_text("call fcdp.wake() again");
     give(&w, more.at);
     assert_ok(fcdp_heap_wake(w.heap, &kv, true, &counts));
     assert_holds(&model);

@@ -58,7 +58,7 @@ static void test_a_group_in_use_keeps_the_engine_awake(void **state) {
     unshard_all(c, 0, FCDP_PASS_FORWARD);
     EVERY_MEMBER(c, m) {
         assert_int_equal(fcdp_engine_sleep(m->engine), FCDP_ERR_INVALID);
-        assert_non_null(strstr(fcdp_error_text(), "'blocks.0' is in use"));
+        assert_non_null(strstr(fcdp_error_text(), "'blocks.0' is in use: call its reshard() first"));
         assert_false(fcdp_engine_is_asleep(m->engine));
     }
     reshard_all(c, 0);
