@@ -360,11 +360,12 @@ fcdp_status fcdp__frozen_load(fcdp_group *const *groups, uint32_t n, const fcdp_
 
 /* ---- writing ---- */
 
-/* It has the epoch of its first gather: nothing has been written over it in host memory. */
+/* It has the epoch of its first gather, and is what that has stored: nothing has been written over it in host
+ * memory. */
 static bool is_first(void *ctx) {
     fcdp_region_state state;
     fcdp__region_state(((const fcdp_group *)ctx)->region, &state);
-    return state.span[FCDP_SPAN_FROZEN].epoch == 1;
+    return state.span[FCDP_SPAN_FROZEN].epoch == 1 && state.span[FCDP_SPAN_FROZEN].stored;
 }
 
 /* Until the node's other ranks have stored theirs. A job that has failed does not wait for them. */
