@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
@@ -69,11 +70,20 @@ static bool directory_make(const char *dir) {
     return made;
 }
 
+/* Of a file that is being written: processes in several containers may have the same number. */
+static void name_make(char name[NAME_MAX_BYTES]) {
+    static _Atomic unsigned n_names;
+    uint64_t random = 0;
+    if (getrandom(&random, sizeof random, 0) < 0) random = fcdp__now_ns();
+    snprintf(name, NAME_MAX_BYTES, WRITING "%d-%u-%016llx", (int)getpid(), n_names++,
+             (unsigned long long)random);
+}
+
 /* A file of its own tells the file system's time, which may not be this machine's. */
 static fcdp_status probe(fcdp_cache *cache) {
     struct stat state;
     char name[NAME_MAX_BYTES];
-    snprintf(name, sizeof name, WRITING "%d-probe", (int)getpid());
+    name_make(name);
     int fd = openat(cache->fd, name, O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
     bool ok = fd >= 0 && fstat(fd, &state) == 0;
     int error = errno;
@@ -116,12 +126,13 @@ const char *fcdp__cache_dir(const fcdp_cache *cache) {
 
 /* ---- reading ---- */
 
-/* All `bytes` of them from `offset` on. */
+/* All `bytes` of them from `offset` on. False: the file is shorter (errno is 0), or cannot be read. */
 static bool read_all(int fd, void *to, size_t bytes, size_t offset) {
     for (size_t done = 0; done < bytes;) {
         size_t run = bytes - done < RUN_BYTES ? bytes - done : RUN_BYTES;
         ssize_t n = pread(fd, (char *)to + done, run, (off_t)(offset + done));
         if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = 0;
         if (n <= 0) return false;
         done += (size_t)n;
     }
@@ -133,7 +144,7 @@ static bool header_is(const fcdp_cache_header *header, const fcdp_cache_key *key
            memcmp(header->key, key->bytes, sizeof key->bytes) == 0;
 }
 
-/* Its time says when it was used last. */
+/* Its time says when it was used last. What cannot be read now may be read in the next run. */
 bool fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void *to, size_t bytes) {
     char name[NAME_MAX_BYTES];
     fcdp_cache_header header;
@@ -141,11 +152,18 @@ bool fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void *to, si
     int fd = openat(cache->fd, name, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
     (void)posix_fadvise(fd, 0, 0, POSIX_FADV_SEQUENTIAL);
-    bool ok = read_all(fd, &header, sizeof header, 0) && header_is(&header, key, bytes) &&
-              read_all(fd, to, bytes, FCDP_CACHE_HEADER_BYTES);
+    bool ok = read_all(fd, &header, sizeof header, 0);
+    if (ok && !header_is(&header, key, bytes)) {
+        ok = false;
+        errno = 0;
+    }
+    ok = ok && read_all(fd, to, bytes, FCDP_CACHE_HEADER_BYTES);
+    int error = errno;
     if (ok) (void)utimensat(cache->fd, name, NULL, 0);
     close(fd);
-    if (!ok) {
+    if (!ok && error) {
+        fcdp__log(FCDP_LOG_WARN, "%s/%s: %s; its parameters are gathered", cache->dir, name, strerror(error));
+    } else if (!ok) {
         fcdp__log(FCDP_LOG_WARN, "%s/%s is damaged, and removed: its parameters are gathered", cache->dir,
                   name);
         (void)unlinkat(cache->fd, name, 0);
@@ -271,10 +289,9 @@ static fcdp_status failed(const fcdp_cache *cache, const char *name) {
 /* A file of its whole size, locked, in which others see that it is being written. */
 static fcdp_status file_reserve(const fcdp_cache *cache, char name[NAME_MAX_BYTES], size_t bytes,
                                 int *fd_out) {
-    static _Atomic unsigned n_files;
     fcdp_status status = FCDP_OK;
     int lock = openat(cache->fd, ".lock", O_CREAT | O_RDWR | O_CLOEXEC, 0666), fd = -1;
-    snprintf(name, NAME_MAX_BYTES, WRITING "%d-%u", (int)getpid(), n_files++);
+    name_make(name);
     if (lock < 0 || flock(lock, LOCK_EX)) {
         status = failed(cache, ".lock");
     } else if (!room_make(cache, bytes)) {

@@ -38,8 +38,8 @@ fcdp_status fcdp__cache_open(const char *dir, size_t limit_bytes, fcdp_cache **c
 void fcdp__cache_close(fcdp_cache *cache);
 const char *fcdp__cache_dir(const fcdp_cache *cache);
 
-/* Read the slice into `bytes` bytes at `to`. False: it is not there, or its file is not whole, which is
- * removed then; `to` may have been written. */
+/* Read the slice into `bytes` bytes at `to`. False: it is not there, or cannot be read, or its file is not
+ * whole, which is removed then; `to` may have been written. */
 bool fcdp__cache_read(fcdp_cache *cache, const fcdp_cache_key *key, void *to, size_t bytes);
 /* The slice's file holds something else than its key says. */
 void fcdp__cache_drop(fcdp_cache *cache, const fcdp_cache_key *key);

@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -39,6 +40,17 @@ int flock(int fd, int operation) {
     assert_true(n_children < 8);
     if ((children[n_children++] = fork())) return 0;
     for (;;) pause();
+}
+
+/* Likewise: the disk's. */
+static bool cannot_read;
+
+ssize_t pread(int fd, void *to, size_t n, off_t offset) {
+    if (cannot_read) {
+        errno = EIO;
+        return -1;
+    }
+    return syscall(SYS_pread64, fd, to, n, offset);
 }
 
 static int setup(void **state) {
@@ -162,6 +174,36 @@ static void test_files_that_are_not_whole_go(void **state) {
     fcdp__cache_close(cache);
 }
 
+static void test_a_file_that_cannot_be_read_stays(void **state) {
+    (void)state;
+    fcdp_cache *cache = opened(0);
+    assert_ok(put(cache, 1));
+    cannot_read = true;
+    bool there = has(cache, 1);
+    cannot_read = false;
+    assert_false(there);
+    assert_true(has(cache, 1));
+    fcdp__cache_close(cache);
+}
+
+/* As a job in another container, whose process has the same number, may be writing them. */
+static void test_names_are_not_those_of_others(void **state) {
+    (void)state;
+    enum { N = 300 };
+    int fds[N];
+    char path[128];
+    fcdp_cache *cache = opened(0);
+    for (int i = 0; i < N; i++) {
+        snprintf(path, sizeof path, "%s/.writing-%d-%d", dir, (int)getpid(), i);
+        fds[i] = open(path, O_CREAT | O_RDWR, 0666);
+        assert_int_equal(flock(fds[i], LOCK_EX), 0);
+    }
+    assert_ok(put(cache, 1));
+    assert_true(has(cache, 1));
+    for (int i = 0; i < N; i++) close(fds[i]);
+    fcdp__cache_close(cache);
+}
+
 static void test_what_was_used_longest_ago_makes_room(void **state) {
     (void)state;
     fcdp_cache *cache = opened(0);
@@ -279,6 +321,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_what_was_written_is_read, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_is_not_valid_leaves_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_files_that_are_not_whole_go, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_file_that_cannot_be_read_stays, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_names_are_not_those_of_others, setup, teardown),
         cmocka_unit_test_setup_teardown(test_what_was_used_longest_ago_makes_room, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_killed_writer_leaves_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_forked_child_keeps_no_lock, setup, teardown),
