@@ -1,11 +1,13 @@
 """Frozen parameters that the last run has left on the node's disk (FCDP_CACHE_DIR): the next one gathers none of them,
 and trains bit for bit the same."""
 
+import fcntl
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -57,6 +59,25 @@ def test_a_second_run_gathers_no_frozen_byte(tmp_path, kind):
     assert shown.startswith(f"{cache}: ") and f"blocks.{FROZEN}" in shown, shown
     assert doctor("--cache", str(cache), "--clear").stdout.endswith(" removed\n")
     assert [path.name for path in cache.iterdir()] == [".lock"]
+
+
+def is_waiting(pid):
+    """For a lock of a file."""
+    return any(" -> FLOCK " in line and f" {pid} " in line for line in open("/proc/locks"))
+
+
+def test_the_doctor_removes_nothing_while_a_job_makes_a_file(tmp_path):
+    kept = tmp_path / f"{0:032x}.frozen"
+    kept.write_bytes(b"x" * 5000)
+    program = pathlib.Path(sys.executable).with_name("fcdp-doctor")
+    with (tmp_path / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        clearing = subprocess.Popen([program, "--cache", tmp_path, "--clear"], stdout=subprocess.PIPE, text=True)
+        until = time.monotonic() + 60
+        while not is_waiting(clearing.pid) and clearing.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        assert clearing.poll() is None and kept.exists()
+    assert clearing.communicate(timeout=60)[0].endswith(" removed\n") and not kept.exists()
 
 
 def test_a_directory_that_cannot_be_used_is_said_once_a_node(tmp_path):

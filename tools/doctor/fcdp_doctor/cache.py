@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -65,8 +67,19 @@ def _limit(directory: Path, taken: int) -> tuple[int, str]:
     return (disk.f_bavail * disk.f_frsize + taken) // 2, "half of what the disk has free; FCDP_CACHE_SIZE sets it"
 
 
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """As jobs lock it while they count and make files: else one that is made now might not be locked yet."""
+    try:
+        with (directory / ".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise Failed(f"{error.filename or directory}: {error.strerror}") from error
+
+
 def _clear(directory: Path, files: list[Path]) -> str:
-    """What a job is writing stays."""
+    """What a job is writing stays. The directory is locked."""
     taken = 0
     for path in [*files, *directory.glob(".writing-*")]:
         try:
@@ -99,7 +112,8 @@ def show(given: str, clears: bool, as_json: bool) -> int:
     directory = _directory(given)
     files = sorted(path for path in directory.iterdir() if _ENTRY.fullmatch(path.name))
     if clears:
-        print(_clear(directory, files))
+        with _locked(directory):
+            print(_clear(directory, files))
         return 0
     slices = [one for one in map(_read, files) if one]
     taken = sum(one.bytes for one in slices)
