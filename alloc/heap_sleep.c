@@ -378,29 +378,45 @@ static fcdp_status span_unmap(saving *s, const fcdp_span *span, size_t *next_pie
     return FCDP_OK;
 }
 
-/* One mapping, of `n` pages. */
-static fcdp_status mapping_restore(fcdp_heap *heap, heap_range *range, size_t i, size_t n) {
-    fcdp_dptr at = {range->base + i * heap->page_bytes};
-    size_t bytes = n * heap->page_bytes;
+/* Pages, mapped; they may have no access yet. */
+static fcdp_status mapping_take(fcdp_heap *heap, fcdp_dptr at, size_t n, fcdp_phys *handle_out) {
     fcdp_phys handle;
     fcdp_status status = n == 1 ? fcdp__pool_take(heap->pool, FCDP_HOLDER_TENSORS, 1, &handle)
                                 : fcdp__pool_take_handle(heap->pool, FCDP_HOLDER_TENSORS, n, &handle);
     if (status) return status;
     fcdp__heap_pages_add(heap, n);
-    status = fcdp__driver_map(heap->drv, at, bytes, handle);
-    bool is_mapped = !status;
-    if (!status) status = fcdp__driver_set_access(heap->drv, at, bytes);
-    if (status && is_mapped) {
+    status = fcdp__driver_map(heap->drv, at, n * heap->page_bytes, handle);
+    if (status) {
+        fcdp__heap_pages_give(heap, n, &handle, n);
+        return status;
+    }
+    fcdp__trace_map(at.addr, n * heap->page_bytes);
+    *handle_out = handle;
+    return FCDP_OK;
+}
+
+/* One mapping, of `n` pages. If the driver neither gives access nor unmaps, they stay mapped while they are
+ * away, and the next wake asks for access again. */
+static fcdp_status mapping_restore(fcdp_heap *heap, heap_range *range, size_t i, size_t n) {
+    fcdp_dptr at = {range->base + i * heap->page_bytes};
+    size_t bytes = n * heap->page_bytes;
+    fcdp_phys handle = range->pages[i];
+    fcdp_status status = handle.handle ? FCDP_OK : mapping_take(heap, at, n, &handle);
+    if (status) return status;
+    status = fcdp__driver_set_access(heap->drv, at, bytes);
+    if (status) {
         fcdp_failure failure = fcdp__failure_keep(status);
-        is_mapped = FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, at, bytes));
+        if (!FCDP_RETRY_ONCE(fcdp__driver_unmap(heap->drv, at, bytes))) {
+            fcdp__trace_unmap(at.addr, bytes);
+            fcdp__heap_pages_give(heap, n, &handle, n);
+            handle = (fcdp_phys){0};
+        }
         status = fcdp__failure_restore(&failure);
     }
-    if (status && !is_mapped) fcdp__heap_pages_give(heap, n, &handle, n);
+    for (size_t k = i; k < i + n; k++) range->pages[k] = handle;
     if (status) return status;
-    fcdp__trace_map(at.addr, bytes);
     fcdp__trace_count(FCDP_COUNT_ASLEEP_BYTES, -(uint64_t)bytes);
     for (size_t k = i; k < i + n; k++) {
-        range->pages[k] = handle;
         range->saved[k].is_away = false;
         range->saved[k].is_back = true;
     }

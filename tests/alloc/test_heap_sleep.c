@@ -417,6 +417,47 @@ static void test_whatever_call_fails_no_byte_is_lost(void **state) {
     assert_true(n_calls > 20);
 }
 
+/* The driver's, by the linker. */
+static bool gives_no_access, unmaps_nothing;
+fcdp_status __real_fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes);
+fcdp_status __real_fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes);
+fcdp_status __wrap_fcdp__driver_set_access(fcdp_driver *drv, fcdp_dptr at, size_t bytes);
+fcdp_status __wrap_fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at, size_t bytes);
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_set_access(fcdp_driver *drv,
+                                                                                  fcdp_dptr at,
+                                                                                  size_t bytes) {
+    return gives_no_access ? fcdp__fail(FCDP_ERR_DRIVER, "no access")
+                           : __real_fcdp__driver_set_access(drv, at, bytes);
+}
+
+__attribute__((visibility("default"))) fcdp_status __wrap_fcdp__driver_unmap(fcdp_driver *drv, fcdp_dptr at,
+                                                                             size_t bytes) {
+    return unmaps_nothing ? fcdp__fail(FCDP_ERR_DRIVER, "no unmap")
+                          : __real_fcdp__driver_unmap(drv, at, bytes);
+}
+
+/* What is mapped without access stays so, and wakes later. */
+static void test_what_stays_mapped_wakes_later(void **state) {
+    (void)state;
+    for (int ends = 0; ends < 2; ends++) {
+        world w = world_open(64);
+        tensor tensors[] = {make(&w, 7 * MIB, 0), make(&w, 300, 0), make(&w, 2 * MIB, 1)};
+        fcdp_sleep_counts counts;
+        (void)sleep_all(&w);
+        gives_no_access = unmaps_nothing = true;
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(fcdp_heap_wake(w.heap, &everything, true, &counts), FCDP_ERR_DRIVER);
+        unmaps_nothing = false;
+        if (ends) assert_int_equal(fcdp_heap_wake(w.heap, &everything, true, &counts), FCDP_ERR_DRIVER);
+        gives_no_access = false;
+        (void)wake_all(&w, true);
+        for (size_t i = 0; i < 3; i++) assert_holds(&tensors[i]);
+        for (size_t i = 0; i < 3; i++) give(&w, tensors[i].at);
+        world_close(&w);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bytes_and_addresses_come_back),
@@ -430,6 +471,7 @@ int main(void) {
         cmocka_unit_test(test_a_forked_child_has_no_host_page),
         cmocka_unit_test(test_it_copies_as_fast_as_the_link),
         cmocka_unit_test(test_a_tag_sleeps_alone),
+        cmocka_unit_test(test_what_stays_mapped_wakes_later),
         cmocka_unit_test(test_whatever_call_fails_no_byte_is_lost),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
