@@ -45,12 +45,12 @@ int flock(int fd, int operation) {
 /* Likewise: the disk's. */
 static bool cannot_read;
 
-ssize_t pread(int fd, void *to, size_t n, off_t offset) {
+ssize_t pread(int fd, void *buf, size_t nbytes, off_t offset) {
     if (cannot_read) {
         errno = EIO;
         return -1;
     }
-    return syscall(SYS_pread64, fd, to, n, offset);
+    return syscall(SYS_pread64, fd, buf, nbytes, offset);
 }
 
 static int setup(void **state) {

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import fcdp
-from fcdp import _fcdp
 import memory_job
+from fcdp import _fcdp
 
 N_STEPS = 20
 JOBS = memory_job.JOBS
