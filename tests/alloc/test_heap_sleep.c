@@ -308,7 +308,8 @@ static void test_it_copies_as_fast_as_the_link(void **state) {
     fcdp_dptr at = parts[0].at;
     assert_ok(fcdp__driver_host_pin(w.drv, host, BYTES, &stay_bytes));
     simgpu_set_pcie(0.25); /* so slow that this machine's own copies and unmaps hardly count */
-    for (int round = 0; round < 3; round++) { /* the machine may be busy */
+    /* the machine may be busy */
+    for (int round = 0; round < 12 && (best[0] < 0.7 || best[1] < 0.7); round++) {
         double plain[2], slept[2];
         uint64_t start_ns = fcdp__now_ns();
         for (int half = 0; half < 2; half++)
