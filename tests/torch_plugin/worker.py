@@ -68,6 +68,18 @@ def run_case(name, function, rank, world, fcdp):
     return result
 
 
+def process_groups():
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def end_process_groups(but):
+    """Those that a case has made, when every rank is through with it. Each has a thread of gloo's that wakes a hundred
+    times a second; of all cases together these would be busier than the cases."""
+    for group in process_groups():
+        if group not in but:
+            dist.destroy_process_group(group)
+
+
 def blind():
     """No signal of a parameter moves, but what it is gathered as: its bytes alone can tell that it has changed."""
     from fcdp import fsdp1, fsdp2
@@ -127,7 +139,7 @@ def main():
     lines = open(os.path.join(arguments.out, f"rank{rank}.jsonl"), "w", buffering=1)
     lines.write(json.dumps(head) + "\n")
 
-    broken = False
+    broken, of_all = False, process_groups()
     for name in names:
         plain_name, _, mutant = name.partition("@")
         if switch:
@@ -146,6 +158,7 @@ def main():
         if broken:
             print(f"case {name} broke the job: {words}", file=sys.stderr, flush=True)
             break
+        end_process_groups(but=of_all)
     if broken:
         os._exit(17)
     dist.barrier()
