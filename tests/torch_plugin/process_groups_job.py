@@ -43,9 +43,10 @@ def main():
     torch.set_num_threads(1)
     gc.freeze()  # the collections look at what the loop makes
     losses, holds = [], []
-    agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)  # torchrun's
+    port = int(os.environ["MASTER_PORT"])
+    outlives = dist.TCPStore(os.environ["MASTER_ADDR"], port, is_master=os.environ["RANK"] == "0")  # every group
     for i in range(int(sys.argv[1])):
-        losses.append(once(dist.PrefixStore(f"again/{i}", agent)))
+        losses.append(once(dist.PrefixStore(f"again/{i}", outlives)))
         gc.collect()
         holds.append(held())
         with open(os.path.join(sys.argv[2], f"rank{os.environ['RANK']}.json"), "w") as f:

@@ -6,7 +6,7 @@ from conftest import CONFIGURATIONS, needs_fcdp
 
 @needs_fcdp
 def test_a_cached_unshard_and_reshard_cross_three_times(tmp_path):
-    job = launch.torchrun(launch.HERE / "crossings_job.py", [tmp_path], tmp_path, CONFIGURATIONS["tau0-whole"])
+    job = launch.forked(launch.HERE / "crossings_job.py", [tmp_path], tmp_path, CONFIGURATIONS["tau0-whole"])
     assert not job.timed_out and job.returncode == 0, job.output
     for pairs in job.ranks:
         assert len(pairs) == 9, pairs

@@ -77,14 +77,14 @@ def test_survivors_name_the_rank_that_died(tmp_path, double):
 @needs_fcdp
 def test_a_library_that_is_not_there_stops_every_rank(tmp_path):
     env = CONFIGURATIONS["tau0-slice"] | {"FCDP_TRANSPORT": "nccl", "FCDP_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
-    job = launch.torchrun(launch.HERE / "plain_script.py", [], tmp_path, env)
+    job = launch.forked(launch.HERE / "plain_script.py", [], tmp_path, env)
     assert job.returncode != 0 and "FCDP_TRANSPORT=nccl, but rank 0: " in job.output, job.output
 
 
 @needs_fcdp
 def test_without_an_order_on_the_device_every_rank_stops(tmp_path, double):
     env = CONFIGURATIONS["tau0-slice"] | double | {"NCCL_LAUNCH_ORDER_IMPLICIT": "0"}
-    job = launch.torchrun(launch.HERE / "plain_script.py", [], tmp_path, env)
+    job = launch.forked(launch.HERE / "plain_script.py", [], tmp_path, env)
     assert job.returncode != 0 and "NCCL_LAUNCH_ORDER_IMPLICIT is 0" in job.output, job.output
 
 

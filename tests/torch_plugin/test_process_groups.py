@@ -11,7 +11,7 @@ TIMES = 8
 
 
 def run(tmp_path, configuration):
-    job = launch.torchrun(
+    job = launch.forked(
         launch.HERE / "process_groups_job.py", [TIMES, tmp_path], tmp_path, CONFIGURATIONS.get(configuration)
     )
     assert not job.timed_out and job.returncode == 0, job.output

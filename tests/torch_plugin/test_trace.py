@@ -17,7 +17,7 @@ N_STEPS = 5
 @pytest.fixture(scope="module", params=["tau0-slice", "tau1-whole", "tau0-whole"])
 def ranks(request, tmp_path_factory):
     tmp = tmp_path_factory.mktemp(request.param)
-    job = launch.torchrun(launch.HERE / "trace_job.py", [tmp, N_STEPS], tmp, CONFIGURATIONS[request.param])
+    job = launch.forked(launch.HERE / "trace_job.py", [tmp, N_STEPS], tmp, CONFIGURATIONS[request.param])
     assert not job.timed_out and job.returncode == 0, job.output
     assert len(job.ranks) == launch.WORLD
     return job.ranks
