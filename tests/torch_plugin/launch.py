@@ -291,9 +291,9 @@ class WarmProcess:
         return self.returncode
 
 
-def may_be_warm(env, prefix, preexec):
+def may_be_warm(env):
     """Whether nothing is asked for that an interpreter reads at its start alone."""
-    return not prefix and not preexec and not any(name.startswith(("PYTHON", "LD_")) for name in env or {})
+    return not any(name.startswith(("PYTHON", "LD_")) for name in env or {})
 
 
 class Rank:
@@ -326,15 +326,13 @@ class Spawned:
         env=None,
         rank_env=None,
         n_ranks=WORLD,
-        prefix=(),
-        preexec=None,
         warm=False,
         preload=(),
     ):
         tmp.mkdir(parents=True, exist_ok=True)
         self.tag, self.tmp, self.ranks, self.timed_out = new_tag(), tmp, [], False
         port = free_port()
-        warm = warm and may_be_warm(env, prefix, preexec)
+        warm = warm and may_be_warm(env)
         for rank in range(n_ranks):
             own = environment(self.tag, tmp, env)
             own.update(
@@ -353,14 +351,13 @@ class Spawned:
                 continue
             with open(paths[0], "wb") as out, open(paths[1], "wb") as err:
                 process = subprocess.Popen(
-                    [*prefix, sys.executable, str(script), *map(str, arguments)],
+                    [sys.executable, str(script), *map(str, arguments)],
                     cwd=HERE,
                     env=own,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
-                    preexec_fn=preexec,
                 )
             self.ranks.append(Rank(process, *paths))
 

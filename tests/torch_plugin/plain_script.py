@@ -2,11 +2,14 @@
 came out in result<RANK>.json under the folder that it is given."""
 
 import argparse
+import ctypes
 import datetime
 import faulthandler
 import hashlib
 import json
+import os
 import pathlib
+import resource
 import signal
 import sys
 
@@ -19,6 +22,19 @@ import compat
 from models import Net, shard, wrap
 from run import Run, raw_bytes
 
+MEMLOCK_BYTES = 64 << 10
+
+
+def lock_little():
+    """This process may lock no more, root's neither, which needs a capability for that (14, CAP_IPC_LOCK)."""
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (MEMLOCK_BYTES, MEMLOCK_BYTES))
+    libc = ctypes.CDLL(None)
+    version_3 = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: the lower halves, then the upper ones
+    assert libc.capget(version_3, sets) == 0
+    sets[:2] = [each & ~(1 << 14) for each in sets[:2]]
+    assert libc.capset(version_3, sets) == 0
+
 
 def main():
     parser = argparse.ArgumentParser()
@@ -26,7 +42,10 @@ def main():
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--fsdp1", action="store_true")
     parser.add_argument("--freeze", type=int, nargs="*", default=[], metavar="BLOCK")
+    parser.add_argument("--little-memlock", type=int, nargs="*", default=[], metavar="RANK")
     arguments = parser.parse_args()
+    if int(os.environ["RANK"]) in arguments.little_memlock:
+        lock_little()
     torch.set_num_threads(1)
     compat.prepare()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=arguments.timeout))

@@ -4,9 +4,6 @@ before the first step.  Never a wrong number, never a hang."""
 import json
 import os
 import re
-import resource
-import shutil
-import subprocess
 
 import pytest
 
@@ -83,11 +80,16 @@ def test_the_script_runs_plain(plain):
 
 
 @needs_fcdp
-def test_the_script_runs_under_fcdp(plain, tmp_path):
-    outcome = start(tmp_path, on(), warm=False)
-    assert outcome.went_on(plain) == []
+@pytest.mark.parametrize("way", ["warm", "cold"])
+def test_the_script_runs_under_fcdp(request, tmp_path, way):
+    """Two nodes of two ranks, and, as an interpreter's start turns FCDP on, of one."""
+    is_warm = way == "warm"
+    expected = request.getfixturevalue("plain" if is_warm else "pair")
+    n_ranks = len(expected.results)
+    outcome = start(tmp_path, on(FCDP_LOCAL_SIZE=str(n_ranks // 2)), warm=is_warm, n_ranks=n_ranks)
+    assert outcome.went_on(expected) == []
     assert outcome.results[0]["stats"]["gathers"]["avoided"] > 0
-    assert [len(m) for m in outcome.messages] == [3, 0, 0, 0], outcome.messages
+    assert [len(m) for m in outcome.messages] == [3] + [0] * (n_ranks - 1), outcome.messages
 
 
 WRONG = {
@@ -242,33 +244,14 @@ def test_a_torch_with_other_seams(tmp_path, pair, seam):
     assert outcome.job.ranks[1].returncode == 0 and not outcome.messages[1]
 
 
-def little_memlock():
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
-
-
-def without_ipc_lock():
-    """A command prefix under which a process may lock no more than its limit; None where it cannot be had."""
-    if os.geteuid():
-        return ()
-    prefix = ("setpriv", "--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock")
-    if not shutil.which("setpriv"):
-        return None
-    try_it = subprocess.run([*prefix, "grep", "CapEff", "/proc/self/status"], capture_output=True, text=True)
-    if try_it.returncode or int(try_it.stdout.split()[1], 16) & (1 << 14):
-        return None
-    return prefix
-
-
-def with_little_memlock(tmp_path, **options):
-    prefix = without_ipc_lock()
-    if prefix is None:
-        pytest.skip("CAP_IPC_LOCK cannot be dropped here (setpriv)")
-    return start(tmp_path, on(FCDP_LOCAL_SIZE="1", **options), prefix=prefix, preexec=little_memlock, n_ranks=2)
+def with_little_memlock(tmp_path, *ranks, **options):
+    """On two ranks, each a node."""
+    return start(tmp_path, on(FCDP_LOCAL_SIZE="1", **options), ["--little-memlock", *ranks], n_ranks=2)
 
 
 @needs_fcdp
 def test_memlock_too_small_trains_unpinned(tmp_path, pair):
-    outcome = with_little_memlock(tmp_path)
+    outcome = with_little_memlock(tmp_path, 0, 1)
     outcome.went_on(pair)
     said = [line for line in outcome.messages[0] if "pin" in line]
     assert said and any(word in said[0] for word in ("memlock", "RLIMIT_MEMLOCK", "ulimit -l")), outcome.messages[0]
@@ -277,7 +260,7 @@ def test_memlock_too_small_trains_unpinned(tmp_path, pair):
 @needs_fcdp
 def test_memlock_too_small_where_pinning_is_required(tmp_path):
     """It stops, on every rank."""
-    outcome = with_little_memlock(tmp_path, FCDP_PIN="require")
+    outcome = with_little_memlock(tmp_path, 0, 1, FCDP_PIN="require")
     outcome.stopped()
     for rank in outcome.job.ranks:
         last = rank.err.strip().splitlines()[-1]
@@ -286,11 +269,7 @@ def test_memlock_too_small_where_pinning_is_required(tmp_path):
 
 @needs_fcdp
 def test_pinning_that_one_rank_cannot_do_stops_all(tmp_path):
-    prefix = without_ipc_lock()
-    if prefix is None:
-        pytest.skip("CAP_IPC_LOCK cannot be dropped here (setpriv)")
-    prefix = (*prefix, "bash", "-c", '[ "$RANK" != 1 ] || ulimit -l 64; exec "$@"', "bash")
-    outcome = start(tmp_path, on(FCDP_LOCAL_SIZE="1", FCDP_PIN="require"), prefix=prefix, n_ranks=2)
+    outcome = with_little_memlock(tmp_path, 1, FCDP_PIN="require")
     outcome.stopped()
     for i, rank in enumerate(outcome.job.ranks):
         last = rank.err.strip().splitlines()[-1]
