@@ -265,14 +265,17 @@ class WarmProcess:
     def forker(cls, preload):
         if preload not in cls.orders:
             cls.orders[preload], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            subprocess.Popen(
-                [sys.executable, HERE / "warm.py", str(theirs.fileno()), *preload],
-                cwd=HERE,
-                env=environment("0" * len(new_tag()), HERE),
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            if preload:  # forked off the one that has torch
+                socket.send_fds(cls.forker(()), [json.dumps({"preload": preload}).encode()], [theirs.fileno()])
+            else:
+                subprocess.Popen(
+                    [sys.executable, HERE / "warm.py", str(theirs.fileno())],
+                    cwd=HERE,
+                    env=environment("0" * len(new_tag()), HERE),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
             theirs.close()
         return cls.orders[preload]
 

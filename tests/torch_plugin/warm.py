@@ -5,8 +5,9 @@ has run: tearing down all of torch would be two thirds of a short job's time.  W
 cannot show, some jobs show with a cold one: that the interpreter's start turns FCDP on and its end takes FCDP
 down, and that ranks which hash strings differently and map libraries elsewhere agree.
 
-warm.py DESCRIPTOR [FOLDER | MODULE ...]: a SEQPACKET socket that brings a JSON each, with the descriptor of a pipe; into that go
-the rank's pid and, when it has ended, its exit status.  It ends when the socket does."""
+warm.py DESCRIPTOR: a SEQPACKET socket that brings a JSON each, with the descriptor of a pipe; into that go the rank's pid and,
+when it has ended, its exit status.  Or a JSON with "preload", and the descriptor of another such socket: a fork of this
+process imports more (modules, and folders to find them in) and serves that.  Each ends when its socket does."""
 
 import atexit
 import contextlib
@@ -73,6 +74,16 @@ def become(order):
     sys.argv[:] = order["argv"]
 
 
+def be_ready(preload=()):
+    """All that ranks share is imported, and no other thread is there: it would not be in its children."""
+    for name in preload:
+        sys.path.append(name) if "/" in name else importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a rank would write to, and so copy, all that it shares with the others
+    assert len(os.listdir("/proc/self/task")) == 1
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their status is not asked for
+
+
 def serve(orders):
     """Returns in a process that is to be a rank, its order; None where no more orders come.  Between the two
     stands one that waits for the rank's end."""
@@ -80,15 +91,20 @@ def serve(orders):
         data, descriptors, _, _ = socket.recv_fds(orders, LARGEST, 1)
         if not data:
             return None
+        order = json.loads(data)
         if os.fork():
             os.close(descriptors[0])
             continue
         orders.close()
+        if "preload" in order:
+            orders = socket.socket(fileno=descriptors[0])
+            be_ready(order["preload"])
+            continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         pid = os.fork()
         if not pid:
             os.close(descriptors[0])
-            return json.loads(data)
+            return order
         os.write(descriptors[0], b"%d\n" % pid)
         _, status = os.waitpid(pid, 0)
         os.write(descriptors[0], b"%d\n" % os.waitstatus_to_exitcode(status))
@@ -126,12 +142,7 @@ def load_dynamo():
 
 load_dynamo()
 os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # else pyarrow, which some import, has a thread
-for name in sys.argv[2:]:
-    sys.path.append(name) if "/" in name else importlib.import_module(name)
-gc.collect()
-gc.freeze()  # a collection in a rank would write to, and so copy, all that it shares with the others
-assert len(os.listdir("/proc/self/task")) == 1, "other threads would not be in its children"
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # their status is not asked for
+be_ready()
 order = serve(socket.socket(fileno=int(sys.argv[1])))
 if order:
     become(order)
