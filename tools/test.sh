@@ -14,9 +14,10 @@ compiler. Ends with one summary, which lists what was skipped and why. tools/Mak
 
   --quick   runs the C tests with every check (of many like runs, each sixteenth), the Python tests that start no
             ranks, and format and lint
-  --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; and
-            all on the simulated device in both mappings. Without it: each in one configuration; two thirds of those that
-            bytes alone must tell of, by one reader; and on the simulated device a third, each in one mapping
+  --matrix  runs each training case in all configurations, and each that bytes alone must tell of by both readers; over
+            NCCL with both policies; and all on the simulated device in both mappings. Without it: each in one
+            configuration; a third of those that bytes alone must tell of, by one reader; over NCCL with one policy; and
+            on the simulated device a fifth, each in one mapping
   --frameworks
             runs all jobs of accelerate, transformers, PEFT, TRL, Lightning and torchtitan; without it, one of each runs
   --gpu     runs what needs a CUDA device: the C tests that run on any driver, and the Python tests for it

@@ -1,5 +1,5 @@
 """The training cases on torch.device("sim"), 2 nodes x 2 ranks, with every access ordered: FCDP=1 bit for bit as plain FSDP
-on the CPU; where the device has numbers of its own, as plain FSDP there. A third of the cases, fixed
+on the CPU; where the device has numbers of its own, as plain FSDP there. A fifth of the cases, fixed
 (configurations.py), each in one mapping; TEST_MATRIX=whole: all, in both, and plain FSDP there as on the CPU.
 TEST_CASES=REGEX: of these those alone."""
 
@@ -58,7 +58,7 @@ def test_what_the_device_does_not_have(name):
     pytest.skip(f"the simulated device has no {next(what for why, what in NOT_THERE.items() if re.search(why, name))}")
 
 
-def test_a_third_has_cases_of_each_file():
+def test_a_fifth_has_cases_of_each_file():
     files = {case.__module__ for case in THERE.values()}
     assert {run.CASES[name].__module__ for name in TRAINED_ON_SIM} == files and len(files) > 12
 
