@@ -65,6 +65,10 @@ typedef struct option_parser {
       "the most that FCDP_CACHE_DIR may hold on a node: what was used longest ago makes room; 0: half of "   \
       "what the disk has free",                                                                              \
       FIELD(BYTES, cache_bytes, 0, 0))                                                                       \
+    X(USER, "FCDP_SPILL_DIR", "path", "",                                                                    \
+      "a directory on each node's disk for the groups for which host memory has no room: each rank keeps "   \
+      "its slice in an unnamed file there",                                                                  \
+      FIELD(PATH, spill_dir, 0, 0))                                                                          \
     X(USER, "FCDP_ALLOC", "fcdp|native", "fcdp",                                                             \
       "the allocator of tensors on a GPU: FCDP's, on the same pages as gathered parameters, or PyTorch's "   \
       "own",                                                                                                 \

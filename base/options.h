@@ -72,6 +72,8 @@ typedef struct fcdp_options {
     size_t trace_bytes; /* FCDP_TRACE_BUFFER, of the event ring */
     /* FCDP_CACHE_DIR: frozen parameters are kept there across runs; "": nowhere */
     char cache_dir[FCDP_OPTION_PATH_BYTES];
+    /* FCDP_SPILL_DIR: groups for which host memory has no room; "": none */
+    char spill_dir[FCDP_OPTION_PATH_BYTES];
     size_t cache_bytes; /* FCDP_CACHE_SIZE, of all files there; 0: half of what the disk has free */
 } fcdp_options;
 

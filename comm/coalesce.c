@@ -42,7 +42,7 @@ static uint32_t stale_mask(const fcdp_group *group, bool stale) {
  * other bytes may be on the device alone. */
 bool fcdp_group_is_small(const fcdp_group *group) {
     size_t bytes = stale_bytes(group) * group->comm->topology.n_ranks;
-    return group->region && !group->begun && !group->member.live && !group->member.ask && bytes > 0 &&
+    return group->block && !group->begun && !group->member.live && !group->member.ask && bytes > 0 &&
            bytes <= group->comm->engine->options.coalesce_bytes &&
            !(stale_mask(group, true) & stale_mask(group, false)) && fcdp__member_was_used(&group->member);
 }

@@ -40,6 +40,7 @@ fcdp_status fcdp_comm_create(fcdp_engine *engine, const fcdp_topology *topology,
     fcdp__comm_trace(comm);
     *comm_out = comm;
     fcdp__frozen_warn(comm);
+    fcdp__spilled_warn(comm);
     return FCDP_OK;
 }
 

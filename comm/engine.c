@@ -111,6 +111,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
         fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, fcdp__staging_reclaim,
                                  fcdp__staging_idle, engine);
     if (!status) status = fcdp__frozen_open(engine, &engine->frozen);
+    if (!status) fcdp__spilled_open(engine);
     return status ? status : fcdp__monitor_start(engine, &engine->monitor);
 }
 
@@ -118,6 +119,7 @@ static fcdp_status engine_open(fcdp_engine *engine, const fcdp_engine_config *co
 static void engine_close(fcdp_engine *engine) {
     while (engine->comms) fcdp_comm_destroy(engine->comms);
     fcdp__frozen_close(engine->frozen);
+    fcdp__spill_close(engine->spill);
     fcdp__monitor_stop(engine->monitor);
     if (engine->pool) fcdp__pool_set_reclaimer(engine->pool, FCDP_RECLAIM_SCRATCH, NULL, NULL, NULL);
     fcdp__stream_sets_destroy(engine);
@@ -343,6 +345,12 @@ void fcdp_engine_stats_get(fcdp_engine *engine, fcdp_engine_stats *stats_out) {
         .n_host_waits = n[FCDP_COUNT_HOST_WAITS],
         .host_wait_ns = n[FCDP_COUNT_HOST_WAIT_NS],
         .policy = engine->options.policy,
+        .spill = {.bytes = engine->spill ? fcdp__spill_bytes(engine->spill) : 0,
+                  .written_bytes = n[FCDP_COUNT_SPILL_WRITTEN_BYTES],
+                  .read_bytes = n[FCDP_COUNT_SPILL_READ_BYTES],
+                  .n_failures = n[FCDP_COUNT_SPILL_FAILURES],
+                  .n_waits = n[FCDP_COUNT_SPILL_WAITS],
+                  .wait_ns = n[FCDP_COUNT_SPILL_WAIT_NS]},
         .cache_read_bytes = n[FCDP_COUNT_CACHE_READ_BYTES],
         .cache_written_bytes = n[FCDP_COUNT_CACHE_WRITTEN_BYTES]};
     fcdp_pool_stats pool;

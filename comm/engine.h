@@ -92,6 +92,13 @@ typedef struct fcdp_gather_counts {
     uint64_t forward, backward; /* of those made */
 } fcdp_gather_counts;
 
+/* FCDP_SPILL_DIR, of this rank's slices */
+typedef struct fcdp_spill_stats {
+    uint64_t bytes, written_bytes, read_bytes;
+    uint64_t n_failures;       /* slices that could not be written, or not be read as they were written */
+    uint64_t n_waits, wait_ns; /* of the host for the disk */
+} fcdp_spill_stats;
+
 typedef struct fcdp_engine_stats {
     fcdp_collective_counts gather, restore; /* collectives of gathers, and of restores */
     fcdp_gather_counts gathers;
@@ -106,6 +113,7 @@ typedef struct fcdp_engine_stats {
     fcdp_driver_pins pins;
     uint64_t host_near_bytes, host_far_bytes; /* of this rank's slices, by where their pages came from */
     uint64_t cache_read_bytes, cache_written_bytes; /* of this rank's slices, FCDP_CACHE_DIR */
+    fcdp_spill_stats spill;
     fcdp_numa_plan numa;
 } fcdp_engine_stats;
 

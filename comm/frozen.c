@@ -207,7 +207,7 @@ static bool node_has_all(const fcdp_group *group, const uint8_t *prints) {
 bool fcdp__frozen_is_asked(const fcdp_group *group) {
     fcdp_region_state state;
     const fcdp_frozen *frozen = group->comm->engine->frozen;
-    if (!frozen || !frozen->cache || group->frozen.tried || !group->region ||
+    if (!frozen || !frozen->cache || group->frozen.tried || !group->block ||
         !group->layout->span[FCDP_SPAN_FROZEN].bytes)
         return false;
     fcdp__region_state(group->region, &state);

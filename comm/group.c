@@ -252,7 +252,7 @@ void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out) {
     stats_out->gather_bytes = group->counts.n[FCDP_COUNT_SAVED_GATHER_BYTES];
     if (!group->region) return;
     enum { ON_DEVICE, ON_HOST, NOWHERE, N_PLACES };
-    static const char *const names[] = {"device", "host", "invalid"};
+    const char *const names[] = {"device", fcdp__group_is_spilled(group) ? "file" : "host", "invalid"};
     uint32_t n_spans = 0, n_in[N_PLACES] = {0};
     fcdp_region_state state;
     fcdp__region_state(group->region, &state);

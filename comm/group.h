@@ -50,7 +50,7 @@ typedef struct fcdp_group_stats {
     size_t trainable_bytes; /* of those, in the trainable span */
     fcdp_gather_counts gathers;
     uint64_t plain_bytes, gather_bytes; /* of its unshards, as the engine's stats count them */
-    const char *state;                  /* "device", "host", "mixed", "invalid" */
+    const char *state;                  /* "device", "host", "file", "mixed", "invalid" */
 } fcdp_group_stats;
 void fcdp_group_stats_get(fcdp_group *group, fcdp_group_stats *stats_out);
 

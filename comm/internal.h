@@ -11,6 +11,7 @@
 #include "comm/group.h"
 #include "comm/monitor.h"
 #include "comm/plan.h"
+#include "comm/spilled.h"
 #include "comm/staging.h"
 #include "comm/tree.h"
 #include "comm/unshard.h"
@@ -18,6 +19,7 @@
 #include "tiering/cache.h"
 #include "tiering/numa.h"
 #include "tiering/segv.h"
+#include "tiering/spill.h"
 
 /* Gathers take the two of INTER in turn, so that one gets ready while the one before is on the link. */
 enum {
@@ -55,6 +57,8 @@ struct fcdp_engine {
     _Atomic(fcdp_stream_set *) sets; /* the last one made; the first lasts too, until the engine ends */
     fcdp_monitor *monitor;
     fcdp_frozen *frozen; /* NULL without FCDP_CACHE_DIR */
+    fcdp_spill *spill;   /* NULL without FCDP_SPILL_DIR, or where it cannot be used */
+    char spill_lacks[FCDP_OPTION_PATH_BYTES + 256]; /* to be said once; "": nothing */
     fcdp_numa_plan numa;
     fcdp_cpus cpus_before; /* numa.binds: where threads ran before */
     fcdp_counts counts;    /* what others count is filled in when the stats are asked for */
@@ -121,7 +125,8 @@ struct fcdp_group {
     bool late;        /* put off by this rank alone, at that unshard */
     bool owns_block;
     uint64_t offset;
-    fcdp_host_block *block; /* NULL until attached, as is region; set under the engine's lock */
+    /* NULL until attached, as is region, and where that is spilled; set under the engine's lock */
+    fcdp_host_block *block;
     fcdp_region *region;
     fcdp_segv_watch *watch; /* NULL until watched */
     fcdp_validity *validity;

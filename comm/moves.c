@@ -39,7 +39,7 @@ bool fcdp__group_by_slice(const fcdp_group *group) {
  * budget: the free memory can only lower that limit. */
 bool fcdp__policy_keeps_group(fcdp_group *group) {
     const fcdp_engine *engine = group->comm->engine;
-    if (group->copy.unsupported) return false;
+    if (group->copy.unsupported || fcdp__group_is_spilled(group)) return false;
     if (engine->options.policy == FCDP_POLICY_NEXT_USE) return fcdp__region_is_planned(group->region);
     double tau = engine->options.tau;
     if (tau <= 0) return false; /* the driver is not asked then */
@@ -77,6 +77,8 @@ uint32_t fcdp__unstored(fcdp_group *group) {
 static fcdp_status pieces_store(fcdp_group *group, const fcdp_plan *plan, uint32_t span_mask,
                                 uint32_t whole_mask, fcdp_event after) {
     const fcdp_topology *topology = &group->comm->topology;
+    if (fcdp__group_is_spilled(group)) /* whole slices */
+        return fcdp__region_store(group->region, span_mask, (fcdp_piece_list){0}, after);
     fcdp_piece *pieces = malloc(((size_t)group->layout->n_extents * topology->n_nodes + FCDP_N_SPANS) *
                                 sizeof *pieces);
     if (!pieces) return fcdp__fail(FCDP_ERR_SYSTEM, "no memory to store '%s'", group->name);

@@ -299,7 +299,8 @@ uint32_t fcdp_group_missing(const fcdp_group *group) {
 static fcdp_status begin_or_put_off(fcdp_group *group, const fcdp_program *program,
                                     const fcdp_unshard_args *args) {
     const fcdp_comm *comm = group->comm;
-    bool at_once = (comm->engine->options.prefetch > 0 && comm->ahead) || fcdp__group_is_stale(group);
+    bool at_once = (comm->engine->options.prefetch > 0 && comm->ahead) || fcdp__group_is_stale(group) ||
+                   fcdp__group_is_spilled(group); /* what was fetched holds a buffer until then */
     bool begun = true;
     fcdp_status status = at_once ? begin_now(group, program, args, &begun) : FCDP_OK;
     group->pass = args->pass;
@@ -316,7 +317,8 @@ static fcdp_status following_begin(fcdp_group *const *following, size_t n, const
     for (size_t k = 0; k < n && !status; k++) {
         fcdp_group *group = following[k];
         bool begun;
-        if (!group->comm->ahead || (program->may_begin && !program->may_begin(program->ctx, group, true)) ||
+        if (!group->comm->ahead || fcdp__group_needs_file(group) ||
+            (program->may_begin && !program->may_begin(program->ctx, group, true)) ||
             (!goes_on && fcdp_group_begins_alone(group)))
             continue;
         status = begin_now(group, program, args, &begun);
@@ -335,6 +337,7 @@ fcdp_status fcdp_unshard(fcdp_group *group, fcdp_tree *tree, const fcdp_program 
     fcdp_group_join(group, tree);
     status = ask(group, tree, program, args);
     if (!status && group->missing < group->layout->n_extents) status = missing_fail(group, group->missing);
+    if (!status) status = fcdp__spilled_fetch(group, program);
     if (!status) status = begin_or_put_off(group, program, args);
     if (status) return status;
     size_t n = fcdp_group_unsharded(group, args->pass == FCDP_PASS_FORWARD, following, MAX_FOLLOWING);

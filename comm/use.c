@@ -126,8 +126,8 @@ static fcdp_status use_fail(fcdp_use *use, fcdp_stream stream, fcdp_status statu
 static void use_tell(const fcdp_use *use) {
     const fcdp_group *group = use->group;
     bool stores_always = !fcdp__group_by_slice(group) && group->comm->topology.node_size > 1;
-    size_t load_bytes = 0, fill_bytes = 0;
-    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) {
+    size_t load_bytes = 0, fill_bytes = 0; /* of a spilled group none: it is kept by nobody */
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !fcdp__group_is_spilled(group); s++) {
         if (use->plan->restore_mask & 1u << s) load_bytes += group->layout->span[s].bytes;
         if (use->plan->fill_mask & 1u << s) fill_bytes += group->layout->span[s].bytes;
     }
@@ -232,7 +232,7 @@ bool fcdp_group_has_begun(const fcdp_group *group) {
 }
 
 bool fcdp_group_begins_alone(const fcdp_group *group) {
-    return !fcdp__group_is_stale(group) && !fcdp__group_by_slice(group);
+    return !fcdp__group_is_stale(group) && !fcdp__group_by_slice(group) && !fcdp__group_is_spilled(group);
 }
 
 /* ---- wait ---- */

@@ -125,6 +125,7 @@ static fcdp_status region_check_args(const char *name, const fcdp_layout *layout
     if (slice >= layout->n_slices || !layout->bytes)
         return fcdp__fail(FCDP_ERR_INVALID, "region '%s': %zu bytes, slice %u of %u", name, layout->bytes,
                           slice, layout->n_slices);
+    if (!block) return FCDP_OK;
     if (fcdp__host_data_bytes(block) < layout->bytes)
         return fcdp__fail(FCDP_ERR_INVALID, "region '%s' of %zu bytes over a host block of %zu", name,
                           layout->bytes, fcdp__host_data_bytes(block));
@@ -142,10 +143,21 @@ static void region_free(fcdp_region *region) {
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
         if (*events[i]) fcdp__driver_event_destroy(region->tiering->drv, *events[i]);
     readers_free(&region->readers, region->tiering->drv);
+    for (uint32_t s = 0; s < FCDP_N_SPANS; s++) fcdp__spill_release(region->spilled[s]);
     fcdp__vrange_destroy(region->range);
     free(region->layout);
     free(region->name);
     free(region);
+}
+
+static fcdp_status slices_reserve(fcdp_region *region, fcdp_spill *spill) {
+    fcdp_status status = FCDP_OK;
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++) {
+        fcdp_piece slice = fcdp__layout_slice(region->layout, s, region->slice);
+        if (slice.bytes)
+            status = fcdp__spill_reserve(spill, region->name, region->object, slice.bytes, &region->spilled[s]);
+    }
+    return status;
 }
 
 /* The region's addresses and events. The host may wait for these events, so they let it sleep. */
@@ -162,8 +174,9 @@ static fcdp_status region_make(fcdp_region *region) {
     return status;
 }
 
-fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
-                                uint32_t slice, fcdp_host_block *block, fcdp_region **region_out) {
+static fcdp_status region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
+                                 uint32_t slice, fcdp_host_block *block, fcdp_spill *spill,
+                                 fcdp_region **region_out) {
     fcdp_status status = region_check_args(name, layout, slice, block);
     if (status) return status;
     size_t layout_bytes = sizeof *layout + layout->n_extents * sizeof layout->extents[0];
@@ -185,6 +198,11 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
         return status;
     }
     fcdp__region_trace_create(region);
+    if (spill) status = slices_reserve(region, spill);
+    if (status) {
+        region_free(region);
+        return status;
+    }
     fcdp__region_lock(region);
     region->next = tiering->regions;
     tiering->regions = region;
@@ -192,6 +210,20 @@ fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const f
     fcdp__region_unlock(region);
     *region_out = region;
     return FCDP_OK;
+}
+
+fcdp_status fcdp__region_create(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
+                                uint32_t slice, fcdp_host_block *block, fcdp_region **region_out) {
+    return region_create(tiering, name, layout, slice, block, NULL, region_out);
+}
+
+fcdp_status fcdp__region_create_spilled(fcdp_tiering *tiering, const char *name, const fcdp_layout *layout,
+                                        uint32_t slice, fcdp_spill *spill, fcdp_region **region_out) {
+    return region_create(tiering, name, layout, slice, NULL, spill, region_out);
+}
+
+bool fcdp__region_is_spilled(const fcdp_region *region) {
+    return !region->block;
 }
 
 void fcdp__region_give_slot(fcdp_region *region) {

@@ -97,6 +97,25 @@ static fcdp_status copy_pieces(fcdp_region *region, fcdp_direction direction, ui
     return status;
 }
 
+/* A slice of each span of `span_mask`, to the file or from it (spill.h). */
+static fcdp_status copy_spilled(fcdp_region *region, fcdp_direction direction, uint32_t span_mask) {
+    fcdp_stream stream = region->streams[direction];
+    copying traced = copying_begin(region, direction, span_mask);
+    fcdp_status status = FCDP_OK;
+    for (uint32_t s = 0; s < FCDP_N_SPANS && !status; s++) {
+        if (!(span_mask & 1u << s) || !region->spilled[s]) continue;
+        fcdp_piece slice = fcdp__layout_slice(region->layout, s, region->slice);
+        fcdp_dptr at = fcdp__dptr_add(fcdp__vrange_base(region->range), slice.offset_bytes);
+        status = direction == FCDP_TO_HOST ? fcdp__spill_store(region->spilled[s], at, stream)
+                                           : fcdp__spill_load(region->spilled[s], at, stream);
+        traced.event.bytes += slice.bytes;
+    }
+    fcdp__count(&region->tiering->counts,
+                direction == FCDP_TO_HOST ? FCDP_COUNT_D2H_BYTES : FCDP_COUNT_H2D_BYTES, traced.event.bytes);
+    copying_end(region, direction, &traced);
+    return status;
+}
+
 /* To the host, from elsewhere on the device. */
 static fcdp_status copy_in(fcdp_region *region, uint32_t span_mask, const fcdp_source *sources, size_t n) {
     copying traced = copying_begin(region, FCDP_TO_HOST, span_mask);
@@ -120,14 +139,16 @@ static fcdp_status copy_out(fcdp_region *region, uint32_t span_mask, fcdp_piece 
 
 /* ---- the words ---- */
 
+/* Nothing of it in host memory is another process's. */
 static bool is_alone(const fcdp_region *region) {
-    return region->layout->n_slices == 1;
+    return region->layout->n_slices == 1 || !region->block;
 }
 
 /* `stream` waits until the word of every other process has reached `value`. */
 static fcdp_status words_await(fcdp_region *region, fcdp_board_word word, uint32_t value,
                                fcdp_stream stream) {
     fcdp_status status = FCDP_OK;
+    if (is_alone(region)) return FCDP_OK;
     fcdp__region_lock(region);
     if (word == FCDP_BOARD_READY) region->awaited_fill = value;
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
@@ -223,7 +244,9 @@ static fcdp_status store_end(fcdp_region *region, uint32_t span_mask, fcdp_statu
 fcdp_status fcdp__region_store(fcdp_region *region, uint32_t span_mask, fcdp_piece_list own,
                                fcdp_event after) {
     fcdp_status status = store_begin(region, after);
-    if (!status) status = copy_pieces(region, FCDP_TO_HOST, span_mask, own);
+    if (!status)
+        status = region->block ? copy_pieces(region, FCDP_TO_HOST, span_mask, own)
+                               : copy_spilled(region, FCDP_TO_HOST, span_mask);
     return store_end(region, span_mask, status);
 }
 
@@ -297,7 +320,10 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, un
     fcdp_tiering *tiering = region->tiering;
     fcdp_stream h2d = region->streams[FCDP_TO_DEVICE];
     fcdp_status status = load_begin(region, span, true);
-    if (!status) status = copy_pieces(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1});
+    if (!status)
+        status = region->block
+                     ? copy_pieces(region, FCDP_TO_DEVICE, 1u << span, (fcdp_piece_list){&piece, 1})
+                     : copy_spilled(region, FCDP_TO_DEVICE, 1u << span);
     if (!status) status = fcdp__driver_event_record(tiering->drv, region->loaded, h2d);
     if (status) return fail_unrecorded(region, status);
     region->ordered = true;
@@ -306,6 +332,14 @@ static fcdp_status load(fcdp_region *region, uint32_t span, fcdp_piece piece, un
     region->span[span].on_device = true;
     fcdp__region_unlock(region);
     return FCDP_OK;
+}
+
+bool fcdp__region_fetch(fcdp_region *region, uint32_t span) {
+    fcdp__region_lock(region);
+    FCDP_CHECK(1, !region->block && span < FCDP_N_SPANS);
+    fcdp_span_state state = region->span[span];
+    fcdp__region_unlock(region);
+    return state.stored && fcdp__spill_fetch(region->spilled[span]);
 }
 
 fcdp_status fcdp__region_load_slice(fcdp_region *region, uint32_t span) {
@@ -347,6 +381,7 @@ static uint32_t dirty_spans(const fcdp_region *region) {
         const fcdp_span_state *span = &region->span[s];
         if (!span->on_device || span->whole || !region->layout->span[s].bytes) continue;
         if (!span->stored) mask |= 1u << s;
+        if (is_alone(region)) continue;
         for (uint32_t i = 0; i < region->layout->n_slices; i++)
             if (i != region->slice &&
                 (int32_t)(fcdp__board_read(region->block, FCDP_STORED_WORD[s], i) - span->epoch) < 0)
@@ -369,6 +404,9 @@ static fcdp_status whole_store(fcdp_region *region, uint32_t mask) {
     for (uint32_t s = 0; s < FCDP_N_SPANS; s++)
         if (mask & 1u << s) pieces[n++] = region->layout->span[s];
     fcdp_status status = FCDP_OK;
+    if (!region->block)
+        return fcdp__fail(FCDP_ERR_UNSUPPORTED, "'%s' lives in a file, and one process cannot write all of it",
+                          region->name);
     if (!is_alone(region))
         status = fcdp__board_wait_all(region->block, FCDP_BOARD_READY, region->n_fills, region->name);
     if (status) return status;

@@ -34,7 +34,11 @@
     X(FILL, 46, "fill", "spans, a mask", "their new epoch",                                                  \
       "new content begins: what the tiers had of the spans is replaced")                                     \
     X(REGION_CREATE, 47, "region_create", "device address", "", "a region of `bytes` began its life")        \
-    X(REGION_DESTROY, 48, "region_destroy", "device address", "", "and ended it")
+    X(REGION_DESTROY, 48, "region_destroy", "device address", "", "and ended it")                            \
+    X(SPILL_WRITE, 49, "spill_write", "an errno, 0: it was written", "",                                     \
+      "this rank's slice of a span, of `bytes`, was written to FCDP_SPILL_DIR")                              \
+    X(SPILL_READ, 50, "spill_read", "an errno, 0: it is what was written", "",                               \
+      "it was read from there, for a load or ahead of one")
 
 /* Of RELEASE: what became of the pages. Of EVICT: why. */
 #define FCDP_TIERING_CAUSES(X)                                                                               \
@@ -68,7 +72,14 @@
       "of this rank's slices, pages that came from its device's NUMA node (0 where there is one node)")      \
     X(HOST_FAR_BYTES, 53, "host.far_bytes", BYTES, SUM, "and from others")                                   \
     X(BOUND_CPUS, 54, "host.bound_cpus", COUNT, LEVEL,                                                       \
-      "CPUs to which threads are bound (FCDP_PIN_CPU); 0: none")
+      "CPUs to which threads are bound (FCDP_PIN_CPU); 0: none")                                             \
+    X(SPILL_BYTES, 55, "spill.bytes", BYTES, LEVEL, "this rank's slices that live in FCDP_SPILL_DIR")        \
+    X(SPILL_WRITTEN_BYTES, 56, "spill.written_bytes", BYTES, SUM, "slices written there")                    \
+    X(SPILL_READ_BYTES, 57, "spill.read_bytes", BYTES, SUM, "slices read from there")                        \
+    X(SPILL_FAILURES, 58, "spill.failures", COUNT, SUM,                                                      \
+      "slices that could not be written, or not be read as they were written")                               \
+    X(SPILL_WAITS, 59, "spill.waits", COUNT, SUM, "times that the host waited for the disk")                 \
+    X(SPILL_WAIT_NS, 60, "spill.wait_ns", NS, SUM, "time of spill.waits")
 
 /* Of events with FCDP_TRACE_ON_STREAM: what their `thread` is. */
 #define FCDP_TIERING_STREAMS(X)                                                                              \

@@ -23,12 +23,13 @@ FUNCTION_NOARGS(options_load) {
     fcdp__check_level = loaded.check;
     fcdp_log_set_level(loaded.log);
     return Py_BuildValue(
-        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K}", "enabled", loaded.enabled,
+        "{s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:d,s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:K,s:s}", "enabled", loaded.enabled,
         "driver", (int)loaded.driver, "tau", loaded.tau, "restore", (int)loaded.restore, "local_size",
         loaded.local_size, "fingerprint", (int)loaded.fingerprint, "prefetch", loaded.prefetch, "timeout_s",
         loaded.timeout_s, "log", (int)loaded.log, "summary", loaded.summary, "agree", (int)loaded.agree,
         "alloc", (int)loaded.alloc, "mapping", (int)loaded.mapping, "transport", (int)loaded.transport,
-        "whole_tensors", loaded.whole_tensors, "coalesce_bytes", (unsigned long long)loaded.coalesce_bytes);
+        "whole_tensors", loaded.whole_tensors, "coalesce_bytes", (unsigned long long)loaded.coalesce_bytes,
+        "spill_dir", loaded.spill_dir);
 }
 
 FUNCTION_NOARGS(options_table) {
@@ -191,7 +192,9 @@ METHOD_NOARGS(engine_stats) {
         (Py_ssize_t)s.host_peak_bytes, "host", "pins", s.pins.n_made, "unpins", s.pins.n_undone,
         "pinned_bytes", s.pins.bytes, "numa_node", s.numa.node, "near_bytes", s.host_near_bytes, "far_bytes",
         s.host_far_bytes, "cpus", cpus, "binding", s.numa.text, "cache", "read_bytes", s.cache_read_bytes,
-        "written_bytes", s.cache_written_bytes);
+        "written_bytes", s.cache_written_bytes, "spill", "bytes", s.spill.bytes, "written_bytes",
+        s.spill.written_bytes, "read_bytes", s.spill.read_bytes, "failures", s.spill.n_failures, "waits",
+        s.spill.n_waits, "wait_seconds", (double)s.spill.wait_ns / 1e9);
 }
 
 METHOD_NOARGS(engine_reset_peaks) {

@@ -49,6 +49,14 @@ METHOD(group_attach) {
     return methods_none_or_raise(status);
 }
 
+METHOD_NOARGS(group_attach_file) {
+    fcdp_group *group = binding_core(self);
+    if (!group) return NULL;
+    fcdp_status status;
+    CALL(fcdp_group_attach_file(group));
+    return methods_none_or_raise(status);
+}
+
 static PyObject *group_id(PyObject *self, void *closure __attribute__((unused))) {
     fcdp_group *group = binding_core(self);
     return group ? PyLong_FromUnsignedLongLong(fcdp_group_id(group)) : NULL;
@@ -300,6 +308,11 @@ static PyMethodDef methods[] = {
          "Reserve the group's addresses on the device, over the block of host memory at `offset`,\n"
          "which is what allocate_host() returned on the node's local rank 0. On every rank, once,\n"
          "before any use. Raises Error.")},
+    {"attach_file", group_attach_file, METH_NOARGS,
+     DOC("attach_file($self, /)",
+         "The same, for a group that the nodes' host memory has no room for: it lives in a file of\n"
+         "each rank's (FCDP_SPILL_DIR). Every rank of the shard group does, or none: where one raises\n"
+         "Error (ERR_UNSUPPORTED, ERR_NO_HOST_MEM: the disk is full), the others drop theirs.")},
     {"address", group_address, METH_VARARGS,
      DOC("address($self, i, /)",
          "Where extent i is on the device, as long as the group lives: n_ranks * shard_bytes bytes.\n"

@@ -1,6 +1,8 @@
 /* cluster.c - the ranks: from creation to destruction, and what parameters hold. */
 #include "tests/comm/cluster.h"
 
+#include "comm/spilled.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -108,6 +110,8 @@ static void member_start(cluster *c, uint32_t rank) {
         snprintf(config.options.cache_dir, sizeof config.options.cache_dir, "%s",
                  rank && rank == of->uncached_rank ? "/dev/null/none" : of->cache_dir);
     config.options.cache_bytes = of->cache_bytes;
+    if (of->spill_dir)
+        snprintf(config.options.spill_dir, sizeof config.options.spill_dir, "%s", of->spill_dir);
     assert_ok(fcdp_engine_create(&config, &m->engine));
     assert_ok(fcdp__driver_stream_create(m->engine->drv, &m->stream));
     char name[32];
@@ -172,6 +176,11 @@ static void node_start(cluster *c, uint32_t node) {
     }
     for (uint32_t g = 0; g < c->config.n_groups; g++) {
         for (uint32_t l = 0; l < c->config.node_size; l++) member_make_group(&first[l], g);
+        if (c->config.spilled[g]) {
+            for (uint32_t l = 0; l < c->config.node_size; l++)
+                assert_ok(fcdp_group_attach_file(first[l].groups[g]));
+            continue;
+        }
         uint64_t offset;
         assert_ok(fcdp_group_host_alloc(first->groups[g], &offset));
         for (uint32_t l = 0; l < c->config.node_size; l++)

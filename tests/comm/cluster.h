@@ -77,6 +77,8 @@ typedef struct cluster_config {
     double timeout_s;      /* 0: long enough for a slow machine */
     const char *cache_dir; /* FCDP_CACHE_DIR; NULL: none */
     size_t cache_bytes;
+    const char *spill_dir; /* FCDP_SPILL_DIR; NULL: none */
+    bool spilled[CLUSTER_MAX_GROUPS];
     uint32_t uncached_rank; /* its directory cannot be used; 0: none */
 } cluster_config;
 

@@ -92,6 +92,9 @@ def stats() -> dict[str, Any]:
     - ``device_bytes``, ``host_bytes``: current and peak of gathered parameters; host bytes are the node's;
     - ``asleep_bytes``: of tensors whose pages are away (``sleep()``);
     - ``cache``: of this rank's slices of frozen parameters, read_bytes and written_bytes (FCDP_CACHE_DIR);
+    - ``spill``: of this rank's slices that live in FCDP_SPILL_DIR: their bytes; written_bytes and read_bytes;
+      failures, of slices that could not be written, or not be read as they were written; how often the host
+      waited for the disk, and wait_seconds;
     - ``host``: what this process has page-locked: pins and unpins (ranges, so far), pinned_bytes; its device's
       numa_node (-1: the machine has one, or does not say), and of its own slices near_bytes and far_bytes,
       which came from that node and from others; cpus, to which FCDP_PIN_CPU has bound its threads ("": it

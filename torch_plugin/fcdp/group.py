@@ -264,8 +264,8 @@ class Group:
 
 
 def attach(shards: Shards, described: list[Description]) -> tuple[list[Group | None], str]:
-    """Groups for them; None for those for which some node has no host memory, and why. The same ones on every rank: a
-    collective of the shard group. Raises Unsupported if it serves none."""
+    """Groups for them; None for those for which some node has no host memory, nor room in FCDP_SPILL_DIR, and why. The
+    same ones on every rank: a collective of the shard group. Raises Unsupported if it serves none."""
     handles: list[_fcdp.Group | None] = []
     order, ahead, problem = [], True, None
     stays = bytes(stays for *_, stays in described)
@@ -276,8 +276,11 @@ def attach(shards: Shards, described: list[Description]) -> tuple[list[Group | N
     except _fcdp.Error as error:
         problem = error.with_traceback(None)
     shards.raise_together(problem)
-    offsets, why = _take_host_memory(shards, handles, order)
+    offsets, left, why = _take_host_memory(shards, handles, order)
+    in_file, why = _take_files(shards, handles, described, left, why)
     attached = [i for i, handle in enumerate(handles) if handle is not None]
+    if not attached:
+        raise Unsupported(why)
     try:
         ahead = shards.comm.fits([handles[i] for i in attached], bytes(stays[i] for i in attached))
     except _fcdp.Error as error:
@@ -285,7 +288,8 @@ def attach(shards: Shards, described: list[Description]) -> tuple[list[Group | N
     shards.raise_together(problem)
     try:
         for i in attached:
-            handles[i].attach(offsets[i])
+            if i not in in_file:
+                handles[i].attach(offsets[i])
     except _fcdp.Error as error:
         problem = error.with_traceback(None)
     shards.raise_together(problem)
@@ -302,10 +306,12 @@ def attach(shards: Shards, described: list[Description]) -> tuple[list[Group | N
     return made, why
 
 
-def _take_host_memory(shards: Shards, handles: list[_fcdp.Group | None], order: list[int]) -> tuple[array[int], str]:
+def _take_host_memory(
+    shards: Shards, handles: list[_fcdp.Group | None], order: list[int]
+) -> tuple[array[int], list[int], str]:
     """Blocks of the nodes' host memory for the groups, taken in `order`: their offsets on this node. A group for which
-    some node has no room is left out on all of them: its handle becomes None. Also returned: why the first one was.
-    Raises Unsupported if that leaves none.
+    some node has no room is left out on all of them: its handle becomes None. Returned as well: those that were left
+    out, and why the first one was.
 
     Each node's leader takes blocks up to the first one that it is refused. The first refusal of all nodes counts, and
     leaves out the later groups that are as large as well: each node holds what came before it, and that stays. So
@@ -313,6 +319,7 @@ def _take_host_memory(shards: Shards, handles: list[_fcdp.Group | None], order: 
     sizes = [handle.stats()["bytes"] for handle in handles]
     offsets, why = array("Q", [0]) * len(handles), ""
     taken: set[int] = set()
+    left_out: list[int] = []
     while True:
         refused, text, problem = bytearray(len(order)), "", None
         for place, i in enumerate(order if shards.local == 0 else ()):
@@ -328,12 +335,40 @@ def _take_host_memory(shards: Shards, handles: list[_fcdp.Group | None], order: 
         shards.raise_together(problem)
         first = shards.agree(bytes(refused)).find(1)
         if first < 0:
-            return array("Q", shards.from_leader(offsets.tobytes())), why
+            return array("Q", shards.from_leader(offsets.tobytes())), left_out, why
         why = why or shards.first_problem(text if refused[first] else "")
         left = [i for i in order[first:] if sizes[i] >= sizes[order[first]]]
         order = [i for i in order if i not in left]
         for i in left:
             handles[i] = None  # what it took here goes back
         taken.difference_update(left)
-        if not order:
-            raise Unsupported(why)
+        left_out += left
+
+
+def _take_files(
+    shards: Shards, handles: list[_fcdp.Group | None], described: list[Description], left: list[int], why: str
+) -> tuple[list[int], str]:
+    """New handles for the groups that are left, each in a file of every rank's (FCDP_SPILL_DIR), as far as all ranks
+    have room: which ones. Also returned: why not the first one that has none, where a rank has a directory at all."""
+    problem = None
+    if not left or shards.agree(b"\0" if options["spill_dir"] else b"\1") != b"\0":
+        return [], why
+    refused, text = bytearray(len(left)), ""
+    for place, i in enumerate(left):
+        name, _, specs, _, _ = described[i]
+        try:
+            handles[i] = shards.comm.create_group(name, specs)
+            handles[i].attach_file()
+        except _fcdp.Error as error:
+            refused[place], text = 1, text or str(error.args[0])
+            if error.args[1] not in (_fcdp.ERR_NO_HOST_MEM, _fcdp.ERR_UNSUPPORTED):
+                problem = error.with_traceback(None)
+    shards.raise_together(problem)
+    agreed = shards.agree(bytes(refused))
+    first = agreed.find(1)
+    if first >= 0:
+        why = shards.first_problem(text if refused[first] else "") or why
+    for i, is_refused in zip(left, agreed):
+        if is_refused:
+            handles[i] = None
+    return [i for i, is_refused in zip(left, agreed) if not is_refused], why
