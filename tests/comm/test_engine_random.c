@@ -35,6 +35,10 @@ static cluster_config random_cluster(test_random *random) {
         config.groups[g].extents[0].shard_bytes += 100;
     }
     config.fingerprints = random_below(random, 2);
+    /* by slices, or alone on a node */
+    bool may_spill = (config.node_size == 1 || config.restore == FCDP_RESTORE_SLICE) && random_below(random, 2);
+    config.spill_dir = may_spill ? "/tmp" : NULL;
+    for (uint32_t g = 0; g < config.n_groups; g++) config.spilled[g] = may_spill && random_below(random, 2);
     bool alike = random_below(random, 2);
     for (uint32_t r = 0; r < CLUSTER_MAX_RANKS; r++)
         config.tau[r] = alike && r ? config.tau[0] : taus[random_below(random, 3)];
@@ -60,14 +64,16 @@ static void random_program(uint64_t seed, int round) {
     size_t extra = random_below(&own, 3) * random_below(&own, 4);
     size_t staging = 2 * config.packed_half_bytes / PAGE_BYTES + 1;
     config.device_budget_bytes = (cluster_most_pages(&config) + staging + extra) * PAGE_BYTES;
+    char spilled[CLUSTER_MAX_GROUPS + 1] = "";
+    for (uint32_t g = 0; g < config.n_groups; g++) spilled[g] = config.spilled[g] ? 'F' : '-';
     print_message(
         "round %d, seed %#llx: %u x %u, %u groups, restore %s, mapping %s, %s computes, %s, prefetch %d, "
-        "agree %s, halves of %zu bytes, %zu + %zu pages\n",
+        "agree %s, halves of %zu bytes, %zu + %zu pages, in files %s\n",
         round, (unsigned long long)seed, config.n_nodes, config.node_size, config.n_groups,
         config.restore ? "whole" : "slice", config.mapping == FCDP_MAPPING_EXACT ? "exact" : "slots",
         config.host_computes ? "host" : "device", config.fingerprints ? "fingerprints" : "signals alone",
         config.prefetch, config.agree ? "unshard" : "forward", config.packed_half_bytes,
-        config.device_budget_bytes / PAGE_BYTES - extra, extra);
+        config.device_budget_bytes / PAGE_BYTES - extra, extra, spilled);
     cluster *c = start(&config);
     program p = {.cluster = c, .seed = seed, .n_steps = 8, .jitter = 64, .stops = -1, .raw_writes = true};
     p.pressure = extra ? random_below(&own, 3) * 40 : 0;
